@@ -1,0 +1,71 @@
+/* backend.h - the contract between the engine and what computes: the CPU reference or a device.
+ *
+ * All functions are called by the engine thread only. A backend knows nothing of requests, clients
+ * or the schedule. KV memory is [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim], so a
+ * block is one contiguous piece. */
+#ifndef NVLLM_BACKEND_H
+#define NVLLM_BACKEND_H
+
+#include <stdint.h>
+
+#include "engine/batch.h"
+#include "engine/err.h"
+#include "engine/model.h"
+
+enum {
+    BACKEND_ABI = 1,       /* changes when a struct of batch.h or this file does */
+    BACKEND_IN_FLIGHT = 2, /* steps submitted and not yet waited for, at most */
+};
+
+enum kv_dtype {
+    KV_DTYPE_AUTO, /* the backend's own choice: f32 on the CPU, bf16 on a device */
+    KV_DTYPE_F32,
+    KV_DTYPE_BF16,
+};
+
+struct backend_options {
+    int32_t block_len;        /* power of two, 16 .. 4096 */
+    int32_t max_batch_tokens; /* rows of a step, at most */
+    int32_t max_seqs;         /* sequences of a step and sampler states, at most */
+    int32_t max_seq_len;      /* tokens of one sequence, at most */
+    uint64_t kv_bytes;        /* memory for blocks; 0: kv_fraction decides */
+    double kv_fraction;       /* (0, 1]: of what is free once the weights are loaded */
+    enum kv_dtype kv_dtype;
+    int32_t n_threads; /* CPU backend: worker threads; 0: one a core that this process may use */
+    /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
+    void (*progress)(void *ctx, double done);
+    void *progress_ctx;
+};
+
+/* What an opened backend offers. */
+struct backend_info {
+    char device[128];     /* for people: "AMD EPYC, 2 threads, AVX-512" */
+    int32_t n_blocks;     /* in the pool */
+    uint64_t block_bytes; /* of one block, all layers */
+    uint64_t weight_bytes;
+    enum kv_dtype kv_dtype; /* never AUTO */
+};
+
+struct backend; /* each backend's own */
+
+struct backend_ops {
+    uint32_t abi; /* BACKEND_ABI */
+    const char *name;
+    /* Loads the weights and takes all memory. Negative errno and a text on failure: -ENOMEM says
+     * what is needed and what is there. The model stays open and unchanged until close. */
+    int (*open)(struct backend **out, const struct model *model,
+                const struct backend_options *options, struct err *e);
+    void (*info)(const struct backend *b, struct backend_info *out);
+    /* Enqueues a step and returns at once. Never with BACKEND_IN_FLIGHT steps under way. A negative
+     * errno here or from wait is fatal: the backend is dead, only close may follow. */
+    int (*submit)(struct backend *b, const struct batch *batch, struct err *e);
+    /* Waits for the oldest step under way. */
+    int (*wait)(struct backend *b, struct step_result *out, struct err *e);
+    void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
+};
+
+/* A backend in a module of its own exports this symbol: `const struct backend_ops nvllm_backend`.
+ */
+#define BACKEND_SYMBOL "nvllm_backend"
+
+#endif

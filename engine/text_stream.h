@@ -1,0 +1,39 @@
+/* text_stream.h - the text of one generated sequence as it grows: never half a character, and
+ * nothing that may still become a stop string.
+ *
+ * One stream belongs to one thread. */
+#ifndef NVLLM_TEXT_STREAM_H
+#define NVLLM_TEXT_STREAM_H
+
+#include <stdbool.h>
+
+#include "engine/text.h"
+#include "engine/tokenizer.h"
+
+struct text_stream;
+
+enum {
+    TEXT_STREAM_MAX_STOPS = 16,
+    TEXT_STREAM_MAX_STOP_BYTES = 256, /* of one stop string */
+};
+
+enum {
+    TEXT_STREAM_OK,
+    TEXT_STREAM_STOP, /* a stop string is complete: the text before it is out, the rest is dropped
+                       */
+};
+
+/* Stops are copied. Special tokens (tokenizer_is_special) have no text here. skip_special false
+ * keeps them. -EINVAL for an empty or too long stop, -ENOMEM. */
+int text_stream_new(struct text_stream **out, const struct tokenizer *t, const struct text *stops,
+                    int n_stops, bool skip_special);
+void text_stream_free(struct text_stream *s);
+
+/* Adds one token. *piece is the text that is now certain, maybe empty; it holds until the next
+ * call. Returns TEXT_STREAM_OK, TEXT_STREAM_STOP or -ENOMEM. After STOP nothing may be pushed. */
+int text_stream_push(struct text_stream *s, int32_t id, struct text *piece);
+
+/* The end without a stop string: what was held back comes out, broken bytes as U+FFFD. */
+int text_stream_finish(struct text_stream *s, struct text *piece);
+
+#endif
