@@ -1,0 +1,157 @@
+/* engine.h - the engine as the daemon sees it: requests go in, lists of events come out.
+ *
+ * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
+ * detokenizing). All functions here are called by one thread, the daemon's loop; none of them waits
+ * for a step, loads or encodes. Events carry request ids, never pointers of the caller. */
+#ifndef NVLLM_ENGINE_H
+#define NVLLM_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/backend.h"
+#include "engine/chat.h"
+#include "engine/core.h"
+#include "engine/err.h"
+#include "engine/model.h"
+#include "engine/sampling.h"
+#include "engine/text.h"
+
+struct engine;
+
+struct engine_options {
+    const char *model_folder;
+    const struct backend_ops *backend; /* stays valid until engine_free */
+    struct backend_options
+        backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
+    int32_t max_preemptions;
+    bool prefix_cache;
+    bool share_all;
+    uint64_t hash_seed;
+    int32_t n_tokenizer_threads; /* >= 2, so that a long text never holds up a short one */
+};
+
+enum engine_state {
+    ENGINE_LOADING,
+    ENGINE_READY,
+    ENGINE_FAILED, /* the load failed or the backend died: nothing will be answered any more */
+};
+
+enum engine_input { ENGINE_PROMPT, ENGINE_PROMPT_IDS, ENGINE_CHAT };
+
+enum { ENGINE_MAX_STOPS = 16 };
+
+/* One generate request, checked by the caller as sampling.h says. What its pointers name belongs to
+ * owner, which the engine hands to release() when it has no more use for it, from any thread. */
+struct engine_request {
+    uint64_t id; /* never used twice */
+    uint64_t client;
+    enum core_priority priority;
+    enum engine_input input;
+    struct text prompt; /* ENGINE_PROMPT: special tokens are matched */
+    const int32_t *prompt_ids;
+    size_t n_prompt_ids;
+    const struct chat *chat;
+    struct sampling sampling; /* stop_ids: the request's own; the engine adds the model's end ids */
+    bool ignore_eos;
+    struct text stops[ENGINE_MAX_STOPS];
+    int32_t n_stops;
+    int32_t max_tokens; /* 0: as many as fit */
+    int32_t n;
+    struct text cache_salt;
+    uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
+    bool stream;          /* false: one ENGINE_DELTA a choice, at its end */
+    bool keep_special;
+    void *owner;
+    void (*release)(void *owner);
+};
+
+enum engine_error {
+    ENGINE_E_INVALID,     /* a bad value; message says which */
+    ENGINE_E_TOO_LONG,    /* prompt and max_tokens can never fit */
+    ENGINE_E_UNAVAILABLE, /* loading */
+    ENGINE_E_UNSUPPORTED, /* no chat template */
+    ENGINE_E_INTERNAL,    /* out of memory; the backend died */
+};
+
+enum engine_event_type {
+    ENGINE_STATE,  /* state or progress changed; look with engine_state() */
+    ENGINE_DELTA,  /* tokens and text of one choice */
+    ENGINE_DONE,   /* of generate, terminal */
+    ENGINE_ERROR,  /* of anything, terminal */
+    ENGINE_TOKENS, /* of engine_tokenize, terminal */
+    ENGINE_TEXT,   /* of engine_detokenize and engine_render, terminal */
+};
+
+/* Logprobs of one token. */
+struct engine_logprobs {
+    float logprob;
+    int32_t n_top;
+    int32_t top_ids[SAMPLING_MAX_LOGPROBS];
+    float top_logprobs[SAMPLING_MAX_LOGPROBS];
+};
+
+struct engine_event {
+    struct engine_event *next;
+    uint64_t request;
+    enum engine_event_type type;
+    int32_t choice;
+    enum core_reason reason; /* DELTA: not NONE on the choice's last */
+    size_t n_ids;
+    int32_t *ids;                     /* [n_ids] DELTA, TOKENS */
+    struct engine_logprobs *logprobs; /* [n_ids] or NULL */
+    struct text text;                 /* DELTA, TEXT */
+    struct core_usage usage;          /* DONE */
+    enum engine_error error;          /* ERROR */
+    const char *field;                /* ERROR: static text, or NULL */
+    struct err message;               /* ERROR */
+};
+
+struct engine_status {
+    enum engine_state state;
+    double progress;             /* of loading, 0 .. 1 */
+    struct err failure;          /* with ENGINE_FAILED */
+    struct backend_info backend; /* from READY on, as what follows */
+    struct core_stats core;
+    int32_t block_len;
+    int32_t max_seq_len;
+    uint64_t n_encoding; /* requests in the tokenizer pool */
+};
+
+/* Starts the threads; loading goes on behind. -ENOMEM, -EAGAIN, … */
+int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
+
+/* Ends the threads; requests still under way are dropped without events. Takes NULL. */
+void engine_free(struct engine *g);
+
+int engine_event_fd(const struct engine *g); /* readable: engine_take has something */
+
+/* All events since the last call, oldest first, or NULL; free them with engine_events_free. */
+struct engine_event *engine_take(struct engine *g);
+void engine_events_free(struct engine_event *list);
+
+enum engine_state engine_state(const struct engine *g);
+void engine_status(const struct engine *g, struct engine_status *out);
+
+/* From READY on; NULL before. */
+const struct model *engine_model(const struct engine *g);
+const struct tokenizer *engine_tokenizer(const struct engine *g);
+const struct chat_template *
+engine_chat_template(const struct engine *g); /* NULL: the folder has none that is known */
+
+/* Each is answered by events. The request is copied (not what it points to). On -ENOMEM, the only
+ * failure, nothing was taken and release is not called. */
+int engine_generate(struct engine *g, const struct engine_request *r);
+int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool special, void *owner,
+                    void (*release)(void *));
+int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t n,
+                      bool skip_special, void *owner, void (*release)(void *));
+int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
+                  void (*release)(void *));
+
+/* Ends a request with ENGINE_DONE (reason CANCELLED), or at once where it is still being encoded.
+ * An unknown id is nothing: its terminal event is on its way or taken. */
+int engine_cancel(struct engine *g, uint64_t id);
+
+#endif
