@@ -1,0 +1,180 @@
+/* frame.c - see frame.h. */
+#include "proto/frame.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FIRST_CAP = 1024,
+    KEEP_CAP = 64 << 10, /* an empty buffer larger than this goes back: most frames are small */
+};
+
+/* Makes room for n more bytes behind *end, moving what lies between to the front first. */
+static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, size_t n)
+{
+    size_t held = *end - *start, want, grown;
+    uint8_t *p;
+
+    if (n <= *cap - *end)
+        return 0;
+    if (__builtin_add_overflow(held, n, &want))
+        return -ENOMEM;
+    /* Moving pays when at least half is free: each byte is then moved once on average. */
+    if (want <= *cap && held <= *cap / 2) {
+        memmove(*data, *data + *start, held);
+        *start = 0;
+        *end = held;
+        return 0;
+    }
+    grown = *cap ? *cap : FIRST_CAP;
+    while (grown < want)
+        if (__builtin_mul_overflow(grown, (size_t)2, &grown))
+            return -ENOMEM;
+    p = malloc(grown);
+    if (!p)
+        return -ENOMEM;
+    if (held)
+        memcpy(p, *data + *start, held);
+    free(*data);
+    *data = p;
+    *start = 0;
+    *end = held;
+    *cap = grown;
+    return 0;
+}
+
+/* An empty buffer begins anew at its front, and a large one goes back. */
+static void when_empty(uint8_t **data, size_t *start, size_t *end, size_t *cap)
+{
+    if (*start != *end)
+        return;
+    *start = *end = 0;
+    if (*cap > KEEP_CAP) {
+        free(*data);
+        *data = NULL;
+        *cap = 0;
+    }
+}
+
+void frame_decoder_init(struct frame_decoder *d, uint32_t max_bytes)
+{
+    assert(max_bytes > 0 && max_bytes <= FRAME_LARGEST_MAX);
+    memset(d, 0, sizeof(*d));
+    d->max_bytes = max_bytes;
+}
+
+void frame_decoder_deinit(struct frame_decoder *d)
+{
+    free(d->data);
+    memset(d, 0, sizeof(*d));
+}
+
+int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
+{
+    int r;
+
+    if (d->broken || n == 0)
+        return 0; /* nothing more is understood, so nothing more is kept */
+    when_empty(&d->data, &d->start, &d->end, &d->cap);
+    r = make_room(&d->data, &d->start, &d->end, &d->cap, n);
+    if (r < 0)
+        return r;
+    memcpy(d->data + d->end, data, n);
+    d->end += n;
+    return 0;
+}
+
+/* Reads the length at p: FRAME_OK with *length and *prefix, FRAME_MORE, FRAME_E_…. */
+static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t *length,
+                       size_t *prefix)
+{
+    uint64_t value = 0;
+
+    for (size_t i = 0; i < n && i < FRAME_MAX_PREFIX; i++) {
+        value |= (uint64_t)(p[i] & 0x7f) << (7 * i);
+        if (value > UINT32_MAX)
+            return FRAME_E_PREFIX;
+        if (value > max_bytes)
+            return FRAME_E_TOO_LARGE; /* further digits only add to it */
+        if (p[i] & 0x80)
+            continue;
+        if (i > 0 && p[i] == 0)
+            return FRAME_E_PREFIX; /* padded with zero digits */
+        *length = (uint32_t)value;
+        *prefix = i + 1;
+        return FRAME_OK;
+    }
+    return n < FRAME_MAX_PREFIX ? FRAME_MORE : FRAME_E_PREFIX;
+}
+
+int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n)
+{
+    size_t held = d->end - d->start, prefix;
+    uint32_t length;
+    int r;
+
+    if (d->broken)
+        return d->broken;
+    if (held == 0)
+        return FRAME_MORE;
+    r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
+    if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX) {
+        d->start = d->end;
+        d->broken = r;
+        return r;
+    }
+    if (r == FRAME_MORE || held - prefix < length)
+        return FRAME_MORE;
+    *frame = d->data + d->start + prefix;
+    *n = length;
+    d->start += prefix + length;
+    return FRAME_OK;
+}
+
+bool frame_decoder_partial(const struct frame_decoder *d)
+{
+    return d->start != d->end;
+}
+
+void frame_buffer_deinit(struct frame_buffer *b)
+{
+    free(b->data);
+    memset(b, 0, sizeof(*b));
+}
+
+static size_t write_prefix(uint8_t *p, uint32_t length)
+{
+    size_t n = 0;
+
+    for (; length >= 0x80; length >>= 7)
+        p[n++] = (uint8_t)(length | 0x80);
+    p[n++] = (uint8_t)length;
+    return n;
+}
+
+int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message)
+{
+    uint8_t prefix[FRAME_MAX_PREFIX];
+    size_t length = protobuf_c_message_get_packed_size(message), n_prefix;
+    int r;
+
+    if (length > FRAME_LARGEST_MAX)
+        return -EMSGSIZE;
+    n_prefix = write_prefix(prefix, (uint32_t)length);
+    r = make_room(&b->data, &b->start, &b->end, &b->cap, n_prefix + length);
+    if (r < 0)
+        return r;
+    memcpy(b->data + b->end, prefix, n_prefix);
+    b->end += n_prefix;
+    b->end += protobuf_c_message_pack(message, b->data + b->end);
+    return 0;
+}
+
+void frame_buffer_consume(struct frame_buffer *b, size_t n)
+{
+    assert(n <= frame_buffer_bytes(b));
+    b->start += n;
+    when_empty(&b->data, &b->start, &b->end, &b->cap);
+}

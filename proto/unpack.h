@@ -1,0 +1,57 @@
+/* unpack.h - a packed message becomes a structure, in memory that is bounded by the bytes it came
+ * in.
+ *
+ * A few bytes of a frame can stand for a structure of a hundred (a repeated message, empty), so
+ * what unpacking may take is tied to the frame: UNPACK_BUDGET_BASE and UNPACK_BUDGET_FACTOR bytes
+ * for each of the frame's. The hungriest honest frame, a chat of two-letter messages, takes 18 for
+ * one; ids not packed, which the schema forbids, 42.
+ *
+ * Text of type string is not checked here: utf8_valid() does it. An unpacked message belongs to
+ * whoever holds it and may be freed by any one thread. */
+#ifndef NVLLM_UNPACK_H
+#define NVLLM_UNPACK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <protobuf-c/protobuf-c.h>
+
+enum {
+    UNPACK_BUDGET_BASE = 64 << 10,
+    UNPACK_BUDGET_FACTOR = 32,
+};
+
+enum {
+    UNPACK_OK,
+    UNPACK_E_INVALID, /* the bytes are no such message */
+    UNPACK_E_BUDGET,  /* it would take more memory than a frame of its size may */
+    UNPACK_E_NOMEM,
+};
+
+/* A message and all the memory it lives in. */
+struct unpacked;
+
+int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const uint8_t *data,
+           size_t n);
+
+/* As unpack(), with a budget of the caller's. */
+int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
+                  const uint8_t *data, size_t n, size_t budget);
+
+/* Frees the message and what unpacked_alloc gave, at once. Takes NULL. */
+void unpacked_free(struct unpacked *u);
+
+/* The message, of the type that was asked for; never for protobuf_c_message_free_unpacked(). */
+ProtobufCMessage *unpacked_message(const struct unpacked *u);
+
+/* Further memory with the message's life, zeroed and aligned for anything, outside the budget;
+ * NULL when there is none or n * size is too large. */
+void *unpacked_alloc(struct unpacked *u, size_t n, size_t size);
+
+size_t unpacked_bytes(const struct unpacked *u); /* taken so far, unpacked_alloc included */
+
+/* True when the bytes are UTF-8: no surrogates, no over-long forms, nothing over U+10FFFF. */
+bool utf8_valid(const void *data, size_t n);
+
+#endif

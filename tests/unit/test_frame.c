@@ -1,0 +1,484 @@
+/* test_frame.c - the frame codec and bounded unpacking, fed with what a hostile peer would send. */
+#include "proto/frame.h"
+#include "proto/unpack.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/nvllm.pb-c.h"
+
+static uint64_t next_random(uint64_t *s)
+{
+    *s ^= *s << 13;
+    *s ^= *s >> 7;
+    *s ^= *s << 17;
+    return *s;
+}
+
+/* A request with every kind of field: strings, bytes, sub-messages, packed and repeated ones. */
+static void put_generate(struct frame_buffer *b, uint64_t id)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Generate g;
+    Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
+    Nvllm__V1__Message m[3], *mp[3];
+    Nvllm__V1__ToolCall call = NVLLM__V1__TOOL_CALL__INIT, *callp[1] = {&call};
+    Nvllm__V1__Sampling s = NVLLM__V1__SAMPLING__INIT;
+    Nvllm__V1__LogitBias bias = NVLLM__V1__LOGIT_BIAS__INIT, *biasp[2] = {&bias, &bias};
+    ProtobufCBinaryData stops[2] = {{1, (uint8_t *)"x"}, {2, (uint8_t *)"\n\n"}};
+    int32_t stop_ids[3] = {1, 300, 70000};
+
+    nvllm__v1__generate__init(&g);
+    for (int i = 0; i < 3; i++) {
+        nvllm__v1__message__init(&m[i]);
+        m[i].role = (char *)"user";
+        m[i].has_content = true;
+        m[i].content = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
+        mp[i] = &m[i];
+    }
+    call.has_name = true;
+    call.name = (ProtobufCBinaryData){3, (uint8_t *)"sum"};
+    m[1].tool_calls = callp;
+    m[1].n_tool_calls = 1;
+    chat.messages = mp;
+    chat.n_messages = 3;
+    bias.has_id = bias.has_bias = true;
+    bias.id = 7;
+    bias.bias = 1.5f;
+    s.logit_bias = biasp;
+    s.n_logit_bias = 2;
+    s.stop_token_ids = stop_ids;
+    s.n_stop_token_ids = 3;
+    s.has_seed = true;
+    s.seed = UINT64_MAX;
+    g.input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
+    g.chat = &chat;
+    g.sampling = &s;
+    g.stop = stops;
+    g.n_stop = 2;
+    frame.has_id = true;
+    frame.id = id;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+    frame.generate = &g;
+    ck_assert_int_eq(frame_buffer_put(b, &frame.base), 0);
+    ck_assert_uint_lt(b->data[0], 0x80); /* a length of one digit: tests skip it */
+}
+
+static void put_tokenize(struct frame_buffer *b, uint64_t id, size_t n_text)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
+    uint8_t *text = malloc(n_text + 1);
+
+    ck_assert_ptr_nonnull(text);
+    memset(text, 'a', n_text);
+    t.has_text = true;
+    t.text = (ProtobufCBinaryData){n_text, text};
+    frame.has_id = true;
+    frame.id = id;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
+    frame.tokenize = &t;
+    ck_assert_int_eq(frame_buffer_put(b, &frame.base), 0);
+    free(text);
+}
+
+static uint64_t frame_id(const uint8_t *data, size_t n)
+{
+    struct unpacked *u;
+    uint64_t id;
+
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__client_frame__descriptor, data, n), UNPACK_OK);
+    id = ((Nvllm__V1__ClientFrame *)unpacked_message(u))->id;
+    unpacked_free(u);
+    return id;
+}
+
+/* What was put comes out, in order, whatever pieces it is pushed in. */
+START_TEST(frames_survive_any_split)
+{
+    struct frame_buffer b = {0};
+    uint64_t seed = 1;
+
+    put_tokenize(&b, 1, 0);
+    put_generate(&b, 2);
+    put_tokenize(&b, 3, 127); /* lengths of one, two and three digits */
+    put_tokenize(&b, 4, 20000);
+    put_generate(&b, 5);
+    for (int round = 0; round < 200; round++) {
+        struct frame_decoder d;
+        uint64_t want = 1;
+
+        frame_decoder_init(&d, FRAME_DEFAULT_MAX);
+        for (size_t at = 0, n; at < b.end; at += n) {
+            const uint8_t *frame;
+            size_t len;
+
+            n = round == 0 ? 1 : 1 + next_random(&seed) % (round < 100 ? 40 : 9000);
+            if (n > b.end - at)
+                n = b.end - at;
+            ck_assert_int_eq(frame_decoder_push(&d, b.data + at, n), 0);
+            while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
+                ck_assert_uint_eq(frame_id(frame, len), want++);
+        }
+        ck_assert_uint_eq(want, 6);
+        ck_assert(!frame_decoder_partial(&d));
+        frame_decoder_deinit(&d);
+    }
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* Two frames cut at each possible place in two pushes. */
+START_TEST(frames_survive_every_cut)
+{
+    struct frame_buffer b = {0};
+
+    put_generate(&b, 1);
+    put_generate(&b, 2);
+    for (size_t cut = 0; cut <= b.end; cut++) {
+        struct frame_decoder d;
+        const uint8_t *frame;
+        size_t len;
+        int got = 0;
+
+        frame_decoder_init(&d, FRAME_DEFAULT_MAX);
+        ck_assert_int_eq(frame_decoder_push(&d, b.data, cut), 0);
+        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
+            got++;
+        ck_assert(frame_decoder_partial(&d) == (cut != 0 && cut != b.end / 2 && cut != b.end));
+        ck_assert_int_eq(frame_decoder_push(&d, b.data + cut, b.end - cut), 0);
+        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
+            got++;
+        ck_assert_int_eq(got, 2);
+        frame_decoder_deinit(&d);
+    }
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+static int take_of(const void *bytes, size_t n, uint32_t max, size_t *cap)
+{
+    struct frame_decoder d;
+    const uint8_t *frame;
+    size_t len;
+    int r;
+
+    frame_decoder_init(&d, max);
+    ck_assert_int_eq(frame_decoder_push(&d, bytes, n), 0);
+    r = frame_decoder_take(&d, &frame, &len);
+    if (r != FRAME_OK && r != FRAME_MORE) {
+        ck_assert_int_eq(frame_decoder_push(&d, "\x00", 1), 0); /* does not heal */
+        ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), r);
+    }
+    *cap = d.cap;
+    frame_decoder_deinit(&d);
+    return r;
+}
+
+/* A length over the limit is refused at its prefix, before any memory is taken for it. */
+START_TEST(large_lengths_are_refused_at_once)
+{
+    size_t cap;
+
+    ck_assert_int_eq(take_of("\xff\xff\xff\xff\x0f", 5, 1 << 20, &cap), FRAME_E_TOO_LARGE);
+    ck_assert_uint_le(cap, 4096);
+    ck_assert_int_eq(take_of("\xff\xff\xff", 3, 1 << 20, &cap), FRAME_E_TOO_LARGE);
+    ck_assert_int_eq(take_of("\x80\x02", 2, 256, &cap), FRAME_MORE);
+    ck_assert_int_eq(take_of("\x81\x02", 2, 256, &cap), FRAME_E_TOO_LARGE);
+    /* half a gigabyte is promised and allowed, yet only what comes is kept */
+    ck_assert_int_eq(take_of("\x80\x80\x80\x80\x02 abc", 9, FRAME_LARGEST_MAX, &cap), FRAME_MORE);
+    ck_assert_uint_le(cap, 4096);
+}
+END_TEST
+
+/* A length of more than 32 bits, of more than five digits, or with needless ones is no length. */
+START_TEST(bad_prefixes_are_refused)
+{
+    size_t cap;
+
+    ck_assert_int_eq(take_of("\x80\x80\x80\x80\x10", 5, FRAME_LARGEST_MAX, &cap), FRAME_E_PREFIX);
+    ck_assert_int_eq(take_of("\x80\x80\x80\x80\x80\x01", 6, 4096, &cap), FRAME_E_PREFIX);
+    ck_assert_int_eq(take_of("\x80\x80\x80\x80\x80", 5, 4096, &cap), FRAME_E_PREFIX);
+    ck_assert_int_eq(take_of("\x80\x80\x80\x80", 4, 4096, &cap), FRAME_MORE);
+    ck_assert_int_eq(take_of("\x81\x00", 2, 4096, &cap), FRAME_E_PREFIX);
+    ck_assert_int_eq(take_of("\x80\x00", 2, 4096, &cap), FRAME_E_PREFIX);
+}
+END_TEST
+
+/* Length 0 is a frame: an empty message. */
+START_TEST(empty_frame_is_a_frame)
+{
+    struct frame_decoder d;
+    const uint8_t *frame;
+    size_t len = 9;
+
+    frame_decoder_init(&d, 1);
+    ck_assert_int_eq(frame_decoder_push(&d, "\x00\x00", 2), 0);
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
+    ck_assert_uint_eq(len, 0);
+    ck_assert_uint_eq(frame_id(frame, len), 0);
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_MORE);
+    frame_decoder_deinit(&d);
+}
+END_TEST
+
+/* Memory of a large frame goes back once it has been taken. */
+START_TEST(decoder_shrinks_after_a_large_frame)
+{
+    struct frame_buffer b = {0};
+    struct frame_decoder d;
+    const uint8_t *frame;
+    size_t len;
+
+    put_tokenize(&b, 1, 4 << 20);
+    frame_decoder_init(&d, FRAME_DEFAULT_MAX);
+    ck_assert_int_eq(frame_decoder_push(&d, b.data, b.end), 0);
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
+    ck_assert_int_eq(frame_decoder_push(&d, "\x00", 1), 0);
+    ck_assert_uint_le(d.cap, 64 << 10);
+    frame_decoder_deinit(&d);
+    frame_buffer_consume(&b, frame_buffer_bytes(&b));
+    ck_assert_uint_eq(b.cap, 0);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* Written in pieces of any size, a buffer's bytes come out once each and in order. */
+START_TEST(buffer_keeps_order_through_partial_writes)
+{
+    struct frame_buffer b = {0};
+    struct frame_decoder d;
+    uint64_t seed = 3, put = 0, want = 1;
+
+    frame_decoder_init(&d, FRAME_DEFAULT_MAX);
+    while (want <= 500) {
+        const uint8_t *frame;
+        size_t n, len;
+
+        if (put < 500 && next_random(&seed) % 2)
+            put_tokenize(&b, ++put, next_random(&seed) % 300);
+        n = next_random(&seed) % 200;
+        if (n > frame_buffer_bytes(&b))
+            n = frame_buffer_bytes(&b);
+        ck_assert_int_eq(frame_decoder_push(&d, b.data + b.start, n), 0);
+        frame_buffer_consume(&b, n);
+        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
+            ck_assert_uint_eq(frame_id(frame, len), want++);
+    }
+    frame_decoder_deinit(&d);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* Mutated and random frames are a message or an error, never a fault, whatever the budget. */
+START_TEST(unpacking_survives_mutation_and_any_budget)
+{
+    struct frame_buffer b = {0};
+    uint64_t seed = 42;
+    int results[4] = {0};
+    uint8_t *copy;
+
+    put_generate(&b, 77);
+    copy = malloc(b.end);
+    ck_assert_ptr_nonnull(copy);
+    for (int round = 0; round < 60000; round++) {
+        struct unpacked *u = NULL;
+        size_t n = b.end - 1, budget;
+        int r;
+
+        memcpy(copy, b.data + 1, n);
+        for (uint64_t k = next_random(&seed) % 4; k > 0; k--)
+            copy[next_random(&seed) % n] = (uint8_t)next_random(&seed);
+        if (round % 7 == 0)
+            n = next_random(&seed) % n;
+        budget = next_random(&seed) % (round % 2 ? 3000 : 100000);
+        r = unpack_within(&u, &nvllm__v1__client_frame__descriptor, copy, n, budget);
+        ck_assert_int_lt(r, 4);
+        results[r]++;
+        ck_assert((r == UNPACK_OK) == (u != NULL));
+        if (u)
+            ck_assert_uint_le(unpacked_bytes(u), budget);
+        unpacked_free(u);
+    }
+    ck_assert_int_gt(results[UNPACK_OK], 1000);
+    ck_assert_int_gt(results[UNPACK_E_INVALID], 1000);
+    ck_assert_int_gt(results[UNPACK_E_BUDGET], 1000);
+    free(copy);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* Each budget from nothing up to what is needed fails cleanly, and the next succeeds. */
+START_TEST(every_smaller_budget_fails)
+{
+    struct frame_buffer b = {0};
+    struct unpacked *u;
+    size_t needed;
+
+    put_generate(&b, 1);
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__client_frame__descriptor, b.data + 1, b.end - 1),
+                     UNPACK_OK);
+    needed = unpacked_bytes(u);
+    unpacked_free(u);
+    for (size_t budget = 0; budget < needed; budget++)
+        ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, b.data + 1,
+                                       b.end - 1, budget),
+                         UNPACK_E_BUDGET);
+    ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, b.data + 1, b.end - 1,
+                                   needed),
+                     UNPACK_OK);
+    unpacked_free(u);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* A frame of empty messages, a hundred bytes of memory for two of its own, is over its budget. */
+START_TEST(amplification_is_refused)
+{
+    enum { N = 1 << 20 };
+    uint8_t *bytes = malloc(N);
+    struct unpacked *u;
+
+    ck_assert_ptr_nonnull(bytes);
+    for (size_t i = 0; i < N; i += 2) {
+        bytes[i] = 0x0a; /* Chat.messages, length 0 */
+        bytes[i + 1] = 0;
+    }
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, bytes, N), UNPACK_E_BUDGET);
+    /* merging a sub-message with itself again and again takes quadratic memory */
+    for (size_t i = 0; i + 4 <= N; i += 4)
+        memcpy(bytes + i, "\x22\x02\x42\x00", 4); /* Generate.sampling {logit_bias {}} */
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__generate__descriptor, bytes, N), UNPACK_E_BUDGET);
+    free(bytes);
+}
+END_TEST
+
+/* The hungriest honest request, thousands of two-letter messages, fits its budget. */
+START_TEST(small_chat_messages_fit)
+{
+    Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
+    Nvllm__V1__Message m = NVLLM__V1__MESSAGE__INIT, *mp[5000];
+    struct frame_buffer b = {0};
+    struct unpacked *u;
+
+    m.role = (char *)"user";
+    m.has_content = true;
+    m.content = (ProtobufCBinaryData){2, (uint8_t *)"hi"};
+    for (int i = 0; i < 5000; i++)
+        mp[i] = &m;
+    chat.messages = mp;
+    chat.n_messages = 5000;
+    ck_assert_int_eq(frame_buffer_put(&b, &chat.base), 0);
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, b.data + 3, b.end - 3), UNPACK_OK);
+    ck_assert_uint_lt(unpacked_bytes(u), 20 * b.end);
+    unpacked_free(u);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
+/* More memory of a message's life is zeroed, aligned, and absurd sizes are refused. */
+START_TEST(unpacked_memory_can_be_extended)
+{
+    struct unpacked *u;
+
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, (const uint8_t *)"", 0), UNPACK_OK);
+    for (size_t n = 0; n < 3000; n += 7) {
+        uint8_t *p = unpacked_alloc(u, n, 3);
+
+        ck_assert_ptr_nonnull(p);
+        ck_assert_uint_eq((uintptr_t)p % 16, 0);
+        for (size_t i = 0; i < 3 * n; i++)
+            ck_assert_uint_eq(p[i], 0);
+        memset(p, 0xff, 3 * n);
+    }
+    ck_assert_ptr_null(unpacked_alloc(u, SIZE_MAX / 2, 3));
+    ck_assert_ptr_null(unpacked_alloc(u, SIZE_MAX, 1));
+    unpacked_free(u);
+}
+END_TEST
+
+static void no_recursion(const ProtobufCMessageDescriptor *type,
+                         const ProtobufCMessageDescriptor **path, int depth, int *seen)
+{
+    for (int i = 0; i < depth; i++)
+        ck_assert_msg(path[i] != type, "%s holds itself", type->name);
+    ck_assert_int_lt(depth, 16);
+    path[depth] = type;
+    ++*seen;
+    for (unsigned i = 0; i < type->n_fields; i++)
+        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE)
+            no_recursion(type->fields[i].descriptor, path, depth + 1, seen);
+}
+
+/* No message of the protocol can hold itself: unpacking, which recurses, has a bounded stack. */
+START_TEST(schema_is_not_recursive)
+{
+    const ProtobufCMessageDescriptor *path[16];
+    int seen = 0;
+
+    no_recursion(&nvllm__v1__client_frame__descriptor, path, 0, &seen);
+    no_recursion(&nvllm__v1__server_frame__descriptor, path, 0, &seen);
+    ck_assert_int_gt(seen, 20);
+}
+END_TEST
+
+/* UTF-8 is accepted at its boundaries; surrogates, over-long forms and cut characters are not. */
+START_TEST(utf8_is_checked)
+{
+    static const char *const good[] = {
+        "",
+        "plain",
+        "\xc2\x80",
+        "\xdf\xbf",
+        "\xe0\xa0\x80",
+        "\xed\x9f\xbf",
+        "\xee\x80\x80",
+        "\xef\xbf\xbf",
+        "\xf0\x90\x80\x80",
+        "\xf4\x8f\xbf\xbf",
+    };
+    static const char *const bad[] = {
+        "\x80",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
+        "a\xff",        "\xe2\x82",         "\xf0\x9f\x98",
+    };
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++)
+        ck_assert_msg(utf8_valid(good[i], strlen(good[i])), "good %zu", i);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+        ck_assert_msg(!utf8_valid(bad[i], strlen(bad[i])), "bad %zu", i);
+    ck_assert(utf8_valid("a\0b", 3));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("frame");
+    TCase *t = tcase_create("frame");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, frames_survive_any_split);
+    tcase_add_test(t, frames_survive_every_cut);
+    tcase_add_test(t, large_lengths_are_refused_at_once);
+    tcase_add_test(t, bad_prefixes_are_refused);
+    tcase_add_test(t, empty_frame_is_a_frame);
+    tcase_add_test(t, decoder_shrinks_after_a_large_frame);
+    tcase_add_test(t, buffer_keeps_order_through_partial_writes);
+    tcase_add_test(t, unpacking_survives_mutation_and_any_budget);
+    tcase_add_test(t, every_smaller_budget_fails);
+    tcase_add_test(t, amplification_is_refused);
+    tcase_add_test(t, small_chat_messages_fit);
+    tcase_add_test(t, unpacked_memory_can_be_extended);
+    tcase_add_test(t, schema_is_not_recursive);
+    tcase_add_test(t, utf8_is_checked);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
