@@ -20,8 +20,9 @@
 #include <stdint.h>
 
 enum {
-    SAMPLING_MAX_LOGPROBS = 20, /* best alternatives a token */
-    SAMPLING_MAX_STOP_IDS = 64, /* end tokens of the model included */
+    SAMPLING_MAX_LOGPROBS = 20,         /* best alternatives a token */
+    SAMPLING_MAX_REQUEST_STOP_IDS = 48, /* that a request may name */
+    SAMPLING_MAX_STOP_IDS = 64,         /* with the end ids of the model, at most MODEL_MAX_EOS */
     SAMPLING_MAX_BIAS = 1024,
 };
 

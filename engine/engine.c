@@ -1,0 +1,297 @@
+/* engine.c - the engine's face to the daemon's loop: see engine.h. Takes requests, makes jobs of
+ * them, hands lists of events back; the work is done in engine_jobs.c and engine_loop.c. */
+#include "engine/engine_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/must.h"
+
+uint64_t engine_now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
+{
+    pthread_condattr_t attr;
+    struct engine *g;
+    int r = -ENOMEM;
+
+    must(options->backend && options->n_tokenizer_threads >= 2);
+    g = calloc(1, sizeof(*g));
+    if (!g)
+        return err_set(e, -ENOMEM, "engine: out of memory");
+    g->options = *options;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    atomic_init(&g->state, ENGINE_LOADING);
+    g->events.fd = -1;
+    r = event_queue_init(&g->events);
+    if (r < 0)
+        goto fail;
+    r = -ENOMEM;
+    g->model_folder = strdup(options->model_folder);
+    if (!g->model_folder)
+        goto fail;
+    g->options.model_folder = g->model_folder;
+    r = work_pool_new(&g->pool, options->n_tokenizer_threads);
+    if (r < 0)
+        goto fail;
+    r = -pthread_create(&g->thread, NULL, engine_main, g);
+    if (r < 0)
+        goto fail;
+    g->thread_runs = true;
+    *out = g;
+    return 0;
+fail:
+    engine_free(g);
+    return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
+}
+
+static void free_dropped(struct engine *g, struct work *undone)
+{
+    struct generation *live;
+    size_t at = 0;
+
+    while (undone) {
+        struct job *j = (struct job *)undone;
+
+        undone = undone->next;
+        job_free(j);
+    }
+    while (g->inbox_head) {
+        struct job *j = g->inbox_head;
+
+        g->inbox_head = j->next;
+        job_free(j);
+    }
+    while ((live = id_map_next(&g->live, &at)))
+        generation_free(live);
+    id_map_deinit(&g->live);
+    id_map_deinit(&g->encoding);
+    free(g->cancels);
+    free(g->ends);
+}
+
+void engine_free(struct engine *g)
+{
+    if (!g)
+        return;
+    pthread_mutex_lock(&g->lock);
+    g->quit = true;
+    pthread_cond_signal(&g->wake);
+    pthread_mutex_unlock(&g->lock);
+    if (g->thread_runs)
+        pthread_join(g->thread, NULL);
+    free_dropped(g, work_pool_free(g->pool));
+    engine_events_free(g->out.head);
+    core_free(g->core);
+    g->options.backend->close(g->backend);
+    chat_template_free(g->chat_template);
+    tokenizer_free(g->tokenizer);
+    model_close(g->model);
+    free(g->model_folder);
+    if (g->events.fd >= 0)
+        event_queue_deinit(&g->events);
+    pthread_cond_destroy(&g->wake);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+int engine_event_fd(const struct engine *g)
+{
+    return g->events.fd;
+}
+
+struct engine_event *engine_take(struct engine *g)
+{
+    return event_queue_take(&g->events);
+}
+
+enum engine_state engine_state(const struct engine *g)
+{
+    return atomic_load(&g->state);
+}
+
+void engine_status(const struct engine *g, struct engine_status *out)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
+
+    *out = (struct engine_status){
+        .state = engine_state(g),
+        .progress = atomic_load(&g->progress),
+    };
+    pthread_mutex_lock(lock);
+    out->failure = g->failure;
+    out->core = g->stats;
+    out->n_encoding = g->encoding.n;
+    pthread_mutex_unlock(lock);
+    if (out->state != ENGINE_READY)
+        return;
+    out->backend = g->backend_info;
+    out->block_len = g->options.backend_options.block_len;
+    out->max_seq_len = g->max_seq_len;
+}
+
+const struct model *engine_model(const struct engine *g)
+{
+    return engine_state(g) == ENGINE_READY ? g->model : NULL;
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *g)
+{
+    return engine_state(g) == ENGINE_READY ? g->tokenizer : NULL;
+}
+
+const struct chat_template *engine_chat_template(const struct engine *g)
+{
+    return engine_state(g) == ENGINE_READY ? g->chat_template : NULL;
+}
+
+/* Bytes that the pool will have to work on: which lane the job waits in. */
+static size_t cost_of(const struct job *j)
+{
+    const struct chat *chat = j->kind == JOB_RENDER ? j->chat : NULL;
+    size_t cost = 0;
+
+    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_CHAT)
+        chat = j->request.chat;
+    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_PROMPT)
+        cost = j->request.prompt.len;
+    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_PROMPT_IDS)
+        cost = j->request.n_prompt_ids;
+    if (j->kind == JOB_TOKENIZE)
+        cost = j->text.len;
+    if (j->kind == JOB_DETOKENIZE)
+        cost = j->n_ids;
+    for (size_t i = 0; chat && i < chat->n_messages; i++) {
+        cost += chat->messages[i].content.len + chat->messages[i].reasoning.len;
+        for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++)
+            cost += chat->messages[i].tool_calls[k].arguments_json.len;
+    }
+    for (size_t i = 0; chat && i < chat->n_tools; i++)
+        cost += chat->tools[i].len;
+    return cost;
+}
+
+/* Takes the job over: into the pool, or an error event at once where there is no model. */
+static int start(struct engine *g, const struct job *template)
+{
+    struct event_list out = {0};
+    struct job *j = malloc(sizeof(*j));
+    int r = -ENOMEM;
+
+    if (!j)
+        return -ENOMEM;
+    *j = *template;
+    j->engine = g;
+    j->arrival_us = engine_now_us();
+    j->work = (struct work){.cost = cost_of(j), .run = job_run};
+    j->terminal = event_new(ENGINE_ERROR, j->id, 0, false, 0);
+    if (!j->terminal)
+        goto fail;
+    if (engine_state(g) != ENGINE_READY) {
+        bool failed = engine_state(g) == ENGINE_FAILED;
+
+        job_fail(j, failed ? ENGINE_E_INTERNAL : ENGINE_E_UNAVAILABLE, NULL,
+                 failed ? "the engine has failed" : "the model is being loaded", &out);
+        event_queue_push(&g->events, &out);
+        return 0;
+    }
+    if (j->kind == JOB_GENERATE) {
+        pthread_mutex_lock(&g->lock);
+        r = id_map_put(&g->encoding, j->id, j);
+        pthread_mutex_unlock(&g->lock);
+        if (r < 0)
+            goto fail;
+    }
+    work_pool_push(g->pool, &j->work);
+    return 0;
+fail:
+    free(j->terminal);
+    free(j);
+    return r;
+}
+
+int engine_generate(struct engine *g, const struct engine_request *r)
+{
+    struct job j = {
+        .kind = JOB_GENERATE, .id = r->id, .request = *r, .owner = r->owner, .release = r->release};
+
+    return start(g, &j);
+}
+
+int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool special, void *owner,
+                    void (*release)(void *))
+{
+    struct job j = {.kind = JOB_TOKENIZE,
+                    .id = id,
+                    .text = text,
+                    .special = special,
+                    .owner = owner,
+                    .release = release};
+
+    return start(g, &j);
+}
+
+int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t n,
+                      bool skip_special, void *owner, void (*release)(void *))
+{
+    struct job j = {.kind = JOB_DETOKENIZE,
+                    .id = id,
+                    .ids = ids,
+                    .n_ids = n,
+                    .special = skip_special,
+                    .owner = owner,
+                    .release = release};
+
+    return start(g, &j);
+}
+
+int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
+                  void (*release)(void *))
+{
+    struct job j = {.kind = JOB_RENDER, .id = id, .chat = chat, .owner = owner, .release = release};
+
+    return start(g, &j);
+}
+
+int engine_cancel(struct engine *g, uint64_t id)
+{
+    struct job *j;
+    int r = 0;
+
+    pthread_mutex_lock(&g->lock);
+    /* A job leaves `encoding` and enters the inbox under one lock: it is in one or behind us. */
+    j = id_map_get(&g->encoding, id);
+    if (j) {
+        j->cancelled = true;
+    } else {
+        if (g->n_cancels == g->cap_cancels) {
+            size_t cap = g->cap_cancels ? g->cap_cancels * 2 : 64;
+            uint64_t *bigger = reallocarray(g->cancels, cap, sizeof(*bigger));
+
+            if (bigger) {
+                g->cancels = bigger;
+                g->cap_cancels = cap;
+            }
+        }
+        if (g->n_cancels < g->cap_cancels) {
+            g->cancels[g->n_cancels++] = id;
+            pthread_cond_signal(&g->wake);
+        } else {
+            r = -ENOMEM;
+        }
+    }
+    pthread_mutex_unlock(&g->lock);
+    return r;
+}

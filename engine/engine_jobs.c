@@ -1,0 +1,278 @@
+/* engine_jobs.c - what the tokenizer pool does for a request: rendering, encoding, decoding.
+ *
+ * Runs on the pool's threads; a job belongs to one of them at a time. */
+#include "engine/engine_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/must.h"
+
+void job_free(struct job *j)
+{
+    if (!j)
+        return;
+    if (j->release)
+        j->release(j->owner);
+    free(j->prompt.ids);
+    free(j->terminal);
+    free(j);
+}
+
+void job_fail(struct job *j, enum engine_error error, const char *field, const char *text,
+              struct event_list *out)
+{
+    j->terminal->type = ENGINE_ERROR;
+    j->terminal->error = error;
+    j->terminal->field = field;
+    err_set(&j->terminal->message, 0, "%s", text);
+    event_list_push(out, j->terminal);
+    j->terminal = NULL;
+    job_free(j);
+}
+
+static void fail_with(struct job *j, int r, const char *field, const struct err *why,
+                      struct event_list *out)
+{
+    if (r == -ENOMEM)
+        job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
+    else if (r == -ENOTSUP)
+        job_fail(j, ENGINE_E_UNSUPPORTED, field, why->text, out);
+    else
+        job_fail(j, ENGINE_E_INVALID, field, why->text, out);
+}
+
+static int render(struct engine *g, const struct chat *chat, struct chat_text *text, struct err *e)
+{
+    if (!g->chat_template)
+        return err_set(e, -ENOTSUP, "%s", g->chat_why.text);
+    return chat_render(g->chat_template, chat, text, e);
+}
+
+static int encode_chat(struct job *j, struct err *e)
+{
+    struct chat_text text;
+    int r = render(j->engine, j->request.chat, &text, e);
+
+    if (r < 0)
+        return r;
+    r = tokenizer_encode(j->engine->tokenizer, (struct text){text.data, text.len}, text.ranges,
+                         text.n_ranges, &j->prompt);
+    chat_text_deinit(&text);
+    return r < 0 ? err_set(e, r, "the chat is too long") : 0;
+}
+
+static int check_ids(const struct job *j, struct err *e)
+{
+    int32_t vocab_size = model_config(j->engine->model)->vocab_size;
+
+    for (size_t i = 0; i < j->request.n_prompt_ids; i++)
+        if (j->request.prompt_ids[i] < 0 || j->request.prompt_ids[i] >= vocab_size)
+            return err_set(e, -EINVAL, "prompt_ids[%zu]: %d is not in 0 .. %d", i,
+                           j->request.prompt_ids[i], vocab_size - 1);
+    return 0;
+}
+
+static int copy_ids(struct job *j, struct err *e)
+{
+    size_t n = j->request.n_prompt_ids;
+    int r = check_ids(j, e);
+
+    if (r < 0 || n == 0)
+        return r;
+    j->prompt.ids = reallocarray(NULL, n, sizeof(*j->prompt.ids));
+    if (!j->prompt.ids)
+        return -ENOMEM;
+    memcpy(j->prompt.ids, j->request.prompt_ids, n * sizeof(*j->prompt.ids));
+    j->prompt.n = j->prompt.cap = n;
+    return 0;
+}
+
+static const char *input_field(const struct job *j)
+{
+    switch (j->request.input) {
+    case ENGINE_PROMPT:
+        return "prompt";
+    case ENGINE_PROMPT_IDS:
+        return "prompt_ids";
+    case ENGINE_CHAT:
+        return "chat";
+    }
+    return NULL;
+}
+
+static int encode(struct job *j, struct err *e)
+{
+    int r = 0;
+
+    switch (j->request.input) {
+    case ENGINE_PROMPT:
+        r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, true, &j->prompt);
+        if (r < 0)
+            return err_set(e, r, "prompt: too long");
+        break;
+    case ENGINE_PROMPT_IDS:
+        r = copy_ids(j, e);
+        break;
+    case ENGINE_CHAT:
+        r = encode_chat(j, e);
+        break;
+    }
+    if (r < 0)
+        return r;
+    if (j->prompt.n == 0)
+        return err_set(e, -EINVAL, "%s: empty; there must be at least one token", input_field(j));
+    if (j->prompt.n > INT32_MAX / 2)
+        return err_set(e, -EINVAL, "%s: %zu tokens are too many", input_field(j), j->prompt.n);
+    return 0;
+}
+
+/* Removes the job from `encoding`; where it was cancelled meanwhile, true. */
+static bool leave(struct job *j, bool to_inbox)
+{
+    struct engine *g = j->engine;
+    bool cancelled;
+
+    pthread_mutex_lock(&g->lock);
+    must(id_map_take(&g->encoding, j->id) == j);
+    cancelled = j->cancelled;
+    if (to_inbox && !cancelled) {
+        j->next = NULL;
+        if (g->inbox_tail)
+            g->inbox_tail->next = j;
+        else
+            g->inbox_head = j;
+        g->inbox_tail = j;
+        pthread_cond_signal(&g->wake);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return cancelled;
+}
+
+static bool is_cancelled(struct job *j)
+{
+    bool cancelled;
+
+    pthread_mutex_lock(&j->engine->lock);
+    cancelled = j->cancelled;
+    pthread_mutex_unlock(&j->engine->lock);
+    return cancelled;
+}
+
+/* Cancelled before it reached the core: each choice is told, then the request ends. */
+static void tell_cancelled(struct job *j, struct event_list *out)
+{
+    for (int32_t i = 0; i < j->request.n; i++) {
+        struct engine_event *d = event_new(ENGINE_DELTA, j->id, 0, false, 0);
+
+        if (!d)
+            break;
+        d->choice = i;
+        d->reason = CORE_REASON_CANCELLED;
+        event_list_push(out, d);
+    }
+    j->terminal->type = ENGINE_DONE;
+    j->terminal->usage =
+        (struct core_usage){.arrival_us = j->arrival_us, .end_us = engine_now_us()};
+    event_list_push(out, j->terminal);
+    j->terminal = NULL;
+    job_free(j);
+}
+
+static void run_generate(struct job *j, struct event_list *out)
+{
+    struct err why = {""};
+    int r = is_cancelled(j) ? 0 : encode(j, &why);
+
+    if (leave(j, r == 0))
+        tell_cancelled(j, out);
+    else if (r < 0)
+        fail_with(j, r, input_field(j), &why, out);
+}
+
+static void run_tokenize(struct job *j, struct event_list *out)
+{
+    struct token_list ids = {0};
+    struct engine_event *ev = NULL;
+    struct err why;
+    int r = tokenizer_encode_all(j->engine->tokenizer, j->text, j->special, &ids);
+
+    if (r == 0) {
+        ev = event_new(ENGINE_TOKENS, j->id, ids.n, false, 0);
+        if (!ev)
+            r = -ENOMEM;
+    }
+    if (r < 0) {
+        err_set(&why, r, "text: too long");
+        fail_with(j, r, "text", &why, out);
+    } else {
+        if (ids.n)
+            memcpy(ev->ids, ids.ids, ids.n * sizeof(*ids.ids));
+        event_list_push(out, ev);
+        job_free(j);
+    }
+    free(ids.ids);
+}
+
+static void tell_text(struct job *j, int r, const char *text, size_t len, const char *field,
+                      const struct err *why, struct event_list *out)
+{
+    struct engine_event *ev = r < 0 ? NULL : event_new(ENGINE_TEXT, j->id, 0, false, len);
+
+    if (!ev) {
+        fail_with(j, r < 0 ? r : -ENOMEM, field, why, out);
+        return;
+    }
+    if (len)
+        memcpy(event_text_buffer(ev), text, len);
+    event_list_push(out, ev);
+    job_free(j);
+}
+
+static void run_detokenize(struct job *j, struct event_list *out)
+{
+    char *text = NULL;
+    size_t len = 0;
+    struct err why;
+    int r = tokenizer_decode(j->engine->tokenizer, j->ids, j->n_ids, j->special, &text, &len);
+
+    if (r < 0)
+        err_set(&why, r, "ids: an id is negative");
+    tell_text(j, r, text, len, "ids", &why, out);
+    free(text);
+}
+
+static void run_render(struct job *j, struct event_list *out)
+{
+    struct chat_text text = {0};
+    struct err why;
+    int r = render(j->engine, j->chat, &text, &why);
+
+    tell_text(j, r, text.data, text.len, "chat", &why, out);
+    if (r == 0)
+        chat_text_deinit(&text);
+}
+
+void job_run(struct work *w)
+{
+    struct job *j = (struct job *)w;
+    struct engine *g = j->engine;
+    struct event_list out = {0};
+
+    switch (j->kind) {
+    case JOB_GENERATE:
+        run_generate(j, &out);
+        break;
+    case JOB_TOKENIZE:
+        run_tokenize(j, &out);
+        break;
+    case JOB_DETOKENIZE:
+        run_detokenize(j, &out);
+        break;
+    case JOB_RENDER:
+        run_render(j, &out);
+        break;
+    }
+    event_queue_push(&g->events, &out);
+}

@@ -1,0 +1,440 @@
+/* engine_loop.c - the engine thread: loads, then turns requests into steps and steps into events.
+ *
+ * A round is: take what came in, submit the next step, publish the events of the step before, wait
+ * for the oldest step, commit it. So the backend has its next step before anybody is told of the
+ * last. */
+#include "engine/engine_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/must.h"
+
+_Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
+               "a request's stop ids and the model's end ids fit one list");
+
+/* ---- loading */
+
+struct side_load {
+    struct engine *g;
+    int r;
+    struct err e;
+};
+
+static void publish_state(struct engine *g, enum engine_state state)
+{
+    struct event_list out = {0};
+    struct engine_event *ev = event_new(ENGINE_STATE, 0, 0, false, 0);
+
+    atomic_store(&g->state, state);
+    if (!ev) /* the loop sees it with the next event; of this there is no more than a hint */
+        return;
+    event_list_push(&out, ev);
+    event_queue_push(&g->events, &out);
+}
+
+/* From any thread of the backend; every hundredth makes an event. */
+static void on_progress(void *engine, double done)
+{
+    struct engine *g = engine;
+    double before = atomic_exchange(&g->progress, done);
+
+    if ((int)(before * 100) != (int)(done * 100))
+        publish_state(g, ENGINE_LOADING);
+}
+
+/* Tokenizer and template load beside the weights. */
+static void *load_text_side(void *arg)
+{
+    struct side_load *s = arg;
+    struct engine *g = s->g;
+    int r = tokenizer_load(&g->tokenizer, g->model_folder, &s->e);
+
+    if (r == 0) {
+        r = chat_template_load(&g->chat_template, g->model_folder, &g->chat_why);
+        if (r == 0 && !g->chat_template)
+            err_set(&g->chat_why, 0, "the model has no chat template: send a raw prompt");
+        if (r == -ENOTSUP) /* raw prompts work all the same */
+            r = 0;
+        else if (r < 0)
+            s->e = g->chat_why;
+    }
+    s->r = r;
+    return NULL;
+}
+
+static int check_lengths(struct engine *g, struct err *e)
+{
+    const struct model_config *c = model_config(g->model);
+    struct backend_options *o = &g->options.backend_options;
+
+    if (o->max_seq_len > c->max_seq_len)
+        return err_set(e, -EINVAL, "scheduler.max_seq_len: %d is over the model's %d",
+                       o->max_seq_len, c->max_seq_len);
+    if (o->max_seq_len == 0)
+        o->max_seq_len = c->max_seq_len;
+    g->max_seq_len = o->max_seq_len;
+    return 0;
+}
+
+static int open_core(struct engine *g, struct err *e)
+{
+    const struct backend_options *o = &g->options.backend_options;
+    struct core_options options = {
+        .n_blocks = g->backend_info.n_blocks,
+        .block_len = o->block_len,
+        .max_batch_tokens = o->max_batch_tokens,
+        .max_seqs = o->max_seqs,
+        .max_seq_len = o->max_seq_len,
+        .max_preemptions = g->options.max_preemptions,
+        .prefix_cache = g->options.prefix_cache,
+        .share_all = g->options.share_all,
+        .hash_seed = g->options.hash_seed,
+    };
+    int r = core_new(&g->core, &options);
+
+    return r < 0 ? err_set(e, r, "core: %s", strerror(-r)) : 0;
+}
+
+static int load(struct engine *g, struct err *e)
+{
+    struct side_load side = {.g = g};
+    struct backend_options *o = &g->options.backend_options;
+    pthread_t thread;
+    int r = model_open(&g->model, g->model_folder, e);
+
+    if (r < 0)
+        return r;
+    r = check_lengths(g, e);
+    if (r < 0)
+        return r;
+    g->ends = reallocarray(NULL, (size_t)o->max_seqs, sizeof(*g->ends));
+    if (!g->ends)
+        return err_set(e, -ENOMEM, "out of memory");
+    r = -pthread_create(&thread, NULL, load_text_side, &side);
+    if (r < 0)
+        return err_set(e, r, "cannot start a thread: %s", strerror(-r));
+    o->progress = on_progress;
+    o->progress_ctx = g;
+    r = g->options.backend->open(&g->backend, g->model, o, e);
+    pthread_join(thread, NULL);
+    if (r < 0)
+        return r;
+    if (side.r < 0) {
+        *e = side.e;
+        return side.r;
+    }
+    g->options.backend->info(g->backend, &g->backend_info);
+    return open_core(g, e);
+}
+
+/* ---- requests in */
+
+static int32_t pool_tokens(const struct engine *g)
+{
+    int64_t slots = (int64_t)g->backend_info.n_blocks * g->options.backend_options.block_len;
+
+    return slots > INT32_MAX ? INT32_MAX : (int32_t)slots;
+}
+
+/* How many tokens a request that does not say may get: up to what sequence and pool can hold. The
+ * last token sampled needs no slot, so the pool holds one more than it has slots. */
+static int32_t room_for(const struct engine *g, int32_t n_prompt)
+{
+    int32_t by_len = g->max_seq_len - n_prompt, by_pool = pool_tokens(g) - n_prompt + 1;
+
+    return by_len < by_pool ? by_len : by_pool;
+}
+
+/* The request's stop ids and, unless it ignores them, the model's. */
+static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct engine_request *r)
+{
+    const struct model_defaults *d = model_defaults(g->model);
+    int32_t n = 0;
+
+    for (int32_t i = 0; !r->ignore_eos && i < d->n_eos; i++)
+        ids[n++] = d->eos[i];
+    must(r->sampling.n_stop_ids <= SAMPLING_MAX_REQUEST_STOP_IDS);
+    for (int32_t i = 0; i < r->sampling.n_stop_ids; i++)
+        ids[n++] = r->sampling.stop_ids[i];
+    return n;
+}
+
+static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
+{
+    struct err why;
+
+    if (r == CORE_E_TOO_LONG)
+        err_set(&why, 0, "prompt of %d tokens and max_tokens %d are over the longest sequence, %d",
+                cr->n_prompt, cr->max_tokens, g->max_seq_len);
+    else if (r == CORE_E_NEVER_FITS)
+        err_set(&why, 0,
+                "prompt of %d tokens and max_tokens %d do not fit the cache's %d slots; "
+                "the admin can raise cache.kv_memory",
+                cr->n_prompt, cr->max_tokens, pool_tokens(g));
+    else
+        err_set(&why, 0, "out of memory");
+    job_fail(j, r < 0 ? ENGINE_E_INTERNAL : ENGINE_E_TOO_LONG, r < 0 ? NULL : "max_tokens",
+             why.text, &g->out);
+}
+
+static void admit(struct engine *g, struct job *j)
+{
+    const struct engine_request *r = &j->request;
+    int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
+    struct sampling sampling = r->sampling;
+    struct core_request cr = {
+        .id = r->id,
+        .client = r->client,
+        .priority = r->priority,
+        .n_prompt = (int32_t)j->prompt.n,
+        .max_tokens = r->max_tokens ? r->max_tokens : room_for(g, (int32_t)j->prompt.n),
+        .n = r->n,
+        .prompt = j->prompt.ids,
+        .sampling = &sampling,
+        .cache_salt = r->cache_salt,
+        .deadline_us = r->deadline_us,
+    };
+    struct generation *live = NULL;
+    int ret;
+
+    if (cr.max_tokens < 1)
+        cr.max_tokens = 1; /* the core says which limit it is over */
+    sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
+    sampling.stop_ids = stop_ids;
+    ret = generation_new(&live, r, g->tokenizer, j->arrival_us);
+    if (ret == 0)
+        ret = id_map_put(&g->live, r->id, live);
+    if (ret == 0) {
+        ret = core_admit(g->core, &cr, engine_now_us());
+        if (ret != CORE_OK)
+            id_map_take(&g->live, r->id);
+    }
+    if (ret != CORE_OK) {
+        generation_free(live);
+        refuse(g, j, ret, &cr);
+        return;
+    }
+    generation_arm(live, j->terminal);
+    j->terminal = NULL;
+    job_free(j);
+}
+
+static void take_in(struct engine *g)
+{
+    struct job *jobs;
+    uint64_t *cancels;
+    size_t n_cancels;
+
+    pthread_mutex_lock(&g->lock);
+    jobs = g->inbox_head;
+    g->inbox_head = g->inbox_tail = NULL;
+    cancels = g->cancels;
+    n_cancels = g->n_cancels;
+    g->cancels = NULL;
+    g->n_cancels = g->cap_cancels = 0;
+    pthread_mutex_unlock(&g->lock);
+    while (jobs) {
+        struct job *j = jobs;
+
+        jobs = jobs->next;
+        admit(g, j);
+    }
+    for (size_t i = 0; i < n_cancels; i++)
+        core_cancel(g->core, cancels[i], CORE_REASON_CANCELLED, engine_now_us());
+    free(cancels);
+}
+
+/* ---- events out */
+
+/* Tells what the core has to say. A stop string calls the core back, which makes new events: so the
+ * core's array is used up before that. */
+static void collect(struct engine *g)
+{
+    const struct core_event *ev;
+    size_t n_ends;
+    int32_t n;
+
+    do {
+        ev = core_events(g->core, &n);
+        n_ends = 0;
+        for (int32_t i = 0; i < n; i++) {
+            struct generation *live = id_map_get(&g->live, ev[i].request);
+            int r;
+
+            must(live);
+            switch (ev[i].type) {
+            case CORE_TOKEN:
+                r = generation_token(live, &ev[i], &g->out);
+                if (r != GENERATION_OK)
+                    g->ends[n_ends++] =
+                        (struct engine_end){ev[i].request, ev[i].choice, r == GENERATION_LOST};
+                break;
+            case CORE_CHOICE_DONE:
+                generation_choice_done(live, &ev[i], &g->out);
+                break;
+            case CORE_FINISHED:
+                generation_finish(live, &ev[i].usage, &g->out);
+                id_map_take(&g->live, ev[i].request);
+                generation_free(live);
+                break;
+            }
+        }
+        for (size_t i = 0; i < n_ends; i++) {
+            const struct engine_end *end = &g->ends[i];
+
+            if (end->lost)
+                core_cancel(g->core, end->id, CORE_REASON_CANCELLED, engine_now_us());
+            else
+                core_stop(g->core, end->id, end->choice, engine_now_us());
+        }
+    } while (n_ends);
+}
+
+static void publish(struct engine *g)
+{
+    pthread_mutex_lock(&g->lock);
+    core_stats(g->core, &g->stats);
+    pthread_mutex_unlock(&g->lock);
+    event_queue_push(&g->events, &g->out);
+}
+
+/* ---- steps */
+
+/* Nothing under way: sleeps until something comes in, until a deadline, or until the end. */
+static void rest(struct engine *g, uint64_t deadline_us)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_us / 1000000u),
+                             .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
+
+    pthread_mutex_lock(&g->lock);
+    while (!g->quit && !g->inbox_head && !g->n_cancels) {
+        if (!deadline_us)
+            pthread_cond_wait(&g->wake, &g->lock);
+        else if (pthread_cond_timedwait(&g->wake, &g->lock, &until) == ETIMEDOUT)
+            break;
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+static bool quitting(struct engine *g)
+{
+    bool quit;
+
+    pthread_mutex_lock(&g->lock);
+    quit = g->quit;
+    pthread_mutex_unlock(&g->lock);
+    return quit;
+}
+
+static int finish_oldest(struct engine *g, struct err *e)
+{
+    struct step_result result;
+    int r = g->options.backend->wait(g->backend, &result, e);
+
+    if (r < 0)
+        return r;
+    g->in_flight--;
+    core_commit(g->core, &result, engine_now_us());
+    collect(g);
+    return 0;
+}
+
+/* Until the end is asked for, or the backend dies. */
+static int turn(struct engine *g, struct err *e)
+{
+    while (!quitting(g)) {
+        const struct batch *batch;
+        uint64_t deadline_us;
+        int r = CORE_WAIT;
+
+        take_in(g);
+        deadline_us = core_expire(g->core, engine_now_us());
+        collect(g);
+        if (g->in_flight < BACKEND_IN_FLIGHT)
+            r = core_next(g->core, &batch, engine_now_us());
+        if (r == CORE_OK) {
+            int ret = g->options.backend->submit(g->backend, batch, e);
+
+            if (ret < 0)
+                return ret;
+            g->in_flight++;
+        }
+        publish(g);
+        if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && r != CORE_OK)) {
+            int ret = finish_oldest(g, e);
+
+            if (ret < 0)
+                return ret;
+        } else if (r != CORE_OK) {
+            must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
+            rest(g, deadline_us);
+        }
+    }
+    return 0;
+}
+
+/* ---- the end */
+
+static void fail_all(struct engine *g, const struct err *why)
+{
+    struct generation *live;
+    size_t at = 0;
+
+    while ((live = id_map_next(&g->live, &at))) {
+        generation_fail(live, why->text, &g->out);
+        generation_free(live);
+    }
+    id_map_deinit(&g->live);
+    event_queue_push(&g->events, &g->out);
+}
+
+/* The backend is dead or never lived: whatever still comes out of the pool is told so. */
+static void refuse_until_quit(struct engine *g, const struct err *why)
+{
+    pthread_mutex_lock(&g->lock);
+    while (!g->quit) {
+        struct job *jobs = g->inbox_head;
+
+        g->inbox_head = g->inbox_tail = NULL;
+        g->n_cancels = 0;
+        if (!jobs) {
+            pthread_cond_wait(&g->wake, &g->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&g->lock);
+        while (jobs) {
+            struct job *j = jobs;
+
+            jobs = jobs->next;
+            job_fail(j, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
+        }
+        event_queue_push(&g->events, &g->out);
+        pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+void *engine_main(void *engine)
+{
+    struct engine *g = engine;
+    struct err e = {""};
+    int r = load(g, &e);
+
+    if (r == 0) {
+        atomic_store(&g->progress, 1.0);
+        publish_state(g, ENGINE_READY);
+        r = turn(g, &e);
+    }
+    if (r == 0)
+        return NULL;
+    pthread_mutex_lock(&g->lock);
+    g->failure = e;
+    pthread_mutex_unlock(&g->lock);
+    fail_all(g, &e);
+    publish_state(g, ENGINE_FAILED);
+    refuse_until_quit(g, &e);
+    return NULL;
+}

@@ -1,0 +1,118 @@
+/* event_queue.c - see event_queue.h. */
+#include "engine/event_queue.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "engine/checked.h"
+#include "engine/must.h"
+
+struct engine_event *event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
+                               bool logprobs, size_t text_bytes)
+{
+    struct engine_event *ev;
+    size_t bytes, part;
+    char *at;
+
+    if (!size_mul(&bytes, n_ids, sizeof(int32_t) + (logprobs ? sizeof(*ev->logprobs) : 0)) ||
+        !size_add(&part, text_bytes, sizeof(*ev) + 1) || !size_add(&bytes, bytes, part))
+        return NULL;
+    ev = malloc(bytes);
+    if (!ev)
+        return NULL;
+    *ev = (struct engine_event){.type = type, .request = request, .n_ids = n_ids};
+    at = (char *)(ev + 1);
+    if (logprobs && n_ids) {
+        ev->logprobs = (struct engine_logprobs *)(void *)at;
+        at += n_ids * sizeof(*ev->logprobs);
+    }
+    if (n_ids) {
+        ev->ids = (int32_t *)(void *)at;
+        at += n_ids * sizeof(*ev->ids);
+    }
+    ev->text = (struct text){.data = at, .len = text_bytes};
+    return ev;
+}
+
+char *event_text_buffer(struct engine_event *ev)
+{
+    return (char *)(ev + 1) + (ev->text.data - (const char *)(ev + 1));
+}
+
+void event_list_push(struct event_list *l, struct engine_event *ev)
+{
+    ev->next = NULL;
+    if (l->tail)
+        l->tail->next = ev;
+    else
+        l->head = ev;
+    l->tail = ev;
+}
+
+int event_queue_init(struct event_queue *q)
+{
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+
+    if (fd < 0)
+        return -errno;
+    *q = (struct event_queue){.fd = fd};
+    pthread_mutex_init(&q->lock, NULL);
+    return 0;
+}
+
+void event_queue_deinit(struct event_queue *q)
+{
+    engine_events_free(q->list.head);
+    pthread_mutex_destroy(&q->lock);
+    close(q->fd);
+}
+
+void event_queue_push(struct event_queue *q, struct event_list *l)
+{
+    bool was_empty;
+
+    if (!l->head)
+        return;
+    pthread_mutex_lock(&q->lock);
+    was_empty = !q->list.head;
+    if (was_empty)
+        q->list.head = l->head;
+    else
+        q->list.tail->next = l->head;
+    q->list.tail = l->tail;
+    pthread_mutex_unlock(&q->lock);
+    *l = (struct event_list){0};
+    if (was_empty) {
+        uint64_t one = 1;
+
+        must(write(q->fd, &one, sizeof(one)) == sizeof(one));
+    }
+}
+
+struct engine_event *event_queue_take(struct event_queue *q)
+{
+    struct engine_event *head;
+    uint64_t count;
+    ssize_t r;
+
+    /* The count is read first: a list that comes after the swap below leaves the fd readable. */
+    r = read(q->fd, &count, sizeof(count));
+    must(r == sizeof(count) || errno == EAGAIN);
+    pthread_mutex_lock(&q->lock);
+    head = q->list.head;
+    q->list = (struct event_list){0};
+    pthread_mutex_unlock(&q->lock);
+    return head;
+}
+
+void engine_events_free(struct engine_event *list)
+{
+    while (list) {
+        struct engine_event *next = list->next;
+
+        free(list);
+        list = next;
+    }
+}

@@ -1,0 +1,36 @@
+/* event_queue.h - engine events on their way to the daemon's loop: whole lists, one eventfd.
+ *
+ * Any thread may push; one thread takes. The eventfd is written once for as many lists as lie
+ * there. */
+#ifndef NVLLM_EVENT_QUEUE_H
+#define NVLLM_EVENT_QUEUE_H
+
+#include <pthread.h>
+
+#include "engine/engine.h"
+
+/* A list under construction; a zeroed struct is empty. */
+struct event_list {
+    struct engine_event *head, *tail;
+};
+
+/* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
+ */
+struct engine_event *event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
+                               bool logprobs, size_t text_bytes);
+char *event_text_buffer(struct engine_event *ev); /* where its text goes */
+
+void event_list_push(struct event_list *l, struct engine_event *ev);
+
+struct event_queue {
+    pthread_mutex_t lock;
+    struct event_list list;
+    int fd; /* eventfd, readable while the list is not empty */
+};
+
+int event_queue_init(struct event_queue *q); /* negative errno */
+void event_queue_deinit(struct event_queue *q);
+void event_queue_push(struct event_queue *q, struct event_list *l); /* l is empty afterwards */
+struct engine_event *event_queue_take(struct event_queue *q);
+
+#endif
