@@ -16,6 +16,8 @@ struct tokenizer;
 
 /* Loads folder/tokenizer.json. Parts that are not known are refused by name (-ENOTSUP). */
 int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e);
+/* The same from the file's text: json[0..len). */
+int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e);
 void tokenizer_free(struct tokenizer *t);
 
 /* Bytes [start, end) of a text in which special (added) tokens may be matched. */

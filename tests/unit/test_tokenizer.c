@@ -1,0 +1,407 @@
+/* test_tokenizer.c - tokenizer.json, encoding and decoding against the reference's vectors, and
+ * what must not be taken from a file or a text. */
+#include <check.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/tokenizer.h"
+#include "engine/utf8.h"
+#include "tests/unit/golden.h"
+
+static struct tokenizer *tiny;
+
+static void load_tiny(void)
+{
+    struct err e = {0};
+
+    ck_assert_msg(tokenizer_load(&tiny, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
+}
+
+static void free_tiny(void)
+{
+    tokenizer_free(tiny);
+    tiny = NULL;
+}
+
+static struct text str(const char *s)
+{
+    return (struct text){s, strlen(s)};
+}
+
+/* Fails the test unless list holds want[0..n); frees it. */
+static void expect_ids(struct token_list *list, const int32_t *want, size_t n)
+{
+    ck_assert_uint_eq(list->n, n);
+    for (size_t i = 0; i < n; i++)
+        ck_assert_msg(list->ids[i] == want[i], "id %zu is %d, not %d", i, list->ids[i], want[i]);
+    free(list->ids);
+    *list = (struct token_list){0};
+}
+
+static void check_vector(const json_t *entry, void *ctx)
+{
+    const struct tokenizer *t = ctx;
+    const json_t *ids = json_object_get(entry, "ids");
+    struct text text = golden_text(entry, "text"), decoded = golden_text(entry, "decoded");
+    struct token_list list = {0};
+    char *back;
+    size_t back_len;
+
+    ck_assert_int_eq(tokenizer_encode_all(t, text, true, &list), 0);
+    ck_assert_msg(list.n == json_array_size(ids), "%zu ids, not %zu: %.200s", list.n,
+                  json_array_size(ids), text.data);
+    for (size_t i = 0; i < list.n; i++)
+        ck_assert_msg(list.ids[i] == json_integer_value(json_array_get(ids, i)),
+                      "id %zu of: %.200s", i, text.data);
+    ck_assert_int_eq(tokenizer_decode(t, list.ids, list.n, false, &back, &back_len), 0);
+    ck_assert_uint_eq(back_len, decoded.len);
+    ck_assert_msg(memcmp(back, decoded.data, back_len) == 0, "decoded: %.200s", back);
+    free(back);
+    free(list.ids);
+}
+
+/* All 203 vectors of the bundled model encode and decode as the reference does. */
+START_TEST(tiny_vectors)
+{
+    ck_assert_int_eq(golden_each(TEST_DATA_DIR "/nvllm-tiny-vectors.jsonl", check_vector, tiny),
+                     203);
+}
+END_TEST
+
+/* All 503 vectors of Qwen3's vocabulary encode and decode as the reference does. */
+START_TEST(qwen3_vectors)
+{
+    struct tokenizer *t;
+    struct err e = {0};
+
+    if (access(QWEN3_DIR "/tokenizers/qwen3/tokenizer.json", R_OK) ||
+        access(QWEN3_DIR "/golden/qwen3-vectors.jsonl", R_OK)) {
+        printf("qwen3_vectors: skipped, no Qwen3 vocabulary in " QWEN3_DIR "\n");
+        return;
+    }
+    ck_assert_msg(tokenizer_load(&t, QWEN3_DIR "/tokenizers/qwen3", &e) == 0, "%s", e.text);
+    ck_assert_int_eq(golden_each(QWEN3_DIR "/golden/qwen3-vectors.jsonl", check_vector, t), 503);
+    tokenizer_free(t);
+}
+END_TEST
+
+static double now_ms(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
+}
+
+/* A special token is matched inside a range, and spelled out in pieces anywhere else. */
+START_TEST(ranges_decide_what_is_special)
+{
+    struct text text = str("<|im_end|>a<|im_end|>");
+    struct text_range first = {0, 10}, cut = {0, 9}, second = {11, 21};
+    struct token_list list = {0};
+    int32_t end = tokenizer_special_id(tiny, "<|im_end|>");
+
+    ck_assert_int_eq(end, 1993);
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &first, 1, &list), 0);
+    ck_assert_int_eq(list.ids[0], end);
+    ck_assert_int_ne(list.ids[list.n - 1], end);
+    list.n = 0;
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &second, 1, &list), 0);
+    ck_assert_int_ne(list.ids[0], end);
+    ck_assert_int_eq(list.ids[list.n - 1], end);
+    list.n = 0;
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &cut, 1, &list), 0);
+    for (size_t i = 0; i < list.n; i++)
+        ck_assert_int_lt(list.ids[i], 1991);
+    free(list.ids);
+}
+END_TEST
+
+/* Two ranges that touch do not make one: a token across their border is not matched. */
+START_TEST(token_across_two_ranges_is_text)
+{
+    struct text_range two[] = {{0, 5}, {5, 10}};
+    struct token_list list = {0};
+
+    ck_assert_int_eq(tokenizer_encode(tiny, str("<|im_end|>"), two, 2, &list), 0);
+    ck_assert_uint_gt(list.n, 1);
+    free(list.ids);
+}
+END_TEST
+
+/* Text between two special tokens is split as one piece, whatever borders of ranges lie in it. */
+START_TEST(range_borders_do_not_split_words)
+{
+    struct text text = str("<|im_start|>user hello e\xcc\x81t\xc3\xa9<|im_end|>");
+    struct text_range all = {0, text.len};
+    struct text_range some[] = {{0, 14}, {18, 20}, {24, 25}, {26, text.len}};
+    struct token_list want = {0}, got = {0};
+
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &all, 1, &want), 0);
+    ck_assert_int_eq(tokenizer_encode(tiny, text, some, 4, &got), 0);
+    expect_ids(&got, want.ids, want.n);
+    free(want.ids);
+}
+END_TEST
+
+/* A token marked "normalized" obeys the ranges too, where normalization has moved the text. */
+START_TEST(normalized_token_obeys_ranges)
+{
+    /* five characters that shrink before the token */
+    struct text text = str("e\xcc\x81"
+                           "e\xcc\x81"
+                           "e\xcc\x81"
+                           "e\xcc\x81"
+                           "e\xcc\x81<think>x<think>");
+    struct text_range first = {15, 22}, second = {23, 30}, late = {16, 22};
+    int32_t think = tokenizer_special_id(tiny, "<think>");
+    struct token_list list = {0};
+    size_t n = 0;
+
+    ck_assert_int_eq(think, 1998);
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &first, 1, &list), 0);
+    for (size_t i = 0; i < list.n; i++)
+        n += list.ids[i] == think;
+    ck_assert_uint_eq(n, 1);
+    ck_assert_int_ne(list.ids[list.n - 1], think);
+    list.n = 0;
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &second, 1, &list), 0);
+    ck_assert_int_eq(list.ids[list.n - 1], think);
+    list.n = 0;
+    ck_assert_int_eq(tokenizer_encode(tiny, text, &late, 1, &list), 0);
+    for (size_t i = 0; i < list.n; i++)
+        ck_assert_int_ne(list.ids[i], think);
+    free(list.ids);
+}
+END_TEST
+
+/* A mark behind a token that is matched after normalization changes its last character: no match;
+ * one that is matched on the raw text is found all the same. */
+START_TEST(mark_behind_token)
+{
+    struct token_list list = {0};
+
+    ck_assert_int_eq(tokenizer_encode_all(tiny, str("<think>\xcc\xb8"), true, &list), 0);
+    for (size_t i = 0; i < list.n; i++)
+        ck_assert_int_ne(list.ids[i], 1998);
+    list.n = 0;
+    ck_assert_int_eq(tokenizer_encode_all(tiny, str("<|im_end|>\xcc\xb8"), true, &list), 0);
+    ck_assert_int_eq(list.ids[0], 1993);
+    free(list.ids);
+}
+END_TEST
+
+/* Broken UTF-8 gives the ids of U+FFFD, one for each broken piece, and ranges stay in place. */
+START_TEST(broken_utf8_is_replaced)
+{
+    struct text broken = str("a\xff\xe2\x82z\xf0\x9f<|im_end|>\xc3");
+    struct text whole = str("a\xef\xbf\xbd\xef\xbf\xbdz\xef\xbf\xbd<|im_end|>\xef\xbf\xbd");
+    struct text_range range = {7, 17}, early = {6, 17}, late = {8, 17};
+    struct token_list want = {0}, got = {0};
+
+    ck_assert_int_eq(tokenizer_encode_all(tiny, whole, true, &want), 0);
+    ck_assert_int_eq(tokenizer_encode_all(tiny, broken, true, &got), 0);
+    expect_ids(&got, want.ids, want.n);
+    ck_assert_int_eq(tokenizer_encode(tiny, broken, &range, 1, &got), 0);
+    expect_ids(&got, want.ids, want.n);
+    ck_assert_int_eq(tokenizer_encode(tiny, broken, &early, 1, &got), 0);
+    expect_ids(&got, want.ids, want.n);
+    ck_assert_int_eq(tokenizer_encode(tiny, broken, &late, 1, &got), 0);
+    ck_assert_uint_gt(got.n, want.n);
+    free(got.ids);
+    free(want.ids);
+}
+END_TEST
+
+/* Ids are appended to what the list holds; an empty text appends none. */
+START_TEST(encode_appends)
+{
+    struct token_list list = {0};
+    int32_t want[] = {198, 198};
+
+    ck_assert_int_eq(tokenizer_encode_all(tiny, str("\n"), false, &list), 0);
+    ck_assert_int_eq(tokenizer_encode_all(tiny, str(""), true, &list), 0);
+    ck_assert_int_eq(tokenizer_encode_all(tiny, str("\n"), false, &list), 0);
+    expect_ids(&list, want, 2);
+}
+END_TEST
+
+/* NUL is a character like others. */
+START_TEST(nul_is_text)
+{
+    struct text text = {"a\0b\0", 4};
+    struct token_list list = {0};
+    char *back;
+    size_t len;
+
+    ck_assert_int_eq(tokenizer_encode_all(tiny, text, true, &list), 0);
+    ck_assert_int_eq(tokenizer_decode(tiny, list.ids, list.n, false, &back, &len), 0);
+    ck_assert_uint_eq(len, 4);
+    ck_assert_int_eq(memcmp(back, text.data, 4), 0);
+    free(back);
+    free(list.ids);
+}
+END_TEST
+
+/* Ids: padding and unknown ones have no text, negative ones are an error, special ones can be
+ * left out. */
+START_TEST(decode_of_odd_ids)
+{
+    int32_t ids[] = {1992, 39, 2047, 1993, 1999, INT32_MAX}, bad = -1;
+    char *text;
+    size_t len;
+
+    ck_assert_int_eq(tokenizer_n_ids(tiny), 2000);
+    ck_assert_int_eq(tokenizer_decode(tiny, ids, 6, true, &text, &len), 0);
+    ck_assert_str_eq(text, "H</think>");
+    free(text);
+    ck_assert_int_eq(tokenizer_decode(tiny, ids, 6, false, &text, &len), 0);
+    ck_assert_str_eq(text, "<|im_start|>H<|im_end|></think>");
+    free(text);
+    ck_assert_int_eq(tokenizer_decode(tiny, NULL, 0, false, &text, &len), 0);
+    ck_assert_uint_eq(len, 0);
+    free(text);
+    ck_assert_int_eq(tokenizer_decode(tiny, &bad, 1, false, &text, &len), -EINVAL);
+    ck_assert_ptr_null(tokenizer_token_bytes(tiny, 2000).data);
+    ck_assert_ptr_null(tokenizer_token_bytes(tiny, -1).data);
+    ck_assert(tokenizer_is_special(tiny, 1993) && !tokenizer_is_special(tiny, 1999));
+    ck_assert(!tokenizer_is_special(tiny, -1) && !tokenizer_is_special(tiny, 5000));
+    ck_assert_int_eq(tokenizer_special_id(tiny, "H"), -1);
+    ck_assert_int_eq(tokenizer_special_id(tiny, "<|im_end|>x"), -1);
+    ck_assert_int_eq(tokenizer_special_id(tiny, ""), -1);
+}
+END_TEST
+
+/* What comes back from random bytes is the text with U+FFFD in it, in NFC: for texts of ASCII and
+ * broken bytes exactly the repaired text. */
+START_TEST(random_bytes_come_back)
+{
+    srandom(7);
+    for (int round = 0; round < 2000; round++) {
+        char bytes[200], repaired[600], *back;
+        size_t n = (size_t)(random() % 200), n_repaired, len;
+        struct token_list list = {0};
+
+        for (size_t i = 0; i < n; i++) /* continuation bytes and leads, never a mark */
+            bytes[i] = (char)(random() % 3 ? random() % 128 : 0xf8 + random() % 8);
+        n_repaired = utf8_repair(repaired, (struct text){bytes, n});
+        ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){bytes, n}, true, &list), 0);
+        ck_assert_int_eq(tokenizer_decode(tiny, list.ids, list.n, false, &back, &len), 0);
+        ck_assert_uint_eq(len, n_repaired);
+        ck_assert_int_eq(memcmp(back, repaired, len), 0);
+        free(back);
+        free(list.ids);
+    }
+}
+END_TEST
+
+/* The ids of a long word, which go through the heap, are those of the plain rule: join the lowest
+ * rank, leftmost first. Words of few letters make many equal pairs. */
+START_TEST(long_words_merge_as_short_ones)
+{
+    srandom(11);
+    for (int round = 0; round < 300; round++) {
+        char word[400];
+        size_t n = 41 + (size_t)(random() % 300), letters = 1 + (size_t)(random() % 4);
+        struct token_list whole = {0}, again = {0};
+        char *back;
+        size_t len;
+
+        for (size_t i = 0; i < n; i++)
+            word[i] = "erint"[(size_t)random() % (letters + 1)];
+        ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){word, n}, false, &whole), 0);
+        ck_assert_int_eq(tokenizer_decode(tiny, whole.ids, whole.n, false, &back, &len), 0);
+        ck_assert_uint_eq(len, n);
+        ck_assert_int_eq(memcmp(back, word, n), 0);
+        /* each token alone encodes to itself, and so does each pair of neighbours */
+        for (size_t i = 0; i + 1 < whole.n; i++) {
+            struct text a = tokenizer_token_bytes(tiny, whole.ids[i]);
+            struct text b = tokenizer_token_bytes(tiny, whole.ids[i + 1]);
+            char pair[64];
+
+            memcpy(pair, a.data, a.len);
+            memcpy(pair + a.len, b.data, b.len);
+            again.n = 0;
+            ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){pair, a.len + b.len}, false,
+                                                  &again),
+                             0);
+            expect_ids(&again, whole.ids + i, 2);
+        }
+        free(back);
+        free(whole.ids);
+    }
+}
+END_TEST
+
+static const char *const repeated[] = {"a",
+                                       " ",
+                                       "\n",
+                                       "\xf0\x9f\x98\x80",
+                                       "\xcc\x81",
+                                       "\xcc\x81\xcc\xa3",
+                                       "\xe4\xbd\xa0",
+                                       "\xff",
+                                       "<",
+                                       "'s",
+                                       "e\xcc\x81",
+                                       " \n",
+                                       "<|im_start|",
+                                       "\xe1\x84\x80\xe1\x85\xa1"};
+
+/* A megabyte of one thing takes linear time: far below what a quadratic loop would take. */
+START_TEST(megabyte_of_one_thing)
+{
+    size_t unit = strlen(repeated[_i]), n = (1 << 20) / unit * unit;
+    char *text = malloc(n);
+    struct token_list list = {0};
+    double start, took;
+
+    for (size_t i = 0; i < n; i += unit)
+        memcpy(text + i, repeated[_i], unit);
+    start = now_ms();
+    ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){text, n}, true, &list), 0);
+    took = now_ms() - start;
+    ck_assert_msg(took < 5000, "a megabyte of unit %d took %.0f ms", _i, took);
+    ck_assert_uint_gt(list.n, 0);
+    free(list.ids);
+    free(text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("tokenizer");
+    TCase *golden = tcase_create("golden"), *encode = tcase_create("encode");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(golden, load_tiny, free_tiny);
+    tcase_set_timeout(golden, 120);
+    tcase_add_test(golden, tiny_vectors);
+    tcase_add_test(golden, qwen3_vectors);
+    tcase_add_checked_fixture(encode, load_tiny, free_tiny);
+    tcase_set_timeout(encode, 120);
+    tcase_add_test(encode, ranges_decide_what_is_special);
+    tcase_add_test(encode, token_across_two_ranges_is_text);
+    tcase_add_test(encode, range_borders_do_not_split_words);
+    tcase_add_test(encode, normalized_token_obeys_ranges);
+    tcase_add_test(encode, mark_behind_token);
+    tcase_add_test(encode, broken_utf8_is_replaced);
+    tcase_add_test(encode, encode_appends);
+    tcase_add_test(encode, nul_is_text);
+    tcase_add_test(encode, decode_of_odd_ids);
+    tcase_add_test(encode, random_bytes_come_back);
+    tcase_add_test(encode, long_words_merge_as_short_ones);
+    tcase_add_loop_test(encode, megabyte_of_one_thing, 0, sizeof(repeated) / sizeof(*repeated));
+    suite_add_tcase(s, golden);
+    suite_add_tcase(s, encode);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
