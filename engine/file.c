@@ -96,3 +96,16 @@ out:
     close(fd);
     return rc;
 }
+
+int file_read_folder(char **text, size_t *bytes, const char *folder, const char *name,
+                     size_t max_bytes, struct err *e)
+{
+    int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc;
+
+    if (dir < 0)
+        return err_set(e, -errno, "%s: %s", folder, strerror(errno));
+    rc = file_read_all(text, bytes, dir, name, max_bytes, e);
+    close(dir);
+    return rc;
+}

@@ -21,4 +21,8 @@ int file_read(int fd, const char *name, uint64_t offset, void *dst, size_t bytes
 int file_read_all(char **text, size_t *bytes, int dir, const char *name, size_t max_bytes,
                   struct err *e);
 
+/* The same with the folder by its path. */
+int file_read_folder(char **text, size_t *bytes, const char *folder, const char *name,
+                     size_t max_bytes, struct err *e);
+
 #endif

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/file.h"
 #include "engine/must.h"
 #include "engine/pretokenize.h"
-#include "engine/read_file.h"
 #include "engine/utf8.h"
 
 /* One call of tokenizer_encode. */
@@ -28,7 +28,7 @@ int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e)
 {
     char *json;
     size_t len;
-    int r = read_file(&json, &len, folder, "tokenizer.json", TOKENIZER_MAX_FILE, e);
+    int r = file_read_folder(&json, &len, folder, "tokenizer.json", TOKENIZER_MAX_FILE, e);
 
     if (r)
         return r;

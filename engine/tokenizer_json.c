@@ -9,6 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "engine/json_util.h"
 #include "engine/must.h"
 #include "engine/pretokenize.h"
 #include "engine/utf8.h"
@@ -32,24 +33,23 @@ struct reader {
 
 __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const char *fmt, ...)
 {
-    char what[384];
+    char text[384];
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(what, sizeof(what), fmt, ap);
+    vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", what);
+    return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
 }
 
-static const char *type_name(const json_t *v)
+/* What a value is, for messages. */
+static const char *what(const json_t *v)
 {
-    static const char *const names[] = {
-        [JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array", [JSON_STRING] = "a string",
-        [JSON_INTEGER] = "a number", [JSON_REAL] = "a number",  [JSON_TRUE] = "true",
-        [JSON_FALSE] = "false",      [JSON_NULL] = "null",
-    };
-
-    return v ? names[json_typeof(v)] : "missing";
+    if (!v)
+        return "missing";
+    if (json_is_boolean(v))
+        return json_is_true(v) ? "true" : "false";
+    return json_type_name(v);
 }
 
 /* The byte-level alphabet: printable Latin-1 stands for itself, the 68 others for U+0100 on. */
@@ -103,7 +103,7 @@ static int check_members(struct reader *r, const json_t *object, const char *pat
     json_t *value;
 
     if (!json_is_object(object))
-        return refuse(r, "%s: is %s, not an object", path, type_name(object));
+        return refuse(r, "%s: is %s, not an object", path, what(object));
     json_object_foreach((json_t *)object, key, value)
     {
         size_t i = 0;
@@ -123,7 +123,7 @@ static int check_bool(struct reader *r, const json_t *object, const char *path, 
     const json_t *v = json_object_get(object, key);
 
     if (!json_is_boolean(v) || json_is_true(v) != wanted)
-        return refuse(r, "%s.%s: is %s, only %s is supported", path, key, type_name(v),
+        return refuse(r, "%s.%s: is %s, only %s is supported", path, key, what(v),
                       wanted ? "true" : "false");
     return 0;
 }
@@ -133,10 +133,10 @@ static int check_type(struct reader *r, const json_t *object, const char *path, 
     const json_t *type;
 
     if (!json_is_object(object))
-        return refuse(r, "%s: is %s, only %s is supported", path, type_name(object), wanted);
+        return refuse(r, "%s: is %s, only %s is supported", path, what(object), wanted);
     type = json_object_get(object, "type");
     if (!json_is_string(type))
-        return refuse(r, "%s.type: is %s, not a string", path, type_name(type));
+        return refuse(r, "%s.type: is %s, not a string", path, what(type));
     if (strcmp(json_string_value(type), wanted) != 0)
         return refuse(r, "%s.type: \"%.64s\" is not supported, only %s", path,
                       json_string_value(type), wanted);
@@ -178,7 +178,7 @@ static int check_split(struct reader *r, const json_t *v)
         return rc;
     pattern = json_object_get(json_object_get(v, "pattern"), "Regex");
     if (!json_is_string(pattern))
-        return refuse(r, "%s.pattern.Regex: is %s, not a string", path, type_name(pattern));
+        return refuse(r, "%s.pattern.Regex: is %s, not a string", path, what(pattern));
     if (strcmp(json_string_value(pattern), pretokenize_qwen2_pattern) != 0)
         return refuse(r, "%s.pattern.Regex: \"%.160s\" is not a known pattern", path,
                       json_string_value(pattern));
@@ -270,14 +270,14 @@ static int check_model(struct reader *r, const json_t *model)
     return 0;
 }
 
-static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *what, const char *s)
+static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *where, const char *s)
 {
     json_int_t n = json_integer_value(v);
 
     if (!json_is_integer(v))
-        return refuse(r, "%s \"%.64s\": its id is %s, not a whole number", what, s, type_name(v));
+        return refuse(r, "%s \"%.64s\": its id is %s, not a whole number", where, s, what(v));
     if (n < 0 || n >= TOKENIZER_MAX_ID)
-        return refuse(r, "%s \"%.64s\": id %" JSON_INTEGER_FORMAT " is not in 0 .. %d", what, s, n,
+        return refuse(r, "%s \"%.64s\": id %" JSON_INTEGER_FORMAT " is not in 0 .. %d", where, s, n,
                       TOKENIZER_MAX_ID - 1);
     *id = (int32_t)n;
     return 0;
@@ -417,7 +417,7 @@ static int read_merges(struct reader *r, json_t *merges)
     int rc;
 
     if (!json_is_array(merges))
-        return refuse(r, "model.merges: is %s, not an array", type_name(merges));
+        return refuse(r, "model.merges: is %s, not an array", what(merges));
     if (json_array_size(merges) > BPE_MAX_MERGES)
         return refuse(r, "model.merges: more than %d merges", BPE_MAX_MERGES);
     if (bpe_init(&r->t->bpe, json_array_size(merges)))
@@ -505,9 +505,9 @@ static int read_parts(struct reader *r)
         return rc;
     vocab = json_object_get(model, "vocab");
     if (!json_is_object(vocab))
-        return refuse(r, "model.vocab: is %s, not an object", type_name(vocab));
+        return refuse(r, "model.vocab: is %s, not an object", what(vocab));
     if (added && !json_is_array(added))
-        return refuse(r, "added_tokens: is %s, not an array", type_name(added));
+        return refuse(r, "added_tokens: is %s, not an array", what(added));
     rc = reserve(r, vocab, added);
     if (!rc)
         rc = read_vocab(r, vocab);
