@@ -1,5 +1,5 @@
 /* must.c - see must.h. */
-#include "must.h"
+#include "engine/must.h"
 
 #include <stdio.h>
 #include <stdlib.h>

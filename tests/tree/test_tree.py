@@ -1,0 +1,197 @@
+"""Tests of the tree itself: which folder includes what, formatting, scripts, man pages, units, and
+that the options are documented. `test_tree.py CLASS` runs one kind; ctest runs each as a test."""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SKIPPED = 77
+
+config = argparse.Namespace(nvllmd=None, build=None)
+
+# Folder -> folders of ours that its files may include from.
+MAY_INCLUDE = {
+    "proto": {"proto"},
+    "engine": {"engine"},
+    "cuda": {"cuda", "engine"},
+    "daemon": {"daemon", "engine", "proto"},
+    "client": {"client", "proto"},
+}
+OURS = set(MAY_INCLUDE) | {"tests", "packaging"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+
+
+def files(*suffixes, root=ROOT):
+    """Files of the tree, without build folders."""
+    for folder, names, entries in os.walk(root):
+        names[:] = sorted(n for n in names if not n.startswith((".git", "build")))
+        for entry in sorted(entries):
+            if entry.endswith(suffixes):
+                yield pathlib.Path(folder) / entry
+
+
+def run(*args, **options):
+    return subprocess.run([str(a) for a in args], capture_output=True, text=True, **options)
+
+
+def wrong_includes(root):
+    found = []
+    for path in files(".c", ".h", ".cu", ".cuh", root=root):
+        relative = path.relative_to(root)
+        folder = relative.parts[0]
+        if folder not in MAY_INCLUDE:
+            continue
+        for quote, name in INCLUDE.findall(path.read_text()):
+            target = name.split("/")[0] if "/" in name else None
+            if quote == '"' and target not in OURS:
+                found.append(f'{relative}: "{name}" is not named from the top of the tree')
+            elif target in OURS and target not in MAY_INCLUDE[folder]:
+                found.append(f"{relative}: {folder}/ may not include {name}")
+    return found
+
+
+class Includes(unittest.TestCase):
+    def test_directions(self):
+        """proto and engine know themselves alone, cuda the engine, daemon both, client proto."""
+        self.assertEqual(wrong_includes(ROOT), [])
+
+    def test_planted(self):
+        """The check finds what it is there for."""
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name, line in (("engine/a.c", '#include "daemon/options.h"'),
+                               ("proto/b.h", "# include <engine/err.h>"),
+                               ("client/c.c", '#include "engine/err.h"'),
+                               ("cuda/d.cu", '#include "proto/frame.h"'),
+                               ("daemon/e.c", '#include "client/nvllm.h"'),
+                               ("engine/cpu/f.c", '#include "g.h"'),
+                               ("engine/good.c", '#include "engine/err.h"\n#include <stdio.h>')):
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(line + "\n")
+            self.assertEqual(len(wrong_includes(root)), 6)
+
+
+class Format(unittest.TestCase):
+    def test_formatted(self):
+        """clang-format has nothing to change; its version decides, so it is a fixed one."""
+        tool = shutil.which("clang-format-14")
+        if not tool:
+            self.skipTest("no clang-format-14")
+        done = run(tool, "--dry-run", "--Werror", *files(".c", ".h"))
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+
+
+class Shell(unittest.TestCase):
+    def test_shellcheck(self):
+        """Shell scripts have no known trap."""
+        if not shutil.which("shellcheck"):
+            self.skipTest("no shellcheck")
+        scripts = [p for p in [*files(""), ROOT / ".ci" / "run"]
+                   if p.suffix in ("", ".sh") and p.is_file() and re.match(
+                       rb"#!.*\b(ba)?sh\b", p.read_bytes()[:64])]
+        self.assertIn(ROOT / "packaging" / "quickstart", scripts)
+        done = run("shellcheck", *scripts)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class Man(unittest.TestCase):
+    def test_pages(self):
+        """Each man page builds, and none is missing."""
+        if not shutil.which("scdoc"):
+            self.skipTest("no scdoc")
+        pages = {p.name: p for p in files(".scd")}
+        for name in ("nvllmd.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd"):
+            self.assertIn(name, pages)
+        for name, page in pages.items():
+            with self.subTest(name):
+                done = run("scdoc", input=page.read_text())
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertIn(".TH", done.stdout)
+
+
+class Units(unittest.TestCase):
+    def unit(self, folder):
+        text = (ROOT / "packaging" / "systemd" / "nvllmd.service.in").read_text()
+        path = pathlib.Path(folder) / "nvllmd.service"
+        # Verified as installed, but with a program that is there on every machine.
+        path.write_text(re.sub(r"@CMAKE_INSTALL_FULL_\w+@/nvllmd", "/bin/true", text))
+        return path
+
+    def setUp(self):
+        if not shutil.which("systemd-analyze"):
+            self.skipTest("no systemd-analyze")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_verify(self):
+        """systemd finds nothing to complain about in the unit."""
+        done = run("systemd-analyze", "verify", "--man=no", self.unit(self.folder))
+        complaints = [x for x in done.stderr.splitlines() if "nvllmd" in x]
+        self.assertEqual(complaints, [])
+
+    def test_sandbox(self):
+        """The sandbox is as tight as a daemon that may need a GPU can bear."""
+        done = run("systemd-analyze", "security", "--offline=true", "--threshold=30",
+                   self.unit(self.folder))
+        if "nrecognized option" in done.stderr:
+            self.skipTest("systemd-analyze cannot judge a unit offline")
+        self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr)
+
+
+class Options(unittest.TestCase):
+    """Each option is in the manual and in the example, and none there that nvllmd does not know."""
+
+    def setUp(self):
+        if not config.nvllmd:
+            self.skipTest("no nvllmd given")
+        text = run(config.nvllmd, "--help").stdout
+        self.options = set(re.findall(r"^\s*([a-z]+\.[a-z_]+)\b", text, re.M))
+        self.assertGreater(len(self.options), 5, text)
+
+    def test_manual(self):
+        page = (ROOT / "packaging" / "man" / "nvllmd.conf.5.scd").read_text()
+        named = set(re.findall(r"^\*([a-z]+\.[a-z_]+)\*", page, re.M))
+        self.assertEqual(named, self.options)
+
+    def test_example(self):
+        section, named = None, set()
+        for line in (ROOT / "packaging" / "nvllmd.conf.in").read_text().splitlines():
+            if m := re.match(r"\[(\w+)\]$", line):
+                section = m[1]
+            elif m := re.match(r"#?([a-z_]+) = ", line):
+                named.add(f"{section}.{m[1]}")
+        self.assertEqual(named, self.options)
+
+    def test_example_is_valid(self):
+        """The example is taken as it is, and with every commented value in force, too."""
+        example = (ROOT / "packaging" / "nvllmd.conf.in").read_text()
+        model = ROOT / "packaging" / "models" / "nvllm-tiny"
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "nvllmd.conf"
+            for text in example, re.sub(r"^#([a-z_]+ = )", r"\1", example, flags=re.M):
+                path.write_text(text)
+                done = run(config.nvllmd, "check", "--config", path, "--model", model)
+                self.assertEqual(done.returncode, 0, done.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nvllmd")
+    _, rest = parser.parse_known_args(namespace=config)
+    result = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2).result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(SKIPPED if result.testsRun == len(result.skipped) else 0)
+
+
+if __name__ == "__main__":
+    main()
