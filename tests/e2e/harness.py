@@ -1,0 +1,246 @@
+"""What the end-to-end tests share: a daemon of their own on a temporary socket, nvllmctl, and the
+main() of every test program.
+
+Usage of a test program:
+  python3 test_X.py --nvllmd PATH --nvllmctl PATH [--light] [unittest arguments]
+
+--light is for builds with sanitizers: fewer rounds, shorter prompts, no limits on memory."""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import wire  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "packaging" / "models" / "nvllm-tiny"
+GOLDEN = ROOT / "tests" / "golden"
+SKIPPED = 77  # what ctest is told to take for a skipped test
+
+config = argparse.Namespace()
+
+
+def scaled(full, light):
+    return light if config.light else full
+
+
+class CommandFailed(AssertionError):
+    pass
+
+
+def run_command(args, stdin=b"", timeout=None, check=True):
+    """Runs a program; bytes or text as input; with check, a failure shows what it said."""
+    if isinstance(stdin, str):
+        stdin = stdin.encode()
+    done = subprocess.run([str(a) for a in args], input=stdin, capture_output=True,
+                          timeout=timeout or scaled(120, 500))
+    if check and done.returncode != 0:
+        raise CommandFailed(f"{args[0]} {args[1:]} gave {done.returncode}: "
+                            f"{done.stderr.decode(errors='replace')[-2000:]}")
+    return done
+
+
+def wait_for(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while True:
+        got = condition()
+        if got:
+            return got
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not so after {seconds} s")
+        time.sleep(0.02)
+
+
+class Daemon:
+    """nvllmd in a folder of its own. As a context manager it must end with status 0 on SIGTERM."""
+
+    def __init__(self, *options, model=MODEL, wait=True, env=None, folder=None, backend="cpu"):
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
+        self.folder = pathlib.Path(folder or self._own.name)
+        self.socket = self.folder / "nvllmd.sock"
+        self.log_path = self.folder / "nvllmd.log"
+        args = [config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend]
+        for option in options:
+            args += ["--set", option]
+        self.started = time.monotonic()
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen([str(a) for a in args], stdin=subprocess.DEVNULL,
+                                            stdout=log, stderr=log, env={**os.environ, **(env or {})})
+        self.ready_seconds = None
+        if wait:
+            try:
+                self.wait_ready()
+            except BaseException:
+                self.kill()
+                raise
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def log(self):
+        return self.log_path.read_text(errors="replace")
+
+    def wait_ready(self):
+        def ready():
+            if self.process.poll() is not None:
+                raise AssertionError(f"nvllmd ended with {self.process.returncode}:\n{self.log()}")
+            try:
+                with self.connect() as w:
+                    return w.welcome["state"] == "STATE_READY"
+            except (OSError, wire.Closed):
+                return False
+
+        wait_for(ready, scaled(30, 120), "ready")
+        self.ready_seconds = time.monotonic() - self.started
+
+    def connect(self, **options):
+        return wire.Wire(self.socket, timeout=scaled(120, 500), **options)
+
+    def ctl(self, *args, **options):
+        return run_command([config.nvllmctl, "--socket", self.socket, *args], **options)
+
+    def ctl_start(self, *args, **options):
+        """nvllmctl left running."""
+        return subprocess.Popen([config.nvllmctl, "--socket", str(self.socket), *map(str, args)],
+                                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
+                                   "stderr": subprocess.PIPE, **options})
+
+    def generate(self, text, *args):
+        return json.loads(self.ctl("generate", "--json", *args, "--", text).stdout)
+
+    def status(self):
+        return json.loads(self.ctl("status", "--json").stdout)
+
+    def batch(self, lines, *args, check=True):
+        """(output objects, summary, process) of nvllmctl batch over a list of objects."""
+        source, target = self.folder / "in.jsonl", self.folder / "out.jsonl"
+        source.write_text("".join(json.dumps(x) + "\n" for x in lines))
+        done = self.ctl("batch", "--input", source, "--output", target, "--json", *args, check=check)
+        out = [json.loads(x) for x in target.read_text().splitlines()]
+        return out, json.loads(done.stderr.decode().strip().splitlines()[-1]), done
+
+    def wait_idle(self):
+        """The status once nothing runs, waits or holds a block."""
+        with self.connect() as w:
+            def idle():
+                s = w.status()
+                r = s.get("requests", {})
+                busy = r.get("running", 0) or r.get("waiting", 0) or s["blocks"].get("used", 0)
+                return None if busy else s
+
+            return wait_for(idle, scaled(20, 120), "idle, and no block used")
+
+    def rss_kib(self):
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1])
+        raise AssertionError("no VmRSS")
+
+    def n_descriptors(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def terminate(self):
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=scaled(60, 200))
+
+    def kill(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self):
+        self.kill()
+        if self._own:
+            self._own.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        try:
+            if kind is not None:
+                print(f"---- nvllmd's log\n{self.log()[-4000:]}----", file=sys.stderr)
+            elif self.process.poll() is None:
+                status = self.terminate()
+                # Sanitizers report at the end, and then make the status another.
+                if status != 0:
+                    raise AssertionError(f"nvllmd ended with {status}:\n{self.log()[-8000:]}")
+        finally:
+            self.close()
+
+
+class Case(unittest.TestCase):
+    maxDiff = 2000
+
+    def temporary_folder(self):
+        folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
+        self.addCleanup(folder.cleanup)
+        return pathlib.Path(folder.name)
+
+
+class SharedDaemon(Case):
+    """Tests that may share one daemon with these options; each leaves it idle."""
+
+    options = ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(*cls.options)
+
+    @classmethod
+    def tearDownClass(cls):
+        with cls.daemon:
+            pass
+
+    def setUp(self):
+        self.assertIsNone(self.daemon.process.poll(), "nvllmd has ended")
+
+    def tearDown(self):
+        if self.daemon.process.poll() is None:
+            self.daemon.wait_idle()
+        else:
+            self.fail(f"nvllmd has ended:\n{self.daemon.log()[-4000:]}")
+
+
+def read_jsonl(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def model_folder(target, **changes):
+    """Links the bundled model's files into target; a changed file is given by its stem:
+    None leaves it out, bytes or text replace it."""
+    target.mkdir(parents=True, exist_ok=True)
+    for source in MODEL.iterdir():
+        stem = source.stem
+        if stem not in changes:
+            (target / source.name).symlink_to(source)
+        elif changes[stem] is not None:
+            content = changes[stem]
+            (target / source.name).write_bytes(
+                content if isinstance(content, bytes) else content.encode())
+    return target
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nvllmd", required=True)
+    parser.add_argument("--nvllmctl", required=True)
+    parser.add_argument("--shared", default=ROOT.parent / "shared", type=pathlib.Path,
+                        help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
+    parser.add_argument("--light", action="store_true")
+    _, rest = parser.parse_known_args(namespace=config)
+    program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2)
+    result = program.result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(SKIPPED if result.testsRun == len(result.skipped) else 0)

@@ -1,0 +1,84 @@
+"""What one program has sent is not computed again for the next."""
+
+import json
+import random
+
+import harness
+from harness import Case, Daemon, scaled
+
+FEW_TOKENS = {"max_tokens": 4, "sampling": {"temperature": 0, "ignore_eos": True}}
+
+
+def random_ids(seed, n):
+    rng = random.Random(seed)
+    return [rng.randrange(1900) for _ in range(n)]
+
+
+class AcrossClients(Case):
+    def test_second_process_finds_the_prompt_of_the_first(self):
+        """A long prompt twice, from two processes one after the other."""
+        n = scaled(6000, 600)
+        text = self.temporary_folder() / "in.jsonl"
+        line = {"prompt_ids": random_ids(1, n), "max_tokens": 4, "temperature": 0}
+        text.write_text(json.dumps(line) + "\n")
+        with Daemon() as d:
+            first, second = [
+                json.loads(d.ctl("batch", "--input", text, "--output", "-").stdout)
+                for _ in range(2)]
+            before = d.status()["prefix_cache"]
+        self.assertEqual(first["usage"], {**first["usage"], "prompt_tokens": n, "cached_tokens": 0})
+        self.assertGreaterEqual(second["usage"]["cached_tokens"], 0.98 * n if n >= 6000 else n - 32)
+        self.assertLess(second["usage"]["cached_tokens"], n)  # one token is always computed
+        self.assertEqual(second["token_ids"], first["token_ids"])
+        self.assertGreaterEqual(before["queried_tokens"], 2 * n - 1)
+        self.assertEqual(before["hit_tokens"], second["usage"]["cached_tokens"])
+        a, b = first["timing"]["ttft_ms"], second["timing"]["ttft_ms"]
+        cached = second["usage"]["cached_tokens"]
+        print(f"prefix cache: {cached}/{n} cached, ttft {a:.1f} ms then {b:.1f} ms: {b / a:.1%}")
+        self.assertLess(b, a)
+
+    def test_salt_narrows(self):
+        """A prompt is found under the same salt only."""
+        request = {"prompt_ids": {"ids": random_ids(2, 256)}, **FEW_TOKENS}
+        with Daemon() as d, d.connect() as w:
+            def cached(**extra):
+                return w.generate(**request, **extra).done["usage"].get("cached_tokens", 0)
+
+            self.assertEqual(cached(), 0)
+            self.assertEqual(cached(cache_salt=b"a"), 0)
+            self.assertEqual(cached(cache_salt=b"b"), 0)
+            for salt in {}, {"cache_salt": b"a"}, {"cache_salt": b"b"}:
+                self.assertGreaterEqual(cached(**salt), 240)
+
+    def test_longer_prompt_finds_the_shorter_with_its_answer(self):
+        """A conversation that goes on computes the new turn alone."""
+        with Daemon() as d, d.connect() as w:
+            ids = random_ids(3, 160)
+            settings = {"temperature": 0, "ignore_eos": True}
+            answer = w.generate(prompt_ids={"ids": ids}, max_tokens=33, sampling=settings)
+            more = ids + answer.choices[0].ids + random_ids(4, 20)
+            usage = w.generate(prompt_ids={"ids": more}, max_tokens=1, sampling=settings).done["usage"]
+            self.assertEqual(usage["cached_tokens"], 192)  # whole blocks of 16 out of 160 + 32
+
+    def test_old_content_makes_room(self):
+        """A cache that is full gives up what was used longest ago, and answers stay right."""
+        block_bytes = 16 * 16384
+        prompts = [random_ids(10 + i, 320) for i in range(4)]
+        with Daemon(f"cache.kv_memory={64 * block_bytes}") as d, d.connect() as w:
+            def ask(ids):
+                a = w.generate(prompt_ids={"ids": ids}, **FEW_TOKENS)
+                return a.choices[0].ids, a.done["usage"].get("cached_tokens", 0)
+
+            total = w.status()["blocks"]["total"]
+            self.assertLess(total, 4 * 21)  # they cannot all stay
+            firsts = [ask(p)[0] for p in prompts]
+            self.assertGreater(ask(prompts[3])[1], 300)
+            again, cached = ask(prompts[0])
+            self.assertEqual(again, firsts[0])
+            self.assertLess(cached, 300)
+            s = w.status()["blocks"]
+            self.assertEqual(s.get("used", 0) + s["cached"] + s["free"], total)
+
+
+if __name__ == "__main__":
+    harness.main()

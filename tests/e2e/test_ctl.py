@@ -1,0 +1,301 @@
+"""nvllmctl as people and scripts use it."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import time
+
+import harness
+from harness import Case, Daemon, SharedDaemon, config, run_command, scaled
+
+SUM = "What is 17 + 25?"
+
+
+class Generate(SharedDaemon):
+    def test_answer_streams_to_stdout(self):
+        """The text alone on stdout, from an argument and from stdin."""
+        args = ["generate", "--no-think", "--temperature", 0]
+        by_argument = self.daemon.ctl(*args, SUM)
+        self.assertEqual(by_argument.stdout.decode().strip(), "42")
+        self.assertNotIn(b"\x1b", by_argument.stdout + by_argument.stderr)
+        self.assertEqual(self.daemon.ctl(*args, "-", stdin=SUM).stdout, by_argument.stdout)
+
+    def test_json(self):
+        """One object with the documented fields."""
+        out = self.daemon.generate(SUM, "--no-think", "--temperature", 0, "--logprobs", 3)
+        self.assertEqual(out["text"].strip(), "42")
+        self.assertEqual(out["finish_reason"], "stop")
+        self.assertEqual(out["usage"]["completion_tokens"], len(out["token_ids"]))
+        self.assertEqual(set(out["usage"]) & {"prompt_tokens", "cached_tokens", "completion_tokens"},
+                         {"prompt_tokens", "cached_tokens", "completion_tokens"})
+        for key in "queue_ms", "ttft_ms", "total_ms":
+            self.assertGreaterEqual(out["timing"][key], 0)
+        self.assertLessEqual(out["timing"]["ttft_ms"], out["timing"]["total_ms"])
+        self.assertEqual(len(out["logprobs"]), len(out["token_ids"]))
+        for best, id_ in zip(out["logprobs"], out["token_ids"]):
+            self.assertEqual(len(best), 3)
+            self.assertEqual(best[0][0], id_)  # greedy takes the best
+            self.assertEqual(best, sorted(best, key=lambda x: -x[1]))
+
+    def test_raw_and_limits(self):
+        """--raw takes the text as it is, --max-tokens ends it, --seed repeats it."""
+        raw = self.daemon.generate("Once upon a time", "--raw", "--max-tokens", 5, "--temperature", 0)
+        self.assertEqual(raw["usage"]["prompt_tokens"], 4)
+        self.assertEqual(len(raw["token_ids"]), 5)
+        self.assertEqual(raw["finish_reason"], "length")
+        a, b, c = [self.daemon.generate("Tell me a short story.", "--seed", s, "--temperature", 1.5,
+                                        "--max-tokens", 30)["token_ids"] for s in (1, 1, 2)]
+        self.assertEqual(a, b)
+        self.assertNotEqual(a, c)
+
+    def test_usage_errors(self):
+        """Wrong options are usage errors; wrong values are refused by name."""
+        for args in (["generate", "--no-such"], ["no-such-command"], [],
+                     ["generate", "--max-tokens", "many", "x"], ["batch"]):
+            done = self.daemon.ctl(*args, check=False)
+            self.assertEqual(done.returncode, 2, args)
+            self.assertEqual(done.stdout, b"")
+            self.assertTrue(done.stderr)
+        done = self.daemon.ctl("generate", "--temperature", "-3", "x", check=False)
+        self.assertIn(done.returncode, (1, 2, 4))
+        self.assertIn(b"temperature", done.stderr)
+        done = self.daemon.ctl("generate", "--raw", "--max-tokens", 40000, "x", check=False)
+        self.assertEqual(done.returncode, 4)
+
+    def test_control_c(self):
+        """Ctrl-C cancels the request and ends with 130."""
+        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--temperature", 1,
+                                  "--ignore-eos", "Once upon a time")
+        self.assertTrue(p.stdout.read(1))
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=scaled(20, 60))
+        self.assertEqual(p.returncode, 130)
+        self.assertEqual(self.daemon.wait_idle()["blocks"].get("used", 0), 0)
+
+    def test_killed(self):
+        """So does a client that is killed, for the daemon."""
+        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--ignore-eos", "Once")
+        self.assertTrue(p.stdout.read(1))
+        p.kill()
+        p.communicate()
+        self.daemon.wait_idle()
+
+    def test_reader_of_the_pipe_goes(self):
+        """Output to a pipe whose reader has gone ends nvllmctl, and with it the request."""
+        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--ignore-eos", "Once")
+        self.assertTrue(p.stdout.read(1))
+        p.stdout.close()
+        self.assertNotEqual(p.wait(timeout=scaled(20, 60)), 0)
+        p.stderr.close()
+        self.daemon.wait_idle()
+
+    def test_deadline(self):
+        """--deadline ends with status 5 and says so in JSON."""
+        done = self.daemon.ctl("generate", "--raw", "--json", "--max-tokens", 30000, "--ignore-eos",
+                               "--deadline", 0.3, "Once", check=False)
+        self.assertEqual(done.returncode, 5, done.stderr)
+
+    def test_terminal_characters(self):
+        """On a terminal, too, the answer arrives."""
+        master, slave = pty.openpty()
+        p = self.daemon.ctl_start("generate", "--no-think", "--temperature", 0, SUM, stdout=slave)
+        os.close(slave)
+        text = b""
+        try:
+            while True:
+                more = os.read(master, 4096)
+                if not more:
+                    break
+                text += more
+        except OSError:
+            pass
+        os.close(master)
+        p.communicate()
+        self.assertEqual(p.returncode, 0)
+        self.assertIn(b"42", text)
+
+
+class Status(SharedDaemon):
+    def test_json(self):
+        """The documented shape, and sums that are right."""
+        s = self.daemon.status()
+        self.assertEqual(s["state"], "ready")
+        self.assertEqual(s["backend"], "cpu")
+        self.assertIn("nvllm-tiny", s["model"])
+        blocks = s["blocks"]
+        self.assertEqual(set(blocks), {"total", "used", "cached", "free"})
+        self.assertEqual(blocks["used"] + blocks["cached"] + blocks["free"], blocks["total"])
+        self.assertEqual({k: s["requests"][k] for k in ("running", "waiting")},
+                         {"running": 0, "waiting": 0})
+        for key in "queried_tokens", "hit_tokens":
+            self.assertGreaterEqual(s["prefix_cache"][key], 0)
+        self.assertEqual(s["preemptions"], 0)
+
+    def test_for_people(self):
+        """Without --json it is text with the same facts."""
+        text = self.daemon.ctl("status").stdout.decode()
+        self.assertIn("ready", text)
+        self.assertIn("nvllm-tiny", text)
+        with self.assertRaises(ValueError):
+            json.loads(text)
+
+    def test_version(self):
+        done = run_command([config.nvllmctl, "version"])
+        self.assertRegex(done.stdout.decode(), r"\d+\.\d+\.\d+")
+
+    def test_busy_daemon_shows_it(self):
+        """Requests and blocks are counted while they last."""
+        with self.daemon.connect() as w:
+            w.send(1, generate={"prompt": "Once", "max_tokens": 30000, "stream": True,
+                                "sampling": {"ignore_eos": True, "temperature": 1.0}})
+            w.receive()
+            s = self.daemon.status()
+            self.assertEqual(s["requests"]["running"], 1)
+            self.assertGreater(s["blocks"]["used"], 0)
+
+
+class Tokens(SharedDaemon):
+    def test_there_and_back(self):
+        """tokenize gives ids and tokens, detokenize the text again."""
+        text = "Hello, 世界! 🦊 <|im_end|>\n"
+        plain = json.loads(self.daemon.ctl("tokenize", "--json", "-", stdin=text).stdout)
+        self.assertEqual("".join(plain["tokens"][:2]), "Hello,"[:len("".join(plain["tokens"][:2]))])
+        self.assertEqual(len(plain["ids"]), len(plain["tokens"]))
+        self.assertNotIn(1993, plain["ids"])
+        special = json.loads(
+            self.daemon.ctl("tokenize", "--json", "--special", "-", stdin=text).stdout)
+        self.assertIn(1993, special["ids"])
+        back = self.daemon.ctl("detokenize", "--json", stdin=json.dumps(plain["ids"]))
+        self.assertEqual(json.loads(back.stdout)["text"], text)
+
+
+class Batch(SharedDaemon):
+    def test_failing_lines(self):
+        """A wrong line gets its error, the others their answers, in the order of the input."""
+        good = {"messages": [{"role": "user", "content": SUM}], "enable_thinking": False,
+                "temperature": 0, "max_tokens": 20}
+        lines = [{**good, "id": "first"}, {**good, "top_p": 7, "id": "wrong"},
+                 {"id": "nothing to do"}, {"prompt_ids": [1, -5], "id": "ids"},
+                 {**good, "id": 17}, {"prompt": "Once", "max_tokens": 3, "id": "last"},
+                 {**good, "no_such_field": 1, "id": "unknown"}]
+        out, summary, done = self.daemon.batch(lines, check=False)
+        self.assertEqual([o["id"] for o in out], [x["id"] for x in lines])
+        failed = {o["id"] for o in out if "error" in o}
+        self.assertEqual(failed, {"wrong", "nothing to do", "ids", "unknown"})
+        for o in out:
+            if "error" in o:
+                self.assertTrue(o["error"]["code"])
+                self.assertTrue(o["error"]["message"])
+        self.assertIn("top_p", out[1]["error"]["message"])
+        self.assertEqual(out[0]["text"].strip(), "42")
+        self.assertEqual(summary["requests"], len(lines))
+        self.assertEqual(summary["failed"], 4)
+        self.assertEqual(done.returncode, 1)
+
+    def test_line_that_is_no_json(self):
+        """It is an error of its line alone."""
+        lines = b'{"prompt":"Once","max_tokens":1}\n{"prompt":\n\xff\xfe\n[1]\n' \
+                b'{"prompt":"Once","max_tokens":1}\n'
+        done = self.daemon.ctl("batch", "--input", "-", "--output", "-", stdin=lines, check=False)
+        out = [json.loads(x) for x in done.stdout.decode().splitlines()]
+        self.assertEqual(["error" in o for o in out], [False, True, True, True, False])
+        self.assertEqual(done.returncode, 1)
+
+    def test_order_and_concurrency(self):
+        """Answers come in the order of the questions, however many are under way."""
+        lines = [{"id": i, "prompt_ids": [i % 1900 + 1] * (1 + i % 7), "temperature": 0,
+                  "max_tokens": 1 + (i * 7) % 13, "ignore_eos": True}
+                 for i in range(scaled(100, 30))]
+        texts = []
+        for concurrency in 1, 64:
+            out, summary, _ = self.daemon.batch(lines, "--concurrency", concurrency)
+            self.assertEqual([o["id"] for o in out], [x["id"] for x in lines])
+            self.assertEqual([len(o["token_ids"]) for o in out], [x["max_tokens"] for x in lines])
+            texts.append([o["token_ids"] for o in out])
+            self.assertEqual(summary["requests"], len(lines))
+            self.assertEqual(summary["failed"], 0)
+        self.assertEqual(texts[0], texts[1])
+
+    def test_sampling_fields(self):
+        """Fields have the protocol's names and reach the model."""
+        line = {"prompt": "<|im_start|>user\nCount from 1 to 20.<|im_end|>\n<|im_start|>assistant\n"
+                          "<think>\n\n</think>\n\n", "temperature": 0, "max_tokens": 30}
+        lines = [line, {**line, "stop": ["5"]}, {**line, "logprobs": 2},
+                 {**line, "temperature": 1.3, "seed": 5, "n": 2, "top_k": 50},
+                 {**line, "temperature": 1.3, "seed": 5, "top_k": 50}]
+        out, _, _ = self.daemon.batch(lines)
+        plain, stopped, logprobs, many, one = out
+        self.assertEqual(stopped["text"], plain["text"][:plain["text"].index("5")])
+        self.assertEqual({len(x) for x in logprobs["logprobs"]}, {2})
+        self.assertEqual(plain["finish_reason"], "length")
+        self.assertEqual(stopped["finish_reason"], "stop")
+        choices = many.get("choices", [many])
+        self.assertEqual(len(choices), 2)
+        self.assertEqual(choices[0]["token_ids"], one["token_ids"])
+
+    def test_summary(self):
+        """Its counts are the sums of the lines."""
+        lines = [{"prompt_ids": [5] * 40, "max_tokens": 3, "temperature": 0, "ignore_eos": True}] * 5
+        out, summary, _ = self.daemon.batch(lines, "--concurrency", 1)
+        usages = [o["usage"] for o in out]
+        totals = {k: sum(u[k] for u in usages)
+                  for k in ("prompt_tokens", "cached_tokens", "completion_tokens")}
+        self.assertEqual(totals["prompt_tokens"], 200)
+        self.assertGreater(totals["cached_tokens"], 100)
+        self.assertIn(totals["completion_tokens"], summary.values())
+        self.assertIn(totals["cached_tokens"], summary.values())
+        self.assertEqual(totals["completion_tokens"], 15)
+
+    def test_empty_input(self):
+        """No lines are no failure."""
+        out, summary, _ = self.daemon.batch([])
+        self.assertEqual(out, [])
+        self.assertEqual(summary["requests"], 0)
+
+    def test_daemon_dies_meanwhile(self):
+        """Lines that were under way get an error; what was done stays done."""
+        d = Daemon()
+        self.addCleanup(d.close)
+        line = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
+        source, target = d.folder / "a", d.folder / "b"
+        source.write_text("".join(json.dumps(x) + "\n" for x in [{**line, "max_tokens": 1}, line, line]))
+        p = d.ctl_start("batch", "--input", source, "--output", target)
+        harness.wait_for(lambda: d.status()["requests"]["running"], scaled(10, 60), "running")
+        time.sleep(0.2)
+        d.kill()
+        p.communicate(timeout=scaled(20, 60))
+        self.assertIn(p.returncode, (1, 3))
+        out = [json.loads(x) for x in target.read_text().splitlines()]
+        self.assertEqual(len(out), 3)
+        self.assertTrue(all("error" in o for o in out[1:]), out[1:])
+
+
+class NotRunning(Case):
+    def test_no_socket(self):
+        """Without a daemon every command ends with status 3 and says where it looked."""
+        path = self.temporary_folder() / "nothing"
+        for args in (["status"], ["generate", "x"], ["tokenize", "-"], ["render", "-"]):
+            done = subprocess.run([config.nvllmctl, "--socket", path, *args], capture_output=True,
+                                  input=b"{}", timeout=60)
+            self.assertEqual(done.returncode, 3, args)
+            self.assertIn(str(path).encode(), done.stderr)
+
+    def test_denied(self):
+        """A socket that one may not connect to is status 6."""
+        if os.getuid() != 0:
+            self.skipTest("needs root to become another user")
+        with Daemon() as d:
+            os.chmod(d.folder, 0o711)
+            os.chmod(d.socket, 0o600)
+            done = subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+                                   config.nvllmctl, "--socket", d.socket, "status"],
+                                  capture_output=True, timeout=60)
+            if b"nvllmctl" in done.stderr and b"execv" in done.stderr:
+                self.skipTest("another user may not run the programs here")
+            self.assertEqual(done.returncode, 6, done.stderr)
+
+
+if __name__ == "__main__":
+    harness.main()

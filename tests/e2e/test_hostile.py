@@ -1,0 +1,320 @@
+"""Hostile bytes: whatever a client sends, it hurts itself alone."""
+
+import random
+import socket
+import threading
+import time
+
+import harness
+import wire
+from harness import SharedDaemon, scaled
+
+GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
+
+
+class Bytes(SharedDaemon):
+    """What is no frame, or not in its place, ends the connection with one error."""
+
+    options = ("cache.kv_memory=64M",)
+
+    def setUp(self):
+        super().setUp()
+        self.other = self.daemon.connect()
+        self.addCleanup(self.other.close)
+
+    def tearDown(self):
+        self.assertIsNone(self.other.generate(**GOOD).error, "others are answered throughout")
+        super().tearDown()
+
+    def expect_protocol_error(self, w):
+        reply = w.receive()
+        self.assertEqual(reply["error"]["code"], "ERROR_PROTOCOL", reply)
+        self.assertTrue(reply["error"]["message"])
+        with self.assertRaises(wire.Closed):
+            w.receive()
+
+    def expect_closed(self, w):
+        """With or without a word before."""
+        with self.assertRaises((wire.Closed, BrokenPipeError, ConnectionResetError)):
+            for _ in range(10):
+                w.receive()
+
+    def test_half_frame_then_gone(self):
+        """A connection that ends inside a frame is forgotten."""
+        data = wire.frame(1, generate=GOOD)
+        for cut in range(1, len(data)):
+            with self.daemon.connect() as w:
+                w.raw(data[:cut])
+
+    def test_slow_bytes(self):
+        """A request that comes byte by byte is answered like any other."""
+        with self.daemon.connect() as w:
+            for byte in wire.frame(1, generate=GOOD):
+                w.raw(bytes([byte]))
+                time.sleep(0.001)
+            self.assertIsNone(w.collect([1])[1].error)
+
+    def test_many_requests_in_one_write(self):
+        """Frames need not come one a write."""
+        with self.daemon.connect() as w:
+            w.raw(b"".join(wire.frame(i, generate=GOOD) for i in range(1, 21)))
+            answers = w.collect(range(1, 21))
+            self.assertEqual({repr(a.outcome()) for a in answers.values()},
+                             {repr(answers[1].outcome())})
+
+    def test_four_gigabytes_announced(self):
+        """A length over the limit is refused before any memory is taken."""
+        before = self.daemon.rss_kib()
+        for length in (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1:
+            with self.daemon.connect() as w:
+                w.raw(wire.varint(length) + b"x" * 100)
+                self.expect_protocol_error(w)
+        self.assertLess(self.daemon.rss_kib() - before, 8192)
+
+    def test_length_one_over_the_limit(self):
+        """The limit that Welcome names is the limit."""
+        with self.daemon.connect() as w:
+            w.raw(wire.varint(w.welcome["max_frame_bytes"] + 1))
+            self.expect_protocol_error(w)
+
+    def test_varint_without_end(self):
+        """Eleven bytes that each promise another are no length."""
+        with self.daemon.connect() as w:
+            w.raw(b"\xff" * 11)
+            self.expect_protocol_error(w)
+
+    def test_empty_frame(self):
+        """A frame that names no operation is an error, not a crash."""
+        with self.daemon.connect() as w:
+            w.raw(b"\x00")
+            self.assertEqual(w.receive()["error"]["code"], "ERROR_PROTOCOL")
+
+    def test_garbage(self):
+        """Random bytes, with and without a valid length before them, with and without Hello."""
+        rng = random.Random(6)
+        for i in range(scaled(200, 40)):
+            with self.daemon.connect(hello=i % 3 != 0) as w:
+                junk = rng.randbytes(rng.randrange(1, 400))
+                try:
+                    w.raw(wire.varint(len(junk)) + junk if i % 2 else junk)
+                    w.sock.shutdown(socket.SHUT_WR)
+                    while True:
+                        w.receive()
+                except (wire.Closed, BrokenPipeError, ConnectionResetError):
+                    pass
+
+    def test_mutated_frames(self):
+        """Good frames with a few bytes changed."""
+        rng = random.Random(7)
+        good = wire.frame(5, generate={**GOOD, "n": 2, "stop": [b"a", b"b"], "sampling": {
+            "temperature": 0.5, "seed": 1, "logit_bias": [{"id": 5, "bias": 1.0}],
+            "stop_token_ids": [3, 4]}})
+        for _ in range(scaled(300, 60)):
+            data = bytearray(good)
+            for _ in range(rng.randrange(1, 4)):
+                data[rng.randrange(1, len(data))] = rng.randrange(256)
+            with self.daemon.connect() as w:
+                try:
+                    w.raw(bytes(data))
+                    w.sock.shutdown(socket.SHUT_WR)
+                    while True:
+                        w.receive()
+                except (wire.Closed, BrokenPipeError, ConnectionResetError):
+                    pass
+
+    def test_no_hello(self):
+        """A request before Hello, and Hello twice."""
+        with self.daemon.connect(hello=False) as w:
+            w.send(1, get_status={})
+            self.expect_protocol_error(w)
+        with self.daemon.connect() as w:
+            w.send(0, hello={"protocol": 1})
+            self.expect_protocol_error(w)
+
+    def test_other_protocol_version(self):
+        """A version that the daemon does not speak is refused by number."""
+        with self.daemon.connect(hello=False) as w:
+            w.send(0, hello={"protocol": 99})
+            reply = w.receive()
+            self.assertIn("error", reply)
+            self.assertIn("99", reply["error"]["message"])
+            self.expect_closed(w)
+
+    def test_id_in_use(self):
+        """An id is refused while its request is under way, and free again afterwards."""
+        with self.daemon.connect() as w:
+            long = {**GOOD, "max_tokens": 3000,
+                    "sampling": {"temperature": 0, "ignore_eos": True}, "stream": True}
+            w.send(1, generate=long)
+            w.send(1, get_status={})
+            errors = []
+            try:
+                while not errors:
+                    reply = w.receive()
+                    if "error" in reply:
+                        errors.append(reply["error"]["code"])
+            except wire.Closed:
+                pass
+            self.assertEqual(errors, ["ERROR_PROTOCOL"])
+        with self.daemon.connect() as w:
+            for _ in range(3):
+                w.send(1, generate=GOOD)
+                self.assertIsNone(w.collect([1])[1].error)
+
+    def test_id_zero(self):
+        """Requests need an id of their own."""
+        with self.daemon.connect() as w:
+            w.send(0, get_status={})
+            self.assertEqual(w.receive()["error"]["code"], "ERROR_PROTOCOL")
+
+    def test_connections_without_a_word(self):
+        """Many silent connections hold up nobody."""
+        silent = [self.daemon.connect(hello=False) for _ in range(64)]
+        self.assertIsNone(self.other.generate(**GOOD).error)
+        for w in silent:
+            w.close()
+
+
+class Values(SharedDaemon):
+    """A field out of its range is named; the connection goes on."""
+
+    options = ("cache.kv_memory=64M",)
+
+    def setUp(self):
+        super().setUp()
+        self.wire = self.daemon.connect()
+        self.addCleanup(self.wire.close)
+
+    def expect_invalid(self, field, **request):
+        with self.subTest(field=field, request=str(request)[:100]):
+            error = self.wire.generate(**{**GOOD, **request}).error
+            self.assertIsNotNone(error, "it was accepted")
+            self.assertEqual(error["code"], "ERROR_INVALID", error)
+            self.assertEqual(error.get("field"), field, error)
+            self.assertFalse(error.get("retryable", False))
+        self.assertIsNone(self.wire.generate(**GOOD).error)
+
+    def test_sampling_out_of_range(self):
+        """Each sampling field, at values just and far outside of its range."""
+        nan, inf = float("nan"), float("inf")
+        wrong = {
+            "temperature": [-0.1, nan, inf, -inf],
+            "top_p": [7.0, 0.0, -1.0, nan, 1.0001],
+            "min_p": [-0.1, 1.1, nan],
+            "repetition_penalty": [0.0, -1.0, nan, inf],
+            "presence_penalty": [-2.1, 2.1, nan],
+            "frequency_penalty": [-2.1, 2.1, nan],
+            "logprobs": [21, 1000, 0xFFFFFFFF],
+            "stop_token_ids": [[-1], [2048], [2147483647]],
+            "logit_bias": [[{"id": -1, "bias": 1.0}], [{"id": 2048, "bias": 1.0}],
+                           [{"id": 5, "bias": 100.5}], [{"id": 5, "bias": nan}]],
+        }
+        for name, values in wrong.items():
+            for value in values:
+                self.expect_invalid(f"sampling.{name}", sampling={name: value})
+
+    def test_request_out_of_range(self):
+        """The fields beside sampling."""
+        self.expect_invalid("n", n=1000)
+        self.expect_invalid("n", n=0)
+        self.expect_invalid("max_tokens", max_tokens=0)
+        self.expect_invalid("stop", stop=[b""])
+        self.expect_invalid("stop", stop=[b"x"] * 1000)
+
+    def test_prompts(self):
+        """Prompts that are empty, no tokens of the model, or no UTF-8."""
+        def without_prompt(**request):
+            answer = self.wire.generate(**{"max_tokens": 2, **request})
+            self.assertIsNotNone(answer.error, request)
+            self.assertEqual(answer.error["code"], "ERROR_INVALID", answer.error)
+            return answer.error.get("field", "")
+
+        self.assertTrue(without_prompt(prompt=b"").startswith("prompt"))
+        self.assertTrue(without_prompt(prompt_ids={"ids": []}).startswith("prompt_ids"))
+        for id_ in -1, 2048, 2147483647, -2147483648:
+            self.assertTrue(without_prompt(prompt_ids={"ids": [5, id_]}).startswith("prompt_ids"))
+        self.assertTrue(without_prompt(prompt=b"abc\xff\xfe").startswith("prompt"))
+        self.assertTrue(without_prompt(chat={"messages": []}).startswith("chat.messages"))
+        self.assertTrue(without_prompt(
+            chat={"messages": [{"role": "user", "content": b"\xc3"}]}).startswith("chat.messages"))
+        self.assertIn("input", without_prompt() or "input")  # none given at all
+
+    def test_nul_is_a_character(self):
+        """NUL in a text is text."""
+        reply = self.wire.ask(tokenize={"text": b"a\0b"})
+        ids = reply["tokens"]["ids"]
+        self.assertEqual(b"".join(reply["tokens"]["tokens"]), b"a\0b")
+        self.assertEqual(self.wire.ask(detokenize={"ids": ids})["text"]["text"], b"a\0b")
+        answer = self.wire.generate(prompt=b"a\0b", max_tokens=2, sampling={"temperature": 0})
+        self.assertIsNone(answer.error)
+        self.assertEqual(answer.done["usage"]["prompt_tokens"], len(ids))
+
+    def test_bad_utf8_to_the_tokenizer(self):
+        """Bytes that are no UTF-8 are refused by tokenize as well, or taken byte by byte."""
+        reply = self.wire.ask(tokenize={"text": b"abc\xff"})
+        self.assertTrue("tokens" in reply or reply["error"]["code"] == "ERROR_INVALID", reply)
+
+    def test_ids_that_are_none_to_detokenize(self):
+        """Ids outside of the vocabulary are refused or have no text; the daemon goes on."""
+        for ids in [-1], [2048], [2147483647], [1, 2, -2147483648]:
+            reply = self.wire.ask(detokenize={"ids": ids})
+            self.assertTrue("text" in reply or reply["error"]["code"] == "ERROR_INVALID", reply)
+
+    def test_what_can_never_fit(self):
+        """max_tokens beyond the model's length or the pool is refused at once."""
+        for max_tokens in 32768, 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF:
+            error = self.wire.generate(**{**GOOD, "max_tokens": max_tokens}).error
+            self.assertIn(error["code"], ("ERROR_TOO_LONG", "ERROR_INVALID"), error)
+        error = self.wire.generate(prompt_ids={"ids": [7] * 40000}, max_tokens=1).error
+        self.assertEqual(error["code"], "ERROR_TOO_LONG", error)
+        # 64 MiB hold 4,096 tokens of float32.
+        error = self.wire.generate(prompt_ids={"ids": [7] * 5000}, max_tokens=1).error
+        self.assertEqual(error["code"], "ERROR_TOO_LONG", error)
+
+    def test_unknown_role(self):
+        """A role that the template does not know is not silently dropped."""
+        answer = self.wire.generate(chat={"messages": [{"role": "user", "content": "Hi"},
+                                                       {"role": "", "content": "x"}]}, max_tokens=1)
+        self.assertIsNotNone(answer.error)
+
+    def test_tools_that_are_no_json(self):
+        """Tool descriptions and calls are checked before they are printed into a prompt."""
+        for tool in b"{", b"[1]", b"\xff", b'{"a":1} x', b'{"a":' * 5000:
+            answer = self.wire.generate(chat={"messages": [{"role": "user", "content": "Hi"}],
+                                              "tools": [tool]}, max_tokens=1)
+            self.assertIsNotNone(answer.error, tool[:20])
+            self.assertIn(answer.error["code"], ("ERROR_INVALID", "ERROR_UNSUPPORTED"))
+
+    def test_others_under_fire(self):
+        """While many send wrong requests, the good ones are answered, and equally."""
+        expected = self.wire.generate(**GOOD).outcome()
+        stop = threading.Event()
+
+        def attack(seed):
+            rng = random.Random(seed)
+            while not stop.is_set():
+                try:
+                    with self.daemon.connect() as w:
+                        w.send(1, generate={**GOOD, "sampling": {"top_p": 7.0}})
+                        w.send(2, generate={**GOOD, "max_tokens": 1 << 30})
+                        w.raw(rng.randbytes(30))
+                        w.sock.shutdown(socket.SHUT_WR)
+                        while True:
+                            w.receive()
+                except (wire.Closed, OSError):
+                    pass
+
+        threads = [threading.Thread(target=attack, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        try:
+            for _ in range(scaled(50, 10)):
+                self.assertEqual(self.wire.generate(**GOOD).outcome(), expected)
+        finally:
+            stop.set()
+            for t in threads:
+                t.join()
+
+
+if __name__ == "__main__":
+    harness.main()

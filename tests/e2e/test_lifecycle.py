@@ -1,0 +1,360 @@
+"""Start, stop and all that can go wrong with them."""
+
+import json
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+import harness
+import wire
+from harness import MODEL, Case, Daemon, config, model_folder, run_command, scaled
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+
+
+class Drain(Case):
+    def test_each_accepted_request_gets_its_answer(self):
+        """SIGTERM under load: one terminal answer a request, new ones are refused, status 0."""
+        with Daemon("daemon.drain_timeout_s=60") as d, d.connect() as w:
+            ids = range(1, 13)
+            for i in ids:
+                w.send(i, generate={**LONG, "max_tokens": scaled(200, 40)})
+            first = w.receive()  # they are accepted and under way
+            d.process.send_signal(signal.SIGTERM)
+            with_first = {i: wire.Answer() for i in ids}
+            with_first[first["id"]].take(first)
+            open_ids, refused = set(ids), None
+            w.send(99, generate=LONG)
+            while open_ids:
+                reply = w.receive()
+                if reply["id"] == 99:
+                    if "error" in reply:
+                        refused = reply["error"]
+                elif with_first[reply["id"]].take(reply):
+                    open_ids.remove(reply["id"])
+            self.assertEqual(d.process.wait(timeout=scaled(30, 120)), 0)
+            for a in with_first.values():
+                self.assertIsNotNone(a.done)
+                self.assertEqual(a.choices[0].reason, "FINISH_LENGTH")
+            if refused:  # it may also have come just before the signal was seen
+                self.assertEqual(refused["code"], "ERROR_UNAVAILABLE")
+                self.assertTrue(refused["retryable"])
+            self.assertFalse(d.socket.exists())
+
+    def test_deadline_of_the_drain(self):
+        """What has not ended when the drain's time is over is ended, with an answer; status 0."""
+        with Daemon("daemon.drain_timeout_s=1") as d, d.connect() as w:
+            w.send(1, generate={**LONG, "max_tokens": 30000})
+            w.receive()
+            begin = time.monotonic()
+            d.process.send_signal(signal.SIGTERM)
+            answer = w.collect([1])[1]
+            self.assertEqual(d.process.wait(timeout=scaled(30, 120)), 0)
+            self.assertLess(time.monotonic() - begin, scaled(10, 60))
+            ended = [c.reason for c in answer.choices.values()]
+            self.assertTrue(answer.error or ended == ["FINISH_CANCELLED"], (answer.error, ended))
+
+    def test_idle_daemon_ends_at_once(self):
+        """SIGTERM and SIGINT without work, with silent connections open: status 0."""
+        for number in signal.SIGTERM, signal.SIGINT:
+            with Daemon() as d, d.connect(), d.connect(hello=False):
+                begin = time.monotonic()
+                d.process.send_signal(number)
+                self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
+                self.assertLess(time.monotonic() - begin, scaled(5, 30))
+
+
+class Sockets(Case):
+    def test_second_daemon_refuses(self):
+        """A daemon leaves the socket of another that lives alone, and says so."""
+        with Daemon() as first:
+            second = subprocess.run(
+                [config.nvllmd, "--model", MODEL, "--socket", first.socket, "--backend", "cpu"],
+                capture_output=True, timeout=scaled(30, 120))
+            self.assertNotEqual(second.returncode, 0)
+            self.assertIn(str(first.socket).encode(), second.stderr)
+            self.assertEqual(first.status()["state"], "ready")
+
+    def test_stale_socket_is_replaced(self):
+        """After kill -9 the next daemon takes the same socket."""
+        folder = self.temporary_folder()
+        d = Daemon(folder=folder)
+        d.process.send_signal(signal.SIGKILL)
+        d.process.wait()
+        self.assertTrue(d.socket.exists())
+        done = d.ctl("status", check=False)
+        self.assertEqual(done.returncode, 3)
+        with Daemon(folder=folder) as again:
+            self.assertEqual(again.status()["state"], "ready")
+
+    def test_no_socket_but_a_file(self):
+        """What is no socket is not removed."""
+        folder = self.temporary_folder()
+        path = folder / "nvllmd.sock"
+        path.write_text("precious")
+        done = subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
+                              capture_output=True, timeout=scaled(30, 120))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(str(path).encode(), done.stderr)
+        self.assertEqual(path.read_text(), "precious")
+
+    def test_path_too_long(self):
+        """A path that no socket address holds is refused with a word about its length."""
+        path = self.temporary_folder() / ("x" * 150)
+        done = subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
+                              capture_output=True, timeout=scaled(30, 120))
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(b"long", done.stderr)
+
+
+class Refusals(Case):
+    """A daemon that cannot serve says what is wrong with what, and ends."""
+
+    def refused(self, *named, model=MODEL, options=(), args=()):
+        socket_path = self.temporary_folder() / "s"
+        command = [config.nvllmd, "--model", model, "--socket", socket_path, "--backend", "cpu",
+                   *args]
+        for o in options:
+            command += ["--set", o]
+        done = subprocess.run([str(c) for c in command], capture_output=True,
+                              timeout=scaled(30, 120))
+        text = done.stderr.decode(errors="replace")
+        self.assertGreater(done.returncode, 0, f"killed or accepted: {text}")
+        for name in named:
+            self.assertIn(name, text)
+        self.assertNotIn("Sanitizer", text)
+        return text
+
+    def changed_config(self, **changes):
+        original = json.loads((MODEL / "config.json").read_text())
+        return json.dumps({**original, **changes})
+
+    def folder(self, **changes):
+        return model_folder(self.temporary_folder() / "model", **changes)
+
+    def test_missing_files(self):
+        self.refused("no-such-folder", model=self.temporary_folder() / "no-such-folder")
+        self.refused("config.json", model=self.folder(config=None))
+        self.refused("tokenizer.json", model=self.folder(tokenizer=None))
+        self.refused("safetensors", model=self.folder(model=None))
+
+    def test_truncated_safetensors(self):
+        whole = (MODEL / "model.safetensors").read_bytes()
+        for cut in 0, 7, 8, 100, len(whole) // 2, len(whole) - 1:
+            self.refused("model.safetensors", model=self.folder(model=whole[:cut]))
+
+    def test_header_of_safetensors_that_lies(self):
+        """Sizes, offsets, shapes and types that do not go together."""
+        whole = (MODEL / "model.safetensors").read_bytes()
+        size = struct.unpack("<Q", whole[:8])[0]
+        header, data = json.loads(whole[8:8 + size]), whole[8 + size:]
+        name = next(k for k in header if "k_proj" in k)
+
+        def with_header(h):
+            raw = json.dumps(h).encode()
+            return struct.pack("<Q", len(raw)) + raw + data
+
+        def with_tensor(**fields):
+            return with_header({**header, name: {**header[name], **fields}})
+
+        begin, end = header[name]["data_offsets"]
+        shape = header[name]["shape"]
+        for content in (
+                with_header({k: v for k, v in header.items() if k != name}),
+                with_tensor(shape=[shape[0] + 1, shape[1]]),
+                with_tensor(shape=[1 << 40, 1 << 40]),
+                with_tensor(dtype="I64"),
+                with_tensor(dtype="NONSENSE"),
+                with_tensor(data_offsets=[begin, end + 2]),
+                with_tensor(data_offsets=[end, begin]),
+                with_tensor(data_offsets=[0, end - begin]),
+                with_tensor(data_offsets=[1 << 62, (1 << 62) + end - begin])):
+            self.refused(name, model=self.folder(model=content))
+        for content in (struct.pack("<Q", 1 << 60) + whole[8:], b"\xff" * 64,
+                        struct.pack("<Q", 4) + b"[[[[" + data, struct.pack("<Q", 0)):
+            self.refused("model.safetensors", model=self.folder(model=content))
+
+    def test_config_that_is_not_for_us(self):
+        changed = self.changed_config
+        self.refused("config.json", "LlamaForCausalLM", model=self.folder(
+            config=changed(architectures=["LlamaForCausalLM"], model_type="llama")))
+        self.refused("config.json", model=self.folder(config="{"))
+        self.refused("config.json", model=self.folder(config="[" * 100000))
+        for key, value in (("num_attention_heads", 0), ("head_dim", -1), ("hidden_size", 1 << 40),
+                           ("num_hidden_layers", 5), ("vocab_size", "2048"),
+                           ("num_key_value_heads", 3), ("rms_norm_eps", "x")):
+            self.refused("config.json", key, model=self.folder(config=changed(**{key: value})))
+
+    def test_tokenizer_that_is_not_for_us(self):
+        original = json.loads((MODEL / "tokenizer.json").read_text())
+        self.refused("tokenizer.json", model=self.folder(tokenizer="{"))
+        original["model"]["type"] = "Unigram"
+        self.refused("tokenizer.json", "Unigram", model=self.folder(tokenizer=json.dumps(original)))
+
+    def test_check_names_what_is_wrong(self):
+        """nvllmd check says the same without starting anything."""
+        done = run_command([config.nvllmd, "check", "--model", MODEL])
+        self.assertEqual(done.returncode, 0)
+        bad = self.folder(config=self.changed_config(architectures=["LlamaForCausalLM"]))
+        done = run_command([config.nvllmd, "check", "--model", bad], check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"LlamaForCausalLM", done.stdout + done.stderr)
+
+    def test_options(self):
+        """Options that do not exist or are out of range are named."""
+        for option in ("cache.block_len=17", "cache.block_len=8192", "cache.block_len=x",
+                       "cache.kv_memory=12Q", "cache.kv_memory=-1", "scheduler.max_seqs=0",
+                       "scheduler.max_batch_tokens=0", "cache.kv_dtype=f64"):
+            self.refused(option.split("=")[0], options=[option])
+        self.refused("cache.no_such", options=["cache.no_such=1"])
+        self.refused("kv_memory", options=["cache.kv_memory=1K"])
+        self.refused("--no-such", args=["--no-such"])
+
+    def test_configuration_file(self):
+        """A file's values count, --set goes over them, a wrong line is named by file and line."""
+        folder = self.temporary_folder()
+        good, bad = folder / "good.conf", folder / "bad.conf"
+        good.write_text("[cache]\nblock_len = 32\nkv_memory = 64M\n")
+        bad.write_text("[cache]\n\nno_such = 32\n")
+        self.refused("bad.conf", "no_such", "3", args=["--config", bad])
+        self.refused("missing.conf", args=["--config", folder / "missing.conf"])
+        path = folder / "s"
+        p = subprocess.Popen([config.nvllmd, "--config", good, "--set", "cache.block_len=64",
+                              "--model", MODEL, "--socket", path, "--backend", "cpu"],
+                             stderr=subprocess.DEVNULL)
+        try:
+            def status():
+                try:
+                    with wire.Wire(path) as w:
+                        s = w.status()
+                        return s if s["state"] == "STATE_READY" else None
+                except OSError:
+                    return None
+
+            s = harness.wait_for(status, scaled(20, 120), "ready")
+            self.assertEqual(s["block_len"], 64)
+            self.assertEqual(s["blocks"]["total"], 64)
+        finally:
+            p.terminate()
+            self.assertEqual(p.wait(timeout=scaled(20, 60)), 0)
+
+
+class ServiceManager(Case):
+    def test_notifications(self):
+        """systemd is told of the start, of the stop, and how it goes between."""
+        path = self.temporary_folder() / "notify"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.bind(str(path))
+            s.settimeout(scaled(20, 60))
+            with Daemon(env={"NOTIFY_SOCKET": str(path)}):
+                pass
+            s.setblocking(False)
+            messages = []
+            try:
+                while True:
+                    messages += s.recv(4096).decode().splitlines()
+            except BlockingIOError:
+                pass
+        self.assertIn("READY=1", messages)
+        self.assertIn("STOPPING=1", messages)
+        self.assertLess(messages.index("READY=1"), messages.index("STOPPING=1"))
+        self.assertTrue(any(m.startswith("STATUS=") for m in messages), messages)
+
+    def test_state_while_loading(self):
+        """A connection during loading learns the state, and requests are refused as retryable."""
+        # A large vocabulary takes long enough to load to be caught at it.
+        seen = []
+        for _ in range(20):
+            d = Daemon(wait=False)
+            try:
+                harness.wait_for(d.socket.exists, 10, "a socket")
+                try:
+                    with d.connect() as w:
+                        seen.append(w.welcome["state"])
+                        if seen[-1] == "STATE_LOADING":
+                            self.assertLessEqual(w.welcome.get("progress", 0), 1)
+                            a = w.generate(prompt="x", max_tokens=1)
+                            if a.error:  # unless it became ready in between
+                                self.assertEqual(a.error["code"], "ERROR_UNAVAILABLE")
+                                self.assertTrue(a.error["retryable"])
+                            break
+                except (OSError, wire.Closed):
+                    continue
+            finally:
+                d.close()
+        self.assertTrue(seen)
+        self.assertTrue(set(seen) <= {"STATE_LOADING", "STATE_READY"}, seen)
+        print(f"states seen while starting: {seen}")
+
+
+class Deadlines(Case):
+    def test_deadline_ends_a_request(self):
+        """What is under way at its deadline ends there, with what it has so far."""
+        with Daemon() as d, d.connect() as w:
+            answer = w.generate(**{**LONG, "max_tokens": 30000}, deadline_ms=scaled(300, 1500))
+            if answer.error:
+                self.assertEqual(answer.error["code"], "ERROR_DEADLINE")
+            else:
+                self.assertEqual(answer.choices[0].reason, "FINISH_DEADLINE")
+            self.assertIsNone(w.generate(**{**LONG, "max_tokens": 2}).error)
+            d.wait_idle()
+
+    def test_deadline_in_the_queue(self):
+        """A request that never got its turn ends at its deadline, too."""
+        with Daemon("scheduler.max_seqs=1") as d, d.connect() as w:
+            w.send(1, generate={**LONG, "max_tokens": 30000})
+            w.receive()
+            w.send(2, generate={**LONG, "deadline_ms": 200})
+            answer = wire.Answer()
+            while True:
+                reply = w.receive()
+                if reply["id"] == 2 and answer.take(reply):
+                    break
+            reasons = [c.reason for c in answer.choices.values()]
+            self.assertTrue(answer.error and answer.error["code"] == "ERROR_DEADLINE"
+                            or reasons == ["FINISH_DEADLINE"], (answer.error, reasons))
+
+
+class Loads(Case):
+    def test_threads_and_memory_at_start(self):
+        """The start takes the KV memory that was asked for, and says it in the status."""
+        with Daemon("cache.kv_memory=128M", "cache.block_len=128") as d:
+            blocks = d.status()["blocks"]
+            self.assertEqual(blocks["total"], 128 * 1024 * 1024 // (128 * 16384))
+            with d.connect() as w:
+                memory = w.status()["memory"]
+            self.assertLessEqual(memory["kv_bytes"], 128 * 1024 * 1024)
+            self.assertGreaterEqual(memory["weight_bytes"], 12_000_000)
+
+    def test_bf16_cache(self):
+        """With bf16 the same memory holds twice the blocks, and answers still come."""
+        with Daemon("cache.kv_memory=64M", "cache.kv_dtype=bf16") as d:
+            self.assertEqual(d.status()["blocks"]["total"], 64 * 1024 * 1024 // (16 * 8192))
+            self.assertIn("42", d.generate("What is 17 + 25?", "--no-think", "--temperature", 0)["text"])
+
+    def test_descriptors_run_out(self):
+        """More connections than descriptors: those there are go on, and later ones come in again."""
+        with Daemon("cache.kv_memory=64M") as d:
+            limit = d.n_descriptors() + 20
+            subprocess.run(["prlimit", f"--pid={d.pid}", f"--nofile={limit}:{limit}"], check=True)
+            many = []
+            try:
+                with d.connect() as w:
+                    for _ in range(60):
+                        try:
+                            many.append(d.connect(hello=False))
+                        except OSError:
+                            break
+                    self.assertIsNone(w.generate(prompt="Hello", max_tokens=2).error)
+            finally:
+                for w in many:
+                    w.close()
+            with d.connect() as w:
+                self.assertIsNone(w.generate(prompt="Hello", max_tokens=2).error)
+
+
+if __name__ == "__main__":
+    harness.main()
