@@ -1,0 +1,307 @@
+/* model_writer.c - see model_writer.h. */
+#include "tests/tools/model_writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/file.h"
+#include "engine/json_util.h"
+#include "engine/model_config.h"
+
+enum { MAX_TOKENIZER_FILE = 64 << 20 };
+
+static int write_file(int dir, const char *name, const char *text, size_t bytes, struct err *e)
+{
+    int fd = openat(dir, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+
+    if (!f) {
+        int rc = err_set(e, -errno, "%s: %s", name, strerror(errno));
+
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    fwrite(text, 1, bytes, f);
+    if (ferror(f) | fclose(f)) /* both: the file is closed in any case */
+        return err_set(e, -EIO, "%s: cannot be written", name);
+    return 0;
+}
+
+static int write_json(int dir, const char *name, json_t *root, struct err *e)
+{
+    char *text = json_dumps(root, JSON_INDENT(2));
+    int rc;
+
+    json_decref(root);
+    if (!text)
+        return err_set(e, -ENOMEM, "%s: no memory", name);
+    rc = write_file(dir, name, text, strlen(text), e);
+    free(text);
+    return rc;
+}
+
+static int write_config(const struct writer *w, int dir, int32_t end, int32_t end_of_turn,
+                        struct err *e)
+{
+    static const char *const dtypes[] = {"bfloat16", "float16", "float32"};
+    const struct model_config *c = &w->config;
+    const bool qwen3 = c->arch == MODEL_QWEN3;
+    json_t *root = json_pack(
+        "{s:[s], s:f, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:n, s:f, "
+        "s:n, s:b, s:s, s:s, s:b, s:b, s:i}",
+        "architectures", model_arch_name(c->arch), "attention_dropout", 0.0, "bos_token_id", end,
+        "eos_token_id", end_of_turn, "hidden_act", "silu", "hidden_size", c->hidden_dim,
+        "initializer_range", 0.02, "intermediate_size", c->ffn_dim, "max_position_embeddings",
+        c->max_seq_len, "max_window_layers", c->n_layers, "model_type", qwen3 ? "qwen3" : "qwen2",
+        "num_attention_heads", c->n_heads, "num_hidden_layers", c->n_layers, "num_key_value_heads",
+        c->n_kv_heads, "rms_norm_eps", 1e-6, "rope_scaling", "rope_theta", c->rope_theta,
+        "sliding_window", "tie_word_embeddings", c->tied, "torch_dtype", dtypes[w->dtype],
+        "transformers_version", "4.51.0", "use_cache", true, "use_sliding_window", false,
+        "vocab_size", c->vocab_size);
+
+    if (root && qwen3)
+        json_object_set_new(root, "attention_bias", json_false());
+    if (root && (qwen3 || (int64_t)c->head_dim * c->n_heads != c->hidden_dim))
+        json_object_set_new(root, "head_dim", json_integer(c->head_dim));
+    return write_json(dir, MODEL_CONFIG_FILE, root, e);
+}
+
+static int write_generation(int dir, int32_t end, int32_t end_of_turn, struct err *e)
+{
+    return write_json(dir, MODEL_GENERATION_FILE,
+                      json_pack("{s:i, s:b, s:[i, i], s:i, s:f, s:i, s:f, s:s}", "bos_token_id",
+                                end, "do_sample", true, "eos_token_id", end_of_turn, end,
+                                "pad_token_id", end, "temperature", 0.6, "top_k", 20, "top_p", 0.95,
+                                "transformers_version", "4.51.0"),
+                      e);
+}
+
+/* The id of an added token of tokenizer.json, or -1. */
+static int32_t added_token(const json_t *tokenizer, const char *content)
+{
+    const json_t *t;
+    size_t i;
+
+    json_array_foreach(json_object_get(tokenizer, "added_tokens"), i, t)
+    {
+        const char *text = json_string_value(json_object_get(t, "content"));
+
+        if (text && strcmp(text, content) == 0)
+            return (int32_t)json_integer_value(json_object_get(t, "id"));
+    }
+    return -1;
+}
+
+static int copy_tokenizer(const struct writer *w, int dir, int32_t *end, int32_t *end_of_turn,
+                          struct err *e)
+{
+    static const char *const names[] = {"tokenizer.json",      "tokenizer_config.json",
+                                        "chat_template.jinja", "special_tokens_map.json",
+                                        "vocab.json",          "merges.txt"};
+    int from = open(w->tokenizer, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    json_t *tokenizer = NULL;
+    int rc = 0;
+
+    if (from < 0)
+        return err_set(e, -errno, "%s: %s", w->tokenizer, strerror(errno));
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char *text;
+        size_t bytes;
+
+        rc = file_read_all(&text, &bytes, from, names[i], MAX_TOKENIZER_FILE, e);
+        if (rc == -ENOENT && i > 0) {
+            rc = 0;
+            continue;
+        }
+        if (rc == 0) {
+            rc = write_file(dir, names[i], text, bytes, e);
+            free(text);
+        }
+        if (rc < 0)
+            goto out;
+    }
+    rc = json_object_read(&tokenizer, dir, names[0], MAX_TOKENIZER_FILE, e);
+    if (rc < 0)
+        goto out;
+    *end = added_token(tokenizer, "<|endoftext|>");
+    *end_of_turn = added_token(tokenizer, "<|im_end|>");
+    if (*end < 0 || *end_of_turn < 0 || *end >= w->config.vocab_size ||
+        *end_of_turn >= w->config.vocab_size)
+        rc = err_set(e, -EINVAL,
+                     "%s: <|endoftext|> and <|im_end|> must be there and below --vocab %d",
+                     w->tokenizer, w->config.vocab_size);
+out:
+    json_decref(tokenizer);
+    close(from);
+    return rc;
+}
+
+/* Even shares in the order of names; a tensor of several shares leaves fewer shards. */
+static void assign_shards(struct writer *w)
+{
+    const uint32_t size = dtype_bytes(w->dtype);
+    const uint64_t total = w->tensors.n_elements * size, wanted = w->n_shards;
+    uint64_t before = 0, share = 0;
+    size_t shard = 0;
+
+    for (size_t i = 0; i < w->tensors.n; i++) {
+        struct tensor *t = &w->tensors.all[i];
+
+        t->dtype = w->dtype;
+        t->bytes = tensor_elements(t) * size;
+        if (i > 0 && before * wanted / total != share) {
+            shard++;
+            share = before * wanted / total;
+        }
+        t->file = (int32_t)shard;
+        before += t->bytes;
+    }
+    w->tensors.bytes = total;
+    w->n_shards = shard + 1;
+}
+
+/* The header of shard s; the offsets of its tensors become those in the file. */
+static int write_header(struct writer *w, size_t s, struct err *e)
+{
+    static const char *const dtypes[] = {"BF16", "F16", "F32"};
+    struct writer_shard *shard = &w->shards[s];
+    char *text = NULL;
+    size_t bytes = 0;
+    uint8_t length[SAFETENSORS_LENGTH_BYTES];
+    FILE *f = open_memstream(&text, &bytes);
+    int rc = 0;
+
+    if (!f)
+        return err_set(e, -ENOMEM, "%s: no memory", shard->name);
+    fputs("{\"__metadata__\":{\"format\":\"pt\"}", f);
+    for (size_t i = 0; i < w->tensors.n; i++) {
+        struct tensor *t = &w->tensors.all[i];
+
+        if (t->file != (int32_t)s)
+            continue;
+        fprintf(f, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, t->name, dtypes[t->dtype],
+                t->shape[0]);
+        if (t->rank == 2)
+            fprintf(f, ",%" PRId64, t->shape[1]);
+        fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", shard->bytes,
+                shard->bytes + t->bytes);
+        t->offset = shard->bytes;
+        shard->bytes += t->bytes;
+    }
+    fputc('}', f);
+    fflush(f);
+    fprintf(f, "%*s", (int)(-bytes % 8), ""); /* the data begin at a multiple of eight */
+    if (fclose(f) != 0)
+        return err_set(e, -ENOMEM, "%s: no memory", shard->name);
+    for (size_t i = 0; i < sizeof(length); i++)
+        length[i] = (uint8_t)(bytes >> 8 * i);
+    for (size_t i = 0; i < w->tensors.n; i++)
+        if (w->tensors.all[i].file == (int32_t)s)
+            w->tensors.all[i].offset += sizeof(length) + bytes;
+    if (pwrite(shard->fd, length, sizeof(length), 0) != sizeof(length) ||
+        pwrite(shard->fd, text, bytes, sizeof(length)) != (ssize_t)bytes ||
+        ftruncate(shard->fd, (off_t)(sizeof(length) + bytes + shard->bytes)) < 0)
+        rc = err_set(e, -EIO, "%s: %s", shard->name, strerror(errno));
+    free(text);
+    return rc;
+}
+
+static int open_shards(struct writer *w, int dir, struct err *e)
+{
+    for (size_t s = 0; s < w->n_shards; s++) {
+        struct writer_shard *shard = &w->shards[s];
+        int rc;
+
+        if (w->n_shards == 1)
+            strcpy(shard->name, MODEL_WEIGHTS_FILE);
+        else
+            snprintf(shard->name, sizeof(shard->name), "model-%05zu-of-%05zu.safetensors", s + 1,
+                     w->n_shards);
+        shard->fd = openat(dir, shard->name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (shard->fd < 0)
+            return err_set(e, -errno, "%s: %s", shard->name, strerror(errno));
+        rc = write_header(w, s, e);
+        if (rc < 0)
+            return rc;
+    }
+    return 0;
+}
+
+/* Also takes away what an earlier model of another number of shards left to be preferred. */
+static int write_index(const struct writer *w, int dir, struct err *e)
+{
+    json_t *map;
+
+    if (w->n_shards == 1) {
+        unlinkat(dir, MODEL_INDEX_FILE, 0);
+        return 0;
+    }
+    unlinkat(dir, MODEL_WEIGHTS_FILE, 0);
+    map = json_object();
+    for (size_t i = 0; i < w->tensors.n; i++)
+        json_object_set_new(map, w->tensors.all[i].name,
+                            json_string(w->shards[w->tensors.all[i].file].name));
+    return write_json(dir, MODEL_INDEX_FILE,
+                      json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                                (json_int_t)w->tensors.bytes, "weight_map", map),
+                      e);
+}
+
+int writer_open(struct writer *w, struct err *e)
+{
+    int32_t end = -1, end_of_turn = -1;
+    int dir, rc;
+
+    for (size_t s = 0; s < WRITER_MAX_SHARDS; s++)
+        w->shards[s] = (struct writer_shard){.fd = -1};
+    if (mkdir(w->folder, 0755) < 0 && errno != EEXIST)
+        return err_set(e, -errno, "%s: %s", w->folder, strerror(errno));
+    dir = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0)
+        return err_set(e, -errno, "%s: %s", w->folder, strerror(errno));
+    rc = copy_tokenizer(w, dir, &end, &end_of_turn, e);
+    if (rc == 0)
+        rc = write_config(w, dir, end, end_of_turn, e);
+    if (rc == 0)
+        rc = write_generation(dir, end, end_of_turn, e);
+    if (rc < 0)
+        goto fail;
+    rc = model_tensors_list(&w->tensors, &w->config);
+    if (rc < 0) {
+        err_set(e, rc, "%s: no memory", w->folder);
+        goto fail;
+    }
+    assign_shards(w);
+    rc = open_shards(w, dir, e);
+    if (rc == 0)
+        rc = write_index(w, dir, e);
+    if (rc < 0)
+        goto fail;
+    close(dir);
+    return 0;
+fail:
+    close(dir);
+    writer_close(w, NULL);
+    return rc;
+}
+
+int writer_close(struct writer *w, struct err *e)
+{
+    int rc = 0;
+
+    for (size_t s = 0; s < WRITER_MAX_SHARDS; s++) {
+        if (w->shards[s].fd >= 0 && close(w->shards[s].fd) < 0)
+            rc = err_set(e, -errno, "%s: %s", w->shards[s].name, strerror(errno));
+        w->shards[s].fd = -1;
+    }
+    model_tensors_deinit(&w->tensors);
+    return rc;
+}

@@ -1,0 +1,41 @@
+/* model_writer.h - the frame of a model folder as Hugging Face writes it: config.json,
+ * generation_config.json, the tokenizer's files, safetensors headers and index. All but the weights
+ * themselves, which the caller writes to where each tensor lies.
+ *
+ * One thread; the shards' descriptors may be written to by many. */
+#ifndef NVLLM_TESTS_MODEL_WRITER_H
+#define NVLLM_TESTS_MODEL_WRITER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/err.h"
+#include "engine/model.h"
+#include "engine/model_tensors.h"
+
+enum { WRITER_MAX_SHARDS = 256 };
+
+struct writer_shard {
+    char name[64];
+    int fd;
+    uint64_t bytes; /* of data */
+};
+
+struct writer {
+    /* set by the caller */
+    const char *folder;
+    const char *tokenizer; /* folder to copy a tokenizer from */
+    struct model_config config;
+    enum dtype dtype;
+    size_t n_shards; /* wanted; what there are after writer_open, for none is empty */
+    uint64_t seed;
+    /* set by writer_open */
+    struct model_tensors tensors; /* located: file is the place in shards */
+    struct writer_shard shards[WRITER_MAX_SHARDS];
+};
+
+/* Makes the folder and all its files, the weights' of their full size and without content. */
+int writer_open(struct writer *w, struct err *e);
+int writer_close(struct writer *w, struct err *e); /* says what the disk refused late */
+
+#endif

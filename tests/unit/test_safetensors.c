@@ -1,0 +1,272 @@
+/* test_safetensors.c - the header of a safetensors file: what passes, and how the rest is refused.
+ */
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/safetensors.h"
+
+static struct err e;
+
+/* A header as it would lie in a file with so many bytes of data. */
+static int parse(struct safetensors *s, const char *json, uint64_t data_bytes)
+{
+    size_t n = strlen(json);
+
+    strcpy(e.text, "");
+    return safetensors_parse(s, "x.safetensors", json, n, SAFETENSORS_LENGTH_BYTES + n + data_bytes,
+                             &e);
+}
+
+/* Tensors are found by name, with their place in the file. */
+START_TEST(good_header)
+{
+    const char *json = "{\"__metadata__\":{\"format\":\"pt\"},"
+                       "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[8,20]},"
+                       "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
+                       "\"scalar\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[20,21]},"
+                       "\"empty\":{\"dtype\":\"F16\",\"shape\":[0,5],\"data_offsets\":[8,8]}}   ";
+    const struct safetensors_entry *b;
+    struct safetensors s;
+
+    ck_assert_msg(parse(&s, json, 21) == 0, "%s", e.text);
+    ck_assert_uint_eq(s.n, 4);
+    b = safetensors_find(&s, "b");
+    ck_assert_ptr_nonnull(b);
+    ck_assert_str_eq(b->dtype, "BF16");
+    ck_assert_int_eq(b->rank, 2);
+    ck_assert_int_eq(b->shape[0], 2);
+    ck_assert_int_eq(b->shape[1], 3);
+    ck_assert_uint_eq(b->offset, 8 + strlen(json) + 8);
+    ck_assert_uint_eq(b->bytes, 12);
+    ck_assert_int_eq(safetensors_find(&s, "scalar")->rank, 0);
+    ck_assert_uint_eq(safetensors_find(&s, "empty")->bytes, 0);
+    ck_assert_ptr_null(safetensors_find(&s, "__metadata__"));
+    ck_assert_ptr_null(safetensors_find(&s, "c"));
+    safetensors_deinit(&s);
+}
+END_TEST
+
+/* A tensor of more dimensions than the engine knows is no reason to refuse the file. */
+START_TEST(high_rank_passes)
+{
+    struct safetensors s;
+
+    ck_assert_msg(parse(&s,
+                        "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,2,1,2,1,2],"
+                        "\"data_offsets\":[0,8]}}",
+                        8) == 0,
+                  "%s", e.text);
+    ck_assert_int_eq(s.entries[0].rank, 6);
+    safetensors_deinit(&s);
+}
+END_TEST
+
+/* A file without tensors is right as far as the format goes. */
+START_TEST(no_tensors)
+{
+    struct safetensors s;
+
+    ck_assert_int_eq(parse(&s, "{}", 0), 0);
+    ck_assert_ptr_null(safetensors_find(&s, "a"));
+    safetensors_deinit(&s);
+}
+END_TEST
+
+#define T(name, dtype, shape, offsets)                                                             \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+
+static const struct {
+    const char *json;
+    uint64_t data_bytes;
+    int code;
+    const char *text;
+} refused[] = {
+    {"", 0, -EINVAL, "does not begin with {"},
+    {" {}", 0, -EINVAL, "does not begin with {"},
+    {"{", 0, -EINVAL, "line 1"},
+    {"{}x", 0, -EINVAL, "line 1"},
+    {"{} {}", 0, -EINVAL, "line 1"},
+    {"{}", 3, -EINVAL, "3 bytes after the last tensor"},
+    {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[0,1]") "}", 1, -EINVAL,
+     "duplicate"},
+    {"{\"a\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1, -EINVAL,
+     "duplicate"},
+    {"{\"a\":1}", 0, -EINVAL, "x.safetensors: a: must be an object"},
+    {"{\"a\":{}}", 0, -EINVAL, "a: dtype: must be a string"},
+    {"{\"a\\u0000b\":{}}", 0, -EINVAL, "line 1"},
+    {"{\"__metadata__\":[]}", 0, -EINVAL, "__metadata__: must be an object"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, -EINVAL, "__metadata__: k: must be a string"},
+    {"{" T("a", "Q4", "[1]", "[0,1]") "}", 1, -ENOTSUP, "a: dtype: \"Q4\" is not a known type"},
+    {"{" T("a", "bf16", "[1]", "[0,2]") "}", 2, -ENOTSUP, "a: dtype: \"bf16\""},
+    {"{" T("a", "U8", "1", "[0,1]") "}", 1, -EINVAL, "a: shape: must be an array"},
+    {"{" T("a", "U8", "[-1]", "[0,1]") "}", 1, -EINVAL, "a: shape: each dimension"},
+    {"{" T("a", "U8", "[1.0]", "[0,1]") "}", 1, -EINVAL, "a: shape: each dimension"},
+    {"{" T("a", "U8", "[\"1\"]", "[0,1]") "}", 1, -EINVAL, "a: shape: each dimension"},
+    {"{" T("a", "U8", "[4294967296,4294967296]", "[0,0]") "}", 0, -EINVAL, "overflows"},
+    {"{" T("a", "U8", "[9223372036854775807,9223372036854775807,0]", "[0,0]") "}", 0, -EINVAL,
+     "overflows"},
+    {"{" T("a", "F64", "[4611686018427387904]", "[0,0]") "}", 0, -EINVAL, "0 bytes for"},
+    {"{" T("a", "U8", "[99999999999999999999]", "[0,0]") "}", 0, -EINVAL, "too big"},
+    {"{" T("a", "U8", "[1]", "[0]") "}", 1, -EINVAL, "a: data_offsets: must be an array of two"},
+    {"{" T("a", "U8", "[1]", "[0,1,2]") "}", 1, -EINVAL, "a: data_offsets: must be an array"},
+    {"{" T("a", "U8", "[1]", "[-1,0]") "}", 1, -EINVAL, "a: data_offsets: must be an array"},
+    {"{" T("a", "U8", "[1]", "{}") "}", 1, -EINVAL, "a: data_offsets: must be an array"},
+    {"{" T("a", "U8", "[1]", "[1,0]") "}", 1, -EINVAL, "a: data_offsets: 1 .. 0 lies outside"},
+    {"{" T("a", "U8", "[2]", "[0,2]") "}", 1, -EINVAL, "a: data_offsets: 0 .. 2 lies outside"},
+    {"{" T("a", "U8", "[1]", "[9223372036854775806,9223372036854775807]") "}", 1, -EINVAL,
+     "lies outside"},
+    {"{" T("a", "BF16", "[2]", "[0,2]") "}", 2, -EINVAL, "2 bytes for 2 elements of BF16"},
+    {"{" T("a", "F4", "[3]", "[0,1]") "}", 1, -EINVAL, "1 bytes for 3 elements of F4"},
+    {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[1,3]") "}", 3, -EINVAL,
+     "b: data_offsets: overlaps a"},
+    {"{" T("a", "U8", "[2]", "[0,2]") "," T("b", "U8", "[2]", "[0,2]") "}", 2, -EINVAL, "overlaps"},
+    {"{" T("a", "U8", "[1]", "[0,1]") "," T("b", "U8", "[1]", "[2,3]") "}", 3, -EINVAL,
+     "b: data_offsets: a hole of 1 bytes before it"},
+    {"{" T("a", "U8", "[1]", "[1,2]") "}", 2, -EINVAL, "a: data_offsets: a hole of 1 bytes"},
+    {"{" T("a", "U8", "[1]", "[0,1]") "}", 2, -EINVAL, "1 bytes after the last tensor"},
+};
+
+/* Each thing that may be wrong with a header is refused, and the message says where. */
+START_TEST(bad_header_is_refused)
+{
+    struct safetensors s;
+    int rc = parse(&s, refused[_i].json, refused[_i].data_bytes);
+
+    ck_assert_msg(rc == refused[_i].code, "%s: %d %s", refused[_i].json, rc, e.text);
+    ck_assert_msg(strstr(e.text, refused[_i].text), "%s: %s", refused[_i].json, e.text);
+    ck_assert_ptr_nonnull(strstr(e.text, "x.safetensors: "));
+}
+END_TEST
+
+/* The length in the first eight bytes is held against the file and against the format's limit. */
+START_TEST(header_length)
+{
+    static const struct {
+        const char *first;
+        uint64_t file_bytes;
+        const char *text; /* NULL: it passes */
+    } cases[] = {
+        {"\x02\0\0\0\0\0\0\0", 10, NULL},
+        {"\x02\0\0\0\0\0\0\0", 9, "truncated"},
+        {"\x02\0\0\0\0\0\0\0", 7, "too few"},
+        {"\x02\0\0\0\0\0\0\0", 0, "too few"},
+        {"\x00\xe1\xf5\x05\0\0\0\0", UINT64_MAX, NULL},
+        {"\x01\xe1\xf5\x05\0\0\0\0", UINT64_MAX, "the format allows 100000000"},
+        {"\xff\xff\xff\xff\xff\xff\xff\xff", UINT64_MAX, "the format allows"},
+        {"version ", 134, "git-lfs"},
+    };
+    size_t n = 0;
+    int rc = safetensors_header_bytes(&n, "x", cases[_i].first, cases[_i].file_bytes, &e);
+
+    if (cases[_i].text) {
+        ck_assert_int_eq(rc, -EINVAL);
+        ck_assert_msg(strstr(e.text, cases[_i].text), "%s", e.text);
+    } else {
+        ck_assert_msg(rc == 0, "%s", e.text);
+    }
+}
+END_TEST
+
+static uint64_t rng;
+
+static uint32_t next_random(uint32_t below)
+{
+    rng = rng * 6364136223846793005 + 1442695040888963407;
+    return (uint32_t)((rng >> 33) % below);
+}
+
+/* One to four changes of a kind that a hostile or a broken file shows. */
+static size_t mutate(char *text, size_t n)
+{
+    static const char bytes[] = "{}[]\",:0123456789-.eE\\u\0\xff\x80 ntf";
+
+    for (uint32_t i = next_random(4) + 1; i > 0 && n > 1; i--) {
+        size_t at = next_random((uint32_t)n), len = next_random(12) + 1;
+
+        if (at + len > n)
+            len = n - at;
+        switch (next_random(5)) {
+        case 0:
+            text[at] ^= (char)(1 << next_random(8));
+            break;
+        case 1:
+            text[at] = bytes[next_random(sizeof(bytes) - 1)];
+            break;
+        case 2: /* leave out */
+            memmove(text + at, text + at + len, n - at - len);
+            n -= len;
+            break;
+        case 3: /* repeat what stands elsewhere */
+            memmove(text + at, text + next_random((uint32_t)(n - len + 1)), len);
+            break;
+        default:
+            n = at + 1;
+        }
+    }
+    return n;
+}
+
+/* What passes the checks after any damage lies inside the file and overlaps nothing; nothing
+ * crashes. */
+START_TEST(mutated_headers)
+{
+    static const char good[] =
+        "{\"__metadata__\":{\"format\":\"pt\"}," T("a", "BF16", "[2,3]", "[0,12]") "," T(
+            "bb", "F32", "[4]", "[12,28]") "," T("c", "U8", "[2,1,1]", "[28,30]") "}";
+    int passed = 0;
+
+    rng = (uint64_t)_i + 1;
+    for (int round = 0; round < 20000; round++) {
+        size_t n = sizeof(good) - 1;
+        char *text = malloc(n), *exact;
+        struct safetensors s;
+        uint64_t file_bytes, sum = 0;
+
+        memcpy(text, good, n);
+        n = mutate(text, n);
+        exact = malloc(n); /* so that a sanitizer sees a read beyond the end */
+        memcpy(exact, text, n);
+        file_bytes = SAFETENSORS_LENGTH_BYTES + n + (next_random(4) ? 30 : next_random(60));
+        if (safetensors_parse(&s, "x", exact, n, file_bytes, &e) == 0) {
+            passed++;
+            for (size_t i = 0; i < s.n; i++) {
+                ck_assert(s.entries[i].offset >= SAFETENSORS_LENGTH_BYTES + n);
+                ck_assert(s.entries[i].offset <= file_bytes);
+                ck_assert(s.entries[i].bytes <= file_bytes - s.entries[i].offset);
+                ck_assert_ptr_eq(safetensors_find(&s, s.entries[i].name), &s.entries[i]);
+                sum += s.entries[i].bytes;
+            }
+            ck_assert_uint_eq(sum, file_bytes - SAFETENSORS_LENGTH_BYTES - n);
+            safetensors_deinit(&s);
+        }
+        free(exact);
+        free(text);
+    }
+    ck_assert_int_gt(passed, 0); /* else the checks above have seen nothing */
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("safetensors");
+    TCase *t = tcase_create("safetensors");
+    SRunner *r;
+    int failed;
+
+    tcase_add_test(t, good_header);
+    tcase_add_test(t, high_rank_passes);
+    tcase_add_test(t, no_tensors);
+    tcase_add_loop_test(t, bad_header_is_refused, 0, sizeof(refused) / sizeof(refused[0]));
+    tcase_add_loop_test(t, header_length, 0, 8);
+    tcase_add_loop_test(t, mutated_headers, 0, 4);
+    tcase_set_timeout(t, 60);
+    suite_add_tcase(s, t);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
