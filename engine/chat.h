@@ -16,9 +16,12 @@
 /* How the folder's template renders; immutable after load. */
 struct chat_template;
 
-/* Reads folder/tokenizer_config.json (chat_template) or chat_template.jinja. A folder with no
- * template gives *out = NULL and 0. A template that is not known is -ENOTSUP with its name. */
+/* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. A folder
+ * with no template gives *out = NULL and 0. A template that is not known is -ENOTSUP with its
+ * hash. */
 int chat_template_load(struct chat_template **out, const char *folder, struct err *e);
+/* The same from the template's text. */
+int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
 void chat_template_free(struct chat_template *t);
 const char *chat_template_name(const struct chat_template *t); /* family: "qwen3" */
 
@@ -62,7 +65,9 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
 void chat_text_deinit(struct chat_text *t);
 
 /* A chat from one JSON object {messages, tools, add_generation_prompt, enable_thinking}; the texts
- * belong to the returned value. Unknown members of the object are an error that names them. */
+ * belong to the returned value. Unknown members, of messages and calls too, are an error that names
+ * them (ids and names that no template uses are passed over). Absent means what it means to a
+ * template: no generation prompt, thinking unset. */
 struct chat_json;
 int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);
 const struct chat *chat_json_get(const struct chat_json *c);

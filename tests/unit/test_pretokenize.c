@@ -1,0 +1,277 @@
+/* test_pretokenize.c - the hand-written scanner against the pattern itself, run by PCRE2; and NFC
+ * against utf8proc's own. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <check.h>
+#include <pcre2.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include "engine/nfc.h"
+#include "engine/pretokenize.h"
+#include "engine/utf8.h"
+
+/* The pattern with \s spelled out: PCRE2's holds U+180E, which is no white space any more. */
+#define SPACE                                                                                      \
+    "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"       \
+    "\\x{3000}"
+static const char pattern[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
+                              " ?[^" SPACE "\\p{L}\\p{N}]+[\\r\\n]*|[" SPACE "]*[\\r\\n]+|"
+                              "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+
+static pcre2_code *code;
+static pcre2_match_data *match;
+
+static void setup(void)
+{
+    int error;
+    PCRE2_SIZE at;
+
+    code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error,
+                         &at, NULL);
+    ck_assert_ptr_nonnull(code);
+    match = pcre2_match_data_create_from_pattern(code, NULL);
+}
+
+static void teardown(void)
+{
+    pcre2_match_data_free(match);
+    pcre2_code_free(code);
+}
+
+/* Both cut the text at the same places. (An assertion for each piece would be a write each.) */
+static void compare(const char *text, size_t n)
+{
+    for (size_t at = 0; at < n;) {
+        int r = pcre2_match(code, (PCRE2_SPTR)text, n, at, PCRE2_NO_UTF_CHECK, match, NULL);
+        PCRE2_SIZE *span = pcre2_get_ovector_pointer(match);
+        size_t len = pretokenize_next(text + at, n - at);
+
+        if (r <= 0 || span[0] != at || span[1] - at != len)
+            ck_abort_msg("at byte %zu of \"%.*s\": %zu bytes, not %zu", at, (int)n, text, len,
+                         r > 0 ? (size_t)(span[1] - at) : 0);
+        at += len;
+    }
+}
+
+/* True where PCRE2's Unicode and utf8proc's agree that the character is assigned. */
+static bool is_common(uint32_t cp)
+{
+    static pcre2_code *assigned;
+    char text[4];
+    size_t n;
+    int error;
+    PCRE2_SIZE at;
+
+    if (!assigned)
+        assigned = pcre2_compile((PCRE2_SPTR) "[^\\p{Cn}\\p{Cs}]", PCRE2_ZERO_TERMINATED,
+                                 PCRE2_UTF | PCRE2_UCP, &error, &at, NULL);
+    if (cp > 0x10ffff || (cp >= 0xd800 && cp <= 0xdfff))
+        return false;
+    n = utf8_write(text, cp);
+    return utf8proc_category((int32_t)cp) != UTF8PROC_CATEGORY_CN &&
+           pcre2_match(assigned, (PCRE2_SPTR)text, n, 0, PCRE2_NO_UTF_CHECK, match, NULL) > 0;
+}
+
+/* Each character of Unicode between others of each class is cut where the pattern cuts it. */
+START_TEST(each_character)
+{
+    static const char *const around[][2] = {{"a", "b"},   {" ", " "}, {"1", "1"},
+                                            {"\n", "\n"}, {"'", "!"}, {"  ", ""}};
+    size_t n_seen = 0;
+
+    for (uint32_t cp = 1; cp < 0x110000; cp += cp < 0x3400 ? 1 : 7) {
+        char one[5] = {0}, text[16];
+
+        if (!is_common(cp))
+            continue;
+        utf8_write(one, cp);
+        n_seen++;
+        for (size_t i = 0; i < sizeof(around) / sizeof(*around); i++) {
+            int n = snprintf(text, sizeof(text), "%s%s%s", around[i][0], one, around[i][1]);
+
+            compare(text, (size_t)n);
+        }
+    }
+    ck_assert_uint_gt(n_seen, 20000);
+}
+END_TEST
+
+static const char *const pieces[] = {" ",
+                                     "  ",
+                                     "\n",
+                                     "\r",
+                                     "\r\n",
+                                     "\t",
+                                     "a",
+                                     "Z",
+                                     "'s",
+                                     "'S",
+                                     "'re",
+                                     "'LL",
+                                     "'\xc5\xbf",
+                                     "'l",
+                                     "'v",
+                                     "'",
+                                     "\"",
+                                     "!",
+                                     "?!",
+                                     "1",
+                                     "42",
+                                     "\xc2\xb2",
+                                     "\xe2\x85\xa7",
+                                     "\xc3\xa9",
+                                     "e\xcc\x81",
+                                     "\xcc\x81",
+                                     "\xe4\xbd\xa0",
+                                     "\xf0\x9f\x98\x80",
+                                     "\xc2\xa0",
+                                     "\xe3\x80\x80",
+                                     "\xc2\x85",
+                                     "\xe2\x80\xa8",
+                                     "\xe2\x80\x8b",
+                                     "\xe1\xa0\x8e",
+                                     "\xd7\x90",
+                                     "\xe0\xa4\x95\xe0\xa4\xbf",
+                                     "_",
+                                     "\x01",
+                                     "\x0b",
+                                     "<|im_end|>",
+                                     "\xf0\x9d\x9f\x98",
+                                     "\xef\xbf\xbd"};
+
+/* Random texts of pieces that the pattern treats differently. */
+START_TEST(random_pieces)
+{
+    srandom(5);
+    for (int round = 0; round < 60000; round++) {
+        char text[400];
+        size_t n = 0;
+
+        for (long k = random() % 14; k >= 0; k--) {
+            const char *piece = pieces[(size_t)random() % (sizeof(pieces) / sizeof(*pieces))];
+
+            memcpy(text + n, piece, strlen(piece));
+            n += strlen(piece);
+        }
+        compare(text, n);
+    }
+}
+END_TEST
+
+/* Random characters from all planes, many of them ASCII. */
+START_TEST(random_characters)
+{
+    srandom(6);
+    for (int round = 0; round < 30000; round++) {
+        char text[200];
+        size_t n = 0;
+
+        for (long k = random() % 30; k >= 0; k--) {
+            static const uint32_t limits[] = {0x80, 0x80, 0x250, 0x3100, 0x20000};
+            uint32_t cp = (uint32_t)random() % limits[random() % 5];
+
+            if (is_common(cp) && cp)
+                n += utf8_write(text + n, cp);
+        }
+        compare(text, n);
+    }
+}
+END_TEST
+
+/* NFC as utf8proc itself does it at once. */
+static void compare_nfc(const struct nfc *nfc, struct nfc_text *out, const char *text, size_t n)
+{
+    utf8proc_uint8_t *want = NULL;
+    utf8proc_ssize_t len = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n, &want,
+                                        UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+
+    if (len < 0 || nfc_normalize(nfc, (struct text){text, n}, out) ||
+        out->text.len != (size_t)len || memcmp(out->text.data, want, (size_t)len) != 0)
+        ck_abort_msg("\"%.*s\" becomes \"%.*s\", not \"%s\"", (int)n, text, (int)out->text.len,
+                     out->text.data, want);
+    free(want);
+}
+
+/* Each character alone, behind a letter and before a mark is normalized as utf8proc does it. */
+START_TEST(nfc_of_each_character)
+{
+    struct nfc_text out = {0};
+    struct nfc *nfc;
+
+    ck_assert_int_eq(nfc_new(&nfc), 0);
+    for (uint32_t cp = 1; cp < 0x110000; cp++) {
+        char text[16];
+        size_t n;
+
+        if ((cp >= 0xd800 && cp <= 0xdfff) || (cp > 0x30000 && cp < 0xe0000) || cp > 0xe1000)
+            continue;
+        n = utf8_write(text, cp);
+        compare_nfc(nfc, &out, text, n);
+        memcpy(text + n, "\xcc\x81", 2);
+        compare_nfc(nfc, &out, text, n + 2);
+        text[0] = 'a';
+        n = 1 + utf8_write(text + 1, cp);
+        compare_nfc(nfc, &out, text, n);
+    }
+    nfc_text_deinit(&out);
+    nfc_free(nfc);
+}
+END_TEST
+
+/* Random runs of letters, marks of several classes, Hangul and Indic halves; the edits lead back
+ * to the places of the source. */
+START_TEST(nfc_of_random_texts)
+{
+    static const uint32_t cps[] = {'a',    'e',     ' ',    0x301,  0x323,   0x327,  0x345,
+                                   0x308,  0x304,   0x1100, 0x1161, 0x11a8,  0xac00, 0xe9,
+                                   0x1e69, 0x9c7,   0x9be,  0x9d7,  0x958,   0x212b, 0x340,
+                                   0x344,  0x1d15e, 0x4f60, 0xf900, 0x1f600, 0xfb1d, 0x5d0,
+                                   0x5b8,  0x11131, 0x11127};
+    struct nfc_text out = {0};
+    struct nfc *nfc;
+
+    ck_assert_int_eq(nfc_new(&nfc), 0);
+    srandom(8);
+    for (int round = 0; round < 60000; round++) {
+        char text[400];
+        size_t n = 0, max = round % 100 ? 12 : 90;
+
+        for (size_t k = (size_t)random() % max; k; k--)
+            n += utf8_write(text + n, cps[(size_t)random() % (sizeof(cps) / sizeof(*cps))]);
+        compare_nfc(nfc, &out, text, n);
+        for (size_t at = 0; at < out.text.len; at++) {
+            size_t from, to;
+
+            nfc_source_range(&out, at, at + 1, &from, &to);
+            if (from >= to || to > n || (to - from == 1 && out.text.data[at] != text[from]))
+                ck_abort_msg("byte %zu comes from %zu to %zu of %zu", at, from, to, n);
+        }
+    }
+    nfc_text_deinit(&out);
+    nfc_free(nfc);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("pretokenize");
+    TCase *tc = tcase_create("pretokenize");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, each_character);
+    tcase_add_test(tc, random_pieces);
+    tcase_add_test(tc, random_characters);
+    tcase_add_test(tc, nfc_of_each_character);
+    tcase_add_test(tc, nfc_of_random_texts);
+    suite_add_tcase(s, tc);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}

@@ -1,0 +1,352 @@
+/* test_text_stream.c - text as it streams: whole characters, stop strings, and never another text
+ * than decoding at once gives. */
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/text_stream.h"
+#include "engine/utf8.h"
+
+static struct tokenizer *tiny;
+static char *all; /* what a test's stream has given */
+static size_t all_len;
+
+static void setup(void)
+{
+    struct err e = {0};
+
+    ck_assert_msg(tokenizer_load(&tiny, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
+    all = calloc(1, 1 << 20);
+    all_len = 0;
+}
+
+static void teardown(void)
+{
+    tokenizer_free(tiny);
+    free(all);
+}
+
+static struct text str(const char *s)
+{
+    return (struct text){s, strlen(s)};
+}
+
+static struct text_stream *new_stream(const char *const *stops, int n, bool skip_special)
+{
+    struct text texts[TEXT_STREAM_MAX_STOPS];
+    struct text_stream *s;
+
+    for (int i = 0; i < n; i++)
+        texts[i] = str(stops[i]);
+    ck_assert_int_eq(text_stream_new(&s, tiny, texts, n, skip_special), 0);
+    return s;
+}
+
+static void gather(struct text piece)
+{
+    ck_assert(utf8_is_valid(piece));
+    ck_assert_uint_lt(all_len + piece.len, 1 << 20);
+    if (piece.len)
+        memcpy(all + all_len, piece.data, piece.len);
+    all_len += piece.len;
+    all[all_len] = '\0';
+}
+
+/* The id of one byte's token. */
+static int32_t byte_id(unsigned char byte)
+{
+    static int32_t ids[256];
+
+    if (!ids[byte] && !ids['a'])
+        for (int32_t id = 1991; id-- > 0;) {
+            struct text t = tokenizer_token_bytes(tiny, id);
+
+            if (t.len == 1)
+                ids[(unsigned char)t.data[0]] = id;
+        }
+    return ids[byte];
+}
+
+/* Pushes bytes one token each until a stop; returns what the last push or the finish said. */
+static int push_bytes(struct text_stream *s, const char *bytes)
+{
+    struct text piece;
+    int r = TEXT_STREAM_OK;
+
+    for (; *bytes && r == TEXT_STREAM_OK; bytes++) {
+        r = text_stream_push(s, byte_id((unsigned char)*bytes), &piece);
+        gather(piece);
+    }
+    return r;
+}
+
+static int finish(struct text_stream *s)
+{
+    struct text piece;
+    int r = text_stream_finish(s, &piece);
+
+    gather(piece);
+    return r;
+}
+
+/* A character in four tokens comes out whole, with its last byte. */
+START_TEST(character_comes_out_whole)
+{
+    struct text_stream *s = new_stream(NULL, 0, true);
+
+    push_bytes(s, "a\xf0\x9f\x98");
+    ck_assert_str_eq(all, "a");
+    push_bytes(s, "\x80");
+    ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
+    ck_assert_int_eq(finish(s), TEXT_STREAM_OK);
+    ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
+    text_stream_free(s);
+}
+END_TEST
+
+/* A character that another one cuts short is one U+FFFD; so is one that the end cuts short. */
+START_TEST(broken_characters)
+{
+    struct text_stream *s = new_stream(NULL, 0, true);
+
+    push_bytes(s, "\xf0\x9f\x98z\xff\xe2\x82");
+    ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd");
+    finish(s);
+    ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd\xef\xbf\xbd");
+    text_stream_free(s);
+}
+END_TEST
+
+/* What may become a stop is held back, and let go once it no longer may. */
+START_TEST(beginning_of_stop_is_held_back)
+{
+    const char *stops[] = {"STOP"};
+    struct text_stream *s = new_stream(stops, 1, true);
+
+    push_bytes(s, "xST");
+    ck_assert_str_eq(all, "x");
+    push_bytes(s, "S");
+    ck_assert_str_eq(all, "xST");
+    push_bytes(s, "TO");
+    ck_assert_str_eq(all, "xST");
+    ck_assert_int_eq(push_bytes(s, "P"), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "xST");
+    text_stream_free(s);
+}
+END_TEST
+
+/* The end lets out what was held back. */
+START_TEST(end_lets_go)
+{
+    const char *stops[] = {"STOP"};
+    struct text_stream *s = new_stream(stops, 1, true);
+
+    push_bytes(s, "aSTO");
+    ck_assert_str_eq(all, "a");
+    ck_assert_int_eq(finish(s), TEXT_STREAM_OK);
+    ck_assert_str_eq(all, "aSTO");
+    text_stream_free(s);
+}
+END_TEST
+
+/* A stop inside a token of many bytes: the text before it is out, the rest is dropped. */
+START_TEST(stop_inside_a_token)
+{
+    const char *stops[] = {"im"};
+    struct text_stream *s = new_stream(stops, 1, false);
+    struct text piece;
+
+    ck_assert_int_eq(text_stream_push(s, 1993, &piece), TEXT_STREAM_STOP); /* <|im_end|> */
+    gather(piece);
+    ck_assert_str_eq(all, "<|");
+    text_stream_free(s);
+}
+END_TEST
+
+/* Of several stops the one that is complete first counts, of two that end together the longer. */
+START_TEST(several_stops)
+{
+    const char *first[] = {"bcd", "abcde"}, *longer[] = {"c", "bc"}, *nested[] = {"aab", "b"};
+    struct text_stream *s = new_stream(first, 2, true);
+
+    ck_assert_int_eq(push_bytes(s, "abcde"), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "a");
+    text_stream_free(s);
+    all_len = 0;
+    s = new_stream(longer, 2, true);
+    ck_assert_int_eq(push_bytes(s, "abcd"), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "a");
+    text_stream_free(s);
+    all_len = 0;
+    s = new_stream(nested, 2, true);
+    ck_assert_int_eq(push_bytes(s, "xaaab"), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "xa");
+    text_stream_free(s);
+}
+END_TEST
+
+/* A stop may be of characters of many bytes, and end with U+FFFD. */
+START_TEST(stops_of_many_bytes)
+{
+    const char *stops[] = {"\xe4\xbd\xa0\xe5\xa5\xbd", "x\xef\xbf\xbd"};
+    struct text_stream *s = new_stream(stops, 2, true);
+
+    ck_assert_int_eq(push_bytes(s, "1\xe4\xbd\xa0"), TEXT_STREAM_OK);
+    ck_assert_str_eq(all, "1");
+    ck_assert_int_eq(push_bytes(s, "\xe5\xa5\xbd"), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "1");
+    text_stream_free(s);
+    all_len = 0;
+    s = new_stream(stops, 2, true);
+    ck_assert_int_eq(push_bytes(s, "yx\xf0\x9f"), TEXT_STREAM_OK);
+    ck_assert_int_eq(finish(s), TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "y");
+    text_stream_free(s);
+}
+END_TEST
+
+/* Special tokens have no text where they are to be left out, not even for stops; padding none. */
+START_TEST(special_tokens)
+{
+    const char *stops[] = {"<|im_end|>"};
+    struct text_stream *s = new_stream(stops, 1, true);
+    struct text piece;
+
+    push_bytes(s, "a\xc3");
+    ck_assert_int_eq(text_stream_push(s, 1993, &piece), TEXT_STREAM_OK);
+    ck_assert_uint_eq(piece.len, 0);
+    ck_assert_int_eq(text_stream_push(s, 2047, &piece), TEXT_STREAM_OK);
+    ck_assert_int_eq(text_stream_push(s, -1, &piece), TEXT_STREAM_OK);
+    ck_assert_uint_eq(piece.len, 0);
+    push_bytes(s, "\xa9");
+    ck_assert_str_eq(all, "a\xc3\xa9");
+    text_stream_free(s);
+}
+END_TEST
+
+/* Stops that are empty, too long, too many or no UTF-8 are refused; the longest is taken. */
+START_TEST(stops_are_checked)
+{
+    char letters[TEXT_STREAM_MAX_STOP_BYTES + 1];
+    struct text stop = {letters, 0}, many[TEXT_STREAM_MAX_STOPS + 1], broken = {"\xff", 1};
+    struct text_stream *s;
+
+    memset(letters, 'a', sizeof(letters));
+    ck_assert_int_eq(text_stream_new(&s, tiny, &stop, 1, true), -EINVAL);
+    stop.len = TEXT_STREAM_MAX_STOP_BYTES + 1;
+    ck_assert_int_eq(text_stream_new(&s, tiny, &stop, 1, true), -EINVAL);
+    ck_assert_int_eq(text_stream_new(&s, tiny, &broken, 1, true), -EINVAL);
+    stop.len = TEXT_STREAM_MAX_STOP_BYTES;
+    for (int i = 0; i <= TEXT_STREAM_MAX_STOPS; i++)
+        many[i] = stop;
+    ck_assert_int_eq(text_stream_new(&s, tiny, many, TEXT_STREAM_MAX_STOPS + 1, true), -EINVAL);
+    ck_assert_int_eq(text_stream_new(&s, tiny, many, -1, true), -EINVAL);
+    ck_assert_int_eq(text_stream_new(&s, tiny, many, TEXT_STREAM_MAX_STOPS, true), 0);
+    for (int i = 0; i < TEXT_STREAM_MAX_STOP_BYTES; i++) {
+        struct text piece;
+
+        ck_assert_int_eq(text_stream_push(s, byte_id('a'), &piece),
+                         i + 1 < TEXT_STREAM_MAX_STOP_BYTES ? TEXT_STREAM_OK : TEXT_STREAM_STOP);
+        ck_assert_uint_eq(piece.len, 0);
+    }
+    text_stream_free(s);
+    text_stream_free(NULL);
+}
+END_TEST
+
+/* The first byte in text at which a stop is complete, and where the longest such stop begins. */
+static size_t plain_search(const char *text, size_t len, const char *const *stops, int n,
+                           bool *found)
+{
+    for (size_t end = 1; end <= len; end++) {
+        size_t longest = 0;
+
+        for (int i = 0; i < n; i++) {
+            size_t stop = strlen(stops[i]);
+
+            if (stop <= end && stop > longest && !memcmp(text + end - stop, stops[i], stop))
+                longest = stop;
+        }
+        if (longest) {
+            *found = true;
+            return end - longest;
+        }
+    }
+    *found = false;
+    return len;
+}
+
+/* Whatever the tokens, the pieces together are what decoding at once gives, cut at the first stop
+ * that a plain search finds. */
+START_TEST(random_ids_stream_as_they_decode)
+{
+    const char *stops[] = {"e ", "th", "\xef\xbf\xbd", "aab", "aaba", " the"};
+    int n_stopped = 0;
+
+    srandom(3);
+    for (int round = 0; round < 4000; round++) {
+        int32_t ids[60];
+        size_t n = (size_t)(random() % 60), len, cut;
+        int n_stops = (int)(random() % 7);
+        bool skip = random() % 2, stopped = false;
+        struct text_stream *s = new_stream(stops, n_stops, skip);
+        char *text;
+
+        for (size_t i = 0; i < n; i++) {
+            long kind = random() % 6;
+
+            ids[i] = kind == 0   ? (int32_t)(random() % 2048)
+                     : kind == 1 ? byte_id((unsigned char)(0x80 + random() % 0x80))
+                     : kind == 2 ? byte_id((unsigned char)("ab "[random() % 3]))
+                                 : (int32_t)(256 + random() % 400);
+        }
+        ck_assert_int_eq(tokenizer_decode(tiny, ids, n, skip, &text, &len), 0);
+        cut = plain_search(text, len, stops, n_stops, &stopped);
+        all_len = 0;
+        int r = TEXT_STREAM_OK;
+        for (size_t i = 0; i < n && r == TEXT_STREAM_OK; i++) {
+            struct text piece;
+
+            r = text_stream_push(s, ids[i], &piece);
+            gather(piece);
+        }
+        if (r == TEXT_STREAM_OK)
+            r = finish(s);
+        ck_assert_int_eq(r == TEXT_STREAM_STOP, stopped);
+        ck_assert_uint_eq(all_len, cut);
+        ck_assert_int_eq(memcmp(all, text, cut), 0);
+        n_stopped += stopped;
+        free(text);
+        text_stream_free(s);
+    }
+    ck_assert_int_gt(n_stopped, 200);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("text_stream");
+    TCase *tc = tcase_create("text_stream");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, character_comes_out_whole);
+    tcase_add_test(tc, broken_characters);
+    tcase_add_test(tc, beginning_of_stop_is_held_back);
+    tcase_add_test(tc, end_lets_go);
+    tcase_add_test(tc, stop_inside_a_token);
+    tcase_add_test(tc, several_stops);
+    tcase_add_test(tc, stops_of_many_bytes);
+    tcase_add_test(tc, special_tokens);
+    tcase_add_test(tc, stops_are_checked);
+    tcase_add_test(tc, random_ids_stream_as_they_decode);
+    suite_add_tcase(s, tc);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
