@@ -191,3 +191,16 @@ bool utf8_valid(const void *data, size_t n)
     }
     return true;
 }
+
+void utf8_clean(char *s)
+{
+    size_t n = strlen(s);
+
+    for (size_t i = 0, step; i < n; i += step) {
+        step = utf8_step((const uint8_t *)s + i, n - i);
+        if (step == 0) {
+            s[i] = '?';
+            step = 1;
+        }
+    }
+}

@@ -54,4 +54,7 @@ size_t unpacked_bytes(const struct unpacked *u); /* taken so far, unpacked_alloc
 /* True when the bytes are UTF-8: no surrogates, no over-long forms, nothing over U+10FFFF. */
 bool utf8_valid(const void *data, size_t n);
 
+/* Writes '?' over each byte of s that is no part of UTF-8: texts cut short, names of files. */
+void utf8_clean(char *s);
+
 #endif

@@ -454,6 +454,17 @@ START_TEST(utf8_is_checked)
 }
 END_TEST
 
+/* What is no UTF-8 becomes question marks, the rest stays. */
+START_TEST(utf8_is_cleaned)
+{
+    char s[] = "a\xc3\xa9\xff\xe2\x82"
+               "b\xe2\x82";
+
+    utf8_clean(s);
+    ck_assert_str_eq(s, "a\xc3\xa9???b??");
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("frame");
@@ -476,6 +487,7 @@ int main(void)
     tcase_add_test(t, unpacked_memory_can_be_extended);
     tcase_add_test(t, schema_is_not_recursive);
     tcase_add_test(t, utf8_is_checked);
+    tcase_add_test(t, utf8_is_cleaned);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
     failed = srunner_ntests_failed(r);
