@@ -1,0 +1,73 @@
+/* backend_choice.c - see backend_choice.h. */
+#include "daemon/backend_choice.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool device_present(const char *folder)
+{
+    static const char *const nodes[] = {"nvidia0", "nvidiactl"};
+    char path[256];
+
+    for (size_t i = 0; i < sizeof(nodes) / sizeof(*nodes); i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, nodes[i]);
+        if (access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int load_module(const struct backend_ops **out, const char *path, struct err *e)
+{
+    const struct backend_ops *ops;
+    void *module;
+    int r = 0;
+
+    if (access(path, F_OK) < 0)
+        return err_set(
+            e, -errno,
+            "%s: %s; install nvllm's CUDA module, name it with backend.module, or choose "
+            "--backend cpu",
+            path, strerror(errno));
+    module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!module)
+        return err_set(e, -ENOEXEC, "cannot load the backend: %s", dlerror());
+    ops = dlsym(module, BACKEND_SYMBOL);
+    if (!ops)
+        r = err_set(e, -ENOEXEC, "%s: is no backend of nvllm: it has no symbol %s", path,
+                    BACKEND_SYMBOL);
+    else if (ops->abi != BACKEND_ABI)
+        r = err_set(e, -ENOEXEC,
+                    "%s: has backend interface %u, nvllmd has %d; install both of one version",
+                    path, ops->abi, BACKEND_ABI);
+    if (r < 0) {
+        dlclose(module);
+        return r;
+    }
+    *out = ops;
+    return 0;
+}
+
+int backend_choose(struct backend_choice *out, enum option_backend wanted,
+                   const struct backend_ops *cpu, const char *module, const char *device_folder,
+                   struct err *e)
+{
+    struct backend_choice c = {.ops = cpu};
+    bool present = wanted == OPTION_BACKEND_AUTO && device_present(device_folder);
+    int r;
+
+    if (present && access(module, F_OK) < 0 && errno == ENOENT) {
+        err_set(&c.warning, 0,
+                "an NVIDIA device is there but %s is not installed: computing on the CPU", module);
+    } else if (present || wanted == OPTION_BACKEND_CUDA) {
+        r = load_module(&c.ops, module, e);
+        if (r < 0)
+            return r;
+        c.device = true;
+    }
+    *out = c;
+    return 0;
+}

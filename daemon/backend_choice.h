@@ -1,0 +1,27 @@
+/* backend_choice.h - which backend computes: the CPU's, linked in, or a module for a device.
+ *
+ * A device that is there but does not work is an error with its reason: never a silent fall back
+ * to the CPU. */
+#ifndef NVLLMD_BACKEND_CHOICE_H
+#define NVLLMD_BACKEND_CHOICE_H
+
+#include <stdbool.h>
+
+#include "daemon/options.h"
+#include "engine/backend.h"
+#include "engine/err.h"
+
+struct backend_choice {
+    const struct backend_ops *ops;
+    bool device;        /* a module's, not the CPU */
+    struct err warning; /* for the log; empty: none */
+};
+
+/* cpu is what computes without a device; device_folder is /dev, where NVIDIA's nodes are looked
+ * for. A module stays loaded for the life of the process. -ENOENT, -ENOEXEC, … with what is missing
+ * and the way out. */
+int backend_choose(struct backend_choice *out, enum option_backend wanted,
+                   const struct backend_ops *cpu, const char *module, const char *device_folder,
+                   struct err *e);
+
+#endif

@@ -1,0 +1,279 @@
+/* connection.c - see connection.h. */
+#include "daemon/connection.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    READ_BYTES = 64 << 10, /* at a time: others get their turn between */
+    LINGER_S = 5,
+};
+
+struct connection {
+    struct connections *shared;
+    void *owner;
+    int fd;
+    struct event *readable, *writable, *timer;
+    struct frame_decoder in;
+    struct frame_buffer out;
+    struct connection *next_dirty;
+    bool dirty;
+    bool greeted;
+    bool paused; /* not read from, for unread output */
+    bool ending; /* close when all is written */
+    bool gone;
+};
+
+static void mark(struct connection *c)
+{
+    if (c->dirty)
+        return;
+    c->dirty = true;
+    c->next_dirty = c->shared->dirty;
+    c->shared->dirty = c;
+}
+
+static void set_timer(struct connection *c, int seconds)
+{
+    struct timeval tv = {.tv_sec = seconds};
+
+    evtimer_add(c->timer, &tv);
+}
+
+/* A frame that has begun must end in time; time that we do not read does not count. */
+static void watch_frame(struct connection *c, bool progress)
+{
+    bool waiting = !c->paused && (!c->greeted || frame_decoder_partial(&c->in));
+
+    if (c->ending || c->gone)
+        return; /* the timer is that of the end */
+    if (!waiting)
+        evtimer_del(c->timer);
+    else if (progress || !evtimer_pending(c->timer, NULL))
+        set_timer(c, c->shared->frame_timeout_s);
+}
+
+static bool over_half(const struct connection *c)
+{
+    return frame_buffer_bytes(&c->out) > c->shared->max_output_bytes / 2;
+}
+
+/* Hands over whole frames until none is left or the client must read first. */
+static void take_frames(struct connection *c)
+{
+    const struct connection_handler *h = c->shared->handler;
+    const uint8_t *frame;
+    bool progress = false;
+    size_t n;
+    int r = FRAME_MORE;
+
+    while (!c->ending && !c->gone) {
+        if (over_half(c)) {
+            c->paused = true;
+            event_del(c->readable);
+            break;
+        }
+        r = frame_decoder_take(&c->in, &frame, &n);
+        if (r != FRAME_OK)
+            break;
+        progress = true;
+        h->frame(c->owner, frame, n);
+    }
+    if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX)
+        h->fault(c->owner, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
+    watch_frame(c, progress);
+}
+
+static void leave(struct connection *c)
+{
+    if (c->gone)
+        return;
+    c->gone = true;
+    c->shared->n_gone++;
+    event_del(c->readable);
+    event_del(c->writable);
+    evtimer_del(c->timer);
+}
+
+static void flush(struct connection *c)
+{
+    while (!c->gone && frame_buffer_bytes(&c->out)) {
+        ssize_t n = send(c->fd, c->out.data + c->out.start, frame_buffer_bytes(&c->out),
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (n >= 0) {
+            frame_buffer_consume(&c->out, (size_t)n);
+        } else if (errno == EAGAIN) {
+            event_add(c->writable, NULL);
+            return;
+        } else if (errno != EINTR) {
+            leave(c);
+        }
+    }
+    if (c->ending)
+        leave(c);
+}
+
+/* Reading goes on once the client has read enough. */
+static void resume(struct connection *c)
+{
+    if (!c->paused || c->ending || c->gone || over_half(c))
+        return;
+    c->paused = false;
+    event_add(c->readable, NULL);
+    take_frames(c);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *arg)
+{
+    struct connection *c = arg;
+    uint8_t buf[READ_BYTES];
+    ssize_t n = read(fd, buf, sizeof(buf));
+
+    (void)what;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        leave(c);
+        mark(c);
+    } else if (frame_decoder_push(&c->in, buf, (size_t)n) < 0) {
+        c->shared->handler->fault(c->owner, CONNECTION_NO_MEMORY);
+    } else {
+        take_frames(c);
+    }
+    c->shared->handler->settle(c->shared->shared);
+}
+
+static void on_writable(evutil_socket_t fd, short what, void *arg)
+{
+    struct connection *c = arg;
+
+    (void)fd;
+    (void)what;
+    flush(c);
+    resume(c);
+    mark(c);
+    c->shared->handler->settle(c->shared->shared);
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+    struct connection *c = arg;
+
+    (void)fd;
+    (void)what;
+    if (c->ending) {
+        leave(c);
+        mark(c);
+    } else {
+        c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
+    }
+    c->shared->handler->settle(c->shared->shared);
+}
+
+int connection_new(struct connection **out, struct connections *shared, int fd, void *owner)
+{
+    struct connection *c = calloc(1, sizeof(*c));
+
+    if (!c) {
+        close(fd);
+        return -ENOMEM;
+    }
+    c->shared = shared;
+    c->owner = owner;
+    c->fd = fd;
+    frame_decoder_init(&c->in, shared->max_frame_bytes);
+    c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_readable, c);
+    c->writable = event_new(shared->base, fd, EV_WRITE, on_writable, c);
+    c->timer = evtimer_new(shared->base, on_timer, c);
+    if (!c->readable || !c->writable || !c->timer || event_add(c->readable, NULL) < 0) {
+        connection_free(c);
+        return -ENOMEM;
+    }
+    set_timer(c, shared->frame_timeout_s);
+    *out = c;
+    return 0;
+}
+
+void connection_free(struct connection *c)
+{
+    if (!c)
+        return;
+    if (c->dirty) {
+        struct connection **at = &c->shared->dirty;
+
+        while (*at != c)
+            at = &(*at)->next_dirty;
+        *at = c->next_dirty;
+    }
+    if (c->gone)
+        c->shared->n_gone--;
+    if (c->readable)
+        event_free(c->readable);
+    if (c->writable)
+        event_free(c->writable);
+    if (c->timer)
+        event_free(c->timer);
+    frame_decoder_deinit(&c->in);
+    frame_buffer_deinit(&c->out);
+    close(c->fd);
+    free(c);
+}
+
+void connection_greeted(struct connection *c)
+{
+    c->greeted = true;
+}
+
+int connection_put(struct connection *c, const ProtobufCMessage *message)
+{
+    int r;
+
+    if (c->ending || c->gone)
+        return CONNECTION_OK;
+    if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes) {
+        mark(c); /* should it be gone, the next flush says so */
+        flush(c);
+        if (c->gone)
+            return CONNECTION_OK;
+        if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes)
+            return CONNECTION_E_SLOW;
+    }
+    r = frame_buffer_put(&c->out, message);
+    if (r < 0)
+        return -ENOMEM;
+    mark(c);
+    return CONNECTION_OK;
+}
+
+void connection_end(struct connection *c, const ProtobufCMessage *message)
+{
+    if (c->ending || c->gone)
+        return;
+    if (message)
+        (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
+    c->ending = true;
+    event_del(c->readable);
+    set_timer(c, LINGER_S);
+    mark(c);
+}
+
+void connections_flush(struct connections *shared)
+{
+    while (shared->dirty) {
+        struct connection *c = shared->dirty;
+
+        shared->dirty = c->next_dirty;
+        c->next_dirty = NULL;
+        c->dirty = false;
+        flush(c);
+        resume(c); /* may put more, and mark it again */
+    }
+}
+
+bool connection_gone(const struct connection *c)
+{
+    return c->gone;
+}

@@ -1,0 +1,72 @@
+/* connection.h - one client's socket: frames in, frames out, deadlines; nothing of what they mean.
+ *
+ * What is put is gathered and goes out in one write when the loop's wake-up is settled. While much
+ * is unread, nothing more is read from the client; beyond the limit connection_put() refuses.
+ * Callbacks come from the loop, never from within a call of these functions. */
+#ifndef NVLLMD_CONNECTION_H
+#define NVLLMD_CONNECTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <event2/event.h>
+
+#include "proto/frame.h"
+
+struct connection;
+
+enum connection_fault {
+    CONNECTION_TOO_LARGE, /* a frame over the limit */
+    CONNECTION_GARBAGE,   /* no length of a frame */
+    CONNECTION_TIMED_OUT, /* a frame, or the first, did not come in time */
+    CONNECTION_NO_MEMORY,
+};
+
+/* What the owner is told. settle comes last in each wake-up and is where connections may be freed.
+ */
+struct connection_handler {
+    void (*frame)(void *owner, const uint8_t *data, size_t n);
+    void (*fault)(void *owner, enum connection_fault fault);
+    void (*settle)(void *shared);
+};
+
+/* What all connections of a daemon share. */
+struct connections {
+    struct event_base *base;
+    const struct connection_handler *handler;
+    void *shared; /* for settle */
+    uint32_t max_frame_bytes;
+    size_t max_output_bytes;
+    int frame_timeout_s;
+    struct connection *dirty; /* something was put, or the end is near */
+    size_t n_gone;            /* connections to be freed */
+};
+
+enum {
+    CONNECTION_OK,
+    CONNECTION_E_SLOW, /* more than max_output_bytes are unread: nothing was put */
+};
+
+/* Takes fd over, success or not. -ENOMEM. */
+int connection_new(struct connection **out, struct connections *shared, int fd, void *owner);
+void connection_free(struct connection *c);
+
+/* The first frame was good: from now on only frames that have begun have a deadline. */
+void connection_greeted(struct connection *c);
+
+/* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW or -ENOMEM. Dropped silently where the
+ * connection is ending. */
+int connection_put(struct connection *c, const ProtobufCMessage *message);
+
+/* Whatever has been put goes out, message last where it is not NULL, then the connection is gone;
+ * nothing more is read. A client that does not read is not waited for long. */
+void connection_end(struct connection *c, const ProtobufCMessage *message);
+
+/* Writes what has been put since the last call. */
+void connections_flush(struct connections *shared);
+
+/* The peer has left or all is written after connection_end(): to be freed. */
+bool connection_gone(const struct connection *c);
+
+#endif

@@ -1,0 +1,228 @@
+/* listener.c - see listener.h. */
+#include "daemon/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <systemd/sd-daemon.h>
+
+enum { BACKLOG = 1024 };
+
+struct listener {
+    int fd;
+    int lock_fd; /* -1: systemd's socket */
+    char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
+    bool bound; /* the path is ours to remove */
+    dev_t dev;
+    ino_t ino;
+};
+
+static struct listener *listener_new(void)
+{
+    struct listener *l = calloc(1, sizeof(*l));
+
+    if (l)
+        l->fd = l->lock_fd = -1;
+    return l;
+}
+
+/* Takes the lock. The daemon before us removes the file as it ends, so what we have locked may be
+ * a file without a name: then again. */
+static int take_lock(struct listener *l, struct err *e)
+{
+    struct stat ours, named;
+
+    for (;;) {
+        int fd = open(l->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+
+        if (fd < 0 && errno == ENOENT)
+            return err_set(e, -ENOENT, "%s: its folder does not exist", l->path);
+        if (fd < 0)
+            return err_set(e, -errno, "%s: %s", l->lock_path, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+            int code = errno == EWOULDBLOCK ? -EADDRINUSE : -errno;
+
+            close(fd);
+            if (code == -EADDRINUSE)
+                return err_set(e, code, "%s: another nvllmd serves this socket", l->path);
+            return err_set(e, code, "%s: %s", l->lock_path, strerror(-code));
+        }
+        if (fstat(fd, &ours) == 0 && stat(l->lock_path, &named) == 0 &&
+            ours.st_dev == named.st_dev && ours.st_ino == named.st_ino) {
+            l->lock_fd = fd;
+            return 0;
+        }
+        close(fd);
+    }
+}
+
+/* Removes what a dead daemon has left at the path; refuses anything else. */
+static int clear_path(const struct listener *l, const struct sockaddr_un *addr, struct err *e)
+{
+    struct stat st;
+    int fd, r;
+
+    if (lstat(l->path, &st) < 0)
+        return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+    if (!S_ISSOCK(st.st_mode))
+        return err_set(e, -EEXIST,
+                       "%s: is there and is no socket; remove it or choose another path", l->path);
+    fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return err_set(e, -errno, "socket: %s", strerror(errno));
+    r = connect(fd, (const struct sockaddr *)addr, sizeof(*addr));
+    r = r == 0 || errno == EAGAIN ? -EADDRINUSE : 0; /* EAGAIN: alive, its queue is full */
+    close(fd);
+    if (r < 0)
+        return err_set(e, r, "%s: another program serves this socket", l->path);
+    if (unlink(l->path) < 0 && errno != ENOENT)
+        return err_set(e, -errno, "%s: cannot remove the old socket: %s", l->path, strerror(errno));
+    return 0;
+}
+
+static int find_group(gid_t *out, const char *name, struct err *e)
+{
+    struct group *g;
+
+    errno = 0;
+    g = getgrnam(name);
+    if (!g)
+        return err_set(e, errno ? -errno : -EINVAL, "daemon.socket_group: no group %s", name);
+    *out = g->gr_gid;
+    return 0;
+}
+
+static int bind_path(struct listener *l, const struct listener_options *o,
+                     const struct sockaddr_un *addr, struct err *e)
+{
+    struct stat st;
+    mode_t old;
+    gid_t gid = 0;
+    int r;
+
+    l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (l->fd < 0)
+        return err_set(e, -errno, "socket: %s", strerror(errno));
+    old = umask(0777); /* nobody connects before mode and group are right */
+    r = bind(l->fd, (const struct sockaddr *)addr, sizeof(*addr)) < 0 ? -errno : 0;
+    umask(old);
+    if (r < 0)
+        return err_set(e, r, "%s: cannot be bound: %s", l->path, strerror(-r));
+    if (lstat(l->path, &st) < 0)
+        return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+    l->bound = true;
+    l->dev = st.st_dev;
+    l->ino = st.st_ino;
+    if (*o->group) {
+        r = find_group(&gid, o->group, e);
+        if (r < 0)
+            return r;
+        if (chown(l->path, (uid_t)-1, gid) < 0)
+            return err_set(e, -errno, "%s: cannot be given to group %s: %s", l->path, o->group,
+                           strerror(errno));
+    }
+    if (listen(l->fd, BACKLOG) < 0 || chmod(l->path, o->mode) < 0)
+        return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+    return 0;
+}
+
+int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct listener *l;
+    size_t n = strlen(o->path);
+    int r;
+
+    if (n == 0)
+        return err_set(e, -EINVAL, "daemon.socket: the path is empty");
+    if (n >= sizeof(addr.sun_path))
+        return err_set(e, -ENAMETOOLONG, "%s: %zu bytes are too long for a socket's path, %zu",
+                       o->path, n, sizeof(addr.sun_path) - 1);
+    l = listener_new();
+    if (!l)
+        return err_set(e, -ENOMEM, "listener: out of memory");
+    memcpy(l->path, o->path, n + 1);
+    memcpy(addr.sun_path, o->path, n + 1);
+    memcpy(l->lock_path, o->path, n);
+    memcpy(l->lock_path + n, ".lock", sizeof(".lock"));
+    if ((r = take_lock(l, e)) < 0 || (r = clear_path(l, &addr, e)) < 0 ||
+        (r = bind_path(l, o, &addr, e)) < 0) {
+        listener_free(l);
+        return r;
+    }
+    *out = l;
+    return 0;
+}
+
+int listener_inherit(struct listener **out, struct err *e)
+{
+    int n = sd_listen_fds(1), fd = SD_LISTEN_FDS_START, flags;
+    struct sockaddr_un addr = {0};
+    socklen_t len = sizeof(addr);
+    struct listener *l;
+
+    *out = NULL;
+    if (n == 0)
+        return 0;
+    if (n < 0)
+        return err_set(e, n, "sockets of systemd: %s", strerror(-n));
+    if (n != 1 || sd_is_socket(fd, AF_UNIX, SOCK_STREAM, 1) <= 0)
+        return err_set(
+            e, -EINVAL,
+            "systemd must pass one listening Unix stream socket; it passed %d of any kind", n);
+    flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return err_set(e, -errno, "socket of systemd: %s", strerror(errno));
+    l = listener_new();
+    if (!l)
+        return err_set(e, -ENOMEM, "listener: out of memory");
+    l->fd = fd;
+    if (getsockname(fd, (struct sockaddr *)&addr, &len) == 0)
+        memcpy(l->path, addr.sun_path, sizeof(l->path) - 1);
+    *out = l;
+    return 0;
+}
+
+int listener_fd(const struct listener *l)
+{
+    return l->fd;
+}
+
+const char *listener_path(const struct listener *l)
+{
+    return l->path;
+}
+
+void listener_stop(struct listener *l)
+{
+    struct stat st;
+
+    if (l->bound && lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino)
+        unlink(l->path);
+    l->bound = false;
+    if (l->fd >= 0)
+        close(l->fd);
+    l->fd = -1;
+}
+
+void listener_free(struct listener *l)
+{
+    if (!l)
+        return;
+    listener_stop(l);
+    if (l->lock_fd >= 0) {
+        unlink(l->lock_path); /* while it is held: see take_lock */
+        close(l->lock_fd);
+    }
+    free(l);
+}

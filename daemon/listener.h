@@ -1,0 +1,36 @@
+/* listener.h - the socket that clients connect to: our own, or the one that systemd passes.
+ *
+ * A lock file beside the socket (PATH.lock) says that a daemon serves it: so of two daemons
+ * started at once one refuses, and a socket left by a dead one is replaced without a race. */
+#ifndef NVLLMD_LISTENER_H
+#define NVLLMD_LISTENER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "engine/err.h"
+
+struct listener;
+
+struct listener_options {
+    const char *path;
+    mode_t mode;
+    const char *group; /* "": the daemon's own */
+};
+
+/* Listens, not blocking. -EADDRINUSE: another daemon does; -EEXIST: the path is no socket;
+ * -ENAMETOOLONG; others as they come, with a text. */
+int listener_open(struct listener **out, const struct listener_options *options, struct err *e);
+
+/* As listener_open, on the socket that systemd has passed; 0 with *out NULL when there is none. */
+int listener_inherit(struct listener **out, struct err *e);
+
+int listener_fd(const struct listener *l);
+const char *listener_path(const struct listener *l);
+
+/* Stops listening and removes a socket of our own; the lock stays until listener_free. */
+void listener_stop(struct listener *l);
+void listener_free(struct listener *l); /* takes NULL */
+
+#endif

@@ -1,0 +1,26 @@
+/* log.h - one line a thing that happened: event=… key=value … to stderr, with the priority that
+ * the journal reads where stderr is the journal.
+ *
+ * Never the text of a prompt or an answer. Control characters come out as '?'. Any thread. */
+#ifndef NVLLMD_LOG_H
+#define NVLLMD_LOG_H
+
+#include <stdint.h>
+
+enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
+
+/* Lines over this level are dropped. Called once, before threads start. */
+void log_init(enum log_level level);
+
+/* fmt gives further key=value pairs, whose values hold no blanks, or is "". */
+__attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const char *event,
+                                                     const char *fmt, ...);
+
+/* As log_event, with text="…" at the end, quotes in it escaped. */
+__attribute__((format(printf, 4, 5))) void log_text(enum log_level level, const char *event,
+                                                    const char *text, const char *fmt, ...);
+
+/* True at most once in interval_ms for a *last of the caller's: for lines that a peer can cause. */
+int log_due(uint64_t *last_ms, uint64_t interval_ms);
+
+#endif

@@ -1,0 +1,357 @@
+/* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
+ * with a backend plugged into the engine. */
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/backend_choice.h"
+#include "daemon/kv_memory.h"
+#include "daemon/listener.h"
+#include "daemon/log.h"
+#include "daemon/offline.h"
+#include "daemon/options.h"
+#include "daemon/server.h"
+#include "daemon/service.h"
+#include "engine/cpu/cpu_backend.h"
+#include "proto/unpack.h"
+
+enum { EXIT_USAGE = 2 };
+
+static const char usage[] =
+    "usage: nvllmd [options]                      serve a model on a socket\n"
+    "       nvllmd check [options]                say what is wrong with a model folder\n"
+    "       nvllmd tokenize [options] [TEXT|-]    text to token ids\n"
+    "       nvllmd detokenize [options] [IDS|-]   token ids to text\n"
+    "       nvllmd render [options] [JSON|-]      chat to the prompt that the model sees\n"
+    "\n"
+    "  --config FILE             configuration file, " OPTIONS_DEFAULT_FILE " if it is there\n"
+    "  --set SECTION.KEY=VALUE   one option, over those of the file\n"
+    "  --model DIR               model.path\n"
+    "  --socket PATH             daemon.socket\n"
+    "  --backend auto|cpu|cuda   daemon.backend\n"
+    "  --help, --version\n"
+    "\n"
+    "of tokenize, detokenize and render, which need no weights:\n"
+    "  --json                    one JSON object out; detokenize takes an array of ids\n"
+    "  --jsonl                   one JSON value a line in, one object a line out\n"
+    "  --special                 tokenize: special tokens are matched\n"
+    "  --skip-special            detokenize: special tokens are left out\n"
+    "\n"
+    "exit status: 0 ok, 1 error, 2 wrong usage\n";
+
+static const struct command {
+    const char *name;
+    int (*run)(const struct offline_options *o); /* NULL: the daemon */
+} commands[] = {
+    {"tokenize", offline_tokenize},
+    {"detokenize", offline_detokenize},
+    {"render", offline_render},
+    {"check", offline_check},
+};
+
+struct command_line {
+    const struct command *command; /* NULL: the daemon */
+    struct options options;
+    struct offline_options offline;
+    bool done; /* --help or --version was all */
+};
+
+static int usage_error(const char *text)
+{
+    fprintf(stderr, "nvllmd: %s\nnvllmd: --help says more\n", text);
+    return -EINVAL;
+}
+
+/* ---- command line */
+
+enum {
+    OPT_CONFIG = 1,
+    OPT_SET,
+    OPT_MODEL,
+    OPT_SOCKET,
+    OPT_BACKEND,
+    OPT_JSON,
+    OPT_JSONL,
+    OPT_SPECIAL,
+    OPT_SKIP_SPECIAL,
+    OPT_HELP,
+    OPT_VERSION
+};
+
+static const struct option long_options[] = {
+    {"config", required_argument, NULL, OPT_CONFIG},
+    {"set", required_argument, NULL, OPT_SET},
+    {"model", required_argument, NULL, OPT_MODEL},
+    {"socket", required_argument, NULL, OPT_SOCKET},
+    {"backend", required_argument, NULL, OPT_BACKEND},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"jsonl", no_argument, NULL, OPT_JSONL},
+    {"special", no_argument, NULL, OPT_SPECIAL},
+    {"skip-special", no_argument, NULL, OPT_SKIP_SPECIAL},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+static int set_pair(struct options *o, const char *pair, struct err *e)
+{
+    const char *eq = strchr(pair, '=');
+    char key[128];
+
+    if (!eq || (size_t)(eq - pair) >= sizeof(key))
+        return err_set(e, -EINVAL, "--set %s: section.key=value is wanted", pair);
+    memcpy(key, pair, (size_t)(eq - pair));
+    key[eq - pair] = '\0';
+    return options_set(o, key, eq + 1, e);
+}
+
+/* What the options of the command line set, in their order, over the file's. */
+static int apply(struct command_line *c, int argc, char **argv, struct err *e)
+{
+    int opt, r = 0;
+
+    optind = 1;
+    while (r == 0 && (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        switch (opt) {
+        case OPT_SET:
+            r = set_pair(&c->options, optarg, e);
+            break;
+        case OPT_MODEL:
+            r = options_set(&c->options, "model.path", optarg, e);
+            break;
+        case OPT_SOCKET:
+            r = options_set(&c->options, "daemon.socket", optarg, e);
+            break;
+        case OPT_BACKEND:
+            r = options_set(&c->options, "daemon.backend", optarg, e);
+            break;
+        }
+    }
+    return r;
+}
+
+/* First pass: the command, its switches, which file. */
+static int scan(struct command_line *c, const char **config, int argc, char **argv)
+{
+    bool switches = false;
+    int opt;
+
+    while ((opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+        switch (opt) {
+        case OPT_CONFIG:
+            *config = optarg;
+            break;
+        case OPT_JSON:
+            c->offline.json = switches = true;
+            break;
+        case OPT_JSONL:
+            c->offline.jsonl = switches = true;
+            break;
+        case OPT_SPECIAL:
+            c->offline.special = switches = true;
+            break;
+        case OPT_SKIP_SPECIAL:
+            c->offline.skip_special = switches = true;
+            break;
+        case OPT_HELP:
+            printf("%s\noptions of the configuration file and --set:\n", usage);
+            options_print(stdout);
+            c->done = true;
+            return 0;
+        case OPT_VERSION:
+            puts("nvllmd " NVLLM_VERSION);
+            c->done = true;
+            return 0;
+        case '?':
+            return usage_error("wrong usage");
+        }
+    }
+    if (switches && (!c->command || c->command->run == offline_check))
+        return usage_error("--json, --jsonl, --special and --skip-special belong to tokenize, "
+                           "detokenize and render");
+    if (argc - optind > (c->command && c->command->run != offline_check ? 1 : 0))
+        return usage_error("more arguments than there is use for");
+    if (optind < argc && strcmp(argv[optind], "-") != 0)
+        c->offline.input = argv[optind];
+    return 0;
+}
+
+static int parse(struct command_line *c, int argc, char **argv)
+{
+    const char *config = NULL;
+    struct err e;
+    int r;
+
+    if (argc > 1 && argv[1][0] != '-') {
+        for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
+            if (strcmp(commands[i].name, argv[1]) == 0)
+                c->command = &commands[i];
+        if (!c->command)
+            return usage_error("no such command");
+        argv[1] = argv[0];
+        argc--;
+        argv++;
+    }
+    r = scan(c, &config, argc, argv);
+    if (r < 0 || c->done)
+        return r;
+    r = options_read(&c->options, config ? config : OPTIONS_DEFAULT_FILE, &e);
+    if (r == -ENOENT && !config)
+        r = 0;
+    if (r == 0)
+        r = apply(c, argc, argv, &e);
+    if (r < 0)
+        return usage_error(e.text);
+    if (!*c->options.model_path)
+        return usage_error("no model: --model DIR, or path in section [model] of the file");
+    c->offline.model = c->options.model_path;
+    return 0;
+}
+
+/* ---- daemon */
+
+/* The last component of the folder's real path: what clients are told. */
+static char *model_name_of(const char *path)
+{
+    char *real = realpath(path, NULL), *name;
+    const char *last;
+
+    if (real)
+        path = real;
+    last = strrchr(path, '/');
+    name = strdup(last && last[1] ? last + 1 : path);
+    free(real);
+    if (name)
+        utf8_clean(name);
+    return name;
+}
+
+/* Each client is a descriptor; some are the daemon's own. */
+static void raise_descriptors(const struct options *o)
+{
+    rlim_t wanted = (rlim_t)o->max_connections + 256;
+    struct rlimit l;
+
+    if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur >= wanted)
+        return;
+    l.rlim_cur = l.rlim_max < wanted ? l.rlim_max : wanted;
+    if (setrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur < wanted)
+        log_event(LOG_LEVEL_WARNING, "few_descriptors", "limit=%llu wanted=%llu",
+                  (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
+}
+
+static int start_engine(struct engine **out, const struct options *o,
+                        const struct backend_choice *choice, struct err *e)
+{
+    struct engine_options options = {
+        .model_folder = o->model_path,
+        .backend = choice->ops,
+        .backend_options =
+            {
+                .block_len = (int32_t)o->block_len,
+                .max_batch_tokens = (int32_t)o->max_batch_tokens,
+                .max_seqs = (int32_t)o->max_seqs,
+                .max_seq_len = (int32_t)o->max_seq_len,
+                .kv_dtype = (enum kv_dtype)o->kv_dtype,
+                .n_threads = (int32_t)o->cpu_threads,
+            },
+        .max_preemptions = (int32_t)o->max_preemptions,
+        .prefix_cache = o->prefix_cache != 0,
+        .share_all = o->scope == OPTION_SCOPE_ALL,
+        .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
+    };
+
+    kv_memory_choose(&options.backend_options, &o->kv_memory, choice->device);
+    if (getrandom(&options.hash_seed, sizeof(options.hash_seed), 0) !=
+        (ssize_t)sizeof(options.hash_seed))
+        return err_set(e, -errno, "getrandom: %s", strerror(errno));
+    return engine_new(out, &options, e);
+}
+
+static int open_listener(struct listener **out, const struct options *o, struct err *e)
+{
+    const struct listener_options options = {.path = o->socket,
+                                             .mode = (mode_t)o->socket_mode,
+                                             .group = o->socket_group};
+    int r = listener_inherit(out, e);
+
+    return r < 0 || *out ? r : listener_open(out, &options, e);
+}
+
+/* Signals of the end are taken by the loop; until it runs they wait. */
+static void prepare_process(const struct options *o)
+{
+    signal(SIGPIPE, SIG_IGN);
+    umask(077);
+    log_init((enum log_level)o->log_level);
+    raise_descriptors(o);
+}
+
+static int serve(const struct options *o)
+{
+    struct backend_choice choice;
+    struct server_parts parts = {.options = o};
+    struct server *server = NULL;
+    enum server_end end = SERVER_FAILED;
+    char *name = NULL;
+    struct err e;
+
+    prepare_process(o);
+    name = model_name_of(o->model_path);
+    if (!name || backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
+                                o->backend_module, "/dev", &e) < 0)
+        goto fail;
+    if (*choice.warning.text)
+        log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
+                 "backend=cpu");
+    parts.model = name;
+    parts.backend = choice.ops->name;
+    if (open_listener(&parts.listener, o, &e) < 0 ||
+        start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
+        goto fail;
+    end = server_run(server);
+    server_free(server);
+    listener_free(parts.listener);
+    /* Threads that load, hang or have failed are not waited for: the process ends under them. */
+    if (end != SERVER_ENDED)
+        _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
+    engine_free(parts.engine);
+    free(name);
+    return EXIT_SUCCESS;
+fail:
+    log_text(LOG_LEVEL_ERROR, "cannot_start", name ? e.text : "out of memory", "%s", "");
+    service_failed(name ? e.text : "out of memory");
+    server_free(server);
+    engine_free(parts.engine);
+    listener_free(parts.listener);
+    free(name);
+    return EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    struct command_line c = {0};
+    struct err e;
+    int status = EXIT_USAGE;
+
+    if (options_init(&c.options, &e) < 0) {
+        fprintf(stderr, "nvllmd: %s\n", e.text);
+        return EXIT_FAILURE;
+    }
+    if (parse(&c, argc, argv) == 0) {
+        if (c.done)
+            status = fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        else
+            status = c.command ? c.command->run(&c.offline) : serve(&c.options);
+    }
+    options_deinit(&c.options);
+    return status;
+}

@@ -1,0 +1,400 @@
+/* offline.c - see offline.h. Each operation turns one input text into one JSON object; what is
+ * around it (whole input or lines, object or plain text out) is common to all three. */
+#include "daemon/offline.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "engine/chat.h"
+#include "engine/err.h"
+#include "engine/model_check.h"
+#include "engine/tokenizer.h"
+#include "proto/unpack.h"
+
+enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
+
+struct tool {
+    const struct offline_options *options;
+    struct tokenizer *tokenizer;
+    struct chat_template *template;
+    /* One input to one object; parsed is NULL where the input is not JSON but text. */
+    int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
+               struct err *e);
+    void (*print)(const json_t *result); /* the plain form */
+    bool json_input;                     /* parsed is wanted even without --jsonl */
+};
+
+static int complain(const char *text)
+{
+    fprintf(stderr, "nvllmd: %s\n", text);
+    return 1;
+}
+
+/* ---- reading and writing */
+
+/* All of stdin, or the argument. */
+static int read_input(char **out, size_t *n, const struct offline_options *o, struct err *e)
+{
+    size_t cap = 64 << 10, len = 0, got;
+    char *data, *bigger;
+
+    if (o->input) {
+        *out = strdup(o->input);
+        *n = strlen(o->input);
+        return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+    }
+    data = malloc(cap);
+    while (data && (got = fread(data + len, 1, cap - len, stdin)) > 0) {
+        len += got;
+        if (len > MAX_INPUT_BYTES) {
+            free(data);
+            return err_set(e, -E2BIG, "stdin: more than %d bytes", MAX_INPUT_BYTES);
+        }
+        if (len < cap)
+            continue;
+        cap *= 2;
+        bigger = realloc(data, cap);
+        if (!bigger) {
+            free(data);
+            data = NULL;
+        } else {
+            data = bigger;
+        }
+    }
+    if (!data)
+        return err_set(e, -ENOMEM, "out of memory");
+    if (ferror(stdin)) {
+        free(data);
+        return err_set(e, -EIO, "stdin: cannot be read");
+    }
+    *out = data;
+    *n = len;
+    return 0;
+}
+
+static int put_line(json_t *value, struct err *e)
+{
+    int r = value ? json_dumpf(value, stdout, JSON_COMPACT) : -1;
+
+    json_decref(value);
+    if (r < 0 || putchar('\n') == EOF)
+        return err_set(e, -EIO, "stdout: cannot be written");
+    return 0;
+}
+
+static json_t *error_object(struct err *e)
+{
+    utf8_clean(e->text); /* it may quote the line, and be cut inside a character */
+    return json_pack("{s:{s:s, s:s}}", "error", "code", "invalid", "message", e->text);
+}
+
+/* A JSON value of any kind; texts may hold NUL. */
+static int parse(json_t **out, struct text input, struct err *e)
+{
+    json_error_t why;
+
+    *out = json_loadb(input.data ? input.data : "", input.len,
+                      JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why);
+    if (!*out)
+        return err_set(e, -EINVAL, "not JSON: %s (byte %d)", why.text, why.position);
+    return 0;
+}
+
+/* ---- the operations */
+
+/* Bytes of a token as a JSON string; what is no UTF-8 by itself shows as U+FFFD. */
+static json_t *token_text(const struct tokenizer *t, int32_t id)
+{
+    struct text bytes = tokenizer_token_bytes(t, id);
+    json_t *s = NULL;
+    char *text;
+    size_t n = 0;
+
+    if (utf8_valid(bytes.data, bytes.len))
+        return json_stringn(bytes.data ? bytes.data : "", bytes.len);
+    if (tokenizer_decode(t, &id, 1, false, &text, &n) == 0) {
+        s = json_stringn(text, n);
+        free(text);
+    }
+    return s;
+}
+
+static int tokenize(struct tool *t, struct text input, const json_t *parsed, json_t **out,
+                    struct err *e)
+{
+    struct token_list list = {0};
+    json_t *ids, *tokens;
+    int r;
+
+    if (parsed && !json_is_string(parsed))
+        return err_set(e, -EINVAL, "a JSON string is wanted");
+    if (parsed)
+        input = (struct text){json_string_value(parsed), json_string_length(parsed)};
+    if (!utf8_valid(input.data, input.len))
+        return err_set(e, -EINVAL, "the text is not UTF-8");
+    r = tokenizer_encode_all(t->tokenizer, input, t->options->special, &list);
+    if (r < 0) {
+        free(list.ids);
+        return err_set(e, r, "cannot tokenize: %s", strerror(-r));
+    }
+    ids = json_array();
+    tokens = json_array();
+    for (size_t i = 0; i < list.n; i++) {
+        json_array_append_new(ids, json_integer(list.ids[i]));
+        json_array_append_new(tokens, token_text(t->tokenizer, list.ids[i]));
+    }
+    free(list.ids);
+    *out = json_pack("{s:o, s:o}", "ids", ids, "tokens", tokens);
+    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+}
+
+static void print_ids(const json_t *result)
+{
+    const json_t *ids = json_object_get(result, "ids");
+
+    for (size_t i = 0; i < json_array_size(ids); i++)
+        printf("%s%" JSON_INTEGER_FORMAT, i ? " " : "", json_integer_value(json_array_get(ids, i)));
+    putchar('\n');
+}
+
+/* Ids from a JSON array, or from plain numbers with blanks or commas between. */
+static int take_ids(struct token_list *out, struct text input, const json_t *parsed, struct err *e)
+{
+    json_t *array = NULL;
+    int r = 0;
+
+    if (!parsed) {
+        char *copy = malloc(input.len + 3);
+
+        if (!copy)
+            return err_set(e, -ENOMEM, "out of memory");
+        copy[0] = '[';
+        memcpy(copy + 1, input.data, input.len);
+        copy[input.len + 1] = '\0';
+        if (!strchr(copy, ','))
+            for (char *p = copy + 1 + strspn(copy + 1, " \t\r\n"); *p; p++)
+                if (strchr(" \t\r\n", *p) && p[strspn(p, " \t\r\n")])
+                    *p = ',', p += strspn(p + 1, " \t\r\n");
+        copy[input.len + 1] = ']';
+        r = parse(&array, (struct text){copy, input.len + 2}, e);
+        free(copy);
+        if (r < 0)
+            return err_set(e, -EINVAL, "ids are wanted, as numbers or as a JSON array");
+        parsed = array;
+    }
+    if (!json_is_array(parsed))
+        r = err_set(e, -EINVAL, "a JSON array of ids is wanted");
+    out->ids = r == 0 ? calloc(json_array_size(parsed) + 1, sizeof(*out->ids)) : NULL;
+    if (r == 0 && !out->ids)
+        r = err_set(e, -ENOMEM, "out of memory");
+    for (size_t i = 0; r == 0 && i < json_array_size(parsed); i++) {
+        const json_t *v = json_array_get(parsed, i);
+        json_int_t id = json_integer_value(v);
+
+        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
+            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
+        out->ids[out->n++] = (int32_t)id;
+    }
+    json_decref(array);
+    return r;
+}
+
+static int detokenize(struct tool *t, struct text input, const json_t *parsed, json_t **out,
+                      struct err *e)
+{
+    struct token_list list = {0};
+    char *text = NULL;
+    size_t n = 0;
+    int r = take_ids(&list, input, parsed, e);
+
+    if (r == 0) {
+        r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
+        if (r < 0)
+            err_set(e, r, "cannot detokenize: %s", strerror(-r));
+    }
+    free(list.ids);
+    if (r < 0)
+        return r;
+    *out = json_pack("{s:o}", "text", json_stringn(text, n));
+    free(text);
+    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+}
+
+static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
+                  struct err *e)
+{
+    struct chat_json *chat;
+    struct chat_text text = {0};
+    int r = chat_json_parse(&chat, input.data ? input.data : "", input.len, e);
+
+    (void)parsed;
+    if (r < 0)
+        return r;
+    r = chat_render(t->template, chat_json_get(chat), &text, e);
+    chat_json_free(chat);
+    if (r < 0)
+        return r;
+    *out = json_pack("{s:o}", "text", json_stringn(text.data, text.len));
+    chat_text_deinit(&text);
+    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+}
+
+/* Byte for byte: no newline of ours. */
+static void print_text(const json_t *result)
+{
+    const json_t *text = json_object_get(result, "text");
+
+    fwrite(json_string_value(text), 1, json_string_length(text), stdout);
+}
+
+/* ---- around them */
+
+static int run_one(struct tool *t, struct text input, bool json, json_t **out, struct err *e)
+{
+    json_t *parsed = NULL;
+    int r = json ? parse(&parsed, input, e) : 0;
+
+    if (r == 0)
+        r = t->run(t, input, parsed, out, e);
+    json_decref(parsed);
+    return r;
+}
+
+/* A line that is wrong gets an error object in its place, and the next goes on. */
+static int run_lines(struct tool *t, FILE *in)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    int status = 0;
+    struct err e;
+
+    while ((n = getline(&line, &cap, in)) > 0) {
+        json_t *result;
+
+        if (line[n - 1] == '\n')
+            n--;
+        if (run_one(t, (struct text){line, (size_t)n}, t->json_input, &result, &e) < 0) {
+            result = error_object(&e);
+            status = 1;
+        }
+        if (put_line(result, &e) < 0) {
+            status = complain(e.text);
+            break;
+        }
+    }
+    free(line);
+    return status;
+}
+
+static int run_whole(struct tool *t, bool json)
+{
+    json_t *result;
+    struct err e;
+    char *data = NULL;
+    size_t n = 0;
+    int r = read_input(&data, &n, t->options, &e);
+
+    if (r < 0)
+        return complain(e.text);
+    r = run_one(t, (struct text){data, n}, json, &result, &e);
+    free(data);
+    if (r < 0)
+        return complain(e.text);
+    if (t->options->json)
+        return put_line(result, &e) < 0 ? complain(e.text) : 0;
+    t->print(result);
+    json_decref(result);
+    return 0;
+}
+
+static int run(struct tool *t, bool json_whole)
+{
+    FILE *in = stdin;
+    int status;
+
+    if (!t->options->jsonl) {
+        status = run_whole(t, json_whole);
+    } else {
+        if (t->options->input)
+            in = fmemopen((void *)(uintptr_t)t->options->input, strlen(t->options->input), "r");
+        status = in ? run_lines(t, in) : complain("--jsonl wants at least one line");
+        if (in && in != stdin)
+            fclose(in);
+    }
+    tokenizer_free(t->tokenizer);
+    chat_template_free(t->template);
+    if (fflush(stdout) != 0 && status == 0)
+        status = complain("stdout: cannot be written");
+    return status;
+}
+
+int offline_tokenize(const struct offline_options *o)
+{
+    struct tool t = {.options = o, .run = tokenize, .print = print_ids, .json_input = true};
+    struct err e;
+
+    if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
+        return complain(e.text);
+    return run(&t, false);
+}
+
+int offline_detokenize(const struct offline_options *o)
+{
+    struct tool t = {.options = o, .run = detokenize, .print = print_text, .json_input = true};
+    struct err e;
+
+    if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
+        return complain(e.text);
+    return run(&t, o->json);
+}
+
+int offline_render(const struct offline_options *o)
+{
+    struct tool t = {.options = o, .run = render, .print = print_text};
+    struct err e;
+
+    if (chat_template_load(&t.template, o->model, &e) < 0)
+        return complain(e.text);
+    if (!t.template) {
+        err_set(&e, -ENOTSUP, "%s: the model has no chat template", o->model);
+        return complain(e.text);
+    }
+    return run(&t, false);
+}
+
+/* One line a part, as model_check prints them. */
+static int say(const char *part, int r, const struct err *e)
+{
+    if (r < 0)
+        printf("wrong  %s\n", e->text);
+    else
+        printf("ok     %s\n", part);
+    return r < 0;
+}
+
+int offline_check(const struct offline_options *o)
+{
+    struct tokenizer *tokenizer = NULL;
+    struct chat_template *template = NULL;
+    struct err e;
+    int wrong = model_check(o->model, stdout) < 0, r;
+
+    wrong |= say("tokenizer.json", tokenizer_load(&tokenizer, o->model, &e), &e);
+    r = chat_template_load(&template, o->model, &e);
+    if (r == -ENOTSUP) /* raw prompts work all the same */
+        printf("note   %s; only raw prompts can be served\n", e.text);
+    else
+        wrong |= say(template ? "chat template" : "no chat template: raw prompts only", r, &e);
+    tokenizer_free(tokenizer);
+    chat_template_free(template);
+    if (fflush(stdout) != 0)
+        return complain("stdout: cannot be written");
+    return wrong;
+}

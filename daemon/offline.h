@@ -1,0 +1,23 @@
+/* offline.h - sub-commands on a model folder alone, without a daemon: tokenize, detokenize, render
+ * and check. They read stdin or one argument and write stdout; messages go to stderr. */
+#ifndef NVLLMD_OFFLINE_H
+#define NVLLMD_OFFLINE_H
+
+#include <stdbool.h>
+
+struct offline_options {
+    const char *model;
+    const char *input; /* text from the command line; NULL: stdin */
+    bool json;         /* one object out, and ids of detokenize are a JSON array in */
+    bool jsonl;        /* one JSON value a line in, one object a line out */
+    bool special;      /* tokenize: special tokens are matched */
+    bool skip_special; /* detokenize: special tokens have no text */
+};
+
+/* Exit status: 0, or 1 after a message. */
+int offline_tokenize(const struct offline_options *o);
+int offline_detokenize(const struct offline_options *o);
+int offline_render(const struct offline_options *o);
+int offline_check(const struct offline_options *o);
+
+#endif

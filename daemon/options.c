@@ -1,0 +1,476 @@
+/* options.c - see options.h. */
+#include "daemon/options.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <ini.h>
+
+#include "daemon/log.h"
+#include "engine/backend.h"
+#include "proto/frame.h"
+
+enum kind {
+    KIND_TEXT,
+    KIND_PATH,   /* absolute */
+    KIND_INT,    /* a whole number */
+    KIND_POWER,  /* a whole number that is a power of two */
+    KIND_MODE,   /* octal file mode */
+    KIND_BYTES,  /* with K, M, G or T */
+    KIND_MEMORY, /* bytes, or a fraction, or auto */
+    KIND_CHOICE, /* one of names, its index is the value */
+};
+
+struct option {
+    const char *key;
+    enum kind kind;
+    size_t offset;
+    int64_t min, max;
+    const char *names; /* of CHOICE, with '|' between, in the order of the enum */
+    const char *fallback;
+    const char *help;
+};
+
+#define AT(member) offsetof(struct options, member)
+
+/* In order of section: --help prints them so. */
+static const struct option table[] = {
+    {"model.path", KIND_TEXT, AT(model_path), 0, 0, NULL, "",
+     "folder of the model, as downloaded from a hub"},
+    {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
+     "path of the socket; one passed by systemd goes before it"},
+    {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",
+     "who may connect, as a file mode; all local users unless narrowed"},
+    {"daemon.socket_group", KIND_TEXT, AT(socket_group), 0, 0, NULL, "",
+     "group of the socket; empty: the daemon's own"},
+    {"daemon.backend", KIND_CHOICE, AT(backend), 0, 0, "auto|cpu|cuda", "auto",
+     "what computes; auto: cuda where an NVIDIA device and the module are, else cpu"},
+    {"daemon.drain_timeout_s", KIND_INT, AT(drain_timeout_s), 0, 86400, NULL, "30",
+     "seconds that accepted requests may go on after SIGTERM"},
+    {"daemon.log_level", KIND_CHOICE, AT(log_level), 0, 0, "error|warning|info|debug", "info",
+     "the least important lines that are logged"},
+    {"backend.module", KIND_PATH, AT(backend_module), 0, 0, NULL, NVLLM_MODULE_DIR "/nvllm-cuda.so",
+     "module of the cuda backend"},
+    {"cache.block_len", KIND_POWER, AT(block_len), 16, 4096, NULL, "16", "tokens of one KV block"},
+    {"cache.kv_memory", KIND_MEMORY, AT(kv_memory), 0, 0, NULL, "auto",
+     "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU a quarter of the "
+     "available memory, 2G at most"},
+    {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16", "auto",
+     "type of cached keys and values; auto: f32 on the CPU, bf16 on a GPU"},
+    {"cache.prefix_cache", KIND_CHOICE, AT(prefix_cache), 0, 0, "off|on", "on",
+     "computed prefixes are kept and found again"},
+    {"cache.scope", KIND_CHOICE, AT(scope), 0, 0, "uid|all", "uid",
+     "who shares cached prefixes: requests of one user, or all"},
+    {"scheduler.max_batch_tokens", KIND_INT, AT(max_batch_tokens), 1, 1 << 20, NULL, "2048",
+     "tokens of one step at most"},
+    {"scheduler.max_seqs", KIND_INT, AT(max_seqs), 1, 65536, NULL, "256",
+     "sequences that run at a time"},
+    {"scheduler.max_seq_len", KIND_INT, AT(max_seq_len), 0, INT32_MAX, NULL, "0",
+     "tokens of one sequence, prompt and answer; 0: the model's length"},
+    {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
+     "a sequence that lost its blocks so often keeps them"},
+    {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",
+     "threads of the cpu backend; 0: one a core that the daemon may use"},
+    {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",
+     "threads that render and tokenize"},
+    {"limits.connections", KIND_INT, AT(max_connections), 1, 100000, NULL, "1024",
+     "connections at a time"},
+    {"limits.connections_per_uid", KIND_INT, AT(max_connections_per_uid), 1, 100000, NULL, "512",
+     "connections of one user at a time"},
+    {"limits.requests", KIND_INT, AT(max_requests), 1, 1000000, NULL, "8192",
+     "requests under way at a time"},
+    {"limits.requests_per_connection", KIND_INT, AT(max_requests_per_connection), 1, 1000000, NULL,
+     "1024", "requests of one connection under way at a time"},
+    {"limits.frame_bytes", KIND_BYTES, AT(max_frame_bytes), 4096, FRAME_LARGEST_MAX, NULL, "16M",
+     "size of one request"},
+    {"limits.output_bytes", KIND_BYTES, AT(max_output_bytes), 4096, INT64_C(1) << 40, NULL, "8M",
+     "a connection with more unread answers is cut off"},
+    {"limits.request_bytes", KIND_BYTES, AT(max_request_bytes), 65536, INT64_C(1) << 40, NULL,
+     "512M", "memory of all requests under way"},
+    {"limits.frame_timeout_s", KIND_INT, AT(frame_timeout_s), 1, 86400, NULL, "30",
+     "seconds within which a begun frame, and Hello, must have come"},
+};
+
+enum { N_OPTIONS = sizeof(table) / sizeof(*table) };
+
+static int64_t *number_at(struct options *o, const struct option *t)
+{
+    return (int64_t *)((char *)o + t->offset);
+}
+
+static char **text_at(struct options *o, const struct option *t)
+{
+    return (char **)((char *)o + t->offset);
+}
+
+static const struct option *find(const char *key)
+{
+    for (int i = 0; i < N_OPTIONS; i++)
+        if (strcmp(table[i].key, key) == 0)
+            return &table[i];
+    return NULL;
+}
+
+/* What may be written, for error lines and --help. */
+static void describe(const struct option *t, char *buf, size_t n)
+{
+    switch (t->kind) {
+    case KIND_TEXT:
+        snprintf(buf, n, "TEXT");
+        break;
+    case KIND_PATH:
+        snprintf(buf, n, "an absolute PATH");
+        break;
+    case KIND_INT:
+        snprintf(buf, n, "a whole number from %" PRId64 " to %" PRId64, t->min, t->max);
+        break;
+    case KIND_POWER:
+        snprintf(buf, n, "a power of two from %" PRId64 " to %" PRId64, t->min, t->max);
+        break;
+    case KIND_MODE:
+        snprintf(buf, n, "an octal mode from 0000 to 0777");
+        break;
+    case KIND_BYTES:
+        snprintf(buf, n, "bytes from %" PRId64 " to %" PRId64 ", as 64K, 16M or 2G", t->min,
+                 t->max);
+        break;
+    case KIND_MEMORY:
+        snprintf(buf, n, "bytes as 512M or 8G, a fraction as 0.5 or 50%%, or auto");
+        break;
+    case KIND_CHOICE:
+        snprintf(buf, n, "one of %s", t->names);
+        break;
+    }
+}
+
+static bool parse_whole(int64_t *out, const char *s, int base)
+{
+    char *end;
+    long long v;
+
+    if (*s < '0' || *s > '9')
+        return false; /* no blanks, no signs */
+    errno = 0;
+    v = strtoll(s, &end, base);
+    if (errno || *end)
+        return false;
+    *out = v;
+    return true;
+}
+
+/* A whole number with K, M, G or T (powers of 1024), as "16M" or "16MiB". */
+static bool parse_bytes(int64_t *out, const char *s)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    long long v;
+
+    if (*s < '0' || *s > '9')
+        return false;
+    errno = 0;
+    v = strtoll(s, &end, 10);
+    if (errno)
+        return false;
+    if (*end) {
+        const char *u = strchr(units, *end & ~0x20); /* either case */
+
+        if (!u || (end[1] && strcmp(end + 1, "iB") != 0))
+            return false;
+        for (long i = u - units; i >= 0; i--)
+            if (__builtin_mul_overflow(v, 1024LL, &v))
+                return false;
+    }
+    *out = v;
+    return true;
+}
+
+static bool parse_memory(struct option_memory *out, const char *s)
+{
+    struct option_memory m = {0};
+    size_t n = strlen(s);
+    int64_t bytes;
+    char *end;
+
+    if (strcmp(s, "auto") == 0) {
+        *out = m;
+        return true;
+    }
+    if (*s < '0' || *s > '9')
+        return false;
+    if (strchr(s, '.') || s[n - 1] == '%') {
+        m.fraction = strtod(s, &end);
+        if (*end == '%') {
+            m.fraction /= 100;
+            end++;
+        }
+        if (*end || !(m.fraction > 0 && m.fraction <= 1))
+            return false;
+    } else {
+        if (!parse_bytes(&bytes, s) || bytes <= 1)
+            return false; /* 0 and 1: a fraction was meant, or nothing useful */
+        m.bytes = (uint64_t)bytes;
+    }
+    *out = m;
+    return true;
+}
+
+static bool parse_choice(int64_t *out, const char *s, const char *names)
+{
+    size_t n = strlen(s);
+    int64_t i = 0;
+
+    for (const char *p = names;; i++) {
+        const char *bar = strchrnul(p, '|');
+
+        if ((size_t)(bar - p) == n && memcmp(p, s, n) == 0) {
+            *out = i;
+            return true;
+        }
+        if (!*bar)
+            return false;
+        p = bar + 1;
+    }
+}
+
+static bool parse_number(const struct option *t, int64_t *out, const char *s)
+{
+    bool ok;
+
+    switch (t->kind) {
+    case KIND_CHOICE:
+        return parse_choice(out, s, t->names);
+    case KIND_BYTES:
+        ok = parse_bytes(out, s);
+        break;
+    case KIND_MODE:
+        ok = parse_whole(out, s, 8);
+        break;
+    default:
+        ok = parse_whole(out, s, 10);
+        break;
+    }
+    if (!ok || *out < t->min || *out > t->max)
+        return false;
+    return t->kind != KIND_POWER || (*out & (*out - 1)) == 0;
+}
+
+static int set(struct options *o, const struct option *t, const char *value, struct err *e)
+{
+    char allowed[128];
+    int64_t number;
+    char *copy;
+    bool ok = true;
+
+    switch (t->kind) {
+    case KIND_PATH:
+        ok = value[0] == '/';
+        /* fallthrough */
+    case KIND_TEXT:
+        if (!ok)
+            break;
+        copy = strdup(value);
+        if (!copy)
+            return err_set(e, -ENOMEM, "%s: out of memory", t->key);
+        free(*text_at(o, t));
+        *text_at(o, t) = copy;
+        return 0;
+    case KIND_MEMORY:
+        ok = parse_memory((struct option_memory *)((char *)o + t->offset), value);
+        break;
+    default:
+        ok = parse_number(t, &number, value);
+        if (ok)
+            *number_at(o, t) = number;
+        break;
+    }
+    if (ok)
+        return 0;
+    describe(t, allowed, sizeof(allowed));
+    return err_set(e, -EINVAL, "%s: \"%s\" is not %s", t->key, value, allowed);
+}
+
+int options_init(struct options *o, struct err *e)
+{
+    int r;
+
+    memset(o, 0, sizeof(*o));
+    for (int i = 0; i < N_OPTIONS; i++) {
+        r = set(o, &table[i], table[i].fallback, e);
+        if (r < 0) {
+            options_deinit(o);
+            return r;
+        }
+    }
+    return 0;
+}
+
+void options_deinit(struct options *o)
+{
+    for (int i = 0; i < N_OPTIONS; i++)
+        if (table[i].kind == KIND_TEXT || table[i].kind == KIND_PATH) {
+            free(*text_at(o, &table[i]));
+            *text_at(o, &table[i]) = NULL;
+        }
+}
+
+/* Edits between two short words (Levenshtein), cut off at both ends of 63 letters. */
+static int distance(const char *a, const char *b)
+{
+    int row[64];
+    int n = (int)strnlen(b, 63);
+
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
+    for (int i = 1; a[i - 1] && i < 64; i++) {
+        int diagonal = row[0];
+
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+
+            if (row[j] + 1 < best)
+                best = row[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+/* The key that was probably meant, or NULL: few letters off, or the right word in a wrong section.
+ */
+static const char *nearest(const char *key)
+{
+    const char *word = strchr(key, '.'), *best = NULL;
+    int least = 4;
+
+    for (int i = 0; i < N_OPTIONS; i++) {
+        int d = distance(key, table[i].key);
+
+        if (strcmp(strchr(table[i].key, '.') + 1, word ? word + 1 : key) == 0)
+            d = 1;
+        if (d < least) {
+            least = d;
+            best = table[i].key;
+        }
+    }
+    return best;
+}
+
+int options_set(struct options *o, const char *key, const char *value, struct err *e)
+{
+    const struct option *t = find(key);
+    const char *meant;
+
+    if (t)
+        return set(o, t, value, e);
+    meant = nearest(key);
+    if (meant)
+        return err_set(e, -ENOENT, "%s: no such option; did you mean %s?", key, meant);
+    return err_set(e, -ENOENT, "%s: no such option; nvllmd --help lists all", key);
+}
+
+/* One reading of a file. inih knows lines only by their order, so they are counted here. */
+struct reading {
+    FILE *f;
+    const char *path;
+    int line;
+    bool whole; /* the last piece ended a line */
+    struct options *o;
+    bool seen[N_OPTIONS];
+    int r; /* the first error */
+    struct err *e;
+};
+
+static void refuse(struct reading *rd, const char *text)
+{
+    if (rd->r == 0)
+        rd->r = err_set(rd->e, -EINVAL, "%s:%d: %s", rd->path, rd->line, text);
+}
+
+static char *read_line(char *buf, int n, void *ctx)
+{
+    struct reading *rd = ctx;
+    size_t len;
+
+    if (rd->r < 0 || !fgets(buf, n, rd->f))
+        return NULL;
+    rd->line++;
+    len = strlen(buf);
+    if (!len || (buf[len - 1] != '\n' && !feof(rd->f)))
+        refuse(rd, "the line is too long, or holds a NUL");
+    else if ((buf[0] == ' ' || buf[0] == '\t') && buf[strspn(buf, " \t\r\n")] &&
+             !strchr(";#", buf[strspn(buf, " \t")]))
+        refuse(rd, "a line begins with a blank"); /* inih would add it to the value before */
+    return rd->r < 0 ? NULL : buf;
+}
+
+static int take_line(void *ctx, const char *section, const char *name, const char *value)
+{
+    struct reading *rd = ctx;
+    const struct option *t;
+    char key[128];
+    struct err e;
+
+    if (rd->r < 0)
+        return 0;
+    snprintf(key, sizeof(key), "%s.%s", section, name);
+    t = find(key);
+    if (t && rd->seen[t - table]) {
+        snprintf(e.text, sizeof(e.text), "%s is set twice", key);
+        refuse(rd, e.text);
+        return 0;
+    }
+    if (options_set(rd->o, key, value, &e) < 0) {
+        refuse(rd, e.text);
+        return 0;
+    }
+    rd->seen[t - table] = true;
+    return 1;
+}
+
+int options_read(struct options *o, const char *path, struct err *e)
+{
+    struct reading rd = {.path = path, .o = o, .e = e};
+    struct stat st;
+    int r;
+
+    rd.f = fopen(path, "re");
+    if (!rd.f)
+        return err_set(e, -errno, "%s: %s", path, strerror(errno));
+    if (fstat(fileno(rd.f), &st) == 0 && S_ISDIR(st.st_mode)) {
+        fclose(rd.f);
+        return err_set(e, -EISDIR, "%s: is a folder", path);
+    }
+    r = ini_parse_stream(read_line, &rd, take_line, &rd);
+    if (rd.r == 0 && r == -2)
+        rd.r = err_set(e, -ENOMEM, "%s: out of memory", path);
+    else if (rd.r == 0 && r != 0) {
+        rd.line = r > 0 ? r : rd.line;
+        refuse(&rd, "neither [section] nor key = value");
+    } else if (rd.r == 0 && ferror(rd.f))
+        rd.r = err_set(e, -EIO, "%s: cannot be read", path);
+    fclose(rd.f);
+    return rd.r;
+}
+
+void options_print(FILE *f)
+{
+    char allowed[128];
+
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const struct option *t = &table[i];
+
+        describe(t, allowed, sizeof(allowed));
+        fprintf(f, "  %s\n      %s\n      %s; default %s\n", t->key, t->help, allowed,
+                *t->fallback ? t->fallback : "empty");
+    }
+}

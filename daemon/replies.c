@@ -1,0 +1,299 @@
+/* replies.c - see replies.h. Messages lie on the stack and point into the event. */
+#include "daemon/replies.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "proto/unpack.h"
+
+/* protobuf-c wants texts writable; packing only reads them. */
+static ProtobufCBinaryData binary(struct text t)
+{
+    return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
+}
+
+static char *word(const char *s)
+{
+    return (char *)(uintptr_t)s;
+}
+
+static void frame_init(Nvllm__V1__ServerFrame *f, uint64_t id,
+                       Nvllm__V1__ServerFrame__EventCase event)
+{
+    nvllm__v1__server_frame__init(f);
+    f->has_id = true;
+    f->id = id;
+    f->event_case = event;
+}
+
+static Nvllm__V1__FinishReason finish_reason(enum core_reason reason)
+{
+    switch (reason) {
+    case CORE_REASON_NONE:
+        break;
+    case CORE_REASON_STOP:
+        return NVLLM__V1__FINISH_REASON__FINISH_STOP;
+    case CORE_REASON_LENGTH:
+        return NVLLM__V1__FINISH_REASON__FINISH_LENGTH;
+    case CORE_REASON_CANCELLED:
+        return NVLLM__V1__FINISH_REASON__FINISH_CANCELLED;
+    case CORE_REASON_DEADLINE:
+        return NVLLM__V1__FINISH_REASON__FINISH_DEADLINE;
+    case CORE_REASON_NUMERICS:
+        return NVLLM__V1__FINISH_REASON__FINISH_ERROR;
+    }
+    return NVLLM__V1__FINISH_REASON__FINISH_NONE;
+}
+
+/* Messages for the logprobs of n tokens, one allocation: the array, then the messages. */
+static int logprobs_new(Nvllm__V1__TokenLogprobs ***out, const struct engine_logprobs *from,
+                        size_t n)
+{
+    Nvllm__V1__TokenLogprobs *m, **array;
+    size_t each = sizeof(*m) + sizeof(*array), bytes;
+    char *p;
+
+    if (__builtin_mul_overflow(n, each, &bytes))
+        return -ENOMEM;
+    p = malloc(bytes);
+    if (!p)
+        return -ENOMEM;
+    array = (Nvllm__V1__TokenLogprobs **)p;
+    m = (Nvllm__V1__TokenLogprobs *)(p + n * sizeof(*array));
+    for (size_t i = 0; i < n; i++) {
+        nvllm__v1__token_logprobs__init(&m[i]);
+        m[i].has_logprob = true;
+        m[i].logprob = from[i].logprob;
+        m[i].n_top_ids = m[i].n_top_logprobs = (size_t)from[i].n_top;
+        m[i].top_ids = (int32_t *)(uintptr_t)from[i].top_ids;
+        m[i].top_logprobs = (float *)(uintptr_t)from[i].top_logprobs;
+        array[i] = &m[i];
+    }
+    *out = array;
+    return 0;
+}
+
+int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Delta d = NVLLM__V1__DELTA__INIT;
+    int r;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_DELTA);
+    f.delta = &d;
+    d.has_choice = true;
+    d.choice = (uint32_t)ev->choice;
+    d.has_text = ev->text.len > 0;
+    d.text = binary(ev->text);
+    d.n_token_ids = ev->n_ids;
+    d.token_ids = ev->ids;
+    d.has_finish_reason = ev->reason != CORE_REASON_NONE;
+    d.finish_reason = finish_reason(ev->reason);
+    if (ev->logprobs && ev->n_ids) {
+        r = logprobs_new(&d.logprobs, ev->logprobs, ev->n_ids);
+        if (r < 0)
+            return r;
+        d.n_logprobs = ev->n_ids;
+    }
+    r = connection_put(c, &f.base);
+    free(d.logprobs);
+    return r;
+}
+
+static double ms_between(uint64_t from_us, uint64_t to_us)
+{
+    return to_us > from_us ? (double)(to_us - from_us) / 1000 : 0;
+}
+
+int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Done d = NVLLM__V1__DONE__INIT;
+    Nvllm__V1__Usage u = NVLLM__V1__USAGE__INIT;
+    Nvllm__V1__Timing t = NVLLM__V1__TIMING__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_DONE);
+    f.done = &d;
+    d.usage = &u;
+    d.timing = &t;
+    u.has_prompt_tokens = u.has_cached_tokens = u.has_completion_tokens = u.has_preemptions = true;
+    u.prompt_tokens = (uint32_t)usage->prompt_tokens;
+    u.cached_tokens = (uint32_t)usage->cached_tokens;
+    u.completion_tokens = (uint32_t)usage->completion_tokens;
+    u.preemptions = (uint32_t)usage->preemptions;
+    t.has_queue_ms = t.has_total_ms = true;
+    t.has_ttft_ms = usage->first_us != 0;
+    t.queue_ms = ms_between(usage->arrival_us, usage->start_us ? usage->start_us : usage->end_us);
+    t.ttft_ms = ms_between(usage->arrival_us, usage->first_us);
+    t.total_ms = ms_between(usage->arrival_us, usage->end_us);
+    return connection_put(c, &f.base);
+}
+
+int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,
+                 const struct tokenizer *tokenizer)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Tokens t = NVLLM__V1__TOKENS__INIT;
+    int r;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_TOKENS);
+    f.tokens = &t;
+    t.n_ids = ev->n_ids;
+    t.ids = ev->ids;
+    if (ev->n_ids) {
+        t.tokens = reallocarray(NULL, ev->n_ids, sizeof(*t.tokens));
+        if (!t.tokens)
+            return -ENOMEM;
+        for (size_t i = 0; i < ev->n_ids; i++)
+            t.tokens[i] = binary(tokenizer_token_bytes(tokenizer, ev->ids[i]));
+        t.n_tokens = ev->n_ids;
+    }
+    r = connection_put(c, &f.base);
+    free(t.tokens);
+    return r;
+}
+
+int reply_text(struct connection *c, uint64_t id, const struct engine_event *ev)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Text t = NVLLM__V1__TEXT__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_TEXT);
+    f.text = &t;
+    t.has_text = true;
+    t.text = binary(ev->text);
+    return connection_put(c, &f.base);
+}
+
+int reply_cancelled(struct connection *c, uint64_t id, bool found)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Cancelled m = NVLLM__V1__CANCELLED__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED);
+    f.cancelled = &m;
+    m.has_found = true;
+    m.found = found;
+    return connection_put(c, &f.base);
+}
+
+void reply_error_init(Nvllm__V1__Error *out, Nvllm__V1__ErrorCode code, const char *field,
+                      const char *message)
+{
+    nvllm__v1__error__init(out);
+    out->has_code = out->has_retryable = true;
+    out->code = code;
+    out->message = word(message);
+    out->field = word(field);
+    out->retryable = code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE ||
+                     code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+    out->has_retry_after_ms = out->retryable;
+    out->retry_after_ms = code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE ? 500 : 100;
+}
+
+int reply_error(struct connection *c, uint64_t id, Nvllm__V1__ErrorCode code, const char *field,
+                const char *message)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Error m;
+    struct err clean; /* a message may quote the client, and be cut inside a character */
+
+    snprintf(clean.text, sizeof(clean.text), "%s", message);
+    utf8_clean(clean.text);
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_ERROR);
+    reply_error_init(&m, code, field, clean.text);
+    f.error = &m;
+    return connection_put(c, &f.base);
+}
+
+Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
+{
+    switch (error) {
+    case ENGINE_E_INVALID:
+        return NVLLM__V1__ERROR_CODE__ERROR_INVALID;
+    case ENGINE_E_TOO_LONG:
+        return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
+    case ENGINE_E_UNAVAILABLE:
+        return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
+    case ENGINE_E_UNSUPPORTED:
+        return NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED;
+    case ENGINE_E_INTERNAL:
+        break;
+    }
+    return NVLLM__V1__ERROR_CODE__ERROR_INTERNAL;
+}
+
+int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
+
+    frame_init(&f, 0, NVLLM__V1__SERVER_FRAME__EVENT_WELCOME);
+    f.welcome = &w;
+    w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
+    w.protocol = 1;
+    w.server = word(facts->server);
+    w.state = facts->state;
+    w.progress = (float)progress;
+    w.model = word(facts->model);
+    w.max_frame_bytes = facts->max_frame_bytes;
+    return connection_put(c, &f.base);
+}
+
+static void fill_counts(Nvllm__V1__Status *s, const struct engine_status *status)
+{
+    s->has_preemptions = s->has_steps = s->has_prompt_tokens = s->has_output_tokens = true;
+    s->preemptions = status->core.preemptions;
+    s->steps = status->core.steps;
+    s->prompt_tokens = status->core.prompt_tokens;
+    s->output_tokens = status->core.output_tokens;
+    s->has_block_len = s->has_max_seq_len = true;
+    s->block_len = (uint32_t)status->block_len;
+    s->max_seq_len = (uint32_t)status->max_seq_len;
+}
+
+int reply_status(struct connection *c, uint64_t id, const struct reply_facts *facts,
+                 const struct engine_status *status)
+{
+    const struct core_stats *core = &status->core;
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Status s = NVLLM__V1__STATUS__INIT;
+    Nvllm__V1__Blocks blocks = NVLLM__V1__BLOCKS__INIT;
+    Nvllm__V1__Requests requests = NVLLM__V1__REQUESTS__INIT;
+    Nvllm__V1__PrefixCache cache = NVLLM__V1__PREFIX_CACHE__INIT;
+    Nvllm__V1__Memory memory = NVLLM__V1__MEMORY__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_STATUS);
+    f.status = &s;
+    s.has_state = s.has_progress = s.has_uptime_ms = s.has_connections = true;
+    s.state = facts->state;
+    s.progress = (float)status->progress;
+    s.model = word(facts->model);
+    s.model_folder = word(facts->model_folder);
+    s.backend = word(facts->backend);
+    s.server = word(facts->server);
+    s.device = word(status->backend.device);
+    s.uptime_ms = facts->uptime_ms;
+    s.connections = facts->connections;
+    fill_counts(&s, status);
+    s.blocks = &blocks;
+    blocks.has_total = blocks.has_used = blocks.has_cached = blocks.has_free = true;
+    blocks.total = (uint32_t)core->blocks_total;
+    blocks.used = (uint32_t)core->blocks_used;
+    blocks.cached = (uint32_t)core->blocks_cached;
+    blocks.free = (uint32_t)core->blocks_free;
+    s.requests = &requests;
+    requests.has_running = requests.has_waiting = true;
+    requests.running = (uint32_t)core->requests_running;
+    requests.waiting = (uint32_t)core->requests_waiting + (uint32_t)status->n_encoding;
+    s.prefix_cache = &cache;
+    cache.has_queried_tokens = cache.has_hit_tokens = true;
+    cache.queried_tokens = core->queried_tokens;
+    cache.hit_tokens = core->hit_tokens;
+    s.memory = &memory;
+    memory.has_weight_bytes = memory.has_kv_bytes = true;
+    memory.weight_bytes = status->backend.weight_bytes;
+    memory.kv_bytes = status->backend.block_bytes * (uint64_t)status->backend.n_blocks;
+    return connection_put(c, &f.base);
+}

@@ -1,0 +1,44 @@
+/* replies.h - what the engine says, as frames of the protocol. */
+#ifndef NVLLMD_REPLIES_H
+#define NVLLMD_REPLIES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/connection.h"
+#include "engine/engine.h"
+#include "proto/nvllm.pb-c.h"
+
+/* Each puts one frame for the client's id: CONNECTION_OK, CONNECTION_E_SLOW or -ENOMEM. */
+int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
+int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
+int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,
+                 const struct tokenizer *tokenizer);
+int reply_text(struct connection *c, uint64_t id, const struct engine_event *ev);
+int reply_cancelled(struct connection *c, uint64_t id, bool found);
+
+/* retryable and retry_after_ms follow from the code. field may be NULL. */
+void reply_error_init(Nvllm__V1__Error *out, Nvllm__V1__ErrorCode code, const char *field,
+                      const char *message);
+int reply_error(struct connection *c, uint64_t id, Nvllm__V1__ErrorCode code, const char *field,
+                const char *message);
+
+Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
+
+/* What the daemon knows beside the engine. */
+struct reply_facts {
+    Nvllm__V1__State state;
+    const char *server; /* "nvllmd/0.1.0" */
+    const char *model;
+    const char *model_folder;
+    const char *backend;
+    uint64_t uptime_ms;
+    uint32_t connections;
+    uint32_t max_frame_bytes;
+};
+
+int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress);
+int reply_status(struct connection *c, uint64_t id, const struct reply_facts *facts,
+                 const struct engine_status *status);
+
+#endif
