@@ -53,7 +53,7 @@ class Generate(SharedDaemon):
     def test_usage_errors(self):
         """Wrong options are usage errors; wrong values are refused by name."""
         for args in (["generate", "--no-such"], ["no-such-command"], [],
-                     ["generate", "--max-tokens", "many", "x"], ["batch"]):
+                     ["generate", "--max-tokens", "many", "x"], ["batch", "x", "y"]):
             done = self.daemon.ctl(*args, check=False)
             self.assertEqual(done.returncode, 2, args)
             self.assertEqual(done.stdout, b"")
@@ -92,9 +92,9 @@ class Generate(SharedDaemon):
         self.daemon.wait_idle()
 
     def test_deadline(self):
-        """--deadline ends with status 5 and says so in JSON."""
+        """--deadline-ms ends with status 5 and says so in JSON."""
         done = self.daemon.ctl("generate", "--raw", "--json", "--max-tokens", 30000, "--ignore-eos",
-                               "--deadline", 0.3, "Once", check=False)
+                               "--deadline-ms", 300, "Once", check=False)
         self.assertEqual(done.returncode, 5, done.stderr)
 
     def test_terminal_characters(self):
