@@ -73,7 +73,8 @@ class Daemon:
         self.started = time.monotonic()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen([str(a) for a in args], stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log, env={**os.environ, **(env or {})})
+                                            stdout=log, stderr=log,
+                                            env={**os.environ, **(env or {})})
         self.ready_seconds = None
         if wait:
             try:
@@ -124,7 +125,8 @@ class Daemon:
         """(output objects, summary, process) of nvllmctl batch over a list of objects."""
         source, target = self.folder / "in.jsonl", self.folder / "out.jsonl"
         source.write_text("".join(json.dumps(x) + "\n" for x in lines))
-        done = self.ctl("batch", "--input", source, "--output", target, "--json", *args, check=check)
+        done = self.ctl("batch", "--input", source, "--output", target, "--json", *args,
+                        check=check)
         out = [json.loads(x) for x in target.read_text().splitlines()]
         return out, json.loads(done.stderr.decode().strip().splitlines()[-1]), done
 

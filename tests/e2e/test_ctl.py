@@ -11,6 +11,7 @@ import harness
 from harness import Case, Daemon, SharedDaemon, config, run_command, scaled
 
 SUM = "What is 17 + 25?"
+ENDLESS = "generate", "--raw", "--max-tokens", 30000, "--ignore-eos"
 
 
 class Generate(SharedDaemon):
@@ -28,8 +29,8 @@ class Generate(SharedDaemon):
         self.assertEqual(out["text"].strip(), "42")
         self.assertEqual(out["finish_reason"], "stop")
         self.assertEqual(out["usage"]["completion_tokens"], len(out["token_ids"]))
-        self.assertEqual(set(out["usage"]) & {"prompt_tokens", "cached_tokens", "completion_tokens"},
-                         {"prompt_tokens", "cached_tokens", "completion_tokens"})
+        self.assertLessEqual({"prompt_tokens", "cached_tokens", "completion_tokens"},
+                             set(out["usage"]))
         for key in "queue_ms", "ttft_ms", "total_ms":
             self.assertGreaterEqual(out["timing"][key], 0)
         self.assertLessEqual(out["timing"]["ttft_ms"], out["timing"]["total_ms"])
@@ -41,7 +42,8 @@ class Generate(SharedDaemon):
 
     def test_raw_and_limits(self):
         """--raw takes the text as it is, --max-tokens ends it, --seed repeats it."""
-        raw = self.daemon.generate("Once upon a time", "--raw", "--max-tokens", 5, "--temperature", 0)
+        raw = self.daemon.generate("Once upon a time", "--raw", "--max-tokens", 5,
+                                   "--temperature", 0)
         self.assertEqual(raw["usage"]["prompt_tokens"], 4)
         self.assertEqual(len(raw["token_ids"]), 5)
         self.assertEqual(raw["finish_reason"], "length")
@@ -66,8 +68,7 @@ class Generate(SharedDaemon):
 
     def test_control_c(self):
         """Ctrl-C cancels the request and ends with 130."""
-        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--temperature", 1,
-                                  "--ignore-eos", "Once upon a time")
+        p = self.daemon.ctl_start(*ENDLESS, "Once upon a time")
         self.assertTrue(p.stdout.read(1))
         p.send_signal(signal.SIGINT)
         p.communicate(timeout=scaled(20, 60))
@@ -76,7 +77,7 @@ class Generate(SharedDaemon):
 
     def test_killed(self):
         """So does a client that is killed, for the daemon."""
-        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--ignore-eos", "Once")
+        p = self.daemon.ctl_start(*ENDLESS, "Once")
         self.assertTrue(p.stdout.read(1))
         p.kill()
         p.communicate()
@@ -84,7 +85,7 @@ class Generate(SharedDaemon):
 
     def test_reader_of_the_pipe_goes(self):
         """Output to a pipe whose reader has gone ends nvllmctl, and with it the request."""
-        p = self.daemon.ctl_start("generate", "--raw", "--max-tokens", 30000, "--ignore-eos", "Once")
+        p = self.daemon.ctl_start(*ENDLESS, "Once")
         self.assertTrue(p.stdout.read(1))
         p.stdout.close()
         self.assertNotEqual(p.wait(timeout=scaled(20, 60)), 0)
@@ -93,8 +94,7 @@ class Generate(SharedDaemon):
 
     def test_deadline(self):
         """--deadline-ms ends with status 5 and says so in JSON."""
-        done = self.daemon.ctl("generate", "--raw", "--json", "--max-tokens", 30000, "--ignore-eos",
-                               "--deadline-ms", 300, "Once", check=False)
+        done = self.daemon.ctl(*ENDLESS, "--json", "--deadline-ms", 300, "Once", check=False)
         self.assertEqual(done.returncode, 5, done.stderr)
 
     def test_terminal_characters(self):
@@ -237,8 +237,8 @@ class Batch(SharedDaemon):
 
     def test_summary(self):
         """Its counts are the sums of the lines."""
-        lines = [{"prompt_ids": [5] * 40, "max_tokens": 3, "temperature": 0, "ignore_eos": True}] * 5
-        out, summary, _ = self.daemon.batch(lines, "--concurrency", 1)
+        line = {"prompt_ids": [5] * 40, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+        out, summary, _ = self.daemon.batch([line] * 5, "--concurrency", 1)
         usages = [o["usage"] for o in out]
         totals = {k: sum(u[k] for u in usages)
                   for k in ("prompt_tokens", "cached_tokens", "completion_tokens")}
@@ -260,7 +260,8 @@ class Batch(SharedDaemon):
         self.addCleanup(d.close)
         line = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
         source, target = d.folder / "a", d.folder / "b"
-        source.write_text("".join(json.dumps(x) + "\n" for x in [{**line, "max_tokens": 1}, line, line]))
+        lines = [{**line, "max_tokens": 1}, line, line]
+        source.write_text("".join(json.dumps(x) + "\n" for x in lines))
         p = d.ctl_start("batch", "--input", source, "--output", target)
         harness.wait_for(lambda: d.status()["requests"]["running"], scaled(10, 60), "running")
         time.sleep(0.2)

@@ -15,6 +15,12 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
         "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
 
 
+def start_on(path):
+    """nvllmd where it cannot start."""
+    return subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
+                          capture_output=True, timeout=scaled(30, 120))
+
+
 class Drain(Case):
     def test_each_accepted_request_gets_its_answer(self):
         """SIGTERM under load: one terminal answer a request, new ones are refused, status 0."""
@@ -71,9 +77,7 @@ class Sockets(Case):
     def test_second_daemon_refuses(self):
         """A daemon leaves the socket of another that lives alone, and says so."""
         with Daemon() as first:
-            second = subprocess.run(
-                [config.nvllmd, "--model", MODEL, "--socket", first.socket, "--backend", "cpu"],
-                capture_output=True, timeout=scaled(30, 120))
+            second = start_on(first.socket)
             self.assertNotEqual(second.returncode, 0)
             self.assertIn(str(first.socket).encode(), second.stderr)
             self.assertEqual(first.status()["state"], "ready")
@@ -95,8 +99,7 @@ class Sockets(Case):
         folder = self.temporary_folder()
         path = folder / "nvllmd.sock"
         path.write_text("precious")
-        done = subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
-                              capture_output=True, timeout=scaled(30, 120))
+        done = start_on(path)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(str(path).encode(), done.stderr)
         self.assertEqual(path.read_text(), "precious")
@@ -104,8 +107,7 @@ class Sockets(Case):
     def test_path_too_long(self):
         """A path that no socket address holds is refused with a word about its length."""
         path = self.temporary_folder() / ("x" * 150)
-        done = subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
-                              capture_output=True, timeout=scaled(30, 120))
+        done = start_on(path)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(b"long", done.stderr)
 
@@ -265,7 +267,6 @@ class ServiceManager(Case):
 
     def test_state_while_loading(self):
         """A connection during loading learns the state, and requests are refused as retryable."""
-        # A large vocabulary takes long enough to load to be caught at it.
         seen = []
         for _ in range(20):
             d = Daemon(wait=False)
@@ -333,10 +334,11 @@ class Loads(Case):
         """With bf16 the same memory holds twice the blocks, and answers still come."""
         with Daemon("cache.kv_memory=64M", "cache.kv_dtype=bf16") as d:
             self.assertEqual(d.status()["blocks"]["total"], 64 * 1024 * 1024 // (16 * 8192))
-            self.assertIn("42", d.generate("What is 17 + 25?", "--no-think", "--temperature", 0)["text"])
+            answer = d.generate("What is 17 + 25?", "--no-think", "--temperature", 0)
+            self.assertIn("42", answer["text"])
 
     def test_descriptors_run_out(self):
-        """More connections than descriptors: those there are go on, and later ones come in again."""
+        """More connections than descriptors: those there are go on, later ones come in again."""
         with Daemon("cache.kv_memory=64M") as d:
             limit = d.n_descriptors() + 20
             subprocess.run(["prlimit", f"--pid={d.pid}", f"--nofile={limit}:{limit}"], check=True)

@@ -1,0 +1,52 @@
+"""The README's examples, word for word."""
+
+import json
+import pathlib
+import re
+import subprocess
+
+import harness
+from harness import ROOT, Case, Daemon, config, run_command
+
+README = (ROOT / "README.md").read_text()
+
+
+class Examples(Case):
+    def test_c_program(self):
+        """It compiles without a warning, and prints what the model says."""
+        if config.light:
+            self.skipTest("a plain program does not link with a library that has sanitizers in it")
+        folder = self.temporary_folder()
+        library = pathlib.Path(config.nvllmctl).parent
+        (folder / "ask.c").write_text(re.search(r"```c\n(.*?)```", README, re.S)[1])
+        run_command(["cc", "-Wall", "-Wextra", "-Werror", folder / "ask.c", "-o", folder / "ask",
+                     "-I", ROOT / "client", "-L", library, "-lnvllm-client",
+                     f"-Wl,-rpath,{library}"])
+        with Daemon() as d:
+            answer = run_command([folder / "ask", d.socket, "Spell lion."])
+            self.assertIn(b"l-i-o-n", answer.stdout)
+        failed = run_command([folder / "ask", d.socket, "Spell lion."], check=False)
+        self.assertEqual(failed.returncode, 1)
+        self.assertTrue(failed.stderr)
+
+    def test_shell_lines(self):
+        """Each nvllmctl line ends with status 0 in a shell that finds programs and socket."""
+        block = next(b for b in re.findall(r"```sh\n(.*?)```", README, re.S) if "nvllmctl" in b)
+        folder = self.temporary_folder()
+        (folder / "questions.jsonl").write_text(
+            json.dumps({"messages": [{"role": "user", "content": "Spell lion."}],
+                        "temperature": 0}) + "\n")
+        lines = [line for line in block.splitlines() if "nvllmctl" in line]
+        self.assertGreaterEqual(len(lines), 4)
+        with Daemon() as d:
+            env = {"PATH": f"{pathlib.Path(config.nvllmctl).parent}:/usr/bin:/bin",
+                   "NVLLM_SOCKET": str(d.socket)}
+            for line in lines:
+                done = subprocess.run(["bash", "-c", line], cwd=folder, env=env,
+                                      capture_output=True, timeout=120)
+                self.assertEqual(done.returncode, 0, (line, done.stderr))
+        self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
+
+
+if __name__ == "__main__":
+    harness.main()
