@@ -42,8 +42,11 @@ static inline uint32_t f32_bits_from_f16(uint16_t x)
     const uint32_t magnitude = (uint32_t)(x & 0x7fff) << 13;
     const uint32_t rebias = 112u << 23;          /* 127 - 15 */
     const uint32_t smallest_normal = 113u << 23; /* 2^-14 */
-    uint32_t base = magnitude + rebias, bits = base;
-    uint32_t subnormal = base + (1u << 23);
+    /* Masks and not ?:, for gcc makes branches of that, and then no vectors of the loop. */
+    const uint32_t is_special = -(uint32_t)(magnitude >= 0x1fu << 23);
+    const uint32_t is_subnormal = -(uint32_t)(magnitude < 1u << 23);
+    uint32_t normal = magnitude + rebias;
+    uint32_t subnormal = normal + (1u << 23);
     float f, least;
 
     /* A subnormal m * 2^-24 is 2^-14 * (1 + m / 1024) - 2^-14, all normal numbers in float32. */
@@ -51,9 +54,8 @@ static inline uint32_t f32_bits_from_f16(uint16_t x)
     memcpy(&least, &smallest_normal, sizeof(least));
     f -= least;
     memcpy(&subnormal, &f, sizeof(f));
-    bits = magnitude >= 0x1fu << 23 ? base + rebias : bits;
-    bits = magnitude < 1u << 23 ? subnormal : bits;
-    return sign | bits;
+    normal += rebias & is_special; /* infinity and NaN: the largest exponent again */
+    return sign | (subnormal & is_subnormal) | (normal & ~is_subnormal);
 }
 
 /* dst may not overlap src. */
