@@ -1,0 +1,388 @@
+/* cpu_backend.c - the contract of engine/backend.h: a queue of two steps and the thread that runs
+ * them one after the other; see cpu_backend.h.
+ *
+ * The engine thread calls in; the step thread alone touches weights, KV and sampler states once
+ * open has returned. What they share is under the lock. */
+#include "engine/cpu/cpu_backend.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_forward.h"
+#include "engine/cpu/cpu_machine.h"
+#include "engine/cpu/cpu_pool.h"
+#include "engine/cpu/cpu_sampler.h"
+#include "engine/cpu/cpu_weights.h"
+#include "engine/must.h"
+
+/* A result holds until the next wait(), while two further steps may be under way. */
+enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };
+
+struct result {
+    int32_t *ids;        /* [max_seqs] */
+    float *logprobs;     /* [max_seqs] */
+    int32_t *top_ids;    /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
+    float *top_logprobs; /* the same */
+};
+
+struct backend {
+    struct backend_options options;
+    struct model_config config;
+    struct backend_info info;
+    const struct cpu_ops *ops;
+    struct cpu_pool *pool;
+    struct weights *weights;
+    struct kv_pool kv;
+    struct region kv_memory;
+    struct forward *forward;
+    struct sampler *sampler;
+    struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
+
+    /* the engine thread's */
+    uint64_t n_submitted, n_waited; /* also the numbers of the last steps */
+    int32_t last_rows;              /* n_rows of the step submitted last */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    const struct batch *queue[BACKEND_IN_FLIGHT]; /* of step n: n % BACKEND_IN_FLIGHT */
+    uint64_t n_queued, n_done;
+    bool stop;
+    bool running; /* the thread was started */
+    pthread_t thread;
+};
+
+/* Sampling of some rows of a step. */
+struct sampling_job {
+    struct backend *b;
+    const struct batch_row *rows;
+    const float *logits;
+    struct result *result;
+    int first; /* row of the result that logits begin with */
+};
+
+static void sample_task(void *ctx, int task, int thread)
+{
+    const struct sampling_job *job = ctx;
+    const int i = job->first + task;
+    const size_t top = (size_t)i * SAMPLING_MAX_LOGPROBS;
+    struct sample sample = {.top_ids = job->result->top_ids + top,
+                            .top_logprobs = job->result->top_logprobs + top};
+
+    sampler_run(job->b->sampler, thread,
+                job->logits + (size_t)task * (size_t)job->b->config.vocab_size, &job->rows[i],
+                &sample);
+    job->result->ids[i] = sample.id;
+    job->result->logprobs[i] = sample.logprob;
+}
+
+static void run_step(struct backend *b, const struct batch *batch)
+{
+    struct sampling_job job = {.b = b,
+                               .rows = batch->rows,
+                               .result = &b->results[batch->step % N_RESULTS]};
+
+    for (int i = 0; i < batch->n_loads; i++)
+        sampler_load(b->sampler, &batch->loads[i]);
+    forward_run(b->forward, batch, b->results[(batch->step - 1) % N_RESULTS].ids);
+    for (; job.first < batch->n_rows; job.first += FORWARD_LOGIT_ROWS) {
+        const int left = batch->n_rows - job.first;
+        const int n = left < FORWARD_LOGIT_ROWS ? left : FORWARD_LOGIT_ROWS;
+
+        job.logits = forward_logits(b->forward, job.first, n);
+        cpu_pool_run(b->pool, n, sample_task, &job);
+    }
+}
+
+static void *step_main(void *arg)
+{
+    struct backend *b = arg;
+
+    pthread_mutex_lock(&b->lock);
+    for (;;) {
+        const struct batch *batch;
+
+        while (b->n_done == b->n_queued && !b->stop)
+            pthread_cond_wait(&b->changed, &b->lock);
+        if (b->n_done == b->n_queued)
+            break; /* stopped, and nothing is under way */
+        batch = b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT];
+        pthread_mutex_unlock(&b->lock);
+        run_step(b, batch);
+        pthread_mutex_lock(&b->lock);
+        b->n_done++;
+        pthread_cond_broadcast(&b->changed);
+    }
+    pthread_mutex_unlock(&b->lock);
+    return NULL;
+}
+
+/* Blocks: as many as the options give memory for. */
+static int take_kv(struct backend *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    const size_t value = b->info.kv_dtype == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    const uint64_t there = machine_memory();
+    uint64_t bytes = o->kv_bytes ? o->kv_bytes : (uint64_t)(o->kv_fraction * (double)there);
+    const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
+    uint64_t n;
+
+    b->kv.bf16 = b->info.kv_dtype == KV_DTYPE_BF16;
+    b->kv.block_shift = __builtin_ctz((unsigned)o->block_len);
+    b->kv.head_bytes = (size_t)o->block_len * (size_t)c->head_dim * value;
+    b->kv.block_bytes = (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * b->kv.head_bytes;
+    n = bytes / b->kv.block_bytes < most ? bytes / b->kv.block_bytes : most;
+    if (n == 0)
+        return err_set(e, -ENOMEM,
+                       "cache.kv_memory: one block of %d tokens needs %.1f MiB, %.1f MiB are given "
+                       "(%.1f MiB available); give more or lower cache.block_len",
+                       (int)o->block_len, (double)b->kv.block_bytes / 0x1p20,
+                       (double)bytes / 0x1p20, (double)there / 0x1p20);
+    b->kv.n_blocks = (int32_t)n;
+    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)n * b->kv.block_bytes, b->pool, e) <
+        0)
+        return -ENOMEM;
+    b->kv.base = b->kv_memory.base;
+    return 0;
+}
+
+static int take_results(struct backend *b, struct err *e)
+{
+    const size_t n = (size_t)b->options.max_seqs, top = n * SAMPLING_MAX_LOGPROBS;
+
+    for (int i = 0; i < N_RESULTS; i++) {
+        struct result *r = &b->results[i];
+
+        r->ids = calloc(n, sizeof(*r->ids));
+        r->logprobs = calloc(n, sizeof(*r->logprobs));
+        r->top_ids = calloc(top, sizeof(*r->top_ids));
+        r->top_logprobs = calloc(top, sizeof(*r->top_logprobs));
+        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs)
+            return err_set(e, -ENOMEM, "out of memory");
+    }
+    return 0;
+}
+
+static void fill_info(struct backend *b)
+{
+    char cpu[64];
+
+    machine_cpu_name(cpu, sizeof(cpu));
+    snprintf(b->info.device, sizeof(b->info.device), "%s, %d thread%s, %s", cpu,
+             cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);
+    b->info.n_blocks = b->kv.n_blocks;
+    b->info.block_bytes = b->kv.block_bytes;
+    b->info.weight_bytes = b->weights->memory.bytes;
+}
+
+static void cpu_close(struct backend *b)
+{
+    if (!b)
+        return;
+    if (b->running) {
+        pthread_mutex_lock(&b->lock);
+        b->stop = true;
+        pthread_cond_broadcast(&b->changed);
+        pthread_mutex_unlock(&b->lock);
+        pthread_join(b->thread, NULL);
+    }
+    for (int i = 0; i < N_RESULTS; i++) {
+        free(b->results[i].ids);
+        free(b->results[i].logprobs);
+        free(b->results[i].top_ids);
+        free(b->results[i].top_logprobs);
+    }
+    sampler_free(b->sampler);
+    forward_free(b->forward);
+    weights_free(b->weights);
+    region_deinit(&b->kv_memory);
+    cpu_pool_free(b->pool);
+    pthread_cond_destroy(&b->changed);
+    pthread_mutex_destroy(&b->lock);
+    free(b);
+}
+
+/* Threads, weights, buffers and, from what is left, blocks. */
+static int open_parts(struct backend *b, const struct model *model, struct err *e)
+{
+    const struct backend_options *o = &b->options;
+    const int n_threads = o->n_threads > 0 ? o->n_threads : machine_cores();
+    int r;
+
+    r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
+    if (r < 0)
+        return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
+    r = weights_load(&b->weights, model, b->pool, o->progress, o->progress_ctx, e);
+    if (r < 0)
+        return r;
+    r = forward_new(&b->forward,
+                    &(struct forward_options){.ops = b->ops,
+                                              .pool = b->pool,
+                                              .config = &b->config,
+                                              .weights = b->weights,
+                                              .kv = &b->kv,
+                                              .max_batch_tokens = o->max_batch_tokens,
+                                              .max_seqs = o->max_seqs},
+                    e);
+    if (r < 0)
+        return r;
+    r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs, b->pool, e);
+    if (r < 0)
+        return r;
+    r = take_results(b, e);
+    if (r < 0)
+        return r;
+    r = take_kv(b, e);
+    if (r < 0)
+        return r;
+    fill_info(b);
+    r = -pthread_create(&b->thread, NULL, step_main, b);
+    if (r < 0)
+        return err_set(e, r, "starting the step thread: %s", strerror(-r));
+    b->running = true;
+    return 0;
+}
+
+static int open_with(struct backend **out, const struct model *model,
+                     const struct backend_options *o, const struct cpu_ops *ops, struct err *e)
+{
+    struct backend *b;
+    int r;
+
+    must(o->block_len >= 16 && o->block_len <= 4096 && (o->block_len & (o->block_len - 1)) == 0);
+    must(o->max_batch_tokens > 0 && o->max_seqs > 0 && o->max_seq_len > 0 && o->n_threads >= 0);
+    must(o->kv_bytes > 0 || (o->kv_fraction > 0.0 && o->kv_fraction <= 1.0));
+    b = calloc(1, sizeof(*b));
+    if (!b)
+        return err_set(e, -ENOMEM, "out of memory");
+    b->options = *o;
+    b->config = *model_config(model);
+    b->ops = ops;
+    b->info.kv_dtype = o->kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : o->kv_dtype;
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    r = open_parts(b, model, e);
+    if (r < 0) {
+        cpu_close(b);
+        return r;
+    }
+    *out = b;
+    return 0;
+}
+
+static int cpu_open(struct backend **out, const struct model *model,
+                    const struct backend_options *options, struct err *e)
+{
+    return open_with(out, model, options, cpu_ops_best(), e);
+}
+
+int cpu_backend_open_isa(struct backend **out, const struct model *model,
+                         const struct backend_options *options, enum cpu_isa isa, struct err *e)
+{
+    const struct cpu_ops *ops = cpu_ops_get(isa);
+
+    if (!ops)
+        return err_set(e, -ENOTSUP, "this machine does not have the instruction set");
+    return open_with(out, model, options, ops, e);
+}
+
+void *cpu_backend_kv(struct backend *b)
+{
+    return b->kv.base;
+}
+
+static void cpu_info(const struct backend *b, struct backend_info *out)
+{
+    *out = b->info;
+}
+
+/* Rows of one sequence: each where its position says, all blocks there. */
+static void check_seq(const struct backend *b, const struct batch *batch, int seq)
+{
+    const int32_t *table = batch->block_table + (size_t)seq * (size_t)batch->max_blocks;
+    const int32_t from = batch->q_start[seq], to = batch->q_start[seq + 1];
+    const int32_t len = batch->kv_len[seq], block_len = b->options.block_len;
+    const int32_t n_blocks = (len + block_len - 1) / block_len;
+
+    must(from < to && len >= to - from && len <= b->options.max_seq_len);
+    must(seq >= batch->n_decodes || to - from == 1);
+    must(n_blocks <= batch->max_blocks);
+    for (int i = 0; i < n_blocks; i++)
+        must(table[i] >= 0 && table[i] < b->kv.n_blocks);
+    for (int32_t row = from; row < to; row++) {
+        const int32_t pos = len - (to - row), token = batch->tokens[row];
+
+        must(batch->positions[row] == pos);
+        must(batch->slots[row] == table[pos / block_len] * block_len + pos % block_len);
+        must(token >= 0 ? token < b->config.vocab_size : ~token < b->last_rows);
+    }
+}
+
+static void check_batch(const struct backend *b, const struct batch *batch)
+{
+    must(batch->step == b->n_submitted + 1);
+    must(batch->n_tokens > 0 && batch->n_tokens <= b->options.max_batch_tokens);
+    must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
+    must(batch->n_rows >= 0 && batch->n_rows <= batch->n_seqs && batch->n_loads >= 0);
+    must(batch->q_start[0] == 0 && batch->q_start[batch->n_seqs] == batch->n_tokens);
+    for (int i = 0; i < batch->n_seqs; i++)
+        check_seq(b, batch, i);
+    for (int i = 0; i < batch->n_rows; i++) {
+        must(batch->rows[i].row >= 0 && batch->rows[i].row < batch->n_tokens);
+        must(i == 0 || batch->rows[i].row > batch->rows[i - 1].row);
+        must(batch->rows[i].state >= 0 && batch->rows[i].state < b->options.max_seqs);
+    }
+}
+
+static int cpu_submit(struct backend *b, const struct batch *batch, struct err *e)
+{
+    (void)e;
+    must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
+    check_batch(b, batch);
+    b->last_rows = batch->n_rows;
+    b->n_submitted++;
+    pthread_mutex_lock(&b->lock);
+    b->queue[b->n_submitted % BACKEND_IN_FLIGHT] = batch;
+    b->n_queued = b->n_submitted;
+    pthread_cond_broadcast(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+    return 0;
+}
+
+static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    const struct result *r;
+    int32_t n_rows;
+
+    (void)e;
+    must(b->n_waited < b->n_submitted);
+    b->n_waited++;
+    pthread_mutex_lock(&b->lock);
+    while (b->n_done < b->n_waited)
+        pthread_cond_wait(&b->changed, &b->lock);
+    n_rows = b->queue[b->n_waited % BACKEND_IN_FLIGHT]->n_rows;
+    pthread_mutex_unlock(&b->lock);
+    r = &b->results[b->n_waited % N_RESULTS];
+    *out = (struct step_result){
+        .step = b->n_waited,
+        .n_rows = n_rows,
+        .ids = r->ids,
+        .logprobs = r->logprobs,
+        .top_ids = r->top_ids,
+        .top_logprobs = r->top_logprobs,
+    };
+    return 0;
+}
+
+const struct backend_ops cpu_backend = {
+    .abi = BACKEND_ABI,
+    .name = "cpu",
+    .open = cpu_open,
+    .info = cpu_info,
+    .submit = cpu_submit,
+    .wait = cpu_wait,
+    .close = cpu_close,
+};

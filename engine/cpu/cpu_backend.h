@@ -1,0 +1,20 @@
+/* cpu_backend.h - the CPU reference backend: plain C, float32 sums over bf16 weights in a fixed
+ * order. A row's result depends on its sequence alone: not on the batch, chunks, threads, block_len
+ * or instruction set. The oracle for every kernel, and the default where there is no device. */
+#ifndef NVLLM_CPU_BACKEND_H
+#define NVLLM_CPU_BACKEND_H
+
+#include "engine/backend.h"
+#include "engine/cpu/cpu_ops.h"
+
+extern const struct backend_ops cpu_backend;
+
+/* cpu_backend.open with an instruction set of choice: for tests and benchmarks. -ENOTSUP where this
+ * machine does not have it. */
+int cpu_backend_open_isa(struct backend **out, const struct model *model,
+                         const struct backend_options *options, enum cpu_isa isa, struct err *e);
+
+/* The KV pool, so that tests can poison it between steps. */
+void *cpu_backend_kv(struct backend *b);
+
+#endif

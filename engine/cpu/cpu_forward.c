@@ -1,0 +1,430 @@
+/* cpu_forward.c - see cpu_forward.h.
+ *
+ * A step's rows go through all layers in slices, so that activations stay small whatever
+ * max_batch_tokens is; a later slice finds the keys and values of an earlier one in the pool, as
+ * if it had been an earlier chunk. No result depends on where slices, tiles or tasks begin. */
+#include "engine/cpu/cpu_forward.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/must.h"
+
+enum {
+    SLICE_ROWS = 512,
+    MATMUL_ROWS = 96,        /* rows of one matmul task: their inputs stay in the second cache */
+    MATMUL_OUTS = 64,        /* outputs of one matmul task, where there are many rows */
+    MATMUL_BYTES = 16 << 10, /* of weights in one matmul task, at least, where there are few */
+    ALONE_ROWS = 3,          /* so few rows are normed and rotated without waking helpers */
+    TASK_ROWS = 16,          /* rows of one task of the row-wise operations */
+};
+
+/* Rows of one sequence that one attention task takes. */
+struct tile {
+    int seq;
+    int row; /* in the batch */
+    int n_rows;
+    int first_pos;
+};
+
+struct forward {
+    struct forward_options o;
+    struct model_config c;
+    float *inv_freq;                /* [head_dim / 2] */
+    size_t hidden, qkv, heads, ffn; /* strides of the activations: padded widths */
+    float *x;                       /* [SLICE_ROWS, hidden] the residual stream */
+    float *normed;                  /* [SLICE_ROWS, hidden] */
+    float *qkv_out;                 /* [SLICE_ROWS, qkv] */
+    float *attn;                    /* [SLICE_ROWS, heads] */
+    float *gate_up;                 /* [SLICE_ROWS, 2 * ffn_dim] */
+    float *act;                     /* [SLICE_ROWS, ffn] */
+    float *cos, *sin;               /* [SLICE_ROWS, head_dim / 2] */
+    float *wanted;  /* [max_seqs, hidden] final norm of the rows that are sampled from */
+    float *logits;  /* [FORWARD_LOGIT_ROWS, vocab_size] */
+    float *scratch; /* [n_threads, scratch_floats] of attention */
+    size_t scratch_floats;
+    struct tile *tiles; /* [SLICE_ROWS] */
+    int group;          /* query heads of one KV head */
+    struct region memory;
+    /* the slice under way */
+    const struct batch *b;
+    const int32_t *ids;
+    const struct layer *layer;
+    int layer_no;
+    int row, n_rows; /* rows of the batch */
+    int n_tiles;
+};
+
+static size_t padded(int n)
+{
+    return (size_t)(n + CPU_K_ALIGN - 1) / CPU_K_ALIGN * CPU_K_ALIGN;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Lays the buffers out in memory; with base NULL only counts. */
+static size_t place(struct forward *f, char *base)
+{
+    const struct model_config *c = &f->c;
+    const size_t rows = SLICE_ROWS, half = (size_t)c->head_dim / 2;
+    const size_t n_threads = (size_t)cpu_pool_threads(f->o.pool);
+    struct {
+        float **at;
+        size_t n;
+    } parts[] = {
+        {&f->x, rows * f->hidden},
+        {&f->normed, rows * f->hidden},
+        {&f->qkv_out, rows * f->qkv},
+        {&f->attn, rows * f->heads},
+        {&f->gate_up, rows * 2 * (size_t)c->ffn_dim},
+        {&f->act, rows * f->ffn},
+        {&f->cos, rows * half},
+        {&f->sin, rows * half},
+        {&f->wanted, (size_t)f->o.max_seqs * f->hidden},
+        {&f->logits, FORWARD_LOGIT_ROWS * (size_t)c->vocab_size},
+        {&f->scratch, n_threads * f->scratch_floats},
+        {&f->inv_freq, half},
+    };
+    size_t used = 0;
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        *parts[i].at = base ? (float *)(void *)(base + used) : NULL;
+        used += (parts[i].n * sizeof(float) + 63) & ~(size_t)63;
+    }
+    return used;
+}
+
+int forward_new(struct forward **out, const struct forward_options *o, struct err *e)
+{
+    struct forward *f = calloc(1, sizeof(*f));
+    int r = -ENOMEM;
+
+    if (!f)
+        return err_set(e, r, "out of memory");
+    f->o = *o;
+    f->c = *o->config;
+    f->group = f->c.n_heads / f->c.n_kv_heads;
+    f->hidden = padded(f->c.hidden_dim);
+    f->qkv = (size_t)(f->c.n_heads + 2 * f->c.n_kv_heads) * (size_t)f->c.head_dim;
+    f->heads = padded(f->c.n_heads * f->c.head_dim);
+    f->ffn = padded(f->c.ffn_dim);
+    f->scratch_floats =
+        cpu_attend_scratch(f->group > CPU_ATTEND_ROWS ? f->group : CPU_ATTEND_ROWS, f->c.head_dim);
+    f->scratch_floats = (f->scratch_floats + 15) & ~(size_t)15;
+    f->tiles = calloc(SLICE_ROWS, sizeof(*f->tiles));
+    if (!f->tiles) {
+        err_set(e, r, "out of memory");
+        goto fail;
+    }
+    r = region_init(&f->memory, "activations", place(f, NULL), o->pool, e);
+    if (r < 0)
+        goto fail;
+    place(f, f->memory.base);
+    /* In float, as the models were trained with and as the reference does it. */
+    for (int i = 0; i < f->c.head_dim / 2; i++)
+        f->inv_freq[i] = 1.0f / powf((float)f->c.rope_theta, (float)(2 * i) / (float)f->c.head_dim);
+    *out = f;
+    return 0;
+fail:
+    forward_free(f);
+    return r;
+}
+
+void forward_free(struct forward *f)
+{
+    if (!f)
+        return;
+    region_deinit(&f->memory);
+    free(f->tiles);
+    free(f);
+}
+
+/* A matrix product in tasks. */
+struct product {
+    const struct forward *f;
+    struct matmul whole;
+    int outs; /* of a task */
+    int n_out_tasks;
+};
+
+static void product_task(void *ctx, int task, int thread)
+{
+    const struct product *p = ctx;
+    const int row = task / p->n_out_tasks * MATMUL_ROWS, out = task % p->n_out_tasks * p->outs;
+    struct matmul m = p->whole;
+
+    (void)thread;
+    m.y += (size_t)row * m.y_stride + (size_t)out;
+    m.x += (size_t)row * m.x_stride;
+    m.w += (size_t)out * (size_t)m.k;
+    m.n_rows = min_int(m.n_rows - row, MATMUL_ROWS);
+    m.n_outs = min_int(m.n_outs - out, p->outs);
+    p->f->o.ops->matmul(&m);
+}
+
+/* y [n_rows, n_outs] (+)= x [n_rows, k] * w */
+static void product(const struct forward *f, float *y, size_t y_stride, const float *x,
+                    size_t x_stride, const struct matrix *w, int n_rows, bool add)
+{
+    struct product p = {
+        .f = f,
+        .whole = {.y = y,
+                  .x = x,
+                  .w = w->w,
+                  .y_stride = y_stride,
+                  .x_stride = x_stride,
+                  .n_rows = n_rows,
+                  .n_outs = w->n_outs,
+                  .k = w->k,
+                  .add = add},
+        .outs = MATMUL_OUTS,
+    };
+    const int row_tasks = (n_rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
+
+    if (row_tasks == 1) { /* enough for each thread to take several, not too small each */
+        const int share = w->n_outs / (8 * cpu_pool_threads(f->o.pool));
+        const int least = MATMUL_BYTES / (2 * w->k);
+
+        p.outs = ((share > least ? share : least) + 7) & ~7;
+        p.outs = p.outs < 8 ? 8 : p.outs;
+    }
+    p.n_out_tasks = (w->n_outs + p.outs - 1) / p.outs;
+    cpu_pool_run(f->o.pool, row_tasks * p.n_out_tasks, product_task, &p);
+}
+
+/* Calls run for tasks of TASK_ROWS rows of the slice. */
+static void each_rows(struct forward *f, void (*run)(void *ctx, int task, int thread))
+{
+    const int n_tasks = (f->n_rows + TASK_ROWS - 1) / TASK_ROWS;
+
+    if (f->n_rows > ALONE_ROWS && n_tasks == 1)
+        run(f, 0, 0);
+    else
+        cpu_pool_run(f->o.pool, n_tasks, run, f);
+}
+
+#define EACH_ROW(f, task, i)                                                                       \
+    for (int i = (task)*TASK_ROWS; i < min_int((f)->n_rows, ((task) + 1) * TASK_ROWS); i++)
+
+/* Input rows and their rotations. */
+static void embed_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+    const struct matrix *w = &f->o.weights->embed;
+    const int half = f->c.head_dim / 2;
+
+    (void)thread;
+    EACH_ROW(f, task, i)
+    {
+        const int32_t token = f->b->tokens[f->row + i];
+        /* a row without a token is to be discarded: any will do */
+        const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
+        const float pos = (float)f->b->positions[f->row + i];
+
+        f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, w->w + (size_t)id * (size_t)w->k, w->k);
+        for (int j = 0; j < half; j++) {
+            const float angle = pos * f->inv_freq[j];
+
+            f->cos[i * half + j] = (float)cos((double)angle);
+            f->sin[i * half + j] = (float)sin((double)angle);
+        }
+    }
+}
+
+static void norm_rows(struct forward *f, int task, const float *w)
+{
+    EACH_ROW(f, task, i)
+    f->o.ops->rms_norm(f->normed + (size_t)i * f->hidden, f->x + (size_t)i * f->hidden, w,
+                       f->c.hidden_dim, f->c.rms_norm_eps);
+}
+
+static void attn_norm_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+
+    (void)thread;
+    norm_rows(f, task, f->layer->attn_norm);
+}
+
+static void ffn_norm_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+
+    (void)thread;
+    norm_rows(f, task, f->layer->ffn_norm);
+}
+
+/* Where a layer's keys (0) or values (1) of a head lie in block 0. */
+static char *kv_plane(const struct forward *f, int values, int head)
+{
+    const size_t plane = ((size_t)f->layer_no * 2 + (size_t)values) * (size_t)f->c.n_kv_heads;
+
+    return f->o.kv->base + (plane + (size_t)head) * f->o.kv->head_bytes;
+}
+
+static void store_kv(const struct forward *f, int values, int head, int32_t slot, const float *x)
+{
+    const struct kv_pool *kv = f->o.kv;
+    const size_t offset = (size_t)slot & (((size_t)1 << kv->block_shift) - 1);
+    const size_t dim = (size_t)f->c.head_dim;
+    char *at = kv_plane(f, values, head) + (size_t)(slot >> kv->block_shift) * kv->block_bytes;
+
+    if (kv->bf16)
+        f->o.ops->to_bf16((uint16_t *)(void *)at + offset * dim, x, f->c.head_dim);
+    else
+        memcpy(at + offset * dim * sizeof(float), x, dim * sizeof(float));
+}
+
+/* Biases, norms and rotations of the heads; keys and values go to their slots. */
+static void heads_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+    const struct cpu_ops *ops = f->o.ops;
+    const struct layer *y = f->layer;
+    const int dim = f->c.head_dim, n_rotated = f->c.n_heads + f->c.n_kv_heads;
+
+    (void)thread;
+    EACH_ROW(f, task, i)
+    {
+        float *row = f->qkv_out + (size_t)i * f->qkv;
+        const int32_t slot = f->b->slots[f->row + i];
+
+        if (y->qkv_bias)
+            ops->add(row, y->qkv_bias, (int)f->qkv);
+        for (int h = 0; h < n_rotated; h++) {
+            float *x = row + (size_t)h * (size_t)dim;
+
+            if (y->q_norm)
+                ops->rms_norm(x, x, h < f->c.n_heads ? y->q_norm : y->k_norm, dim,
+                              f->c.rms_norm_eps);
+            ops->rope(x, f->cos + i * (dim / 2), f->sin + i * (dim / 2), dim / 2);
+        }
+        for (int h = 0; h < f->c.n_kv_heads; h++) {
+            const float *k = row + (size_t)(f->c.n_heads + h) * (size_t)dim;
+
+            store_kv(f, 0, h, slot, k);
+            store_kv(f, 1, h, slot, k + (size_t)f->c.n_kv_heads * (size_t)dim);
+        }
+    }
+}
+
+static void attend_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+    /* the last tiles of a prompt have the most keys: they go first */
+    const struct tile *t = &f->tiles[f->n_tiles - 1 - task / f->c.n_kv_heads];
+    const int head = task % f->c.n_kv_heads, in_slice = t->row - f->row;
+    const size_t column = (size_t)head * (size_t)f->group * (size_t)f->c.head_dim;
+    const struct attend a = {
+        .q = f->qkv_out + (size_t)in_slice * f->qkv + column,
+        .out = f->attn + (size_t)in_slice * f->heads + column,
+        .q_stride = f->qkv,
+        .out_stride = f->heads,
+        .n_rows = t->n_rows,
+        .n_group = f->group,
+        .first_pos = t->first_pos,
+        .head_dim = f->c.head_dim,
+        .scale = 1.0f / sqrtf((float)f->c.head_dim),
+        .block_table = f->b->block_table + (size_t)t->seq * (size_t)f->b->max_blocks,
+        .block_shift = f->o.kv->block_shift,
+        .k = kv_plane(f, 0, head),
+        .v = kv_plane(f, 1, head),
+        .block_bytes = f->o.kv->block_bytes,
+        .bf16 = f->o.kv->bf16,
+        .scratch = f->scratch + (size_t)thread * f->scratch_floats,
+    };
+
+    f->o.ops->attend(&a);
+}
+
+static void silu_task(void *ctx, int task, int thread)
+{
+    struct forward *f = ctx;
+    const size_t ffn = (size_t)f->c.ffn_dim;
+
+    (void)thread;
+    EACH_ROW(f, task, i)
+    {
+        const float *row = f->gate_up + (size_t)i * 2 * ffn;
+
+        f->o.ops->silu_mul(f->act + (size_t)i * f->ffn, row, row + ffn, f->c.ffn_dim);
+    }
+}
+
+static void run_layer(struct forward *f)
+{
+    const struct layer *y = f->layer;
+    const int n = f->n_rows;
+
+    each_rows(f, attn_norm_task);
+    product(f, f->qkv_out, f->qkv, f->normed, f->hidden, &y->qkv, n, false);
+    each_rows(f, heads_task);
+    cpu_pool_run(f->o.pool, f->n_tiles * f->c.n_kv_heads, attend_task, f);
+    product(f, f->x, f->hidden, f->attn, f->heads, &y->out, n, true);
+
+    each_rows(f, ffn_norm_task);
+    product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
+    each_rows(f, silu_task);
+    product(f, f->x, f->hidden, f->act, f->ffn, &y->down, n, true);
+}
+
+/* Cuts the slice's rows into tiles: none crosses a sequence. */
+static void cut_tiles(struct forward *f)
+{
+    const struct batch *b = f->b;
+    const int most = f->group > CPU_ATTEND_ROWS ? 1 : CPU_ATTEND_ROWS / f->group;
+
+    f->n_tiles = 0;
+    for (int s = 0; s < b->n_seqs; s++) {
+        const int end = min_int(b->q_start[s + 1], f->row + f->n_rows);
+
+        for (int row = b->q_start[s] > f->row ? b->q_start[s] : f->row; row < end; row += most)
+            f->tiles[f->n_tiles++] = (struct tile){
+                .seq = s,
+                .row = row,
+                .n_rows = min_int(end - row, most),
+                .first_pos = b->positions[row],
+            };
+    }
+}
+
+/* Final norm of the wanted rows of this slice. */
+static void keep_wanted(struct forward *f)
+{
+    for (int i = 0; i < f->b->n_rows; i++) {
+        const int row = f->b->rows[i].row - f->row;
+
+        if (row >= 0 && row < f->n_rows)
+            f->o.ops->rms_norm(f->wanted + (size_t)i * f->hidden, f->x + (size_t)row * f->hidden,
+                               f->o.weights->final_norm, f->c.hidden_dim, f->c.rms_norm_eps);
+    }
+}
+
+void forward_run(struct forward *f, const struct batch *b, const int32_t *ids)
+{
+    f->b = b;
+    f->ids = ids;
+    for (f->row = 0; f->row < b->n_tokens; f->row += SLICE_ROWS) {
+        f->n_rows = min_int(b->n_tokens - f->row, SLICE_ROWS);
+        cut_tiles(f);
+        each_rows(f, embed_task);
+        for (f->layer_no = 0; f->layer_no < f->c.n_layers; f->layer_no++) {
+            f->layer = &f->o.weights->layers[f->layer_no];
+            run_layer(f);
+        }
+        keep_wanted(f);
+    }
+}
+
+const float *forward_logits(struct forward *f, int first, int n)
+{
+    must(first >= 0 && n >= 0 && n <= FORWARD_LOGIT_ROWS);
+    product(f, f->logits, (size_t)f->c.vocab_size, f->wanted + (size_t)first * f->hidden, f->hidden,
+            &f->o.weights->head, n, false);
+    return f->logits;
+}

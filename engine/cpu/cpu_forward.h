@@ -1,0 +1,51 @@
+/* cpu_forward.h - the forward pass: a batch in, logits of the wanted rows out.
+ *
+ * Owns the activations, taken once for the largest step; reads weights, writes and reads the KV
+ * pool. Used by the backend's step thread alone. */
+#ifndef NVLLM_CPU_FORWARD_H
+#define NVLLM_CPU_FORWARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/batch.h"
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_pool.h"
+#include "engine/cpu/cpu_weights.h"
+#include "engine/err.h"
+#include "engine/model.h"
+
+/* [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim] */
+struct kv_pool {
+    char *base;
+    int32_t n_blocks;
+    int block_shift; /* block_len = 1 << block_shift */
+    size_t block_bytes;
+    size_t head_bytes; /* block_len * head_dim values */
+    bool bf16;         /* else float */
+};
+
+struct forward;
+
+struct forward_options {
+    const struct cpu_ops *ops;
+    struct cpu_pool *pool;
+    const struct model_config *config;
+    const struct weights *weights;
+    const struct kv_pool *kv; /* its base may be set later */
+    int max_batch_tokens, max_seqs;
+};
+
+enum { FORWARD_LOGIT_ROWS = 16 }; /* rows whose logits exist at a time */
+
+int forward_new(struct forward **out, const struct forward_options *o, struct err *e);
+void forward_free(struct forward *f);
+
+/* Computes all rows and stores their keys and values; ids are what the step before sampled. */
+void forward_run(struct forward *f, const struct batch *b, const int32_t *ids);
+
+/* Logits [n, vocab_size] of the wanted rows first .. first + n - 1, n <= FORWARD_LOGIT_ROWS; they
+ * hold until the next call. */
+const float *forward_logits(struct forward *f, int first, int n);
+
+#endif

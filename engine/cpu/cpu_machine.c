@@ -1,0 +1,224 @@
+/* cpu_machine.c - see cpu_machine.h. */
+#include "engine/cpu/cpu_machine.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "engine/checked.h"
+
+enum {
+    HUGE_PAGE = 2 << 20,
+    POPULATE_BYTES = 16 << 20, /* of one task */
+};
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* First value of a small file, or false. */
+static bool read_line(const char *path, char *line, size_t size)
+{
+    FILE *f = fopen(path, "re");
+    bool ok;
+
+    if (!f)
+        return false;
+    ok = fgets(line, (int)size, f) != NULL;
+    fclose(f);
+    if (ok)
+        line[strcspn(line, "\n")] = '\0';
+    return ok;
+}
+
+/* The text behind "key:" in a file of such lines. */
+static bool read_key(const char *path, const char *key, char *value, size_t size)
+{
+    FILE *f = fopen(path, "re");
+    char line[512];
+    bool found = false;
+
+    if (!f)
+        return false;
+    while (!found && fgets(line, sizeof(line), f)) {
+        char *colon = strchr(line, ':');
+        size_t n = strlen(key);
+
+        if (!colon || strncmp(line, key, n) != 0 ||
+            strspn(line + n, " \t") != (size_t)(colon - line) - n)
+            continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        colon[strcspn(colon, "\n")] = '\0';
+        snprintf(value, size, "%s", colon);
+        found = true;
+    }
+    fclose(f);
+    return found;
+}
+
+/* Calls visit with the folder of this process's control group and of each above it. */
+static void each_cgroup(void (*visit)(const char *folder, void *ctx), void *ctx)
+{
+    char path[PATH_MAX], own[PATH_MAX - 32];
+
+    /* version 2 is the line "0::/path" */
+    if (!read_key("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
+        return;
+    for (;;) {
+        char *slash;
+
+        snprintf(path, sizeof(path), "/sys/fs/cgroup%s", own + 1);
+        visit(path, ctx);
+        slash = strrchr(own, '/');
+        if (slash <= own + 1)
+            break;
+        *slash = '\0';
+    }
+    visit("/sys/fs/cgroup", ctx);
+}
+
+static void lower_to_quota(const char *folder, void *ctx)
+{
+    char path[PATH_MAX + 16], line[64];
+    int *cores = ctx;
+    long long quota, period;
+
+    snprintf(path, sizeof(path), "%s/cpu.max", folder);
+    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%lld %lld", &quota, &period) != 2 ||
+        quota <= 0 || period <= 0)
+        return;
+    if ((quota + period - 1) / period < *cores)
+        *cores = (int)((quota + period - 1) / period);
+}
+
+int machine_cores(void)
+{
+    cpu_set_t set;
+    int cores = 0;
+
+    if (sched_getaffinity(0, sizeof(set), &set) == 0)
+        cores = CPU_COUNT(&set);
+    if (cores < 1) /* more cores than a cpu_set_t holds */
+        cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    each_cgroup(lower_to_quota, &cores);
+    if (cores < 1)
+        return 1;
+    return cores < CPU_POOL_MAX_THREADS ? cores : CPU_POOL_MAX_THREADS;
+}
+
+void machine_cpu_name(char *out, size_t size)
+{
+    if (!read_key("/proc/cpuinfo", "model name", out, size))
+        snprintf(out, size, "CPU");
+}
+
+static void lower_to_max(const char *folder, void *ctx)
+{
+    char path[PATH_MAX + 16], line[64];
+    uint64_t *bytes = ctx, max, used;
+
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
+        return; /* "max", or no such controller */
+    snprintf(path, sizeof(path), "%s/memory.current", folder);
+    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
+        used = 0;
+    max = max > used ? max - used : 0;
+    if (max < *bytes)
+        *bytes = max;
+}
+
+uint64_t machine_memory(void)
+{
+    uint64_t bytes = UINT64_MAX, kib;
+    char value[64];
+
+    if (read_key("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
+        sscanf(value, "%" SCNu64, &kib) == 1)
+        bytes = kib * 1024;
+    else if (sysconf(_SC_AVPHYS_PAGES) > 0)
+        bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    each_cgroup(lower_to_max, &bytes);
+    return bytes;
+}
+
+void region_deinit(struct region *r)
+{
+    if (r->mapping)
+        munmap(r->mapping, r->mapping_bytes);
+    *r = (struct region){0};
+}
+
+struct populate {
+    struct region *region;
+    _Atomic int error;
+};
+
+static void populate_task(void *ctx, int task, int thread)
+{
+    struct populate *job = ctx;
+    const size_t from = (size_t)task * POPULATE_BYTES, left = job->region->bytes - from;
+    const size_t n = left < POPULATE_BYTES ? left : POPULATE_BYTES;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    (void)thread;
+    if (madvise(job->region->base + from, n, MADV_POPULATE_WRITE) == 0)
+        return;
+    if (errno != EINVAL) { /* EINVAL: a kernel before 5.14 */
+        atomic_store(&job->error, -ENOMEM);
+        return;
+    }
+    for (size_t i = 0; i < n; i += page)
+        ((volatile char *)job->region->base)[from + i] = 0;
+}
+
+/* Maps r->bytes; -ENOMEM. */
+static int region_map(struct region *r)
+{
+    const size_t huge = HUGE_PAGE;
+
+    if (!size_add(&r->mapping_bytes, r->bytes, 2 * huge))
+        return -ENOMEM;
+    r->mapping_bytes &= ~(huge - 1);
+    r->mapping =
+        mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r->mapping == MAP_FAILED) {
+        r->mapping = NULL;
+        return -ENOMEM;
+    }
+    r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
+    if (r->bytes >= huge) /* advice: a system without huge pages works as well */
+        (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
+    return 0;
+}
+
+int region_init(struct region *r, const char *what, size_t bytes, struct cpu_pool *pool,
+                struct err *e)
+{
+    const uint64_t there = machine_memory();
+    struct populate job = {.region = r};
+
+    *r = (struct region){.bytes = bytes};
+    if (bytes > there)
+        return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
+                       (double)bytes / 0x1p20, (double)there / 0x1p20);
+    if (region_map(r) < 0)
+        goto fail;
+    if (pool)
+        cpu_pool_run(pool, (int)((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), populate_task,
+                     &job);
+    if (atomic_load(&job.error) == 0)
+        return 0;
+fail:
+    region_deinit(r);
+    return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
+                   what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+}

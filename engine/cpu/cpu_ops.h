@@ -1,0 +1,78 @@
+/* cpu_ops.h - the inner loops of the CPU backend, once for each instruction set.
+ *
+ * One source, compiled several times; every set gives the same bits for the same input, and no
+ * result depends on how many rows are computed together. Pure functions: no state, any thread. */
+#ifndef NVLLM_CPU_OPS_H
+#define NVLLM_CPU_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CPU_K_ALIGN = 16,  /* rows of weights and activations are padded with zeros to so many */
+    CPU_KV_GROUP = 64, /* keys that attention takes at a time, from positions 64 * i on */
+};
+
+enum cpu_isa { CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_N_ISAS };
+
+/* y[row, out] (+)= sum over k of x[row, k] * w[out, k] */
+struct matmul {
+    float *y;          /* [n_rows, y_stride] */
+    const float *x;    /* [n_rows, k] */
+    const uint16_t *w; /* [n_outs, k] bf16 */
+    size_t y_stride, x_stride;
+    int n_rows, n_outs;
+    int k; /* also the stride of w; a multiple of CPU_K_ALIGN */
+    bool add;
+};
+
+/* Causal attention of consecutive rows of one sequence over one KV head. */
+struct attend {
+    const float *q; /* row i, head g at q + i * q_stride + g * head_dim, g < n_group */
+    float *out;     /* as q */
+    size_t q_stride, out_stride;
+    int n_rows;    /* n_rows * n_group <= attend_max_rows() of the scratch */
+    int n_group;   /* query heads that share the KV head */
+    int first_pos; /* position of row 0; row i attends over 0 .. first_pos + i */
+    int head_dim;
+    float scale;
+    const int32_t *block_table;
+    int block_shift;    /* block_len = 1 << block_shift */
+    const char *k, *v;  /* of this layer and head in block 0 */
+    size_t block_bytes; /* from block to block */
+    bool bf16;          /* else float */
+    float *scratch;     /* [cpu_attend_scratch()], one a thread */
+};
+
+struct cpu_ops {
+    const char *name; /* "AVX-512" */
+    void (*matmul)(const struct matmul *m);
+    void (*attend)(const struct attend *a);
+    /* y = x / sqrt(mean(x²) + eps) * w; y may be x */
+    void (*rms_norm)(float *y, const float *x, const float *w, int n, float eps);
+    /* Rotates the halves of x [2 * half] by the angles whose cos and sin are given. */
+    void (*rope)(float *x, const float *cos, const float *sin, int half);
+    void (*silu_mul)(float *y, const float *gate, const float *up, int n); /* silu(gate) * up */
+    void (*add)(float *y, const float *x, int n);                          /* y += x */
+    void (*exp)(float *y, const float *x, int n);
+    void (*from_bf16)(float *y, const uint16_t *x, int n);
+    void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
+    /* The largest; false when there is NaN or Inf among them. */
+    bool (*row_max)(float *max, const float *x, int n);
+    /* Sum of exp((x - max) * scale). */
+    double (*sum_exp)(const float *x, int n, float max, float scale);
+    /* The first i >= from with x[i] >= floor, or n. */
+    int (*find_ge)(const float *x, int from, int n, float floor);
+};
+
+/* NULL where this build or this machine does not have it. */
+const struct cpu_ops *cpu_ops_get(enum cpu_isa isa);
+const struct cpu_ops *cpu_ops_best(void);
+
+/* Query rows (times heads of a group) that one attend call takes well, and floats of scratch for
+ * calls of at most max_rows of them. */
+enum { CPU_ATTEND_ROWS = 48 };
+size_t cpu_attend_scratch(int max_rows, int head_dim);
+
+#endif

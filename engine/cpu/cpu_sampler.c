@@ -1,0 +1,468 @@
+/* cpu_sampler.c - see cpu_sampler.h.
+ *
+ * A vocabulary of 150,000 is passed over a few times with vectors and never sorted. Ids that can
+ * still win are kept as candidates: 64-bit keys that order by falling logit, lower id first. */
+#include "engine/cpu/cpu_sampler.h"
+
+#include <errno.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checked.h"
+#include "engine/cpu/cpu_machine.h"
+#include "engine/must.h"
+#include "engine/philox.h"
+
+enum {
+    SEEN_PROMPT = 0x8000, /* bit of a history entry; the others count the output */
+    SEEN_MAX = 0x7fff,    /* counts stop here: no penalty can tell more apart */
+};
+
+/* No draw's g = -log(-log(u)) is larger: w >= 2^-33 (philox.h). */
+#define GUMBEL_MAX 22.9
+
+struct candidate {
+    uint64_t key;
+    double weight; /* exp of what is drawn from, relative to the largest */
+};
+
+struct state {
+    const struct sampling *sampling;
+    bool history;
+};
+
+struct scratch {                  /* of one thread */
+    float *logits;                /* [vocab_size] after penalties and bias */
+    struct candidate *candidates; /* [vocab_size] */
+};
+
+struct sampler {
+    const struct cpu_ops *ops;
+    int vocab_size, max_seqs, n_threads;
+    struct state *states;    /* [max_seqs] */
+    struct scratch *scratch; /* [n_threads] */
+    uint16_t *seen;          /* [max_seqs, vocab_size] */
+    struct region memory;
+};
+
+int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
+                struct cpu_pool *pool, struct err *e)
+{
+    const size_t vocab = ((size_t)vocab_size + 15) & ~(size_t)15;
+    const int n_threads = pool ? cpu_pool_threads(pool) : 1;
+    const size_t a_thread = vocab * (sizeof(float) + sizeof(struct candidate));
+    const size_t a_state = vocab * sizeof(uint16_t);
+    struct sampler *s = calloc(1, sizeof(*s));
+    char *at;
+    int r = -ENOMEM;
+
+    must(vocab_size > 0 && max_seqs > 0);
+    if (!s)
+        return err_set(e, r, "out of memory");
+    *s = (struct sampler){.ops = ops,
+                          .vocab_size = vocab_size,
+                          .max_seqs = max_seqs,
+                          .n_threads = n_threads};
+    s->states = calloc((size_t)max_seqs, sizeof(*s->states));
+    s->scratch = calloc((size_t)n_threads, sizeof(*s->scratch));
+    if (!s->states || !s->scratch) {
+        err_set(e, r, "out of memory");
+        goto fail;
+    }
+    r = region_init(&s->memory, "the sampler (scheduler.max_seqs times the vocabulary)",
+                    a_thread * (size_t)n_threads + a_state * (size_t)max_seqs, pool, e);
+    if (r < 0)
+        goto fail;
+    at = s->memory.base;
+    for (int i = 0; i < n_threads; i++, at += a_thread) {
+        s->scratch[i].candidates = (struct candidate *)(void *)at;
+        s->scratch[i].logits = (float *)(void *)(at + vocab * sizeof(struct candidate));
+    }
+    s->seen = (uint16_t *)(void *)at;
+    *out = s;
+    return 0;
+fail:
+    sampler_free(s);
+    return r;
+}
+
+void sampler_free(struct sampler *s)
+{
+    if (!s)
+        return;
+    region_deinit(&s->memory);
+    free(s->scratch);
+    free(s->states);
+    free(s);
+}
+
+static uint16_t *state_seen(struct sampler *s, int32_t state)
+{
+    return s->seen + (size_t)state * (((size_t)s->vocab_size + 15) & ~(size_t)15);
+}
+
+void sampler_load(struct sampler *s, const struct batch_load *l)
+{
+    uint16_t *seen;
+
+    must(l->state >= 0 && l->state < s->max_seqs && l->sampling);
+    must(l->n_prompt >= 0 && l->n_prompt <= l->n_tokens);
+    s->states[l->state] = (struct state){
+        .sampling = l->sampling,
+        .history = sampling_needs_history(l->sampling),
+    };
+    if (!s->states[l->state].history)
+        return;
+    seen = state_seen(s, l->state);
+    memset(seen, 0, (size_t)s->vocab_size * sizeof(*seen));
+    for (int i = 0; i < l->n_tokens; i++) {
+        must(l->tokens[i] >= 0 && l->tokens[i] < s->vocab_size);
+        if (i < l->n_prompt)
+            seen[l->tokens[i]] = SEEN_PROMPT;
+        else if ((seen[l->tokens[i]] & SEEN_MAX) < SEEN_MAX)
+            seen[l->tokens[i]]++;
+    }
+}
+
+/* Keeps penalties and bias from making what later arithmetic could not stand. */
+static float bounded(float z)
+{
+    if (z > FLT_MAX)
+        return FLT_MAX;
+    return z == z ? z : -INFINITY;
+}
+
+static float penalized(float z, uint16_t seen, const struct sampling *p)
+{
+    const int count = seen & SEEN_MAX;
+
+    z = z > 0.0f ? z / p->repetition_penalty : z * p->repetition_penalty;
+    if (count > 0)
+        z -= p->presence_penalty + p->frequency_penalty * (float)count;
+    return bounded(z);
+}
+
+/* The logits that are drawn from: the row itself where nothing changes them. */
+static const float *adjusted(struct sampler *s, float *copy, const float *logits,
+                             const struct batch_row *row)
+{
+    const struct state *state = &s->states[row->state];
+    const struct sampling *p = state->sampling;
+    const int n_banned = row->ban_stops ? p->n_stop_ids : 0;
+
+    if (!state->history && p->n_bias == 0 && n_banned == 0)
+        return logits;
+    memcpy(copy, logits, (size_t)s->vocab_size * sizeof(*copy));
+    if (state->history) {
+        const uint16_t *seen = state_seen(s, row->state);
+
+        for (int i = 0; i < s->vocab_size; i += 4) { /* padded with ids that are never seen */
+            uint64_t four;
+
+            memcpy(&four, seen + i, sizeof(four));
+            for (int j = i; four && j < i + 4; j++)
+                if (seen[j])
+                    copy[j] = penalized(copy[j], seen[j], p);
+        }
+    }
+    for (int i = 0; i < p->n_bias; i++) {
+        must(p->bias[i].id >= 0 && p->bias[i].id < s->vocab_size);
+        copy[p->bias[i].id] = bounded(copy[p->bias[i].id] + p->bias[i].bias);
+    }
+    for (int i = 0; i < n_banned; i++) /* an end id may lie outside the vocabulary */
+        if (p->stop_ids[i] >= 0 && p->stop_ids[i] < s->vocab_size)
+            copy[p->stop_ids[i]] = -INFINITY;
+    return copy;
+}
+
+static uint64_t key_of(float z, int32_t id)
+{
+    uint32_t bits;
+
+    z += 0.0f; /* -0 is a tie with 0 */
+    memcpy(&bits, &z, sizeof(bits));
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (uint64_t)bits << 32 | ~(uint32_t)id;
+}
+
+static int32_t key_id(uint64_t key)
+{
+    return (int32_t) ~(uint32_t)key;
+}
+
+static float key_logit(uint64_t key)
+{
+    uint32_t bits = (uint32_t)(key >> 32);
+    float z;
+
+    bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
+    memcpy(&z, &bits, sizeof(z));
+    return z;
+}
+
+static void swap(struct candidate *a, struct candidate *b)
+{
+    const struct candidate t = *a;
+
+    *a = *b;
+    *b = t;
+}
+
+/* Splits c[lo, hi) around a pivot: larger keys before it; returns where the pivot lies. The pivot
+ * is taken from a mixed place, so that no order of logits makes the splits bad. */
+static int split(struct candidate *c, int lo, int hi)
+{
+    const uint32_t mixed = ((uint32_t)lo * 0x9E3779B9u ^ (uint32_t)hi * 0x85EBCA6Bu) * 0xC2B2AE35u;
+    const int pivot = lo + (int)((uint64_t)mixed * (uint64_t)(hi - lo) >> 32);
+    int at = lo;
+
+    swap(&c[pivot], &c[hi - 1]);
+    for (int i = lo; i < hi - 1; i++)
+        if (c[i].key > c[hi - 1].key)
+            swap(&c[i], &c[at++]);
+    swap(&c[at], &c[hi - 1]);
+    return at;
+}
+
+/* Brings the k largest of n to the front, in no order. */
+static void partition_top(struct candidate *c, int n, int k)
+{
+    int lo = 0, hi = n;
+
+    while (hi - lo > 1 && k > lo && k < hi) {
+        const int at = split(c, lo, hi);
+
+        if (k <= at)
+            hi = at;
+        else
+            lo = at + 1;
+    }
+}
+
+/* The k largest logits; returns how many there are. */
+static int select_top(const struct sampler *s, struct candidate *c, const float *z, int k)
+{
+    const int n = s->vocab_size, cap = k < n / 2 ? 2 * k : n;
+    float floor = -INFINITY;
+    int m = 0;
+
+    for (int i = 0; (i = s->ops->find_ge(z, i, n, floor)) < n; i++) {
+        c[m++].key = key_of(z[i], i);
+        if (m == cap && m > k) {
+            partition_top(c, m, k);
+            m = k;
+            floor = key_logit(c[0].key);
+            for (int j = 1; j < k; j++)
+                floor = fminf(floor, key_logit(c[j].key));
+        }
+    }
+    if (m > k) {
+        partition_top(c, m, k);
+        m = k;
+    }
+    return m;
+}
+
+static int select_ge(const struct sampler *s, struct candidate *c, const float *z, float floor)
+{
+    int m = 0;
+
+    for (int i = 0; (i = s->ops->find_ge(z, i, s->vocab_size, floor)) < s->vocab_size; i++)
+        c[m++].key = key_of(z[i], i);
+    return m;
+}
+
+/* Of n candidates the fewest, largest first, whose weights reach mass; they come to the front. */
+static int nucleus(struct candidate *c, int n, double mass)
+{
+    int lo = 0, hi = n;
+    double before = 0.0; /* weight of c[0, lo): all in */
+
+    while (lo < hi) {
+        const int at = split(c, lo, hi);
+        double larger = before;
+
+        for (int i = lo; i < at; i++)
+            larger += c[i].weight;
+        if (larger >= mass && at > 0) { /* it is reached before the pivot */
+            hi = at;
+        } else {
+            before = larger + c[at].weight;
+            lo = at + 1;
+            if (before >= mass)
+                return lo;
+        }
+    }
+    return lo > 0 ? lo : 1;
+}
+
+/* One row's way from logits to an id, at a temperature above 0. */
+struct draw {
+    const struct sampling *p;
+    const float *z;
+    uint32_t counter;
+    float max, scale; /* what is drawn from is (z - max) * scale */
+    double best;      /* largest so far of that plus g */
+    int32_t best_id;
+    int32_t quad; /* the four ids that words are for; -1: none */
+    struct philox4 words;
+};
+
+static float draw_logit(const struct draw *d, float z)
+{
+    return (z - d->max) * d->scale;
+}
+
+/* A logit below which no x = (z - max) * scale >= x lies, with room for rounding. */
+static float draw_floor(const struct draw *d, double x)
+{
+    const double z = (double)d->max + x / (double)d->scale;
+
+    return (float)(z - 1e-5 * (fabs((double)d->max) + fabs(x / (double)d->scale)));
+}
+
+static void draw_try(struct draw *d, int32_t id, float z)
+{
+    const double x = (double)draw_logit(d, z);
+    double value;
+    float w;
+
+    if (d->quad != id / 4) {
+        d->quad = id / 4;
+        d->words = philox_quad(d->p->seed, d->counter, (uint32_t)d->quad);
+    }
+    w = philox_w(d->words.v[id % 4]);
+    if ((double)w > exp(x - d->best)) /* g < -log(w): it cannot win */
+        return;
+    value = x - log(-log1p(-(double)w));
+    if (value > d->best || (value == d->best && id < d->best_id)) {
+        d->best = value;
+        d->best_id = id;
+    }
+}
+
+/* Nothing is filtered: every id may win, few can. */
+static int32_t draw_all(const struct sampler *s, struct draw *d)
+{
+    const int n = s->vocab_size, top = s->ops->find_ge(d->z, 0, n, d->max);
+
+    draw_try(d, top, d->max);
+    for (int i = 0; (i = s->ops->find_ge(d->z, i, n, draw_floor(d, d->best - GUMBEL_MAX))) < n; i++)
+        draw_try(d, i, d->z[i]);
+    return d->best_id;
+}
+
+/* Candidates that top_k, or else top_p or min_p, may leave, with their weights; mass is that of
+ * all that top_k leaves. */
+static int draw_candidates(const struct sampler *s, const struct draw *d, struct candidate *c,
+                           double *mass)
+{
+    const struct sampling *p = d->p;
+    double least = p->min_p > 0.0f ? log((double)p->min_p) : -INFINITY;
+    double kept = 0.0;
+    int n;
+
+    *mass = 0.0;
+    if (p->top_k > 0 && p->top_k < s->vocab_size) {
+        n = select_top(s, c, d->z, p->top_k);
+    } else {
+        if (p->top_p < 1.0f) {
+            /* Ids that all together weigh less than 1 - top_p are not needed to reach top_p. */
+            *mass = s->ops->sum_exp(d->z, s->vocab_size, d->max, d->scale);
+            least = log(0.99 * (1.0 - (double)p->top_p) * *mass / s->vocab_size);
+        }
+        n = select_ge(s, c, d->z, draw_floor(d, least));
+    }
+    for (int i = 0; i < n; i++) {
+        c[i].weight = exp((double)draw_logit(d, key_logit(c[i].key)));
+        kept += c[i].weight;
+    }
+    if (*mass == 0.0)
+        *mass = kept;
+    return n;
+}
+
+static int32_t draw_filtered(const struct sampler *s, struct draw *d, struct candidate *c)
+{
+    double mass;
+    int n = draw_candidates(s, d, c, &mass);
+
+    if (d->p->top_p < 1.0f)
+        n = nucleus(c, n, (double)d->p->top_p * mass);
+    for (int i = 0; i < n; i++)
+        if (c[i].weight >= (double)d->p->min_p)
+            draw_try(d, key_id(c[i].key), key_logit(c[i].key));
+    return d->best_id;
+}
+
+static int32_t choose(const struct sampler *s, struct scratch *t, const float *z, float max,
+                      const struct batch_row *row)
+{
+    const struct sampling *p = s->states[row->state].sampling;
+    struct draw d = {.p = p,
+                     .z = z,
+                     .counter = row->counter,
+                     .max = max,
+                     .scale = 1.0f / fmaxf(p->temperature, 1e-30f),
+                     .best = -INFINITY,
+                     .best_id = INT32_MAX,
+                     .quad = -1};
+
+    if (p->temperature == 0.0f || max == -INFINITY)
+        return s->ops->find_ge(z, 0, s->vocab_size, max);
+    if (p->top_k == 0 && p->top_p >= 1.0f && p->min_p <= 0.0f)
+        return draw_all(s, &d);
+    return draw_filtered(s, &d, t->candidates);
+}
+
+/* Log-softmax of the raw row at the sampled id and at the best ones. */
+static void logprobs(const struct sampler *s, struct candidate *c, const float *logits, float max,
+                     int n_top, struct sample *out)
+{
+    const float log_sum = (float)log(s->ops->sum_exp(logits, s->vocab_size, max, 1.0f));
+    int n;
+
+    out->logprob = logits[out->id] - max - log_sum;
+    if (n_top <= 0)
+        return;
+    n = select_top(s, c, logits, n_top < SAMPLING_MAX_LOGPROBS ? n_top : SAMPLING_MAX_LOGPROBS);
+    for (int i = 0; i < n; i++) { /* few: the largest of what is left comes next */
+        int best = i;
+
+        for (int j = i + 1; j < n; j++)
+            best = c[j].key > c[best].key ? j : best;
+        swap(&c[i], &c[best]);
+        out->top_ids[i] = key_id(c[i].key);
+        out->top_logprobs[i] = logits[out->top_ids[i]] - max - log_sum;
+    }
+}
+
+void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
+                 struct sample *out)
+{
+    struct scratch *t = &s->scratch[thread];
+    const struct state *state = &s->states[row->state];
+    float raw_max, max;
+    const float *z;
+
+    must(thread < s->n_threads && row->state >= 0 && row->state < s->max_seqs && state->sampling);
+    out->logprob = 0.0f;
+    out->id = BATCH_NUMERICS;
+    if (!s->ops->row_max(&raw_max, logits, s->vocab_size))
+        return;
+    z = adjusted(s, t->logits, logits, row);
+    max = raw_max;
+    if (z != logits)
+        (void)s->ops->row_max(&max, z, s->vocab_size);
+    out->id = choose(s, t, z, max, row);
+    if (state->sampling->n_logprobs >= 0)
+        logprobs(s, t->candidates, logits, raw_max, state->sampling->n_logprobs, out);
+    if (state->history) {
+        uint16_t *seen = state_seen(s, row->state) + out->id;
+
+        if ((*seen & SEEN_MAX) < SEEN_MAX)
+            ++*seen;
+    }
+}

@@ -1,0 +1,35 @@
+/* cpu_sampler.h - from a row of logits to a token: what engine/sampling.h says, step by step.
+ *
+ * Holds a state for each sequence: its sampling parameters and, where these have penalties, which
+ * ids it has seen. Different rows of one step may be sampled by different threads at a time. */
+#ifndef NVLLM_CPU_SAMPLER_H
+#define NVLLM_CPU_SAMPLER_H
+
+#include "engine/batch.h"
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_pool.h"
+#include "engine/err.h"
+
+struct sampler;
+
+/* All memory is taken here: 2 bytes for each id of each state, 20 for each id and thread. pool may
+ * be NULL: then there is one thread. -ENOMEM with a text. */
+int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
+                struct cpu_pool *pool, struct err *e);
+void sampler_free(struct sampler *s);
+
+/* Sets a state. l->sampling must stay valid while rows of the state are sampled. */
+void sampler_load(struct sampler *s, const struct batch_load *l);
+
+struct sample {
+    int32_t id;          /* or BATCH_NUMERICS */
+    float logprob;       /* 0 where not asked for */
+    int32_t *top_ids;    /* [SAMPLING_MAX_LOGPROBS] given by the caller; n_logprobs are set */
+    float *top_logprobs; /* the same */
+};
+
+/* Samples one row and counts the id for the row's state. */
+void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
+                 struct sample *out);
+
+#endif
