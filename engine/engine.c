@@ -196,7 +196,7 @@ static int start(struct engine *g, const struct job *template)
     j->engine = g;
     j->arrival_us = engine_now_us();
     j->work = (struct work){.cost = cost_of(j), .run = job_run};
-    j->terminal = event_new(ENGINE_ERROR, j->id, 0, false, 0);
+    j->terminal = engine_event_new(ENGINE_ERROR, j->id, 0, false, 0);
     if (!j->terminal)
         goto fail;
     if (engine_state(g) != ENGINE_READY) {

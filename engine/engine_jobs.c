@@ -164,7 +164,7 @@ static bool is_cancelled(struct job *j)
 static void tell_cancelled(struct job *j, struct event_list *out)
 {
     for (int32_t i = 0; i < j->request.n; i++) {
-        struct engine_event *d = event_new(ENGINE_DELTA, j->id, 0, false, 0);
+        struct engine_event *d = engine_event_new(ENGINE_DELTA, j->id, 0, false, 0);
 
         if (!d)
             break;
@@ -199,7 +199,7 @@ static void run_tokenize(struct job *j, struct event_list *out)
     int r = tokenizer_encode_all(j->engine->tokenizer, j->text, j->special, &ids);
 
     if (r == 0) {
-        ev = event_new(ENGINE_TOKENS, j->id, ids.n, false, 0);
+        ev = engine_event_new(ENGINE_TOKENS, j->id, ids.n, false, 0);
         if (!ev)
             r = -ENOMEM;
     }
@@ -218,7 +218,7 @@ static void run_tokenize(struct job *j, struct event_list *out)
 static void tell_text(struct job *j, int r, const char *text, size_t len, const char *field,
                       const struct err *why, struct event_list *out)
 {
-    struct engine_event *ev = r < 0 ? NULL : event_new(ENGINE_TEXT, j->id, 0, false, len);
+    struct engine_event *ev = r < 0 ? NULL : engine_event_new(ENGINE_TEXT, j->id, 0, false, len);
 
     if (!ev) {
         fail_with(j, r < 0 ? r : -ENOMEM, field, why, out);

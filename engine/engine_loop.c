@@ -26,7 +26,7 @@ struct side_load {
 static void publish_state(struct engine *g, enum engine_state state)
 {
     struct event_list out = {0};
-    struct engine_event *ev = event_new(ENGINE_STATE, 0, 0, false, 0);
+    struct engine_event *ev = engine_event_new(ENGINE_STATE, 0, 0, false, 0);
 
     atomic_store(&g->state, state);
     if (!ev) /* the loop sees it with the next event; of this there is no more than a hint */

@@ -9,8 +9,8 @@
 #include "engine/checked.h"
 #include "engine/must.h"
 
-struct engine_event *event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
-                               bool logprobs, size_t text_bytes)
+struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
+                                      bool logprobs, size_t text_bytes)
 {
     struct engine_event *ev;
     size_t bytes, part;

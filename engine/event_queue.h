@@ -16,8 +16,8 @@ struct event_list {
 
 /* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
  */
-struct engine_event *event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
-                               bool logprobs, size_t text_bytes);
+struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
+                                      bool logprobs, size_t text_bytes);
 char *event_text_buffer(struct engine_event *ev); /* where its text goes */
 
 void event_list_push(struct event_list *l, struct engine_event *ev);

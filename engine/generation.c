@@ -128,7 +128,8 @@ static int tell_new(struct generation *g, const struct core_event *ev, bool toke
                     const struct engine_logprobs *lp, struct text piece, enum core_reason reason,
                     struct event_list *out)
 {
-    struct engine_event *d = event_new(ENGINE_DELTA, g->id, token ? 1 : 0, lp != NULL, piece.len);
+    struct engine_event *d =
+        engine_event_new(ENGINE_DELTA, g->id, token ? 1 : 0, lp != NULL, piece.len);
 
     if (!d)
         return -ENOMEM;
@@ -149,7 +150,7 @@ static int tell_gathered(struct generation *g, int32_t choice, enum core_reason 
                          struct event_list *out)
 {
     struct choice *c = &g->choices[choice];
-    struct engine_event *d = event_new(ENGINE_DELTA, g->id, c->n_ids, g->logprobs, c->len);
+    struct engine_event *d = engine_event_new(ENGINE_DELTA, g->id, c->n_ids, g->logprobs, c->len);
 
     if (!d)
         return -ENOMEM;
