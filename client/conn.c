@@ -1,0 +1,276 @@
+/* conn.c - see conn.h. Every error of the stream is final: it is kept in death, and said by each
+ * later call. */
+#include "client/conn.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/error.h"
+
+enum { PROTOCOL_VERSION = 1 };
+
+void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
+{
+    *c = (struct conn){.max_out_bytes = max_out_bytes, .max_frame_bytes = FRAME_DEFAULT_MAX};
+    frame_decoder_init(&c->in, max_in_frame);
+}
+
+void conn_deinit(struct conn *c)
+{
+    frame_decoder_deinit(&c->in);
+    frame_buffer_deinit(&c->out);
+    pending_deinit(&c->pending);
+}
+
+static void die_protocol(struct conn *c, const char *why)
+{
+    error_set(&c->death, NVLLM_E_PROTOCOL, 0,
+              "what answers at the socket does not follow nvllmd's protocol: %s", why);
+}
+
+static void die_nomem(struct conn *c)
+{
+    error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
+}
+
+/* ---- towards the daemon */
+
+static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
+                           struct nvllm_error *err)
+{
+    if (frame_buffer_put(&c->out, &frame->base) != 0)
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    return NVLLM_OK;
+}
+
+enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Hello hello = NVLLM__V1__HELLO__INIT;
+
+    hello.has_protocol = true;
+    hello.protocol = PROTOCOL_VERSION;
+    hello.client = (char *)name;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_HELLO;
+    frame.hello = &hello;
+    return put(c, &frame, err);
+}
+
+/* May a frame be queued now? */
+static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientFrame *frame,
+                                  struct nvllm_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
+    size_t queued = frame_buffer_bytes(&c->out);
+
+    if (c->death.code != NVLLM_OK) {
+        if (err)
+            *err = c->death;
+        return c->death.code;
+    }
+    if (bytes > c->max_frame_bytes)
+        return error_set(err, NVLLM_E_TOO_LONG, 0,
+                         "the request takes %zu bytes, and the daemon at most %u", bytes,
+                         c->max_frame_bytes);
+    if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
+        return error_set(err, NVLLM_E_BUSY, 0,
+                         "%zu bytes of requests are waiting to be sent: fetch events first",
+                         queued);
+    return NVLLM_OK;
+}
+
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
+                          uint32_t n_choices, uint64_t *id, struct nvllm_error *err)
+{
+    struct pending_entry entry = {.id = c->last_id + 1, .kind = kind, .n_choices = n_choices};
+    enum nvllm_code code;
+
+    frame->has_id = true;
+    frame->id = entry.id;
+    code = check_room(c, frame, err);
+    if (code != NVLLM_OK)
+        return code;
+    if (pending_add(&c->pending, &entry) != 0)
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    code = put(c, frame, err);
+    if (code != NVLLM_OK) {
+        pending_remove(&c->pending, entry.id);
+        return code;
+    }
+    c->last_id = entry.id;
+    *id = entry.id;
+    return NVLLM_OK;
+}
+
+enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Cancel cancel = NVLLM__V1__CANCEL__INIT;
+    const struct pending_entry *target = pending_find(&c->pending, id);
+    enum nvllm_code code;
+    uint64_t own_id;
+
+    if (!target || target->kind != PENDING_GENERATE)
+        return NVLLM_OK;
+    cancel.has_target = true;
+    cancel.target = id;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_CANCEL;
+    frame.cancel = &cancel;
+    code = conn_send(c, &frame, PENDING_CANCEL, 0, &own_id, err);
+    if (code == NVLLM_OK)
+        conn_abandon(c, own_id);
+    return code;
+}
+
+void conn_abandon(struct conn *c, uint64_t id)
+{
+    struct pending_entry *e = pending_find(&c->pending, id);
+
+    if (e)
+        e->abandoned = true;
+}
+
+/* ---- from the daemon */
+
+void conn_push(struct conn *c, const void *data, size_t n)
+{
+    if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
+        die_nomem(c);
+}
+
+void conn_end(struct conn *c, int sys_errno)
+{
+    if (c->death.code != NVLLM_OK)
+        return;
+    if (sys_errno != 0)
+        error_set(&c->death, NVLLM_E_CONNECTION, sys_errno, "the connection to nvllmd broke: %s",
+                  strerror(sys_errno));
+    else if (!c->welcomed)
+        error_set(&c->death, NVLLM_E_CONNECTION, 0,
+                  "nvllmd closed the connection without a greeting");
+    else
+        error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection");
+}
+
+static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
+{
+    uint32_t protocol = w->has_protocol ? w->protocol : 0;
+
+    if (c->welcomed) {
+        die_protocol(c, "a second greeting");
+    } else if (protocol != PROTOCOL_VERSION) {
+        error_set(&c->death, NVLLM_E_PROTOCOL, 0,
+                  "the daemon speaks version %u of the protocol and this library version %d",
+                  protocol, PROTOCOL_VERSION);
+    } else {
+        c->welcomed = true;
+        c->state = event_read_state(w->has_state ? (int)w->state : 0);
+        c->progress = w->progress;
+        if (w->has_max_frame_bytes && w->max_frame_bytes > 0)
+            c->max_frame_bytes = w->max_frame_bytes;
+    }
+}
+
+/* Frames with id 0 are of the connection itself. */
+static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
+{
+    switch (frame->event_case) {
+    case NVLLM__V1__SERVER_FRAME__EVENT_WELCOME:
+        take_welcome(c, frame->welcome);
+        break;
+    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
+        event_read_error(&c->death, frame->error);
+        break;
+    case NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET:
+        break; /* news of a newer daemon's kind */
+    default:
+        die_protocol(c, "an answer that names no request");
+    }
+}
+
+/* Consumes memory. NULL: it was nothing to hand out, or the connection is dead now. */
+static struct event *take_answer(struct conn *c, struct unpacked *memory)
+{
+    const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    struct pending_entry *of = pending_find(&c->pending, frame->id);
+    struct event *e = NULL;
+    const char *why = NULL;
+    bool abandoned;
+
+    if (!c->welcomed || !of) {
+        die_protocol(c, !c->welcomed ? "an answer before the greeting"
+                                     : "an answer to a request that is not under way");
+        goto drop;
+    }
+    switch (event_new(&e, memory, of, &why)) {
+    case EVENT_OK:
+        break;
+    case EVENT_UNKNOWN:
+        goto drop;
+    case EVENT_E_NOMEM:
+        die_nomem(c);
+        goto drop;
+    default:
+        die_protocol(c, why);
+        goto drop;
+    }
+    abandoned = of->abandoned;
+    if (e->terminal)
+        pending_remove(&c->pending, of->id);
+    if (!abandoned)
+        return e;
+drop:
+    unpacked_free(memory);
+    return NULL;
+}
+
+static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
+{
+    const Nvllm__V1__ServerFrame *frame;
+    struct unpacked *memory;
+
+    switch (unpack(&memory, &nvllm__v1__server_frame__descriptor, data, n)) {
+    case UNPACK_OK:
+        break;
+    case UNPACK_E_NOMEM:
+        die_nomem(c);
+        return NULL;
+    case UNPACK_E_BUDGET:
+        die_protocol(c, "a frame that would take too much memory");
+        return NULL;
+    default:
+        die_protocol(c, "a frame that is no message");
+        return NULL;
+    }
+    frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    if (frame->id != 0)
+        return take_answer(c, memory);
+    take_own_frame(c, frame);
+    unpacked_free(memory);
+    return NULL;
+}
+
+struct event *conn_take(struct conn *c)
+{
+    while (c->death.code == NVLLM_OK) {
+        const uint8_t *data;
+        struct event *e;
+        size_t n;
+
+        switch (frame_decoder_take(&c->in, &data, &n)) {
+        case FRAME_OK:
+            e = take_frame(c, data, n);
+            if (e)
+                return e;
+            break;
+        case FRAME_MORE:
+            return NULL;
+        case FRAME_E_TOO_LARGE:
+            die_protocol(c, "a frame longer than max_frame_bytes");
+            break;
+        default:
+            die_protocol(c, "a length that is none");
+        }
+    }
+    return NULL;
+}

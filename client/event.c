@@ -1,0 +1,261 @@
+/* event.c - the daemon's frames are as little trusted as any input: counts that belong together are
+ * compared, numbers outside their enum become the one that says so, and absent texts become empty.
+ */
+#include "client/event.h"
+
+#include <string.h>
+
+#include "client/error.h"
+
+static struct nvllm_text text_of(protobuf_c_boolean has, ProtobufCBinaryData b)
+{
+    if (!has || b.len == 0)
+        return (struct nvllm_text){"", 0};
+    return (struct nvllm_text){(const char *)b.data, b.len};
+}
+
+static const char *string_of(const char *s)
+{
+    return s ? s : "";
+}
+
+static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char **why)
+{
+    struct nvllm_logprobs *rows;
+
+    if (in->n_logprobs == 0)
+        return EVENT_OK;
+    if (in->n_logprobs != in->n_token_ids) {
+        *why = "a delta with another number of logprobs than of tokens";
+        return EVENT_E_INVALID;
+    }
+    rows = unpacked_alloc(e->memory, in->n_logprobs, sizeof(*rows));
+    if (!rows)
+        return EVENT_E_NOMEM;
+    for (size_t i = 0; i < in->n_logprobs; i++) {
+        const Nvllm__V1__TokenLogprobs *row = in->logprobs[i];
+
+        if (row->n_top_ids != row->n_top_logprobs || row->n_top_ids > UINT32_MAX) {
+            *why = "logprobs with another number of values than of ids";
+            return EVENT_E_INVALID;
+        }
+        rows[i] = (struct nvllm_logprobs){
+            .logprob = row->logprob,
+            .n_top = (uint32_t)row->n_top_ids,
+            .top_ids = row->top_ids,
+            .top_logprobs = row->top_logprobs,
+        };
+    }
+    e->delta.logprobs = rows;
+    return EVENT_OK;
+}
+
+static int read_delta(struct event *e, const Nvllm__V1__Delta *in, uint32_t n_choices,
+                      const char **why)
+{
+    int finish = in->has_finish_reason ? (int)in->finish_reason : 0;
+
+    if (in->choice >= n_choices) {
+        *why = "a delta for a choice that was not asked for";
+        return EVENT_E_INVALID;
+    }
+    e->delta.choice = in->choice;
+    e->delta.text = text_of(in->has_text, in->text);
+    e->delta.token_ids = in->token_ids;
+    e->delta.n_tokens = in->n_token_ids;
+    e->delta.finish = finish >= NVLLM_FINISH_NONE && finish <= NVLLM_FINISH_ERROR
+                          ? (enum nvllm_finish)finish
+                          : NVLLM_FINISH_ERROR;
+    e->public.type = NVLLM_EVENT_DELTA;
+    e->public.delta = &e->delta;
+    e->terminal = false;
+    return read_logprobs(e, in, why);
+}
+
+static void read_done(struct event *e, const Nvllm__V1__Done *in)
+{
+    if (in->usage) {
+        e->done.prompt_tokens = in->usage->prompt_tokens;
+        e->done.cached_tokens = in->usage->cached_tokens;
+        e->done.completion_tokens = in->usage->completion_tokens;
+        e->done.preemptions = in->usage->preemptions;
+    }
+    if (in->timing) {
+        e->done.queue_ms = in->timing->queue_ms;
+        e->done.ttft_ms = in->timing->ttft_ms;
+        e->done.total_ms = in->timing->total_ms;
+    }
+    e->public.type = NVLLM_EVENT_DONE;
+    e->public.done = &e->done;
+}
+
+static int read_tokens(struct event *e, const Nvllm__V1__Tokens *in, const char **why)
+{
+    struct nvllm_text *texts;
+
+    if (in->n_ids != in->n_tokens) {
+        *why = "another number of token ids than of tokens";
+        return EVENT_E_INVALID;
+    }
+    e->tokens.n_tokens = in->n_ids;
+    e->tokens.ids = in->ids;
+    if (in->n_ids == 0)
+        return EVENT_OK;
+    texts = unpacked_alloc(e->memory, in->n_tokens, sizeof(*texts));
+    if (!texts)
+        return EVENT_E_NOMEM;
+    for (size_t i = 0; i < in->n_tokens; i++)
+        texts[i] = text_of(true, in->tokens[i]);
+    e->tokens.tokens = texts;
+    return EVENT_OK;
+}
+
+enum nvllm_state event_read_state(int wire_state)
+{
+    return wire_state >= NVLLM_STATE_UNKNOWN && wire_state <= NVLLM_STATE_FAILED
+               ? (enum nvllm_state)wire_state
+               : NVLLM_STATE_UNKNOWN;
+}
+
+static void read_status(struct nvllm_status *out, const Nvllm__V1__Status *in)
+{
+    *out = (struct nvllm_status){
+        .state = event_read_state(in->has_state ? (int)in->state : 0),
+        .progress = in->progress,
+        .model = string_of(in->model),
+        .model_folder = string_of(in->model_folder),
+        .backend = string_of(in->backend),
+        .device = string_of(in->device),
+        .server = string_of(in->server),
+        .uptime_ms = in->uptime_ms,
+        .block_len = in->block_len,
+        .max_seq_len = in->max_seq_len,
+        .preemptions = in->preemptions,
+        .connections = in->connections,
+        .steps = in->steps,
+        .prompt_tokens = in->prompt_tokens,
+        .output_tokens = in->output_tokens,
+    };
+    if (in->blocks) {
+        out->blocks_total = in->blocks->total;
+        out->blocks_used = in->blocks->used;
+        out->blocks_cached = in->blocks->cached;
+        out->blocks_free = in->blocks->free;
+    }
+    if (in->requests) {
+        out->requests_running = in->requests->running;
+        out->requests_waiting = in->requests->waiting;
+    }
+    if (in->prefix_cache) {
+        out->prefix_queried_tokens = in->prefix_cache->queried_tokens;
+        out->prefix_hit_tokens = in->prefix_cache->hit_tokens;
+    }
+    if (in->memory) {
+        out->weight_bytes = in->memory->weight_bytes;
+        out->kv_bytes = in->memory->kv_bytes;
+    }
+}
+
+void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
+{
+    int code = in->has_code ? (int)in->code : 0;
+
+    memset(out, 0, sizeof(*out));
+    out->code = code >= NVLLM_E_INVALID && code <= NVLLM_E_UNSUPPORTED ? (enum nvllm_code)code
+                                                                       : NVLLM_E_INTERNAL;
+    out->retryable = in->retryable;
+    out->retry_after_ms = in->retry_after_ms;
+    error_copy_text(out->message, sizeof(out->message), in->message);
+    error_copy_text(out->field, sizeof(out->field), in->field);
+    if (out->message[0] == '\0')
+        error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
+}
+
+/* Is this the kind of answer that the kind of request gets? */
+static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind kind)
+{
+    switch (event) {
+    case NVLLM__V1__SERVER_FRAME__EVENT_DELTA:
+    case NVLLM__V1__SERVER_FRAME__EVENT_DONE:
+        return kind == PENDING_GENERATE;
+    case NVLLM__V1__SERVER_FRAME__EVENT_TOKENS:
+        return kind == PENDING_TOKENIZE;
+    case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
+        return kind == PENDING_DETOKENIZE || kind == PENDING_RENDER;
+    case NVLLM__V1__SERVER_FRAME__EVENT_STATUS:
+        return kind == PENDING_STATUS;
+    case NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED:
+        return kind == PENDING_CANCEL;
+    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
+                      const struct pending_entry *of, const char **why)
+{
+    e->terminal = true;
+    switch (frame->event_case) {
+    case NVLLM__V1__SERVER_FRAME__EVENT_DELTA:
+        return read_delta(e, frame->delta, of->n_choices, why);
+    case NVLLM__V1__SERVER_FRAME__EVENT_DONE:
+        read_done(e, frame->done);
+        return EVENT_OK;
+    case NVLLM__V1__SERVER_FRAME__EVENT_TOKENS:
+        return read_tokens(e, frame->tokens, why);
+    case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
+        e->text = text_of(frame->text->has_text, frame->text->text);
+        return EVENT_OK;
+    case NVLLM__V1__SERVER_FRAME__EVENT_STATUS:
+        read_status(&e->status, frame->status);
+        return EVENT_OK;
+    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
+        event_read_error(&e->error, frame->error);
+        e->is_error = true;
+        if (of->kind == PENDING_GENERATE) {
+            e->public.type = NVLLM_EVENT_ERROR;
+            e->public.error = &e->error;
+        }
+        return EVENT_OK;
+    default:
+        return EVENT_OK; /* Cancelled holds nothing that is shown */
+    }
+}
+
+int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
+              const char **why)
+{
+    const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    struct event *e;
+    int rc;
+
+    if (frame->event_case == NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET)
+        return EVENT_UNKNOWN;
+    if (!belongs(frame->event_case, of->kind)) {
+        *why = "an answer of another kind than the request";
+        return EVENT_E_INVALID;
+    }
+    e = unpacked_alloc(memory, 1, sizeof(*e));
+    if (!e)
+        return EVENT_E_NOMEM;
+    e->memory = memory;
+    e->kind = of->kind;
+    e->public.id = of->id;
+    rc = read_event(e, frame, of, why);
+    if (rc == EVENT_OK)
+        *out = e;
+    return rc;
+}
+
+void event_free(struct event *e)
+{
+    if (e)
+        unpacked_free(e->memory);
+}
+
+size_t event_bytes(const struct event *e)
+{
+    return unpacked_bytes(e->memory);
+}

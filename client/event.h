@@ -1,0 +1,48 @@
+/* event.h - one frame of the daemon, checked and turned into what the public header shows.
+ *
+ * Its memory is that of the unpacked frame. */
+#ifndef NVLLM_CLIENT_EVENT_H
+#define NVLLM_CLIENT_EVENT_H
+
+#include "proto/nvllm.pb-c.h"
+#include "client/nvllm_client.h"
+#include "client/pending.h"
+#include "proto/unpack.h"
+
+struct event {
+    struct event *next; /* in a queue */
+    struct unpacked *memory;
+    enum pending_kind kind; /* of the request that it answers */
+    bool terminal;
+    bool is_error;
+    struct nvllm_event public; /* type is 0 for what is no answer to generate */
+    union {
+        struct nvllm_delta delta;
+        struct nvllm_done done;
+        struct nvllm_error error; /* of any request, if is_error */
+        struct nvllm_tokens tokens;
+        struct nvllm_text text;
+        struct nvllm_status status;
+    };
+};
+
+enum {
+    EVENT_OK,
+    EVENT_UNKNOWN,   /* a kind that this library does not know: a newer daemon's */
+    EVENT_E_INVALID, /* it does not fit the request; *why says how */
+    EVENT_E_NOMEM,
+};
+
+/* The event of a frame that answers `of`. On EVENT_OK it owns memory. */
+int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
+              const char **why);
+void event_free(struct event *e);
+
+size_t event_bytes(const struct event *e);
+
+/* What the daemon says has gone wrong, as the library's error. */
+void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in);
+
+enum nvllm_state event_read_state(int wire_state);
+
+#endif

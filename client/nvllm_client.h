@@ -1,0 +1,381 @@
+/* nvllm_client.h - talk to nvllmd, the daemon that keeps a language model resident on this host.
+ *
+ * Text, token ids or chat messages go in, text and tokens come back as they are made. Many
+ * requests may be under way on one connection.
+ *
+ * Threads: a client belongs to one thread at a time; different clients are independent. The library
+ * starts no thread, installs no signal handler, keeps no global and prints nothing. Descriptors are
+ * close-on-exec, and a closed peer never raises SIGPIPE.
+ *
+ * Ownership: what a call hands out by const pointer belongs to the client and is good until the
+ * next call that takes the same client (nvllm_fd, nvllm_wants and nvllm_pending excepted). What is
+ * passed in is read during the call and never kept.
+ *
+ * Times are milliseconds of the monotonic clock; as a timeout 0 means "do not wait" and a negative
+ * value "without end".
+ *
+ * Errors: calls return NVLLM_OK or one of enum nvllm_code, and fill *err (which may be NULL) on
+ * failure only.
+ *
+ * Structs that a program fills in begin with their size and are prepared by their init macro, so
+ * that they can grow while programs built earlier go on working. */
+#ifndef NVLLM_CLIENT_H
+#define NVLLM_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NVLLM_API __attribute__((visibility("default")))
+
+#define NVLLM_DEFAULT_SOCKET "/run/nvllm/nvllm.sock"
+
+/* ---- errors */
+
+enum nvllm_code {
+    NVLLM_OK = 0,
+
+    /* Said by the daemon. */
+    NVLLM_E_INVALID = 1,     /* a bad value; error.field says which (the library checks some too) */
+    NVLLM_E_TOO_LONG = 2,    /* prompt and max_tokens can never fit */
+    NVLLM_E_UNAVAILABLE = 3, /* loading the model, or draining before it ends; retryable */
+    NVLLM_E_BUSY = 4,        /* a limit on what may be under way; retryable */
+    NVLLM_E_DEADLINE = 5,    /* the request's own deadline_ms is over */
+    NVLLM_E_CANCELLED = 6,   /* cancelled before it had an outcome */
+    NVLLM_E_DENIED = 7,      /* this user may not do that, or not open the socket */
+    NVLLM_E_PROTOCOL = 8,    /* one side does not follow the protocol; the connection is over */
+    NVLLM_E_INTERNAL = 9,    /* the daemon is out of memory, or its backend died */
+    NVLLM_E_UNSUPPORTED = 10, /* this daemon or model has no such operation */
+
+    /* Found on this side. */
+    NVLLM_E_NOT_RUNNING = 64, /* nobody listens at the socket */
+    NVLLM_E_CONNECTION = 65,  /* the connection broke: all requests under way are over */
+    NVLLM_E_TIMEOUT = 66,     /* the call's timeout is over; the connection is still good */
+    NVLLM_E_NOMEM = 67,
+};
+
+struct nvllm_error {
+    enum nvllm_code code;
+    bool retryable;          /* the same request may succeed later */
+    uint32_t retry_after_ms; /* the daemon's advice; 0: none */
+    int sys_errno;           /* of the system call that failed; 0: none did */
+    char message[512];       /* one line for people, without control characters */
+    char field[120];         /* of the request, where one is to blame: "sampling.top_p" */
+    uint64_t reserved[4];
+};
+
+/* A stable word for a code: "too_long". Never NULL. */
+NVLLM_API const char *nvllm_code_name(enum nvllm_code code);
+
+/* Bytes with their length: prompts and answers may hold any character, NUL too. Not
+ * NUL-terminated. data NULL stands for "absent" where the two differ. */
+struct nvllm_text {
+    const char *data;
+    size_t len;
+};
+
+/* The text of a C string. */
+NVLLM_API struct nvllm_text nvllm_str(const char *s);
+
+/* "0.1.0", of the library that is loaded. */
+NVLLM_API const char *nvllm_client_version(void);
+
+/* ---- connection */
+
+struct nvllm_client; /* one connection */
+
+enum nvllm_state {
+    NVLLM_STATE_UNKNOWN = 0,
+    NVLLM_STATE_LOADING = 1,
+    NVLLM_STATE_READY = 2,
+    NVLLM_STATE_DRAINING = 3,
+    NVLLM_STATE_FAILED = 4,
+};
+
+struct nvllm_options {
+    size_t size;
+    const char *socket_path; /* NVLLM_DEFAULT_SOCKET */
+    int fd;                  /* -1; else a connected stream socket, which the client takes over
+                              * (socket_path is for messages then), even when connecting fails */
+    const char *name;        /* of the program, for the daemon's log; "libnvllm-client" */
+    int timeout_ms;          /* 10000; of connecting, waiting included */
+    bool wait_ready;         /* false; wait while the model is being loaded */
+    bool wait_start;         /* false; wait for somebody to listen at the socket, too */
+    size_t max_frame_bytes;  /* 64 MiB; larger answers are refused as a protocol error */
+    size_t max_queue_bytes;  /* 256 MiB; of requests not yet sent, and of events not yet fetched */
+    void (*on_wait)(void *arg, enum nvllm_state state,
+                    float progress); /* NULL; called at times
+                                      * while waiting; state UNKNOWN: nobody listens yet */
+    void *on_wait_arg;
+};
+
+NVLLM_API void nvllm_options_init_size(struct nvllm_options *options, size_t size);
+#define nvllm_options_init(options) nvllm_options_init_size((options), sizeof(struct nvllm_options))
+
+/* Connects and exchanges greetings. options may be NULL.
+ * NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT, _CONNECTION, _PROTOCOL, _NOMEM, or what the daemon says.
+ */
+NVLLM_API enum nvllm_code nvllm_connect(struct nvllm_client **client,
+                                        const struct nvllm_options *options,
+                                        struct nvllm_error *err);
+
+/* Closes the connection; the daemon cancels what is under way. Takes NULL. */
+NVLLM_API void nvllm_close(struct nvllm_client *client);
+
+/* ---- generate */
+
+enum nvllm_priority {
+    NVLLM_PRIORITY_NORMAL = 0,
+    NVLLM_PRIORITY_LOW = 1,
+    NVLLM_PRIORITY_HIGH = 2,
+};
+
+struct nvllm_tool_call {
+    struct nvllm_text name;
+    struct nvllm_text arguments; /* one JSON value; a JSON string stands for its contents */
+    const void *reserved[2];     /* NULL */
+};
+
+struct nvllm_message {
+    const char *role; /* system, user, assistant or tool */
+    struct nvllm_text content;
+    struct nvllm_text reasoning_content;
+    const struct nvllm_tool_call *tool_calls; /* [n_tool_calls] */
+    size_t n_tool_calls;
+    const void *reserved[4]; /* NULL */
+};
+
+enum nvllm_switch { NVLLM_UNSET = -1, NVLLM_OFF = 0, NVLLM_ON = 1 };
+
+struct nvllm_chat {
+    size_t size;
+    const struct nvllm_message *messages; /* [n_messages] */
+    size_t n_messages;
+    const struct nvllm_text *tools; /* [n_tools] one JSON object each */
+    size_t n_tools;
+    enum nvllm_switch add_generation_prompt; /* unset: on */
+    enum nvllm_switch enable_thinking;       /* unset: the template's own way */
+};
+
+NVLLM_API void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);
+#define nvllm_chat_init(chat) nvllm_chat_init_size((chat), sizeof(struct nvllm_chat))
+
+struct nvllm_logit_bias {
+    int32_t id;
+    float bias; /* [-100, 100] */
+};
+
+/* One of prompt, prompt_ids and chat is the input. Numbers that are unset (NaN for a float,
+ * negative for an integer) take the model's own defaults. */
+struct nvllm_request {
+    size_t size;
+    struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched */
+    const int32_t *prompt_ids; /* [n_prompt_ids] */
+    size_t n_prompt_ids;
+    const struct nvllm_chat *chat;
+
+    float temperature;                         /* >= 0; 0 is greedy */
+    int64_t top_k;                             /* 0: off */
+    float top_p;                               /* (0, 1] */
+    float min_p;                               /* [0, 1] */
+    float repetition_penalty;                  /* > 0 */
+    float presence_penalty;                    /* [-2, 2] */
+    float frequency_penalty;                   /* [-2, 2] */
+    const struct nvllm_logit_bias *logit_bias; /* [n_logit_bias] */
+    size_t n_logit_bias;
+    bool has_seed; /* false: drawn at random */
+    uint64_t seed;
+    const struct nvllm_text *stop; /* [n_stop] strings that end the text and are not part of it */
+    size_t n_stop;
+    const int32_t *stop_token_ids; /* [n_stop_token_ids] */
+    size_t n_stop_token_ids;
+    bool ignore_eos;
+    int64_t min_tokens;
+    int64_t max_tokens; /* unset: as many as fit */
+    int64_t logprobs;   /* how many best alternatives for each token; unset: no logprobs */
+    int64_t n;          /* choices; unset: 1 */
+    enum nvllm_priority priority;
+    struct nvllm_text cache_salt; /* narrows who shares this prompt's cached prefix */
+    uint32_t deadline_ms;         /* from arrival at the daemon, queueing included; 0: none */
+    bool stream;                  /* true; false: one delta a choice, when it has ended */
+    bool keep_special;            /* special tokens show up in the text */
+};
+
+NVLLM_API void nvllm_request_init_size(struct nvllm_request *request, size_t size);
+#define nvllm_request_init(request) nvllm_request_init_size((request), sizeof(struct nvllm_request))
+
+/* Queues a request and sends what the socket takes at once. *id is its number, never 0; its events
+ * come from nvllm_next(): deltas, then one done or error.
+ * NVLLM_E_INVALID, _TOO_LONG (more than the daemon takes in one frame), _BUSY (max_queue_bytes are
+ * waiting to be sent), _CONNECTION, _PROTOCOL, _NOMEM. */
+NVLLM_API enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint64_t *id,
+                                               const struct nvllm_request *request,
+                                               struct nvllm_error *err);
+
+/* Asks the daemon to end a request; its done or error still comes, soon. One that has ended already
+ * is left alone. Does not wait. */
+NVLLM_API enum nvllm_code nvllm_cancel(struct nvllm_client *client, uint64_t id,
+                                       struct nvllm_error *err);
+
+/* ---- events */
+
+enum nvllm_finish {
+    NVLLM_FINISH_NONE = 0,
+    NVLLM_FINISH_STOP = 1,
+    NVLLM_FINISH_LENGTH = 2,
+    NVLLM_FINISH_CANCELLED = 3,
+    NVLLM_FINISH_DEADLINE = 4,
+    NVLLM_FINISH_ERROR = 5, /* the model's numbers broke down */
+};
+
+/* "stop", "length", "cancelled", "deadline", "error"; "none" for a choice that has not ended. */
+NVLLM_API const char *nvllm_finish_name(enum nvllm_finish finish);
+
+/* Natural logarithms, before penalties and temperature. */
+struct nvllm_logprobs {
+    float logprob;             /* of the token itself */
+    uint32_t n_top;            /* best first */
+    const int32_t *top_ids;    /* [n_top] */
+    const float *top_logprobs; /* [n_top] */
+};
+
+struct nvllm_delta {
+    uint32_t choice;                       /* 0 .. n - 1 */
+    struct nvllm_text text;                /* whole characters; may lag behind token_ids */
+    const int32_t *token_ids;              /* [n_tokens] */
+    const struct nvllm_logprobs *logprobs; /* [n_tokens], or NULL if not asked for */
+    size_t n_tokens;
+    enum nvllm_finish finish; /* not NONE: this is the choice's last delta */
+};
+
+struct nvllm_done {
+    uint32_t prompt_tokens;
+    uint32_t cached_tokens;     /* of the prompt, not computed again */
+    uint32_t completion_tokens; /* of all choices */
+    uint32_t preemptions;
+    double queue_ms; /* from arrival to the first step with a part of the prompt */
+    double ttft_ms;  /* from arrival to the first token */
+    double total_ms;
+};
+
+enum nvllm_event_type {
+    NVLLM_EVENT_DELTA = 1, /* any number of times */
+    NVLLM_EVENT_DONE = 2,  /* the request has ended and its number is free */
+    NVLLM_EVENT_ERROR = 3, /* so it has, without an outcome */
+};
+
+/* Made by the library; grows at its end. The pointer of its type is set, the others are NULL. */
+struct nvllm_event {
+    enum nvllm_event_type type;
+    uint64_t id;
+    const struct nvllm_delta *delta;
+    const struct nvllm_done *done;
+    const struct nvllm_error *error;
+};
+
+/* The next event of any request. NVLLM_E_TIMEOUT: none has come (with timeout_ms 0: none is here).
+ * NVLLM_E_CONNECTION, _PROTOCOL and other lasting errors come after all events that arrived before;
+ * then every request under way is over. */
+NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms,
+                                     const struct nvllm_event **event, struct nvllm_error *err);
+
+/* Runs one request to its end. The callback sees each delta, and done; a value other than 0 from it
+ * cancels the request, which then ends early. Events of other requests are kept for nvllm_next().
+ * Returns NVLLM_OK after done, the error's code after an error, and NVLLM_E_TIMEOUT when timeout_ms
+ * is over (the request is cancelled then). The callback must not use the client. */
+typedef int nvllm_callback(void *arg, const struct nvllm_event *event);
+NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
+                                         const struct nvllm_request *request,
+                                         nvllm_callback *callback, void *arg, int timeout_ms,
+                                         struct nvllm_error *err);
+
+/* How many requests are under way, those whose last event nvllm_next() has yet to hand out
+ * included. */
+NVLLM_API size_t nvllm_pending(const struct nvllm_client *client);
+
+/* ---- tokenizer and template: each waits for its answer */
+
+struct nvllm_tokens {
+    const int32_t *ids;              /* [n_tokens] */
+    const struct nvllm_text *tokens; /* [n_tokens] the bytes of each, not always whole characters */
+    size_t n_tokens;
+};
+
+NVLLM_API enum nvllm_code nvllm_tokenize(struct nvllm_client *client, struct nvllm_text text,
+                                         bool special, int timeout_ms,
+                                         const struct nvllm_tokens **tokens,
+                                         struct nvllm_error *err);
+
+NVLLM_API enum nvllm_code nvllm_detokenize(struct nvllm_client *client, const int32_t *ids,
+                                           size_t n_ids, bool skip_special, int timeout_ms,
+                                           struct nvllm_text *text, struct nvllm_error *err);
+
+/* What the model's chat template makes of messages. */
+NVLLM_API enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,
+                                       int timeout_ms, struct nvllm_text *text,
+                                       struct nvllm_error *err);
+
+/* ---- status */
+
+/* Made by the library; grows at its end. Texts are never NULL. */
+struct nvllm_status {
+    enum nvllm_state state;
+    float progress; /* of loading, 0 to 1 */
+    const char *model;
+    const char *model_folder;
+    const char *backend; /* "cpu" */
+    const char *device;
+    const char *server; /* "nvllmd/0.1.0" */
+    uint64_t uptime_ms;
+    uint32_t blocks_total;
+    uint32_t blocks_used;   /* held by a sequence */
+    uint32_t blocks_cached; /* free, with content that may still be found */
+    uint32_t blocks_free;
+    uint32_t block_len;   /* tokens */
+    uint32_t max_seq_len; /* tokens */
+    uint32_t requests_running;
+    uint32_t requests_waiting;
+    uint64_t prefix_queried_tokens;
+    uint64_t prefix_hit_tokens;
+    uint64_t preemptions;
+    uint32_t connections;
+    uint64_t weight_bytes;
+    uint64_t kv_bytes;
+    uint64_t steps;
+    uint64_t prompt_tokens; /* computed since the start */
+    uint64_t output_tokens;
+};
+
+NVLLM_API enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,
+                                           const struct nvllm_status **status,
+                                           struct nvllm_error *err);
+
+/* "loading", "ready", "draining", "failed", "unknown". */
+NVLLM_API const char *nvllm_state_name(enum nvllm_state state);
+
+/* ---- in an event loop of one's own
+ *
+ * Watch nvllm_fd() for what nvllm_wants() says, call nvllm_process() when it is there, and then
+ * nvllm_next() with timeout 0 until it says NVLLM_E_TIMEOUT. Ask nvllm_wants() again before going
+ * back to sleep. */
+
+enum {
+    NVLLM_WANT_READ = 1,
+    NVLLM_WANT_WRITE = 2,
+};
+
+NVLLM_API int nvllm_fd(const struct nvllm_client *client);
+NVLLM_API unsigned nvllm_wants(const struct nvllm_client *client);
+
+/* Reads and writes what the socket has and takes, without waiting. */
+NVLLM_API enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,41 @@
+/* pending.h - the requests of a connection that have no terminal answer yet, by id. */
+#ifndef NVLLM_CLIENT_PENDING_H
+#define NVLLM_CLIENT_PENDING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum pending_kind {
+    PENDING_GENERATE,
+    PENDING_CANCEL,
+    PENDING_TOKENIZE,
+    PENDING_DETOKENIZE,
+    PENDING_RENDER,
+    PENDING_STATUS,
+};
+
+struct pending_entry {
+    uint64_t id; /* 0: the place is free */
+    enum pending_kind kind;
+    uint32_t n_choices; /* of generate */
+    bool abandoned;     /* nobody waits any more: answers are dropped */
+};
+
+struct pending {
+    struct pending_entry *entries; /* [cap] open addressing, a power of two */
+    size_t cap;
+    size_t n;
+};
+
+void pending_deinit(struct pending *p); /* zero-initialise to begin */
+
+/* The id is non-zero and not in the map. -ENOMEM. */
+int pending_add(struct pending *p, const struct pending_entry *entry);
+
+/* Holds until the next add or remove. NULL: no such id. */
+struct pending_entry *pending_find(const struct pending *p, uint64_t id);
+
+void pending_remove(struct pending *p, uint64_t id);
+
+#endif
