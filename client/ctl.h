@@ -1,0 +1,117 @@
+/* ctl.h - what nvllmctl's commands share: exit codes, options of every command, messages, output.
+ *
+ * Data goes to stdout, messages to stderr. One thread. */
+#ifndef NVLLM_CTL_H
+#define NVLLM_CTL_H
+
+#include <getopt.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/nvllm_client.h"
+
+enum {
+    EXIT_OK = 0,
+    EXIT_ERROR = 1,
+    EXIT_USAGE = 2,
+    EXIT_NOT_RUNNING = 3,
+    EXIT_REFUSED = 4, /* or busy */
+    EXIT_DEADLINE = 5,
+    EXIT_DENIED = 6,
+    EXIT_INTERRUPTED = 130,
+};
+
+struct ctl {
+    const char *command;
+    const char *socket_path;
+    int timeout_ms;     /* -1: none was asked for */
+    bool no_wait;       /* while the model is being loaded */
+    bool wait;          /* until somebody listens */
+    int64_t deadline;   /* of timeout_ms, since the start; -1: none */
+    const char *option; /* name of the long option that ctl_getopt() has just given */
+};
+
+typedef int ctl_command(struct ctl *ctl, int argc, char **argv);
+ctl_command ctl_status, ctl_generate, ctl_tokenize, ctl_detokenize, ctl_render;
+
+/* ---- options */
+
+enum {
+    OPT_SOCKET = 1000,
+    OPT_TIMEOUT,
+    OPT_WAIT,
+    OPT_NO_WAIT,
+    OPT_HELP,
+    OPT_FIELD = 2000, /* and upwards: a field of the request */
+};
+
+#define CTL_COMMON_OPTIONS                                                                         \
+    {"socket", required_argument, NULL, OPT_SOCKET},                                               \
+        {"timeout", required_argument, NULL, OPT_TIMEOUT}, {"wait", no_argument, NULL, OPT_WAIT},  \
+        {"no-wait", no_argument, NULL, OPT_NO_WAIT},                                               \
+    {                                                                                              \
+        "help", no_argument, NULL, OPT_HELP                                                        \
+    }
+
+/* getopt_long() that takes the common options itself, and ends the program on a wrong one. -1 at
+ * the end; else an option of the command's own. argv[0] is the command's name. */
+int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options);
+
+/* A whole number from min to max, or the end of the program with a message that names the option.
+ */
+int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
+                   int64_t max);
+
+/* Prints a message and where help is, and ends the program with EXIT_USAGE. */
+__attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
+                                                               const char *fmt, ...);
+
+/* The nearest of n words to a mistyped one, or NULL if none is near. */
+const char *ctl_nearest(const char *word, const char *const *words, size_t n);
+
+/* False: there is no such command. */
+bool ctl_help_print(const char *command);
+extern const char *const ctl_command_names[];
+extern const size_t ctl_n_commands;
+
+/* ---- messages */
+
+/* One line on stderr: "nvllmctl: …", control characters made harmless. */
+__attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
+
+/* Says an error of the library or the daemon, with what to do about it, and gives the exit code. */
+int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
+int ctl_exit_code(enum nvllm_code code);
+
+/* Fills err with NVLLM_E_INVALID; false, so that it can be returned. */
+__attribute__((format(printf, 2, 3))) bool ctl_invalid(struct nvllm_error *err, const char *fmt,
+                                                       ...);
+
+/* ---- connection */
+
+/* Connects as the common options say; tells people at a terminal what it waits for. EXIT_OK, or the
+ * exit code after a message. */
+int ctl_connect(struct nvllm_client **client, const struct ctl *ctl);
+int ctl_left_ms(const struct ctl *ctl);
+
+/* From here on Ctrl-C and SIGTERM are noted and not deadly; the second one is. */
+void ctl_catch_interrupts(void);
+int ctl_interrupted(void); /* the exit code to end with, or 0 */
+
+/* As nvllm_next(), and NVLLM_E_TIMEOUT also when an interrupt comes. */
+enum nvllm_code ctl_next(struct nvllm_client *client, int timeout_ms,
+                         const struct nvllm_event **event, struct nvllm_error *err);
+
+/* ---- input and output */
+
+/* Writes all; false when it cannot be: said on stderr, but for a reader who went away. */
+bool ctl_write(int fd, const void *data, size_t n);
+
+/* Text from the model: for a terminal without characters that steer it. */
+bool ctl_write_text(int fd, const char *data, size_t n, bool terminal);
+
+/* All of stdin, malloc'd. EXIT_OK, or the exit code after a message. */
+int ctl_read_stdin(char **data, size_t *n);
+
+#endif

@@ -1,0 +1,300 @@
+/* ctl_generate.c - nvllmctl generate: one prompt, its text as it is made. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/clock.h"
+#include "client/ctl.h"
+#include "client/ctl_json.h"
+#include "client/ctl_request.h"
+#include "client/ctl_result.h"
+
+enum { CANCEL_WAIT_MS = 5000 };
+
+enum mode { MODE_AUTO, MODE_CHAT, MODE_RAW };
+
+struct job {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    struct ctl_request request;
+    enum mode mode;
+    const char *system;
+    enum nvllm_switch thinking;
+    bool json;
+    bool terminal; /* stdout is one */
+    char *stdin_text;
+    struct nvllm_text text;
+    struct ctl_result result;
+    char last; /* what was printed last */
+    bool started;
+};
+
+static const struct option options[] = {
+    CTL_COMMON_OPTIONS,
+    CTL_FIELD_OPTIONS,
+    {"chat", no_argument, NULL, 'c'},
+    {"raw", no_argument, NULL, 'r'},
+    {"system", required_argument, NULL, 's'},
+    {"think", no_argument, NULL, 't'},
+    {"no-think", no_argument, NULL, 'T'},
+    {"json", no_argument, NULL, 'j'},
+    {NULL, 0, NULL, 0},
+};
+
+static void read_options(struct job *job, int argc, char **argv)
+{
+    struct ctl *ctl = job->ctl;
+    int c;
+
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        switch (c) {
+        case 'c':
+        case 'r':
+            if (job->mode != MODE_AUTO && job->mode != (c == 'c' ? MODE_CHAT : MODE_RAW))
+                ctl_usage(ctl, "--chat and --raw exclude each other");
+            job->mode = c == 'c' ? MODE_CHAT : MODE_RAW;
+            break;
+        case 's':
+            job->system = optarg;
+            break;
+        case 't':
+            job->thinking = NVLLM_ON;
+            break;
+        case 'T':
+            job->thinking = NVLLM_OFF;
+            break;
+        case 'j':
+            job->json = true;
+            break;
+        default:
+            ctl_request_option(&job->request, ctl, ctl->option, optarg);
+        }
+    }
+    if (argc - optind > 1)
+        ctl_usage(ctl, "one TEXT, not %d: put it in quotes", argc - optind);
+    if (job->mode == MODE_RAW && job->system)
+        ctl_usage(ctl, "--system goes with a chat, not with --raw");
+    if (job->request.r.logprobs >= 0 && !job->json)
+        ctl_message("--logprobs shows with --json only");
+}
+
+static int read_text(struct job *job, const char *given)
+{
+    size_t n;
+    int rc;
+
+    if (given && strcmp(given, "-") != 0) {
+        job->text = nvllm_str(given);
+        return EXIT_OK;
+    }
+    if (isatty(STDIN_FILENO))
+        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
+    rc = ctl_read_stdin(&job->stdin_text, &n);
+    if (rc == EXIT_OK)
+        job->text = (struct nvllm_text){job->stdin_text, n};
+    return rc;
+}
+
+static void set_input(struct job *job, bool chat)
+{
+    struct ctl_request *q = &job->request;
+    struct nvllm_text text = job->text;
+
+    q->r.chat = NULL;
+    q->r.prompt.data = NULL;
+    if (!chat) {
+        q->r.prompt = text;
+        return;
+    }
+    /* A message from a pipe ends like a line; the line's end is no part of it. */
+    if (job->stdin_text && text.len > 0 && text.data[text.len - 1] == '\n')
+        text.len--;
+    q->chat.n_messages = 0;
+    q->chat.enable_thinking = job->thinking;
+    if (job->system)
+        ctl_request_add_message(q, "system", nvllm_str(job->system));
+    ctl_request_add_message(q, "user", text);
+}
+
+/* False: nobody reads any more. */
+static bool show_delta(struct job *job, const struct nvllm_delta *delta)
+{
+    job->started = true;
+    if (job->json || job->result.n_choices > 1) {
+        ctl_result_add(&job->result, delta);
+        return true;
+    }
+    if (delta->finish != NVLLM_FINISH_NONE)
+        job->result.choices[0].finish = delta->finish;
+    if (delta->text.len == 0)
+        return true;
+    job->last = delta->text.data[delta->text.len - 1];
+    return ctl_write_text(STDOUT_FILENO, delta->text.data, delta->text.len, job->terminal);
+}
+
+static bool show_choices(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->result.n_choices; i++) {
+        const struct ctl_choice *c = &job->result.choices[i];
+        char head[40];
+
+        snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
+        if (!ctl_write(STDOUT_FILENO, head, strlen(head)) ||
+            !ctl_write_text(STDOUT_FILENO, c->text, c->len, job->terminal) ||
+            !ctl_write(STDOUT_FILENO, "\n", 1))
+            return false;
+    }
+    return true;
+}
+
+/* The end of what is shown. False when it could not be written. */
+static bool show_end(struct job *job)
+{
+    if (job->json)
+        return ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
+    if (job->result.n_choices > 1)
+        return show_choices(job);
+    if (job->terminal && job->last != '\0' && job->last != '\n')
+        return ctl_write(STDOUT_FILENO, "\n", 1);
+    return true;
+}
+
+static int exit_of_finish(const struct job *job)
+{
+    switch (ctl_result_finish(&job->result)) {
+    case NVLLM_FINISH_CANCELLED:
+        if (!ctl_interrupted())
+            ctl_message("nvllmd cancelled the request");
+        return EXIT_ERROR;
+    case NVLLM_FINISH_DEADLINE:
+        ctl_message("the deadline is over");
+        return EXIT_DEADLINE;
+    case NVLLM_FINISH_ERROR:
+        ctl_message("the model's numbers broke down");
+        return EXIT_ERROR;
+    default:
+        return EXIT_OK;
+    }
+}
+
+static int end_done(struct job *job, const struct nvllm_done *done)
+{
+    job->result.done = *done;
+    ctl_result_end(&job->result, NVLLM_FINISH_STOP);
+    if (!show_end(job))
+        return EXIT_ERROR;
+    return exit_of_finish(job);
+}
+
+/* An error after some text, of the kinds that the object has a word for, still shows the text. */
+static int end_error(struct job *job, const struct nvllm_error *err)
+{
+    int rc = ctl_exit_code(err->code);
+
+    if (err->code == NVLLM_E_CANCELLED || err->code == NVLLM_E_DEADLINE) {
+        ctl_result_end(&job->result, err->code == NVLLM_E_CANCELLED ? NVLLM_FINISH_CANCELLED
+                                                                    : NVLLM_FINISH_DEADLINE);
+        if (!show_end(job))
+            return EXIT_ERROR;
+        if (ctl_interrupted())
+            return rc;
+    } else if (job->terminal && job->last != '\0' && job->last != '\n') {
+        ctl_write(STDOUT_FILENO, "\n", 1);
+    }
+    /* What an option said and the daemon refuses is the user's mistake. */
+    rc = ctl_report(job->ctl, err);
+    return err->code == NVLLM_E_INVALID && err->field[0] && strncmp(err->field, "prompt", 6) != 0 &&
+                   strncmp(err->field, "chat", 4) != 0 && strncmp(err->field, "messages", 8) != 0
+               ? EXIT_USAGE
+               : rc;
+}
+
+enum { RETRY_RAW = -1 };
+
+/* Runs the request to its end; RETRY_RAW: the model has no chat template. */
+static int run(struct job *job)
+{
+    const struct nvllm_event *event;
+    struct nvllm_error err;
+    int64_t cancel_end = -1;
+    enum nvllm_code code;
+    uint64_t id;
+
+    code = nvllm_generate_start(job->client, &id, &job->request.r, &err);
+    if (code != NVLLM_OK)
+        return ctl_report(job->ctl, &err);
+    for (;;) {
+        int left = cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl);
+
+        code = ctl_next(job->client, left, &event, &err);
+        if (code == NVLLM_E_TIMEOUT) {
+            if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
+                ctl_message("nvllmd does not end the request");
+                return EXIT_DEADLINE;
+            }
+            if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
+                cancel_end = clock_ms() + CANCEL_WAIT_MS;
+                nvllm_cancel(job->client, id, NULL);
+            }
+        } else if (code != NVLLM_OK) {
+            return end_error(job, &err);
+        } else if (event->delta) {
+            if (!show_delta(job, event->delta))
+                return EXIT_ERROR; /* closing the connection cancels */
+        } else if (event->done) {
+            return end_done(job, event->done);
+        } else if (event->error->code == NVLLM_E_UNSUPPORTED && job->mode == MODE_AUTO &&
+                   !job->started) {
+            return RETRY_RAW;
+        } else {
+            return end_error(job, event->error);
+        }
+    }
+}
+
+static int generate(struct job *job)
+{
+    bool may_be_raw = !job->system && job->thinking == NVLLM_UNSET;
+    int rc;
+
+    if (job->mode == MODE_AUTO && !may_be_raw)
+        job->mode = MODE_CHAT;
+    rc = ctl_connect(&job->client, job->ctl);
+    if (rc != EXIT_OK)
+        return rc;
+    ctl_catch_interrupts();
+    set_input(job, job->mode != MODE_RAW);
+    rc = run(job);
+    if (rc == RETRY_RAW) {
+        job->mode = MODE_RAW;
+        set_input(job, false);
+        rc = run(job);
+    }
+    if (ctl_interrupted())
+        return ctl_interrupted();
+    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK) {
+        ctl_message("gave up after the time that --timeout gives");
+        return EXIT_DEADLINE;
+    }
+    return rc;
+}
+
+int ctl_generate(struct ctl *ctl, int argc, char **argv)
+{
+    struct job job = {.ctl = ctl, .thinking = NVLLM_UNSET};
+    int rc;
+
+    ctl_request_init(&job.request);
+    job.terminal = isatty(STDOUT_FILENO);
+    read_options(&job, argc, argv);
+    ctl_result_init(&job.result, &job.request.r);
+    rc = read_text(&job, argv[optind]);
+    if (rc == EXIT_OK)
+        rc = generate(&job);
+    nvllm_close(job.client);
+    ctl_result_deinit(&job.result);
+    ctl_request_deinit(&job.request);
+    free(job.stdin_text);
+    return rc;
+}

@@ -1,0 +1,302 @@
+/* ctl_io.c - messages, output, stdin, interrupts and the connection of nvllmctl. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/clock.h"
+#include "client/ctl.h"
+
+enum {
+    MAX_STDIN_BYTES = 512 << 20, /* no frame is larger */
+    STATUS_TIMEOUT_MS = 10000,
+};
+
+/* ---- messages */
+
+static void put_line(const char *fmt, va_list args)
+{
+    char text[1200];
+    char line[1400];
+
+    vsnprintf(text, sizeof(text), fmt, args);
+    for (char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    snprintf(line, sizeof(line), "nvllmctl: %s\n", text);
+    fputs(line, stderr);
+}
+
+void ctl_message(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    put_line(fmt, args);
+    va_end(args);
+}
+
+void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    put_line(fmt, args);
+    va_end(args);
+    fprintf(stderr, "“nvllmctl help%s%s” says more.\n", ctl->command ? " " : "",
+            ctl->command ? ctl->command : "");
+    exit(EXIT_USAGE);
+}
+
+bool ctl_invalid(struct nvllm_error *err, const char *fmt, ...)
+{
+    va_list args;
+
+    memset(err, 0, sizeof(*err));
+    err->code = NVLLM_E_INVALID;
+    va_start(args, fmt);
+    vsnprintf(err->message, sizeof(err->message), fmt, args);
+    va_end(args);
+    return false;
+}
+
+int ctl_exit_code(enum nvllm_code code)
+{
+    switch (code) {
+    case NVLLM_OK:
+        return EXIT_OK;
+    case NVLLM_E_NOT_RUNNING:
+        return EXIT_NOT_RUNNING;
+    case NVLLM_E_BUSY:
+    case NVLLM_E_UNAVAILABLE:
+    case NVLLM_E_TOO_LONG:
+        return EXIT_REFUSED;
+    case NVLLM_E_DEADLINE:
+    case NVLLM_E_TIMEOUT:
+        return EXIT_DEADLINE;
+    case NVLLM_E_DENIED:
+        return EXIT_DENIED;
+    default:
+        return EXIT_ERROR;
+    }
+}
+
+int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
+{
+    /* The daemon's messages name the field where it helps. */
+    if (err->field[0] && !strstr(err->message, err->field))
+        ctl_message("%s: %s", err->field, err->message);
+    else
+        ctl_message("%s", err->message);
+    if (err->code == NVLLM_E_NOT_RUNNING)
+        fprintf(stderr,
+                "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
+                "say with --socket where it listens.\n",
+                ctl->socket_path);
+    else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
+        fprintf(stderr,
+                "Ask an administrator to let you use it: “ls -l %s” shows which group "
+                "may.\n",
+                ctl->socket_path);
+    else if (err->code == NVLLM_E_BUSY)
+        fprintf(stderr, "Try again later.\n");
+    return ctl_exit_code(err->code);
+}
+
+/* ---- connection */
+
+int ctl_left_ms(const struct ctl *ctl)
+{
+    return clock_left_ms(ctl->deadline);
+}
+
+static bool waiting_shown;
+
+static void show_waiting(void *arg, enum nvllm_state state, float progress)
+{
+    (void)arg;
+    if (state == NVLLM_STATE_UNKNOWN)
+        fprintf(stderr, "\r\033[Kwaiting for nvllmd to be started …");
+    else
+        fprintf(stderr, "\r\033[Knvllmd is loading its model (%d %%) …",
+                progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
+    waiting_shown = true;
+}
+
+int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
+{
+    bool is_status = strcmp(ctl->command, "status") == 0;
+    struct nvllm_options options;
+    struct nvllm_error err;
+    enum nvllm_code code;
+
+    nvllm_options_init(&options);
+    options.socket_path = ctl->socket_path;
+    options.name = "nvllmctl/" NVLLM_VERSION;
+    options.wait_start = ctl->wait;
+    options.wait_ready = is_status ? ctl->wait : !ctl->no_wait;
+    options.timeout_ms = ctl_left_ms(ctl);
+    if (options.timeout_ms < 0 && is_status && !ctl->wait)
+        options.timeout_ms = STATUS_TIMEOUT_MS;
+    if (isatty(STDERR_FILENO))
+        options.on_wait = show_waiting;
+    code = nvllm_connect(client, &options, &err);
+    if (waiting_shown)
+        fprintf(stderr, "\r\033[K");
+    return code == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &err);
+}
+
+static volatile sig_atomic_t interrupted_by;
+
+static void on_interrupt(int signal)
+{
+    if (interrupted_by)
+        _exit(128 + signal);
+    interrupted_by = signal;
+}
+
+void ctl_catch_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt};
+
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+int ctl_interrupted(void)
+{
+    return interrupted_by ? 128 + interrupted_by : 0;
+}
+
+/* Sleeps until the socket is ready or an interrupt comes; one that comes before the sleep too. */
+static void wait_socket(struct nvllm_client *client, int timeout_ms, int seen)
+{
+    struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    unsigned wants = nvllm_wants(client);
+    struct pollfd p = {.fd = nvllm_fd(client)};
+    sigset_t block, before;
+
+    p.events =
+        (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
+    sigemptyset(&block);
+    sigaddset(&block, SIGINT);
+    sigaddset(&block, SIGTERM);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    if (interrupted_by == seen)
+        ppoll(&p, 1, timeout_ms < 0 ? NULL : &t, &before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+enum nvllm_code ctl_next(struct nvllm_client *client, int timeout_ms,
+                         const struct nvllm_event **event, struct nvllm_error *err)
+{
+    int64_t deadline = clock_deadline(timeout_ms);
+    int seen = interrupted_by;
+
+    for (;;) {
+        enum nvllm_code code = nvllm_next(client, 0, event, err);
+        int left = clock_left_ms(deadline);
+
+        if (code != NVLLM_E_TIMEOUT || left == 0 || interrupted_by != seen)
+            return code;
+        wait_socket(client, left, seen);
+    }
+}
+
+/* ---- input and output */
+
+bool ctl_write(int fd, const void *data, size_t n)
+{
+    const char *p = data;
+
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+
+        if (k >= 0) {
+            p += k;
+            n -= (size_t)k;
+        } else if (errno == EAGAIN) {
+            poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        } else if (errno != EINTR) {
+            if (errno != EPIPE)
+                ctl_message("cannot write the output: %s", strerror(errno));
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Length of the character at p that steers a terminal; 0: it is none. */
+static size_t control_at(const char *p, size_t n)
+{
+    unsigned char c = (unsigned char)*p;
+
+    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f)
+        return 1;
+    if (c == 0xc2 && n > 1 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xa0)
+        return 2;
+    return 0;
+}
+
+bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
+{
+    size_t start = 0, i = 0;
+
+    if (!terminal)
+        return ctl_write(fd, data, n);
+    while (i < n) {
+        size_t k = control_at(data + i, n - i);
+
+        if (k == 0) {
+            i++;
+            continue;
+        }
+        if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
+            return false;
+        i += k;
+        start = i;
+    }
+    return ctl_write(fd, data + start, n - start);
+}
+
+int ctl_read_stdin(char **data, size_t *n)
+{
+    size_t cap = 64 << 10, len = 0;
+    char *buf = malloc(cap);
+
+    while (buf) {
+        ssize_t k = read(STDIN_FILENO, buf + len, cap - len);
+        char *bigger;
+
+        if (k == 0) {
+            *data = buf;
+            *n = len;
+            return EXIT_OK;
+        }
+        if (k < 0 && errno != EINTR) {
+            ctl_message("cannot read stdin: %s", strerror(errno));
+            free(buf);
+            return EXIT_ERROR;
+        }
+        len += k > 0 ? (size_t)k : 0;
+        if (len < cap)
+            continue;
+        if (cap > MAX_STDIN_BYTES) {
+            ctl_message("stdin holds more than %d MiB", MAX_STDIN_BYTES >> 20);
+            free(buf);
+            return EXIT_ERROR;
+        }
+        cap *= 2;
+        bigger = realloc(buf, cap);
+        if (!bigger)
+            free(buf);
+        buf = bigger;
+    }
+    ctl_message("out of memory");
+    return EXIT_ERROR;
+}

@@ -1,0 +1,183 @@
+/* ctl_main.c - nvllmctl: which command, and what all commands take. */
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/clock.h"
+#include "client/ctl.h"
+
+static const struct command {
+    const char *name;
+    ctl_command *run;
+} commands[] = {
+    {"status", ctl_status},         {"generate", ctl_generate}, {"tokenize", ctl_tokenize},
+    {"detokenize", ctl_detokenize}, {"render", ctl_render},
+};
+
+int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
+                   int64_t max)
+{
+    long long value;
+    char *end;
+
+    errno = 0;
+    value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < min || value > max)
+        ctl_usage(ctl, "--%s takes a whole number from %lld to %lld, not “%s”", option,
+                  (long long)min, (long long)max, text);
+    return value;
+}
+
+static void set_timeout(struct ctl *ctl, const char *text)
+{
+    double seconds;
+    char *end;
+
+    seconds = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(seconds) || seconds < 0 || seconds > 2000000)
+        ctl_usage(ctl, "--timeout takes seconds, not “%s”", text);
+    ctl->timeout_ms = (int)ceil(seconds * 1000);
+    ctl->deadline = clock_ms() + ctl->timeout_ms;
+}
+
+static bool take_common(struct ctl *ctl, int option)
+{
+    switch (option) {
+    case OPT_SOCKET:
+        if (optarg[0] == '\0')
+            ctl_usage(ctl, "--socket takes the path of a socket");
+        ctl->socket_path = optarg;
+        return true;
+    case OPT_TIMEOUT:
+        set_timeout(ctl, optarg);
+        return true;
+    case OPT_WAIT:
+        ctl->wait = true;
+        return true;
+    case OPT_NO_WAIT:
+        ctl->no_wait = true;
+        return true;
+    case OPT_HELP:
+        ctl_help_print(ctl->command);
+        exit(EXIT_OK);
+    default:
+        return false;
+    }
+}
+
+static void bad_option(const struct ctl *ctl, char **argv, const struct option *options, int code)
+{
+    const char *names[128];
+    const char *given = argv[optind - 1];
+    const char *near;
+    size_t n = 0;
+
+    if (code == ':')
+        ctl_usage(ctl, "%s takes a value", given);
+    if (strncmp(given, "--", 2) != 0)
+        ctl_usage(ctl, "there is no option -%c (text that begins with “-” goes behind “--”)",
+                  optopt);
+    while (options[n].name && n < sizeof(names) / sizeof(names[0])) {
+        names[n] = options[n].name;
+        n++;
+    }
+    near = ctl_nearest(given + 2, names, n);
+    if (near)
+        ctl_usage(ctl, "there is no option %s: did you mean --%s?", given, near);
+    ctl_usage(ctl, "there is no option %s, or not in this form", given);
+}
+
+int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options)
+{
+    for (;;) {
+        int c, index = -1;
+
+        opterr = 0;
+        /* Outside of the command's own options, those before the command end at it ("+"). */
+        c = getopt_long(argc, argv, ctl->command ? ":hn:" : "+:hn:", options, &index);
+        ctl->option = index >= 0 ? options[index].name : "n";
+        if (c == 'h')
+            c = OPT_HELP;
+        if (c == '?' || c == ':')
+            bad_option(ctl, argv, options, c);
+        if (!take_common(ctl, c))
+            return c;
+    }
+}
+
+static int unknown_command(const char *name)
+{
+    const char *near = ctl_nearest(name, ctl_command_names, ctl_n_commands);
+
+    if (near)
+        ctl_message("there is no command “%s”: did you mean “%s”?", name, near);
+    else
+        ctl_message("there is no command “%s”: “nvllmctl help” lists them", name);
+    return EXIT_USAGE;
+}
+
+static int help(int argc, char **argv)
+{
+    const char *about = argc > 1 ? argv[1] : NULL;
+
+    if (!ctl_help_print(about))
+        return unknown_command(about);
+    return EXIT_OK;
+}
+
+static int run(struct ctl *ctl, int argc, char **argv)
+{
+    const char *name = argv[0];
+
+    if (strcmp(name, "help") == 0)
+        return help(argc, argv);
+    if (strcmp(name, "version") == 0) {
+        if (argc > 1)
+            ctl_usage(ctl, "version takes nothing");
+        printf("nvllmctl %s (libnvllm-client %s)\n", NVLLM_VERSION, nvllm_client_version());
+        return EXIT_OK;
+    }
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            ctl->command = name;
+            optind = 0; /* getopt begins anew */
+            return commands[i].run(ctl, argc, argv);
+        }
+    }
+    return unknown_command(name);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
+    struct ctl ctl = {.timeout_ms = -1, .deadline = -1};
+    const char *from_environment = getenv("NVLLM_SOCKET");
+    int c, rc;
+
+    ctl.socket_path =
+        from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
+    while ((c = ctl_getopt(&ctl, argc, argv, options)) != -1) {
+        if (c != 'V')
+            ctl_usage(&ctl, "-%c belongs behind the command", c);
+        printf("nvllmctl %s\n", NVLLM_VERSION);
+        return EXIT_OK;
+    }
+    if (optind == argc) {
+        ctl_message("no command: “nvllmctl help” lists them");
+        return EXIT_USAGE;
+    }
+    rc = run(&ctl, argc - optind, argv + optind);
+    if (fflush(stdout) != 0 && rc == EXIT_OK) {
+        if (errno != EPIPE)
+            ctl_message("cannot write to stdout: %s", strerror(errno));
+        rc = EXIT_ERROR;
+    }
+    return rc;
+}

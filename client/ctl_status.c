@@ -1,0 +1,173 @@
+/* ctl_status.c - nvllmctl status: what nvllmd is doing, for people and as JSON. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl.h"
+#include "client/ctl_json.h"
+
+static json_t *text(const char *s)
+{
+    return ctl_json_text(s, strlen(s));
+}
+
+static json_t *count(uint64_t n)
+{
+    return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
+}
+
+static json_t *to_json(const struct nvllm_status *s)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "state", json_string(nvllm_state_name(s->state)));
+    json_object_set_new(o, "progress", ctl_json_number(s->progress));
+    json_object_set_new(o, "model", text(s->model));
+    json_object_set_new(o, "model_folder", text(s->model_folder));
+    json_object_set_new(o, "backend", text(s->backend));
+    json_object_set_new(o, "device", text(s->device));
+    json_object_set_new(o, "server", text(s->server));
+    json_object_set_new(o, "uptime_ms", count(s->uptime_ms));
+    json_object_set_new(o, "blocks",
+                        json_pack("{sosososo}", "total", count(s->blocks_total), "used",
+                                  count(s->blocks_used), "cached", count(s->blocks_cached), "free",
+                                  count(s->blocks_free)));
+    json_object_set_new(o, "requests",
+                        json_pack("{soso}", "running", count(s->requests_running), "waiting",
+                                  count(s->requests_waiting)));
+    json_object_set_new(o, "prefix_cache",
+                        json_pack("{soso}", "queried_tokens", count(s->prefix_queried_tokens),
+                                  "hit_tokens", count(s->prefix_hit_tokens)));
+    json_object_set_new(o, "preemptions", count(s->preemptions));
+    json_object_set_new(o, "block_len", count(s->block_len));
+    json_object_set_new(o, "max_seq_len", count(s->max_seq_len));
+    json_object_set_new(o, "connections", count(s->connections));
+    json_object_set_new(o, "memory",
+                        json_pack("{soso}", "weight_bytes", count(s->weight_bytes), "kv_bytes",
+                                  count(s->kv_bytes)));
+    json_object_set_new(o, "steps", count(s->steps));
+    json_object_set_new(o, "prompt_tokens", count(s->prompt_tokens));
+    json_object_set_new(o, "output_tokens", count(s->output_tokens));
+    return o;
+}
+
+static bool colours(void)
+{
+    const char *no = getenv("NO_COLOR");
+
+    return isatty(STDOUT_FILENO) && !(no && no[0]);
+}
+
+static const char *colour_of(enum nvllm_state state)
+{
+    switch (state) {
+    case NVLLM_STATE_READY:
+        return "\033[32m";
+    case NVLLM_STATE_FAILED:
+        return "\033[31m";
+    default:
+        return "\033[33m";
+    }
+}
+
+/* A text from the daemon, on one line and without control characters. */
+static void put(const char *name, const char *value)
+{
+    if (!value[0])
+        return;
+    printf("%-14s", name);
+    for (const char *p = value; *p; p++)
+        putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+    putchar('\n');
+}
+
+static void put_uptime(uint64_t ms)
+{
+    uint64_t s = ms / 1000;
+
+    printf("%-14s", "up");
+    if (s >= 86400)
+        printf("%llu d ", (unsigned long long)(s / 86400));
+    if (s >= 3600)
+        printf("%llu h ", (unsigned long long)(s / 3600 % 24));
+    if (s >= 60)
+        printf("%llu min ", (unsigned long long)(s / 60 % 60));
+    printf("%llu s\n", (unsigned long long)(s % 60));
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static void print_numbers(const struct nvllm_status *s)
+{
+    printf("%-14s%u running, %u waiting, %u connections\n", "requests", s->requests_running,
+           s->requests_waiting, s->connections);
+    printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
+           s->blocks_used, s->blocks_total, share(s->blocks_used, s->blocks_total),
+           s->blocks_cached, s->blocks_free, s->block_len);
+    printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
+           (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
+           share(s->prefix_hit_tokens, s->prefix_queried_tokens));
+    printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemptions\n",
+           "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
+           (unsigned long long)s->steps, (unsigned long long)s->preemptions);
+    printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache\n", "memory",
+           (double)s->weight_bytes / (1 << 20), (double)s->kv_bytes / (1 << 20));
+    printf("%-14s%u tokens\n", "longest", s->max_seq_len);
+}
+
+static void print_table(const struct nvllm_status *s)
+{
+    bool coloured = colours();
+
+    printf("%-14s%s%s%s", "state", coloured ? colour_of(s->state) : "", nvllm_state_name(s->state),
+           coloured ? "\033[0m" : "");
+    if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
+        printf(" (%d %%)", (int)(s->progress * 100));
+    putchar('\n');
+    put("model", s->model);
+    put("folder", s->model_folder);
+    put("backend", s->backend);
+    put("device", s->device);
+    put("server", s->server);
+    put_uptime(s->uptime_ms);
+    if (s->blocks_total > 0)
+        print_numbers(s);
+}
+
+int ctl_status(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"json", no_argument, NULL, 'j'},
+        {NULL, 0, NULL, 0},
+    };
+    const struct nvllm_status *status;
+    struct nvllm_client *client = NULL;
+    struct nvllm_error err;
+    bool json = false;
+    int c, rc;
+
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c != 'j')
+            ctl_usage(ctl, "status takes no -%c", c);
+        json = true;
+    }
+    if (optind < argc)
+        ctl_usage(ctl, "status takes no “%s”", argv[optind]);
+    rc = ctl_connect(&client, ctl);
+    if (rc != EXIT_OK)
+        return rc;
+    if (nvllm_get_status(client, ctl->deadline < 0 ? 10000 : ctl_left_ms(ctl), &status, &err) !=
+        NVLLM_OK)
+        rc = ctl_report(ctl, &err);
+    else if (!json)
+        print_table(status);
+    else if (!ctl_json_print(STDOUT_FILENO, to_json(status)))
+        rc = EXIT_ERROR;
+    nvllm_close(client);
+    return rc;
+}
