@@ -1,0 +1,101 @@
+/* core_impl.h - the core's own state, shared by core.c, core_schedule.c, core_commit.c and
+ * core_verify.c alone.
+ *
+ * A sequence with a slot is in exactly one of the lists prefilling, decoding and draining. Draining
+ * are those that run no more while a step in flight still reads or writes their blocks. */
+#ifndef NVLLM_CORE_IMPL_H
+#define NVLLM_CORE_IMPL_H
+
+#include "engine/backend.h"
+#include "engine/blocks.h"
+#include "engine/core.h"
+#include "engine/fair_queue.h"
+#include "engine/heap.h"
+#include "engine/id_map.h"
+#include "engine/list.h"
+#include "engine/prefix_cache.h"
+#include "engine/sequence.h"
+#include "engine/step.h"
+
+struct core {
+    struct core_options options;
+    int32_t max_blocks; /* of one sequence */
+    struct blocks *blocks;
+    struct prefix_cache *cache;
+    struct fair_queue *queue;
+    struct id_map requests; /* by id */
+    struct list all;        /* the same */
+    struct heap deadlines;
+    uint64_t last_order;
+
+    struct list prefilling; /* in order of admission */
+    struct list decoding;   /* who was planned longest ago first */
+    struct list draining;
+    int32_t n_prefilling, n_decoding, n_draining;
+    int64_t n_waiting, n_held;
+    int32_t n_requests, n_requests_running;
+    int64_t n_alive;     /* choices that have not ended */
+    int32_t n_returning; /* blocks that the end of those draining will free */
+
+    struct sequence **slots; /* [max_seqs] who has it, or NULL */
+    int32_t *free_slots;     /* [n_free_slots] */
+    int32_t n_free_slots;
+    int32_t *tables;           /* [max_seqs, max_blocks] */
+    struct sequence **scratch; /* [max_seqs] */
+    int32_t *block_tokens;     /* [2, block_len] scratch */
+    int32_t *block_refs;       /* [n_blocks] scratch of core_verify */
+
+    struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
+    uint64_t planned;                     /* number of the last step handed out */
+    uint64_t committed;
+
+    /* The schedule's memory from one step to the next. */
+    uint64_t n_plans;  /* plans made, also those that came to nothing */
+    int32_t n_short;   /* blocks wanted in vain by the step being planned */
+    int32_t margin;    /* blocks kept free on admission since the last preemption */
+    bool squeezed;     /* blocks ran out in the step being planned: nothing is admitted */
+    bool prompts_turn; /* max_batch_tokens 1: whose turn it is */
+    const struct sequence *stuck; /* who could not be admitted, when this many blocks were there */
+    int32_t stuck_blocks;
+    uint64_t stuck_until; /* the step in which it is tried again anyway */
+
+    struct core_event *events;
+    int32_t n_events, max_events;
+    int64_t n_events_owed; /* terminal events that the requests alive can cause */
+    bool events_taken;
+
+    struct core_stats stats; /* the counters that only grow */
+    uint64_t n_held_ever;    /* sequences held back, for tests */
+};
+
+static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
+{
+    return (int32_t)(((int64_t)n_tokens + c->options.block_len - 1) / c->options.block_len);
+}
+
+static inline int32_t core_in_flight(const struct core *c)
+{
+    return (int32_t)(c->planned - c->committed);
+}
+
+static inline int32_t core_n_running(const struct core *c)
+{
+    return c->n_prefilling + c->n_decoding;
+}
+
+/* core.c */
+void core_emit(struct core *c, const struct core_event *e);
+void core_enqueue(struct core *c, struct sequence *s); /* WAITING */
+void core_release(struct core *c, struct sequence *s); /* gives back its blocks and its slot */
+/* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
+ * at once, or where a step in flight has it, with that step. */
+void core_halt(struct core *c, struct sequence *s, enum sequence_state state);
+void core_wake(struct core *c, struct sequence *holder, bool all);
+void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason, uint64_t now_us);
+void core_end_request(struct core *c, struct request *q, enum core_reason reason, uint64_t now_us);
+void core_drained(struct core *c, struct sequence *s); /* its last step is committed */
+
+/* core_schedule.c */
+void core_chain_written(struct core *c, struct sequence *s); /* lists full blocks as ready */
+
+#endif

@@ -1,0 +1,42 @@
+/* fair_queue.h - who waits, and who is next: class first, then the client that was served least,
+ * then arrival.
+ *
+ * Each client has a virtual time, the tokens it was served. A client that comes back after idling
+ * starts no lower than the least of the active ones: idleness is no credit; nor does a moment of
+ * idleness forgive what it was served. Items are embedded by the caller; after a client was joined
+ * nothing here can fail. Owned by the engine thread. */
+#ifndef NVLLM_FAIR_QUEUE_H
+#define NVLLM_FAIR_QUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/heap.h"
+
+enum { FAIR_QUEUE_CLASSES = 3 }; /* the highest goes first */
+
+struct fair_queue;
+struct fair_client; /* one client's account */
+
+struct fair_item {
+    struct heap_node node; /* private, while queued */
+    struct fair_client *client;
+    uint64_t order; /* arrival; never equal */
+    int32_t klass;  /* 0 .. FAIR_QUEUE_CLASSES - 1 */
+    bool front;     /* before all of its client and class that are not */
+};
+
+int fair_queue_new(struct fair_queue **out); /* -ENOMEM */
+void fair_queue_free(struct fair_queue *q);  /* nothing may be joined any more */
+
+/* The account of a client, active until as many leaves as joins. -ENOMEM. */
+int fair_queue_join(struct fair_queue *q, struct fair_client **out, uint64_t client);
+void fair_queue_leave(struct fair_queue *q, struct fair_client *client);
+
+void fair_queue_push(struct fair_queue *q, struct fair_item *item);
+void fair_queue_remove(struct fair_queue *q, struct fair_item *item);
+struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
+
+void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_t n_tokens);
+
+#endif

@@ -1,0 +1,27 @@
+/* plant.h - bugs that the simulation must catch, planted at compile time in test builds only.
+ *
+ * PLANT(X) is the constant 0 unless a test library is built with -DNVLLM_PLANT=PLANT_X, so the
+ * product holds none of them. tests/sim/CMakeLists.txt lists what each one breaks. */
+#ifndef NVLLM_PLANT_H
+#define NVLLM_PLANT_H
+
+#ifdef NVLLM_PLANT
+#define PLANT(k) (NVLLM_PLANT == (k))
+#else
+#define PLANT(k) 0
+#endif
+
+enum {
+    PLANT_FREE_IN_FLIGHT = 1, /* blocks return before the last step that uses them is committed */
+    PLANT_EARLY_VISIBLE,      /* a block is found before the step that writes it is committed */
+    PLANT_NO_NAMESPACE,       /* all namespaces have one root */
+    PLANT_NO_COMPARE,         /* a hit is decided by a short hash alone */
+    PLANT_SHARE_NO_REF,       /* a shared block is not counted for the second holder */
+    PLANT_KEEP_DISCARDED,     /* a row of an ended choice is reported */
+    PLANT_PREEMPT_LOSES,      /* a token sampled while its sequence is preempted is told and lost */
+    PLANT_LOST_WAKE,          /* who waits for a prefix is not woken when it is ready */
+    PLANT_STALE_ROW,          /* a skipped decode names a row of a step already committed */
+    PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
+};
+
+#endif

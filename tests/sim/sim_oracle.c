@@ -1,0 +1,238 @@
+/* sim_oracle.c - see sim_oracle.h. */
+#include "tests/sim/sim_oracle.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/must.h"
+#include "tests/sim/rng.h"
+
+enum { MAX_PREFIXES = 1 << 18 };
+
+/* An open hash table of (namespace, prefix), with how many requests have brought it. */
+struct oracle_prefixes {
+    int32_t block_len;
+    int32_t n;
+    struct {
+        uint64_t key;
+        int32_t n_requests;
+    } at[MAX_PREFIXES];
+};
+
+int oracle_prefixes_new(struct oracle_prefixes **out, int32_t block_len)
+{
+    *out = calloc(1, sizeof(**out));
+    if (!*out)
+        return -ENOMEM;
+    (*out)->block_len = block_len;
+    return 0;
+}
+
+void oracle_prefixes_free(struct oracle_prefixes *p)
+{
+    free(p);
+}
+
+static int32_t *prefix_count(struct oracle_prefixes *p, uint64_t namespace_key, uint64_t hash)
+{
+    uint64_t key = rng_mix(hash + rng_mix(namespace_key)) | 1;
+    size_t i = (size_t)key & (MAX_PREFIXES - 1);
+
+    while (p->at[i].key && p->at[i].key != key)
+        i = (i + 1) & (MAX_PREFIXES - 1);
+    if (!p->at[i].key) {
+        must(++p->n < MAX_PREFIXES / 2);
+        p->at[i].key = key;
+    }
+    return &p->at[i].n_requests;
+}
+
+struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t namespace_key)
+{
+    struct oracle_request *q = calloc(1, sizeof(*q));
+
+    must(q && r->sampling->n_stop_ids <= ORACLE_MAX_STOPS);
+    q->id = r->id;
+    q->client = r->client;
+    q->namespace_key = namespace_key;
+    q->deadline_us = r->deadline_us;
+    q->n_prompt = r->n_prompt;
+    q->max_tokens = r->max_tokens;
+    q->n = r->n;
+    q->sampling = *r->sampling;
+    memcpy(q->stop_ids, r->sampling->stop_ids,
+           (size_t)q->sampling.n_stop_ids * sizeof(*q->stop_ids));
+    q->sampling.stop_ids = q->stop_ids;
+    q->prompt = calloc((size_t)r->n_prompt, sizeof(*q->prompt));
+    q->choices = calloc((size_t)r->n, sizeof(*q->choices));
+    must(q->prompt && q->choices);
+    memcpy(q->prompt, r->prompt, (size_t)r->n_prompt * sizeof(*q->prompt));
+    for (int32_t i = 0; i < q->n; i++) {
+        q->choices[i].told = calloc((size_t)q->max_tokens, sizeof(int32_t));
+        must(q->choices[i].told);
+        for (int32_t p = 0; p < q->n_prompt; p++)
+            q->choices[i].hash = sim_hash(q->choices[i].hash, q->prompt[p], p);
+    }
+    return q;
+}
+
+void oracle_request_free(struct oracle_request *q)
+{
+    if (!q)
+        return;
+    for (int32_t i = 0; i < q->n; i++)
+        free(q->choices[i].told);
+    free(q->choices);
+    free(q->prompt);
+    free(q);
+}
+
+void oracle_admitted(struct oracle_prefixes *p, const struct oracle_request *q)
+{
+    uint64_t hash = 0;
+
+    for (int32_t i = 0; i < q->n_prompt; i++) {
+        hash = sim_hash(hash, q->prompt[i], i);
+        if ((i + 1) % p->block_len == 0)
+            ++*prefix_count(p, q->namespace_key, hash);
+    }
+}
+
+static bool is_stop(const struct oracle_request *q, int32_t id)
+{
+    for (int32_t i = 0; i < q->sampling.n_stop_ids; i++)
+        if (q->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* What the choice must be told next. */
+static int32_t expected(const struct oracle_request *q, int32_t choice,
+                        const struct sim_backend_options *o)
+{
+    const struct oracle_choice *c = &q->choices[choice];
+    struct sampling s = q->sampling;
+
+    s.seed += (uint64_t)choice;
+    return sim_sample(o, &s, c->hash, (uint32_t)c->n_told);
+}
+
+static const char *check_logprobs(const struct oracle_request *q, const struct oracle_choice *c,
+                                  const struct core_event *e)
+{
+    if (q->sampling.n_logprobs < 0)
+        return NULL;
+    if (e->n_top != q->sampling.n_logprobs || e->logprob != sim_logprob(c->hash, e->token))
+        return "a token's logprob is another row's";
+    for (int32_t i = 0; i < e->n_top; i++)
+        if (e->top_ids[i] != i || e->top_logprobs[i] != sim_logprob(c->hash, i))
+            return "a token's best alternatives are another row's";
+    return NULL;
+}
+
+static const char *token_event(struct oracle_request *q, const struct core_event *e,
+                               const struct sim_backend_options *o, struct oracle_prefixes *p)
+{
+    struct oracle_choice *c = &q->choices[e->choice];
+    enum core_reason reason = CORE_REASON_NONE;
+    const char *wrong;
+
+    if (c->done)
+        return "a choice that has ended is told a token";
+    if (e->token != expected(q, e->choice, o))
+        return "a token is not the one that its prefix gives";
+    wrong = check_logprobs(q, c, e);
+    if (wrong)
+        return wrong;
+    c->hash = sim_hash(c->hash, e->token, q->n_prompt + c->n_told);
+    c->told[c->n_told++] = e->token;
+    if ((q->n_prompt + c->n_told) % p->block_len == 0)
+        *prefix_count(p, q->namespace_key, c->hash) += 2;
+    if (is_stop(q, e->token))
+        reason = CORE_REASON_STOP;
+    else if (c->n_told == q->max_tokens)
+        reason = CORE_REASON_LENGTH;
+    if (e->reason != reason)
+        return "a token's reason is not stop, length or none as it should be";
+    c->done = reason != CORE_REASON_NONE;
+    c->reason = reason;
+    q->n_done += c->done;
+    return NULL;
+}
+
+static const char *done_event(struct oracle_request *q, const struct core_event *e,
+                              const struct sim_backend_options *o)
+{
+    struct oracle_choice *c = &q->choices[e->choice];
+    bool numerics = false;
+
+    if (c->done)
+        return "a choice ends twice";
+    for (int32_t i = 0; i < q->n; i++)
+        numerics |= expected(q, i, o) == BATCH_NUMERICS;
+    switch (e->reason) {
+    case CORE_REASON_STOP:
+        if (c->asked != CORE_REASON_STOP)
+            return "a choice is stopped that nobody stopped";
+        break;
+    case CORE_REASON_CANCELLED:
+    case CORE_REASON_DEADLINE:
+        if (q->asked != e->reason)
+            return "a choice is cancelled that nobody cancelled";
+        break;
+    case CORE_REASON_NUMERICS:
+        if (!numerics)
+            return "a choice ends by numerics that were right";
+        break;
+    default:
+        return "a choice ends without a token for no reason";
+    }
+    c->done = true;
+    c->reason = e->reason;
+    q->n_done++;
+    return NULL;
+}
+
+static const char *finished_event(struct oracle_request *q, const struct core_event *e,
+                                  struct oracle_prefixes *p, bool prefix_cache)
+{
+    const struct core_usage *u = &e->usage;
+    int32_t n_told = 0;
+    uint64_t hash = 0;
+
+    if (q->n_done != q->n)
+        return "a request is finished before all its choices are";
+    if (e->reason != q->choices[0].reason)
+        return "a request's reason is not that of choice 0";
+    for (int32_t i = 0; i < q->n; i++)
+        n_told += q->choices[i].n_told;
+    if (u->prompt_tokens != q->n_prompt || u->completion_tokens != n_told)
+        return "usage does not count the tokens told";
+    if (u->cached_tokens % p->block_len != 0 || u->cached_tokens >= q->n_prompt)
+        return "usage says that no token of the prompt was computed";
+    if (u->cached_tokens > 0 && !prefix_cache)
+        return "a prefix is found though there is no cache";
+    for (int32_t i = 0; i < u->cached_tokens; i++)
+        hash = sim_hash(hash, q->prompt[i], i);
+    if (u->cached_tokens > 0 && *prefix_count(p, q->namespace_key, hash) < 2)
+        return "a prefix is found that nobody computed in this namespace";
+    if ((u->first_us && u->first_us < u->start_us) || u->end_us < u->arrival_us)
+        return "usage has times out of order";
+    q->usage = *u;
+    q->finished = true;
+    return NULL;
+}
+
+const char *oracle_event(struct oracle_request *q, const struct core_event *e,
+                         const struct sim_backend_options *o, struct oracle_prefixes *p,
+                         bool prefix_cache)
+{
+    if (q->finished)
+        return "an event after the terminal one";
+    if (e->type == CORE_FINISHED)
+        return finished_event(q, e, p, prefix_cache);
+    if (e->choice < 0 || e->choice >= q->n)
+        return "an event of a choice that there is not";
+    return e->type == CORE_TOKEN ? token_event(q, e, o, p) : done_event(q, e, o);
+}

@@ -1,0 +1,56 @@
+/* sim_oracle.h - what every request must be told, known without the core.
+ *
+ * Each event is compared with it as it comes; each function returns NULL or what was wrong. */
+#ifndef NVLLM_TESTS_SIM_ORACLE_H
+#define NVLLM_TESTS_SIM_ORACLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/core.h"
+#include "tests/sim/sim_backend.h"
+
+enum { ORACLE_MAX_STOPS = 4 };
+
+struct oracle_choice {
+    uint64_t hash; /* of prompt and tokens told */
+    int32_t n_told;
+    bool done;
+    enum core_reason reason;
+    enum core_reason asked; /* core_stop is being called */
+    int32_t *told;          /* [max_tokens] */
+};
+
+struct oracle_request {
+    uint64_t id;
+    uint64_t client;
+    uint64_t namespace_key;
+    uint64_t deadline_us;
+    int32_t n_prompt, max_tokens, n;
+    int32_t *prompt;
+    enum core_reason asked; /* cancel or deadline is being called */
+    bool finished;
+    int32_t n_done;
+    struct core_usage usage; /* once finished */
+    struct sampling sampling;
+    int32_t stop_ids[ORACLE_MAX_STOPS];
+    struct oracle_choice *choices; /* [n] */
+};
+
+/* Which prefixes were asked for in which namespace, in whole blocks: what a cache may know. */
+struct oracle_prefixes;
+
+int oracle_prefixes_new(struct oracle_prefixes **out, int32_t block_len);
+void oracle_prefixes_free(struct oracle_prefixes *p);
+
+struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t namespace_key);
+void oracle_request_free(struct oracle_request *q);
+
+/* The request was admitted: its prompt's blocks may be computed from now on. */
+void oracle_admitted(struct oracle_prefixes *p, const struct oracle_request *q);
+
+const char *oracle_event(struct oracle_request *q, const struct core_event *e,
+                         const struct sim_backend_options *o, struct oracle_prefixes *p,
+                         bool prefix_cache);
+
+#endif

@@ -1,0 +1,421 @@
+/* sim_world.c - see sim_world.h. */
+#include "tests/sim/sim_world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/core_impl.h"
+#include "engine/must.h"
+#include "tests/sim/rng.h"
+#include "tests/sim/sim_backend.h"
+#include "tests/sim/sim_oracle.h"
+
+enum { MAX_ALIVE = 96, N_BASES = 4, MAX_PROMPT = 2048, TOKEN_STARVATION = 64 };
+
+struct world {
+    struct rng rng;
+    struct core_options options;
+    struct sim_backend_options backend_options;
+    struct core *core;
+    struct sim_backend *backend;
+    struct oracle_prefixes *prefixes;
+    struct sim_counts *counts;
+    bool verify;
+
+    uint64_t now_us, last_id;
+    uint64_t n_committed, last_token_step;
+    int32_t in_flight;
+    struct oracle_request *alive[MAX_ALIVE];
+    int32_t n_alive, max_alive;
+
+    int32_t n_clients, n_salts, max_n, vocab;
+    int32_t arrival_one_in, cancel_one_in, stop_one_in, deadline_one_in;
+    int32_t max_prompt, max_tokens;
+    int32_t bases[N_BASES][MAX_PROMPT]; /* beginnings that requests share */
+    int32_t n_base[N_BASES];
+    int32_t prompt[MAX_PROMPT];
+};
+
+static void choose_options(struct world *w)
+{
+    struct rng *r = &w->rng;
+    static const int32_t lens[] = {1, 2, 4, 4, 16, 16, 32};
+
+    w->options = (struct core_options){
+        .n_blocks = rng_range(r, 1, rng_one_in(r, 3) ? 64 : 16),
+        .block_len = lens[rng_range(r, 0, 6)],
+        .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
+        .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
+        .max_preemptions = rng_range(r, 0, 3),
+        .prefix_cache = !rng_one_in(r, 6),
+        .share_all = rng_one_in(r, 5),
+        .hash_seed = rng_next(r),
+    };
+    w->options.max_seq_len = rng_range(r, 2, 256);
+    w->vocab = rng_one_in(r, 3) ? 3 : 64;
+    w->backend_options = (struct sim_backend_options){
+        .n_blocks = w->options.n_blocks,
+        .block_len = w->options.block_len,
+        .max_batch_tokens = w->options.max_batch_tokens,
+        .max_seqs = w->options.max_seqs,
+        .first_id = rng_range(r, 0, 5),
+        .n_ids = w->vocab,
+        .numerics_one_in = rng_one_in(r, 4) ? 200 : 0,
+    };
+    w->n_clients = rng_range(r, 1, 4);
+    w->n_salts = rng_range(r, 1, 3);
+    w->max_n = rng_one_in(r, 2) ? 1 : 4;
+    w->max_alive = rng_range(r, 1, MAX_ALIVE);
+    w->arrival_one_in = rng_range(r, 1, 30);
+    w->cancel_one_in = rng_one_in(r, 2) ? 60 : 2000;
+    w->stop_one_in = rng_one_in(r, 2) ? 80 : 2000;
+    w->deadline_one_in = rng_one_in(r, 2) ? 8 : 1000;
+    w->max_prompt = w->options.n_blocks * w->options.block_len;
+    if (w->max_prompt > w->options.max_seq_len)
+        w->max_prompt = w->options.max_seq_len;
+    w->max_tokens = rng_one_in(r, 3) ? 4 : rng_range(r, 1, w->max_prompt);
+    for (int k = 0; k < N_BASES; k++) {
+        w->n_base[k] = rng_range(r, 0, w->max_prompt);
+        for (int32_t i = 0; i < w->n_base[k]; i++)
+            w->bases[k][i] = rng_range(r, 0, w->vocab - 1);
+        if (k > 0 && rng_one_in(r, 2)) /* begins as the one before */
+            memcpy(w->bases[k], w->bases[k - 1],
+                   (size_t)(w->n_base[k] / 2) * sizeof(w->bases[k][0]));
+    }
+}
+
+/* Takes what the core has told; requests that are finished go. */
+static const char *take_events(struct world *w)
+{
+    int32_t n;
+    const struct core_event *e = core_events(w->core, &n);
+
+    for (int32_t i = 0; i < n; i++) {
+        struct oracle_request *q = NULL;
+        const char *wrong;
+        int32_t at = 0;
+
+        while (at < w->n_alive && w->alive[at]->id != e[i].request)
+            at++;
+        if (at == w->n_alive)
+            return "an event of a request that is over";
+        q = w->alive[at];
+        wrong = oracle_event(q, &e[i], &w->backend_options, w->prefixes, w->options.prefix_cache);
+        if (wrong)
+            return wrong;
+        if (e[i].type == CORE_TOKEN) {
+            w->counts->tokens++;
+            w->last_token_step = w->n_committed;
+        }
+        w->counts->numerics += e[i].reason == CORE_REASON_NUMERICS;
+        w->counts->deadlines += e[i].reason == CORE_REASON_DEADLINE;
+        if (!q->finished)
+            continue;
+        if (rng_one_in(&w->rng, 4)) { /* the next turn of this conversation */
+            int32_t k = rng_range(&w->rng, 0, N_BASES - 1);
+            int32_t told = q->choices[0].n_told;
+
+            memcpy(w->bases[k], q->prompt, (size_t)q->n_prompt * sizeof(int32_t));
+            memcpy(w->bases[k] + q->n_prompt, q->choices[0].told, (size_t)told * sizeof(int32_t));
+            w->n_base[k] = q->n_prompt + told;
+        }
+        oracle_request_free(q);
+        w->alive[at] = w->alive[--w->n_alive];
+    }
+    core_events(w->core, &n);
+    return n ? "events are told twice" : NULL;
+}
+
+/* After each call of the core. */
+static const char *look(struct world *w)
+{
+    const char *wrong = take_events(w);
+
+    if (!wrong && w->verify)
+        wrong = core_verify(w->core);
+    return wrong;
+}
+
+static void choose_sampling(struct world *w, struct sampling *s, int32_t *stop_ids)
+{
+    struct rng *r = &w->rng;
+
+    *s = (struct sampling){
+        .repetition_penalty = rng_one_in(r, 3) ? 1.1f : 1.0f,
+        .presence_penalty = rng_one_in(r, 5) ? 0.5f : 0.0f,
+        .seed = rng_next(r),
+        .n_logprobs = rng_one_in(r, 4) ? rng_range(r, 0, 5) : -1,
+        .min_tokens = rng_one_in(r, 4) ? rng_range(r, 0, 20) : 0,
+        .n_stop_ids = rng_range(r, 0, w->vocab > ORACLE_MAX_STOPS ? ORACLE_MAX_STOPS : 1),
+        .stop_ids = stop_ids,
+    };
+    for (int32_t i = 0; i < s->n_stop_ids; i++)
+        stop_ids[i] =
+            rng_range(r, w->backend_options.first_id, w->backend_options.first_id + w->vocab - 1);
+}
+
+static void choose_prompt(struct world *w, struct core_request *q)
+{
+    struct rng *r = &w->rng;
+    int32_t k = rng_range(r, 0, N_BASES - 1);
+    int32_t shared = rng_one_in(r, 2) ? w->n_base[k] : rng_range(r, 0, w->n_base[k]);
+    int32_t n = shared + (rng_one_in(r, 2) ? 1 : rng_range(r, 0, w->max_prompt / 4 + 1));
+
+    if (n > MAX_PROMPT)
+        n = MAX_PROMPT;
+    if (n < 1)
+        n = 1;
+    for (int32_t i = 0; i < n; i++)
+        w->prompt[i] = i < shared ? w->bases[k][i] : rng_range(r, 0, w->vocab - 1);
+    q->n_prompt = n;
+    q->prompt = w->prompt;
+}
+
+static const char *arrive(struct world *w)
+{
+    static const char *const salts[] = {"", "a", "b"};
+    struct rng *r = &w->rng;
+    struct sampling sampling;
+    int32_t stop_ids[ORACLE_MAX_STOPS];
+    int32_t salt = rng_range(r, 0, w->n_salts - 1);
+    struct core_request q = {
+        .id = ++w->last_id * 16,
+        .client = (uint64_t)rng_range(r, 1, w->n_clients),
+        .priority = rng_one_in(r, 2) ? CORE_NORMAL : (enum core_priority)rng_range(r, 0, 2),
+        .max_tokens = rng_range(r, 1, w->max_tokens),
+        .n = rng_range(r, 1, w->max_n),
+        .sampling = &sampling,
+        .cache_salt = {salts[salt], strlen(salts[salt])},
+    };
+    int64_t longest;
+    int rc, expect = CORE_OK;
+
+    choose_sampling(w, &sampling, stop_ids);
+    choose_prompt(w, &q);
+    if (rng_one_in(r, w->deadline_one_in))
+        q.deadline_us = w->now_us + (uint64_t)rng_range(r, 0, 2000);
+    longest = (int64_t)q.n_prompt + q.max_tokens;
+    if (longest > w->options.max_seq_len)
+        expect = CORE_E_TOO_LONG;
+    else if (longest - 1 > (int64_t)w->options.n_blocks * w->options.block_len)
+        expect = CORE_E_NEVER_FITS;
+    rc = core_admit(w->core, &q, w->now_us);
+    if (rc != expect)
+        return "what can fit is refused, or what cannot is admitted";
+    /* all that the request pointed to is the caller's again */
+    if (rc == CORE_OK) {
+        uint64_t key = (w->options.share_all ? 0 : q.client) * 8 + (uint64_t)salt;
+
+        w->alive[w->n_alive] = oracle_request_new(&q, key);
+        oracle_admitted(w->prefixes, w->alive[w->n_alive++]);
+        w->counts->requests++;
+        w->counts->choices += (uint64_t)q.n;
+    } else {
+        w->counts->refused++;
+    }
+    memset(w->prompt, 0xff, sizeof(w->prompt));
+    memset(stop_ids, 0xff, sizeof(stop_ids));
+    return look(w);
+}
+
+static const char *cancel(struct world *w)
+{
+    struct oracle_request *q = w->alive[rng_range(&w->rng, 0, w->n_alive - 1)];
+    uint64_t id = q->id;
+    const char *wrong;
+
+    q->asked = CORE_REASON_CANCELLED;
+    w->counts->cancels++;
+    core_cancel(w->core, id, CORE_REASON_CANCELLED, w->now_us);
+    wrong = look(w);
+    for (int32_t i = 0; !wrong && i < w->n_alive; i++)
+        if (w->alive[i]->id == id)
+            return "a cancelled request is not finished at once";
+    core_cancel(w->core, id, CORE_REASON_CANCELLED, w->now_us); /* nothing, again */
+    return wrong ? wrong : look(w);
+}
+
+static const char *stop(struct world *w)
+{
+    struct oracle_request *q = w->alive[rng_range(&w->rng, 0, w->n_alive - 1)];
+    int32_t choice = rng_range(&w->rng, 0, q->n - 1);
+
+    if (!q->choices[choice].done)
+        q->choices[choice].asked = CORE_REASON_STOP;
+    w->counts->stops++;
+    core_stop(w->core, q->id, choice, w->now_us);
+    return look(w);
+}
+
+static const char *expire(struct world *w)
+{
+    uint64_t next;
+    const char *wrong;
+
+    for (int32_t i = 0; i < w->n_alive; i++)
+        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us)
+            w->alive[i]->asked = CORE_REASON_DEADLINE;
+    next = core_expire(w->core, w->now_us);
+    wrong = look(w);
+    for (int32_t i = 0; !wrong && i < w->n_alive; i++) {
+        uint64_t deadline = w->alive[i]->deadline_us;
+
+        if (deadline && (deadline <= w->now_us || deadline < next || next == 0))
+            return "a deadline has passed, or is not the next";
+    }
+    return wrong;
+}
+
+static const char *commit(struct world *w)
+{
+    struct step_result result;
+    const char *wrong = sim_backend_wait(w->backend, &result);
+
+    if (wrong)
+        return wrong;
+    core_commit(w->core, &result, w->now_us);
+    w->in_flight--;
+    w->n_committed++;
+    w->counts->steps++;
+    return look(w);
+}
+
+/* A step with nothing told at all may be one of a long prefill; so many in a row are none. */
+static bool starves(const struct world *w)
+{
+    uint64_t slots = (uint64_t)w->options.n_blocks * (uint64_t)w->options.block_len;
+
+    return w->n_alive > 0 && w->n_committed - w->last_token_step > TOKEN_STARVATION * (slots + 1);
+}
+
+static const char *next(struct world *w)
+{
+    const struct batch *batch;
+    const char *wrong = NULL;
+
+    switch (core_next(w->core, &batch, w->now_us)) {
+    case CORE_OK:
+        if (w->n_alive == 0)
+            return "a step for nobody";
+        wrong = sim_backend_submit(w->backend, batch);
+        w->in_flight++;
+        break;
+    case CORE_IDLE:
+        if (w->n_alive > 0)
+            return "idle, with requests";
+        break;
+    case CORE_WAIT:
+        w->counts->waits++;
+        if (w->in_flight == 0)
+            return "something fits and nothing runs";
+        break;
+    default:
+        return "core_next gives a code that it does not have";
+    }
+    return wrong ? wrong : look(w);
+}
+
+static const char *turn(struct world *w, bool arrivals)
+{
+    struct rng *r = &w->rng;
+    const char *wrong = NULL;
+
+    w->now_us += (uint64_t)rng_range(r, 0, 20);
+    if (arrivals && w->n_alive < w->max_alive && rng_one_in(r, w->arrival_one_in))
+        wrong = arrive(w);
+    if (!wrong && w->n_alive > 0 && rng_one_in(r, w->cancel_one_in))
+        wrong = cancel(w);
+    if (!wrong && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
+        wrong = stop(w);
+    if (!wrong && rng_one_in(r, 4))
+        wrong = expire(w);
+    if (!wrong && rng_one_in(r, 2))
+        wrong = sim_backend_run(w->backend);
+    if (wrong)
+        return wrong;
+    if (w->in_flight > 0 && (w->in_flight == BACKEND_IN_FLIGHT || rng_one_in(r, 3)))
+        return commit(w);
+    wrong = next(w);
+    if (!wrong && w->in_flight == 1 && rng_one_in(r, 8))
+        wrong = commit(w);
+    if (!wrong && starves(w))
+        wrong = "no token for very long: requests starve";
+    return wrong;
+}
+
+static const char *check_idle(struct world *w)
+{
+    struct core_stats stats;
+
+    core_stats(w->core, &stats);
+    if (core_busy(w->core) || stats.seqs_running || stats.seqs_waiting || stats.requests_running ||
+        stats.requests_waiting)
+        return "no request, but the core is busy";
+    if (stats.blocks_used)
+        return "no request, but used blocks";
+    if (stats.blocks_cached + stats.blocks_free != stats.blocks_total)
+        return "blocks are lost";
+    if (!w->options.prefix_cache && stats.blocks_cached)
+        return "no prefix cache, but cached blocks";
+    if (stats.hit_tokens > stats.queried_tokens || stats.steps != w->n_committed)
+        return "statistics do not add up";
+    return NULL;
+}
+
+/* Lets all that is alive end, without anything new. */
+static const char *drain(struct world *w)
+{
+    const char *wrong = NULL;
+
+    while (!wrong && (w->n_alive > 0 || w->in_flight > 0)) {
+        wrong = turn(w, false);
+        if (!wrong && w->n_alive == 0 && w->in_flight > 0)
+            wrong = commit(w);
+    }
+    return wrong ? wrong : check_idle(w);
+}
+
+static const char *live(struct world *w, uint64_t n_steps)
+{
+    const char *wrong = NULL;
+    uint64_t turns = 0;
+
+    while (!wrong && w->n_committed < n_steps && turns++ < n_steps * 64) {
+        wrong = turn(w, true);
+        if (!wrong && rng_one_in(&w->rng, 2000))
+            wrong = drain(w); /* an idle phase */
+    }
+    return wrong ? wrong : drain(w);
+}
+
+const char *sim_world_run(uint64_t seed, uint64_t n_steps, bool verify, struct sim_counts *counts)
+{
+    struct world *w = calloc(1, sizeof(*w));
+    struct core_stats stats;
+    const char *wrong;
+
+    must(w);
+    w->rng.state = seed;
+    w->verify = verify;
+    w->now_us = 1; /* 0 says never */
+    w->counts = counts;
+    choose_options(w);
+    must(core_new(&w->core, &w->options) == 0);
+    must(sim_backend_new(&w->backend, &w->backend_options) == 0);
+    must(oracle_prefixes_new(&w->prefixes, w->options.block_len) == 0);
+    wrong = live(w, n_steps);
+    core_stats(w->core, &stats);
+    counts->worlds++;
+    counts->preemptions += stats.preemptions;
+    counts->hit_tokens += stats.hit_tokens;
+    counts->queried_tokens += stats.queried_tokens;
+    counts->held += w->core->n_held_ever;
+    counts->evictions += prefix_cache_evictions(w->core->cache);
+    for (int32_t i = 0; i < w->n_alive; i++)
+        oracle_request_free(w->alive[i]);
+    core_free(w->core);
+    sim_backend_free(w->backend);
+    oracle_prefixes_free(w->prefixes);
+    free(w);
+    return wrong;
+}
