@@ -471,7 +471,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     same = find_spelling(r, content.data, content.len);
     if ((same->id >= 0 && same->id != id) || (token->len && same->id != id))
         return refuse(r, "%s: id %d or its text is another token's too", path, id);
-    if (json_is_true(normalized))
+    if (tokenizer_special_id(t, content.data) >= 0)
+        rc = -EEXIST;
+    else if (json_is_true(normalized))
         rc = add_normalized(t, content, id);
     else
         rc = trie_add(&t->raw, content.data, content.len, id);

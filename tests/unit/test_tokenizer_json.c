@@ -1,0 +1,400 @@
+/* test_tokenizer_json.c - what a tokenizer.json must not hold: everything that is not known is
+ * refused with its field's name, and no file ends the process. */
+#include <check.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/tokenizer.h"
+#include "engine/utf8.h"
+
+/* A small file of its own: 256 bytes, three merges, two added tokens. Ids: the byte's character in
+ * the alphabet's order, then ab = 256, abc = 257, bc = 258; <s> = 259, <n> = 260. */
+static json_t *small_file(void)
+{
+    static const char frame[] =
+        "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": ["
+        "{\"id\": 259, \"content\": \"<s>\", \"single_word\": false, \"lstrip\": false, "
+        "\"rstrip\": "
+        "false, \"normalized\": false, \"special\": true},"
+        "{\"id\": 260, \"content\": \"<n>\", \"single_word\": false, \"lstrip\": false, "
+        "\"rstrip\": "
+        "false, \"normalized\": true, \"special\": false}],"
+        "\"normalizer\": {\"type\": \"NFC\"}, \"pre_tokenizer\": {\"type\": \"Sequence\", "
+        "\"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": "
+        "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| "
+        "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}, "
+        "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", "
+        "\"add_prefix_space\": false, \"trim_offsets\": false, \"use_regex\": false}]},"
+        "\"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\"},"
+        "\"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+        "\"continuing_subword_prefix\": \"\", \"end_of_word_suffix\": \"\", \"fuse_unk\": false, "
+        "\"byte_fallback\": false, \"vocab\": {\"ab\": 256, \"abc\": 257, \"bc\": 258}, "
+        "\"merges\": [\"a b\", [\"ab\", \"c\"], \"b c\"]}}";
+    json_error_t bad;
+    json_t *root = json_loads(frame, 0, &bad), *vocab;
+    int next = 256, id = 0;
+
+    ck_assert_msg(root != NULL, "%s", bad.text);
+    vocab = json_object_get(json_object_get(root, "model"), "vocab");
+    for (int byte = 0; byte < 256; byte++) {
+        bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) ||
+                         (byte >= 0xae && byte <= 0xff);
+        char spelled[5] = {0};
+
+        utf8_write(spelled, (uint32_t)(printable ? byte : next++));
+        json_object_set_new(vocab, spelled, json_integer(id++));
+    }
+    return root;
+}
+
+static int parse(json_t *root, struct tokenizer **t, struct err *e)
+{
+    char *text = json_dumps(root, JSON_ENSURE_ASCII);
+    int r = tokenizer_parse(t, text, strlen(text), e);
+
+    free(text);
+    return r;
+}
+
+/* The value at a path of keys and indices, all but the last step. */
+static json_t *parent_of(json_t *root, char *path, char **last)
+{
+    char *save, *step = strtok_r(path, "/", &save), *next;
+
+    while ((next = strtok_r(NULL, "/", &save))) {
+        root = json_is_array(root) ? json_array_get(root, (size_t)atoi(step))
+                                   : json_object_get(root, step);
+        step = next;
+    }
+    *last = step;
+    return root;
+}
+
+/* Sets the value at path, or takes it away where json is NULL. */
+static void edit(json_t *root, const char *path, const char *json)
+{
+    char copy[128], *last;
+    json_t *value = json ? json_loads(json, JSON_DECODE_ANY, NULL) : NULL, *parent;
+
+    snprintf(copy, sizeof(copy), "%s", path);
+    parent = parent_of(root, copy, &last);
+    ck_assert(json ? value != NULL : true);
+    ck_assert_ptr_nonnull(parent);
+    if (!json)
+        ck_assert_int_eq(json_object_del(parent, last), 0);
+    else if (json_is_array(parent))
+        ck_assert_int_eq(json_array_set_new(parent, (size_t)atoi(last), value), 0);
+    else
+        ck_assert_int_eq(json_object_set_new(parent, last, value), 0);
+}
+
+#define SPLIT "pre_tokenizer/pretokenizers/0"
+#define BYTES "pre_tokenizer/pretokenizers/1"
+
+static const struct {
+    const char *path, *json; /* what is set there; NULL takes it away */
+    const char *says;
+} refused[] = {
+    {"version", "\"2.0\"", "version"},
+    {"version", NULL, "version"},
+    {"extra", "1", "extra"},
+    {"normalizer", "{\"type\": \"NFKC\"}", "normalizer.type: \"NFKC\""},
+    {"normalizer", "null", "normalizer: is null"},
+    {"normalizer", "{\"type\": \"NFC\", \"x\": 1}", "normalizer.x"},
+    {"normalizer", "{\"type\": 3}", "normalizer.type"},
+    {"normalizer", "[]", "normalizer"},
+    {"pre_tokenizer", "{\"type\": \"Whitespace\"}", "pre_tokenizer.type: \"Whitespace\""},
+    {"pre_tokenizer/pretokenizers", "[]", "pre_tokenizer.pretokenizers"},
+    {"pre_tokenizer/pretokenizers", "{}", "pre_tokenizer.pretokenizers"},
+    {SPLIT "/type", "\"Digits\"", "pretokenizers[0].type: \"Digits\""},
+    {SPLIT "/pattern", "{\"Regex\": \"\\\\s+\"}", "pattern.Regex"},
+    {SPLIT "/pattern", "{\"String\": \" \"}", "pattern.String"},
+    {SPLIT "/pattern", "7", "pattern"},
+    {SPLIT "/pattern/Regex", "7", "pattern.Regex"},
+    {SPLIT "/behavior", "\"Removed\"", "behavior"},
+    {SPLIT "/invert", "true", "invert"},
+    {BYTES "/use_regex", "true", "use_regex"},
+    {BYTES "/use_regex", NULL, "use_regex: is missing"},
+    {BYTES "/add_prefix_space", "true", "add_prefix_space"},
+    {"post_processor", "{\"type\": \"TemplateProcessing\"}", "post_processor.type"},
+    {"decoder", "{\"type\": \"WordPiece\"}", "decoder.type"},
+    {"decoder", "null", "decoder"},
+    {"model", "{\"type\": \"Unigram\"}", "model.type: \"Unigram\""},
+    {"model", "null", "model"},
+    {"model/new_thing", "1", "model.new_thing"},
+    {"model/dropout", "0.1", "model.dropout"},
+    {"model/unk_token", "\"<unk>\"", "model.unk_token"},
+    {"model/end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix"},
+    {"model/continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix"},
+    {"model/byte_fallback", "true", "model.byte_fallback"},
+    {"model/fuse_unk", "true", "model.fuse_unk"},
+    {"model/ignore_merges", "true", "model.ignore_merges"},
+    {"model/vocab", "[]", "model.vocab"},
+    {"model/vocab", "{}", "model.vocab"},
+    {"model/vocab", NULL, "model.vocab: is missing"},
+    {"model/vocab/a", NULL, "model.vocab: has no token for the byte 0x61"},
+    {"model/vocab/ab", "-1", "model.vocab \"ab\": id -1"},
+    {"model/vocab/ab", "16777216", "model.vocab \"ab\": id 16777216"},
+    {"model/vocab/ab", "9223372036854775807", "model.vocab \"ab\""},
+    {"model/vocab/ab", "1.0", "model.vocab \"ab\""},
+    {"model/vocab/ab", "\"1\"", "model.vocab \"ab\""},
+    {"model/vocab/ab", "257", "id 257 is another token's"},
+    {"model/merges", "{}", "model.merges"},
+    {"model/merges", NULL, "model.merges: is missing"},
+    {"model/merges/1", "\"ab\"", "model.merges[1]"},
+    {"model/merges/1", "\"ab \"", "model.merges[1]"},
+    {"model/merges/1", "\" c\"", "model.merges[1]"},
+    {"model/merges/1", "[\"ab\"]", "model.merges[1]"},
+    {"model/merges/1", "[\"ab\", \"c\", \"d\"]", "model.merges[1]"},
+    {"model/merges/1", "[\"ab\", 3]", "model.merges[1]"},
+    {"model/merges/1", "null", "model.merges[1]"},
+    {"model/merges/1", "\"ab cd\"", "model.merges[1]: \"cd\" is not in model.vocab"},
+    {"model/merges/1", "\"xy c\"", "model.merges[1]: \"xy c\" is not in model.vocab"},
+    {"model/merges/1", "\"c ab\"", "model.merges[1]: what \"c\" and \"ab\" make"},
+    {"added_tokens", "{}", "added_tokens"},
+    {"added_tokens/0", "3", "added_tokens[0]"},
+    {"added_tokens/0/content", "\"\"", "added_tokens[0].content"},
+    {"added_tokens/0/content", "5", "added_tokens[0].content"},
+    {"added_tokens/0/content", "\"<n>\"", "comes twice"},
+    {"added_tokens/0/content", "\"ab\"", "added_tokens[0]"},
+    {"added_tokens/0/id", "-1", "added_tokens \"<s>\": id -1"},
+    {"added_tokens/0/id", "4294967296", "added_tokens \"<s>\""},
+    {"added_tokens/0/id", NULL, "added_tokens \"<s>\""},
+    {"added_tokens/0/id", "7", "added_tokens[0]: id 7"},
+    {"added_tokens/0/id", "260", "added_tokens[1]: id 260"},
+    {"added_tokens/0/lstrip", "true", "added_tokens[0].lstrip"},
+    {"added_tokens/0/rstrip", "true", "added_tokens[0].rstrip"},
+    {"added_tokens/0/single_word", "true", "added_tokens[0].single_word"},
+    {"added_tokens/0/normalized", "1", "added_tokens[0].normalized"},
+    {"added_tokens/0/special", NULL, "added_tokens[0].special"},
+    {"added_tokens/0/color", "1", "added_tokens[0].color"},
+};
+
+/* Each is refused with the name of its file and field. */
+START_TEST(unknown_parts_are_refused)
+{
+    json_t *root = small_file();
+    struct tokenizer *t = NULL;
+    struct err e = {0};
+    int r;
+
+    edit(root, refused[_i].path, refused[_i].json);
+    r = parse(root, &t, &e);
+    ck_assert_msg(r == -ENOTSUP, "%s = %s gives %d", refused[_i].path, refused[_i].json, r);
+    ck_assert_msg(strstr(e.text, refused[_i].says) && strstr(e.text, "tokenizer.json"),
+                  "\"%s\" does not say \"%s\"", e.text, refused[_i].says);
+    ck_assert_ptr_null(t);
+    json_decref(root);
+}
+END_TEST
+
+/* What makes no difference to ids is read over. */
+START_TEST(harmless_parts_are_taken)
+{
+    static const char *const edits[][2] = {
+        {"truncation", "{\"max_length\": 512}"},
+        {"padding", "{\"strategy\": {\"Fixed\": 512}}"},
+        {"post_processor", "{\"type\": \"ByteLevel\", \"trim_offsets\": true}"},
+        {"decoder/use_regex", "true"},
+        {"model/ignore_merges", "false"},
+        {"model/end_of_word_suffix", "null"},
+        {"added_tokens", "[]"},
+        {"model/merges", "[]"},
+        {"model/vocab/a b", "300"}, /* a spelling outside of the alphabet stands for itself */
+    };
+
+    for (size_t i = 0; i < sizeof(edits) / sizeof(*edits); i++) {
+        json_t *root = small_file();
+        struct tokenizer *t;
+        struct err e = {0};
+
+        edit(root, edits[i][0], edits[i][1]);
+        ck_assert_msg(parse(root, &t, &e) == 0, "%s: %s", edits[i][0], e.text);
+        tokenizer_free(t);
+        json_decref(root);
+    }
+}
+END_TEST
+
+static void expect_encoding(const struct tokenizer *t, const char *text, const char *want)
+{
+    struct token_list list = {0};
+    char got[256] = "";
+
+    ck_assert_int_eq(tokenizer_encode_all(t, (struct text){text, strlen(text)}, true, &list), 0);
+    for (size_t i = 0, n = 0; i < list.n; i++)
+        n += (size_t)snprintf(got + n, sizeof(got) - n, "%s%d", i ? " " : "", list.ids[i]);
+    ck_assert_str_eq(got, want);
+    free(list.ids);
+}
+
+/* Both spellings of merges work, the lower rank goes first, gaps between ids have no text. */
+START_TEST(small_file_encodes)
+{
+    json_t *root = small_file();
+    struct tokenizer *t;
+    struct err e = {0};
+
+    edit(root, "added_tokens/1/id", "400");
+    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
+    expect_encoding(t, "abc", "257");
+    expect_encoding(t, "bcab", "258 256");
+    expect_encoding(t, "<s>ab<n>", "259 256 400");
+    ck_assert_int_eq(tokenizer_n_ids(t), 401);
+    ck_assert_uint_eq(tokenizer_token_bytes(t, 300).len, 0);
+    tokenizer_free(t);
+    json_decref(root);
+}
+END_TEST
+
+/* Of added tokens that begin at one place the longest is matched, of two places the first. */
+START_TEST(longest_and_leftmost_added_token)
+{
+    json_t *root = small_file(), *added = json_object_get(root, "added_tokens");
+    static const char *const contents[] = {"<s", "<s><s>", "s><n"};
+    struct tokenizer *t;
+    struct err e = {0};
+
+    for (int i = 0; i < 3; i++) {
+        json_t *token = json_deep_copy(json_array_get(added, 0));
+
+        json_object_set_new(token, "content", json_string(contents[i]));
+        json_object_set_new(token, "id", json_integer(300 + i));
+        json_array_append_new(added, token);
+    }
+    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
+    expect_encoding(t, "<s><s>", "301");
+    expect_encoding(t, "<s><s", "259 300");
+    expect_encoding(t, "<s><n>", "259 260");
+    expect_encoding(t, "s><n>", "302 62");
+    tokenizer_free(t);
+    json_decref(root);
+}
+END_TEST
+
+/* A token with no spelling is refused. */
+START_TEST(empty_token)
+{
+    json_t *root = small_file();
+    struct tokenizer *t;
+    struct err e = {0};
+
+    json_object_set_new(json_object_get(json_object_get(root, "model"), "vocab"), "",
+                        json_integer(261));
+    ck_assert_int_eq(parse(root, &t, &e), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(e.text, "the token of id 261 is empty"));
+    json_decref(root);
+}
+END_TEST
+
+/* A file cut anywhere is an error; the whole is not. */
+START_TEST(truncated_file)
+{
+    json_t *root = small_file();
+    char *text = json_dumps(root, 0);
+    size_t len = strlen(text);
+    struct tokenizer *t;
+    struct err e = {0};
+
+    for (size_t n = 0; n < len; n += n < 600 ? 1 : 37)
+        ck_assert_int_eq(tokenizer_parse(&t, text, n, &e), -EINVAL);
+    ck_assert_int_eq(tokenizer_parse(&t, text, len, &e), 0);
+    tokenizer_free(t);
+    free(text);
+    json_decref(root);
+}
+END_TEST
+
+/* Random bytes changed in the file: an error or a tokenizer that encodes and decodes. */
+START_TEST(mutated_file)
+{
+    json_t *root = small_file();
+    char *text = json_dumps(root, 0);
+    size_t len = strlen(text);
+    char *copy = malloc(len);
+    int n_good = 0, n_bad = 0;
+
+    srandom(9);
+    for (int round = 0; round < 3000; round++) {
+        struct tokenizer *t;
+        struct err e = {0};
+
+        memcpy(copy, text, len);
+        for (long k = random() % 3; k >= 0; k--)
+            copy[(size_t)random() % len] = "0123456789\"{}[]:,abc\\ <\xff"[random() % 25];
+        if (tokenizer_parse(&t, copy, len, &e)) {
+            ck_assert_uint_gt(strlen(e.text), 0);
+            n_bad++;
+            continue;
+        }
+        struct token_list list = {0};
+        char *back;
+        size_t back_len;
+        ck_assert_int_eq(tokenizer_encode_all(t, (struct text){copy, 200}, true, &list), 0);
+        ck_assert_int_eq(tokenizer_decode(t, list.ids, list.n, false, &back, &back_len), 0);
+        free(back);
+        free(list.ids);
+        tokenizer_free(t);
+        n_good++;
+    }
+    ck_assert_int_gt(n_good, 20);
+    ck_assert_int_gt(n_bad, 1000);
+    free(copy);
+    free(text);
+    json_decref(root);
+}
+END_TEST
+
+/* Keys that come twice would leave it to the reader which one counts. */
+START_TEST(duplicate_keys)
+{
+    static const char json[] = "{\"version\": \"1.0\", \"version\": \"1.0\"}";
+    struct tokenizer *t;
+    struct err e = {0};
+
+    ck_assert_int_eq(tokenizer_parse(&t, json, sizeof(json) - 1, &e), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "duplicate"));
+}
+END_TEST
+
+/* A folder without the file, or no folder at all. */
+START_TEST(missing_file)
+{
+    struct tokenizer *t;
+    struct err e = {0};
+
+    ck_assert_int_eq(tokenizer_load(&t, TEST_DATA_DIR, &e), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(e.text, "tokenizer.json"));
+    ck_assert_int_eq(tokenizer_load(&t, TEST_DATA_DIR "/no-such-folder", &e), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(e.text, "no-such-folder"));
+    ck_assert_int_eq(tokenizer_load(&t, TEST_DATA_DIR, NULL), -ENOENT);
+    tokenizer_free(NULL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("tokenizer_json");
+    TCase *tc = tcase_create("tokenizer_json");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, unknown_parts_are_refused, 0, sizeof(refused) / sizeof(*refused));
+    tcase_add_test(tc, harmless_parts_are_taken);
+    tcase_add_test(tc, small_file_encodes);
+    tcase_add_test(tc, longest_and_leftmost_added_token);
+    tcase_add_test(tc, empty_token);
+    tcase_add_test(tc, truncated_file);
+    tcase_add_test(tc, mutated_file);
+    tcase_add_test(tc, duplicate_keys);
+    tcase_add_test(tc, missing_file);
+    suite_add_tcase(s, tc);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
