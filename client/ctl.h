@@ -33,7 +33,7 @@ struct ctl {
 };
 
 typedef int ctl_command(struct ctl *ctl, int argc, char **argv);
-ctl_command ctl_status, ctl_generate, ctl_tokenize, ctl_detokenize, ctl_render;
+ctl_command ctl_status, ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize, ctl_render;
 
 /* ---- options */
 
@@ -99,9 +99,13 @@ int ctl_left_ms(const struct ctl *ctl);
 void ctl_catch_interrupts(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
-/* As nvllm_next(), and NVLLM_E_TIMEOUT also when an interrupt comes. */
-enum nvllm_code ctl_next(struct nvllm_client *client, int timeout_ms,
+/* As nvllm_next(), and NVLLM_E_TIMEOUT also when an interrupt comes or also_fd (-1: none) can be
+ * read. */
+enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
+
+/* Waits until fd can be read, the time is over, or an interrupt comes. */
+void ctl_wait_input(int fd, int timeout_ms);
 
 /* ---- input and output */
 

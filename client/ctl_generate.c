@@ -28,6 +28,7 @@ struct job {
     struct ctl_result result;
     char last; /* what was printed last */
     bool started;
+    bool cancelled; /* by us */
 };
 
 static const struct option options[] = {
@@ -164,7 +165,7 @@ static int exit_of_finish(const struct job *job)
 {
     switch (ctl_result_finish(&job->result)) {
     case NVLLM_FINISH_CANCELLED:
-        if (!ctl_interrupted())
+        if (!job->cancelled)
             ctl_message("nvllmd cancelled the request");
         return EXIT_ERROR;
     case NVLLM_FINISH_DEADLINE:
@@ -197,7 +198,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
                                                                     : NVLLM_FINISH_DEADLINE);
         if (!show_end(job))
             return EXIT_ERROR;
-        if (ctl_interrupted())
+        if (job->cancelled)
             return rc;
     } else if (job->terminal && job->last != '\0' && job->last != '\n') {
         ctl_write(STDOUT_FILENO, "\n", 1);
@@ -227,7 +228,7 @@ static int run(struct job *job)
     for (;;) {
         int left = cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl);
 
-        code = ctl_next(job->client, left, &event, &err);
+        code = ctl_next(job->client, -1, left, &event, &err);
         if (code == NVLLM_E_TIMEOUT) {
             if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
                 ctl_message("nvllmd does not end the request");
@@ -236,6 +237,7 @@ static int run(struct job *job)
             if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
                 cancel_end = clock_ms() + CANCEL_WAIT_MS;
                 nvllm_cancel(job->client, id, NULL);
+                job->cancelled = true;
             }
         } else if (code != NVLLM_OK) {
             return end_error(job, &err);

@@ -35,6 +35,7 @@
 static const char overview[] =
     "usage: nvllmctl [--socket PATH] [--timeout SECONDS] COMMAND [OPTION…]\n\n"
     "  generate     text from a prompt, as it is made\n"
+    "  batch        many prompts from a file, in parallel\n"
     "  tokenize     text to token ids\n"
     "  detokenize   token ids to text\n"
     "  render       chat messages to the text that the model sees\n"
@@ -57,6 +58,15 @@ static const struct topic {
      "  --system TEXT             begin the chat with a system message\n"
      "  --think, --no-think       let the model reason first, or not\n"
      "  --json                    print one JSON object at the end\n" SAMPLING_HELP COMMON_HELP},
+    {"batch",
+     "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
+     "Each line of the input is a JSON object with prompt, prompt_ids or messages (and tools,\n"
+     "enable_thinking, add_generation_prompt), any sampling field, and id. Each gives one line of\n"
+     "output, in the same order. A line that fails gives an error, and the rest goes on.\n\n"
+     "  --input FILE, --output FILE   “-” is stdin, stdout\n"
+     "  --concurrency N           requests under way at a time (64)\n"
+     "  --json                    the summary on stderr is JSON\n"
+     "Sampling options stand for fields that a line does not have:\n" SAMPLING_HELP COMMON_HELP},
     {"tokenize",
      "usage: nvllmctl tokenize [OPTION…] [TEXT|-]\n\n"
      "Prints the token ids of TEXT, or of stdin where TEXT is missing or “-”.\n\n"
@@ -86,7 +96,7 @@ static const struct topic {
 };
 
 const char *const ctl_command_names[] = {
-    "generate", "tokenize", "detokenize", "render", "status", "version", "help",
+    "generate", "batch", "tokenize", "detokenize", "render", "status", "version", "help",
 };
 const size_t ctl_n_commands = sizeof(ctl_command_names) / sizeof(ctl_command_names[0]);
 

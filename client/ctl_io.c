@@ -174,38 +174,45 @@ int ctl_interrupted(void)
 }
 
 /* Sleeps until the socket is ready or an interrupt comes; one that comes before the sleep too. */
-static void wait_socket(struct nvllm_client *client, int timeout_ms, int seen)
+static void wait_ready(struct nvllm_client *client, struct pollfd *also, int timeout_ms, int seen)
 {
     struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
     unsigned wants = nvllm_wants(client);
-    struct pollfd p = {.fd = nvllm_fd(client)};
+    struct pollfd p[2] = {{.fd = nvllm_fd(client)}, *also};
     sigset_t block, before;
 
-    p.events =
+    p[0].events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     sigemptyset(&block);
     sigaddset(&block, SIGINT);
     sigaddset(&block, SIGTERM);
     sigprocmask(SIG_BLOCK, &block, &before);
     if (interrupted_by == seen)
-        ppoll(&p, 1, timeout_ms < 0 ? NULL : &t, &before);
+        ppoll(p, 2, timeout_ms < 0 ? NULL : &t, &before);
     sigprocmask(SIG_SETMASK, &before, NULL);
+    also->revents = p[1].revents;
 }
 
-enum nvllm_code ctl_next(struct nvllm_client *client, int timeout_ms,
+enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
+    struct pollfd also = {.fd = also_fd, .events = POLLIN};
     int seen = interrupted_by;
 
     for (;;) {
         enum nvllm_code code = nvllm_next(client, 0, event, err);
         int left = clock_left_ms(deadline);
 
-        if (code != NVLLM_E_TIMEOUT || left == 0 || interrupted_by != seen)
+        if (code != NVLLM_E_TIMEOUT || left == 0 || interrupted_by != seen || also.revents)
             return code;
-        wait_socket(client, left, seen);
+        wait_ready(client, &also, left, seen);
     }
+}
+
+void ctl_wait_input(int fd, int timeout_ms)
+{
+    poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, timeout_ms);
 }
 
 /* ---- input and output */

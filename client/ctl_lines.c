@@ -2,6 +2,7 @@
 #include "client/ctl_lines.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -20,10 +21,13 @@ void lines_deinit(struct lines *l)
 }
 
 /* Reads more behind what is there. LINES_OK also at the end of the file. */
-static int fill(struct lines *l, int (*stop)(void))
+static int fill(struct lines *l, bool wait)
 {
+    struct pollfd p = {.fd = l->fd, .events = POLLIN};
     ssize_t k;
 
+    if (!wait && poll(&p, 1, 0) == 0)
+        return LINES_LATER;
     if (l->start > 0 && l->end == l->cap) {
         memmove(l->data, l->data + l->start, l->end - l->start);
         l->end -= l->start;
@@ -40,9 +44,9 @@ static int fill(struct lines *l, int (*stop)(void))
     }
     do {
         k = read(l->fd, l->data + l->end, l->cap - l->end);
-        if (k < 0 && errno == EINTR && stop && stop())
-            return LINES_END;
     } while (k < 0 && errno == EINTR);
+    if (k < 0 && errno == EAGAIN)
+        return LINES_LATER; /* a descriptor that somebody made non-blocking */
     if (k < 0)
         return LINES_E_READ;
     l->ended = k == 0;
@@ -61,9 +65,8 @@ static char *find_end(struct lines *l)
     return at;
 }
 
-int lines_next(struct lines *l, char **line, size_t *n, int (*stop)(void))
+int lines_next(struct lines *l, char **line, size_t *n, bool wait)
 {
-    bool too_long = false;
     char *at;
     int rc;
 
@@ -71,14 +74,16 @@ int lines_next(struct lines *l, char **line, size_t *n, int (*stop)(void))
         at = l->end > l->start ? find_end(l) : NULL;
         if (at || (l->ended && l->end > l->start))
             break;
+        if (l->ended && !l->too_long)
+            return LINES_END;
         if (l->ended)
-            return too_long ? LINES_E_LONG : LINES_END;
-        if (l->end - l->start > LINES_MAX_BYTES) { /* what is kept of such a line is nothing */
-            too_long = true;
+            break;
+        if (l->end - l->start > LINES_MAX_BYTES) { /* nothing of such a line is kept */
+            l->too_long = true;
             l->bytes += l->end - l->start;
             l->start = l->end = l->searched = 0;
         }
-        rc = fill(l, stop);
+        rc = fill(l, wait);
         if (rc != LINES_OK)
             return rc;
     }
@@ -88,5 +93,7 @@ int lines_next(struct lines *l, char **line, size_t *n, int (*stop)(void))
     l->bytes += *n + (at != NULL);
     l->searched = 0;
     l->number++;
-    return too_long || *n > LINES_MAX_BYTES ? LINES_E_LONG : LINES_OK;
+    rc = l->too_long || *n > LINES_MAX_BYTES ? LINES_E_LONG : LINES_OK;
+    l->too_long = false;
+    return rc;
 }

@@ -13,8 +13,8 @@ static const struct command {
     const char *name;
     ctl_command *run;
 } commands[] = {
-    {"status", ctl_status},         {"generate", ctl_generate}, {"tokenize", ctl_tokenize},
-    {"detokenize", ctl_detokenize}, {"render", ctl_render},
+    {"batch", ctl_batch},       {"status", ctl_status},         {"generate", ctl_generate},
+    {"tokenize", ctl_tokenize}, {"detokenize", ctl_detokenize}, {"render", ctl_render},
 };
 
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,

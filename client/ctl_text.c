@@ -134,7 +134,7 @@ static int run_lines(struct work *w)
     size_t n;
 
     lines_init(&lines, STDIN_FILENO);
-    while ((got = lines_next(&lines, &line, &n, NULL)) == LINES_OK || got == LINES_E_LONG) {
+    while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK || got == LINES_E_LONG) {
         json_t *answer = NULL;
 
         if (got == LINES_E_LONG)

@@ -1,0 +1,77 @@
+/* ctl_progress.c - see ctl_progress.h. */
+#include "client/ctl_progress.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/clock.h"
+
+enum {
+    INTERVAL_MS = 200,
+    BAR_WIDTH = 24,
+};
+
+void progress_init(struct progress *p, int input_fd)
+{
+    struct stat st;
+
+    *p = (struct progress){.shown = isatty(STDERR_FILENO), .started_ms = clock_ms()};
+    p->last_ms = p->started_ms;
+    if (fstat(input_fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
+        p->total = (uint64_t)st.st_size;
+}
+
+static void draw_bar(double share)
+{
+    int full = (int)(share * BAR_WIDTH);
+
+    fputc('[', stderr);
+    for (int i = 0; i < BAR_WIDTH; i++)
+        fputc(i < full ? '#' : '.', stderr);
+    fprintf(stderr, "] %3d %%  ", (int)(share * 100));
+}
+
+static void draw_left(const struct progress *p, double share, int64_t now)
+{
+    double left = (double)(now - p->started_ms) / 1000 * (1 - share) / share;
+
+    if (left < 3600)
+        fprintf(stderr, ", %d:%02d left", (int)left / 60, (int)left % 60);
+    else if (left < 1000 * 3600.0)
+        fprintf(stderr, ", %d:%02d:%02d left", (int)left / 3600, (int)left / 60 % 60,
+                (int)left % 60);
+}
+
+void progress_show(struct progress *p, uint64_t bytes, uint64_t n_done, uint64_t n_failed,
+                   uint64_t n_tokens)
+{
+    int64_t now = p->shown ? clock_ms() : 0;
+    double share, rate;
+
+    if (!p->shown || now - p->last_ms < INTERVAL_MS)
+        return;
+    rate = (double)(n_tokens - p->last_tokens) * 1000 / (double)(now - p->last_ms);
+    p->tokens_a_second = p->last_tokens == 0 ? rate : 0.8 * p->tokens_a_second + 0.2 * rate;
+    p->last_tokens = n_tokens;
+    p->last_ms = now;
+    share = p->total ? (double)bytes / (double)p->total : 0;
+    if (share > 1)
+        share = 1; /* the file has grown meanwhile */
+    fputs("\r\033[K", stderr);
+    if (p->total)
+        draw_bar(share);
+    fprintf(stderr, "%" PRIu64 " done", n_done);
+    if (n_failed)
+        fprintf(stderr, ", %" PRIu64 " failed", n_failed);
+    fprintf(stderr, ", %.0f tok/s", p->tokens_a_second);
+    if (share > 0)
+        draw_left(p, share, now);
+}
+
+void progress_end(struct progress *p)
+{
+    if (p->shown)
+        fputs("\r\033[K", stderr);
+}
