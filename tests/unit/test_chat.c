@@ -283,6 +283,38 @@ START_TEST(no_special_token_across_a_border)
 }
 END_TEST
 
+/* The ranges are what the template wrote, and neither names nor arguments nor tools nor contents.
+ */
+START_TEST(ranges_leave_out_what_came)
+{
+    struct chat_template *t = named("qwen3");
+    struct chat_json *chat;
+    struct chat_text text;
+    char outside[64] = "";
+    size_t n = 0, at = 0;
+
+    render_json(
+        t,
+        "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
+        "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
+        "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
+        "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
+        "\"tools\": [{\"a\": 1}]}",
+        &chat, &text);
+    for (size_t i = 0; i <= text.n_ranges; i++) {
+        size_t end = i < text.n_ranges ? text.ranges[i].start : text.len;
+
+        n += (size_t)snprintf(outside + n, sizeof(outside) - n, "%.*s/", (int)(end - at),
+                              text.data + at);
+        at = i < text.n_ranges ? text.ranges[i].end : text.len;
+    }
+    ck_assert_str_eq(outside, "/SYS/{\"a\": 1}/U/R/A/f/[1]/g/x/T//");
+    chat_text_deinit(&text);
+    chat_json_free(chat);
+    chat_template_free(t);
+}
+END_TEST
+
 /* Thinking off writes an empty thought; on and unset write none. */
 START_TEST(thinking)
 {
@@ -430,6 +462,52 @@ START_TEST(texts_that_are_no_json)
 }
 END_TEST
 
+/* Random bytes changed in a chat: an error with a text, or a prompt; never the end of the process.
+ */
+START_TEST(mutated_chats)
+{
+    static const char json[] =
+        "{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}, {\"role\": \"user\", "
+        "\"content\": "
+        "\"b\"}, {\"role\": \"assistant\", \"content\": \"<think>x</think>y\", \"tool_calls\": "
+        "[{\"name\": "
+        "\"f\", \"arguments\": {\"x\": [1.5, -7, \"\\u0000\", null, true]}}, {\"function\": "
+        "{\"name\": "
+        "\"g\", \"arguments\": \"{}\"}}]}, {\"role\": \"tool\", \"content\": null}], \"tools\": "
+        "[{\"a\": "
+        "{\"b\": 1e-7}}], \"add_generation_prompt\": true, \"enable_thinking\": false}";
+    struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"), named("nvllm-tiny")};
+    int n_good = 0, n_bad = 0;
+
+    srandom(10);
+    for (int round = 0; round < 20000; round++) {
+        char copy[sizeof(json)];
+        struct chat_json *chat = NULL;
+        struct chat_text text;
+        struct err e = {0};
+
+        memcpy(copy, json, sizeof(json));
+        for (long k = random() % 3; k >= 0; k--)
+            copy[(size_t)random() % (sizeof(json) - 1)] =
+                "0159eE.-\"{}[]:,\\ <u\xff\0"[random() % 20];
+        if (chat_json_parse(&chat, copy, sizeof(json) - 1, &e) ||
+            chat_render(templates[round % 3], chat_json_get(chat), &text, &e)) {
+            if (!e.text[0])
+                ck_abort_msg("no text for %s", copy);
+            n_bad++;
+        } else {
+            chat_text_deinit(&text);
+            n_good++;
+        }
+        chat_json_free(chat);
+    }
+    ck_assert_int_gt(n_good, 300);
+    ck_assert_int_gt(n_bad, 1000);
+    for (int i = 0; i < 3; i++)
+        chat_template_free(templates[i]);
+}
+END_TEST
+
 /* JSON nested a hundred thousand deep is an error and not the end of the stack. */
 START_TEST(deep_json_is_refused)
 {
@@ -472,12 +550,14 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, folders);
     tcase_add_test(tc, texts_make_no_special_tokens);
     tcase_add_test(tc, no_special_token_across_a_border);
+    tcase_add_test(tc, ranges_leave_out_what_came);
     tcase_add_test(tc, thinking);
     tcase_add_test(tc, null_content);
     tcase_add_test(tc, json_as_python);
     tcase_add_test(tc, errors_name_the_field);
     tcase_add_test(tc, texts_that_are_no_json);
     tcase_add_test(tc, deep_json_is_refused);
+    tcase_add_test(tc, mutated_chats);
 }
 
 int main(int argc, char **argv)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
@@ -299,6 +300,37 @@ START_TEST(random_bytes_come_back)
 }
 END_TEST
 
+/* What comes back from any text is its NFC, as utf8proc makes it at once. */
+START_TEST(random_texts_come_back_in_nfc)
+{
+    srandom(12);
+    for (int round = 0; round < 3000; round++) {
+        static const uint32_t limits[] = {0x80, 0x250, 0x370, 0x3100, 0xd7ff, 0x1ffff};
+        utf8proc_uint8_t *want = NULL;
+        utf8proc_ssize_t want_len;
+        char text[400], *back;
+        size_t n = 0, len;
+        struct token_list list = {0};
+
+        for (long k = random() % 90; k > 0; k--) {
+            uint32_t cp = (uint32_t)random() % limits[random() % 6];
+
+            if (cp && (cp < 0xd800 || cp > 0xdfff))
+                n += utf8_write(text + n, cp);
+        }
+        want_len = utf8proc_map((utf8proc_uint8_t *)text, (utf8proc_ssize_t)n, &want,
+                                UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+        ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){text, n}, false, &list), 0);
+        ck_assert_int_eq(tokenizer_decode(tiny, list.ids, list.n, false, &back, &len), 0);
+        ck_assert_int_eq((utf8proc_ssize_t)len, want_len);
+        ck_assert_int_eq(memcmp(back, want, len), 0);
+        free(want);
+        free(back);
+        free(list.ids);
+    }
+}
+END_TEST
+
 /* The ids of a long word, which go through the heap, are those of the plain rule: join the lowest
  * rank, leftmost first. Words of few letters make many equal pairs. */
 START_TEST(long_words_merge_as_short_ones)
@@ -395,6 +427,7 @@ int main(void)
     tcase_add_test(encode, nul_is_text);
     tcase_add_test(encode, decode_of_odd_ids);
     tcase_add_test(encode, random_bytes_come_back);
+    tcase_add_test(encode, random_texts_come_back_in_nfc);
     tcase_add_test(encode, long_words_merge_as_short_ones);
     tcase_add_loop_test(encode, megabyte_of_one_thing, 0, sizeof(repeated) / sizeof(*repeated));
     suite_add_tcase(s, golden);
