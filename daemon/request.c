@@ -23,7 +23,8 @@ refuse(struct request_error *e, Nvllm__V1__ErrorCode code, const char *field, co
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     e->code = code;
-    snprintf(e->field, sizeof(e->field), "%s", field);
+    /* programs look for the field, people for the entry in it */
+    snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(field, "["), field);
     return err_set(&e->message, -EINVAL, "%s: %s", field, text);
 }
 
@@ -356,7 +357,7 @@ static int take_input(struct engine_request *out, const Nvllm__V1__Generate *g, 
         out->chat = chat;
         return 0;
     default:
-        return refuse(e, INVALID, "prompt", "one of prompt, prompt_ids and chat must be there");
+        return refuse(e, INVALID, "input", "one of prompt, prompt_ids and chat must be there");
     }
 }
 

@@ -28,8 +28,8 @@ struct request_rules {
 
 struct request_error {
     Nvllm__V1__ErrorCode code;
-    char field[96]; /* "sampling.logit_bias[3].id" */
-    struct err message;
+    char field[96];     /* "sampling.logit_bias" */
+    struct err message; /* "sampling.logit_bias[3].id: is missing" */
 };
 
 /* Fills all of *out but id, client, owner and release. A seed that is absent is drawn with
