@@ -27,7 +27,7 @@ struct tool {
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
     void (*print)(const json_t *result); /* the plain form */
-    bool json_input;                     /* parsed is wanted even without --jsonl */
+    bool json_lines;                     /* lines of --jsonl are parsed for run */
 };
 
 static int complain(const char *text)
@@ -78,9 +78,10 @@ static int read_input(char **out, size_t *n, const struct offline_options *o, st
     return 0;
 }
 
+/* In ASCII: some readers take U+2028 and its like for the end of a line. */
 static int put_line(json_t *value, struct err *e)
 {
-    int r = value ? json_dumpf(value, stdout, JSON_COMPACT) : -1;
+    int r = value ? json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII) : -1;
 
     json_decref(value);
     if (r < 0 || putchar('\n') == EOF)
@@ -226,18 +227,36 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
+/* Whether a chat that was parsed leaves add_generation_prompt to us. */
+static bool is_silent_on_prompt(struct text input)
+{
+    json_t *root =
+        json_loadb(input.data, input.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
+    const json_t *value = json_object_get(root, "add_generation_prompt");
+    bool silent = root && (!value || json_is_null(value));
+
+    json_decref(root);
+    return silent;
+}
+
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
-    struct chat_json *chat;
+    struct chat_json *json;
     struct chat_text text = {0};
-    int r = chat_json_parse(&chat, input.data ? input.data : "", input.len, e);
+    struct chat chat;
+    int r;
 
     (void)parsed;
+    r = chat_json_parse(&json, input.data ? input.data : "", input.len, e);
+
     if (r < 0)
         return r;
-    r = chat_render(t->template, chat_json_get(chat), &text, e);
-    chat_json_free(chat);
+    chat = *chat_json_get(json);
+    if (is_silent_on_prompt(input))
+        chat.add_generation_prompt = true; /* as the protocol has it */
+    r = chat_render(t->template, &chat, &text, e);
+    chat_json_free(json);
     if (r < 0)
         return r;
     *out = json_pack("{s:o}", "text", json_stringn(text.data, text.len));
@@ -280,7 +299,7 @@ static int run_lines(struct tool *t, FILE *in)
 
         if (line[n - 1] == '\n')
             n--;
-        if (run_one(t, (struct text){line, (size_t)n}, t->json_input, &result, &e) < 0) {
+        if (run_one(t, (struct text){line, (size_t)n}, t->json_lines, &result, &e) < 0) {
             result = error_object(&e);
             status = 1;
         }
@@ -337,7 +356,7 @@ static int run(struct tool *t, bool json_whole)
 
 int offline_tokenize(const struct offline_options *o)
 {
-    struct tool t = {.options = o, .run = tokenize, .print = print_ids, .json_input = true};
+    struct tool t = {.options = o, .run = tokenize, .print = print_ids, .json_lines = true};
     struct err e;
 
     if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
@@ -347,7 +366,7 @@ int offline_tokenize(const struct offline_options *o)
 
 int offline_detokenize(const struct offline_options *o)
 {
-    struct tool t = {.options = o, .run = detokenize, .print = print_text, .json_input = true};
+    struct tool t = {.options = o, .run = detokenize, .print = print_text, .json_lines = true};
     struct err e;
 
     if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)

@@ -451,13 +451,15 @@ int options_read(struct options *o, const char *path, struct err *e)
         return err_set(e, -EISDIR, "%s: is a folder", path);
     }
     r = ini_parse_stream(read_line, &rd, take_line, &rd);
-    if (rd.r == 0 && r == -2)
+    if (rd.r == 0 && r == -2) {
         rd.r = err_set(e, -ENOMEM, "%s: out of memory", path);
-    else if (rd.r == 0 && r != 0) {
-        rd.line = r > 0 ? r : rd.line;
+    } else if (r > 0 && (rd.r == 0 || r < rd.line)) {
+        rd.r = 0; /* inih goes on behind its own errors: the first one counts */
+        rd.line = r;
         refuse(&rd, "neither [section] nor key = value");
-    } else if (rd.r == 0 && ferror(rd.f))
+    } else if (rd.r == 0 && ferror(rd.f)) {
         rd.r = err_set(e, -EIO, "%s: cannot be read", path);
+    }
     fclose(rd.f);
     return rd.r;
 }

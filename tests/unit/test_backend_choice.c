@@ -1,0 +1,137 @@
+/* test_backend_choice.c - which backend is taken, with and without a device and its module. */
+#include "daemon/backend_choice.h"
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct backend_ops cpu = {.abi = BACKEND_ABI, .name = "cpu"};
+static char dev[] = "/tmp/nvllm-test-XXXXXX";
+static char file[64]; /* in dev */
+static struct backend_choice c;
+static struct err e;
+
+static void setup(void)
+{
+    ck_assert_ptr_nonnull(mkdtemp(dev));
+}
+
+static void teardown(void)
+{
+    if (*file)
+        unlink(file);
+    ck_assert_int_eq(rmdir(dev), 0);
+}
+
+static void put_file(const char *name)
+{
+    int fd;
+
+    snprintf(file, sizeof(file), "%s/%s", dev, name);
+    fd = open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    ck_assert_int_ge(fd, 0);
+    close(fd);
+}
+
+static int choose(enum option_backend wanted, const char *module)
+{
+    memset(&c, 0xff, sizeof(c));
+    return backend_choose(&c, wanted, &cpu, module, dev, &e);
+}
+
+/* Without a device it is the CPU, and nothing is said. */
+START_TEST(no_device_is_the_cpu)
+{
+    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
+    ck_assert_ptr_eq(c.ops, &cpu);
+    ck_assert(!c.device);
+    ck_assert_str_eq(c.warning.text, "");
+}
+END_TEST
+
+/* With a device and the module it is the module. */
+START_TEST(device_and_module_are_taken)
+{
+    put_file("nvidiactl");
+    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
+    ck_assert_str_eq(c.ops->name, "fake");
+    ck_assert(c.device);
+}
+END_TEST
+
+/* A device without an installed module is the CPU, said aloud. */
+START_TEST(device_without_module_is_said)
+{
+    put_file("nvidia0");
+    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, "/nowhere/nvllm-cuda.so"), 0);
+    ck_assert_ptr_eq(c.ops, &cpu);
+    ck_assert_ptr_nonnull(strstr(c.warning.text, "/nowhere/nvllm-cuda.so"));
+}
+END_TEST
+
+/* A device whose module does not work is an error, not the CPU. */
+START_TEST(broken_module_is_an_error)
+{
+    put_file("nvidia0");
+    ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, file), 0);
+    ck_assert_ptr_nonnull(strstr(e.text, file));
+    ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, FAKE_MODULE_OTHER_ABI), 0);
+    ck_assert_ptr_nonnull(strstr(e.text, "interface"));
+}
+END_TEST
+
+/* cpu is the CPU, whatever there is. */
+START_TEST(cpu_is_the_cpu)
+{
+    put_file("nvidia0");
+    ck_assert_int_eq(choose(OPTION_BACKEND_CPU, "/nowhere"), 0);
+    ck_assert_ptr_eq(c.ops, &cpu);
+    ck_assert_str_eq(c.warning.text, "");
+}
+END_TEST
+
+/* cuda wants the module, device nodes or not, and says what is missing and what to do. */
+START_TEST(cuda_wants_the_module)
+{
+    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, FAKE_MODULE), 0);
+    ck_assert_str_eq(c.ops->name, "fake");
+    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, "/nowhere/nvllm-cuda.so"), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(e.text, "/nowhere/nvllm-cuda.so"));
+    ck_assert_ptr_nonnull(strstr(e.text, "backend.module"));
+    ck_assert_ptr_nonnull(strstr(e.text, "--backend cpu"));
+}
+END_TEST
+
+/* A library that is no backend is refused by name. */
+START_TEST(library_without_the_symbol_is_refused)
+{
+    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, NO_BACKEND), -ENOEXEC);
+    ck_assert_ptr_nonnull(strstr(e.text, BACKEND_SYMBOL));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("backend_choice");
+    TCase *t = tcase_create("backend_choice");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, no_device_is_the_cpu);
+    tcase_add_test(t, device_and_module_are_taken);
+    tcase_add_test(t, device_without_module_is_said);
+    tcase_add_test(t, broken_module_is_an_error);
+    tcase_add_test(t, cpu_is_the_cpu);
+    tcase_add_test(t, cuda_wants_the_module);
+    tcase_add_test(t, library_without_the_symbol_is_refused);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

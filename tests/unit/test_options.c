@@ -1,0 +1,289 @@
+/* test_options.c - the option table: what is taken, what is refused, and in which words. */
+#include "daemon/options.h"
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/kv_memory.h"
+
+static struct options o;
+static struct err e;
+
+static void setup(void)
+{
+    ck_assert_int_eq(options_init(&o, &e), 0);
+}
+
+static void teardown(void)
+{
+    options_deinit(&o);
+}
+
+/* Sets from a file of this text. */
+static int read_text(const char *text, size_t n)
+{
+    char path[] = "/tmp/nvllm-test-XXXXXX";
+    int fd = mkstemp(path), r;
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, text, n), (ssize_t)n);
+    close(fd);
+    r = options_read(&o, path, &e);
+    if (r < 0)
+        ck_assert_msg(strncmp(e.text, path, strlen(path)) == 0, "%s", e.text);
+    unlink(path);
+    return r;
+}
+
+static int read_file(const char *text)
+{
+    return read_text(text, strlen(text));
+}
+
+static void ck_says(const char *word)
+{
+    ck_assert_msg(strstr(e.text, word) != NULL, "\"%s\" does not say \"%s\"", e.text, word);
+}
+
+/* What people rely on without setting anything. */
+START_TEST(defaults_are_those_of_the_manual)
+{
+    ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");
+    ck_assert_int_eq(o.socket_mode, 0666);
+    ck_assert_int_eq(o.backend, OPTION_BACKEND_AUTO);
+    ck_assert_int_eq(o.block_len, 16);
+    ck_assert_int_eq(o.max_batch_tokens, 2048);
+    ck_assert_int_eq(o.max_seqs, 256);
+    ck_assert_int_eq(o.prefix_cache, 1);
+    ck_assert_int_eq(o.scope, OPTION_SCOPE_UID);
+    ck_assert_int_eq(o.max_frame_bytes, 16 << 20);
+    ck_assert_int_eq(o.kv_memory.bytes, 0);
+    ck_assert_str_eq(o.model_path, "");
+}
+END_TEST
+
+/* Whole numbers hold at both ends of their range and are refused beyond. */
+START_TEST(numbers_keep_their_range)
+{
+    static const char *const bad[] = {"0", "1048577", "-1", "+5",  " 5",   "5 ",
+                                      "",  "x",       "5x", "1e3", "0x10", "99999999999999999999"};
+
+    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1", &e), 0);
+    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1048576", &e), 0);
+    ck_assert_int_eq(o.max_batch_tokens, 1048576);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", bad[i], &e), -EINVAL);
+        ck_says("scheduler.max_batch_tokens");
+        ck_says("from 1 to 1048576");
+    }
+    ck_assert_int_eq(o.max_batch_tokens, 1048576); /* as it was */
+}
+END_TEST
+
+/* A block length is a power of two from 16 to 4096. */
+START_TEST(block_len_is_a_power_of_two)
+{
+    ck_assert_int_eq(options_set(&o, "cache.block_len", "16", &e), 0);
+    ck_assert_int_eq(options_set(&o, "cache.block_len", "4096", &e), 0);
+    ck_assert_int_eq(options_set(&o, "cache.block_len", "8", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "cache.block_len", "8192", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "cache.block_len", "48", &e), -EINVAL);
+    ck_says("a power of two from 16 to 4096");
+    ck_assert_int_eq(o.block_len, 4096);
+}
+END_TEST
+
+/* Memory is bytes with a unit, a fraction, a percentage or auto; nothing in between. */
+START_TEST(memory_is_bytes_or_a_fraction)
+{
+    static const char *const bad[] = {"",     "0",     "1",   "-1", "0.0",  "1.5",
+                                      "101%", "0%",    "M",   "5Q", "12MB", "nan",
+                                      "inf",  "0.5.5", "5%%", ".5", "1e9",  "99999999999T"};
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+        double fraction;
+    } good[] = {
+        {"512M", 512u << 20, 0}, {"8g", UINT64_C(8) << 30, 0},
+        {"64KiB", 64 << 10, 0},  {"4096", 4096, 0},
+        {"0.5", 0, 0.5},         {"1.0", 0, 1},
+        {"50%", 0, 0.5},         {"100%", 0, 1},
+        {"12.5%", 0, 0.125},     {"auto", 0, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+        ck_assert_int_eq(options_set(&o, "cache.kv_memory", good[i].text, &e), 0);
+        ck_assert_uint_eq(o.kv_memory.bytes, good[i].bytes);
+        ck_assert_double_eq(o.kv_memory.fraction, good[i].fraction);
+    }
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        ck_assert_msg(options_set(&o, "cache.kv_memory", bad[i], &e) == -EINVAL, "%s", bad[i]);
+        ck_says("512M");
+    }
+}
+END_TEST
+
+/* auto leaves a device's memory to a fraction and takes a bounded share of the host's. */
+START_TEST(auto_memory_is_bounded)
+{
+    struct backend_options b = {0};
+    const struct option_memory automatic = {0}, bytes = {.bytes = 123456};
+
+    kv_memory_choose(&b, &automatic, true);
+    ck_assert_double_eq(b.kv_fraction, 0.9);
+    ck_assert_uint_eq(b.kv_bytes, 0);
+    kv_memory_choose(&b, &automatic, false);
+    ck_assert_uint_ge(b.kv_bytes, KV_MEMORY_CPU_MIN);
+    ck_assert_uint_le(b.kv_bytes, KV_MEMORY_CPU_MAX);
+    kv_memory_choose(&b, &bytes, false);
+    ck_assert_uint_eq(b.kv_bytes, 123456);
+}
+END_TEST
+
+/* A choice is one of its words, whole. */
+START_TEST(choices_are_words)
+{
+    ck_assert_int_eq(options_set(&o, "daemon.backend", "cuda", &e), 0);
+    ck_assert_int_eq(o.backend, OPTION_BACKEND_CUDA);
+    ck_assert_int_eq(options_set(&o, "cache.prefix_cache", "off", &e), 0);
+    ck_assert_int_eq(o.prefix_cache, 0);
+    ck_assert_int_eq(options_set(&o, "daemon.backend", "cu", &e), -EINVAL);
+    ck_says("auto|cpu|cuda");
+    ck_assert_int_eq(options_set(&o, "daemon.backend", "auto|cpu", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "daemon.backend", "", &e), -EINVAL);
+}
+END_TEST
+
+/* A mode is octal. */
+START_TEST(modes_are_octal)
+{
+    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0660", &e), 0);
+    ck_assert_int_eq(o.socket_mode, 0660);
+    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "1777", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0668", &e), -EINVAL);
+}
+END_TEST
+
+/* A typing error gets the key that was meant; a key like no other gets the way to the list. */
+START_TEST(typing_errors_get_the_nearest_key)
+{
+    ck_assert_int_eq(options_set(&o, "cache.blok_len", "16", &e), -ENOENT);
+    ck_says("did you mean cache.block_len?");
+    ck_assert_int_eq(options_set(&o, "scheduler.block_len", "16", &e), -ENOENT);
+    ck_says("did you mean cache.block_len?");
+    ck_assert_int_eq(options_set(&o, "max_seqs", "16", &e), -ENOENT);
+    ck_says("did you mean scheduler.max_seqs?");
+    ck_assert_int_eq(options_set(&o, "something.entirely_else", "16", &e), -ENOENT);
+    ck_says("--help");
+    ck_assert_int_eq(options_set(&o, "", "16", &e), -ENOENT);
+}
+END_TEST
+
+/* A file sets what it names, with comments, blank lines and blanks around the sign. */
+START_TEST(file_sets_its_keys)
+{
+    ck_assert_int_eq(read_file("# a comment\n"
+                               "[model]\n"
+                               "path = /srv/models/a b\n"
+                               "\n"
+                               "; another\n"
+                               "[cache]\n"
+                               "block_len=64\n"
+                               "kv_memory = 50% ; half\n"
+                               "[daemon]\n"
+                               "socket_group =\n"),
+                     0);
+    ck_assert_str_eq(o.model_path, "/srv/models/a b");
+    ck_assert_int_eq(o.block_len, 64);
+    ck_assert_double_eq(o.kv_memory.fraction, 0.5);
+    ck_assert_int_eq(read_file(""), 0);
+}
+END_TEST
+
+/* What is wrong in a file is named with its line. */
+START_TEST(file_errors_name_the_line)
+{
+    static const struct {
+        const char *text, *line, *word;
+    } bad[] = {
+        {"[cache]\n\nblock_len = 17\n", ":3:", "power of two"},
+        {"[cache]\nblocklen = 16\n", ":2:", "did you mean cache.block_len?"},
+        {"[cash]\nblock_len = 16\n", ":2:", "did you mean cache.block_len?"},
+        {"block_len = 16\n", ":1:", "did you mean cache.block_len?"},
+        {"[cache]\nblock_len\n", ":2:", "key = value"},
+        {"[cache\nblock_len = 16\n", ":1:", "[section]"},
+        {"[cache]\nblock_len = 16\nblock_len = 32\n", ":3:", "twice"},
+        {"[model]\npath = /a\n  /b\n", ":3:", "blank"},
+        {"[cache]\nblock_len = 99\nnonsense\n", ":2:", "power of two"},
+    };
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        ck_assert_msg(read_file(bad[i].text) == -EINVAL, "%s", bad[i].text);
+        ck_says(bad[i].line);
+        ck_says(bad[i].word);
+    }
+}
+END_TEST
+
+/* Files that are no text are refused or harmless. */
+START_TEST(file_of_garbage_is_refused)
+{
+    static char big[100000];
+
+    memset(big, 'x', sizeof(big));
+    ck_assert_int_eq(read_text(big, sizeof(big)), -EINVAL);
+    memset(big, 0, sizeof(big));
+    ck_assert_int_eq(read_text(big, sizeof(big)), -EINVAL);
+    ck_assert_int_eq(read_text("[cache]\nblock_len = 16\0 32\n", 27), -EINVAL);
+    ck_assert_int_eq(read_text("\xff\xfe\x00[", 4), -EINVAL);
+    ck_assert_int_eq(options_read(&o, "/nowhere/at/all", &e), -ENOENT);
+    ck_assert_int_eq(options_read(&o, "/", &e), -EISDIR);
+}
+END_TEST
+
+/* --help names each option with its default. */
+START_TEST(help_prints_the_table)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+
+    ck_assert_ptr_nonnull(f);
+    options_print(f);
+    fclose(f);
+    ck_assert_ptr_nonnull(strstr(text, "  cache.block_len\n"));
+    ck_assert_ptr_nonnull(strstr(text, "a power of two from 16 to 4096; default 16\n"));
+    ck_assert_ptr_nonnull(strstr(text, "  limits.frame_bytes\n"));
+    free(text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("options");
+    TCase *t = tcase_create("options");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, defaults_are_those_of_the_manual);
+    tcase_add_test(t, numbers_keep_their_range);
+    tcase_add_test(t, block_len_is_a_power_of_two);
+    tcase_add_test(t, memory_is_bytes_or_a_fraction);
+    tcase_add_test(t, auto_memory_is_bounded);
+    tcase_add_test(t, choices_are_words);
+    tcase_add_test(t, modes_are_octal);
+    tcase_add_test(t, typing_errors_get_the_nearest_key);
+    tcase_add_test(t, file_sets_its_keys);
+    tcase_add_test(t, file_errors_name_the_line);
+    tcase_add_test(t, file_of_garbage_is_refused);
+    tcase_add_test(t, help_prints_the_table);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
