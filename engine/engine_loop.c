@@ -425,6 +425,7 @@ void *engine_main(void *engine)
 
     if (r == 0) {
         atomic_store(&g->progress, 1.0);
+        publish(g); /* who sees READY sees the counts of blocks, too */
         publish_state(g, ENGINE_READY);
         r = turn(g, &e);
     }
