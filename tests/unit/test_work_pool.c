@@ -1,0 +1,147 @@
+/* test_work_pool.c - the tokenizer pool's promise: a short text never waits behind a long one. */
+#include <check.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "engine/work_pool.h"
+
+struct task {
+    struct work work;
+    sem_t *begun, *gate; /* posted on begin; waited for before the end; may be NULL */
+    _Atomic int *order;
+    int place; /* in order of running, from 1 */
+};
+
+static void run_task(struct work *w)
+{
+    struct task *t = (struct task *)w;
+
+    t->place = atomic_fetch_add(t->order, 1) + 1;
+    if (t->begun)
+        sem_post(t->begun);
+    if (t->gate)
+        sem_wait(t->gate);
+}
+
+static void push(struct work_pool *p, struct task *t, size_t cost, _Atomic int *order)
+{
+    t->work = (struct work){.cost = cost, .run = run_task};
+    t->order = order;
+    work_pool_push(p, &t->work);
+}
+
+/* With every other thread held by long texts and more of them waiting, a short one still runs. */
+START_TEST(short_work_passes_long_work)
+{
+    enum { THREADS = 3, LONGS = 6 };
+    struct task longs[LONGS] = {0}, quick = {0};
+    struct work_pool *p;
+    _Atomic int order = 0;
+    sem_t begun, gate, done;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&gate, 0, 0);
+    sem_init(&done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&p, THREADS), 0);
+    for (int i = 0; i < LONGS; i++) {
+        longs[i].begun = &begun;
+        longs[i].gate = &gate;
+        push(p, &longs[i], WORK_SHORT_BYTES + 1, &order);
+    }
+    for (int i = 0; i < THREADS - 1; i++)
+        sem_wait(&begun);
+    quick.begun = &done;
+    push(p, &quick, WORK_SHORT_BYTES, &order);
+    sem_wait(&done); /* would wait for ever if long work could take every thread */
+    ck_assert_int_eq(quick.place, THREADS);
+    for (int i = 0; i < LONGS; i++)
+        sem_post(&gate);
+    for (int i = 0; i < LONGS - (THREADS - 1); i++)
+        sem_wait(&begun);
+    ck_assert_ptr_null(work_pool_free(p));
+}
+END_TEST
+
+/* The one thread that takes everything takes it in order of arrival, long or short. */
+START_TEST(first_come_first_served)
+{
+    enum { N = 40 };
+    struct task blockers[2] = {0}, tasks[N] = {0};
+    struct work_pool *p;
+    _Atomic int order = 0;
+    sem_t begun, gate, done;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&gate, 0, 0);
+    sem_init(&done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&p, 2), 0);
+    for (int i = 0; i < 2; i++) { /* both threads are held while the queue fills */
+        blockers[i].begun = &begun;
+        blockers[i].gate = &gate;
+    }
+    push(p, &blockers[0], WORK_SHORT_BYTES + 1, &order);
+    sem_wait(&begun);
+    push(p, &blockers[1], 1, &order);
+    sem_wait(&begun);
+    for (int i = 0; i < N; i++) {
+        tasks[i].begun = &done;
+        push(p, &tasks[i], WORK_SHORT_BYTES + 1, &order);
+    }
+    sem_post(&gate);
+    sem_post(&gate);
+    for (int i = 0; i < N; i++)
+        sem_wait(&done);
+    for (int i = 0; i < N; i++)
+        ck_assert_int_eq(tasks[i].place, i + 3);
+    ck_assert_ptr_null(work_pool_free(p));
+}
+END_TEST
+
+/* What was not begun when the pool ends comes back to its owner, each piece once. */
+START_TEST(undone_work_comes_back)
+{
+    struct task held[2] = {0}, waiting[5] = {0};
+    struct work_pool *p;
+    _Atomic int order = 0;
+    struct work *left;
+    sem_t begun, gate;
+    int n = 0;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&gate, 0, 2);
+    ck_assert_int_eq(work_pool_new(&p, 2), 0);
+    for (int i = 0; i < 5; i++)
+        push(p, &waiting[i], i % 2 ? 1 : WORK_SHORT_BYTES + 1, &order);
+    for (int i = 0; i < 2; i++) {
+        held[i].begun = &begun;
+        held[i].gate = &gate;
+        push(p, &held[i], 1, &order);
+    }
+    left = work_pool_free(p);
+    for (struct work *w = left; w; w = w->next)
+        n++;
+    ck_assert_int_eq(n + atomic_load(&order), 7);
+    for (; left; left = left->next)
+        ck_assert_int_eq(((struct task *)left)->place, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("work_pool");
+    TCase *tc = tcase_create("all");
+    SRunner *sr;
+    int failed;
+
+    tcase_add_test(tc, short_work_passes_long_work);
+    tcase_add_test(tc, first_come_first_served);
+    tcase_add_test(tc, undone_work_comes_back);
+    suite_add_tcase(s, tc);
+    sr = srunner_create(s);
+    srunner_run_all(sr, CK_NORMAL);
+    failed = srunner_ntests_failed(sr);
+    srunner_free(sr);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
