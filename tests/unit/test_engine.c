@@ -1,0 +1,414 @@
+/* test_engine.c - the engine as the daemon sees it, over the CPU backend and the bundled model:
+ * every request gets one terminal event and its memory back, whatever happens to it. */
+#include <check.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_backend.h"
+#include "engine/engine.h"
+
+static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
+                               "<|im_start|>assistant\n<think>\n\n</think>\n\n";
+
+/* ---- a backend that dies on command, else the CPU's */
+
+static _Atomic int waits_before_death; /* -1: lives */
+static struct backend_ops mortal;
+
+static int mortal_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    if (atomic_load(&waits_before_death) == 0)
+        return err_set(e, -EIO, "planted failure");
+    if (atomic_load(&waits_before_death) > 0)
+        atomic_fetch_sub(&waits_before_death, 1);
+    return cpu_backend.wait(b, out, e);
+}
+
+static struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv)
+{
+    struct engine_options o = {
+        .model_folder = TEST_MODEL_DIR,
+        .backend = ops,
+        .backend_options = {.block_len = 16,
+                            .max_batch_tokens = 256,
+                            .max_seqs = 8,
+                            .max_seq_len = max_seq_len,
+                            .kv_bytes = kv,
+                            .n_threads = 2},
+        .max_preemptions = 3,
+        .prefix_cache = true,
+        .hash_seed = 7,
+        .n_tokenizer_threads = 2,
+    };
+    struct engine *g;
+    struct err e;
+
+    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    return g;
+}
+
+/* Waits for events, a bounded time: an engine that hangs fails the test. */
+static struct engine_event *take(struct engine *g)
+{
+    struct engine_event *list = engine_take(g);
+
+    while (!list) {
+        struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
+
+        ck_assert_int_eq(poll(&p, 1, 30000), 1);
+        list = engine_take(g);
+    }
+    return list;
+}
+
+static struct engine *start(void)
+{
+    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    ck_assert_int_eq(engine_state(g), ENGINE_READY);
+    return g;
+}
+
+/* ---- requests */
+
+static _Atomic int n_owned; /* requests whose memory has not come back */
+
+static void release(void *owner)
+{
+    (void)owner;
+    atomic_fetch_sub(&n_owned, 1);
+}
+
+static struct engine_request request(uint64_t id, const char *prompt)
+{
+    return (struct engine_request){
+        .id = id,
+        .client = 1000,
+        .priority = CORE_NORMAL,
+        .input = ENGINE_PROMPT,
+        .prompt = {prompt, strlen(prompt)},
+        .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
+        .max_tokens = 40,
+        .n = 1,
+        .stream = true,
+        .release = release,
+    };
+}
+
+static void generate(struct engine *g, const struct engine_request *r)
+{
+    atomic_fetch_add(&n_owned, 1);
+    ck_assert_int_eq(engine_generate(g, r), 0);
+}
+
+/* All that one request was told. */
+struct answer {
+    char text[4096];
+    size_t len;
+    int32_t ids[512];
+    size_t n_ids;
+    int n_deltas, n_terminals;
+    enum core_reason reason;
+    enum engine_event_type terminal;
+    enum engine_error error;
+    struct err message;
+    struct core_usage usage;
+};
+
+static void add(struct answer *a, const struct engine_event *ev)
+{
+    ck_assert_int_eq(a->n_terminals, 0); /* nothing comes after the terminal event */
+    if (ev->type == ENGINE_DELTA) {
+        memcpy(a->text + a->len, ev->text.data, ev->text.len);
+        a->len += ev->text.len;
+        memcpy(a->ids + a->n_ids, ev->ids, ev->n_ids * sizeof(*ev->ids));
+        a->n_ids += ev->n_ids;
+        a->n_deltas++;
+        a->reason = ev->reason;
+        return;
+    }
+    a->n_terminals++;
+    a->terminal = ev->type;
+    a->error = ev->error;
+    a->message = ev->message;
+    a->usage = ev->usage;
+}
+
+/* Reads events until each of the answers 1 .. n has its terminal event. */
+static void gather(struct engine *g, struct answer *answers, uint64_t n)
+{
+    uint64_t left = n;
+
+    memset(answers, 0, n * sizeof(*answers));
+    while (left) {
+        struct engine_event *list = take(g);
+
+        for (struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->type == ENGINE_STATE)
+                continue;
+            ck_assert(ev->request >= 1 && ev->request <= n);
+            add(&answers[ev->request - 1], ev);
+            left -= answers[ev->request - 1].n_terminals;
+        }
+        engine_events_free(list);
+    }
+}
+
+/* ---- tests */
+
+/* A prompt's answer streams as text, ends with the model's end id, and is told once that it ended.
+ */
+START_TEST(streams_an_answer)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, CHAT_SUM);
+    struct answer a;
+
+    generate(g, &r);
+    gather(g, &a, 1);
+    ck_assert_int_eq(a.terminal, ENGINE_DONE);
+    ck_assert_int_eq(a.reason, CORE_REASON_STOP);
+    ck_assert_uint_eq(a.len, 2);
+    ck_assert_int_eq(memcmp(a.text, "31", 2), 0);
+    ck_assert_uint_eq(a.n_ids, 3);
+    ck_assert_int_eq(a.ids[2], 1993);
+    ck_assert_int_gt(a.n_deltas, 1);
+    ck_assert_int_eq(a.usage.prompt_tokens, 23);
+    ck_assert_int_eq(a.usage.completion_tokens, 3);
+    ck_assert(a.usage.arrival_us <= a.usage.start_us && a.usage.start_us <= a.usage.first_us &&
+              a.usage.first_us <= a.usage.end_us);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* The same request without streaming is one delta with the same text and ids. */
+START_TEST(gathers_where_nobody_streams)
+{
+    struct engine *g = start();
+    struct engine_request r[2] = {request(1, CHAT_SUM), request(2, CHAT_SUM)};
+    struct answer a[2];
+
+    r[1].stream = false;
+    generate(g, &r[0]);
+    generate(g, &r[1]);
+    gather(g, a, 2);
+    ck_assert_int_eq(a[1].n_deltas, 1);
+    ck_assert_uint_eq(a[0].len, a[1].len);
+    ck_assert_int_eq(memcmp(a[0].text, a[1].text, a[0].len), 0);
+    ck_assert_uint_eq(a[0].n_ids, a[1].n_ids);
+    ck_assert_int_eq(memcmp(a[0].ids, a[1].ids, a[0].n_ids * sizeof(int32_t)), 0);
+    engine_free(g);
+}
+END_TEST
+
+/* A stop string ends the text before it, though it spans tokens, and the answer says stop. */
+START_TEST(stop_string_ends_the_text)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
+                                         "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    struct answer a;
+
+    r.max_tokens = 100;
+    r.stops[0] = (struct text){"18, 19", 6};
+    r.n_stops = 1;
+    for (int stream = 0; stream < 2; stream++) {
+        r.stream = stream;
+        generate(g, &r);
+        gather(g, &a, 1);
+        ck_assert_int_eq(a.terminal, ENGINE_DONE);
+        ck_assert_int_eq(a.reason, CORE_REASON_STOP);
+        ck_assert_uint_eq(a.len, strlen("15, 16, 17, "));
+        ck_assert_int_eq(memcmp(a.text, "15, 16, 17, ", a.len), 0);
+    }
+    engine_free(g);
+}
+END_TEST
+
+/* While the model loads, requests are refused at once and may be tried again. */
+START_TEST(refuses_while_loading)
+{
+    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+    struct engine_request r = request(1, CHAT_SUM);
+    struct answer a;
+
+    if (engine_state(g) == ENGINE_LOADING) {
+        generate(g, &r);
+        gather(g, &a, 1);
+        ck_assert_int_eq(a.terminal, ENGINE_ERROR);
+        ck_assert_int_eq(a.error, ENGINE_E_UNAVAILABLE);
+    }
+    engine_free(g); /* in the middle of loading */
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* What can never fit is refused with the figures; the engine goes on. */
+START_TEST(refuses_what_never_fits)
+{
+    struct engine *g = start_on(&cpu_backend, 1024, 64u << 20);
+    struct engine_request r[3] = {request(1, CHAT_SUM), request(2, ""), request(3, CHAT_SUM)};
+    int32_t bad_id = 1 << 20;
+    struct answer a[3];
+
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    r[0].max_tokens = 1024;
+    r[2].input = ENGINE_PROMPT_IDS;
+    r[2].prompt_ids = &bad_id;
+    r[2].n_prompt_ids = 1;
+    for (int i = 0; i < 3; i++)
+        generate(g, &r[i]);
+    gather(g, a, 3);
+    ck_assert_int_eq(a[0].terminal, ENGINE_ERROR);
+    ck_assert_int_eq(a[0].error, ENGINE_E_TOO_LONG);
+    ck_assert_ptr_nonnull(strstr(a[0].message.text, "1024"));
+    ck_assert_int_eq(a[1].error, ENGINE_E_INVALID);
+    ck_assert_int_eq(a[2].error, ENGINE_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(a[2].message.text, "prompt_ids[0]: 1048576"));
+    r[0].max_tokens = 0; /* as many as fit */
+    generate(g, &r[0]);
+    gather(g, a, 1);
+    ck_assert_int_eq(a[0].terminal, ENGINE_DONE);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* Cancelling at any moment gives one terminal event, and idle means no used block. */
+START_TEST(cancel_is_told_once)
+{
+    enum { N = 40 };
+    static struct answer a[N];
+    struct engine *g = start();
+    struct engine_status s;
+
+    for (uint64_t i = 1; i <= N; i++) {
+        struct engine_request r = request(i, "Once upon a time");
+
+        r.max_tokens = 200;
+        r.n = 1 + (int32_t)(i % 3);
+        generate(g, &r);
+        if (i % 2)
+            ck_assert_int_eq(engine_cancel(g, i), 0);
+        if (i > 8)
+            ck_assert_int_eq(engine_cancel(g, i - 8), 0);
+    }
+    for (uint64_t i = N - 8; i <= N; i++)
+        ck_assert_int_eq(engine_cancel(g, i), 0);
+    ck_assert_int_eq(engine_cancel(g, 12345), 0);
+    gather(g, a, N);
+    for (int i = 0; i < N; i++)
+        ck_assert_int_eq(a[i].terminal, ENGINE_DONE);
+    do
+        engine_status(g, &s);
+    while (s.core.blocks_used); /* the steps in flight still hold some; a leak would hang here */
+    ck_assert_int_eq(s.core.seqs_running + s.core.seqs_waiting, 0);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* When the backend dies each request is told why, and later ones are refused. */
+START_TEST(backend_death_is_told_to_all)
+{
+    enum { N = 12 };
+    static struct answer a[N];
+    struct engine *g;
+    struct engine_status s;
+
+    mortal = cpu_backend;
+    mortal.wait = mortal_wait;
+    atomic_store(&waits_before_death, -1);
+    g = start_on(&mortal, 0, 64u << 20);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    atomic_store(&waits_before_death, 5);
+    for (uint64_t i = 1; i <= N; i++) {
+        struct engine_request r = request(i, "Once upon a time");
+
+        r.max_tokens = 500;
+        generate(g, &r);
+    }
+    gather(g, a, N);
+    for (int i = 0; i < N; i++) {
+        ck_assert_int_eq(a[i].terminal, ENGINE_ERROR);
+        ck_assert_int_eq(a[i].error, ENGINE_E_INTERNAL);
+    }
+    while (engine_state(g) != ENGINE_FAILED)
+        engine_events_free(take(g));
+    engine_status(g, &s);
+    ck_assert_str_eq(s.failure.text, "planted failure");
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* Ending the engine in the middle of work gives every request's memory back once. */
+START_TEST(end_in_the_middle_gives_memory_back)
+{
+    struct engine *g = start();
+
+    for (uint64_t i = 1; i <= 64; i++) {
+        struct engine_request r = request(i, "Once upon a time");
+
+        r.max_tokens = 1000;
+        generate(g, &r);
+    }
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* A folder that is no model ends in FAILED with the file's name. */
+START_TEST(bad_folder_fails_with_its_name)
+{
+    struct engine_options o = {
+        .model_folder = "/nonexistent-folder",
+        .backend = &cpu_backend,
+        .backend_options = {.block_len = 16, .max_batch_tokens = 64, .max_seqs = 4},
+        .n_tokenizer_threads = 2,
+    };
+    struct engine_status s;
+    struct engine *g;
+
+    ck_assert_int_eq(engine_new(&g, &o, NULL), 0);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    engine_status(g, &s);
+    ck_assert_int_eq(s.state, ENGINE_FAILED);
+    ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
+    engine_free(g);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("engine");
+    TCase *tc = tcase_create("all");
+    SRunner *sr;
+    int failed;
+
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, streams_an_answer);
+    tcase_add_test(tc, gathers_where_nobody_streams);
+    tcase_add_test(tc, stop_string_ends_the_text);
+    tcase_add_test(tc, refuses_while_loading);
+    tcase_add_test(tc, refuses_what_never_fits);
+    tcase_add_test(tc, cancel_is_told_once);
+    tcase_add_test(tc, backend_death_is_told_to_all);
+    tcase_add_test(tc, end_in_the_middle_gives_memory_back);
+    tcase_add_test(tc, bad_folder_fails_with_its_name);
+    suite_add_tcase(s, tc);
+    sr = srunner_create(s);
+    srunner_run_all(sr, CK_NORMAL);
+    failed = srunner_ntests_failed(sr);
+    srunner_free(sr);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
