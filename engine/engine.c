@@ -94,8 +94,8 @@ void engine_free(struct engine *g)
         pthread_join(g->thread, NULL);
     free_dropped(g, work_pool_free(g->pool));
     engine_events_free(g->out.head);
+    g->options.backend->close(g->backend); /* steps under way still read the core's batches */
     core_free(g->core);
-    g->options.backend->close(g->backend);
     chat_template_free(g->chat_template);
     tokenizer_free(g->tokenizer);
     model_close(g->model);

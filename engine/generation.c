@@ -207,6 +207,8 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
         return r;
     if (!stopped) {
         r = text_stream_finish(c->stream, &rest);
+        if (r == TEXT_STREAM_STOP) /* with its last bytes; the core has ended the choice already */
+            reason = CORE_REASON_STOP;
         r = r < 0 ? r : gather_text(c, rest);
         if (r < 0)
             return r;
@@ -234,6 +236,7 @@ void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
+    enum core_reason reason = ev->reason;
     struct text rest;
     int r;
 
@@ -241,10 +244,12 @@ void generation_choice_done(struct generation *g, const struct core_event *ev,
         return;
     c->done = true;
     r = text_stream_finish(c->stream, &rest);
-    if (r == 0 && g->stream)
-        r = tell_new(g, ev, false, NULL, rest, ev->reason, out);
-    else if (r == 0)
-        r = gather_text(c, rest) < 0 ? -ENOMEM : tell_gathered(g, ev->choice, ev->reason, out);
+    if (r == TEXT_STREAM_STOP)
+        reason = CORE_REASON_STOP;
+    if (r >= 0 && g->stream)
+        r = tell_new(g, ev, false, NULL, rest, reason, out);
+    else if (r >= 0)
+        r = gather_text(c, rest) < 0 ? -ENOMEM : tell_gathered(g, ev->choice, reason, out);
     if (r < 0)
         g->lost = true;
 }

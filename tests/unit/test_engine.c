@@ -126,7 +126,8 @@ static void add(struct answer *a, const struct engine_event *ev)
     if (ev->type == ENGINE_DELTA) {
         memcpy(a->text + a->len, ev->text.data, ev->text.len);
         a->len += ev->text.len;
-        memcpy(a->ids + a->n_ids, ev->ids, ev->n_ids * sizeof(*ev->ids));
+        for (size_t i = 0; i < ev->n_ids; i++)
+            a->ids[a->n_ids + i] = ev->ids[i];
         a->n_ids += ev->n_ids;
         a->n_deltas++;
         a->reason = ev->reason;
