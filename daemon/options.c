@@ -18,7 +18,6 @@
 
 enum kind {
     KIND_TEXT,
-    KIND_PATH,   /* absolute */
     KIND_INT,    /* a whole number */
     KIND_POWER,  /* a whole number that is a power of two */
     KIND_MODE,   /* octal file mode */
@@ -55,8 +54,8 @@ static const struct option table[] = {
      "seconds that accepted requests may go on after SIGTERM"},
     {"daemon.log_level", KIND_CHOICE, AT(log_level), 0, 0, "error|warning|info|debug", "info",
      "the least important lines that are logged"},
-    {"backend.module", KIND_PATH, AT(backend_module), 0, 0, NULL, NVLLM_MODULE_DIR "/nvllm-cuda.so",
-     "module of the cuda backend"},
+    {"backend.module", KIND_TEXT, AT(backend_module), 0, 0, NULL, NVLLM_MODULE_DIR "/nvllm-cuda.so",
+     "module of the cuda backend, an absolute path"},
     {"cache.block_len", KIND_POWER, AT(block_len), 16, 4096, NULL, "16", "tokens of one KV block"},
     {"cache.kv_memory", KIND_MEMORY, AT(kv_memory), 0, 0, NULL, "auto",
      "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU a quarter of the "
@@ -123,9 +122,6 @@ static void describe(const struct option *t, char *buf, size_t n)
     switch (t->kind) {
     case KIND_TEXT:
         snprintf(buf, n, "TEXT");
-        break;
-    case KIND_PATH:
-        snprintf(buf, n, "an absolute PATH");
         break;
     case KIND_INT:
         snprintf(buf, n, "a whole number from %" PRId64 " to %" PRId64, t->min, t->max);
@@ -265,15 +261,10 @@ static int set(struct options *o, const struct option *t, const char *value, str
     char allowed[128];
     int64_t number;
     char *copy;
-    bool ok = true;
+    bool ok;
 
     switch (t->kind) {
-    case KIND_PATH:
-        ok = value[0] == '/';
-        /* fallthrough */
     case KIND_TEXT:
-        if (!ok)
-            break;
         copy = strdup(value);
         if (!copy)
             return err_set(e, -ENOMEM, "%s: out of memory", t->key);
@@ -313,7 +304,7 @@ int options_init(struct options *o, struct err *e)
 void options_deinit(struct options *o)
 {
     for (int i = 0; i < N_OPTIONS; i++)
-        if (table[i].kind == KIND_TEXT || table[i].kind == KIND_PATH) {
+        if (table[i].kind == KIND_TEXT) {
             free(*text_at(o, &table[i]));
             *text_at(o, &table[i]) = NULL;
         }

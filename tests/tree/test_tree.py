@@ -167,7 +167,7 @@ class Options(unittest.TestCase):
         for line in (ROOT / "packaging" / "nvllmd.conf.in").read_text().splitlines():
             if m := re.match(r"\[(\w+)\]$", line):
                 section = m[1]
-            elif m := re.match(r"#?([a-z_]+) = ", line):
+            elif m := re.match(r"#?([a-z_]+) =( |$)", line):
                 named.add(f"{section}.{m[1]}")
         self.assertEqual(named, self.options)
 

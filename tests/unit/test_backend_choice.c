@@ -103,6 +103,8 @@ START_TEST(cuda_wants_the_module)
     ck_assert_ptr_nonnull(strstr(e.text, "/nowhere/nvllm-cuda.so"));
     ck_assert_ptr_nonnull(strstr(e.text, "backend.module"));
     ck_assert_ptr_nonnull(strstr(e.text, "--backend cpu"));
+    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, "nvllm-cuda.so"), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "absolute"));
 }
 END_TEST
 
