@@ -1,0 +1,115 @@
+/* fake_backend.c - nvllm-fake.so: a backend without a model, for end-to-end tests.
+ *
+ * The next token is a hash of the whole prefix, read back through the block table and checked slot
+ * by slot (tests/sim/sim_backend.h); a batch or a slot that is wrong kills the backend, as a broken
+ * device would. Of the model only the shapes are used. Tokens are printable ASCII in a byte-level
+ * vocabulary and never a stop id, so a text has max_tokens characters. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/backend.h"
+#include "tests/sim/sim_backend.h"
+
+enum {
+    N_PRINTABLE = 94,      /* ids 0 .. 93: '!' .. '~' */
+    DEFAULT_BLOCKS = 4096, /* where no kv_bytes are given */
+};
+
+struct backend {
+    struct sim_backend *sim;
+    struct backend_info info;
+};
+
+static void fake_close(struct backend *b)
+{
+    if (!b)
+        return;
+    sim_backend_free(b->sim);
+    free(b);
+}
+
+/* Counts blocks as the CPU backend does with f32, so that tests find pools of the same size. */
+static int size_pool(struct backend_info *info, const struct model_config *c,
+                     const struct backend_options *o, struct err *e)
+{
+    uint64_t n_blocks = DEFAULT_BLOCKS;
+
+    info->block_bytes = (uint64_t)c->n_layers * 2 * (uint64_t)c->n_kv_heads *
+                        (uint64_t)o->block_len * (uint64_t)c->head_dim * sizeof(float);
+    if (o->kv_bytes)
+        n_blocks = o->kv_bytes / info->block_bytes;
+    if (n_blocks == 0)
+        return err_set(e, -ENOMEM, "cache.kv_memory is less than one block (%llu bytes)",
+                       (unsigned long long)info->block_bytes);
+    if (n_blocks > (uint64_t)(INT32_MAX / o->block_len))
+        n_blocks = (uint64_t)(INT32_MAX / o->block_len);
+    info->n_blocks = (int32_t)n_blocks;
+    return 0;
+}
+
+static int fake_open(struct backend **out, const struct model *model,
+                     const struct backend_options *options, struct err *e)
+{
+    const struct model_config *c = model_config(model);
+    struct sim_backend_options sim = {
+        .block_len = options->block_len,
+        .max_batch_tokens = options->max_batch_tokens,
+        .max_seqs = options->max_seqs,
+        .n_ids = c->vocab_size < N_PRINTABLE ? c->vocab_size : N_PRINTABLE,
+        .never_stop = true,
+    };
+    struct backend *b = calloc(1, sizeof(*b));
+    int rc;
+
+    if (!b)
+        return err_set(e, -ENOMEM, "fake backend: no memory");
+    snprintf(b->info.device, sizeof(b->info.device), "fake, hashes of prefixes");
+    b->info.kv_dtype = KV_DTYPE_F32;
+    rc = size_pool(&b->info, c, options, e);
+    if (rc < 0)
+        goto fail;
+    sim.n_blocks = b->info.n_blocks;
+    rc = sim_backend_new(&b->sim, &sim);
+    if (rc < 0) {
+        err_set(e, rc, "fake backend: no memory for %d blocks", sim.n_blocks);
+        goto fail;
+    }
+    if (options->progress)
+        options->progress(options->progress_ctx, 1.0);
+    *out = b;
+    return 0;
+fail:
+    fake_close(b);
+    return rc;
+}
+
+static void fake_info(const struct backend *b, struct backend_info *out)
+{
+    *out = b->info;
+}
+
+static int fake_submit(struct backend *b, const struct batch *batch, struct err *e)
+{
+    const char *wrong = sim_backend_submit(b->sim, batch);
+
+    return wrong ? err_set(e, -EIO, "fake backend: %s", wrong) : 0;
+}
+
+static int fake_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    const char *wrong = sim_backend_wait(b->sim, out);
+
+    return wrong ? err_set(e, -EIO, "fake backend: %s", wrong) : 0;
+}
+
+__attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;
+const struct backend_ops nvllm_backend = {
+    .abi = BACKEND_ABI,
+    .name = "fake",
+    .open = fake_open,
+    .info = fake_info,
+    .submit = fake_submit,
+    .wait = fake_wait,
+    .close = fake_close,
+};

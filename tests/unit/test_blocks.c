@@ -1,0 +1,160 @@
+/* test_blocks.c - the pool of blocks: free, cached and used are all there is. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "engine/blocks.h"
+
+static struct blocks *pool;
+
+static void set_up(void)
+{
+    ck_assert_int_eq(blocks_new(&pool, 3), 0);
+}
+
+static void tear_down(void)
+{
+    blocks_free(pool);
+}
+
+static int32_t take(void)
+{
+    int32_t id = -1;
+
+    ck_assert_int_eq(blocks_take(pool, &id), BLOCKS_OK);
+    return id;
+}
+
+static void expect(int32_t n_free, int32_t n_cached, int32_t n_used)
+{
+    ck_assert_int_eq(blocks_n_free(pool), n_free);
+    ck_assert_int_eq(blocks_n_cached(pool), n_cached);
+    ck_assert_int_eq(blocks_n_used(pool), n_used);
+}
+
+/* Each block goes out once; when all are out there is none. */
+START_TEST(takes_each_once)
+{
+    int32_t a = take(), b = take(), c = take(), d;
+
+    ck_assert(a != b && b != c && a != c);
+    ck_assert_int_eq(blocks_take(pool, &d), BLOCKS_E_EMPTY);
+    expect(0, 0, 3);
+}
+END_TEST
+
+/* A block shared by two sequences comes back only when both have let go. */
+START_TEST(shared_block_outlives_first_owner)
+{
+    int32_t a = take();
+
+    blocks_ref(pool, a);
+    blocks_unref(pool, a);
+    expect(2, 0, 1);
+    blocks_unref(pool, a);
+    expect(3, 0, 0);
+}
+END_TEST
+
+/* A listed block that is let go is cached, not free: it is not taken, and can be held again. */
+START_TEST(listed_block_is_cached)
+{
+    int32_t a = take(), b;
+
+    blocks_set_listed(pool, a, true);
+    blocks_unref(pool, a);
+    expect(2, 1, 0);
+    b = take();
+    ck_assert_int_ne(b, a);
+    ck_assert_int_ne(take(), a);
+    ck_assert_int_eq(blocks_take(pool, &b), BLOCKS_E_EMPTY);
+    blocks_ref(pool, a);
+    expect(0, 0, 3);
+    ck_assert_int_eq(blocks_oldest_cached(pool), -1);
+}
+END_TEST
+
+/* The oldest cached block is the one let go first, also after one between was held again. */
+START_TEST(oldest_is_first_let_go)
+{
+    int32_t a = take(), b = take(), c = take();
+
+    blocks_set_listed(pool, a, true);
+    blocks_set_listed(pool, b, true);
+    blocks_set_listed(pool, c, true);
+    blocks_unref(pool, b);
+    blocks_unref(pool, a);
+    blocks_unref(pool, c);
+    ck_assert_int_eq(blocks_oldest_cached(pool), b);
+    blocks_ref(pool, a);
+    blocks_unref(pool, a);
+    blocks_set_listed(pool, b, false);
+    expect(1, 2, 0);
+    ck_assert_int_eq(blocks_oldest_cached(pool), c);
+    blocks_set_listed(pool, c, false);
+    ck_assert_int_eq(blocks_oldest_cached(pool), a);
+}
+END_TEST
+
+/* Unlisting a block that is held changes nothing until it is let go: then it is free. */
+START_TEST(unlisted_while_held)
+{
+    int32_t a = take();
+
+    blocks_set_listed(pool, a, true);
+    blocks_set_listed(pool, a, false);
+    expect(2, 0, 1);
+    blocks_unref(pool, a);
+    expect(3, 0, 0);
+}
+END_TEST
+
+/* Letting go of what nobody holds is a bug, and stops the program. */
+START_TEST(unref_below_zero_aborts)
+{
+    blocks_unref(pool, 0);
+}
+END_TEST
+
+/* An id outside the pool is a bug too. */
+START_TEST(foreign_id_aborts)
+{
+    blocks_ref(pool, 3);
+}
+END_TEST
+
+/* The verification sees a count that is not the number of holders. */
+START_TEST(verify_counts_holders)
+{
+    int32_t refs[3] = {0, 0, 0};
+
+    ck_assert_ptr_null(blocks_verify(pool, refs));
+    refs[take()] = 1;
+    ck_assert_ptr_null(blocks_verify(pool, refs));
+    refs[0] = 2;
+    ck_assert_ptr_nonnull(blocks_verify(pool, refs));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("blocks");
+    TCase *t = tcase_create("blocks");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_add_test(t, takes_each_once);
+    tcase_add_test(t, shared_block_outlives_first_owner);
+    tcase_add_test(t, listed_block_is_cached);
+    tcase_add_test(t, oldest_is_first_let_go);
+    tcase_add_test(t, unlisted_while_held);
+    tcase_add_test_raise_signal(t, unref_below_zero_aborts, 6);
+    tcase_add_test_raise_signal(t, foreign_id_aborts, 6);
+    tcase_add_test(t, verify_counts_holders);
+    suite_add_tcase(s, t);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}

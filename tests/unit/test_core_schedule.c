@@ -1,0 +1,536 @@
+/* test_core_schedule.c - what runs when: sharing, chunks, turns, fairness, preemption. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tests/sim/rng.h"
+#include "tests/unit/core_rig.h"
+
+static void set_up(void)
+{
+    rig_defaults();
+    rig_start();
+}
+
+static void restart(void)
+{
+    rig_end();
+    rig_start();
+}
+
+static uint64_t ask(int32_t text, int32_t n_prompt, int32_t max_tokens)
+{
+    struct core_request r = rig_request(text, n_prompt, max_tokens);
+
+    return rig_ask(&r);
+}
+
+static uint64_t ask_as(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
+                       int32_t max_tokens)
+{
+    struct core_request r = rig_request(text, n_prompt, max_tokens);
+
+    r.client = client;
+    r.priority = priority;
+    return rig_ask(&r);
+}
+
+/* Position in the log of the request's first token. */
+static int32_t first_token_at(uint64_t id)
+{
+    for (int32_t i = 0; i < rig.n_events; i++)
+        if (rig.events[i].request == id && rig.events[i].type == CORE_TOKEN)
+            return i;
+    ck_abort_msg("request %d was told no token", (int)id);
+    return -1;
+}
+
+static int32_t cached(uint64_t id)
+{
+    ck_assert_ptr_nonnull(rig_finished(id));
+    return rig_finished(id)->usage.cached_tokens;
+}
+
+/* What one request computed the next finds; of a prompt found whole the last block is computed. */
+START_TEST(second_finds_what_first_computed)
+{
+    uint64_t a = ask(1, 20, 2), b, c;
+
+    rig_run();
+    b = ask(1, 22, 2);
+    rig_run();
+    c = ask(1, 20, 2);
+    rig_run();
+    ck_assert_int_eq(cached(a), 0);
+    ck_assert_int_eq(cached(b), 20);
+    ck_assert_int_eq(cached(c), 16);
+    ck_assert_uint_eq(rig_stats().queried_tokens, 62);
+    ck_assert_uint_eq(rig_stats().hit_tokens, 36);
+    ck_assert_uint_eq(rig_stats().prompt_tokens, 20 + 2 + 4);
+}
+END_TEST
+
+/* The next turn of a conversation finds prompt and answer. */
+START_TEST(answers_are_found_too)
+{
+    uint64_t a = ask(1, 6, 11), b;
+    struct core_request r;
+    int32_t prompt[20];
+
+    rig_run();
+    r = rig_request(1, 6, 1);
+    for (int32_t i = 0; i < 20; i++)
+        prompt[i] = i < 6 ? r.prompt[i] : i < 17 ? rig_token(a, 0, i - 6) : 7;
+    r.prompt = prompt;
+    r.n_prompt = 20;
+    b = rig_ask(&r);
+    rig_run();
+    ck_assert_int_eq(cached(b), 16); /* the KV of 6 + 10 tokens was written */
+}
+END_TEST
+
+/* Two requests with the same beginning at the same time compute it once; an unrelated one that
+ * came later passes the one held back. */
+START_TEST(same_beginning_is_computed_once)
+{
+    uint64_t a = ask(1, 20, 3), b = ask(1, 21, 3), c = ask(2, 5, 3);
+    const struct batch *batch = rig_next();
+
+    ck_assert_int_eq(batch->n_seqs, 2);
+    ck_assert_int_eq(batch->n_tokens, 25);
+    batch = rig_next(); /* not before it is committed */
+    ck_assert_int_eq(batch->n_tokens, 2);
+    rig_commit();
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_seqs, 3);
+    ck_assert_int_eq(batch->n_tokens, 3);
+    rig_commit();
+    rig_commit();
+    rig_run();
+    ck_assert_int_eq(cached(b), 20);
+    ck_assert_int_eq(cached(c), 0);
+    ck_assert_uint_eq(rig_stats().prompt_tokens, 20 + 1 + 5);
+    ck_assert_int_eq(cached(a), 0);
+}
+END_TEST
+
+/* Also while the first is still between two chunks: nothing of it is computed twice. */
+START_TEST(held_back_between_chunks)
+{
+    uint64_t b;
+
+    ask(1, 100, 2);
+    rig_step();
+    b = ask(1, 101, 2);
+    ck_assert_int_eq(rig_stats().seqs_running, 1);
+    rig_run();
+    ck_assert_int_eq(cached(b), 100);
+    ck_assert_uint_eq(rig_stats().prompt_tokens, 101);
+}
+END_TEST
+
+/* Who is held back goes on when the one computing is cancelled, with what was computed so far. */
+START_TEST(held_back_until_holder_is_gone)
+{
+    uint64_t a = ask(1, 100, 2), b = ask(1, 101, 2);
+
+    rig_step();
+    rig_next();
+    core_cancel(rig.core, a, CORE_REASON_CANCELLED, rig.now_us);
+    rig_look();
+    rig_commit();
+    rig_run();
+    ck_assert_int_eq(cached(b), 64);
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 2);
+}
+END_TEST
+
+/* A request of higher class does not wait for a lower one's prefill that may take long. */
+START_TEST(high_is_not_held_by_low)
+{
+    uint64_t high;
+
+    ask_as(1, CORE_LOW, 1, 110, 2);
+    rig_step();
+    high = ask_as(1, CORE_HIGH, 1, 111, 2);
+    rig_step();
+    ck_assert_int_eq(rig_stats().seqs_running, 2);
+    rig_run();
+    ck_assert_int_eq(cached(high), 32);
+}
+END_TEST
+
+/* The choices of a request share the full blocks of its prompt, also without a prefix cache. */
+START_TEST(choices_share_the_prompt)
+{
+    for (int with_cache = 0; with_cache < 2; with_cache++) {
+        struct core_request r;
+        uint64_t id;
+
+        rig.options.prefix_cache = with_cache;
+        restart();
+        r = rig_request(1, 22, 4);
+        r.n = 4;
+        id = rig_ask(&r);
+        rig_step();
+        rig_step();
+        ck_assert_int_eq(rig_stats().seqs_running, 4);
+        ck_assert_int_eq(rig_stats().blocks_used, 5 + 4);
+        rig_run();
+        ck_assert_uint_eq(rig_stats().prompt_tokens, 22 + 3 * 2);
+        ck_assert_int_eq(cached(id), 0);
+        ck_assert_int_eq(rig_count(id, CORE_TOKEN), 16);
+    }
+}
+END_TEST
+
+/* Without a prefix cache nothing outlives a request. */
+START_TEST(no_cache_no_memory)
+{
+    uint64_t b;
+
+    rig.options.prefix_cache = false;
+    restart();
+    ask(1, 20, 2);
+    rig_run();
+    ck_assert_int_eq(rig_stats().blocks_free, 64);
+    b = ask(1, 20, 2);
+    rig_run();
+    ck_assert_int_eq(cached(b), 0);
+}
+END_TEST
+
+/* By default clients do not share; with share_all they do, and a salt narrows even then. */
+START_TEST(scope_and_salt)
+{
+    for (int share_all = 0; share_all < 2; share_all++) {
+        struct core_request r;
+        uint64_t other, salted, same_salt;
+
+        rig.options.share_all = share_all;
+        restart();
+        ask_as(1, CORE_NORMAL, 1, 20, 1);
+        rig_run();
+        other = ask_as(2, CORE_NORMAL, 1, 21, 1);
+        rig_run();
+        r = rig_request(1, 21, 1);
+        r.cache_salt = (struct text){"s", 1};
+        salted = rig_ask(&r);
+        rig_run();
+        r = rig_request(1, 21, 1);
+        r.cache_salt = (struct text){"s", 1};
+        same_salt = rig_ask(&r);
+        rig_run();
+        ck_assert_int_eq(cached(other), share_all ? 20 : 0);
+        ck_assert_int_eq(cached(salted), 0);
+        ck_assert_int_eq(cached(same_salt), 20);
+    }
+}
+END_TEST
+
+/* A long prompt goes in chunks, and who decodes has a token in every step meanwhile. */
+START_TEST(long_prompt_never_stalls_decodes)
+{
+    uint64_t a = ask(1, 4, 60);
+
+    rig_step();
+    ask(2, 190, 1);
+    for (int i = 0; i < 6; i++) {
+        const struct batch *b = rig_next();
+
+        ck_assert_int_eq(b->n_decodes, 1);
+        ck_assert_int_eq(b->n_tokens, 32);
+        rig_commit();
+        ck_assert_int_eq(rig_count(a, CORE_TOKEN), i + 2);
+    }
+}
+END_TEST
+
+/* With more decodes than rows they take turns, and a prompt has its rows too. */
+START_TEST(decodes_take_turns)
+{
+    uint64_t ids[7], late;
+    int32_t before[7];
+
+    rig.options.max_batch_tokens = 3;
+    restart();
+    for (int32_t i = 0; i < 7; i++)
+        ids[i] = ask(i, 3, 60);
+    for (int i = 0; i < 30; i++)
+        rig_step();
+    for (int i = 0; i < 7; i++)
+        before[i] = rig_count(ids[i], CORE_TOKEN);
+    for (int i = 0; i < 35; i++)
+        rig_step();
+    for (int i = 0; i < 7; i++)
+        ck_assert_int_eq(rig_count(ids[i], CORE_TOKEN) - before[i], 15);
+    late = ask(7, 12, 1);
+    for (int i = 0; i < 12; i++)
+        rig_step();
+    ck_assert_int_eq(rig_count(late, CORE_TOKEN), 1);
+    for (int i = 0; i < 7; i++)
+        ck_assert_int_ge(rig_count(ids[i], CORE_TOKEN) - before[i], 15 + 3);
+}
+END_TEST
+
+/* Even one row a step is shared between decodes and prompts. */
+START_TEST(one_row_a_step)
+{
+    uint64_t a, b;
+
+    rig.options.max_batch_tokens = 1;
+    restart();
+    a = ask(1, 2, 50);
+    rig_step();
+    rig_step();
+    b = ask(2, 10, 1);
+    for (int i = 0; i < 21; i++)
+        rig_step();
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 1);
+    ck_assert_int_ge(rig_count(a, CORE_TOKEN), 9);
+}
+END_TEST
+
+/* A decode that was left out of a step gives its token itself, not a row of a step long past. */
+START_TEST(skipped_decode_gives_its_token)
+{
+    uint64_t a;
+
+    rig.options.max_batch_tokens = 1;
+    restart();
+    a = ask(1, 1, 5);
+    rig_next();
+    ask(2, 1, 5);
+    ck_assert_int_eq(rig_next()->tokens[0], ~0);
+    rig_commit();
+    ck_assert_int_eq(rig_next()->tokens[0], 2000); /* the other's prompt */
+    rig_commit();
+    ck_assert_int_eq(rig_next()->tokens[0], rig_token(a, 0, 1));
+}
+END_TEST
+
+/* A prompt is admitted when the whole of it fits beside what runs; until then it waits. */
+START_TEST(admission_needs_room_for_the_prompt)
+{
+    uint64_t a, b;
+
+    rig.options.n_blocks = 10;
+    restart();
+    a = ask(1, 20, 10);
+    rig_step();
+    b = ask(2, 20, 2); /* 5 blocks and one to begin with, 4 are there */
+    rig_step();
+    ck_assert_int_eq(rig_stats().seqs_running, 1);
+    ck_assert_int_eq(rig_stats().requests_waiting, 1);
+    rig_run();
+    ck_assert_int_lt(rig_finished(a) - rig.events, first_token_at(b));
+    ck_assert_uint_eq(rig_stats().preemptions, 0);
+}
+END_TEST
+
+/* Waiting requests run by class, whatever came first. */
+START_TEST(higher_class_first)
+{
+    uint64_t low, normal, high;
+
+    rig.options.max_seqs = 1;
+    restart();
+    low = ask_as(1, CORE_LOW, 1, 5, 2);
+    normal = ask_as(1, CORE_NORMAL, 2, 5, 2);
+    high = ask_as(1, CORE_HIGH, 3, 5, 2);
+    rig_run();
+    ck_assert_int_lt(first_token_at(high), first_token_at(normal));
+    ck_assert_int_lt(first_token_at(normal), first_token_at(low));
+}
+END_TEST
+
+/* One client's flood does not keep another waiting: from when both wait they are served as many
+ * tokens, give or take what runs at once. */
+START_TEST(fair_between_clients)
+{
+    enum { N = 60, LONGEST = 38, RUNNING = 2 };
+    uint64_t ids[2][N];
+    int32_t sizes[2][N], served[2] = {0, 0};
+    struct rng rng = {3};
+
+    rig.options.max_seqs = RUNNING;
+    restart();
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < N; i++) {
+            int32_t n_prompt = rng_range(&rng, 4, k ? 30 : 8), n = rng_range(&rng, 1, 8);
+
+            ids[k][i] = ask_as((uint64_t)k, CORE_NORMAL, k * 100 + i, n_prompt, n);
+            sizes[k][i] = n_prompt + n;
+        }
+    }
+    for (int i = 0; i < 60; i++)
+        rig_step();
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < N; i++)
+            served[k] += rig_finished(ids[k][i]) ? sizes[k][i] : 0;
+    ck_assert_int_gt(served[0], 4 * LONGEST);
+    ck_assert_int_le(abs(served[0] - served[1]), 2 * RUNNING * LONGEST);
+}
+END_TEST
+
+/* When blocks run out the newest of the lowest class goes, is told the right tokens all the same,
+ * and comes back before others of its client. */
+START_TEST(newest_of_lowest_class_is_preempted)
+{
+    uint64_t low_old, low_new, normal, later;
+
+    rig.options.n_blocks = 12;
+    rig.options.max_seqs = 3;
+    restart();
+    low_old = ask_as(1, CORE_LOW, 1, 7, 17);
+    low_new = ask_as(1, CORE_LOW, 2, 7, 17);
+    normal = ask_as(1, CORE_NORMAL, 3, 7, 17);
+    for (int i = 0; i < 3; i++)
+        rig_step();
+    later = ask_as(1, CORE_LOW, 4, 7, 17);
+    rig_run();
+    ck_assert_uint_ge(rig_stats().preemptions, 1);
+    ck_assert_int_eq(rig_finished(low_old)->usage.preemptions, 0);
+    ck_assert_int_eq(rig_finished(normal)->usage.preemptions, 0);
+    ck_assert_int_ge(rig_finished(low_new)->usage.preemptions, 1);
+    ck_assert_int_eq(rig_count(low_new, CORE_TOKEN), 17);
+    ck_assert(rig_finished(low_new) < rig_finished(later));
+    /* the same request alone */
+    {
+        uint64_t alone = ask_as(9, CORE_LOW, 2, 7, 17);
+
+        rig_run();
+        for (int32_t i = 0; i < 17; i++)
+            ck_assert_int_eq(rig_token(low_new, 0, i), rig_token(alone, 0, i));
+    }
+}
+END_TEST
+
+/* Preempted too often, a sequence is no victim any more: the other one goes. */
+START_TEST(often_preempted_is_spared)
+{
+    uint64_t old, new;
+
+    rig.options.n_blocks = 8;
+    rig.options.max_preemptions = 0;
+    restart();
+    old = ask(1, 8, 20);
+    new = ask(2, 8, 20);
+    rig_run();
+    /* all are exempt at once: then the newest goes, never the oldest */
+    ck_assert_int_eq(rig_finished(old)->usage.preemptions, 0);
+    ck_assert_int_ge(rig_finished(new)->usage.preemptions, 1);
+}
+END_TEST
+
+/* A token in flight while its sequence is preempted is kept, and the history that the sampler is
+ * told on the way back holds it. */
+START_TEST(preempted_in_flight_keeps_its_token)
+{
+    struct core_request r;
+    struct sampling s;
+    uint64_t a, b;
+    bool reloaded = false;
+
+    rig.options.n_blocks = 6;
+    restart();
+    a = ask(1, 7, 14);
+    r = rig_request(2, 7, 14);
+    s = *r.sampling;
+    s.repetition_penalty = 1.2f;
+    r.sampling = &s;
+    b = rig_ask(&r);
+    rig_next();
+    while (core_busy(rig.core)) { /* two steps in flight wherever there are two */
+        const struct batch *next = rig_next();
+
+        for (int32_t i = 0; next && i < next->n_loads; i++) {
+            int32_t n_told = rig_count(b, CORE_TOKEN);
+
+            if (next->loads[i].n_tokens <= 7)
+                continue;
+            reloaded = true;
+            ck_assert_int_eq(next->loads[i].n_prompt, 7);
+            ck_assert_int_eq(next->loads[i].n_tokens, 7 + n_told);
+            ck_assert_int_eq(next->loads[i].tokens[6 + n_told], rig_token(b, 0, n_told - 1));
+        }
+        rig_commit();
+        if (core_busy(rig.core) && !next && rig_stats().seqs_running == 0)
+            rig_next();
+    }
+    ck_assert(reloaded);
+    ck_assert_int_eq(rig_count(a, CORE_TOKEN), 14);
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 14);
+}
+END_TEST
+
+/* Ten thousand waiting requests cost a step nothing that one would not. */
+START_TEST(a_long_queue_is_not_slow)
+{
+    struct timespec start, end;
+    double us;
+
+    rig.options.max_seqs = 4;
+    restart();
+    for (int32_t i = 0; i < 10000; i++) {
+        struct core_request r = rig_request(i % 2 ? i : 1, 40, 2);
+
+        r.client = (uint64_t)i % 10;
+        ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_OK);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < 1000; i++) {
+        const struct batch *batch;
+        struct step_result result;
+        int32_t n;
+
+        ck_assert_int_eq(core_next(rig.core, &batch, 1), CORE_OK);
+        ck_assert_ptr_null(sim_backend_submit(rig.backend, batch));
+        ck_assert_ptr_null(sim_backend_wait(rig.backend, &result));
+        core_commit(rig.core, &result, 1);
+        core_events(rig.core, &n);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    us = (double)(end.tv_sec - start.tv_sec) * 1e3 + (double)(end.tv_nsec - start.tv_nsec) / 1e6;
+    printf("a step with 10,000 waiting: %.1f us\n", us);
+    ck_assert_msg(us < 1000, "a step takes %.0f us", us); /* a walk of the queue would be slower */
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("core_schedule");
+    TCase *t = tcase_create("core_schedule");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, second_finds_what_first_computed);
+    tcase_add_test(t, answers_are_found_too);
+    tcase_add_test(t, same_beginning_is_computed_once);
+    tcase_add_test(t, held_back_between_chunks);
+    tcase_add_test(t, held_back_until_holder_is_gone);
+    tcase_add_test(t, high_is_not_held_by_low);
+    tcase_add_test(t, choices_share_the_prompt);
+    tcase_add_test(t, no_cache_no_memory);
+    tcase_add_test(t, scope_and_salt);
+    tcase_add_test(t, long_prompt_never_stalls_decodes);
+    tcase_add_test(t, decodes_take_turns);
+    tcase_add_test(t, one_row_a_step);
+    tcase_add_test(t, skipped_decode_gives_its_token);
+    tcase_add_test(t, admission_needs_room_for_the_prompt);
+    tcase_add_test(t, higher_class_first);
+    tcase_add_test(t, fair_between_clients);
+    tcase_add_test(t, newest_of_lowest_class_is_preempted);
+    tcase_add_test(t, often_preempted_is_spared);
+    tcase_add_test(t, preempted_in_flight_keeps_its_token);
+    tcase_add_test(t, a_long_queue_is_not_slow);
+    suite_add_tcase(s, t);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
