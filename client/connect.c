@@ -140,6 +140,12 @@ static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options 
     }
 }
 
+static enum nvllm_code still_loading(float progress, struct nvllm_error *err)
+{
+    return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd is still loading its model (%d %%)",
+                     progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
+}
+
 static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_options *o,
                                    int64_t deadline, struct nvllm_error *err)
 {
@@ -153,10 +159,11 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
 
         tell_waiting(o, state, progress);
         if (!pause_ms(ms, deadline))
-            return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd is still loading its model (%d %%)",
-                             progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
+            return still_loading(progress, err);
         ms = ms * 2 < LAST_POLL_MS ? ms * 2 : LAST_POLL_MS;
         code = nvllm_get_status(c, clock_left_ms(deadline), &status, err);
+        if (code == NVLLM_E_TIMEOUT)
+            return still_loading(progress, err);
         if (code != NVLLM_OK)
             return code;
         state = status->state;

@@ -18,7 +18,7 @@ enum {
 
 /* ---- messages */
 
-static void put_line(const char *fmt, va_list args)
+__attribute__((format(printf, 1, 0))) static void put_line(const char *fmt, va_list args)
 {
     char text[1200];
     char line[1400];

@@ -47,8 +47,8 @@ void error_copy_text(char *buf, size_t cap, const char *text)
                 buf[i] = '?';
 }
 
-static void set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char *fmt,
-                va_list args)
+__attribute__((format(printf, 4, 0))) static void set(struct nvllm_error *e, enum nvllm_code code,
+                                                      int sys_errno, const char *fmt, va_list args)
 {
     char text[sizeof(e->message) + 4]; /* so that a cut shows */
 

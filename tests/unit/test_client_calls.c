@@ -1,0 +1,554 @@
+/* test_client_calls.c - the calls of libnvllm-client that wait, against a daemon played by a
+ * thread: each test has its own script. */
+#include "fake_server.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "client/clock.h"
+
+typedef void script(struct server *s);
+
+static struct server server;
+static struct nvllm_client *client;
+static struct nvllm_error err;
+static pthread_t thread;
+static script *thread_script;
+
+static void *run_script(void *arg)
+{
+    thread_script(arg);
+    shutdown(server.fd, SHUT_WR);
+    return NULL;
+}
+
+/* Connects to a server that runs the script behind its greeting. */
+static enum nvllm_code serve(script *run, Nvllm__V1__State state, bool wait_ready)
+{
+    struct nvllm_options options;
+    int fds[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    server_init(&server, fds[1]);
+    server_welcome(&server, state);
+    thread_script = run;
+    ck_assert_int_eq(pthread_create(&thread, NULL, run_script, &server), 0);
+    nvllm_options_init(&options);
+    options.fd = fds[0];
+    options.timeout_ms = 1000;
+    options.wait_ready = wait_ready;
+    return nvllm_connect(&client, &options, &err);
+}
+
+static void end(void)
+{
+    nvllm_close(client);
+    client = NULL;
+    pthread_join(thread, NULL);
+    server_close(&server);
+}
+
+/* The next request, its id and kind. */
+static uint64_t expect(struct server *s, Nvllm__V1__ClientFrame__OpCase op)
+{
+    const client_frame *f = server_read(s);
+
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(f->op_case, op);
+    return f->id;
+}
+
+#define HELLO      NVLLM__V1__CLIENT_FRAME__OP_HELLO
+#define GENERATE   NVLLM__V1__CLIENT_FRAME__OP_GENERATE
+#define CANCEL     NVLLM__V1__CLIENT_FRAME__OP_CANCEL
+#define TOKENIZE   NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE
+#define DETOKENIZE NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE
+#define RENDER     NVLLM__V1__CLIENT_FRAME__OP_RENDER
+#define STATUS     NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS
+#define READY      NVLLM__V1__STATE__STATE_READY
+#define LOADING    NVLLM__V1__STATE__STATE_LOADING
+
+/* ---- short operations */
+
+static void tokens_script(struct server *s)
+{
+    int32_t ids[] = {3, 4};
+    ProtobufCBinaryData texts[] = {{1, (uint8_t *)"\0"}, {2, (uint8_t *)"\xc3\x28"}};
+    const client_frame *f;
+
+    expect(s, HELLO);
+    f = server_read(s);
+    ck_assert_int_eq(f->op_case, TOKENIZE);
+    ck_assert(f->tokenize->special && f->tokenize->text.len == 3);
+    {
+        FRAME(answer, t, Tokens, TOKENS, tokens, TOKENS, f->id);
+        t.n_ids = t.n_tokens = 2;
+        t.ids = ids;
+        t.tokens = texts;
+        server_send(s, &answer);
+    }
+    f = server_read(s);
+    ck_assert_int_eq(f->op_case, DETOKENIZE);
+    ck_assert(f->detokenize->n_ids == 2 && f->detokenize->ids[1] == 4);
+    server_text(s, f->id, "a\0b", 3);
+    f = server_read(s);
+    ck_assert_int_eq(f->op_case, RENDER);
+    ck_assert_str_eq(f->render->chat->messages[0]->role, "user");
+    server_error(s, f->id, NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED, "no template");
+    server_status(s, expect(s, STATUS), READY);
+}
+
+/* Any bytes go in and come out; an error of one call leaves the next alone. */
+START_TEST(tokenize_detokenize_render_status)
+{
+    const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
+    const int32_t ids[] = {3, 4};
+    const struct nvllm_tokens *tokens;
+    const struct nvllm_status *status;
+    struct nvllm_text text;
+    struct nvllm_chat chat;
+
+    ck_assert_int_eq(serve(tokens_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(nvllm_tokenize(client, (struct nvllm_text){"a\0b", 3}, true, 1000, &tokens,
+                                    &err),
+                     NVLLM_OK);
+    ck_assert_uint_eq(tokens->n_tokens, 2);
+    ck_assert_int_eq(tokens->ids[1], 4);
+    ck_assert_uint_eq(tokens->tokens[0].len, 1);
+    ck_assert_mem_eq(tokens->tokens[1].data, "\xc3\x28", 2);
+    ck_assert_int_eq(nvllm_detokenize(client, ids, 2, false, 1000, &text, &err), NVLLM_OK);
+    ck_assert_uint_eq(text.len, 3);
+    ck_assert_mem_eq(text.data, "a\0b", 3);
+    nvllm_chat_init(&chat);
+    chat.messages = &message;
+    chat.n_messages = 1;
+    ck_assert_int_eq(nvllm_render(client, &chat, 1000, &text, &err), NVLLM_E_UNSUPPORTED);
+    ck_assert_str_eq(err.message, "no template");
+    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
+    ck_assert_str_eq(status->model, "fake-model");
+    ck_assert_str_eq(status->device, "");
+}
+END_TEST
+
+static void late_script(struct server *s)
+{
+    uint64_t first;
+
+    expect(s, HELLO);
+    first = expect(s, DETOKENIZE);
+    server_text(s, expect(s, DETOKENIZE), "", 0); /* wakes nobody up wrongly: it is the second's */
+    server_text(s, first, "late", 4);
+    server_text(s, expect(s, DETOKENIZE), "third", 5);
+}
+
+/* A call whose time is over leaves a good connection: its late answer is dropped. */
+START_TEST(late_answer_is_dropped)
+{
+    int64_t before = clock_ms();
+    struct nvllm_text text;
+
+    ck_assert_int_eq(serve(late_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(nvllm_detokenize(client, NULL, 0, false, 50, &text, &err), NVLLM_E_TIMEOUT);
+    ck_assert_int_ge(clock_ms() - before, 50);
+    ck_assert_int_eq(nvllm_detokenize(client, NULL, 0, false, 1000, &text, &err), NVLLM_OK);
+    ck_assert_uint_eq(text.len, 0);
+    ck_assert_ptr_nonnull(text.data);
+    ck_assert_int_eq(nvllm_detokenize(client, NULL, 0, false, 1000, &text, &err), NVLLM_OK);
+    ck_assert_uint_eq(text.len, 5);
+}
+END_TEST
+
+static void mixed_script(struct server *s)
+{
+    uint64_t generate, status;
+
+    expect(s, HELLO);
+    generate = expect(s, GENERATE);
+    status = expect(s, STATUS);
+    server_delta(s, generate, "one", 0);
+    server_delta(s, generate, "two", NVLLM_FINISH_STOP);
+    server_done(s, generate);
+    server_status(s, status, READY);
+}
+
+/* Events of other requests that come while a call waits are kept, in order. */
+START_TEST(events_of_others_are_kept)
+{
+    const struct nvllm_status *status;
+    const struct nvllm_event *e;
+    struct nvllm_request r;
+    uint64_t id;
+
+    ck_assert_int_eq(serve(mixed_script, READY, false), NVLLM_OK);
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
+    ck_assert_uint_eq(nvllm_pending(client), 1);
+    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
+    ck_assert_mem_eq(e->delta->text.data, "one", 3);
+    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
+    ck_assert_mem_eq(e->delta->text.data, "two", 3);
+    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
+    ck_assert_int_eq(e->type, NVLLM_EVENT_DONE);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
+/* ---- generate in one call */
+
+struct gathered {
+    char text[64];
+    int n_done;
+    int stop_after; /* deltas; 0: never */
+};
+
+static int gather(void *arg, const struct nvllm_event *event)
+{
+    struct gathered *g = arg;
+
+    if (event->done)
+        g->n_done++;
+    if (!event->delta)
+        return 0;
+    strncat(g->text, event->delta->text.data, event->delta->text.len);
+    return g->stop_after && --g->stop_after == 0;
+}
+
+static enum nvllm_code generate(struct gathered *g, int timeout_ms)
+{
+    struct nvllm_request r;
+
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    return nvllm_generate(client, &r, gather, g, timeout_ms, &err);
+}
+
+static void two_generates_script(struct server *s)
+{
+    uint64_t id;
+
+    expect(s, HELLO);
+    id = expect(s, GENERATE);
+    server_delta(s, id, "he", 0);
+    server_delta(s, id, "llo", NVLLM_FINISH_STOP);
+    server_done(s, id);
+    server_error(s, expect(s, GENERATE), NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG, "never fits");
+}
+
+/* One call sees a request through, and says what went wrong with the next. */
+START_TEST(generate_in_one_call)
+{
+    struct gathered g = {0};
+
+    ck_assert_int_eq(serve(two_generates_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(generate(&g, 1000), NVLLM_OK);
+    ck_assert_str_eq(g.text, "hello");
+    ck_assert_int_eq(g.n_done, 1);
+    ck_assert_int_eq(generate(&g, 1000), NVLLM_E_TOO_LONG);
+    ck_assert_str_eq(err.message, "never fits");
+    ck_assert_int_eq(g.n_done, 1);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
+static void cancel_script(struct server *s)
+{
+    const client_frame *f;
+    uint64_t id;
+
+    expect(s, HELLO);
+    id = expect(s, GENERATE);
+    server_delta(s, id, "a", 0);
+    f = server_read(s);
+    ck_assert_int_eq(f->op_case, CANCEL);
+    ck_assert_uint_eq(f->cancel->target, id);
+    {
+        FRAME(answer, c, Cancelled, CANCELLED, cancelled, CANCELLED, f->id);
+        c.has_found = c.found = true;
+        server_send(s, &answer);
+    }
+    server_delta(s, id, "b", NVLLM_FINISH_CANCELLED);
+    server_done(s, id);
+}
+
+/* A callback that has had enough cancels, once, and still sees the end. */
+START_TEST(callback_cancels)
+{
+    struct gathered g = {.stop_after = 1};
+
+    ck_assert_int_eq(serve(cancel_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(generate(&g, -1), NVLLM_OK);
+    ck_assert_str_eq(g.text, "ab");
+    ck_assert_int_eq(g.n_done, 1);
+}
+END_TEST
+
+static void slow_script(struct server *s)
+{
+    uint64_t id;
+
+    expect(s, HELLO);
+    id = expect(s, GENERATE);
+    server_delta(s, id, "a", 0);
+    expect(s, CANCEL);
+    server_delta(s, id, "late", NVLLM_FINISH_CANCELLED);
+    server_done(s, id);
+    server_status(s, expect(s, STATUS), READY);
+    ck_assert_ptr_null(server_read(s));
+}
+
+/* A request that takes too long is cancelled, and nothing of it is seen later. */
+START_TEST(generate_out_of_time)
+{
+    const struct nvllm_status *status;
+    const struct nvllm_event *e;
+    struct gathered g = {0};
+
+    ck_assert_int_eq(serve(slow_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(generate(&g, 60), NVLLM_E_TIMEOUT);
+    ck_assert_str_eq(g.text, "a");
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_E_TIMEOUT);
+}
+END_TEST
+
+static void dying_script(struct server *s)
+{
+    expect(s, HELLO);
+    server_delta(s, expect(s, GENERATE), "par", 0);
+}
+
+/* A daemon that dies in the middle ends the call. */
+START_TEST(generate_and_the_daemon_dies)
+{
+    struct gathered g = {0};
+
+    ck_assert_int_eq(serve(dying_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(generate(&g, 5000), NVLLM_E_CONNECTION);
+    ck_assert_str_eq(g.text, "par");
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+    ck_assert_int_eq(generate(&g, 5000), NVLLM_E_CONNECTION);
+}
+END_TEST
+
+static void cancel_of_ended_script(struct server *s)
+{
+    expect(s, HELLO);
+    server_done(s, expect(s, GENERATE));
+    ck_assert_ptr_null(server_read(s)); /* no cancel came */
+}
+
+/* Cancelling what has ended, or never was, does nothing. */
+START_TEST(cancel_of_an_ended_request)
+{
+    const struct nvllm_event *e;
+    struct nvllm_request r;
+    uint64_t id;
+
+    ck_assert_int_eq(serve(cancel_of_ended_script, READY, false), NVLLM_OK);
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_next(client, 1000, &e, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_cancel(client, id, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_cancel(client, 12345, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_cancel(client, 0, &err), NVLLM_OK);
+}
+END_TEST
+
+/* ---- connecting */
+
+static void loading_script(struct server *s)
+{
+    expect(s, HELLO);
+    for (int i = 0; i < 3; i++)
+        server_status(s, expect(s, STATUS), i < 2 ? LOADING : READY);
+}
+
+/* Waiting for the model ends when it is loaded. */
+START_TEST(waits_while_loading)
+{
+    ck_assert_int_eq(serve(loading_script, LOADING, true), NVLLM_OK);
+}
+END_TEST
+
+static void failing_script(struct server *s)
+{
+    expect(s, HELLO);
+    server_status(s, expect(s, STATUS), NVLLM__V1__STATE__STATE_FAILED);
+}
+
+/* … and when it cannot be loaded. */
+START_TEST(model_that_cannot_be_loaded)
+{
+    ck_assert_int_eq(serve(failing_script, LOADING, true), NVLLM_E_UNAVAILABLE);
+    ck_assert_ptr_null(client);
+}
+END_TEST
+
+static void forever_loading_script(struct server *s)
+{
+    const client_frame *f;
+
+    expect(s, HELLO);
+    while ((f = server_read(s)) != NULL)
+        server_status(s, f->id, LOADING);
+}
+
+/* … and when the time is over. */
+START_TEST(loading_takes_too_long)
+{
+    ck_assert_int_eq(serve(forever_loading_script, LOADING, true), NVLLM_E_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(err.message, "loading"));
+}
+END_TEST
+
+static void temporary_path(char *path, size_t cap)
+{
+    snprintf(path, cap, "/tmp/nvllm-test-client-%d", (int)getpid());
+    unlink(path);
+}
+
+static int listen_at(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s", path);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    ck_assert_int_eq(listen(fd, 4), 0);
+    return fd;
+}
+
+static enum nvllm_code connect_path(const char *path, int timeout_ms, bool wait_start)
+{
+    struct nvllm_options options;
+
+    nvllm_options_init(&options);
+    options.socket_path = path;
+    options.timeout_ms = timeout_ms;
+    options.wait_start = wait_start;
+    return nvllm_connect(&client, &options, &err);
+}
+
+/* No socket, a socket that nobody serves, a path that is too long, and one who never answers. */
+START_TEST(nobody_is_there)
+{
+    char path[64], long_path[300];
+    int64_t before;
+    int fd;
+
+    temporary_path(path, sizeof(path));
+    ck_assert_int_eq(connect_path(path, 1000, false), NVLLM_E_NOT_RUNNING);
+    ck_assert_int_eq(err.sys_errno, ENOENT);
+    ck_assert_ptr_nonnull(strstr(err.message, path));
+    before = clock_ms();
+    ck_assert_int_eq(connect_path(path, 80, true), NVLLM_E_NOT_RUNNING);
+    ck_assert_int_ge(clock_ms() - before, 80);
+    fd = listen_at(path);
+    ck_assert_int_eq(connect_path(path, 50, false), NVLLM_E_TIMEOUT);
+    close(fd);
+    ck_assert_int_eq(connect_path(path, 1000, false), NVLLM_E_NOT_RUNNING);
+    ck_assert_int_eq(err.sys_errno, ECONNREFUSED);
+    unlink(path);
+    memset(long_path, 'x', sizeof(long_path));
+    long_path[sizeof(long_path) - 1] = '\0';
+    ck_assert_int_eq(connect_path(long_path, 1000, false), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "socket_path");
+    ck_assert_ptr_null(client);
+}
+END_TEST
+
+static void *start_late(void *arg)
+{
+    struct server late;
+    int fd, conn;
+
+    usleep(60000);
+    fd = listen_at(arg);
+    close(accept(fd, NULL, NULL)); /* one that is stopped before it has greeted */
+    conn = accept(fd, NULL, NULL);
+    server_init(&late, conn);
+    server_welcome(&late, READY);
+    server_read(&late);
+    server_close(&late);
+    close(fd);
+    return NULL;
+}
+
+/* Waiting for the start outlives a daemon that goes again at once. */
+START_TEST(waits_for_the_start)
+{
+    pthread_t starter;
+    char path[64];
+
+    temporary_path(path, sizeof(path));
+    ck_assert_int_eq(pthread_create(&starter, NULL, start_late, path), 0);
+    ck_assert_int_eq(connect_path(path, 5000, true), NVLLM_OK);
+    pthread_join(starter, NULL);
+    nvllm_close(client);
+    client = NULL;
+    unlink(path);
+}
+END_TEST
+
+/* A program built with other versions of the structs reads and writes its own size only. */
+START_TEST(structs_of_another_size)
+{
+    struct {
+        struct nvllm_options o;
+        char guard[64];
+    } longer;
+    char shorter[sizeof(struct nvllm_options)];
+    size_t short_size = offsetof(struct nvllm_options, max_queue_bytes);
+
+    memset(shorter, 0x55, sizeof(shorter));
+    nvllm_options_init_size((struct nvllm_options *)(void *)shorter, short_size);
+    for (size_t i = short_size; i < sizeof(shorter); i++)
+        ck_assert_int_eq(shorter[i], 0x55);
+    memset(&longer, 0x55, sizeof(longer));
+    nvllm_options_init_size(&longer.o, sizeof(longer));
+    ck_assert_uint_eq(longer.o.size, sizeof(longer));
+    ck_assert_int_eq(longer.guard[63], 0);
+    longer.o.socket_path = "/nonexistent/socket";
+    ck_assert_int_eq(nvllm_connect(&client, &longer.o, &err), NVLLM_E_NOT_RUNNING);
+    memset(&longer, 0, sizeof(longer));
+    ck_assert_int_eq(nvllm_connect(&client, &longer.o, &err), NVLLM_E_INVALID);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *calls = tcase_create("calls"), *connecting = tcase_create("connecting");
+    Suite *s = suite_create("client calls");
+    SRunner *r;
+    int n_failed;
+
+    tcase_add_checked_fixture(calls, NULL, end);
+    tcase_set_timeout(calls, 30);
+    tcase_add_test(calls, tokenize_detokenize_render_status);
+    tcase_add_test(calls, late_answer_is_dropped);
+    tcase_add_test(calls, events_of_others_are_kept);
+    tcase_add_test(calls, generate_in_one_call);
+    tcase_add_test(calls, callback_cancels);
+    tcase_add_test(calls, generate_out_of_time);
+    tcase_add_test(calls, generate_and_the_daemon_dies);
+    tcase_add_test(calls, cancel_of_an_ended_request);
+    tcase_add_test(calls, waits_while_loading);
+    tcase_add_test(calls, model_that_cannot_be_loaded);
+    tcase_add_test(calls, loading_takes_too_long);
+    suite_add_tcase(s, calls);
+    tcase_set_timeout(connecting, 30);
+    tcase_add_test(connecting, nobody_is_there);
+    tcase_add_test(connecting, waits_for_the_start);
+    tcase_add_test(connecting, structs_of_another_size);
+    suite_add_tcase(s, connecting);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    n_failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return n_failed == 0 ? 0 : 1;
+}
