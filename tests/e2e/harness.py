@@ -25,6 +25,9 @@ MODEL = ROOT / "packaging" / "models" / "nvllm-tiny"
 GOLDEN = ROOT / "tests" / "golden"
 SKIPPED = 77  # what ctest is told to take for a skipped test
 
+# Room for one sequence of the model's whole length; memory that is taken costs time at each start.
+KV_MEMORY = "cache.kv_memory=512M"
+
 config = argparse.Namespace()
 
 
@@ -68,6 +71,8 @@ class Daemon:
         self.socket = self.folder / "nvllmd.sock"
         self.log_path = self.folder / "nvllmd.log"
         args = [config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend]
+        if not any(o.startswith("cache.kv_memory=") for o in options):
+            args += ["--set", KV_MEMORY]
         for option in options:
             args += ["--set", option]
         self.started = time.monotonic()
@@ -127,8 +132,7 @@ class Daemon:
         source.write_text("".join(json.dumps(x) + "\n" for x in lines))
         done = self.ctl("batch", "--input", source, "--output", target, "--json", *args,
                         check=check)
-        out = [json.loads(x) for x in target.read_text().splitlines()]
-        return out, json.loads(done.stderr.decode().strip().splitlines()[-1]), done
+        return parse_jsonl(target.read_bytes()), parse_jsonl(done.stderr)[-1], done
 
     def wait_idle(self):
         """The status once nothing runs, waits or holds a block."""
@@ -214,8 +218,9 @@ class SharedDaemon(Case):
             self.fail(f"nvllmd has ended:\n{self.daemon.log()[-4000:]}")
 
 
-def read_jsonl(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def parse_jsonl(data):
+    """Lines end with a newline alone: texts may hold what else Python splits at."""
+    return [json.loads(line) for line in data.decode().split("\n") if line]
 
 
 def model_folder(target, **changes):
@@ -233,6 +238,18 @@ def model_folder(target, **changes):
     return target
 
 
+class TimedResult(unittest.TextTestResult):
+    """Says how long each test took, so that the slow ones are seen in any log."""
+
+    def startTest(self, test):
+        self.began = time.monotonic()
+        super().startTest(test)
+
+    def addSuccess(self, test):
+        self.stream.write(f"{time.monotonic() - self.began:.1f} s ")
+        super().addSuccess(test)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nvllmd", required=True)
@@ -241,7 +258,9 @@ def main():
                         help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
     parser.add_argument("--light", action="store_true")
     _, rest = parser.parse_known_args(namespace=config)
-    program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2)
+    program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2,
+                            testRunner=unittest.TextTestRunner(resultclass=TimedResult,
+                                                               verbosity=2))
     result = program.result
     if not result.wasSuccessful():
         sys.exit(1)

@@ -44,12 +44,12 @@ def some_request(rng, i):
     if rng.random() < 0.4:
         sampling["ignore_eos"] = True
     if rng.random() < 0.2:
-        sampling["min_tokens"] = rng.choice([1, 12])
-    if rng.random() < 0.2:
         sampling["stop_token_ids"] = [rng.randrange(300) for _ in range(4)]
     request = {"sampling": sampling, "max_tokens": rng.randrange(1, scaled(48, 16)),
                "stream": rng.random() < 0.7, "keep_special": rng.random() < 0.3,
                "priority": rng.choice(["PRIORITY_LOW", "PRIORITY_NORMAL", "PRIORITY_HIGH"])}
+    if rng.random() < 0.2:
+        sampling["min_tokens"] = min(12, request["max_tokens"])
     question = QUESTIONS[i % len(QUESTIONS)]
     kind = i % 3
     if kind == 0:

@@ -58,7 +58,8 @@ class AcrossClients(Case):
             answer = w.generate(prompt_ids={"ids": ids}, max_tokens=33, sampling=settings)
             more = ids + answer.choices[0].ids + random_ids(4, 20)
             again = w.generate(prompt_ids={"ids": more}, max_tokens=1, sampling=settings)
-            self.assertEqual(again.done["usage"]["cached_tokens"], 192)  # whole blocks of 16 out of 160 + 32
+            # Whole blocks of 16 out of 160 + 33.
+            self.assertEqual(again.done["usage"]["cached_tokens"], 192)
 
     def test_old_content_makes_room(self):
         """A cache that is full gives up what was used longest ago, and answers stay right."""

@@ -47,7 +47,8 @@ class Generate(SharedDaemon):
         self.assertEqual(raw["usage"]["prompt_tokens"], 4)
         self.assertEqual(len(raw["token_ids"]), 5)
         self.assertEqual(raw["finish_reason"], "length")
-        a, b, c = [self.daemon.generate("Tell me a short story.", "--seed", s, "--temperature", 1.5,
+        a, b, c = [self.daemon.generate("Once", "--raw", "--seed", s, "--temperature", 1.5,
+                                        "--top-k", 0, "--top-p", 1, "--ignore-eos",
                                         "--max-tokens", 30)["token_ids"] for s in (1, 1, 2)]
         self.assertEqual(a, b)
         self.assertNotEqual(a, c)
@@ -199,7 +200,7 @@ class Batch(SharedDaemon):
         lines = b'{"prompt":"Once","max_tokens":1}\n{"prompt":\n\xff\xfe\n[1]\n' \
                 b'{"prompt":"Once","max_tokens":1}\n'
         done = self.daemon.ctl("batch", "--input", "-", "--output", "-", stdin=lines, check=False)
-        out = [json.loads(x) for x in done.stdout.decode().splitlines()]
+        out = harness.parse_jsonl(done.stdout)
         self.assertEqual(["error" in o for o in out], [False, True, True, True, False])
         self.assertEqual(done.returncode, 1)
 
@@ -268,7 +269,7 @@ class Batch(SharedDaemon):
         d.kill()
         p.communicate(timeout=scaled(20, 60))
         self.assertIn(p.returncode, (1, 3))
-        out = [json.loads(x) for x in target.read_text().splitlines()]
+        out = harness.parse_jsonl(target.read_bytes())
         self.assertEqual(len(out), 3)
         self.assertTrue(all("error" in o for o in out[1:]), out[1:])
 

@@ -4,7 +4,7 @@ import json
 import time
 
 import harness
-from harness import GOLDEN, MODEL, Case, Daemon, config, read_jsonl, run_command, scaled
+from harness import GOLDEN, MODEL, Case, Daemon, config, parse_jsonl, run_command, scaled
 
 CLEAR_MARGIN = 0.005  # below it two candidates are too close for ids to be promised
 LOGPROB_TOLERANCE = 2e-3
@@ -80,17 +80,17 @@ class Tokens(Case):
         stdin = "".join(json.dumps(x) + "\n" for x in lines)
         alone = run_command([config.nvllmd, command, "--model", model, "--jsonl", *options],
                             stdin=stdin).stdout
-        ways = [[json.loads(x) for x in alone.decode().splitlines()]]
+        ways = [parse_jsonl(alone)]
         if model == MODEL:
             with Daemon() as d:
                 asked = d.ctl(command, "--jsonl", *options, stdin=stdin).stdout
-            ways.append([json.loads(x) for x in asked.decode().splitlines()])
+            ways.append(parse_jsonl(asked))
         for answers in ways:
             self.assertEqual(len(answers), len(lines))
         return ways
 
     def check_vectors(self, path, model, n):
-        vectors = read_jsonl(path)
+        vectors = parse_jsonl(path.read_bytes())
         self.assertEqual(len(vectors), n)
         for answers in self.both_ways("tokenize", [v["text"] for v in vectors], model, "--special"):
             for v, a in zip(vectors, answers):
@@ -123,7 +123,7 @@ class ChatTemplates(Case):
         folder = harness.model_folder(
             self.temporary_folder(), tokenizer_config=json.dumps(
                 {"chat_template": (GOLDEN / "qwen3-chat-template.jinja").read_text()}))
-        vectors = read_jsonl(GOLDEN / "qwen3-chat-vectors.jsonl")
+        vectors = parse_jsonl((GOLDEN / "qwen3-chat-vectors.jsonl").read_bytes())
         self.assertEqual(len(vectors), 120)
         lines = "".join(json.dumps({k: v[k] for k in self.KEYS if k in v}) + "\n" for v in vectors)
         ways = [run_command([config.nvllmd, "render", "--model", folder, "--jsonl"],
@@ -133,10 +133,10 @@ class ChatTemplates(Case):
             plain = d.ctl("render", "-", stdin=lines.splitlines()[7])
             self.assertEqual(plain.stdout.decode(), vectors[7]["rendered"])
         for answers in ways:
-            answers = answers.decode().splitlines()
+            answers = parse_jsonl(answers)
             self.assertEqual(len(answers), len(vectors))
             for v, a in zip(vectors, answers):
-                self.assertEqual(json.loads(a)["text"], v["rendered"])
+                self.assertEqual(a["text"], v["rendered"])
 
     def test_bundled_template(self):
         """The simpler template of the bundled model, with thinking off and not mentioned."""
@@ -145,9 +145,11 @@ class ChatTemplates(Case):
         head = ("<|im_start|>system\nBe brief.<|im_end|>\n"
                 "<|im_start|>user\nWhat is 17 + 25?<|im_end|>\n")
         turn = "<|im_start|>assistant\n"
-        wanted = [({}, head + turn), ({"add_generation_prompt": False}, head),
-                  ({"enable_thinking": False}, head + turn + "<think>\n\n</think>\n\n"),
-                  ({"enable_thinking": True}, head + turn)]
+        prompt = {"add_generation_prompt": True}
+        wanted = [(prompt, head + turn), ({}, head + turn),
+                  ({"add_generation_prompt": False}, head),
+                  ({**prompt, "enable_thinking": False}, head + turn + "<think>\n\n</think>\n\n"),
+                  ({**prompt, "enable_thinking": True}, head + turn)]
         with Daemon() as d:
             for extra, text in wanted:
                 stdin = json.dumps({**request, **extra})

@@ -82,7 +82,7 @@ class Vanishing(Case):
                 thread.join()
             status = d.wait_idle()
             self.assertEqual(wrong, [])
-            self.assertGreater(answered[0], 3)
+            self.assertGreater(answered[0], 0)
             self.assertEqual(status["blocks"].get("used", 0), 0)
             harness.wait_for(lambda: d.n_descriptors() <= descriptors, 10, "descriptors are back")
             grown = d.rss_kib() - rss

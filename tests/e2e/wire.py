@@ -167,13 +167,17 @@ class Wire:
 
     def __init__(self, path, hello=True, timeout=120):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(timeout)
-        self.sock.connect(str(path))
         self.buffer = b""
         self.last_id = 0
-        if hello:
-            self.send(0, hello={"protocol": 1, "client": "e2e"})
-            self.welcome = self.receive()["welcome"]
+        try:
+            self.sock.settimeout(timeout)
+            self.sock.connect(str(path))
+            if hello:
+                self.send(0, hello={"protocol": 1, "client": "e2e"})
+                self.welcome = self.receive()["welcome"]
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self):
         return self
