@@ -68,10 +68,12 @@ static bool take_common(struct ctl *ctl, int option)
     }
 }
 
-static void bad_option(const struct ctl *ctl, char **argv, const struct option *options, int code)
+__attribute__((noreturn)) static void bad_option(const struct ctl *ctl, char **argv,
+                                                 const struct option *options, int code)
 {
     const char *names[128];
     const char *given = argv[optind - 1];
+    char word[64];
     const char *near;
     size_t n = 0;
 
@@ -80,14 +82,17 @@ static void bad_option(const struct ctl *ctl, char **argv, const struct option *
     if (strncmp(given, "--", 2) != 0)
         ctl_usage(ctl, "there is no option -%c (text that begins with “-” goes behind “--”)",
                   optopt);
+    snprintf(word, sizeof(word), "%.*s", (int)strcspn(given + 2, "="), given + 2);
     while (options[n].name && n < sizeof(names) / sizeof(names[0])) {
         names[n] = options[n].name;
         n++;
     }
-    near = ctl_nearest(given + 2, names, n);
+    near = ctl_nearest(word, names, n);
+    if (near && strcmp(near, word) == 0)
+        ctl_usage(ctl, "--%s takes no value", word);
     if (near)
-        ctl_usage(ctl, "there is no option %s: did you mean --%s?", given, near);
-    ctl_usage(ctl, "there is no option %s, or not in this form", given);
+        ctl_usage(ctl, "there is no option --%s: did you mean --%s?", word, near);
+    ctl_usage(ctl, "there is no option --%s, or the word is too short", word);
 }
 
 int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options)

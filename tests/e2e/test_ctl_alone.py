@@ -1,0 +1,519 @@
+"""nvllmctl against a daemon that is played by the test, well and badly: what a real one does rarely
+or never."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import harness
+import wire
+from harness import Case, config, scaled
+
+READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
+
+
+class Peer:
+    """One connection, from the daemon's side."""
+
+    def __init__(self, sock):
+        self.sock, self.data = sock, b""
+
+    def send(self, id_=0, **event):
+        raw = wire.encode("ServerFrame", {"id": id_, **event} if id_ else event)
+        self.raw(wire.varint(len(raw)) + raw)
+
+    def raw(self, data):
+        try:
+            self.sock.sendall(data)
+        except OSError:
+            pass  # nvllmctl has gone, as some tests want
+
+    def receive(self):
+        """(id, operation, its fields), or None when nvllmctl has closed."""
+        while True:
+            try:
+                length, at = wire.read_varint(self.data, 0)
+                if len(self.data) >= at + length:
+                    frame = wire.decode("ClientFrame", self.data[at:at + length])
+                    self.data = self.data[at + length:]
+                    id_ = frame.pop("id", 0)
+                    (op, fields), = frame.items()
+                    return id_, op, fields
+            except IndexError:
+                pass
+            more = self.sock.recv(65536)
+            if not more:
+                return None
+            self.data += more
+
+    def answer(self, id_, text="ok", finish="FINISH_STOP"):
+        self.send(id_, delta={"text": text, "token_ids": [1, 2], "finish_reason": finish})
+        self.send(id_, done={"usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+
+
+class Fake:
+    """A daemon whose connections are each served by script(peer), greeting included."""
+
+    def __init__(self, case, script, welcome=READY):
+        self.path = case.temporary_folder() / "socket"
+        self.script, self.welcome, self.wrong = script, welcome, []
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen(4)
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+        case.addCleanup(self.close)
+
+    def serve(self):
+        while True:
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:
+                return
+            with sock:
+                try:
+                    peer = Peer(sock)
+                    if self.welcome:
+                        peer.send(**self.welcome)
+                        peer.receive()
+                    self.script(peer)
+                except ConnectionError:
+                    pass
+                except Exception as e:  # shown by the test that started it
+                    self.wrong.append(e)
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join(timeout=5)
+        if self.wrong:
+            raise self.wrong[0]
+
+    def ctl(self, *args, stdin=b"", **options):
+        return subprocess.run([config.nvllmctl, "--socket", self.path, *map(str, args)],
+                              input=stdin, capture_output=True, timeout=scaled(30, 120), **options)
+
+    def start(self, *args, **options):
+        return subprocess.Popen([config.nvllmctl, "--socket", self.path, *map(str, args)],
+                                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
+                                   "stderr": subprocess.PIPE, **options})
+
+
+def answering(text):
+    def script(peer):
+        while (got := peer.receive()) is not None:
+            if got[1] == "generate":
+                peer.answer(got[0], text)
+    return script
+
+
+class Output(Case):
+    def test_bytes_arrive_as_they_are(self):
+        """NUL and what is no UTF-8 go through a pipe unchanged; no newline is added."""
+        text = b"a\0b\xff\x1b[31m \xf0\x9f\xa6\x8a"
+        fake = Fake(self, answering(text))
+        done = fake.ctl("generate", "x")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, text, b""))
+        out = json.loads(fake.ctl("generate", "--json", "x").stdout)
+        self.assertEqual(out["text"], text.decode(errors="replace"))
+        self.assertEqual(out["token_ids"], [1, 2])
+
+    def test_text_does_not_steer_the_terminal(self):
+        """On a terminal control characters are shown as such, and the last line ends."""
+        fake = Fake(self, answering(b"a\x1b]0;title\x07\xc2\x9b2Jb\tc"))
+        master, slave = pty.openpty()
+        p = fake.start("generate", "x", stdout=slave)
+        os.close(slave)
+        shown = b""
+        try:
+            while more := os.read(master, 4096):
+                shown += more
+        except OSError:
+            pass
+        os.close(master)
+        p.communicate()
+        self.assertEqual(shown.decode(), "a\ufffd]0;title\ufffd\ufffd2Jb\tc\r\n")
+
+    def test_invalid_pieces(self):
+        """Python's replacement is ours, whatever the bytes are."""
+        for raw in (b"\xe2\x82", b"\xe2\x28\xa1", b"\xf0\x9f\xa6", b"\xc0\x80", b"\xed\xa0\x80",
+                    b"\xf4\x90\x80\x80", b"\xff\xfe", b"x\x80y", b"\xf0\x80\x80\x80", b"\xe0\x9f\xbf"):
+            with self.subTest(raw):
+                fake = Fake(self, answering(raw))
+                out = json.loads(fake.ctl("generate", "--json", "x").stdout)
+                self.assertEqual(out["text"], raw.decode(errors="replace"))
+
+
+class Requests(Case):
+    def seen(self, *args, stdin=b"", **refuse):
+        """What arrives of one generate; its first try may be refused."""
+        got = []
+
+        def script(peer):
+            while (frame := peer.receive()) is not None:
+                got.append(frame[2])
+                if refuse and len(got) == 1:
+                    peer.send(frame[0], error=refuse)
+                else:
+                    peer.answer(frame[0])
+
+        self.done = Fake(self, script).ctl("generate", *args, stdin=stdin)
+        return got
+
+    def test_every_option(self):
+        """Each option is the field that it is named after."""
+        got, = self.seen(
+            "--raw", "--temperature", 0.5, "--top-k", 3, "--top-p", 0.75, "--min-p", 0.25,
+            "--repetition-penalty", 1.5, "--presence-penalty", -1, "--frequency-penalty", 1,
+            "--logit-bias", "4:-2", "--logit-bias", "5:1", "--seed", 18446744073709551615, "--stop",
+            "a", "--stop", "b", "--stop-token-id", 7, "--ignore-eos", "--min-tokens", 2,
+            "--max-tokens", 9, "--logprobs", 1, "-n", 2, "--priority", "high", "--cache-salt", "s",
+            "--deadline-ms", 60000, "--keep-special", "--json", "-", stdin=b"from stdin\n")
+        self.assertEqual(got["prompt"], b"from stdin\n")
+        self.assertEqual(got["sampling"], {
+            "temperature": 0.5, "top_k": 3, "top_p": 0.75, "min_p": 0.25, "repetition_penalty": 1.5,
+            "presence_penalty": -1, "frequency_penalty": 1, "seed": 18446744073709551615,
+            "logit_bias": [{"id": 4, "bias": -2}, {"id": 5, "bias": 1}], "stop_token_ids": [7],
+            "ignore_eos": True, "min_tokens": 2, "logprobs": 1})
+        self.assertEqual({k: got[k] for k in ("stop", "max_tokens", "n", "priority", "cache_salt",
+                                              "deadline_ms", "keep_special")},
+                         {"stop": [b"a", b"b"], "max_tokens": 9, "n": 2,
+                          "priority": "PRIORITY_HIGH", "cache_salt": b"s", "deadline_ms": 60000,
+                          "keep_special": True})
+        self.assertEqual(len(json.loads(self.done.stdout)["choices"]), 2)
+
+    def test_chat_is_the_default(self):
+        """A text is a user's message; of a pipe's last line the end is left out."""
+        got, = self.seen("--system", "Be brief.", "--no-think", stdin=b"hello\n")
+        self.assertEqual([(m["role"], m["content"]) for m in got["chat"]["messages"]],
+                         [("system", b"Be brief."), ("user", b"hello")])
+        self.assertIs(got["chat"]["enable_thinking"], False)
+        self.assertFalse([k for k, v in got.get("sampling", {}).items() if v != []])
+
+    def test_model_without_template(self):
+        """Then the text is continued as it is; not where a chat was asked for."""
+        refuse = {"code": "ERROR_UNSUPPORTED", "message": "no template"}
+        first, second = self.seen("hello", **refuse)
+        self.assertIn("chat", first)
+        self.assertEqual(second["prompt"], b"hello")
+        self.assertEqual((self.done.returncode, self.done.stdout), (0, b"ok"))
+        for option in "--chat", "--no-think":
+            self.assertEqual(len(self.seen(option, "hello", **refuse)), 1)
+            self.assertEqual(self.done.returncode, 1)
+            self.assertIn(b"no template", self.done.stderr)
+
+
+class ExitCodes(Case):
+    def test_refusals(self):
+        """Each kind of error has its exit code, and its message is on stderr alone."""
+        for code, wanted in (("INVALID", 1), ("TOO_LONG", 4), ("UNAVAILABLE", 4), ("BUSY", 4),
+                             ("DEADLINE", 5), ("DENIED", 6), ("INTERNAL", 1), ("PROTOCOL", 1)):
+            def script(peer):
+                peer.send(peer.receive()[0], error={"code": "ERROR_" + code, "message": "because"})
+                peer.receive()
+
+            with self.subTest(code):
+                done = Fake(self, script).ctl("generate", "--raw", "x")
+                self.assertEqual((done.returncode, done.stdout), (wanted, b""))
+
+    def test_hostile_daemons(self):
+        """Garbage, silence and a hang-up are errors that are said, in bounded time."""
+        def garbage(peer):
+            peer.receive()
+            peer.raw(b"\xff\xff\xff\xff\xff\xff\xff\xff")
+            peer.receive()
+
+        def silence(peer):
+            while peer.receive() is not None:
+                pass
+
+        for script, welcome, args, wanted in (
+                (garbage, READY, [], 1), (lambda peer: None, READY, [], 1),
+                (lambda peer: None, None, [], 1), (garbage, None, [], 1),
+                (silence, READY, ["--timeout", "0.3"], 5), (silence, None, ["--timeout", "0.3"], 5)):
+            started = time.monotonic()
+            done = Fake(self, script, welcome).ctl("generate", *args, "x")
+            self.assertEqual(done.returncode, wanted, done.stderr)
+            self.assertTrue(done.stderr)
+            self.assertLess(time.monotonic() - started, scaled(8, 30))
+
+    def test_second_control_c(self):
+        """The first Ctrl-C waits for the daemon's word, the second one does not."""
+        asked = threading.Event()
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] == "cancel":
+                    asked.set()
+                else:
+                    peer.send(got[0], delta={"text": "a"})
+
+        p = Fake(self, script).start("generate", "x")
+        self.assertEqual(p.stdout.read(1), b"a")
+        p.send_signal(signal.SIGINT)
+        self.assertTrue(asked.wait(scaled(4, 20)))
+        self.assertIsNone(p.poll())
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=scaled(4, 20))
+        self.assertEqual(p.returncode, 130)
+
+    def test_loading(self):
+        """It waits while the model is loaded, unless told not to."""
+        loading = {"welcome": {"protocol": 1, "state": "STATE_LOADING", "progress": 0.5}}
+        asked = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] == "get_status":
+                    asked.append(1)
+                    state = "STATE_READY" if len(asked) > 2 else "STATE_LOADING"
+                    peer.send(got[0], status={"state": state})
+                elif len(asked) > 2:
+                    peer.answer(got[0])
+                else:
+                    peer.send(got[0], error={"code": "ERROR_UNAVAILABLE", "message": "loading"})
+
+        fake = Fake(self, script, loading)
+        self.assertEqual(fake.ctl("generate", "--no-wait", "x").returncode, 4)
+        done = fake.ctl("generate", "x")
+        self.assertEqual((done.returncode, done.stdout), (0, b"ok"))
+        self.assertEqual(len(asked), 3)
+
+    def test_socket_from_the_environment(self):
+        """$NVLLM_SOCKET says where, --socket says better."""
+        fake = Fake(self, answering("ok"))
+        command = [config.nvllmctl, "generate", "x"]
+        done = subprocess.run(command, capture_output=True, timeout=60,
+                              env={**os.environ, "NVLLM_SOCKET": str(fake.path)})
+        self.assertEqual(done.stdout, b"ok", done.stderr)
+        done = fake.ctl("generate", "x", env={**os.environ, "NVLLM_SOCKET": "/nonexistent"})
+        self.assertEqual(done.stdout, b"ok", done.stderr)
+
+    def test_help_and_slips(self):
+        """Each command has help on stdout; a slip names what was meant."""
+        def run(*args):
+            return subprocess.run([config.nvllmctl, *args], capture_output=True, timeout=60)
+
+        for command in ("generate", "batch", "tokenize", "detokenize", "render", "status"):
+            done = run("help", command)
+            self.assertEqual(done.returncode, 0)
+            self.assertIn(command.encode(), done.stdout)
+            self.assertEqual(run(command, "--help").stdout, done.stdout)
+        self.assertIn(b"generate", run("genrate").stderr)
+        self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
+        for wrong in (["generate", "a", "b"], ["generate", "--chat", "--raw", "x"], ["status", "x"],
+                      ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],
+                      ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],
+                      ["generate", "--max-tokens", "1.5", "x"], ["help", "me"],
+                      ["generate", "--temperature", "nan", "x"], ["version", "x"]):
+            done = run(*wrong)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), wrong)
+
+
+class Documents(Case):
+    def test_every_option_is_in_help_and_manual(self):
+        """Help and manual name the same options, and nvllmctl knows them."""
+        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+        manual = set(re.findall(r"\*(--[a-z-]+)\*", page)) | {"--json", "--output"}
+        shown = set()
+        for command in ("generate", "batch", "tokenize", "detokenize", "render", "status"):
+            text = subprocess.run([config.nvllmctl, "help", command], capture_output=True).stdout
+            options = set(re.findall(r"--[a-z][a-z-]+", text.decode())) | {"--n"}
+            shown |= options
+            for option in options - ({"--n"} if command not in ("generate", "batch") else set()):
+                done = subprocess.run([config.nvllmctl, command, option + "=", "--no-such"],
+                                      capture_output=True, stdin=subprocess.DEVNULL)
+                self.assertEqual(done.returncode, 2)
+                self.assertNotIn(b"there is no option %s:" % option.encode(), done.stderr)
+                self.assertNotIn(b"there is no option %s," % option.encode(), done.stderr)
+        self.assertGreater(len(shown), 30)
+        self.assertEqual(shown - manual - {"--socket"}, set())
+        self.assertEqual(manual - shown - {"--help"}, set())
+
+    def test_examples(self):
+        """The example programs do what they say."""
+        folder = pathlib.Path(config.nvllmctl).parent
+        fake = Fake(self, answering("ok"))
+        done = subprocess.run([folder / "example-oneshot", "x", fake.path], capture_output=True)
+        self.assertEqual((done.returncode, done.stdout), (0, b"ok\n"), done.stderr)
+        done = subprocess.run([folder / "example-stream", fake.path, "x", "y"], capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count(b"done, 2 tokens"), 2)
+
+
+class Batch(Case):
+    def batch(self, script, lines, *args):
+        text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
+        done = Fake(self, script).ctl("batch", "--input", "-", "--output", "-", "--json", *args,
+                                      stdin=text.encode())
+        out = [json.loads(x) for x in done.stdout.decode().splitlines()]
+        return out, json.loads(done.stderr.decode().splitlines()[-1]), done
+
+    def test_limit_and_order(self):
+        """No more than the concurrency are under way, and answers keep the order."""
+        most = []
+
+        def script(peer):
+            held = []
+            total = 0
+            while (got := peer.receive()) is not None:
+                held.append((got[0], got[2]["prompt"]))
+                total += 1
+                most.append(len(held))
+                if len(held) == 5 or total == 23:
+                    while held:  # the newest first
+                        id_, prompt = held.pop()
+                        peer.answer(id_, prompt)
+
+        out, summary, done = self.batch(script, [{"prompt": f"p{i}"} for i in range(23)],
+                                        "--concurrency", 5)
+        self.assertEqual([o["text"] for o in out], [f"p{i}" for i in range(23)])
+        self.assertEqual(max(most), 5)
+        self.assertEqual(summary["failed"], 0)
+        self.assertEqual((summary["prompt_tokens"], summary["output_tokens"]), (69, 46))
+        self.assertEqual(done.returncode, 0)
+
+    def test_busy_daemon_is_asked_again(self):
+        """Requests over the daemon's limit succeed later."""
+        refused = []
+
+        def script(peer):
+            held = []
+            while (got := peer.receive()) is not None:
+                if len(held) < 2 and len(refused) < 6:
+                    held.append(got[0])
+                elif len(refused) < 6:
+                    refused.append(got[0])
+                    peer.send(got[0], error={"code": "ERROR_BUSY", "retryable": True,
+                                             "message": "too many"})
+                else:
+                    held.append(got[0])
+                if len(refused) == 6:
+                    while held:
+                        peer.answer(held.pop())
+
+        out, summary, done = self.batch(script, [{"prompt": "x"}] * 8, "--concurrency", 8)
+        self.assertEqual([o.get("text") for o in out], ["ok"] * 8)
+        self.assertEqual(len(refused), 6)
+        self.assertEqual(done.returncode, 0)
+
+    def test_wrong_lines(self):
+        """Each wrong line names what is wrong, and costs no request."""
+        wrong = {'{"prompt":"x","bogus":1}': "bogus", '{"prompt":"x","messages":[]}': "one of",
+                 '{"prompt":7}': "prompt", '{"messages":[{"content":"x"}]}': "role",
+                 '{"messages":[{"role":"user","contents":"x"}]}': "contents", '[]': "object",
+                 '{"prompt":"x","n":-1}': "n:", '{"prompt":"x","top_k":1.5}': "top_k",
+                 '{"prompt":"x","stop":[1]}': "stop", '{"prompt_ids":[1,"2"]}': "prompt_ids[1]",
+                 '{"prompt":"x","temperature":"0"}': "temperature", "nope": "JSON",
+                 '{"prompt":"x","enable_thinking":true}': "messages",
+                 '{"messages":[{"role":"user","content":["x"]}]}': "messages[0].content",
+                 '{"messages":[{"role":"a","tool_calls":[{"name":"f"}]}]}': "arguments"}
+
+        def script(peer):
+            if peer.receive() is not None:
+                raise AssertionError("a request came")
+
+        out, summary, done = self.batch(script, list(wrong))
+        for line, o in zip(wrong, out):
+            self.assertEqual(o["error"]["code"], "invalid")
+            self.assertIn(wrong[line], o["error"]["message"], line)
+        self.assertEqual(summary["failed"], len(wrong))
+        self.assertEqual(done.returncode, 1)
+
+    def test_answers_come_while_the_input_is_open(self):
+        """A producer may wait for an answer before it writes the next line."""
+        p = Fake(self, answering("ok")).start("batch", "--input", "-", "--output", "-",
+                                              stdin=subprocess.PIPE)
+        for i in range(3):
+            p.stdin.write(b'{"prompt":"x","id":%d}\n' % i)
+            p.stdin.flush()
+            self.assertEqual(json.loads(p.stdout.readline())["id"], i)
+        p.communicate(timeout=scaled(10, 60))
+        self.assertEqual(p.returncode, 0)
+
+    def test_daemon_goes_in_the_middle(self):
+        """What was done stays done, the rest gets errors, in order."""
+        def script(peer):
+            peer.answer(peer.receive()[0])
+            peer.receive()
+
+        out, summary, done = self.batch(script, [{"prompt": "x", "id": str(i)} for i in range(50)],
+                                        "--concurrency", 2)
+        self.assertEqual([o["id"] for o in out], [str(i) for i in range(50)])
+        self.assertEqual(out[0]["text"], "ok")
+        self.assertEqual({o["error"]["code"] for o in out[1:]}, {"connection"})
+        self.assertEqual((summary["requests"], summary["failed"]), (50, 49))
+        self.assertEqual(done.returncode, 1)
+
+    def test_control_c(self):
+        """Ctrl-C cancels what is under way, writes its ends, and leaves the rest out."""
+        ready = threading.Event()
+
+        def script(peer):
+            under_way = []
+            while (got := peer.receive()) is not None:
+                if got[1] == "cancel":
+                    peer.send(got[0], cancelled={"found": True})
+                    peer.answer(got[2]["target"], "part", "FINISH_CANCELLED")
+                else:
+                    under_way.append(got[0])
+                    if len(under_way) == 2:
+                        ready.set()
+
+        folder = self.temporary_folder()
+        (folder / "in").write_text('{"prompt":"x"}\n' * 9)
+        p = Fake(self, script).start("batch", "--input", folder / "in", "--output", folder / "out",
+                                     "--concurrency", 2)
+        self.assertTrue(ready.wait(10))
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=scaled(10, 60))
+        self.assertEqual(p.returncode, 130)
+        out = [json.loads(x) for x in (folder / "out").read_text().splitlines()]
+        self.assertEqual([o["finish_reason"] for o in out], ["cancelled"] * 2)
+
+    def test_input_is_not_overwritten(self):
+        """The same file as input and output is refused before it is touched."""
+        path = self.temporary_folder() / "file"
+        path.write_text('{"prompt":"x"}\n')
+        done = Fake(self, answering("ok")).ctl("batch", "--input", path, "--output", path)
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(path.read_text(), '{"prompt":"x"}\n')
+
+
+class Lines(Case):
+    def test_a_wrong_line_does_not_end_it(self):
+        """--jsonl answers a wrong line with an error, and goes on."""
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                peer.send(got[0], text={"text": bytes(got[2].get("ids", []))})
+
+        done = Fake(self, script).ctl("detokenize", "--jsonl", stdin=b"[65]\n{}\nx\n[0, 66]\n[]\n")
+        out = [json.loads(x) for x in done.stdout.decode().splitlines()]
+        self.assertEqual([o.get("text") for o in out], ["A", None, None, "\0B", ""])
+        self.assertTrue(all("error" in o for o in out[1:3]))
+        self.assertEqual(done.returncode, 1)
+
+    def test_ids_in_every_form(self):
+        """Ids may be JSON, an object, plain numbers, or arguments."""
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                peer.send(got[0], text={"text": bytes(got[2].get("ids", []))})
+
+        fake = Fake(self, script)
+        for args, stdin in (([], b"[72, 105]"), ([], b'{"ids": [72, 105]}'), ([], b"72, 105\n"),
+                            (["72", "105"], b""), (["-"], b" 72\n105 ")):
+            self.assertEqual(fake.ctl("detokenize", *args, stdin=stdin).stdout, b"Hi", args)
+        for stdin in b"72 x", b"99999999999999999999", b'["a"]', b"-1":
+            done = fake.ctl("detokenize", stdin=stdin)
+            self.assertEqual((done.returncode, done.stdout), (1, b""), stdin)
+
+
+if __name__ == "__main__":
+    harness.main()
