@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -337,6 +338,23 @@ class Documents(Case):
         self.assertEqual(shown - manual - {"--socket"}, set())
         self.assertEqual(manual - shown - {"--help"}, set())
 
+    def test_library_shows_its_own_names_alone(self):
+        """What the header declares, the map exports and the library shows is the same."""
+        if not shutil.which("nm"):
+            self.skipTest("no nm")
+        client = harness.ROOT / "client"
+        library = pathlib.Path(config.nvllmctl).parent / "libnvllm-client.so"
+        names = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True,
+                               check=True).stdout.decode()
+        shown = {x.split()[-1].split("@")[0] for x in names.splitlines()} - {"NVLLM_0"}
+        exported = set(re.findall(r"^\s+(nvllm_\w+);", (client / "nvllm_client.map").read_text(),
+                                  re.MULTILINE))
+        declared = set(re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(",
+                                  (client / "nvllm_client.h").read_text()))
+        self.assertEqual(exported, declared)
+        self.assertGreater(len(declared), 20)
+        self.assertEqual(shown, declared)
+
     def test_examples(self):
         """The example programs do what they say."""
         folder = pathlib.Path(config.nvllmctl).parent
@@ -407,7 +425,7 @@ class Batch(Case):
     def test_wrong_lines(self):
         """Each wrong line names what is wrong, and costs no request."""
         wrong = {'{"prompt":"x","bogus":1}': "bogus", '{"prompt":"x","messages":[]}': "one of",
-                 '{"prompt":7}': "prompt", '{"messages":[{"content":"x"}]}': "role",
+                 '{"prompt":7}': "prompt", '{"prompt":"x","prompt":"y"}': "duplicate", '{"messages":[{"content":"x"}]}': "role",
                  '{"messages":[{"role":"user","contents":"x"}]}': "contents", '[]': "object",
                  '{"prompt":"x","n":-1}': "n:", '{"prompt":"x","top_k":1.5}': "top_k",
                  '{"prompt":"x","stop":[1]}': "stop", '{"prompt_ids":[1,"2"]}': "prompt_ids[1]",
