@@ -37,7 +37,8 @@ struct line {
     size_t len;
 };
 
-static void line_vput(struct line *l, const char *fmt, va_list ap)
+__attribute__((format(printf, 2, 0))) static void line_vput(struct line *l, const char *fmt,
+                                                            va_list ap)
 {
     size_t room = sizeof(l->data) - l->len; /* one byte stays for the newline */
     int n = vsnprintf(l->data + l->len, room, fmt, ap);

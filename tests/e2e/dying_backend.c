@@ -1,0 +1,74 @@
+/* dying_backend.c - a backend module that fails in the way that cache.block_len asks for: 16 fails
+ * as it opens, 32 dies in its first step, 64 never comes back from it. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "engine/backend.h"
+
+struct backend {
+    int32_t block_len;
+};
+
+static int dying_open(struct backend **out, const struct model *model,
+                      const struct backend_options *options, struct err *e)
+{
+    struct backend *b;
+
+    (void)model;
+    if (options->block_len == 16) {
+        snprintf(e->text, sizeof(e->text), "the device is on fire");
+        return -EIO;
+    }
+    b = malloc(sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    b->block_len = options->block_len;
+    *out = b;
+    return 0;
+}
+
+static void dying_info(const struct backend *b, struct backend_info *out)
+{
+    *out = (struct backend_info){.device = "a dying device",
+                                 .n_blocks = 1024,
+                                 .block_bytes = (uint64_t)b->block_len,
+                                 .kv_dtype = KV_DTYPE_F32};
+}
+
+static int dying_submit(struct backend *b, const struct batch *batch, struct err *e)
+{
+    (void)b;
+    (void)batch;
+    (void)e;
+    return 0;
+}
+
+static int dying_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    (void)out;
+    while (b->block_len == 64)
+        pause();
+    usleep(200000); /* more requests come meanwhile */
+    snprintf(e->text, sizeof(e->text), "the device fell off the bus");
+    return -EIO;
+}
+
+static void dying_close(struct backend *b)
+{
+    while (b) /* a driver that hangs must not keep the process */
+        pause();
+}
+
+extern const struct backend_ops nvllm_backend;
+
+__attribute__((visibility("default"))) const struct backend_ops nvllm_backend = {
+    .abi = BACKEND_ABI,
+    .name = "dying",
+    .open = dying_open,
+    .info = dying_info,
+    .submit = dying_submit,
+    .wait = dying_wait,
+    .close = dying_close,
+};

@@ -1,0 +1,74 @@
+"""A backend that fails: each client is told, the daemon ends in time and says why."""
+
+import signal
+import time
+import unittest
+
+import harness
+from harness import Daemon, config, scaled
+
+REQUEST = {"prompt": "Hello", "max_tokens": 50, "sampling": {"temperature": 0}}
+
+
+def daemon(block_len, *options, **kwargs):
+    return Daemon(f"cache.block_len={block_len}", f"backend.module={config.module}", *options,
+                  backend="cuda", **kwargs)
+
+
+class Failure(unittest.TestCase):
+    def ended(self, d, status, seconds):
+        begin = time.monotonic()
+        self.assertEqual(d.process.wait(timeout=scaled(30, 60)), status, d.log())
+        self.assertLess(time.monotonic() - begin, scaled(seconds, seconds + 10))
+        self.assertFalse(d.socket.exists())
+        self.assertNotIn("Sanitizer", d.log())
+
+    def test_open_fails(self):
+        """A device that does not work is an error with its reason, and no CPU instead."""
+        d = daemon(16, wait=False)
+        self.ended(d, 1, 5)
+        self.assertIn("the device is on fire", d.log())
+
+    def test_death_in_a_step(self):
+        """Each request under way on every connection gets an error; the daemon ends within 5 s."""
+        d = daemon(32)
+        with d.connect() as a, d.connect() as b, d.connect() as idle:
+            for w in a, b:
+                for i in range(1, 11):
+                    w.send(i, generate={**REQUEST, "stream": True})
+            for w in a, b:
+                for answer in w.collect(range(1, 11)).values():
+                    self.assertEqual(answer.error["code"], "ERROR_INTERNAL")
+                    self.assertIn("fell off the bus", answer.error["message"])
+            self.ended(d, 1, 5)
+            self.assertIsNotNone(idle)
+        self.assertIn("the device fell off the bus", d.log())
+
+    def test_hang_and_two_signals(self):
+        """With a device that never answers, a second signal ends the daemon all the same."""
+        d = daemon(64)
+        with d.connect() as w:
+            w.send(1000, generate=REQUEST)
+            harness.wait_for(lambda: w.status()["requests"].get("running"), 10, "it runs")
+            d.process.send_signal(signal.SIGTERM)
+            harness.wait_for(lambda: w.status()["state"] == "STATE_DRAINING", 10, "it drains")
+            reply = w.ask(generate=REQUEST)
+            self.assertEqual(reply["error"]["code"], "ERROR_UNAVAILABLE")
+            self.assertTrue(reply["error"]["retryable"])
+            d.process.send_signal(signal.SIGTERM)
+            self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_CANCELLED")
+            self.ended(d, 0, 10)
+
+    def test_hang_and_the_end_of_the_drain(self):
+        """Likewise when the drain's time is over."""
+        d = daemon(64, "daemon.drain_timeout_s=1")
+        with d.connect() as w:
+            w.send(1000, generate=REQUEST)
+            harness.wait_for(lambda: w.status()["requests"].get("running"), 10, "it runs")
+            d.process.terminate()
+            self.assertEqual(w.collect([1000])[1000].error["code"], "ERROR_CANCELLED")
+            self.ended(d, 0, 10)
+
+
+if __name__ == "__main__":
+    harness.main()
