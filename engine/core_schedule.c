@@ -125,6 +125,16 @@ void core_chain_written(struct core *c, struct sequence *s)
     chain_blocks(c, s, s->n_written, PREFIX_CACHE_READY);
 }
 
+/* Charges what s has planned to its client's share; what is computed again after a preemption only
+ * once, and what was found not at all. */
+static void charge(struct core *c, struct sequence *s)
+{
+    if (s->n_planned <= s->n_charged)
+        return;
+    fair_queue_charge(c->queue, s->request->client, (uint64_t)(s->n_planned - s->n_charged));
+    s->n_charged = s->n_planned;
+}
+
 static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
 {
     return s->state == SEQ_DECODE && s->last_step != st->batch.step && s->last_try != c->n_plans &&
@@ -146,9 +156,11 @@ static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
     e->wanted = true;
     e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
     e->token = sampling || PLANT(PLANT_STALE_ROW) ? ~s->last_row : s->generated[s->n_generated - 1];
-    list_remove(&s->link);
-    list_append(&c->decoding, &s->link);
-    fair_queue_charge(c->queue, s->request->client, 1);
+    if (!PLANT(PLANT_NO_TURNS)) {
+        list_remove(&s->link);
+        list_append(&c->decoding, &s->link);
+    }
+    charge(c, s);
     return true;
 }
 
@@ -207,7 +219,7 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         c->n_prefilling--;
         c->n_decoding++;
     }
-    fair_queue_charge(c->queue, s->request->client, (uint64_t)n);
+    charge(c, s);
     return n;
 }
 
@@ -299,8 +311,10 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
     s->n_table = s->n_chained = n_found;
     s->n_planned = s->n_written = n_found * c->options.block_len;
+    if (s->n_charged < s->n_planned)
+        s->n_charged = s->n_planned;
     s->chain = chain;
-    s->n_sampling = 0;
+    must(s->n_sampling == 0);
     s->state = SEQ_PREFILL;
     list_append(&c->prefilling, &s->link);
     c->n_prefilling++;
@@ -406,7 +420,7 @@ static int32_t decode_budget(const struct core *c)
     int32_t max = c->options.max_batch_tokens;
     bool prompts = c->n_prefilling > 0 || (c->n_waiting > 0 && c->n_free_slots > 0);
 
-    if (!prompts)
+    if (!prompts || PLANT(PLANT_NO_RESERVE))
         return max;
     if (max == 1)
         return c->prompts_turn ? 0 : 1;

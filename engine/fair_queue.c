@@ -10,6 +10,7 @@
 #include "engine/id_map.h"
 #include "engine/list.h"
 #include "engine/must.h"
+#include "engine/plant.h"
 
 enum { MAX_IDLE = 1024 }; /* accounts kept of idle clients */
 
@@ -210,7 +211,7 @@ void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_
     for (int k = 0; k < FAIR_QUEUE_CLASSES; k++)
         line_out(q, client, k);
     heap_remove(&q->active, &client->by_vtime);
-    client->vtime += n_tokens;
+    client->vtime += PLANT(PLANT_NO_FAIRNESS) ? 0 : n_tokens;
     heap_insert(&q->active, &client->by_vtime);
     for (int k = 0; k < FAIR_QUEUE_CLASSES; k++)
         line_in(q, client, k);

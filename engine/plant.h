@@ -21,6 +21,11 @@ enum {
     PLANT_PREEMPT_LOSES,      /* a token sampled while its sequence is preempted is told and lost */
     PLANT_LOST_WAKE,          /* who waits for a prefix is not woken when it is ready */
     PLANT_STALE_ROW,          /* a skipped decode names a row of a step already committed */
+    PLANT_SHORT_HASH,         /* no bug: hashes collide all the time, and nothing may come of it */
+    PLANT_NO_PARENT,          /* with short hashes, equal tokens after another prefix are a hit */
+    PLANT_NO_FAIRNESS,        /* who was served how much is not counted */
+    PLANT_NO_TURNS,           /* decodes do not take turns */
+    PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
 };
 

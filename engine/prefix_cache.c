@@ -221,7 +221,9 @@ static uint64_t hash_of(const struct prefix_cache *p, uint64_t parent, const int
     uint64_t seed = XXH3_64bits_withSeed(&parent, sizeof(parent), p->hash_seed);
     uint64_t h = XXH3_64bits_withSeed(tokens, (size_t)p->block_len * sizeof(*tokens), seed);
 
-    return PLANT(PLANT_NO_COMPARE) ? h & 15 : h;
+    if (PLANT(PLANT_NO_COMPARE) || PLANT(PLANT_SHORT_HASH) || PLANT(PLANT_NO_PARENT))
+        return h & 15;
+    return h;
 }
 
 static int32_t find(const struct prefix_cache *p, uint64_t hash, uint64_t parent,
@@ -237,7 +239,7 @@ static int32_t find(const struct prefix_cache *p, uint64_t hash, uint64_t parent
             continue;
         if (PLANT(PLANT_NO_COMPARE))
             break;
-        if (e->parent == parent &&
+        if ((e->parent == parent || PLANT(PLANT_NO_PARENT)) &&
             memcmp(p->tokens + (size_t)i * (size_t)p->block_len, tokens, bytes) == 0)
             break;
     }
@@ -335,11 +337,6 @@ int prefix_cache_take(struct prefix_cache *p, int32_t *block_id)
 bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
 {
     return p->entries[block_id].state == ENTRY_READY;
-}
-
-bool prefix_cache_is_pending(const struct prefix_cache *p, int32_t block_id)
-{
-    return p->entries[block_id].state == ENTRY_PENDING;
 }
 
 uint64_t prefix_cache_evictions(const struct prefix_cache *p)

@@ -55,7 +55,6 @@ void prefix_cache_remove(struct prefix_cache *p, int32_t block_id);    /* nothin
 int prefix_cache_take(struct prefix_cache *p, int32_t *block_id); /* BLOCKS_OK, BLOCKS_E_EMPTY */
 
 bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id);
-bool prefix_cache_is_pending(const struct prefix_cache *p, int32_t block_id);
 uint64_t prefix_cache_evictions(const struct prefix_cache *p);
 
 /* NULL, or what is broken. */

@@ -37,7 +37,8 @@ struct sequence {
     int32_t *generated; /* [request->max_tokens] */
     int32_t n_generated;
     int32_t n_preempted;
-    bool ran; /* was admitted before */
+    int32_t n_charged; /* positions that the client's share was charged for */
+    bool ran;          /* was admitted before */
 
     /* While it has a slot: running, or draining. */
     int32_t slot;   /* sampler state and row of tables; -1: none */

@@ -68,7 +68,7 @@ static int run(uint64_t seed, uint64_t n_steps, bool one_world)
         uint64_t world = one_world ? seed : rng_next(&rng);
 
         current_world = world;
-        wrong = sim_world_run(world, STEPS_A_WORLD, world % 8 != 0, &counts);
+        wrong = sim_world_run(world, STEPS_A_WORLD, &counts);
         if (wrong) {
             fprintf(stderr, "sim: %s; again with --world %" PRIu64 "\n", wrong, world);
             return 1;

@@ -20,11 +20,13 @@ struct world {
     struct sim_backend *backend;
     struct oracle_prefixes *prefixes;
     struct sim_counts *counts;
-    bool verify;
 
     uint64_t now_us, last_id;
     uint64_t n_committed, last_token_step;
     int32_t in_flight;
+    int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
+    bool fair;               /* clients of equal class that never stop asking */
+    uint64_t served[5];      /* tokens computed for finished requests, by client */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
 
@@ -74,6 +76,15 @@ static void choose_options(struct world *w)
     if (w->max_prompt > w->options.max_seq_len)
         w->max_prompt = w->options.max_seq_len;
     w->max_tokens = rng_one_in(r, 3) ? 4 : rng_range(r, 1, w->max_prompt);
+    w->fair = w->max_prompt >= 16 && rng_one_in(r, 5);
+    if (w->fair) {
+        w->n_clients = rng_range(r, 2, 4);
+        w->max_n = 1;
+        w->options.max_seqs = w->backend_options.max_seqs = rng_range(r, 1, 4);
+        w->max_prompt = (w->max_prompt + 1) / 2;
+        w->max_tokens = 1 + w->max_prompt / 4;
+        w->backend_options.numerics_one_in = 0;
+    }
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -111,6 +122,9 @@ static const char *take_events(struct world *w)
         w->counts->deadlines += e[i].reason == CORE_REASON_DEADLINE;
         if (!q->finished)
             continue;
+        if (w->fair) /* the last token is not computed with any more */
+            w->served[q->client] += (uint64_t)(q->usage.prompt_tokens - q->usage.cached_tokens +
+                                               q->usage.completion_tokens - 1);
         if (rng_one_in(&w->rng, 4)) { /* the next turn of this conversation */
             int32_t k = rng_range(&w->rng, 0, N_BASES - 1);
             int32_t told = q->choices[0].n_told;
@@ -131,7 +145,7 @@ static const char *look(struct world *w)
 {
     const char *wrong = take_events(w);
 
-    if (!wrong && w->verify)
+    if (!wrong)
         wrong = core_verify(w->core);
     return wrong;
 }
@@ -171,7 +185,16 @@ static void choose_prompt(struct world *w, struct core_request *q)
     q->prompt = w->prompt;
 }
 
-static const char *arrive(struct world *w)
+static int32_t count_alive(const struct world *w, uint64_t client)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < w->n_alive; i++)
+        n += w->alive[i]->client == client;
+    return n;
+}
+
+static const char *arrive(struct world *w, int32_t client)
 {
     static const char *const salts[] = {"", "a", "b"};
     struct rng *r = &w->rng;
@@ -180,8 +203,9 @@ static const char *arrive(struct world *w)
     int32_t salt = rng_range(r, 0, w->n_salts - 1);
     struct core_request q = {
         .id = ++w->last_id * 16,
-        .client = (uint64_t)rng_range(r, 1, w->n_clients),
-        .priority = rng_one_in(r, 2) ? CORE_NORMAL : (enum core_priority)rng_range(r, 0, 2),
+        .client = (uint64_t)client,
+        .priority =
+            w->fair || rng_one_in(r, 2) ? CORE_NORMAL : (enum core_priority)rng_range(r, 0, 2),
         .max_tokens = rng_range(r, 1, w->max_tokens),
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
@@ -192,7 +216,10 @@ static const char *arrive(struct world *w)
 
     choose_sampling(w, &sampling, stop_ids);
     choose_prompt(w, &q);
-    if (rng_one_in(r, w->deadline_one_in))
+    if (w->fair) { /* each client asks for more at once than the one before */
+        q.n_prompt = 1 + (q.n_prompt - 1) * client / w->n_clients;
+        sampling.n_stop_ids = 0;
+    } else if (rng_one_in(r, w->deadline_one_in))
         q.deadline_us = w->now_us + (uint64_t)rng_range(r, 0, 2000);
     longest = (int64_t)q.n_prompt + q.max_tokens;
     if (longest > w->options.max_seq_len)
@@ -288,16 +315,53 @@ static bool starves(const struct world *w)
     return w->n_alive > 0 && w->n_committed - w->last_token_step > TOKEN_STARVATION * (slots + 1);
 }
 
+/* Whether the step just planned left somebody out for too long, though blocks were there. */
+static const char *check_turns(struct world *w, const struct batch *batch, bool prompts)
+{
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + 16;
+    bool chunk = batch->n_decodes < batch->n_seqs;
+
+    w->n_without_chunk = prompts && !chunk && !w->core->squeezed ? w->n_without_chunk + 1 : 0;
+    if (w->n_without_chunk > 8)
+        return "decodes starve prompts";
+    for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
+        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+            batch->step - s->last_step > longest)
+            return "a decode is left out for too long";
+    }
+    return NULL;
+}
+
+/* Clients that always wait are served alike, but for what runs at once. */
+static const char *check_fairness(const struct world *w)
+{
+    uint64_t least = UINT64_MAX, most = 0;
+    uint64_t request = (uint64_t)(w->max_prompt * 2 + w->max_tokens); /* at most */
+
+    for (int32_t i = 1; i <= w->n_clients; i++) {
+        least = w->served[i] < least ? w->served[i] : least;
+        most = w->served[i] > most ? w->served[i] : most;
+    }
+    if (most - least > 2 * ((uint64_t)w->options.max_seqs + 1) * request)
+        return "clients that wait alike are not served alike";
+    return NULL;
+}
+
 static const char *next(struct world *w)
 {
     const struct batch *batch;
     const char *wrong = NULL;
+    bool prompts = w->core->n_prefilling > 0;
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
         if (w->n_alive == 0)
             return "a step for nobody";
-        wrong = sim_backend_submit(w->backend, batch);
+        wrong = check_turns(w, batch, prompts);
+        if (!wrong)
+            wrong = sim_backend_submit(w->backend, batch);
         w->in_flight++;
         break;
     case CORE_IDLE:
@@ -321,11 +385,17 @@ static const char *turn(struct world *w, bool arrivals)
     const char *wrong = NULL;
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
-    if (arrivals && w->n_alive < w->max_alive && rng_one_in(r, w->arrival_one_in))
-        wrong = arrive(w);
-    if (!wrong && w->n_alive > 0 && rng_one_in(r, w->cancel_one_in))
+    for (int32_t i = 1; arrivals && w->fair && !wrong && i <= w->n_clients; i++)
+        for (int tries = 0;
+             tries < 8 && !wrong && count_alive(w, (uint64_t)i) < w->options.max_seqs + 2; tries++)
+            wrong = arrive(w, i);
+    if (arrivals && w->fair && !wrong)
+        wrong = check_fairness(w);
+    if (arrivals && !w->fair && w->n_alive < w->max_alive && rng_one_in(r, w->arrival_one_in))
+        wrong = arrive(w, rng_range(r, 1, w->n_clients));
+    if (!wrong && !w->fair && w->n_alive > 0 && rng_one_in(r, w->cancel_one_in))
         wrong = cancel(w);
-    if (!wrong && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
+    if (!wrong && !w->fair && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
         wrong = stop(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
@@ -382,13 +452,13 @@ static const char *live(struct world *w, uint64_t n_steps)
 
     while (!wrong && w->n_committed < n_steps && turns++ < n_steps * 64) {
         wrong = turn(w, true);
-        if (!wrong && rng_one_in(&w->rng, 2000))
+        if (!wrong && !w->fair && rng_one_in(&w->rng, 2000))
             wrong = drain(w); /* an idle phase */
     }
     return wrong ? wrong : drain(w);
 }
 
-const char *sim_world_run(uint64_t seed, uint64_t n_steps, bool verify, struct sim_counts *counts)
+const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *counts)
 {
     struct world *w = calloc(1, sizeof(*w));
     struct core_stats stats;
@@ -396,7 +466,6 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, bool verify, struct s
 
     must(w);
     w->rng.state = seed;
-    w->verify = verify;
     w->now_us = 1; /* 0 says never */
     w->counts = counts;
     choose_options(w);

@@ -14,6 +14,6 @@ struct sim_counts {
 
 /* Runs about n_steps steps with everything that seed gives. NULL, or what was wrong. A broken
  * invariant of the core itself aborts. */
-const char *sim_world_run(uint64_t seed, uint64_t n_steps, bool verify, struct sim_counts *counts);
+const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *counts);
 
 #endif

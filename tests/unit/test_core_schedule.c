@@ -465,6 +465,23 @@ START_TEST(preempted_in_flight_keeps_its_token)
 }
 END_TEST
 
+/* Of what was computed the ends of chains are reused first: beginnings are worth more. */
+START_TEST(tails_are_reused_first)
+{
+    uint64_t again;
+
+    rig.options.n_blocks = 12;
+    restart();
+    ask(1, 40, 1);
+    rig_run();
+    ask(2, 24, 1); /* takes the 2 that are free and the last 4 of the first */
+    rig_run();
+    again = ask(1, 40, 1);
+    rig_run();
+    ck_assert_int_eq(cached(again), 24);
+}
+END_TEST
+
 /* Ten thousand waiting requests cost a step nothing that one would not. */
 START_TEST(a_long_queue_is_not_slow)
 {
@@ -526,6 +543,7 @@ int main(void)
     tcase_add_test(t, newest_of_lowest_class_is_preempted);
     tcase_add_test(t, often_preempted_is_spared);
     tcase_add_test(t, preempted_in_flight_keeps_its_token);
+    tcase_add_test(t, tails_are_reused_first);
     tcase_add_test(t, a_long_queue_is_not_slow);
     suite_add_tcase(s, t);
     runner = srunner_create(s);
