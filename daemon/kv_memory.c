@@ -1,8 +1,11 @@
 /* kv_memory.c - see kv_memory.h. */
 #include "daemon/kv_memory.h"
 
+#include <dirent.h>
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/stat.h>
 
 /* MemAvailable, or 0 where the kernel does not say. */
 static uint64_t available_bytes(void)
@@ -43,9 +46,28 @@ static uint64_t group_bytes(void)
     return limit;
 }
 
-void kv_memory_choose(struct backend_options *out, const struct option_memory *wanted, bool device)
+/* Bytes of the folder's weight files, 0 where it cannot be read: the engine will say why. */
+static uint64_t weight_bytes(const char *folder)
 {
-    uint64_t available, group;
+    DIR *d = opendir(folder);
+    struct dirent *entry;
+    uint64_t sum = 0;
+    struct stat st;
+
+    if (!d)
+        return 0;
+    while ((entry = readdir(d)))
+        if (fnmatch("*.safetensors", entry->d_name, 0) == 0 &&
+            fstatat(dirfd(d), entry->d_name, &st, 0) == 0 && S_ISREG(st.st_mode))
+            sum += (uint64_t)st.st_size;
+    closedir(d);
+    return sum;
+}
+
+void kv_memory_choose(struct backend_options *out, const struct option_memory *wanted, bool device,
+                      const char *model_folder)
+{
+    uint64_t bytes, share, group;
 
     out->kv_bytes = wanted->bytes;
     out->kv_fraction = wanted->fraction;
@@ -55,13 +77,13 @@ void kv_memory_choose(struct backend_options *out, const struct option_memory *w
         out->kv_fraction = KV_MEMORY_DEVICE_PERCENT / 100.0;
         return;
     }
-    available = available_bytes();
+    share = available_bytes();
     group = group_bytes();
-    if (group < available)
-        available = group;
-    out->kv_bytes = available / KV_MEMORY_CPU_SHARE;
-    if (out->kv_bytes > KV_MEMORY_CPU_MAX)
-        out->kv_bytes = KV_MEMORY_CPU_MAX;
-    if (out->kv_bytes < KV_MEMORY_CPU_MIN)
-        out->kv_bytes = KV_MEMORY_CPU_MIN;
+    share = (group < share ? group : share) / KV_MEMORY_CPU_SHARE;
+    bytes = weight_bytes(model_folder);
+    if (bytes < KV_MEMORY_CPU_BASE)
+        bytes = KV_MEMORY_CPU_BASE;
+    if (bytes > share)
+        bytes = share;
+    out->kv_bytes = bytes < KV_MEMORY_CPU_MIN ? KV_MEMORY_CPU_MIN : bytes;
 }

@@ -8,16 +8,18 @@
 #include "daemon/options.h"
 #include "engine/backend.h"
 
-/* auto on a device is KV_MEMORY_DEVICE_PERCENT of what is free once the weights are loaded; on the
- * CPU, where others need memory too, a quarter of what is available now, at most KV_MEMORY_CPU_MAX.
- */
+/* auto on a device is KV_MEMORY_DEVICE_PERCENT of what is free once the weights are loaded. On the
+ * CPU, where others need memory too and pages must be made before the start is over, it is as much
+ * as the weights take, KV_MEMORY_CPU_BASE at least, but never over a quarter of what is available
+ * now: a small model is ready in a tenth of a second, a larger one has room in proportion. */
 enum {
     KV_MEMORY_DEVICE_PERCENT = 90,
     KV_MEMORY_CPU_SHARE = 4,
+    KV_MEMORY_CPU_BASE = 512 << 20,
     KV_MEMORY_CPU_MIN = 16 << 20,
 };
-#define KV_MEMORY_CPU_MAX (UINT64_C(2) << 30)
 
-void kv_memory_choose(struct backend_options *out, const struct option_memory *wanted, bool device);
+void kv_memory_choose(struct backend_options *out, const struct option_memory *wanted, bool device,
+                      const char *model_folder);
 
 #endif

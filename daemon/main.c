@@ -269,7 +269,7 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
     };
 
-    kv_memory_choose(&options.backend_options, &o->kv_memory, choice->device);
+    kv_memory_choose(&options.backend_options, &o->kv_memory, choice->device, o->model_path);
     if (getrandom(&options.hash_seed, sizeof(options.hash_seed), 0) !=
         (ssize_t)sizeof(options.hash_seed))
         return err_set(e, -errno, "getrandom: %s", strerror(errno));

@@ -58,8 +58,8 @@ static const struct option table[] = {
      "module of the cuda backend, an absolute path"},
     {"cache.block_len", KIND_POWER, AT(block_len), 16, 4096, NULL, "16", "tokens of one KV block"},
     {"cache.kv_memory", KIND_MEMORY, AT(kv_memory), 0, 0, NULL, "auto",
-     "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU a quarter of the "
-     "available memory, 2G at most"},
+     "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as much as the weights "
+     "take, 512M at least, and a quarter of the available memory at most"},
     {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16", "auto",
      "type of cached keys and values; auto: f32 on the CPU, bf16 on a GPU"},
     {"cache.prefix_cache", KIND_CHOICE, AT(prefix_cache), 0, 0, "off|on", "on",

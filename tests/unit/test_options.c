@@ -132,13 +132,15 @@ START_TEST(auto_memory_is_bounded)
     struct backend_options b = {0};
     const struct option_memory automatic = {0}, bytes = {.bytes = 123456};
 
-    kv_memory_choose(&b, &automatic, true);
+    kv_memory_choose(&b, &automatic, true, TEST_MODEL_DIR);
     ck_assert_double_eq(b.kv_fraction, 0.9);
     ck_assert_uint_eq(b.kv_bytes, 0);
-    kv_memory_choose(&b, &automatic, false);
+    kv_memory_choose(&b, &automatic, false, TEST_MODEL_DIR);
     ck_assert_uint_ge(b.kv_bytes, KV_MEMORY_CPU_MIN);
-    ck_assert_uint_le(b.kv_bytes, KV_MEMORY_CPU_MAX);
-    kv_memory_choose(&b, &bytes, false);
+    ck_assert_uint_le(b.kv_bytes, KV_MEMORY_CPU_BASE); /* its weights are small */
+    kv_memory_choose(&b, &automatic, false, "/nowhere/at/all");
+    ck_assert_uint_ge(b.kv_bytes, KV_MEMORY_CPU_MIN);
+    kv_memory_choose(&b, &bytes, false, TEST_MODEL_DIR);
     ck_assert_uint_eq(b.kv_bytes, 123456);
 }
 END_TEST
