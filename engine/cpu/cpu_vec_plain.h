@@ -67,13 +67,9 @@ VEC_FUNC struct vec vec_div(struct vec a, struct vec b)
     VEC_EACH(a.q[i] / b.q[i]);
 }
 
-#ifdef __FP_FAST_FMAF
-VEC_FUNC quad quad_fma(quad a, quad b, quad c)
-{
-    return (quad){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
-                  __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};
-}
-#else
+#if defined(__SSE2__) && !defined(__FP_FAST_FMAF)
+#include <emmintrin.h>
+
 typedef double pair __attribute__((vector_size(16)));
 typedef int64_t pair_int __attribute__((vector_size(16)));
 
@@ -94,12 +90,23 @@ VEC_FUNC pair pair_fma_odd(pair a, pair b, pair c)
     return (pair)bits;
 }
 
+/* Conversions are spelled as instructions: written as C, gcc 12 at -O3 gives wrong bits where two
+ * such calls follow one another (a rounding to float between them gets lost). */
 VEC_FUNC quad quad_fma(quad a, quad b, quad c)
 {
-    const pair lo = pair_fma_odd((pair){a[0], a[1]}, (pair){b[0], b[1]}, (pair){c[0], c[1]});
-    const pair hi = pair_fma_odd((pair){a[2], a[3]}, (pair){b[2], b[3]}, (pair){c[2], c[3]});
+    const pair lo = pair_fma_odd((pair)_mm_cvtps_pd((__m128)a), (pair)_mm_cvtps_pd((__m128)b),
+                                 (pair)_mm_cvtps_pd((__m128)c));
+    const pair hi = pair_fma_odd((pair)_mm_cvtps_pd(_mm_movehl_ps((__m128)a, (__m128)a)),
+                                 (pair)_mm_cvtps_pd(_mm_movehl_ps((__m128)b, (__m128)b)),
+                                 (pair)_mm_cvtps_pd(_mm_movehl_ps((__m128)c, (__m128)c)));
 
-    return (quad){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]};
+    return (quad)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
+}
+#else
+VEC_FUNC quad quad_fma(quad a, quad b, quad c)
+{
+    return (quad){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+                  __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};
 }
 #endif
 
