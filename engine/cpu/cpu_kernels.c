@@ -15,8 +15,8 @@ enum { TILE_ROWS = 6, TILE_OUTS = 4 }; /* 24 of 32 registers */
 enum { TILE_ROWS = 3, TILE_OUTS = 2 }; /* 12 of 16 */
 #endif
 enum {
-    ONE_ROW_OUTS = 4,      /* streams of weights read side by side for a single row */
-    PREFETCH_BYTES = 2048, /* how far ahead of a stream */
+    ONE_ROW_OUTS = 4, /* streams of weights read side by side for a single row */
+    LINE = 32,        /* bf16 in one line of the cache */
 };
 
 /* rows x outs results; both are constants where this is inlined. */
@@ -34,11 +34,14 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
         struct vec wv[ONE_ROW_OUTS];
 
         VEC_UNROLL
-        for (int o = 0; o < outs; o++) {
+        for (int o = 0; o < outs; o++)
             wv[o] = vec_load_bf16(w + (size_t)o * (size_t)m->k + k);
-            if (rows == 1)
-                __builtin_prefetch((const char *)(w + (size_t)o * (size_t)m->k + k) +
-                                   PREFETCH_BYTES);
+        /* One row is bound by memory: the next tile, from end to end, is on its way to L2. */
+        if (rows == 1 && k % LINE == 0) {
+            VEC_UNROLL
+            for (int o = 0; o < outs; o++)
+                __builtin_prefetch(w + (size_t)outs * (size_t)m->k + (size_t)(k * outs + o * LINE),
+                                   0, 2);
         }
         VEC_UNROLL
         for (int r = 0; r < rows; r++) {
