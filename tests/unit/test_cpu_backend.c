@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model.h"
@@ -180,8 +181,8 @@ static double check_golden(const struct golden_case *c, const struct drive_seq *
     return worst;
 }
 
-__attribute__((unused)) static void check_same(const struct golden_case *c,
-                                               const struct drive_seq *a, const struct drive_seq *b)
+static void check_same(const struct golden_case *c, const struct drive_seq *a,
+                       const struct drive_seq *b)
 {
     const size_t n = (size_t)a->n_ids;
 
@@ -244,14 +245,384 @@ START_TEST(golden_alone)
 }
 END_TEST
 
+/* Block length, chunks, batch, steps in flight, order of blocks, threads and what lies in memory
+ * that is not the sequence's own change no bit of any logprob. */
+static const struct way ways[] = {
+    {.block_len = 16,
+     .max_rows = 64,
+     .max_seqs = 64,
+     .n_threads = 2,
+     .kv_mib = 128,
+     .poison = true},
+    {.block_len = 16,
+     .max_rows = 4096,
+     .max_seqs = 64,
+     .n_threads = 3,
+     .kv_mib = 128,
+     .two_in_flight = true,
+     .scatter = 7,
+     .poison = true},
+    {.block_len = 256,
+     .max_rows = 64,
+     .max_seqs = 5,
+     .n_threads = 2,
+     .kv_mib = 64,
+     .two_in_flight = true,
+     .scatter = 8,
+     .poison = true},
+    {.block_len = 256, .max_rows = 4096, .max_seqs = 64, .n_threads = 1, .kv_mib = 256},
+    {.block_len = 4096,
+     .max_rows = 64,
+     .max_seqs = 4,
+     .n_threads = 2,
+     .kv_mib = 256,
+     .two_in_flight = true,
+     .poison = true},
+    {.block_len = 4096,
+     .max_rows = 4096,
+     .max_seqs = 64,
+     .n_threads = 2,
+     .kv_mib = 384,
+     .scatter = 9},
+    {.block_len = 32,
+     .max_rows = 37,
+     .max_seqs = 64,
+     .n_threads = 2,
+     .kv_mib = 128,
+     .two_in_flight = true,
+     .scatter = 3,
+     .isa = CPU_ISA_AVX2},
+};
+
+START_TEST(way_changes_nothing)
+{
+    static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
+
+    run_way(alone, &usual, false, SHORT_PROMPT / 4);
+    for (size_t way = 0; way < sizeof(ways) / sizeof(*ways); way++) {
+        int n = 0;
+
+        if (ways[way].isa && !cpu_ops_get(ways[way].isa))
+            continue;
+        run_way(now, &ways[way], true, SHORT_PROMPT / 4);
+        for (int i = 0; i < n_cases; i++)
+            if (now[i].n_ids) {
+                check_same(&cases[i], &alone[i], &now[i]);
+                n++;
+            }
+        ck_assert_int_ge(n, 50);
+        free_seqs(now);
+    }
+    free_seqs(alone);
+}
+END_TEST
+
+/* K and V in bf16: the same tokens wherever the candidates lie further apart than bf16 can move
+ * them, and again no bit depends on the way. */
+START_TEST(bf16_kv)
+{
+    static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
+    struct way w = usual;
+
+    w.kv_dtype = KV_DTYPE_BF16;
+    run_way(alone, &w, false, SHORT_PROMPT / 4);
+    w = ways[2];
+    w.kv_dtype = KV_DTYPE_BF16;
+    run_way(now, &w, true, SHORT_PROMPT / 4);
+    for (int i = 0; i < n_cases; i++)
+        if (now[i].n_ids) {
+            check_same(&cases[i], &alone[i], &now[i]);
+            check_golden(&cases[i], &now[i], 0.5, 1.0);
+        }
+    free_seqs(alone);
+    free_seqs(now);
+}
+END_TEST
+
+static void golden_long(const char *name, const struct way *w)
+{
+    struct driver d;
+    struct drive_seq s;
+    int i = 0;
+
+    while (i < n_cases && strcmp(cases[i].name, name) != 0)
+        i++;
+    ck_assert_msg(i < n_cases, "%s is missing", name);
+    open_way(&d, w);
+    seq_of(&s, &cases[i]);
+    drive(&d, &s, 1);
+    check_golden(&cases[i], &s, 2e-3, 0.005);
+    drive_seq_deinit(&s);
+    close_way(&d);
+}
+
+/* A pass-key is found after 1,558 and 5,540 tokens, with small and large blocks and chunks. */
+START_TEST(golden_long_prompts)
+{
+    golden_long("passkey-250-sentences", &ways[2]);
+    golden_long("passkey-250-sentences", &ways[4]);
+    golden_long("passkey-900-sentences", &usual);
+}
+END_TEST
+
+/* ... and after 11,052. */
+START_TEST(golden_longest_prompt)
+{
+    const struct way w = {.block_len = 4096,
+                          .max_rows = 1000,
+                          .max_seqs = 1,
+                          .n_threads = 2,
+                          .kv_mib = 256,
+                          .two_in_flight = true,
+                          .poison = true};
+
+    golden_long("passkey-1800-sentences", &w);
+}
+END_TEST
+
+/* The plain kernels, which no machine of today runs otherwise, give the same bits. */
+START_TEST(plain_is_the_same)
+{
+    static struct drive_seq fast[MAX_CASES], plain[MAX_CASES];
+    struct way w = usual;
+    struct driver d;
+
+    for (int i = 0; i < 6; i++)
+        seq_of(&fast[i], &cases[i]), seq_of(&plain[i], &cases[i]);
+    open_way(&d, &w);
+    drive(&d, fast, 6);
+    close_way(&d);
+    open_way(&d, &(struct way){
+                     .block_len = 16, .max_rows = 50, .max_seqs = 3, .n_threads = 2, .kv_mib = 64});
+    cpu_backend.close(d.backend);
+    ck_assert_int_eq(cpu_backend_open_isa(&d.backend, model,
+                                          &(struct backend_options){.block_len = 16,
+                                                                    .max_batch_tokens = 50,
+                                                                    .max_seqs = 3,
+                                                                    .max_seq_len = 4096,
+                                                                    .kv_bytes = 64 << 20,
+                                                                    .n_threads = 2},
+                                          CPU_ISA_PLAIN, &e),
+                     0);
+    drive(&d, plain, 6);
+    close_way(&d);
+    for (int i = 0; i < 6; i++)
+        check_same(&cases[i], &fast[i], &plain[i]);
+    free_seqs(fast);
+    free_seqs(plain);
+}
+END_TEST
+
+/* Blocks are what kv_memory pays for, to the byte; info says so. */
+START_TEST(blocks_follow_kv_bytes)
+{
+    struct backend *b;
+    struct backend_info info;
+    struct backend_options o = {.block_len = 64,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .kv_bytes = (10 << 20) - 1,
+                                .n_threads = 1};
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    cpu_backend.info(b, &info);
+    ck_assert_uint_eq(info.block_bytes, 4 * 2 * 4 * 64 * 128 * sizeof(float));
+    ck_assert_int_eq(info.n_blocks, 9); /* of 1 MiB */
+    ck_assert_int_eq(info.kv_dtype, KV_DTYPE_F32);
+    ck_assert_uint_ge(info.weight_bytes, 12 << 20 >> 1);
+    ck_assert_ptr_nonnull(strstr(info.device, "1 thread,"));
+    cpu_backend.close(b);
+}
+END_TEST
+
+/* Too little memory for one block, and more than the machine has: refused with both figures. */
+START_TEST(memory_errors_say_how_much)
+{
+    struct backend *b = NULL;
+    struct backend_options o = {.block_len = 4096,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .kv_bytes = 63 << 20,
+                                .n_threads = 2};
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOMEM);
+    ck_assert_msg(strstr(e.text, "64.0 MiB") && strstr(e.text, "63.0 MiB"), "%s", e.text);
+    o.block_len = 16;
+    o.kv_bytes = (uint64_t)64 << 40; /* the slots of blocks of 16 tokens end at 32 TiB */
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOMEM);
+    ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "available"), "%s", e.text);
+    ck_assert_ptr_null(b);
+}
+END_TEST
+
+static double last_progress;
+
+static void note_progress(void *ctx, double done)
+{
+    ck_assert(ctx == &last_progress && done >= last_progress && done <= 1.0);
+    last_progress = done;
+}
+
+/* Loading is reported from both threads, rising to 1. */
+START_TEST(progress_rises)
+{
+    struct backend *b;
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .kv_bytes = 16 << 20,
+                                .n_threads = 2,
+                                .progress = note_progress,
+                                .progress_ctx = &last_progress};
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    ck_assert(last_progress == 1.0);
+    cpu_backend.close(b);
+    cpu_backend.close(NULL);
+}
+END_TEST
+
+/* One step of four prompt rows written out by hand; table is the only block. */
+struct hand {
+    int32_t tokens[4], positions[4], slots[4], q_start[2], kv_len[1], table[1];
+    struct batch_row row;
+    struct batch_load load;
+    struct sampling sampling;
+    struct batch batch;
+};
+
+static void hand_init(struct hand *h, uint64_t step)
+{
+    *h = (struct hand){
+        .tokens = {1, 2, 3, 4},
+        .positions = {0, 1, 2, 3},
+        .slots = {16, 17, 18, 19},
+        .q_start = {0, 4},
+        .kv_len = {4},
+        .table = {1},
+        .row = {.row = 3},
+        .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 0},
+    };
+    h->load = (struct batch_load){.sampling = &h->sampling};
+    h->batch = (struct batch){.step = step,
+                              .n_tokens = 4,
+                              .n_seqs = 1,
+                              .n_rows = 1,
+                              .n_loads = 1,
+                              .max_blocks = 1,
+                              .tokens = h->tokens,
+                              .positions = h->positions,
+                              .slots = h->slots,
+                              .q_start = h->q_start,
+                              .kv_len = h->kv_len,
+                              .block_table = h->table,
+                              .rows = &h->row,
+                              .loads = &h->load};
+}
+
+/* A step whose rows want no logits gives an empty result; a result holds while two further steps
+ * are under way; close waits for what nobody has waited for. */
+START_TEST(results_hold_until_next_wait)
+{
+    struct hand h[4];
+    struct step_result r;
+    struct driver d;
+    int32_t id;
+    float logprob;
+
+    open_way(&d, &usual);
+    for (int i = 0; i < 4; i++)
+        hand_init(&h[i], (uint64_t)i + 1);
+    h[0].batch.n_rows = 0;
+    h[2].tokens[3] = 77;
+    ck_assert_int_eq(cpu_backend.submit(d.backend, &h[0].batch, &e), 0);
+    ck_assert_int_eq(cpu_backend.submit(d.backend, &h[1].batch, &e), 0);
+    ck_assert_int_eq(cpu_backend.wait(d.backend, &r, &e), 0);
+    ck_assert(r.step == 1 && r.n_rows == 0);
+    ck_assert_int_eq(cpu_backend.wait(d.backend, &r, &e), 0);
+    ck_assert(r.step == 2 && r.n_rows == 1);
+    id = r.ids[0];
+    logprob = r.logprobs[0];
+    ck_assert_int_eq(cpu_backend.submit(d.backend, &h[2].batch, &e), 0);
+    ck_assert_int_eq(cpu_backend.submit(d.backend, &h[3].batch, &e), 0);
+    usleep(50000); /* long enough for both to be over */
+    ck_assert(r.ids[0] == id && r.logprobs[0] == logprob);
+    ck_assert_int_eq(cpu_backend.wait(d.backend, &r, &e), 0);
+    ck_assert(r.step == 3 && r.logprobs[0] != logprob);
+    close_way(&d);
+}
+END_TEST
+
+/* What only a bug of the core could ask for aborts before it is computed. */
+START_TEST(broken_batch_aborts)
+{
+    struct hand h, third[2];
+    struct driver d;
+
+    open_way(&d, &usual);
+    hand_init(&h, 1);
+    switch (_i) {
+    case 0:
+        h.slots[2] = 35;
+        break;
+    case 1:
+        h.positions[1] = 2;
+        break;
+    case 2:
+        h.table[0] = d.n_blocks;
+        break;
+    case 3:
+        h.tokens[0] = 2048;
+        break;
+    case 4:
+        h.tokens[0] = ~0; /* there is no step before */
+        break;
+    case 5:
+        h.row.row = 4;
+        break;
+    case 6:
+        h.batch.step = 2;
+        break;
+    case 7:
+        h.kv_len[0] = 17;
+        break;
+    default:
+        hand_init(&third[0], 1);
+        hand_init(&third[1], 2);
+        h.batch.step = 3;
+        cpu_backend.submit(d.backend, &third[0].batch, &e);
+        cpu_backend.submit(d.backend, &third[1].batch, &e);
+        break;
+    }
+    cpu_backend.submit(d.backend, &h.batch, &e);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("cpu_backend");
     TCase *t = tcase_create("golden");
 
     tcase_add_checked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 120);
+    tcase_set_timeout(t, 240);
     tcase_add_test(t, golden_alone);
+    tcase_add_test(t, way_changes_nothing);
+    tcase_add_test(t, bf16_kv);
+    tcase_add_test(t, plain_is_the_same);
+    tcase_add_test(t, golden_long_prompts);
+    tcase_add_test(t, golden_longest_prompt);
+    suite_add_tcase(s, t);
+    t = tcase_create("contract");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, blocks_follow_kv_bytes);
+    tcase_add_test(t, memory_errors_say_how_much);
+    tcase_add_test(t, progress_rises);
+    tcase_add_test(t, results_hold_until_next_wait);
+    tcase_add_loop_test_raise_signal(t, broken_batch_aborts, SIGABRT, 0, 9);
     suite_add_tcase(s, t);
     return s;
 }
@@ -259,9 +630,10 @@ static Suite *suite(void)
 int main(void)
 {
     SRunner *r = srunner_create(suite());
+    int failed;
 
     srunner_run_all(r, CK_ENV);
-    const int failed = srunner_ntests_failed(r);
+    failed = srunner_ntests_failed(r);
     srunner_free(r);
     return failed ? 1 : 0;
 }

@@ -1,0 +1,408 @@
+/* test_cpu_models.c - the CPU backend on small random models of all shapes, against a forward pass
+ * written down in double precision with no thought of speed. */
+#include <check.h>
+#include <ftw.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/bf16.h"
+#include "engine/cpu/cpu_backend.h"
+#include "engine/model.h"
+#include "tests/tools/backend_driver.h"
+#include "tests/tools/model_writer.h"
+
+enum { N_PROMPT = 150, N_OUT = 6, NAN_TOKEN = 7 };
+
+static char dir[64];
+static struct err e;
+static struct model *model;
+
+static int unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+static double uniform(uint64_t *x) /* -1 .. 1 */
+{
+    *x = *x * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int32_t)(*x >> 32) / 0x1p31;
+}
+
+/* A folder with random weights, large enough that nothing is lost in rounding; opened. */
+static void make_model(const struct model_config *c, bool with_nan)
+{
+    struct writer w = {.folder = dir,
+                       .tokenizer = TEST_MODEL_DIR,
+                       .config = *c,
+                       .dtype = DTYPE_BF16,
+                       .n_shards = 2};
+    uint64_t x = 12345;
+
+    strcpy(dir, "/tmp/nvllm-test-cpu-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
+    for (size_t i = 0; i < w.tensors.n; i++) {
+        const struct tensor *t = &w.tensors.all[i];
+        const size_t n = (size_t)tensor_elements(t);
+        const bool is_norm = strstr(t->name, "norm") != NULL, is_bias = strstr(t->name, ".bias");
+        const double scale = is_norm || is_bias ? 0.5 : 1.5 / sqrt((double)t->shape[1]);
+        uint16_t *data = calloc(n, sizeof(*data));
+
+        for (size_t j = 0; j < n; j++)
+            data[j] = bf16_from_f32((float)(scale * uniform(&x) + (is_norm ? 1.0 : 0.0)));
+        if (with_nan && strstr(t->name, "embed"))
+            data[NAN_TOKEN * t->shape[1]] = 0x7fc0;
+        ck_assert_int_eq(pwrite(w.shards[t->file].fd, data, n * 2, (off_t)t->offset), (int)(n * 2));
+        free(data);
+    }
+    ck_assert_msg(writer_close(&w, &e) == 0, "%s", e.text);
+    ck_assert_msg(model_open(&model, dir, &e) == 0, "%s", e.text);
+}
+
+static void drop_model(void)
+{
+    model_close(model);
+    nftw(dir, unlink_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* A tensor as doubles. */
+static double *weights(const char *format, int layer)
+{
+    char name[128];
+    const struct tensor *t;
+    uint16_t *half;
+    double *out;
+    size_t n;
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+    snprintf(name, sizeof(name), format, layer);
+#pragma GCC diagnostic pop
+    t = model_tensor(model, name);
+    ck_assert_msg(t != NULL, "%s", name);
+    n = (size_t)tensor_elements(t);
+    half = calloc(n, sizeof(*half));
+    out = calloc(n, sizeof(*out));
+    ck_assert_int_eq(model_read_bf16(model, t, 0, half, n, &e), 0);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (double)f32_from_bf16(half[i]);
+    free(half);
+    return out;
+}
+
+/* y [n, outs] = x [n, k] * w [outs, k] + bias */
+static double *times(const double *x, const double *w, const double *bias, int n, int outs, int k)
+{
+    double *y = calloc((size_t)(n * outs), sizeof(*y));
+
+    for (int i = 0; i < n; i++)
+        for (int o = 0; o < outs; o++) {
+            double sum = bias ? bias[o] : 0.0;
+
+            for (int j = 0; j < k; j++)
+                sum += x[i * k + j] * w[o * k + j];
+            y[i * outs + o] = sum;
+        }
+    return y;
+}
+
+static void norm(double *y, const double *x, const double *w, int n, double eps)
+{
+    double squares = 0.0;
+
+    for (int i = 0; i < n; i++)
+        squares += x[i] * x[i];
+    for (int i = 0; i < n; i++)
+        y[i] = x[i] / sqrt(squares / n + eps) * w[i];
+}
+
+static void rotate(double *x, int pos, int dim, double theta)
+{
+    for (int i = 0; i < dim / 2; i++) {
+        const double angle = pos * pow(theta, -2.0 * i / dim), a = x[i], b = x[i + dim / 2];
+
+        x[i] = a * cos(angle) - b * sin(angle);
+        x[i + dim / 2] = b * cos(angle) + a * sin(angle);
+    }
+}
+
+/* out [n, n_heads * dim] of causal attention. */
+static double *attention(const struct model_config *c, const double *q, const double *k,
+                         const double *v, int n)
+{
+    const int dim = c->head_dim, qs = c->n_heads * dim, ks = c->n_kv_heads * dim;
+    double *out = calloc((size_t)(n * qs), sizeof(*out)), *p = calloc((size_t)n, sizeof(*p));
+
+    for (int i = 0; i < n; i++)
+        for (int h = 0; h < c->n_heads; h++) {
+            const int kv = h / (c->n_heads / c->n_kv_heads);
+            double sum = 0.0;
+
+            for (int j = 0; j <= i; j++) {
+                double dot = 0.0;
+
+                for (int d = 0; d < dim; d++)
+                    dot += q[i * qs + h * dim + d] * k[j * ks + kv * dim + d];
+                sum += p[j] = exp(dot / sqrt(dim));
+            }
+            for (int j = 0; j <= i; j++)
+                for (int d = 0; d < dim; d++)
+                    out[i * qs + h * dim + d] += p[j] / sum * v[j * ks + kv * dim + d];
+        }
+    free(p);
+    return out;
+}
+
+static void layer(const struct model_config *c, double *x, int n, int l)
+{
+    const int dim = c->head_dim, qs = c->n_heads * dim, ks = c->n_kv_heads * dim,
+              hid = c->hidden_dim;
+    const bool qwen2 = c->arch == MODEL_QWEN2;
+    double *w[16] = {
+        weights("model.layers.%d.input_layernorm.weight", l),
+        weights("model.layers.%d.post_attention_layernorm.weight", l),
+        weights("model.layers.%d.self_attn.q_proj.weight", l),
+        weights("model.layers.%d.self_attn.k_proj.weight", l),
+        weights("model.layers.%d.self_attn.v_proj.weight", l),
+        weights("model.layers.%d.self_attn.o_proj.weight", l),
+        weights("model.layers.%d.mlp.gate_proj.weight", l),
+        weights("model.layers.%d.mlp.up_proj.weight", l),
+        weights("model.layers.%d.mlp.down_proj.weight", l),
+        qwen2 ? weights("model.layers.%d.self_attn.q_proj.bias", l) : NULL,
+        qwen2 ? weights("model.layers.%d.self_attn.k_proj.bias", l) : NULL,
+        qwen2 ? weights("model.layers.%d.self_attn.v_proj.bias", l) : NULL,
+        qwen2 ? NULL : weights("model.layers.%d.self_attn.q_norm.weight", l),
+        qwen2 ? NULL : weights("model.layers.%d.self_attn.k_norm.weight", l),
+    };
+    double *h = calloc((size_t)(n * hid), sizeof(*h)), *q, *k, *v, *a, *o, *g, *u, *d;
+
+    for (int i = 0; i < n; i++)
+        norm(h + i * hid, x + i * hid, w[0], hid, (double)c->rms_norm_eps);
+    q = times(h, w[2], w[9], n, qs, hid);
+    k = times(h, w[3], w[10], n, ks, hid);
+    v = times(h, w[4], w[11], n, ks, hid);
+    for (int i = 0; i < n; i++)
+        for (int head = 0; head < c->n_heads + c->n_kv_heads; head++) {
+            const bool is_q = head < c->n_heads;
+            double *at = is_q ? q + i * qs + head * dim : k + i * ks + (head - c->n_heads) * dim;
+
+            if (!qwen2)
+                norm(at, at, is_q ? w[12] : w[13], dim, (double)c->rms_norm_eps);
+            rotate(at, i, dim, c->rope_theta);
+        }
+    a = attention(c, q, k, v, n);
+    o = times(a, w[5], NULL, n, hid, qs);
+    for (int i = 0; i < n * hid; i++)
+        x[i] += o[i];
+    for (int i = 0; i < n; i++)
+        norm(h + i * hid, x + i * hid, w[1], hid, (double)c->rms_norm_eps);
+    g = times(h, w[6], NULL, n, c->ffn_dim, hid);
+    u = times(h, w[7], NULL, n, c->ffn_dim, hid);
+    for (int i = 0; i < n * c->ffn_dim; i++)
+        g[i] = g[i] / (1.0 + exp(-g[i])) * u[i];
+    d = times(g, w[8], NULL, n, hid, c->ffn_dim);
+    for (int i = 0; i < n * hid; i++)
+        x[i] += d[i];
+    for (int i = 0; i < 16; i++)
+        free(w[i]);
+    free(h), free(q), free(k), free(v), free(a), free(o), free(g), free(u), free(d);
+}
+
+/* Log-probabilities [n, vocab_size] of what follows each of n tokens. */
+static double *reference(const int32_t *tokens, int n)
+{
+    const struct model_config *c = model_config(model);
+    const int hid = c->hidden_dim;
+    double *x = calloc((size_t)(n * hid), sizeof(*x)), *z;
+    double *embed = weights("model.embed_tokens.weight", 0),
+           *last = weights("model.norm.weight", 0);
+    double *head = c->tied ? NULL : weights("lm_head.weight", 0);
+
+    for (int i = 0; i < n; i++)
+        memcpy(x + i * hid, embed + tokens[i] * hid, (size_t)hid * sizeof(*x));
+    for (int l = 0; l < c->n_layers; l++)
+        layer(c, x, n, l);
+    for (int i = 0; i < n; i++)
+        norm(x + i * hid, x + i * hid, last, hid, (double)c->rms_norm_eps);
+    z = times(x, head ? head : embed, NULL, n, c->vocab_size, hid);
+    for (int i = 0; i < n; i++) {
+        double sum = 0.0;
+
+        for (int j = 0; j < c->vocab_size; j++)
+            sum += exp(z[i * c->vocab_size + j]);
+        for (int j = 0; j < c->vocab_size; j++)
+            z[i * c->vocab_size + j] -= log(sum);
+    }
+    free(x), free(embed), free(last), free(head);
+    return z;
+}
+
+static void open_backend(struct driver *d, int max_rows, enum cpu_isa isa)
+{
+    const struct backend_options o = {.block_len = 16,
+                                      .max_batch_tokens = max_rows,
+                                      .max_seqs = 4,
+                                      .max_seq_len = 1024,
+                                      .kv_bytes = 64 << 20,
+                                      .n_threads = 2};
+
+    *d = (struct driver){.ops = &cpu_backend,
+                         .block_len = 16,
+                         .max_rows = max_rows,
+                         .max_seqs = 4,
+                         .two_in_flight = true,
+                         .scatter = 3};
+    ck_assert_msg(cpu_backend_open_isa(&d->backend, model, &o, isa, &e) == 0, "%s", e.text);
+    driver_init(d);
+}
+
+static void close_backend(struct driver *d)
+{
+    driver_deinit(d);
+    cpu_backend.close(d->backend);
+}
+
+static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa)
+{
+    struct driver d;
+
+    open_backend(&d, max_rows, isa);
+    drive_seq_init(s, prompt, N_PROMPT, N_OUT, SAMPLING_MAX_LOGPROBS);
+    drive(&d, s, 1);
+    close_backend(&d);
+}
+
+static const struct model_config shapes[] = {
+    /* arch, layers, heads, kv heads, head_dim, hidden, ffn, vocab, length, eps, theta, tied */
+    {MODEL_QWEN2, 2, 6, 2, 10, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
+    {MODEL_QWEN2, 2, 14, 2, 64, 64, 130, 2048, 1024, 1e-6f, 1e6, true},
+    {MODEL_QWEN2, 1, 64, 1, 2, 48, 64, 2048, 1024, 1e-5f, 1e6, true}, /* a group over one tile */
+    {MODEL_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true},
+    {MODEL_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
+};
+
+enum { N_SHAPES = sizeof(shapes) / sizeof(*shapes) };
+
+static void make_prompt(int32_t *prompt)
+{
+    uint64_t x = 99;
+
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = (int32_t)(fabs(uniform(&x)) * 2000) + 8;
+}
+
+/* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64, dimensions that fill no vector, tied
+ * and untied: all as the plain forward pass says. */
+START_TEST(agrees_with_reference)
+{
+    int32_t tokens[N_PROMPT + N_OUT];
+    struct drive_seq s;
+    double *want, worst = 0.0;
+    int vocab;
+
+    make_model(&shapes[_i], false);
+    vocab = model_config(model)->vocab_size;
+    make_prompt(tokens);
+    run(&s, tokens, 512, cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512 : CPU_ISA_PLAIN);
+    ck_assert_int_eq(s.n_ids, N_OUT);
+    memcpy(tokens + N_PROMPT, s.ids, sizeof(*tokens) * N_OUT);
+    want = reference(tokens, N_PROMPT + N_OUT);
+    for (int i = 0; i < N_OUT; i++) {
+        const double *row = want + (N_PROMPT - 1 + i) * vocab;
+
+        for (int k = 0; k < SAMPLING_MAX_LOGPROBS; k++) {
+            const int at = i * SAMPLING_MAX_LOGPROBS + k;
+
+            worst = fmax(worst, fabs((double)s.top_logprobs[at] - row[s.top_ids[at]]));
+        }
+        for (int j = 0; j < vocab; j++) /* nothing better was overlooked */
+            ck_assert(row[j] <= row[s.ids[i]] + 2e-4);
+    }
+    ck_assert_msg(worst < 1e-4, "off by %g", worst);
+    free(want);
+    drive_seq_deinit(&s);
+    drop_model();
+}
+END_TEST
+
+/* The same bits in chunks of five rows, and with each instruction set of this machine. */
+START_TEST(chunks_and_isas_change_nothing)
+{
+    static const int chunks[] = {5, 64, 512};
+    int32_t prompt[N_PROMPT];
+    struct drive_seq first, s;
+    int n = 0;
+
+    make_model(&shapes[_i], false);
+    make_prompt(prompt);
+    run(&first, prompt, 512, CPU_ISA_PLAIN);
+    for (int isa = 0; isa < CPU_N_ISAS; isa++)
+        for (int c = 0; c < 3 && cpu_ops_get((enum cpu_isa)isa); c++, n++) {
+            run(&s, prompt, chunks[c], (enum cpu_isa)isa);
+            ck_assert_mem_eq(s.ids, first.ids, sizeof(*s.ids) * N_OUT);
+            ck_assert_mem_eq(s.logprobs, first.logprobs, sizeof(*s.logprobs) * N_OUT);
+            drive_seq_deinit(&s);
+        }
+    ck_assert_int_ge(n, 3);
+    drive_seq_deinit(&first);
+    drop_model();
+}
+END_TEST
+
+/* NaN in one row's logits ends that sequence alone; its neighbour does not notice. */
+START_TEST(numerics_end_one_sequence)
+{
+    int32_t good[N_PROMPT], bad[N_PROMPT];
+    struct drive_seq alone, both[2];
+    struct driver d;
+
+    make_model(&shapes[4], true);
+    make_prompt(good);
+    make_prompt(bad);
+    bad[N_PROMPT / 2] = NAN_TOKEN;
+    open_backend(&d, 100, CPU_ISA_PLAIN);
+    drive_seq_init(&alone, good, N_PROMPT, N_OUT, 0);
+    drive(&d, &alone, 1);
+    drive_seq_init(&both[0], bad, N_PROMPT, N_OUT, 0);
+    drive_seq_init(&both[1], good, N_PROMPT, N_OUT, 0);
+    drive(&d, both, 2);
+    ck_assert(both[0].numerics && both[0].n_ids == 0);
+    ck_assert(!both[1].numerics && both[1].n_ids == N_OUT);
+    ck_assert_mem_eq(both[1].ids, alone.ids, sizeof(*alone.ids) * N_OUT);
+    ck_assert_mem_eq(both[1].logprobs, alone.logprobs, sizeof(*alone.logprobs) * N_OUT);
+    for (int i = 0; i < 2; i++)
+        drive_seq_deinit(&both[i]);
+    drive_seq_deinit(&alone);
+    close_backend(&d);
+    drop_model();
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("cpu_models");
+    TCase *t = tcase_create("shapes");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, agrees_with_reference, 0, N_SHAPES);
+    tcase_add_loop_test(t, chunks_and_isas_change_nothing, 0, N_SHAPES);
+    tcase_add_test(t, numerics_end_one_sequence);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *r = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(r, CK_ENV);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? 1 : 0;
+}

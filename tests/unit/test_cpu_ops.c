@@ -1,0 +1,486 @@
+/* test_cpu_ops.c - the kernels against loops in double precision at odd sizes, with poisoned
+ * outputs, and all instruction sets of this machine against each other, bit for bit. */
+#include <check.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/bf16.h"
+#include "engine/cpu/cpu_ops.h"
+#include "engine/cpu/cpu_pool.h"
+
+enum { BIG = 1 << 17, GUARD = 64 };
+
+static const struct cpu_ops *ops;
+static float in[BIG], in2[BIG], out[BIG], first[BIG];
+static uint16_t half[BIG];
+static uint64_t random_state;
+
+static float uniform(void) /* -1 .. 1 */
+{
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(int32_t)(random_state >> 32) / 0x1p31f;
+}
+
+static void setup(void)
+{
+    random_state = 1;
+    for (int i = 0; i < BIG; i++) {
+        in[i] = uniform() * 3.0f;
+        in2[i] = uniform();
+        half[i] = bf16_from_f32(uniform());
+    }
+}
+
+static void poison(void)
+{
+    memset(out, 0xff, sizeof(out));
+}
+
+/* The first n are numbers, what lies behind them was not touched. */
+static void check_written(int n)
+{
+    for (int i = 0; i < n; i++)
+        ck_assert_msg(out[i] == out[i], "%s: %d of %d was not written", ops->name, i, n);
+    for (int i = n; i < n + GUARD; i++)
+        ck_assert_msg(out[i] != out[i], "%s: %d of %d was written", ops->name, i, n);
+}
+
+/* Every instruction set in turn; after the first the same bits are asked for. */
+static void each_isa(void (*run)(int size), int size, int n_out)
+{
+    bool had = false;
+
+    for (int isa = 0; isa < CPU_N_ISAS; isa++) {
+        ops = cpu_ops_get((enum cpu_isa)isa);
+        if (!ops)
+            continue;
+        poison();
+        run(size);
+        check_written(n_out);
+        if (had)
+            ck_assert_msg(memcmp(first, out, (size_t)n_out * sizeof(*out)) == 0,
+                          "%s: other bits at size %d", ops->name, size);
+        memcpy(first, out, sizeof(out));
+        had = true;
+    }
+    ck_assert(had);
+}
+
+static const int sizes[] = {1, 2, 3, 15, 16, 17, 31, 33, 64, 100, 257, 1024};
+
+enum { N_SIZES = sizeof(sizes) / sizeof(*sizes), MAX_ROWS = 20, MAX_OUTS = 13 };
+
+static int n_rows, n_outs;
+static bool adds;
+
+static void run_matmul(int k)
+{
+    const struct matmul m = {.y = out,
+                             .x = in,
+                             .w = half,
+                             .y_stride = (size_t)n_outs,
+                             .x_stride = (size_t)k + 3,
+                             .n_rows = n_rows,
+                             .n_outs = n_outs,
+                             .k = k,
+                             .add = adds};
+
+    if (adds)
+        for (int i = 0; i < n_rows * n_outs; i++)
+            out[i] = in2[i];
+    ops->matmul(&m);
+    for (int r = 0; r < n_rows; r++)
+        for (int o = 0; o < n_outs; o++) {
+            double sum = adds ? (double)in2[r * n_outs + o] : 0.0, size = 0.0;
+
+            for (int i = 0; i < k; i++) {
+                const double term =
+                    (double)in[r * (k + 3) + i] * (double)f32_from_bf16(half[o * k + i]);
+
+                sum += term;
+                size += fabs(term);
+            }
+            ck_assert_msg(fabs((double)out[r * n_outs + o] - sum) <= 1e-6 * (size + 1),
+                          "%s: %d rows, %d outs, k %d: %g not %g", ops->name, n_rows, n_outs, k,
+                          (double)out[r * n_outs + o], sum);
+        }
+}
+
+/* Any number of rows and outputs, written and added. */
+START_TEST(matmul)
+{
+    static const int ks[] = {16, 48, 256, 1024};
+
+    for (n_rows = 1; n_rows <= MAX_ROWS; n_rows++)
+        for (n_outs = 1; n_outs <= MAX_OUTS; n_outs += n_rows > 7 ? 3 : 1)
+            for (int k = 0; k < 4; k++) {
+                adds = (n_rows + n_outs + k) % 2;
+                each_isa(run_matmul, ks[k], n_rows * n_outs);
+            }
+}
+END_TEST
+
+/* A row's result is the same bits alone and among others. */
+START_TEST(matmul_rows_are_independent)
+{
+    float alone[MAX_OUTS];
+
+    ops = cpu_ops_best();
+    for (int r = 0; r < MAX_ROWS; r++) {
+        struct matmul m = {.y = out,
+                           .x = in,
+                           .w = half,
+                           .y_stride = MAX_OUTS,
+                           .x_stride = 256,
+                           .n_rows = MAX_ROWS,
+                           .n_outs = MAX_OUTS,
+                           .k = 256};
+
+        ops->matmul(&m);
+        m.y = alone;
+        m.x += r * 256;
+        m.n_rows = 1;
+        ops->matmul(&m);
+        ck_assert_mem_eq(alone, out + r * MAX_OUTS, sizeof(alone));
+    }
+}
+END_TEST
+
+static void run_rms_norm(int n)
+{
+    double squares = 0.0;
+
+    ops->rms_norm(out, in, in2, n, 1e-5f);
+    for (int i = 0; i < n; i++)
+        squares += (double)in[i] * (double)in[i];
+    for (int i = 0; i < n; i++) {
+        const double want = (double)in[i] / sqrt(squares / n + 1e-5) * (double)in2[i];
+
+        ck_assert_double_eq_tol((double)out[i], want, 1e-6 * (1 + fabs(want)));
+    }
+}
+
+static void run_rope(int dim)
+{
+    const int n = dim / 2;
+
+    memcpy(out, in, (size_t)dim * sizeof(*out));
+    ops->rope(out, in2, in2 + 2000, n);
+    for (int i = 0; i < n; i++) {
+        const double a = (double)in[i], b = (double)in[n + i], c = (double)in2[i];
+        const double s = (double)in2[2000 + i];
+
+        ck_assert_double_eq_tol((double)out[i], a * c - b * s, 1e-6);
+        ck_assert_double_eq_tol((double)out[n + i], b * c + a * s, 1e-6);
+    }
+}
+
+static void run_silu_mul(int n)
+{
+    ops->silu_mul(out, in, in2, n);
+    for (int i = 0; i < n; i++)
+        ck_assert_double_eq_tol((double)out[i],
+                                (double)in[i] / (1 + exp(-(double)in[i])) * (double)in2[i], 1e-6);
+}
+
+static void run_add(int n)
+{
+    memcpy(out, in2, (size_t)n * sizeof(*out));
+    ops->add(out, in, n);
+    for (int i = 0; i < n; i++)
+        ck_assert(out[i] == in[i] + in2[i]);
+}
+
+static void run_from_bf16(int n)
+{
+    ops->from_bf16(out, half, n);
+    for (int i = 0; i < n; i++)
+        ck_assert(out[i] == f32_from_bf16(half[i]));
+}
+
+static void run_to_bf16(int n)
+{
+    static uint16_t to[2048];
+
+    memset(to, 0x55, sizeof(to));
+    ops->to_bf16(to, in, n);
+    for (int i = 0; i < n; i++) {
+        ck_assert_uint_eq(to[i], bf16_from_f32(in[i]));
+        out[i] = f32_from_bf16(to[i]);
+    }
+    ck_assert_uint_eq(to[n], 0x5555);
+}
+
+static void run_scans(int n)
+{
+    double sum = 0.0;
+    float max;
+
+    ck_assert(ops->row_max(&max, in, n));
+    out[0] = -INFINITY;
+    for (int i = 0; i < n; i++)
+        out[0] = fmaxf(out[0], in[i]);
+    ck_assert(max == out[0]);
+    for (int i = 0; i < n; i++)
+        sum += exp((double)(in[i] - max) * 0.7);
+    out[1] = (float)ops->sum_exp(in, n, max, 0.7f);
+    ck_assert_double_eq_tol((double)out[1], sum, 1e-6 * sum);
+    for (int i = 0; i < n; i++) { /* every element is found from wherever one looks */
+        const int from = i > 20 ? i - 20 : 0;
+        int want = from;
+
+        while (in[want] < in[i])
+            want++;
+        ck_assert_int_eq(ops->find_ge(in, from, n, in[i]), want);
+    }
+    ck_assert_int_eq(ops->find_ge(in, 0, n, 4.0f), n);
+    ck_assert_int_eq(ops->find_ge(in, n, n, -4.0f), n);
+}
+
+/* Norm, rotation, activation, conversions and scans over a row of any length. */
+START_TEST(rows)
+{
+    const int n = sizes[_i];
+
+    each_isa(run_rms_norm, n, n);
+    each_isa(run_rope, 2 * n, 2 * n);
+    each_isa(run_silu_mul, n, n);
+    each_isa(run_add, n, n);
+    each_isa(run_from_bf16, n, n);
+    each_isa(run_to_bf16, n, n);
+    each_isa(run_scans, n, 2);
+}
+END_TEST
+
+static void run_exp(int n)
+{
+    ops->exp(out, in, n);
+    for (int i = 0; i < n; i++)
+        if (in[i] > -87.0f && in[i] < 88.0f)
+            ck_assert_msg(fabs((double)out[i] / exp((double)in[i]) - 1) < 1.5e-7, "exp(%a) is %a",
+                          (double)in[i], (double)out[i]);
+}
+
+/* exp is good to 1.5e-7 over its range; 1 at 0, 0 below it and finite above; NaN stays. */
+START_TEST(exponential)
+{
+    static const float special[] = {0.0f, -INFINITY, -1000.0f, 1000.0f, -0.0f};
+
+    for (int i = 0; i < 100000; i++)
+        in[i] = -90.0f + 180.0f * (float)i / 100000.0f;
+    each_isa(run_exp, 100000, 100000);
+    for (int isa = 0; isa < CPU_N_ISAS; isa++) {
+        ops = cpu_ops_get((enum cpu_isa)isa);
+        if (!ops)
+            continue;
+        ops->exp(out, special, 5);
+        ck_assert(out[0] == 1.0f && out[1] == 0.0f && out[2] == 0.0f && out[4] == 1.0f);
+        ck_assert(isfinite(out[3]) && out[3] > 1e38f);
+        in[0] = NAN;
+        ops->exp(out, in, 1);
+        ck_assert(out[0] != out[0]);
+    }
+}
+END_TEST
+
+/* NaN and Inf are noticed wherever they are. */
+START_TEST(row_max_notices)
+{
+    static const float wrong[] = {NAN, INFINITY, -INFINITY};
+    float max;
+
+    for (int isa = 0; isa < CPU_N_ISAS; isa++) {
+        ops = cpu_ops_get((enum cpu_isa)isa);
+        for (int i = 0; ops && i < 100; i++)
+            for (int k = 0; k < 3; k++) {
+                const float saved = in[i];
+
+                in[i] = wrong[k];
+                ck_assert(!ops->row_max(&max, in, 100));
+                in[i] = saved;
+                ck_assert(ops->row_max(&max, in, 100));
+            }
+    }
+}
+END_TEST
+
+/* Attention of some shape over blocks of 16 in falling order, all others poisoned. */
+struct shape {
+    int rows, group, first_pos, dim;
+    bool bf16;
+};
+
+static struct shape shape;
+static char kv[1 << 22];
+
+static void fill_kv(int n_keys)
+{
+    const size_t value = shape.bf16 ? 2 : 4, plane = 16 * (size_t)shape.dim * value;
+
+    memset(kv, 0xff, sizeof(kv));
+    for (int pos = 0; pos < n_keys; pos++)
+        for (int d = 0; d < shape.dim; d++)
+            for (int v = 0; v < 2; v++) {
+                const size_t block = (size_t)(100 - pos / 16);
+                const size_t at = (2 * block + (size_t)v) * plane +
+                                  ((size_t)(pos % 16) * (size_t)shape.dim + (size_t)d) * value;
+                const float x = f32_from_bf16(half[(pos * 2 + v) * shape.dim + d]);
+
+                if (shape.bf16)
+                    memcpy(kv + at, &half[(pos * 2 + v) * shape.dim + d], 2);
+                else
+                    memcpy(kv + at, &x, 4);
+            }
+}
+
+static void run_attend(int n_keys)
+{
+    static int32_t table[100];
+    const size_t plane = 16 * (size_t)shape.dim * (shape.bf16 ? 2 : 4);
+    const size_t stride = (size_t)(shape.group * shape.dim);
+    const size_t n_scratch = cpu_attend_scratch(shape.rows * shape.group, shape.dim);
+    float *scratch = calloc(n_scratch + GUARD, sizeof(*scratch));
+
+    for (int i = 0; i < 100; i++)
+        table[i] = i < (n_keys + 15) / 16 ? 100 - i : -1;
+    memset(scratch, 0xff, (n_scratch + GUARD) * sizeof(*scratch));
+    ops->attend(&(struct attend){.q = in,
+                                 .out = out,
+                                 .q_stride = stride + 5,
+                                 .out_stride = stride,
+                                 .n_rows = shape.rows,
+                                 .n_group = shape.group,
+                                 .first_pos = shape.first_pos,
+                                 .head_dim = shape.dim,
+                                 .scale = 0.5f,
+                                 .block_table = table,
+                                 .block_shift = 4,
+                                 .k = kv,
+                                 .v = kv + plane,
+                                 .block_bytes = 2 * plane,
+                                 .bf16 = shape.bf16,
+                                 .scratch = scratch});
+    for (size_t i = n_scratch; i < n_scratch + GUARD; i++)
+        ck_assert(scratch[i] != scratch[i]);
+    free(scratch);
+    for (int r = 0; r < shape.rows * shape.group; r++) {
+        const float *q =
+            in + (size_t)(r / shape.group) * (stride + 5) + r % shape.group * shape.dim;
+        double p[2000], sum = 0.0;
+        const int n = shape.first_pos + r / shape.group + 1;
+
+        for (int j = 0; j < n; j++) {
+            double dot = 0.0;
+
+            for (int d = 0; d < shape.dim; d++)
+                dot += (double)q[d] * (double)f32_from_bf16(half[j * 2 * shape.dim + d]);
+            sum += p[j] = exp(dot * 0.5 - 20);
+        }
+        for (int d = 0; d < shape.dim; d++) {
+            double want = 0.0;
+
+            for (int j = 0; j < n; j++)
+                want += p[j] / sum * (double)f32_from_bf16(half[(j * 2 + 1) * shape.dim + d]);
+            ck_assert_msg(fabs((double)out[r * shape.dim + d] - want) < 1e-5,
+                          "%s: row %d, dim %d: %g not %g", ops->name, r, d,
+                          (double)out[r * shape.dim + d], want);
+        }
+    }
+}
+
+/* Decode and prefill at positions around the edges of groups and blocks, groups of 1 to 7 heads,
+ * dimensions that are no whole vectors; nothing outside the sequence's slots is read. */
+START_TEST(attention)
+{
+    static const int firsts[] = {0, 1, 15, 16, 62, 63, 64, 65, 127, 300};
+    static const struct shape shapes[] = {
+        {1, 1, 0, 64, false},   {1, 2, 0, 128, false}, {1, 7, 0, 64, false}, {5, 3, 0, 16, false},
+        {24, 2, 0, 128, false}, {48, 1, 0, 32, true},  {3, 2, 0, 10, false}, {7, 5, 0, 6, true},
+        {1, 64, 0, 2, false},   {70, 1, 0, 80, false},
+    };
+
+    shape = shapes[_i];
+    for (int i = 0; i < 10; i++) {
+        shape.first_pos = firsts[i];
+        fill_kv(shape.first_pos + shape.rows);
+        each_isa(run_attend, shape.first_pos + shape.rows, shape.rows * shape.group * shape.dim);
+    }
+}
+END_TEST
+
+enum { MAX_TASKS = 300 };
+
+struct tally {
+    _Atomic int runs[MAX_TASKS];
+    _Atomic int busy[4]; /* by thread number */
+    int plain[MAX_TASKS];
+};
+
+static void tally_task(void *ctx, int task, int thread)
+{
+    struct tally *t = ctx;
+
+    ck_assert_int_eq(atomic_fetch_add(&t->busy[thread], 1), 0);
+    atomic_fetch_add(&t->runs[task], 1);
+    t->plain[task] += task; /* no lock: the pool orders one loop before the next */
+    atomic_fetch_sub(&t->busy[thread], 1);
+}
+
+/* Each task runs once a loop, whatever the number of threads, also after the pool has slept. */
+START_TEST(pool_runs_each_task_once)
+{
+    static struct tally t;
+    struct cpu_pool *pool;
+    int loops = 0;
+
+    ck_assert_int_eq(cpu_pool_new(&pool, _i), 0);
+    ck_assert_int_eq(cpu_pool_threads(pool), _i);
+    for (; loops < 3000; loops++) {
+        cpu_pool_run(pool, loops % 10 ? loops % 7 : MAX_TASKS, tally_task, &t);
+        if (loops % 1000 == 0)
+            nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    for (int i = 0; i < MAX_TASKS; i++) {
+        int want = 0;
+
+        for (int l = 0; l < loops; l++)
+            want += i < (l % 10 ? l % 7 : MAX_TASKS);
+        ck_assert_int_eq(t.runs[i], want);
+        ck_assert_int_eq(t.plain[i], want * i);
+    }
+    cpu_pool_free(pool);
+    cpu_pool_free(NULL);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("cpu_ops");
+    TCase *t = tcase_create("kernels");
+
+    tcase_add_checked_fixture(t, setup, NULL);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, matmul);
+    tcase_add_test(t, matmul_rows_are_independent);
+    tcase_add_loop_test(t, rows, 0, N_SIZES);
+    tcase_add_test(t, exponential);
+    tcase_add_test(t, row_max_notices);
+    tcase_add_loop_test(t, attention, 0, 10);
+    tcase_add_loop_test(t, pool_runs_each_task_once, 1, 5);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *r = srunner_create(suite());
+    int failed;
+
+    srunner_run_all(r, CK_ENV);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? 1 : 0;
+}
