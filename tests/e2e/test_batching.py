@@ -45,7 +45,7 @@ def some_request(rng, i):
         sampling["ignore_eos"] = True
     if rng.random() < 0.2:
         sampling["stop_token_ids"] = [rng.randrange(300) for _ in range(4)]
-    request = {"sampling": sampling, "max_tokens": rng.randrange(1, scaled(48, 16)),
+    request = {"sampling": sampling, "max_tokens": rng.randrange(1, 48),
                "stream": rng.random() < 0.7, "keep_special": rng.random() < 0.3,
                "priority": rng.choice(["PRIORITY_LOW", "PRIORITY_NORMAL", "PRIORITY_HIGH"])}
     if rng.random() < 0.2:
@@ -95,14 +95,14 @@ class Batching(Case):
     def test_256_requests_of_all_kinds(self):
         """From many connections, in a pool so small that preemption happens, against one by one."""
         rng = random.Random(20)
-        requests = [some_request(rng, i) for i in range(scaled(256, 48))]
+        requests = [some_request(rng, i) for i in range(scaled(256, 64))]
         with Daemon() as idle, idle.connect() as w:
             alone = [w.generate(**r).outcome() for r in requests]
         lengths = [len(c[1]) for error, choices in alone for c in choices.values()]
         self.assertGreater(sum(n > 8 for n in lengths), len(requests) // 4)
         self.assertTrue(all(error is None for error, _ in alone), "each request is a good one")
         block_bytes = 16 * 16384  # 4 layers, K and V, 4 heads of 128 floats
-        with Daemon(f"cache.kv_memory={72 * block_bytes}", "scheduler.max_batch_tokens=96",
+        with Daemon(f"cache.kv_memory={scaled(72, 32) * block_bytes}", "scheduler.max_batch_tokens=96",
                     "scheduler.max_seqs=32") as small:
             together = self.outcomes_together(small, requests, scaled(24, 8))
             preemptions = small.status()["preemptions"]
