@@ -172,6 +172,9 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
         }
         if (e->terminal)
             return NVLLM_OK;
+        /* A fast daemon may always have another event. */
+        if (clock_left_ms(deadline) == 0)
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "no end in time");
     }
 }
 

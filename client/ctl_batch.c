@@ -24,7 +24,8 @@ enum {
     SLOTS_A_REQUEST = 4, /* of the ring, so that one slow request does not hold up all others */
     CANCEL_WAIT_MS = 5000,
     TICK_MS = 200,
-    FIRST_RETRY_MS = 20, /* of a request that the daemon is too busy for, doubled up to … */
+    EVENTS_A_ROUND = 256, /* a fast daemon may always have another */
+    FIRST_RETRY_MS = 20,  /* of a request that the daemon is too busy for, doubled up to … */
     LAST_RETRY_MS = 2000,
     MAX_TRIES = 100,
     MAX_SHOWN_FAILURES = 5,
@@ -369,11 +370,13 @@ static void run(struct batch *b)
         if (b->n_sent == 0 && b->n_waiting == 0 && !more_later)
             continue; /* every line so far was wrong */
         code = ctl_next(b->client, more_later ? b->lines.fd : -1, wait, &event, &err);
-        while (code == NVLLM_OK) {
+        for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
             take_event(b, event);
             code = nvllm_next(b->client, 0, &event, &err);
         }
-        if (code != NVLLM_E_TIMEOUT)
+        if (code == NVLLM_OK)
+            take_event(b, event);
+        else if (code != NVLLM_E_TIMEOUT)
             fail_all(b, &err);
     }
 }

@@ -226,19 +226,21 @@ static int run(struct job *job)
     if (code != NVLLM_OK)
         return ctl_report(job->ctl, &err);
     for (;;) {
-        int left = cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl);
-
-        code = ctl_next(job->client, -1, left, &event, &err);
+        /* Looked at each time: a fast daemon may always have another event. */
+        if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
+            cancel_end = clock_ms() + CANCEL_WAIT_MS;
+            nvllm_cancel(job->client, id, NULL);
+            job->cancelled = true;
+        }
+        if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
+            ctl_message("nvllmd does not end the request");
+            return EXIT_DEADLINE;
+        }
+        code = ctl_next(job->client, -1,
+                        cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl), &event,
+                        &err);
         if (code == NVLLM_E_TIMEOUT) {
-            if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
-                ctl_message("nvllmd does not end the request");
-                return EXIT_DEADLINE;
-            }
-            if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
-                cancel_end = clock_ms() + CANCEL_WAIT_MS;
-                nvllm_cancel(job->client, id, NULL);
-                job->cancelled = true;
-            }
+            continue;
         } else if (code != NVLLM_OK) {
             return end_error(job, &err);
         } else if (event->delta) {

@@ -265,6 +265,26 @@ class ExitCodes(Case):
         p.communicate(timeout=scaled(4, 20))
         self.assertEqual(p.returncode, 130)
 
+    def test_flood(self):
+        """A daemon that never stops talking cannot keep Ctrl-C and --timeout from being heard."""
+        def script(peer):
+            id_ = peer.receive()[0]
+            raw = wire.encode("ServerFrame", {"id": id_, "delta": {"text": "a"}})
+            flood = (wire.varint(len(raw)) + raw) * 5000
+            try:
+                while True:
+                    peer.sock.sendall(flood)
+            except OSError:
+                pass
+
+        fake = Fake(self, script)
+        p = fake.start("generate", "--json", "x")
+        time.sleep(0.3)
+        p.send_signal(signal.SIGINT)
+        p.communicate(timeout=scaled(15, 60))
+        self.assertEqual(p.returncode, 130)
+        self.assertEqual(fake.ctl("generate", "--json", "--timeout", 0.2, "x").returncode, 5)
+
     def test_loading(self):
         """It waits while the model is loaded, unless told not to."""
         loading = {"welcome": {"protocol": 1, "state": "STATE_LOADING", "progress": 0.5}}
