@@ -108,7 +108,8 @@ class Man(unittest.TestCase):
         if not shutil.which("scdoc"):
             self.skipTest("no scdoc")
         pages = {p.name: p for p in files(".scd")}
-        for name in ("nvllmd.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd"):
+        for name in ("nvllmd.8.scd", "nvllmd.conf.5.scd", "nvllm-protocol.7.scd",
+                     "nvllmctl.1.scd", "libnvllm-client.3.scd"):
             self.assertIn(name, pages)
         for name, page in pages.items():
             with self.subTest(name):
