@@ -68,7 +68,6 @@ int backend_choose(struct backend_choice *out, enum option_backend wanted,
         r = load_module(&c.ops, module, e);
         if (r < 0)
             return r;
-        c.device = true;
     }
     *out = c;
     return 0;

@@ -5,15 +5,12 @@
 #ifndef NVLLMD_BACKEND_CHOICE_H
 #define NVLLMD_BACKEND_CHOICE_H
 
-#include <stdbool.h>
-
 #include "daemon/options.h"
 #include "engine/backend.h"
 #include "engine/err.h"
 
 struct backend_choice {
     const struct backend_ops *ops;
-    bool device;        /* a module's, not the CPU */
     struct err warning; /* for the log; empty: none */
 };
 

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "daemon/backend_choice.h"
-#include "daemon/kv_memory.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
@@ -260,6 +259,8 @@ static int start_engine(struct engine **out, const struct options *o,
                 .max_batch_tokens = (int32_t)o->max_batch_tokens,
                 .max_seqs = (int32_t)o->max_seqs,
                 .max_seq_len = (int32_t)o->max_seq_len,
+                .kv_bytes = o->kv_memory.bytes,
+                .kv_fraction = o->kv_memory.fraction,
                 .kv_dtype = (enum kv_dtype)o->kv_dtype,
                 .n_threads = (int32_t)o->cpu_threads,
             },
@@ -269,7 +270,6 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
     };
 
-    kv_memory_choose(&options.backend_options, &o->kv_memory, choice->device, o->model_path);
     if (getrandom(&options.hash_seed, sizeof(options.hash_seed), 0) !=
         (ssize_t)sizeof(options.hash_seed))
         return err_set(e, -errno, "getrandom: %s", strerror(errno));

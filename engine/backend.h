@@ -29,7 +29,8 @@ struct backend_options {
     int32_t max_seqs;         /* sequences of a step and sampler states, at most */
     int32_t max_seq_len;      /* tokens of one sequence, at most */
     uint64_t kv_bytes;        /* memory for blocks; 0: kv_fraction decides */
-    double kv_fraction;       /* (0, 1]: of what is free once the weights are loaded */
+    double kv_fraction;       /* (0, 1]: of what is free once the weights are loaded; 0, and no
+                               * kv_bytes: the backend's own choice */
     enum kv_dtype kv_dtype;
     int32_t n_threads; /* CPU backend: worker threads; 0: one a core that this process may use */
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */

@@ -21,6 +21,13 @@
 /* A result holds until the next wait(), while two further steps may be under way. */
 enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };
 
+/* Memory for KV where the options leave it to the backend; the manual of cache.kv_memory says so.
+ */
+enum {
+    KV_AUTO_LEAST = 512 << 20, /* one sequence of nvllm-tiny's whole length */
+    KV_AUTO_SHARE = 4,         /* at most one part in so many of what is there */
+};
+
 struct result {
     int32_t *ids;        /* [max_seqs] */
     float *logprobs;     /* [max_seqs] */
@@ -37,6 +44,7 @@ struct backend {
     struct weights *weights;
     struct kv_pool kv;
     struct region kv_memory;
+    struct region_filler kv_filler;
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
@@ -119,14 +127,30 @@ static void *step_main(void *arg)
     return NULL;
 }
 
-/* Blocks: as many as the options give memory for. */
+/* What the options say; where they say nothing as much as the weights take, so that a larger model
+ * has room in proportion, but others on the machine need memory too. */
+static uint64_t kv_bytes(const struct backend *b, uint64_t there)
+{
+    const struct backend_options *o = &b->options;
+    uint64_t bytes = b->weights->memory.bytes;
+
+    if (o->kv_bytes)
+        return o->kv_bytes;
+    if (o->kv_fraction > 0)
+        return (uint64_t)(o->kv_fraction * (double)there);
+    if (bytes < KV_AUTO_LEAST)
+        bytes = KV_AUTO_LEAST;
+    return bytes < there / KV_AUTO_SHARE ? bytes : there / KV_AUTO_SHARE;
+}
+
+/* Blocks: as many as there is memory for. */
 static int take_kv(struct backend *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     const struct backend_options *o = &b->options;
     const size_t value = b->info.kv_dtype == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const uint64_t there = machine_memory();
-    uint64_t bytes = o->kv_bytes ? o->kv_bytes : (uint64_t)(o->kv_fraction * (double)there);
+    const uint64_t bytes = kv_bytes(b, there);
     const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
     uint64_t n;
 
@@ -142,9 +166,9 @@ static int take_kv(struct backend *b, struct err *e)
                        (int)o->block_len, (double)b->kv.block_bytes / 0x1p20,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
     b->kv.n_blocks = (int32_t)n;
-    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)n * b->kv.block_bytes, b->pool, e) <
-        0)
+    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)n * b->kv.block_bytes, e) < 0)
         return -ENOMEM;
+    region_fill_start(&b->kv_filler, &b->kv_memory);
     b->kv.base = b->kv_memory.base;
     return 0;
 }
@@ -198,6 +222,7 @@ static void cpu_close(struct backend *b)
     sampler_free(b->sampler);
     forward_free(b->forward);
     weights_free(b->weights);
+    region_fill_stop(&b->kv_filler);
     region_deinit(&b->kv_memory);
     cpu_pool_free(b->pool);
     pthread_cond_destroy(&b->changed);
@@ -229,7 +254,8 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
                     e);
     if (r < 0)
         return r;
-    r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs, b->pool, e);
+    r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
+                    cpu_pool_threads(b->pool), e);
     if (r < 0)
         return r;
     r = take_results(b, e);
@@ -254,7 +280,7 @@ static int open_with(struct backend **out, const struct model *model,
 
     must(o->block_len >= 16 && o->block_len <= 4096 && (o->block_len & (o->block_len - 1)) == 0);
     must(o->max_batch_tokens > 0 && o->max_seqs > 0 && o->max_seq_len > 0 && o->n_threads >= 0);
-    must(o->kv_bytes > 0 || (o->kv_fraction > 0.0 && o->kv_fraction <= 1.0));
+    must(o->kv_fraction >= 0.0 && o->kv_fraction <= 1.0);
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");

@@ -121,7 +121,7 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
         err_set(e, r, "out of memory");
         goto fail;
     }
-    r = region_init(&f->memory, "activations", place(f, NULL), o->pool, e);
+    r = region_init(&f->memory, "activations", place(f, NULL), e);
     if (r < 0)
         goto fail;
     place(f, f->memory.base);

@@ -5,19 +5,19 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "engine/checked.h"
+#include "engine/cpu/cpu_pool.h"
 
 enum {
     HUGE_PAGE = 2 << 20,
-    POPULATE_BYTES = 16 << 20, /* of one task */
+    POPULATE_BYTES = 16 << 20, /* at a time: a stop is heard between */
 };
 
 #ifndef MADV_POPULATE_WRITE
@@ -157,29 +157,6 @@ void region_deinit(struct region *r)
     *r = (struct region){0};
 }
 
-struct populate {
-    struct region *region;
-    _Atomic int error;
-};
-
-static void populate_task(void *ctx, int task, int thread)
-{
-    struct populate *job = ctx;
-    const size_t from = (size_t)task * POPULATE_BYTES, left = job->region->bytes - from;
-    const size_t n = left < POPULATE_BYTES ? left : POPULATE_BYTES;
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-
-    (void)thread;
-    if (madvise(job->region->base + from, n, MADV_POPULATE_WRITE) == 0)
-        return;
-    if (errno != EINVAL) { /* EINVAL: a kernel before 5.14 */
-        atomic_store(&job->error, -ENOMEM);
-        return;
-    }
-    for (size_t i = 0; i < n; i += page)
-        ((volatile char *)job->region->base)[from + i] = 0;
-}
-
 /* Maps r->bytes; -ENOMEM. */
 static int region_map(struct region *r)
 {
@@ -200,25 +177,48 @@ static int region_map(struct region *r)
     return 0;
 }
 
-int region_init(struct region *r, const char *what, size_t bytes, struct cpu_pool *pool,
-                struct err *e)
+int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 {
     const uint64_t there = machine_memory();
-    struct populate job = {.region = r};
 
     *r = (struct region){.bytes = bytes};
     if (bytes > there)
         return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
     if (region_map(r) < 0)
-        goto fail;
-    if (pool)
-        cpu_pool_run(pool, (int)((bytes + POPULATE_BYTES - 1) / POPULATE_BYTES), populate_task,
-                     &job);
-    if (atomic_load(&job.error) == 0)
-        return 0;
-fail:
-    region_deinit(r);
-    return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
-                   what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+        return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
+                       what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+    return 0;
+}
+
+/* Populating never changes a page that is there: others may be writing to it. A kernel before 5.14
+ * does not know it, and makes the pages as they are touched. */
+static void *fill(void *arg)
+{
+    struct region_filler *f = arg;
+
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), 19);
+    for (size_t at = 0; at < f->region->bytes && !atomic_load(&f->stop); at += POPULATE_BYTES) {
+        const size_t left = f->region->bytes - at;
+
+        if (madvise(f->region->base + at, left < POPULATE_BYTES ? left : POPULATE_BYTES,
+                    MADV_POPULATE_WRITE) < 0)
+            break;
+    }
+    return NULL;
+}
+
+void region_fill_start(struct region_filler *f, const struct region *r)
+{
+    f->region = r;
+    f->runs = pthread_create(&f->thread, NULL, fill, f) == 0;
+}
+
+void region_fill_stop(struct region_filler *f)
+{
+    if (!f->runs)
+        return;
+    atomic_store(&f->stop, true);
+    pthread_join(f->thread, NULL);
+    f->runs = false;
 }

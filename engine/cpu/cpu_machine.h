@@ -3,10 +3,12 @@
 #ifndef NVLLM_CPU_MACHINE_H
 #define NVLLM_CPU_MACHINE_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/cpu/cpu_pool.h"
 #include "engine/err.h"
 
 /* Cores of the affinity mask, but not more than the control group's CPU quota. */
@@ -27,10 +29,23 @@ struct region {
     size_t mapping_bytes;
 };
 
-/* Takes memory that what ("the weights") needs; -ENOMEM says how much that is and what is there.
- * With a pool the memory is made really there at once, by all threads. */
-int region_init(struct region *r, const char *what, size_t bytes, struct cpu_pool *pool,
-                struct err *e);
+/* Maps memory that what ("the weights") needs; -ENOMEM says how much that is and what is there. Its
+ * pages are made as they are touched, or before that by region_fill. */
+int region_init(struct region *r, const char *what, size_t bytes, struct err *e);
 void region_deinit(struct region *r); /* a zeroed one is nothing */
+
+/* Makes a region's pages really there, behind what else goes on: a start need not wait for it, and
+ * the first requests touch pages before they come to be made. */
+struct region_filler {
+    const struct region *region;
+    pthread_t thread;
+    bool runs;
+    _Atomic bool stop;
+};
+
+void region_fill_start(struct region_filler *f,
+                       const struct region *r); /* without a thread: no more than that */
+void region_fill_stop(
+    struct region_filler *f); /* before the region goes; a zeroed one is nothing */
 
 #endif

@@ -48,10 +48,9 @@ struct sampler {
 };
 
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
-                struct cpu_pool *pool, struct err *e)
+                int n_threads, struct err *e)
 {
     const size_t vocab = ((size_t)vocab_size + 15) & ~(size_t)15;
-    const int n_threads = pool ? cpu_pool_threads(pool) : 1;
     const size_t a_thread = vocab * (sizeof(float) + sizeof(struct candidate));
     const size_t a_state = vocab * sizeof(uint16_t);
     struct sampler *s = calloc(1, sizeof(*s));
@@ -72,7 +71,7 @@ int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size,
         goto fail;
     }
     r = region_init(&s->memory, "the sampler (scheduler.max_seqs times the vocabulary)",
-                    a_thread * (size_t)n_threads + a_state * (size_t)max_seqs, pool, e);
+                    a_thread * (size_t)n_threads + a_state * (size_t)max_seqs, e);
     if (r < 0)
         goto fail;
     at = s->memory.base;

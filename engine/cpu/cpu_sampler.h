@@ -7,15 +7,14 @@
 
 #include "engine/batch.h"
 #include "engine/cpu/cpu_ops.h"
-#include "engine/cpu/cpu_pool.h"
 #include "engine/err.h"
 
 struct sampler;
 
-/* All memory is taken here: 2 bytes for each id of each state, 20 for each id and thread. pool may
- * be NULL: then there is one thread. -ENOMEM with a text. */
+/* All memory is taken here: 2 bytes for each id of each state, 20 for each id and thread. -ENOMEM
+ * with a text. */
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
-                struct cpu_pool *pool, struct err *e);
+                int n_threads, struct err *e);
 void sampler_free(struct sampler *s);
 
 /* Sets a state. l->sampling must stay valid while rows of the state are sampled. */

@@ -265,7 +265,7 @@ static int loader_run(struct loader *l, struct cpu_pool *pool, struct err *e)
     (void)place_all(l); /* the first pass only counts */
     if (l->overflow)
         return err_set(e, -ENOMEM, "%s: weights larger than memory can be", model_name(l->model));
-    r = region_init(&l->weights->memory, "the model's weights", l->used, NULL, e);
+    r = region_init(&l->weights->memory, "the model's weights", l->used, e);
     if (r < 0)
         return r;
     l->placing = true;

@@ -104,8 +104,9 @@ static void bench(struct driver *d, const struct model_config *c, struct cpu_poo
     int32_t *prompt = calloc((size_t)n_prompt, sizeof(*prompt));
     double decode[ROUNDS], read[ROUNDS], share[ROUNDS], prefill;
 
-    if (!prompt || region_init(&memory, "the read test", READ_BYTES, pool, &e) < 0)
+    if (!prompt || region_init(&memory, "the read test", READ_BYTES, &e) < 0)
         fail("out of memory");
+    memset(memory.base, 0x5a, READ_BYTES);
     r.base = memory.base;
     for (int i = 0; i < n_prompt; i++)
         prompt[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)c->vocab_size);

@@ -436,6 +436,26 @@ START_TEST(blocks_follow_kv_bytes)
 }
 END_TEST
 
+/* Where the options say nothing the CPU takes what the weights take, but a useful least; the
+ * machine's own memory bounds it. */
+START_TEST(kv_memory_of_its_own_choice)
+{
+    struct backend *b;
+    struct backend_info info;
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .n_threads = 1};
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    cpu_backend.info(b, &info);
+    ck_assert_uint_le((uint64_t)info.n_blocks * info.block_bytes, 512 << 20);
+    ck_assert_uint_ge((uint64_t)info.n_blocks * info.block_bytes, 64 << 20);
+    cpu_backend.close(b);
+}
+END_TEST
+
 /* Too little memory for one block, and more than the machine has: refused with both figures. */
 START_TEST(memory_errors_say_how_much)
 {
@@ -619,6 +639,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, blocks_follow_kv_bytes);
+    tcase_add_test(t, kv_memory_of_its_own_choice);
     tcase_add_test(t, memory_errors_say_how_much);
     tcase_add_test(t, progress_rises);
     tcase_add_test(t, results_hold_until_next_wait);

@@ -19,7 +19,7 @@ static float logits[MAX_VOCAB];
 static void open_sampler(int n)
 {
     vocab = n;
-    ck_assert_msg(sampler_new(&sampler, cpu_ops_best(), n, 4, NULL, &e) == 0, "%s", e.text);
+    ck_assert_msg(sampler_new(&sampler, cpu_ops_best(), n, 4, 1, &e) == 0, "%s", e.text);
 }
 
 static void close_sampler(void)

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/kv_memory.h"
 
 static struct options o;
 static struct err e;
@@ -123,25 +122,6 @@ START_TEST(memory_is_bytes_or_a_fraction)
         ck_assert_msg(options_set(&o, "cache.kv_memory", bad[i], &e) == -EINVAL, "%s", bad[i]);
         ck_says("512M");
     }
-}
-END_TEST
-
-/* auto leaves a device's memory to a fraction and takes a bounded share of the host's. */
-START_TEST(auto_memory_is_bounded)
-{
-    struct backend_options b = {0};
-    const struct option_memory automatic = {0}, bytes = {.bytes = 123456};
-
-    kv_memory_choose(&b, &automatic, true, TEST_MODEL_DIR);
-    ck_assert_double_eq(b.kv_fraction, 0.9);
-    ck_assert_uint_eq(b.kv_bytes, 0);
-    kv_memory_choose(&b, &automatic, false, TEST_MODEL_DIR);
-    ck_assert_uint_ge(b.kv_bytes, KV_MEMORY_CPU_MIN);
-    ck_assert_uint_le(b.kv_bytes, KV_MEMORY_CPU_BASE); /* its weights are small */
-    kv_memory_choose(&b, &automatic, false, "/nowhere/at/all");
-    ck_assert_uint_ge(b.kv_bytes, KV_MEMORY_CPU_MIN);
-    kv_memory_choose(&b, &bytes, false, TEST_MODEL_DIR);
-    ck_assert_uint_eq(b.kv_bytes, 123456);
 }
 END_TEST
 
@@ -275,7 +255,6 @@ int main(void)
     tcase_add_test(t, numbers_keep_their_range);
     tcase_add_test(t, block_len_is_a_power_of_two);
     tcase_add_test(t, memory_is_bytes_or_a_fraction);
-    tcase_add_test(t, auto_memory_is_bounded);
     tcase_add_test(t, choices_are_words);
     tcase_add_test(t, modes_are_octal);
     tcase_add_test(t, typing_errors_get_the_nearest_key);
