@@ -187,29 +187,32 @@ END_TEST
 START_TEST(one_of_many_wins)
 {
     for (int round = 0; round < 20; round++) {
-        int go[2], hold[2], winners = 0;
+        int go[2], tried[2], hold[2], winners = 0;
+        char c;
         pid_t pids[6];
 
         close(leave_socket(false)); /* there is a stale one to fight over, too */
         ck_assert_int_eq(pipe(go), 0);
+        ck_assert_int_eq(pipe(tried), 0);
         ck_assert_int_eq(pipe(hold), 0);
         for (int i = 0; i < 6; i++) {
             pids[i] = fork();
             if (pids[i] == 0) {
                 struct listener *l;
-                char c;
                 int r;
 
                 close(go[1]);
                 close(hold[1]);
                 (void)!read(go[0], &c, 1); /* until all are there */
                 r = open_path(&l);
+                (void)!write(tried[1], "", 1);
                 (void)!read(hold[0], &c, 1); /* until all have tried */
                 _exit(r == 0 ? 0 : r == -EADDRINUSE ? 1 : 2);
             }
         }
         close(go[1]);
-        usleep(20000);
+        for (int i = 0; i < 6; i++)
+            ck_assert_int_eq(read(tried[0], &c, 1), 1);
         close(hold[1]);
         for (int i = 0; i < 6; i++) {
             int status;
@@ -220,6 +223,8 @@ START_TEST(one_of_many_wins)
             winners += WEXITSTATUS(status) == 0;
         }
         close(go[0]);
+        close(tried[0]);
+        close(tried[1]);
         close(hold[0]);
         ck_assert_int_eq(winners, 1);
         unlink(path);

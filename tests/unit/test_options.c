@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-
 static struct options o;
 static struct err e;
 
