@@ -99,8 +99,8 @@ int ctl_left_ms(const struct ctl *ctl);
 void ctl_catch_interrupts(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
-/* As nvllm_next(), and NVLLM_E_TIMEOUT also when an interrupt comes or also_fd (-1: none) can be
- * read. */
+/* As nvllm_next(), and NVLLM_E_TIMEOUT (*err is not filled then) once after an interrupt, however
+ * much else there is, and when also_fd (-1: none) can be read. */
 enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 

@@ -151,6 +151,7 @@ int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 }
 
 static volatile sig_atomic_t interrupted_by;
+static int interrupt_told; /* what ctl_next() has said of it */
 
 static void on_interrupt(int signal)
 {
@@ -174,7 +175,7 @@ int ctl_interrupted(void)
 }
 
 /* Sleeps until the socket is ready or an interrupt comes; one that comes before the sleep too. */
-static void wait_ready(struct nvllm_client *client, struct pollfd *also, int timeout_ms, int seen)
+static void wait_ready(struct nvllm_client *client, struct pollfd *also, int timeout_ms)
 {
     struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
     unsigned wants = nvllm_wants(client);
@@ -187,7 +188,7 @@ static void wait_ready(struct nvllm_client *client, struct pollfd *also, int tim
     sigaddset(&block, SIGINT);
     sigaddset(&block, SIGTERM);
     sigprocmask(SIG_BLOCK, &block, &before);
-    if (interrupted_by == seen)
+    if (interrupted_by == interrupt_told)
         ppoll(p, 2, timeout_ms < 0 ? NULL : &t, &before);
     sigprocmask(SIG_SETMASK, &before, NULL);
     also->revents = p[1].revents;
@@ -198,15 +199,22 @@ enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_m
 {
     int64_t deadline = clock_deadline(timeout_ms);
     struct pollfd also = {.fd = also_fd, .events = POLLIN};
-    int seen = interrupted_by;
 
     for (;;) {
-        enum nvllm_code code = nvllm_next(client, 0, event, err);
-        int left = clock_left_ms(deadline);
+        enum nvllm_code code;
+        int left;
 
-        if (code != NVLLM_E_TIMEOUT || left == 0 || interrupted_by != seen || also.revents)
+        /* Before any event: a stream that never pauses must not hide it, nor may it be lost where
+         * it came between two calls. */
+        if (interrupted_by != interrupt_told) {
+            interrupt_told = interrupted_by;
+            return NVLLM_E_TIMEOUT;
+        }
+        code = nvllm_next(client, 0, event, err);
+        left = clock_left_ms(deadline);
+        if (code != NVLLM_E_TIMEOUT || left == 0 || also.revents)
             return code;
-        wait_ready(client, &also, left, seen);
+        wait_ready(client, &also, left);
     }
 }
 
