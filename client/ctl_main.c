@@ -1,10 +1,12 @@
 /* ctl_main.c - nvllmctl: which command, and what all commands take. */
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/clock.h"
 #include "client/ctl.h"
@@ -43,6 +45,16 @@ static void set_timeout(struct ctl *ctl, const char *text)
     ctl->deadline = clock_ms() + ctl->timeout_ms;
 }
 
+/* The exit code, once what stdio still holds has been written. */
+static int flushed(int rc)
+{
+    if (fflush(stdout) == 0 || rc != EXIT_OK)
+        return rc;
+    if (errno != EPIPE)
+        ctl_message("cannot write to stdout: %s", strerror(errno));
+    return EXIT_ERROR;
+}
+
 static bool take_common(struct ctl *ctl, int option)
 {
     switch (option) {
@@ -62,7 +74,7 @@ static bool take_common(struct ctl *ctl, int option)
         return true;
     case OPT_HELP:
         ctl_help_print(ctl->command);
-        exit(EXIT_OK);
+        exit(flushed(EXIT_OK));
     default:
         return false;
     }
@@ -155,6 +167,19 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return unknown_command(name);
 }
 
+/* A standard stream that was closed is held by a descriptor that neither reads nor writes: or the
+ * daemon's socket would take its place, and get what is printed. */
+static void hold_standard_descriptors(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_PATH);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -164,25 +189,20 @@ int main(int argc, char **argv)
     };
     struct ctl ctl = {.timeout_ms = -1, .deadline = -1};
     const char *from_environment = getenv("NVLLM_SOCKET");
-    int c, rc;
+    int c;
 
+    hold_standard_descriptors();
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
     while ((c = ctl_getopt(&ctl, argc, argv, options)) != -1) {
         if (c != 'V')
             ctl_usage(&ctl, "-%c belongs behind the command", c);
         printf("nvllmctl %s\n", NVLLM_VERSION);
-        return EXIT_OK;
+        return flushed(EXIT_OK);
     }
     if (optind == argc) {
         ctl_message("no command: “nvllmctl help” lists them");
         return EXIT_USAGE;
     }
-    rc = run(&ctl, argc - optind, argv + optind);
-    if (fflush(stdout) != 0 && rc == EXIT_OK) {
-        if (errno != EPIPE)
-            ctl_message("cannot write to stdout: %s", strerror(errno));
-        rc = EXIT_ERROR;
-    }
-    return rc;
+    return flushed(run(&ctl, argc - optind, argv + optind));
 }

@@ -1,6 +1,7 @@
 /* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
  * with a backend plugged into the engine. */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <limits.h>
 #include <signal.h>
@@ -336,12 +337,26 @@ fail:
     return EXIT_FAILURE;
 }
 
+/* A standard stream that was closed is held by a descriptor that neither reads nor writes: or the
+ * log would go to whatever is opened in its place, a client's socket in the end. */
+static void hold_standard_descriptors(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_PATH);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
     struct err e;
     int status = EXIT_USAGE;
 
+    hold_standard_descriptors();
     if (options_init(&c.options, &e) < 0) {
         fprintf(stderr, "nvllmd: %s\n", e.text);
         return EXIT_FAILURE;

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pty
 import re
+import select
 import shutil
 import signal
 import socket
@@ -284,6 +285,44 @@ class ExitCodes(Case):
         p.communicate(timeout=scaled(15, 60))
         self.assertEqual(p.returncode, 130)
         self.assertEqual(fake.ctl("generate", "--json", "--timeout", 0.2, "x").returncode, 5)
+
+    def test_control_c_while_writing(self):
+        """Ctrl-C is not lost where it comes between two waits and the answer never pauses."""
+        stuck, asked = threading.Event(), threading.Event()
+
+        def script(peer):
+            id_ = peer.receive()[0]
+            raw = wire.encode("ServerFrame", {"id": id_, "delta": {"text": "a" * 4096}})
+            rest = frame = wire.varint(len(raw)) + raw
+            while not select.select([peer.sock], [], [], 0)[0]:
+                if select.select([], [peer.sock], [], 0.3)[1]:
+                    rest = rest[peer.sock.send(rest, socket.MSG_DONTWAIT):] or frame
+                else:
+                    stuck.set()  # nvllmctl writes to a pipe that is full
+            self.assertEqual(peer.receive()[1], "cancel")
+            asked.set()
+            peer.raw(rest)
+            peer.answer(id_, "", "FINISH_CANCELLED")
+
+        p = Fake(self, script).start("generate", "x")
+        self.assertTrue(stuck.wait(scaled(10, 40)))
+        p.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        reader = threading.Thread(target=p.communicate)
+        reader.start()
+        self.assertTrue(asked.wait(scaled(5, 20)), "nothing was cancelled")
+        reader.join(scaled(10, 40))
+        self.assertEqual(p.returncode, 130)
+
+    def test_closed_standard_streams(self):
+        """What a closed stdout was meant for is an error, and never goes to the daemon."""
+        fake = Fake(self, answering("ok"))
+        for args in (["generate", "x"], ["generate", "--json", "x"], ["tokenize", "--help"]):
+            done = fake.ctl(*args, preexec_fn=lambda: os.close(1))
+            self.assertEqual(done.returncode, 1, args)
+            self.assertIn(b"Bad file descriptor", done.stderr)
+        done = fake.ctl("generate", preexec_fn=lambda: os.close(0))
+        self.assertEqual((done.returncode, done.stdout), (1, b""))
 
     def test_loading(self):
         """It waits while the model is loaded, unless told not to."""

@@ -1,6 +1,7 @@
 """Start, stop and all that can go wrong with them."""
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -104,6 +105,19 @@ class Sockets(Case):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(str(path).encode(), done.stderr)
         self.assertEqual(path.read_text(), "precious")
+
+    def test_closed_standard_error(self):
+        """Without stderr the log goes nowhere, not into the next file that is opened."""
+        folder = self.temporary_folder()
+        p = subprocess.Popen([config.nvllmd, "--model", MODEL, "--backend", "cpu",
+                              "--socket", folder / "socket", "--set", "cache.kv_memory=16M"],
+                             preexec_fn=lambda: os.close(2))
+        try:
+            run_command([config.nvllmctl, "--socket", folder / "socket", "--wait", "status"])
+            self.assertEqual((folder / "socket.lock").read_bytes(), b"")
+        finally:
+            p.terminate()
+            self.assertEqual(p.wait(timeout=scaled(20, 60)), 0)
 
     def test_path_too_long(self):
         """A path that no socket address holds is refused with a word about its length."""
