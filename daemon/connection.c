@@ -18,6 +18,7 @@ struct connection {
     struct event *readable, *writable, *timer;
     struct frame_decoder in;
     struct frame_buffer out;
+    size_t counted; /* of its buffers in shared->buffer_bytes */
     struct connection *next_dirty;
     bool dirty;
     bool greeted;
@@ -33,6 +34,15 @@ static void mark(struct connection *c)
     c->dirty = true;
     c->next_dirty = c->shared->dirty;
     c->shared->dirty = c;
+}
+
+/* To be called when a buffer may have grown or shrunk. */
+static void count_buffers(struct connection *c)
+{
+    size_t now = c->in.cap + c->out.cap;
+
+    c->shared->buffer_bytes += now - c->counted;
+    c->counted = now;
 }
 
 static void set_timer(struct connection *c, int seconds)
@@ -81,6 +91,7 @@ static void take_frames(struct connection *c)
         progress = true;
         h->frame(c->owner, frame, n);
     }
+    count_buffers(c);
     if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX)
         h->fault(c->owner, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
     watch_frame(c, progress);
@@ -107,11 +118,13 @@ static void flush(struct connection *c)
             frame_buffer_consume(&c->out, (size_t)n);
         } else if (errno == EAGAIN) {
             event_add(c->writable, NULL);
+            count_buffers(c);
             return;
         } else if (errno != EINTR) {
             leave(c);
         }
     }
+    count_buffers(c);
     if (c->ending)
         leave(c);
 }
@@ -218,6 +231,7 @@ void connection_free(struct connection *c)
         event_free(c->timer);
     frame_decoder_deinit(&c->in);
     frame_buffer_deinit(&c->out);
+    count_buffers(c);
     close(c->fd);
     free(c);
 }
@@ -244,6 +258,7 @@ int connection_put(struct connection *c, const ProtobufCMessage *message)
     r = frame_buffer_put(&c->out, message);
     if (r < 0)
         return -ENOMEM;
+    count_buffers(c);
     mark(c);
     return CONNECTION_OK;
 }
@@ -254,10 +269,24 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
         return;
     if (message)
         (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
+    count_buffers(c);
     c->ending = true;
     event_del(c->readable);
     set_timer(c, LINGER_S);
     mark(c);
+}
+
+size_t connection_buffer_bytes(const struct connection *c)
+{
+    return c->counted;
+}
+
+void connection_drop(struct connection *c)
+{
+    leave(c);
+    frame_decoder_deinit(&c->in);
+    frame_buffer_deinit(&c->out);
+    count_buffers(c);
 }
 
 void connections_flush(struct connections *shared)

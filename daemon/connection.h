@@ -41,6 +41,7 @@ struct connections {
     int frame_timeout_s;
     struct connection *dirty; /* something was put, or the end is near */
     size_t n_gone;            /* connections to be freed */
+    size_t buffer_bytes;      /* held by all: frames that are not whole, answers not read */
 };
 
 enum {
@@ -62,6 +63,12 @@ int connection_put(struct connection *c, const ProtobufCMessage *message);
 /* Whatever has been put goes out, message last where it is not NULL, then the connection is gone;
  * nothing more is read. A client that does not read is not waited for long. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
+
+/* Memory that its buffers take. */
+size_t connection_buffer_bytes(const struct connection *c);
+
+/* Gone at once, with what is in its buffers. */
+void connection_drop(struct connection *c);
 
 /* Writes what has been put since the last call. */
 void connections_flush(struct connections *shared);

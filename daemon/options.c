@@ -92,6 +92,8 @@ static const struct option table[] = {
      "a connection with more unread answers is cut off"},
     {"limits.request_bytes", KIND_BYTES, AT(max_request_bytes), 65536, INT64_C(1) << 40, NULL,
      "512M", "memory of all requests under way"},
+    {"limits.buffer_bytes", KIND_BYTES, AT(max_buffer_bytes), 1 << 20, INT64_C(1) << 40, NULL, "1G",
+     "memory of all requests sent in part and answers not read; the largest holder is cut off"},
     {"limits.frame_timeout_s", KIND_INT, AT(frame_timeout_s), 1, 86400, NULL, "30",
      "seconds within which a begun frame, and Hello, must have come"},
 };

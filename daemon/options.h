@@ -51,6 +51,7 @@ struct options {
     int64_t max_frame_bytes;
     int64_t max_output_bytes;
     int64_t max_request_bytes;
+    int64_t max_buffer_bytes;
     int64_t frame_timeout_s;
 };
 

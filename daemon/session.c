@@ -32,7 +32,7 @@ struct pending {
     struct session *session; /* NULL: the client has left */
     int32_t n;               /* choices of generate, 0 for others */
     uint64_t told;           /* bit i: choice i has its finish reason */
-    bool cancel_again;       /* the engine had no memory to note it */
+    bool cancel_again; /* the engine had no memory to note it */
 };
 
 _Static_assert(REQUEST_MAX_CHOICES <= 64, "choices are bits of pending.told");
@@ -608,11 +608,32 @@ void sessions_end_all(struct sessions *s)
         connection_end(one->connection, NULL);
 }
 
+/* Each connection has its limits, but all of them together could still take the machine's memory:
+ * then those that hold the most go, and so never those that keep to little. */
+static void shed(struct sessions *s)
+{
+    while (s->connections.buffer_bytes > (size_t)s->options->max_buffer_bytes) {
+        struct session *largest = NULL;
+
+        for (struct session *one = s->all; one; one = one->next)
+            if (!largest || connection_buffer_bytes(one->connection) >
+                                connection_buffer_bytes(largest->connection))
+                largest = one;
+        if (!largest)
+            return;
+        log_event(LOG_LEVEL_WARNING, "connection_dropped",
+                  "uid=%u pid=%d bytes=%zu why=limits.buffer_bytes", (unsigned)largest->uid,
+                  (int)largest->pid, connection_buffer_bytes(largest->connection));
+        connection_drop(largest->connection);
+    }
+}
+
 void sessions_settle(struct sessions *s)
 {
     struct session **at = &s->all;
 
     connections_flush(&s->connections);
+    shed(s);
     while (*at && s->connections.n_gone) {
         struct session *one = *at;
 

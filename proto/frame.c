@@ -117,8 +117,12 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
 
     if (d->broken)
         return d->broken;
-    if (held == 0)
+    if (held == 0) {
+        /* What was taken before is over: one large frame must not hold its memory while its
+         * sender is silent. */
+        when_empty(&d->data, &d->start, &d->end, &d->cap);
         return FRAME_MORE;
+    }
     r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
     if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX) {
         d->start = d->end;

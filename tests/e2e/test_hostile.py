@@ -1,5 +1,6 @@
 """Hostile bytes: whatever a client sends, it hurts itself alone."""
 
+import contextlib
 import random
 import socket
 import threading
@@ -173,6 +174,61 @@ class Bytes(SharedDaemon):
         self.assertIsNone(self.other.generate(**GOOD).error)
         for w in silent:
             w.close()
+
+
+class Memory(SharedDaemon):
+    """What clients leave lying about is bounded for all of them together."""
+
+    options = ("cache.kv_memory=16M", "limits.buffer_bytes=16M", "limits.frame_bytes=4M",
+               "limits.output_bytes=4M")
+
+    def hold(self, other, clients):
+        before = self.daemon.rss_kib()
+        peak = before
+        for w in clients:
+            self.addCleanup(w.close)
+            self.assertIsNone(other.generate(**GOOD).error, "who holds little is left alone")
+            peak = max(peak, self.daemon.rss_kib())
+        self.assertLess(peak - before, scaled(64, 1000) * 1024)
+        self.assertIn("event=connection_dropped", self.daemon.log())
+
+    def test_frames_that_never_end(self):
+        """Large frames, all but their last byte, on many connections."""
+        def clients():
+            for _ in range(40):
+                w = self.daemon.connect()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    w.raw(wire.varint(3 << 20) + bytes((3 << 20) - 1))
+                yield w
+
+        with self.daemon.connect() as other:
+            self.hold(other, clients())
+
+    def test_answers_that_nobody_reads(self):
+        """One answer may be far larger than its request; many of them lie unread."""
+        text = b"1" * (1 << 20)
+
+        def clients():
+            for _ in range(16):
+                w = self.daemon.connect()
+                w.send(1, tokenize={"text": text})
+                time.sleep(scaled(0.2, 1))
+                yield w
+
+        with self.daemon.connect() as other:
+            self.hold(other, clients())
+
+    def test_memory_of_a_request_that_is_over(self):
+        """A large request leaves nothing behind while its connection is silent."""
+        with self.daemon.connect() as other:
+            silent = [self.daemon.connect() for _ in range(20)]
+            for w in silent:
+                self.addCleanup(w.close)
+                w.send(1, tokenize={"text": b"\xff" * (3 << 20)})
+                self.assertEqual(w.receive()["error"]["code"], "ERROR_INVALID")
+            self.assertIsNone(other.generate(**GOOD).error)
+            for w in silent:  # none of them was cut off
+                self.assertEqual(w.status()["state"], "STATE_READY")
 
 
 class Values(SharedDaemon):
