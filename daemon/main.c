@@ -40,7 +40,7 @@ static const char usage[] =
     "  --help, --version\n"
     "\n"
     "of tokenize, detokenize and render, which need no weights:\n"
-    "  --json                    one JSON object out; detokenize takes an array of ids\n"
+    "  --json                    one JSON object out\n"
     "  --jsonl                   one JSON value a line in, one object a line out\n"
     "  --special                 tokenize: special tokens are matched\n"
     "  --skip-special            detokenize: special tokens are left out\n"
@@ -287,7 +287,6 @@ static int open_listener(struct listener **out, const struct options *o, struct 
     return r < 0 || *out ? r : listener_open(out, &options, e);
 }
 
-/* Signals of the end are taken by the loop; until it runs they wait. */
 static void prepare_process(const struct options *o)
 {
     signal(SIGPIPE, SIG_IGN);

@@ -164,33 +164,55 @@ static void print_ids(const json_t *result)
     putchar('\n');
 }
 
-/* Ids from a JSON array, or from plain numbers with blanks or commas between. */
+static bool is_among(char c, const char *set, size_t n)
+{
+    return memchr(set, c, n) != NULL;
+}
+
+/* Plain numbers with blanks or commas between, as an array. */
+static int parse_numbers(json_t **out, struct text input, struct err *e)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < input.len;) {
+        json_int_t id = 0;
+        size_t start = i;
+
+        for (; i < input.len && input.data[i] >= '0' && input.data[i] <= '9'; i++)
+            id = id > INT32_MAX ? id : id * 10 + (input.data[i] - '0');
+        if (i > start) {
+            json_array_append_new(array, json_integer(id));
+        } else if (!is_among(input.data[i++], " \t\r\n,", 5)) {
+            json_decref(array);
+            return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
+                           i);
+        }
+    }
+    *out = array;
+    return 0;
+}
+
+/* Ids from a JSON array, an object with ids, or plain numbers. */
 static int take_ids(struct token_list *out, struct text input, const json_t *parsed, struct err *e)
 {
-    json_t *array = NULL;
+    json_t *own = NULL;
+    size_t start = 0;
     int r = 0;
 
     if (!parsed) {
-        char *copy = malloc(input.len + 3);
-
-        if (!copy)
-            return err_set(e, -ENOMEM, "out of memory");
-        copy[0] = '[';
-        memcpy(copy + 1, input.data, input.len);
-        copy[input.len + 1] = '\0';
-        if (!strchr(copy, ','))
-            for (char *p = copy + 1 + strspn(copy + 1, " \t\r\n"); *p; p++)
-                if (strchr(" \t\r\n", *p) && p[strspn(p, " \t\r\n")])
-                    *p = ',', p += strspn(p + 1, " \t\r\n");
-        copy[input.len + 1] = ']';
-        r = parse(&array, (struct text){copy, input.len + 2}, e);
-        free(copy);
+        while (start < input.len && is_among(input.data[start], " \t\r\n", 4))
+            start++;
+        r = start < input.len && is_among(input.data[start], "[{", 2)
+                ? parse(&own, input, e)
+                : parse_numbers(&own, input, e);
         if (r < 0)
-            return err_set(e, -EINVAL, "ids are wanted, as numbers or as a JSON array");
-        parsed = array;
+            return r;
+        parsed = own;
     }
+    if (json_is_object(parsed))
+        parsed = json_object_get(parsed, "ids");
     if (!json_is_array(parsed))
-        r = err_set(e, -EINVAL, "a JSON array of ids is wanted");
+        r = err_set(e, -EINVAL, "ids: must be an array of token ids");
     out->ids = r == 0 ? calloc(json_array_size(parsed) + 1, sizeof(*out->ids)) : NULL;
     if (r == 0 && !out->ids)
         r = err_set(e, -ENOMEM, "out of memory");
@@ -202,7 +224,7 @@ static int take_ids(struct token_list *out, struct text input, const json_t *par
             r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
         out->ids[out->n++] = (int32_t)id;
     }
-    json_decref(array);
+    json_decref(own);
     return r;
 }
 
@@ -299,6 +321,8 @@ static int run_lines(struct tool *t, FILE *in)
 
         if (line[n - 1] == '\n')
             n--;
+        if (strspn(line, " \t\r\n") >= (size_t)n)
+            continue; /* as nvllmctl does */
         if (run_one(t, (struct text){line, (size_t)n}, t->json_lines, &result, &e) < 0) {
             result = error_object(&e);
             status = 1;
@@ -309,10 +333,12 @@ static int run_lines(struct tool *t, FILE *in)
         }
     }
     free(line);
+    if (ferror(in))
+        status = complain("stdin: cannot be read");
     return status;
 }
 
-static int run_whole(struct tool *t, bool json)
+static int run_whole(struct tool *t)
 {
     json_t *result;
     struct err e;
@@ -322,7 +348,7 @@ static int run_whole(struct tool *t, bool json)
 
     if (r < 0)
         return complain(e.text);
-    r = run_one(t, (struct text){data, n}, json, &result, &e);
+    r = run_one(t, (struct text){data, n}, false, &result, &e);
     free(data);
     if (r < 0)
         return complain(e.text);
@@ -333,13 +359,13 @@ static int run_whole(struct tool *t, bool json)
     return 0;
 }
 
-static int run(struct tool *t, bool json_whole)
+static int run(struct tool *t)
 {
     FILE *in = stdin;
     int status;
 
     if (!t->options->jsonl) {
-        status = run_whole(t, json_whole);
+        status = run_whole(t);
     } else {
         if (t->options->input)
             in = fmemopen((void *)(uintptr_t)t->options->input, strlen(t->options->input), "r");
@@ -361,7 +387,7 @@ int offline_tokenize(const struct offline_options *o)
 
     if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
         return complain(e.text);
-    return run(&t, false);
+    return run(&t);
 }
 
 int offline_detokenize(const struct offline_options *o)
@@ -371,7 +397,7 @@ int offline_detokenize(const struct offline_options *o)
 
     if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
         return complain(e.text);
-    return run(&t, o->json);
+    return run(&t);
 }
 
 int offline_render(const struct offline_options *o)
@@ -385,7 +411,7 @@ int offline_render(const struct offline_options *o)
         err_set(&e, -ENOTSUP, "%s: the model has no chat template", o->model);
         return complain(e.text);
     }
-    return run(&t, false);
+    return run(&t);
 }
 
 /* One line a part, as model_check prints them. */

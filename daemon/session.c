@@ -32,7 +32,7 @@ struct pending {
     struct session *session; /* NULL: the client has left */
     int32_t n;               /* choices of generate, 0 for others */
     uint64_t told;           /* bit i: choice i has its finish reason */
-    bool cancel_again; /* the engine had no memory to note it */
+    bool cancel_again;       /* the engine had no memory to note it */
 };
 
 _Static_assert(REQUEST_MAX_CHOICES <= 64, "choices are bits of pending.told");

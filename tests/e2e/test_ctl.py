@@ -8,7 +8,8 @@ import subprocess
 import time
 
 import harness
-from harness import Case, Daemon, SharedDaemon, config, run_command, scaled
+from harness import (MODEL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
+                     scaled)
 
 SUM = "What is 17 + 25?"
 ENDLESS = "generate", "--raw", "--max-tokens", 30000, "--ignore-eos"
@@ -170,6 +171,34 @@ class Tokens(SharedDaemon):
         self.assertIn(1993, special["ids"])
         back = self.daemon.ctl("detokenize", "--json", stdin=json.dumps(plain["ids"]))
         self.assertEqual(json.loads(back.stdout)["text"], text)
+
+
+class Alone(SharedDaemon):
+    def test_same_as_nvllmctl(self):
+        """What nvllmd does on a folder alone is what nvllmctl does through the daemon."""
+        chat = b'{"messages":[{"role":"user","content":"x"}]}'
+        for command, stdin, *options in (
+                ("tokenize", b"a <|im_end|>", "--special"), ("tokenize", b"", "--json"),
+                ("tokenize", b"h\xff", "--json"),
+                ("tokenize", b'"a"\r\n\n  \n5\n"b\\u0000"', "--jsonl"),
+                ("detokenize", b"65 66,67\n"), ("detokenize", b"65 66", "--json"),
+                ("detokenize", b" [65, 66]", "--json"), ("detokenize", b'{"ids":[65]}', "--json"),
+                ("detokenize", b"", "--json"), ("detokenize", b"6x"), ("detokenize", b"[-1]"),
+                ("detokenize", b"[65\0]"), ("detokenize", b"99999999999999999999"),
+                ("detokenize", b'[65]\n\n{"ids":[66]}\n{}\n65', "--jsonl"),
+                ("render", chat), ("render", chat + b"\n\n" + chat, "--jsonl"), ("render", b"{}")):
+            ctl = self.daemon.ctl(command, *options, stdin=stdin, check=False)
+            alone = run_command([config.nvllmd, command, "--model", MODEL, *options],
+                                stdin=stdin, check=False)
+            with self.subTest(command=command, stdin=stdin, options=options):
+                self.assertEqual(alone.returncode, ctl.returncode, alone.stderr)
+                if options and options[0] != "--special":
+                    a, b = parse_jsonl(alone.stdout), parse_jsonl(ctl.stdout)
+                    for o in a + b:  # the words of an error may differ
+                        o.get("error", {}).pop("message", None)
+                    self.assertEqual(a, b)
+                else:
+                    self.assertEqual(alone.stdout, ctl.stdout)
 
 
 class Batch(SharedDaemon):
