@@ -102,7 +102,8 @@ class Vanishing(Case):
                 answer = w.generate(prompt="Once upon", max_tokens=8, sampling={"temperature": 0})
                 self.assertIsNone(answer.error)
             if not config.light:
-                self.assertLess(d.rss_kib() - rss, 64 * 1024)
+                # beside the KV pages, which are made while it serves
+                self.assertLess(d.rss_kib() - rss, (64 + 64) * 1024)
             lazy.close()
             d.wait_idle()
 
