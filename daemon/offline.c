@@ -429,9 +429,13 @@ int offline_check(const struct offline_options *o)
     struct tokenizer *tokenizer = NULL;
     struct chat_template *template = NULL;
     struct err e;
-    int wrong = model_check(o->model, stdout) < 0, r;
+    int32_t vocab_size;
+    int wrong = model_check(&vocab_size, o->model, stdout) < 0, r;
 
-    wrong |= say("tokenizer.json", tokenizer_load(&tokenizer, o->model, &e), &e);
+    r = tokenizer_load(&tokenizer, o->model, &e);
+    if (r == 0 && vocab_size > 0)
+        r = tokenizer_check_vocab(tokenizer, vocab_size, &e);
+    wrong |= say("tokenizer.json", r, &e);
     r = chat_template_load(&template, o->model, &e);
     if (r == -ENOTSUP) /* raw prompts work all the same */
         printf("note   %s; only raw prompts can be served\n", e.text);

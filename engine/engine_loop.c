@@ -126,6 +126,9 @@ static int load(struct engine *g, struct err *e)
         *e = side.e;
         return side.r;
     }
+    r = tokenizer_check_vocab(g->tokenizer, model_config(g->model)->vocab_size, e);
+    if (r < 0)
+        return r;
     g->options.backend->info(g->backend, &g->backend_info);
     return open_core(g, e);
 }

@@ -64,7 +64,7 @@ out:
     model_files_close(&files);
 }
 
-int model_check(const char *folder, FILE *out)
+int model_check(int32_t *vocab_size, const char *folder, FILE *out)
 {
     struct problems p = {.out = out, .lead = lead_wrong};
     struct model_config c;
@@ -73,13 +73,16 @@ int model_check(const char *folder, FILE *out)
     uint32_t before;
     int dir;
 
+    *vocab_size = 0;
     dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return problems_add(&p, -errno, "%s: %s", folder, strerror(errno));
     model_config_read(&c, &d, dir, &p);
     shape_known = p.n == 0;
-    if (shape_known)
+    if (shape_known) {
         fprintf(out, "%s%s\n", lead_ok, MODEL_CONFIG_FILE);
+        *vocab_size = c.vocab_size;
+    }
     before = p.n;
     model_defaults_read(&d, shape_known ? c.vocab_size : INT32_MAX, dir, &p);
     if (p.n == before)

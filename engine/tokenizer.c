@@ -292,6 +292,18 @@ int32_t tokenizer_n_ids(const struct tokenizer *t)
     return t->n_ids;
 }
 
+int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct err *e)
+{
+    struct text last = tokenizer_token_bytes(t, t->n_ids - 1);
+
+    if (t->n_ids <= vocab_size)
+        return 0;
+    return err_set(e, -EINVAL,
+                   "tokenizer.json: id %d (\"%.*s\") is not in 0 .. %d, the vocabulary of "
+                   "config.json: the two are of different models",
+                   t->n_ids - 1, last.len < 64 ? (int)last.len : 64, last.data, vocab_size - 1);
+}
+
 int32_t tokenizer_special_id(const struct tokenizer *t, const char *content)
 {
     size_t len = strlen(content);

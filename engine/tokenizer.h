@@ -48,6 +48,9 @@ int tokenizer_encode_all(const struct tokenizer *t, struct text text, bool speci
 struct text tokenizer_token_bytes(const struct tokenizer *t, int32_t id);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id); /* "special": true in the file */
 int32_t tokenizer_n_ids(const struct tokenizer *t);               /* 1 + the largest id */
+/* -EINVAL with a text that names the token where an id is not below a model's vocab_size: a text
+ * could then become an id that the model has no embedding for. */
+int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct err *e);
 /* The id of a special (added) token by its text, or -1. */
 int32_t tokenizer_special_id(const struct tokenizer *t, const char *content);
 

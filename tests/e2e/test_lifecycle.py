@@ -212,6 +212,17 @@ class Refusals(Case):
         original["model"]["type"] = "Unigram"
         self.refused("tokenizer.json", "Unigram", model=self.folder(tokenizer=json.dumps(original)))
 
+    def test_tokenizer_of_another_model(self):
+        """An id that the model has no embedding for is named, before a prompt can hold it."""
+        original = json.loads((MODEL / "tokenizer.json").read_text())
+        original["added_tokens"].append(
+            dict(original["added_tokens"][0], id=2500, content="<|beyond|>"))
+        bad = self.folder(tokenizer=json.dumps(original))
+        self.refused("tokenizer.json", "2500", "<|beyond|>", model=bad)
+        done = run_command([config.nvllmd, "check", "--model", bad], check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"<|beyond|>", done.stdout)
+
     def test_check_names_what_is_wrong(self):
         """nvllmd check says the same without starting anything."""
         done = run_command([config.nvllmd, "check", "--model", MODEL])

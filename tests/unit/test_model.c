@@ -497,8 +497,11 @@ static char *check_text(int code)
     char *text = NULL;
     size_t n;
     FILE *f = open_memstream(&text, &n);
+    int32_t vocab_size;
 
-    ck_assert_int_eq(model_check(dir, f), code);
+    ck_assert_int_eq(model_check(&vocab_size, dir, f), code);
+    if (code == 0)
+        ck_assert_int_gt(vocab_size, 0);
     fclose(f);
     return text;
 }

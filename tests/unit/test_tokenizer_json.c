@@ -249,6 +249,22 @@ START_TEST(small_file_encodes)
 }
 END_TEST
 
+/* A tokenizer whose ids go beyond the model's vocabulary is found out by the largest. */
+START_TEST(ids_beyond_the_vocabulary)
+{
+    json_t *root = small_file();
+    struct tokenizer *t;
+    struct err e = {0};
+
+    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(tokenizer_check_vocab(t, 261, &e), 0);
+    ck_assert_int_eq(tokenizer_check_vocab(t, 260, &e), -EINVAL);
+    ck_assert_msg(strstr(e.text, "id 260 (\"<n>\") is not in 0 .. 259"), "%s", e.text);
+    tokenizer_free(t);
+    json_decref(root);
+}
+END_TEST
+
 /* Of added tokens that begin at one place the longest is matched, of two places the first. */
 START_TEST(longest_and_leftmost_added_token)
 {
@@ -385,6 +401,7 @@ int main(void)
     tcase_add_loop_test(tc, unknown_parts_are_refused, 0, sizeof(refused) / sizeof(*refused));
     tcase_add_test(tc, harmless_parts_are_taken);
     tcase_add_test(tc, small_file_encodes);
+    tcase_add_test(tc, ids_beyond_the_vocabulary);
     tcase_add_test(tc, longest_and_leftmost_added_token);
     tcase_add_test(tc, empty_token);
     tcase_add_test(tc, truncated_file);
