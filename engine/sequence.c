@@ -81,8 +81,8 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     q->usage.prompt_tokens = r->n_prompt;
     q->usage.arrival_us = now_us;
     q->prompt = copy_of(r->prompt, (size_t)r->n_prompt, sizeof(*r->prompt));
-    /* Whole now, so that no commit has to grow it; pages are touched as tokens come. */
-    q->generated = calloc(n_generated, sizeof(*q->generated));
+    /* Whole now, so that no commit has to grow it; not cleared: pages are touched by tokens. */
+    q->generated = reallocarray(NULL, n_generated, sizeof(*q->generated));
     q->bias = copy_of(r->sampling->bias, (size_t)r->sampling->n_bias, sizeof(*q->bias));
     q->stop_ids =
         copy_of(r->sampling->stop_ids, (size_t)r->sampling->n_stop_ids, sizeof(*q->stop_ids));

@@ -1,7 +1,10 @@
 /* test_core.c - requests, events, steps in flight: what the core promises its caller. */
 #include <check.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/core_rig.h"
 
@@ -383,6 +386,48 @@ START_TEST(id_twice_aborts)
 }
 END_TEST
 
+static size_t resident_bytes(void)
+{
+    FILE *f = fopen("/proc/self/statm", "re");
+    size_t all, resident;
+
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(fscanf(f, "%zu %zu", &all, &resident), 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Requests that wait take no memory for the answers they may get, also where the heap has grown
+ * and shrunk before, as it has in a daemon that runs long: 500 answers of 40,000 tokens. */
+START_TEST(waiting_takes_no_memory_for_answers)
+{
+    enum { N = 32, BYTES = 8 << 20, N_REQUESTS = 500 };
+    void *held[N], *pin = NULL;
+    size_t before;
+
+    for (int round = 0; round < 2; round++) { /* in the second from the heap, not mapped */
+        for (int i = 0; i < N; i++)
+            ck_assert_ptr_nonnull(held[i] = malloc(BYTES));
+        if (round == 1)
+            ck_assert_ptr_nonnull(pin = malloc(100)); /* keeps what is below it */
+        for (int i = 0; i < N; i++)
+            free(held[i]);
+    }
+    rig.options.block_len = 4096;
+    rig.options.n_blocks = 16;
+    rig.options.max_seq_len = 50000;
+    restart();
+    before = resident_bytes();
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct core_request r = rig_request(1, 5, 40000);
+
+        rig_ask(&r);
+    }
+    ck_assert_uint_lt(resident_bytes(), before + (size_t)N_REQUESTS * 40000);
+    free(pin);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("core");
@@ -407,6 +452,7 @@ int main(void)
     tcase_add_test(t, loads_history_where_needed);
     tcase_add_test(t, events_are_told_once);
     tcase_add_test(t, freed_in_the_middle);
+    tcase_add_test(t, waiting_takes_no_memory_for_answers);
     tcase_add_test_raise_signal(t, id_twice_aborts, 6);
     suite_add_tcase(s, t);
     runner = srunner_create(s);
