@@ -12,7 +12,10 @@
 #include "engine/file.h"
 #include "engine/json_util.h"
 
-enum { TEMPLATE_FILE_MAX = 64 << 20 };
+enum {
+    TEMPLATE_FILE_MAX = 64 << 20,
+    MARKUP_BYTES = 64, /* about what a template writes around a message or a call */
+};
 
 struct chat_template {
     const struct chat_family *family;
@@ -239,6 +242,22 @@ static void checked_deinit(struct chat_checked *c)
         json_decref(c->arguments[i]);
     free(c->tools);
     free(c->arguments);
+}
+
+size_t chat_bytes(const struct chat *chat)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
+
+        n += MARKUP_BYTES + m->content.len + m->reasoning.len;
+        for (size_t k = 0; k < m->n_tool_calls; k++)
+            n += MARKUP_BYTES + m->tool_calls[k].name.len + m->tool_calls[k].arguments_json.len;
+    }
+    for (size_t i = 0; i < chat->n_tools; i++)
+        n += chat->tools[i].len;
+    return n;
 }
 
 int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,

@@ -59,6 +59,9 @@ struct chat_text {
     size_t n_ranges;
 };
 
+/* About how long the prompt becomes, without rendering it. */
+size_t chat_bytes(const struct chat *chat);
+
 /* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"). */
 int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
                 struct err *e);

@@ -173,14 +173,7 @@ static size_t cost_of(const struct job *j)
         cost = j->text.len;
     if (j->kind == JOB_DETOKENIZE)
         cost = j->n_ids;
-    for (size_t i = 0; chat && i < chat->n_messages; i++) {
-        cost += chat->messages[i].content.len + chat->messages[i].reasoning.len;
-        for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++)
-            cost += chat->messages[i].tool_calls[k].arguments_json.len;
-    }
-    for (size_t i = 0; chat && i < chat->n_tools; i++)
-        cost += chat->tools[i].len;
-    return cost;
+    return chat ? chat_bytes(chat) : cost;
 }
 
 /* Takes the job over: into the pool, or an error event at once where there is no model. */

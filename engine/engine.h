@@ -150,8 +150,9 @@ int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t 
 int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
                   void (*release)(void *));
 
-/* Ends a request with ENGINE_DONE (reason CANCELLED), or at once where it is still being encoded.
- * An unknown id is nothing: its terminal event is on its way or taken. */
+/* Ends a request with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
+ * the tokenizer pool comes to it or is done with it where it is yet to be encoded. An unknown id is
+ * nothing: its terminal event is on its way or taken. -ENOMEM: not taken. */
 int engine_cancel(struct engine *g, uint64_t id);
 
 #endif

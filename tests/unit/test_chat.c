@@ -283,6 +283,38 @@ START_TEST(no_special_token_across_a_border)
 }
 END_TEST
 
+/* The length told beforehand counts whatever can make a prompt long, so that no chat passes for a
+ * short one: many messages with nothing in them, and names of calls, too. */
+START_TEST(length_told_beforehand)
+{
+    enum { N = 5000 };
+    static char long_name[1 << 20];
+    struct chat_tool_call call = {.name = {long_name, sizeof(long_name)},
+                                  .arguments_json = {"1", 1}};
+    struct chat_message *messages = calloc(N, sizeof(*messages));
+    struct chat_message caller = {.role = {"assistant", 9}, .tool_calls = &call, .n_tool_calls = 1};
+    const struct chat chats[] = {{.messages = messages, .n_messages = N},
+                                 {.messages = &caller, .n_messages = 1}};
+    struct chat_template *t = named("qwen3");
+
+    memset(long_name, 'a', sizeof(long_name));
+    for (int i = 0; i < N; i++)
+        messages[i].role = (struct text){"user", 4};
+    for (int i = 0; i < 2; i++) {
+        struct chat_text text;
+        struct err e;
+
+        ck_assert_int_eq(chat_render(t, &chats[i], &text, &e), 0);
+        ck_assert_uint_ge(text.len, 100000);
+        ck_assert_uint_ge(chat_bytes(&chats[i]), text.len / 2);
+        ck_assert_uint_le(chat_bytes(&chats[i]), text.len * 3);
+        chat_text_deinit(&text);
+    }
+    chat_template_free(t);
+    free(messages);
+}
+END_TEST
+
 /* The ranges are what the template wrote, and neither names nor arguments nor tools nor contents.
  */
 START_TEST(ranges_leave_out_what_came)
@@ -550,6 +582,7 @@ static void add_tests(TCase *tc)
     tcase_add_test(tc, folders);
     tcase_add_test(tc, texts_make_no_special_tokens);
     tcase_add_test(tc, no_special_token_across_a_border);
+    tcase_add_test(tc, length_told_beforehand);
     tcase_add_test(tc, ranges_leave_out_what_came);
     tcase_add_test(tc, thinking);
     tcase_add_test(tc, null_content);
