@@ -150,10 +150,10 @@ static void order_run(int32_t *cps, size_t n, int32_t *tmp)
     if (n <= NFC_INSERTION_MAX) {
         for (size_t i = 1; i < n; i++) {
             int32_t cp = cps[i];
-            uint8_t class = ccc(cp);
+            uint8_t kind = ccc(cp);
             size_t k = i;
 
-            for (; k && ccc(cps[k - 1]) > class; k--)
+            for (; k && ccc(cps[k - 1]) > kind; k--)
                 cps[k] = cps[k - 1];
             cps[k] = cp;
         }
@@ -162,8 +162,8 @@ static void order_run(int32_t *cps, size_t n, int32_t *tmp)
     size_t at[257] = {0};
     for (size_t i = 0; i < n; i++)
         at[ccc(cps[i]) + 1]++;
-    for (int class = 0; class < 256; class ++)
-        at[class + 1] += at[class];
+    for (int kind = 0; kind < 256; kind++)
+        at[kind + 1] += at[kind];
     for (size_t i = 0; i < n; i++)
         tmp[at[ccc(cps[i])]++] = cps[i];
     memcpy(cps, tmp, n * sizeof(*cps));

@@ -11,7 +11,7 @@ const char pretokenize_qwen2_pattern[] =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|"
     " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-enum class {
+enum char_class {
     CLASS_OTHER,
     CLASS_LETTER,  /* \p{L} */
     CLASS_NUMBER,  /* \p{N} */
@@ -26,47 +26,54 @@ static bool is_control_space(uint32_t cp)
     return (cp >= '\t' && cp <= '\r') || cp == 0x85;
 }
 
-static enum class class_of(uint32_t cp) {
-    if (cp < 0x80){if ((cp | 0x20) >= 'a' && (cp | 0x20) <= 'z') return CLASS_LETTER;
-                   if (cp >= '0' && cp <= '9') return CLASS_NUMBER;
-                   if (cp == '\n' || cp == '\r') return CLASS_NEWLINE;
-                   return cp == ' ' || is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;}
-switch (utf8proc_get_property((int32_t)cp)->category)
+static enum char_class class_of(uint32_t cp)
 {
-case UTF8PROC_CATEGORY_LU:
-case UTF8PROC_CATEGORY_LL:
-case UTF8PROC_CATEGORY_LT:
-case UTF8PROC_CATEGORY_LM:
-case UTF8PROC_CATEGORY_LO:
-    return CLASS_LETTER;
-case UTF8PROC_CATEGORY_ND:
-case UTF8PROC_CATEGORY_NL:
-case UTF8PROC_CATEGORY_NO:
-    return CLASS_NUMBER;
-case UTF8PROC_CATEGORY_ZS:
-case UTF8PROC_CATEGORY_ZL:
-case UTF8PROC_CATEGORY_ZP:
-    return CLASS_SPACE;
-default:
-    return is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
-}
+    if (cp < 0x80) {
+        if ((cp | 0x20) >= 'a' && (cp | 0x20) <= 'z')
+            return CLASS_LETTER;
+        if (cp >= '0' && cp <= '9')
+            return CLASS_NUMBER;
+        if (cp == '\n' || cp == '\r')
+            return CLASS_NEWLINE;
+        return cp == ' ' || is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
+    }
+    switch (utf8proc_get_property((int32_t)cp)->category) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+        return CLASS_LETTER;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+        return CLASS_NUMBER;
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+        return CLASS_SPACE;
+    default:
+        return is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
+    }
 }
 
 /* The class of the character at p[at], and its length. */
-static enum class peek(const char *p, size_t n, size_t at, size_t *len) {
+static enum char_class peek(const char *p, size_t n, size_t at, size_t *len)
+{
     uint32_t cp;
 
     *len = 0;
-    if (at >= n) return CLASS_END;
+    if (at >= n)
+        return CLASS_END;
     *len = utf8_read_valid(p + at, &cp);
     return class_of(cp);
 }
 
-static size_t skip(const char *p, size_t n, size_t at, enum class class)
+static size_t skip(const char *p, size_t n, size_t at, enum char_class kind)
 {
     size_t len;
 
-    while (peek(p, n, at, &len) == class)
+    while (peek(p, n, at, &len) == kind)
         at += len;
     return at;
 }
@@ -104,13 +111,13 @@ static size_t space_run(const char *p, size_t n)
 
     for (;;) {
         size_t len;
-        enum class class = peek(p, n, at, &len);
+        enum char_class kind = peek(p, n, at, &len);
 
-        if (class != CLASS_SPACE && class != CLASS_NEWLINE)
+        if (kind != CLASS_SPACE && kind != CLASS_NEWLINE)
             break;
         at += len;
         last_len = len;
-        if (class == CLASS_NEWLINE)
+        if (kind == CLASS_NEWLINE)
             newline_end = at;
     }
     if (newline_end)
@@ -121,12 +128,12 @@ static size_t space_run(const char *p, size_t n)
 size_t pretokenize_next(const char *p, size_t n)
 {
     size_t len, next_len, at;
-    enum class class = peek(p, n, 0, &len);
-    enum class next;
+    enum char_class kind = peek(p, n, 0, &len);
+    enum char_class next;
 
-    if (class == CLASS_LETTER)
+    if (kind == CLASS_LETTER)
         return skip(p, n, len, CLASS_LETTER);
-    if (class == CLASS_NUMBER)
+    if (kind == CLASS_NUMBER)
         return len;
     if (p[0] == '\'') {
         at = contraction(p, n);
@@ -134,9 +141,9 @@ size_t pretokenize_next(const char *p, size_t n)
             return at;
     }
     next = peek(p, n, len, &next_len);
-    if (class != CLASS_NEWLINE && next == CLASS_LETTER)
+    if (kind != CLASS_NEWLINE && next == CLASS_LETTER)
         return skip(p, n, len + next_len, CLASS_LETTER);
-    if (class == CLASS_OTHER || (p[0] == ' ' && next == CLASS_OTHER)) {
+    if (kind == CLASS_OTHER || (p[0] == ' ' && next == CLASS_OTHER)) {
         at = skip(p, n, len, CLASS_OTHER);
         return skip(p, n, at, CLASS_NEWLINE);
     }
