@@ -6,6 +6,7 @@
 #ifndef NVLLM_BACKEND_H
 #define NVLLM_BACKEND_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/batch.h"
@@ -13,7 +14,7 @@
 #include "engine/model.h"
 
 enum {
-    BACKEND_ABI = 1,       /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 2,       /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2, /* steps submitted and not yet waited for, at most */
 };
 
@@ -33,6 +34,9 @@ struct backend_options {
                                * kv_bytes: the backend's own choice */
     enum kv_dtype kv_dtype;
     int32_t n_threads; /* CPU backend: worker threads; 0: one a core that this process may use */
+    int32_t device;    /* device backends: which one */
+    bool eager;        /* device backends: no captured graphs */
+    bool invariant;    /* device backends: a request's tokens do not depend on what else runs */
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;

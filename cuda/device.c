@@ -1,0 +1,104 @@
+/* device.c - see device.h. */
+#include "cuda/device.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/must.h"
+
+static const char *const uses[DEVICE_N_USES] = {
+    "weights",        "KV blocks", "activations", "the sampler",
+    "matrix products", "steps",
+};
+
+int cuda_check(cudaError_t code, const char *what, struct err *e)
+{
+    if (code == cudaSuccess)
+        return 0;
+    return err_set(e, code == cudaErrorMemoryAllocation ? -ENOMEM : -EIO, "CUDA: %s: %s (%s)", what,
+                   cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+int device_open(struct device *d, int id, struct err *e)
+{
+    struct cudaDeviceProp p;
+    size_t free_bytes, total_bytes;
+    int n = 0, r;
+
+    memset(d, 0, sizeof(*d));
+    r = cuda_check(cudaGetDeviceCount(&n), "looking for devices", e);
+    if (r < 0)
+        return r;
+    if (id < 0 || id >= n)
+        return err_set(e, -ENODEV, "CUDA: there is no device %d, there are %d", id, n);
+    d->id = id;
+    r = cuda_check(cudaSetDevice(id), "choosing the device", e);
+    if (r == 0)
+        r = cuda_check(cudaGetDeviceProperties(&p, id), "asking for properties", e);
+    if (r < 0)
+        return r;
+    if (p.major < 8)
+        return err_set(e, -ENOTSUP, "CUDA: %s has compute capability %d.%d, 8.0 is needed", p.name,
+                       p.major, p.minor);
+    r = cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free memory", e);
+    if (r == 0)
+        r = cuda_check(cudaStreamCreateWithFlags(&d->launch.stream, cudaStreamNonBlocking),
+                       "making a stream", e);
+    if (r < 0)
+        return r;
+    snprintf(d->name, sizeof(d->name), "%.100s", p.name);
+    d->compute = p.major * 10 + p.minor;
+    d->launch.chained = p.major >= 9;
+    d->launch.n_sms = p.multiProcessorCount;
+    d->total_bytes = total_bytes;
+    d->free_at_start = free_bytes;
+    return 0;
+}
+
+void device_close(struct device *d)
+{
+    for (int i = 0; i < DEVICE_N_USES; i++)
+        if (d->memory[i])
+            (void)cudaFree(d->memory[i]);
+    if (d->launch.stream)
+        (void)cudaStreamDestroy(d->launch.stream);
+    memset(d, 0, sizeof(*d));
+}
+
+int device_free_bytes(const struct device *d, uint64_t *free_bytes, struct err *e)
+{
+    size_t free_now, total;
+    int r = cuda_check(cudaMemGetInfo(&free_now, &total), "asking for free memory", e);
+
+    (void)d;
+    if (r == 0)
+        *free_bytes = free_now;
+    return r;
+}
+
+int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e)
+{
+    uint64_t free_bytes = 0;
+    void *p = NULL;
+    cudaError_t code;
+    int r = device_free_bytes(d, &free_bytes, e);
+
+    must(!d->memory[use]);
+    if (r < 0)
+        return r;
+    code = bytes > free_bytes ? cudaErrorMemoryAllocation : cudaMalloc(&p, bytes);
+    if (code == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError(); /* it is told here and not again by the next call */
+        return err_set(e, -ENOMEM,
+                       "%s: %.1f MiB of device memory are needed for %s, %.1f MiB of %.1f MiB are "
+                       "free; a smaller model, max_seqs, max_batch_tokens or kv_memory takes less",
+                       d->name, (double)bytes / 0x1p20, uses[use], (double)free_bytes / 0x1p20,
+                       (double)d->total_bytes / 0x1p20);
+    }
+    if (code != cudaSuccess)
+        return cuda_check(code, "taking memory", e);
+    d->memory[use] = p;
+    d->bytes[use] = bytes;
+    return 0;
+}

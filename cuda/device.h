@@ -1,0 +1,60 @@
+/* device.h - one CUDA device: what it is, its stream, its memory and who has taken how much of it.
+ *
+ * All device memory is taken at open, one piece a purpose; an arena hands such a piece out.
+ * Engine thread only. */
+#ifndef NVLLM_CUDA_DEVICE_H
+#define NVLLM_CUDA_DEVICE_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda/kernels/kernels.h"
+#include "engine/err.h"
+
+enum device_use {
+    DEVICE_WEIGHTS,
+    DEVICE_KV,
+    DEVICE_ACTIVATIONS,
+    DEVICE_SAMPLER,
+    DEVICE_WORKSPACE, /* of the matrix products */
+    DEVICE_STEP,      /* metadata of steps */
+    DEVICE_N_USES,
+};
+
+struct device {
+    int id;
+    int compute; /* capability, 90 for 9.0 */
+    char name[128];
+    uint64_t total_bytes;
+    uint64_t free_at_start;
+    struct launch launch;
+    void *memory[DEVICE_N_USES];
+    uint64_t bytes[DEVICE_N_USES];
+};
+
+/* 0, or a negative errno with what was being done and what CUDA says. */
+int cuda_check(cudaError_t code, const char *what, struct err *e);
+
+int device_open(struct device *d, int id, struct err *e);
+void device_close(struct device *d);
+
+/* Takes memory for a use, once; -ENOMEM says what it is for, what it needs and what is there. */
+int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e);
+int device_free_bytes(const struct device *d, uint64_t *free_bytes, struct err *e);
+
+/* Hands out pieces of 256-byte alignment. With base NULL it only counts. */
+struct arena {
+    char *base;
+    size_t used;
+};
+
+static inline void *arena_take(struct arena *a, size_t bytes)
+{
+    void *p = a->base ? a->base + a->used : NULL;
+
+    a->used += (bytes + 255) & ~(size_t)255;
+    return p;
+}
+
+#endif

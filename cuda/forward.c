@@ -1,0 +1,168 @@
+/* forward.c - see forward.h.
+ *
+ * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input and adds
+ * to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which can only add,
+ * with norms and gate as kernels of their own. */
+#include "cuda/forward.h"
+
+#include <errno.h>
+
+#include "engine/must.h"
+
+struct pass {
+    const struct forward *f;
+    const struct step_view *v;
+    const struct forward_shape *s;
+    int qkv_dim, attn_dim;
+    struct err *e;
+};
+
+static int skinny(const struct pass *p, struct skinny s)
+{
+    const int m = s.m;
+    const int64_t y_bytes =
+        s.y_stride * (s.out == SKINNY_F32 || s.out == SKINNY_ADD_F32 ? 4 : 2);
+    int r = 0;
+
+    s.eps = p->f->config->rms_norm_eps;
+    for (int at = 0; at < m && r == 0; at += SKINNY_MAX_ROWS) {
+        s.m = m - at < SKINNY_MAX_ROWS ? m - at : SKINNY_MAX_ROWS;
+        r = cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
+        s.y = (char *)s.y + y_bytes * s.m;
+        if (s.x)
+            s.x += (int64_t)s.m * s.k;
+        if (s.x_f32)
+            s.x_f32 += (int64_t)s.m * s.k;
+    }
+    return r;
+}
+
+static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w, int n, int k,
+                enum gemm_out out)
+{
+    return gemm_run(p->f->gemm, p->f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k,
+                    out, p->e);
+}
+
+static int norm(const struct pass *p, const uint16_t *w)
+{
+    const struct forward *f = p->f;
+
+    return cuda_check(rms_norm(f->launch, f->normed, f->residual, w, NULL, p->s->n_tokens,
+                               f->config->hidden_dim, f->config->rms_norm_eps),
+                      "rms_norm", p->e);
+}
+
+static int attention(const struct pass *p, const struct layer_weights *w, int layer)
+{
+    const struct forward *f = p->f;
+    const struct attn a = {.out = f->attn,
+                           .q = f->qkv,
+                           .q_stride = p->qkv_dim,
+                           .n_heads = f->config->n_heads,
+                           .layer = layer,
+                           .kv = &f->kv};
+    int r = cuda_check(rope_store(f->launch, f->qkv, w->qkv_bias, w->q_norm, w->k_norm, f->rope,
+                                  &f->kv, layer, p->v, p->s->n_tokens, f->config->n_heads,
+                                  f->config->rms_norm_eps),
+                       "rope_store", p->e);
+
+    if (r == 0 && p->s->n_items > 0)
+        r = cuda_check(attn_decode(f->launch, &a, p->v, f->partial, f->tickets, p->s->n_items),
+                       "attn_decode", p->e);
+    if (r == 0 && p->s->n_tiles > 0)
+        r = cuda_check(attn_prefill(f->launch, &a, p->v, p->s->n_tiles), "attn_prefill", p->e);
+    return r;
+}
+
+static int layer_of_few(const struct pass *p, const struct layer_weights *w, int layer)
+{
+    const struct forward *f = p->f;
+    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim, m = p->s->n_tokens;
+    int r = skinny(p, (struct skinny){.y = f->qkv, .y_stride = p->qkv_dim, .x_f32 = f->residual,
+                                      .norm = w->attn_norm, .w = w->qkv, .m = m, .n = p->qkv_dim,
+                                      .k = dim, .out = SKINNY_BF16});
+    if (r == 0)
+        r = attention(p, w, layer);
+    if (r == 0)
+        r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->attn, .w = w->o,
+                                      .m = m, .n = dim, .k = p->attn_dim, .out = SKINNY_ADD_F32});
+    if (r == 0)
+        r = skinny(p, (struct skinny){.y = f->act, .y_stride = ffn, .x_f32 = f->residual,
+                                      .norm = w->mlp_norm, .w = w->gate_up, .m = m, .n = ffn,
+                                      .k = dim, .out = SKINNY_SILU_MUL});
+    if (r == 0)
+        r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->act, .w = w->down,
+                                      .m = m, .n = dim, .k = ffn, .out = SKINNY_ADD_F32});
+    return r;
+}
+
+static int layer_of_many(const struct pass *p, const struct layer_weights *w, int layer)
+{
+    const struct forward *f = p->f;
+    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
+    int r = norm(p, w->attn_norm);
+
+    if (r == 0)
+        r = gemm(p, f->qkv, f->normed, w->qkv, p->qkv_dim, dim, GEMM_BF16);
+    if (r == 0)
+        r = attention(p, w, layer);
+    if (r == 0)
+        r = gemm(p, f->residual, f->attn, w->o, dim, p->attn_dim, GEMM_ADD_F32);
+    if (r == 0)
+        r = norm(p, w->mlp_norm);
+    if (r == 0)
+        r = gemm(p, f->gate_up, f->normed, w->gate_up, 2 * ffn, dim, GEMM_BF16);
+    if (r == 0)
+        r = cuda_check(silu_mul(f->launch, f->act, f->gate_up, p->s->n_tokens, ffn), "silu_mul",
+                       p->e);
+    if (r == 0)
+        r = gemm(p, f->residual, f->act, w->down, dim, ffn, GEMM_ADD_F32);
+    return r;
+}
+
+/* Logits of the rows that are sampled from. */
+static int lm_head(const struct pass *p)
+{
+    const struct forward *f = p->f;
+    const struct model_config *c = f->config;
+    const int m = p->s->n_rows;
+    int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm, p->v, m,
+                                c->hidden_dim, c->rms_norm_eps),
+                       "rms_norm", p->e);
+
+    if (r < 0)
+        return r;
+    if (m <= SKINNY_MAX_ROWS || f->invariant)
+        return skinny(p, (struct skinny){.y = f->logits, .y_stride = f->sampler.logits_stride,
+                                         .x = f->normed, .w = f->weights->lm_head, .m = m,
+                                         .n = c->vocab_size, .k = c->hidden_dim,
+                                         .out = SKINNY_F32});
+    return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
+                    f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
+                    p->e);
+}
+
+int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
+                struct err *e)
+{
+    const struct model_config *c = f->config;
+    const struct pass p = {.f = f,
+                           .v = v,
+                           .s = s,
+                           .qkv_dim = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                           .attn_dim = c->n_heads * c->head_dim,
+                           .e = e};
+    const bool few = s->n_tokens <= SKINNY_MAX_ROWS || f->invariant;
+    int r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
+                             s->n_tokens, c->hidden_dim, c->vocab_size),
+                       "embed", e);
+
+    for (int i = 0; i < c->n_layers && r == 0; i++)
+        r = few ? layer_of_few(&p, &f->weights->layers[i], i)
+                : layer_of_many(&p, &f->weights->layers[i], i);
+    if (r < 0 || s->n_rows == 0)
+        return r;
+    r = lm_head(&p);
+    return r < 0 ? r : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
+}

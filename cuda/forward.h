@@ -1,0 +1,43 @@
+/* forward.h - one pass of the model over a step's rows: from token ids to sampled ids, as a list of
+ * ops on one stream. Nothing here waits for the device.
+ *
+ * Engine thread only. */
+#ifndef NVLLM_CUDA_FORWARD_H
+#define NVLLM_CUDA_FORWARD_H
+
+#include "cuda/gemm.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/weights.h"
+
+struct forward {
+    const struct model_config *config;
+    const struct weights *weights;
+    const struct launch *launch;
+    struct gemm *gemm;
+    struct kv_pool kv;
+    bool invariant; /* the same products whatever the number of rows */
+
+    /* activations; rows are gemm_rows(max_batch_tokens) */
+    float *rope;       /* [max_seq_len, head_dim / 2, 2] */
+    float *residual;   /* [rows, hidden_dim] */
+    uint16_t *normed;  /* [rows, hidden_dim] */
+    uint16_t *qkv;     /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
+    uint16_t *attn;    /* [rows, n_heads * head_dim] */
+    uint16_t *gate_up; /* [rows, 2 * ffn_dim] */
+    uint16_t *act;     /* [rows, ffn_dim] */
+    float *partial;    /* of split attention */
+    int32_t *tickets;
+    float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
+    struct sampler_memory sampler;
+};
+
+/* What of a step the launches depend on; counts of a captured graph are upper bounds. */
+struct forward_shape {
+    int n_tokens, n_rows;
+    int n_items, n_tiles;
+};
+
+int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
+                struct err *e);
+
+#endif

@@ -1,0 +1,33 @@
+/* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
+ * w [n, k] bf16, float32 sums. The algorithm for a shape is looked up once and kept.
+ *
+ * Engine thread only. */
+#ifndef NVLLM_CUDA_GEMM_H
+#define NVLLM_CUDA_GEMM_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#include "engine/err.h"
+
+enum gemm_out {
+    GEMM_BF16,
+    GEMM_F32,
+    GEMM_ADD_F32, /* y += */
+};
+
+struct gemm; /* a handle, descriptors, algorithms */
+
+enum { GEMM_WORKSPACE = 64 << 20 };
+
+/* workspace: GEMM_WORKSPACE bytes on the device that is current. */
+int gemm_new(struct gemm **out, void *workspace, struct err *e);
+void gemm_free(struct gemm *g);
+
+/* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
+int gemm_rows(int m);
+
+int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
+             const uint16_t *w, int m, int n, int k, enum gemm_out out, struct err *e);
+
+#endif

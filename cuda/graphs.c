@@ -1,0 +1,113 @@
+/* graphs.c - see graphs.h. */
+#include "cuda/graphs.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/must.h"
+
+enum {
+    GRAPH_FINE = 16, /* sizes are powers of two up to here, then multiples of it */
+};
+
+struct graphs {
+    const struct forward *forward;
+    const struct step_limits *limits;
+    const char *base;
+    int n;
+    cudaGraphExec_t *execs; /* [n] by index of size; NULL: not captured */
+};
+
+int graphs_size(const struct graphs *g, int n)
+{
+    int size = 1;
+
+    must(n >= 1 && n <= g->limits->max_seqs);
+    if (n > GRAPH_FINE)
+        return (n + GRAPH_FINE - 1) / GRAPH_FINE * GRAPH_FINE;
+    while (size < n)
+        size *= 2;
+    return size;
+}
+
+static int index_of(int size)
+{
+    int i = 0;
+
+    if (size > GRAPH_FINE)
+        return size / GRAPH_FINE + 3;
+    while (size > 1) {
+        size /= 2;
+        i++;
+    }
+    return i;
+}
+
+int graphs_new(struct graphs **out, const struct forward *f, const struct step_limits *limits,
+               const char *base, struct err *e)
+{
+    struct graphs *g = calloc(1, sizeof(*g));
+
+    if (!g)
+        return err_set(e, -ENOMEM, "out of memory");
+    *g = (struct graphs){.forward = f, .limits = limits, .base = base};
+    g->n = index_of(graphs_size(g, limits->max_seqs)) + 1;
+    g->execs = calloc((size_t)g->n, sizeof(*g->execs));
+    if (!g->execs) {
+        graphs_free(g);
+        return err_set(e, -ENOMEM, "out of memory");
+    }
+    *out = g;
+    return 0;
+}
+
+void graphs_free(struct graphs *g)
+{
+    if (!g)
+        return;
+    for (int i = 0; g->execs && i < g->n; i++)
+        if (g->execs[i])
+            (void)cudaGraphExecDestroy(g->execs[i]);
+    free(g->execs);
+    free(g);
+}
+
+int graphs_prepare(struct graphs *g, int size, struct err *e)
+{
+    const struct step_room room = step_room_of_graph(g->limits, size);
+    const struct step_view view = step_view_at(&room, g->base);
+    const struct forward_shape shape = {
+        .n_tokens = size, .n_rows = size, .n_items = room.n_items, .n_tiles = 0};
+    cudaStream_t stream = g->forward->launch->stream;
+    cudaGraph_t graph = NULL;
+    int r, ended;
+
+    if (g->execs[index_of(size)])
+        return 0;
+    r = cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                   "capturing a step", e);
+    if (r < 0)
+        return r;
+    r = forward_run(g->forward, &view, &shape, e);
+    ended = cuda_check(cudaStreamEndCapture(stream, &graph), "capturing a step", r < 0 ? NULL : e);
+    if (r == 0)
+        r = ended;
+    if (r == 0)
+        r = cuda_check(cudaGraphInstantiate(&g->execs[index_of(size)], graph, 0),
+                       "instantiating a graph", e);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    if (r == 0)
+        r = cuda_check(cudaGraphUpload(g->execs[index_of(size)], stream), "uploading a graph", e);
+    return r;
+}
+
+int graphs_run(struct graphs *g, int size, struct err *e)
+{
+    const int r = graphs_prepare(g, size, e);
+
+    if (r < 0)
+        return r;
+    return cuda_check(cudaGraphLaunch(g->execs[index_of(size)], g->forward->launch->stream),
+                      "launching a graph", e);
+}

@@ -1,0 +1,251 @@
+/* attn_decode.cu - attention of one query row a sequence over its paged keys, split over the
+ * machine by a plan made on the host (attn_item).
+ *
+ * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes a sequence. The query heads that share
+ * a KV head are rows of one matrix product. A block takes one item and KV head, its warps turns of
+ * 16 keys. Loads are 16 bytes: the order of the dimensions is permuted so that what a thread loads
+ * is what the matrix unit wants of it. Where a sequence is split, the block that ends last joins
+ * the partial results. */
+#include "cuda/kernels/common.cuh"
+
+static constexpr int WARPS = 4;
+static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
+
+struct decode_args {
+    struct attn a;
+    struct kv_pool kv;
+    const struct step_counts *counts;
+    const struct attn_item *items;
+    const int32_t *table_start, *tables;
+    float *partial;
+    int32_t *tickets;
+    int group, n_groups; /* query heads of a KV head; passes of ATTN_GROUP over them */
+    float scale_log2;
+};
+
+/* A thread's running softmax of query head `lane / 4`. */
+template <int HEAD_DIM> struct softmax {
+    float max, sum;
+    float o[HEAD_DIM / 8][2];
+};
+
+static __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x5410);
+}
+
+static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x7632);
+}
+
+/* Sixteen keys from `first` on; those from `end` on count nothing. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
+                                              const uint16_t *keys, int64_t v_offset, int first,
+                                              int end, int lane, float scale_log2)
+{
+    static constexpr int K_VECS = HEAD_DIM / 32, V_VECS = HEAD_DIM / 64;
+    const int group = lane / 4, quarter = lane % 4, last = end - 1 - first;
+    uint4 k[2][K_VECS], v[4][V_VECS];
+
+    /* Keys past the end are read from the last one: what lies there may be no number at all. */
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < K_VECS; j++)
+            k[i][j] = __ldcs((const uint4 *)(keys + min(i * 8 + group, last) * HEAD_DIM + j * 32 +
+                                             quarter * 8));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
+
+#pragma unroll
+        for (int j = 0; j < V_VECS; j++)
+            v[i][j] = __ldcs((const uint4 *)(keys + v_offset + key * HEAD_DIM + j * 64 + group * 8));
+    }
+
+    float p[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < K_VECS; j++) {
+            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, k[i][j].x, k[i][j].y);
+            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, k[i][j].z, k[i][j].w);
+        }
+    float max = s.max;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = i * 8 + quarter * 2 + j <= last ? p[i][j] * scale_log2 : -INFINITY;
+            max = fmaxf(max, p[i][j]);
+        }
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
+    const float shrink = exp2f(s.max - max);
+    s.max = max;
+    s.sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = exp2f(p[i][j] - max);
+            s.sum += p[i][j];
+        }
+    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
+#pragma unroll
+    for (int j = 0; j < V_VECS; j++) {
+        const uint32_t *v0 = &v[0][j].x, *v1 = &v[1][j].x, *v2 = &v[2][j].x, *v3 = &v[3][j].x;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
+
+            even[0] *= shrink, even[1] *= shrink;
+            odd[0] *= shrink, odd[1] *= shrink;
+            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
+            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]),
+                     high_halves(v2[i], v3[i]));
+        }
+    }
+}
+
+/* Where a thread's o[i][j] lies in the head. */
+static __device__ __forceinline__ int dim_of(int i, int j, int quarter)
+{
+    return i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8;
+}
+
+/* One item and KV head, and the joining if it was the last of its sequence. */
+template <int HEAD_DIM>
+static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
+                                int head_group)
+{
+    __shared__ float outs[WARPS][ATTN_GROUP][HEAD_DIM];
+    __shared__ float maxes[WARPS][ATTN_GROUP], sums[WARPS][ATTN_GROUP];
+    __shared__ int is_last;
+    static constexpr int ENTRY = HEAD_DIM + 2;
+
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int group = lane / 4, quarter = lane % 4;
+    const int kv_head = head_group / d.n_groups, pass = head_group % d.n_groups;
+    const int n_heads = min(ATTN_GROUP, d.group - pass * ATTN_GROUP);
+    const int first_head = kv_head * d.group + pass * ATTN_GROUP;
+    const int block_len = 1 << d.kv.block_shift;
+    const int32_t *table = d.tables + __ldcg(d.table_start + item.seq);
+    const uint16_t *pool = d.kv.base + d.a.layer * d.kv.layer_stride +
+                           (int64_t)kv_head * block_len * HEAD_DIM;
+    uint4 q[HEAD_DIM / 32] = {};
+    struct softmax<HEAD_DIM> s = {-1e30f, 0.0f, {}};
+
+    if (group < n_heads)
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            q[j] = __ldcg((const uint4 *)(d.a.q + item.seq * d.a.q_stride +
+                                          (first_head + group) * HEAD_DIM + j * 32 + quarter * 8));
+    for (int key = item.begin + warp * KEYS; key < item.end; key += WARPS * KEYS) {
+        const int64_t block = __ldcg(table + (key >> d.kv.block_shift));
+        const uint16_t *keys =
+            pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
+
+        attend<HEAD_DIM>(s, q, keys, d.kv.v_offset, key, item.end, lane, d.scale_log2);
+    }
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
+    if (quarter == 0) {
+        maxes[warp][group] = s.max;
+        sums[warp][group] = s.sum;
+    }
+    for (int i = 0; i < HEAD_DIM / 8; i++)
+        for (int j = 0; j < 2; j++)
+            outs[warp][group][dim_of(i, j, quarter)] = s.o[i][j];
+    __syncthreads();
+
+    uint16_t *out = d.a.out + ((int64_t)item.seq * d.a.n_heads + first_head) * HEAD_DIM;
+    const int64_t entries = (int64_t)d.kv.n_kv_heads * d.n_groups * ATTN_GROUP;
+    const int64_t entry = (int64_t)head_group * ATTN_GROUP;
+    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
+        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
+        float max = maxes[0][head], sum = 0.0f, o = 0.0f;
+
+        for (int j = 1; j < WARPS; j++)
+            max = fmaxf(max, maxes[j][head]);
+        for (int j = 0; j < WARPS; j++) {
+            const float shrink = exp2f(maxes[j][head] - max);
+
+            sum += sums[j][head] * shrink;
+            o += outs[j][head][dim] * shrink;
+        }
+        if (item.n_splits == 1) {
+            out[i] = bf16_bits(o / sum);
+            continue;
+        }
+        float *to = d.partial +
+                    ((int64_t)(item.partial + item.split) * entries + entry + head) * ENTRY;
+        to[dim] = o;
+        if (dim == 0) {
+            to[HEAD_DIM] = max;
+            to[HEAD_DIM + 1] = sum;
+        }
+    }
+    if (item.n_splits == 1)
+        return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int32_t *ticket = d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
+
+        is_last = atomicAdd(ticket, 1) == item.n_splits - 1;
+        if (is_last)
+            *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last)
+        return;
+    __threadfence();
+    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
+        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
+        float max = -1e30f, sum = 0.0f, o = 0.0f;
+        const float *from = d.partial + ((int64_t)item.partial * entries + entry + head) * ENTRY;
+
+        for (int j = 0; j < item.n_splits; j++) {
+            const float *part = from + j * entries * ENTRY;
+            const float part_max = __ldcg(part + HEAD_DIM), both = fmaxf(max, part_max);
+            const float old = exp2f(max - both), grow = exp2f(part_max - both);
+
+            sum = sum * old + __ldcg(part + HEAD_DIM + 1) * grow;
+            o = o * old + __ldcg(part + dim) * grow;
+            max = both;
+        }
+        out[i] = bf16_bits(o / sum);
+    }
+}
+
+template <int HEAD_DIM>
+static __global__ void __launch_bounds__(WARPS * WARP)
+attn_decode_kernel(const struct decode_args d)
+{
+    chain_wait();
+    if ((int)blockIdx.y >= __ldcg(&d.counts->n_items))
+        return;
+    const int4 *from = (const int4 *)(d.items + blockIdx.y);
+    const int4 a = __ldcg(from), b = __ldcg(from + 1);
+    const struct attn_item item = {a.x, a.y, a.z, a.w, b.x, b.y, {0, 0}};
+
+    run_item<HEAD_DIM>(d, item, (int)blockIdx.x);
+}
+
+extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
+                                   const struct step_view *v, float *partial, int32_t *tickets,
+                                   int grid_items)
+{
+    struct decode_args d = {*a, *a->kv, v->counts, v->items, v->table_start, v->tables, partial,
+                            tickets, a->n_heads / a->kv->n_kv_heads, 0, 0.0f};
+    auto *kernel = a->kv->head_dim == 128 ? attn_decode_kernel<128> : attn_decode_kernel<64>;
+
+    d.n_groups = (d.group + ATTN_GROUP - 1) / ATTN_GROUP;
+    d.scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim));
+    const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
+    return launch_kernel(kernel, grid, WARPS * WARP, 0, l, d);
+}

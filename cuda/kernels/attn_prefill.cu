@@ -1,0 +1,272 @@
+/* attn_prefill.cu - causal attention of packed prefill chunks over their paged keys: any chunk
+ * against any length of earlier context.
+ *
+ * Bound by arithmetic: 4 * head_dim operations a pair of query row and key, on mma.sync; works from
+ * compute capability 8.0 on. A block takes ATTN_TILE query rows of one head and walks over tiles of
+ * KEYS keys, the next one on its way to shared memory while this one is computed with. */
+#include "cuda/kernels/common.cuh"
+
+static constexpr int WARPS = 4;
+static constexpr int KEYS = 64;
+static constexpr int MTILES = 2; /* 16 rows each a warp: a fragment of K or V serves two products */
+static constexpr int THREADS = WARPS * WARP;
+static_assert(WARPS * MTILES * 16 == ATTN_TILE, "the warps' rows are the tile");
+
+struct prefill_args {
+    struct attn a;
+    struct kv_pool kv;
+    const struct attn_tile *tiles;
+    const int32_t *q_start, *kv_len, *table_start, *tables;
+    int group; /* query heads of a KV head */
+    int n_tiles;
+    float scale_log2;
+};
+
+/* Rows of shared memory are HEAD_DIM bf16; 16-byte pieces are swapped about so that eight rows'
+ * pieces of one column lie in different banks. */
+template <int HEAD_DIM> static __device__ __forceinline__ int swizzle(int row, int piece)
+{
+    return (row * (HEAD_DIM / 8) + (piece ^ (row & 7))) * 16;
+}
+
+static __device__ __forceinline__ void copy_async(uint32_t to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ldmatrix_trans(uint32_t (&r)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* KEYS rows of K or V from `first` on; those past the end become zeros. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefill_args &p,
+                                                 const uint16_t *pool, const int32_t *table,
+                                                 int first, int kv_len)
+{
+    static constexpr int PIECES = HEAD_DIM / 8, ROWS = THREADS / PIECES;
+    const int piece = (int)threadIdx.x % PIECES, block_len = 1 << p.kv.block_shift;
+
+#pragma unroll
+    for (int i = 0; i < KEYS / ROWS; i++) {
+        const int row = i * ROWS + (int)threadIdx.x / PIECES;
+        const int key = min(first + row, kv_len - 1);
+        const int64_t block = __ldg(table + (key >> p.kv.block_shift));
+        const uint16_t *from = pool + block * p.kv.block_stride +
+                               (int64_t)(key & (block_len - 1)) * HEAD_DIM + piece * 8;
+
+        copy_async(to + (uint32_t)swizzle<HEAD_DIM>(row, piece), from, first + row < kv_len);
+    }
+}
+
+template <int HEAD_DIM>
+static __global__ void __launch_bounds__(THREADS, 2)
+attn_prefill_kernel(const struct prefill_args p)
+{
+    static constexpr int PIECES = HEAD_DIM / 8;
+    static constexpr uint32_t TILE_BYTES = KEYS * HEAD_DIM * 2;
+    extern __shared__ __align__(128) unsigned char shared[];
+
+    chain_wait();
+    /* The last tiles of a chunk have the most keys: they go first. */
+    const struct attn_tile tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
+    const int head = (int)blockIdx.x, kv_head = head / p.group;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int row0 = p.q_start[tile.seq] + tile.first;
+    const int n_rows = min(ATTN_TILE, p.q_start[tile.seq + 1] - row0);
+    const int kv_len = p.kv_len[tile.seq];
+    const int pos0 = kv_len - (p.q_start[tile.seq + 1] - row0); /* position of the tile's row 0 */
+    const int n_keys = pos0 + n_rows, n_steps = (n_keys + KEYS - 1) / KEYS;
+    const int32_t *table = p.tables + p.table_start[tile.seq];
+    const uint16_t *k_pool = p.kv.base + p.a.layer * p.kv.layer_stride +
+                             ((int64_t)kv_head << p.kv.block_shift) * HEAD_DIM;
+    const uint16_t *v_pool = k_pool + p.kv.v_offset;
+    const uint32_t q_at = (uint32_t)__cvta_generic_to_shared(shared);
+    const uint32_t k_at = q_at + ATTN_TILE * HEAD_DIM * 2, v_at = k_at + 2 * TILE_BYTES;
+
+    for (int i = (int)threadIdx.x; i < ATTN_TILE * PIECES; i += THREADS) {
+        const int row = i / PIECES, piece = i % PIECES;
+        const uint16_t *from = p.a.q + (int64_t)(row0 + min(row, n_rows - 1)) * p.a.q_stride +
+                               (int64_t)head * HEAD_DIM + piece * 8;
+
+        copy_async(q_at + (uint32_t)swizzle<HEAD_DIM>(row, piece), from, row < n_rows);
+    }
+    load_keys<HEAD_DIM>(k_at, p, k_pool, table, 0, n_keys);
+    load_keys<HEAD_DIM>(v_at, p, v_pool, table, 0, n_keys);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+
+    float o[MTILES][HEAD_DIM / 8][4] = {};
+    float max[MTILES][2], sum[MTILES][2] = {};
+    for (int m = 0; m < MTILES; m++)
+        max[m][0] = max[m][1] = -1e30f;
+    const int warp_row = warp * MTILES * 16;
+
+    for (int step = 0; step < n_steps; step++) {
+        const uint32_t k_now = k_at + (uint32_t)(step & 1) * TILE_BYTES;
+        const uint32_t v_now = v_at + (uint32_t)(step & 1) * TILE_BYTES;
+
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+        if (step + 1 < n_steps) {
+            const uint32_t other = (uint32_t)(~step & 1) * TILE_BYTES;
+
+            load_keys<HEAD_DIM>(k_at + other, p, k_pool, table, (step + 1) * KEYS, n_keys);
+            load_keys<HEAD_DIM>(v_at + other, p, v_pool, table, (step + 1) * KEYS, n_keys);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        }
+        if (step * KEYS > pos0 + warp_row + MTILES * 16 - 1)
+            continue; /* all of these keys come after this warp's rows */
+
+        float s[MTILES][KEYS / 8][4] = {};
+#pragma unroll
+        for (int d = 0; d < HEAD_DIM / 16; d++) {
+            uint32_t q[MTILES][4];
+
+#pragma unroll
+            for (int m = 0; m < MTILES; m++)
+                ldmatrix(q[m], q_at + (uint32_t)swizzle<HEAD_DIM>(warp_row + m * 16 + lane % 16,
+                                                                  d * 2 + lane / 16));
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; n++) {
+                uint32_t k[4];
+
+                ldmatrix(k, k_now + (uint32_t)swizzle<HEAD_DIM>(
+                                        n * 16 + lane / 16 * 8 + lane % 8, d * 2 + lane / 8 % 2));
+#pragma unroll
+                for (int m = 0; m < MTILES; m++) {
+                    mma_16816(s[m][n * 2], q[m][0], q[m][1], q[m][2], q[m][3], k[0], k[1]);
+                    mma_16816(s[m][n * 2 + 1], q[m][0], q[m][1], q[m][2], q[m][3], k[2], k[3]);
+                }
+            }
+        }
+        const bool masked = (step + 1) * KEYS > pos0 + warp_row + 1;
+        uint32_t probs[MTILES][KEYS / 16][4];
+#pragma unroll
+        for (int m = 0; m < MTILES; m++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int pos = pos0 + warp_row + m * 16 + half * 8 + lane / 4;
+                float top = max[m][half], total = 0.0f;
+
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        float &x = s[m][n][half * 2 + j];
+
+                        if (masked && step * KEYS + n * 8 + lane % 4 * 2 + j > pos)
+                            x = -INFINITY;
+                        top = fmaxf(top, x);
+                    }
+                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, 2));
+                const float shrink = exp2f((max[m][half] - top) * p.scale_log2);
+                const float base = top * p.scale_log2;
+                max[m][half] = top;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {
+                        float &x = s[m][n][half * 2 + j];
+
+                        x = exp2f(x * p.scale_log2 - base);
+                        total += x;
+                    }
+                sum[m][half] = sum[m][half] * shrink + total;
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; n++) {
+                    o[m][n][half * 2] *= shrink;
+                    o[m][n][half * 2 + 1] *= shrink;
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < KEYS / 16; n++) {
+                probs[m][n][0] = bf16_pair(s[m][n * 2][0], s[m][n * 2][1]);
+                probs[m][n][1] = bf16_pair(s[m][n * 2][2], s[m][n * 2][3]);
+                probs[m][n][2] = bf16_pair(s[m][n * 2 + 1][0], s[m][n * 2 + 1][1]);
+                probs[m][n][3] = bf16_pair(s[m][n * 2 + 1][2], s[m][n * 2 + 1][3]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++)
+#pragma unroll
+            for (int d = 0; d < HEAD_DIM / 16; d++) {
+                uint32_t v[4];
+
+                ldmatrix_trans(v, v_now + (uint32_t)swizzle<HEAD_DIM>(n * 16 + lane % 16,
+                                                                      d * 2 + lane / 16));
+#pragma unroll
+                for (int m = 0; m < MTILES; m++) {
+                    const uint32_t *a = probs[m][n];
+
+                    mma_16816(o[m][d * 2], a[0], a[1], a[2], a[3], v[0], v[1]);
+                    mma_16816(o[m][d * 2 + 1], a[0], a[1], a[2], a[3], v[2], v[3]);
+                }
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < MTILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = warp_row + m * 16 + half * 8 + lane / 4;
+            float total = sum[m][half];
+
+            total += __shfl_xor_sync(ALL_LANES, total, 1);
+            total += __shfl_xor_sync(ALL_LANES, total, 2);
+            if (row >= n_rows)
+                continue;
+            uint32_t *out = (uint32_t *)(p.a.out + ((int64_t)(row0 + row) * p.a.n_heads + head) *
+                                                       HEAD_DIM);
+#pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; n++)
+                out[n * 4 + lane % 4] =
+                    bf16_pair(o[m][n][half * 2] / total, o[m][n][half * 2 + 1] / total);
+        }
+}
+
+static int shared_bytes(int head_dim)
+{
+    return (ATTN_TILE + 4 * KEYS) * head_dim * 2;
+}
+
+extern "C" cudaError_t attn_prefill_init(void)
+{
+    const cudaError_t r =
+        cudaFuncSetAttribute((const void *)attn_prefill_kernel<64>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(64));
+
+    return r != cudaSuccess
+               ? r
+               : cudaFuncSetAttribute((const void *)attn_prefill_kernel<128>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      shared_bytes(128));
+}
+
+extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a,
+                                    const struct step_view *v, int n_tiles)
+{
+    const struct prefill_args p = {
+        *a,         *a->kv,
+        v->tiles,   v->q_start,
+        v->kv_len,  v->table_start,
+        v->tables,  a->n_heads / a->kv->n_kv_heads,
+        n_tiles,    (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
+    auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
+
+    return launch_kernel(kernel, dim3((unsigned)a->n_heads, (unsigned)n_tiles), THREADS,
+                         (size_t)shared_bytes(a->kv->head_dim), l, p);
+}

@@ -1,0 +1,113 @@
+// common.cuh - what the kernels share: 16-byte vectors of bf16, warp reductions, chained launches.
+#ifndef NVLLM_CUDA_COMMON_CUH
+#define NVLLM_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <cstdint>
+
+#include "cuda/kernels/kernels.h"
+
+using bf16 = __nv_bfloat16;
+
+static constexpr int WARP = 32;
+static constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Waits until the kernel before has ended and its writes are seen; the next may start to launch.
+// Reads of what that kernel wrote must not come from L1: it may hold lines from before (ld_cg).
+__device__ __forceinline__ void chain_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// A weight: read once by this block, never written while kernels run.
+__device__ __forceinline__ uint4 ld_stream(const void *p)
+{
+    uint4 v;
+
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ float bf16_low(uint32_t pair)
+{
+    return __uint_as_float(pair << 16);
+}
+
+__device__ __forceinline__ float bf16_high(uint32_t pair)
+{
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+
+    memcpy(&bits, &pair, sizeof(bits));
+    return bits;
+}
+
+__device__ __forceinline__ float bf16_to_float(uint16_t bits)
+{
+    return __uint_as_float((uint32_t)bits << 16);
+}
+
+__device__ __forceinline__ uint16_t bf16_bits(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(ALL_LANES, x, i);
+    return x;
+}
+
+// d = a * b + d; a 16 x 16 row major, b 16 x 8 column major, bf16; d 16 x 8 float.
+__device__ __forceinline__ void mma_16816(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                          uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The same where only rows 0 .. 7 of a are there.
+__device__ __forceinline__ void mma_8816(float &d0, float &d1, uint32_t a0, uint32_t a2,
+                                         uint32_t b0, uint32_t b1)
+{
+    [[maybe_unused]] float none0, none1;
+
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %5}, {%7, %8}, {%0, %1, %9, %9};"
+                 : "+f"(d0), "+f"(d1), "=f"(none0), "=f"(none1)
+                 : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+template <typename... Params, typename... Args>
+static cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, int threads,
+                                 size_t shared_bytes, const struct launch *l, Args... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = l->stream;
+    config.attrs = &attribute;
+    config.numAttrs = l->chained ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
+}
+
+#endif

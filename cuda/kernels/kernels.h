@@ -1,0 +1,192 @@
+/* kernels.h - launchers of the CUDA kernels: one op each, enqueued on a stream.
+ *
+ * bf16 arrays are uint16_t here, so that C can call. Every launcher returns what the launch
+ * returned; wrong shapes are the caller's bug. Kernels that are launched `chained` start while the
+ * kernel before them ends (programmatic dependent launch) and wait for it themselves. */
+#ifndef NVLLM_CUDA_KERNELS_H
+#define NVLLM_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/batch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where and how a kernel is launched. */
+struct launch {
+    cudaStream_t stream;
+    bool chained; /* the device can: compute capability 9.0 and up */
+    int n_sms;
+};
+
+/* The KV pool: element offsets into [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim]. */
+struct kv_pool {
+    uint16_t *base;
+    int64_t block_stride;
+    int64_t layer_stride;
+    int64_t v_offset; /* from a block's K to its V; n_kv_heads * block_len * head_dim */
+    int block_shift;  /* block_len = 1 << block_shift */
+    int n_kv_heads;
+    int head_dim; /* 64 or 128 */
+};
+
+/* One piece of one decoding sequence's keys. */
+struct attn_item {
+    int32_t seq; /* also its row */
+    int32_t begin, end;
+    int32_t split, n_splits; /* this piece is number split of n_splits */
+    int32_t partial;         /* where the sequence's partial results begin, in items */
+    int32_t pad[2];
+};
+
+/* One tile of query rows of one prefill chunk. */
+struct attn_tile {
+    int32_t seq;
+    int32_t first; /* row in the chunk, a multiple of ATTN_TILE */
+};
+
+enum {
+    ATTN_TILE = 128,     /* query rows of a tile */
+    ATTN_GROUP = 8,      /* query heads that one pass over the keys takes */
+    ATTN_SPLIT_ALIGN = 64, /* keys that one block of threads takes at a time */
+    SAMPLER_MAX_SPLITS = 64,
+    SKINNY_MAX_ROWS = 16,
+};
+
+/* Counts of a step that kernels of a captured graph must read from memory. */
+struct step_counts {
+    int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
+    int32_t slot; /* of two: where the host reads the results */
+    int32_t n_loads;
+};
+
+struct sampler_row {
+    int32_t row, state;
+    uint32_t counter;
+    int32_t ban_stops;
+};
+
+/* A sampler state as it lies on the device; its bias is behind in an array of its own. */
+struct sampler_state {
+    float temperature, top_p, min_p, repetition, presence, frequency;
+    int32_t top_k, n_logprobs, n_bias, n_stop_ids, history;
+    uint32_t seed_low, seed_high;
+    int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
+};
+
+struct sampler_load {
+    int32_t state;
+    int32_t bias_first; /* in the step's array of bias entries */
+    struct sampler_state to;
+};
+
+/* A step's metadata on the device. */
+struct step_view {
+    const struct step_counts *counts;
+    const int32_t *tokens, *positions, *slots;
+    const int32_t *q_start, *kv_len, *table_start; /* table_start[i]: of sequence i in tables */
+    const int32_t *tables;
+    const struct attn_item *items;
+    const struct attn_tile *tiles;
+    const struct sampler_row *rows;
+    const struct sampler_load *loads;
+    const struct logit_bias *bias;
+};
+
+/* residual[i] = embedding of tokens[i]; ~r names what row r sampled in the step before. */
+cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table,
+                  const struct step_view *v, const int32_t *sampled, int n_tokens, int dim,
+                  int vocab_size);
+
+/* y[i] = x[i] / rms(x[i]) * w; with rows: of row rows[i].row of x, for i < counts->n_rows. */
+cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
+                     const struct step_view *gather, int n_rows, int dim, float eps);
+
+/* cos and sin of position * theta^(-2i / head_dim), [max_seq_len, head_dim / 2] pairs. */
+cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
+                       double theta);
+
+/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: adds bias (or NULL), norms each head of
+ * q and k by q_norm and k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
+cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
+                       const uint16_t *q_norm, const uint16_t *k_norm, const float *table,
+                       const struct kv_pool *kv, int layer, const struct step_view *v,
+                       int n_tokens, int n_heads, float eps);
+
+/* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
+cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens,
+                     int dim);
+
+struct attn {
+    uint16_t *out;     /* [n_tokens, n_heads * head_dim] */
+    const uint16_t *q; /* row stride q_stride elements */
+    int64_t q_stride;
+    int n_heads, layer;
+    const struct kv_pool *kv;
+};
+
+/* partial: [max items, n_kv_heads, head groups, ATTN_GROUP, head_dim + 2] floats; tickets: zeroed
+ * once, [max seqs, n_kv_heads * head groups]. grid_items: an upper bound of counts->n_items. */
+cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct step_view *v,
+                        float *partial, int32_t *tickets, int grid_items);
+cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const struct step_view *v,
+                         int n_tiles);
+cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
+
+/* Products of at most SKINNY_MAX_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. */
+enum skinny_out {
+    SKINNY_BF16,
+    SKINNY_F32,
+    SKINNY_ADD_F32,  /* y += */
+    SKINNY_SILU_MUL, /* w [2 * n, k]: y = silu(x w[0:n]) * (x w[n:2n]), bf16 */
+};
+struct skinny {
+    void *y; /* row stride y_stride */
+    int64_t y_stride;
+    const uint16_t *x;  /* [m, k]; or */
+    const float *x_f32; /* [m, k], normed first: x / rms(x) * norm */
+    const uint16_t *norm;
+    float eps;
+    const uint16_t *w;
+    int m, n, k; /* k a multiple of 32 */
+    enum skinny_out out;
+};
+cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
+
+/* Where the sampler keeps what, and what it gives. Rows of logits have stride logits_stride, a
+ * multiple of 4. */
+struct sampler_memory {
+    const float *logits; /* [max rows, logits_stride] raw */
+    float *adjusted;     /* the same, of rows with penalties, bias or banned ids */
+    int64_t logits_stride;
+    int vocab_size, max_seqs;
+    struct sampler_state *states;  /* [max_seqs] */
+    struct logit_bias *bias;       /* [max_seqs, SAMPLING_MAX_BIAS] */
+    uint16_t *seen;                /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
+    void *scans;                   /* [max rows, SAMPLER_MAX_SPLITS] partial results */
+    int32_t *sampled;              /* [max rows] for the next step */
+    int32_t *host_ids[2];          /* mapped host memory, one of each step in flight */
+    float *host_logprobs[2];
+    int32_t *host_top_ids[2];
+    float *host_top_logprobs[2];
+};
+size_t sampler_scan_bytes(void); /* of one entry of scans */
+cudaError_t sampler_load(const struct launch *l, const struct sampler_memory *m,
+                         const struct step_view *v, int n_loads);
+cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m, int state,
+                            const int32_t *tokens, int n_prompt, int n_tokens);
+cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
+                        const struct step_view *v, int n_rows);
+
+/* Test only: stops the device with a sticky error. */
+cudaError_t trap_device(const struct launch *l);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

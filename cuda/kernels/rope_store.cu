@@ -1,0 +1,112 @@
+/* rope_store.cu - what lies between the q, k, v product and attention: bias, RMSNorm of each head
+ * of q and k, rotation, and the way of k and v into the KV pool. One warp a token and head.
+ *
+ * Bound by memory: q is read and written, k and v read and stored. */
+#include "cuda/kernels/common.cuh"
+
+static constexpr int WARPS = 8;
+
+/* A lane's share of a head is EACH neighbours of the first half and EACH of the second. */
+template <int HEAD_DIM>
+static __global__ void __launch_bounds__(WARPS * WARP)
+rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
+                  const uint16_t *k_norm, const float2 *table, struct kv_pool kv, int layer,
+                  const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
+                  float eps)
+{
+    static constexpr int HALF = HEAD_DIM / 2, EACH = HALF / WARP;
+
+    chain_wait();
+    const int all_heads = n_heads + 2 * kv.n_kv_heads;
+    const int64_t job = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
+    const int token = (int)(job / all_heads), head = (int)(job % all_heads);
+    const int at = (int)(threadIdx.x % WARP) * EACH;
+
+    if (token >= n_tokens)
+        return;
+    uint16_t *x = qkv + (int64_t)token * all_heads * HEAD_DIM + (int64_t)head * HEAD_DIM;
+    const bool is_q = head < n_heads, is_v = head >= n_heads + kv.n_kv_heads;
+    const int position = __ldcg(positions + token), slot = __ldcg(slots + token);
+    float a[EACH], b[EACH];
+
+    for (int i = 0; i < EACH; i++) {
+        a[i] = bf16_to_float(__ldcg(x + at + i));
+        b[i] = bf16_to_float(__ldcg(x + HALF + at + i));
+        if (bias) {
+            a[i] += bf16_to_float(bias[head * HEAD_DIM + at + i]);
+            b[i] += bf16_to_float(bias[head * HEAD_DIM + HALF + at + i]);
+        }
+    }
+    const uint16_t *norm = is_q ? q_norm : k_norm;
+    if (!is_v && norm) {
+        float sum = 0.0f;
+
+        for (int i = 0; i < EACH; i++)
+            sum += a[i] * a[i] + b[i] * b[i];
+        const float scale = rsqrtf(warp_sum(sum) / HEAD_DIM + eps);
+        for (int i = 0; i < EACH; i++) {
+            a[i] *= scale * bf16_to_float(norm[at + i]);
+            b[i] *= scale * bf16_to_float(norm[HALF + at + i]);
+        }
+    }
+    if (!is_v) {
+        for (int i = 0; i < EACH; i++) {
+            const float2 turn = table[(int64_t)position * HALF + at + i];
+            const float low = a[i];
+
+            a[i] = low * turn.x - b[i] * turn.y;
+            b[i] = b[i] * turn.x + low * turn.y;
+        }
+    }
+    if (!is_q) {
+        const int kv_head = (head - n_heads) % kv.n_kv_heads;
+        const int block_len = 1 << kv.block_shift;
+
+        if (slot < 0)
+            return; /* a row that only fills up a graph's batch */
+        x = kv.base + (int64_t)(slot >> kv.block_shift) * kv.block_stride +
+            layer * kv.layer_stride + (is_v ? kv.v_offset : 0) +
+            ((int64_t)kv_head * block_len + (slot & (block_len - 1))) * HEAD_DIM;
+    }
+    for (int i = 0; i < EACH; i++) {
+        x[at + i] = bf16_bits(a[i]);
+        x[HALF + at + i] = bf16_bits(b[i]);
+    }
+}
+
+extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
+                                  const uint16_t *q_norm, const uint16_t *k_norm,
+                                  const float *table, const struct kv_pool *kv, int layer,
+                                  const struct step_view *v, int n_tokens, int n_heads, float eps)
+{
+    const int64_t jobs = (int64_t)n_tokens * (n_heads + 2 * kv->n_kv_heads);
+    auto *kernel = kv->head_dim == 128 ? rope_store_kernel<128> : rope_store_kernel<64>;
+
+    return launch_kernel(kernel, dim3((unsigned)((jobs + WARPS - 1) / WARPS)), WARPS * WARP, 0, l,
+                         qkv, bias, q_norm, k_norm, (const float2 *)table, *kv, layer,
+                         v->positions, v->slots, n_tokens, n_heads, eps);
+}
+
+/* In float as the reference computes it: the angle is the rounded product of the position and the
+ * rounded frequency. */
+static __global__ void rope_table_kernel(float2 *table, int n, int half, double theta)
+{
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+
+    if (i >= (int64_t)n * half)
+        return;
+    const float frequency = (float)(1.0 / pow(theta, 2.0 * (double)(i % half) / (2.0 * half)));
+    const float angle = (float)(i / half) * frequency;
+    table[i] = make_float2((float)cos((double)angle), (float)sin((double)angle));
+}
+
+extern "C" cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len,
+                                  int head_dim, double theta)
+{
+    const int64_t n = (int64_t)max_seq_len * (head_dim / 2);
+
+    rope_table_kernel<<<(unsigned)((n + 255) / 256), 256, 0, l->stream>>>((float2 *)table,
+                                                                         max_seq_len, head_dim / 2,
+                                                                         theta);
+    return cudaGetLastError();
+}

@@ -1,0 +1,384 @@
+/* sample_finish.cu - the sampler's last kernel: joins what sample_scan found of a row, selects by
+ * top_k, top_p and min_p where a row asks for it, draws among what is left, takes log probabilities
+ * and hands the id to the next step and to the host. One block a row.
+ *
+ * Selection never sorts: the ids that stay are those that come at or before a bound in the order of
+ * falling logit, and the bound is found digit by digit from histograms, of counts for top_k and of
+ * probability mass for top_p. Mass is added as integers, so that no order of adding changes it.
+ * Bound by the few passes of one multiprocessor over the row, 4 * vocab_size bytes each, in L2. */
+#include "cuda/kernels/sampler.cuh"
+
+int sample_scan_parts(const struct launch *l, int n_rows);
+cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
+                        const struct step_view *v, int n_rows);
+
+static constexpr int THREADS = 1024;
+static constexpr int WARPS = THREADS / WARP;
+static constexpr int BINS = 2 * THREADS;
+static constexpr float BINS_PER_NAT = 64.0f; /* first digit: x = 0 .. -32; less weighs nothing */
+static constexpr float MASS_ONE = 1099511627776.0f; /* 2^40: 2^22 of them fit 64 bits */
+static constexpr int LEVELS = 6;
+static constexpr int LIST = 1024; /* ids kept in shared memory once few are left */
+
+/* Ids at or before a place in the order. */
+struct bound {
+    int bin; /* first digit */
+    uint64_t key;
+};
+
+struct finish_shared {
+    unsigned long long mass[BINS];
+    uint32_t count[BINS];
+    unsigned long long warp_sums[WARPS];
+    float scores[WARPS];
+    int32_t ids[WARPS];
+    float list_z[LIST];
+    int32_t list_ids[LIST];
+    uint32_t n_list;
+    int bin;
+    unsigned long long above;
+    struct scan scan;
+};
+
+/* What a row is drawn from: x = (z - max) * scale. Its few ids in shared memory where listed. */
+struct row_view {
+    const float *z;
+    float max, scale;
+    int n;
+    bool listed;
+};
+
+static __device__ __forceinline__ float x_of(const struct row_view &v, float z)
+{
+    return (z - v.max) * v.scale;
+}
+
+/* Digits from the top: the distance from the maximum on a linear scale, which spreads the ids that
+ * count over many bins, then the bits of the logit and of the id. */
+static __device__ __forceinline__ int first_digit(float x)
+{
+    return BINS - 1 - (int)fminf(-x * BINS_PER_NAT, (float)(BINS - 1));
+}
+
+static __device__ __forceinline__ int shift_of(int level)
+{
+    static constexpr int shifts[LEVELS] = {64, 53, 42, 32, 11, 0};
+
+    return shifts[level];
+}
+
+static __device__ __forceinline__ int digit_of(uint64_t key, int level)
+{
+    return (int)(key >> shift_of(level)) & (level == 3 ? 1023 : BINS - 1);
+}
+
+static __device__ __forceinline__ bool is_within(const struct bound &b, float x, uint64_t key)
+{
+    const int bin = first_digit(x);
+
+    return bin > b.bin || (bin == b.bin && key >= b.key);
+}
+
+/* Calls f(z, id) for every id of the row, by all threads. */
+template <typename F>
+static __device__ __forceinline__ void each_id(const struct row_view &v,
+                                               const struct finish_shared &s, F f)
+{
+    if (v.listed) {
+        for (int i = (int)threadIdx.x; i < v.n; i += THREADS)
+            f(s.list_z[i], s.list_ids[i]);
+        return;
+    }
+    const int n_fours = v.n / 4;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < n_fours; i += THREADS) {
+        const float4 z = __ldcg((const float4 *)v.z + i);
+
+        f(z.x, i * 4);
+        f(z.y, i * 4 + 1);
+        f(z.z, i * 4 + 2);
+        f(z.w, i * 4 + 3);
+    }
+    if (n_fours * 4 + (int)threadIdx.x < v.n)
+        f(__ldcg(v.z + n_fours * 4 + threadIdx.x), n_fours * 4 + (int)threadIdx.x);
+}
+
+static __device__ __forceinline__ unsigned long long mass_of(float x)
+{
+    return (unsigned long long)(__expf(x) * MASS_ONE);
+}
+
+static __device__ unsigned long long block_sum(unsigned long long x, struct finish_shared &s)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(ALL_LANES, x, i);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0)
+        s.warp_sums[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < WARPS; i++)
+        x += s.warp_sums[i];
+    return x;
+}
+
+/* The bin, counted from the top, in which the sum reaches target; s.bin and s.above. Each thread
+ * has two bins. */
+template <typename T>
+static __device__ void find_bin(const T *bins, unsigned long long target, struct finish_shared &s)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int top = BINS - 1 - 2 * (int)threadIdx.x;
+    const unsigned long long a = bins[top], b = bins[top - 1];
+    unsigned long long sum = a + b;
+
+    for (int i = 1; i < WARP; i *= 2) {
+        const unsigned long long other = __shfl_up_sync(ALL_LANES, sum, i);
+
+        sum += lane >= i ? other : 0;
+    }
+    if (lane == WARP - 1)
+        s.warp_sums[warp] = sum;
+    __syncthreads();
+    for (int i = 0; i < warp; i++)
+        sum += s.warp_sums[i];
+    const unsigned long long before = sum - a - b;
+    if (before < target && sum >= target) {
+        s.bin = before + a >= target ? top : top - 1;
+        s.above = before + a >= target ? before : before + a;
+    }
+    __syncthreads();
+}
+
+/* The bound of the fewest ids, in order, whose count or mass reaches target; only ids within `in`
+ * are looked at. 0 < target <= what all of them have. */
+template <bool MASS>
+static __device__ struct bound select(const struct row_view &v, const struct bound &in,
+                                      unsigned long long target, struct finish_shared &s)
+{
+    struct bound b = {0, 0};
+
+    for (int level = 0; level < LEVELS; level++) {
+        unsigned long long far_mass = 0;
+        uint32_t far_count = 0;
+
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < BINS; i += THREADS) {
+            s.mass[i] = 0;
+            s.count[i] = 0;
+        }
+        __syncthreads();
+        each_id(v, s, [&](float z, int32_t id) {
+            const float x = x_of(v, z);
+            const uint64_t key = key_of(z, id);
+            int bin = first_digit(x);
+
+            if (!is_within(in, x, key))
+                return;
+            if (level == 0 && bin == 0) { /* most ids of a row: not all to one address */
+                far_count++;
+                far_mass += MASS ? mass_of(x) : 0;
+                return;
+            }
+            if (level > 0) {
+                if (bin != b.bin ||
+                    (level > 1 && key >> shift_of(level - 1) != b.key >> shift_of(level - 1)))
+                    return;
+                bin = digit_of(key, level);
+            }
+            atomicAdd(&s.count[bin], 1u);
+            if (MASS)
+                atomicAdd(&s.mass[bin], mass_of(x));
+        });
+        if (far_count) {
+            atomicAdd(&s.count[0], far_count);
+            atomicAdd(&s.mass[0], far_mass);
+        }
+        __syncthreads();
+        if (MASS)
+            find_bin(s.mass, target, s);
+        else
+            find_bin(s.count, target, s);
+        target -= s.above;
+        if (level == 0)
+            b.bin = s.bin;
+        else
+            b.key |= (uint64_t)s.bin << shift_of(level);
+        if (s.count[s.bin] == 1 || (!MASS && s.count[s.bin] == target))
+            break;
+    }
+    __syncthreads();
+    return b;
+}
+
+/* Keeps the ids within b in shared memory; there are at most LIST. */
+static __device__ void make_list(struct row_view &v, const struct bound &b,
+                                 struct finish_shared &s)
+{
+    __syncthreads();
+    if (threadIdx.x == 0)
+        s.n_list = 0;
+    __syncthreads();
+    each_id(v, s, [&](float z, int32_t id) {
+        if (!is_within(b, x_of(v, z), key_of(z, id)))
+            return;
+        const uint32_t at = atomicAdd(&s.n_list, 1u);
+        s.list_z[at] = z;
+        s.list_ids[at] = id;
+    });
+    __syncthreads();
+    v.listed = true;
+    v.n = (int)s.n_list;
+}
+
+/* Thread 0 has the id. */
+static __device__ int32_t draw_filtered(struct row_view v, const struct sampler_state &p,
+                                        uint32_t counter, struct finish_shared &s)
+{
+    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
+    struct bound b = {-1, 0};
+    float best = -INFINITY;
+    int32_t best_id = INT32_MAX;
+
+    if (p.top_k > 0 && p.top_k < v.n) {
+        b = select<false>(v, b, (unsigned long long)p.top_k, s);
+        if (p.top_k <= LIST)
+            make_list(v, b, s);
+    }
+    if (p.top_p < 1.0f) {
+        unsigned long long total = 0, target;
+
+        each_id(v, s, [&](float z, int32_t id) {
+            const float x = x_of(v, z);
+
+            total += is_within(b, x, key_of(z, id)) ? mass_of(x) : 0;
+        });
+        total = block_sum(total, s);
+        target = (unsigned long long)ceil((double)p.top_p * (double)total);
+        b = select<true>(v, b, target < 1 ? 1 : target > total ? total : target, s);
+    }
+    each_id(v, s, [&](float z, int32_t id) {
+        const float x = x_of(v, z);
+
+        if (!is_within(b, x, key_of(z, id)) || !(__expf(x) >= p.min_p) || !(z > -INFINITY))
+            return;
+        const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
+        const uint32_t word = id % 4 == 0   ? words.v[0]
+                              : id % 4 == 1 ? words.v[1]
+                              : id % 4 == 2 ? words.v[2]
+                                            : words.v[3];
+        draw_try(best, best_id, x, word, id);
+    });
+    block_best(best, best_id, s.scores, s.ids);
+    return best_id;
+}
+
+/* The n best of the raw row, best first. */
+static __device__ void best_logprobs(struct row_view v, int n, float log_sum, int32_t *ids,
+                                     float *logprobs, struct finish_shared &s)
+{
+    const struct bound all = {-1, 0};
+
+    n = min(min(n, (int)SAMPLING_MAX_LOGPROBS), v.n);
+    make_list(v, n < v.n ? select<false>(v, all, (unsigned long long)n, s) : all, s);
+    for (int i = (int)threadIdx.x; i < v.n; i += THREADS) {
+        const uint64_t key = key_of(s.list_z[i], s.list_ids[i]);
+        int rank = 0;
+
+        for (int j = 0; j < v.n; j++)
+            rank += key_of(s.list_z[j], s.list_ids[j]) > key;
+        ids[rank] = s.list_ids[i];
+        logprobs[rank] = s.list_z[i] - v.max - log_sum;
+    }
+    __syncthreads();
+}
+
+/* The row's parts joined; all threads have it. */
+static __device__ struct scan join_parts(const struct scan *parts, int n_parts,
+                                         struct finish_shared &s)
+{
+    if (threadIdx.x == 0) {
+        struct scan all = parts[0];
+
+        for (int i = 1; i < n_parts; i++) {
+            const struct scan part = parts[i];
+
+            add_sums(all.raw_max, all.raw_sum, part.raw_max, part.raw_sum);
+            if (beats(part.max, part.max_id, all.max, all.max_id)) {
+                all.max = part.max;
+                all.max_id = part.max_id;
+            }
+            if (beats(part.best, part.best_id, all.best, all.best_id)) {
+                all.best = part.best;
+                all.best_id = part.best_id;
+            }
+            all.broken |= part.broken;
+        }
+        s.scan = all;
+    }
+    __syncthreads();
+    return s.scan;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+sample_finish_kernel(const struct sampler_memory m, const struct sampler_row *rows,
+                     const struct step_counts *counts, int n_parts)
+{
+    __shared__ struct finish_shared s;
+
+    chain_wait();
+    const int i = (int)blockIdx.x, slot = __ldcg(&counts->slot);
+
+    if (i >= __ldcg(&counts->n_rows))
+        return;
+    const struct sampler_row row = rows[i];
+    const struct sampler_state &p = m.states[row.state];
+    const struct scan scan =
+        join_parts((const struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS, n_parts, s);
+    const float *raw = m.logits + (int64_t)i * m.logits_stride;
+    int32_t id = scan.broken ? (int32_t)BATCH_NUMERICS : scan.max_id;
+    float logprob = 0.0f;
+
+    if (!scan.broken && p.temperature > 0.0f && scan.max > -INFINITY) {
+        const struct row_view v = {is_adjusted(p, row) ? m.adjusted + (int64_t)i * m.logits_stride
+                                                       : raw,
+                                   scan.max, scale_of(p), m.vocab_size, false};
+
+        id = is_filtered(p) ? draw_filtered(v, p, row.counter, s) : scan.best_id;
+    }
+    if (!scan.broken && scan.max == -INFINITY)
+        id = 0; /* every id is banned: the lowest, as the CPU has it */
+    if (!scan.broken && p.n_logprobs >= 0) {
+        const struct row_view v = {raw, scan.raw_max, 1.0f, m.vocab_size, false};
+        const float log_sum = logf(scan.raw_sum);
+
+        if (threadIdx.x == 0)
+            logprob = raw[id] - scan.raw_max - log_sum;
+        if (p.n_logprobs > 0)
+            best_logprobs(v, p.n_logprobs, log_sum,
+                          m.host_top_ids[slot] + (int64_t)i * SAMPLING_MAX_LOGPROBS,
+                          m.host_top_logprobs[slot] + (int64_t)i * SAMPLING_MAX_LOGPROBS, s);
+    }
+    if (threadIdx.x != 0)
+        return;
+    m.sampled[i] = id;
+    m.host_ids[slot][i] = id;
+    m.host_logprobs[slot][i] = logprob;
+    if (p.history && id >= 0) {
+        uint16_t *seen = m.seen + (int64_t)row.state * m.logits_stride + id;
+
+        if ((*seen & SEEN_MAX) < SEEN_MAX)
+            ++*seen;
+    }
+}
+
+extern "C" cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
+                                   const struct step_view *v, int n_rows)
+{
+    const cudaError_t r = sample_scan(l, m, v, n_rows);
+
+    if (r != cudaSuccess)
+        return r;
+    return launch_kernel(sample_finish_kernel, dim3((unsigned)n_rows), THREADS, 0, l, *m, v->rows,
+                         v->counts, sample_scan_parts(l, n_rows));
+}

@@ -1,0 +1,43 @@
+/* silu_mul.cu - y = silu(gate) * up, gate and up side by side in a row.
+ *
+ * Bound by memory: 6 * n_tokens * dim bytes. */
+#include "cuda/kernels/common.cuh"
+
+static constexpr int THREADS = 256;
+static constexpr int VEC = 8;
+
+static __device__ __forceinline__ float silu(float x)
+{
+    return x / (1.0f + __expf(-x));
+}
+
+static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
+{
+    return bf16_pair(silu(bf16_low(gate)) * bf16_low(up), silu(bf16_high(gate)) * bf16_high(up));
+}
+
+static __global__ void __launch_bounds__(THREADS)
+silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
+                const uint4 *x, /* [n_tokens, 2, dim / VEC] */
+                int n_vec)
+{
+    chain_wait();
+    const int j = (int)(blockIdx.y * THREADS + threadIdx.x);
+    const int64_t row = blockIdx.x;
+
+    if (j >= n_vec)
+        return;
+    const uint4 g = __ldcg(x + row * 2 * n_vec + j), u = __ldcg(x + (row * 2 + 1) * n_vec + j);
+    y[row * n_vec + j] = make_uint4(silu_pair(g.x, u.x), silu_pair(g.y, u.y), silu_pair(g.z, u.z),
+                                    silu_pair(g.w, u.w));
+}
+
+extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x,
+                                int n_tokens, int dim)
+{
+    const int n_vec = dim / VEC;
+    const dim3 grid((unsigned)n_tokens, (unsigned)((n_vec + THREADS - 1) / THREADS));
+
+    return launch_kernel(silu_mul_kernel, grid, THREADS, 0, l, (uint4 *)y, (const uint4 *)x,
+                         n_vec);
+}

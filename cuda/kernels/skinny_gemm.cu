@@ -1,0 +1,208 @@
+/* skinny_gemm.cu - products of few rows with a weight matrix: y[m, n] = sum of x[m, k] * w[n, k].
+ *
+ * Bound by memory: 2 * n * k bytes of weights, each read once. A block takes 8 rows of w (times
+ * TILES) and all of k, its warps take turns at pieces of 32 k; w is the 8-wide side of the matrix
+ * unit, x the 16-wide one. The order of k within a piece is permuted, the same way in x and w, so
+ * that a thread's part of both is 16 bytes at once. The first weights are asked for before the
+ * kernel waits for the one before it.
+ *
+ * x may be the residual stream in float: then its RMSNorm is part of the product. The norm's weight
+ * multiplies on the way in, 1 / rms, which is the same for a whole row, on the way out. */
+#include "cuda/kernels/common.cuh"
+
+static constexpr int WARPS = 8;
+static constexpr int PIECE = 32; /* k of a step: two of the matrix unit's 16 */
+static constexpr int COLS = 8;   /* rows of w of a tile */
+
+struct skinny_args {
+    struct skinny s;
+    int n_pieces;
+    int second; /* SKINNY_SILU_MUL: rows of w from gate to up */
+};
+
+/* 8 floats and 8 weights to 8 bf16; adds the squares. */
+static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t *norm, float &sum)
+{
+    const float4 a = __ldcg((const float4 *)x), b = __ldcg((const float4 *)x + 1);
+    const uint4 g = *(const uint4 *)norm;
+
+    sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z +
+           b.w * b.w;
+    return make_uint4(bf16_pair(a.x * bf16_low(g.x), a.y * bf16_high(g.x)),
+                      bf16_pair(a.z * bf16_low(g.y), a.w * bf16_high(g.y)),
+                      bf16_pair(b.x * bf16_low(g.z), b.y * bf16_high(g.z)),
+                      bf16_pair(b.z * bf16_low(g.w), b.w * bf16_high(g.w)));
+}
+
+/* HALVES: 1 for up to 8 rows of x, 2 for up to 16. AHEAD: pieces in flight a warp. */
+template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
+static __global__ void __launch_bounds__(WARPS * WARP) skinny_kernel(const struct skinny_args args)
+{
+    __shared__ float parts[WARPS][TILES][HALVES * 8][COLS];
+    __shared__ float squares[WARPS][HALVES * 8];
+
+    const struct skinny &s = args.s;
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int group = lane / 4, quarter = lane % 4;
+    const int first = (int)blockIdx.x * (OUT == SKINNY_SILU_MUL ? COLS : COLS * TILES);
+    const uint16_t *w[TILES];
+    uint4 ahead[AHEAD][TILES];
+    float sum[TILES][HALVES][2] = {}, sq[HALVES] = {};
+
+    for (int t = 0; t < TILES; t++) {
+        int n = first + (OUT == SKINNY_SILU_MUL ? 0 : t * COLS) + group;
+
+        n = min(n, s.n - 1) + (OUT == SKINNY_SILU_MUL ? t * args.second : 0);
+        w[t] = s.w + (int64_t)n * s.k + quarter * 8;
+    }
+    auto fetch = [&](int from) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int piece = from + i * WARPS;
+
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
+                                                    : make_uint4(0, 0, 0, 0);
+        }
+    };
+    fetch(warp);
+    chain_wait();
+    for (int base = warp; base < args.n_pieces; base += WARPS * AHEAD) {
+        uint4 x[AHEAD][HALVES];
+
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int k = (base + i * WARPS) * PIECE + quarter * 8;
+
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) {
+                const int m = h * 8 + group;
+
+                x[i][h] = make_uint4(0, 0, 0, 0);
+                if (m >= s.m || k >= s.k)
+                    continue;
+                if (NORM)
+                    x[i][h] = scale_in(s.x_f32 + (int64_t)m * s.k + k, s.norm + k, sq[h]);
+                else
+                    x[i][h] = __ldcg((const uint4 *)(s.x + (int64_t)m * s.k + k));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                const uint4 b = ahead[i][t], a = x[i][0];
+
+                if (HALVES == 1) {
+                    mma_8816(sum[t][0][0], sum[t][0][1], a.x, a.y, b.x, b.y);
+                    mma_8816(sum[t][0][0], sum[t][0][1], a.z, a.w, b.z, b.w);
+                } else {
+                    const uint4 c = x[i][HALVES - 1];
+                    float d[4] = {sum[t][0][0], sum[t][0][1], sum[t][HALVES - 1][0],
+                                  sum[t][HALVES - 1][1]};
+
+                    mma_16816(d, a.x, c.x, a.y, c.y, b.x, b.y);
+                    mma_16816(d, a.z, c.z, a.w, c.w, b.z, b.w);
+                    sum[t][0][0] = d[0], sum[t][0][1] = d[1];
+                    sum[t][HALVES - 1][0] = d[2], sum[t][HALVES - 1][1] = d[3];
+                }
+            }
+        if (base + WARPS * AHEAD < args.n_pieces)
+            fetch(base + WARPS * AHEAD);
+    }
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            parts[warp][t][h * 8 + group][quarter * 2] = sum[t][h][0];
+            parts[warp][t][h * 8 + group][quarter * 2 + 1] = sum[t][h][1];
+        }
+        if (NORM) {
+            sq[h] += __shfl_xor_sync(ALL_LANES, sq[h], 1);
+            sq[h] += __shfl_xor_sync(ALL_LANES, sq[h], 2);
+            if (quarter == 0)
+                squares[warp][h * 8 + group] = sq[h];
+        }
+    }
+    __syncthreads();
+    static constexpr int EACH = HALVES * 8 * COLS; /* results of a tile */
+    static constexpr int RESULTS = OUT == SKINNY_SILU_MUL ? EACH : TILES * EACH;
+    for (int i = (int)threadIdx.x; i < RESULTS; i += WARPS * WARP) {
+        const int t = i / EACH, m = i % EACH / COLS, col = i % COLS;
+        const int n = first + t * COLS + col;
+        float y = 0.0f, up = 0.0f, scale = 1.0f;
+
+        if (m >= s.m || n >= s.n)
+            continue;
+        for (int j = 0; j < WARPS; j++) {
+            y += parts[j][t][m][col];
+            if (OUT == SKINNY_SILU_MUL)
+                up += parts[j][TILES - 1][m][col];
+        }
+        if (NORM) {
+            scale = 0.0f;
+            for (int j = 0; j < WARPS; j++)
+                scale += squares[j][m];
+            scale = rsqrtf(scale / (float)s.k + s.eps);
+        }
+        y *= scale;
+        const int64_t at = (int64_t)m * s.y_stride + n;
+        if (OUT == SKINNY_BF16)
+            ((uint16_t *)s.y)[at] = bf16_bits(y);
+        else if (OUT == SKINNY_F32)
+            ((float *)s.y)[at] = y;
+        else if (OUT == SKINNY_ADD_F32)
+            ((float *)s.y)[at] = __ldcg((float *)s.y + at) + y;
+        else
+            ((uint16_t *)s.y)[at] = bf16_bits(y / (1.0f + __expf(-y)) * (up * scale));
+    }
+}
+
+template <int HALVES, int TILES, int AHEAD, int OUT>
+static cudaError_t run(const struct launch *l, const struct skinny_args *a)
+{
+    const int cols = OUT == SKINNY_SILU_MUL ? COLS : COLS * TILES;
+    const dim3 grid((unsigned)((a->s.n + cols - 1) / cols));
+
+    if (a->s.x_f32)
+        return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP, 0,
+                             l, *a);
+    return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT>, grid, WARPS * WARP, 0, l,
+                         *a);
+}
+
+/* Wide matrices take four tiles a block, so that x is read a quarter as often; narrow ones one, so
+ * that every multiprocessor has a block. */
+template <int HALVES, int OUT> static cudaError_t pick(const struct launch *l,
+                                                       const struct skinny_args *a)
+{
+    if (a->s.n >= l->n_sms * COLS * 4 * 4)
+        return run<HALVES, 4, 2, OUT>(l, a);
+    return run<HALVES, 1, HALVES == 1 ? 8 : 4, OUT>(l, a);
+}
+
+template <int HALVES> static cudaError_t dispatch(const struct launch *l,
+                                                  const struct skinny_args *a)
+{
+    switch (a->s.out) {
+    case SKINNY_BF16:
+        return pick<HALVES, SKINNY_BF16>(l, a);
+    case SKINNY_F32:
+        return pick<HALVES, SKINNY_F32>(l, a);
+    case SKINNY_ADD_F32:
+        return pick<HALVES, SKINNY_ADD_F32>(l, a);
+    case SKINNY_SILU_MUL:
+        return run<HALVES, 2, 4, SKINNY_SILU_MUL>(l, a);
+    }
+    return cudaErrorInvalidValue;
+}
+
+extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s)
+{
+    const struct skinny_args a = {*s, s->k / PIECE, s->n};
+
+    if (s->m > SKINNY_MAX_ROWS || s->m < 1 || s->k % PIECE)
+        return cudaErrorInvalidValue;
+    return s->m <= 8 ? dispatch<1>(l, &a) : dispatch<2>(l, &a);
+}

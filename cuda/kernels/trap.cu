@@ -1,0 +1,13 @@
+/* trap.cu - stops the device with a sticky error: a fault that tests plant. */
+#include "cuda/kernels/common.cuh"
+
+static __global__ void trap_kernel()
+{
+    asm volatile("trap;");
+}
+
+extern "C" cudaError_t trap_device(const struct launch *l)
+{
+    trap_kernel<<<1, 1, 0, l->stream>>>();
+    return cudaGetLastError();
+}

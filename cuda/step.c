@@ -1,0 +1,236 @@
+/* step.c - see step.h. */
+#include "cuda/step.h"
+
+#include <string.h>
+
+#include "engine/must.h"
+
+enum {
+    INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
+    INVARIANT_KEYS = 256,  /* of a split, at least */
+};
+
+static int ceil_div(int a, int b)
+{
+    return (a + b - 1) / b;
+}
+
+int step_max_items(const struct step_limits *l, int n_decodes)
+{
+    return l->invariant ? n_decodes * INVARIANT_SPLITS : n_decodes + l->target_items;
+}
+
+struct step_room step_room_of(const struct step_limits *l, const struct batch *b)
+{
+    struct step_room r = {.n_tokens = b->n_tokens,
+                          .n_seqs = b->n_seqs,
+                          .n_items = step_max_items(l, b->n_decodes),
+                          .n_rows = b->n_rows};
+
+    for (int i = b->n_decodes; i < b->n_seqs; i++)
+        r.n_tiles += ceil_div(b->q_start[i + 1] - b->q_start[i], ATTN_TILE);
+    return r;
+}
+
+struct step_room step_room_of_graph(const struct step_limits *l, int n)
+{
+    return (struct step_room){
+        .n_tokens = n, .n_seqs = n, .n_items = step_max_items(l, n), .n_tiles = 0, .n_rows = n};
+}
+
+/* Hands out n entries of a size behind what is taken, 16-byte aligned. */
+static const void *take(const char **at, int n, size_t size)
+{
+    const char *p = *at;
+
+    *at += ((size_t)n * size + 15) & ~(size_t)15;
+    return p;
+}
+
+struct step_view step_view_at(const struct step_room *r, const char *base)
+{
+    struct step_view v = {0};
+
+    v.counts = take(&base, 1, sizeof(*v.counts));
+    v.tokens = take(&base, r->n_tokens, sizeof(*v.tokens));
+    v.positions = take(&base, r->n_tokens, sizeof(*v.positions));
+    v.slots = take(&base, r->n_tokens, sizeof(*v.slots));
+    v.q_start = take(&base, r->n_seqs + 1, sizeof(*v.q_start));
+    v.kv_len = take(&base, r->n_seqs, sizeof(*v.kv_len));
+    v.table_start = take(&base, r->n_seqs, sizeof(*v.table_start));
+    v.items = take(&base, r->n_items, sizeof(*v.items));
+    v.tiles = take(&base, r->n_tiles, sizeof(*v.tiles));
+    v.rows = take(&base, r->n_rows, sizeof(*v.rows));
+    v.tables = (const int32_t *)(const void *)base;
+    return v;
+}
+
+size_t step_max_bytes(const struct step_limits *l)
+{
+    const struct step_room r = {.n_tokens = l->max_tokens,
+                                .n_seqs = l->max_seqs,
+                                .n_items = step_max_items(l, l->max_seqs),
+                                .n_tiles = l->max_tokens / ATTN_TILE + l->max_seqs,
+                                .n_rows = l->max_seqs};
+    const struct step_view v = step_view_at(&r, NULL);
+    const size_t tables = (size_t)l->max_seqs * (size_t)l->max_blocks * sizeof(*v.tables);
+    const size_t loads = (size_t)l->max_seqs * sizeof(*v.loads);
+    const size_t bias = (size_t)l->max_seqs * SAMPLING_MAX_BIAS * sizeof(*v.bias);
+
+    return (size_t)(const char *)v.tables + tables + loads + bias + 64;
+}
+
+/* Cuts the decodes' keys into pieces; returns how many. All pieces are about as long, so that short
+ * and long sequences fill the machine together. */
+static int plan_items(struct attn_item *items, const struct step_limits *l, const struct batch *b)
+{
+    int64_t total = 0;
+    int n = 0, n_partial = 0, length;
+
+    for (int i = 0; i < b->n_decodes; i++)
+        total += b->kv_len[i];
+    length = (int)((total + l->target_items - 1) / l->target_items);
+    for (int i = 0; i < b->n_decodes; i++) {
+        const int kv_len = b->kv_len[i];
+        int n_splits;
+
+        if (l->invariant) {
+            length = ceil_div(kv_len, INVARIANT_SPLITS);
+            length = length < INVARIANT_KEYS ? INVARIANT_KEYS : length;
+        }
+        length = ceil_div(length, ATTN_SPLIT_ALIGN) * ATTN_SPLIT_ALIGN;
+        n_splits = ceil_div(kv_len, length);
+        for (int j = 0; j < n_splits; j++) {
+            const int end = (j + 1) * length;
+
+            items[n++] = (struct attn_item){.seq = i,
+                                            .begin = j * length,
+                                            .end = end < kv_len ? end : kv_len,
+                                            .split = j,
+                                            .n_splits = n_splits,
+                                            .partial = n_partial};
+        }
+        n_partial += n_splits;
+    }
+    must(n <= step_max_items(l, b->n_decodes));
+    return n;
+}
+
+static int plan_tiles(struct attn_tile *tiles, const struct batch *b)
+{
+    int n = 0;
+
+    for (int i = b->n_decodes; i < b->n_seqs; i++)
+        for (int at = 0; at < b->q_start[i + 1] - b->q_start[i]; at += ATTN_TILE)
+            tiles[n++] = (struct attn_tile){.seq = i, .first = at};
+    return n;
+}
+
+static struct sampler_load load_of(const struct batch_load *from, int bias_first)
+{
+    const struct sampling *s = from->sampling;
+    struct sampler_load l = {
+        .state = from->state,
+        .bias_first = bias_first,
+        .to = {.temperature = s->temperature,
+               .top_p = s->top_p,
+               .min_p = s->min_p,
+               .repetition = s->repetition_penalty,
+               .presence = s->presence_penalty,
+               .frequency = s->frequency_penalty,
+               .top_k = s->top_k,
+               .n_logprobs = s->n_logprobs,
+               .n_bias = s->n_bias,
+               .n_stop_ids = s->n_stop_ids,
+               .history = sampling_needs_history(s),
+               .seed_low = (uint32_t)s->seed,
+               .seed_high = (uint32_t)(s->seed >> 32)},
+    };
+
+    must(s->n_bias >= 0 && s->n_bias <= SAMPLING_MAX_BIAS);
+    must(s->n_stop_ids >= 0 && s->n_stop_ids <= SAMPLING_MAX_STOP_IDS);
+    if (s->n_stop_ids > 0)
+        memcpy(l.to.stop_ids, s->stop_ids, (size_t)s->n_stop_ids * sizeof(*s->stop_ids));
+    return l;
+}
+
+static void fill(void *to, const void *from, int n, size_t size)
+{
+    if (n > 0)
+        memcpy(to, from, (size_t)n * size);
+}
+
+/* Block tables one behind another without their unused ends; returns the entries. */
+static int pack_tables(int32_t *tables, int32_t *starts, const struct step_limits *l,
+                       const struct batch *b)
+{
+    int n = 0;
+
+    for (int i = 0; i < b->n_seqs; i++) {
+        const int n_blocks = ceil_div(b->kv_len[i], l->block_len);
+
+        must(b->kv_len[i] > 0 && n_blocks <= b->max_blocks && n_blocks <= l->max_blocks);
+        starts[i] = n;
+        fill(tables + n, b->block_table + (size_t)i * (size_t)b->max_blocks, n_blocks,
+             sizeof(*tables));
+        n += n_blocks;
+    }
+    return n;
+}
+
+/* Rows that only fill a graph up: token 0 at position 0, stored nowhere. */
+static void pack_tokens(const struct step_view *v, const struct step_room *r, const struct batch *b)
+{
+    fill((int32_t *)v->tokens, b->tokens, b->n_tokens, sizeof(*b->tokens));
+    fill((int32_t *)v->positions, b->positions, b->n_tokens, sizeof(*b->positions));
+    fill((int32_t *)v->slots, b->slots, b->n_tokens, sizeof(*b->slots));
+    for (int i = b->n_tokens; i < r->n_tokens; i++) {
+        ((int32_t *)v->tokens)[i] = 0;
+        ((int32_t *)v->positions)[i] = 0;
+        ((int32_t *)v->slots)[i] = -1;
+    }
+}
+
+size_t step_pack(char *host, struct step_view *on_device, const char *device,
+                 const struct step_limits *l, const struct step_room *r, const struct batch *b,
+                 int slot)
+{
+    struct step_view v = step_view_at(r, host);
+    const char *end;
+    int n_tables, n_bias = 0;
+
+    pack_tokens(&v, r, b);
+    fill((int32_t *)v.q_start, b->q_start, b->n_seqs + 1, sizeof(*b->q_start));
+    fill((int32_t *)v.kv_len, b->kv_len, b->n_seqs, sizeof(*b->kv_len));
+    n_tables = pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b);
+    for (int i = 0; i < b->n_rows; i++)
+        ((struct sampler_row *)v.rows)[i] = (struct sampler_row){.row = b->rows[i].row,
+                                                                 .state = b->rows[i].state,
+                                                                 .counter = b->rows[i].counter,
+                                                                 .ban_stops = b->rows[i].ban_stops};
+    *(struct step_counts *)v.counts = (struct step_counts){
+        .n_tokens = b->n_tokens,
+        .n_seqs = b->n_seqs,
+        .n_decodes = b->n_decodes,
+        .n_rows = b->n_rows,
+        .n_items = plan_items((struct attn_item *)v.items, l, b),
+        .n_tiles = plan_tiles((struct attn_tile *)v.tiles, b),
+        .slot = slot,
+        .n_loads = b->n_loads,
+    };
+    end = (const char *)v.tables;
+    (void)take(&end, n_tables, sizeof(*v.tables));
+    v.loads = take(&end, b->n_loads, sizeof(*v.loads));
+    v.bias = (const struct logit_bias *)(const void *)end;
+    for (int i = 0; i < b->n_loads; i++) {
+        const struct sampling *s = b->loads[i].sampling;
+
+        ((struct sampler_load *)v.loads)[i] = load_of(&b->loads[i], n_bias);
+        fill((struct logit_bias *)v.bias + n_bias, s->bias, s->n_bias, sizeof(*s->bias));
+        n_bias += s->n_bias;
+    }
+    *on_device = step_view_at(r, device);
+    on_device->loads = (const struct sampler_load *)(device + ((const char *)v.loads - host));
+    on_device->bias = (const struct logit_bias *)(device + ((const char *)v.bias - host));
+    return (size_t)((const char *)(v.bias + n_bias) - host);
+}

@@ -1,0 +1,48 @@
+/* step.h - a step's metadata as the device wants it: one piece of memory, one copy, with the plan
+ * of who computes which piece of attention.
+ *
+ * Where things lie depends on the counts alone, so a captured graph of n rows finds everything in
+ * its place. Engine thread only. */
+#ifndef NVLLM_CUDA_STEP_H
+#define NVLLM_CUDA_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda/kernels/kernels.h"
+#include "engine/batch.h"
+
+/* What a plan depends on. */
+struct step_limits {
+    int max_tokens, max_seqs, max_blocks; /* of a step, of a step, of a sequence */
+    int block_len;
+    int target_items; /* pieces of attention that fill the machine */
+    bool invariant;   /* a sequence is cut by its own length alone */
+};
+
+/* How many of each a step has room for; at least what it has. */
+struct step_room {
+    int n_tokens, n_seqs, n_items, n_tiles, n_rows;
+};
+
+/* Items of a step of n decodes, at most. */
+int step_max_items(const struct step_limits *l, int n_decodes);
+
+/* The room of a batch as it is, and of one that a graph of n rows was captured for. */
+struct step_room step_room_of(const struct step_limits *l, const struct batch *b);
+struct step_room step_room_of_graph(const struct step_limits *l, int n);
+
+/* Where things of a step with this room lie when it begins at base. Loads and bias come last and
+ * are not set. */
+struct step_view step_view_at(const struct step_room *r, const char *base);
+
+/* Bytes that any step needs at most. */
+size_t step_max_bytes(const struct step_limits *l);
+
+/* Writes a batch to host memory and says where it will lie on the device. counts, which the kernels
+ * of a graph read, go in too. Returns the bytes to copy. */
+size_t step_pack(char *host, struct step_view *on_device, const char *device,
+                 const struct step_limits *l, const struct step_room *r, const struct batch *b,
+                 int slot);
+
+#endif
