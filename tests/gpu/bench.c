@@ -1,0 +1,173 @@
+/* bench.c - speed of the CUDA backend through its contract, on a model folder: one stream, many
+ * streams, one long prompt, and the throughput benchmark that nano-vLLM publishes (its lengths read
+ * from a file; see random_lengths.py). Prints one line of key=value a measurement.
+ *
+ *   bench MODEL_FOLDER [LENGTHS_FILE] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model.h"
+#include "tests/gpu/drive.h"
+
+extern const struct backend_ops nvllm_backend;
+
+enum { MAX_SEQS = 256 };
+
+static const struct model_config *config;
+static struct backend_options options;
+static struct backend *backend;
+
+static void must_(int r, const struct err *e)
+{
+    if (r == 0)
+        return;
+    fprintf(stderr, "%s\n", e->text);
+    exit(1);
+}
+
+static struct drive_seq make_seq(int n_prompt, int max_tokens, float temperature, uint64_t seed)
+{
+    struct drive_seq s = {.n_prompt = n_prompt,
+                          .max_tokens = max_tokens,
+                          .end_id = -1,
+                          .sampling = {.temperature = temperature,
+                                       .top_p = 1.0f,
+                                       .repetition_penalty = 1.0f,
+                                       .seed = seed,
+                                       .n_logprobs = -1}};
+    int32_t *prompt = malloc((size_t)n_prompt * sizeof(*prompt));
+
+    for (int i = 0; i < n_prompt; i++)
+        prompt[i] = (int32_t)((seed * 7919u + (uint64_t)i * 104729u) % 10000u) %
+                    config->vocab_size;
+    s.prompt = prompt;
+    s.out = calloc((size_t)max_tokens, sizeof(*s.out));
+    return s;
+}
+
+static void free_seqs(struct drive_seq *seqs, int n)
+{
+    for (int i = 0; i < n; i++) {
+        free((void *)(uintptr_t)seqs[i].prompt);
+        free(seqs[i].out);
+    }
+}
+
+static struct drive_times run(struct drive_seq *seqs, int n)
+{
+    struct drive_times t;
+    struct err e;
+
+    must_(drive(&nvllm_backend, backend, &options, seqs, n, &t, &e), &e);
+    return t;
+}
+
+/* n sequences of a length, so many tokens each; the time of the decode steps alone. */
+static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, float temperature,
+                         int top_k)
+{
+    struct drive_seq seqs[MAX_SEQS];
+    struct drive_times t, base;
+
+    for (int i = 0; i < n; i++) {
+        seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
+        seqs[i].sampling.top_k = top_k;
+        seqs[i].sampling.top_p = top_k ? 0.95f : 1.0f;
+        seqs[i].max_tokens = 16;
+    }
+    (void)run(seqs, n);
+    base = run(seqs, n);
+    for (int i = 0; i < n; i++)
+        seqs[i].max_tokens = n_tokens;
+    t = run(seqs, n);
+    printf("bench=%s seqs=%d context=%d tokens=%d step_us=%.1f tok_per_s=%.0f\n", name, n, n_prompt,
+           n_tokens, (t.seconds - base.seconds) / (n_tokens - 16) * 1e6,
+           (double)n * (n_tokens - 16) / (t.seconds - base.seconds));
+    fflush(stdout);
+    free_seqs(seqs, n);
+}
+
+static void bench_prefill(int n_prompt)
+{
+    struct drive_seq s = make_seq(n_prompt, 1, 0.0f, 3);
+    struct drive_times t;
+
+    (void)run(&s, 1);
+    t = run(&s, 1);
+    printf("bench=prefill context=%d seconds=%.3f tok_per_s=%.0f\n", n_prompt, t.seconds,
+           n_prompt / t.seconds);
+    fflush(stdout);
+    free_seqs(&s, 1);
+}
+
+/* Lengths of prompts and outputs, one pair a line. */
+static void bench_mixed(const char *file)
+{
+    struct drive_seq seqs[MAX_SEQS];
+    struct drive_times t;
+    FILE *f = fopen(file, "re");
+    int n = 0, n_prompt, n_tokens;
+
+    if (!f) {
+        perror(file);
+        exit(1);
+    }
+    while (n < MAX_SEQS && fscanf(f, "%d %d", &n_prompt, &n_tokens) == 2) {
+        seqs[n] = make_seq(n_prompt, n_tokens, 0.6f, (uint64_t)n + 1);
+        n++;
+    }
+    fclose(f);
+    for (int i = 0; i < 2; i++) {
+        t = run(seqs, n);
+        printf("bench=mixed seqs=%d prompt_tokens=%lu output_tokens=%lu steps=%lu seconds=%.3f "
+               "first_s=%.3f tok_per_s=%.0f\n",
+               n, (unsigned long)t.prompt_tokens, (unsigned long)t.output_tokens,
+               (unsigned long)t.steps, t.seconds, t.first_seconds,
+               (double)t.output_tokens / t.seconds);
+        fflush(stdout);
+    }
+    free_seqs(seqs, n);
+}
+
+int main(int argc, char **argv)
+{
+    struct backend_info info;
+    struct model *model;
+    struct err e;
+    double begin = now_seconds();
+
+    if (argc < 2) {
+        fprintf(stderr, "usage: %s MODEL_FOLDER [LENGTHS_FILE]\n", argv[0]);
+        return 2;
+    }
+    must_(model_open(&model, argv[1], &e), &e);
+    config = model_config(model);
+    options = (struct backend_options){.block_len = 16,
+                                       .max_batch_tokens = 8192,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_seq_len = config->max_seq_len,
+                                       .kv_fraction = 0.9};
+    must_(nvllm_backend.open(&backend, model, &options, &e), &e);
+    nvllm_backend.info(backend, &info);
+    printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
+           model_name(model), info.device, now_seconds() - begin, (double)info.weight_bytes / 1e6,
+           info.n_blocks);
+    fflush(stdout);
+    bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
+    bench_decode("decode_sampled", 1, 512, 272, 0.6f, 0);
+    bench_decode("decode_top_k", 1, 512, 272, 0.6f, 20);
+    bench_decode("decode", 8, 512, 144, 0.6f, 0);
+    bench_decode("decode", 64, 512, 144, 0.6f, 0);
+    bench_decode("decode", 256, 800, 80, 0.6f, 0);
+    bench_decode("decode_top_k", 256, 800, 80, 0.6f, 20);
+    bench_decode("decode_long", 1, 30000, 144, 0.0f, 0);
+    bench_prefill(8192);
+    if (config->max_seq_len >= 40960)
+        bench_prefill(40959);
+    if (argc > 2)
+        bench_mixed(argv[2]);
+    nvllm_backend.close(backend);
+    model_close(model);
+    return 0;
+}

@@ -1,0 +1,267 @@
+/* test_attention.c - decode and prefill attention over paged keys against a plain twin in double:
+ * mixed lengths, any grouping of heads, scattered blocks. What no sequence has written is NaN. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/device.h"
+#include "cuda/step.h"
+#include "engine/bf16.h"
+#include "tests/gpu/device_array.h"
+
+enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 64, MAX_LEN = 6000 };
+
+/* One attention call: its shapes and its sequences. */
+struct scene {
+    int n_heads, n_kv, dim, block_shift;
+    int n_seqs, n_decodes;
+    const int *q_len, *kv_len; /* [n_seqs] */
+    bool invariant;
+};
+
+static struct device device;
+
+static void setup(void)
+{
+    struct err e;
+
+    ck_assert_msg(device_open(&device, 0, &e) == 0, "%s", e.text);
+    cuda_must(attn_prefill_init());
+    random_seed(11);
+}
+
+static void teardown(void)
+{
+    device_close(&device);
+}
+
+struct paged {
+    struct kv_pool kv;
+    struct device_array pool;
+    int32_t table[MAX_SEQS * (MAX_LEN / 16 + 1)];
+    int max_blocks;
+};
+
+static uint16_t *slot_of(const struct paged *p, int seq, int head, int key, bool v)
+{
+    const int block = p->table[seq * p->max_blocks + (key >> p->kv.block_shift)];
+    const int at = key & ((1 << p->kv.block_shift) - 1);
+
+    return (uint16_t *)p->pool.host + block * p->kv.block_stride + LAYER * p->kv.layer_stride +
+           (v ? p->kv.v_offset : 0) + ((head << p->kv.block_shift) + at) * p->kv.head_dim;
+}
+
+/* Blocks of all sequences in mixed order, their keys and values random. */
+static void paged_init(struct paged *p, const struct scene *s)
+{
+    const int block_len = 1 << s->block_shift;
+    const int64_t v_offset = (int64_t)s->n_kv * block_len * s->dim;
+    int n = 0, at = 0;
+
+    p->max_blocks = 0;
+    for (int i = 0; i < s->n_seqs; i++) {
+        const int blocks = (s->kv_len[i] + block_len - 1) / block_len;
+
+        p->max_blocks = blocks > p->max_blocks ? blocks : p->max_blocks;
+        n += blocks;
+    }
+    ck_assert_int_ne(n % 7919, 0);
+    memset(p->table, 0xff, sizeof(p->table));
+    for (int i = 0; i < s->n_seqs; i++)
+        for (int j = 0; j * block_len < s->kv_len[i]; j++, at++)
+            p->table[i * p->max_blocks + j] = (int32_t)((int64_t)at * 7919 % n);
+    p->pool = array_new((size_t)(n * LAYERS * 2 * v_offset) * 2);
+    p->kv = (struct kv_pool){p->pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset,
+                             s->block_shift, s->n_kv,               s->dim};
+    for (int i = 0; i < s->n_seqs; i++)
+        for (int h = 0; h < s->n_kv; h++)
+            for (int k = 0; k < s->kv_len[i]; k++)
+                for (int v = 0; v < 2; v++)
+                    for (int d = 0; d < s->dim; d++)
+                        slot_of(p, i, h, k, v)[d] = bf16_from_f32(random_normal());
+    array_to_device(&p->pool);
+}
+
+/* Query row at a position over keys 0 .. position. */
+static void row_twin(double *out, const uint16_t *q, const struct paged *p, int seq, int kv_head,
+                     int position)
+{
+    const int dim = p->kv.head_dim;
+    double *score = malloc(((size_t)position + 1) * sizeof(double)), max = -1e300, sum = 0.0;
+
+    for (int k = 0; k <= position; k++) {
+        const uint16_t *key = slot_of(p, seq, kv_head, k, false);
+
+        score[k] = 0.0;
+        for (int d = 0; d < dim; d++)
+            score[k] += bf16_value(q[d]) * bf16_value(key[d]);
+        score[k] /= sqrt((double)dim);
+        max = fmax(max, score[k]);
+    }
+    memset(out, 0, (size_t)dim * sizeof(double));
+    for (int k = 0; k <= position; k++) {
+        const uint16_t *value = slot_of(p, seq, kv_head, k, true);
+        const double w = exp(score[k] - max);
+
+        sum += w;
+        for (int d = 0; d < dim; d++)
+            out[d] += w * bf16_value(value[d]);
+    }
+    for (int d = 0; d < dim; d++)
+        out[d] /= sum;
+    free(score);
+}
+
+struct run {
+    struct device_array q, out, step, partial, tickets;
+    int64_t q_stride;
+    int n_tokens;
+    int32_t q_start[MAX_SEQS + 1];
+};
+
+static void launch(struct run *r, const struct scene *s, struct paged *p)
+{
+    const int32_t zeros[MAX_SEQS * 600] = {0};
+    const struct step_limits limits = {.max_tokens = r->n_tokens,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_blocks = p->max_blocks,
+                                       .block_len = 1 << s->block_shift,
+                                       .target_items = 40,
+                                       .invariant = s->invariant};
+    const struct batch b = {.step = 1,
+                            .n_tokens = r->n_tokens,
+                            .n_seqs = s->n_seqs,
+                            .n_decodes = s->n_decodes,
+                            .max_blocks = p->max_blocks,
+                            .tokens = zeros,
+                            .positions = zeros,
+                            .slots = zeros,
+                            .q_start = r->q_start,
+                            .kv_len = s->kv_len,
+                            .block_table = p->table};
+    const struct step_room room = step_room_of(&limits, &b);
+    const struct attn a = {r->out.device, r->q.device, r->q_stride, s->n_heads, LAYER, &p->kv};
+    const int passes = s->n_kv * ((s->n_heads / s->n_kv + ATTN_GROUP - 1) / ATTN_GROUP);
+    const struct step_counts *counts;
+    struct step_view v;
+
+    r->step = array_new(step_max_bytes(&limits));
+    r->partial = array_new((size_t)(step_max_items(&limits, MAX_SEQS) * passes * ATTN_GROUP *
+                                    (s->dim + 2)) *
+                           4);
+    r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
+    memset(r->tickets.host, 0, r->tickets.bytes);
+    array_to_device(&r->tickets);
+    (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
+    counts = r->step.host;
+    array_to_device(&r->step);
+    for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */
+        if (counts->n_items)
+            cuda_must(attn_decode(&device.launch, &a, &v, r->partial.device, r->tickets.device,
+                                  room.n_items));
+        if (counts->n_tiles)
+            cuda_must(attn_prefill(&device.launch, &a, &v, counts->n_tiles));
+    }
+    array_to_host(&r->out);
+}
+
+/* Of a chunk's rows the first, the last and some between are looked at. */
+static void check_scene(const struct scene *s)
+{
+    struct paged *p = malloc(sizeof(*p));
+    struct run r = {.q_stride = (s->n_heads + 2 * s->n_kv) * s->dim};
+    double *twin = malloc((size_t)s->dim * sizeof(double));
+    double *got = malloc((size_t)s->dim * sizeof(double));
+
+    paged_init(p, s);
+    for (int i = 0; i < s->n_seqs; i++)
+        r.q_start[i + 1] = r.q_start[i] + s->q_len[i];
+    r.n_tokens = r.q_start[s->n_seqs];
+    ck_assert_int_le(r.n_tokens, MAX_SEQS * 600);
+    r.q = array_new((size_t)(r.n_tokens * r.q_stride) * 2);
+    r.out = array_new((size_t)(r.n_tokens * s->n_heads * s->dim) * 2);
+    fill_bf16(&r.q, 1.5f);
+    launch(&r, s, p);
+    for (int i = 0; i < s->n_seqs; i++)
+        for (int j = 0; j < s->q_len[i]; j += j < s->q_len[i] - 37 && j > 0 ? 37 : 1)
+            for (int h = 0; h < s->n_heads; h++) {
+                const int row = r.q_start[i] + j, position = s->kv_len[i] - s->q_len[i] + j;
+                const uint16_t *out = (uint16_t *)r.out.host + (row * s->n_heads + h) * s->dim;
+
+                row_twin(twin, (uint16_t *)r.q.host + row * r.q_stride + h * s->dim, p, i,
+                         h / (s->n_heads / s->n_kv), position);
+                for (int d = 0; d < s->dim; d++)
+                    got[d] = bf16_value(out[d]);
+                ck_assert_msg(relative_error(got, twin, (size_t)s->dim) < 1e-2,
+                              "heads %d/%d dim %d block %d seq %d row %d head %d: %g", s->n_heads,
+                              s->n_kv, s->dim, 1 << s->block_shift, i, j, h,
+                              relative_error(got, twin, (size_t)s->dim));
+            }
+    free(twin);
+    free(got);
+    array_free(&p->pool);
+    free(p);
+    array_free(&r.q);
+    array_free(&r.out);
+    array_free(&r.step);
+    array_free(&r.partial);
+    array_free(&r.tickets);
+}
+
+static const int ones[MAX_SEQS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+static const int lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 1000, 5003};
+
+/* Short and long sequences together, groups of 1 to 12 query heads, both head sizes. */
+START_TEST(decode_follows_twin)
+{
+    static const int heads[][2] = {{1, 1}, {4, 2}, {8, 2}, {7, 1}, {8, 1}, {12, 1}};
+
+    for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
+        for (int dim = 64; dim <= 128; dim += 64)
+            check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i % 2 ? 4 : 6, 10, 10, ones,
+                                        lengths, i == 2});
+}
+END_TEST
+
+/* A long sequence alone is split and joined. */
+START_TEST(decode_of_one_long_sequence)
+{
+    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false});
+    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false});
+}
+END_TEST
+
+/* Chunks of 1 to 300 rows behind 0 to 1,003 earlier tokens, beside decodes. */
+START_TEST(prefill_follows_twin)
+{
+    static const int q_len[] = {1, 1, 1, 5, 128, 129, 300, 64, 17};
+    static const int kv_len[] = {33, 700, 1, 5, 128, 1129, 300, 1067, 2020};
+    static const int heads[][2] = {{2, 2}, {4, 2}, {7, 1}};
+
+    for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
+        for (int dim = 64; dim <= 128; dim += 64)
+            check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i == 1 ? 8 : 4, 9, 2, q_len,
+                                        kv_len, false});
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("attention");
+    TCase *t = tcase_create("attention");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, decode_follows_twin);
+    tcase_add_test(t, decode_of_one_long_sequence);
+    tcase_add_test(t, prefill_follows_twin);
+    suite_add_tcase(suite, t);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,227 @@
+/* test_golden.c - the CUDA backend through its contract on the bundled model: what a reference
+ * implementation in float32 says, alone and batched, with graphs and without, with small and large
+ * blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
+#include <check.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model.h"
+#include "tests/gpu/drive.h"
+
+extern const struct backend_ops nvllm_backend;
+
+static const double clear_margin = 0.05; /* of logits; bf16 moves them by less */
+
+enum { MAX_CASES = 256, MAX_SEQS = 64 };
+
+struct golden {
+    const char *name;
+    int32_t *prompt, *ids;
+    int32_t n_prompt, n_ids, max_tokens;
+    double min_margin;
+    double *logprobs; /* [n_ids] of the id */
+};
+
+static struct golden cases[MAX_CASES];
+static int n_cases;
+static json_t *file;
+static struct model *model;
+
+static int32_t *ints(const json_t *array, int32_t *n)
+{
+    int32_t *v = malloc((json_array_size(array) + 1) * sizeof(*v));
+
+    *n = (int32_t)json_array_size(array);
+    for (int i = 0; i < *n; i++)
+        v[i] = (int32_t)json_integer_value(json_array_get(array, (size_t)i));
+    return v;
+}
+
+static void read_case(struct golden *c, const json_t *from)
+{
+    const json_t *tops = json_object_get(from, "top5_logprobs");
+
+    c->name = json_string_value(json_object_get(from, "name"));
+    c->prompt = ints(json_object_get(from, "prompt_ids"), &c->n_prompt);
+    c->ids = ints(json_object_get(from, "greedy_ids"), &c->n_ids);
+    c->max_tokens = (int32_t)json_integer_value(json_object_get(from, "max_tokens"));
+    c->min_margin = json_number_value(json_object_get(from, "min_margin"));
+    c->logprobs = calloc((size_t)c->n_ids, sizeof(double));
+    for (int i = 0; i < c->n_ids; i++)
+        c->logprobs[i] = json_number_value(
+            json_array_get(json_array_get(json_array_get(tops, (size_t)i), 0), 1));
+}
+
+static void setup(void)
+{
+    const char *folder = getenv("NVLLM_TEST_FOLDER"); /* where the tree is elsewhere at run time */
+    char path[4096];
+    struct err e;
+
+    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json", folder ? folder : TEST_DATA_DIR);
+    file = json_load_file(path, 0, NULL);
+    ck_assert_msg(file, "%s", path);
+    n_cases = (int)json_array_size(file);
+    ck_assert_int_le(n_cases, MAX_CASES);
+    for (int i = 0; i < n_cases; i++)
+        read_case(&cases[i], json_array_get(file, (size_t)i));
+    snprintf(path, sizeof(path), "%s/nvllm-tiny", folder ? folder : TEST_MODEL_DIR "/..");
+    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
+}
+
+static void teardown(void)
+{
+    for (int i = 0; i < n_cases; i++) {
+        free(cases[i].prompt);
+        free(cases[i].ids);
+        free(cases[i].logprobs);
+    }
+    json_decref(file);
+    model_close(model);
+}
+
+static struct drive_seq seq_of(const struct golden *c)
+{
+    struct drive_seq s = {.prompt = c->prompt,
+                          .n_prompt = c->n_prompt,
+                          .max_tokens = c->max_tokens,
+                          .end_id = model_defaults(model)->eos[0],
+                          .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f}};
+
+    s.out = calloc((size_t)c->max_tokens, sizeof(*s.out));
+    s.logprobs = calloc((size_t)c->max_tokens, sizeof(*s.logprobs));
+    return s;
+}
+
+/* Runs the cases, so many at a time; how many were the same, and how many had to be. */
+static void check_golden(const struct backend_options *o, int together, int *same, int *clear)
+{
+    struct backend *b;
+    struct err e;
+
+    ck_assert_msg(nvllm_backend.open(&b, model, o, &e) == 0, "%s", e.text);
+    *same = *clear = 0;
+    for (int at = 0; at < n_cases; at += together) {
+        const int n = n_cases - at < together ? n_cases - at : together;
+        struct drive_seq seqs[MAX_SEQS];
+        struct drive_times times;
+
+        for (int i = 0; i < n; i++)
+            seqs[i] = seq_of(&cases[at + i]);
+        ck_assert_msg(drive(&nvllm_backend, b, o, seqs, n, &times, &e) == 0, "%s", e.text);
+        for (int i = 0; i < n; i++) {
+            const struct golden *c = &cases[at + i];
+            const bool equal = seqs[i].n_out == c->n_ids &&
+                               memcmp(seqs[i].out, c->ids, (size_t)c->n_ids * 4) == 0;
+
+            *same += equal;
+            *clear += c->min_margin >= clear_margin;
+            ck_assert_msg(equal || c->min_margin < clear_margin,
+                          "%s differs (margin %g, %d of %d tokens, block_len %d, together %d)",
+                          c->name, c->min_margin, seqs[i].n_out, c->n_ids, o->block_len, together);
+            for (int j = 0; equal && j < c->n_ids; j++)
+                ck_assert_double_lt(fabs((double)seqs[i].logprobs[j] - c->logprobs[j]), 0.1);
+            free(seqs[i].out);
+            free(seqs[i].logprobs);
+        }
+    }
+    nvllm_backend.close(b);
+    printf("block_len %d, %d together, %s%s: %d of %d the same, %d had to be\n", o->block_len,
+           together, o->eager ? "eager" : "graphs", o->invariant ? ", invariant" : "", *same,
+           n_cases, *clear);
+}
+
+static struct backend_options options(int block_len)
+{
+    return (struct backend_options){.block_len = block_len,
+                                    .max_batch_tokens = 96, /* prompts come in chunks */
+                                    .max_seqs = MAX_SEQS,
+                                    .max_seq_len = 4096,
+                                    .kv_bytes = 4ull << 30};
+}
+
+/* Whatever the block length, alone or together, with graphs or without: the reference's ids. */
+START_TEST(ids_are_the_references)
+{
+    static const int block_lens[] = {16, 256, 4096};
+    int same, clear;
+
+    for (int i = 0; i < 3; i++) {
+        struct backend_options o = options(block_lens[i]);
+
+        o.kv_bytes = i == 2 ? 8ull << 30 : o.kv_bytes;
+        check_golden(&o, MAX_SEQS, &same, &clear);
+        ck_assert_int_gt(clear, 0);
+        o.eager = true;
+        check_golden(&o, 17, &same, &clear);
+    }
+}
+END_TEST
+
+START_TEST(ids_alone_are_the_references)
+{
+    struct backend_options o = options(16);
+    int same, clear;
+
+    check_golden(&o, 1, &same, &clear);
+    o.eager = true;
+    o.invariant = true;
+    check_golden(&o, 40, &same, &clear);
+}
+END_TEST
+
+/* In invariant mode a text does not depend on what runs beside it. */
+START_TEST(invariant_texts_do_not_depend_on_the_batch)
+{
+    struct backend_options o = options(16);
+    struct drive_seq alone[MAX_SEQS], together[MAX_SEQS];
+    struct drive_times times;
+    struct backend *b;
+    struct err e;
+
+    o.invariant = true;
+    ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
+    for (int i = 0; i < 40; i++) {
+        alone[i] = seq_of(&cases[i]);
+        alone[i].sampling.temperature = 0.9f;
+        alone[i].sampling.top_k = i % 2 ? 20 : 0;
+        alone[i].sampling.seed = (uint64_t)i * 77;
+        together[i] = alone[i];
+        together[i].out = calloc((size_t)cases[i].max_tokens, 4);
+        together[i].logprobs = NULL;
+        ck_assert(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e) == 0);
+    }
+    ck_assert(drive(&nvllm_backend, b, &o, together, 40, &times, &e) == 0);
+    for (int i = 0; i < 40; i++) {
+        ck_assert_int_eq(alone[i].n_out, together[i].n_out);
+        ck_assert_mem_eq(alone[i].out, together[i].out, (size_t)alone[i].n_out * 4);
+        free(alone[i].out);
+        free(alone[i].logprobs);
+        free(together[i].out);
+    }
+    nvllm_backend.close(b);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("golden");
+    TCase *t = tcase_create("golden");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 300);
+    tcase_add_test(t, ids_are_the_references);
+    tcase_add_test(t, ids_alone_are_the_references);
+    tcase_add_test(t, invariant_texts_do_not_depend_on_the_batch);
+    suite_add_tcase(suite, t);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,410 @@
+/* test_sampler.c - the sampler's kernels against a plain twin that sorts: the same ids for the same
+ * seed, whatever filters, penalties and bias are asked for; log probabilities; broken rows. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/device.h"
+#include "cuda/step.h"
+#include "engine/batch.h"
+#include "engine/philox.h"
+#include "tests/gpu/device_array.h"
+
+enum { MAX_ROWS = 32, HISTORY = 300, PROMPT = 200 };
+
+static struct device device;
+
+static void setup(void)
+{
+    struct err e;
+
+    ck_assert_msg(device_open(&device, 0, &e) == 0, "%s", e.text);
+    random_seed(13);
+}
+
+static void teardown(void)
+{
+    device_close(&device);
+}
+
+/* All that a call of the sampler needs. */
+struct rig {
+    struct sampler_memory m;
+    struct device_array logits, memory, results, step;
+    int n_rows;
+    struct sampling sampling[MAX_ROWS];
+    struct batch_row rows[MAX_ROWS];
+    struct batch_load loads[MAX_ROWS];
+    int32_t history[HISTORY];
+};
+
+static void rig_init(struct rig *g, int vocab, int n_rows, float spread)
+{
+    struct arena a = {0};
+    const size_t stride = ((size_t)vocab + 7) & ~(size_t)7, n = (size_t)n_rows;
+    int32_t *results;
+
+    memset(g, 0, sizeof(*g));
+    g->n_rows = n_rows;
+    g->logits = array_new(n * stride * 4);
+    fill_f32(&g->logits, spread);
+    g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * 4);
+    results = g->results.device;
+    g->memory = array_new(n * (stride * 6 + SAMPLING_MAX_BIAS * 8 + sizeof(struct sampler_state) +
+                               SAMPLER_MAX_SPLITS * sampler_scan_bytes() + 8) +
+                          8192);
+    a.base = g->memory.device;
+    g->m = (struct sampler_memory){.logits = g->logits.device,
+                                   .logits_stride = (int64_t)stride,
+                                   .vocab_size = vocab,
+                                   .max_seqs = n_rows,
+                                   .adjusted = arena_take(&a, n * stride * 4),
+                                   .states = arena_take(&a, n * sizeof(struct sampler_state)),
+                                   .bias = arena_take(&a, n * SAMPLING_MAX_BIAS * 8),
+                                   .seen = arena_take(&a, n * stride * 2),
+                                   .scans = arena_take(&a, n * SAMPLER_MAX_SPLITS *
+                                                              sampler_scan_bytes()),
+                                   .sampled = arena_take(&a, n * 4)};
+    for (int i = 0; i < 2; i++) {
+        g->m.host_ids[i] = results;
+        g->m.host_logprobs[i] = (float *)(results + n_rows);
+        g->m.host_top_ids[i] = results + 2 * n_rows;
+        g->m.host_top_logprobs[i] = (float *)(results + (2 + SAMPLING_MAX_LOGPROBS) * n_rows);
+    }
+    for (int i = 0; i < HISTORY; i++)
+        g->history[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
+    for (int i = 0; i < n_rows; i++) {
+        g->sampling[i] = (struct sampling){.temperature = 1.0f,
+                                           .top_p = 1.0f,
+                                           .repetition_penalty = 1.0f,
+                                           .seed = random_bits() * 0x100000001u,
+                                           .n_logprobs = -1};
+        g->rows[i] = (struct batch_row){.row = i, .state = n_rows - 1 - i, .counter = 1000u + i};
+        g->loads[i] = (struct batch_load){.state = n_rows - 1 - i, .sampling = &g->sampling[i]};
+    }
+}
+
+static void rig_free(struct rig *g)
+{
+    array_free(&g->logits);
+    array_free(&g->results);
+    array_free(&g->memory);
+    array_free(&g->step);
+}
+
+/* Loads the states and samples; launched as for more rows than there are, as a graph does. */
+static void rig_run(struct rig *g)
+{
+    const int32_t zeros[MAX_ROWS + 1] = {0};
+    int32_t ones[MAX_ROWS];
+    const struct step_limits limits = {.max_tokens = MAX_ROWS, .max_seqs = MAX_ROWS,
+                                       .max_blocks = 1, .block_len = 16, .target_items = 1};
+    struct batch b = {.step = 1, .n_tokens = g->n_rows, .n_seqs = g->n_rows,
+                      .n_rows = g->n_rows, .n_loads = g->n_rows, .max_blocks = 1,
+                      .tokens = zeros, .positions = zeros, .slots = zeros, .q_start = zeros,
+                      .kv_len = ones, .block_table = zeros, .rows = g->rows, .loads = g->loads};
+    const struct step_room room = step_room_of(&limits, &b);
+    struct device_array history = array_new(sizeof(g->history));
+    struct step_view v;
+
+    for (int i = 0; i < MAX_ROWS; i++)
+        ones[i] = 1;
+    g->step = array_new(step_max_bytes(&limits));
+    (void)step_pack(g->step.host, &v, g->step.device, &limits, &room, &b, 1);
+    array_to_device(&g->step);
+    memcpy(history.host, g->history, sizeof(g->history));
+    array_to_device(&history);
+    cuda_must(sampler_load(&device.launch, &g->m, &v, g->n_rows));
+    for (int i = 0; i < g->n_rows; i++)
+        if (sampling_needs_history(&g->sampling[i]))
+            cuda_must(sampler_history(&device.launch, &g->m, g->rows[i].state, history.device,
+                                      PROMPT, HISTORY));
+    cuda_must(sampler_run(&device.launch, &g->m, &v, g->n_rows));
+    array_to_host(&g->results);
+    array_free(&history);
+}
+
+struct candidate {
+    float z;
+    int32_t id;
+    double weight;
+};
+
+static int in_order(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+
+    return x->z > y->z ? -1 : x->z < y->z ? 1 : x->id < y->id ? -1 : 1;
+}
+
+/* engine/sampling.h, word for word. Returns the id and how far ahead of the second it was. */
+static int32_t twin(const struct rig *g, int row, double *margin)
+{
+    const struct sampling *s = &g->sampling[row];
+    const int vocab = g->m.vocab_size;
+    const float *z = (float *)g->logits.host + row * g->m.logits_stride;
+    struct candidate *c = malloc((size_t)vocab * sizeof(*c));
+    uint16_t *prompt = calloc((size_t)vocab, 2), *output = calloc((size_t)vocab, 2);
+    double total = 0.0, sum = 0.0, best = -INFINITY, second = -INFINITY;
+    int n = vocab, kept = 0;
+    int32_t id = -1;
+
+    for (int i = 0; sampling_needs_history(s) && i < HISTORY; i++)
+        (i < PROMPT ? prompt : output)[g->history[i]]++;
+    for (int i = 0; i < vocab; i++) {
+        c[i] = (struct candidate){.z = z[i], .id = i};
+        if (prompt[i] || output[i])
+            c[i].z = c[i].z > 0 ? c[i].z / s->repetition_penalty : c[i].z * s->repetition_penalty;
+        if (output[i])
+            c[i].z -= s->presence_penalty + s->frequency_penalty * (float)output[i];
+    }
+    for (int i = 0; i < s->n_bias; i++)
+        c[s->bias[i].id].z += s->bias[i].bias;
+    for (int i = 0; g->rows[row].ban_stops && i < s->n_stop_ids; i++)
+        c[s->stop_ids[i]].z = -INFINITY;
+    qsort(c, (size_t)n, sizeof(*c), in_order);
+    *margin = (double)(c[0].z - c[1].z);
+    if (s->temperature > 0.0f) {
+        n = s->top_k > 0 && s->top_k < n ? s->top_k : n;
+        for (int i = 0; i < n; i++) {
+            c[i].weight = exp((double)((c[i].z - c[0].z) * (1.0f / s->temperature)));
+            total += c[i].weight;
+        }
+        while (kept < n && (s->top_p >= 1.0f || sum < (double)s->top_p * total))
+            sum += c[kept++].weight;
+        for (int i = 0; i < kept; i++) {
+            const struct philox4 words =
+                philox_quad(s->seed, g->rows[row].counter, (uint32_t)c[i].id / 4);
+            const double w = (double)philox_w(words.v[c[i].id % 4]);
+            const double x = (double)((c[i].z - c[0].z) * (1.0f / s->temperature));
+            const double score = x - log(-log1p(-w));
+
+            if (c[i].weight < (double)s->min_p)
+                continue;
+            if (score > best) {
+                second = best;
+                best = score;
+                id = c[i].id;
+            } else {
+                second = fmax(second, score);
+            }
+        }
+        *margin = best - second;
+    } else {
+        id = c[0].id;
+    }
+    free(c);
+    free(prompt);
+    free(output);
+    return id;
+}
+
+/* Every row's id is the twin's; where two scores are as near as float can tell it may be either. */
+static void check_rig(struct rig *g)
+{
+    int compared = 0;
+
+    rig_run(g);
+    for (int i = 0; i < g->n_rows; i++) {
+        double margin;
+        const int32_t id = ((int32_t *)g->results.host)[i], expected = twin(g, i, &margin);
+
+        if (margin < 1e-5 && g->sampling[i].temperature > 0.0f)
+            continue;
+        ck_assert_msg(id == expected, "row %d: %d for %d, margin %g", i, id, expected, margin);
+        compared++;
+    }
+    ck_assert_int_ge(compared, g->n_rows - 1);
+}
+
+static const int vocabs[] = {4, 2048, 151936};
+
+/* Temperature 0 takes the largest, the lowest id of equal ones. */
+START_TEST(greedy_takes_the_first_of_the_largest)
+{
+    for (int i = 0; i < 3; i++) {
+        struct rig g;
+        float *z;
+
+        rig_init(&g, vocabs[i], 5, 1.0f);
+        z = g.logits.host;
+        for (int j = 0; j < 5; j++)
+            g.sampling[j].temperature = 0.0f;
+        z[vocabs[i] - 1] = z[vocabs[i] - 2] = 50.0f;
+        array_to_device(&g.logits);
+        check_rig(&g);
+        ck_assert_int_eq(((int32_t *)g.results.host)[0], vocabs[i] - 2);
+        rig_free(&g);
+    }
+}
+END_TEST
+
+/* With nothing filtered a seed gives the twin's ids, at a temperature of 1e-5 the largest. */
+START_TEST(draws_are_the_twins)
+{
+    for (int i = 0; i < 3; i++) {
+        struct rig g;
+
+        rig_init(&g, vocabs[i], MAX_ROWS, 3.0f);
+        for (int j = 0; j < MAX_ROWS; j++)
+            g.sampling[j].temperature = j == 0 ? 1e-5f : 0.2f * (float)j;
+        check_rig(&g);
+        rig_free(&g);
+    }
+}
+END_TEST
+
+/* top_k, top_p and min_p leave what sorting leaves, alone and together. */
+START_TEST(filters_leave_what_sorting_leaves)
+{
+    for (int i = 0; i < 3; i++) {
+        struct rig g;
+
+        rig_init(&g, vocabs[i], MAX_ROWS, 3.0f);
+        for (int j = 0; j < MAX_ROWS; j++) {
+            struct sampling *s = &g.sampling[j];
+
+            s->temperature = j % 5 == 4 ? 30.0f : 0.6f;
+            s->top_k = j % 4 == 0 ? 0 : j % 4 == 1 ? 20 : j % 4 == 2 ? 1 : 1500;
+            s->top_p = j % 3 == 0 ? 0.95f : j % 3 == 1 ? 1.0f : 0.5f;
+            s->min_p = j % 7 == 3 ? 0.1f : 0.0f;
+        }
+        check_rig(&g);
+        rig_free(&g);
+    }
+}
+END_TEST
+
+/* Equal logits are told apart by id alone. */
+START_TEST(ties_go_to_lower_ids)
+{
+    struct rig g;
+    float *z;
+
+    rig_init(&g, 151936, 4, 3.0f);
+    z = g.logits.host;
+    for (size_t i = 0; i < g.logits.bytes / 4; i++)
+        z[i] = (float)(i % 2);
+    array_to_device(&g.logits);
+    g.sampling[0].top_k = 1000;
+    g.sampling[1].top_p = 0.3f;
+    g.sampling[2].top_k = 3000;
+    g.sampling[2].top_p = 0.9f;
+    g.sampling[3].top_k = 100000;
+    check_rig(&g);
+    rig_free(&g);
+}
+END_TEST
+
+/* Penalties over prompt and output, bias (an id twice), banned ends: before all filters. */
+START_TEST(penalties_and_bias_come_first)
+{
+    for (int i = 1; i < 3; i++) {
+        const struct logit_bias bias[] = {{3, 5.0f}, {17, -100.0f}, {3, 4.0f}, {1000, 8.5f}};
+        const int32_t stops[] = {1000, 7};
+        struct rig g;
+
+        rig_init(&g, vocabs[i], MAX_ROWS, 2.0f);
+        for (int j = 0; j < MAX_ROWS; j++) {
+            struct sampling *s = &g.sampling[j];
+
+            s->temperature = j % 4 == 0 ? 0.0f : 0.8f;
+            s->repetition_penalty = j % 2 ? 1.3f : 1.0f;
+            s->presence_penalty = j % 3 ? 0.0f : 1.5f;
+            s->frequency_penalty = j % 5 ? 0.0f : -0.7f;
+            s->top_k = j % 7 ? 0 : 40;
+            s->n_bias = j % 2 ? 0 : 4;
+            s->bias = bias;
+            s->n_stop_ids = 2;
+            s->stop_ids = stops;
+            g.rows[j].ban_stops = j % 3 == 1;
+        }
+        check_rig(&g);
+        rig_free(&g);
+    }
+}
+END_TEST
+
+/* NaN or an infinity anywhere in a row is told of that row alone. */
+START_TEST(broken_rows_are_told)
+{
+    struct rig g;
+    float *z;
+
+    rig_init(&g, 2048, 5, 3.0f);
+    z = g.logits.host;
+    z[1 * 2048 + 2047] = NAN;
+    z[2 * 2048] = INFINITY;
+    z[3 * 2048 + 5] = -INFINITY;
+    array_to_device(&g.logits);
+    rig_run(&g);
+    for (int i = 0; i < 5; i++)
+        ck_assert_int_eq(((int32_t *)g.results.host)[i] == BATCH_NUMERICS, i >= 1 && i <= 3);
+    rig_free(&g);
+}
+END_TEST
+
+/* Log probabilities are of the raw row; the best come first. */
+START_TEST(logprobs_are_of_the_raw_row)
+{
+    for (int i = 0; i < 3; i++) {
+        const struct logit_bias bias[] = {{1, 30.0f}};
+        struct rig g;
+
+        rig_init(&g, vocabs[i], 6, 3.0f);
+        for (int j = 0; j < 6; j++) {
+            g.sampling[j].n_logprobs = j * 4;
+            g.sampling[j].n_bias = j % 2;
+            g.sampling[j].bias = bias;
+        }
+        check_rig(&g);
+        for (int j = 0; j < 6; j++) {
+            const int32_t *ids = g.results.host;
+            const float *z = (float *)g.logits.host + j * g.m.logits_stride;
+            const int n = j * 4 < vocabs[i] ? j * 4 : vocabs[i];
+            double sum = 0.0, last = INFINITY;
+
+            for (int k = 0; k < vocabs[i]; k++)
+                sum += exp((double)z[k]);
+            ck_assert_double_eq_tol((double)((float *)ids)[6 + j], (double)z[ids[j]] - log(sum),
+                                    1e-4);
+            for (int k = 0; k < n; k++) {
+                const int32_t id = ids[12 + j * SAMPLING_MAX_LOGPROBS + k];
+                int larger = 0;
+
+                for (int q = 0; q < vocabs[i]; q++)
+                    larger += z[q] > z[id];
+                ck_assert_int_eq(larger, k);
+                ck_assert((double)z[id] <= last);
+                last = (double)z[id];
+            }
+        }
+        rig_free(&g);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("sampler");
+    TCase *t = tcase_create("sampler");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, greedy_takes_the_first_of_the_largest);
+    tcase_add_test(t, draws_are_the_twins);
+    tcase_add_test(t, filters_leave_what_sorting_leaves);
+    tcase_add_test(t, ties_go_to_lower_ids);
+    tcase_add_test(t, penalties_and_bias_come_first);
+    tcase_add_test(t, broken_rows_are_told);
+    tcase_add_test(t, logprobs_are_of_the_raw_row);
+    suite_add_tcase(suite, t);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
