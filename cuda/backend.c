@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cuda/device.h"
+#include "cuda/inspect.h"
 #include "cuda/forward.h"
 #include "cuda/graphs.h"
 #include "cuda/results.h"
@@ -20,7 +21,7 @@
 
 enum {
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
-    ITEM_BLOCKS_PER_SM = 4,    /* blocks of decode attention that fill a multiprocessor */
+    ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
 };
 
 struct backend {
@@ -80,7 +81,7 @@ static void set_limits(struct backend *b)
         .max_seqs = seqs,
         .max_blocks = (o->max_seq_len + o->block_len - 1) / o->block_len,
         .block_len = o->block_len,
-        .target_items = (wanted + per_item - 1) / per_item,
+        .target_items = wanted > per_item ? wanted / per_item : 1, /* one wave: no second round */
         .invariant = o->invariant,
     };
 }
@@ -148,7 +149,8 @@ static int take_arena(struct backend *b, enum device_use use,
         return r;
     real.base = b->device.memory[use];
     lay(b, &real);
-    return cuda_check(cudaMemset(real.base, 0, real.used), "clearing memory", e);
+    return cuda_check(cudaMemsetAsync(real.base, 0, real.used, b->device.launch.stream),
+                      "clearing memory", e);
 }
 
 static int take_steps(struct backend *b, struct err *e)
@@ -407,6 +409,17 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     }
     b->n_waited++;
     return 0;
+}
+
+const float *cuda_backend_logits(const struct backend *b, int64_t *stride)
+{
+    *stride = b->forward.sampler.logits_stride;
+    return b->forward.logits;
+}
+
+cudaStream_t cuda_backend_stream(const struct backend *b)
+{
+    return b->device.launch.stream;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

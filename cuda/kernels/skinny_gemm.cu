@@ -34,9 +34,16 @@ static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t 
                       bf16_pair(b.z * bf16_low(g.w), b.w * bf16_high(g.w)));
 }
 
+/* Blocks that a multiprocessor must have room for: so many registers a thread may take. */
+static constexpr int resident(int halves, int tiles, int ahead)
+{
+    return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
+}
+
 /* HALVES: 1 for up to 8 rows of x, 2 for up to 16. AHEAD: pieces in flight a warp. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
-static __global__ void __launch_bounds__(WARPS * WARP) skinny_kernel(const struct skinny_args args)
+static __global__ void __launch_bounds__(WARPS * WARP, resident(HALVES, TILES, AHEAD))
+skinny_kernel(const struct skinny_args args)
 {
     __shared__ float parts[WARPS][TILES][HALVES * 8][COLS];
     __shared__ float squares[WARPS][HALVES * 8];
@@ -172,14 +179,17 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
                          *a);
 }
 
-/* Wide matrices take four tiles a block, so that x is read a quarter as often; narrow ones one, so
- * that every multiprocessor has a block. */
-template <int HALVES, int OUT> static cudaError_t pick(const struct launch *l,
-                                                       const struct skinny_args *a)
+/* The widest matrices take four tiles a block, so that x is read a quarter as often; others one, so
+ * that every multiprocessor has a block. Where that is only one each, it has more loads in flight
+ * for itself; where there are more, all of them must be resident at once. */
+template <int HALVES, int OUT>
+static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
     if (a->s.n >= l->n_sms * COLS * 4 * 4)
         return run<HALVES, 4, 2, OUT>(l, a);
-    return run<HALVES, 1, HALVES == 1 ? 8 : 4, OUT>(l, a);
+    if (a->s.n <= l->n_sms * COLS * 2)
+        return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
+    return run<HALVES, 1, 4, OUT>(l, a);
 }
 
 template <int HALVES> static cudaError_t dispatch(const struct launch *l,

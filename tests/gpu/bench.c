@@ -2,7 +2,7 @@
  * streams, one long prompt, and the throughput benchmark that nano-vLLM publishes (its lengths read
  * from a file; see random_lengths.py). Prints one line of key=value a measurement.
  *
- *   bench MODEL_FOLDER [LENGTHS_FILE] */
+ *   bench MODEL_FOLDER [LENGTHS_FILE | short] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,12 +138,13 @@ int main(int argc, char **argv)
     double begin = now_seconds();
 
     if (argc < 2) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER [LENGTHS_FILE]\n", argv[0]);
+        fprintf(stderr, "usage: %s MODEL_FOLDER [LENGTHS_FILE | short]\n", argv[0]);
         return 2;
     }
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
-    options = (struct backend_options){.block_len = 16,
+    options = (struct backend_options){.eager = argc > 3,
+                                       .block_len = 16,
                                        .max_batch_tokens = 8192,
                                        .max_seqs = MAX_SEQS,
                                        .max_seq_len = config->max_seq_len,
@@ -155,6 +156,8 @@ int main(int argc, char **argv)
            info.n_blocks);
     fflush(stdout);
     bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
+    if (argc > 2 && strcmp(argv[2], "short") == 0) /* for a profiler */
+        return 0;
     bench_decode("decode_sampled", 1, 512, 272, 0.6f, 0);
     bench_decode("decode_top_k", 1, 512, 272, 0.6f, 20);
     bench_decode("decode", 8, 512, 144, 0.6f, 0);

@@ -28,6 +28,7 @@ struct device_array array_new(size_t bytes)
     memset(a.host, 0xff, bytes);
     cuda_must(cudaMalloc(&a.device, bytes + 256)); /* reads of whole vectors may pass the end */
     cuda_must(cudaMemset(a.device, 0xff, bytes + 256));
+    cuda_must(cudaDeviceSynchronize()); /* the kernels' stream does not wait for this one */
     return a;
 }
 
@@ -41,6 +42,7 @@ void array_free(struct device_array *a)
 void array_to_device(const struct device_array *a)
 {
     cuda_must(cudaMemcpy(a->device, a->host, a->bytes, cudaMemcpyHostToDevice));
+    cuda_must(cudaDeviceSynchronize());
 }
 
 void array_to_host(const struct device_array *a)

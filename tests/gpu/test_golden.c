@@ -25,6 +25,7 @@ struct golden {
     double *logprobs; /* [n_ids] of the id */
 };
 
+static const char *data_folder; /* the program's argument: where the tree is no longer there */
 static struct golden cases[MAX_CASES];
 static int n_cases;
 static json_t *file;
@@ -57,18 +58,17 @@ static void read_case(struct golden *c, const json_t *from)
 
 static void setup(void)
 {
-    const char *folder = getenv("NVLLM_TEST_FOLDER"); /* where the tree is elsewhere at run time */
     char path[4096];
     struct err e;
 
-    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json", folder ? folder : TEST_DATA_DIR);
+    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json", data_folder ? data_folder : TEST_DATA_DIR);
     file = json_load_file(path, 0, NULL);
     ck_assert_msg(file, "%s", path);
     n_cases = (int)json_array_size(file);
     ck_assert_int_le(n_cases, MAX_CASES);
     for (int i = 0; i < n_cases; i++)
         read_case(&cases[i], json_array_get(file, (size_t)i));
-    snprintf(path, sizeof(path), "%s/nvllm-tiny", folder ? folder : TEST_MODEL_DIR "/..");
+    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
     ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
 }
 
@@ -139,7 +139,7 @@ static struct backend_options options(int block_len)
     return (struct backend_options){.block_len = block_len,
                                     .max_batch_tokens = 96, /* prompts come in chunks */
                                     .max_seqs = MAX_SEQS,
-                                    .max_seq_len = 4096,
+                                    .max_seq_len = 16384,
                                     .kv_bytes = 4ull << 30};
 }
 
@@ -206,13 +206,14 @@ START_TEST(invariant_texts_do_not_depend_on_the_batch)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *suite = suite_create("golden");
     TCase *t = tcase_create("golden");
     SRunner *runner = srunner_create(suite);
     int failed;
 
+    data_folder = argc > 1 ? argv[1] : NULL;
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 300);
     tcase_add_test(t, ids_are_the_references);

@@ -1,0 +1,83 @@
+/* logits.c - writes the CUDA backend's raw logits of the last token of each prompt, for
+ * compare_logits.py.
+ *
+ *   logits MODEL_FOLDER PROMPTS OUTPUT
+ *
+ * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
+ * each. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda/inspect.h"
+#include "engine/model.h"
+#include "tests/gpu/device_array.h"
+#include "tests/gpu/drive.h"
+
+extern const struct backend_ops nvllm_backend;
+
+static void must_(int r, const struct err *e)
+{
+    if (r == 0)
+        return;
+    fprintf(stderr, "%s\n", e->text);
+    exit(1);
+}
+
+static void write_prompt(struct backend *b, const struct backend_options *o, const int32_t *ids,
+                         int32_t n, int vocab, FILE *out)
+{
+    int32_t sampled;
+    struct drive_seq s = {.prompt = ids, .n_prompt = n, .max_tokens = 1, .end_id = -1,
+                          .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
+                          .out = &sampled};
+    const size_t bytes = (size_t)vocab * sizeof(float);
+    float *logits = malloc(bytes);
+    struct drive_times times;
+    int64_t stride;
+    struct err e;
+
+    must_(drive(&nvllm_backend, b, o, &s, 1, &times, &e), &e);
+    cuda_must(cudaMemcpy(logits, cuda_backend_logits(b, &stride), bytes, cudaMemcpyDeviceToHost));
+    if (fwrite(logits, 1, bytes, out) != bytes) {
+        perror("writing");
+        exit(1);
+    }
+    free(logits);
+}
+
+int main(int argc, char **argv)
+{
+    struct backend_options o = {.block_len = 16, .max_batch_tokens = 1500, .max_seqs = 8,
+                                .kv_bytes = 4ull << 30};
+    struct backend *b;
+    struct model *model;
+    FILE *in, *out;
+    int32_t n;
+    struct err e;
+
+    if (argc != 4) {
+        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT\n", argv[0]);
+        return 2;
+    }
+    in = fopen(argv[2], "rbe");
+    out = fopen(argv[3], "wbe");
+    if (!in || !out) {
+        perror("opening");
+        return 1;
+    }
+    must_(model_open(&model, argv[1], &e), &e);
+    o.max_seq_len = model_config(model)->max_seq_len;
+    must_(nvllm_backend.open(&b, model, &o, &e), &e);
+    while (fread(&n, sizeof(n), 1, in) == 1 && n > 0 && n < o.max_seq_len) {
+        int32_t *ids = malloc((size_t)n * sizeof(*ids));
+
+        if (fread(ids, sizeof(*ids), (size_t)n, in) != (size_t)n)
+            return 1;
+        write_prompt(b, &o, ids, n, model_config(model)->vocab_size, out);
+        free(ids);
+    }
+    fclose(in);
+    nvllm_backend.close(b);
+    model_close(model);
+    return fclose(out) ? 1 : 0;
+}

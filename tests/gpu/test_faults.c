@@ -1,0 +1,120 @@
+/* test_faults.c - what goes wrong is told: a fault of the device, memory that is not there, options
+ * that no device has. */
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/inspect.h"
+#include "cuda/kernels/kernels.h"
+#include "engine/model.h"
+#include "tests/gpu/drive.h"
+
+extern const struct backend_ops nvllm_backend;
+
+static const char *data_folder; /* the program's argument: where the tree is no longer there */
+static struct model *model;
+
+static struct backend_options options(void)
+{
+    return (struct backend_options){.block_len = 16, .max_batch_tokens = 512, .max_seqs = 8,
+                                    .max_seq_len = 4096, .kv_bytes = 64 << 20};
+}
+
+static void setup(void)
+{
+    char path[4096];
+    struct err e;
+
+    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
+    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
+}
+
+static void teardown(void)
+{
+    model_close(model);
+}
+
+/* More blocks than memory, no block at all, a device that is not there, keys in float32. */
+START_TEST(refusals_say_why)
+{
+    struct backend_options o[4] = {options(), options(), options(), options()};
+    const int codes[4] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP};
+    const char *const words[4] = {"KV blocks", "one block", "device 77", "bf16"};
+
+    o[0].kv_bytes = 1ull << 45;
+    o[1].kv_bytes = 100;
+    o[2].device = 77;
+    o[3].kv_dtype = KV_DTYPE_F32;
+    for (int i = 0; i < 4; i++) {
+        struct backend *b = NULL;
+        struct err e = {{0}};
+
+        ck_assert_int_eq(nvllm_backend.open(&b, model, &o[i], &e), codes[i]);
+        ck_assert_msg(strstr(e.text, words[i]), "%s", e.text);
+        ck_assert_ptr_null(b);
+    }
+}
+END_TEST
+
+/* After refusals the same process can open, and open again. */
+START_TEST(opens_after_refusals)
+{
+    const struct backend_options o = options();
+
+    for (int i = 0; i < 3; i++) {
+        struct backend *b;
+        struct err e;
+
+        ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
+        nvllm_backend.close(b);
+    }
+}
+END_TEST
+
+/* A trap is told by the wait of the step it hit, in seconds, and close comes back. */
+START_TEST(a_trap_is_told)
+{
+    const struct backend_options o = options();
+    const int32_t prompt[3] = {1, 2, 3};
+    int32_t out[100];
+    struct drive_seq s = {.prompt = prompt, .n_prompt = 3, .max_tokens = 100, .end_id = -1,
+                          .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f}, .out = out};
+    struct drive_times times;
+    struct backend *b;
+    struct launch l;
+    struct err e = {{0}};
+    const double begin = now_seconds();
+
+    ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
+    l = (struct launch){.stream = cuda_backend_stream(b)};
+    ck_assert_int_eq(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);
+    ck_assert_int_eq(trap_device(&l), cudaSuccess);
+    ck_assert_int_lt(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);
+    ck_assert_msg(strstr(e.text, "CUDA"), "%s", e.text);
+    nvllm_backend.close(b);
+    ck_assert_double_lt(now_seconds() - begin, 5.0);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite = suite_create("faults");
+    TCase *t = tcase_create("faults");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    data_folder = argc > 1 ? argv[1] : NULL;
+    tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, refusals_say_why);
+    tcase_add_test(t, opens_after_refusals);
+    tcase_add_test(t, a_trap_is_told); /* the last: nothing works on the device afterwards */
+    suite_add_tcase(suite, t);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
