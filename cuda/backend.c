@@ -102,7 +102,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->normed = arena_take(a, rows * hidden * sizeof(uint16_t));
     f->qkv = arena_take(a, rows * qkv_dim * sizeof(uint16_t));
     f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
-    f->gate_up = arena_take(a, rows * 2 * ffn * sizeof(uint16_t));
+    f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
     f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
     f->partial =
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
@@ -358,13 +358,15 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
         r = enqueue_loads(b, &view, batch, e);
     if (r < 0)
         return r;
-    if (graph)
+    if (graph && graphs_ready(b->graphs, size))
         return graphs_run(b->graphs, size, e);
-    shape = (struct forward_shape){.n_tokens = batch->n_tokens,
-                                   .n_rows = batch->n_rows,
+    /* The first step of a size runs eagerly, so that products can be timed; then it is captured. */
+    shape = (struct forward_shape){.n_tokens = graph ? size : batch->n_tokens,
+                                   .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles};
-    return forward_run(&b->forward, &view, &shape, e);
+    r = forward_run(&b->forward, &view, &shape, e);
+    return r == 0 && graph ? graphs_prepare(b->graphs, size, e) : r;
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)

@@ -41,7 +41,7 @@ static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t
                 enum gemm_out out)
 {
     return gemm_run(p->f->gemm, p->f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k,
-                    out, p->e);
+                    out, p->f->gate_up, p->e); /* gate_up holds nothing when anything is added */
 }
 
 static int norm(const struct pass *p, const uint16_t *w)
@@ -140,7 +140,7 @@ static int lm_head(const struct pass *p)
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
                     f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
-                    p->e);
+                    NULL, p->e);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,

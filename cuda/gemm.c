@@ -6,8 +6,12 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "cuda/device.h"
+
 enum {
     GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */
+    GEMM_TRIED = 8,    /* algorithms timed, as cuBLASLt thinks them best */
+    GEMM_REPEATS = 4,  /* runs timed of each: launches are behind one another, as in a step */
 };
 
 struct shape {
@@ -27,6 +31,7 @@ struct gemm {
     cublasLtMatmulDesc_t desc;
     cublasLtMatmulPreference_t preference;
     void *workspace;
+    cudaEvent_t begin, end;
     struct entry entries[GEMM_TABLE];
 };
 
@@ -63,6 +68,10 @@ int gemm_new(struct gemm **out, void *workspace, struct err *e)
                                                           CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                           &bytes, sizeof(bytes)),
                      "preferring", e);
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&g->begin), "making an event", e);
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&g->end), "making an event", e);
     if (r < 0) {
         gemm_free(g);
         return r;
@@ -88,6 +97,10 @@ void gemm_free(struct gemm *g)
         return;
     for (int i = 0; i < GEMM_TABLE; i++)
         entry_clear(&g->entries[i]);
+    if (g->begin)
+        (void)cudaEventDestroy(g->begin);
+    if (g->end)
+        (void)cudaEventDestroy(g->end);
     if (g->preference)
         (void)cublasLtMatmulPreferenceDestroy(g->preference);
     if (g->desc)
@@ -104,12 +117,83 @@ int gemm_rows(int m)
     return (m + step - 1) / step * step;
 }
 
-static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
+/* One product: what is multiplied, where to. */
+struct product {
+    cudaStream_t stream;
+    const uint16_t *x, *w;
+    void *y, *scratch;
+};
+
+static int multiply(struct gemm *g, const struct entry *t, const struct product *p, void *y,
+                    struct err *e)
+{
+    const float one = 1.0f, beta = t->shape.out == GEMM_ADD_F32 ? 1.0f : 0.0f;
+
+    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, p->w, t->w, p->x, t->x, &beta, y, t->y,
+                                   y, t->y, &t->algo, g->workspace, GEMM_WORKSPACE, p->stream),
+                    "a product", e);
+}
+
+/* Microseconds of one run; a first one loads the kernel. */
+static int time_algo(struct gemm *g, const struct entry *t, const struct product *p, float *us,
+                     struct err *e)
+{
+    void *y = t->shape.out == GEMM_ADD_F32 ? p->scratch : p->y;
+    float ms = 0.0f;
+    int r = multiply(g, t, p, y, e);
+
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(g->begin, p->stream), "timing", e);
+    for (int i = 0; i < GEMM_REPEATS && r == 0; i++)
+        r = multiply(g, t, p, y, e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(g->end, p->stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventSynchronize(g->end), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventElapsedTime(&ms, g->begin, g->end), "timing", e);
+    *us = ms * 1000.0f / GEMM_REPEATS;
+    return r;
+}
+
+static int choose_algo(struct gemm *g, struct entry *t, const struct product *p, struct err *e)
+{
+    cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
+    enum cudaStreamCaptureStatus capturing;
+    cublasLtMatmulAlgo_t best;
+    float best_us = 0.0f, us;
+    int n = 0;
+    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, g->desc, t->w, t->x, t->y, t->y,
+                                                    g->preference, GEMM_TRIED, found, &n),
+                     "choosing an algorithm", e);
+
+    if (r == 0 && n == 0)
+        return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
+                       t->shape.k, t->shape.k, t->shape.n);
+    if (r == 0)
+        r = cuda_check(cudaStreamIsCapturing(p->stream, &capturing), "timing", e);
+    if (r < 0)
+        return r;
+    best = found[0].algo;
+    for (int i = 0; i < n && r == 0 && capturing == cudaStreamCaptureStatusNone; i++) {
+        t->algo = found[i].algo;
+        r = time_algo(g, t, p, &us, e);
+        if (i == 0 || us < best_us) {
+            best_us = us;
+            best = t->algo;
+        }
+    }
+    t->algo = best;
+    return r;
+}
+
+static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s,
+                      const struct product *p, struct err *e)
 {
     const cudaDataType_t type = s->out == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_32F;
-    cublasLtMatmulHeuristicResult_t found;
-    int n_found = 0, r;
+    int r;
 
+    t->shape = *s;
     r = lt_check(cublasLtMatrixLayoutCreate(&t->w, CUDA_R_16BF, (uint64_t)s->k, (uint64_t)s->n,
                                             s->k),
                  "laying out", e);
@@ -122,22 +206,14 @@ static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, st
                                                 s->y_stride),
                      "laying out", e);
     if (r == 0)
-        r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, g->desc, t->w, t->x, t->y, t->y,
-                                                    g->preference, 1, &found, &n_found),
-                     "choosing an algorithm", e);
-    if (r == 0 && n_found == 0)
-        r = err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", s->m, s->k, s->k,
-                    s->n);
-    if (r < 0) {
+        r = choose_algo(g, t, p, e);
+    if (r < 0)
         entry_clear(t);
-        return r;
-    }
-    t->algo = found.algo;
-    t->shape = *s;
-    return 0;
+    return r;
 }
 
-static int lookup(struct gemm *g, struct entry **out, const struct shape *s, struct err *e)
+static int lookup(struct gemm *g, struct entry **out, const struct shape *s,
+                  const struct product *p, struct err *e)
 {
     const uint32_t hash = ((uint32_t)s->m * 0x9E3779B1u ^ (uint32_t)s->n * 0x85EBCA77u ^
                            (uint32_t)s->k * 0xC2B2AE3Du ^ (uint32_t)s->out * 0x27D4EB2Fu) >>
@@ -156,7 +232,7 @@ static int lookup(struct gemm *g, struct entry **out, const struct shape *s, str
         int r;
 
         entry_clear(t);
-        r = entry_fill(g, t, s, e);
+        r = entry_fill(g, t, s, p, e);
         if (r < 0)
             return r;
     }
@@ -165,16 +241,13 @@ static int lookup(struct gemm *g, struct entry **out, const struct shape *s, str
 }
 
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out, struct err *e)
+             const uint16_t *w, int m, int n, int k, enum gemm_out out, void *scratch,
+             struct err *e)
 {
     const struct shape s = {.m = m, .n = n, .k = k, .out = out, .y_stride = y_stride};
-    const float one = 1.0f, beta = out == GEMM_ADD_F32 ? 1.0f : 0.0f;
+    const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .scratch = scratch};
     struct entry *t;
-    const int r = lookup(g, &t, &s, e);
+    const int r = lookup(g, &t, &s, &p, e);
 
-    if (r < 0)
-        return r;
-    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, w, t->w, x, t->x, &beta, y, t->y, y,
-                                   t->y, &t->algo, g->workspace, GEMM_WORKSPACE, stream),
-                    "a product", e);
+    return r < 0 ? r : multiply(g, t, &p, y, e);
 }

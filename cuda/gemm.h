@@ -1,5 +1,5 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums. The algorithm for a shape is looked up once and kept.
+ * w [n, k] bf16, float32 sums. The first time a shape comes, a few algorithms are timed; the fastest is kept.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GEMM_H
@@ -27,7 +27,10 @@ void gemm_free(struct gemm *g);
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
 int gemm_rows(int m);
 
+/* scratch: m * n floats that may be overwritten, for timing GEMM_ADD_F32. While the stream is being
+ * captured nothing is timed. */
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out, struct err *e);
+             const uint16_t *w, int m, int n, int k, enum gemm_out out, void *scratch,
+             struct err *e);
 
 #endif

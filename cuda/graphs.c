@@ -102,12 +102,14 @@ int graphs_prepare(struct graphs *g, int size, struct err *e)
     return r;
 }
 
+bool graphs_ready(const struct graphs *g, int size)
+{
+    return g->execs[index_of(size)] != NULL;
+}
+
 int graphs_run(struct graphs *g, int size, struct err *e)
 {
-    const int r = graphs_prepare(g, size, e);
-
-    if (r < 0)
-        return r;
+    must(graphs_ready(g, size));
     return cuda_check(cudaGraphLaunch(g->execs[index_of(size)], g->forward->launch->stream),
                       "launching a graph", e);
 }

@@ -1,5 +1,5 @@
 /* graphs.h - the whole decode step as captured CUDA graphs, one for each of a few batch sizes; a
- * batch runs in the smallest that holds it. Captured on first use.
+ * batch runs in the smallest that holds it.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GRAPHS_H
@@ -18,10 +18,12 @@ void graphs_free(struct graphs *g);
 /* The size of the graph that a step of n decodes runs in. */
 int graphs_size(const struct graphs *g, int n);
 
-/* Captures the graph of a size, if it is not there yet. */
+/* Captures the graph of a size, if it is not there yet. Products that have not been timed before get
+ * the algorithm that cuBLASLt thinks best. */
 int graphs_prepare(struct graphs *g, int size, struct err *e);
+bool graphs_ready(const struct graphs *g, int size);
 
-/* Enqueues it; the metadata must be packed for step_room_of_graph(size). */
+/* Enqueues it, once it is ready; the metadata must be packed for step_room_of_graph(size). */
 int graphs_run(struct graphs *g, int size, struct err *e);
 
 #endif

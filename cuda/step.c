@@ -82,7 +82,8 @@ size_t step_max_bytes(const struct step_limits *l)
 
 /* Cuts the decodes' keys into pieces; returns how many. All pieces are about as long, so that short
  * and long sequences fill the machine together. */
-static int plan_items(struct attn_item *items, const struct step_limits *l, const struct batch *b)
+static int plan_items(struct attn_item *items, const int32_t *table_start,
+                      const struct step_limits *l, const struct batch *b)
 {
     int64_t total = 0;
     int n = 0, n_partial = 0, length;
@@ -108,7 +109,9 @@ static int plan_items(struct attn_item *items, const struct step_limits *l, cons
                                             .end = end < kv_len ? end : kv_len,
                                             .split = j,
                                             .n_splits = n_splits,
-                                            .partial = n_partial};
+                                            .partial = n_partial,
+                                            .table = table_start[i],
+                                            .kv_len = kv_len};
         }
         n_partial += n_splits;
     }
@@ -213,7 +216,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_seqs = b->n_seqs,
         .n_decodes = b->n_decodes,
         .n_rows = b->n_rows,
-        .n_items = plan_items((struct attn_item *)v.items, l, b),
+        .n_items = plan_items((struct attn_item *)v.items, v.table_start, l, b),
         .n_tiles = plan_tiles((struct attn_tile *)v.tiles, b),
         .slot = slot,
         .n_loads = b->n_loads,

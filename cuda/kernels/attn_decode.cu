@@ -10,13 +10,14 @@
 
 static constexpr int WARPS = 4;
 static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
+static constexpr int RESIDENT = 3; /* blocks of a multiprocessor: 12 warps with 8 KiB each in flight */
 
 struct decode_args {
     struct attn a;
     struct kv_pool kv;
     const struct step_counts *counts;
     const struct attn_item *items;
-    const int32_t *table_start, *tables;
+    const int32_t *tables;
     float *partial;
     int32_t *tickets;
     int group, n_groups; /* query heads of a KV head; passes of ATTN_GROUP over them */
@@ -39,39 +40,50 @@ static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
     return __byte_perm(a, b, 0x7632);
 }
 
-/* Sixteen keys from `first` on; those from `end` on count nothing. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
-                                              const uint16_t *keys, int64_t v_offset, int first,
-                                              int end, int lane, float scale_log2)
-{
-    static constexpr int K_VECS = HEAD_DIM / 32, V_VECS = HEAD_DIM / 64;
-    const int group = lane / 4, quarter = lane % 4, last = end - 1 - first;
-    uint4 k[2][K_VECS], v[4][V_VECS];
+/* A thread's share of sixteen keys and values. */
+template <int HEAD_DIM> struct keys {
+    uint4 k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
+};
 
-    /* Keys past the end are read from the last one: what lies there may be no number at all. */
+/* Sixteen keys, of which 0 .. last are the sequence's; the others are read from the last one: what
+ * lies there may be no number at all. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uint16_t *from,
+                                            int64_t v_offset, int last, int lane)
+{
+    const int group = lane / 4, quarter = lane % 4;
+
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int j = 0; j < K_VECS; j++)
-            k[i][j] = __ldcs((const uint4 *)(keys + min(i * 8 + group, last) * HEAD_DIM + j * 32 +
-                                             quarter * 8));
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            to.k[i][j] = __ldcs((const uint4 *)(from + min(i * 8 + group, last) * HEAD_DIM +
+                                                j * 32 + quarter * 8));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
 
 #pragma unroll
-        for (int j = 0; j < V_VECS; j++)
-            v[i][j] = __ldcs((const uint4 *)(keys + v_offset + key * HEAD_DIM + j * 64 + group * 8));
+        for (int j = 0; j < HEAD_DIM / 64; j++)
+            to.v[i][j] = __ldcs(
+                (const uint4 *)(from + v_offset + key * HEAD_DIM + j * 64 + group * 8));
     }
+}
 
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
+                                              const struct keys<HEAD_DIM> &x, int last, int lane,
+                                              float scale_log2)
+{
+    const int quarter = lane % 4;
     float p[2][2] = {};
+
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int j = 0; j < K_VECS; j++) {
-            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, k[i][j].x, k[i][j].y);
-            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, k[i][j].z, k[i][j].w);
+        for (int j = 0; j < HEAD_DIM / 32; j++) {
+            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, x.k[i][j].x, x.k[i][j].y);
+            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, x.k[i][j].z, x.k[i][j].w);
         }
     float max = s.max;
 #pragma unroll
@@ -95,8 +107,9 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
         }
     const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
 #pragma unroll
-    for (int j = 0; j < V_VECS; j++) {
-        const uint32_t *v0 = &v[0][j].x, *v1 = &v[1][j].x, *v2 = &v[2][j].x, *v3 = &v[3][j].x;
+    for (int j = 0; j < HEAD_DIM / 64; j++) {
+        const uint32_t *v0 = &x.v[0][j].x, *v1 = &x.v[1][j].x;
+        const uint32_t *v2 = &x.v[2][j].x, *v3 = &x.v[3][j].x;
 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -133,23 +146,37 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     const int n_heads = min(ATTN_GROUP, d.group - pass * ATTN_GROUP);
     const int first_head = kv_head * d.group + pass * ATTN_GROUP;
     const int block_len = 1 << d.kv.block_shift;
-    const int32_t *table = d.tables + __ldcg(d.table_start + item.seq);
+    const int32_t *table = d.tables + item.table;
     const uint16_t *pool = d.kv.base + d.a.layer * d.kv.layer_stride +
                            (int64_t)kv_head * block_len * HEAD_DIM;
     uint4 q[HEAD_DIM / 32] = {};
     struct softmax<HEAD_DIM> s = {-1e30f, 0.0f, {}};
 
+    auto place = [&](int key) {
+        const int64_t block = __ldcg(table + (key >> d.kv.block_shift));
+
+        return pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
+    };
+    /* The first keys are asked for before the kernel before has ended, unless it writes one. */
+    struct keys<HEAD_DIM> x;
+    int key = item.begin + warp * KEYS;
+    const bool early = key < item.end && key + KEYS < item.kv_len;
+    if (!early)
+        chain_wait();
+    if (key < item.end)
+        load(x, place(key), d.kv.v_offset, item.end - 1 - key, lane);
+    if (early)
+        chain_wait();
     if (group < n_heads)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
             q[j] = __ldcg((const uint4 *)(d.a.q + item.seq * d.a.q_stride +
                                           (first_head + group) * HEAD_DIM + j * 32 + quarter * 8));
-    for (int key = item.begin + warp * KEYS; key < item.end; key += WARPS * KEYS) {
-        const int64_t block = __ldcg(table + (key >> d.kv.block_shift));
-        const uint16_t *keys =
-            pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
-
-        attend<HEAD_DIM>(s, q, keys, d.kv.v_offset, key, item.end, lane, d.scale_log2);
+    while (key < item.end) {
+        attend(s, q, x, item.end - 1 - key, lane, d.scale_log2);
+        key += WARPS * KEYS;
+        if (key < item.end)
+            load(x, place(key), d.kv.v_offset, item.end - 1 - key, lane);
     }
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
@@ -223,15 +250,15 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
 }
 
 template <int HEAD_DIM>
-static __global__ void __launch_bounds__(WARPS * WARP)
+static __global__ void __launch_bounds__(WARPS * WARP, RESIDENT)
 attn_decode_kernel(const struct decode_args d)
 {
-    chain_wait();
-    if ((int)blockIdx.y >= __ldcg(&d.counts->n_items))
-        return;
     const int4 *from = (const int4 *)(d.items + blockIdx.y);
     const int4 a = __ldcg(from), b = __ldcg(from + 1);
-    const struct attn_item item = {a.x, a.y, a.z, a.w, b.x, b.y, {0, 0}};
+    const struct attn_item item = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+
+    if ((int)blockIdx.y >= __ldcg(&d.counts->n_items))
+        return;
 
     run_item<HEAD_DIM>(d, item, (int)blockIdx.x);
 }
@@ -240,7 +267,7 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct step_view *v, float *partial, int32_t *tickets,
                                    int grid_items)
 {
-    struct decode_args d = {*a, *a->kv, v->counts, v->items, v->table_start, v->tables, partial,
+    struct decode_args d = {*a, *a->kv, v->counts, v->items, v->tables, partial,
                             tickets, a->n_heads / a->kv->n_kv_heads, 0, 0.0f};
     auto *kernel = a->kv->head_dim == 128 ? attn_decode_kernel<128> : attn_decode_kernel<64>;
 

@@ -14,7 +14,9 @@ static constexpr int WARP = 32;
 static constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // Waits until the kernel before has ended and its writes are seen; the next may start to launch.
-// Reads of what that kernel wrote must not come from L1: it may hold lines from before (ld_cg).
+// Reads of what that kernel wrote must not come from L1: it may hold lines from before (__ldcg).
+// Before it only that may be read which no kernel of the step writes: weights, the step's metadata,
+// keys and values of earlier steps. Nothing may be written.
 __device__ __forceinline__ void chain_wait()
 {
 #if __CUDA_ARCH__ >= 900

@@ -40,7 +40,8 @@ struct attn_item {
     int32_t begin, end;
     int32_t split, n_splits; /* this piece is number split of n_splits */
     int32_t partial;         /* where the sequence's partial results begin, in items */
-    int32_t pad[2];
+    int32_t table;           /* where its block table begins in tables */
+    int32_t kv_len;          /* key kv_len - 1 is written by this step */
 };
 
 /* One tile of query rows of one prefill chunk. */

@@ -16,7 +16,6 @@ rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
 {
     static constexpr int HALF = HEAD_DIM / 2, EACH = HALF / WARP;
 
-    chain_wait();
     const int all_heads = n_heads + 2 * kv.n_kv_heads;
     const int64_t job = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
     const int token = (int)(job / all_heads), head = (int)(job % all_heads);
@@ -27,8 +26,16 @@ rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
     uint16_t *x = qkv + (int64_t)token * all_heads * HEAD_DIM + (int64_t)head * HEAD_DIM;
     const bool is_q = head < n_heads, is_v = head >= n_heads + kv.n_kv_heads;
     const int position = __ldcg(positions + token), slot = __ldcg(slots + token);
-    float a[EACH], b[EACH];
+    const uint16_t *norm = is_q ? q_norm : k_norm;
+    float2 turns[EACH];
+    float a[EACH], b[EACH], norm_a[EACH], norm_b[EACH];
 
+    for (int i = 0; i < EACH; i++) {
+        turns[i] = table[(int64_t)position * HALF + at + i];
+        norm_a[i] = norm ? bf16_to_float(norm[at + i]) : 1.0f;
+        norm_b[i] = norm ? bf16_to_float(norm[HALF + at + i]) : 1.0f;
+    }
+    chain_wait();
     for (int i = 0; i < EACH; i++) {
         a[i] = bf16_to_float(__ldcg(x + at + i));
         b[i] = bf16_to_float(__ldcg(x + HALF + at + i));
@@ -37,7 +44,6 @@ rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
             b[i] += bf16_to_float(bias[head * HEAD_DIM + HALF + at + i]);
         }
     }
-    const uint16_t *norm = is_q ? q_norm : k_norm;
     if (!is_v && norm) {
         float sum = 0.0f;
 
@@ -45,13 +51,13 @@ rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
             sum += a[i] * a[i] + b[i] * b[i];
         const float scale = rsqrtf(warp_sum(sum) / HEAD_DIM + eps);
         for (int i = 0; i < EACH; i++) {
-            a[i] *= scale * bf16_to_float(norm[at + i]);
-            b[i] *= scale * bf16_to_float(norm[HALF + at + i]);
+            a[i] *= scale * norm_a[i];
+            b[i] *= scale * norm_b[i];
         }
     }
     if (!is_v) {
         for (int i = 0; i < EACH; i++) {
-            const float2 turn = table[(int64_t)position * HALF + at + i];
+            const float2 turn = turns[i];
             const float low = a[i];
 
             a[i] = low * turn.x - b[i] * turn.y;

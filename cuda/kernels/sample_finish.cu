@@ -18,6 +18,7 @@ static constexpr int BINS = 2 * THREADS;
 static constexpr float BINS_PER_NAT = 64.0f; /* first digit: x = 0 .. -32; less weighs nothing */
 static constexpr float MASS_ONE = 1099511627776.0f; /* 2^40: 2^22 of them fit 64 bits */
 static constexpr int LEVELS = 6;
+static constexpr uint64_t ID_ONES = 0xffc00000; /* of ~id, above the bits that level 4 looks at */
 static constexpr int LIST = 1024; /* ids kept in shared memory once few are left */
 
 /* Ids at or before a place in the order. */
@@ -203,7 +204,7 @@ static __device__ struct bound select(const struct row_view &v, const struct bou
         if (level == 0)
             b.bin = s.bin;
         else
-            b.key |= (uint64_t)s.bin << shift_of(level);
+            b.key |= (uint64_t)s.bin << shift_of(level) | (level == 4 ? ID_ONES : 0);
         if (s.count[s.bin] == 1 || (!MASS && s.count[s.bin] == target))
             break;
     }
@@ -293,28 +294,43 @@ static __device__ void best_logprobs(struct row_view v, int n, float log_sum, in
     __syncthreads();
 }
 
-/* The row's parts joined; all threads have it. */
+static __device__ __forceinline__ void join(struct scan &a, const struct scan &b)
+{
+    add_sums(a.raw_max, a.raw_sum, b.raw_max, b.raw_sum);
+    if (beats(b.max, b.max_id, a.max, a.max_id)) {
+        a.max = b.max;
+        a.max_id = b.max_id;
+    }
+    if (beats(b.best, b.best_id, a.best, a.best_id)) {
+        a.best = b.best;
+        a.best_id = b.best_id;
+    }
+    a.broken |= b.broken;
+}
+
+/* The row's parts joined by one warp; all threads have it. */
 static __device__ struct scan join_parts(const struct scan *parts, int n_parts,
                                          struct finish_shared &s)
 {
-    if (threadIdx.x == 0) {
-        struct scan all = parts[0];
+    if (threadIdx.x < WARP) {
+        struct scan all = {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, -INFINITY, INT32_MAX, 0};
 
-        for (int i = 1; i < n_parts; i++) {
-            const struct scan part = parts[i];
+        for (int i = (int)threadIdx.x; i < n_parts; i += WARP)
+            join(all, parts[i]);
+        for (int i = WARP / 2; i > 0; i /= 2) {
+            struct scan other;
 
-            add_sums(all.raw_max, all.raw_sum, part.raw_max, part.raw_sum);
-            if (beats(part.max, part.max_id, all.max, all.max_id)) {
-                all.max = part.max;
-                all.max_id = part.max_id;
-            }
-            if (beats(part.best, part.best_id, all.best, all.best_id)) {
-                all.best = part.best;
-                all.best_id = part.best_id;
-            }
-            all.broken |= part.broken;
+            other.raw_max = __shfl_xor_sync(ALL_LANES, all.raw_max, i);
+            other.raw_sum = __shfl_xor_sync(ALL_LANES, all.raw_sum, i);
+            other.max = __shfl_xor_sync(ALL_LANES, all.max, i);
+            other.max_id = __shfl_xor_sync(ALL_LANES, all.max_id, i);
+            other.best = __shfl_xor_sync(ALL_LANES, all.best, i);
+            other.best_id = __shfl_xor_sync(ALL_LANES, all.best_id, i);
+            other.broken = __shfl_xor_sync(ALL_LANES, all.broken, i);
+            join(all, other);
         }
-        s.scan = all;
+        if (threadIdx.x == 0)
+            s.scan = all;
     }
     __syncthreads();
     return s.scan;

@@ -24,7 +24,7 @@ struct skinny_args {
 static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t *norm, float &sum)
 {
     const float4 a = __ldcg((const float4 *)x), b = __ldcg((const float4 *)x + 1);
-    const uint4 g = *(const uint4 *)norm;
+    const uint4 g = __ldg((const uint4 *)norm);
 
     sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z +
            b.w * b.w;

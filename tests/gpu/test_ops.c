@@ -270,6 +270,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
     struct device_array x = array_new((size_t)m * (size_t)k * 2);
     struct device_array w = array_new((size_t)n * (size_t)k * 2);
     struct device_array y = array_new(size * (out == GEMM_BF16 ? 2 : 4));
+    struct device_array scratch = array_new(size * 4);
     double *expected = malloc(size * sizeof(double)), *got, *in;
     struct err e;
 
@@ -285,7 +286,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
                                      : 0.0) +
                 dot(in + (size_t)i * (size_t)k, (uint16_t *)w.host + (size_t)j * (size_t)k, k);
     ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device, m, n, k, out,
-                           &e) == 0,
+                           scratch.device, &e) == 0,
                   "%s", e.text);
     array_to_host(&y);
     got = out == GEMM_BF16 ? values_bf16(y.host, size) : values_f32(y.host, size);
@@ -296,6 +297,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
     array_free(&x);
     array_free(&w);
     array_free(&y);
+    array_free(&scratch);
 }
 
 /* bf16, float and added results, the same shape twice: found, then remembered. */
