@@ -74,14 +74,14 @@ static void set_limits(struct backend *b)
     const int groups = (c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP;
     const int per_item = c->n_kv_heads * groups;
     const int seqs = seqs_rounded(o->max_seqs);
-    const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM;
+    const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
 
     b->limits = (struct step_limits){
         .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
         .max_seqs = seqs,
         .max_blocks = (o->max_seq_len + o->block_len - 1) / o->block_len,
         .block_len = o->block_len,
-        .target_items = wanted > per_item ? wanted / per_item : 1, /* one wave: no second round */
+        .target_items = wanted < 1 ? 1 : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS : wanted,
         .invariant = o->invariant,
     };
 }

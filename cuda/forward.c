@@ -37,11 +37,20 @@ static int skinny(const struct pass *p, struct skinny s)
     return r;
 }
 
-static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w, int n, int k,
-                enum gemm_out out)
+/* first: the same weights of layer 0; those of all layers are equally far apart. */
+static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w,
+                const uint16_t *first, int n, int k, enum gemm_out out)
 {
-    return gemm_run(p->f->gemm, p->f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k,
-                    out, p->f->gate_up, p->e); /* gate_up holds nothing when anything is added */
+    const struct forward *f = p->f;
+    const struct layer_weights *layers = f->weights->layers;
+    const int n_layers = f->config->n_layers;
+    const struct gemm_trial trial = {.scratch = f->gate_up, /* empty when anything is added */
+                                     .w = first,
+                                     .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
+                                     .n_w = n_layers};
+
+    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k, out,
+                    &trial, p->e);
 }
 
 static int norm(const struct pass *p, const uint16_t *w)
@@ -100,24 +109,25 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
 static int layer_of_many(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
+    const struct layer_weights *first = f->weights->layers;
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
     int r = norm(p, w->attn_norm);
 
     if (r == 0)
-        r = gemm(p, f->qkv, f->normed, w->qkv, p->qkv_dim, dim, GEMM_BF16);
+        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, p->qkv_dim, dim, GEMM_BF16);
     if (r == 0)
         r = attention(p, w, layer);
     if (r == 0)
-        r = gemm(p, f->residual, f->attn, w->o, dim, p->attn_dim, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->attn, w->o, first->o, dim, p->attn_dim, GEMM_ADD_F32);
     if (r == 0)
         r = norm(p, w->mlp_norm);
     if (r == 0)
-        r = gemm(p, f->gate_up, f->normed, w->gate_up, 2 * ffn, dim, GEMM_BF16);
+        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, 2 * ffn, dim, GEMM_BF16);
     if (r == 0)
         r = cuda_check(silu_mul(f->launch, f->act, f->gate_up, p->s->n_tokens, ffn), "silu_mul",
                        p->e);
     if (r == 0)
-        r = gemm(p, f->residual, f->act, w->down, dim, ffn, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->act, w->down, first->down, dim, ffn, GEMM_ADD_F32);
     return r;
 }
 
@@ -126,6 +136,7 @@ static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
     const struct model_config *c = f->config;
+    const struct gemm_trial trial = {.w = f->weights->lm_head, .n_w = 1};
     const int m = p->s->n_rows;
     int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm, p->v, m,
                                 c->hidden_dim, c->rms_norm_eps),
@@ -140,7 +151,7 @@ static int lm_head(const struct pass *p)
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
                     f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
-                    NULL, p->e);
+                    &trial, p->e);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,

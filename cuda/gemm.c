@@ -32,6 +32,7 @@ struct gemm {
     cublasLtMatmulPreference_t preference;
     void *workspace;
     cudaEvent_t begin, end;
+    int n_trials; /* runs timed: each takes the next weights */
     struct entry entries[GEMM_TABLE];
 };
 
@@ -121,15 +122,16 @@ int gemm_rows(int m)
 struct product {
     cudaStream_t stream;
     const uint16_t *x, *w;
-    void *y, *scratch;
+    void *y;
+    const struct gemm_trial *trial;
 };
 
-static int multiply(struct gemm *g, const struct entry *t, const struct product *p, void *y,
-                    struct err *e)
+static int multiply(struct gemm *g, const struct entry *t, const struct product *p,
+                    const uint16_t *w, void *y, struct err *e)
 {
     const float one = 1.0f, beta = t->shape.out == GEMM_ADD_F32 ? 1.0f : 0.0f;
 
-    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, p->w, t->w, p->x, t->x, &beta, y, t->y,
+    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, w, t->w, p->x, t->x, &beta, y, t->y,
                                    y, t->y, &t->algo, g->workspace, GEMM_WORKSPACE, p->stream),
                     "a product", e);
 }
@@ -138,14 +140,14 @@ static int multiply(struct gemm *g, const struct entry *t, const struct product 
 static int time_algo(struct gemm *g, const struct entry *t, const struct product *p, float *us,
                      struct err *e)
 {
-    void *y = t->shape.out == GEMM_ADD_F32 ? p->scratch : p->y;
+    void *y = t->shape.out == GEMM_ADD_F32 ? p->trial->scratch : p->y;
     float ms = 0.0f;
-    int r = multiply(g, t, p, y, e);
+    int r = multiply(g, t, p, p->w, y, e);
 
     if (r == 0)
         r = cuda_check(cudaEventRecord(g->begin, p->stream), "timing", e);
-    for (int i = 0; i < GEMM_REPEATS && r == 0; i++)
-        r = multiply(g, t, p, y, e);
+    for (int i = 0; i < GEMM_REPEATS && r == 0; i++, g->n_trials++)
+        r = multiply(g, t, p, p->trial->w + g->n_trials % p->trial->n_w * p->trial->w_stride, y, e);
     if (r == 0)
         r = cuda_check(cudaEventRecord(g->end, p->stream), "timing", e);
     if (r == 0)
@@ -241,13 +243,13 @@ static int lookup(struct gemm *g, struct entry **out, const struct shape *s,
 }
 
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out, void *scratch,
-             struct err *e)
+             const uint16_t *w, int m, int n, int k, enum gemm_out out,
+             const struct gemm_trial *trial, struct err *e)
 {
     const struct shape s = {.m = m, .n = n, .k = k, .out = out, .y_stride = y_stride};
-    const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .scratch = scratch};
+    const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .trial = trial};
     struct entry *t;
     const int r = lookup(g, &t, &s, &p, e);
 
-    return r < 0 ? r : multiply(g, t, &p, y, e);
+    return r < 0 ? r : multiply(g, t, &p, w, y, e);
 }

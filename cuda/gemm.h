@@ -27,10 +27,19 @@ void gemm_free(struct gemm *g);
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
 int gemm_rows(int m);
 
-/* scratch: m * n floats that may be overwritten, for timing GEMM_ADD_F32. While the stream is being
- * captured nothing is timed. */
+/* What may be used to time with, where a shape comes for the first time: m * n floats that may be
+ * overwritten (for GEMM_ADD_F32), and where more weights of the shape lie, so that they come from
+ * memory as they will, and not from a cache. */
+struct gemm_trial {
+    void *scratch;
+    const uint16_t *w; /* n_w of them, w_stride elements apart */
+    int64_t w_stride;
+    int n_w;
+};
+
+/* While the stream is being captured nothing is timed. */
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out, void *scratch,
-             struct err *e);
+             const uint16_t *w, int m, int n, int k, enum gemm_out out,
+             const struct gemm_trial *trial, struct err *e);
 
 #endif

@@ -115,7 +115,7 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
         }
         n_partial += n_splits;
     }
-    must(n <= step_max_items(l, b->n_decodes));
+    must(n <= step_max_items(l, b->n_decodes) && l->target_items <= ATTN_MAX_SPLITS);
     return n;
 }
 

@@ -130,6 +130,55 @@ static __device__ __forceinline__ int dim_of(int i, int j, int quarter)
     return i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8;
 }
 
+/* out = the splits' results weighted by their shares. First all shares, then all sums: loads that do
+ * not wait for each other. */
+template <int HEAD_DIM>
+static __device__ void join_splits(uint16_t *out, const float *from, int64_t stride, int n_heads,
+                                   int n_splits)
+{
+    __shared__ float shares[ATTN_GROUP][ATTN_MAX_SPLITS];
+    static constexpr int ENTRY = HEAD_DIM + 2;
+    static constexpr int EACH = ATTN_MAX_SPLITS / WARP;
+
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+
+    for (int head = warp; head < n_heads; head += WARPS) {
+        float maxes[EACH], sums[EACH], max = -1e30f, sum = 0.0f;
+
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const float *part = from + (lane + i * WARP) * stride + head * ENTRY + HEAD_DIM;
+            const bool there = lane + i * WARP < n_splits;
+
+            maxes[i] = there ? __ldcg(part) : -1e30f;
+            sums[i] = there ? __ldcg(part + 1) : 0.0f;
+            max = fmaxf(max, maxes[i]);
+        }
+        for (int i = WARP / 2; i > 0; i /= 2)
+            max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, i));
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            maxes[i] = exp2f(maxes[i] - max);
+            sum += sums[i] * maxes[i];
+        }
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            shares[head][lane + i * WARP] = maxes[i] / sum;
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
+        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
+        const float *part = from + head * ENTRY + dim;
+        float o = 0.0f;
+
+#pragma unroll 8
+        for (int j = 0; j < n_splits; j++)
+            o += __ldcg(part + j * stride) * shares[head][j];
+        out[i] = bf16_bits(o);
+    }
+}
+
 /* One item and KV head, and the joining if it was the last of its sequence. */
 template <int HEAD_DIM>
 static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
@@ -231,22 +280,8 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     if (!is_last)
         return;
     __threadfence();
-    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
-        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
-        float max = -1e30f, sum = 0.0f, o = 0.0f;
-        const float *from = d.partial + ((int64_t)item.partial * entries + entry + head) * ENTRY;
-
-        for (int j = 0; j < item.n_splits; j++) {
-            const float *part = from + j * entries * ENTRY;
-            const float part_max = __ldcg(part + HEAD_DIM), both = fmaxf(max, part_max);
-            const float old = exp2f(max - both), grow = exp2f(part_max - both);
-
-            sum = sum * old + __ldcg(part + HEAD_DIM + 1) * grow;
-            o = o * old + __ldcg(part + dim) * grow;
-            max = both;
-        }
-        out[i] = bf16_bits(o / sum);
-    }
+    const float *from = d.partial + ((int64_t)item.partial * entries + entry) * ENTRY;
+    join_splits<HEAD_DIM>(out, from, entries * ENTRY, n_heads, item.n_splits);
 }
 
 template <int HEAD_DIM>

@@ -54,6 +54,7 @@ enum {
     ATTN_TILE = 128,     /* query rows of a tile */
     ATTN_GROUP = 8,      /* query heads that one pass over the keys takes */
     ATTN_SPLIT_ALIGN = 64, /* keys that one block of threads takes at a time */
+    ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
     SKINNY_MAX_ROWS = 16,
 };

@@ -62,18 +62,15 @@ skinny_kernel(const struct skinny_args args)
         n = min(n, s.n - 1) + (OUT == SKINNY_SILU_MUL ? t * args.second : 0);
         w[t] = s.w + (int64_t)n * s.k + quarter * 8;
     }
-    auto fetch = [&](int from) {
+    auto fetch = [&](int i, int piece) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int piece = from + i * WARPS;
-
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
-                ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
-                                                    : make_uint4(0, 0, 0, 0);
-        }
+        for (int t = 0; t < TILES; t++)
+            ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
+                                                : make_uint4(0, 0, 0, 0);
     };
-    fetch(warp);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        fetch(i, warp + i * WARPS);
     chain_wait();
     for (int base = warp; base < args.n_pieces; base += WARPS * AHEAD) {
         uint4 x[AHEAD][HALVES];
@@ -96,7 +93,7 @@ skinny_kernel(const struct skinny_args args)
             }
         }
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
+        for (int i = 0; i < AHEAD; i++) {
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
                 const uint4 b = ahead[i][t], a = x[i][0];
@@ -115,8 +112,8 @@ skinny_kernel(const struct skinny_args args)
                     sum[t][HALVES - 1][0] = d[2], sum[t][HALVES - 1][1] = d[3];
                 }
             }
-        if (base + WARPS * AHEAD < args.n_pieces)
-            fetch(base + WARPS * AHEAD);
+            fetch(i, base + (i + AHEAD) * WARPS); /* so much is on its way all the time */
+        }
     }
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {

@@ -68,7 +68,7 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
                          int top_k)
 {
     struct drive_seq seqs[MAX_SEQS];
-    struct drive_times t, base;
+    struct drive_times t;
 
     for (int i = 0; i < n; i++) {
         seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
@@ -77,13 +77,12 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
         seqs[i].max_tokens = 16;
     }
     (void)run(seqs, n);
-    base = run(seqs, n);
     for (int i = 0; i < n; i++)
         seqs[i].max_tokens = n_tokens;
     t = run(seqs, n);
     printf("bench=%s seqs=%d context=%d tokens=%d step_us=%.1f tok_per_s=%.0f\n", name, n, n_prompt,
-           n_tokens, (t.seconds - base.seconds) / (n_tokens - 16) * 1e6,
-           (double)n * (n_tokens - 16) / (t.seconds - base.seconds));
+           n_tokens, (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps) * 1e6,
+           (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds));
     fflush(stdout);
     free_seqs(seqs, n);
 }

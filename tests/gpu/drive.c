@@ -21,6 +21,7 @@ struct driver {
     struct drive_seq *seqs;
     int n;
     int max_blocks;
+    int n_begun; /* sequences with an id */
     struct flight flights[BACKEND_IN_FLIGHT];
 };
 
@@ -203,6 +204,7 @@ static void commit(struct driver *d, const struct flight *f, const struct step_r
             continue; /* one row too many, computed before its end was known */
         if (s->logprobs)
             s->logprobs[s->n_out] = r->logprobs[i];
+        d->n_begun += s->n_out == 0;
         s->out[s->n_out++] = r->ids[i];
         if (times->output_tokens++ == 0)
             times->first_seconds = now_seconds() - begin;
@@ -236,6 +238,11 @@ static int run(struct driver *d, const struct backend_ops *ops, struct backend *
             return r;
         commit(d, &d->flights[waited % BACKEND_IN_FLIGHT], &result, times, begin);
         waited++;
+        if (d->n_begun == d->n && times->begun_steps == 0) {
+            times->begun_seconds = now_seconds() - begin;
+            times->begun_steps = waited;
+            times->begun_tokens = times->output_tokens;
+        }
     }
     times->seconds = now_seconds() - begin;
     times->steps = submitted;

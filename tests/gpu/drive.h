@@ -29,6 +29,8 @@ struct drive_times {
     uint64_t steps;
     uint64_t prompt_tokens, output_tokens;
     double first_seconds; /* until the first id */
+    double begun_seconds; /* until every sequence has one: from then on all steps are decodes */
+    uint64_t begun_steps, begun_tokens;
 };
 
 /* Runs all to their ends; n <= o->max_seqs and their blocks must fit the pool. */

@@ -286,7 +286,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
                                      : 0.0) +
                 dot(in + (size_t)i * (size_t)k, (uint16_t *)w.host + (size_t)j * (size_t)k, k);
     ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device, m, n, k, out,
-                           scratch.device, &e) == 0,
+                           &(struct gemm_trial){scratch.device, w.device, 0, 1}, &e) == 0,
                   "%s", e.text);
     array_to_host(&y);
     got = out == GEMM_BF16 ? values_bf16(y.host, size) : values_f32(y.host, size);
