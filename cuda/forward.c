@@ -1,7 +1,7 @@
 /* forward.c - see forward.h.
  *
- * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input and adds
- * to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which can only add,
+ * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input (if
+ * short) and adds to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which can only add,
  * with norms and gate as kernels of their own. */
 #include "cuda/forward.h"
 
@@ -84,22 +84,40 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
     return r;
 }
 
+/* A product of the normed residual: with the norm in it where it is short enough, else behind one.
+ * Which of them it is changes roundings, so an invariant pass has one way for any number of rows. */
+static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, struct skinny s)
+{
+    const struct forward *f = p->f;
+    int r = 0;
+
+    if (!f->invariant && 2 * s.m * s.k <= SKINNY_NORM_BYTES) {
+        s.x_f32 = f->residual;
+        s.norm = norm_weight;
+    } else {
+        r = norm(p, norm_weight);
+        s.x = f->normed;
+    }
+    return r < 0 ? r : skinny(p, s);
+}
+
 static int layer_of_few(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim, m = p->s->n_tokens;
-    int r = skinny(p, (struct skinny){.y = f->qkv, .y_stride = p->qkv_dim, .x_f32 = f->residual,
-                                      .norm = w->attn_norm, .w = w->qkv, .m = m, .n = p->qkv_dim,
-                                      .k = dim, .out = SKINNY_BF16});
+    int r = skinny_of_normed(p, w->attn_norm,
+                             (struct skinny){.y = f->qkv, .y_stride = p->qkv_dim, .w = w->qkv,
+                                             .m = m, .n = p->qkv_dim, .k = dim,
+                                             .out = SKINNY_BF16});
     if (r == 0)
         r = attention(p, w, layer);
     if (r == 0)
         r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->attn, .w = w->o,
                                       .m = m, .n = dim, .k = p->attn_dim, .out = SKINNY_ADD_F32});
     if (r == 0)
-        r = skinny(p, (struct skinny){.y = f->act, .y_stride = ffn, .x_f32 = f->residual,
-                                      .norm = w->mlp_norm, .w = w->gate_up, .m = m, .n = ffn,
-                                      .k = dim, .out = SKINNY_SILU_MUL});
+        r = skinny_of_normed(p, w->mlp_norm,
+                             (struct skinny){.y = f->act, .y_stride = ffn, .w = w->gate_up, .m = m,
+                                             .n = ffn, .k = dim, .out = SKINNY_SILU_MUL});
     if (r == 0)
         r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->act, .w = w->down,
                                       .m = m, .n = dim, .k = ffn, .out = SKINNY_ADD_F32});

@@ -206,26 +206,18 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
 
         return pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
     };
-    /* The first keys are asked for before the kernel before has ended, unless it writes one. */
-    struct keys<HEAD_DIM> x;
-    int key = item.begin + warp * KEYS;
-    const bool early = key < item.end && key + KEYS < item.kv_len;
-    if (!early)
-        chain_wait();
-    if (key < item.end)
-        load(x, place(key), d.kv.v_offset, item.end - 1 - key, lane);
-    if (early)
-        chain_wait();
+    chain_wait();
     if (group < n_heads)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
             q[j] = __ldcg((const uint4 *)(d.a.q + item.seq * d.a.q_stride +
                                           (first_head + group) * HEAD_DIM + j * 32 + quarter * 8));
-    while (key < item.end) {
-        attend(s, q, x, item.end - 1 - key, lane, d.scale_log2);
-        key += WARPS * KEYS;
-        if (key < item.end)
-            load(x, place(key), d.kv.v_offset, item.end - 1 - key, lane);
+    for (int key = item.begin + warp * KEYS; key < item.end; key += WARPS * KEYS) {
+        const int last = item.end - 1 - key;
+        struct keys<HEAD_DIM> x;
+
+        load(x, place(key), d.kv.v_offset, last, lane);
+        attend(s, q, x, last, lane, d.scale_log2);
     }
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);

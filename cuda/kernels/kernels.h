@@ -57,6 +57,7 @@ enum {
     ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
     SKINNY_MAX_ROWS = 16,
+    SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
 
 /* Counts of a step that kernels of a captured graph must read from memory. */

@@ -6,8 +6,9 @@
  * that a thread's part of both is 16 bytes at once. The first weights are asked for before the
  * kernel waits for the one before it.
  *
- * x may be the residual stream in float: then its RMSNorm is part of the product. The norm's weight
- * multiplies on the way in, 1 / rms, which is the same for a whole row, on the way out. */
+ * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns it
+ * into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole row,
+ * multiplies on the way out. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
@@ -34,6 +35,31 @@ static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t 
                       bf16_pair(b.z * bf16_low(g.w), b.w * bf16_high(g.w)));
 }
 
+/* Rows of x to shared memory, apart by one 16-byte piece more than they are long; squares[w][m] are
+ * the warps' sums. One or two rows are shared by all warps, of more each warp has its own. */
+template <int ROWS>
+static __device__ void stage(uint4 *to, float (*squares)[ROWS], const struct skinny &s)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n_vec = s.k / 8;
+    const bool shared = s.m <= 2;
+    const int step = shared ? WARPS * WARP : WARP;
+
+    for (int m = shared ? 0 : warp; m < s.m; m += shared ? 1 : WARPS) {
+        float sum = 0.0f;
+
+#pragma unroll 4
+        for (int j = shared ? (int)threadIdx.x : lane; j < n_vec; j += step)
+            to[m * (n_vec + 1) + j] =
+                scale_in(s.x_f32 + (int64_t)m * s.k + j * 8, s.norm + j * 8, sum);
+        sum = warp_sum(sum);
+        if (shared && lane == 0)
+            squares[warp][m] = sum;
+        if (!shared && lane < WARPS)
+            squares[lane][m] = lane == 0 ? sum : 0.0f;
+    }
+    __syncthreads();
+}
+
 /* Blocks that a multiprocessor must have room for: so many registers a thread may take. */
 static constexpr int resident(int halves, int tiles, int ahead)
 {
@@ -47,6 +73,7 @@ skinny_kernel(const struct skinny_args args)
 {
     __shared__ float parts[WARPS][TILES][HALVES * 8][COLS];
     __shared__ float squares[WARPS][HALVES * 8];
+    extern __shared__ uint4 staged[]; /* NORM: [m, k / 8 + 1] */
 
     const struct skinny &s = args.s;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -54,7 +81,7 @@ skinny_kernel(const struct skinny_args args)
     const int first = (int)blockIdx.x * (OUT == SKINNY_SILU_MUL ? COLS : COLS * TILES);
     const uint16_t *w[TILES];
     uint4 ahead[AHEAD][TILES];
-    float sum[TILES][HALVES][2] = {}, sq[HALVES] = {};
+    float sum[TILES][HALVES][2] = {};
 
     for (int t = 0; t < TILES; t++) {
         int n = first + (OUT == SKINNY_SILU_MUL ? 0 : t * COLS) + group;
@@ -62,34 +89,36 @@ skinny_kernel(const struct skinny_args args)
         n = min(n, s.n - 1) + (OUT == SKINNY_SILU_MUL ? t * args.second : 0);
         w[t] = s.w + (int64_t)n * s.k + quarter * 8;
     }
-    auto fetch = [&](int i, int piece) {
+    auto fetch = [&](int from) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
-            ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
-                                                : make_uint4(0, 0, 0, 0);
+        for (int i = 0; i < AHEAD; i++) {
+            const int piece = from + i * WARPS;
+
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
+                                                    : make_uint4(0, 0, 0, 0);
+        }
     };
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        fetch(i, warp + i * WARPS);
+    fetch(warp);
     chain_wait();
+    if (NORM)
+        stage<HALVES * 8>(staged, squares, s);
     for (int base = warp; base < args.n_pieces; base += WARPS * AHEAD) {
         uint4 x[AHEAD][HALVES];
 
+        /* Past the end of x its last row and piece are read: they meet weights of zero, or their
+         * results are not stored. So there is no branch that one load would wait in for another. */
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int k = (base + i * WARPS) * PIECE + quarter * 8;
+            const int vec = min(base + i * WARPS, args.n_pieces - 1) * (PIECE / 8) + quarter;
 
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
-                const int m = h * 8 + group;
+                const int m = min(h * 8 + group, s.m - 1);
 
-                x[i][h] = make_uint4(0, 0, 0, 0);
-                if (m >= s.m || k >= s.k)
-                    continue;
-                if (NORM)
-                    x[i][h] = scale_in(s.x_f32 + (int64_t)m * s.k + k, s.norm + k, sq[h]);
-                else
-                    x[i][h] = __ldcg((const uint4 *)(s.x + (int64_t)m * s.k + k));
+                x[i][h] = NORM ? staged[m * (s.k / 8 + 1) + vec]
+                               : __ldcg((const uint4 *)s.x + (int64_t)m * (s.k / 8) + vec);
             }
         }
 #pragma unroll
@@ -112,8 +141,9 @@ skinny_kernel(const struct skinny_args args)
                     sum[t][HALVES - 1][0] = d[2], sum[t][HALVES - 1][1] = d[3];
                 }
             }
-            fetch(i, base + (i + AHEAD) * WARPS); /* so much is on its way all the time */
         }
+        if (base + WARPS * AHEAD < args.n_pieces)
+            fetch(base + WARPS * AHEAD);
     }
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
@@ -121,12 +151,6 @@ skinny_kernel(const struct skinny_args args)
         for (int t = 0; t < TILES; t++) {
             parts[warp][t][h * 8 + group][quarter * 2] = sum[t][h][0];
             parts[warp][t][h * 8 + group][quarter * 2 + 1] = sum[t][h][1];
-        }
-        if (NORM) {
-            sq[h] += __shfl_xor_sync(ALL_LANES, sq[h], 1);
-            sq[h] += __shfl_xor_sync(ALL_LANES, sq[h], 2);
-            if (quarter == 0)
-                squares[warp][h * 8 + group] = sq[h];
         }
     }
     __syncthreads();
@@ -170,8 +194,8 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
     const dim3 grid((unsigned)((a->s.n + cols - 1) / cols));
 
     if (a->s.x_f32)
-        return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP, 0,
-                             l, *a);
+        return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP,
+                             (size_t)a->s.m * ((size_t)a->s.k / 8 + 1) * sizeof(uint4), l, *a);
     return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT>, grid, WARPS * WARP, 0, l,
                          *a);
 }
@@ -209,7 +233,8 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
 {
     const struct skinny_args a = {*s, s->k / PIECE, s->n};
 
-    if (s->m > SKINNY_MAX_ROWS || s->m < 1 || s->k % PIECE)
+    if (s->m > SKINNY_MAX_ROWS || s->m < 1 || s->k % PIECE ||
+        (s->x_f32 && 2 * s->m * s->k > SKINNY_NORM_BYTES))
         return cudaErrorInvalidValue;
     return s->m <= 8 ? dispatch<1>(l, &a) : dispatch<2>(l, &a);
 }
