@@ -24,6 +24,8 @@ enum {
     ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
 };
 
+static const double KV_FRACTION = 0.9; /* where nobody says: some is left for others' contexts */
+
 struct backend {
     const struct model *model;
     struct backend_options options;
@@ -40,7 +42,7 @@ struct backend {
     int32_t n_blocks;
     uint64_t block_bytes;
     uint64_t n_submitted, n_waited;
-    int dead; /* the errno that ended it */
+    int dead;           /* the errno that ended it */
     uint8_t *wants_top; /* [max_seqs] by sampler state */
 };
 
@@ -81,7 +83,9 @@ static void set_limits(struct backend *b)
         .max_seqs = seqs,
         .max_blocks = (o->max_seq_len + o->block_len - 1) / o->block_len,
         .block_len = o->block_len,
-        .target_items = wanted < 1 ? 1 : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS : wanted,
+        .target_items = wanted < 1                 ? 1
+                        : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS
+                                                   : wanted,
         .invariant = o->invariant,
     };
 }
@@ -177,7 +181,10 @@ static int take_blocks(struct backend *b, struct err *e)
     if (r < 0)
         return r;
     free_bytes = free_bytes > GRAPH_RESERVE ? free_bytes - GRAPH_RESERVE : 0;
-    bytes = o->kv_bytes ? o->kv_bytes : (uint64_t)(o->kv_fraction * (double)free_bytes);
+    bytes =
+        o->kv_bytes
+            ? o->kv_bytes
+            : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
     b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
     n = bytes / b->block_bytes;
     if (n > (uint64_t)(INT32_MAX / o->block_len))
@@ -347,12 +354,12 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     struct forward_shape shape;
     struct step_view view;
-    const size_t bytes = step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room,
-                                   batch, slot);
+    const size_t bytes =
+        step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room, batch, slot);
     const struct step_counts *counts = (const struct step_counts *)(void *)b->pinned[slot];
-    int r = cuda_check(
-        cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes, cudaMemcpyHostToDevice, stream),
-        "copying a step", e);
+    int r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
+                                       cudaMemcpyHostToDevice, stream),
+                       "copying a step", e);
 
     if (r == 0)
         r = enqueue_loads(b, &view, batch, e);

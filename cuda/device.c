@@ -8,8 +8,7 @@
 #include "engine/must.h"
 
 static const char *const uses[DEVICE_N_USES] = {
-    "weights",        "KV blocks", "activations", "the sampler",
-    "matrix products", "steps",
+    "weights", "KV blocks", "activations", "the sampler", "matrix products", "steps",
 };
 
 int cuda_check(cudaError_t code, const char *what, struct err *e)

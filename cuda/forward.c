@@ -1,8 +1,8 @@
 /* forward.c - see forward.h.
  *
  * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input (if
- * short) and adds to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which can only add,
- * with norms and gate as kernels of their own. */
+ * short) and adds to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which
+ * can only add, with norms and gate as kernels of their own. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -20,8 +20,7 @@ struct pass {
 static int skinny(const struct pass *p, struct skinny s)
 {
     const int m = s.m;
-    const int64_t y_bytes =
-        s.y_stride * (s.out == SKINNY_F32 || s.out == SKINNY_ADD_F32 ? 4 : 2);
+    const int64_t y_bytes = s.y_stride * (s.out == SKINNY_F32 || s.out == SKINNY_ADD_F32 ? 4 : 2);
     int r = 0;
 
     s.eps = p->f->config->rms_norm_eps;
@@ -85,7 +84,8 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
 }
 
 /* A product of the normed residual: with the norm in it where it is short enough, else behind one.
- * Which of them it is changes roundings, so an invariant pass has one way for any number of rows. */
+ * Which of them it is changes roundings, so an invariant pass has one way for any number of rows.
+ */
 static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, struct skinny s)
 {
     const struct forward *f = p->f;
@@ -106,21 +106,42 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
     const struct forward *f = p->f;
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim, m = p->s->n_tokens;
     int r = skinny_of_normed(p, w->attn_norm,
-                             (struct skinny){.y = f->qkv, .y_stride = p->qkv_dim, .w = w->qkv,
-                                             .m = m, .n = p->qkv_dim, .k = dim,
+                             (struct skinny){.y = f->qkv,
+                                             .y_stride = p->qkv_dim,
+                                             .w = w->qkv,
+                                             .m = m,
+                                             .n = p->qkv_dim,
+                                             .k = dim,
                                              .out = SKINNY_BF16});
     if (r == 0)
         r = attention(p, w, layer);
     if (r == 0)
-        r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->attn, .w = w->o,
-                                      .m = m, .n = dim, .k = p->attn_dim, .out = SKINNY_ADD_F32});
+        r = skinny(p, (struct skinny){.y = f->residual,
+                                      .y_stride = dim,
+                                      .x = f->attn,
+                                      .w = w->o,
+                                      .m = m,
+                                      .n = dim,
+                                      .k = p->attn_dim,
+                                      .out = SKINNY_ADD_F32});
     if (r == 0)
         r = skinny_of_normed(p, w->mlp_norm,
-                             (struct skinny){.y = f->act, .y_stride = ffn, .w = w->gate_up, .m = m,
-                                             .n = ffn, .k = dim, .out = SKINNY_SILU_MUL});
+                             (struct skinny){.y = f->act,
+                                             .y_stride = ffn,
+                                             .w = w->gate_up,
+                                             .m = m,
+                                             .n = ffn,
+                                             .k = dim,
+                                             .out = SKINNY_SILU_MUL});
     if (r == 0)
-        r = skinny(p, (struct skinny){.y = f->residual, .y_stride = dim, .x = f->act, .w = w->down,
-                                      .m = m, .n = dim, .k = ffn, .out = SKINNY_ADD_F32});
+        r = skinny(p, (struct skinny){.y = f->residual,
+                                      .y_stride = dim,
+                                      .x = f->act,
+                                      .w = w->down,
+                                      .m = m,
+                                      .n = dim,
+                                      .k = ffn,
+                                      .out = SKINNY_ADD_F32});
     return r;
 }
 
@@ -163,9 +184,13 @@ static int lm_head(const struct pass *p)
     if (r < 0)
         return r;
     if (m <= SKINNY_MAX_ROWS || f->invariant)
-        return skinny(p, (struct skinny){.y = f->logits, .y_stride = f->sampler.logits_stride,
-                                         .x = f->normed, .w = f->weights->lm_head, .m = m,
-                                         .n = c->vocab_size, .k = c->hidden_dim,
+        return skinny(p, (struct skinny){.y = f->logits,
+                                         .y_stride = f->sampler.logits_stride,
+                                         .x = f->normed,
+                                         .w = f->weights->lm_head,
+                                         .m = m,
+                                         .n = c->vocab_size,
+                                         .k = c->hidden_dim,
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
                     f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,

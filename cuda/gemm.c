@@ -131,8 +131,8 @@ static int multiply(struct gemm *g, const struct entry *t, const struct product 
 {
     const float one = 1.0f, beta = t->shape.out == GEMM_ADD_F32 ? 1.0f : 0.0f;
 
-    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, w, t->w, p->x, t->x, &beta, y, t->y,
-                                   y, t->y, &t->algo, g->workspace, GEMM_WORKSPACE, p->stream),
+    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, w, t->w, p->x, t->x, &beta, y, t->y, y,
+                                   t->y, &t->algo, g->workspace, GEMM_WORKSPACE, p->stream),
                     "a product", e);
 }
 

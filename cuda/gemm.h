@@ -1,5 +1,6 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums. The first time a shape comes, a few algorithms are timed; the fastest is kept.
+ * w [n, k] bf16, float32 sums. The first time a shape comes, a few algorithms are timed; the
+ * fastest is kept.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GEMM_H

@@ -18,8 +18,8 @@ void graphs_free(struct graphs *g);
 /* The size of the graph that a step of n decodes runs in. */
 int graphs_size(const struct graphs *g, int n);
 
-/* Captures the graph of a size, if it is not there yet. Products that have not been timed before get
- * the algorithm that cuBLASLt thinks best. */
+/* Captures the graph of a size, if it is not there yet. Products that have not been timed before
+ * get the algorithm that cuBLASLt thinks best. */
 int graphs_prepare(struct graphs *g, int size, struct err *e);
 bool graphs_ready(const struct graphs *g, int size);
 

@@ -16,8 +16,8 @@ static int slot_init(struct result_slot *s, size_t n, struct err *e)
     const size_t tops = n * SAMPLING_MAX_LOGPROBS;
     const size_t bytes = (n + tops) * (sizeof(int32_t) + sizeof(float));
     int32_t *base;
-    int r = cuda_check(cudaHostAlloc((void **)&base, bytes, cudaHostAllocMapped), "pinning memory",
-                       e);
+    int r =
+        cuda_check(cudaHostAlloc((void **)&base, bytes, cudaHostAllocMapped), "pinning memory", e);
 
     if (r < 0)
         return r;
@@ -26,9 +26,9 @@ static int slot_init(struct result_slot *s, size_t n, struct err *e)
     s->logprobs = (float *)(base + n);
     s->top_ids = base + 2 * n;
     s->top_logprobs = (float *)(base + 2 * n + tops);
-    return cuda_check(
-        cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming | cudaEventBlockingSync),
-        "making an event", e);
+    return cuda_check(cudaEventCreateWithFlags(&s->done,
+                                               cudaEventDisableTiming | cudaEventBlockingSync),
+                      "making an event", e);
 }
 
 int results_init(struct results *r, int max_rows, struct err *e)

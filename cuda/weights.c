@@ -109,14 +109,14 @@ static void walk_layer(struct walk *w, struct layer_weights *l, int i)
     const bool qwen3 = model_config(w->model)->arch == MODEL_QWEN3;
 
     l->attn_norm = join(w, i, "input_layernorm.weight", NULL, NULL);
-    l->qkv = join(w, i, "self_attn.q_proj.weight", "self_attn.k_proj.weight",
-                  "self_attn.v_proj.weight");
+    l->qkv =
+        join(w, i, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight");
     if (qwen3) {
         l->q_norm = join(w, i, "self_attn.q_norm.weight", NULL, NULL);
         l->k_norm = join(w, i, "self_attn.k_norm.weight", NULL, NULL);
     } else {
-        l->qkv_bias = join(w, i, "self_attn.q_proj.bias", "self_attn.k_proj.bias",
-                           "self_attn.v_proj.bias");
+        l->qkv_bias =
+            join(w, i, "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias");
     }
     l->o = join(w, i, "self_attn.o_proj.weight", NULL, NULL);
     l->mlp_norm = join(w, i, "post_attention_layernorm.weight", NULL, NULL);
@@ -180,8 +180,7 @@ static int load_pieces(struct loader *l, uint16_t *const buffers[2], cudaStream_
             return r;
         if (l->options->progress)
             l->options->progress(l->options->progress_ctx,
-                                 (double)(atomic_fetch_add(&l->done, 1) + 1) /
-                                     (double)l->n_pieces);
+                                 (double)(atomic_fetch_add(&l->done, 1) + 1) / (double)l->n_pieces);
     }
     return cuda_check(cudaStreamSynchronize(stream), "copying weights", e);
 }
@@ -199,9 +198,9 @@ static void *load_thread(void *arg)
         r = cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream",
                        &e);
     for (int i = 0; i < 2 && r == 0; i++) {
-        r = cuda_check(
-            cudaHostAlloc((void **)&buffers[i], PIECE * sizeof(uint16_t), cudaHostAllocDefault),
-            "pinning memory", &e);
+        r = cuda_check(cudaHostAlloc((void **)&buffers[i], PIECE * sizeof(uint16_t),
+                                     cudaHostAllocDefault),
+                       "pinning memory", &e);
         if (r == 0)
             r = cuda_check(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming),
                            "making an event", &e);

@@ -10,7 +10,8 @@
 
 static constexpr int WARPS = 4;
 static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
-static constexpr int RESIDENT = 3; /* blocks of a multiprocessor: 12 warps with 8 KiB each in flight */
+static constexpr int RESIDENT =
+    3; /* blocks of a multiprocessor: 12 warps with 8 KiB each in flight */
 
 struct decode_args {
     struct attn a;
@@ -57,16 +58,16 @@ static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uin
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
-            to.k[i][j] = __ldcs((const uint4 *)(from + min(i * 8 + group, last) * HEAD_DIM +
-                                                j * 32 + quarter * 8));
+            to.k[i][j] = __ldcs(
+                (const uint4 *)(from + min(i * 8 + group, last) * HEAD_DIM + j * 32 + quarter * 8));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            to.v[i][j] = __ldcs(
-                (const uint4 *)(from + v_offset + key * HEAD_DIM + j * 64 + group * 8));
+            to.v[i][j] =
+                __ldcs((const uint4 *)(from + v_offset + key * HEAD_DIM + j * 64 + group * 8));
     }
 }
 
@@ -118,8 +119,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
             even[0] *= shrink, even[1] *= shrink;
             odd[0] *= shrink, odd[1] *= shrink;
             mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
-            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]),
-                     high_halves(v2[i], v3[i]));
+            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
         }
     }
 }
@@ -130,8 +130,8 @@ static __device__ __forceinline__ int dim_of(int i, int j, int quarter)
     return i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8;
 }
 
-/* out = the splits' results weighted by their shares. First all shares, then all sums: loads that do
- * not wait for each other. */
+/* out = the splits' results weighted by their shares. First all shares, then all sums: loads that
+ * do not wait for each other. */
 template <int HEAD_DIM>
 static __device__ void join_splits(uint16_t *out, const float *from, int64_t stride, int n_heads,
                                    int n_splits)
@@ -196,10 +196,14 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     const int first_head = kv_head * d.group + pass * ATTN_GROUP;
     const int block_len = 1 << d.kv.block_shift;
     const int32_t *table = d.tables + item.table;
-    const uint16_t *pool = d.kv.base + d.a.layer * d.kv.layer_stride +
-                           (int64_t)kv_head * block_len * HEAD_DIM;
+    const uint16_t *pool =
+        d.kv.base + d.a.layer * d.kv.layer_stride + (int64_t)kv_head * block_len * HEAD_DIM;
     uint4 q[HEAD_DIM / 32] = {};
-    struct softmax<HEAD_DIM> s = {-1e30f, 0.0f, {}};
+    struct softmax<HEAD_DIM> s = {
+        - 1e30f, 0.0f,
+        {
+        }
+    };
 
     auto place = [&](int key) {
         const int64_t block = __ldcg(table + (key >> d.kv.block_shift));
@@ -249,8 +253,8 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
             out[i] = bf16_bits(o / sum);
             continue;
         }
-        float *to = d.partial +
-                    ((int64_t)(item.partial + item.split) * entries + entry + head) * ENTRY;
+        float *to =
+            d.partial + ((int64_t)(item.partial + item.split) * entries + entry + head) * ENTRY;
         to[dim] = o;
         if (dim == 0) {
             to[HEAD_DIM] = max;
@@ -277,8 +281,8 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
 }
 
 template <int HEAD_DIM>
-static __global__ void __launch_bounds__(WARPS * WARP, RESIDENT)
-attn_decode_kernel(const struct decode_args d)
+static __global__ void __launch_bounds__(WARPS *WARP, RESIDENT)
+    attn_decode_kernel(const struct decode_args d)
 {
     const int4 *from = (const int4 *)(d.items + blockIdx.y);
     const int4 a = __ldcg(from), b = __ldcg(from + 1);
@@ -294,8 +298,9 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct step_view *v, float *partial, int32_t *tickets,
                                    int grid_items)
 {
-    struct decode_args d = {*a, *a->kv, v->counts, v->items, v->tables, partial,
-                            tickets, a->n_heads / a->kv->n_kv_heads, 0, 0.0f};
+    struct decode_args d = {*a,        *a->kv,  v->counts, v->items,
+                            v->tables, partial, tickets,   a->n_heads / a->kv->n_kv_heads,
+                            0,         0.0f};
     auto *kernel = a->kv->head_dim == 128 ? attn_decode_kernel<128> : attn_decode_kernel<64>;
 
     d.n_groups = (d.group + ATTN_GROUP - 1) / ATTN_GROUP;

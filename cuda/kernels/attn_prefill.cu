@@ -75,7 +75,7 @@ static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefi
 
 template <int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS, 2)
-attn_prefill_kernel(const struct prefill_args p)
+    attn_prefill_kernel(const struct prefill_args p)
 {
     static constexpr int PIECES = HEAD_DIM / 8;
     static constexpr uint32_t TILE_BYTES = KEYS * HEAD_DIM * 2;
@@ -144,8 +144,8 @@ attn_prefill_kernel(const struct prefill_args p)
             for (int n = 0; n < KEYS / 16; n++) {
                 uint32_t k[4];
 
-                ldmatrix(k, k_now + (uint32_t)swizzle<HEAD_DIM>(
-                                        n * 16 + lane / 16 * 8 + lane % 8, d * 2 + lane / 8 % 2));
+                ldmatrix(k, k_now + (uint32_t)swizzle<HEAD_DIM>(n * 16 + lane / 16 * 8 + lane % 8,
+                                                                d * 2 + lane / 8 % 2));
 #pragma unroll
                 for (int m = 0; m < MTILES; m++) {
                     mma_16816(s[m][n * 2], q[m][0], q[m][1], q[m][2], q[m][3], k[0], k[1]);
@@ -229,8 +229,8 @@ attn_prefill_kernel(const struct prefill_args p)
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             if (row >= n_rows)
                 continue;
-            uint32_t *out = (uint32_t *)(p.a.out + ((int64_t)(row0 + row) * p.a.n_heads + head) *
-                                                       HEAD_DIM);
+            uint32_t *out =
+                (uint32_t *)(p.a.out + ((int64_t)(row0 + row) * p.a.n_heads + head) * HEAD_DIM);
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 8; n++)
                 out[n * 4 + lane % 4] =
@@ -249,22 +249,21 @@ extern "C" cudaError_t attn_prefill_init(void)
         cudaFuncSetAttribute((const void *)attn_prefill_kernel<64>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(64));
 
-    return r != cudaSuccess
-               ? r
-               : cudaFuncSetAttribute((const void *)attn_prefill_kernel<128>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      shared_bytes(128));
+    return r != cudaSuccess ? r
+                            : cudaFuncSetAttribute((const void *)attn_prefill_kernel<128>,
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   shared_bytes(128));
 }
 
 extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a,
                                     const struct step_view *v, int n_tiles)
 {
     const struct prefill_args p = {
-        *a,         *a->kv,
-        v->tiles,   v->q_start,
-        v->kv_len,  v->table_start,
-        v->tables,  a->n_heads / a->kv->n_kv_heads,
-        n_tiles,    (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
+        *a,        *a->kv,
+        v->tiles,  v->q_start,
+        v->kv_len, v->table_start,
+        v->tables, a->n_heads / a->kv->n_kv_heads,
+        n_tiles,   (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 
     return launch_kernel(kernel, dim3((unsigned)a->n_heads, (unsigned)n_tiles), THREADS,

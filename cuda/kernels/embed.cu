@@ -8,9 +8,9 @@ static constexpr int THREADS = 128; /* a row of 1024 bf16 is one load a thread *
 static constexpr int VEC = 8;
 
 static __global__ void __launch_bounds__(THREADS)
-embed_kernel(float4 *residual,        /* [n_tokens, dim / 4] */
-             const uint4 *table,      /* [vocab_size, dim / VEC] */
-             const int32_t *tokens, const int32_t *sampled, int n_vec, int vocab_size)
+    embed_kernel(float4 *residual,   /* [n_tokens, dim / 4] */
+                 const uint4 *table, /* [vocab_size, dim / VEC] */
+                 const int32_t *tokens, const int32_t *sampled, int n_vec, int vocab_size)
 {
     chain_wait();
     const int row = (int)blockIdx.x;
@@ -19,7 +19,8 @@ embed_kernel(float4 *residual,        /* [n_tokens, dim / 4] */
     if (token < 0)
         token = __ldcg(sampled + ~token);
     if (token < 0 || token >= vocab_size)
-        token = 0; /* the row before had no valid logits: its sequence has ended, this row is lost */
+        token =
+            0; /* the row before had no valid logits: its sequence has ended, this row is lost */
     for (int i = (int)threadIdx.x; i < n_vec; i += THREADS) {
         const uint4 v = table[(int64_t)token * n_vec + i];
         float4 *to = residual + ((int64_t)row * n_vec + i) * 2;

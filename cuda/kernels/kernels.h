@@ -51,8 +51,8 @@ struct attn_tile {
 };
 
 enum {
-    ATTN_TILE = 128,     /* query rows of a tile */
-    ATTN_GROUP = 8,      /* query heads that one pass over the keys takes */
+    ATTN_TILE = 128,       /* query rows of a tile */
+    ATTN_GROUP = 8,        /* query heads that one pass over the keys takes */
     ATTN_SPLIT_ALIGN = 64, /* keys that one block of threads takes at a time */
     ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
@@ -117,12 +117,11 @@ cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, in
  * q and k by q_norm and k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
 cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
                        const uint16_t *q_norm, const uint16_t *k_norm, const float *table,
-                       const struct kv_pool *kv, int layer, const struct step_view *v,
-                       int n_tokens, int n_heads, float eps);
+                       const struct kv_pool *kv, int layer, const struct step_view *v, int n_tokens,
+                       int n_heads, float eps);
 
 /* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
-cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens,
-                     int dim);
+cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens, int dim);
 
 struct attn {
     uint16_t *out;     /* [n_tokens, n_heads * head_dim] */
@@ -167,12 +166,12 @@ struct sampler_memory {
     float *adjusted;     /* the same, of rows with penalties, bias or banned ids */
     int64_t logits_stride;
     int vocab_size, max_seqs;
-    struct sampler_state *states;  /* [max_seqs] */
-    struct logit_bias *bias;       /* [max_seqs, SAMPLING_MAX_BIAS] */
-    uint16_t *seen;                /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
-    void *scans;                   /* [max rows, SAMPLER_MAX_SPLITS] partial results */
-    int32_t *sampled;              /* [max rows] for the next step */
-    int32_t *host_ids[2];          /* mapped host memory, one of each step in flight */
+    struct sampler_state *states; /* [max_seqs] */
+    struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
+    uint16_t *seen;               /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
+    void *scans;                  /* [max rows, SAMPLER_MAX_SPLITS] partial results */
+    int32_t *sampled;             /* [max rows] for the next step */
+    int32_t *host_ids[2];         /* mapped host memory, one of each step in flight */
     float *host_logprobs[2];
     int32_t *host_top_ids[2];
     float *host_top_logprobs[2];

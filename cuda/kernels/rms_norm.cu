@@ -7,11 +7,11 @@ static constexpr int THREADS = 128;
 static constexpr int VEC = 8;
 
 static __global__ void __launch_bounds__(THREADS)
-rms_norm_kernel(uint4 *y,        /* [n_rows, dim / VEC] */
-                const float4 *x, /* [.., dim / 4] */
-                const uint4 *w,  /* [dim / VEC] */
-                const struct sampler_row *rows, const struct step_counts *counts, int n_vec,
-                float eps)
+    rms_norm_kernel(uint4 *y,        /* [n_rows, dim / VEC] */
+                    const float4 *x, /* [.., dim / 4] */
+                    const uint4 *w,  /* [dim / VEC] */
+                    const struct sampler_row *rows, const struct step_counts *counts, int n_vec,
+                    float eps)
 {
     __shared__ float sums[THREADS / WARP];
 

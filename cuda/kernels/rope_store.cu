@@ -8,11 +8,11 @@ static constexpr int WARPS = 8;
 
 /* A lane's share of a head is EACH neighbours of the first half and EACH of the second. */
 template <int HEAD_DIM>
-static __global__ void __launch_bounds__(WARPS * WARP)
-rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
-                  const uint16_t *k_norm, const float2 *table, struct kv_pool kv, int layer,
-                  const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
-                  float eps)
+static __global__ void __launch_bounds__(WARPS *WARP)
+    rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
+                      const uint16_t *k_norm, const float2 *table, struct kv_pool kv, int layer,
+                      const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
+                      float eps)
 {
     static constexpr int HALF = HEAD_DIM / 2, EACH = HALF / WARP;
 
@@ -89,8 +89,8 @@ extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const u
     auto *kernel = kv->head_dim == 128 ? rope_store_kernel<128> : rope_store_kernel<64>;
 
     return launch_kernel(kernel, dim3((unsigned)((jobs + WARPS - 1) / WARPS)), WARPS * WARP, 0, l,
-                         qkv, bias, q_norm, k_norm, (const float2 *)table, *kv, layer,
-                         v->positions, v->slots, n_tokens, n_heads, eps);
+                         qkv, bias, q_norm, k_norm, (const float2 *)table, *kv, layer, v->positions,
+                         v->slots, n_tokens, n_heads, eps);
 }
 
 /* In float as the reference computes it: the angle is the rounded product of the position and the
@@ -112,7 +112,7 @@ extern "C" cudaError_t rope_table(const struct launch *l, float *table, int max_
     const int64_t n = (int64_t)max_seq_len * (head_dim / 2);
 
     rope_table_kernel<<<(unsigned)((n + 255) / 256), 256, 0, l->stream>>>((float2 *)table,
-                                                                         max_seq_len, head_dim / 2,
-                                                                         theta);
+                                                                          max_seq_len, head_dim / 2,
+                                                                          theta);
     return cudaGetLastError();
 }

@@ -19,7 +19,7 @@ static constexpr float BINS_PER_NAT = 64.0f; /* first digit: x = 0 .. -32; less 
 static constexpr float MASS_ONE = 1099511627776.0f; /* 2^40: 2^22 of them fit 64 bits */
 static constexpr int LEVELS = 6;
 static constexpr uint64_t ID_ONES = 0xffc00000; /* of ~id, above the bits that level 4 looks at */
-static constexpr int LIST = 1024; /* ids kept in shared memory once few are left */
+static constexpr int LIST = 1024;               /* ids kept in shared memory once few are left */
 
 /* Ids at or before a place in the order. */
 struct bound {
@@ -213,8 +213,7 @@ static __device__ struct bound select(const struct row_view &v, const struct bou
 }
 
 /* Keeps the ids within b in shared memory; there are at most LIST. */
-static __device__ void make_list(struct row_view &v, const struct bound &b,
-                                 struct finish_shared &s)
+static __device__ void make_list(struct row_view &v, const struct bound &b, struct finish_shared &s)
 {
     __syncthreads();
     if (threadIdx.x == 0)
@@ -337,8 +336,8 @@ static __device__ struct scan join_parts(const struct scan *parts, int n_parts,
 }
 
 static __global__ void __launch_bounds__(THREADS)
-sample_finish_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                     const struct step_counts *counts, int n_parts)
+    sample_finish_kernel(const struct sampler_memory m, const struct sampler_row *rows,
+                         const struct step_counts *counts, int n_parts)
 {
     __shared__ struct finish_shared s;
 

@@ -107,8 +107,8 @@ static __device__ void reduce_scan(struct scan &s)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-sample_scan_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                   const struct step_counts *counts)
+    sample_scan_kernel(const struct sampler_memory m, const struct sampler_row *rows,
+                       const struct step_counts *counts)
 {
     chain_wait();
     const int i = (int)blockIdx.y, length = part_length(m.vocab_size, (int)gridDim.x);
@@ -138,8 +138,8 @@ sample_scan_kernel(const struct sampler_memory m, const struct sampler_row *rows
 /* Draws for every id of a row that nothing filters. x is (z - max) * scale, as the CPU has it, so
  * that a score does not depend on how the row is cut. */
 static __global__ void __launch_bounds__(THREADS)
-sample_draw_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                   const struct step_counts *counts)
+    sample_draw_kernel(const struct sampler_memory m, const struct sampler_row *rows,
+                       const struct step_counts *counts)
 {
     __shared__ float scores[WARPS];
     __shared__ int32_t ids[WARPS];
@@ -243,16 +243,14 @@ static __global__ void history_kernel(uint16_t *seen, const int32_t *tokens, int
 }
 
 extern "C" cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m,
-                                       int state, const int32_t *tokens, int n_prompt,
-                                       int n_tokens)
+                                       int state, const int32_t *tokens, int n_prompt, int n_tokens)
 {
     uint16_t *seen = m->seen + (int64_t)state * m->logits_stride;
-    cudaError_t r =
-        cudaMemsetAsync(seen, 0, (size_t)m->logits_stride * sizeof(*seen), l->stream);
+    cudaError_t r = cudaMemsetAsync(seen, 0, (size_t)m->logits_stride * sizeof(*seen), l->stream);
 
     if (r != cudaSuccess || n_tokens == 0)
         return r;
     history_kernel<<<(unsigned)((n_tokens + 255) / 256), 256, 0, l->stream>>>(seen, tokens,
-                                                                             n_prompt, n_tokens);
+                                                                              n_prompt, n_tokens);
     return cudaGetLastError();
 }

@@ -17,9 +17,9 @@ static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
-                const uint4 *x, /* [n_tokens, 2, dim / VEC] */
-                int n_vec)
+    silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
+                    const uint4 *x, /* [n_tokens, 2, dim / VEC] */
+                    int n_vec)
 {
     chain_wait();
     const int j = (int)(blockIdx.y * THREADS + threadIdx.x);
@@ -38,6 +38,5 @@ extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint1
     const int n_vec = dim / VEC;
     const dim3 grid((unsigned)n_tokens, (unsigned)((n_vec + THREADS - 1) / THREADS));
 
-    return launch_kernel(silu_mul_kernel, grid, THREADS, 0, l, (uint4 *)y, (const uint4 *)x,
-                         n_vec);
+    return launch_kernel(silu_mul_kernel, grid, THREADS, 0, l, (uint4 *)y, (const uint4 *)x, n_vec);
 }

@@ -6,9 +6,9 @@
  * that a thread's part of both is 16 bytes at once. The first weights are asked for before the
  * kernel waits for the one before it.
  *
- * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns it
- * into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole row,
- * multiplies on the way out. */
+ * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns
+ * it into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole
+ * row, multiplies on the way out. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
@@ -68,8 +68,8 @@ static constexpr int resident(int halves, int tiles, int ahead)
 
 /* HALVES: 1 for up to 8 rows of x, 2 for up to 16. AHEAD: pieces in flight a warp. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
-static __global__ void __launch_bounds__(WARPS * WARP, resident(HALVES, TILES, AHEAD))
-skinny_kernel(const struct skinny_args args)
+static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
+    skinny_kernel(const struct skinny_args args)
 {
     __shared__ float parts[WARPS][TILES][HALVES * 8][COLS];
     __shared__ float squares[WARPS][HALVES * 8];
@@ -213,8 +213,8 @@ static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
     return run<HALVES, 1, 4, OUT>(l, a);
 }
 
-template <int HALVES> static cudaError_t dispatch(const struct launch *l,
-                                                  const struct skinny_args *a)
+template <int HALVES>
+static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
 {
     switch (a->s.out) {
     case SKINNY_BF16:

@@ -39,8 +39,7 @@ static struct drive_seq make_seq(int n_prompt, int max_tokens, float temperature
     int32_t *prompt = malloc((size_t)n_prompt * sizeof(*prompt));
 
     for (int i = 0; i < n_prompt; i++)
-        prompt[i] = (int32_t)((seed * 7919u + (uint64_t)i * 104729u) % 10000u) %
-                    config->vocab_size;
+        prompt[i] = (int32_t)((seed * 7919u + (uint64_t)i * 104729u) % 10000u) % config->vocab_size;
     s.prompt = prompt;
     s.out = calloc((size_t)max_tokens, sizeof(*s.out));
     return s;

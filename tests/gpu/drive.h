@@ -17,15 +17,15 @@ struct drive_seq {
     int32_t n_out;
 
     /* the driver's */
-    int32_t n_fed;       /* tokens submitted: prompt, then what was sampled */
-    int32_t n_sampled;   /* rows submitted that sample */
-    int32_t *blocks;     /* ids, enough for all of it */
-    int32_t row_before;  /* its row in the step before, or -1 */
+    int32_t n_fed;      /* tokens submitted: prompt, then what was sampled */
+    int32_t n_sampled;  /* rows submitted that sample */
+    int32_t *blocks;    /* ids, enough for all of it */
+    int32_t row_before; /* its row in the step before, or -1 */
     bool loaded, ended;
 };
 
 struct drive_times {
-    double seconds;       /* from the first submit to the last wait */
+    double seconds; /* from the first submit to the last wait */
     uint64_t steps;
     uint64_t prompt_tokens, output_tokens;
     double first_seconds; /* until the first id */

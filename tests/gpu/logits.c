@@ -27,7 +27,10 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
                          int32_t n, int vocab, FILE *out)
 {
     int32_t sampled;
-    struct drive_seq s = {.prompt = ids, .n_prompt = n, .max_tokens = 1, .end_id = -1,
+    struct drive_seq s = {.prompt = ids,
+                          .n_prompt = n,
+                          .max_tokens = 1,
+                          .end_id = -1,
                           .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
                           .out = &sampled};
     const size_t bytes = (size_t)vocab * sizeof(float);
@@ -47,7 +50,9 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
 
 int main(int argc, char **argv)
 {
-    struct backend_options o = {.block_len = 16, .max_batch_tokens = 1500, .max_seqs = 8,
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 1500,
+                                .max_seqs = 8,
                                 .kv_bytes = 4ull << 30};
     struct backend *b;
     struct model *model;

@@ -72,8 +72,9 @@ static void paged_init(struct paged *p, const struct scene *s)
         for (int j = 0; j * block_len < s->kv_len[i]; j++, at++)
             p->table[i * p->max_blocks + j] = (int32_t)((int64_t)at * 7919 % n);
     p->pool = array_new((size_t)(n * LAYERS * 2 * v_offset) * 2);
-    p->kv = (struct kv_pool){p->pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset,
-                             s->block_shift, s->n_kv,               s->dim};
+    p->kv = (struct kv_pool){p->pool.device, 2 * v_offset * LAYERS, 2 * v_offset,
+                             v_offset,       s->block_shift,        s->n_kv,
+                             s->dim};
     for (int i = 0; i < s->n_seqs; i++)
         for (int h = 0; h < s->n_kv; h++)
             for (int k = 0; k < s->kv_len[i]; k++)
@@ -147,9 +148,8 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
     struct step_view v;
 
     r->step = array_new(step_max_bytes(&limits));
-    r->partial = array_new((size_t)(step_max_items(&limits, MAX_SEQS) * passes * ATTN_GROUP *
-                                    (s->dim + 2)) *
-                           4);
+    r->partial = array_new(
+        (size_t)(step_max_items(&limits, MAX_SEQS) * passes * ATTN_GROUP * (s->dim + 2)) * 4);
     r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
     memset(r->tickets.host, 0, r->tickets.bytes);
     array_to_device(&r->tickets);

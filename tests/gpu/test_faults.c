@@ -18,8 +18,11 @@ static struct model *model;
 
 static struct backend_options options(void)
 {
-    return (struct backend_options){.block_len = 16, .max_batch_tokens = 512, .max_seqs = 8,
-                                    .max_seq_len = 4096, .kv_bytes = 64 << 20};
+    return (struct backend_options){.block_len = 16,
+                                    .max_batch_tokens = 512,
+                                    .max_seqs = 8,
+                                    .max_seq_len = 4096,
+                                    .kv_bytes = 64 << 20};
 }
 
 static void setup(void)
@@ -79,8 +82,12 @@ START_TEST(a_trap_is_told)
     const struct backend_options o = options();
     const int32_t prompt[3] = {1, 2, 3};
     int32_t out[100];
-    struct drive_seq s = {.prompt = prompt, .n_prompt = 3, .max_tokens = 100, .end_id = -1,
-                          .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f}, .out = out};
+    struct drive_seq s = {.prompt = prompt,
+                          .n_prompt = 3,
+                          .max_tokens = 100,
+                          .end_id = -1,
+                          .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
+                          .out = out};
     struct drive_times times;
     struct backend *b;
     struct launch l;

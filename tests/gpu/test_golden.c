@@ -61,7 +61,8 @@ static void setup(void)
     char path[4096];
     struct err e;
 
-    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json", data_folder ? data_folder : TEST_DATA_DIR);
+    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json",
+             data_folder ? data_folder : TEST_DATA_DIR);
     file = json_load_file(path, 0, NULL);
     ck_assert_msg(file, "%s", path);
     n_cases = (int)json_array_size(file);
@@ -114,8 +115,8 @@ static void check_golden(const struct backend_options *o, int together, int *sam
         ck_assert_msg(drive(&nvllm_backend, b, o, seqs, n, &times, &e) == 0, "%s", e.text);
         for (int i = 0; i < n; i++) {
             const struct golden *c = &cases[at + i];
-            const bool equal = seqs[i].n_out == c->n_ids &&
-                               memcmp(seqs[i].out, c->ids, (size_t)c->n_ids * 4) == 0;
+            const bool equal =
+                seqs[i].n_out == c->n_ids && memcmp(seqs[i].out, c->ids, (size_t)c->n_ids * 4) == 0;
 
             *same += equal;
             *clear += c->min_margin >= clear_margin;

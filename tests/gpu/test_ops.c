@@ -103,8 +103,8 @@ static void check_rms_norm(int rows, int dim, bool gather)
         for (int j = 0; j < dim; j++)
             sum += (double)from[j] * (double)from[j];
         for (int j = 0; j < dim; j++)
-            expected[i * dim + j] = (double)from[j] / sqrt(sum / dim + 1e-6) *
-                                    bf16_value(((uint16_t *)w.host)[j]);
+            expected[i * dim + j] =
+                (double)from[j] / sqrt(sum / dim + 1e-6) * bf16_value(((uint16_t *)w.host)[j]);
     }
     got = values_bf16(y.host, (size_t)rows * (size_t)dim);
     ck_assert_double_lt(relative_error(got, expected, (size_t)rows * (size_t)dim), bf16_error);
@@ -204,9 +204,15 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32)
     struct device_array x = array_new((size_t)m * (size_t)k * (f32 ? 4 : 2));
     struct device_array w = array_new((size_t)n * (size_t)k * (out == SKINNY_SILU_MUL ? 4 : 2));
     struct device_array norm = array_new((size_t)k * 2), y = array_new(size * (wide ? 4 : 2));
-    struct skinny s = {.y = y.device, .y_stride = (int64_t)stride, .norm = norm.device,
-                       .eps = 1e-6f,  .w = w.device,               .m = m,
-                       .n = n,        .k = k,                      .out = out};
+    struct skinny s = {.y = y.device,
+                       .y_stride = (int64_t)stride,
+                       .norm = norm.device,
+                       .eps = 1e-6f,
+                       .w = w.device,
+                       .m = m,
+                       .n = n,
+                       .k = k,
+                       .out = out};
     double *expected = malloc(size * sizeof(double)), *got, *in;
 
     if (f32)
@@ -384,8 +390,10 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
                 continue;
             memcpy(twin, in + (i * all + h) * dim, (size_t)dim * sizeof(double));
             head_twin(twin, with_norm ? NULL : (uint16_t *)bias.host + h * dim,
-                      !with_norm || is_v ? NULL : is_q ? qn.host : kn.host, dim, positions[i],
-                      !is_v);
+                      !with_norm || is_v ? NULL
+                      : is_q             ? qn.host
+                                         : kn.host,
+                      dim, positions[i], !is_v);
             if (!is_q)
                 at = (uint16_t *)pool.host + (slots[i] >> shift) * kv.block_stride +
                      LAYER * kv.layer_stride + (is_v ? v_offset : 0) +

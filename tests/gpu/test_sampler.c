@@ -64,7 +64,7 @@ static void rig_init(struct rig *g, int vocab, int n_rows, float spread)
                                    .bias = arena_take(&a, n * SAMPLING_MAX_BIAS * 8),
                                    .seen = arena_take(&a, n * stride * 2),
                                    .scans = arena_take(&a, n * SAMPLER_MAX_SPLITS *
-                                                              sampler_scan_bytes()),
+                                                               sampler_scan_bytes()),
                                    .sampled = arena_take(&a, n * 4)};
     for (int i = 0; i < 2; i++) {
         g->m.host_ids[i] = results;
@@ -98,12 +98,25 @@ static void rig_run(struct rig *g)
 {
     const int32_t zeros[MAX_ROWS + 1] = {0};
     int32_t ones[MAX_ROWS];
-    const struct step_limits limits = {.max_tokens = MAX_ROWS, .max_seqs = MAX_ROWS,
-                                       .max_blocks = 1, .block_len = 16, .target_items = 1};
-    struct batch b = {.step = 1, .n_tokens = g->n_rows, .n_seqs = g->n_rows,
-                      .n_rows = g->n_rows, .n_loads = g->n_rows, .max_blocks = 1,
-                      .tokens = zeros, .positions = zeros, .slots = zeros, .q_start = zeros,
-                      .kv_len = ones, .block_table = zeros, .rows = g->rows, .loads = g->loads};
+    const struct step_limits limits = {.max_tokens = MAX_ROWS,
+                                       .max_seqs = MAX_ROWS,
+                                       .max_blocks = 1,
+                                       .block_len = 16,
+                                       .target_items = 1};
+    struct batch b = {.step = 1,
+                      .n_tokens = g->n_rows,
+                      .n_seqs = g->n_rows,
+                      .n_rows = g->n_rows,
+                      .n_loads = g->n_rows,
+                      .max_blocks = 1,
+                      .tokens = zeros,
+                      .positions = zeros,
+                      .slots = zeros,
+                      .q_start = zeros,
+                      .kv_len = ones,
+                      .block_table = zeros,
+                      .rows = g->rows,
+                      .loads = g->loads};
     const struct step_room room = step_room_of(&limits, &b);
     struct device_array history = array_new(sizeof(g->history));
     struct step_view v;

@@ -1,0 +1,126 @@
+/* test_backends.c - the CUDA backend against the CPU backend, both through the contract: the same
+ * requests, with every kind of sampling, on the bundled model.
+ *
+ * The device computes in bf16 where the CPU has float, so a draw that is nearly even may fall the
+ * other way, and what follows it differs. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/cpu/cpu_backend.h"
+#include "engine/model.h"
+#include "tests/gpu/drive.h"
+
+extern const struct backend_ops nvllm_backend;
+
+enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
+
+static const char *data_folder; /* the program's argument: where the tree is no longer there */
+static struct model *model;
+static int32_t prompts[N][MAX_PROMPT];
+static int32_t ids[2][N][TOKENS];
+static float logprobs[2][N][TOKENS];
+
+static void setup(void)
+{
+    char path[4096];
+    struct err e;
+
+    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
+    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < MAX_PROMPT; j++)
+            prompts[i][j] = (i * 7919 + j * 104729 + j * j * 31) % 1990;
+}
+
+static void teardown(void)
+{
+    model_close(model);
+}
+
+/* Every setting of every kind comes up, alone and with others. */
+static struct drive_seq seq_of(int i, int backend)
+{
+    static const struct logit_bias bias[2] = {{300, 2.0f}, {17, -50.0f}};
+
+    return (struct drive_seq){.prompt = prompts[i],
+                              .n_prompt = 1 + i * 29 % MAX_PROMPT,
+                              .max_tokens = TOKENS,
+                              .end_id = -1,
+                              .sampling = {.temperature = i % 4 == 0 ? 0.0f : 0.3f * (float)(i % 5),
+                                           .top_k = i % 3 == 0 ? 20 : 0,
+                                           .top_p = i % 5 == 1 ? 0.9f : 1.0f,
+                                           .min_p = i % 7 == 2 ? 0.05f : 0.0f,
+                                           .repetition_penalty = i % 6 == 3 ? 1.2f : 1.0f,
+                                           .presence_penalty = i % 8 == 5 ? 0.5f : 0.0f,
+                                           .frequency_penalty = i % 9 == 4 ? 0.3f : 0.0f,
+                                           .seed = 1234567u * (uint64_t)i,
+                                           .n_bias = i % 10 == 7 ? 2 : 0,
+                                           .bias = bias},
+                              .out = ids[backend][i],
+                              .logprobs = logprobs[backend][i]};
+}
+
+static void run(const struct backend_ops *ops, int backend, int together)
+{
+    const struct backend_options o = {.block_len = 16,
+                                      .max_batch_tokens = 256,
+                                      .max_seqs = N,
+                                      .max_seq_len = 1024,
+                                      .kv_bytes = 256 << 20};
+    struct drive_seq seqs[N];
+    struct drive_times times;
+    struct backend *b;
+    struct err e;
+
+    ck_assert_msg(ops->open(&b, model, &o, &e) == 0, "%s", e.text);
+    for (int i = 0; i < N; i++)
+        seqs[i] = seq_of(i, backend);
+    for (int i = 0; i < N; i += together)
+        ck_assert_msg(drive(ops, b, &o, seqs + i, N - i < together ? N - i : together, &times,
+                            &e) == 0,
+                      "%s", e.text);
+    ops->close(b);
+}
+
+/* Ids are the same up to a nearly even draw, and log probabilities of the same ids are close. */
+START_TEST(both_backends_say_the_same)
+{
+    int same = 0, compared = 0, whole = 0;
+
+    run(&cpu_backend, 0, N);
+    run(&nvllm_backend, 1, N);
+    for (int i = 0; i < N; i++) {
+        int j = 0;
+
+        for (; j < TOKENS && ids[0][i][j] == ids[1][i][j]; j++)
+            ck_assert_double_lt(fabs((double)(logprobs[0][i][j] - logprobs[1][i][j])), 0.5);
+        same += j;
+        compared += j < TOKENS ? j + 1 : j; /* what follows a difference is another text */
+        whole += j == TOKENS;
+    }
+    printf("%d of %d tokens the same, %d of %d whole texts\n", same, compared, whole, N);
+    ck_assert_int_ge(same * 100, compared * 97);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    Suite *suite = suite_create("backends");
+    TCase *t = tcase_create("backends");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    data_folder = argc > 1 ? argv[1] : NULL;
+    tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, both_backends_say_the_same);
+    suite_add_tcase(suite, t);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
