@@ -1,10 +1,10 @@
 /* logits.c - writes the CUDA backend's raw logits of the last token of each prompt, for
  * compare_logits.py.
  *
- *   logits MODEL_FOLDER PROMPTS OUTPUT
+ *   logits MODEL_FOLDER PROMPTS OUTPUT [TOKENS]
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
- * each. */
+ * each, of the row that the last of TOKENS (1) is sampled from. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,6 +14,10 @@
 #include "tests/gpu/drive.h"
 
 extern const struct backend_ops nvllm_backend;
+
+enum { MAX_TOKENS = 64 };
+
+static int n_tokens = 1;
 
 static void must_(int r, const struct err *e)
 {
@@ -26,13 +30,13 @@ static void must_(int r, const struct err *e)
 static void write_prompt(struct backend *b, const struct backend_options *o, const int32_t *ids,
                          int32_t n, int vocab, FILE *out)
 {
-    int32_t sampled;
+    int32_t sampled[MAX_TOKENS];
     struct drive_seq s = {.prompt = ids,
                           .n_prompt = n,
-                          .max_tokens = 1,
+                          .max_tokens = n_tokens,
                           .end_id = -1,
                           .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
-                          .out = &sampled};
+                          .out = sampled};
     const size_t bytes = (size_t)vocab * sizeof(float);
     float *logits = malloc(bytes);
     struct drive_times times;
@@ -60,8 +64,10 @@ int main(int argc, char **argv)
     int32_t n;
     struct err e;
 
-    if (argc != 4) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT\n", argv[0]);
+    if (argc > 4)
+        n_tokens = atoi(argv[4]);
+    if (argc < 4 || n_tokens < 1 || n_tokens > MAX_TOKENS) {
+        fprintf(stderr, "usage: %s MODEL_FOLDER PROMPTS OUTPUT [TOKENS]\n", argv[0]);
         return 2;
     }
     in = fopen(argv[2], "rbe");

@@ -4,6 +4,7 @@
  * The device computes in bf16 where the CPU has float, so a draw that is nearly even may fall the
  * other way, and what follows it differs. */
 #include <check.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +14,12 @@
 #include "engine/model.h"
 #include "tests/gpu/drive.h"
 
-extern const struct backend_ops nvllm_backend;
-
 enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
 
-static const char *data_folder; /* the program's argument: where the tree is no longer there */
+/* The program's arguments, where the tree and the build are no longer there. */
+static const char *data_folder;
+static const char *module_path = NVLLM_MODULE;
+static const struct backend_ops *cuda_backend;
 static struct model *model;
 static int32_t prompts[N][MAX_PROMPT];
 static int32_t ids[2][N][TOKENS];
@@ -28,6 +30,12 @@ static void setup(void)
     char path[4096];
     struct err e;
 
+    void *module = dlopen(module_path, RTLD_NOW | RTLD_LOCAL);
+
+    ck_assert_msg(module, "%s", dlerror());
+    cuda_backend = dlsym(module, BACKEND_SYMBOL);
+    ck_assert_ptr_nonnull(cuda_backend);
+    ck_assert_uint_eq(cuda_backend->abi, BACKEND_ABI);
     snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
     ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
     for (int i = 0; i < N; i++)
@@ -91,7 +99,7 @@ START_TEST(both_backends_say_the_same)
     int same = 0, compared = 0, whole = 0;
 
     run(&cpu_backend, 0, N);
-    run(&nvllm_backend, 1, N);
+    run(cuda_backend, 1, N);
     for (int i = 0; i < N; i++) {
         int j = 0;
 
@@ -114,6 +122,7 @@ int main(int argc, char **argv)
     int failed;
 
     data_folder = argc > 1 ? argv[1] : NULL;
+    module_path = argc > 2 ? argv[2] : NVLLM_MODULE;
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
     tcase_add_test(t, both_backends_say_the_same);
