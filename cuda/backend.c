@@ -111,6 +111,8 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->partial =
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
+    f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
+    f->prefill_tickets = arena_take(a, ATTN_SPLIT_BLOCKS * sizeof(int32_t));
 }
 
 static void lay_sampler(struct backend *b, struct arena *a)
@@ -372,6 +374,9 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles};
+    for (int i = batch->n_decodes; i < batch->n_seqs; i++)
+        if (batch->kv_len[i] > shape.max_kv_len)
+            shape.max_kv_len = batch->kv_len[i];
     r = forward_run(&b->forward, &view, &shape, e);
     return r == 0 && graph ? graphs_prepare(b->graphs, size, e) : r;
 }

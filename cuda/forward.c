@@ -61,6 +61,19 @@ static int norm(const struct pass *p, const uint16_t *w)
                       "rms_norm", p->e);
 }
 
+/* Blocks that the keys of one tile are split over: one, unless the tiles leave most of the machine
+ * idle and there are keys enough for several. */
+static int prefill_splits(const struct pass *p)
+{
+    const int tiles = p->s->n_tiles * p->f->config->n_heads, least_keys = 512;
+    const int wanted = 2 * p->f->launch->n_sms / tiles, useful = p->s->max_kv_len / least_keys;
+    const int fitting = ATTN_SPLIT_BLOCKS / tiles;
+    int n = wanted < useful ? wanted : useful;
+
+    n = n < fitting ? n : fitting;
+    return p->f->invariant || n < 2 ? 1 : n;
+}
+
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
@@ -79,7 +92,9 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
         r = cuda_check(attn_decode(f->launch, &a, p->v, f->partial, f->tickets, p->s->n_items),
                        "attn_decode", p->e);
     if (r == 0 && p->s->n_tiles > 0)
-        r = cuda_check(attn_prefill(f->launch, &a, p->v, p->s->n_tiles), "attn_prefill", p->e);
+        r = cuda_check(attn_prefill(f->launch, &a, p->v, f->prefill_partial, f->prefill_tickets,
+                                    p->s->n_tiles, prefill_splits(p)),
+                       "attn_prefill", p->e);
     return r;
 }
 

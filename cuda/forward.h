@@ -27,6 +27,8 @@ struct forward {
     uint16_t *act;     /* [rows, ffn_dim] */
     float *partial;    /* of split attention */
     int32_t *tickets;
+    float *prefill_partial; /* of split prefill attention */
+    int32_t *prefill_tickets;
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
 };
@@ -35,6 +37,7 @@ struct forward {
 struct forward_shape {
     int n_tokens, n_rows;
     int n_items, n_tiles;
+    int max_kv_len; /* of the sequences with tiles */
 };
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,

@@ -3,7 +3,9 @@
  *
  * Bound by arithmetic: 4 * head_dim operations a pair of query row and key, on mma.sync; works from
  * compute capability 8.0 on. A block takes ATTN_TILE query rows of one head and walks over tiles of
- * KEYS keys, the next one on its way to shared memory while this one is computed with. */
+ * KEYS keys, the next one on its way to shared memory while this one is computed with. A step of
+ * few tiles (a short chunk behind a long context) has its keys split over several blocks, of which
+ * the one that ends last joins the partial results. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 4;
@@ -17,7 +19,9 @@ struct prefill_args {
     struct kv_pool kv;
     const struct attn_tile *tiles;
     const int32_t *q_start, *kv_len, *table_start, *tables;
-    int group; /* query heads of a KV head */
+    float *partial;   /* where the keys are split: [tile, head, split, ATTN_TILE, head_dim + 2] */
+    int32_t *tickets; /* [tile, head] */
+    int group;        /* query heads of a KV head */
     int n_tiles;
     float scale_log2;
 };
@@ -73,6 +77,47 @@ static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefi
     }
 }
 
+/* The last block of a tile and head joins what all of them have written. A row whose keys were none
+ * of a split's has a sum of zero there. */
+template <int HEAD_DIM>
+static __device__ void join_splits(uint16_t *out, int64_t row_stride, const float *parts,
+                                   int32_t *ticket, int n_rows, int n_splits)
+{
+    __shared__ int is_last;
+    static constexpr int ENTRY = HEAD_DIM + 2;
+    static constexpr int64_t SPLIT = (int64_t)ATTN_TILE * ENTRY;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = atomicAdd(ticket, 1) == n_splits - 1;
+        if (is_last)
+            *ticket = 0;
+    }
+    __syncthreads();
+    if (!is_last)
+        return;
+    __threadfence();
+    for (int i = (int)threadIdx.x; i < n_rows * HEAD_DIM; i += THREADS) {
+        const float *row = parts + (int64_t)(i / HEAD_DIM) * ENTRY;
+        float max = -1e30f, sum = 0.0f, o = 0.0f;
+
+        for (int j = 0; j < n_splits; j++)
+            if (__ldcg(row + j * SPLIT + HEAD_DIM + 1) > 0.0f)
+                max = fmaxf(max, __ldcg(row + j * SPLIT + HEAD_DIM));
+        for (int j = 0; j < n_splits; j++) {
+            const float part_sum = __ldcg(row + j * SPLIT + HEAD_DIM + 1);
+            const float share = exp2f(__ldcg(row + j * SPLIT + HEAD_DIM) - max);
+
+            if (part_sum > 0.0f) {
+                sum += part_sum * share;
+                o += __ldcg(row + j * SPLIT + i % HEAD_DIM) * share;
+            }
+        }
+        out[i / HEAD_DIM * row_stride + i % HEAD_DIM] = bf16_bits(o / sum);
+    }
+}
+
 template <int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_prefill_kernel(const struct prefill_args p)
@@ -90,7 +135,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int n_rows = min(ATTN_TILE, p.q_start[tile.seq + 1] - row0);
     const int kv_len = p.kv_len[tile.seq];
     const int pos0 = kv_len - (p.q_start[tile.seq + 1] - row0); /* position of the tile's row 0 */
-    const int n_keys = pos0 + n_rows, n_steps = (n_keys + KEYS - 1) / KEYS;
+    const int n_keys = pos0 + n_rows, all_steps = (n_keys + KEYS - 1) / KEYS;
+    const int n_splits = (int)gridDim.z, split = (int)blockIdx.z;
+    const int each_steps = (all_steps + n_splits - 1) / n_splits;
+    const int first_step = min(split * each_steps, all_steps);
+    const int n_steps = min(first_step + each_steps, all_steps);
     const int32_t *table = p.tables + p.table_start[tile.seq];
     const uint16_t *k_pool = p.kv.base + p.a.layer * p.kv.layer_stride +
                              ((int64_t)kv_head << p.kv.block_shift) * HEAD_DIM;
@@ -105,8 +154,12 @@ static __global__ void __launch_bounds__(THREADS, 2)
 
         copy_async(q_at + (uint32_t)swizzle<HEAD_DIM>(row, piece), from, row < n_rows);
     }
-    load_keys<HEAD_DIM>(k_at, p, k_pool, table, 0, n_keys);
-    load_keys<HEAD_DIM>(v_at, p, v_pool, table, 0, n_keys);
+    if (first_step < n_steps) {
+        const uint32_t stage = (uint32_t)(first_step & 1) * TILE_BYTES;
+
+        load_keys<HEAD_DIM>(k_at + stage, p, k_pool, table, first_step * KEYS, n_keys);
+        load_keys<HEAD_DIM>(v_at + stage, p, v_pool, table, first_step * KEYS, n_keys);
+    }
     asm volatile("cp.async.commit_group;" ::: "memory");
 
     float o[MTILES][HEAD_DIM / 8][4] = {};
@@ -115,7 +168,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         max[m][0] = max[m][1] = -1e30f;
     const int warp_row = warp * MTILES * 16;
 
-    for (int step = 0; step < n_steps; step++) {
+    for (int step = first_step; step < n_steps; step++) {
         const uint32_t k_now = k_at + (uint32_t)(step & 1) * TILE_BYTES;
         const uint32_t v_now = v_at + (uint32_t)(step & 1) * TILE_BYTES;
 
@@ -218,6 +271,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
                 }
             }
     }
+    const int64_t place = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
+    float *parts = p.partial + place * n_splits * ATTN_TILE * (HEAD_DIM + 2);
 #pragma unroll
     for (int m = 0; m < MTILES; m++)
 #pragma unroll
@@ -229,6 +284,16 @@ static __global__ void __launch_bounds__(THREADS, 2)
             total += __shfl_xor_sync(ALL_LANES, total, 2);
             if (row >= n_rows)
                 continue;
+            if (n_splits > 1) {
+                float *part = parts + ((int64_t)split * ATTN_TILE + row) * (HEAD_DIM + 2);
+
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; n++)
+                    *(float2 *)(part + n * 8 + lane % 4 * 2) =
+                        make_float2(o[m][n][half * 2], o[m][n][half * 2 + 1]);
+                *(float2 *)(part + HEAD_DIM) = make_float2(max[m][half] * p.scale_log2, total);
+                continue;
+            }
             uint32_t *out =
                 (uint32_t *)(p.a.out + ((int64_t)(row0 + row) * p.a.n_heads + head) * HEAD_DIM);
 #pragma unroll
@@ -236,6 +301,10 @@ static __global__ void __launch_bounds__(THREADS, 2)
                 out[n * 4 + lane % 4] =
                     bf16_pair(o[m][n][half * 2] / total, o[m][n][half * 2 + 1] / total);
         }
+    if (n_splits > 1)
+        join_splits<HEAD_DIM>(p.a.out + ((int64_t)row0 * p.a.n_heads + head) * HEAD_DIM,
+                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.tickets + place, n_rows,
+                              n_splits);
 }
 
 static int shared_bytes(int head_dim)
@@ -256,16 +325,18 @@ extern "C" cudaError_t attn_prefill_init(void)
 }
 
 extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a,
-                                    const struct step_view *v, int n_tiles)
+                                    const struct step_view *v, float *partial, int32_t *tickets,
+                                    int n_tiles, int n_splits)
 {
     const struct prefill_args p = {
         *a,        *a->kv,
         v->tiles,  v->q_start,
         v->kv_len, v->table_start,
-        v->tables, a->n_heads / a->kv->n_kv_heads,
+        v->tables, partial,
+        tickets,   a->n_heads / a->kv->n_kv_heads,
         n_tiles,   (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 
-    return launch_kernel(kernel, dim3((unsigned)a->n_heads, (unsigned)n_tiles), THREADS,
-                         (size_t)shared_bytes(a->kv->head_dim), l, p);
+    return launch_kernel(kernel, dim3((unsigned)a->n_heads, (unsigned)n_tiles, (unsigned)n_splits),
+                         THREADS, (size_t)shared_bytes(a->kv->head_dim), l, p);
 }

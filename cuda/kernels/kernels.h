@@ -135,8 +135,15 @@ struct attn {
  * once, [max seqs, n_kv_heads * head groups]. grid_items: an upper bound of counts->n_items. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct step_view *v,
                         float *partial, int32_t *tickets, int grid_items);
+/* Blocks of a launch with split keys, at most; partial has attn_prefill_partial_bytes(), tickets
+ * so many, zeroed once. n_tiles * n_heads * n_splits is at most that where n_splits is above 1. */
+enum { ATTN_SPLIT_BLOCKS = 512 };
+static inline size_t attn_prefill_partial_bytes(int head_dim)
+{
+    return (size_t)ATTN_SPLIT_BLOCKS * ATTN_TILE * ((size_t)head_dim + 2) * sizeof(float);
+}
 cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const struct step_view *v,
-                         int n_tiles);
+                         float *partial, int32_t *tickets, int n_tiles, int n_splits);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
 /* Products of at most SKINNY_MAX_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. */

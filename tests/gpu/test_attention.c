@@ -18,6 +18,7 @@ struct scene {
     int n_seqs, n_decodes;
     const int *q_len, *kv_len; /* [n_seqs] */
     bool invariant;
+    int n_splits; /* of prefill tiles */
 };
 
 static struct device device;
@@ -115,7 +116,7 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 }
 
 struct run {
-    struct device_array q, out, step, partial, tickets;
+    struct device_array q, out, step, partial, tickets, splits, split_tickets;
     int64_t q_stride;
     int n_tokens;
     int32_t q_start[MAX_SEQS + 1];
@@ -153,6 +154,10 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
     r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
     memset(r->tickets.host, 0, r->tickets.bytes);
     array_to_device(&r->tickets);
+    r->splits = array_new(attn_prefill_partial_bytes(s->dim));
+    r->split_tickets = array_new(ATTN_SPLIT_BLOCKS * 4);
+    memset(r->split_tickets.host, 0, r->split_tickets.bytes);
+    array_to_device(&r->split_tickets);
     (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
     counts = r->step.host;
     array_to_device(&r->step);
@@ -161,7 +166,9 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
             cuda_must(attn_decode(&device.launch, &a, &v, r->partial.device, r->tickets.device,
                                   room.n_items));
         if (counts->n_tiles)
-            cuda_must(attn_prefill(&device.launch, &a, &v, counts->n_tiles));
+            cuda_must(attn_prefill(&device.launch, &a, &v, r->splits.device,
+                                   r->split_tickets.device, counts->n_tiles,
+                                   s->n_splits > 1 ? s->n_splits : 1));
     }
     array_to_host(&r->out);
 }
@@ -207,6 +214,8 @@ static void check_scene(const struct scene *s)
     array_free(&r.step);
     array_free(&r.partial);
     array_free(&r.tickets);
+    array_free(&r.splits);
+    array_free(&r.split_tickets);
 }
 
 static const int ones[MAX_SEQS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -220,15 +229,15 @@ START_TEST(decode_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i % 2 ? 4 : 6, 10, 10, ones,
-                                        lengths, i == 2});
+                                        lengths, i == 2, 1});
 }
 END_TEST
 
 /* A long sequence alone is split and joined. */
 START_TEST(decode_of_one_long_sequence)
 {
-    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false});
-    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false});
+    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false, 1});
+    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false, 1});
 }
 END_TEST
 
@@ -242,7 +251,19 @@ START_TEST(prefill_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i == 1 ? 8 : 4, 9, 2, q_len,
-                                        kv_len, false});
+                                        kv_len, false, 1});
+}
+END_TEST
+
+/* Keys split over more blocks than some rows have use for. */
+START_TEST(split_prefill_follows_twin)
+{
+    static const int q_len[] = {1, 16, 130, 5};
+    static const int kv_len[] = {5003, 3016, 1130, 5};
+
+    for (int splits = 2; splits <= 13; splits += 11)
+        for (int dim = 64; dim <= 128; dim += 64)
+            check_scene(&(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits});
 }
 END_TEST
 
@@ -258,6 +279,7 @@ int main(void)
     tcase_add_test(t, decode_follows_twin);
     tcase_add_test(t, decode_of_one_long_sequence);
     tcase_add_test(t, prefill_follows_twin);
+    tcase_add_test(t, split_prefill_follows_twin);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);
