@@ -21,9 +21,4 @@ static inline bool u64_mul(uint64_t *out, uint64_t a, uint64_t b)
     return !__builtin_mul_overflow(a, b, out);
 }
 
-static inline bool u64_add(uint64_t *out, uint64_t a, uint64_t b)
-{
-    return !__builtin_add_overflow(a, b, out);
-}
-
 #endif

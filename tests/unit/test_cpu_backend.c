@@ -16,7 +16,11 @@
 enum {
     MAX_CASES = 64,
     N_TOP = 20,
+#ifdef TEST_LIGHT /* instrumented kernels are twenty times as slow */
+    SHORT_PROMPT = 800,
+#else
     SHORT_PROMPT = 2000, /* tokens: the long ones have tests of their own */
+#endif
     GOLDEN_TOP = 5,
     STOP = 1993, /* <|im_end|> ended the reference's texts */
 };
@@ -339,6 +343,7 @@ START_TEST(bf16_kv)
 }
 END_TEST
 
+#ifndef TEST_LIGHT
 static void golden_long(const char *name, const struct way *w)
 {
     struct driver d;
@@ -379,6 +384,7 @@ START_TEST(golden_longest_prompt)
     golden_long("passkey-1800-sentences", &w);
 }
 END_TEST
+#endif
 
 /* The plain kernels, which no machine of today runs otherwise, give the same bits. */
 START_TEST(plain_is_the_same)
@@ -632,8 +638,10 @@ static Suite *suite(void)
     tcase_add_test(t, way_changes_nothing);
     tcase_add_test(t, bf16_kv);
     tcase_add_test(t, plain_is_the_same);
+#ifndef TEST_LIGHT
     tcase_add_test(t, golden_long_prompts);
     tcase_add_test(t, golden_longest_prompt);
+#endif
     suite_add_tcase(s, t);
     t = tcase_create("contract");
     tcase_add_checked_fixture(t, setup, teardown);
