@@ -44,6 +44,10 @@ struct options {
     int64_t max_preemptions;
     int64_t cpu_threads;
     int64_t tokenizer_threads;
+    int64_t cuda_device;
+    int64_t cuda_graphs;
+    int64_t cuda_invariant;
+    char *cuda_cache_folder;
     int64_t max_connections;
     int64_t max_connections_per_uid;
     int64_t max_requests;

@@ -14,7 +14,7 @@
 #include "engine/model.h"
 
 enum {
-    BACKEND_ABI = 2,       /* changes when a struct of batch.h or this file does */
+    BACKEND_ABI = 3,       /* changes when a struct of batch.h or this file does */
     BACKEND_IN_FLIGHT = 2, /* steps submitted and not yet waited for, at most */
 };
 
@@ -37,6 +37,8 @@ struct backend_options {
     int32_t device;    /* device backends: which one */
     bool eager;        /* device backends: no captured graphs */
     bool invariant;    /* device backends: a request's tokens do not depend on what else runs */
+    const char *cache_folder; /* device backends: where what was measured is remembered for the
+                               * next start; NULL: nowhere. Valid until close */
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;

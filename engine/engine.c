@@ -43,6 +43,12 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g->model_folder)
         goto fail;
     g->options.model_folder = g->model_folder;
+    if (options->backend_options.cache_folder) {
+        g->cache_folder = strdup(options->backend_options.cache_folder);
+        if (!g->cache_folder)
+            goto fail;
+        g->options.backend_options.cache_folder = g->cache_folder;
+    }
     r = work_pool_new(&g->pool, options->n_tokenizer_threads);
     if (r < 0)
         goto fail;
@@ -100,6 +106,7 @@ void engine_free(struct engine *g)
     tokenizer_free(g->tokenizer);
     model_close(g->model);
     free(g->model_folder);
+    free(g->cache_folder);
     if (g->events.fd >= 0)
         event_queue_deinit(&g->events);
     pthread_cond_destroy(&g->wake);

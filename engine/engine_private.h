@@ -45,6 +45,7 @@ struct engine_end {
 struct engine {
     struct engine_options options;
     char *model_folder;
+    char *cache_folder; /* NULL: none */
 
     struct event_queue events;
     struct work_pool *pool;

@@ -58,6 +58,10 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(o.prefix_cache, 1);
     ck_assert_int_eq(o.scope, OPTION_SCOPE_UID);
     ck_assert_int_eq(o.max_frame_bytes, 16 << 20);
+    ck_assert_int_eq(o.cuda_device, 0);
+    ck_assert_int_eq(o.cuda_graphs, 1);
+    ck_assert_int_eq(o.cuda_invariant, 0);
+    ck_assert_str_eq(o.cuda_cache_folder, "");
     ck_assert_int_eq(o.kv_memory.bytes, 0);
     ck_assert_str_eq(o.model_path, "");
 }
@@ -135,6 +139,28 @@ START_TEST(choices_are_words)
     ck_says("auto|cpu|cuda");
     ck_assert_int_eq(options_set(&o, "daemon.backend", "auto|cpu", &e), -EINVAL);
     ck_assert_int_eq(options_set(&o, "daemon.backend", "", &e), -EINVAL);
+}
+END_TEST
+
+/* What a device backend is told: which device, switches as words, a folder that may be none. */
+START_TEST(cuda_has_its_section)
+{
+    ck_assert_int_eq(read_file("[cuda]\n"
+                               "device = 3\n"
+                               "graphs = off\n"
+                               "invariant = on\n"
+                               "cache_folder = /var/cache/nvllm\n"),
+                     0);
+    ck_assert_int_eq(o.cuda_device, 3);
+    ck_assert_int_eq(o.cuda_graphs, 0);
+    ck_assert_int_eq(o.cuda_invariant, 1);
+    ck_assert_str_eq(o.cuda_cache_folder, "/var/cache/nvllm");
+    ck_assert_int_eq(options_set(&o, "cuda.cache_folder", "", &e), 0);
+    ck_assert_str_eq(o.cuda_cache_folder, "");
+    ck_assert_int_eq(options_set(&o, "cuda.device", "-1", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "cuda.device", "cuda:0", &e), -EINVAL);
+    ck_assert_int_eq(options_set(&o, "cuda.graphs", "1", &e), -EINVAL);
+    ck_says("off|on");
 }
 END_TEST
 
@@ -255,6 +281,7 @@ int main(void)
     tcase_add_test(t, block_len_is_a_power_of_two);
     tcase_add_test(t, memory_is_bytes_or_a_fraction);
     tcase_add_test(t, choices_are_words);
+    tcase_add_test(t, cuda_has_its_section);
     tcase_add_test(t, modes_are_octal);
     tcase_add_test(t, typing_errors_get_the_nearest_key);
     tcase_add_test(t, file_sets_its_keys);
