@@ -17,6 +17,14 @@ static json_t *count(uint64_t n)
     return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
 }
 
+static json_t *memory_to_json(const struct nvllm_status *s)
+{
+    return json_pack("{sososososososo}", "weight_bytes", count(s->weight_bytes), "kv_bytes",
+                     count(s->kv_bytes), "graph_bytes", count(s->graph_bytes), "workspace_bytes",
+                     count(s->workspace_bytes), "other_bytes", count(s->other_bytes), "total_bytes",
+                     count(s->total_bytes), "free_bytes", count(s->free_bytes));
+}
+
 static json_t *to_json(const struct nvllm_status *s)
 {
     json_t *o = json_object();
@@ -27,6 +35,7 @@ static json_t *to_json(const struct nvllm_status *s)
     json_object_set_new(o, "model_folder", text(s->model_folder));
     json_object_set_new(o, "backend", text(s->backend));
     json_object_set_new(o, "device", text(s->device));
+    json_object_set_new(o, "driver", text(s->driver));
     json_object_set_new(o, "server", text(s->server));
     json_object_set_new(o, "uptime_ms", count(s->uptime_ms));
     json_object_set_new(o, "blocks",
@@ -43,9 +52,7 @@ static json_t *to_json(const struct nvllm_status *s)
     json_object_set_new(o, "block_len", count(s->block_len));
     json_object_set_new(o, "max_seq_len", count(s->max_seq_len));
     json_object_set_new(o, "connections", count(s->connections));
-    json_object_set_new(o, "memory",
-                        json_pack("{soso}", "weight_bytes", count(s->weight_bytes), "kv_bytes",
-                                  count(s->kv_bytes)));
+    json_object_set_new(o, "memory", memory_to_json(s));
     json_object_set_new(o, "steps", count(s->steps));
     json_object_set_new(o, "prompt_tokens", count(s->prompt_tokens));
     json_object_set_new(o, "output_tokens", count(s->output_tokens));
@@ -101,6 +108,22 @@ static double share(uint64_t part, uint64_t whole)
     return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+static void print_memory(const struct nvllm_status *s)
+{
+    printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache, %.1f MiB of workspaces", "memory",
+           mib(s->weight_bytes), mib(s->kv_bytes), mib(s->workspace_bytes));
+    if (s->total_bytes > 0)
+        printf(", %.1f MiB of graphs, %.1f MiB of others\n%-14s%.1f MiB of %.1f MiB free",
+               mib(s->graph_bytes), mib(s->other_bytes), "", mib(s->free_bytes),
+               mib(s->total_bytes));
+    putchar('\n');
+}
+
 static void print_numbers(const struct nvllm_status *s)
 {
     printf("%-14s%u running, %u waiting, %u connections\n", "requests", s->requests_running,
@@ -114,8 +137,7 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemptions\n",
            "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
            (unsigned long long)s->steps, (unsigned long long)s->preemptions);
-    printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache\n", "memory",
-           (double)s->weight_bytes / (1 << 20), (double)s->kv_bytes / (1 << 20));
+    print_memory(s);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
 }
 
@@ -132,6 +154,7 @@ static void print_table(const struct nvllm_status *s)
     put("folder", s->model_folder);
     put("backend", s->backend);
     put("device", s->device);
+    put("driver", s->driver);
     put("server", s->server);
     put_uptime(s->uptime_ms);
     if (s->blocks_total > 0)

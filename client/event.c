@@ -127,6 +127,7 @@ static void read_status(struct nvllm_status *out, const Nvllm__V1__Status *in)
         .backend = string_of(in->backend),
         .device = string_of(in->device),
         .server = string_of(in->server),
+        .driver = string_of(in->driver),
         .uptime_ms = in->uptime_ms,
         .block_len = in->block_len,
         .max_seq_len = in->max_seq_len,
@@ -153,6 +154,11 @@ static void read_status(struct nvllm_status *out, const Nvllm__V1__Status *in)
     if (in->memory) {
         out->weight_bytes = in->memory->weight_bytes;
         out->kv_bytes = in->memory->kv_bytes;
+        out->graph_bytes = in->memory->graph_bytes;
+        out->workspace_bytes = in->memory->workspace_bytes;
+        out->other_bytes = in->memory->other_bytes;
+        out->total_bytes = in->memory->total_bytes;
+        out->free_bytes = in->memory->free_bytes;
     }
 }
 

@@ -348,6 +348,14 @@ struct nvllm_status {
     uint64_t steps;
     uint64_t prompt_tokens; /* computed since the start */
     uint64_t output_tokens;
+    const char *driver; /* of the device, "580.159.04, CUDA 13.0" */
+    /* On a device weights, kv, graphs, workspaces and other are together total - free, as its
+     * driver counts; on the CPU graphs, other, total and free are 0. */
+    uint64_t graph_bytes;
+    uint64_t workspace_bytes;
+    uint64_t other_bytes;
+    uint64_t total_bytes;
+    uint64_t free_bytes;
 };
 
 NVLLM_API enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,

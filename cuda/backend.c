@@ -41,6 +41,7 @@ struct backend {
     int32_t *history;                /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t block_bytes;
+    uint64_t graph_bytes; /* that captures have taken */
     uint64_t n_submitted, n_waited;
     int dead;           /* the errno that ended it */
     uint8_t *wants_top; /* [max_seqs] by sampler state */
@@ -211,6 +212,21 @@ static int take_blocks(struct backend *b, struct err *e)
     return 0;
 }
 
+/* Captures a graph and notes what the driver takes for it. */
+static int prepare_graph(struct backend *b, int size, struct err *e)
+{
+    uint64_t before = 0, after = 0;
+    int r = device_free_bytes(&b->device, &before, e);
+
+    if (r == 0)
+        r = graphs_prepare(b->graphs, size, e);
+    if (r == 0)
+        r = device_free_bytes(&b->device, &after, e);
+    if (r == 0 && after < before)
+        b->graph_bytes += before - after;
+    return r;
+}
+
 static int open_parts(struct backend *b, struct err *e)
 {
     const struct model_config *c = model_config(b->model);
@@ -251,7 +267,7 @@ static int open_parts(struct backend *b, struct err *e)
     if (r == 0)
         r = graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
     if (r == 0 && !b->options.eager)
-        r = graphs_prepare(b->graphs, 1, e);
+        r = prepare_graph(b, 1, e);
     if (r == 0)
         r = cuda_check(cudaStreamSynchronize(d->launch.stream), "starting", e);
     return r;
@@ -303,18 +319,40 @@ static int cuda_open(struct backend **out, const struct model *model,
     return 0;
 }
 
+/* What is known of the device's memory; what it has besides what was taken here is "other". */
+static void fill_ledger(struct backend_info *out, const struct backend *b)
+{
+    const uint64_t *taken = b->device.bytes;
+    uint64_t known, used, free_bytes;
+    struct err ignored;
+
+    out->weight_bytes = b->weights.bytes;
+    out->kv_bytes = (uint64_t)b->n_blocks * b->block_bytes;
+    out->graph_bytes = b->graph_bytes;
+    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
+                           taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
+    if (device_free_bytes(&b->device, &free_bytes, &ignored) < 0)
+        return;
+    known = out->weight_bytes + out->kv_bytes + out->graph_bytes + out->workspace_bytes;
+    used = b->device.total_bytes - free_bytes;
+    out->total_bytes = b->device.total_bytes;
+    out->free_bytes = free_bytes;
+    if (known > used) /* others had taken it while graphs were captured, and gave it back */
+        out->graph_bytes -= known - used < out->graph_bytes ? known - used : out->graph_bytes;
+    else
+        out->other_bytes = used - known;
+}
+
 static void cuda_info(const struct backend *b, struct backend_info *out)
 {
-    int driver = 0;
-
-    (void)cudaDriverGetVersion(&driver);
     memset(out, 0, sizeof(*out));
-    snprintf(out->device, sizeof(out->device), "%.64s, %.0f GiB, CUDA %d.%d", b->device.name,
-             (double)b->device.total_bytes / 0x1p30, driver / 1000, driver % 1000 / 10);
+    snprintf(out->device, sizeof(out->device), "%.100s, %.0f GiB", b->device.name,
+             (double)b->device.total_bytes / 0x1p30);
+    snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
     out->n_blocks = b->n_blocks;
     out->block_bytes = b->block_bytes;
-    out->weight_bytes = b->weights.bytes;
     out->kv_dtype = KV_DTYPE_BF16;
+    fill_ledger(out, b);
 }
 
 /* States of sequences that begin with this step, before any of its rows is sampled. */
@@ -378,7 +416,7 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
         if (batch->kv_len[i] > shape.max_kv_len)
             shape.max_kv_len = batch->kv_len[i];
     r = forward_run(&b->forward, &view, &shape, e);
-    return r == 0 && graph ? graphs_prepare(b->graphs, size, e) : r;
+    return r == 0 && graph ? prepare_graph(b, size, e) : r;
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)

@@ -19,6 +19,24 @@ int cuda_check(cudaError_t code, const char *what, struct err *e)
                    cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
+/* The driver's own version is not CUDA's, and the kernel module alone tells it. */
+static void read_driver(char *out, size_t n)
+{
+    char version[32] = "";
+    FILE *f = fopen("/sys/module/nvidia/version", "re");
+    int cuda = 0;
+
+    if (f) {
+        if (!fgets(version, sizeof(version), f))
+            version[0] = '\0';
+        fclose(f);
+        version[strcspn(version, "\n")] = '\0';
+    }
+    (void)cudaDriverGetVersion(&cuda);
+    snprintf(out, n, "%s%sCUDA %d.%d", version, *version ? ", " : "", cuda / 1000,
+             cuda % 1000 / 10);
+}
+
 int device_open(struct device *d, int id, struct err *e)
 {
     struct cudaDeviceProp p;
@@ -47,6 +65,7 @@ int device_open(struct device *d, int id, struct err *e)
     if (r < 0)
         return r;
     snprintf(d->name, sizeof(d->name), "%.100s", p.name);
+    read_driver(d->driver, sizeof(d->driver));
     d->compute = p.major * 10 + p.minor;
     d->launch.chained = p.major >= 9;
     d->launch.n_sms = p.multiProcessorCount;

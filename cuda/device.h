@@ -26,6 +26,7 @@ struct device {
     int id;
     int compute; /* capability, 90 for 9.0 */
     char name[128];
+    char driver[64]; /* "580.159.04, CUDA 13.0", or the latter alone */
     uint64_t total_bytes;
     uint64_t free_at_start;
     struct launch launch;

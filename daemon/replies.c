@@ -253,6 +253,20 @@ static void fill_counts(Nvllm__V1__Status *s, const struct engine_status *status
     s->max_seq_len = (uint32_t)status->max_seq_len;
 }
 
+static void fill_memory(Nvllm__V1__Memory *m, const struct backend_info *b)
+{
+    m->has_weight_bytes = m->has_kv_bytes = m->has_graph_bytes = true;
+    m->has_workspace_bytes = m->has_other_bytes = true;
+    m->has_total_bytes = m->has_free_bytes = true;
+    m->weight_bytes = b->weight_bytes;
+    m->kv_bytes = b->kv_bytes;
+    m->graph_bytes = b->graph_bytes;
+    m->workspace_bytes = b->workspace_bytes;
+    m->other_bytes = b->other_bytes;
+    m->total_bytes = b->total_bytes;
+    m->free_bytes = b->free_bytes;
+}
+
 int reply_status(struct connection *c, uint64_t id, const struct reply_facts *facts,
                  const struct engine_status *status)
 {
@@ -274,6 +288,7 @@ int reply_status(struct connection *c, uint64_t id, const struct reply_facts *fa
     s.backend = word(facts->backend);
     s.server = word(facts->server);
     s.device = word(status->backend.device);
+    s.driver = word(status->backend.driver);
     s.uptime_ms = facts->uptime_ms;
     s.connections = facts->connections;
     fill_counts(&s, status);
@@ -292,8 +307,6 @@ int reply_status(struct connection *c, uint64_t id, const struct reply_facts *fa
     cache.queried_tokens = core->queried_tokens;
     cache.hit_tokens = core->hit_tokens;
     s.memory = &memory;
-    memory.has_weight_bytes = memory.has_kv_bytes = true;
-    memory.weight_bytes = status->backend.weight_bytes;
-    memory.kv_bytes = status->backend.block_bytes * (uint64_t)status->backend.n_blocks;
+    fill_memory(&memory, &status->backend);
     return connection_put(c, &f.base);
 }

@@ -46,11 +46,24 @@ struct backend_options {
 
 /* What an opened backend offers. */
 struct backend_info {
-    char device[128];     /* for people: "AMD EPYC, 2 threads, AVX-512" */
-    int32_t n_blocks;     /* in the pool */
-    uint64_t block_bytes; /* of one block, all layers */
-    uint64_t weight_bytes;
+    char device[128];       /* for people: "AMD EPYC, 2 threads, AVX-512" */
+    char driver[64];        /* "580.159.04, CUDA 13.0"; empty: there is none */
+    int32_t n_blocks;       /* in the pool */
+    uint64_t block_bytes;   /* of one block, all layers */
     enum kv_dtype kv_dtype; /* never AUTO */
+
+    /* The ledger of the memory that the backend computes in. On a device weights, kv, graphs,
+     * workspaces and other are together what the driver says is used of it, total - free; where
+     * the driver cannot be asked, and on the CPU, whose memory belongs to all programs, other,
+     * total and free are 0. */
+    uint64_t weight_bytes;
+    uint64_t kv_bytes;        /* n_blocks * block_bytes */
+    uint64_t graph_bytes;     /* by which free memory went down while graphs were captured, kernels
+                               * that were first loaded then included */
+    uint64_t workspace_bytes; /* activations, sampler, products, metadata of steps */
+    uint64_t other_bytes;     /* the rest: contexts, kernels, rounding, other processes */
+    uint64_t total_bytes;
+    uint64_t free_bytes;
 };
 
 struct backend; /* each backend's own */
@@ -62,6 +75,7 @@ struct backend_ops {
      * what is needed and what is there. The model stays open and unchanged until close. */
     int (*open)(struct backend **out, const struct model *model,
                 const struct backend_options *options, struct err *e);
+    /* Fast enough to be called whenever the engine comes to rest. */
     void (*info)(const struct backend *b, struct backend_info *out);
     /* Enqueues a step and returns at once. Never with BACKEND_IN_FLIGHT steps under way. A negative
      * errno here or from wait is fatal: the backend is dead, only close may follow. */

@@ -141,10 +141,11 @@ void engine_status(const struct engine *g, struct engine_status *out)
     out->failure = g->failure;
     out->core = g->stats;
     out->n_encoding = g->encoding.n;
+    if (out->state == ENGINE_READY)
+        out->backend = g->backend_info;
     pthread_mutex_unlock(lock);
     if (out->state != ENGINE_READY)
         return;
-    out->backend = g->backend_info;
     out->block_len = g->options.backend_options.block_len;
     out->max_seq_len = g->max_seq_len;
 }

@@ -306,6 +306,17 @@ static void publish(struct engine *g)
 
 /* ---- steps */
 
+/* What captured graphs and other processes have taken is looked at while nobody waits for it. */
+static void refresh_memory(struct engine *g)
+{
+    struct backend_info info;
+
+    g->options.backend->info(g->backend, &info);
+    pthread_mutex_lock(&g->lock);
+    g->backend_info = info;
+    pthread_mutex_unlock(&g->lock);
+}
+
 /* Nothing under way: sleeps until something comes in, until a deadline, or until the end. */
 static void rest(struct engine *g, uint64_t deadline_us)
 {
@@ -373,6 +384,7 @@ static int turn(struct engine *g, struct err *e)
                 return ret;
         } else if (r != CORE_OK) {
             must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
+            refresh_memory(g);
             rest(g, deadline_us);
         }
     }

@@ -200,6 +200,8 @@ static void fill_info(struct backend *b)
     b->info.n_blocks = b->kv.n_blocks;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.weight_bytes = b->weights->memory.bytes;
+    b->info.kv_bytes = (uint64_t)b->kv.n_blocks * b->kv.block_bytes;
+    b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
 }
 
 static void cpu_close(struct backend *b)

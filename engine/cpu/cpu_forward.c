@@ -135,6 +135,11 @@ fail:
     return r;
 }
 
+uint64_t forward_bytes(const struct forward *f)
+{
+    return f->memory.bytes;
+}
+
 void forward_free(struct forward *f)
 {
     if (!f)

@@ -40,6 +40,7 @@ enum { FORWARD_LOGIT_ROWS = 16 }; /* rows whose logits exist at a time */
 
 int forward_new(struct forward **out, const struct forward_options *o, struct err *e);
 void forward_free(struct forward *f);
+uint64_t forward_bytes(const struct forward *f); /* of activations */
 
 /* Computes all rows and stores their keys and values; ids are what the step before sampled. */
 void forward_run(struct forward *f, const struct batch *b, const int32_t *ids);

@@ -87,6 +87,11 @@ fail:
     return r;
 }
 
+uint64_t sampler_bytes(const struct sampler *s)
+{
+    return s->memory.bytes;
+}
+
 void sampler_free(struct sampler *s)
 {
     if (!s)

@@ -16,6 +16,7 @@ struct sampler;
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
                 int n_threads, struct err *e);
 void sampler_free(struct sampler *s);
+uint64_t sampler_bytes(const struct sampler *s);
 
 /* Sets a state. l->sampling must stay valid while rows of the state are sampled. */
 void sampler_load(struct sampler *s, const struct batch_load *l);

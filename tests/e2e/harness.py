@@ -145,11 +145,14 @@ class Daemon:
 
             return wait_for(idle, scaled(20, 120), "idle, and no block used")
 
-    def rss_kib(self):
+    def memory_kib(self, kind="VmRSS"):
         for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
+            if line.startswith(kind + ":"):
                 return int(line.split()[1])
-        raise AssertionError("no VmRSS")
+        raise AssertionError("no " + kind)
+
+    def rss_kib(self):
+        return self.memory_kib("VmRSS")
 
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))

@@ -134,12 +134,24 @@ class Status(SharedDaemon):
         for key in "queried_tokens", "hit_tokens":
             self.assertGreaterEqual(s["prefix_cache"][key], 0)
         self.assertEqual(s["preemptions"], 0)
+        memory = s["memory"]
+        self.assertEqual(set(memory), {f"{part}_bytes" for part in (
+            "weight", "kv", "graph", "workspace", "other", "total", "free")})
+        self.assertEqual(memory["kv_bytes"] % blocks["total"], 0)
+        # On the CPU what is taken lies in the process, and the rest of the machine is not counted.
+        taken = sum(memory[f"{part}_bytes"] for part in ("weight", "kv", "workspace"))
+        self.assertGreater(memory["workspace_bytes"], 0)
+        self.assertGreaterEqual(self.daemon.memory_kib("VmSize") * 1024, taken)
+        for part in "graph", "other", "total", "free":
+            self.assertEqual(memory[f"{part}_bytes"], 0)
+        self.assertEqual(s["driver"], "")
 
     def test_for_people(self):
         """Without --json it is text with the same facts."""
         text = self.daemon.ctl("status").stdout.decode()
         self.assertIn("ready", text)
         self.assertIn("nvllm-tiny", text)
+        self.assertRegex(text, r"memory +[0-9.]+ MiB of weights, .* of KV cache, .* of workspaces\n")
         with self.assertRaises(ValueError):
             json.loads(text)
 

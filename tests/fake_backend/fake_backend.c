@@ -45,6 +45,7 @@ static int size_pool(struct backend_info *info, const struct model_config *c,
     if (n_blocks > (uint64_t)(INT32_MAX / o->block_len))
         n_blocks = (uint64_t)(INT32_MAX / o->block_len);
     info->n_blocks = (int32_t)n_blocks;
+    info->kv_bytes = n_blocks * info->block_bytes;
     return 0;
 }
 

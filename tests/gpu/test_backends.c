@@ -114,6 +114,48 @@ START_TEST(both_backends_say_the_same)
 }
 END_TEST
 
+/* What the backend has taken and the rest are together what the driver says is used, before and
+ * after graphs were captured; with graphs off there is nothing for them. */
+START_TEST(ledger_sums_to_what_the_driver_says)
+{
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 256,
+                                .max_seqs = N,
+                                .max_seq_len = 1024,
+                                .kv_bytes = 256 << 20};
+    struct drive_seq seqs[N];
+    struct drive_times times;
+    struct backend_info i;
+    struct backend *b;
+    struct err e;
+
+    for (int eager = 0; eager < 2; eager++) {
+        o.eager = eager;
+        ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+        for (int ran = 0; ran < 2; ran++) {
+            cuda_backend->info(b, &i);
+            ck_assert_uint_eq(i.weight_bytes + i.kv_bytes + i.graph_bytes + i.workspace_bytes +
+                                  i.other_bytes,
+                              i.total_bytes - i.free_bytes);
+            ck_assert_uint_gt(i.free_bytes, 0);
+            ck_assert_uint_eq(i.kv_bytes, (uint64_t)i.n_blocks * i.block_bytes);
+            ck_assert_ptr_nonnull(strstr(i.driver, "CUDA"));
+            if (eager)
+                ck_assert_uint_eq(i.graph_bytes, 0);
+            for (int j = 0; j < N; j++)
+                seqs[j] = seq_of(j, 1);
+            ck_assert_msg(drive(cuda_backend, b, &o, seqs, N, &times, &e) == 0, "%s", e.text);
+        }
+        printf(
+            "graphs %s: %.1f MiB weights, %.1f kv, %.1f graphs, %.1f workspaces, %.1f other; %s\n",
+            eager ? "off" : "on", (double)i.weight_bytes / 0x1p20, (double)i.kv_bytes / 0x1p20,
+            (double)i.graph_bytes / 0x1p20, (double)i.workspace_bytes / 0x1p20,
+            (double)i.other_bytes / 0x1p20, i.driver);
+        cuda_backend->close(b);
+    }
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *suite = suite_create("backends");
@@ -126,6 +168,7 @@ int main(int argc, char **argv)
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
     tcase_add_test(t, both_backends_say_the_same);
+    tcase_add_test(t, ledger_sums_to_what_the_driver_says);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);

@@ -128,6 +128,51 @@ START_TEST(tokenize_detokenize_render_status)
     ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
     ck_assert_str_eq(status->model, "fake-model");
     ck_assert_str_eq(status->device, "");
+    ck_assert_str_eq(status->driver, ""); /* of a daemon that does not say it yet */
+    ck_assert_uint_eq(status->total_bytes, 0);
+}
+END_TEST
+
+static void device_script(struct server *s)
+{
+    Nvllm__V1__Memory memory = NVLLM__V1__MEMORY__INIT;
+    uint64_t id;
+
+    expect(s, HELLO);
+    id = expect(s, STATUS);
+    memory.has_weight_bytes = memory.has_kv_bytes = memory.has_graph_bytes = true;
+    memory.has_workspace_bytes = memory.has_other_bytes = true;
+    memory.has_total_bytes = memory.has_free_bytes = true;
+    memory.weight_bytes = UINT64_C(1) << 40;
+    memory.kv_bytes = 2;
+    memory.graph_bytes = 3;
+    memory.workspace_bytes = 4;
+    memory.other_bytes = 5;
+    memory.total_bytes = UINT64_MAX;
+    memory.free_bytes = 7;
+    {
+        FRAME(answer, st, Status, STATUS, status, STATUS, id);
+        st.driver = (char *)(uintptr_t) "580.159.04, CUDA 13.0";
+        st.memory = &memory;
+        server_send(s, &answer);
+    }
+}
+
+/* The ledger of a device's memory comes through, each figure in its place. */
+START_TEST(status_has_the_ledger)
+{
+    const struct nvllm_status *status;
+
+    ck_assert_int_eq(serve(device_script, READY, false), NVLLM_OK);
+    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
+    ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
+    ck_assert_uint_eq(status->weight_bytes, UINT64_C(1) << 40);
+    ck_assert_uint_eq(status->kv_bytes, 2);
+    ck_assert_uint_eq(status->graph_bytes, 3);
+    ck_assert_uint_eq(status->workspace_bytes, 4);
+    ck_assert_uint_eq(status->other_bytes, 5);
+    ck_assert_uint_eq(status->total_bytes, UINT64_MAX);
+    ck_assert_uint_eq(status->free_bytes, 7);
 }
 END_TEST
 
@@ -530,6 +575,7 @@ int main(void)
     tcase_add_checked_fixture(calls, NULL, end);
     tcase_set_timeout(calls, 30);
     tcase_add_test(calls, tokenize_detokenize_render_status);
+    tcase_add_test(calls, status_has_the_ledger);
     tcase_add_test(calls, late_answer_is_dropped);
     tcase_add_test(calls, events_of_others_are_kept);
     tcase_add_test(calls, generate_in_one_call);

@@ -446,6 +446,40 @@ START_TEST(blocks_follow_kv_bytes)
 }
 END_TEST
 
+/* The ledger counts what was taken: all blocks, and workspaces that grow by what a
+ * sequence's row and sampler state need; a CPU has no graphs, and its memory is not the backend's
+ * to count. */
+START_TEST(ledger_counts_what_was_taken)
+{
+    struct backend *b;
+    struct backend_info small, large;
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .kv_bytes = 10 << 20,
+                                .n_threads = 1};
+    const struct model_config *c = model_config(model);
+    const uint64_t a_seq =
+        (uint64_t)c->hidden_dim * sizeof(float) + (uint64_t)c->vocab_size * sizeof(uint16_t);
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    cpu_backend.info(b, &small);
+    cpu_backend.close(b);
+    o.max_seqs = 4 + 256;
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    cpu_backend.info(b, &large);
+    cpu_backend.close(b);
+    ck_assert_uint_eq(small.kv_bytes, (uint64_t)small.n_blocks * small.block_bytes);
+    ck_assert_uint_eq(large.kv_bytes, small.kv_bytes);
+    ck_assert_uint_eq(large.weight_bytes, small.weight_bytes);
+    ck_assert_uint_ge(large.workspace_bytes, small.workspace_bytes + 256 * a_seq);
+    ck_assert_uint_eq(large.graph_bytes + large.other_bytes, 0);
+    ck_assert_uint_eq(large.total_bytes + large.free_bytes, 0);
+    ck_assert_str_eq(large.driver, "");
+}
+END_TEST
+
 /* Where the options say nothing the CPU takes what the weights take, but a useful least; the
  * machine's own memory bounds it. */
 START_TEST(kv_memory_of_its_own_choice)
@@ -651,6 +685,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, blocks_follow_kv_bytes);
+    tcase_add_test(t, ledger_counts_what_was_taken);
     tcase_add_test(t, kv_memory_of_its_own_choice);
     tcase_add_test(t, memory_errors_say_how_much);
     tcase_add_test(t, progress_rises);
