@@ -4,8 +4,10 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
@@ -25,6 +27,26 @@ static int mortal_wait(struct backend *b, struct step_result *out, struct err *e
     if (atomic_load(&waits_before_death) > 0)
         atomic_fetch_sub(&waits_before_death, 1);
     return cpu_backend.wait(b, out, e);
+}
+
+/* ---- a backend that notes what it is told and that takes memory as it goes, else the CPU's */
+
+static char told_folder[64];
+static const char *told_at;
+static _Atomic uint64_t n_looks;
+
+static int noting_open(struct backend **out, const struct model *m, const struct backend_options *o,
+                       struct err *e)
+{
+    told_at = o->cache_folder;
+    snprintf(told_folder, sizeof(told_folder), "%s", o->cache_folder ? o->cache_folder : "none");
+    return cpu_backend.open(out, m, o, e);
+}
+
+static void growing_info(const struct backend *b, struct backend_info *out)
+{
+    cpu_backend.info(b, out);
+    out->graph_bytes = atomic_fetch_add(&n_looks, 1) + 1;
 }
 
 static struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv)
@@ -367,6 +389,66 @@ START_TEST(end_in_the_middle_gives_memory_back)
 }
 END_TEST
 
+/* Backends are told the engine's own copy of a text: the caller's may be gone by then. */
+START_TEST(cache_folder_is_copied)
+{
+    struct backend_ops ops = cpu_backend;
+    char folder[] = "/var/cache/somewhere";
+    struct engine_options o = {
+        .model_folder = TEST_MODEL_DIR,
+        .backend = &ops,
+        .backend_options = {.block_len = 16,
+                            .max_batch_tokens = 64,
+                            .max_seqs = 4,
+                            .kv_bytes = 64 << 20,
+                            .n_threads = 1,
+                            .cache_folder = folder},
+        .n_tokenizer_threads = 2,
+    };
+    struct engine *g;
+    struct err e;
+
+    ops.open = noting_open;
+    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    memset(folder, 'x', sizeof(folder) - 1);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    ck_assert_int_eq(engine_state(g), ENGINE_READY);
+    ck_assert_ptr_ne(told_at, folder);
+    ck_assert_str_eq(told_folder, "/var/cache/somewhere");
+    engine_free(g);
+}
+END_TEST
+
+/* What a backend takes after the start shows once the engine is at rest again. */
+START_TEST(status_follows_the_ledger)
+{
+    struct backend_ops ops = cpu_backend;
+    struct engine_status before, after;
+    struct engine_request r = request(1, "Once upon a time");
+    struct engine *g;
+
+    ops.info = growing_info;
+    g = start_on(&ops, 0, 64u << 20);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    engine_status(g, &before);
+    ck_assert_uint_gt(before.backend.graph_bytes, 0);
+    r.max_tokens = 4;
+    generate(g, &r);
+    for (int i = 0; i < 3000; i++) {
+        engine_status(g, &after);
+        if (after.core.output_tokens == 4 && after.backend.graph_bytes > before.backend.graph_bytes)
+            break;
+        usleep(10000);
+    }
+    ck_assert_uint_eq(after.core.output_tokens, 4);
+    ck_assert_uint_gt(after.backend.graph_bytes, before.backend.graph_bytes);
+    ck_assert_uint_eq(after.backend.kv_bytes, before.backend.kv_bytes);
+    engine_free(g);
+}
+END_TEST
+
 /* A folder that is no model ends in FAILED with the file's name. */
 START_TEST(bad_folder_fails_with_its_name)
 {
@@ -405,6 +487,8 @@ int main(void)
     tcase_add_test(tc, cancel_is_told_once);
     tcase_add_test(tc, backend_death_is_told_to_all);
     tcase_add_test(tc, end_in_the_middle_gives_memory_back);
+    tcase_add_test(tc, cache_folder_is_copied);
+    tcase_add_test(tc, status_follows_the_ledger);
     tcase_add_test(tc, bad_folder_fails_with_its_name);
     suite_add_tcase(s, tc);
     sr = srunner_create(s);
