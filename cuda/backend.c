@@ -249,7 +249,7 @@ static int open_parts(struct backend *b, struct err *e)
     if (r == 0)
         r = take_steps(b, e);
     if (r == 0)
-        r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], e);
+        r = gemm_new(&b->gemm, d, d->memory[DEVICE_WORKSPACE], b->options.cache_folder, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
     if (r < 0)
@@ -401,13 +401,14 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
                                        cudaMemcpyHostToDevice, stream),
                        "copying a step", e);
 
+    gemm_step(b->gemm);
     if (r == 0)
         r = enqueue_loads(b, &view, batch, e);
     if (r < 0)
         return r;
     if (graph && graphs_ready(b->graphs, size))
         return graphs_run(b->graphs, size, e);
-    /* The first step of a size runs eagerly, so that products can be timed; then it is captured. */
+    /* The first steps of a size run eagerly, until its products are timed; then it is captured. */
     shape = (struct forward_shape){.n_tokens = graph ? size : batch->n_tokens,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
@@ -416,7 +417,7 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
         if (batch->kv_len[i] > shape.max_kv_len)
             shape.max_kv_len = batch->kv_len[i];
     r = forward_run(&b->forward, &view, &shape, e);
-    return r == 0 && graph ? prepare_graph(b, size, e) : r;
+    return r == 0 && graph && gemm_settled(b->gemm) ? prepare_graph(b, size, e) : r;
 }
 
 static int cuda_submit(struct backend *b, const struct batch *batch, struct err *e)
@@ -472,6 +473,14 @@ const float *cuda_backend_logits(const struct backend *b, int64_t *stride)
 cudaStream_t cuda_backend_stream(const struct backend *b)
 {
     return b->device.launch.stream;
+}
+
+struct cuda_first_use cuda_backend_first_use(const struct backend *b)
+{
+    struct cuda_first_use use = {.products = gemm_counts(b->gemm)};
+
+    graphs_captures(b->graphs, &use.n_captures, &use.longest_capture);
+    return use;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

@@ -3,16 +3,24 @@
 
 #include <cublasLt.h>
 #include <errno.h>
-#include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 
-#include "cuda/device.h"
+#include "cuda/algo_file.h"
 
 enum {
     GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */
     GEMM_TRIED = 8,    /* algorithms timed, as cuBLASLt thinks them best */
     GEMM_REPEATS = 4,  /* runs timed of each: launches are behind one another, as in a step */
 };
+
+static const double STEP_SECONDS = 0.015; /* of a step, after which no further trial begins */
+static const double LONG_PRODUCT = 2e11;  /* multiplications from which one run is timed */
+static const double WRITE_SECONDS = 10.0; /* between two writings of the file, at least */
+
+_Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_BYTES, "an algorithm fits its record");
 
 struct shape {
     int m, n, k;
@@ -23,7 +31,10 @@ struct shape {
 struct entry {
     struct shape shape; /* m 0: empty */
     cublasLtMatrixLayout_t x, w, y;
-    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulAlgo_t algo; /* the best known */
+    float us;                  /* what it takes, once a trial was made */
+    int n_candidates, n_tried;
+    cublasLtMatmulAlgo_t *candidates; /* until all are tried */
 };
 
 struct gemm {
@@ -33,6 +44,15 @@ struct gemm {
     void *workspace;
     cudaEvent_t begin, end;
     int n_trials; /* runs timed: each takes the next weights */
+    const char *folder;
+    char key[ALGO_KEY];
+    struct algo_record *records; /* [ALGO_FILE_MAX]; NULL without a folder */
+    int n_records;
+    bool unwritten;
+    int n_open;   /* products of this step whose algorithm is not settled */
+    double spent; /* seconds of this step in trials */
+    double written_at;
+    struct gemm_counts counts;
     struct entry entries[GEMM_TABLE];
 };
 
@@ -44,17 +64,20 @@ static int lt_check(cublasStatus_t s, const char *what, struct err *e)
                    cublasLtGetStatusString(s));
 }
 
-int gemm_new(struct gemm **out, void *workspace, struct err *e)
+static double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int make_descriptors(struct gemm *g, struct err *e)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     const size_t bytes = GEMM_WORKSPACE;
-    struct gemm *g = calloc(1, sizeof(*g));
-    int r;
+    int r = lt_check(cublasLtCreate(&g->handle), "starting", e);
 
-    if (!g)
-        return err_set(e, -ENOMEM, "out of memory");
-    g->workspace = workspace;
-    r = lt_check(cublasLtCreate(&g->handle), "starting", e);
     if (r == 0)
         r = lt_check(cublasLtMatmulDescCreate(&g->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
                      "describing", e);
@@ -73,12 +96,80 @@ int gemm_new(struct gemm **out, void *workspace, struct err *e)
         r = cuda_check(cudaEventCreate(&g->begin), "making an event", e);
     if (r == 0)
         r = cuda_check(cudaEventCreate(&g->end), "making an event", e);
+    return r;
+}
+
+/* All that a choice depends on but the shape. */
+static int recall(struct gemm *g, const struct device *d, struct err *e)
+{
+    int driver = 0, runtime = 0;
+    int r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e);
+
+    if (r == 0)
+        r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e);
+    if (r < 0)
+        return r;
+    snprintf(g->key, sizeof(g->key), "%.100s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB",
+             d->name, d->compute, driver, runtime, cublasLtGetVersion(), GEMM_WORKSPACE >> 20);
+    r = algo_file_read(&g->records, &g->n_records, g->folder, g->key, e);
+    return r;
+}
+
+int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
+             struct err *e)
+{
+    struct gemm *g = calloc(1, sizeof(*g));
+    int r;
+
+    if (!g)
+        return err_set(e, -ENOMEM, "out of memory");
+    g->workspace = workspace;
+    g->folder = folder;
+    g->counts.key = g->key;
+    r = make_descriptors(g, e);
+    if (r == 0 && folder && *folder)
+        r = recall(g, d, e);
     if (r < 0) {
         gemm_free(g);
         return r;
     }
     *out = g;
     return 0;
+}
+
+/* A folder that cannot be written to costs the trials of the next start, nothing else. */
+static void remember(struct gemm *g)
+{
+    const double begin = now_seconds();
+    double took;
+    struct err ignored;
+
+    if (!g->unwritten)
+        return;
+    (void)algo_file_write(g->folder, g->key, g->records, g->n_records, &ignored);
+    g->unwritten = false;
+    g->written_at = now_seconds();
+    took = g->written_at - begin;
+    if (took > g->counts.write)
+        g->counts.write = took;
+}
+
+void gemm_step(struct gemm *g)
+{
+    g->n_open = 0;
+    g->spent = 0.0;
+    if (g->unwritten && now_seconds() - g->written_at > WRITE_SECONDS)
+        remember(g);
+}
+
+bool gemm_settled(const struct gemm *g)
+{
+    return g->n_open == 0;
+}
+
+struct gemm_counts gemm_counts(const struct gemm *g)
+{
+    return g->counts;
 }
 
 static void entry_clear(struct entry *t)
@@ -89,6 +180,7 @@ static void entry_clear(struct entry *t)
         (void)cublasLtMatrixLayoutDestroy(t->w);
     if (t->y)
         (void)cublasLtMatrixLayoutDestroy(t->y);
+    free(t->candidates);
     *t = (struct entry){0};
 }
 
@@ -96,6 +188,8 @@ void gemm_free(struct gemm *g)
 {
     if (!g)
         return;
+    remember(g);
+    free(g->records);
     for (int i = 0; i < GEMM_TABLE; i++)
         entry_clear(&g->entries[i]);
     if (g->begin)
@@ -140,13 +234,15 @@ static int multiply(struct gemm *g, const struct entry *t, const struct product 
 static int time_algo(struct gemm *g, const struct entry *t, const struct product *p, float *us,
                      struct err *e)
 {
-    void *y = t->shape.out == GEMM_ADD_F32 ? p->trial->scratch : p->y;
+    const struct shape *s = &t->shape;
+    const int repeats = (double)s->m * s->n * s->k < LONG_PRODUCT ? GEMM_REPEATS : 1;
+    void *y = s->out == GEMM_ADD_F32 ? p->trial->scratch : p->y;
     float ms = 0.0f;
     int r = multiply(g, t, p, p->w, y, e);
 
     if (r == 0)
         r = cuda_check(cudaEventRecord(g->begin, p->stream), "timing", e);
-    for (int i = 0; i < GEMM_REPEATS && r == 0; i++, g->n_trials++)
+    for (int i = 0; i < repeats && r == 0; i++, g->n_trials++)
         r = multiply(g, t, p, p->trial->w + g->n_trials % p->trial->n_w * p->trial->w_stride, y, e);
     if (r == 0)
         r = cuda_check(cudaEventRecord(g->end, p->stream), "timing", e);
@@ -154,16 +250,42 @@ static int time_algo(struct gemm *g, const struct entry *t, const struct product
         r = cuda_check(cudaEventSynchronize(g->end), "timing", e);
     if (r == 0)
         r = cuda_check(cudaEventElapsedTime(&ms, g->begin, g->end), "timing", e);
-    *us = ms * 1000.0f / GEMM_REPEATS;
+    *us = ms * 1000.0f / (float)repeats;
     return r;
 }
 
-static int choose_algo(struct gemm *g, struct entry *t, const struct product *p, struct err *e)
+static struct algo_record *find_record(struct gemm *g, const struct shape *s)
+{
+    for (int i = 0; i < g->n_records; i++) {
+        struct algo_record *r = &g->records[i];
+
+        if (r->m == s->m && r->n == s->n && r->k == s->k && r->out == (int32_t)s->out &&
+            r->y_stride == s->y_stride)
+            return r;
+    }
+    return NULL;
+}
+
+/* What is remembered only chooses among the candidates that cuBLASLt names for the shape itself:
+ * whatever a file holds, nothing else is ever run. */
+static bool recall_algo(struct gemm *g, struct entry *t,
+                        const cublasLtMatmulHeuristicResult_t *found, int n)
+{
+    const struct algo_record *record = find_record(g, &t->shape);
+
+    for (int i = 0; record && i < n; i++)
+        if (memcmp(&found[i].algo, record->algo, sizeof(record->algo)) == 0) {
+            t->algo = found[i].algo;
+            g->counts.n_remembered++;
+            return true;
+        }
+    return false;
+}
+
+/* Candidates as cuBLASLt thinks them best; until there was time for a trial, the first it is. */
+static int find_candidates(struct gemm *g, struct entry *t, struct err *e)
 {
     cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
-    enum cudaStreamCaptureStatus capturing;
-    cublasLtMatmulAlgo_t best;
-    float best_us = 0.0f, us;
     int n = 0;
     int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, g->desc, t->w, t->x, t->y, t->y,
                                                     g->preference, GEMM_TRIED, found, &n),
@@ -172,25 +294,75 @@ static int choose_algo(struct gemm *g, struct entry *t, const struct product *p,
     if (r == 0 && n == 0)
         return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
                        t->shape.k, t->shape.k, t->shape.n);
-    if (r == 0)
-        r = cuda_check(cudaStreamIsCapturing(p->stream, &capturing), "timing", e);
-    if (r < 0)
+    if (r < 0 || recall_algo(g, t, found, n))
         return r;
-    best = found[0].algo;
-    for (int i = 0; i < n && r == 0 && capturing == cudaStreamCaptureStatusNone; i++) {
-        t->algo = found[i].algo;
-        r = time_algo(g, t, p, &us, e);
-        if (i == 0 || us < best_us) {
-            best_us = us;
-            best = t->algo;
+    t->candidates = malloc((size_t)n * sizeof(*t->candidates));
+    if (!t->candidates)
+        return err_set(e, -ENOMEM, "out of memory");
+    for (int i = 0; i < n; i++)
+        t->candidates[i] = found[i].algo;
+    t->algo = found[0].algo;
+    t->n_candidates = n;
+    return 0;
+}
+
+static void settle(struct gemm *g, struct entry *t)
+{
+    const struct shape *s = &t->shape;
+    struct algo_record *record = find_record(g, s);
+
+    free(t->candidates);
+    t->candidates = NULL;
+    g->counts.n_timed++;
+    if (!record && g->records && g->n_records < ALGO_FILE_MAX)
+        record = &g->records[g->n_records++];
+    if (!record)
+        return;
+    *record = (struct algo_record){.m = s->m,
+                                   .n = s->n,
+                                   .k = s->k,
+                                   .out = (int32_t)s->out,
+                                   .y_stride = s->y_stride,
+                                   .us = t->us};
+    memcpy(record->algo, &t->algo, sizeof(record->algo));
+    g->unwritten = true;
+}
+
+/* Times candidates while the step has time for it. */
+static int try_candidates(struct gemm *g, struct entry *t, const struct product *p, struct err *e)
+{
+    enum cudaStreamCaptureStatus capturing;
+    int r = cuda_check(cudaStreamIsCapturing(p->stream, &capturing), "timing", e);
+    double begin;
+
+    if (r == 0 && capturing == cudaStreamCaptureStatusNone && g->spent < STEP_SECONDS) {
+        r = cuda_check(cudaStreamSynchronize(p->stream), "timing",
+                       e); /* others' work is no trial */
+        begin = now_seconds() - g->spent;
+        while (r == 0 && t->n_tried < t->n_candidates && g->spent < STEP_SECONDS) {
+            struct entry trial = *t;
+            float us;
+
+            trial.algo = t->candidates[t->n_tried];
+            r = time_algo(g, &trial, p, &us, e);
+            if (r == 0 && (t->n_tried == 0 || us < t->us)) {
+                t->us = us;
+                t->algo = trial.algo;
+            }
+            t->n_tried++;
+            g->spent = now_seconds() - begin;
         }
+        if (g->spent > g->counts.longest)
+            g->counts.longest = g->spent;
     }
-    t->algo = best;
+    if (r == 0 && t->n_tried == t->n_candidates)
+        settle(g, t);
+    else
+        g->n_open++;
     return r;
 }
 
-static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s,
-                      const struct product *p, struct err *e)
+static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
 {
     const cudaDataType_t type = s->out == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     int r;
@@ -208,14 +380,13 @@ static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s,
                                                 s->y_stride),
                      "laying out", e);
     if (r == 0)
-        r = choose_algo(g, t, p, e);
+        r = find_candidates(g, t, e);
     if (r < 0)
         entry_clear(t);
     return r;
 }
 
-static int lookup(struct gemm *g, struct entry **out, const struct shape *s,
-                  const struct product *p, struct err *e)
+static int lookup(struct gemm *g, struct entry **out, const struct shape *s, struct err *e)
 {
     const uint32_t hash = ((uint32_t)s->m * 0x9E3779B1u ^ (uint32_t)s->n * 0x85EBCA77u ^
                            (uint32_t)s->k * 0xC2B2AE3Du ^ (uint32_t)s->out * 0x27D4EB2Fu) >>
@@ -234,7 +405,7 @@ static int lookup(struct gemm *g, struct entry **out, const struct shape *s,
         int r;
 
         entry_clear(t);
-        r = entry_fill(g, t, s, p, e);
+        r = entry_fill(g, t, s, e);
         if (r < 0)
             return r;
     }
@@ -249,7 +420,9 @@ int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, con
     const struct shape s = {.m = m, .n = n, .k = k, .out = out, .y_stride = y_stride};
     const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .trial = trial};
     struct entry *t;
-    const int r = lookup(g, &t, &s, &p, e);
+    int r = lookup(g, &t, &s, e);
 
+    if (r == 0 && t->candidates)
+        r = try_candidates(g, t, &p, e);
     return r < 0 ? r : multiply(g, t, &p, w, y, e);
 }

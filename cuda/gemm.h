@@ -1,14 +1,17 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums. The first time a shape comes, a few algorithms are timed; the
- * fastest is kept.
+ * w [n, k] bf16, float32 sums. When a shape comes for the first time a few algorithms are timed,
+ * the fastest is kept and, with a folder, remembered for the next start. What a step may spend on
+ * that is bounded: a shape goes on with the best so far, and the next steps try the rest.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GEMM_H
 #define NVLLM_CUDA_GEMM_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/device.h"
 #include "engine/err.h"
 
 enum gemm_out {
@@ -21,9 +24,25 @@ struct gemm; /* a handle, descriptors, algorithms */
 
 enum { GEMM_WORKSPACE = 64 << 20 };
 
-/* workspace: GEMM_WORKSPACE bytes on the device that is current. */
-int gemm_new(struct gemm **out, void *workspace, struct err *e);
-void gemm_free(struct gemm *g);
+/* workspace: GEMM_WORKSPACE bytes on the device d, which is current. folder: where choices are
+ * remembered, or NULL or empty; it stays valid. Not being able to is no error. */
+int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
+             struct err *e);
+void gemm_free(struct gemm *g); /* writes what is not yet remembered */
+
+/* A step begins: its trials may take as long as any step's; now and then choices are written. */
+void gemm_step(struct gemm *g);
+
+/* Whether all products since gemm_step had algorithms that will stay. */
+bool gemm_settled(const struct gemm *g);
+
+struct gemm_counts {
+    int n_remembered, n_timed; /* shapes whose algorithm is settled: from the file, by trials */
+    const char *key;           /* under which they are remembered */
+    double longest;            /* seconds that trials have held up a step, at most */
+    double write;              /* seconds that writing the file took, at most */
+};
+struct gemm_counts gemm_counts(const struct gemm *g);
 
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
 int gemm_rows(int m);

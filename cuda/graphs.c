@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "engine/must.h"
 
@@ -15,6 +16,8 @@ struct graphs {
     const struct step_limits *limits;
     const char *base;
     int n;
+    int n_captures;
+    double longest;         /* seconds of a capture */
     cudaGraphExec_t *execs; /* [n] by index of size; NULL: not captured */
 };
 
@@ -72,6 +75,14 @@ void graphs_free(struct graphs *g)
     free(g);
 }
 
+static double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 int graphs_prepare(struct graphs *g, int size, struct err *e)
 {
     const struct step_room room = step_room_of_graph(g->limits, size);
@@ -82,6 +93,7 @@ int graphs_prepare(struct graphs *g, int size, struct err *e)
                                         .n_tiles = 0};
     cudaStream_t stream = g->forward->launch->stream;
     cudaGraph_t graph = NULL;
+    const double begin = now_seconds();
     int r, ended;
 
     if (g->execs[index_of(size)])
@@ -101,7 +113,19 @@ int graphs_prepare(struct graphs *g, int size, struct err *e)
         (void)cudaGraphDestroy(graph);
     if (r == 0)
         r = cuda_check(cudaGraphUpload(g->execs[index_of(size)], stream), "uploading a graph", e);
+    if (r == 0) {
+        const double took = now_seconds() - begin;
+
+        g->n_captures++;
+        g->longest = took > g->longest ? took : g->longest;
+    }
     return r;
+}
+
+void graphs_captures(const struct graphs *g, int *n, double *longest)
+{
+    *n = g->n_captures;
+    *longest = g->longest;
 }
 
 bool graphs_ready(const struct graphs *g, int size)

@@ -18,9 +18,13 @@ void graphs_free(struct graphs *g);
 /* The size of the graph that a step of n decodes runs in. */
 int graphs_size(const struct graphs *g, int n);
 
-/* Captures the graph of a size, if it is not there yet. Products that have not been timed before
- * get the algorithm that cuBLASLt thinks best. */
+/* Captures the graph of a size, if it is not there yet. It keeps the algorithms of products that
+ * are the best known now: they should have settled. A few milliseconds of the host's time. */
 int graphs_prepare(struct graphs *g, int size, struct err *e);
+
+/* Graphs captured so far, and the seconds of the slowest. */
+void graphs_captures(const struct graphs *g, int *n, double *longest);
+
 bool graphs_ready(const struct graphs *g, int size);
 
 /* Enqueues it, once it is ready; the metadata must be packed for step_room_of_graph(size). */

@@ -5,10 +5,19 @@
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 
+#include "cuda/gemm.h"
 #include "engine/backend.h"
 
 /* Device memory: raw logits of the last step's sampled rows, in their order. */
 const float *cuda_backend_logits(const struct backend *b, int64_t *stride);
 cudaStream_t cuda_backend_stream(const struct backend *b);
+
+/* What has held up steps that came for the first time. */
+struct cuda_first_use {
+    struct gemm_counts products;
+    int n_captures;
+    double longest_capture; /* seconds, of one graph */
+};
+struct cuda_first_use cuda_backend_first_use(const struct backend *b);
 
 #endif

@@ -2,12 +2,15 @@
  * streams, one long prompt, and the throughput benchmark that nano-vLLM publishes (its lengths read
  * from a file; see random_lengths.py). Prints one line of key=value a measurement.
  *
- *   bench MODEL_FOLDER [LENGTHS_FILE | short] */
+ *   bench MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]
+ *   bench attention */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/inspect.h"
 #include "engine/model.h"
+#include "tests/gpu/bench_attention.h"
 #include "tests/gpu/drive.h"
 
 extern const struct backend_ops nvllm_backend;
@@ -67,7 +70,7 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
                          int top_k)
 {
     struct drive_seq seqs[MAX_SEQS];
-    struct drive_times t;
+    struct drive_times first, t;
 
     for (int i = 0; i < n; i++) {
         seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
@@ -75,13 +78,16 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
         seqs[i].sampling.top_p = top_k ? 0.95f : 1.0f;
         seqs[i].max_tokens = 16;
     }
-    (void)run(seqs, n);
+    first = run(seqs, n); /* shapes come that have not come before */
     for (int i = 0; i < n; i++)
         seqs[i].max_tokens = n_tokens;
     t = run(seqs, n);
-    printf("bench=%s seqs=%d context=%d tokens=%d step_us=%.1f tok_per_s=%.0f\n", name, n, n_prompt,
-           n_tokens, (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps) * 1e6,
-           (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds));
+    printf("bench=%s seqs=%d context=%d tokens=%d step_us=%.1f tok_per_s=%.0f gap_ms=%.1f "
+           "first_gap_ms=%.1f\n",
+           name, n, n_prompt, n_tokens,
+           (t.seconds - t.begun_seconds) / (double)(t.steps - t.begun_steps) * 1e6,
+           (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds),
+           t.longest_gap * 1e3, first.longest_gap * 1e3);
     fflush(stdout);
     free_seqs(seqs, n);
 }
@@ -119,13 +125,25 @@ static void bench_mixed(const char *file)
     for (int i = 0; i < 2; i++) {
         t = run(seqs, n);
         printf("bench=mixed seqs=%d prompt_tokens=%lu output_tokens=%lu steps=%lu seconds=%.3f "
-               "first_s=%.3f tok_per_s=%.0f\n",
+               "first_s=%.3f gap_ms=%.1f tok_per_s=%.0f\n",
                n, (unsigned long)t.prompt_tokens, (unsigned long)t.output_tokens,
-               (unsigned long)t.steps, t.seconds, t.first_seconds,
+               (unsigned long)t.steps, t.seconds, t.first_seconds, t.longest_gap * 1e3,
                (double)t.output_tokens / t.seconds);
         fflush(stdout);
     }
     free_seqs(seqs, n);
+}
+
+/* What held up steps whose shapes had not come before. */
+static void print_first_use(void)
+{
+    const struct cuda_first_use u = cuda_backend_first_use(backend);
+
+    printf("bench=first_use products_timed=%d products_remembered=%d trials_of_a_step_ms=%.1f "
+           "file_ms=%.2f captures=%d capture_ms=%.2f\n",
+           u.products.n_timed, u.products.n_remembered, u.products.longest * 1e3,
+           u.products.write * 1e3, u.n_captures, u.longest_capture * 1e3);
+    fflush(stdout);
 }
 
 int main(int argc, char **argv)
@@ -134,14 +152,23 @@ int main(int argc, char **argv)
     struct model *model;
     struct err e;
     double begin = now_seconds();
+    const bool eager = argc > 3 && strcmp(argv[3], "eager") == 0;
 
     if (argc < 2) {
-        fprintf(stderr, "usage: %s MODEL_FOLDER [LENGTHS_FILE | short]\n", argv[0]);
+        fprintf(stderr,
+                "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "       %s attention\n",
+                argv[0], argv[0]);
         return 2;
+    }
+    if (strcmp(argv[1], "attention") == 0) {
+        bench_attention();
+        return 0;
     }
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
-    options = (struct backend_options){.eager = argc > 3,
+    options = (struct backend_options){.eager = eager,
+                                       .cache_folder = argc > 3 && !eager ? argv[3] : NULL,
                                        .block_len = 16,
                                        .max_batch_tokens = 8192,
                                        .max_seqs = MAX_SEQS,
@@ -168,6 +195,7 @@ int main(int argc, char **argv)
         bench_prefill(40959);
     if (argc > 2)
         bench_mixed(argv[2]);
+    print_first_use();
     nvllm_backend.close(backend);
     model_close(model);
     return 0;

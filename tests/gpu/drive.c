@@ -216,6 +216,7 @@ static int run(struct driver *d, const struct backend_ops *ops, struct backend *
                struct drive_times *times, struct err *e)
 {
     const double begin = now_seconds();
+    double last = 0.0;
     uint64_t submitted = 0, waited = 0;
     int r = 0;
 
@@ -238,6 +239,9 @@ static int run(struct driver *d, const struct backend_ops *ops, struct backend *
             return r;
         commit(d, &d->flights[waited % BACKEND_IN_FLIGHT], &result, times, begin);
         waited++;
+        if (waited > 1 && now_seconds() - last > times->longest_gap)
+            times->longest_gap = now_seconds() - last;
+        last = now_seconds();
         if (d->n_begun == d->n && times->begun_steps == 0) {
             times->begun_seconds = now_seconds() - begin;
             times->begun_steps = waited;

@@ -31,6 +31,7 @@ struct drive_times {
     double first_seconds; /* until the first id */
     double begun_seconds; /* until every sequence has one: from then on all steps are decodes */
     uint64_t begun_steps, begun_tokens;
+    double longest_gap; /* seconds between the ends of two steps, at most */
 };
 
 /* Runs all to their ends; n <= o->max_seqs and their blocks must fit the pool. */

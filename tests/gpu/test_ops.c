@@ -2,9 +2,11 @@
  * odd sizes, one row and many, with poisoned outputs. */
 #include <check.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
@@ -314,13 +316,79 @@ START_TEST(gemm_follows_twin)
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, workspace.device, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, &e) == 0, "%s", e.text);
     for (int i = 0; i < 2; i++) {
         check_gemm(g, 32, 520, 256, GEMM_BF16);
         check_gemm(g, 32, 520, 256, GEMM_F32);
         check_gemm(g, gemm_rows(97), 256, 768, GEMM_ADD_F32);
     }
     gemm_free(g);
+    array_free(&workspace);
+}
+END_TEST
+
+/* The shapes of the test below, until all algorithms have settled. */
+static struct gemm_counts run_remembering(const char *folder, void *workspace)
+{
+    struct gemm_counts counts;
+    struct gemm *g;
+    struct err e;
+
+    ck_assert_msg(gemm_new(&g, &device, workspace, folder, &e) == 0, "%s", e.text);
+    for (int i = 0; i < 50; i++) {
+        gemm_step(g);
+        check_gemm(g, 32, 264, 256, GEMM_BF16);
+        check_gemm(g, 32, 264, 256, GEMM_F32);
+        check_gemm(g, 112, 256, 264, GEMM_ADD_F32);
+        if (gemm_settled(g))
+            break;
+    }
+    ck_assert(gemm_settled(g));
+    counts = gemm_counts(g);
+    gemm_free(g);
+    return counts;
+}
+
+/* Choices are there at the next start, and nothing is timed then; those that a file made up are
+ * found again, with the right products all the while. */
+START_TEST(algorithms_are_remembered)
+{
+    char folder[] = "/tmp/nvllm-ops-XXXXXX", key[ALGO_KEY], command[64];
+    struct device_array workspace = array_new(GEMM_WORKSPACE);
+    struct algo_record *records;
+    struct gemm_counts counts;
+    struct gemm *g;
+    struct err e;
+    int n;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    counts = run_remembering(folder, workspace.device);
+    ck_assert_int_eq(counts.n_timed, 3);
+    ck_assert_int_eq(counts.n_remembered, 0);
+    counts = run_remembering(folder, workspace.device);
+    ck_assert_int_eq(counts.n_timed, 0);
+    ck_assert_int_eq(counts.n_remembered, 3);
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, folder, &e) == 0, "%s", e.text);
+    strcpy(key, gemm_counts(g).key);
+    gemm_free(g);
+    for (int kind = 0; kind < 4; kind++) {
+        ck_assert_int_eq(algo_file_read(&records, &n, folder, key, &e), 0);
+        ck_assert_int_eq(n, 3);
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < ALGO_BYTES; j++)
+                records[i].algo[j] = kind == 0   ? 0
+                                     : kind == 1 ? 0xff
+                                     : kind == 2 ? (uint8_t)random_bits()
+                                                 : (uint8_t)(records[i].algo[j] ^ (j == 63));
+        ck_assert_int_eq(algo_file_write(folder, key, records, n, &e), 0);
+        free(records);
+        counts = run_remembering(folder, workspace.device);
+        ck_assert_int_eq(counts.n_timed, 3);
+        counts = run_remembering(folder, workspace.device);
+        ck_assert_int_eq(counts.n_remembered, 3);
+    }
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    ck_assert_int_eq(system(command), 0);
     array_free(&workspace);
 }
 END_TEST
@@ -440,6 +508,7 @@ int main(void)
     tcase_add_test(t, silu_mul_follows_twin);
     tcase_add_test(t, skinny_gemm_follows_twin);
     tcase_add_test(t, gemm_follows_twin);
+    tcase_add_test(t, algorithms_are_remembered);
     tcase_add_test(t, rope_store_follows_twin);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);

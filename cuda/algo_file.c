@@ -1,0 +1,170 @@
+/* algo_file.c - see algo_file.h. A header, then the records as they are in memory: the file never
+ * leaves the machine, and the key names the software that wrote it. */
+#include "cuda/algo_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "engine/file.h"
+#include "engine/must.h"
+
+enum { NAME_BYTES = 64 };
+
+static const char magic[8] = "nvllmA1";
+
+struct header {
+    char magic[8];
+    uint32_t record_bytes, n;
+    char key[ALGO_KEY];
+    uint64_t checksum; /* of the header with 0 here, then of the records */
+};
+
+static void file_name(char name[NAME_BYTES], const char *key)
+{
+    snprintf(name, NAME_BYTES, "products-%016llx",
+             (unsigned long long)XXH3_64bits(key, strlen(key)));
+}
+
+static struct header header_of(const char *key, const struct algo_record *records, int n)
+{
+    struct header h = {.record_bytes = sizeof(*records), .n = (uint32_t)n};
+
+    must(strlen(key) < sizeof(h.key));
+    memcpy(h.magic, magic, sizeof(magic));
+    memcpy(h.key, key, strlen(key));
+    h.checksum =
+        XXH3_64bits_withSeed(records, (size_t)n * sizeof(*records), XXH3_64bits(&h, sizeof(h)));
+    return h;
+}
+
+/* Nobody else may have put words into our mouth. */
+static bool is_ours(int fd)
+{
+    struct stat s;
+
+    return fstat(fd, &s) == 0 && s.st_uid == geteuid() && !(s.st_mode & (S_IWGRP | S_IWOTH));
+}
+
+static bool record_is_sane(const struct algo_record *r)
+{
+    return r->m > 0 && r->n > 0 && r->k > 0 && r->out >= 0 && r->y_stride >= r->n &&
+           isfinite(r->us) && r->us >= 0.0f;
+}
+
+/* The records in order where all of the file is as it was written; -1 else. */
+static int read_records(struct algo_record *to, int fd, uint64_t bytes, const char *name,
+                        const char *key)
+{
+    const uint64_t most = sizeof(struct header) + ALGO_FILE_MAX * sizeof(*to);
+    struct header found, expected;
+    size_t size;
+    struct err e;
+
+    if (!is_ours(fd) || bytes < sizeof(found) || bytes > most ||
+        (bytes - sizeof(found)) % sizeof(*to) != 0)
+        return -1;
+    size = bytes - sizeof(found);
+    if (file_read(fd, name, 0, &found, sizeof(found), &e) < 0 ||
+        file_read(fd, name, sizeof(found), to, size, &e) < 0)
+        return -1;
+    expected = header_of(key, to, (int)(size / sizeof(*to)));
+    if (memcmp(&found, &expected, sizeof(found)) != 0)
+        return -1;
+    for (size_t i = 0; i < size / sizeof(*to); i++)
+        if (!record_is_sane(&to[i]))
+            return -1;
+    return (int)(size / sizeof(*to));
+}
+
+int algo_file_read(struct algo_record **out, int *n, const char *folder, const char *key,
+                   struct err *e)
+{
+    struct algo_record *records = calloc(ALGO_FILE_MAX, sizeof(*records));
+    int dir, fd, count = -1;
+    char name[NAME_BYTES];
+    uint64_t bytes;
+    struct err ignored;
+
+    if (!records)
+        return err_set(e, -ENOMEM, "out of memory");
+    file_name(name, key);
+    dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir >= 0 && file_open(&fd, &bytes, dir, name, &ignored) == 0) {
+        count = read_records(records, fd, bytes, name, key);
+        close(fd);
+    }
+    if (dir >= 0)
+        close(dir);
+    *out = records;
+    *n = count < 0 ? 0 : count;
+    return 0;
+}
+
+static bool write_all(int fd, const void *from, size_t n)
+{
+    const char *p = from;
+
+    while (n > 0) {
+        const ssize_t wrote = write(fd, p, n);
+
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return false;
+        p += wrote;
+        n -= (size_t)wrote;
+    }
+    return true;
+}
+
+/* A process writes one temporary file at a time, under its own name. */
+static int write_in(int dir, const char *name, const struct header *h,
+                    const struct algo_record *records, int n)
+{
+    char temporary[NAME_BYTES + 32];
+    int fd, r = 0;
+
+    snprintf(temporary, sizeof(temporary), "%s.%ld", name, (long)getpid());
+    (void)unlinkat(dir, temporary, 0); /* of a process before us that died */
+    fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return -errno;
+    errno = EIO;
+    if (!write_all(fd, h, sizeof(*h)) || !write_all(fd, records, (size_t)n * sizeof(*records)))
+        r = -errno;
+    if (close(fd) < 0 && r == 0)
+        r = -errno;
+    if (r == 0 && renameat(dir, temporary, dir, name) < 0)
+        r = -errno;
+    if (r < 0)
+        (void)unlinkat(dir, temporary, 0);
+    return r;
+}
+
+int algo_file_write(const char *folder, const char *key, const struct algo_record *records, int n,
+                    struct err *e)
+{
+    struct header h;
+    char name[NAME_BYTES];
+    int dir, r;
+
+    must(n >= 0 && n <= ALGO_FILE_MAX);
+    h = header_of(key, records, n);
+    file_name(name, key);
+    if (mkdir(folder, 0700) < 0 && errno != EEXIST)
+        return err_set(e, -errno, "%s: cannot be made: %s", folder, strerror(errno));
+    dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0)
+        return err_set(e, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
+    r = write_in(dir, name, &h, records, n);
+    close(dir);
+    return r < 0 ? err_set(e, r, "%s/%s: cannot be written: %s", folder, name, strerror(-r)) : 0;
+}
