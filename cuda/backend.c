@@ -483,6 +483,11 @@ struct cuda_first_use cuda_backend_first_use(const struct backend *b)
     return use;
 }
 
+void *cuda_backend_blocks(const struct backend *b)
+{
+    return b->forward.kv.base;
+}
+
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;
 const struct backend_ops nvllm_backend = {
     .abi = BACKEND_ABI,

@@ -11,6 +11,7 @@
 /* Device memory: raw logits of the last step's sampled rows, in their order. */
 const float *cuda_backend_logits(const struct backend *b, int64_t *stride);
 cudaStream_t cuda_backend_stream(const struct backend *b);
+void *cuda_backend_blocks(const struct backend *b); /* device memory: n_blocks of block_bytes */
 
 /* What has held up steps that came for the first time. */
 struct cuda_first_use {

@@ -40,8 +40,9 @@ def error(a, b):
 
 reference = load(torch.float32)
 vocab = reference.config.vocab_size
-lengths = [1, 2, 15, 16, 17, 127, 129, 4000]
-lengths += [random.randint(1, 4000) for _ in range(max(0, n_prompts - len(lengths)))]
+longest = min(4000, reference.config.max_position_embeddings - 1)
+lengths = [1, 2, 15, 16, 17, 127, 129, longest]
+lengths += [random.randint(1, longest) for _ in range(max(0, n_prompts - len(lengths)))]
 prompts = [[random.randrange(vocab) for _ in range(n)] for n in lengths[:n_prompts]]
 
 with tempfile.TemporaryDirectory() as tmp:

@@ -5,13 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/device.h"
-#include "cuda/step.h"
-#include "engine/batch.h"
 #include "engine/philox.h"
-#include "tests/gpu/device_array.h"
+#include "tests/gpu/sampler_rig.h"
 
-enum { MAX_ROWS = 32, HISTORY = 300, PROMPT = 200 };
+enum { MAX_ROWS = 32, HISTORY = RIG_HISTORY, PROMPT = RIG_PROMPT };
 
 static struct device device;
 
@@ -26,116 +23,6 @@ static void setup(void)
 static void teardown(void)
 {
     device_close(&device);
-}
-
-/* All that a call of the sampler needs. */
-struct rig {
-    struct sampler_memory m;
-    struct device_array logits, memory, results, step;
-    int n_rows;
-    struct sampling sampling[MAX_ROWS];
-    struct batch_row rows[MAX_ROWS];
-    struct batch_load loads[MAX_ROWS];
-    int32_t history[HISTORY];
-};
-
-static void rig_init(struct rig *g, int vocab, int n_rows, float spread)
-{
-    struct arena a = {0};
-    const size_t stride = ((size_t)vocab + 7) & ~(size_t)7, n = (size_t)n_rows;
-    int32_t *results;
-
-    memset(g, 0, sizeof(*g));
-    g->n_rows = n_rows;
-    g->logits = array_new(n * stride * 4);
-    fill_f32(&g->logits, spread);
-    g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * 4);
-    results = g->results.device;
-    g->memory = array_new(n * (stride * 6 + SAMPLING_MAX_BIAS * 8 + sizeof(struct sampler_state) +
-                               SAMPLER_MAX_SPLITS * sampler_scan_bytes() + 8) +
-                          8192);
-    a.base = g->memory.device;
-    g->m = (struct sampler_memory){.logits = g->logits.device,
-                                   .logits_stride = (int64_t)stride,
-                                   .vocab_size = vocab,
-                                   .max_seqs = n_rows,
-                                   .adjusted = arena_take(&a, n * stride * 4),
-                                   .states = arena_take(&a, n * sizeof(struct sampler_state)),
-                                   .bias = arena_take(&a, n * SAMPLING_MAX_BIAS * 8),
-                                   .seen = arena_take(&a, n * stride * 2),
-                                   .scans = arena_take(&a, n * SAMPLER_MAX_SPLITS *
-                                                               sampler_scan_bytes()),
-                                   .sampled = arena_take(&a, n * 4)};
-    for (int i = 0; i < 2; i++) {
-        g->m.host_ids[i] = results;
-        g->m.host_logprobs[i] = (float *)(results + n_rows);
-        g->m.host_top_ids[i] = results + 2 * n_rows;
-        g->m.host_top_logprobs[i] = (float *)(results + (2 + SAMPLING_MAX_LOGPROBS) * n_rows);
-    }
-    for (int i = 0; i < HISTORY; i++)
-        g->history[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
-    for (int i = 0; i < n_rows; i++) {
-        g->sampling[i] = (struct sampling){.temperature = 1.0f,
-                                           .top_p = 1.0f,
-                                           .repetition_penalty = 1.0f,
-                                           .seed = random_bits() * 0x100000001u,
-                                           .n_logprobs = -1};
-        g->rows[i] = (struct batch_row){.row = i, .state = n_rows - 1 - i, .counter = 1000u + i};
-        g->loads[i] = (struct batch_load){.state = n_rows - 1 - i, .sampling = &g->sampling[i]};
-    }
-}
-
-static void rig_free(struct rig *g)
-{
-    array_free(&g->logits);
-    array_free(&g->results);
-    array_free(&g->memory);
-    array_free(&g->step);
-}
-
-/* Loads the states and samples; launched as for more rows than there are, as a graph does. */
-static void rig_run(struct rig *g)
-{
-    const int32_t zeros[MAX_ROWS + 1] = {0};
-    int32_t ones[MAX_ROWS];
-    const struct step_limits limits = {.max_tokens = MAX_ROWS,
-                                       .max_seqs = MAX_ROWS,
-                                       .max_blocks = 1,
-                                       .block_len = 16,
-                                       .target_items = 1};
-    struct batch b = {.step = 1,
-                      .n_tokens = g->n_rows,
-                      .n_seqs = g->n_rows,
-                      .n_rows = g->n_rows,
-                      .n_loads = g->n_rows,
-                      .max_blocks = 1,
-                      .tokens = zeros,
-                      .positions = zeros,
-                      .slots = zeros,
-                      .q_start = zeros,
-                      .kv_len = ones,
-                      .block_table = zeros,
-                      .rows = g->rows,
-                      .loads = g->loads};
-    const struct step_room room = step_room_of(&limits, &b);
-    struct device_array history = array_new(sizeof(g->history));
-    struct step_view v;
-
-    for (int i = 0; i < MAX_ROWS; i++)
-        ones[i] = 1;
-    g->step = array_new(step_max_bytes(&limits));
-    (void)step_pack(g->step.host, &v, g->step.device, &limits, &room, &b, 1);
-    array_to_device(&g->step);
-    memcpy(history.host, g->history, sizeof(g->history));
-    array_to_device(&history);
-    cuda_must(sampler_load(&device.launch, &g->m, &v, g->n_rows));
-    for (int i = 0; i < g->n_rows; i++)
-        if (sampling_needs_history(&g->sampling[i]))
-            cuda_must(sampler_history(&device.launch, &g->m, g->rows[i].state, history.device,
-                                      PROMPT, HISTORY));
-    cuda_must(sampler_run(&device.launch, &g->m, &v, g->n_rows));
-    array_to_host(&g->results);
-    array_free(&history);
 }
 
 struct candidate {
@@ -218,7 +105,7 @@ static void check_rig(struct rig *g)
 {
     int compared = 0;
 
-    rig_run(g);
+    rig_run(g, &device);
     for (int i = 0; i < g->n_rows; i++) {
         double margin;
         const int32_t id = ((int32_t *)g->results.host)[i], expected = twin(g, i, &margin);
@@ -351,7 +238,7 @@ START_TEST(broken_rows_are_told)
     z[2 * 2048] = INFINITY;
     z[3 * 2048 + 5] = -INFINITY;
     array_to_device(&g.logits);
-    rig_run(&g);
+    rig_run(&g, &device);
     for (int i = 0; i < 5; i++)
         ck_assert_int_eq(((int32_t *)g.results.host)[i] == BATCH_NUMERICS, i >= 1 && i <= 3);
     rig_free(&g);

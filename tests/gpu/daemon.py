@@ -1,0 +1,327 @@
+#!/usr/bin/env python3
+"""The CUDA backend through nvllmd and its socket: right tokens, cached prefixes, starts, speed,
+faults. A part prints its rows of the table; the exit status is 1 when one failed.
+
+    daemon.py --nvllmd PATH --nvllmctl PATH [--module PATH --planted PATH] [--model FOLDER] PART...
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import device
+import stress
+from device import (Planted, Skip, args, daemon, few, harness, median, model_config, need_model,
+                    random_ids, row, verdict, wire)
+
+CLEAR_MARGIN = 0.05  # of logits; bf16 moves them by less
+GREEDY = {"temperature": 0}
+
+
+def graph_modes():
+    """Sets of options with captured graphs and without, where there is such an option."""
+    if device.has_option("cuda.graphs"):
+        return ["cuda.graphs=on"], ["cuda.graphs=off"]
+    row("golden, graphs off", "skip", "nvllmd has no option cuda.graphs")
+    return ([],)
+
+
+def golden():
+    """The greedy cases of the bundled model, however they are computed."""
+    cases = json.loads((harness.GOLDEN / "nvllm-tiny-greedy.json").read_text())
+    if args.scale < 1:
+        cases = [c for c in cases if len(c["prompt_ids"]) < 300][:few(len(cases))]
+    clear = sum(c["min_margin"] >= CLEAR_MARGIN for c in cases)
+    for options in graph_modes():
+        for block_len in 16, 256, 4096:
+            with daemon(*options, f"cache.block_len={block_len}", "cache.kv_memory=2G") as d, \
+                    d.connect() as w:
+                for alone in False, True:
+                    wrong = golden_wrong(w, cases, alone)
+                    name = "alone" if alone else "batched"
+                    text = f"{clear - len(wrong)}/{clear} clear of {len(cases)} cases"
+                    row(f"golden {' '.join(options)} block {block_len} {name}".replace("cuda.", ""),
+                        verdict(clear and not wrong), text + "".join(f", {n}" for n in wrong[:4]))
+
+
+def golden_wrong(w, cases, alone):
+    """Names of cases with clear margins whose ids are others."""
+    requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
+                 "sampling": GREEDY} for c in cases]
+    if alone:
+        answers = [w.generate(**r) for r in requests]
+    else:
+        ids = [w.new_id() for _ in requests]
+        for i, r in zip(ids, requests):
+            w.send(i, generate=r)
+        got = w.collect(ids)
+        answers = [got[i] for i in ids]
+    return [c["name"] for c, a in zip(cases, answers)
+            if c["min_margin"] >= CLEAR_MARGIN
+            and (a.error or a.choices[0].ids != c["greedy_ids"])]
+
+
+def seeds():
+    """The same seed, the same tokens, in whatever company, where the backend promises it."""
+    if args.backend != "cpu" and not device.has_option("cuda.invariant"):
+        raise Skip("nvllmd has no option cuda.invariant")
+    options = [] if args.backend == "cpu" else ["cuda.invariant=on"]
+    model = args.model or harness.MODEL
+    vocab, rng = model_config(model)["vocab_size"], random.Random(11)
+    requests = [{"prompt_ids": {"ids": random_ids(rng, rng.randint(1, few(1500)), vocab)},
+                 "max_tokens": 64, "sampling": {"temperature": 0.9, "top_p": 0.95, "top_k": 0,
+                                                "seed": 1000 + i, "ignore_eos": True}}
+                for i in range(few(48, 4))]
+    # Without cached prefixes: a second run computes all again.
+    with daemon(*options, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
+        alone = [w.generate(**r).outcome() for r in requests]
+        ids = [w.new_id() for _ in requests]
+        for i, r in zip(ids, requests):
+            w.send(i, generate=r)
+        got = w.collect(ids)
+        same = sum(a == got[i].outcome() for a, i in zip(alone, ids))
+    row("seeds, batched and alone", verdict(same == len(requests)),
+        f"{same}/{len(requests)} the same")
+
+
+def prefix():
+    """A long prompt from two processes, one after the other."""
+    model, n = need_model(), few(30000)
+    vocab, results = model_config(model)["vocab_size"], []
+    with daemon(model=model) as d, tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "in.jsonl"
+        for seed in range(4):  # the first one makes the device warm
+            source.write_text(json.dumps({
+                "prompt_ids": random_ids(random.Random(seed), n, vocab), "max_tokens": 2,
+                "temperature": 0, "ignore_eos": True}) + "\n")
+            results.append([json.loads(d.ctl("batch", "--input", source, "--output", "-").stdout)
+                            for _ in range(2)])
+    ratios = [b["timing"]["ttft_ms"] / a["timing"]["ttft_ms"] for a, b in results[1:]]
+    cached = min(b["usage"]["cached_tokens"] / n for _, b in results)
+    first, second = (median(r[i]["timing"]["ttft_ms"] for r in results[1:]) for i in (0, 1))
+    row("prefix cache, two processes", verdict(args.scale < 1 or
+                                              cached >= 0.99 and median(ratios) <= 0.05),
+        f"tokens={n} cached={cached:.2%} ttft_ms={first:.1f} then {second:.1f}: "
+        f"{median(ratios):.2%} (bar 99%, 5%)")
+
+
+def starts():
+    """From exec to READY=1, files in the page cache, as at any start but the first."""
+    models = [("nvllm-tiny", harness.MODEL, None), ("0.6B", args.model, 2.5),
+              ("8B", args.large, 6.0)]
+    for name, folder, bar in models:
+        if not folder:
+            row(f"start, {name}", "skip", "no folder of this shape")
+            continue
+        device.page_in(folder)
+        with tempfile.TemporaryDirectory() as cache:
+            key = "cuda.cache_folder"
+            options = [f"{key}={cache}"] if device.has_option(key) else []
+            times = [device.start_seconds(folder, *options) for _ in range(4)][1:]
+        row(f"start, {name}", "-", f"seconds={median(times):.2f} ({min(times):.2f} to "
+            f"{max(times):.2f}, 3 runs)" + (f" (bar {bar})" if bar else ""))
+
+
+def speed():
+    """One stream, nano-vLLM's benchmark and the longest prompt, as clients see them."""
+    model = need_model()
+    config = model_config(model)
+    with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", model=model) as d, \
+            d.connect() as w:
+        one_stream(w, config)
+        nano_vllm(w, config)
+        long_prompt(w, config)
+
+
+def one_stream(w, config):
+    n, prompt = few(256, 16), few(512 - 128, 16)
+    rates, gaps = [], []
+    for seed in range(6):  # the first one makes the device warm
+        id_ = w.new_id()
+        ids = random_ids(random.Random(seed), prompt, config["vocab_size"])
+        w.send(id_, generate={"prompt_ids": {"ids": ids}, "max_tokens": n, "stream": True,
+                              "sampling": {"temperature": 0, "ignore_eos": True}})
+        arrivals, answer = [], wire.Answer()
+        while True:
+            reply = w.receive()
+            arrivals += [time.monotonic()] * len(reply.get("delta", {}).get("token_ids", []))
+            if answer.take(reply):
+                break
+        assert answer.error is None and len(arrivals) == n, answer.error
+        rates.append((n - 1) / (arrivals[-1] - arrivals[0]))
+        gaps += [b - a for a, b in zip(arrivals, arrivals[1:])] if seed else []
+    row("speed, one stream", "-", f"context={prompt + n // 2} tok_per_s={median(rates[1:]):.0f} "
+        f"({min(rates[1:]):.0f} to {max(rates[1:]):.0f}, 5 runs) "
+        f"longest_gap_ms={max(gaps) * 1e3:.1f} (bar 900)")
+
+
+def nano_vllm_requests():
+    """(ids, output tokens) of the benchmark that nano-vLLM publishes."""
+    random.seed(0)
+    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))]
+               for _ in range(256)]
+    return [(p, random.randint(100, 1024)) for p in prompts]
+
+
+def nano_vllm(w, config):
+    requests = nano_vllm_requests()[:few(256)]
+    assert [len(p) for p, _ in requests[:5]] == [964, 724, 484, 508, 316][:len(requests)]
+    if args.scale < 1:
+        requests = [(p[:few(len(p))], few(n)) for p, n in requests]
+    seconds = []
+    for _ in range(3):
+        frames, ids = [], []
+        for prompt, n in requests:
+            ids.append(w.new_id())
+            frames.append(wire.frame(ids[-1], generate={
+                "prompt_ids": {"ids": [i % config["vocab_size"] for i in prompt]}, "max_tokens": n,
+                "sampling": {"temperature": 0.6, "top_k": 0, "top_p": 1.0, "ignore_eos": True}}))
+        begin = time.monotonic()
+        w.raw(b"".join(frames))
+        answers = w.collect(ids)
+        seconds.append(time.monotonic() - begin)
+        for (_, n), id_ in zip(requests, ids):
+            assert answers[id_].error is None and len(answers[id_].choices[0].ids) == n
+    output = sum(n for _, n in requests)
+    row("speed, nano-vLLM's benchmark", "-",
+        f"requests={len(requests)} prompt_tokens={sum(len(p) for p, _ in requests)} "
+        f"output_tokens={output} seconds={median(seconds):.3f} "
+        f"tok_per_s={output / median(seconds):.0f} "
+        f"({output / max(seconds):.0f} to {output / min(seconds):.0f}, 3 runs) (bar 14000)")
+
+
+def long_prompt(w, config):
+    n = min(few(40959), config["max_position_embeddings"] - 1)
+    rates = []
+    for seed in range(4):
+        ids = random_ids(random.Random(100 + seed), n, config["vocab_size"])
+        begin = time.monotonic()
+        answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
+        rates.append(n / (time.monotonic() - begin))
+        assert answer.error is None, answer.error
+    row("speed, one long prompt", "-", f"tokens={n} tok_per_s={median(rates[1:]):.0f} "
+        f"({min(rates[1:]):.0f} to {max(rates[1:]):.0f}, 3 runs) (bar 30000)")
+
+
+def shapes():
+    """Other shapes end to end: the device's log probabilities are the CPU's."""
+    if not args.shape:
+        raise Skip("no folder of another shape")
+    for folder in args.shape:
+        vocab, rng = model_config(folder)["vocab_size"], random.Random(5)
+        requests = [{"prompt_ids": {"ids": random_ids(rng, n, vocab)}, "max_tokens": 8,
+                     "sampling": {**GREEDY, "ignore_eos": True, "logprobs": 5}}
+                    for n in (1, 2, 15, 16, 17, 63, few(250))]
+        answers = []
+        for backend in "cpu", args.backend:
+            with daemon(model=folder, backend=backend) as d, d.connect() as w:
+                ids = [w.new_id() for _ in requests]
+                for i, r in zip(ids, requests):
+                    w.send(i, generate=r)
+                got = w.collect(ids)
+                answers.append([got[i] for i in ids])
+        compared, worst = compare_logprobs(*answers)
+        row(f"shape {folder.name}", verdict(compared >= len(requests) and worst <= CLEAR_MARGIN),
+            f"requests={len(requests)} logprobs={compared} largest_difference={worst:.4f}")
+
+
+def compare_logprobs(ours, theirs):
+    """How many alternatives were in both, and the largest difference; up to where ids part."""
+    compared, worst = 0, 0.0
+    for a, b in zip(ours, theirs):
+        if a.error or b.error:
+            return 0, math.inf
+        x, y = a.choices[0], b.choices[0]
+        for step in range(len(x.ids)):
+            if x.ids[:step] != y.ids[:step]:
+                break
+            p, q = (dict(zip(c.logprobs[step]["top_ids"], c.logprobs[step]["top_logprobs"]))
+                    for c in (x, y))
+            for id_ in p.keys() & q.keys():
+                compared += 1
+                worst = max(worst, abs(p[id_] - q[id_]))
+    return compared, worst
+
+
+def faults():
+    """A device that stops in some step: each is told, the daemon ends, the next one starts."""
+    rng, times, problems = random.Random(3), [], []
+    rounds = few(20, 2)
+    with Planted("") as planted:
+        for number in range(rounds):
+            planted.plan(f"trap {rng.randint(20, 200)}\n")
+            seconds, problem = fault_once(planted, rng)
+            times.append(seconds)
+            problems += [f"round {number}: {problem}"] if problem else []
+    try:
+        with daemon() as d, d.connect() as w:
+            answer = w.generate(prompt="Hello", max_tokens=4, sampling=GREEDY)
+            assert answer.error is None, answer.error
+    except (AssertionError, OSError, wire.Closed) as e:
+        problems.append(f"afterwards: {e}"[:300])
+    row("planted faults", verdict(not problems),
+        f"rounds={rounds} gone_after_s={median(times):.2f} (longest {max(times):.2f}, bar 5)"
+        + "".join(f"; {p}" for p in problems[:3]))
+
+
+def fault_once(planted, rng):
+    """(seconds from the first error to the end, what was wrong)."""
+    d = daemon(module=planted.module)
+    try:
+        wires = [d.connect() for _ in range(3)]
+        frames = [b"".join(wire.frame(i, generate={
+            "prompt_ids": {"ids": random_ids(rng, rng.randint(1, 600), 1900)}, "max_tokens": 2000,
+            "stream": True, "sampling": {"temperature": 1.0, "ignore_eos": True}})
+            for i in range(1, 9)) for _ in wires]
+        for w, frame in zip(wires, frames):  # all are there before the fault is
+            w.raw(frame)
+        first, told = None, 0
+        for w in wires:
+            answers = w.collect(range(1, 9))
+            first = first or time.monotonic()
+            told += sum(bool(a.error) and a.error["code"] == "ERROR_INTERNAL"
+                        for a in answers.values())
+        try:
+            status = d.process.wait(timeout=30)
+        except harness.subprocess.TimeoutExpired:
+            return 30.0, "the process did not end"
+        seconds = time.monotonic() - first
+        if told != 24:
+            return seconds, f"{told} of 24 were told"
+        if status <= 0:
+            return seconds, f"ended with status {status}"
+        return seconds, f"it took {seconds:.1f} s" if seconds > 5 else None
+    except (wire.Closed, AssertionError, OSError) as e:
+        return math.inf, f"{type(e).__name__} {e}"[:300]
+    finally:
+        d.close()
+
+
+PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, speed, shapes, faults)}
+PARTS["stress"] = stress.stress
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    device.add_arguments(parser)
+    parser.add_argument("parts", nargs="+", choices=list(PARTS), metavar="PART",
+                        help=", ".join(PARTS))
+    parser.parse_args(namespace=args)
+    device.set_up()
+    for name in args.parts:
+        try:
+            PARTS[name]()
+        except Skip as e:
+            row(name, "skip", str(e))
+        except (AssertionError, OSError, wire.Closed) as e:
+            row(name, "FAILED", " ".join(f"{type(e).__name__}: {e}".split())[-400:])
+    sys.exit(1 if device.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""What the tests of a GPU through the daemon share: where programs and models are, a daemon on the
+device, rows of the table. Nothing outside of the standard library is used."""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.dont_write_bytecode = True
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+import harness  # noqa: E402
+import wire  # noqa: E402
+
+args = argparse.Namespace()
+failed = []
+
+
+class Skip(Exception):
+    """What is asked for cannot run here; the text says why."""
+
+
+def row(name, result, text):
+    print(f"{name:<34} {result:<6} {text}", flush=True)
+    if result == "FAILED":
+        failed.append(name)
+
+
+def verdict(good):
+    return "ok" if good else "FAILED"
+
+
+def add_arguments(parser):
+    parser.add_argument("--nvllmd", required=True)
+    parser.add_argument("--nvllmctl", required=True)
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--module", type=pathlib.Path, help="nvllm-cuda.so")
+    parser.add_argument("--planted", type=pathlib.Path, help="gpu_planted_backend.so")
+    parser.add_argument("--model", type=pathlib.Path, help="folder of the 0.6B shape")
+    parser.add_argument("--large", type=pathlib.Path, help="folder of the 8B shape")
+    parser.add_argument("--shape", type=pathlib.Path, action="append", default=[],
+                        help="folder of another shape, for the part that compares backends")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of the stress part")
+    parser.add_argument("--scale", type=float, default=1.0,
+                        help="below 1: fewer and shorter requests, to try the tests themselves")
+    parser.add_argument("--set", action="append", default=[], help="an option for each daemon")
+
+
+def set_up():
+    harness.config.nvllmd, harness.config.nvllmctl = args.nvllmd, args.nvllmctl
+    harness.config.light = True  # patience alone: models here are large
+
+
+def few(n, least=1):
+    return max(least, math.ceil(n * args.scale))
+
+
+def has_option(key):
+    text = subprocess.run([args.nvllmd, "--help"], capture_output=True, text=True,
+                          check=True).stdout
+    return key in text
+
+
+def daemon(*options, module=None, model=None, backend=None, kv=True, **kwargs):
+    """A Daemon of harness.py on the device; kv leaves the memory for blocks to the daemon."""
+    backend = backend or args.backend
+    options = list(options) + args.set
+    module = module or args.module
+    if backend != "cpu" and module:
+        options.append(f"backend.module={module.resolve() if module == args.module else module}")
+    if kv and not any(o.startswith("cache.kv_memory=") for o in options):
+        options.append("cache.kv_memory=" + ("1G" if backend == "cpu" else "auto"))
+    return harness.Daemon(*options, model=model or harness.MODEL, backend=backend, **kwargs)
+
+
+class Planted:
+    """A folder with the module that goes wrong, and its plan."""
+
+    def __init__(self, plan):
+        if not args.planted or not args.planted.exists():
+            raise Skip("no gpu_planted_backend.so")
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="nvllm-plan-"))
+        self.module = self.folder / "planted.so"
+        self.module.symlink_to(args.planted.resolve())
+        self.plan(plan)
+
+    def plan(self, text):
+        (self.folder / "plan").write_text(text)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.folder)
+
+
+def model_config(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def need_model():
+    if not args.model:
+        raise Skip("no folder of the 0.6B shape")
+    return args.model
+
+
+def random_ids(rng, n, vocab):
+    return [rng.randrange(min(vocab, 10001)) for _ in range(n)]
+
+
+def page_in(folder):
+    """The files into the page cache."""
+    for path in folder.iterdir():
+        with path.open("rb") as f:
+            while f.read(1 << 24):
+                pass
+
+
+def start_seconds(model, *options):
+    """From exec to READY=1, as a service manager sees it."""
+    with tempfile.TemporaryDirectory() as folder, \
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        path = folder + "/notify"
+        s.bind(path)
+        s.settimeout(0.5)
+        d = daemon(*options, model=model, wait=False, env={"NOTIFY_SOCKET": path})
+        try:
+            while not told_ready(s):
+                if d.process.poll() is not None:
+                    raise AssertionError(f"not ready:\n{d.log()[-600:]}")
+            seconds = time.monotonic() - d.started
+            d.terminate()
+            return seconds
+        finally:
+            d.close()
+
+
+def told_ready(notifications):
+    try:
+        return "READY=1" in notifications.recv(4096).decode().splitlines()
+    except TimeoutError:
+        return False
+
+
+def device_mib():
+    """Memory in use on the device, MiB; None without nvidia-smi."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used",
+                           "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    lines = done.stdout.split()
+    return int(lines[0]) if done.returncode == 0 and lines else None
+
+
+median = statistics.median

@@ -1,0 +1,31 @@
+/* sampler_rig.h - the sampler's kernels with all that a call of them needs: rows of random logits,
+ * a state each, and room for what they write. */
+#ifndef NVLLM_TESTS_SAMPLER_RIG_H
+#define NVLLM_TESTS_SAMPLER_RIG_H
+
+#include "cuda/device.h"
+#include "cuda/step.h"
+#include "engine/batch.h"
+#include "tests/gpu/device_array.h"
+
+enum { RIG_MAX_ROWS = 512, RIG_HISTORY = 300, RIG_PROMPT = 200 };
+
+struct rig {
+    struct sampler_memory m;
+    struct device_array logits, memory, results, step;
+    int n_rows;
+    struct sampling sampling[RIG_MAX_ROWS];
+    struct batch_row rows[RIG_MAX_ROWS];
+    struct batch_load loads[RIG_MAX_ROWS];
+    int32_t history[RIG_HISTORY];
+};
+
+/* Normal logits with this spread, on both sides; sampling that filters nothing. */
+void rig_init(struct rig *g, int vocab, int n_rows, float spread);
+void rig_free(struct rig *g);
+
+/* Loads the states and samples; launched as for more rows than there are, as a graph does. The ids
+ * are the first n_rows of results.host. */
+void rig_run(struct rig *g, const struct device *device);
+
+#endif
