@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,13 +206,21 @@ static void *fill(void *arg)
                     MADV_POPULATE_WRITE) < 0)
             break;
     }
+    sem_post(&f->done);
     return NULL;
 }
 
 void region_fill_start(struct region_filler *f, const struct region *r)
 {
+    pthread_attr_t detached;
+    pthread_t thread;
+
     f->region = r;
-    f->runs = pthread_create(&f->thread, NULL, fill, f) == 0;
+    sem_init(&f->done, 0, 0);
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    f->runs = pthread_create(&thread, &detached, fill, f) == 0;
+    pthread_attr_destroy(&detached);
 }
 
 void region_fill_stop(struct region_filler *f)
@@ -219,6 +228,8 @@ void region_fill_stop(struct region_filler *f)
     if (!f->runs)
         return;
     atomic_store(&f->stop, true);
-    pthread_join(f->thread, NULL);
+    while (sem_wait(&f->done) < 0)
+        ;
+    sem_destroy(&f->done);
     f->runs = false;
 }

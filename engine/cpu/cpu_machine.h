@@ -3,7 +3,7 @@
 #ifndef NVLLM_CPU_MACHINE_H
 #define NVLLM_CPU_MACHINE_H
 
-#include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ void region_deinit(struct region *r); /* a zeroed one is nothing */
  * the first requests touch pages before they come to be made. */
 struct region_filler {
     const struct region *region;
-    pthread_t thread;
+    sem_t done; /* the thread is detached: a process that ends without a stop leaks nothing */
     bool runs;
     _Atomic bool stop;
 };
