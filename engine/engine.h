@@ -14,6 +14,7 @@
 #include "engine/chat.h"
 #include "engine/core.h"
 #include "engine/err.h"
+#include "engine/inspect.h"
 #include "engine/model.h"
 #include "engine/sampling.h"
 #include "engine/text.h"
@@ -82,6 +83,7 @@ enum engine_event_type {
     ENGINE_ERROR,  /* of anything, terminal */
     ENGINE_TOKENS, /* of engine_tokenize, terminal */
     ENGINE_TEXT,   /* of engine_detokenize and engine_render, terminal */
+    ENGINE_REPORT, /* of engine_inspect, terminal */
 };
 
 /* Logprobs of one token. */
@@ -106,6 +108,7 @@ struct engine_event {
     enum engine_error error;          /* ERROR */
     const char *field;                /* ERROR: static text, or NULL */
     struct err message;               /* ERROR */
+    struct inspect_report *report;    /* REPORT: the event's; the taker may keep it, setting NULL */
 };
 
 struct engine_status {
@@ -149,6 +152,9 @@ int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t 
                       bool skip_special, void *owner, void (*release)(void *));
 int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
                   void (*release)(void *));
+
+/* Looks in between two steps; a prompt in it is rendered and encoded by the pool first. */
+int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
 
 /* Ends a request with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
  * the tokenizer pool comes to it or is done with it where it is yet to be encoded. An unknown id is
