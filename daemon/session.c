@@ -545,6 +545,7 @@ static int tell(struct sessions *s, struct pending *p, const struct engine_event
     case ENGINE_ERROR:
         return reply_error(c, p->client_id, reply_error_code(ev->error), ev->field,
                            ev->message.text);
+    case ENGINE_REPORT:
     case ENGINE_STATE:
         break;
     }
