@@ -23,7 +23,7 @@ enum {
 };
 
 struct ctl {
-    const char *command;
+    const struct ctl_command *command; /* NULL: not known yet */
     const char *socket_path;
     int timeout_ms;     /* -1: none was asked for */
     bool no_wait;       /* while the model is being loaded */
@@ -32,8 +32,19 @@ struct ctl {
     const char *option; /* name of the long option that ctl_getopt() has just given */
 };
 
-typedef int ctl_command(struct ctl *ctl, int argc, char **argv);
-ctl_command ctl_status, ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize, ctl_render;
+/* A command: its row in the table of all, which help, man page and completions are held against. */
+struct ctl_command {
+    const char *name;
+    const char *about; /* a few words, for the list of all */
+    int (*run)(struct ctl *ctl, int argc, char **argv);
+    const char *help;     /* usage, what it does, its own options */
+    bool takes_sampling;  /* and the options of a request, which are told behind them */
+    const char *examples; /* lines that can be typed; NULL: none */
+};
+extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
+extern const size_t ctl_n_commands;
+extern const struct ctl_command ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize, ctl_render,
+    ctl_status;
 
 /* ---- options */
 
@@ -70,10 +81,8 @@ __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl 
 /* The nearest of n words to a mistyped one, or NULL if none is near. */
 const char *ctl_nearest(const char *word, const char *const *words, size_t n);
 
-/* False: there is no such command. */
-bool ctl_help_print(const char *command);
-extern const char *const ctl_command_names[];
-extern const size_t ctl_n_commands;
+/* Help on a command, or on all where it is NULL. */
+void ctl_help_print(const struct ctl_command *command);
 
 /* ---- messages */
 

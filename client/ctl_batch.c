@@ -506,7 +506,7 @@ static int exit_code(const struct batch *b)
     return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 
-int ctl_batch(struct ctl *ctl, int argc, char **argv)
+static int run_command(struct ctl *ctl, int argc, char **argv)
 {
     struct batch b = {.ctl = ctl, .out_fd = -1, .concurrency = DEFAULT_CONCURRENCY};
     const char *input = NULL, *output = NULL;
@@ -538,3 +538,23 @@ int ctl_batch(struct ctl *ctl, int argc, char **argv)
     free(b.by_id);
     return rc;
 }
+
+const struct ctl_command ctl_batch = {
+    .name = "batch",
+    .about = "many prompts from a file, in parallel",
+    .run = run_command,
+    .help =
+        "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
+        "Each line of the input is a JSON object with prompt, prompt_ids or messages (and tools,\n"
+        "enable_thinking, add_generation_prompt), any sampling field, and id. Each gives one line "
+        "of\n"
+        "output, in the same order. A line that fails gives an error, and the rest goes on.\n\n"
+        "  --input FILE, --output FILE   “-” is stdin, stdout\n"
+        "  --concurrency N           requests under way at a time (64)\n"
+        "  --json                    the summary on stderr is JSON\n"
+        "Sampling options stand for fields that a line does not have:\n",
+    .takes_sampling = true,
+    .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --max-tokens 200\n"
+                "  echo '{\"prompt\": \"Once\", \"max_tokens\": 5}' | nvllmctl batch --input - "
+                "--output -\n",
+};

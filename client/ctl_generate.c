@@ -284,7 +284,7 @@ static int generate(struct job *job)
     return rc;
 }
 
-int ctl_generate(struct ctl *ctl, int argc, char **argv)
+static int run_command(struct ctl *ctl, int argc, char **argv)
 {
     struct job job = {.ctl = ctl, .thinking = NVLLM_UNSET};
     int rc;
@@ -302,3 +302,22 @@ int ctl_generate(struct ctl *ctl, int argc, char **argv)
     free(job.stdin_text);
     return rc;
 }
+
+const struct ctl_command ctl_generate = {
+    .name = "generate",
+    .about = "text from a prompt, as it is made",
+    .run = run_command,
+    .help =
+        "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
+        "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”, as it is\n"
+        "made. Ctrl-C cancels.\n\n"
+        "  --chat                    TEXT is a user's message (the default where the model chats)\n"
+        "  --raw                     TEXT is continued as it is\n"
+        "  --system TEXT             begin the chat with a system message\n"
+        "  --think, --no-think       let the model reason first, or not\n"
+        "  --json                    print one JSON object at the end\n",
+    .takes_sampling = true,
+    .examples = "  nvllmctl generate \"What is 17 + 25?\"\n"
+                "  nvllmctl generate --temperature 0 --max-tokens 200 <question.txt\n"
+                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
+};

@@ -1,118 +1,60 @@
-/* ctl_help.c - the help texts, and finding what a mistyped word may have meant. */
+/* ctl_help.c - help, put together from the commands' own texts, and finding what a mistyped word
+ * may have meant. */
 #include <stdio.h>
 #include <string.h>
 
 #include "client/ctl.h"
 
-#define SAMPLING_HELP                                                                              \
-    "  --max-tokens N            end after N tokens\n"                                             \
-    "  --min-tokens N            do not end before N tokens\n"                                     \
-    "  --temperature T           0 is greedy\n"                                                    \
-    "  --top-k K                 draw from the K likeliest tokens only; 0 is off\n"                \
-    "  --top-p P                 … from the likeliest that make up P of all\n"                   \
-    "  --min-p P                 … from those at least P times as likely as the likeliest\n"     \
-    "  --repetition-penalty X    --presence-penalty X    --frequency-penalty X\n"                  \
-    "  --logit-bias ID:BIAS      make a token likelier or not (again and again)\n"                 \
-    "  --seed N                  draw the same way each time\n"                                    \
-    "  --stop TEXT               end before this text (again and again)\n"                         \
-    "  --stop-token-id ID        end at this token (again and again)\n"                            \
-    "  --ignore-eos              go on after the model's own end\n"                                \
-    "  --logprobs K              the K likeliest tokens at each place (with --json)\n"             \
-    "  -n, --n N                 N answers\n"                                                      \
-    "  --priority low|normal|high\n"                                                               \
-    "  --cache-salt TEXT         share the cached prompt only with the same salt\n"                \
-    "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"      \
-    "  --keep-special            special tokens show up in the text\n"                             \
-    "What is not given is as the model's authors advise.\n"
+static const char sampling[] =
+    "  --max-tokens N            end after N tokens\n"
+    "  --min-tokens N            do not end before N tokens\n"
+    "  --temperature T           0 is greedy\n"
+    "  --top-k K                 draw from the K likeliest tokens only; 0 is off\n"
+    "  --top-p P                 … from the likeliest that make up P of all\n"
+    "  --min-p P                 … from those at least P times as likely as the likeliest\n"
+    "  --repetition-penalty X    --presence-penalty X    --frequency-penalty X\n"
+    "  --logit-bias ID:BIAS      make a token likelier or not (again and again)\n"
+    "  --seed N                  draw the same way each time\n"
+    "  --stop TEXT               end before this text (again and again)\n"
+    "  --stop-token-id ID        end at this token (again and again)\n"
+    "  --ignore-eos              go on after the model's own end\n"
+    "  --logprobs K              the K likeliest tokens at each place (with --json)\n"
+    "  -n, --n N                 N answers\n"
+    "  --priority low|normal|high\n"
+    "  --cache-salt TEXT         share the cached prompt only with the same salt\n"
+    "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"
+    "  --keep-special            special tokens show up in the text\n"
+    "What is not given is as the model's authors advise.\n";
 
-#define COMMON_HELP                                                                                \
-    "\nOptions of every command:\n"                                                                \
-    "  --socket PATH             default: $NVLLM_SOCKET, else " NVLLM_DEFAULT_SOCKET "\n"          \
-    "  --timeout SECONDS         give up after that long (exit code 5)\n"                          \
-    "  --wait                    wait for nvllmd to be started\n"                                  \
-    "  --no-wait                 do not wait while nvllmd loads its model (exit code 4)\n"
+static const char common[] =
+    "\nOptions of every command:\n"
+    "  --socket PATH             default: $NVLLM_SOCKET, else " NVLLM_DEFAULT_SOCKET "\n"
+    "  --timeout SECONDS         give up after that long (exit code 5)\n"
+    "  --wait                    wait for nvllmd to be started\n"
+    "  --no-wait                 do not wait while nvllmd loads its model (exit code 4)\n";
 
-static const char overview[] =
-    "usage: nvllmctl [--socket PATH] [--timeout SECONDS] COMMAND [OPTION…]\n\n"
-    "  generate     text from a prompt, as it is made\n"
-    "  batch        many prompts from a file, in parallel\n"
-    "  tokenize     text to token ids\n"
-    "  detokenize   token ids to text\n"
-    "  render       chat messages to the text that the model sees\n"
-    "  status       what nvllmd is doing\n"
-    "  version      of this program\n"
-    "  help         on a command\n" COMMON_HELP
-    "\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy, 5 deadline,\n"
-    "6 denied, 130 interrupted.\n";
+static void print_overview(void)
+{
+    puts("usage: nvllmctl [--socket PATH] [--timeout SECONDS] COMMAND [OPTION…]\n");
+    for (size_t i = 0; i < ctl_n_commands; i++)
+        printf("  %-12s %s\n", ctl_commands[i]->name, ctl_commands[i]->about);
+    fputs(common, stdout);
+    puts("\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy, 5 deadline,\n"
+         "6 denied, 130 interrupted.");
+}
 
-static const struct topic {
-    const char *name;
-    const char *text;
-} topics[] = {
-    {"generate",
-     "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
-     "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”, as it is\n"
-     "made. Ctrl-C cancels.\n\n"
-     "  --chat                    TEXT is a user's message (the default where the model chats)\n"
-     "  --raw                     TEXT is continued as it is\n"
-     "  --system TEXT             begin the chat with a system message\n"
-     "  --think, --no-think       let the model reason first, or not\n"
-     "  --json                    print one JSON object at the end\n" SAMPLING_HELP COMMON_HELP},
-    {"batch",
-     "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
-     "Each line of the input is a JSON object with prompt, prompt_ids or messages (and tools,\n"
-     "enable_thinking, add_generation_prompt), any sampling field, and id. Each gives one line of\n"
-     "output, in the same order. A line that fails gives an error, and the rest goes on.\n\n"
-     "  --input FILE, --output FILE   “-” is stdin, stdout\n"
-     "  --concurrency N           requests under way at a time (64)\n"
-     "  --json                    the summary on stderr is JSON\n"
-     "Sampling options stand for fields that a line does not have:\n" SAMPLING_HELP COMMON_HELP},
-    {"tokenize",
-     "usage: nvllmctl tokenize [OPTION…] [TEXT|-]\n\n"
-     "Prints the token ids of TEXT, or of stdin where TEXT is missing or “-”.\n\n"
-     "  --special                 match special tokens spelled out in the text\n"
-     "  --json                    print {\"ids\", \"tokens\"}\n"
-     "  --jsonl                   a JSON string a line in, an object a line out\n" COMMON_HELP},
-    {"detokenize",
-     "usage: nvllmctl detokenize [OPTION…] [ID…|-]\n\n"
-     "Prints the text of token ids: those given, or from stdin a JSON array, an object with\n"
-     "\"ids\", or plain numbers.\n\n"
-     "  --skip-special            leave special tokens out\n"
-     "  --json                    print {\"text\"}\n"
-     "  --jsonl                   a JSON array a line in, an object a line out\n" COMMON_HELP},
-    {"render",
-     "usage: nvllmctl render [OPTION…] [JSON|-]\n\n"
-     "Prints, byte for byte, what the model's chat template makes of one JSON object "
-     "{\"messages\",\n"
-     "\"tools\", \"add_generation_prompt\", \"enable_thinking\"}, from stdin where it is missing "
-     "or “-”.\n\n"
-     "  --json                    print {\"text\"}\n"
-     "  --jsonl                   an object a line in, an object a line out\n" COMMON_HELP},
-    {"status", "usage: nvllmctl status [OPTION…]\n\n"
-               "Says what nvllmd is doing. With --wait, waits until it is ready.\n\n"
-               "  --json                    print one JSON object\n" COMMON_HELP},
-    {"version", "usage: nvllmctl version\n\nPrints the version of program and library.\n"},
-    {"help", "usage: nvllmctl help [COMMAND]\n\nPrints help on a command, or on all.\n"},
-};
-
-const char *const ctl_command_names[] = {
-    "generate", "batch", "tokenize", "detokenize", "render", "status", "version", "help",
-};
-const size_t ctl_n_commands = sizeof(ctl_command_names) / sizeof(ctl_command_names[0]);
-
-bool ctl_help_print(const char *command)
+void ctl_help_print(const struct ctl_command *command)
 {
     if (!command) {
-        fputs(overview, stdout);
-        return true;
+        print_overview();
+        return;
     }
-    for (size_t i = 0; i < sizeof(topics) / sizeof(topics[0]); i++) {
-        if (strcmp(topics[i].name, command) == 0) {
-            fputs(topics[i].text, stdout);
-            return true;
-        }
-    }
-    return false;
+    fputs(command->help, stdout);
+    if (command->takes_sampling)
+        fputs(sampling, stdout);
+    fputs(common, stdout);
+    if (command->examples)
+        printf("\nExamples:\n%s", command->examples);
 }
 
 /* ---- did you mean */

@@ -48,7 +48,7 @@ void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
     put_line(fmt, args);
     va_end(args);
     fprintf(stderr, "“nvllmctl help%s%s” says more.\n", ctl->command ? " " : "",
-            ctl->command ? ctl->command : "");
+            ctl->command ? ctl->command->name : "");
     exit(EXIT_USAGE);
 }
 
@@ -129,7 +129,7 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
 
 int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 {
-    bool is_status = strcmp(ctl->command, "status") == 0;
+    bool is_status = strcmp(ctl->command->name, "status") == 0;
     struct nvllm_options options;
     struct nvllm_error err;
     enum nvllm_code code;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/utf8.h"
+
 json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err)
 {
     json_error_t where;
@@ -20,40 +22,6 @@ json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err)
 
 /* ---- writing */
 
-/* Length of the character at p, or 0 - length of what begins like one and is none. */
-static int character_at(const unsigned char *p, size_t n)
-{
-    unsigned char low = 0x80, high = 0xbf;
-    int length;
-
-    if (p[0] < 0x80)
-        return 1;
-    if (p[0] >= 0xc2 && p[0] <= 0xdf)
-        length = 2;
-    else if (p[0] >= 0xe0 && p[0] <= 0xef)
-        length = 3;
-    else if (p[0] >= 0xf0 && p[0] <= 0xf4)
-        length = 4;
-    else
-        return -1;
-    /* The second byte excludes long forms, surrogates and what is over U+10FFFF. */
-    if (p[0] == 0xe0)
-        low = 0xa0;
-    else if (p[0] == 0xed)
-        high = 0x9f;
-    else if (p[0] == 0xf0)
-        low = 0x90;
-    else if (p[0] == 0xf4)
-        high = 0x8f;
-    for (int i = 1; i < length; i++) {
-        if ((size_t)i >= n || p[i] < low || p[i] > high)
-            return -i;
-        low = 0x80;
-        high = 0xbf;
-    }
-    return length;
-}
-
 json_t *ctl_json_text(const char *data, size_t n)
 {
     json_t *value = json_stringn(data ? data : "", n);
@@ -65,7 +33,7 @@ json_t *ctl_json_text(const char *data, size_t n)
     if (n > SIZE_MAX / 3 || !(clean = malloc(n * 3)))
         return NULL;
     for (size_t i = 0; i < n;) {
-        int k = character_at((const unsigned char *)data + i, n - i);
+        int k = utf8_step(data + i, n - i);
 
         if (k > 0) {
             memcpy(clean + len, data + i, (size_t)k);

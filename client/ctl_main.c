@@ -11,13 +11,29 @@
 #include "client/clock.h"
 #include "client/ctl.h"
 
-static const struct command {
-    const char *name;
-    ctl_command *run;
-} commands[] = {
-    {"batch", ctl_batch},       {"status", ctl_status},         {"generate", ctl_generate},
-    {"tokenize", ctl_tokenize}, {"detokenize", ctl_detokenize}, {"render", ctl_render},
+static int run_help(struct ctl *ctl, int argc, char **argv);
+static int run_version(struct ctl *ctl, int argc, char **argv);
+
+static const struct ctl_command ctl_version = {
+    .name = "version",
+    .about = "of this program",
+    .run = run_version,
+    .help = "usage: nvllmctl version\n\nPrints the version of program and library.\n",
 };
+
+static const struct ctl_command ctl_help = {
+    .name = "help",
+    .about = "on a command",
+    .run = run_help,
+    .help = "usage: nvllmctl help [COMMAND]\n\nPrints help on a command, or on all.\n",
+    .examples = "  nvllmctl help generate\n",
+};
+
+const struct ctl_command *const ctl_commands[] = {
+    &ctl_generate, &ctl_batch,  &ctl_tokenize, &ctl_detokenize,
+    &ctl_render,   &ctl_status, &ctl_version,  &ctl_help,
+};
+const size_t ctl_n_commands = sizeof(ctl_commands) / sizeof(ctl_commands[0]);
 
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
                    int64_t max)
@@ -125,46 +141,56 @@ int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *opti
     }
 }
 
-static int unknown_command(const char *name)
+/* NULL: there is none of that name, which is said. */
+static const struct ctl_command *find_command(const char *name)
 {
-    const char *near = ctl_nearest(name, ctl_command_names, ctl_n_commands);
+    const char *names[sizeof(ctl_commands) / sizeof(ctl_commands[0])];
+    const char *near;
 
+    for (size_t i = 0; i < ctl_n_commands; i++) {
+        names[i] = ctl_commands[i]->name;
+        if (strcmp(name, names[i]) == 0)
+            return ctl_commands[i];
+    }
+    near = ctl_nearest(name, names, ctl_n_commands);
     if (near)
         ctl_message("there is no command “%s”: did you mean “%s”?", name, near);
     else
         ctl_message("there is no command “%s”: “nvllmctl help” lists them", name);
-    return EXIT_USAGE;
+    return NULL;
 }
 
-static int help(int argc, char **argv)
-{
-    const char *about = argc > 1 ? argv[1] : NULL;
+static const struct option no_options[] = {CTL_COMMON_OPTIONS, {NULL, 0, NULL, 0}};
 
-    if (!ctl_help_print(about))
-        return unknown_command(about);
+static int run_help(struct ctl *ctl, int argc, char **argv)
+{
+    const struct ctl_command *about = NULL;
+
+    ctl_getopt(ctl, argc, argv, no_options);
+    if (argc - optind > 1)
+        ctl_usage(ctl, "help is on one command at a time");
+    if (optind < argc && !(about = find_command(argv[optind])))
+        return EXIT_USAGE;
+    ctl_help_print(about);
+    return EXIT_OK;
+}
+
+static int run_version(struct ctl *ctl, int argc, char **argv)
+{
+    ctl_getopt(ctl, argc, argv, no_options);
+    if (optind < argc)
+        ctl_usage(ctl, "version takes nothing");
+    printf("nvllmctl %s (libnvllm-client %s)\n", NVLLM_VERSION, nvllm_client_version());
     return EXIT_OK;
 }
 
 static int run(struct ctl *ctl, int argc, char **argv)
 {
-    const char *name = argv[0];
-
-    if (strcmp(name, "help") == 0)
-        return help(argc, argv);
-    if (strcmp(name, "version") == 0) {
-        if (argc > 1)
-            ctl_usage(ctl, "version takes nothing");
-        printf("nvllmctl %s (libnvllm-client %s)\n", NVLLM_VERSION, nvllm_client_version());
-        return EXIT_OK;
-    }
-    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        if (strcmp(name, commands[i].name) == 0) {
-            ctl->command = name;
-            optind = 0; /* getopt begins anew */
-            return commands[i].run(ctl, argc, argv);
-        }
-    }
-    return unknown_command(name);
+    ctl->command = find_command(argv[0]);
+    if (!ctl->command)
+        return EXIT_USAGE;
+    optind = 0; /* getopt begins anew */
+    return ctl->command->run(ctl, argc, argv);
 }
 
 /* A standard stream that was closed is held by a descriptor that neither reads nor writes: or the

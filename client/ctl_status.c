@@ -161,7 +161,7 @@ static void print_table(const struct nvllm_status *s)
         print_numbers(s);
 }
 
-int ctl_status(struct ctl *ctl, int argc, char **argv)
+static int run_command(struct ctl *ctl, int argc, char **argv)
 {
     static const struct option options[] = {
         CTL_COMMON_OPTIONS,
@@ -194,3 +194,14 @@ int ctl_status(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
+
+const struct ctl_command ctl_status = {
+    .name = "status",
+    .about = "what nvllmd is doing",
+    .run = run_command,
+    .help = "usage: nvllmctl status [OPTION…]\n\n"
+            "Says what nvllmd is doing. With --wait, waits until it is ready.\n\n"
+            "  --json                    print one JSON object\n",
+    .examples = "  nvllmctl status --wait --timeout 60\n"
+                "  nvllmctl status --json | jq .blocks\n",
+};

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/unpack.h"
+#include "proto/utf8.h"
 
 static bool is_retryable(enum nvllm_code code)
 {

@@ -21,7 +21,7 @@
 #include "daemon/server.h"
 #include "daemon/service.h"
 #include "engine/cpu/cpu_backend.h"
-#include "proto/unpack.h"
+#include "proto/utf8.h"
 
 enum { EXIT_USAGE = 2 };
 

@@ -15,7 +15,7 @@
 #include "engine/err.h"
 #include "engine/model_check.h"
 #include "engine/tokenizer.h"
-#include "proto/unpack.h"
+#include "proto/utf8.h"
 
 enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "proto/unpack.h"
+#include "proto/utf8.h"
 
 /* protobuf-c wants texts writable; packing only reads them. */
 static ProtobufCBinaryData binary(struct text t)

@@ -11,6 +11,7 @@
 #include <sys/random.h>
 
 #include "engine/text_stream.h"
+#include "proto/utf8.h"
 
 /* The one way to refuse: "field: text". */
 __attribute__((format(printf, 4, 5))) static int

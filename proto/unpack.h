@@ -6,7 +6,7 @@
  * for each of the frame's. The hungriest honest frame, a chat of two-letter messages, takes 18 for
  * one; ids not packed, which the schema forbids, 42.
  *
- * Text of type string is not checked here: utf8_valid() does it. An unpacked message belongs to
+ * Text of type string is not checked here: utf8.h does that. An unpacked message belongs to
  * whoever holds it and may be freed by any one thread. */
 #ifndef NVLLM_UNPACK_H
 #define NVLLM_UNPACK_H
@@ -50,11 +50,5 @@ ProtobufCMessage *unpacked_message(const struct unpacked *u);
 void *unpacked_alloc(struct unpacked *u, size_t n, size_t size);
 
 size_t unpacked_bytes(const struct unpacked *u); /* taken so far, unpacked_alloc included */
-
-/* True when the bytes are UTF-8: no surrogates, no over-long forms, nothing over U+10FFFF. */
-bool utf8_valid(const void *data, size_t n);
-
-/* Writes '?' over each byte of s that is no part of UTF-8: texts cut short, names of files. */
-void utf8_clean(char *s);
 
 #endif

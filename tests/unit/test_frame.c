@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "proto/nvllm.pb-c.h"
+#include "proto/utf8.h"
 
 static uint64_t next_random(uint64_t *s)
 {
