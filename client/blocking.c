@@ -115,8 +115,7 @@ static enum nvllm_code wanted_event(struct nvllm_client *c, int64_t deadline, st
     }
 }
 
-/* The one answer of a short operation; *out is current. */
-static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,
+enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,
                             enum pending_kind kind, int timeout_ms, struct event **out,
                             struct nvllm_error *err)
 {
@@ -220,7 +219,7 @@ enum nvllm_code nvllm_tokenize(struct nvllm_client *c, struct nvllm_text text, b
     op.special = special;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
     frame.tokenize = &op;
-    code = call(c, &frame, PENDING_TOKENIZE, timeout_ms, &e, err);
+    code = client_call(c, &frame, PENDING_TOKENIZE, timeout_ms, &e, err);
     if (code == NVLLM_OK)
         *tokens = &e->tokens;
     return code;
@@ -243,7 +242,7 @@ enum nvllm_code nvllm_detokenize(struct nvllm_client *c, const int32_t *ids, siz
     op.skip_special = skip_special;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE;
     frame.detokenize = &op;
-    code = call(c, &frame, PENDING_DETOKENIZE, timeout_ms, &e, err);
+    code = client_call(c, &frame, PENDING_DETOKENIZE, timeout_ms, &e, err);
     if (code == NVLLM_OK)
         *text = e->text;
     return code;
@@ -264,7 +263,7 @@ enum nvllm_code nvllm_render(struct nvllm_client *c, const struct nvllm_chat *ch
         op.chat = &packed;
         frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_RENDER;
         frame.render = &op;
-        code = call(c, &frame, PENDING_RENDER, timeout_ms, &e, err);
+        code = client_call(c, &frame, PENDING_RENDER, timeout_ms, &e, err);
     }
     if (code == NVLLM_OK)
         *text = e->text;
@@ -282,7 +281,7 @@ enum nvllm_code nvllm_get_status(struct nvllm_client *c, int timeout_ms,
 
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS;
     frame.get_status = &op;
-    code = call(c, &frame, PENDING_STATUS, timeout_ms, &e, err);
+    code = client_call(c, &frame, PENDING_STATUS, timeout_ms, &e, err);
     if (code == NVLLM_OK)
         *status = &e->status;
     return code;

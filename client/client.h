@@ -39,4 +39,9 @@ struct event *client_take(struct nvllm_client *c, struct event_list *l);
 /* Nothing is waited for any more; drops what has come for it. */
 void client_unwant(struct nvllm_client *c);
 
+/* Sends a short operation and waits for its one answer, *out, which is current then. */
+enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,
+                            enum pending_kind kind, int timeout_ms, struct event **out,
+                            struct nvllm_error *err);
+
 #endif

@@ -159,6 +159,65 @@ const char *nvllm_state_name(enum nvllm_state state)
     return "unknown";
 }
 
+const char *nvllm_priority_name(enum nvllm_priority priority)
+{
+    switch (priority) {
+    case NVLLM_PRIORITY_NORMAL:
+        return "normal";
+    case NVLLM_PRIORITY_LOW:
+        return "low";
+    case NVLLM_PRIORITY_HIGH:
+        return "high";
+    }
+    return "normal";
+}
+
+const char *nvllm_request_state_name(enum nvllm_request_state state)
+{
+    switch (state) {
+    case NVLLM_REQUEST_UNKNOWN:
+        return "unknown";
+    case NVLLM_REQUEST_ENCODING:
+        return "encoding";
+    case NVLLM_REQUEST_WAITING:
+        return "waiting";
+    case NVLLM_REQUEST_HELD:
+        return "held";
+    case NVLLM_REQUEST_PREFILL:
+        return "prefill";
+    case NVLLM_REQUEST_DECODE:
+        return "decode";
+    case NVLLM_REQUEST_PREEMPTED:
+        return "preempted";
+    case NVLLM_REQUEST_ENDING:
+        return "ending";
+    }
+    return "unknown";
+}
+
+const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason)
+{
+    switch (reason) {
+    case NVLLM_WAIT_UNKNOWN:
+        return "unknown";
+    case NVLLM_WAIT_NOT:
+        return "not";
+    case NVLLM_WAIT_ENCODING:
+        return "encoding";
+    case NVLLM_WAIT_SEQS:
+        return "seqs";
+    case NVLLM_WAIT_BLOCKS:
+        return "blocks";
+    case NVLLM_WAIT_PREFIX:
+        return "prefix";
+    case NVLLM_WAIT_SHARE:
+        return "share";
+    case NVLLM_WAIT_STEP:
+        return "step";
+    }
+    return "unknown";
+}
+
 struct nvllm_text nvllm_str(const char *s)
 {
     return (struct nvllm_text){s, s ? strlen(s) : 0};

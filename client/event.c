@@ -6,17 +6,13 @@
 #include <string.h>
 
 #include "client/error.h"
+#include "client/report.h"
 
 static struct nvllm_text text_of(protobuf_c_boolean has, ProtobufCBinaryData b)
 {
     if (!has || b.len == 0)
         return (struct nvllm_text){"", 0};
     return (struct nvllm_text){(const char *)b.data, b.len};
-}
-
-static const char *string_of(const char *s)
-{
-    return s ? s : "";
 }
 
 static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char **why)
@@ -110,58 +106,6 @@ static int read_tokens(struct event *e, const Nvllm__V1__Tokens *in, const char 
     return EVENT_OK;
 }
 
-enum nvllm_state event_read_state(int wire_state)
-{
-    return wire_state >= NVLLM_STATE_UNKNOWN && wire_state <= NVLLM_STATE_FAILED
-               ? (enum nvllm_state)wire_state
-               : NVLLM_STATE_UNKNOWN;
-}
-
-static void read_status(struct nvllm_status *out, const Nvllm__V1__Status *in)
-{
-    *out = (struct nvllm_status){
-        .state = event_read_state(in->has_state ? (int)in->state : 0),
-        .progress = in->progress,
-        .model = string_of(in->model),
-        .model_folder = string_of(in->model_folder),
-        .backend = string_of(in->backend),
-        .device = string_of(in->device),
-        .server = string_of(in->server),
-        .driver = string_of(in->driver),
-        .uptime_ms = in->uptime_ms,
-        .block_len = in->block_len,
-        .max_seq_len = in->max_seq_len,
-        .preemptions = in->preemptions,
-        .connections = in->connections,
-        .steps = in->steps,
-        .prompt_tokens = in->prompt_tokens,
-        .output_tokens = in->output_tokens,
-    };
-    if (in->blocks) {
-        out->blocks_total = in->blocks->total;
-        out->blocks_used = in->blocks->used;
-        out->blocks_cached = in->blocks->cached;
-        out->blocks_free = in->blocks->free;
-    }
-    if (in->requests) {
-        out->requests_running = in->requests->running;
-        out->requests_waiting = in->requests->waiting;
-    }
-    if (in->prefix_cache) {
-        out->prefix_queried_tokens = in->prefix_cache->queried_tokens;
-        out->prefix_hit_tokens = in->prefix_cache->hit_tokens;
-    }
-    if (in->memory) {
-        out->weight_bytes = in->memory->weight_bytes;
-        out->kv_bytes = in->memory->kv_bytes;
-        out->graph_bytes = in->memory->graph_bytes;
-        out->workspace_bytes = in->memory->workspace_bytes;
-        out->other_bytes = in->memory->other_bytes;
-        out->total_bytes = in->memory->total_bytes;
-        out->free_bytes = in->memory->free_bytes;
-    }
-}
-
 void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
 {
     int code = in->has_code ? (int)in->code : 0;
@@ -173,6 +117,8 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
     out->retry_after_ms = in->retry_after_ms;
     error_copy_text(out->message, sizeof(out->message), in->message);
     error_copy_text(out->field, sizeof(out->field), in->field);
+    error_copy_text(out->limit, sizeof(out->limit), in->limit);
+    out->limit_value = in->limit_value;
     if (out->message[0] == '\0')
         error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
 }
@@ -192,6 +138,20 @@ static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind k
         return kind == PENDING_STATUS;
     case NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED:
         return kind == PENDING_CANCEL;
+    case NVLLM__V1__SERVER_FRAME__EVENT_REQUEST_LIST:
+        return kind == PENDING_REQUESTS;
+    case NVLLM__V1__SERVER_FRAME__EVENT_BLOCK_REPORT:
+        return kind == PENDING_BLOCKS;
+    case NVLLM__V1__SERVER_FRAME__EVENT_CACHE_REPORT:
+        return kind == PENDING_CACHE;
+    case NVLLM__V1__SERVER_FRAME__EVENT_CACHE_CHANGED:
+        return kind == PENDING_CACHE_CHANGE;
+    case NVLLM__V1__SERVER_FRAME__EVENT_EXPLANATION:
+        return kind == PENDING_EXPLAIN;
+    case NVLLM__V1__SERVER_FRAME__EVENT_CHANGED:
+        return kind == PENDING_CHANGE;
+    case NVLLM__V1__SERVER_FRAME__EVENT_RELOADED:
+        return kind == PENDING_RELOAD;
     case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
         return true;
     default:
@@ -214,9 +174,6 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
     case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
         e->text = text_of(frame->text->has_text, frame->text->text);
         return EVENT_OK;
-    case NVLLM__V1__SERVER_FRAME__EVENT_STATUS:
-        read_status(&e->status, frame->status);
-        return EVENT_OK;
     case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
         event_read_error(&e->error, frame->error);
         e->is_error = true;
@@ -226,7 +183,7 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
         }
         return EVENT_OK;
     default:
-        return EVENT_OK; /* Cancelled holds nothing that is shown */
+        return report_read(e, frame);
     }
 }
 

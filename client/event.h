@@ -23,6 +23,14 @@ struct event {
         struct nvllm_tokens tokens;
         struct nvllm_text text;
         struct nvllm_status status;
+        bool found; /* of cancel */
+        struct nvllm_request_list requests;
+        struct nvllm_blocks blocks;
+        struct nvllm_cache cache;
+        struct nvllm_cache_change cache_change;
+        struct nvllm_explanation explanation;
+        struct nvllm_change change;
+        struct nvllm_reloaded reloaded;
     };
 };
 

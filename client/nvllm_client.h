@@ -65,6 +65,8 @@ struct nvllm_error {
     int sys_errno;           /* of the system call that failed; 0: none did */
     char message[512];       /* one line for people, without control characters */
     char field[120];         /* of the request, where one is to blame: "sampling.top_p" */
+    char limit[80];          /* the daemon's option that was run into, or empty */
+    uint64_t limit_value;    /* what it is set to */
     uint64_t reserved[4];
 };
 
@@ -385,5 +387,7 @@ NVLLM_API enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvll
 #ifdef __cplusplus
 }
 #endif
+
+#include "nvllm_admin.h"
 
 #endif

@@ -185,6 +185,48 @@ enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvl
     return NVLLM_OK;
 }
 
+/* ---- input */
+
+enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_text prompt,
+                           const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
+                           struct nvllm_error *err)
+{
+    int n_inputs = (prompt.data != NULL) + (ids != NULL) + (chat != NULL);
+
+    if (n_inputs != 1)
+        return error_field(err, "input", "one of prompt, prompt_ids and chat is the input, not %d",
+                           n_inputs);
+    if (prompt.data) {
+        out->kind = PACK_PROMPT;
+        out->prompt = pack_bytes(prompt);
+        return NVLLM_OK;
+    }
+    if (ids) {
+        out->kind = PACK_PROMPT_IDS;
+        out->prompt_ids = take(p, 1, sizeof(*out->prompt_ids));
+        if (!out->prompt_ids)
+            return no_memory(err);
+        nvllm__v1__token_ids__init(out->prompt_ids);
+        out->prompt_ids->n_ids = n_ids;
+        out->prompt_ids->ids = (int32_t *)ids;
+        return NVLLM_OK;
+    }
+    out->kind = PACK_CHAT;
+    out->chat = take(p, 1, sizeof(*out->chat));
+    if (!out->chat)
+        return no_memory(err);
+    return pack_chat(p, out->chat, chat, err);
+}
+
+enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
+                          struct nvllm_error *err)
+{
+    if (!text_ok(salt))
+        return error_field(err, "cache_salt", "cache_salt is NULL");
+    set_bytes(has, out, salt);
+    return NVLLM_OK;
+}
+
 /* ---- generate */
 
 static void set_float(protobuf_c_boolean *has, float *out, float value)
@@ -259,34 +301,30 @@ static enum nvllm_code pack_sampling(struct pack *p, Nvllm__V1__Sampling *out,
     return pack_logit_bias(p, out, r, err);
 }
 
-static enum nvllm_code pack_input(struct pack *p, Nvllm__V1__Generate *out,
-                                  const struct nvllm_request *r, struct nvllm_error *err)
+static enum nvllm_code pack_generate_input(struct pack *p, Nvllm__V1__Generate *out,
+                                           const struct nvllm_request *r, struct nvllm_error *err)
 {
-    int n_inputs = (r->prompt.data != NULL) + (r->prompt_ids != NULL) + (r->chat != NULL);
+    struct pack_input in;
+    enum nvllm_code code =
+        pack_input(p, &in, r->prompt, r->prompt_ids, r->n_prompt_ids, r->chat, err);
 
-    if (n_inputs != 1)
-        return error_field(err, "input", "a request has one of prompt, prompt_ids and chat, not %d",
-                           n_inputs);
-    if (r->prompt.data) {
+    if (code != NVLLM_OK)
+        return code;
+    switch (in.kind) {
+    case PACK_PROMPT:
         out->input_case = NVLLM__V1__GENERATE__INPUT_PROMPT;
-        out->prompt = pack_bytes(r->prompt);
-        return NVLLM_OK;
-    }
-    if (r->prompt_ids) {
+        out->prompt = in.prompt;
+        break;
+    case PACK_PROMPT_IDS:
         out->input_case = NVLLM__V1__GENERATE__INPUT_PROMPT_IDS;
-        out->prompt_ids = take(p, 1, sizeof(*out->prompt_ids));
-        if (!out->prompt_ids)
-            return no_memory(err);
-        nvllm__v1__token_ids__init(out->prompt_ids);
-        out->prompt_ids->n_ids = r->n_prompt_ids;
-        out->prompt_ids->ids = (int32_t *)r->prompt_ids;
-        return NVLLM_OK;
+        out->prompt_ids = in.prompt_ids;
+        break;
+    case PACK_CHAT:
+        out->input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
+        out->chat = in.chat;
+        break;
     }
-    out->input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
-    out->chat = take(p, 1, sizeof(*out->chat));
-    if (!out->chat)
-        return no_memory(err);
-    return pack_chat(p, out->chat, r->chat, err);
+    return NVLLM_OK;
 }
 
 static const struct nvllm_request default_request = {
@@ -323,7 +361,8 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out,
     out->sampling = take(p, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);
-    if ((code = pack_input(p, out, r, err)) || (code = pack_sampling(p, out->sampling, r, err)) ||
+    if ((code = pack_generate_input(p, out, r, err)) ||
+        (code = pack_sampling(p, out->sampling, r, err)) ||
         (code =
              set_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens", err)) ||
         (code = set_count(&out->has_n, &out->n, r->n, "n", err)) ||
@@ -331,12 +370,12 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out,
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
         return error_field(err, "priority", "priority: %d is none", (int)r->priority);
-    if (!text_ok(r->cache_salt))
-        return error_field(err, "cache_salt", "cache_salt is NULL");
+    code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err);
+    if (code != NVLLM_OK)
+        return code;
     out->n_stop = r->n_stop;
     out->has_priority = r->priority != NVLLM_PRIORITY_NORMAL;
     out->priority = (Nvllm__V1__Priority)r->priority;
-    set_bytes(&out->has_cache_salt, &out->cache_salt, r->cache_salt);
     out->has_deadline_ms = r->deadline_ms != 0;
     out->deadline_ms = r->deadline_ms;
     out->has_stream = true;

@@ -13,6 +13,13 @@ enum pending_kind {
     PENDING_DETOKENIZE,
     PENDING_RENDER,
     PENDING_STATUS,
+    PENDING_REQUESTS,
+    PENDING_BLOCKS,
+    PENDING_CACHE,
+    PENDING_CACHE_CHANGE, /* clear, pin */
+    PENDING_EXPLAIN,
+    PENDING_CHANGE, /* drain, resume, log level, shutdown */
+    PENDING_RELOAD,
 };
 
 struct pending_entry {

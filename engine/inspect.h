@@ -102,7 +102,7 @@ struct inspect_report {
     enum inspect_kind kind;
     bool found; /* EXPLAIN_REQUEST: there is such a request, and the viewer may see it */
     uint64_t now_us;
-    int32_t total; /* entries that there are, told or not */
+    int32_t total;                    /* entries that there are, told or not */
     struct inspect_request *requests; /* [n_requests] REQUESTS, BLOCKS, EXPLAIN_REQUEST */
     int32_t n_requests;
     struct inspect_client_blocks *clients; /* [n_clients] BLOCKS, the viewer's alone unless all */
