@@ -1,0 +1,616 @@
+/* test_client_admin.c - the calls that look into the daemon and steer it: the test writes the
+ * answer before the call and reads the request after it. */
+#include "client_rig.h"
+
+enum { MS = 1000 };
+
+static uint64_t n_asked; /* ids count from 1 on a connection */
+
+static void admin_greeted(void)
+{
+    n_asked = 0;
+    greeted();
+}
+
+/* The id that the next call's request will have. */
+static uint64_t next_id(void)
+{
+    return ++n_asked;
+}
+
+static const client_frame *asked(Nvllm__V1__ClientFrame__OpCase op)
+{
+    const client_frame *f = server_read(&server);
+
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(f->op_case, op);
+    ck_assert_uint_eq(f->id, n_asked);
+    return f;
+}
+
+#define OP(name)          NVLLM__V1__CLIENT_FRAME__OP_##name
+#define expect_ok(call)   ck_assert_msg((call) == NVLLM_OK, "%s", err.message)
+#define expect_bad(call)  ck_assert_int_eq((call), NVLLM_E_INVALID)
+#define ANSWER(f, e, ...) FRAME(f, e, __VA_ARGS__, next_id())
+
+/* ---- what is under way */
+
+static void fill_info(Nvllm__V1__RequestInfo *info, uint64_t request, int state)
+{
+    nvllm__v1__request_info__init(info);
+    info->request = request;
+    info->has_request = info->has_uid = info->has_pid = info->has_state = true;
+    info->has_place = info->has_tokens_per_s = info->has_age_us = info->has_priority = true;
+    info->uid = 1000;
+    info->pid = 77;
+    info->state = (Nvllm__V1__RequestState)state;
+    info->priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
+    info->place = 3;
+    info->age_us = UINT64_MAX;
+    info->tokens_per_s = 12.5;
+}
+
+/* Requests come in the daemon's order with all that is known of them. */
+START_TEST(requests_are_listed)
+{
+    Nvllm__V1__RequestInfo infos[2], *pointers[] = {&infos[0], &infos[1]};
+    const struct nvllm_request_list *list;
+    struct nvllm_list_options options;
+    const client_frame *f;
+
+    admin_greeted();
+    fill_info(&infos[0], 9, NVLLM__V1__REQUEST_STATE__REQUEST_DECODE);
+    fill_info(&infos[1], 4, 55);
+    {
+        ANSWER(a, l, RequestList, REQUEST_LIST, request_list, REQUEST_LIST);
+        l.n_requests = 2;
+        l.requests = pointers;
+        l.has_total = true;
+        l.total = 7;
+        server_send(&server, &a);
+    }
+    nvllm_list_options_init(&options);
+    options.limit = 2;
+    expect_ok(nvllm_list_requests(client, &options, MS, &list, &err));
+    f = asked(OP(LIST_REQUESTS));
+    ck_assert_uint_eq(f->list_requests->limit, 2);
+    ck_assert_uint_eq(list->n_requests, 2);
+    ck_assert_uint_eq(list->total, 7);
+    ck_assert_uint_eq(list->requests[0]->request, 9);
+    ck_assert_int_eq(list->requests[0]->state, NVLLM_REQUEST_DECODE);
+    ck_assert_int_eq(list->requests[0]->priority, NVLLM_PRIORITY_HIGH);
+    ck_assert_uint_eq(list->requests[0]->uid, 1000);
+    ck_assert_int_eq(list->requests[0]->pid, 77);
+    ck_assert_uint_eq(list->requests[0]->place, 3);
+    ck_assert_uint_eq(list->requests[0]->age_us, UINT64_MAX);
+    ck_assert(list->requests[0]->tokens_per_s == 12.5);
+    ck_assert_uint_eq(list->requests[1]->request, 4);
+    ck_assert_int_eq(list->requests[1]->state, NVLLM_REQUEST_UNKNOWN); /* of a newer daemon */
+}
+END_TEST
+
+/* A request of any connection is ended by the daemon's number. */
+START_TEST(request_is_cancelled_by_number)
+{
+    const client_frame *f;
+    bool found = true;
+
+    admin_greeted();
+    for (int i = 0; i < 2; i++) {
+        ANSWER(a, cancelled, Cancelled, CANCELLED, cancelled, CANCELLED);
+        cancelled.has_found = true;
+        cancelled.found = i == 0;
+        server_send(&server, &a);
+        expect_ok(nvllm_cancel_request(client, 1234567890123, MS, &found, &err));
+        ck_assert_int_eq(found, i == 0);
+        f = asked(OP(CANCEL));
+        ck_assert(f->cancel->request == 1234567890123 && !f->cancel->has_target);
+    }
+}
+END_TEST
+
+/* The pool is told in sums, by user, by request, and as a map where one is wanted. */
+START_TEST(blocks_are_reported)
+{
+    Nvllm__V1__Blocks sums = NVLLM__V1__BLOCKS__INIT;
+    Nvllm__V1__BlocksOfUid uid = NVLLM__V1__BLOCKS_OF_UID__INIT, *uids[] = {&uid};
+    Nvllm__V1__BlocksOfRequest r = NVLLM__V1__BLOCKS_OF_REQUEST__INIT, *rs[] = {&r, &r};
+    struct nvllm_blocks_options options;
+    const struct nvllm_blocks *blocks;
+
+    admin_greeted();
+    sums.has_total = sums.has_used = sums.has_cached = sums.has_free = true;
+    sums.total = 6;
+    sums.used = 3;
+    sums.cached = 2;
+    sums.free = 1;
+    uid.has_uid = uid.has_used = uid.has_requests = true;
+    uid.uid = 1000;
+    uid.used = 2;
+    uid.requests = 1;
+    r.has_request = r.has_uid = r.has_used = r.has_shared = true;
+    r.request = 5;
+    r.uid = 1000;
+    r.used = 2;
+    r.shared = 1;
+    {
+        ANSWER(a, b, BlockReport, BLOCK_REPORT, block_report, BLOCK_REPORT);
+        b.blocks = &sums;
+        b.has_pinned = b.has_block_len = b.has_block_bytes = b.has_map = true;
+        b.pinned = 1;
+        b.block_len = 16;
+        b.block_bytes = 1ull << 40;
+        b.n_uids = 1;
+        b.uids = uids;
+        b.n_requests = 2;
+        b.requests = rs;
+        b.map = (ProtobufCBinaryData){6, (uint8_t *)"uspccf"};
+        server_send(&server, &a);
+    }
+    nvllm_blocks_options_init(&options);
+    options.map = true;
+    expect_ok(nvllm_get_blocks(client, &options, MS, &blocks, &err));
+    ck_assert(asked(OP(GET_BLOCKS))->get_blocks->map);
+    ck_assert(blocks->total == 6 && blocks->used == 3 && blocks->cached == 2 && blocks->free == 1);
+    ck_assert(blocks->pinned == 1 && blocks->block_len == 16 && blocks->block_bytes == 1ull << 40);
+    ck_assert_uint_eq(blocks->n_uids, 1);
+    ck_assert(blocks->uids[0]->uid == 1000 && blocks->uids[0]->used == 2);
+    ck_assert_uint_eq(blocks->uids[0]->requests, 1);
+    ck_assert_uint_eq(blocks->n_requests, 2);
+    ck_assert(blocks->requests[1]->request == 5 && blocks->requests[1]->shared == 1);
+    ck_assert_uint_eq(blocks->map.len, 6);
+    ck_assert_mem_eq(blocks->map.data, "uspccf", 6);
+}
+END_TEST
+
+/* ---- the prefix cache */
+
+/* Prefixes come with their first tokens; the cache's counts beside them. */
+START_TEST(cache_is_shown)
+{
+    Nvllm__V1__CachedPrefix one = NVLLM__V1__CACHED_PREFIX__INIT, *list[] = {&one};
+    Nvllm__V1__PrefixCache counts = NVLLM__V1__PREFIX_CACHE__INIT;
+    const struct nvllm_cache *cache;
+    int32_t head[] = {7, 8, 9};
+
+    admin_greeted();
+    one.has_uid = one.has_tokens = one.has_hits = one.has_pinned = one.has_holders = true;
+    one.uid = 3;
+    one.tokens = 48;
+    one.hits = 5;
+    one.pinned = true;
+    one.holders = 2;
+    one.n_head_ids = 3;
+    one.head_ids = head;
+    counts.has_queried_tokens = counts.has_hit_tokens = true;
+    counts.queried_tokens = 100;
+    counts.hit_tokens = 60;
+    {
+        ANSWER(a, c, CacheReport, CACHE_REPORT, cache_report, CACHE_REPORT);
+        c.n_prefixes = 1;
+        c.prefixes = list;
+        c.counts = &counts;
+        c.has_evictions = c.has_pinned_blocks = true;
+        c.evictions = 11;
+        c.pinned_blocks = 3;
+        server_send(&server, &a);
+    }
+    expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
+    ck_assert(!asked(OP(SHOW_CACHE))->show_cache->has_limit);
+    ck_assert_uint_eq(cache->n_prefixes, 1);
+    ck_assert(cache->prefixes[0]->uid == 3 && cache->prefixes[0]->tokens == 48);
+    ck_assert(cache->prefixes[0]->hits == 5 && cache->prefixes[0]->pinned);
+    ck_assert_uint_eq(cache->prefixes[0]->holders, 2);
+    ck_assert_uint_eq(cache->prefixes[0]->n_head_ids, 3);
+    ck_assert_int_eq(cache->prefixes[0]->head_ids[2], 9);
+    ck_assert(cache->queried_tokens == 100 && cache->hit_tokens == 60);
+    ck_assert(cache->evictions == 11 && cache->pinned_blocks == 3);
+}
+END_TEST
+
+static void answer_cache_changed(void)
+{
+    ANSWER(a, c, CacheChanged, CACHE_CHANGED, cache_changed, CACHE_CHANGED);
+
+    c.has_blocks = c.has_tokens = true;
+    c.blocks = 2;
+    c.tokens = 32;
+    server_send(&server, &a);
+}
+
+/* Clearing one's own is what is asked for unless all is said. */
+START_TEST(cache_is_cleared)
+{
+    const struct nvllm_cache_change *change;
+    struct nvllm_clear_options options;
+
+    admin_greeted();
+    answer_cache_changed();
+    expect_ok(nvllm_clear_cache(client, NULL, MS, &change, &err));
+    ck_assert(!asked(OP(CLEAR_CACHE))->clear_cache->all);
+    ck_assert(change->blocks == 2 && change->tokens == 32);
+    nvllm_clear_options_init(&options);
+    options.all = true;
+    answer_cache_changed();
+    expect_ok(nvllm_clear_cache(client, &options, MS, NULL, &err));
+    ck_assert(asked(OP(CLEAR_CACHE))->clear_cache->all);
+}
+END_TEST
+
+/* A prompt is pinned as text, as ids or as a chat; unpinned, and for another user, where said. */
+START_TEST(prompts_are_pinned)
+{
+    const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
+    const struct nvllm_cache_change *change;
+    const Nvllm__V1__PinCache *op;
+    struct nvllm_pin_options o;
+    const int32_t ids[] = {1, 2};
+    struct nvllm_chat chat;
+
+    admin_greeted();
+    nvllm_pin_options_init(&o);
+    o.prompt = nvllm_str("abc");
+    o.cache_salt = nvllm_str("salt");
+    answer_cache_changed();
+    expect_ok(nvllm_pin_cache(client, &o, MS, &change, &err));
+    ck_assert_uint_eq(change->blocks, 2);
+    op = asked(OP(PIN_CACHE))->pin_cache;
+    ck_assert_int_eq(op->input_case, NVLLM__V1__PIN_CACHE__INPUT_PROMPT);
+    ck_assert_mem_eq(op->prompt.data, "abc", 3);
+    ck_assert_mem_eq(op->cache_salt.data, "salt", 4);
+    ck_assert(!op->unpin && !op->has_uid);
+    nvllm_pin_options_init(&o);
+    o.prompt_ids = ids;
+    o.n_prompt_ids = 2;
+    o.unpin = true;
+    o.has_uid = true; /* of root, whose number is 0 */
+    answer_cache_changed();
+    expect_ok(nvllm_pin_cache(client, &o, MS, NULL, &err));
+    op = asked(OP(PIN_CACHE))->pin_cache;
+    ck_assert_int_eq(op->prompt_ids->ids[1], 2);
+    ck_assert(op->unpin && op->has_uid && op->uid == 0 && !op->has_cache_salt);
+    nvllm_pin_options_init(&o);
+    nvllm_chat_init(&chat);
+    chat.messages = &message;
+    chat.n_messages = 1;
+    o.chat = &chat;
+    answer_cache_changed();
+    expect_ok(nvllm_pin_cache(client, &o, MS, NULL, &err));
+    op = asked(OP(PIN_CACHE))->pin_cache;
+    ck_assert_int_eq(op->input_case, NVLLM__V1__PIN_CACHE__INPUT_CHAT);
+    ck_assert_str_eq(op->chat->messages[0]->role, "user");
+}
+END_TEST
+
+/* ---- why */
+
+/* Of a request one hears why it waits and what it wants. */
+START_TEST(request_is_explained)
+{
+    const struct nvllm_explanation *why;
+    struct nvllm_explain_options o;
+    Nvllm__V1__RequestInfo info;
+    const client_frame *f;
+
+    admin_greeted();
+    fill_info(&info, 8, NVLLM__V1__REQUEST_STATE__REQUEST_WAITING);
+    {
+        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
+        x.info = &info;
+        x.has_reason = x.has_blocks_needed = x.has_blocks_available = true;
+        x.reason = NVLLM__V1__WAIT_REASON__WAIT_BLOCKS;
+        x.blocks_needed = 9;
+        x.blocks_available = 4;
+        x.text = (char *)"waits for 5 more blocks";
+        server_send(&server, &a);
+    }
+    nvllm_explain_options_init(&o);
+    o.request = 8;
+    expect_ok(nvllm_explain(client, &o, MS, &why, &err));
+    f = asked(OP(EXPLAIN));
+    ck_assert_int_eq(f->explain->about_case, NVLLM__V1__EXPLAIN__ABOUT_REQUEST);
+    ck_assert_uint_eq(f->explain->request, 8);
+    ck_assert_uint_eq(why->info->request, 8);
+    ck_assert_int_eq(why->info->state, NVLLM_REQUEST_WAITING);
+    ck_assert_int_eq(why->reason, NVLLM_WAIT_BLOCKS);
+    ck_assert(why->blocks_needed == 9 && why->blocks_available == 4);
+    ck_assert_str_eq(why->text, "waits for 5 more blocks");
+}
+END_TEST
+
+/* Of a prompt one hears where its cached part ends, and what others went on with. */
+START_TEST(prompt_is_explained)
+{
+    const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
+    const struct nvllm_explanation *why;
+    struct nvllm_explain_options o;
+    const Nvllm__V1__Explain *op;
+    struct nvllm_chat chat;
+    int32_t others[] = {5, 0};
+
+    admin_greeted();
+    nvllm_chat_init(&chat);
+    chat.messages = &message;
+    chat.n_messages = 1;
+    for (int i = 0; i < 3; i++) {
+        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
+        x.has_prompt_tokens = x.has_cached_tokens = true;
+        x.prompt_tokens = 40;
+        x.cached_tokens = 32;
+        x.has_next_id = i == 0; /* and it is 0, which is a token too */
+        x.n_other_ids = i == 0 ? 2 : 0;
+        x.other_ids = others;
+        server_send(&server, &a);
+        nvllm_explain_options_init(&o);
+        if (i == 0)
+            o.prompt = nvllm_str("abc");
+        if (i == 1) {
+            o.prompt_ids = others;
+            o.n_prompt_ids = 2;
+        }
+        if (i == 2)
+            o.chat = &chat;
+        expect_ok(nvllm_explain(client, &o, MS, &why, &err));
+        op = asked(OP(EXPLAIN))->explain;
+        ck_assert_int_eq(op->about_case, i == 0   ? NVLLM__V1__EXPLAIN__ABOUT_PROMPT
+                                         : i == 1 ? NVLLM__V1__EXPLAIN__ABOUT_PROMPT_IDS
+                                                  : NVLLM__V1__EXPLAIN__ABOUT_CHAT);
+        ck_assert_ptr_null(why->info);
+        ck_assert(why->prompt_tokens == 40 && why->cached_tokens == 32);
+        ck_assert_int_eq(why->next_id, i == 0 ? 0 : -1);
+        ck_assert_uint_eq(why->n_other_ids, i == 0 ? 2 : 0);
+        if (i == 0)
+            ck_assert_int_eq(why->other_ids[0], 5);
+        ck_assert_str_eq(why->text, "");
+    }
+}
+END_TEST
+
+/* ---- the daemon itself */
+
+static void answer_changed(Nvllm__V1__State state, const char *level)
+{
+    ANSWER(a, c, Changed, CHANGED, changed, CHANGED);
+
+    c.has_state = true;
+    c.state = state;
+    c.log_level = (char *)level;
+    server_send(&server, &a);
+}
+
+/* Draining, resuming, the log level and the end are asked for, and the answer says how it is now.
+ */
+START_TEST(daemon_is_steered)
+{
+    const struct nvllm_change *change;
+    struct nvllm_drain_options o;
+
+    admin_greeted();
+    answer_changed(NVLLM__V1__STATE__STATE_DRAINING, "info");
+    expect_ok(nvllm_drain(client, NULL, MS, &change, &err));
+    ck_assert(!asked(OP(DRAIN))->drain->has_timeout_ms);
+    ck_assert_int_eq(change->state, NVLLM_STATE_DRAINING);
+    ck_assert_str_eq(change->log_level, "info");
+    nvllm_drain_options_init(&o);
+    o.timeout_ms = 0; /* at once, which is not the same as unset */
+    answer_changed(NVLLM__V1__STATE__STATE_DRAINING, NULL);
+    expect_ok(nvllm_drain(client, &o, MS, NULL, &err));
+    ck_assert(asked(OP(DRAIN))->drain->has_timeout_ms);
+    answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
+    expect_ok(nvllm_resume(client, MS, &change, &err));
+    asked(OP(RESUME));
+    ck_assert_int_eq(change->state, NVLLM_STATE_READY);
+    ck_assert_str_eq(change->log_level, "");
+    answer_changed(NVLLM__V1__STATE__STATE_READY, "debug");
+    expect_ok(nvllm_set_log_level(client, "debug", MS, &change, &err));
+    ck_assert_str_eq(asked(OP(SET_LOG_LEVEL))->set_log_level->level, "debug");
+    ck_assert_str_eq(change->log_level, "debug");
+    answer_changed((Nvllm__V1__State)33, NULL);
+    expect_ok(nvllm_shutdown(client, MS, &change, &err));
+    asked(OP(SHUTDOWN));
+    ck_assert_int_eq(change->state, NVLLM_STATE_UNKNOWN);
+}
+END_TEST
+
+/* A reload says by name what changed and what did not. */
+START_TEST(configuration_is_reloaded)
+{
+    char *changed[] = {(char *)"daemon.log_level", (char *)"limits.max_tokens"};
+    char *stay[] = {(char *)"daemon.socket"};
+    const struct nvllm_reloaded *reloaded;
+
+    admin_greeted();
+    {
+        ANSWER(a, r, Reloaded, RELOADED, reloaded, RELOADED);
+        r.n_changed = 2;
+        r.changed = changed;
+        r.n_needs_restart = 1;
+        r.needs_restart = stay;
+        server_send(&server, &a);
+    }
+    expect_ok(nvllm_reload(client, MS, &reloaded, &err));
+    asked(OP(RELOAD));
+    ck_assert_uint_eq(reloaded->n_changed, 2);
+    ck_assert_str_eq(reloaded->changed[1], "limits.max_tokens");
+    ck_assert_uint_eq(reloaded->n_needs_restart, 1);
+    ck_assert_str_eq(reloaded->needs_restart[0], "daemon.socket");
+}
+END_TEST
+
+/* ---- what goes wrong */
+
+/* Reports that hold nothing give empty lists, not wild pointers. */
+START_TEST(empty_reports)
+{
+    const struct nvllm_request_list *list;
+    const struct nvllm_explanation *why;
+    const struct nvllm_reloaded *reloaded;
+    const struct nvllm_blocks *blocks;
+    const struct nvllm_cache *cache;
+    struct nvllm_explain_options o;
+
+    admin_greeted();
+    {
+        ANSWER(a, l, RequestList, REQUEST_LIST, request_list, REQUEST_LIST);
+        server_send(&server, &a);
+        expect_ok(nvllm_list_requests(client, NULL, MS, &list, &err));
+        ck_assert(list->n_requests == 0 && list->total == 0);
+    }
+    {
+        ANSWER(a, b, BlockReport, BLOCK_REPORT, block_report, BLOCK_REPORT);
+        server_send(&server, &a);
+        expect_ok(nvllm_get_blocks(client, NULL, MS, &blocks, &err));
+        ck_assert(blocks->total == 0 && blocks->n_uids == 0 && blocks->n_requests == 0);
+        ck_assert(blocks->map.data && blocks->map.len == 0);
+    }
+    {
+        ANSWER(a, c, CacheReport, CACHE_REPORT, cache_report, CACHE_REPORT);
+        server_send(&server, &a);
+        expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
+        ck_assert(cache->n_prefixes == 0 && cache->queried_tokens == 0);
+    }
+    {
+        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
+        server_send(&server, &a);
+        nvllm_explain_options_init(&o);
+        o.request = 1;
+        expect_ok(nvllm_explain(client, &o, MS, &why, &err));
+        ck_assert_int_eq(why->reason, NVLLM_WAIT_UNKNOWN);
+        ck_assert(!why->info && why->next_id == -1);
+    }
+    {
+        ANSWER(a, r, Reloaded, RELOADED, reloaded, RELOADED);
+        server_send(&server, &a);
+        expect_ok(nvllm_reload(client, MS, &reloaded, &err));
+        ck_assert(reloaded->n_changed == 0 && reloaded->n_needs_restart == 0);
+    }
+}
+END_TEST
+
+/* A refusal names the limit, its value and when to come again. */
+START_TEST(refusal_names_the_limit)
+{
+    const struct nvllm_request_list *list;
+
+    admin_greeted();
+    {
+        ANSWER(a, e, Error, ERROR, error, ERROR);
+        e.has_code = e.has_retryable = e.has_retry_after_ms = e.has_limit_value = true;
+        e.code = NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+        e.retryable = true;
+        e.retry_after_ms = 40;
+        e.limit = (char *)"limits.requests_per_uid";
+        e.limit_value = UINT64_MAX;
+        server_send(&server, &a);
+    }
+    ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_BUSY);
+    ck_assert_str_eq(err.limit, "limits.requests_per_uid");
+    ck_assert_uint_eq(err.limit_value, UINT64_MAX);
+    ck_assert(err.retryable && err.retry_after_ms == 40);
+}
+END_TEST
+
+/* What cannot be asked is refused here, and nothing of it is sent. */
+START_TEST(wrong_questions)
+{
+    const struct nvllm_list_options never_prepared = {0};
+    const struct nvllm_explanation *why = NULL;
+    const struct nvllm_request_list *list = NULL;
+    struct nvllm_explain_options x;
+    struct nvllm_drain_options d;
+    struct nvllm_pin_options p;
+
+    admin_greeted();
+    expect_bad(nvllm_list_requests(client, &never_prepared, MS, &list, &err));
+    expect_bad(nvllm_cancel_request(client, 0, MS, NULL, &err));
+    expect_bad(nvllm_pin_cache(client, NULL, MS, NULL, &err));
+    ck_assert_str_eq(err.field, "input");
+    nvllm_pin_options_init(&p);
+    p.prompt = nvllm_str("x");
+    p.cache_salt.len = 4;
+    expect_bad(nvllm_pin_cache(client, &p, MS, NULL, &err));
+    ck_assert_str_eq(err.field, "cache_salt");
+    expect_bad(nvllm_explain(client, NULL, MS, &why, &err));
+    nvllm_explain_options_init(&x);
+    x.request = 5;
+    x.prompt = nvllm_str("x");
+    expect_bad(nvllm_explain(client, &x, MS, &why, &err));
+    ck_assert_str_eq(err.field, "about");
+    nvllm_drain_options_init(&d);
+    d.timeout_ms = (int64_t)UINT32_MAX + 1;
+    expect_bad(nvllm_drain(client, &d, MS, NULL, &err));
+    expect_bad(nvllm_set_log_level(client, NULL, MS, NULL, &err));
+    ck_assert(!why && !list);
+    answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
+    expect_ok(nvllm_resume(client, MS, NULL, &err));
+    asked(OP(RESUME)); /* the first thing that the daemon hears */
+}
+END_TEST
+
+/* An answer to another question ends the connection. */
+START_TEST(answer_of_another_kind)
+{
+    const struct nvllm_request_list *list = NULL;
+
+    admin_greeted();
+    answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
+    ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
+    ck_assert_ptr_null(list);
+}
+END_TEST
+
+/* Every state and reason has a word of its own, and a number from the future one as well. */
+START_TEST(words)
+{
+    for (int i = NVLLM_REQUEST_ENCODING; i <= NVLLM_REQUEST_ENDING; i++) {
+        const char *word = nvllm_request_state_name((enum nvllm_request_state)i);
+
+        ck_assert_str_ne(word, "unknown");
+        ck_assert_str_ne(word, nvllm_request_state_name((enum nvllm_request_state)(i - 1)));
+    }
+    for (int i = NVLLM_WAIT_NOT; i <= NVLLM_WAIT_STEP; i++) {
+        const char *word = nvllm_wait_reason_name((enum nvllm_wait_reason)i);
+
+        ck_assert_str_ne(word, "unknown");
+        ck_assert_str_ne(word, nvllm_wait_reason_name((enum nvllm_wait_reason)(i - 1)));
+    }
+    ck_assert_str_eq(nvllm_request_state_name((enum nvllm_request_state)99), "unknown");
+    ck_assert_str_eq(nvllm_wait_reason_name((enum nvllm_wait_reason)99), "unknown");
+    ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_LOW), "low");
+    ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
+}
+END_TEST
+
+int main(void)
+{
+    TCase *good = tcase_create("good"), *bad = tcase_create("bad"), *alone = tcase_create("alone");
+    Suite *s = suite_create("client_admin");
+    SRunner *r;
+    int n_failed;
+
+    tcase_add_checked_fixture(good, NULL, teardown);
+    tcase_add_test(good, requests_are_listed);
+    tcase_add_test(good, request_is_cancelled_by_number);
+    tcase_add_test(good, blocks_are_reported);
+    tcase_add_test(good, cache_is_shown);
+    tcase_add_test(good, cache_is_cleared);
+    tcase_add_test(good, prompts_are_pinned);
+    tcase_add_test(good, request_is_explained);
+    tcase_add_test(good, prompt_is_explained);
+    tcase_add_test(good, daemon_is_steered);
+    tcase_add_test(good, configuration_is_reloaded);
+    suite_add_tcase(s, good);
+    tcase_add_checked_fixture(bad, NULL, teardown);
+    tcase_add_test(bad, empty_reports);
+    tcase_add_test(bad, refusal_names_the_limit);
+    tcase_add_test(bad, wrong_questions);
+    tcase_add_test(bad, answer_of_another_kind);
+    suite_add_tcase(s, bad);
+    tcase_add_test(alone, words);
+    suite_add_tcase(s, alone);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    n_failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return n_failed == 0 ? 0 : 1;
+}

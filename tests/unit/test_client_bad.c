@@ -1,0 +1,300 @@
+/* test_client_bad.c - libnvllm-client against a daemon that answers badly, or goes away. */
+#include "client_rig.h"
+
+/* ---- a daemon that goes or lies */
+
+/* What came before the connection broke is handed out first; then every call says so. */
+START_TEST(closed_in_mid_stream)
+{
+    uint64_t id;
+
+    greeted();
+    id = start("x");
+    server_delta(&server, id, "par", 0);
+    server_close(&server);
+    expect_delta(next(), id, "par");
+    expect_next_error(NVLLM_E_CONNECTION);
+    ck_assert(err.retryable);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+    expect_next_error(NVLLM_E_CONNECTION);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_E_CONNECTION);
+    ck_assert_uint_eq(nvllm_wants(client), 0);
+}
+END_TEST
+
+/* A request to a daemon that has gone raises no signal. */
+START_TEST(sending_to_a_closed_peer_is_an_error)
+{
+    struct nvllm_request r;
+    uint64_t id;
+
+    greeted();
+    server_close(&server);
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    nvllm_generate_start(client, &id, &r, NULL);
+    expect_next_error(NVLLM_E_CONNECTION);
+    ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_CONNECTION);
+}
+END_TEST
+
+static void expect_refused_greeting(const void *bytes, size_t n, enum nvllm_code code)
+{
+    int fd = open_pair();
+
+    server_write(&server, bytes, n);
+    shutdown(server.fd, SHUT_WR);
+    ck_assert_int_eq(connect_fd(fd, 1000, false), code);
+    ck_assert_ptr_null(client);
+    server_close(&server);
+}
+
+/* Whatever answers at the socket and is no nvllmd is told apart, whatever it says. */
+START_TEST(not_nvllmd)
+{
+    static const char http[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+                               "<html><body>this is a web server, and a long text</body></html>";
+
+    expect_refused_greeting("", 0, NVLLM_E_CONNECTION);
+    expect_refused_greeting(http, sizeof(http) - 1, NVLLM_E_PROTOCOL);
+    expect_refused_greeting("\xff\xff\xff\xff\xff\xff", 6, NVLLM_E_PROTOCOL);
+    expect_refused_greeting("\xff\xff\xff\xff\x0f", 5, NVLLM_E_PROTOCOL); /* 4 GiB to come */
+    expect_refused_greeting("\x03\x0a\xff\xff", 4, NVLLM_E_PROTOCOL);
+    expect_refused_greeting("\x20\x0a", 2, NVLLM_E_CONNECTION); /* half a frame */
+}
+END_TEST
+
+/* A daemon of another version of the protocol is named as such. */
+START_TEST(other_version)
+{
+    int fd = open_pair();
+    FRAME(f, w, Welcome, WELCOME, welcome, WELCOME, 0);
+
+    w.has_protocol = true;
+    w.protocol = 2;
+    server_send(&server, &f);
+    ck_assert_int_eq(connect_fd(fd, 1000, false), NVLLM_E_PROTOCOL);
+    ck_assert_ptr_nonnull(strstr(err.message, "version 2"));
+}
+END_TEST
+
+/* A daemon that refuses the connection says why. */
+START_TEST(refused_connection)
+{
+    int fd = open_pair();
+
+    server_error(&server, 0, NVLLM__V1__ERROR_CODE__ERROR_BUSY, "too many \x1b[31mconnections");
+    ck_assert_int_eq(connect_fd(fd, 1000, false), NVLLM_E_BUSY);
+    ck_assert_str_eq(err.message, "too many ?[31mconnections");
+}
+END_TEST
+
+/* Answers that fit no request end the connection, and crash nothing. */
+START_TEST(answers_that_fit_nothing)
+{
+    int32_t token = 1;
+
+    for (int i = 0; i < 9; i++) {
+        uint64_t id;
+
+        greeted();
+        id = start("x");
+        if (i == 0) {
+            server_delta(&server, id + 1, "other id", 0);
+        } else if (i == 1) {
+            server_text(&server, id, "other kind", 10);
+        } else if (i == 2) {
+            server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+        } else if (i == 3) {
+            server_done(&server, 0);
+        } else if (i == 4) {
+            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+            d.has_choice = true;
+            d.choice = 1;
+            server_send(&server, &f);
+        } else if (i == 5) {
+            Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row, &row};
+            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+            d.n_token_ids = 1;
+            d.token_ids = &token;
+            d.n_logprobs = 2;
+            d.logprobs = rows;
+            server_send(&server, &f);
+        } else if (i == 6) {
+            Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row};
+            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+            row.n_top_ids = 1;
+            row.top_ids = &token;
+            d.n_token_ids = 1;
+            d.token_ids = &token;
+            d.n_logprobs = 1;
+            d.logprobs = rows;
+            server_send(&server, &f);
+        } else if (i == 7) {
+            server_write(&server, "\xff\xff\xff\x7f", 4); /* over max_frame_bytes */
+        } else {
+            server_write(&server, "\x02\xff\xff", 3);
+        }
+        expect_next_error(NVLLM_E_PROTOCOL);
+        ck_assert_uint_eq(nvllm_pending(client), 0);
+        teardown();
+    }
+}
+END_TEST
+
+/* A second end of the same request is an answer to nothing. */
+START_TEST(two_ends)
+{
+    uint64_t id;
+
+    greeted();
+    id = start("x");
+    server_done(&server, id);
+    server_done(&server, id);
+    ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
+    expect_next_error(NVLLM_E_PROTOCOL);
+}
+END_TEST
+
+/* Kinds of events that a newer daemon has are passed over. */
+START_TEST(unknown_events_are_passed_over)
+{
+    static const unsigned char news[] = {5, 0x08, 1, 0xfa, 0x01, 0}; /* id 1, field 31 */
+    static const unsigned char own_news[] = {3, 0xfa, 0x01, 0};      /* no id */
+    static const unsigned char empty[] = {0};
+    uint64_t id;
+
+    greeted();
+    id = start("x");
+    ck_assert_uint_eq(id, 1);
+    server_write(&server, news, sizeof(news));
+    server_write(&server, own_news, sizeof(own_news));
+    server_write(&server, empty, sizeof(empty));
+    server_done(&server, id);
+    ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
+}
+END_TEST
+
+/* Numbers outside their enum become the one that says that all went wrong. */
+START_TEST(numbers_outside_their_enum)
+{
+    const struct nvllm_event *e;
+    uint64_t id;
+
+    greeted();
+    id = start("x");
+    server_delta(&server, id, "", 99);
+    server_error(&server, id, (Nvllm__V1__ErrorCode)77, NULL);
+    ck_assert_int_eq(next()->delta->finish, NVLLM_FINISH_ERROR);
+    e = next();
+    ck_assert_int_eq(e->error->code, NVLLM_E_INTERNAL);
+    ck_assert_str_eq(e->error->message, "internal");
+}
+END_TEST
+
+/* An error of a request ends that one alone, and keeps what the daemon said. */
+START_TEST(error_of_one_request)
+{
+    const struct nvllm_event *e;
+    uint64_t a, b;
+
+    greeted();
+    a = start("x");
+    b = start("y");
+    {
+        FRAME(f, er, Error, ERROR, error, ERROR, a);
+
+        er.has_code = er.has_retryable = er.has_retry_after_ms = true;
+        er.code = NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+        er.retryable = true;
+        er.retry_after_ms = 250;
+        er.message = (char *)"a long \xe2\x82\xac story";
+        er.field = (char *)"sampling.top_p";
+        server_send(&server, &f);
+    }
+    server_done(&server, b);
+    e = next();
+    ck_assert_int_eq(e->type, NVLLM_EVENT_ERROR);
+    ck_assert_int_eq(e->error->code, NVLLM_E_BUSY);
+    ck_assert(e->error->retryable && e->error->retry_after_ms == 250);
+    ck_assert_str_eq(e->error->field, "sampling.top_p");
+    ck_assert_str_eq(e->error->message, "a long \xe2\x82\xac story");
+    ck_assert_uint_eq(next()->id, b);
+}
+END_TEST
+
+/* Random damage to a stream of good frames never does more than end the connection. */
+START_TEST(damaged_streams)
+{
+    enum { ROUNDS = 3000 };
+    uint64_t seed = 12345;
+    int n_ends[2] = {0};
+
+    for (int round = 0; round < ROUNDS; round++) {
+        const struct nvllm_event *e;
+        struct frame_buffer b = {0};
+        enum nvllm_code code;
+        uint64_t id;
+
+        greeted();
+        id = start("x");
+        for (int i = 0; i < 3; i++) {
+            int32_t ids[] = {1, 2, 3};
+            Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT;
+            Nvllm__V1__TokenLogprobs *rows[] = {&row, &row, &row};
+            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+
+            d.has_text = true;
+            d.text = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
+            d.n_token_ids = d.n_logprobs = 3;
+            d.token_ids = ids;
+            d.logprobs = rows;
+            ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
+        }
+        for (int i = 0; i < 1 + round % 3; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            b.data[(seed >> 33) % b.end] ^= (uint8_t)(1u << (seed >> 60 & 7));
+        }
+        server_write(&server, b.data, b.end);
+        server_close(&server);
+        while ((code = nvllm_next(client, 1000, &e, &err)) == NVLLM_OK)
+            for (size_t i = 0; e->delta && e->delta->logprobs && i < e->delta->n_tokens; i++)
+                ck_assert(e->delta->logprobs[i].n_top <= 100);
+        ck_assert(code == NVLLM_E_PROTOCOL || code == NVLLM_E_CONNECTION);
+        n_ends[code == NVLLM_E_PROTOCOL]++;
+        frame_buffer_deinit(&b);
+        teardown();
+    }
+    /* The damage was neither always fatal nor never. */
+    ck_assert_int_gt(n_ends[0], ROUNDS / 100);
+    ck_assert_int_gt(n_ends[1], ROUNDS / 100);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *bad = tcase_create("bad");
+    Suite *s = suite_create("client_bad");
+    SRunner *r;
+    int n_failed;
+
+    tcase_add_checked_fixture(bad, NULL, teardown);
+    tcase_set_timeout(bad, 60);
+    tcase_add_test(bad, closed_in_mid_stream);
+    tcase_add_test(bad, sending_to_a_closed_peer_is_an_error);
+    tcase_add_test(bad, not_nvllmd);
+    tcase_add_test(bad, other_version);
+    tcase_add_test(bad, refused_connection);
+    tcase_add_test(bad, answers_that_fit_nothing);
+    tcase_add_test(bad, two_ends);
+    tcase_add_test(bad, unknown_events_are_passed_over);
+    tcase_add_test(bad, numbers_outside_their_enum);
+    tcase_add_test(bad, error_of_one_request);
+    tcase_add_test(bad, damaged_streams);
+    suite_add_tcase(s, bad);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    n_failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return n_failed == 0 ? 0 : 1;
+}
