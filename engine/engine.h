@@ -107,7 +107,7 @@ struct engine_event {
     struct core_usage usage;          /* DONE */
     enum engine_error error;          /* ERROR */
     const char *field;                /* ERROR: static text, or NULL */
-    struct err message;               /* ERROR */
+    struct err *message;              /* ERROR: behind the event, NULL for others */
     struct inspect_report *report;    /* REPORT: the event's; the taker may keep it, setting NULL */
 };
 

@@ -26,7 +26,7 @@ void job_fail(struct job *j, enum engine_error error, const char *field, const c
     j->terminal->type = ENGINE_ERROR;
     j->terminal->error = error;
     j->terminal->field = field;
-    err_set(&j->terminal->message, 0, "%s", text);
+    err_set(j->terminal->message, 0, "%s", text);
     event_list_push(out, j->terminal);
     j->terminal = NULL;
     job_free(j);

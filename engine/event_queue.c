@@ -12,18 +12,25 @@
 struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
                                       bool logprobs, size_t text_bytes)
 {
+    bool fails = type == ENGINE_ERROR;
     struct engine_event *ev;
     size_t bytes, part;
     char *at;
 
     if (!size_mul(&bytes, n_ids, sizeof(int32_t) + (logprobs ? sizeof(*ev->logprobs) : 0)) ||
-        !size_add(&part, text_bytes, sizeof(*ev) + 1) || !size_add(&bytes, bytes, part))
+        !size_add(&part, text_bytes, sizeof(*ev) + 1 + (fails ? sizeof(*ev->message) : 0)) ||
+        !size_add(&bytes, bytes, part))
         return NULL;
     ev = malloc(bytes);
     if (!ev)
         return NULL;
     *ev = (struct engine_event){.type = type, .request = request, .n_ids = n_ids};
     at = (char *)(ev + 1);
+    if (fails) {
+        ev->message = (struct err *)(void *)at;
+        *ev->message = (struct err){""};
+        at += sizeof(*ev->message);
+    }
     if (logprobs && n_ids) {
         ev->logprobs = (struct engine_logprobs *)(void *)at;
         at += n_ids * sizeof(*ev->logprobs);

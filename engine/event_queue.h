@@ -15,7 +15,7 @@ struct event_list {
 };
 
 /* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
- */
+ * Only one made as ENGINE_ERROR has room for a message; it may end as another type. */
 struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
                                       bool logprobs, size_t text_bytes);
 char *event_text_buffer(struct engine_event *ev); /* where its text goes */

@@ -273,7 +273,7 @@ void generation_fail(struct generation *g, const char *text, struct event_list *
     must(g->terminal);
     g->terminal->type = ENGINE_ERROR;
     g->terminal->error = ENGINE_E_INTERNAL;
-    err_set(&g->terminal->message, 0, "%s", text);
+    err_set(g->terminal->message, 0, "%s", text);
     event_list_push(out, g->terminal);
     g->terminal = NULL;
 }

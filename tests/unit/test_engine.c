@@ -158,7 +158,8 @@ static void add(struct answer *a, const struct engine_event *ev)
     a->n_terminals++;
     a->terminal = ev->type;
     a->error = ev->error;
-    a->message = ev->message;
+    if (ev->type == ENGINE_ERROR)
+        a->message = *ev->message;
     a->usage = ev->usage;
 }
 
