@@ -19,7 +19,7 @@ struct connection {
     struct frame_decoder in;
     struct frame_buffer out;
     size_t counted; /* of its buffers in shared->buffer_bytes */
-    struct connection *next_dirty;
+    struct connection *next_dirty, *next_gone;
     bool dirty;
     bool greeted;
     bool paused; /* not read from, for unread output */
@@ -102,6 +102,8 @@ static void leave(struct connection *c)
     if (c->gone)
         return;
     c->gone = true;
+    c->next_gone = c->shared->gone;
+    c->shared->gone = c;
     c->shared->n_gone++;
     event_del(c->readable);
     event_del(c->writable);
@@ -221,8 +223,14 @@ void connection_free(struct connection *c)
             at = &(*at)->next_dirty;
         *at = c->next_dirty;
     }
-    if (c->gone)
+    if (c->gone) {
+        struct connection **at = &c->shared->gone;
+
+        while (*at != c)
+            at = &(*at)->next_gone;
+        *at = c->next_gone;
         c->shared->n_gone--;
+    }
     if (c->readable)
         event_free(c->readable);
     if (c->writable)
@@ -302,7 +310,7 @@ void connections_flush(struct connections *shared)
     }
 }
 
-bool connection_gone(const struct connection *c)
+void *connections_next_gone(const struct connections *shared)
 {
-    return c->gone;
+    return shared->gone ? shared->gone->owner : NULL;
 }

@@ -40,8 +40,9 @@ struct connections {
     size_t max_output_bytes;
     int frame_timeout_s;
     struct connection *dirty; /* something was put, or the end is near */
-    size_t n_gone;            /* connections to be freed */
-    size_t buffer_bytes;      /* held by all: frames that are not whole, answers not read */
+    struct connection *gone;  /* to be freed; connections_next_gone */
+    size_t n_gone;
+    size_t buffer_bytes; /* held by all: frames that are not whole, answers not read */
 };
 
 enum {
@@ -73,7 +74,8 @@ void connection_drop(struct connection *c);
 /* Writes what has been put since the last call. */
 void connections_flush(struct connections *shared);
 
-/* The peer has left or all is written after connection_end(): to be freed. */
-bool connection_gone(const struct connection *c);
+/* The owner of a connection that is to be freed: the peer has left, or all is written after
+ * connection_end(). NULL: there is none. */
+void *connections_next_gone(const struct connections *shared);
 
 #endif

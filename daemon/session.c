@@ -17,7 +17,7 @@
 
 struct session {
     struct sessions *shared;
-    struct session *next;
+    struct session *next, **link; /* in shared->all; who points here */
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     uid_t uid;
@@ -492,6 +492,9 @@ void sessions_accept(struct sessions *s, int fd)
         return;
     }
     one->next = s->all;
+    one->link = &s->all;
+    if (one->next)
+        one->next->link = &one->next;
     s->all = one;
     s->facts.connections++;
     log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d", (unsigned)peer.uid, (int)peer.pid);
@@ -544,7 +547,7 @@ static int tell(struct sessions *s, struct pending *p, const struct engine_event
         return reply_text(c, p->client_id, ev);
     case ENGINE_ERROR:
         return reply_error(c, p->client_id, reply_error_code(ev->error), ev->field,
-                           ev->message.text);
+                           ev->message->text);
     case ENGINE_REPORT:
     case ENGINE_STATE:
         break;
@@ -631,18 +634,14 @@ static void shed(struct sessions *s)
 
 void sessions_settle(struct sessions *s)
 {
-    struct session **at = &s->all;
+    struct session *one;
 
     connections_flush(&s->connections);
     shed(s);
-    while (*at && s->connections.n_gone) {
-        struct session *one = *at;
-
-        if (!connection_gone(one->connection)) {
-            at = &one->next;
-            continue;
-        }
-        *at = one->next;
+    while ((one = connections_next_gone(&s->connections))) {
+        *one->link = one->next;
+        if (one->next)
+            one->next->link = one->link;
         log_event(LOG_LEVEL_DEBUG, "disconnected", "uid=%u pid=%d requests=%zu", (unsigned)one->uid,
                   (int)one->pid, one->requests.n);
         abandon_requests(one);

@@ -7,8 +7,9 @@
 #include <string.h>
 
 enum {
-    FIRST_CAP = 1024,
-    KEEP_CAP = 64 << 10, /* an empty buffer larger than this goes back: most frames are small */
+    FIRST_CAP = 512,
+    KEEP_CAP = 4 << 10, /* an empty buffer larger than this goes back: most connections are idle,
+                         * and most frames small */
 };
 
 /* Makes room for n more bytes behind *end, moving what lies between to the front first. */
