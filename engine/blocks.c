@@ -148,6 +148,11 @@ int32_t blocks_oldest_cached(const struct blocks *b)
     return b->oldest;
 }
 
+bool blocks_is_listed(const struct blocks *b, int32_t block_id)
+{
+    return block_at(b, block_id)->listed;
+}
+
 int32_t blocks_refs(const struct blocks *b, int32_t block_id)
 {
     return block_at(b, block_id)->refs;

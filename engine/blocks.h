@@ -29,6 +29,7 @@ void blocks_set_listed(struct blocks *b, int32_t block_id, bool listed);
 
 int32_t blocks_oldest_cached(const struct blocks *b); /* -1: none */
 
+bool blocks_is_listed(const struct blocks *b, int32_t block_id);
 int32_t blocks_refs(const struct blocks *b, int32_t block_id);
 int32_t blocks_n_free(const struct blocks *b);
 int32_t blocks_n_cached(const struct blocks *b);

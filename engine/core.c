@@ -167,6 +167,7 @@ void core_enqueue(struct core *c, struct sequence *s)
     };
     fair_queue_push(c->queue, &s->item);
     c->n_waiting++;
+    c->n_queued_tokens += sequence_n_tokens(s);
 }
 
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
@@ -249,6 +250,7 @@ void core_wake(struct core *c, struct sequence *holder, bool all)
         list_remove(&s->link);
         s->holder = NULL;
         c->n_held--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
         core_enqueue(c, s);
     }
 }
@@ -338,12 +340,14 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
     case SEQ_WAITING:
         fair_queue_remove(c->queue, &s->item);
         c->n_waiting--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;
     case SEQ_HELD:
         list_remove(&s->link);
         s->holder = NULL;
         c->n_held--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;
     case SEQ_PREEMPTED: /* goes on draining */
@@ -429,6 +433,8 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
     out->requests_running = c->n_requests_running;
     out->requests_waiting = c->n_requests - c->n_requests_running;
+    out->queued_tokens = c->n_queued_tokens;
+    out->clients = fair_queue_n_active(c->queue);
     out->steps = c->committed;
 }
 

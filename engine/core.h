@@ -105,6 +105,8 @@ struct core_stats {
     int32_t blocks_total, blocks_used, blocks_cached, blocks_free;
     int32_t seqs_running, seqs_waiting;
     int32_t requests_running, requests_waiting; /* running: at least one choice runs */
+    int32_t clients;                            /* that have requests */
+    int64_t queued_tokens; /* that sequences which wait have and would compute, or find */
     uint64_t queried_tokens,
         hit_tokens; /* prompt tokens looked up in and found in the prefix cache */
     uint64_t preemptions;

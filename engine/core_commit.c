@@ -98,6 +98,7 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
     struct step *st = &c->steps[(c->committed + 1) % BACKEND_IN_FLIGHT];
     int32_t row = 0;
 
+    prefix_cache_set_time(c->cache, now_us);
     must(core_in_flight(c) > 0);
     must(result->step == st->batch.step && result->n_rows == st->batch.n_rows);
     for (int32_t i = 0; i < st->n_decodes; i++, row++)

@@ -33,6 +33,7 @@ struct core {
     struct list draining;
     int32_t n_prefilling, n_decoding, n_draining;
     int64_t n_waiting, n_held;
+    int64_t n_queued_tokens; /* known tokens of these */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_returning; /* blocks that the end of those draining will free */
@@ -43,7 +44,7 @@ struct core {
     int32_t *tables;           /* [max_seqs, max_blocks] */
     struct sequence **scratch; /* [max_seqs] */
     int32_t *block_tokens;     /* [2, block_len] scratch */
-    int32_t *block_refs;       /* [n_blocks] scratch of core_verify */
+    int32_t *block_refs;       /* [n_blocks] scratch of core_verify and core_inspect */
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */

@@ -308,6 +308,7 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
 
     fair_queue_remove(c->queue, &s->item);
     c->n_waiting--;
+    c->n_queued_tokens -= sequence_n_tokens(s);
     s->slot = c->free_slots[--c->n_free_slots];
     c->slots[s->slot] = s;
     s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
@@ -323,6 +324,8 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     if (q->n_running++ == 0)
         c->n_requests_running++;
     step_add_load(st, s);
+    if (n_found > 0)
+        prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
     if (s->ran)
         return;
     s->ran = true;
@@ -349,8 +352,8 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     int32_t n = 0;
 
     while (n < max &&
-           prefix_cache_pin(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
-                            &table[n]))
+           prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
+                             &table[n]))
         n++;
     if (!hold_back(c, s, n, max, chain)) {
         int64_t need = (int64_t)blocks_to_begin(c, s) - n + owed;
@@ -454,6 +457,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
         return CORE_IDLE;
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
+    prefix_cache_set_time(c->cache, now_us);
     step_begin(st, c->planned + 1);
     schedule(c, st, now_us);
     if (st->n_decodes + st->n_chunks == 0) {

@@ -88,13 +88,22 @@ static const char *verify_steps(const struct core *c)
 
 static const char *verify_counts(const struct core *c, int64_t n_held)
 {
-    int64_t n_preempted = 0;
+    int64_t n_preempted = 0, n_queued_tokens = 0;
     int32_t n_slots = 0;
 
     for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
         n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
     for (int32_t i = 0; i < c->options.max_seqs; i++)
         n_slots += c->slots[i] != NULL;
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+
+        for (int32_t i = 0; i < q->n; i++)
+            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_HELD)
+                n_queued_tokens += sequence_n_tokens(&q->choices[i]);
+    }
+    if (n_queued_tokens != c->n_queued_tokens)
+        return "the tokens of those that wait are not as many as they are said to be";
     if (list_length(&c->prefilling) != c->n_prefilling ||
         list_length(&c->decoding) != c->n_decoding || list_length(&c->draining) != c->n_draining)
         return "a list of sequences is not as long as it is said to be";

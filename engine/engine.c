@@ -28,6 +28,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g)
         return err_set(e, -ENOMEM, "engine: out of memory");
     g->options = *options;
+    tickets_init(&g->tickets);
     pthread_mutex_init(&g->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -63,6 +64,16 @@ fail:
     return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
 }
 
+static void free_jobs(struct job *list)
+{
+    while (list) {
+        struct job *j = list;
+
+        list = j->next;
+        job_free(j);
+    }
+}
+
 static void free_dropped(struct engine *g, struct work *undone)
 {
     struct generation *live;
@@ -74,17 +85,12 @@ static void free_dropped(struct engine *g, struct work *undone)
         undone = undone->next;
         job_free(j);
     }
-    while (g->inbox_head) {
-        struct job *j = g->inbox_head;
-
-        g->inbox_head = j->next;
-        job_free(j);
-    }
+    free_jobs(g->inbox_head);
+    free_jobs(g->questions_head);
     while ((live = id_map_next(&g->live, &at)))
         generation_free(live);
     id_map_deinit(&g->live);
-    id_map_deinit(&g->encoding);
-    free(g->cancels);
+    tickets_deinit(&g->tickets);
     free(g->ends);
 }
 
@@ -140,7 +146,7 @@ void engine_status(const struct engine *g, struct engine_status *out)
     pthread_mutex_lock(lock);
     out->failure = g->failure;
     out->core = g->stats;
-    out->n_encoding = g->encoding.n;
+    out->n_encoding = g->n_encoding;
     if (out->state == ENGINE_READY)
         out->backend = g->backend_info;
     pthread_mutex_unlock(lock);
@@ -169,13 +175,14 @@ const struct chat_template *engine_chat_template(const struct engine *g)
 static size_t cost_of(const struct job *j)
 {
     const struct chat *chat = j->kind == JOB_RENDER ? j->chat : NULL;
+    bool prompt = j->kind == JOB_GENERATE || j->kind == JOB_INSPECT;
     size_t cost = 0;
 
-    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_CHAT)
+    if (prompt && j->request.input == ENGINE_CHAT)
         chat = j->request.chat;
-    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_PROMPT)
+    if (prompt && j->request.input == ENGINE_PROMPT)
         cost = j->request.prompt.len;
-    if (j->kind == JOB_GENERATE && j->request.input == ENGINE_PROMPT_IDS)
+    if (prompt && j->request.input == ENGINE_PROMPT_IDS)
         cost = j->request.n_prompt_ids;
     if (j->kind == JOB_TOKENIZE)
         cost = j->text.len;
@@ -184,8 +191,20 @@ static size_t cost_of(const struct job *j)
     return chat ? chat_bytes(chat) : cost;
 }
 
-/* Takes the job over: into the pool, or an error event at once where there is no model. */
-static int start(struct engine *g, const struct job *template)
+void engine_inbox_add(struct engine *g, struct job *j)
+{
+    j->next = NULL;
+    if (g->inbox_tail)
+        g->inbox_tail->next = j;
+    else
+        g->inbox_head = j;
+    g->inbox_tail = j;
+    pthread_cond_signal(&g->wake);
+}
+
+/* Takes the job over: into the pool, or to the engine thread where there is nothing to encode, or
+ * an error event at once where there is no model. */
+static int start(struct engine *g, const struct job *template, bool in_pool)
 {
     struct event_list out = {0};
     struct job *j = malloc(sizeof(*j));
@@ -208,14 +227,17 @@ static int start(struct engine *g, const struct job *template)
         event_queue_push(&g->events, &out);
         return 0;
     }
-    if (j->kind == JOB_GENERATE) {
-        pthread_mutex_lock(&g->lock);
-        r = id_map_put(&g->encoding, j->id, j);
-        pthread_mutex_unlock(&g->lock);
-        if (r < 0)
-            goto fail;
-    }
-    work_pool_push(g->pool, &j->work);
+    pthread_mutex_lock(&g->lock);
+    r = tickets_open(&g->tickets, j->id, j, in_pool);
+    if (r == 0 && !in_pool)
+        engine_inbox_add(g, j);
+    if (r == 0)
+        g->n_encoding += j->kind == JOB_GENERATE;
+    pthread_mutex_unlock(&g->lock);
+    if (r < 0)
+        goto fail;
+    if (in_pool)
+        work_pool_push(g->pool, &j->work);
     return 0;
 fail:
     free(j->terminal);
@@ -228,7 +250,7 @@ int engine_generate(struct engine *g, const struct engine_request *r)
     struct job j = {
         .kind = JOB_GENERATE, .id = r->id, .request = *r, .owner = r->owner, .release = r->release};
 
-    return start(g, &j);
+    return start(g, &j, true);
 }
 
 int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool special, void *owner,
@@ -241,7 +263,7 @@ int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool specia
                     .owner = owner,
                     .release = release};
 
-    return start(g, &j);
+    return start(g, &j, true);
 }
 
 int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t n,
@@ -255,7 +277,7 @@ int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t 
                     .owner = owner,
                     .release = release};
 
-    return start(g, &j);
+    return start(g, &j, true);
 }
 
 int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
@@ -263,36 +285,36 @@ int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *
 {
     struct job j = {.kind = JOB_RENDER, .id = id, .chat = chat, .owner = owner, .release = release};
 
-    return start(g, &j);
+    return start(g, &j, true);
+}
+
+int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
+{
+    static const enum engine_input inputs[] = {
+        [INSPECT_PROMPT] = ENGINE_PROMPT,
+        [INSPECT_PROMPT_IDS] = ENGINE_PROMPT_IDS,
+        [INSPECT_CHAT] = ENGINE_CHAT,
+    };
+    bool prompt = q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT;
+    struct job j = {
+        .kind = JOB_INSPECT, .id = id, .query = *q, .owner = q->owner, .release = q->release};
+
+    if (prompt)
+        j.request = (struct engine_request){.id = id,
+                                            .client = q->client,
+                                            .input = inputs[q->input],
+                                            .prompt = q->prompt,
+                                            .prompt_ids = q->prompt_ids,
+                                            .n_prompt_ids = q->n_prompt_ids,
+                                            .chat = q->chat};
+    return start(g, &j, prompt);
 }
 
 int engine_cancel(struct engine *g, uint64_t id)
 {
-    struct job *j;
-    int r = 0;
-
     pthread_mutex_lock(&g->lock);
-    /* A job leaves `encoding` and enters the inbox under one lock: it is in one or behind us. */
-    j = id_map_get(&g->encoding, id);
-    if (j) {
-        j->cancelled = true;
-    } else {
-        if (g->n_cancels == g->cap_cancels) {
-            size_t cap = g->cap_cancels ? g->cap_cancels * 2 : 64;
-            uint64_t *bigger = reallocarray(g->cancels, cap, sizeof(*bigger));
-
-            if (bigger) {
-                g->cancels = bigger;
-                g->cap_cancels = cap;
-            }
-        }
-        if (g->n_cancels < g->cap_cancels) {
-            g->cancels[g->n_cancels++] = id;
-            pthread_cond_signal(&g->wake);
-        } else {
-            r = -ENOMEM;
-        }
-    }
+    if (tickets_cancel(&g->tickets, id))
+        pthread_cond_signal(&g->wake);
     pthread_mutex_unlock(&g->lock);
-    return r;
+    return 0;
 }

@@ -73,6 +73,7 @@ enum engine_error {
     ENGINE_E_TOO_LONG,    /* prompt and max_tokens can never fit */
     ENGINE_E_UNAVAILABLE, /* loading */
     ENGINE_E_UNSUPPORTED, /* no chat template */
+    ENGINE_E_CANCELLED,   /* engine_cancel, of anything but generate */
     ENGINE_E_INTERNAL,    /* out of memory; the backend died */
 };
 
@@ -119,7 +120,7 @@ struct engine_status {
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;
-    uint64_t n_encoding; /* requests in the tokenizer pool */
+    uint64_t n_encoding; /* generate requests on their way to the schedule */
 };
 
 /* Starts the threads; loading goes on behind. -ENOMEM, -EAGAIN, … */
@@ -156,9 +157,11 @@ int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *
 /* Looks in between two steps; a prompt in it is rendered and encoded by the pool first. */
 int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
 
-/* Ends a request with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
- * the tokenizer pool comes to it or is done with it where it is yet to be encoded. An unknown id is
- * nothing: its terminal event is on its way or taken. -ENOMEM: not taken. */
+/* Ends a generate with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
+ * the tokenizer pool comes to it or is done with it where it is yet to be encoded. All else ends
+ * with ENGINE_E_CANCELLED if the pool has not begun with it, a pin that is computed within a step;
+ * else its answer is told. An unknown id is nothing, its terminal event is on its way or taken; so
+ * is a second cancel. It takes no memory and does not fail: 0. */
 int engine_cancel(struct engine *g, uint64_t id);
 
 #endif

@@ -128,24 +128,25 @@ static int encode(struct job *j, struct err *e)
     return 0;
 }
 
-/* Removes the job from `encoding`; where it was cancelled meanwhile, true. */
+static void close_ticket(struct job *j)
+{
+    j->engine->n_encoding -= j->kind == JOB_GENERATE;
+    tickets_close(&j->engine->tickets, j->id);
+}
+
+/* The pool is done with the job: it goes to the engine thread, or its terminal event is next. Where
+ * it was cancelled meanwhile, true, and it goes nowhere. */
 static bool leave(struct job *j, bool to_inbox)
 {
     struct engine *g = j->engine;
     bool cancelled;
 
     pthread_mutex_lock(&g->lock);
-    must(id_map_take(&g->encoding, j->id) == j);
-    cancelled = j->cancelled;
-    if (to_inbox && !cancelled) {
-        j->next = NULL;
-        if (g->inbox_tail)
-            g->inbox_tail->next = j;
-        else
-            g->inbox_head = j;
-        g->inbox_tail = j;
-        pthread_cond_signal(&g->wake);
-    }
+    cancelled = tickets_leave_pool(&g->tickets, j->id);
+    if (to_inbox && !cancelled)
+        engine_inbox_add(g, j);
+    else
+        close_ticket(j);
     pthread_mutex_unlock(&g->lock);
     return cancelled;
 }
@@ -155,7 +156,7 @@ static bool is_cancelled(struct job *j)
     bool cancelled;
 
     pthread_mutex_lock(&j->engine->lock);
-    cancelled = j->cancelled;
+    cancelled = tickets_is_cancelled(&j->engine->tickets, j->id);
     pthread_mutex_unlock(&j->engine->lock);
     return cancelled;
 }
@@ -163,6 +164,10 @@ static bool is_cancelled(struct job *j)
 /* Cancelled before it reached the core: each choice is told, then the request ends. */
 static void tell_cancelled(struct job *j, struct event_list *out)
 {
+    if (j->kind != JOB_GENERATE) {
+        job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", out);
+        return;
+    }
     for (int32_t i = 0; i < j->request.n; i++) {
         struct engine_event *d = engine_event_new(ENGINE_DELTA, j->id, 0, false, 0);
 
@@ -180,7 +185,7 @@ static void tell_cancelled(struct job *j, struct event_list *out)
     job_free(j);
 }
 
-static void run_generate(struct job *j, struct event_list *out)
+static void run_encode(struct job *j, struct event_list *out)
 {
     struct err why = {""};
     int r = is_cancelled(j) ? 0 : encode(j, &why);
@@ -260,19 +265,15 @@ void job_run(struct work *w)
     struct engine *g = j->engine;
     struct event_list out = {0};
 
-    switch (j->kind) {
-    case JOB_GENERATE:
-        run_generate(j, &out);
-        break;
-    case JOB_TOKENIZE:
+    if (j->kind == JOB_GENERATE || j->kind == JOB_INSPECT)
+        run_encode(j, &out);
+    else if (leave(j, false))
+        tell_cancelled(j, &out);
+    else if (j->kind == JOB_TOKENIZE)
         run_tokenize(j, &out);
-        break;
-    case JOB_DETOKENIZE:
+    else if (j->kind == JOB_DETOKENIZE)
         run_detokenize(j, &out);
-        break;
-    case JOB_RENDER:
+    else
         run_render(j, &out);
-        break;
-    }
     event_queue_push(&g->events, &out);
 }

@@ -183,6 +183,13 @@ static void refuse(struct engine *g, struct job *j, int r, const struct core_req
              why.text, &g->out);
 }
 
+void engine_close(struct engine *g, uint64_t id)
+{
+    pthread_mutex_lock(&g->lock);
+    tickets_close(&g->tickets, id);
+    pthread_mutex_unlock(&g->lock);
+}
+
 static void admit(struct engine *g, struct job *j)
 {
     const struct engine_request *r = &j->request;
@@ -217,6 +224,7 @@ static void admit(struct engine *g, struct job *j)
     }
     if (ret != CORE_OK) {
         generation_free(live);
+        engine_close(g, j->id);
         refuse(g, j, ret, &cr);
         return;
     }
@@ -225,29 +233,64 @@ static void admit(struct engine *g, struct job *j)
     job_free(j);
 }
 
+static void ask_later(struct engine *g, struct job *j)
+{
+    j->next = NULL;
+    if (g->questions_tail)
+        g->questions_tail->next = j;
+    else
+        g->questions_head = j;
+    g->questions_tail = j;
+}
+
 static void take_in(struct engine *g)
 {
+    struct list cancels;
     struct job *jobs;
-    uint64_t *cancels;
-    size_t n_cancels;
 
+    list_init(&cancels);
     pthread_mutex_lock(&g->lock);
     jobs = g->inbox_head;
     g->inbox_head = g->inbox_tail = NULL;
-    cancels = g->cancels;
-    n_cancels = g->n_cancels;
-    g->cancels = NULL;
-    g->n_cancels = g->cap_cancels = 0;
+    /* Both at once: so no cancel is heard before the request that it is of. */
+    tickets_take_cancels(&g->tickets, &cancels);
+    for (struct job *j = jobs; j; j = j->next) {
+        tickets_take_job(&g->tickets, j->id);
+        g->n_encoding -= j->kind == JOB_GENERATE;
+    }
     pthread_mutex_unlock(&g->lock);
     while (jobs) {
         struct job *j = jobs;
 
         jobs = jobs->next;
-        admit(g, j);
+        if (j->kind == JOB_INSPECT)
+            ask_later(g, j);
+        else
+            admit(g, j);
     }
-    for (size_t i = 0; i < n_cancels; i++)
-        core_cancel(g->core, cancels[i], CORE_REASON_CANCELLED, engine_now_us());
-    free(cancels);
+    while (!list_empty(&cancels)) {
+        struct ticket *k = CONTAINER_OF(cancels.next, struct ticket, in_cancels);
+
+        list_remove(&k->in_cancels);
+        core_cancel(g->core, k->id, CORE_REASON_CANCELLED, engine_now_us());
+    }
+}
+
+/* While the device works: what it takes to look around delays no step unless it takes longer than
+ * one. True when there was a question. */
+static bool answer_questions(struct engine *g)
+{
+    struct job *jobs = g->questions_head;
+    bool any = jobs != NULL;
+
+    g->questions_head = g->questions_tail = NULL;
+    while (jobs) {
+        struct job *j = jobs;
+
+        jobs = jobs->next;
+        engine_answer(g, j);
+    }
+    return any;
 }
 
 /* ---- events out */
@@ -279,6 +322,7 @@ static void collect(struct engine *g)
                 generation_choice_done(live, &ev[i], &g->out);
                 break;
             case CORE_FINISHED:
+                engine_close(g, ev[i].request);
                 generation_finish(live, &ev[i].usage, &g->out);
                 id_map_take(&g->live, ev[i].request);
                 generation_free(live);
@@ -324,7 +368,7 @@ static void rest(struct engine *g, uint64_t deadline_us)
                              .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
 
     pthread_mutex_lock(&g->lock);
-    while (!g->quit && !g->inbox_head && !g->n_cancels) {
+    while (!g->quit && !g->inbox_head && list_empty(&g->tickets.cancels)) {
         if (!deadline_us)
             pthread_cond_wait(&g->wake, &g->lock);
         else if (pthread_cond_timedwait(&g->wake, &g->lock, &until) == ETIMEDOUT)
@@ -363,6 +407,7 @@ static int turn(struct engine *g, struct err *e)
         const struct batch *batch;
         uint64_t deadline_us;
         int r = CORE_WAIT;
+        bool asked;
 
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
@@ -376,13 +421,14 @@ static int turn(struct engine *g, struct err *e)
                 return ret;
             g->in_flight++;
         }
+        asked = answer_questions(g);
         publish(g);
         if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && r != CORE_OK)) {
             int ret = finish_oldest(g, e);
 
             if (ret < 0)
                 return ret;
-        } else if (r != CORE_OK) {
+        } else if (r != CORE_OK && !asked) {
             must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
             refresh_memory(g);
             rest(g, deadline_us);
@@ -399,10 +445,17 @@ static void fail_all(struct engine *g, const struct err *why)
     size_t at = 0;
 
     while ((live = id_map_next(&g->live, &at))) {
+        engine_close(g, generation_id(live));
         generation_fail(live, why->text, &g->out);
         generation_free(live);
     }
     id_map_deinit(&g->live);
+    for (struct job *j = g->questions_head, *next; j; j = next) {
+        next = j->next;
+        engine_close(g, j->id);
+        job_fail(j, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
+    }
+    g->questions_head = g->questions_tail = NULL;
     event_queue_push(&g->events, &g->out);
 }
 
@@ -414,7 +467,6 @@ static void refuse_until_quit(struct engine *g, const struct err *why)
         struct job *jobs = g->inbox_head;
 
         g->inbox_head = g->inbox_tail = NULL;
-        g->n_cancels = 0;
         if (!jobs) {
             pthread_cond_wait(&g->wake, &g->lock);
             continue;
@@ -424,6 +476,7 @@ static void refuse_until_quit(struct engine *g, const struct err *why)
             struct job *j = jobs;
 
             jobs = jobs->next;
+            engine_close(g, j->id);
             job_fail(j, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
         }
         event_queue_push(&g->events, &g->out);

@@ -9,21 +9,23 @@
 #include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/id_map.h"
+#include "engine/ticket.h"
 #include "engine/work_pool.h"
 
-enum job_kind { JOB_GENERATE, JOB_TOKENIZE, JOB_DETOKENIZE, JOB_RENDER };
+enum job_kind { JOB_GENERATE, JOB_TOKENIZE, JOB_DETOKENIZE, JOB_RENDER, JOB_INSPECT };
 
-/* One request on its way through the pool. Generate goes on to the engine thread, the others end
- * here. */
+/* One request on its way through the pool. Generate and inspect go on to the engine thread, the
+ * others end here. An inspect that has no prompt goes there at once; the prompt of one that has is
+ * encoded as that of a generate. */
 struct job {
     struct work work; /* first */
-    struct job *next; /* in the inbox */
+    struct job *next; /* in the inbox, or in the engine's questions */
     struct engine *engine;
     enum job_kind kind;
     uint64_t id;
     uint64_t arrival_us;
-    bool cancelled;                /* under engine->lock */
-    struct engine_request request; /* JOB_GENERATE */
+    struct engine_request request; /* JOB_GENERATE; JOB_INSPECT: its input alone */
+    struct inspect_query query;    /* JOB_INSPECT */
     struct text text;              /* JOB_TOKENIZE */
     bool special;                  /* JOB_TOKENIZE: matched; JOB_DETOKENIZE: skipped */
     const int32_t *ids;            /* JOB_DETOKENIZE */
@@ -31,7 +33,7 @@ struct job {
     const struct chat *chat; /* JOB_RENDER */
     void *owner;
     void (*release)(void *owner);
-    struct token_list prompt; /* JOB_GENERATE: what was encoded */
+    struct token_list prompt; /* JOB_GENERATE, JOB_INSPECT: what was encoded */
     struct engine_event *terminal;
 };
 
@@ -64,10 +66,9 @@ struct engine {
 
     pthread_mutex_t lock;                /* for all below */
     pthread_cond_t wake;                 /* of the engine thread, CLOCK_MONOTONIC */
-    struct id_map encoding;              /* id -> struct job in the pool */
+    struct tickets tickets;              /* of all requests under way */
     struct job *inbox_head, *inbox_tail; /* encoded, for the engine thread */
-    uint64_t *cancels;                   /* [n_cancels] ids to be cancelled */
-    size_t n_cancels, cap_cancels;
+    size_t n_encoding; /* generate requests that the engine thread has not taken */
     bool quit;
     struct core_stats stats; /* as of the last step */
     struct err failure;
@@ -75,13 +76,17 @@ struct engine {
     /* The engine thread's alone. */
     struct backend *backend;
     struct core *core;
-    struct id_map live;      /* id -> struct generation */
-    struct event_list out;   /* not yet published */
-    struct engine_end *ends; /* [max_seqs] */
+    struct id_map live;                          /* id -> struct generation */
+    struct job *questions_head, *questions_tail; /* to be answered in this round */
+    struct event_list out;                       /* not yet published */
+    struct engine_end *ends;                     /* [max_seqs] */
     int in_flight;
 };
 
 uint64_t engine_now_us(void); /* CLOCK_MONOTONIC */
+
+/* engine.c */
+void engine_inbox_add(struct engine *g, struct job *j); /* with the lock held */
 
 /* engine_jobs.c */
 void job_run(struct work *w);
@@ -90,7 +95,11 @@ void job_free(struct job *j); /* hands the owner back; takes NULL */
 void job_fail(struct job *j, enum engine_error error, const char *field, const char *text,
               struct event_list *out);
 
+/* engine_inspect.c */
+void engine_answer(struct engine *g, struct job *j); /* takes it over */
+
 /* engine_loop.c */
+void engine_close(struct engine *g, uint64_t id); /* its terminal event is being pushed */
 void *engine_main(void *engine);
 
 #endif

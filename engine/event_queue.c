@@ -119,6 +119,7 @@ void engine_events_free(struct engine_event *list)
     while (list) {
         struct engine_event *next = list->next;
 
+        inspect_report_free(list->report);
         free(list);
         list = next;
     }

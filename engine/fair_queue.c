@@ -34,7 +34,7 @@ struct fair_queue {
     struct heap classes[FAIR_QUEUE_CLASSES];
     struct heap active;
     struct heap idle;
-    int32_t n_idle;
+    int32_t n_active, n_idle;
 };
 
 static struct fair_item *item_of(const struct heap_node *n)
@@ -148,6 +148,7 @@ int fair_queue_join(struct fair_queue *q, struct fair_client **out, uint64_t cli
         if (least && c->vtime < client_of(least)->vtime)
             c->vtime = client_of(least)->vtime;
         heap_insert(&q->active, &c->by_vtime);
+        q->n_active++;
         forget_idle(q);
     }
     *out = c;
@@ -160,6 +161,7 @@ void fair_queue_leave(struct fair_queue *q, struct fair_client *client)
     if (--client->n_joined > 0)
         return;
     heap_remove(&q->active, &client->by_vtime);
+    q->n_active--;
     heap_insert(&q->idle, &client->by_vtime);
     q->n_idle++;
     forget_idle(q);
@@ -203,6 +205,16 @@ struct fair_item *fair_queue_top(const struct fair_queue *q)
             return item_of(heap_top(&CONTAINER_OF(n, struct line, node)->items));
     }
     return NULL;
+}
+
+int32_t fair_queue_n_active(const struct fair_queue *q)
+{
+    return q->n_active;
+}
+
+uint64_t fair_client_time(const struct fair_client *client)
+{
+    return client->vtime;
 }
 
 void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_t n_tokens)

@@ -37,6 +37,9 @@ void fair_queue_push(struct fair_queue *q, struct fair_item *item);
 void fair_queue_remove(struct fair_queue *q, struct fair_item *item);
 struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
 
+int32_t fair_queue_n_active(const struct fair_queue *q);
+uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited */
+
 void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_t n_tokens);
 
 #endif

@@ -72,6 +72,11 @@ void generation_free(struct generation *g)
     free(g);
 }
 
+uint64_t generation_id(const struct generation *g)
+{
+    return g->id;
+}
+
 void generation_arm(struct generation *g, struct engine_event *terminal)
 {
     must(!g->terminal);

@@ -14,6 +14,7 @@ struct generation;
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer, uint64_t arrival_us);
 void generation_free(struct generation *g);
+uint64_t generation_id(const struct generation *g);
 
 /* Hands over the request's last event, made beforehand so that want of memory can never lose it. */
 void generation_arm(struct generation *g, struct engine_event *terminal);

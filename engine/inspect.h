@@ -49,13 +49,13 @@ struct inspect_query {
 };
 
 enum inspect_state {
-    INSPECT_ENCODING,
+    INSPECT_ENCODING, /* on its way to the schedule */
     INSPECT_WAITING,
     INSPECT_HELD,
     INSPECT_PREFILL,
     INSPECT_DECODE,
     INSPECT_PREEMPTED,
-    INSPECT_ENDING,
+    INSPECT_ENDING, /* the daemon's to tell: the engine forgets what it has ended */
 };
 
 /* One request; of several choices the sums, and the state of the one that is furthest. */
@@ -74,6 +74,8 @@ struct inspect_request {
 struct inspect_client_blocks {
     uint64_t client;
     int32_t used, requests;
+    int32_t running;       /* sequences */
+    int64_t queued_tokens; /* of sequences that wait */
 };
 
 struct inspect_prefix {

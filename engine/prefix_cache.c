@@ -2,59 +2,17 @@
  *
  * Entries lie in an array by block id, chained by hash. All memory but that of namespaces is taken
  * at the start. */
-#include "engine/prefix_cache.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "engine/checked.h"
-#include "engine/id_map.h"
-#include "engine/list.h"
 #include "engine/must.h"
 #include "engine/plant.h"
+#include "engine/prefix_cache_impl.h"
 
-enum { NONE = -1 };
-
-enum entry_state { ENTRY_NONE, ENTRY_PENDING, ENTRY_READY };
-
-struct cache_namespace {
-    uint64_t hash;
-    struct cache_namespace *next; /* of the same hash */
-    struct list entries;
-    uint64_t root;
-    uint64_t client;
-    int64_t n_holders;
-    bool private;
-    size_t salt_len;
-    char salt[];
-};
-
-struct entry {
-    enum entry_state state;
-    int32_t owner; /* while pending */
-    int32_t next;  /* in its bucket */
-    uint64_t hash;
-    uint64_t serial;
-    uint64_t parent;
-    struct cache_namespace *ns;
-    struct list in_ns;
-};
-
-struct prefix_cache {
-    struct blocks *blocks;
-    int32_t n_blocks;
-    int32_t block_len;
-    uint64_t hash_seed;
-    uint64_t last_serial;
-    uint64_t n_evicted;
-    size_t n_buckets;         /* a power of two */
-    int32_t *buckets;         /* [n_buckets] first block id, or NONE */
-    struct entry *entries;    /* [n_blocks] */
-    int32_t *tokens;          /* [n_blocks, block_len] of listed blocks */
-    struct id_map namespaces; /* by hash, the first of it; private ones are not in it */
-};
+enum { NONE = PREFIX_CACHE_NONE };
 
 int prefix_cache_new(struct prefix_cache **out, struct blocks *blocks, int32_t n_blocks,
                      int32_t block_len, uint64_t hash_seed)
@@ -75,6 +33,8 @@ int prefix_cache_new(struct prefix_cache **out, struct blocks *blocks, int32_t n
     p->n_blocks = n_blocks;
     p->block_len = block_len;
     p->hash_seed = hash_seed;
+    while (1ll << p->id_bits <= n_blocks)
+        p->id_bits++;
     p->n_buckets = 16;
     while (p->n_buckets < (size_t)n_blocks * 2)
         p->n_buckets *= 2;
@@ -105,6 +65,13 @@ void prefix_cache_free(struct prefix_cache *p)
     free(p);
 }
 
+/* Never the same twice: 2^44 blocks of a pool of 2^20 may be listed in one life. */
+static uint64_t new_serial(struct prefix_cache *p, uint64_t block_id)
+{
+    must(++p->n_serials < UINT64_MAX >> p->id_bits);
+    return p->n_serials << p->id_bits | block_id;
+}
+
 static int namespace_new(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
                          struct text salt)
 {
@@ -116,8 +83,8 @@ static int namespace_new(struct prefix_cache *p, struct cache_namespace **out, u
     ns = calloc(1, bytes);
     if (!ns)
         return -ENOMEM;
-    list_init(&ns->entries);
-    ns->root = PLANT(PLANT_NO_NAMESPACE) ? UINT64_MAX : ++p->last_serial;
+    list_init(&ns->firsts);
+    ns->root = PLANT(PLANT_NO_NAMESPACE) ? UINT64_MAX : new_serial(p, (1ull << p->id_bits) - 1);
     ns->client = client;
     ns->n_holders = 1;
     ns->salt_len = salt.len;
@@ -127,32 +94,45 @@ static int namespace_new(struct prefix_cache *p, struct cache_namespace **out, u
     return 0;
 }
 
+static uint64_t namespace_hash(const struct prefix_cache *p, uint64_t client, struct text salt)
+{
+    return XXH3_64bits_withSeed(salt.len ? salt.data : "", salt.len, p->hash_seed ^ client);
+}
+
+struct cache_namespace *cache_namespace_find(const struct prefix_cache *p, uint64_t client,
+                                             struct text salt)
+{
+    struct cache_namespace *ns = id_map_get(&p->namespaces, namespace_hash(p, client, salt));
+
+    for (; ns; ns = ns->next)
+        if (ns->client == client && ns->salt_len == salt.len &&
+            (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0))
+            break;
+    return ns;
+}
+
 int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
                       struct text salt)
 {
-    uint64_t hash =
-        XXH3_64bits_withSeed(salt.len ? salt.data : "", salt.len, p->hash_seed ^ client);
-    struct cache_namespace *first = id_map_get(&p->namespaces, hash);
-    struct cache_namespace *ns;
+    struct cache_namespace *ns = cache_namespace_find(p, client, salt);
+    struct cache_namespace *first;
     int rc;
 
-    for (ns = first; ns; ns = ns->next) {
-        if (ns->client == client && ns->salt_len == salt.len &&
-            (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0)) {
-            ns->n_holders++;
-            *out = ns;
-            return 0;
-        }
+    if (ns) {
+        ns->n_holders++;
+        *out = ns;
+        return 0;
     }
     rc = namespace_new(p, &ns, client, salt);
     if (rc < 0)
         return rc;
-    ns->hash = hash;
+    ns->hash = namespace_hash(p, client, salt);
+    first = id_map_get(&p->namespaces, ns->hash);
     if (first) {
         ns->next = first->next;
         first->next = ns;
     } else {
-        rc = id_map_put(&p->namespaces, hash, ns);
+        rc = id_map_put(&p->namespaces, ns->hash, ns);
         if (rc < 0) {
             free(ns);
             return rc;
@@ -189,7 +169,7 @@ static void namespace_unlink(struct prefix_cache *p, struct cache_namespace *ns)
 /* Nobody holds it and nothing is in it: nothing can ever be found in it. */
 static void namespace_drop_unused(struct prefix_cache *p, struct cache_namespace *ns)
 {
-    if (ns->n_holders > 0 || !list_empty(&ns->entries))
+    if (ns->n_holders > 0 || !list_empty(&ns->firsts))
         return;
     if (!ns->private)
         namespace_unlink(p, ns);
@@ -201,8 +181,8 @@ void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns)
     must(ns->n_holders > 0);
     if (ns->private) {
         /* the holder is still counted, so that removing the last entry does not free it */
-        while (!list_empty(&ns->entries)) {
-            struct entry *e = CONTAINER_OF(ns->entries.next, struct entry, in_ns);
+        while (!list_empty(&ns->firsts)) {
+            struct entry *e = CONTAINER_OF(ns->firsts.next, struct entry, sibling);
 
             prefix_cache_remove(p, (int32_t)(e - p->entries));
         }
@@ -226,8 +206,8 @@ static uint64_t hash_of(const struct prefix_cache *p, uint64_t parent, const int
     return h;
 }
 
-static int32_t find(const struct prefix_cache *p, uint64_t hash, uint64_t parent,
-                    const int32_t *tokens)
+static int32_t find_hash(const struct prefix_cache *p, uint64_t hash, uint64_t parent,
+                         const int32_t *tokens)
 {
     size_t bytes = (size_t)p->block_len * sizeof(*tokens);
     int32_t i = p->buckets[hash & (p->n_buckets - 1)];
@@ -240,21 +220,27 @@ static int32_t find(const struct prefix_cache *p, uint64_t hash, uint64_t parent
         if (PLANT(PLANT_NO_COMPARE))
             break;
         if ((e->parent == parent || PLANT(PLANT_NO_PARENT)) &&
-            memcmp(p->tokens + (size_t)i * (size_t)p->block_len, tokens, bytes) == 0)
+            memcmp(cache_tokens(p, i), tokens, bytes) == 0)
             break;
     }
     return i;
 }
 
-bool prefix_cache_pin(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
-                      int32_t *block_id)
+int32_t cache_find(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens)
 {
-    int32_t i = find(p, hash_of(p, *parent, tokens), *parent, tokens);
+    return find_hash(p, hash_of(p, parent, tokens), parent, tokens);
+}
+
+bool prefix_cache_hold(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
+                       int32_t *block_id)
+{
+    int32_t i = cache_find(p, *parent, tokens);
 
     if (i == NONE || (p->entries[i].state != ENTRY_READY && !PLANT(PLANT_EARLY_VISIBLE)))
         return false;
     if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->blocks, i) == 0)
         blocks_ref(p->blocks, i);
+    p->entries[i].used_us = p->now_us;
     *parent = p->entries[i].serial;
     *block_id = i;
     return true;
@@ -262,62 +248,115 @@ bool prefix_cache_pin(struct prefix_cache *p, uint64_t *parent, const int32_t *t
 
 int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens)
 {
-    int32_t i = find(p, hash_of(p, parent, tokens), parent, tokens);
+    int32_t i = cache_find(p, parent, tokens);
 
     return i != NONE && p->entries[i].state == ENTRY_PENDING ? p->entries[i].owner : -1;
+}
+
+/* Whether a chain can go on after parent; *before is the block, or NONE at a root. */
+static bool is_listed(const struct prefix_cache *p, uint64_t parent, int32_t *before)
+{
+    uint64_t id = parent & ((1ull << p->id_bits) - 1);
+
+    *before = id < (uint64_t)p->n_blocks ? (int32_t)id : NONE;
+    return *before == NONE ||
+           (p->entries[id].state != ENTRY_NONE && p->entries[id].serial == parent);
 }
 
 void prefix_cache_insert(struct prefix_cache *p, struct cache_namespace *ns, uint64_t *parent,
                          int32_t block_id, const int32_t *tokens, int32_t owner)
 {
     uint64_t hash = hash_of(p, *parent, tokens);
-    int32_t equal = find(p, hash, *parent, tokens);
+    int32_t equal = find_hash(p, hash, *parent, tokens);
     int32_t *bucket = &p->buckets[hash & (p->n_buckets - 1)];
     struct entry *e = &p->entries[block_id];
+    int32_t before;
 
     if (equal != NONE) {
         *parent = p->entries[equal].serial;
         return;
     }
+    if (!is_listed(p, *parent, &before))
+        return;
     must(e->state == ENTRY_NONE);
     blocks_set_listed(p->blocks, block_id, true);
-    e->state = owner == PREFIX_CACHE_READY ? ENTRY_READY : ENTRY_PENDING;
-    e->owner = owner;
-    e->hash = hash;
-    e->parent = *parent;
-    e->serial = ++p->last_serial;
-    e->ns = ns;
-    list_append(&ns->entries, &e->in_ns);
+    *e = (struct entry){
+        .state = owner == PREFIX_CACHE_READY ? ENTRY_READY : ENTRY_PENDING,
+        .owner = owner,
+        .next = *bucket,
+        .depth = before == NONE ? 0 : p->entries[before].depth + 1,
+        .hash = hash,
+        .serial = new_serial(p, (uint64_t)block_id),
+        .parent = *parent,
+        .ns = ns,
+        .written_us = p->now_us,
+        .used_us = p->now_us,
+    };
+    e->head =
+        (int64_t)e->depth * p->block_len < PREFIX_CACHE_HEAD ? block_id : p->entries[before].head;
+    list_init(&e->children);
+    list_append(before == NONE ? &ns->firsts : &p->entries[before].children, &e->sibling);
     memcpy(p->tokens + (size_t)block_id * (size_t)p->block_len, tokens,
            (size_t)p->block_len * sizeof(*tokens));
-    e->next = *bucket;
     *bucket = block_id;
     *parent = e->serial;
 }
 
 void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
 {
-    if (p->entries[block_id].state == ENTRY_PENDING)
-        p->entries[block_id].state = ENTRY_READY;
+    struct entry *e = &p->entries[block_id];
+
+    if (e->state != ENTRY_PENDING)
+        return;
+    e->state = ENTRY_READY;
+    e->written_us = e->used_us = p->now_us;
 }
 
-void prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
+/* Unlists one that has nothing behind it. */
+static void remove_last(struct prefix_cache *p, int32_t block_id)
 {
     struct entry *e = &p->entries[block_id];
     int32_t *at = &p->buckets[e->hash & (p->n_buckets - 1)];
 
-    if (e->state == ENTRY_NONE)
-        return;
     while (*at != block_id) {
         must(*at != NONE);
         at = &p->entries[*at].next;
     }
     *at = e->next;
     e->state = ENTRY_NONE;
-    list_remove(&e->in_ns);
+    list_remove(&e->sibling);
     blocks_set_listed(p->blocks, block_id, false);
     namespace_drop_unused(p, e->ns);
     e->ns = NULL;
+}
+
+/* With all behind it, from the ends of chains on. */
+static int32_t remove_tree(struct prefix_cache *p, int32_t block_id)
+{
+    int32_t n = 0, at = block_id;
+
+    if (p->entries[block_id].state == ENTRY_NONE)
+        return 0;
+    for (;;) {
+        struct entry *e = &p->entries[at];
+        int32_t before = cache_parent(p, at);
+
+        if (!list_empty(&e->children)) {
+            e = CONTAINER_OF(e->children.next, struct entry, sibling);
+            at = (int32_t)(e - p->entries);
+            continue;
+        }
+        remove_last(p, at);
+        n++;
+        if (at == block_id)
+            return n;
+        at = before;
+    }
+}
+
+void prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
+{
+    remove_tree(p, block_id);
 }
 
 int prefix_cache_take(struct prefix_cache *p, int32_t *block_id)
@@ -334,6 +373,11 @@ int prefix_cache_take(struct prefix_cache *p, int32_t *block_id)
     return blocks_take(p->blocks, block_id);
 }
 
+void prefix_cache_set_time(struct prefix_cache *p, uint64_t now_us)
+{
+    p->now_us = now_us;
+}
+
 bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
 {
     return p->entries[block_id].state == ENTRY_READY;
@@ -348,6 +392,7 @@ const char *prefix_cache_verify(const struct prefix_cache *p)
 {
     for (int32_t i = 0; i < p->n_blocks; i++) {
         const struct entry *e = &p->entries[i];
+        int32_t before;
 
         if (e->state == ENTRY_NONE)
             continue;
@@ -355,7 +400,11 @@ const char *prefix_cache_verify(const struct prefix_cache *p)
             return "a block that is not written yet is held by nobody";
         if (e->parent >= e->serial && !PLANT(PLANT_NO_NAMESPACE))
             return "a block is older than the one before it in its chain";
-        if (find(p, e->hash, e->parent, p->tokens + (size_t)i * (size_t)p->block_len) != i)
+        if (!is_listed(p, e->parent, &before))
+            return "a block is listed that nothing can find";
+        if (before != NONE && p->entries[before].depth != e->depth - 1)
+            return "a block is not as far from its chain's beginning as it is said to be";
+        if (find_hash(p, e->hash, e->parent, cache_tokens(p, i)) != i)
             return "a listed block is not found, or an equal one is listed too";
     }
     return NULL;

@@ -72,6 +72,7 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     if (!q)
         return NULL;
     q->id = r->id;
+    q->client_id = r->client;
     list_init(&q->in_core);
     q->deadline_us = r->deadline_us;
     q->priority = r->priority;

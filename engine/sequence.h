@@ -63,6 +63,7 @@ struct request {
     struct heap_node by_deadline; /* while deadline_us > 0 */
     uint64_t deadline_us;
     enum core_priority priority;
+    uint64_t client_id;
     struct fair_client *client;
     struct cache_namespace *ns;
     int32_t n_prompt;

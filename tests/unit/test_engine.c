@@ -339,6 +339,149 @@ START_TEST(cancel_is_told_once)
 }
 END_TEST
 
+/* The answer to a question, waited for alone; the taker frees it. */
+static struct inspect_report *report_of(struct engine *g, uint64_t id)
+{
+    struct inspect_report *report = NULL;
+
+    while (!report) {
+        struct engine_event *list = take(g);
+
+        for (struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->request != id)
+                continue;
+            ck_assert_int_eq(ev->type, ENGINE_REPORT);
+            report = ev->report;
+            ev->report = NULL;
+        }
+        engine_events_free(list);
+    }
+    return report;
+}
+
+static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspect_kind kind)
+{
+    struct inspect_query q = {
+        .kind = kind, .viewer = 1000, .limit = 100, .map = true, .release = release};
+
+    atomic_fetch_add(&n_owned, 1);
+    ck_assert_int_eq(engine_inspect(g, id, &q), 0);
+    return report_of(g, id);
+}
+
+/* An idle engine tells what it has; afterwards what one request left behind is in the cache. */
+START_TEST(idle_engine_is_looked_into)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, CHAT_SUM);
+    struct inspect_report *report = inspect(g, 100, INSPECT_BLOCKS);
+    struct answer a;
+
+    ck_assert_int_eq(report->n_map, report->stats.blocks_total);
+    ck_assert_int_eq(report->n_clients, 0);
+    inspect_report_free(report);
+    generate(g, &r);
+    gather(g, &a, 1);
+    report = inspect(g, 101, INSPECT_CACHE);
+    ck_assert_int_eq(report->n_prefixes, 1);
+    ck_assert_int_eq(report->prefixes[0].tokens, 16);
+    ck_assert_int_eq(report->prefixes[0].n_head, 16);
+    inspect_report_free(report);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* What is running and what is still with the tokenizer is told, each once, while steps go on; and
+ * a question that nobody takes the answer of is no leak. */
+START_TEST(requests_are_told_wherever_they_are)
+{
+    enum { N = 12 };
+    static char long_prompt[60000];
+    struct engine *g = start();
+    struct inspect_report *report;
+    struct inspect_query q = {.kind = INSPECT_REQUESTS, .viewer = 1000, .limit = 1};
+    bool seen[N + 1] = {false};
+
+    memset(long_prompt, 'a', sizeof(long_prompt) - 1);
+    for (uint64_t i = 1; i <= N; i++) {
+        struct engine_request r = request(i, i > 8 ? long_prompt : "Once upon a time");
+
+        r.max_tokens = i > 8 ? 1 : 2000;
+        r.ignore_eos = true;
+        generate(g, &r);
+    }
+    report = inspect(g, 100, INSPECT_REQUESTS);
+    ck_assert_int_ge(report->n_requests, 8);
+    for (int32_t i = 0; i < report->n_requests; i++) {
+        ck_assert(!seen[report->requests[i].id]);
+        seen[report->requests[i].id] = true;
+        ck_assert_uint_eq(report->requests[i].client, 1000);
+    }
+    for (int i = 1; i <= 8; i++)
+        ck_assert(seen[i]);
+    inspect_report_free(report);
+    ck_assert_int_eq(engine_inspect(g, 101, &q), 0);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* A hundred thousand cancels of one request are one, and those of unknown ones are none: nothing
+ * is kept of them. */
+START_TEST(cancel_floods_are_nothing)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, "Once upon a time");
+    struct answer a;
+
+    r.max_tokens = 3000;
+    r.ignore_eos = true;
+    generate(g, &r);
+    for (uint64_t i = 0; i < 100000; i++) {
+        engine_cancel(g, 1);
+        engine_cancel(g, 1000 + i);
+    }
+    gather(g, &a, 1);
+    ck_assert_int_eq(a.terminal, ENGINE_DONE);
+    ck_assert_int_eq(a.reason, CORE_REASON_CANCELLED);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* Work for the pool that is cancelled before its turn is not done, and is told to be cancelled. */
+START_TEST(cancelled_work_is_not_begun)
+{
+    enum { N = 64 };
+    static char text[600000];
+    static struct answer a[N];
+    struct engine *g = start();
+    int n_cancelled = 0;
+
+    memset(text, 'x', sizeof(text));
+    for (uint64_t i = 1; i <= N; i++) {
+        atomic_fetch_add(&n_owned, 1);
+        ck_assert_int_eq(engine_tokenize(g, i, (struct text){text, sizeof(text)}, false, NULL,
+                                         release),
+                         0);
+    }
+    for (uint64_t i = 1; i <= N; i++)
+        engine_cancel(g, i);
+    gather(g, a, N);
+    for (int i = 0; i < N; i++) {
+        if (a[i].terminal == ENGINE_TOKENS)
+            continue;
+        ck_assert_int_eq(a[i].terminal, ENGINE_ERROR);
+        ck_assert_int_eq(a[i].error, ENGINE_E_CANCELLED);
+        n_cancelled++;
+    }
+    ck_assert_int_gt(n_cancelled, N / 2);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
 /* When the backend dies each request is told why, and later ones are refused. */
 START_TEST(backend_death_is_told_to_all)
 {
@@ -486,6 +629,10 @@ int main(void)
     tcase_add_test(tc, refuses_while_loading);
     tcase_add_test(tc, refuses_what_never_fits);
     tcase_add_test(tc, cancel_is_told_once);
+    tcase_add_test(tc, idle_engine_is_looked_into);
+    tcase_add_test(tc, requests_are_told_wherever_they_are);
+    tcase_add_test(tc, cancel_floods_are_nothing);
+    tcase_add_test(tc, cancelled_work_is_not_begun);
     tcase_add_test(tc, backend_death_is_told_to_all);
     tcase_add_test(tc, end_in_the_middle_gives_memory_back);
     tcase_add_test(tc, cache_folder_is_copied);

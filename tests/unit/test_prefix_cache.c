@@ -41,11 +41,11 @@ static int32_t add(struct cache_namespace *in, uint64_t *chain, const int32_t *t
     return id;
 }
 
-static int32_t pin(uint64_t *chain, const int32_t *tokens)
+static int32_t hold(uint64_t *chain, const int32_t *tokens)
 {
     int32_t id;
 
-    return prefix_cache_pin(cache, chain, tokens, &id) ? id : -1;
+    return prefix_cache_hold(cache, chain, tokens, &id) ? id : -1;
 }
 
 /* A chain of two blocks is found block by block, and each is held once more. */
@@ -55,8 +55,8 @@ START_TEST(finds_a_chain)
     int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY);
     int32_t b = add(ns, &chain, two, PREFIX_CACHE_READY);
 
-    ck_assert_int_eq(pin(&at, one), a);
-    ck_assert_int_eq(pin(&at, two), b);
+    ck_assert_int_eq(hold(&at, one), a);
+    ck_assert_int_eq(hold(&at, two), b);
     ck_assert_uint_eq(at, chain);
     ck_assert_int_eq(blocks_refs(blocks, a), 2);
     ck_assert_int_eq(blocks_refs(blocks, b), 2);
@@ -71,9 +71,9 @@ START_TEST(parent_is_part_of_identity)
 
     add(ns, &chain, one, PREFIX_CACHE_READY);
     add(ns, &chain, two, PREFIX_CACHE_READY);
-    ck_assert_int_eq(pin(&root, two), -1);
+    ck_assert_int_eq(hold(&root, two), -1);
     ck_assert_uint_eq(root, prefix_cache_root(ns));
-    ck_assert_int_eq(pin(&chain, one), -1);
+    ck_assert_int_eq(hold(&chain, one), -1);
 }
 END_TEST
 
@@ -83,12 +83,12 @@ START_TEST(pending_is_not_found)
     uint64_t chain = prefix_cache_root(ns), root = chain;
     int32_t a = add(ns, &chain, one, 7);
 
-    ck_assert_int_eq(pin(&root, one), -1);
+    ck_assert_int_eq(hold(&root, one), -1);
     ck_assert_int_eq(prefix_cache_pending(cache, root, one), 7);
     ck_assert_int_eq(prefix_cache_pending(cache, root, two), -1);
     prefix_cache_set_ready(cache, a);
     ck_assert_int_eq(prefix_cache_pending(cache, root, one), -1);
-    ck_assert_int_eq(pin(&root, one), a);
+    ck_assert_int_eq(hold(&root, one), a);
 }
 END_TEST
 
@@ -120,11 +120,11 @@ START_TEST(namespaces_are_exact)
     ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, (struct text){"\0", 1}), 0);
     ck_assert_int_eq(prefix_cache_open(cache, &same, 1, salt("")), 0);
     at = prefix_cache_root(other);
-    ck_assert_int_eq(pin(&at, one), -1);
+    ck_assert_int_eq(hold(&at, one), -1);
     at = prefix_cache_root(salted);
-    ck_assert_int_eq(pin(&at, one), -1);
+    ck_assert_int_eq(hold(&at, one), -1);
     at = prefix_cache_root(same);
-    ck_assert_int_eq(pin(&at, one), a);
+    ck_assert_int_eq(hold(&at, one), a);
     prefix_cache_close(cache, other);
     prefix_cache_close(cache, salted);
     prefix_cache_close(cache, same);
@@ -145,7 +145,7 @@ START_TEST(namespace_outlives_its_requests)
     prefix_cache_close(cache, first);
     ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x")), 0);
     ck_assert_uint_eq(prefix_cache_root(again), root);
-    ck_assert_int_eq(pin(&root, one), a);
+    ck_assert_int_eq(hold(&root, one), a);
     /* without block and holder it is forgotten: a new one is another */
     prefix_cache_remove(cache, a);
     prefix_cache_close(cache, again);
@@ -196,8 +196,8 @@ START_TEST(reuses_the_oldest)
     ck_assert_int_eq(id, b);
     ck_assert_uint_eq(prefix_cache_evictions(cache), 1);
     at = prefix_cache_root(ns);
-    ck_assert_int_eq(pin(&at, one), a);
-    ck_assert_int_eq(pin(&at, two), -1);
+    ck_assert_int_eq(hold(&at, one), a);
+    ck_assert_int_eq(hold(&at, two), -1);
     ck_assert_int_eq(prefix_cache_take(cache, &id), BLOCKS_E_EMPTY);
 }
 END_TEST
@@ -213,7 +213,32 @@ START_TEST(tail_of_a_forgotten_parent_is_unreachable)
     prefix_cache_remove(cache, a);
     add(ns, &again, one, PREFIX_CACHE_READY);
     ck_assert_uint_ne(again, old_one);
-    ck_assert_int_eq(pin(&again, two), -1);
+    ck_assert_int_eq(hold(&again, two), -1);
+}
+END_TEST
+
+/* Where a block is listed no more, what is behind it cannot be found and is listed no more: the
+ * cached ones become free. */
+START_TEST(nothing_hangs_in_the_air)
+{
+    uint64_t chain = prefix_cache_root(ns), middle, at = chain;
+    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY), b, c;
+
+    middle = chain;
+    b = add(ns, &chain, two, PREFIX_CACHE_READY);
+    c = add(ns, &chain, one, PREFIX_CACHE_READY);
+    blocks_unref(blocks, c);
+    blocks_unref(blocks, b);
+    ck_assert_int_eq(blocks_n_cached(blocks), 2);
+    prefix_cache_remove(cache, a);
+    ck_assert_int_eq(blocks_n_cached(blocks), 0);
+    ck_assert_int_eq(blocks_n_used(blocks), 1);
+    ck_assert_int_eq(hold(&middle, two), -1);
+    ck_assert_int_eq(hold(&at, one), -1);
+    ck_assert_ptr_null(prefix_cache_verify(cache));
+    b = add(ns, &middle, two, PREFIX_CACHE_READY); /* nor can anything be put behind it */
+    ck_assert(!prefix_cache_is_ready(cache, b));
+    ck_assert_ptr_null(prefix_cache_verify(cache));
 }
 END_TEST
 
@@ -226,6 +251,7 @@ int main(void)
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, finds_a_chain);
+    tcase_add_test(t, nothing_hangs_in_the_air);
     tcase_add_test(t, parent_is_part_of_identity);
     tcase_add_test(t, pending_is_not_found);
     tcase_add_test(t, equal_block_stays_unlisted);
