@@ -15,15 +15,16 @@ static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *er
 
 /* ---- one request among many */
 
-enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
-                                     const struct nvllm_request *request, struct nvllm_error *err)
+/* Without the timeout, which is handed out. */
+static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, uint32_t *timeout_ms,
+                             const struct nvllm_request *request, struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     Nvllm__V1__Generate generate;
     struct pack pack = {0};
     enum nvllm_code code;
 
-    code = pack_generate(&pack, &generate, request, err);
+    code = pack_generate(&pack, &generate, timeout_ms, request, err);
     if (code != NVLLM_OK)
         goto out;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
@@ -32,9 +33,20 @@ enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
     if (code != NVLLM_OK)
         goto out;
     c->n_open++;
-    client_pump(c);
+    client_flush(c);
 out:
     pack_deinit(&pack);
+    return code;
+}
+
+enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
+                                     const struct nvllm_request *request, struct nvllm_error *err)
+{
+    uint32_t timeout_ms;
+    enum nvllm_code code = start(c, id, &timeout_ms, request, err);
+
+    if (code == NVLLM_OK && timeout_ms > 0)
+        conn_set_deadline(&c->conn, *id, clock_ms() + timeout_ms);
     return code;
 }
 
@@ -43,17 +55,8 @@ enum nvllm_code nvllm_cancel(struct nvllm_client *c, uint64_t id, struct nvllm_e
     enum nvllm_code code = conn_cancel(&c->conn, id, err);
 
     if (code == NVLLM_OK)
-        client_pump(c);
+        client_flush(c);
     return code;
-}
-
-static struct event *next_event(struct nvllm_client *c, struct event_list *list)
-{
-    struct event *e = client_take(c, list);
-
-    if (e && e->kind == PENDING_GENERATE && e->terminal)
-        c->n_open--;
-    return e;
 }
 
 enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct nvllm_event **event,
@@ -62,11 +65,8 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
     int64_t deadline = clock_deadline(timeout_ms);
 
     for (;;) {
-        struct event *e;
+        struct event *e = client_take(c);
 
-        if (!c->queue.first)
-            client_pump(c);
-        e = next_event(c, &c->queue);
         if (e) {
             *event = &e->public;
             return NVLLM_OK;
@@ -75,8 +75,13 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
             c->n_open = 0;
             return dead(c, err);
         }
-        if (!client_wait(c, deadline))
-            return error_set(err, NVLLM_E_TIMEOUT, 0, "no answer in %d ms", timeout_ms);
+        /* Asked in a loop, the socket is looked at once for each time that it has something. */
+        if (!c->drained)
+            client_pump(c);
+        else if (!client_wait(c, deadline))
+            return timeout_ms == 0
+                       ? error_const(err, NVLLM_E_TIMEOUT, "no event is here")
+                       : error_set(err, NVLLM_E_TIMEOUT, 0, "no answer in %d ms", timeout_ms);
     }
 }
 
@@ -87,31 +92,25 @@ size_t nvllm_pending(const struct nvllm_client *c)
 
 /* ---- one request, waited for */
 
-static void want(struct nvllm_client *c, uint64_t id)
-{
-    c->wanted_id = id;
-}
-
-static enum nvllm_code wanted_event(struct nvllm_client *c, int64_t deadline, struct event **out,
-                                    struct nvllm_error *err)
+static enum nvllm_code wanted_event(struct nvllm_client *c, uint64_t id, int64_t deadline,
+                                    struct event **out, struct nvllm_error *err)
 {
     for (;;) {
-        struct event *e;
+        struct event *e = client_take_of(c, id);
 
-        if (!c->wanted.first)
-            client_pump(c);
-        e = next_event(c, &c->wanted);
         if (e) {
             *out = e;
             return NVLLM_OK;
         }
         if (c->conn.death.code != NVLLM_OK)
             return dead(c, err);
-        if (!(nvllm_wants(c) & NVLLM_WANT_READ))
+        if (client_full(c))
             return error_set(err, NVLLM_E_BUSY, 0,
                              "too many events of other requests have not been fetched");
-        if (!client_wait(c, deadline))
-            return error_set(err, NVLLM_E_TIMEOUT, 0, "no answer in time");
+        if (!c->drained)
+            client_pump(c);
+        else if (!client_wait(c, deadline))
+            return error_const(err, NVLLM_E_TIMEOUT, "no answer in time");
     }
 }
 
@@ -127,17 +126,16 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     code = conn_send(&c->conn, frame, kind, 0, &id, err);
     if (code != NVLLM_OK)
         return code;
-    want(c, id);
-    code = wanted_event(c, deadline, &e, err);
-    c->wanted_id = 0;
+    client_flush(c);
+    code = wanted_event(c, id, deadline, &e, err);
     if (code != NVLLM_OK) {
         conn_abandon(&c->conn, id);
         return code;
     }
     if (e->is_error) {
         if (err)
-            *err = e->error;
-        return e->error.code;
+            *err = *e->error;
+        return e->error->code;
     }
     *out = e;
     return NVLLM_OK;
@@ -150,14 +148,14 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
 
     for (;;) {
         struct event *e;
-        enum nvllm_code code = wanted_event(c, deadline, &e, err);
+        enum nvllm_code code = wanted_event(c, id, deadline, &e, err);
 
         if (code != NVLLM_OK)
             return code;
         if (e->is_error) {
             if (err)
-                *err = e->error;
-            return e->error.code;
+                *err = *e->error;
+            return e->error->code;
         }
         if (callback(arg, &e->public) != 0 && !cancelled && !e->terminal) {
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
@@ -181,23 +179,25 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
                                nvllm_callback *callback, void *arg, int timeout_ms,
                                struct nvllm_error *err)
 {
-    int64_t deadline = clock_deadline(timeout_ms);
+    int64_t deadline = clock_deadline(timeout_ms), own;
+    uint32_t own_timeout_ms;
     enum nvllm_code code;
     uint64_t id;
 
-    /* Started by hand, so that no event of it can come before it is wanted. */
-    want(c, c->conn.last_id + 1);
-    code = nvllm_generate_start(c, &id, request, err);
-    if (code == NVLLM_OK) {
-        code = run_generate(c, id, callback, arg, deadline, err);
-        if (pending_find(&c->conn.pending, id)) {
-            conn_cancel(&c->conn, id, NULL);
-            conn_abandon(&c->conn, id);
-            c->n_open--;
-            client_pump(c);
-        }
+    code = start(c, &id, &own_timeout_ms, request, err);
+    if (code != NVLLM_OK)
+        return code;
+    if (own_timeout_ms > 0) {
+        own = clock_ms() + own_timeout_ms;
+        deadline = deadline < 0 || own < deadline ? own : deadline;
     }
-    client_unwant(c);
+    code = run_generate(c, id, callback, arg, deadline, err);
+    if (pending_find(&c->conn.pending, id)) {
+        conn_cancel(&c->conn, id, NULL);
+        conn_abandon(&c->conn, id);
+        c->n_open--;
+        client_flush(c);
+    }
     return code;
 }
 

@@ -8,11 +8,9 @@
 #include <unistd.h>
 
 #include "client/clock.h"
+#include "client/error.h"
 
-enum {
-    READ_BYTES = 64 << 10,
-    READS_A_PUMP = 16, /* so that a fast daemon cannot hold a caller for ever */
-};
+enum { READ_BYTES = 32 << 10 }; /* with half a frame they fit what a decoder keeps */
 
 static void list_init(struct event_list *l)
 {
@@ -31,33 +29,64 @@ static void list_free(struct event_list *l)
     list_init(l);
 }
 
-static void list_add(struct event_list *l, struct event *e)
+static void keep_event(struct nvllm_client *c, struct event *e)
 {
     e->next = NULL;
-    *l->last = e;
-    l->last = &e->next;
+    *c->queue.last = e;
+    c->queue.last = &e->next;
+    c->queue_bytes += event_bytes(e);
 }
 
-struct event *client_take(struct nvllm_client *c, struct event_list *l)
+/* INT64_MAX: there is none. */
+static int64_t nearest_deadline(const struct nvllm_client *c)
 {
+    int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
+
+    return greet < c->conn.deadline ? greet : c->conn.deadline;
+}
+
+static void set_current(struct nvllm_client *c, struct event *e)
+{
+    event_free(c->current);
+    c->current = e && !e->lent ? e : NULL;
+    if (e && e->kind == PENDING_GENERATE && e->terminal)
+        c->n_open--;
+}
+
+struct event *client_take(struct nvllm_client *c)
+{
+    struct event_list *l = &c->queue;
     struct event *e = l->first;
 
-    if (!e)
-        return NULL;
-    l->first = e->next;
-    if (!l->first)
-        l->last = &l->first;
-    c->queue_bytes -= event_bytes(e);
-    event_free(c->current);
-    c->current = e;
+    if (e) {
+        l->first = e->next;
+        if (!l->first)
+            l->last = &l->first;
+        c->queue_bytes -= event_bytes(e);
+    } else {
+        e = conn_take(&c->conn);
+    }
+    set_current(c, e);
     return e;
 }
 
-void client_unwant(struct nvllm_client *c)
+struct event *client_take_of(struct nvllm_client *c, uint64_t id)
 {
-    while (c->wanted.first)
-        client_take(c, &c->wanted);
-    c->wanted_id = 0;
+    struct event *e, *kept;
+
+    while (!client_full(c) && (e = conn_take(&c->conn)) != NULL) {
+        if (e->public.id == id) {
+            set_current(c, e);
+            return e;
+        }
+        kept = event_keep(e);
+        if (!kept) {
+            conn_no_memory(&c->conn);
+            break;
+        }
+        keep_event(c, kept);
+    }
+    return NULL;
 }
 
 struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
@@ -75,7 +104,7 @@ struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
     c->max_queue_bytes = options->max_queue_bytes;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
     list_init(&c->queue);
-    list_init(&c->wanted);
+    c->greet_deadline = INT64_MAX;
     return c;
 }
 
@@ -85,13 +114,12 @@ void nvllm_close(struct nvllm_client *c)
         return;
     close(c->fd);
     list_free(&c->queue);
-    list_free(&c->wanted);
     event_free(c->current);
     conn_deinit(&c->conn);
     free(c);
 }
 
-static void pump_out(struct nvllm_client *c)
+void client_flush(struct nvllm_client *c)
 {
     struct frame_buffer *out = &c->conn.out;
 
@@ -108,50 +136,58 @@ static void pump_out(struct nvllm_client *c)
     }
 }
 
-static bool queue_full(const struct nvllm_client *c)
+bool client_full(const struct nvllm_client *c)
 {
-    return c->queue_bytes > c->max_queue_bytes;
-}
-
-static void sort_events(struct nvllm_client *c)
-{
-    struct event *e;
-
-    while ((e = conn_take(&c->conn)) != NULL) {
-        c->queue_bytes += event_bytes(e);
-        list_add(e->public.id == c->wanted_id ? &c->wanted : &c->queue, e);
-    }
+    /* Half a frame is no reason to stop: the rest of it is wanted. */
+    return c->queue_bytes > c->max_queue_bytes ||
+           (conn_bytes(&c->conn) > c->max_queue_bytes && conn_ready(&c->conn));
 }
 
 static void pump_in(struct nvllm_client *c)
 {
     char buf[READ_BYTES];
+    ssize_t n;
 
-    for (int i = 0; i < READS_A_PUMP && !queue_full(c) && c->conn.death.code == NVLLM_OK; i++) {
-        ssize_t n = recv(c->fd, buf, sizeof(buf), MSG_DONTWAIT);
-
-        if (n > 0) {
-            conn_push(&c->conn, buf, (size_t)n);
-            sort_events(c);
-            if ((size_t)n < sizeof(buf))
-                return;
-        } else if (n == 0) {
-            conn_end(&c->conn, 0);
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            return;
-        } else if (errno != EINTR) {
-            /* A peer that was killed with our bytes unread resets: for us it closed. */
-            conn_end(&c->conn, errno == ECONNRESET ? 0 : errno);
-        }
+    c->drained = true;
+    if (c->conn.ended || client_full(c))
+        return;
+    n = recv(c->fd, buf, sizeof(buf), MSG_DONTWAIT);
+    if (n > 0) {
+        conn_push(&c->conn, buf, (size_t)n);
+        c->drained = (size_t)n < sizeof(buf);
+    } else if (n == 0) {
+        conn_end(&c->conn, 0);
+    } else if (errno == EINTR) {
+        c->drained = false;
+    } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        /* A peer that was killed with our bytes unread resets: for us it closed. */
+        conn_end(&c->conn, errno == ECONNRESET ? 0 : errno);
     }
+}
+
+/* The deadlines that are kept on this side. */
+static void expire(struct nvllm_client *c)
+{
+    struct event *e;
+    int64_t now;
+
+    if (nearest_deadline(c) == INT64_MAX)
+        return;
+    now = clock_ms();
+    if (!c->conn.welcomed && now >= c->greet_deadline && !conn_ready(&c->conn))
+        error_set(&c->conn.death, NVLLM_E_TIMEOUT, 0, "nvllmd does not answer");
+    while ((e = conn_expire(&c->conn, now)) != NULL)
+        keep_event(c, e);
+    client_flush(c); /* their cancels */
 }
 
 void client_pump(struct nvllm_client *c)
 {
     if (c->conn.death.code != NVLLM_OK)
         return;
-    pump_out(c);
+    client_flush(c);
     pump_in(c);
+    expire(c);
 }
 
 int nvllm_fd(const struct nvllm_client *c)
@@ -165,30 +201,43 @@ unsigned nvllm_wants(const struct nvllm_client *c)
 
     if (c->conn.death.code != NVLLM_OK)
         return 0;
-    if (!queue_full(c))
+    if (!c->conn.ended && !client_full(c))
         wants |= NVLLM_WANT_READ;
     if (!c->out_broken && frame_buffer_bytes(&c->conn.out) > 0)
         wants |= NVLLM_WANT_WRITE;
     return wants;
 }
 
-bool client_wait(const struct nvllm_client *c, int64_t deadline)
+int nvllm_timeout(const struct nvllm_client *c)
+{
+    int64_t deadline = nearest_deadline(c);
+
+    if (c->queue.first || conn_ready(&c->conn))
+        return 0;
+    if (c->conn.death.code != NVLLM_OK)
+        return 0;
+    return deadline == INT64_MAX ? -1 : clock_left_ms(deadline);
+}
+
+bool client_wait(struct nvllm_client *c, int64_t deadline)
 {
     unsigned wants = nvllm_wants(c);
     struct pollfd p = {.fd = c->fd};
-    int left = clock_left_ms(deadline);
+    int left = clock_left_ms(deadline), own = nvllm_timeout(c);
 
+    c->drained = false; /* the socket is to be looked at again */
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     if (left == 0)
         return false;
-    poll(&p, 1, left);
+    poll(&p, 1, own >= 0 && (left < 0 || own < left) ? own : left);
     return true;
 }
 
 enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
 {
     client_pump(c);
+    conn_settle(&c->conn);
     if (c->conn.death.code != NVLLM_OK && !c->queue.first) {
         if (err)
             *err = c->conn.death;

@@ -13,31 +13,38 @@ struct event_list {
 struct nvllm_client {
     int fd;
     bool out_broken; /* nothing more can be written; what the daemon said last can still be read */
+    bool drained;    /* the socket had no more when it was looked at last */
     struct conn conn;
-    struct event_list queue;  /* for nvllm_next() */
-    struct event_list wanted; /* for the call that is waiting now */
-    uint64_t wanted_id;       /* its request; 0: none */
-    struct event *current;    /* what was handed out last */
-    size_t queue_bytes;       /* of both lists */
+    struct event_list queue; /* that came while another was waited for; older than conn's own */
+    struct event *current;   /* what was handed out last, where it has memory */
+    size_t queue_bytes;
     size_t max_queue_bytes;
-    size_t n_open; /* requests of generate whose last event has not been handed out */
+    int64_t
+        greet_deadline; /* the daemon must have greeted by then; INT64_MAX: that is no concern */
+    size_t n_open;      /* requests of generate whose last event has not been handed out */
 };
 
 /* A client on a connected socket, which it takes over; it has not greeted. NULL: no memory, and fd
  * is left alone. */
 struct nvllm_client *client_new(int fd, const struct nvllm_options *options);
 
-/* Waits until the socket can do what is wanted. False when the deadline is over. */
-bool client_wait(const struct nvllm_client *c, int64_t deadline);
+/* Waits until the socket can do what is wanted, or for the client's own deadlines. False when the
+ * caller's is over. */
+bool client_wait(struct nvllm_client *c, int64_t deadline);
 
-/* Reads and writes without waiting; what goes wrong is in conn.death. */
+/* Reads once and writes, without waiting; what goes wrong is in conn.death. */
 void client_pump(struct nvllm_client *c);
 
-/* The oldest event of one of the lists, which is current now; NULL if it is empty. */
-struct event *client_take(struct nvllm_client *c, struct event_list *l);
+/* Writes what the socket takes. */
+void client_flush(struct nvllm_client *c);
 
-/* Nothing is waited for any more; drops what has come for it. */
-void client_unwant(struct nvllm_client *c);
+/* The oldest event, which is current now; NULL: none is here. */
+struct event *client_take(struct nvllm_client *c);
+
+/* The oldest event of one request, the others being kept; likewise. */
+struct event *client_take_of(struct nvllm_client *c, uint64_t id);
+
+bool client_full(const struct nvllm_client *c);
 
 /* Sends a short operation and waits for its one answer, *out, which is current then. */
 enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,

@@ -11,7 +11,11 @@ enum { PROTOCOL_VERSION = 1 };
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
 {
-    *c = (struct conn){.max_out_bytes = max_out_bytes, .max_frame_bytes = FRAME_DEFAULT_MAX};
+    *c = (struct conn){
+        .max_out_bytes = max_out_bytes,
+        .max_frame_bytes = FRAME_DEFAULT_MAX,
+        .deadline = INT64_MAX,
+    };
     frame_decoder_init(&c->in, max_in_frame);
 }
 
@@ -28,7 +32,7 @@ static void die_protocol(struct conn *c, const char *why)
               "what answers at the socket does not follow nvllmd's protocol: %s", why);
 }
 
-static void die_nomem(struct conn *c)
+void conn_no_memory(struct conn *c)
 {
     error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
 }
@@ -130,26 +134,82 @@ void conn_abandon(struct conn *c, uint64_t id)
         e->abandoned = true;
 }
 
+void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline)
+{
+    struct pending_entry *e = pending_find(&c->pending, id);
+
+    if (!e)
+        return;
+    e->deadline = deadline;
+    if (deadline < c->deadline)
+        c->deadline = deadline;
+}
+
+struct event *conn_expire(struct conn *c, int64_t now)
+{
+    struct event *e;
+
+    if (now < c->deadline)
+        return NULL;
+    c->deadline = INT64_MAX;
+    for (size_t i = 0; i < c->pending.cap; i++) {
+        struct pending_entry *of = &c->pending.entries[i];
+
+        if (of->id == 0 || of->deadline == 0)
+            continue;
+        if (of->deadline > now) {
+            c->deadline = of->deadline < c->deadline ? of->deadline : c->deadline;
+            continue;
+        }
+        e = event_failure(of->id, NVLLM_E_TIMEOUT, "no end in time");
+        if (!e) {
+            conn_no_memory(c);
+            return NULL;
+        }
+        of->deadline = 0;
+        of->abandoned = true;
+        conn_cancel(c, e->public.id, NULL); /* entries may have moved */
+        c->deadline = now;                  /* there may be another */
+        return e;
+    }
+    return NULL;
+}
+
 /* ---- from the daemon */
 
 void conn_push(struct conn *c, const void *data, size_t n)
 {
     if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
-        die_nomem(c);
+        conn_no_memory(c);
 }
 
 void conn_end(struct conn *c, int sys_errno)
 {
-    if (c->death.code != NVLLM_OK)
-        return;
-    if (sys_errno != 0)
-        error_set(&c->death, NVLLM_E_CONNECTION, sys_errno, "the connection to nvllmd broke: %s",
-                  strerror(sys_errno));
+    c->ended = true;
+    c->end_errno = sys_errno;
+}
+
+static void die_of_end(struct conn *c)
+{
+    if (c->end_errno != 0)
+        error_set(&c->death, NVLLM_E_CONNECTION, c->end_errno, "the connection to nvllmd broke: %s",
+                  strerror(c->end_errno));
     else if (!c->welcomed)
         error_set(&c->death, NVLLM_E_CONNECTION, 0,
                   "nvllmd closed the connection without a greeting");
     else
         error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection");
+}
+
+bool conn_ready(const struct conn *c)
+{
+    return c->death.code == NVLLM_OK && frame_decoder_ready(&c->in);
+}
+
+void conn_settle(struct conn *c)
+{
+    if (c->ended && c->death.code == NVLLM_OK && !conn_ready(c))
+        die_of_end(c);
 }
 
 static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
@@ -208,7 +268,7 @@ static struct event *take_answer(struct conn *c, struct unpacked *memory)
     case EVENT_UNKNOWN:
         goto drop;
     case EVENT_E_NOMEM:
-        die_nomem(c);
+        conn_no_memory(c);
         goto drop;
     default:
         die_protocol(c, why);
@@ -224,16 +284,37 @@ drop:
     return NULL;
 }
 
+/* The ordinary way of most frames, without memory. False: it is another frame, or one that nobody
+ * waits for, whose fate the general way decides. */
+static bool take_delta(struct conn *c, struct event **out, const uint8_t *data, size_t n)
+{
+    const struct pending_entry *of;
+    const char *why;
+    struct delta d;
+
+    if (!c->welcomed || !delta_read(&d, c->lent_ids, data, n))
+        return false;
+    of = pending_find(&c->pending, d.id);
+    if (!of || of->kind != PENDING_GENERATE || of->abandoned ||
+        event_lend(&c->lent, &d, of, &why) != EVENT_OK)
+        return false;
+    *out = &c->lent;
+    return true;
+}
+
 static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
 {
     const Nvllm__V1__ServerFrame *frame;
     struct unpacked *memory;
+    struct event *e;
 
+    if (take_delta(c, &e, data, n))
+        return e;
     switch (unpack(&memory, &nvllm__v1__server_frame__descriptor, data, n)) {
     case UNPACK_OK:
         break;
     case UNPACK_E_NOMEM:
-        die_nomem(c);
+        conn_no_memory(c);
         return NULL;
     case UNPACK_E_BUDGET:
         die_protocol(c, "a frame that would take too much memory");
@@ -264,6 +345,8 @@ struct event *conn_take(struct conn *c)
                 return e;
             break;
         case FRAME_MORE:
+            if (c->ended)
+                die_of_end(c);
             return NULL;
         case FRAME_E_TOO_LARGE:
             die_protocol(c, "a frame longer than max_frame_bytes");

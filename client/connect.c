@@ -1,6 +1,7 @@
 /* connect.c - how a client comes to be: the socket, the greeting, and waiting for the daemon to
  * start and to load its model. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -118,15 +119,21 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
     return connect_error(o->socket_path, -rc, err);
 }
 
+static const char *name_of(const struct nvllm_options *o)
+{
+    return o->name ? o->name : "libnvllm-client";
+}
+
 static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options *o,
                              int64_t deadline, struct nvllm_error *err)
 {
-    enum nvllm_code code = conn_hello(&c->conn, o->name ? o->name : "libnvllm-client", err);
+    enum nvllm_code code = conn_hello(&c->conn, name_of(o), err);
 
     if (code != NVLLM_OK)
         return code;
     for (;;) {
         client_pump(c);
+        client_take(c); /* nothing has been asked for: there is the greeting alone */
         if (c->conn.death.code != NVLLM_OK) {
             if (err)
                 *err = c->conn.death;
@@ -134,7 +141,7 @@ static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options 
         }
         if (c->conn.welcomed)
             return NVLLM_OK;
-        if (!client_wait(c, deadline))
+        if (c->drained && !client_wait(c, deadline))
             return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd at %s does not answer",
                              o->socket_path ? o->socket_path : "the socket");
     }
@@ -175,10 +182,10 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
     return NVLLM_OK;
 }
 
-static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
-                                      int64_t deadline, struct nvllm_error *err)
+/* A client on the socket that the options name, not yet greeted. */
+static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm_options *o,
+                                   int64_t deadline, struct nvllm_error *err)
 {
-    struct nvllm_client *c = NULL;
     enum nvllm_code code;
     int fd = o->fd;
 
@@ -186,12 +193,24 @@ static enum nvllm_code connect_client(struct nvllm_client **out, const struct nv
         code = open_socket(&fd, o, deadline, err);
         if (code != NVLLM_OK)
             return code;
+    } else {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
     }
-    c = client_new(fd, o);
-    if (!c) {
-        close(fd);
-        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
-    }
+    *out = client_new(fd, o);
+    if (*out)
+        return NVLLM_OK;
+    close(fd);
+    return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
+}
+
+static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
+                                      int64_t deadline, struct nvllm_error *err)
+{
+    struct nvllm_client *c;
+    enum nvllm_code code = open_client(&c, o, deadline, err);
+
+    if (code != NVLLM_OK)
+        return code;
     code = greet(c, o, deadline, err);
     if (code == NVLLM_OK && o->wait_ready)
         code = wait_loaded(c, o, deadline, err);
@@ -203,15 +222,53 @@ static enum nvllm_code connect_client(struct nvllm_client **out, const struct nv
     return NVLLM_OK;
 }
 
+static enum nvllm_code take_options(struct nvllm_options *ours, const struct nvllm_options *theirs,
+                                    struct nvllm_error *err)
+{
+    if (theirs && !sized_take(ours, sizeof(*ours), theirs))
+        return error_field(err, "options", "the options were not prepared by nvllm_options_init()");
+    return NVLLM_OK;
+}
+
+enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
+                                    const struct nvllm_options *options, struct nvllm_error *err)
+{
+    struct nvllm_options o = default_options;
+    enum nvllm_code code = take_options(&o, options, err);
+    struct nvllm_client *c;
+
+    if (code != NVLLM_OK)
+        return code;
+    o.wait_start = false;
+    code = open_client(&c, &o, 0, err);
+    if (code != NVLLM_OK)
+        return code;
+    code = conn_hello(&c->conn, name_of(&o), err);
+    if (code != NVLLM_OK) {
+        nvllm_close(c);
+        return code;
+    }
+    if (o.timeout_ms >= 0)
+        c->greet_deadline = clock_ms() + o.timeout_ms;
+    client_flush(c);
+    *client = c;
+    return NVLLM_OK;
+}
+
+bool nvllm_greeted(const struct nvllm_client *client)
+{
+    return client->conn.welcomed;
+}
+
 enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_options *options,
                               struct nvllm_error *err)
 {
     struct nvllm_options o = default_options;
+    enum nvllm_code code = take_options(&o, options, err);
     int64_t deadline;
-    enum nvllm_code code;
 
-    if (options && !sized_take(&o, sizeof(o), options))
-        return error_field(err, "options", "the options were not prepared by nvllm_options_init()");
+    if (code != NVLLM_OK)
+        return code;
     deadline = clock_deadline(o.timeout_ms);
     for (;;) {
         code = connect_client(client, &o, deadline, err);

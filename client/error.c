@@ -73,6 +73,17 @@ enum nvllm_code error_set(struct nvllm_error *e, enum nvllm_code code, int sys_e
     return code;
 }
 
+enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text)
+{
+    if (e) {
+        memset(e, 0, sizeof(*e));
+        e->code = code;
+        e->retryable = is_retryable(code);
+        memcpy(e->message, text, strnlen(text, sizeof(e->message) - 1));
+    }
+    return code;
+}
+
 enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char *fmt, ...)
 {
     va_list args;

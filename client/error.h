@@ -8,6 +8,9 @@
 __attribute__((format(printf, 4, 5))) enum nvllm_code
 error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char *fmt, ...);
 
+/* As error_set() for a short text of ours that needs no formatting: for what is no news. */
+enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text);
+
 /* As error_set(), naming the field of the request that is to blame. */
 __attribute__((format(printf, 3, 4))) enum nvllm_code
 error_field(struct nvllm_error *e, const char *field, const char *fmt, ...);

@@ -3,6 +3,7 @@
  */
 #include "client/event.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/error.h"
@@ -46,22 +47,32 @@ static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char
     return EVENT_OK;
 }
 
-static int read_delta(struct event *e, const Nvllm__V1__Delta *in, uint32_t n_choices,
+static enum nvllm_finish finish_of(int wire)
+{
+    return wire >= NVLLM_FINISH_NONE && wire <= NVLLM_FINISH_ERROR ? (enum nvllm_finish)wire
+                                                                   : NVLLM_FINISH_ERROR;
+}
+
+static int check_choice(uint32_t choice, const struct pending_entry *of, const char **why)
+{
+    if (choice < of->n_choices)
+        return EVENT_OK;
+    *why = "a delta for a choice that was not asked for";
+    return EVENT_E_INVALID;
+}
+
+static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct pending_entry *of,
                       const char **why)
 {
-    int finish = in->has_finish_reason ? (int)in->finish_reason : 0;
+    int rc = check_choice(in->choice, of, why);
 
-    if (in->choice >= n_choices) {
-        *why = "a delta for a choice that was not asked for";
-        return EVENT_E_INVALID;
-    }
+    if (rc != EVENT_OK)
+        return rc;
     e->delta.choice = in->choice;
     e->delta.text = text_of(in->has_text, in->text);
     e->delta.token_ids = in->token_ids;
     e->delta.n_tokens = in->n_token_ids;
-    e->delta.finish = finish >= NVLLM_FINISH_NONE && finish <= NVLLM_FINISH_ERROR
-                          ? (enum nvllm_finish)finish
-                          : NVLLM_FINISH_ERROR;
+    e->delta.finish = finish_of(in->has_finish_reason ? (int)in->finish_reason : 0);
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
     e->terminal = false;
@@ -159,13 +170,23 @@ static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind k
     }
 }
 
+/* e->error is filled. */
+static void set_error(struct event *e)
+{
+    e->is_error = e->terminal = true;
+    if (e->kind == PENDING_GENERATE) {
+        e->public.type = NVLLM_EVENT_ERROR;
+        e->public.error = e->error;
+    }
+}
+
 static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
                       const struct pending_entry *of, const char **why)
 {
     e->terminal = true;
     switch (frame->event_case) {
     case NVLLM__V1__SERVER_FRAME__EVENT_DELTA:
-        return read_delta(e, frame->delta, of->n_choices, why);
+        return read_delta(e, frame->delta, of, why);
     case NVLLM__V1__SERVER_FRAME__EVENT_DONE:
         read_done(e, frame->done);
         return EVENT_OK;
@@ -175,12 +196,11 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
         e->text = text_of(frame->text->has_text, frame->text->text);
         return EVENT_OK;
     case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
-        event_read_error(&e->error, frame->error);
-        e->is_error = true;
-        if (of->kind == PENDING_GENERATE) {
-            e->public.type = NVLLM_EVENT_ERROR;
-            e->public.error = &e->error;
-        }
+        e->error = unpacked_alloc(e->memory, 1, sizeof(*e->error));
+        if (!e->error)
+            return EVENT_E_NOMEM;
+        event_read_error(e->error, frame->error);
+        set_error(e);
         return EVENT_OK;
     default:
         return report_read(e, frame);
@@ -214,11 +234,81 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
 
 void event_free(struct event *e)
 {
-    if (e)
+    if (!e || e->lent)
+        return;
+    if (e->memory)
         unpacked_free(e->memory);
+    else
+        free(e);
 }
 
 size_t event_bytes(const struct event *e)
 {
-    return unpacked_bytes(e->memory);
+    return e->memory ? unpacked_bytes(e->memory) : e->heap_bytes;
+}
+
+/* Every field but those of other kinds' is written: the struct is used again and again. */
+int event_lend(struct event *e, const struct delta *in, const struct pending_entry *of,
+               const char **why)
+{
+    e->memory = NULL;
+    e->lent = true;
+    e->kind = of->kind;
+    e->terminal = e->is_error = false;
+    e->public = (struct nvllm_event){
+        .type = NVLLM_EVENT_DELTA,
+        .id = of->id,
+        .delta = &e->delta,
+    };
+    e->delta = (struct nvllm_delta){
+        .choice = in->choice,
+        .text = in->text_len > 0 ? (struct nvllm_text){in->text, in->text_len}
+                                 : (struct nvllm_text){"", 0},
+        .token_ids = in->token_ids,
+        .n_tokens = in->n_tokens,
+        .finish = finish_of((int)in->finish),
+    };
+    return check_choice(in->choice, of, why);
+}
+
+struct event *event_keep(struct event *e)
+{
+    size_t ids_bytes, bytes;
+    struct event *kept;
+    char *text;
+
+    if (!e->lent)
+        return e;
+    ids_bytes = e->delta.n_tokens * sizeof(*e->delta.token_ids);
+    bytes = sizeof(*kept) + ids_bytes + e->delta.text.len;
+    kept = malloc(bytes);
+    if (!kept)
+        return NULL;
+    *kept = *e;
+    kept->lent = false;
+    kept->heap_bytes = bytes;
+    kept->public.delta = &kept->delta;
+    kept->delta.token_ids = (int32_t *)(kept + 1);
+    text = (char *)(kept + 1) + ids_bytes;
+    if (ids_bytes > 0)
+        memcpy(kept + 1, e->delta.token_ids, ids_bytes);
+    memcpy(text, e->delta.text.data, e->delta.text.len);
+    kept->delta.text.data = text;
+    return kept;
+}
+
+struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message)
+{
+    size_t bytes = sizeof(struct event) + sizeof(struct nvllm_error);
+    struct event *e = calloc(1, bytes);
+
+    if (!e)
+        return NULL;
+    e->heap_bytes = bytes;
+    e->kind = PENDING_GENERATE;
+    e->public.id = id;
+    e->error = (struct nvllm_error *)(e + 1);
+    error_set(e->error, code, 0, "%s", message);
+    set_error(e);
+    return e;
 }

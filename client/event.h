@@ -1,17 +1,22 @@
 /* event.h - one frame of the daemon, checked and turned into what the public header shows.
  *
- * Its memory is that of the unpacked frame. */
+ * Its memory is that of the unpacked frame, or a piece of the heap. A delta may also be lent: it is
+ * then part of its connection and points into bytes that have come, until more of them are looked
+ * at, so that a token costs no memory. */
 #ifndef NVLLM_CLIENT_EVENT_H
 #define NVLLM_CLIENT_EVENT_H
 
-#include "proto/nvllm.pb-c.h"
+#include "client/delta.h"
 #include "client/nvllm_client.h"
 #include "client/pending.h"
+#include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"
 
 struct event {
-    struct event *next; /* in a queue */
-    struct unpacked *memory;
+    struct event *next;      /* in a queue */
+    struct unpacked *memory; /* NULL: of the heap, or lent */
+    size_t heap_bytes;
+    bool lent;
     enum pending_kind kind; /* of the request that it answers */
     bool terminal;
     bool is_error;
@@ -19,7 +24,7 @@ struct event {
     union {
         struct nvllm_delta delta;
         struct nvllm_done done;
-        struct nvllm_error error; /* of any request, if is_error */
+        struct nvllm_error *error; /* of any request, if is_error */
         struct nvllm_tokens tokens;
         struct nvllm_text text;
         struct nvllm_status status;
@@ -45,6 +50,16 @@ enum {
 int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
               const char **why);
 void event_free(struct event *e);
+
+/* Makes e, which the caller lends, the event of a delta. EVENT_OK or EVENT_E_INVALID. */
+int event_lend(struct event *e, const struct delta *in, const struct pending_entry *of,
+               const char **why);
+
+/* An event that stays: e itself, or a copy of it if it was lent. NULL: no memory. */
+struct event *event_keep(struct event *e);
+
+/* The error that ends a request of generate, found on this side. NULL: no memory. */
+struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message);
 
 size_t event_bytes(const struct event *e);
 

@@ -125,6 +125,17 @@ NVLLM_API enum nvllm_code nvllm_connect(struct nvllm_client **client,
                                         const struct nvllm_options *options,
                                         struct nvllm_error *err);
 
+/* Connects without waiting, for an event loop: one attempt at the socket, then the greeting is on
+ * its way and requests may be started. wait_ready and wait_start do not apply. What goes wrong
+ * later comes from nvllm_process() and nvllm_next(), also NVLLM_E_TIMEOUT when options.timeout_ms
+ * have passed without a greeting: it is a lasting error then, and nvllm_wants() is 0. */
+NVLLM_API enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
+                                              const struct nvllm_options *options,
+                                              struct nvllm_error *err);
+
+/* The daemon has answered the greeting. */
+NVLLM_API bool nvllm_greeted(const struct nvllm_client *client);
+
 /* Closes the connection; the daemon cancels what is under way. Takes NULL. */
 NVLLM_API void nvllm_close(struct nvllm_client *client);
 
@@ -205,6 +216,8 @@ struct nvllm_request {
     uint32_t deadline_ms;         /* from arrival at the daemon, queueing included; 0: none */
     bool stream;                  /* true; false: one delta a choice, when it has ended */
     bool keep_special;            /* special tokens show up in the text */
+    uint32_t timeout_ms;          /* as deadline_ms, but kept by the library from the call on: holds
+                                   * when the daemon hangs, too; 0: none */
 };
 
 NVLLM_API void nvllm_request_init_size(struct nvllm_request *request, size_t size);
@@ -369,9 +382,9 @@ NVLLM_API const char *nvllm_state_name(enum nvllm_state state);
 
 /* ---- in an event loop of one's own
  *
- * Watch nvllm_fd() for what nvllm_wants() says, call nvllm_process() when it is there, and then
- * nvllm_next() with timeout 0 until it says NVLLM_E_TIMEOUT. Ask nvllm_wants() again before going
- * back to sleep. */
+ * Watch nvllm_fd() for what nvllm_wants() says. When it is there, or nvllm_timeout() has passed,
+ * call nvllm_process() and then nvllm_next() with timeout 0 until it says NVLLM_E_TIMEOUT. Ask
+ * nvllm_wants() and nvllm_timeout() again before going back to sleep. */
 
 enum {
     NVLLM_WANT_READ = 1,
@@ -381,7 +394,12 @@ enum {
 NVLLM_API int nvllm_fd(const struct nvllm_client *client);
 NVLLM_API unsigned nvllm_wants(const struct nvllm_client *client);
 
-/* Reads and writes what the socket has and takes, without waiting. */
+/* Milliseconds until a deadline that is kept on this side (of a request, of the greeting), as
+ * poll() takes them: -1 if there is none, 0 also when an event is here already. */
+NVLLM_API int nvllm_timeout(const struct nvllm_client *client);
+
+/* Reads and writes what the socket has and takes, without waiting, and gives up what is over its
+ * deadline. */
 NVLLM_API enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *err);
 
 #ifdef __cplusplus

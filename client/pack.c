@@ -348,7 +348,7 @@ void nvllm_request_init_size(struct nvllm_request *request, size_t size)
     sized_give(request, size, &default_request, sizeof(default_request));
 }
 
-enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out,
+enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t *timeout_ms,
                               const struct nvllm_request *request, struct nvllm_error *err)
 {
     struct nvllm_request ours = default_request;
@@ -381,5 +381,6 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out,
     out->has_stream = true;
     out->stream = r->stream;
     out->has_keep_special = out->keep_special = r->keep_special;
+    *timeout_ms = r->timeout_ms;
     return NVLLM_OK;
 }

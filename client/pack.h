@@ -14,7 +14,7 @@ void pack_deinit(struct pack *p);
 
 /* Fill *out, whose parts live as long as p and what was passed in. Only what cannot be packed is
  * refused here: judging values is the daemon's. */
-enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out,
+enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t *timeout_ms,
                               const struct nvllm_request *request, struct nvllm_error *err);
 enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvllm_chat *chat,
                           struct nvllm_error *err);

@@ -27,6 +27,7 @@ struct pending_entry {
     enum pending_kind kind;
     uint32_t n_choices; /* of generate */
     bool abandoned;     /* nobody waits any more: answers are dropped */
+    int64_t deadline;   /* of the monotonic clock, in ms; 0: none */
 };
 
 struct pending {

@@ -138,6 +138,18 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
     return FRAME_OK;
 }
 
+bool frame_decoder_ready(const struct frame_decoder *d)
+{
+    size_t held = d->end - d->start, prefix;
+    uint32_t length;
+    int r;
+
+    if (d->broken)
+        return true;
+    r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
+    return r != FRAME_MORE && (r != FRAME_OK || held - prefix >= length);
+}
+
 bool frame_decoder_partial(const struct frame_decoder *d)
 {
     return d->start != d->end;

@@ -48,6 +48,9 @@ int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n);
 /* The next whole frame, without its length; it holds until the next push, take or deinit. */
 int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n);
 
+/* frame_decoder_take() would not say FRAME_MORE. */
+bool frame_decoder_ready(const struct frame_decoder *d);
+
 /* A frame has begun and not ended. */
 bool frame_decoder_partial(const struct frame_decoder *d);
 

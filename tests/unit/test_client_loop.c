@@ -1,0 +1,458 @@
+/* test_client_loop.c - libnvllm-client as part of a program: in its event loop, with deadlines that
+ * are kept on this side, in several threads and across fork. */
+#include "client_rig.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include "client/clock.h"
+
+enum { MS = 1000 };
+
+/* One turn of a program's loop: sleeps as the library says, then lets it work. */
+static enum nvllm_code turn(void)
+{
+    unsigned wants = nvllm_wants(client);
+    struct pollfd p = {.fd = nvllm_fd(client)};
+    int timeout = nvllm_timeout(client);
+
+    p.events =
+        (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
+    poll(&p, 1, timeout < 0 || timeout > MS ? MS : timeout);
+    return nvllm_process(client, &err);
+}
+
+static enum nvllm_code connect_later(int timeout_ms)
+{
+    struct nvllm_options options;
+
+    nvllm_options_init(&options);
+    options.fd = open_pair();
+    options.timeout_ms = timeout_ms;
+    return nvllm_connect_start(&client, &options, &err);
+}
+
+static uint64_t start_for(uint32_t timeout_ms)
+{
+    struct nvllm_request request;
+    uint64_t id = 0;
+
+    nvllm_request_init(&request);
+    request.prompt = nvllm_str("x");
+    request.timeout_ms = timeout_ms;
+    ck_assert_int_eq(nvllm_generate_start(client, &id, &request, &err), NVLLM_OK);
+    return id;
+}
+
+static void expect_none(void)
+{
+    const struct nvllm_event *event;
+
+    ck_assert_int_eq(nvllm_next(client, 0, &event, &err), NVLLM_E_TIMEOUT);
+}
+
+static void expect_given_up(const struct nvllm_event *event, uint64_t id)
+{
+    ck_assert_int_eq(event->type, NVLLM_EVENT_ERROR);
+    ck_assert_uint_eq(event->id, id);
+    ck_assert_int_eq(event->error->code, NVLLM_E_TIMEOUT);
+    ck_assert(event->error->retryable);
+    ck_assert_str_ne(event->error->message, "");
+}
+
+/* ---- connecting without waiting */
+
+/* Requests may be started before the daemon has said a word, and are behind the greeting. */
+START_TEST(requests_before_the_greeting)
+{
+    uint64_t id;
+
+    ck_assert_int_eq(connect_later(MS), NVLLM_OK);
+    ck_assert(!nvllm_greeted(client));
+    id = start_for(0);
+    ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_HELLO);
+    ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GENERATE);
+    ck_assert_int_gt(nvllm_timeout(client), 0);
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(turn(), NVLLM_OK);
+    expect_none();
+    ck_assert(nvllm_greeted(client));
+    ck_assert_int_eq(nvllm_timeout(client), -1);
+    server_delta(&server, id, "hi", NVLLM_FINISH_STOP);
+    ck_assert_int_eq(turn(), NVLLM_OK);
+    expect_delta(next(), id, "hi");
+}
+END_TEST
+
+/* A daemon that never greets is given up at the deadline, for good. */
+START_TEST(no_greeting_in_time)
+{
+    const struct nvllm_event *event;
+    int64_t began = clock_ms();
+
+    ck_assert_int_eq(connect_later(50), NVLLM_OK);
+    while (turn() == NVLLM_OK) {
+        expect_none();
+        ck_assert_int_lt(clock_ms() - began, 10 * MS);
+    }
+    ck_assert_int_eq(err.code, NVLLM_E_TIMEOUT);
+    ck_assert_int_ge(clock_ms() - began, 50);
+    ck_assert_uint_eq(nvllm_wants(client), 0);
+    ck_assert_int_eq(nvllm_next(client, MS, &event, &err), NVLLM_E_TIMEOUT);
+    ck_assert_str_eq(err.message, "nvllmd does not answer");
+}
+END_TEST
+
+/* A socket that is not there is said at once. */
+START_TEST(nobody_listens)
+{
+    struct nvllm_options options;
+
+    nvllm_options_init(&options);
+    options.socket_path = "/nowhere/nvllm.sock";
+    options.wait_start = true; /* does not apply */
+    ck_assert_int_eq(nvllm_connect_start(&client, &options, &err), NVLLM_E_NOT_RUNNING);
+    ck_assert_ptr_null(client);
+}
+END_TEST
+
+/* ---- deadlines of requests */
+
+/* A request of a daemon that hangs ends with an error when its time is over: it is cancelled, what
+ * still comes of it is dropped, and the connection goes on. */
+START_TEST(request_is_given_up)
+{
+    uint64_t id, other;
+    int left;
+
+    greeted();
+    id = start_for(40);
+    other = start_for(0);
+    left = nvllm_timeout(client);
+    ck_assert(left >= 0 && left <= 40);
+    server_delta(&server, id, "be", 0);
+    expect_delta(next(), id, "be");
+    ck_assert_uint_eq(nvllm_pending(client), 2);
+    expect_given_up(next(), id); /* nvllm_next() wakes up for it by itself */
+    ck_assert_uint_eq(nvllm_pending(client), 1);
+    ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GENERATE);
+    ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GENERATE);
+    ck_assert_uint_eq(server_read(&server)->cancel->target, id);
+    server_delta(&server, id, "late", NVLLM_FINISH_CANCELLED);
+    server_done(&server, id);
+    server_delta(&server, other, "y", NVLLM_FINISH_STOP);
+    expect_delta(next(), other, "y");
+    expect_none();
+    ck_assert_int_eq(nvllm_timeout(client), -1);
+}
+END_TEST
+
+/* Each request has its own deadline, and one that has ended has none. */
+START_TEST(many_deadlines)
+{
+    uint64_t ids[3];
+    int64_t began;
+
+    greeted();
+    began = clock_ms();
+    ids[0] = start_for(90);
+    ids[1] = start_for(30);
+    ids[2] = start_for(60);
+    server_done(&server, ids[2]);
+    ck_assert_uint_eq(next()->id, ids[2]);
+    while (nvllm_pending(client) > 0) {
+        const struct nvllm_event *event;
+
+        ck_assert_int_eq(turn(), NVLLM_OK);
+        while (nvllm_next(client, 0, &event, &err) == NVLLM_OK) {
+            size_t i = nvllm_pending(client) == 1 ? 1 : 0;
+
+            expect_given_up(event, ids[i]);
+            ck_assert_int_ge(clock_ms() - began, i ? 30 : 90);
+        }
+    }
+    ck_assert_int_lt(clock_ms() - began, 5 * MS);
+    ck_assert_int_eq(nvllm_timeout(client), -1);
+}
+END_TEST
+
+/* Many that are over at once each get their end. */
+START_TEST(all_over_at_once)
+{
+    enum { N = 100 };
+    bool seen[N + 1] = {false};
+
+    greeted();
+    for (int i = 0; i < N; i++)
+        start_for(20);
+    for (int i = 0; i < N; i++) {
+        const struct nvllm_event *event = next();
+
+        ck_assert(event->id >= 1 && event->id <= N && !seen[event->id]);
+        seen[event->id] = true;
+        expect_given_up(event, event->id);
+    }
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
+static int ignore(void *arg, const struct nvllm_event *event)
+{
+    (void)arg;
+    (void)event;
+    return 0;
+}
+
+/* The call that runs one request heeds the request's time as well as its own. */
+START_TEST(blocking_call_heeds_the_request)
+{
+    struct nvllm_request request;
+    int64_t began = clock_ms();
+
+    greeted();
+    nvllm_request_init(&request);
+    request.prompt = nvllm_str("x");
+    request.timeout_ms = 30;
+    ck_assert_int_eq(nvllm_generate(client, &request, ignore, NULL, -1, &err), NVLLM_E_TIMEOUT);
+    ck_assert_int_lt(clock_ms() - began, 5 * MS);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
+/* ---- what a loop may rely on */
+
+/* A loop that takes one event at a time is told not to sleep while another is here. */
+START_TEST(no_sleep_while_events_are_here)
+{
+    uint64_t id;
+
+    greeted();
+    id = start_for(0);
+    ck_assert_int_eq(nvllm_timeout(client), -1);
+    server_delta(&server, id, "a", 0);
+    server_delta(&server, id, "b", 0);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_timeout(client), 0);
+    expect_delta(next(), id, "a");
+    ck_assert_int_eq(nvllm_timeout(client), 0);
+    expect_delta(next(), id, "b");
+    ck_assert_int_eq(nvllm_timeout(client), -1);
+}
+END_TEST
+
+/* Questions about the client leave the event that was handed out as it is. */
+START_TEST(event_outlives_questions)
+{
+    const struct nvllm_event *event;
+    uint64_t id;
+
+    greeted();
+    id = start_for(5 * MS);
+    server_delta(&server, id, "abc", 0);
+    server_delta(&server, id, "xyz", 0);
+    event = next();
+    nvllm_fd(client);
+    nvllm_wants(client);
+    nvllm_timeout(client);
+    nvllm_pending(client);
+    nvllm_greeted(client);
+    expect_delta(event, id, "abc");
+    ck_assert_int_eq(event->delta->token_ids[0], 3);
+}
+END_TEST
+
+/* Deltas that come while a call waits keep text and ids, whatever comes after them. */
+START_TEST(kept_deltas_are_whole)
+{
+    enum { N = 200 };
+    const struct nvllm_status *status;
+    uint64_t id;
+
+    greeted();
+    id = start_for(0);
+    for (int i = 0; i < N; i++) {
+        char text[32];
+
+        snprintf(text, sizeof(text), "%*d", i % 20, i);
+        server_delta(&server, id, text, 0);
+    }
+    server_status(&server, id + 1, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_get_status(client, MS, &status, &err), NVLLM_OK);
+    for (int i = 0; i < N; i++) {
+        const struct nvllm_event *event = next();
+        char text[32];
+
+        snprintf(text, sizeof(text), "%*d", i % 20, i);
+        expect_delta(event, id, text);
+        ck_assert_int_eq(event->delta->token_ids[0], (int)strlen(text));
+    }
+}
+END_TEST
+
+/* An answer larger than the queue may be is read all the same: it is one. */
+START_TEST(answer_larger_than_the_queue)
+{
+    enum { LARGE = 100000 };
+    char *text = malloc(LARGE + 1);
+    struct nvllm_options options;
+    int fd = open_pair();
+    uint64_t id;
+
+    nvllm_options_init(&options);
+    options.fd = fd;
+    options.max_queue_bytes = 1000;
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+    id = start_for(0);
+    memset(text, 'a', LARGE);
+    text[LARGE] = '\0';
+    server_delta(&server, id, text, 0);
+    expect_delta(next(), id, text);
+    free(text);
+}
+END_TEST
+
+/* ---- processes and threads */
+
+/* A child that closes its copy does not end the parent's connection. */
+START_TEST(child_closes_parent_goes_on)
+{
+    uint64_t id;
+    pid_t child;
+    int status;
+
+    greeted();
+    id = start_for(0);
+    server_read(&server);
+    child = fork();
+    if (child == 0) {
+        close(server.fd);
+        nvllm_close(client);
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(recv(server.fd, &status, 1, MSG_DONTWAIT), -1); /* no end, and no byte */
+    server_delta(&server, id, "on", NVLLM_FINISH_STOP);
+    expect_delta(next(), id, "on");
+}
+END_TEST
+
+/* No program that is started gets the socket, not even one that the caller had opened. */
+START_TEST(sockets_close_on_exec)
+{
+    int fd = open_pair();
+
+    fcntl(fd, F_SETFD, 0);
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(connect_fd(fd, MS, false), NVLLM_OK);
+    ck_assert_int_eq(fcntl(nvllm_fd(client), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+END_TEST
+
+enum { N_THREADS = 8, N_ROUNDS = 100, N_AT_A_TIME = 5 };
+
+/* Answers each generate at once, until the client goes. */
+static void *answer_all(void *arg)
+{
+    struct server *s = arg;
+    const client_frame *f;
+
+    server_welcome(s, NVLLM__V1__STATE__STATE_READY);
+    while ((f = server_read(s)) != NULL)
+        if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_GENERATE) {
+            server_delta(s, f->id, "abc", NVLLM_FINISH_STOP);
+            server_done(s, f->id);
+        } else if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS) {
+            server_status(s, f->id, NVLLM__V1__STATE__STATE_READY);
+        }
+    server_close(s);
+    return NULL;
+}
+
+/* A program's thread with a client of its own; how many ends it saw. */
+static void *use_one(void *arg)
+{
+    struct nvllm_client *own = NULL;
+    const struct nvllm_status *status;
+    const struct nvllm_event *event;
+    struct nvllm_options options;
+    struct nvllm_request request;
+    struct nvllm_error e;
+    uintptr_t n_ends = 0;
+    uint64_t id;
+
+    nvllm_options_init(&options);
+    options.fd = *(int *)arg;
+    if (nvllm_connect(&own, &options, &e) != NVLLM_OK)
+        return NULL;
+    nvllm_request_init(&request);
+    request.prompt = nvllm_str("x");
+    request.timeout_ms = 60 * MS;
+    for (int round = 0; round < N_ROUNDS; round++) {
+        for (int i = 0; i < N_AT_A_TIME; i++)
+            nvllm_generate_start(own, &id, &request, &e);
+        nvllm_get_status(own, 60 * MS, &status, &e);
+        while (nvllm_pending(own) > 0 && nvllm_next(own, 60 * MS, &event, &e) == NVLLM_OK)
+            n_ends += event->type == NVLLM_EVENT_DONE;
+    }
+    nvllm_close(own);
+    return (void *)n_ends;
+}
+
+/* Threads with a client each do not disturb one another. */
+START_TEST(a_client_a_thread)
+{
+    pthread_t servers[N_THREADS], users[N_THREADS];
+    struct server s[N_THREADS];
+    int fds[N_THREADS][2];
+
+    for (int i = 0; i < N_THREADS; i++) {
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds[i]), 0);
+        server_init(&s[i], fds[i][1]);
+        ck_assert_int_eq(pthread_create(&servers[i], NULL, answer_all, &s[i]), 0);
+        ck_assert_int_eq(pthread_create(&users[i], NULL, use_one, &fds[i][0]), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        void *n_ends;
+
+        pthread_join(users[i], &n_ends);
+        pthread_join(servers[i], NULL);
+        ck_assert_uint_eq((uintptr_t)n_ends, N_ROUNDS * N_AT_A_TIME);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    TCase *loop = tcase_create("loop"), *alone = tcase_create("alone");
+    Suite *s = suite_create("client_loop");
+    SRunner *r;
+    int n_failed;
+
+    tcase_add_checked_fixture(loop, NULL, teardown);
+    tcase_set_timeout(loop, 60);
+    tcase_add_test(loop, requests_before_the_greeting);
+    tcase_add_test(loop, no_greeting_in_time);
+    tcase_add_test(loop, request_is_given_up);
+    tcase_add_test(loop, many_deadlines);
+    tcase_add_test(loop, all_over_at_once);
+    tcase_add_test(loop, blocking_call_heeds_the_request);
+    tcase_add_test(loop, no_sleep_while_events_are_here);
+    tcase_add_test(loop, event_outlives_questions);
+    tcase_add_test(loop, kept_deltas_are_whole);
+    tcase_add_test(loop, answer_larger_than_the_queue);
+    tcase_add_test(loop, child_closes_parent_goes_on);
+    tcase_add_test(loop, sockets_close_on_exec);
+    suite_add_tcase(s, loop);
+    tcase_set_timeout(alone, 120);
+    tcase_add_test(alone, nobody_listens);
+    tcase_add_test(alone, a_client_a_thread);
+    suite_add_tcase(s, alone);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    n_failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return n_failed == 0 ? 0 : 1;
+}
