@@ -43,8 +43,8 @@ struct ctl_command {
 };
 extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
 extern const size_t ctl_n_commands;
-extern const struct ctl_command ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize, ctl_render,
-    ctl_status;
+extern const struct ctl_command ctl_chat, ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize,
+    ctl_render, ctl_status;
 
 /* ---- options */
 
@@ -108,13 +108,18 @@ int ctl_left_ms(const struct ctl *ctl);
 void ctl_catch_interrupts(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
+/* For programs that Ctrl-C does not end: no number of them is deadly, and one can be forgotten. */
+void ctl_spare_interrupts(void);
+void ctl_forget_interrupt(void);
+
 /* As nvllm_next(), and NVLLM_E_TIMEOUT (*err is not filled then) once after an interrupt, however
  * much else there is, and when also_fd (-1: none) can be read. */
 enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 
-/* Waits until fd can be read, the time is over, or an interrupt comes. */
-void ctl_wait_input(int fd, int timeout_ms);
+/* Waits until fd can be read or the time is over; false: an interrupt came that nobody has been
+ * told of yet. */
+bool ctl_wait_input(int fd, int timeout_ms);
 
 /* ---- input and output */
 

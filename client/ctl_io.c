@@ -151,13 +151,16 @@ int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 }
 
 static volatile sig_atomic_t interrupted_by;
-static int interrupt_told; /* what ctl_next() has said of it */
+static volatile sig_atomic_t n_interrupts;
+static int n_interrupts_told; /* those that ctl_next() or ctl_wait_input() has said */
+static bool interrupts_spare;
 
 static void on_interrupt(int signal)
 {
-    if (interrupted_by)
+    if (interrupted_by && !(interrupts_spare && signal == SIGINT))
         _exit(128 + signal);
     interrupted_by = signal;
+    n_interrupts++;
 }
 
 void ctl_catch_interrupts(void)
@@ -169,58 +172,77 @@ void ctl_catch_interrupts(void)
     sigaction(SIGTERM, &action, NULL);
 }
 
+void ctl_spare_interrupts(void)
+{
+    interrupts_spare = true;
+}
+
+void ctl_forget_interrupt(void)
+{
+    if (interrupted_by == SIGINT)
+        interrupted_by = 0;
+}
+
 int ctl_interrupted(void)
 {
     return interrupted_by ? 128 + interrupted_by : 0;
 }
 
-/* Sleeps until the socket is ready or an interrupt comes; one that comes before the sleep too. */
-static void wait_ready(struct nvllm_client *client, struct pollfd *also, int timeout_ms)
+/* As poll(), and an interrupt ends it: one that comes just before it, too. */
+static void wait_for(struct pollfd *p, nfds_t n, int timeout_ms)
 {
     struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
-    unsigned wants = nvllm_wants(client);
-    struct pollfd p[2] = {{.fd = nvllm_fd(client)}, *also};
     sigset_t block, before;
 
-    p[0].events =
-        (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     sigemptyset(&block);
     sigaddset(&block, SIGINT);
     sigaddset(&block, SIGTERM);
     sigprocmask(SIG_BLOCK, &block, &before);
-    if (interrupted_by == interrupt_told)
-        ppoll(p, 2, timeout_ms < 0 ? NULL : &t, &before);
+    if (n_interrupts == n_interrupts_told)
+        ppoll(p, n, timeout_ms < 0 ? NULL : &t, &before);
     sigprocmask(SIG_SETMASK, &before, NULL);
-    also->revents = p[1].revents;
+}
+
+static bool is_interrupt_new(void)
+{
+    if (n_interrupts == n_interrupts_told)
+        return false;
+    n_interrupts_told = n_interrupts;
+    return true;
 }
 
 enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
-    struct pollfd also = {.fd = also_fd, .events = POLLIN};
+    struct pollfd p[2] = {{.fd = nvllm_fd(client)}, {.fd = also_fd, .events = POLLIN}};
 
     for (;;) {
+        unsigned wants;
         enum nvllm_code code;
         int left;
 
         /* Before any event: a stream that never pauses must not hide it, nor may it be lost where
          * it came between two calls. */
-        if (interrupted_by != interrupt_told) {
-            interrupt_told = interrupted_by;
+        if (is_interrupt_new())
             return NVLLM_E_TIMEOUT;
-        }
         code = nvllm_next(client, 0, event, err);
         left = clock_left_ms(deadline);
-        if (code != NVLLM_E_TIMEOUT || left == 0 || also.revents)
+        if (code != NVLLM_E_TIMEOUT || left == 0 || p[1].revents)
             return code;
-        wait_ready(client, &also, left);
+        wants = nvllm_wants(client);
+        p[0].events = (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) |
+                              (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
+        wait_for(p, 2, left);
     }
 }
 
-void ctl_wait_input(int fd, int timeout_ms)
+bool ctl_wait_input(int fd, int timeout_ms)
 {
-    poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, timeout_ms);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    wait_for(&p, 1, timeout_ms);
+    return !is_interrupt_new();
 }
 
 /* ---- input and output */

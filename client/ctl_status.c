@@ -6,6 +6,7 @@
 
 #include "client/ctl.h"
 #include "client/ctl_json.h"
+#include "client/ctl_terminal.h"
 
 static json_t *text(const char *s)
 {
@@ -59,22 +60,15 @@ static json_t *to_json(const struct nvllm_status *s)
     return o;
 }
 
-static bool colours(void)
-{
-    const char *no = getenv("NO_COLOR");
-
-    return isatty(STDOUT_FILENO) && !(no && no[0]);
-}
-
 static const char *colour_of(enum nvllm_state state)
 {
     switch (state) {
     case NVLLM_STATE_READY:
-        return "\033[32m";
+        return COLOUR_GREEN;
     case NVLLM_STATE_FAILED:
-        return "\033[31m";
+        return COLOUR_RED;
     default:
-        return "\033[33m";
+        return COLOUR_YELLOW;
     }
 }
 
@@ -143,10 +137,8 @@ static void print_numbers(const struct nvllm_status *s)
 
 static void print_table(const struct nvllm_status *s)
 {
-    bool coloured = colours();
-
-    printf("%-14s%s%s%s", "state", coloured ? colour_of(s->state) : "", nvllm_state_name(s->state),
-           coloured ? "\033[0m" : "");
+    printf("%-14s%s%s%s", "state", terminal_colour(STDOUT_FILENO, colour_of(s->state)),
+           nvllm_state_name(s->state), terminal_colour(STDOUT_FILENO, COLOUR_END));
     if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
         printf(" (%d %%)", (int)(s->progress * 100));
     putchar('\n');

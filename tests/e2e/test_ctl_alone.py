@@ -361,7 +361,7 @@ class ExitCodes(Case):
         def run(*args):
             return subprocess.run([config.nvllmctl, *args], capture_output=True, timeout=60)
 
-        for command in ("generate", "batch", "tokenize", "detokenize", "render", "status"):
+        for command in ("chat", "generate", "batch", "tokenize", "detokenize", "render", "status"):
             done = run("help", command)
             self.assertEqual(done.returncode, 0)
             self.assertIn(command.encode(), done.stdout)
@@ -383,11 +383,11 @@ class Documents(Case):
         page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
         manual = set(re.findall(r"\*(--[a-z-]+)\*", page)) | {"--json", "--output"}
         shown = set()
-        for command in ("generate", "batch", "tokenize", "detokenize", "render", "status"):
+        for command in ("chat", "generate", "batch", "tokenize", "detokenize", "render", "status"):
             text = subprocess.run([config.nvllmctl, "help", command], capture_output=True).stdout
             options = set(re.findall(r"--[a-z][a-z-]+", text.decode())) | {"--n"}
             shown |= options
-            for option in options - ({"--n"} if command not in ("generate", "batch") else set()):
+            for option in options - ({"--n"} if command not in ("chat", "generate", "batch") else set()):
                 done = subprocess.run([config.nvllmctl, command, option + "=", "--no-such"],
                                       capture_output=True, stdin=subprocess.DEVNULL)
                 self.assertEqual(done.returncode, 2)

@@ -1,0 +1,336 @@
+"""nvllmctl chat, typed at a terminal and read from a pipe, with a real daemon and with played ones."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import termios
+import time
+
+import harness
+from harness import Case, SharedDaemon, config, scaled
+from test_ctl_alone import Fake
+
+PROMPT = "> "
+
+
+class Typist:
+    """nvllmctl at a terminal that somebody types at."""
+
+    def __init__(self, case, socket, *args, env=None):
+        self.master, slave = pty.openpty()
+        self.shown = ""
+        # A controlling terminal, so that Ctrl-C is a signal.
+        self.process = subprocess.Popen(
+            [config.nvllmctl, "--socket", str(socket), *map(str, args)], stdin=slave, stdout=slave,
+            stderr=slave, start_new_session=True, env={**os.environ, "TERM": "xterm", **(env or {})},
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        case.addCleanup(self.close)
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def expect(self, pattern, seconds=None):
+        """Everything up to and with the pattern, which is taken away."""
+        end = time.monotonic() + (seconds or scaled(20, 90))
+        while True:
+            if m := re.search(pattern, self.shown, re.S):
+                before, self.shown = self.shown[:m.end()], self.shown[m.end():]
+                return before
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.master], [], [], left)[0]:
+                raise AssertionError(f"no {pattern!r} in {self.shown[-2000:]!r}")
+            try:
+                more = os.read(self.master, 65536)
+            except OSError:
+                more = b""
+            if not more:
+                raise AssertionError(f"ended without {pattern!r}: {self.shown[-2000:]!r}")
+            self.shown += more.decode(errors="replace")
+
+    def ask(self, text):
+        """Types a line at the prompt; what comes until the next one."""
+        self.expect(PROMPT)
+        self.type(text + "\r")
+
+    def leave(self):
+        """Ctrl-D at the prompt."""
+        self.expect(PROMPT)
+        self.type("\x04")
+
+    def end(self):
+        """What is shown until the end, and the exit status."""
+        end = time.monotonic() + scaled(20, 90)
+        try:
+            while select.select([self.master], [], [], max(0, end - time.monotonic()))[0]:
+                more = os.read(self.master, 65536)
+                if not more:
+                    break
+                self.shown += more.decode(errors="replace")
+        except OSError:
+            pass
+        return self.shown, self.process.wait(timeout=scaled(10, 60))
+
+
+class Typed(SharedDaemon):
+    ARGS = "chat", "--no-think", "--temperature", 0
+
+    def typist(self, *args, **options):
+        return Typist(self, self.daemon.socket, *(args or self.ARGS), **options)
+
+    def test_turns_hit_the_prefix_cache(self):
+        """The second turn finds the first one's prompt in the cache, and says so."""
+        t = self.typist(*self.ARGS, "--system", "You are a calculator. " * 20)
+        t.ask("What is 17 + 25?")
+        self.assertIn("42", t.expect(r"\((\d+) of (\d+) prompt tokens cached, \d+ new.*?ms\)"))
+        t.ask("And 40 + 2?")
+        m = re.search(r"\((\d+) of (\d+) prompt tokens cached", t.expect(r"tokens cached.*?ms\)"))
+        self.assertGreater(int(m[1]), 32)
+        self.assertLess(int(m[1]), int(m[2]))
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+    def test_control_c_stops_the_answer_and_not_the_program(self):
+        """What was said until then stays, and the next question is answered."""
+        t = self.typist("chat", "--ignore-eos", "--max-tokens", 20000)
+        t.ask("Count from 1 to 1000.")
+        t.expect(r"1000\.\r\n[^>]*\w")
+        t.type("\x03")
+        t.expect(r"prompt tokens cached, \d+ new")
+        self.daemon.wait_idle()
+        path = self.temporary_folder() / "saved"
+        t.ask(f"/save {path}")
+        t.expect("2 messages")
+        messages = json.loads(path.read_text())["messages"]
+        self.assertEqual([m["role"] for m in messages], ["user", "assistant"])
+        self.assertTrue(messages[1]["content"])
+        t.expect(PROMPT)
+        t.type("half a line\x03")  # at the prompt it drops the line
+        t.ask("/quit")
+        self.assertEqual(t.end()[1], 0)
+
+    def test_editing_and_history(self):
+        """The line can be edited, and the arrow key brings it back."""
+        t = self.typist()
+        t.expect(PROMPT)
+        t.type("What is 17 + 2x\x7f5 =?\x1b[D\x1b[D\x7f\r")  # a letter and a blank taken back
+        t.expect("prompt tokens cached")
+        t.expect(PROMPT)
+        t.type("\x1b[A\r")
+        t.expect("prompt tokens cached")
+        path = self.temporary_folder() / "saved"
+        t.ask(f"/save {path}")
+        t.expect("messages are in")
+        users = [m["content"] for m in json.loads(path.read_text())["messages"]
+                 if m["role"] == "user"]
+        self.assertEqual(users[0], users[1])
+        self.assertEqual(users[0], "What is 17 + 25=?")
+        t.ask("/quit")
+        self.assertEqual(t.end()[1], 0)
+
+    def test_letters_of_all_kinds(self):
+        """Not only ASCII can be typed, in the C locale, too."""
+        for env in {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"}:
+            t = self.typist(env=env)
+            t.ask("Größe 世界 🦊")
+            t.expect("prompt tokens cached")
+            path = self.temporary_folder() / "saved"
+            t.ask(f"/save {path}")
+            t.expect("messages are in")
+            self.assertEqual(json.loads(path.read_text())["messages"][0]["content"], "Größe 世界 🦊")
+            t.ask("/quit")
+            self.assertEqual(t.end()[1], 0)
+
+    def test_reset_and_system(self):
+        """/reset forgets the turns, /system sets what the model is told, a slip is named."""
+        t = self.typist()
+        path = self.temporary_folder() / "saved"
+
+        def saved():
+            t.ask(f"/save {path}")
+            t.expect("messages are in")
+            return [(m["role"], m["content"])
+                    for m in json.loads(path.read_text())["messages"]]
+
+        t.ask("What is 1 + 1?")
+        t.expect("prompt tokens cached")
+        t.ask("/system Be brief.")
+        self.assertEqual([r for r, _ in saved()], ["system", "user", "assistant"])
+        t.ask("/reset")
+        self.assertEqual(saved(), [("system", "Be brief.")])
+        t.ask("/system")
+        self.assertEqual(saved(), [])
+        t.ask("/rest")
+        t.expect("did you mean /reset")
+        t.ask("/help")
+        t.expect("/save FILE")
+        t.ask("/save /nonexistent/x")
+        t.expect("No such file")
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+    def test_colours(self):
+        """On a terminal the line behind an answer is dim; not with NO_COLOR."""
+        for env, dim in ({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False):
+            t = self.typist(env={"NO_COLOR": "", **env})
+            t.ask("What is 1 + 1?")
+            shown = t.expect(r"tokens cached[^\n]*\n")
+            self.assertEqual("\x1b[2m(" in shown, dim, env)
+            t.leave()
+            t.end()
+
+    def test_joined_lines(self):
+        """A line that ends with a backslash goes on; two slashes are one that is text."""
+        t = self.typist()
+        t.ask("one\\")
+        t.expect(r"\. ")
+        t.type("two\r")
+        t.expect("prompt tokens cached")
+        t.ask("//etc")
+        t.expect("prompt tokens cached")
+        path = self.temporary_folder() / "saved"
+        t.ask(f"/save {path}")
+        t.expect("messages are in")
+        users = [m["content"] for m in json.loads(path.read_text())["messages"]
+                 if m["role"] == "user"]
+        self.assertEqual(users, ["one\ntwo", "/etc"])
+
+
+class Piped(SharedDaemon):
+    def test_each_line_is_a_turn(self):
+        """Answers on stdout, the cost on stderr; no prompt and no colour."""
+        done = self.daemon.ctl("chat", "--no-think", "--temperature", 0,
+                               stdin="What is 17 + 25?\n\nWhat is 17 + 25?\r\n")
+        self.assertEqual(len(done.stdout.decode().split("\n")), 3, done.stdout)
+        self.assertIn(b"42", done.stdout)
+        self.assertEqual(done.stderr.count(b"prompt tokens cached"), 2)
+        self.assertNotIn(b"\x1b", done.stdout + done.stderr)
+        self.assertNotIn(b"> ", done.stdout + done.stderr)
+
+    def test_quiet(self):
+        done = self.daemon.ctl("chat", "--quiet", "--max-tokens", 4, stdin="hi\n")
+        self.assertEqual(done.stderr.decode().replace("nvllmctl: the answer ends here for its "
+                                                      "length: --max-tokens, or the model's\n", ""),
+                         "")
+
+    def test_control_c_ends_it(self):
+        """Without a terminal Ctrl-C ends the program, waiting for input or for an answer."""
+        for stdin in b"", b"Count from 1 to 1000.\n":
+            p = self.daemon.ctl_start("chat", "--ignore-eos", "--max-tokens", 20000,
+                                      stdin=subprocess.PIPE)
+            p.stdin.write(stdin)
+            p.stdin.flush()
+            if stdin:
+                self.assertTrue(p.stdout.read(1))
+            else:
+                time.sleep(scaled(0.3, 2))
+            p.send_signal(signal.SIGINT)
+            self.assertEqual(p.wait(timeout=scaled(10, 60)), 130)
+            p.communicate()
+
+    def test_usage(self):
+        for args in ["x"], ["-n", "2"], ["--logprobs", "1"], ["--sistem", "x"]:
+            done = self.daemon.ctl("chat", *args, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+
+
+class Played(Case):
+    def chat(self, script, text, *args):
+        return Fake(self, script).ctl("chat", *args, stdin=text.encode())
+
+    def test_whole_conversation_goes_with_each_turn(self):
+        seen = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                seen.append([(m["role"], m["content"]) for m in got[2]["chat"]["messages"]])
+                peer.answer(got[0], f"answer {len(seen)}")
+
+        done = self.chat(script, "a\nb\n", "--system", "s")
+        self.assertEqual(done.stdout, b"answer 1\nanswer 2\n")
+        self.assertEqual(seen, [[("system", b"s"), ("user", b"a")],
+                                [("system", b"s"), ("user", b"a"), ("assistant", b"answer 1"),
+                                 ("user", b"b")]])
+
+    def test_refused_question_is_no_part_of_it(self):
+        """At a terminal an error ends the turn and not the chat, and leaves no trace in it."""
+        seen = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                seen.append(len(got[2]["chat"]["messages"]))
+                if len(seen) == 1:
+                    peer.send(got[0], error={"code": "ERROR_TOO_LONG", "message": "too much"})
+                else:
+                    peer.answer(got[0], "fine")
+
+        t = Typist(self, Fake(self, script).path, "chat")
+        t.ask("long")
+        t.expect("too much.*/reset")
+        t.ask("short")
+        t.expect("fine")
+        self.assertEqual(seen, [1, 1])
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+        done = self.chat(lambda p: p.send(p.receive()[0], error={"code": "ERROR_TOO_LONG"}), "x\n")
+        self.assertEqual(done.returncode, 4)
+
+    def test_daemon_comes_back(self):
+        """A chat outlives the connection: the next question goes to the daemon that is there then."""
+        n = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                n.append(len(got[2]["chat"]["messages"]))
+                if len(n) == 2:
+                    return  # hangs up in the middle
+                peer.answer(got[0], f"answer {len(n)}")
+
+        t = Typist(self, Fake(self, script).path, "chat")
+        for question, wanted in ("a", "answer 1"), ("b", "nvllmctl: "), ("c", "answer 3"):
+            t.ask(question)
+            t.expect(wanted)
+        self.assertEqual(n, [1, 3, 3])
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+    def test_second_control_c_leaves_a_silent_daemon(self):
+        """Its late events do not show in the next answer."""
+        ids = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] != "generate":
+                    continue
+                ids.append(got[0])
+                if len(ids) == 1:
+                    peer.send(got[0], delta={"text": "begun "})
+                else:
+                    peer.send(ids[0], delta={"text": "LATE", "finish_reason": "FINISH_CANCELLED"})
+                    peer.send(ids[0], done={})
+                    peer.answer(got[0], "second answer")
+
+        t = Typist(self, Fake(self, script).path, "chat")
+        t.ask("a")
+        t.expect("begun")
+        t.type("\x03")
+        time.sleep(0.3)
+        t.type("\x03")
+        t.ask("b")
+        self.assertNotIn("LATE", t.expect("second answer"))
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+
+if __name__ == "__main__":
+    harness.main()
