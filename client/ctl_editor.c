@@ -126,6 +126,7 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
     int count = 0;
 
     e->interrupted = false;
+    el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt: it may be answered at once */
     *line = el_gets(e->edit, &count);
     if (e->interrupted)
         return EDITOR_INTERRUPTED;

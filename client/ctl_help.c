@@ -18,7 +18,7 @@ static const char sampling[] =
     "  --stop TEXT               end before this text (again and again)\n"
     "  --stop-token-id ID        end at this token (again and again)\n"
     "  --ignore-eos              go on after the model's own end\n"
-    "  --logprobs K              the K likeliest tokens at each place (with --json)\n"
+    "  --logprobs K              the K likeliest tokens at each place, in JSON\n"
     "  -n, --n N                 N answers\n"
     "  --priority low|normal|high\n"
     "  --cache-salt TEXT         share the cached prompt only with the same salt\n"

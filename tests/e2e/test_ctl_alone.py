@@ -408,8 +408,8 @@ class Documents(Case):
         shown = {x.split()[-1].split("@")[0] for x in names.splitlines()} - {"NVLLM_0"}
         exported = set(re.findall(r"^\s+(nvllm_\w+);", (client / "nvllm_client.map").read_text(),
                                   re.MULTILINE))
-        declared = set(re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(",
-                                  (client / "nvllm_client.h").read_text()))
+        headers = "".join((client / h).read_text() for h in ("nvllm_client.h", "nvllm_admin.h"))
+        declared = set(re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(", headers))
         self.assertEqual(exported, declared)
         self.assertGreater(len(declared), 20)
         self.assertEqual(shown, declared)
