@@ -58,7 +58,9 @@ struct engine_request {
     bool ignore_eos;
     struct text stops[ENGINE_MAX_STOPS];
     int32_t n_stops;
-    int32_t max_tokens; /* 0: as many as fit */
+    int32_t max_tokens;         /* 0: as many as fit, but most_tokens at most */
+    int32_t most_tokens;        /* 0: no such bound */
+    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no such bound */
     int32_t n;
     struct text cache_salt;
     uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
@@ -69,12 +71,13 @@ struct engine_request {
 };
 
 enum engine_error {
-    ENGINE_E_INVALID,     /* a bad value; message says which */
-    ENGINE_E_TOO_LONG,    /* prompt and max_tokens can never fit */
-    ENGINE_E_UNAVAILABLE, /* loading */
-    ENGINE_E_UNSUPPORTED, /* no chat template */
-    ENGINE_E_CANCELLED,   /* engine_cancel, of anything but generate */
-    ENGINE_E_INTERNAL,    /* out of memory; the backend died */
+    ENGINE_E_INVALID,      /* a bad value; message says which */
+    ENGINE_E_TOO_LONG,     /* prompt and max_tokens can never fit */
+    ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
+    ENGINE_E_UNAVAILABLE,  /* loading */
+    ENGINE_E_UNSUPPORTED,  /* no chat template */
+    ENGINE_E_CANCELLED,    /* engine_cancel, of anything but generate */
+    ENGINE_E_INTERNAL,     /* out of memory; the backend died */
 };
 
 enum engine_event_type {

@@ -185,13 +185,27 @@ static void tell_cancelled(struct job *j, struct event_list *out)
     job_free(j);
 }
 
+/* The prompt has more tokens than the request may have: how many is told. */
+static bool over_limit(struct job *j)
+{
+    int32_t most = j->request.most_prompt_tokens;
+
+    if (!most || j->prompt.n <= (size_t)most)
+        return false;
+    j->terminal->usage.prompt_tokens = (int32_t)j->prompt.n;
+    return true;
+}
+
 static void run_encode(struct job *j, struct event_list *out)
 {
     struct err why = {""};
     int r = is_cancelled(j) ? 0 : encode(j, &why);
+    bool over = r == 0 && over_limit(j);
 
-    if (leave(j, r == 0))
+    if (leave(j, r == 0 && !over))
         tell_cancelled(j, out);
+    else if (over)
+        job_fail(j, ENGINE_E_PROMPT_LIMIT, input_field(j), "too many tokens", out);
     else if (r < 0)
         fail_with(j, r, input_field(j), &why, out);
 }

@@ -210,6 +210,8 @@ static void admit(struct engine *g, struct job *j)
     struct generation *live = NULL;
     int ret;
 
+    if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
+        cr.max_tokens = r->most_tokens;
     if (cr.max_tokens < 1)
         cr.max_tokens = 1; /* the core says which limit it is over */
     sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
