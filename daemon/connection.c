@@ -18,7 +18,7 @@ struct connection {
     struct event *readable, *writable, *timer;
     struct frame_decoder in;
     struct frame_buffer out;
-    size_t counted; /* of its buffers in shared->buffer_bytes */
+    size_t counted_in, counted_out; /* of its buffers, that the owner knows of */
     struct connection *next_dirty, *next_gone;
     bool dirty;
     bool greeted;
@@ -39,10 +39,11 @@ static void mark(struct connection *c)
 /* To be called when a buffer may have grown or shrunk. */
 static void count_buffers(struct connection *c)
 {
-    size_t now = c->in.cap + c->out.cap;
-
-    c->shared->buffer_bytes += now - c->counted;
-    c->counted = now;
+    if (c->counted_in == c->in.cap && c->counted_out == c->out.cap)
+        return;
+    c->counted_in = c->in.cap;
+    c->counted_out = c->out.cap;
+    c->shared->handler->buffers(c->owner, c->in.cap, c->out.cap);
 }
 
 static void set_timer(struct connection *c, int seconds)
@@ -62,7 +63,7 @@ static void watch_frame(struct connection *c, bool progress)
     if (!waiting)
         evtimer_del(c->timer);
     else if (progress || !evtimer_pending(c->timer, NULL))
-        set_timer(c, c->shared->frame_timeout_s);
+        set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
 }
 
 static bool over_half(const struct connection *c)
@@ -207,7 +208,7 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
         connection_free(c);
         return -ENOMEM;
     }
-    set_timer(c, shared->frame_timeout_s);
+    set_timer(c, shared->hello_timeout_s);
     *out = c;
     return 0;
 }
@@ -282,11 +283,6 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
     event_del(c->readable);
     set_timer(c, LINGER_S);
     mark(c);
-}
-
-size_t connection_buffer_bytes(const struct connection *c)
-{
-    return c->counted;
 }
 
 void connection_drop(struct connection *c)

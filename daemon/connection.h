@@ -2,7 +2,7 @@
  *
  * What is put is gathered and goes out in one write when the loop's wake-up is settled. While much
  * is unread, nothing more is read from the client; beyond the limit connection_put() refuses.
- * Callbacks come from the loop, never from within a call of these functions. */
+ * Callbacks but buffers come from the loop, never from within a call of these functions. */
 #ifndef NVLLMD_CONNECTION_H
 #define NVLLMD_CONNECTION_H
 
@@ -23,11 +23,12 @@ enum connection_fault {
     CONNECTION_NO_MEMORY,
 };
 
-/* What the owner is told. settle comes last in each wake-up and is where connections may be freed.
- */
+/* What the owner is told. settle comes last in each wake-up and is where connections may be freed;
+ * buffers may come from within any call: the bytes that its buffers take have changed. */
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
+    void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
 };
 
@@ -38,11 +39,11 @@ struct connections {
     void *shared; /* for settle */
     uint32_t max_frame_bytes;
     size_t max_output_bytes;
+    int hello_timeout_s;
     int frame_timeout_s;
     struct connection *dirty; /* something was put, or the end is near */
     struct connection *gone;  /* to be freed; connections_next_gone */
     size_t n_gone;
-    size_t buffer_bytes; /* held by all: frames that are not whole, answers not read */
 };
 
 enum {
@@ -64,9 +65,6 @@ int connection_put(struct connection *c, const ProtobufCMessage *message);
 /* Whatever has been put goes out, message last where it is not NULL, then the connection is gone;
  * nothing more is read. A client that does not read is not waited for long. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
-
-/* Memory that its buffers take. */
-size_t connection_buffer_bytes(const struct connection *c);
 
 /* Gone at once, with what is in its buffers. */
 void connection_drop(struct connection *c);

@@ -22,6 +22,8 @@ struct listener {
     int lock_fd; /* -1: systemd's socket */
     char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
     char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
+    mode_t mode;
+    char *group;
     bool bound; /* the path is ours to remove */
     dev_t dev;
     ino_t ino;
@@ -102,8 +104,7 @@ static int find_group(gid_t *out, const char *name, struct err *e)
     return 0;
 }
 
-static int bind_path(struct listener *l, const struct listener_options *o,
-                     const struct sockaddr_un *addr, struct err *e)
+static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct err *e)
 {
     struct stat st;
     mode_t old;
@@ -123,15 +124,15 @@ static int bind_path(struct listener *l, const struct listener_options *o,
     l->bound = true;
     l->dev = st.st_dev;
     l->ino = st.st_ino;
-    if (*o->group) {
-        r = find_group(&gid, o->group, e);
+    if (*l->group) {
+        r = find_group(&gid, l->group, e);
         if (r < 0)
             return r;
         if (chown(l->path, (uid_t)-1, gid) < 0)
-            return err_set(e, -errno, "%s: cannot be given to group %s: %s", l->path, o->group,
+            return err_set(e, -errno, "%s: cannot be given to group %s: %s", l->path, l->group,
                            strerror(errno));
     }
-    if (listen(l->fd, BACKLOG) < 0 || chmod(l->path, o->mode) < 0)
+    if (listen(l->fd, BACKLOG) < 0 || chmod(l->path, l->mode) < 0)
         return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
     return 0;
 }
@@ -149,14 +150,19 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
         return err_set(e, -ENAMETOOLONG, "%s: %zu bytes are too long for a socket's path, %zu",
                        o->path, n, sizeof(addr.sun_path) - 1);
     l = listener_new();
-    if (!l)
+    if (l)
+        l->group = strdup(o->group);
+    if (!l || !l->group) {
+        listener_free(l);
         return err_set(e, -ENOMEM, "listener: out of memory");
+    }
+    l->mode = o->mode;
     memcpy(l->path, o->path, n + 1);
     memcpy(addr.sun_path, o->path, n + 1);
     memcpy(l->lock_path, o->path, n);
     memcpy(l->lock_path + n, ".lock", sizeof(".lock"));
     if ((r = take_lock(l, e)) < 0 || (r = clear_path(l, &addr, e)) < 0 ||
-        (r = bind_path(l, o, &addr, e)) < 0) {
+        (r = bind_path(l, &addr, e)) < 0) {
         listener_free(l);
         return r;
     }
@@ -193,6 +199,57 @@ int listener_inherit(struct listener **out, struct err *e)
     return 0;
 }
 
+static bool names_ours(const struct listener *l)
+{
+    struct stat st;
+
+    return lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino;
+}
+
+/* The lock is held by whoever holds the file that has its name: a folder that was cleared has
+ * neither. */
+static int renew_lock(struct listener *l, struct err *e)
+{
+    struct stat ours, named;
+    int old = l->lock_fd, r;
+
+    if (fstat(old, &ours) == 0 && stat(l->lock_path, &named) == 0 && ours.st_dev == named.st_dev &&
+        ours.st_ino == named.st_ino)
+        return 0;
+    r = take_lock(l, e);
+    if (r == 0)
+        close(old);
+    return r;
+}
+
+bool listener_intact(const struct listener *l)
+{
+    return l->lock_fd < 0 || l->fd < 0 || (l->bound && names_ours(l));
+}
+
+int listener_mend(struct listener *l, struct err *e)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    int old = l->fd, r;
+
+    memcpy(addr.sun_path, l->path, strlen(l->path) + 1);
+    l->bound = false;
+    if ((r = renew_lock(l, e)) < 0 || (r = clear_path(l, &addr, e)) < 0)
+        return r;
+    r = bind_path(l, &addr, e);
+    if (r < 0) {
+        if (l->bound && names_ours(l))
+            unlink(l->path);
+        if (l->fd != old && l->fd >= 0)
+            close(l->fd);
+        l->bound = false;
+        l->fd = old;
+        return r;
+    }
+    close(old);
+    return 0;
+}
+
 int listener_fd(const struct listener *l)
 {
     return l->fd;
@@ -205,9 +262,7 @@ const char *listener_path(const struct listener *l)
 
 void listener_stop(struct listener *l)
 {
-    struct stat st;
-
-    if (l->bound && lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino)
+    if (l->bound && names_ours(l))
         unlink(l->path);
     l->bound = false;
     if (l->fd >= 0)
@@ -224,5 +279,6 @@ void listener_free(struct listener *l)
         unlink(l->lock_path); /* while it is held: see take_lock */
         close(l->lock_fd);
     }
+    free(l->group);
     free(l);
 }

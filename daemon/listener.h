@@ -26,6 +26,13 @@ int listener_open(struct listener **out, const struct listener_options *options,
 /* As listener_open, on the socket that systemd has passed; 0 with *out NULL when there is none. */
 int listener_inherit(struct listener **out, struct err *e);
 
+/* Whether the path still names our socket; those of systemd are systemd's to look after. */
+bool listener_intact(const struct listener *l);
+
+/* Makes a socket anew that was removed or replaced, with a new descriptor: who waits at the old one
+ * is lost unless accepted before. Negative errno with a text: the old one is still there. */
+int listener_mend(struct listener *l, struct err *e);
+
 int listener_fd(const struct listener *l);
 const char *listener_path(const struct listener *l);
 

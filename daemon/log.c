@@ -1,7 +1,11 @@
 /* log.c - see log.h. */
 #include "daemon/log.h"
 
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +15,14 @@
 #include <time.h>
 #include <unistd.h>
 
-static enum log_level log_level = LOG_LEVEL_INFO;
+static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
 static bool under_journal;
+
+/* Two lines at once could each find the room that is there for one. */
+static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t n_dropped; /* under the lock */
+
+static const char *const names[] = {"error", "warning", "info", "debug"};
 
 /* systemd names the device and inode of the stream that it reads: stderr may be another by now. */
 static bool stderr_is_journal(void)
@@ -27,8 +37,18 @@ static bool stderr_is_journal(void)
 
 void log_init(enum log_level level)
 {
-    log_level = level;
+    log_set_level(level);
     under_journal = stderr_is_journal();
+}
+
+void log_set_level(enum log_level level)
+{
+    atomic_store(&log_level, level);
+}
+
+const char *log_level_name(enum log_level level)
+{
+    return names[level];
 }
 
 /* A line is put together first, so that it leaves in one write. */
@@ -59,7 +79,6 @@ __attribute__((format(printf, 2, 3))) static void line_put(struct line *l, const
 static void line_begin(struct line *l, enum log_level level, const char *event)
 {
     static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
-    static const char *const names[] = {"error", "warning", "info", "debug"};
 
     l->len = 0;
     if (under_journal)
@@ -68,21 +87,57 @@ static void line_begin(struct line *l, enum log_level level, const char *event)
         line_put(l, "nvllmd: level=%s event=%s", names[level], event);
 }
 
+/* Whether a line can be written without waiting: it is shorter than what a pipe, a socket or a
+ * terminal says to have room for when it says so at all. */
+static bool has_room(void)
+{
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLOUT);
+}
+
+static void write_out(const char *data, size_t n)
+{
+    while (n > 0) {
+        ssize_t done = write(STDERR_FILENO, data, n);
+
+        if (done <= 0)
+            return; /* a log that cannot be written is no reason to stop */
+        data += done;
+        n -= (size_t)done;
+    }
+}
+
 static void line_end(struct line *l)
 {
-    size_t done = 0;
-
     for (size_t i = 0; i < l->len; i++)
         if ((unsigned char)l->data[i] < 0x20 || l->data[i] == 0x7f)
             l->data[i] = '?';
     l->data[l->len++] = '\n';
-    while (done < l->len) {
-        ssize_t n = write(STDERR_FILENO, l->data + done, l->len - done);
+}
 
-        if (n <= 0)
-            return; /* a log that cannot be written is no reason to stop */
-        done += (size_t)n;
+static void line_write(struct line *l)
+{
+    struct line lost;
+
+    line_end(l);
+    pthread_mutex_lock(&write_lock);
+    if (!has_room()) {
+        n_dropped++;
+    } else {
+        if (n_dropped) {
+            line_begin(&lost, LOG_LEVEL_WARNING, "log_dropped");
+            line_put(&lost, " lines=%" PRIu64, n_dropped);
+            line_end(&lost);
+            write_out(lost.data, lost.len);
+            n_dropped = 0;
+        }
+        if (has_room())
+            write_out(l->data, l->len);
+        else
+            n_dropped++;
     }
+    pthread_mutex_unlock(&write_lock);
 }
 
 void log_event(enum log_level level, const char *event, const char *fmt, ...)
@@ -90,7 +145,7 @@ void log_event(enum log_level level, const char *event, const char *fmt, ...)
     struct line l;
     va_list ap;
 
-    if (level > log_level)
+    if (level > atomic_load(&log_level))
         return;
     line_begin(&l, level, event);
     if (*fmt) {
@@ -99,7 +154,7 @@ void log_event(enum log_level level, const char *event, const char *fmt, ...)
         line_vput(&l, fmt, ap);
         va_end(ap);
     }
-    line_end(&l);
+    line_write(&l);
 }
 
 void log_text(enum log_level level, const char *event, const char *text, const char *fmt, ...)
@@ -107,7 +162,7 @@ void log_text(enum log_level level, const char *event, const char *text, const c
     struct line l;
     va_list ap;
 
-    if (level > log_level)
+    if (level > atomic_load(&log_level))
         return;
     line_begin(&l, level, event);
     if (*fmt) {
@@ -123,7 +178,7 @@ void log_text(enum log_level level, const char *event, const char *text, const c
         line_put(&l, "%c", *p);
     }
     line_put(&l, "\"");
-    line_end(&l);
+    line_write(&l);
 }
 
 int log_due(uint64_t *last_ms, uint64_t interval_ms)

@@ -1,7 +1,9 @@
 /* log.h - one line a thing that happened: event=… key=value … to stderr, with the priority that
  * the journal reads where stderr is the journal.
  *
- * Never the text of a prompt or an answer. Control characters come out as '?'. Any thread. */
+ * Never the text of a prompt or an answer. Control characters come out as '?'. Nobody waits for who
+ * reads the log: lines that find no room are dropped, and how many is said by the next that does.
+ * Any thread. */
 #ifndef NVLLMD_LOG_H
 #define NVLLMD_LOG_H
 
@@ -11,6 +13,9 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_D
 
 /* Lines over this level are dropped. Called once, before threads start. */
 void log_init(enum log_level level);
+
+void log_set_level(enum log_level level);
+const char *log_level_name(enum log_level level);
 
 /* fmt gives further key=value pairs, whose values hold no blanks, or is "". */
 __attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const char *event,

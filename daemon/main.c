@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "daemon/log.h"
 #include "daemon/offline.h"
 #include "daemon/options.h"
+#include "daemon/rights.h"
 #include "daemon/server.h"
 #include "daemon/service.h"
 #include "engine/cpu/cpu_backend.h"
@@ -59,6 +59,9 @@ static const struct command {
 
 struct command_line {
     const struct command *command; /* NULL: the daemon */
+    int argc;                      /* without the command */
+    char **argv;
+    const char *config; /* NULL: nobody has named a file */
     struct options options;
     struct offline_options offline;
     bool done; /* --help or --version was all */
@@ -114,24 +117,24 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
 }
 
 /* What the options of the command line set, in their order, over the file's. */
-static int apply(struct command_line *c, int argc, char **argv, struct err *e)
+static int apply(const struct command_line *c, struct options *out, struct err *e)
 {
     int opt, r = 0;
 
     optind = 1;
-    while (r == 0 && (opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+    while (r == 0 && (opt = getopt_long(c->argc, c->argv, "", long_options, NULL)) != -1) {
         switch (opt) {
         case OPT_SET:
-            r = set_pair(&c->options, optarg, e);
+            r = set_pair(out, optarg, e);
             break;
         case OPT_MODEL:
-            r = options_set(&c->options, "model.path", optarg, e);
+            r = options_set(out, "model.path", optarg, e);
             break;
         case OPT_SOCKET:
-            r = options_set(&c->options, "daemon.socket", optarg, e);
+            r = options_set(out, "daemon.socket", optarg, e);
             break;
         case OPT_BACKEND:
-            r = options_set(&c->options, "daemon.backend", optarg, e);
+            r = options_set(out, "daemon.backend", optarg, e);
             break;
         }
     }
@@ -139,15 +142,15 @@ static int apply(struct command_line *c, int argc, char **argv, struct err *e)
 }
 
 /* First pass: the command, its switches, which file. */
-static int scan(struct command_line *c, const char **config, int argc, char **argv)
+static int scan(struct command_line *c)
 {
     bool switches = false;
     int opt;
 
-    while ((opt = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
+    while ((opt = getopt_long(c->argc, c->argv, "", long_options, NULL)) != -1) {
         switch (opt) {
         case OPT_CONFIG:
-            *config = optarg;
+            c->config = optarg;
             break;
         case OPT_JSON:
             c->offline.json = switches = true;
@@ -177,16 +180,34 @@ static int scan(struct command_line *c, const char **config, int argc, char **ar
     if (switches && (!c->command || c->command->run == offline_check))
         return usage_error("--json, --jsonl, --special and --skip-special belong to tokenize, "
                            "detokenize and render");
-    if (argc - optind > (c->command && c->command->run != offline_check ? 1 : 0))
+    if (c->argc - optind > (c->command && c->command->run != offline_check ? 1 : 0))
         return usage_error("more arguments than there is use for");
-    if (optind < argc && strcmp(argv[optind], "-") != 0)
-        c->offline.input = argv[optind];
+    if (optind < c->argc && strcmp(c->argv[optind], "-") != 0)
+        c->offline.input = c->argv[optind];
     return 0;
+}
+
+/* All options: defaults, the file, the command line. Also for reading them anew: *out is made on
+ * success only. */
+static int load(void *arg, struct options *out, struct err *e)
+{
+    const struct command_line *c = arg;
+    int r = options_init(out, e);
+
+    if (r < 0)
+        return r;
+    r = options_read(out, c->config ? c->config : OPTIONS_DEFAULT_FILE, e);
+    if (r == -ENOENT && !c->config)
+        r = 0;
+    if (r == 0)
+        r = apply(c, out, e);
+    if (r < 0)
+        options_deinit(out);
+    return r;
 }
 
 static int parse(struct command_line *c, int argc, char **argv)
 {
-    const char *config = NULL;
     struct err e;
     int r;
 
@@ -200,16 +221,16 @@ static int parse(struct command_line *c, int argc, char **argv)
         argc--;
         argv++;
     }
-    r = scan(c, &config, argc, argv);
+    c->argc = argc;
+    c->argv = argv;
+    r = scan(c);
     if (r < 0 || c->done)
         return r;
-    r = options_read(&c->options, config ? config : OPTIONS_DEFAULT_FILE, &e);
-    if (r == -ENOENT && !config)
-        r = 0;
-    if (r == 0)
-        r = apply(c, argc, argv, &e);
-    if (r < 0)
+    r = load(c, &c->options, &e);
+    if (r < 0) {
+        memset(&c->options, 0, sizeof(c->options));
         return usage_error(e.text);
+    }
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
     c->offline.model = c->options.model_path;
@@ -232,20 +253,6 @@ static char *model_name_of(const char *path)
     if (name)
         utf8_clean(name);
     return name;
-}
-
-/* Each client is a descriptor; some are the daemon's own. */
-static void raise_descriptors(const struct options *o)
-{
-    rlim_t wanted = (rlim_t)o->max_connections + 256;
-    struct rlimit l;
-
-    if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur >= wanted)
-        return;
-    l.rlim_cur = l.rlim_max < wanted ? l.rlim_max : wanted;
-    if (setrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur < wanted)
-        log_event(LOG_LEVEL_WARNING, "few_descriptors", "limit=%llu wanted=%llu",
-                  (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
 static int start_engine(struct engine **out, const struct options *o,
@@ -281,6 +288,15 @@ static int start_engine(struct engine **out, const struct options *o,
     return engine_new(out, &options, e);
 }
 
+static int open_admin_listener(struct listener **out, const struct options *o, struct err *e)
+{
+    const struct listener_options options = {.path = o->admin_socket,
+                                             .mode = (mode_t)o->admin_socket_mode,
+                                             .group = o->admin_group};
+
+    return *o->admin_socket ? listener_open(out, &options, e) : 0;
+}
+
 static int open_listener(struct listener **out, const struct options *o, struct err *e)
 {
     const struct listener_options options = {.path = o->socket,
@@ -294,15 +310,17 @@ static int open_listener(struct listener **out, const struct options *o, struct 
 static void prepare_process(const struct options *o)
 {
     signal(SIGPIPE, SIG_IGN);
+    server_catch_signals();
     umask(077);
     log_init((enum log_level)o->log_level);
-    raise_descriptors(o);
+    server_raise_descriptors(o);
 }
 
-static int serve(const struct options *o)
+static int serve(struct command_line *c)
 {
+    struct options *o = &c->options;
     struct backend_choice choice;
-    struct server_parts parts = {.options = o};
+    struct server_parts parts = {.options = o, .reread = load, .reread_arg = c};
     struct server *server = NULL;
     enum server_end end = SERVER_FAILED;
     char *name = NULL;
@@ -318,15 +336,19 @@ static int serve(const struct options *o)
                  "backend=cpu");
     parts.model = name;
     parts.backend = choice.ops->name;
-    if (open_listener(&parts.listener, o, &e) < 0 ||
+    if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
+        open_listener(&parts.listener, o, &e) < 0 ||
+        open_admin_listener(&parts.admin_listener, o, &e) < 0 ||
         start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
         goto fail;
     end = server_run(server);
-    server_free(server);
     listener_free(parts.listener);
-    /* Threads that load, hang or have failed are not waited for: the process ends under them. */
+    listener_free(parts.admin_listener);
+    /* Threads that load, hang or have failed are not waited for: the process ends under them, and
+     * what they still refer to stays. */
     if (end != SERVER_ENDED)
         _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
+    server_free(server);
     engine_free(parts.engine);
     free(name);
     return EXIT_SUCCESS;
@@ -336,6 +358,7 @@ fail:
     server_free(server);
     engine_free(parts.engine);
     listener_free(parts.listener);
+    listener_free(parts.admin_listener);
     free(name);
     return EXIT_FAILURE;
 }
@@ -356,19 +379,14 @@ static void hold_standard_descriptors(void)
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
-    struct err e;
     int status = EXIT_USAGE;
 
     hold_standard_descriptors();
-    if (options_init(&c.options, &e) < 0) {
-        fprintf(stderr, "nvllmd: %s\n", e.text);
-        return EXIT_FAILURE;
-    }
     if (parse(&c, argc, argv) == 0) {
         if (c.done)
             status = fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
         else
-            status = c.command ? c.command->run(&c.offline) : serve(&c.options);
+            status = c.command ? c.command->run(&c.offline) : serve(&c);
     }
     options_deinit(&c.options);
     return status;

@@ -14,6 +14,8 @@
 
 #include "daemon/log.h"
 #include "engine/backend.h"
+#include "engine/engine.h"
+#include "engine/text_stream.h"
 #include "proto/frame.h"
 
 enum kind {
@@ -48,6 +50,12 @@ static const struct option table[] = {
      "who may connect, as a file mode; all local users unless narrowed"},
     {"daemon.socket_group", KIND_TEXT, AT(socket_group), 0, 0, NULL, "",
      "group of the socket; empty: the daemon's own"},
+    {"daemon.admin_socket", KIND_TEXT, AT(admin_socket), 0, 0, NULL, "",
+     "path of a second socket, whose clients are admins; empty: none"},
+    {"daemon.admin_socket_mode", KIND_MODE, AT(admin_socket_mode), 0, 0777, NULL, "0600",
+     "who may connect to it, as a file mode"},
+    {"daemon.admin_group", KIND_TEXT, AT(admin_group), 0, 0, NULL, "",
+     "group whose members are admins, as root and the daemon's user are; empty: none"},
     {"daemon.backend", KIND_CHOICE, AT(backend), 0, 0, "auto|cpu|cuda", "auto",
      "what computes; auto: cuda where an NVIDIA device and the module are, else cpu"},
     {"daemon.drain_timeout_s", KIND_INT, AT(drain_timeout_s), 0, 86400, NULL, "30",
@@ -86,27 +94,68 @@ static const struct option table[] = {
      "the tokens of a request do not depend on what else runs; slower"},
     {"cuda.cache_folder", KIND_TEXT, AT(cuda_cache_folder), 0, 0, NULL, "",
      "folder where the fastest algorithms are remembered for the next start; empty: nowhere"},
+    {"limits.frame_bytes", KIND_BYTES, AT(max_frame_bytes), 4096, FRAME_LARGEST_MAX, NULL, "16M",
+     "size of one request"},
+    {"limits.prompt_bytes", KIND_BYTES, AT(max_prompt_bytes), 1, FRAME_LARGEST_MAX, NULL, "16M",
+     "text of one prompt, or of one chat with all that it holds"},
+    {"limits.prompt_tokens", KIND_INT, AT(max_prompt_tokens), 0, INT32_MAX, NULL, "0",
+     "tokens of one prompt; 0: as many as the model takes"},
+    {"limits.max_tokens", KIND_INT, AT(max_max_tokens), 0, INT32_MAX, NULL, "0",
+     "tokens of one answer; 0: as many as the model gives"},
+    {"limits.choices", KIND_INT, AT(max_choices), 1, OPTIONS_MAX_CHOICES, NULL, "64",
+     "answers to one request (n)"},
+    {"limits.logprobs", KIND_INT, AT(max_logprobs), 0, SAMPLING_MAX_LOGPROBS, NULL, "20",
+     "best alternatives told with each token"},
+    {"limits.stops", KIND_INT, AT(max_stops), 0, ENGINE_MAX_STOPS, NULL, "16",
+     "stop strings of one request"},
+    {"limits.stop_bytes", KIND_INT, AT(max_stop_bytes), 1, TEXT_STREAM_MAX_STOP_BYTES, NULL, "256",
+     "size of one stop string"},
+    {"limits.stop_token_ids", KIND_INT, AT(max_stop_token_ids), 0, SAMPLING_MAX_REQUEST_STOP_IDS,
+     NULL, "48", "stop token ids of one request"},
+    {"limits.logit_bias", KIND_INT, AT(max_logit_bias), 0, SAMPLING_MAX_BIAS, NULL, "1024",
+     "entries of one request's logit_bias"},
+    {"limits.salt_bytes", KIND_INT, AT(max_salt_bytes), 0, 4096, NULL, "256",
+     "size of one cache_salt"},
     {"limits.connections", KIND_INT, AT(max_connections), 1, 100000, NULL, "1024",
      "connections at a time"},
     {"limits.connections_per_uid", KIND_INT, AT(max_connections_per_uid), 1, 100000, NULL, "512",
      "connections of one user at a time"},
     {"limits.requests", KIND_INT, AT(max_requests), 1, 1000000, NULL, "8192",
      "requests under way at a time"},
+    {"limits.requests_per_uid", KIND_INT, AT(max_requests_per_uid), 1, 1000000, NULL, "4096",
+     "requests of one user under way at a time"},
     {"limits.requests_per_connection", KIND_INT, AT(max_requests_per_connection), 1, 1000000, NULL,
      "1024", "requests of one connection under way at a time"},
-    {"limits.frame_bytes", KIND_BYTES, AT(max_frame_bytes), 4096, FRAME_LARGEST_MAX, NULL, "16M",
-     "size of one request"},
-    {"limits.output_bytes", KIND_BYTES, AT(max_output_bytes), 4096, INT64_C(1) << 40, NULL, "8M",
-     "a connection with more unread answers is cut off"},
+    {"limits.queued_tokens", KIND_INT, AT(max_queued_tokens), 1, INT64_C(1) << 40, NULL, "16777216",
+     "tokens of all prompts that have no answer yet; texts are estimated"},
+    {"limits.queued_tokens_per_uid", KIND_INT, AT(max_queued_tokens_per_uid), 1, INT64_C(1) << 40,
+     NULL, "8388608", "tokens of one user's prompts that have no answer yet"},
     {"limits.request_bytes", KIND_BYTES, AT(max_request_bytes), 65536, INT64_C(1) << 40, NULL,
      "512M", "memory of all requests under way"},
+    {"limits.request_bytes_per_uid", KIND_BYTES, AT(max_request_bytes_per_uid), 65536,
+     INT64_C(1) << 40, NULL, "256M", "memory of one user's requests under way"},
     {"limits.buffer_bytes", KIND_BYTES, AT(max_buffer_bytes), 1 << 20, INT64_C(1) << 40, NULL, "1G",
      "memory of all requests sent in part and answers not read; the largest holder is cut off"},
+    {"limits.buffer_bytes_per_uid", KIND_BYTES, AT(max_buffer_bytes_per_uid), 1 << 20,
+     INT64_C(1) << 40, NULL, "512M", "likewise of one user's connections"},
+    {"limits.output_pause_bytes", KIND_BYTES, AT(output_pause_bytes), 4096, INT64_C(1) << 40, NULL,
+     "1M", "a connection with more unread answers is paused: not read from, its tokens gathered"},
+    {"limits.output_bytes", KIND_BYTES, AT(max_output_bytes), 4096, INT64_C(1) << 40, NULL, "8M",
+     "a connection with more unread answers, gathered ones included, is cut off"},
+    {"limits.slow_reader_s", KIND_INT, AT(slow_reader_s), 1, 86400, NULL, "30",
+     "seconds after which a connection that is paused all the while is cut off"},
+    {"limits.hello_timeout_s", KIND_INT, AT(hello_timeout_s), 1, 86400, NULL, "30",
+     "seconds within which Hello must have come"},
     {"limits.frame_timeout_s", KIND_INT, AT(frame_timeout_s), 1, 86400, NULL, "30",
-     "seconds within which a begun frame, and Hello, must have come"},
+     "seconds within which a frame that has begun must have come"},
+    {"limits.admin_connections", KIND_INT, AT(admin_connections), 0, 1000, NULL, "16",
+     "connections that admins may have beyond limits.connections and _per_uid"},
+    {"limits.admin_requests", KIND_INT, AT(admin_requests), 0, 100000, NULL, "64",
+     "requests that admins may have under way beyond limits.requests and _per_uid"},
 };
 
 enum { N_OPTIONS = sizeof(table) / sizeof(*table) };
+_Static_assert((int)N_OPTIONS <= (int)OPTIONS_MAX, "options_change has room for all");
 
 static int64_t *number_at(struct options *o, const struct option *t)
 {
@@ -463,6 +512,48 @@ int options_read(struct options *o, const char *path, struct err *e)
     }
     fclose(rd.f);
     return rd.r;
+}
+
+/* Whether it may change while the daemon runs. */
+static bool is_live(const struct option *t)
+{
+    return strncmp(t->key, "limits.", 7) == 0 || t->offset == AT(log_level) ||
+           t->offset == AT(drain_timeout_s);
+}
+
+static bool same(struct options *a, struct options *b, const struct option *t)
+{
+    const struct option_memory *x, *y;
+
+    switch (t->kind) {
+    case KIND_TEXT:
+        return strcmp(*text_at(a, t), *text_at(b, t)) == 0;
+    case KIND_MEMORY:
+        x = (const struct option_memory *)((char *)a + t->offset);
+        y = (const struct option_memory *)((char *)b + t->offset);
+        return x->bytes == y->bytes && x->fraction == y->fraction;
+    default:
+        return *number_at(a, t) == *number_at(b, t);
+    }
+}
+
+void options_take(struct options *running, const struct options *fresh, struct options_change *out)
+{
+    struct options *from = (struct options *)(uintptr_t)fresh; /* only read */
+
+    out->n_changed = out->n_needs_restart = 0;
+    for (int i = 0; i < N_OPTIONS; i++) {
+        const struct option *t = &table[i];
+
+        if (same(running, from, t))
+            continue;
+        if (is_live(t)) {
+            *number_at(running, t) = *number_at(from, t);
+            out->changed[out->n_changed++] = t->key;
+        } else {
+            out->needs_restart[out->n_needs_restart++] = t->key;
+        }
+    }
 }
 
 void options_print(FILE *f)

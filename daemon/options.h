@@ -14,6 +14,8 @@
 
 #define OPTIONS_DEFAULT_FILE "/etc/nvllm/nvllmd.conf"
 
+enum { OPTIONS_MAX_CHOICES = 64 }; /* what limits.choices may be set to */
+
 enum option_backend { OPTION_BACKEND_AUTO, OPTION_BACKEND_CPU, OPTION_BACKEND_CUDA };
 enum option_scope { OPTION_SCOPE_UID, OPTION_SCOPE_ALL };
 
@@ -29,6 +31,9 @@ struct options {
     char *socket;
     int64_t socket_mode;
     char *socket_group;
+    char *admin_socket;
+    int64_t admin_socket_mode;
+    char *admin_group;
     int64_t backend; /* enum option_backend */
     int64_t drain_timeout_s;
     int64_t log_level; /* enum log_level */
@@ -48,15 +53,35 @@ struct options {
     int64_t cuda_graphs;
     int64_t cuda_invariant;
     char *cuda_cache_folder;
+    int64_t max_frame_bytes;
+    int64_t max_prompt_bytes;
+    int64_t max_prompt_tokens;
+    int64_t max_max_tokens;
+    int64_t max_choices;
+    int64_t max_logprobs;
+    int64_t max_stops;
+    int64_t max_stop_bytes;
+    int64_t max_stop_token_ids;
+    int64_t max_logit_bias;
+    int64_t max_salt_bytes;
     int64_t max_connections;
     int64_t max_connections_per_uid;
     int64_t max_requests;
+    int64_t max_requests_per_uid;
     int64_t max_requests_per_connection;
-    int64_t max_frame_bytes;
-    int64_t max_output_bytes;
+    int64_t max_queued_tokens;
+    int64_t max_queued_tokens_per_uid;
     int64_t max_request_bytes;
+    int64_t max_request_bytes_per_uid;
     int64_t max_buffer_bytes;
+    int64_t max_buffer_bytes_per_uid;
+    int64_t output_pause_bytes;
+    int64_t max_output_bytes;
+    int64_t slow_reader_s;
+    int64_t hello_timeout_s;
     int64_t frame_timeout_s;
+    int64_t admin_connections;
+    int64_t admin_requests;
 };
 
 /* Every option at its default. -ENOMEM. */
@@ -70,6 +95,19 @@ int options_set(struct options *o, const char *key, const char *value, struct er
 /* Reads a file; the first thing wrong is -EINVAL with file:line. A missing file is -ENOENT, which
  * the caller forgives where nobody has named it. */
 int options_read(struct options *o, const char *path, struct err *e);
+
+enum { OPTIONS_MAX = 96 };
+
+/* What a file that was read anew has to say. The texts are keys of the table. */
+struct options_change {
+    const char *changed[OPTIONS_MAX];
+    int n_changed;
+    const char *needs_restart[OPTIONS_MAX]; /* differ, and stay as they are */
+    int n_needs_restart;
+};
+
+/* Takes over what can change while the daemon runs: limits, the drain's time, the log's level. */
+void options_take(struct options *running, const struct options *fresh, struct options_change *out);
 
 /* The table, for people: what --help prints. */
 void options_print(FILE *f);

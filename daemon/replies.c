@@ -2,7 +2,6 @@
 #include "daemon/replies.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "proto/utf8.h"
@@ -178,31 +177,59 @@ int reply_cancelled(struct connection *c, uint64_t id, bool found)
     return connection_put(c, &f.base);
 }
 
-void reply_error_init(Nvllm__V1__Error *out, Nvllm__V1__ErrorCode code, const char *field,
-                      const char *message)
+int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level)
 {
-    nvllm__v1__error__init(out);
-    out->has_code = out->has_retryable = true;
-    out->code = code;
-    out->message = word(message);
-    out->field = word(field);
-    out->retryable = code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE ||
-                     code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
-    out->has_retry_after_ms = out->retryable;
-    out->retry_after_ms = code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE ? 500 : 100;
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_CHANGED);
+    f.changed = &m;
+    m.has_state = true;
+    m.state = state;
+    m.log_level = word(log_level);
+    return connection_put(c, &f.base);
 }
 
-int reply_error(struct connection *c, uint64_t id, Nvllm__V1__ErrorCode code, const char *field,
-                const char *message)
+int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change)
+{
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
+
+    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_RELOADED);
+    f.reloaded = &m;
+    m.n_changed = (size_t)change->n_changed;
+    m.changed = (char **)(uintptr_t)change->changed; /* packing only reads */
+    m.n_needs_restart = (size_t)change->n_needs_restart;
+    m.needs_restart = (char **)(uintptr_t)change->needs_restart;
+    return connection_put(c, &f.base);
+}
+
+void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e)
+{
+    bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
+
+    nvllm__v1__error__init(out);
+    out->has_code = out->has_retryable = true;
+    out->code = e->code;
+    out->message = word(e->message.text);
+    out->field = *e->field ? word(e->field) : NULL;
+    out->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+    out->has_retry_after_ms = out->retryable;
+    out->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
+    out->limit = word(e->limit);
+    out->has_limit_value = e->limit != NULL;
+    out->limit_value = e->limit_value;
+}
+
+int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 {
     Nvllm__V1__ServerFrame f;
     Nvllm__V1__Error m;
-    struct err clean; /* a message may quote the client, and be cut inside a character */
+    struct refusal clean = *e; /* a message may quote the client, and be cut inside a character */
 
-    snprintf(clean.text, sizeof(clean.text), "%s", message);
-    utf8_clean(clean.text);
+    utf8_clean(clean.message.text);
     frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_ERROR);
-    reply_error_init(&m, code, field, clean.text);
+    reply_error_init(&m, &clean);
     f.error = &m;
     return connection_put(c, &f.base);
 }
@@ -213,6 +240,7 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
     case ENGINE_E_INVALID:
         return NVLLM__V1__ERROR_CODE__ERROR_INVALID;
     case ENGINE_E_TOO_LONG:
+    case ENGINE_E_PROMPT_LIMIT:
         return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
     case ENGINE_E_UNAVAILABLE:
         return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "daemon/connection.h"
+#include "daemon/limits.h"
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 
@@ -15,13 +16,13 @@ int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage
 int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,
                  const struct tokenizer *tokenizer);
 int reply_text(struct connection *c, uint64_t id, const struct engine_event *ev);
+int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level);
+int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change);
 int reply_cancelled(struct connection *c, uint64_t id, bool found);
 
-/* retryable and retry_after_ms follow from the code. field may be NULL. */
-void reply_error_init(Nvllm__V1__Error *out, Nvllm__V1__ErrorCode code, const char *field,
-                      const char *message);
-int reply_error(struct connection *c, uint64_t id, Nvllm__V1__ErrorCode code, const char *field,
-                const char *message);
+/* retryable follows from the code; out points into *e. */
+void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e);
+int reply_error(struct connection *c, uint64_t id, const struct refusal *e);
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
 

@@ -13,28 +13,21 @@
 #include "engine/text_stream.h"
 #include "proto/utf8.h"
 
-/* The one way to refuse: "field: text". */
-__attribute__((format(printf, 4, 5))) static int
-refuse(struct request_error *e, Nvllm__V1__ErrorCode code, const char *field, const char *fmt, ...)
-{
-    char text[sizeof(e->message.text)];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    e->code = code;
-    /* programs look for the field, people for the entry in it */
-    snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(field, "["), field);
-    return err_set(&e->message, -EINVAL, "%s: %s", field, text);
-}
-
 #define INVALID  NVLLM__V1__ERROR_CODE__ERROR_INVALID
 #define TOO_LONG NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG
 
+/* An amount over a limit of the options. */
+static int check_limit(enum limit l, size_t amount, const char *field,
+                       const struct request_rules *rules, struct refusal *e)
+{
+    return amount > limit_value(rules->options, l)
+               ? limit_refuse(e, rules->options, l, field, amount)
+               : 0;
+}
+
 /* The name of a field inside of others. */
 struct name {
-    char text[sizeof(((struct request_error *)0)->field)];
+    char text[sizeof(((struct refusal *)0)->field)];
 };
 
 __attribute__((format(printf, 2, 3))) static const char *name_field(struct name *n, const char *fmt,
@@ -49,10 +42,10 @@ __attribute__((format(printf, 2, 3))) static const char *name_field(struct name 
 }
 
 static int take_text(struct text *out, const ProtobufCBinaryData *b, const char *field,
-                     struct request_error *e)
+                     struct refusal *e)
 {
     if (!utf8_valid(b->data, b->len))
-        return refuse(e, INVALID, field, "is not UTF-8");
+        return refusal_of_field(e, INVALID, field, "is not UTF-8");
     *out = (struct text){(const char *)b->data, b->len};
     return 0;
 }
@@ -60,25 +53,25 @@ static int take_text(struct text *out, const ProtobufCBinaryData *b, const char 
 /* ---- chat */
 
 static int take_tool_call(struct chat_tool_call *out, const Nvllm__V1__ToolCall *c,
-                          const char *field, struct request_error *e)
+                          const char *field, struct refusal *e)
 {
     struct name name;
     int r;
 
     name_field(&name, "%s.name", field);
     if (!c->has_name)
-        return refuse(e, INVALID, name.text, "is missing");
+        return refusal_of_field(e, INVALID, name.text, "is missing");
     r = take_text(&out->name, &c->name, name.text, e);
     if (r < 0)
         return r;
     name_field(&name, "%s.arguments", field);
     if (!c->has_arguments)
-        return refuse(e, INVALID, name.text, "is missing; it is a JSON object");
+        return refusal_of_field(e, INVALID, name.text, "is missing; it is a JSON object");
     return take_text(&out->arguments_json, &c->arguments, name.text, e);
 }
 
 static int take_message(struct chat_message *out, const Nvllm__V1__Message *m, struct unpacked *u,
-                        const char *field, struct request_error *e)
+                        const char *field, struct refusal *e)
 {
     struct chat_tool_call *calls;
     struct name name;
@@ -86,7 +79,8 @@ static int take_message(struct chat_message *out, const Nvllm__V1__Message *m, s
 
     name_field(&name, "%s.role", field);
     if (!m->role)
-        return refuse(e, INVALID, name.text, "is missing; it is system, user, assistant or tool");
+        return refusal_of_field(e, INVALID, name.text,
+                                "is missing; it is system, user, assistant or tool");
     r = take_text(&out->role, &(ProtobufCBinaryData){strlen(m->role), (uint8_t *)m->role},
                   name.text, e);
     if (r < 0)
@@ -114,8 +108,8 @@ static int take_message(struct chat_message *out, const Nvllm__V1__Message *m, s
     return 0;
 }
 
-int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u, const char *field,
-                 struct request_error *e)
+int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,
+                 const struct request_rules *rules, struct refusal *e)
 {
     struct chat *chat = unpacked_alloc(u, 1, sizeof(*chat));
     struct chat_message *messages = unpacked_alloc(u, c->n_messages, sizeof(*messages));
@@ -125,18 +119,16 @@ int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u
 
     if (!chat || !messages || !tools)
         return -ENOMEM;
-    if (c->n_messages == 0) {
-        name_field(&name, "%s.messages", field);
-        return refuse(e, INVALID, name.text, "is empty");
-    }
+    if (c->n_messages == 0)
+        return refusal_of_field(e, INVALID, "chat.messages", "is empty");
     for (size_t i = 0; i < c->n_messages; i++) {
-        name_field(&name, "%s.messages[%zu]", field, i);
+        name_field(&name, "chat.messages[%zu]", i);
         r = take_message(&messages[i], c->messages[i], u, name.text, e);
         if (r < 0)
             return r;
     }
     for (size_t i = 0; i < c->n_tools; i++) {
-        name_field(&name, "%s.tools[%zu]", field, i);
+        name_field(&name, "chat.tools[%zu]", i);
         r = take_text(&tools[i], &c->tools[i], name.text, e);
         if (r < 0)
             return r;
@@ -149,6 +141,9 @@ int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u
     chat->thinking = !c->has_enable_thinking ? CHAT_THINKING_UNSET
                      : c->enable_thinking    ? CHAT_THINKING_ON
                                              : CHAT_THINKING_OFF;
+    r = check_limit(LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat", rules, e);
+    if (r < 0)
+        return r;
     *out = chat;
     return 0;
 }
@@ -158,55 +153,56 @@ int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u
 enum bounds { CLOSED, OPEN_LOW }; /* whether the lower bound itself is allowed */
 
 static int take_float(float *out, bool has, float value, enum bounds bounds, float lo, float hi,
-                      const char *field, struct request_error *e)
+                      const char *field, struct refusal *e)
 {
     if (!has)
         return 0;
     /* written so that NaN is refused */
     if (!((bounds == OPEN_LOW ? value > lo : value >= lo) && value <= hi)) {
         if (hi >= INFINITY)
-            return refuse(e, INVALID, field, "%g is not a number %s %g", (double)value,
-                          bounds == OPEN_LOW ? "above" : "of at least", (double)lo);
-        return refuse(e, INVALID, field, "%g is not in %c%g, %g]", (double)value,
-                      bounds == OPEN_LOW ? '(' : '[', (double)lo, (double)hi);
+            return refusal_of_field(e, INVALID, field, "%g is not a number %s %g", (double)value,
+                                    bounds == OPEN_LOW ? "above" : "of at least", (double)lo);
+        return refusal_of_field(e, INVALID, field, "%g is not in %c%g, %g]", (double)value,
+                                bounds == OPEN_LOW ? '(' : '[', (double)lo, (double)hi);
     }
     if (isinf(value))
-        return refuse(e, INVALID, field, "is infinite");
+        return refusal_of_field(e, INVALID, field, "is infinite");
     *out = value;
     return 0;
 }
 
 static int take_uint(int32_t *out, bool has, uint32_t value, uint32_t lo, uint32_t hi,
-                     const char *field, struct request_error *e)
+                     const char *field, struct refusal *e)
 {
     if (!has)
         return 0;
     if (value < lo || value > hi)
-        return refuse(e, INVALID, field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value,
-                      lo, hi);
+        return refusal_of_field(e, INVALID, field,
+                                "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value, lo, hi);
     *out = (int32_t)value;
     return 0;
 }
 
 static int check_id(int32_t id, const struct request_rules *rules, const char *field,
-                    struct request_error *e)
+                    struct refusal *e)
 {
     if (id < 0 || id >= rules->vocab_size)
-        return refuse(e, INVALID, field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]",
-                      id, rules->vocab_size - 1);
+        return refusal_of_field(e, INVALID, field,
+                                "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]", id,
+                                rules->vocab_size - 1);
     return 0;
 }
 
 static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct unpacked *u,
-                     const struct request_rules *rules, struct request_error *e)
+                     const struct request_rules *rules, struct refusal *e)
 {
     struct logit_bias *bias;
     struct name field;
     int r;
 
-    if (m->n_logit_bias > SAMPLING_MAX_BIAS)
-        return refuse(e, INVALID, "sampling.logit_bias", "%zu entries are over the limit of %d",
-                      m->n_logit_bias, SAMPLING_MAX_BIAS);
+    r = check_limit(LIMIT_LOGIT_BIAS, m->n_logit_bias, "sampling.logit_bias", rules, e);
+    if (r < 0)
+        return r;
     bias = unpacked_alloc(u, m->n_logit_bias, sizeof(*bias));
     if (!bias)
         return -ENOMEM;
@@ -215,14 +211,14 @@ static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct un
 
         name_field(&field, "sampling.logit_bias[%zu].id", i);
         if (!b->has_id)
-            return refuse(e, INVALID, field.text, "is missing");
+            return refusal_of_field(e, INVALID, field.text, "is missing");
         r = check_id(b->id, rules, field.text, e);
         if (r < 0)
             return r;
         bias[i].id = b->id;
         name_field(&field, "sampling.logit_bias[%zu].bias", i);
         if (!b->has_bias)
-            return refuse(e, INVALID, field.text, "is missing");
+            return refusal_of_field(e, INVALID, field.text, "is missing");
         r = take_float(&bias[i].bias, true, b->bias, CLOSED, -100, 100, field.text, e);
         if (r < 0)
             return r;
@@ -233,14 +229,14 @@ static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct un
 }
 
 static int take_stop_ids(struct sampling *s, const Nvllm__V1__Sampling *m,
-                         const struct request_rules *rules, struct request_error *e)
+                         const struct request_rules *rules, struct refusal *e)
 {
     struct name field;
-    int r;
+    int r =
+        check_limit(LIMIT_STOP_TOKEN_IDS, m->n_stop_token_ids, "sampling.stop_token_ids", rules, e);
 
-    if (m->n_stop_token_ids > SAMPLING_MAX_REQUEST_STOP_IDS)
-        return refuse(e, INVALID, "sampling.stop_token_ids", "%zu ids are over the limit of %d",
-                      m->n_stop_token_ids, SAMPLING_MAX_REQUEST_STOP_IDS);
+    if (r < 0)
+        return r;
     for (size_t i = 0; i < m->n_stop_token_ids; i++) {
         name_field(&field, "sampling.stop_token_ids[%zu]", i);
         r = check_id(m->stop_token_ids[i], rules, field.text, e);
@@ -252,11 +248,14 @@ static int take_stop_ids(struct sampling *s, const Nvllm__V1__Sampling *m,
     return 0;
 }
 
-static int take_numbers(struct sampling *s, const Nvllm__V1__Sampling *m, int32_t max_seq_len,
-                        struct request_error *e)
+static int take_numbers(struct sampling *s, const Nvllm__V1__Sampling *m,
+                        const struct request_rules *rules, struct refusal *e)
 {
     int r;
 
+    if (m->has_logprobs &&
+        (r = check_limit(LIMIT_LOGPROBS, m->logprobs, "sampling.logprobs", rules, e)) < 0)
+        return r;
     if ((r = take_float(&s->temperature, m->has_temperature, m->temperature, CLOSED, 0, INFINITY,
                         "sampling.temperature", e)) < 0 ||
         (r = take_uint(&s->top_k, m->has_top_k, m->top_k, 0, INT32_MAX, "sampling.top_k", e)) < 0 ||
@@ -270,8 +269,8 @@ static int take_numbers(struct sampling *s, const Nvllm__V1__Sampling *m, int32_
                         -2, 2, "sampling.presence_penalty", e)) < 0 ||
         (r = take_float(&s->frequency_penalty, m->has_frequency_penalty, m->frequency_penalty,
                         CLOSED, -2, 2, "sampling.frequency_penalty", e)) < 0 ||
-        (r = take_uint(&s->min_tokens, m->has_min_tokens, m->min_tokens, 0, (uint32_t)max_seq_len,
-                       "sampling.min_tokens", e)) < 0 ||
+        (r = take_uint(&s->min_tokens, m->has_min_tokens, m->min_tokens, 0,
+                       (uint32_t)rules->max_seq_len, "sampling.min_tokens", e)) < 0 ||
         (r = take_uint(&s->n_logprobs, m->has_logprobs, m->logprobs, 0, SAMPLING_MAX_LOGPROBS,
                        "sampling.logprobs", e)) < 0)
         return r;
@@ -279,8 +278,7 @@ static int take_numbers(struct sampling *s, const Nvllm__V1__Sampling *m, int32_
 }
 
 static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *m,
-                         struct unpacked *u, const struct request_rules *rules,
-                         struct request_error *e)
+                         struct unpacked *u, const struct request_rules *rules, struct refusal *e)
 {
     static const Nvllm__V1__Sampling silent = NVLLM__V1__SAMPLING__INIT;
     const struct model_defaults *d = rules->defaults;
@@ -296,8 +294,8 @@ static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *
 
     if (!m)
         m = &silent;
-    if ((r = take_numbers(&s, m, rules->max_seq_len, e)) < 0 ||
-        (r = take_bias(&s, m, u, rules, e)) < 0 || (r = take_stop_ids(&s, m, rules, e)) < 0)
+    if ((r = take_numbers(&s, m, rules, e)) < 0 || (r = take_bias(&s, m, u, rules, e)) < 0 ||
+        (r = take_stop_ids(&s, m, rules, e)) < 0)
         return r;
     if (m->has_seed)
         s.seed = m->seed;
@@ -310,76 +308,84 @@ static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *
 
 /* ---- generate */
 
-static int take_prompt_ids(struct engine_request *out, const Nvllm__V1__TokenIds *ids,
-                           const struct request_rules *rules, struct request_error *e)
+int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
+                   const struct request_rules *rules, struct refusal *e)
+{
+    int r = check_limit(LIMIT_PROMPT_BYTES, prompt->len, "prompt", rules, e);
+
+    if (r < 0)
+        return r;
+    if (prompt->len == 0)
+        return refusal_of_field(e, INVALID, "prompt", "is empty");
+    return take_text(out, prompt, "prompt", e);
+}
+
+int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
+                       struct refusal *e)
 {
     struct name field;
     int r;
 
     if (ids->n_ids == 0)
-        return refuse(e, INVALID, "prompt_ids", "is empty");
+        return refusal_of_field(e, INVALID, "prompt_ids", "is empty");
+    if (rules->options->max_prompt_tokens &&
+        (r = check_limit(LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids", rules, e)) < 0)
+        return r;
     if (ids->n_ids >= (size_t)rules->max_seq_len)
-        return refuse(e, TOO_LONG, "prompt_ids",
-                      "%zu ids leave no room for an answer in %" PRId32 " tokens", ids->n_ids,
-                      rules->max_seq_len);
+        return refusal_of_field(e, TOO_LONG, "prompt_ids",
+                                "%zu ids leave no room for an answer in %" PRId32 " tokens",
+                                ids->n_ids, rules->max_seq_len);
     for (size_t i = 0; i < ids->n_ids; i++) {
         if (ids->ids[i] >= 0 && ids->ids[i] < rules->vocab_size)
             continue;
         name_field(&field, "prompt_ids[%zu]", i);
-        r = check_id(ids->ids[i], rules, field.text, e);
-        if (r < 0)
-            return r;
+        return check_id(ids->ids[i], rules, field.text, e);
     }
-    out->input = ENGINE_PROMPT_IDS;
-    out->prompt_ids = ids->ids;
-    out->n_prompt_ids = ids->n_ids;
     return 0;
 }
 
 static int take_input(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                      const struct request_rules *rules, struct request_error *e)
+                      const struct request_rules *rules, struct refusal *e)
 {
     struct chat *chat;
     int r;
 
     switch (g->input_case) {
     case NVLLM__V1__GENERATE__INPUT_PROMPT:
-        if (g->prompt.len == 0)
-            return refuse(e, INVALID, "prompt", "is empty");
         out->input = ENGINE_PROMPT;
-        return take_text(&out->prompt, &g->prompt, "prompt", e);
+        return request_prompt(&out->prompt, &g->prompt, rules, e);
     case NVLLM__V1__GENERATE__INPUT_PROMPT_IDS:
-        return take_prompt_ids(out, g->prompt_ids, rules, e);
+        out->input = ENGINE_PROMPT_IDS;
+        out->prompt_ids = g->prompt_ids->ids;
+        out->n_prompt_ids = g->prompt_ids->n_ids;
+        return request_prompt_ids(g->prompt_ids, rules, e);
     case NVLLM__V1__GENERATE__INPUT_CHAT:
-        r = request_chat(&chat, g->chat, u, "chat", e);
+        r = request_chat(&chat, g->chat, u, rules, e);
         if (r < 0)
             return r;
         out->input = ENGINE_CHAT;
         out->chat = chat;
         return 0;
     default:
-        return refuse(e, INVALID, "input", "one of prompt, prompt_ids and chat must be there");
+        return refusal_of_field(e, INVALID, "input",
+                                "one of prompt, prompt_ids and chat must be there");
     }
 }
 
 static int take_stops(struct engine_request *out, const Nvllm__V1__Generate *g,
-                      struct request_error *e)
+                      const struct request_rules *rules, struct refusal *e)
 {
     struct name field;
-    int r;
+    int r = check_limit(LIMIT_STOPS, g->n_stop, "stop", rules, e);
 
-    if (g->n_stop > ENGINE_MAX_STOPS)
-        return refuse(e, INVALID, "stop", "%zu strings are over the limit of %d", g->n_stop,
-                      ENGINE_MAX_STOPS);
+    if (r < 0)
+        return r;
     for (size_t i = 0; i < g->n_stop; i++) {
         name_field(&field, "stop[%zu]", i);
         if (g->stop[i].len == 0)
-            return refuse(e, INVALID, field.text, "is empty");
-        if (g->stop[i].len > TEXT_STREAM_MAX_STOP_BYTES)
-            return refuse(e, INVALID, field.text, "%zu bytes are over the limit of %d",
-                          g->stop[i].len, TEXT_STREAM_MAX_STOP_BYTES);
-        r = take_text(&out->stops[i], &g->stop[i], field.text, e);
-        if (r < 0)
+            return refusal_of_field(e, INVALID, field.text, "is empty");
+        if ((r = check_limit(LIMIT_STOP_BYTES, g->stop[i].len, field.text, rules, e)) < 0 ||
+            (r = take_text(&out->stops[i], &g->stop[i], field.text, e)) < 0)
             return r;
     }
     out->n_stops = (int32_t)g->n_stop;
@@ -387,25 +393,31 @@ static int take_stops(struct engine_request *out, const Nvllm__V1__Generate *g,
 }
 
 static int take_max_tokens(struct engine_request *out, const Nvllm__V1__Generate *g,
-                           const struct request_rules *rules, struct request_error *e)
+                           const struct request_rules *rules, struct refusal *e)
 {
+    int32_t limit = (int32_t)rules->options->max_max_tokens;
+
+    out->most_tokens = limit;
     if (!g->has_max_tokens)
         return 0; /* as many as fit */
     if (g->max_tokens == 0)
-        return refuse(e, INVALID, "max_tokens", "0 is less than 1");
+        return refusal_of_field(e, INVALID, "max_tokens", "0 is less than 1");
+    if (limit && g->max_tokens > (uint32_t)limit)
+        return limit_refuse(e, rules->options, LIMIT_MAX_TOKENS, "max_tokens", g->max_tokens);
     if (g->max_tokens > (uint32_t)rules->max_seq_len)
-        return refuse(e, TOO_LONG, "max_tokens",
-                      "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens,
-                      rules->max_seq_len);
+        return refusal_of_field(e, TOO_LONG, "max_tokens",
+                                "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens,
+                                rules->max_seq_len);
     out->max_tokens = (int32_t)g->max_tokens;
     if (out->sampling.min_tokens > out->max_tokens)
-        return refuse(e, INVALID, "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
-                      out->sampling.min_tokens, out->max_tokens);
+        return refusal_of_field(e, INVALID, "sampling.min_tokens",
+                                "%" PRId32 " is over max_tokens %" PRId32, out->sampling.min_tokens,
+                                out->max_tokens);
     return 0;
 }
 
 static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *g,
-                         struct request_error *e)
+                         struct refusal *e)
 {
     out->priority = CORE_NORMAL;
     if (!g->has_priority)
@@ -420,29 +432,39 @@ static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *
         out->priority = CORE_HIGH;
         return 0;
     default:
-        return refuse(e, INVALID, "priority", "%d is no priority", (int)g->priority);
+        return refusal_of_field(e, INVALID, "priority", "%d is no priority", (int)g->priority);
     }
 }
 
+int request_salt(struct text *out, const ProtobufCBinaryData *salt,
+                 const struct request_rules *rules, struct refusal *e)
+{
+    int r = check_limit(LIMIT_SALT_BYTES, salt->len, "cache_salt", rules, e);
+
+    if (r < 0)
+        return r;
+    *out = (struct text){(const char *)salt->data, salt->len};
+    return 0;
+}
+
 int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                     const struct request_rules *rules, uint64_t now_us, struct request_error *e)
+                     const struct request_rules *rules, uint64_t now_us, struct refusal *e)
 {
     struct engine_request r = {.n = 1};
     int ret;
 
+    if (g->has_n && (ret = check_limit(LIMIT_CHOICES, g->n, "n", rules, e)) < 0)
+        return ret;
     if ((ret = take_sampling(&r, g->sampling, u, rules, e)) < 0 ||
-        (ret = take_uint(&r.n, g->has_n, g->n, 1, REQUEST_MAX_CHOICES, "n", e)) < 0 ||
-        (ret = take_max_tokens(&r, g, rules, e)) < 0 || (ret = take_stops(&r, g, e)) < 0 ||
+        (ret = take_uint(&r.n, g->has_n, g->n, 1, OPTIONS_MAX_CHOICES, "n", e)) < 0 ||
+        (ret = take_max_tokens(&r, g, rules, e)) < 0 || (ret = take_stops(&r, g, rules, e)) < 0 ||
         (ret = take_priority(&r, g, e)) < 0 || (ret = take_input(&r, g, u, rules, e)) < 0)
         return ret;
-    if (g->has_cache_salt) {
-        if (g->cache_salt.len > REQUEST_MAX_SALT_BYTES)
-            return refuse(e, INVALID, "cache_salt", "%zu bytes are over the limit of %d",
-                          g->cache_salt.len, REQUEST_MAX_SALT_BYTES);
-        r.cache_salt = (struct text){(const char *)g->cache_salt.data, g->cache_salt.len};
-    }
+    if (g->has_cache_salt && (ret = request_salt(&r.cache_salt, &g->cache_salt, rules, e)) < 0)
+        return ret;
     if (g->has_deadline_ms && g->deadline_ms)
         r.deadline_us = now_us + (uint64_t)g->deadline_ms * 1000;
+    r.most_prompt_tokens = (int32_t)rules->options->max_prompt_tokens;
     r.stream = g->has_stream && g->stream;
     r.keep_special = g->has_keep_special && g->keep_special;
     *out = r;
@@ -451,13 +473,18 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
 
 /* ---- tokenizer */
 
-int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t, struct request_error *e)
+int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
+                     const struct request_rules *rules, struct refusal *e)
 {
+    int r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e);
+
+    if (r < 0)
+        return r;
     *out = (struct text){NULL, 0};
     return t->has_text ? take_text(out, &t->text, "text", e) : 0;
 }
 
-int request_detokenize(const Nvllm__V1__Detokenize *d, struct request_error *e)
+int request_detokenize(const Nvllm__V1__Detokenize *d, struct refusal *e)
 {
     struct name field;
 
@@ -465,21 +492,21 @@ int request_detokenize(const Nvllm__V1__Detokenize *d, struct request_error *e)
         if (d->ids[i] >= 0)
             continue;
         name_field(&field, "ids[%zu]", i);
-        return refuse(e, INVALID, field.text, "%" PRId32 " is negative", d->ids[i]);
+        return refusal_of_field(e, INVALID, field.text, "%" PRId32 " is negative", d->ids[i]);
     }
     return 0;
 }
 
 /* ---- owner */
 
-struct request_owner *request_owner_new(struct unpacked *u, atomic_uint_fast64_t *held)
+struct request_owner *request_owner_new(struct unpacked *u, struct account *account)
 {
     struct request_owner *o = malloc(sizeof(*o));
 
     if (!o)
         return NULL;
-    *o = (struct request_owner){.message = u, .held = held, .bytes = unpacked_bytes(u)};
-    atomic_fetch_add(held, o->bytes);
+    *o = (struct request_owner){.message = u, .account = account, .bytes = unpacked_bytes(u)};
+    account_take_bytes(account, o->bytes);
     return o;
 }
 
@@ -487,7 +514,7 @@ void request_owner_release(void *owner)
 {
     struct request_owner *o = owner;
 
-    atomic_fetch_sub(o->held, o->bytes);
     unpacked_free(o->message);
+    account_give_back_bytes(o->account, o->bytes); /* the account may go with it */
     free(o);
 }

@@ -1,213 +1,33 @@
-/* server.c - see server.h.
- *
- * The end comes in steps: DRAINING (no new requests; those accepted go on until
- * daemon.drain_timeout_s), then cancelling (each is told, the engine has a few seconds), then
- * flushing (clients read what there is), then the loop breaks. A failed engine goes straight to
- * flushing. */
-#include "daemon/server.h"
+/* server.c - see server.h: the loop and its life. */
+#include "daemon/server_private.h"
 
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <event2/event.h>
-
 #include "daemon/log.h"
 #include "daemon/service.h"
-#include "daemon/session.h"
 
 enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, others get their turn between */
     ACCEPT_PAUSE_MS = 250, /* when descriptors or memory have run out */
-    CANCEL_S = 5,          /* for the engine to let go of what was cancelled */
-    FLUSH_S = 2,           /* for clients to read their last answers */
-    STATUS_MS = 1000,      /* between two status lines */
+    SOCKETS_MS = 1000,     /* between two looks at the sockets' files */
+    OWN_DESCRIPTORS = 256,
 };
-
-enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
-
-struct server {
-    struct server_parts parts;
-    struct event_base *base;
-    struct event *acceptable, *engine_events, *sigterm, *sigint, *sighup;
-    struct event *accept_pause, *phase_timer, *status_timer, *watchdog;
-    struct timeval watchdog_every;
-    struct sessions sessions;
-    enum phase phase;
-    enum server_end end;
-    int last_percent;
-    uint64_t accept_logged_ms;
-};
-
-static void after(struct event *timer, int ms)
-{
-    struct timeval tv = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
-
-    evtimer_add(timer, &tv);
-}
-
-/* ---- status line */
-
-static void tell_status(struct server *s)
-{
-    struct engine_status status;
-
-    engine_status(s->parts.engine, &status);
-    switch (s->sessions.facts.state) {
-    case NVLLM__V1__STATE__STATE_LOADING:
-        service_status("Loading %s: %d%%", s->parts.model, (int)(status.progress * 100));
-        break;
-    case NVLLM__V1__STATE__STATE_READY:
-        service_status("Serving %s on %s: %d running, %d waiting", s->parts.model, s->parts.backend,
-                       status.core.requests_running,
-                       status.core.requests_waiting + (int)status.n_encoding);
-        break;
-    case NVLLM__V1__STATE__STATE_DRAINING:
-        service_status("Shutting down: %zu requests to end", sessions_n_requests(&s->sessions));
-        break;
-    default:
-        break; /* the failure was told */
-    }
-}
-
-static void on_status_timer(evutil_socket_t fd, short what, void *arg)
-{
-    (void)fd;
-    (void)what;
-    tell_status(arg);
-}
-
-/* Something may have changed: one line soon, and none while nothing happens. */
-static void status_soon(struct server *s)
-{
-    if (!evtimer_pending(s->status_timer, NULL))
-        after(s->status_timer, STATUS_MS);
-}
-
-/* ---- the end */
-
-static void stop_listening(struct server *s)
-{
-    event_del(s->acceptable);
-    evtimer_del(s->accept_pause);
-    listener_stop(s->parts.listener);
-}
-
-static void begin_flush(struct server *s)
-{
-    if (s->phase == PHASE_FLUSHING)
-        return;
-    s->phase = PHASE_FLUSHING;
-    sessions_end_all(&s->sessions);
-    after(s->phase_timer, FLUSH_S * 1000);
-}
-
-static void begin_cancel(struct server *s)
-{
-    log_event(LOG_LEVEL_WARNING, "cancelling", "requests=%zu", sessions_n_requests(&s->sessions));
-    s->phase = PHASE_CANCELLING;
-    sessions_cancel_all(&s->sessions);
-    after(s->phase_timer, CANCEL_S * 1000);
-}
-
-static void on_phase_timer(evutil_socket_t fd, short what, void *arg)
-{
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
-    switch (s->phase) {
-    case PHASE_SERVING:
-        break;
-    case PHASE_DRAINING:
-        begin_cancel(s);
-        break;
-    case PHASE_CANCELLING:
-        log_event(LOG_LEVEL_ERROR, "engine_stuck", "requests=%zu",
-                  sessions_n_requests(&s->sessions));
-        s->end = SERVER_STUCK;
-        sessions_fail_all(&s->sessions, NVLLM__V1__ERROR_CODE__ERROR_CANCELLED,
-                          "the daemon is shutting down");
-        break;
-    case PHASE_FLUSHING:
-        event_base_loopbreak(s->base);
-        break;
-    }
-    sessions_settle(&s->sessions);
-}
-
-static void on_stop_signal(evutil_socket_t number, short what, void *arg)
-{
-    struct server *s = arg;
-
-    (void)what;
-    if (s->phase == PHASE_SERVING) {
-        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", (int)number,
-                  sessions_n_requests(&s->sessions), (int)s->parts.options->drain_timeout_s);
-        service_stopping();
-        if (s->sessions.facts.state == NVLLM__V1__STATE__STATE_LOADING)
-            s->end = SERVER_STUCK;
-        s->sessions.facts.state = NVLLM__V1__STATE__STATE_DRAINING;
-        s->phase = PHASE_DRAINING;
-        stop_listening(s);
-        after(s->phase_timer, (int)s->parts.options->drain_timeout_s * 1000);
-    } else if (s->phase == PHASE_DRAINING) {
-        begin_cancel(s);
-    }
-    tell_status(s);
-    sessions_settle(&s->sessions);
-}
-
-static void on_hangup(evutil_socket_t number, short what, void *arg)
-{
-    (void)number;
-    (void)what;
-    (void)arg;
-    log_event(LOG_LEVEL_WARNING, "reload_ignored", "signal=SIGHUP");
-}
-
-/* At the end of each wake-up: whether the next step of the end is due. */
-static void on_settled(void *arg)
-{
-    struct server *s = arg;
-    bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
-
-    if (ending && sessions_n_requests(&s->sessions) == 0) {
-        begin_flush(s);
-        connections_flush(&s->sessions.connections);
-    }
-    /* Clients freed meanwhile are seen at the next wake-up, at the latest at the timer's. */
-    if (s->phase == PHASE_FLUSHING &&
-        s->sessions.facts.connections == s->sessions.connections.n_gone)
-        event_base_loopbreak(s->base);
-}
 
 /* ---- engine */
-
-static void engine_failed(struct server *s)
-{
-    struct engine_status status;
-
-    engine_status(s->parts.engine, &status);
-    log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu",
-             sessions_n_requests(&s->sessions));
-    service_failed(status.failure.text);
-    s->sessions.facts.state = NVLLM__V1__STATE__STATE_FAILED;
-    s->end = SERVER_FAILED;
-    stop_listening(s);
-    sessions_fail_all(&s->sessions, NVLLM__V1__ERROR_CODE__ERROR_INTERNAL, status.failure.text);
-    begin_flush(s);
-}
 
 static void engine_ready(struct server *s)
 {
     struct engine_status status;
 
     sessions_ready(&s->sessions);
+    s->ready = true;
+    server_update_state(s);
     engine_status(s->parts.engine, &status);
     log_text(LOG_LEVEL_INFO, "ready", status.backend.device,
              "model=%s backend=%s blocks=%d block_len=%d block_bytes=%llu max_seq_len=%d",
@@ -216,7 +36,7 @@ static void engine_ready(struct server *s)
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     service_ready();
-    tell_status(s);
+    server_tell_status(s);
 }
 
 static void engine_changed(struct server *s)
@@ -230,15 +50,15 @@ static void engine_changed(struct server *s)
             s->last_percent = (int)(status.progress * 20); /* every 5 % */
             service_extend_start();
         }
-        status_soon(s);
+        server_status_soon(s);
         break;
     case ENGINE_READY:
-        if (s->sessions.facts.state == NVLLM__V1__STATE__STATE_LOADING)
+        if (!s->ready)
             engine_ready(s);
         break;
     case ENGINE_FAILED:
-        if (s->sessions.facts.state != NVLLM__V1__STATE__STATE_FAILED)
-            engine_failed(s);
+        if (!s->failed)
+            server_engine_failed(s);
         break;
     }
 }
@@ -256,33 +76,38 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
     engine_events_free(list);
     /* The state is looked at anyway: its event is a hint, and may be lost for want of memory. */
     engine_changed(s);
-    if (s->sessions.facts.state == NVLLM__V1__STATE__STATE_READY ||
-        s->sessions.facts.state == NVLLM__V1__STATE__STATE_DRAINING)
-        status_soon(s);
+    if (s->ready && !s->failed)
+        server_status_soon(s);
     sessions_settle(&s->sessions);
 }
 
 /* ---- clients */
 
-static void on_accept_pause(evutil_socket_t fd, short what, void *arg)
+static void listen_on(struct server *s, bool on)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
-    event_add(s->acceptable, NULL);
+    for (int i = EVENT_CLIENTS; i <= EVENT_ADMINS; i++) {
+        if (s->events[i] && on)
+            event_add(s->events[i], NULL);
+        else if (s->events[i])
+            event_del(s->events[i]);
+    }
 }
 
-static void on_acceptable(evutil_socket_t fd, short what, void *arg)
+static void on_accept_pause(evutil_socket_t fd, short what, void *arg)
 {
-    struct server *s = arg;
-
+    (void)fd;
     (void)what;
+    listen_on(arg, true);
+}
+
+/* Takes who waits at a socket, some at a time. */
+static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
+{
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int client = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (client >= 0) {
-            sessions_accept(&s->sessions, client);
+            sessions_accept(&s->sessions, client, admin);
             continue;
         }
         if (errno == EINTR || errno == ECONNABORTED)
@@ -292,15 +117,108 @@ static void on_acceptable(evutil_socket_t fd, short what, void *arg)
             if (log_due(&s->accept_logged_ms, 1000))
                 log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
                          s->sessions.facts.connections);
-            event_del(s->acceptable);
-            after(s->accept_pause, ACCEPT_PAUSE_MS);
+            listen_on(s, false);
+            server_after(s, EVENT_ACCEPT_PAUSE, ACCEPT_PAUSE_MS);
         }
         break;
     }
+}
+
+static void on_clients(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)what;
+    accept_some(s, fd, false);
+    sessions_settle(&s->sessions);
+}
+
+static void on_admins(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)what;
+    accept_some(s, fd, true);
+    sessions_settle(&s->sessions);
+}
+
+/* A socket's file that was removed or replaced is made anew: who has connected stays, who comes
+ * finds it. */
+static void mend(struct server *s, struct listener *l, enum server_event event, bool admin)
+{
+    event_callback_fn callback = admin ? on_admins : on_clients;
+    struct event *old = s->events[event], *made;
+    int fd = listener_fd(l), r;
+    struct err e;
+
+    if (listener_intact(l))
+        return;
+    accept_some(s, fd, admin); /* who still waits there */
+    event_del(old);
+    r = listener_mend(l, &e);
+    if (r < 0) {
+        if (log_due(&s->socket_logged_ms, 60 * 1000))
+            log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
+        event_add(old, NULL);
+        return;
+    }
+    made = event_new(s->base, listener_fd(l), EV_READ | EV_PERSIST, callback, s);
+    if (!made || event_add(made, NULL) < 0) {
+        log_event(LOG_LEVEL_ERROR, "out_of_memory", "socket=%s", listener_path(l));
+        if (made)
+            event_free(made);
+        return; /* the old event stays as it is: never fires, is freed in the end */
+    }
+    event_free(old);
+    s->events[event] = made;
+    log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
+}
+
+static void on_sockets(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)fd;
+    (void)what;
+    mend(s, s->parts.listener, EVENT_CLIENTS, false);
+    if (s->parts.admin_listener)
+        mend(s, s->parts.admin_listener, EVENT_ADMINS, true);
+    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     sessions_settle(&s->sessions);
 }
 
 /* ---- life */
+
+static volatile sig_atomic_t early_signal;
+
+static void note_signal(int number)
+{
+    if (number != SIGHUP)
+        early_signal = number;
+}
+
+void server_catch_signals(void)
+{
+    const struct sigaction noted = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
+
+    /* libevent puts its own handlers in place of these, and these back at the end. */
+    sigaction(SIGTERM, &noted, NULL);
+    sigaction(SIGINT, &noted, NULL);
+    sigaction(SIGHUP, &noted, NULL);
+}
+
+void server_raise_descriptors(const struct options *o)
+{
+    rlim_t wanted = (rlim_t)(o->max_connections + o->admin_connections) + OWN_DESCRIPTORS;
+    struct rlimit l;
+
+    if (getrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur >= wanted)
+        return;
+    l.rlim_cur = l.rlim_max < wanted ? l.rlim_max : wanted;
+    if (setrlimit(RLIMIT_NOFILE, &l) < 0 || l.rlim_cur < wanted)
+        log_event(LOG_LEVEL_WARNING, "few_descriptors", "limit=%llu wanted=%llu",
+                  (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
+}
 
 static void on_watchdog(evutil_socket_t fd, short what, void *arg)
 {
@@ -309,33 +227,38 @@ static void on_watchdog(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     service_alive();
-    evtimer_add(s->watchdog, &s->watchdog_every);
+    evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
 }
 
 static int make_events(struct server *s)
 {
+    struct listener *admins = s->parts.admin_listener;
     const struct {
-        struct event **event;
         evutil_socket_t fd;
         short what;
         event_callback_fn callback;
-    } wanted[] = {
-        {&s->acceptable, listener_fd(s->parts.listener), EV_READ | EV_PERSIST, on_acceptable},
-        {&s->engine_events, engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
-        {&s->sigterm, SIGTERM, EV_SIGNAL | EV_PERSIST, on_stop_signal},
-        {&s->sigint, SIGINT, EV_SIGNAL | EV_PERSIST, on_stop_signal},
-        {&s->sighup, SIGHUP, EV_SIGNAL | EV_PERSIST, on_hangup},
-        {&s->accept_pause, -1, 0, on_accept_pause},
-        {&s->phase_timer, -1, 0, on_phase_timer},
-        {&s->status_timer, -1, 0, on_status_timer},
-        {&s->watchdog, -1, 0, on_watchdog},
+    } wanted[N_SERVER_EVENTS] = {
+        [EVENT_CLIENTS] = {listener_fd(s->parts.listener), EV_READ | EV_PERSIST, on_clients},
+        [EVENT_ADMINS] = {admins ? listener_fd(admins) : -1, EV_READ | EV_PERSIST,
+                          admins ? on_admins : NULL},
+        [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
+        [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, server_on_signal},
+        [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, server_on_signal},
+        [EVENT_SIGHUP] = {SIGHUP, EV_SIGNAL | EV_PERSIST, server_on_hangup},
+        [EVENT_ACCEPT_PAUSE] = {-1, 0, on_accept_pause},
+        [EVENT_PHASE] = {-1, 0, server_on_phase},
+        [EVENT_DRAIN] = {-1, 0, server_on_drain},
+        [EVENT_RELOAD] = {-1, 0, server_on_reload},
+        [EVENT_STATUS] = {-1, 0, server_on_status},
+        [EVENT_SOCKETS] = {-1, 0, on_sockets},
+        [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
     };
 
-    for (size_t i = 0; i < sizeof(wanted) / sizeof(*wanted); i++) {
-        *wanted[i].event = event_new(s->base, wanted[i].fd, wanted[i].what, wanted[i].callback, s);
-        if (!*wanted[i].event)
-            return -ENOMEM;
-        if (wanted[i].what && event_add(*wanted[i].event, NULL) < 0)
+    for (int i = 0; i < N_SERVER_EVENTS; i++) {
+        if (!wanted[i].callback)
+            continue;
+        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, wanted[i].callback, s);
+        if (!s->events[i] || (wanted[i].what && event_add(s->events[i], NULL) < 0))
             return -ENOMEM;
     }
     return 0;
@@ -343,11 +266,18 @@ static int make_events(struct server *s)
 
 int server_new(struct server **out, const struct server_parts *parts, struct err *e)
 {
-    struct reply_facts facts = {
-        .server = "nvllmd/" NVLLM_VERSION,
-        .model = parts->model,
-        .model_folder = parts->options->model_path,
-        .backend = parts->backend,
+    struct session_parts sessions = {
+        .engine = parts->engine,
+        .options = parts->options,
+        .rights = parts->rights,
+        .facts =
+            {
+                .server = "nvllmd/" NVLLM_VERSION,
+                .model = parts->model,
+                .model_folder = parts->options->model_path,
+                .backend = parts->backend,
+            },
+        .control = &server_control,
     };
     struct server *s = calloc(1, sizeof(*s));
 
@@ -356,36 +286,25 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     s->parts = *parts;
     s->last_percent = -1;
     s->base = event_base_new();
+    sessions.base = s->base;
+    sessions.server = s;
+    sessions_init(&s->sessions, &sessions);
     if (!s->base || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
-    sessions_init(&s->sessions, s->base, parts->engine, parts->options, &facts);
-    s->sessions.settled = on_settled;
-    s->sessions.server = s;
     *out = s;
     return 0;
 }
 
 void server_free(struct server *s)
 {
-    struct event *events[9];
-
     if (!s)
         return;
     sessions_deinit(&s->sessions);
-    events[0] = s->acceptable;
-    events[1] = s->engine_events;
-    events[2] = s->sigterm;
-    events[3] = s->sigint;
-    events[4] = s->sighup;
-    events[5] = s->accept_pause;
-    events[6] = s->phase_timer;
-    events[7] = s->status_timer;
-    events[8] = s->watchdog;
-    for (size_t i = 0; i < sizeof(events) / sizeof(*events); i++)
-        if (events[i])
-            event_free(events[i]);
+    for (int i = 0; i < N_SERVER_EVENTS; i++)
+        if (s->events[i])
+            event_free(s->events[i]);
     if (s->base)
         event_base_free(s->base);
     free(s);
@@ -398,10 +317,16 @@ enum server_end server_run(struct server *s)
     if (watchdog_us) {
         s->watchdog_every.tv_sec = (time_t)(watchdog_us / 2 / 1000000);
         s->watchdog_every.tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000);
-        evtimer_add(s->watchdog, &s->watchdog_every);
+        evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
     }
+    server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     log_event(LOG_LEVEL_INFO, "listening", "socket=%s", listener_path(s->parts.listener));
-    tell_status(s);
+    if (s->parts.admin_listener)
+        log_event(LOG_LEVEL_INFO, "listening", "socket=%s for=admins",
+                  listener_path(s->parts.admin_listener));
+    server_tell_status(s);
+    if (early_signal)
+        server_on_signal(early_signal, 0, s);
     event_base_dispatch(s->base);
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));

@@ -5,14 +5,19 @@
 
 #include "daemon/listener.h"
 #include "daemon/options.h"
+#include "daemon/rights.h"
 #include "engine/engine.h"
 
 struct server;
 
 /* All parts stay the caller's and outlive the server. backend and model are names for people. */
 struct server_parts {
-    const struct options *options;
+    struct options *options; /* some of which change, when they are read anew */
+    int (*reread)(void *arg, struct options *out, struct err *e); /* *out made on success only */
+    void *reread_arg;
+    struct rights rights;
     struct listener *listener;
+    struct listener *admin_listener; /* NULL: none */
     struct engine *engine;
     const char *backend;
     const char *model;
@@ -20,6 +25,13 @@ struct server_parts {
 
 int server_new(struct server **out, const struct server_parts *parts, struct err *e);
 void server_free(struct server *s);
+
+/* From now on a signal that ends the daemon is noted where it comes before the loop runs, and is
+ * nothing any more where it comes after it. Called once, before threads start. */
+void server_catch_signals(void);
+
+/* Each client is a descriptor, and some are the daemon's own: as many as the limits want. */
+void server_raise_descriptors(const struct options *o);
 
 enum server_end {
     SERVER_ENDED,  /* by a signal; each request was told */

@@ -1,8 +1,10 @@
-/* session.c - see session.h. */
-#include "daemon/session.h"
+/* session.c - see session.h. Clients come, say Hello, send frames and go; what they have under way
+ * is session_requests.c's. */
+#include "daemon/session_private.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,31 +15,7 @@
 #include "daemon/log.h"
 #include "engine/must.h"
 
-#define CODE(name) NVLLM__V1__ERROR_CODE__ERROR_##name
-
-struct session {
-    struct sessions *shared;
-    struct session *next, **link; /* in shared->all; who points here */
-    struct connection *connection;
-    struct id_map requests; /* struct pending, by the client's id */
-    uid_t uid;
-    pid_t pid;
-    bool greeted;
-};
-
-/* A request between its acceptance and its terminal event. */
-struct pending {
-    uint64_t id;             /* ours */
-    uint64_t client_id;      /* the client's */
-    struct session *session; /* NULL: the client has left */
-    int32_t n;               /* choices of generate, 0 for others */
-    uint64_t told;           /* bit i: choice i has its finish reason */
-    bool cancel_again;       /* the engine had no memory to note it */
-};
-
-_Static_assert(REQUEST_MAX_CHOICES <= 64, "choices are bits of pending.told");
-
-static uint64_t now_us(void)
+uint64_t session_now_us(void)
 {
     struct timespec t;
 
@@ -45,230 +23,70 @@ static uint64_t now_us(void)
     return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
-static void cancel(struct sessions *s, struct pending *p)
-{
-    p->cancel_again = engine_cancel(s->engine, p->id) < 0;
-}
-
-/* The client has no more part in its requests: they are cancelled and belong to nobody. */
-static void abandon_requests(struct session *s)
-{
-    struct pending *p;
-    size_t at = 0;
-
-    while ((p = id_map_next(&s->requests, &at))) {
-        p->session = NULL;
-        cancel(s->shared, p);
-    }
-    id_map_deinit(&s->requests);
-    s->requests = (struct id_map){0};
-}
-
-/* An error of the connection as a whole: told, then closed. */
-static void fail(struct session *s, Nvllm__V1__ErrorCode code, const char *message)
+void session_fail(struct session *s, const struct refusal *e)
 {
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-    Nvllm__V1__Error e;
+    Nvllm__V1__Error m;
 
-    log_text(LOG_LEVEL_INFO, "connection_refused", message, "uid=%u pid=%d requests=%zu",
-             (unsigned)s->uid, (int)s->pid, s->requests.n);
-    abandon_requests(s);
-    reply_error_init(&e, code, NULL, message);
+    log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text, "uid=%u pid=%d requests=%zu",
+             (unsigned)s->account->uid, (int)s->pid, s->requests.n);
+    session_abandon_requests(s);
+    reply_error_init(&m, e);
     f.has_id = true;
     f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
-    f.error = &e;
+    f.error = &m;
     connection_end(s->connection, &f.base);
 }
 
-/* What became of a put: a client that does not read is let go. */
-static void check_put(struct session *s, int r)
+__attribute__((format(printf, 3, 4))) static void fail(struct session *s, Nvllm__V1__ErrorCode code,
+                                                       const char *fmt, ...)
 {
-    char text[128];
+    struct refusal e = {.code = code};
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(e.message.text, sizeof(e.message.text), fmt, ap);
+    va_end(ap);
+    session_fail(s, &e);
+}
+
+void session_check_put(struct session *s, int r)
+{
+    struct refusal e;
 
     if (r == CONNECTION_E_SLOW) {
-        snprintf(text, sizeof(text), "more than %" PRId64 " bytes of answers are unread",
-                 s->shared->options->max_output_bytes);
-        fail(s, CODE(BUSY), text);
+        limit_refuse_text(&e, s->shared->options, LIMIT_OUTPUT_BYTES,
+                          "more than %" PRId64 " bytes of answers are unread",
+                          s->shared->options->max_output_bytes);
+        session_fail(s, &e);
     } else if (r < 0) {
         fail(s, CODE(INTERNAL), "out of memory");
     }
 }
 
-static void answer_error(struct session *s, uint64_t id, Nvllm__V1__ErrorCode code,
-                         const char *field, const char *message)
+void session_answer_error(struct session *s, uint64_t id, const struct refusal *e)
 {
-    check_put(s, reply_error(s->connection, id, code, field, message));
-}
-
-/* ---- requests */
-
-static void forget(struct sessions *s, struct pending *p)
-{
-    must(id_map_take(&s->requests, p->id) == p);
-    if (p->session)
-        must(id_map_take(&p->session->requests, p->client_id) == p);
-    free(p);
-}
-
-/* Why no request is taken now, or NULL. */
-static const char *refusal(const struct session *s, Nvllm__V1__ErrorCode *code)
-{
-    const struct sessions *all = s->shared;
-    const struct options *o = all->options;
-
-    *code = CODE(UNAVAILABLE);
-    switch (all->facts.state) {
-    case NVLLM__V1__STATE__STATE_READY:
-        break;
-    case NVLLM__V1__STATE__STATE_DRAINING:
-        return "the daemon is shutting down";
-    case NVLLM__V1__STATE__STATE_FAILED:
-        return "the engine has failed, the daemon is about to end";
-    default:
-        return "the model is being loaded";
-    }
-    *code = CODE(BUSY);
-    if (s->requests.n >= (size_t)o->max_requests_per_connection)
-        return "too many requests of this connection are under way "
-               "(limits.requests_per_connection)";
-    if (all->requests.n >= (size_t)o->max_requests)
-        return "too many requests are under way (limits.requests)";
-    if (atomic_load(&all->held_bytes) >= (uint64_t)o->max_request_bytes)
-        return "requests under way hold too much memory (limits.request_bytes)";
-    return NULL;
-}
-
-/* Enters a request into both tables; NULL: no memory. */
-static struct pending *enter(struct session *s, uint64_t client_id, int32_t n)
-{
-    struct sessions *all = s->shared;
-    struct pending *p = calloc(1, sizeof(*p));
-
-    if (!p)
-        return NULL;
-    *p = (struct pending){.id = ++all->last_id, .client_id = client_id, .session = s, .n = n};
-    if (id_map_put(&all->requests, p->id, p) < 0)
-        goto fail;
-    if (id_map_put(&s->requests, client_id, p) < 0) {
-        id_map_take(&all->requests, p->id);
-        goto fail;
-    }
-    return p;
-fail:
-    free(p);
-    return NULL;
-}
-
-static int start_generate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                          struct request_owner **owner, struct request_error *e)
-{
-    struct sessions *all = s->shared;
-    struct engine_request r;
-    struct pending *p;
-    int ret = request_generate(&r, f->generate, u, &all->rules, now_us(), e);
-
-    if (ret < 0)
-        return ret;
-    *owner = request_owner_new(u, &all->held_bytes);
-    p = *owner ? enter(s, f->id, r.n) : NULL;
-    if (!p)
-        return -ENOMEM;
-    r.id = p->id;
-    r.client = s->uid;
-    r.owner = *owner;
-    r.release = request_owner_release;
-    ret = engine_generate(all->engine, &r);
-    if (ret < 0)
-        forget(all, p);
-    return ret;
-}
-
-/* Tokenize, Detokenize and Render: the engine answers each with one event. */
-static int start_other(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                       struct request_owner **owner, struct request_error *e)
-{
-    struct sessions *all = s->shared;
-    struct text text = {0};
-    struct chat *chat = NULL;
-    struct pending *p;
-    int r = 0;
-
-    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE)
-        r = request_tokenize(&text, f->tokenize, e);
-    else if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE)
-        r = request_detokenize(f->detokenize, e);
-    else
-        r = request_chat(&chat, f->render->chat, u, "chat", e);
-    if (r < 0)
-        return r;
-    *owner = request_owner_new(u, &all->held_bytes);
-    p = *owner ? enter(s, f->id, 0) : NULL;
-    if (!p)
-        return -ENOMEM;
-    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE)
-        r = engine_tokenize(all->engine, p->id, text,
-                            f->tokenize->has_special && f->tokenize->special, *owner,
-                            request_owner_release);
-    else if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE)
-        r = engine_detokenize(all->engine, p->id, f->detokenize->ids, f->detokenize->n_ids,
-                              f->detokenize->has_skip_special && f->detokenize->skip_special,
-                              *owner, request_owner_release);
-    else
-        r = engine_render(all->engine, p->id, chat, *owner, request_owner_release);
-    if (r < 0)
-        forget(all, p);
-    return r;
-}
-
-/* True when the message now belongs to the engine. */
-static bool start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
-{
-    struct request_error e = {.field = ""};
-    struct request_owner *owner = NULL;
-    Nvllm__V1__ErrorCode code;
-    const char *why = refusal(s, &code);
-    int r;
-
-    if (why) {
-        answer_error(s, f->id, code, NULL, why);
-        return false;
-    }
-    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_GENERATE)
-        r = start_generate(s, f, u, &owner, &e);
-    else
-        r = start_other(s, f, u, &owner, &e);
-    if (r == 0)
-        return true;
-    if (r == -ENOMEM)
-        answer_error(s, f->id, CODE(INTERNAL), NULL, "out of memory");
-    else
-        answer_error(s, f->id, e.code, e.field, e.message.text);
-    if (!owner)
-        return false;
-    request_owner_release(owner); /* and with it the message */
-    return true;
+    session_check_put(s, reply_error(s->connection, id, e));
 }
 
 /* ---- frames */
 
 static void refresh(struct sessions *s)
 {
-    s->facts.uptime_ms = now_us() / 1000 - s->start_ms;
+    s->facts.uptime_ms = session_now_us() / 1000 - s->start_ms;
 }
 
 static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
     struct engine_status status;
-    char text[96];
 
-    if (f->op_case != NVLLM__V1__CLIENT_FRAME__OP_HELLO || f->id != 0) {
+    if (f->op_case != OP(HELLO) || f->id != 0) {
         fail(s, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
         return;
     }
     if (f->hello->protocol != 1) {
-        snprintf(text, sizeof(text), "protocol %" PRIu32 " is not known here, only 1",
-                 f->hello->protocol);
-        fail(s, CODE(UNSUPPORTED), text);
+        fail(s, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
+             f->hello->protocol);
         return;
     }
     s->greeted = true;
@@ -276,17 +94,8 @@ static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
     engine_status(s->shared->engine, &status);
     refresh(s->shared);
     log_text(LOG_LEVEL_DEBUG, "hello", f->hello->client ? f->hello->client : "", "uid=%u pid=%d",
-             (unsigned)s->uid, (int)s->pid);
-    check_put(s, reply_welcome(s->connection, &s->shared->facts, status.progress));
-}
-
-static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
-{
-    struct pending *p = id_map_get(&s->requests, f->cancel->target);
-
-    if (p)
-        cancel(s->shared, p);
-    check_put(s, reply_cancelled(s->connection, f->id, p != NULL));
+             (unsigned)s->account->uid, (int)s->pid);
+    session_check_put(s, reply_welcome(s->connection, &s->shared->facts, status.progress));
 }
 
 static void take_get_status(struct session *s, const Nvllm__V1__ClientFrame *f)
@@ -295,48 +104,53 @@ static void take_get_status(struct session *s, const Nvllm__V1__ClientFrame *f)
 
     engine_status(s->shared->engine, &status);
     refresh(s->shared);
-    check_put(s, reply_status(s->connection, f->id, &s->shared->facts, &status));
+    session_check_put(s, reply_status(s->connection, f->id, &s->shared->facts, &status));
 }
 
 /* True when the message was taken over. */
+static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+{
+    const struct rights_row *row = rights_row(f->op_case);
+    struct refusal e;
+
+    if (!row) {
+        refusal_set(&e, CODE(UNSUPPORTED), "this daemon does not know the operation");
+    } else if (row->right == RIGHT_ADMIN && !rights_allow(row->right, s->admin, false)) {
+        refusal_set(&e, CODE(DENIED),
+                    "%s is for admins: root, the daemon's user and members of "
+                    "daemon.admin_group",
+                    row->name);
+    } else {
+        switch (f->op_case) {
+        case OP(GENERATE):
+        case OP(TOKENIZE):
+        case OP(DETOKENIZE):
+        case OP(RENDER):
+            return session_start(s, f, u);
+        case OP(GET_STATUS):
+            take_get_status(s, f);
+            return false;
+        default:
+            return session_operate(s, f, u);
+        }
+    }
+    session_answer_error(s, f->id, &e);
+    return false;
+}
+
 static bool dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
-    if (!s->greeted) {
+    if (!s->greeted)
         take_hello(s, f);
-        return false;
-    }
-    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_HELLO) {
+    else if (f->op_case == OP(HELLO))
         fail(s, CODE(PROTOCOL), "Hello came twice");
-        return false;
-    }
-    if (f->id == 0) {
+    else if (f->id == 0)
         fail(s, CODE(PROTOCOL), "a request must have an id other than 0");
-        return false;
-    }
-    if (id_map_get(&s->requests, f->id)) {
+    else if (id_map_get(&s->requests, f->id))
         fail(s, CODE(PROTOCOL), "the id of a request under way was used again");
-        return false;
-    }
-    switch (f->op_case) {
-    case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
-    case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
-    case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
-        return start(s, f, u);
-    case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
-        if (f->render->chat)
-            return start(s, f, u);
-        answer_error(s, f->id, CODE(INVALID), "chat", "chat: is missing");
-        return false;
-    case NVLLM__V1__CLIENT_FRAME__OP_CANCEL:
-        take_cancel(s, f);
-        return false;
-    case NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS:
-        take_get_status(s, f);
-        return false;
-    default:
-        answer_error(s, f->id, CODE(UNSUPPORTED), NULL, "this daemon does not know the operation");
-        return false;
-    }
+    else
+        return operate(s, f, u);
+    return false;
 }
 
 static void on_frame(void *owner, const uint8_t *data, size_t n)
@@ -364,25 +178,44 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
 static void on_fault(void *owner, enum connection_fault fault)
 {
     struct session *s = owner;
-    char text[96];
+    const struct options *o = s->shared->options;
+    struct refusal e;
 
     switch (fault) {
     case CONNECTION_TOO_LARGE:
-        snprintf(text, sizeof(text), "a frame is over %" PRIu32 " bytes (limits.frame_bytes)",
-                 s->shared->connections.max_frame_bytes);
-        fail(s, CODE(PROTOCOL), text);
+        limit_refuse_text(&e, o, LIMIT_FRAME_BYTES, "a frame is over %" PRId64 " bytes",
+                          o->max_frame_bytes);
         break;
     case CONNECTION_GARBAGE:
-        fail(s, CODE(PROTOCOL), "bytes that are no length of a frame");
+        refusal_set(&e, CODE(PROTOCOL), "bytes that are no length of a frame");
         break;
     case CONNECTION_TIMED_OUT:
-        fail(s, CODE(PROTOCOL),
-             s->greeted ? "a frame was begun and did not come to its end" : "no Hello came");
+        if (s->greeted)
+            limit_refuse_text(&e, o, LIMIT_FRAME_TIMEOUT_S,
+                              "a frame was begun and did not come to its end within %" PRId64 " s",
+                              o->frame_timeout_s);
+        else
+            limit_refuse_text(&e, o, LIMIT_HELLO_TIMEOUT_S, "no Hello came within %" PRId64 " s",
+                              o->hello_timeout_s);
         break;
     case CONNECTION_NO_MEMORY:
-        fail(s, CODE(INTERNAL), "out of memory");
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
         break;
     }
+    session_fail(s, &e);
+}
+
+/* The connection's buffers have grown or shrunk. */
+static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
+{
+    struct session *s = owner;
+
+    account_sub(s->account, ACCOUNT_INPUT_BYTES, s->input_bytes);
+    account_sub(s->account, ACCOUNT_OUTPUT_BYTES, s->output_bytes);
+    account_add(s->account, ACCOUNT_INPUT_BYTES, input_bytes);
+    account_add(s->account, ACCOUNT_OUTPUT_BYTES, output_bytes);
+    s->input_bytes = input_bytes;
+    s->output_bytes = output_bytes;
 }
 
 static void on_settle(void *shared)
@@ -390,59 +223,77 @@ static void on_settle(void *shared)
     sessions_settle(shared);
 }
 
-static const struct connection_handler handler = {on_frame, on_fault, on_settle};
+static const struct connection_handler handler = {
+    .frame = on_frame,
+    .fault = on_fault,
+    .buffers = on_buffers,
+    .settle = on_settle,
+};
 
 /* ---- all of them */
 
-void sessions_init(struct sessions *s, struct event_base *base, struct engine *engine,
-                   const struct options *options, const struct reply_facts *facts)
+void sessions_limits_changed(struct sessions *s)
+{
+    const struct options *o = s->options;
+
+    s->facts.max_frame_bytes = (uint32_t)o->max_frame_bytes;
+    s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
+    s->connections.max_output_bytes = (size_t)o->max_output_bytes;
+    s->connections.hello_timeout_s = (int)o->hello_timeout_s;
+    s->connections.frame_timeout_s = (int)o->frame_timeout_s;
+}
+
+void sessions_init(struct sessions *s, const struct session_parts *parts)
 {
     memset(s, 0, sizeof(*s));
-    s->engine = engine;
-    s->options = options;
-    s->facts = *facts;
+    s->engine = parts->engine;
+    s->options = parts->options;
+    s->rights = parts->rights;
+    s->facts = parts->facts;
+    s->control = parts->control;
+    s->server = parts->server;
     s->facts.state = NVLLM__V1__STATE__STATE_LOADING;
-    s->facts.max_frame_bytes = (uint32_t)options->max_frame_bytes;
     s->connections = (struct connections){
-        .base = base,
+        .base = parts->base,
         .handler = &handler,
         .shared = s,
-        .max_frame_bytes = (uint32_t)options->max_frame_bytes,
-        .max_output_bytes = (size_t)options->max_output_bytes,
-        .frame_timeout_s = (int)options->frame_timeout_s,
     };
-    atomic_init(&s->held_bytes, 0);
-    s->start_ms = now_us() / 1000;
+    sessions_limits_changed(s);
+    accounts_init(&s->accounts);
+    list_init(&s->all);
+    s->start_ms = session_now_us() / 1000;
+}
+
+static void free_session(struct session *s)
+{
+    list_remove(&s->link);
+    connection_free(s->connection); /* its buffers go off the account */
+    account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
+    account_unref(s->account);
+    s->shared->facts.connections--;
+    free(s);
 }
 
 void sessions_deinit(struct sessions *s)
 {
-    struct session *next;
-    struct pending *p;
-    size_t at = 0;
+    struct refusal nobody_listens = {.code = CODE(CANCELLED)};
 
-    for (struct session *one = s->all; one; one = next) {
-        next = one->next;
-        connection_free(one->connection);
-        id_map_deinit(&one->requests);
-        free(one);
-    }
-    s->all = NULL;
-    while ((p = id_map_next(&s->requests, &at)))
-        free(p);
-    id_map_deinit(&s->requests);
+    sessions_fail_all(s, &nobody_listens);
+    while (!list_empty(&s->all))
+        free_session(CONTAINER_OF(s->all.next, struct session, link));
+    accounts_deinit(&s->accounts);
 }
 
 /* A client that there is no room for is told so, as far as one write goes. */
-static void turn_away(struct sessions *s, int fd, const char *why)
+static void turn_away(struct sessions *s, int fd, const struct refusal *why)
 {
     struct frame_buffer b = {0};
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     Nvllm__V1__Error e;
 
     if (log_due(&s->busy_logged_ms, 1000))
-        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why, "%s", "");
-    reply_error_init(&e, CODE(BUSY), NULL, why);
+        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "%s", "");
+    reply_error_init(&e, why);
     f.has_id = true;
     f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
     f.error = &e;
@@ -452,52 +303,76 @@ static void turn_away(struct sessions *s, int fd, const char *why)
     close(fd);
 }
 
-static size_t count_of(const struct sessions *s, uid_t uid)
+/* Whether there is room for one more connection of this account's. */
+static int refuse_connection(const struct sessions *s, const struct account *a, bool admin,
+                             struct refusal *e)
 {
-    size_t n = 0;
+    const struct options *o = s->options;
+    uint64_t reserve = admin ? (uint64_t)o->admin_connections : 0;
+    uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = s->facts.connections + UINT64_C(1);
 
-    for (const struct session *one = s->all; one; one = one->next)
-        n += one->uid == uid;
-    return n;
+    if (all > (uint64_t)o->max_connections + reserve)
+        return limit_refuse(e, o, LIMIT_CONNECTIONS, "", all);
+    if (n > (uint64_t)o->max_connections_per_uid + reserve)
+        return limit_refuse(e, o, LIMIT_CONNECTIONS_PER_UID, "", n);
+    return 0;
 }
 
-void sessions_accept(struct sessions *s, int fd)
+static struct session *new_session(struct sessions *s, int fd)
 {
-    struct ucred peer = {0};
-    socklen_t len = sizeof(peer);
-    struct session *one;
+    struct session *one = calloc(1, sizeof(*one));
 
-    if (s->facts.connections >= (uint32_t)s->options->max_connections) {
-        turn_away(s, fd, "too many connections (limits.connections)");
-        return;
-    }
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0) {
-        turn_away(s, fd, "who connects cannot be told");
-        return;
-    }
-    if (count_of(s, peer.uid) >= (size_t)s->options->max_connections_per_uid) {
-        turn_away(s, fd, "too many connections of this user (limits.connections_per_uid)");
-        return;
-    }
-    one = calloc(1, sizeof(*one));
     if (!one) {
-        turn_away(s, fd, "out of memory");
-        return;
+        close(fd);
+        return NULL;
     }
     one->shared = s;
-    one->uid = peer.uid;
-    one->pid = peer.pid;
+    list_init(&one->link);
     if (connection_new(&one->connection, &s->connections, fd, one) < 0) {
         free(one);
+        return NULL;
+    }
+    return one;
+}
+
+void sessions_accept(struct sessions *s, int fd, bool admin)
+{
+    struct ucred peer = {0};
+    struct refusal e;
+    struct account *account;
+    struct session *one;
+    bool by_user = false;
+
+    if (rights_of_peer(&s->rights, fd, &peer, &by_user) < 0) {
+        refusal_set(&e, CODE(INTERNAL), "who connects cannot be told");
+        turn_away(s, fd, &e);
         return;
     }
-    one->next = s->all;
-    one->link = &s->all;
-    if (one->next)
-        one->next->link = &one->next;
-    s->all = one;
+    admin = admin || by_user;
+    account = account_get(&s->accounts, peer.uid);
+    if (!account) {
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+        turn_away(s, fd, &e);
+        return;
+    }
+    if (refuse_connection(s, account, admin, &e) < 0) {
+        account_unref(account);
+        turn_away(s, fd, &e);
+        return;
+    }
+    one = new_session(s, fd);
+    if (!one) {
+        account_unref(account);
+        return;
+    }
+    one->account = account;
+    one->pid = peer.pid;
+    one->admin = admin;
+    list_append(&s->all, &one->link);
+    account_add(account, ACCOUNT_CONNECTIONS, 1);
     s->facts.connections++;
-    log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d", (unsigned)peer.uid, (int)peer.pid);
+    log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer.uid,
+              (int)peer.pid, admin);
 }
 
 void sessions_ready(struct sessions *s)
@@ -508,128 +383,64 @@ void sessions_ready(struct sessions *s)
     s->rules.defaults = model_defaults(engine_model(s->engine));
     s->rules.vocab_size = model_config(engine_model(s->engine))->vocab_size;
     s->rules.max_seq_len = status.max_seq_len;
-    if (s->facts.state == NVLLM__V1__STATE__STATE_LOADING)
-        s->facts.state = NVLLM__V1__STATE__STATE_READY;
-}
-
-/* Choices that the engine has not told their end of learn it before the request's own. */
-static int finish_choices(struct connection *c, struct pending *p, const struct engine_event *ev)
-{
-    struct engine_event last = {.type = ENGINE_DELTA};
-    int r = CONNECTION_OK;
-
-    last.reason = ev->reason != CORE_REASON_NONE ? ev->reason : CORE_REASON_CANCELLED;
-    for (int32_t i = 0; i < p->n && r == CONNECTION_OK; i++) {
-        if (p->told >> i & 1)
-            continue;
-        last.choice = i;
-        r = reply_delta(c, p->client_id, &last);
-    }
-    return r;
-}
-
-static int tell(struct sessions *s, struct pending *p, const struct engine_event *ev)
-{
-    struct connection *c = p->session->connection;
-    int r;
-
-    switch (ev->type) {
-    case ENGINE_DELTA:
-        if (ev->reason != CORE_REASON_NONE)
-            p->told |= UINT64_C(1) << ev->choice;
-        return reply_delta(c, p->client_id, ev);
-    case ENGINE_DONE:
-        r = finish_choices(c, p, ev);
-        return r == CONNECTION_OK ? reply_done(c, p->client_id, &ev->usage) : r;
-    case ENGINE_TOKENS:
-        return reply_tokens(c, p->client_id, ev, engine_tokenizer(s->engine));
-    case ENGINE_TEXT:
-        return reply_text(c, p->client_id, ev);
-    case ENGINE_ERROR:
-        return reply_error(c, p->client_id, reply_error_code(ev->error), ev->field,
-                           ev->message->text);
-    case ENGINE_REPORT:
-    case ENGINE_STATE:
-        break;
-    }
-    return CONNECTION_OK;
-}
-
-void sessions_event(struct sessions *s, const struct engine_event *ev)
-{
-    struct pending *p = id_map_get(&s->requests, ev->request);
-    struct session *one;
-    int r = CONNECTION_OK;
-
-    if (!p)
-        return;
-    if (p->cancel_again)
-        cancel(s, p);
-    one = p->session;
-    if (one)
-        r = tell(s, p, ev);
-    if (ev->type != ENGINE_DELTA)
-        forget(s, p);
-    if (one)
-        check_put(one, r); /* may abandon the rest of its requests */
-}
-
-size_t sessions_n_requests(const struct sessions *s)
-{
-    return s->requests.n;
-}
-
-void sessions_cancel_all(struct sessions *s)
-{
-    struct pending *p;
-    size_t at = 0;
-
-    while ((p = id_map_next(&s->requests, &at)))
-        cancel(s, p);
-}
-
-void sessions_fail_all(struct sessions *s, Nvllm__V1__ErrorCode code, const char *message)
-{
-    struct pending *p;
-    size_t at = 0;
-
-    while ((p = id_map_next(&s->requests, &at))) {
-        if (p->session)
-            (void)reply_error(p->session->connection, p->client_id, code, NULL, message);
-        free(p);
-    }
-    id_map_deinit(&s->requests);
-    s->requests = (struct id_map){0};
-    for (struct session *one = s->all; one; one = one->next) {
-        id_map_deinit(&one->requests);
-        one->requests = (struct id_map){0};
-    }
+    s->rules.options = s->options;
 }
 
 void sessions_end_all(struct sessions *s)
 {
-    for (struct session *one = s->all; one; one = one->next)
-        connection_end(one->connection, NULL);
+    for (struct list *at = s->all.next; at != &s->all; at = at->next)
+        connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
 }
 
-/* Each connection has its limits, but all of them together could still take the machine's memory:
- * then those that hold the most go, and so never those that keep to little. */
-static void shed(struct sessions *s)
+/* The connection that holds the most, of this account's or of all (NULL). */
+static struct session *largest_holder(const struct sessions *s, const struct account *account)
 {
-    while (s->connections.buffer_bytes > (size_t)s->options->max_buffer_bytes) {
-        struct session *largest = NULL;
+    struct session *largest = NULL;
 
-        for (struct session *one = s->all; one; one = one->next)
-            if (!largest || connection_buffer_bytes(one->connection) >
-                                connection_buffer_bytes(largest->connection))
-                largest = one;
-        if (!largest)
-            return;
-        log_event(LOG_LEVEL_WARNING, "connection_dropped",
-                  "uid=%u pid=%d bytes=%zu why=limits.buffer_bytes", (unsigned)largest->uid,
-                  (int)largest->pid, connection_buffer_bytes(largest->connection));
-        connection_drop(largest->connection);
+    for (struct list *at = s->all.next; at != &s->all; at = at->next) {
+        struct session *one = CONTAINER_OF(at, struct session, link);
+
+        if (account && one->account != account)
+            continue;
+        if (!largest ||
+            one->input_bytes + one->output_bytes > largest->input_bytes + largest->output_bytes)
+            largest = one;
     }
+    return largest;
+}
+
+/* Each connection has its limits, but all of a user's together, or of all users, could still take
+ * the machine's memory: then those that hold the most go, and so never those that keep to little.
+ */
+static void shed(struct sessions *s, const struct account *account, enum limit limit)
+{
+    const struct account *sum = account ? account : &s->accounts.total;
+
+    while (sum->amounts[ACCOUNT_INPUT_BYTES] + sum->amounts[ACCOUNT_OUTPUT_BYTES] >
+           limit_value(s->options, limit)) {
+        struct session *one = largest_holder(s, account);
+
+        if (!one || one->input_bytes + one->output_bytes == 0)
+            return;
+        log_event(LOG_LEVEL_WARNING, "connection_dropped", "uid=%u pid=%d bytes=%zu why=%s",
+                  (unsigned)one->account->uid, (int)one->pid, one->input_bytes + one->output_bytes,
+                  limit_option(limit));
+        connection_drop(one->connection);
+    }
+}
+
+static void shed_all(struct sessions *s)
+{
+    uint64_t per_uid = limit_value(s->options, LIMIT_BUFFER_BYTES_PER_UID);
+    const uint64_t *sums = s->accounts.total.amounts;
+    struct account *one;
+    size_t at = 0;
+
+    shed(s, NULL, LIMIT_BUFFER_BYTES);
+    if (sums[ACCOUNT_INPUT_BYTES] + sums[ACCOUNT_OUTPUT_BYTES] <= per_uid)
+        return; /* so nobody is over it */
+    while ((one = id_map_next(&s->accounts.by_uid, &at)))
+        shed(s, one, LIMIT_BUFFER_BYTES_PER_UID);
 }
 
 void sessions_settle(struct sessions *s)
@@ -637,18 +448,13 @@ void sessions_settle(struct sessions *s)
     struct session *one;
 
     connections_flush(&s->connections);
-    shed(s);
+    shed_all(s);
     while ((one = connections_next_gone(&s->connections))) {
-        *one->link = one->next;
-        if (one->next)
-            one->next->link = one->link;
-        log_event(LOG_LEVEL_DEBUG, "disconnected", "uid=%u pid=%d requests=%zu", (unsigned)one->uid,
-                  (int)one->pid, one->requests.n);
-        abandon_requests(one);
-        connection_free(one->connection);
-        free(one);
-        s->facts.connections--;
+        log_event(LOG_LEVEL_DEBUG, "disconnected", "uid=%u pid=%d requests=%zu",
+                  (unsigned)one->account->uid, (int)one->pid, one->requests.n);
+        session_abandon_requests(one);
+        free_session(one);
     }
-    if (s->settled)
-        s->settled(s->server);
+    accounts_sweep(&s->accounts);
+    s->control->settled(s->server);
 }

@@ -3,47 +3,73 @@
  * A request lives in the table of its session, by the client's id, and in that of all, by ours,
  * until its terminal event. When a session goes its requests are cancelled and stay in the table
  * of all until the engine has let go of them: what clients leave behind is counted too.
- * Loop thread only. */
+ * Who may do what is decided by rights.h, how much by limits.h on the accounts. Loop thread only.
+ */
 #ifndef NVLLMD_SESSION_H
 #define NVLLMD_SESSION_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/accounts.h"
 #include "daemon/connection.h"
+#include "daemon/limits.h"
 #include "daemon/options.h"
 #include "daemon/replies.h"
 #include "daemon/request.h"
+#include "daemon/rights.h"
 #include "engine/engine.h"
 #include "engine/id_map.h"
+#include "engine/list.h"
 
 struct session;
 
+/* What admins may ask of the daemon as a whole; the server does it. */
+struct session_control {
+    void (*drain)(void *server, uint64_t timeout_ms);
+    int (*resume)(void *server); /* -EBUSY: the daemon is shutting down */
+    int (*reload)(void *server, struct options_change *out, struct err *e);
+    void (*shutdown)(void *server);
+    void (*settled)(void *server); /* at the end of each wake-up */
+};
+
 struct sessions {
     struct engine *engine;
-    const struct options *options;
+    struct options *options;    /* the log's level is set by clients */
     struct reply_facts facts;   /* state, connections and uptime are kept here */
     struct request_rules rules; /* from READY on */
+    struct rights rights;
     struct connections connections;
+    struct accounts accounts;
     struct id_map requests; /* struct pending, by our id */
     uint64_t last_id;
-    struct session *all;
-    atomic_uint_fast64_t held_bytes;
+    struct list all; /* struct session */
     uint64_t start_ms;
-    uint64_t busy_logged_ms;       /* for log_due */
-    void (*settled)(void *server); /* at the end of each wake-up */
+    uint64_t busy_logged_ms; /* for log_due */
+    const struct session_control *control;
+    void *server; /* for control */
+};
+
+/* state begins as LOADING. What the parts point to stays the caller's. */
+struct session_parts {
+    struct event_base *base;
+    struct engine *engine;
+    struct options *options;
+    struct rights rights;
+    struct reply_facts facts;
+    const struct session_control *control;
     void *server;
 };
 
-/* state begins as LOADING. facts' texts and options stay the caller's. */
-void sessions_init(struct sessions *s, struct event_base *base, struct engine *engine,
-                   const struct options *options, const struct reply_facts *facts);
+void sessions_init(struct sessions *s, const struct session_parts *parts);
 void sessions_deinit(struct sessions *s);
 
-/* A new client on fd, which is taken over. */
-void sessions_accept(struct sessions *s, int fd);
+/* The options have changed: limits hold for what comes from now on. */
+void sessions_limits_changed(struct sessions *s);
+
+/* A new client on fd, which is taken over; admin: it came by the admins' socket. */
+void sessions_accept(struct sessions *s, int fd, bool admin);
 
 /* The engine is ready: from now on requests are taken. */
 void sessions_ready(struct sessions *s);
@@ -57,7 +83,7 @@ size_t sessions_n_requests(const struct sessions *s);
 void sessions_cancel_all(struct sessions *s);
 
 /* Each request still under way gets an error as its terminal answer. */
-void sessions_fail_all(struct sessions *s, Nvllm__V1__ErrorCode code, const char *message);
+void sessions_fail_all(struct sessions *s, const struct refusal *e);
 
 /* Every client is let go when it has read what there is. */
 void sessions_end_all(struct sessions *s);

@@ -65,20 +65,22 @@ def wait_for(condition, seconds, what):
 class Daemon:
     """nvllmd in a folder of its own. As a context manager it must end with status 0 on SIGTERM."""
 
-    def __init__(self, *options, model=MODEL, wait=True, env=None, folder=None, backend="cpu"):
+    def __init__(self, *options, model=MODEL, wait=True, env=None, folder=None, backend="cpu",
+                 args=(), log=None):
         self._own = None if folder else tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.folder = pathlib.Path(folder or self._own.name)
         self.socket = self.folder / "nvllmd.sock"
         self.log_path = self.folder / "nvllmd.log"
-        args = [config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend]
+        args = [config.nvllmd, "--model", model, "--socket", self.socket, "--backend", backend,
+                *args]
         if not any(o.startswith("cache.kv_memory=") for o in options):
             args += ["--set", KV_MEMORY]
         for option in options:
             args += ["--set", option]
         self.started = time.monotonic()
-        with open(self.log_path, "ab") as log:
+        with open(self.log_path, "ab") as own_log:
             self.process = subprocess.Popen([str(a) for a in args], stdin=subprocess.DEVNULL,
-                                            stdout=log, stderr=log,
+                                            stdout=own_log, stderr=log or own_log,
                                             env={**os.environ, **(env or {})})
         self.ready_seconds = None
         if wait:
@@ -260,8 +262,6 @@ def main():
     parser.add_argument("--shared", default=ROOT.parent / "shared", type=pathlib.Path,
                         help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
     parser.add_argument("--module", help="a backend module that fails, for test_failure.py")
-    parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
-    parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--light", action="store_true")
     _, rest = parser.parse_known_args(namespace=config)
     program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2,

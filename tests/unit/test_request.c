@@ -18,7 +18,9 @@ static const struct model_defaults defaults = {
     .n_eos = 1,
     .eos = {3},
 };
-static const struct request_rules rules = {.defaults = &defaults,
+static struct options options;
+static const struct request_rules rules = {.options = &options,
+                                           .defaults = &defaults,
                                            .vocab_size = 2048,
                                            .max_seq_len = 1000};
 
@@ -26,11 +28,12 @@ static struct unpacked *u;
 static Nvllm__V1__Generate g;
 static Nvllm__V1__Sampling s;
 static struct engine_request r;
-static struct request_error e;
+static struct refusal e;
 
 /* A good request, to be spoilt by a test. */
 static void setup(void)
 {
+    ck_assert_int_eq(options_init(&options, NULL), 0);
     ck_assert_int_eq(unpack(&u, &nvllm__v1__generate__descriptor, NULL, 0), UNPACK_OK);
     nvllm__v1__generate__init(&g);
     nvllm__v1__sampling__init(&s);
@@ -43,6 +46,7 @@ static void setup(void)
 static void teardown(void)
 {
     unpacked_free(u);
+    options_deinit(&options);
 }
 
 static int build(void)
@@ -167,8 +171,8 @@ START_TEST(whole_numbers_keep_their_range)
          &g.has_n,
          &g.n,
          &r.n,
-         {1, REQUEST_MAX_CHOICES},
-         {0, REQUEST_MAX_CHOICES + 1, UINT32_MAX},
+         {1, OPTIONS_MAX_CHOICES},
+         {0, OPTIONS_MAX_CHOICES + 1, UINT32_MAX},
          3},
         {"max_tokens", &g.has_max_tokens, &g.max_tokens, &r.max_tokens, {1, 1000}, {0}, 1},
     };
@@ -345,19 +349,19 @@ END_TEST
 /* Priorities, deadline and salt. */
 START_TEST(the_rest_is_taken)
 {
-    static uint8_t salt[REQUEST_MAX_SALT_BYTES + 1];
+    static uint8_t salt[256 + 1];
 
     g.has_priority = g.has_deadline_ms = g.has_stream = g.has_keep_special = true;
     g.stream = g.keep_special = true;
     g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
     g.deadline_ms = UINT32_MAX;
     g.has_cache_salt = true;
-    g.cache_salt = (ProtobufCBinaryData){REQUEST_MAX_SALT_BYTES, salt};
+    g.cache_salt = (ProtobufCBinaryData){256, salt};
     s.has_ignore_eos = s.ignore_eos = true;
     ck_assert_int_eq(build(), 0);
     ck_assert_int_eq(r.priority, CORE_HIGH);
     ck_assert_uint_eq(r.deadline_us, 5000 + UINT64_C(1000) * UINT32_MAX);
-    ck_assert_uint_eq(r.cache_salt.len, REQUEST_MAX_SALT_BYTES);
+    ck_assert_uint_eq(r.cache_salt.len, 256);
     ck_assert(r.stream && r.keep_special && r.ignore_eos);
     g.deadline_ms = 0;
     g.priority = NVLLM__V1__PRIORITY__PRIORITY_LOW;
@@ -429,11 +433,11 @@ START_TEST(tokenizer_operations_are_checked)
     int32_t ids[2] = {0, INT32_MAX};
     struct text text;
 
-    ck_assert_int_eq(request_tokenize(&text, &t, &e), 0);
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
     ck_assert_uint_eq(text.len, 0);
     t.has_text = true;
     t.text = (ProtobufCBinaryData){2, (uint8_t *)"a\xe2"};
-    ck_assert_int_eq(request_tokenize(&text, &t, &e), -EINVAL);
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
     ck_assert_str_eq(e.field, "text");
     d.ids = ids;
     d.n_ids = 2;
@@ -447,18 +451,23 @@ END_TEST
 /* What requests hold is counted while the engine has them. */
 START_TEST(held_bytes_are_counted)
 {
-    atomic_uint_fast64_t held;
+    struct accounts all;
+    struct account *user;
     struct request_owner *o;
     struct unpacked *mine;
 
-    atomic_init(&held, 0);
+    accounts_init(&all);
+    user = account_get(&all, 7);
     ck_assert_int_eq(unpack(&mine, &nvllm__v1__generate__descriptor, NULL, 0), UNPACK_OK);
     ck_assert_ptr_nonnull(unpacked_alloc(mine, 1000, 1));
-    o = request_owner_new(mine, &held);
+    o = request_owner_new(mine, user);
     ck_assert_ptr_nonnull(o);
-    ck_assert_uint_ge(atomic_load(&held), 1000);
+    ck_assert_uint_ge(atomic_load(&user->request_bytes), 1000);
+    ck_assert_uint_ge(atomic_load(&all.total.request_bytes), 1000);
     request_owner_release(o);
-    ck_assert_uint_eq(atomic_load(&held), 0);
+    ck_assert_uint_eq(atomic_load(&user->request_bytes), 0);
+    account_unref(user);
+    accounts_deinit(&all);
 }
 END_TEST
 

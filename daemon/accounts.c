@@ -1,0 +1,129 @@
+/* accounts.c - see accounts.h. */
+#include "daemon/accounts.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/must.h"
+
+void accounts_init(struct accounts *a)
+{
+    memset(a, 0, sizeof(*a));
+    a->total.all = a;
+}
+
+static void must_be_zero(const struct account *one)
+{
+    for (int i = 0; i < N_ACCOUNT_ITEMS; i++)
+        must(one->amounts[i] == 0);
+}
+
+void accounts_deinit(struct accounts *a)
+{
+    accounts_sweep(a);
+    must(a->by_uid.n == a->n_lingering); /* nobody refers to one */
+    must_be_zero(&a->total);
+    for (size_t at = 0;;) {
+        struct account *one = id_map_next(&a->by_uid, &at);
+
+        if (!one)
+            break;
+        free(one);
+    }
+    id_map_deinit(&a->by_uid);
+    memset(a, 0, sizeof(*a));
+}
+
+struct account *account_get(struct accounts *a, uid_t uid)
+{
+    struct account *one = id_map_get(&a->by_uid, uid);
+
+    if (!one) {
+        one = calloc(1, sizeof(*one));
+        if (!one)
+            return NULL;
+        one->all = a;
+        one->uid = uid;
+        if (id_map_put(&a->by_uid, uid, one) < 0) {
+            free(one);
+            return NULL;
+        }
+    } else if (one->refs == 0) {
+        a->n_lingering--;
+    }
+    one->refs++;
+    return one;
+}
+
+void account_ref(struct account *one)
+{
+    must(one->refs > 0);
+    one->refs++;
+}
+
+static void drop(struct account *one)
+{
+    must(id_map_take(&one->all->by_uid, one->uid) == one);
+    free(one);
+}
+
+void account_unref(struct account *one)
+{
+    must(one->refs > 0);
+    if (--one->refs)
+        return;
+    must_be_zero(one);
+    if (atomic_load(&one->request_bytes) == 0)
+        drop(one);
+    else
+        one->all->n_lingering++; /* a request's memory is on its way back from another thread */
+}
+
+void accounts_sweep(struct accounts *a)
+{
+    bool again = a->n_lingering > 0;
+
+    while (again) {
+        struct account *one;
+        size_t at = 0;
+
+        again = false; /* the map must not change within a walk */
+        while ((one = id_map_next(&a->by_uid, &at)))
+            if (one->refs == 0 && atomic_load(&one->request_bytes) == 0) {
+                a->n_lingering--;
+                drop(one);
+                again = a->n_lingering > 0;
+                break;
+            }
+    }
+}
+
+void account_add(struct account *one, enum account_item item, uint64_t n)
+{
+    one->amounts[item] += n;
+    one->all->total.amounts[item] += n;
+}
+
+void account_sub(struct account *one, enum account_item item, uint64_t n)
+{
+    must(one->amounts[item] >= n);
+    one->amounts[item] -= n;
+    must(one->all->total.amounts[item] >= n);
+    one->all->total.amounts[item] -= n;
+}
+
+void account_take_bytes(struct account *one, uint64_t n)
+{
+    atomic_fetch_add(&one->request_bytes, n);
+    atomic_fetch_add(&one->all->total.request_bytes, n);
+}
+
+void account_give_back_bytes(struct account *one, uint64_t n)
+{
+    struct accounts *all = one->all; /* read before one may go */
+
+    must(atomic_fetch_sub(&all->total.request_bytes, n) >= n);
+    /* The last access: at zero the loop may free the account. */
+    must(atomic_fetch_sub(&one->request_bytes, n) >= n);
+}

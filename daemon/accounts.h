@@ -1,0 +1,58 @@
+/* accounts.h - what each user holds of the daemon, and all users together: counted up where
+ * something begins and down where it ends, so that a limit is one comparison.
+ *
+ * An account is there while somebody refers to it or something is on it; when it goes everything
+ * must have come back to zero. Loop thread only, but for the bytes of requests, which whoever lets
+ * go of a request gives back. */
+#ifndef NVLLMD_ACCOUNTS_H
+#define NVLLMD_ACCOUNTS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "engine/id_map.h"
+
+enum account_item {
+    ACCOUNT_CONNECTIONS,
+    ACCOUNT_REQUESTS,      /* accepted, their end not told */
+    ACCOUNT_QUEUED_TOKENS, /* of prompts without an answer so far */
+    ACCOUNT_INPUT_BYTES,   /* buffers of frames that came in part */
+    ACCOUNT_OUTPUT_BYTES,  /* buffers of answers that are not read, gathered ones too */
+    N_ACCOUNT_ITEMS,
+};
+
+struct account {
+    struct accounts *all;
+    uid_t uid;
+    uint32_t refs;
+    uint64_t amounts[N_ACCOUNT_ITEMS];
+    atomic_uint_fast64_t request_bytes; /* unpacked requests, until the engine has done with them */
+};
+
+struct accounts {
+    struct id_map by_uid;
+    struct account total; /* of all users */
+    size_t n_lingering;   /* accounts that only request_bytes keep */
+};
+
+/* A zeroed struct needs accounts_init. */
+void accounts_init(struct accounts *a);
+void accounts_deinit(struct accounts *a);
+
+/* The account of a user; one reference more. NULL: no memory. */
+struct account *account_get(struct accounts *a, uid_t uid);
+void account_ref(struct account *one);
+void account_unref(struct account *one);
+
+void account_add(struct account *one, enum account_item item, uint64_t n);
+void account_sub(struct account *one, enum account_item item, uint64_t n);
+
+/* Frees accounts that only request_bytes kept, where these have come back. */
+void accounts_sweep(struct accounts *a);
+
+/* Bytes of requests, from any thread; *give_back takes what *take was given. */
+void account_take_bytes(struct account *one, uint64_t n);
+void account_give_back_bytes(struct account *one, uint64_t n);
+
+#endif

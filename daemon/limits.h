@@ -1,0 +1,80 @@
+/* limits.h - what one client, one user and all together can ask for: one table of the bounds, each
+ * an option, and the one way to refuse what is over one.
+ *
+ * A refusal names the limit's option, what it is set to, and when to come again where that helps.
+ * The table says which error it is; who counts is elsewhere (accounts.h, request.h). */
+#ifndef NVLLMD_LIMITS_H
+#define NVLLMD_LIMITS_H
+
+#include <stdint.h>
+
+#include "daemon/options.h"
+#include "engine/err.h"
+#include "proto/nvllm.pb-c.h"
+
+enum limit {
+    /* of one frame and one request */
+    LIMIT_FRAME_BYTES,
+    LIMIT_PROMPT_BYTES,
+    LIMIT_PROMPT_TOKENS,
+    LIMIT_MAX_TOKENS,
+    LIMIT_CHOICES,
+    LIMIT_LOGPROBS,
+    LIMIT_STOPS,
+    LIMIT_STOP_BYTES,
+    LIMIT_STOP_TOKEN_IDS,
+    LIMIT_LOGIT_BIAS,
+    LIMIT_SALT_BYTES,
+    /* of what is there at a time */
+    LIMIT_CONNECTIONS,
+    LIMIT_CONNECTIONS_PER_UID,
+    LIMIT_REQUESTS,
+    LIMIT_REQUESTS_PER_UID,
+    LIMIT_REQUESTS_PER_CONNECTION,
+    LIMIT_QUEUED_TOKENS,
+    LIMIT_QUEUED_TOKENS_PER_UID,
+    LIMIT_REQUEST_BYTES,
+    LIMIT_REQUEST_BYTES_PER_UID,
+    LIMIT_BUFFER_BYTES,
+    LIMIT_BUFFER_BYTES_PER_UID,
+    /* of who does not read, or not write */
+    LIMIT_OUTPUT_PAUSE_BYTES,
+    LIMIT_OUTPUT_BYTES,
+    LIMIT_SLOW_READER_S,
+    LIMIT_HELLO_TIMEOUT_S,
+    LIMIT_FRAME_TIMEOUT_S,
+    N_LIMITS,
+};
+
+/* Why something is not done: what an Error of the protocol says. */
+struct refusal {
+    Nvllm__V1__ErrorCode code;
+    char field[96];     /* "sampling.logit_bias"; empty: none is to blame */
+    struct err message; /* "sampling.logit_bias[3].id: is missing" */
+    const char *limit;  /* static; NULL: no limit */
+    uint64_t limit_value;
+    uint32_t retry_after_ms; /* 0: as usual for the code */
+};
+
+const char *limit_option(enum limit l); /* "limits.frame_bytes" */
+uint64_t limit_value(const struct options *o, enum limit l);
+
+/* Fills *e for an amount over a limit, and returns -EINVAL. field may be "", and may name an entry
+ * as "stop[3]". */
+int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const char *field,
+                 uint64_t amount);
+
+/* As limit_refuse, in words that the limit's option is put behind. */
+__attribute__((format(printf, 4, 5))) int
+limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt, ...);
+
+/* An error of no field and no limit. */
+__attribute__((format(printf, 3, 4))) int refusal_set(struct refusal *e, Nvllm__V1__ErrorCode code,
+                                                      const char *fmt, ...);
+
+/* An error of a field: "field: text"; the entry of a field stays in the text alone. */
+__attribute__((format(printf, 4, 5))) int refusal_of_field(struct refusal *e,
+                                                           Nvllm__V1__ErrorCode code,
+                                                           const char *field, const char *fmt, ...);
+
+#endif

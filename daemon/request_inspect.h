@@ -1,0 +1,21 @@
+/* request_inspect.h - questions about what is under way and what is cached, checked field by field,
+ * become what the engine takes. As request.h otherwise: pure, and refusals name the field. */
+#ifndef NVLLMD_REQUEST_INSPECT_H
+#define NVLLMD_REQUEST_INSPECT_H
+
+#include "daemon/request.h"
+#include "engine/inspect.h"
+
+/* Who asks. */
+struct request_viewer {
+    uint64_t client; /* the uid */
+    bool all;        /* may see and change everybody's */
+};
+
+/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but owner
+ * and release. What *out points to lives in the unpacked message. -EINVAL with *e, or -ENOMEM. */
+int request_inspect(struct inspect_query *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                    const struct request_rules *rules, const struct request_viewer *viewer,
+                    struct refusal *e);
+
+#endif

@@ -1,0 +1,304 @@
+/* server_control.c - the states of the daemon, the end, and what admins steer.
+ *
+ * The end comes in steps: DRAINING (no new requests; those accepted go on until
+ * daemon.drain_timeout_s), then cancelling (each is told, the engine has a few seconds), then
+ * flushing (clients read what there is), then the loop breaks. A failed engine goes straight to
+ * flushing. A drain that an admin asks for is none of this: it stops at the first step, and can be
+ * taken back. */
+#include "daemon/server_private.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/service.h"
+
+enum {
+    CANCEL_S = 5,     /* for the engine to let go of what was cancelled */
+    FLUSH_S = 2,      /* for clients to read their last answers */
+    STATUS_MS = 1000, /* between two status lines */
+    RELOAD_MS = 100,  /* hangups that come within are one */
+};
+
+void server_after(struct server *s, enum server_event timer, uint64_t ms)
+{
+    struct timeval tv = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
+
+    evtimer_add(s->events[timer], &tv);
+}
+
+/* ---- states */
+
+void server_update_state(struct server *s)
+{
+    Nvllm__V1__State *state = &s->sessions.facts.state;
+
+    if (s->failed)
+        *state = NVLLM__V1__STATE__STATE_FAILED;
+    else if (s->phase != PHASE_SERVING)
+        *state = NVLLM__V1__STATE__STATE_DRAINING;
+    else if (!s->ready)
+        *state = NVLLM__V1__STATE__STATE_LOADING;
+    else
+        *state = s->drained ? NVLLM__V1__STATE__STATE_DRAINING : NVLLM__V1__STATE__STATE_READY;
+}
+
+void server_tell_status(struct server *s)
+{
+    struct engine_status status;
+
+    engine_status(s->parts.engine, &status);
+    if (s->failed)
+        return; /* it was told */
+    if (s->phase != PHASE_SERVING)
+        service_status("Shutting down: %zu requests to end", sessions_n_requests(&s->sessions));
+    else if (!s->ready)
+        service_status("Loading %s: %d%%", s->parts.model, (int)(status.progress * 100));
+    else if (s->drained)
+        service_status("Draining: %zu requests to end; resume takes it back",
+                       sessions_n_requests(&s->sessions));
+    else
+        service_status("Serving %s on %s: %d running, %d waiting", s->parts.model, s->parts.backend,
+                       status.core.requests_running,
+                       status.core.requests_waiting + (int)status.n_encoding);
+}
+
+void server_on_status(evutil_socket_t fd, short what, void *arg)
+{
+    (void)fd;
+    (void)what;
+    server_tell_status(arg);
+}
+
+void server_status_soon(struct server *s)
+{
+    if (!evtimer_pending(s->events[EVENT_STATUS], NULL))
+        server_after(s, EVENT_STATUS, STATUS_MS);
+}
+
+/* ---- the end */
+
+void server_stop_listening(struct server *s)
+{
+    event_del(s->events[EVENT_CLIENTS]);
+    if (s->events[EVENT_ADMINS])
+        event_del(s->events[EVENT_ADMINS]);
+    evtimer_del(s->events[EVENT_ACCEPT_PAUSE]);
+    evtimer_del(s->events[EVENT_SOCKETS]);
+    listener_stop(s->parts.listener);
+    if (s->parts.admin_listener)
+        listener_stop(s->parts.admin_listener);
+}
+
+static void begin_flush(struct server *s)
+{
+    if (s->phase == PHASE_FLUSHING)
+        return;
+    s->phase = PHASE_FLUSHING;
+    sessions_end_all(&s->sessions);
+    server_after(s, EVENT_PHASE, FLUSH_S * 1000);
+}
+
+static void begin_cancel(struct server *s)
+{
+    log_event(LOG_LEVEL_WARNING, "cancelling", "requests=%zu", sessions_n_requests(&s->sessions));
+    s->phase = PHASE_CANCELLING;
+    sessions_cancel_all(&s->sessions);
+    server_after(s, EVENT_PHASE, CANCEL_S * 1000);
+}
+
+void server_on_phase(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+    struct refusal e;
+
+    (void)fd;
+    (void)what;
+    switch (s->phase) {
+    case PHASE_SERVING:
+        break;
+    case PHASE_DRAINING:
+        begin_cancel(s);
+        break;
+    case PHASE_CANCELLING:
+        log_event(LOG_LEVEL_ERROR, "engine_stuck", "requests=%zu",
+                  sessions_n_requests(&s->sessions));
+        s->end = SERVER_STUCK;
+        refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "the daemon is shutting down");
+        sessions_fail_all(&s->sessions, &e);
+        break;
+    case PHASE_FLUSHING:
+        event_base_loopbreak(s->base);
+        break;
+    }
+    sessions_settle(&s->sessions);
+}
+
+static void begin_end(struct server *s)
+{
+    service_stopping();
+    if (!s->ready)
+        s->end = SERVER_STUCK;
+    s->phase = PHASE_DRAINING;
+    server_update_state(s);
+    evtimer_del(s->events[EVENT_DRAIN]);
+    server_stop_listening(s);
+    server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
+    server_tell_status(s);
+}
+
+void server_on_signal(evutil_socket_t number, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)what;
+    if (s->phase == PHASE_SERVING) {
+        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", (int)number,
+                  sessions_n_requests(&s->sessions), (int)s->parts.options->drain_timeout_s);
+        begin_end(s);
+    } else if (s->phase == PHASE_DRAINING) {
+        begin_cancel(s);
+        server_tell_status(s);
+    }
+    sessions_settle(&s->sessions);
+}
+
+/* At the end of each wake-up: whether the next step of the end is due. */
+static void on_settled(void *arg)
+{
+    struct server *s = arg;
+    bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
+
+    if (ending && sessions_n_requests(&s->sessions) == 0) {
+        begin_flush(s);
+        connections_flush(&s->sessions.connections);
+    }
+    /* Clients freed meanwhile are seen at the next wake-up, at the latest at the timer's. */
+    if (s->phase == PHASE_FLUSHING &&
+        s->sessions.facts.connections == s->sessions.connections.n_gone)
+        event_base_loopbreak(s->base);
+}
+
+void server_engine_failed(struct server *s)
+{
+    struct engine_status status;
+    struct refusal e;
+
+    engine_status(s->parts.engine, &status);
+    log_text(LOG_LEVEL_ERROR, "engine_failed", status.failure.text, "requests=%zu",
+             sessions_n_requests(&s->sessions));
+    service_failed(status.failure.text);
+    s->failed = true;
+    s->end = SERVER_FAILED;
+    server_update_state(s);
+    server_stop_listening(s);
+    refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_INTERNAL, "%s", status.failure.text);
+    sessions_fail_all(&s->sessions, &e);
+    begin_flush(s);
+}
+
+/* ---- what admins steer */
+
+static void control_drain(void *arg, uint64_t timeout_ms)
+{
+    struct server *s = arg;
+
+    if (s->phase != PHASE_SERVING)
+        return; /* it drains already, and for good */
+    s->drained = true;
+    server_update_state(s);
+    server_after(s, EVENT_DRAIN, timeout_ms);
+    server_tell_status(s);
+}
+
+void server_on_drain(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)fd;
+    (void)what;
+    log_event(LOG_LEVEL_INFO, "drain_over", "requests=%zu", sessions_n_requests(&s->sessions));
+    sessions_cancel_all(&s->sessions);
+    server_status_soon(s);
+    sessions_settle(&s->sessions);
+}
+
+static int control_resume(void *arg)
+{
+    struct server *s = arg;
+
+    if (s->phase != PHASE_SERVING)
+        return -EBUSY;
+    s->drained = false;
+    evtimer_del(s->events[EVENT_DRAIN]);
+    server_update_state(s);
+    server_tell_status(s);
+    return 0;
+}
+
+static void control_shutdown(void *arg)
+{
+    struct server *s = arg;
+
+    if (s->phase == PHASE_SERVING)
+        begin_end(s);
+}
+
+static void log_keys(const char *event, const char *const *keys, int n)
+{
+    for (int i = 0; i < n; i++)
+        log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
+}
+
+static int control_reload(void *arg, struct options_change *out, struct err *e)
+{
+    struct server *s = arg;
+    struct options fresh;
+    int r = s->parts.reread(s->parts.reread_arg, &fresh, e);
+
+    if (r < 0) {
+        log_text(LOG_LEVEL_WARNING, "reload_refused", e->text, "%s", "");
+        return r;
+    }
+    options_take(s->parts.options, &fresh, out);
+    options_deinit(&fresh);
+    log_set_level((enum log_level)s->parts.options->log_level);
+    server_raise_descriptors(s->parts.options);
+    sessions_limits_changed(&s->sessions);
+    log_event(LOG_LEVEL_INFO, "reloaded", "changed=%d needs_restart=%d", out->n_changed,
+              out->n_needs_restart);
+    log_keys("option_changed", out->changed, out->n_changed);
+    log_keys("option_needs_restart", out->needs_restart, out->n_needs_restart);
+    return 0;
+}
+
+void server_on_hangup(evutil_socket_t number, short what, void *arg)
+{
+    struct server *s = arg;
+
+    (void)number;
+    (void)what;
+    if (!evtimer_pending(s->events[EVENT_RELOAD], NULL))
+        server_after(s, EVENT_RELOAD, RELOAD_MS);
+}
+
+void server_on_reload(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+    struct options_change change;
+    struct err e;
+
+    (void)fd;
+    (void)what;
+    (void)control_reload(s, &change, &e); /* what became of it is in the log */
+    sessions_settle(&s->sessions);
+}
+
+const struct session_control server_control = {
+    .drain = control_drain,
+    .resume = control_resume,
+    .reload = control_reload,
+    .shutdown = control_shutdown,
+    .settled = on_settled,
+};

@@ -1,0 +1,67 @@
+/* server_private.h - what server.c (the loop and its life) and server_control.c (states, the end,
+ * and what admins steer) share. Nobody else includes it. */
+#ifndef NVLLMD_SERVER_PRIVATE_H
+#define NVLLMD_SERVER_PRIVATE_H
+
+#include <event2/event.h>
+
+#include "daemon/server.h"
+#include "daemon/session.h"
+
+enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
+
+enum server_event {
+    EVENT_CLIENTS, /* somebody connects */
+    EVENT_ADMINS,  /* likewise, by their own socket */
+    EVENT_ENGINE,
+    EVENT_SIGTERM,
+    EVENT_SIGINT,
+    EVENT_SIGHUP,
+    EVENT_ACCEPT_PAUSE,
+    EVENT_PHASE,  /* the next step of the end is due */
+    EVENT_DRAIN,  /* the time of a drain is over */
+    EVENT_RELOAD, /* SIGHUP has come a moment ago */
+    EVENT_STATUS,
+    EVENT_SOCKETS, /* time to look after the sockets' files */
+    EVENT_WATCHDOG,
+    N_SERVER_EVENTS,
+};
+
+struct server {
+    struct server_parts parts;
+    struct event_base *base;
+    struct event *events[N_SERVER_EVENTS];
+    struct timeval watchdog_every;
+    struct sessions sessions;
+    enum phase phase;
+    enum server_end end;
+    bool ready;   /* the engine is */
+    bool failed;  /* likewise */
+    bool drained; /* by an admin; can be taken back */
+    int last_percent;
+    uint64_t accept_logged_ms, socket_logged_ms;
+};
+
+void server_after(struct server *s, enum server_event timer, uint64_t ms);
+
+/* One status line soon, and none while nothing happens. */
+void server_status_soon(struct server *s);
+void server_tell_status(struct server *s);
+
+/* The state that clients are told follows from the rest. */
+void server_update_state(struct server *s);
+
+void server_engine_failed(struct server *s);
+void server_stop_listening(struct server *s);
+
+/* Callbacks of events. */
+void server_on_signal(evutil_socket_t number, short what, void *arg);
+void server_on_hangup(evutil_socket_t number, short what, void *arg);
+void server_on_phase(evutil_socket_t fd, short what, void *arg);
+void server_on_drain(evutil_socket_t fd, short what, void *arg);
+void server_on_reload(evutil_socket_t fd, short what, void *arg);
+void server_on_status(evutil_socket_t fd, short what, void *arg);
+
+extern const struct session_control server_control;
+
+#endif

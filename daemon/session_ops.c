@@ -1,0 +1,219 @@
+/* session_ops.c - what clients may do to requests by number, to the cache and to the daemon itself,
+ * beside asking for work. Rights that hang on the operation alone are checked before; here are
+ * those that hang on whose request it is. */
+#include "daemon/session_private.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/reports.h"
+#include "daemon/request_inspect.h"
+
+/* ---- requests by their number */
+
+/* The request of this number, where the client may have to do with it: 0 with *out NULL when there
+ * is none, or -EINVAL with *e. */
+static int find_request(const struct session *s, struct pending **out, uint64_t number,
+                        const struct rights_row *row, struct refusal *e)
+{
+    struct pending *p = id_map_get(&s->shared->requests, number);
+
+    if (p && !rights_allow(row->right, s->admin, p->account == s->account))
+        return refusal_of_field(e, CODE(DENIED), "request",
+                                "%" PRIu64 " is another user's; %s is for its user and for admins",
+                                number, row->name);
+    *out = p;
+    return 0;
+}
+
+static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
+{
+    const Nvllm__V1__Cancel *m = f->cancel;
+    struct pending *p = NULL;
+    struct refusal e;
+
+    if (!m->has_request) {
+        p = id_map_get(&s->requests, m->target);
+    } else if (find_request(s, &p, m->request, rights_row(f->op_case), &e) < 0) {
+        session_answer_error(s, f->id, &e);
+        return;
+    }
+    if (p)
+        pending_cancel(s->shared, p);
+    session_check_put(s, reply_cancelled(s->connection, f->id, p != NULL));
+}
+
+/* ---- looking in */
+
+static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                         struct request_owner **owner, struct refusal *e)
+{
+    const struct request_viewer viewer = {.client = s->account->uid, .all = s->admin};
+    struct sessions *all = s->shared;
+    struct inspect_query q;
+    struct pending *p, *about = NULL;
+    int r = session_refuse(s, false, 0, e);
+
+    if (r < 0 || (r = request_inspect(&q, f, u, &all->rules, &viewer, e)) < 0)
+        return r;
+    if (q.kind == INSPECT_EXPLAIN_REQUEST) {
+        r = find_request(s, &about, q.request, rights_row(f->op_case), e);
+        if (r < 0)
+            return r;
+        if (!about)
+            return refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
+                                    q.request);
+    }
+    *owner = request_owner_new(u, s->account);
+    p = *owner ? session_enter(s, f->id, 0, 0) : NULL;
+    if (!p)
+        return -ENOMEM;
+    q.owner = *owner;
+    q.release = request_owner_release;
+    r = engine_inspect(all->engine, p->id, &q);
+    if (r < 0)
+        pending_forget(all, p);
+    return r;
+}
+
+static bool inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+{
+    struct request_owner *owner = NULL;
+    struct refusal e;
+    int r = start_inspect(s, f, u, &owner, &e);
+
+    if (r == 0)
+        return true;
+    if (r == -ENOMEM)
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    session_answer_error(s, f->id, &e);
+    if (!owner)
+        return false;
+    request_owner_release(owner); /* and with it the message */
+    return true;
+}
+
+static int32_t pid_of(void *ctx, uint64_t request)
+{
+    const struct sessions *s = ctx;
+    const struct pending *p = id_map_get(&s->requests, request);
+
+    return p ? p->pid : 0;
+}
+
+int session_report(struct sessions *s, struct pending *p, const struct inspect_report *r)
+{
+    struct engine_status status;
+    struct report_facts facts = {.pid_of = pid_of, .ctx = s};
+    struct refusal e;
+
+    if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
+        refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
+        return reply_error(p->session->connection, p->client_id, &e);
+    }
+    engine_status(s->engine, &status);
+    facts.block_len = status.block_len;
+    facts.block_bytes = status.backend.block_bytes;
+    return report_put(p->session->connection, p->client_id, r, &facts);
+}
+
+/* ---- steering */
+
+static void answer_changed(struct session *s, uint64_t id)
+{
+    session_check_put(s,
+                      reply_changed(s->connection, id, s->shared->facts.state,
+                                    log_level_name((enum log_level)s->shared->options->log_level)));
+}
+
+static void log_steered(const struct session *s, const char *what)
+{
+    log_event(LOG_LEVEL_INFO, "steered", "op=%s uid=%u pid=%d", what, (unsigned)s->account->uid,
+              (int)s->pid);
+}
+
+static void take_drain(struct session *s, const Nvllm__V1__ClientFrame *f)
+{
+    const Nvllm__V1__Drain *m = f->drain;
+    uint64_t timeout_ms = (uint64_t)s->shared->options->drain_timeout_s * 1000;
+
+    if (m->has_timeout_ms)
+        timeout_ms = m->timeout_ms;
+    s->shared->control->drain(s->shared->server, timeout_ms);
+    answer_changed(s, f->id);
+}
+
+static void take_resume(struct session *s, const Nvllm__V1__ClientFrame *f)
+{
+    struct refusal e;
+
+    if (s->shared->control->resume(s->shared->server) == 0) {
+        answer_changed(s, f->id);
+        return;
+    }
+    refusal_set(&e, CODE(UNAVAILABLE), "the daemon is ending, that cannot be taken back");
+    session_answer_error(s, f->id, &e);
+}
+
+static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
+{
+    struct options_change change;
+    struct refusal e;
+    struct err why;
+
+    if (s->shared->control->reload(s->shared->server, &change, &why) == 0) {
+        session_check_put(s, reply_reloaded(s->connection, f->id, &change));
+        return;
+    }
+    refusal_set(&e, CODE(INVALID), "%s; nothing was changed", why.text);
+    session_answer_error(s, f->id, &e);
+}
+
+static void take_log_level(struct session *s, const Nvllm__V1__ClientFrame *f)
+{
+    const char *level = f->set_log_level->level;
+    struct refusal e;
+    struct err why;
+
+    if (options_set(s->shared->options, "daemon.log_level", level ? level : "", &why) < 0) {
+        refusal_of_field(&e, CODE(INVALID), "level", "%s", why.text);
+        session_answer_error(s, f->id, &e);
+        return;
+    }
+    log_set_level((enum log_level)s->shared->options->log_level);
+    answer_changed(s, f->id);
+}
+
+bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+{
+    const struct rights_row *row = rights_row(f->op_case);
+
+    if (row->right == RIGHT_ADMIN)
+        log_steered(s, row->name);
+    switch (f->op_case) {
+    case OP(CANCEL):
+        take_cancel(s, f);
+        break;
+    case OP(DRAIN):
+        take_drain(s, f);
+        break;
+    case OP(RESUME):
+        take_resume(s, f);
+        break;
+    case OP(RELOAD):
+        take_reload(s, f);
+        break;
+    case OP(SET_LOG_LEVEL):
+        take_log_level(s, f);
+        break;
+    case OP(SHUTDOWN):
+        s->shared->control->shutdown(s->shared->server);
+        answer_changed(s, f->id);
+        break;
+    default:
+        return inspect(s, f, u);
+    }
+    return false;
+}

@@ -1,0 +1,336 @@
+"""Steering the daemon: drain, resume, reload, the log's level, shutdown; and what the world does to
+it: sockets that vanish, descriptors that run out, signals in storms."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import harness
+import wire
+from harness import Case, Daemon, MODEL, config, scaled, wait_for
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
+SMALL = "cache.kv_memory=64M"
+
+
+class Drains(Case):
+    def test_drain_and_resume(self):
+        """New requests are refused, those accepted go on; resume takes it back."""
+        with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
+            w.send(1, generate=LONG)
+            w.receive()
+            self.assertEqual(other.ask(drain={})["changed"]["state"], "STATE_DRAINING")
+            error = other.generate(**SHORT).error
+            self.assertEqual(error["code"], "ERROR_UNAVAILABLE")
+            self.assertTrue(error["retryable"] and error["retry_after_ms"])
+            self.assertEqual(other.status()["state"], "STATE_DRAINING")
+            with d.connect() as late:  # who looks is let in
+                self.assertEqual(late.welcome["state"], "STATE_DRAINING")
+                self.assertEqual(late.ask(list_requests={})["request_list"]["total"], 1)
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+            self.assertEqual(other.ask(resume={})["changed"]["state"], "STATE_READY")
+            self.assertIsNone(other.generate(**SHORT).error)
+
+    def test_time_of_the_drain(self):
+        """What goes on longer is ended and told; the daemon stays, and drained."""
+        with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
+            w.send(1, generate={**LONG, "max_tokens": 3500})
+            w.receive()
+            other.ask(drain={"timeout_ms": 0})
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
+            self.assertEqual(w.status()["state"], "STATE_DRAINING")
+            other.ask(resume={})
+            self.assertIsNone(w.generate(**SHORT).error)
+
+    def test_resume_in_time(self):
+        """A drain that was taken back ends nothing any more."""
+        with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
+            w.send(1, generate=LONG)
+            w.receive()
+            other.ask(drain={"timeout_ms": 50})
+            other.ask(resume={})
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+
+    def test_drain_and_resume_of_an_idle_daemon(self):
+        """Twice each, and resume without a drain: nothing breaks."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            for op, state in (("resume", "READY"), ("drain", "DRAINING"), ("drain", "DRAINING"),
+                              ("resume", "READY"), ("resume", "READY")):
+                self.assertEqual(w.ask(**{op: {}})["changed"]["state"], "STATE_" + state)
+
+    def test_shutdown(self):
+        """As SIGTERM: answers first, requests end, status 0; it cannot be taken back."""
+        with Daemon(SMALL) as d, d.connect() as w, d.connect() as admin:
+            w.send(1, generate={**LONG, "max_tokens": 500})
+            w.receive()
+            self.assertEqual(admin.ask(shutdown={})["changed"]["state"], "STATE_DRAINING")
+            self.assertEqual(admin.ask(resume={})["error"]["code"], "ERROR_UNAVAILABLE")
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+            self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
+            self.assertFalse(d.socket.exists())
+
+
+class Reload(Case):
+    """The file is read anew: all that can change changes, or nothing does."""
+
+    def start(self, text):
+        folder = self.temporary_folder()
+        self.file = folder / "nvllmd.conf"
+        self.file.write_text(text)
+        return Daemon("cache.kv_memory=16M", folder=folder, args=["--config", self.file])
+
+    def test_limits_change(self):
+        """A limit holds from the next request on; what needs a restart is named and stays."""
+        with self.start("[limits]\nmax_tokens = 100\n") as d, d.connect() as w:
+            self.assertEqual(w.generate(**{**SHORT, "max_tokens": 101}).error["limit_value"], 100)
+            self.file.write_text("[limits]\nmax_tokens = 5\n[scheduler]\nmax_seqs = 7\n"
+                                 "[daemon]\nlog_level = debug\n")
+            reply = w.ask(reload={})["reloaded"]
+            self.assertEqual(sorted(reply["changed"]), ["daemon.log_level", "limits.max_tokens"])
+            self.assertEqual(reply["needs_restart"], ["scheduler.max_seqs"])
+            error = w.generate(**{**SHORT, "max_tokens": 6}).error
+            self.assertEqual((error["code"], error["limit"], error["limit_value"]),
+                             ("ERROR_TOO_LONG", "limits.max_tokens", 5))
+            self.assertIsNone(w.generate(**SHORT).error)
+            with d.connect():
+                wait_for(lambda: "event=connected" in d.log(), 5, "a line of level debug")
+            again = w.ask(reload={})["reloaded"]
+            self.assertEqual((again["changed"], again["needs_restart"]),
+                             ([], ["scheduler.max_seqs"]))
+
+    def test_wholly_or_not_at_all(self):
+        """One wrong line, and no other counts; the error names file and line."""
+        with self.start("[limits]\nmax_tokens = 100\n") as d, d.connect() as w:
+            self.file.write_text("[limits]\nmax_tokens = 5\nstops = many\n")
+            error = w.ask(reload={})["error"]
+            self.assertEqual(error["code"], "ERROR_INVALID")
+            self.assertIn(f"{self.file}:3", error["message"])
+            self.assertIsNone(w.generate(**{**SHORT, "max_tokens": 6}).error)
+            self.file.unlink()
+            self.assertIn(str(self.file), w.ask(reload={})["error"]["message"])
+            self.assertIsNone(w.generate(**{**SHORT, "max_tokens": 6}).error)
+
+    def test_the_command_line_stays_above_the_file(self):
+        """--set goes before the file when it is read anew, too."""
+        with self.start("[limits]\nmax_tokens = 100\n") as d, d.connect() as w:
+            self.file.write_text("[cache]\nkv_memory = 1G\n")
+            reply = w.ask(reload={})["reloaded"]
+            self.assertEqual((reply["changed"], reply["needs_restart"]),
+                             (["limits.max_tokens"], []))
+
+    def test_storm_of_hangups(self):
+        """SIGHUP reloads; a thousand of them are few reloads, and others are answered."""
+        with self.start("[limits]\nmax_tokens = 100\n") as d, d.connect() as w:
+            self.file.write_text("[limits]\nmax_tokens = 5\n")
+            for _ in range(1000):
+                d.process.send_signal(signal.SIGHUP)
+            self.assertIsNone(w.generate(**SHORT).error)
+            wait_for(lambda: "event=reloaded" in d.log(), 5, "reloaded")
+            self.assertEqual(w.generate(**{**SHORT, "max_tokens": 6}).error["limit_value"], 5)
+            time.sleep(0.3)
+            self.assertLess(d.log().count("event=reloaded"), 20)
+
+    def test_log_level(self):
+        """Lines of a level appear as it is set, and no longer as it is set back."""
+        with self.start("") as d, d.connect() as w:
+            changed = w.ask(set_log_level={"level": "debug"})["changed"]
+            self.assertEqual(changed["log_level"], "debug")
+            d.connect().close()
+            wait_for(lambda: "event=disconnected" in d.log(), 5, "a line of level debug")
+            self.assertEqual(w.ask(set_log_level={"level": "error"})["changed"]["log_level"],
+                             "error")
+            n = len(d.log())
+            d.connect().close()
+            w.status()
+            self.assertEqual(d.log()[n:], "")
+            for level in "loud", "", "DEBUG", "x" * 10000:
+                error = w.ask(set_log_level={"level": level})["error"]
+                self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "level"))
+            self.assertEqual(w.ask(set_log_level={})["error"]["code"], "ERROR_INVALID")
+
+
+class Signals(Case):
+    def test_twice_sigint(self):
+        """The first drains, the second ends what is left at once: one answer each, status 0."""
+        with Daemon("daemon.drain_timeout_s=600", SMALL) as d, d.connect() as w:
+            w.send(1, generate={**LONG, "max_tokens": 3500})
+            w.receive()
+            d.process.send_signal(signal.SIGINT)
+            wait_for(lambda: "event=draining" in d.log(), 5, "draining")
+            d.process.send_signal(signal.SIGINT)
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
+            self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
+
+    def test_all_at_once(self):
+        """A storm of all that a daemon may be sent: it ends as after one, status 0."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            for _ in range(50):
+                for number in signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM:
+                    if d.process.poll() is None:
+                        d.process.send_signal(number)
+            self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
+
+    def test_stopped_and_continued(self):
+        """After SIGSTOP and SIGCONT all goes on."""
+        with Daemon("limits.hello_timeout_s=1", SMALL) as d, d.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            d.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)
+            d.process.send_signal(signal.SIGCONT)
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+
+
+class SocketFile(Case):
+    """The daemon looks after its sockets' files."""
+
+    def wait_back(self, d, path=None):
+        def back():
+            try:
+                with wire.Wire(path or d.socket) as w:
+                    return w.welcome["state"] == "STATE_READY"
+            except OSError:
+                return False
+
+        wait_for(back, 10, "the socket is back")
+
+    def test_removed(self):
+        """A socket that was removed is made anew, mode and all; who was connected stays."""
+        with Daemon("daemon.socket_mode=0620", SMALL) as d, d.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            d.socket.unlink()
+            self.wait_back(d)
+            self.assertEqual(d.socket.stat().st_mode & 0o777, 0o620)
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+            self.assertIn("event=socket_renewed", d.log())
+            d.socket.unlink()  # and again
+            self.wait_back(d)
+        self.assertFalse(d.socket.exists())
+
+    def test_the_lock_as_well(self):
+        """A folder that was cleared gets socket and lock back: a second daemon still refuses."""
+        with Daemon(SMALL) as d:
+            d.socket.unlink()
+            (d.folder / "nvllmd.sock.lock").unlink()
+            self.wait_back(d)
+            second = subprocess.run([config.nvllmd, "--model", MODEL, "--socket", d.socket,
+                                     "--backend", "cpu"], capture_output=True, timeout=30)
+            self.assertIn(b"another nvllmd", second.stderr)
+
+    def test_replaced(self):
+        """What a dead program has put there is replaced; what is no socket is left, and said."""
+        with Daemon(SMALL) as d:
+            d.socket.unlink()
+            dead = wire.socket.socket(wire.socket.AF_UNIX)
+            dead.bind(str(d.socket))
+            dead.close()
+            self.wait_back(d)
+            d.socket.unlink()
+            d.socket.write_text("precious")
+            wait_for(lambda: "event=socket_lost" in d.log(), 5, "said")
+            self.assertEqual(d.socket.read_text(), "precious")
+            d.socket.unlink()
+            self.wait_back(d)
+
+    def test_folder_gone_and_back(self):
+        """A folder that is removed and comes back later: so does the socket."""
+        outer = self.temporary_folder()
+        folder = outer / "run"
+        folder.mkdir()
+        with Daemon(SMALL, folder=folder) as d:
+            shutil.rmtree(folder)
+            time.sleep(1.5)
+            folder.mkdir()
+            self.wait_back(d)
+            d.log_path.write_text("")
+
+    def test_admins_socket(self):
+        """That of the admins is looked after, too."""
+        folder = self.temporary_folder()
+        path = folder / "admin.sock"
+        with Daemon(SMALL, f"daemon.admin_socket={path}", folder=folder) as d:
+            self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+            path.unlink()
+            self.wait_back(d, path)
+            with wire.Wire(path) as w:
+                self.assertIn("changed", w.ask(drain={}))
+        self.assertFalse(path.exists())
+
+
+class Descriptors(Case):
+    def test_out_of_descriptors(self):
+        """Without a descriptor left accepting pauses and burns no time; then it goes on."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            soft = d.n_descriptors() + 10
+            resource.prlimit(d.pid, resource.RLIMIT_NOFILE, (soft, soft))
+            waiting = [wire.Wire(d.socket, hello=False) for _ in range(30)]
+            wait_for(lambda: "event=accept_paused" in d.log(), 5, "paused")
+            before = self.cpu_seconds(d)
+            time.sleep(1)
+            self.assertLess(self.cpu_seconds(d) - before, scaled(0.2, 0.6))
+            self.assertIsNone(w.generate(**SHORT).error)  # who is connected is served
+            self.assertLess(d.log().count("event=accept_paused"), 10)
+            for one in waiting[:15]:
+                one.close()
+            for one in waiting[15:]:
+                one.close()
+            with d.connect() as late:
+                self.assertIsNone(late.generate(**SHORT).error)
+
+    def cpu_seconds(self, d):
+        with open(f"/proc/{d.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Log(Case):
+    def test_nobody_reads_the_log(self):
+        """A log that is a full pipe holds up nobody; how many lines were lost is said later."""
+        read, write = os.pipe()
+        d = Daemon(SMALL, "daemon.log_level=debug", log=write)
+        os.close(write)
+        try:
+            with d.connect() as w:
+                for _ in range(scaled(2000, 1000)):
+                    d.connect().close()
+                begin = time.monotonic()
+                self.assertIsNone(w.generate(**SHORT).error)
+                self.assertLess(time.monotonic() - begin, scaled(2, 10))
+                text = b""
+                os.set_blocking(read, False)
+                end = time.monotonic() + 10
+                while b"event=log_dropped" not in text and time.monotonic() < end:
+                    try:
+                        text += os.read(read, 1 << 16)
+                    except BlockingIOError:
+                        d.connect().close()
+            self.assertRegex(text, rb"event=log_dropped lines=\d+")
+            self.assertEqual(d.terminate(), 0)
+        finally:
+            d.close()
+            os.close(read)
+
+    def test_no_text_in_the_log(self):
+        """Whatever the level, no word of a prompt or an answer is logged."""
+        word = "xylophonist"
+        with Daemon(SMALL, "daemon.log_level=debug") as d, d.connect() as w:
+            w.generate(**{**SHORT, "prompt": word})
+            w.generate(**{**SHORT, "prompt": word, "max_tokens": 1 << 30})
+            w.generate(chat={"messages": [{"role": word, "content": word}]})
+            w.ask(tokenize={"text": word.encode()})
+            w.ask(explain={"prompt": word.encode()})
+            w.ask(pin_cache={"prompt": word.encode()})
+            self.assertNotIn(word, d.log())
+            self.assertIn("event=steered op=pin_cache", d.log())
+
+
+if __name__ == "__main__":
+    harness.main()

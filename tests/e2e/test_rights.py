@@ -1,0 +1,162 @@
+"""Who may do what: every operation of the protocol in every role."""
+
+import grp
+
+import harness
+import roles
+import wire
+from harness import Case, Daemon, scaled
+
+PROMPT = b"The quick brown fox jumps over the lazy dog, again and again and again."
+LONG = {"prompt": PROMPT, "max_tokens": 3500, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+
+# Who may: everybody, the owner of the request that it is about, or admins alone. Each with a body;
+# NUMBER stands for the daemon's number of a request of USER's.
+NUMBER = object()
+OPERATIONS = {
+    "generate": ("user", {"prompt": PROMPT, "max_tokens": 1}),
+    "cancel": ("owner", {"request": NUMBER}),
+    "tokenize": ("user", {"text": b"a"}),
+    "detokenize": ("user", {"ids": [5]}),
+    "render": ("user", {"chat": {"messages": [{"role": "user", "content": "Hi"}]}}),
+    "get_status": ("user", {}),
+    "list_requests": ("user", {}),
+    "get_blocks": ("user", {"map": True}),
+    "show_cache": ("user", {}),
+    "clear_cache": ("user", {}),
+    "pin_cache": ("admin", {"prompt": PROMPT}),
+    "explain": ("owner", {"request": NUMBER}),
+    "drain": ("admin", {"timeout_ms": 600000}),
+    "resume": ("admin", {}),
+    "reload": ("admin", {}),
+    "set_log_level": ("admin", {"level": "debug"}),
+    "shutdown": ("admin", {}),
+}
+
+
+class Rights(Case):
+    @classmethod
+    def setUpClass(cls):
+        roles.need_root()
+        cls.group = roles.group_name()
+        cls.gid = grp.getgrnam(cls.group).gr_gid
+
+    def roles(self):
+        """(role, whether it is an admin, how to connect) of everybody there is."""
+        yield "owner", False, lambda d: roles.connect(d, roles.USER)
+        yield "other user", False, lambda d: roles.connect(d, roles.OTHER)
+        yield "root", True, lambda d: d.connect()
+        yield "member by first group", True, lambda d: roles.connect(d, roles.OTHER, gid=self.gid)
+        yield "member", True, lambda d: roles.connect(d, roles.OTHER, groups=[5, self.gid])
+        yield "admins' socket", True, lambda d: roles.connect(
+            d, roles.OTHER, groups=[self.gid], path=d.folder / "admin.sock")
+
+    def daemon(self):
+        folder = self.temporary_folder()
+        return Daemon(f"daemon.admin_group={self.group}",
+                      f"daemon.admin_socket={folder / 'admin.sock'}",
+                      "daemon.admin_socket_mode=0660", "cache.kv_memory=64M",
+                      "daemon.drain_timeout_s=1", folder=folder)
+
+    def allowed(self, w, op, body):
+        """Asks; False where it is denied. Any other error is a failure."""
+        id_ = w.new_id()
+        w.send(id_, **{op: body})
+        while True:
+            reply = w.receive()
+            if reply.get("id") == id_ and "delta" not in reply:
+                break
+        error = reply.get("error")
+        if error and error["code"] == "ERROR_DENIED":
+            self.assertFalse(error["retryable"])
+            return False
+        if error:  # an engine that does not have it has let it through
+            self.assertEqual(error["code"], "ERROR_UNSUPPORTED", (op, error))
+        return True
+
+    def test_every_operation_has_its_place_here(self):
+        """An operation that is new in the schema must be tried here, too."""
+        named = {f.name for f in wire.MESSAGES["ClientFrame"]} - {"id", "hello"}
+        self.assertEqual(named, set(OPERATIONS))
+
+    def test_every_operation_in_every_role(self):
+        """Allowed where it should be, denied where it should not, and nothing else."""
+        for op in OPERATIONS:
+            d = None
+            for role, admin, connect in self.roles():
+                if d is None or d.process.poll() is not None:
+                    d = self.daemon()
+                    self.addCleanup(d.close)
+                with self.subTest(op=op, role=role), connect(d) as w, \
+                        roles.connect(d, roles.USER) as owner:
+                    self.check(d, op, role, admin, w, owner)
+            if d.process.poll() is None:
+                self.assertEqual(d.terminate(), 0)
+
+    def check(self, d, op, role, admin, w, owner):
+        who, body = OPERATIONS[op]
+        expected = who == "user" or admin or (who == "owner" and role == "owner")
+        if NUMBER in body.values():
+            body = {**body, "request": self.start_long(owner)}
+        self.assertEqual(self.allowed(w, op, body), expected)
+        if op == "drain" and expected:
+            self.assertTrue(self.allowed(w, "resume", {}))
+        if op == "shutdown" and expected:
+            self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
+
+    def start_long(self, w):
+        """A request of its own, running; the daemon's number of it."""
+        w.send(w.new_id(), generate=LONG)
+        w.receive()
+        id_ = w.new_id()
+        w.send(id_, list_requests={})
+        while True:
+            reply = w.receive()
+            if reply["id"] == id_:
+                (info,) = reply["request_list"]["requests"]
+                return info["request"]
+
+    def test_what_users_see(self):
+        """Users see their own requests alone; admins see all, with who and which process."""
+        with self.daemon() as d, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.OTHER) as other, d.connect() as root:
+            number = self.start_long(w)
+            self.assertEqual(other.ask(list_requests={})["request_list"].get("total", 0), 0)
+            seen = root.ask(list_requests={})["request_list"]
+            self.assertEqual(seen["total"], 1)
+            (info,) = seen["requests"]
+            self.assertEqual((info["request"], info["uid"]), (number, roles.USER))
+            self.assertGreater(info["pid"], 0)
+            blocks = other.ask(get_blocks={})["block_report"]
+            self.assertEqual((blocks["uids"], blocks["requests"]), ([], []))
+            self.assertGreater(blocks["blocks"]["used"], 0)  # sums are everybody's
+            self.assertEqual(other.ask(show_cache={})["cache_report"]["prefixes"], [])
+
+    def test_cancel_by_number(self):
+        """Cancelling one's own by number from another connection, and what is over."""
+        with self.daemon() as d, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.USER) as w2:
+            number = self.start_long(w)
+            self.assertTrue(w2.ask(cancel={"request": number})["cancelled"]["found"])
+            answer = w.collect([1])[1]
+            self.assertEqual(answer.choices[0].reason, "FINISH_CANCELLED")
+            self.assertFalse(w2.ask(cancel={"request": number})["cancelled"].get("found", False))
+            error = w2.ask(explain={"request": number})["error"]
+            self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "request"))
+
+    def test_clearing_all_is_for_admins(self):
+        """One's own cache may be cleared by everybody, that of all by admins."""
+        with self.daemon() as d, roles.connect(d, roles.USER) as w, d.connect() as root:
+            self.assertFalse(self.allowed(w, "clear_cache", {"all": True}))
+            self.assertTrue(self.allowed(w, "clear_cache", {"all": False}))
+            self.assertTrue(self.allowed(root, "clear_cache", {"all": True}))
+
+    def test_group_that_is_not_there(self):
+        """A daemon whose admins' group does not exist says so and does not start."""
+        with self.assertRaisesRegex(AssertionError, "daemon.admin_group"):
+            Daemon("daemon.admin_group=no-such-group-here")
+
+
+if __name__ == "__main__":
+    harness.main()

@@ -1,0 +1,163 @@
+/* test_accounts.c - what users hold is counted, for each and for all, and comes back to zero. */
+#include "daemon/accounts.h"
+
+#include <check.h>
+#include <pthread.h>
+#include <signal.h>
+
+static struct accounts all;
+
+static void setup(void)
+{
+    accounts_init(&all);
+}
+
+/* One user has one account, whoever asks for it; the last who lets go of it ends it. */
+START_TEST(an_account_is_shared_by_a_user)
+{
+    struct account *a = account_get(&all, 1000), *b = account_get(&all, 1001);
+
+    ck_assert_ptr_eq(account_get(&all, 1000), a);
+    ck_assert_ptr_ne(a, b);
+    ck_assert_uint_eq(all.by_uid.n, 2);
+    account_unref(a);
+    ck_assert_uint_eq(all.by_uid.n, 2);
+    account_unref(a);
+    ck_assert_uint_eq(all.by_uid.n, 1);
+    account_unref(b);
+    accounts_deinit(&all);
+}
+END_TEST
+
+/* User 0 and the highest uid are users like others. */
+START_TEST(any_uid_has_an_account)
+{
+    struct account *root = account_get(&all, 0), *last = account_get(&all, UINT32_MAX);
+
+    ck_assert_uint_eq(root->uid, 0);
+    ck_assert_uint_eq(last->uid, UINT32_MAX);
+    account_unref(root);
+    account_unref(last);
+    accounts_deinit(&all);
+}
+END_TEST
+
+/* What is added to a user is added to all, item by item. */
+START_TEST(sums_are_those_of_the_users)
+{
+    struct account *a = account_get(&all, 1), *b = account_get(&all, 2);
+
+    for (int i = 0; i < N_ACCOUNT_ITEMS; i++) {
+        account_add(a, (enum account_item)i, 10);
+        account_add(b, (enum account_item)i, 5);
+        ck_assert_uint_eq(all.total.amounts[i], 15);
+        account_sub(a, (enum account_item)i, 4);
+        ck_assert_uint_eq(a->amounts[i], 6);
+        ck_assert_uint_eq(b->amounts[i], 5);
+        ck_assert_uint_eq(all.total.amounts[i], 11);
+        account_sub(a, (enum account_item)i, 6);
+        account_sub(b, (enum account_item)i, 5);
+    }
+    account_unref(a);
+    account_unref(b);
+    accounts_deinit(&all);
+}
+END_TEST
+
+/* More than was added cannot be taken: that is a bug of ours. */
+START_TEST(below_zero_is_a_bug)
+{
+    struct account *a = account_get(&all, 1);
+
+    account_add(a, ACCOUNT_REQUESTS, 1);
+    account_sub(a, ACCOUNT_REQUESTS, 2);
+}
+END_TEST
+
+/* An account that nobody refers to must be empty. */
+START_TEST(leaving_something_is_a_bug)
+{
+    struct account *a = account_get(&all, 1);
+
+    account_add(a, ACCOUNT_OUTPUT_BYTES, 1);
+    account_unref(a);
+}
+END_TEST
+
+/* Somebody who still refers to an account at the end is a bug, too. */
+START_TEST(a_forgotten_reference_is_a_bug)
+{
+    account_get(&all, 1);
+    accounts_deinit(&all);
+}
+END_TEST
+
+/* Memory of a request that another thread still holds keeps the account, until it comes back. */
+START_TEST(bytes_of_requests_outlive_the_user)
+{
+    struct account *a = account_get(&all, 1);
+
+    account_take_bytes(a, 100);
+    account_unref(a);
+    ck_assert_uint_eq(all.by_uid.n, 1);
+    accounts_sweep(&all);
+    ck_assert_uint_eq(all.by_uid.n, 1);
+    ck_assert_ptr_eq(account_get(&all, 1), a); /* the user has come again */
+    ck_assert_uint_eq(all.n_lingering, 0);
+    account_unref(a);
+    account_give_back_bytes(a, 100);
+    accounts_sweep(&all);
+    ck_assert_uint_eq(all.by_uid.n, 0);
+    ck_assert_uint_eq(atomic_load(&all.total.request_bytes), 0);
+    accounts_deinit(&all);
+}
+END_TEST
+
+static void *give_back(void *arg)
+{
+    for (int i = 0; i < 10000; i++)
+        account_give_back_bytes(arg, 3);
+    return NULL;
+}
+
+/* Bytes come back from any thread while the loop counts and sweeps. */
+START_TEST(bytes_come_back_from_other_threads)
+{
+    struct account *a = account_get(&all, 1);
+    pthread_t threads[2];
+
+    for (int i = 0; i < 20000; i++)
+        account_take_bytes(a, 3);
+    for (int i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, give_back, a), 0);
+    account_unref(a);
+    while (all.by_uid.n)
+        accounts_sweep(&all);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    accounts_deinit(&all);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("accounts");
+    TCase *t = tcase_create("accounts");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_checked_fixture(t, setup, NULL);
+    tcase_add_test(t, an_account_is_shared_by_a_user);
+    tcase_add_test(t, any_uid_has_an_account);
+    tcase_add_test(t, sums_are_those_of_the_users);
+    tcase_add_test_raise_signal(t, below_zero_is_a_bug, SIGABRT);
+    tcase_add_test_raise_signal(t, leaving_something_is_a_bug, SIGABRT);
+    tcase_add_test_raise_signal(t, a_forgotten_reference_is_a_bug, SIGABRT);
+    tcase_add_test(t, bytes_of_requests_outlive_the_user);
+    tcase_add_test(t, bytes_come_back_from_other_threads);
+    suite_add_tcase(suite, t);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

@@ -1,0 +1,120 @@
+/* test_limits.c - every bound is an option, and a refusal says which, how much and when again. */
+#include "daemon/limits.h"
+
+#include <check.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct options o;
+static struct refusal e;
+
+static void setup(void)
+{
+    ck_assert_int_eq(options_init(&o, NULL), 0);
+}
+
+static void teardown(void)
+{
+    options_deinit(&o);
+}
+
+/* Each limit is an option of that name: what is set there is its value. */
+START_TEST(each_limit_is_an_option)
+{
+    struct err why;
+
+    for (int i = 0; i < N_LIMITS; i++) {
+        enum limit l = (enum limit)i;
+
+        ck_assert_ptr_nonnull(limit_option(l));
+        /* 1M is in the range of sizes, 8 in that of counts */
+        if (options_set(&o, limit_option(l), "1M", &why) == 0) {
+            ck_assert_msg(limit_value(&o, l) == 1 << 20, "%s", limit_option(l));
+        } else {
+            ck_assert_msg(options_set(&o, limit_option(l), "8", &why) == 0, "%s: %s",
+                          limit_option(l), why.text);
+            ck_assert_msg(limit_value(&o, l) == 8, "%s", limit_option(l));
+        }
+    }
+}
+END_TEST
+
+/* No two limits are one option. */
+START_TEST(no_option_is_two_limits)
+{
+    for (int i = 0; i < N_LIMITS; i++)
+        for (int k = 0; k < i; k++)
+            ck_assert_str_ne(limit_option((enum limit)i), limit_option((enum limit)k));
+}
+END_TEST
+
+/* A refusal names limit, value and amount; what is busy says when to come again. */
+START_TEST(refusals_name_the_limit)
+{
+    char number[32];
+
+    for (int i = 0; i < N_LIMITS; i++) {
+        enum limit l = (enum limit)i;
+        uint64_t value = limit_value(&o, l);
+
+        ck_assert_int_eq(limit_refuse(&e, &o, l, "", value + 1), -EINVAL);
+        ck_assert_str_eq(e.limit, limit_option(l));
+        ck_assert_uint_eq(e.limit_value, value);
+        ck_assert_ptr_nonnull(strstr(e.message.text, limit_option(l)));
+        snprintf(number, sizeof(number), "%" PRIu64, value + 1);
+        ck_assert_ptr_nonnull(strstr(e.message.text, number));
+        ck_assert_int_eq(e.code == NVLLM__V1__ERROR_CODE__ERROR_BUSY, e.retry_after_ms != 0);
+        ck_assert_str_eq(e.field, "");
+    }
+}
+END_TEST
+
+/* The field is named without the entry in it, which stays in the text. */
+START_TEST(refusals_name_the_field)
+{
+    limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
+    ck_assert_str_eq(e.field, "stop");
+    ck_assert_ptr_nonnull(strstr(e.message.text, "stop[3]: 300 bytes are over the limit of 256"));
+    refusal_of_field(&e, NVLLM__V1__ERROR_CODE__ERROR_INVALID, "a.b[7].c", "is %d", 5);
+    ck_assert_str_eq(e.field, "a.b");
+    ck_assert_str_eq(e.message.text, "a.b[7].c: is 5");
+    ck_assert_ptr_null(e.limit);
+}
+END_TEST
+
+/* Nothing of an earlier refusal is left in the next. */
+START_TEST(refusals_begin_anew)
+{
+    limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
+    refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_INTERNAL, "out of %s", "memory");
+    ck_assert_str_eq(e.field, "");
+    ck_assert_ptr_null(e.limit);
+    ck_assert_uint_eq(e.limit_value, 0);
+    ck_assert_str_eq(e.message.text, "out of memory");
+    limit_refuse_text(&e, &o, LIMIT_FRAME_TIMEOUT_S, "no end came within %d s", 30);
+    ck_assert_str_eq(e.message.text, "no end came within 30 s (limits.frame_timeout_s)");
+    ck_assert_uint_eq(e.limit_value, 30);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("limits");
+    TCase *t = tcase_create("limits");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, each_limit_is_an_option);
+    tcase_add_test(t, no_option_is_two_limits);
+    tcase_add_test(t, refusals_name_the_limit);
+    tcase_add_test(t, refusals_name_the_field);
+    tcase_add_test(t, refusals_begin_anew);
+    suite_add_tcase(suite, t);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

@@ -1,0 +1,182 @@
+/* test_rights.c - each operation of the schema has its row, and who is who. */
+#include "daemon/rights.h"
+
+#include <check.h>
+#include <errno.h>
+#include <grp.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define FIRST_OP 2 /* field 1 is the id */
+
+/* Every operation of ClientFrame has exactly one row, by the name that the schema gives it. */
+START_TEST(each_operation_has_one_row)
+{
+    const ProtobufCMessageDescriptor *d = &nvllm__v1__client_frame__descriptor;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < d->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &d->fields[i];
+        const struct rights_row *row = rights_row((Nvllm__V1__ClientFrame__OpCase)(int)f->id);
+
+        if (strcmp(f->name, "id") == 0)
+            continue;
+        ck_assert_msg(f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF, "%s is no operation", f->name);
+        ck_assert_msg(row != NULL, "%s has no row", f->name);
+        ck_assert_str_eq(row->name, f->name);
+        n++;
+    }
+    ck_assert_uint_ge(n, 18);
+}
+END_TEST
+
+/* What is no operation has no row. */
+START_TEST(nothing_else_has_a_row)
+{
+    const ProtobufCMessageDescriptor *d = &nvllm__v1__client_frame__descriptor;
+
+    for (int i = -1; i < 1000; i++)
+        if (i < FIRST_OP || !protobuf_c_message_descriptor_get_field(d, (unsigned)i))
+            ck_assert_ptr_null(rights_row((Nvllm__V1__ClientFrame__OpCase)i));
+}
+END_TEST
+
+/* Walks the messages that a message can hold; true when one can hold itself. */
+static bool recursive(const ProtobufCMessageDescriptor *d, const ProtobufCMessageDescriptor **path,
+                      int depth)
+{
+    for (int i = 0; i < depth; i++)
+        if (path[i] == d)
+            return true;
+    ck_assert_int_lt(depth, 16);
+    path[depth] = d;
+    for (unsigned i = 0; i < d->n_fields; i++)
+        if (d->fields[i].type == PROTOBUF_C_TYPE_MESSAGE &&
+            recursive(d->fields[i].descriptor, path, depth + 1))
+            return true;
+    return false;
+}
+
+/* No message can hold itself, however deep: or a small frame could take the stack. */
+START_TEST(no_message_is_recursive)
+{
+    const ProtobufCMessageDescriptor *path[17];
+
+    ck_assert(!recursive(&nvllm__v1__client_frame__descriptor, path, 0));
+    ck_assert(!recursive(&nvllm__v1__server_frame__descriptor, path, 0));
+}
+END_TEST
+
+/* The walk finds a message that holds itself. */
+START_TEST(recursion_would_be_found)
+{
+    ProtobufCMessageDescriptor d = {.name = "Loop", .n_fields = 1};
+    ProtobufCFieldDescriptor f = {.type = PROTOBUF_C_TYPE_MESSAGE, .descriptor = &d};
+    const ProtobufCMessageDescriptor *path[17];
+
+    d.fields = &f;
+    ck_assert(recursive(&d, path, 0));
+}
+END_TEST
+
+/* Each right in each role. */
+START_TEST(rights_in_each_role)
+{
+    static const struct {
+        enum right right;
+        bool admin, owner, allowed;
+    } cases[] = {
+        {RIGHT_USER, false, false, true},   {RIGHT_USER, true, false, true},
+        {RIGHT_OWNER, false, false, false}, {RIGHT_OWNER, false, true, true},
+        {RIGHT_OWNER, true, false, true},   {RIGHT_ADMIN, false, false, false},
+        {RIGHT_ADMIN, false, true, false},  {RIGHT_ADMIN, true, false, true},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        ck_assert_int_eq(rights_allow(cases[i].right, cases[i].admin, cases[i].owner),
+                         cases[i].allowed);
+}
+END_TEST
+
+/* Root, the daemon's user and members of the group are admins, by first or further groups. */
+START_TEST(admins_are_root_self_and_the_group)
+{
+    const gid_t groups[] = {5, 77, 9};
+    struct rights r = {.own_uid = 500, .has_group = true, .group = 77};
+    struct ucred peer = {.uid = 0, .gid = 0};
+
+    ck_assert(rights_is_admin(&r, &peer, NULL, 0));
+    peer.uid = 500;
+    ck_assert(rights_is_admin(&r, &peer, NULL, 0));
+    peer.uid = 501;
+    ck_assert(!rights_is_admin(&r, &peer, NULL, 0));
+    ck_assert(rights_is_admin(&r, &peer, groups, 3));
+    ck_assert(!rights_is_admin(&r, &peer, groups, 1));
+    peer.gid = 77;
+    ck_assert(rights_is_admin(&r, &peer, NULL, 0));
+    r.has_group = false;
+    ck_assert(!rights_is_admin(&r, &peer, groups, 3));
+    r.group = 0; /* no group is not group 0 */
+    peer.gid = 0;
+    ck_assert(!rights_is_admin(&r, &peer, NULL, 0));
+}
+END_TEST
+
+/* A group that is not there is an error that names the option; none is none. */
+START_TEST(the_group_must_be_there)
+{
+    struct rights r;
+    struct err e;
+
+    ck_assert_int_eq(rights_init(&r, "", &e), 0);
+    ck_assert(!r.has_group);
+    ck_assert_uint_eq(r.own_uid, geteuid());
+    ck_assert_int_lt(rights_init(&r, "no-such-group-here", &e), 0);
+    ck_assert_ptr_nonnull(strstr(e.text, "daemon.admin_group"));
+    ck_assert_int_eq(rights_init(&r, "root", &e), 0);
+    ck_assert(r.has_group);
+    ck_assert_uint_eq(r.group, 0);
+}
+END_TEST
+
+/* The peer of a socket is who the kernel says. */
+START_TEST(the_peer_comes_from_the_kernel)
+{
+    struct rights r = {.own_uid = geteuid(), .has_group = true, .group = 12345};
+    struct ucred peer;
+    bool admin = false;
+    int fds[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    ck_assert_int_eq(rights_of_peer(&r, fds[0], &peer, &admin), 0);
+    ck_assert_uint_eq(peer.uid, geteuid());
+    ck_assert_int_eq(peer.pid, getpid());
+    ck_assert(admin);
+    close(fds[0]);
+    close(fds[1]);
+    ck_assert_int_lt(rights_of_peer(&r, fds[0], &peer, &admin), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rights");
+    TCase *t = tcase_create("rights");
+    SRunner *runner = srunner_create(suite);
+    int failed;
+
+    tcase_add_test(t, each_operation_has_one_row);
+    tcase_add_test(t, nothing_else_has_a_row);
+    tcase_add_test(t, no_message_is_recursive);
+    tcase_add_test(t, recursion_would_be_found);
+    tcase_add_test(t, rights_in_each_role);
+    tcase_add_test(t, admins_are_root_self_and_the_group);
+    tcase_add_test(t, the_group_must_be_there);
+    tcase_add_test(t, the_peer_comes_from_the_kernel);
+    suite_add_tcase(suite, t);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
