@@ -5,6 +5,7 @@
  *
  *   throughput [CONNECTIONS] [STREAMS] [TOKENS]   64, 1024, 3000: tokens a second of all streams
  *   latency [TOKENS] [STEP-US]                    5000, 1000: what is added to each of one stream
+ *   connections [IDLE] [A-SECOND] [SECONDS]       10000, 500, 120: idle ones, and some come and go
  *
  * Each prints what it measured; the exit status is 1 where a bar is missed, which --lax forgives:
  * on a machine that does other things as well, or with sanitizers, only wrong answers count. */
@@ -23,7 +24,7 @@ static int number(int argc, char **argv, int i, int fallback)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER] "
-                    "throughput|latency [NUMBER…]\n");
+                    "throughput|latency|connections [NUMBER…]\n");
     return 2;
 }
 
@@ -70,6 +71,10 @@ int main(int argc, char **argv)
     else if (strcmp(command, "latency") == 0)
         good = bench_latency(&s, number(argc, argv, optind, 5000),
                              number(argc, argv, optind + 1, 1000));
+    else if (strcmp(command, "connections") == 0)
+        good = bench_connections(&s, number(argc, argv, optind, 10000),
+                                 number(argc, argv, optind + 1, 500),
+                                 number(argc, argv, optind + 2, 120));
     else
         return usage();
     return good ? EXIT_SUCCESS : EXIT_FAILURE;
