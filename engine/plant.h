@@ -1,4 +1,5 @@
-/* plant.h - bugs that the simulation must catch, planted at compile time in test builds only.
+/* plant.h - bugs that the simulation and the fuzz oracles must catch, planted at compile time in
+ * test builds only.
  *
  * PLANT(X) is the constant 0 unless a test library is built with -DNVLLM_PLANT=PLANT_X, so the
  * product holds none of them. tests/sim/CMakeLists.txt lists what each one breaks. */
@@ -27,6 +28,7 @@ enum {
     PLANT_NO_TURNS,           /* decodes do not take turns */
     PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
+    PLANT_DOUBLE_ID,          /* two tokens of a vocabulary may have one id */
 };
 
 #endif

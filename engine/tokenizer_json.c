@@ -11,6 +11,7 @@
 
 #include "engine/json_util.h"
 #include "engine/must.h"
+#include "engine/plant.h"
 #include "engine/pretokenize.h"
 #include "engine/utf8.h"
 
@@ -347,7 +348,7 @@ static int read_vocab(struct reader *r, json_t *vocab)
 
         if (!len)
             return refuse(r, "model.vocab: the token of id %d is empty", id);
-        if (token->len)
+        if (token->len && !PLANT(PLANT_DOUBLE_ID))
             return refuse(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
         must(t->n_bytes + len <= r->bytes_cap);
         token->at = (uint32_t)t->n_bytes;

@@ -1,0 +1,120 @@
+/* fuzz_config.c - config.json and generation_config.json of a model folder: an input is the one,
+ * and behind a NUL the other. What passes must be a network that can be computed. */
+#include <math.h>
+#include <string.h>
+
+#include "engine/json_util.h"
+#include "engine/model_config.h"
+#include "engine/model_tensors.h"
+#include "tests/fuzz/fuzz.h"
+
+enum { MOST_LAYERS = 64 }; /* whose tensors are listed: more only take longer */
+
+static void check_config(const struct model_config *c)
+{
+    FUZZ_CHECK(c->arch == MODEL_QWEN2 || c->arch == MODEL_QWEN3);
+    FUZZ_CHECK(c->n_layers > 0 && c->n_heads > 0 && c->n_kv_heads > 0);
+    FUZZ_CHECK(c->n_heads % c->n_kv_heads == 0);
+    FUZZ_CHECK(c->head_dim > 0 && c->head_dim % 2 == 0);
+    FUZZ_CHECK(c->hidden_dim > 0 && c->ffn_dim > 0 && c->vocab_size > 0 && c->max_seq_len > 0);
+    FUZZ_CHECK(isfinite(c->rms_norm_eps) && c->rms_norm_eps > 0);
+    FUZZ_CHECK(isfinite(c->rope_theta) && c->rope_theta >= 1);
+}
+
+static void check_defaults(const struct model_defaults *d, int32_t vocab_size)
+{
+    FUZZ_CHECK(isfinite(d->temperature) && d->temperature >= 0);
+    FUZZ_CHECK(d->top_k >= 0 && d->top_p > 0 && d->top_p <= 1 && d->min_p >= 0 && d->min_p <= 1);
+    FUZZ_CHECK(isfinite(d->repetition_penalty) && d->repetition_penalty > 0);
+    FUZZ_CHECK(d->n_eos >= 0 && d->n_eos <= MODEL_MAX_EOS);
+    for (int32_t i = 0; i < d->n_eos; i++)
+        FUZZ_CHECK(d->eos[i] >= 0 && d->eos[i] < vocab_size);
+}
+
+/* Names are different, sizes do not overflow. */
+static void check_tensors(const struct model_config *c)
+{
+    struct model_tensors t = {0};
+    uint64_t n = 0;
+
+    if (model_tensors_list(&t, c) < 0)
+        return;
+    for (size_t i = 0; i < t.n; i++) {
+        uint64_t elements = 1;
+
+        FUZZ_CHECK(t.all[i].rank > 0 && t.all[i].rank <= MODEL_MAX_RANK);
+        for (int32_t k = 0; k < t.all[i].rank; k++)
+            FUZZ_CHECK(t.all[i].shape[k] > 0 &&
+                       !__builtin_mul_overflow(elements, (uint64_t)t.all[i].shape[k], &elements));
+        FUZZ_CHECK(elements == tensor_elements(&t.all[i]));
+        FUZZ_CHECK(!__builtin_add_overflow(n, elements, &n));
+        FUZZ_CHECK(i == 0 || strcmp(t.all[i - 1].name, t.all[i].name) < 0);
+    }
+    FUZZ_CHECK(n == t.n_elements);
+    model_tensors_deinit(&t);
+}
+
+static void check_problems(const struct problems *p)
+{
+    FUZZ_CHECK(p->code < 0 && *p->first.text);
+    for (const char *s = p->first.text; *s; s++)
+        FUZZ_CHECK((unsigned char)*s >= 0x20 && *s != 0x7f);
+}
+
+static void run(const char *config, size_t n_config, const char *generation, size_t n_generation)
+{
+    struct model_defaults d;
+    struct problems p = {0};
+    struct model_config c;
+    struct err e = {""};
+    json_t *root;
+
+    if (json_object_parse(&root, MODEL_CONFIG_FILE, config, n_config, &e) < 0) {
+        FUZZ_CHECK(*e.text);
+        return;
+    }
+    model_config_parse(&c, &d, root, &p);
+    json_decref(root);
+    if (p.n) {
+        check_problems(&p);
+        return;
+    }
+    check_config(&c);
+    if (c.n_layers <= MOST_LAYERS)
+        check_tensors(&c);
+    if (json_object_parse(&root, MODEL_GENERATION_FILE, generation, n_generation, &e) == 0) {
+        /* Planted: as if ids were not held against the vocabulary. */
+        model_defaults_parse(&d, FUZZ_PLANT ? INT32_MAX : c.vocab_size, root, &p);
+        json_decref(root);
+    }
+    if (p.n)
+        check_problems(&p);
+    else
+        check_defaults(&d, c.vocab_size);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const char *text = (const char *)data;
+    size_t n = strnlen(text, size);
+
+    if (n < size)
+        run(text, n, text + n + 1, size - n - 1);
+    else
+        run(text, n, "{}", 2);
+    return 0;
+}
+
+#ifdef FUZZ_LIBFUZZER
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
+{
+    size_t n = strnlen((const char *)data, size);
+
+    if (n == size)
+        return json_mutate(data, size, max_size, seed);
+    if (seed % 2) /* the second in place; of the first, the size may not change */
+        return n + 1 + json_mutate(data + n + 1, size - n - 1, max_size - n - 1, seed / 2);
+    memmove(data, data + n + 1, size - n - 1); /* they change places, and the tail is lost */
+    return json_mutate(data, size - n - 1, max_size, seed / 2);
+}
+#endif

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""make_seeds.py - writes the seeds of the fuzz targets, small and each of another kind.
+
+usage: tests/fuzz/make_seeds.py
+
+They lie in the tree, so that a fuzzer needs no Python; this is how they were made."""
+
+import json
+import pathlib
+import shutil
+import struct
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(HERE.parent / "e2e"))
+import wire  # noqa: E402
+
+
+def folder(name):
+    path = HERE / "seeds" / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def write(path, **files):
+    for name, data in files.items():
+        (path / name).write_bytes(data if isinstance(data, bytes) else json.dumps(
+            data, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def requests():
+    sampling = {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 7,
+                "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+                "logit_bias": [{"id": 5, "bias": 1.0}, {"id": 6, "bias": -100.0}],
+                "stop_token_ids": [3, 4], "ignore_eos": True, "min_tokens": 1, "logprobs": 5}
+    chat = {"messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 17 + 25?"},
+        {"role": "assistant", "content": "", "reasoning_content": "Easy.",
+         "tool_calls": [{"name": "add", "arguments": '{"a": 17, "b": 25}'}]},
+        {"role": "tool", "content": "42"}],
+        "tools": ['{"type": "function", "function": {"name": "add", "parameters": {}}}'],
+        "enable_thinking": False, "add_generation_prompt": True}
+    frame = wire.frame
+    write(folder("request"),
+          prompt=frame(1, generate={"prompt": "Hello<|im_end|> wörld\0\n", "max_tokens": 5,
+                                    "n": 2, "stop": [b"x", "€"], "stream": True,
+                                    "sampling": sampling, "priority": "PRIORITY_HIGH",
+                                    "cache_salt": b"s", "deadline_ms": 1000}),
+          ids=frame(2, generate={"prompt_ids": {"ids": [1, 2, 2047]}}),
+          chat=frame(3, generate={"chat": chat}) + frame(4, render={"chat": chat}),
+          small=frame(5, tokenize={"text": "a\u0301b <|im_start|>", "special": True})
+          + frame(6, detokenize={"ids": [1, 2, 3], "skip_special": True})
+          + frame(7, cancel={"target": 1}) + frame(8, get_status={}),
+          wrong=frame(9, generate={"prompt": b"\xff\xfe", "n": 100})
+          + frame(10, generate={"prompt": "x", "sampling": {"top_p": 7.0}})
+          + frame(11, generate={"prompt": "x", "sampling": {"stop_token_ids": [5000]}})
+          + frame(12, detokenize={"ids": [-1]}),
+          empty=b"\0\0\0",
+          too_long=wire.varint(1 << 20) + b"xyz",
+          four_gigabytes=wire.varint((1 << 32) - 1),
+          padded=b"\x80\x80\x00",
+          half=frame(1, generate={"prompt": "Hello"})[:-2])
+
+
+def safetensors():
+    def header(tensors, data):
+        raw = json.dumps(tensors, separators=(",", ":")).encode()
+        return struct.pack("<IQ", data, len(raw)) + raw
+
+    def tensor(dtype, shape, begin, end):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    good = {"__metadata__": {"format": "pt"}, "a": tensor("F32", [2], 0, 8),
+            "b": tensor("BF16", [2, 3], 8, 20), "c": tensor("U8", [], 20, 21),
+            "d": tensor("F16", [0, 5], 8, 8), "e": tensor("U8", [1, 1, 1, 1, 3], 21, 24)}
+    write(folder("safetensors"), good=header(good, 24), none=header({}, 0),
+          behind_the_end=header({**good, "f": tensor("I64", [1], 24, 32)}, 24),
+          overlap=header({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}, 12),
+          huge=header({"a": tensor("F32", [1 << 40, 1 << 40], 0, 8)}, 8),
+          long=struct.pack("<IQ", 0, 1 << 60) + b"{}")
+
+
+def configs():
+    model = HERE.parents[1] / "packaging" / "models" / "nvllm-tiny"
+    qwen3 = json.loads((model / "config.json").read_text())
+    qwen2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896,
+             "num_hidden_layers": 2, "num_attention_heads": 14, "num_key_value_heads": 2,
+             "intermediate_size": 4864, "vocab_size": 1000, "max_position_embeddings": 32768,
+             "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "rope_theta": 1000000.0,
+             "eos_token_id": [1, 2], "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0,
+                  "repetition_penalty": 1.05, "eos_token_id": [3, 4]}
+
+    def both(config, second):
+        return json.dumps(config).encode() + b"\0" + json.dumps(second).encode()
+
+    write(folder("config"), qwen3=qwen3, qwen2=qwen2, both=both(qwen2, generation),
+          foreign_end=both(qwen2, {"eos_token_id": 5000}),
+          scaled={**qwen2, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+          new_spelling={**{k: v for k, v in qwen3.items() if k != "rope_theta"},
+                        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+          llama={**qwen2, "architectures": ["LlamaForCausalLM"]}, empty={})
+
+
+def tokenizers():
+    model = HERE.parents[1] / "packaging" / "models" / "nvllm-tiny"
+    whole = json.loads((model / "tokenizer.json").read_text())
+    byte_tokens = [t for t in sorted(whole["model"]["vocab"], key=whole["model"]["vocab"].get)
+                   if len(t) == 1]
+    words = ["He", "ll", "llo", "Hello", "Ġt", "Ġa"]
+    merges = ["H e", "l l", "ll o", "He llo", "Ġ t", "Ġ a"]
+    if isinstance(whole["model"]["merges"][0], list):
+        merges = [m.split(" ") for m in merges]
+    vocab = {t: i for i, t in enumerate(byte_tokens + words)}
+    added = [{**t, "id": len(vocab) + i} for i, t in enumerate(whole["added_tokens"][:4])]
+    small = {**whole, "model": {**whole["model"], "vocab": vocab, "merges": merges},
+             "added_tokens": added}
+    twice = {**vocab, "Hello": vocab["e"]}
+    twice = {**{t: i for t, i in twice.items() if t != "e"}, "e": vocab["e"]}
+    write(folder("tokenizer"), small=small,
+          no_merges={**small, "model": {**small["model"], "merges": []}, "added_tokens": []},
+          one_id_twice={**small, "model": {**small["model"], "vocab": twice}},
+          unigram={**small, "model": {"type": "Unigram", "vocab": []}}, empty={})
+
+
+if __name__ == "__main__":
+    requests()
+    safetensors()
+    configs()
+    tokenizers()
