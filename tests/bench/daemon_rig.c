@@ -31,6 +31,17 @@ static void remove_folder(const struct daemon_rig *d)
     rmdir(d->folder);
 }
 
+static void show_log(const struct daemon_rig *d)
+{
+    FILE *f = fopen(d->log, "r");
+    char line[1024];
+
+    while (f && fgets(line, sizeof(line), f))
+        fputs(line, stderr);
+    if (f)
+        fclose(f);
+}
+
 void die(const char *fmt, ...)
 {
     struct daemon_rig *d = running;
@@ -44,6 +55,7 @@ void die(const char *fmt, ...)
     if (d && getpid() != d->pid) {
         kill(d->pid, SIGKILL);
         waitpid(d->pid, NULL, 0);
+        show_log(d);
         remove_folder(d);
     }
     exit(2);
