@@ -25,7 +25,9 @@ static const struct model_defaults defaults = {.temperature = 0.6f,
                                                .repetition_penalty = 1.0f,
                                                .n_eos = 1,
                                                .eos = {3}};
-static const struct request_rules rules = {.defaults = &defaults,
+static struct options options; /* as where nobody says otherwise */
+static const struct request_rules rules = {.options = &options,
+                                           .defaults = &defaults,
                                            .vocab_size = FUZZ_PLANT ? INT32_MAX : VOCAB,
                                            .max_seq_len = 32768};
 
@@ -38,6 +40,7 @@ static void load_once(void)
 
     if (tokenizer)
         return;
+    FUZZ_CHECK(options_init(&options, &e) == 0);
     FUZZ_CHECK(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e) == 0);
     FUZZ_CHECK(chat_template_load(&template, TEST_MODEL_DIR, &e) == 0 && template);
 }
@@ -106,7 +109,7 @@ static void check_generate(const struct engine_request *r)
     struct text_stream *stream;
 
     check_sampling(&r->sampling);
-    FUZZ_CHECK(r->n >= 1 && r->n <= REQUEST_MAX_CHOICES);
+    FUZZ_CHECK(r->n >= 1 && r->n <= OPTIONS_MAX_CHOICES);
     FUZZ_CHECK(r->max_tokens >= 0);
     FUZZ_CHECK(r->n_stops >= 0 && r->n_stops <= ENGINE_MAX_STOPS);
     FUZZ_CHECK(text_stream_new(&stream, tokenizer, r->stops, r->n_stops, false) == 0);
@@ -123,7 +126,7 @@ static void check_generate(const struct engine_request *r)
     }
 }
 
-static void check_refusal(int r, const struct request_error *e)
+static void check_refusal(int r, const struct refusal *e)
 {
     if (r == -ENOMEM)
         return;
@@ -132,7 +135,7 @@ static void check_refusal(int r, const struct request_error *e)
 
 static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
-    struct request_error e = {.field = ""};
+    struct refusal e = {.field = ""};
     struct engine_request request;
     struct chat *chat;
     struct text text;
@@ -145,7 +148,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
             check_generate(&request);
         break;
     case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
-        r = request_tokenize(&text, f->tokenize, &e);
+        r = request_tokenize(&text, f->tokenize, &rules, &e);
         if (r == 0)
             check_encoding(text, NULL, 0);
         break;
@@ -155,7 +158,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
     case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
         if (!f->render->chat)
             return;
-        r = request_chat(&chat, f->render->chat, u, "chat", &e);
+        r = request_chat(&chat, f->render->chat, u, &rules, &e);
         if (r == 0)
             check_chat(chat);
         break;
