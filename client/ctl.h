@@ -43,8 +43,8 @@ struct ctl_command {
 };
 extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
 extern const size_t ctl_n_commands;
-extern const struct ctl_command ctl_chat, ctl_generate, ctl_batch, ctl_tokenize, ctl_detokenize,
-    ctl_render, ctl_status;
+extern const struct ctl_command ctl_bench, ctl_chat, ctl_generate, ctl_batch, ctl_tokenize,
+    ctl_detokenize, ctl_render, ctl_status;
 
 /* ---- options */
 

@@ -30,8 +30,8 @@ static const struct ctl_command ctl_help = {
 };
 
 const struct ctl_command *const ctl_commands[] = {
-    &ctl_chat,   &ctl_generate, &ctl_batch,   &ctl_tokenize, &ctl_detokenize,
-    &ctl_render, &ctl_status,   &ctl_version, &ctl_help,
+    &ctl_chat,       &ctl_generate, &ctl_batch,  &ctl_bench,   &ctl_tokenize,
+    &ctl_detokenize, &ctl_render,   &ctl_status, &ctl_version, &ctl_help,
 };
 const size_t ctl_n_commands = sizeof(ctl_commands) / sizeof(ctl_commands[0]);
 

@@ -383,7 +383,8 @@ class Documents(Case):
         page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
         manual = set(re.findall(r"\*(--[a-z-]+)\*", page)) | {"--json", "--output"}
         shown = set()
-        for command in ("chat", "generate", "batch", "tokenize", "detokenize", "render", "status"):
+        for command in ("chat", "generate", "batch", "bench", "tokenize", "detokenize", "render",
+                        "status"):
             text = subprocess.run([config.nvllmctl, "help", command], capture_output=True).stdout
             options = set(re.findall(r"--[a-z][a-z-]+", text.decode())) | {"--n"}
             shown |= options

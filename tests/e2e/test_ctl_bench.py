@@ -1,0 +1,199 @@
+"""nvllmctl bench: what it sends, and that what it prints is so."""
+
+import json
+import random
+import signal
+import threading
+import time
+
+import harness
+from harness import Case, SharedDaemon, scaled
+from test_ctl_alone import Fake
+
+TIMES = {"n", "p50", "p90", "p99", "max", "mean"}
+
+
+class Real(SharedDaemon):
+    def bench(self, *args, **options):
+        done = self.daemon.ctl("bench", "--json", *args, **options)
+        return json.loads(done.stdout)
+
+    def test_counts(self):
+        """Requests and tokens are those asked for, and the daemon counts the same."""
+        before = self.daemon.status()
+        r = self.bench("--requests", 6, "--streams", 3, "--prompt-tokens", "20-40",
+                       "--output-tokens", 5)
+        after = self.daemon.status()
+        self.assertEqual((r["requests"], r["failed"], r["cut"], r["busy"]), (6, 0, 0, 0))
+        self.assertEqual(r["output_tokens"], 30)
+        self.assertTrue(120 <= r["prompt_tokens"] <= 240)
+        self.assertEqual(after["output_tokens"] - before["output_tokens"], 30)
+        self.assertEqual(after["prompt_tokens"] - before["prompt_tokens"],
+                         r["prompt_tokens"] - r["cached_tokens"])
+        self.assertAlmostEqual(r["output_tok_s"], 30 / r["seconds"], delta=0.01 * 30 / r["seconds"])
+        self.assertEqual((r["ttft_ms"]["n"], r["request_ms"]["n"], r["token_ms"]["n"]), (6, 6, 6))
+        self.assertLessEqual(r["between_ms"]["n"], 24)
+        for times in (r[k] for k in ("ttft_ms", "between_ms", "token_ms", "request_ms")):
+            self.assertEqual(set(times), TIMES)
+            self.assertTrue(0 <= times["p50"] <= times["p90"] <= times["p99"] <= times["max"])
+        self.assertLessEqual(r["ttft_ms"]["max"], r["request_ms"]["max"])
+        self.assertLessEqual(r["request_ms"]["max"] / 1000, r["seconds"] + 0.001)
+
+    def test_special_tokens_are_not_sent(self):
+        """Prompts are of ordinary tokens that this model has, though it has fewer than 10,000."""
+        r = self.bench("--requests", 4, "--prompt-tokens", 2000, "--output-tokens", 1)
+        self.assertEqual((r["requests"], r["failed"]), (4, 0))
+
+    def test_for_people(self):
+        text = self.daemon.ctl("bench", "--requests", 3, "--prompt-tokens", 10,
+                               "--output-tokens", 20).stdout.decode()
+        self.assertRegex(text, r"requests +3 done, 0 failed\n")
+        self.assertRegex(text, r"throughput +[0-9.]+ output tok/s")
+        self.assertRegex(text, r"to the first token +[0-9.]+ +[0-9.]+ +[0-9.]+")
+        self.assertRegex(text, r"between tokens\n( +< +[0-9.]+ ms +\d+  #*\.?\n)+$")
+
+    def test_duration_and_interrupt(self):
+        """At the end of the time, or at Ctrl-C, what is under way is cut short and counted so."""
+        started = time.monotonic()
+        r = self.bench("--duration", 0.5, "--streams", 2, "--output-tokens", 20000,
+                       "--prompt-tokens", 10)
+        self.assertEqual((r["requests"], r["cut"]), (0, 2))
+        self.assertGreater(r["output_tokens"], 0)
+        self.assertAlmostEqual(r["seconds"], 0.5, delta=0.01)
+        self.assertLess(time.monotonic() - started, scaled(5, 60))
+        p = self.daemon.ctl_start("bench", "--json", "--streams", 1, "--output-tokens", 30000)
+        time.sleep(scaled(0.5, 3))
+        p.send_signal(signal.SIGINT)
+        out, _ = p.communicate(timeout=scaled(10, 60))
+        self.assertEqual(p.returncode, 130)
+        self.assertEqual(json.loads(out)["cut"], 1)
+
+    def test_usage(self):
+        for args in (["x"], ["--streams", "0"], ["--nano-vllm", "--seed", "1"], ["--rate", "-1"],
+                     ["--prompt-tokens", "9-3"], ["--prompt-tokens", "-3"], ["--rate", "nan"],
+                     ["--duration", "1", "--requests", "2"], ["--output-tokens", "1-"],
+                     ["--workload", "x", "--output-tokens", "3"], ["--temperature", "-1"]):
+            done = self.daemon.ctl("bench", *args, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+
+
+class Played(Case):
+    SPECIAL = {0, 17, 18, 2999}
+
+    def bench(self, *args, n_tokens=3000, stdin=b"", refuse=lambda got: None):
+        """What arrives of generate, in its order; and what bench prints."""
+        self.seen, self.at = [], []
+        lock = threading.Lock()
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                id_, op, fields = got
+                if op == "detokenize":
+                    ids = fields.get("ids", [])
+                    skip = self.SPECIAL if fields.get("skip_special") else set()
+                    peer.send(id_, text={"text": b"x" * sum(i not in skip and i < n_tokens
+                                                            for i in ids)})
+                elif error := refuse(fields):
+                    peer.send(id_, error=error)
+                else:
+                    with lock:
+                        self.seen.append(fields)
+                        self.at.append(time.monotonic())
+                    n = fields["max_tokens"]
+                    peer.send(id_, delta={"token_ids": [1] * n, "finish_reason": "FINISH_LENGTH"})
+                    peer.send(id_, done={"usage": {"prompt_tokens": len(fields["prompt_ids"]["ids"]),
+                                                   "completion_tokens": n}})
+
+        done = Fake(self, script).ctl("bench", "--json", *args, stdin=stdin)
+        return json.loads(done.stdout) if done.stdout else None, done
+
+    def test_nano_vllm_is_what_python_draws(self):
+        """To the last token where the model has them all."""
+        random.seed(0)
+        prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))]
+                   for _ in range(256)]
+        lengths = [random.randint(100, 1024) for _ in range(256)]
+        special, self.SPECIAL = self.SPECIAL, set()
+        r, _ = self.bench("--nano-vllm", n_tokens=20000)
+        self.SPECIAL = special
+        self.assertEqual([x["prompt_ids"]["ids"] for x in self.seen], prompts)
+        self.assertEqual([x["max_tokens"] for x in self.seen], lengths)
+        self.assertEqual((r["requests"], r["prompt_tokens"], r["output_tokens"]),
+                         (256, 142827, 133966))
+        sampling = self.seen[0]["sampling"]
+        self.assertAlmostEqual(sampling["temperature"], 0.6, places=5)
+        self.assertTrue(sampling["ignore_eos"])
+        self.assertEqual((sampling["top_k"], sampling["top_p"]), (0, 1))
+
+    def test_tokens_are_ordinary(self):
+        """A smaller model's special tokens never come, nor such that it does not have."""
+        for args in (["--nano-vllm"], ["--requests", 20, "--prompt-tokens", 1000]):
+            self.bench(*args)
+            ids = {i for x in self.seen for i in x["prompt_ids"]["ids"]}
+            self.assertFalse(ids & self.SPECIAL)
+            self.assertLess(max(ids), 3000)
+            self.assertGreater(len(ids), 2900)
+
+    def test_seed(self):
+        """The same seed asks for the same, another one for something else."""
+        runs = []
+        for seed in 5, 5, 6:
+            self.bench("--seed", seed, "--requests", 9, "--prompt-tokens", "5-50",
+                       "--output-tokens", "1-9")
+            runs.append([(x["prompt_ids"]["ids"], x["max_tokens"]) for x in self.seen])
+        self.assertEqual(runs[0], runs[1])
+        self.assertNotEqual(runs[0], runs[2])
+        self.assertTrue(all(5 <= len(ids) <= 50 and 1 <= n <= 9 for ids, n in runs[0]))
+
+    def test_workload_file(self):
+        """Lines say how long, and when; a wrong one is named."""
+        lines = b'{"prompt_tokens": 7, "output_tokens": 2}\n\n{"prompt_tokens": 3, "output_tokens": 1}'
+        r, _ = self.bench("--workload", "-", stdin=lines)
+        self.assertEqual([(len(x["prompt_ids"]["ids"]), x["max_tokens"]) for x in self.seen],
+                         [(7, 2), (3, 1)])
+        lines = b"".join(b'{"prompt_tokens": 1, "output_tokens": 1, "at_ms": %d}\n' % ms
+                         for ms in (0, 200, 400))
+        self.bench("--workload", "-", stdin=lines)
+        self.assertAlmostEqual(self.at[2] - self.at[0], 0.4, delta=scaled(0.1, 0.4))
+        for line, word in ((b'{"prompt_tokens": 0, "output_tokens": 1}', "prompt_tokens"),
+                           (b'{"prompt_tokens": 1}', "output_tokens"), (b"[]", "object"),
+                           (b'{"prompt_tokens": 1, "output_tokens": 1, "x": 1}', "x"), (b"", "no request"),
+                           (b'{"prompt_tokens": 1, "output_tokens": 1, "at_ms": -1}', "at_ms")):
+            _, done = self.bench("--workload", "-", stdin=line)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(word, done.stderr.decode())
+        _, done = self.bench("--workload", "/nonexistent")
+        self.assertEqual(done.returncode, 1)
+
+    def test_rate(self):
+        """So many requests a second, whatever the answers do."""
+        started = time.monotonic()
+        r, _ = self.bench("--rate", 100, "--requests", 60, "--prompt-tokens", 3)
+        self.assertEqual(r["requests"], 60)
+        self.assertTrue(0.3 < self.at[-1] - self.at[0] < scaled(1.2, 5), self.at[-1] - self.at[0])
+
+    def test_busy_daemon_is_asked_again(self):
+        """And a request that is refused for good is a failure."""
+        n = []
+
+        def refuse(fields):
+            n.append(1)
+            if len(n) % 2:
+                return {"code": "ERROR_BUSY", "message": "busy", "retry_after_ms": 1}
+
+        r, done = self.bench("--requests", 5, "--streams", 1, refuse=refuse)
+        self.assertEqual((r["requests"], r["failed"], r["busy"]), (5, 0, 5))
+        r, done = self.bench("--requests", 5, refuse=lambda _: {"code": "ERROR_TOO_LONG",
+                                                                "message": "too long"})
+        self.assertEqual((r["requests"], r["failed"], done.returncode), (0, 5, 1))
+
+    def test_daemon_that_goes(self):
+        def refuse(fields):
+            raise ConnectionError
+
+        r, done = self.bench("--requests", 50, refuse=refuse)
+        self.assertEqual((done.returncode, r["requests"]), (1, 0))
+
+
+if __name__ == "__main__":
+    harness.main()
