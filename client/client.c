@@ -148,8 +148,8 @@ static void pump_in(struct nvllm_client *c)
     char buf[READ_BYTES];
     ssize_t n;
 
-    c->drained = true;
-    if (c->conn.ended || client_full(c))
+    c->drained = !client_full(c);
+    if (c->conn.ended || !c->drained)
         return;
     n = recv(c->fd, buf, sizeof(buf), MSG_DONTWAIT);
     if (n > 0) {

@@ -3,11 +3,9 @@ or never."""
 
 import json
 import os
-import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -397,33 +395,6 @@ class Documents(Case):
         self.assertGreater(len(shown), 30)
         self.assertEqual(shown - manual - {"--socket"}, set())
         self.assertEqual(manual - shown - {"--help"}, set())
-
-    def test_library_shows_its_own_names_alone(self):
-        """What the header declares, the map exports and the library shows is the same."""
-        if not shutil.which("nm"):
-            self.skipTest("no nm")
-        client = harness.ROOT / "client"
-        library = pathlib.Path(config.nvllmctl).parent / "libnvllm-client.so"
-        names = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True,
-                               check=True).stdout.decode()
-        shown = {x.split()[-1].split("@")[0] for x in names.splitlines()} - {"NVLLM_0"}
-        exported = set(re.findall(r"^\s+(nvllm_\w+);", (client / "nvllm_client.map").read_text(),
-                                  re.MULTILINE))
-        headers = "".join((client / h).read_text() for h in ("nvllm_client.h", "nvllm_admin.h"))
-        declared = set(re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(", headers))
-        self.assertEqual(exported, declared)
-        self.assertGreater(len(declared), 20)
-        self.assertEqual(shown, declared)
-
-    def test_examples(self):
-        """The example programs do what they say."""
-        folder = pathlib.Path(config.nvllmctl).parent
-        fake = Fake(self, answering("ok"))
-        done = subprocess.run([folder / "example-oneshot", "x", fake.path], capture_output=True)
-        self.assertEqual((done.returncode, done.stdout), (0, b"ok\n"), done.stderr)
-        done = subprocess.run([folder / "example-stream", fake.path, "x", "y"], capture_output=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout.count(b"done, 2 tokens"), 2)
 
 
 class Batch(Case):

@@ -241,6 +241,41 @@ START_TEST(no_sleep_while_events_are_here)
 }
 END_TEST
 
+/* Process once and fetch until nothing is here: that empties the socket, as a loop that is told of
+ * changes alone (EPOLLET) needs it, even past the queue's limit. */
+START_TEST(one_turn_empties_the_socket)
+{
+    enum { N = 1500, BYTES = 40 };
+    const struct nvllm_event *event;
+    struct nvllm_options options;
+    int fd = open_pair(), n = 0;
+    struct frame_buffer b = {0};
+    char text[BYTES] = {0}, left;
+    uint64_t id;
+
+    nvllm_options_init(&options);
+    options.fd = fd;
+    options.max_queue_bytes = 1000;
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+    id = start_for(0);
+    for (int i = 0; i < N; i++) { /* more than the library reads at a time */
+        FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+        d.has_text = true;
+        d.text = (ProtobufCBinaryData){BYTES, (uint8_t *)text};
+        ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
+    }
+    server_write(&server, b.data, b.end);
+    frame_buffer_deinit(&b);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
+    while (nvllm_next(client, 0, &event, &err) == NVLLM_OK)
+        n++;
+    ck_assert_int_eq(n, N);
+    ck_assert_int_eq(recv(fd, &left, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+}
+END_TEST
+
 /* Questions about the client leave the event that was handed out as it is. */
 START_TEST(event_outlives_questions)
 {
@@ -440,6 +475,7 @@ int main(void)
     tcase_add_test(loop, all_over_at_once);
     tcase_add_test(loop, blocking_call_heeds_the_request);
     tcase_add_test(loop, no_sleep_while_events_are_here);
+    tcase_add_test(loop, one_turn_empties_the_socket);
     tcase_add_test(loop, event_outlives_questions);
     tcase_add_test(loop, kept_deltas_are_whole);
     tcase_add_test(loop, answer_larger_than_the_queue);

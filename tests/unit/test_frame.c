@@ -226,6 +226,33 @@ START_TEST(empty_frame_is_a_frame)
 }
 END_TEST
 
+/* A decoder is ready when a whole frame is there, or what can never become one. */
+START_TEST(ready_when_something_can_be_said)
+{
+    struct frame_buffer b = {0};
+    struct frame_decoder d;
+    const uint8_t *frame;
+    size_t len;
+
+    put_tokenize(&b, 1, 300);
+    frame_decoder_init(&d, 4096);
+    ck_assert(!frame_decoder_ready(&d));
+    for (size_t i = 0; i < b.end; i++) {
+        ck_assert(!frame_decoder_ready(&d));
+        ck_assert_int_eq(frame_decoder_push(&d, b.data + i, 1), 0);
+    }
+    ck_assert(frame_decoder_ready(&d));
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
+    ck_assert(!frame_decoder_ready(&d));
+    ck_assert_int_eq(frame_decoder_push(&d, "\xff\xff\xff", 3), 0);
+    ck_assert(frame_decoder_ready(&d));
+    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_E_TOO_LARGE);
+    ck_assert(frame_decoder_ready(&d));
+    frame_decoder_deinit(&d);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
 /* Memory of a large frame goes back once it has been taken. */
 START_TEST(decoder_shrinks_after_a_large_frame)
 {
@@ -479,6 +506,7 @@ int main(void)
     tcase_add_test(t, large_lengths_are_refused_at_once);
     tcase_add_test(t, bad_prefixes_are_refused);
     tcase_add_test(t, empty_frame_is_a_frame);
+    tcase_add_test(t, ready_when_something_can_be_said);
     tcase_add_test(t, decoder_shrinks_after_a_large_frame);
     tcase_add_test(t, buffer_keeps_order_through_partial_writes);
     tcase_add_test(t, unpacking_survives_mutation_and_any_budget);

@@ -1,0 +1,239 @@
+"""libnvllm-client as others get it: what it shows, what it documents, and programs that are built
+elsewhere against an installed copy and talk to a daemon."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import harness
+import wire
+from harness import Case, SharedDaemon, config
+
+CLIENT = harness.ROOT / "client"
+HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h"]
+MANUAL = harness.ROOT / "packaging" / "man" / "libnvllm-client.3.scd"
+EXAMPLES = ["oneshot", "chat", "poll_loop", "libevent_loop"]
+
+
+def declared():
+    return {name for header in HEADERS for name in
+            re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(", header.read_text())}
+
+
+class Names(Case):
+    def test_map(self):
+        """What the headers declare and the map exports is the same."""
+        exported = set(re.findall(r"^\s+(nvllm_\w+);", (CLIENT / "nvllm_client.map").read_text(),
+                                  re.MULTILINE))
+        self.assertGreater(len(exported), 40)
+        self.assertEqual(exported, declared())
+
+    def test_symbols(self):
+        """So is what the built library shows: nothing of protobuf, and all of one version."""
+        if not shutil.which("nm"):
+            self.skipTest("no nm")
+        library = pathlib.Path(config.nvllmctl).parent / "libnvllm-client.so"
+        lines = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True,
+                               check=True, text=True).stdout.splitlines()
+        shown = {x.split()[-1] for x in lines} - {"NVLLM_0"}
+        self.assertEqual({x.split("@@")[0] for x in shown}, declared())
+        self.assertEqual({x.split("@@")[-1] for x in shown} - {"NVLLM_0"}, set())
+
+    def test_manual(self):
+        """Every function and every code is in the manual page, and none that is not there."""
+        page = MANUAL.read_text()
+        named = set(re.findall(r"\*(nvllm_\w+)\*\(", page))
+        functions = {re.sub(r"_init_size$", "_init", name) for name in declared()}
+        self.assertEqual(named, functions)
+        codes = set(re.findall(r"^\s+(NVLLM_E_\w+) =", HEADERS[0].read_text(), re.MULTILINE))
+        self.assertGreater(len(codes), 10)
+        self.assertEqual(set(re.findall(r"_(NVLLM_E_\w+)_\n:-", page)), codes)
+        structs = {s for h in HEADERS for s in
+                   re.findall(r"^struct (nvllm_\w+)(?: \{|;)", h.read_text(), re.MULTILINE)}
+        self.assertEqual(set(re.findall(r"_struct (nvllm_\w+)_", page)) - structs, set())
+
+
+    def test_protocol(self):
+        """Every request, answer and error of the schema is in the protocol's page, and no other."""
+        page = (MANUAL.parent / "nvllm-protocol.7.scd").read_text()
+        rows = re.findall(r"^\|  (\w+)\n:  (.*)\n:", page, re.MULTILINE)
+        fields = {f.name: f.type for f in wire.MESSAGES["ClientFrame"]}
+        answers = {f.type for f in wire.MESSAGES["ServerFrame"]}
+        errors = {e.removeprefix("ERROR_") for e in wire.ENUMS["ErrorCode"]}
+        self.assertEqual({name for name, _ in rows if name.islower()},
+                         set(fields) - {"id", "hello"})
+        self.assertEqual({a for name, said in rows if name.islower() for a in said.split(", ")},
+                         answers - {"uint64", "Welcome", "Error"})
+        self.assertEqual({name for name, _ in rows if name.isupper()}, errors - {"UNSPECIFIED"})
+
+
+class Installed(SharedDaemon):
+    """The component "client", in a prefix of its own, and the examples that came with it."""
+
+    @classmethod
+    def setUpClass(cls):
+        if not config.build:
+            raise harness.unittest.SkipTest("no build folder given")
+        cls.own = tempfile.TemporaryDirectory(prefix="nvllm-outside-")
+        cls.folder = pathlib.Path(cls.own.name)
+        cls.prefix = cls.folder / "prefix"
+        harness.run_command(["cmake", "--install", config.build, "--prefix", cls.prefix,
+                             "--component", "client"])
+        cls.library = next(cls.prefix.rglob("libnvllm-client.so")).parent
+        installed = next(cls.prefix.rglob("oneshot.c")).parent
+        cls.sources = cls.folder / "project"
+        shutil.copytree(installed, cls.sources)
+        flags = f"-fsanitize={config.sanitize}" if config.sanitize else ""
+        cls.env = {**os.environ, "CFLAGS": f"-O1 -g -Wall -Wextra -Werror {flags}",
+                   "LDFLAGS": flags, "LD_LIBRARY_PATH": str(cls.library),
+                   "PKG_CONFIG_PATH": str(cls.library / "pkgconfig")}
+        super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        cls.own.cleanup()
+
+    def make(self, *args, **options):
+        done = subprocess.run([str(a) for a in args], env=self.env, capture_output=True, text=True,
+                              timeout=300, **options)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def run_example(self, program, *args, text="", **options):
+        done = subprocess.run([str(program), *map(str, args)], env=self.env, input=text,
+                              capture_output=True, text=True, timeout=120, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def answer(self, **request):
+        with self.daemon.connect() as w:
+            answer = w.generate(**request)
+            self.assertIsNone(answer.error)
+            return answer.choices[0].text.decode()
+
+    def expected_chat(self, *turns, max_tokens):
+        """What a conversation of these user's turns is answered, greedily."""
+        messages, answers = [], []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn.encode()})
+            chat = {"messages": messages}
+            if max_tokens == 100:
+                chat["enable_thinking"] = False
+            answers.append(self.answer(chat=chat, max_tokens=max_tokens,
+                                       sampling={"temperature": 0.0}))
+            messages.append({"role": "assistant", "content": answers[-1].encode()})
+        return answers
+
+    def check_examples(self, folder):
+        socket = self.daemon.socket
+        self.assertEqual(self.run_example(folder / "oneshot", "What is 17 + 25?", socket),
+                         self.expected_chat("What is 17 + 25?", max_tokens=100)[0] + "\n")
+
+        turns = ["Hello", "What is 2 + 3?"]
+        self.assertEqual(self.run_example(folder / "chat", socket, text="\n".join(turns) + "\n"),
+                         "".join(a + "\n" for a in self.expected_chat(*turns, max_tokens=500)))
+
+        prompts = [f"{i} + {i} is" for i in range(23)]
+        out = self.run_example(folder / "poll_loop", socket, text="\n".join(prompts) + "\n")
+        answers = dict(re.findall(r"^(\d+): \d+ tokens: (.*(?:\n(?!\d+: \d+ tokens).*)*)\n", out,
+                                  re.MULTILINE))
+        self.assertEqual(len(answers), len(prompts), out)
+        for i in (0, 11, 22):
+            self.assertEqual(answers[str(i + 1)],
+                             self.answer(prompt=prompts[i].encode(), max_tokens=32,
+                                         sampling={"temperature": 0.0}))
+
+        out = self.run_example(folder / "libevent_loop", socket, "1 + 1 =", "2 + 2 =")
+        self.assertEqual(sorted(re.findall(r"^(\d): done, \d+ tokens$", out, re.MULTILINE)),
+                         ["1", "2"], out)
+
+    def test_files(self):
+        """Headers, library with its version, package files, examples and the schema are there."""
+        names = {p.name for p in self.prefix.rglob("*")}
+        for name in ("nvllm_client.h", "nvllm_admin.h", "libnvllm-client.so", "libnvllm-client.so.0",
+                     "libnvllm-client.pc", "nvllm-client-config.cmake", "nvllm.proto",
+                     "generate.py", *(e + ".c" for e in EXAMPLES)):
+            self.assertIn(name, names)
+        if shutil.which("readelf"):
+            dynamic = self.make("readelf", "-d", self.library / "libnvllm-client.so")
+            self.assertIn("[libnvllm-client.so.0]", dynamic)
+
+    def test_pkg_config(self):
+        """A project elsewhere builds with pkg-config alone, and answers."""
+        if not shutil.which("pkg-config") or not shutil.which("make"):
+            self.skipTest("no pkg-config or no make")
+        self.make("make", "-C", self.sources, "-j2")
+        self.check_examples(self.sources)
+
+    def test_find_package(self):
+        """And with find_package()."""
+        build = self.folder / "build"
+        self.make("cmake", "-S", self.sources, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}")
+        self.make("cmake", "--build", build, "-j2")
+        self.check_examples(build)
+
+    def test_moved(self):
+        """A prefix that was moved still serves a build."""
+        moved = self.folder / "moved"
+        shutil.copytree(self.prefix, moved, symlinks=True)
+        pc = next(moved.rglob("libnvllm-client.pc")).parent
+        flags = subprocess.run(["pkg-config", "--cflags", "--libs", "libnvllm-client"],
+                               env={**os.environ, "PKG_CONFIG_PATH": str(pc)}, text=True,
+                               capture_output=True, check=True).stdout.split()
+        folders = [pathlib.Path(f[2:]).resolve() for f in flags if f[:2] in ("-I", "-L")]
+        self.assertGreaterEqual(len(folders), 2, flags)
+        for folder in folders:
+            self.assertTrue(folder.is_relative_to(moved.resolve()), flags)
+
+    def test_languages(self):
+        """The headers are C99 and C++11 without a warning, each alone."""
+        include = next(self.prefix.rglob("nvllm_client.h")).parent
+        for compiler, standard, suffix in (("cc", "c99", "c"), ("c++", "c++11", "cc")):
+            if not shutil.which(compiler):
+                continue
+            for header in HEADERS:
+                source = self.folder / f"header.{suffix}"
+                source.write_text(f"#include <{header.name}>\n"
+                                  "int main(void) { struct nvllm_options o;"
+                                  " nvllm_options_init(&o); return 0; }\n")
+                self.make(compiler, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror",
+                          "-fsyntax-only", f"-I{include}", source)
+
+    def test_chat_interrupted(self):
+        """Ctrl-C ends the answer, and the conversation goes on."""
+        program = pathlib.Path(config.nvllmctl).parent / "example-chat"
+        chat = subprocess.Popen([program, self.daemon.socket], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, env=self.env)
+        self.addCleanup(chat.kill)
+        chat.stdin.write(b"Tell me a long story\n")
+        chat.stdin.flush()
+        self.assertTrue(os.read(chat.stdout.fileno(), 1))
+        chat.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        out, _ = chat.communicate(b"Hello\n", timeout=120)
+        self.assertEqual(chat.returncode, 0)
+        self.assertGreaterEqual(out.count(b"\n"), 2)
+
+    def test_python(self):
+        """A program with nothing of ours but the schema speaks the protocol."""
+        python = next((p for p in (sys.executable, "/usr/bin/python3") if subprocess.run(
+            [p, "-c", "import google.protobuf"], capture_output=True).returncode == 0), None)
+        if not python or not shutil.which("protoc"):
+            self.skipTest("no protobuf for Python")
+        schema = next(self.prefix.rglob("nvllm.proto"))
+        self.make("protoc", f"--proto_path={schema.parent}", f"--python_out={self.sources}",
+                  schema.name)
+        out = self.run_example(python, self.sources / "generate.py", self.daemon.socket, "1 + 1 =")
+        self.assertEqual(out, self.answer(prompt=b"1 + 1 =", max_tokens=32,
+                                          sampling={"temperature": 0.0}) + "\n")
+
+
+if __name__ == "__main__":
+    harness.main()
