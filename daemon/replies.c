@@ -246,6 +246,8 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
         return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
     case ENGINE_E_UNSUPPORTED:
         return NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED;
+    case ENGINE_E_DENIED:
+        return NVLLM__V1__ERROR_CODE__ERROR_DENIED;
     case ENGINE_E_CANCELLED:
         return NVLLM__V1__ERROR_CODE__ERROR_CANCELLED;
     case ENGINE_E_INTERNAL:

@@ -9,6 +9,7 @@
 
 #include "engine/checked.h"
 #include "engine/core_impl.h"
+#include "engine/core_inspect.h"
 #include "engine/must.h"
 #include "engine/plant.h"
 
@@ -422,6 +423,13 @@ uint64_t core_expire(struct core *c, uint64_t now_us)
     }
 }
 
+int32_t core_pin_limit(const struct core *c)
+{
+    int32_t half = c->options.n_blocks / 2, beside = c->options.n_blocks - c->max_blocks;
+
+    return half < beside ? half : beside;
+}
+
 void core_stats(const struct core *c, struct core_stats *out)
 {
     *out = c->stats;
@@ -429,6 +437,7 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->blocks_used = blocks_n_used(c->blocks);
     out->blocks_cached = blocks_n_cached(c->blocks);
     out->blocks_free = blocks_n_free(c->blocks);
+    out->blocks_pinned = prefix_cache_n_pinned(c->cache);
     out->seqs_running = core_n_running(c);
     out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
     out->requests_running = c->n_requests_running;

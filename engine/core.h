@@ -9,10 +9,11 @@
  * are told comes out as events, taken after each call with core_events().
  *
  * Invariants, checked by core_verify() in tests and asserted cheaply always: refs of a block =
- * number of tables that hold it; free + cached + used = all; a block is found in the prefix cache
- * only once the step that wrote it has been committed; a block that a step in flight reads or
- * writes is neither freed nor given to another; exactly one CORE_FINISHED a request; no request, no
- * used block; if something fits, something runs; every request ends. */
+ * number of tables that hold it, and one more if it is pinned; free + cached + used = all; a block
+ * is found in the prefix cache only once the step that wrote it has been committed; a block that a
+ * step in flight reads or writes is neither freed nor given to another; exactly one CORE_FINISHED a
+ * request; no request, no used block but pinned ones, and beside these the longest sequence always
+ * fits; if something fits, something runs; every request ends. */
 #ifndef NVLLM_CORE_H
 #define NVLLM_CORE_H
 
@@ -103,6 +104,7 @@ struct core_event {
 
 struct core_stats {
     int32_t blocks_total, blocks_used, blocks_cached, blocks_free;
+    int32_t blocks_pinned; /* of the used ones: held by pins, and maybe by sequences too */
     int32_t seqs_running, seqs_waiting;
     int32_t requests_running, requests_waiting; /* running: at least one choice runs */
     int32_t clients;                            /* that have requests */

@@ -12,6 +12,7 @@
 #include "engine/fair_queue.h"
 #include "engine/heap.h"
 #include "engine/id_map.h"
+#include "engine/inspect.h"
 #include "engine/list.h"
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
@@ -96,7 +97,13 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
 void core_end_request(struct core *c, struct request *q, enum core_reason reason, uint64_t now_us);
 void core_drained(struct core *c, struct sequence *s); /* its last step is committed */
 
+/* core_cache.c */
+int core_cache_answer(struct core *c, const struct inspect_query *q, const int32_t *prompt,
+                      int32_t n_prompt, struct inspect_report *out);
+
 /* core_schedule.c */
+/* Blocks that s, which waits, still has to take to begin, and those that it may have. */
+void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available);
 void core_chain_written(struct core *c, struct sequence *s); /* lists full blocks as ready */
 
 #endif

@@ -300,8 +300,10 @@ static int draw_map(const struct core *c, struct inspect_report *out)
 
         if (refs == 0)
             out->map[i] = blocks_is_listed(c->blocks, i) ? 'c' : 'f';
+        else if (refs > 1)
+            out->map[i] = 's';
         else
-            out->map[i] = refs > 1 ? 's' : 'u';
+            out->map[i] = prefix_cache_is_pinned(c->cache, i) ? 'p' : 'u';
     }
     out->n_map = n;
     return 0;
@@ -319,45 +321,55 @@ static int tell_blocks(struct core *c, const struct inspect_query *q, const stru
     if (out->n_clients > q->limit)
         out->n_clients = q->limit;
     count_client_blocks(c, out);
+    for (int32_t i = 0; i < c->options.n_blocks; i++)
+        out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
     return q->map ? draw_map(c, out) : 0;
 }
 
-/* ---- the cache */
+/* ---- why one waits */
 
-static int tell_cache(const struct core *c, const struct inspect_query *q,
-                      struct inspect_report *out)
+static enum inspect_why why_of(const struct core *c, const struct row *row,
+                               const struct inspect_report *r)
 {
-    int32_t len = c->options.block_len;
-    int32_t room = q->limit < c->options.n_blocks ? q->limit : c->options.n_blocks;
-    struct cache_chain *chains = calloc((size_t)room, sizeof(*chains));
-    bool some = q->all || !c->options.share_all; /* what is everybody's is nobody's own */
+    switch (row->furthest->state) {
+    case SEQ_PREFILL:
+    case SEQ_DECODE:
+        return INSPECT_WHY_RUNS;
+    case SEQ_PREEMPTED:
+        return INSPECT_WHY_BLOCKS;
+    case SEQ_HELD:
+        return INSPECT_WHY_PREFIX;
+    case SEQ_WAITING:
+    case SEQ_ENDED:
+        break;
+    }
+    if (c->n_free_slots == 0)
+        return INSPECT_WHY_SEQS;
+    if (r->blocks_needed > r->blocks_available)
+        return INSPECT_WHY_BLOCKS;
+    return row->place > 1 ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
+}
 
-    out->evictions = prefix_cache_evictions(c->cache);
-    out->prefixes = calloc((size_t)room, sizeof(*out->prefixes));
-    if (!chains || !out->prefixes) {
-        free(chains);
+static int explain_request(struct core *c, const struct inspect_query *q, const struct row *rows,
+                           struct inspect_report *out)
+{
+    const struct row *row = NULL;
+
+    for (int32_t i = 0; i < c->n_requests && !row; i++)
+        if (rows[i].request->id == q->request && may_see(q, rows[i].request->client_id))
+            row = &rows[i];
+    if (!row)
+        return 0;
+    out->requests = calloc(1, sizeof(*out->requests));
+    if (!out->requests)
         return -ENOMEM;
-    }
-    if (some)
-        out->n_prefixes =
-            prefix_cache_chains(c->cache, chains, room, q->viewer, q->all, &out->total);
-    for (int32_t i = 0; i < out->n_prefixes; i++) {
-        struct inspect_prefix *p = &out->prefixes[i];
-
-        *p = (struct inspect_prefix){
-            .client = chains[i].client,
-            .tokens = chains[i].n_blocks * len,
-            .blocks = chains[i].n_blocks,
-            .hits = chains[i].hits,
-            .written_us = chains[i].written_us,
-            .used_us = chains[i].used_us,
-            .holders = blocks_refs(c->blocks, chains[i].block_id),
-            .pinned = chains[i].pinned,
-        };
-        if (p->client == q->viewer && !c->options.share_all)
-            p->n_head = prefix_cache_head(c->cache, chains[i].block_id, p->head);
-    }
-    free(chains);
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    tell_request(c, row, &out->requests[0]);
+    out->n_requests = out->total = 1;
+    out->found = true;
+    if (!sequence_runs(row->furthest))
+        core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
+    out->why = why_of(c, row, out);
     return 0;
 }
 
@@ -365,39 +377,49 @@ static int tell_cache(const struct core *c, const struct inspect_query *q,
 
 static int answer(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
-    struct row *rows;
+    struct row *rows = sorted_rows(c);
     int rc;
 
-    if (q->kind == INSPECT_CACHE)
-        return tell_cache(c, q, out);
-    rows = sorted_rows(c);
     if (!rows)
         return -ENOMEM;
-    rc = q->kind == INSPECT_REQUESTS ? tell_requests(c, q, rows, false, out)
-                                     : tell_blocks(c, q, rows, out);
+    if (q->kind == INSPECT_REQUESTS)
+        rc = tell_requests(c, q, rows, false, out);
+    else if (q->kind == INSPECT_BLOCKS)
+        rc = tell_blocks(c, q, rows, out);
+    else
+        rc = explain_request(c, q, rows, out);
     free(rows);
     return rc;
 }
 
 int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
-                 uint64_t now_us)
+                 const int32_t *prompt, int32_t n_prompt, uint64_t now_us)
 {
-    struct inspect_report *r;
+    struct inspect_report *r = calloc(1, sizeof(*r));
     int rc;
 
-    must(q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES);
-    r = calloc(1, sizeof(*r));
     if (!r)
         return -ENOMEM;
     r->kind = q->kind;
     r->now_us = now_us;
     r->next_id = -1;
-    core_stats(c, &r->stats);
-    rc = answer(c, q, r);
-    if (rc < 0) {
+    switch (q->kind) {
+    case INSPECT_REQUESTS:
+    case INSPECT_BLOCKS:
+        must(q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES);
+        rc = answer(c, q, r);
+        break;
+    case INSPECT_EXPLAIN_REQUEST:
+        rc = answer(c, q, r);
+        break;
+    default:
+        rc = core_cache_answer(c, q, prompt, n_prompt, r);
+    }
+    if (rc != 0) {
         inspect_report_free(r);
         return rc;
     }
+    core_stats(c, &r->stats);
     *out = r;
     return 0;
 }

@@ -9,8 +9,23 @@
 
 #include "engine/inspect.h"
 
-/* 0 with *out, or -ENOMEM. */
+enum {
+    CORE_INSPECT_OK,
+    CORE_INSPECT_DENIED,    /* the viewer may not see or change that */
+    CORE_INSPECT_NO_CACHE,  /* PIN: there is no prefix cache */
+    CORE_INSPECT_SHORT,     /* PIN: the prompt has not one full block */
+    CORE_INSPECT_PIN_LIMIT, /* PIN: more than core_pin_limit() blocks would be pinned */
+    CORE_INSPECT_ABSENT,    /* PIN: not all of the prompt's full blocks are cached: compute them,
+                               then ask again */
+};
+
+/* CORE_INSPECT_OK with *out, another code, or -ENOMEM. prompt [n_prompt]: what the question's
+ * prompt is as tokens, where it has one. */
 int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
-                 uint64_t now_us);
+                 const int32_t *prompt, int32_t n_prompt, uint64_t now_us);
+
+/* Blocks that may be pinned: half of the pool, and never so many that the longest sequence would
+ * not fit beside them; so no request is ever refused or kept waiting for good by a pin. */
+int32_t core_pin_limit(const struct core *c);
 
 #endif

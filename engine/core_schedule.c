@@ -383,6 +383,22 @@ static int32_t blocks_owed(const struct core *c)
     return n;
 }
 
+void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
+{
+    int32_t len = c->options.block_len;
+    int32_t max = (sequence_n_tokens(s) - 1) / len, n = 0, id;
+    uint64_t chain = prefix_cache_root(s->request->ns);
+    int64_t left = (int64_t)blocks_available(c) - blocks_owed(c);
+
+    while (n < max && prefix_cache_peek(c->cache, &chain,
+                                        sequence_tokens(s, n * len, len, c->block_tokens), &id))
+        n++;
+    *needed = blocks_to_begin(c, s) - n;
+    if (core_n_running(c) > 0)
+        left -= c->margin;
+    *available = left > 0 ? (int32_t)left : 0;
+}
+
 /* True while the first in the queue did not fit and nothing says that it would now. */
 static bool is_stuck(const struct core *c, const struct step *st, const struct sequence *s)
 {

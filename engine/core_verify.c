@@ -2,6 +2,8 @@
 #include <string.h>
 
 #include "engine/core_impl.h"
+#include "engine/core_inspect.h"
+#include "engine/plant.h"
 
 static int32_t list_length(const struct list *head)
 {
@@ -117,8 +119,11 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
         return "requests and their choices do not agree";
     if ((fair_queue_top(c->queue) == NULL) != (c->n_waiting == 0))
         return "the queue is not as long as it is said to be";
-    if (c->n_requests == 0 && core_in_flight(c) == 0 && blocks_n_used(c->blocks) != 0)
-        return "no request, but used blocks";
+    if (c->n_requests == 0 && core_in_flight(c) == 0 &&
+        blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
+        return "no request, but used blocks that are not pinned";
+    if (prefix_cache_n_pinned(c->cache) > core_pin_limit(c) && !PLANT(PLANT_PIN_NO_LIMIT))
+        return "more is pinned than may be";
     return NULL;
 }
 
@@ -136,6 +141,8 @@ const char *core_verify(const struct core *c)
         for (int32_t b = 0; b < s->n_table; b++)
             c->block_refs[s->table[b]]++;
     }
+    for (int32_t i = 0; i < c->options.n_blocks; i++)
+        c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
     broken = blocks_verify(c->blocks, c->block_refs);
     if (!broken)
         broken = prefix_cache_verify(c->cache);

@@ -77,6 +77,7 @@ static void free_jobs(struct job *list)
 static void free_dropped(struct engine *g, struct work *undone)
 {
     struct generation *live;
+    struct job *pin;
     size_t at = 0;
 
     while (undone) {
@@ -90,6 +91,9 @@ static void free_dropped(struct engine *g, struct work *undone)
     while ((live = id_map_next(&g->live, &at)))
         generation_free(live);
     id_map_deinit(&g->live);
+    for (at = 0; (pin = id_map_next(&g->pins, &at));)
+        job_free(pin);
+    id_map_deinit(&g->pins);
     tickets_deinit(&g->tickets);
     free(g->ends);
 }

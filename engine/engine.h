@@ -76,6 +76,7 @@ enum engine_error {
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
     ENGINE_E_UNAVAILABLE,  /* loading */
     ENGINE_E_UNSUPPORTED,  /* no chat template */
+    ENGINE_E_DENIED,       /* the question is about another's */
     ENGINE_E_CANCELLED,    /* engine_cancel, of anything but generate */
     ENGINE_E_INTERNAL,     /* out of memory; the backend died */
 };

@@ -9,6 +9,25 @@
 
 #include "engine/must.h"
 
+static bool is_seen_encoding(const struct ticket *k, const struct inspect_query *q)
+{
+    return k->job && k->job->kind == JOB_GENERATE &&
+           (q->all || k->job->request.client == q->viewer);
+}
+
+static struct inspect_request tell_encoding(const struct job *j)
+{
+    return (struct inspect_request){
+        .id = j->id,
+        .client = j->request.client,
+        .state = INSPECT_ENCODING,
+        .priority = j->request.priority,
+        .n = j->request.n,
+        .max_tokens = j->request.max_tokens,
+        .arrival_us = j->arrival_us,
+    };
+}
+
 /* Generate requests that the core does not know yet, behind all others. */
 static int add_encoding(struct engine *g, const struct inspect_query *q, struct inspect_report *r)
 {
@@ -31,21 +50,32 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
         r->requests = bigger;
     }
     while ((k = id_map_next(&g->tickets.by_id, &at))) {
-        const struct job *j = k->job;
-
-        if (!j || j->kind != JOB_GENERATE || (!q->all && j->request.client != q->viewer))
+        if (!is_seen_encoding(k, q))
             continue;
         r->total++;
         if (room-- > 0)
-            r->requests[r->n_requests++] = (struct inspect_request){
-                .id = j->id,
-                .client = j->request.client,
-                .state = INSPECT_ENCODING,
-                .priority = j->request.priority,
-                .n = j->request.n,
-                .max_tokens = j->request.max_tokens,
-                .arrival_us = j->arrival_us,
-            };
+            r->requests[r->n_requests++] = tell_encoding(k->job);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return 0;
+}
+
+/* Of one that the core does not know: is it on its way there. */
+static int explain_encoding(struct engine *g, const struct inspect_query *q,
+                            struct inspect_report *r)
+{
+    const struct ticket *k;
+
+    r->requests = calloc(1, sizeof(*r->requests));
+    if (!r->requests)
+        return -ENOMEM;
+    pthread_mutex_lock(&g->lock);
+    k = id_map_get(&g->tickets.by_id, q->request);
+    if (k && is_seen_encoding(k, q)) {
+        r->requests[0] = tell_encoding(k->job);
+        r->found = true;
+        r->why = INSPECT_WHY_ENCODING;
+        r->n_requests = r->total = 1;
     }
     pthread_mutex_unlock(&g->lock);
     return 0;
@@ -60,23 +90,127 @@ static void tell_report(struct engine *g, struct job *j, struct inspect_report *
     job_free(j);
 }
 
-void engine_answer(struct engine *g, struct job *j)
+static void refuse(struct engine *g, struct job *j, int r)
+{
+    int32_t block_len = g->options.backend_options.block_len, limit = core_pin_limit(g->core);
+    enum engine_error error = ENGINE_E_INVALID;
+    const char *field = "prompt";
+    struct core_stats stats;
+    struct err why;
+
+    core_stats(g->core, &stats);
+    switch (r) {
+    case CORE_INSPECT_DENIED:
+        error = ENGINE_E_DENIED;
+        field = NULL;
+        err_set(&why, 0, "the cache is not this user's own; an admin may do that");
+        break;
+    case CORE_INSPECT_NO_CACHE:
+        error = ENGINE_E_UNSUPPORTED;
+        field = NULL;
+        err_set(&why, 0, "there is no prefix cache: cache.prefix_cache is off");
+        break;
+    case CORE_INSPECT_SHORT:
+        err_set(&why, 0, "prompt: %zu tokens fill no block of %d, so nothing can be pinned",
+                j->prompt.n, block_len);
+        break;
+    case CORE_INSPECT_PIN_LIMIT:
+        err_set(&why, 0,
+                "prompt: its %zu blocks and the %d that are pinned are more than the %d that may "
+                "be; unpin another, or lower scheduler.max_seq_len or raise cache.kv_memory",
+                j->prompt.n / (size_t)block_len, stats.blocks_pinned, limit);
+        break;
+    case CORE_INSPECT_ABSENT: /* though it was computed just now */
+        error = ENGINE_E_UNAVAILABLE;
+        field = NULL;
+        err_set(&why, 0, "the cache was cleared while the prompt was computed; try again");
+        break;
+    case -E2BIG:
+        error = ENGINE_E_TOO_LONG;
+        err_set(&why, 0, "prompt: %zu tokens leave no room in the longest sequence, %d",
+                j->prompt.n, g->max_seq_len);
+        break;
+    default:
+        error = ENGINE_E_INTERNAL;
+        field = NULL;
+        err_set(&why, 0, "out of memory");
+    }
+    engine_close(g, j->id);
+    job_fail(j, error, field, why.text, &g->out);
+}
+
+/* Has the core compute the full blocks of a prompt that is to be pinned. */
+static int compute(struct engine *g, struct job *j)
+{
+    static const struct sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
+    int32_t block_len = g->options.backend_options.block_len;
+    struct core_request cr = {
+        .id = j->id,
+        .client = j->query.client,
+        .priority = CORE_NORMAL,
+        .n_prompt = (int32_t)j->prompt.n / block_len * block_len,
+        .max_tokens = 1,
+        .n = 1,
+        .prompt = j->prompt.ids,
+        .sampling = &greedy,
+        .cache_salt = j->query.cache_salt,
+    };
+    int r = id_map_put(&g->pins, j->id, j);
+
+    if (r < 0)
+        return r;
+    r = core_admit(g->core, &cr, engine_now_us());
+    if (r == CORE_OK)
+        return 0;
+    id_map_take(&g->pins, j->id);
+    return r < 0 ? r : -E2BIG;
+}
+
+void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished)
 {
     struct inspect_report *report = NULL;
     int r;
 
+    must(j);
+    if (finished->reason == CORE_REASON_CANCELLED || finished->reason == CORE_REASON_NUMERICS) {
+        bool cancelled = finished->reason == CORE_REASON_CANCELLED;
+
+        engine_close(g, j->id);
+        job_fail(j, cancelled ? ENGINE_E_CANCELLED : ENGINE_E_INTERNAL, NULL,
+                 cancelled ? "cancelled" : "the model gave no numbers for this prompt", &g->out);
+        return;
+    }
+    r = core_inspect(&report, g->core, &j->query, j->prompt.ids, (int32_t)j->prompt.n,
+                     engine_now_us());
+    if (r != CORE_INSPECT_OK) {
+        refuse(g, j, r);
+        return;
+    }
+    report->cached_tokens = finished->usage.cached_tokens;
     engine_close(g, j->id);
-    if (j->query.kind > INSPECT_CACHE) {
-        job_fail(j, ENGINE_E_UNSUPPORTED, NULL, "the engine cannot answer this", &g->out);
-        return;
-    }
-    r = core_inspect(&report, g->core, &j->query, engine_now_us());
-    if (r == 0 && j->query.kind == INSPECT_REQUESTS)
+    tell_report(g, j, report);
+}
+
+void engine_answer(struct engine *g, struct job *j)
+{
+    struct inspect_report *report = NULL;
+    int r = core_inspect(&report, g->core, &j->query, j->prompt.ids, (int32_t)j->prompt.n,
+                         engine_now_us());
+
+    if (r == CORE_INSPECT_ABSENT) {
+        r = compute(g, j);
+        if (r == 0)
+            return;
+    } else if (r == 0 && j->query.kind == INSPECT_REQUESTS) {
         r = add_encoding(g, &j->query, report);
-    if (r == 0) {
-        tell_report(g, j, report);
+    } else if (r == 0 && j->query.kind == INSPECT_EXPLAIN_REQUEST && !report->found) {
+        r = explain_encoding(g, &j->query, report);
+    }
+    if (r != 0) {
+        inspect_report_free(report);
+        refuse(g, j, r);
         return;
     }
-    inspect_report_free(report);
-    job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", &g->out);
+    engine_close(g, j->id);
+    tell_report(g, j, report);
 }

@@ -297,6 +297,36 @@ static bool answer_questions(struct engine *g)
 
 /* ---- events out */
 
+/* True when *end is to be ended. */
+static bool tell(struct engine *g, const struct core_event *ev, struct engine_end *end)
+{
+    struct generation *live = id_map_get(&g->live, ev->request);
+    int r = GENERATION_OK;
+
+    if (!live) { /* of what is computed for a pin, only its end is of interest */
+        if (ev->type == CORE_FINISHED)
+            engine_pin_computed(g, id_map_take(&g->pins, ev->request), ev);
+        return false;
+    }
+    switch (ev->type) {
+    case CORE_TOKEN:
+        r = generation_token(live, ev, &g->out);
+        break;
+    case CORE_CHOICE_DONE:
+        generation_choice_done(live, ev, &g->out);
+        break;
+    case CORE_FINISHED:
+        engine_close(g, ev->request);
+        generation_finish(live, &ev->usage, &g->out);
+        id_map_take(&g->live, ev->request);
+        generation_free(live);
+        break;
+    }
+    if (r != GENERATION_OK)
+        *end = (struct engine_end){ev->request, ev->choice, r == GENERATION_LOST};
+    return r != GENERATION_OK;
+}
+
 /* Tells what the core has to say. A stop string calls the core back, which makes new events: so the
  * core's array is used up before that. */
 static void collect(struct engine *g)
@@ -308,29 +338,8 @@ static void collect(struct engine *g)
     do {
         ev = core_events(g->core, &n);
         n_ends = 0;
-        for (int32_t i = 0; i < n; i++) {
-            struct generation *live = id_map_get(&g->live, ev[i].request);
-            int r;
-
-            must(live);
-            switch (ev[i].type) {
-            case CORE_TOKEN:
-                r = generation_token(live, &ev[i], &g->out);
-                if (r != GENERATION_OK)
-                    g->ends[n_ends++] =
-                        (struct engine_end){ev[i].request, ev[i].choice, r == GENERATION_LOST};
-                break;
-            case CORE_CHOICE_DONE:
-                generation_choice_done(live, &ev[i], &g->out);
-                break;
-            case CORE_FINISHED:
-                engine_close(g, ev[i].request);
-                generation_finish(live, &ev[i].usage, &g->out);
-                id_map_take(&g->live, ev[i].request);
-                generation_free(live);
-                break;
-            }
-        }
+        for (int32_t i = 0; i < n; i++)
+            n_ends += tell(g, &ev[i], &g->ends[n_ends]);
         for (size_t i = 0; i < n_ends; i++) {
             const struct engine_end *end = &g->ends[i];
 
@@ -444,6 +453,7 @@ static int turn(struct engine *g, struct err *e)
 static void fail_all(struct engine *g, const struct err *why)
 {
     struct generation *live;
+    struct job *pin;
     size_t at = 0;
 
     while ((live = id_map_next(&g->live, &at))) {
@@ -452,6 +462,11 @@ static void fail_all(struct engine *g, const struct err *why)
         generation_free(live);
     }
     id_map_deinit(&g->live);
+    for (at = 0; (pin = id_map_next(&g->pins, &at));) {
+        engine_close(g, pin->id);
+        job_fail(pin, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
+    }
+    id_map_deinit(&g->pins);
     for (struct job *j = g->questions_head, *next; j; j = next) {
         next = j->next;
         engine_close(g, j->id);

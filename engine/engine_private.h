@@ -76,7 +76,8 @@ struct engine {
     /* The engine thread's alone. */
     struct backend *backend;
     struct core *core;
-    struct id_map live;                          /* id -> struct generation */
+    struct id_map live; /* id -> struct generation */
+    struct id_map pins; /* id -> struct job whose prompt is being computed */
     struct job *questions_head, *questions_tail; /* to be answered in this round */
     struct event_list out;                       /* not yet published */
     struct engine_end *ends;                     /* [max_seqs] */
@@ -97,6 +98,8 @@ void job_fail(struct job *j, enum engine_error error, const char *field, const c
 
 /* engine_inspect.c */
 void engine_answer(struct engine *g, struct job *j); /* takes it over */
+/* The core has ended what it computed for a pin. */
+void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
 
 /* engine_loop.c */
 void engine_close(struct engine *g, uint64_t id); /* its terminal event is being pushed */

@@ -2,7 +2,18 @@
  * things that change the prefix cache by hand. What the daemon asks the engine and the engine the
  * core. Plain data.
  *
- * A viewer sees what is its own client's, or all. Sums over all are everybody's to know. */
+ * A viewer sees what is its own client's, or all. Sums over all are everybody's to know. Where all
+ * clients share one cache it is nobody's own: who may not see all is told of no prefix in it, and
+ * changes nothing.
+ *
+ * CLEAR forgets a client's prefixes under every salt, pinned ones too: what is written is not found
+ * again, and what nobody uses is free at once.
+ *
+ * PIN keeps a prompt's full blocks in the cache until it is unpinned or cleared. What of them is
+ * not there is computed first, by a request of the same id, client and share as any other: so the
+ * answer comes when they are resident, and a cancel ends it. Pins may take half of the pool, and
+ * never what the longest sequence needs beside them. UNPIN wants the same prompt; prompts that
+ * begin alike are pinned each for itself. */
 #ifndef NVLLM_INSPECT_H
 #define NVLLM_INSPECT_H
 
@@ -111,18 +122,21 @@ struct inspect_report {
     int32_t n_clients;
     uint8_t *map; /* [n_map] BLOCKS: 'f' 'c' 'u' 's' 'p' by block */
     int32_t n_map;
-    int32_t pinned_blocks;
+    int32_t pinned_blocks; /* CACHE: held by pins; BLOCKS: by pins alone */
     struct core_stats stats;
     struct inspect_prefix *prefixes; /* [n_prefixes] CACHE, used last first */
     int32_t n_prefixes;
     uint64_t evictions;
-    int32_t changed_blocks, changed_tokens; /* CLEAR, PIN */
+    int32_t changed_blocks, changed_tokens; /* CLEAR: forgotten; PIN: those of the prompt, all of
+                                             * which are pinned now, or unpinned (0: no such pin) */
     enum inspect_why why;                   /* EXPLAIN_REQUEST */
     int32_t blocks_needed, blocks_available;
-    int32_t prompt_tokens, cached_tokens; /* EXPLAIN_PROMPT */
-    int32_t next_id;                      /* -1: none */
+    int32_t prompt_tokens; /* EXPLAIN_PROMPT, PIN */
+    int32_t cached_tokens; /* EXPLAIN_PROMPT: a generate would find; PIN: were there */
+    int32_t same_tokens;   /* EXPLAIN_PROMPT: some cached prompt begins with as many */
+    int32_t next_id;       /* the first that differs; -1: none */
     int32_t n_other;
-    int32_t other[INSPECT_OTHER_IDS]; /* what follows the cached part elsewhere */
+    int32_t other[INSPECT_OTHER_IDS]; /* what cached prompts have there instead */
 };
 
 void inspect_report_free(struct inspect_report *r); /* takes NULL */

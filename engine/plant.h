@@ -27,6 +27,9 @@ enum {
     PLANT_NO_FAIRNESS,        /* who was served how much is not counted */
     PLANT_NO_TURNS,           /* decodes do not take turns */
     PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
+    PLANT_PIN_NO_REF,         /* a pinned block is not held */
+    PLANT_PIN_NO_LIMIT,       /* pins may take what the longest sequence needs */
+    PLANT_CLEAR_KEEPS_HELD,   /* what somebody holds stays findable when the cache is cleared */
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
     PLANT_DOUBLE_ID,          /* two tokens of a vocabulary may have one id */
 };

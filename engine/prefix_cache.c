@@ -99,8 +99,8 @@ static uint64_t namespace_hash(const struct prefix_cache *p, uint64_t client, st
     return XXH3_64bits_withSeed(salt.len ? salt.data : "", salt.len, p->hash_seed ^ client);
 }
 
-struct cache_namespace *cache_namespace_find(const struct prefix_cache *p, uint64_t client,
-                                             struct text salt)
+struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
+                                          struct text salt)
 {
     struct cache_namespace *ns = id_map_get(&p->namespaces, namespace_hash(p, client, salt));
 
@@ -114,7 +114,7 @@ struct cache_namespace *cache_namespace_find(const struct prefix_cache *p, uint6
 int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
                       struct text salt)
 {
-    struct cache_namespace *ns = cache_namespace_find(p, client, salt);
+    struct cache_namespace *ns = prefix_cache_find(p, client, salt);
     struct cache_namespace *first;
     int rc;
 
@@ -231,18 +231,26 @@ int32_t cache_find(const struct prefix_cache *p, uint64_t parent, const int32_t 
     return find_hash(p, hash_of(p, parent, tokens), parent, tokens);
 }
 
-bool prefix_cache_hold(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
+bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
                        int32_t *block_id)
 {
     int32_t i = cache_find(p, *parent, tokens);
 
     if (i == NONE || (p->entries[i].state != ENTRY_READY && !PLANT(PLANT_EARLY_VISIBLE)))
         return false;
-    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->blocks, i) == 0)
-        blocks_ref(p->blocks, i);
-    p->entries[i].used_us = p->now_us;
     *parent = p->entries[i].serial;
     *block_id = i;
+    return true;
+}
+
+bool prefix_cache_hold(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
+                       int32_t *block_id)
+{
+    if (!prefix_cache_peek(p, parent, tokens, block_id))
+        return false;
+    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->blocks, *block_id) == 0)
+        blocks_ref(p->blocks, *block_id);
+    p->entries[*block_id].used_us = p->now_us;
     return true;
 }
 
@@ -326,18 +334,22 @@ static void remove_last(struct prefix_cache *p, int32_t block_id)
     e->state = ENTRY_NONE;
     list_remove(&e->sibling);
     blocks_set_listed(p->blocks, block_id, false);
+    if (e->n_pins > 0) {
+        p->n_pinned--;
+        blocks_unref(p->blocks, block_id);
+    }
     namespace_drop_unused(p, e->ns);
     e->ns = NULL;
 }
 
-/* With all behind it, from the ends of chains on. */
-static int32_t remove_tree(struct prefix_cache *p, int32_t block_id)
+int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
 {
     int32_t n = 0, at = block_id;
 
     if (p->entries[block_id].state == ENTRY_NONE)
         return 0;
-    for (;;) {
+    cache_forget_pins(p, block_id);
+    for (;;) { /* from the ends of chains on */
         struct entry *e = &p->entries[at];
         int32_t before = cache_parent(p, at);
 
@@ -352,11 +364,6 @@ static int32_t remove_tree(struct prefix_cache *p, int32_t block_id)
             return n;
         at = before;
     }
-}
-
-void prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
-{
-    remove_tree(p, block_id);
 }
 
 int prefix_cache_take(struct prefix_cache *p, int32_t *block_id)
@@ -388,14 +395,28 @@ uint64_t prefix_cache_evictions(const struct prefix_cache *p)
     return p->n_evicted;
 }
 
+static const char *verify_pins(const struct entry *e)
+{
+    int32_t n = e->pinned;
+
+    for (const struct list *l = e->children.next; l != &e->children; l = l->next)
+        n += CONTAINER_OF(l, struct entry, sibling)->n_pins;
+    return n == e->n_pins ? NULL : "the pins that hold a block are not as many as it counts";
+}
+
 const char *prefix_cache_verify(const struct prefix_cache *p)
 {
+    int32_t n_pinned = 0;
+
     for (int32_t i = 0; i < p->n_blocks; i++) {
         const struct entry *e = &p->entries[i];
         int32_t before;
 
         if (e->state == ENTRY_NONE)
             continue;
+        n_pinned += e->n_pins > 0;
+        if (verify_pins(e))
+            return verify_pins(e);
         if (e->state == ENTRY_PENDING && blocks_refs(p->blocks, i) == 0)
             return "a block that is not written yet is held by nobody";
         if (e->parent >= e->serial && !PLANT(PLANT_NO_NAMESPACE))
@@ -407,5 +428,7 @@ const char *prefix_cache_verify(const struct prefix_cache *p)
         if (find_hash(p, e->hash, e->parent, cache_tokens(p, i)) != i)
             return "a listed block is not found, or an equal one is listed too";
     }
+    if (n_pinned != p->n_pinned)
+        return "the pinned blocks are not as many as they are said to be";
     return NULL;
 }

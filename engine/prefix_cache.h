@@ -34,6 +34,9 @@ int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint
                       struct text salt);
 /* A namespace for one holder, found by nobody else; its entries go when it is closed. */
 int prefix_cache_open_private(struct prefix_cache *p, struct cache_namespace **out);
+/* The same if it is there, not held; or NULL. */
+struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
+                                          struct text salt);
 void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns);
 
 uint64_t prefix_cache_root(const struct cache_namespace *ns); /* the parent of first blocks */
@@ -41,6 +44,10 @@ uint64_t prefix_cache_root(const struct cache_namespace *ns); /* the parent of f
 /* Finds the written block of tokens [block_len] after *parent and takes a reference in one; true
  * with *block_id, and *parent the serial of the block found. */
 bool prefix_cache_hold(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
+                       int32_t *block_id);
+
+/* The same without a reference: what it says holds until something changes. */
+bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
                        int32_t *block_id);
 
 /* The owner of the pending block of tokens after parent, or -1. */
@@ -52,7 +59,17 @@ int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t parent, cons
 void prefix_cache_insert(struct prefix_cache *p, struct cache_namespace *ns, uint64_t *parent,
                          int32_t block_id, const int32_t *tokens, int32_t owner);
 void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id); /* nothing if unlisted */
-void prefix_cache_remove(struct prefix_cache *p, int32_t block_id);    /* nothing if unlisted */
+/* With all behind it, and their pins; how many that were, 0 if unlisted. */
+int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id);
+/* All of a client's namespaces, or of all clients. */
+int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all);
+
+/* Holds a written block and all before it in its chain until it is unpinned or removed; pins that
+ * share blocks hold them once. False: a pin ends there already; for unpin: none does. */
+bool prefix_cache_pin(struct prefix_cache *p, int32_t block_id);
+bool prefix_cache_unpin(struct prefix_cache *p, int32_t block_id);
+bool prefix_cache_is_pinned(const struct prefix_cache *p, int32_t block_id); /* held by a pin */
+int32_t prefix_cache_n_pinned(const struct prefix_cache *p);                 /* blocks */
 
 /* A block to write: a free one, or else the cached one that was let go first, forgotten. */
 int prefix_cache_take(struct prefix_cache *p, int32_t *block_id); /* BLOCKS_OK, BLOCKS_E_EMPTY */
@@ -85,6 +102,12 @@ int32_t prefix_cache_chains(const struct prefix_cache *p, struct cache_chain *ou
 /* The first tokens of the chain that ends with this block; returns how many. */
 int32_t prefix_cache_head(const struct prefix_cache *p, int32_t block_id,
                           int32_t out[PREFIX_CACHE_HEAD]);
+
+/* How many of the n < block_len or more tokens are those that a written block after parent begins
+ * with, at most block_len; and what comes next in those that begin with as many. */
+int32_t prefix_cache_compare(const struct prefix_cache *p, const struct cache_namespace *ns,
+                             uint64_t parent, const int32_t *tokens, int32_t n, int32_t *others,
+                             int32_t max_others, int32_t *n_others);
 
 /* NULL, or what is broken. */
 const char *prefix_cache_verify(const struct prefix_cache *p);

@@ -77,8 +77,8 @@ static inline int32_t cache_parent(const struct prefix_cache *p, int32_t block_i
 /* prefix_cache.c: the listed block of tokens after parent, whatever its state, or NONE. */
 int32_t cache_find(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens);
 
-/* The namespace of (client, salt) if there is one, not held. */
-struct cache_namespace *cache_namespace_find(const struct prefix_cache *p, uint64_t client,
-                                             struct text salt);
+/* prefix_cache_pin.c: the block is about to be listed no more, with all behind it: takes the pins
+ * that end there from the count of those before it. */
+void cache_forget_pins(struct prefix_cache *p, int32_t block_id);
 
 #endif

@@ -85,6 +85,38 @@ int32_t prefix_cache_chains(const struct prefix_cache *p, struct cache_chain *ou
     return n;
 }
 
+int32_t prefix_cache_compare(const struct prefix_cache *p, const struct cache_namespace *ns,
+                             uint64_t parent, const int32_t *tokens, int32_t n, int32_t *others,
+                             int32_t max_others, int32_t *n_others)
+{
+    const struct list *head = &ns->firsts;
+    int32_t most = 0;
+
+    if (parent != ns->root)
+        head = &p->entries[parent & ((1ull << p->id_bits) - 1)].children;
+    *n_others = 0;
+    for (const struct list *l = head->next; l != head; l = l->next) {
+        const struct entry *e = CONTAINER_OF(l, struct entry, sibling);
+        const int32_t *there = cache_tokens(p, (int32_t)(e - p->entries));
+        int32_t same = 0, k = 0;
+
+        if (e->state != ENTRY_READY)
+            continue;
+        while (same < n && same < p->block_len && there[same] == tokens[same])
+            same++;
+        if (same < most)
+            continue;
+        if (same > most)
+            *n_others = 0;
+        most = same;
+        while (same < p->block_len && k < *n_others && others[k] != there[same])
+            k++;
+        if (same < p->block_len && k == *n_others && k < max_others)
+            others[(*n_others)++] = there[same];
+    }
+    return most;
+}
+
 int32_t prefix_cache_head(const struct prefix_cache *p, int32_t block_id,
                           int32_t out[PREFIX_CACHE_HEAD])
 {

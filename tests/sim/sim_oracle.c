@@ -99,6 +99,24 @@ void oracle_admitted(struct oracle_prefixes *p, const struct oracle_request *q)
     }
 }
 
+void oracle_cleared(struct oracle_prefixes *p, struct oracle_request *q, uint64_t namespace_key)
+{
+    q->namespace_key = namespace_key;
+    q->cleared = true;
+    oracle_admitted(p, q);
+    for (int32_t i = 0; i < q->n; i++) {
+        uint64_t hash = 0;
+
+        for (int32_t k = 0; k < q->n_prompt + q->choices[i].n_told; k++) {
+            hash =
+                sim_hash(hash, k < q->n_prompt ? q->prompt[k] : q->choices[i].told[k - q->n_prompt],
+                         k);
+            if (k >= q->n_prompt && (k + 1) % p->block_len == 0)
+                *prefix_count(p, namespace_key, hash) += 2;
+        }
+    }
+}
+
 static bool is_stop(const struct oracle_request *q, int32_t id)
 {
     for (int32_t i = 0; i < q->sampling.n_stop_ids; i++)
@@ -215,7 +233,7 @@ static const char *finished_event(struct oracle_request *q, const struct core_ev
         return "a prefix is found though there is no cache";
     for (int32_t i = 0; i < u->cached_tokens; i++)
         hash = sim_hash(hash, q->prompt[i], i);
-    if (u->cached_tokens > 0 && *prefix_count(p, q->namespace_key, hash) < 2)
+    if (u->cached_tokens > 0 && !q->cleared && *prefix_count(p, q->namespace_key, hash) < 2)
         return "a prefix is found that nobody computed in this namespace";
     if ((u->first_us && u->first_us < u->start_us) || u->end_us < u->arrival_us)
         return "usage has times out of order";

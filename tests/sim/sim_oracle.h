@@ -25,6 +25,8 @@ struct oracle_request {
     uint64_t id;
     uint64_t client;
     uint64_t namespace_key;
+    int32_t salt;
+    bool cleared; /* its cache was cleared while it lived: what it found may be gone */
     uint64_t deadline_us;
     int32_t n_prompt, max_tokens, n;
     int32_t *prompt;
@@ -48,6 +50,10 @@ void oracle_request_free(struct oracle_request *q);
 
 /* The request was admitted: its prompt's blocks may be computed from now on. */
 void oracle_admitted(struct oracle_prefixes *p, const struct oracle_request *q);
+
+/* Its cache is cleared: what it computes from now on, maybe all of it again, goes under a new key.
+ */
+void oracle_cleared(struct oracle_prefixes *p, struct oracle_request *q, uint64_t namespace_key);
 
 const char *oracle_event(struct oracle_request *q, const struct core_event *e,
                          const struct sim_backend_options *o, struct oracle_prefixes *p,

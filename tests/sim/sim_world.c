@@ -4,39 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/core_impl.h"
 #include "engine/must.h"
-#include "tests/sim/rng.h"
-#include "tests/sim/sim_backend.h"
-#include "tests/sim/sim_oracle.h"
+#include "tests/sim/sim_world_impl.h"
 
-enum { MAX_ALIVE = 96, N_BASES = 4, MAX_PROMPT = 2048, TOKEN_STARVATION = 64 };
-
-struct world {
-    struct rng rng;
-    struct core_options options;
-    struct sim_backend_options backend_options;
-    struct core *core;
-    struct sim_backend *backend;
-    struct oracle_prefixes *prefixes;
-    struct sim_counts *counts;
-
-    uint64_t now_us, last_id;
-    uint64_t n_committed, last_token_step;
-    int32_t in_flight;
-    int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
-    bool fair;               /* clients of equal class that never stop asking */
-    uint64_t served[5];      /* tokens computed for finished requests, by client */
-    struct oracle_request *alive[MAX_ALIVE];
-    int32_t n_alive, max_alive;
-
-    int32_t n_clients, n_salts, max_n, vocab;
-    int32_t arrival_one_in, cancel_one_in, stop_one_in, deadline_one_in;
-    int32_t max_prompt, max_tokens;
-    int32_t bases[N_BASES][MAX_PROMPT]; /* beginnings that requests share */
-    int32_t n_base[N_BASES];
-    int32_t prompt[MAX_PROMPT];
-};
+enum { TOKEN_STARVATION = 64 };
 
 static void choose_options(struct world *w)
 {
@@ -54,6 +25,9 @@ static void choose_options(struct world *w)
         .hash_seed = rng_next(r),
     };
     w->options.max_seq_len = rng_range(r, 2, 256);
+    if (rng_one_in(r, 2)) /* leaves room for pins */
+        w->options.max_seq_len = 2 + w->options.n_blocks * w->options.block_len / 3;
+    w->hand_one_in = rng_one_in(r, 3) ? 20 : 400;
     w->vocab = rng_one_in(r, 3) ? 3 : 64;
     w->backend_options = (struct sim_backend_options){
         .n_blocks = w->options.n_blocks,
@@ -65,7 +39,7 @@ static void choose_options(struct world *w)
         .numerics_one_in = rng_one_in(r, 4) ? 200 : 0,
     };
     w->n_clients = rng_range(r, 1, 4);
-    w->n_salts = rng_range(r, 1, 3);
+    w->n_salts = rng_range(r, 1, N_SALTS);
     w->max_n = rng_one_in(r, 2) ? 1 : 4;
     w->max_alive = rng_range(r, 1, MAX_ALIVE);
     w->arrival_one_in = rng_range(r, 1, 30);
@@ -196,7 +170,6 @@ static int32_t count_alive(const struct world *w, uint64_t client)
 
 static const char *arrive(struct world *w, int32_t client)
 {
-    static const char *const salts[] = {"", "a", "b"};
     struct rng *r = &w->rng;
     struct sampling sampling;
     int32_t stop_ids[ORACLE_MAX_STOPS];
@@ -209,7 +182,7 @@ static const char *arrive(struct world *w, int32_t client)
         .max_tokens = rng_range(r, 1, w->max_tokens),
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
-        .cache_salt = {salts[salt], strlen(salts[salt])},
+        .cache_salt = sim_salt(salt),
     };
     int64_t longest;
     int rc, expect = CORE_OK;
@@ -231,9 +204,8 @@ static const char *arrive(struct world *w, int32_t client)
         return "what can fit is refused, or what cannot is admitted";
     /* all that the request pointed to is the caller's again */
     if (rc == CORE_OK) {
-        uint64_t key = (w->options.share_all ? 0 : q.client) * 8 + (uint64_t)salt;
-
-        w->alive[w->n_alive] = oracle_request_new(&q, key);
+        w->alive[w->n_alive] = oracle_request_new(&q, sim_namespace_key(w, q.client, salt));
+        w->alive[w->n_alive]->salt = salt;
         oracle_admitted(w->prefixes, w->alive[w->n_alive++]);
         w->counts->requests++;
         w->counts->choices += (uint64_t)q.n;
@@ -397,6 +369,10 @@ static const char *turn(struct world *w, bool arrivals)
         wrong = cancel(w);
     if (!wrong && !w->fair && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
         wrong = stop(w);
+    if (!wrong && !w->fair && rng_one_in(r, w->hand_one_in)) {
+        wrong = sim_hands(w);
+        wrong = wrong ? wrong : look(w);
+    }
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
     if (!wrong && rng_one_in(r, 2))
@@ -421,9 +397,9 @@ static const char *check_idle(struct world *w)
     if (core_busy(w->core) || stats.seqs_running || stats.seqs_waiting || stats.requests_running ||
         stats.requests_waiting)
         return "no request, but the core is busy";
-    if (stats.blocks_used)
-        return "no request, but used blocks";
-    if (stats.blocks_cached + stats.blocks_free != stats.blocks_total)
+    if (stats.blocks_used != stats.blocks_pinned)
+        return "no request, but used blocks that are not pinned";
+    if (stats.blocks_used + stats.blocks_cached + stats.blocks_free != stats.blocks_total)
         return "blocks are lost";
     if (!w->options.prefix_cache && stats.blocks_cached)
         return "no prefix cache, but cached blocks";
@@ -455,7 +431,9 @@ static const char *live(struct world *w, uint64_t n_steps)
         if (!wrong && !w->fair && rng_one_in(&w->rng, 2000))
             wrong = drain(w); /* an idle phase */
     }
-    return wrong ? wrong : drain(w);
+    if (!wrong)
+        wrong = drain(w);
+    return wrong ? wrong : sim_hands_off(w);
 }
 
 const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *counts)
@@ -480,11 +458,13 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->queried_tokens += stats.queried_tokens;
     counts->held += w->core->n_held_ever;
     counts->evictions += prefix_cache_evictions(w->core->cache);
+    if (wrong) /* a broken core cannot be trusted to free itself */
+        return wrong;
     for (int32_t i = 0; i < w->n_alive; i++)
         oracle_request_free(w->alive[i]);
     core_free(w->core);
     sim_backend_free(w->backend);
     oracle_prefixes_free(w->prefixes);
     free(w);
-    return wrong;
+    return NULL;
 }

@@ -38,6 +38,8 @@ void rig_start(void)
 
 void rig_end(void)
 {
+    inspect_report_free(rig.report);
+    rig.report = NULL;
     core_free(rig.core);
     sim_backend_free(rig.backend);
     rig.core = NULL;
@@ -120,6 +122,26 @@ void rig_run(void)
         ck_assert_int_lt(i, 10000);
         rig_step();
     }
+}
+
+int rig_inspect(const struct inspect_query *q, const int32_t *tokens, int32_t n)
+{
+    int rc;
+
+    inspect_report_free(rig.report);
+    rig.report = NULL;
+    rc = core_inspect(&rig.report, rig.core, q, tokens, n, rig.now_us);
+    if (rc == CORE_INSPECT_OK)
+        ck_assert_int_eq(rig.report->kind, q->kind);
+    rig_look(); /* looking breaks nothing */
+    return rc;
+}
+
+void rig_look_into(enum inspect_kind kind)
+{
+    struct inspect_query q = {.kind = kind, .viewer = 99, .all = true, .limit = 1000, .map = true};
+
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
 }
 
 int32_t rig_count(uint64_t id, enum core_event_type type)

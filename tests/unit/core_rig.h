@@ -2,7 +2,7 @@
 #ifndef NVLLM_TESTS_CORE_RIG_H
 #define NVLLM_TESTS_CORE_RIG_H
 
-#include "engine/core.h"
+#include "engine/core_inspect.h"
 #include "tests/sim/sim_backend.h"
 
 enum { RIG_MAX_EVENTS = 4096, RIG_MAX_PROMPT = 512 };
@@ -16,6 +16,7 @@ struct rig {
     uint64_t last_id;
     int32_t n_events; /* all that was ever told */
     struct core_event events[RIG_MAX_EVENTS];
+    struct inspect_report *report; /* the last one */
 };
 
 /* 64 blocks of 4, 32 rows, 8 sequences, all else as a daemon has it. Change, then start. */
@@ -33,6 +34,11 @@ void rig_commit(void);
 void rig_step(void); /* both */
 void rig_run(void);  /* until nothing is left */
 void rig_look(void); /* takes events and verifies */
+
+/* Asks, with a prompt of n tokens where the question has one; rig.report is the answer. */
+int rig_inspect(const struct inspect_query *q, const int32_t *prompt, int32_t n);
+/* Of everybody, as an admin does. */
+void rig_look_into(enum inspect_kind kind);
 
 int32_t rig_count(uint64_t id, enum core_event_type type);
 const struct core_event *rig_finished(uint64_t id); /* NULL: not yet */

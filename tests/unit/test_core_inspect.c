@@ -8,19 +8,10 @@
 #include "engine/core_inspect.h"
 #include "tests/unit/core_rig.h"
 
-static struct inspect_report *report; /* the last one */
-
 static void set_up(void)
 {
     rig_defaults();
     rig_start();
-}
-
-static void tear_down(void)
-{
-    inspect_report_free(report);
-    report = NULL;
-    rig_end();
 }
 
 static void restart(void)
@@ -37,29 +28,11 @@ static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max
     return rig_ask(&r);
 }
 
-static const struct inspect_report *inspect(const struct inspect_query *q)
-{
-    inspect_report_free(report);
-    report = NULL;
-    ck_assert_int_eq(core_inspect(&report, rig.core, q, rig.now_us), 0);
-    ck_assert_int_eq(report->kind, q->kind);
-    rig_look(); /* looking changes nothing that must hold */
-    return report;
-}
-
-/* Of everybody, as an admin asks. */
-static const struct inspect_report *look(enum inspect_kind kind)
-{
-    struct inspect_query q = {.kind = kind, .viewer = 99, .all = true, .limit = 1000, .map = true};
-
-    return inspect(&q);
-}
-
 static const struct inspect_request *told(uint64_t id)
 {
-    for (int32_t i = 0; i < report->n_requests; i++)
-        if (report->requests[i].id == id)
-            return &report->requests[i];
+    for (int32_t i = 0; i < rig.report->n_requests; i++)
+        if (rig.report->requests[i].id == id)
+            return &rig.report->requests[i];
     ck_abort_msg("request %d is not told", (int)id);
     return NULL;
 }
@@ -80,20 +53,21 @@ START_TEST(requests_in_the_order_of_their_turns)
         if (i == 0)
             rig_next();
     }
-    look(INSPECT_REQUESTS);
-    ck_assert_int_eq(report->n_requests, 6);
-    ck_assert_int_eq(report->total, 6);
-    ck_assert_uint_eq(report->requests[0].id, ids[0]);
-    ck_assert_int_eq(report->requests[0].place, 0);
-    ck_assert_uint_eq(report->requests[1].id, ids[5]);
+    rig_look_into(INSPECT_REQUESTS);
+    ck_assert_int_eq(rig.report->n_requests, 6);
+    ck_assert_int_eq(rig.report->total, 6);
+    ck_assert_uint_eq(rig.report->requests[0].id, ids[0]);
+    ck_assert_int_eq(rig.report->requests[0].place, 0);
+    ck_assert_uint_eq(rig.report->requests[1].id, ids[5]);
     for (int32_t i = 1; i < 6; i++) {
-        ck_assert_int_eq(report->requests[i].place, i);
-        ck_assert_int_eq(report->requests[i].state, INSPECT_WAITING);
+        ck_assert_int_eq(rig.report->requests[i].place, i);
+        ck_assert_int_eq(rig.report->requests[i].state, INSPECT_WAITING);
     }
     rig_commit();
     rig_run();
     for (int32_t i = 1; i < 6; i++)
-        ck_assert(rig_finished(report->requests[i - 1].id) < rig_finished(report->requests[i].id));
+        ck_assert(rig_finished(rig.report->requests[i - 1].id) <
+                  rig_finished(rig.report->requests[i].id));
 }
 END_TEST
 
@@ -104,7 +78,7 @@ START_TEST(a_request_from_waiting_to_its_end)
     uint64_t id = ask(7, 1, 100, 4);
     const struct inspect_request *r;
 
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     r = told(id);
     ck_assert_int_eq(r->state, INSPECT_WAITING);
     ck_assert_uint_eq(r->client, 7);
@@ -113,9 +87,9 @@ START_TEST(a_request_from_waiting_to_its_end)
     ck_assert_int_eq(r->max_tokens, 4);
     ck_assert_uint_eq(r->arrival_us, 1000);
     ck_assert_uint_eq(r->start_us, 0);
-    ck_assert_int_eq(report->stats.queued_tokens, 100);
+    ck_assert_int_eq(rig.report->stats.queued_tokens, 100);
     rig_step();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     r = told(id);
     ck_assert_int_eq(r->state, INSPECT_PREFILL);
     ck_assert_int_eq(r->computed_tokens, 32);
@@ -124,7 +98,7 @@ START_TEST(a_request_from_waiting_to_its_end)
     ck_assert_uint_eq(r->start_us, 2000);
     for (int i = 0; i < 4; i++)
         rig_step();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     r = told(id);
     ck_assert_int_eq(r->state, INSPECT_DECODE);
     ck_assert_int_eq(r->computed_tokens, 100);
@@ -132,10 +106,10 @@ START_TEST(a_request_from_waiting_to_its_end)
     ck_assert_int_eq(r->blocks, 26);
     ck_assert_uint_eq(r->first_us, 5000);
     rig_run();
-    look(INSPECT_REQUESTS);
-    ck_assert_int_eq(report->n_requests, 0);
-    ck_assert_int_eq(report->stats.queued_tokens, 0);
-    ck_assert_int_eq(report->stats.clients, 0);
+    rig_look_into(INSPECT_REQUESTS);
+    ck_assert_int_eq(rig.report->n_requests, 0);
+    ck_assert_int_eq(rig.report->stats.queued_tokens, 0);
+    ck_assert_int_eq(rig.report->stats.clients, 0);
 }
 END_TEST
 
@@ -147,7 +121,7 @@ START_TEST(held_and_preempted_are_told)
     ask(1, 1, 20, 2);
     b = ask(1, 1, 21, 2);
     rig_next();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     ck_assert_int_eq(told(b)->state, INSPECT_HELD);
     ck_assert_int_eq(told(b)->place, 0);
     rig_commit();
@@ -159,7 +133,7 @@ START_TEST(held_and_preempted_are_told)
     a = ask(1, 2, 8, 20);
     while (rig_stats().preemptions == 0)
         rig_step();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     ck_assert_int_eq(told(a)->state, INSPECT_PREEMPTED);
     ck_assert_int_eq(told(a)->preemptions, 1);
     ck_assert_int_eq(told(a)->blocks, 0);
@@ -179,20 +153,20 @@ START_TEST(choices_count_a_block_once)
     rig_step();
     rig_step();
     rig_step();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     ck_assert_int_eq(told(id)->n, 3);
     ck_assert_int_eq(told(id)->blocks, 5 + 3);
     ck_assert_int_eq(told(id)->shared, 0);
     other = ask(1, 1, 21, 8);
     rig_step();
-    look(INSPECT_REQUESTS);
+    rig_look_into(INSPECT_REQUESTS);
     ck_assert_int_eq(told(id)->shared, 5);
     ck_assert_int_eq(told(other)->shared, 5);
-    look(INSPECT_BLOCKS);
-    ck_assert_int_eq(report->n_clients, 1);
-    ck_assert_int_eq(report->clients[0].used, report->stats.blocks_used);
-    ck_assert_int_eq(report->clients[0].requests, 2);
-    ck_assert_int_eq(report->clients[0].running, 4);
+    rig_look_into(INSPECT_BLOCKS);
+    ck_assert_int_eq(rig.report->n_clients, 1);
+    ck_assert_int_eq(rig.report->clients[0].used, rig.report->stats.blocks_used);
+    ck_assert_int_eq(rig.report->clients[0].requests, 2);
+    ck_assert_int_eq(rig.report->clients[0].running, 4);
     rig_run();
 }
 END_TEST
@@ -210,21 +184,21 @@ START_TEST(blocks_add_up)
     rig_step();
     rig_step();
     rig_step();
-    look(INSPECT_BLOCKS);
-    ck_assert_int_eq(report->n_clients, 2);
-    ck_assert_uint_eq(report->clients[0].client, 3);
-    ck_assert_int_eq(report->clients[0].requests, 2);
-    for (int i = 0; i < report->n_clients; i++)
-        used += report->clients[i].used;
-    ck_assert_int_eq(used, report->stats.blocks_used);
-    ck_assert_int_eq(report->n_map, 64);
-    for (int32_t i = 0; i < report->n_map; i++)
-        n[report->map[i]]++;
-    ck_assert_int_eq(n['f'], report->stats.blocks_free);
-    ck_assert_int_eq(n['c'], report->stats.blocks_cached);
+    rig_look_into(INSPECT_BLOCKS);
+    ck_assert_int_eq(rig.report->n_clients, 2);
+    ck_assert_uint_eq(rig.report->clients[0].client, 3);
+    ck_assert_int_eq(rig.report->clients[0].requests, 2);
+    for (int i = 0; i < rig.report->n_clients; i++)
+        used += rig.report->clients[i].used;
+    ck_assert_int_eq(used, rig.report->stats.blocks_used);
+    ck_assert_int_eq(rig.report->n_map, 64);
+    for (int32_t i = 0; i < rig.report->n_map; i++)
+        n[rig.report->map[i]]++;
+    ck_assert_int_eq(n['f'], rig.report->stats.blocks_free);
+    ck_assert_int_eq(n['c'], rig.report->stats.blocks_cached);
     ck_assert_int_gt(n['c'], 0);
     ck_assert_int_gt(n['s'], 0);
-    ck_assert_int_eq(n['u'] + n['s'], report->stats.blocks_used);
+    ck_assert_int_eq(n['u'] + n['s'], rig.report->stats.blocks_used);
     rig_run();
 }
 END_TEST
@@ -240,30 +214,30 @@ START_TEST(viewers_see_their_own)
     rig_step();
     rig_step();
     q.kind = INSPECT_REQUESTS;
-    inspect(&q);
-    ck_assert_int_eq(report->n_requests, 1);
-    ck_assert_int_eq(report->total, 1);
-    ck_assert_uint_eq(report->requests[0].id, mine);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_requests, 1);
+    ck_assert_int_eq(rig.report->total, 1);
+    ck_assert_uint_eq(rig.report->requests[0].id, mine);
     q.kind = INSPECT_BLOCKS;
-    inspect(&q);
-    ck_assert_int_eq(report->n_requests, 1);
-    ck_assert_int_eq(report->n_clients, 1);
-    ck_assert_uint_eq(report->clients[0].client, 2);
-    ck_assert_int_eq(report->clients[0].used, 5);
-    ck_assert_int_gt(report->stats.blocks_used, 5);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_requests, 1);
+    ck_assert_int_eq(rig.report->n_clients, 1);
+    ck_assert_uint_eq(rig.report->clients[0].client, 2);
+    ck_assert_int_eq(rig.report->clients[0].used, 5);
+    ck_assert_int_gt(rig.report->stats.blocks_used, 5);
     rig_run();
     q.kind = INSPECT_CACHE;
-    inspect(&q);
-    ck_assert_int_eq(report->n_prefixes, 1);
-    ck_assert_int_eq(report->total, 1);
-    ck_assert_uint_eq(report->prefixes[0].client, 2);
-    ck_assert_int_eq(report->prefixes[0].n_head, 28);
-    ck_assert_int_eq(report->prefixes[0].head[3], 2003);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_prefixes, 1);
+    ck_assert_int_eq(rig.report->total, 1);
+    ck_assert_uint_eq(rig.report->prefixes[0].client, 2);
+    ck_assert_int_eq(rig.report->prefixes[0].n_head, 28);
+    ck_assert_int_eq(rig.report->prefixes[0].head[3], 2003);
     q.all = true; /* others' too, but not what they say */
-    inspect(&q);
-    ck_assert_int_eq(report->n_prefixes, 2);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_prefixes, 2);
     for (int i = 0; i < 2; i++)
-        ck_assert_int_eq(report->prefixes[i].n_head > 0, report->prefixes[i].client == 2);
+        ck_assert_int_eq(rig.report->prefixes[i].n_head > 0, rig.report->prefixes[i].client == 2);
 }
 END_TEST
 
@@ -276,12 +250,12 @@ START_TEST(shared_cache_is_nobodys)
     restart();
     ask(0, 1, 20, 1);
     rig_run();
-    inspect(&q);
-    ck_assert_int_eq(report->n_prefixes, 0);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_prefixes, 0);
     q.all = true;
-    inspect(&q);
-    ck_assert_int_eq(report->n_prefixes, 1);
-    ck_assert_int_eq(report->prefixes[0].n_head, 0);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_prefixes, 1);
+    ck_assert_int_eq(rig.report->prefixes[0].n_head, 0);
 }
 END_TEST
 
@@ -296,26 +270,26 @@ START_TEST(limits_cut_the_end)
         rig_run();
     }
     q.kind = INSPECT_CACHE;
-    inspect(&q);
-    ck_assert_int_eq(report->total, 5);
-    ck_assert_int_eq(report->n_prefixes, 3);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->total, 5);
+    ck_assert_int_eq(rig.report->n_prefixes, 3);
     for (int32_t i = 0; i + 1 < 3; i++)
-        ck_assert_uint_gt(report->prefixes[i].used_us, report->prefixes[i + 1].used_us);
+        ck_assert_uint_gt(rig.report->prefixes[i].used_us, rig.report->prefixes[i + 1].used_us);
     q.viewer = 1;
-    inspect(&q);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
     for (int32_t i = 0; i < 3; i++) /* used last first */
-        ck_assert_int_eq(report->prefixes[i].head[0], order[4 - i] * 1000);
+        ck_assert_int_eq(rig.report->prefixes[i].head[0], order[4 - i] * 1000);
     for (int32_t i = 0; i < 5; i++)
         ask((uint64_t)i, i, 8, 4);
     q.kind = INSPECT_REQUESTS;
-    inspect(&q);
-    ck_assert_int_eq(report->n_requests, 3);
-    ck_assert_int_eq(report->total, 5);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_requests, 3);
+    ck_assert_int_eq(rig.report->total, 5);
     rig_step();
     q.kind = INSPECT_BLOCKS;
-    inspect(&q);
-    ck_assert_int_eq(report->n_requests, 3);
-    ck_assert_int_eq(report->n_clients, 3);
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_requests, 3);
+    ck_assert_int_eq(rig.report->n_clients, 3);
 }
 END_TEST
 
@@ -327,9 +301,9 @@ START_TEST(prefixes_are_whole_chains)
 
     ask(1, 1, 41, 1);
     rig_run();
-    look(INSPECT_CACHE);
-    ck_assert_int_eq(report->n_prefixes, 1);
-    p = &report->prefixes[0];
+    rig_look_into(INSPECT_CACHE);
+    ck_assert_int_eq(rig.report->n_prefixes, 1);
+    p = &rig.report->prefixes[0];
     ck_assert_int_eq(p->blocks, 10);
     ck_assert_int_eq(p->tokens, 40);
     ck_assert_uint_eq(p->hits, 0);
@@ -340,13 +314,61 @@ START_TEST(prefixes_are_whole_chains)
     rig.now_us += 50000;
     ask(1, 1, 41, 5);
     rig_step();
-    look(INSPECT_CACHE);
-    p = &report->prefixes[0];
-    ck_assert_int_eq(report->n_prefixes, 1);
+    rig_look_into(INSPECT_CACHE);
+    p = &rig.report->prefixes[0];
+    ck_assert_int_eq(rig.report->n_prefixes, 1);
     ck_assert_uint_eq(p->hits, 1);
     ck_assert_int_eq(p->holders, 1);
     ck_assert_uint_eq(p->written_us, written_us);
     ck_assert_uint_gt(p->used_us, written_us);
+    rig_run();
+}
+END_TEST
+
+static enum inspect_why why(uint64_t id)
+{
+    struct inspect_query q = {.kind = INSPECT_EXPLAIN_REQUEST,
+                              .viewer = 9,
+                              .all = true,
+                              .request = id};
+
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert(rig.report->found);
+    ck_assert_uint_eq(rig.report->requests[0].id, id);
+    return rig.report->why;
+}
+
+/* Why a request waits: blocks, slots, another's prefix, or nothing but the next step. */
+START_TEST(explains_why_one_waits)
+{
+    struct inspect_query q = {.kind = INSPECT_EXPLAIN_REQUEST, .viewer = 2};
+    uint64_t a, b, c;
+
+    rig.options.n_blocks = 10;
+    rig.options.max_seqs = 2;
+    restart();
+    a = ask(1, 1, 20, 10);
+    ck_assert_int_eq(why(a), INSPECT_WHY_STEP);
+    b = ask(1, 2, 20, 2);
+    rig_step();
+    ck_assert_int_eq(why(a), INSPECT_WHY_RUNS);
+    ck_assert_int_eq(why(b), INSPECT_WHY_BLOCKS);
+    ck_assert_int_eq(rig.report->blocks_needed, 6);
+    ck_assert_int_eq(rig.report->blocks_available, 5);
+    q.request = a; /* not the viewer's: as if it were not there */
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert(!rig.report->found);
+    rig_run();
+    rig.options.n_blocks = 64;
+    restart();
+    ask(1, 1, 20, 10);
+    b = ask(1, 1, 21, 2);
+    rig_next();
+    ck_assert_int_eq(why(b), INSPECT_WHY_PREFIX);
+    rig_commit();
+    rig_step();
+    c = ask(1, 3, 20, 2);
+    ck_assert_int_eq(why(c), INSPECT_WHY_SEQS);
     rig_run();
 }
 END_TEST
@@ -402,11 +424,11 @@ START_TEST(a_look_at_much_is_quick)
     for (int k = 0; k < 3; k++) {
         q.kind = kinds[k];
         clock_gettime(CLOCK_MONOTONIC, &start);
-        inspect_report_free(report);
-        ck_assert_int_eq(core_inspect(&report, rig.core, &q, 1), 0);
+        inspect_report_free(rig.report);
+        ck_assert_int_eq(core_inspect(&rig.report, rig.core, &q, NULL, 0, 1), 0);
         ms[k] = ms_since(&start);
     }
-    ck_assert_int_eq(report->n_prefixes, 1000);
+    ck_assert_int_eq(rig.report->n_prefixes, 1000);
     printf(
         "of 80,000 blocks and 10,000 requests: requests %.1f ms, blocks %.1f ms, cache %.1f ms\n",
         ms[0], ms[1], ms[2]);
@@ -422,7 +444,7 @@ int main(void)
     SRunner *runner;
     int n_failed;
 
-    tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, requests_in_the_order_of_their_turns);
     tcase_add_test(t, a_request_from_waiting_to_its_end);
@@ -433,6 +455,7 @@ int main(void)
     tcase_add_test(t, shared_cache_is_nobodys);
     tcase_add_test(t, limits_cut_the_end);
     tcase_add_test(t, prefixes_are_whole_chains);
+    tcase_add_test(t, explains_why_one_waits);
     tcase_add_test(t, a_look_at_much_is_quick);
     suite_add_tcase(s, t);
     runner = srunner_create(s);

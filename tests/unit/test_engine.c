@@ -2,15 +2,13 @@
  * every request gets one terminal event and its memory back, whatever happens to it. */
 #include <check.h>
 #include <errno.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/cpu/cpu_backend.h"
-#include "engine/engine.h"
+#include "tests/unit/engine_rig.h"
 
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
@@ -47,140 +45,6 @@ static void growing_info(const struct backend *b, struct backend_info *out)
 {
     cpu_backend.info(b, out);
     out->graph_bytes = atomic_fetch_add(&n_looks, 1) + 1;
-}
-
-static struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv)
-{
-    struct engine_options o = {
-        .model_folder = TEST_MODEL_DIR,
-        .backend = ops,
-        .backend_options = {.block_len = 16,
-                            .max_batch_tokens = 256,
-                            .max_seqs = 8,
-                            .max_seq_len = max_seq_len,
-                            .kv_bytes = kv,
-                            .n_threads = 2},
-        .max_preemptions = 3,
-        .prefix_cache = true,
-        .hash_seed = 7,
-        .n_tokenizer_threads = 2,
-    };
-    struct engine *g;
-    struct err e;
-
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
-    return g;
-}
-
-/* Waits for events, a bounded time: an engine that hangs fails the test. */
-static struct engine_event *take(struct engine *g)
-{
-    struct engine_event *list = engine_take(g);
-
-    while (!list) {
-        struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
-
-        ck_assert_int_eq(poll(&p, 1, 30000), 1);
-        list = engine_take(g);
-    }
-    return list;
-}
-
-static struct engine *start(void)
-{
-    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
-
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
-    ck_assert_int_eq(engine_state(g), ENGINE_READY);
-    return g;
-}
-
-/* ---- requests */
-
-static _Atomic int n_owned; /* requests whose memory has not come back */
-
-static void release(void *owner)
-{
-    (void)owner;
-    atomic_fetch_sub(&n_owned, 1);
-}
-
-static struct engine_request request(uint64_t id, const char *prompt)
-{
-    return (struct engine_request){
-        .id = id,
-        .client = 1000,
-        .priority = CORE_NORMAL,
-        .input = ENGINE_PROMPT,
-        .prompt = {prompt, strlen(prompt)},
-        .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
-        .max_tokens = 40,
-        .n = 1,
-        .stream = true,
-        .release = release,
-    };
-}
-
-static void generate(struct engine *g, const struct engine_request *r)
-{
-    atomic_fetch_add(&n_owned, 1);
-    ck_assert_int_eq(engine_generate(g, r), 0);
-}
-
-/* All that one request was told. */
-struct answer {
-    char text[4096];
-    size_t len;
-    int32_t ids[512];
-    size_t n_ids;
-    int n_deltas, n_terminals;
-    enum core_reason reason;
-    enum engine_event_type terminal;
-    enum engine_error error;
-    struct err message;
-    struct core_usage usage;
-};
-
-static void add(struct answer *a, const struct engine_event *ev)
-{
-    ck_assert_int_eq(a->n_terminals, 0); /* nothing comes after the terminal event */
-    if (ev->type == ENGINE_DELTA) {
-        memcpy(a->text + a->len, ev->text.data, ev->text.len);
-        a->len += ev->text.len;
-        for (size_t i = 0; i < ev->n_ids; i++)
-            a->ids[a->n_ids + i] = ev->ids[i];
-        a->n_ids += ev->n_ids;
-        a->n_deltas++;
-        a->reason = ev->reason;
-        return;
-    }
-    a->n_terminals++;
-    a->terminal = ev->type;
-    a->error = ev->error;
-    if (ev->type == ENGINE_ERROR)
-        a->message = *ev->message;
-    a->usage = ev->usage;
-}
-
-/* Reads events until each of the answers 1 .. n has its terminal event. */
-static void gather(struct engine *g, struct answer *answers, uint64_t n)
-{
-    uint64_t left = n;
-
-    memset(answers, 0, n * sizeof(*answers));
-    while (left) {
-        struct engine_event *list = take(g);
-
-        for (struct engine_event *ev = list; ev; ev = ev->next) {
-            if (ev->type == ENGINE_STATE)
-                continue;
-            ck_assert(ev->request >= 1 && ev->request <= n);
-            add(&answers[ev->request - 1], ev);
-            left -= answers[ev->request - 1].n_terminals;
-        }
-        engine_events_free(list);
-    }
 }
 
 /* ---- tests */
@@ -334,94 +198,6 @@ START_TEST(cancel_is_told_once)
         engine_status(g, &s);
     while (s.core.blocks_used); /* the steps in flight still hold some; a leak would hang here */
     ck_assert_int_eq(s.core.seqs_running + s.core.seqs_waiting, 0);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
-}
-END_TEST
-
-/* The answer to a question, waited for alone; the taker frees it. */
-static struct inspect_report *report_of(struct engine *g, uint64_t id)
-{
-    struct inspect_report *report = NULL;
-
-    while (!report) {
-        struct engine_event *list = take(g);
-
-        for (struct engine_event *ev = list; ev; ev = ev->next) {
-            if (ev->request != id)
-                continue;
-            ck_assert_int_eq(ev->type, ENGINE_REPORT);
-            report = ev->report;
-            ev->report = NULL;
-        }
-        engine_events_free(list);
-    }
-    return report;
-}
-
-static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspect_kind kind)
-{
-    struct inspect_query q = {
-        .kind = kind, .viewer = 1000, .limit = 100, .map = true, .release = release};
-
-    atomic_fetch_add(&n_owned, 1);
-    ck_assert_int_eq(engine_inspect(g, id, &q), 0);
-    return report_of(g, id);
-}
-
-/* An idle engine tells what it has; afterwards what one request left behind is in the cache. */
-START_TEST(idle_engine_is_looked_into)
-{
-    struct engine *g = start();
-    struct engine_request r = request(1, CHAT_SUM);
-    struct inspect_report *report = inspect(g, 100, INSPECT_BLOCKS);
-    struct answer a;
-
-    ck_assert_int_eq(report->n_map, report->stats.blocks_total);
-    ck_assert_int_eq(report->n_clients, 0);
-    inspect_report_free(report);
-    generate(g, &r);
-    gather(g, &a, 1);
-    report = inspect(g, 101, INSPECT_CACHE);
-    ck_assert_int_eq(report->n_prefixes, 1);
-    ck_assert_int_eq(report->prefixes[0].tokens, 16);
-    ck_assert_int_eq(report->prefixes[0].n_head, 16);
-    inspect_report_free(report);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
-}
-END_TEST
-
-/* What is running and what is still with the tokenizer is told, each once, while steps go on; and
- * a question that nobody takes the answer of is no leak. */
-START_TEST(requests_are_told_wherever_they_are)
-{
-    enum { N = 12 };
-    static char long_prompt[60000];
-    struct engine *g = start();
-    struct inspect_report *report;
-    struct inspect_query q = {.kind = INSPECT_REQUESTS, .viewer = 1000, .limit = 1};
-    bool seen[N + 1] = {false};
-
-    memset(long_prompt, 'a', sizeof(long_prompt) - 1);
-    for (uint64_t i = 1; i <= N; i++) {
-        struct engine_request r = request(i, i > 8 ? long_prompt : "Once upon a time");
-
-        r.max_tokens = i > 8 ? 1 : 2000;
-        r.ignore_eos = true;
-        generate(g, &r);
-    }
-    report = inspect(g, 100, INSPECT_REQUESTS);
-    ck_assert_int_ge(report->n_requests, 8);
-    for (int32_t i = 0; i < report->n_requests; i++) {
-        ck_assert(!seen[report->requests[i].id]);
-        seen[report->requests[i].id] = true;
-        ck_assert_uint_eq(report->requests[i].client, 1000);
-    }
-    for (int i = 1; i <= 8; i++)
-        ck_assert(seen[i]);
-    inspect_report_free(report);
-    ck_assert_int_eq(engine_inspect(g, 101, &q), 0);
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
@@ -629,8 +405,6 @@ int main(void)
     tcase_add_test(tc, refuses_while_loading);
     tcase_add_test(tc, refuses_what_never_fits);
     tcase_add_test(tc, cancel_is_told_once);
-    tcase_add_test(tc, idle_engine_is_looked_into);
-    tcase_add_test(tc, requests_are_told_wherever_they_are);
     tcase_add_test(tc, cancel_floods_are_nothing);
     tcase_add_test(tc, cancelled_work_is_not_begun);
     tcase_add_test(tc, backend_death_is_told_to_all);

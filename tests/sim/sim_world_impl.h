@@ -1,0 +1,62 @@
+/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps) and sim_hands.c
+ * (pins, clears and looks) alone. */
+#ifndef NVLLM_TESTS_SIM_WORLD_IMPL_H
+#define NVLLM_TESTS_SIM_WORLD_IMPL_H
+
+#include "engine/core_impl.h"
+#include "engine/core_inspect.h"
+#include "tests/sim/rng.h"
+#include "tests/sim/sim_backend.h"
+#include "tests/sim/sim_oracle.h"
+#include "tests/sim/sim_world.h"
+
+enum { MAX_ALIVE = 96, N_BASES = 4, MAX_PROMPT = 2048, MAX_PINS = 8, N_SALTS = 3 };
+
+/* A prompt whose full blocks are pinned. */
+struct pinned {
+    uint64_t client;
+    int32_t salt, n;
+    int32_t prompt[MAX_PROMPT];
+};
+
+struct world {
+    struct rng rng;
+    struct core_options options;
+    struct sim_backend_options backend_options;
+    struct core *core;
+    struct sim_backend *backend;
+    struct oracle_prefixes *prefixes;
+    struct sim_counts *counts;
+
+    uint64_t now_us, last_id;
+    uint64_t n_committed, last_token_step;
+    int32_t in_flight;
+    int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
+    bool fair;               /* clients of equal class that never stop asking */
+    uint64_t served[5];      /* tokens computed for finished requests, by client */
+    struct oracle_request *alive[MAX_ALIVE];
+    int32_t n_alive, max_alive;
+
+    int32_t n_clients, n_salts, max_n, vocab;
+    int32_t arrival_one_in, cancel_one_in, stop_one_in, deadline_one_in;
+    int32_t max_prompt, max_tokens;
+    int32_t bases[N_BASES][MAX_PROMPT]; /* beginnings that requests share */
+    int32_t n_base[N_BASES];
+    int32_t prompt[MAX_PROMPT];
+
+    int32_t hand_one_in;          /* pins, clears and looks */
+    uint64_t n_cleared[5];        /* times that a client's cache was cleared */
+    struct pinned pins[MAX_PINS]; /* what must stay */
+    int32_t n_pins;
+};
+
+struct text sim_salt(int32_t salt);
+
+/* Requests of equal key may share. */
+uint64_t sim_namespace_key(const struct world *w, uint64_t client, int32_t salt);
+
+/* NULL, or what was wrong. */
+const char *sim_hands(struct world *w);     /* one thing that people do by hand, or none */
+const char *sim_hands_off(struct world *w); /* clears all: nothing may be used then */
+
+#endif

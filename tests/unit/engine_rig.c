@@ -1,0 +1,145 @@
+/* engine_rig.c - see engine_rig.h. */
+#include "tests/unit/engine_rig.h"
+
+#include <check.h>
+#include <poll.h>
+#include <string.h>
+
+struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv)
+{
+    struct engine_options o = {
+        .model_folder = TEST_MODEL_DIR,
+        .backend = ops,
+        .backend_options = {.block_len = 16,
+                            .max_batch_tokens = 256,
+                            .max_seqs = 8,
+                            .max_seq_len = max_seq_len,
+                            .kv_bytes = kv,
+                            .n_threads = 2},
+        .max_preemptions = 3,
+        .prefix_cache = true,
+        .hash_seed = 7,
+        .n_tokenizer_threads = 2,
+    };
+    struct engine *g;
+    struct err e;
+
+    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    return g;
+}
+
+/* Waits for events, a bounded time: an engine that hangs fails the test. */
+struct engine_event *take(struct engine *g)
+{
+    struct engine_event *list = engine_take(g);
+
+    while (!list) {
+        struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
+
+        ck_assert_int_eq(poll(&p, 1, 30000), 1);
+        list = engine_take(g);
+    }
+    return list;
+}
+
+struct engine *start(void)
+{
+    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    ck_assert_int_eq(engine_state(g), ENGINE_READY);
+    return g;
+}
+
+/* ---- requests */
+
+_Atomic int n_owned;
+
+void release(void *owner)
+{
+    (void)owner;
+    atomic_fetch_sub(&n_owned, 1);
+}
+
+struct engine_request request(uint64_t id, const char *prompt)
+{
+    return (struct engine_request){
+        .id = id,
+        .client = 1000,
+        .priority = CORE_NORMAL,
+        .input = ENGINE_PROMPT,
+        .prompt = {prompt, strlen(prompt)},
+        .sampling = {.temperature = 0, .top_p = 1, .repetition_penalty = 1, .n_logprobs = -1},
+        .max_tokens = 40,
+        .n = 1,
+        .stream = true,
+        .release = release,
+    };
+}
+
+void generate(struct engine *g, const struct engine_request *r)
+{
+    atomic_fetch_add(&n_owned, 1);
+    ck_assert_int_eq(engine_generate(g, r), 0);
+}
+
+static void add(struct answer *a, const struct engine_event *ev)
+{
+    ck_assert_int_eq(a->n_terminals, 0); /* nothing comes after the terminal event */
+    if (ev->type == ENGINE_DELTA) {
+        memcpy(a->text + a->len, ev->text.data, ev->text.len);
+        a->len += ev->text.len;
+        for (size_t i = 0; i < ev->n_ids; i++)
+            a->ids[a->n_ids + i] = ev->ids[i];
+        a->n_ids += ev->n_ids;
+        a->n_deltas++;
+        a->reason = ev->reason;
+        return;
+    }
+    a->n_terminals++;
+    a->terminal = ev->type;
+    a->error = ev->error;
+    if (ev->type == ENGINE_ERROR)
+        a->message = *ev->message;
+    a->usage = ev->usage;
+}
+
+/* Reads events until each of the answers 1 .. n has its terminal event. */
+void gather(struct engine *g, struct answer *answers, uint64_t n)
+{
+    uint64_t left = n;
+
+    memset(answers, 0, n * sizeof(*answers));
+    while (left) {
+        struct engine_event *list = take(g);
+
+        for (struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->type == ENGINE_STATE)
+                continue;
+            ck_assert(ev->request >= 1 && ev->request <= n);
+            add(&answers[ev->request - 1], ev);
+            left -= answers[ev->request - 1].n_terminals;
+        }
+        engine_events_free(list);
+    }
+}
+
+struct inspect_report *report_of(struct engine *g, uint64_t id)
+{
+    struct inspect_report *report = NULL;
+
+    while (!report) {
+        struct engine_event *list = take(g);
+
+        for (struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->request != id)
+                continue;
+            ck_assert_int_eq(ev->type, ENGINE_REPORT);
+            report = ev->report;
+            ev->report = NULL;
+        }
+        engine_events_free(list);
+    }
+    return report;
+}

@@ -1,0 +1,45 @@
+/* engine_rig.h - an engine over the bundled model and what it tells, for tests. */
+#ifndef NVLLM_TESTS_ENGINE_RIG_H
+#define NVLLM_TESTS_ENGINE_RIG_H
+
+#include <stdatomic.h>
+
+#include "engine/cpu/cpu_backend.h"
+#include "engine/engine.h"
+
+/* Starts one; kv: bytes of cache. start() waits until the CPU's is ready. */
+struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv);
+struct engine *start(void);
+
+/* Waits for events, a bounded time: an engine that hangs fails the test. */
+struct engine_event *take(struct engine *g);
+
+/* Requests and questions whose memory has not come back; release() counts one less. */
+extern _Atomic int n_owned;
+void release(void *owner);
+
+/* A greedy streaming request of client 1000 for 40 tokens; change, then generate. */
+struct engine_request request(uint64_t id, const char *prompt);
+void generate(struct engine *g, const struct engine_request *r);
+
+/* All that one request was told. */
+struct answer {
+    char text[4096];
+    size_t len;
+    int32_t ids[512];
+    size_t n_ids;
+    int n_deltas, n_terminals;
+    enum core_reason reason;
+    enum engine_event_type terminal;
+    enum engine_error error;
+    struct err message;
+    struct core_usage usage;
+};
+
+/* Reads events until each of the answers 1 .. n has its terminal event. */
+void gather(struct engine *g, struct answer *answers, uint64_t n);
+
+/* The answer to a question, waited for alone; the taker frees it. */
+struct inspect_report *report_of(struct engine *g, uint64_t id);
+
+#endif
