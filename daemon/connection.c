@@ -22,7 +22,7 @@ struct connection {
     struct connection *next_dirty, *next_gone;
     bool dirty;
     bool greeted;
-    bool paused; /* not read from, for unread output */
+    bool paused; /* not read from, for unread output; the timer is that of the slow reader */
     bool ending; /* close when all is written */
     bool gone;
 };
@@ -56,46 +56,14 @@ static void set_timer(struct connection *c, int seconds)
 /* A frame that has begun must end in time; time that we do not read does not count. */
 static void watch_frame(struct connection *c, bool progress)
 {
-    bool waiting = !c->paused && (!c->greeted || frame_decoder_partial(&c->in));
+    bool waiting = !c->greeted || frame_decoder_partial(&c->in);
 
-    if (c->ending || c->gone)
-        return; /* the timer is that of the end */
+    if (c->ending || c->gone || c->paused)
+        return; /* the timer is for another thing */
     if (!waiting)
         evtimer_del(c->timer);
     else if (progress || !evtimer_pending(c->timer, NULL))
         set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
-}
-
-static bool over_half(const struct connection *c)
-{
-    return frame_buffer_bytes(&c->out) > c->shared->max_output_bytes / 2;
-}
-
-/* Hands over whole frames until none is left or the client must read first. */
-static void take_frames(struct connection *c)
-{
-    const struct connection_handler *h = c->shared->handler;
-    const uint8_t *frame;
-    bool progress = false;
-    size_t n;
-    int r = FRAME_MORE;
-
-    while (!c->ending && !c->gone) {
-        if (over_half(c)) {
-            c->paused = true;
-            event_del(c->readable);
-            break;
-        }
-        r = frame_decoder_take(&c->in, &frame, &n);
-        if (r != FRAME_OK)
-            break;
-        progress = true;
-        h->frame(c->owner, frame, n);
-    }
-    count_buffers(c);
-    if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX)
-        h->fault(c->owner, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
-    watch_frame(c, progress);
 }
 
 static void leave(struct connection *c)
@@ -111,6 +79,16 @@ static void leave(struct connection *c)
     evtimer_del(c->timer);
 }
 
+/* Too much is unread although all that the socket takes was written. */
+static void pause_if_slow(struct connection *c)
+{
+    if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
+        return;
+    c->paused = true;
+    event_del(c->readable);
+    set_timer(c, c->shared->slow_reader_s);
+}
+
 static void flush(struct connection *c)
 {
     while (!c->gone && frame_buffer_bytes(&c->out)) {
@@ -122,6 +100,7 @@ static void flush(struct connection *c)
         } else if (errno == EAGAIN) {
             event_add(c->writable, NULL);
             count_buffers(c);
+            pause_if_slow(c);
             return;
         } else if (errno != EINTR) {
             leave(c);
@@ -132,12 +111,43 @@ static void flush(struct connection *c)
         leave(c);
 }
 
-/* Reading goes on once the client has read enough. */
+/* Hands over whole frames until none is left or the client must read first. */
+static void take_frames(struct connection *c)
+{
+    const struct connection_handler *h = c->shared->handler;
+    const uint8_t *frame;
+    bool progress = false;
+    size_t n;
+    int r = FRAME_MORE;
+
+    while (!c->ending && !c->gone) {
+        if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes)
+            flush(c);
+        if (c->paused || c->gone)
+            break;
+        r = frame_decoder_take(&c->in, &frame, &n);
+        if (r != FRAME_OK)
+            break;
+        progress = true;
+        h->frame(c->owner, frame, n);
+    }
+    count_buffers(c);
+    if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX)
+        h->fault(c->owner, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
+    watch_frame(c, progress);
+}
+
+/* All goes on once the client has read enough. */
 static void resume(struct connection *c)
 {
-    if (!c->paused || c->ending || c->gone || over_half(c))
+    if (!c->paused || c->ending || c->gone ||
+        frame_buffer_bytes(&c->out) > c->shared->pause_bytes / 2)
         return;
     c->paused = false;
+    evtimer_del(c->timer);
+    c->shared->handler->resumed(c->owner);
+    if (c->paused || c->ending || c->gone)
+        return;
     event_add(c->readable, NULL);
     take_frames(c);
 }
@@ -184,7 +194,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
         leave(c);
         mark(c);
     } else {
-        c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
+        c->shared->handler->fault(c->owner, c->paused ? CONNECTION_SLOW : CONNECTION_TIMED_OUT);
     }
     c->shared->handler->settle(c->shared->shared);
 }
@@ -256,9 +266,10 @@ int connection_put(struct connection *c, const ProtobufCMessage *message)
 
     if (c->ending || c->gone)
         return CONNECTION_OK;
-    if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes) {
+    if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
         mark(c); /* should it be gone, the next flush says so */
-        flush(c);
+        if (!c->paused)
+            flush(c);
         if (c->gone)
             return CONNECTION_OK;
         if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes)
@@ -283,6 +294,16 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
     event_del(c->readable);
     set_timer(c, LINGER_S);
     mark(c);
+}
+
+bool connection_paused(const struct connection *c)
+{
+    return c->paused;
+}
+
+size_t connection_unread_bytes(const struct connection *c)
+{
+    return frame_buffer_bytes(&c->out);
 }
 
 void connection_drop(struct connection *c)

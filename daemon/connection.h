@@ -1,7 +1,8 @@
 /* connection.h - one client's socket: frames in, frames out, deadlines; nothing of what they mean.
  *
- * What is put is gathered and goes out in one write when the loop's wake-up is settled. While much
- * is unread, nothing more is read from the client; beyond the limit connection_put() refuses.
+ * What is put is gathered and goes out in one write when the loop's wake-up is settled. A client
+ * that leaves much unread is paused: nothing more is read from it until it has read half of that,
+ * and if that takes too long it is a fault. Beyond a further limit connection_put() refuses.
  * Callbacks but buffers come from the loop, never from within a call of these functions. */
 #ifndef NVLLMD_CONNECTION_H
 #define NVLLMD_CONNECTION_H
@@ -20,6 +21,7 @@ enum connection_fault {
     CONNECTION_TOO_LARGE, /* a frame over the limit */
     CONNECTION_GARBAGE,   /* no length of a frame */
     CONNECTION_TIMED_OUT, /* a frame, or the first, did not come in time */
+    CONNECTION_SLOW,      /* paused for too long */
     CONNECTION_NO_MEMORY,
 };
 
@@ -28,6 +30,7 @@ enum connection_fault {
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
+    void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
 };
@@ -38,7 +41,9 @@ struct connections {
     const struct connection_handler *handler;
     void *shared; /* for settle */
     uint32_t max_frame_bytes;
+    size_t pause_bytes; /* unread, that pause it */
     size_t max_output_bytes;
+    int slow_reader_s;
     int hello_timeout_s;
     int frame_timeout_s;
     struct connection *dirty; /* something was put, or the end is near */
@@ -61,6 +66,11 @@ void connection_greeted(struct connection *c);
 /* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW or -ENOMEM. Dropped silently where the
  * connection is ending. */
 int connection_put(struct connection *c, const ProtobufCMessage *message);
+
+/* What is not urgent should not be put now. */
+bool connection_paused(const struct connection *c);
+
+size_t connection_unread_bytes(const struct connection *c);
 
 /* Whatever has been put goes out, message last where it is not NULL, then the connection is gone;
  * nothing more is read. A client that does not read is not waited for long. */

@@ -337,18 +337,19 @@ static int put_explained_prompt(struct connection *c, uint64_t id, const struct 
 
     frame_init(&f, id, EVENT(EXPLANATION));
     f.explanation = &m;
-    m.has_prompt_tokens = m.has_cached_tokens = true;
+    m.has_prompt_tokens = m.has_cached_tokens = m.has_same_tokens = true;
     m.prompt_tokens = count(r->prompt_tokens);
     m.cached_tokens = count(r->cached_tokens);
+    m.same_tokens = count(r->same_tokens);
     m.has_next_id = r->next_id >= 0;
     m.next_id = r->next_id;
     m.n_other_ids = count(r->n_other);
     m.other_ids = (int32_t *)(uintptr_t)r->other; /* packing only reads */
-    n = snprintf(text, sizeof(text), "%d of %d tokens are cached", r->cached_tokens,
-                 r->prompt_tokens);
+    n = snprintf(text, sizeof(text), "%d of %d tokens are cached, a cached prompt begins with %d",
+                 r->cached_tokens, r->prompt_tokens, r->same_tokens);
     if (r->next_id >= 0 && r->n_other > 0)
-        snprintf(text + n, sizeof(text) - (size_t)n,
-                 "; the next is %d, where other prompts go on with %d", r->next_id, r->other[0]);
+        snprintf(text + n, sizeof(text) - (size_t)n, "; then comes %d, and there %d", r->next_id,
+                 r->other[0]);
     m.text = text;
     return connection_put(c, &f.base);
 }

@@ -198,6 +198,12 @@ static void on_fault(void *owner, enum connection_fault fault)
             limit_refuse_text(&e, o, LIMIT_HELLO_TIMEOUT_S, "no Hello came within %" PRId64 " s",
                               o->hello_timeout_s);
         break;
+    case CONNECTION_SLOW:
+        limit_refuse_text(
+            &e, o, LIMIT_SLOW_READER_S,
+            "%zu bytes of answers were there, and too few of them read within %" PRId64 " s",
+            connection_unread_bytes(s->connection), o->slow_reader_s);
+        break;
     case CONNECTION_NO_MEMORY:
         refusal_set(&e, CODE(INTERNAL), "out of memory");
         break;
@@ -218,6 +224,11 @@ static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
     s->output_bytes = output_bytes;
 }
 
+static void on_resumed(void *owner)
+{
+    session_put_held(owner);
+}
+
 static void on_settle(void *shared)
 {
     sessions_settle(shared);
@@ -226,6 +237,7 @@ static void on_settle(void *shared)
 static const struct connection_handler handler = {
     .frame = on_frame,
     .fault = on_fault,
+    .resumed = on_resumed,
     .buffers = on_buffers,
     .settle = on_settle,
 };
@@ -238,7 +250,11 @@ void sessions_limits_changed(struct sessions *s)
 
     s->facts.max_frame_bytes = (uint32_t)o->max_frame_bytes;
     s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
+    s->connections.pause_bytes =
+        (size_t)(o->output_pause_bytes < o->max_output_bytes ? o->output_pause_bytes
+                                                             : o->max_output_bytes);
     s->connections.max_output_bytes = (size_t)o->max_output_bytes;
+    s->connections.slow_reader_s = (int)o->slow_reader_s;
     s->connections.hello_timeout_s = (int)o->hello_timeout_s;
     s->connections.frame_timeout_s = (int)o->frame_timeout_s;
 }
@@ -292,7 +308,8 @@ static void turn_away(struct sessions *s, int fd, const struct refusal *why)
     Nvllm__V1__Error e;
 
     if (log_due(&s->busy_logged_ms, 1000))
-        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "%s", "");
+        log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
+                 s->facts.connections);
     reply_error_init(&e, why);
     f.has_id = true;
     f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
@@ -392,7 +409,12 @@ void sessions_end_all(struct sessions *s)
         connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
 }
 
-/* The connection that holds the most, of this account's or of all (NULL). */
+static size_t bytes_of(const struct session *s)
+{
+    return s->input_bytes + s->output_bytes + s->held_bytes;
+}
+
+/* Who holds the most, of this account's or of all (NULL). */
 static struct session *largest_holder(const struct sessions *s, const struct account *account)
 {
     struct session *largest = NULL;
@@ -402,8 +424,7 @@ static struct session *largest_holder(const struct sessions *s, const struct acc
 
         if (account && one->account != account)
             continue;
-        if (!largest ||
-            one->input_bytes + one->output_bytes > largest->input_bytes + largest->output_bytes)
+        if (!largest || bytes_of(one) > bytes_of(largest))
             largest = one;
     }
     return largest;
@@ -420,11 +441,11 @@ static void shed(struct sessions *s, const struct account *account, enum limit l
            limit_value(s->options, limit)) {
         struct session *one = largest_holder(s, account);
 
-        if (!one || one->input_bytes + one->output_bytes == 0)
+        if (!one || bytes_of(one) == 0)
             return;
         log_event(LOG_LEVEL_WARNING, "connection_dropped", "uid=%u pid=%d bytes=%zu why=%s",
-                  (unsigned)one->account->uid, (int)one->pid, one->input_bytes + one->output_bytes,
-                  limit_option(limit));
+                  (unsigned)one->account->uid, (int)one->pid, bytes_of(one), limit_option(limit));
+        session_abandon_requests(one);
         connection_drop(one->connection);
     }
 }

@@ -47,6 +47,22 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
 
 /* ---- looking in */
 
+/* Tokens that have to be found or computed for an answer. */
+static uint64_t tokens_of(const struct inspect_query *q)
+{
+    if (q->kind != INSPECT_CACHE_PIN && q->kind != INSPECT_EXPLAIN_PROMPT)
+        return 0;
+    switch (q->input) {
+    case INSPECT_PROMPT:
+        return session_tokens(q->prompt.len);
+    case INSPECT_PROMPT_IDS:
+        return q->n_prompt_ids;
+    case INSPECT_CHAT:
+        break;
+    }
+    return session_tokens(chat_bytes(q->chat));
+}
+
 static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
                          struct request_owner **owner, struct refusal *e)
 {
@@ -66,8 +82,12 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
             return refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
                                     q.request);
     }
+    /* What is pinned is computed where it is not there: that is work as any other. */
+    r = session_refuse(s, q.kind == INSPECT_CACHE_PIN && !q.unpin, tokens_of(&q), e);
+    if (r < 0)
+        return r;
     *owner = request_owner_new(u, s->account);
-    p = *owner ? session_enter(s, f->id, 0, 0) : NULL;
+    p = *owner ? session_enter(s, f->id, 0, tokens_of(&q)) : NULL;
     if (!p)
         return -ENOMEM;
     q.owner = *owner;

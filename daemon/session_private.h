@@ -4,6 +4,7 @@
 #ifndef NVLLMD_SESSION_PRIVATE_H
 #define NVLLMD_SESSION_PRIVATE_H
 
+#include "daemon/held.h"
 #include "daemon/rights.h"
 #include "daemon/session.h"
 #include "engine/list.h"
@@ -17,7 +18,8 @@ struct session {
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
-    size_t input_bytes, output_bytes; /* counted on the account */
+    size_t input_bytes, output_bytes; /* of the connection, as they are on the account */
+    size_t held_bytes;                /* of requests' deltas while it is paused, likewise */
     pid_t pid;
     bool admin;
     bool greeted;
@@ -33,6 +35,7 @@ struct pending {
     int32_t n;              /* choices of generate, 0 for others */
     uint64_t told;          /* bit i: choice i has its finish reason */
     uint64_t queued_tokens; /* still on the account */
+    struct held *held;      /* deltas for a client that does not read now */
 };
 
 uint64_t session_now_us(void);
@@ -57,10 +60,16 @@ void pending_cancel(struct sessions *s, struct pending *p);
 /* Out of both tables and off the accounts. */
 void pending_forget(struct sessions *s, struct pending *p);
 
+/* The client reads again: what was gathered for it goes out. */
+void session_put_held(struct session *s);
+
 /* Why no request that needs the engine is taken now: 0, or -EINVAL with *e. new_work: it makes
  * some, and is refused while draining. */
 int session_refuse(const struct session *s, bool new_work, uint64_t queued_tokens,
                    struct refusal *e);
+
+/* What a text counts for among queued_tokens, before it is known how many they are. */
+uint64_t session_tokens(size_t n_bytes);
 
 /* Enters a request into both tables; NULL: no memory. */
 struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,

@@ -25,8 +25,20 @@ static void leave_queue(struct pending *p)
     p->queued_tokens = 0;
 }
 
+/* Takes the first of what is held off the account, and frees it. */
+static void drop_held(struct pending *p)
+{
+    size_t bytes = held_bytes(p->held);
+
+    account_sub(p->account, ACCOUNT_OUTPUT_BYTES, bytes);
+    p->session->held_bytes -= bytes;
+    held_pop(&p->held);
+}
+
 static void free_pending(struct pending *p)
 {
+    while (p->held)
+        drop_held(p);
     leave_queue(p);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
     account_unref(p->account);
@@ -47,6 +59,8 @@ void session_abandon_requests(struct session *s)
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
+        while (p->held)
+            drop_held(p);
         p->session = NULL;
         pending_cancel(s->shared, p);
     }
@@ -95,8 +109,12 @@ int session_refuse(const struct session *s, bool new_work, uint64_t queued_token
         if (n > limit_value(o, limits[i][0]) + reserve)
             return limit_refuse(e, o, limits[i][0], "", n);
         n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS] + queued_tokens;
-        if (queued_tokens && n > limit_value(o, limits[i][1]))
-            return limit_refuse(e, o, limits[i][1], "", n);
+        if (queued_tokens && n > limit_value(o, limits[i][1])) {
+            limit_refuse(e, o, limits[i][1], "", n);
+            if (queued_tokens > e->limit_value)
+                e->code = CODE(TOO_LONG); /* waiting would not help */
+            return -EINVAL;
+        }
         n = atomic_load(&sums[i]->request_bytes);
         if (n >= limit_value(o, limits[i][2]))
             return limit_refuse(e, o, limits[i][2], "", n);
@@ -145,20 +163,20 @@ static struct pending *take_over(struct session *s, const Nvllm__V1__ClientFrame
     return *owner ? session_enter(s, f->id, n, queued_tokens) : NULL;
 }
 
-static uint64_t tokens_of_bytes(size_t n)
+uint64_t session_tokens(size_t n_bytes)
 {
-    return n / BYTES_A_TOKEN + 1;
+    return n_bytes / BYTES_A_TOKEN + 1;
 }
 
 static uint64_t tokens_of_request(const struct engine_request *r)
 {
     switch (r->input) {
     case ENGINE_PROMPT:
-        return tokens_of_bytes(r->prompt.len);
+        return session_tokens(r->prompt.len);
     case ENGINE_PROMPT_IDS:
         return r->n_prompt_ids;
     case ENGINE_CHAT:
-        return tokens_of_bytes(chat_bytes(r->chat));
+        return session_tokens(chat_bytes(r->chat));
     }
     return 0;
 }
@@ -194,9 +212,9 @@ static int start_tokenize(struct session *s, const Nvllm__V1__ClientFrame *f, st
     struct text text;
     int r = request_tokenize(&text, f->tokenize, &all->rules, e);
 
-    if (r < 0 || (r = session_refuse(s, true, tokens_of_bytes(text.len), e)) < 0)
+    if (r < 0 || (r = session_refuse(s, true, session_tokens(text.len), e)) < 0)
         return r;
-    p = take_over(s, f, u, 0, tokens_of_bytes(text.len), owner);
+    p = take_over(s, f, u, 0, session_tokens(text.len), owner);
     if (!p)
         return -ENOMEM;
     r = engine_tokenize(all->engine, p->id, text, f->tokenize->has_special && f->tokenize->special,
@@ -237,9 +255,9 @@ static int start_render(struct session *s, const Nvllm__V1__ClientFrame *f, stru
     if (!f->render->chat)
         return refusal_of_field(e, CODE(INVALID), "chat", "is missing");
     r = request_chat(&chat, f->render->chat, u, &all->rules, e);
-    if (r < 0 || (r = session_refuse(s, true, tokens_of_bytes(chat_bytes(chat)), e)) < 0)
+    if (r < 0 || (r = session_refuse(s, true, session_tokens(chat_bytes(chat)), e)) < 0)
         return r;
-    p = take_over(s, f, u, 0, tokens_of_bytes(chat_bytes(chat)), owner);
+    p = take_over(s, f, u, 0, session_tokens(chat_bytes(chat)), owner);
     if (!p)
         return -ENOMEM;
     r = engine_render(all->engine, p->id, chat, *owner, request_owner_release);
@@ -283,6 +301,46 @@ bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct un
 
 /* ---- from the engine */
 
+/* Puts all that is held for a request. */
+static int put_held(struct pending *p)
+{
+    int r = CONNECTION_OK;
+
+    while (p->held && r == CONNECTION_OK) {
+        r = reply_delta(p->session->connection, p->client_id, held_delta(p->held));
+        drop_held(p);
+    }
+    return r;
+}
+
+void session_put_held(struct session *s)
+{
+    struct pending *p;
+    size_t at = 0;
+    int r = CONNECTION_OK;
+
+    while (r == CONNECTION_OK && s->held_bytes && !connection_paused(s->connection) &&
+           (p = id_map_next(&s->requests, &at)))
+        r = put_held(p);
+    session_check_put(s, r);
+}
+
+/* A client that is paused has its tokens gathered: what it leaves unread would else be frames of
+ * one token each. */
+static int hold(struct sessions *s, struct pending *p, const struct engine_event *ev)
+{
+    struct session *one = p->session;
+    size_t bytes = 0;
+    int r = held_add(&p->held, ev, &bytes);
+
+    account_add(p->account, ACCOUNT_OUTPUT_BYTES, bytes);
+    one->held_bytes += bytes;
+    if (r == 0 && connection_unread_bytes(one->connection) + one->held_bytes >
+                      (size_t)s->options->max_output_bytes)
+        return CONNECTION_E_SLOW;
+    return r;
+}
+
 /* Choices that the engine has not told their end of learn it before the request's own. */
 static int finish_choices(struct connection *c, struct pending *p, const struct engine_event *ev)
 {
@@ -325,16 +383,21 @@ static int tell(struct sessions *s, struct pending *p, const struct engine_event
     case ENGINE_DELTA:
         if (ev->reason != CORE_REASON_NONE)
             p->told |= UINT64_C(1) << ev->choice;
+        if (connection_paused(c))
+            return hold(s, p, ev);
         return reply_delta(c, p->client_id, ev);
     case ENGINE_DONE:
-        r = finish_choices(c, p, ev);
+        r = put_held(p);
+        if (r == CONNECTION_OK)
+            r = finish_choices(c, p, ev);
         return r == CONNECTION_OK ? reply_done(c, p->client_id, &ev->usage) : r;
     case ENGINE_TOKENS:
         return reply_tokens(c, p->client_id, ev, engine_tokenizer(s->engine));
     case ENGINE_TEXT:
         return reply_text(c, p->client_id, ev);
     case ENGINE_ERROR:
-        return tell_error(s, p, ev);
+        r = put_held(p);
+        return r == CONNECTION_OK ? tell_error(s, p, ev) : r;
     case ENGINE_REPORT:
         return session_report(s, p, ev->report);
     case ENGINE_STATE:

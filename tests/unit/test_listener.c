@@ -265,6 +265,52 @@ START_TEST(socket_of_systemd_is_taken)
 }
 END_TEST
 
+/* A socket that was removed is made anew with mode and lock; the old descriptor is over. */
+START_TEST(removed_socket_is_mended)
+{
+    struct listener *l;
+    struct stat st;
+
+    ck_assert_int_eq(open_path(&l), 0);
+    ck_assert(listener_intact(l));
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(unlink(lock_path), 0);
+    ck_assert(!listener_intact(l));
+    ck_assert_int_eq(listener_mend(l, &e), 0);
+    ck_assert(listener_intact(l));
+    ck_assert_int_eq(stat(path, &st), 0);
+    ck_assert_int_eq(st.st_mode & 0777, 0640);
+    ck_assert_int_eq(connect_path(), 0);
+    ck_assert_int_ge(accept(listener_fd(l), NULL, NULL), 0);
+    ck_assert_int_eq(access(lock_path, F_OK), 0);
+    listener_free(l);
+    ck_assert_int_eq(access(path, F_OK), -1);
+    ck_assert_int_eq(access(lock_path, F_OK), -1);
+}
+END_TEST
+
+/* What others have put in the socket's place is replaced when it is dead, and left alone else. */
+START_TEST(replaced_socket_is_mended_or_left)
+{
+    struct listener *l;
+    int other;
+
+    ck_assert_int_eq(open_path(&l), 0);
+    ck_assert_int_eq(unlink(path), 0);
+    other = leave_socket(true);
+    ck_assert(!listener_intact(l));
+    ck_assert_int_eq(listener_mend(l, &e), -EADDRINUSE);
+    ck_assert_int_ge(listener_fd(l), 0); /* the old one, whoever still knows it */
+    ck_assert(!listener_intact(l));
+    close(other);
+    ck_assert_int_eq(listener_mend(l, &e), 0);
+    ck_assert(listener_intact(l));
+    listener_stop(l);
+    ck_assert(listener_intact(l)); /* nothing to be looked after any more */
+    listener_free(l);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("listener");
@@ -282,6 +328,8 @@ int main(void)
     tcase_add_test(t, paths_are_checked);
     tcase_add_test(t, unknown_group_is_refused);
     tcase_add_test(t, one_of_many_wins);
+    tcase_add_test(t, removed_socket_is_mended);
+    tcase_add_test(t, replaced_socket_is_mended_or_left);
     tcase_add_test(t, nothing_is_inherited_without_systemd);
     tcase_add_test(t, socket_of_systemd_is_taken);
     suite_add_tcase(s, t);

@@ -3,6 +3,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -268,6 +269,50 @@ START_TEST(help_prints_the_table)
 }
 END_TEST
 
+/* The keys of a list, in the order of the table, with blanks between. */
+static const char *keys(const char *const *list, int n)
+{
+    static char text[1024];
+
+    text[0] = '\0';
+    for (int i = 0; i < n; i++)
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), "%s%s", i ? " " : "", list[i]);
+    return text;
+}
+
+/* Options read anew: limits, the drain's time and the log's level change, all else is named. */
+START_TEST(what_can_change_changes)
+{
+    struct options fresh;
+    struct options_change c;
+
+    ck_assert_int_eq(options_init(&fresh, &e), 0);
+    options_take(&o, &fresh, &c);
+    ck_assert_int_eq(c.n_changed + c.n_needs_restart, 0);
+    ck_assert_int_eq(options_set(&fresh, "limits.requests", "5", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "limits.frame_bytes", "1M", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "daemon.log_level", "debug", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "daemon.drain_timeout_s", "7", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "daemon.socket", "/tmp/other", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "cache.kv_memory", "50%", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "cache.block_len", "32", &e), 0);
+    options_take(&o, &fresh, &c);
+    ck_assert_str_eq(keys(c.changed, c.n_changed),
+                     "daemon.drain_timeout_s daemon.log_level limits.frame_bytes limits.requests");
+    ck_assert_str_eq(keys(c.needs_restart, c.n_needs_restart),
+                     "daemon.socket cache.block_len cache.kv_memory");
+    ck_assert_int_eq(o.max_requests, 5);
+    ck_assert_int_eq(o.max_frame_bytes, 1 << 20);
+    ck_assert_int_eq(o.drain_timeout_s, 7);
+    ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");
+    ck_assert_int_eq(o.block_len, 16);
+    options_take(&o, &fresh, &c); /* what needs a restart goes on needing it */
+    ck_assert_int_eq(c.n_changed, 0);
+    ck_assert_int_eq(c.n_needs_restart, 3);
+    options_deinit(&fresh);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("options");
@@ -277,6 +322,7 @@ int main(void)
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, defaults_are_those_of_the_manual);
+    tcase_add_test(t, what_can_change_changes);
     tcase_add_test(t, numbers_keep_their_range);
     tcase_add_test(t, block_len_is_a_power_of_two);
     tcase_add_test(t, memory_is_bytes_or_a_fraction);

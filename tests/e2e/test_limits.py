@@ -1,0 +1,352 @@
+"""Each limit: what is over it is refused by name, others notice nothing, and it is free again
+afterwards."""
+
+import contextlib
+import time
+
+import harness
+import roles
+import wire
+from harness import Case, Daemon, SharedDaemon, scaled, wait_for
+
+SMALL = "cache.kv_memory=64M"
+SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
+LONG = {"prompt": "Once upon a time", "max_tokens": 3500, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+
+
+class OfOneRequest(SharedDaemon):
+    """What one request may ask for, each just at its limit and just over it."""
+
+    options = (SMALL, "limits.prompt_bytes=1000", "limits.prompt_tokens=100",
+               "limits.max_tokens=50", "limits.choices=2", "limits.logprobs=3", "limits.stops=2",
+               "limits.stop_bytes=5", "limits.stop_token_ids=3", "limits.logit_bias=4",
+               "limits.salt_bytes=6", "limits.frame_bytes=64K")
+
+    def ask(self, w, **request):
+        return w.generate(**{**SHORT, **request}).error
+
+    def expect(self, limit, value, field, good, bad, code="ERROR_INVALID"):
+        with self.subTest(limit), self.daemon.connect() as w:
+            self.assertIsNone(self.ask(w, **good))
+            error = self.ask(w, **bad)
+            self.assertIsNotNone(error, "it was accepted")
+            self.assertEqual((error["code"], error["limit"], error["limit_value"],
+                              error.get("field"), error["retryable"]),
+                             (code, "limits." + limit, value, field, False))
+            self.assertIn("limits." + limit, error["message"])
+            self.assertIsNone(self.ask(w, **good))  # the connection goes on
+
+    def test_each(self):
+        def sampling(**fields):
+            return {"sampling": fields}
+
+        long = "TOO_LONG"
+        self.expect("prompt_bytes", 1000, "prompt", {"prompt": b"a" * 90},
+                    {"prompt": b"a" * 1001}, "ERROR_" + long)
+        self.expect("prompt_tokens", 100, "prompt", {"prompt": b"1" * 100},
+                    {"prompt": b"1" * 101}, "ERROR_" + long)
+        self.expect("prompt_tokens", 100, "prompt_ids", {"prompt": b"a"},
+                    {"prompt_ids": {"ids": [7] * 101}}, "ERROR_" + long)
+        self.expect("prompt_tokens", 100, "chat", {"prompt": b"a"},
+                    {"chat": {"messages": [{"role": "user", "content": b"1" * 200}]}},
+                    "ERROR_" + long)
+        self.expect("max_tokens", 50, "max_tokens", {"max_tokens": 50}, {"max_tokens": 51},
+                    "ERROR_" + long)
+        self.expect("choices", 2, "n", {"n": 2}, {"n": 3})
+        self.expect("logprobs", 3, "sampling.logprobs", sampling(logprobs=3), sampling(logprobs=4))
+        self.expect("stops", 2, "stop", {"stop": [b"x"] * 2}, {"stop": [b"x"] * 3})
+        self.expect("stop_bytes", 5, "stop", {"stop": [b"xxxxx"]}, {"stop": [b"xxxxxx"]})
+        self.expect("stop_token_ids", 3, "sampling.stop_token_ids",
+                    sampling(stop_token_ids=[1] * 3), sampling(stop_token_ids=[1] * 4))
+        bias = [{"id": i, "bias": 1.0} for i in range(5)]
+        self.expect("logit_bias", 4, "sampling.logit_bias", sampling(logit_bias=bias[:4]),
+                    sampling(logit_bias=bias))
+        self.expect("salt_bytes", 6, "cache_salt", {"cache_salt": b"x" * 6},
+                    {"cache_salt": b"x" * 7})
+
+    def test_an_answer_of_open_length(self):
+        """Who does not say how many tokens gets the limit's."""
+        with self.daemon.connect() as w:
+            id_ = w.new_id()
+            w.send(id_, generate={"prompt": b"a", "sampling": {"ignore_eos": True}})
+            answer = w.collect([id_])[id_]
+            self.assertEqual(answer.done["usage"]["completion_tokens"], 50)
+
+    def test_texts_of_other_operations(self):
+        """Tokenize and render keep to the same size of text."""
+        with self.daemon.connect() as w:
+            for op in ({"tokenize": {"text": b"a" * 1001}},
+                       {"explain": {"prompt": b"a" * 1001}},
+                       {"pin_cache": {"prompt": b"a" * 1001}},
+                       {"render": {"chat": {"messages": [
+                           {"role": "user", "content": b"a" * 1001}]}}}):
+                error = w.ask(**op)["error"]
+                self.assertEqual(error["limit"], "limits.prompt_bytes", op)
+
+    def test_frame(self):
+        """A frame over the limit ends its connection, by name."""
+        with self.daemon.connect() as w:
+            w.raw(wire.varint(65537))
+            error = w.receive()["error"]
+            self.assertEqual((error["code"], error["limit"], error["limit_value"]),
+                             ("ERROR_PROTOCOL", "limits.frame_bytes", 65536))
+            with self.assertRaises(wire.Closed):
+                w.receive()
+
+
+class Times(Case):
+    def test_hello_and_frames(self):
+        """Hello, and a frame that was begun, must come in time, however slowly bytes drip."""
+        with Daemon(SMALL, "limits.hello_timeout_s=1", "limits.frame_timeout_s=2") as d:
+            with d.connect(hello=False) as w:
+                error = w.receive()["error"]
+                self.assertEqual((error["limit"], error["limit_value"]),
+                                 ("limits.hello_timeout_s", 1))
+            with d.connect() as w:
+                begin = time.monotonic()
+                w.raw(wire.varint(1000))
+                error = None
+                while error is None and time.monotonic() - begin < 20:
+                    w.raw(b"\n")
+                    w.sock.settimeout(0.3)
+                    with contextlib.suppress(TimeoutError):
+                        error = w.receive()["error"]
+                self.assertEqual((error["limit"], error["limit_value"]),
+                                 ("limits.frame_timeout_s", 2))
+                self.assertLess(time.monotonic() - begin, scaled(4, 10))
+
+
+class OfOneUser(Case):
+    """One user cannot take what others need."""
+
+    def setUp(self):
+        roles.need_root()
+
+    def busy(self, error, limit, value):
+        self.assertIsNotNone(error, "it was accepted")
+        self.assertEqual((error["code"], error["limit"], error["limit_value"]),
+                         ("ERROR_BUSY", "limits." + limit, value), error)
+        self.assertTrue(error["retryable"] and error["retry_after_ms"] > 0)
+
+    def turned_away(self, d, uid, limit, value):
+        with self.assertRaises((wire.Closed, KeyError, OSError)), \
+                roles.connect(d, uid, hello=False) as w:
+            self.busy(w.receive()["error"], limit, value)
+            w.receive()
+
+    def test_connections(self):
+        """A user's connections, all users' connections, and what admins may have beyond."""
+        with Daemon(SMALL, "limits.connections_per_uid=3", "limits.connections=5",
+                    "limits.admin_connections=2") as d, contextlib.ExitStack() as stack:
+            mine = [stack.enter_context(roles.connect(d, roles.USER)) for _ in range(3)]
+            self.turned_away(d, roles.USER, "connections_per_uid", 3)
+            others = [stack.enter_context(roles.connect(d, roles.OTHER)) for _ in range(2)]
+            self.turned_away(d, roles.OTHER, "connections", 5)
+            roots = [stack.enter_context(d.connect()) for _ in range(2)]
+            self.turned_away(d, 0, "connections", 5)
+            for w in mine + others + roots:
+                self.assertIsNone(w.generate(**SHORT).error)
+            mine.pop().close()
+            for w in roots:  # they count among all
+                w.close()
+            with self.freed(d, roles.USER) as w:
+                self.assertIsNone(w.generate(**SHORT).error)
+
+    @contextlib.contextmanager
+    def freed(self, d, uid):
+        """A connection, once the daemon has seen that there is room again."""
+        def try_():
+            try:
+                return roles.connect(d, uid)
+            except (wire.Closed, KeyError, OSError):
+                return None
+
+        with wait_for(try_, 5, "room for a connection") as w:
+            yield w
+
+    def test_requests(self):
+        """A user's requests, on however many connections; others' go on, admins step in."""
+        with Daemon(SMALL, "limits.requests_per_uid=4", "limits.requests=6",
+                    "limits.admin_requests=2") as d, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.USER) as w2, roles.connect(d, roles.OTHER) as other, \
+                d.connect() as root:
+            for i in range(1, 5):
+                w.send(i, generate=LONG)
+            w.receive()
+            self.busy(w2.generate(**SHORT).error, "requests_per_uid", 4)
+            self.busy(w2.ask(list_requests={})["error"], "requests_per_uid", 4)
+            self.assertEqual(w2.status()["state"], "STATE_READY")
+            self.assertIsNone(other.generate(**SHORT).error)
+            other.send(1001, generate=LONG)
+            other.send(1002, generate=LONG)
+            other.send(1003, generate=SHORT)
+            while (reply := other.receive())["id"] != 1003:
+                pass
+            self.busy(reply["error"], "requests", 6)
+            seen = root.ask(list_requests={})["request_list"]
+            self.assertEqual(seen["total"], 6)
+            for info in seen["requests"]:
+                self.assertTrue(root.ask(cancel={"request": info["request"]})
+                                ["cancelled"]["found"])
+            w.collect(range(1, 5))
+            self.assertIsNone(w2.generate(**SHORT).error)
+
+    def test_requests_of_a_connection(self):
+        """As many as the limit of the connection, and no more."""
+        with Daemon(SMALL, "limits.requests_per_connection=3") as d, d.connect() as w, \
+                d.connect() as other:
+            for i in range(1, 5):
+                w.send(i, generate=LONG)
+            while (reply := w.receive())["id"] != 4:
+                pass
+            self.busy(reply["error"], "requests_per_connection", 3)
+            self.assertIsNone(other.generate(**SHORT).error)
+
+    def test_queued_tokens(self):
+        """Prompts that wait: a user's tokens are bounded, and freed as answers begin."""
+        prompt = {"ids": [7] * 400}
+        with Daemon(SMALL, "limits.queued_tokens_per_uid=1000", "limits.queued_tokens=1500",
+                    "scheduler.max_seqs=1") as d, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.OTHER) as other, d.connect() as root:
+            root.send(1, generate=LONG)
+            root.receive()  # the one that runs: all others wait
+            for i in range(1, 4):
+                w.send(i, generate={"prompt_ids": prompt, "max_tokens": 1, "stream": True})
+            self.busy(w.receive()["error"], "queued_tokens_per_uid", 1000)
+            other.send(1, generate={"prompt_ids": prompt, "max_tokens": 1})
+            other.send(2, generate={"prompt_ids": prompt, "max_tokens": 1})
+            self.busy(other.receive()["error"], "queued_tokens", 1500)
+            root.send(2, cancel={"target": 1})
+            for one, ids in (w, [1, 2]), (other, [1]):
+                for answer in one.collect(ids).values():
+                    self.assertIsNone(answer.error)
+            for i in range(5, 7):
+                self.assertIsNone(w.generate(prompt_ids=prompt, max_tokens=1).error)
+
+    def test_a_prompt_that_never_fits(self):
+        """What is over the limit by itself is too long: to come again would not help."""
+        with Daemon(SMALL, "limits.queued_tokens_per_uid=100") as d, d.connect() as w:
+            error = w.generate(prompt_ids={"ids": [7] * 101}, max_tokens=1).error
+            self.assertEqual((error["code"], error["limit"], error["retryable"]),
+                             ("ERROR_TOO_LONG", "limits.queued_tokens_per_uid", False))
+
+    def test_memory_of_buffers(self):
+        """Over a user's limit its largest holder goes; others', who hold more, stay."""
+        with Daemon("cache.kv_memory=16M", "limits.buffer_bytes_per_uid=12M",
+                    "limits.frame_bytes=8M") as d, contextlib.ExitStack() as stack:
+            other = stack.enter_context(roles.connect(d, roles.OTHER))
+            other.raw(wire.varint(6 << 20) + bytes(5 << 20))
+            mine = [stack.enter_context(roles.connect(d, roles.USER)) for _ in range(6)]
+            small = stack.enter_context(roles.connect(d, roles.USER))
+            for w in mine:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    w.raw(wire.varint(4 << 20) + bytes(3 << 20))
+            wait_for(lambda: "why=limits.buffer_bytes_per_uid" in d.log(), 5, "one was dropped")
+            self.assertIsNone(small.generate(**SHORT).error)
+            self.assertNotIn(f"dropped uid={roles.OTHER}", d.log())
+            other.raw(bytes(1 << 20))  # its frame comes to its end: it is no message
+            self.assertEqual(other.receive()["error"]["code"], "ERROR_PROTOCOL")
+
+    def test_nothing_is_left(self):
+        """After users of all kinds have left in all ways, nothing is on any account: the daemon
+        asserts it when the last connection of a user goes."""
+        with Daemon(SMALL) as d:
+            for round_ in range(scaled(20, 5)):
+                for uid in roles.USER, roles.OTHER, roles.USER + round_ + 10:
+                    with roles.connect(d, uid) as w:
+                        for i in range(1, 6):
+                            w.send(i, generate={**LONG, "n": 1 + i % 3})
+                        w.send(7, tokenize={"text": b"a" * 50000})
+                        w.send(8, list_requests={})
+                        if round_ % 3:
+                            w.receive()
+                        if round_ % 2:
+                            w.raw(wire.varint(5000) + bytes(3000))
+            d.wait_idle()
+
+
+class SlowReaders(Case):
+    """A client that does not read is paused, then cut off; others notice nothing."""
+
+    WORDY = {**LONG, "sampling": {**LONG["sampling"], "logprobs": 20}}
+
+    def stall(self, w, n):
+        """Many streams that nobody reads."""
+        for i in range(1, n + 1):
+            w.send(i, generate=self.WORDY)
+
+    def test_paused_and_resumed(self):
+        """Who reads again in time has lost nothing: the tokens are those of a quick reader."""
+        with Daemon(SMALL, "limits.output_pause_bytes=16K", "limits.slow_reader_s=600") as d, \
+                d.connect() as w, d.connect() as quick:
+            request = {**self.WORDY, "max_tokens": scaled(1500, 600)}
+            w.send(1, generate=request)
+            expected = quick.generate(**request)
+            with d.connect() as idle:
+                wait_for(lambda: idle.status().get("requests", {}).get("running", 0) == 0, 60,
+                         "both have ended")
+            answer = w.collect([1])[1]
+            self.assertEqual(answer.outcome(), expected.outcome())
+            self.assertEqual(answer.done["usage"]["completion_tokens"], request["max_tokens"])
+            self.assertIsNone(w.generate(**SHORT).error)
+
+    def test_many_deltas_become_few(self):
+        """What gathers during the pause comes in few frames."""
+        with Daemon(SMALL, "limits.output_pause_bytes=4K", "limits.slow_reader_s=600") as d, \
+                d.connect() as w:
+            w.sock.setsockopt(wire.socket.SOL_SOCKET, wire.socket.SO_RCVBUF, 4096)
+            w.send(1, generate={**self.WORDY, "max_tokens": 1500})
+            with d.connect() as other:
+                wait_for(lambda: other.status()["output_tokens"] >= 1500, 60, "all is computed")
+            sizes = []
+            while "done" not in (reply := w.receive()):
+                sizes.append(len(reply["delta"]["token_ids"]))
+            self.assertEqual(sum(sizes), 1500)
+            self.assertGreater(max(sizes), 100)
+            self.assertLess(len(sizes), 1400)
+
+    def test_cut_off_after_the_grace_time(self):
+        """A reader that stays away loses its connection and its requests, by name."""
+        with Daemon(SMALL, "limits.output_pause_bytes=16K", "limits.slow_reader_s=1") as d, \
+                d.connect() as w, d.connect() as other:
+            self.stall(w, 4)
+            wait_for(lambda: "limits.slow_reader_s" in d.log(), 30, "cut off")
+            self.assertIsNone(other.generate(**SHORT).error)
+            wait_for(lambda: other.status()["blocks"].get("used", 0) == 0, 10, "requests ended")
+            error = None
+            with contextlib.suppress(wire.Closed):
+                while True:
+                    reply = w.receive()
+                    error = reply.get("error", error)
+            self.assertEqual((error["code"], error["limit"], error["limit_value"]),
+                             ("ERROR_BUSY", "limits.slow_reader_s", 1))
+
+    def test_cut_off_at_the_limit(self):
+        """More than the limit of bytes is not waited with."""
+        with Daemon("limits.output_pause_bytes=16K", "limits.output_bytes=256K",
+                    "limits.slow_reader_s=600") as d, d.connect() as w, d.connect() as other:
+            self.stall(w, 8)
+            wait_for(lambda: "limits.output_bytes" in d.log(), 60, "cut off")
+            self.assertIsNone(other.generate(**SHORT).error)
+
+    def test_a_paused_client_is_not_read(self):
+        """Requests of a client that does not read its answers wait with it."""
+        with Daemon(SMALL, "limits.output_pause_bytes=64K", "limits.slow_reader_s=600") as d, \
+                d.connect() as w, d.connect() as other:
+            w.sock.settimeout(1)
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < 20000:
+                    w.send(sent + 1, tokenize={"text": b"1" * 1000})
+                    sent += 1
+            self.assertLess(sent, 20000)
+            self.assertIsNone(other.generate(**SHORT).error)
+            w.sock.settimeout(30)
+            for i in range(sent - 1):
+                reply = w.receive()
+                self.assertTrue("tokens" in reply or reply["error"]["code"] == "ERROR_BUSY")
+
+
+if __name__ == "__main__":
+    harness.main()
