@@ -152,6 +152,30 @@ class Units(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr)
 
 
+class Protocol(unittest.TestCase):
+    """The protocol's page names what the schema has."""
+
+    def setUp(self):
+        self.page = (ROOT / "packaging" / "man" / "nvllm-protocol.7.scd").read_text()
+        self.schema = (ROOT / "proto" / "nvllm.proto").read_text()
+
+    def test_operations(self):
+        """Each operation is a row of the table, and none there that is not in the schema."""
+        frame = self.schema[self.schema.index("message ClientFrame"):]
+        frame = frame[frame.index("oneof op"):frame.index("}")]
+        operations = set(re.findall(r"\w+ (\w+) = \d+;", frame)) - {"hello"}
+        self.assertGreater(len(operations), 15)
+        table = self.page[self.page.index("[[ *request*"):self.page.index("Users see")]
+        self.assertEqual(set(re.findall(r"^\|  (\w+)$", table, re.M)), operations)
+
+    def test_errors(self):
+        """So with the codes of errors."""
+        codes = set(re.findall(r"^  ERROR_(\w+) = [1-9]", self.schema, re.M))
+        table = self.page[self.page.index("[[ *code*"):]
+        table = table[:table.index("\n\n")]
+        self.assertEqual(set(re.findall(r"^\|  (\w+)$", table, re.M)), codes)
+
+
 class Options(unittest.TestCase):
     """Each option is in the manual and in the example, and none there that nvllmd does not know."""
 
@@ -166,6 +190,16 @@ class Options(unittest.TestCase):
         page = (ROOT / "packaging" / "man" / "nvllmd.conf.5.scd").read_text()
         named = set(re.findall(r"^\*([a-z]+\.[a-z_]+)\*", page, re.M))
         self.assertEqual(named, self.options)
+
+    def test_limits(self):
+        """Each option of [limits] is in the table of limits, but for what admins have beyond them, and
+        the reverse; the protocol's page leads to them."""
+        source = (ROOT / "daemon" / "limits.c").read_text()
+        limits = set(re.findall(r'"(limits\.[a-z_]+)"', source))
+        reserve = {"limits.admin_connections", "limits.admin_requests"}
+        self.assertEqual(limits | reserve,
+                         {o for o in self.options if o.startswith("limits.")})
+        self.assertFalse(limits & reserve)
 
     def test_example(self):
         section, named = None, set()
