@@ -9,7 +9,6 @@
 
 #include "engine/checked.h"
 #include "engine/core_impl.h"
-#include "engine/core_inspect.h"
 #include "engine/must.h"
 #include "engine/plant.h"
 
@@ -171,6 +170,17 @@ void core_enqueue(struct core *c, struct sequence *s)
     c->n_queued_tokens += sequence_n_tokens(s);
 }
 
+int32_t core_room(const struct core *c, const struct core_request *r)
+{
+    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+    struct cache_namespace *ns;
+
+    if (n_pinned == 0)
+        return c->options.n_blocks;
+    ns = prefix_cache_find(c->cache, c->options.share_all ? 0 : r->client, r->cache_salt);
+    return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
+}
+
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 {
     struct request *q;
@@ -183,7 +193,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(!id_map_get(&c->requests, r->id));
     if (longest > c->options.max_seq_len)
         return CORE_E_TOO_LONG;
-    if ((longest - 1 + c->options.block_len - 1) / c->options.block_len > c->options.n_blocks)
+    if (core_blocks_at_most(c, r->n_prompt, r->max_tokens) > core_room(c, r))
         return CORE_E_NEVER_FITS;
 
     if (reserve_events(c, c->n_events_owed + n_terminal + 2 * (int64_t)c->options.max_seqs) < 0)
@@ -421,13 +431,6 @@ uint64_t core_expire(struct core *c, uint64_t now_us)
             return request_of_deadline(n)->deadline_us;
         core_end_request(c, request_of_deadline(n), CORE_REASON_DEADLINE, now_us);
     }
-}
-
-int32_t core_pin_limit(const struct core *c)
-{
-    int32_t half = c->options.n_blocks / 2, beside = c->options.n_blocks - c->max_blocks;
-
-    return half < beside ? half : beside;
 }
 
 void core_stats(const struct core *c, struct core_stats *out)

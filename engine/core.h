@@ -12,8 +12,8 @@
  * number of tables that hold it, and one more if it is pinned; free + cached + used = all; a block
  * is found in the prefix cache only once the step that wrote it has been committed; a block that a
  * step in flight reads or writes is neither freed nor given to another; exactly one CORE_FINISHED a
- * request; no request, no used block but pinned ones, and beside these the longest sequence always
- * fits; if something fits, something runs; every request ends. */
+ * request; no request, no used block but pinned ones, and beside these each request fits; if
+ * something fits, something runs; every request ends. */
 #ifndef NVLLM_CORE_H
 #define NVLLM_CORE_H
 
@@ -58,7 +58,7 @@ enum {
     CORE_IDLE,         /* core_next: no request */
     CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed */
     CORE_E_TOO_LONG,   /* core_admit: prompt + max_tokens is over max_seq_len */
-    CORE_E_NEVER_FITS, /* core_admit: it would need more blocks than the pool has */
+    CORE_E_NEVER_FITS, /* core_admit: it would need more blocks than core_room() */
 };
 
 enum core_reason {
@@ -118,6 +118,10 @@ struct core_stats {
 
 int core_new(struct core **out, const struct core_options *options); /* -ENOMEM, -EINVAL */
 void core_free(struct core *c);
+
+/* Blocks that a request may come to hold: of the pool all but those pinned, save pinned ones that
+ * it begins with itself. */
+int32_t core_room(const struct core *c, const struct core_request *r);
 
 /* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);

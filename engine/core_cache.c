@@ -102,6 +102,40 @@ static int clear(struct core *c, const struct inspect_query *q, struct inspect_r
     return 0;
 }
 
+int32_t core_pin_limit(const struct core *c)
+{
+    return c->options.n_blocks / 2;
+}
+
+int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
+                           const int32_t *prompt, int32_t n_prompt)
+{
+    int32_t len = c->options.block_len, n = 0, id;
+    uint64_t chain;
+
+    if (!ns)
+        return 0;
+    chain = prefix_cache_root(ns);
+    while (n < (n_prompt - 1) / len && prefix_cache_peek(c->cache, &chain, prompt + n * len, &id) &&
+           prefix_cache_is_pinned(c->cache, id))
+        n++;
+    return n;
+}
+
+/* Blocks that the request under way which needs most may come to hold. */
+static int64_t largest(const struct core *c)
+{
+    int64_t most = 0;
+
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+        int64_t n = core_blocks_at_most(c, q->n_prompt, q->max_tokens);
+
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
 static int pin(struct core *c, const struct inspect_query *q, const int32_t *prompt,
                int32_t n_prompt, struct inspect_report *out)
 {
@@ -121,9 +155,12 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
         if (f.n_blocks < n || !prefix_cache_unpin(c->cache, f.last))
             return 0;
     } else {
-        if (prefix_cache_n_pinned(c->cache) + n - f.n_pinned > core_pin_limit(c) &&
-            !PLANT(PLANT_PIN_NO_LIMIT))
+        int32_t n_pinned = prefix_cache_n_pinned(c->cache) + n - f.n_pinned;
+
+        if (n_pinned > core_pin_limit(c) && !PLANT(PLANT_PIN_NO_LIMIT))
             return CORE_INSPECT_PIN_LIMIT;
+        if (largest(c) > c->options.n_blocks - n_pinned && !PLANT(PLANT_PIN_NO_LIMIT))
+            return CORE_INSPECT_PIN_BUSY;
         if (f.n_blocks < n)
             return CORE_INSPECT_ABSENT;
         prefix_cache_pin(c->cache, f.last);

@@ -75,6 +75,13 @@ static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
     return (int32_t)(((int64_t)n_tokens + c->options.block_len - 1) / c->options.block_len);
 }
 
+/* Of a sequence at its end; the last token needs no slot. */
+static inline int64_t core_blocks_at_most(const struct core *c, int32_t n_prompt,
+                                          int32_t max_tokens)
+{
+    return ((int64_t)n_prompt + max_tokens - 1 + c->options.block_len - 1) / c->options.block_len;
+}
+
 static inline int32_t core_in_flight(const struct core *c)
 {
     return (int32_t)(c->planned - c->committed);
@@ -100,6 +107,10 @@ void core_drained(struct core *c, struct sequence *s); /* its last step is commi
 /* core_cache.c */
 int core_cache_answer(struct core *c, const struct inspect_query *q, const int32_t *prompt,
                       int32_t n_prompt, struct inspect_report *out);
+
+/* Pinned blocks that a prompt begins with and would use. */
+int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
+                           const int32_t *prompt, int32_t n_prompt);
 
 /* core_schedule.c */
 /* Blocks that s, which waits, still has to take to begin, and those that it may have. */

@@ -15,6 +15,7 @@ enum {
     CORE_INSPECT_NO_CACHE,  /* PIN: there is no prefix cache */
     CORE_INSPECT_SHORT,     /* PIN: the prompt has not one full block */
     CORE_INSPECT_PIN_LIMIT, /* PIN: more than core_pin_limit() blocks would be pinned */
+    CORE_INSPECT_PIN_BUSY,  /* PIN: a request under way needs these blocks for itself */
     CORE_INSPECT_ABSENT,    /* PIN: not all of the prompt's full blocks are cached: compute them,
                                then ask again */
 };
@@ -24,8 +25,8 @@ enum {
 int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
                  const int32_t *prompt, int32_t n_prompt, uint64_t now_us);
 
-/* Blocks that may be pinned: half of the pool, and never so many that the longest sequence would
- * not fit beside them; so no request is ever refused or kept waiting for good by a pin. */
+/* Blocks that may be pinned: half of the pool. A pin is refused too where a request that was
+ * admitted could then never run; later ones are refused that would not fit beside it. */
 int32_t core_pin_limit(const struct core *c);
 
 #endif

@@ -88,6 +88,25 @@ static const char *verify_steps(const struct core *c)
     return NULL;
 }
 
+/* Beside what is pinned each request can run, alone at least. */
+static const char *verify_pins(const struct core *c)
+{
+    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+
+    if (n_pinned == 0 || PLANT(PLANT_PIN_NO_LIMIT))
+        return NULL;
+    if (n_pinned > core_pin_limit(c))
+        return "more is pinned than may be";
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+
+        if (core_blocks_at_most(c, q->n_prompt, q->max_tokens) >
+            c->options.n_blocks - n_pinned + core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
+            return "a request can never run beside what is pinned";
+    }
+    return NULL;
+}
+
 static const char *verify_counts(const struct core *c, int64_t n_held)
 {
     int64_t n_preempted = 0, n_queued_tokens = 0;
@@ -122,8 +141,6 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
     if (c->n_requests == 0 && core_in_flight(c) == 0 &&
         blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
         return "no request, but used blocks that are not pinned";
-    if (prefix_cache_n_pinned(c->cache) > core_pin_limit(c) && !PLANT(PLANT_PIN_NO_LIMIT))
-        return "more is pinned than may be";
     return NULL;
 }
 
@@ -151,5 +168,7 @@ const char *core_verify(const struct core *c)
             broken = verify_sequence(c, c->slots[i], i, &n_held);
     if (!broken)
         broken = verify_steps(c);
+    if (!broken)
+        broken = verify_pins(c);
     return broken ? broken : verify_counts(c, n_held);
 }

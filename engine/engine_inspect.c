@@ -117,8 +117,15 @@ static void refuse(struct engine *g, struct job *j, int r)
     case CORE_INSPECT_PIN_LIMIT:
         err_set(&why, 0,
                 "prompt: its %zu blocks and the %d that are pinned are more than the %d that may "
-                "be; unpin another, or lower scheduler.max_seq_len or raise cache.kv_memory",
+                "be; unpin another, or raise cache.kv_memory",
                 j->prompt.n / (size_t)block_len, stats.blocks_pinned, limit);
+        break;
+    case CORE_INSPECT_PIN_BUSY:
+        error = ENGINE_E_UNAVAILABLE;
+        err_set(&why, 0,
+                "prompt: a request under way may need the %zu blocks that would be pinned; try "
+                "again when it has ended",
+                j->prompt.n / (size_t)block_len);
         break;
     case CORE_INSPECT_ABSENT: /* though it was computed just now */
         error = ENGINE_E_UNAVAILABLE;

@@ -135,18 +135,20 @@ static int load(struct engine *g, struct err *e)
 
 /* ---- requests in */
 
-static int32_t pool_tokens(const struct engine *g)
+/* Slots that the request may come to hold. */
+static int32_t pool_tokens(const struct engine *g, const struct core_request *r)
 {
-    int64_t slots = (int64_t)g->backend_info.n_blocks * g->options.backend_options.block_len;
+    int64_t slots = (int64_t)core_room(g->core, r) * g->options.backend_options.block_len;
 
     return slots > INT32_MAX ? INT32_MAX : (int32_t)slots;
 }
 
 /* How many tokens a request that does not say may get: up to what sequence and pool can hold. The
  * last token sampled needs no slot, so the pool holds one more than it has slots. */
-static int32_t room_for(const struct engine *g, int32_t n_prompt)
+static int32_t room_for(const struct engine *g, const struct core_request *r)
 {
-    int32_t by_len = g->max_seq_len - n_prompt, by_pool = pool_tokens(g) - n_prompt + 1;
+    int32_t by_len = g->max_seq_len - r->n_prompt;
+    int32_t by_pool = pool_tokens(g, r) - r->n_prompt + 1;
 
     return by_len < by_pool ? by_len : by_pool;
 }
@@ -176,7 +178,7 @@ static void refuse(struct engine *g, struct job *j, int r, const struct core_req
         err_set(&why, 0,
                 "prompt of %d tokens and max_tokens %d do not fit the cache's %d slots; "
                 "the admin can raise cache.kv_memory",
-                cr->n_prompt, cr->max_tokens, pool_tokens(g));
+                cr->n_prompt, cr->max_tokens, pool_tokens(g, cr));
     else
         err_set(&why, 0, "out of memory");
     job_fail(j, r < 0 ? ENGINE_E_INTERNAL : ENGINE_E_TOO_LONG, r < 0 ? NULL : "max_tokens",
@@ -200,7 +202,7 @@ static void admit(struct engine *g, struct job *j)
         .client = r->client,
         .priority = r->priority,
         .n_prompt = (int32_t)j->prompt.n,
-        .max_tokens = r->max_tokens ? r->max_tokens : room_for(g, (int32_t)j->prompt.n),
+        .max_tokens = r->max_tokens,
         .n = r->n,
         .prompt = j->prompt.ids,
         .sampling = &sampling,
@@ -210,6 +212,8 @@ static void admit(struct engine *g, struct job *j)
     struct generation *live = NULL;
     int ret;
 
+    if (!r->max_tokens)
+        cr.max_tokens = room_for(g, &cr);
     if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
         cr.max_tokens = r->most_tokens;
     if (cr.max_tokens < 1)

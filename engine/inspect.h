@@ -12,8 +12,8 @@
  * PIN keeps a prompt's full blocks in the cache until it is unpinned or cleared. What of them is
  * not there is computed first, by a request of the same id, client and share as any other: so the
  * answer comes when they are resident, and a cancel ends it. Pins may take half of the pool, and
- * never what the longest sequence needs beside them. UNPIN wants the same prompt; prompts that
- * begin alike are pinned each for itself. */
+ * none what a request under way needs to end; later requests must fit beside them. UNPIN wants the
+ * same prompt; prompts that begin alike are pinned each for itself. */
 #ifndef NVLLM_INSPECT_H
 #define NVLLM_INSPECT_H
 

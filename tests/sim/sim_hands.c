@@ -124,6 +124,7 @@ static const char *pin(struct world *w)
     case CORE_INSPECT_SHORT:
         return p->n >= len ? "a prompt of a block is refused as too short to pin" : NULL;
     case CORE_INSPECT_PIN_LIMIT:
+    case CORE_INSPECT_PIN_BUSY:
         return NULL;
     case CORE_INSPECT_ABSENT:
         return known && !w->backend_options.numerics_one_in ? "a pinned prompt is not there" : NULL;

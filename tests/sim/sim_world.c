@@ -25,8 +25,6 @@ static void choose_options(struct world *w)
         .hash_seed = rng_next(r),
     };
     w->options.max_seq_len = rng_range(r, 2, 256);
-    if (rng_one_in(r, 2)) /* leaves room for pins */
-        w->options.max_seq_len = 2 + w->options.n_blocks * w->options.block_len / 3;
     w->hand_one_in = rng_one_in(r, 3) ? 20 : 400;
     w->vocab = rng_one_in(r, 3) ? 3 : 64;
     w->backend_options = (struct sim_backend_options){
@@ -197,8 +195,11 @@ static const char *arrive(struct world *w, int32_t client)
     longest = (int64_t)q.n_prompt + q.max_tokens;
     if (longest > w->options.max_seq_len)
         expect = CORE_E_TOO_LONG;
-    else if (longest - 1 > (int64_t)w->options.n_blocks * w->options.block_len)
+    else if (longest - 1 > (int64_t)core_room(w->core, &q) * w->options.block_len)
         expect = CORE_E_NEVER_FITS;
+    if (w->n_pins == 0 && !w->backend_options.numerics_one_in &&
+        core_room(w->core, &q) != w->options.n_blocks)
+        return "nothing is pinned, and not all blocks are there";
     rc = core_admit(w->core, &q, w->now_us);
     if (rc != expect)
         return "what can fit is refused, or what cannot is admitted";

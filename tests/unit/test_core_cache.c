@@ -74,8 +74,6 @@ static void flood(void)
 /* What is pinned outlives any flood, counts as used, and is found; once unpinned it goes. */
 START_TEST(a_pinned_prompt_stays)
 {
-    rig.options.max_seq_len = 128;
-    restart();
     ck_assert_int_eq(about(pin_of(1), 1, 42), CORE_INSPECT_ABSENT);
     ask(1, 1, 42, 1);
     rig_run();
@@ -111,11 +109,6 @@ START_TEST(pins_share_what_is_common)
 {
     ask(1, 1, 40, 1);
     rig_run();
-    rig.options.max_seq_len = 128;
-    ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_PIN_LIMIT); /* one sequence fills all */
-    restart();
-    ask(1, 1, 41, 1);
-    rig_run();
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_OK);
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
@@ -131,26 +124,48 @@ START_TEST(pins_share_what_is_common)
 }
 END_TEST
 
-/* With as much pinned as may be the longest sequence still runs, and one block more is refused. */
-START_TEST(pins_leave_room_for_the_longest)
+/* Half of the pool may be pinned. What runs then has the other half: more is refused, but not to
+ * whom the pinned blocks are of use. */
+START_TEST(pins_take_half_at_most)
+{
+    struct core_request r;
+    uint64_t id;
+
+    rig.options.n_blocks = 20;
+    restart();
+    ask(1, 1, 44, 1);
+    rig_run();
+    ck_assert_int_eq(about(pin_of(1), 1, 44), CORE_INSPECT_PIN_LIMIT);
+    ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_OK);
+    ck_assert_int_eq(about(pin_of(1), 2, 4), CORE_INSPECT_PIN_LIMIT);
+    id = ask(2, 3, 30, 11);
+    rig_run();
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 11);
+    r = rig_request(3, 30, 12);
+    ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
+    id = ask(1, 1, 50, 31); /* all twenty */
+    rig_run();
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 31);
+    r = rig_request(1, 50, 32);
+    ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
+}
+END_TEST
+
+/* What a request was admitted with is not pinned away from it. */
+START_TEST(pins_wait_for_what_was_admitted)
 {
     uint64_t id;
 
     rig.options.n_blocks = 20;
-    rig.options.max_seq_len = 48;
     restart();
-    ck_assert_int_eq(core_pin_limit(rig.core), 8);
-    ask(1, 1, 36, 1);
+    ask(1, 1, 24, 1);
     rig_run();
-    ck_assert_int_eq(about(pin_of(1), 1, 36), CORE_INSPECT_PIN_LIMIT);
-    ck_assert_int_eq(about(pin_of(1), 1, 32), CORE_INSPECT_OK);
-    ck_assert_int_eq(about(pin_of(1), 2, 4), CORE_INSPECT_PIN_LIMIT);
-    id = ask(2, 3, 30, 18);
+    id = ask(2, 3, 20, 40); /* 15 blocks in the end */
+    ck_assert_int_eq(about(pin_of(1), 1, 24), CORE_INSPECT_PIN_BUSY);
+    ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
     rig_run();
-    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 18);
-    rig.options.n_blocks = 100;
-    restart();
-    ck_assert_int_eq(core_pin_limit(rig.core), 50);
+    ck_assert_int_eq(rig_count(id, CORE_TOKEN), 40);
+    ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
 }
 END_TEST
 
@@ -159,8 +174,6 @@ START_TEST(pins_that_make_no_sense)
 {
     struct inspect_query q = pin_of(1);
 
-    rig.options.max_seq_len = 128;
-    restart();
     ck_assert_int_eq(about(q, 1, 3), CORE_INSPECT_SHORT);
     q.viewer = 2;
     ck_assert_int_eq(about(q, 1, 40), CORE_INSPECT_DENIED);
@@ -181,8 +194,6 @@ START_TEST(clear_forgets_a_clients_own)
 {
     struct core_request r;
 
-    rig.options.max_seq_len = 128;
-    restart();
     ask(1, 1, 20, 1);
     ask(2, 1, 20, 1);
     r = rig_request(2, 20, 1);
@@ -293,7 +304,8 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, a_pinned_prompt_stays);
     tcase_add_test(t, pins_share_what_is_common);
-    tcase_add_test(t, pins_leave_room_for_the_longest);
+    tcase_add_test(t, pins_take_half_at_most);
+    tcase_add_test(t, pins_wait_for_what_was_admitted);
     tcase_add_test(t, pins_that_make_no_sense);
     tcase_add_test(t, clear_forgets_a_clients_own);
     tcase_add_test(t, clear_is_for_ones_own);
