@@ -5,11 +5,12 @@
  *
  * Threads: a client belongs to one thread at a time; different clients are independent. The library
  * starts no thread, installs no signal handler, keeps no global and prints nothing. Descriptors are
- * close-on-exec, and a closed peer never raises SIGPIPE.
+ * close-on-exec, and a closed peer never raises SIGPIPE. After fork() a client is the parent's: all
+ * that the child may do with it is nvllm_close(), which leaves the parent's connection as it is.
  *
  * Ownership: what a call hands out by const pointer belongs to the client and is good until the
- * next call that takes the same client (nvllm_fd, nvllm_wants and nvllm_pending excepted). What is
- * passed in is read during the call and never kept.
+ * next call that takes the same client (nvllm_fd, nvllm_wants, nvllm_timeout, nvllm_pending and
+ * nvllm_greeted excepted). What is passed in is read during the call and never kept.
  *
  * Times are milliseconds of the monotonic clock; as a timeout 0 means "do not wait" and a negative
  * value "without end".

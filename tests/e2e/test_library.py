@@ -221,6 +221,21 @@ class Installed(SharedDaemon):
         self.assertEqual(chat.returncode, 0)
         self.assertGreaterEqual(out.count(b"\n"), 2)
 
+    def test_daemon_killed(self):
+        """A loop whose daemon is killed before it has greeted ends, and says why."""
+        program = pathlib.Path(config.nvllmctl).parent / "example-libevent_loop"
+        with harness.Daemon() as daemon:
+            daemon.process.send_signal(signal.SIGSTOP)
+            loop = subprocess.Popen([program, daemon.socket, "x"], stdout=subprocess.PIPE,
+                                    stderr=subprocess.PIPE, env=self.env)
+            self.addCleanup(loop.kill)
+            time.sleep(0.3)
+            self.assertIsNone(loop.poll())
+            daemon.kill()
+            out, err = loop.communicate(timeout=60)
+        self.assertEqual((loop.returncode, out), (1, b""))
+        self.assertTrue(err.startswith(b"connection: nvllmd closed the connection"), err)
+
     def test_python(self):
         """A program with nothing of ours but the schema speaks the protocol."""
         python = next((p for p in (sys.executable, "/usr/bin/python3") if subprocess.run(
