@@ -38,11 +38,14 @@ struct ctl_command {
     const char *about; /* a few words, for the list of all */
     int (*run)(struct ctl *ctl, int argc, char **argv);
     const char *help;     /* usage, what it does, its own options */
+    bool any_state;       /* does not wait for the model, nor long for an answer */
     bool takes_sampling;  /* and the options of a request, which are told behind them */
     const char *examples; /* lines that can be typed; NULL: none */
 };
 extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
 extern const size_t ctl_n_commands;
+extern const struct ctl_command ctl_blocks, ctl_cache, ctl_cancel, ctl_drain, ctl_explain,
+    ctl_log_level, ctl_reload, ctl_requests, ctl_resume, ctl_stop, ctl_top;
 extern const struct ctl_command ctl_bench, ctl_chat, ctl_generate, ctl_batch, ctl_tokenize,
     ctl_detokenize, ctl_render, ctl_status;
 
@@ -64,6 +67,8 @@ enum {
     {                                                                                              \
         "help", no_argument, NULL, OPT_HELP                                                        \
     }
+
+extern const struct option ctl_no_options[]; /* but the common ones */
 
 /* getopt_long() that takes the common options itself, and ends the program on a wrong one. -1 at
  * the end; else an option of the command's own. argv[0] is the command's name. */
@@ -129,7 +134,7 @@ bool ctl_write(int fd, const void *data, size_t n);
 /* Text from the model: for a terminal without characters that steer it. */
 bool ctl_write_text(int fd, const char *data, size_t n, bool terminal);
 
-/* All of stdin, malloc'd. EXIT_OK, or the exit code after a message. */
-int ctl_read_stdin(char **data, size_t *n);
+/* All that fd holds, malloc'd. EXIT_OK, or the exit code after a message. */
+int ctl_read_all(int fd, char **data, size_t *n);
 
 #endif

@@ -91,7 +91,7 @@ static int read_text(struct job *job, const char *given)
     }
     if (isatty(STDIN_FILENO))
         fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
-    rc = ctl_read_stdin(&job->stdin_text, &n);
+    rc = ctl_read_all(STDIN_FILENO, &job->stdin_text, &n);
     if (rc == EXIT_OK)
         job->text = (struct nvllm_text){job->stdin_text, n};
     return rc;

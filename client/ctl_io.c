@@ -12,8 +12,8 @@
 #include "client/ctl.h"
 
 enum {
-    MAX_STDIN_BYTES = 512 << 20, /* no frame is larger */
-    STATUS_TIMEOUT_MS = 10000,
+    MAX_INPUT_BYTES = 512 << 20, /* no frame is larger */
+    ANSWER_TIMEOUT_MS = 10000,
 };
 
 /* ---- messages */
@@ -129,7 +129,7 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
 
 int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 {
-    bool is_status = strcmp(ctl->command->name, "status") == 0;
+    bool any_state = ctl->command->any_state;
     struct nvllm_options options;
     struct nvllm_error err;
     enum nvllm_code code;
@@ -138,10 +138,10 @@ int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
     options.socket_path = ctl->socket_path;
     options.name = "nvllmctl/" NVLLM_VERSION;
     options.wait_start = ctl->wait;
-    options.wait_ready = is_status ? ctl->wait : !ctl->no_wait;
+    options.wait_ready = any_state ? ctl->wait : !ctl->no_wait;
     options.timeout_ms = ctl_left_ms(ctl);
-    if (options.timeout_ms < 0 && is_status && !ctl->wait)
-        options.timeout_ms = STATUS_TIMEOUT_MS;
+    if (options.timeout_ms < 0 && any_state && !ctl->wait)
+        options.timeout_ms = ANSWER_TIMEOUT_MS;
     if (isatty(STDERR_FILENO))
         options.on_wait = show_waiting;
     code = nvllm_connect(client, &options, &err);
@@ -301,13 +301,13 @@ bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
     return ctl_write(fd, data + start, n - start);
 }
 
-int ctl_read_stdin(char **data, size_t *n)
+int ctl_read_all(int fd, char **data, size_t *n)
 {
     size_t cap = 64 << 10, len = 0;
     char *buf = malloc(cap);
 
     while (buf) {
-        ssize_t k = read(STDIN_FILENO, buf + len, cap - len);
+        ssize_t k = read(fd, buf + len, cap - len);
         char *bigger;
 
         if (k == 0) {
@@ -316,15 +316,15 @@ int ctl_read_stdin(char **data, size_t *n)
             return EXIT_OK;
         }
         if (k < 0 && errno != EINTR) {
-            ctl_message("cannot read stdin: %s", strerror(errno));
+            ctl_message("cannot read the input: %s", strerror(errno));
             free(buf);
             return EXIT_ERROR;
         }
         len += k > 0 ? (size_t)k : 0;
         if (len < cap)
             continue;
-        if (cap > MAX_STDIN_BYTES) {
-            ctl_message("stdin holds more than %d MiB", MAX_STDIN_BYTES >> 20);
+        if (cap > MAX_INPUT_BYTES) {
+            ctl_message("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
             free(buf);
             return EXIT_ERROR;
         }

@@ -29,9 +29,12 @@ static const struct ctl_command ctl_help = {
     .examples = "  nvllmctl help generate\n",
 };
 
+/* As people look for them: asking the model, looking at the daemon, steering it, the rest. */
 const struct ctl_command *const ctl_commands[] = {
-    &ctl_chat,       &ctl_generate, &ctl_batch,  &ctl_bench,   &ctl_tokenize,
-    &ctl_detokenize, &ctl_render,   &ctl_status, &ctl_version, &ctl_help,
+    &ctl_chat,   &ctl_generate, &ctl_batch,  &ctl_tokenize, &ctl_detokenize, &ctl_render,
+    &ctl_status, &ctl_requests, &ctl_blocks, &ctl_cache,    &ctl_explain,    &ctl_top,
+    &ctl_cancel, &ctl_drain,    &ctl_resume, &ctl_reload,   &ctl_log_level,  &ctl_stop,
+    &ctl_bench,  &ctl_version,  &ctl_help,
 };
 const size_t ctl_n_commands = sizeof(ctl_commands) / sizeof(ctl_commands[0]);
 
@@ -160,13 +163,13 @@ static const struct ctl_command *find_command(const char *name)
     return NULL;
 }
 
-static const struct option no_options[] = {CTL_COMMON_OPTIONS, {NULL, 0, NULL, 0}};
+const struct option ctl_no_options[] = {CTL_COMMON_OPTIONS, {NULL, 0, NULL, 0}};
 
 static int run_help(struct ctl *ctl, int argc, char **argv)
 {
     const struct ctl_command *about = NULL;
 
-    ctl_getopt(ctl, argc, argv, no_options);
+    ctl_getopt(ctl, argc, argv, ctl_no_options);
     if (argc - optind > 1)
         ctl_usage(ctl, "help is on one command at a time");
     if (optind < argc && !(about = find_command(argv[optind])))
@@ -177,7 +180,7 @@ static int run_help(struct ctl *ctl, int argc, char **argv)
 
 static int run_version(struct ctl *ctl, int argc, char **argv)
 {
-    ctl_getopt(ctl, argc, argv, no_options);
+    ctl_getopt(ctl, argc, argv, ctl_no_options);
     if (optind < argc)
         ctl_usage(ctl, "version takes nothing");
     printf("nvllmctl %s (libnvllm-client %s)\n", NVLLM_VERSION, nvllm_client_version());

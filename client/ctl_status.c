@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl.h"
+#include "client/ctl_ask.h"
 #include "client/ctl_json.h"
 #include "client/ctl_terminal.h"
 
@@ -13,17 +13,14 @@ static json_t *text(const char *s)
     return ctl_json_text(s, strlen(s));
 }
 
-static json_t *count(uint64_t n)
-{
-    return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
-}
-
 static json_t *memory_to_json(const struct nvllm_status *s)
 {
-    return json_pack("{sososososososo}", "weight_bytes", count(s->weight_bytes), "kv_bytes",
-                     count(s->kv_bytes), "graph_bytes", count(s->graph_bytes), "workspace_bytes",
-                     count(s->workspace_bytes), "other_bytes", count(s->other_bytes), "total_bytes",
-                     count(s->total_bytes), "free_bytes", count(s->free_bytes));
+    return json_pack("{sososososososo}", "weight_bytes", ctl_json_count(s->weight_bytes),
+                     "kv_bytes", ctl_json_count(s->kv_bytes), "graph_bytes",
+                     ctl_json_count(s->graph_bytes), "workspace_bytes",
+                     ctl_json_count(s->workspace_bytes), "other_bytes",
+                     ctl_json_count(s->other_bytes), "total_bytes", ctl_json_count(s->total_bytes),
+                     "free_bytes", ctl_json_count(s->free_bytes));
 }
 
 static json_t *to_json(const struct nvllm_status *s)
@@ -38,25 +35,27 @@ static json_t *to_json(const struct nvllm_status *s)
     json_object_set_new(o, "device", text(s->device));
     json_object_set_new(o, "driver", text(s->driver));
     json_object_set_new(o, "server", text(s->server));
-    json_object_set_new(o, "uptime_ms", count(s->uptime_ms));
+    json_object_set_new(o, "uptime_ms", ctl_json_count(s->uptime_ms));
     json_object_set_new(o, "blocks",
-                        json_pack("{sosososo}", "total", count(s->blocks_total), "used",
-                                  count(s->blocks_used), "cached", count(s->blocks_cached), "free",
-                                  count(s->blocks_free)));
+                        json_pack("{sosososo}", "total", ctl_json_count(s->blocks_total), "used",
+                                  ctl_json_count(s->blocks_used), "cached",
+                                  ctl_json_count(s->blocks_cached), "free",
+                                  ctl_json_count(s->blocks_free)));
     json_object_set_new(o, "requests",
-                        json_pack("{soso}", "running", count(s->requests_running), "waiting",
-                                  count(s->requests_waiting)));
+                        json_pack("{soso}", "running", ctl_json_count(s->requests_running),
+                                  "waiting", ctl_json_count(s->requests_waiting)));
     json_object_set_new(o, "prefix_cache",
-                        json_pack("{soso}", "queried_tokens", count(s->prefix_queried_tokens),
-                                  "hit_tokens", count(s->prefix_hit_tokens)));
-    json_object_set_new(o, "preemptions", count(s->preemptions));
-    json_object_set_new(o, "block_len", count(s->block_len));
-    json_object_set_new(o, "max_seq_len", count(s->max_seq_len));
-    json_object_set_new(o, "connections", count(s->connections));
+                        json_pack("{soso}", "queried_tokens",
+                                  ctl_json_count(s->prefix_queried_tokens), "hit_tokens",
+                                  ctl_json_count(s->prefix_hit_tokens)));
+    json_object_set_new(o, "preemptions", ctl_json_count(s->preemptions));
+    json_object_set_new(o, "block_len", ctl_json_count(s->block_len));
+    json_object_set_new(o, "max_seq_len", ctl_json_count(s->max_seq_len));
+    json_object_set_new(o, "connections", ctl_json_count(s->connections));
     json_object_set_new(o, "memory", memory_to_json(s));
-    json_object_set_new(o, "steps", count(s->steps));
-    json_object_set_new(o, "prompt_tokens", count(s->prompt_tokens));
-    json_object_set_new(o, "output_tokens", count(s->output_tokens));
+    json_object_set_new(o, "steps", ctl_json_count(s->steps));
+    json_object_set_new(o, "prompt_tokens", ctl_json_count(s->prompt_tokens));
+    json_object_set_new(o, "output_tokens", ctl_json_count(s->output_tokens));
     return o;
 }
 
@@ -155,29 +154,15 @@ static void print_table(const struct nvllm_status *s)
 
 static int run_command(struct ctl *ctl, int argc, char **argv)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
     const struct nvllm_status *status;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
     bool json = false;
-    int c, rc;
+    int rc = ctl_ask_connect(&client, ctl, argc, argv, 0, &json);
 
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c != 'j')
-            ctl_usage(ctl, "status takes no -%c", c);
-        json = true;
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "status takes no “%s”", argv[optind]);
-    rc = ctl_connect(&client, ctl);
     if (rc != EXIT_OK)
         return rc;
-    if (nvllm_get_status(client, ctl->deadline < 0 ? 10000 : ctl_left_ms(ctl), &status, &err) !=
-        NVLLM_OK)
+    if (nvllm_get_status(client, ctl_ask_ms(ctl), &status, &err) != NVLLM_OK)
         rc = ctl_report(ctl, &err);
     else if (!json)
         print_table(status);
@@ -191,6 +176,7 @@ const struct ctl_command ctl_status = {
     .name = "status",
     .about = "what nvllmd is doing",
     .run = run_command,
+    .any_state = true,
     .help = "usage: nvllmctl status [OPTION…]\n\n"
             "Says what nvllmd is doing. With --wait, waits until it is ready.\n\n"
             "  --json                    print one JSON object\n",

@@ -150,7 +150,7 @@ static int read_text(const struct text_command *command, struct ctl *ctl, int ar
         *text = nvllm_str(argv[optind]);
         return EXIT_OK;
     }
-    rc = ctl_read_stdin(memory, &text->len);
+    rc = ctl_read_all(STDIN_FILENO, memory, &text->len);
     text->data = *memory;
     return rc;
 }

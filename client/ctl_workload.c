@@ -186,7 +186,8 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
     return true;
 }
 
-/* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none. */
+/* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
+ */
 static size_t count_tokens(struct finder *f, size_t end)
 {
     size_t good = 0, empty = end; /* an id below good has a text, none from empty on has */

@@ -1,0 +1,319 @@
+/* ctl_cache.c - nvllmctl cache: what the prefix cache holds, and changes to it. */
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl_ask.h"
+#include "client/ctl_json.h"
+#include "client/ctl_terminal.h"
+
+enum {
+    DEFAULT_LIMIT = 50,
+    HEAD_COLUMNS = 66, /* of the table, left of a prefix's beginning */
+    SHORTEST_HEAD = 12,
+};
+
+struct cache_work {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    struct nvllm_list_options list;
+    struct nvllm_clear_options clear;
+    struct nvllm_pin_options pin;
+    bool json;
+};
+
+/* ---- show */
+
+static json_t *prefix_json(const struct nvllm_cached_prefix *p)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "uid", ctl_json_count(p->uid));
+    json_object_set_new(o, "tokens", ctl_json_count(p->tokens));
+    json_object_set_new(o, "blocks", ctl_json_count(p->blocks));
+    json_object_set_new(o, "hits", ctl_json_count(p->hits));
+    json_object_set_new(o, "age_ms", ctl_json_count(p->age_ms));
+    json_object_set_new(o, "idle_ms", ctl_json_count(p->idle_ms));
+    json_object_set_new(o, "holders", ctl_json_count(p->holders));
+    json_object_set_new(o, "pinned", json_boolean(p->pinned));
+    json_object_set_new(o, "head_ids", ctl_json_ids(p->head_ids, p->n_head_ids));
+    return o;
+}
+
+static json_t *cache_json(const struct nvllm_cache *cache)
+{
+    json_t *o = json_object(), *prefixes = json_array();
+
+    for (size_t i = 0; i < cache->n_prefixes; i++)
+        json_array_append_new(prefixes, prefix_json(cache->prefixes[i]));
+    json_object_set_new(o, "prefixes", prefixes);
+    json_object_set_new(o, "total", ctl_json_count(cache->total));
+    json_object_set_new(o, "queried_tokens", ctl_json_count(cache->queried_tokens));
+    json_object_set_new(o, "hit_tokens", ctl_json_count(cache->hit_tokens));
+    json_object_set_new(o, "evictions", ctl_json_count(cache->evictions));
+    json_object_set_new(o, "pinned_blocks", ctl_json_count(cache->pinned_blocks));
+    return o;
+}
+
+/* Asks what the beginnings say. A daemon that loads its model still cannot tell, which is no error.
+ */
+static void add_heads(struct cache_work *w, json_t *prefixes)
+{
+    json_t *prefix;
+    size_t i;
+
+    json_array_foreach(prefixes, i, prefix)
+    {
+        struct ctl_request q;
+        struct nvllm_error err;
+        struct nvllm_text text;
+        const int32_t *ids;
+        size_t n;
+
+        ctl_request_init(&q);
+        if (ctl_json_read_ids(&q, "head_ids", json_object_get(prefix, "head_ids"), &ids, &n,
+                              &err) &&
+            n > 0 &&
+            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, &err) == NVLLM_OK)
+            json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
+        ctl_request_deinit(&q);
+    }
+}
+
+static uint64_t number(const json_t *o, const char *name)
+{
+    return (uint64_t)json_integer_value(json_object_get(o, name));
+}
+
+static void print_prefix(const json_t *p, int columns)
+{
+    const char *head = json_string_value(json_object_get(p, "head"));
+    char user[33], age[16], idle[16];
+
+    ctl_duration(age, sizeof(age), number(p, "age_ms") * 1000);
+    ctl_duration(idle, sizeof(idle), number(p, "idle_ms") * 1000);
+    printf("%8" PRIu64 " %7" PRIu64 " %6" PRIu64 " %8s %8s %7" PRIu64 " %-3s %-10.10s ",
+           number(p, "tokens"), number(p, "blocks"), number(p, "hits"), age, idle,
+           number(p, "holders"), json_is_true(json_object_get(p, "pinned")) ? "pin" : "",
+           ctl_user_name(user, sizeof(user), (uint32_t)number(p, "uid")));
+    if (head)
+        ctl_put_line(stdout, head,
+                     columns > HEAD_COLUMNS + SHORTEST_HEAD ? columns - HEAD_COLUMNS
+                                                            : SHORTEST_HEAD);
+    putchar('\n');
+}
+
+static void print_cache(const json_t *o)
+{
+    const json_t *prefixes = json_object_get(o, "prefixes");
+    uint64_t queried = number(o, "queried_tokens"), n = json_array_size(prefixes);
+    int columns, rows;
+
+    terminal_size(STDOUT_FILENO, &columns, &rows);
+    printf("%8s %7s %6s %8s %8s %7s %-3s %-10s %s\n", "TOKENS", "BLOCKS", "HITS", "AGE", "IDLE",
+           "HOLDERS", "", "USER", "BEGINS");
+    for (size_t i = 0; i < n; i++)
+        print_prefix(json_array_get(prefixes, i), columns);
+    if (number(o, "total") > n)
+        printf("… and %" PRIu64 " more\n", number(o, "total") - n);
+    printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
+           " blocks evicted, %" PRIu64 " pinned\n",
+           number(o, "hit_tokens"), queried,
+           queried ? 100.0 * (double)number(o, "hit_tokens") / (double)queried : 0,
+           number(o, "evictions"), number(o, "pinned_blocks"));
+}
+
+static int show(struct cache_work *w)
+{
+    const struct nvllm_cache *cache;
+    struct nvllm_error err;
+    int rc = EXIT_OK;
+    json_t *o;
+
+    if (nvllm_show_cache(w->client, &w->list, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
+        return ctl_report(w->ctl, &err);
+    o = cache_json(cache);
+    add_heads(w, json_object_get(o, "prefixes"));
+    if (!w->json)
+        print_cache(o);
+    else if (!ctl_json_print(STDOUT_FILENO, json_incref(o)))
+        rc = EXIT_ERROR;
+    json_decref(o);
+    return rc;
+}
+
+/* ---- changes */
+
+static int changed(struct cache_work *w, enum nvllm_code code, const char *what,
+                   const struct nvllm_cache_change *change, const struct nvllm_error *err)
+{
+    if (code != NVLLM_OK)
+        return ctl_report(w->ctl, err);
+    if (w->json)
+        return ctl_json_print(STDOUT_FILENO,
+                              json_pack("{soso}", "blocks", ctl_json_count(change->blocks),
+                                        "tokens", ctl_json_count(change->tokens)))
+                   ? EXIT_OK
+                   : EXIT_ERROR;
+    printf("%s %u blocks of %u tokens\n", what, change->blocks, change->tokens);
+    return EXIT_OK;
+}
+
+static int clear(struct cache_work *w)
+{
+    const struct nvllm_cache_change *change = NULL;
+    struct nvllm_error err;
+    enum nvllm_code code =
+        nvllm_clear_cache(w->client, &w->clear, ctl_ask_ms(w->ctl), &change, &err);
+
+    return changed(w, code, "forgot", change, &err);
+}
+
+static int pin(struct cache_work *w, const struct ctl_request *q)
+{
+    const struct nvllm_cache_change *change = NULL;
+    struct nvllm_error err;
+    enum nvllm_code code;
+
+    w->pin.prompt = q->r.prompt;
+    w->pin.prompt_ids = q->r.prompt_ids;
+    w->pin.n_prompt_ids = q->r.n_prompt_ids;
+    w->pin.chat = q->r.chat;
+    if (q->r.cache_salt.data)
+        w->pin.cache_salt = q->r.cache_salt;
+    /* The answer comes when all of the prompt has been computed. */
+    code = nvllm_pin_cache(w->client, &w->pin, ctl_left_ms(w->ctl), &change, &err);
+    return changed(w, code, w->pin.unpin ? "unpinned" : "pinned", change, &err);
+}
+
+/* ---- options */
+
+enum verb { VERB_SHOW, VERB_CLEAR, VERB_PIN, VERB_UNPIN };
+
+static enum verb read_verb(const struct ctl *ctl, const char *word)
+{
+    static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
+    const char *near;
+
+    for (size_t i = 0; i < 4; i++)
+        if (strcmp(word, verbs[i]) == 0)
+            return (enum verb)i;
+    near = ctl_nearest(word, verbs, 4);
+    if (near)
+        ctl_usage(ctl, "there is no “cache %s”: did you mean “cache %s”?", word, near);
+    ctl_usage(ctl, "there is no “cache %s”: show, clear, pin and unpin are there", word);
+}
+
+static uint32_t read_user(const struct ctl *ctl, const char *text)
+{
+    const struct passwd *user = getpwnam(text);
+
+    return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
+}
+
+static void read_options(struct cache_work *w, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"limit", required_argument, NULL, 'l'},
+        {"all", no_argument, NULL, 'a'},
+        {"user", required_argument, NULL, 'u'},
+        {"cache-salt", required_argument, NULL, 's'},
+        {"json", no_argument, NULL, 'j'},
+        {NULL, 0, NULL, 0},
+    };
+    int c;
+
+    while ((c = ctl_getopt(w->ctl, argc, argv, options)) != -1) {
+        switch (c) {
+        case 'l':
+            w->list.limit = (uint32_t)ctl_number(w->ctl, "limit", optarg, 1, UINT32_MAX);
+            break;
+        case 'a':
+            w->clear.all = true;
+            break;
+        case 'u':
+            w->pin.has_uid = true;
+            w->pin.uid = read_user(w->ctl, optarg);
+            break;
+        case 's':
+            w->pin.cache_salt = nvllm_str(optarg);
+            break;
+        case 'j':
+            w->json = true;
+            break;
+        default:
+            ctl_usage(w->ctl, "cache takes no -%c", c);
+        }
+    }
+}
+
+static int run_verb(struct cache_work *w, enum verb verb, const char *path)
+{
+    struct ctl_request q;
+    int rc = EXIT_OK;
+
+    ctl_request_init(&q);
+    if (path)
+        rc = ctl_read_prompt(&q, w->ctl, path);
+    if (rc == EXIT_OK)
+        rc = ctl_connect(&w->client, w->ctl);
+    if (rc == EXIT_OK)
+        rc = verb == VERB_SHOW ? show(w) : verb == VERB_CLEAR ? clear(w) : pin(w, &q);
+    nvllm_close(w->client);
+    ctl_request_deinit(&q);
+    return rc;
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    struct cache_work w = {.ctl = ctl};
+    enum verb verb = VERB_SHOW;
+    int n_wanted;
+
+    nvllm_list_options_init(&w.list);
+    nvllm_clear_options_init(&w.clear);
+    nvllm_pin_options_init(&w.pin);
+    w.list.limit = DEFAULT_LIMIT;
+    read_options(&w, argc, argv);
+    if (optind < argc)
+        verb = read_verb(ctl, argv[optind++]);
+    n_wanted = verb == VERB_PIN || verb == VERB_UNPIN ? 1 : 0;
+    if (argc - optind < n_wanted)
+        ctl_usage(ctl, "cache pin and unpin want a file with a prompt; “-” is stdin");
+    if (argc - optind > n_wanted)
+        ctl_usage(ctl, "“%s” is one too many", argv[optind + n_wanted]);
+    if ((w.clear.all && verb != VERB_CLEAR) ||
+        ((w.pin.has_uid || w.pin.cache_salt.data) && n_wanted == 0))
+        ctl_usage(ctl, "--all goes with clear, --user and --cache-salt with pin and unpin");
+    w.pin.unpin = verb == VERB_UNPIN;
+    return run_verb(&w, verb, n_wanted ? argv[optind] : NULL);
+}
+
+const struct ctl_command ctl_cache = {
+    .name = "cache",
+    .about = "what the prefix cache holds; clear, pin",
+    .run = run_command,
+    .any_state = true,
+    .help =
+        "usage: nvllmctl cache [show] [--limit N] [--json]\n"
+        "       nvllmctl cache clear [--all]\n"
+        "       nvllmctl cache pin|unpin [OPTION…] FILE|-\n\n"
+        "Shows prefixes in the order of their last use: tokens, blocks, how often they were\n"
+        "found, age, time since their last use, sequences that hold them, whose they are, and how\n"
+        "they begin. “clear” forgets them, pinned ones too; “pin” computes what is missing of a\n"
+        "prompt's full blocks and keeps them until “unpin” or “clear”. The file has a JSON\n"
+        "object with messages, prompt or prompt_ids, as “batch” takes it; all else is the prompt\n"
+        "itself. Pins are for administrators.\n\n"
+        "  --limit N                 show no more than N (50)\n"
+        "  --all                     clear those of all users\n"
+        "  --user NAME|UID           pin in that user's cache\n"
+        "  --cache-salt TEXT         pin under this salt\n"
+        "  --json                    print one JSON object\n",
+    .examples = "  nvllmctl cache show --limit 10\n"
+                "  nvllmctl cache pin system-prompt.json\n"
+                "  nvllmctl cache clear --all\n",
+};

@@ -1,0 +1,15 @@
+/* ctl_requests.h - the table of requests, for the commands that show it. */
+#ifndef NVLLM_CTL_REQUESTS_H
+#define NVLLM_CTL_REQUESTS_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "client/ctl.h"
+
+/* At most `rows` of them; what is left out is said. */
+void requests_print(FILE *to, const struct nvllm_request_list *list, size_t rows);
+
+json_t *request_json(const struct nvllm_request_info *info);
+
+#endif

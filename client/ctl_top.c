@@ -1,0 +1,249 @@
+/* ctl_top.c - nvllmctl top: what the daemon does, redrawn. */
+#include <inttypes.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/clock.h"
+#include "client/ctl_ask.h"
+#include "client/ctl_requests.h"
+#include "client/ctl_terminal.h"
+
+enum {
+    INTERVAL_MS = 1000,
+    HEAD_ROWS = 6, /* above the requests */
+    BAR_COLUMNS = 40,
+    ONCE_MS = 500, /* between the two looks that one picture needs for its rates */
+};
+
+struct top {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    int interval_ms;
+    int64_t seen_ms; /* -1: nothing yet */
+    uint64_t output_tokens, prompt_tokens, steps;
+    double output_rate, prompt_rate, step_rate; /* a second */
+    char *screen;                               /* one write a picture: it does not flicker */
+    size_t screen_bytes;
+    struct nvllm_error err; /* why there is no picture: told once the terminal is itself again */
+};
+
+static double rate(uint64_t now, uint64_t before, int64_t ms)
+{
+    return ms > 0 && now >= before ? (double)(now - before) * 1000 / (double)ms : 0;
+}
+
+static void measure(struct top *t, const struct nvllm_status *s)
+{
+    int64_t now = clock_ms();
+
+    if (t->seen_ms >= 0) {
+        t->output_rate = rate(s->output_tokens, t->output_tokens, now - t->seen_ms);
+        t->prompt_rate = rate(s->prompt_tokens, t->prompt_tokens, now - t->seen_ms);
+        t->step_rate = rate(s->steps, t->steps, now - t->seen_ms);
+    }
+    t->seen_ms = now;
+    t->output_tokens = s->output_tokens;
+    t->prompt_tokens = s->prompt_tokens;
+    t->steps = s->steps;
+}
+
+static void draw_bar(FILE *to, const struct nvllm_status *s)
+{
+    double total = s->blocks_total ? s->blocks_total : 1;
+    int used = (int)ceil(s->blocks_used * BAR_COLUMNS / total);
+    int cached = (int)ceil(s->blocks_cached * BAR_COLUMNS / total);
+
+    fputc('[', to);
+    for (int i = 0; i < BAR_COLUMNS; i++)
+        fputc(i < used ? '#' : i < used + cached ? '-' : '.', to);
+    fputc(']', to);
+}
+
+static void draw_status(const struct top *t, FILE *to, const struct nvllm_status *s)
+{
+    char up[16];
+
+    fprintf(to, "%s, %s", s->server, nvllm_state_name(s->state));
+    if (s->state == NVLLM_STATE_LOADING)
+        fprintf(to, " (%d %%)", (int)(s->progress * 100));
+    fprintf(to, ", up %s: %s on %s\n", ctl_duration(up, sizeof(up), s->uptime_ms * 1000), s->model,
+            s->device[0] ? s->device : s->backend);
+    fprintf(to, "requests  %u running, %u waiting, %u connections\n", s->requests_running,
+            s->requests_waiting, s->connections);
+    fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
+            t->output_rate, t->prompt_rate, t->step_rate);
+    fprintf(to, "blocks    ");
+    draw_bar(to, s);
+    fprintf(to, " %u used, %u cached, %u free\n", s->blocks_used, s->blocks_cached, s->blocks_free);
+    fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemptions\n",
+            s->prefix_queried_tokens
+                ? 100.0 * (double)s->prefix_hit_tokens / (double)s->prefix_queried_tokens
+                : 0,
+            s->preemptions);
+}
+
+/* One picture, into t->screen; false with t->err. */
+static bool take_picture(struct top *t, size_t rows)
+{
+    const struct nvllm_request_list *list;
+    const struct nvllm_status *status;
+    struct nvllm_list_options wanted;
+    enum nvllm_code code;
+    FILE *to;
+
+    if (nvllm_get_status(t->client, ctl_ask_ms(t->ctl), &status, &t->err) != NVLLM_OK)
+        return false;
+    measure(t, status);
+    free(t->screen);
+    t->screen = NULL;
+    to = open_memstream(&t->screen, &t->screen_bytes);
+    if (!to) {
+        t->err = (struct nvllm_error){.code = NVLLM_E_NOMEM, .message = "out of memory"};
+        return false;
+    }
+    draw_status(t, to, status);
+    fputc('\n', to);
+    nvllm_list_options_init(&wanted);
+    wanted.limit = (uint32_t)rows;
+    code = nvllm_list_requests(t->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->err);
+    if (code == NVLLM_OK)
+        requests_print(to, list, rows);
+    fclose(to);
+    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model is loaded */
+}
+
+/* Lines are cut at the screen's edge, and each takes what was there before away. */
+static bool show_picture(const struct top *t, int columns, int rows)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *to = open_memstream(&text, &n);
+    const char *line = t->screen;
+    bool ok;
+
+    if (!to)
+        return false;
+    fputs("\033[H", to);
+    for (int row = 0; row < rows && *line; row++) {
+        size_t length = strcspn(line, "\n");
+
+        if (row > 0)
+            fputs("\r\n", to);
+        fprintf(to, "\033[K%.*s", length < (size_t)columns ? (int)length : columns, line);
+        line += length + (line[length] == '\n');
+    }
+    fputs("\033[J", to);
+    fclose(to);
+    ok = ctl_write(STDOUT_FILENO, text, n);
+    free(text);
+    return ok;
+}
+
+/* True: somebody has typed q, or nobody can type any more. */
+static bool wait_key(const struct top *t)
+{
+    int64_t end = clock_ms() + t->interval_ms;
+
+    while (!ctl_interrupted() && clock_left_ms(end) > 0) {
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        char key;
+
+        ctl_wait_input(STDIN_FILENO, clock_left_ms(end));
+        if (poll(&p, 1, 0) > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q'))
+            return true;
+    }
+    return false;
+}
+
+static int run_live(struct top *t)
+{
+    struct termios before, raw;
+    int columns, rows;
+    bool ok;
+
+    tcgetattr(STDIN_FILENO, &before);
+    raw = before;
+    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    ctl_catch_interrupts();
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    ctl_write(STDOUT_FILENO, "\033[?1049h\033[?25l", 14); /* a screen of its own, no cursor */
+    do {
+        terminal_size(STDOUT_FILENO, &columns, &rows);
+        ok = take_picture(t, rows > HEAD_ROWS + 2 ? (size_t)(rows - HEAD_ROWS - 2) : 1);
+    } while (ok && show_picture(t, columns, rows) && !wait_key(t) && !ctl_interrupted());
+    ctl_write(STDOUT_FILENO, "\033[?25h\033[?1049l", 14);
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &before);
+    if (ctl_interrupted())
+        return ctl_interrupted();
+    return ok ? EXIT_OK : ctl_report(t->ctl, &t->err);
+}
+
+static int run_once(struct top *t)
+{
+    const struct timespec pause = {0, ONCE_MS * 1000000L};
+
+    if (!take_picture(t, 1))
+        return ctl_report(t->ctl, &t->err);
+    nanosleep(&pause, NULL);
+    if (!take_picture(t, UINT32_MAX))
+        return ctl_report(t->ctl, &t->err);
+    return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"interval", required_argument, NULL, 'i'},
+        {"once", no_argument, NULL, 'o'},
+        {NULL, 0, NULL, 0},
+    };
+    struct top t = {.ctl = ctl, .interval_ms = INTERVAL_MS, .seen_ms = -1};
+    bool once = false;
+    double seconds;
+    char *end;
+    int c, rc;
+
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c == 'o') {
+            once = true;
+        } else if (c == 'i') {
+            seconds = strtod(optarg, &end);
+            if (end == optarg || *end || !(seconds >= 0.1) || seconds > 86400)
+                ctl_usage(ctl, "--interval takes seconds from 0.1, not “%s”", optarg);
+            t.interval_ms = (int)(seconds * 1000);
+        } else {
+            ctl_usage(ctl, "top takes no -%c", c);
+        }
+    }
+    if (optind < argc)
+        ctl_usage(ctl, "top takes no “%s”", argv[optind]);
+    if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
+        ctl_usage(ctl, "top wants a terminal; --once prints one picture anywhere");
+    rc = ctl_connect(&t.client, ctl);
+    if (rc == EXIT_OK)
+        rc = once ? run_once(&t) : run_live(&t);
+    nvllm_close(t.client);
+    free(t.screen);
+    return rc;
+}
+
+const struct ctl_command ctl_top = {
+    .name = "top",
+    .about = "what nvllmd does, redrawn; q quits",
+    .run = run_command,
+    .any_state = true,
+    .help = "usage: nvllmctl top [OPTION…]\n\n"
+            "Requests, tokens a second, blocks and the prefix cache, drawn anew each second. q "
+            "quits.\n\n"
+            "  --interval SECONDS        between two pictures (1)\n"
+            "  --once                    print one picture and end\n",
+    .examples = "  nvllmctl top --interval 0.5\n"
+                "  nvllmctl top --once\n",
+};

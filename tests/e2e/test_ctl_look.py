@@ -1,0 +1,311 @@
+"""nvllmctl's commands that look into the daemon and steer it, with a real one and with played ones."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+
+import harness
+from harness import Case, Daemon, SharedDaemon, config, scaled, wait_for
+from test_ctl_alone import Fake
+from test_ctl_chat import Typist
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+ME = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+
+
+class Real(SharedDaemon):
+    options = ("cache.kv_memory=64M", "scheduler.max_seq_len=2048")
+
+    def json(self, *args):
+        return json.loads(self.daemon.ctl(*args, "--json").stdout)
+
+    def test_requests_and_cancel(self):
+        """A request is listed with what it is and does, and ends when it is cancelled."""
+        with self.daemon.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            listed = self.json("requests")
+            self.assertEqual((len(listed["requests"]), listed["total"]), (1, 1))
+            r, = listed["requests"]
+            self.assertEqual((r["uid"], r["pid"], r["max_tokens"], r["prompt_tokens"], r["place"]),
+                             (os.getuid(), os.getpid(), 2000, 4, 0))
+            text = self.daemon.ctl("requests").stdout.decode()
+            self.assertRegex(text.splitlines()[1], rf"^ +{r['request']} {ME[:10]} .*decode")
+            done = self.daemon.ctl("cancel", r["request"])
+            self.assertEqual((done.stdout, done.stderr), (b"", b""))
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
+            done = self.daemon.ctl("cancel", r["request"], check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(str(r["request"]), done.stderr.decode())
+        self.assertEqual(self.json("requests")["requests"], [])
+
+    def test_blocks(self):
+        """The sums are right, and the map has a character for each block."""
+        with self.daemon.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            b = json.loads(self.daemon.ctl("blocks", "--map", "--json").stdout)
+            self.assertEqual(b["used"] + b["cached"] + b["free"], b["total"])
+            self.assertEqual(len(b["map"]), b["total"])
+            self.assertEqual(sum(b["map"].count(c) for c in "usp"), b["used"])
+            self.assertEqual([u["uid"] for u in b["uids"]], [os.getuid()])
+            self.assertEqual(len(b["requests"]), 1)
+            self.assertNotIn("map", self.json("blocks"))
+            text = self.daemon.ctl("blocks", "--map").stdout.decode()
+            self.assertIn("MIB", text)
+            drawn = text.split("\n\n")[-1].split("@ used by several")[0]
+            self.assertEqual(len(drawn.replace("\n", "")), b["total"])
+            self.assertNotIn("\x1b", text)
+
+    def test_cache_show_and_clear(self):
+        """A prompt that was computed is listed with its beginning, until the cache is cleared."""
+        text = "The quick brown fox jumps over the lazy dog. " * 8
+        self.daemon.generate(text, "--raw", "--max-tokens", 1)
+        shown = self.json("cache", "show")
+        heads = [p.get("head", "") for p in shown["prefixes"]]
+        self.assertTrue([h for h in heads if h.startswith("The quick")], heads)
+        self.assertIn("The quick", self.daemon.ctl("cache").stdout.decode())
+        cleared = self.json("cache", "clear")
+        self.assertGreater(cleared["blocks"], 0)
+        self.assertEqual(self.json("cache")["prefixes"], [])
+        self.assertEqual(self.daemon.generate(text, "--raw", "--max-tokens", 1)
+                         ["usage"]["cached_tokens"], 0)
+
+    def test_pin_and_explain(self):
+        """A prompt can be pinned; where another leaves what is cached is told."""
+        folder = self.temporary_folder()
+        path, other = folder / "prompt", folder / "other"
+        path.write_text("One two three four five six seven. " * 12)
+        other.write_text(path.read_text()[:300] + "Something else altogether, and more of it.")
+        pinned = self.json("cache", "pin", path)
+        self.assertGreater(pinned["blocks"], 2)
+        self.assertEqual(self.json("blocks")["pinned"], pinned["blocks"])
+        e = self.json("explain", "--prompt", other)
+        self.assertTrue(16 <= e["cached_tokens"] < pinned["tokens"], e)
+        self.assertLess(e["cached_tokens"], e["prompt_tokens"])
+        self.assertIsNotNone(e["next_id"])
+        self.assertRegex(self.daemon.ctl("explain", "--prompt", other).stdout.decode(),
+                         r'first not cached +\d+ "')
+        self.json("cache", "unpin", path)
+        self.assertEqual(self.json("blocks")["pinned"], 0)
+
+    def test_drain_resume(self):
+        """drain --wait waits for the end of what is under way, or says that it does not come."""
+        with self.daemon.connect() as w:
+            w.send(1, generate={**LONG, "max_tokens": 300})
+            w.receive()
+            self.daemon.ctl("drain", "--wait")
+            self.assertEqual(self.json("status")["requests"], {"running": 0, "waiting": 0})
+            self.assertEqual(self.daemon.ctl("generate", "--no-wait", "x", check=False).returncode, 4)
+            self.daemon.ctl("resume")
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
+            w.send(2, generate=LONG)
+            w.receive()
+            done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
+            self.assertEqual(done.returncode, 5)
+            self.assertIn(b"1 requests run", done.stderr)
+            self.daemon.ctl("drain", "--end-after", 0, "--wait")
+            self.assertEqual(w.collect([2])[2].choices[0].reason, "FINISH_CANCELLED")
+            self.daemon.ctl("resume")
+        self.assertEqual(self.json("status")["state"], "ready")
+
+    def test_log_level(self):
+        self.daemon.ctl("log-level", "debug")
+        self.daemon.ctl("log-level", "info")
+        done = self.daemon.ctl("log-level", "inof", check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("did you mean “info”", done.stderr.decode())
+
+    def test_top_once(self):
+        with self.daemon.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            text = self.daemon.ctl("top", "--once").stdout.decode()
+        self.assertRegex(text, r"1 running, 0 waiting")
+        self.assertRegex(text, r"tokens +[1-9]\d* a second generated")
+        self.assertRegex(text, r"\[#.*\] \d+ used")
+        self.assertIn("decode", text)
+        self.assertNotIn("\x1b", text)
+        done = self.daemon.ctl("top", check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(b"--once", done.stderr)
+
+    def test_top_live(self):
+        """It is drawn again and again on a screen of its own, q leaves, and the terminal is as before."""
+        t = Typist(self, self.daemon.socket, "top", "--interval", 0.1)
+        t.expect(r"\x1b\[\?1049h")
+        for _ in range(3):
+            t.expect(r"\x1b\[H.*blocks +\[")
+        t.type("q")
+        shown, status = t.end()
+        self.assertEqual(status, 0)
+        self.assertTrue(shown.endswith("\x1b[?25h\x1b[?1049l"), shown[-80:])
+        t = Typist(self, self.daemon.socket, "top", "--interval", 60)
+        t.expect("blocks")
+        t.type("\x03")
+        self.assertEqual(t.end()[1], 130)
+
+    def test_usage(self):
+        for args in (["requests", "x"], ["requests", "--limit", "0"], ["cancel"], ["cancel", "x"],
+                     ["cancel", "0"], ["cancel", "-1"], ["blocks", "x"], ["cache", "sow"],
+                     ["cache", "pin"], ["cache", "pin", "a", "b"], ["cache", "show", "--all"],
+                     ["cache", "clear", "--user", "0"], ["explain"], ["explain", "x"],
+                     ["explain", "1", "2"], ["explain", "1", "--cache-salt", "x"], ["drain", "x"],
+                     ["drain", "--end-after", "soon"], ["resume", "x"], ["reload", "x"],
+                     ["log-level"], ["log-level", "loud"], ["stop", "x"], ["top", "x"],
+                     ["top", "--interval", "0"]):
+            done = self.daemon.ctl(*args, check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+        self.assertIn("did you mean “cache show”",
+                      self.daemon.ctl("cache", "sow", check=False).stderr.decode())
+
+
+class Ends(Case):
+    def test_stop(self):
+        """stop ends the daemon as SIGTERM does; with --wait it has ended."""
+        with Daemon("cache.kv_memory=64M") as d:
+            d.ctl("stop", "--wait")
+            self.assertEqual(d.process.wait(timeout=scaled(5, 30)), 0)
+            self.assertEqual(d.ctl("stop", check=False).returncode, 3)
+
+    def test_reload(self):
+        """What changes is named, and what needs a restart."""
+        folder = self.temporary_folder()
+        path = folder / "nvllmd.conf"
+        path.write_text("[daemon]\nlog_level = info\n")
+        socket = folder / "socket"
+        p = subprocess.Popen([config.nvllmd, "--config", path, "--model", harness.MODEL, "--socket",
+                              socket, "--backend", "cpu", "--set", "cache.kv_memory=64M"],
+                             stderr=subprocess.DEVNULL)
+        try:
+            def ctl(*args, **options):
+                return harness.run_command([config.nvllmctl, "--socket", socket, *args], **options)
+
+            ctl("status", "--wait")
+            self.assertEqual(ctl("reload").stdout, b"nothing has changed\n")
+            path.write_text("[daemon]\nlog_level = debug\n[scheduler]\nmax_seqs = 3\n")
+            out = json.loads(ctl("reload", "--json").stdout)
+            self.assertEqual(out, {"changed": ["daemon.log_level"],
+                                   "needs_restart": ["scheduler.max_seqs"]})
+            path.write_text("[daemon]\nlog_level = loud\n")
+            done = ctl("reload", check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(b"log_level", done.stderr)
+        finally:
+            p.kill()
+            p.wait()
+
+
+class Played(Case):
+    def ctl(self, answers, *args, **options):
+        """nvllmctl against a daemon with these answers; self.seen is what it was asked."""
+        self.seen = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                self.seen.append(got[1:])
+                if got[1] == "detokenize":
+                    peer.send(got[0], text={"text": bytes(got[2]["ids"])})
+                else:
+                    peer.send(got[0], **answers)
+
+        return Fake(self, script).ctl(*args, **options)
+
+    def test_explain_prompt(self):
+        """The first token that is not cached, and what others have in its place, in words."""
+        answer = {"explanation": {"prompt_tokens": 1000, "cached_tokens": 960, "next_id": 65,
+                                  "other_ids": [66, 10]}}
+        done = self.ctl(answer, "explain", "--prompt", "-", "--cache-salt", "s", stdin=b"plain text")
+        self.assertEqual(self.seen[0][1]["prompt"], b"plain text")
+        self.assertEqual(self.seen[0][1]["cache_salt"], b"s")
+        text = done.stdout.decode()
+        self.assertIn("960 of 1000 prompt tokens (96 %)", text)
+        self.assertRegex(text, r'first not cached +65 "A"\n')
+        self.assertRegex(text, r'others have +66 "B"\n +10 "\\n"\n')
+        done = self.ctl(answer, "explain", "--json", "--prompt", "-",
+                        stdin=b'{"messages": [{"role": "user", "content": "x"}]}')
+        self.assertEqual(self.seen[0][1]["chat"]["messages"][0]["content"], b"x")
+        out = json.loads(done.stdout)
+        self.assertEqual((out["cached_tokens"], out["next_id"], out["other_ids"]), (960, 65, [66, 10]))
+
+    def test_explain_request(self):
+        info = {"request": 7, "state": "REQUEST_WAITING", "place": 3, "age_us": 2500000}
+        answer = {"explanation": {"info": info, "reason": "WAIT_BLOCKS", "blocks_needed": 90,
+                                  "blocks_available": 12, "text": "too few \x1b[2Jblocks"}}
+        text = self.ctl(answer, "explain", 7).stdout.decode()
+        self.assertEqual(self.seen[0][1]["request"], 7)
+        self.assertIn("too few ?[2Jblocks\n", text)
+        self.assertRegex(text, r"request +7, waiting, place 3, since 2.5 s\n")
+        self.assertRegex(text, r"blocks +90 needed, 12 available\n")
+        out = json.loads(self.ctl(answer, "explain", "--json", 7).stdout)
+        self.assertEqual((out["reason"], out["request"]["place"]), ("blocks", 3))
+
+    def test_cache(self):
+        """How prefixes begin is shown without what steers a terminal."""
+        prefix = {"uid": 4000000, "tokens": 320, "blocks": 20, "hits": 3, "age_ms": 90000,
+                  "idle_ms": 1500, "holders": 1, "pinned": True, "head_ids": [72, 105, 10, 27]}
+        answer = {"cache_report": {"prefixes": [prefix], "total": 9, "evictions": 4,
+                                   "pinned_blocks": 20,
+                                   "counts": {"queried_tokens": 1000, "hit_tokens": 250}}}
+        text = self.ctl(answer, "cache", "show", "--limit", 1).stdout.decode()
+        self.assertEqual(self.seen[0][1]["limit"], 1)
+        self.assertRegex(text, r" 320 +20 +3 +2 min +1.5 s +1 pin 4000000 +Hi\?\?\n")
+        self.assertIn("… and 8 more\n", text)
+        self.assertIn("250 of 1000 prompt tokens found (25 %), 4 blocks evicted, 20 pinned", text)
+
+    def test_pin(self):
+        answer = {"cache_changed": {"blocks": 5, "tokens": 80}}
+        path = self.temporary_folder() / "prompt"
+        path.write_text('{"messages": [{"role": "system", "content": "s"}]}')
+        done = self.ctl(answer, "cache", "pin", "--user", 12, "--cache-salt", "x", path)
+        op, fields = self.seen[0]
+        self.assertEqual((op, fields["uid"], fields["cache_salt"], fields.get("unpin")),
+                         ("pin_cache", 12, b"x", None))
+        self.assertEqual(fields["chat"]["messages"][0]["role"], "system")
+        self.assertEqual(done.stdout, b"pinned 5 blocks of 80 tokens\n")
+        done = self.ctl(answer, "cache", "unpin", "--json", "-", stdin=b'{"prompt_ids": [1, 2]}')
+        self.assertEqual(self.seen[0][1]["prompt_ids"]["ids"], [1, 2])
+        self.assertTrue(self.seen[0][1]["unpin"])
+        self.assertEqual(json.loads(done.stdout), {"blocks": 5, "tokens": 80})
+        done = self.ctl(answer, "cache", "pin", "/nonexistent")
+        self.assertEqual((done.returncode, self.seen), (1, []))
+
+    def test_refusals(self):
+        """Who may not do something is told with status 6, whatever it is."""
+        for args in (["requests"], ["cancel", 1], ["blocks"], ["cache"], ["cache", "clear"],
+                     ["cache", "pin", "-"], ["explain", 1], ["drain"], ["resume"], ["reload"],
+                     ["log-level", "info"], ["stop"], ["top", "--once"]):
+            done = self.ctl({"error": {"code": "ERROR_DENIED", "message": "for admins"}}, *args)
+            self.assertEqual((done.returncode, done.stdout), (6, b""), args)
+            self.assertIn(b"for admins", done.stderr)
+
+    def test_map_of_a_large_pool(self):
+        """A pool that fills no screen is drawn with several blocks a character."""
+        answer = {"block_report": {"blocks": {"total": 100000}, "map": b"f" * 99999 + b"u"}}
+        text = self.ctl(answer, "blocks", "--map").stdout.decode()
+        drawn = text.split("\n\n")[-1]
+        self.assertLess(drawn.count("\n"), 40)
+        self.assertEqual(drawn.split("@ used by")[0].count("#"), 1)
+        self.assertRegex(drawn, r"a character is \d+ blocks")
+
+    def test_loading(self):
+        """While the model is loaded one can look; nothing waits."""
+        welcome = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_LOADING"}}
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                peer.send(got[0], request_list={"total": 0})
+
+        started = time.monotonic()
+        done = Fake(self, script, welcome).ctl("requests", "--json")
+        self.assertEqual(json.loads(done.stdout), {"requests": [], "total": 0})
+        self.assertLess(time.monotonic() - started, scaled(2, 20))
+
+
+if __name__ == "__main__":
+    harness.main()
