@@ -1,0 +1,202 @@
+"""Storms: killed and started again and again, stopped under load, signals and clocks gone mad."""
+
+import random
+import signal
+import threading
+import time
+import unittest
+
+import harness
+import wire
+from harness import Case, Daemon, config, scaled
+
+GOOD = {"prompt": "Hello", "max_tokens": 4, "sampling": {"temperature": 0}}
+LONG = {"prompt": "Once upon a time", "max_tokens": 12000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+SMALL = "cache.kv_memory=256M"  # LONG fits
+
+
+class Restart(Case):
+    def test_killed_and_started(self):
+        """kill -9 in the midst of work, and a start in the same folder: ready each time, with
+        nothing of the time before."""
+        rounds = scaled(200, 10)
+        folder = self.temporary_folder()
+        files, slowest = None, 0
+        for i in range(rounds):
+            d = Daemon(SMALL, folder=folder)
+            slowest = max(slowest, d.ready_seconds)
+            try:
+                with d.connect() as w:
+                    s = w.status()
+                    self.assertEqual(s["state"], "STATE_READY")
+                    self.assertEqual(s["connections"], 1, "the one that asks")
+                    self.assertEqual(s["blocks"].get("used", 0), 0)
+                    self.assertEqual(s.get("output_tokens", 0), 0)
+                    there = sorted(p.name for p in folder.iterdir())
+                    files = files or there
+                    self.assertEqual(there, files, "no file is left over or lost")
+                    if i % 2:  # under work, and with bytes of a frame on their way
+                        w.send(1, generate=LONG)
+                        w.receive()
+                        w.raw(wire.frame(2, generate=GOOD)[:-3])
+                    elif i == 0:
+                        self.assertIsNone(w.generate(**GOOD).error)
+                    d.kill()
+                    with self.assertRaises(wire.Closed):
+                        while True:
+                            w.receive()
+            finally:
+                d.kill()
+        print(f"{rounds} starts after kill -9, the slowest was ready after {slowest:.2f} s")
+
+
+class Drain(Case):
+    """SIGTERM whenever it may come."""
+
+    def load(self, w, rng, i):
+        """Requests of every kind, and the proof that all of them are accepted."""
+        for id_ in range(1, 5):
+            kind = rng.randrange(4)
+            if kind == 0:
+                w.send(id_, generate={**LONG, "max_tokens": rng.randrange(1, 60)})
+            elif kind == 1:
+                w.send(id_, generate={**LONG, "max_tokens": rng.randrange(1, 20), "n": 3})
+            elif kind == 2:
+                w.send(id_, tokenize={"text": "x y z " * rng.randrange(1, 5000)})
+            else:
+                w.send(id_, generate={**GOOD, "prompt": "word " * rng.randrange(1, 100)})
+        if i % 25 == 24:
+            w.send(5, generate=LONG)  # over the deadline of the drain
+        w.send(99, get_status={})
+
+    def read_to_the_end(self, w, wanted):
+        terminal = {}
+        try:
+            while True:
+                reply = w.receive()
+                id_ = reply.get("id", 0)
+                if "delta" in reply:
+                    self.assertNotIn(id_, terminal, "nothing comes after the end")
+                    continue
+                self.assertNotIn(id_, terminal, "one terminal event a request")
+                terminal[id_] = reply
+        except wire.Closed:
+            pass
+        self.assertEqual(sorted(terminal), sorted(wanted))
+
+    def test_terminated_under_load(self):
+        """Exit 0 inside the deadline; each accepted request has one terminal event."""
+        rounds, clients = scaled(200, 10), 3
+        rng = random.Random(3)
+        slowest = 0
+        for i in range(rounds):
+            with Daemon(SMALL, "daemon.drain_timeout_s=1") as d:
+                wires = [d.connect() for _ in range(clients)]
+                for w in wires:
+                    self.load(w, rng, i)
+                for w in wires:  # what was read until here cannot be taken back
+                    kept = []
+                    while not kept or "status" not in kept[-1]:
+                        kept.append(w.receive())
+                    w.buffer = b"".join(wire.varint(len(raw)) + raw for raw in (
+                        wire.encode("ServerFrame", r) for r in kept)) + w.buffer
+                time.sleep(rng.random() * 0.05)
+                began = time.monotonic()
+                d.process.send_signal(signal.SIGTERM)
+                wanted = [1, 2, 3, 4, 99] + [5] * (i % 25 == 24)
+                readers = [threading.Thread(target=self.read_to_the_end, args=(w, wanted))
+                           for w in wires]
+                failures = []
+                threading.excepthook = lambda a, f=failures: f.append(a.exc_value)
+                try:
+                    for t in readers:
+                        t.start()
+                    for t in readers:
+                        t.join()
+                finally:
+                    threading.excepthook = threading.__excepthook__
+                self.assertEqual(failures, [])
+                self.assertEqual(d.process.wait(timeout=scaled(20, 100)), 0)
+                slowest = max(slowest, time.monotonic() - began)
+                self.assertFalse(d.socket.exists())
+                for w in wires:
+                    w.close()
+        # A second to go on, five for the engine to let go, two for the clients to read.
+        self.assertLess(slowest, scaled(8, 60))
+        print(f"{rounds} drains under load, the slowest took {slowest:.2f} s")
+
+
+class Signals(Case):
+    def test_signals_by_the_thousand(self):
+        """Signals that ask for nothing, or for the same all the time, change no answer."""
+        signals = [signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG,
+                   signal.SIGCONT]
+        with Daemon(SMALL) as d, d.connect() as w:
+            request = {"prompt": "Hello", "max_tokens": scaled(300, 60), "stream": True,
+                       "sampling": {"temperature": 0.7, "seed": 5, "ignore_eos": True}}
+            expected = w.generate(**request).outcome()
+            stop = threading.Event()
+
+            def storm():
+                rng = random.Random(1)
+                while not stop.is_set():
+                    for _ in range(50):
+                        d.process.send_signal(rng.choice(signals))
+                    time.sleep(0.001)
+
+            t = threading.Thread(target=storm)
+            t.start()
+            try:
+                for _ in range(scaled(10, 3)):
+                    self.assertEqual(w.generate(**request).outcome(), expected)
+            finally:
+                stop.set()
+                t.join()
+            self.assertEqual(d.status()["state"], "ready")
+
+    def test_stopped_for_a_while(self):
+        """Stopped and continued: what was under way goes on to the same end."""
+        with Daemon(SMALL) as d, d.connect() as w:
+            request = {"prompt": "Hello", "max_tokens": 400, "stream": True,
+                       "sampling": {"temperature": 0, "ignore_eos": True}}
+            expected = w.generate(**request).outcome()
+            w.send(50, generate=request)
+            answer = wire.Answer()
+            answer.take(w.receive())
+            d.process.send_signal(signal.SIGSTOP)
+            time.sleep(1)
+            d.process.send_signal(signal.SIGCONT)
+            while not answer.take(w.receive()):
+                pass
+            self.assertEqual(answer.outcome(), expected)
+
+
+class Clocks(Case):
+    def test_time_of_day_jumps(self):
+        """The time of day leaps by ten years and back: deadlines and timeouts do not notice."""
+        if not config.clock:
+            raise unittest.SkipTest("sanitizers want to be loaded first: no jumping clock")
+        with Daemon(SMALL, "limits.frame_timeout_s=2", "daemon.drain_timeout_s=2",
+                    env={"LD_PRELOAD": config.clock}) as d, d.connect() as w:
+            self.assertIsNone(w.generate(**GOOD).error)
+            with d.connect() as half:
+                half.raw(wire.frame(1, generate=GOOD)[:-2])
+                began = time.monotonic()
+                reply = half.receive()
+                waited = time.monotonic() - began
+                self.assertEqual(reply["error"]["code"], "ERROR_PROTOCOL")
+                self.assertGreater(waited, 1.5)
+                self.assertLess(waited, 10)
+            began = time.monotonic()
+            answer = w.generate(**LONG, deadline_ms=500)
+            waited = time.monotonic() - began
+            self.assertEqual(answer.choices[0].reason, "FINISH_DEADLINE")
+            self.assertGreater(waited, 0.4)
+            self.assertLess(waited, 5)
+            self.assertLess(answer.done["timing"]["total_ms"], 5000)
+            self.assertLess(w.status()["uptime_ms"], 60000)
+
+
+if __name__ == "__main__":
+    harness.main()
