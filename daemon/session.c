@@ -158,13 +158,16 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
     struct session *s = owner;
     struct unpacked *u;
 
-    switch (unpack(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
+    switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
     case UNPACK_OK:
         if (!dispatch(s, (const Nvllm__V1__ClientFrame *)unpacked_message(u), u))
             unpacked_free(u);
         break;
     case UNPACK_E_BUDGET:
         fail(s, CODE(PROTOCOL), "a frame stands for far more memory than its own size");
+        break;
+    case UNPACK_E_FIELDS:
+        fail(s, CODE(PROTOCOL), "a frame holds more fields than any request has use for");
         break;
     case UNPACK_E_NOMEM:
         fail(s, CODE(INTERNAL), "out of memory");

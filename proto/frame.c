@@ -33,15 +33,14 @@ static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, si
     while (grown < want)
         if (__builtin_mul_overflow(grown, (size_t)2, &grown))
             return -ENOMEM;
-    p = malloc(grown);
-    if (!p)
-        return -ENOMEM;
-    if (held)
-        memcpy(p, *data + *start, held);
-    free(*data);
-    *data = p;
+    if (*start && held)
+        memmove(*data, *data + *start, held);
     *start = 0;
     *end = held;
+    p = realloc(*data, grown); /* a large one is moved by the kernel, without a copy */
+    if (!p)
+        return -ENOMEM;
+    *data = p;
     *cap = grown;
     return 0;
 }

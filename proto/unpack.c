@@ -118,6 +118,119 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
     return unpack_within(out, type, data, n, budget);
 }
 
+/* ---- how much work a message is */
+
+enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
+
+enum {
+    FIELD_COST = UNPACK_MAX_NUMBERS / UNPACK_MAX_FIELDS,
+    NUMBER_BYTES = 16, /* of memory, and 256 for a field: twice what the largest message takes */
+};
+
+/* Reads a varint; NULL where there is none. */
+static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t *value)
+{
+    uint64_t v = 0;
+
+    for (int shift = 0; p < end && shift < 70; shift += 7) {
+        v |= (uint64_t)(*p & 0x7f) << (shift < 64 ? shift : 63);
+        if (!(*p++ & 0x80)) {
+            *value = v;
+            return p;
+        }
+    }
+    return NULL;
+}
+
+/* Numbers in a packed field: no more than bytes, and where that would be too many, counted. */
+static size_t count_packed(const uint8_t *p, size_t n, size_t enough)
+{
+    size_t count = 0;
+
+    if (n <= enough)
+        return n;
+    for (size_t i = 0; i < n && i < 10 * enough; i++)
+        count += !(p[i] & 0x80);
+    return count;
+}
+
+/* A field's number and what it holds, of *len bytes; NULL where it is broken. */
+static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t *tag, uint64_t *len)
+{
+    uint64_t value;
+
+    p = skip_varint(p, end, tag);
+    if (!p)
+        return NULL;
+    switch (*tag & 7) {
+    case WIRE_VARINT: {
+        const uint8_t *next = skip_varint(p, end, &value);
+
+        *len = next ? (uint64_t)(next - p) : UINT64_MAX;
+        break;
+    }
+    case WIRE_64:
+        *len = 8;
+        break;
+    case WIRE_32:
+        *len = 4;
+        break;
+    case WIRE_BYTES:
+        p = skip_varint(p, end, len);
+        break;
+    default:
+        return NULL;
+    }
+    return p && *len <= (uint64_t)(end - p) ? p : NULL;
+}
+
+/* Takes off *left what the fields of a message come to, sixteen for each and one for each packed
+ * number; false when it is used up. What is broken is passed over: unpacking says so. Types do not
+ * nest in themselves, so neither does this for long. */
+static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *p, size_t n,
+                         size_t *left)
+{
+    const uint8_t *end = p + n;
+    uint64_t tag, len;
+
+    for (; p < end; p += len) {
+        const ProtobufCFieldDescriptor *f = NULL;
+
+        if (*left < FIELD_COST)
+            return false;
+        *left -= FIELD_COST;
+        p = read_field(p, end, &tag, &len);
+        if (!p)
+            return true;
+        if ((tag & 7) == WIRE_BYTES && tag >> 3 <= UINT32_MAX)
+            f = protobuf_c_message_descriptor_get_field(type, (unsigned)(tag >> 3));
+        if (!f || f->type == PROTOBUF_C_TYPE_BYTES || f->type == PROTOBUF_C_TYPE_STRING)
+            continue;
+        if (f->type == PROTOBUF_C_TYPE_MESSAGE) {
+            if (!count_fields(f->descriptor, p, (size_t)len, left))
+                return false;
+        } else {
+            size_t numbers = count_packed(p, (size_t)len, *left);
+
+            if (numbers > *left)
+                return false;
+            *left -= numbers;
+        }
+    }
+    return true;
+}
+
+int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
+                   const uint8_t *data, size_t n)
+{
+    size_t left = UNPACK_MAX_NUMBERS;
+
+    if (!count_fields(type, data, n, &left))
+        return UNPACK_E_FIELDS;
+    return unpack_within(out, type, data, n,
+                         UNPACK_BUDGET_BASE + 2 * n + (UNPACK_MAX_NUMBERS - left) * NUMBER_BYTES);
+}
+
 void unpacked_free(struct unpacked *u)
 {
     struct chunk *next;

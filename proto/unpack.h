@@ -20,12 +20,15 @@
 enum {
     UNPACK_BUDGET_BASE = 64 << 10,
     UNPACK_BUDGET_FACTOR = 32,
+    UNPACK_MAX_FIELDS = 1 << 16,
+    UNPACK_MAX_NUMBERS = UNPACK_MAX_FIELDS * 16, /* where there are only packed ones */
 };
 
 enum {
     UNPACK_OK,
     UNPACK_E_INVALID, /* the bytes are no such message */
     UNPACK_E_BUDGET,  /* it would take more memory than a frame of its size may */
+    UNPACK_E_FIELDS,  /* it has more of them than a frame may: unpack_request() alone says so */
     UNPACK_E_NOMEM,
 };
 
@@ -34,6 +37,13 @@ struct unpacked;
 
 int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const uint8_t *data,
            size_t n);
+
+/* As unpack(), for what strangers send to a loop that others wait for: a frame of many tiny fields
+ * takes a time that its size does not tell, so there is a limit to them too, counted before
+ * anything is taken; packed numbers count a sixteenth. The budget is tied to what was counted: a
+ * long text gives the fields beside it nothing to spend. */
+int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
+                   const uint8_t *data, size_t n);
 
 /* As unpack(), with a budget of the caller's. */
 int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,

@@ -33,15 +33,31 @@ int utf8_step(const void *data, size_t n)
     return len;
 }
 
+/* Most texts are long runs of ASCII, or of three-byte characters: those take no table. */
 bool utf8_valid(const void *data, size_t n)
 {
-    const char *p = data;
-    int step;
+    const uint8_t *p = data;
+    size_t i = 0;
 
-    for (size_t i = 0; i < n; i += (size_t)step) {
+    while (i < n) {
+        uint64_t eight;
+        int step;
+
+        while (n - i >= sizeof(eight)) {
+            memcpy(&eight, p + i, sizeof(eight));
+            if (eight & UINT64_C(0x8080808080808080))
+                break;
+            i += sizeof(eight);
+        }
+        while (n - i >= 3 && p[i] > 0xe0 && p[i] < 0xed && (p[i + 1] & 0xc0) == 0x80 &&
+               (p[i + 2] & 0xc0) == 0x80)
+            i += 3;
+        if (i == n)
+            break;
         step = utf8_step(p + i, n - i);
         if (step < 0)
             return false;
+        i += (size_t)step;
     }
     return true;
 }

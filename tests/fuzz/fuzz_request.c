@@ -174,7 +174,7 @@ static void take_frame(const uint8_t *data, size_t n)
     struct unpacked *u;
 
     FUZZ_CHECK(n <= MAX_FRAME);
-    if (unpack(&u, &nvllm__v1__client_frame__descriptor, data, n) != UNPACK_OK)
+    if (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n) != UNPACK_OK)
         return;
     FUZZ_CHECK(unpacked_bytes(u) <= UNPACK_BUDGET_BASE + n * UNPACK_BUDGET_FACTOR);
     take_request((const Nvllm__V1__ClientFrame *)unpacked_message(u), u);

@@ -384,6 +384,90 @@ START_TEST(amplification_is_refused)
 }
 END_TEST
 
+static int unpack_chat(const uint8_t *bytes, size_t n)
+{
+    struct unpacked *u = NULL;
+    int r = unpack_request(&u, &nvllm__v1__chat__descriptor, bytes, n);
+
+    unpacked_free(u);
+    return r;
+}
+
+/* So many fields and not one more may be in a request, at whatever depth they lie. */
+START_TEST(fields_of_a_request_are_counted)
+{
+    enum { N = UNPACK_MAX_FIELDS };
+    uint8_t *bytes = malloc(4 * N + 16);
+
+    ck_assert_ptr_nonnull(bytes);
+    for (size_t i = 0; i <= N; i++)
+        memcpy(bytes + 2 * i, "\x18\x01", 2); /* add_generation_prompt, again and again */
+    ck_assert_int_eq(unpack_chat(bytes, 2 * N), UNPACK_OK);
+    ck_assert_int_eq(unpack_chat(bytes, 2 * (N + 1)), UNPACK_E_FIELDS);
+    for (size_t i = 0; i <= N; i++)
+        memcpy(bytes + 2 * i, "\x78\x01", 2); /* of a number that is not known */
+    ck_assert_int_eq(unpack_chat(bytes, 2 * N), UNPACK_OK);
+    ck_assert_int_eq(unpack_chat(bytes, 2 * (N + 1)), UNPACK_E_FIELDS);
+    /* in a message, which is one itself */
+    memcpy(bytes, "\x0a\xfe\xff\x07", 4);
+    for (size_t i = 0; i < N; i++)
+        memcpy(bytes + 4 + 2 * i, "\x78\x01", 2);
+    ck_assert_int_eq(unpack_chat(bytes, 4 + 2 * (N - 1)), UNPACK_OK);
+    memcpy(bytes, "\x0a\x80\x80\x08", 4);
+    ck_assert_int_eq(unpack_chat(bytes, 4 + 2 * N), UNPACK_E_FIELDS);
+    free(bytes);
+}
+END_TEST
+
+/* Packed numbers are counted by themselves, however many bytes each takes. */
+START_TEST(numbers_of_a_request_are_counted)
+{
+    enum { N = UNPACK_MAX_NUMBERS - UNPACK_MAX_NUMBERS / UNPACK_MAX_FIELDS };
+    Nvllm__V1__TokenIds m = NVLLM__V1__TOKEN_IDS__INIT;
+    int32_t *ids = malloc((N + 1) * sizeof(*ids));
+
+    ck_assert_ptr_nonnull(ids);
+    for (size_t i = 0; i <= N; i++)
+        ids[i] = 100000;
+    for (int over = 0; over < 2; over++) {
+        struct frame_buffer b = {0};
+        struct unpacked *u = NULL;
+
+        m.ids = ids;
+        m.n_ids = N + (size_t)over;
+        ck_assert_int_eq(frame_buffer_put(&b, &m.base), 0);
+        ck_assert_int_eq(unpack_request(&u, &nvllm__v1__token_ids__descriptor, b.data + 4,
+                                        b.end - 4),
+                         over ? UNPACK_E_FIELDS : UNPACK_OK);
+        unpacked_free(u);
+        frame_buffer_deinit(&b);
+    }
+    free(ids);
+}
+END_TEST
+
+/* A long text gives the fields beside it nothing to spend: merging a sub-message with itself takes
+ * quadratic memory. */
+START_TEST(texts_pay_for_themselves_alone)
+{
+    enum { TEXT = 8 << 20, N = 20000 };
+    size_t n = 5 + TEXT + 4 * N;
+    uint8_t *bytes = calloc(1, n);
+    struct unpacked *u = NULL;
+
+    ck_assert_ptr_nonnull(bytes);
+    memcpy(bytes, "\x0a\x80\x80\x80\x04", 5); /* Generate.prompt */
+    for (size_t i = 0; i < N; i++)
+        memcpy(bytes + 5 + TEXT + 4 * i, "\x22\x02\x42\x00", 4);
+    ck_assert_int_eq(unpack_request(&u, &nvllm__v1__generate__descriptor, bytes, 5 + TEXT),
+                     UNPACK_OK);
+    unpacked_free(u);
+    ck_assert_int_eq(unpack_request(&u, &nvllm__v1__generate__descriptor, bytes, n),
+                     UNPACK_E_BUDGET);
+    free(bytes);
+}
+END_TEST
+
 /* The hungriest honest request, thousands of two-letter messages, fits its budget. */
 START_TEST(small_chat_messages_fit)
 {
@@ -402,6 +486,9 @@ START_TEST(small_chat_messages_fit)
     ck_assert_int_eq(frame_buffer_put(&b, &chat.base), 0);
     ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, b.data + 3, b.end - 3), UNPACK_OK);
     ck_assert_uint_lt(unpacked_bytes(u), 20 * b.end);
+    unpacked_free(u);
+    ck_assert_int_eq(unpack_request(&u, &nvllm__v1__chat__descriptor, b.data + 3, b.end - 3),
+                     UNPACK_OK);
     unpacked_free(u);
     frame_buffer_deinit(&b);
 }
@@ -482,6 +569,29 @@ START_TEST(utf8_is_checked)
 }
 END_TEST
 
+/* Long runs are looked at several bytes at a time: the same is found as one by one, wherever a
+ * character is broken. */
+START_TEST(utf8_is_checked_in_long_texts)
+{
+    static const char text[] = "ASCII for a while \xe2\x82\xac\xe4\xbd\xa0\xed\x9f\xbf\xee\x80\x80 "
+                               "\xf0\x9f\x98\x80 1234567 \xc3\xa9 and ASCII again, a few words";
+    uint64_t seed = 3;
+
+    for (int round = 0; round < 20000; round++) {
+        char copy[sizeof(text)];
+        size_t from = next_random(&seed) % 20, i = from;
+        int step = 1;
+
+        memcpy(copy, text, sizeof(text));
+        if (round % 4)
+            copy[next_random(&seed) % sizeof(text)] = (char)next_random(&seed);
+        for (; i < sizeof(text) && step > 0; i += (size_t)step)
+            step = utf8_step(copy + i, sizeof(text) - i);
+        ck_assert_msg(utf8_valid(copy + from, sizeof(text) - from) == (step > 0), "%d", round);
+    }
+}
+END_TEST
+
 /* What is no UTF-8 becomes question marks, the rest stays. */
 START_TEST(utf8_is_cleaned)
 {
@@ -512,10 +622,14 @@ int main(void)
     tcase_add_test(t, unpacking_survives_mutation_and_any_budget);
     tcase_add_test(t, every_smaller_budget_fails);
     tcase_add_test(t, amplification_is_refused);
+    tcase_add_test(t, fields_of_a_request_are_counted);
+    tcase_add_test(t, numbers_of_a_request_are_counted);
+    tcase_add_test(t, texts_pay_for_themselves_alone);
     tcase_add_test(t, small_chat_messages_fit);
     tcase_add_test(t, unpacked_memory_can_be_extended);
     tcase_add_test(t, schema_is_not_recursive);
     tcase_add_test(t, utf8_is_checked);
+    tcase_add_test(t, utf8_is_checked_in_long_texts);
     tcase_add_test(t, utf8_is_cleaned);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
