@@ -44,8 +44,8 @@ struct ctl_command {
 };
 extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
 extern const size_t ctl_n_commands;
-extern const struct ctl_command ctl_blocks, ctl_cache, ctl_cancel, ctl_drain, ctl_explain,
-    ctl_log_level, ctl_reload, ctl_requests, ctl_resume, ctl_stop, ctl_top;
+extern const struct ctl_command ctl_blocks, ctl_cache, ctl_cancel, ctl_doctor, ctl_drain,
+    ctl_explain, ctl_log_level, ctl_reload, ctl_requests, ctl_resume, ctl_stop, ctl_top;
 extern const struct ctl_command ctl_bench, ctl_chat, ctl_generate, ctl_batch, ctl_tokenize,
     ctl_detokenize, ctl_render, ctl_status;
 

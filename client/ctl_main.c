@@ -31,10 +31,10 @@ static const struct ctl_command ctl_help = {
 
 /* As people look for them: asking the model, looking at the daemon, steering it, the rest. */
 const struct ctl_command *const ctl_commands[] = {
-    &ctl_chat,   &ctl_generate, &ctl_batch,  &ctl_tokenize, &ctl_detokenize, &ctl_render,
-    &ctl_status, &ctl_requests, &ctl_blocks, &ctl_cache,    &ctl_explain,    &ctl_top,
-    &ctl_cancel, &ctl_drain,    &ctl_resume, &ctl_reload,   &ctl_log_level,  &ctl_stop,
-    &ctl_bench,  &ctl_version,  &ctl_help,
+    &ctl_chat,   &ctl_generate, &ctl_batch,   &ctl_tokenize, &ctl_detokenize, &ctl_render,
+    &ctl_status, &ctl_requests, &ctl_blocks,  &ctl_cache,    &ctl_explain,    &ctl_top,
+    &ctl_cancel, &ctl_drain,    &ctl_resume,  &ctl_reload,   &ctl_log_level,  &ctl_stop,
+    &ctl_bench,  &ctl_doctor,   &ctl_version, &ctl_help,
 };
 const size_t ctl_n_commands = sizeof(ctl_commands) / sizeof(ctl_commands[0]);
 

@@ -1,0 +1,175 @@
+"""nvllmctl doctor: what is broken is named, with the command that mends it."""
+
+import json
+import os
+import pathlib
+import pwd
+import shutil
+import socket
+import subprocess
+
+import harness
+from harness import Case, Daemon, MODEL, config, model_folder, run_command, scaled
+
+NOBODY = "nobody"
+
+
+def about(findings, what, level=None):
+    return [f for f in findings if f["about"] == what and level in (None, f["level"])]
+
+
+class Doctor(Case):
+    def doctor(self, *args, path="/nonexistent/socket", **options):
+        done = subprocess.run([config.nvllmctl, "doctor", "--json", "--socket", str(path),
+                               *map(str, args)], capture_output=True, timeout=scaled(30, 120),
+                              **options)
+        self.assertEqual(done.stderr, b"")
+        out = json.loads(done.stdout)
+        self.assertEqual(out["wrong"], sum(f["level"] == "wrong" for f in out["findings"]))
+        return out["findings"], done.returncode
+
+    def folder(self):
+        """A folder that everybody may go through."""
+        folder = self.temporary_folder()
+        folder.chmod(0o755)
+        return folder
+
+    def test_running_daemon(self):
+        """Socket, daemon and model are well, and the model is the daemon's."""
+        with Daemon("cache.kv_memory=64M") as d:
+            findings, _ = self.doctor(path=d.socket)
+            for what in "socket", "daemon", "model":
+                self.assertEqual([f["level"] for f in about(findings, what)], ["ok"], findings)
+            self.assertIn("ready", about(findings, "daemon")[0]["text"])
+            self.assertIn(str(MODEL), about(findings, "model")[0]["text"])
+            text = d.ctl("doctor", check=False).stdout.decode()
+            self.assertRegex(text, r"ok +socket +/")
+            self.assertNotIn("\x1b", text)
+
+    def test_no_daemon(self):
+        """Without one all else is looked at, and the command that starts it is named."""
+        findings, status = self.doctor("--model", MODEL)
+        self.assertEqual(status, 3 if sum(f["level"] == "wrong" for f in findings) == 1 else 1)
+        wrong, = about(findings, "socket", "wrong")
+        self.assertIn("nvllmd", wrong["mend"])
+        self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
+        self.assertTrue(about(findings, "memory"))
+        self.assertTrue(about(findings, "limits"))
+
+    def test_socket_that_nobody_serves(self):
+        path = self.folder() / "socket"
+        s = socket.socket(socket.AF_UNIX)
+        s.bind(str(path))
+        s.close()
+        findings, status = self.doctor("--model", MODEL, path=path)
+        self.assertIn("nobody listens", about(findings, "daemon", "wrong")[0]["text"])
+
+    def test_file_that_is_no_socket(self):
+        path = self.folder() / "socket"
+        path.write_text("")
+        findings, status = self.doctor("--model", MODEL, path=path)
+        wrong, = about(findings, "socket", "wrong")
+        self.assertIn("no socket", wrong["text"])
+        self.assertTrue(wrong["mend"].startswith("rm "))
+
+    def wrong_of_model(self, *args, **options):
+        findings, status = self.doctor(*args, **options)
+        self.assertEqual(status, 1)
+        wrong, = about(findings, "model", "wrong")
+        return wrong
+
+    def test_folder_that_is_closed(self):
+        """The folder above that keeps the daemon out is named, and opened by what mends it."""
+        top = self.folder()
+        model = model_folder(top / "closed" / "model")
+        for f in model.iterdir():  # no links: they lead elsewhere
+            target = f.resolve()
+            f.unlink()
+            shutil.copyfile(target, f)
+            f.chmod(0o644)
+        (top / "closed").chmod(0o700)
+        model.chmod(0o755)
+        wrong = self.wrong_of_model("--model", model, "--user", NOBODY)
+        self.assertIn(f"user nobody may not go through {top}/closed (mode 0700)", wrong["text"])
+        self.assertEqual(wrong["mend"], f"chmod o+x '{top}/closed'")
+        subprocess.run(wrong["mend"], shell=True, check=True)
+        (model / "tokenizer.json").chmod(0o640)
+        wrong = self.wrong_of_model("--model", model, "--user", NOBODY)
+        self.assertIn("may not read", wrong["text"])
+        subprocess.run(wrong["mend"], shell=True, check=True)
+        findings, _ = self.doctor("--model", model, "--user", NOBODY)
+        self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
+
+    def test_files_that_are_missing(self):
+        """Each file that a model needs; an index's shards, too."""
+        for name in "config", "tokenizer", "model":
+            folder = model_folder(self.folder() / "model", **{name: None})
+            wrong = self.wrong_of_model("--model", folder)
+            self.assertIn(f"/{name}.", wrong["text"])
+        folder = model_folder(self.folder() / "model", model=None)
+        (folder / "model.safetensors.index.json").write_text(json.dumps(
+            {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}}))
+        (folder / "one.safetensors").write_bytes(b"x" * 5000)
+        self.assertIn("two.safetensors", self.wrong_of_model("--model", folder)["text"])
+        (folder / "two.safetensors").write_bytes(b"x" * 5000)
+        findings, _ = self.doctor("--model", folder)
+        self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
+        (folder / "model.safetensors.index.json").write_text(json.dumps(
+            {"weight_map": {"a": "../../etc/passwd"}}))
+        self.assertIn("no file beside it", self.wrong_of_model("--model", folder)["text"])
+
+    def test_git_lfs_pointer(self):
+        """Weights that were never fetched are told from weights."""
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n"
+        folder = model_folder(self.folder() / "model", model=pointer)
+        wrong = self.wrong_of_model("--model", folder)
+        self.assertIn("Git LFS", wrong["text"])
+        self.assertIn("lfs pull", wrong["mend"])
+
+    def test_configuration(self):
+        """The configured model is looked at; a configuration without one is wrong."""
+        folder = self.folder()
+        path = folder / "nvllmd.conf"
+        path.write_text(f"[model]\npath = {MODEL}\n[daemon]\nlog_level = info\n")
+        findings, _ = self.doctor("--config", path)
+        self.assertIn(str(MODEL), about(findings, "model", "ok")[0]["text"])
+        path.write_text("[daemon]\nlog_level = info\n")
+        self.assertIn("no path", self.wrong_of_model("--config", path)["text"])
+        findings, _ = self.doctor("--config", folder / "none")
+        self.assertEqual([f["level"] for f in about(findings, "model")], ["note"])
+
+    def test_socket_for_others(self):
+        """Who may not connect is told so."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can become somebody else")
+        ids = pwd.getpwnam(NOBODY)
+        folder = self.folder()
+        program = folder / "nvllmctl"
+        shutil.copyfile(config.nvllmctl, program)
+        program.chmod(0o755)
+        for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
+            shutil.copyfile(library, folder / library.name)
+        with Daemon("cache.kv_memory=64M", "daemon.socket_mode=0600") as d:
+            d.folder.chmod(0o755)
+            done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
+                                  capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
+                                  extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+            self.assertEqual(done.stderr, b"")
+            findings = json.loads(done.stdout)["findings"]
+            self.assertIn("may not connect", about(findings, "socket", "wrong")[0]["text"])
+            d.folder.chmod(0o700)
+            done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
+                                  capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
+                                  extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+            findings = json.loads(done.stdout)["findings"]
+            wrong, = about(findings, "socket", "wrong")
+            self.assertEqual(wrong["mend"], f"chmod o+x '{d.folder}'")
+
+    def test_usage(self):
+        for args in ["x"], ["--user", "no-such-user"], ["--no-such"]:
+            done = run_command([config.nvllmctl, "doctor", *args], check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+
+
+if __name__ == "__main__":
+    harness.main()
