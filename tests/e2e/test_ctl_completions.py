@@ -1,0 +1,112 @@
+"""Completions of nvllmctl for bash, zsh and fish: they know what the program knows, and no more."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import harness
+from harness import Case, config, scaled
+from test_ctl_alone import commands, help_options
+
+FOLDER = harness.ROOT / "packaging" / "completions"
+COMMON = {"--socket", "--timeout", "--wait", "--no-wait", "--help"}
+
+
+def takes_value(command, option):
+    done = subprocess.run([config.nvllmctl, command, option + "=", "--no-such"],
+                          capture_output=True, stdin=subprocess.DEVNULL)
+    return b"takes no value" not in done.stderr
+
+
+class Completions(Case):
+    @classmethod
+    def setUpClass(cls):
+        """Option -> whether it takes a value, of each command."""
+        cls.known = {c: {o: takes_value(c, o) for o in help_options(c) - COMMON}
+                     for c in commands()}
+        cls.with_value = {o for options in cls.known.values() for o, v in options.items() if v}
+        assert len(cls.known) > 15 and sum(map(len, cls.known.values())) > 100
+
+    def test_bash(self):
+        text = (FOLDER / "nvllmctl.bash").read_text()
+        body = text.split("_nvllmctl_words()")[0]
+        shown = {c: set(o.split()) for c, o in re.findall(r"^ +([a-z-]+)\) echo '(.*)' ;;", body, re.M)}
+        self.assertEqual(shown, {c: set(o) for c, o in self.known.items()})
+        self.assertEqual(set(re.search(r"^    echo '(.*)'$", body, re.M)[1].split()), COMMON)
+        words = re.search(r"help\) echo '(.*)'", text.split("_nvllmctl_words()")[1])[1]
+        self.assertEqual(words.split(), commands())
+        after = text.split("case $prev in")[1].split("esac")[0]
+        self.assertEqual(set(re.findall(r"--[a-z-]+", re.sub(r"compgen .*", "", after))),
+                         self.with_value | {"--socket", "--timeout"})
+
+    def test_zsh(self):
+        text = (FOLDER / "_nvllmctl").read_text()
+        self.assertEqual(re.findall(r"^        '([a-z-]+):", text, re.M), commands())
+        parts = re.split(r"^        ([a-z-]+)\)\n", text.split("case $words[1] in")[1], flags=re.M)
+        shown = {c: {o: bool(v) for o, v in re.findall(r"'\*?(--[a-z-]+)(=?)\[", body)}
+                 for c, body in zip(parts[1::2], parts[2::2])}
+        self.assertEqual(shown, self.known)
+        common = text.split("common=(")[1].split("\n    )")[0]
+        self.assertEqual(set(re.findall(r"'(--[a-z-]+)", common)), COMMON)
+
+    def test_fish(self):
+        text = (FOLDER / "nvllmctl.fish").read_text()
+        self.assertEqual(re.findall(r"-n __fish_use_subcommand -f -a ([a-z-]+) ", text), commands())
+        shown = {c: {} for c in commands()}
+        for c, o, value in re.findall(
+                r"^complete .*_from ([a-z-]+)' -l ([a-z-]+)( -[rx])?", text, re.M):
+            shown[c]["--" + o] = bool(value)
+        self.assertEqual(shown, self.known)
+        self.assertEqual({"--" + o for o in re.findall(r"^complete -c nvllmctl -l ([a-z-]+)", text,
+                                                       re.M)}, COMMON)
+
+    def complete(self, *words):
+        """What bash offers for the last word."""
+        script = (f"source {FOLDER}/nvllmctl.bash; COMP_WORDS=(nvllmctl \"$@\"); "
+                  "COMP_CWORD=$#; _nvllmctl; printf '%s\\n' \"${COMPREPLY[@]}\"")
+        done = subprocess.run(["bash", "-c", script, "x", *words], capture_output=True, text=True,
+                              timeout=scaled(20, 60), cwd=FOLDER, check=True)
+        self.assertEqual(done.stderr, "")
+        return done.stdout.split()
+
+    def test_bash_completes(self):
+        self.assertEqual(self.complete("gen"), ["generate"])
+        self.assertEqual(self.complete("log-level", "w"), ["warning"])
+        self.assertEqual(self.complete("cache", "un"), ["unpin"])
+        self.assertEqual(self.complete("generate", "--temp"), ["--temperature"])
+        self.assertEqual(self.complete("--socket", "x", "status", "--js"), ["--json"])
+        self.assertEqual(self.complete("generate", "--priority", "h"), ["high"])
+        self.assertEqual(self.complete("batch", "--input", "_n"), ["_nvllmctl"])
+        self.assertEqual(self.complete("generate", "--seed", ""), [])
+        self.assertEqual(self.complete("help", "det"), ["detokenize"])
+        self.assertIn("--json", self.complete("status", "--"))
+
+    def test_shells_take_them(self):
+        """The files are right for the shells that they are for, where those are here."""
+        checked = 0
+        for shell, name in ("bash", "nvllmctl.bash"), ("zsh", "_nvllmctl"), ("fish", "nvllmctl.fish"):
+            if shutil.which(shell):
+                done = subprocess.run([shell, "-n", FOLDER / name], capture_output=True)
+                self.assertEqual((done.returncode, done.stderr), (0, b""), name)
+                checked += 1
+        if shutil.which("shellcheck"):
+            done = subprocess.run(["shellcheck", FOLDER / "nvllmctl.bash"], capture_output=True)
+            self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertGreater(checked, 0)
+
+    def test_fish_completes(self):
+        if not shutil.which("fish"):
+            self.skipTest("no fish")
+        folder = self.temporary_folder()
+        for line, wanted in (("nvllmctl gen", "generate"), ("nvllmctl generate --temp", "--temperature"),
+                             ("nvllmctl log-level w", "warning")):
+            done = subprocess.run(["fish", "--no-config", "-c",
+                                   f"source {FOLDER}/nvllmctl.fish; complete -C '{line}'"],
+                                  capture_output=True, text=True, env={**os.environ,
+                                                                       "HOME": str(folder)})
+            self.assertEqual([x.split("\t")[0] for x in done.stdout.splitlines()], [wanted])
+
+
+if __name__ == "__main__":
+    harness.main()
