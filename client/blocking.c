@@ -15,25 +15,23 @@ static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *er
 
 /* ---- one request among many */
 
-/* Without the timeout, which is handed out. */
-static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, uint32_t *timeout_ms,
+/* *deadline is what the request's own timeout makes it; 0: none. */
+static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, int64_t *deadline,
                              const struct nvllm_request *request, struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     Nvllm__V1__Generate generate;
     struct pack pack = {0};
     enum nvllm_code code;
+    uint32_t timeout_ms;
 
-    code = pack_generate(&pack, &generate, timeout_ms, request, err);
+    code = pack_generate(&pack, &generate, &timeout_ms, request, err);
     if (code != NVLLM_OK)
         goto out;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
     frame.generate = &generate;
     code = conn_send(&c->conn, &frame, PENDING_GENERATE, generate.has_n ? generate.n : 1, id, err);
-    if (code != NVLLM_OK)
-        goto out;
-    c->n_open++;
-    client_flush(c);
+    *deadline = timeout_ms > 0 ? clock_ms() + timeout_ms : 0;
 out:
     pack_deinit(&pack);
     return code;
@@ -42,11 +40,11 @@ out:
 enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
                                      const struct nvllm_request *request, struct nvllm_error *err)
 {
-    uint32_t timeout_ms;
-    enum nvllm_code code = start(c, id, &timeout_ms, request, err);
+    int64_t deadline;
+    enum nvllm_code code = start(c, id, &deadline, request, err);
 
-    if (code == NVLLM_OK && timeout_ms > 0)
-        conn_set_deadline(&c->conn, *id, clock_ms() + timeout_ms);
+    if (code == NVLLM_OK)
+        client_open(c, *id, deadline);
     return code;
 }
 
@@ -180,109 +178,20 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
                                struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms), own;
-    uint32_t own_timeout_ms;
     enum nvllm_code code;
     uint64_t id;
 
-    code = start(c, &id, &own_timeout_ms, request, err);
+    code = start(c, &id, &own, request, err);
     if (code != NVLLM_OK)
         return code;
-    if (own_timeout_ms > 0) {
-        own = clock_ms() + own_timeout_ms;
-        deadline = deadline < 0 || own < deadline ? own : deadline;
-    }
+    client_flush(c);
+    if (own != 0 && (deadline < 0 || own < deadline))
+        deadline = own;
     code = run_generate(c, id, callback, arg, deadline, err);
     if (pending_find(&c->conn.pending, id)) {
         conn_cancel(&c->conn, id, NULL);
         conn_abandon(&c->conn, id);
-        c->n_open--;
         client_flush(c);
     }
-    return code;
-}
-
-/* ---- tokenizer, template, status */
-
-enum nvllm_code nvllm_tokenize(struct nvllm_client *c, struct nvllm_text text, bool special,
-                               int timeout_ms, const struct nvllm_tokens **tokens,
-                               struct nvllm_error *err)
-{
-    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    Nvllm__V1__Tokenize op = NVLLM__V1__TOKENIZE__INIT;
-    struct event *e;
-    enum nvllm_code code;
-
-    if (!text.data && text.len > 0)
-        return error_field(err, "text", "text is NULL");
-    op.has_text = op.has_special = true;
-    op.text = pack_bytes(text);
-    op.special = special;
-    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
-    frame.tokenize = &op;
-    code = client_call(c, &frame, PENDING_TOKENIZE, timeout_ms, &e, err);
-    if (code == NVLLM_OK)
-        *tokens = &e->tokens;
-    return code;
-}
-
-enum nvllm_code nvllm_detokenize(struct nvllm_client *c, const int32_t *ids, size_t n_ids,
-                                 bool skip_special, int timeout_ms, struct nvllm_text *text,
-                                 struct nvllm_error *err)
-{
-    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    Nvllm__V1__Detokenize op = NVLLM__V1__DETOKENIZE__INIT;
-    struct event *e;
-    enum nvllm_code code;
-
-    if (!ids && n_ids > 0)
-        return error_field(err, "ids", "ids is NULL");
-    op.n_ids = n_ids;
-    op.ids = (int32_t *)ids;
-    op.has_skip_special = true;
-    op.skip_special = skip_special;
-    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE;
-    frame.detokenize = &op;
-    code = client_call(c, &frame, PENDING_DETOKENIZE, timeout_ms, &e, err);
-    if (code == NVLLM_OK)
-        *text = e->text;
-    return code;
-}
-
-enum nvllm_code nvllm_render(struct nvllm_client *c, const struct nvllm_chat *chat, int timeout_ms,
-                             struct nvllm_text *text, struct nvllm_error *err)
-{
-    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    Nvllm__V1__Render op = NVLLM__V1__RENDER__INIT;
-    Nvllm__V1__Chat packed;
-    struct pack pack = {0};
-    struct event *e;
-    enum nvllm_code code;
-
-    code = pack_chat(&pack, &packed, chat, err);
-    if (code == NVLLM_OK) {
-        op.chat = &packed;
-        frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_RENDER;
-        frame.render = &op;
-        code = client_call(c, &frame, PENDING_RENDER, timeout_ms, &e, err);
-    }
-    if (code == NVLLM_OK)
-        *text = e->text;
-    pack_deinit(&pack);
-    return code;
-}
-
-enum nvllm_code nvllm_get_status(struct nvllm_client *c, int timeout_ms,
-                                 const struct nvllm_status **status, struct nvllm_error *err)
-{
-    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    Nvllm__V1__GetStatus op = NVLLM__V1__GET_STATUS__INIT;
-    struct event *e;
-    enum nvllm_code code;
-
-    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS;
-    frame.get_status = &op;
-    code = client_call(c, &frame, PENDING_STATUS, timeout_ms, &e, err);
-    if (code == NVLLM_OK)
-        *status = &e->status;
     return code;
 }

@@ -49,7 +49,7 @@ static void set_current(struct nvllm_client *c, struct event *e)
 {
     event_free(c->current);
     c->current = e && !e->lent ? e : NULL;
-    if (e && e->kind == PENDING_GENERATE && e->terminal)
+    if (e && e->open && e->terminal)
         c->n_open--;
 }
 
@@ -244,4 +244,13 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
         return c->conn.death.code;
     }
     return NVLLM_OK;
+}
+
+void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline)
+{
+    pending_find(&c->conn.pending, id)->open = true;
+    if (deadline != 0)
+        conn_set_deadline(&c->conn, id, deadline);
+    c->n_open++;
+    client_flush(c);
 }

@@ -21,7 +21,7 @@ struct nvllm_client {
     size_t max_queue_bytes;
     int64_t
         greet_deadline; /* the daemon must have greeted by then; INT64_MAX: that is no concern */
-    size_t n_open;      /* requests of generate whose last event has not been handed out */
+    size_t n_open;      /* requests whose last event nvllm_next() has not handed out */
 };
 
 /* A client on a connected socket, which it takes over; it has not greeted. NULL: no memory, and fd
@@ -43,6 +43,10 @@ struct event *client_take(struct nvllm_client *c);
 
 /* The oldest event of one request, the others being kept; likewise. */
 struct event *client_take_of(struct nvllm_client *c, uint64_t id);
+
+/* The request that was just sent is one of nvllm_next(), until its end or its deadline (0: none).
+ */
+void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline);
 
 bool client_full(const struct nvllm_client *c);
 

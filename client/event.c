@@ -104,6 +104,8 @@ static int read_tokens(struct event *e, const Nvllm__V1__Tokens *in, const char 
         *why = "another number of token ids than of tokens";
         return EVENT_E_INVALID;
     }
+    e->public.type = NVLLM_EVENT_TOKENS;
+    e->public.tokens = &e->tokens;
     e->tokens.n_tokens = in->n_ids;
     e->tokens.ids = in->ids;
     if (in->n_ids == 0)
@@ -174,10 +176,8 @@ static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind k
 static void set_error(struct event *e)
 {
     e->is_error = e->terminal = true;
-    if (e->kind == PENDING_GENERATE) {
-        e->public.type = NVLLM_EVENT_ERROR;
-        e->public.error = e->error;
-    }
+    e->public.type = NVLLM_EVENT_ERROR;
+    e->public.error = e->error;
 }
 
 static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
@@ -194,6 +194,8 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
         return read_tokens(e, frame->tokens, why);
     case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
         e->text = text_of(frame->text->has_text, frame->text->text);
+        e->public.type = NVLLM_EVENT_TEXT;
+        e->public.text = &e->text;
         return EVENT_OK;
     case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
         e->error = unpacked_alloc(e->memory, 1, sizeof(*e->error));
@@ -224,7 +226,7 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
     if (!e)
         return EVENT_E_NOMEM;
     e->memory = memory;
-    e->kind = of->kind;
+    e->open = of->open;
     e->public.id = of->id;
     rc = read_event(e, frame, of, why);
     if (rc == EVENT_OK)
@@ -253,7 +255,7 @@ int event_lend(struct event *e, const struct delta *in, const struct pending_ent
 {
     e->memory = NULL;
     e->lent = true;
-    e->kind = of->kind;
+    e->open = of->open;
     e->terminal = e->is_error = false;
     e->public = (struct nvllm_event){
         .type = NVLLM_EVENT_DELTA,
@@ -305,7 +307,7 @@ struct event *event_failure(uint64_t id, enum nvllm_code code, const char *messa
     if (!e)
         return NULL;
     e->heap_bytes = bytes;
-    e->kind = PENDING_GENERATE;
+    e->open = true;
     e->public.id = id;
     e->error = (struct nvllm_error *)(e + 1);
     error_set(e->error, code, 0, "%s", message);

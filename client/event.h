@@ -17,10 +17,10 @@ struct event {
     struct unpacked *memory; /* NULL: of the heap, or lent */
     size_t heap_bytes;
     bool lent;
-    enum pending_kind kind; /* of the request that it answers */
     bool terminal;
+    bool open; /* as of the request */
     bool is_error;
-    struct nvllm_event public; /* type is 0 for what is no answer to generate */
+    struct nvllm_event public; /* type is 0 for what only a call that waits can get */
     union {
         struct nvllm_delta delta;
         struct nvllm_done done;
@@ -58,7 +58,7 @@ int event_lend(struct event *e, const struct delta *in, const struct pending_ent
 /* An event that stays: e itself, or a copy of it if it was lent. NULL: no memory. */
 struct event *event_keep(struct event *e);
 
-/* The error that ends a request of generate, found on this side. NULL: no memory. */
+/* The error that ends an open request, found on this side. NULL: no memory. */
 struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message);
 
 size_t event_bytes(const struct event *e);

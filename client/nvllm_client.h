@@ -282,6 +282,12 @@ enum nvllm_event_type {
     NVLLM_EVENT_DELTA = 1, /* any number of times */
     NVLLM_EVENT_DONE = 2,  /* the request has ended and its number is free */
     NVLLM_EVENT_ERROR = 3, /* so it has, without an outcome */
+
+    /* The one answer of nvllm_tokenize_start(), of nvllm_detokenize_start() and
+     * nvllm_render_start(), and of nvllm_get_status_start(). */
+    NVLLM_EVENT_TOKENS = 4,
+    NVLLM_EVENT_TEXT = 5,
+    NVLLM_EVENT_STATUS = 6,
 };
 
 /* Made by the library; grows at its end. The pointer of its type is set, the others are NULL. */
@@ -291,6 +297,9 @@ struct nvllm_event {
     const struct nvllm_delta *delta;
     const struct nvllm_done *done;
     const struct nvllm_error *error;
+    const struct nvllm_tokens *tokens;
+    const struct nvllm_text *text;
+    const struct nvllm_status *status;
 };
 
 /* The next event of any request. NVLLM_E_TIMEOUT: none has come (with timeout_ms 0: none is here).
@@ -313,7 +322,10 @@ NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
  * included. */
 NVLLM_API size_t nvllm_pending(const struct nvllm_client *client);
 
-/* ---- tokenizer and template: each waits for its answer */
+/* ---- tokenizer and template: each waits for its answer
+ *
+ * With _start it does not: *id is the request's number, and the answer, or an error, is an event of
+ * nvllm_next(). After timeout_ms it is the error NVLLM_E_TIMEOUT. */
 
 struct nvllm_tokens {
     const int32_t *ids;              /* [n_tokens] */
@@ -330,10 +342,23 @@ NVLLM_API enum nvllm_code nvllm_detokenize(struct nvllm_client *client, const in
                                            size_t n_ids, bool skip_special, int timeout_ms,
                                            struct nvllm_text *text, struct nvllm_error *err);
 
+NVLLM_API enum nvllm_code nvllm_tokenize_start(struct nvllm_client *client, uint64_t *id,
+                                               struct nvllm_text text, bool special, int timeout_ms,
+                                               struct nvllm_error *err);
+
+NVLLM_API enum nvllm_code nvllm_detokenize_start(struct nvllm_client *client, uint64_t *id,
+                                                 const int32_t *ids, size_t n_ids,
+                                                 bool skip_special, int timeout_ms,
+                                                 struct nvllm_error *err);
+
 /* What the model's chat template makes of messages. */
 NVLLM_API enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,
                                        int timeout_ms, struct nvllm_text *text,
                                        struct nvllm_error *err);
+
+NVLLM_API enum nvllm_code nvllm_render_start(struct nvllm_client *client, uint64_t *id,
+                                             const struct nvllm_chat *chat, int timeout_ms,
+                                             struct nvllm_error *err);
 
 /* ---- status */
 
@@ -380,6 +405,9 @@ NVLLM_API enum nvllm_code nvllm_get_status(struct nvllm_client *client, int time
 
 /* "loading", "ready", "draining", "failed", "unknown". */
 NVLLM_API const char *nvllm_state_name(enum nvllm_state state);
+
+NVLLM_API enum nvllm_code nvllm_get_status_start(struct nvllm_client *client, uint64_t *id,
+                                                 int timeout_ms, struct nvllm_error *err);
 
 /* ---- in an event loop of one's own
  *

@@ -26,6 +26,7 @@ struct pending_entry {
     uint64_t id; /* 0: the place is free */
     enum pending_kind kind;
     uint32_t n_choices; /* of generate */
+    bool open;          /* its end is an event of nvllm_next(), which is counted */
     bool abandoned;     /* nobody waits any more: answers are dropped */
     int64_t deadline;   /* of the monotonic clock, in ms; 0: none */
 };

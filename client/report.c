@@ -274,6 +274,8 @@ int report_read(struct event *e, const Nvllm__V1__ServerFrame *frame)
     switch (frame->event_case) {
     case NVLLM__V1__SERVER_FRAME__EVENT_STATUS:
         read_status(&e->status, frame->status);
+        e->public.type = NVLLM_EVENT_STATUS;
+        e->public.status = &e->status;
         return EVENT_OK;
     case NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED:
         e->found = frame->cancelled->found;

@@ -29,6 +29,8 @@ static void show(struct app *app, const struct nvllm_event *event)
         printf("%llu: %s: %s\n", id, nvllm_code_name(event->error->code), event->error->message);
         app->n_failed++;
         break;
+    default: /* of requests that are not made here */
+        break;
     }
 }
 

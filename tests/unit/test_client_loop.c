@@ -220,6 +220,95 @@ START_TEST(blocking_call_heeds_the_request)
 }
 END_TEST
 
+/* ---- short operations that nobody waits for */
+
+/* Tokens, texts and the status come as events among others, and count as under way until then. */
+START_TEST(answers_as_events)
+{
+    const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
+    ProtobufCBinaryData bytes = {2, (uint8_t *)"hi"};
+    const struct nvllm_event *event;
+    struct nvllm_chat chat;
+    int32_t token = 7;
+    uint64_t ids[5];
+
+    greeted();
+    nvllm_chat_init(&chat);
+    chat.messages = &message;
+    chat.n_messages = 1;
+    ids[0] = start_for(0);
+    ck_assert_int_eq(nvllm_tokenize_start(client, &ids[1], nvllm_str("hi"), true, MS, &err), 0);
+    ck_assert_int_eq(nvllm_detokenize_start(client, &ids[2], &token, 1, true, -1, &err), 0);
+    ck_assert_int_eq(nvllm_render_start(client, &ids[3], &chat, MS, &err), 0);
+    ck_assert_int_eq(nvllm_get_status_start(client, &ids[4], MS, &err), 0);
+    ck_assert_uint_eq(nvllm_pending(client), 5);
+    server_read(&server);
+    ck_assert(server_read(&server)->tokenize->special);
+    ck_assert_int_eq(server_read(&server)->detokenize->ids[0], 7);
+    ck_assert_str_eq(server_read(&server)->render->chat->messages[0]->role, "user");
+    ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS);
+    server_status(&server, ids[4], NVLLM__V1__STATE__STATE_DRAINING);
+    server_delta(&server, ids[0], "a", NVLLM_FINISH_STOP);
+    server_text(&server, ids[2], "b\0c", 3);
+    server_error(&server, ids[3], NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED, "no template");
+    {
+        FRAME(f, t, Tokens, TOKENS, tokens, TOKENS, ids[1]);
+        t.n_ids = t.n_tokens = 1;
+        t.ids = &token;
+        t.tokens = &bytes;
+        server_send(&server, &f);
+    }
+    event = next();
+    ck_assert(event->type == NVLLM_EVENT_STATUS && event->id == ids[4]);
+    ck_assert_int_eq(event->status->state, NVLLM_STATE_DRAINING);
+    ck_assert_uint_eq(nvllm_pending(client), 4);
+    expect_delta(next(), ids[0], "a");
+    event = next();
+    ck_assert(event->type == NVLLM_EVENT_TEXT && event->id == ids[2]);
+    ck_assert_mem_eq(event->text->data, "b\0c", 3);
+    event = next();
+    ck_assert(event->type == NVLLM_EVENT_ERROR && event->id == ids[3]);
+    ck_assert_int_eq(event->error->code, NVLLM_E_UNSUPPORTED);
+    event = next();
+    ck_assert(event->type == NVLLM_EVENT_TOKENS && event->id == ids[1]);
+    ck_assert(event->tokens->n_tokens == 1 && event->tokens->ids[0] == 7);
+    ck_assert(!event->delta && !event->text && !event->status);
+    ck_assert_uint_eq(nvllm_pending(client), 1);
+}
+END_TEST
+
+/* One that is not answered in time ends with an error, and its late answer is dropped. */
+START_TEST(short_operation_is_given_up)
+{
+    uint64_t id;
+
+    greeted();
+    ck_assert_int_eq(nvllm_get_status_start(client, &id, 30, &err), NVLLM_OK);
+    expect_given_up(next(), id);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+    server_status(&server, id, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
+    expect_none();
+}
+END_TEST
+
+/* What cannot be sent is refused at once, and nothing is under way. */
+START_TEST(short_operations_asked_wrongly)
+{
+    struct nvllm_chat never_prepared = {0};
+    uint64_t id = 77;
+
+    greeted();
+    ck_assert_int_eq(nvllm_tokenize_start(client, &id, (struct nvllm_text){NULL, 1}, true, MS,
+                                          &err),
+                     NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_detokenize_start(client, &id, NULL, 1, true, MS, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_render_start(client, &id, &never_prepared, MS, &err), NVLLM_E_INVALID);
+    ck_assert_uint_eq(id, 77);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
 /* ---- what a loop may rely on */
 
 /* A loop that takes one event at a time is told not to sleep while another is here. */
@@ -474,6 +563,9 @@ int main(void)
     tcase_add_test(loop, many_deadlines);
     tcase_add_test(loop, all_over_at_once);
     tcase_add_test(loop, blocking_call_heeds_the_request);
+    tcase_add_test(loop, answers_as_events);
+    tcase_add_test(loop, short_operation_is_given_up);
+    tcase_add_test(loop, short_operations_asked_wrongly);
     tcase_add_test(loop, no_sleep_while_events_are_here);
     tcase_add_test(loop, one_turn_empties_the_socket);
     tcase_add_test(loop, event_outlives_questions);
