@@ -14,6 +14,7 @@
 #include "client/ctl_editor.h"
 #include "client/ctl_request.h"
 #include "client/ctl_terminal.h"
+#include "client/ctl_text_buffer.h"
 
 enum { CANCEL_WAIT_MS = 5000 };
 

@@ -16,32 +16,6 @@ static void no_memory(void)
     exit(EXIT_ERROR);
 }
 
-void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
-{
-    if (n > b->cap - b->len) {
-        size_t cap = b->cap ? b->cap : 256;
-        char *longer;
-
-        while (cap - b->len < n)
-            if (__builtin_mul_overflow(cap, (size_t)2, &cap))
-                no_memory();
-        longer = realloc(b->data, cap);
-        if (!longer)
-            no_memory();
-        b->data = longer;
-        b->cap = cap;
-    }
-    if (n)
-        memcpy(b->data + b->len, data, n);
-    b->len += n;
-}
-
-void text_buffer_deinit(struct text_buffer *b)
-{
-    free(b->data);
-    *b = (struct text_buffer){0};
-}
-
 static struct nvllm_text copied(struct nvllm_text text)
 {
     char *data = malloc(text.len + 1);

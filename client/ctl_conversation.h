@@ -9,19 +9,9 @@ struct conversation {
     size_t n_messages, cap;
 };
 
-/* Text that grows. */
-struct text_buffer {
-    char *data;
-    size_t len, cap;
-};
-
-/* These end the program when there is no memory. */
-void text_buffer_add(struct text_buffer *b, const char *data, size_t n);
-void text_buffer_deinit(struct text_buffer *b);
-
 void conversation_deinit(struct conversation *c);
 
-/* Copies the text. role is a literal. */
+/* Copies the text, and ends the program when there is no memory. role is a literal. */
 void conversation_add(struct conversation *c, const char *role, struct nvllm_text text);
 void conversation_drop_last(struct conversation *c);
 

@@ -142,7 +142,7 @@ static bool show_choices(const struct job *job)
 
         snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
         if (!ctl_write(STDOUT_FILENO, head, strlen(head)) ||
-            !ctl_write_text(STDOUT_FILENO, c->text, c->len, job->terminal) ||
+            !ctl_write_text(STDOUT_FILENO, c->text.data, c->text.len, job->terminal) ||
             !ctl_write(STDOUT_FILENO, "\n", 1))
             return false;
     }

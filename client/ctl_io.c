@@ -102,8 +102,13 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
                 "Ask an administrator to let you use it: “ls -l %s” shows which group "
                 "may.\n",
                 ctl->socket_path);
+    else if (err->retryable && err->retry_after_ms > 0)
+        fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);
     else if (err->code == NVLLM_E_BUSY)
         fprintf(stderr, "Try again later.\n");
+    if (err->limit[0] && !strstr(err->message, err->limit))
+        fprintf(stderr, "%s is %llu here; see nvllmd.conf(5).\n", err->limit,
+                (unsigned long long)err->limit_value);
     return ctl_exit_code(err->code);
 }
 

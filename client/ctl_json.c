@@ -72,6 +72,10 @@ json_t *ctl_json_error(const struct nvllm_error *err)
     json_object_set_new(e, "message", ctl_json_text(err->message, strlen(err->message)));
     if (err->field[0])
         json_object_set_new(e, "field", ctl_json_text(err->field, strlen(err->field)));
+    if (err->limit[0]) {
+        json_object_set_new(e, "limit", ctl_json_text(err->limit, strlen(err->limit)));
+        json_object_set_new(e, "limit_value", json_integer((json_int_t)err->limit_value));
+    }
     return e;
 }
 

@@ -33,7 +33,7 @@ bool ctl_json_read_request(struct ctl_request *q, json_t *value, struct nvllm_er
 /* The value on one line. Consumes it. False when it could not be written, or is NULL. */
 bool ctl_json_print(int fd, json_t *value);
 
-/* {code, message}, and field where one is to blame. */
+/* {code, message}, field where one is to blame, limit and limit_value where one was run into. */
 json_t *ctl_json_error(const struct nvllm_error *err);
 
 #endif

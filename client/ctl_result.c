@@ -28,33 +28,13 @@ void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 void ctl_result_deinit(struct ctl_result *r)
 {
     for (uint32_t i = 0; r->choices && i < r->n_choices; i++) {
-        free(r->choices[i].text);
+        text_buffer_deinit(&r->choices[i].text);
         json_decref(r->choices[i].token_ids);
         json_decref(r->choices[i].logprobs);
         json_decref(r->choices[i].token_logprobs);
     }
     free(r->choices);
     r->choices = NULL;
-}
-
-static void add_text(struct ctl_choice *c, struct nvllm_text text)
-{
-    if (text.len > c->cap - c->len) {
-        size_t cap = c->cap ? c->cap : 256;
-        char *longer;
-
-        while (cap - c->len < text.len)
-            if (__builtin_mul_overflow(cap, (size_t)2, &cap))
-                no_memory();
-        longer = realloc(c->text, cap);
-        if (!longer)
-            no_memory();
-        c->text = longer;
-        c->cap = cap;
-    }
-    if (text.len)
-        memcpy(c->text + c->len, text.data, text.len);
-    c->len += text.len;
 }
 
 static void add_logprobs(struct ctl_choice *c, const struct nvllm_logprobs *row)
@@ -79,7 +59,7 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
     if (delta->choice >= r->n_choices)
         return;
     c = &r->choices[delta->choice];
-    add_text(c, delta->text);
+    text_buffer_add(&c->text, delta->text.data, delta->text.len);
     if (!c->token_ids)
         c->token_ids = json_array();
     for (size_t i = 0; i < delta->n_tokens; i++) {
@@ -111,7 +91,7 @@ enum nvllm_finish ctl_result_finish(const struct ctl_result *r)
 
 static void put_choice(json_t *object, const struct ctl_result *r, const struct ctl_choice *c)
 {
-    json_object_set_new(object, "text", ctl_json_text(c->text, c->len));
+    json_object_set_new(object, "text", ctl_json_text(c->text.data, c->text.len));
     json_object_set_new(object, "token_ids",
                         c->token_ids ? json_incref(c->token_ids) : json_array());
     json_object_set_new(object, "finish_reason", json_string(nvllm_finish_name(c->finish)));

@@ -5,10 +5,10 @@
 #include <jansson.h>
 
 #include "client/ctl.h"
+#include "client/ctl_text_buffer.h"
 
 struct ctl_choice {
-    char *text;
-    size_t len, cap;
+    struct text_buffer text;
     json_t *token_ids;
     json_t *logprobs;       /* NULL: none came */
     json_t *token_logprobs; /* of the tokens themselves */

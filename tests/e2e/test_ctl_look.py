@@ -284,6 +284,19 @@ class Played(Case):
             self.assertEqual((done.returncode, done.stdout), (6, b""), args)
             self.assertIn(b"for admins", done.stderr)
 
+    def test_limits_are_named(self):
+        """Who runs into a limit is told which it is, what it is set to, and when to try again."""
+        error = {"code": "ERROR_BUSY", "message": "too many", "retryable": True,
+                 "retry_after_ms": 2500, "limit": "limits.requests_per_uid", "limit_value": 64}
+        done = self.ctl({"error": error}, "generate", "x")
+        self.assertEqual(done.returncode, 4)
+        self.assertIn(b"Try again in 2.5 s.", done.stderr)
+        self.assertIn(b"limits.requests_per_uid is 64 here", done.stderr)
+        done = self.ctl({"error": {**error, "code": "ERROR_TOO_LONG"}}, "batch", "--input", "-",
+                        "--output", "-", stdin=b'{"prompt": "x"}')
+        out = json.loads(done.stdout)["error"]
+        self.assertEqual((out["limit"], out["limit_value"]), ("limits.requests_per_uid", 64))
+
     def test_map_of_a_large_pool(self):
         """A pool that fills no screen is drawn with several blocks a character."""
         answer = {"block_report": {"blocks": {"total": 100000}, "map": b"f" * 99999 + b"u"}}
