@@ -1,4 +1,4 @@
-/* blocking.c - the calls of the public header that ask for something, and those that wait. */
+/* blocking.c - generate, and how calls wait: for any event, or for those of one request. */
 #include "client/client.h"
 #include "client/clock.h"
 #include "client/error.h"
@@ -102,7 +102,7 @@ static enum nvllm_code wanted_event(struct nvllm_client *c, uint64_t id, int64_t
         }
         if (c->conn.death.code != NVLLM_OK)
             return dead(c, err);
-        if (client_full(c))
+        if (client_queue_full(c))
             return error_set(err, NVLLM_E_BUSY, 0,
                              "too many events of other requests have not been fetched");
         if (!c->drained)

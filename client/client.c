@@ -74,7 +74,7 @@ struct event *client_take_of(struct nvllm_client *c, uint64_t id)
 {
     struct event *e, *kept;
 
-    while (!client_full(c) && (e = conn_take(&c->conn)) != NULL) {
+    while (!client_queue_full(c) && (e = conn_take(&c->conn)) != NULL) {
         if (e->public.id == id) {
             set_current(c, e);
             return e;
@@ -136,10 +136,10 @@ void client_flush(struct nvllm_client *c)
     }
 }
 
-bool client_full(const struct nvllm_client *c)
+/* Half a frame is no reason to stop reading: the rest of it is wanted. */
+static bool full(const struct nvllm_client *c)
 {
-    /* Half a frame is no reason to stop: the rest of it is wanted. */
-    return c->queue_bytes > c->max_queue_bytes ||
+    return client_queue_full(c) ||
            (conn_bytes(&c->conn) > c->max_queue_bytes && conn_ready(&c->conn));
 }
 
@@ -148,7 +148,7 @@ static void pump_in(struct nvllm_client *c)
     char buf[READ_BYTES];
     ssize_t n;
 
-    c->drained = !client_full(c);
+    c->drained = !full(c);
     if (c->conn.ended || !c->drained)
         return;
     n = recv(c->fd, buf, sizeof(buf), MSG_DONTWAIT);
@@ -201,7 +201,7 @@ unsigned nvllm_wants(const struct nvllm_client *c)
 
     if (c->conn.death.code != NVLLM_OK)
         return 0;
-    if (!c->conn.ended && !client_full(c))
+    if (!c->conn.ended && !full(c))
         wants |= NVLLM_WANT_READ;
     if (!c->out_broken && frame_buffer_bytes(&c->conn.out) > 0)
         wants |= NVLLM_WANT_WRITE;

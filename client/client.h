@@ -48,7 +48,11 @@ struct event *client_take_of(struct nvllm_client *c, uint64_t id);
  */
 void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline);
 
-bool client_full(const struct nvllm_client *c);
+/* So many events of others were kept that no more are. */
+static inline bool client_queue_full(const struct nvllm_client *c)
+{
+    return c->queue_bytes > c->max_queue_bytes;
+}
 
 /* Sends a short operation and waits for its one answer, *out, which is current then. */
 enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,

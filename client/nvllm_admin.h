@@ -1,9 +1,10 @@
 /* nvllm_admin.h - look into nvllmd and steer it: what is under way and why something waits, blocks,
  * the prefix cache, draining, reloading. nvllm_client.h includes it and says what holds for both.
  *
- * Everybody sees and changes what is their own; admins (root, and the daemon's admin group) all.
- * options may be NULL everywhere. What is handed out is made by the library and grows at its end;
- * lists are arrays of pointers for that reason. Texts are never NULL. */
+ * Everybody sees and changes what is their own; admins (root, the daemon's own user, its admin
+ * group, and who comes by its admins' socket) all. options may be NULL everywhere. What is handed
+ * out is made by the library and grows at its end; lists are arrays of pointers for that reason.
+ * Texts are never NULL. */
 #ifndef NVLLM_ADMIN_H
 #define NVLLM_ADMIN_H
 

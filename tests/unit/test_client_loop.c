@@ -365,6 +365,43 @@ START_TEST(one_turn_empties_the_socket)
 }
 END_TEST
 
+static int count(void *arg, const struct nvllm_event *event)
+{
+    *(int *)arg += event->type == NVLLM_EVENT_DELTA;
+    return 0;
+}
+
+/* However small the queue, a call that takes its events as they come is never too slow for it. */
+START_TEST(small_queue_and_a_fast_stream)
+{
+    enum { N = 3000 };
+    struct frame_buffer b = {0};
+    struct nvllm_options options;
+    struct nvllm_request request;
+    int fd = open_pair(), n = 0;
+
+    nvllm_options_init(&options);
+    options.fd = fd;
+    options.max_queue_bytes = 100;
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+    for (int i = 0; i < N; i++) {
+        FRAME(f, d, Delta, DELTA, delta, DELTA, 1);
+        d.has_text = true;
+        d.text = (ProtobufCBinaryData){10, (uint8_t *)"0123456789"};
+        ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
+    }
+    server_write(&server, b.data, b.end);
+    server_done(&server, 1);
+    frame_buffer_deinit(&b);
+    nvllm_request_init(&request);
+    request.prompt = nvllm_str("x");
+    ck_assert_msg(nvllm_generate(client, &request, count, &n, MS, &err) == NVLLM_OK, "%s",
+                  err.message);
+    ck_assert_int_eq(n, N);
+}
+END_TEST
+
 /* Questions about the client leave the event that was handed out as it is. */
 START_TEST(event_outlives_questions)
 {
@@ -568,6 +605,7 @@ int main(void)
     tcase_add_test(loop, short_operations_asked_wrongly);
     tcase_add_test(loop, no_sleep_while_events_are_here);
     tcase_add_test(loop, one_turn_empties_the_socket);
+    tcase_add_test(loop, small_queue_and_a_fast_stream);
     tcase_add_test(loop, event_outlives_questions);
     tcase_add_test(loop, kept_deltas_are_whole);
     tcase_add_test(loop, answer_larger_than_the_queue);
