@@ -38,7 +38,7 @@ static int skinny(const struct pass *p, struct skinny s)
 
 /* first: the same weights of layer 0; those of all layers are equally far apart. */
 static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w,
-                const uint16_t *first, int n, int k, enum gemm_out out)
+                const uint16_t *first, const uint16_t *bias, int n, int k, enum gemm_out out)
 {
     const struct forward *f = p->f;
     const struct layer_weights *layers = f->weights->layers;
@@ -48,8 +48,8 @@ static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t
                                      .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
                                      .n_w = n_layers};
 
-    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k, out,
-                    &trial, p->e);
+    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(p->s->n_tokens), n, k,
+                    out, &trial, p->e);
 }
 
 static int norm(const struct pass *p, const uint16_t *w)
@@ -83,10 +83,10 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                            .n_heads = f->config->n_heads,
                            .layer = layer,
                            .kv = &f->kv};
-    int r = cuda_check(rope_store(f->launch, f->qkv, w->qkv_bias, w->q_norm, w->k_norm, f->rope,
-                                  &f->kv, layer, p->v, p->s->n_tokens, f->config->n_heads,
-                                  f->config->rms_norm_eps),
-                       "rope_store", p->e);
+    int r =
+        cuda_check(rope_store(f->launch, f->qkv, w->q_norm, w->k_norm, f->rope, &f->kv, layer, p->v,
+                              p->s->n_tokens, f->config->n_heads, f->config->rms_norm_eps),
+                   "rope_store", p->e);
 
     if (r == 0 && p->s->n_items > 0)
         r = cuda_check(attn_decode(f->launch, &a, p->v, f->partial, f->tickets, p->s->n_items),
@@ -124,6 +124,7 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
                              (struct skinny){.y = f->qkv,
                                              .y_stride = p->qkv_dim,
                                              .w = w->qkv,
+                                             .bias = w->qkv_bias,
                                              .m = m,
                                              .n = p->qkv_dim,
                                              .k = dim,
@@ -168,20 +169,22 @@ static int layer_of_many(const struct pass *p, const struct layer_weights *w, in
     int r = norm(p, w->attn_norm);
 
     if (r == 0)
-        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, p->qkv_dim, dim, GEMM_BF16);
+        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, w->qkv_bias, p->qkv_dim, dim,
+                 w->qkv_bias ? GEMM_BIAS_BF16 : GEMM_BF16);
     if (r == 0)
         r = attention(p, w, layer);
     if (r == 0)
-        r = gemm(p, f->residual, f->attn, w->o, first->o, dim, p->attn_dim, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->attn, w->o, first->o, NULL, dim, p->attn_dim, GEMM_ADD_F32);
     if (r == 0)
         r = norm(p, w->mlp_norm);
     if (r == 0)
-        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, 2 * ffn, dim, GEMM_BF16);
+        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
+                 GEMM_BF16);
     if (r == 0)
         r = cuda_check(silu_mul(f->launch, f->act, f->gate_up, p->s->n_tokens, ffn), "silu_mul",
                        p->e);
     if (r == 0)
-        r = gemm(p, f->residual, f->act, w->down, first->down, dim, ffn, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->act, w->down, first->down, NULL, dim, ffn, GEMM_ADD_F32);
     return r;
 }
 
@@ -208,7 +211,7 @@ static int lm_head(const struct pass *p)
                                          .k = c->hidden_dim,
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
-                    f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
+                    f->weights->lm_head, NULL, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
                     &trial, p->e);
 }
 

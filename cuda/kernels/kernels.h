@@ -113,12 +113,11 @@ cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const 
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
                        double theta);
 
-/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: adds bias (or NULL), norms each head of
- * q and k by q_norm and k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
-cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
-                       const uint16_t *q_norm, const uint16_t *k_norm, const float *table,
-                       const struct kv_pool *kv, int layer, const struct step_view *v, int n_tokens,
-                       int n_heads, float eps);
+/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norms each head of q and k by q_norm and
+ * k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
+cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *q_norm,
+                       const uint16_t *k_norm, const float *table, const struct kv_pool *kv,
+                       int layer, const struct step_view *v, int n_tokens, int n_heads, float eps);
 
 /* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
 cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens, int dim);
@@ -161,7 +160,8 @@ struct skinny {
     const uint16_t *norm;
     float eps;
     const uint16_t *w;
-    int m, n, k; /* k a multiple of 32 */
+    const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
+    int m, n, k;          /* k a multiple of 32 */
     enum skinny_out out;
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
