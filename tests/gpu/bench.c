@@ -3,6 +3,8 @@
  * from a file; see random_lengths.py). Prints one line of key=value a measurement.
  *
  *   bench MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]
+ *   bench MODEL_FOLDER decode SEQS CONTEXT
+ *   bench MODEL_FOLDER mixed LENGTHS_FILE
  *   bench attention */
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +78,9 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
         seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
         seqs[i].sampling.top_k = top_k;
         seqs[i].sampling.top_p = top_k ? 0.95f : 1.0f;
-        seqs[i].max_tokens = 16;
+        seqs[i].max_tokens = 24 + n * n_prompt / options.max_batch_tokens; /* all decode at once */
+        if (seqs[i].max_tokens > n_tokens)
+            seqs[i].max_tokens = n_tokens;
     }
     first = run(seqs, n); /* shapes come that have not come before */
     for (int i = 0; i < n; i++)
@@ -153,12 +157,16 @@ int main(int argc, char **argv)
     struct err e;
     double begin = now_seconds();
     const bool eager = argc > 3 && strcmp(argv[3], "eager") == 0;
+    const bool decode = argc > 4 && strcmp(argv[2], "decode") == 0; /* for a profiler */
+    const bool mixed = argc > 3 && strcmp(argv[2], "mixed") == 0;
 
     if (argc < 2) {
         fprintf(stderr,
                 "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "       %s MODEL_FOLDER decode SEQS CONTEXT\n"
+                "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %s attention\n",
-                argv[0], argv[0]);
+                argv[0], argv[0], argv[0], argv[0]);
         return 2;
     }
     if (strcmp(argv[1], "attention") == 0) {
@@ -168,7 +176,8 @@ int main(int argc, char **argv)
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
     options = (struct backend_options){.eager = eager,
-                                       .cache_folder = argc > 3 && !eager ? argv[3] : NULL,
+                                       .cache_folder =
+                                           argc > 3 && !eager && !decode && !mixed ? argv[3] : NULL,
                                        .block_len = 16,
                                        .max_batch_tokens = 8192,
                                        .max_seqs = MAX_SEQS,
@@ -180,6 +189,17 @@ int main(int argc, char **argv)
            model_name(model), info.device, now_seconds() - begin, (double)info.weight_bytes / 1e6,
            info.n_blocks);
     fflush(stdout);
+    if (decode) {
+        const int n = atoi(argv[3]);
+
+        bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(argv[4]), 144, 0.6f, 0);
+        return 0;
+    }
+    if (mixed) {
+        bench_mixed(argv[3]);
+        print_first_use();
+        return 0;
+    }
     bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
     if (argc > 2 && strcmp(argv[2], "short") == 0) /* for a profiler */
         return 0;
