@@ -113,7 +113,7 @@ static void lay_activations(struct backend *b, struct arena *a)
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
     f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
-    f->prefill_tickets = arena_take(a, ATTN_SPLIT_BLOCKS * sizeof(int32_t));
+    f->prefill_tickets = arena_take(a, (ATTN_SPLIT_BLOCKS + 1) * sizeof(int32_t));
 }
 
 static void lay_sampler(struct backend *b, struct arena *a)
@@ -264,6 +264,11 @@ static int open_parts(struct backend *b, struct err *e)
                    "rope_table", e);
     if (r == 0)
         r = take_blocks(b, e);
+    if (r == 0 && d->compute == 90)
+        r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                                      gemm_rows(b->limits.max_tokens)),
+                       "preparing attention", e);
     if (r == 0)
         r = graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
     if (r == 0 && !b->options.eager)

@@ -15,7 +15,8 @@ struct forward {
     const struct launch *launch;
     struct gemm *gemm;
     struct kv_pool kv;
-    bool invariant; /* the same products whatever the number of rows */
+    struct attn_maps maps; /* of kv and qkv */
+    bool invariant;        /* the same products whatever the number of rows */
 
     /* activations; rows are gemm_rows(max_batch_tokens) */
     float *rope;       /* [max_seq_len, head_dim / 2, 2] */
@@ -27,8 +28,8 @@ struct forward {
     uint16_t *act;     /* [rows, ffn_dim] */
     float *partial;    /* of split attention */
     int32_t *tickets;
-    float *prefill_partial; /* of split prefill attention */
-    int32_t *prefill_tickets;
+    float *prefill_partial;   /* of split prefill attention */
+    int32_t *prefill_tickets; /* and one for sm90 */
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
 };

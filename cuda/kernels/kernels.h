@@ -145,6 +145,20 @@ cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const str
                          float *partial, int32_t *tickets, int n_tiles, int n_splits);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
+/* The same on compute capability 9.0. It reads the pool and q through descriptors, made once; they
+ * are not usable where the kernel was not compiled for this device. n_blocks: of the pool; n_rows:
+ * that q has. */
+struct attn_maps {
+    bool usable;
+    uint64_t keys[16], queries[16]; /* CUtensorMap */
+};
+cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_pool *kv, int64_t n_blocks,
+                           const uint16_t *q, int64_t q_stride, int n_rows);
+/* a->q is the maps'. ticket: one integer, zeroed once. max_kv_len: of the sequences with tiles. */
+cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
+                              const struct attn_maps *maps, const struct step_view *v,
+                              int32_t *ticket, int n_tiles, int max_kv_len);
+
 /* Products of at most SKINNY_MAX_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. */
 enum skinny_out {
     SKINNY_BF16,
