@@ -27,6 +27,7 @@ enum {
     PLANT_NO_TURNS,           /* decodes do not take turns */
     PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
+    PLANT_REPLAY_IN_CHUNKS,   /* what was sampled is computed again in chunks, and is shared */
 };
 
 #endif
