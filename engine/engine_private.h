@@ -9,6 +9,7 @@
 #include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/id_map.h"
+#include "engine/pace.h"
 #include "engine/work_pool.h"
 
 enum job_kind { JOB_GENERATE, JOB_TOKENIZE, JOB_DETOKENIZE, JOB_RENDER };
@@ -40,6 +41,12 @@ struct engine_end {
     uint64_t id;
     int32_t choice;
     bool lost;
+};
+
+/* What the pace is to know of a step in flight. */
+struct engine_step {
+    uint64_t submitted_us;
+    int32_t n_decodes, n_rows; /* rows of prompts */
 };
 
 struct engine {
@@ -75,9 +82,12 @@ struct engine {
     /* The engine thread's alone. */
     struct backend *backend;
     struct core *core;
-    struct id_map live;      /* id -> struct generation */
-    struct event_list out;   /* not yet published */
-    struct engine_end *ends; /* [max_seqs] */
+    struct id_map live;    /* id -> struct generation */
+    struct event_list out; /* not yet published */
+    struct pace pace;
+    struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
+    uint64_t committed_us;                       /* when the last step was read back */
+    struct engine_end *ends;                     /* [max_seqs] */
     int in_flight;
 };
 
