@@ -1,8 +1,9 @@
 /* forward.c - see forward.h.
  *
- * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input (if
- * short) and adds to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which
- * can only add, with norms and gate as kernels of their own. */
+ * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
+ * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
+ * input (if short) and adds to or gates its output by itself, six kernels a layer. Many rows:
+ * cuBLASLt, which can only add, with norms and gate as kernels of their own. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -230,6 +231,64 @@ static int lm_head(const struct pass *p)
                     &trial, p->e);
 }
 
+void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
+                           int block_shift)
+{
+    f->resident = (struct resident){.n_layers = c->n_layers,
+                                    .hidden = c->hidden_dim,
+                                    .ffn = c->ffn_dim,
+                                    .n_heads = c->n_heads,
+                                    .vocab_size = c->vocab_size,
+                                    .eps = c->rms_norm_eps,
+                                    .kv = {.block_shift = block_shift,
+                                           .n_kv_heads = c->n_kv_heads,
+                                           .head_dim = c->head_dim},
+                                    .max_rows = RESIDENT_MAX_ROWS,
+                                    .n_blocks = n_blocks};
+    while (f->resident.max_rows > 0 && !resident_supports(&f->resident))
+        f->resident.max_rows /= 2;
+    f->resident_rows = f->resident.max_rows;
+}
+
+void forward_ready_resident(struct forward *f)
+{
+    const struct layer_weights *w = f->weights->layers;
+
+    f->resident.w =
+        (struct resident_weights){.attn_norm = w->attn_norm,
+                                  .qkv = w->qkv,
+                                  .qkv_bias = w->qkv_bias,
+                                  .q_norm = w->q_norm,
+                                  .k_norm = w->k_norm,
+                                  .o = w->o,
+                                  .mlp_norm = w->mlp_norm,
+                                  .gate_up = w->gate_up,
+                                  .down = w->down,
+                                  .layer_stride = f->config->n_layers > 1 ? w[1].qkv - w[0].qkv : 0,
+                                  .embed = f->weights->embed,
+                                  .lm_head = f->weights->lm_head,
+                                  .norm = f->weights->norm};
+    f->resident.rope = f->rope;
+    f->resident.kv = f->kv;
+    f->resident.sampled = f->sampler.sampled;
+    f->resident.logits = f->logits;
+    f->resident.logits_stride = f->sampler.logits_stride;
+}
+
+static int resident(const struct forward *f, const struct step_view *v, int n_tokens, struct err *e)
+{
+    struct resident r = f->resident;
+
+    r.step = *v;
+    r.max_rows = n_tokens;
+    return cuda_check(resident_run(f->launch, &r), "the resident kernel", e);
+}
+
+static int sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)
+{
+    return cuda_check(sampler_run(f->launch, &f->sampler, v, n_rows), "sampling", e);
+}
+
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
@@ -241,9 +300,15 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
                            .attn_dim = c->n_heads * c->head_dim,
                            .e = e};
     const bool few = s->n_tokens <= SKINNY_MAX_ROWS || f->invariant;
-    int r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
-                             s->n_tokens, c->hidden_dim, c->vocab_size),
-                       "embed", e);
+    int r;
+
+    if (s->n_tokens <= f->resident_rows && s->n_tiles == 0) {
+        r = resident(f, v, s->n_tokens, e);
+        return r < 0 || s->n_rows == 0 ? r : sample(f, v, s->n_rows, e);
+    }
+    r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
+                         s->n_tokens, c->hidden_dim, c->vocab_size),
+                   "embed", e);
 
     for (int i = 0; i < c->n_layers && r == 0; i++)
         r = few ? layer_of_few(&p, &f->weights->layers[i], i)
@@ -251,5 +316,5 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
     if (r < 0 || s->n_rows == 0)
         return r;
     r = lm_head(&p);
-    return r < 0 ? r : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
+    return r < 0 ? r : sample(f, v, s->n_rows, e);
 }

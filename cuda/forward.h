@@ -7,6 +7,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/resident.h"
 #include "cuda/weights.h"
 
 struct forward {
@@ -32,6 +33,8 @@ struct forward {
     int32_t *prefill_tickets; /* and one for sm90 */
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
+    struct resident resident; /* without what a step says */
+    int resident_rows;        /* of a step that it computes, at most; 0: none */
 };
 
 /* What of a step the launches depend on; counts of a captured graph are upper bounds. */
@@ -40,6 +43,13 @@ struct forward_shape {
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
 };
+
+/* What the resident kernel needs to know of the shape alone, into f->resident and resident_rows:
+ * for resident_message_bytes(). block_shift: as in kv_pool. */
+void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
+                           int block_shift);
+/* The rest, once all other members are set. */
+void forward_ready_resident(struct forward *f);
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);

@@ -65,6 +65,7 @@ struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
     int32_t slot; /* of two: where the host reads the results */
     int32_t n_loads;
+    uint32_t tag; /* the first of those that messages of a resident kernel may bear */
 };
 
 struct sampler_row {
