@@ -43,6 +43,7 @@ struct backend {
     uint64_t block_bytes;
     uint64_t graph_bytes; /* that captures have taken */
     uint64_t n_submitted, n_waited;
+    uint32_t next_tag;  /* of messages of the resident kernel; 0: of memory that is clear */
     int dead;           /* the errno that ended it */
     uint8_t *wants_top; /* [max_seqs] by sampler state */
 };
@@ -113,7 +114,9 @@ static void lay_activations(struct backend *b, struct arena *a)
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
     f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
-    f->prefill_tickets = arena_take(a, ATTN_SPLIT_BLOCKS * sizeof(int32_t));
+    f->prefill_tickets = arena_take(a, (ATTN_SPLIT_BLOCKS + 1) * sizeof(int32_t));
+    if (f->resident_rows > 0)
+        f->resident.messages = arena_take(a, resident_message_bytes(&f->resident));
 }
 
 static void lay_sampler(struct backend *b, struct arena *a)
@@ -237,6 +240,8 @@ static int open_parts(struct backend *b, struct err *e)
     if (r < 0)
         return r;
     set_limits(b);
+    if (d->compute == 90 && !b->options.invariant)
+        forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     r = weights_load(&b->weights, d, b->model, &b->options, e);
     if (r == 0)
         r = results_init(&b->results, b->limits.max_seqs, e);
@@ -252,6 +257,8 @@ static int open_parts(struct backend *b, struct err *e)
         r = gemm_new(&b->gemm, d, d->memory[DEVICE_WORKSPACE], b->options.cache_folder, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_init(), "preparing the resident kernel", e);
     if (r < 0)
         return r;
     f->config = c;
@@ -264,6 +271,13 @@ static int open_parts(struct backend *b, struct err *e)
                    "rope_table", e);
     if (r == 0)
         r = take_blocks(b, e);
+    if (r == 0 && d->compute == 90)
+        r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                                      gemm_rows(b->limits.max_tokens)),
+                       "preparing attention", e);
+    if (r == 0)
+        forward_ready_resident(f);
     if (r == 0)
         r = graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
     if (r == 0 && !b->options.eager)
@@ -384,6 +398,24 @@ static int enqueue_loads(struct backend *b, const struct step_view *v, const str
     return r;
 }
 
+/* Tags of a step. Where they would begin again, what bears old ones is cleared first. */
+static int take_tags(struct backend *b, uint32_t *tag, struct err *e)
+{
+    const struct resident *r = &b->forward.resident;
+    const uint32_t n = resident_tags(model_config(b->model)->n_layers);
+    int code = 0;
+
+    if (b->forward.resident_rows > 0 && b->next_tag > UINT32_MAX - n) {
+        code = cuda_check(cudaMemsetAsync(r->messages, 0, resident_message_bytes(r),
+                                          b->device.launch.stream),
+                          "clearing messages", e);
+        b->next_tag = 0;
+    }
+    *tag = b->next_tag + 1;
+    b->next_tag += n;
+    return code;
+}
+
 static int enqueue_step(struct backend *b, const struct batch *batch, int slot, struct err *e)
 {
     cudaStream_t stream = b->device.launch.stream;
@@ -396,8 +428,11 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
     struct step_view view;
     const size_t bytes =
         step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room, batch, slot);
-    const struct step_counts *counts = (const struct step_counts *)(void *)b->pinned[slot];
-    int r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
+    struct step_counts *counts = (struct step_counts *)(void *)b->pinned[slot];
+    int r = take_tags(b, &counts->tag, e);
+
+    if (r == 0)
+        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
                                        cudaMemcpyHostToDevice, stream),
                        "copying a step", e);
 

@@ -1,8 +1,9 @@
 /* forward.c - see forward.h.
  *
- * Two ways through a layer. Few rows: every product is a skinny_gemm that norms its input (if
- * short) and adds to or gates its output by itself, six kernels a layer. Many rows: cuBLASLt, which
- * can only add, with norms and gate as kernels of their own. */
+ * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
+ * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
+ * input (if short) and adds to or gates its output by itself, six kernels a layer. Many rows:
+ * cuBLASLt, which can only add, with norms and gate as kernels of their own. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -38,7 +39,7 @@ static int skinny(const struct pass *p, struct skinny s)
 
 /* first: the same weights of layer 0; those of all layers are equally far apart. */
 static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w,
-                const uint16_t *first, int n, int k, enum gemm_out out)
+                const uint16_t *first, const uint16_t *bias, int n, int k, enum gemm_out out)
 {
     const struct forward *f = p->f;
     const struct layer_weights *layers = f->weights->layers;
@@ -48,8 +49,8 @@ static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t
                                      .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
                                      .n_w = n_layers};
 
-    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, gemm_rows(p->s->n_tokens), n, k, out,
-                    &trial, p->e);
+    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(p->s->n_tokens), n, k,
+                    out, &trial, p->e);
 }
 
 static int norm(const struct pass *p, const uint16_t *w)
@@ -74,6 +75,23 @@ static int prefill_splits(const struct pass *p)
     return p->f->invariant || n < 2 ? 1 : n;
 }
 
+/* On compute capability 9.0 a kernel of its own, that does not split keys: it is so much faster
+ * that half the machine is enough for it. */
+static int prefill(const struct pass *p, const struct attn *a)
+{
+    const struct forward *f = p->f;
+    const int n_tiles = p->s->n_tiles, n_splits = prefill_splits(p);
+
+    if (f->maps.usable && (n_splits == 1 || 2 * n_tiles * a->n_heads >= f->launch->n_sms))
+        return cuda_check(attn_prefill_sm90(f->launch, a, &f->maps, p->v,
+                                            f->prefill_tickets + ATTN_SPLIT_BLOCKS, n_tiles,
+                                            p->s->max_kv_len),
+                          "attn_prefill_sm90", p->e);
+    return cuda_check(attn_prefill(f->launch, a, p->v, f->prefill_partial, f->prefill_tickets,
+                                   n_tiles, n_splits),
+                      "attn_prefill", p->e);
+}
+
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
@@ -83,18 +101,16 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                            .n_heads = f->config->n_heads,
                            .layer = layer,
                            .kv = &f->kv};
-    int r = cuda_check(rope_store(f->launch, f->qkv, w->qkv_bias, w->q_norm, w->k_norm, f->rope,
-                                  &f->kv, layer, p->v, p->s->n_tokens, f->config->n_heads,
-                                  f->config->rms_norm_eps),
-                       "rope_store", p->e);
+    int r =
+        cuda_check(rope_store(f->launch, f->qkv, w->q_norm, w->k_norm, f->rope, &f->kv, layer, p->v,
+                              p->s->n_tokens, f->config->n_heads, f->config->rms_norm_eps),
+                   "rope_store", p->e);
 
     if (r == 0 && p->s->n_items > 0)
         r = cuda_check(attn_decode(f->launch, &a, p->v, f->partial, f->tickets, p->s->n_items),
                        "attn_decode", p->e);
     if (r == 0 && p->s->n_tiles > 0)
-        r = cuda_check(attn_prefill(f->launch, &a, p->v, f->prefill_partial, f->prefill_tickets,
-                                    p->s->n_tiles, prefill_splits(p)),
-                       "attn_prefill", p->e);
+        r = prefill(p, &a);
     return r;
 }
 
@@ -124,6 +140,7 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
                              (struct skinny){.y = f->qkv,
                                              .y_stride = p->qkv_dim,
                                              .w = w->qkv,
+                                             .bias = w->qkv_bias,
                                              .m = m,
                                              .n = p->qkv_dim,
                                              .k = dim,
@@ -168,20 +185,22 @@ static int layer_of_many(const struct pass *p, const struct layer_weights *w, in
     int r = norm(p, w->attn_norm);
 
     if (r == 0)
-        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, p->qkv_dim, dim, GEMM_BF16);
+        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, w->qkv_bias, p->qkv_dim, dim,
+                 w->qkv_bias ? GEMM_BIAS_BF16 : GEMM_BF16);
     if (r == 0)
         r = attention(p, w, layer);
     if (r == 0)
-        r = gemm(p, f->residual, f->attn, w->o, first->o, dim, p->attn_dim, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->attn, w->o, first->o, NULL, dim, p->attn_dim, GEMM_ADD_F32);
     if (r == 0)
         r = norm(p, w->mlp_norm);
     if (r == 0)
-        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, 2 * ffn, dim, GEMM_BF16);
+        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
+                 GEMM_BF16);
     if (r == 0)
         r = cuda_check(silu_mul(f->launch, f->act, f->gate_up, p->s->n_tokens, ffn), "silu_mul",
                        p->e);
     if (r == 0)
-        r = gemm(p, f->residual, f->act, w->down, first->down, dim, ffn, GEMM_ADD_F32);
+        r = gemm(p, f->residual, f->act, w->down, first->down, NULL, dim, ffn, GEMM_ADD_F32);
     return r;
 }
 
@@ -208,8 +227,66 @@ static int lm_head(const struct pass *p)
                                          .k = c->hidden_dim,
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
-                    f->weights->lm_head, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
+                    f->weights->lm_head, NULL, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
                     &trial, p->e);
+}
+
+void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
+                           int block_shift)
+{
+    f->resident = (struct resident){.n_layers = c->n_layers,
+                                    .hidden = c->hidden_dim,
+                                    .ffn = c->ffn_dim,
+                                    .n_heads = c->n_heads,
+                                    .vocab_size = c->vocab_size,
+                                    .eps = c->rms_norm_eps,
+                                    .kv = {.block_shift = block_shift,
+                                           .n_kv_heads = c->n_kv_heads,
+                                           .head_dim = c->head_dim},
+                                    .max_rows = RESIDENT_MAX_ROWS,
+                                    .n_blocks = n_blocks};
+    while (f->resident.max_rows > 0 && !resident_supports(&f->resident))
+        f->resident.max_rows /= 2;
+    f->resident_rows = f->resident.max_rows;
+}
+
+void forward_ready_resident(struct forward *f)
+{
+    const struct layer_weights *w = f->weights->layers;
+
+    f->resident.w =
+        (struct resident_weights){.attn_norm = w->attn_norm,
+                                  .qkv = w->qkv,
+                                  .qkv_bias = w->qkv_bias,
+                                  .q_norm = w->q_norm,
+                                  .k_norm = w->k_norm,
+                                  .o = w->o,
+                                  .mlp_norm = w->mlp_norm,
+                                  .gate_up = w->gate_up,
+                                  .down = w->down,
+                                  .layer_stride = f->config->n_layers > 1 ? w[1].qkv - w[0].qkv : 0,
+                                  .embed = f->weights->embed,
+                                  .lm_head = f->weights->lm_head,
+                                  .norm = f->weights->norm};
+    f->resident.rope = f->rope;
+    f->resident.kv = f->kv;
+    f->resident.sampled = f->sampler.sampled;
+    f->resident.logits = f->logits;
+    f->resident.logits_stride = f->sampler.logits_stride;
+}
+
+static int resident(const struct forward *f, const struct step_view *v, int n_tokens, struct err *e)
+{
+    struct resident r = f->resident;
+
+    r.step = *v;
+    r.max_rows = n_tokens;
+    return cuda_check(resident_run(f->launch, &r), "the resident kernel", e);
+}
+
+static int sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)
+{
+    return cuda_check(sampler_run(f->launch, &f->sampler, v, n_rows), "sampling", e);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
@@ -223,9 +300,15 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
                            .attn_dim = c->n_heads * c->head_dim,
                            .e = e};
     const bool few = s->n_tokens <= SKINNY_MAX_ROWS || f->invariant;
-    int r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
-                             s->n_tokens, c->hidden_dim, c->vocab_size),
-                       "embed", e);
+    int r;
+
+    if (s->n_tokens <= f->resident_rows && s->n_tiles == 0) {
+        r = resident(f, v, s->n_tokens, e);
+        return r < 0 || s->n_rows == 0 ? r : sample(f, v, s->n_rows, e);
+    }
+    r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
+                         s->n_tokens, c->hidden_dim, c->vocab_size),
+                   "embed", e);
 
     for (int i = 0; i < c->n_layers && r == 0; i++)
         r = few ? layer_of_few(&p, &f->weights->layers[i], i)
@@ -233,5 +316,5 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
     if (r < 0 || s->n_rows == 0)
         return r;
     r = lm_head(&p);
-    return r < 0 ? r : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
+    return r < 0 ? r : sample(f, v, s->n_rows, e);
 }

@@ -7,6 +7,7 @@
 
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/resident.h"
 #include "cuda/weights.h"
 
 struct forward {
@@ -15,7 +16,8 @@ struct forward {
     const struct launch *launch;
     struct gemm *gemm;
     struct kv_pool kv;
-    bool invariant; /* the same products whatever the number of rows */
+    struct attn_maps maps; /* of kv and qkv */
+    bool invariant;        /* the same products whatever the number of rows */
 
     /* activations; rows are gemm_rows(max_batch_tokens) */
     float *rope;       /* [max_seq_len, head_dim / 2, 2] */
@@ -27,10 +29,12 @@ struct forward {
     uint16_t *act;     /* [rows, ffn_dim] */
     float *partial;    /* of split attention */
     int32_t *tickets;
-    float *prefill_partial; /* of split prefill attention */
-    int32_t *prefill_tickets;
+    float *prefill_partial;   /* of split prefill attention */
+    int32_t *prefill_tickets; /* and one for sm90 */
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
+    struct resident resident; /* without what a step says */
+    int resident_rows;        /* of a step that it computes, at most; 0: none */
 };
 
 /* What of a step the launches depend on; counts of a captured graph are upper bounds. */
@@ -39,6 +43,13 @@ struct forward_shape {
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
 };
+
+/* What the resident kernel needs to know of the shape alone, into f->resident and resident_rows:
+ * for resident_message_bytes(). block_shift: as in kv_pool. */
+void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
+                           int block_shift);
+/* The rest, once all other members are set. */
+void forward_ready_resident(struct forward *f);
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "cuda/algo_file.h"
+#include "engine/must.h"
 
 enum {
     GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */
@@ -39,7 +40,7 @@ struct entry {
 
 struct gemm {
     cublasLtHandle_t handle;
-    cublasLtMatmulDesc_t desc;
+    cublasLtMatmulDesc_t plain, with_bias;
     cublasLtMatmulPreference_t preference;
     void *workspace;
     cudaEvent_t begin, end;
@@ -72,19 +73,32 @@ static double now_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static int make_descriptors(struct gemm *g, struct err *e)
+static int describe(cublasLtMatmulDesc_t *out, cublasLtEpilogue_t epilogue, struct err *e)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
+    int r =
+        lt_check(cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing", e);
+
+    if (r == 0)
+        r = lt_check(cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                                    sizeof(transposed)),
+                     "describing", e);
+    if (r == 0)
+        r = lt_check(cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                    sizeof(epilogue)),
+                     "describing", e);
+    return r;
+}
+
+static int make_descriptors(struct gemm *g, struct err *e)
+{
     const size_t bytes = GEMM_WORKSPACE;
     int r = lt_check(cublasLtCreate(&g->handle), "starting", e);
 
     if (r == 0)
-        r = lt_check(cublasLtMatmulDescCreate(&g->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                     "describing", e);
+        r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e);
     if (r == 0)
-        r = lt_check(cublasLtMatmulDescSetAttribute(g->desc, CUBLASLT_MATMUL_DESC_TRANSA,
-                                                    &transposed, sizeof(transposed)),
-                     "describing", e);
+        r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e);
     if (r == 0)
         r = lt_check(cublasLtMatmulPreferenceCreate(&g->preference), "preferring", e);
     if (r == 0)
@@ -198,8 +212,10 @@ void gemm_free(struct gemm *g)
         (void)cudaEventDestroy(g->end);
     if (g->preference)
         (void)cublasLtMatmulPreferenceDestroy(g->preference);
-    if (g->desc)
-        (void)cublasLtMatmulDescDestroy(g->desc);
+    if (g->plain)
+        (void)cublasLtMatmulDescDestroy(g->plain);
+    if (g->with_bias)
+        (void)cublasLtMatmulDescDestroy(g->with_bias);
     if (g->handle)
         (void)cublasLtDestroy(g->handle);
     free(g);
@@ -210,6 +226,11 @@ int gemm_rows(int m)
     const int step = m <= 64 ? 16 : m <= 512 ? 32 : m <= 2048 ? 64 : 128;
 
     return (m + step - 1) / step * step;
+}
+
+static cublasLtMatmulDesc_t desc_of(const struct gemm *g, const struct shape *s)
+{
+    return s->out == GEMM_BIAS_BF16 ? g->with_bias : g->plain;
 }
 
 /* One product: what is multiplied, where to. */
@@ -225,8 +246,9 @@ static int multiply(struct gemm *g, const struct entry *t, const struct product 
 {
     const float one = 1.0f, beta = t->shape.out == GEMM_ADD_F32 ? 1.0f : 0.0f;
 
-    return lt_check(cublasLtMatmul(g->handle, g->desc, &one, w, t->w, p->x, t->x, &beta, y, t->y, y,
-                                   t->y, &t->algo, g->workspace, GEMM_WORKSPACE, p->stream),
+    return lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, w, t->w, p->x, t->x,
+                                   &beta, y, t->y, y, t->y, &t->algo, g->workspace, GEMM_WORKSPACE,
+                                   p->stream),
                     "a product", e);
 }
 
@@ -287,9 +309,10 @@ static int find_candidates(struct gemm *g, struct entry *t, struct err *e)
 {
     cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
     int n = 0;
-    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, g->desc, t->w, t->x, t->y, t->y,
-                                                    g->preference, GEMM_TRIED, found, &n),
-                     "choosing an algorithm", e);
+    int r =
+        lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x, t->y,
+                                                t->y, g->preference, GEMM_TRIED, found, &n),
+                 "choosing an algorithm", e);
 
     if (r == 0 && n == 0)
         return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
@@ -364,7 +387,8 @@ static int try_candidates(struct gemm *g, struct entry *t, const struct product 
 
 static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
 {
-    const cudaDataType_t type = s->out == GEMM_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType_t type =
+        s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     int r;
 
     t->shape = *s;
@@ -414,14 +438,21 @@ static int lookup(struct gemm *g, struct entry **out, const struct shape *s, str
 }
 
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out,
+             const uint16_t *w, const uint16_t *bias, int m, int n, int k, enum gemm_out out,
              const struct gemm_trial *trial, struct err *e)
 {
     const struct shape s = {.m = m, .n = n, .k = k, .out = out, .y_stride = y_stride};
     const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .trial = trial};
-    struct entry *t;
-    int r = lookup(g, &t, &s, e);
+    struct entry *t = NULL;
+    int r = 0;
 
+    must((bias != NULL) == (out == GEMM_BIAS_BF16));
+    if (bias)
+        r = lt_check(cublasLtMatmulDescSetAttribute(g->with_bias, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                    &bias, sizeof(bias)),
+                     "describing", e);
+    if (r == 0)
+        r = lookup(g, &t, &s, e);
     if (r == 0 && t->candidates)
         r = try_candidates(g, t, &p, e);
     return r < 0 ? r : multiply(g, t, &p, w, y, e);

@@ -17,7 +17,8 @@
 enum gemm_out {
     GEMM_BF16,
     GEMM_F32,
-    GEMM_ADD_F32, /* y += */
+    GEMM_ADD_F32,   /* y += */
+    GEMM_BIAS_BF16, /* y + bias, added before anything is rounded */
 };
 
 struct gemm; /* a handle, descriptors, algorithms */
@@ -57,9 +58,9 @@ struct gemm_trial {
     int n_w;
 };
 
-/* While the stream is being captured nothing is timed. */
+/* bias: [n], for GEMM_BIAS_BF16. While the stream is being captured nothing is timed. */
 int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, int m, int n, int k, enum gemm_out out,
+             const uint16_t *w, const uint16_t *bias, int m, int n, int k, enum gemm_out out,
              const struct gemm_trial *trial, struct err *e);
 
 #endif

@@ -8,6 +8,8 @@
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
     INVARIANT_KEYS = 256,  /* of a split, at least */
+    LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
+    SIZE_CLASSES = 32,
 };
 
 static int ceil_div(int a, int b)
@@ -17,7 +19,13 @@ static int ceil_div(int a, int b)
 
 int step_max_items(const struct step_limits *l, int n_decodes)
 {
-    return l->invariant ? n_decodes * INVARIANT_SPLITS : n_decodes + l->target_items;
+    const int64_t longest = (int64_t)l->max_blocks * l->block_len * n_decodes;
+    const int64_t long_pieces = longest / LONG_PIECE + 1;
+    const int fine = long_pieces < ATTN_MAX_SPLITS ? (int)long_pieces : ATTN_MAX_SPLITS;
+
+    if (l->invariant)
+        return n_decodes * INVARIANT_SPLITS;
+    return n_decodes + (fine > l->target_items ? fine : l->target_items);
 }
 
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b)
@@ -80,43 +88,80 @@ size_t step_max_bytes(const struct step_limits *l)
     return (size_t)(const char *)v.tables + tables + loads + bias + 64;
 }
 
-/* Cuts the decodes' keys into pieces; returns how many. All pieces are about as long, so that short
- * and long sequences fill the machine together. */
+/* Keys of each piece of a sequence but its last. Pieces of all sequences are about as long, so that
+ * short and long ones fill the machine together: one wave of blocks where that makes them no longer
+ * than LONG_PIECE. Else there are several waves, and what the last one lacks must be little. */
+static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
+{
+    int64_t length = (total + l->target_items - 1) / l->target_items;
+
+    if (l->invariant) {
+        length = ceil_div(kv_len, INVARIANT_SPLITS);
+        length = length < INVARIANT_KEYS ? INVARIANT_KEYS : length;
+    } else if (length > LONG_PIECE) {
+        length = (total + ATTN_MAX_SPLITS - 1) / ATTN_MAX_SPLITS;
+        length = length < LONG_PIECE ? LONG_PIECE : length;
+    }
+    if (!l->invariant && length > 0) /* no short piece at the end */
+        length = ceil_div(kv_len, (int)((kv_len + length - 1) / length));
+    length = (length + ATTN_SPLIT_ALIGN - 1) / ATTN_SPLIT_ALIGN * ATTN_SPLIT_ALIGN;
+    return length < kv_len ? (int)length : kv_len;
+}
+
+/* 0 for the longest pieces of a step. */
+static int size_class(int length, int longest)
+{
+    return (int)((int64_t)(longest - length) * SIZE_CLASSES / longest);
+}
+
+/* Cuts the decodes' keys into pieces; returns how many. Long pieces come first: a block that begins
+ * late and has much to do would keep all others waiting. */
 static int plan_items(struct attn_item *items, const int32_t *table_start,
                       const struct step_limits *l, const struct batch *b)
 {
+    int at[SIZE_CLASSES + 1] = {0};
     int64_t total = 0;
-    int n = 0, n_partial = 0, length;
+    int n_partial = 0, longest = 1;
 
     for (int i = 0; i < b->n_decodes; i++)
         total += b->kv_len[i];
-    length = (int)((total + l->target_items - 1) / l->target_items);
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = b->kv_len[i];
-        int n_splits;
+        const int length = piece_length(l, total, b->kv_len[i]);
 
-        if (l->invariant) {
-            length = ceil_div(kv_len, INVARIANT_SPLITS);
-            length = length < INVARIANT_KEYS ? INVARIANT_KEYS : length;
-        }
-        length = ceil_div(length, ATTN_SPLIT_ALIGN) * ATTN_SPLIT_ALIGN;
-        n_splits = ceil_div(kv_len, length);
+        longest = length > longest ? length : longest;
+    }
+    for (int i = 0; i < b->n_decodes; i++) {
+        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len);
+        const int n_whole = kv_len / length;
+
+        at[size_class(length, longest) + 1] += n_whole;
+        if (kv_len % length)
+            at[size_class(kv_len % length, longest) + 1]++;
+    }
+    for (int i = 1; i <= SIZE_CLASSES; i++)
+        at[i] += at[i - 1]; /* where class i begins */
+    must(at[SIZE_CLASSES] <= step_max_items(l, b->n_decodes));
+    for (int i = 0; i < b->n_decodes; i++) {
+        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len);
+        const int n_splits = ceil_div(kv_len, length);
+
+        must(n_splits <= ATTN_MAX_SPLITS);
         for (int j = 0; j < n_splits; j++) {
-            const int end = (j + 1) * length;
+            const int begin = j * length, end = begin + length < kv_len ? begin + length : kv_len;
 
-            items[n++] = (struct attn_item){.seq = i,
-                                            .begin = j * length,
-                                            .end = end < kv_len ? end : kv_len,
-                                            .split = j,
-                                            .n_splits = n_splits,
-                                            .partial = n_partial,
-                                            .table = table_start[i],
-                                            .kv_len = kv_len};
+            items[at[size_class(end - begin, longest)]++] =
+                (struct attn_item){.seq = i,
+                                   .begin = begin,
+                                   .end = end,
+                                   .split = j,
+                                   .n_splits = n_splits,
+                                   .partial = n_partial,
+                                   .table = table_start[i],
+                                   .kv_len = kv_len};
         }
         n_partial += n_splits;
     }
-    must(n <= step_max_items(l, b->n_decodes) && l->target_items <= ATTN_MAX_SPLITS);
-    return n;
+    return at[SIZE_CLASSES - 1];
 }
 
 static int plan_tiles(struct attn_tile *tiles, const struct batch *b)

@@ -82,6 +82,8 @@ static const struct option table[] = {
      "tokens of one sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
      "a sequence that lost its blocks so often keeps them"},
+    {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
+     "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
     {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",
      "threads of the cpu backend; 0: one a core that the daemon may use"},
     {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",

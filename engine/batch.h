@@ -1,9 +1,10 @@
 /* batch.h - one step of work as flat arrays: all that a backend is ever told; and what it answers.
  *
  * Sequences with one row that continue a generation (decodes) come first, prefill chunks after
- * them. Two steps are in flight: step n + 1 is submitted before step n has been read back, so a
- * decode row may name what an earlier step sampled instead of a token id. A sequence that turns out
- * to have ended costs one discarded row.
+ * them. A decode whose next token is known already, computed again after a preemption, is not
+ * sampled from. Two steps are in flight: step n + 1 is submitted before step n has been read back,
+ * so a decode row may name what an earlier step sampled instead of a token id. A sequence that
+ * turns out to have ended costs one discarded row.
  *
  * Owner: the core. A batch and all it points to stays unchanged until the backend's wait() has
  * returned that step; the result belongs to the backend and holds until its next wait(). */

@@ -64,6 +64,7 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
+    c->prompt_rows = options->max_batch_tokens;
     c->max_blocks = core_blocks_for(c, options->max_seq_len);
     if (c->max_blocks > options->n_blocks)
         c->max_blocks = options->n_blocks;
@@ -86,6 +87,12 @@ int core_new(struct core **out, const struct core_options *options)
     }
     *out = c;
     return 0;
+}
+
+void core_set_prompt_rows(struct core *c, int32_t n)
+{
+    must(n >= 1);
+    c->prompt_rows = n;
 }
 
 /* Everything goes, requests under way too; steps in flight must be over. */

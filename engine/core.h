@@ -37,6 +37,10 @@ struct core_options {
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
+    bool replay;              /* what was sampled is computed again as it was first, a token a step,
+                               * and only blocks of prompts are found: so a sequence's numbers do
+                               * not change with preemptions and hits where chunks and decodes
+                               * round differently */
     uint64_t hash_seed;       /* entropy of this start */
 };
 
@@ -135,6 +139,10 @@ void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 
 /* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
 uint64_t core_expire(struct core *c, uint64_t now_us);
+
+/* Rows, at least 1, that prompts may take in a step beside decodes, from the next step on; as many
+ * as fit until it is called. */
+void core_set_prompt_rows(struct core *c, int32_t n);
 
 /* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. */
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us);

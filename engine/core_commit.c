@@ -101,8 +101,10 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
     prefix_cache_set_time(c->cache, now_us);
     must(core_in_flight(c) > 0);
     must(result->step == st->batch.step && result->n_rows == st->batch.n_rows);
-    for (int32_t i = 0; i < st->n_decodes; i++, row++)
+    for (int32_t i = 0; i < st->n_decodes; i++) {
         commit_entry(c, &st->decodes[i], result, row, now_us);
+        row += st->decodes[i].wanted;
+    }
     for (int32_t i = 0; i < st->n_chunks; i++) {
         c->stats.prompt_tokens += (uint64_t)st->chunks[i].n;
         commit_entry(c, &st->chunks[i], result, row, now_us);

@@ -14,6 +14,7 @@
 #include "engine/id_map.h"
 #include "engine/inspect.h"
 #include "engine/list.h"
+#include "engine/plant.h"
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/step.h"
@@ -52,11 +53,12 @@ struct core {
     uint64_t committed;
 
     /* The schedule's memory from one step to the next. */
-    uint64_t n_plans;  /* plans made, also those that came to nothing */
-    int32_t n_short;   /* blocks wanted in vain by the step being planned */
-    int32_t margin;    /* blocks kept free on admission, from a preemption on */
-    bool squeezed;     /* blocks ran out in the step being planned: nothing is admitted */
-    bool prompts_turn; /* max_batch_tokens 1: whose turn it is */
+    int32_t prompt_rows; /* at most, beside decodes */
+    uint64_t n_plans;    /* plans made, also those that came to nothing */
+    int32_t n_short;     /* blocks wanted in vain by the step being planned */
+    int32_t margin;      /* blocks kept free on admission, from a preemption on */
+    bool squeezed;       /* blocks ran out in the step being planned: nothing is admitted */
+    bool prompts_turn;   /* max_batch_tokens 1: whose turn it is */
     const struct sequence *stuck; /* who could not be admitted, when this many blocks were there */
     int32_t stuck_blocks;
     uint64_t stuck_until; /* the step in which it is tried again anyway */
@@ -80,6 +82,14 @@ static inline int64_t core_blocks_at_most(const struct core *c, int32_t n_prompt
                                           int32_t max_tokens)
 {
     return ((int64_t)n_prompt + max_tokens - 1 + c->options.block_len - 1) / c->options.block_len;
+}
+
+/* How many of its tokens a sequence computes in chunks and may share with others: those known when
+ * it begins, or its prompt alone. */
+static inline int32_t core_n_chunked(const struct core *c, const struct sequence *s)
+{
+    return c->options.replay && !PLANT(PLANT_REPLAY_IN_CHUNKS) ? s->request->n_prompt
+                                                               : sequence_n_tokens(s);
 }
 
 static inline int32_t core_in_flight(const struct core *c)

@@ -12,6 +12,7 @@ enum {
     RESERVE_SHARE = 8,    /* 1/8 of a step's rows is kept from decodes while prompts wait */
     MAX_HELD_A_STEP = 32, /* waiting sequences that one step may find to be held back */
     STUCK_STEPS = 16,     /* who did not fit is looked at again after so many steps at the latest */
+    ROW_TILE = 128,       /* rows that products of matrices take at a time */
 };
 
 /* Blocks that a sequence needs to get through its known tokens and begin to decode. */
@@ -111,6 +112,8 @@ static void chain_blocks(struct core *c, struct sequence *s, int32_t n_positions
 {
     int32_t block_len = c->options.block_len;
 
+    if (n_positions > core_n_chunked(c, s))
+        n_positions = core_n_chunked(c, s);
     if (PLANT(PLANT_OFF_BY_ONE_FULL) && owner == PREFIX_CACHE_READY)
         n_positions++;
     for (; n_positions - s->n_chained * block_len >= block_len; s->n_chained++) {
@@ -145,19 +148,23 @@ static bool may_decode(const struct core *c, const struct step *st, const struct
 
 static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
 {
-    bool sampling = s->n_sampling > 0; /* its input is in flight */
+    bool sampling = s->n_sampling > 0;                      /* its input is in flight */
+    bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
     struct step_entry *e;
 
     must(!sampling || s->last_step == st->batch.step - 1);
-    must(s->n_planned == sequence_n_tokens(s) - !sampling);
+    must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (core_blocks_for(c, s->n_planned + 1) > s->n_table && !take_block_or_preempt(c, s))
         return false;
     e = step_add_decode(st, s);
-    e->start = s->n_planned++;
     e->n = 1;
-    e->wanted = true;
-    e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
-    e->token = sampling || PLANT(PLANT_STALE_ROW) ? ~s->last_row : s->generated[s->n_generated - 1];
+    e->token = sampling || PLANT(PLANT_STALE_ROW)
+                   ? ~s->last_row
+                   : s->generated[s->n_planned - s->request->n_prompt];
+    e->start = s->n_planned++;
+    e->wanted = !replays;
+    if (e->wanted)
+        e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
     if (!PLANT(PLANT_NO_TURNS)) {
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -191,7 +198,7 @@ static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget)
 /* Plans the next known tokens of s; returns how many, 0 where no block is to be had. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t budget)
 {
-    int32_t n_left = sequence_n_tokens(s) - s->n_planned;
+    int32_t n_left = core_n_chunked(c, s) - s->n_planned;
     int32_t n = n_left < budget ? n_left : budget;
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     int32_t room;
@@ -212,9 +219,9 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     chain_blocks(c, s, s->n_planned, s->slot);
     e->listed[1] = s->n_chained;
     if (n == n_left) {
-        e->wanted = true;
+        e->wanted = s->n_planned == sequence_n_tokens(s); /* else it goes on with what is known */
         e->counter = (uint32_t)s->n_generated;
-        s->n_sampling++;
+        s->n_sampling += e->wanted;
         s->state = SEQ_DECODE;
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -264,7 +271,7 @@ static struct sequence *find_holder(struct core *c, const struct sequence *s, in
     for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
         struct sequence *a = CONTAINER_OF(l, struct sequence, link);
 
-        if (a->n_chained == i && a->chain == chain && sequence_n_tokens(a) / len > i &&
+        if (a->n_chained == i && a->chain == chain && core_n_chunked(c, a) / len > i &&
             a->request->priority >= s->request->priority && equal_blocks(c, a, s, i))
             return a;
     }
@@ -281,10 +288,10 @@ static bool hold_back(struct core *c, struct sequence *s, int32_t n, int32_t max
     if (!a)
         return false;
     /* What a will compute; only what is in flight, if it stops there or ranks lower than s. */
-    if (sequence_runs(a) && a->request->priority >= s->request->priority)
-        end = sequence_n_tokens(a) / c->options.block_len;
-    else
-        end = a->n_planned / c->options.block_len;
+    end = core_n_chunked(c, a);
+    if ((!sequence_runs(a) || a->request->priority < s->request->priority) && a->n_planned < end)
+        end = a->n_planned;
+    end /= c->options.block_len;
     if (end > max)
         end = max;
     for (s->held_blocks = n + 1; s->held_blocks < end; s->held_blocks++)
@@ -344,7 +351,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
                             uint64_t now_us)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (sequence_n_tokens(s) - 1) / len; /* one token at least is computed */
+    int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
     int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
     uint64_t chain = prefix_cache_root(s->request->ns);
     bool alone = core_n_running(c) == 0 && c->n_draining == 0;
@@ -448,20 +455,33 @@ static int32_t decode_budget(const struct core *c)
     return max - (max / RESERVE_SHARE > 1 ? max / RESERVE_SHARE : 1);
 }
 
+/* Rows that prompts may take beside n_decodes; where that is less than there are, all rows together
+ * are whole tiles. */
+static int32_t prompt_budget(const struct core *c, int32_t n_decodes)
+{
+    int32_t left = c->options.max_batch_tokens - n_decodes, n = c->prompt_rows;
+
+    if (n_decodes == 0 || n >= left)
+        return left;
+    if ((n_decodes + n) / ROW_TILE * ROW_TILE > n_decodes)
+        n = (n_decodes + n) / ROW_TILE * ROW_TILE - n_decodes;
+    return n;
+}
+
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
 {
-    int32_t budget = c->options.max_batch_tokens;
-    int32_t n_held = 0;
+    int32_t n_decodes, n_held = 0, budget, n = 0;
 
     c->n_plans++;
     c->n_short = 0;
     c->squeezed = false;
-    budget -= plan_decodes(c, st, decode_budget(c));
+    n_decodes = plan_decodes(c, st, decode_budget(c));
+    budget = prompt_budget(c, n_decodes);
     for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--) {
-        budget -= plan_chunks(c, st, klass, budget);
-        budget -= plan_admissions(c, st, klass, budget, &n_held, now_us);
+        n += plan_chunks(c, st, klass, budget - n);
+        n += plan_admissions(c, st, klass, budget - n, &n_held, now_us);
     }
-    plan_decodes(c, st, budget);
+    plan_decodes(c, st, c->options.max_batch_tokens - n_decodes - n);
     c->prompts_turn = st->n_decodes > 0;
 }
 

@@ -91,10 +91,12 @@ static int open_core(struct engine *g, struct err *e)
         .max_preemptions = g->options.max_preemptions,
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
+        .replay = o->invariant,
         .hash_seed = g->options.hash_seed,
     };
     int r = core_new(&g->core, &options);
 
+    pace_init(&g->pace, g->options.max_step_ms * 1e3, o->max_batch_tokens);
     return r < 0 ? err_set(e, r, "core: %s", strerror(-r)) : 0;
 }
 
@@ -402,6 +404,32 @@ static bool quitting(struct engine *g)
     return quit;
 }
 
+static int submit(struct engine *g, const struct batch *batch, struct err *e)
+{
+    int r;
+
+    g->steps[batch->step % BACKEND_IN_FLIGHT] =
+        (struct engine_step){.submitted_us = engine_now_us(),
+                             .n_decodes = batch->n_decodes,
+                             .n_rows = batch->n_tokens - batch->n_decodes};
+    r = g->options.backend->submit(g->backend, batch, e);
+    if (r == 0)
+        g->in_flight++;
+    return r;
+}
+
+/* A step began when it was submitted, or when the one before it was over. */
+static void learn_pace(struct engine *g, uint64_t number)
+{
+    const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
+    uint64_t now = engine_now_us();
+    uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
+
+    pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
+    core_set_prompt_rows(g->core, g->pace.rows);
+    g->committed_us = now;
+}
+
 static int finish_oldest(struct engine *g, struct err *e)
 {
     struct step_result result;
@@ -410,6 +438,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     g->in_flight--;
+    learn_pace(g, result.step);
     core_commit(g->core, &result, engine_now_us());
     collect(g);
     return 0;
@@ -430,11 +459,10 @@ static int turn(struct engine *g, struct err *e)
         if (g->in_flight < BACKEND_IN_FLIGHT)
             r = core_next(g->core, &batch, engine_now_us());
         if (r == CORE_OK) {
-            int ret = g->options.backend->submit(g->backend, batch, e);
+            int ret = submit(g, batch, e);
 
             if (ret < 0)
                 return ret;
-            g->in_flight++;
         }
         asked = answer_questions(g);
         publish(g);

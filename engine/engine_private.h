@@ -9,6 +9,7 @@
 #include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/id_map.h"
+#include "engine/pace.h"
 #include "engine/ticket.h"
 #include "engine/work_pool.h"
 
@@ -42,6 +43,12 @@ struct engine_end {
     uint64_t id;
     int32_t choice;
     bool lost;
+};
+
+/* What the pace is to know of a step in flight. */
+struct engine_step {
+    uint64_t submitted_us;
+    int32_t n_decodes, n_rows; /* rows of prompts */
 };
 
 struct engine {
@@ -80,6 +87,9 @@ struct engine {
     struct id_map pins; /* id -> struct job whose prompt is being computed */
     struct job *questions_head, *questions_tail; /* to be answered in this round */
     struct event_list out;                       /* not yet published */
+    struct pace pace;
+    struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
+    uint64_t committed_us;                       /* when the last step was read back */
     struct engine_end *ends;                     /* [max_seqs] */
     int in_flight;
 };

@@ -32,6 +32,7 @@ enum {
     PLANT_CLEAR_KEEPS_HELD,   /* what somebody holds stays findable when the cache is cleared */
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
     PLANT_DOUBLE_ID,          /* two tokens of a vocabulary may have one id */
+    PLANT_REPLAY_IN_CHUNKS,   /* what was sampled is computed again in chunks, and is shared */
 };
 
 #endif

@@ -65,6 +65,7 @@ struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
     int32_t slot; /* of two: where the host reads the results */
     int32_t n_loads;
+    uint32_t tag; /* the first of those that messages of a resident kernel may bear */
 };
 
 struct sampler_row {
@@ -113,12 +114,11 @@ cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const 
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
                        double theta);
 
-/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: adds bias (or NULL), norms each head of
- * q and k by q_norm and k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
-cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
-                       const uint16_t *q_norm, const uint16_t *k_norm, const float *table,
-                       const struct kv_pool *kv, int layer, const struct step_view *v, int n_tokens,
-                       int n_heads, float eps);
+/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norms each head of q and k by q_norm and
+ * k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
+cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *q_norm,
+                       const uint16_t *k_norm, const float *table, const struct kv_pool *kv,
+                       int layer, const struct step_view *v, int n_tokens, int n_heads, float eps);
 
 /* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
 cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens, int dim);
@@ -146,6 +146,20 @@ cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const str
                          float *partial, int32_t *tickets, int n_tiles, int n_splits);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
+/* The same on compute capability 9.0. It reads the pool and q through descriptors, made once; they
+ * are not usable where the kernel was not compiled for this device. n_blocks: of the pool; n_rows:
+ * that q has. */
+struct attn_maps {
+    bool usable;
+    uint64_t keys[16], queries[16]; /* CUtensorMap */
+};
+cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_pool *kv, int64_t n_blocks,
+                           const uint16_t *q, int64_t q_stride, int n_rows);
+/* a->q is the maps'. ticket: one integer, zeroed once. max_kv_len: of the sequences with tiles. */
+cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
+                              const struct attn_maps *maps, const struct step_view *v,
+                              int32_t *ticket, int n_tiles, int max_kv_len);
+
 /* Products of at most SKINNY_MAX_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. */
 enum skinny_out {
     SKINNY_BF16,
@@ -161,7 +175,8 @@ struct skinny {
     const uint16_t *norm;
     float eps;
     const uint16_t *w;
-    int m, n, k; /* k a multiple of 32 */
+    const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
+    int m, n, k;          /* k a multiple of 32 */
     enum skinny_out out;
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);

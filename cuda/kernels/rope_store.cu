@@ -1,24 +1,44 @@
-/* rope_store.cu - what lies between the q, k, v product and attention: bias, RMSNorm of each head
- * of q and k, rotation, and the way of k and v into the KV pool. One warp a token and head.
+/* rope_store.cu - what lies between the q, k, v product and attention: RMSNorm of each head of q
+ * and k, rotation, and the way of k and v into the KV pool. One warp a token and head.
  *
  * Bound by memory: q is read and written, k and v read and stored. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
 
+/* N neighbouring bf16, 1 or 2. */
+template <int N> static __device__ __forceinline__ void load_bf16(float *to, const uint16_t *from)
+{
+    if constexpr (N == 2) {
+        const uint32_t pair = __ldcg((const uint32_t *)from);
+
+        to[0] = bf16_low(pair);
+        to[1] = bf16_high(pair);
+    } else {
+        to[0] = bf16_to_float(__ldcg(from));
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store_bf16(uint16_t *to, const float *from)
+{
+    if constexpr (N == 2)
+        *(uint32_t *)to = bf16_pair(from[0], from[1]);
+    else
+        *to = bf16_bits(from[0]);
+}
+
 /* A lane's share of a head is EACH neighbours of the first half and EACH of the second. */
 template <int HEAD_DIM>
 static __global__ void __launch_bounds__(WARPS *WARP)
-    rope_store_kernel(uint16_t *qkv, const uint16_t *bias, const uint16_t *q_norm,
-                      const uint16_t *k_norm, const float2 *table, struct kv_pool kv, int layer,
-                      const int32_t *positions, const int32_t *slots, int n_tokens, int n_heads,
-                      float eps)
+    rope_store_kernel(uint16_t *qkv, const uint16_t *q_norm, const uint16_t *k_norm,
+                      const float2 *table, struct kv_pool kv, int layer, const int32_t *positions,
+                      const int32_t *slots, int n_tokens, int n_heads, float eps)
 {
     static constexpr int HALF = HEAD_DIM / 2, EACH = HALF / WARP;
 
     const int all_heads = n_heads + 2 * kv.n_kv_heads;
-    const int64_t job = (int64_t)blockIdx.x * WARPS + threadIdx.x / WARP;
-    const int token = (int)(job / all_heads), head = (int)(job % all_heads);
+    const int job = (int)(blockIdx.x * WARPS + threadIdx.x / WARP);
+    const int token = job / all_heads, head = job % all_heads;
     const int at = (int)(threadIdx.x % WARP) * EACH;
 
     if (token >= n_tokens)
@@ -36,14 +56,8 @@ static __global__ void __launch_bounds__(WARPS *WARP)
         norm_b[i] = norm ? bf16_to_float(norm[HALF + at + i]) : 1.0f;
     }
     chain_wait();
-    for (int i = 0; i < EACH; i++) {
-        a[i] = bf16_to_float(__ldcg(x + at + i));
-        b[i] = bf16_to_float(__ldcg(x + HALF + at + i));
-        if (bias) {
-            a[i] += bf16_to_float(bias[head * HEAD_DIM + at + i]);
-            b[i] += bf16_to_float(bias[head * HEAD_DIM + HALF + at + i]);
-        }
-    }
+    load_bf16<EACH>(a, x + at);
+    load_bf16<EACH>(b, x + HALF + at);
     if (!is_v && norm) {
         float sum = 0.0f;
 
@@ -74,22 +88,20 @@ static __global__ void __launch_bounds__(WARPS *WARP)
             layer * kv.layer_stride + (is_v ? kv.v_offset : 0) +
             ((int64_t)kv_head * block_len + (slot & (block_len - 1))) * HEAD_DIM;
     }
-    for (int i = 0; i < EACH; i++) {
-        x[at + i] = bf16_bits(a[i]);
-        x[HALF + at + i] = bf16_bits(b[i]);
-    }
+    store_bf16<EACH>(x + at, a);
+    store_bf16<EACH>(x + HALF + at, b);
 }
 
-extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *bias,
-                                  const uint16_t *q_norm, const uint16_t *k_norm,
-                                  const float *table, const struct kv_pool *kv, int layer,
-                                  const struct step_view *v, int n_tokens, int n_heads, float eps)
+extern "C" cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *q_norm,
+                                  const uint16_t *k_norm, const float *table,
+                                  const struct kv_pool *kv, int layer, const struct step_view *v,
+                                  int n_tokens, int n_heads, float eps)
 {
-    const int64_t jobs = (int64_t)n_tokens * (n_heads + 2 * kv->n_kv_heads);
+    const int jobs = n_tokens * (n_heads + 2 * kv->n_kv_heads);
     auto *kernel = kv->head_dim == 128 ? rope_store_kernel<128> : rope_store_kernel<64>;
 
     return launch_kernel(kernel, dim3((unsigned)((jobs + WARPS - 1) / WARPS)), WARPS * WARP, 0, l,
-                         qkv, bias, q_norm, k_norm, (const float2 *)table, *kv, layer, v->positions,
+                         qkv, q_norm, k_norm, (const float2 *)table, *kv, layer, v->positions,
                          v->slots, n_tokens, n_heads, eps);
 }
 

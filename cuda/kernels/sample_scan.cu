@@ -8,7 +8,8 @@
 
 static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP;
-static constexpr int BLOCKS_PER_SM = 4; /* over all rows: enough to read at full speed */
+static constexpr int BLOCKS_PER_SM = 4; /* over all rows */
+static constexpr int AHEAD = 4;         /* loads in flight a thread: enough to read at full speed */
 
 /* Four ids at a time; all parts but the last are of equal length. */
 static __device__ int part_length(int vocab_size, int n_parts)
@@ -38,11 +39,9 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
     __syncthreads();
 }
 
-/* A thread's four logits at id, or -inf past the end. */
-static __device__ __forceinline__ float4 four(const float *row, int id, int end)
+/* Four logits at id; past the end -inf. */
+static __device__ __forceinline__ float4 four(float4 v, int id, int end)
 {
-    float4 v = *(const float4 *)(row + id);
-
     if (id + 3 >= end) {
         v.y = id + 1 < end ? v.y : -INFINITY;
         v.z = id + 2 < end ? v.z : -INFINITY;
@@ -53,23 +52,31 @@ static __device__ __forceinline__ float4 four(const float *row, int id, int end)
 
 static __device__ void check_raw(struct scan &s, const float *z, bool sum, int begin, int end)
 {
-    for (int id = begin + (int)threadIdx.x * 4; id < end; id += THREADS * 4) {
-        const float4 v = four(z, id, end);
-        const float each[4] = {v.x, v.y, v.z, v.w};
+    for (int first = begin + (int)threadIdx.x * 4; first < end; first += THREADS * 4 * AHEAD) {
+        float4 loaded[AHEAD];
 
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (id + j >= end)
-                continue;
-            s.broken |= !(fabsf(each[j]) <= FLT_MAX);
-            if (each[j] > s.max) {
-                s.max = each[j];
-                s.max_id = id + j;
+        for (int i = 0; i < AHEAD; i++)
+            loaded[i] = *(const float4 *)(z + min(first + i * THREADS * 4, end - 1) / 4 * 4);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int id = first + i * THREADS * 4;
+            const float each[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (id + j >= end)
+                    continue;
+                s.broken |= !(fabsf(each[j]) <= FLT_MAX);
+                if (each[j] > s.max) {
+                    s.max = each[j];
+                    s.max_id = id + j;
+                }
+                const float max = fmaxf(s.raw_max, each[j]);
+                if (sum)
+                    s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(each[j] - max);
+                s.raw_max = max;
             }
-            const float max = fmaxf(s.raw_max, each[j]);
-            if (sum)
-                s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(each[j] - max);
-            s.raw_max = max;
         }
     }
 }
@@ -161,8 +168,8 @@ static __global__ void __launch_bounds__(THREADS)
     if (p.temperature == 0.0f || is_filtered(p))
         return;
     const float max = row_max(parts, (int)gridDim.x), scale = scale_of(p);
-    for (int id = begin + (int)threadIdx.x * 4; id < end; id += THREADS * 4) {
-        const float4 v = four(z, id, end);
+    auto draw = [&](float4 loaded, int id) {
+        const float4 v = four(loaded, id, end);
         const float each[4] = {v.x, v.y, v.z, v.w};
         const struct philox4 words = philox_quad(seed, row.counter, (uint32_t)id / 4);
 
@@ -170,6 +177,29 @@ static __global__ void __launch_bounds__(THREADS)
         for (int j = 0; j < 4; j++)
             if (each[j] > -INFINITY)
                 draw_try(best, best_id, (each[j] - max) * scale, words.v[j], id + j);
+    };
+    /* The best of a first round is all threads' from then on: few others need a logarithm. */
+    int id = begin + (int)threadIdx.x * 4;
+    if (id < end)
+        draw(*(const float4 *)(z + id), id);
+    block_best(best, best_id, scores, ids);
+    if (threadIdx.x == 0) {
+        scores[0] = best;
+        ids[0] = best_id;
+    }
+    __syncthreads();
+    best = scores[0];
+    best_id = ids[0];
+    for (id += THREADS * 4; id < end; id += THREADS * 4 * AHEAD) {
+        float4 loaded[AHEAD];
+
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            loaded[i] = *(const float4 *)(z + min(id + i * THREADS * 4, end - 1) / 4 * 4);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (id + i * THREADS * 4 < end)
+                draw(loaded[i], id + i * THREADS * 4);
     }
     block_best(best, best_id, scores, ids);
     if (threadIdx.x == 0) {

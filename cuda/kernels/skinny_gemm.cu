@@ -175,6 +175,8 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             scale = rsqrtf(scale / (float)s.k + s.eps);
         }
         y *= scale;
+        if (OUT == SKINNY_BF16 && s.bias)
+            y += bf16_to_float(s.bias[n]);
         const int64_t at = (int64_t)m * s.y_stride + n;
         if (OUT == SKINNY_BF16)
             ((uint16_t *)s.y)[at] = bf16_bits(y);

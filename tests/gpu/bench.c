@@ -3,6 +3,9 @@
  * from a file; see random_lengths.py). Prints one line of key=value a measurement.
  *
  *   bench MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]
+ *   bench MODEL_FOLDER decode SEQS CONTEXT
+ *   bench MODEL_FOLDER mixed LENGTHS_FILE
+ *   bench MODEL_FOLDER prefill TOKENS
  *   bench attention */
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +79,9 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
         seqs[i] = make_seq(n_prompt, n_tokens, temperature, (uint64_t)i + 1);
         seqs[i].sampling.top_k = top_k;
         seqs[i].sampling.top_p = top_k ? 0.95f : 1.0f;
-        seqs[i].max_tokens = 16;
+        seqs[i].max_tokens = 24 + n * n_prompt / options.max_batch_tokens; /* all decode at once */
+        if (seqs[i].max_tokens > n_tokens)
+            seqs[i].max_tokens = n_tokens;
     }
     first = run(seqs, n); /* shapes come that have not come before */
     for (int i = 0; i < n; i++)
@@ -92,14 +97,16 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
     free_seqs(seqs, n);
 }
 
+/* The time to the first token of one prompt. */
 static void bench_prefill(int n_prompt)
 {
     struct drive_seq s = make_seq(n_prompt, 1, 0.0f, 3);
     struct drive_times t;
 
-    (void)run(&s, 1);
+    for (int i = 0; i < 4; i++) /* until its products are timed */
+        (void)run(&s, 1);
     t = run(&s, 1);
-    printf("bench=prefill context=%d seconds=%.3f tok_per_s=%.0f\n", n_prompt, t.seconds,
+    printf("bench=prefill context=%d seconds=%.6f tok_per_s=%.0f\n", n_prompt, t.seconds,
            n_prompt / t.seconds);
     fflush(stdout);
     free_seqs(&s, 1);
@@ -153,12 +160,19 @@ int main(int argc, char **argv)
     struct err e;
     double begin = now_seconds();
     const bool eager = argc > 3 && strcmp(argv[3], "eager") == 0;
+    const bool decode = argc > 4 && strcmp(argv[2], "decode") == 0; /* for a profiler */
+    const bool mixed = argc > 3 && strcmp(argv[2], "mixed") == 0;
+    const bool prefill = argc > 3 && strcmp(argv[2], "prefill") == 0;
+    const bool named = decode || mixed || prefill;
 
     if (argc < 2) {
         fprintf(stderr,
                 "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "       %s MODEL_FOLDER decode SEQS CONTEXT\n"
+                "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
+                "       %s MODEL_FOLDER prefill TOKENS\n"
                 "       %s attention\n",
-                argv[0], argv[0]);
+                argv[0], argv[0], argv[0], argv[0], argv[0]);
         return 2;
     }
     if (strcmp(argv[1], "attention") == 0) {
@@ -167,19 +181,37 @@ int main(int argc, char **argv)
     }
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
-    options = (struct backend_options){.eager = eager,
-                                       .cache_folder = argc > 3 && !eager ? argv[3] : NULL,
-                                       .block_len = 16,
-                                       .max_batch_tokens = 8192,
-                                       .max_seqs = MAX_SEQS,
-                                       .max_seq_len = config->max_seq_len,
-                                       .kv_fraction = 0.9};
+    options =
+        (struct backend_options){.eager = eager,
+                                 .cache_folder = argc > 3 && !eager && !named ? argv[3] : NULL,
+                                 .block_len = 16,
+                                 .max_batch_tokens = 8192,
+                                 .max_seqs = MAX_SEQS,
+                                 .max_seq_len = config->max_seq_len,
+                                 .kv_fraction = 0.9};
     must_(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
     printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
            model_name(model), info.device, now_seconds() - begin, (double)info.weight_bytes / 1e6,
            info.n_blocks);
     fflush(stdout);
+    if (decode) {
+        const int n = atoi(argv[3]);
+
+        bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(argv[4]), 144, 0.6f, 0);
+        return 0;
+    }
+    if (prefill) {
+        const int n = atoi(argv[3]);
+
+        bench_prefill(n < 1 || n >= config->max_seq_len ? 128 : n);
+        return 0;
+    }
+    if (mixed) {
+        bench_mixed(argv[3]);
+        print_first_use();
+        return 0;
+    }
     bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
     if (argc > 2 && strcmp(argv[2], "short") == 0) /* for a profiler */
         return 0;
@@ -190,7 +222,8 @@ int main(int argc, char **argv)
     bench_decode("decode", 256, 800, 80, 0.6f, 0);
     bench_decode("decode_top_k", 256, 800, 80, 0.6f, 20);
     bench_decode("decode_long", 1, 30000, 144, 0.0f, 0);
-    bench_prefill(8192);
+    for (int n = 128; n <= 8192; n *= 4)
+        bench_prefill(n);
     if (config->max_seq_len >= 40960)
         bench_prefill(40959);
     if (argc > 2)

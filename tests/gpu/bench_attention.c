@@ -15,40 +15,57 @@ enum {
     BLOCK_SHIFT = 4,
     HEAD_DIM = 128,
     MAX_SEQS = 256,
-    MAX_BLOCKS = 4096 / BLOCK_LEN,
+    MAX_BLOCKS = 40960 / BLOCK_LEN,
+    MAX_ROWS = 16384,
     BLOCKS_PER_SM = 3, /* as the backend plans */
     REPEATS = 50,
+    PREFILL_REPEATS = 10,
     FILL_BYTES = 16 << 20, /* random; the pool is copies of it */
 };
 
 static const double H200_BYTES_PER_SECOND = 4.54e12; /* what plain reads reach there */
+static const double H200_FLOPS = 850e12;             /* what large products reach there */
 
 struct scene {
     const char *name;
     int n_seqs, n_heads, n_kv;
     int32_t kv_len[MAX_SEQS];
+    int chunk; /* rows of prefill at the end of each; 0: decodes */
 };
 
 /* What one launch reads and writes. */
 struct arrays {
-    struct device_array q, out, step, partial, tickets;
+    uint16_t *q;
+    struct device_array out, step, partial, tickets;
     struct kv_pool kv;
+    struct attn_maps maps;
+};
+
+/* What one launch takes. */
+struct plan {
+    struct attn attn;
+    struct step_view v;
+    int n_items, n_tiles; /* tiles: it is prefill */
+    int max_kv_len;
 };
 
 static struct device device;
 
-static void fill_pool(struct kv_pool *kv, int n_blocks)
+/* So many random values on the device, which repeat. */
+static uint16_t *random_values(size_t n)
 {
-    const size_t bytes = (size_t)n_blocks * (size_t)kv->block_stride * sizeof(*kv->base);
     struct device_array values = array_new(FILL_BYTES);
+    const size_t bytes = n * sizeof(uint16_t);
+    void *p;
 
     fill_bf16(&values, 1.0f);
-    cuda_must(cudaMalloc((void **)&kv->base, bytes));
+    cuda_must(cudaMalloc(&p, bytes));
     for (size_t at = 0; at < bytes; at += FILL_BYTES)
-        cuda_must(cudaMemcpy((char *)kv->base + at, values.device,
+        cuda_must(cudaMemcpy((char *)p + at, values.device,
                              bytes - at < FILL_BYTES ? bytes - at : FILL_BYTES,
                              cudaMemcpyDeviceToDevice));
     array_free(&values);
+    return p;
 }
 
 static uint32_t common_divisor(uint32_t a, uint32_t b)
@@ -71,22 +88,22 @@ static int scatter(int32_t *table, const struct scene *s)
     return (int)n;
 }
 
-static struct step_view pack(struct arrays *a, const struct scene *s, const int32_t *table,
-                             int *n_items)
+static void pack(struct plan *p, struct arrays *a, const struct scene *s, const int32_t *table)
 {
-    static const int32_t zeros[MAX_SEQS];
+    static const int32_t zeros[MAX_ROWS];
     static int32_t q_start[MAX_SEQS + 1];
     const int wanted = device.launch.n_sms * BLOCKS_PER_SM / s->n_kv;
-    const struct step_limits limits = {.max_tokens = MAX_SEQS,
+    const int rows = s->chunk ? s->chunk : 1;
+    const struct step_limits limits = {.max_tokens = MAX_ROWS,
                                        .max_seqs = MAX_SEQS,
                                        .max_blocks = MAX_BLOCKS,
                                        .block_len = BLOCK_LEN,
                                        .target_items =
                                            wanted < ATTN_MAX_SPLITS ? wanted : ATTN_MAX_SPLITS};
     const struct batch batch = {.step = 1,
-                                .n_tokens = s->n_seqs,
+                                .n_tokens = s->n_seqs * rows,
                                 .n_seqs = s->n_seqs,
-                                .n_decodes = s->n_seqs,
+                                .n_decodes = s->chunk ? 0 : s->n_seqs,
                                 .max_blocks = MAX_BLOCKS,
                                 .tokens = zeros,
                                 .positions = zeros,
@@ -94,47 +111,88 @@ static struct step_view pack(struct arrays *a, const struct scene *s, const int3
                                 .q_start = q_start,
                                 .kv_len = s->kv_len,
                                 .block_table = table};
-    const struct step_room room = step_room_of(&limits, &batch);
+    struct step_room room;
     const size_t group = (size_t)s->n_kv * ATTN_GROUP * (HEAD_DIM + 2) * sizeof(float);
-    struct step_view v;
+    struct step_view *v = &p->v;
 
+    must(batch.n_tokens <= MAX_ROWS);
     for (int i = 0; i < MAX_SEQS; i++)
-        q_start[i + 1] = i + 1;
+        q_start[i + 1] = (i + 1) * rows;
+    room = step_room_of(&limits, &batch);
     a->step = array_new(step_max_bytes(&limits));
     a->partial = array_new((size_t)step_max_items(&limits, MAX_SEQS) * group);
     a->tickets = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
     cuda_must(cudaMemset(a->tickets.device, 0, a->tickets.bytes));
-    (void)step_pack(a->step.host, &v, a->step.device, &limits, &room, &batch, 0);
+    (void)step_pack(a->step.host, v, a->step.device, &limits, &room, &batch, 0);
     array_to_device(&a->step);
-    *n_items = room.n_items;
-    return v;
+    p->n_items = room.n_items;
+    p->n_tiles = room.n_tiles;
+    for (int i = 0; i < s->n_seqs; i++)
+        p->max_kv_len = s->kv_len[i] > p->max_kv_len ? s->kv_len[i] : p->max_kv_len;
+}
+
+static cudaError_t launch(const struct plan *p, const struct arrays *a)
+{
+    const struct launch *l = &device.launch;
+
+    if (p->n_tiles == 0)
+        return attn_decode(l, &p->attn, &p->v, a->partial.device, a->tickets.device, p->n_items);
+    if (a->maps.usable)
+        return attn_prefill_sm90(l, &p->attn, &a->maps, &p->v, a->tickets.device, p->n_tiles,
+                                 p->max_kv_len);
+    return attn_prefill(l, &p->attn, &p->v, a->partial.device, a->tickets.device, p->n_tiles, 1);
 }
 
 /* Seconds of one launch, of many behind one another. */
-static double time_launches(const struct attn *attn, const struct step_view *v,
-                            const struct arrays *a, int n_items)
+static double time_launches(const struct plan *p, const struct arrays *a, int repeats)
 {
     cudaEvent_t begin, end;
     float ms;
 
     cuda_must(cudaEventCreate(&begin));
     cuda_must(cudaEventCreate(&end));
-    for (int i = -3; i < REPEATS; i++) {
+    for (int i = -3; i < repeats; i++) {
         if (i == 0)
             cuda_must(cudaEventRecord(begin, device.launch.stream));
-        cuda_must(
-            attn_decode(&device.launch, attn, v, a->partial.device, a->tickets.device, n_items));
+        cuda_must(launch(p, a));
     }
     cuda_must(cudaEventRecord(end, device.launch.stream));
     cuda_must(cudaEventSynchronize(end));
     cuda_must(cudaEventElapsedTime(&ms, begin, end));
     cuda_must(cudaEventDestroy(begin));
     cuda_must(cudaEventDestroy(end));
-    return (double)ms / 1e3 / REPEATS;
+    return (double)ms / 1e3 / repeats;
+}
+
+static void print_decode(const struct scene *s, double seconds)
+{
+    double keys = 0.0, bytes;
+
+    for (int i = 0; i < s->n_seqs; i++)
+        keys += s->kv_len[i];
+    bytes = keys * s->n_kv * HEAD_DIM * 2 * 2;
+    printf("bench=paged_attention scene=%s seqs=%d heads=%d/%d keys=%.0f mb=%.0f us=%.1f "
+           "gb_per_s=%.0f share=%.3f\n",
+           s->name, s->n_seqs, s->n_heads, s->n_kv, keys, bytes / 1e6, seconds * 1e6,
+           bytes / seconds / 1e9, bytes / seconds / H200_BYTES_PER_SECOND);
+}
+
+static void print_prefill(const struct scene *s, double seconds)
+{
+    double pairs = 0.0, flops;
+
+    for (int i = 0; i < s->n_seqs; i++)
+        pairs += s->chunk * (s->kv_len[i] - (s->chunk - 1) / 2.0);
+    flops = 4.0 * HEAD_DIM * pairs * s->n_heads;
+    printf("bench=prefill_attention scene=%s seqs=%d heads=%d/%d chunk=%d keys=%d us=%.1f "
+           "tflop_per_s=%.0f share=%.3f\n",
+           s->name, s->n_seqs, s->n_heads, s->n_kv, s->chunk, s->kv_len[0], seconds * 1e6,
+           flops / seconds / 1e12, flops / seconds / H200_FLOPS);
 }
 
 static void bench_scene(const struct scene *s)
 {
+    const int n_rows = s->n_seqs * (s->chunk ? s->chunk : 1);
     const int64_t v_offset = (int64_t)s->n_kv * BLOCK_LEN * HEAD_DIM;
     const int q_stride = (s->n_heads + 2 * s->n_kv) * HEAD_DIM;
     int32_t *table = calloc((size_t)s->n_seqs * MAX_BLOCKS, sizeof(*table));
@@ -144,33 +202,25 @@ static void bench_scene(const struct scene *s)
                               .block_shift = BLOCK_SHIFT,
                               .n_kv_heads = s->n_kv,
                               .head_dim = HEAD_DIM}};
-    struct step_view v;
-    struct attn attn;
-    double keys = 0.0, bytes, seconds;
-    int n_items;
+    struct plan p = {.n_items = 0};
+    double seconds;
+    int n_blocks;
 
     must(table);
-    fill_pool(&a.kv, scatter(table, s));
-    a.q = array_new((size_t)(s->n_seqs * q_stride) * 2);
-    a.out = array_new((size_t)(s->n_seqs * s->n_heads * HEAD_DIM) * 2);
-    fill_bf16(&a.q, 1.0f);
-    v = pack(&a, s, table, &n_items);
-    attn = (struct attn){.out = a.out.device,
-                         .q = a.q.device,
-                         .q_stride = q_stride,
-                         .n_heads = s->n_heads,
-                         .kv = &a.kv};
-    seconds = time_launches(&attn, &v, &a, n_items);
-    for (int i = 0; i < s->n_seqs; i++)
-        keys += s->kv_len[i];
-    bytes = keys * s->n_kv * HEAD_DIM * 2 * 2;
-    printf("bench=paged_attention scene=%s seqs=%d heads=%d/%d keys=%.0f mb=%.0f us=%.1f "
-           "gb_per_s=%.0f share=%.3f\n",
-           s->name, s->n_seqs, s->n_heads, s->n_kv, keys, bytes / 1e6, seconds * 1e6,
-           bytes / seconds / 1e9, bytes / seconds / H200_BYTES_PER_SECOND);
+    n_blocks = scatter(table, s);
+    a.kv.base = random_values((size_t)n_blocks * (size_t)a.kv.block_stride);
+    a.q = random_values((size_t)n_rows * (size_t)q_stride);
+    a.out = array_new((size_t)n_rows * (size_t)(s->n_heads * HEAD_DIM) * 2);
+    if (device.compute == 90)
+        cuda_must(attn_maps_init(&a.maps, &a.kv, n_blocks, a.q, q_stride, n_rows));
+    pack(&p, &a, s, table);
+    p.attn = (struct attn){
+        .out = a.out.device, .q = a.q, .q_stride = q_stride, .n_heads = s->n_heads, .kv = &a.kv};
+    seconds = time_launches(&p, &a, s->chunk ? PREFILL_REPEATS : REPEATS);
+    (s->chunk ? print_prefill : print_decode)(s, seconds);
     fflush(stdout);
     cuda_must(cudaFree(a.kv.base));
-    array_free(&a.q);
+    cuda_must(cudaFree(a.q));
     array_free(&a.out);
     array_free(&a.step);
     array_free(&a.partial);
@@ -181,6 +231,7 @@ static void bench_scene(const struct scene *s)
 void bench_attention(void)
 {
     static const int heads[2][2] = {{16, 8}, {32, 8}};
+    enum { K = 1024 };
     struct err e = {{0}};
 
     if (device_open(&device, 0, &e) < 0) {
@@ -189,8 +240,8 @@ void bench_attention(void)
     }
     random_seed(5);
     for (int i = 0; i < 2; i++) {
-        struct scene even = {"even", 64, heads[i][0], heads[i][1], {0}};
-        struct scene mixed = {"mixed", MAX_SEQS, heads[i][0], heads[i][1], {0}};
+        struct scene even = {"even", 64, heads[i][0], heads[i][1], {0}, 0};
+        struct scene mixed = {"mixed", MAX_SEQS, heads[i][0], heads[i][1], {0}, 0};
 
         for (int j = 0; j < even.n_seqs; j++)
             even.kv_len[j] = 4096;
@@ -198,6 +249,12 @@ void bench_attention(void)
             mixed.kv_len[j] = 100 + (int32_t)(random_bits() % 1901);
         bench_scene(&even);
         bench_scene(&mixed);
+        bench_scene(&(struct scene){"whole", 1, heads[i][0], heads[i][1], {16384}, 16384});
+        bench_scene(&(struct scene){"whole", 1, heads[i][0], heads[i][1], {4096}, 4096});
+        bench_scene(
+            &(struct scene){"short", 8, heads[i][0], heads[i][1], {K, K, K, K, K, K, K, K}, K});
+        bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {34816}, 2048});
+        bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {40960}, 8192});
     }
     device_close(&device);
 }

@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import clients
 import device
 import stress
 from device import (Planted, Skip, args, daemon, few, harness, median, model_config, need_model,
@@ -304,6 +305,7 @@ def fault_once(planted, rng):
 
 PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, speed, shapes, faults)}
 PARTS["stress"] = stress.stress
+PARTS["clients"] = clients.clients
 
 
 def main():

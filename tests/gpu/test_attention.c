@@ -10,7 +10,7 @@
 #include "engine/bf16.h"
 #include "tests/gpu/device_array.h"
 
-enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 64, MAX_LEN = 6000 };
+enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 64, MAX_LEN = 9000 };
 
 /* One attention call: its shapes and its sequences. */
 struct scene {
@@ -41,7 +41,7 @@ struct paged {
     struct kv_pool kv;
     struct device_array pool;
     int32_t table[MAX_SEQS * (MAX_LEN / 16 + 1)];
-    int max_blocks;
+    int max_blocks, n_blocks;
 };
 
 static uint16_t *slot_of(const struct paged *p, int seq, int head, int key, bool v)
@@ -72,6 +72,7 @@ static void paged_init(struct paged *p, const struct scene *s)
     for (int i = 0; i < s->n_seqs; i++)
         for (int j = 0; j * block_len < s->kv_len[i]; j++, at++)
             p->table[i * p->max_blocks + j] = (int32_t)((int64_t)at * 7919 % n);
+    p->n_blocks = n;
     p->pool = array_new((size_t)(n * LAYERS * 2 * v_offset) * 2);
     p->kv = (struct kv_pool){p->pool.device, 2 * v_offset * LAYERS, 2 * v_offset,
                              v_offset,       s->block_shift,        s->n_kv,
@@ -97,7 +98,7 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 
         score[k] = 0.0;
         for (int d = 0; d < dim; d++)
-            score[k] += bf16_value(q[d]) * bf16_value(key[d]);
+            score[k] += (double)f32_from_bf16(q[d]) * (double)f32_from_bf16(key[d]);
         score[k] /= sqrt((double)dim);
         max = fmax(max, score[k]);
     }
@@ -108,7 +109,7 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 
         sum += w;
         for (int d = 0; d < dim; d++)
-            out[d] += w * bf16_value(value[d]);
+            out[d] += w * (double)f32_from_bf16(value[d]);
     }
     for (int d = 0; d < dim; d++)
         out[d] /= sum;
@@ -122,7 +123,8 @@ struct run {
     int32_t q_start[MAX_SEQS + 1];
 };
 
-static void launch(struct run *r, const struct scene *s, struct paged *p)
+/* hopper: prefill by the kernel for compute capability 9.0. */
+static void launch(struct run *r, const struct scene *s, struct paged *p, bool hopper)
 {
     const int32_t zeros[MAX_SEQS * 600] = {0};
     const struct step_limits limits = {.max_tokens = r->n_tokens,
@@ -146,7 +148,9 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
     const struct attn a = {r->out.device, r->q.device, r->q_stride, s->n_heads, LAYER, &p->kv};
     const int passes = s->n_kv * ((s->n_heads / s->n_kv + ATTN_GROUP - 1) / ATTN_GROUP);
     const struct step_counts *counts;
+    struct attn_maps maps;
     struct step_view v;
+    int max_kv_len = 0;
 
     r->step = array_new(step_max_bytes(&limits));
     r->partial = array_new(
@@ -155,17 +159,28 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
     memset(r->tickets.host, 0, r->tickets.bytes);
     array_to_device(&r->tickets);
     r->splits = array_new(attn_prefill_partial_bytes(s->dim));
-    r->split_tickets = array_new(ATTN_SPLIT_BLOCKS * 4);
+    r->split_tickets = array_new((ATTN_SPLIT_BLOCKS + 1) * 4);
     memset(r->split_tickets.host, 0, r->split_tickets.bytes);
     array_to_device(&r->split_tickets);
     (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
     counts = r->step.host;
     array_to_device(&r->step);
+    for (int i = s->n_decodes; i < s->n_seqs; i++)
+        max_kv_len = s->kv_len[i] > max_kv_len ? s->kv_len[i] : max_kv_len;
+    if (hopper) {
+        cuda_must(
+            attn_maps_init(&maps, &p->kv, p->n_blocks, r->q.device, r->q_stride, r->n_tokens));
+        ck_assert(maps.usable);
+    }
     for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */
         if (counts->n_items)
             cuda_must(attn_decode(&device.launch, &a, &v, r->partial.device, r->tickets.device,
                                   room.n_items));
-        if (counts->n_tiles)
+        if (counts->n_tiles && hopper)
+            cuda_must(attn_prefill_sm90(&device.launch, &a, &maps, &v,
+                                        (int32_t *)r->split_tickets.device + ATTN_SPLIT_BLOCKS,
+                                        counts->n_tiles, max_kv_len));
+        else if (counts->n_tiles)
             cuda_must(attn_prefill(&device.launch, &a, &v, r->splits.device,
                                    r->split_tickets.device, counts->n_tiles,
                                    s->n_splits > 1 ? s->n_splits : 1));
@@ -173,15 +188,19 @@ static void launch(struct run *r, const struct scene *s, struct paged *p)
     array_to_host(&r->out);
 }
 
-/* Of a chunk's rows the first, the last and some between are looked at. */
-static void check_scene(const struct scene *s)
+/* Of a chunk's rows the first two, the last and some between are looked at. */
+static int next_row(int row, int n)
 {
-    struct paged *p = malloc(sizeof(*p));
-    struct run r = {.q_stride = (s->n_heads + 2 * s->n_kv) * s->dim};
-    double *twin = malloc((size_t)s->dim * sizeof(double));
-    double *got = malloc((size_t)s->dim * sizeof(double));
+    const int step = row == 0 ? 1 : 37;
 
-    paged_init(p, s);
+    return row + step >= n && row < n - 1 ? n - 1 : row + step;
+}
+
+/* Random queries, outputs poisoned. */
+static struct run run_new(const struct scene *s)
+{
+    struct run r = {.q_stride = (s->n_heads + 2 * s->n_kv) * s->dim};
+
     for (int i = 0; i < s->n_seqs; i++)
         r.q_start[i + 1] = r.q_start[i] + s->q_len[i];
     r.n_tokens = r.q_start[s->n_seqs];
@@ -189,9 +208,31 @@ static void check_scene(const struct scene *s)
     r.q = array_new((size_t)(r.n_tokens * r.q_stride) * 2);
     r.out = array_new((size_t)(r.n_tokens * s->n_heads * s->dim) * 2);
     fill_bf16(&r.q, 1.5f);
-    launch(&r, s, p);
+    return r;
+}
+
+static void run_free(struct run *r)
+{
+    array_free(&r->q);
+    array_free(&r->out);
+    array_free(&r->step);
+    array_free(&r->partial);
+    array_free(&r->tickets);
+    array_free(&r->splits);
+    array_free(&r->split_tickets);
+}
+
+static void check_kernel(const struct scene *s, bool hopper)
+{
+    struct paged *p = malloc(sizeof(*p));
+    struct run r = run_new(s);
+    double *twin = malloc((size_t)s->dim * sizeof(double));
+    double *got = malloc((size_t)s->dim * sizeof(double));
+
+    paged_init(p, s);
+    launch(&r, s, p, hopper);
     for (int i = 0; i < s->n_seqs; i++)
-        for (int j = 0; j < s->q_len[i]; j += j < s->q_len[i] - 37 && j > 0 ? 37 : 1)
+        for (int j = 0; j < s->q_len[i]; j = next_row(j, s->q_len[i]))
             for (int h = 0; h < s->n_heads; h++) {
                 const int row = r.q_start[i] + j, position = s->kv_len[i] - s->q_len[i] + j;
                 const uint16_t *out = (uint16_t *)r.out.host + (row * s->n_heads + h) * s->dim;
@@ -201,21 +242,22 @@ static void check_scene(const struct scene *s)
                 for (int d = 0; d < s->dim; d++)
                     got[d] = bf16_value(out[d]);
                 ck_assert_msg(relative_error(got, twin, (size_t)s->dim) < 1e-2,
-                              "heads %d/%d dim %d block %d seq %d row %d head %d: %g", s->n_heads,
-                              s->n_kv, s->dim, 1 << s->block_shift, i, j, h,
+                              "hopper %d heads %d/%d dim %d block %d seq %d row %d head %d: %g",
+                              hopper, s->n_heads, s->n_kv, s->dim, 1 << s->block_shift, i, j, h,
                               relative_error(got, twin, (size_t)s->dim));
             }
     free(twin);
     free(got);
     array_free(&p->pool);
     free(p);
-    array_free(&r.q);
-    array_free(&r.out);
-    array_free(&r.step);
-    array_free(&r.partial);
-    array_free(&r.tickets);
-    array_free(&r.splits);
-    array_free(&r.split_tickets);
+    run_free(&r);
+}
+
+static void check_scene(const struct scene *s)
+{
+    check_kernel(s, false);
+    if (device.compute == 90 && s->n_decodes < s->n_seqs && s->n_splits == 1)
+        check_kernel(s, true);
 }
 
 static const int ones[MAX_SEQS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
@@ -267,6 +309,58 @@ START_TEST(split_prefill_follows_twin)
 }
 END_TEST
 
+/* Any number of query heads for a KV head, blocks shorter and longer than a tile of keys, chunks
+ * that begin and end anywhere. */
+START_TEST(prefill_of_all_shapes)
+{
+    static const int q_len[] = {127, 1, 130, 77, 257};
+    static const int kv_len[] = {127, 1, 1003, 8500, 513};
+    static const int heads[][2] = {{1, 1}, {4, 2}, {8, 2}, {5, 1}, {7, 1}, {8, 1}};
+    static const int shifts[] = {4, 6, 8, 12, 7, 5};
+
+    for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
+        for (int dim = 64; dim <= 128; dim += 64)
+            check_scene(&(struct scene){heads[i][0], heads[i][1], dim, shifts[i], 5, 0, q_len,
+                                        kv_len, false, 1});
+}
+END_TEST
+
+/* More pieces of work than multiprocessors: each block takes several. */
+START_TEST(prefill_of_many_tiles)
+{
+    static const int q_len[] = {2500, 1200};
+    static const int kv_len[] = {2500, 3333};
+
+    check_scene(&(struct scene){16, 8, 128, 4, 2, 0, q_len, kv_len, false, 1});
+}
+END_TEST
+
+/* A row's result is the same to the bit wherever its chunk begins. */
+START_TEST(prefill_does_not_depend_on_chunks)
+{
+    static const int kv_len[] = {1000}, whole_len[] = {1000}, rest_len[] = {613};
+    const struct scene whole = {4, 2, 128, 4, 1, 0, whole_len, kv_len, true, 1};
+    const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, true, 1};
+
+    for (int hopper = 0; hopper <= (device.compute == 90); hopper++) {
+        struct paged *p = malloc(sizeof(*p));
+        struct run a = run_new(&whole), b = run_new(&rest);
+        const size_t skipped = 1000 - 613, row = 4 * 128;
+
+        paged_init(p, &whole);
+        memcpy(b.q.host, (uint16_t *)a.q.host + (int64_t)skipped * a.q_stride, b.q.bytes);
+        array_to_device(&b.q);
+        launch(&a, &whole, p, hopper);
+        launch(&b, &rest, p, hopper);
+        ck_assert_mem_eq(b.out.host, (uint16_t *)a.out.host + skipped * row, b.out.bytes);
+        run_free(&a);
+        run_free(&b);
+        array_free(&p->pool);
+        free(p);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("attention");
@@ -280,6 +374,9 @@ int main(void)
     tcase_add_test(t, decode_of_one_long_sequence);
     tcase_add_test(t, prefill_follows_twin);
     tcase_add_test(t, split_prefill_follows_twin);
+    tcase_add_test(t, prefill_of_all_shapes);
+    tcase_add_test(t, prefill_of_many_tiles);
+    tcase_add_test(t, prefill_does_not_depend_on_chunks);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);

@@ -199,13 +199,14 @@ static double *skinny_input(const struct device_array *x, const struct device_ar
     return v;
 }
 
-static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32)
+static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32, bool with_bias)
 {
     const bool wide = out == SKINNY_F32 || out == SKINNY_ADD_F32;
     const size_t stride = (size_t)n + 8, size = (size_t)m * stride;
     struct device_array x = array_new((size_t)m * (size_t)k * (f32 ? 4 : 2));
     struct device_array w = array_new((size_t)n * (size_t)k * (out == SKINNY_SILU_MUL ? 4 : 2));
     struct device_array norm = array_new((size_t)k * 2), y = array_new(size * (wide ? 4 : 2));
+    struct device_array bias = array_new((size_t)n * 2);
     struct skinny s = {.y = y.device,
                        .y_stride = (int64_t)stride,
                        .norm = norm.device,
@@ -223,6 +224,8 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32)
         fill_bf16(&x, 1.0f);
     fill_bf16(&w, 1.0f / sqrtf((float)k));
     fill_bf16(&norm, 1.0f);
+    fill_bf16(&bias, 2.0f);
+    s.bias = with_bias ? bias.device : NULL;
     if (out == SKINNY_ADD_F32)
         fill_f32(&y, 1.0f);
     s.x_f32 = f32 ? x.device : NULL;
@@ -233,7 +236,8 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32)
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++)
             expected[(size_t)i * stride + (size_t)j] +=
-                skinny_twin(&s, in + (size_t)i * (size_t)k, w.host, j);
+                skinny_twin(&s, in + (size_t)i * (size_t)k, w.host, j) +
+                (with_bias ? bf16_value(((uint16_t *)bias.host)[j]) : 0.0);
     cuda_must(skinny_gemm(&device.launch, &s));
     array_to_host(&y);
     got = wide ? values_f32(y.host, size) : values_bf16(y.host, size);
@@ -252,6 +256,7 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32)
     array_free(&x);
     array_free(&w);
     array_free(&norm);
+    array_free(&bias);
     array_free(&y);
 }
 
@@ -263,12 +268,13 @@ START_TEST(skinny_gemm_follows_twin)
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         for (int f32 = 0; f32 < 2; f32++) {
             for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
-                check_skinny(rows[i], 52, 32, (enum skinny_out)out, f32);
-                check_skinny(rows[i], 200, f32 ? 480 : 1024, (enum skinny_out)out, f32);
+                check_skinny(rows[i], 52, 32, (enum skinny_out)out, f32, false);
+                check_skinny(rows[i], 200, f32 ? 480 : 1024, (enum skinny_out)out, f32, false);
                 if (!f32 || 2 * rows[i] * (3072 + 32) <= SKINNY_NORM_BYTES)
-                    check_skinny(rows[i], 12, 3072 + 32, (enum skinny_out)out, f32);
+                    check_skinny(rows[i], 12, 3072 + 32, (enum skinny_out)out, f32, false);
             }
-            check_skinny(rows[i], 17004, 96, SKINNY_F32, f32);
+            check_skinny(rows[i], 17004, 96, SKINNY_F32, f32, false);
+            check_skinny(rows[i], 1160, 448, SKINNY_BF16, f32, true);
         }
 }
 END_TEST
@@ -278,13 +284,15 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
     const size_t size = (size_t)m * (size_t)n;
     struct device_array x = array_new((size_t)m * (size_t)k * 2);
     struct device_array w = array_new((size_t)n * (size_t)k * 2);
-    struct device_array y = array_new(size * (out == GEMM_BF16 ? 2 : 4));
+    const bool wide = out == GEMM_F32 || out == GEMM_ADD_F32, with_bias = out == GEMM_BIAS_BF16;
+    struct device_array y = array_new(size * (wide ? 4 : 2)), bias = array_new((size_t)n * 2);
     struct device_array scratch = array_new(size * 4);
     double *expected = malloc(size * sizeof(double)), *got, *in;
     struct err e;
 
     fill_bf16(&x, 1.0f);
     fill_bf16(&w, 1.0f / sqrtf((float)k));
+    fill_bf16(&bias, 2.0f);
     if (out == GEMM_ADD_F32)
         fill_f32(&y, 1.0f);
     in = values_bf16(x.host, (size_t)m * (size_t)k);
@@ -293,23 +301,26 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
             expected[(size_t)i * (size_t)n + (size_t)j] =
                 (out == GEMM_ADD_F32 ? (double)((float *)y.host)[(size_t)i * (size_t)n + (size_t)j]
                                      : 0.0) +
+                (with_bias ? bf16_value(((uint16_t *)bias.host)[j]) : 0.0) +
                 dot(in + (size_t)i * (size_t)k, (uint16_t *)w.host + (size_t)j * (size_t)k, k);
-    ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device, m, n, k, out,
+    ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device,
+                           with_bias ? bias.device : NULL, m, n, k, out,
                            &(struct gemm_trial){scratch.device, w.device, 0, 1}, &e) == 0,
                   "%s", e.text);
     array_to_host(&y);
-    got = out == GEMM_BF16 ? values_bf16(y.host, size) : values_f32(y.host, size);
+    got = wide ? values_f32(y.host, size) : values_bf16(y.host, size);
     ck_assert_double_lt(relative_error(got, expected, size), bf16_error);
     free(in);
     free(got);
     free(expected);
     array_free(&x);
     array_free(&w);
+    array_free(&bias);
     array_free(&y);
     array_free(&scratch);
 }
 
-/* bf16, float and added results, the same shape twice: found, then remembered. */
+/* bf16, float and added results and a bias, the same shape twice: found, then remembered. */
 START_TEST(gemm_follows_twin)
 {
     struct device_array workspace = array_new(GEMM_WORKSPACE);
@@ -321,6 +332,7 @@ START_TEST(gemm_follows_twin)
         check_gemm(g, 32, 520, 256, GEMM_BF16);
         check_gemm(g, 32, 520, 256, GEMM_F32);
         check_gemm(g, gemm_rows(97), 256, 768, GEMM_ADD_F32);
+        check_gemm(g, gemm_rows(97), 1152, 896, GEMM_BIAS_BF16); /* another bias each time */
     }
     gemm_free(g);
     array_free(&workspace);
@@ -393,16 +405,13 @@ START_TEST(algorithms_are_remembered)
 }
 END_TEST
 
-/* One head of the twin: bias, norm, rotation. */
-static void head_twin(double *x, const uint16_t *bias, const uint16_t *norm, int dim, int position,
-                      bool rotate)
+/* One head of the twin: norm, rotation. */
+static void head_twin(double *x, const uint16_t *norm, int dim, int position, bool rotate)
 {
     double sum = 0.0;
 
-    for (int i = 0; i < dim; i++) {
-        x[i] += bias ? bf16_value(bias[i]) : 0.0;
+    for (int i = 0; i < dim; i++)
         sum += x[i] * x[i];
-    }
     for (int i = 0; norm && i < dim; i++)
         x[i] *= bf16_value(norm[i]) / sqrt(sum / dim + 1e-6);
     for (int i = 0; rotate && i < dim / 2; i++) {
@@ -422,8 +431,8 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     const int64_t v_offset = (int64_t)n_kv * block_len * dim;
     struct device_array qkv = array_new((size_t)(rows * all * dim) * 2);
     struct device_array table = array_new((size_t)POSITIONS * (size_t)dim * 4);
-    struct device_array bias = array_new((size_t)(all * dim) * 2), qn = array_new((size_t)dim * 2);
-    struct device_array kn = array_new((size_t)dim * 2), places = array_new((size_t)rows * 8);
+    struct device_array qn = array_new((size_t)dim * 2), kn = array_new((size_t)dim * 2);
+    struct device_array places = array_new((size_t)rows * 8);
     struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset) * 2);
     struct kv_pool kv = {pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset, shift, n_kv,
                          dim};
@@ -433,7 +442,6 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     double *twin = malloc((size_t)dim * sizeof(double));
 
     fill_bf16(&qkv, 1.0f);
-    fill_bf16(&bias, 1.0f);
     fill_bf16(&qn, 1.0f);
     fill_bf16(&kn, 1.0f);
     in = values_bf16(qkv.host, (size_t)(rows * all * dim));
@@ -443,9 +451,9 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     }
     array_to_device(&places);
     cuda_must(rope_table(&device.launch, table.device, POSITIONS, dim, 1e6));
-    cuda_must(rope_store(&device.launch, qkv.device, with_norm ? NULL : bias.device,
-                         with_norm ? qn.device : NULL, with_norm ? kn.device : NULL, table.device,
-                         &kv, LAYER, &v, rows, n_heads, 1e-6f));
+    cuda_must(rope_store(&device.launch, qkv.device, with_norm ? qn.device : NULL,
+                         with_norm ? kn.device : NULL, table.device, &kv, LAYER, &v, rows, n_heads,
+                         1e-6f));
     array_to_host(&qkv);
     array_to_host(&pool);
     for (int i = 0; i < rows; i++)
@@ -457,7 +465,7 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
             if (!is_q && slots[i] < 0)
                 continue;
             memcpy(twin, in + (i * all + h) * dim, (size_t)dim * sizeof(double));
-            head_twin(twin, with_norm ? NULL : (uint16_t *)bias.host + h * dim,
+            head_twin(twin,
                       !with_norm || is_v ? NULL
                       : is_q             ? qn.host
                                          : kn.host,
@@ -476,14 +484,13 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     free(twin);
     array_free(&qkv);
     array_free(&table);
-    array_free(&bias);
     array_free(&qn);
     array_free(&kn);
     array_free(&places);
     array_free(&pool);
 }
 
-/* q in place, k and v in their slots, for both head sizes, with norms and with biases; a row
+/* q in place, k and v in their slots, for both head sizes, with norms and without; a row
  * without a slot is stored nowhere. */
 START_TEST(rope_store_follows_twin)
 {

@@ -15,6 +15,7 @@ struct slot {
     uint64_t hash; /* of the prefix up to and with this token */
     uint64_t written_step, read_step;
     int32_t writer; /* sequence of written_step */
+    bool decoded;   /* by a decode, not in a chunk */
 };
 
 struct state {
@@ -206,9 +207,12 @@ static const char *check_rows(const struct sim_backend *b, const struct batch *t
         if (row->ban_stops != ((int64_t)row->counter < s->min_tokens))
             return "batch: ban_stops is not what min_tokens wants";
     }
-    for (int32_t i = 0; i < t->n_decodes; i++)
+    for (int32_t i = 0; i < t->n_decodes && !b->o.replay; i++)
         if (i >= t->n_rows || t->rows[i].row != i)
             return "batch: a decode's row is not wanted";
+    for (int32_t i = 0; i < t->n_rows && b->o.replay; i++)
+        if (t->rows[i].row >= t->n_decodes && t->rows[i].counter > 0)
+            return "batch: what was sampled is computed again in a chunk";
     return NULL;
 }
 
@@ -335,6 +339,8 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
         hash = sim_hash(hash, s->token, p);
         if (s->position != p || s->hash != hash)
             return "a slot holds something else than the prefix before it";
+        if (b->o.replay && s->decoded && i >= t->n_decodes)
+            return "a prompt goes on behind what was sampled";
     }
     for (int32_t r = t->q_start[i]; r < t->q_start[i + 1]; r++) {
         int32_t token = t->tokens[r];
@@ -345,6 +351,7 @@ static const char *compute_sequence(struct sim_backend *b, const struct batch *t
         b->slots[t->slots[r]].token = token;
         b->slots[t->slots[r]].position = t->positions[r];
         b->slots[t->slots[r]].hash = hash;
+        b->slots[t->slots[r]].decoded = i < t->n_decodes;
     }
     if (*row < t->n_rows && t->rows[*row].row == t->q_start[i + 1] - 1) {
         const struct state *state = &b->states[t->rows[*row].state];

@@ -18,6 +18,7 @@ struct sim_backend_options {
     int32_t first_id, n_ids; /* tokens sampled are first_id .. first_id + n_ids - 1 */
     bool never_stop;         /* no stop id is ever sampled */
     int32_t numerics_one_in; /* so many rows give BATCH_NUMERICS; 0: none */
+    bool replay;             /* chunks compute prompts alone, decodes all that was sampled */
 };
 
 struct sim_backend;

@@ -22,6 +22,7 @@ static void choose_options(struct world *w)
         .max_preemptions = rng_range(r, 0, 3),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
+        .replay = rng_one_in(r, 3),
         .hash_seed = rng_next(r),
     };
     w->options.max_seq_len = rng_range(r, 2, 256);
@@ -35,6 +36,7 @@ static void choose_options(struct world *w)
         .first_id = rng_range(r, 0, 5),
         .n_ids = w->vocab,
         .numerics_one_in = rng_one_in(r, 4) ? 200 : 0,
+        .replay = w->options.replay,
     };
     w->n_clients = rng_range(r, 1, 4);
     w->n_salts = rng_range(r, 1, N_SALTS);
@@ -358,6 +360,8 @@ static const char *turn(struct world *w, bool arrivals)
     const char *wrong = NULL;
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
+    if (rng_one_in(r, 50))
+        core_set_prompt_rows(w->core, rng_range(r, 1, 300));
     for (int32_t i = 1; arrivals && w->fair && !wrong && i <= w->n_clients; i++)
         for (int tries = 0;
              tries < 8 && !wrong && count_alive(w, (uint64_t)i) < w->options.max_seqs + 2; tries++)

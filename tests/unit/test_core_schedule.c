@@ -465,6 +465,86 @@ START_TEST(preempted_in_flight_keeps_its_token)
 }
 END_TEST
 
+/* Where that is asked for, what was sampled before a preemption is computed again a token a step,
+ * the prompt in chunks, and nobody finds blocks of the former: the backend sees to it. */
+START_TEST(replay_computes_as_before)
+{
+    uint64_t a, b, c;
+    int n_silent = 0;
+
+    rig.options.n_blocks = 8;
+    rig.options.replay = rig.backend_options.replay = true;
+    restart();
+    a = ask(1, 8, 20);
+    b = ask(2, 8, 20);
+    while (core_busy(rig.core)) {
+        const struct batch *batch = rig_next();
+
+        for (int32_t i = 0; i < batch->n_decodes; i++)
+            n_silent += batch->n_rows <= i || batch->rows[i].row > i;
+        rig_commit();
+    }
+    ck_assert_int_ge(rig_finished(b)->usage.preemptions, 1);
+    ck_assert_int_gt(n_silent, 0);
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 20);
+    c = ask(2, 8, 20); /* alone, with the prompt's blocks alone to be found */
+    rig_run();
+    ck_assert_int_le(rig_finished(c)->usage.cached_tokens, 8);
+    for (int32_t i = 0; i < 20; i++)
+        ck_assert_int_eq(rig_token(b, 0, i), rig_token(c, 0, i));
+    ck_assert_int_eq(rig_count(a, CORE_TOKEN), 20);
+}
+END_TEST
+
+/* Beside decodes prompts take no more rows than they may; alone they take all. */
+START_TEST(prompts_are_cut_beside_decodes)
+{
+    uint64_t a, b;
+    const struct batch *batch;
+
+    core_set_prompt_rows(rig.core, 5);
+    a = ask(1, 30, 40);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_tokens, 30);
+    rig_commit();
+    b = ask(2, 22, 3);
+    for (int i = 0; i < 5; i++) {
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 1);
+        ck_assert_int_eq(batch->n_tokens, i < 4 ? 6 : 3);
+        rig_commit();
+    }
+    core_set_prompt_rows(rig.core, 1000);
+    rig_run();
+    ck_assert_int_eq(rig_count(a, CORE_TOKEN), 40);
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 3);
+}
+END_TEST
+
+/* With rows for many tiles, what prompts may take fills whole ones together with the decodes. */
+START_TEST(cut_prompts_fill_tiles)
+{
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 512;
+    rig.options.max_seq_len = 512;
+    rig.options.n_blocks = 512;
+    restart();
+    core_set_prompt_rows(rig.core, 300);
+    ask(1, 10, 40);
+    rig_step();
+    ask(2, 450, 3);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_decodes, 1);
+    ck_assert_int_eq(batch->n_tokens, 256);
+    rig_commit();
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_tokens, 1 + 450 - 255);
+    rig_commit();
+    rig_run();
+}
+END_TEST
+
 /* Of what was computed the ends of chains are reused first: beginnings are worth more. */
 START_TEST(tails_are_reused_first)
 {
@@ -543,6 +623,9 @@ int main(void)
     tcase_add_test(t, newest_of_lowest_class_is_preempted);
     tcase_add_test(t, often_preempted_is_spared);
     tcase_add_test(t, preempted_in_flight_keeps_its_token);
+    tcase_add_test(t, replay_computes_as_before);
+    tcase_add_test(t, prompts_are_cut_beside_decodes);
+    tcase_add_test(t, cut_prompts_fill_tiles);
     tcase_add_test(t, tails_are_reused_first);
     tcase_add_test(t, a_long_queue_is_not_slow);
     suite_add_tcase(s, t);

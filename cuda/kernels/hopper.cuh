@@ -1,0 +1,185 @@
+// hopper.cuh - what compute capability 9.0a adds and C++ has no words for: warpgroup products from
+// shared memory, bulk tensor copies, their barriers. Only for code that is compiled for sm_90a.
+#ifndef NVLLM_CUDA_HOPPER_CUH
+#define NVLLM_CUDA_HOPPER_CUH
+
+#include <cuda.h>
+#include <cstdint>
+
+static __device__ __forceinline__ uint32_t shared_address(const volatile void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared((const void *)p);
+}
+
+// Barriers in shared memory: 8 bytes each, told by address. A wait names the parity of the phase
+// that must be over; of a fresh barrier the phase before its first (parity 1) is.
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and the phase is not over before so many bytes have been copied.
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{.reg .pred p;\n"
+                 "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra again;}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+// Barriers of the hardware between some of a block's warps.
+static __device__ __forceinline__ void named_wait(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// What a thread wrote to shared memory before is seen by bulk copies and products after.
+static __device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void copy_box_3d(uint32_t to, const CUtensorMap *map, int x,
+                                                   int y, int z, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMap *map, int x,
+                                                   int y, int z, int w, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+                 : "memory");
+}
+
+// A warpgroup's registers a thread from here on; all of its threads call it.
+template <int N> static __device__ __forceinline__ void registers_grow()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> static __device__ __forceinline__ void registers_shrink()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// A matrix in shared memory as products see it, of swizzled atoms: 8 rows of 128 bytes, aligned to
+// 1024. stride: bytes from atom to atom along the rows; leading: across, where a product is wider
+// than an atom.
+static __device__ __forceinline__ uint64_t matrix_at(uint32_t at, uint32_t leading, uint32_t stride)
+{
+    return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 |
+           (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+// A step of so many bytes.
+static __device__ __forceinline__ uint64_t matrix_step(uint64_t matrix, uint32_t bytes)
+{
+    return matrix + (bytes >> 4);
+}
+
+// Products run beside the threads: registers they use are left alone between the fence before
+// them and the wait after them.
+static __device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Keeps the compiler from moving uses of registers over this place.
+template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(x[i])::"memory");
+}
+
+template <int N> static __device__ __forceinline__ void pin(uint32_t (&x)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(x[i])::"memory");
+}
+
+#define ACCUMULATORS_4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define ACCUMULATORS_16(d, i)                                                                      \
+    ACCUMULATORS_4(d, i), ACCUMULATORS_4(d, (i) + 4), ACCUMULATORS_4(d, (i) + 8),                  \
+        ACCUMULATORS_4(d, (i) + 12)
+
+// d = a b^T, or += where add: a [64, 16], b [128, 16], both in shared memory, 16 neighbours in a
+// row.
+static __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "%64, %65, p, 1, 1, 0, 0;}"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
+                   ACCUMULATORS_16(d, 48)
+                 : "l"(a), "l"(b), "r"((int)add));
+}
+
+// d += a b: a [64, 16] in registers, b [16, 128] in shared memory, 64 neighbours in a row.
+static __device__ __forceinline__ void wgmma_rs(float (&d)[64], const uint32_t *a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16), ACCUMULATORS_16(d, 32),
+                   ACCUMULATORS_16(d, 48)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// d += a b: a [64, 16] in registers, b [16, 64] in shared memory, 64 neighbours in a row.
+static __device__ __forceinline__ void wgmma_rs(float (&d)[32], const uint32_t *a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 : ACCUMULATORS_16(d, 0), ACCUMULATORS_16(d, 16)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+#undef ACCUMULATORS_4
+#undef ACCUMULATORS_16
+
+#endif

@@ -1,0 +1,460 @@
+// resident_attention.cuh - attention as two phases of the resident kernel: each block attends, for
+// one KV head, to an equal share of all sequences' keys; then what a sequence's blocks found is
+// joined.
+//
+// Keys and values of earlier steps come through the ring before q is there. The step's own key and
+// value, which the block of a sequence's last keys stores, are taken from shared memory. q and k
+// are normed and rotated by every block that needs them: that is less than another exchange. The
+// arithmetic on 16 keys is that of attn_decode.cu.
+#ifndef NVLLM_CUDA_RESIDENT_ATTENTION_CUH
+#define NVLLM_CUDA_RESIDENT_ATTENTION_CUH
+
+#include "cuda/kernels/resident_product.cuh"
+
+static constexpr int UNIT = 16; // keys of one turn of a warp; they lie in one block of the pool
+static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
+
+// A thread's running softmax of query head `lane / 4`.
+template <int HEAD_DIM> struct softmax {
+    float max, sum;
+    float o[HEAD_DIM / 8][2];
+};
+
+#if __CUDA_ARCH__ >= 900
+
+// Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
+// there are blocks for a KV head. first_part is a block's number among those.
+static __device__ void plan_segments(struct resident_shared &s, const struct resident &a, int m)
+{
+    const int lane = (int)threadIdx.x, own = (int)blockIdx.x / a.kv.n_kv_heads;
+    const int kv_len = lane < m ? __ldcg(a.step.kv_len + lane) : 0;
+    const int units = (kv_len + UNIT - 1) / UNIT;
+    int end = units;
+
+    for (int i = 1; i < WARP; i *= 2) {
+        const int other = __shfl_up_sync(ALL_LANES, end, i);
+
+        end += lane >= i ? other : 0;
+    }
+    const int begin = end - units, all = __shfl_sync(ALL_LANES, end, WARP - 1);
+    const int groups = min(min((int)gridDim.x / a.kv.n_kv_heads, MAX_GROUPS), all);
+    const int low = max(begin, own * all / groups), high = min(end, (own + 1) * all / groups);
+    const bool mine = lane < m && own < groups && low < high;
+    const uint32_t which = __ballot_sync(ALL_LANES, mine);
+
+    if (lane < m) {
+        const int first = ((begin + 1) * groups - 1) / all;
+
+        s.kv_len[lane] = kv_len;
+        s.first_part[lane] = first;
+        s.n_parts[lane] = (end * groups - 1) / all - first + 1;
+    }
+    if (mine)
+        s.segments[__popc(which & ((1u << lane) - 1))] = {lane, low - begin, high - begin};
+    if (lane == 0) {
+        s.n_segments = __popc(which);
+        s.n_groups = groups;
+    }
+}
+
+// The producer's side.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, uint64_t policy)
+{
+    static constexpr int EACH = 256 / HEAD_DIM; // units of a stage
+    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+
+    const struct resident &a = f.a;
+    const int lane = (int)threadIdx.x % WARP, shift = a.kv.block_shift;
+    const uint16_t *base = a.kv.base + layer * a.kv.layer_stride +
+                           ((int64_t)f.kv_head * HEAD_DIM << shift) +
+                           (lane % 2 ? a.kv.v_offset : 0);
+    struct ring &r = f.ring;
+
+#pragma unroll 1
+    for (int i = 0; i < f.s.n_segments; i++) {
+        const struct segment g = f.s.segments[i];
+        const int32_t *table = a.step.tables + __ldcg(a.step.table_start + g.seq);
+
+#pragma unroll 1
+        for (int first = g.begin; first < g.end; first += WARP) {
+            const int unit = first + lane, n = min(WARP, g.end - first);
+            const int block = unit < g.end ? __ldcg(table + (unit * UNIT >> shift)) : 0;
+
+#pragma unroll 1
+            for (int j = 0; j < n; j += EACH) {
+                const int here = min(EACH, n - j), k = j + lane / 2;
+                const int64_t id = __shfl_sync(ALL_LANES, block, k % WARP);
+                const int slot = (first + k) * UNIT & ((1 << shift) - 1);
+
+                ring_wait_empty(r);
+                if (lane == 0)
+                    barrier_expect(r.full + (uint32_t)r.at * 8, (uint32_t)here * 2 * BYTES);
+                __syncwarp();
+                if (lane < here * 2)
+                    bulk_copy(ring_stage(r) + (uint32_t)lane * BYTES,
+                              base + id * a.kv.block_stride + slot * HEAD_DIM, BYTES,
+                              r.full + (uint32_t)r.at * 8, policy);
+                ring_next(r);
+            }
+        }
+    }
+}
+
+// One head of q, k, v of a row: from messages to shared memory, normed and rotated, by one warp. A
+// lane has two neighbours of the first half and two of the second; half of the lanes have none
+// where a head is 64 long.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void take_head(const struct frame &f, int layer,
+                                                 const struct segment &g, int index)
+{
+    static constexpr int LANES = HEAD_DIM / 4;
+
+    const struct resident &a = f.a;
+    const int lane = (int)threadIdx.x % WARP, kv_head = f.kv_head, group = f.group;
+    const bool is_q = index < group, is_v = index == group + 1, there = lane < LANES;
+    const int head =
+        is_q ? kv_head * group + index : a.n_heads + (is_v ? a.kv.n_kv_heads : 0) + kv_head;
+    const message *from =
+        f.s.box.qkv + ((int64_t)g.seq * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * (HEAD_DIM / 2);
+    const uint16_t *norm = is_v ? nullptr : is_q ? a.w.q_norm : a.w.k_norm;
+    const int at = there ? lane * 2 : 0, position = __ldg(a.step.positions + g.seq);
+    const int slot = __ldg(a.step.slots + g.seq);
+    const float4 turn =
+        __ldg((const float4 *)(a.rope + (int64_t)position * HEAD_DIM) + (there ? lane : 0));
+    uint32_t norm_low = 0x3f803f80, norm_high = 0x3f803f80; /* 1, 1 */
+    uint32_t low, high;
+
+    if (norm) {
+        norm += layer * a.w.layer_stride;
+        norm_low = __ldg((const uint32_t *)(norm + at));
+        norm_high = __ldg((const uint32_t *)(norm + HEAD_DIM / 2 + at));
+    }
+    /* Words come in pairs: even lanes get two of the first half, odd ones two of the second. */
+    {
+        const int half = lane % 2 * LANES;
+        const int at_two[1] = {there ? half + lane / 2 * 2 : -1};
+        struct two_messages got[1];
+
+        await(got, from, at_two, f.tag);
+        __syncwarp();
+        const uint32_t x = (uint32_t)got[0].a, y = (uint32_t)got[0].b;
+        const uint32_t other = __shfl_xor_sync(ALL_LANES, lane % 2 ? x : y, 1);
+
+        low = lane % 2 ? other : x;
+        high = lane % 2 ? y : other;
+    }
+    float2 p = make_float2(bf16_low(low), bf16_high(low));
+    float2 q = make_float2(bf16_low(high), bf16_high(high));
+    if (norm) {
+        const float sum = there ? p.x * p.x + p.y * p.y + q.x * q.x + q.y * q.y : 0.0f;
+        const float scale = rsqrtf(warp_sum(sum) / HEAD_DIM + a.eps);
+
+        p = make_float2(p.x * scale * bf16_low(norm_low), p.y * scale * bf16_high(norm_low));
+        q = make_float2(q.x * scale * bf16_low(norm_high), q.y * scale * bf16_high(norm_high));
+    }
+    if (!is_v) {
+        const float2 old = p;
+
+        p = make_float2(p.x * turn.x - q.x * turn.y, p.y * turn.z - q.y * turn.w);
+        q = make_float2(q.x * turn.x + old.x * turn.y, q.y * turn.z + old.y * turn.w);
+    }
+    if (!there)
+        return;
+    low = bf16_pair(p.x, p.y);
+    high = bf16_pair(q.x, q.y);
+    uint32_t *to = is_q ? (uint32_t *)f.s.q + index * (HEAD_DIM / 2)
+                        : (uint32_t *)(is_v ? f.s.value : f.s.key);
+    to[lane] = low;
+    to[LANES + lane] = high;
+    if (is_q || slot < 0 || g.end * UNIT < f.s.kv_len[g.seq])
+        return;
+    const int shift = a.kv.block_shift;
+    to = (uint32_t *)(a.kv.base + (int64_t)(slot >> shift) * a.kv.block_stride +
+                      layer * a.kv.layer_stride + (is_v ? a.kv.v_offset : 0) +
+                      (((int64_t)kv_head << shift) + (slot & ((1 << shift) - 1))) * HEAD_DIM);
+    to[lane] = low;
+    to[LANES + lane] = high;
+}
+
+static __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x5410);
+}
+
+static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x7632);
+}
+
+// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the others are read
+// from the last one: what lies there may be no number at all. fresh: which of them is not there but
+// in new_key and new_value, or -1.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
+                                              uint32_t k, uint32_t v, uint32_t new_key,
+                                              uint32_t new_value, int last, int fresh, float scale)
+{
+    const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    float p[2][2] = {};
+    uint4 x[4][HEAD_DIM / 64];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int key = min(i * 8 + group, last);
+        const uint32_t at = (key == fresh ? new_key : k + (uint32_t)key * HEAD_DIM * 2);
+
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++) {
+            const uint4 b = ld_shared(at + (uint32_t)(j * 64 + quarter * 16));
+
+            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, b.x, b.y);
+            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, b.z, b.w);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
+        const uint32_t at = (key == fresh ? new_value : v + (uint32_t)key * HEAD_DIM * 2);
+
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 64; j++)
+            x[i][j] = ld_shared(at + (uint32_t)(j * 128 + group * 16));
+    }
+    float max = s.max;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = i * 8 + quarter * 2 + j <= last ? p[i][j] * scale : -INFINITY;
+            max = fmaxf(max, p[i][j]);
+        }
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
+    const float shrink = exp2f(s.max - max);
+    s.max = max;
+    s.sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = exp2f(p[i][j] - max);
+            s.sum += p[i][j];
+        }
+    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 64; j++) {
+        const uint32_t *v0 = &x[0][j].x, *v1 = &x[1][j].x, *v2 = &x[2][j].x, *v3 = &x[3][j].x;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
+
+            even[0] *= shrink, even[1] *= shrink;
+            odd[0] *= shrink, odd[1] *= shrink;
+            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
+            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
+        }
+    }
+}
+
+// Adds up what the warps found of a segment and posts it: the result where the sequence has no
+// other part, else this part of it.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void post_segment(const struct frame &f, const struct segment &g)
+{
+    static constexpr int ENTRY = HEAD_DIM + 2, PAIRS = HEAD_DIM / 2;
+
+    const int n_kv = f.a.kv.n_kv_heads, kv_head = f.kv_head, group = f.group;
+    const int n_warps = min(CONSUMERS, g.end - g.begin);
+
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < group * PAIRS; i += CONSUMERS * WARP) {
+        const int head = i / PAIRS, dim = i % PAIRS * 2;
+        const float *from = f.scratch + head * ENTRY;
+        float max = from[HEAD_DIM], sum = 0.0f;
+        float2 o = {};
+
+#pragma unroll 1
+        for (int j = 1; j < n_warps; j++)
+            max = fmaxf(max, from[j * group * ENTRY + HEAD_DIM]);
+#pragma unroll 1
+        for (int j = 0; j < n_warps; j++) {
+            const float *part = from + j * group * ENTRY;
+            const float shrink = exp2f(part[HEAD_DIM] - max);
+
+            sum += part[HEAD_DIM + 1] * shrink;
+            o.x += part[dim] * shrink;
+            o.y += part[dim + 1] * shrink;
+        }
+        if (f.s.n_parts[g.seq] == 1) {
+            post(f.s.box.attn + ((int64_t)g.seq * f.a.n_heads + kv_head * group + head) * PAIRS +
+                     dim / 2,
+                 bf16_pair(o.x / sum, o.y / sum), f.tag);
+            continue;
+        }
+        message *to =
+            f.s.box.parts + (((int64_t)(g.seq + f.own) * n_kv + kv_head) * group + head) * ENTRY;
+        post_two(to + dim, __float_as_uint(o.x), __float_as_uint(o.y), f.tag);
+        if (dim == 0)
+            post_two(to + HEAD_DIM, __float_as_uint(max), __float_as_uint(sum), f.tag);
+    }
+}
+
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
+                                                      const struct segment &g)
+{
+    static constexpr int EACH = 256 / HEAD_DIM, ENTRY = HEAD_DIM + 2;
+    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int row = lane / 4, quarter = lane % 4, group = f.group;
+    const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
+    const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
+    uint4 q[HEAD_DIM / 32] = {};
+    struct softmax<HEAD_DIM> s = {
+        - 1e30f, 0.0f,
+        {
+        }
+    };
+
+#pragma unroll 1
+    for (int i = warp; i < group + 2; i += CONSUMERS)
+        take_head<HEAD_DIM>(f, layer, g, i);
+    meet(ALL_CONSUMERS);
+    mark(f);
+    if (row < group)
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            q[j] = f.s.q[row * (HEAD_DIM / 8) + j * 4 + quarter];
+#pragma unroll 1
+    for (int first = g.begin; first < g.end; first += EACH) {
+        ring_wait_full(f.ring);
+#pragma unroll 1
+        for (int i = 0; i < EACH && first + i < g.end; i++) {
+            const int unit = first + i, last = f.s.kv_len[g.seq] - 1 - unit * UNIT;
+            const uint32_t at = ring_stage(f.ring) + (uint32_t)i * 2 * BYTES;
+
+            if ((unit - g.begin) % CONSUMERS == warp)
+                attend(s, q, at, at + BYTES, new_key, new_value, min(last, UNIT - 1),
+                       last < UNIT ? last : -1, scale);
+        }
+        ring_release(f.ring);
+    }
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
+    if (row < group) {
+        float *to = f.scratch + (warp * group + row) * ENTRY;
+
+        if (quarter == 0)
+            *(float2 *)(to + HEAD_DIM) = make_float2(s.max, s.sum);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i++)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                to[i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8] = s.o[i][j];
+    }
+    meet(ALL_CONSUMERS);
+    post_segment<HEAD_DIM>(f, g);
+    meet(ALL_CONSUMERS);
+}
+
+// Sixteen dimensions of a head, joined from all parts of the sequence by one warp: four parts at
+// once, two dimensions a lane.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void join_item(const struct frame &f, int seq, int head,
+                                                 int piece)
+{
+    static constexpr int ENTRY = HEAD_DIM + 2, BATCH = 4;
+
+    const int lane = (int)threadIdx.x % WARP, n = f.s.n_parts[seq];
+    const int n_kv = f.a.kv.n_kv_heads, group = f.group, kv_head = f.kv_head;
+    const int stride = n_kv * group * ENTRY;
+    const message *from =
+        f.s.box.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
+    float shares[2] = {}; /* of parts lane and lane + 32 */
+    float2 o = {};
+
+#pragma unroll 1
+    for (int base = 0; base < n; base += 4 * BATCH) {
+        int at[BATCH + 2];
+        struct two_messages got[BATCH + 2];
+
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int part = base + i * 4 + lane / 8;
+
+            at[i] = part < n ? part * stride + piece * 16 + lane % 8 * 2 : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int part = lane + i * WARP;
+
+            at[BATCH + i] = base == 0 && part < n ? part * stride + HEAD_DIM : -1;
+        }
+        await(got, from, at, f.tag);
+        __syncwarp();
+        if (base == 0) {
+            float maxes[2], max, sum = 0.0f;
+
+            for (int i = 0; i < 2; i++)
+                maxes[i] = at[BATCH + i] >= 0 ? message_float(got[BATCH + i].a) : -1e30f;
+            max = fmaxf(maxes[0], maxes[1]);
+            for (int i = WARP / 2; i > 0; i /= 2)
+                max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, i));
+            for (int i = 0; i < 2; i++) {
+                shares[i] = exp2f(maxes[i] - max);
+                sum += at[BATCH + i] >= 0 ? message_float(got[BATCH + i].b) * shares[i] : 0.0f;
+            }
+            sum = warp_sum(sum);
+            shares[0] /= sum;
+            shares[1] /= sum;
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int part = base + i * 4 + lane / 8;
+            const float low = __shfl_sync(ALL_LANES, shares[0], part % WARP);
+            const float high = __shfl_sync(ALL_LANES, shares[1], part % WARP);
+            const float share = part < WARP ? low : high;
+
+            if (part < n) {
+                o.x += message_float(got[i].a) * share;
+                o.y += message_float(got[i].b) * share;
+            }
+        }
+    }
+    for (int i = 8; i < WARP; i *= 2) {
+        o.x += __shfl_xor_sync(ALL_LANES, o.x, i);
+        o.y += __shfl_xor_sync(ALL_LANES, o.y, i);
+    }
+    if (lane < 8)
+        post(f.s.box.attn + ((int64_t)seq * f.a.n_heads + kv_head * group + head) * (HEAD_DIM / 2) +
+                 piece * 8 + lane,
+             bf16_pair(o.x, o.y), f.tag);
+}
+
+// The consumers' side of both phases.
+template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct frame &f, int layer)
+{
+    static constexpr int PIECES = HEAD_DIM / 16;
+
+    const int warp = (int)threadIdx.x / WARP, n = f.s.n_groups, items = f.m * f.group * PIECES;
+
+#pragma unroll 1
+    for (int i = 0; i < f.s.n_segments; i++)
+        attend_segment<HEAD_DIM>(f, layer, f.s.segments[i]);
+    mark(f);
+    if (f.own >= n)
+        return;
+#pragma unroll 1
+    for (int i = f.own + warp * n; i < items; i += CONSUMERS * n) {
+        const int seq = f.m == 1 ? 0 : i / (f.group * PIECES);
+
+        if (f.s.n_parts[seq] > 1)
+            join_item<HEAD_DIM>(f, seq, i / PIECES - seq * f.group, i % PIECES);
+    }
+}
+
+#endif
+#endif

@@ -1,0 +1,129 @@
+// resident_ring.cuh - the ring of shared memory through which all that a block reads of weights,
+// keys and values comes: filled by bulk copies far ahead of those who wait for data.
+//
+// A stage holds eight rows of up to CHUNK weights, or keys and values. One warp fills, eight empty;
+// both sides go through the stages in the same order, so nothing but two barriers a stage is
+// shared.
+#ifndef NVLLM_CUDA_RESIDENT_RING_CUH
+#define NVLLM_CUDA_RESIDENT_RING_CUH
+
+#include "cuda/kernels/common.cuh"
+
+static constexpr int CONSUMERS = 8;                  // warps that compute
+static constexpr int COLS = 8;                       // rows of weights of a tile: columns of y
+static constexpr int PIECE = 32;                     // k of two products of the matrix unit
+static constexpr int CHUNK = 1024;                   // k of a stage
+static constexpr int ROW_BYTES = CHUNK * 2 + 64;     // apart so that two rows meet in no bank
+static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
+static constexpr int MAX_STAGES = 14;
+
+struct ring {
+    uint32_t memory, full, empty; // addresses in shared memory
+    int n;                        // stages
+    int at;
+    uint32_t parity; // of `full` when stage `at` comes
+};
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+#if __CUDA_ARCH__ >= 900
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+
+    do
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+// Weights pass through L2 once; what the blocks tell each other shall stay there.
+static __device__ __forceinline__ uint64_t stream_policy()
+{
+    uint64_t policy;
+
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                                 uint32_t barrier, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint32_t ring_stage(const struct ring &r)
+{
+    return r.memory + (uint32_t)(r.at * STAGE_BYTES);
+}
+
+static __device__ __forceinline__ void ring_next(struct ring &r)
+{
+    if (++r.at == r.n) {
+        r.at = 0;
+        r.parity ^= 1;
+    }
+}
+
+// The producer's: the stage is empty.
+static __device__ __forceinline__ void ring_wait_empty(const struct ring &r)
+{
+    barrier_wait(r.empty + (uint32_t)r.at * 8, r.parity ^ 1);
+}
+
+// The consumers': the stage is full. Every warp of theirs waits for every stage and then releases
+// it, also one that reads nothing of it: none may get a round ahead.
+static __device__ __forceinline__ void ring_wait_full(const struct ring &r)
+{
+    barrier_wait(r.full + (uint32_t)r.at * 8, r.parity);
+}
+
+static __device__ __forceinline__ void ring_release(struct ring &r)
+{
+    __syncwarp();
+    if (threadIdx.x % WARP == 0)
+        barrier_arrive(r.empty + (uint32_t)r.at * 8);
+    ring_next(r);
+}
+
+static __device__ __forceinline__ uint4 ld_shared(uint32_t at)
+{
+    uint4 v;
+
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+
+#endif
+#endif

@@ -1,0 +1,29 @@
+/* pace.h - how many rows of prompts a step may take beside decodes, so that it takes no longer than
+ * it may: learnt from how long steps took.
+ *
+ * A step of decodes takes a while that changes slowly; each prompt row adds to it. The device stays
+ * full, for what is left of the prompts goes into the next step. No clock, no allocation; owned by
+ * the engine thread. */
+#ifndef NVLLM_PACE_H
+#define NVLLM_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pace {
+    double max_step_us; /* 0: no bound */
+    int32_t max_rows;   /* of a step */
+    int32_t rows;       /* the answer */
+    double row_us;      /* of one prompt row more; 0: not known */
+    double alone_us;    /* the same where there were prompts alone */
+    bool surprised;     /* the last step took far longer than foreseen */
+    /* Sums over steps with decodes, the older the lighter: steps, prompt rows, microseconds. */
+    double n, x, y, xx, xy;
+};
+
+void pace_init(struct pace *p, double max_step_us, int32_t max_rows);
+
+/* A step of n_decodes decodes and n_rows rows of prompts took us. */
+void pace_learn(struct pace *p, int32_t n_decodes, int32_t n_rows, double us);
+
+#endif

@@ -1,0 +1,187 @@
+/* bench_resident.c - time of a decode step of few rows by the resident kernel, and by the chain of
+ * kernels, on shapes of real models with random weights: each beside the bytes that it must read at
+ * the speed that memory was measured to give, and with the clocks that its phases take.
+ *
+ *   bench_resident [quick] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu/resident_rig.h"
+
+cudaError_t resident_profile_init(void);
+cudaError_t resident_profile_run(const struct launch *l, const struct resident *r);
+
+enum { WARM = 10, RUNS = 40 };
+
+static const double memory_tb_per_s = 4.54; /* of an H200 */
+
+static const struct model_config small = {.n_layers = 28,
+                                          .n_heads = 16,
+                                          .n_kv_heads = 8,
+                                          .head_dim = 128,
+                                          .hidden_dim = 1024,
+                                          .ffn_dim = 3072,
+                                          .vocab_size = 151936,
+                                          .max_seq_len = 40960,
+                                          .rms_norm_eps = 1e-6f,
+                                          .rope_theta = 1e6,
+                                          .tied = true};
+
+static const struct model_config large = {.n_layers = 36,
+                                          .n_heads = 32,
+                                          .n_kv_heads = 8,
+                                          .head_dim = 128,
+                                          .hidden_dim = 4096,
+                                          .ffn_dim = 12288,
+                                          .vocab_size = 151936,
+                                          .max_seq_len = 40960,
+                                          .rms_norm_eps = 1e-6f,
+                                          .rope_theta = 1e6,
+                                          .tied = false};
+
+static double bytes_of(const struct model_config *c, const int *kv_len, int n)
+{
+    const double dim = c->hidden_dim, heads = c->n_heads, kv = c->n_kv_heads;
+    const double layer =
+        dim * (heads + 2 * kv) * c->head_dim + dim * heads * c->head_dim + 3.0 * dim * c->ffn_dim;
+    double keys = 0.0;
+
+    for (int i = 0; i < n; i++)
+        keys += kv_len[i];
+    return 2.0 * (c->n_layers * (layer + 2.0 * keys * kv * c->head_dim) + dim * c->vocab_size);
+}
+
+/* Median and shortest time of a step, in microseconds: copy of counts, kernels, sampler. */
+static void time_step(struct rig *r, const struct step_view *v, int n, bool resident)
+{
+    const cudaStream_t stream = r->device.launch.stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+    float each[RUNS], all;
+
+    cuda_must(cudaEventCreate(&begin));
+    cuda_must(cudaEventCreate(&end));
+    cuda_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    rig_run(r, v, n, n, resident);
+    cuda_must(cudaStreamEndCapture(stream, &graph));
+    cuda_must(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < WARM + RUNS; i++) {
+        float ms;
+
+        if (i == WARM)
+            cuda_must(cudaStreamSynchronize(stream));
+        rig_renew(r);
+        cuda_must(cudaEventRecord(begin, stream));
+        cuda_must(cudaGraphLaunch(exec, stream));
+        cuda_must(cudaEventRecord(end, stream));
+        cuda_must(cudaStreamSynchronize(stream)); /* the next tags must not overtake */
+        cuda_must(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= WARM)
+            each[i - WARM] = ms * 1e3f;
+    }
+    for (int i = 0; i < RUNS; i++)
+        for (int j = i + 1; j < RUNS; j++)
+            if (each[j] < each[i]) {
+                const float old = each[i];
+
+                each[i] = each[j];
+                each[j] = old;
+            }
+    all = each[RUNS / 2];
+    {
+        const double floor_us = bytes_of(&r->config, r->kv_len, n) / memory_tb_per_s * 1e-6;
+
+        printf("bench=step way=%s layers=%d hidden=%d rows=%d kv_len=%d step_us=%.1f "
+               "shortest=%.1f floor_us=%.1f share=%.2f tok_per_s=%.0f\n",
+               resident ? "resident" : "chain", r->config.n_layers, r->config.hidden_dim, n,
+               r->kv_len[0], (double)all, (double)each[0], floor_us, floor_us / (double)all,
+               n * 1e6 / (double)all);
+        fflush(stdout);
+    }
+    cuda_must(cudaGraphExecDestroy(exec));
+    cuda_must(cudaGraphDestroy(graph));
+    cuda_must(cudaEventDestroy(begin));
+    cuda_must(cudaEventDestroy(end));
+}
+
+/* What comes between two marks of a layer, in the kernel's order. */
+static const char *const spans[] = {"qkv_wait",  "qkv_product",  "qkv_post",     "attn_wait",
+                                    "attn_keys", "attn_join",    "o_wait",       "o_product",
+                                    "o_post",    "gate_wait",    "gate_product", "gate_post",
+                                    "down_wait", "down_product", "down_post",    "next"};
+enum { N_SPANS = sizeof(spans) / sizeof(*spans) };
+
+/* Clocks of each span, the mean over layers and over the blocks that attend. */
+static void profile_step(struct rig *r, const struct step_view *v, int n)
+{
+    struct resident run = r->forward.resident;
+    const int n_blocks = run.n_blocks,
+              used = n_blocks / r->config.n_kv_heads * r->config.n_kv_heads;
+    long long *marks = malloc((size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks));
+    double sums[N_SPANS] = {0}, whole = 0.0, begin = 0.0, head = 0.0;
+
+    run.step = *v;
+    run.max_rows = n;
+    cuda_must(cudaMalloc((void **)&run.marks, (size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks)));
+    cuda_must(resident_profile_init());
+    for (int i = 0; i < 3; i++) {
+        rig_renew(r);
+        cuda_must(resident_profile_run(&r->device.launch, &run));
+        cuda_must(cudaStreamSynchronize(r->device.launch.stream));
+    }
+    cuda_must(cudaMemcpy(marks, run.marks, (size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks),
+                         cudaMemcpyDeviceToHost));
+    for (int b = 0; b < used; b++) {
+        const long long *at = marks + (size_t)b * RESIDENT_MARKS;
+
+        begin += (double)(at[1] - at[0]);
+        for (int i = 1; i < 1 + r->config.n_layers * N_SPANS; i++)
+            sums[(i - 1) % N_SPANS] += (double)(at[i + 1] - at[i]);
+        whole += (double)(at[1 + r->config.n_layers * N_SPANS + 3] - at[0]);
+        head += (double)(at[1 + r->config.n_layers * N_SPANS + 3] -
+                         at[1 + r->config.n_layers * N_SPANS]);
+    }
+    printf("bench=clocks hidden=%d rows=%d kv_len=%d whole=%.0f begin=%.0f head=%.0f",
+           r->config.hidden_dim, n, r->kv_len[0], whole / used, begin / used, head / used);
+    for (int i = 0; i < N_SPANS; i++)
+        printf(" %s=%.0f", spans[i], sums[i] / used / r->config.n_layers);
+    printf("\n");
+    fflush(stdout);
+    cuda_must(cudaFree(run.marks));
+    free(marks);
+}
+
+static void bench(const struct model_config *c, int kv_len, int most_rows, bool chain)
+{
+    int lengths[RIG_ROWS] = {0};
+    struct rig r;
+
+    for (int i = 0; i < most_rows; i++)
+        lengths[i] = kv_len;
+    rig_init(&r, c, false, 16, lengths);
+    for (int n = 1; n <= most_rows; n *= 2) {
+        const struct step_view v = rig_step(&r, lengths, n, false);
+
+        if (n <= r.forward.resident_rows)
+            time_step(&r, &v, n, true);
+        if (chain)
+            time_step(&r, &v, n, false);
+        if (n <= r.forward.resident_rows && n != 2)
+            profile_step(&r, &v, n);
+    }
+    rig_deinit(&r);
+}
+
+int main(int argc, char **argv)
+{
+    const bool quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+
+    random_seed(5);
+    bench(&small, 520, quick ? 1 : 16, !quick);
+    bench(&small, 40959, 1, !quick);
+    if (!quick)
+        bench(&large, 520, 4, true);
+    return 0;
+}

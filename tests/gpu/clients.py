@@ -1,0 +1,84 @@
+"""Many clients, each of which sends its next request when the last one is answered: tokens a second,
+times between the tokens of an answer, times to the first one."""
+
+import random
+import select
+import statistics
+import time
+
+from device import Skip, args, daemon, few, model_config, random_ids, row, wire
+
+CLIENTS, PROMPT, OUTPUT = 128, 1024, 128
+WARM_UP = 9.0  # seconds: all prompts at once, then answers that end at different times
+MEASURED = 12.0
+
+
+class Client:
+    """One connection with one request under way."""
+
+    def __init__(self, w, rng, vocab):
+        self.wire, self.rng, self.vocab = w, rng, vocab
+        self.buffer = b""
+        self.sent = self.last = None
+        self.gaps, self.firsts, self.tokens = [], [], 0
+
+    def ask(self):
+        self.sent, self.last = time.monotonic(), None
+        self.wire.send(self.wire.new_id(), generate={
+            "prompt_ids": {"ids": random_ids(self.rng, few(PROMPT), self.vocab)},
+            "max_tokens": few(OUTPUT, 2), "stream": True,
+            "sampling": {"temperature": 0, "ignore_eos": True}})
+
+    def take(self, measured):
+        """What has come, all of it at this moment."""
+        more, now = self.wire.sock.recv(1 << 16), time.monotonic()
+        if not more:
+            raise wire.Closed
+        self.buffer += more
+        while True:
+            try:
+                length, pos = wire.read_varint(self.buffer, 0)
+            except IndexError:
+                return
+            if len(self.buffer) < pos + length:
+                return
+            reply = wire.decode("ServerFrame", self.buffer[pos:pos + length])
+            self.buffer = self.buffer[pos + length:]
+            n = len(reply.get("delta", {}).get("token_ids", []))
+            if n and measured:
+                self.tokens += n
+                (self.gaps if self.last else self.firsts).append(now - (self.last or self.sent))
+            self.last = now if n else self.last
+            if "delta" not in reply:
+                assert "done" in reply, reply
+                self.ask()
+
+
+def clients():
+    """Throughput and times between tokens while others' prompts are computed."""
+    model = args.large or args.model
+    if not model:
+        raise Skip("no folder of the 8B or the 0.6B shape")
+    vocab = model_config(model)["vocab_size"]
+    with daemon("cache.prefix_cache=off", model=model) as d:
+        all_ = [Client(d.connect(), random.Random(i), vocab) for i in range(few(CLIENTS))]
+        by_fd, poll = {c.wire.sock.fileno(): c for c in all_}, select.poll()
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        begin = time.monotonic()
+        for c in all_:
+            c.ask()
+        from_, to = begin + WARM_UP * args.scale, begin + (WARM_UP + MEASURED) * args.scale
+        while (now := time.monotonic()) < to:
+            for fd, _ in poll.poll(1000):
+                by_fd[fd].take(now >= from_)
+        for c in all_:
+            c.wire.close()
+    gaps, firsts = sorted(g for c in all_ for g in c.gaps), [f for c in all_ for f in c.firsts]
+    rate = sum(c.tokens for c in all_) / (to - from_)
+    middle, late = statistics.median(gaps), gaps[len(gaps) * 99 // 100]
+    row(f"speed, {len(all_)} clients", "-",
+        f"model={model.name} in={few(PROMPT)} out={few(OUTPUT, 2)} tok_per_s={rate:.0f} "
+        f"between_tokens_ms={middle * 1e3:.1f} p99={late * 1e3:.1f}: {late / middle:.2f} x "
+        f"longest={gaps[-1] * 1e3:.0f} first_token_ms={statistics.median(firsts or [0]) * 1e3:.0f}"
+        " (bar 3600 on the 8B shape, 3 x)")

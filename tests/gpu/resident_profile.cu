@@ -1,0 +1,8 @@
+/* resident_profile.cu - the resident kernel once more, with clocks read between its phases: for the
+ * benchmark alone. */
+#define RESIDENT_PROFILE
+#define resident_run           resident_profile_run
+#define resident_init          resident_profile_init
+#define resident_supports      resident_profile_supports
+#define resident_message_bytes resident_profile_message_bytes
+#include "cuda/kernels/resident.cu"

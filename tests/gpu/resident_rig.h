@@ -1,0 +1,48 @@
+/* resident_rig.h - a model of any shape with random weights on the device, sequences with random
+ * keys and values, and one decode step of them by the resident kernel or by the chain of kernels
+ * that it stands for. For its test and its benchmark. */
+#ifndef NVLLM_TESTS_RESIDENT_RIG_H
+#define NVLLM_TESTS_RESIDENT_RIG_H
+
+#include "cuda/forward.h"
+#include "cuda/step.h"
+#include "engine/model.h"
+#include "tests/gpu/device_array.h"
+
+enum { RIG_ROWS = 16 };
+
+struct rig {
+    struct device device;
+    struct model_config config;
+    struct weights weights;
+    struct forward forward;
+    struct step_limits limits;
+    int block_len, n_blocks;
+    int64_t block_elements;
+    uint32_t tag;         /* of the next step */
+    char *step, *pinned;  /* its metadata */
+    int32_t *block_table; /* [RIG_ROWS, max_blocks] */
+    int n_held[RIG_ROWS]; /* blocks of a sequence */
+    struct batch_row rows[RIG_ROWS];
+    int32_t tokens[RIG_ROWS], positions[RIG_ROWS], slots[RIG_ROWS], kv_len[RIG_ROWS];
+    int32_t q_start[RIG_ROWS + 1];
+    void *taken[32]; /* of the device */
+    int n_taken;
+};
+
+/* bias: Qwen2.5's way, else norms of q and k. max_len: of each sequence, 0: there is none. */
+void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_len,
+              const int max_len[RIG_ROWS]);
+void rig_deinit(struct rig *r);
+
+/* A step of n decodes whose lengths, this step's keys included, are given; skip_first: the first
+ * row is not sampled from, if there are others. Its metadata are on the device. */
+struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_first);
+
+/* Tags of a new step, so that one that was packed can run again. */
+void rig_renew(struct rig *r);
+
+/* Enqueues it, by the resident kernel if it can or by the chain. */
+void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool resident);
+
+#endif
