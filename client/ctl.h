@@ -27,6 +27,7 @@ struct ctl {
     const char *socket_path;
     int timeout_ms;     /* -1: none was asked for */
     bool no_wait;       /* while the model is being loaded */
+    bool needs_model;   /* though the command does not always */
     bool wait;          /* until somebody listens */
     int64_t deadline;   /* of timeout_ms, since the start; -1: none */
     const char *option; /* name of the long option that ctl_getopt() has just given */

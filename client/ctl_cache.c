@@ -290,6 +290,7 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
         ((w.pin.has_uid || w.pin.cache_salt.data) && n_wanted == 0))
         ctl_usage(ctl, "--all goes with clear, --user and --cache-salt with pin and unpin");
     w.pin.unpin = verb == VERB_UNPIN;
+    ctl->needs_model = n_wanted > 0; /* a prompt has to be tokenized */
     return run_verb(&w, verb, n_wanted ? argv[optind] : NULL);
 }
 

@@ -144,6 +144,7 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
         ctl_usage(ctl, "explain wants the number of one request, or --prompt FILE");
     if (!path && about.cache_salt.data)
         ctl_usage(ctl, "--cache-salt goes with --prompt");
+    ctl->needs_model = path != NULL; /* a prompt has to be tokenized */
     ctl_request_init(&q);
     if (path)
         rc = ctl_read_prompt(&q, ctl, path);

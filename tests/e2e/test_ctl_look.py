@@ -307,17 +307,31 @@ class Played(Case):
         self.assertRegex(drawn, r"a character is \d+ blocks")
 
     def test_loading(self):
-        """While the model is loaded one can look; nothing waits."""
+        """While the model is loaded one can look; what has a prompt waits."""
         welcome = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_LOADING"}}
+
+        asked = []
 
         def script(peer):
             while (got := peer.receive()) is not None:
-                peer.send(got[0], request_list={"total": 0})
+                if got[1] == "get_status":
+                    asked.append(1)
+                    peer.send(got[0], status={"state": "STATE_READY"})
+                elif got[1] == "list_requests":
+                    peer.send(got[0], request_list={"total": 0})
+                else:
+                    peer.send(got[0], **({"cache_changed": {}} if got[1] == "pin_cache"
+                                         else {"explanation": {"prompt_tokens": 1}}))
 
         started = time.monotonic()
         done = Fake(self, script, welcome).ctl("requests", "--json")
         self.assertEqual(json.loads(done.stdout), {"requests": [], "total": 0})
         self.assertLess(time.monotonic() - started, scaled(2, 20))
+        self.assertEqual(asked, [])
+        for args in ("cache", "pin", "-"), ("explain", "--prompt", "-"):
+            asked.clear()
+            done = Fake(self, script, welcome).ctl(*args, stdin=b"x")
+            self.assertEqual((done.returncode, len(asked)), (0, 1), done.stderr)
 
 
 if __name__ == "__main__":
