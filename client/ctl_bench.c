@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "client/clock.h"
 #include "client/ctl.h"
@@ -61,6 +62,8 @@ struct bench {
     bool stopping;
     int64_t stop_deadline;
     bool json;
+    bool warm; /* what earlier runs have left in the prefix cache may be found */
+    char salt[48];
     int rc;
     struct bench_result *result;
 };
@@ -378,6 +381,7 @@ static const struct option options[] = {
     {"nano-vllm", no_argument, NULL, 'N'},
     {"temperature", required_argument, NULL, 't'},
     {"seed", required_argument, NULL, 'S'},
+    {"warm-cache", no_argument, NULL, 'W'},
     {"json", no_argument, NULL, 'j'},
     {NULL, 0, NULL, 0},
 };
@@ -422,6 +426,9 @@ static void take_option(struct bench *b, struct settings *set, int c)
     case 'S':
         set->seed = (uint64_t)ctl_number(ctl, "seed", optarg, 0, INT64_MAX);
         set->has_seed = true;
+        break;
+    case 'W':
+        b->warm = true;
         break;
     case 'j':
         b->json = true;
@@ -522,6 +529,9 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
         rc = workload_find_tokens(&b.workload, ctl, b.client);
     if (rc == EXIT_OK) {
         make_streams(&b);
+        snprintf(b.salt, sizeof(b.salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
+        if (!b.warm)
+            b.request.cache_salt = nvllm_str(b.salt);
         ctl_catch_interrupts();
         run(&b);
         rc = finish(&b);
@@ -556,6 +566,8 @@ const struct ctl_command ctl_bench = {
         "  --nano-vllm               the benchmark of nano-vLLM: 256 requests, all at once\n"
         "  --temperature T           0.6\n"
         "  --seed N                  of lengths, moments and tokens (0): the same load each time\n"
+        "  --warm-cache              let prompts be found that an earlier run has left in the "
+        "cache\n"
         "  --json                    print one JSON object\n",
     .examples = "  nvllmctl bench --nano-vllm\n"
                 "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"

@@ -21,7 +21,7 @@ _nvllmctl_options() {
         reload) echo '--json' ;;
         log-level) echo '' ;;
         stop) echo '' ;;
-        bench) echo '--streams --rate --prompt-tokens --output-tokens --requests --duration --workload --nano-vllm --temperature --seed --json' ;;
+        bench) echo '--streams --rate --prompt-tokens --output-tokens --requests --duration --workload --nano-vllm --temperature --seed --warm-cache --json' ;;
         doctor) echo '--config --model --user --json' ;;
         version) echo '' ;;
         help) echo '' ;;

@@ -157,6 +157,7 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l workload -r -F -d
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l nano-vllm -d 'the benchmark of nano-vLLM'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l temperature -x -d '0 is greedy'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l seed -x -d 'draw the same way each time'
+complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l warm-cache -d 'let prompts of an earlier run be found'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l json -d 'print JSON'
 
 complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l config -r -F -d 'of nvllmd'

@@ -44,6 +44,13 @@ class Real(SharedDaemon):
         r = self.bench("--requests", 4, "--prompt-tokens", 2000, "--output-tokens", 1)
         self.assertEqual((r["requests"], r["failed"]), (4, 0))
 
+    def test_runs_do_not_help_each_other(self):
+        """The same prompts are computed anew in each run, unless the cache may be warm."""
+        args = "--requests", 3, "--prompt-tokens", 200, "--output-tokens", 1
+        self.assertEqual([self.bench(*args)["cached_tokens"] for _ in range(2)], [0, 0])
+        self.bench(*args, "--warm-cache")
+        self.assertGreater(self.bench(*args, "--warm-cache")["cached_tokens"], 500)
+
     def test_for_people(self):
         text = self.daemon.ctl("bench", "--requests", 3, "--prompt-tokens", 10,
                                "--output-tokens", 20).stdout.decode()
