@@ -39,6 +39,10 @@ static bool read_u32(struct cursor *c, uint32_t *value)
 {
     uint64_t v;
 
+    if (c->p < c->end && *c->p < 0x80) { /* choices, finish, most lengths */
+        *value = *c->p++;
+        return true;
+    }
     if (!read_varint(c, &v, 5) || v > UINT32_MAX)
         return false;
     *value = (uint32_t)v;
