@@ -175,8 +175,11 @@ static int answer(struct chat *chat, struct nvllm_text question)
     struct ctl_request *q = &chat->request;
     int rc;
 
-    /* A daemon that went is looked for again with the next question. */
+    /* A daemon that went is looked for again with the next question. Who types does not wait for it
+     * here, where Ctrl-C ends nothing. */
     if (!chat->client) {
+        chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
+        chat->ctl->wait = chat->ctl->wait && !chat->asking;
         rc = ctl_connect(&chat->client, chat->ctl);
         if (rc != EXIT_OK)
             return chat->asking ? EXIT_OK : rc;
