@@ -4,7 +4,6 @@ or never."""
 import json
 import os
 import pty
-import re
 import select
 import signal
 import socket
@@ -15,6 +14,7 @@ import time
 import harness
 import wire
 from harness import Case, config, scaled
+from test_ctl_documents import commands
 
 READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
 
@@ -373,53 +373,6 @@ class ExitCodes(Case):
                       ["generate", "--temperature", "nan", "x"], ["version", "x"]):
             done = run(*wrong)
             self.assertEqual((done.returncode, done.stdout), (2, b""), wrong)
-
-
-def run_help(*command):
-    return subprocess.run([config.nvllmctl, "help", *command], capture_output=True, check=True,
-                          timeout=60).stdout.decode()
-
-
-def commands():
-    """Those of the list of all."""
-    return re.findall(r"^  ([a-z-]+) +\S", run_help().split("Options of every command")[0], re.M)
-
-
-def help_options(command):
-    """Those that the command's help names, the common ones included."""
-    text = run_help(command).split("\nExamples:")[0]
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
-
-
-class Documents(Case):
-    def test_every_option_is_in_help_and_manual(self):
-        """Help and manual name the same commands and options, and nvllmctl knows them."""
-        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
-        manual = set(re.findall(r"\*(--[a-z-]+)\*", page)) | {"--output", "--n"}
-        self.assertEqual(set(re.findall(r"^\*nvllmctl ([a-z-]+)\*", page, re.M)), set(commands()))
-        shown = set()
-        for command in commands():
-            for option in (options := help_options(command)):
-                done = subprocess.run([config.nvllmctl, command, option + "=", "--no-such"],
-                                      capture_output=True, stdin=subprocess.DEVNULL)
-                self.assertEqual(done.returncode, 2)
-                self.assertNotIn(b"there is no option %s:" % option.encode(), done.stderr, command)
-                self.assertNotIn(b"there is no option %s," % option.encode(), done.stderr, command)
-            shown |= options
-        self.assertGreater(len(shown), 50)
-        self.assertEqual(shown, manual - {"--help"})
-
-    def test_every_command_has_an_example(self):
-        """Help ends with lines that can be typed, and those use options that are there."""
-        for command in commands():
-            text = run_help(command)
-            self.assertTrue(text.startswith("usage: nvllmctl " + command), command)
-            if command == "version":
-                continue
-            examples = re.findall(r"nvllmctl ([a-z-]+)([^|&]*)", text.split("Examples:\n")[1])
-            self.assertIn(command, [name for name, _ in examples])
-            for name, rest in examples:
-                self.assertLessEqual(set(re.findall(r" (--[a-z-]+)", rest)), help_options(name))
 
 
 class Batch(Case):

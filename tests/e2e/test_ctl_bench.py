@@ -174,7 +174,6 @@ class Played(Case):
 
     def test_rate(self):
         """So many requests a second, whatever the answers do."""
-        started = time.monotonic()
         r, _ = self.bench("--rate", 100, "--requests", 60, "--prompt-tokens", 3)
         self.assertEqual(r["requests"], 60)
         self.assertTrue(0.3 < self.at[-1] - self.at[0] < scaled(1.2, 5), self.at[-1] - self.at[0])

@@ -7,7 +7,7 @@ import subprocess
 
 import harness
 from harness import Case, config, scaled
-from test_ctl_alone import commands, help_options
+from test_ctl_documents import commands, help_options
 
 FOLDER = harness.ROOT / "packaging" / "completions"
 COMMON = {"--socket", "--timeout", "--wait", "--no-wait", "--help"}

@@ -2,14 +2,11 @@
 
 import json
 import os
-import pty
-import re
-import signal
 import subprocess
 import time
 
 import harness
-from harness import Case, Daemon, SharedDaemon, config, scaled, wait_for
+from harness import Case, Daemon, SharedDaemon, config, scaled
 from test_ctl_alone import Fake
 from test_ctl_chat import Typist
 

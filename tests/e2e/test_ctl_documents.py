@@ -1,0 +1,79 @@
+"""nvllmctl's help and manual: they say what the program knows, and no more."""
+
+import re
+import subprocess
+
+import harness
+from harness import Case, config
+
+
+def run_help(*command):
+    return subprocess.run([config.nvllmctl, "help", *command], capture_output=True, check=True,
+                          timeout=60).stdout.decode()
+
+
+def commands():
+    """Those of the list of all."""
+    return re.findall(r"^  ([a-z-]+) +\S", run_help().split("Options of every command")[0], re.M)
+
+
+def help_options(command):
+    """Those that the command's help names, the common ones included."""
+    text = run_help(command).split("\nExamples:")[0]
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+
+
+class Documents(Case):
+    def test_every_option_is_in_help_and_manual(self):
+        """Help and manual name the same commands and options, and nvllmctl knows them."""
+        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+        manual = set(re.findall(r"\*(--[a-z-]+)\*", page)) | {"--output", "--n"}
+        self.assertEqual(set(re.findall(r"^\*nvllmctl ([a-z-]+)\*", page, re.M)), set(commands()))
+        shown = set()
+        for command in commands():
+            for option in (options := help_options(command)):
+                done = subprocess.run([config.nvllmctl, command, option + "=", "--no-such"],
+                                      capture_output=True, stdin=subprocess.DEVNULL)
+                self.assertEqual(done.returncode, 2)
+                self.assertNotIn(b"there is no option %s:" % option.encode(), done.stderr, command)
+                self.assertNotIn(b"there is no option %s," % option.encode(), done.stderr, command)
+            shown |= options
+        self.assertGreater(len(shown), 50)
+        self.assertEqual(shown, manual - {"--help"})
+
+    def test_each_section_has_its_commands_options(self):
+        """A section of the manual names the options of its commands, and no others."""
+        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+        common = {"--socket", "--timeout", "--wait", "--no-wait", "--help"}
+        sampling = help_options("chat") & help_options("generate") & help_options("batch")
+        checked = set()
+        for title, body in re.findall(r"^# ([A-Z, -]+)\n(.*?)(?=^# |\Z)", page, re.M | re.S):
+            names = [n for n in title.lower().split(", ") if n in commands()]
+            if not names:
+                continue
+            # Options are named at the beginning of a paragraph; the text may speak of others'.
+            named = {o for line in re.findall(r"^\*-.*", body, re.M)
+                     for o in re.findall(r"\*(--[a-z-]+)\*", line)}
+            known = set()
+            for name in names:  # those of a request are in the section of generate alone
+                own = help_options(name)
+                known |= own - sampling if sampling <= own and name != "generate" else own
+            self.assertEqual(named - common, known - common, title)
+            checked |= set(names)
+        self.assertEqual(set(commands()) - checked, {"version", "help"})
+
+    def test_every_command_has_an_example(self):
+        """Help ends with lines that can be typed, and those use options that are there."""
+        for command in commands():
+            text = run_help(command)
+            self.assertTrue(text.startswith("usage: nvllmctl " + command), command)
+            if command == "version":
+                continue
+            examples = re.findall(r"nvllmctl ([a-z-]+)([^|&]*)", text.split("Examples:\n")[1])
+            self.assertIn(command, [name for name, _ in examples])
+            for name, rest in examples:
+                self.assertLessEqual(set(re.findall(r" (--[a-z-]+)", rest)), help_options(name))
+
+
+if __name__ == "__main__":
+    harness.main()
