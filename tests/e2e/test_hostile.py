@@ -1,14 +1,19 @@
 """Hostile bytes: whatever a client sends, it hurts itself alone."""
 
+import collections
 import contextlib
+import os
+import pathlib
 import random
 import socket
 import threading
 import time
 
 import harness
+import roles
+import wild
 import wire
-from harness import SharedDaemon, scaled
+from harness import Case, Daemon, SharedDaemon, scaled
 
 GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
 
@@ -371,6 +376,170 @@ class Values(SharedDaemon):
             stop.set()
             for t in threads:
                 t.join()
+
+
+def loop_ms(daemon):
+    """CPU time that the daemon's loop has taken so far."""
+    text = pathlib.Path(f"/proc/{daemon.pid}/task/{daemon.pid}/schedstat").read_text()
+    return int(text.split()[0]) / 1e6
+
+
+def framed(body):
+    return wire.varint(len(body)) + body
+
+
+def inside(number, body):
+    """A field that holds other fields."""
+    return wire.varint(number << 3 | wire.BYTES) + wire.varint(len(body)) + body
+
+
+class Loop(SharedDaemon):
+    """No frame takes long of the loop that others wait for, whatever it is filled with."""
+
+    options = ("cache.kv_memory=64M",)
+    size = 15 << 20
+
+    def expect(self, data, code, most_ms):
+        with self.daemon.connect() as w:
+            w.status()
+            before = loop_ms(self.daemon)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                w.raw(data)
+            error = w.receive()["error"]
+            took = loop_ms(self.daemon) - before
+        self.assertEqual(error["code"], code, error)
+        self.assertLess(took, scaled(most_ms, 100 * most_ms))
+        return took
+
+    def test_millions_of_fields(self):
+        """Unknown fields, one scalar again and again, empty messages, strings and numbers without
+        end: 15 MiB of each are refused in the time it takes to read them."""
+        n, id_ = self.size, b"\x08\x01"
+        unknown = wire.varint(1000 << 3) + b"\x01"
+        frames = {
+            "unknown fields": id_ + unknown * (n // 3),
+            "unknown fields of a request": id_ + inside(3, unknown * (n // 3)),
+            "the id": id_ * (n // 2),
+            "empty messages of a chat": id_ + inside(3, inside(3, b"\x0a\x00" * (n // 2))),
+            "empty stops": id_ + inside(3, b"\x3a\x00" * (n // 2)),
+            "one request again": id_ + b"\x22\x00" * (n // 2),
+            "sampling merged with itself": id_ + inside(3, b"\x22\x02\x42\x00" * (n // 4)),
+            "packed ids": id_ + inside(3, inside(2, inside(1, b"\x01" * n))),
+            "garbage": id_ + bytes(range(256)) * (n // 256),
+        }
+        for name, body in frames.items():
+            with self.subTest(name):
+                # Reading 15 MiB is most of it; it is done piece by piece, others between.
+                took = self.expect(framed(body), "ERROR_PROTOCOL", 40)
+                print(f"{name}: {took:.1f} ms of the loop")
+
+    def test_as_many_fields_as_there_may_be(self):
+        """What is just inside of the limits is unpacked, and soon."""
+        n = 60000
+        for name, body in {
+                "empty messages": inside(3, inside(3, b"\x0a\x00" * n)),
+                "stops": inside(3, b"\x3a\x01x" * n),
+                "biases": inside(3, inside(4, b"\x42\x00" * n)),
+                "ids": inside(3, inside(2, inside(1, b"\x01" * 1000000)))}.items():
+            with self.subTest(name), self.daemon.connect() as w:
+                before = loop_ms(self.daemon)
+                w.raw(framed(b"\x08\x01" + body))
+                reply = w.receive()
+                took = loop_ms(self.daemon) - before
+                self.assertIn("error", reply)
+                self.assertLess(took, scaled(30, 3000))
+                print(f"{name}: {took:.1f} ms of the loop, {reply['error']['code']}")
+
+    def test_prompt_of_fifteen_megabytes(self):
+        """A text as long as a frame may be is refused for its tokens; others are answered
+        meanwhile."""
+        for text in b"a b c d " * (self.size // 8), "€".encode() * (self.size // 3):
+            with self.daemon.connect() as w, self.daemon.connect() as other:
+                before, slowest, done = loop_ms(self.daemon), 0, threading.Event()
+                answer = []
+
+                def ask():
+                    w.send(1, generate={"prompt": text, "max_tokens": 1})
+                    answer.append(w.collect([1])[1])
+                    done.set()
+
+                t = threading.Thread(target=ask)
+                t.start()
+                while not done.is_set():
+                    began = time.monotonic()
+                    other.status()
+                    slowest = max(slowest, time.monotonic() - began)
+                    time.sleep(0.002)
+                t.join()
+                took = loop_ms(self.daemon) - before
+                self.assertIn(answer[0].error["code"], ("ERROR_TOO_LONG", "ERROR_BUSY"))
+                self.assertLess(took, scaled(300, 10000))
+                print(f"{took:.1f} ms of the loop, others waited {1e3 * slowest:.1f} ms at most")
+
+
+class WildRequests(Case):
+    """Well-formed frames with anything in them, at the real backend."""
+
+    everything = [f.name for f in wire.MESSAGES["ClientFrame"] if f.name not in ("id", "hello")]
+    steering = {"drain", "resume", "reload", "set_log_level", "shutdown"}
+
+    def connect(self, d):
+        """As a user like any other, where that can be: then steering is refused."""
+        return roles.connect(d, roles.USER) if os.geteuid() == 0 else d.connect()
+
+    def check_reply(self, operation, reply):
+        error = reply.get("error")
+        if not error:
+            return operation
+        self.assertTrue(error["message"])
+        self.assertLess(len(error["message"]), 1000)
+        self.assertIn(error["code"], wire.ENUMS["ErrorCode"])
+        self.assertNotEqual(error["code"], "ERROR_INTERNAL", error)
+        if error["code"] == "ERROR_INVALID":
+            self.assertTrue(error.get("field"), (operation, error))
+        return error["code"]
+
+    def batch(self, w, requests, first):
+        """Sends a batch; every request must get one terminal answer. Counts what they were."""
+        names, data, seen = {}, [], collections.Counter()
+        for i in range(first, first + 100):
+            names[i], raw = requests.frame(i)
+            data.append(raw)
+        w.raw(b"".join(data))
+        while names:
+            reply = w.receive()
+            self.assertIn(reply.get("id"), names, reply)
+            if "delta" not in reply:
+                seen[self.check_reply(names.pop(reply["id"]), reply)] += 1
+        return seen
+
+    def test_wild_requests(self):
+        """A hundred thousand of them: one clear answer each, and the daemon is as it was."""
+        seed = random.randrange(1 << 32)
+        operations = [o for o in self.everything
+                      if os.geteuid() == 0 or o not in self.steering]
+        print(f"seed {seed}")
+        n, seen, slowest = scaled(100000, 3000), collections.Counter(), 0
+        requests = wild.Wild(seed, operations)
+        with Daemon("cache.kv_memory=64M", "daemon.log_level=error") as d:
+            with d.connect() as other:
+                expected = other.generate(**GOOD).outcome()
+                with self.connect(d) as w:
+                    self.batch(w, requests, 1)
+                    rss, loop = d.rss_kib(), loop_ms(d)
+                    for first in range(101, n, 100):
+                        seen += self.batch(w, requests, first)
+                        began = time.monotonic()
+                        other.status()
+                        slowest = max(slowest, time.monotonic() - began)
+                loop = loop_ms(d) - loop
+                self.assertEqual(other.generate(**GOOD).outcome(), expected)
+                self.assertLess(d.rss_kib() - rss, scaled(128, 1000) * 1024)
+        print(f"{loop / n * 1e3:.0f} us of the loop a request; another waited {1e3 * slowest:.1f} "
+              f"ms at most; {dict(seen.most_common())}")
+        self.assertLess(loop / n, scaled(1, 20))
+        self.assertGreater(seen["generate"], n / 100)
+        self.assertGreater(seen["ERROR_INVALID"], n / 100)
 
 
 if __name__ == "__main__":
