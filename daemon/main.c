@@ -20,6 +20,7 @@
 #include "daemon/rights.h"
 #include "daemon/server.h"
 #include "daemon/service.h"
+#include "daemon/shares.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/utf8.h"
 
@@ -282,11 +283,20 @@ static int start_engine(struct engine **out, const struct options *o,
         .share_all = o->scope == OPTION_SCOPE_ALL,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
     };
+    struct shares shares;
+    int r;
 
     if (getrandom(&options.hash_seed, sizeof(options.hash_seed), 0) !=
         (ssize_t)sizeof(options.hash_seed))
         return err_set(e, -errno, "getrandom: %s", strerror(errno));
-    return engine_new(out, &options, e);
+    r = shares_parse(&shares, o->shares, e);
+    if (r == 0)
+        r = engine_new(out, &options, e);
+    if (r < 0)
+        return r;
+    return engine_set_shares(*out, shares.list, shares.n) < 0
+               ? err_set(e, -ENOMEM, "scheduler.shares: out of memory")
+               : 0;
 }
 
 static int open_admin_listener(struct listener **out, const struct options *o, struct err *e)

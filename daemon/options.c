@@ -13,6 +13,7 @@
 #include <ini.h>
 
 #include "daemon/log.h"
+#include "daemon/shares.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "engine/text_stream.h"
@@ -20,6 +21,7 @@
 
 enum kind {
     KIND_TEXT,
+    KIND_SHARES, /* a text that shares.h understands */
     KIND_INT,    /* a whole number */
     KIND_POWER,  /* a whole number that is a power of two */
     KIND_MODE,   /* octal file mode */
@@ -84,6 +86,8 @@ static const struct option table[] = {
      "a sequence that lost its blocks so often keeps them"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
      "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
+    {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",
+     "users whose share of the service is not the usual 100: USER:SHARE, more with blanks between"},
     {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",
      "threads of the cpu backend; 0: one a core that the daemon may use"},
     {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",
@@ -183,6 +187,9 @@ static void describe(const struct option *t, char *buf, size_t n)
     switch (t->kind) {
     case KIND_TEXT:
         snprintf(buf, n, "TEXT");
+        break;
+    case KIND_SHARES:
+        snprintf(buf, n, "USER:SHARE of 1 to %d", FAIR_MAX_SHARE);
         break;
     case KIND_INT:
         snprintf(buf, n, "a whole number from %" PRId64 " to %" PRId64, t->min, t->max);
@@ -317,21 +324,38 @@ static bool parse_number(const struct option *t, int64_t *out, const char *s)
     return t->kind != KIND_POWER || (*out & (*out - 1)) == 0;
 }
 
+static bool is_text(const struct option *t)
+{
+    return t->kind == KIND_TEXT || t->kind == KIND_SHARES;
+}
+
+static int set_text(struct options *o, const struct option *t, const char *value, struct err *e)
+{
+    char *copy = strdup(value);
+
+    if (!copy)
+        return err_set(e, -ENOMEM, "%s: out of memory", t->key);
+    free(*text_at(o, t));
+    *text_at(o, t) = copy;
+    return 0;
+}
+
 static int set(struct options *o, const struct option *t, const char *value, struct err *e)
 {
     char allowed[128];
+    struct shares shares;
     int64_t number;
-    char *copy;
     bool ok;
+    int r;
 
     switch (t->kind) {
+    case KIND_SHARES:
+        r = shares_parse(&shares, value, e);
+        if (r < 0)
+            return r;
+        return set_text(o, t, value, e);
     case KIND_TEXT:
-        copy = strdup(value);
-        if (!copy)
-            return err_set(e, -ENOMEM, "%s: out of memory", t->key);
-        free(*text_at(o, t));
-        *text_at(o, t) = copy;
-        return 0;
+        return set_text(o, t, value, e);
     case KIND_MEMORY:
         ok = parse_memory((struct option_memory *)((char *)o + t->offset), value);
         break;
@@ -365,7 +389,7 @@ int options_init(struct options *o, struct err *e)
 void options_deinit(struct options *o)
 {
     for (int i = 0; i < N_OPTIONS; i++)
-        if (table[i].kind == KIND_TEXT) {
+        if (is_text(&table[i])) {
             free(*text_at(o, &table[i]));
             *text_at(o, &table[i]) = NULL;
         }
@@ -520,7 +544,7 @@ int options_read(struct options *o, const char *path, struct err *e)
 static bool is_live(const struct option *t)
 {
     return strncmp(t->key, "limits.", 7) == 0 || t->offset == AT(log_level) ||
-           t->offset == AT(drain_timeout_s);
+           t->offset == AT(drain_timeout_s) || t->offset == AT(shares);
 }
 
 static bool same(struct options *a, struct options *b, const struct option *t)
@@ -529,6 +553,7 @@ static bool same(struct options *a, struct options *b, const struct option *t)
 
     switch (t->kind) {
     case KIND_TEXT:
+    case KIND_SHARES:
         return strcmp(*text_at(a, t), *text_at(b, t)) == 0;
     case KIND_MEMORY:
         x = (const struct option_memory *)((char *)a + t->offset);
@@ -539,18 +564,27 @@ static bool same(struct options *a, struct options *b, const struct option *t)
     }
 }
 
-void options_take(struct options *running, const struct options *fresh, struct options_change *out)
+static void swap_texts(char **a, char **b)
 {
-    struct options *from = (struct options *)(uintptr_t)fresh; /* only read */
+    char *was = *a;
 
+    *a = *b;
+    *b = was;
+}
+
+void options_take(struct options *running, struct options *fresh, struct options_change *out)
+{
     out->n_changed = out->n_needs_restart = 0;
     for (int i = 0; i < N_OPTIONS; i++) {
         const struct option *t = &table[i];
 
-        if (same(running, from, t))
+        if (same(running, fresh, t))
             continue;
         if (is_live(t)) {
-            *number_at(running, t) = *number_at(from, t);
+            if (is_text(t))
+                swap_texts(text_at(running, t), text_at(fresh, t));
+            else
+                *number_at(running, t) = *number_at(fresh, t);
             out->changed[out->n_changed++] = t->key;
         } else {
             out->needs_restart[out->n_needs_restart++] = t->key;

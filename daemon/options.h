@@ -48,6 +48,7 @@ struct options {
     int64_t max_seq_len;
     int64_t max_preemptions;
     int64_t max_step_ms;
+    char *shares;
     int64_t cpu_threads;
     int64_t tokenizer_threads;
     int64_t cuda_device;
@@ -107,8 +108,9 @@ struct options_change {
     int n_needs_restart;
 };
 
-/* Takes over what can change while the daemon runs: limits, the drain's time, the log's level. */
-void options_take(struct options *running, const struct options *fresh, struct options_change *out);
+/* Takes over what can change while the daemon runs: limits, shares, the drain's time, the log's
+ * level. Texts change places, so that nothing can fail. */
+void options_take(struct options *running, struct options *fresh, struct options_change *out);
 
 /* The table, for people: what --help prints. */
 void options_print(FILE *f);

@@ -13,6 +13,7 @@
 
 #include "daemon/log.h"
 #include "daemon/service.h"
+#include "daemon/shares.h"
 
 enum {
     CANCEL_S = 5,     /* for the engine to let go of what was cancelled */
@@ -255,8 +256,16 @@ static int control_reload(void *arg, struct options_change *out, struct err *e)
 {
     struct server *s = arg;
     struct options fresh;
+    struct shares shares;
     int r = s->parts.reread(s->parts.reread_arg, &fresh, e);
 
+    if (r == 0) {
+        r = shares_parse(&shares, fresh.shares, e);
+        if (r == 0 && engine_set_shares(s->parts.engine, shares.list, shares.n) < 0)
+            r = err_set(e, -ENOMEM, "out of memory");
+        if (r < 0)
+            options_deinit(&fresh);
+    }
     if (r < 0) {
         log_text(LOG_LEVEL_WARNING, "reload_refused", e->text, "%s", "");
         return r;

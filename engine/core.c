@@ -95,6 +95,11 @@ void core_set_prompt_rows(struct core *c, int32_t n)
     c->prompt_rows = n;
 }
 
+void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)
+{
+    fair_queue_set_shares(c->queue, shares, n);
+}
+
 /* Everything goes, requests under way too; steps in flight must be over. */
 void core_free(struct core *c)
 {

@@ -127,6 +127,10 @@ void core_free(struct core *c);
  * it begins with itself. */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
+/* Whose share is not the usual: see fair_queue.h. The array is taken over. */
+struct fair_share;
+void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
+
 /* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);
 

@@ -115,7 +115,9 @@ static struct row *sorted_rows(const struct core *c)
 
         rows[i].tag = fair_client_time(rows[i].request->client);
         if (before && before->request->client == rows[i].request->client)
-            rows[i].tag = before->tag + (uint64_t)sequence_n_tokens(before->furthest);
+            rows[i].tag =
+                before->tag + fair_client_cost(rows[i].request->client,
+                                               (uint64_t)sequence_n_tokens(before->furthest));
     }
     qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_turn);
     for (int32_t i = first; i < n; i++)

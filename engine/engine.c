@@ -117,11 +117,31 @@ void engine_free(struct engine *g)
     model_close(g->model);
     free(g->model_folder);
     free(g->cache_folder);
+    free(g->shares);
     if (g->events.fd >= 0)
         event_queue_deinit(&g->events);
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
     free(g);
+}
+
+int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n)
+{
+    struct fair_share *copy = NULL;
+
+    if (n) {
+        copy = reallocarray(NULL, (size_t)n, sizeof(*copy));
+        if (!copy)
+            return -ENOMEM;
+        memcpy(copy, shares, (size_t)n * sizeof(*copy));
+    }
+    pthread_mutex_lock(&g->lock);
+    free(g->shares);
+    g->shares = copy;
+    g->n_shares = n;
+    g->new_shares = true;
+    pthread_mutex_unlock(&g->lock);
+    return 0;
 }
 
 int engine_event_fd(const struct engine *g)

@@ -14,6 +14,7 @@
 #include "engine/chat.h"
 #include "engine/core.h"
 #include "engine/err.h"
+#include "engine/fair_queue.h"
 #include "engine/inspect.h"
 #include "engine/model.h"
 #include "engine/sampling.h"
@@ -158,6 +159,9 @@ int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t 
                       bool skip_special, void *owner, void (*release)(void *));
 int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
                   void (*release)(void *));
+
+/* Whose share of the service is not the usual, from the next step on. Copied. -ENOMEM. */
+int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
 
 /* Looks in between two steps; a prompt in it is rendered and encoded by the pool first. */
 int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);

@@ -258,6 +258,11 @@ static void take_in(struct engine *g)
 
     list_init(&cancels);
     pthread_mutex_lock(&g->lock);
+    if (g->new_shares) {
+        core_set_shares(g->core, g->shares, g->n_shares);
+        g->shares = NULL;
+        g->new_shares = false;
+    }
     jobs = g->inbox_head;
     g->inbox_head = g->inbox_tail = NULL;
     /* Both at once: so no cancel is heard before the request that it is of. */

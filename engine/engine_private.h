@@ -75,7 +75,10 @@ struct engine {
     pthread_cond_t wake;                 /* of the engine thread, CLOCK_MONOTONIC */
     struct tickets tickets;              /* of all requests under way */
     struct job *inbox_head, *inbox_tail; /* encoded, for the engine thread */
-    size_t n_encoding; /* generate requests that the engine thread has not taken */
+    size_t n_encoding;         /* generate requests that the engine thread has not taken */
+    struct fair_share *shares; /* [n_shares] for the core, where new_shares */
+    int32_t n_shares;
+    bool new_shares;
     bool quit;
     struct core_stats stats; /* as of the last step */
     struct err failure;

@@ -24,7 +24,8 @@ struct line {
 struct fair_client {
     uint64_t id;
     struct heap_node by_vtime; /* among the active or the idle */
-    uint64_t vtime;
+    uint64_t vtime;            /* UNITS a token of a usual share */
+    int32_t share;
     int64_t n_joined;
     struct line lines[FAIR_QUEUE_CLASSES];
 };
@@ -35,7 +36,11 @@ struct fair_queue {
     struct heap active;
     struct heap idle;
     int32_t n_active, n_idle;
+    struct fair_share *shares; /* [n_shares] */
+    int32_t n_shares;
 };
+
+enum { UNITS = FAIR_MAX_SHARE / FAIR_USUAL_SHARE }; /* so that one token counts for any share */
 
 static struct fair_item *item_of(const struct heap_node *n)
 {
@@ -107,7 +112,30 @@ void fair_queue_free(struct fair_queue *q)
     must(!heap_top(&q->active));
     forget_idle(q);
     id_map_deinit(&q->clients);
+    free(q->shares);
     free(q);
+}
+
+static int32_t share_of(const struct fair_queue *q, uint64_t client)
+{
+    for (int32_t i = 0; i < q->n_shares; i++)
+        if (q->shares[i].client == client)
+            return q->shares[i].share;
+    return FAIR_USUAL_SHARE;
+}
+
+void fair_queue_set_shares(struct fair_queue *q, struct fair_share *shares, int32_t n)
+{
+    struct fair_client *c;
+    size_t at = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        must(shares[i].share >= 1 && shares[i].share <= FAIR_MAX_SHARE);
+    free(q->shares);
+    q->shares = shares;
+    q->n_shares = n;
+    while ((c = id_map_next(&q->clients, &at)))
+        c->share = share_of(q, c->id);
 }
 
 static struct fair_client *client_new(struct fair_queue *q, uint64_t id)
@@ -121,6 +149,7 @@ static struct fair_client *client_new(struct fair_queue *q, uint64_t id)
         return NULL;
     }
     c->id = id;
+    c->share = share_of(q, id);
     for (int k = 0; k < FAIR_QUEUE_CLASSES; k++) {
         heap_init(&c->lines[k].items, item_less);
         c->lines[k].client = c;
@@ -214,7 +243,17 @@ int32_t fair_queue_n_active(const struct fair_queue *q)
 
 uint64_t fair_client_time(const struct fair_client *client)
 {
-    return client->vtime;
+    return client->vtime / UNITS;
+}
+
+static uint64_t units_of(const struct fair_client *client, uint64_t n_tokens)
+{
+    return n_tokens * FAIR_MAX_SHARE / (uint64_t)client->share;
+}
+
+uint64_t fair_client_cost(const struct fair_client *client, uint64_t n_tokens)
+{
+    return units_of(client, n_tokens) / UNITS;
 }
 
 void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_t n_tokens)
@@ -223,7 +262,7 @@ void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_
     for (int k = 0; k < FAIR_QUEUE_CLASSES; k++)
         line_out(q, client, k);
     heap_remove(&q->active, &client->by_vtime);
-    client->vtime += PLANT(PLANT_NO_FAIRNESS) ? 0 : n_tokens;
+    client->vtime += PLANT(PLANT_NO_FAIRNESS) ? 0 : units_of(client, n_tokens);
     heap_insert(&q->active, &client->by_vtime);
     for (int k = 0; k < FAIR_QUEUE_CLASSES; k++)
         line_in(q, client, k);

@@ -1,7 +1,8 @@
-/* fair_queue.h - who waits, and who is next: class first, then the client that was served least,
- * then arrival.
+/* fair_queue.h - who waits, and who is next: class first, then the client that was served least for
+ * its share, then arrival.
  *
- * Each client has a virtual time, the tokens it was served. A client that comes back after idling
+ * Each client has a virtual time, the tokens it was served by its share: who has twice the usual
+ * share ages half as fast. A client that comes back after idling
  * starts no lower than the least of the active ones: idleness is no credit; nor does a moment of
  * idleness forgive what it was served. Items are embedded by the caller; after a client was joined
  * nothing here can fail. Owned by the engine thread. */
@@ -14,6 +15,14 @@
 #include "engine/heap.h"
 
 enum { FAIR_QUEUE_CLASSES = 3 }; /* the highest goes first */
+
+enum { FAIR_USUAL_SHARE = 100, FAIR_MAX_SHARE = 10000 };
+
+/* A client whose share is not the usual. */
+struct fair_share {
+    uint64_t client;
+    int32_t share; /* 1 .. FAIR_MAX_SHARE */
+};
 
 struct fair_queue;
 struct fair_client; /* one client's account */
@@ -29,6 +38,10 @@ struct fair_item {
 int fair_queue_new(struct fair_queue **out); /* -ENOMEM */
 void fair_queue_free(struct fair_queue *q);  /* nothing may be joined any more */
 
+/* These clients have these shares from now on, all others the usual. The array is taken over, to be
+ * freed; NULL where n is 0. */
+void fair_queue_set_shares(struct fair_queue *q, struct fair_share *shares, int32_t n);
+
 /* The account of a client, active until as many leaves as joins. -ENOMEM. */
 int fair_queue_join(struct fair_queue *q, struct fair_client **out, uint64_t client);
 void fair_queue_leave(struct fair_queue *q, struct fair_client *client);
@@ -38,7 +51,9 @@ void fair_queue_remove(struct fair_queue *q, struct fair_item *item);
 struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
 
 int32_t fair_queue_n_active(const struct fair_queue *q);
-uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited */
+uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited,
+                                                              * as of a usual share */
+uint64_t fair_client_cost(const struct fair_client *client, uint64_t n_tokens); /* likewise */
 
 void fair_queue_charge(struct fair_queue *q, struct fair_client *client, uint64_t n_tokens);
 

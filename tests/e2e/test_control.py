@@ -12,17 +12,21 @@ import harness
 import wire
 from harness import Case, Daemon, MODEL, config, scaled, wait_for
 
-LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
-        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
 SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
 SMALL = "cache.kv_memory=64M"
+
+
+def long(**changes):
+    """Long enough to be under way meanwhile."""
+    return {"prompt": "Once upon a time", "max_tokens": scaled(1500, 150), "stream": True,
+            "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}, **changes}
 
 
 class Drains(Case):
     def test_drain_and_resume(self):
         """New requests are refused, those accepted go on; resume takes it back."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate=LONG)
+            w.send(1, generate=long())
             w.receive()
             self.assertEqual(other.ask(drain={})["changed"]["state"], "STATE_DRAINING")
             error = other.generate(**SHORT).error
@@ -39,7 +43,7 @@ class Drains(Case):
     def test_time_of_the_drain(self):
         """What goes on longer is ended and told; the daemon stays, and drained."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate={**LONG, "max_tokens": 3500})
+            w.send(1, generate=long(max_tokens=3500))
             w.receive()
             other.ask(drain={"timeout_ms": 0})
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
@@ -50,7 +54,7 @@ class Drains(Case):
     def test_resume_in_time(self):
         """A drain that was taken back ends nothing any more."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate=LONG)
+            w.send(1, generate=long())
             w.receive()
             other.ask(drain={"timeout_ms": 50})
             other.ask(resume={})
@@ -66,7 +70,7 @@ class Drains(Case):
     def test_shutdown(self):
         """As SIGTERM: answers first, requests end, status 0; it cannot be taken back."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as admin:
-            w.send(1, generate={**LONG, "max_tokens": 500})
+            w.send(1, generate=long(max_tokens=scaled(500, 100)))
             w.receive()
             self.assertEqual(admin.ask(shutdown={})["changed"]["state"], "STATE_DRAINING")
             self.assertEqual(admin.ask(resume={})["error"]["code"], "ERROR_UNAVAILABLE")
@@ -82,7 +86,7 @@ class Reload(Case):
         folder = self.temporary_folder()
         self.file = folder / "nvllmd.conf"
         self.file.write_text(text)
-        return Daemon("cache.kv_memory=16M", folder=folder, args=["--config", self.file])
+        return Daemon(SMALL, folder=folder, args=["--config", self.file])
 
     def test_limits_change(self):
         """A limit holds from the next request on; what needs a restart is named and stays."""
@@ -102,6 +106,21 @@ class Reload(Case):
             again = w.ask(reload={})["reloaded"]
             self.assertEqual((again["changed"], again["needs_restart"]),
                              ([], ["scheduler.max_seqs"]))
+
+    def test_shares_change(self):
+        """Users' shares are taken while the daemon works, and a wrong one is not."""
+        with self.start("") as d, d.connect() as w:
+            w.send(1, generate=long())
+            w.receive()
+            with d.connect() as admin:
+                self.file.write_text("[scheduler]\nshares = 0:300 61001:50\n")
+                reply = admin.ask(reload={})["reloaded"]
+                self.assertEqual((reply["changed"], reply["needs_restart"]),
+                                 (["scheduler.shares"], []))
+                self.file.write_text("[scheduler]\nshares = 0:0\n")
+                self.assertIn("shares", admin.ask(reload={})["error"]["message"])
+                self.assertIsNone(admin.generate(**SHORT).error)
+            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
 
     def test_wholly_or_not_at_all(self):
         """One wrong line, and no other counts; the error names file and line."""
@@ -158,7 +177,7 @@ class Signals(Case):
     def test_twice_sigint(self):
         """The first drains, the second ends what is left at once: one answer each, status 0."""
         with Daemon("daemon.drain_timeout_s=600", SMALL) as d, d.connect() as w:
-            w.send(1, generate={**LONG, "max_tokens": 3500})
+            w.send(1, generate=long(max_tokens=3500))
             w.receive()
             d.process.send_signal(signal.SIGINT)
             wait_for(lambda: "event=draining" in d.log(), 5, "draining")
@@ -169,7 +188,7 @@ class Signals(Case):
     def test_all_at_once(self):
         """A storm of all that a daemon may be sent: it ends as after one, status 0."""
         with Daemon(SMALL) as d, d.connect() as w:
-            w.send(1, generate=LONG)
+            w.send(1, generate=long())
             w.receive()
             for _ in range(50):
                 for number in signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM:
@@ -180,7 +199,7 @@ class Signals(Case):
     def test_stopped_and_continued(self):
         """After SIGSTOP and SIGCONT all goes on."""
         with Daemon("limits.hello_timeout_s=1", SMALL) as d, d.connect() as w:
-            w.send(1, generate=LONG)
+            w.send(1, generate=long())
             w.receive()
             d.process.send_signal(signal.SIGSTOP)
             time.sleep(1.5)
@@ -204,7 +223,7 @@ class SocketFile(Case):
     def test_removed(self):
         """A socket that was removed is made anew, mode and all; who was connected stays."""
         with Daemon("daemon.socket_mode=0620", SMALL) as d, d.connect() as w:
-            w.send(1, generate=LONG)
+            w.send(1, generate=long())
             w.receive()
             d.socket.unlink()
             self.wait_back(d)

@@ -1,5 +1,6 @@
 /* test_fair_queue.c - who is next. */
 #include <check.h>
+#include <stdlib.h>
 
 #include "engine/fair_queue.h"
 #include "engine/heap.h"
@@ -177,6 +178,57 @@ START_TEST(heap_agrees_with_a_plain_array)
 }
 END_TEST
 
+/* Who has three times the share is served three times the tokens; a change holds at once. */
+START_TEST(shares_are_kept)
+{
+    struct fair_client *c[2] = {join(1), join(2)};
+    struct fair_item items[2] = {item(c[0], 1, 1), item(c[1], 2, 1)};
+    struct fair_share *shares = calloc(2, sizeof(*shares));
+    int served[2] = {0, 0};
+
+    shares[0] = (struct fair_share){.client = 2, .share = 300};
+    shares[1] = (struct fair_share){.client = 77, .share = 1}; /* nobody who is here */
+    fair_queue_set_shares(queue, shares, 2);
+    for (int i = 0; i < 2; i++)
+        fair_queue_push(queue, &items[i]);
+    for (int i = 0; i < 4000; i++) {
+        struct fair_item *top = fair_queue_top(queue);
+
+        served[top == &items[1]]++;
+        fair_queue_charge(queue, top->client, 1);
+    }
+    ck_assert_int_ge(served[1], 2970);
+    ck_assert_int_le(served[1], 3030);
+    ck_assert_uint_eq(fair_client_cost(c[0], 90), 90);
+    ck_assert_uint_eq(fair_client_cost(c[1], 90), 30);
+    fair_queue_set_shares(queue, NULL, 0);
+    ck_assert_uint_eq(fair_client_cost(c[1], 90), 90);
+    for (int i = 0; i < 2; i++) {
+        fair_queue_remove(queue, &items[i]);
+        fair_queue_leave(queue, c[i]);
+    }
+}
+END_TEST
+
+/* The largest share still ages with each token, and the smallest does not overflow. */
+START_TEST(shares_at_both_ends)
+{
+    struct fair_client *c[2] = {join(1), join(2)};
+    struct fair_share *shares = calloc(2, sizeof(*shares));
+
+    shares[0] = (struct fair_share){.client = 1, .share = FAIR_MAX_SHARE};
+    shares[1] = (struct fair_share){.client = 2, .share = 1};
+    fair_queue_set_shares(queue, shares, 2);
+    for (int i = 0; i < 100; i++)
+        fair_queue_charge(queue, c[0], 1);
+    ck_assert_uint_eq(fair_client_time(c[0]), 1);
+    fair_queue_charge(queue, c[1], UINT64_C(1) << 40);
+    ck_assert_uint_eq(fair_client_time(c[1]), (UINT64_C(1) << 40) * 100);
+    for (int i = 0; i < 2; i++)
+        fair_queue_leave(queue, c[i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("fair_queue");
@@ -190,6 +242,8 @@ int main(void)
     tcase_add_test(t, idleness_is_no_credit);
     tcase_add_test(t, a_short_leave_forgives_nothing);
     tcase_add_test(t, front_is_of_its_own_client);
+    tcase_add_test(t, shares_are_kept);
+    tcase_add_test(t, shares_at_both_ends);
     tcase_add_test(t, heap_agrees_with_a_plain_array);
     suite_add_tcase(s, t);
     runner = srunner_create(s);

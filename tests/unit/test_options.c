@@ -292,20 +292,24 @@ START_TEST(what_can_change_changes)
     ck_assert_int_eq(options_set(&fresh, "limits.requests", "5", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "limits.frame_bytes", "1M", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "daemon.log_level", "debug", &e), 0);
+    ck_assert_int_eq(options_set(&fresh, "scheduler.shares", "7:300", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "daemon.drain_timeout_s", "7", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "daemon.socket", "/tmp/other", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "cache.kv_memory", "50%", &e), 0);
     ck_assert_int_eq(options_set(&fresh, "cache.block_len", "32", &e), 0);
     options_take(&o, &fresh, &c);
     ck_assert_str_eq(keys(c.changed, c.n_changed),
-                     "daemon.drain_timeout_s daemon.log_level limits.frame_bytes limits.requests");
+                     "daemon.drain_timeout_s daemon.log_level scheduler.shares limits.frame_bytes "
+                     "limits.requests");
     ck_assert_str_eq(keys(c.needs_restart, c.n_needs_restart),
                      "daemon.socket cache.block_len cache.kv_memory");
     ck_assert_int_eq(o.max_requests, 5);
+    ck_assert_str_eq(o.shares, "7:300");
     ck_assert_int_eq(o.max_frame_bytes, 1 << 20);
     ck_assert_int_eq(o.drain_timeout_s, 7);
     ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");
     ck_assert_int_eq(o.block_len, 16);
+    ck_assert_int_eq(options_set(&fresh, "scheduler.shares", "7:300", &e), 0); /* as read again */
     options_take(&o, &fresh, &c); /* what needs a restart goes on needing it */
     ck_assert_int_eq(c.n_changed, 0);
     ck_assert_int_eq(c.n_needs_restart, 3);
