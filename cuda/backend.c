@@ -96,7 +96,8 @@ static void lay_activations(struct backend *b, struct arena *a)
 {
     const struct model_config *c = model_config(b->model);
     struct forward *f = &b->forward;
-    const size_t rows = (size_t)gemm_rows(b->limits.max_tokens);
+    const size_t rows =
+        (size_t)gemm_rows(b->limits.max_tokens) + (b->options.invariant ? FORWARD_SPARE_ROWS : 0);
     const size_t qkv_dim = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)c->head_dim;
     const size_t groups = (size_t)((c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP);
     const size_t passes = (size_t)c->n_kv_heads * groups;
@@ -128,6 +129,7 @@ static void lay_sampler(struct backend *b, struct arena *a)
     m->vocab_size = model_config(b->model)->vocab_size;
     m->logits_stride = (int64_t)stride;
     m->max_seqs = b->limits.max_seqs;
+    m->invariant = b->options.invariant;
     b->forward.logits =
         arena_take(a, (size_t)gemm_rows(b->limits.max_seqs) * stride * sizeof(float));
     m->logits = b->forward.logits;
@@ -254,7 +256,8 @@ static int open_parts(struct backend *b, struct err *e)
     if (r == 0)
         r = take_steps(b, e);
     if (r == 0)
-        r = gemm_new(&b->gemm, d, d->memory[DEVICE_WORKSPACE], b->options.cache_folder, e);
+        r = gemm_new(&b->gemm, d, d->memory[DEVICE_WORKSPACE], b->options.cache_folder,
+                     b->options.invariant, e);
     if (r == 0)
         r = cuda_check(attn_prefill_init(), "preparing attention", e);
     if (r == 0 && f->resident_rows > 0)
@@ -445,6 +448,7 @@ static int enqueue_step(struct backend *b, const struct batch *batch, int slot, 
         return graphs_run(b->graphs, size, e);
     /* The first steps of a size run eagerly, until its products are timed; then it is captured. */
     shape = (struct forward_shape){.n_tokens = graph ? size : batch->n_tokens,
+                                   .n_decodes = graph ? size : batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles};

@@ -3,7 +3,11 @@
  * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
  * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
  * input (if short) and adds to or gates its output by itself, six kernels a layer. Many rows:
- * cuBLASLt, which can only add, with norms and gate as kernels of their own. */
+ * cuBLASLt, which can only add, with norms and gate as kernels of their own.
+ *
+ * An invariant pass goes both ways: decodes by the one for few rows, however many they are, and
+ * prompts by the one for many, with algorithms that do not depend on how many. So what a row gives
+ * depends on what kind it is alone, and that never changes for one position of a sequence. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -18,6 +22,11 @@ struct pass {
     struct err *e;
 };
 
+/* Rows first .. first + n - 1 of the activations. */
+struct rows {
+    int first, n;
+};
+
 static int skinny(const struct pass *p, struct skinny s)
 {
     const int m = s.m;
@@ -25,8 +34,8 @@ static int skinny(const struct pass *p, struct skinny s)
     int r = 0;
 
     s.eps = p->f->config->rms_norm_eps;
-    for (int at = 0; at < m && r == 0; at += SKINNY_MAX_ROWS) {
-        s.m = m - at < SKINNY_MAX_ROWS ? m - at : SKINNY_MAX_ROWS;
+    for (int at = 0; at < m && r == 0; at += SKINNY_PASS_ROWS) {
+        s.m = m - at < SKINNY_PASS_ROWS ? m - at : SKINNY_PASS_ROWS;
         r = cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
         s.y = (char *)s.y + y_bytes * s.m;
         if (s.x)
@@ -38,8 +47,9 @@ static int skinny(const struct pass *p, struct skinny s)
 }
 
 /* first: the same weights of layer 0; those of all layers are equally far apart. */
-static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t *w,
-                const uint16_t *first, const uint16_t *bias, int n, int k, enum gemm_out out)
+static int gemm(const struct pass *p, struct rows rows, void *y, const uint16_t *x,
+                const uint16_t *w, const uint16_t *first, const uint16_t *bias, int n, int k,
+                enum gemm_out out)
 {
     const struct forward *f = p->f;
     const struct layer_weights *layers = f->weights->layers;
@@ -49,16 +59,20 @@ static int gemm(const struct pass *p, void *y, const uint16_t *x, const uint16_t
                                      .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
                                      .n_w = n_layers};
 
-    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(p->s->n_tokens), n, k,
-                    out, &trial, p->e);
+    y = (char *)y + (int64_t)rows.first * n * (out == GEMM_ADD_F32 || out == GEMM_F32 ? 4 : 2);
+    x += (int64_t)rows.first * k;
+    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(rows.n), n, k, out,
+                    &trial, p->e);
 }
 
-static int norm(const struct pass *p, const uint16_t *w)
+static int norm(const struct pass *p, struct rows rows, const uint16_t *w)
 {
     const struct forward *f = p->f;
+    const int dim = f->config->hidden_dim;
+    const int64_t at = (int64_t)rows.first * dim;
 
-    return cuda_check(rms_norm(f->launch, f->normed, f->residual, w, NULL, p->s->n_tokens,
-                               f->config->hidden_dim, f->config->rms_norm_eps),
+    return cuda_check(rms_norm(f->launch, f->normed + at, f->residual + at, w, NULL, rows.n, dim,
+                               f->config->rms_norm_eps),
                       "rms_norm", p->e);
 }
 
@@ -126,33 +140,36 @@ static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, s
         s.x_f32 = f->residual;
         s.norm = norm_weight;
     } else {
-        r = norm(p, norm_weight);
+        r = norm(p, (struct rows){0, s.m}, norm_weight);
         s.x = f->normed;
     }
     return r < 0 ? r : skinny(p, s);
 }
 
-static int layer_of_few(const struct pass *p, const struct layer_weights *w, int layer)
+/* Few rows, the first ones: up to what attention wants. */
+static int begin_few(const struct pass *p, const struct layer_weights *w, int n)
+{
+    return skinny_of_normed(p, w->attn_norm,
+                            (struct skinny){.y = p->f->qkv,
+                                            .y_stride = p->qkv_dim,
+                                            .w = w->qkv,
+                                            .bias = w->qkv_bias,
+                                            .m = n,
+                                            .n = p->qkv_dim,
+                                            .k = p->f->config->hidden_dim,
+                                            .out = SKINNY_BF16});
+}
+
+/* And from what attention gave on. */
+static int end_few(const struct pass *p, const struct layer_weights *w, int n)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim, m = p->s->n_tokens;
-    int r = skinny_of_normed(p, w->attn_norm,
-                             (struct skinny){.y = f->qkv,
-                                             .y_stride = p->qkv_dim,
-                                             .w = w->qkv,
-                                             .bias = w->qkv_bias,
-                                             .m = m,
-                                             .n = p->qkv_dim,
-                                             .k = dim,
-                                             .out = SKINNY_BF16});
-    if (r == 0)
-        r = attention(p, w, layer);
-    if (r == 0)
-        r = skinny(p, (struct skinny){.y = f->residual,
+    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
+    int r = skinny(p, (struct skinny){.y = f->residual,
                                       .y_stride = dim,
                                       .x = f->attn,
                                       .w = w->o,
-                                      .m = m,
+                                      .m = n,
                                       .n = dim,
                                       .k = p->attn_dim,
                                       .out = SKINNY_ADD_F32});
@@ -161,7 +178,7 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
                              (struct skinny){.y = f->act,
                                              .y_stride = ffn,
                                              .w = w->gate_up,
-                                             .m = m,
+                                             .m = n,
                                              .n = ffn,
                                              .k = dim,
                                              .out = SKINNY_SILU_MUL});
@@ -170,37 +187,61 @@ static int layer_of_few(const struct pass *p, const struct layer_weights *w, int
                                       .y_stride = dim,
                                       .x = f->act,
                                       .w = w->down,
-                                      .m = m,
+                                      .m = n,
                                       .n = dim,
                                       .k = ffn,
                                       .out = SKINNY_ADD_F32});
     return r;
 }
 
-static int layer_of_many(const struct pass *p, const struct layer_weights *w, int layer)
+static int begin_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
+{
+    const struct forward *f = p->f;
+    const int r = norm(p, rows, w->attn_norm);
+
+    return r < 0
+               ? r
+               : gemm(p, rows, f->qkv, f->normed, w->qkv, f->weights->layers->qkv, w->qkv_bias,
+                      p->qkv_dim, f->config->hidden_dim, w->qkv_bias ? GEMM_BIAS_BF16 : GEMM_BF16);
+}
+
+static int end_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
 {
     const struct forward *f = p->f;
     const struct layer_weights *first = f->weights->layers;
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
-    int r = norm(p, w->attn_norm);
+    const int64_t at = (int64_t)rows.first * ffn;
+    int r =
+        gemm(p, rows, f->residual, f->attn, w->o, first->o, NULL, dim, p->attn_dim, GEMM_ADD_F32);
 
     if (r == 0)
-        r = gemm(p, f->qkv, f->normed, w->qkv, first->qkv, w->qkv_bias, p->qkv_dim, dim,
-                 w->qkv_bias ? GEMM_BIAS_BF16 : GEMM_BF16);
+        r = norm(p, rows, w->mlp_norm);
     if (r == 0)
-        r = attention(p, w, layer);
-    if (r == 0)
-        r = gemm(p, f->residual, f->attn, w->o, first->o, NULL, dim, p->attn_dim, GEMM_ADD_F32);
-    if (r == 0)
-        r = norm(p, w->mlp_norm);
-    if (r == 0)
-        r = gemm(p, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
+        r = gemm(p, rows, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
                  GEMM_BF16);
     if (r == 0)
-        r = cuda_check(silu_mul(f->launch, f->act, f->gate_up, p->s->n_tokens, ffn), "silu_mul",
-                       p->e);
+        r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n, ffn),
+                       "silu_mul", p->e);
     if (r == 0)
-        r = gemm(p, f->residual, f->act, w->down, first->down, NULL, dim, ffn, GEMM_ADD_F32);
+        r = gemm(p, rows, f->residual, f->act, w->down, first->down, NULL, dim, ffn, GEMM_ADD_F32);
+    return r;
+}
+
+/* The first n_few rows one way, those after them the other. */
+static int layer(const struct pass *p, int i, int n_few)
+{
+    const struct layer_weights *w = &p->f->weights->layers[i];
+    const struct rows many = {n_few, p->s->n_tokens - n_few};
+    int r = n_few > 0 ? begin_few(p, w, n_few) : 0;
+
+    if (r == 0 && many.n > 0)
+        r = begin_many(p, w, many);
+    if (r == 0)
+        r = attention(p, w, i);
+    if (r == 0 && n_few > 0)
+        r = end_few(p, w, n_few);
+    if (r == 0 && many.n > 0)
+        r = end_many(p, w, many);
     return r;
 }
 
@@ -299,7 +340,9 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
                            .qkv_dim = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
                            .attn_dim = c->n_heads * c->head_dim,
                            .e = e};
-    const bool few = s->n_tokens <= SKINNY_MAX_ROWS || f->invariant;
+    const int n_few = f->invariant                     ? s->n_decodes
+                      : s->n_tokens <= SKINNY_MAX_ROWS ? s->n_tokens
+                                                       : 0;
     int r;
 
     if (s->n_tokens <= f->resident_rows && s->n_tiles == 0) {
@@ -311,8 +354,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
                    "embed", e);
 
     for (int i = 0; i < c->n_layers && r == 0; i++)
-        r = few ? layer_of_few(&p, &f->weights->layers[i], i)
-                : layer_of_many(&p, &f->weights->layers[i], i);
+        r = layer(&p, i, n_few);
     if (r < 0 || s->n_rows == 0)
         return r;
     r = lm_head(&p);

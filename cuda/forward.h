@@ -10,6 +10,8 @@
 #include "cuda/kernels/resident.h"
 #include "cuda/weights.h"
 
+enum { FORWARD_SPARE_ROWS = 128 }; /* prompts begin at any row there, and end at a rounded one */
+
 struct forward {
     const struct model_config *config;
     const struct weights *weights;
@@ -19,7 +21,7 @@ struct forward {
     struct attn_maps maps; /* of kv and qkv */
     bool invariant;        /* the same products whatever the number of rows */
 
-    /* activations; rows are gemm_rows(max_batch_tokens) */
+    /* activations; rows are gemm_rows(max_batch_tokens), FORWARD_SPARE_ROWS more if invariant */
     float *rope;       /* [max_seq_len, head_dim / 2, 2] */
     float *residual;   /* [rows, hidden_dim] */
     uint16_t *normed;  /* [rows, hidden_dim] */
@@ -39,7 +41,7 @@ struct forward {
 
 /* What of a step the launches depend on; counts of a captured graph are upper bounds. */
 struct forward_shape {
-    int n_tokens, n_rows;
+    int n_tokens, n_decodes, n_rows;
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
 };

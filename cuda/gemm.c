@@ -14,7 +14,11 @@
 enum {
     GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */
     GEMM_TRIED = 8,    /* algorithms timed, as cuBLASLt thinks them best */
+    FEW_TRIED = 4,  /* of products of FEW_ROWS rows and fewer: they come in many sizes, and each */
+    FEW_ROWS = 512, /* trial costs as much as many of them, most of it for loading a kernel */
     GEMM_REPEATS = 4,  /* runs timed of each: launches are behind one another, as in a step */
+    FIXED_ROWS = 1024, /* for which a fixed algorithm is chosen */
+    FIXED_TRIED = 32,
 };
 
 static const double STEP_SECONDS = 0.015; /* of a step, after which no further trial begins */
@@ -45,6 +49,7 @@ struct gemm {
     void *workspace;
     cudaEvent_t begin, end;
     int n_trials; /* runs timed: each takes the next weights */
+    bool fixed;
     const char *folder;
     char key[ALGO_KEY];
     struct algo_record *records; /* [ALGO_FILE_MAX]; NULL without a folder */
@@ -129,8 +134,24 @@ static int recall(struct gemm *g, const struct device *d, struct err *e)
     return r;
 }
 
+/* Rows of a product may begin anywhere where algorithms are fixed, and not on 256 bytes. */
+static int allow_any_row(struct gemm *g, struct err *e)
+{
+    static const cublasLtMatmulPreferenceAttributes_t sides[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    const uint32_t bytes = 16;
+    int r = 0;
+
+    for (size_t i = 0; i < sizeof(sides) / sizeof(*sides) && r == 0; i++)
+        r = lt_check(cublasLtMatmulPreferenceSetAttribute(g->preference, sides[i], &bytes,
+                                                          sizeof(bytes)),
+                     "preferring", e);
+    return r;
+}
+
 int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
-             struct err *e)
+             bool fixed, struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -139,9 +160,12 @@ int gemm_new(struct gemm **out, const struct device *d, void *workspace, const c
         return err_set(e, -ENOMEM, "out of memory");
     g->workspace = workspace;
     g->folder = folder;
+    g->fixed = fixed;
     g->counts.key = g->key;
     r = make_descriptors(g, e);
-    if (r == 0 && folder && *folder)
+    if (r == 0 && fixed)
+        r = allow_any_row(g, e);
+    if (r == 0 && !fixed && folder && *folder)
         r = recall(g, d, e);
     if (r < 0) {
         gemm_free(g);
@@ -308,11 +332,11 @@ static bool recall_algo(struct gemm *g, struct entry *t,
 static int find_candidates(struct gemm *g, struct entry *t, struct err *e)
 {
     cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
+    const int wanted = t->shape.m <= FEW_ROWS ? FEW_TRIED : GEMM_TRIED;
     int n = 0;
-    int r =
-        lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x, t->y,
-                                                t->y, g->preference, GEMM_TRIED, found, &n),
-                 "choosing an algorithm", e);
+    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x,
+                                                    t->y, t->y, g->preference, wanted, found, &n),
+                     "choosing an algorithm", e);
 
     if (r == 0 && n == 0)
         return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
@@ -385,7 +409,7 @@ static int try_candidates(struct gemm *g, struct entry *t, const struct product 
     return r;
 }
 
-static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
+static int lay_out(struct entry *t, const struct shape *s, struct err *e)
 {
     const cudaDataType_t type =
         s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
@@ -403,8 +427,61 @@ static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, st
         r = lt_check(cublasLtMatrixLayoutCreate(&t->y, type, (uint64_t)s->n, (uint64_t)s->m,
                                                 s->y_stride),
                      "laying out", e);
+    return r;
+}
+
+/* One that is good for FIXED_ROWS rows, can be used for any number, and sums each result in one go.
+ */
+static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
+{
+    static const int probes[] = {16, 128, FIXED_ROWS, 16384};
+    struct entry like[sizeof(probes) / sizeof(*probes)] = {0};
+    const int n_probes = (int)(sizeof(probes) / sizeof(*probes));
+    cublasLtMatmulHeuristicResult_t found[FIXED_TRIED], ignored;
+    cublasLtMatmulDesc_t desc = desc_of(g, &t->shape);
+    int n = 0, r = 0, chosen = -1;
+
+    for (int i = 0; i < n_probes && r == 0; i++) {
+        struct shape s = t->shape;
+
+        s.m = probes[i];
+        r = lay_out(&like[i], &s, e);
+    }
     if (r == 0)
-        r = find_candidates(g, t, e);
+        r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc, like[2].w, like[2].x,
+                                                    like[2].y, like[2].y, g->preference,
+                                                    FIXED_TRIED, found, &n),
+                     "choosing an algorithm", e);
+    for (int i = 0; i < n && r == 0 && chosen < 0; i++) {
+        int32_t splits = 0;
+        bool fits =
+            cublasLtMatmulAlgoConfigGetAttribute(&found[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+                                                 &splits, sizeof(splits),
+                                                 NULL) == CUBLAS_STATUS_SUCCESS &&
+            splits <= 1;
+
+        for (int j = 0; j < n_probes && fits; j++)
+            fits =
+                cublasLtMatmulAlgoCheck(g->handle, desc, like[j].w, like[j].x, like[j].y, like[j].y,
+                                        &found[i].algo, &ignored) == CUBLAS_STATUS_SUCCESS;
+        chosen = fits ? i : -1;
+    }
+    for (int i = 0; i < n_probes; i++)
+        entry_clear(&like[i]);
+    if (r == 0 && chosen < 0)
+        r = err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [any, %d] x [%d, %d]", t->shape.k,
+                    t->shape.k, t->shape.n);
+    if (r == 0)
+        t->algo = found[chosen].algo;
+    return r;
+}
+
+static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
+{
+    int r = lay_out(t, s, e);
+
+    if (r == 0)
+        r = g->fixed ? choose_fixed(g, t, e) : find_candidates(g, t, e);
     if (r < 0)
         entry_clear(t);
     return r;

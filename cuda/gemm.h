@@ -26,9 +26,11 @@ struct gemm; /* a handle, descriptors, algorithms */
 enum { GEMM_WORKSPACE = 64 << 20 };
 
 /* workspace: GEMM_WORKSPACE bytes on the device d, which is current. folder: where choices are
- * remembered, or NULL or empty; it stays valid. Not being able to is no error. */
+ * remembered, or NULL or empty; it stays valid. Not being able to is no error. fixed: nothing is
+ * timed, and the algorithm does not depend on m, so what a row gives does not depend on the others.
+ */
 int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
-             struct err *e);
+             bool fixed, struct err *e);
 void gemm_free(struct gemm *g); /* writes what is not yet remembered */
 
 /* A step begins: its trials may take as long as any step's; now and then choices are written. */

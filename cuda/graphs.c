@@ -87,10 +87,8 @@ int graphs_prepare(struct graphs *g, int size, struct err *e)
 {
     const struct step_room room = step_room_of_graph(g->limits, size);
     const struct step_view view = step_view_at(&room, g->base);
-    const struct forward_shape shape = {.n_tokens = size,
-                                        .n_rows = size,
-                                        .n_items = room.n_items,
-                                        .n_tiles = 0};
+    const struct forward_shape shape = {
+        .n_tokens = size, .n_decodes = size, .n_rows = size, .n_items = room.n_items, .n_tiles = 0};
     cudaStream_t stream = g->forward->launch->stream;
     cudaGraph_t graph = NULL;
     const double begin = now_seconds();

@@ -56,7 +56,8 @@ enum {
     ATTN_SPLIT_ALIGN = 64, /* keys that one block of threads takes at a time */
     ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
-    SKINNY_MAX_ROWS = 16,
+    SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
+    SKINNY_PASS_ROWS = 64,     /* of one launch */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
 
@@ -115,7 +116,7 @@ cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, in
                        double theta);
 
 /* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norms each head of q and k by q_norm and
- * k_norm (or NULL), rotates them; q stays there, k and v go to the pool. */
+ * k_norm (or both NULL), rotates them; q stays there, k and v go to the pool. */
 cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *q_norm,
                        const uint16_t *k_norm, const float *table, const struct kv_pool *kv,
                        int layer, const struct step_view *v, int n_tokens, int n_heads, float eps);
@@ -160,7 +161,8 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
                               int32_t *ticket, int n_tiles, int max_kv_len);
 
-/* Products of at most SKINNY_MAX_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. */
+/* Products of at most SKINNY_PASS_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row
+ * gives does not depend on how many there are. */
 enum skinny_out {
     SKINNY_BF16,
     SKINNY_F32,
@@ -171,7 +173,7 @@ struct skinny {
     void *y; /* row stride y_stride */
     int64_t y_stride;
     const uint16_t *x;  /* [m, k]; or */
-    const float *x_f32; /* [m, k], normed first: x / rms(x) * norm */
+    const float *x_f32; /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
     const uint16_t *norm;
     float eps;
     const uint16_t *w;
@@ -188,6 +190,7 @@ struct sampler_memory {
     float *adjusted;     /* the same, of rows with penalties, bias or banned ids */
     int64_t logits_stride;
     int vocab_size, max_seqs;
+    bool invariant;               /* log probabilities do not depend on the number of rows */
     struct sampler_state *states; /* [max_seqs] */
     struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
     uint16_t *seen;               /* [max_seqs, logits_stride] 0x8000: prompt; else the count */

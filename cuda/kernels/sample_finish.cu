@@ -8,7 +8,7 @@
  * Bound by the few passes of one multiprocessor over the row, 4 * vocab_size bytes each, in L2. */
 #include "cuda/kernels/sampler.cuh"
 
-int sample_scan_parts(const struct launch *l, int n_rows);
+int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);
 cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
                         const struct step_view *v, int n_rows);
 
@@ -395,5 +395,5 @@ extern "C" cudaError_t sampler_run(const struct launch *l, const struct sampler_
     if (r != cudaSuccess)
         return r;
     return launch_kernel(sample_finish_kernel, dim3((unsigned)n_rows), THREADS, 0, l, *m, v->rows,
-                         v->counts, sample_scan_parts(l, n_rows));
+                         v->counts, sample_scan_parts(l, m, n_rows));
 }

@@ -10,6 +10,8 @@ static constexpr int THREADS = 256;
 static constexpr int WARPS = THREADS / WARP;
 static constexpr int BLOCKS_PER_SM = 4; /* over all rows */
 static constexpr int AHEAD = 4;         /* loads in flight a thread: enough to read at full speed */
+static constexpr int INVARIANT_PARTS = 32;
+static_assert(INVARIANT_PARTS <= SAMPLER_MAX_SPLITS, "there is room for them");
 
 /* Four ids at a time; all parts but the last are of equal length. */
 static __device__ int part_length(int vocab_size, int n_parts)
@@ -208,17 +210,19 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-int sample_scan_parts(const struct launch *l, int n_rows)
+int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)
 {
     const int parts = l->n_sms * BLOCKS_PER_SM / n_rows;
 
+    if (m->invariant) /* the log-sum of a row depends on them in its last bits */
+        return INVARIANT_PARTS;
     return parts < 1 ? 1 : parts > SAMPLER_MAX_SPLITS ? SAMPLER_MAX_SPLITS : parts;
 }
 
 cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
                         const struct step_view *v, int n_rows)
 {
-    const dim3 grid((unsigned)sample_scan_parts(l, n_rows), (unsigned)n_rows);
+    const dim3 grid((unsigned)sample_scan_parts(l, m, n_rows), (unsigned)n_rows);
 
     const cudaError_t r =
         launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);

@@ -63,30 +63,34 @@ static __device__ void stage(uint4 *to, float (*squares)[ROWS], const struct ski
 /* Blocks that a multiprocessor must have room for: so many registers a thread may take. */
 static constexpr int resident(int halves, int tiles, int ahead)
 {
+    if (halves > 2)
+        return tiles * ahead <= 4 && ahead == 1 ? 2 : 1;
     return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
 }
 
-/* HALVES: 1 for up to 8 rows of x, 2 for up to 16. AHEAD: pieces in flight a warp. */
+/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 for up to 64. AHEAD: pieces in flight a warp.
+ * None of them changes a result: each is the sum of the warps' sums, each of those in order of k. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)
 {
-    __shared__ float parts[WARPS][TILES][HALVES * 8][COLS];
+    static constexpr int GATED = OUT == SKINNY_SILU_MUL ? 2 : 1; /* tiles of one result: gate, up */
+    static constexpr int AT_ONCE = HALVES > 2 && TILES > 2 ? 2 : TILES; /* that the sums fit */
+    __shared__ float parts[WARPS][AT_ONCE][HALVES * 8][COLS];
     __shared__ float squares[WARPS][HALVES * 8];
     extern __shared__ uint4 staged[]; /* NORM: [m, k / 8 + 1] */
 
     const struct skinny &s = args.s;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
-    const int first = (int)blockIdx.x * (OUT == SKINNY_SILU_MUL ? COLS : COLS * TILES);
+    const int first = (int)blockIdx.x * (COLS * TILES / GATED);
     const uint16_t *w[TILES];
     uint4 ahead[AHEAD][TILES];
     float sum[TILES][HALVES][2] = {};
 
     for (int t = 0; t < TILES; t++) {
-        int n = first + (OUT == SKINNY_SILU_MUL ? 0 : t * COLS) + group;
+        const int n = min(first + t / GATED * COLS + group, s.n - 1) + t % GATED * args.second;
 
-        n = min(n, s.n - 1) + (OUT == SKINNY_SILU_MUL ? t * args.second : 0);
         w[t] = s.w + (int64_t)n * s.k + quarter * 8;
     }
     auto fetch = [&](int from) {
@@ -130,74 +134,80 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
                 if (HALVES == 1) {
                     mma_8816(sum[t][0][0], sum[t][0][1], a.x, a.y, b.x, b.y);
                     mma_8816(sum[t][0][0], sum[t][0][1], a.z, a.w, b.z, b.w);
-                } else {
-                    const uint4 c = x[i][HALVES - 1];
-                    float d[4] = {sum[t][0][0], sum[t][0][1], sum[t][HALVES - 1][0],
-                                  sum[t][HALVES - 1][1]};
+                }
+#pragma unroll
+                for (int h = 0; h + 1 < HALVES; h += 2) {
+                    const uint4 e = x[i][h], c = x[i][h + 1];
+                    float d[4] = {sum[t][h][0], sum[t][h][1], sum[t][h + 1][0], sum[t][h + 1][1]};
 
-                    mma_16816(d, a.x, c.x, a.y, c.y, b.x, b.y);
-                    mma_16816(d, a.z, c.z, a.w, c.w, b.z, b.w);
-                    sum[t][0][0] = d[0], sum[t][0][1] = d[1];
-                    sum[t][HALVES - 1][0] = d[2], sum[t][HALVES - 1][1] = d[3];
+                    mma_16816(d, e.x, c.x, e.y, c.y, b.x, b.y);
+                    mma_16816(d, e.z, c.z, e.w, c.w, b.z, b.w);
+                    sum[t][h][0] = d[0], sum[t][h][1] = d[1];
+                    sum[t][h + 1][0] = d[2], sum[t][h + 1][1] = d[3];
                 }
             }
         }
         if (base + WARPS * AHEAD < args.n_pieces)
             fetch(base + WARPS * AHEAD);
     }
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            parts[warp][t][h * 8 + group][quarter * 2] = sum[t][h][0];
-            parts[warp][t][h * 8 + group][quarter * 2 + 1] = sum[t][h][1];
-        }
-    }
-    __syncthreads();
     static constexpr int EACH = HALVES * 8 * COLS; /* results of a tile */
-    static constexpr int RESULTS = OUT == SKINNY_SILU_MUL ? EACH : TILES * EACH;
-    for (int i = (int)threadIdx.x; i < RESULTS; i += WARPS * WARP) {
-        const int t = i / EACH, m = i % EACH / COLS, col = i % COLS;
-        const int n = first + t * COLS + col;
-        float y = 0.0f, up = 0.0f, scale = 1.0f;
+#pragma unroll
+    for (int from = 0; from < TILES; from += AT_ONCE) {
+        if (from > 0)
+            __syncthreads();
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; t++) {
+                parts[warp][t][h * 8 + group][quarter * 2] = sum[from + t][h][0];
+                parts[warp][t][h * 8 + group][quarter * 2 + 1] = sum[from + t][h][1];
+            }
+        }
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < AT_ONCE / GATED * EACH; i += WARPS * WARP) {
+            const int t = i / EACH * GATED, m = i % EACH / COLS, col = i % COLS;
+            const int n = first + (from + t) / GATED * COLS + col;
+            float y = 0.0f, up = 0.0f, scale = 1.0f;
 
-        if (m >= s.m || n >= s.n)
-            continue;
-        for (int j = 0; j < WARPS; j++) {
-            y += parts[j][t][m][col];
-            if (OUT == SKINNY_SILU_MUL)
-                up += parts[j][TILES - 1][m][col];
+            if (m >= s.m || n >= s.n)
+                continue;
+            for (int j = 0; j < WARPS; j++) {
+                y += parts[j][t][m][col];
+                if (OUT == SKINNY_SILU_MUL)
+                    up += parts[j][t + GATED - 1][m][col];
+            }
+            if (NORM) {
+                scale = 0.0f;
+                for (int j = 0; j < WARPS; j++)
+                    scale += squares[j][m];
+                scale = rsqrtf(scale / (float)s.k + s.eps);
+            }
+            y *= scale;
+            if (OUT == SKINNY_BF16 && s.bias)
+                y += bf16_to_float(s.bias[n]);
+            const int64_t at = (int64_t)m * s.y_stride + n;
+            if (OUT == SKINNY_BF16)
+                ((uint16_t *)s.y)[at] = bf16_bits(y);
+            else if (OUT == SKINNY_F32)
+                ((float *)s.y)[at] = y;
+            else if (OUT == SKINNY_ADD_F32)
+                ((float *)s.y)[at] = __ldcg((float *)s.y + at) + y;
+            else
+                ((uint16_t *)s.y)[at] = bf16_bits(y / (1.0f + __expf(-y)) * (up * scale));
         }
-        if (NORM) {
-            scale = 0.0f;
-            for (int j = 0; j < WARPS; j++)
-                scale += squares[j][m];
-            scale = rsqrtf(scale / (float)s.k + s.eps);
-        }
-        y *= scale;
-        if (OUT == SKINNY_BF16 && s.bias)
-            y += bf16_to_float(s.bias[n]);
-        const int64_t at = (int64_t)m * s.y_stride + n;
-        if (OUT == SKINNY_BF16)
-            ((uint16_t *)s.y)[at] = bf16_bits(y);
-        else if (OUT == SKINNY_F32)
-            ((float *)s.y)[at] = y;
-        else if (OUT == SKINNY_ADD_F32)
-            ((float *)s.y)[at] = __ldcg((float *)s.y + at) + y;
-        else
-            ((uint16_t *)s.y)[at] = bf16_bits(y / (1.0f + __expf(-y)) * (up * scale));
     }
 }
 
 template <int HALVES, int TILES, int AHEAD, int OUT>
 static cudaError_t run(const struct launch *l, const struct skinny_args *a)
 {
-    const int cols = OUT == SKINNY_SILU_MUL ? COLS : COLS * TILES;
+    const int cols = COLS * TILES / (OUT == SKINNY_SILU_MUL ? 2 : 1);
     const dim3 grid((unsigned)((a->s.n + cols - 1) / cols));
 
-    if (a->s.x_f32)
-        return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP,
-                             (size_t)a->s.m * ((size_t)a->s.k / 8 + 1) * sizeof(uint4), l, *a);
+    if constexpr (HALVES <= 2)
+        if (a->s.x_f32)
+            return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, true, OUT>, grid, WARPS * WARP,
+                                 (size_t)a->s.m * ((size_t)a->s.k / 8 + 1) * sizeof(uint4), l, *a);
     return launch_kernel(skinny_kernel<HALVES, TILES, AHEAD, false, OUT>, grid, WARPS * WARP, 0, l,
                          *a);
 }
@@ -208,11 +218,19 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
 template <int HALVES, int OUT>
 static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
-    if (a->s.n >= l->n_sms * COLS * 4 * 4)
-        return run<HALVES, 4, 2, OUT>(l, a);
-    if (a->s.n <= l->n_sms * COLS * 2)
-        return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
-    return run<HALVES, 1, 4, OUT>(l, a);
+    if constexpr (HALVES > 2) {
+        if (a->s.n <= l->n_sms * COLS * 2)
+            return run<HALVES, 1, 4, OUT>(l, a);
+        if (a->s.n <= l->n_sms * COLS * 4)
+            return run<HALVES, 4, 2, OUT>(l, a);
+        return run<HALVES, 4, 1, OUT>(l, a);
+    } else {
+        if (a->s.n >= l->n_sms * COLS * 4 * 4)
+            return run<HALVES, 4, 2, OUT>(l, a);
+        if (a->s.n <= l->n_sms * COLS * 2)
+            return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
+        return run<HALVES, 1, 4, OUT>(l, a);
+    }
 }
 
 template <int HALVES>
@@ -226,7 +244,10 @@ static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
     case SKINNY_ADD_F32:
         return pick<HALVES, SKINNY_ADD_F32>(l, a);
     case SKINNY_SILU_MUL:
-        return run<HALVES, 2, 4, SKINNY_SILU_MUL>(l, a);
+        if constexpr (HALVES > 2)
+            return run<HALVES, 4, 1, SKINNY_SILU_MUL>(l, a);
+        else
+            return run<HALVES, 2, 4, SKINNY_SILU_MUL>(l, a);
     }
     return cudaErrorInvalidValue;
 }
@@ -235,8 +256,8 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
 {
     const struct skinny_args a = {*s, s->k / PIECE, s->n};
 
-    if (s->m > SKINNY_MAX_ROWS || s->m < 1 || s->k % PIECE ||
-        (s->x_f32 && 2 * s->m * s->k > SKINNY_NORM_BYTES))
+    if (s->m > SKINNY_PASS_ROWS || s->m < 1 || s->k % PIECE ||
+        (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;
-    return s->m <= 8 ? dispatch<1>(l, &a) : dispatch<2>(l, &a);
+    return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);
 }

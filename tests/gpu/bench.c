@@ -6,7 +6,9 @@
  *   bench MODEL_FOLDER decode SEQS CONTEXT
  *   bench MODEL_FOLDER mixed LENGTHS_FILE
  *   bench MODEL_FOLDER prefill TOKENS
- *   bench attention */
+ *   bench attention
+ *
+ * With a last word `invariant` the backend promises that nothing depends on what else runs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -155,6 +157,7 @@ static void print_first_use(void)
 
 int main(int argc, char **argv)
 {
+    const bool invariant = argc > 2 && strcmp(argv[argc - 1], "invariant") == 0 && argc--;
     struct backend_info info;
     struct model *model;
     struct err e;
@@ -183,6 +186,7 @@ int main(int argc, char **argv)
     config = model_config(model);
     options =
         (struct backend_options){.eager = eager,
+                                 .invariant = invariant,
                                  .cache_folder = argc > 3 && !eager && !named ? argv[3] : NULL,
                                  .block_len = 16,
                                  .max_batch_tokens = 8192,

@@ -138,14 +138,17 @@ static int add_rows(struct driver *d, struct flight *f, int index, int n)
     b->n_seqs++;
     f->q_start[b->n_seqs] = b->n_tokens;
     s->row_before = -1;
-    if (s->n_fed < s->n_prompt)
-        return -1;
+    if (s->n_fed < s->n_prompt + s->n_sampled)
+        return -1; /* what follows is known, or is prompt */
     if (!s->loaded) {
-        f->loads[b->n_loads++] = (struct batch_load){.state = index,
-                                                     .n_prompt = s->n_prompt,
-                                                     .n_tokens = s->n_prompt,
-                                                     .tokens = s->prompt,
-                                                     .sampling = &s->sampling};
+        if (s->restarted)
+            memcpy(s->history + s->n_prompt, s->out, (size_t)s->n_out * sizeof(*s->out));
+        f->loads[b->n_loads++] =
+            (struct batch_load){.state = index,
+                                .n_prompt = s->n_prompt,
+                                .n_tokens = s->n_prompt + s->n_sampled,
+                                .tokens = s->restarted ? s->history : s->prompt,
+                                .sampling = &s->sampling};
         s->loaded = true;
     }
     f->row_seqs[b->n_rows] = index;
@@ -155,6 +158,23 @@ static int add_rows(struct driver *d, struct flight *f, int index, int n)
                                             .ban_stops = s->n_sampled < s->sampling.min_tokens};
     s->n_sampled++;
     return b->n_rows++;
+}
+
+/* Begins anew with what it has, once nothing of it is in flight; false: not yet. */
+static bool restart(struct drive_seq *s)
+{
+    if (s->n_sampled > s->n_out)
+        return false;
+    s->n_fed = 0;
+    s->loaded = false;
+    s->restarted = true;
+    return true;
+}
+
+static bool waits_to_restart(struct drive_seq *s)
+{
+    return s->restart_at > 0 && !s->restarted && !s->ended && s->n_out >= s->restart_at &&
+           !restart(s);
 }
 
 /* Decodes first, then as much of the prompts as fits. False when there is nothing to run. */
@@ -176,6 +196,8 @@ static bool pack(struct driver *d, struct flight *f, uint64_t step)
         struct drive_seq *s = &d->seqs[i];
 
         row_of[i] = -1;
+        if (waits_to_restart(s))
+            continue;
         if (!s->ended && s->n_fed >= s->n_prompt && s->n_sampled < s->max_tokens)
             row_of[i] = add_rows(d, f, i, 1);
     }
@@ -184,7 +206,7 @@ static bool pack(struct driver *d, struct flight *f, uint64_t step)
         struct drive_seq *s = &d->seqs[i];
         const int room = d->o->max_batch_tokens - f->batch.n_tokens, left = s->n_prompt - s->n_fed;
 
-        if (left > 0)
+        if (left > 0 && !s->ended)
             row_of[i] = add_rows(d, f, i, left < room ? left : room);
     }
     for (int i = 0; i < d->n; i++)
@@ -269,7 +291,12 @@ int drive(const struct backend_ops *ops, struct backend *b, const struct backend
         s->n_out = s->n_fed = s->n_sampled = 0;
         s->blocks = NULL;
         s->row_before = -1;
-        s->loaded = s->ended = false;
+        s->loaded = s->ended = s->restarted = false;
+        s->history = NULL;
+        if (s->restart_at > 0) {
+            s->history = take((size_t)(s->n_prompt + s->max_tokens), sizeof(*s->history));
+            memcpy(s->history, s->prompt, (size_t)s->n_prompt * sizeof(*s->history));
+        }
         times->prompt_tokens += (uint64_t)s->n_prompt;
     }
     r = give_blocks(&d, info.n_blocks, e);
@@ -279,7 +306,9 @@ int drive(const struct backend_ops *ops, struct backend *b, const struct backend
         r = run(&d, ops, b, times, e);
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
         flight_deinit(&d.flights[i]);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         free(seqs[i].blocks);
+        free(seqs[i].history);
+    }
     return r;
 }

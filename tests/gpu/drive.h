@@ -11,6 +11,8 @@ struct drive_seq {
     int32_t max_tokens;
     int32_t end_id; /* -1: none */
     struct sampling sampling;
+    int32_t restart_at; /* 0, or: once so many are there it loses its blocks' content and is
+                         * computed again, the prompt in chunks and what was sampled in decodes */
 
     int32_t *out;    /* [max_tokens] given by the caller */
     float *logprobs; /* [max_tokens] or NULL */
@@ -21,7 +23,8 @@ struct drive_seq {
     int32_t n_sampled;  /* rows submitted that sample */
     int32_t *blocks;    /* ids, enough for all of it */
     int32_t row_before; /* its row in the step before, or -1 */
-    bool loaded, ended;
+    bool loaded, ended, restarted;
+    int32_t *history; /* [n_prompt + max_tokens] where it restarts */
 };
 
 struct drive_times {

@@ -174,34 +174,53 @@ START_TEST(ids_alone_are_the_references)
 }
 END_TEST
 
-/* In invariant mode a text does not depend on what runs beside it. */
+/* In invariant mode neither a text nor the bits of a log probability depend on what runs beside it,
+ * on how prompts are cut, or on having been computed again half way. */
 START_TEST(invariant_texts_do_not_depend_on_the_batch)
 {
+    enum { N = 40 };
+    static const int chunks[] = {96, 96, 43, 61}; /* rows of a step */
     struct backend_options o = options(16);
-    struct drive_seq alone[MAX_SEQS], together[MAX_SEQS];
+    struct drive_seq alone[N], together[N];
     struct drive_times times;
     struct backend *b;
     struct err e;
+    int n_restarted = 0;
 
     o.invariant = true;
     ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < N; i++) {
         alone[i] = seq_of(&cases[i]);
         alone[i].sampling.temperature = 0.9f;
         alone[i].sampling.top_k = i % 2 ? 20 : 0;
         alone[i].sampling.seed = (uint64_t)i * 77;
-        together[i] = alone[i];
-        together[i].out = calloc((size_t)cases[i].max_tokens, 4);
-        together[i].logprobs = NULL;
         ck_assert(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e) == 0);
     }
-    ck_assert(drive(&nvllm_backend, b, &o, together, 40, &times, &e) == 0);
-    for (int i = 0; i < 40; i++) {
-        ck_assert_int_eq(alone[i].n_out, together[i].n_out);
-        ck_assert_mem_eq(alone[i].out, together[i].out, (size_t)alone[i].n_out * 4);
+    for (int run = 0; run < 4; run++) {
+        o.max_batch_tokens = chunks[run];
+        for (int i = 0; i < N; i++) {
+            together[i] = seq_of(&cases[i]);
+            together[i].sampling = alone[i].sampling;
+            together[i].restart_at = run > 0 && i % 4 != run ? 1 + i % 9 : 0;
+        }
+        ck_assert(drive(&nvllm_backend, b, &o, together, N, &times, &e) == 0);
+        for (int i = 0; i < N; i++) {
+            const size_t bytes = (size_t)alone[i].n_out * 4;
+
+            n_restarted += together[i].restarted;
+            ck_assert_int_eq(alone[i].n_out, together[i].n_out);
+            ck_assert_msg(memcmp(alone[i].out, together[i].out, bytes) == 0, "ids of %s, run %d",
+                          cases[i].name, run);
+            ck_assert_msg(memcmp(alone[i].logprobs, together[i].logprobs, bytes) == 0,
+                          "log probabilities of %s, run %d", cases[i].name, run);
+            free(together[i].out);
+            free(together[i].logprobs);
+        }
+    }
+    ck_assert_int_gt(n_restarted, N);
+    for (int i = 0; i < N; i++) {
         free(alone[i].out);
         free(alone[i].logprobs);
-        free(together[i].out);
     }
     nvllm_backend.close(b);
 }

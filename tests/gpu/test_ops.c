@@ -263,10 +263,10 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32, boo
 /* All outputs, with and without a norm before, one row to the largest, widths that fill no tile. */
 START_TEST(skinny_gemm_follows_twin)
 {
-    static const int rows[] = {1, 3, 8, 9, 16};
+    static const int rows[] = {1, 3, 8, 9, 16, 17, 64};
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
-        for (int f32 = 0; f32 < 2; f32++) {
+        for (int f32 = 0; f32 < (rows[i] > SKINNY_MAX_ROWS ? 1 : 2); f32++) {
             for (int out = SKINNY_BF16; out <= SKINNY_SILU_MUL; out++) {
                 check_skinny(rows[i], 52, 32, (enum skinny_out)out, f32, false);
                 check_skinny(rows[i], 200, f32 ? 480 : 1024, (enum skinny_out)out, f32, false);
@@ -327,13 +327,71 @@ START_TEST(gemm_follows_twin)
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
     for (int i = 0; i < 2; i++) {
         check_gemm(g, 32, 520, 256, GEMM_BF16);
         check_gemm(g, 32, 520, 256, GEMM_F32);
         check_gemm(g, gemm_rows(97), 256, 768, GEMM_ADD_F32);
         check_gemm(g, gemm_rows(97), 1152, 896, GEMM_BIAS_BF16); /* another bias each time */
     }
+    gemm_free(g);
+    array_free(&workspace);
+}
+END_TEST
+
+/* Rows of one product are those of any other with as many rows, or fewer, or more, to the bit. */
+static void check_rows_alone(struct gemm *g, int n, int k, enum gemm_out out)
+{
+    enum { ROWS = 700 };
+    static const int counts[] = {1, 16, 40, 129, 513, ROWS};
+    const size_t size = out == GEMM_ADD_F32 ? 4 : 2, row = (size_t)n * size;
+    struct device_array x = array_new((size_t)gemm_rows(ROWS) * (size_t)k * 2);
+    struct device_array w = array_new((size_t)n * (size_t)k * 2), bias = array_new((size_t)n * 2);
+    struct device_array y = array_new((size_t)gemm_rows(ROWS) * row);
+    char *all = malloc(ROWS * row);
+    struct err e;
+
+    fill_bf16(&x, 1.0f);
+    fill_bf16(&w, 1.0f / sqrtf((float)k));
+    fill_bf16(&bias, 1.0f);
+    for (int i = 5; i >= 0; i--) {
+        const int m = counts[i], first = i == 5 ? 0 : 3 * i;
+
+        cuda_must(cudaMemset(y.device, 0, y.bytes));
+        cuda_must(cudaDeviceSynchronize());
+        ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n,
+                               (uint16_t *)x.device + (size_t)first * (size_t)k, w.device,
+                               out == GEMM_BIAS_BF16 ? bias.device : NULL, gemm_rows(m), n, k, out,
+                               NULL, &e) == 0,
+                      "%s", e.text);
+        array_to_host(&y);
+        if (i == 5)
+            memcpy(all, y.host, ROWS * row);
+        ck_assert_msg(memcmp(y.host, all + (size_t)first * row, (size_t)m * row) == 0,
+                      "%d rows, n %d k %d out %d", m, n, k, (int)out);
+    }
+    free(all);
+    array_free(&x);
+    array_free(&w);
+    array_free(&bias);
+    array_free(&y);
+}
+
+START_TEST(fixed_algorithms_do_not_depend_on_rows)
+{
+    struct device_array workspace = array_new(GEMM_WORKSPACE);
+    struct gemm *g;
+    struct err e;
+
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, true, &e) == 0, "%s", e.text);
+    check_rows_alone(g, 4096, 1024, GEMM_BF16);
+    check_rows_alone(g, 1024, 2048, GEMM_ADD_F32);
+    check_rows_alone(g, 6144, 1024, GEMM_BF16);
+    check_rows_alone(g, 1024, 3072, GEMM_ADD_F32);
+    check_rows_alone(g, 1152, 896, GEMM_BIAS_BF16);
+    check_rows_alone(g, 192, 128, GEMM_BF16);
+    check_rows_alone(g, 128, 320, GEMM_ADD_F32);
+    ck_assert(gemm_settled(g));
     gemm_free(g);
     array_free(&workspace);
 }
@@ -346,7 +404,7 @@ static struct gemm_counts run_remembering(const char *folder, void *workspace)
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace, folder, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, &device, workspace, folder, false, &e) == 0, "%s", e.text);
     for (int i = 0; i < 50; i++) {
         gemm_step(g);
         check_gemm(g, 32, 264, 256, GEMM_BF16);
@@ -380,7 +438,7 @@ START_TEST(algorithms_are_remembered)
     counts = run_remembering(folder, workspace.device);
     ck_assert_int_eq(counts.n_timed, 0);
     ck_assert_int_eq(counts.n_remembered, 3);
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, folder, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, folder, false, &e) == 0, "%s", e.text);
     strcpy(key, gemm_counts(g).key);
     gemm_free(g);
     for (int kind = 0; kind < 4; kind++) {
@@ -515,6 +573,7 @@ int main(void)
     tcase_add_test(t, silu_mul_follows_twin);
     tcase_add_test(t, skinny_gemm_follows_twin);
     tcase_add_test(t, gemm_follows_twin);
+    tcase_add_test(t, fixed_algorithms_do_not_depend_on_rows);
     tcase_add_test(t, algorithms_are_remembered);
     tcase_add_test(t, rope_store_follows_twin);
     suite_add_tcase(suite, t);
