@@ -126,8 +126,47 @@ def tokenizers():
           unigram={**small, "model": {"type": "Unigram", "vocab": []}}, empty={})
 
 
+def answers():
+    def frames(call, *events):
+        out = bytes([call])
+        for id_, event in events:
+            raw = wire.encode("ServerFrame", {"id": id_, **event} if id_ else event)
+            out += wire.varint(len(raw)) + raw
+        return out
+
+    def delta(**fields):
+        return 1, {"delta": fields}
+
+    logprob = {"logprob": -0.5, "top_ids": [1, 2], "top_logprobs": [-0.5, -1.0]}
+    info = {"request": 9, "uid": 1000, "state": "REQUEST_WAITING", "place": 1}
+    done = 1, {"done": {"usage": {"prompt_tokens": 3}, "timing": {"ttft_ms": 1.5}}}
+    error = {"error": {"code": "ERROR_BUSY", "message": "later", "retryable": True,
+                       "limit": "limits.requests_per_uid", "limit_value": 4}}
+    write(folder("client"),
+          stream=frames(0, delta(choice=0, text=b"He", token_ids=[1, 300]),
+                        delta(choice=1, text=b"", token_ids=[70000], finish_reason="FINISH_STOP"),
+                        delta(choice=2, text=b"x", token_ids=[5]), done),
+          logprobs=frames(0, delta(token_ids=[5, 6], logprobs=[logprob, logprob]), (1, error)),
+          short=frames(0, (2, {"tokens": {"ids": [1], "tokens": [b"x"]}}),
+                       (3, {"text": {"text": b"a\0b"}}), (4, error),
+                       (5, {"status": {"state": "STATE_READY", "model": "m", "device": "d"}})),
+          requests=frames(1, delta(text=b"kept", token_ids=[7]),
+                          (6, {"request_list": {"requests": [info, {}], "total": 2}})),
+          blocks=frames(2, (6, {"block_report": {
+              "blocks": {"total": 4, "used": 2}, "uids": [{"uid": 1, "used": 2}],
+              "requests": [{"request": 9, "used": 2}], "map": b"ufcp"}})),
+          cache=frames(3, (6, {"cache_report": {
+              "prefixes": [{"tokens": 16, "head_ids": [1, 2, 3], "pinned": True}], "total": 1}})),
+          why=frames(4, (6, {"explanation": {"info": info, "reason": "WAIT_BLOCKS",
+                                             "other_ids": [1, 2], "text": "because"}})),
+          reload=frames(5, (6, {"reloaded": {"changed": ["a.b"], "needs_restart": ["c.d"]}})),
+          change=frames(6, (6, {"changed": {"state": "STATE_READY", "log_level": "info"}})),
+          lost=frames(0, (0, error)), empty=b"\0", half=frames(0, done)[:-3])
+
+
 if __name__ == "__main__":
     requests()
+    answers()
     safetensors()
     configs()
     tokenizers()
