@@ -266,6 +266,34 @@ class OfOneUser(Case):
             d.wait_idle()
 
 
+class LargePrompts(Case):
+    def test_others_do_not_wait_for_the_tokenizer(self):
+        """While one client's large prompts are tokenized, another's short ones and tokens go on."""
+        n = scaled(8, 3)
+        with Daemon(SMALL, "limits.queued_tokens_per_uid=1073741824",
+                    "limits.queued_tokens=1073741824") as d, d.connect() as w, \
+                d.connect() as other:
+            text = b"The quick brown fox jumps over the lazy dog. " * 330000
+            for i in range(1, n + 1):  # they will be too long, once that is known
+                w.send(i, generate={"prompt": text, "max_tokens": 1})
+            slowest = 0
+            for _ in range(10):
+                begin = time.monotonic()
+                self.assertIn("tokens", other.ask(tokenize={"text": b"short"}))
+                slowest = max(slowest, time.monotonic() - begin)
+            self.assertLess(slowest, scaled(1, 10))
+            self.assertIsNone(other.generate(**SHORT).error)
+            self.assertEqual(other.status()["state"], "STATE_READY")
+            w.send(n + 1, list_requests={})
+            large = 0
+            while "request_list" not in (reply := w.receive()):
+                self.assertEqual(reply["error"]["code"], "ERROR_TOO_LONG")
+                large += 1
+            self.assertLess(large, n, "the large ones were done before: nothing was shown")
+            for _ in range(n - large):
+                self.assertEqual(w.receive()["error"]["code"], "ERROR_TOO_LONG")
+
+
 class SlowReaders(Case):
     """A client that does not read is paused, then cut off; others notice nothing."""
 

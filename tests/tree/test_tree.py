@@ -83,6 +83,18 @@ class Includes(unittest.TestCase):
             self.assertEqual(len(wrong_includes(root)), 6)
 
 
+class Clock(unittest.TestCase):
+    def test_nobody_reads_the_wall_clock(self):
+        """Times and deadlines are of the monotonic clock, so that nothing happens when the other
+        jumps. nvllmctl's own output may tell the time of day."""
+        wall = re.compile(r"CLOCK_REALTIME|\bgettimeofday\b|\btime\((NULL|0|&)")
+        found = [str(p.relative_to(ROOT)) for p in files(".c", ".h", ".cu")
+                 if p.relative_to(ROOT).parts[0] in ("proto", "engine", "cuda", "daemon")
+                 and wall.search(p.read_text())]
+        self.assertEqual(found, [])
+        self.assertTrue(wall.search("clock_gettime(CLOCK_REALTIME, &t)"))
+
+
 class Format(unittest.TestCase):
     def test_formatted(self):
         """clang-format has nothing to change; its version decides, so it is a fixed one."""
