@@ -289,6 +289,9 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
     s->state = state;
     if (--s->request->n_running == 0)
         c->n_requests_running--;
+    fair_client_use(s->request->client)->n_running--;
+    fair_client_use(s->request->client)->n_blocks -= s->n_taken;
+    s->n_taken = 0;
     s->n_returning = 0;
     for (int32_t i = 0; i < s->n_table; i++)
         s->n_returning += blocks_refs(c->blocks, s->table[i]) == 1;

@@ -55,6 +55,7 @@ struct core {
     /* The schedule's memory from one step to the next. */
     int32_t prompt_rows; /* at most, beside decodes */
     uint64_t n_plans;    /* plans made, also those that came to nothing */
+    int64_t n_wanted;    /* blocks that who could not be admitted last would have needed */
     int32_t n_short;     /* blocks wanted in vain by the step being planned */
     int32_t margin;      /* blocks kept free on admission, from a preemption on */
     bool squeezed;       /* blocks ran out in the step being planned: nothing is admitted */
@@ -70,6 +71,7 @@ struct core {
 
     struct core_stats stats; /* the counters that only grow */
     uint64_t n_held_ever;    /* sequences held back, for tests */
+    uint64_t n_yields;       /* preempted for another client's share, for tests */
 };
 
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
@@ -121,6 +123,18 @@ int core_cache_answer(struct core *c, const struct inspect_query *q, const int32
 /* Pinned blocks that a prompt begins with and would use. */
 int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
                            const int32_t *prompt, int32_t n_prompt);
+
+/* core_share.c */
+/* Who goes when blocks run out; NULL: only one runs. */
+struct sequence *core_victim(const struct core *c);
+/* Where the client of s, which waits, has less than its share: makes one that has more give it a
+ * slot, or n blocks. They come with the steps in flight. One slot at a time, for who began is
+ * served, and then the next may be another's. */
+void core_claim_slot(struct core *c, const struct sequence *s);
+void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
+/* Whose slot s may claim; NULL: nobody's. */
+struct sequence *core_slot_victim(const struct core *c, const struct sequence *s);
+int32_t core_slot_share(const struct core *c);
 
 /* core_schedule.c */
 /* Blocks that s, which waits, still has to take to begin, and those that it may have. */

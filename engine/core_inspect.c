@@ -330,9 +330,20 @@ static int tell_blocks(struct core *c, const struct inspect_query *q, const stru
 
 /* ---- why one waits */
 
-static enum inspect_why why_of(const struct core *c, const struct row *row,
+/* Others' requests stand before it. */
+static bool others_first(const struct row *rows, const struct row *row)
+{
+    for (; rows < row; rows++)
+        if (rows->rank == RANK_WAITS && rows->request->client != row->request->client)
+            return true;
+    return false;
+}
+
+static enum inspect_why why_of(const struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
+    const struct fair_use *use = fair_client_use(row->request->client);
+
     switch (row->furthest->state) {
     case SEQ_PREFILL:
     case SEQ_DECODE:
@@ -345,11 +356,13 @@ static enum inspect_why why_of(const struct core *c, const struct row *row,
     case SEQ_ENDED:
         break;
     }
+    if (use->n_running >= core_slot_share(c) && others_first(rows, row))
+        return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;
     if (r->blocks_needed > r->blocks_available)
         return INSPECT_WHY_BLOCKS;
-    return row->place > 1 ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
+    return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
 }
 
 static int explain_request(struct core *c, const struct inspect_query *q, const struct row *rows,
@@ -371,7 +384,7 @@ static int explain_request(struct core *c, const struct inspect_query *q, const 
     out->found = true;
     if (!sequence_runs(row->furthest))
         core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
-    out->why = why_of(c, row, out);
+    out->why = why_of(c, rows, row, out);
     return 0;
 }
 

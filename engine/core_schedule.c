@@ -29,37 +29,6 @@ static int32_t blocks_available(const struct core *c)
     return blocks_n_free(c->blocks) + blocks_n_cached(c->blocks);
 }
 
-/* Lower class, then younger: nearer to being preempted. */
-static bool ranks_below(const struct sequence *a, const struct sequence *b)
-{
-    if (a->request->priority != b->request->priority)
-        return a->request->priority < b->request->priority;
-    return a->order > b->order;
-}
-
-/* The lowest of all that run, among those that were not preempted too often yet; if all were, the
- * lowest, but never the highest: that one ends, so everything does. NULL: only one runs. */
-static struct sequence *choose_victim(const struct core *c)
-{
-    struct sequence *lowest = NULL, *lowest_fresh = NULL;
-    const struct list *lists[] = {&c->prefilling, &c->decoding};
-
-    if (core_n_running(c) < 2)
-        return NULL;
-    for (int k = 0; k < 2; k++) {
-        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
-            struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
-            if (!lowest || ranks_below(s, lowest))
-                lowest = s;
-            if (s->n_preempted < c->options.max_preemptions &&
-                (!lowest_fresh || ranks_below(s, lowest_fresh)))
-                lowest_fresh = s;
-        }
-    }
-    return lowest_fresh ? lowest_fresh : lowest;
-}
-
 /* After a preemption newcomers must leave each that runs room to grow, less with each sequence that
  * ends: otherwise the one preempted would be back at once and push out the next. (256 requests of
  * about 1,100 tokens on 2,000 to 10,000 blocks of 16: a third of the preemptions, as many steps.)
@@ -79,6 +48,8 @@ static bool take_block(struct core *c, struct sequence *s)
     if (prefix_cache_take(c->cache, &s->table[s->n_table]) != BLOCKS_OK)
         return false;
     s->n_table++;
+    s->n_taken++;
+    fair_client_use(s->request->client)->n_blocks++;
     return true;
 }
 
@@ -95,7 +66,7 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
             c->n_short++;
             return false;
         }
-        victim = choose_victim(c);
+        victim = core_victim(c);
         if (!victim) {
             must(c->n_draining > 0);
             return false;
@@ -232,21 +203,6 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     return n;
 }
 
-static int32_t plan_chunks(struct core *c, struct step *st, int32_t klass, int32_t budget)
-{
-    int32_t n_candidates = budget > 0 ? snapshot(c, &c->prefilling) : 0;
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < n_candidates && n < budget; i++) {
-        struct sequence *s = c->scratch[i];
-
-        if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
-            s->last_try != c->n_plans)
-            n += plan_chunk(c, st, s, budget - n);
-    }
-    return n;
-}
-
 /* True when a and b know the same tokens in block i. */
 static bool equal_blocks(struct core *c, const struct sequence *a, const struct sequence *b,
                          int32_t i)
@@ -330,6 +286,7 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     c->n_prefilling++;
     if (q->n_running++ == 0)
         c->n_requests_running++;
+    fair_client_use(q->client)->n_running++;
     step_add_load(st, s);
     if (n_found > 0)
         prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
@@ -371,6 +328,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
             begin(c, st, s, n, chain, now_us);
             return ADMITTED;
         }
+        c->n_wanted = need;
         result = NO_ROOM;
     }
     while (n > 0)
@@ -393,7 +351,7 @@ static int32_t blocks_owed(const struct core *c)
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (sequence_n_tokens(s) - 1) / len, n = 0, id;
+    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, id;
     uint64_t chain = prefix_cache_root(s->request->ns);
     int64_t left = (int64_t)blocks_available(c) - blocks_owed(c);
 
@@ -413,30 +371,75 @@ static bool is_stuck(const struct core *c, const struct step *st, const struct s
            st->batch.step < c->stuck_until && core_n_running(c) > 0;
 }
 
-/* Admits from the queue while its first is of this class; returns the rows planned. */
-static int32_t plan_admissions(struct core *c, struct step *st, int32_t klass, int32_t budget,
-                               int32_t *n_held, uint64_t now_us)
+/* The first in the queue, if it is of this class and can be tried now. */
+static struct sequence *next_waiting(struct core *c, const struct step *st, int32_t klass,
+                                     int32_t n_held)
 {
+    struct fair_item *item = fair_queue_top(c->queue);
+    struct sequence *s;
+
+    if (!item || item->klass != klass || c->squeezed || n_held >= MAX_HELD_A_STEP)
+        return NULL;
+    s = CONTAINER_OF(item, struct sequence, item);
+    if (c->n_free_slots == 0)
+        core_claim_slot(c, s);
+    return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_load(st, s) ? s : NULL;
+}
+
+/* Of the n prefilling ones in scratch that can go on, the first whose client was served least. */
+static struct sequence *next_prefilling(const struct core *c, const struct step *st, int32_t n,
+                                        int32_t klass)
+{
+    struct sequence *least = NULL;
+
+    for (int32_t i = 0; i < n; i++) {
+        struct sequence *s = c->scratch[i];
+
+        if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
+            s->last_try != c->n_plans && s->last_step != st->batch.step &&
+            (!least ||
+             fair_client_time(s->request->client) < fair_client_time(least->request->client)))
+            least = s;
+    }
+    return least;
+}
+
+/* Prompts of one class: those begun go on and the first in the queue begin, whose client was served
+ * least first; so a long prompt keeps another client's waiting for a step at most. Returns the rows
+ * planned. */
+static int32_t plan_prompts(struct core *c, struct step *st, int32_t klass, int32_t budget,
+                            int32_t *n_held, uint64_t now_us)
+{
+    int32_t n_prefilling = budget > 0 ? snapshot(c, &c->prefilling) : 0;
+    bool admits = true;
     int32_t n = 0;
 
-    while (n < budget && c->n_free_slots > 0 && !c->squeezed && *n_held < MAX_HELD_A_STEP) {
-        struct fair_item *item = fair_queue_top(c->queue);
-        struct sequence *s = item ? CONTAINER_OF(item, struct sequence, item) : NULL;
+    while (n < budget) {
+        struct sequence *s = next_prefilling(c, st, n_prefilling, klass);
+        struct sequence *w = admits ? next_waiting(c, st, klass, *n_held) : NULL;
 
-        if (!s || item->klass != klass || is_stuck(c, st, s) || !step_has_room_for_load(st, s))
+        if (s && (!w || s->state != SEQ_PREFILL ||
+                  fair_client_time(s->request->client) <= fair_client_time(w->request->client))) {
+            if (s->state == SEQ_PREFILL) /* did not yield its slot just now */
+                n += plan_chunk(c, st, s, budget - n);
+            continue;
+        }
+        if (!w)
             break;
-        switch (admit(c, st, s, blocks_owed(c), now_us)) {
+        switch (admit(c, st, w, blocks_owed(c), now_us)) {
         case ADMITTED:
-            n += plan_chunk(c, st, s, budget - n);
+            n += plan_chunk(c, st, w, budget - n);
             break;
         case HELD_BACK:
             ++*n_held;
             break;
         case NO_ROOM:
-            c->stuck = s;
+            c->stuck = w;
             c->stuck_blocks = blocks_available(c);
             c->stuck_until = st->batch.step + STUCK_STEPS;
-            return n;
+            core_claim_blocks(c, w, c->n_wanted - c->stuck_blocks - c->n_returning);
+            admits = false;
+            break;
         }
     }
     return n;
@@ -478,8 +481,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     n_decodes = plan_decodes(c, st, decode_budget(c));
     budget = prompt_budget(c, n_decodes);
     for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--) {
-        n += plan_chunks(c, st, klass, budget - n);
-        n += plan_admissions(c, st, klass, budget - n, &n_held, now_us);
+        n += plan_prompts(c, st, klass, budget - n, &n_held, now_us);
     }
     plan_decodes(c, st, c->options.max_batch_tokens - n_decodes - n);
     c->prompts_turn = st->n_decodes > 0;

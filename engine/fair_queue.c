@@ -27,6 +27,7 @@ struct fair_client {
     uint64_t vtime;            /* UNITS a token of a usual share */
     int32_t share;
     int64_t n_joined;
+    struct fair_use use;
     struct line lines[FAIR_QUEUE_CLASSES];
 };
 
@@ -189,6 +190,7 @@ void fair_queue_leave(struct fair_queue *q, struct fair_client *client)
     must(client->n_joined > 0);
     if (--client->n_joined > 0)
         return;
+    must(client->use.n_running == 0 && client->use.n_waiting == 0 && client->use.n_blocks == 0);
     heap_remove(&q->active, &client->by_vtime);
     q->n_active--;
     heap_insert(&q->idle, &client->by_vtime);
@@ -216,6 +218,7 @@ void fair_queue_push(struct fair_queue *q, struct fair_item *item)
     line_out(q, item->client, item->klass);
     heap_insert(&item->client->lines[item->klass].items, &item->node);
     line_in(q, item->client, item->klass);
+    item->client->use.n_waiting++;
 }
 
 void fair_queue_remove(struct fair_queue *q, struct fair_item *item)
@@ -223,6 +226,7 @@ void fair_queue_remove(struct fair_queue *q, struct fair_item *item)
     line_out(q, item->client, item->klass);
     heap_remove(&item->client->lines[item->klass].items, &item->node);
     line_in(q, item->client, item->klass);
+    item->client->use.n_waiting--;
 }
 
 struct fair_item *fair_queue_top(const struct fair_queue *q)
@@ -234,6 +238,11 @@ struct fair_item *fair_queue_top(const struct fair_queue *q)
             return item_of(heap_top(&CONTAINER_OF(n, struct line, node)->items));
     }
     return NULL;
+}
+
+struct fair_use *fair_client_use(struct fair_client *client)
+{
+    return &client->use;
 }
 
 int32_t fair_queue_n_active(const struct fair_queue *q)

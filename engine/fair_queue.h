@@ -27,6 +27,14 @@ struct fair_share {
 struct fair_queue;
 struct fair_client; /* one client's account */
 
+/* What the schedule counts for a client; all zero when it leaves. */
+struct fair_use {
+    int32_t n_running; /* sequences */
+    int32_t n_waiting; /* in the queue */
+    int32_t n_blocks;  /* that its running sequences took, found ones not counted */
+    uint64_t seen;     /* the schedule's own mark */
+};
+
 struct fair_item {
     struct heap_node node; /* private, while queued */
     struct fair_client *client;
@@ -50,6 +58,7 @@ void fair_queue_push(struct fair_queue *q, struct fair_item *item);
 void fair_queue_remove(struct fair_queue *q, struct fair_item *item);
 struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
 
+struct fair_use *fair_client_use(struct fair_client *client);
 int32_t fair_queue_n_active(const struct fair_queue *q);
 uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited,
                                                               * as of a usual share */

@@ -48,6 +48,7 @@ struct sequence {
     int32_t n_written;   /* positions of steps committed */
     int32_t n_sampling;  /* rows sampled from in steps in flight: 0 .. 2 */
     uint64_t chain;      /* serial of the last chained block */
+    int32_t n_taken;     /* blocks of the table that were not found, while it runs */
     int32_t n_chained;   /* blocks at the start of the table that have their place in a chain */
     int32_t n_returning; /* draining: blocks that its end frees */
     uint64_t last_step;  /* the last one it takes part in */

@@ -54,8 +54,8 @@ static const char *missing(const struct sim_counts *c)
         return "a prefix found";
     if (!c->refused || !c->cancels || !c->stops || !c->deadlines || !c->numerics || !c->waits)
         return "a refusal, cancel, stop, deadline, numerics or wait";
-    if (!c->pins || !c->clears)
-        return "a pin or a clear";
+    if (!c->pins || !c->clears || !c->yields)
+        return "a pin, a clear or a yield";
     return NULL;
 }
 
@@ -86,10 +86,10 @@ static int run(uint64_t seed, uint64_t n_steps, bool one_world)
     printf("preemptions %" PRIu64 ", held back %" PRIu64 ", evictions %" PRIu64 ", hits %" PRIu64
            " of %" PRIu64 " tokens, refused %" PRIu64 ", cancels %" PRIu64 ", stops %" PRIu64
            ", deadlines %" PRIu64 ", numerics %" PRIu64 ", waits %" PRIu64 ", pins %" PRIu64
-           ", clears %" PRIu64 "\n",
+           ", clears %" PRIu64 ", yields %" PRIu64 "\n",
            counts.preemptions, counts.held, counts.evictions, counts.hit_tokens,
            counts.queried_tokens, counts.refused, counts.cancels, counts.stops, counts.deadlines,
-           counts.numerics, counts.waits, counts.pins, counts.clears);
+           counts.numerics, counts.waits, counts.pins, counts.clears, counts.yields);
     wrong = one_world || n_steps < 200000 ? NULL : missing(&counts);
     if (wrong) {
         fprintf(stderr, "sim: %s never happened\n", wrong);
@@ -166,5 +166,7 @@ int main(int argc, char **argv)
         }
     }
     signal(SIGABRT, on_abort);
+    if (caught) /* some bugs break more than an invariant */
+        signal(SIGSEGV, on_abort);
     return caught ? must_be_caught(seed, n_steps) : run(seed, n_steps, one_world);
 }

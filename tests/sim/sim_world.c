@@ -309,6 +309,20 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     return NULL;
 }
 
+/* Whether one waits for a slot that another has beyond its share, though the step had room. */
+static const char *check_shares(struct world *w, const struct batch *batch)
+{
+    const struct core *c = w->core;
+    const struct fair_item *top = fair_queue_top(c->queue);
+    bool waits = top && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
+                 batch->n_tokens < w->options.max_batch_tokens &&
+                 batch->n_tokens - batch->n_decodes < c->prompt_rows &&
+                 core_slot_victim(c, CONTAINER_OF(top, struct sequence, item));
+
+    w->n_kept_waiting = waits ? w->n_kept_waiting + 1 : 0;
+    return w->n_kept_waiting > 3 ? "a client has more than its share while another waits" : NULL;
+}
+
 /* Clients that always wait are served alike, but for what runs at once. */
 static const char *check_fairness(const struct world *w)
 {
@@ -335,6 +349,8 @@ static const char *next(struct world *w)
         if (w->n_alive == 0)
             return "a step for nobody";
         wrong = check_turns(w, batch, prompts);
+        if (!wrong)
+            wrong = check_shares(w, batch);
         if (!wrong)
             wrong = sim_backend_submit(w->backend, batch);
         w->in_flight++;
@@ -462,6 +478,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
     counts->held += w->core->n_held_ever;
+    counts->yields += w->core->n_yields;
     counts->evictions += prefix_cache_evictions(w->core->cache);
     if (wrong) /* a broken core cannot be trusted to free itself */
         return wrong;

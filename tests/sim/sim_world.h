@@ -9,7 +9,7 @@
 struct sim_counts {
     uint64_t worlds, steps, tokens, requests, choices, refused;
     uint64_t preemptions, held, evictions, hit_tokens, queried_tokens;
-    uint64_t cancels, stops, deadlines, numerics, waits, pins, clears;
+    uint64_t cancels, stops, deadlines, numerics, waits, pins, clears, yields;
 };
 
 /* Runs about n_steps steps with everything that seed gives. NULL, or what was wrong. A broken

@@ -31,6 +31,7 @@ struct world {
     uint64_t now_us, last_id;
     uint64_t n_committed, last_token_step;
     int32_t in_flight;
+    int32_t n_kept_waiting;  /* steps in a row in which who has a claim to a slot did not get it */
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
     uint64_t served[5];      /* tokens computed for finished requests, by client */

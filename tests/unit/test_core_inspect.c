@@ -338,7 +338,8 @@ static enum inspect_why why(uint64_t id)
     return rig.report->why;
 }
 
-/* Why a request waits: blocks, slots, another's prefix, or nothing but the next step. */
+/* Why a request waits: blocks, slots, another's prefix, its client's share, or
+ * nothing but the next step. */
 START_TEST(explains_why_one_waits)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_REQUEST, .viewer = 2};
@@ -369,6 +370,13 @@ START_TEST(explains_why_one_waits)
     rig_step();
     c = ask(1, 3, 20, 2);
     ck_assert_int_eq(why(c), INSPECT_WHY_SEQS);
+    for (int32_t i = 0; i < 4; i++) /* more of others, who were served less */
+        ask(2, 4 + i, 20, 30);
+    rig_step();
+    rig_step();
+    rig_step();
+    c = ask(1, 9, 20, 2);
+    ck_assert_int_eq(why(c), INSPECT_WHY_SHARE);
     rig_run();
 }
 END_TEST

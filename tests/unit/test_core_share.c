@@ -1,0 +1,255 @@
+/* test_core_share.c - what one client gets while another wants all: slots, blocks, turns. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "engine/core_impl.h"
+#include "tests/unit/core_rig.h"
+
+static void set_up(void)
+{
+    rig_defaults();
+    rig_start();
+}
+
+static void restart(void)
+{
+    rig_end();
+    rig_start();
+}
+
+static uint64_t ask(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
+                    int32_t max_tokens)
+{
+    struct core_request r = rig_request(text, n_prompt, max_tokens);
+
+    r.client = client;
+    r.priority = priority;
+    return rig_ask(&r);
+}
+
+static void run_until_finished(uint64_t id)
+{
+    while (!rig_finished(id)) {
+        rig.n_events = 0; /* a flood tells more than is kept */
+        rig_step();
+    }
+}
+
+static uint64_t latency_us(uint64_t id)
+{
+    run_until_finished(id);
+    return rig_finished(id)->usage.end_us - rig_finished(id)->usage.arrival_us;
+}
+
+/* Two hundred requests of one client, more than can run, of long prompts and long answers. */
+static void flood(uint64_t client)
+{
+    for (int32_t i = 0; i < 200; i++) {
+        struct core_request r = rig_request(100 + i, 20 + i % 40, 60 + i % 30);
+
+        r.client = client;
+        ck_assert_int_eq(core_admit(rig.core, &r, rig.now_us), CORE_OK);
+    }
+    for (int i = 0; i < 30; i++)
+        rig_step();
+}
+
+/* One request among another client's two hundred takes at most twice as long as alone, at any
+ * length, and whether it comes before the others have settled or after. */
+START_TEST(one_among_two_hundred)
+{
+    static const int32_t lengths[][2] = {{4, 3}, {8, 20}, {60, 4}, {30, 100}};
+
+    for (int k = 0; k < 4; k++) {
+        int32_t n_prompt = lengths[k][0], n = lengths[k][1];
+        uint64_t alone, among;
+
+        rig.options.n_blocks = 400;
+        restart();
+        alone = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
+        restart();
+        flood(1);
+        among = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
+        printf("%d + %d tokens: alone %d steps, among two hundred %d\n", n_prompt, n,
+               (int)(alone / 1000), (int)(among / 1000));
+        ck_assert_msg(among <= 2 * alone, "%d + %d tokens: %d us, alone %d us", n_prompt, n,
+                      (int)among, (int)alone);
+    }
+}
+END_TEST
+
+/* The same where not slots but blocks are what the flood has taken. */
+START_TEST(one_among_two_hundred_without_blocks)
+{
+    uint64_t alone, among;
+
+    rig.options.n_blocks = 64;
+    rig.options.max_seqs = 64;
+    restart();
+    alone = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
+    restart();
+    flood(1);
+    ck_assert_int_lt(rig_stats().blocks_free + rig_stats().blocks_cached, 20);
+    among = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
+    printf("without blocks: alone %d steps, among two hundred %d\n", (int)(alone / 1000),
+           (int)(among / 1000));
+    ck_assert_msg(among <= 2 * alone, "%d us, alone %d us", (int)among, (int)alone);
+}
+END_TEST
+
+/* Each small request pushes out at most one of the flood, which all the same is told all its tokens
+ * and ends. */
+START_TEST(yields_are_few)
+{
+    uint64_t ids[12];
+
+    for (int32_t i = 0; i < 12; i++)
+        ids[i] = ask(1, CORE_NORMAL, i, 20, 100);
+    for (int32_t i = 0; i < 10; i++) {
+        uint64_t id = ask(2, CORE_NORMAL, 50 + i, 8, 4);
+
+        while (!rig_finished(id))
+            rig_step();
+    }
+    ck_assert_uint_ge(rig.core->n_yields, 1);
+    ck_assert_uint_le(rig.core->n_yields, 10);
+    rig_run();
+    for (int32_t i = 0; i < 12; i++)
+        ck_assert_int_eq(rig_count(ids[i], CORE_TOKEN), 100);
+}
+END_TEST
+
+/* Two clients that both want all share the slots, and do not take them from each other again and
+ * again. */
+START_TEST(two_floods_settle)
+{
+    rig.options.n_blocks = 400;
+    restart();
+    flood(1);
+    flood(2);
+    ck_assert_uint_le(rig.core->n_yields, 4);
+    for (int i = 0; i < 400; i++) {
+        rig.n_events = 0;
+        rig_step();
+    }
+    ck_assert_uint_le(rig.core->n_yields, 4 + 400 / 60 * 4); /* less than one for each that ends */
+}
+END_TEST
+
+/* A client alone has all, and one that was served more before has to wait. */
+START_TEST(nobody_yields_for_nothing)
+{
+    flood(1);
+    ck_assert_uint_eq(rig.core->n_yields, 0);
+    restart();
+    for (int32_t i = 0; i < 8; i++)
+        ask(1, CORE_NORMAL, i, 4, 200);
+    ask(2, CORE_LOW, 20, 4, 4); /* of lower class */
+    for (int i = 0; i < 50; i++)
+        rig_step();
+    ck_assert_uint_eq(rig.core->n_yields, 0);
+    rig_run();
+}
+END_TEST
+
+/* However often it was preempted, one of lower class goes before one of higher. */
+START_TEST(class_before_all_else)
+{
+    uint64_t low, normal[2];
+
+    rig.options.n_blocks = 14;
+    rig.options.max_preemptions = 0; /* all are used up at once: the lowest class goes still */
+    restart();
+    normal[0] = ask(1, CORE_NORMAL, 1, 8, 20);
+    low = ask(1, CORE_LOW, 3, 8, 20);
+    rig_step();
+    normal[1] = ask(1, CORE_NORMAL, 2, 8, 20);
+    rig_run();
+    ck_assert_int_eq(rig_finished(normal[0])->usage.preemptions, 0);
+    ck_assert_int_eq(rig_finished(normal[1])->usage.preemptions, 0);
+    ck_assert_int_ge(rig_finished(low)->usage.preemptions, 1);
+}
+END_TEST
+
+/* When blocks run out the client that has most of them gives way, though another's is newer. */
+START_TEST(who_has_most_blocks_gives_way)
+{
+    uint64_t first, big, small;
+
+    rig.options.n_blocks = 30;
+    restart();
+    first = ask(1, CORE_NORMAL, 1, 40, 40);
+    big = ask(1, CORE_NORMAL, 2, 40, 30);
+    rig_step();
+    rig_step();
+    rig_step();
+    small = ask(2, CORE_NORMAL, 3, 4, 30);
+    rig_run();
+    ck_assert_int_eq(rig_finished(small)->usage.preemptions, 0);
+    ck_assert_int_eq(rig_finished(first)->usage.preemptions, 0);
+    ck_assert_int_ge(rig_finished(big)->usage.preemptions, 1);
+}
+END_TEST
+
+/* A long prompt keeps another client's short one waiting for a step, not for all its chunks. */
+START_TEST(long_prompt_lets_others_begin)
+{
+    uint64_t id;
+
+    rig.options.n_blocks = 128;
+    restart();
+    ask(1, CORE_NORMAL, 1, 240, 2); /* eight steps */
+    rig_step();
+    id = ask(2, CORE_NORMAL, 2, 20, 1);
+    rig_step();
+    rig_step();
+    ck_assert_ptr_nonnull(rig_finished(id));
+    rig_run();
+}
+END_TEST
+
+/* What is counted for a client is what it has. */
+START_TEST(use_is_counted)
+{
+    struct core_request r = rig_request(1, 20, 4);
+    const struct fair_use *use;
+
+    r.n = 12;
+    rig_ask(&r);
+    use = fair_client_use(CONTAINER_OF(rig.core->all.next, struct request, in_core)->client);
+    ck_assert_int_eq(use->n_waiting, 12);
+    rig_step();
+    rig_step();
+    ck_assert_int_eq(use->n_running, 8);
+    ck_assert_int_eq(use->n_waiting, 4);
+    ck_assert_int_eq(use->n_blocks, rig_stats().blocks_used);
+    rig_run(); /* leaving asserts that all is zero */
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("core_share");
+    TCase *t = tcase_create("core_share");
+    SRunner *runner;
+    int n_failed;
+
+    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, one_among_two_hundred);
+    tcase_add_test(t, one_among_two_hundred_without_blocks);
+    tcase_add_test(t, yields_are_few);
+    tcase_add_test(t, two_floods_settle);
+    tcase_add_test(t, nobody_yields_for_nothing);
+    tcase_add_test(t, class_before_all_else);
+    tcase_add_test(t, who_has_most_blocks_gives_way);
+    tcase_add_test(t, long_prompt_lets_others_begin);
+    tcase_add_test(t, use_is_counted);
+    suite_add_tcase(s, t);
+    runner = srunner_create(s);
+    srunner_run_all(runner, CK_ENV);
+    n_failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return n_failed ? 1 : 0;
+}
