@@ -63,7 +63,7 @@ class Drain(Case):
             elif kind == 1:
                 w.send(id_, generate={**LONG, "max_tokens": rng.randrange(1, 20), "n": 3})
             elif kind == 2:
-                w.send(id_, tokenize={"text": "x y z " * rng.randrange(1, 5000)})
+                w.send(id_, tokenize={"text": "x y z " * rng.randrange(1, 800)})
             else:
                 w.send(id_, generate={**GOOD, "prompt": "word " * rng.randrange(1, 100)})
         if i % 25 == 24:
