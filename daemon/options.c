@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +11,7 @@
 #include <ini.h>
 
 #include "daemon/log.h"
+#include "daemon/option_values.h"
 #include "daemon/shares.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
@@ -213,110 +212,21 @@ static void describe(const struct option *t, char *buf, size_t n)
     }
 }
 
-static bool parse_whole(int64_t *out, const char *s, int base)
-{
-    char *end;
-    long long v;
-
-    if (*s < '0' || *s > '9')
-        return false; /* no blanks, no signs */
-    errno = 0;
-    v = strtoll(s, &end, base);
-    if (errno || *end)
-        return false;
-    *out = v;
-    return true;
-}
-
-/* A whole number with K, M, G or T (powers of 1024), as "16M" or "16MiB". */
-static bool parse_bytes(int64_t *out, const char *s)
-{
-    static const char units[] = "KMGT";
-    char *end;
-    long long v;
-
-    if (*s < '0' || *s > '9')
-        return false;
-    errno = 0;
-    v = strtoll(s, &end, 10);
-    if (errno)
-        return false;
-    if (*end) {
-        const char *u = strchr(units, *end & ~0x20); /* either case */
-
-        if (!u || (end[1] && strcmp(end + 1, "iB") != 0))
-            return false;
-        for (long i = u - units; i >= 0; i--)
-            if (__builtin_mul_overflow(v, 1024LL, &v))
-                return false;
-    }
-    *out = v;
-    return true;
-}
-
-static bool parse_memory(struct option_memory *out, const char *s)
-{
-    struct option_memory m = {0};
-    size_t n = strlen(s);
-    int64_t bytes;
-    char *end;
-
-    if (strcmp(s, "auto") == 0) {
-        *out = m;
-        return true;
-    }
-    if (*s < '0' || *s > '9')
-        return false;
-    if (strchr(s, '.') || s[n - 1] == '%') {
-        m.fraction = strtod(s, &end);
-        if (*end == '%') {
-            m.fraction /= 100;
-            end++;
-        }
-        if (*end || !(m.fraction > 0 && m.fraction <= 1))
-            return false;
-    } else {
-        if (!parse_bytes(&bytes, s) || bytes <= 1)
-            return false; /* 0 and 1: a fraction was meant, or nothing useful */
-        m.bytes = (uint64_t)bytes;
-    }
-    *out = m;
-    return true;
-}
-
-static bool parse_choice(int64_t *out, const char *s, const char *names)
-{
-    size_t n = strlen(s);
-    int64_t i = 0;
-
-    for (const char *p = names;; i++) {
-        const char *bar = strchrnul(p, '|');
-
-        if ((size_t)(bar - p) == n && memcmp(p, s, n) == 0) {
-            *out = i;
-            return true;
-        }
-        if (!*bar)
-            return false;
-        p = bar + 1;
-    }
-}
-
 static bool parse_number(const struct option *t, int64_t *out, const char *s)
 {
     bool ok;
 
     switch (t->kind) {
     case KIND_CHOICE:
-        return parse_choice(out, s, t->names);
+        return option_parse_choice(out, s, t->names);
     case KIND_BYTES:
-        ok = parse_bytes(out, s);
+        ok = option_parse_bytes(out, s);
         break;
     case KIND_MODE:
-        ok = parse_whole(out, s, 8);
+        ok = option_parse_whole(out, s, 8);
         break;
     default:
-        ok = parse_whole(out, s, 10);
+        ok = option_parse_whole(out, s, 10);
         break;
     }
     if (!ok || *out < t->min || *out > t->max)
@@ -357,7 +267,7 @@ static int set(struct options *o, const struct option *t, const char *value, str
     case KIND_TEXT:
         return set_text(o, t, value, e);
     case KIND_MEMORY:
-        ok = parse_memory((struct option_memory *)((char *)o + t->offset), value);
+        ok = option_parse_memory((struct option_memory *)((char *)o + t->offset), value);
         break;
     default:
         ok = parse_number(t, &number, value);

@@ -312,7 +312,8 @@ class SlowReaders(Case):
             w.send(1, generate=request)
             expected = quick.generate(**request)
             with d.connect() as idle:
-                wait_for(lambda: idle.status().get("requests", {}).get("running", 0) == 0, 60,
+                wait_for(lambda: idle.status().get("requests", {}).get("running", 0) == 0,
+                         scaled(60, 400),
                          "both have ended")
             answer = w.collect([1])[1]
             self.assertEqual(answer.outcome(), expected.outcome())
@@ -324,22 +325,23 @@ class SlowReaders(Case):
         with Daemon(SMALL, "limits.output_pause_bytes=4K", "limits.slow_reader_s=600") as d, \
                 d.connect() as w:
             w.sock.setsockopt(wire.socket.SOL_SOCKET, wire.socket.SO_RCVBUF, 4096)
-            w.send(1, generate={**self.WORDY, "max_tokens": 1500})
+            w.send(1, generate={**self.WORDY, "max_tokens": scaled(1500, 900)})
             with d.connect() as other:
-                wait_for(lambda: other.status()["output_tokens"] >= 1500, 60, "all is computed")
+                wait_for(lambda: other.status()["output_tokens"] >= scaled(1500, 900),
+                         scaled(60, 400), "all is computed")
             sizes = []
             while "done" not in (reply := w.receive()):
                 sizes.append(len(reply["delta"]["token_ids"]))
-            self.assertEqual(sum(sizes), 1500)
+            self.assertEqual(sum(sizes), scaled(1500, 900))
             self.assertGreater(max(sizes), 100)
-            self.assertLess(len(sizes), 1400)
+            self.assertLess(len(sizes), scaled(1400, 850))
 
     def test_cut_off_after_the_grace_time(self):
         """A reader that stays away loses its connection and its requests, by name."""
         with Daemon(SMALL, "limits.output_pause_bytes=16K", "limits.slow_reader_s=1") as d, \
                 d.connect() as w, d.connect() as other:
             self.stall(w, 4)
-            wait_for(lambda: "limits.slow_reader_s" in d.log(), 30, "cut off")
+            wait_for(lambda: "limits.slow_reader_s" in d.log(), scaled(30, 300), "cut off")
             self.assertIsNone(other.generate(**SHORT).error)
             wait_for(lambda: other.status()["blocks"].get("used", 0) == 0, 10, "requests ended")
             error = None
@@ -355,7 +357,7 @@ class SlowReaders(Case):
         with Daemon("limits.output_pause_bytes=16K", "limits.output_bytes=256K",
                     "limits.slow_reader_s=600") as d, d.connect() as w, d.connect() as other:
             self.stall(w, 8)
-            wait_for(lambda: "limits.output_bytes" in d.log(), 60, "cut off")
+            wait_for(lambda: "limits.output_bytes" in d.log(), scaled(60, 400), "cut off")
             self.assertIsNone(other.generate(**SHORT).error)
 
     def test_a_paused_client_is_not_read(self):
