@@ -83,6 +83,8 @@ static const struct option table[] = {
      "tokens of one sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
      "a sequence that lost its blocks so often keeps them"},
+    {"scheduler.fair_rows", KIND_INT, AT(fair_rows), 0, 1048576, NULL, "256",
+     "tokens that one user's requests have more in a step than a lighter user's; 0: no bound"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
      "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",

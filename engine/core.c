@@ -26,7 +26,7 @@ static bool options_are_valid(const struct core_options *o)
 {
     return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
            o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
-           o->max_seq_len > 0 && o->max_preemptions >= 0;
+           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->fair_rows >= 0;
 }
 
 static int alloc_arrays(struct core *c)

@@ -35,13 +35,17 @@ struct core_options {
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
-    bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
-    bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay;              /* what was sampled is computed again as it was first, a token a step,
-                               * and only blocks of prompts are found: so a sequence's numbers do
-                               * not change with preemptions and hits where chunks and decodes
-                               * round differently */
-    uint64_t hash_seed;       /* entropy of this start */
+    int32_t fair_rows;  /* so many rows more a step a client may have at most than one that has
+                         * nothing waiting and wants least: a small request then takes about
+                         * twice as long beside another client's many as alone, where so many
+                         * rows take as long as a step takes at least; 0: any */
+    bool prefix_cache;  /* false: blocks are shared inside one request only (n > 1) */
+    bool share_all;     /* prefix_cache_scope = all: one namespace for all clients */
+    bool replay;        /* what was sampled is computed again as it was first, a token a step,
+                         * and only blocks of prompts are found: so a sequence's numbers do
+                         * not change with preemptions and hits where chunks and decodes
+                         * round differently */
+    uint64_t hash_seed; /* entropy of this start */
 };
 
 struct core_request {

@@ -58,6 +58,7 @@ struct core {
     int64_t n_wanted;    /* blocks that who could not be admitted last would have needed */
     int32_t n_short;     /* blocks wanted in vain by the step being planned */
     int32_t margin;      /* blocks kept free on admission, from a preemption on */
+    int32_t most_rows;   /* of one client in the step being planned */
     bool squeezed;       /* blocks ran out in the step being planned: nothing is admitted */
     bool prompts_turn;   /* max_batch_tokens 1: whose turn it is */
     const struct sequence *stuck; /* who could not be admitted, when this many blocks were there */
@@ -134,7 +135,12 @@ void core_claim_slot(struct core *c, const struct sequence *s);
 void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
 /* Whose slot s may claim; NULL: nobody's. */
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s);
-int32_t core_slot_share(const struct core *c);
+int32_t core_slot_share(const struct core *c, const struct sequence *s);
+/* At the beginning of a plan: how many rows a client may have; then how many are left to s's, with
+ * some kept from decodes while prompts wait; and what was planned for it. */
+void core_share_rows(struct core *c);
+int32_t core_rows_left(const struct core *c, const struct sequence *s, bool decode);
+void core_rows_planned(struct core *c, const struct sequence *s, int32_t n);
 
 /* core_schedule.c */
 /* Blocks that s, which waits, still has to take to begin, and those that it may have. */

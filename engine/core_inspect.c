@@ -356,7 +356,7 @@ static enum inspect_why why_of(const struct core *c, const struct row *rows, con
     case SEQ_ENDED:
         break;
     }
-    if (use->n_running >= core_slot_share(c) && others_first(rows, row))
+    if (use->n_running >= core_slot_share(c, row->furthest) && others_first(rows, row))
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;

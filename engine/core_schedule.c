@@ -140,6 +140,7 @@ static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
     }
+    core_rows_planned(c, s, 1);
     charge(c, s);
     return true;
 }
@@ -154,14 +155,15 @@ static int32_t snapshot(struct core *c, const struct list *head)
 }
 
 /* Plans decodes, those that waited longest first; returns how many. Preemption changes the list,
- * so a copy is walked. */
-static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget)
+ * so a copy is walked. The last of a step may have what was kept for prompts. */
+static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget, bool last)
 {
     int32_t n_candidates = budget > 0 ? snapshot(c, &c->decoding) : 0;
     int32_t n = 0;
 
     for (int32_t i = 0; i < n_candidates && n < budget; i++)
-        if (may_decode(c, st, c->scratch[i]) && plan_decode(c, st, c->scratch[i]))
+        if (may_decode(c, st, c->scratch[i]) && core_rows_left(c, c->scratch[i], !last) > 0 &&
+            plan_decode(c, st, c->scratch[i]))
             n++;
     return n;
 }
@@ -169,8 +171,9 @@ static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget)
 /* Plans the next known tokens of s; returns how many, 0 where no block is to be had. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t budget)
 {
-    int32_t n_left = core_n_chunked(c, s) - s->n_planned;
-    int32_t n = n_left < budget ? n_left : budget;
+    int32_t n_left = core_n_chunked(c, s) - s->n_planned, rows = core_rows_left(c, s, false);
+    int32_t most = rows < budget ? rows : budget;
+    int32_t n = n_left < most ? n_left : most;
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     int32_t room;
     struct step_entry *e;
@@ -199,6 +202,7 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         c->n_prefilling--;
         c->n_decoding++;
     }
+    core_rows_planned(c, s, n);
     charge(c, s);
     return n;
 }
@@ -381,6 +385,8 @@ static struct sequence *next_waiting(struct core *c, const struct step *st, int3
     if (!item || item->klass != klass || c->squeezed || n_held >= MAX_HELD_A_STEP)
         return NULL;
     s = CONTAINER_OF(item, struct sequence, item);
+    if (core_rows_left(c, s, false) <= 0)
+        return NULL;
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
     return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_load(st, s) ? s : NULL;
@@ -397,6 +403,7 @@ static struct sequence *next_prefilling(const struct core *c, const struct step 
 
         if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
             s->last_try != c->n_plans && s->last_step != st->batch.step &&
+            core_rows_left(c, s, false) > 0 &&
             (!least ||
              fair_client_time(s->request->client) < fair_client_time(least->request->client)))
             least = s;
@@ -478,12 +485,13 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     c->n_plans++;
     c->n_short = 0;
     c->squeezed = false;
-    n_decodes = plan_decodes(c, st, decode_budget(c));
+    core_share_rows(c);
+    n_decodes = plan_decodes(c, st, decode_budget(c), false);
     budget = prompt_budget(c, n_decodes);
     for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--) {
         n += plan_prompts(c, st, klass, budget - n, &n_held, now_us);
     }
-    plan_decodes(c, st, c->options.max_batch_tokens - n_decodes - n);
+    plan_decodes(c, st, c->options.max_batch_tokens - n_decodes - n, true);
     c->prompts_turn = st->n_decodes > 0;
 }
 

@@ -1,23 +1,16 @@
-/* core_share.c - who gives way: when blocks run out, and when one client has more than its share of
- * slots or blocks while another waits for its own.
+/* core_share.c - who gives way: when blocks run out, when one client has more than its share of
+ * slots or blocks while another waits for its own, and how many rows of a step each has.
  *
- * The share is an equal part of max_seqs and of the pool for each client that has requests. A
- * client with clearly more gives way to one that has clearly less and was served no more; so nobody
- * takes back what was just taken, and at most one yields its slot for each that begins. What gives
- * way finds its blocks again unless they were needed. */
+ * The share is a part of max_seqs and of the pool for each client that has requests. A client with
+ * clearly more gives way to one that has clearly less and was served no more; so nobody takes back
+ * what was just taken, and at most one yields its slot for each that begins. What gives way finds
+ * its blocks again unless they were needed. */
 #include "engine/core_impl.h"
 #include "engine/plant.h"
 
 static struct fair_use *use_of(const struct sequence *s)
 {
     return fair_client_use(s->request->client);
-}
-
-static int32_t part(const struct core *c, int32_t whole)
-{
-    int32_t n = fair_queue_n_active(c->queue);
-
-    return n < 2 ? whole : whole / n > 1 ? whole / n : 1;
 }
 
 /* So much more or less than the share is as good as the share: clients that ask alike would take
@@ -27,14 +20,15 @@ static int32_t slack(int32_t share)
     return share / 8;
 }
 
-int32_t core_slot_share(const struct core *c)
+int32_t core_slot_share(const struct core *c, const struct sequence *s)
 {
-    return part(c, c->options.max_seqs);
+    return fair_client_part(c->queue, s->request->client, c->options.max_seqs);
 }
 
-static int32_t block_share(const struct core *c)
+static int32_t block_share(const struct core *c, const struct sequence *s)
 {
-    return part(c, c->options.n_blocks - prefix_cache_n_pinned(c->cache));
+    return fair_client_part(c->queue, s->request->client,
+                            c->options.n_blocks - prefix_cache_n_pinned(c->cache));
 }
 
 /* Of all that run the oldest of the highest class. It never gives way: so it ends, and every
@@ -62,8 +56,8 @@ static bool goes_before(const struct core *c, const struct sequence *a, const st
 {
     bool a_fresh = a->n_preempted < c->options.max_preemptions;
     bool b_fresh = b->n_preempted < c->options.max_preemptions;
-    bool a_over = use_of(a)->n_blocks > block_share(c);
-    bool b_over = use_of(b)->n_blocks > block_share(c);
+    bool a_over = use_of(a)->n_blocks > block_share(c, a);
+    bool b_over = use_of(b)->n_blocks > block_share(c, b);
 
     if (a->request->priority != b->request->priority)
         return a->request->priority < b->request->priority;
@@ -92,9 +86,10 @@ struct sequence *core_victim(const struct core *c)
 }
 
 /* How much more than its share the client of v has, of what s may claim; 0: nothing. */
-static int32_t excess(const struct sequence *v, const struct sequence *s, bool blocks,
-                      int32_t share)
+static int32_t excess(const struct core *c, const struct sequence *v, const struct sequence *s,
+                      bool blocks)
 {
+    int32_t share = blocks ? block_share(c, v) : core_slot_share(c, v);
     int32_t has = blocks ? use_of(v)->n_blocks : use_of(v)->n_running;
 
     if (v->request->client == s->request->client || v->request->priority > s->request->priority ||
@@ -106,8 +101,7 @@ static int32_t excess(const struct sequence *v, const struct sequence *s, bool b
 
 /* Who has to yield to s: of the client that has most, the lowest class, who was preempted least
  * often, the newest. */
-static struct sequence *find_yielding(const struct core *c, const struct sequence *s, bool blocks,
-                                      int32_t share)
+static struct sequence *find_yielding(const struct core *c, const struct sequence *s, bool blocks)
 {
     const struct list *lists[] = {&c->prefilling, &c->decoding};
     const struct sequence *first = find_first(c);
@@ -117,7 +111,7 @@ static struct sequence *find_yielding(const struct core *c, const struct sequenc
     for (int k = 0; k < 2; k++) {
         for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
             struct sequence *v = CONTAINER_OF(l, struct sequence, link);
-            int32_t over = v == first ? 0 : excess(v, s, blocks, share);
+            int32_t over = v == first ? 0 : excess(c, v, s, blocks);
 
             if (over == 0 || over < most || (blocks && v->n_taken == 0))
                 continue;
@@ -143,9 +137,9 @@ static void yield(struct core *c, struct sequence *v)
 
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s)
 {
-    int32_t share = core_slot_share(c);
+    int32_t share = core_slot_share(c, s);
 
-    return use_of(s)->n_running < share - slack(share) ? find_yielding(c, s, false, share) : NULL;
+    return use_of(s)->n_running < share - slack(share) ? find_yielding(c, s, false) : NULL;
 }
 
 void core_claim_slot(struct core *c, const struct sequence *s)
@@ -157,7 +151,7 @@ void core_claim_slot(struct core *c, const struct sequence *s)
 }
 
 /* What all clients together have over their shares, of what s may claim. */
-static int64_t total_excess(struct core *c, const struct sequence *s, int32_t share)
+static int64_t total_excess(struct core *c, const struct sequence *s)
 {
     const struct list *lists[] = {&c->prefilling, &c->decoding};
     int64_t total = 0;
@@ -169,7 +163,7 @@ static int64_t total_excess(struct core *c, const struct sequence *s, int32_t sh
             if (use_of(v)->seen == c->n_plans)
                 continue;
             use_of(v)->seen = c->n_plans;
-            total += excess(v, s, true, share);
+            total += excess(c, v, s, true);
         }
     }
     return total;
@@ -177,18 +171,80 @@ static int64_t total_excess(struct core *c, const struct sequence *s, int32_t sh
 
 void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n)
 {
-    int32_t share = block_share(c);
     struct sequence *v;
 
     /* A client with nothing that runs has a claim even to more than its share. */
-    if (use_of(s)->n_running > 0 && use_of(s)->n_blocks + n > share)
+    if (use_of(s)->n_running > 0 && use_of(s)->n_blocks + n > block_share(c, s))
         return;
-    if (n <= 0 || total_excess(c, s, share) < n || PLANT(PLANT_NO_YIELD))
+    if (n <= 0 || total_excess(c, s) < n || PLANT(PLANT_NO_YIELD))
         return;
-    while (n > 0 && (v = find_yielding(c, s, true, share))) {
+    while (n > 0 && (v = find_yielding(c, s, true))) {
         int32_t before = blocks_n_used(c->blocks) - c->n_returning;
 
         yield(c, v);
         n -= before - (blocks_n_used(c->blocks) - c->n_returning);
     }
+}
+
+/* ---- rows */
+
+enum { KEPT_SHARE = 8 }; /* 1/8 of a client's rows is kept from its decodes while prompts wait */
+
+static struct fair_use *use_in_plan(const struct core *c, const struct sequence *s)
+{
+    struct fair_use *use = use_of(s);
+
+    if (use->plan != c->n_plans) {
+        use->plan = c->n_plans;
+        use->wanted = use->planned = 0;
+    }
+    return use;
+}
+
+void core_share_rows(struct core *c)
+{
+    const struct list *lists[] = {&c->prefilling, &c->decoding};
+    int32_t least = INT32_MAX;
+
+    c->most_rows = INT32_MAX;
+    if (c->options.fair_rows == 0 || fair_queue_n_active(c->queue) < 2 || PLANT(PLANT_NO_YIELD))
+        return;
+    for (int k = 0; k < 2; k++) {
+        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
+            const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+            int64_t n = s->state == SEQ_PREFILL ? core_n_chunked(c, s) - s->n_planned : 1;
+            struct fair_use *use = use_in_plan(c, s);
+
+            if (n > c->options.max_batch_tokens - use->wanted)
+                n = c->options.max_batch_tokens - use->wanted;
+            use->wanted += (int32_t)n;
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
+            const struct fair_use *use = use_of(CONTAINER_OF(l, struct sequence, link));
+
+            if (use->n_waiting == 0 && use->wanted < least)
+                least = use->wanted;
+        }
+    }
+    if (least <= INT32_MAX - c->options.fair_rows)
+        c->most_rows = least + c->options.fair_rows;
+}
+
+int32_t core_rows_left(const struct core *c, const struct sequence *s, bool decode)
+{
+    int32_t n = c->most_rows, kept = 0;
+
+    if (n == INT32_MAX)
+        return n;
+    if (decode && (c->n_prefilling > 0 || c->n_waiting > 0))
+        kept = n / KEPT_SHARE > 1 ? n / KEPT_SHARE : 1;
+    return n - kept - use_in_plan(c, s)->planned;
+}
+
+void core_rows_planned(struct core *c, const struct sequence *s, int32_t n)
+{
+    if (c->most_rows != INT32_MAX)
+        use_in_plan(c, s)->planned += n;
 }

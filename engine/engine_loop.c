@@ -89,6 +89,7 @@ static int open_core(struct engine *g, struct err *e)
         .max_seqs = o->max_seqs,
         .max_seq_len = o->max_seq_len,
         .max_preemptions = g->options.max_preemptions,
+        .fair_rows = g->options.fair_rows,
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,

@@ -37,6 +37,7 @@ struct fair_queue {
     struct heap active;
     struct heap idle;
     int32_t n_active, n_idle;
+    int64_t active_shares;     /* all together */
     struct fair_share *shares; /* [n_shares] */
     int32_t n_shares;
 };
@@ -135,8 +136,11 @@ void fair_queue_set_shares(struct fair_queue *q, struct fair_share *shares, int3
     free(q->shares);
     q->shares = shares;
     q->n_shares = n;
-    while ((c = id_map_next(&q->clients, &at)))
+    q->active_shares = 0;
+    while ((c = id_map_next(&q->clients, &at))) {
         c->share = share_of(q, c->id);
+        q->active_shares += c->n_joined > 0 ? c->share : 0;
+    }
 }
 
 static struct fair_client *client_new(struct fair_queue *q, uint64_t id)
@@ -179,6 +183,7 @@ int fair_queue_join(struct fair_queue *q, struct fair_client **out, uint64_t cli
             c->vtime = client_of(least)->vtime;
         heap_insert(&q->active, &c->by_vtime);
         q->n_active++;
+        q->active_shares += c->share;
         forget_idle(q);
     }
     *out = c;
@@ -193,6 +198,7 @@ void fair_queue_leave(struct fair_queue *q, struct fair_client *client)
     must(client->use.n_running == 0 && client->use.n_waiting == 0 && client->use.n_blocks == 0);
     heap_remove(&q->active, &client->by_vtime);
     q->n_active--;
+    q->active_shares -= client->share;
     heap_insert(&q->idle, &client->by_vtime);
     q->n_idle++;
     forget_idle(q);
@@ -238,6 +244,16 @@ struct fair_item *fair_queue_top(const struct fair_queue *q)
             return item_of(heap_top(&CONTAINER_OF(n, struct line, node)->items));
     }
     return NULL;
+}
+
+int32_t fair_client_part(const struct fair_queue *q, const struct fair_client *client, int32_t n)
+{
+    int64_t part;
+
+    if (q->n_active < 2)
+        return n;
+    part = (int64_t)n * client->share / q->active_shares;
+    return part > 1 ? (int32_t)part : 1;
 }
 
 struct fair_use *fair_client_use(struct fair_client *client)

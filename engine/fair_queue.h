@@ -27,12 +27,15 @@ struct fair_share {
 struct fair_queue;
 struct fair_client; /* one client's account */
 
-/* What the schedule counts for a client; all zero when it leaves. */
+/* What the schedule counts for a client; the first three are zero when it leaves. */
 struct fair_use {
     int32_t n_running; /* sequences */
     int32_t n_waiting; /* in the queue */
     int32_t n_blocks;  /* that its running sequences took, found ones not counted */
     uint64_t seen;     /* the schedule's own mark */
+    uint64_t plan;     /* the plan that these two are of */
+    int32_t wanted;    /* rows that its running sequences could have in this step */
+    int32_t planned;   /* rows that they have */
 };
 
 struct fair_item {
@@ -58,6 +61,9 @@ void fair_queue_push(struct fair_queue *q, struct fair_item *item);
 void fair_queue_remove(struct fair_queue *q, struct fair_item *item);
 struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
 
+/* Of so many of something: what falls to this client by its share among the active ones, at least
+ * one. */
+int32_t fair_client_part(const struct fair_queue *q, const struct fair_client *client, int32_t n);
 struct fair_use *fair_client_use(struct fair_client *client);
 int32_t fair_queue_n_active(const struct fair_queue *q);
 uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited,

@@ -20,6 +20,7 @@ static void choose_options(struct world *w)
         .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
         .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
         .max_preemptions = rng_range(r, 0, 3),
+        .fair_rows = rng_one_in(r, 2) ? 0 : rng_range(r, 1, 40),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
@@ -314,10 +315,11 @@ static const char *check_shares(struct world *w, const struct batch *batch)
 {
     const struct core *c = w->core;
     const struct fair_item *top = fair_queue_top(c->queue);
-    bool waits = top && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
+    const struct sequence *s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
+    bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
                  batch->n_tokens < w->options.max_batch_tokens &&
                  batch->n_tokens - batch->n_decodes < c->prompt_rows &&
-                 core_slot_victim(c, CONTAINER_OF(top, struct sequence, item));
+                 core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);
 
     w->n_kept_waiting = waits ? w->n_kept_waiting + 1 : 0;
     return w->n_kept_waiting > 3 ? "a client has more than its share while another waits" : NULL;
