@@ -14,7 +14,7 @@ enum { BYTES_A_TOKEN = 4 };
 
 void pending_cancel(struct sessions *s, struct pending *p)
 {
-    (void)engine_cancel(s->engine, p->id);
+    engine_cancel(s->engine, p->id);
 }
 
 /* The request is no longer among those without an answer. */

@@ -334,11 +334,10 @@ int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
     return start(g, &j, prompt);
 }
 
-int engine_cancel(struct engine *g, uint64_t id)
+void engine_cancel(struct engine *g, uint64_t id)
 {
     pthread_mutex_lock(&g->lock);
     if (tickets_cancel(&g->tickets, id))
         pthread_cond_signal(&g->wake);
     pthread_mutex_unlock(&g->lock);
-    return 0;
 }

@@ -171,7 +171,7 @@ int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
  * the tokenizer pool comes to it or is done with it where it is yet to be encoded. All else ends
  * with ENGINE_E_CANCELLED if the pool has not begun with it, a pin that is computed within a step;
  * else its answer is told. An unknown id is nothing, its terminal event is on its way or taken; so
- * is a second cancel. It takes no memory and does not fail: 0. */
-int engine_cancel(struct engine *g, uint64_t id);
+ * is a second cancel. It takes no memory and cannot fail. */
+void engine_cancel(struct engine *g, uint64_t id);
 
 #endif
