@@ -29,21 +29,8 @@ struct rows {
 
 static int skinny(const struct pass *p, struct skinny s)
 {
-    const int m = s.m;
-    const int64_t y_bytes = s.y_stride * (s.out == SKINNY_F32 || s.out == SKINNY_ADD_F32 ? 4 : 2);
-    int r = 0;
-
     s.eps = p->f->config->rms_norm_eps;
-    for (int at = 0; at < m && r == 0; at += SKINNY_PASS_ROWS) {
-        s.m = m - at < SKINNY_PASS_ROWS ? m - at : SKINNY_PASS_ROWS;
-        r = cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
-        s.y = (char *)s.y + y_bytes * s.m;
-        if (s.x)
-            s.x += (int64_t)s.m * s.k;
-        if (s.x_f32)
-            s.x_f32 += (int64_t)s.m * s.k;
-    }
-    return r;
+    return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
 /* first: the same weights of layer 0; those of all layers are equally far apart. */

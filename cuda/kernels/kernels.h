@@ -57,7 +57,6 @@ enum {
     ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
-    SKINNY_PASS_ROWS = 64,     /* of one launch */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
 
@@ -161,8 +160,8 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
                               int32_t *ticket, int n_tiles, int max_kv_len);
 
-/* Products of at most SKINNY_PASS_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row
- * gives does not depend on how many there are. */
+/* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row gives does not depend
+ * on how many there are. */
 enum skinny_out {
     SKINNY_BF16,
     SKINNY_F32,
