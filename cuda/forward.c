@@ -73,23 +73,25 @@ static int prefill_splits(const struct pass *p)
     int n = wanted < useful ? wanted : useful;
 
     n = n < fitting ? n : fitting;
-    return p->f->invariant || n < 2 ? 1 : n;
+    return n < 2 ? 1 : n;
 }
 
-/* On compute capability 9.0 a kernel of its own, that does not split keys: it is so much faster
- * that half the machine is enough for it. */
 static int prefill(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
-    const int n_tiles = p->s->n_tiles, n_splits = prefill_splits(p);
+    const bool sm90 = f->maps.usable;
+    struct attn_prefill t = {.partial = f->prefill_partial,
+                             .tickets = f->prefill_tickets,
+                             .n_tiles = p->s->n_tiles,
+                             .n_splits = 1,
+                             .max_kv_len = p->s->max_kv_len};
 
-    if (f->maps.usable && (n_splits == 1 || 2 * n_tiles * a->n_heads >= f->launch->n_sms))
-        return cuda_check(attn_prefill_sm90(f->launch, a, &f->maps, p->v,
-                                            f->prefill_tickets + ATTN_SPLIT_BLOCKS, n_tiles,
-                                            p->s->max_kv_len),
-                          "attn_prefill_sm90", p->e);
-    return cuda_check(attn_prefill(f->launch, a, p->v, f->prefill_partial, f->prefill_tickets,
-                                   n_tiles, n_splits),
+    if (!f->invariant)
+        t.n_splits = sm90
+                         ? attn_prefill_sm90_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len)
+                         : prefill_splits(p);
+    return cuda_check(sm90 ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
+                           : attn_prefill(f->launch, a, p->v, &t),
                       "attn_prefill", p->e);
 }
 
