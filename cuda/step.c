@@ -7,7 +7,7 @@
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    INVARIANT_KEYS = 256,  /* of a split, at least */
+    INVARIANT_KEYS = 256,  /* of a split, at least; twice that where there are more than two */
     LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
 };
@@ -96,8 +96,10 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
     int64_t length = (total + l->target_items - 1) / l->target_items;
 
     if (l->invariant) {
+        const int least = kv_len > 2 * INVARIANT_KEYS ? 2 * INVARIANT_KEYS : INVARIANT_KEYS;
+
         length = ceil_div(kv_len, INVARIANT_SPLITS);
-        length = length < INVARIANT_KEYS ? INVARIANT_KEYS : length;
+        length = length < least ? least : length;
     } else if (length > LONG_PIECE) {
         length = (total + ATTN_MAX_SPLITS - 1) / ATTN_MAX_SPLITS;
         length = length < LONG_PIECE ? LONG_PIECE : length;
