@@ -115,7 +115,7 @@ static void lay_activations(struct backend *b, struct arena *a)
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
     f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
-    f->prefill_tickets = arena_take(a, (ATTN_SPLIT_BLOCKS + 1) * sizeof(int32_t));
+    f->prefill_tickets = arena_take(a, ATTN_PREFILL_TICKETS * sizeof(int32_t));
     if (f->resident_rows > 0)
         f->resident.messages = arena_take(a, resident_message_bytes(&f->resident));
 }

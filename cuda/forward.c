@@ -29,21 +29,8 @@ struct rows {
 
 static int skinny(const struct pass *p, struct skinny s)
 {
-    const int m = s.m;
-    const int64_t y_bytes = s.y_stride * (s.out == SKINNY_F32 || s.out == SKINNY_ADD_F32 ? 4 : 2);
-    int r = 0;
-
     s.eps = p->f->config->rms_norm_eps;
-    for (int at = 0; at < m && r == 0; at += SKINNY_PASS_ROWS) {
-        s.m = m - at < SKINNY_PASS_ROWS ? m - at : SKINNY_PASS_ROWS;
-        r = cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
-        s.y = (char *)s.y + y_bytes * s.m;
-        if (s.x)
-            s.x += (int64_t)s.m * s.k;
-        if (s.x_f32)
-            s.x_f32 += (int64_t)s.m * s.k;
-    }
-    return r;
+    return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
 /* first: the same weights of layer 0; those of all layers are equally far apart. */
@@ -86,23 +73,25 @@ static int prefill_splits(const struct pass *p)
     int n = wanted < useful ? wanted : useful;
 
     n = n < fitting ? n : fitting;
-    return p->f->invariant || n < 2 ? 1 : n;
+    return n < 2 ? 1 : n;
 }
 
-/* On compute capability 9.0 a kernel of its own, that does not split keys: it is so much faster
- * that half the machine is enough for it. */
 static int prefill(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
-    const int n_tiles = p->s->n_tiles, n_splits = prefill_splits(p);
+    const bool sm90 = f->maps.usable;
+    struct attn_prefill t = {.partial = f->prefill_partial,
+                             .tickets = f->prefill_tickets,
+                             .n_tiles = p->s->n_tiles,
+                             .n_splits = 1,
+                             .max_kv_len = p->s->max_kv_len};
 
-    if (f->maps.usable && (n_splits == 1 || 2 * n_tiles * a->n_heads >= f->launch->n_sms))
-        return cuda_check(attn_prefill_sm90(f->launch, a, &f->maps, p->v,
-                                            f->prefill_tickets + ATTN_SPLIT_BLOCKS, n_tiles,
-                                            p->s->max_kv_len),
-                          "attn_prefill_sm90", p->e);
-    return cuda_check(attn_prefill(f->launch, a, p->v, f->prefill_partial, f->prefill_tickets,
-                                   n_tiles, n_splits),
+    if (!f->invariant)
+        t.n_splits = sm90
+                         ? attn_prefill_sm90_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len)
+                         : prefill_splits(p);
+    return cuda_check(sm90 ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
+                           : attn_prefill(f->launch, a, p->v, &t),
                       "attn_prefill", p->e);
 }
 

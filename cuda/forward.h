@@ -31,8 +31,8 @@ struct forward {
     uint16_t *act;     /* [rows, ffn_dim] */
     float *partial;    /* of split attention */
     int32_t *tickets;
-    float *prefill_partial;   /* of split prefill attention */
-    int32_t *prefill_tickets; /* and one for sm90 */
+    float *prefill_partial; /* of split prefill attention */
+    int32_t *prefill_tickets;
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
     struct resident resident; /* without what a step says */

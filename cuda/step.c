@@ -7,7 +7,7 @@
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    INVARIANT_KEYS = 256,  /* of a split, at least */
+    INVARIANT_KEYS = 256,  /* of a split, at least; twice that where there are more than two */
     LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
 };
@@ -96,8 +96,10 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
     int64_t length = (total + l->target_items - 1) / l->target_items;
 
     if (l->invariant) {
+        const int least = kv_len > 2 * INVARIANT_KEYS ? 2 * INVARIANT_KEYS : INVARIANT_KEYS;
+
         length = ceil_div(kv_len, INVARIANT_SPLITS);
-        length = length < INVARIANT_KEYS ? INVARIANT_KEYS : length;
+        length = length < least ? least : length;
     } else if (length > LONG_PIECE) {
         length = (total + ATTN_MAX_SPLITS - 1) / ATTN_MAX_SPLITS;
         length = length < LONG_PIECE ? LONG_PIECE : length;
@@ -164,13 +166,22 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
     return at[SIZE_CLASSES - 1];
 }
 
-static int plan_tiles(struct attn_tile *tiles, const struct batch *b)
+static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const struct batch *b)
 {
     int n = 0;
 
-    for (int i = b->n_decodes; i < b->n_seqs; i++)
-        for (int at = 0; at < b->q_start[i + 1] - b->q_start[i]; at += ATTN_TILE)
-            tiles[n++] = (struct attn_tile){.seq = i, .first = at};
+    for (int i = b->n_decodes; i < b->n_seqs; i++) {
+        const int rows = b->q_start[i + 1] - b->q_start[i];
+
+        for (int at = 0; at < rows; at += ATTN_TILE)
+            tiles[n++] = (struct attn_tile){.seq = i,
+                                            .first = at,
+                                            .row0 = b->q_start[i] + at,
+                                            .n_rows = rows - at < ATTN_TILE ? rows - at : ATTN_TILE,
+                                            .position = b->kv_len[i] - rows + at,
+                                            .table = table_start[i],
+                                            .kv_len = b->kv_len[i]};
+    }
     return n;
 }
 
@@ -262,7 +273,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_decodes = b->n_decodes,
         .n_rows = b->n_rows,
         .n_items = plan_items((struct attn_item *)v.items, v.table_start, l, b),
-        .n_tiles = plan_tiles((struct attn_tile *)v.tiles, b),
+        .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, b),
         .slot = slot,
         .n_loads = b->n_loads,
     };

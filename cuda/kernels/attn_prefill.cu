@@ -325,18 +325,18 @@ extern "C" cudaError_t attn_prefill_init(void)
 }
 
 extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a,
-                                    const struct step_view *v, float *partial, int32_t *tickets,
-                                    int n_tiles, int n_splits)
+                                    const struct step_view *v, const struct attn_prefill *t)
 {
     const struct prefill_args p = {
-        *a,        *a->kv,
-        v->tiles,  v->q_start,
-        v->kv_len, v->table_start,
-        v->tables, partial,
-        tickets,   a->n_heads / a->kv->n_kv_heads,
-        n_tiles,   (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
+        *a,         *a->kv,
+        v->tiles,   v->q_start,
+        v->kv_len,  v->table_start,
+        v->tables,  t->partial,
+        t->tickets, a->n_heads / a->kv->n_kv_heads,
+        t->n_tiles, (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 
-    return launch_kernel(kernel, dim3((unsigned)a->n_heads, (unsigned)n_tiles, (unsigned)n_splits),
+    return launch_kernel(kernel,
+                         dim3((unsigned)a->n_heads, (unsigned)t->n_tiles, (unsigned)t->n_splits),
                          THREADS, (size_t)shared_bytes(a->kv->head_dim), l, p);
 }

@@ -2,59 +2,19 @@
  * compute capability 9.0; what it does not take is attn_prefill.cu's.
  *
  * Bound by arithmetic: 4 * head_dim operations a pair of query row and key, on wgmma. A block stays
- * and takes pieces of work, ATTN_TILE query rows of one head each, as they come. One warp copies
- * queries, keys and values to shared memory by bulk tensor copies, one copy a KV block; two
- * warpgroups take 64 rows each, and while one of them is at its exponentials the other one has the
- * matrix unit. Within a warpgroup the scores of the next keys are on their way while those of these
- * are weighed. */
-#include "cuda/kernels/common.cuh"
-#include "cuda/kernels/hopper.cuh"
+ * and takes pieces of work, ATTN_TILE query rows of one head each, as they come. One warp takes
+ * them, one copies queries, keys and values to shared memory by bulk tensor copies, a KV block
+ * each; two warpgroups take 64 rows each, and while one of them is at its exponentials the other
+ * one has the matrix unit. Within a warpgroup the scores of the next keys are on their way while
+ * those of these are weighed. Where there are few tiles, pieces are of a tile's keys too, and the
+ * warpgroup that ends last joins what the others have written. */
+#include "cuda/kernels/attn_prefill_sm90.cuh"
 
 #include <cudaTypedefs.h>
 
-static constexpr int KEYS = 128; /* of a tile */
-static constexpr int STAGES = 2; /* tiles of keys, and of values, in shared memory */
-static constexpr int GROUPS = 2; /* warpgroups that compute */
-static constexpr int GROUP_ROWS = ATTN_TILE / GROUPS;
-static constexpr int GROUP_THREADS = 4 * WARP;
-static constexpr int THREADS = (GROUPS + 1) * GROUP_THREADS;
+static constexpr int LEAST_KEYS = 1024; /* of a piece, where a tile's are split */
 static constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
-static_assert(GROUP_ROWS == 64, "a warpgroup's product has 64 rows");
 static_assert((COPY_REGISTERS + GROUPS * COMPUTE_REGISTERS) * GROUP_THREADS <= 65536, "an SM's");
-
-struct prefill_args {
-    CUtensorMap keys, queries; /* must lie at multiples of 64 */
-    struct attn a;
-    struct kv_pool kv;
-    const struct attn_tile *tiles;
-    const int32_t *q_start, *kv_len, *table_start, *tables;
-    int32_t *ticket;
-    int group; /* query heads of a KV head */
-    int n_tiles, n_work;
-    int section; /* heads that are worked on at a time: their keys stay in L2 */
-    float scale_log2;
-};
-
-/* One piece of work. */
-struct work {
-    int head;
-    int row0, n_rows; /* of the step */
-    int pos0;         /* position of row0 */
-    int n_steps;      /* tiles of keys; 0: there is no more work */
-};
-
-struct barriers {
-    uint64_t q_full, q_empty, tail;
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
-};
-
-/* Of a head of HEAD_DIM: atoms of 8 rows and 64 columns side by side, and what follows from it. */
-template <int HEAD_DIM> struct layout {
-    static constexpr int HALVES = HEAD_DIM / 64;
-    static constexpr uint32_t ATOM = 1024, Q_HALF = ATTN_TILE * 128;
-    static constexpr uint32_t Q_BYTES = ATTN_TILE * HEAD_DIM * 2, TILE_BYTES = KEYS * HEAD_DIM * 2;
-    static constexpr uint32_t BYTES = Q_BYTES + 2 * STAGES * TILE_BYTES;
-};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 static __device__ __forceinline__ float exp2_fast(float x)
@@ -63,183 +23,6 @@ static __device__ __forceinline__ float exp2_fast(float x)
 
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-/* Number i of all pieces: section by section, in it the tiles with most keys first. */
-template <int HEAD_DIM>
-static __device__ struct work find_work(const struct prefill_args &p, int i, int *seq)
-{
-    const int in_section = p.n_tiles * p.section;
-    const int rest = i % in_section;
-    const struct attn_tile tile = p.tiles[p.n_tiles - 1 - rest / p.section];
-    const int begin = p.q_start[tile.seq], end = p.q_start[tile.seq + 1];
-    struct work w;
-
-    w.head = i / in_section * p.section + rest % p.section;
-    w.row0 = begin + tile.first;
-    w.n_rows = min(ATTN_TILE, end - w.row0);
-    w.pos0 = p.kv_len[tile.seq] - (end - w.row0);
-    w.n_steps = (w.pos0 + w.n_rows + KEYS - 1) / KEYS;
-    *seq = tile.seq;
-    return w;
-}
-
-/* The copying warp's view of a piece of work. */
-struct source {
-    const CUtensorMap *map;
-    const int32_t *table;
-    int kv_len;
-    int block_shift, block_atoms; /* 8 rows each, from block to block */
-};
-
-/* The KV block of this lane's share of a tile; any where it has none. */
-static __device__ __forceinline__ int block_of(const struct source &s, int step)
-{
-    const int lane = (int)threadIdx.x % WARP;
-    const int key = step * KEYS + (lane << min(s.block_shift, 7));
-
-    return __ldg(s.table + (min(key, s.kv_len - 1) >> s.block_shift));
-}
-
-/* A tile of keys or values, one copy a KV block: lane i brings the i-th. Rows from kv_len on are
- * whatever is there. */
-template <int HEAD_DIM>
-static __device__ __forceinline__ void
-copy_tile(uint32_t to, uint32_t barrier, const struct source &s, int plane, int block, int step)
-{
-    const int lane = (int)threadIdx.x % WARP;
-    const int rows = min(KEYS, 1 << s.block_shift);
-    const int n_copies = (min(KEYS, s.kv_len - step * KEYS) + rows - 1) / rows;
-
-    if (lane == 0)
-        barrier_expect(barrier, (uint32_t)(n_copies * rows * HEAD_DIM * 2));
-    __syncwarp();
-    if (lane < n_copies) {
-        const int key = step * KEYS + lane * rows;
-        const int atom = block * s.block_atoms + plane + (key & ((1 << s.block_shift) - 1)) / 8;
-
-        copy_box_4d(to + (uint32_t)(lane * rows * HEAD_DIM * 2), s.map, 0, 0, 0, atom, barrier);
-    }
-}
-
-/* The last values of a sequence: those that are not there become zeros, as their weights do. */
-template <int HEAD_DIM> static __device__ void clear_tail(uint32_t at, int first)
-{
-    const int lane = (int)threadIdx.x % WARP;
-
-    for (int i = lane; i < (KEYS - first) * HEAD_DIM / 8; i += WARP) {
-        const int row = first + i % (KEYS - first), piece = i / (KEYS - first);
-        const uint32_t to =
-            at +
-            (uint32_t)(row / 8 * layout<HEAD_DIM>::HALVES + piece / 8) * layout<HEAD_DIM>::ATOM +
-            (uint32_t)(row % 8 * 128 + piece % 8 * 16);
-
-        asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-    }
-    fence_async();
-    __syncwarp();
-}
-
-/* Where the copying warp is in the ring of stages. */
-struct ring {
-    uint32_t q_parity, tail_parity;
-    int k, v; /* tiles so far */
-};
-
-template <int HEAD_DIM>
-static __device__ __forceinline__ void copy_keys(const struct source &s, struct barriers *b,
-                                                 uint32_t k_at, struct ring *r, int plane,
-                                                 int block, int step)
-{
-    const int stage = r->k % STAGES;
-
-    barrier_wait(shared_address(&b->k_empty[stage]), (uint32_t)(r->k / STAGES & 1 ^ 1));
-    copy_tile<HEAD_DIM>(k_at + (uint32_t)stage * layout<HEAD_DIM>::TILE_BYTES,
-                        shared_address(&b->k_full[stage]), s, plane, block, step);
-    r->k++;
-}
-
-template <int HEAD_DIM>
-static __device__ __forceinline__ void copy_values(const struct source &s, struct barriers *b,
-                                                   uint32_t v_at, struct ring *r, int plane,
-                                                   int block, int step)
-{
-    const int stage = r->v % STAGES;
-    const uint32_t to = v_at + (uint32_t)stage * layout<HEAD_DIM>::TILE_BYTES;
-    const uint32_t full = shared_address(&b->v_full[stage]), tail = shared_address(&b->tail);
-    const int n_keys = s.kv_len - step * KEYS;
-
-    barrier_wait(shared_address(&b->v_empty[stage]), (uint32_t)(r->v / STAGES & 1 ^ 1));
-    r->v++;
-    if (n_keys >= KEYS) {
-        copy_tile<HEAD_DIM>(to, full, s, plane, block, step);
-        return;
-    }
-    copy_tile<HEAD_DIM>(to, tail, s, plane, block, step);
-    barrier_wait(tail, r->tail_parity);
-    r->tail_parity ^= 1;
-    clear_tail<HEAD_DIM>(to, n_keys);
-    if (threadIdx.x % WARP == 0)
-        barrier_arrive(full);
-}
-
-/* Number of the next piece. The last of all takers leaves the ticket as it was. */
-static __device__ __forceinline__ int take_work(const struct prefill_args &p)
-{
-    int i = 0;
-
-    if (threadIdx.x % WARP == 0) {
-        i = atomicAdd(p.ticket, 1);
-        if (i == p.n_work - 1)
-            *p.ticket = 0;
-    }
-    return __shfl_sync(ALL_LANES, i, 0) + (int)gridDim.x;
-}
-
-/* The copying warp. Values come one tile later than keys: so they are asked for. */
-template <int HEAD_DIM>
-static __device__ void copy_all(const struct prefill_args &p, struct barriers *b, struct work *out,
-                                uint32_t q_at)
-{
-    using shape = layout<HEAD_DIM>;
-    const uint32_t k_at = q_at + shape::Q_BYTES, v_at = k_at + STAGES * shape::TILE_BYTES;
-    const int64_t atom = 8 * HEAD_DIM;
-    const int v_offset = (int)(p.kv.v_offset / atom);
-    const int lane = (int)threadIdx.x % WARP;
-    struct ring r = {1, 0, 0, 0};
-
-    for (int i = (int)blockIdx.x; i < p.n_work; i = take_work(p), r.q_parity ^= 1) {
-        int seq;
-        const struct work w = find_work<HEAD_DIM>(p, i, &seq);
-        const struct source s = {&p.keys, p.tables + p.table_start[seq], p.kv_len[seq],
-                                 p.kv.block_shift, (int)(p.kv.block_stride / atom)};
-        const int plane = (int)(p.a.layer * (p.kv.layer_stride / atom)) +
-                          ((w.head / p.group) << p.kv.block_shift) / 8;
-        int block = block_of(s, 0), block_before = block;
-
-        barrier_wait(shared_address(&b->q_empty), r.q_parity);
-        if (lane == 0) {
-            *out = w;
-            barrier_expect(shared_address(&b->q_full), shape::Q_BYTES);
-            copy_box_3d(q_at, &p.queries, 0, w.row0, w.head * shape::HALVES,
-                        shared_address(&b->q_full));
-        }
-        for (int step = 0; step < w.n_steps; step++) {
-            const int block_next = block_of(s, step + 1);
-
-            copy_keys<HEAD_DIM>(s, b, k_at, &r, plane, block, step);
-            if (step > 0)
-                copy_values<HEAD_DIM>(s, b, v_at, &r, plane + v_offset, block_before, step - 1);
-            block_before = block;
-            block = block_next;
-        }
-        copy_values<HEAD_DIM>(s, b, v_at, &r, plane + v_offset, block_before, w.n_steps - 1);
-    }
-    barrier_wait(shared_address(&b->q_empty), r.q_parity);
-    if (lane == 0) {
-        out->n_steps = 0;
-        barrier_arrive(shared_address(&b->q_full));
-    }
 }
 
 /* A computing thread's two rows, 8 apart. */
@@ -321,7 +104,7 @@ struct seat {
     struct barriers *b;
     int group;
     uint64_t q, k, v; /* of its rows; of stage 0 */
-    int n_tiles;      /* of keys, in all work before this */
+    int n_tiles;      /* of keys, in all work before this; less the tile that this begins with */
 };
 
 /* This warp has read what lies there. */
@@ -375,98 +158,181 @@ step_over(const struct seat &at, int step, float (&s)[KEYS / 2], float (&o)[HEAD
         o[i] *= r.shrink[i / 2 % 2];
 }
 
+/* Where a split's rows of a tile go: o, then maximum and sum. */
 template <int HEAD_DIM>
-static __device__ __forceinline__ void store_rows(const struct attn &a, const struct work &w,
-                                                  int row, const float (&o)[HEAD_DIM / 2],
-                                                  const struct rows &r)
+static __device__ __forceinline__ float *partial_of(const struct prefill_args &p,
+                                                    const struct work &w, int split)
+{
+    return p.partial + ((int64_t)w.place * p.n_splits + split) * ATTN_TILE * (HEAD_DIM + 2);
+}
+
+/* row: the thread's first in the tile. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void
+store_rows(const struct prefill_args &p, const struct work &w, int row,
+           const float (&o)[HEAD_DIM / 2], const struct rows &r)
 {
     const int lane = (int)threadIdx.x % WARP;
+    float *part = partial_of<HEAD_DIM>(p, w, w.split);
 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+        const int at = row + half * 8;
         float total = r.sum[half];
 
         total += __shfl_xor_sync(ALL_LANES, total, 1);
         total += __shfl_xor_sync(ALL_LANES, total, 2);
-        if (row + half * 8 >= w.n_rows)
+        if (at >= w.n_rows)
             continue;
+        if (w.n_splits > 1) {
+            float2 *to = (float2 *)(part + at * HEAD_DIM);
+
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 8; i++)
+                to[i * 4 + lane % 4] = make_float2(o[i * 4 + half * 2], o[i * 4 + half * 2 + 1]);
+            ((float2 *)(part + ATTN_TILE * HEAD_DIM))[at] =
+                make_float2(r.max[half] * p.scale_log2, total);
+            continue;
+        }
         const float share = 1.0f / total;
-        uint32_t *out =
-            (uint32_t *)(a.out +
-                         ((int64_t)(w.row0 + row + half * 8) * a.n_heads + w.head) * HEAD_DIM);
+        uint32_t *to =
+            (uint32_t *)(p.a.out + ((int64_t)(w.row0 + at) * p.a.n_heads + w.head) * HEAD_DIM);
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; i++)
-            out[i * 4 + lane % 4] =
+            to[i * 4 + lane % 4] =
                 bf16_pair(o[i * 4 + half * 2] * share, o[i * 4 + half * 2 + 1] * share);
+    }
+}
+
+/* Whether this warpgroup is the last of its tile's rows to have stored its split. */
+static __device__ __forceinline__ bool is_last_split(const struct prefill_args &p,
+                                                     const struct work &w, int group, int *shared)
+{
+    __threadfence();
+    named_wait(3 + group, GROUP_THREADS);
+    if (threadIdx.x % GROUP_THREADS == 0) {
+        int32_t *ticket = p.tickets + w.place * GROUPS + group;
+
+        *shared = atomicAdd(ticket, 1) == w.n_splits - 1;
+        if (*shared)
+            *ticket = 0;
+    }
+    named_wait(3 + group, GROUP_THREADS);
+    __threadfence();
+    return __shfl_sync(ALL_LANES, *(volatile int *)shared, 0);
+}
+
+/* Joins what the splits of a warpgroup's rows have, several rows of four columns a thread at a
+ * time. A row of which no key was a split's has a sum of zero there. */
+template <int HEAD_DIM>
+static __device__ void join_splits(const struct prefill_args &p, const struct work &w, int group)
+{
+    static constexpr int COLUMNS = HEAD_DIM / 4, STEP = GROUP_THREADS / COLUMNS, ROWS = 8;
+    const int thread = (int)threadIdx.x % GROUP_THREADS, column = thread % COLUMNS * 4;
+    const int64_t split = (int64_t)ATTN_TILE * (HEAD_DIM + 2);
+
+    for (int first = 0; first < GROUP_ROWS; first += STEP * ROWS) {
+        const int row = group * GROUP_ROWS + first + thread / COLUMNS;
+        const float *o_at = partial_of<HEAD_DIM>(p, w, 0) + row * HEAD_DIM + column;
+        const float2 *sum_at =
+            (const float2 *)(partial_of<HEAD_DIM>(p, w, 0) + ATTN_TILE * HEAD_DIM) + row;
+        float top[ROWS], sum[ROWS] = {}, o[ROWS][4] = {};
+
+        for (int i = 0; i < ROWS; i++)
+            top[i] = -1e30f;
+#pragma unroll 2
+        for (int j = 0; j < w.n_splits; j++)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (row + i * STEP < w.n_rows)
+                    top[i] = fmaxf(top[i], __ldcg(sum_at + j * split / 2 + i * STEP).x);
+#pragma unroll 2
+        for (int j = 0; j < w.n_splits; j++)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+                if (row + i * STEP < w.n_rows) {
+                    const float2 its = __ldcg(sum_at + j * split / 2 + i * STEP);
+                    const float4 v =
+                        __ldcg((const float4 *)(o_at + j * split + i * STEP * HEAD_DIM));
+                    const float share = exp2_fast(its.x - top[i]);
+
+                    sum[i] += its.y * share;
+                    o[i][0] += v.x * share;
+                    o[i][1] += v.y * share;
+                    o[i][2] += v.z * share;
+                    o[i][3] += v.w * share;
+                }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+            if (row + i * STEP < w.n_rows)
+                *(uint2 *)(p.a.out +
+                           ((int64_t)(w.row0 + row + i * STEP) * p.a.n_heads + w.head) * HEAD_DIM +
+                           column) = make_uint2(bf16_pair(o[i][0] / sum[i], o[i][1] / sum[i]),
+                                                bf16_pair(o[i][2] / sum[i], o[i][3] / sum[i]));
     }
 }
 
 /* One piece of work, its queries in shared memory. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void compute(const struct prefill_args &p, const struct seat &at,
-                                               const struct work &work)
+                                               const struct work &work, int row)
 {
-    const uint32_t tile = layout<HEAD_DIM>::TILE_BYTES;
+    using shape = layout<HEAD_DIM>;
     const int lane = (int)threadIdx.x % WARP;
-    const int row = at.group * GROUP_ROWS + (int)threadIdx.x / WARP % 4 * 16 + lane / 4;
-    const int limit[2] = {work.pos0 + row - lane % 4 * 2, work.pos0 + row + 8 - lane % 4 * 2};
-    const int n_full = min((work.pos0 + at.group * GROUP_ROWS + 1) / KEYS, work.n_steps);
-    const int first = at.n_tiles % STAGES, last = at.n_tiles + work.n_steps - 1;
-    struct rows r = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    const int limit[2] = {work.position + row - lane % 4 * 2,
+                          work.position + row + 8 - lane % 4 * 2};
+    const int n_full = min((work.position + at.group * GROUP_ROWS + 1) / KEYS, work.end);
+    const int k = at.n_tiles + work.begin, last = at.n_tiles + work.end - 1;
+    struct rows r = {{-1e30f, -1e30f}, {0.0f, 0.0f}, {0.0f, 0.0f}};
     float s[KEYS / 2], o[HEAD_DIM / 2] = {};
     uint32_t w[KEYS / 4];
 
-    barrier_wait(shared_address(&at.b->k_full[first]), (uint32_t)(at.n_tiles / STAGES & 1));
+    barrier_wait(shared_address(&at.b->k_full[k % STAGES]), (uint32_t)(k / STAGES & 1));
     pin(s);
     wgmma_fence();
-    multiply_keys<HEAD_DIM>(s, at.q, matrix_step(at.k, (uint32_t)first * tile));
+    multiply_keys<HEAD_DIM>(s, at.q, matrix_step(at.k, (uint32_t)(k % STAGES) * shape::TILE_BYTES));
     wgmma_wait<0>();
     pin(s);
-    leave(&at.b->k_empty[first]);
-    if (n_full == 0)
-        weigh<true>(s, r, limit, p.scale_log2);
+    leave(&at.b->k_empty[k % STAGES]);
+    const int first[2] = {limit[0] - work.begin * KEYS, limit[1] - work.begin * KEYS};
+    if (work.begin < n_full)
+        weigh<false>(s, r, first, p.scale_log2);
     else
-        weigh<false>(s, r, limit, p.scale_log2);
+        weigh<true>(s, r, first, p.scale_log2);
     pack_weights(w, s);
-    for (int step = 1; step < n_full; step++)
+    for (int step = work.begin + 1; step < n_full; step++)
         step_over<HEAD_DIM, false>(at, step, s, o, w, r, limit, p.scale_log2);
-    for (int step = max(1, n_full); step < work.n_steps; step++)
+    for (int step = max(work.begin + 1, n_full); step < work.end; step++)
         step_over<HEAD_DIM, true>(at, step, s, o, w, r, limit, p.scale_log2);
     leave(&at.b->q_empty);
     barrier_wait(shared_address(&at.b->v_full[last % STAGES]), (uint32_t)(last / STAGES & 1));
     pin(o);
     wgmma_fence();
-    multiply_values<HEAD_DIM>(o, w, matrix_step(at.v, (uint32_t)(last % STAGES) * tile));
+    multiply_values<HEAD_DIM>(o, w,
+                              matrix_step(at.v, (uint32_t)(last % STAGES) * shape::TILE_BYTES));
     wgmma_wait<0>();
     pin(o);
     leave(&at.b->v_empty[last % STAGES]);
-    store_rows<HEAD_DIM>(p.a, work, row, o, r);
+    store_rows<HEAD_DIM>(p, work, row, o, r);
 }
 
 template <int HEAD_DIM>
-static __device__ void compute_all(const struct prefill_args &p, struct barriers *b,
-                                   const volatile struct work *in, uint32_t q_at, int group)
+static __device__ void compute_all(const struct prefill_args &p, struct seat &at,
+                                   const struct work *work, int *is_last)
 {
-    using shape = layout<HEAD_DIM>;
-    const uint32_t k_at = q_at + shape::Q_BYTES, v_at = k_at + STAGES * shape::TILE_BYTES;
-    const uint32_t rows = shape::HALVES * shape::ATOM; /* from 8 rows to the next */
-    struct seat at = {b,
-                      group,
-                      matrix_at(q_at + (uint32_t)group * GROUP_ROWS * 128, 0, shape::ATOM),
-                      matrix_at(k_at, 0, rows),
-                      matrix_at(v_at, shape::ATOM, rows),
-                      0};
+    const int row =
+        at.group * GROUP_ROWS + (int)threadIdx.x / WARP % 4 * 16 + (int)threadIdx.x % WARP / 4;
 
-    if (group == 1) /* the first turn is warpgroup 0's */
-        named_arrive(1, GROUPS * GROUP_THREADS);
     for (uint32_t parity = 0;; parity ^= 1) {
-        barrier_wait(shared_address(&b->q_full), parity);
-        const struct work w = {in->head, in->row0, in->n_rows, in->pos0, in->n_steps};
-
-        if (w.n_steps == 0)
+        barrier_wait(shared_address(&at.b->q_full), parity);
+        const struct work w = read_work(work);
+        if (w.head < 0)
             break;
-        compute<HEAD_DIM>(p, at, w);
-        at.n_tiles += w.n_steps;
+        at.n_tiles -= w.begin;
+        compute<HEAD_DIM>(p, at, w, row);
+        at.n_tiles += w.end;
+        if (w.n_splits > 1 && is_last_split(p, w, at.group, is_last + at.group))
+            join_splits<HEAD_DIM>(p, w, at.group);
     }
 }
 #endif
@@ -476,35 +342,35 @@ static __global__ void __launch_bounds__(THREADS, 1)
     attn_prefill_sm90_kernel(const __grid_constant__ struct prefill_args p)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    using shape = layout<HEAD_DIM>;
     extern __shared__ unsigned char memory[];
     __shared__ struct barriers b;
     __shared__ struct work work;
-    const uint32_t q_at = (shared_address(memory) + 1023) & ~1023u;
+    __shared__ int is_last[GROUPS];
+    const uint32_t at = (shared_address(memory) + 1023) & ~1023u;
+    const uint32_t stride = shape::HALVES * shape::ATOM; /* from 8 rows to the next */
     const int group = __shfl_sync(ALL_LANES, (int)threadIdx.x / GROUP_THREADS, 0);
 
-    if (threadIdx.x == 0) {
-        const int warps = GROUPS * 4;
-
-        barrier_init(shared_address(&b.q_full), 1);
-        barrier_init(shared_address(&b.q_empty), warps);
-        barrier_init(shared_address(&b.tail), 1);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(shared_address(&b.k_full[i]), 1);
-            barrier_init(shared_address(&b.v_full[i]), 1);
-            barrier_init(shared_address(&b.k_empty[i]), warps);
-            barrier_init(shared_address(&b.v_empty[i]), warps);
-        }
-        fence_async();
-    }
+    if (threadIdx.x == 0)
+        barriers_init(&b);
     chain_wait();
     __syncthreads();
     if (group == GROUPS) {
         registers_shrink<COPY_REGISTERS>();
         if (threadIdx.x / WARP == GROUPS * 4)
-            copy_all<HEAD_DIM>(p, &b, &work, q_at);
+            copy_all<HEAD_DIM>(p, &b, &work, at);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
-        compute_all<HEAD_DIM>(p, &b, &work, q_at, group);
+        struct seat seat = {&b,
+                            group,
+                            matrix_at(at + (uint32_t)group * GROUP_ROWS * 128, 0, shape::ATOM),
+                            matrix_at(at + shape::K, 0, stride),
+                            matrix_at(at + shape::V, shape::ATOM, stride),
+                            0};
+
+        if (group == 1) /* the first turn is warpgroup 0's */
+            named_arrive(1, GROUPS * GROUP_THREADS);
+        compute_all<HEAD_DIM>(p, seat, &work, is_last);
     }
 #endif
 }
@@ -596,30 +462,47 @@ static int section_heads(const struct kv_pool *kv, int max_kv_len)
     return n;
 }
 
+extern "C" int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len)
+{
+    const int fitting = ATTN_SPLIT_BLOCKS / n_work, useful = max_kv_len / LEAST_KEYS;
+    double best_share = 0.0;
+    int best = 1;
+
+    for (int n = 1; n <= fitting && n <= useful; n++) {
+        const int rounds = (n * n_work + l->n_sms - 1) / l->n_sms;
+        const double share = (double)(n * n_work) / (rounds * l->n_sms);
+
+        if (share > best_share + 0.05) {
+            best_share = share;
+            best = n;
+        }
+    }
+    return best;
+}
+
 extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                                          const struct attn_maps *maps, const struct step_view *v,
-                                         int32_t *ticket, int n_tiles, int max_kv_len)
+                                         const struct attn_prefill *t)
 {
-    struct prefill_args p;
-    const int n_work = n_tiles * a->n_heads;
+    const int n_work = t->n_tiles * a->n_heads * t->n_splits;
     const dim3 grid((unsigned)(n_work < l->n_sms ? n_work : l->n_sms));
     auto *kernel =
         a->kv->head_dim == 128 ? attn_prefill_sm90_kernel<128> : attn_prefill_sm90_kernel<64>;
+    struct prefill_args p;
 
     memcpy(&p.keys, maps->keys, sizeof(p.keys));
     memcpy(&p.queries, maps->queries, sizeof(p.queries));
     p.a = *a;
     p.kv = *a->kv;
     p.tiles = v->tiles;
-    p.q_start = v->q_start;
-    p.kv_len = v->kv_len;
-    p.table_start = v->table_start;
     p.tables = v->tables;
-    p.ticket = ticket;
+    p.partial = t->partial;
+    p.tickets = t->tickets;
     p.group = a->n_heads / a->kv->n_kv_heads;
-    p.n_tiles = n_tiles;
+    p.n_tiles = t->n_tiles;
+    p.n_splits = t->n_splits;
     p.n_work = n_work;
-    p.section = section_heads(a->kv, max_kv_len) * p.group;
+    p.section = section_heads(a->kv, t->max_kv_len) * p.group;
     p.scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim));
     return launch_kernel(kernel, grid, THREADS, shared_bytes(a->kv->head_dim), l, p);
 }

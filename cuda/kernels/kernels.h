@@ -47,7 +47,11 @@ struct attn_item {
 /* One tile of query rows of one prefill chunk. */
 struct attn_tile {
     int32_t seq;
-    int32_t first; /* row in the chunk, a multiple of ATTN_TILE */
+    int32_t first;        /* row in the chunk, a multiple of ATTN_TILE */
+    int32_t row0, n_rows; /* of the step; at most ATTN_TILE */
+    int32_t position;     /* of row0 in its sequence */
+    int32_t table;        /* where its block table begins in tables */
+    int32_t kv_len;
 };
 
 enum {
@@ -57,7 +61,6 @@ enum {
     ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
     SAMPLER_MAX_SPLITS = 64,
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
-    SKINNY_PASS_ROWS = 64,     /* of one launch */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
 
@@ -136,15 +139,21 @@ struct attn {
  * once, [max seqs, n_kv_heads * head groups]. grid_items: an upper bound of counts->n_items. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct step_view *v,
                         float *partial, int32_t *tickets, int grid_items);
-/* Blocks of a launch with split keys, at most; partial has attn_prefill_partial_bytes(), tickets
- * so many, zeroed once. n_tiles * n_heads * n_splits is at most that where n_splits is above 1. */
-enum { ATTN_SPLIT_BLOCKS = 512 };
+/* Pieces of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
+ * 1. */
+enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_TICKETS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)
 {
     return (size_t)ATTN_SPLIT_BLOCKS * ATTN_TILE * ((size_t)head_dim + 2) * sizeof(float);
 }
+struct attn_prefill {
+    float *partial;   /* attn_prefill_partial_bytes() */
+    int32_t *tickets; /* [ATTN_PREFILL_TICKETS] zeroed once */
+    int n_tiles, n_splits;
+    int max_kv_len; /* of the sequences with tiles */
+};
 cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const struct step_view *v,
-                         float *partial, int32_t *tickets, int n_tiles, int n_splits);
+                         const struct attn_prefill *t);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
 /* The same on compute capability 9.0. It reads the pool and q through descriptors, made once; they
@@ -156,13 +165,14 @@ struct attn_maps {
 };
 cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_pool *kv, int64_t n_blocks,
                            const uint16_t *q, int64_t q_stride, int n_rows);
-/* a->q is the maps'. ticket: one integer, zeroed once. max_kv_len: of the sequences with tiles. */
 cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
-                              int32_t *ticket, int n_tiles, int max_kv_len);
+                              const struct attn_prefill *t); /* a->q is the maps' */
+/* Pieces to split the keys into, for tiles times heads, so that they fill the machine. */
+int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len);
 
-/* Products of at most SKINNY_PASS_ROWS rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row
- * gives does not depend on how many there are. */
+/* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row gives does not depend
+ * on how many there are. */
 enum skinny_out {
     SKINNY_BF16,
     SKINNY_F32,

@@ -1,14 +1,16 @@
 /* resident.cu - a decode step of few rows as one kernel: embedding, all layers, LM head.
  *
- * One block a multiprocessor, all of them resident (a cooperative launch sees to that), none of
- * which ever waits for all others: results go from block to block as messages. A layer is six
- * exchanges: q, k, v; parts of attention; attention; residual; activation; residual. Bound by
- * memory: the bytes of all weights and of the sequences' keys and values. One warp of a block
- * streams its share of them into shared memory in the order in which they will be used, whatever
- * the state of the computation; so memory works while messages are on their way. */
+ * One block a multiprocessor, all of them resident: a cooperative launch sees to that, so that they
+ * may wait for each other. Results go from block to block as messages, without a barrier of all. A
+ * layer is six exchanges: q, k, v; parts of attention; attention; residual; activation; residual.
+ *
+ * Bound by memory, the bytes of all weights and of the sequences' keys and values, where these are
+ * many; by the exchanges where they are few. One warp of a block streams its share of the bytes
+ * into shared memory in the order in which they will be used, whatever the state of the
+ * computation, so memory works while messages are on their way. */
 #include "cuda/kernels/resident_attention.cuh"
 
-static constexpr int THREADS = (CONSUMERS + 2) * WARP;
+static constexpr int THREADS = (CONSUMERS + 4) * WARP; /* two have nothing to do */
 static constexpr int SHARED_LIMIT = 227 << 10;
 static constexpr int LEAST_STAGES = 4;
 
@@ -26,7 +28,7 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
 {
     const int attn_dim = r->n_heads * r->kv.head_dim, group = r->n_heads / r->kv.n_kv_heads;
     const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
-    const int attn = CONSUMERS * group * (r->kv.head_dim + 2) * (int)sizeof(float);
+    const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
     int k = r->hidden > r->ffn ? r->hidden : r->ffn;
     struct layout l;
 
@@ -49,19 +51,21 @@ static __host__ __device__ message *take(message **at, int64_t n)
     return p;
 }
 
-static __host__ __device__ struct mailboxes mailboxes_of(const struct resident *r, message **end)
+/* base: of a copy. */
+static __host__ __device__ struct mailboxes mailboxes_of(const struct resident *r, message *base,
+                                                         message **end)
 {
     const int rows = RESIDENT_MAX_ROWS, head_dim = r->kv.head_dim, n_kv = r->kv.n_kv_heads;
-    message *at = (message *)r->messages;
+    message *at = base;
     struct mailboxes b;
 
     b.x_attn = take(&at, (int64_t)rows * r->hidden / 2);
     b.x_mlp = take(&at, (int64_t)rows * r->hidden / 2);
+    b.attn = take(&at, (int64_t)rows * r->n_heads * head_dim / 2);
+    b.act = take(&at, (int64_t)rows * r->ffn / 2);
     b.squares_attn = take(&at, (int64_t)rows * r->hidden / COLS);
     b.squares_mlp = take(&at, (int64_t)rows * r->hidden / COLS);
     b.qkv = take(&at, (int64_t)rows * (r->n_heads + 2 * n_kv) * head_dim / 2);
-    b.attn = take(&at, (int64_t)rows * r->n_heads * head_dim / 2);
-    b.act = take(&at, (int64_t)rows * r->ffn / 2);
     b.parts = take(&at, (int64_t)(rows + MAX_GROUPS) * r->n_heads * (head_dim + 2));
     *end = at;
     return b;
@@ -79,7 +83,7 @@ template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct fr
     for (int i = 0; i < n_jobs; i++) {
         const struct job j = job_of(f, i);
 
-        stream_weights(f.ring, j, policy);
+        stream_weights(f, j, policy);
         if (j.kind == QKV)
             stream_keys<HEAD_DIM>(f, j.layer, policy);
     }
@@ -103,20 +107,22 @@ static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_r
     }
 }
 
-/* The residual of the first layer, by the blocks that it belongs to. */
+/* The residual of the first layer, by the blocks that it belongs to, as if a layer before had
+ * ended. */
 static __device__ __forceinline__ void take_embedding(const struct frame &f)
 {
     const struct resident &a = f.a;
-    const int items = f.s.mine[OUT] << (f.rows_log + 2);
+    const struct job j = {OUT, 0, nullptr, a.hidden, 0, f.s.mine[OUT]};
+    const int all = (j.mine << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
 
-    for (int i = (int)threadIdx.x; i < (items + WARP - 1) / WARP * WARP; i += CONSUMERS * WARP) {
-        const int tile = i >> (f.rows_log + 2), row = i >> 2 & ((1 << f.rows_log) - 1);
-        const int column = tile_of_block(tile) * COLS + i % 4 * 2;
-        const bool there = i < items && row < f.m;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < all; i += CONSUMERS * WARP) {
+        const struct place p = place_of(f, j, i, 0, j.mine);
+        const int column = (int)(p.to * 2 - (int64_t)p.row * a.hidden);
         uint32_t x = 0, norm = 0;
 
-        if (there) {
-            int token = __ldg(a.step.tokens + row);
+        if (p.there) {
+            int token = __ldg(a.step.tokens + p.row);
 
             if (token < 0)
                 token = __ldg(a.sampled + ~token);
@@ -125,7 +131,7 @@ static __device__ __forceinline__ void take_embedding(const struct frame &f)
             x = __ldg((const uint32_t *)(a.w.embed + (int64_t)token * a.hidden + column));
             norm = __ldg((const uint32_t *)(a.w.attn_norm + column));
         }
-        post_residual(f, f.s.box.x_attn, f.s.box.squares_attn, f.tag, there, tile, row, i % 4,
+        post_residual(f, f.s.box.x_attn, f.s.box.squares_attn, f.tag, p,
                       make_float2(bf16_low(x), bf16_high(x)),
                       make_float2(bf16_low(norm), bf16_high(norm)));
     }
@@ -144,9 +150,6 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
             f.m = n_rows;
         if (j.kind == QKV)
             mark(f);
-        if (j.mine > 0)
-            take_x(f, j);
-        mark(f);
         product<HALVES>(f, j);
         f.turn ^= 1;
         f.tag += j.kind == DOWN;
@@ -160,6 +163,7 @@ static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int 
 
 #endif
 
+/* HALVES: 2 for more than 8 rows. */
 template <int HALVES, int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
@@ -171,20 +175,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int warp = (int)threadIdx.x / WARP;
     const int m = __ldcg(&a.step.counts->n_tokens), n_rows = __ldcg(&a.step.counts->n_rows);
     unsigned char *const behind = memory + l.n_stages * STAGE_BYTES;
+    const struct ring ring = {
+        shared_address(memory), shared_address(s.full), shared_address(s.empty), l.n_stages, 0, 0};
     struct frame f = {a,
                       s,
-                      {shared_address(memory), shared_address(s.full), shared_address(s.empty),
-                       l.n_stages, 0, 0},
+                      ring,
                       behind,
                       (float *)(behind + l.x),
                       (float *)(behind + l.x + l.scratch),
                       m,
                       m > 1 ? 32 - __clz(m - 1) : 0,
                       __ldcg(&a.step.counts->tag),
-                      0,
-                      (int)blockIdx.x % a.kv.n_kv_heads,
-                      (int)blockIdx.x / a.kv.n_kv_heads,
-                      a.n_heads / a.kv.n_kv_heads};
+                      0};
 
     if (threadIdx.x < N_KINDS) { /* tiles b, b + n_blocks, ... of each matrix */
         const int attn_dim = a.n_heads * HEAD_DIM;
@@ -202,9 +204,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
         s.source[threadIdx.x % WARP] =
             (int)(threadIdx.x % WARP) < n_rows ? __ldcg(&a.step.rows[threadIdx.x % WARP].row) : 0;
     if (threadIdx.x == HELPER * WARP) {
+        message *const base = (message *)a.messages;
         message *end;
 
-        s.box = mailboxes_of(&a, &end);
+        s.box = mailboxes_of(&a, base, &end);
+        s.apart = end - base;
+        s.inbox = mailboxes_of(&a, base + (int)blockIdx.x % COPIES * s.apart, &end);
     }
     if (threadIdx.x == PRODUCER * WARP) {
         for (int i = 0; i < l.n_stages; i++) {
@@ -215,32 +220,36 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     const int n_jobs = 4 * a.n_layers + (n_rows > 0);
-    if (warp == PRODUCER)
-        produce<HEAD_DIM>(f, n_jobs);
-    else if (warp == HELPER)
-        help(f, n_jobs, n_rows);
-    else
+    /* Consumers take registers from the others: what does not fit goes to local memory, of which
+     * the first-level cache holds next to nothing beside so much shared memory. */
+    if (warp >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+        if (warp == PRODUCER)
+            produce<HEAD_DIM>(f, n_jobs);
+        else if (warp == HELPER)
+            help(f, n_jobs, n_rows);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
         consume<HALVES, HEAD_DIM>(f, n_jobs, n_rows);
+    }
 #endif
 }
 
 typedef void resident_function(const struct resident);
 
-static resident_function *function_of(const struct resident *r)
+static resident_function *function_of(int head_dim, int rows)
 {
-    if (r->kv.head_dim == 128)
-        return r->max_rows <= 8 ? resident_kernel<1, 128> : resident_kernel<2, 128>;
-    return r->max_rows <= 8 ? resident_kernel<1, 64> : resident_kernel<2, 64>;
+    if (head_dim == 128)
+        return rows <= 8 ? resident_kernel<1, 128> : resident_kernel<2, 128>;
+    return rows <= 8 ? resident_kernel<1, 64> : resident_kernel<2, 64>;
 }
 
 extern "C" size_t resident_message_bytes(const struct resident *r)
 {
-    struct resident from = *r;
     message *end;
 
-    from.messages = nullptr;
-    (void)mailboxes_of(&from, &end);
-    return (size_t)(uintptr_t)end;
+    (void)mailboxes_of(r, nullptr, &end);
+    return COPIES * (size_t)(uintptr_t)end;
 }
 
 extern "C" bool resident_supports(const struct resident *r)
@@ -259,17 +268,17 @@ extern "C" bool resident_supports(const struct resident *r)
 
 extern "C" cudaError_t resident_init(void)
 {
-    resident_function *const all[] = {resident_kernel<1, 64>, resident_kernel<1, 128>,
-                                      resident_kernel<2, 64>, resident_kernel<2, 128>};
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
 
-    for (resident_function *f : all) {
-        const cudaError_t r =
-            cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    for (int rows = 8; rows <= RESIDENT_MAX_ROWS; rows += 8)
+        for (int head_dim = 64; head_dim <= 128; head_dim += 64) {
+            const cudaError_t r =
+                cudaFuncSetAttribute(function_of(head_dim, rows),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 
-        if (r != cudaSuccess)
-            return r;
-    }
+            if (r != cudaSuccess)
+                return r;
+        }
     return cudaSuccess;
 }
 
@@ -288,5 +297,5 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, function_of(r), *r);
+    return cudaLaunchKernelEx(&config, function_of(r->kv.head_dim, r->max_rows), *r);
 }

@@ -20,7 +20,21 @@ template <int HEAD_DIM> struct softmax {
     float o[HEAD_DIM / 8][2];
 };
 
+// Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
+static __host__ __device__ __forceinline__ int part_length(int head_dim)
+{
+    return head_dim + 4;
+}
+
 #if __CUDA_ARCH__ >= 900
+
+static __device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
 // there are blocks for a KV head. first_part is a block's number among those.
@@ -52,6 +66,9 @@ static __device__ void plan_segments(struct resident_shared &s, const struct res
     if (mine)
         s.segments[__popc(which & ((1u << lane) - 1))] = {lane, low - begin, high - begin};
     if (lane == 0) {
+        s.kv_head = (int)blockIdx.x % a.kv.n_kv_heads;
+        s.own = own;
+        s.group = a.n_heads / a.kv.n_kv_heads;
         s.n_segments = __popc(which);
         s.n_groups = groups;
     }
@@ -67,7 +84,7 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
     const struct resident &a = f.a;
     const int lane = (int)threadIdx.x % WARP, shift = a.kv.block_shift;
     const uint16_t *base = a.kv.base + layer * a.kv.layer_stride +
-                           ((int64_t)f.kv_head * HEAD_DIM << shift) +
+                           ((int64_t)f.s.kv_head * HEAD_DIM << shift) +
                            (lane % 2 ? a.kv.v_offset : 0);
     struct ring &r = f.ring;
 
@@ -111,7 +128,7 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     static constexpr int LANES = HEAD_DIM / 4;
 
     const struct resident &a = f.a;
-    const int lane = (int)threadIdx.x % WARP, kv_head = f.kv_head, group = f.group;
+    const int lane = (int)threadIdx.x % WARP, kv_head = f.s.kv_head, group = f.s.group;
     const bool is_q = index < group, is_v = index == group + 1, there = lane < LANES;
     const int head =
         is_q ? kv_head * group + index : a.n_heads + (is_v ? a.kv.n_kv_heads : 0) + kv_head;
@@ -191,12 +208,12 @@ static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
 // from the last one: what lies there may be no number at all. fresh: which of them is not there but
 // in new_key and new_value, or -1.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
-                                              uint32_t k, uint32_t v, uint32_t new_key,
-                                              uint32_t new_value, int last, int fresh, float scale)
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
+                                              uint32_t v, uint32_t new_key, uint32_t new_value,
+                                              int last, int fresh, float scale)
 {
     const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float p[2][2] = {};
+    float p[2][2], even_sum[2][2] = {}, odd_sum[2][2] = {};
     uint4 x[4][HEAD_DIM / 64];
 
 #pragma unroll
@@ -206,10 +223,11 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++) {
+            const uint4 a = ld_shared(q + (uint32_t)(j * 64));
             const uint4 b = ld_shared(at + (uint32_t)(j * 64 + quarter * 16));
 
-            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, b.x, b.y);
-            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, b.z, b.w);
+            mma_8816(even_sum[i][0], even_sum[i][1], a.x, a.y, b.x, b.y);
+            mma_8816(odd_sum[i][0], odd_sum[i][1], a.z, a.w, b.z, b.w);
         }
     }
 #pragma unroll
@@ -226,19 +244,20 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            p[i][j] = i * 8 + quarter * 2 + j <= last ? p[i][j] * scale : -INFINITY;
+            p[i][j] = i * 8 + quarter * 2 + j <= last ? (even_sum[i][j] + odd_sum[i][j]) * scale
+                                                      : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
-    const float shrink = exp2f(s.max - max);
+    const float shrink = exp2_fast(s.max - max);
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            p[i][j] = exp2f(p[i][j] - max);
+            p[i][j] = exp2_fast(p[i][j] - max);
             s.sum += p[i][j];
         }
     const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
@@ -258,43 +277,48 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
     }
 }
 
-// Adds up what the warps found of a segment and posts it: the result where the sequence has no
-// other part, else this part of it.
+// Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
+// where the sequence has no other part, else this part of it.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void post_segment(const struct frame &f, const struct segment &g)
 {
     static constexpr int ENTRY = HEAD_DIM + 2, PAIRS = HEAD_DIM / 2;
 
-    const int n_kv = f.a.kv.n_kv_heads, kv_head = f.kv_head, group = f.group;
-    const int n_warps = min(CONSUMERS, g.end - g.begin);
+    const int n_kv = f.a.kv.n_kv_heads, kv_head = f.s.kv_head, group = f.s.group;
+    const int step = group * part_length(HEAD_DIM);
+    const bool alone = f.s.n_parts[g.seq] == 1;
 
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < group * PAIRS; i += CONSUMERS * WARP) {
         const int head = i / PAIRS, dim = i % PAIRS * 2;
-        const float *from = f.scratch + head * ENTRY;
-        float max = from[HEAD_DIM], sum = 0.0f;
-        float2 o = {};
+        const float *from = f.scratch + head * part_length(HEAD_DIM);
+        float2 part[CONSUMERS], stats[CONSUMERS], o = {};
+        float max = -1e30f, sum = 0.0f;
 
-#pragma unroll 1
-        for (int j = 1; j < n_warps; j++)
-            max = fmaxf(max, from[j * group * ENTRY + HEAD_DIM]);
-#pragma unroll 1
-        for (int j = 0; j < n_warps; j++) {
-            const float *part = from + j * group * ENTRY;
-            const float shrink = exp2f(part[HEAD_DIM] - max);
-
-            sum += part[HEAD_DIM + 1] * shrink;
-            o.x += part[dim] * shrink;
-            o.y += part[dim + 1] * shrink;
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++) {
+            part[j] = *(const float2 *)(from + j * step + dim);
+            stats[j] = *(const float2 *)(from + j * step + HEAD_DIM);
         }
-        if (f.s.n_parts[g.seq] == 1) {
-            post(f.s.box.attn + ((int64_t)g.seq * f.a.n_heads + kv_head * group + head) * PAIRS +
-                     dim / 2,
-                 bf16_pair(o.x / sum, o.y / sum), f.tag);
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++)
+            max = fmaxf(max, stats[j].x);
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++) {
+            const float shrink = exp2_fast(stats[j].x - max);
+
+            sum += stats[j].y * shrink;
+            o.x += part[j].x * shrink;
+            o.y += part[j].y * shrink;
+        }
+        if (alone) {
+            post_all(f.s.box.attn +
+                         ((int64_t)g.seq * f.a.n_heads + kv_head * group + head) * PAIRS + dim / 2,
+                     bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)), f.tag, f.s.apart);
             continue;
         }
         message *to =
-            f.s.box.parts + (((int64_t)(g.seq + f.own) * n_kv + kv_head) * group + head) * ENTRY;
+            f.s.box.parts + (((int64_t)(g.seq + f.s.own) * n_kv + kv_head) * group + head) * ENTRY;
         post_two(to + dim, __float_as_uint(o.x), __float_as_uint(o.y), f.tag);
         if (dim == 0)
             post_two(to + HEAD_DIM, __float_as_uint(max), __float_as_uint(sum), f.tag);
@@ -305,14 +329,16 @@ template <int HEAD_DIM>
 static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
                                                       const struct segment &g)
 {
-    static constexpr int EACH = 256 / HEAD_DIM, ENTRY = HEAD_DIM + 2;
+    static constexpr int EACH = 256 / HEAD_DIM;
     static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
 
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int row = lane / 4, quarter = lane % 4, group = f.group;
+    const int row = lane / 4, quarter = lane % 4, group = f.s.group;
     const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
-    uint4 q[HEAD_DIM / 32] = {};
+    /* heads that are not there look at the last that is: nobody looks at them */
+    const uint32_t q =
+        shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
     struct softmax<HEAD_DIM> s = {
         - 1e30f, 0.0f,
         {
@@ -324,10 +350,6 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
         take_head<HEAD_DIM>(f, layer, g, i);
     meet(ALL_CONSUMERS);
     mark(f);
-    if (row < group)
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++)
-            q[j] = f.s.q[row * (HEAD_DIM / 8) + j * 4 + quarter];
 #pragma unroll 1
     for (int first = g.begin; first < g.end; first += EACH) {
         ring_wait_full(f.ring);
@@ -345,15 +367,16 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
     s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
     if (row < group) {
-        float *to = f.scratch + (warp * group + row) * ENTRY;
+        float *to = f.scratch + (warp * group + row) * part_length(HEAD_DIM);
 
         if (quarter == 0)
             *(float2 *)(to + HEAD_DIM) = make_float2(s.max, s.sum);
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 8; i++)
+        for (int i = 0; i < HEAD_DIM / 8; i += 4)
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                to[i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8] = s.o[i][j];
+                *(float4 *)(to + i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8) =
+                    make_float4(s.o[i][j], s.o[i + 1][j], s.o[i + 2][j], s.o[i + 3][j]);
     }
     meet(ALL_CONSUMERS);
     post_segment<HEAD_DIM>(f, g);
@@ -369,90 +392,76 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int seq,
     static constexpr int ENTRY = HEAD_DIM + 2, BATCH = 4;
 
     const int lane = (int)threadIdx.x % WARP, n = f.s.n_parts[seq];
-    const int n_kv = f.a.kv.n_kv_heads, group = f.group, kv_head = f.kv_head;
+    const int n_kv = f.a.kv.n_kv_heads, group = f.s.group, kv_head = f.s.kv_head;
     const int stride = n_kv * group * ENTRY;
     const message *from =
         f.s.box.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
-    float shares[2] = {}; /* of parts lane and lane + 32 */
+    float max = -1e30f, sum = 0.0f;
     float2 o = {};
+    auto add = [&](float other_max, float other_sum, float2 other) {
+        const float both = fmaxf(max, other_max);
+        const float a = exp2_fast(max - both), b = exp2_fast(other_max - both);
+
+        max = both;
+        sum = sum * a + other_sum * b;
+        o.x = o.x * a + other.x * b;
+        o.y = o.y * a + other.y * b;
+    };
 
 #pragma unroll 1
     for (int base = 0; base < n; base += 4 * BATCH) {
-        int at[BATCH + 2];
-        struct two_messages got[BATCH + 2];
+        int at[2 * BATCH];
+        struct two_messages got[2 * BATCH];
 
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int part = base + i * 4 + lane / 8;
 
             at[i] = part < n ? part * stride + piece * 16 + lane % 8 * 2 : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int part = lane + i * WARP;
-
-            at[BATCH + i] = base == 0 && part < n ? part * stride + HEAD_DIM : -1;
+            at[BATCH + i] = part < n ? part * stride + HEAD_DIM : -1;
         }
         await(got, from, at, f.tag);
-        __syncwarp();
-        if (base == 0) {
-            float maxes[2], max, sum = 0.0f;
-
-            for (int i = 0; i < 2; i++)
-                maxes[i] = at[BATCH + i] >= 0 ? message_float(got[BATCH + i].a) : -1e30f;
-            max = fmaxf(maxes[0], maxes[1]);
-            for (int i = WARP / 2; i > 0; i /= 2)
-                max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, i));
-            for (int i = 0; i < 2; i++) {
-                shares[i] = exp2f(maxes[i] - max);
-                sum += at[BATCH + i] >= 0 ? message_float(got[BATCH + i].b) * shares[i] : 0.0f;
-            }
-            sum = warp_sum(sum);
-            shares[0] /= sum;
-            shares[1] /= sum;
-        }
 #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int part = base + i * 4 + lane / 8;
-            const float low = __shfl_sync(ALL_LANES, shares[0], part % WARP);
-            const float high = __shfl_sync(ALL_LANES, shares[1], part % WARP);
-            const float share = part < WARP ? low : high;
-
-            if (part < n) {
-                o.x += message_float(got[i].a) * share;
-                o.y += message_float(got[i].b) * share;
-            }
-        }
+        for (int i = 0; i < BATCH; i++)
+            if (at[i] >= 0)
+                add(message_float(got[BATCH + i].a), message_float(got[BATCH + i].b),
+                    make_float2(message_float(got[i].a), message_float(got[i].b)));
     }
+    __syncwarp();
+#pragma unroll
     for (int i = 8; i < WARP; i *= 2) {
-        o.x += __shfl_xor_sync(ALL_LANES, o.x, i);
-        o.y += __shfl_xor_sync(ALL_LANES, o.y, i);
+        const float other_max = __shfl_xor_sync(ALL_LANES, max, i);
+        const float other_sum = __shfl_xor_sync(ALL_LANES, sum, i);
+
+        add(other_max, other_sum,
+            make_float2(__shfl_xor_sync(ALL_LANES, o.x, i), __shfl_xor_sync(ALL_LANES, o.y, i)));
     }
     if (lane < 8)
-        post(f.s.box.attn + ((int64_t)seq * f.a.n_heads + kv_head * group + head) * (HEAD_DIM / 2) +
-                 piece * 8 + lane,
-             bf16_pair(o.x, o.y), f.tag);
+        post_all(f.s.box.attn +
+                     ((int64_t)seq * f.a.n_heads + kv_head * group + head) * (HEAD_DIM / 2) +
+                     piece * 8 + lane,
+                 bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)), f.tag, f.s.apart);
 }
 
 // The consumers' side of both phases.
 template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct frame &f, int layer)
 {
-    static constexpr int PIECES = HEAD_DIM / 16;
+    static constexpr int N = HEAD_DIM / 16; // pieces of a head
 
-    const int warp = (int)threadIdx.x / WARP, n = f.s.n_groups, items = f.m * f.group * PIECES;
+    const int warp = (int)threadIdx.x / WARP, n = f.s.n_groups, items = f.m * f.s.group * N;
 
 #pragma unroll 1
     for (int i = 0; i < f.s.n_segments; i++)
         attend_segment<HEAD_DIM>(f, layer, f.s.segments[i]);
     mark(f);
-    if (f.own >= n)
+    if (f.s.own >= n)
         return;
 #pragma unroll 1
-    for (int i = f.own + warp * n; i < items; i += CONSUMERS * n) {
-        const int seq = f.m == 1 ? 0 : i / (f.group * PIECES);
+    for (int i = f.s.own + warp * n; i < items; i += CONSUMERS * n) {
+        const int seq = f.m == 1 ? 0 : i / (f.s.group * N);
 
         if (f.s.n_parts[seq] > 1)
-            join_item<HEAD_DIM>(f, seq, i / PIECES - seq * f.group, i % PIECES);
+            join_item<HEAD_DIM>(f, seq, i / N - seq * f.s.group, i % N);
     }
 }
 

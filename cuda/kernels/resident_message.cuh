@@ -11,6 +11,8 @@
 
 typedef uint64_t message;
 
+static constexpr int COPIES = 4; // of what all blocks read
+
 #if __CUDA_ARCH__ >= 900
 
 static __device__ __forceinline__ message message_of(uint32_t value, uint32_t tag)
@@ -30,6 +32,17 @@ static __device__ __forceinline__ void post_two(message *to, uint32_t a, uint32_
     asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(message_of(a, tag)),
                  "l"(message_of(b, tag))
                  : "memory");
+}
+
+// The same into each of COPIES boxes that are `apart` words from each other. What all blocks read
+// lies in as many places: a line of L2 that all of them ask for again and again answers slowly.
+
+static __device__ __forceinline__ void post_all(message *to, uint32_t value, uint32_t tag,
+                                                int64_t apart)
+{
+#pragma unroll
+    for (int i = 0; i < COPIES; i++)
+        post(to + i * apart, value, tag);
 }
 
 struct two_messages {

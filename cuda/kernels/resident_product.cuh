@@ -9,132 +9,17 @@
 #ifndef NVLLM_CUDA_RESIDENT_PRODUCT_CUH
 #define NVLLM_CUDA_RESIDENT_PRODUCT_CUH
 
-#include "cuda/kernels/resident.h"
-#include "cuda/kernels/resident_message.cuh"
-#include "cuda/kernels/resident_ring.cuh"
+#include "cuda/kernels/resident_frame.cuh"
 
 static constexpr int GROUP = 8; // tiles whose parts lie in shared memory at once
 
-// Where messages lie; rows of each are RESIDENT_MAX_ROWS.
-struct mailboxes {
-    message *x_attn, *x_mlp;             // [rows, hidden / 2] bf16 pairs: residual * norm weight
-    message *squares_attn, *squares_mlp; // [rows, hidden / 8] sums of squares of the residual
-    message *qkv;                        // [rows, qkv_dim / 2] bf16 pairs
-    message *attn;                       // [rows, attn_dim / 2]
-    message *act;                        // [rows, ffn / 2]
-    message *parts; // [rows + groups, n_kv_heads, group, head_dim + 2] of attention
-};
-
-// Consecutive keys of one sequence, in units, that this block attends to.
-struct segment {
-    int32_t seq, begin, end;
-};
-
-struct resident_shared {
-    struct mailboxes box;
-    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-    float scale[2][RESIDENT_MAX_ROWS];     // 1 / rms
-    float beside[2][RESIDENT_MAX_COLUMNS]; // what y meets: a bias, or the next norm's weight
-    int32_t source[RESIDENT_MAX_ROWS];     // rows that logits are wanted of
-    struct segment segments[RESIDENT_MAX_ROWS];
-    int32_t n_segments, n_groups;
-    int32_t mine[5]; // tiles of this block, by kind of product
-    int32_t kv_len[RESIDENT_MAX_ROWS], first_part[RESIDENT_MAX_ROWS], n_parts[RESIDENT_MAX_ROWS];
-    uint4 q[RESIDENT_MAX_GROUP * 128 / 8], key[128 / 8], value[128 / 8];
-};
-
-// What a thread of any role goes by.
-struct frame {
-    const struct resident &a;
-    struct resident_shared &s;
-    struct ring ring;
-    unsigned char *x; // staged rows
-    float *scratch;   // parts of y, or of attention
-    float *residual;  // [tiles of this block, max_rows, COLS]
-    int m, rows_log;  // rows; 1 << rows_log is at least that
-    uint32_t tag;     // of the layer
-    int turn;         // which half of what is doubled
-    int kv_head, own; // of attention: the block's, and its number among those of that head
-    int group;        // query heads of a KV head
-#ifdef RESIDENT_PROFILE
-    int n_marks;
-#endif
-};
-
-// Bytes from a staged row of x to the next: an odd number of 64, so that two meet in no bank.
-static __host__ __device__ __forceinline__ int x_stride(int k)
-{
-    return ((2 * k + 63) / 64 | 1) * 64;
-}
-
 #if __CUDA_ARCH__ >= 900
 
-enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPER = 2 }; // named barriers
-
-static __device__ __forceinline__ void meet(int barrier)
-{
-    if (barrier == ALL_CONSUMERS)
-        asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
-    else
-        asm volatile("bar.sync 2, %0;" ::"n"((CONSUMERS + 1) * WARP) : "memory");
-}
-
-static __device__ __forceinline__ void mark(struct frame &f)
-{
-#ifdef RESIDENT_PROFILE
-    if (threadIdx.x == 0 && f.n_marks < RESIDENT_MARKS)
-        f.a.marks[blockIdx.x * RESIDENT_MARKS + f.n_marks++] = clock64();
-#else
-    (void)f;
-#endif
-}
-
-static __device__ __forceinline__ int tile_of_block(int i)
-{
-    return (int)blockIdx.x + i * (int)gridDim.x;
-}
-
-// Products in their order, four a layer and then the LM head. What a role does for one of them is
-// written once and told by its kind: five times the code would not stay in the caches for it.
-enum { QKV, OUT, GATE_UP, DOWN, LM_HEAD, N_KINDS };
-
-struct job {
-    int kind, layer;
-    const uint16_t *w; // [n, k]; GATE_UP: [2, n, k]
-    int n, k, mine;    // mine: tiles of this block
-};
-
-static __device__ __forceinline__ struct job job_of(const struct frame &f, int i)
-{
-    const struct resident &a = f.a;
-    const int layer = i / 4, kind = layer < a.n_layers ? i % 4 : (int)LM_HEAD;
-    const int attn_dim = a.n_heads * a.kv.head_dim;
-    const uint16_t *w = kind == QKV       ? a.w.qkv
-                        : kind == OUT     ? a.w.o
-                        : kind == GATE_UP ? a.w.gate_up
-                        : kind == DOWN    ? a.w.down
-                                          : a.w.lm_head;
-    struct job j = {kind, layer, w, a.hidden, a.hidden, f.s.mine[kind]};
-
-    if (kind != LM_HEAD)
-        j.w += layer * a.w.layer_stride;
-    if (kind == QKV)
-        j.n = attn_dim + 2 * a.kv.n_kv_heads * a.kv.head_dim;
-    if (kind == OUT)
-        j.k = attn_dim;
-    if (kind == GATE_UP)
-        j.n = a.ffn;
-    if (kind == DOWN)
-        j.k = a.ffn;
-    if (kind == LM_HEAD)
-        j.n = a.vocab_size;
-    return j;
-}
-
 // The producer's side: each tile's rows of w.
-static __device__ __forceinline__ void stream_weights(struct ring &r, const struct job &j,
+static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,
                                                       uint64_t policy)
 {
+    struct ring &r = f.ring;
     const int lane = (int)threadIdx.x % WARP, both = j.kind == GATE_UP;
 
 #pragma unroll 1
@@ -159,20 +44,28 @@ static __device__ __forceinline__ void stream_weights(struct ring &r, const stru
     }
 }
 
-// This warp's pieces of the rows of x, from messages to shared memory; nobody else reads them.
+// This warp's pieces of the rows of x, from messages to shared memory; nobody else reads them. Of
+// several rows it waits for one word alone before it asks for all.
+template <int HALVES>
 static __device__ __forceinline__ void take_x(const struct frame &f, const struct job &j)
 {
-    static constexpr int BATCH = 4;
+    static constexpr int BATCH = 4 * HALVES;
 
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, half = j.k / 2;
     const int pairs = max(0, (j.k / PIECE - warp + CONSUMERS - 1) / CONSUMERS) * 8; // of a row
     const int stride = x_stride(j.k);
-    const message *from = j.kind == OUT       ? f.s.box.attn
-                          : j.kind == GATE_UP ? f.s.box.x_mlp
-                          : j.kind == DOWN    ? f.s.box.act
-                                              : f.s.box.x_attn;
+    const message *from = j.kind == OUT       ? f.s.inbox.attn
+                          : j.kind == GATE_UP ? f.s.inbox.x_mlp
+                          : j.kind == DOWN    ? f.s.inbox.act
+                                              : f.s.inbox.x_attn;
     int row = 0, u = lane;
 
+    if (f.m > 1 && pairs > 0) {
+        if (lane == 0)
+            while (!bears(look(from + warp * 16), f.tag))
+                ;
+        __syncwarp();
+    }
 #pragma unroll 1
     while (pairs > 0 && row < f.m) {
         int at[BATCH], to[BATCH];
@@ -198,139 +91,261 @@ static __device__ __forceinline__ void take_x(const struct frame &f, const struc
     __syncwarp();
 }
 
-// One piece of eight rows of w at `w` and of x at `x`.
+static constexpr int PIECES = CHUNK / PIECE / CONSUMERS; // of a warp in a whole stage
+
+// A thread's part of a stage's x, and of its rows of w.
+template <int HALVES> struct x_part {
+    uint4 v[HALVES][PIECES];
+};
+struct w_part {
+    uint4 v[PIECES];
+};
+
+// Past the end of x there are zeros, and past the end of w some of the row: no stale numbers.
 template <int HALVES>
-static __device__ __forceinline__ void add_piece(float (&d)[4], uint32_t w, const uint32_t (&x)[2])
+static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
+                                              int at, int k)
 {
-    const uint4 b = ld_shared(w), a = ld_shared(x[0]);
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int stride = x_stride(k), mine = (k - at) / PIECE - warp;
+    const uint32_t from = shared_address(f.x) + (uint32_t)(at * 2 + warp * 64 + lane % 4 * 16);
 
-    if (HALVES == 1) {
-        mma_8816(d[0], d[1], a.x, a.y, b.x, b.y);
-        mma_8816(d[0], d[1], a.z, a.w, b.z, b.w);
-    } else {
-        const uint4 c = ld_shared(x[1]);
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+        const uint32_t row = from + (uint32_t)(min(lane / 4 + h * 8, f.m - 1) * stride);
 
-        mma_16816(d, a.x, c.x, a.y, c.y, b.x, b.y);
-        mma_16816(d, a.z, c.z, a.w, c.w, b.z, b.w);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            x.v[h][i] = make_uint4(0, 0, 0, 0);
+            if (i * CONSUMERS < mine)
+                x.v[h][i] = ld_shared(row + (uint32_t)(i * CONSUMERS * 64));
+        }
     }
 }
 
-// This warp's part of a tile; d[0..1] of row lane / 4, d[2..3] of the row eight further.
-template <int HALVES>
-static __device__ __forceinline__ void add_tile(float (&d)[4], struct frame &f, int k)
+static __device__ __forceinline__ void load_w(struct w_part &w, const struct ring &r, int at, int k)
 {
-    static constexpr int FULL = CHUNK / PIECE / CONSUMERS; // pieces of a warp in a whole stage
-
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int group = lane / 4, quarter = lane % 4, stride = x_stride(k);
-    const uint32_t x0 = shared_address(f.x) + (uint32_t)(warp * 64 + quarter * 16);
-    uint32_t x[2] = {x0 + (uint32_t)(min(group, f.m - 1) * stride),
-                     x0 + (uint32_t)(min(group + 8, f.m - 1) * stride)};
-    float part[FULL][4] = {};
+    const int mine = (k - at) / PIECE - warp;
+    const uint32_t from = ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + lane % 4 * 16);
 
-    for (int at = 0; at < k; at += CHUNK) {
-        const int n_pieces = min(CHUNK, k - at) / PIECE;
-        const uint32_t w =
-            ring_stage(f.ring) + (uint32_t)(group * ROW_BYTES + warp * 64 + quarter * 16);
-
-        ring_wait_full(f.ring);
-        if (n_pieces == CHUNK / PIECE) {
+    ring_wait_full(r);
 #pragma unroll
-            for (int i = 0; i < FULL; i++) {
-                const uint32_t here[2] = {x[0] + i * CONSUMERS * 64, x[1] + i * CONSUMERS * 64};
+    for (int i = 0; i < PIECES; i++)
+        w.v[i] =
+            ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
+}
 
-                add_piece<HALVES>(part[i], w + i * CONSUMERS * 64, here);
-            }
+template <int HALVES>
+static __device__ __forceinline__ void
+multiply(float (&d)[PIECES][4], const struct x_part<HALVES> &x, const struct w_part &w)
+{
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const uint4 a = x.v[0][i], c = x.v[HALVES - 1][i], b = w.v[i];
+
+        if (HALVES == 1) {
+            mma_16816(d[i], a.x, 0, a.y, 0, b.x, b.y);
+            mma_16816(d[i], a.z, 0, a.w, 0, b.z, b.w);
         } else {
-#pragma unroll
-            for (int i = 0; i < FULL; i++) {
-                const uint32_t here[2] = {x[0] + i * CONSUMERS * 64, x[1] + i * CONSUMERS * 64};
+            mma_16816(d[i], a.x, c.x, a.y, c.y, b.x, b.y);
+            mma_16816(d[i], a.z, c.z, a.w, c.w, b.z, b.w);
+        }
+    }
+}
 
-                if (warp + i * CONSUMERS < n_pieces)
-                    add_piece<HALVES>(part[i], w + i * CONSUMERS * 64, here);
+// This warp's part of a tile to shared memory.
+template <int HALVES>
+static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
+                                                const float (&d)[PIECES][4])
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, row = lane / 4;
+    float *to = f.scratch + ((tile * CONSUMERS + warp) * f.a.max_rows + row) * COLS + lane % 4 * 2;
+
+#pragma unroll
+    for (int h = 0; h < HALVES; h++)
+        if (row + h * 8 < f.m)
+            *(float2 *)(to + h * 8 * COLS) =
+                make_float2((d[0][h * 2] + d[1][h * 2]) + (d[2][h * 2] + d[3][h * 2]),
+                            (d[0][h * 2 + 1] + d[1][h * 2 + 1]) +
+                                (d[2][h * 2 + 1] + d[3][h * 2 + 1]));
+}
+
+// n tiles of which each is one stage, two at a time so that one's loads do not wait for the other's
+// sums.
+template <int HALVES>
+static __device__ __forceinline__ void add_narrow(struct frame &f, int n, int k)
+{
+    struct x_part<HALVES> x;
+
+    load_x<HALVES>(x, f, 0, k);
+#pragma unroll 1
+    for (int i = 0; i < n; i += 2) {
+        struct w_part a, b;
+        float d[PIECES][4] = {}, e[PIECES][4] = {};
+        const bool two = i + 1 < n;
+
+        load_w(a, f.ring, 0, k);
+        if (two) {
+            struct ring next = f.ring;
+
+            ring_next(next);
+            load_w(b, next, 0, k);
+        }
+        multiply<HALVES>(d, x, a);
+        ring_release(f.ring);
+        if (two) {
+            multiply<HALVES>(e, x, b);
+            ring_release(f.ring);
+            put_tile<HALVES>(f, i + 1, e);
+        }
+        put_tile<HALVES>(f, i, d);
+    }
+}
+
+// n tiles of several stages each.
+template <int HALVES> static __device__ __forceinline__ void add_wide(struct frame &f, int n, int k)
+{
+#pragma unroll 1
+    for (int i = 0; i < n; i++) {
+        float d[PIECES][4] = {};
+
+#pragma unroll 1
+        for (int at = 0; at < k; at += 2 * CHUNK) {
+            struct x_part<HALVES> x;
+            struct w_part a, b;
+            const bool two = at + CHUNK < k;
+
+            load_w(a, f.ring, at, k);
+            if (two) {
+                struct ring next = f.ring;
+
+                ring_next(next);
+                load_w(b, next, at + CHUNK, k);
+            }
+            load_x<HALVES>(x, f, at, k);
+            multiply<HALVES>(d, x, a);
+            ring_release(f.ring);
+            if (two) {
+                load_x<HALVES>(x, f, at + CHUNK, k);
+                multiply<HALVES>(d, x, b);
+                ring_release(f.ring);
             }
         }
-        ring_release(f.ring);
-        x[0] += CHUNK * 2;
-        x[1] += CHUNK * 2;
+        put_tile<HALVES>(f, i, d);
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        d[i] = (part[0][i] + part[1][i]) + (part[2][i] + part[3][i]);
 }
 
-// Two columns of the residual have changed: tells all what the next norm and product need of them.
-static __device__ __forceinline__ void post_residual(const struct frame &f, message *x,
-                                                     message *squares, uint32_t tag, bool there,
-                                                     int tile, int row, int pair, float2 r,
-                                                     float2 norm)
+// Two neighbouring columns of y that a thread will have; the four pairs of a tile and row are
+// neighbouring lanes. All that can be known before the sums are.
+struct place {
+    bool there;
+    int row, beside; // in the step, in what is beside the block's columns
+    int64_t to;      // in the box, or in the logits
+    float2 residual;
+    const float *from; // the first warp's part
+};
+
+// Number i of a group of tiles of which the first is the block's tile `first`.
+static __device__ __forceinline__ struct place place_of(const struct frame &f, const struct job &j,
+                                                        int i, int first, int n_tiles)
 {
-    const int whole = tile_of_block(tile);
+    const int tile = i >> (f.rows_log + 2), row = i >> 2 & ((1 << f.rows_log) - 1), pair = i % 4;
+    const int both = j.kind == GATE_UP, column = tile_of_block(first + tile) * COLS + pair * 2;
+    const int at = (((first + tile) * f.a.max_rows + row) * COLS) + pair * 2;
+    struct place p = {tile < n_tiles && row < f.m && column < j.n,
+                      row,
+                      (first + tile) * COLS + pair * 2,
+                      j.kind == LM_HEAD ? row * f.a.logits_stride + column
+                                        : (row * j.n + column) / 2,
+                      {},
+                      f.scratch + ((tile << both) * CONSUMERS * f.a.max_rows + row) * COLS +
+                          pair * 2};
+
+    if (p.there && (j.kind == OUT || j.kind == DOWN))
+        p.residual = *(const float2 *)(f.residual + at);
+    return p;
+}
+
+// The eight warps' parts, of rows of COLS numbers `step` apart.
+static __device__ __forceinline__ float2 sum_of_warps(const float *from, int step)
+{
+    float2 v[CONSUMERS];
+
+#pragma unroll
+    for (int i = 0; i < CONSUMERS; i++)
+        v[i] = *(const float2 *)(from + i * step);
+#pragma unroll
+    for (int n = CONSUMERS / 2; n > 0; n /= 2)
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            v[i].x += v[i + n].x;
+            v[i].y += v[i + n].y;
+        }
+    return v[0];
+}
+
+// The residual has changed at a place: tells all what the next norm and product need of it.
+static __device__ __forceinline__ void post_residual(const struct frame &f, message *x,
+                                                     message *squares, uint32_t tag,
+                                                     const struct place &p, float2 r, float2 norm)
+{
     float sum = r.x * r.x + r.y * r.y;
 
-    if (there) {
-        *(float2 *)(f.residual + (tile * f.a.max_rows + row) * COLS + pair * 2) = r;
-        post(x + ((int64_t)row * f.a.hidden + whole * COLS) / 2 + pair,
-             bf16_pair(r.x * norm.x, r.y * norm.y), tag);
+    if (p.there) {
+        post_all(x + p.to, bf16_pair(r.x * norm.x, r.y * norm.y), tag, f.s.apart);
+        *(float2 *)(f.residual + (p.beside / COLS * f.a.max_rows + p.row) * COLS +
+                    p.beside % COLS) = r;
     }
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-    if (there && pair == 0)
-        post(squares + (int64_t)row * (f.a.hidden / COLS) + whole, __float_as_uint(sum), tag);
+    if (p.there && p.beside % COLS == 0)
+        post_all(squares + p.to / (COLS / 2), __float_as_uint(sum), tag, f.s.apart);
 }
 
-// Two neighbouring columns of y and their way on; the four pairs of a tile and row are neighbouring
-// lanes, and whole warps call it. tile is counted within the block.
-static __device__ __forceinline__ void hand_on(const struct frame &f, const struct job &j,
-                                               bool there, int tile, int row, int pair, float2 y,
-                                               float2 up)
+static __device__ __forceinline__ float silu(float x)
 {
-    const int whole = tile_of_block(tile), column = whole * COLS + pair * 2;
-    const float *beside = f.s.beside[f.turn] + tile * COLS + pair * 2;
+    return __fdividef(x, 1.0f + __expf(-x));
+}
+
+// What is done with sums: by whole warps.
+static __device__ __forceinline__ void hand_on(const struct frame &f, const struct job &j,
+                                               const struct place &p)
+{
+    const int step = f.a.max_rows * COLS;
+    const float2 beside = *(const float2 *)(f.s.beside[f.turn] + p.beside);
+    const float scale = f.s.scale[f.turn][p.row];
+    float2 y = p.there ? sum_of_warps(p.from, step) : make_float2(0.0f, 0.0f);
 
     if (j.kind == OUT || j.kind == DOWN) {
-        const bool down = j.kind == DOWN;
-
-        if (there) {
-            const float2 r =
-                *(const float2 *)(f.residual + (tile * f.a.max_rows + row) * COLS + pair * 2);
-
-            y.x += r.x;
-            y.y += r.y;
-        }
-        post_residual(f, down ? f.s.box.x_attn : f.s.box.x_mlp,
-                      down ? f.s.box.squares_attn : f.s.box.squares_mlp, f.tag + down, there, tile,
-                      row, pair, y, make_float2(beside[0], beside[1]));
+        y.x += p.residual.x;
+        y.y += p.residual.y;
+        post_residual(f, j.kind == DOWN ? f.s.box.x_attn : f.s.box.x_mlp,
+                      j.kind == DOWN ? f.s.box.squares_attn : f.s.box.squares_mlp,
+                      f.tag + (j.kind == DOWN), p, y, beside);
         return;
     }
-    if (!there)
+    if (!p.there)
         return;
-    const float scale = f.s.scale[f.turn][row];
     y.x *= scale;
     y.y *= scale;
     if (j.kind == LM_HEAD) {
-        if (column < j.n)
-            *(float2 *)(f.a.logits + row * f.a.logits_stride + column) = y;
-        return;
-    }
-    if (j.kind == QKV) {
-        y.x += beside[0];
-        y.y += beside[1];
+        *(float2 *)(f.a.logits + p.to) = y;
+    } else if (j.kind == QKV) {
+        post(f.s.box.qkv + p.to, bf16_pair(y.x + beside.x, y.y + beside.y), f.tag);
     } else {
-        y.x *= up.x * scale / (1.0f + __expf(-y.x));
-        y.y *= up.y * scale / (1.0f + __expf(-y.y));
+        const float2 up = sum_of_warps(p.from + CONSUMERS * step, step);
+
+        post_all(f.s.box.act + p.to,
+                 bf16_pair(silu(y.x) * (up.x * scale), silu(y.y) * (up.y * scale)), f.tag,
+                 f.s.apart);
     }
-    post((j.kind == QKV ? f.s.box.qkv : f.s.box.act) + (row * j.n + column) / 2,
-         bf16_pair(y.x, y.y), f.tag);
 }
 
-// The consumers' side, once x is there; the helper meets them at the first tiles, also where a
-// block has none.
+// The consumers' side; the helper meets them at the first tiles, also where a block has none.
 template <int HALVES>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int group = lane / 4, quarter = lane % 4, cap = f.a.max_rows;
     const int both = j.kind == GATE_UP, n_tiles = j.mine << both;
 
     if (n_tiles == 0)
@@ -338,52 +353,30 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 #pragma unroll 1
     for (int at = 0; at < n_tiles; at += GROUP) {
         const int here = min(GROUP, n_tiles - at);
+        const int all = (here >> both << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
+        int i = (int)threadIdx.x;
+        struct place p = place_of(f, j, i, at >> both, here >> both);
 
-#pragma unroll 1
-        for (int i = 0; i < here; i++) {
-            float *to = f.scratch + (i * CONSUMERS + warp) * cap * COLS + quarter * 2;
-            float d[4];
-
-            add_tile<HALVES>(d, f, j.k);
-            if (group < f.m)
-                *(float2 *)(to + group * COLS) = make_float2(d[0], d[1]);
-            if (HALVES == 2 && group + 8 < f.m)
-                *(float2 *)(to + (group + 8) * COLS) = make_float2(d[2], d[3]);
+        if (at == 0) {
+            take_x<HALVES>(f, j);
+            mark(f);
         }
+        if (j.k <= CHUNK)
+            add_narrow<HALVES>(f, here, j.k);
+        else
+            add_wide<HALVES>(f, here, j.k);
         if (at == 0) {
             meet(CONSUMERS_AND_HELPER);
             mark(f);
         } else {
             meet(ALL_CONSUMERS);
         }
-        const int items = here >> both << (f.rows_log + 2);
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < (items + WARP - 1) / WARP * WARP;
-             i += CONSUMERS * WARP) {
-            const int tile = i >> (f.rows_log + 2), row = i >> 2 & ((1 << f.rows_log) - 1);
-            const bool there = i < items && row < f.m;
-            const int step = cap * COLS; // from a warp's part to the next
-            const float *from =
-                f.scratch + ((tile << both) * CONSUMERS * cap + row) * COLS + i % 4 * 2;
-            float2 y = {}, up = {};
-
-            if (there)
-#pragma unroll
-                for (int w = 0; w < CONSUMERS; w++) {
-                    const float2 v = *(const float2 *)(from + w * step);
-
-                    y.x += v.x;
-                    y.y += v.y;
-                }
-            if (there && both)
-#pragma unroll
-                for (int w = CONSUMERS; w < 2 * CONSUMERS; w++) {
-                    const float2 v = *(const float2 *)(from + w * step);
-
-                    up.x += v.x;
-                    up.y += v.y;
-                }
-            hand_on(f, j, there, (at >> both) + tile, row, i % 4, y, up);
+        while (i < all) {
+            hand_on(f, j, p);
+            i += CONSUMERS * WARP;
+            if (i < all)
+                p = place_of(f, j, i, at >> both, here >> both);
         }
         meet(ALL_CONSUMERS);
     }
@@ -393,20 +386,21 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 // The helper's: 1 / rms of each row, where the input is the normed residual.
 static __device__ __forceinline__ void take_scales(const struct frame &f, const struct job &j)
 {
-    static constexpr int BATCH = 8;
+    static constexpr int BATCH = 4;
 
     const int lane = (int)threadIdx.x % WARP;
-    const int lanes = WARP >> min(f.rows_log, 2), pairs = f.a.hidden / (2 * COLS);
-    const message *squares = j.kind == GATE_UP ? f.s.box.squares_mlp : f.s.box.squares_attn;
+    const int lanes_log = 5 - min(f.rows_log, 2), lanes = 1 << lanes_log;
+    const int pairs = f.a.hidden / (2 * COLS);
+    const message *squares = j.kind == GATE_UP ? f.s.inbox.squares_mlp : f.s.inbox.squares_attn;
 
 #pragma unroll 1
-    for (int first = 0; first < f.m; first += WARP / lanes) {
-        const int row = first + lane / lanes;
+    for (int first = 0; first < f.m; first += WARP >> lanes_log) {
+        const int row = first + (lane >> lanes_log);
         const int from_row = j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
         float sum = 0.0f;
 
 #pragma unroll 1
-        for (int base = lane % lanes; base < pairs; base += lanes * BATCH) {
+        for (int base = lane & (lanes - 1); base < pairs; base += lanes * BATCH) {
             int at[BATCH];
             struct two_messages got[BATCH];
 
@@ -423,7 +417,7 @@ static __device__ __forceinline__ void take_scales(const struct frame &f, const 
         __syncwarp();
         for (int i = lanes / 2; i > 0; i /= 2)
             sum += __shfl_xor_sync(ALL_LANES, sum, i);
-        if (row < f.m && lane % lanes == 0)
+        if (row < f.m && (lane & (lanes - 1)) == 0)
             f.s.scale[f.turn][row] = rsqrtf(sum / (float)f.a.hidden + f.a.eps);
     }
 }

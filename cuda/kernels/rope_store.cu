@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(THREADS)
     load_bf16(b, x + HALF + at);
     /* Where the rotation lies depends on the position: it is asked for beside the others. */
     const float4 *turn = table + ((int64_t)position * HALF + at) / 2;
-    const float4 t0 = turn[0], t1 = turn[1];
+    const float4 t0 = __ldcg(turn), t1 = __ldcg(turn + 1);
     const float cosines[EACH] = {t0.x, t0.z, t1.x, t1.z}, sines[EACH] = {t0.y, t0.w, t1.y, t1.w};
 
     if (norm) { /* for all of a warp: the heads of one are not all v, or q */

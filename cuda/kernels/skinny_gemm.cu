@@ -64,12 +64,13 @@ static __device__ void stage(uint4 *to, float (*squares)[ROWS], const struct ski
 static constexpr int resident(int halves, int tiles, int ahead)
 {
     if (halves > 2)
-        return tiles * ahead <= 4 && ahead == 1 ? 2 : 1;
+        return 2;
     return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
 }
 
-/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 for up to 64. AHEAD: pieces in flight a warp.
- * None of them changes a result: each is the sum of the warps' sums, each of those in order of k. */
+/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where blocks take turns at 64 rows. AHEAD:
+ * pieces in flight a warp. None of them changes a result: each is the sum of the warps' sums, each
+ * of those in order of k. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)
@@ -81,6 +82,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     extern __shared__ uint4 staged[]; /* NORM: [m, k / 8 + 1] */
 
     const struct skinny &s = args.s;
+    const int row0 = HALVES > 2 ? (int)blockIdx.y * HALVES * 8 : 0;
+    const int n_rows = s.m - row0;
+    const uint4 *s_x = (const uint4 *)s.x + (int64_t)row0 * (s.k / 8);
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
     const int first = (int)blockIdx.x * (COLS * TILES / GATED);
@@ -119,10 +123,10 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
 
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
-                const int m = min(h * 8 + group, s.m - 1);
+                const int m = min(h * 8 + group, n_rows - 1);
 
                 x[i][h] = NORM ? staged[m * (s.k / 8 + 1) + vec]
-                               : __ldcg((const uint4 *)s.x + (int64_t)m * (s.k / 8) + vec);
+                               : __ldcg(s_x + (int64_t)m * (s.k / 8) + vec);
             }
         }
 #pragma unroll
@@ -169,7 +173,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             const int n = first + (from + t) / GATED * COLS + col;
             float y = 0.0f, up = 0.0f, scale = 1.0f;
 
-            if (m >= s.m || n >= s.n)
+            if (m >= n_rows || n >= s.n)
                 continue;
             for (int j = 0; j < WARPS; j++) {
                 y += parts[j][t][m][col];
@@ -185,7 +189,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
             y *= scale;
             if (OUT == SKINNY_BF16 && s.bias)
                 y += bf16_to_float(s.bias[n]);
-            const int64_t at = (int64_t)m * s.y_stride + n;
+            const int64_t at = (int64_t)(row0 + m) * s.y_stride + n;
             if (OUT == SKINNY_BF16)
                 ((uint16_t *)s.y)[at] = bf16_bits(y);
             else if (OUT == SKINNY_F32)
@@ -202,7 +206,8 @@ template <int HALVES, int TILES, int AHEAD, int OUT>
 static cudaError_t run(const struct launch *l, const struct skinny_args *a)
 {
     const int cols = COLS * TILES / (OUT == SKINNY_SILU_MUL ? 2 : 1);
-    const dim3 grid((unsigned)((a->s.n + cols - 1) / cols));
+    const dim3 grid((unsigned)((a->s.n + cols - 1) / cols),
+                    HALVES > 2 ? (unsigned)((a->s.m + HALVES * 8 - 1) / (HALVES * 8)) : 1u);
 
     if constexpr (HALVES <= 2)
         if (a->s.x_f32)
@@ -220,9 +225,7 @@ static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
     if constexpr (HALVES > 2) {
         if (a->s.n <= l->n_sms * COLS * 2)
-            return run<HALVES, 1, 4, OUT>(l, a);
-        if (a->s.n <= l->n_sms * COLS * 4)
-            return run<HALVES, 4, 2, OUT>(l, a);
+            return run<HALVES, 1, 2, OUT>(l, a);
         return run<HALVES, 4, 1, OUT>(l, a);
     } else {
         if (a->s.n >= l->n_sms * COLS * 4 * 4)
@@ -256,7 +259,7 @@ extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *
 {
     const struct skinny_args a = {*s, s->k / PIECE, s->n};
 
-    if (s->m > SKINNY_PASS_ROWS || s->m < 1 || s->k % PIECE ||
+    if (s->m < 1 || s->k % PIECE ||
         (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;
     return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);

@@ -120,7 +120,8 @@ static void pack(struct plan *p, struct arrays *a, const struct scene *s, const 
         q_start[i + 1] = (i + 1) * rows;
     room = step_room_of(&limits, &batch);
     a->step = array_new(step_max_bytes(&limits));
-    a->partial = array_new((size_t)step_max_items(&limits, MAX_SEQS) * group);
+    a->partial = array_new(s->chunk ? attn_prefill_partial_bytes(HEAD_DIM)
+                                    : (size_t)step_max_items(&limits, MAX_SEQS) * group);
     a->tickets = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
     cuda_must(cudaMemset(a->tickets.device, 0, a->tickets.bytes));
     (void)step_pack(a->step.host, v, a->step.device, &limits, &room, &batch, 0);
@@ -134,13 +135,18 @@ static void pack(struct plan *p, struct arrays *a, const struct scene *s, const 
 static cudaError_t launch(const struct plan *p, const struct arrays *a)
 {
     const struct launch *l = &device.launch;
+    struct attn_prefill t = {.partial = a->partial.device,
+                             .tickets = a->tickets.device,
+                             .n_tiles = p->n_tiles,
+                             .n_splits = 1,
+                             .max_kv_len = p->max_kv_len};
 
     if (p->n_tiles == 0)
         return attn_decode(l, &p->attn, &p->v, a->partial.device, a->tickets.device, p->n_items);
     if (a->maps.usable)
-        return attn_prefill_sm90(l, &p->attn, &a->maps, &p->v, a->tickets.device, p->n_tiles,
-                                 p->max_kv_len);
-    return attn_prefill(l, &p->attn, &p->v, a->partial.device, a->tickets.device, p->n_tiles, 1);
+        t.n_splits = attn_prefill_sm90_splits(l, p->n_tiles * p->attn.n_heads, p->max_kv_len);
+    return a->maps.usable ? attn_prefill_sm90(l, &p->attn, &a->maps, &p->v, &t)
+                          : attn_prefill(l, &p->attn, &p->v, &t);
 }
 
 /* Seconds of one launch, of many behind one another. */
@@ -253,6 +259,8 @@ void bench_attention(void)
         bench_scene(&(struct scene){"whole", 1, heads[i][0], heads[i][1], {4096}, 4096});
         bench_scene(
             &(struct scene){"short", 8, heads[i][0], heads[i][1], {K, K, K, K, K, K, K, K}, K});
+        bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {33280}, 512});
+        bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {4224}, 128});
         bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {34816}, 2048});
         bench_scene(&(struct scene){"behind", 1, heads[i][0], heads[i][1], {40960}, 8192});
     }

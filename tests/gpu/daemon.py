@@ -68,7 +68,8 @@ def golden_wrong(w, cases, alone):
 
 
 def seeds():
-    """The same seed, the same tokens, in whatever company, where the backend promises it."""
+    """The same seed, the same tokens and log probabilities, in whatever company, however prompts are
+    cut and whoever is preempted, where the backend promises it."""
     if args.backend != "cpu" and not device.has_option("cuda.invariant"):
         raise Skip("nvllmd has no option cuda.invariant")
     options = [] if args.backend == "cpu" else ["cuda.invariant=on"]
@@ -76,18 +77,35 @@ def seeds():
     vocab, rng = model_config(model)["vocab_size"], random.Random(11)
     requests = [{"prompt_ids": {"ids": random_ids(rng, rng.randint(1, few(1500)), vocab)},
                  "max_tokens": 64, "sampling": {"temperature": 0.9, "top_p": 0.95, "top_k": 0,
-                                                "seed": 1000 + i, "ignore_eos": True}}
+                                                "seed": 1000 + i, "ignore_eos": True,
+                                                "logprobs": 1}}
                 for i in range(few(48, 4))]
     # Without cached prefixes: a second run computes all again.
     with daemon(*options, "cache.prefix_cache=off", model=model) as d, d.connect() as w:
         alone = [w.generate(**r).outcome() for r in requests]
-        ids = [w.new_id() for _ in requests]
-        for i, r in zip(ids, requests):
-            w.send(i, generate=r)
-        got = w.collect(ids)
-        same = sum(a == got[i].outcome() for a, i in zip(alone, ids))
+        same = sum(a == b for a, b in zip(alone, outcomes_of(w, requests)))
     row("seeds, batched and alone", verdict(same == len(requests)),
         f"{same}/{len(requests)} the same")
+    pool = stress.pool_bytes(model_config(model), few(9000, 2500)) >> 20
+    with daemon(*options, f"cache.kv_memory={pool}M", "scheduler.max_batch_tokens=300",
+                model=model) as d, d.connect() as w:
+        outcomes = outcomes_of(w, requests) + outcomes_of(w, requests)
+        same = sum(a == b for a, b in zip(alone + alone, outcomes))
+        status = d.wait_idle()
+    preempted = status.get("preemptions", 0)
+    row("seeds, preempted and cached",
+        verdict(same == 2 * len(requests) and (preempted or args.scale < 1)),
+        f"{same}/{2 * len(requests)} the same, preemptions={preempted} "
+        f"prefix_hits={status.get('prefix_cache', {}).get('hit_tokens', 0)}")
+
+
+def outcomes_of(w, requests):
+    """All at once."""
+    ids = [w.new_id() for _ in requests]
+    for i, r in zip(ids, requests):
+        w.send(i, generate=r)
+    got = w.collect(ids)
+    return [got[i].outcome() for i in ids]
 
 
 def prefix():
@@ -126,6 +144,36 @@ def starts():
             times = [device.start_seconds(folder, *options) for _ in range(4)][1:]
         row(f"start, {name}", "-", f"seconds={median(times):.2f} ({min(times):.2f} to "
             f"{max(times):.2f}, 3 runs)" + (f" (bar {bar})" if bar else ""))
+
+
+LEDGER = ("weight_bytes", "kv_bytes", "graph_bytes", "workspace_bytes", "other_bytes")
+LEDGER_MIB = 64    # between its sum and what the driver reports
+UNNAMED_MIB = 768  # in it as other: the context, kernels, cuBLASLt
+
+
+def ledger():
+    """The sum of the status' memory ledger is what the driver itself says is in use."""
+    for name, folder in ("0.6B", args.model), ("8B", args.large):
+        if not folder:
+            row(f"memory ledger, {name}", "skip", "no folder of this shape")
+            continue
+        with daemon(model=folder) as d, d.connect() as w:
+            config = model_config(folder)
+            ids = random_ids(random.Random(1), few(2000), config["vocab_size"])
+            answer = w.generate(prompt_ids={"ids": ids}, max_tokens=32, n=few(20),
+                                sampling={"temperature": 1.0, "ignore_eos": True})
+            assert answer.error is None, answer.error
+            memory, driver = d.wait_idle().get("memory", {}), device.driver_mib()
+        if driver is None or not memory.get("total_bytes"):
+            row(f"memory ledger, {name}", "skip", "the driver cannot be asked")
+            continue
+        mib = [memory.get(key, 0) / 2**20 for key in LEDGER]
+        off = sum(mib) - driver[0]
+        row(f"memory ledger, {name}", verdict(min(abs(off), abs(off - driver[1])) <= LEDGER_MIB
+                                              and mib[-1] <= UNNAMED_MIB + driver[1]),
+            " ".join(f"{key[:-6]}={value:.0f}" for key, value in zip(LEDGER, mib))
+            + f" sum={sum(mib):.0f} MiB, nvidia-smi: {driver[0]} used, {driver[1]} reserved"
+            f" (bar {LEDGER_MIB})")
 
 
 def speed():
@@ -303,7 +351,7 @@ def fault_once(planted, rng):
         d.close()
 
 
-PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, speed, shapes, faults)}
+PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, speed, shapes, faults)}
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
 

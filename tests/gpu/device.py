@@ -160,4 +160,17 @@ def device_mib():
     return int(lines[0]) if done.returncode == 0 and lines else None
 
 
+def driver_mib():
+    """(in use, kept by the driver for itself) on the device, MiB; None without nvidia-smi."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used,memory.reserved",
+                           "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    try:
+        used, reserved = done.stdout.splitlines()[0].split(",")
+        return int(used), int(reserved)
+    except (IndexError, ValueError):
+        return None
+
+
 median = statistics.median

@@ -4,11 +4,17 @@
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:
  *   trap N    the device stops with a sticky error in the N-th step
- *   poison 1  every KV block is filled with NaN at open, and again when a sequence begins it anew,
- *             so whoever reads what was not written for him computes NaN */
+ *   poison 1  every KV block is filled with NaN at open, when a sequence begins it anew, and when
+ *             the sequence is gone that began it and did not fill it; so whoever reads what was not
+ *             written for him computes NaN
+ *
+ * A backend is not told what becomes of blocks. A full one may be found in the prefix cache for as
+ * long as it is not begun anew. One that is not full can be found by nobody: it belongs to one
+ * sequence, and that is gone for certain when another one is loaded into its sampler state. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/inspect.h"
@@ -24,6 +30,13 @@ static long trap_step;
 static bool poison;
 static int32_t block_len;
 static uint64_t block_bytes;
+static uint32_t *n_begun; /* [n_blocks] how often each was begun */
+
+/* By sampler state: the block that its sequence has in part, and when that was begun. */
+static struct tail {
+    int32_t block; /* -1: none */
+    uint32_t n_begun;
+} * tails;
 
 static int read_plan(struct err *e)
 {
@@ -68,6 +81,14 @@ static int planted_open(struct backend **out, const struct model *model,
     nvllm_planted_inner.info(b, &info);
     block_len = options->block_len;
     block_bytes = info.block_bytes;
+    n_begun = calloc((size_t)info.n_blocks, sizeof(*n_begun));
+    tails = calloc((size_t)options->max_seqs, sizeof(*tails));
+    for (int32_t i = 0; tails && i < options->max_seqs; i++)
+        tails[i].block = -1;
+    if (!n_begun || !tails) {
+        nvllm_planted_inner.close(b);
+        return err_set(e, -ENOMEM, "out of memory");
+    }
     if (poison && (cudaMemset(cuda_backend_blocks(b), POISON,
                               (size_t)info.n_blocks * info.block_bytes) != cudaSuccess ||
                    cudaDeviceSynchronize() != cudaSuccess)) {
@@ -78,25 +99,58 @@ static int planted_open(struct backend **out, const struct model *model,
     return 0;
 }
 
+static cudaError_t poison_block(struct backend *b, int32_t block)
+{
+    return cudaMemsetAsync((char *)cuda_backend_blocks(b) + (uint64_t)block * block_bytes, POISON,
+                           block_bytes, cuda_backend_stream(b));
+}
+
+/* What is not full of sequences whose states others get. */
+static cudaError_t poison_left(struct backend *b, const struct batch *batch)
+{
+    cudaError_t code = cudaSuccess;
+
+    for (int i = 0; i < batch->n_loads && code == cudaSuccess; i++) {
+        struct tail *t = &tails[batch->loads[i].state];
+
+        if (t->block >= 0 && n_begun[t->block] == t->n_begun)
+            code = poison_block(b, t->block);
+        t->block = -1;
+    }
+    return code;
+}
+
 /* A row at the first slot of a block begins it: nothing in it is anyone's any more. */
 static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
 {
-    char *blocks = cuda_backend_blocks(b);
     cudaError_t code = cudaSuccess;
 
     for (int i = 0; i < batch->n_tokens && code == cudaSuccess; i++)
-        if (batch->slots[i] % block_len == 0)
-            code = cudaMemsetAsync(blocks + (uint64_t)(batch->slots[i] / block_len) * block_bytes,
-                                   POISON, block_bytes, cuda_backend_stream(b));
+        if (batch->slots[i] % block_len == 0) {
+            n_begun[batch->slots[i] / block_len]++;
+            code = poison_block(b, batch->slots[i] / block_len);
+        }
     return code;
+}
+
+static void note_tails(const struct batch *batch)
+{
+    for (int i = 0; i < batch->n_rows; i++) {
+        struct tail *t = &tails[batch->rows[i].state];
+        const int32_t slot = batch->slots[batch->rows[i].row];
+
+        t->block = slot % block_len + 1 < block_len ? slot / block_len : -1;
+        t->n_begun = n_begun[slot / block_len];
+    }
 }
 
 static int planted_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
     const struct launch l = {.stream = cuda_backend_stream(b)};
 
-    if (poison && poison_begun(b, batch) != cudaSuccess)
+    if (poison && (poison_left(b, batch) != cudaSuccess || poison_begun(b, batch) != cudaSuccess))
         return err_set(e, -EIO, "a block cannot be poisoned");
+    note_tails(batch);
     if (trap_step > 0 && batch->step == (uint64_t)trap_step && trap_device(&l) != cudaSuccess)
         return err_set(e, -EIO, "the trap cannot be planted");
     return nvllm_planted_inner.submit(b, batch, e);
@@ -115,6 +169,10 @@ static int planted_wait(struct backend *b, struct step_result *out, struct err *
 static void planted_close(struct backend *b)
 {
     nvllm_planted_inner.close(b);
+    free(n_begun);
+    free(tails);
+    n_begun = NULL;
+    tails = NULL;
 }
 
 extern const struct backend_ops nvllm_backend;

@@ -284,6 +284,7 @@ struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_fir
 void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool resident)
 {
     const struct forward_shape shape = {.n_tokens = n,
+                                        .n_decodes = n,
                                         .n_rows = n_rows,
                                         .n_items = step_max_items(&r->limits, n)};
     struct forward f = r->forward;

@@ -1,4 +1,5 @@
-"""Mixed load on a small pool of blocks, with NaN in every block that nobody has written yet.
+"""Mixed load on a small pool of blocks, with NaN in every block that nobody has written yet or that
+was freed and cannot be found again (planted_backend.c says when).
 
 Each worker has a connection of its own: it sends groups of requests (short and long prompts, shared
 prefixes, several choices, every filter), cancels some, sometimes goes away without a word. At the
@@ -159,9 +160,9 @@ class Worker(threading.Thread):
             self.tally.problem(f"{dict(reasons)} for n={request.get('n', 1)}")
 
 
-def pool_bytes(config):
+def pool_bytes(config, tokens=POOL_TOKENS):
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return POOL_TOKENS * 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] \
+    return tokens * 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] \
         * head_dim
 
 

@@ -150,7 +150,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     const struct step_counts *counts;
     struct attn_maps maps;
     struct step_view v;
-    int max_kv_len = 0;
+    struct attn_prefill t = {.n_splits = s->n_splits > 1 ? s->n_splits : 1};
 
     r->step = array_new(step_max_bytes(&limits));
     r->partial = array_new(
@@ -159,14 +159,17 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     memset(r->tickets.host, 0, r->tickets.bytes);
     array_to_device(&r->tickets);
     r->splits = array_new(attn_prefill_partial_bytes(s->dim));
-    r->split_tickets = array_new((ATTN_SPLIT_BLOCKS + 1) * 4);
+    r->split_tickets = array_new(ATTN_PREFILL_TICKETS * 4);
     memset(r->split_tickets.host, 0, r->split_tickets.bytes);
     array_to_device(&r->split_tickets);
     (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
     counts = r->step.host;
     array_to_device(&r->step);
     for (int i = s->n_decodes; i < s->n_seqs; i++)
-        max_kv_len = s->kv_len[i] > max_kv_len ? s->kv_len[i] : max_kv_len;
+        t.max_kv_len = s->kv_len[i] > t.max_kv_len ? s->kv_len[i] : t.max_kv_len;
+    t.partial = r->splits.device;
+    t.tickets = r->split_tickets.device;
+    t.n_tiles = counts->n_tiles;
     if (hopper) {
         cuda_must(
             attn_maps_init(&maps, &p->kv, p->n_blocks, r->q.device, r->q_stride, r->n_tokens));
@@ -176,14 +179,9 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
         if (counts->n_items)
             cuda_must(attn_decode(&device.launch, &a, &v, r->partial.device, r->tickets.device,
                                   room.n_items));
-        if (counts->n_tiles && hopper)
-            cuda_must(attn_prefill_sm90(&device.launch, &a, &maps, &v,
-                                        (int32_t *)r->split_tickets.device + ATTN_SPLIT_BLOCKS,
-                                        counts->n_tiles, max_kv_len));
-        else if (counts->n_tiles)
-            cuda_must(attn_prefill(&device.launch, &a, &v, r->splits.device,
-                                   r->split_tickets.device, counts->n_tiles,
-                                   s->n_splits > 1 ? s->n_splits : 1));
+        if (counts->n_tiles)
+            cuda_must(hopper ? attn_prefill_sm90(&device.launch, &a, &maps, &v, &t)
+                             : attn_prefill(&device.launch, &a, &v, &t));
     }
     array_to_host(&r->out);
 }
@@ -256,7 +254,7 @@ static void check_kernel(const struct scene *s, bool hopper)
 static void check_scene(const struct scene *s)
 {
     check_kernel(s, false);
-    if (device.compute == 90 && s->n_decodes < s->n_seqs && s->n_splits == 1)
+    if (device.compute == 90 && s->n_decodes < s->n_seqs)
         check_kernel(s, true);
 }
 
@@ -306,6 +304,7 @@ START_TEST(split_prefill_follows_twin)
     for (int splits = 2; splits <= 13; splits += 11)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits});
+    check_scene(&(struct scene){16, 8, 128, 4, 4, 0, q_len, kv_len, false, 6});
 }
 END_TEST
 

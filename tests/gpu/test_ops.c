@@ -263,7 +263,7 @@ static void check_skinny(int m, int n, int k, enum skinny_out out, bool f32, boo
 /* All outputs, with and without a norm before, one row to the largest, widths that fill no tile. */
 START_TEST(skinny_gemm_follows_twin)
 {
-    static const int rows[] = {1, 3, 8, 9, 16, 17, 64};
+    static const int rows[] = {1, 3, 8, 9, 16, 17, 64, 150};
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         for (int f32 = 0; f32 < (rows[i] > SKINNY_MAX_ROWS ? 1 : 2); f32++) {

@@ -163,7 +163,7 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
 
 static void check_shape(const struct model_config *c, bool bias, int block_len, int most_rows)
 {
-    static const int rows[] = {1, 2, 3, 8, 9, 16};
+    static const int rows[] = {1, 2, 3, 4, 8, 9, 16};
     static const int lengths[RIG_ROWS] = {513, 1,  4200, 16, 17,  1, 100, 64,
                                           15,  33, 32,   2,  250, 7, 1,   48};
     int max_len[RIG_ROWS];
