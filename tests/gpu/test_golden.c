@@ -14,6 +14,9 @@
 extern const struct backend_ops nvllm_backend;
 
 static const double clear_margin = 0.05; /* of logits; bf16 moves them by less */
+/* Of one log probability. Rounding to bf16 moves the worst of thousands by 0.08 to 0.12, another
+ * one after every change to a kernel's order of sums. */
+static const double most_apart = 0.2;
 
 enum { MAX_CASES = 256, MAX_SEQS = 64 };
 
@@ -124,7 +127,7 @@ static void check_golden(const struct backend_options *o, int together, int *sam
                           "%s differs (margin %g, %d of %d tokens, block_len %d, together %d)",
                           c->name, c->min_margin, seqs[i].n_out, c->n_ids, o->block_len, together);
             for (int j = 0; equal && j < c->n_ids; j++)
-                ck_assert_double_lt(fabs((double)seqs[i].logprobs[j] - c->logprobs[j]), 0.1);
+                ck_assert_double_lt(fabs((double)seqs[i].logprobs[j] - c->logprobs[j]), most_apart);
             free(seqs[i].out);
             free(seqs[i].logprobs);
         }
