@@ -16,6 +16,7 @@ from pathlib import Path
 
 import clients
 import device
+import speed
 import stress
 from device import (Planted, Skip, args, daemon, few, harness, median, model_config, need_model,
                     random_ids, row, verdict, wire)
@@ -176,87 +177,6 @@ def ledger():
             f" (bar {LEDGER_MIB})")
 
 
-def speed():
-    """One stream, nano-vLLM's benchmark and the longest prompt, as clients see them."""
-    model = need_model()
-    config = model_config(model)
-    with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", model=model) as d, \
-            d.connect() as w:
-        one_stream(w, config)
-        nano_vllm(w, config)
-        long_prompt(w, config)
-
-
-def one_stream(w, config):
-    n, prompt = few(256, 16), few(512 - 128, 16)
-    rates, gaps = [], []
-    for seed in range(6):  # the first one makes the device warm
-        id_ = w.new_id()
-        ids = random_ids(random.Random(seed), prompt, config["vocab_size"])
-        w.send(id_, generate={"prompt_ids": {"ids": ids}, "max_tokens": n, "stream": True,
-                              "sampling": {"temperature": 0, "ignore_eos": True}})
-        arrivals, answer = [], wire.Answer()
-        while True:
-            reply = w.receive()
-            arrivals += [time.monotonic()] * len(reply.get("delta", {}).get("token_ids", []))
-            if answer.take(reply):
-                break
-        assert answer.error is None and len(arrivals) == n, answer.error
-        rates.append((n - 1) / (arrivals[-1] - arrivals[0]))
-        gaps += [b - a for a, b in zip(arrivals, arrivals[1:])] if seed else []
-    row("speed, one stream", "-", f"context={prompt + n // 2} tok_per_s={median(rates[1:]):.0f} "
-        f"({min(rates[1:]):.0f} to {max(rates[1:]):.0f}, 5 runs) "
-        f"longest_gap_ms={max(gaps) * 1e3:.1f} (bar 900)")
-
-
-def nano_vllm_requests():
-    """(ids, output tokens) of the benchmark that nano-vLLM publishes."""
-    random.seed(0)
-    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))]
-               for _ in range(256)]
-    return [(p, random.randint(100, 1024)) for p in prompts]
-
-
-def nano_vllm(w, config):
-    requests = nano_vllm_requests()[:few(256)]
-    assert [len(p) for p, _ in requests[:5]] == [964, 724, 484, 508, 316][:len(requests)]
-    if args.scale < 1:
-        requests = [(p[:few(len(p))], few(n)) for p, n in requests]
-    seconds = []
-    for _ in range(3):
-        frames, ids = [], []
-        for prompt, n in requests:
-            ids.append(w.new_id())
-            frames.append(wire.frame(ids[-1], generate={
-                "prompt_ids": {"ids": [i % config["vocab_size"] for i in prompt]}, "max_tokens": n,
-                "sampling": {"temperature": 0.6, "top_k": 0, "top_p": 1.0, "ignore_eos": True}}))
-        begin = time.monotonic()
-        w.raw(b"".join(frames))
-        answers = w.collect(ids)
-        seconds.append(time.monotonic() - begin)
-        for (_, n), id_ in zip(requests, ids):
-            assert answers[id_].error is None and len(answers[id_].choices[0].ids) == n
-    output = sum(n for _, n in requests)
-    row("speed, nano-vLLM's benchmark", "-",
-        f"requests={len(requests)} prompt_tokens={sum(len(p) for p, _ in requests)} "
-        f"output_tokens={output} seconds={median(seconds):.3f} "
-        f"tok_per_s={output / median(seconds):.0f} "
-        f"({output / max(seconds):.0f} to {output / min(seconds):.0f}, 3 runs) (bar 14000)")
-
-
-def long_prompt(w, config):
-    n = min(few(40959), config["max_position_embeddings"] - 1)
-    rates = []
-    for seed in range(4):
-        ids = random_ids(random.Random(100 + seed), n, config["vocab_size"])
-        begin = time.monotonic()
-        answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
-        rates.append(n / (time.monotonic() - begin))
-        assert answer.error is None, answer.error
-    row("speed, one long prompt", "-", f"tokens={n} tok_per_s={median(rates[1:]):.0f} "
-        f"({min(rates[1:]):.0f} to {max(rates[1:]):.0f}, 3 runs) (bar 30000)")
-
-
 def shapes():
     """Other shapes end to end: the device's log probabilities are the CPU's."""
     if not args.shape:
@@ -351,9 +271,10 @@ def fault_once(planted, rng):
         d.close()
 
 
-PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, speed, shapes, faults)}
+PARTS = {f.__name__: f for f in (golden, seeds, prefix, starts, ledger, shapes, faults)}
 PARTS["stress"] = stress.stress
 PARTS["clients"] = clients.clients
+PARTS["speed"] = speed.speed
 
 
 def main():

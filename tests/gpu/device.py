@@ -4,6 +4,7 @@ device, rows of the table. Nothing outside of the standard library is used."""
 import argparse
 import json
 import math
+import os
 import pathlib
 import random
 import shutil
@@ -150,11 +151,16 @@ def told_ready(notifications):
         return False
 
 
+def nvidia_smi():
+    """The command that asks about the device that a daemon takes, of several."""
+    return ["nvidia-smi", "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]]
+
+
 def device_mib():
     """Memory in use on the device, MiB; None without nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return None
-    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used",
+    done = subprocess.run([*nvidia_smi(), "--query-gpu=memory.used",
                            "--format=csv,noheader,nounits"], capture_output=True, text=True)
     lines = done.stdout.split()
     return int(lines[0]) if done.returncode == 0 and lines else None
@@ -164,7 +170,7 @@ def driver_mib():
     """(in use, kept by the driver for itself) on the device, MiB; None without nvidia-smi."""
     if not shutil.which("nvidia-smi"):
         return None
-    done = subprocess.run(["nvidia-smi", "--query-gpu=memory.used,memory.reserved",
+    done = subprocess.run([*nvidia_smi(), "--query-gpu=memory.used,memory.reserved",
                            "--format=csv,noheader,nounits"], capture_output=True, text=True)
     try:
         used, reserved = done.stdout.splitlines()[0].split(",")

@@ -1,0 +1,122 @@
+"""Speed as clients see it, through the socket: few streams, one long prompt, the first token, and
+the benchmark that nano-vLLM publishes. Bars are in the rows."""
+
+import random
+import time
+
+from device import args, daemon, few, median, model_config, need_model, random_ids, row, wire
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+ROUNDS = 4  # of which the first makes the device warm
+
+
+def speed():
+    """All of it, on the 0.6B shape and, where it is there, one stream of the 8B shape."""
+    model = need_model()
+    config = model_config(model)
+    with daemon("scheduler.max_batch_tokens=8192", "cache.prefix_cache=off", model=model) as d, \
+            d.connect() as w:
+        for n, bar in (1, 1700), (4, 5500), (16, 15000):
+            streams(w, config, "0.6B", n, 512, bar)
+        first_token(w, config)
+        long_prompt(w, config)
+        streams(w, config, "0.6B", 1, config["max_position_embeddings"] - 1, 500)
+        nano_vllm(w, config)
+    if args.large:
+        with daemon("cache.prefix_cache=off", model=args.large) as d, d.connect() as w:
+            streams(w, model_config(args.large), "8B", 1, 512, 235)
+
+
+def spread(values, digits=0):
+    return (f"{median(values):.{digits}f} ({min(values):.{digits}f} to "
+            f"{max(values):.{digits}f}, {len(values)} runs)")
+
+
+def streams(w, config, name, n, context, bar):
+    """n answers at a time; tokens a second from when the last of them has begun."""
+    n_out = few(256 if context < 10000 else 64, 16)
+    n_prompt = max(1, few(context) - n_out // (2 if context < 10000 else 1))
+    rates, gaps = [], []
+    for seed in range(ROUNDS):
+        ids = [w.new_id() for _ in range(n)]
+        rng = random.Random(seed)
+        w.raw(b"".join(wire.frame(i, generate={
+            "prompt_ids": {"ids": random_ids(rng, n_prompt, config["vocab_size"])},
+            "max_tokens": n_out, "stream": True, "sampling": GREEDY}) for i in ids))
+        arrivals = {i: [] for i in ids}
+        answers = {i: wire.Answer() for i in ids}
+        open_ids = set(ids)
+        while open_ids:
+            reply = w.receive()
+            arrivals[reply["id"]] += [time.monotonic()] * len(
+                reply.get("delta", {}).get("token_ids", []))
+            if answers[reply["id"]].take(reply):
+                assert answers[reply["id"]].error is None, answers[reply["id"]].error
+                open_ids.remove(reply["id"])
+        assert all(len(a) == n_out for a in arrivals.values())
+        begin = max(a[0] for a in arrivals.values())
+        times = [t for a in arrivals.values() for t in a if t > begin]
+        rates.append(len(times) / (max(times) - begin))
+        if seed:
+            gaps += [b - a for one in arrivals.values() for a, b in zip(one, one[1:]) if a > begin]
+    row(f"speed, {name}, {n} streams at {context}", "-", f"tok_per_s={spread(rates[1:])} "
+        f"longest_gap_ms={max(gaps) * 1e3:.1f} (bar {bar})")
+
+
+def first_token(w, config):
+    """A prompt of 128 tokens while nothing else is under way."""
+    times = []
+    for seed in range(12):
+        ids = random_ids(random.Random(50 + seed), few(128), config["vocab_size"])
+        begin = time.monotonic()
+        answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
+        times.append((time.monotonic() - begin) * 1e3)
+        assert answer.error is None, answer.error
+    row("speed, first token", "-", f"prompt={few(128)} ms={spread(times[2:], 2)} (bar 4)")
+
+
+def nano_vllm_requests():
+    """(ids, output tokens) of the benchmark that nano-vLLM publishes."""
+    random.seed(0)
+    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))]
+               for _ in range(256)]
+    return [(p, random.randint(100, 1024)) for p in prompts]
+
+
+def nano_vllm(w, config):
+    requests = nano_vllm_requests()[:few(256)]
+    assert [len(p) for p, _ in requests[:5]] == [964, 724, 484, 508, 316][:len(requests)]
+    if args.scale < 1:
+        requests = [(p[:few(len(p))], few(n)) for p, n in requests]
+    seconds = []
+    for _ in range(3):
+        frames, ids = [], []
+        for prompt, n in requests:
+            ids.append(w.new_id())
+            frames.append(wire.frame(ids[-1], generate={
+                "prompt_ids": {"ids": [i % config["vocab_size"] for i in prompt]}, "max_tokens": n,
+                "sampling": {"temperature": 0.6, "top_k": 0, "top_p": 1.0, "ignore_eos": True}}))
+        begin = time.monotonic()
+        w.raw(b"".join(frames))
+        answers = w.collect(ids)
+        seconds.append(time.monotonic() - begin)
+        for (_, n), id_ in zip(requests, ids):
+            assert answers[id_].error is None and len(answers[id_].choices[0].ids) == n
+    output = sum(n for _, n in requests)
+    row("speed, nano-vLLM's benchmark", "-",
+        f"requests={len(requests)} prompt_tokens={sum(len(p) for p, _ in requests)} "
+        f"output_tokens={output} seconds={median(seconds):.3f} "
+        f"tok_per_s={output / median(seconds):.0f} "
+        f"({output / max(seconds):.0f} to {output / min(seconds):.0f}, 3 runs) (bar 26000)")
+
+
+def long_prompt(w, config):
+    n = min(few(40959), config["max_position_embeddings"] - 1)
+    rates = []
+    for seed in range(ROUNDS):
+        ids = random_ids(random.Random(100 + seed), n, config["vocab_size"])
+        begin = time.monotonic()
+        answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
+        rates.append(n / (time.monotonic() - begin))
+        assert answer.error is None, answer.error
+    row("speed, one long prompt", "-", f"tokens={n} tok_per_s={spread(rates[1:])} (bar 65000)")
