@@ -466,16 +466,15 @@ static int32_t decode_budget(const struct core *c)
 }
 
 /* Rows that prompts may take beside n_decodes; where that is less than there are, all rows together
- * are whole tiles. */
+ * are whole tiles, unless that took more than half of them away. */
 static int32_t prompt_budget(const struct core *c, int32_t n_decodes)
 {
-    int32_t left = c->options.max_batch_tokens - n_decodes, n = c->prompt_rows;
+    int32_t left = c->options.max_batch_tokens - n_decodes, n = c->prompt_rows, whole;
 
     if (n_decodes == 0 || n >= left)
         return left;
-    if ((n_decodes + n) / ROW_TILE * ROW_TILE > n_decodes)
-        n = (n_decodes + n) / ROW_TILE * ROW_TILE - n_decodes;
-    return n;
+    whole = (n_decodes + n) / ROW_TILE * ROW_TILE - n_decodes;
+    return whole >= n - n / 2 ? whole : n;
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)

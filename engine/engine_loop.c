@@ -97,8 +97,11 @@ static int open_core(struct engine *g, struct err *e)
     };
     int r = core_new(&g->core, &options);
 
+    if (r < 0)
+        return err_set(e, r, "core: %s", strerror(-r));
     pace_init(&g->pace, g->options.max_step_ms * 1e3, o->max_batch_tokens);
-    return r < 0 ? err_set(e, r, "core: %s", strerror(-r)) : 0;
+    core_set_prompt_rows(g->core, g->pace.rows);
+    return 0;
 }
 
 static int load(struct engine *g, struct err *e)

@@ -9,6 +9,7 @@ enum {
     FEWEST_ROWS = 16, /* a prompt goes on whatever a step takes */
     FIRST_ROWS = 512, /* until there is something to go by */
     MANY_ROWS = 128,  /* a step of fewer shows its other costs, not theirs */
+    LOOK_AFTER = 64,  /* long steps, until one of one row shows what decodes take by themselves */
 };
 
 /* Where steps of decodes alone are long, a mixed one may take so many times as long. */
@@ -17,7 +18,7 @@ static const double forget = 0.95; /* what a step is worth when the next one com
 static const double outlier = 2.0; /* a step so many times as long as foreseen tells no more */
 static const double least_n = 4.0; /* steps' worth to foresee by */
 static const double hysteresis = 0.15;
-static const double least_share = 0.25; /* of what a row costs in steps of prompts alone */
+static const double least_share = 0.7; /* of what a row costs in steps of prompts alone */
 
 void pace_init(struct pace *p, double max_step_us, int32_t max_rows)
 {
@@ -35,18 +36,75 @@ static double decode_us(const struct pace *p)
     return us > 0.1 * p->y / p->n ? us : 0.1 * p->y / p->n;
 }
 
-/* Steps with decodes show what a prompt row costs where they had more and fewer of them. It is
- * never more than the whole step's time for each, so a wrong idea of it does not last. */
-static void learn_row(struct pace *p, int32_t n_rows, double us)
+/* Steps with hardly any prompt rows show what decodes take without a guess of what those cost. What
+ * the other steps leave for decodes is such a guess: too much where rows are thought too cheap, and
+ * a bound that grew with it would let steps grow that confirm it. */
+static void learn_decodes(struct pace *p, int32_t n_rows, double us)
+{
+    double own;
+
+    if (n_rows <= 1)
+        p->since_look = 0;
+    else if (p->since_look < LOOK_AFTER)
+        p->since_look++;
+    if (n_rows > FEWEST_ROWS)
+        return;
+    own = fmax(us - p->row_us * n_rows, 0.1 * us);
+    p->few_us = p->few_us > 0 ? 0.5 * (p->few_us + own) : own;
+}
+
+/* What a step with prompts may take. */
+static double bound_us(const struct pace *p)
+{
+    return fmax(p->max_step_us, stretch * fmin(p->few_us, decode_us(p)));
+}
+
+/* Steps that are long, or thought to be so for their decodes, must show it now and then. */
+static bool must_look(struct pace *p)
+{
+    const double longest = fmax(p->y / p->n, stretch * fmax(p->few_us, decode_us(p)));
+
+    if (p->since_look < LOOK_AFTER || longest <= p->max_step_us)
+        return false;
+    p->since_look = 0;
+    return true;
+}
+
+/* Steps with decodes show what a prompt row costs where they had more and fewer of them. */
+static double line_us(const struct pace *p)
 {
     const double mean = p->x / p->n, spread = p->xx / p->n - mean * mean;
+
+    if (p->n < least_n || spread < 0.01 * mean * mean + FEWEST_ROWS * FEWEST_ROWS)
+        return 0;
+    return (p->xy / p->n - mean * p->y / p->n) / spread;
+}
+
+/* Where all had the fewest, the next step shows it if it has hardly any. */
+static bool shows_difference(const struct pace *p, int32_t n_rows)
+{
+    return p->n >= least_n && p->x / p->n - n_rows >= 0.5 * FEWEST_ROWS;
+}
+
+/* It is never more than the whole step's time for each, so a wrong idea of it does not last. */
+static void learn_row(struct pace *p, int32_t n_rows, double us)
+{
+    const double least = least_share * p->alone_us;
+    const bool differs = shows_difference(p, n_rows);
+    const double difference =
+        differs ? (p->y / p->n - us) / (p->x / p->n - n_rows) : 0; /* before it counts itself */
     double row_us;
 
-    if (p->n >= least_n && spread >= 0.01 * mean * mean + FEWEST_ROWS * FEWEST_ROWS) {
-        row_us = (p->xy / p->n - mean * p->y / p->n) / spread;
-        if (row_us > least_share * p->alone_us)
-            p->row_us = row_us;
-    }
+    p->n = p->n * forget + 1;
+    p->x = p->x * forget + n_rows;
+    p->y = p->y * forget + us;
+    p->xx = p->xx * forget + (double)n_rows * n_rows;
+    p->xy = p->xy * forget + n_rows * us;
+    row_us = line_us(p);
+    if (row_us > 0)
+        p->row_us = fmax(row_us, least);
+    else if (differs && row_us == 0)
+        p->row_us = 0.5 * (p->row_us + fmax(difference, least));
     if (n_rows > 0 && (p->row_us <= 0 || p->row_us > us / n_rows))
         p->row_us = us / n_rows;
 }
@@ -67,10 +125,11 @@ static bool is_outlier(struct pace *p, int32_t n_rows, double us)
 {
     const bool again = p->surprised;
 
-    p->surprised = p->n >= least_n && us > outlier * (decode_us(p) + p->row_us * n_rows);
+    p->surprised =
+        p->n >= least_n && us > p->y / p->n && us > outlier * (decode_us(p) + p->row_us * n_rows);
     if (!p->surprised || !again)
         return p->surprised;
-    p->n = p->x = p->y = p->xx = p->xy = 0;
+    p->n = p->x = p->y = p->xx = p->xy = p->few_us = 0;
     if (n_rows > 0)
         p->row_us = us / n_rows;
     p->surprised = false;
@@ -79,24 +138,23 @@ static bool is_outlier(struct pace *p, int32_t n_rows, double us)
 
 void pace_learn(struct pace *p, int32_t n_decodes, int32_t n_rows, double us)
 {
-    double bound, rows;
+    double rows;
 
     if (p->max_step_us <= 0 || n_decodes + n_rows <= 0 || us <= 0)
         return;
     if (n_decodes == 0) {
         learn_alone(p, n_rows, us);
     } else if (!is_outlier(p, n_rows, us)) {
-        p->n = p->n * forget + 1;
-        p->x = p->x * forget + n_rows;
-        p->y = p->y * forget + us;
-        p->xx = p->xx * forget + (double)n_rows * n_rows;
-        p->xy = p->xy * forget + n_rows * us;
         learn_row(p, n_rows, us);
+        learn_decodes(p, n_rows, us);
     }
     if (p->row_us <= 0 || p->n <= 0)
         return;
-    bound = fmax(p->max_step_us, stretch * decode_us(p));
-    rows = (bound - decode_us(p)) / p->row_us;
+    if (must_look(p)) {
+        p->rows = 1;
+        return;
+    }
+    rows = (bound_us(p) - decode_us(p)) / p->row_us;
     rows = fmin(fmax(rows, fmin(FEWEST_ROWS, p->max_rows)), p->max_rows);
     if (fabs(rows - p->rows) > hysteresis * p->rows)
         p->rows = (int32_t)rows;

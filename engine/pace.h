@@ -2,8 +2,9 @@
  * it may: learnt from how long steps took.
  *
  * A step of decodes takes a while that changes slowly; each prompt row adds to it. The device stays
- * full, for what is left of the prompts goes into the next step. No clock, no allocation; owned by
- * the engine thread. */
+ * full, for what is left of the prompts goes into the next step. Where long decodes allow for
+ * longer steps, one in many has a single prompt row, to see what the decodes take. No clock, no
+ * allocation; owned by the engine thread. */
 #ifndef NVLLM_PACE_H
 #define NVLLM_PACE_H
 
@@ -16,6 +17,8 @@ struct pace {
     int32_t rows;       /* the answer */
     double row_us;      /* of one prompt row more; 0: not known */
     double alone_us;    /* the same where there were prompts alone */
+    double few_us;      /* of decodes in steps with hardly a prompt row; 0: not known */
+    int32_t since_look; /* steps with decodes since one with one prompt row or none */
     bool surprised;     /* the last step took far longer than foreseen */
     /* Sums over steps with decodes, the older the lighter: steps, prompt rows, microseconds. */
     double n, x, y, xx, xy;

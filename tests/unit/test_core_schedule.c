@@ -545,6 +545,32 @@ START_TEST(cut_prompts_fill_tiles)
 }
 END_TEST
 
+/* Filling whole tiles leaves prompts at least half of what they may take. */
+START_TEST(tiles_leave_prompts_half)
+{
+    static const int32_t may[] = {1, 16, 128, 129, 256, 300};
+    static const int32_t take[] = {1, 16, 128, 129, 129, 257};
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 512;
+    rig.options.max_seq_len = 512;
+    rig.options.max_seqs = 128;
+    rig.options.n_blocks = 2048;
+    for (int i = 0; i < 6; i++) {
+        restart();
+        core_set_prompt_rows(rig.core, may[i]);
+        for (int32_t k = 0; k < 127; k++)
+            ask(10 + k, 2, 20);
+        rig_step();
+        ask(3, 380, 3);
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 127);
+        ck_assert_int_eq(batch->n_tokens - 127, take[i]);
+        rig_commit();
+    }
+}
+END_TEST
+
 /* Of what was computed the ends of chains are reused first: beginnings are worth more. */
 START_TEST(tails_are_reused_first)
 {
@@ -626,6 +652,7 @@ int main(void)
     tcase_add_test(t, replay_computes_as_before);
     tcase_add_test(t, prompts_are_cut_beside_decodes);
     tcase_add_test(t, cut_prompts_fill_tiles);
+    tcase_add_test(t, tiles_leave_prompts_half);
     tcase_add_test(t, tails_are_reused_first);
     tcase_add_test(t, a_long_queue_is_not_slow);
     suite_add_tcase(s, t);

@@ -1,5 +1,6 @@
 /* test_pace.c - the pace of prompts beside decodes, on a device whose costs are known. */
 #include <check.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/pace.h"
@@ -111,6 +112,141 @@ START_TEST(one_long_step_is_forgotten)
 }
 END_TEST
 
+/* Steps of a steady load, the next one planned before the last one is over: the mean time of the
+ * second half of them, and at *n_over how many of these took 1.15 times as long as they may. */
+static double run_steadily(struct pace *p, int n, double decode_us, double row_us, int *n_over)
+{
+    double sum = 0, us;
+    int32_t rows = p->rows, next = p->rows;
+
+    *n_over = 0;
+    for (int i = 0; i < n; i++) {
+        us = decode_us + row_us * rows;
+        sum += i >= n / 2 ? us : 0;
+        *n_over += i >= n / 2 && us > 1.15 * fmax(50e3, 3 * decode_us);
+        pace_learn(p, 200, rows, us);
+        rows = next;
+        next = p->rows;
+    }
+    return sum / (n - n / 2);
+}
+
+/* Under a load that never pauses two steps that something held up do not lift the bound. */
+START_TEST(two_long_steps_are_forgotten)
+{
+    static const int32_t max_rows[] = {2048, 16384};
+    static const double first_us[] = {300e3, 1e6};
+
+    for (int i = 0; i < 4; i++) {
+        struct pace p;
+        double us;
+        int n_over;
+
+        pace_init(&p, 50e3, max_rows[i % 2]);
+        (void)run_steadily(&p, 300, 10e3, 30, &n_over);
+        pace_learn(&p, 200, p.rows, first_us[i / 2]);
+        pace_learn(&p, 200, p.rows, first_us[i / 2]);
+        us = run_steadily(&p, 400, 10e3, 30, &n_over);
+        ck_assert_msg(us > 40e3 && us < 55e3, "%d: %g", i, us);
+        ck_assert_int_eq(n_over, 0);
+    }
+}
+END_TEST
+
+/* Rows that cost four times as much for a while, and then what they did, are no more again. */
+START_TEST(dear_rows_are_forgotten)
+{
+    static const int32_t max_rows[] = {2048, 16384};
+
+    for (int i = 0; i < 2; i++) {
+        for (int n = 1; n <= 100; n++) {
+            struct pace p;
+            double us;
+            int n_over;
+
+            pace_init(&p, 50e3, max_rows[i]);
+            (void)run_steadily(&p, 300, 10e3, 30, &n_over);
+            (void)run_steadily(&p, n, 10e3, 120, &n_over);
+            us = run_steadily(&p, 400, 10e3, 30, &n_over);
+            ck_assert_msg(us > 40e3 && us < 55e3, "%d steps, %d: %g", n, i, us);
+            ck_assert_int_eq(n_over, 0);
+        }
+    }
+}
+END_TEST
+
+/* Where decodes become long under a load that never pauses, steps stretch with them; where they
+ * become short again, the bound is what it was. */
+START_TEST(steps_stretch_and_shrink_with_decodes)
+{
+    static const double decode_us[] = {10e3, 40e3, 10e3, 200e3, 10e3, 80e3, 20e3, 10e3};
+    struct pace p;
+
+    pace_init(&p, 50e3, 16384);
+    for (int i = 0; i < 8; i++) {
+        int n_over;
+        double us = run_steadily(&p, 800, decode_us[i], 30, &n_over);
+        double bound = fmax(50e3, 3 * decode_us[i]);
+
+        ck_assert_msg(us > 0.75 * bound && us < 1.1 * bound, "%d: %g", i, us);
+        ck_assert_int_eq(n_over, 0);
+    }
+}
+END_TEST
+
+/* Long decodes after rows so dear that a step took the fewest: prompts get more again. */
+START_TEST(the_fewest_rows_are_not_for_ever)
+{
+    struct pace p;
+    double us;
+    int n_over;
+
+    pace_init(&p, 50e3, 16384);
+    (void)run_steadily(&p, 200, 10e3, 20e3, &n_over);
+    us = run_steadily(&p, 1500, 60e3, 30, &n_over);
+    ck_assert_msg(us > 140e3 && us < 190e3, "%g", us);
+    ck_assert_int_eq(n_over, 0);
+}
+END_TEST
+
+/* Steps of decodes alone, now longer and now shorter, tell nothing of rows. */
+START_TEST(decodes_alone_leave_rows_alone)
+{
+    struct pace p;
+    double us;
+    int n_over;
+
+    pace_init(&p, 50e3, 16384);
+    (void)run_steadily(&p, 300, 10e3, 30, &n_over);
+    for (int i = 0; i < 20000; i++) {
+        pace_learn(&p, 200, 0, i % 3 == 0 ? 9e3 : 11e3);
+        ck_assert_double_gt(p.row_us, 20);
+        ck_assert_double_lt(p.row_us, 45);
+    }
+    us = run_steadily(&p, 20, 10e3, 30, &n_over);
+    ck_assert_msg(us > 40e3 && us < 55e3, "%g", us);
+}
+END_TEST
+
+/* What a row cost in steps of prompts alone, too little or too much, does not lift the bound. */
+START_TEST(rows_alone_do_not_lift_the_bound)
+{
+    static const double row_us[] = {3, 15, 30, 60, 300};
+
+    for (int i = 0; i < 5; i++) {
+        struct pace p;
+        double us;
+        int n_over;
+
+        pace_init(&p, 50e3, 16384);
+        pace_learn(&p, 0, 2048, 2048 * row_us[i]);
+        us = run_steadily(&p, 600, 10e3, 30, &n_over);
+        ck_assert_msg(us > 40e3 && us < 55e3, "%g: %g", row_us[i], us);
+        ck_assert_int_eq(n_over, 0);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pace");
@@ -124,6 +260,12 @@ int main(void)
     tcase_add_test(t, slow_devices_stretch);
     tcase_add_test(t, a_wrong_idea_does_not_last);
     tcase_add_test(t, one_long_step_is_forgotten);
+    tcase_add_test(t, two_long_steps_are_forgotten);
+    tcase_add_test(t, dear_rows_are_forgotten);
+    tcase_add_test(t, steps_stretch_and_shrink_with_decodes);
+    tcase_add_test(t, the_fewest_rows_are_not_for_ever);
+    tcase_add_test(t, decodes_alone_leave_rows_alone);
+    tcase_add_test(t, rows_alone_do_not_lift_the_bound);
     suite_add_tcase(suite, t);
     srunner_run_all(runner, CK_NORMAL);
     failed = srunner_ntests_failed(runner);
