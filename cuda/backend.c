@@ -237,12 +237,17 @@ static int open_parts(struct backend *b, struct err *e)
     const struct model_config *c = model_config(b->model);
     struct device *d = &b->device;
     struct forward *f = &b->forward;
+    bool resident = false;
     int r = device_open(d, b->options.device, e);
 
     if (r < 0)
         return r;
     set_limits(b);
     if (d->compute == 90 && !b->options.invariant)
+        r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
+    if (r < 0)
+        return r;
+    if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     r = weights_load(&b->weights, d, b->model, &b->options, e);
     if (r == 0)

@@ -71,7 +71,7 @@ static __host__ __device__ struct mailboxes mailboxes_of(const struct resident *
     return b;
 }
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 static constexpr int PRODUCER = CONSUMERS, HELPER = CONSUMERS + 1; /* warps */
 
@@ -168,7 +168,7 @@ template <int HALVES, int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS, 1)
     resident_kernel(const __grid_constant__ struct resident a)
 {
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ struct resident_shared s;
     const struct layout l = layout_of(&a);
@@ -264,6 +264,15 @@ extern "C" bool resident_supports(const struct resident *r)
            tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
                RESIDENT_MAX_COLUMNS &&
            layout_of(r).n_stages >= LEAST_STAGES;
+}
+
+extern "C" cudaError_t resident_compiled(bool *out)
+{
+    struct cudaFuncAttributes attributes;
+    const cudaError_t r = cudaFuncGetAttributes(&attributes, function_of(128, 1));
+
+    *out = r == cudaSuccess && attributes.sharedSizeBytes > 0; /* an empty kernel has none */
+    return r;
 }
 
 extern "C" cudaError_t resident_init(void)

@@ -56,6 +56,8 @@ static inline uint32_t resident_tags(int n_layers)
     return (uint32_t)n_layers + 1;
 }
 
+/* False where the kernel was not compiled for 9.0a: it is empty then. */
+cudaError_t resident_compiled(bool *out);
 cudaError_t resident_init(void); /* once a device: its shared memory is over the default */
 cudaError_t resident_run(const struct launch *l, const struct resident *r);
 

@@ -26,7 +26,7 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
     return head_dim + 4;
 }
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 static __device__ __forceinline__ float exp2_fast(float x)
 {

@@ -63,7 +63,7 @@ static __host__ __device__ __forceinline__ int x_stride(int k)
     return ((2 * k + 63) / 64 | 1) * 64;
 }
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPER = 2 }; // named barriers
 

@@ -13,7 +13,7 @@ typedef uint64_t message;
 
 static constexpr int COPIES = 4; // of what all blocks read
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 static __device__ __forceinline__ message message_of(uint32_t value, uint32_t tag)
 {

@@ -13,7 +13,7 @@
 
 static constexpr int GROUP = 8; // tiles whose parts lie in shared memory at once
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // The producer's side: each tile's rows of w.
 static __device__ __forceinline__ void stream_weights(struct frame &f, const struct job &j,

@@ -29,7 +29,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-#if __CUDA_ARCH__ >= 900
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
 {

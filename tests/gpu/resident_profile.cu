@@ -3,6 +3,7 @@
 #define RESIDENT_PROFILE
 #define resident_run           resident_profile_run
 #define resident_init          resident_profile_init
+#define resident_compiled      resident_profile_compiled
 #define resident_supports      resident_profile_supports
 #define resident_message_bytes resident_profile_message_bytes
 #include "cuda/kernels/resident.cu"
