@@ -465,6 +465,9 @@ static int make_workload(struct bench *b, const struct settings *set)
     if (set->nano_vllm)
         workload_nano_vllm(w);
     rc = set->file ? workload_read(w, set->file) : EXIT_OK;
+    if (rc == EXIT_OK && b->rate > 0 && w->items && w->items->at_us >= 0)
+        ctl_usage(b->ctl, "--rate does not go with at_ms: %s says when requests are due",
+                  set->file);
     if (b->n_requests == 0)
         b->n_requests = w->items || b->duration > 0 ? UINT64_MAX : DEFAULT_REQUESTS;
     /* Those of a known number that have no rate come all at once, as nano-vLLM's do. */

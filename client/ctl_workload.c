@@ -108,6 +108,21 @@ static bool read_item(struct workload_item *item, const char *line, size_t n,
     return ok;
 }
 
+/* Requests are sent in the order of their lines: all have a time or none has, and none goes back.
+ */
+static bool check_time(const struct workload *w, struct nvllm_error *err)
+{
+    const struct workload_item *last = w->items + w->n_items;
+
+    if (w->n_items == 0)
+        return true;
+    if ((last->at_us < 0) != (last[-1].at_us < 0))
+        return ctl_invalid(err, "at_ms: all lines have it, or none has");
+    if (last->at_us < last[-1].at_us)
+        return ctl_invalid(err, "at_ms: must not be before that of the line above");
+    return true;
+}
+
 int workload_read(struct workload *w, const char *path)
 {
     int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
@@ -129,7 +144,7 @@ int workload_read(struct workload *w, const char *path)
             cap = cap ? cap * 2 : 256;
             w->items = take(w->items, cap, sizeof(*w->items));
         }
-        if (read_item(&w->items[w->n_items], line, n, &err)) {
+        if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
             w->n_items++;
         } else {
             ctl_message("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);

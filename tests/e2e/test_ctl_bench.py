@@ -163,6 +163,14 @@ class Played(Case):
                          for ms in (0, 200, 400))
         self.bench("--workload", "-", stdin=lines)
         self.assertAlmostEqual(self.at[2] - self.at[0], 0.4, delta=scaled(0.1, 0.4))
+        done = self.bench("--workload", "-", "--rate", 5, stdin=lines)[1]
+        self.assertEqual((done.returncode, done.stdout), (2, b""))
+        self.assertIn("at_ms", done.stderr.decode())
+        with_time = b'{"prompt_tokens": 1, "output_tokens": 1, "at_ms": 7}\n'
+        for bad in with_time.replace(b"7", b"6.5"), b'{"prompt_tokens": 1, "output_tokens": 1}':
+            _, done = self.bench("--workload", "-", stdin=with_time + with_time + b"\n" + bad)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr.decode(), "line 4: at_ms")
         for line, word in ((b'{"prompt_tokens": 0, "output_tokens": 1}', "prompt_tokens"),
                            (b'{"prompt_tokens": 1}', "output_tokens"), (b"[]", "object"),
                            (b'{"prompt_tokens": 1, "output_tokens": 1, "x": 1}', "x"), (b"", "no request"),
