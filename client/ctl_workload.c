@@ -201,6 +201,27 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
     return true;
 }
 
+/* How many of the first `end` ids are of the vocabulary: nvllmd refuses those behind it. 0: f->err.
+ */
+static size_t count_vocabulary(struct finder *f, size_t end)
+{
+    size_t good = 0, bad = end + 1; /* the first good ids are taken, the first bad ones refused */
+
+    while (bad - good > 1) {
+        size_t n = bad > end ? end : good + (bad - good) / 2;
+
+        if (text_bytes(f, 0, n, false) >= 0)
+            good = n;
+        else if (f->err.code == NVLLM_E_INVALID)
+            bad = n;
+        else
+            return 0;
+    }
+    if (good > 0)
+        f->err = (struct nvllm_error){0}; /* of the refusals that were looked for */
+    return good;
+}
+
 /* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
  */
 static size_t count_tokens(struct finder *f, size_t end)
@@ -231,7 +252,7 @@ int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
     w->tokens = take(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
-    n = count_tokens(&f, LAST_TOKEN + 1);
+    n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
     ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
     free(all);
     if (!ok)
