@@ -41,6 +41,7 @@ struct ctl_command {
     const char *help;     /* usage, what it does, its own options */
     bool any_state;       /* does not wait for the model, nor long for an answer */
     bool takes_sampling;  /* and the options of a request, which are told behind them */
+    bool one_answer;      /* of these not --n and --logprobs */
     const char *examples; /* lines that can be typed; NULL: none */
 };
 extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */

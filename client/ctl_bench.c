@@ -59,6 +59,7 @@ struct bench {
     struct workload_item next;
     int64_t next_ns; /* when it is due */
     int64_t start_ns, end_ns, last_ns;
+    int64_t wake_ns; /* when what is being taken was there: of all events of a wake-up the same */
     bool stopping;
     int64_t stop_deadline;
     bool json;
@@ -212,19 +213,20 @@ static struct stream *stream_of(struct bench *b, uint64_t id)
     return NULL;
 }
 
+/* Deltas that lay ready together are one delivery: how fast they are decoded is no time between
+ * tokens. */
 static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_delta *delta)
 {
-    int64_t now;
+    int64_t now = b->wake_ns;
 
     if (delta->n_tokens == 0)
         return;
-    now = clock_ns();
     if (b->end_ns && now > b->end_ns)
         return; /* too late to be counted */
     if (s->n_tokens == 0) {
         s->first_ns = now;
         quantiles_add(&b->result->ttft, (uint64_t)(now - s->due_ns));
-    } else {
+    } else if (now > s->last_ns) {
         quantiles_add(&b->result->between, (uint64_t)(now - s->last_ns));
     }
     s->last_ns = b->last_ns = now;
@@ -239,7 +241,7 @@ static void take_done(struct bench *b, struct stream *s, const struct nvllm_done
     if (b->stopping) {
         r->n_cut++;
     } else {
-        b->last_ns = clock_ns();
+        b->last_ns = b->wake_ns;
         r->n_done++;
         r->prompt_tokens += done->prompt_tokens;
         r->cached_tokens += done->cached_tokens;
@@ -322,6 +324,7 @@ static void run(struct bench *b)
         if (is_over(b))
             break;
         code = ctl_next(b->client, -1, wait, &event, &err);
+        b->wake_ns = clock_ns();
         for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
             take_event(b, event);
             code = nvllm_next(b->client, 0, &event, &err);
@@ -462,6 +465,9 @@ static int make_workload(struct bench *b, const struct settings *set)
     if (set->nano_vllm)
         workload_nano_vllm(w);
     rc = set->file ? workload_read(w, set->file) : EXIT_OK;
+    if (rc == EXIT_OK && b->rate > 0 && w->items && w->items->at_us >= 0)
+        ctl_usage(b->ctl, "--rate does not go with at_ms: %s says when requests are due",
+                  set->file);
     if (b->n_requests == 0)
         b->n_requests = w->items || b->duration > 0 ? UINT64_MAX : DEFAULT_REQUESTS;
     /* Those of a known number that have no rate come all at once, as nano-vLLM's do. */

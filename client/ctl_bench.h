@@ -14,7 +14,7 @@ struct bench_result {
     uint64_t output_tokens;                /* all that have come */
     double seconds;
     struct quantiles ttft;    /* from when a request was due to its first token */
-    struct quantiles between; /* from one delivery of tokens to the next */
+    struct quantiles between; /* from one delivery of a request's tokens to the next */
     struct quantiles token;   /* of a request, from its first token to its last, by their number */
     struct quantiles request; /* from when it was due to its end */
 };

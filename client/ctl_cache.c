@@ -211,6 +211,8 @@ static uint32_t read_user(const struct ctl *ctl, const char *text)
 {
     const struct passwd *user = getpwnam(text);
 
+    if (!user && !(text[0] >= '0' && text[0] <= '9'))
+        ctl_usage(ctl, "there is no user “%s”", text);
     return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
 }
 

@@ -403,6 +403,7 @@ const struct ctl_command ctl_chat = {
             "  --think, --no-think       let the model reason first, or not\n"
             "  --quiet                   answers alone, without the line behind them\n",
     .takes_sampling = true,
+    .one_answer = true,
     .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
                 "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
 };

@@ -205,9 +205,11 @@ static int finish(struct doctor *d)
     else
         printf("%d %s broken; below each stands what mends it.\n", d->n_wrong,
                d->n_wrong == 1 ? "thing is" : "things are");
-    if (!ok || d->n_wrong > (d->is_running ? 0 : 1))
+    if (!ok)
         return EXIT_ERROR;
-    return d->n_wrong == 0 ? EXIT_OK : d->is_running ? EXIT_ERROR : EXIT_NOT_RUNNING;
+    if (d->n_wrong == 1 && d->not_running)
+        return EXIT_NOT_RUNNING;
+    return d->n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
 }
 
 static int run_command(struct ctl *ctl, int argc, char **argv)

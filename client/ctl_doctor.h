@@ -26,7 +26,8 @@ struct doctor {
     bool json;
     json_t *findings;
     int n_wrong;
-    bool is_running; /* the daemon answers */
+    bool is_running;  /* the daemon answers */
+    bool not_running; /* what is wrong with the socket is that nobody listens, and that alone */
     const char *config;
     const char *given_model; /* by --model */
     char model[4096];        /* the folder; empty: nobody knows */

@@ -85,8 +85,11 @@ static bool look_at_file(struct doctor *d)
         }
     }
     if (lstat(path, &st) < 0) {
+        int err = errno;
+
+        d->not_running = err == ENOENT;
         doctor_say(d, DOCTOR_WRONG, ABOUT, start_command(mend, sizeof(mend), d),
-                   "%s: %s; nvllmd makes it when it starts", path, strerror(errno));
+                   "%s: %s; nvllmd makes it when it starts", path, strerror(err));
         return false;
     }
     if (!S_ISSOCK(st.st_mode)) {
@@ -156,6 +159,7 @@ void doctor_socket(struct doctor *d)
         say_state(d, status);
         take_listener(d, nvllm_fd(client));
     } else if (err.code == NVLLM_E_NOT_RUNNING) {
+        d->not_running = true;
         doctor_say(d, DOCTOR_WRONG, "daemon", start_command(mend, sizeof(mend), d),
                    "nobody listens at the socket");
     } else {

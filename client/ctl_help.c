@@ -18,13 +18,17 @@ static const char sampling[] =
     "  --stop TEXT               end before this text (again and again)\n"
     "  --stop-token-id ID        end at this token (again and again)\n"
     "  --ignore-eos              go on after the model's own end\n"
-    "  --logprobs K              the K likeliest tokens at each place, in JSON\n"
-    "  -n, --n N                 N answers\n"
     "  --priority low|normal|high\n"
     "  --cache-salt TEXT         share the cached prompt only with the same salt\n"
     "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"
-    "  --keep-special            special tokens show up in the text\n"
-    "What is not given is as the model's authors advise.\n";
+    "  --keep-special            special tokens show up in the text\n";
+
+/* Not of a chat, which goes on from its one answer. */
+static const char answers[] =
+    "  --logprobs K              the K likeliest tokens at each place, in JSON\n"
+    "  -n, --n N                 N answers\n";
+
+static const char advice[] = "What is not given is as the model's authors advise.\n";
 
 static const char common[] =
     "\nOptions of every command:\n"
@@ -50,8 +54,12 @@ void ctl_help_print(const struct ctl_command *command)
         return;
     }
     fputs(command->help, stdout);
-    if (command->takes_sampling)
+    if (command->takes_sampling) {
         fputs(sampling, stdout);
+        if (!command->one_answer)
+            fputs(answers, stdout);
+        fputs(advice, stdout);
+    }
     fputs(common, stdout);
     if (command->examples)
         printf("\nExamples:\n%s", command->examples);

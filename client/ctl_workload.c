@@ -108,6 +108,21 @@ static bool read_item(struct workload_item *item, const char *line, size_t n,
     return ok;
 }
 
+/* Requests are sent in the order of their lines: all have a time or none has, and none goes back.
+ */
+static bool check_time(const struct workload *w, struct nvllm_error *err)
+{
+    const struct workload_item *last = w->items + w->n_items;
+
+    if (w->n_items == 0)
+        return true;
+    if ((last->at_us < 0) != (last[-1].at_us < 0))
+        return ctl_invalid(err, "at_ms: all lines have it, or none has");
+    if (last->at_us < last[-1].at_us)
+        return ctl_invalid(err, "at_ms: must not be before that of the line above");
+    return true;
+}
+
 int workload_read(struct workload *w, const char *path)
 {
     int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
@@ -129,7 +144,7 @@ int workload_read(struct workload *w, const char *path)
             cap = cap ? cap * 2 : 256;
             w->items = take(w->items, cap, sizeof(*w->items));
         }
-        if (read_item(&w->items[w->n_items], line, n, &err)) {
+        if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
             w->n_items++;
         } else {
             ctl_message("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
@@ -186,6 +201,27 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
     return true;
 }
 
+/* How many of the first `end` ids are of the vocabulary: nvllmd refuses those behind it. 0: f->err.
+ */
+static size_t count_vocabulary(struct finder *f, size_t end)
+{
+    size_t good = 0, bad = end + 1; /* the first good ids are taken, the first bad ones refused */
+
+    while (bad - good > 1) {
+        size_t n = bad > end ? end : good + (bad - good) / 2;
+
+        if (text_bytes(f, 0, n, false) >= 0)
+            good = n;
+        else if (f->err.code == NVLLM_E_INVALID)
+            bad = n;
+        else
+            return 0;
+    }
+    if (good > 0)
+        f->err = (struct nvllm_error){0}; /* of the refusals that were looked for */
+    return good;
+}
+
 /* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
  */
 static size_t count_tokens(struct finder *f, size_t end)
@@ -216,7 +252,7 @@ int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
     w->tokens = take(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
-    n = count_tokens(&f, LAST_TOKEN + 1);
+    n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
     ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
     free(all);
     if (!ok)

@@ -169,7 +169,8 @@ NVLLM_API void nvllm_clear_options_init_size(struct nvllm_clear_options *options
 #define nvllm_clear_options_init(options)                                                          \
     nvllm_clear_options_init_size((options), sizeof(struct nvllm_clear_options))
 
-/* Forgets cached prefixes that nobody holds. change may be NULL, here and below. */
+/* Forgets cached prefixes, pinned ones too: what sequences hold stays until they end, and is not
+ * found again. change may be NULL, here and below. */
 NVLLM_API enum nvllm_code nvllm_clear_cache(struct nvllm_client *client,
                                             const struct nvllm_clear_options *options,
                                             int timeout_ms,
@@ -193,7 +194,9 @@ NVLLM_API void nvllm_pin_options_init_size(struct nvllm_pin_options *options, si
 #define nvllm_pin_options_init(options)                                                            \
     nvllm_pin_options_init_size((options), sizeof(struct nvllm_pin_options))
 
-/* Keeps what is cached of a prompt from being evicted, or no longer: for admins. */
+/* Keeps the full blocks of a prompt from being evicted, until they are unpinned or cleared: for
+ * admins. What is missing of them is computed first, as a request is, and the answer comes after
+ * that: give a timeout_ms that suffices for the prompt's prefill and the queue before it, or -1. */
 NVLLM_API enum nvllm_code nvllm_pin_cache(struct nvllm_client *client,
                                           const struct nvllm_pin_options *options, int timeout_ms,
                                           const struct nvllm_cache_change **change,

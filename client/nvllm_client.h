@@ -59,6 +59,8 @@ enum nvllm_code {
     NVLLM_E_NOMEM = 67,
 };
 
+/* Of the caller, who gives no size: what it says more in later versions comes out of reserved, so
+ * it never grows. */
 struct nvllm_error {
     enum nvllm_code code;
     bool retryable;          /* the same request may succeed later */
@@ -68,7 +70,7 @@ struct nvllm_error {
     char field[120];         /* of the request, where one is to blame: "sampling.top_p" */
     char limit[80];          /* the daemon's option that was run into, or empty */
     uint64_t limit_value;    /* what it is set to */
-    uint64_t reserved[4];
+    uint64_t reserved[16];
 };
 
 /* A stable word for a code: "too_long". Never NULL. */

@@ -161,16 +161,18 @@ void log_text(enum log_level level, const char *event, const char *text, const c
 {
     struct line l;
     va_list ap;
+    size_t before;
 
     if (level > atomic_load(&log_level))
         return;
     line_begin(&l, level, event);
-    if (*fmt) {
-        line_put(&l, " ");
-        va_start(ap, fmt);
-        line_vput(&l, fmt, ap);
-        va_end(ap);
-    }
+    before = l.len;
+    line_put(&l, " ");
+    va_start(ap, fmt);
+    line_vput(&l, fmt, ap);
+    va_end(ap);
+    if (l.len == before + 1)
+        l.len = before; /* fmt has made nothing: no second blank */
     line_put(&l, " text=\"");
     for (const char *p = text; *p; p++) {
         if (*p == '"' || *p == '\\')

@@ -484,15 +484,16 @@ int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
     return t->has_text ? take_text(out, &t->text, "text", e) : 0;
 }
 
-int request_detokenize(const Nvllm__V1__Detokenize *d, struct refusal *e)
+int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
+                       struct refusal *e)
 {
     struct name field;
 
     for (size_t i = 0; i < d->n_ids; i++) {
-        if (d->ids[i] >= 0)
+        if (d->ids[i] >= 0 && d->ids[i] < rules->vocab_size)
             continue;
         name_field(&field, "ids[%zu]", i);
-        return refusal_of_field(e, INVALID, field.text, "%" PRId32 " is negative", d->ids[i]);
+        return check_id(d->ids[i], rules, field.text, e);
     }
     return 0;
 }

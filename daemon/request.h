@@ -45,8 +45,9 @@ int request_salt(struct text *out, const ProtobufCBinaryData *salt,
 int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
                      const struct request_rules *rules, struct refusal *e);
 
-/* Ids of Detokenize: none negative. */
-int request_detokenize(const Nvllm__V1__Detokenize *d, struct refusal *e);
+/* Ids of Detokenize: of the vocabulary, but they may be none. */
+int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
+                       struct refusal *e);
 
 /* The owner that the engine is given: an unpacked message whose bytes are on an account while it is
  * held. */

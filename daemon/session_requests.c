@@ -232,7 +232,7 @@ static int start_detokenize(struct session *s, const Nvllm__V1__ClientFrame *f, 
     struct sessions *all = s->shared;
     const Nvllm__V1__Detokenize *d = f->detokenize;
     struct pending *p;
-    int r = request_detokenize(d, e);
+    int r = request_detokenize(d, &all->rules, e);
 
     if (r < 0 || (r = session_refuse(s, true, d->n_ids, e)) < 0)
         return r;

@@ -3,7 +3,7 @@
 
 _nvllmctl_options() {
     case $1 in
-        chat) echo '--system --think --no-think --quiet --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
+        chat) echo '--system --think --no-think --quiet --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --priority --cache-salt --deadline-ms --keep-special' ;;
         generate) echo '--chat --raw --system --think --no-think --json --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
         batch) echo '--input --output --concurrency --json --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
         tokenize) echo '--special --json --jsonl' ;;

@@ -52,8 +52,6 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l seed -x -d 'draw t
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l stop -x -d 'end before this text'
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l stop-token-id -x -d 'end at this token'
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l ignore-eos -d 'go on after the model’s own end'
-complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l logprobs -x -d 'the K likeliest tokens at each place'
-complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l n -x -d 'so many answers'
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l priority -x -a 'low normal high' -d 'low, normal or high'
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l cache-salt -x -d 'share the cached prompt only with the same salt'
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l deadline-ms -x -d 'the daemon gives up then'

@@ -132,6 +132,7 @@ class Reload(Case):
             self.assertIsNone(w.generate(**{**SHORT, "max_tokens": 6}).error)
             self.file.unlink()
             self.assertIn(str(self.file), w.ask(reload={})["error"]["message"])
+            self.assertIn("event=reload_refused text=\"", d.log())
             self.assertIsNone(w.generate(**{**SHORT, "max_tokens": 6}).error)
 
     def test_the_command_line_stays_above_the_file(self):

@@ -7,6 +7,7 @@ import threading
 import time
 
 import harness
+import wire
 from harness import Case, SharedDaemon, scaled
 from test_ctl_alone import Fake
 
@@ -162,6 +163,14 @@ class Played(Case):
                          for ms in (0, 200, 400))
         self.bench("--workload", "-", stdin=lines)
         self.assertAlmostEqual(self.at[2] - self.at[0], 0.4, delta=scaled(0.1, 0.4))
+        done = self.bench("--workload", "-", "--rate", 5, stdin=lines)[1]
+        self.assertEqual((done.returncode, done.stdout), (2, b""))
+        self.assertIn("at_ms", done.stderr.decode())
+        with_time = b'{"prompt_tokens": 1, "output_tokens": 1, "at_ms": 7}\n'
+        for bad in with_time.replace(b"7", b"6.5"), b'{"prompt_tokens": 1, "output_tokens": 1}':
+            _, done = self.bench("--workload", "-", stdin=with_time + with_time + b"\n" + bad)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr.decode(), "line 4: at_ms")
         for line, word in ((b'{"prompt_tokens": 0, "output_tokens": 1}', "prompt_tokens"),
                            (b'{"prompt_tokens": 1}', "output_tokens"), (b"[]", "object"),
                            (b'{"prompt_tokens": 1, "output_tokens": 1, "x": 1}', "x"), (b"", "no request"),
@@ -192,6 +201,26 @@ class Played(Case):
         r, done = self.bench("--requests", 5, refuse=lambda _: {"code": "ERROR_TOO_LONG",
                                                                 "message": "too long"})
         self.assertEqual((r["requests"], r["failed"], done.returncode), (0, 5, 1))
+
+    def test_deltas_that_lie_ready_are_one_delivery(self):
+        """How fast the frames of one wake-up are decoded is no time between tokens."""
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                id_, op, fields = got
+                if op == "detokenize":
+                    peer.send(id_, text={"text": b"x" * len(fields["ids"])})
+                    continue
+                frame = wire.encode("ServerFrame", {"id": id_, "delta": {"token_ids": [1]}})
+                for part in range(2):
+                    time.sleep(0.1 * part)
+                    peer.raw((wire.varint(len(frame)) + frame) * 50)
+                peer.send(id_, done={"usage": {"prompt_tokens": 1, "completion_tokens": 100}})
+
+        done = Fake(self, script).ctl("bench", "--json", "--requests", 1, "--prompt-tokens", 1)
+        r = json.loads(done.stdout)
+        self.assertEqual(r["output_tokens"], 100)
+        self.assertEqual(r["between_ms"]["n"], 1)
+        self.assertGreater(r["between_ms"]["max"], 90)
 
     def test_daemon_that_goes(self):
         def refuse(fields):

@@ -68,6 +68,7 @@ class Doctor(Case):
         path = self.folder() / "socket"
         path.write_text("")
         findings, status = self.doctor("--model", MODEL, path=path)
+        self.assertEqual(status, 1)
         wrong, = about(findings, "socket", "wrong")
         self.assertIn("no socket", wrong["text"])
         self.assertTrue(wrong["mend"].startswith("rm "))
@@ -155,12 +156,14 @@ class Doctor(Case):
                                   capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
                                   extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
             self.assertEqual(done.stderr, b"")
+            self.assertEqual(done.returncode, 1)
             findings = json.loads(done.stdout)["findings"]
             self.assertIn("may not connect", about(findings, "socket", "wrong")[0]["text"])
             d.folder.chmod(0o700)
             done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
                                   capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
                                   extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+            self.assertEqual(done.returncode, 1)
             findings = json.loads(done.stdout)["findings"]
             wrong, = about(findings, "socket", "wrong")
             self.assertEqual(wrong["mend"], f"chmod o+x '{d.folder}'")

@@ -46,6 +46,8 @@ class Documents(Case):
         page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
         common = {"--socket", "--timeout", "--wait", "--no-wait", "--help"}
         sampling = help_options("chat") & help_options("generate") & help_options("batch")
+        of_answers = {"--logprobs", "--n"}  # which a chat does not take
+        self.assertEqual(help_options("chat") & of_answers, set())
         checked = set()
         for title, body in re.findall(r"^# ([A-Z, -]+)\n(.*?)(?=^# |\Z)", page, re.M | re.S):
             names = [n for n in title.lower().split(", ") if n in commands()]
@@ -57,7 +59,8 @@ class Documents(Case):
             known = set()
             for name in names:  # those of a request are in the section of generate alone
                 own = help_options(name)
-                known |= own - sampling if sampling <= own and name != "generate" else own
+                known |= (own - sampling - of_answers
+                          if sampling <= own and name != "generate" else own)
             self.assertEqual(named - common, known - common, title)
             checked |= set(names)
         self.assertEqual(set(commands()) - checked, {"version", "help"})

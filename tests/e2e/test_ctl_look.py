@@ -151,7 +151,8 @@ class Real(SharedDaemon):
         for args in (["requests", "x"], ["requests", "--limit", "0"], ["cancel"], ["cancel", "x"],
                      ["cancel", "0"], ["cancel", "-1"], ["blocks", "x"], ["cache", "sow"],
                      ["cache", "pin"], ["cache", "pin", "a", "b"], ["cache", "show", "--all"],
-                     ["cache", "clear", "--user", "0"], ["explain"], ["explain", "x"],
+                     ["cache", "clear", "--user", "0"],
+                     ["cache", "pin", "--user", "no-such-user", "-"], ["explain"], ["explain", "x"],
                      ["explain", "1", "2"], ["explain", "1", "--cache-salt", "x"], ["drain", "x"],
                      ["drain", "--end-after", "soon"], ["resume", "x"], ["reload", "x"],
                      ["log-level"], ["log-level", "loud"], ["stop", "x"], ["top", "x"],
@@ -160,6 +161,9 @@ class Real(SharedDaemon):
             self.assertEqual((done.returncode, done.stdout), (2, b""), args)
         self.assertIn("did you mean “cache show”",
                       self.daemon.ctl("cache", "sow", check=False).stderr.decode())
+        self.assertIn("there is no user “no-such-user”",
+                      self.daemon.ctl("cache", "pin", "--user", "no-such-user", "-",
+                                      check=False).stderr.decode())
 
 
 class Ends(Case):

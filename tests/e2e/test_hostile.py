@@ -317,10 +317,12 @@ class Values(SharedDaemon):
         self.assertTrue("tokens" in reply or reply["error"]["code"] == "ERROR_INVALID", reply)
 
     def test_ids_that_are_none_to_detokenize(self):
-        """Ids outside of the vocabulary are refused or have no text; the daemon goes on."""
+        """Ids outside of the vocabulary are refused by their place; the daemon goes on."""
         for ids in [-1], [2048], [2147483647], [1, 2, -2147483648]:
-            reply = self.wire.ask(detokenize={"ids": ids})
-            self.assertTrue("text" in reply or reply["error"]["code"] == "ERROR_INVALID", reply)
+            error = self.wire.ask(detokenize={"ids": ids})["error"]
+            self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "ids"), error)
+            self.assertIn(f"ids[{len(ids) - 1}]", error["message"])
+        self.assertTrue(self.wire.ask(detokenize={"ids": [2047]}).keys() >= {"text"})
 
     def test_what_can_never_fit(self):
         """max_tokens beyond the model's length or the pool is refused at once."""

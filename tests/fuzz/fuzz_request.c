@@ -153,7 +153,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
             check_encoding(text, NULL, 0);
         break;
     case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
-        r = request_detokenize(f->detokenize, &e);
+        r = request_detokenize(f->detokenize, &rules, &e);
         break;
     case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
         if (!f->render->chat)

@@ -504,6 +504,14 @@ START_TEST(structs_of_another_size)
 }
 END_TEST
 
+/* It lies in the caller's memory without a size: a program built with one version meets another. */
+START_TEST(error_never_grows)
+{
+    if (sizeof(void *) == 8)
+        ck_assert_uint_eq(sizeof(struct nvllm_error), 864);
+}
+END_TEST
+
 int main(void)
 {
     TCase *calls = tcase_create("calls"), *connecting = tcase_create("connecting");
@@ -530,6 +538,7 @@ int main(void)
     tcase_add_test(connecting, nobody_is_there);
     tcase_add_test(connecting, waits_for_the_start);
     tcase_add_test(connecting, structs_of_another_size);
+    tcase_add_test(connecting, error_never_grows);
     suite_add_tcase(s, connecting);
     r = srunner_create(s);
     srunner_run_all(r, CK_ENV);

@@ -430,7 +430,7 @@ START_TEST(tokenizer_operations_are_checked)
 {
     Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
     Nvllm__V1__Detokenize d = NVLLM__V1__DETOKENIZE__INIT;
-    int32_t ids[2] = {0, INT32_MAX};
+    int32_t ids[2] = {0, rules.vocab_size - 1};
     struct text text;
 
     ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
@@ -441,10 +441,12 @@ START_TEST(tokenizer_operations_are_checked)
     ck_assert_str_eq(e.field, "text");
     d.ids = ids;
     d.n_ids = 2;
-    ck_assert_int_eq(request_detokenize(&d, &e), 0);
+    ck_assert_int_eq(request_detokenize(&d, &rules, &e), 0);
     ids[1] = -1;
-    ck_assert_int_eq(request_detokenize(&d, &e), -EINVAL);
+    ck_assert_int_eq(request_detokenize(&d, &rules, &e), -EINVAL);
     ck_assert_str_eq(e.field, "ids");
+    ids[1] = rules.vocab_size;
+    ck_assert_int_eq(request_detokenize(&d, &rules, &e), -EINVAL);
 }
 END_TEST
 
