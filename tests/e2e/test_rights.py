@@ -52,12 +52,12 @@ class Rights(Case):
         yield "admins' socket", True, lambda d: roles.connect(
             d, roles.OTHER, groups=[self.gid], path=d.folder / "admin.sock")
 
-    def daemon(self):
+    def daemon(self, *options):
         folder = self.temporary_folder()
         return Daemon(f"daemon.admin_group={self.group}",
                       f"daemon.admin_socket={folder / 'admin.sock'}",
                       "daemon.admin_socket_mode=0660", "cache.kv_memory=64M", "scheduler.max_seq_len=2100",
-                      "daemon.drain_timeout_s=1", folder=folder)
+                      "daemon.drain_timeout_s=1", *options, folder=folder)
 
     def allowed(self, w, op, body):
         """Asks; False where it is denied. Any other error is a failure."""
@@ -131,6 +131,21 @@ class Rights(Case):
             self.assertEqual((blocks["uids"], blocks["requests"]), ([], []))
             self.assertGreater(blocks["blocks"]["used"], 0)  # sums are everybody's
             self.assertEqual(other.ask(show_cache={})["cache_report"]["prefixes"], [])
+
+    def test_others_words_in_a_cache_of_all(self):
+        """Explain tells users how much of a prompt is cached, and no more; admins the rest."""
+        cached = PROMPT * 3
+        other = cached[:len(PROMPT) + 20] + b"X"
+        with self.daemon("cache.scope=all") as d, roles.connect(d, roles.USER) as w, \
+                d.connect() as root:
+            self.assertIsNone(w.generate(prompt=cached, max_tokens=1).error)
+            told, all_ = (c.ask(explain={"prompt": other})["explanation"] for c in (w, root))
+            self.assertEqual(told["cached_tokens"], all_["cached_tokens"])
+            self.assertEqual(told["same_tokens"], told["cached_tokens"])
+            self.assertGreater(all_["same_tokens"], all_["cached_tokens"])
+            self.assertFalse(told.get("next_id") or told.get("other_ids"))
+            self.assertTrue(all_["next_id"] and all_["other_ids"])
+            self.assertRegex(told["text"], r"^\d+ of \d+ tokens are cached$")
 
     def test_cancel_by_number(self):
         """Cancelling one's own by number from another connection, and what is over."""
