@@ -20,7 +20,7 @@ static const char sampling[] =
     "  --ignore-eos              go on after the model's own end\n"
     "  --logprobs K              the K likeliest tokens at each place, in JSON\n"
     "  -n, --n N                 N answers\n"
-    "  --priority low|normal|high\n"
+    "  --priority low|normal|high   high is for admins\n"
     "  --cache-salt TEXT         share the cached prompt only with the same salt\n"
     "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"
     "  --keep-special            special tokens show up in the text\n"

@@ -189,7 +189,7 @@ static int start_generate(struct session *s, const Nvllm__V1__ClientFrame *f, st
     struct sessions *all = s->shared;
     struct engine_request r;
     struct pending *p;
-    int ret = request_generate(&r, f->generate, u, &all->rules, session_now_us(), e);
+    int ret = request_generate(&r, f->generate, u, &all->rules, s->admin, session_now_us(), e);
 
     if (ret < 0 || (ret = session_refuse(s, true, tokens_of_request(&r), e)) < 0)
         return ret;

@@ -159,6 +159,21 @@ class Rights(Case):
             error = w2.ask(explain={"request": number})["error"]
             self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "request"))
 
+    def test_high_priority_is_for_admins(self):
+        """High goes before everybody's share: users may ask for normal and low alone."""
+        with self.daemon() as d:
+            for role, admin, connect in self.roles():
+                with self.subTest(role=role), connect(d) as w:
+                    for level in "LOW", "NORMAL", "HIGH":
+                        error = w.generate(prompt=PROMPT, max_tokens=1,
+                                           priority=f"PRIORITY_{level}").error
+                        if admin or level != "HIGH":
+                            self.assertIsNone(error, level)
+                            continue
+                        self.assertEqual((error["code"], error["field"]),
+                                         ("ERROR_DENIED", "priority"))
+                        self.assertIn("for admins", error["message"])
+
     def test_clearing_all_is_for_admins(self):
         """One's own cache may be cleared by everybody, that of all by admins."""
         with self.daemon() as d, roles.connect(d, roles.USER) as w, d.connect() as root:
