@@ -481,9 +481,10 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
 int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
                      const struct request_rules *rules, struct refusal *e)
 {
-    int r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e);
+    int r;
 
-    if (r < 0)
+    if ((r = check_limit(LIMIT_TOKENIZE_BYTES, t->text.len, "text", rules, e)) < 0 ||
+        (r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e)) < 0)
         return r;
     *out = (struct text){NULL, 0};
     return t->has_text ? take_text(out, &t->text, "text", e) : 0;

@@ -185,7 +185,7 @@ class Memory(SharedDaemon):
     """What clients leave lying about is bounded for all of them together."""
 
     options = ("cache.kv_memory=16M", "limits.buffer_bytes=16M", "limits.frame_bytes=4M",
-               "limits.output_bytes=4M")
+               "limits.output_bytes=4M", "limits.tokenize_bytes=4M")
 
     def hold(self, other, clients):
         before = self.daemon.rss_kib()

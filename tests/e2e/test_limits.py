@@ -84,6 +84,19 @@ class OfOneRequest(SharedDaemon):
                 error = w.ask(**op)["error"]
                 self.assertEqual(error["limit"], "limits.prompt_bytes", op)
 
+    def test_text_to_tokenize(self):
+        """Its own limit, as the answer is so much larger; the command says which."""
+        with Daemon(SMALL, "limits.tokenize_bytes=500") as d, d.connect() as w:
+            self.assertEqual(len(w.ask(tokenize={"text": b"1" * 500})["tokens"]["ids"]), 500)
+            error = w.ask(tokenize={"text": b"1" * 501})["error"]
+            self.assertEqual((error["code"], error["limit"], error["limit_value"], error["field"]),
+                             ("ERROR_TOO_LONG", "limits.tokenize_bytes", 500, "text"))
+            self.assertIsNone(w.generate(**{**SHORT, "prompt": b"a" * 600}).error)
+            done = d.ctl("tokenize", "-", stdin=b"a" * 501, check=False)
+            self.assertEqual(done.returncode, 4)
+            self.assertIn(b"501 bytes are over the limit of 500 (limits.tokenize_bytes)",
+                          done.stderr)
+
     def test_frame(self):
         """A frame over the limit ends its connection, by name."""
         with self.daemon.connect() as w:

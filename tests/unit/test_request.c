@@ -461,6 +461,18 @@ START_TEST(tokenizer_operations_are_checked)
     t.text = (ProtobufCBinaryData){2, (uint8_t *)"a\xe2"};
     ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
     ck_assert_str_eq(e.field, "text");
+    t.text = (ProtobufCBinaryData){6, (uint8_t *)"abcdef"};
+    options.max_tokenize_bytes = 6;
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
+    options.max_tokenize_bytes = 5;
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG);
+    ck_assert_str_eq(e.limit, "limits.tokenize_bytes");
+    ck_assert_str_eq(e.field, "text");
+    options.max_tokenize_bytes = 6;
+    options.max_prompt_bytes = 5; /* holds for every text */
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_str_eq(e.limit, "limits.prompt_bytes");
     d.ids = ids;
     d.n_ids = 2;
     ck_assert_int_eq(request_detokenize(&d, &e), 0);
