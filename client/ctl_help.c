@@ -18,7 +18,7 @@ static const char sampling[] =
     "  --stop TEXT               end before this text (again and again)\n"
     "  --stop-token-id ID        end at this token (again and again)\n"
     "  --ignore-eos              go on after the model's own end\n"
-    "  --priority low|normal|high\n"
+    "  --priority low|normal|high   high is for admins\n"
     "  --cache-salt TEXT         share the cached prompt only with the same salt\n"
     "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"
     "  --keep-special            special tokens show up in the text\n";

@@ -225,7 +225,8 @@ struct nvllm_explanation {
     uint32_t blocks_available;
     uint32_t prompt_tokens; /* of a prompt */
     uint32_t cached_tokens;
-    int32_t next_id;          /* the first token that is not cached; -1: all are */
+    int32_t next_id;          /* the first token that is not cached; -1: all are, or it is not
+                               * told: the cache is shared by all, and the caller is no admin */
     const int32_t *other_ids; /* [n_other_ids] what followed the cached part in other prompts */
     size_t n_other_ids;
     const char *text; /* one line for people */

@@ -147,7 +147,7 @@ NVLLM_API void nvllm_close(struct nvllm_client *client);
 enum nvllm_priority {
     NVLLM_PRIORITY_NORMAL = 0,
     NVLLM_PRIORITY_LOW = 1,
-    NVLLM_PRIORITY_HIGH = 2,
+    NVLLM_PRIORITY_HIGH = 2, /* before all users' shares; for admins, else NVLLM_E_DENIED */
 };
 
 struct nvllm_tool_call {

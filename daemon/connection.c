@@ -275,9 +275,9 @@ int connection_put(struct connection *c, const ProtobufCMessage *message)
         if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes)
             return CONNECTION_E_SLOW;
     }
-    r = frame_buffer_put(&c->out, message);
+    r = frame_buffer_put_within(&c->out, message, c->shared->max_output_bytes);
     if (r < 0)
-        return -ENOMEM;
+        return r == -EMSGSIZE ? CONNECTION_E_LARGE : -ENOMEM;
     count_buffers(c);
     mark(c);
     return CONNECTION_OK;

@@ -53,7 +53,8 @@ struct connections {
 
 enum {
     CONNECTION_OK,
-    CONNECTION_E_SLOW, /* more than max_output_bytes are unread: nothing was put */
+    CONNECTION_E_SLOW,  /* more than max_output_bytes are unread: nothing was put */
+    CONNECTION_E_LARGE, /* the message alone is more than that: likewise */
 };
 
 /* Takes fd over, success or not. -ENOMEM. */
@@ -63,8 +64,8 @@ void connection_free(struct connection *c);
 /* The first frame was good: from now on only frames that have begun have a deadline. */
 void connection_greeted(struct connection *c);
 
-/* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW or -ENOMEM. Dropped silently where the
- * connection is ending. */
+/* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW, CONNECTION_E_LARGE or -ENOMEM. Dropped
+ * silently where the connection is ending. */
 int connection_put(struct connection *c, const ProtobufCMessage *message);
 
 /* What is not urgent should not be put now. */

@@ -28,6 +28,8 @@ static const struct row {
                             "bytes"},
     [LIMIT_PROMPT_TOKENS] = {"limits.prompt_tokens", AT(max_prompt_tokens), CODE(TOO_LONG), 0,
                              "tokens"},
+    [LIMIT_TOKENIZE_BYTES] = {"limits.tokenize_bytes", AT(max_tokenize_bytes), CODE(TOO_LONG), 0,
+                              "bytes"},
     [LIMIT_MAX_TOKENS] = {"limits.max_tokens", AT(max_max_tokens), CODE(TOO_LONG), 0, "tokens"},
     [LIMIT_CHOICES] = {"limits.choices", AT(max_choices), CODE(INVALID), 0, "choices"},
     [LIMIT_LOGPROBS] = {"limits.logprobs", AT(max_logprobs), CODE(INVALID), 0, "alternatives"},

@@ -107,6 +107,8 @@ static const struct option table[] = {
      "text of one prompt, or of one chat with all that it holds"},
     {"limits.prompt_tokens", KIND_INT, AT(max_prompt_tokens), 0, INT32_MAX, NULL, "0",
      "tokens of one prompt; 0: as many as the model takes"},
+    {"limits.tokenize_bytes", KIND_BYTES, AT(max_tokenize_bytes), 1, FRAME_LARGEST_MAX, NULL, "1M",
+     "text that a client has tokenized, whose answer is several times as large"},
     {"limits.max_tokens", KIND_INT, AT(max_max_tokens), 0, INT32_MAX, NULL, "0",
      "tokens of one answer; 0: as many as the model gives"},
     {"limits.choices", KIND_INT, AT(max_choices), 1, OPTIONS_MAX_CHOICES, NULL, "64",

@@ -59,6 +59,7 @@ struct options {
     int64_t max_frame_bytes;
     int64_t max_prompt_bytes;
     int64_t max_prompt_tokens;
+    int64_t max_tokenize_bytes;
     int64_t max_max_tokens;
     int64_t max_choices;
     int64_t max_logprobs;

@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 
-/* Each puts one frame for the client's id: CONNECTION_OK, CONNECTION_E_SLOW or -ENOMEM. */
+/* Each puts one frame for the client's id, as connection_put() does. */
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
 int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,

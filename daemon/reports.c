@@ -345,9 +345,11 @@ static int put_explained_prompt(struct connection *c, uint64_t id, const struct 
     m.next_id = r->next_id;
     m.n_other_ids = count(r->n_other);
     m.other_ids = (int32_t *)(uintptr_t)r->other; /* packing only reads */
-    n = snprintf(text, sizeof(text),
-                 "%d of %d tokens are cached; a cached prompt begins with the same %d tokens",
-                 r->cached_tokens, r->prompt_tokens, r->same_tokens);
+    n = snprintf(text, sizeof(text), "%d of %d tokens are cached", r->cached_tokens,
+                 r->prompt_tokens);
+    if (r->compared)
+        n += snprintf(text + n, sizeof(text) - (size_t)n,
+                      "; a cached prompt begins with the same %d tokens", r->same_tokens);
     if (r->next_id >= 0 && r->n_other > 0)
         snprintf(text + n, sizeof(text) - (size_t)n, "; then comes token %d, and there token %d",
                  r->next_id, r->other[0]);

@@ -13,8 +13,8 @@ struct report_facts {
     void *ctx;
 };
 
-/* Puts the answer of the report's kind for the client's id: CONNECTION_OK, CONNECTION_E_SLOW or
- * -ENOMEM. Of an explained request that is not found nothing is put: the caller says so. */
+/* Puts the answer of the report's kind for the client's id, as connection_put() does. Of an
+ * explained request that is not found nothing is put: the caller says so. */
 int report_put(struct connection *c, uint64_t id, const struct inspect_report *r,
                const struct report_facts *facts);
 

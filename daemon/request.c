@@ -416,7 +416,8 @@ static int take_max_tokens(struct engine_request *out, const Nvllm__V1__Generate
     return 0;
 }
 
-static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *g,
+/* What is high goes before all shares: that is no user's to take. */
+static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *g, bool admin,
                          struct refusal *e)
 {
     out->priority = CORE_NORMAL;
@@ -429,6 +430,9 @@ static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *
         out->priority = CORE_LOW;
         return 0;
     case NVLLM__V1__PRIORITY__PRIORITY_HIGH:
+        if (!admin)
+            return refusal_of_field(e, NVLLM__V1__ERROR_CODE__ERROR_DENIED, "priority",
+                                    "high is for admins");
         out->priority = CORE_HIGH;
         return 0;
     default:
@@ -448,7 +452,8 @@ int request_salt(struct text *out, const ProtobufCBinaryData *salt,
 }
 
 int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                     const struct request_rules *rules, uint64_t now_us, struct refusal *e)
+                     const struct request_rules *rules, bool admin, uint64_t now_us,
+                     struct refusal *e)
 {
     struct engine_request r = {.n = 1};
     int ret;
@@ -458,7 +463,7 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
     if ((ret = take_sampling(&r, g->sampling, u, rules, e)) < 0 ||
         (ret = take_uint(&r.n, g->has_n, g->n, 1, OPTIONS_MAX_CHOICES, "n", e)) < 0 ||
         (ret = take_max_tokens(&r, g, rules, e)) < 0 || (ret = take_stops(&r, g, rules, e)) < 0 ||
-        (ret = take_priority(&r, g, e)) < 0 || (ret = take_input(&r, g, u, rules, e)) < 0)
+        (ret = take_priority(&r, g, admin, e)) < 0 || (ret = take_input(&r, g, u, rules, e)) < 0)
         return ret;
     if (g->has_cache_salt && (ret = request_salt(&r.cache_salt, &g->cache_salt, rules, e)) < 0)
         return ret;
@@ -476,9 +481,10 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
 int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
                      const struct request_rules *rules, struct refusal *e)
 {
-    int r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e);
+    int r;
 
-    if (r < 0)
+    if ((r = check_limit(LIMIT_TOKENIZE_BYTES, t->text.len, "text", rules, e)) < 0 ||
+        (r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e)) < 0)
         return r;
     *out = (struct text){NULL, 0};
     return t->has_text ? take_text(out, &t->text, "text", e) : 0;

@@ -24,10 +24,11 @@ struct request_rules {
     int32_t max_seq_len;
 };
 
-/* Fills all of *out but id, client, owner and release. A seed that is absent is drawn with
- * getrandom(). -EINVAL with *e, or -ENOMEM. */
+/* Fills all of *out but id, client, owner and release. admin: it is an admin who asks. A seed that
+ * is absent is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
 int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                     const struct request_rules *rules, uint64_t now_us, struct refusal *e);
+                     const struct request_rules *rules, bool admin, uint64_t now_us,
+                     struct refusal *e);
 
 /* A chat of the protocol as chat.h has it. */
 int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,

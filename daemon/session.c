@@ -54,7 +54,7 @@ void session_check_put(struct session *s, int r)
 {
     struct refusal e;
 
-    if (r == CONNECTION_E_SLOW) {
+    if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE) {
         limit_refuse_text(&e, s->shared->options, LIMIT_OUTPUT_BYTES,
                           "more than %" PRId64 " bytes of answers are unread",
                           s->shared->options->max_output_bytes);

@@ -3,6 +3,7 @@
 #include "daemon/session_private.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 #include "engine/must.h"
@@ -189,7 +190,7 @@ static int start_generate(struct session *s, const Nvllm__V1__ClientFrame *f, st
     struct sessions *all = s->shared;
     struct engine_request r;
     struct pending *p;
-    int ret = request_generate(&r, f->generate, u, &all->rules, session_now_us(), e);
+    int ret = request_generate(&r, f->generate, u, &all->rules, s->admin, session_now_us(), e);
 
     if (ret < 0 || (ret = session_refuse(s, true, tokens_of_request(&r), e)) < 0)
         return ret;
@@ -408,6 +409,29 @@ static int tell(struct sessions *s, struct pending *p, const struct engine_event
     return CONNECTION_OK;
 }
 
+/* An answer of more bytes than may be left unread ends its request, not the connection. */
+static int refuse_answer(struct sessions *s, struct pending *p)
+{
+    struct refusal e;
+
+    limit_refuse_text(&e, s->options, LIMIT_OUTPUT_BYTES,
+                      "the answer is larger than the limit of %" PRId64 " bytes",
+                      s->options->max_output_bytes);
+    e.code = CODE(TOO_LONG); /* it would be no smaller later */
+    e.retry_after_ms = 0;
+    return reply_error(p->session->connection, p->client_id, &e);
+}
+
+/* Its client hears no more of a request that the engine is still at. */
+static void disown(struct sessions *s, struct pending *p)
+{
+    while (p->held)
+        drop_held(p);
+    must(id_map_take(&p->session->requests, p->client_id) == p);
+    p->session = NULL;
+    pending_cancel(s, p);
+}
+
 void sessions_event(struct sessions *s, const struct engine_event *ev)
 {
     struct pending *p = id_map_get(&s->requests, ev->request);
@@ -420,6 +444,11 @@ void sessions_event(struct sessions *s, const struct engine_event *ev)
     one = p->session;
     if (one)
         r = tell(s, p, ev);
+    if (r == CONNECTION_E_LARGE) {
+        r = refuse_answer(s, p);
+        if (ev->type == ENGINE_DELTA)
+            disown(s, p);
+    }
     if (ev->type != ENGINE_DELTA)
         pending_forget(s, p);
     if (one)

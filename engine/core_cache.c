@@ -170,7 +170,8 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
     return 0;
 }
 
-/* What a generate would find now, and how much further some other prompt goes along with this. */
+/* What a generate would find now, and how much further some other prompt goes along with this.
+ * Where those may be others' the second is not looked for: token by token it would spell them. */
 static int explain(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
                    int32_t n_prompt, struct inspect_report *out)
 {
@@ -184,13 +185,16 @@ static int explain(const struct core *c, const struct inspect_query *q, const in
     at = f.n_blocks * len;
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks > (n_prompt - 1) / len ? at - len : at;
+    out->same_tokens = out->cached_tokens;
+    out->next_id = -1;
+    out->compared = may_touch(c, q, q->client);
+    if (!out->compared)
+        return 0;
     if (f.ns)
         at += prefix_cache_compare(c->cache, f.ns, f.chain, prompt + at, n_prompt - at, out->other,
                                    INSPECT_OTHER_IDS, &out->n_other);
     out->same_tokens = at;
     out->next_id = at < n_prompt ? prompt[at] : -1;
-    if (!may_touch(c, q, q->client)) /* others' words */
-        out->n_other = 0;
     return 0;
 }
 

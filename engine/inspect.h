@@ -133,7 +133,8 @@ struct inspect_report {
     int32_t blocks_needed, blocks_available;
     int32_t prompt_tokens; /* EXPLAIN_PROMPT, PIN */
     int32_t cached_tokens; /* EXPLAIN_PROMPT: a generate would find; PIN: were there */
-    int32_t same_tokens;   /* EXPLAIN_PROMPT: some cached prompt begins with as many */
+    bool compared;         /* EXPLAIN_PROMPT: the viewer may know of prompts that go on otherwise */
+    int32_t same_tokens;   /* some cached prompt begins with as many; else cached_tokens */
     int32_t next_id;       /* the first that differs; -1: none */
     int32_t n_other;
     int32_t other[INSPECT_OTHER_IDS]; /* what cached prompts have there instead */

@@ -172,11 +172,17 @@ static size_t write_prefix(uint8_t *p, uint32_t length)
 
 int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message)
 {
+    return frame_buffer_put_within(b, message, FRAME_LARGEST_MAX);
+}
+
+int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
+                            size_t max_bytes)
+{
     uint8_t prefix[FRAME_MAX_PREFIX];
     size_t length = protobuf_c_message_get_packed_size(message), n_prefix;
     int r;
 
-    if (length > FRAME_LARGEST_MAX)
+    if (length > FRAME_LARGEST_MAX || length > max_bytes)
         return -EMSGSIZE;
     n_prefix = write_prefix(prefix, (uint32_t)length);
     r = make_room(&b->data, &b->start, &b->end, &b->cap, n_prefix + length);

@@ -68,6 +68,10 @@ void frame_buffer_deinit(struct frame_buffer *b);
  * the buffer is then as it was. */
 int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message);
 
+/* Likewise, with -EMSGSIZE already for a message of more than max_bytes. */
+int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
+                            size_t max_bytes);
+
 static inline size_t frame_buffer_bytes(const struct frame_buffer *b)
 {
     return b->end - b->start;

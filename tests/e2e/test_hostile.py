@@ -185,7 +185,7 @@ class Memory(SharedDaemon):
     """What clients leave lying about is bounded for all of them together."""
 
     options = ("cache.kv_memory=16M", "limits.buffer_bytes=16M", "limits.frame_bytes=4M",
-               "limits.output_bytes=4M")
+               "limits.output_bytes=4M", "limits.tokenize_bytes=4M")
 
     def hold(self, other, clients):
         before = self.daemon.rss_kib()
@@ -211,7 +211,7 @@ class Memory(SharedDaemon):
 
     def test_answers_that_nobody_reads(self):
         """One answer may be far larger than its request; many of them lie unread."""
-        text = b"1" * (1 << 20)
+        text = b"1" * (1 << 19)
 
         def clients():
             for _ in range(16):

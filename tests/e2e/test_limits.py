@@ -84,6 +84,37 @@ class OfOneRequest(SharedDaemon):
                 error = w.ask(**op)["error"]
                 self.assertEqual(error["limit"], "limits.prompt_bytes", op)
 
+    def test_text_to_tokenize(self):
+        """Its own limit, as the answer is so much larger; the command says which."""
+        with Daemon(SMALL, "limits.tokenize_bytes=500") as d, d.connect() as w:
+            self.assertEqual(len(w.ask(tokenize={"text": b"1" * 500})["tokens"]["ids"]), 500)
+            error = w.ask(tokenize={"text": b"1" * 501})["error"]
+            self.assertEqual((error["code"], error["limit"], error["limit_value"], error["field"]),
+                             ("ERROR_TOO_LONG", "limits.tokenize_bytes", 500, "text"))
+            self.assertIsNone(w.generate(**{**SHORT, "prompt": b"a" * 600}).error)
+            done = d.ctl("tokenize", "-", stdin=b"a" * 501, check=False)
+            self.assertEqual(done.returncode, 4)
+            self.assertIn(b"501 bytes are over the limit of 500 (limits.tokenize_bytes)",
+                          done.stderr)
+
+    def test_one_answer(self):
+        """An answer over what may lie unread is refused by name, and the connection goes on."""
+        with Daemon(SMALL, "limits.output_bytes=16K") as d, d.connect() as w:
+            self.assertEqual(len(w.ask(tokenize={"text": b"1" * 2000})["tokens"]["ids"]), 2000)
+            many = {"prompt": "Once", "max_tokens": 500, "n": 3,
+                    "sampling": {"logprobs": 20, "seed": 1, "ignore_eos": True}}
+            for error in (w.ask(tokenize={"text": b"1" * 9000})["error"],
+                          w.generate(**many, stream=False).error):
+                self.assertEqual((error["code"], error["limit"], error["limit_value"],
+                                  error["retryable"]),
+                                 ("ERROR_TOO_LONG", "limits.output_bytes", 16384, False))
+            self.assertIsNone(w.generate(**SHORT).error)
+            wait_for(lambda: not w.ask(list_requests={})["request_list"].get("total"),
+                     scaled(10, 60), "the end of what was refused")
+            done = d.ctl("tokenize", "-", stdin=b"1" * 9000, check=False)
+            self.assertEqual(done.returncode, 4)
+            self.assertIn(b"the answer is larger than the limit of 16384 bytes", done.stderr)
+
     def test_frame(self):
         """A frame over the limit ends its connection, by name."""
         with self.daemon.connect() as w:

@@ -52,12 +52,12 @@ class Rights(Case):
         yield "admins' socket", True, lambda d: roles.connect(
             d, roles.OTHER, groups=[self.gid], path=d.folder / "admin.sock")
 
-    def daemon(self):
+    def daemon(self, *options):
         folder = self.temporary_folder()
         return Daemon(f"daemon.admin_group={self.group}",
                       f"daemon.admin_socket={folder / 'admin.sock'}",
                       "daemon.admin_socket_mode=0660", "cache.kv_memory=64M", "scheduler.max_seq_len=2100",
-                      "daemon.drain_timeout_s=1", folder=folder)
+                      "daemon.drain_timeout_s=1", *options, folder=folder)
 
     def allowed(self, w, op, body):
         """Asks; False where it is denied. Any other error is a failure."""
@@ -132,6 +132,21 @@ class Rights(Case):
             self.assertGreater(blocks["blocks"]["used"], 0)  # sums are everybody's
             self.assertEqual(other.ask(show_cache={})["cache_report"]["prefixes"], [])
 
+    def test_others_words_in_a_cache_of_all(self):
+        """Explain tells users how much of a prompt is cached, and no more; admins the rest."""
+        cached = PROMPT * 3
+        other = cached[:len(PROMPT) + 20] + b"X"
+        with self.daemon("cache.scope=all") as d, roles.connect(d, roles.USER) as w, \
+                d.connect() as root:
+            self.assertIsNone(w.generate(prompt=cached, max_tokens=1).error)
+            told, all_ = (c.ask(explain={"prompt": other})["explanation"] for c in (w, root))
+            self.assertEqual(told["cached_tokens"], all_["cached_tokens"])
+            self.assertEqual(told["same_tokens"], told["cached_tokens"])
+            self.assertGreater(all_["same_tokens"], all_["cached_tokens"])
+            self.assertFalse(told.get("next_id") or told.get("other_ids"))
+            self.assertTrue(all_["next_id"] and all_["other_ids"])
+            self.assertRegex(told["text"], r"^\d+ of \d+ tokens are cached$")
+
     def test_cancel_by_number(self):
         """Cancelling one's own by number from another connection, and what is over."""
         with self.daemon() as d, roles.connect(d, roles.USER) as w, \
@@ -143,6 +158,21 @@ class Rights(Case):
             self.assertFalse(w2.ask(cancel={"request": number})["cancelled"].get("found", False))
             error = w2.ask(explain={"request": number})["error"]
             self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "request"))
+
+    def test_high_priority_is_for_admins(self):
+        """High goes before everybody's share: users may ask for normal and low alone."""
+        with self.daemon() as d:
+            for role, admin, connect in self.roles():
+                with self.subTest(role=role), connect(d) as w:
+                    for level in "LOW", "NORMAL", "HIGH":
+                        error = w.generate(prompt=PROMPT, max_tokens=1,
+                                           priority=f"PRIORITY_{level}").error
+                        if admin or level != "HIGH":
+                            self.assertIsNone(error, level)
+                            continue
+                        self.assertEqual((error["code"], error["field"]),
+                                         ("ERROR_DENIED", "priority"))
+                        self.assertIn("for admins", error["message"])
 
     def test_clearing_all_is_for_admins(self):
         """One's own cache may be cleared by everybody, that of all by admins."""

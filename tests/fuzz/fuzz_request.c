@@ -143,7 +143,7 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 
     switch (f->op_case) {
     case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
-        r = request_generate(&request, f->generate, u, &rules, 1, &e);
+        r = request_generate(&request, f->generate, u, &rules, true, 1, &e);
         if (r == 0)
             check_generate(&request);
         break;

@@ -293,6 +293,39 @@ START_TEST(explains_where_a_prompt_differs)
 }
 END_TEST
 
+/* In a cache that all share nothing but the cached blocks of a prompt is told to who may not see
+ * all: neither how far within a block it is another's, nor what comes there. */
+START_TEST(explains_no_others_words)
+{
+    struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 2, .client = 2};
+    struct core_request r = rig_request(1, 20, 1);
+    int32_t guess[20];
+
+    rig.options.share_all = true;
+    restart();
+    ask(1, 1, 20, 1);
+    rig_run();
+    for (int32_t i = 0; i < 20; i++)
+        guess[i] = i < 14 ? r.prompt[i] : 8;
+    ck_assert_int_eq(rig_inspect(&q, guess, 17), CORE_INSPECT_OK);
+    ck_assert(!rig.report->compared);
+    ck_assert_int_eq(rig.report->cached_tokens, 12);
+    ck_assert_int_eq(rig.report->same_tokens, 12);
+    ck_assert_int_eq(rig.report->next_id, -1);
+    ck_assert_int_eq(rig.report->n_other, 0);
+    q.viewer = q.client = 1; /* nobody's own, its writer's neither */
+    ck_assert_int_eq(rig_inspect(&q, guess, 17), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->same_tokens, 12);
+    ck_assert_int_eq(rig.report->next_id, -1);
+    q.all = true;
+    ck_assert_int_eq(rig_inspect(&q, guess, 17), CORE_INSPECT_OK);
+    ck_assert(rig.report->compared);
+    ck_assert_int_eq(rig.report->same_tokens, 14);
+    ck_assert_int_eq(rig.report->next_id, 8);
+    ck_assert_int_eq(rig.report->other[0], 1014);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("core_cache");
@@ -311,6 +344,7 @@ int main(void)
     tcase_add_test(t, clear_is_for_ones_own);
     tcase_add_test(t, clear_under_a_running_request);
     tcase_add_test(t, explains_where_a_prompt_differs);
+    tcase_add_test(t, explains_no_others_words);
     suite_add_tcase(s, t);
     runner = srunner_create(s);
     srunner_run_all(runner, CK_ENV);

@@ -603,6 +603,24 @@ START_TEST(utf8_is_cleaned)
 }
 END_TEST
 
+/* A message of just the most bytes is put, one of more leaves the buffer as it was. */
+START_TEST(messages_are_put_within_a_limit)
+{
+    Nvllm__V1__Text m = NVLLM__V1__TEXT__INIT;
+    struct frame_buffer b = {0};
+    size_t n;
+
+    m.has_text = true;
+    m.text = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
+    n = protobuf_c_message_get_packed_size(&m.base);
+    ck_assert_int_eq(frame_buffer_put_within(&b, &m.base, n), 0);
+    ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
+    ck_assert_int_eq(frame_buffer_put_within(&b, &m.base, n - 1), -EMSGSIZE);
+    ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
+    frame_buffer_deinit(&b);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("frame");
@@ -631,6 +649,7 @@ int main(void)
     tcase_add_test(t, utf8_is_checked);
     tcase_add_test(t, utf8_is_checked_in_long_texts);
     tcase_add_test(t, utf8_is_cleaned);
+    tcase_add_test(t, messages_are_put_within_a_limit);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
     failed = srunner_ntests_failed(r);

@@ -28,6 +28,7 @@ static struct unpacked *u;
 static Nvllm__V1__Generate g;
 static Nvllm__V1__Sampling s;
 static struct engine_request r;
+static bool admin;
 static struct refusal e;
 
 /* A good request, to be spoilt by a test. */
@@ -40,6 +41,7 @@ static void setup(void)
     g.input_case = NVLLM__V1__GENERATE__INPUT_PROMPT;
     g.prompt = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
     g.sampling = &s;
+    admin = false;
     memset(&e, 0, sizeof(e));
 }
 
@@ -51,7 +53,7 @@ static void teardown(void)
 
 static int build(void)
 {
-    return request_generate(&r, &g, u, &rules, 5000, &e);
+    return request_generate(&r, &g, u, &rules, admin, 5000, &e);
 }
 
 static void ck_refused(const char *field)
@@ -353,6 +355,7 @@ START_TEST(the_rest_is_taken)
 
     g.has_priority = g.has_deadline_ms = g.has_stream = g.has_keep_special = true;
     g.stream = g.keep_special = true;
+    admin = true;
     g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
     g.deadline_ms = UINT32_MAX;
     g.has_cache_salt = true;
@@ -373,6 +376,25 @@ START_TEST(the_rest_is_taken)
     g.cache_salt.len = 0;
     g.priority = (Nvllm__V1__Priority)77;
     ck_refused("priority");
+}
+END_TEST
+
+/* High is for admins; what is not above others is everybody's. */
+START_TEST(high_priority_is_for_admins)
+{
+    g.has_priority = true;
+    g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
+    ck_assert_int_eq(build(), -EINVAL);
+    ck_assert_str_eq(e.field, "priority");
+    ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_DENIED);
+    g.priority = NVLLM__V1__PRIORITY__PRIORITY_NORMAL;
+    ck_assert_int_eq(build(), 0);
+    g.priority = NVLLM__V1__PRIORITY__PRIORITY_LOW;
+    ck_assert_int_eq(build(), 0);
+    admin = true;
+    g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
+    ck_assert_int_eq(build(), 0);
+    ck_assert_int_eq(r.priority, CORE_HIGH);
 }
 END_TEST
 
@@ -439,6 +461,18 @@ START_TEST(tokenizer_operations_are_checked)
     t.text = (ProtobufCBinaryData){2, (uint8_t *)"a\xe2"};
     ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
     ck_assert_str_eq(e.field, "text");
+    t.text = (ProtobufCBinaryData){6, (uint8_t *)"abcdef"};
+    options.max_tokenize_bytes = 6;
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
+    options.max_tokenize_bytes = 5;
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG);
+    ck_assert_str_eq(e.limit, "limits.tokenize_bytes");
+    ck_assert_str_eq(e.field, "text");
+    options.max_tokenize_bytes = 6;
+    options.max_prompt_bytes = 5; /* holds for every text */
+    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_str_eq(e.limit, "limits.prompt_bytes");
     d.ids = ids;
     d.n_ids = 2;
     ck_assert_int_eq(request_detokenize(&d, &rules, &e), 0);
@@ -492,6 +526,7 @@ int main(void)
     tcase_add_test(t, stop_strings_are_checked);
     tcase_add_test(t, prompts_are_checked);
     tcase_add_test(t, the_rest_is_taken);
+    tcase_add_test(t, high_priority_is_for_admins);
     tcase_add_test(t, chats_are_checked);
     tcase_add_test(t, tokenizer_operations_are_checked);
     tcase_add_test(t, held_bytes_are_counted);
