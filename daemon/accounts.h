@@ -17,6 +17,7 @@ enum account_item {
     ACCOUNT_CONNECTIONS,
     ACCOUNT_REQUESTS,      /* accepted, their end not told */
     ACCOUNT_QUEUED_TOKENS, /* of prompts without an answer so far */
+    ACCOUNT_QUESTIONS,     /* of what the engine has, without an answer so far */
     ACCOUNT_INPUT_BYTES,   /* buffers of frames that came in part */
     ACCOUNT_OUTPUT_BYTES,  /* buffers of answers that are not read, gathered ones too */
     N_ACCOUNT_ITEMS,

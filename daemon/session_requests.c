@@ -40,6 +40,7 @@ static void free_pending(struct pending *p)
     while (p->held)
         drop_held(p);
     leave_queue(p);
+    account_sub(p->account, ACCOUNT_QUESTIONS, p->question);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
     account_unref(p->account);
     free(p);

@@ -203,6 +203,29 @@ class OfOneUser(Case):
             self.busy(reply["error"], "requests_per_connection", 3)
             self.assertIsNone(other.generate(**SHORT).error)
 
+    def test_questions(self):
+        """A user's questions, on however many connections; those of others are answered, and all
+        that were taken are."""
+        with Daemon(SMALL, "limits.questions_per_uid=2") as d, \
+                roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other:
+            w.send(1, generate=LONG)
+            w.receive()
+            n = 200
+            for i in range(2, n):
+                w.send(i, get_blocks={})
+            self.assertIn("block_report", other.ask(get_blocks={}))
+            told = {}
+            while len(told) < n - 2:
+                reply = w.receive()
+                if reply["id"] > 1:
+                    told[reply["id"]] = reply
+            refused = [reply["error"] for reply in told.values() if "error" in reply]
+            self.assertGreater(len(refused), 0)
+            self.assertLess(len(refused), n - 2)
+            for error in refused:
+                self.busy(error, "questions_per_uid", 2)
+            self.assertIn("request_list", w.ask(list_requests={}))
+
     def test_queued_tokens(self):
         """Prompts that wait: a user's tokens are bounded, and freed as answers begin."""
         prompt = {"ids": [7] * 400}
