@@ -28,7 +28,9 @@ struct account {
     uid_t uid;
     uint32_t refs;
     uint64_t amounts[N_ACCOUNT_ITEMS];
-    atomic_uint_fast64_t request_bytes; /* unpacked requests, until the engine has done with them */
+    /* Unpacked requests until the engine has done with them, and to their end what it has made of
+     * them. */
+    atomic_uint_fast64_t request_bytes;
 };
 
 struct accounts {
