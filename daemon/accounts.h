@@ -17,6 +17,7 @@ enum account_item {
     ACCOUNT_CONNECTIONS,
     ACCOUNT_REQUESTS,      /* accepted, their end not told */
     ACCOUNT_QUEUED_TOKENS, /* of prompts without an answer so far */
+    ACCOUNT_QUESTIONS,     /* of what the engine has, without an answer so far */
     ACCOUNT_INPUT_BYTES,   /* buffers of frames that came in part */
     ACCOUNT_OUTPUT_BYTES,  /* buffers of answers that are not read, gathered ones too */
     N_ACCOUNT_ITEMS,
@@ -27,7 +28,9 @@ struct account {
     uid_t uid;
     uint32_t refs;
     uint64_t amounts[N_ACCOUNT_ITEMS];
-    atomic_uint_fast64_t request_bytes; /* unpacked requests, until the engine has done with them */
+    /* Unpacked requests until the engine has done with them, and to their end what it has made of
+     * them. */
+    atomic_uint_fast64_t request_bytes;
 };
 
 struct accounts {

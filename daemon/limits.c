@@ -50,6 +50,8 @@ static const struct row {
     [LIMIT_REQUESTS_PER_CONNECTION] = {"limits.requests_per_connection",
                                        AT(max_requests_per_connection), CODE(BUSY), SOON_MS,
                                        "requests of this connection under way"},
+    [LIMIT_QUESTIONS_PER_UID] = {"limits.questions_per_uid", AT(max_questions_per_uid), CODE(BUSY),
+                                 SOON_MS, "questions of this user under way"},
     [LIMIT_QUEUED_TOKENS] = {"limits.queued_tokens", AT(max_queued_tokens), CODE(BUSY), SOON_MS,
                              "tokens of prompts that wait"},
     [LIMIT_QUEUED_TOKENS_PER_UID] = {"limits.queued_tokens_per_uid", AT(max_queued_tokens_per_uid),

@@ -135,6 +135,8 @@ static const struct option table[] = {
      "requests of one user under way at a time"},
     {"limits.requests_per_connection", KIND_INT, AT(max_requests_per_connection), 1, 1000000, NULL,
      "1024", "requests of one connection under way at a time"},
+    {"limits.questions_per_uid", KIND_INT, AT(max_questions_per_uid), 1, 1000000, NULL, "4",
+     "questions of one user about requests, blocks and cache under way at a time"},
     {"limits.queued_tokens", KIND_INT, AT(max_queued_tokens), 1, INT64_C(1) << 40, NULL, "16777216",
      "tokens of all prompts that have no answer yet; texts are estimated"},
     {"limits.queued_tokens_per_uid", KIND_INT, AT(max_queued_tokens_per_uid), 1, INT64_C(1) << 40,

@@ -73,6 +73,7 @@ struct options {
     int64_t max_requests;
     int64_t max_requests_per_uid;
     int64_t max_requests_per_connection;
+    int64_t max_questions_per_uid;
     int64_t max_queued_tokens;
     int64_t max_queued_tokens_per_uid;
     int64_t max_request_bytes;

@@ -70,8 +70,12 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
     struct sessions *all = s->shared;
     struct inspect_query q;
     struct pending *p, *about = NULL;
+    bool question = f->op_case != OP(PIN_CACHE); /* a pin is work, and for admins alone */
+    uint64_t n = s->account->amounts[ACCOUNT_QUESTIONS] + 1;
     int r = session_refuse(s, false, 0, e);
 
+    if (r == 0 && question && n > limit_value(all->options, LIMIT_QUESTIONS_PER_UID))
+        r = limit_refuse(e, all->options, LIMIT_QUESTIONS_PER_UID, "", n);
     if (r < 0 || (r = request_inspect(&q, f, u, &all->rules, &viewer, e)) < 0)
         return r;
     if (q.kind == INSPECT_EXPLAIN_REQUEST) {
@@ -90,6 +94,8 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
     p = *owner ? session_enter(s, f->id, 0, tokens_of(&q)) : NULL;
     if (!p)
         return -ENOMEM;
+    p->question = question;
+    account_add(p->account, ACCOUNT_QUESTIONS, question);
     q.owner = *owner;
     q.release = request_owner_release;
     r = engine_inspect(all->engine, p->id, &q);

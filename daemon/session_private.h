@@ -32,9 +32,11 @@ struct pending {
     struct session *session; /* NULL: the client has left */
     struct account *account; /* whose it is; a reference */
     pid_t pid;
+    bool question;          /* on the account as one */
     int32_t n;              /* choices of generate, 0 for others */
     uint64_t told;          /* bit i: choice i has its finish reason */
     uint64_t queued_tokens; /* still on the account */
+    uint64_t engine_bytes;  /* on the account, among the bytes of requests */
     struct held *held;      /* deltas for a client that does not read now */
 };
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "engine/checked.h"
 #include "engine/must.h"
 
 _Static_assert(OPTIONS_MAX_CHOICES <= 64, "choices are bits of pending.told");
@@ -41,7 +42,9 @@ static void free_pending(struct pending *p)
     while (p->held)
         drop_held(p);
     leave_queue(p);
+    account_sub(p->account, ACCOUNT_QUESTIONS, p->question);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
+    account_give_back_bytes(p->account, p->engine_bytes);
     account_unref(p->account);
     free(p);
 }
@@ -88,15 +91,41 @@ static int refuse_state(const struct sessions *all, bool new_work, struct refusa
     }
 }
 
+static const enum limit byte_limits[] = {LIMIT_REQUEST_BYTES, LIMIT_REQUEST_BYTES_PER_UID};
+
+/* Is there room for a message and what the engine makes of it: of a small one with many choices and
+ * stops much. */
+static int refuse_bytes(const struct session *s, size_t message, size_t engine, struct refusal *e)
+{
+    const struct options *o = s->shared->options;
+    const struct account *sums[] = {&s->shared->accounts.total, s->account};
+    size_t bytes;
+
+    if (!size_add(&bytes, message, engine))
+        bytes = SIZE_MAX;
+    for (int i = 0; i < 2; i++) {
+        uint64_t used = atomic_load(&sums[i]->request_bytes);
+        uint64_t most = limit_value(o, byte_limits[i]);
+
+        if (bytes <= most && used <= most - bytes)
+            continue;
+        limit_refuse(e, o, byte_limits[i], "", bytes > UINT64_MAX - used ? bytes : used + bytes);
+        if (bytes > most)
+            e->code = CODE(TOO_LONG); /* waiting would not help */
+        return -EINVAL;
+    }
+    return 0;
+}
+
 int session_refuse(const struct session *s, bool new_work, uint64_t queued_tokens,
                    struct refusal *e)
 {
     const struct sessions *all = s->shared;
     const struct options *o = all->options;
     const struct account *sums[] = {&all->accounts.total, s->account};
-    static const enum limit limits[][3] = {
-        {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS, LIMIT_REQUEST_BYTES},
-        {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID, LIMIT_REQUEST_BYTES_PER_UID},
+    static const enum limit limits[][2] = {
+        {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS},
+        {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID},
     };
     uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n;
     int r = refuse_state(all, new_work, e);
@@ -119,8 +148,8 @@ int session_refuse(const struct session *s, bool new_work, uint64_t queued_token
             return -EINVAL;
         }
         n = atomic_load(&sums[i]->request_bytes);
-        if (n >= limit_value(o, limits[i][2]))
-            return limit_refuse(e, o, limits[i][2], "", n);
+        if (n >= limit_value(o, byte_limits[i]))
+            return limit_refuse(e, o, byte_limits[i], "", n);
     }
     return 0;
 }
@@ -192,11 +221,14 @@ static int start_generate(struct session *s, const Nvllm__V1__ClientFrame *f, st
     struct pending *p;
     int ret = request_generate(&r, f->generate, u, &all->rules, s->admin, session_now_us(), e);
 
-    if (ret < 0 || (ret = session_refuse(s, true, tokens_of_request(&r), e)) < 0)
+    if (ret < 0 || (ret = session_refuse(s, true, tokens_of_request(&r), e)) < 0 ||
+        (ret = refuse_bytes(s, unpacked_bytes(u), engine_request_bytes(&r), e)) < 0)
         return ret;
     p = take_over(s, f, u, r.n, tokens_of_request(&r), owner);
     if (!p)
         return -ENOMEM;
+    p->engine_bytes = engine_request_bytes(&r);
+    account_take_bytes(p->account, p->engine_bytes);
     r.id = p->id;
     r.client = s->account->uid;
     r.owner = *owner;

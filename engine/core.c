@@ -193,6 +193,21 @@ int32_t core_room(const struct core *c, const struct core_request *r)
     return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
 }
 
+bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_ids)
+{
+    size_t bytes, bias, stop_ids;
+
+    must(n >= 1 && n_bias >= 0 && n_stop_ids >= 0);
+    if (!size_mul(&bytes, (size_t)n, sizeof(struct sequence) + sizeof(struct core_event)) ||
+        !size_add(&bytes, bytes, sizeof(struct request) + sizeof(struct core_event)) ||
+        !size_mul(&bias, (size_t)n_bias, sizeof(struct logit_bias)) ||
+        !size_mul(&stop_ids, (size_t)n_stop_ids, sizeof(int32_t)) ||
+        !size_add(&bytes, bytes, bias) || !size_add(&bytes, bytes, stop_ids))
+        return false;
+    *out = bytes;
+    return true;
+}
+
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 {
     struct request *q;

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "engine/checked.h"
 #include "engine/must.h"
 
 uint64_t engine_now_us(void)
@@ -332,6 +333,18 @@ int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
                                             .n_prompt_ids = q->n_prompt_ids,
                                             .chat = q->chat};
     return start(g, &j, prompt);
+}
+
+size_t engine_request_bytes(const struct engine_request *r)
+{
+    size_t told, scheduled, bytes;
+
+    if (!generation_bytes(&told, r) ||
+        !core_request_bytes(&scheduled, r->n, r->sampling.n_bias,
+                            r->sampling.n_stop_ids + MODEL_MAX_EOS) ||
+        !size_add(&bytes, told, scheduled) || !size_add(&bytes, bytes, sizeof(struct ticket)))
+        return SIZE_MAX;
+    return bytes;
 }
 
 void engine_cancel(struct engine *g, uint64_t id)

@@ -151,6 +151,11 @@ const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct chat_template *
 engine_chat_template(const struct engine *g); /* NULL: the folder has none that is known */
 
+/* What a generate takes of the engine's memory from its admission, where its owner is let go, to
+ * its terminal event: by its choices, stops and biases, not by its tokens. SIZE_MAX: more than
+ * fits. */
+size_t engine_request_bytes(const struct engine_request *r);
+
 /* Each is answered by events. The request is copied (not what it points to). On -ENOMEM, the only
  * failure, nothing was taken and release is not called. */
 int engine_generate(struct engine *g, const struct engine_request *r);

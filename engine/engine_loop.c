@@ -293,19 +293,44 @@ static void take_in(struct engine *g)
     }
 }
 
-/* While the device works: what it takes to look around delays no step unless it takes longer than
- * one. True when there was a question. */
-static bool answer_questions(struct engine *g)
+static struct job *next_question(struct engine *g)
 {
-    struct job *jobs = g->questions_head;
-    bool any = jobs != NULL;
+    struct job *j = g->questions_head;
 
-    g->questions_head = g->questions_tail = NULL;
-    while (jobs) {
-        struct job *j = jobs;
+    if (!j)
+        return NULL;
+    g->questions_head = j->next;
+    if (!g->questions_head)
+        g->questions_tail = NULL;
+    return j;
+}
 
-        jobs = jobs->next;
-        engine_answer(g, j);
+static bool is_cancelled(struct engine *g, const struct job *j)
+{
+    bool cancelled;
+
+    pthread_mutex_lock(&g->lock);
+    cancelled = tickets_is_cancelled(&g->tickets, j->id);
+    pthread_mutex_unlock(&g->lock);
+    return cancelled;
+}
+
+/* While the device works: what it takes to look around delays no step unless it takes longer than
+ * one. So it is one question a round, however many wait; those that nobody waits for any more cost
+ * nothing. True when there was one: then there may be another. */
+static bool answer_question(struct engine *g)
+{
+    struct job *j;
+    bool any = false;
+
+    while ((j = next_question(g))) {
+        any = true;
+        if (!is_cancelled(g, j)) {
+            engine_answer(g, j);
+            break;
+        }
+        engine_close(g, j->id);
+        job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", &g->out);
     }
     return any;
 }
@@ -473,7 +498,7 @@ static int turn(struct engine *g, struct err *e)
             if (ret < 0)
                 return ret;
         }
-        asked = answer_questions(g);
+        asked = answer_question(g);
         publish(g);
         if (g->in_flight == BACKEND_IN_FLIGHT || (g->in_flight > 0 && r != CORE_OK)) {
             int ret = finish_oldest(g, e);

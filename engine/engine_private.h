@@ -88,7 +88,7 @@ struct engine {
     struct core *core;
     struct id_map live; /* id -> struct generation */
     struct id_map pins; /* id -> struct job whose prompt is being computed */
-    struct job *questions_head, *questions_tail; /* to be answered in this round */
+    struct job *questions_head, *questions_tail; /* one is answered a round */
     struct event_list out;                       /* not yet published */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */

@@ -30,6 +30,18 @@ struct generation {
     struct choice choices[];
 };
 
+bool generation_bytes(size_t *out, const struct engine_request *r)
+{
+    size_t choice = sizeof(struct choice) + text_stream_bytes(r->n_stops), bytes;
+
+    if (!size_mul(&bytes, (size_t)r->n, choice) ||
+        !size_add(&bytes, bytes, sizeof(struct generation) + sizeof(struct engine_event)) ||
+        !size_add(&bytes, bytes, sizeof(struct err)))
+        return false;
+    *out = bytes;
+    return true;
+}
+
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer, uint64_t arrival_us)
 {

@@ -14,6 +14,8 @@ struct generation;
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer, uint64_t arrival_us);
 void generation_free(struct generation *g);
+/* What one takes for r, its last event included, before any token. False: more than fits. */
+bool generation_bytes(size_t *out, const struct engine_request *r);
 uint64_t generation_id(const struct generation *g);
 
 /* Hands over the request's last event, made beforehand so that want of memory can never lose it. */

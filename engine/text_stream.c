@@ -58,6 +58,12 @@ static bool stop_advance(struct stop *s, char byte)
     return s->state == s->len;
 }
 
+size_t text_stream_bytes(int n_stops)
+{
+    must(n_stops >= 0 && n_stops <= TEXT_STREAM_MAX_STOPS);
+    return sizeof(struct text_stream) + (size_t)n_stops * sizeof(struct stop);
+}
+
 int text_stream_new(struct text_stream **out, const struct tokenizer *t, const struct text *stops,
                     int n_stops, bool skip_special)
 {
@@ -68,7 +74,7 @@ int text_stream_new(struct text_stream **out, const struct tokenizer *t, const s
     for (int i = 0; i < n_stops; i++)
         if (!stops[i].len || stops[i].len > TEXT_STREAM_MAX_STOP_BYTES || !utf8_is_valid(stops[i]))
             return -EINVAL;
-    s = calloc(1, sizeof(*s) + (size_t)n_stops * sizeof(*s->stops));
+    s = calloc(1, text_stream_bytes(n_stops));
     if (!s)
         return -ENOMEM;
     s->t = t;

@@ -28,6 +28,7 @@ enum {
 int text_stream_new(struct text_stream **out, const struct tokenizer *t, const struct text *stops,
                     int n_stops, bool skip_special);
 void text_stream_free(struct text_stream *s);
+size_t text_stream_bytes(int n_stops); /* what one takes, before any text */
 
 /* Adds one token. The stop whose last byte comes first counts, of several that end there the
  * longest: so what comes out does not depend on how the text was cut into tokens. *piece is the

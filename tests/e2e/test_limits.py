@@ -234,6 +234,29 @@ class OfOneUser(Case):
             self.busy(reply["error"], "requests_per_connection", 3)
             self.assertIsNone(other.generate(**SHORT).error)
 
+    def test_questions(self):
+        """A user's questions, on however many connections; those of others are answered, and all
+        that were taken are."""
+        with Daemon(SMALL, "limits.questions_per_uid=2") as d, \
+                roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
+                d.connect() as root:
+            root.send(1, generate=LONG)
+            root.receive()
+            n = 200
+            for i in range(1, n + 1):
+                w.send(i, get_blocks={})
+            self.assertIn("block_report", other.ask(get_blocks={}))
+            told = {}
+            while len(told) < n:
+                reply = w.receive()
+                told[reply["id"]] = reply
+            refused = [reply["error"] for reply in told.values() if "error" in reply]
+            self.assertGreater(len(refused), 0)
+            self.assertLess(len(refused), n)
+            for error in refused:
+                self.busy(error, "questions_per_uid", 2)
+            self.assertIn("request_list", w.ask(list_requests={}))
+
     def test_queued_tokens(self):
         """Prompts that wait: a user's tokens are bounded, and freed as answers begin."""
         prompt = {"ids": [7] * 400}
@@ -254,6 +277,47 @@ class OfOneUser(Case):
                     self.assertIsNone(answer.error)
             for i in range(5, 7):
                 self.assertIsNone(w.generate(prompt_ids=prompt, max_tokens=1).error)
+
+    def test_memory_of_requests(self):
+        """What is made of small frames, many choices with many stops, is on the account until the
+        request ends: the rest is refused, and the daemon does not grow by it."""
+        large = {**LONG, "n": 64, "stop": [bytes([97 + i]) * 250 for i in range(16)]}
+        with Daemon(SMALL, "limits.request_bytes_per_uid=4608K", "limits.request_bytes=6M") as d, \
+                roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
+                d.connect() as root:
+            self.assertIsNone(w.generate(**{**large, "max_tokens": 2}).error)
+            before = d.rss_kib()
+            n = 300
+            for i in range(1, n):
+                w.send(i, generate={**large, "stream": False})
+            refused = []
+            w.send(n, tokenize={"text": b"a"})
+            while (reply := w.receive())["id"] != n:
+                refused.append(reply["error"])
+            self.assertIn("tokens", reply)
+            for error in refused:
+                self.busy(error, "request_bytes_per_uid", 4608 << 10)
+            self.assertIn(len(refused), range(n - 10, n - 1))
+            self.assertLess(d.rss_kib() - before, 32 << 10)
+            self.assertIsNone(other.generate(**SHORT).error)
+            for i in range(1, 4):
+                other.send(i, generate={**large, "stream": False})
+            self.busy(other.receive()["error"], "request_bytes", 6 << 20)
+            taken = root.ask(list_requests={})["request_list"]["requests"]
+            for info in taken:
+                root.ask(cancel={"request": info["request"]})
+            d.wait_idle()
+            with roles.connect(d, roles.USER) as again:
+                self.assertIsNone(again.generate(**{**large, "max_tokens": 2}).error)
+
+    def test_what_never_fits_is_too_long(self):
+        """A request that is over the limit alone need not come again."""
+        large = {**SHORT, "n": 64, "stop": [b"xyz"] * 16}
+        with Daemon(SMALL, "limits.request_bytes_per_uid=256K") as d, d.connect() as w:
+            error = w.generate(**large).error
+            self.assertEqual((error["code"], error["limit"], error["retryable"]),
+                             ("ERROR_TOO_LONG", "limits.request_bytes_per_uid", False))
+            self.assertIsNone(w.generate(**SHORT).error)
 
     def test_a_prompt_that_never_fits(self):
         """What is over the limit by itself is too long: to come again would not help."""

@@ -391,6 +391,25 @@ START_TEST(bad_folder_fails_with_its_name)
 }
 END_TEST
 
+/* What a request takes is told beforehand: by its choices, each with its stops, and its biases. */
+START_TEST(bytes_of_a_request_follow_its_shape)
+{
+    struct engine_request r = request(1, "x");
+    size_t one = engine_request_bytes(&r), stops, choices;
+
+    r.n_stops = ENGINE_MAX_STOPS;
+    stops = engine_request_bytes(&r) - one;
+    ck_assert_uint_ge(stops, (size_t)ENGINE_MAX_STOPS * 256);
+    r.n = 64;
+    choices = engine_request_bytes(&r);
+    ck_assert_uint_ge(choices, 64 * stops);
+    ck_assert_uint_le(choices, 64 * (stops + one));
+    r.sampling.n_bias = SAMPLING_MAX_BIAS;
+    ck_assert_uint_eq(engine_request_bytes(&r) - choices,
+                      SAMPLING_MAX_BIAS * sizeof(struct logit_bias));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("engine");
@@ -412,6 +431,7 @@ int main(void)
     tcase_add_test(tc, cache_folder_is_copied);
     tcase_add_test(tc, status_follows_the_ledger);
     tcase_add_test(tc, bad_folder_fails_with_its_name);
+    tcase_add_test(tc, bytes_of_a_request_follow_its_shape);
     suite_add_tcase(s, tc);
     sr = srunner_create(s);
     srunner_run_all(sr, CK_NORMAL);

@@ -209,6 +209,71 @@ START_TEST(requests_are_told_wherever_they_are)
 }
 END_TEST
 
+/* However many questions wait, the steps of others go on between two answers; what was cancelled
+ * is not answered. */
+START_TEST(questions_do_not_hold_up_steps)
+{
+    enum { N = 60, N_ANSWERED = 40, RUNNING = 1, FIRST = 100 };
+    struct inspect_query q = {
+        .kind = INSPECT_BLOCKS, .viewer = 1000, .limit = 10, .map = true, .release = release};
+    struct engine *g = start();
+    struct engine_request r = request(RUNNING, "Once upon a time");
+    int n_reports = 0, n_cancelled = 0, n_deltas = 0;
+
+    r.max_tokens = 2000;
+    r.ignore_eos = true;
+    generate(g, &r);
+    engine_events_free(take(g)); /* it runs */
+    atomic_fetch_add(&n_owned, N);
+    for (uint64_t i = 0; i < N; i++)
+        ck_assert_int_eq(engine_inspect(g, FIRST + i, &q), 0);
+    for (uint64_t i = N_ANSWERED; i < N; i++)
+        engine_cancel(g, FIRST + i);
+    while (n_reports + n_cancelled < N) {
+        struct engine_event *list = take(g);
+
+        for (const struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->type == ENGINE_DELTA)
+                n_deltas += n_reports > 0;
+            else if (ev->type == ENGINE_REPORT)
+                n_reports++;
+            else if (ev->type == ENGINE_ERROR && ev->error == ENGINE_E_CANCELLED)
+                n_cancelled++;
+            else
+                ck_abort_msg("request %d ended", (int)ev->request);
+        }
+        engine_events_free(list);
+    }
+    ck_assert_int_ge(n_reports, N_ANSWERED);
+    ck_assert_int_ge(n_cancelled, 1);
+    ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* With nothing else to do the engine answers all of them, before it rests. */
+START_TEST(questions_at_rest_are_all_answered)
+{
+    enum { N = 30 };
+    struct inspect_query q = {.kind = INSPECT_BLOCKS,
+                              .viewer = 1000,
+                              .limit = 10,
+                              .release = release};
+    struct engine *g = start();
+    struct answer a[N];
+
+    atomic_fetch_add(&n_owned, N);
+    for (uint64_t i = 1; i <= N; i++)
+        ck_assert_int_eq(engine_inspect(g, i, &q), 0);
+    gather(g, a, N);
+    for (int i = 0; i < N; i++)
+        ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("engine_inspect");
@@ -222,6 +287,8 @@ int main(void)
     tcase_add_test(tc, questions_that_fail_say_why);
     tcase_add_test(tc, explains_what_is_encoded);
     tcase_add_test(tc, requests_are_told_wherever_they_are);
+    tcase_add_test(tc, questions_do_not_hold_up_steps);
+    tcase_add_test(tc, questions_at_rest_are_all_answered);
     suite_add_tcase(s, tc);
     sr = srunner_create(s);
     srunner_run_all(sr, CK_NORMAL);
