@@ -8,7 +8,7 @@ import time
 
 import harness
 import wire
-from harness import Case, SharedDaemon, scaled
+from harness import Case, SharedDaemon, scaled, wait_for
 from test_ctl_alone import Fake
 
 TIMES = {"n", "p50", "p90", "p99", "max", "mean"}
@@ -70,7 +70,7 @@ class Real(SharedDaemon):
         self.assertAlmostEqual(r["seconds"], 0.5, delta=0.01)
         self.assertLess(time.monotonic() - started, scaled(5, 60))
         p = self.daemon.ctl_start("bench", "--json", "--streams", 1, "--output-tokens", 30000)
-        time.sleep(scaled(0.5, 3))
+        wait_for(lambda: self.daemon.status()["requests"]["running"], scaled(10, 60), "running")
         p.send_signal(signal.SIGINT)
         out, _ = p.communicate(timeout=scaled(10, 60))
         self.assertEqual(p.returncode, 130)
