@@ -6,7 +6,7 @@
  * 16 keys. Loads are 16 bytes: the order of the dimensions is permuted so that what a thread loads
  * is what the matrix unit wants of it. Where a sequence is split, the block that ends last joins
  * the partial results. */
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/softmax.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
@@ -24,22 +24,6 @@ struct decode_args {
     int group, n_groups; /* query heads of a KV head; passes of ATTN_GROUP over them */
     float scale_log2;
 };
-
-/* A thread's running softmax of query head `lane / 4`. */
-template <int HEAD_DIM> struct softmax {
-    float max, sum;
-    float o[HEAD_DIM / 8][2];
-};
-
-static __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x5410);
-}
-
-static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x7632);
-}
 
 /* A thread's share of sixteen keys and values. */
 template <int HEAD_DIM> struct keys {
@@ -94,34 +78,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const
             p[i][j] = i * 8 + quarter * 2 + j <= last ? p[i][j] * scale_log2 : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
-    const float shrink = exp2f(s.max - max);
-    s.max = max;
-    s.sum *= shrink;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            p[i][j] = exp2f(p[i][j] - max);
-            s.sum += p[i][j];
-        }
-    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 64; j++) {
-        const uint32_t *v0 = &x.v[0][j].x, *v1 = &x.v[1][j].x;
-        const uint32_t *v2 = &x.v[2][j].x, *v3 = &x.v[3][j].x;
-
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
-
-            even[0] *= shrink, even[1] *= shrink;
-            odd[0] *= shrink, odd[1] *= shrink;
-            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
-            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
-        }
-    }
+    take_in(s, p, max, x.v, exp2f);
 }
 
 /* Where a thread's o[i][j] lies in the head. */

@@ -17,14 +17,6 @@ static constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 static_assert((COPY_REGISTERS + GROUPS * COMPUTE_REGISTERS) * GROUP_THREADS <= 65536, "an SM's");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* A computing thread's two rows, 8 apart. */
 struct rows {
     float max[2], sum[2], shrink[2];

@@ -10,15 +10,10 @@
 #define NVLLM_CUDA_RESIDENT_ATTENTION_CUH
 
 #include "cuda/kernels/resident_product.cuh"
+#include "cuda/kernels/softmax.cuh"
 
 static constexpr int UNIT = 16; // keys of one turn of a warp; they lie in one block of the pool
 static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
-
-// A thread's running softmax of query head `lane / 4`.
-template <int HEAD_DIM> struct softmax {
-    float max, sum;
-    float o[HEAD_DIM / 8][2];
-};
 
 // Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
 static __host__ __device__ __forceinline__ int part_length(int head_dim)
@@ -27,14 +22,6 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 // Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
 // there are blocks for a KV head. first_part is a block's number among those.
@@ -194,16 +181,6 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     to[LANES + lane] = high;
 }
 
-static __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x5410);
-}
-
-static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x7632);
-}
-
 // Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the others are read
 // from the last one: what lies there may be no number at all. fresh: which of them is not there but
 // in new_key and new_value, or -1.
@@ -248,33 +225,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                                       : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
-    const float shrink = exp2_fast(s.max - max);
-    s.max = max;
-    s.sum *= shrink;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            p[i][j] = exp2_fast(p[i][j] - max);
-            s.sum += p[i][j];
-        }
-    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
-#pragma unroll
-    for (int j = 0; j < HEAD_DIM / 64; j++) {
-        const uint32_t *v0 = &x[0][j].x, *v1 = &x[1][j].x, *v2 = &x[2][j].x, *v3 = &x[3][j].x;
-
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
-
-            even[0] *= shrink, even[1] *= shrink;
-            odd[0] *= shrink, odd[1] *= shrink;
-            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
-            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
-        }
-    }
+    take_in(s, p, max, x, exp2_fast);
 }
 
 // Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
