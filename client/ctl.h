@@ -111,6 +111,9 @@ __attribute__((format(printf, 2, 3))) bool ctl_invalid(struct nvllm_error *err, 
 int ctl_connect(struct nvllm_client **client, const struct ctl *ctl);
 int ctl_left_ms(const struct ctl *ctl);
 
+/* Until when the end of what is cancelled now is waited for: not long where --timeout is over. */
+int64_t ctl_cancel_end(const struct ctl *ctl);
+
 /* From here on Ctrl-C and SIGTERM are noted and not deadly; the second one is. */
 void ctl_catch_interrupts(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
@@ -124,9 +127,9 @@ void ctl_forget_interrupt(void);
 enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 
-/* Waits until fd can be read or the time is over; false: an interrupt came that nobody has been
- * told of yet. */
-bool ctl_wait_input(int fd, int timeout_ms);
+/* Waits until fd, or also_fd (-1: none), can be read or the time is over; false: an interrupt came
+ * that nobody has been told of yet. */
+bool ctl_wait_input(int fd, int also_fd, int timeout_ms);
 
 /* ---- input and output */
 

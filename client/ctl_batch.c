@@ -22,7 +22,6 @@ enum {
     DEFAULT_CONCURRENCY = 64,
     MAX_CONCURRENCY = 4096,
     SLOTS_A_REQUEST = 4, /* of the ring, so that one slow request does not hold up all others */
-    CANCEL_WAIT_MS = 5000,
     TICK_MS = 200,
     EVENTS_A_ROUND = 256, /* a fast daemon may always have another */
     FIRST_RETRY_MS = 20,  /* of a request that the daemon is too busy for, doubled up to … */
@@ -318,7 +317,7 @@ static void write_done(struct batch *b)
 static void stop(struct batch *b)
 {
     b->stopping = true;
-    b->stop_end = clock_ms() + CANCEL_WAIT_MS;
+    b->stop_end = ctl_cancel_end(b->ctl);
     for (uint64_t i = b->head; i < b->tail; i++) {
         struct slot *s = slot_at(b, i);
 
@@ -364,7 +363,7 @@ static void run(struct batch *b)
             return;
         if (b->dead.code != NVLLM_OK) {
             if (more_later)
-                ctl_wait_input(b->lines.fd, wait);
+                ctl_wait_input(b->lines.fd, -1, wait);
             continue;
         }
         if (b->n_sent == 0 && b->n_waiting == 0 && !more_later)

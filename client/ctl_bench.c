@@ -21,7 +21,6 @@ enum {
     DEFAULT_OUTPUT_TOKENS = 128,
     MAX_STREAMS = 65536,
     MAX_REQUESTS = 100000000,
-    CANCEL_WAIT_MS = 5000,
     TICK_MS = 200,
     EVENTS_A_ROUND = 1024,
     FIRST_RETRY_MS = 5, /* of a request that the daemon is too busy for, doubled up to … */
@@ -277,7 +276,7 @@ static void take_event(struct bench *b, const struct nvllm_event *event)
 static void stop(struct bench *b)
 {
     b->stopping = true;
-    b->stop_deadline = clock_ms() + CANCEL_WAIT_MS;
+    b->stop_deadline = ctl_cancel_end(b->ctl);
     for (size_t i = 0; i < b->n_streams; i++) {
         struct stream *s = &b->streams[i];
 

@@ -101,8 +101,9 @@ static void print_prefix(const json_t *p, int columns)
            ctl_user_name(user, sizeof(user), (uint32_t)number(p, "uid")));
     if (head)
         ctl_put_line(stdout, head,
-                     columns > HEAD_COLUMNS + SHORTEST_HEAD ? columns - HEAD_COLUMNS
-                                                            : SHORTEST_HEAD);
+                     columns == 0                             ? 0
+                     : columns > HEAD_COLUMNS + SHORTEST_HEAD ? columns - HEAD_COLUMNS
+                                                              : SHORTEST_HEAD);
     putchar('\n');
 }
 
@@ -110,9 +111,8 @@ static void print_cache(const json_t *o)
 {
     const json_t *prefixes = json_object_get(o, "prefixes");
     uint64_t queried = number(o, "queried_tokens"), n = json_array_size(prefixes);
-    int columns, rows;
+    int columns = terminal_columns(STDOUT_FILENO);
 
-    terminal_size(STDOUT_FILENO, &columns, &rows);
     printf("%8s %7s %6s %8s %8s %7s %-3s %-10s %s\n", "TOKENS", "BLOCKS", "HITS", "AGE", "IDLE",
            "HOLDERS", "", "USER", "BEGINS");
     for (size_t i = 0; i < n; i++)

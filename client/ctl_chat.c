@@ -16,8 +16,6 @@
 #include "client/ctl_terminal.h"
 #include "client/ctl_text_buffer.h"
 
-enum { CANCEL_WAIT_MS = 5000 };
-
 struct chat {
     struct ctl *ctl;
     struct nvllm_client *client; /* NULL: not connected, or not any more */
@@ -131,7 +129,7 @@ static bool check_interrupt(struct chat *chat, struct turn *t)
         t->n_interrupts++;
     }
     if (t->cancel_end < 0 && (t->n_interrupts > 0 || ctl_interrupted() || out_of_time)) {
-        t->cancel_end = clock_ms() + CANCEL_WAIT_MS;
+        t->cancel_end = ctl_cancel_end(chat->ctl);
         nvllm_cancel(chat->client, t->id, NULL);
     }
     return t->n_interrupts > 1 || (t->cancel_end >= 0 && clock_left_ms(t->cancel_end) == 0);
@@ -295,7 +293,7 @@ static bool is_over(struct chat *chat, int got, int *rc)
         ctl_message("cannot read stdin: %s", strerror(errno));
         *rc = EXIT_ERROR;
     }
-    if (got == EDITOR_END && chat->terminal)
+    if ((got == EDITOR_END || got == EDITOR_LATE) && chat->asking)
         fputs("\n", stderr);
     return true;
 }
@@ -378,7 +376,7 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
         ctl_catch_interrupts();
         if (chat.terminal)
             ctl_spare_interrupts();
-        editor_new(&chat.editor, chat.terminal);
+        editor_new(&chat.editor, chat.terminal, ctl->deadline);
         if (chat.asking && !chat.quiet)
             fprintf(stderr, "/help says what there is; Ctrl-D leaves.\n");
         rc = talk(&chat);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
+#include "client/clock.h"
 #include "client/ctl.h"
 #include "client/ctl_lines.h"
 
@@ -21,9 +22,18 @@ struct editor {
     EditLine *edit; /* NULL: no terminal */
     History *history;
     const char *prompt;
-    bool interrupted; /* while libedit read */
+    int64_t deadline;
+    int left; /* why libedit was left in the middle of a line: EDITOR_OK where it was not */
     struct lines lines;
 };
+
+/* EDITOR_OK: there is something to read. */
+static int wait_for_input(const struct editor *e)
+{
+    if (!ctl_wait_input(STDIN_FILENO, -1, clock_left_ms(e->deadline)))
+        return EDITOR_INTERRUPTED;
+    return clock_left_ms(e->deadline) == 0 ? EDITOR_LATE : EDITOR_OK;
+}
 
 static char *give_prompt(EditLine *edit)
 {
@@ -44,10 +54,9 @@ static int read_character(EditLine *edit, wchar_t *out)
     for (;;) {
         ssize_t k;
 
-        if (!ctl_wait_input(STDIN_FILENO, -1)) {
-            e->interrupted = true;
+        e->left = wait_for_input(e);
+        if (e->left != EDITOR_OK)
             return -1;
-        }
         k = read(STDIN_FILENO, &byte, 1);
         if (k < 0 && errno == EINTR)
             continue; /* the wait knows which signal it was */
@@ -95,7 +104,7 @@ static void start_libedit(struct editor *e)
     el_source(e->edit, NULL);
 }
 
-void editor_new(struct editor **out, bool terminal)
+void editor_new(struct editor **out, bool terminal, int64_t deadline)
 {
     struct editor *e = calloc(1, sizeof(*e));
 
@@ -103,6 +112,7 @@ void editor_new(struct editor **out, bool terminal)
         ctl_message("out of memory");
         exit(EXIT_ERROR);
     }
+    e->deadline = deadline;
     lines_init(&e->lines, STDIN_FILENO);
     if (terminal)
         start_libedit(e);
@@ -125,11 +135,11 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
 {
     int count = 0;
 
-    e->interrupted = false;
+    e->left = EDITOR_OK;
     el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt: it may be answered at once */
     *line = el_gets(e->edit, &count);
-    if (e->interrupted)
-        return EDITOR_INTERRUPTED;
+    if (e->left != EDITOR_OK)
+        return e->left;
     if (!*line || count <= 0)
         return EDITOR_END;
     *n = (size_t)count;
@@ -141,11 +151,13 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
 static int read_plain(struct editor *e, const char **line, size_t *n)
 {
     char *text;
-    int got;
+    int got, left;
 
-    while ((got = lines_next(&e->lines, &text, n, false)) == LINES_LATER)
-        if (!ctl_wait_input(STDIN_FILENO, -1))
-            return EDITOR_INTERRUPTED;
+    while ((got = lines_next(&e->lines, &text, n, false)) == LINES_LATER) {
+        left = wait_for_input(e);
+        if (left != EDITOR_OK)
+            return left;
+    }
     if (got == LINES_END)
         return EDITOR_END;
     if (got == LINES_E_NOMEM)

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct editor;
 
@@ -12,12 +13,14 @@ enum {
     EDITOR_OK,
     EDITOR_END,         /* of the input, or Ctrl-D */
     EDITOR_INTERRUPTED, /* what was typed so far is gone */
+    EDITOR_LATE,        /* the deadline is over */
     EDITOR_E_READ,      /* errno says why */
     EDITOR_E_LONG,      /* a line over the limit of ctl_lines.h has been passed over */
 };
 
-/* Interrupts are to be caught already. Ends the program when there is no memory. */
-void editor_new(struct editor **out, bool terminal);
+/* Interrupts are to be caught already. Lines are waited for until the deadline (-1: none). Ends the
+ * program when there is no memory. */
+void editor_new(struct editor **out, bool terminal, int64_t deadline);
 void editor_free(struct editor *e);
 
 /* The next line, without its end; it holds until the next call. The prompt is for a terminal. */

@@ -10,8 +10,6 @@
 #include "client/ctl_request.h"
 #include "client/ctl_result.h"
 
-enum { CANCEL_WAIT_MS = 5000 };
-
 enum mode { MODE_AUTO, MODE_CHAT, MODE_RAW };
 
 struct job {
@@ -228,12 +226,13 @@ static int run(struct job *job)
     for (;;) {
         /* Looked at each time: a fast daemon may always have another event. */
         if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
-            cancel_end = clock_ms() + CANCEL_WAIT_MS;
+            cancel_end = ctl_cancel_end(job->ctl);
             nvllm_cancel(job->client, id, NULL);
             job->cancelled = true;
         }
         if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
-            ctl_message("nvllmd does not end the request");
+            if (ctl_left_ms(job->ctl) != 0) /* which is said by itself */
+                ctl_message("nvllmd does not end the request");
             return EXIT_DEADLINE;
         }
         code = ctl_next(job->client, -1,

@@ -14,6 +14,8 @@
 enum {
     MAX_INPUT_BYTES = 512 << 20, /* no frame is larger */
     ANSWER_TIMEOUT_MS = 10000,
+    CANCEL_WAIT_MS = 5000,
+    LATE_WAIT_MS = 1000,
 };
 
 /* ---- messages */
@@ -117,6 +119,11 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 int ctl_left_ms(const struct ctl *ctl)
 {
     return clock_left_ms(ctl->deadline);
+}
+
+int64_t ctl_cancel_end(const struct ctl *ctl)
+{
+    return clock_ms() + (ctl_left_ms(ctl) == 0 ? LATE_WAIT_MS : CANCEL_WAIT_MS);
 }
 
 static bool waiting_shown;
@@ -242,11 +249,11 @@ enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_m
     }
 }
 
-bool ctl_wait_input(int fd, int timeout_ms)
+bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
 {
-    struct pollfd p = {.fd = fd, .events = POLLIN};
+    struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = also_fd, .events = POLLIN}};
 
-    wait_for(&p, 1, timeout_ms);
+    wait_for(p, 2, timeout_ms);
     return !is_interrupt_new();
 }
 

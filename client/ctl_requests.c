@@ -2,10 +2,13 @@
 #include "client/ctl_requests.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "client/ctl_ask.h"
 #include "client/ctl_json.h"
+#include "client/ctl_terminal.h"
 
 json_t *request_json(const struct nvllm_request_info *r)
 {
@@ -29,26 +32,119 @@ json_t *request_json(const struct nvllm_request_info *r)
     return o;
 }
 
-void requests_print(FILE *to, const struct nvllm_request_list *list, size_t rows)
+/* ---- the table */
+
+enum {
+    REQUEST,
+    USER,
+    PID,
+    STATE,
+    PLACE,
+    PROMPT,
+    CACHED,
+    GENERATED,
+    RATE,
+    BLOCKS,
+    AGE,
+    N_COLUMNS,
+};
+
+enum {
+    CELL_BYTES = 33,
+    LONGEST_USER = 32,
+};
+
+static const struct {
+    const char *head;
+    int width; /* below 0: begins at the left */
+} columns_of_all[N_COLUMNS] = {
+    [REQUEST] = {"REQUEST", 7}, [USER] = {"USER", -10},
+    [PID] = {"PID", 7},         [STATE] = {"STATE", -9},
+    [PLACE] = {"PLACE", 5},     [PROMPT] = {"PROMPT", 7},
+    [CACHED] = {"CACHED", 7},   [GENERATED] = {"GENERATED", 9},
+    [RATE] = {"TOK/S", 8},      [BLOCKS] = {"BLOCKS", 7},
+    [AGE] = {"AGE", 7},
+};
+
+/* Where there is too little room, in this order; the rest is always shown. */
+static const int left_out[] = {CACHED, PLACE, PID, BLOCKS, PROMPT, AGE, RATE, USER};
+
+static void fill_cells(char cells[N_COLUMNS][CELL_BYTES], const struct nvllm_request_info *r)
+{
+    snprintf(cells[REQUEST], CELL_BYTES, "%" PRIu64, r->request);
+    ctl_user_name(cells[USER], CELL_BYTES, r->uid);
+    snprintf(cells[PID], CELL_BYTES, "%d", r->pid);
+    snprintf(cells[STATE], CELL_BYTES, "%s", nvllm_request_state_name(r->state));
+    snprintf(cells[PLACE], CELL_BYTES, r->place ? "%u" : "-", r->place);
+    snprintf(cells[PROMPT], CELL_BYTES, "%u", r->prompt_tokens);
+    snprintf(cells[CACHED], CELL_BYTES, "%u", r->cached_tokens);
+    snprintf(cells[GENERATED], CELL_BYTES, "%u", r->generated_tokens);
+    snprintf(cells[RATE], CELL_BYTES, "%.1f", r->tokens_per_s);
+    snprintf(cells[BLOCKS], CELL_BYTES, "%u", r->blocks);
+    ctl_duration(cells[AGE], CELL_BYTES, r->age_us);
+}
+
+/* Which columns there is room for, and how wide they are; 0: not shown. Names of users get what is
+ * left over, as far as they need it. */
+static void fit_columns(int widths[N_COLUMNS], const struct nvllm_request_list *list, size_t n,
+                        int columns)
+{
+    int total = -1, longest = 0, *user = &widths[USER];
+
+    for (int i = 0; i < N_COLUMNS; i++) {
+        widths[i] = columns_of_all[i].width;
+        total += abs(widths[i]) + 1;
+    }
+    for (size_t i = 0; i < sizeof(left_out) / sizeof(left_out[0]); i++) {
+        if (columns == 0 || total <= columns)
+            break;
+        total -= abs(widths[left_out[i]]) + 1;
+        widths[left_out[i]] = 0;
+    }
+    for (size_t i = 0; i < n && *user; i++) {
+        char name[CELL_BYTES];
+        int length = (int)strlen(ctl_user_name(name, sizeof(name), list->requests[i]->uid));
+
+        longest = length > longest ? length : longest;
+    }
+    while (*user && -*user < longest && -*user < LONGEST_USER && (!columns || total < columns)) {
+        --*user;
+        total++;
+    }
+}
+
+static void print_row(FILE *to, const int widths[N_COLUMNS], char cells[N_COLUMNS][CELL_BYTES])
+{
+    const char *blank = "";
+
+    for (int i = 0; i < N_COLUMNS; i++) {
+        if (widths[i] == 0)
+            continue;
+        fprintf(to, "%s%*.*s", blank, widths[i], i == USER ? abs(widths[i]) : CELL_BYTES, cells[i]);
+        blank = " ";
+    }
+    fputc('\n', to);
+}
+
+void requests_print(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns)
 {
     size_t n = list->n_requests < rows ? list->n_requests : rows;
+    char cells[N_COLUMNS][CELL_BYTES];
+    int widths[N_COLUMNS];
 
-    fprintf(to, "%8s %-10s %8s %-9s %5s %7s %7s %9s %8s %7s %8s\n", "REQUEST", "USER", "PID",
-            "STATE", "PLACE", "PROMPT", "CACHED", "GENERATED", "TOK/S", "BLOCKS", "AGE");
+    fit_columns(widths, list, n, columns);
+    for (int i = 0; i < N_COLUMNS; i++)
+        snprintf(cells[i], CELL_BYTES, "%s", columns_of_all[i].head);
+    print_row(to, widths, cells);
     for (size_t i = 0; i < n; i++) {
-        const struct nvllm_request_info *r = list->requests[i];
-        char user[33], age[16], place[16];
-
-        snprintf(place, sizeof(place), r->place ? "%u" : "-", r->place);
-        fprintf(to, "%8" PRIu64 " %-10.10s %8d %-9s %5s %7u %7u %9u %8.1f %7u %8s\n", r->request,
-                ctl_user_name(user, sizeof(user), r->uid), r->pid,
-                nvllm_request_state_name(r->state), place, r->prompt_tokens, r->cached_tokens,
-                r->generated_tokens, r->tokens_per_s, r->blocks,
-                ctl_duration(age, sizeof(age), r->age_us));
+        fill_cells(cells, list->requests[i]);
+        print_row(to, widths, cells);
     }
     if (list->total > n)
         fprintf(to, "… and %zu more\n", list->total - n);
 }
+
+/* ---- the command */
 
 static json_t *list_json(const struct nvllm_request_list *list)
 {
@@ -91,7 +187,7 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     if (nvllm_list_requests(client, &wanted, ctl_ask_ms(ctl), &list, &err) != NVLLM_OK)
         rc = ctl_report(ctl, &err);
     else if (!json)
-        requests_print(stdout, list, list->n_requests);
+        requests_print(stdout, list, list->n_requests, terminal_columns(STDOUT_FILENO));
     else if (!ctl_json_print(STDOUT_FILENO, list_json(list)))
         rc = EXIT_ERROR;
     nvllm_close(client);
@@ -107,7 +203,8 @@ const struct ctl_command ctl_requests = {
         "usage: nvllmctl requests [OPTION…]\n\n"
         "Lists requests, those that run first, then those that wait as they will be taken: whose\n"
         "they are, their place in the queue, tokens of the prompt, of it cached, and generated,\n"
-        "tokens a second, blocks. Users see their own, administrators all.\n\n"
+        "tokens a second, blocks. Users see their own, administrators all. A narrow terminal gets\n"
+        "fewer columns; a pipe or file gets all.\n\n"
         "  --limit N                 no more than N\n"
         "  --json                    print one JSON object, with more of each\n",
     .examples = "  nvllmctl requests\n"

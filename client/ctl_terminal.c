@@ -30,3 +30,13 @@ void terminal_size(int fd, int *columns, int *rows)
         *rows = size.ws_row;
     }
 }
+
+int terminal_columns(int fd)
+{
+    int columns, rows;
+
+    if (!isatty(fd))
+        return 0;
+    terminal_size(fd, &columns, &rows);
+    return columns;
+}

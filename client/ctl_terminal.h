@@ -20,4 +20,8 @@ const char *terminal_colour(int fd, const char *colour);
 /* Columns and rows; 80 and 24 where nobody knows. */
 void terminal_size(int fd, int *columns, int *rows);
 
+/* How wide a table may be that fd gets: as the terminal, or 0, as wide as it is, for anything else.
+ */
+int terminal_columns(int fd);
+
 #endif

@@ -1,11 +1,13 @@
 """nvllmctl chat, typed at a terminal and read from a pipe, with a real daemon and with played ones."""
 
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import termios
 import time
@@ -20,14 +22,15 @@ PROMPT = "> "
 class Typist:
     """nvllmctl at a terminal that somebody types at."""
 
-    def __init__(self, case, socket, *args, env=None):
+    def __init__(self, case, socket, *args, env=None, size=(24, 80)):
         self.master, slave = pty.openpty()
+        self.resize(*size)
         self.shown = ""
         # A controlling terminal, so that Ctrl-C is a signal.
         self.process = subprocess.Popen(
             [config.nvllmctl, "--socket", str(socket), *map(str, args)], stdin=slave, stdout=slave,
             stderr=slave, start_new_session=True, env={**os.environ, "TERM": "xterm", **(env or {})},
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, termios.TIOCSCTTY, 0))
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(slave)
         case.addCleanup(self.close)
 
@@ -36,6 +39,9 @@ class Typist:
             self.process.kill()
             self.process.wait()
         os.close(self.master)
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
     def type(self, text):
         os.write(self.master, text.encode())
@@ -238,6 +244,18 @@ class Piped(SharedDaemon):
             self.assertEqual(p.wait(timeout=scaled(10, 60)), 130)
             p.communicate()
 
+    def test_timeout_holds_while_nothing_comes(self):
+        """--timeout ends a chat that waits for somebody to type, at a terminal and at a pipe."""
+        p = self.daemon.ctl_start("chat", "--timeout", 0.5, stdin=subprocess.PIPE)
+        self.assertEqual(p.wait(timeout=scaled(5, 60)), 5)
+        self.assertIn(b"--timeout", p.communicate()[1])
+        t = Typist(self, self.daemon.socket, "chat", "--timeout", scaled(1, 5))
+        t.expect(PROMPT)
+        t.type("half a line")
+        shown, status = t.end()
+        self.assertEqual(status, 5)
+        self.assertIn("--timeout", shown)
+
     def test_usage(self):
         for args in ["x"], ["-n", "2"], ["--logprobs", "1"], ["--sistem", "x"]:
             done = self.daemon.ctl("chat", *args, check=False)
@@ -303,6 +321,20 @@ class Played(Case):
         self.assertEqual(n, [1, 3, 3])
         t.leave()
         self.assertEqual(t.end()[1], 0)
+
+    def test_timeout_leaves_a_silent_daemon(self):
+        """A deadline does not wait for a daemon that says nothing, not even of the cancelled."""
+        def script(peer):
+            while peer.receive() is not None:
+                pass
+
+        for args in ("chat",), ("generate", "-"):
+            started = time.monotonic()
+            done = Fake(self, script).ctl(*args, "--timeout", 0.5, stdin=b"a\n")
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertEqual(done.stderr.count(b"nvllmctl: "), 1, done.stderr)
+            self.assertIn(b"--timeout", done.stderr)
+            self.assertLess(time.monotonic() - started, scaled(3, 30))
 
     def test_second_control_c_leaves_a_silent_daemon(self):
         """Its late events do not show in the next answer."""

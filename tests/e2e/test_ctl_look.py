@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
+import termios
 import time
 
 import harness
@@ -147,6 +150,51 @@ class Real(SharedDaemon):
         t.type("\x03")
         self.assertEqual(t.end()[1], 130)
 
+    def test_top_fits_the_terminal(self):
+        """No line is longer than the terminal is wide, and what there is room for is shown, at
+        once when it changes; what stays longest is what a request is and does."""
+        wide = ["REQUEST", "USER", "PID", "STATE", "PLACE", "PROMPT", "CACHED", "GENERATED",
+                "TOK/S", "BLOCKS", "AGE"]
+        t = Typist(self, self.daemon.socket, "top", "--interval", 600, size=(24, 120))
+        for columns, heads in ((120, wide), (80, [h for h in wide if h not in ("PLACE", "CACHED")]),
+                               (27, ["REQUEST", "STATE", "GENERATED"]), (12, ["REQUEST", "STAT"]),
+                               (200, wide)):
+            t.resize(24, columns)
+            shown = t.expect(r"\x1b\[H(?:(?!\x1b\[J).)*" + r" +".join(heads) + r"[\r\n]*\x1b\[J")
+            picture = re.sub(r"\x1b\[[?\d]*\w", "", shown.split("\x1b[H")[-1])
+            for line in re.split(r"\r+\n", picture):
+                self.assertLessEqual(len(line), columns)
+            if columns >= 80:
+                self.assertRegex(picture, r"blocks +\[[-#.]{40}\] \d+ used, \d+ cached, \d+ free *\r")
+        t.resize(4, 80)
+        picture = t.expect(r"\x1b\[H(?:(?!\x1b\[J).)*\x1b\[J")
+        self.assertEqual(picture.count("\n"), 3)
+        t.type("q")
+        self.assertEqual(t.end()[1], 0)
+
+    def test_top_stops_and_goes_on(self):
+        """Ctrl-Z gives the terminal back as it was; it is drawn anew when the program goes on."""
+        t = Typist(self, self.daemon.socket, "top", "--interval", 600)
+        t.expect(r"\x1b\[J")
+        before = termios.tcgetattr(t.master)
+        self.assertFalse(before[3] & termios.ICANON)
+        t.type("\x1a")
+        t.expect(r"\x1b\[\?1049l")
+        _, status = os.waitpid(t.process.pid, os.WUNTRACED)
+        self.assertTrue(os.WIFSTOPPED(status))
+        self.assertTrue(termios.tcgetattr(t.master)[3] & termios.ICANON)
+        t.process.send_signal(signal.SIGCONT)
+        t.expect(r"\x1b\[\?1049h.*blocks +\[")
+        t.type("q")
+        self.assertEqual(t.end()[1], 0)
+
+    def test_top_timeout(self):
+        """It holds between two pictures, too."""
+        t = Typist(self, self.daemon.socket, "top", "--interval", 600, "--timeout", scaled(1, 5))
+        shown, status = t.end()
+        self.assertEqual(status, 5)
+        self.assertIn("\x1b[?1049l", shown)
+
     def test_usage(self):
         for args in (["requests", "x"], ["requests", "--limit", "0"], ["cancel"], ["cancel", "x"],
                      ["cancel", "0"], ["cancel", "-1"], ["blocks", "x"], ["cache", "sow"],
@@ -233,6 +281,27 @@ class Played(Case):
         self.assertEqual(self.seen[0][1]["chat"]["messages"][0]["content"], b"x")
         out = json.loads(done.stdout)
         self.assertEqual((out["cached_tokens"], out["next_id"], out["other_ids"]), (960, 65, [66, 10]))
+
+    def test_requests_of_long_names(self):
+        """A pipe gets names and columns whole, a terminal as much as there is room for."""
+        info = [{"request": 7, "uid": uid, "pid": 99, "state": "REQUEST_WAITING", "place": 3,
+                 "age_us": 2500000} for uid in (0, 4000000000)]
+        answer = {"request_list": {"requests": info, "total": 2}}
+        text = self.ctl(answer, "requests").stdout.decode()
+        self.assertRegex(text, r" {6}7 4000000000 +99 waiting +3 +0 +0 +0 +0.0 +0 +2.5 s\n")
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                peer.send(got[0], **answer)
+
+        for columns in 93, 80, 40:
+            t = Typist(self, Fake(self, script).path, "requests", size=(24, columns))
+            shown, status = t.end()
+            self.assertEqual(status, 0, shown)
+            lines = shown.split("\r\n")
+            self.assertTrue(all(len(line) <= columns for line in lines), lines)
+            self.assertEqual("PID" in shown, columns >= 80)
+            self.assertEqual("CACHED" in shown, columns >= 93)
 
     def test_explain_request(self):
         info = {"request": 7, "state": "REQUEST_WAITING", "place": 3, "age_us": 2500000}
