@@ -260,27 +260,50 @@ void connection_greeted(struct connection *c)
     c->greeted = true;
 }
 
-int connection_put(struct connection *c, const ProtobufCMessage *message)
+/* Whether more may be put: CONNECTION_OK, or CONNECTION_E_SLOW. Much that is unread is written
+ * first, and by that the connection may be gone. */
+static int make_way(struct connection *c)
 {
-    int r;
-
-    if (c->ending || c->gone)
+    if (frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
         return CONNECTION_OK;
-    if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
-        mark(c); /* should it be gone, the next flush says so */
-        if (!c->paused)
-            flush(c);
-        if (c->gone)
-            return CONNECTION_OK;
-        if (frame_buffer_bytes(&c->out) > c->shared->max_output_bytes)
-            return CONNECTION_E_SLOW;
-    }
-    r = frame_buffer_put_within(&c->out, message, c->shared->max_output_bytes);
+    mark(c); /* should it be gone, the next flush says so */
+    if (!c->paused)
+        flush(c);
+    return !c->gone && frame_buffer_bytes(&c->out) > c->shared->max_output_bytes ? CONNECTION_E_SLOW
+                                                                                 : CONNECTION_OK;
+}
+
+static int when_put(struct connection *c, int r)
+{
     if (r < 0)
         return r == -EMSGSIZE ? CONNECTION_E_LARGE : -ENOMEM;
     count_buffers(c);
     mark(c);
     return CONNECTION_OK;
+}
+
+int connection_put(struct connection *c, const ProtobufCMessage *message)
+{
+    int r = c->ending || c->gone ? CONNECTION_OK : make_way(c);
+
+    if (r != CONNECTION_OK || c->ending || c->gone)
+        return r;
+    return when_put(c, frame_buffer_put_within(&c->out, message, c->shared->max_output_bytes));
+}
+
+int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
+                        size_t bytes)
+{
+    int r = c->ending || c->gone ? CONNECTION_OK : make_way(c);
+
+    if (r != CONNECTION_OK)
+        return r;
+    if (c->ending || c->gone) {
+        free(body);
+        return CONNECTION_OK;
+    }
+    return when_put(c,
+                    frame_buffer_put_body(&c->out, head, body, bytes, c->shared->max_output_bytes));
 }
 
 void connection_end(struct connection *c, const ProtobufCMessage *message)

@@ -68,6 +68,11 @@ void connection_greeted(struct connection *c);
  * silently where the connection is ending. */
 int connection_put(struct connection *c, const ProtobufCMessage *message);
 
+/* Likewise, of a message that frame_body_pack() has packed but for the few fields of head. The body
+ * is taken over where CONNECTION_OK comes back, else it is still the caller's. */
+int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
+                        size_t bytes);
+
 /* What is not urgent should not be put now. */
 bool connection_paused(const struct connection *c);
 

@@ -129,40 +129,56 @@ int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage
     return connection_put(c, &f.base);
 }
 
-int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,
-                 const struct tokenizer *tokenizer)
+static int pack_tokens(struct engine_packed *out, const struct engine_event *answer,
+                       const struct tokenizer *tokenizer, size_t most_bytes)
 {
-    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     Nvllm__V1__Tokens t = NVLLM__V1__TOKENS__INIT;
     int r;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_TOKENS);
+    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_TOKENS;
     f.tokens = &t;
-    t.n_ids = ev->n_ids;
-    t.ids = ev->ids;
-    if (ev->n_ids) {
-        t.tokens = reallocarray(NULL, ev->n_ids, sizeof(*t.tokens));
+    t.n_ids = answer->n_ids;
+    t.ids = answer->ids;
+    if (answer->n_ids) {
+        t.tokens = reallocarray(NULL, answer->n_ids, sizeof(*t.tokens));
         if (!t.tokens)
             return -ENOMEM;
-        for (size_t i = 0; i < ev->n_ids; i++)
-            t.tokens[i] = binary(tokenizer_token_bytes(tokenizer, ev->ids[i]));
-        t.n_tokens = ev->n_ids;
+        for (size_t i = 0; i < answer->n_ids; i++)
+            t.tokens[i] = binary(tokenizer_token_bytes(tokenizer, answer->ids[i]));
+        t.n_tokens = answer->n_ids;
     }
-    r = connection_put(c, &f.base);
+    r = frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
     free(t.tokens);
     return r;
 }
 
-int reply_text(struct connection *c, uint64_t id, const struct engine_event *ev)
+int reply_pack(struct engine_packed *out, const struct engine_event *answer,
+               const struct tokenizer *tokenizer, size_t most_bytes)
 {
-    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     Nvllm__V1__Text t = NVLLM__V1__TEXT__INIT;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_TEXT);
+    if (answer->type == ENGINE_TOKENS)
+        return pack_tokens(out, answer, tokenizer, most_bytes);
+    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_TEXT;
     f.text = &t;
     t.has_text = true;
-    t.text = binary(ev->text);
-    return connection_put(c, &f.base);
+    t.text = binary(answer->text);
+    return frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
+}
+
+int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
+{
+    Nvllm__V1__ServerFrame head = NVLLM__V1__SERVER_FRAME__INIT;
+    int r;
+
+    head.has_id = true;
+    head.id = id;
+    r = connection_put_body(c, &head.base, ev->packed.data, ev->packed.bytes);
+    if (r == CONNECTION_OK)
+        ev->packed = (struct engine_packed){NULL, 0};
+    return r;
 }
 
 int reply_cancelled(struct connection *c, uint64_t id, bool found)
@@ -241,6 +257,7 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
         return NVLLM__V1__ERROR_CODE__ERROR_INVALID;
     case ENGINE_E_TOO_LONG:
     case ENGINE_E_PROMPT_LIMIT:
+    case ENGINE_E_ANSWER_LIMIT:
         return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
     case ENGINE_E_UNAVAILABLE:
         return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;

@@ -13,12 +13,15 @@
 /* Each puts one frame for the client's id, as connection_put() does. */
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
-int reply_tokens(struct connection *c, uint64_t id, const struct engine_event *ev,
-                 const struct tokenizer *tokenizer);
-int reply_text(struct connection *c, uint64_t id, const struct engine_event *ev);
+int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev); /* of reply_pack */
 int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level);
 int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change);
 int reply_cancelled(struct connection *c, uint64_t id, bool found);
+
+/* Packs all of an answer's frame but the client's id, which is not known there, for
+ * engine_packer.pack; of any thread. */
+int reply_pack(struct engine_packed *out, const struct engine_event *answer,
+               const struct tokenizer *tokenizer, size_t most_bytes);
 
 /* retryable follows from the code; out points into *e. */
 void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e);

@@ -70,7 +70,7 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    for (const struct engine_event *ev = list; ev; ev = ev->next)
+    for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
             sessions_event(&s->sessions, ev);
     engine_events_free(list);

@@ -257,13 +257,25 @@ void sessions_limits_changed(struct sessions *s)
         (size_t)(o->output_pause_bytes < o->max_output_bytes ? o->output_pause_bytes
                                                              : o->max_output_bytes);
     s->connections.max_output_bytes = (size_t)o->max_output_bytes;
+    atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
     s->connections.slow_reader_s = (int)o->slow_reader_s;
     s->connections.hello_timeout_s = (int)o->hello_timeout_s;
     s->connections.frame_timeout_s = (int)o->frame_timeout_s;
 }
 
+/* In the pool: what is large is packed there. */
+static int pack_answer(void *ctx, struct engine_packed *out, const struct engine_event *answer,
+                       const struct tokenizer *tokenizer)
+{
+    const struct sessions *s = ctx;
+
+    return reply_pack(out, answer, tokenizer, atomic_load(&s->most_answer_bytes));
+}
+
 void sessions_init(struct sessions *s, const struct session_parts *parts)
 {
+    const struct engine_packer packer = {.pack = pack_answer, .ctx = s};
+
     memset(s, 0, sizeof(*s));
     s->engine = parts->engine;
     s->options = parts->options;
@@ -278,6 +290,7 @@ void sessions_init(struct sessions *s, const struct session_parts *parts)
         .shared = s,
     };
     sessions_limits_changed(s);
+    engine_set_packer(s->engine, &packer);
     accounts_init(&s->accounts);
     list_init(&s->all);
     s->start_ms = session_now_us() / 1000;

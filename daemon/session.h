@@ -8,6 +8,7 @@
 #ifndef NVLLMD_SESSION_H
 #define NVLLMD_SESSION_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,7 +45,8 @@ struct sessions {
     struct accounts accounts;
     struct id_map requests; /* struct pending, by our id */
     uint64_t last_id;
-    struct list all; /* struct session */
+    struct list all;                 /* struct session */
+    atomic_size_t most_answer_bytes; /* limits.output_bytes, for the pool's threads */
     uint64_t start_ms;
     uint64_t busy_logged_ms; /* for log_due */
     const struct session_control *control;
@@ -74,8 +76,8 @@ void sessions_accept(struct sessions *s, int fd, bool admin);
 /* The engine is ready: from now on requests are taken. */
 void sessions_ready(struct sessions *s);
 
-/* One event of the engine to whom it concerns. */
-void sessions_event(struct sessions *s, const struct engine_event *ev);
+/* One event of the engine to whom it concerns; what it holds may be taken out of it. */
+void sessions_event(struct sessions *s, struct engine_event *ev);
 
 /* Requests not yet told their end, those of clients that have left included. */
 size_t sessions_n_requests(const struct sessions *s);

@@ -409,7 +409,7 @@ static int tell_error(struct sessions *s, struct pending *p, const struct engine
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-static int tell(struct sessions *s, struct pending *p, const struct engine_event *ev)
+static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
 {
     struct connection *c = p->session->connection;
     int r;
@@ -427,10 +427,11 @@ static int tell(struct sessions *s, struct pending *p, const struct engine_event
             r = finish_choices(c, p, ev);
         return r == CONNECTION_OK ? reply_done(c, p->client_id, &ev->usage) : r;
     case ENGINE_TOKENS:
-        return reply_tokens(c, p->client_id, ev, engine_tokenizer(s->engine));
     case ENGINE_TEXT:
-        return reply_text(c, p->client_id, ev);
+        return reply_packed(c, p->client_id, ev);
     case ENGINE_ERROR:
+        if (ev->error == ENGINE_E_ANSWER_LIMIT)
+            return CONNECTION_E_LARGE;
         r = put_held(p);
         return r == CONNECTION_OK ? tell_error(s, p, ev) : r;
     case ENGINE_REPORT:
@@ -464,7 +465,7 @@ static void disown(struct sessions *s, struct pending *p)
     pending_cancel(s, p);
 }
 
-void sessions_event(struct sessions *s, const struct engine_event *ev)
+void sessions_event(struct sessions *s, struct engine_event *ev)
 {
     struct pending *p = id_map_get(&s->requests, ev->request);
     struct session *one;

@@ -145,6 +145,11 @@ int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t
     return 0;
 }
 
+void engine_set_packer(struct engine *g, const struct engine_packer *packer)
+{
+    g->packer = *packer;
+}
+
 int engine_event_fd(const struct engine *g)
 {
     return g->events.fd;

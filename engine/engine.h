@@ -21,6 +21,7 @@
 #include "engine/text.h"
 
 struct engine;
+struct engine_event;
 
 struct engine_options {
     const char *model_folder;
@@ -34,6 +35,20 @@ struct engine_options {
     bool share_all;
     uint64_t hash_seed;
     int32_t n_tokenizer_threads; /* >= 2, so that a long text never holds up a short one */
+};
+
+struct engine_packed {
+    void *data; /* of malloc() */
+    size_t bytes;
+};
+
+/* What the pool makes of its own answers, which may be large, so that who takes them need not: pack
+ * is called there with an event of type ENGINE_TOKENS or ENGINE_TEXT. -EMSGSIZE: that is more than
+ * is wanted; -ENOMEM. */
+struct engine_packer {
+    int (*pack)(void *ctx, struct engine_packed *out, const struct engine_event *answer,
+                const struct tokenizer *tokenizer);
+    void *ctx;
 };
 
 enum engine_state {
@@ -81,6 +96,7 @@ enum engine_error {
     ENGINE_E_UNSUPPORTED,  /* no chat template */
     ENGINE_E_DENIED,       /* the question is about another's */
     ENGINE_E_CANCELLED,    /* engine_cancel, of anything but generate */
+    ENGINE_E_ANSWER_LIMIT, /* the packer has said so */
     ENGINE_E_INTERNAL,     /* out of memory; the backend died */
 };
 
@@ -117,6 +133,7 @@ struct engine_event {
     const char *field;                /* ERROR: static text, or NULL */
     struct err *message;              /* ERROR: behind the event, NULL for others */
     struct inspect_report *report;    /* REPORT: the event's; the taker may keep it, setting NULL */
+    struct engine_packed packed;      /* TOKENS, TEXT: likewise, in place of ids and text */
 };
 
 struct engine_status {
@@ -135,6 +152,9 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
 
 /* Ends the threads; requests still under way are dropped without events. Takes NULL. */
 void engine_free(struct engine *g);
+
+/* To be called before the first request. Without it answers come as they are. */
+void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
 int engine_event_fd(const struct engine *g); /* readable: engine_take has something */
 

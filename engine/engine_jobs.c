@@ -39,6 +39,8 @@ static void fail_with(struct job *j, int r, const char *field, const struct err 
         job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
     else if (r == -ENOTSUP)
         job_fail(j, ENGINE_E_UNSUPPORTED, field, why->text, out);
+    else if (r == -EMSGSIZE)
+        job_fail(j, ENGINE_E_ANSWER_LIMIT, NULL, "the answer is too large", out);
     else
         job_fail(j, ENGINE_E_INVALID, field, why->text, out);
 }
@@ -210,65 +212,83 @@ static void run_encode(struct job *j, struct event_list *out)
         fail_with(j, r, input_field(j), &why, out);
 }
 
-static void run_tokenize(struct job *j, struct event_list *out)
+/* The event that tells an answer: as the packer makes it, or a copy where there is none. */
+static int answer_event(struct engine_event **out, const struct job *j,
+                        const struct engine_event *answer)
 {
-    struct token_list ids = {0};
-    struct engine_event *ev = NULL;
-    struct err why;
-    int r = tokenizer_encode_all(j->engine->tokenizer, j->text, j->special, &ids);
+    const struct engine_packer *packer = &j->engine->packer;
+    size_t n_ids = packer->pack ? 0 : answer->n_ids, len = packer->pack ? 0 : answer->text.len;
+    struct engine_event *ev = engine_event_new(answer->type, j->id, n_ids, false, len);
+    int r;
 
-    if (r == 0) {
-        ev = engine_event_new(ENGINE_TOKENS, j->id, ids.n, false, 0);
-        if (!ev)
-            r = -ENOMEM;
+    if (!ev)
+        return -ENOMEM;
+    if (packer->pack) {
+        r = packer->pack(packer->ctx, &ev->packed, answer, j->engine->tokenizer);
+        if (r < 0) {
+            free(ev);
+            return r;
+        }
     }
-    if (r < 0) {
-        err_set(&why, r, "text: too long");
-        fail_with(j, r, "text", &why, out);
-    } else {
-        if (ids.n)
-            memcpy(ev->ids, ids.ids, ids.n * sizeof(*ids.ids));
-        event_list_push(out, ev);
-        job_free(j);
-    }
-    free(ids.ids);
+    if (n_ids)
+        memcpy(ev->ids, answer->ids, n_ids * sizeof(*ev->ids));
+    if (len)
+        memcpy(event_text_buffer(ev), answer->text.data, len);
+    *out = ev;
+    return 0;
 }
 
-static void tell_text(struct job *j, int r, const char *text, size_t len, const char *field,
-                      const struct err *why, struct event_list *out)
+/* Ends a job: with its answer, or where r is an error already, or becomes one, with that. */
+static void tell_answer(struct job *j, int r, const struct engine_event *answer, const char *field,
+                        const struct err *why, struct event_list *out)
 {
-    struct engine_event *ev = r < 0 ? NULL : engine_event_new(ENGINE_TEXT, j->id, 0, false, len);
+    struct engine_event *ev = NULL;
 
-    if (!ev) {
-        fail_with(j, r < 0 ? r : -ENOMEM, field, why, out);
+    if (r == 0)
+        r = answer_event(&ev, j, answer);
+    if (r < 0) {
+        fail_with(j, r, field, why, out);
         return;
     }
-    if (len)
-        memcpy(event_text_buffer(ev), text, len);
     event_list_push(out, ev);
     job_free(j);
 }
 
+static void run_tokenize(struct job *j, struct event_list *out)
+{
+    struct engine_event answer = {.type = ENGINE_TOKENS};
+    struct token_list ids = {0};
+    struct err why = {"text: too long"};
+    int r = tokenizer_encode_all(j->engine->tokenizer, j->text, j->special, &ids);
+
+    answer.ids = ids.ids;
+    answer.n_ids = ids.n;
+    tell_answer(j, r, &answer, "text", &why, out);
+    free(ids.ids);
+}
+
 static void run_detokenize(struct job *j, struct event_list *out)
 {
+    struct engine_event answer = {.type = ENGINE_TEXT};
+    struct err why = {"ids: an id is negative"};
     char *text = NULL;
     size_t len = 0;
-    struct err why;
     int r = tokenizer_decode(j->engine->tokenizer, j->ids, j->n_ids, j->special, &text, &len);
 
-    if (r < 0)
-        err_set(&why, r, "ids: an id is negative");
-    tell_text(j, r, text, len, "ids", &why, out);
+    answer.text = (struct text){text, len};
+    tell_answer(j, r, &answer, "ids", &why, out);
     free(text);
 }
 
 static void run_render(struct job *j, struct event_list *out)
 {
+    struct engine_event answer = {.type = ENGINE_TEXT};
     struct chat_text text = {0};
-    struct err why;
+    struct err why = {""};
     int r = render(j->engine, j->chat, &text, &why);
 
-    tell_text(j, r, text.data, text.len, "chat", &why, out);
+    answer.text = (struct text){text.data, text.len};
+    tell_answer(j, r, &answer, "chat", &why, out);
     if (r == 0)
         chat_text_deinit(&text);
 }

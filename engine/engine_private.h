@@ -58,6 +58,7 @@ struct engine {
 
     struct event_queue events;
     struct work_pool *pool;
+    struct engine_packer packer;
     pthread_t thread;
     bool thread_runs;
 

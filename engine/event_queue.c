@@ -120,6 +120,7 @@ void engine_events_free(struct engine_event *list)
         struct engine_event *next = list->next;
 
         inspect_report_free(list->report);
+        free(list->packed.data);
         free(list);
         list = next;
     }

@@ -194,6 +194,61 @@ int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *mess
     return 0;
 }
 
+int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message, size_t max_bytes)
+{
+    size_t length = protobuf_c_message_get_packed_size(message);
+    uint8_t *p;
+
+    if (length > FRAME_LARGEST_MAX || length > max_bytes)
+        return -EMSGSIZE;
+    p = malloc(FRAME_HEAD_ROOM + length);
+    if (!p)
+        return -ENOMEM;
+    protobuf_c_message_pack(message, p + FRAME_HEAD_ROOM);
+    *body = p;
+    *bytes = FRAME_HEAD_ROOM + length;
+    return 0;
+}
+
+/* The body becomes the buffer. */
+static void adopt(struct frame_buffer *b, uint8_t *body, size_t bytes, const uint8_t *head,
+                  size_t n_head)
+{
+    free(b->data);
+    *b = (struct frame_buffer){.data = body,
+                               .start = FRAME_HEAD_ROOM - n_head,
+                               .end = bytes,
+                               .cap = bytes};
+    memcpy(body + b->start, head, n_head);
+}
+
+int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, void *body,
+                          size_t bytes, size_t max_bytes)
+{
+    uint8_t start[FRAME_HEAD_ROOM];
+    size_t n_fields = protobuf_c_message_get_packed_size(head);
+    size_t length = n_fields + bytes - FRAME_HEAD_ROOM, n;
+    int r;
+
+    assert(n_fields <= FRAME_HEAD_ROOM - FRAME_MAX_PREFIX);
+    if (length > FRAME_LARGEST_MAX || length > max_bytes)
+        return -EMSGSIZE;
+    n = write_prefix(start, (uint32_t)length);
+    n += protobuf_c_message_pack(head, start + n);
+    if (frame_buffer_bytes(b) == 0) {
+        adopt(b, body, bytes, start, n);
+        return 0;
+    }
+    r = make_room(&b->data, &b->start, &b->end, &b->cap, n + bytes - FRAME_HEAD_ROOM);
+    if (r < 0)
+        return r;
+    memcpy(b->data + b->end, start, n);
+    memcpy(b->data + b->end + n, (uint8_t *)body + FRAME_HEAD_ROOM, bytes - FRAME_HEAD_ROOM);
+    b->end += n + bytes - FRAME_HEAD_ROOM;
+    free(body);
+    return 0;
+}
+
 void frame_buffer_consume(struct frame_buffer *b, size_t n)
 {
     assert(n <= frame_buffer_bytes(b));

@@ -17,7 +17,7 @@
 
 enum {
     FRAME_MAX_PREFIX = 5,          /* bytes of the longest length, of a uint32 */
-    FRAME_DEFAULT_MAX = 16 << 20,  /* what the daemon takes unless told otherwise */
+    FRAME_DEFAULT_MAX = 4 << 20,   /* what the daemon takes unless told otherwise */
     FRAME_LARGEST_MAX = 512 << 20, /* what a decoder may be told to take */
 };
 
@@ -71,6 +71,20 @@ int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message);
 /* Likewise, with -EMSGSIZE already for a message of more than max_bytes. */
 int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
                             size_t max_bytes);
+
+/* ---- frames of which all but the first fields is packed ahead, by another thread */
+
+enum { FRAME_HEAD_ROOM = 32 };
+
+/* Makes *body of a message, malloc'd: FRAME_HEAD_ROOM bytes that are free, then the packed message;
+ * *bytes are those of both. -ENOMEM, or -EMSGSIZE for a message of more than max_bytes. */
+int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message, size_t max_bytes);
+
+/* Appends a frame: the few fields of head, then the body, which belongs to the buffer from then on
+ * and is not copied where that was empty. Errors as of frame_buffer_put_within(), the body is then
+ * still the caller's. */
+int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, void *body,
+                          size_t bytes, size_t max_bytes);
 
 static inline size_t frame_buffer_bytes(const struct frame_buffer *b)
 {

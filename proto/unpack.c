@@ -122,9 +122,16 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
 
 enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
 
-enum {
-    FIELD_COST = UNPACK_MAX_NUMBERS / UNPACK_MAX_FIELDS,
-    NUMBER_BYTES = 16, /* of memory, and 256 for a field: twice what the largest message takes */
+/* Of memory; twice what the largest message takes, and a number while its array grows. */
+enum { FIELD_BYTES = 256, NUMBER_BYTES = 16 };
+
+/* That numbers may take on average: ids of the largest vocabularies do. Longer ones count for more,
+ * since the time is that of their bytes. */
+enum { NUMBER_WIRE_BYTES = 3 };
+
+/* What a message may still hold. */
+struct room {
+    size_t fields, numbers;
 };
 
 /* Reads a varint; NULL where there is none. */
@@ -142,15 +149,21 @@ static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t
     return NULL;
 }
 
-/* Numbers in a packed field: no more than bytes, and where that would be too many, counted. */
+/* Numbers in a packed field, each of which ends with a byte below 0x80, eight bytes at a time;
+ * where they are more than enough, only that. */
 static size_t count_packed(const uint8_t *p, size_t n, size_t enough)
 {
+    const uint8_t *end = p + n;
     size_t count = 0;
+    uint64_t eight;
 
-    if (n <= enough)
-        return n;
-    for (size_t i = 0; i < n && i < 10 * enough; i++)
-        count += !(p[i] & 0x80);
+    for (; (size_t)(end - p) >= sizeof(eight) && count <= enough; p += sizeof(eight)) {
+        memcpy(&eight, p, sizeof(eight));
+        eight = (~eight & UINT64_C(0x8080808080808080)) >> 7; /* a one for each last byte */
+        count += (size_t)(eight * UINT64_C(0x0101010101010101) >> 56);
+    }
+    for (; p < end && count <= enough; p++)
+        count += !(*p & 0x80);
     return count;
 }
 
@@ -184,11 +197,11 @@ static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t 
     return p && *len <= (uint64_t)(end - p) ? p : NULL;
 }
 
-/* Takes off *left what the fields of a message come to, sixteen for each and one for each packed
- * number; false when it is used up. What is broken is passed over: unpacking says so. Types do not
- * nest in themselves, so neither does this for long. */
+/* Takes what the fields of a message come to off the room; false when it is used up. What is broken
+ * is passed over: unpacking says so. Types do not nest in themselves, so neither does this for
+ * long. */
 static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *p, size_t n,
-                         size_t *left)
+                         struct room *room)
 {
     const uint8_t *end = p + n;
     uint64_t tag, len;
@@ -196,9 +209,9 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
     for (; p < end; p += len) {
         const ProtobufCFieldDescriptor *f = NULL;
 
-        if (*left < FIELD_COST)
+        if (room->fields == 0)
             return false;
-        *left -= FIELD_COST;
+        room->fields--;
         p = read_field(p, end, &tag, &len);
         if (!p)
             return true;
@@ -207,14 +220,16 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
         if (!f || f->type == PROTOBUF_C_TYPE_BYTES || f->type == PROTOBUF_C_TYPE_STRING)
             continue;
         if (f->type == PROTOBUF_C_TYPE_MESSAGE) {
-            if (!count_fields(f->descriptor, p, (size_t)len, left))
+            if (!count_fields(f->descriptor, p, (size_t)len, room))
                 return false;
         } else {
-            size_t numbers = count_packed(p, (size_t)len, *left);
+            size_t numbers = count_packed(p, (size_t)len, room->numbers);
 
-            if (numbers > *left)
+            if (numbers < len / NUMBER_WIRE_BYTES)
+                numbers = (size_t)len / NUMBER_WIRE_BYTES;
+            if (numbers > room->numbers)
                 return false;
-            *left -= numbers;
+            room->numbers -= numbers;
         }
     }
     return true;
@@ -223,12 +238,14 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
 int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                    const uint8_t *data, size_t n)
 {
-    size_t left = UNPACK_MAX_NUMBERS;
+    struct room room = {UNPACK_MAX_FIELDS, UNPACK_MAX_NUMBERS};
 
-    if (!count_fields(type, data, n, &left))
+    if (!count_fields(type, data, n, &room))
         return UNPACK_E_FIELDS;
     return unpack_within(out, type, data, n,
-                         UNPACK_BUDGET_BASE + 2 * n + (UNPACK_MAX_NUMBERS - left) * NUMBER_BYTES);
+                         UNPACK_BUDGET_BASE + 2 * n +
+                             (UNPACK_MAX_FIELDS - room.fields) * FIELD_BYTES +
+                             (UNPACK_MAX_NUMBERS - room.numbers) * NUMBER_BYTES);
 }
 
 void unpacked_free(struct unpacked *u)

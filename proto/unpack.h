@@ -20,8 +20,8 @@
 enum {
     UNPACK_BUDGET_BASE = 64 << 10,
     UNPACK_BUDGET_FACTOR = 32,
-    UNPACK_MAX_FIELDS = 1 << 16,
-    UNPACK_MAX_NUMBERS = UNPACK_MAX_FIELDS * 16, /* where there are only packed ones */
+    UNPACK_MAX_FIELDS = 1 << 14,  /* a chat of five thousand messages */
+    UNPACK_MAX_NUMBERS = 1 << 20, /* in packed fields, of three bytes on average at most */
 };
 
 enum {
@@ -39,9 +39,10 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
            size_t n);
 
 /* As unpack(), for what strangers send to a loop that others wait for: a frame of many tiny fields
- * takes a time that its size does not tell, so there is a limit to them too, counted before
- * anything is taken; packed numbers count a sixteenth. The budget is tied to what was counted: a
- * long text gives the fields beside it nothing to spend. */
+ * takes a time that its size does not tell, so there is a limit to them too, and one to packed
+ * numbers, counted before anything is taken: within both a frame is unpacked in a few milliseconds.
+ * The budget is tied to what was counted: a long text gives the fields beside it nothing to spend.
+ */
 int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                    const uint8_t *data, size_t n);
 

@@ -33,33 +33,58 @@ int utf8_step(const void *data, size_t n)
     return len;
 }
 
-/* Most texts are long runs of ASCII, or of three-byte characters: those take no table. */
+/* ---- whole texts
+ *
+ * An automaton whose state is a number of bits: a byte's row holds, at each state's own place, the
+ * state that follows. A step is a load, which waits for nothing, and a shift, so that any text
+ * takes about a cycle a byte, whatever characters it is made of. */
+enum state {
+    BROKEN = 0, /* and stays so */
+    WHOLE = 6,
+    ONE = 12, /* more bytes to come */
+    TWO = 18,
+    THREE = 24,
+    AFTER_E0 = 30, /* those after which the second byte's range is narrower */
+    AFTER_ED = 36,
+    AFTER_F0 = 42,
+    AFTER_F4 = 48,
+};
+
+#define NEXT(from, to) ((uint64_t)(to) << (from))
+#define TAIL           (NEXT(ONE, WHOLE) | NEXT(TWO, ONE) | NEXT(THREE, TWO))
+
+static const uint64_t rows[256] = {
+    [0x00 ... 0x7f] = NEXT(WHOLE, WHOLE),
+    [0x80 ... 0x8f] = TAIL | NEXT(AFTER_ED, ONE) | NEXT(AFTER_F4, TWO),
+    [0x90 ... 0x9f] = TAIL | NEXT(AFTER_ED, ONE) | NEXT(AFTER_F0, TWO),
+    [0xa0 ... 0xbf] = TAIL | NEXT(AFTER_E0, ONE) | NEXT(AFTER_F0, TWO),
+    [0xc2 ... 0xdf] = NEXT(WHOLE, ONE),
+    [0xe0] = NEXT(WHOLE, AFTER_E0),
+    [0xe1 ... 0xec] = NEXT(WHOLE, TWO),
+    [0xed] = NEXT(WHOLE, AFTER_ED),
+    [0xee ... 0xef] = NEXT(WHOLE, TWO),
+    [0xf0] = NEXT(WHOLE, AFTER_F0),
+    [0xf1 ... 0xf3] = NEXT(WHOLE, THREE),
+    [0xf4] = NEXT(WHOLE, AFTER_F4),
+};
+
 bool utf8_valid(const void *data, size_t n)
 {
-    const uint8_t *p = data;
-    size_t i = 0;
+    const uint8_t *p = data, *end = p + n;
+    uint64_t state = WHOLE, eight; /* its low six bits are the state */
 
-    while (i < n) {
-        uint64_t eight;
-        int step;
-
-        while (n - i >= sizeof(eight)) {
-            memcpy(&eight, p + i, sizeof(eight));
-            if (eight & UINT64_C(0x8080808080808080))
-                break;
-            i += sizeof(eight);
-        }
-        while (n - i >= 3 && p[i] > 0xe0 && p[i] < 0xed && (p[i + 1] & 0xc0) == 0x80 &&
-               (p[i + 2] & 0xc0) == 0x80)
-            i += 3;
-        if (i == n)
-            break;
-        step = utf8_step(p + i, n - i);
-        if (step < 0)
+    while ((size_t)(end - p) >= sizeof(eight)) {
+        memcpy(&eight, p, sizeof(eight));
+        if ((eight & UINT64_C(0x8080808080808080)) || (state & 63) != WHOLE)
+            for (size_t i = 0; i < sizeof(eight); i++)
+                state = rows[p[i]] >> (state & 63);
+        if ((state & 63) == BROKEN)
             return false;
-        i += (size_t)step;
+        p += sizeof(eight);
     }
-    return true;
+    while (p < end)
+        state = rows[*p++] >> (state & 63);
+    return (state & 63) == WHOLE;
 }
 
 void utf8_clean(char *s)

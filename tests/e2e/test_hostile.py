@@ -396,26 +396,43 @@ def inside(number, body):
 
 
 class Loop(SharedDaemon):
-    """No frame takes long of the loop that others wait for, whatever it is filled with."""
+    """No frame takes long of the loop that others wait for, whatever it is filled with: its CPU time
+    from the first byte to the last of the answer, which other programs do not add to as they do to
+    the time on the wall; and the least of three tries, since they do take its caches away."""
 
     options = ("cache.kv_memory=64M",)
-    size = 15 << 20
+    size = (4 << 20) - 1000  # of a frame, a little less than limits.frame_bytes
+    most_ms = 10
 
-    def expect(self, data, code, most_ms):
+    def cost(self, data):
+        """(the answer, milliseconds of the loop)"""
+        took = []
+        for _ in range(3):
+            with self.daemon.connect() as w:
+                w.status()
+                before = loop_ms(self.daemon)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    w.raw(data)
+                reply = w.receive()
+                took.append(loop_ms(self.daemon) - before)
+        return reply, min(took)
+
+    def expect(self, name, body, *codes):
+        reply, took = self.cost(framed(body))
+        print(f"{name}: {took:.1f} ms of the loop")
+        if codes:
+            self.assertIn(reply["error"]["code"], codes, reply)
+        self.assertLess(took, scaled(self.most_ms, 100 * self.most_ms))
+        return reply
+
+    def test_size_of_frames(self):
+        """The frames of these tests are as large as they may be."""
         with self.daemon.connect() as w:
-            w.status()
-            before = loop_ms(self.daemon)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                w.raw(data)
-            error = w.receive()["error"]
-            took = loop_ms(self.daemon) - before
-        self.assertEqual(error["code"], code, error)
-        self.assertLess(took, scaled(most_ms, 100 * most_ms))
-        return took
+            self.assertLess(w.welcome["max_frame_bytes"] - self.size, 4096)
 
     def test_millions_of_fields(self):
         """Unknown fields, one scalar again and again, empty messages, strings and numbers without
-        end: 15 MiB of each are refused in the time it takes to read them."""
+        end are refused in the time it takes to read them."""
         n, id_ = self.size, b"\x08\x01"
         unknown = wire.varint(1000 << 3) + b"\x01"
         frames = {
@@ -426,38 +443,72 @@ class Loop(SharedDaemon):
             "empty stops": id_ + inside(3, b"\x3a\x00" * (n // 2)),
             "one request again": id_ + b"\x22\x00" * (n // 2),
             "sampling merged with itself": id_ + inside(3, b"\x22\x02\x42\x00" * (n // 4)),
-            "packed ids": id_ + inside(3, inside(2, inside(1, b"\x01" * n))),
+            "packed ids": id_ + inside(3, inside(2, inside(1, b"\x01" * (n - 50)))),
             "garbage": id_ + bytes(range(256)) * (n // 256),
         }
         for name, body in frames.items():
             with self.subTest(name):
-                # Reading 15 MiB is most of it; it is done piece by piece, others between.
-                took = self.expect(framed(body), "ERROR_PROTOCOL", 40)
-                print(f"{name}: {took:.1f} ms of the loop")
+                self.expect(name, body, "ERROR_PROTOCOL")
 
     def test_as_many_fields_as_there_may_be(self):
         """What is just inside of the limits is unpacked, and soon."""
-        n = 60000
+        n = 16000
         for name, body in {
                 "empty messages": inside(3, inside(3, b"\x0a\x00" * n)),
                 "stops": inside(3, b"\x3a\x01x" * n),
                 "biases": inside(3, inside(4, b"\x42\x00" * n)),
-                "ids": inside(3, inside(2, inside(1, b"\x01" * 1000000)))}.items():
-            with self.subTest(name), self.daemon.connect() as w:
-                before = loop_ms(self.daemon)
-                w.raw(framed(b"\x08\x01" + body))
-                reply = w.receive()
-                took = loop_ms(self.daemon) - before
-                self.assertIn("error", reply)
-                self.assertLess(took, scaled(30, 3000))
-                print(f"{name}: {took:.1f} ms of the loop, {reply['error']['code']}")
+                "a million ids": inside(3, inside(2, inside(1, b"\x01" * 1000000))),
+                "long ids": inside(3, inside(2, inside(1, (b"\xff" * 9 + b"\x01") * 314000)))
+                }.items():
+            with self.subTest(name):
+                self.expect(name, b"\x08\x01" + body, "ERROR_INVALID", "ERROR_TOO_LONG")
 
-    def test_prompt_of_fifteen_megabytes(self):
-        """A text as long as a frame may be is refused for its tokens; others are answered
-        meanwhile."""
-        for text in b"a b c d " * (self.size // 8), "€".encode() * (self.size // 3):
+    def test_large_answers(self):
+        """What is a hundred times as much work as it has bytes is done off the loop, and its answer
+        is whole."""
+        n = 1 << 20
+        tokens = self.expect("tokenize 1 MiB", b"\x08\x01" + inside(5, inside(1, b"1" * n)))
+        self.assertEqual(b"".join(tokens["tokens"]["tokens"]), b"1" * n)
+        self.assertEqual(len(tokens["tokens"]["ids"]), n)
+        text = self.expect("detokenize a million ids",
+                           b"\x08\x01" + inside(6, inside(1, b"\x10" * 1000000)))
+        piece = self.daemon_token(0x10)
+        self.assertEqual(text["text"]["text"], piece * 1000000)
+        chat = inside(1, inside(1, b"user") + inside(2, b"a word or two " * 60))
+        reply = self.expect("render 4,000 messages", b"\x08\x01" + inside(7, inside(1, chat * 4000)))
+        self.assertEqual(reply["text"]["text"].count(b"a word or two " * 60), 4000)
+
+    def daemon_token(self, id_):
+        with self.daemon.connect() as w:
+            return w.ask(detokenize={"ids": [id_]})["text"]["text"]
+
+    def test_answers_keep_their_order_behind_others(self):
+        """A large answer among small ones comes whole, and to its own request."""
+        with self.daemon.connect() as w:
+            texts = {i: b"x y " * (50000 if i % 3 == 0 else 3) for i in range(1, 13)}
+            for i, text in texts.items():
+                w.send(i, tokenize={"text": text})
+            got = {}
+            while len(got) < len(texts):
+                reply = w.receive()
+                got[reply["id"]] = b"".join(reply["tokens"]["tokens"])
+            self.assertEqual(got, texts)
+
+    def test_who_leaves_before_the_answer(self):
+        """An answer that is made while its client leaves goes nowhere."""
+        for _ in range(scaled(20, 5)):
+            with self.daemon.connect() as w:
+                w.send(1, tokenize={"text": b"1" * (1 << 18)})
+                time.sleep(random.random() * 0.02)
+        self.daemon.wait_idle()
+
+    def test_prompt_as_long_as_a_frame(self):
+        """It is refused for its tokens; others are answered meanwhile."""
+        for text in (b"a b c d " * (self.size // 8), "€".encode() * (self.size // 3),
+                     "é".encode() * (self.size // 2), "a🙂".encode() * (self.size // 5)):
+            text = text[:self.size - 100].decode(errors="ignore").encode()
             with self.daemon.connect() as w, self.daemon.connect() as other:
-                before, slowest, done = loop_ms(self.daemon), 0, threading.Event()
+                slowest, done = 0, threading.Event()
                 answer = []
 
                 def ask():
@@ -473,10 +524,9 @@ class Loop(SharedDaemon):
                     slowest = max(slowest, time.monotonic() - began)
                     time.sleep(0.002)
                 t.join()
-                took = loop_ms(self.daemon) - before
                 self.assertIn(answer[0].error["code"], ("ERROR_TOO_LONG", "ERROR_BUSY"))
-                self.assertLess(took, scaled(300, 10000))
-                print(f"{took:.1f} ms of the loop, others waited {1e3 * slowest:.1f} ms at most")
+                print(f"others waited {1e3 * slowest:.1f} ms at most")
+            self.expect("a prompt", b"\x08\x01" + inside(3, inside(1, text)), "ERROR_TOO_LONG")
 
 
 class WildRequests(Case):

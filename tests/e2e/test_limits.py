@@ -365,7 +365,8 @@ class LargePrompts(Case):
     def test_others_do_not_wait_for_the_tokenizer(self):
         """While one client's large prompts are tokenized, another's short ones and tokens go on."""
         n = scaled(8, 3)
-        with Daemon(SMALL, "limits.queued_tokens_per_uid=1073741824",
+        with Daemon(SMALL, "limits.frame_bytes=16M", "limits.prompt_bytes=16M",
+                    "limits.queued_tokens_per_uid=1073741824",
                     "limits.queued_tokens=1073741824") as d, d.connect() as w, \
                 d.connect() as other:
             text = b"The quick brown fox jumps over the lazy dog. " * 330000

@@ -1,0 +1,118 @@
+/* test_utf8.c - what is UTF-8, character by character and in whole texts. */
+#include "proto/utf8.h"
+
+#include <check.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t next_random(uint64_t *s)
+{
+    *s ^= *s << 13;
+    *s ^= *s >> 7;
+    *s ^= *s << 17;
+    return *s;
+}
+
+/* UTF-8 is accepted at its boundaries; surrogates, over-long forms and cut characters are not. */
+START_TEST(utf8_is_checked)
+{
+    static const char *const good[] = {
+        "",
+        "plain",
+        "\xc2\x80",
+        "\xdf\xbf",
+        "\xe0\xa0\x80",
+        "\xed\x9f\xbf",
+        "\xee\x80\x80",
+        "\xef\xbf\xbf",
+        "\xf0\x90\x80\x80",
+        "\xf4\x8f\xbf\xbf",
+    };
+    static const char *const bad[] = {
+        "\x80",         "\xc0\x80",         "\xc1\xbf",         "\xe0\x9f\xbf",
+        "\xed\xa0\x80", "\xf0\x8f\xbf\xbf", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
+        "a\xff",        "\xe2\x82",         "\xf0\x9f\x98",
+    };
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++)
+        ck_assert_msg(utf8_valid(good[i], strlen(good[i])), "good %zu", i);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+        ck_assert_msg(!utf8_valid(bad[i], strlen(bad[i])), "bad %zu", i);
+    ck_assert(utf8_valid("a\0b", 3));
+}
+END_TEST
+
+/* Long runs are looked at several bytes at a time: the same is found as one by one, wherever a
+ * character is broken. */
+START_TEST(utf8_is_checked_in_long_texts)
+{
+    static const char text[] = "ASCII for a while \xe2\x82\xac\xe4\xbd\xa0\xed\x9f\xbf\xee\x80\x80 "
+                               "\xf0\x9f\x98\x80 1234567 \xc3\xa9 and ASCII again, a few words";
+    uint64_t seed = 3;
+
+    for (int round = 0; round < 20000; round++) {
+        char copy[sizeof(text)];
+        size_t from = next_random(&seed) % 20, i = from;
+        int step = 1;
+
+        memcpy(copy, text, sizeof(text));
+        if (round % 4)
+            copy[next_random(&seed) % sizeof(text)] = (char)next_random(&seed);
+        for (; i < sizeof(text) && step > 0; i += (size_t)step)
+            step = utf8_step(copy + i, sizeof(text) - i);
+        ck_assert_msg(utf8_valid(copy + from, sizeof(text) - from) == (step > 0), "%d", round);
+    }
+}
+END_TEST
+
+/* Each byte after each, and those at the borders of what may follow: the same is found in a text as
+ * character by character. */
+START_TEST(utf8_is_checked_alike_at_all_borders)
+{
+    static const uint8_t borders[] = {0x00, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xff};
+    enum { N = sizeof(borders) };
+
+    for (uint32_t i = 0; i < 65536 * N * N; i++) {
+        uint8_t text[4] = {(uint8_t)(i / (256 * N * N)), (uint8_t)(i / (N * N)), borders[i / N % N],
+                           borders[i % N]};
+        size_t at = 0;
+        int step = 1;
+
+        for (; at < sizeof(text) && step > 0; at += (size_t)step)
+            step = utf8_step(text + at, sizeof(text) - at);
+        if (utf8_valid(text, sizeof(text)) != (step > 0))
+            ck_abort_msg("%02x %02x %02x %02x", text[0], text[1], text[2], text[3]);
+    }
+}
+END_TEST
+
+/* What is no UTF-8 becomes question marks, the rest stays. */
+START_TEST(utf8_is_cleaned)
+{
+    char s[] = "a\xc3\xa9\xff\xe2\x82"
+               "b\xe2\x82";
+
+    utf8_clean(s);
+    ck_assert_str_eq(s, "a\xc3\xa9???b??");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("utf8");
+    TCase *t = tcase_create("utf8");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, utf8_is_checked);
+    tcase_add_test(t, utf8_is_checked_in_long_texts);
+    tcase_add_test(t, utf8_is_checked_alike_at_all_borders);
+    tcase_add_test(t, utf8_is_cleaned);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
