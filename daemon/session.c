@@ -23,13 +23,22 @@ uint64_t session_now_us(void)
     return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
+/* Lines that clients can cause; each then says of how many connections it is. */
+enum { LOG_EVERY_MS = 1000 };
+
 void session_fail(struct session *s, const struct refusal *e)
 {
+    struct sessions *all = s->shared;
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     Nvllm__V1__Error m;
 
-    log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text, "uid=%u pid=%d requests=%zu",
-             (unsigned)s->account->uid, (int)s->pid, s->requests.n);
+    all->n_refused++;
+    if (log_due(&all->refused_logged_ms, LOG_EVERY_MS)) {
+        log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text,
+                 "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)s->account->uid,
+                 (int)s->pid, s->requests.n, all->n_refused);
+        all->n_refused = 0;
+    }
     session_abandon_requests(s);
     reply_error_init(&m, e);
     f.has_id = true;
@@ -323,7 +332,7 @@ static void turn_away(struct sessions *s, int fd, const struct refusal *why)
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     Nvllm__V1__Error e;
 
-    if (log_due(&s->busy_logged_ms, 1000))
+    if (log_due(&s->busy_logged_ms, LOG_EVERY_MS))
         log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
                  s->facts.connections);
     reply_error_init(&e, why);
@@ -459,8 +468,14 @@ static void shed(struct sessions *s, const struct account *account, enum limit l
 
         if (!one || bytes_of(one) == 0)
             return;
-        log_event(LOG_LEVEL_WARNING, "connection_dropped", "uid=%u pid=%d bytes=%zu why=%s",
-                  (unsigned)one->account->uid, (int)one->pid, bytes_of(one), limit_option(limit));
+        s->n_dropped++;
+        if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
+            log_event(LOG_LEVEL_WARNING, "connection_dropped",
+                      "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
+                      (unsigned)one->account->uid, (int)one->pid, bytes_of(one),
+                      limit_option(limit), s->n_dropped);
+            s->n_dropped = 0;
+        }
         session_abandon_requests(one);
         connection_drop(one->connection);
     }

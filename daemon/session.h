@@ -48,7 +48,8 @@ struct sessions {
     struct list all;                 /* struct session */
     atomic_size_t most_answer_bytes; /* limits.output_bytes, for the pool's threads */
     uint64_t start_ms;
-    uint64_t busy_logged_ms; /* for log_due */
+    uint64_t busy_logged_ms, refused_logged_ms, dropped_logged_ms; /* for log_due */
+    uint64_t n_refused, n_dropped; /* connections since the line before */
     const struct session_control *control;
     void *server; /* for control */
 };

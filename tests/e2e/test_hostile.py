@@ -109,6 +109,29 @@ class Bytes(SharedDaemon):
                 except (wire.Closed, BrokenPipeError, ConnectionResetError):
                     pass
 
+    def test_log_is_not_filled(self):
+        """Who is turned away again and again gets a line a second of the log, which says of how many
+        connections it is."""
+        def lines():
+            return [line for line in self.daemon.log().splitlines()
+                    if "event=connection_refused" in line]
+
+        def turn_away(n):
+            for _ in range(n):
+                with self.daemon.connect(hello=False) as w:
+                    w.raw(b"\xff" * 11)
+                    self.expect_closed(w)
+
+        time.sleep(1.1)
+        turn_away(1)  # its line counts those of other tests
+        before, began, n = len(lines()), time.monotonic(), scaled(300, 60)
+        turn_away(n)
+        time.sleep(1.1)
+        turn_away(1)
+        said = lines()[before:]
+        self.assertLess(len(said), 2 + (time.monotonic() - began))
+        self.assertEqual(sum(int(line.split("connections=")[1].split()[0]) for line in said), n + 1)
+
     def test_mutated_frames(self):
         """Good frames with a few bytes changed."""
         rng = random.Random(7)
