@@ -11,6 +11,7 @@
 
 #include "daemon/log.h"
 #include "daemon/service.h"
+#include "engine/must.h"
 
 enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, others get their turn between */
@@ -142,36 +143,43 @@ static void on_admins(evutil_socket_t fd, short what, void *arg)
     sessions_settle(&s->sessions);
 }
 
+/* Who connects is heard, unless that is paused; where it cannot be now, at the next look. */
+static void watch(struct server *s, enum server_event event)
+{
+    if (evtimer_pending(s->events[EVENT_ACCEPT_PAUSE], NULL) ||
+        event_pending(s->events[event], EV_READ, NULL))
+        return;
+    if (event_add(s->events[event], NULL) < 0 && log_due(&s->socket_logged_ms, 60 * 1000))
+        log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s",
+                  listener_path(event == EVENT_ADMINS ? s->parts.admin_listener
+                                                      : s->parts.listener));
+}
+
 /* A socket's file that was removed or replaced is made anew: who has connected stays, who comes
- * finds it. */
+ * finds it. The event is made of the old one, so that there is no new one to be wanting. */
 static void mend(struct server *s, struct listener *l, enum server_event event, bool admin)
 {
-    event_callback_fn callback = admin ? on_admins : on_clients;
-    struct event *old = s->events[event], *made;
-    int fd = listener_fd(l), r;
+    struct event *ev = s->events[event];
     struct err e;
 
     if (listener_intact(l))
         return;
-    accept_some(s, fd, admin); /* who still waits there */
-    event_del(old);
-    r = listener_mend(l, &e);
-    if (r < 0) {
+    accept_some(s, listener_fd(l), admin); /* who still waits there */
+    event_del(ev);
+    if (listener_mend(l, &e) < 0) {
         if (log_due(&s->socket_logged_ms, 60 * 1000))
             log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
-        event_add(old, NULL);
         return;
     }
-    made = event_new(s->base, listener_fd(l), EV_READ | EV_PERSIST, callback, s);
-    if (!made || event_add(made, NULL) < 0) {
-        log_event(LOG_LEVEL_ERROR, "out_of_memory", "socket=%s", listener_path(l));
-        if (made)
-            event_free(made);
-        return; /* the old event stays as it is: never fires, is freed in the end */
-    }
-    event_free(old);
-    s->events[event] = made;
+    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST,
+                      admin ? on_admins : on_clients, s) == 0); /* the flags are sound */
     log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
+}
+
+static void look_after(struct server *s, struct listener *l, enum server_event event, bool admin)
+{
+    mend(s, l, event, admin);
+    watch(s, event);
 }
 
 static void on_sockets(evutil_socket_t fd, short what, void *arg)
@@ -180,9 +188,9 @@ static void on_sockets(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    mend(s, s->parts.listener, EVENT_CLIENTS, false);
+    look_after(s, s->parts.listener, EVENT_CLIENTS, false);
     if (s->parts.admin_listener)
-        mend(s, s->parts.admin_listener, EVENT_ADMINS, true);
+        look_after(s, s->parts.admin_listener, EVENT_ADMINS, true);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
     sessions_settle(&s->sessions);
 }
