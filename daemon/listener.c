@@ -24,6 +24,8 @@ struct listener {
     char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
     mode_t mode;
     char *group;
+    const char *group_option;
+    gid_t gid;  /* of the group, where one is named */
     bool bound; /* the path is ours to remove */
     dev_t dev;
     ino_t ino;
@@ -92,15 +94,17 @@ static int clear_path(const struct listener *l, const struct sockaddr_un *addr, 
     return 0;
 }
 
-static int find_group(gid_t *out, const char *name, struct err *e)
+static int find_group(struct listener *l, struct err *e)
 {
-    struct group *g;
+    const struct group *g;
 
+    if (!*l->group)
+        return 0;
     errno = 0;
-    g = getgrnam(name);
+    g = getgrnam(l->group);
     if (!g)
-        return err_set(e, errno ? -errno : -EINVAL, "daemon.socket_group: no group %s", name);
-    *out = g->gr_gid;
+        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", l->group_option, l->group);
+    l->gid = g->gr_gid;
     return 0;
 }
 
@@ -108,7 +112,6 @@ static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct 
 {
     struct stat st;
     mode_t old;
-    gid_t gid = 0;
     int r;
 
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -124,14 +127,9 @@ static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct 
     l->bound = true;
     l->dev = st.st_dev;
     l->ino = st.st_ino;
-    if (*l->group) {
-        r = find_group(&gid, l->group, e);
-        if (r < 0)
-            return r;
-        if (chown(l->path, (uid_t)-1, gid) < 0)
-            return err_set(e, -errno, "%s: cannot be given to group %s: %s", l->path, l->group,
-                           strerror(errno));
-    }
+    if (*l->group && chown(l->path, (uid_t)-1, l->gid) < 0)
+        return err_set(e, -errno, "%s: cannot be given to group %s (%s): %s", l->path, l->group,
+                       l->group_option, strerror(errno));
     if (listen(l->fd, BACKLOG) < 0 || chmod(l->path, l->mode) < 0)
         return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
     return 0;
@@ -157,12 +155,13 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
         return err_set(e, -ENOMEM, "listener: out of memory");
     }
     l->mode = o->mode;
+    l->group_option = o->group_option;
     memcpy(l->path, o->path, n + 1);
     memcpy(addr.sun_path, o->path, n + 1);
     memcpy(l->lock_path, o->path, n);
     memcpy(l->lock_path + n, ".lock", sizeof(".lock"));
-    if ((r = take_lock(l, e)) < 0 || (r = clear_path(l, &addr, e)) < 0 ||
-        (r = bind_path(l, &addr, e)) < 0) {
+    if ((r = find_group(l, e)) < 0 || (r = take_lock(l, e)) < 0 ||
+        (r = clear_path(l, &addr, e)) < 0 || (r = bind_path(l, &addr, e)) < 0) {
         listener_free(l);
         return r;
     }

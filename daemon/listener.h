@@ -16,11 +16,12 @@ struct listener;
 struct listener_options {
     const char *path;
     mode_t mode;
-    const char *group; /* "": the daemon's own */
+    const char *group;        /* "": the daemon's own */
+    const char *group_option; /* static; what names the group: "daemon.socket_group" */
 };
 
-/* Listens, not blocking. -EADDRINUSE: another daemon does; -EEXIST: the path is no socket;
- * -ENAMETOOLONG; others as they come, with a text. */
+/* Listens, not blocking; the group is looked up here, and never again. -EADDRINUSE: another daemon
+ * does; -EEXIST: the path is no socket; -ENAMETOOLONG; others as they come, with a text. */
 int listener_open(struct listener **out, const struct listener_options *options, struct err *e);
 
 /* As listener_open, on the socket that systemd has passed; 0 with *out NULL when there is none. */

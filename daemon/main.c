@@ -304,7 +304,8 @@ static int open_admin_listener(struct listener **out, const struct options *o, s
 {
     const struct listener_options options = {.path = o->admin_socket,
                                              .mode = (mode_t)o->admin_socket_mode,
-                                             .group = o->admin_group};
+                                             .group = o->admin_group,
+                                             .group_option = "daemon.admin_group"};
 
     return *o->admin_socket ? listener_open(out, &options, e) : 0;
 }
@@ -313,7 +314,8 @@ static int open_listener(struct listener **out, const struct options *o, struct 
 {
     const struct listener_options options = {.path = o->socket,
                                              .mode = (mode_t)o->socket_mode,
-                                             .group = o->socket_group};
+                                             .group = o->socket_group,
+                                             .group_option = "daemon.socket_group"};
     int r = listener_inherit(out, e);
 
     return r < 0 || *out ? r : listener_open(out, &options, e);

@@ -170,14 +170,19 @@ START_TEST(paths_are_checked)
 }
 END_TEST
 
-/* A group that does not exist is refused, and nothing is left behind. */
+/* A group that does not exist is refused by the option that names it, and nothing is left behind.
+ */
 START_TEST(unknown_group_is_refused)
 {
-    const struct listener_options o = {.path = path, .mode = 0660, .group = "no-such-group-here"};
+    const struct listener_options o = {.path = path,
+                                       .mode = 0660,
+                                       .group = "no-such-group-here",
+                                       .group_option = "daemon.some_group"};
     struct listener *l;
 
     ck_assert_int_lt(listener_open(&l, &o, &e), 0);
     ck_assert_ptr_nonnull(strstr(e.text, "no-such-group-here"));
+    ck_assert_ptr_eq(strstr(e.text, "daemon.some_group: "), e.text);
     ck_assert_int_eq(access(path, F_OK), -1);
     ck_assert_int_eq(access(lock_path, F_OK), -1);
 }
