@@ -99,18 +99,38 @@ static void mend_mode(char *out, size_t n, const struct doctor_user *user, const
                         : doctor_in_group(user, st->st_gid) ? "g"
                                                             : "o";
 
-    snprintf(out, n, "chmod %s+%s%s%s '%s'", class, want & 4 ? "r" : "", want & 2 ? "w" : "",
-             want & 1 ? "x" : "", path);
+    char quoted[4 * 4096];
+
+    snprintf(out, n, "%schmod %s+%s%s%s %s", doctor_sudo(st->st_uid), class, want & 4 ? "r" : "",
+             want & 2 ? "w" : "", want & 1 ? "x" : "", program_quote(quoted, sizeof(quoted), path));
+}
+
+/* What cannot be looked at: who may look, or what there is beside it. */
+static void say_missing(struct doctor *d, const char *about, const struct doctor_user *user,
+                        char *part, int why)
+{
+    char mend[DOCTOR_COMMAND], quoted[4 * 4096], *slash = strrchr(part, '/');
+
+    if (why == EACCES) {
+        doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about,
+                   "sudo nvllmctl doctor", "%s: %s", part, strerror(why));
+        return;
+    }
+    *slash = '\0';
+    snprintf(mend, sizeof(mend), "ls -la %s",
+             program_quote(quoted, sizeof(quoted), slash == part ? "/" : part));
+    *slash = '/';
+    doctor_say(d, DOCTOR_WRONG, about, mend, "%s: %s", part, strerror(why));
 }
 
 bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
                  const char *path, int want)
 {
-    char part[4096], mend[4200];
+    char part[4096], mend[DOCTOR_COMMAND];
     size_t n = strlen(path), at = 0;
 
     if (n >= sizeof(part) || path[0] != '/') {
-        doctor_say(d, DOCTOR_WRONG, about, NULL, "%s is no absolute path", path);
+        doctor_say(d, DOCTOR_WRONG, about, doctor_edit(mend, d), "%s is no absolute path", path);
         return false;
     }
     while (at < n) {
@@ -121,14 +141,8 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 
         memcpy(part, path, end ? end : 1);
         part[end] = '\0';
-        if (stat(part, &st) < 0) {
-            doctor_say(d, errno == EACCES && user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG,
-                       about, errno == EACCES ? "sudo nvllmctl doctor" : NULL, "%s: %s", part,
-                       strerror(errno));
-            return false;
-        }
-        if (!last && !S_ISDIR(st.st_mode)) {
-            doctor_say(d, DOCTOR_WRONG, about, NULL, "%s is no folder", part);
+        if (stat(part, &st) < 0) { /* ENOTDIR: what is above it is no folder */
+            say_missing(d, about, user, part, errno);
             return false;
         }
         if (!may(user, &st, bits)) {
@@ -162,7 +176,7 @@ static void read_options(struct doctor *d, int argc, char **argv, const char **u
 
     while ((c = ctl_getopt(d->ctl, argc, argv, options)) != -1) {
         if (c == 'c')
-            d->config = optarg;
+            d->config = d->given_config = optarg;
         else if (c == 'm')
             d->given_model = optarg;
         else if (c == 'u')
@@ -214,17 +228,23 @@ static int finish(struct doctor *d)
 
 static int run_command(struct ctl *ctl, int argc, char **argv)
 {
-    struct doctor d = {.ctl = ctl, .config = DEFAULT_CONFIG, .findings = json_array()};
+    struct doctor d = {.ctl = ctl,
+                       .config = DEFAULT_CONFIG,
+                       .findings = json_array(),
+                       .of_model = json_array()};
     const char *user = NULL;
     int rc;
 
     read_options(&d, argc, argv, &user);
     choose_user(&d, user);
+    doctor_find_program(&d);
     doctor_socket(&d);
+    doctor_config(&d);
     doctor_model(&d);
     doctor_host(&d);
     rc = finish(&d);
     json_decref(d.findings);
+    json_decref(d.of_model);
     free(d.user.groups);
     return rc;
 }
@@ -236,10 +256,12 @@ const struct ctl_command ctl_doctor = {
     .any_state = true,
     .help =
         "usage: nvllmctl doctor [OPTION…]\n\n"
-        "Looks at the socket and who may use it, the model's folder and each folder above it,\n"
-        "devices, memory and the kernel's limits, with nvllmd running or not, and names what is\n"
-        "broken with the command that mends it. It changes nothing. Exit code 3 if all that is\n"
-        "wrong is that nvllmd does not run, 1 if something else is.\n\n"
+        "Looks at the socket and who may use it, the configuration, as nvllmd itself would take\n"
+        "it, the model's folder and each folder above it, devices, memory and the kernel's "
+        "limits,\n"
+        "with nvllmd running or not, and names what is broken with the command that mends it. It\n"
+        "changes nothing. Exit code 3 if all that is wrong is that nvllmd does not run, 1 if\n"
+        "something else is.\n\n"
         "  --config FILE             of nvllmd (" DEFAULT_CONFIG ")\n"
         "  --model DIR               look at this model, not at the configured one\n"
         "  --user NAME               whom nvllmd runs as (nvllm, or who calls)\n"

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include "client/ctl.h"
+#include "proto/program.h"
 
 enum doctor_level { DOCTOR_GOOD, DOCTOR_NOTE, DOCTOR_WRONG };
 
@@ -29,8 +30,12 @@ struct doctor {
     bool is_running;  /* the daemon answers */
     bool not_running; /* what is wrong with the socket is that nobody listens, and that alone */
     const char *config;
-    const char *given_model; /* by --model */
-    char model[4096];        /* the folder; empty: nobody knows */
+    const char *given_config; /* by --config */
+    bool has_config;          /* it was given, or is there */
+    char nvllmd[4096];        /* the program; empty: it is not to be found */
+    const char *given_model;  /* by --model */
+    json_t *of_model;         /* what nvllmd says of the folder */
+    char model[4096];         /* the folder; empty: nobody knows */
     struct doctor_user user;
     bool user_given;       /* by --user */
     uint64_t weight_bytes; /* of the model's files */
@@ -46,14 +51,47 @@ __attribute__((format(printf, 5, 6))) void doctor_say(struct doctor *d, enum doc
 bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
                  const char *path, int want);
 
+/* Which program the daemon is. */
+void doctor_find_program(struct doctor *d);
+
 /* The socket, and whether a daemon answers at it. */
 void doctor_socket(struct doctor *d);
+
+/* Whether the daemon would start as it is configured, and which model and socket it would have. */
+void doctor_config(struct doctor *d);
+
+/* Says what is wrong with the model in the eyes of nvllmd; true when nothing is. */
+bool doctor_take_model(struct doctor *d);
 
 /* The model's folder: which it is, and what is in it. */
 void doctor_model(struct doctor *d);
 
 /* Devices, memory and the kernel's limits. */
 void doctor_host(struct doctor *d);
+
+/* ---- commands that mend: whole, so that they can be pasted */
+
+enum { DOCTOR_COMMAND = 16384 };
+
+/* "sudo " where root's rights are needed to change what belongs to the owner. */
+const char *doctor_sudo(uid_t owner);
+
+/* Without the "sudo " that the command begins with, where one is root already. */
+const char *doctor_as_root(const char *command);
+
+/* Whether systemd runs here and knows the service. */
+bool doctor_has_service(void);
+
+/* How the daemon is started, ended and begun anew here, and where it says what it does. */
+const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d);
+const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d);
+const char *doctor_log(char out[DOCTOR_COMMAND], const struct doctor *d);
+
+/* "nvllmctl --socket PATH WORDS", where the socket is not the usual one. */
+const char *doctor_ask(char out[DOCTOR_COMMAND], const struct doctor *d, const char *words);
+
+/* An editor on the configuration. */
+const char *doctor_edit(char out[DOCTOR_COMMAND], const struct doctor *d);
 
 /* A user by name; false: there is none, and *user is as it was. groups are to be freed. */
 bool doctor_find_user(struct doctor_user *user, const char *name);

@@ -63,15 +63,15 @@ static void check_devices(struct doctor *d)
                        "no NVIDIA GPU is here: nvllmd computes on the CPU");
         else
             doctor_say(d, DOCTOR_WRONG, "device",
-                       "sudo modprobe nvidia && sudo nvidia-modprobe -u -c 0",
+                       doctor_as_root("sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'"),
                        "%d NVIDIA GPU%s here, but no %s: the driver is not loaded", n,
                        n == 1 ? " is" : "s are", nodes[0]);
         return;
     }
     for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
         if (access(nodes[i], F_OK) != 0) {
-            doctor_say(d, DOCTOR_WRONG, "device", "sudo nvidia-modprobe -u -c 0", "%s: %s",
-                       nodes[i], strerror(errno));
+            doctor_say(d, DOCTOR_WRONG, "device", doctor_as_root("sudo nvidia-modprobe -u -c 0"),
+                       "%s: %s", nodes[i], strerror(errno));
             ok = false;
         } else {
             ok = doctor_path(d, "device", &d->user, nodes[i], 6) && ok;
@@ -114,11 +114,12 @@ static void check_memory(struct doctor *d)
     uint64_t free_bytes = memory_info("MemAvailable"), total = memory_info("MemTotal");
     uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
     bool on_cpu = access("/dev/nvidiactl", F_OK) != 0;
+    char mend[DOCTOR_COMMAND];
 
     if (limit > 0 && limit < total)
         total = limit;
     if (on_cpu && d->weight_bytes > total)
-        doctor_say(d, DOCTOR_WRONG, "memory", "choose a smaller model",
+        doctor_say(d, DOCTOR_WRONG, "memory", doctor_edit(mend, d),
                    "%.1f MiB of weights, and %.1f MiB of memory in all",
                    (double)d->weight_bytes / (1 << 20), (double)total / (1 << 20));
     else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
@@ -129,7 +130,7 @@ static void check_memory(struct doctor *d)
         doctor_say(d, DOCTOR_GOOD, "memory", NULL, "%.1f MiB of %.1f MiB available",
                    (double)free_bytes / (1 << 20), (double)total / (1 << 20));
     if (read_number("/proc/sys/vm/overcommit_memory") == 2)
-        doctor_say(d, DOCTOR_NOTE, "memory", "sudo sysctl vm.overcommit_memory=0",
+        doctor_say(d, DOCTOR_NOTE, "memory", doctor_as_root("sudo sysctl vm.overcommit_memory=0"),
                    "the kernel promises no more than it has: the KV cache counts in full at once");
 }
 
@@ -143,13 +144,14 @@ static void check_limits(struct doctor *d)
 
     getrlimit(RLIMIT_NOFILE, &files);
     if (files.rlim_max < FEW_DESCRIPTORS) {
-        doctor_say(d, DOCTOR_WRONG, "limits", "ulimit -Hn 65536, as root",
+        doctor_say(d, DOCTOR_WRONG, "limits",
+                   doctor_as_root("sudo prlimit --pid $$ --nofile=65536:65536"),
                    "no more than %llu open files: each client is one",
                    (unsigned long long)files.rlim_max);
         ok = false;
     }
     if (waiting > 0 && waiting < FEW_WAITING) {
-        doctor_say(d, DOCTOR_WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
+        doctor_say(d, DOCTOR_WRONG, "limits", doctor_as_root("sudo sysctl net.core.somaxconn=4096"),
                    "net.core.somaxconn is %" PRIu64 ": clients that come together are refused",
                    waiting);
         ok = false;

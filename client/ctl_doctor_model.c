@@ -1,8 +1,7 @@
 /* ctl_doctor_model.c - the model's folder: may the daemon read it, and is it whole? What the files
- * mean is the daemon's to say: “nvllmd check” does. */
+ * mean is the daemon's to say: see ctl_doctor_config.c. */
 #include <errno.h>
 #include <fcntl.h>
-#include <ini.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,38 +13,32 @@
 
 enum { LFS_POINTER_BYTES = 1024 }; /* no pointer is larger, and no weights are smaller */
 
-static int take_line(void *arg, const char *section, const char *name, const char *value)
-{
-    struct doctor *d = arg;
-
-    if (strcmp(section, "model") == 0 && strcmp(name, "path") == 0)
-        snprintf(d->model, sizeof(d->model), "%s", value);
-    return 1;
-}
-
-/* The folder that is given, that the daemon has, or that it will have. */
+/* The folder that is given, that the daemon has, or that it is configured for. */
 static bool find_folder(struct doctor *d)
 {
     char *whole;
-    int line;
 
     if (d->given_model) {
         whole = realpath(d->given_model, NULL);
         snprintf(d->model, sizeof(d->model), "%s", whole ? whole : d->given_model);
         free(whole);
     }
-    if (d->model[0])
-        return true;
-    line = ini_parse(d->config, take_line, d);
-    if (line < 0)
-        doctor_say(d, DOCTOR_NOTE, ABOUT, "nvllmctl doctor --model DIR",
-                   "%s: %s; which model is not known", d->config, strerror(errno));
-    else if (line > 0)
-        doctor_say(d, DOCTOR_WRONG, ABOUT, NULL, "%s, line %d: is none of name = value", d->config,
-                   line);
-    else if (!d->model[0])
-        doctor_say(d, DOCTOR_WRONG, ABOUT, NULL, "%s: there is no path in [model]", d->config);
-    return line == 0 && d->model[0];
+    if (!d->model[0] && !d->has_config)
+        doctor_say(d, DOCTOR_NOTE, ABOUT, NULL,
+                   "%s is not there, so nobody knows which model: --model DIR says", d->config);
+    return d->model[0];
+}
+
+/* What is wrong with the folder in whole, and whether there is room for what is missing: what mends
+ * it is to fetch the model again, from where it came. */
+static const char *look(char out[DOCTOR_COMMAND], const struct doctor *d)
+{
+    char folder[6000];
+
+    program_quote(folder, sizeof(folder), d->model);
+    snprintf(out, DOCTOR_COMMAND, "nvllmd check --model %s; df -h %s   # then download it anew",
+             folder, folder);
+    return out;
 }
 
 static bool is_lfs_pointer(const char *path)
@@ -62,26 +55,25 @@ static bool is_lfs_pointer(const char *path)
 
 static bool check_file(struct doctor *d, const char *name, bool needed)
 {
-    char path[4400], mend[4500];
+    char path[4400], quoted[6000], mend[DOCTOR_COMMAND];
     struct stat st;
 
     if (strchr(name, '/')) {
-        doctor_say(d, DOCTOR_WRONG, ABOUT, NULL, "the index names %s, which is no file beside it",
-                   name);
+        doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d),
+                   "the index names %s, which is no file beside it", name);
         return false;
     }
     snprintf(path, sizeof(path), "%s/%.255s", d->model, name);
     if (stat(path, &st) < 0) {
         if (needed)
-            doctor_say(d, DOCTOR_WRONG, ABOUT,
-                       "download the model anew, and check the room on the disk", "%s: %s", path,
-                       strerror(errno));
+            doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d), "%s: %s", path, strerror(errno));
         return false;
     }
     if (!doctor_path(d, ABOUT, &d->user, path, 4))
         return false;
     if (st.st_size < LFS_POINTER_BYTES && is_lfs_pointer(path)) {
-        snprintf(mend, sizeof(mend), "git -C '%s' lfs pull", d->model);
+        snprintf(mend, sizeof(mend), "git -C %s lfs pull",
+                 program_quote(quoted, sizeof(quoted), d->model));
         doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s is a pointer of Git LFS, not the file", path);
         return false;
     }
@@ -96,12 +88,12 @@ static bool check_shards(struct doctor *d, const char *index_path)
     json_error_t where;
     json_t *index = json_load_file(index_path, 0, &where), *seen = json_object();
     const json_t *member;
+    char mend[DOCTOR_COMMAND];
     const char *name;
     bool ok = index != NULL;
 
     if (!index)
-        doctor_say(d, DOCTOR_WRONG, ABOUT, "download the model anew", "%s: %s", index_path,
-                   where.text);
+        doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d), "%s: %s", index_path, where.text);
     json_object_foreach(json_object_get(index, "weight_map"), name, member)
     {
         const char *file = json_string_value(member);
@@ -127,22 +119,28 @@ static bool check_weights(struct doctor *d)
     return check_file(d, "model.safetensors", true);
 }
 
-void doctor_model(struct doctor *d)
+static bool check_files(struct doctor *d)
 {
     bool ok;
 
-    if (!find_folder(d))
-        return;
-    if (d->model[0] != '/' && d->is_running) {
-        doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s, seen from where nvllmd was started", d->model);
-        return;
-    }
     if (!doctor_path(d, ABOUT, &d->user, d->model, 5))
-        return;
+        return false;
     ok = check_file(d, "config.json", true);
     ok = check_file(d, "tokenizer.json", true) && ok;
-    ok = check_weights(d) && ok;
-    if (ok && access(d->model, R_OK | X_OK) == 0 && d->weight_bytes > 0)
-        doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s: %.1f MiB of weights, for user %s to read",
-                   d->model, (double)d->weight_bytes / (1 << 20), d->user.name);
+    return check_weights(d) && ok;
+}
+
+/* Whether the daemon may read the files, and has them all, is said before what it thinks of them.
+ */
+void doctor_model(struct doctor *d)
+{
+    if (!find_folder(d)) {
+        doctor_take_model(d);
+    } else if (d->model[0] != '/' && d->is_running) {
+        doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s, seen from where nvllmd was started", d->model);
+    } else if (check_files(d)) {
+        if (doctor_take_model(d) && access(d->model, R_OK | X_OK) == 0 && d->weight_bytes > 0)
+            doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s: %.1f MiB of weights, for user %s to read",
+                       d->model, (double)d->weight_bytes / (1 << 20), d->user.name);
+    }
 }

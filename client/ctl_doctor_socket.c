@@ -15,18 +15,6 @@ enum { CONNECT_MS = 3000 };
 
 #define ABOUT "socket"
 
-/* How the daemon is started here. */
-static const char *start_command(char *out, size_t n, const struct doctor *d)
-{
-    if (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-        access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-        access("/etc/systemd/system/nvllmd.service", F_OK) == 0)
-        snprintf(out, n, "sudo systemctl start nvllmd");
-    else
-        snprintf(out, n, "nvllmd --model DIR --socket '%s'", d->ctl->socket_path);
-    return out;
-}
-
 /* The process has the groups of its login; the database may know more by now. */
 static bool process_in_group(gid_t group)
 {
@@ -45,28 +33,45 @@ static void explain_denied(struct doctor *d, const struct stat *st)
     const struct group *group = getgrgid(st->st_gid);
     const char *path = d->ctl->socket_path;
     struct doctor_user user = {0};
-    char mend[200];
+    char mend[DOCTOR_COMMAND], quoted[4 * 4096];
 
     if (!me || !group || !(st->st_mode & 020) || process_in_group(st->st_gid)) {
-        doctor_say(d, DOCTOR_WRONG, ABOUT, "set daemon.socket_mode in nvllmd.conf",
-                   "%s: this user may not connect (mode %04o)", path,
+        snprintf(mend, sizeof(mend), "%schmod o+w %s   # until the next start: daemon.socket_mode",
+                 doctor_sudo(st->st_uid), program_quote(quoted, sizeof(quoted), path));
+        doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s: this user may not connect (mode %04o)", path,
                    (unsigned)st->st_mode & 07777);
         return;
     }
     if (doctor_find_user(&user, me->pw_name) && doctor_in_group(&user, st->st_gid))
-        snprintf(mend, sizeof(mend), "newgrp %s    (or log in anew)", group->gr_name);
+        snprintf(mend, sizeof(mend), "newgrp %s   # or log in anew", group->gr_name);
     else
-        snprintf(mend, sizeof(mend), "sudo usermod -aG %s %s    (and log in anew)", group->gr_name,
-                 me->pw_name);
+        snprintf(mend, sizeof(mend), "%susermod -aG %s %s   # and log in anew", doctor_sudo(0),
+                 group->gr_name, me->pw_name);
     doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s is for members of group %s", path, group->gr_name);
     free(user.groups);
+}
+
+/* Nothing is there: nobody has started the daemon, or it has no folder to make a socket in. */
+static void say_none(struct doctor *d, const char *folder, int why)
+{
+    char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND], quoted[4 * 1024];
+    const struct passwd *me = getpwuid(geteuid());
+
+    doctor_start(mend, d);
+    if (why == ENOENT && folder[0] && access(folder, F_OK) < 0 && !doctor_has_service() && me)
+        snprintf(mend, sizeof(mend), "%sinstall -d -o %s -m 0755 %s && %s", doctor_sudo(0),
+                 me->pw_name, program_quote(quoted, sizeof(quoted), folder),
+                 doctor_start(start, d));
+    d->not_running = why == ENOENT;
+    doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s: %s; nvllmd makes it when it starts",
+               d->ctl->socket_path, strerror(why));
 }
 
 /* True: there is a socket that may be connected to. */
 static bool look_at_file(struct doctor *d)
 {
     const char *path = d->ctl->socket_path;
-    char mend[4200], folder[4096];
+    char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND], quoted[4 * 1024], folder[4096];
     struct doctor_user me = {.uid = geteuid()};
     const struct passwd *found = getpwuid(me.uid);
     char *slash;
@@ -75,25 +80,22 @@ static bool look_at_file(struct doctor *d)
 
     snprintf(folder, sizeof(folder), "%s", path);
     slash = strrchr(folder, '/');
-    if (slash && slash != folder && path[0] == '/') {
+    if (slash)
         *slash = '\0';
-        if (access(folder, F_OK) == 0 && found && doctor_find_user(&me, found->pw_name)) {
-            ok = doctor_path(d, ABOUT, &me, folder, 1);
-            free(me.groups);
-            if (!ok)
-                return false;
-        }
+    if (slash && folder[0] == '/' && access(folder, F_OK) == 0 && found &&
+        doctor_find_user(&me, found->pw_name)) {
+        ok = doctor_path(d, ABOUT, &me, folder, 1);
+        free(me.groups);
+        if (!ok)
+            return false;
     }
     if (lstat(path, &st) < 0) {
-        int err = errno;
-
-        d->not_running = err == ENOENT;
-        doctor_say(d, DOCTOR_WRONG, ABOUT, start_command(mend, sizeof(mend), d),
-                   "%s: %s; nvllmd makes it when it starts", path, strerror(err));
+        say_none(d, slash ? folder : "", errno);
         return false;
     }
     if (!S_ISSOCK(st.st_mode)) {
-        snprintf(mend, sizeof(mend), "rm '%s', and start nvllmd again", path);
+        snprintf(mend, sizeof(mend), "%srm %s && %s", doctor_sudo(st.st_uid),
+                 program_quote(quoted, sizeof(quoted), path), doctor_start(start, d));
         doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s is no socket", path);
         return false;
     }
@@ -107,17 +109,18 @@ static bool look_at_file(struct doctor *d)
 
 static void say_state(struct doctor *d, const struct nvllm_status *s)
 {
+    char mend[DOCTOR_COMMAND];
+
     if (s->state == NVLLM_STATE_DRAINING)
-        doctor_say(d, DOCTOR_NOTE, "daemon", "nvllmctl resume",
+        doctor_say(d, DOCTOR_NOTE, "daemon", doctor_ask(mend, d, "resume"),
                    "%s takes no new requests: it drains", s->server);
     else if (s->state == NVLLM_STATE_FAILED)
-        doctor_say(d, DOCTOR_WRONG, "daemon", "journalctl -u nvllmd -n 50", "%s has failed",
-                   s->server);
+        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s has failed", s->server);
     else
         doctor_say(d, DOCTOR_GOOD, "daemon", NULL, "%s is %s: %s on %s", s->server,
                    nvllm_state_name(s->state), s->model, s->device[0] ? s->device : s->backend);
     if (strcmp(s->server, "nvllmd/" NVLLM_VERSION) != 0)
-        doctor_say(d, DOCTOR_NOTE, "daemon", "sudo systemctl restart nvllmd",
+        doctor_say(d, DOCTOR_NOTE, "daemon", doctor_restart(mend, d),
                    "%s answers, and this is nvllmctl " NVLLM_VERSION, s->server);
 }
 
@@ -144,7 +147,7 @@ void doctor_socket(struct doctor *d)
     struct nvllm_client *client = NULL;
     struct nvllm_options options;
     struct nvllm_error err;
-    char mend[4200];
+    char mend[DOCTOR_COMMAND];
 
     if (!look_at_file(d))
         return;
@@ -160,11 +163,11 @@ void doctor_socket(struct doctor *d)
         take_listener(d, nvllm_fd(client));
     } else if (err.code == NVLLM_E_NOT_RUNNING) {
         d->not_running = true;
-        doctor_say(d, DOCTOR_WRONG, "daemon", start_command(mend, sizeof(mend), d),
+        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_start(mend, d),
                    "nobody listens at the socket");
     } else {
         d->is_running = true;
-        doctor_say(d, DOCTOR_WRONG, "daemon", "journalctl -u nvllmd -n 50", "%s", err.message);
+        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s", err.message);
     }
     nvllm_close(client);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "client/ctl.h"
+#include "proto/program.h"
 
 static const char sampling[] =
     "  --max-tokens N            end after N tokens\n"
@@ -67,43 +68,13 @@ void ctl_help_print(const struct ctl_command *command)
 
 /* ---- did you mean */
 
-enum { LONGEST_WORD = 32, FAR = 1000 };
-
-/* How many letters must be changed, added or left out. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[LONGEST_WORD + 1];
-    size_t n_a = strlen(a), n_b = strlen(b);
-
-    if (n_a > LONGEST_WORD || n_b > LONGEST_WORD)
-        return FAR;
-    for (size_t j = 0; j <= n_b; j++)
-        row[j] = j;
-    for (size_t i = 1; i <= n_a; i++) {
-        size_t diagonal = row[0];
-
-        row[0] = i;
-        for (size_t j = 1; j <= n_b; j++) {
-            size_t best = diagonal + (a[i - 1] != b[j - 1]);
-
-            diagonal = row[j];
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            row[j] = best;
-        }
-    }
-    return row[n_b];
-}
-
 const char *ctl_nearest(const char *word, const char *const *words, size_t n)
 {
-    size_t nearest = 1 + strlen(word) / 4; /* a slip or two */
+    int nearest = 1 + (int)(strnlen(word, PROGRAM_FAR) / 4); /* a slip or two */
     const char *found = NULL;
 
     for (size_t i = 0; i < n; i++) {
-        size_t d = distance(word, words[i]);
+        int d = program_distance(word, words[i]);
 
         if (d <= nearest && (!found || d < nearest)) {
             nearest = d;

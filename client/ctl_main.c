@@ -1,6 +1,5 @@
 /* ctl_main.c - nvllmctl: which command, and what all commands take. */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 
 #include "client/clock.h"
 #include "client/ctl.h"
+#include "proto/program.h"
 
 static int run_help(struct ctl *ctl, int argc, char **argv);
 static int run_version(struct ctl *ctl, int argc, char **argv);
@@ -196,19 +196,6 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return ctl->command->run(ctl, argc, argv);
 }
 
-/* A standard stream that was closed is held by a descriptor that neither reads nor writes: or the
- * daemon's socket would take its place, and get what is printed. */
-static void hold_standard_descriptors(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_PATH);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0)
-        close(fd);
-}
-
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
@@ -220,7 +207,7 @@ int main(int argc, char **argv)
     const char *from_environment = getenv("NVLLM_SOCKET");
     int c;
 
-    hold_standard_descriptors();
+    program_hold_streams();
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
     while ((c = ctl_getopt(&ctl, argc, argv, options)) != -1) {

@@ -72,3 +72,21 @@ int backend_choose(struct backend_choice *out, enum option_backend wanted,
     *out = c;
     return 0;
 }
+
+struct backend_options backend_options_of(const struct options *o)
+{
+    return (struct backend_options){
+        .block_len = (int32_t)o->block_len,
+        .max_batch_tokens = (int32_t)o->max_batch_tokens,
+        .max_seqs = (int32_t)o->max_seqs,
+        .max_seq_len = (int32_t)o->max_seq_len,
+        .kv_bytes = o->kv_memory.bytes,
+        .kv_fraction = o->kv_memory.fraction,
+        .kv_dtype = (enum kv_dtype)o->kv_dtype,
+        .n_threads = (int32_t)o->cpu_threads,
+        .device = (int32_t)o->cuda_device,
+        .eager = o->cuda_graphs == 0,
+        .invariant = o->cuda_invariant != 0,
+        .cache_folder = *o->cuda_cache_folder ? o->cuda_cache_folder : NULL,
+    };
+}

@@ -21,4 +21,7 @@ int backend_choose(struct backend_choice *out, enum option_backend wanted,
                    const struct backend_ops *cpu, const char *module, const char *device_folder,
                    struct err *e);
 
+/* What a backend is told of the options. */
+struct backend_options backend_options_of(const struct options *o);
+
 #endif

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -70,17 +71,19 @@ static int take_lock(struct listener *l, struct err *e)
     }
 }
 
-/* Removes what a dead daemon has left at the path; refuses anything else. */
-static int clear_path(const struct listener *l, const struct sockaddr_un *addr, struct err *e)
+/* Whether there is nothing at the path but what a dead daemon may have left: *left. */
+static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *e)
 {
+    const char *path = addr->sun_path;
     struct stat st;
     int fd, r;
 
-    if (lstat(l->path, &st) < 0)
-        return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+    *left = false;
+    if (lstat(path, &st) < 0)
+        return errno == ENOENT ? 0 : err_set(e, -errno, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(st.st_mode))
         return err_set(e, -EEXIST,
-                       "%s: is there and is no socket; remove it or choose another path", l->path);
+                       "%s: is there and is no socket; remove it or choose another path", path);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
@@ -88,23 +91,34 @@ static int clear_path(const struct listener *l, const struct sockaddr_un *addr, 
     r = r == 0 || errno == EAGAIN ? -EADDRINUSE : 0; /* EAGAIN: alive, its queue is full */
     close(fd);
     if (r < 0)
-        return err_set(e, r, "%s: another program serves this socket", l->path);
-    if (unlink(l->path) < 0 && errno != ENOENT)
-        return err_set(e, -errno, "%s: cannot remove the old socket: %s", l->path, strerror(errno));
+        return err_set(e, r, "%s: another program serves this socket", path);
+    *left = true;
     return 0;
 }
 
-static int find_group(struct listener *l, struct err *e)
+/* Removes what a dead daemon has left at the path; refuses anything else. */
+static int clear_path(const struct listener *l, const struct sockaddr_un *addr, struct err *e)
+{
+    bool left;
+    int r = look_at_path(addr, &left, e);
+
+    if (r == 0 && left && unlink(l->path) < 0 && errno != ENOENT)
+        return err_set(e, -errno, "%s: cannot remove the old socket: %s", l->path, strerror(errno));
+    return r;
+}
+
+/* Nothing where no group is named. */
+static int find_group(gid_t *out, const struct listener_options *o, struct err *e)
 {
     const struct group *g;
 
-    if (!*l->group)
+    if (!*o->group)
         return 0;
     errno = 0;
-    g = getgrnam(l->group);
+    g = getgrnam(o->group);
     if (!g)
-        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", l->group_option, l->group);
-    l->gid = g->gr_gid;
+        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", o->group_option, o->group);
+    *out = g->gr_gid;
     return 0;
 }
 
@@ -135,18 +149,29 @@ static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct 
     return 0;
 }
 
-int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
+static int take_path(struct sockaddr_un *addr, const char *path, struct err *e)
 {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct listener *l;
-    size_t n = strlen(o->path);
-    int r;
+    size_t n = strlen(path);
 
     if (n == 0)
         return err_set(e, -EINVAL, "daemon.socket: the path is empty");
-    if (n >= sizeof(addr.sun_path))
+    if (n >= sizeof(addr->sun_path))
         return err_set(e, -ENAMETOOLONG, "%s: %zu bytes are too long for a socket's path, %zu",
-                       o->path, n, sizeof(addr.sun_path) - 1);
+                       path, n, sizeof(addr->sun_path) - 1);
+    *addr = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(addr->sun_path, path, n + 1);
+    return 0;
+}
+
+int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
+{
+    struct sockaddr_un addr;
+    struct listener *l;
+    size_t n = strlen(o->path);
+    int r = take_path(&addr, o->path, e);
+
+    if (r < 0)
+        return r;
     l = listener_new();
     if (l)
         l->group = strdup(o->group);
@@ -157,16 +182,62 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
     l->mode = o->mode;
     l->group_option = o->group_option;
     memcpy(l->path, o->path, n + 1);
-    memcpy(addr.sun_path, o->path, n + 1);
     memcpy(l->lock_path, o->path, n);
     memcpy(l->lock_path + n, ".lock", sizeof(".lock"));
-    if ((r = find_group(l, e)) < 0 || (r = take_lock(l, e)) < 0 ||
+    if ((r = find_group(&l->gid, o, e)) < 0 || (r = take_lock(l, e)) < 0 ||
         (r = clear_path(l, &addr, e)) < 0 || (r = bind_path(l, &addr, e)) < 0) {
         listener_free(l);
         return r;
     }
     *out = l;
     return 0;
+}
+
+static int check_folder(const char *path, struct err *e)
+{
+    char folder[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    char *slash;
+    struct stat st;
+
+    snprintf(folder, sizeof(folder), "%s", path);
+    slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = '\0';
+    if (stat(slash ? folder : ".", &st) < 0)
+        return errno == ENOENT ? err_set(e, -ENOENT, "%s: its folder does not exist", path)
+                               : err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return err_set(e, -ENOTDIR, "%s: its folder is none", path);
+    if (faccessat(AT_FDCWD, slash ? folder : ".", W_OK | X_OK, AT_EACCESS) < 0)
+        return err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
+    return 0;
+}
+
+static int check_group(const struct listener_options *o, struct err *e)
+{
+    gid_t gid, groups[256];
+    int n, r = find_group(&gid, o, e);
+
+    if (r < 0 || !*o->group || geteuid() == 0 || getegid() == gid)
+        return r;
+    n = getgroups(256, groups);
+    for (int i = 0; i < n; i++)
+        if (groups[i] == gid)
+            return 0;
+    return err_set(e, -EPERM, "%s: %s gets the socket from its members alone", o->group_option,
+                   o->group);
+}
+
+int listener_check(const struct listener_options *o, struct err *e)
+{
+    struct sockaddr_un addr;
+    bool left;
+    int r;
+
+    if ((r = take_path(&addr, o->path, e)) < 0 || (r = check_folder(o->path, e)) < 0 ||
+        (r = look_at_path(&addr, &left, e)) < 0)
+        return r;
+    return check_group(o, e);
 }
 
 int listener_inherit(struct listener **out, struct err *e)

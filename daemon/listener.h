@@ -24,6 +24,10 @@ struct listener_options {
  * does; -EEXIST: the path is no socket; -ENAMETOOLONG; others as they come, with a text. */
 int listener_open(struct listener **out, const struct listener_options *options, struct err *e);
 
+/* What listener_open would say now, by whoever calls, without changing anything. -EADDRINUSE where
+ * a daemon listens; -ENOENT where the folder is missing; others as of listener_open. */
+int listener_check(const struct listener_options *options, struct err *e);
+
 /* As listener_open, on the socket that systemd has passed; 0 with *out NULL when there is none. */
 int listener_inherit(struct listener **out, struct err *e);
 

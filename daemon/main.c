@@ -1,7 +1,6 @@
 /* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
  * with a backend plugged into the engine. */
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <limits.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 #include <unistd.h>
 
 #include "daemon/backend_choice.h"
+#include "daemon/config_check.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
@@ -22,12 +22,14 @@
 #include "daemon/service.h"
 #include "daemon/shares.h"
 #include "engine/cpu/cpu_backend.h"
+#include "proto/program.h"
 #include "proto/utf8.h"
 
 enum { EXIT_USAGE = 2 };
 
 static const char usage[] =
     "usage: nvllmd [options]                      serve a model on a socket\n"
+    "       nvllmd check-config [options]         say whether it would start, and why not\n"
     "       nvllmd check [options]                say what is wrong with a model folder\n"
     "       nvllmd tokenize [options] [TEXT|-]    text to token ids\n"
     "       nvllmd detokenize [options] [IDS|-]   token ids to text\n"
@@ -41,7 +43,7 @@ static const char usage[] =
     "  --help, --version\n"
     "\n"
     "of tokenize, detokenize and render, which need no weights:\n"
-    "  --json                    one JSON object out\n"
+    "  --json                    one JSON object out; of check-config, too\n"
     "  --jsonl                   one JSON value a line in, one object a line out\n"
     "  --special                 tokenize: special tokens are matched\n"
     "  --skip-special            detokenize: special tokens are left out\n"
@@ -50,20 +52,20 @@ static const char usage[] =
 
 static const struct command {
     const char *name;
-    int (*run)(const struct offline_options *o); /* NULL: the daemon */
+    int (*run)(const struct offline_options *o); /* NULL: check-config, which needs all options */
 } commands[] = {
-    {"tokenize", offline_tokenize},
-    {"detokenize", offline_detokenize},
-    {"render", offline_render},
-    {"check", offline_check},
+    {"check-config", NULL},     {"tokenize", offline_tokenize}, {"detokenize", offline_detokenize},
+    {"render", offline_render}, {"check", offline_check},
 };
 
 struct command_line {
     const struct command *command; /* NULL: the daemon */
     int argc;                      /* without the command */
     char **argv;
-    const char *config; /* NULL: nobody has named a file */
-    struct options options;
+    const char *config;     /* NULL: nobody has named a file */
+    struct options options; /* of no use where they are wrong: loaded below 0, why says it */
+    int loaded;
+    struct err why;
     struct offline_options offline;
     bool done; /* --help or --version was all */
 };
@@ -71,6 +73,28 @@ struct command_line {
 static int usage_error(const char *text)
 {
     fprintf(stderr, "nvllmd: %s\nnvllmd: --help says more\n", text);
+    return -EINVAL;
+}
+
+/* The nearest command, where one is near. */
+static int no_command(const char *word)
+{
+    const char *near = NULL;
+    int least = 3; /* a slip or two */
+
+    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
+        int d = program_distance(word, commands[i].name);
+
+        if (d < least) {
+            least = d;
+            near = commands[i].name;
+        }
+    }
+    fprintf(stderr, "nvllmd: there is no command “%s”", word);
+    if (near)
+        fprintf(stderr, ": did you mean “%s”?\n", near);
+    else
+        fprintf(stderr, "\nnvllmd: --help says more\n");
     return -EINVAL;
 }
 
@@ -145,6 +169,7 @@ static int apply(const struct command_line *c, struct options *out, struct err *
 /* First pass: the command, its switches, which file. */
 static int scan(struct command_line *c)
 {
+    const bool converts = c->command && c->command->run && c->command->run != offline_check;
     bool switches = false;
     int opt;
 
@@ -154,7 +179,8 @@ static int scan(struct command_line *c)
             c->config = optarg;
             break;
         case OPT_JSON:
-            c->offline.json = switches = true;
+            c->offline.json = true;
+            switches = switches || !c->command || c->command->run;
             break;
         case OPT_JSONL:
             c->offline.jsonl = switches = true;
@@ -178,10 +204,10 @@ static int scan(struct command_line *c)
             return usage_error("wrong usage");
         }
     }
-    if (switches && (!c->command || c->command->run == offline_check))
+    if (switches && !converts)
         return usage_error("--json, --jsonl, --special and --skip-special belong to tokenize, "
-                           "detokenize and render");
-    if (c->argc - optind > (c->command && c->command->run != offline_check ? 1 : 0))
+                           "detokenize and render, --json to check-config, too");
+    if (c->argc - optind > (converts ? 1 : 0))
         return usage_error("more arguments than there is use for");
     if (optind < c->argc && strcmp(c->argv[optind], "-") != 0)
         c->offline.input = c->argv[optind];
@@ -209,7 +235,6 @@ static int load(void *arg, struct options *out, struct err *e)
 
 static int parse(struct command_line *c, int argc, char **argv)
 {
-    struct err e;
     int r;
 
     if (argc > 1 && argv[1][0] != '-') {
@@ -217,7 +242,7 @@ static int parse(struct command_line *c, int argc, char **argv)
             if (strcmp(commands[i].name, argv[1]) == 0)
                 c->command = &commands[i];
         if (!c->command)
-            return usage_error("no such command");
+            return no_command(argv[1]);
         argv[1] = argv[0];
         argc--;
         argv++;
@@ -227,15 +252,32 @@ static int parse(struct command_line *c, int argc, char **argv)
     r = scan(c);
     if (r < 0 || c->done)
         return r;
-    r = load(c, &c->options, &e);
-    if (r < 0) {
+    c->loaded = load(c, &c->options, &c->why);
+    if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
-        return usage_error(e.text);
-    }
+    if (c->command && !c->command->run)
+        return 0;
+    if (c->loaded < 0)
+        return usage_error(c->why.text);
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
     c->offline.model = c->options.model_path;
     return 0;
+}
+
+static int check_config(const struct command_line *c)
+{
+    const char *usual = access(OPTIONS_DEFAULT_FILE, F_OK) == 0 ? OPTIONS_DEFAULT_FILE : NULL;
+    const struct config_check check = {
+        .file = c->config ? c->config : usual,
+        .options = c->loaded < 0 ? NULL : &c->options,
+        .why = &c->why,
+        .cpu = &cpu_backend,
+        .check_cpu = cpu_backend_check,
+        .json = c->offline.json,
+    };
+
+    return config_check_run(&check);
 }
 
 /* ---- daemon */
@@ -262,21 +304,7 @@ static int start_engine(struct engine **out, const struct options *o,
     struct engine_options options = {
         .model_folder = o->model_path,
         .backend = choice->ops,
-        .backend_options =
-            {
-                .block_len = (int32_t)o->block_len,
-                .max_batch_tokens = (int32_t)o->max_batch_tokens,
-                .max_seqs = (int32_t)o->max_seqs,
-                .max_seq_len = (int32_t)o->max_seq_len,
-                .kv_bytes = o->kv_memory.bytes,
-                .kv_fraction = o->kv_memory.fraction,
-                .kv_dtype = (enum kv_dtype)o->kv_dtype,
-                .n_threads = (int32_t)o->cpu_threads,
-                .device = (int32_t)o->cuda_device,
-                .eager = o->cuda_graphs == 0,
-                .invariant = o->cuda_invariant != 0,
-                .cache_folder = *o->cuda_cache_folder ? o->cuda_cache_folder : NULL,
-            },
+        .backend_options = backend_options_of(o),
         .max_preemptions = (int32_t)o->max_preemptions,
         .fair_rows = (int32_t)o->fair_rows,
         .max_step_ms = (int32_t)o->max_step_ms,
@@ -377,30 +405,19 @@ fail:
     return EXIT_FAILURE;
 }
 
-/* A standard stream that was closed is held by a descriptor that neither reads nor writes: or the
- * log would go to whatever is opened in its place, a client's socket in the end. */
-static void hold_standard_descriptors(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_PATH);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0)
-        close(fd);
-}
-
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
     int status = EXIT_USAGE;
 
-    hold_standard_descriptors();
+    program_hold_streams();
     if (parse(&c, argc, argv) == 0) {
         if (c.done)
             status = fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
         else
-            status = c.command ? c.command->run(&c.offline) : serve(&c);
+            status = !c.command       ? serve(&c)
+                     : c.command->run ? c.command->run(&c.offline)
+                                      : check_config(&c);
     }
     options_deinit(&c.options);
     return status;

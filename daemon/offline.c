@@ -415,34 +415,42 @@ int offline_render(const struct offline_options *o)
 }
 
 /* One line a part, as model_check prints them. */
-static int say(const char *part, int r, const struct err *e)
+static bool say(FILE *out, const char *part, int r, const struct err *e)
 {
     if (r < 0)
-        printf("wrong  %s\n", e->text);
+        fprintf(out, "wrong  %s\n", e->text);
     else
-        printf("ok     %s\n", part);
+        fprintf(out, "ok     %s\n", part);
     return r < 0;
 }
 
-int offline_check(const struct offline_options *o)
+bool offline_check_folder(const char *folder, FILE *out)
 {
     struct tokenizer *tokenizer = NULL;
     struct chat_template *template = NULL;
     struct err e;
     int32_t vocab_size;
-    int wrong = model_check(&vocab_size, o->model, stdout) < 0, r;
+    bool wrong = model_check(&vocab_size, folder, out) < 0;
+    int r;
 
-    r = tokenizer_load(&tokenizer, o->model, &e);
+    r = tokenizer_load(&tokenizer, folder, &e);
     if (r == 0 && vocab_size > 0)
         r = tokenizer_check_vocab(tokenizer, vocab_size, &e);
-    wrong |= say("tokenizer.json", r, &e);
-    r = chat_template_load(&template, o->model, &e);
+    wrong |= say(out, "tokenizer.json", r, &e);
+    r = chat_template_load(&template, folder, &e);
     if (r == -ENOTSUP) /* raw prompts work all the same */
-        printf("note   %s; only raw prompts can be served\n", e.text);
+        fprintf(out, "note   %s; only raw prompts can be served\n", e.text);
     else
-        wrong |= say(template ? "chat template" : "no chat template: raw prompts only", r, &e);
+        wrong |= say(out, template ? "chat template" : "no chat template: raw prompts only", r, &e);
     tokenizer_free(tokenizer);
     chat_template_free(template);
+    return wrong;
+}
+
+int offline_check(const struct offline_options *o)
+{
+    bool wrong = offline_check_folder(o->model, stdout);
+
     if (fflush(stdout) != 0)
         return complain("stdout: cannot be written");
     return wrong;

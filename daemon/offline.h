@@ -4,6 +4,7 @@
 #define NVLLMD_OFFLINE_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 struct offline_options {
     const char *model;
@@ -19,5 +20,9 @@ int offline_tokenize(const struct offline_options *o);
 int offline_detokenize(const struct offline_options *o);
 int offline_render(const struct offline_options *o);
 int offline_check(const struct offline_options *o);
+
+/* What check prints: a line that begins with "ok", "note" or "wrong" for each part of a folder.
+ * Whether anything is wrong. */
+bool offline_check_folder(const char *folder, FILE *out);
 
 #endif

@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "engine/text_stream.h"
 #include "proto/frame.h"
+#include "proto/program.h"
 
 enum kind {
     KIND_TEXT,
@@ -311,32 +312,6 @@ void options_deinit(struct options *o)
         }
 }
 
-/* Edits between two short words (Levenshtein), cut off at both ends of 63 letters. */
-static int distance(const char *a, const char *b)
-{
-    int row[64];
-    int n = (int)strnlen(b, 63);
-
-    for (int j = 0; j <= n; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1] && i < 64; i++) {
-        int diagonal = row[0];
-
-        row[0] = i;
-        for (int j = 1; j <= n; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[n];
-}
-
 /* The key that was probably meant, or NULL: few letters off, or the right word in a wrong section.
  */
 static const char *nearest(const char *key)
@@ -345,7 +320,7 @@ static const char *nearest(const char *key)
     int least = 4;
 
     for (int i = 0; i < N_OPTIONS; i++) {
-        int d = distance(key, table[i].key);
+        int d = program_distance(key, table[i].key);
 
         if (strcmp(strchr(table[i].key, '.') + 1, word ? word + 1 : key) == 0)
             d = 1;

@@ -150,6 +150,10 @@ struct engine_status {
 /* Starts the threads; loading goes on behind. -ENOMEM, -EAGAIN, … */
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
 
+/* Whether the model goes with the lengths that are asked for, as loading checks it. -EINVAL. */
+int engine_check_lengths(const struct backend_options *options, const struct model *model,
+                         struct err *e);
+
 /* Ends the threads; requests still under way are dropped without events. Takes NULL. */
 void engine_free(struct engine *g);
 

@@ -65,16 +65,25 @@ static void *load_text_side(void *arg)
     return NULL;
 }
 
-static int check_lengths(struct engine *g, struct err *e)
+int engine_check_lengths(const struct backend_options *o, const struct model *model, struct err *e)
 {
-    const struct model_config *c = model_config(g->model);
-    struct backend_options *o = &g->options.backend_options;
+    const struct model_config *c = model_config(model);
 
     if (o->max_seq_len > c->max_seq_len)
         return err_set(e, -EINVAL, "scheduler.max_seq_len: %d is over the model's %d",
                        o->max_seq_len, c->max_seq_len);
+    return 0;
+}
+
+static int take_lengths(struct engine *g, struct err *e)
+{
+    struct backend_options *o = &g->options.backend_options;
+    int r = engine_check_lengths(o, g->model, e);
+
+    if (r < 0)
+        return r;
     if (o->max_seq_len == 0)
-        o->max_seq_len = c->max_seq_len;
+        o->max_seq_len = model_config(g->model)->max_seq_len;
     g->max_seq_len = o->max_seq_len;
     return 0;
 }
@@ -113,7 +122,7 @@ static int load(struct engine *g, struct err *e)
 
     if (r < 0)
         return r;
-    r = check_lengths(g, e);
+    r = take_lengths(g, e);
     if (r < 0)
         return r;
     g->ends = reallocarray(NULL, (size_t)o->max_seqs, sizeof(*g->ends));

@@ -129,10 +129,9 @@ static void *step_main(void *arg)
 
 /* What the options say; where they say nothing as much as the weights take, so that a larger model
  * has room in proportion, but others on the machine need memory too. */
-static uint64_t kv_bytes(const struct backend *b, uint64_t there)
+static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes, uint64_t there)
 {
-    const struct backend_options *o = &b->options;
-    uint64_t bytes = b->weights->memory.bytes;
+    uint64_t bytes = weight_bytes;
 
     if (o->kv_bytes)
         return o->kv_bytes;
@@ -143,33 +142,68 @@ static uint64_t kv_bytes(const struct backend *b, uint64_t there)
     return bytes < there / KV_AUTO_SHARE ? bytes : there / KV_AUTO_SHARE;
 }
 
-/* Blocks: as many as there is memory for. */
-static int take_kv(struct backend *b, struct err *e)
+static enum kv_dtype kv_dtype(const struct backend_options *o)
 {
-    const struct model_config *c = &b->config;
-    const struct backend_options *o = &b->options;
-    const size_t value = b->info.kv_dtype == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
-    const uint64_t there = machine_memory();
-    const uint64_t bytes = kv_bytes(b, there);
+    return o->kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : o->kv_dtype;
+}
+
+/* Blocks: as many as there is memory for. */
+static int plan_kv(struct kv_pool *kv, const struct model_config *c,
+                   const struct backend_options *o, uint64_t weight_bytes, uint64_t there,
+                   struct err *e)
+{
+    const size_t value = kv_dtype(o) == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    const uint64_t bytes = kv_bytes(o, weight_bytes, there);
     const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
     uint64_t n;
 
-    b->kv.bf16 = b->info.kv_dtype == KV_DTYPE_BF16;
-    b->kv.block_shift = __builtin_ctz((unsigned)o->block_len);
-    b->kv.head_bytes = (size_t)o->block_len * (size_t)c->head_dim * value;
-    b->kv.block_bytes = (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * b->kv.head_bytes;
-    n = bytes / b->kv.block_bytes < most ? bytes / b->kv.block_bytes : most;
+    kv->bf16 = kv_dtype(o) == KV_DTYPE_BF16;
+    kv->block_shift = __builtin_ctz((unsigned)o->block_len);
+    kv->head_bytes = (size_t)o->block_len * (size_t)c->head_dim * value;
+    kv->block_bytes = (size_t)c->n_layers * 2 * (size_t)c->n_kv_heads * kv->head_bytes;
+    n = bytes / kv->block_bytes < most ? bytes / kv->block_bytes : most;
     if (n == 0)
         return err_set(e, -ENOMEM,
                        "cache.kv_memory: one block of %d tokens needs %.1f MiB, %.1f MiB are given "
                        "(%.1f MiB available); give more or lower cache.block_len",
-                       (int)o->block_len, (double)b->kv.block_bytes / 0x1p20,
-                       (double)bytes / 0x1p20, (double)there / 0x1p20);
-    b->kv.n_blocks = (int32_t)n;
-    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)n * b->kv.block_bytes, e) < 0)
+                       (int)o->block_len, (double)kv->block_bytes / 0x1p20, (double)bytes / 0x1p20,
+                       (double)there / 0x1p20);
+    kv->n_blocks = (int32_t)n;
+    return 0;
+}
+
+static int take_kv(struct backend *b, struct err *e)
+{
+    int r = plan_kv(&b->kv, &b->config, &b->options, b->weights->memory.bytes, machine_memory(), e);
+
+    if (r < 0)
+        return r;
+    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)b->kv.n_blocks * b->kv.block_bytes,
+                    e) < 0)
         return -ENOMEM;
     region_fill_start(&b->kv_filler, &b->kv_memory);
     b->kv.base = b->kv_memory.base;
+    return 0;
+}
+
+int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
+{
+    const uint64_t all = machine_memory_in_all(), weights = model_weight_bytes(model);
+    struct kv_pool kv;
+    int r;
+
+    if (weights >= all)
+        return err_set(e, -ENOMEM, "the model's weights: %.1f MiB, and %.1f MiB of memory in all",
+                       (double)weights / 0x1p20, (double)all / 0x1p20);
+    r = plan_kv(&kv, model_config(model), o, weights, all - weights, e);
+    if (r < 0)
+        return r;
+    if ((uint64_t)kv.n_blocks * kv.block_bytes > all - weights)
+        return err_set(e, -ENOMEM,
+                       "cache.kv_memory: %.1f MiB, and %.1f MiB of memory in all, %.1f MiB of them "
+                       "for the model's weights",
+                       (double)kv.n_blocks * (double)kv.block_bytes / 0x1p20, (double)all / 0x1p20,
+                       (double)weights / 0x1p20);
     return 0;
 }
 
@@ -289,7 +323,7 @@ static int open_with(struct backend **out, const struct model *model,
     b->options = *o;
     b->config = *model_config(model);
     b->ops = ops;
-    b->info.kv_dtype = o->kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : o->kv_dtype;
+    b->info.kv_dtype = kv_dtype(o);
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->changed, NULL);
     r = open_parts(b, model, e);

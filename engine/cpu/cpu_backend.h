@@ -14,6 +14,11 @@ extern const struct backend_ops cpu_backend;
 int cpu_backend_open_isa(struct backend **out, const struct model *model,
                          const struct backend_options *options, enum cpu_isa isa, struct err *e);
 
+/* What open would say of the memory that these options ask for, but nothing is taken: a machine of
+ * which nothing else is used. -ENOMEM says how much is needed, and what there is. */
+int cpu_backend_check(const struct model *model, const struct backend_options *options,
+                      struct err *e);
+
 /* The KV pool, so that tests can poison it between steps. */
 void *cpu_backend_kv(struct backend *b);
 

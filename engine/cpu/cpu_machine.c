@@ -151,6 +151,11 @@ uint64_t machine_memory(void)
     return bytes;
 }
 
+uint64_t machine_memory_in_all(void)
+{
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 void region_deinit(struct region *r)
 {
     if (r->mapping)

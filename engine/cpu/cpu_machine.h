@@ -21,6 +21,8 @@ void machine_cpu_name(char *out, size_t size);
  * control group (version 2) above this process leaves. */
 uint64_t machine_memory(void);
 
+uint64_t machine_memory_in_all(void); /* whoever has it now; control groups are not looked at */
+
 /* A zeroed piece of anonymous memory, in huge pages where the system grants them. */
 struct region {
     char *base; /* aligned to 2 MiB */

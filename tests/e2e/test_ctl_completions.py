@@ -1,6 +1,8 @@
-"""Completions of nvllmctl for bash, zsh and fish: they know what the program knows, and no more."""
+"""Completions of nvllmctl and nvllmd for bash, zsh and fish: they know what the programs know, and no
+more."""
 
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -77,7 +79,7 @@ class Completions(Case):
         self.assertEqual(self.complete("generate", "--temp"), ["--temperature"])
         self.assertEqual(self.complete("--socket", "x", "status", "--js"), ["--json"])
         self.assertEqual(self.complete("generate", "--priority", "h"), ["high"])
-        self.assertEqual(self.complete("batch", "--input", "_n"), ["_nvllmctl"])
+        self.assertEqual(self.complete("batch", "--input", "_nvllmc"), ["_nvllmctl"])
         self.assertEqual(self.complete("generate", "--seed", ""), [])
         self.assertEqual(self.complete("help", "det"), ["detokenize"])
         self.assertIn("--json", self.complete("status", "--"))
@@ -85,13 +87,15 @@ class Completions(Case):
     def test_shells_take_them(self):
         """The files are right for the shells that they are for, where those are here."""
         checked = 0
-        for shell, name in ("bash", "nvllmctl.bash"), ("zsh", "_nvllmctl"), ("fish", "nvllmctl.fish"):
+        for shell, name in [(shell, name.format(program)) for program in ("nvllmctl", "nvllmd")
+                            for shell, name in (("bash", "{}.bash"), ("zsh", "_{}"),
+                                                ("fish", "{}.fish"))]:
             if shutil.which(shell):
                 done = subprocess.run([shell, "-n", FOLDER / name], capture_output=True)
                 self.assertEqual((done.returncode, done.stderr), (0, b""), name)
                 checked += 1
         if shutil.which("shellcheck"):
-            done = subprocess.run(["shellcheck", FOLDER / "nvllmctl.bash"], capture_output=True)
+            done = subprocess.run(["shellcheck", *FOLDER.glob("*.bash")], capture_output=True)
             self.assertEqual(done.returncode, 0, done.stdout)
         self.assertGreater(checked, 0)
 
@@ -106,6 +110,48 @@ class Completions(Case):
                                   capture_output=True, text=True, env={**os.environ,
                                                                        "HOME": str(folder)})
             self.assertEqual([x.split("\t")[0] for x in done.stdout.splitlines()], [wanted])
+
+
+class OfTheDaemon(Case):
+    """nvllmd's are told by its own usage."""
+
+    @classmethod
+    def setUpClass(cls):
+        text = subprocess.run([config.nvllmd, "--help"], capture_output=True, text=True,
+                              check=True).stdout.split("\noptions of the configuration")[0]
+        cls.commands = re.findall(r"^ +nvllmd ([a-z-]+) \[options\]", text, re.M)
+        cls.options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        assert len(cls.commands) > 4 and len(cls.options) > 10, text
+
+    def test_files(self):
+        """Each shell's file names all commands and options, and none that nvllmd does not know."""
+        text = (FOLDER / "nvllmd.bash").read_text()
+        self.assertEqual(re.search(r"-W '(check[a-z -]*)'", text)[1].split(), self.commands)
+        self.assertEqual(set(re.findall(r"--[a-z][a-z-]+", text)), self.options)
+        text = (FOLDER / "_nvllmd").read_text()
+        self.assertEqual(re.findall(r"^        '([a-z-]+):", text, re.M), self.commands)
+        self.assertEqual(set(re.findall(r"'\*?(--[a-z-]+)=?\[", text)), self.options)
+        text = (FOLDER / "nvllmd.fish").read_text()
+        self.assertEqual(re.findall(r"-n __fish_use_subcommand -a ([a-z-]+) ", text), self.commands)
+        self.assertEqual({"--" + o for o in re.findall(r" -l ([a-z-]+)", text)}, self.options)
+
+    def complete(self, *words):
+        folder = pathlib.Path(config.nvllmd).resolve().parent
+        script = (f"source {FOLDER}/nvllmd.bash; COMP_WORDS=(nvllmd \"$@\"); "
+                  "COMP_CWORD=$#; _nvllmd; printf '%s\\n' \"${COMPREPLY[@]}\"")
+        done = subprocess.run(["bash", "-c", script, "x", *words], capture_output=True, text=True,
+                              timeout=scaled(20, 60), cwd=FOLDER, check=True,
+                              env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+        self.assertEqual(done.stderr, "")
+        return done.stdout.split()
+
+    def test_bash_completes(self):
+        self.assertEqual(self.complete("check"), ["check-config", "check"])
+        self.assertEqual(self.complete("check-config", "--js"), ["--json"])
+        self.assertEqual(self.complete("check", "--js"), [])
+        self.assertEqual(self.complete("--backend", "c"), ["cpu", "cuda"])
+        self.assertEqual(self.complete("--set", "cache.kv_m"), ["cache.kv_memory="])
+        self.assertEqual(self.complete("--config", "_nvllmd"), ["_nvllmd"])
 
 
 if __name__ == "__main__":

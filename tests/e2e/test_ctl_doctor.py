@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import pwd
+import re
 import shutil
 import socket
 import subprocess
@@ -113,8 +114,9 @@ class Doctor(Case):
         (folder / "one.safetensors").write_bytes(b"x" * 5000)
         self.assertIn("two.safetensors", self.wrong_of_model("--model", folder)["text"])
         (folder / "two.safetensors").write_bytes(b"x" * 5000)
-        findings, _ = self.doctor("--model", folder)
-        self.assertEqual([f["level"] for f in about(findings, "model")], ["ok"], findings)
+        findings, _ = self.doctor("--model", folder)  # there they are; what is in them nvllmd knows
+        self.assertEqual({f["level"] for f in about(findings, "model")}, {"wrong"}, findings)
+        self.assertIn("one.safetensors: a header of", about(findings, "model")[0]["text"])
         (folder / "model.safetensors.index.json").write_text(json.dumps(
             {"weight_map": {"a": "../../etc/passwd"}}))
         self.assertIn("no file beside it", self.wrong_of_model("--model", folder)["text"])
@@ -127,17 +129,94 @@ class Doctor(Case):
         self.assertIn("Git LFS", wrong["text"])
         self.assertIn("lfs pull", wrong["mend"])
 
+    def configured(self, text, *args, **options):
+        path = self.folder() / "nvllmd.conf"
+        path.write_text(text)
+        return self.doctor("--config", path, *args, **options)[0], path
+
     def test_configuration(self):
-        """The configured model is looked at; a configuration without one is wrong."""
-        folder = self.folder()
-        path = folder / "nvllmd.conf"
-        path.write_text(f"[model]\npath = {MODEL}\n[daemon]\nlog_level = info\n")
-        findings, _ = self.doctor("--config", path)
+        """The configured model is looked at; a configuration without one is wrong, as none is."""
+        socket_path = self.folder() / "s"
+        findings, path = self.configured(f"[model]\npath = {MODEL}\n[daemon]\n"
+                                         f"socket = {socket_path}\n", path=socket_path)
         self.assertIn(str(MODEL), about(findings, "model", "ok")[0]["text"])
-        path.write_text("[daemon]\nlog_level = info\n")
-        self.assertIn("no path", self.wrong_of_model("--config", path)["text"])
-        findings, _ = self.doctor("--config", folder / "none")
-        self.assertEqual([f["level"] for f in about(findings, "model")], ["note"])
+        self.assertEqual(about(findings, "config", "ok")[0]["text"], str(path))
+        self.assertEqual(sum(f["level"] == "wrong" for f in findings), 1)  # nobody listens
+        self.assertIn(f"--config '{path}'", about(findings, "socket", "wrong")[0]["mend"])
+        findings, _ = self.configured("[daemon]\nlog_level = info\n")
+        self.assertIn("no model", about(findings, "model", "wrong")[0]["text"])
+        findings, _ = self.doctor("--config", self.folder() / "none")
+        self.assertIn("none: No such file", about(findings, "config", "wrong")[0]["text"])
+        if not os.path.exists("/etc/nvllm/nvllmd.conf"):
+            findings, status = self.doctor()
+            self.assertEqual(([f["level"] for f in about(findings, "model")], status), (["note"], 3))
+
+    def test_configuration_that_does_not_start(self):
+        """What nvllmd would end at is found before, each with its line or place and a command."""
+        for text, what, words in (
+                ("[cache]\nkv_memory = lots\n", "config", ("kv_memory", ":2:")),
+                ("[cache]\nkv_memry = 1G\n", "config", ("kv_memry", "did you mean", ":2:")),
+                ("nonsense\n", "config", (":1:",)),
+                (f"[model]\npath = {MODEL}\n[cache]\nkv_memory = 1K\n", "memory", ("kv_memory",)),
+                (f"[model]\npath = {MODEL}\n[daemon]\nsocket = /no/such/s\n", "socket",
+                 ("/no/such/s", "folder does not exist")),
+                (f"[model]\npath = {MODEL}\n[daemon]\nadmin_group = no-such\n", "admins",
+                 ("no-such",))):
+            with self.subTest(text):
+                findings, path = self.configured(text)
+                wrong = about(findings, what, "wrong")[-1]
+                for word in words:
+                    self.assertIn(word, wrong["text"])
+                self.assertTrue(wrong["mend"])
+
+    def test_other_socket(self):
+        """Who asks at another socket than the configured one is told which that is."""
+        findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = /tmp/a b\n")
+        note, = about(findings, "socket", "note")
+        self.assertEqual(note["mend"], "export NVLLM_SOCKET='/tmp/a b'")
+
+    def test_rights_of_the_daemons_user(self):
+        """What root may do says nothing of the daemon, which is somebody else."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can become somebody else")
+        folder = self.folder()
+        text = f"[model]\npath = {MODEL}\n[daemon]\nsocket = {folder}/s\n"
+        for top in MODEL.parents:
+            if not os.stat(top).st_mode & 1:
+                self.skipTest(f"{top} is closed to others, and the daemon's program with it")
+        findings, path = self.configured(text, "--user", NOBODY)
+        wrong, = [f for f in about(findings, "socket", "wrong") if "folder" in f["text"]]
+        self.assertEqual(wrong["mend"], f"chown {NOBODY} '{folder}'")
+        subprocess.run(wrong["mend"], shell=True, check=True)
+        findings = self.doctor("--config", path, "--user", NOBODY)[0]
+        self.assertEqual([f for f in about(findings, "socket", "wrong") if "folder" in f["text"]], [])
+
+    def test_each_mend_is_a_command(self):
+        """What is printed to be pasted is something that a shell can run."""
+        folder = self.folder()
+        (folder / "file").write_text("")
+        broken = model_folder(folder / "it's", model=None)
+        shards = model_folder(folder / "shards", model=None)
+        (shards / "model.safetensors.index.json").write_text("{")
+        pointer = model_folder(folder / "lfs", model="version https://git-lfs.github.com/spec/v1\n")
+        text = f"[model]\npath = relative\n[daemon]\nsocket = {folder}/file\nbackend = cuda\n"
+        seen = [self.configured(text)[0], self.doctor(path=folder / "file")[0],
+                self.doctor("--config", folder)[0], self.doctor("--config", folder / "none")[0]]
+        for model in broken, shards, pointer, folder / "none", folder / "file":
+            seen.append(self.doctor("--model", model)[0])
+        commands = {f["mend"] for findings in seen for f in findings if "mend" in f}
+        self.assertGreater(len(commands), 8)
+        wrong = [f for findings in seen for f in findings
+                 if f["level"] == "wrong" and not f.get("mend")]
+        self.assertEqual(wrong, [])
+        known = {"ls", "nvllmd", "nvllmctl", "rm", "chmod", "git", "df", "export", "groupadd",
+                 "install", "systemctl", "${EDITOR:-vi}", os.path.realpath(config.nvllmd)}
+        for command in commands:
+            done = subprocess.run(["bash", "-n", "-c", command], capture_output=True)
+            self.assertEqual((done.returncode, done.stderr), (0, b""), command)
+            for part in re.split(r"&&|;", command.split("  # ")[0]):
+                first = part.strip().removeprefix("sudo ").split(" ")[0].strip("'")
+                self.assertIn(first, known, command)
 
     def test_socket_for_others(self):
         """Who may not connect is told so."""
@@ -166,7 +245,7 @@ class Doctor(Case):
             self.assertEqual(done.returncode, 1)
             findings = json.loads(done.stdout)["findings"]
             wrong, = about(findings, "socket", "wrong")
-            self.assertEqual(wrong["mend"], f"chmod o+x '{d.folder}'")
+            self.assertEqual(wrong["mend"], f"sudo chmod o+x '{d.folder}'")
 
     def test_usage(self):
         for args in ["x"], ["--user", "no-such-user"], ["--no-such"]:

@@ -143,7 +143,19 @@ class Refusals(Case):
         for name in named:
             self.assertIn(name, text)
         self.assertNotIn("Sanitizer", text)
+        self.told_before(command, *named)
         return text
+
+    def told_before(self, command, *named):
+        """nvllmd check-config says the same, without a start; wrong usage is no configuration."""
+        done = subprocess.run([str(c) for c in [command[0], "check-config", *command[1:]]],
+                              capture_output=True, timeout=scaled(30, 120))
+        text = done.stdout.decode(errors="replace")
+        if done.returncode != 2 or text:
+            self.assertEqual(done.returncode, 1, text)
+            self.assertRegex(text, r"(?m)^wrong  \w+ +\S")
+        for name in named:
+            self.assertIn(name, text + done.stderr.decode(errors="replace"))
 
     def changed_config(self, **changes):
         original = json.loads((MODEL / "config.json").read_text())
@@ -241,6 +253,83 @@ class Refusals(Case):
         self.refused("cache.no_such", options=["cache.no_such=1"])
         self.refused("kv_memory", options=["cache.kv_memory=1K"])
         self.refused("--no-such", args=["--no-such"])
+
+    def test_unknown_commands(self):
+        """A mistyped command gets the one that was meant."""
+        for word, meant in ("chek", "check"), ("check_config", "check-config"), ("tokenise", "tokenize"):
+            done = run_command([config.nvllmd, word], check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""))
+            self.assertIn(f"did you mean “{meant}”?".encode(), done.stderr)
+        done = run_command([config.nvllmd, "serve"], check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no command “serve”".encode(), done.stderr)
+
+    def check_config(self, *args):
+        done = run_command([config.nvllmd, "check-config", "--json", *args], check=False)
+        self.assertEqual(done.stderr, b"")
+        out = json.loads(done.stdout)
+        self.assertEqual(done.returncode, 1 if out["wrong"] else 0, out)
+        self.assertEqual(out["wrong"], sum(f["level"] == "wrong" for f in out["findings"]))
+        return out
+
+    def test_check_config(self):
+        """A configuration that is right, with its socket in use or not; nothing is changed."""
+        with Daemon("cache.kv_memory=64M") as d:
+            path = d.folder / "nvllmd.conf"
+            path.write_text(f"[model]\npath = {MODEL}\n[daemon]\nsocket = {d.socket}\n"
+                            "backend = cpu\n")
+            out = self.check_config("--config", path)
+            self.assertEqual((out["wrong"], out["socket"], out["model"]),
+                             (0, str(d.socket), str(MODEL)))
+            self.assertEqual({f["about"]: f["level"] for f in out["findings"]},
+                             dict.fromkeys(("config", "backend", "socket", "model"), "ok"))
+            d.connect().close()
+        before = sorted(d.folder.iterdir()) if d.folder.exists() else []
+        folder = self.temporary_folder()
+        done = run_command([config.nvllmd, "check-config", "--model", MODEL, "--socket", folder / "s"])
+        self.assertTrue(done.stdout.endswith(b"nvllmd would start with this configuration.\n"))
+        self.assertEqual(list(folder.iterdir()), [])
+        self.assertEqual(before, sorted(d.folder.iterdir()) if d.folder.exists() else [])
+
+    def test_check_config_finds_all_that_is_wrong(self):
+        """Each thing that a start would end at, all at once, with a command for each."""
+        folder = self.temporary_folder()
+        path = folder / "it's.conf"
+
+        def wrong(text):
+            path.write_text(text)
+            out = self.check_config("--config", path)
+            return {f["about"]: (f["text"], f.get("mend")) for f in out["findings"]
+                    if f["level"] == "wrong"}
+
+        name = f"'{folder}/it'\\''s.conf'"
+        found = wrong("[cache]\n\nkv_memory = lots\n")
+        self.assertEqual(found["config"][1], "${EDITOR:-vi} +3 " + name)
+        (folder / "file").write_text("")
+        found = wrong(f"[model]\npath = {folder}/none\n[daemon]\nsocket = {folder}/no/such/s\n"
+                      f"admin_socket = {folder}/file\nadmin_group = no-such-group\nbackend = cuda\n"
+                      f"[backend]\nmodule = {folder}/none.so\n")
+        self.assertEqual(set(found), {"backend", "socket", "admins", "model"})
+        me = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+        self.assertEqual(found["socket"][1].removeprefix("sudo "),
+                         f"install -d -o {me} -m 0755 '{folder}/no/such'")
+        self.assertEqual(found["admins"][1].removeprefix("sudo "), "groupadd --system 'no-such-group'")
+        self.assertIn("none.so", found["backend"][0])
+        for mend in found["backend"][1], found["model"][1]:
+            self.assertTrue(mend, found)
+        model = f"[model]\npath = {MODEL}\n[daemon]\nbackend = cpu\n"
+        subprocess.run(["sh", "-c", f"install -d -m 0755 '{folder}/no/such'"], check=True)
+        self.assertEqual(wrong(model + f"socket = {folder}/no/such/s\n"), {})
+        found = wrong(model + f"socket = {folder}/file\n")
+        self.assertEqual(found["socket"][1], f"rm '{folder}/file'")
+        found = wrong(model + f"socket = {folder}/s\nadmin_socket = {folder}/s\n")
+        self.assertIn("already", found["admins"][0])
+        found = wrong(model + f"socket = {folder}/{'s' * 120}\n")
+        self.assertIn("too long", found["socket"][0])
+        found = wrong(model + f"socket = {folder}/s\n[cache]\nkv_memory = 900000G\n")
+        self.assertIn("kv_memory", found["memory"][0])
+        found = wrong(model + f"socket = {folder}/s\n[scheduler]\nmax_seq_len = 1000000\n")
+        self.assertIn("max_seq_len", found["config"][0])
 
     def test_configuration_file(self):
         """A file's values count, --set goes over them, a wrong line is named by file and line."""

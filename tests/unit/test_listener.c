@@ -170,6 +170,43 @@ START_TEST(paths_are_checked)
 }
 END_TEST
 
+/* A check says what opening would, and leaves everything as it is. */
+START_TEST(check_says_what_opening_would)
+{
+    struct listener_options o = {.path = path,
+                                 .mode = 0600,
+                                 .group = "",
+                                 .group_option = "some.option"};
+    char none[80], lock[80];
+    int fd;
+
+    ck_assert_int_eq(listener_check(&o, &e), 0);
+    ck_assert_int_eq(access(path, F_OK) | access(lock_path, F_OK), -1);
+    fd = leave_socket(true);
+    ck_assert_int_eq(listener_check(&o, &e), -EADDRINUSE);
+    close(fd);
+    ck_assert_int_eq(listener_check(&o, &e), 0); /* stale: opening replaces it */
+    ck_assert_int_eq(access(path, F_OK), 0);
+    unlink(path);
+    close(open(path, O_CREAT | O_CLOEXEC, 0600));
+    ck_assert_int_eq(listener_check(&o, &e), -EEXIST);
+    snprintf(none, sizeof(none), "%s/none/s", folder);
+    o.path = none;
+    ck_assert_int_eq(listener_check(&o, &e), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(e.text, "folder does not exist"));
+    snprintf(lock, sizeof(lock), "%s/s", path); /* below a file */
+    o.path = lock;
+    ck_assert_int_eq(listener_check(&o, &e), -ENOTDIR);
+    o.path = "";
+    ck_assert_int_eq(listener_check(&o, &e), -EINVAL);
+    unlink(path);
+    o.path = path;
+    o.group = "no-such-group-here";
+    ck_assert_int_eq(listener_check(&o, &e), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(e.text, "some.option: no group no-such-group-here"));
+}
+END_TEST
+
 /* A group that does not exist is refused by the option that names it, and nothing is left behind.
  */
 START_TEST(unknown_group_is_refused)
@@ -331,6 +368,7 @@ int main(void)
     tcase_add_test(t, foreign_socket_is_left_alone);
     tcase_add_test(t, other_files_are_left_alone);
     tcase_add_test(t, paths_are_checked);
+    tcase_add_test(t, check_says_what_opening_would);
     tcase_add_test(t, unknown_group_is_refused);
     tcase_add_test(t, one_of_many_wins);
     tcase_add_test(t, removed_socket_is_mended);

@@ -1,0 +1,312 @@
+/* config_check.c - see config_check.h. The steps are those of a start, and each asks the module
+ * that would take it. */
+#include "daemon/config_check.h"
+
+#include <errno.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+#include <systemd/sd-daemon.h>
+
+#include "daemon/backend_choice.h"
+#include "daemon/listener.h"
+#include "daemon/offline.h"
+#include "daemon/rights.h"
+#include "engine/engine.h"
+#include "proto/program.h"
+#include "proto/utf8.h"
+
+enum level { OK, NOTE, WRONG };
+
+struct checking {
+    const struct config_check *check;
+    json_t *findings;
+    int n_wrong;
+};
+
+enum {
+    PATH_ROOM = 4096,
+    QUOTED_ROOM = 4 * PATH_ROOM, /* each letter a quote, at worst */
+    MEND_ROOM = QUOTED_ROOM + 200,
+};
+
+/* ---- what is said */
+
+/* Texts may quote a file, and are shown at terminals. */
+static void clean(char *text)
+{
+    utf8_clean(text);
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            *text = '?';
+}
+
+/* about is a word; mend a command, or NULL. */
+__attribute__((format(printf, 5, 6))) static void
+say(struct checking *c, enum level level, const char *about, const char *mend, const char *fmt, ...)
+{
+    static const char *const names[] = {"ok", "note", "wrong"};
+    char text[2 * PATH_ROOM];
+    va_list args;
+    json_t *o;
+
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    clean(text);
+    c->n_wrong += level == WRONG;
+    if (!c->check->json) {
+        printf("%-5s  %-7s  %s\n", names[level], about, text);
+        if (mend)
+            printf("%16s%s\n", "", mend);
+        return;
+    }
+    o = json_pack("{ssssss}", "level", names[level], "about", about, "text", text);
+    if (mend)
+        json_object_set_new(o, "mend", json_string(mend)); /* not UTF-8: it is left out */
+    json_array_append_new(c->findings, o);
+}
+
+/* sudo, where this user may not write there. */
+static const char *sudo_for(const char *path)
+{
+    return access(path, W_OK) == 0 ? "" : "sudo ";
+}
+
+/* Opens the file, at its line where one is known; without a file --help lists what may be set. */
+static const char *edit(char mend[MEND_ROOM], const struct checking *c, long line)
+{
+    const char *file = c->check->file;
+    char quoted[QUOTED_ROOM], at[32] = "";
+
+    if (!file)
+        return "nvllmd --help";
+    if (line > 0)
+        snprintf(at, sizeof(at), "+%ld ", line);
+    snprintf(mend, MEND_ROOM, "%s${EDITOR:-vi} %s%s", sudo_for(file), at,
+             program_quote(quoted, sizeof(quoted), file));
+    return mend;
+}
+
+/* ---- the steps */
+
+/* Errors of a file begin with it and the line. */
+static void say_why(struct checking *c)
+{
+    const char *file = c->check->file, *text = c->check->why->text;
+    char mend[MEND_ROOM];
+    size_t n = file ? strlen(file) : 0;
+    long line = 0;
+
+    if (n && strncmp(text, file, n) == 0 && text[n] == ':')
+        line = strtol(text + n + 1, NULL, 10);
+    say(c, WRONG, "config", edit(mend, c, line), "%s", text);
+}
+
+static void check_backend(struct checking *c, struct backend_choice *choice)
+{
+    const struct options *o = c->check->options;
+    char mend[MEND_ROOM];
+    struct err e;
+
+    if (backend_choose(choice, (enum option_backend)o->backend, c->check->cpu, o->backend_module,
+                       "/dev", &e) < 0) {
+        *choice = (struct backend_choice){0};
+        say(c, WRONG, "backend", edit(mend, c, 0), "%s", e.text);
+    } else if (*choice->warning.text) {
+        say(c, NOTE, "backend", NULL, "%s", choice->warning.text);
+    } else {
+        say(c, OK, "backend", NULL, "%s", choice->ops->name);
+    }
+}
+
+/* systemd makes the folder of the default socket as it starts the service. */
+static bool is_made_by_systemd(const char *path)
+{
+    static const char *const units[] = {"/etc/systemd/system/nvllmd.service",
+                                        "/usr/local/lib/systemd/system/nvllmd.service",
+                                        "/usr/lib/systemd/system/nvllmd.service"};
+
+    if (strncmp(path, "/run/nvllm/", 11) != 0 || strchr(path + 11, '/') || sd_booted() <= 0)
+        return false;
+    for (size_t i = 0; i < sizeof(units) / sizeof(*units); i++)
+        if (access(units[i], F_OK) == 0)
+            return true;
+    return false;
+}
+
+/* The command for one of listener_check's errors. */
+static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, int code,
+                               const struct listener_options *l)
+{
+    const char *slash = strrchr(l->path, '/');
+    struct passwd *me = getpwuid(geteuid());
+    char folder[PATH_ROOM], quoted[QUOTED_ROOM];
+
+    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - l->path) : 0, l->path);
+    if (code == -ENOENT && *folder && me) {
+        snprintf(mend, MEND_ROOM, "%sinstall -d -o %s -m 0755 %s", geteuid() == 0 ? "" : "sudo ",
+                 me->pw_name, program_quote(quoted, sizeof(quoted), folder));
+    } else if (code == -EACCES && *folder && me) {
+        snprintf(mend, MEND_ROOM, "sudo chown %s %s", me->pw_name,
+                 program_quote(quoted, sizeof(quoted), folder));
+    } else if (code == -EEXIST) {
+        snprintf(mend, MEND_ROOM, "%srm %s", sudo_for(*folder ? folder : "."),
+                 program_quote(quoted, sizeof(quoted), l->path));
+    } else if (code == -EINVAL && *l->group) {
+        snprintf(mend, MEND_ROOM, "sudo groupadd --system %s",
+                 program_quote(quoted, sizeof(quoted), l->group));
+    } else if (code == -EPERM && me) {
+        snprintf(mend, MEND_ROOM, "sudo usermod -aG %s %s",
+                 program_quote(quoted, sizeof(quoted), l->group), me->pw_name);
+    } else {
+        return edit(mend, c, 0);
+    }
+    return mend;
+}
+
+static void check_socket(struct checking *c, const char *about, const struct listener_options *l)
+{
+    char mend[MEND_ROOM];
+    struct err e;
+    int r = listener_check(l, &e);
+
+    if (r == 0)
+        say(c, OK, about, NULL, "%s (mode %04o)", l->path, (unsigned)l->mode);
+    else if (r == -EADDRINUSE)
+        say(c, OK, about, NULL, "%s, which is served now", l->path);
+    else if (r == -ENOENT && is_made_by_systemd(l->path))
+        say(c, NOTE, about, NULL, "%s: its folder is made when systemd starts nvllmd", l->path);
+    else
+        say(c, WRONG, about, mend_socket(mend, c, r, l), "%s", e.text);
+}
+
+static void check_admins(struct checking *c)
+{
+    const struct options *o = c->check->options;
+    const struct listener_options listener = {.path = o->admin_socket,
+                                              .mode = (mode_t)o->admin_socket_mode,
+                                              .group = o->admin_group};
+    char mend[MEND_ROOM], quoted[QUOTED_ROOM];
+    struct rights rights;
+    struct err e;
+
+    if (rights_init(&rights, o->admin_group, &e) < 0) {
+        snprintf(mend, sizeof(mend), "sudo groupadd --system %s",
+                 program_quote(quoted, sizeof(quoted), o->admin_group));
+        say(c, WRONG, "admins", mend, "%s", e.text);
+    } else if (*o->admin_socket && strcmp(o->admin_socket, o->socket) == 0) {
+        say(c, WRONG, "admins", edit(mend, c, 0),
+            "daemon.admin_socket: %s is daemon.socket already", o->admin_socket);
+    } else if (*o->admin_socket) {
+        check_socket(c, "admins", &listener);
+    }
+}
+
+/* What “nvllmd check” says of the folder: the lines of what is wrong, or that nothing is. */
+static bool check_folder(struct checking *c, const char *folder)
+{
+    char mend[MEND_ROOM], quoted[QUOTED_ROOM], *text = NULL, *line, *rest;
+    size_t n;
+    FILE *to = open_memstream(&text, &n);
+    bool wrong;
+
+    if (!to) {
+        say(c, WRONG, "model", NULL, "out of memory");
+        return false;
+    }
+    wrong = offline_check_folder(folder, to);
+    fclose(to);
+    snprintf(mend, sizeof(mend), "nvllmd check --model %s",
+             program_quote(quoted, sizeof(quoted), folder));
+    for (rest = text; (line = strsep(&rest, "\n")) != NULL;) {
+        if (strncmp(line, "wrong  ", 7) == 0)
+            say(c, WRONG, "model", mend, "%s", line + 7);
+        else if (strncmp(line, "note   ", 7) == 0)
+            say(c, NOTE, "model", NULL, "%s", line + 7);
+    }
+    free(text);
+    if (!wrong)
+        say(c, OK, "model", NULL, "%s", folder);
+    return !wrong;
+}
+
+static void check_model(struct checking *c, const struct backend_choice *choice)
+{
+    const struct options *o = c->check->options;
+    const struct backend_options backend = backend_options_of(o);
+    struct model *model = NULL;
+    char mend[MEND_ROOM];
+    struct err e;
+
+    if (!*o->model_path) {
+        say(c, WRONG, "model", edit(mend, c, 0),
+            "there is no model: path in section [model], or --model DIR");
+        return;
+    }
+    if (!check_folder(c, o->model_path))
+        return;
+    if (model_open(&model, o->model_path, &e) < 0)
+        say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed in between */
+    else if (engine_check_lengths(&backend, model, &e) < 0)
+        say(c, WRONG, "config", edit(mend, c, 0), "%s", e.text);
+    else if (choice->ops == c->check->cpu && c->check->check_cpu(model, &backend, &e) < 0)
+        say(c, WRONG, "memory", edit(mend, c, 0), "%s", e.text);
+    model_close(model);
+}
+
+static void check_options(struct checking *c)
+{
+    const struct options *o = c->check->options;
+    const struct listener_options listener = {.path = o->socket,
+                                              .mode = (mode_t)o->socket_mode,
+                                              .group = o->socket_group};
+    struct backend_choice choice;
+
+    if (c->check->file)
+        say(c, OK, "config", NULL, "%s", c->check->file);
+    else
+        say(c, NOTE, "config", NULL, "no file: what the command line does not set is as usual");
+    check_backend(c, &choice);
+    check_socket(c, "socket", &listener);
+    check_admins(c);
+    check_model(c, &choice);
+}
+
+int config_check_run(const struct config_check *check)
+{
+    struct checking c = {.check = check, .findings = json_array()};
+    const struct options *o = check->options;
+    json_t *all;
+
+    if (o)
+        check_options(&c);
+    else
+        say_why(&c);
+    if (check->json) {
+        all = json_pack("{sOsi}", "findings", c.findings, "wrong", c.n_wrong);
+        if (o) { /* left out where they are no UTF-8 */
+            json_object_set_new(all, "socket", json_string(o->socket));
+            json_object_set_new(all, "model", json_string(o->model_path));
+        }
+        json_dumpf(all, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(all);
+    } else if (c.n_wrong == 0) {
+        puts("nvllmd would start with this configuration.");
+    } else {
+        printf("nvllmd would not start: %d %s wrong; below each stands what mends it.\n", c.n_wrong,
+               c.n_wrong == 1 ? "thing is" : "things are");
+    }
+    json_decref(c.findings);
+    if (fflush(stdout) != 0) {
+        fprintf(stderr, "nvllmd: stdout: cannot be written\n");
+        return 1;
+    }
+    return c.n_wrong > 0;
+}

@@ -1,0 +1,20 @@
+/* program.h - what nvllmd and nvllmctl both do for who calls them. No state; any thread. */
+#ifndef NVLLM_PROGRAM_H
+#define NVLLM_PROGRAM_H
+
+#include <stddef.h>
+
+/* How many letters of a must be changed, added or left out to get b; PROGRAM_FAR for words that
+ * nobody would type. */
+enum { PROGRAM_LONGEST_WORD = 63, PROGRAM_FAR = 1000 };
+int program_distance(const char *a, const char *b);
+
+/* Text as one word of a shell, whatever is in it; what there is no room for is left out. n is 3 at
+ * least. Gives out. */
+const char *program_quote(char *out, size_t n, const char *text);
+
+/* Standard streams that were closed are held by descriptors that neither read nor write: or a
+ * socket would take their place, and get what is printed. */
+void program_hold_streams(void);
+
+#endif

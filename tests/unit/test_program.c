@@ -1,0 +1,128 @@
+/* test_program.c - proto/program.c: near words, words for a shell, closed streams. */
+#include <check.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/program.h"
+
+/* The distance is how many letters differ, are missing or too many. */
+START_TEST(distance_counts_edits)
+{
+    ck_assert_int_eq(program_distance("", ""), 0);
+    ck_assert_int_eq(program_distance("status", "status"), 0);
+    ck_assert_int_eq(program_distance("", "abc"), 3);
+    ck_assert_int_eq(program_distance("abc", ""), 3);
+    ck_assert_int_eq(program_distance("statsu", "status"), 2);
+    ck_assert_int_eq(program_distance("sttus", "status"), 1);
+    ck_assert_int_eq(program_distance("sstatus", "status"), 1);
+    ck_assert_int_eq(program_distance("kitten", "sitting"), 3);
+    ck_assert_int_eq(program_distance("sitting", "kitten"), 3);
+}
+END_TEST
+
+/* Words of the longest length count; longer ones are far from everything, themselves included. */
+START_TEST(long_words_are_far)
+{
+    char a[PROGRAM_LONGEST_WORD + 2], b[PROGRAM_LONGEST_WORD + 2];
+
+    memset(a, 'a', sizeof(a));
+    a[PROGRAM_LONGEST_WORD] = '\0';
+    strcpy(b, a);
+    b[0] = 'b';
+    ck_assert_int_eq(program_distance(a, b), 1);
+    ck_assert_int_eq(program_distance(a, ""), PROGRAM_LONGEST_WORD);
+    strcat(a, "a");
+    ck_assert_int_eq(program_distance(a, a), PROGRAM_FAR);
+    ck_assert_int_eq(program_distance("a", a), PROGRAM_FAR);
+}
+END_TEST
+
+/* What a shell makes of it is the text, whatever is in it. */
+START_TEST(shell_reads_quoted_text_back)
+{
+    static const char *const texts[] = {
+        "", "/srv/a b", "it's", "'", "''", "$(id)`id`\\\"*?~!#&;|<>", "line\nline\ttab", "größe",
+    };
+    char quoted[100], command[200], back[100];
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        FILE *f;
+        size_t n;
+
+        ck_assert_ptr_eq(program_quote(quoted, sizeof(quoted), texts[i]), quoted);
+        snprintf(command, sizeof(command), "printf %%s %s", quoted);
+        f = popen(command, "r");
+        ck_assert_ptr_nonnull(f);
+        n = fread(back, 1, sizeof(back) - 1, f);
+        back[n] = '\0';
+        ck_assert_int_eq(pclose(f), 0);
+        ck_assert_str_eq(back, texts[i]);
+    }
+}
+END_TEST
+
+/* Where there is too little room it is still one word, with what there is room for. */
+START_TEST(quoted_text_is_cut_inside_the_quotes)
+{
+    char quoted[8];
+
+    memset(quoted, 'x', sizeof(quoted));
+    ck_assert_str_eq(program_quote(quoted, 3, "abc"), "''");
+    ck_assert_int_eq(quoted[3], 'x');
+    ck_assert_str_eq(program_quote(quoted, 5, "abc"), "'ab'");
+    ck_assert_str_eq(program_quote(quoted, 6, "abc"), "'abc'");
+    ck_assert_str_eq(program_quote(quoted, 6, "a'bc"), "'a'"); /* no half of a quote's stand-in */
+    ck_assert_str_eq(program_quote(quoted, 8, "a'bc"), "'a'\\'''");
+}
+END_TEST
+
+/* What is opened after closed streams were held has none of their numbers; open ones stay. */
+START_TEST(closed_streams_are_held)
+{
+    int status;
+    pid_t child = fork();
+
+    if (child == 0) {
+        int out = open("/dev/null", O_WRONLY), fd;
+
+        dup2(out, STDOUT_FILENO);
+        close(out); /* the next one free, now and then again */
+        close(STDIN_FILENO);
+        close(STDERR_FILENO);
+        program_hold_streams();
+        fd = open("/dev/null", O_RDONLY);
+        if (fd != out)
+            _exit(1);
+        if (write(STDERR_FILENO, "x", 1) != -1 || write(STDOUT_FILENO, "x", 1) != 1)
+            _exit(2);
+        _exit(0);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status));
+    ck_assert_int_eq(WEXITSTATUS(status), 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("program");
+    TCase *t = tcase_create("program");
+    SRunner *runner;
+    int failed;
+
+    tcase_add_test(t, distance_counts_edits);
+    tcase_add_test(t, long_words_are_far);
+    tcase_add_test(t, shell_reads_quoted_text_back);
+    tcase_add_test(t, quoted_text_is_cut_inside_the_quotes);
+    tcase_add_test(t, closed_streams_are_held);
+    suite_add_tcase(suite, t);
+    runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
