@@ -59,6 +59,13 @@ enum {
     OPT_WAIT,
     OPT_NO_WAIT,
     OPT_HELP,
+    OPT_PROMPT = 1500, /* of a prompt: ctl_prompt.h */
+    OPT_PROMPT_FILE,
+    OPT_CHAT,
+    OPT_RAW,
+    OPT_SYSTEM,
+    OPT_THINK,
+    OPT_NO_THINK,
     OPT_FIELD = 2000, /* and upwards: a field of the request */
 };
 

@@ -2,14 +2,11 @@
 #include "client/ctl_ask.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "client/ctl_json.h"
 #include "proto/utf8.h"
 
 enum { ANSWER_MS = 10000 };
@@ -105,44 +102,4 @@ uint64_t ctl_request_number(const struct ctl *ctl, const char *text)
     if (text[0] < '0' || text[0] > '9' || *end || errno || number == 0)
         ctl_usage(ctl, "“%s” is no request's number: “nvllmctl requests” shows them", text);
     return number;
-}
-
-static int read_file(char **data, size_t *n, const char *path)
-{
-    int fd, rc;
-
-    if (strcmp(path, "-") == 0)
-        return ctl_read_all(STDIN_FILENO, data, n);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        ctl_message("%s: %s", path, strerror(errno));
-        return EXIT_ERROR;
-    }
-    rc = ctl_read_all(fd, data, n);
-    close(fd);
-    return rc;
-}
-
-int ctl_read_prompt(struct ctl_request *q, const struct ctl *ctl, const char *path)
-{
-    struct nvllm_error err;
-    json_t *value;
-    char *data, *kept;
-    size_t n;
-    int rc = read_file(&data, &n, path);
-
-    if (rc != EXIT_OK)
-        return rc;
-    value = ctl_json_parse(data, n, &err);
-    if (json_is_object(value)) {
-        if (!ctl_json_read_request(q, value, &err))
-            rc = ctl_report(ctl, &err);
-    } else {
-        kept = ctl_request_take(q, n + 1, 1);
-        memcpy(kept, data, n);
-        q->r.prompt = (struct nvllm_text){kept, n};
-    }
-    json_decref(value);
-    free(data);
-    return rc;
 }

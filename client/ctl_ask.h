@@ -1,5 +1,5 @@
 /* ctl_ask.h - what the commands share that ask the daemon one thing: names, times, sizes for
- * people, a prompt from a file. */
+ * people. */
 #ifndef NVLLM_CTL_ASK_H
 #define NVLLM_CTL_ASK_H
 
@@ -7,7 +7,6 @@
 #include <stdio.h>
 
 #include "client/ctl.h"
-#include "client/ctl_request.h"
 
 /* How long one answer is waited for. */
 int ctl_ask_ms(const struct ctl *ctl);
@@ -32,10 +31,5 @@ json_t *ctl_json_count(uint64_t n);
 
 /* A whole number that a request has in the daemon; ends the program for anything else. */
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
-
-/* A prompt from a file ("-": stdin): an object with messages, prompt or prompt_ids, as a line of a
- * batch; text that is no such object is the prompt itself. q holds it. EXIT_OK, or the exit code
- * after a message. */
-int ctl_read_prompt(struct ctl_request *q, const struct ctl *ctl, const char *path);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "client/ctl_ask.h"
 #include "client/ctl_json.h"
+#include "client/ctl_prompt.h"
 #include "client/ctl_terminal.h"
 
 enum {
@@ -22,6 +23,8 @@ struct cache_work {
     struct nvllm_list_options list;
     struct nvllm_clear_options clear;
     struct nvllm_pin_options pin;
+    struct ctl_request request; /* whose input is pinned */
+    struct ctl_prompt prompt;
     bool json;
 };
 
@@ -172,20 +175,27 @@ static int clear(struct cache_work *w)
     return changed(w, code, "forgot", change, &err);
 }
 
-static int pin(struct cache_work *w, const struct ctl_request *q)
+static void set_prompt(struct nvllm_pin_options *pin, const struct ctl_request *q)
+{
+    pin->prompt = q->r.prompt;
+    pin->prompt_ids = q->r.prompt_ids;
+    pin->n_prompt_ids = q->r.n_prompt_ids;
+    pin->chat = q->r.chat;
+    if (q->r.cache_salt.data)
+        pin->cache_salt = q->r.cache_salt;
+}
+
+static int pin(struct cache_work *w)
 {
     const struct nvllm_cache_change *change = NULL;
     struct nvllm_error err;
     enum nvllm_code code;
 
-    w->pin.prompt = q->r.prompt;
-    w->pin.prompt_ids = q->r.prompt_ids;
-    w->pin.n_prompt_ids = q->r.n_prompt_ids;
-    w->pin.chat = q->r.chat;
-    if (q->r.cache_salt.data)
-        w->pin.cache_salt = q->r.cache_salt;
-    /* The answer comes when all of the prompt has been computed. */
-    code = nvllm_pin_cache(w->client, &w->pin, ctl_left_ms(w->ctl), &change, &err);
+    do {
+        set_prompt(&w->pin, &w->request);
+        /* The answer comes when all of the prompt has been computed. */
+        code = nvllm_pin_cache(w->client, &w->pin, ctl_left_ms(w->ctl), &change, &err);
+    } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
     return changed(w, code, w->pin.unpin ? "unpinned" : "pinned", change, &err);
 }
 
@@ -220,6 +230,7 @@ static void read_options(struct cache_work *w, int argc, char **argv)
 {
     static const struct option options[] = {
         CTL_COMMON_OPTIONS,
+        CTL_PROMPT_OPTIONS,
         {"limit", required_argument, NULL, 'l'},
         {"all", no_argument, NULL, 'a'},
         {"user", required_argument, NULL, 'u'},
@@ -248,52 +259,67 @@ static void read_options(struct cache_work *w, int argc, char **argv)
             w->json = true;
             break;
         default:
-            ctl_usage(w->ctl, "cache takes no -%c", c);
+            if (!ctl_prompt_option(&w->prompt, w->ctl, c))
+                ctl_usage(w->ctl, "cache takes no -%c", c);
         }
     }
 }
 
-static int run_verb(struct cache_work *w, enum verb verb, const char *path)
+static int run_verb(struct cache_work *w, enum verb verb)
 {
-    struct ctl_request q;
     int rc = EXIT_OK;
 
-    ctl_request_init(&q);
-    if (path)
-        rc = ctl_read_prompt(&q, w->ctl, path);
+    if (verb == VERB_PIN || verb == VERB_UNPIN)
+        rc = ctl_prompt_read(&w->prompt, &w->request, w->ctl, NULL);
     if (rc == EXIT_OK)
         rc = ctl_connect(&w->client, w->ctl);
     if (rc == EXIT_OK)
-        rc = verb == VERB_SHOW ? show(w) : verb == VERB_CLEAR ? clear(w) : pin(w, &q);
+        rc = verb == VERB_SHOW ? show(w) : verb == VERB_CLEAR ? clear(w) : pin(w);
     nvllm_close(w->client);
-    ctl_request_deinit(&q);
     return rc;
+}
+
+/* What goes with which verb. */
+static void check_options(const struct cache_work *w, enum verb verb, const char *rest)
+{
+    const struct ctl *ctl = w->ctl;
+    bool pins = verb == VERB_PIN || verb == VERB_UNPIN;
+
+    if (rest && pins)
+        ctl_usage(ctl, "“%s”: is it --prompt or --prompt-file?", rest);
+    if (rest)
+        ctl_usage(ctl, "“%s” is one too many", rest);
+    if (pins && !ctl_prompt_is_given(&w->prompt))
+        ctl_usage(ctl, "cache pin and unpin want --prompt TEXT or --prompt-file FILE");
+    if ((w->clear.all && verb != VERB_CLEAR) ||
+        (!pins && (w->pin.has_uid || w->pin.cache_salt.data || ctl_prompt_is_given(&w->prompt) ||
+                   ctl_prompt_is_shaped(&w->prompt))))
+        ctl_usage(ctl, "--all goes with clear; prompts, --user and --cache-salt with pin and "
+                       "unpin");
 }
 
 static int run_command(struct ctl *ctl, int argc, char **argv)
 {
     struct cache_work w = {.ctl = ctl};
     enum verb verb = VERB_SHOW;
-    int n_wanted;
+    int rc;
 
     nvllm_list_options_init(&w.list);
     nvllm_clear_options_init(&w.clear);
     nvllm_pin_options_init(&w.pin);
+    ctl_request_init(&w.request);
+    ctl_prompt_init(&w.prompt);
     w.list.limit = DEFAULT_LIMIT;
     read_options(&w, argc, argv);
     if (optind < argc)
         verb = read_verb(ctl, argv[optind++]);
-    n_wanted = verb == VERB_PIN || verb == VERB_UNPIN ? 1 : 0;
-    if (argc - optind < n_wanted)
-        ctl_usage(ctl, "cache pin and unpin want a file with a prompt; “-” is stdin");
-    if (argc - optind > n_wanted)
-        ctl_usage(ctl, "“%s” is one too many", argv[optind + n_wanted]);
-    if ((w.clear.all && verb != VERB_CLEAR) ||
-        ((w.pin.has_uid || w.pin.cache_salt.data) && n_wanted == 0))
-        ctl_usage(ctl, "--all goes with clear, --user and --cache-salt with pin and unpin");
+    check_options(&w, verb, argv[optind]);
     w.pin.unpin = verb == VERB_UNPIN;
-    ctl->needs_model = n_wanted > 0; /* a prompt has to be tokenized */
-    return run_verb(&w, verb, n_wanted ? argv[optind] : NULL);
+    ctl->needs_model = verb == VERB_PIN || verb == VERB_UNPIN; /* to be tokenized */
+    rc = run_verb(&w, verb);
+    ctl_request_deinit(&w.request);
+    ctl_prompt_deinit(&w.prompt);
+    return rc;
 }
 
 const struct ctl_command ctl_cache = {
@@ -304,19 +330,19 @@ const struct ctl_command ctl_cache = {
     .help =
         "usage: nvllmctl cache [show] [--limit N] [--json]\n"
         "       nvllmctl cache clear [--all]\n"
-        "       nvllmctl cache pin|unpin [OPTION…] FILE|-\n\n"
+        "       nvllmctl cache pin|unpin [OPTION…] --prompt TEXT|-\n"
+        "       nvllmctl cache pin|unpin [OPTION…] --prompt-file FILE|-\n\n"
         "Shows prefixes in the order of their last use: tokens, blocks, how often they were\n"
         "found, age, time since their last use, sequences that hold them, whose they are, and how\n"
         "they begin. “clear” forgets them, pinned ones too; “pin” computes what is missing of a\n"
-        "prompt's full blocks and keeps them until “unpin” or “clear”. The file has a JSON\n"
-        "object with messages, prompt or prompt_ids, as “batch” takes it; all else is the prompt\n"
-        "itself. Pins are for administrators.\n\n"
+        "prompt's full blocks and keeps them until “unpin” or “clear”; that is for "
+        "administrators.\n\n"
         "  --limit N                 show no more than N (50)\n"
-        "  --all                     clear those of all users\n"
+        "  --all                     clear those of all users\n" CTL_PROMPT_HELP
         "  --user NAME|UID           pin in that user's cache\n"
         "  --cache-salt TEXT         pin under this salt\n"
         "  --json                    print one JSON object\n",
     .examples = "  nvllmctl cache show --limit 10\n"
-                "  nvllmctl cache pin system-prompt.json\n"
+                "  nvllmctl cache pin --prompt-file system-prompt.json\n"
                 "  nvllmctl cache clear --all\n",
 };

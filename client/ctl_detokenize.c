@@ -81,6 +81,6 @@ const struct ctl_command ctl_detokenize = {
         "  --skip-special            leave special tokens out\n"
         "  --json                    print {\"text\"}\n"
         "  --jsonl                   a JSON array a line in, an object a line out\n",
-    .examples = "  nvllmctl detokenize 9707 11 1879\n"
+    .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
                 "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
 };

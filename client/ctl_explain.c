@@ -7,9 +7,19 @@
 
 #include "client/ctl_ask.h"
 #include "client/ctl_json.h"
+#include "client/ctl_prompt.h"
 #include "client/ctl_requests.h"
 
 enum { SHOWN_BYTES = 60 };
+
+struct work {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    struct nvllm_explain_options about;
+    struct ctl_request request; /* whose input about gets, where it has a prompt */
+    struct ctl_prompt prompt;
+    bool json;
+};
 
 static json_t *to_json(const struct nvllm_explanation *e)
 {
@@ -86,18 +96,34 @@ static void print_request(const struct nvllm_explanation *e)
         printf("%-16s %u needed, %u available\n", "blocks", e->blocks_needed, e->blocks_available);
 }
 
-static int explain(struct nvllm_client *client, const struct ctl *ctl,
-                   const struct nvllm_explain_options *about, bool json)
+static void set_prompt(struct nvllm_explain_options *about, const struct ctl_request *q)
 {
+    about->prompt = q->r.prompt;
+    about->prompt_ids = q->r.prompt_ids;
+    about->n_prompt_ids = q->r.n_prompt_ids;
+    about->chat = q->r.chat;
+    if (q->r.cache_salt.data)
+        about->cache_salt = q->r.cache_salt;
+}
+
+static int explain(struct work *w)
+{
+    struct nvllm_client *client = w->client;
+    const struct ctl *ctl = w->ctl;
     const struct nvllm_explanation *e;
     struct nvllm_error err;
+    enum nvllm_code code;
     json_t *o;
     bool ok = true;
 
-    if (nvllm_explain(client, about, ctl_ask_ms(ctl), &e, &err) != NVLLM_OK)
+    do {
+        set_prompt(&w->about, &w->request);
+        code = nvllm_explain(client, &w->about, ctl_ask_ms(ctl), &e, &err);
+    } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
+    if (code != NVLLM_OK)
         return ctl_report(ctl, &err);
     o = to_json(e);
-    if (json) {
+    if (w->json) {
         ok = ctl_json_print(STDOUT_FILENO, json_incref(o));
     } else {
         if (e->text[0]) {
@@ -113,55 +139,57 @@ static int explain(struct nvllm_client *client, const struct ctl *ctl,
     return ok ? EXIT_OK : EXIT_ERROR;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+static void read_options(struct work *w, int argc, char **argv)
 {
     static const struct option options[] = {
         CTL_COMMON_OPTIONS,
-        {"prompt", required_argument, NULL, 'p'},
+        CTL_PROMPT_OPTIONS,
         {"cache-salt", required_argument, NULL, 's'},
         {"json", no_argument, NULL, 'j'},
         {NULL, 0, NULL, 0},
     };
-    struct nvllm_explain_options about;
-    struct nvllm_client *client = NULL;
-    const char *path = NULL;
-    struct ctl_request q;
-    bool json = false;
-    int c, rc = EXIT_OK;
+    struct ctl *ctl = w->ctl;
+    bool given;
+    int c;
 
-    nvllm_explain_options_init(&about);
     while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 'p')
-            path = optarg;
-        else if (c == 's')
-            about.cache_salt = nvllm_str(optarg);
+        if (c == 's')
+            w->about.cache_salt = nvllm_str(optarg);
         else if (c == 'j')
-            json = true;
-        else
+            w->json = true;
+        else if (!ctl_prompt_option(&w->prompt, ctl, c))
             ctl_usage(ctl, "explain takes no -%c", c);
     }
-    if ((path != NULL) + argc - optind != 1)
-        ctl_usage(ctl, "explain wants the number of one request, or --prompt FILE");
-    if (!path && about.cache_salt.data)
-        ctl_usage(ctl, "--cache-salt goes with --prompt");
-    ctl->needs_model = path != NULL; /* a prompt has to be tokenized */
-    ctl_request_init(&q);
-    if (path)
-        rc = ctl_read_prompt(&q, ctl, path);
-    else
-        about.request = ctl_request_number(ctl, argv[optind]);
-    about.prompt = q.r.prompt;
-    about.prompt_ids = q.r.prompt_ids;
-    about.n_prompt_ids = q.r.n_prompt_ids;
-    about.chat = q.r.chat;
-    if (q.r.cache_salt.data)
-        about.cache_salt = q.r.cache_salt;
+    given = ctl_prompt_is_given(&w->prompt);
+    if (given + argc - optind != 1)
+        ctl_usage(ctl, "explain wants the number of one request, or --prompt TEXT, or "
+                       "--prompt-file FILE");
+    if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
+        ctl_usage(ctl, "--%s goes with --prompt or --prompt-file",
+                  w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
+    if (!given)
+        w->about.request = ctl_request_number(ctl, argv[optind]);
+    ctl->needs_model = given; /* a prompt has to be tokenized */
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    struct work w = {.ctl = ctl};
+    int rc = EXIT_OK;
+
+    nvllm_explain_options_init(&w.about);
+    ctl_prompt_init(&w.prompt);
+    ctl_request_init(&w.request);
+    read_options(&w, argc, argv);
+    if (ctl_prompt_is_given(&w.prompt))
+        rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&client, ctl);
+        rc = ctl_connect(&w.client, ctl);
     if (rc == EXIT_OK)
-        rc = explain(client, ctl, &about, json);
-    nvllm_close(client);
-    ctl_request_deinit(&q);
+        rc = explain(&w);
+    nvllm_close(w.client);
+    ctl_request_deinit(&w.request);
+    ctl_prompt_deinit(&w.prompt);
     return rc;
 }
 
@@ -172,14 +200,13 @@ const struct ctl_command ctl_explain = {
     .any_state = true,
     .help =
         "usage: nvllmctl explain [OPTION…] REQUEST\n"
-        "       nvllmctl explain [OPTION…] --prompt FILE|-\n\n"
+        "       nvllmctl explain [OPTION…] --prompt TEXT|-\n"
+        "       nvllmctl explain [OPTION…] --prompt-file FILE|-\n\n"
         "Says why a request waits, by the number that “nvllmctl requests” shows; or how much of a\n"
-        "prompt is cached now, which token comes first that is not, and what other prompts have\n"
-        "in its place. The file has a JSON object with messages, prompt or prompt_ids, as\n"
-        "“batch” takes it; all else is the prompt itself.\n\n"
-        "  --prompt FILE             explain this prompt\n"
+        "prompt is cached now, as “generate” would have it computed, which token comes first that\n"
+        "is not, and what other prompts have in its place.\n\n" CTL_PROMPT_HELP
         "  --cache-salt TEXT         as a request with this salt would find it\n"
         "  --json                    print one JSON object\n",
     .examples = "  nvllmctl explain 17\n"
-                "  nvllmctl explain --prompt prompt.json\n",
+                "  nvllmctl explain --prompt \"What is 17 + 25?\"\n",
 };

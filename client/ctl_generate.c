@@ -7,22 +7,17 @@
 #include "client/clock.h"
 #include "client/ctl.h"
 #include "client/ctl_json.h"
+#include "client/ctl_prompt.h"
 #include "client/ctl_request.h"
 #include "client/ctl_result.h"
-
-enum mode { MODE_AUTO, MODE_CHAT, MODE_RAW };
 
 struct job {
     struct ctl *ctl;
     struct nvllm_client *client;
     struct ctl_request request;
-    enum mode mode;
-    const char *system;
-    enum nvllm_switch thinking;
+    struct ctl_prompt prompt;
     bool json;
     bool terminal; /* stdout is one */
-    char *stdin_text;
-    struct nvllm_text text;
     struct ctl_result result;
     char last; /* what was printed last */
     bool started;
@@ -30,14 +25,7 @@ struct job {
 };
 
 static const struct option options[] = {
-    CTL_COMMON_OPTIONS,
-    CTL_FIELD_OPTIONS,
-    {"chat", no_argument, NULL, 'c'},
-    {"raw", no_argument, NULL, 'r'},
-    {"system", required_argument, NULL, 's'},
-    {"think", no_argument, NULL, 't'},
-    {"no-think", no_argument, NULL, 'T'},
-    {"json", no_argument, NULL, 'j'},
+    CTL_COMMON_OPTIONS, CTL_FIELD_OPTIONS, CTL_PROMPT_OPTIONS, {"json", no_argument, NULL, 'j'},
     {NULL, 0, NULL, 0},
 };
 
@@ -47,73 +35,17 @@ static void read_options(struct job *job, int argc, char **argv)
     int c;
 
     while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        switch (c) {
-        case 'c':
-        case 'r':
-            if (job->mode != MODE_AUTO && job->mode != (c == 'c' ? MODE_CHAT : MODE_RAW))
-                ctl_usage(ctl, "--chat and --raw exclude each other");
-            job->mode = c == 'c' ? MODE_CHAT : MODE_RAW;
-            break;
-        case 's':
-            job->system = optarg;
-            break;
-        case 't':
-            job->thinking = NVLLM_ON;
-            break;
-        case 'T':
-            job->thinking = NVLLM_OFF;
-            break;
-        case 'j':
+        if (c == 'j')
             job->json = true;
-            break;
-        default:
+        else if (!ctl_prompt_option(&job->prompt, ctl, c))
             ctl_request_option(&job->request, ctl, ctl->option, optarg);
-        }
     }
     if (argc - optind > 1)
         ctl_usage(ctl, "one TEXT, not %d: put it in quotes", argc - optind);
-    if (job->mode == MODE_RAW && job->system)
-        ctl_usage(ctl, "--system goes with a chat, not with --raw");
+    if (optind < argc && ctl_prompt_is_given(&job->prompt))
+        ctl_usage(ctl, "“%s” is one prompt too many", argv[optind]);
     if (job->request.r.logprobs >= 0 && !job->json)
         ctl_message("--logprobs shows with --json only");
-}
-
-static int read_text(struct job *job, const char *given)
-{
-    size_t n;
-    int rc;
-
-    if (given && strcmp(given, "-") != 0) {
-        job->text = nvllm_str(given);
-        return EXIT_OK;
-    }
-    if (isatty(STDIN_FILENO))
-        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
-    rc = ctl_read_all(STDIN_FILENO, &job->stdin_text, &n);
-    if (rc == EXIT_OK)
-        job->text = (struct nvllm_text){job->stdin_text, n};
-    return rc;
-}
-
-static void set_input(struct job *job, bool chat)
-{
-    struct ctl_request *q = &job->request;
-    struct nvllm_text text = job->text;
-
-    q->r.chat = NULL;
-    q->r.prompt.data = NULL;
-    if (!chat) {
-        q->r.prompt = text;
-        return;
-    }
-    /* A message from a pipe ends like a line; the line's end is no part of it. */
-    if (job->stdin_text && text.len > 0 && text.data[text.len - 1] == '\n')
-        text.len--;
-    q->chat.n_messages = 0;
-    q->chat.enable_thinking = job->thinking;
-    if (job->system)
-        ctl_request_add_message(q, "system", nvllm_str(job->system));
-    ctl_request_add_message(q, "user", text);
 }
 
 /* False: nobody reads any more. */
@@ -209,9 +141,9 @@ static int end_error(struct job *job, const struct nvllm_error *err)
                : rc;
 }
 
-enum { RETRY_RAW = -1 };
+enum { RETRY = -1 };
 
-/* Runs the request to its end; RETRY_RAW: the model has no chat template. */
+/* Runs the request to its end; RETRY: the prompt is another now. */
 static int run(struct job *job)
 {
     const struct nvllm_event *event;
@@ -247,9 +179,9 @@ static int run(struct job *job)
                 return EXIT_ERROR; /* closing the connection cancels */
         } else if (event->done) {
             return end_done(job, event->done);
-        } else if (event->error->code == NVLLM_E_UNSUPPORTED && job->mode == MODE_AUTO &&
-                   !job->started) {
-            return RETRY_RAW;
+        } else if (!job->started &&
+                   ctl_prompt_fall_back(&job->prompt, &job->request, event->error->code)) {
+            return RETRY;
         } else {
             return end_error(job, event->error);
         }
@@ -258,22 +190,15 @@ static int run(struct job *job)
 
 static int generate(struct job *job)
 {
-    bool may_be_raw = !job->system && job->thinking == NVLLM_UNSET;
     int rc;
 
-    if (job->mode == MODE_AUTO && !may_be_raw)
-        job->mode = MODE_CHAT;
     rc = ctl_connect(&job->client, job->ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
-    set_input(job, job->mode != MODE_RAW);
-    rc = run(job);
-    if (rc == RETRY_RAW) {
-        job->mode = MODE_RAW;
-        set_input(job, false);
+    do
         rc = run(job);
-    }
+    while (rc == RETRY);
     if (ctl_interrupted())
         return ctl_interrupted();
     if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK) {
@@ -285,20 +210,21 @@ static int generate(struct job *job)
 
 static int run_command(struct ctl *ctl, int argc, char **argv)
 {
-    struct job job = {.ctl = ctl, .thinking = NVLLM_UNSET};
+    struct job job = {.ctl = ctl};
     int rc;
 
     ctl_request_init(&job.request);
+    ctl_prompt_init(&job.prompt);
     job.terminal = isatty(STDOUT_FILENO);
     read_options(&job, argc, argv);
+    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, argv[optind]);
     ctl_result_init(&job.result, &job.request.r);
-    rc = read_text(&job, argv[optind]);
     if (rc == EXIT_OK)
         rc = generate(&job);
     nvllm_close(job.client);
     ctl_result_deinit(&job.result);
     ctl_request_deinit(&job.request);
-    free(job.stdin_text);
+    ctl_prompt_deinit(&job.prompt);
     return rc;
 }
 
@@ -309,14 +235,10 @@ const struct ctl_command ctl_generate = {
     .help =
         "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
         "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”, as it is\n"
-        "made. Ctrl-C cancels.\n\n"
-        "  --chat                    TEXT is a user's message (the default where the model chats)\n"
-        "  --raw                     TEXT is continued as it is\n"
-        "  --system TEXT             begin the chat with a system message\n"
-        "  --think, --no-think       let the model reason first, or not\n"
+        "made. Ctrl-C cancels.\n\n" CTL_PROMPT_HELP
         "  --json                    print one JSON object at the end\n",
     .takes_sampling = true,
     .examples = "  nvllmctl generate \"What is 17 + 25?\"\n"
-                "  nvllmctl generate --temperature 0 --max-tokens 200 <question.txt\n"
+                "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
                 "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
 };

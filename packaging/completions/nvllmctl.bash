@@ -4,7 +4,7 @@
 _nvllmctl_options() {
     case $1 in
         chat) echo '--system --think --no-think --quiet --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --priority --cache-salt --deadline-ms --keep-special' ;;
-        generate) echo '--chat --raw --system --think --no-think --json --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
+        generate) echo '--prompt --prompt-file --chat --raw --system --think --no-think --json --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
         batch) echo '--input --output --concurrency --json --max-tokens --min-tokens --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --logit-bias --seed --stop --stop-token-id --ignore-eos --logprobs --n --priority --cache-salt --deadline-ms --keep-special' ;;
         tokenize) echo '--special --json --jsonl' ;;
         detokenize) echo '--skip-special --json --jsonl' ;;
@@ -12,8 +12,8 @@ _nvllmctl_options() {
         status) echo '--json' ;;
         requests) echo '--limit --json' ;;
         blocks) echo '--map --json' ;;
-        cache) echo '--limit --json --all --user --cache-salt' ;;
-        explain) echo '--prompt --cache-salt --json' ;;
+        cache) echo '--limit --all --prompt --prompt-file --chat --raw --system --think --no-think --user --cache-salt --json' ;;
+        explain) echo '--prompt --prompt-file --chat --raw --system --think --no-think --cache-salt --json' ;;
         top) echo '--interval --once' ;;
         cancel) echo '' ;;
         drain) echo '--end-after' ;;
@@ -53,7 +53,7 @@ _nvllmctl() {
         esac
     done
     case $prev in
-        --config | --input | --output | --prompt | --socket | --workload)
+        --config | --input | --output | --prompt-file | --socket | --workload)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
@@ -69,7 +69,7 @@ _nvllmctl() {
             mapfile -t COMPREPLY < <(compgen -W 'low normal high' -- "$cur")
             return
             ;;
-        --cache-salt | --concurrency | --deadline-ms | --duration | --end-after | --frequency-penalty | --interval | --limit | --logit-bias | --logprobs | --max-tokens | --min-p | --min-tokens | --n | --output-tokens | --presence-penalty | --prompt-tokens | --rate | --repetition-penalty | --requests | --seed | --stop | --stop-token-id | --streams | --system | --temperature | --timeout | --top-k | --top-p)
+        --cache-salt | --concurrency | --deadline-ms | --duration | --end-after | --frequency-penalty | --interval | --limit | --logit-bias | --logprobs | --max-tokens | --min-p | --min-tokens | --n | --output-tokens | --presence-penalty | --prompt | --prompt-tokens | --rate | --repetition-penalty | --requests | --seed | --stop | --stop-token-id | --streams | --system | --temperature | --timeout | --top-k | --top-p)
             return
             ;;
     esac

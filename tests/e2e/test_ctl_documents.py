@@ -48,6 +48,9 @@ class Documents(Case):
         sampling = help_options("chat") & help_options("generate") & help_options("batch")
         of_answers = {"--logprobs", "--n"}  # which a chat does not take
         self.assertEqual(help_options("chat") & of_answers, set())
+        prompt = (help_options("generate") & help_options("explain") & help_options("cache")
+                  - common - {"--json", "--cache-salt"})
+        self.assertIn("--prompt-file", prompt)
         checked = set()
         for title, body in re.findall(r"^# ([A-Z, -]+)\n(.*?)(?=^# |\Z)", page, re.M | re.S):
             names = [n for n in title.lower().split(", ") if n in commands()]
@@ -57,8 +60,9 @@ class Documents(Case):
             named = {o for line in re.findall(r"^\*-.*", body, re.M)
                      for o in re.findall(r"\*(--[a-z-]+)\*", line)}
             known = set()
-            for name in names:  # those of a request are in the section of generate alone
+            for name in names:  # those of a request and prompt are in the section of generate alone
                 own = help_options(name)
+                own = own - prompt if prompt <= own and name != "generate" else own
                 known |= (own - sampling - of_answers
                           if sampling <= own and name != "generate" else own)
             self.assertEqual(named - common, known - common, title)

@@ -21,8 +21,8 @@ ME = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip(
 class Real(SharedDaemon):
     options = ("cache.kv_memory=64M", "scheduler.max_seq_len=2048")
 
-    def json(self, *args):
-        return json.loads(self.daemon.ctl(*args, "--json").stdout)
+    def json(self, *args, **options):
+        return json.loads(self.daemon.ctl(*args, "--json", **options).stdout)
 
     def test_requests_and_cancel(self):
         """A request is listed with what it is and does, and ends when it is cancelled."""
@@ -82,17 +82,54 @@ class Real(SharedDaemon):
         path, other = folder / "prompt", folder / "other"
         path.write_text("One two three four five six seven. " * 12)
         other.write_text(path.read_text()[:300] + "Something else altogether, and more of it.")
-        pinned = self.json("cache", "pin", path)
+        pinned = self.json("cache", "pin", "--raw", "--prompt-file", path)
         self.assertGreater(pinned["blocks"], 2)
         self.assertEqual(self.json("blocks")["pinned"], pinned["blocks"])
-        e = self.json("explain", "--prompt", other)
+        e = self.json("explain", "--raw", "--prompt-file", other)
         self.assertTrue(16 <= e["cached_tokens"] < pinned["tokens"], e)
         self.assertLess(e["cached_tokens"], e["prompt_tokens"])
         self.assertIsNotNone(e["next_id"])
-        self.assertRegex(self.daemon.ctl("explain", "--prompt", other).stdout.decode(),
+        self.assertRegex(self.daemon.ctl("explain", "--raw", "--prompt", other.read_text()).stdout.decode(),
                          r'first not cached +\d+ "')
-        self.json("cache", "unpin", path)
+        self.json("cache", "unpin", "--raw", "--prompt-file", "-", stdin=path.read_text())
         self.assertEqual(self.json("blocks")["pinned"], 0)
+
+    def test_prompts_are_the_same_in_each_command(self):
+        """What generate has computed, explain finds and pin keeps, given in the same words: as text,
+        from a file, from stdin, with or without a system message."""
+        text = "Tell me of the seven seas and of all that swims in them. " * 4
+        path = self.temporary_folder() / "prompt"
+        path.write_text(text + "\n")
+        for shape in [], ["--system", "You are a sailor."], ["--no-think"], ["--raw"]:
+            for words, stdin in ((["--prompt", text], ""), (["--prompt-file", path], ""),
+                                 (["--prompt", "-"], text + "\n"),
+                                 (["--prompt-file", "-"], text + "\n")):
+                with self.subTest(shape=shape, words=words):
+                    self.daemon.ctl("cache", "clear")
+                    got = json.loads(self.daemon.ctl("generate", "--json", "--max-tokens", 1, *shape,
+                                                     *words, stdin=stdin).stdout)
+                    e = self.json("explain", *shape, *words, stdin=stdin)
+                    self.assertEqual(e["prompt_tokens"], got["usage"]["prompt_tokens"])
+                    self.assertGreater(e["cached_tokens"], e["prompt_tokens"] - 32)
+                    pinned = self.json("cache", "pin", *shape, *words, stdin=stdin)
+                    self.assertEqual(pinned["tokens"], e["prompt_tokens"] // 16 * 16)
+        self.daemon.ctl("cache", "clear")
+
+    def test_prompt_files_of_objects(self):
+        """A file with a request is taken as batch takes it; other JSON is text."""
+        path = self.temporary_folder() / "prompt.json"
+        path.write_text(json.dumps({"messages": [{"role": "user", "content": "What is 17 + 25?"}],
+                                    "enable_thinking": False, "temperature": 0, "max_tokens": 5}))
+        self.assertEqual(self.daemon.ctl("generate", "--prompt-file", path).stdout, b"42")
+        done = self.daemon.ctl("generate", "--raw", "--prompt-file", path, check=False)
+        self.assertEqual(done.returncode, 2)
+        path.write_text('{"a": 1}')
+        self.assertEqual(self.json("explain", "--raw", "--prompt-file", path)["prompt_tokens"],
+                         len(json.loads(self.daemon.ctl("tokenize", "--json", '{"a": 1}').stdout)["ids"]))
+        path.write_text('{"prompt": "x", "temprature": 0}')
+        done = self.daemon.ctl("generate", "--prompt-file", path, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"temprature", done.stderr)
 
     def test_drain_resume(self):
         """drain --wait waits for the end of what is under way, or says that it does not come."""
@@ -198,9 +235,15 @@ class Real(SharedDaemon):
     def test_usage(self):
         for args in (["requests", "x"], ["requests", "--limit", "0"], ["cancel"], ["cancel", "x"],
                      ["cancel", "0"], ["cancel", "-1"], ["blocks", "x"], ["cache", "sow"],
-                     ["cache", "pin"], ["cache", "pin", "a", "b"], ["cache", "show", "--all"],
+                     ["cache", "pin"], ["cache", "pin", "a"],
+                     ["cache", "pin", "--prompt", "a", "b"], ["cache", "show", "--prompt", "x"],
+                     ["cache", "pin", "--prompt", "a", "--prompt-file", "b"],
+                     ["cache", "pin", "--raw", "--chat", "--prompt", "x"],
+                     ["explain", "--raw", "--system", "x", "--prompt", "y"],
+                     ["explain", "1", "--prompt", "x"], ["explain", "1", "--raw"],
+                     ["generate", "x", "--prompt", "y"], ["cache", "show", "--all"],
                      ["cache", "clear", "--user", "0"],
-                     ["cache", "pin", "--user", "no-such-user", "-"], ["explain"], ["explain", "x"],
+                     ["cache", "pin", "--user", "no-such-user", "--prompt", "-"], ["explain"], ["explain", "x"],
                      ["explain", "1", "2"], ["explain", "1", "--cache-salt", "x"], ["drain", "x"],
                      ["drain", "--end-after", "soon"], ["resume", "x"], ["reload", "x"],
                      ["log-level"], ["log-level", "loud"], ["stop", "x"], ["top", "x"],
@@ -210,7 +253,7 @@ class Real(SharedDaemon):
         self.assertIn("did you mean “cache show”",
                       self.daemon.ctl("cache", "sow", check=False).stderr.decode())
         self.assertIn("there is no user “no-such-user”",
-                      self.daemon.ctl("cache", "pin", "--user", "no-such-user", "-",
+                      self.daemon.ctl("cache", "pin", "--user", "no-such-user", "--prompt", "-",
                                       check=False).stderr.decode())
 
 
@@ -269,14 +312,15 @@ class Played(Case):
         """The first token that is not cached, and what others have in its place, in words."""
         answer = {"explanation": {"prompt_tokens": 1000, "cached_tokens": 960, "next_id": 65,
                                   "other_ids": [66, 10]}}
-        done = self.ctl(answer, "explain", "--prompt", "-", "--cache-salt", "s", stdin=b"plain text")
+        done = self.ctl(answer, "explain", "--raw", "--prompt", "-", "--cache-salt", "s",
+                        stdin=b"plain text")
         self.assertEqual(self.seen[0][1]["prompt"], b"plain text")
         self.assertEqual(self.seen[0][1]["cache_salt"], b"s")
         text = done.stdout.decode()
         self.assertIn("960 of 1000 prompt tokens (96 %)", text)
         self.assertRegex(text, r'first not cached +65 "A"\n')
         self.assertRegex(text, r'others have +66 "B"\n +10 "\\n"\n')
-        done = self.ctl(answer, "explain", "--json", "--prompt", "-",
+        done = self.ctl(answer, "explain", "--json", "--prompt-file", "-",
                         stdin=b'{"messages": [{"role": "user", "content": "x"}]}')
         self.assertEqual(self.seen[0][1]["chat"]["messages"][0]["content"], b"x")
         out = json.loads(done.stdout)
@@ -302,6 +346,28 @@ class Played(Case):
             self.assertTrue(all(len(line) <= columns for line in lines), lines)
             self.assertEqual("PID" in shown, columns >= 80)
             self.assertEqual("CACHED" in shown, columns >= 93)
+
+    def test_prompt_without_a_template(self):
+        """Where the model has no chat template a prompt is raw, unless a chat was asked for."""
+        seen = []
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                seen.append("chat" in got[2])
+                if seen[-1]:
+                    peer.send(got[0], error={"code": "ERROR_UNSUPPORTED", "message": "no template"})
+                elif got[1] == "pin_cache":
+                    peer.send(got[0], cache_changed={"blocks": 1, "tokens": 16})
+                else:
+                    peer.send(got[0], explanation={"prompt_tokens": 9})
+
+        for args in ["explain"], ["cache", "pin"]:
+            done = Fake(self, script).ctl(*args, "--prompt", "x")
+            self.assertEqual((done.returncode, seen), (0, [True, False]), done.stderr)
+            seen.clear()
+            done = Fake(self, script).ctl(*args, "--chat", "--prompt", "x")
+            self.assertEqual((done.returncode, seen), (1, [True]), done.stderr)
+            seen.clear()
 
     def test_explain_request(self):
         info = {"request": 7, "state": "REQUEST_WAITING", "place": 3, "age_us": 2500000}
@@ -332,23 +398,25 @@ class Played(Case):
         answer = {"cache_changed": {"blocks": 5, "tokens": 80}}
         path = self.temporary_folder() / "prompt"
         path.write_text('{"messages": [{"role": "system", "content": "s"}]}')
-        done = self.ctl(answer, "cache", "pin", "--user", 12, "--cache-salt", "x", path)
+        done = self.ctl(answer, "cache", "pin", "--user", 12, "--cache-salt", "x",
+                        "--prompt-file", path)
         op, fields = self.seen[0]
         self.assertEqual((op, fields["uid"], fields["cache_salt"], fields.get("unpin")),
                          ("pin_cache", 12, b"x", None))
         self.assertEqual(fields["chat"]["messages"][0]["role"], "system")
         self.assertEqual(done.stdout, b"pinned 5 blocks of 80 tokens\n")
-        done = self.ctl(answer, "cache", "unpin", "--json", "-", stdin=b'{"prompt_ids": [1, 2]}')
+        done = self.ctl(answer, "cache", "unpin", "--json", "--prompt-file", "-",
+                        stdin=b'{"prompt_ids": [1, 2]}')
         self.assertEqual(self.seen[0][1]["prompt_ids"]["ids"], [1, 2])
         self.assertTrue(self.seen[0][1]["unpin"])
         self.assertEqual(json.loads(done.stdout), {"blocks": 5, "tokens": 80})
-        done = self.ctl(answer, "cache", "pin", "/nonexistent")
+        done = self.ctl(answer, "cache", "pin", "--prompt-file", "/nonexistent")
         self.assertEqual((done.returncode, self.seen), (1, []))
 
     def test_refusals(self):
         """Who may not do something is told with status 6, whatever it is."""
         for args in (["requests"], ["cancel", 1], ["blocks"], ["cache"], ["cache", "clear"],
-                     ["cache", "pin", "-"], ["explain", 1], ["drain"], ["resume"], ["reload"],
+                     ["cache", "pin", "--prompt", "-"], ["explain", 1], ["drain"], ["resume"], ["reload"],
                      ["log-level", "info"], ["stop"], ["top", "--once"]):
             done = self.ctl({"error": {"code": "ERROR_DENIED", "message": "for admins"}}, *args)
             self.assertEqual((done.returncode, done.stdout), (6, b""), args)
@@ -398,7 +466,7 @@ class Played(Case):
         self.assertEqual(json.loads(done.stdout), {"requests": [], "total": 0})
         self.assertLess(time.monotonic() - started, scaled(2, 20))
         self.assertEqual(asked, [])
-        for args in ("cache", "pin", "-"), ("explain", "--prompt", "-"):
+        for args in ("cache", "pin", "--prompt", "-"), ("explain", "--prompt", "-"):
             asked.clear()
             done = Fake(self, script, welcome).ctl(*args, stdin=b"x")
             self.assertEqual((done.returncode, len(asked)), (0, 1), done.stderr)
