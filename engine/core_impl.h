@@ -1,5 +1,4 @@
-/* core_impl.h - the core's own state, shared by core.c, core_schedule.c, core_commit.c and
- * core_verify.c alone.
+/* core_impl.h - the core's own state: for core*.c, and for tests that look inside; for nobody else.
  *
  * A sequence with a slot is in exactly one of the lists prefilling, decoding and draining. Draining
  * are those that run no more while a step in flight still reads or writes their blocks. */

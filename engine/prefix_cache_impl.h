@@ -1,5 +1,4 @@
-/* prefix_cache_impl.h - the prefix cache's own state, shared by prefix_cache.c and
- * prefix_cache_look.c alone.
+/* prefix_cache_impl.h - the prefix cache's own state: for prefix_cache*.c alone.
  *
  * The entries of a namespace are a forest: each has its parent listed, or is a first block. So
  * removing one removes all behind it, which nothing could find any more. */

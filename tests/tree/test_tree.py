@@ -83,6 +83,20 @@ class Includes(unittest.TestCase):
             self.assertEqual(len(wrong_includes(root)), 6)
 
 
+    def test_own_state_stays_inside(self):
+        """X_impl.h is for X.c and X_*.c; tests may look inside."""
+        found = []
+        for path in files(".c", ".h", ".cu", ".cuh"):
+            relative = path.relative_to(ROOT)
+            if relative.parts[0] == "tests":
+                continue
+            for _, name in INCLUDE.findall(path.read_text()):
+                if (m := re.fullmatch(r"(.*)_impl\.h", name)) and \
+                        not re.fullmatch(re.escape(m[1]) + r"(_\w+)?\.[ch]u?", str(relative)):
+                    found.append(f"{relative}: {name}")
+        self.assertEqual(found, [])
+
+
 class Clock(unittest.TestCase):
     def test_nobody_reads_the_wall_clock(self):
         """Times and deadlines are of the monotonic clock, so that nothing happens when the other
