@@ -4,6 +4,7 @@
 #include "client/ctl_json.h"
 #include "client/ctl_request.h"
 #include "client/ctl_text.h"
+#include "proto/program.h"
 
 static bool convert(struct text_work *w, const struct text_input *input, struct text_answer *answer,
                     struct nvllm_error *err)
@@ -28,27 +29,21 @@ static json_t *parse_ids(struct nvllm_text text, struct nvllm_error *err)
 {
     size_t start = 0;
     json_t *array;
+    int64_t id;
+    int got;
 
     while (start < text.len && strchr(" \t\r\n", text.data[start]) && text.data[start])
         start++;
     if (start < text.len && (text.data[start] == '[' || text.data[start] == '{'))
         return ctl_json_parse(text.data, text.len, err);
     array = json_array();
-    for (size_t i = start; i < text.len;) {
-        json_int_t id = 0;
-        size_t digits = 0;
-
-        for (; i < text.len && text.data[i] >= '0' && text.data[i] <= '9'; i++, digits++)
-            id = id > INT32_MAX ? id : id * 10 + (text.data[i] - '0');
-        if (digits > 0)
-            json_array_append_new(array, json_integer(id));
-        else if (!memchr(" \t\r\n,", text.data[i++], 5)) {
-            json_decref(array);
-            ctl_invalid(err, "token ids are whole numbers: byte %zu of the input is none", i);
-            return NULL;
-        }
-    }
-    return array;
+    while ((got = program_next_number(&id, text.data, text.len, &start)) == PROGRAM_NUMBER)
+        json_array_append_new(array, json_integer(id));
+    if (got == PROGRAM_END)
+        return array;
+    json_decref(array);
+    ctl_invalid(err, "token ids are whole numbers: byte %zu of the input is none", start + 1);
+    return NULL;
 }
 
 static int run_command(struct ctl *ctl, int argc, char **argv)

@@ -3,18 +3,22 @@
 #include "daemon/offline.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <jansson.h>
 
 #include "engine/chat.h"
 #include "engine/err.h"
 #include "engine/model_check.h"
+#include "engine/model_config.h"
 #include "engine/tokenizer.h"
+#include "proto/program.h"
 #include "proto/utf8.h"
 
 enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
@@ -22,6 +26,7 @@ enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 struct tool {
     const struct offline_options *options;
     struct tokenizer *tokenizer;
+    int32_t vocab_size; /* of detokenize */
     struct chat_template *template;
     /* One input to one object; parsed is NULL where the input is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
@@ -173,20 +178,16 @@ static bool is_among(char c, const char *set, size_t n)
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
     json_t *array = json_array();
+    size_t at = 0;
+    int64_t id;
+    int got;
 
-    for (size_t i = 0; i < input.len;) {
-        json_int_t id = 0;
-        size_t start = i;
-
-        for (; i < input.len && input.data[i] >= '0' && input.data[i] <= '9'; i++)
-            id = id > INT32_MAX ? id : id * 10 + (input.data[i] - '0');
-        if (i > start) {
-            json_array_append_new(array, json_integer(id));
-        } else if (!is_among(input.data[i++], " \t\r\n,", 5)) {
-            json_decref(array);
-            return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
-                           i);
-        }
+    while ((got = program_next_number(&id, input.data, input.len, &at)) == PROGRAM_NUMBER)
+        json_array_append_new(array, json_integer(id));
+    if (got == PROGRAM_NONE) {
+        json_decref(array);
+        return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
+                       at + 1);
     }
     *out = array;
     return 0;
@@ -228,6 +229,34 @@ static int take_ids(struct token_list *out, struct text input, const json_t *par
     return r;
 }
 
+/* Ids that the model knows: as many as it has embeddings, of which some may have no text. Where
+ * there is no config.json that says, those of the tokenizer. */
+static int32_t vocabulary_size(const struct tool *t)
+{
+    int dir = open(t->options->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int32_t n = tokenizer_n_ids(t->tokenizer);
+    struct model_defaults defaults;
+    struct model_config config;
+    struct problems problems = {0};
+
+    if (dir < 0)
+        return n;
+    model_config_read(&config, &defaults, dir, &problems);
+    close(dir);
+    return problems.n == 0 && config.vocab_size > n ? config.vocab_size : n;
+}
+
+static int check_ids(const struct tool *t, const struct token_list *list, struct err *e)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (list->ids[i] >= t->vocab_size)
+            return err_set(e, -EINVAL,
+                           "ids[%zu]: %" PRId32 " is no id of the vocabulary, which has %" PRId32
+                           ": [0, %" PRId32 "]",
+                           i, list->ids[i], t->vocab_size, t->vocab_size - 1);
+    return 0;
+}
+
 static int detokenize(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                       struct err *e)
 {
@@ -236,6 +265,8 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     size_t n = 0;
     int r = take_ids(&list, input, parsed, e);
 
+    if (r == 0)
+        r = check_ids(t, &list, e);
     if (r == 0) {
         r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
         if (r < 0)
@@ -397,6 +428,7 @@ int offline_detokenize(const struct offline_options *o)
 
     if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
         return complain(e.text);
+    t.vocab_size = vocabulary_size(&t);
     return run(&t);
 }
 

@@ -33,6 +33,26 @@ int program_distance(const char *a, const char *b)
     return row[n_b];
 }
 
+int program_next_number(int64_t *number, const char *text, size_t n, size_t *at)
+{
+    const int64_t enough = INT64_C(1) << 31;
+    int64_t value = 0;
+    size_t i = *at;
+
+    while (i < n && memchr(" \t\r\n,", text[i], 5))
+        i++;
+    *at = i;
+    if (i == n)
+        return PROGRAM_END;
+    for (; i < n && text[i] >= '0' && text[i] <= '9'; i++)
+        value = value >= enough ? value : value * 10 + (text[i] - '0');
+    if (i == *at)
+        return PROGRAM_NONE;
+    *at = i;
+    *number = value;
+    return PROGRAM_NUMBER;
+}
+
 /* A quote ends the quoted part, stands alone behind a backslash, and begins the next part. */
 const char *program_quote(char *out, size_t n, const char *text)
 {

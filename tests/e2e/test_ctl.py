@@ -197,6 +197,7 @@ class Alone(SharedDaemon):
                 ("detokenize", b" [65, 66]", "--json"), ("detokenize", b'{"ids":[65]}', "--json"),
                 ("detokenize", b"", "--json"), ("detokenize", b"6x"), ("detokenize", b"[-1]"),
                 ("detokenize", b"[65\0]"), ("detokenize", b"99999999999999999999"),
+                ("detokenize", b"2047"), ("detokenize", b"65 2048"), ("detokenize", b"[2048]", "--json"),
                 ("detokenize", b'[65]\n\n{"ids":[66]}\n{}\n65', "--jsonl"),
                 ("render", chat), ("render", chat + b"\n\n" + chat, "--jsonl"), ("render", b"{}")):
             ctl = self.daemon.ctl(command, *options, stdin=stdin, check=False)
@@ -211,6 +212,22 @@ class Alone(SharedDaemon):
                     self.assertEqual(a, b)
                 else:
                     self.assertEqual(alone.stdout, ctl.stdout)
+
+    def test_ids_outside_the_vocabulary(self):
+        """The id, where it stands and how many there are is named, also where the tokenizer is alone."""
+        folder = self.temporary_folder()
+        (folder / "tokenizer.json").symlink_to(MODEL / "tokenizer.json")
+        for model, size in (MODEL, 2048), (folder, None):
+            for stdin, *options in ((b"65 4321",), (b'{"ids": [65, 4321]}',), (b"[65,4321]", "--json")):
+                done = run_command([config.nvllmd, "detokenize", "--model", model, *options],
+                                   stdin=stdin, check=False)
+                self.assertEqual((done.returncode, done.stdout), (1, b""))
+                self.assertRegex(done.stderr.decode(), r"ids\[1\]: 4321 is no id of the vocabulary, "
+                                 rf"which has {size or '[0-9]+'}: ")
+            done = run_command([config.nvllmd, "detokenize", "--jsonl", "--model", model],
+                               stdin=b"[65]\n[4321]\n[66]\n", check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertEqual(["error" in o for o in parse_jsonl(done.stdout)], [False, True, False])
 
 
 class Batch(SharedDaemon):

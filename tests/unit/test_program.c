@@ -41,6 +41,36 @@ START_TEST(long_words_are_far)
 }
 END_TEST
 
+/* Numbers come one after the other, with blanks and commas between, to the end or to what is none.
+ */
+START_TEST(numbers_are_read_one_by_one)
+{
+    static const char text[] = " 7,,08\t\n2147483648 99999999999999999999999 5x";
+    size_t at = 0;
+    int64_t v;
+
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NUMBER);
+    ck_assert_int_eq(v, 7);
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NUMBER);
+    ck_assert_int_eq(v, 8);
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NUMBER);
+    ck_assert_int_eq(v, INT64_C(1) << 31);
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NUMBER);
+    ck_assert_int_ge(v, INT64_C(1) << 31);
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NUMBER);
+    ck_assert_int_eq(v, 5);
+    ck_assert_int_eq(program_next_number(&v, text, strlen(text), &at), PROGRAM_NONE);
+    ck_assert_uint_eq(at, strlen(text) - 1);
+    at = 0;
+    ck_assert_int_eq(program_next_number(&v, " , ", 3, &at), PROGRAM_END);
+    ck_assert_uint_eq(at, 3);
+    at = 0;
+    ck_assert_int_eq(program_next_number(&v, "-1", 2, &at), PROGRAM_NONE);
+    ck_assert_int_eq(program_next_number(&v, "1\0002", 3, &(size_t){1}), PROGRAM_NONE);
+    ck_assert_int_eq(program_next_number(&v, NULL, 0, &(size_t){0}), PROGRAM_END);
+}
+END_TEST
+
 /* What a shell makes of it is the text, whatever is in it. */
 START_TEST(shell_reads_quoted_text_back)
 {
@@ -116,6 +146,7 @@ int main(void)
 
     tcase_add_test(t, distance_counts_edits);
     tcase_add_test(t, long_words_are_far);
+    tcase_add_test(t, numbers_are_read_one_by_one);
     tcase_add_test(t, shell_reads_quoted_text_back);
     tcase_add_test(t, quoted_text_is_cut_inside_the_quotes);
     tcase_add_test(t, closed_streams_are_held);
