@@ -257,6 +257,7 @@ static int make_events(struct server *s)
         [EVENT_PHASE] = {-1, 0, server_on_phase},
         [EVENT_DRAIN] = {-1, 0, server_on_drain},
         [EVENT_RELOAD] = {-1, 0, server_on_reload},
+        [EVENT_REREAD] = {reload_fd(s->reload), EV_READ | EV_PERSIST, server_on_reread},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
         [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
@@ -297,7 +298,8 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     sessions.base = s->base;
     sessions.server = s;
     sessions_init(&s->sessions, &sessions);
-    if (!s->base || make_events(s) < 0) {
+    if (!s->base || reload_new(&s->reload, parts->reread, parts->reread_arg) < 0 ||
+        make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -315,6 +317,7 @@ void server_free(struct server *s)
             event_free(s->events[i]);
     if (s->base)
         event_base_free(s->base);
+    reload_free(s->reload);
     free(s);
 }
 
@@ -338,5 +341,7 @@ enum server_end server_run(struct server *s)
     event_base_dispatch(s->base);
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
+    if (!reload_end(s->reload) && s->end == SERVER_ENDED)
+        s->end = SERVER_STUCK;
     return s->end;
 }

@@ -5,6 +5,7 @@
 
 #include "daemon/listener.h"
 #include "daemon/options.h"
+#include "daemon/reload.h"
 #include "daemon/rights.h"
 #include "engine/engine.h"
 
@@ -13,7 +14,7 @@ struct server;
 /* All parts stay the caller's and outlive the server. backend and model are names for people. */
 struct server_parts {
     struct options *options; /* some of which change, when they are read anew */
-    int (*reread)(void *arg, struct options *out, struct err *e); /* *out made on success only */
+    reload_read reread;      /* as when the daemon started, by a thread of its own */
     void *reread_arg;
     struct rights rights;
     struct listener *listener;
@@ -35,7 +36,8 @@ void server_raise_descriptors(const struct options *o);
 
 enum server_end {
     SERVER_ENDED,  /* by a signal; each request was told */
-    SERVER_STUCK,  /* likewise, but the engine is loading or does not answer: it cannot be freed */
+    SERVER_STUCK,  /* likewise, but the engine is loading or does not answer, or the options are
+                    * being read: threads work that cannot be waited for */
     SERVER_FAILED, /* the engine has failed, and may never come back from being freed */
 };
 

@@ -13,7 +13,6 @@
 
 #include "daemon/log.h"
 #include "daemon/service.h"
-#include "daemon/shares.h"
 
 enum {
     CANCEL_S = 5,     /* for the engine to let go of what was cancelled */
@@ -138,6 +137,8 @@ void server_on_phase(evutil_socket_t fd, short what, void *arg)
 
 static void begin_end(struct server *s)
 {
+    struct refusal e;
+
     service_stopping();
     if (!s->ready)
         s->end = SERVER_STUCK;
@@ -145,6 +146,10 @@ static void begin_end(struct server *s)
     server_update_state(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     server_stop_listening(s);
+    /* Nobody knows how long a reading takes: who waits for one, or for the next, is not kept. */
+    refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE,
+                "the daemon is ending; nothing was changed");
+    sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
     server_tell_status(s);
 }
@@ -252,26 +257,39 @@ static void log_keys(const char *event, const char *const *keys, int n)
         log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
 }
 
-static int control_reload(void *arg, struct options_change *out, struct err *e)
+/* Begins a reading; where one is under way another follows it. */
+static int control_reload(void *arg, uint64_t *reading, struct err *e)
 {
     struct server *s = arg;
-    struct options fresh;
-    struct shares shares;
-    int r = s->parts.reread(s->parts.reread_arg, &fresh, e);
+    int r = 0;
 
-    if (r == 0) {
-        r = shares_parse(&shares, fresh.shares, e);
-        if (r == 0 && engine_set_shares(s->parts.engine, shares.list, shares.n) < 0)
-            r = err_set(e, -ENOMEM, "out of memory");
-        if (r < 0)
-            options_deinit(&fresh);
+    if (s->phase != PHASE_SERVING)
+        return err_set(e, -EBUSY, "the daemon is ending");
+    if (reload_under_way(s->reload)) {
+        s->read_again = true;
+        *reading = s->reading + 1;
+        return 0;
     }
-    if (r < 0) {
-        log_text(LOG_LEVEL_WARNING, "reload_refused", e->text, "%s", "");
-        return r;
+    r = reload_begin(s->reload);
+    if (r < 0)
+        return err_set(e, r, "no thread can be started: %s", strerror(-r));
+    *reading = ++s->reading;
+    return 0;
+}
+
+/* Takes over what was read, wholly or not at all: of all that follows only the first can fail. */
+static int take_over(struct server *s, struct reload_result *got, struct options_change *out)
+{
+    if (got->r == 0 && engine_set_shares(s->parts.engine, got->shares.list, got->shares.n) < 0) {
+        got->r = err_set(&got->why, -ENOMEM, "out of memory");
+        options_deinit(&got->options);
     }
-    options_take(s->parts.options, &fresh, out);
-    options_deinit(&fresh);
+    if (got->r < 0) {
+        log_text(LOG_LEVEL_WARNING, "reload_refused", got->why.text, "%s", "");
+        return got->r;
+    }
+    options_take(s->parts.options, &got->options, out);
+    options_deinit(&got->options);
     log_set_level((enum log_level)s->parts.options->log_level);
     server_raise_descriptors(s->parts.options);
     sessions_limits_changed(&s->sessions);
@@ -280,6 +298,49 @@ static int control_reload(void *arg, struct options_change *out, struct err *e)
     log_keys("option_changed", out->changed, out->n_changed);
     log_keys("option_needs_restart", out->needs_restart, out->n_needs_restart);
     return 0;
+}
+
+/* For nobody in particular; those who have asked are told. */
+static void reload(struct server *s)
+{
+    struct refusal e;
+    uint64_t reading;
+    struct err why;
+
+    if (control_reload(s, &reading, &why) == 0)
+        return;
+    log_text(LOG_LEVEL_WARNING, "reload_refused", why.text, "%s", "");
+    refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE, "%s; nothing was changed", why.text);
+    sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
+}
+
+void server_on_reread(evutil_socket_t fd, short what, void *arg)
+{
+    struct server *s = arg;
+    struct options_change change;
+    struct reload_result got;
+    struct refusal e;
+
+    (void)fd;
+    (void)what;
+    if (!reload_take(s->reload, &got))
+        return;
+    if (s->phase != PHASE_SERVING) { /* who waited for it was told that nothing changes */
+        if (got.r == 0)
+            options_deinit(&got.options);
+        return;
+    }
+    if (take_over(s, &got, &change) < 0) {
+        refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_INVALID, "%s; nothing was changed",
+                    got.why.text);
+        sessions_reloaded(&s->sessions, s->reading, NULL, &e);
+    } else {
+        sessions_reloaded(&s->sessions, s->reading, &change, NULL);
+    }
+    if (s->read_again)
+        reload(s);
+    s->read_again = false;
+    sessions_settle(&s->sessions);
 }
 
 void server_on_hangup(evutil_socket_t number, short what, void *arg)
@@ -294,14 +355,9 @@ void server_on_hangup(evutil_socket_t number, short what, void *arg)
 
 void server_on_reload(evutil_socket_t fd, short what, void *arg)
 {
-    struct server *s = arg;
-    struct options_change change;
-    struct err e;
-
     (void)fd;
     (void)what;
-    (void)control_reload(s, &change, &e); /* what became of it is in the log */
-    sessions_settle(&s->sessions);
+    reload(arg); /* what becomes of it will be in the log */
 }
 
 const struct session_control server_control = {

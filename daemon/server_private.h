@@ -21,6 +21,7 @@ enum server_event {
     EVENT_PHASE,  /* the next step of the end is due */
     EVENT_DRAIN,  /* the time of a drain is over */
     EVENT_RELOAD, /* SIGHUP has come a moment ago */
+    EVENT_REREAD, /* the options have been read anew */
     EVENT_STATUS,
     EVENT_SOCKETS, /* time to look after the sockets' files */
     EVENT_WATCHDOG,
@@ -38,6 +39,9 @@ struct server {
     bool ready;   /* the engine is */
     bool failed;  /* likewise */
     bool drained; /* by an admin; can be taken back */
+    struct reload *reload;
+    uint64_t reading; /* the last one begun */
+    bool read_again;  /* asked for while one was under way: it may have seen less */
     int last_percent;
     uint64_t accept_logged_ms, socket_logged_ms;
 };
@@ -60,6 +64,7 @@ void server_on_hangup(evutil_socket_t number, short what, void *arg);
 void server_on_phase(evutil_socket_t fd, short what, void *arg);
 void server_on_drain(evutil_socket_t fd, short what, void *arg);
 void server_on_reload(evutil_socket_t fd, short what, void *arg);
+void server_on_reread(evutil_socket_t fd, short what, void *arg);
 void server_on_status(evutil_socket_t fd, short what, void *arg);
 
 extern const struct session_control server_control;

@@ -30,7 +30,9 @@ struct session;
 struct session_control {
     void (*drain)(void *server, uint64_t timeout_ms);
     int (*resume)(void *server); /* -EBUSY: the daemon is shutting down */
-    int (*reload)(void *server, struct options_change *out, struct err *e);
+    /* The options are read anew, and *reading is the number of the reading that is to answer, see
+     * sessions_reloaded. Negative errno with a text: that cannot be begun. */
+    int (*reload)(void *server, uint64_t *reading, struct err *e);
     void (*shutdown)(void *server);
     void (*settled)(void *server); /* at the end of each wake-up */
 };
@@ -90,6 +92,11 @@ void sessions_fail_all(struct sessions *s, const struct refusal *e);
 
 /* Every client is let go when it has read what there is. */
 void sessions_end_all(struct sessions *s);
+
+/* What became of a reading of the options: to all who wait for it or for one before. change, or
+ * NULL and why nothing has changed. */
+void sessions_reloaded(struct sessions *s, uint64_t reading, const struct options_change *change,
+                       const struct refusal *why);
 
 /* Writes what was put, frees who is gone; to be called at the end of each wake-up. */
 void sessions_settle(struct sessions *s);

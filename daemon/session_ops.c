@@ -183,18 +183,55 @@ static void take_resume(struct session *s, const Nvllm__V1__ClientFrame *f)
     session_answer_error(s, f->id, &e);
 }
 
+/* The answer comes when the options have been read. */
 static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
-    struct options_change change;
+    const struct options *o = s->shared->options;
+    struct pending *p = NULL;
+    uint64_t reading;
     struct refusal e;
     struct err why;
 
-    if (s->shared->control->reload(s->shared->server, &change, &why) == 0) {
-        session_check_put(s, reply_reloaded(s->connection, f->id, &change));
-        return;
+    if (s->requests.n >= (size_t)o->max_requests_per_connection)
+        limit_refuse(&e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
+    else if (s->shared->control->reload(s->shared->server, &reading, &why) < 0)
+        refusal_set(&e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
+    else if (!(p = session_enter(s, f->id, 0, 0)))
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    if (p)
+        p->reading = reading;
+    else
+        session_answer_error(s, f->id, &e);
+}
+
+static struct pending *waits_for_reading(const struct sessions *s, uint64_t reading)
+{
+    struct pending *p;
+    size_t at = 0;
+
+    while ((p = id_map_next(&s->requests, &at)))
+        if (p->reading && p->reading <= reading)
+            return p;
+    return NULL;
+}
+
+void sessions_reloaded(struct sessions *s, uint64_t reading, const struct options_change *change,
+                       const struct refusal *why)
+{
+    struct pending *p;
+
+    while ((p = waits_for_reading(s, reading))) {
+        struct session *one = p->session;
+        int r = CONNECTION_OK;
+
+        if (one && change)
+            r = reply_reloaded(one->connection, p->client_id, change);
+        else if (one)
+            r = reply_error(one->connection, p->client_id, why);
+        pending_forget(s, p);
+        if (one)
+            session_check_put(one, r);
     }
-    refusal_set(&e, CODE(INVALID), "%s; nothing was changed", why.text);
-    session_answer_error(s, f->id, &e);
 }
 
 static void take_log_level(struct session *s, const Nvllm__V1__ClientFrame *f)

@@ -38,6 +38,7 @@ struct pending {
     uint64_t queued_tokens; /* still on the account */
     uint64_t engine_bytes;  /* on the account, among the bytes of requests */
     struct held *held;      /* deltas for a client that does not read now */
+    uint64_t reading;       /* of the options, that answers it; 0: the engine does */
 };
 
 uint64_t session_now_us(void);
