@@ -27,6 +27,10 @@
 
 enum { EXIT_USAGE = 2 };
 
+/* Of events that the loop has not come to, over which the engine rests until it has: some hundred
+ * thousand tokens. Each thread of the tokenizer may add one answer, of limits.output_bytes. */
+enum { EVENT_BYTES = 64 << 20 };
+
 static const char usage[] =
     "usage: nvllmd [options]                      serve a model on a socket\n"
     "       nvllmd check-config [options]         say whether it would start, and why not\n"
@@ -311,6 +315,7 @@ static int start_engine(struct engine **out, const struct options *o,
         .prefix_cache = o->prefix_cache != 0,
         .share_all = o->scope == OPTION_SCOPE_ALL,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
+        .event_bytes = EVENT_BYTES,
     };
     struct shares shares;
     int r;

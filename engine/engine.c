@@ -37,7 +37,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     pthread_condattr_destroy(&attr);
     atomic_init(&g->state, ENGINE_LOADING);
     g->events.fd = -1;
-    r = event_queue_init(&g->events);
+    r = event_queue_init(&g->events, options->event_bytes);
     if (r < 0)
         goto fail;
     r = -ENOMEM;
@@ -103,6 +103,8 @@ void engine_free(struct engine *g)
 {
     if (!g)
         return;
+    if (g->events.fd >= 0)
+        event_queue_close(&g->events);
     pthread_mutex_lock(&g->lock);
     g->quit = true;
     pthread_cond_signal(&g->wake);

@@ -35,6 +35,7 @@ struct engine_options {
     bool share_all;
     uint64_t hash_seed;
     int32_t n_tokenizer_threads; /* >= 2, so that a long text never holds up a short one */
+    size_t event_bytes; /* events that nobody takes, over which nothing new is begun; 0: any */
 };
 
 struct engine_packed {
@@ -133,6 +134,7 @@ struct engine_event {
     const char *field;                /* ERROR: static text, or NULL */
     struct err *message;              /* ERROR: behind the event, NULL for others */
     struct inspect_report *report;    /* REPORT: the event's; the taker may keep it, setting NULL */
+    size_t bytes;                     /* of memory, less what follows and report have */
     struct engine_packed packed;      /* TOKENS, TEXT: likewise, in place of ids and text */
 };
 

@@ -1,8 +1,8 @@
 /* engine_loop.c - the engine thread: loads, then turns requests into steps and steps into events.
  *
- * A round is: take what came in, submit the next step, publish the events of the step before, wait
- * for the oldest step, commit it. So the backend has its next step before anybody is told of the
- * last. */
+ * A round is: wait while too much lies untaken, take what came in, submit the next step, publish
+ * the events of the step before, wait for the oldest step, commit it. So the backend has its next
+ * step before anybody is told of the last. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -496,6 +496,7 @@ static int turn(struct engine *g, struct err *e)
         int r = CORE_WAIT;
         bool asked;
 
+        event_queue_wait(&g->events);
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
         collect(g);

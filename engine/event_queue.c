@@ -24,7 +24,7 @@ struct engine_event *engine_event_new(enum engine_event_type type, uint64_t requ
     ev = malloc(bytes);
     if (!ev)
         return NULL;
-    *ev = (struct engine_event){.type = type, .request = request, .n_ids = n_ids};
+    *ev = (struct engine_event){.type = type, .request = request, .n_ids = n_ids, .bytes = bytes};
     at = (char *)(ev + 1);
     if (fails) {
         ev->message = (struct err *)(void *)at;
@@ -48,9 +48,22 @@ char *event_text_buffer(struct engine_event *ev)
     return (char *)(ev + 1) + (ev->text.data - (const char *)(ev + 1));
 }
 
+static size_t bytes_of(const struct engine_event *ev)
+{
+    const struct inspect_report *r = ev->report;
+    size_t bytes = ev->bytes + ev->packed.bytes;
+
+    if (r)
+        bytes += sizeof(*r) + (size_t)r->n_requests * sizeof(*r->requests) +
+                 (size_t)r->n_clients * sizeof(*r->clients) + (size_t)r->n_map +
+                 (size_t)r->n_prefixes * sizeof(*r->prefixes);
+    return bytes;
+}
+
 void event_list_push(struct event_list *l, struct engine_event *ev)
 {
     ev->next = NULL;
+    l->bytes += bytes_of(ev);
     if (l->tail)
         l->tail->next = ev;
     else
@@ -58,20 +71,22 @@ void event_list_push(struct event_list *l, struct engine_event *ev)
     l->tail = ev;
 }
 
-int event_queue_init(struct event_queue *q)
+int event_queue_init(struct event_queue *q, size_t limit)
 {
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 
     if (fd < 0)
         return -errno;
-    *q = (struct event_queue){.fd = fd};
+    *q = (struct event_queue){.fd = fd, .limit = limit};
     pthread_mutex_init(&q->lock, NULL);
+    pthread_cond_init(&q->room, NULL);
     return 0;
 }
 
 void event_queue_deinit(struct event_queue *q)
 {
     engine_events_free(q->list.head);
+    pthread_cond_destroy(&q->room);
     pthread_mutex_destroy(&q->lock);
     close(q->fd);
 }
@@ -89,6 +104,7 @@ void event_queue_push(struct event_queue *q, struct event_list *l)
     else
         q->list.tail->next = l->head;
     q->list.tail = l->tail;
+    atomic_fetch_add(&q->bytes, l->bytes);
     pthread_mutex_unlock(&q->lock);
     *l = (struct event_list){0};
     if (was_empty) {
@@ -110,8 +126,28 @@ struct engine_event *event_queue_take(struct event_queue *q)
     pthread_mutex_lock(&q->lock);
     head = q->list.head;
     q->list = (struct event_list){0};
+    atomic_store(&q->bytes, 0);
+    pthread_cond_broadcast(&q->room);
     pthread_mutex_unlock(&q->lock);
     return head;
+}
+
+void event_queue_wait(struct event_queue *q)
+{
+    if (!q->limit || atomic_load(&q->bytes) <= q->limit)
+        return; /* nearly always */
+    pthread_mutex_lock(&q->lock);
+    while (!q->closed && atomic_load(&q->bytes) > q->limit)
+        pthread_cond_wait(&q->room, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+}
+
+void event_queue_close(struct event_queue *q)
+{
+    pthread_mutex_lock(&q->lock);
+    q->closed = true;
+    pthread_cond_broadcast(&q->room);
+    pthread_mutex_unlock(&q->lock);
 }
 
 void engine_events_free(struct engine_event *list)

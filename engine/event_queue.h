@@ -1,17 +1,20 @@
 /* event_queue.h - engine events on their way to the daemon's loop: whole lists, one eventfd.
  *
  * Any thread may push; one thread takes. The eventfd is written once for as many lists as lie
- * there. */
+ * there. What is pushed is never refused, but who makes events waits before the next where many lie
+ * untaken: so there are never more than the queue's limit and what each maker makes at a time. */
 #ifndef NVLLM_EVENT_QUEUE_H
 #define NVLLM_EVENT_QUEUE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "engine/engine.h"
 
 /* A list under construction; a zeroed struct is empty. */
 struct event_list {
     struct engine_event *head, *tail;
+    size_t bytes;
 };
 
 /* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
@@ -24,13 +27,21 @@ void event_list_push(struct event_list *l, struct engine_event *ev);
 
 struct event_queue {
     pthread_mutex_t lock;
+    pthread_cond_t room;
     struct event_list list;
+    atomic_size_t bytes; /* of the list; changed with the lock held */
+    size_t limit;        /* 0: none */
+    bool closed;
     int fd; /* eventfd, readable while the list is not empty */
 };
 
-int event_queue_init(struct event_queue *q); /* negative errno */
+int event_queue_init(struct event_queue *q, size_t limit); /* negative errno */
 void event_queue_deinit(struct event_queue *q);
 void event_queue_push(struct event_queue *q, struct event_list *l); /* l is empty afterwards */
 struct engine_event *event_queue_take(struct event_queue *q);
+
+/* Waits while more bytes than the limit lie there, and no longer than until the close. */
+void event_queue_wait(struct event_queue *q);
+void event_queue_close(struct event_queue *q);
 
 #endif

@@ -169,6 +169,126 @@ START_TEST(refuses_what_never_fits)
 }
 END_TEST
 
+/* Bytes of a list of events. */
+static size_t bytes_of(const struct engine_event *list)
+{
+    size_t bytes = 0;
+
+    for (; list; list = list->next)
+        bytes += list->bytes;
+    return bytes;
+}
+
+static struct engine *start_bounded(size_t event_bytes)
+{
+    const struct engine_options o = {
+        .model_folder = TEST_MODEL_DIR,
+        .backend = &cpu_backend,
+        .backend_options = {.block_len = 16,
+                            .max_batch_tokens = 256,
+                            .max_seqs = 8,
+                            .kv_bytes = 64u << 20,
+                            .n_threads = 2},
+        .n_tokenizer_threads = 2,
+        .event_bytes = event_bytes,
+    };
+    struct engine *g;
+    struct err e;
+
+    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    ck_assert_int_eq(engine_state(g), ENGINE_READY);
+    return g;
+}
+
+/* Waits until the engine makes no more tokens, and gives how many it has made. */
+static uint64_t tokens_when_still(struct engine *g)
+{
+    struct engine_status s;
+    uint64_t before = 0;
+    int still = 0;
+
+    for (int i = 0; i < 3000 && still < 60; i++) {
+        usleep(10000);
+        engine_status(g, &s);
+        still = s.core.output_tokens && s.core.output_tokens == before ? still + 1 : 0;
+        before = s.core.output_tokens;
+    }
+    ck_assert_int_eq(still, 60);
+    return before;
+}
+
+/* Where nobody takes its events the engine rests soon, with few more than may lie there; once they
+ * are taken it goes on, and nothing is lost. */
+START_TEST(rests_while_nobody_takes)
+{
+    enum { N = 8, TOKENS = 200, LIMIT = 16 << 10, A_STEP = N * 1024 };
+    struct engine *g = start_bounded(LIMIT);
+    struct engine_event *list;
+    uint64_t first;
+    size_t n_ids = 0;
+
+    for (uint64_t i = 1; i <= N; i++) {
+        struct engine_request r = request(i, "Once upon a time");
+
+        r.ignore_eos = true;
+        r.max_tokens = TOKENS;
+        generate(g, &r);
+    }
+    first = tokens_when_still(g);
+    ck_assert_uint_lt(first, N * TOKENS / 2);
+    list = engine_take(g);
+    ck_assert_uint_gt(bytes_of(list), LIMIT);
+    ck_assert_uint_lt(bytes_of(list), LIMIT + A_STEP);
+    ck_assert_uint_gt(tokens_when_still(g), first);
+    for (uint64_t left = N; left;) {
+        for (const struct engine_event *ev = list; ev; ev = ev->next) {
+            n_ids += ev->n_ids;
+            left -= ev->type == ENGINE_DONE;
+        }
+        engine_events_free(list);
+        list = left ? take(g) : NULL;
+    }
+    ck_assert_uint_eq(n_ids, N * TOKENS);
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
+/* Likewise the pool, whose answers are large; and an engine that rests can be ended. */
+START_TEST(pool_rests_while_nobody_takes)
+{
+    enum { N = 100, TEXT = 1 << 16, LIMIT = 1 << 20 };
+    struct engine *g = start_bounded(LIMIT);
+    struct engine_event *list;
+    char *text = malloc(TEXT);
+
+    ck_assert_ptr_nonnull(text);
+    memset(text, '1', TEXT);
+    for (uint64_t i = 1; i <= N; i++) {
+        atomic_fetch_add(&n_owned, 1);
+        ck_assert_int_eq(engine_tokenize(g, i, (struct text){text, TEXT}, false, NULL, release), 0);
+    }
+    for (int before = 0, still = 0; still < 50; still++) {
+        int now = atomic_load(&n_owned);
+
+        still = now < N && now == before ? still : 0;
+        before = now;
+        usleep(10000);
+    }
+    ck_assert_int_gt(atomic_load(&n_owned), N / 2);
+    list = engine_take(g);
+    ck_assert_uint_gt(bytes_of(list), LIMIT);
+    ck_assert_uint_lt(bytes_of(list), LIMIT + 3 * TEXT * sizeof(int32_t));
+    engine_events_free(list);
+    usleep(100000); /* the pool goes on, to rest again */
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    free(text);
+}
+END_TEST
+
 /* Cancelling at any moment gives one terminal event, and idle means no used block. */
 START_TEST(cancel_is_told_once)
 {
@@ -423,6 +543,8 @@ int main(void)
     tcase_add_test(tc, stop_string_ends_the_text);
     tcase_add_test(tc, refuses_while_loading);
     tcase_add_test(tc, refuses_what_never_fits);
+    tcase_add_test(tc, rests_while_nobody_takes);
+    tcase_add_test(tc, pool_rests_while_nobody_takes);
     tcase_add_test(tc, cancel_is_told_once);
     tcase_add_test(tc, cancel_floods_are_nothing);
     tcase_add_test(tc, cancelled_work_is_not_begun);
