@@ -107,6 +107,11 @@ __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
 int ctl_exit_code(enum nvllm_code code);
 
+/* For how long a request is put off that the daemon is too busy for: first_ms, doubled with each
+ * try up to last_ms, but never less than what the daemon advises, who knows what it waits for.
+ * Advice of more than a minute is no advice. */
+int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
+
 /* Fills err with NVLLM_E_INVALID; false, so that it can be returned. */
 __attribute__((format(printf, 2, 3))) bool ctl_invalid(struct nvllm_error *err, const char *fmt,
                                                        ...);

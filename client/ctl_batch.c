@@ -255,13 +255,11 @@ static struct slot *slot_of(const struct batch *b, uint64_t request_id)
 /* A daemon that is too busy is asked again, with fewer requests at a time. */
 static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err)
 {
-    int64_t pause = FIRST_RETRY_MS << (s->n_tries < 7 ? s->n_tries : 7);
+    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
 
     if (err->code != NVLLM_E_BUSY || b->stopping || ++s->n_tries > MAX_TRIES)
         return false;
-    if (pause < err->retry_after_ms)
-        pause = err->retry_after_ms;
-    s->not_before = clock_ms() + (pause < LAST_RETRY_MS ? pause : LAST_RETRY_MS);
+    s->not_before = clock_ms() + pause;
     s->state = SLOT_WAITING;
     b->n_sent--;
     b->n_waiting++;

@@ -107,13 +107,11 @@ static void fail_all(struct bench *b, const struct nvllm_error *err)
 
 static void put_off(struct bench *b, struct stream *s, uint32_t after_ms)
 {
-    int pause = FIRST_RETRY_MS << (s->n_tries < 7 ? s->n_tries : 7);
+    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
 
-    if (pause < (int)after_ms)
-        pause = (int)after_ms;
     s->n_tries++;
     s->state = STREAM_RETRY;
-    s->retry_ns = clock_ns() + (pause < LAST_RETRY_MS ? pause : LAST_RETRY_MS) * INT64_C(1000000);
+    s->retry_ns = clock_ns() + pause * INT64_C(1000000);
     b->n_retry++;
     b->result->n_busy++;
 }

@@ -114,6 +114,18 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     return ctl_exit_code(err->code);
 }
 
+int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
+{
+    enum { MOST_DOUBLINGS = 7, MOST_ADVICE_MS = 60000 };
+    int64_t pause = (int64_t)first_ms << (n_tries < MOST_DOUBLINGS ? n_tries : MOST_DOUBLINGS);
+
+    if (pause > last_ms)
+        pause = last_ms;
+    if (advice_ms > MOST_ADVICE_MS)
+        advice_ms = MOST_ADVICE_MS;
+    return pause > advice_ms ? pause : advice_ms;
+}
+
 /* ---- connection */
 
 int ctl_left_ms(const struct ctl *ctl)

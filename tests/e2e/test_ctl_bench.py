@@ -198,6 +198,16 @@ class Played(Case):
 
         r, done = self.bench("--requests", 5, "--streams", 1, refuse=refuse)
         self.assertEqual((r["requests"], r["failed"], r["busy"]), (5, 0, 5))
+        came = []
+
+        def refuse_once(fields):
+            came.append(time.monotonic())
+            if len(came) == 1:
+                return {"code": "ERROR_BUSY", "message": "busy", "retry_after_ms": 1500}
+
+        r, done = self.bench("--requests", 1, "--streams", 1, refuse=refuse_once)
+        self.assertEqual((r["requests"], r["busy"]), (1, 1))
+        self.assertGreater(came[1] - came[0], 1.49, "it came before it was told to")
         r, done = self.bench("--requests", 5, refuse=lambda _: {"code": "ERROR_TOO_LONG",
                                                                 "message": "too long"})
         self.assertEqual((r["requests"], r["failed"], done.returncode), (0, 5, 1))
