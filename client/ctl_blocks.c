@@ -17,11 +17,9 @@ static const struct kind {
     const char *colour;
     const char *meaning;
 } kinds[] = {
-    {'s', '@', COLOUR_RED, "used by several"},
-    {'u', '#', COLOUR_YELLOW, "used"},
-    {'p', 'P', COLOUR_BOLD, "pinned"},
-    {'c', '-', COLOUR_GREEN, "cached"},
-    {'f', '.', COLOUR_DIM, "free"},
+    {'s', '@', COLOUR_RED, "used by several"}, {'u', '#', COLOUR_YELLOW, "used"},
+    {'p', 'P', COLOUR_BOLD, "pinned"},         {'c', '-', COLOUR_GREEN, "cached"},
+    {'o', 'o', COLOUR_DIM, "another user's"},  {'f', '.', COLOUR_DIM, "free"},
 };
 
 enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };

@@ -107,7 +107,8 @@ struct nvllm_blocks {
     const struct nvllm_request_blocks *const *requests; /* [n_requests] */
     size_t n_requests;
     struct nvllm_text map; /* if asked for: one character a block, 'f' free, 'c' cached, 'u' used
-                            * by one, 's' shared, 'p' pinned */
+                            * by one, 's' shared, 'p' pinned, 'o' another user's, which only
+                            * admins are told more of */
 };
 
 struct nvllm_blocks_options {

@@ -217,8 +217,12 @@ static int tell_requests(struct core *c, const struct inspect_query *q, const st
         if (!may_see(q, rows[i].request->client_id) || (holders_only && rows[i].rank == RANK_WAITS))
             continue;
         out->total++;
-        if (out->n_requests < room)
-            tell_request(c, &rows[i], &out->requests[out->n_requests++]);
+        if (out->n_requests == room)
+            continue;
+        tell_request(c, &rows[i], &out->requests[out->n_requests]);
+        if (!q->all && c->options.share_all)
+            out->requests[out->n_requests].shared = 0; /* with whom is not the viewer's to know */
+        out->n_requests++;
     }
     return 0;
 }
@@ -290,23 +294,53 @@ static void count_client_blocks(struct core *c, struct inspect_report *out)
     }
 }
 
-static int draw_map(const struct core *c, struct inspect_report *out)
+static uint8_t letter_of_all(const struct core *c, int32_t block_id)
+{
+    int32_t refs = blocks_refs(c->blocks, block_id);
+
+    if (refs == 0)
+        return blocks_is_listed(c->blocks, block_id) ? 'c' : 'f';
+    if (refs > 1)
+        return 's';
+    return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';
+}
+
+/* To who may not see all: what its own sequences hold, or its own cache, and of all else whether it
+ * is free. What all clients share is nobody's own. */
+static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_own, uint64_t viewer)
+{
+    uint8_t letter = letter_of_all(c, block_id);
+    bool own = !c->options.share_all && prefix_cache_is_of(c->cache, block_id, viewer);
+
+    if (n_own > 0)
+        return n_own > 1 ? 's' : 'u';
+    return letter == 'f' || (own && (letter == 'c' || letter == 'p')) ? letter : 'o';
+}
+
+/* How many sequences of the viewer's hold each block. */
+static void count_own(struct core *c, uint64_t viewer)
+{
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        const struct sequence *s = c->slots[i];
+
+        for (int32_t b = 0; s && s->request->client_id == viewer && b < s->n_table; b++)
+            c->block_refs[s->table[b]]++;
+    }
+}
+
+static int draw_map(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
     int32_t n = c->options.n_blocks;
 
     out->map = malloc((size_t)n);
     if (!out->map)
         return -ENOMEM;
-    for (int32_t i = 0; i < n; i++) {
-        int32_t refs = blocks_refs(c->blocks, i);
-
-        if (refs == 0)
-            out->map[i] = blocks_is_listed(c->blocks, i) ? 'c' : 'f';
-        else if (refs > 1)
-            out->map[i] = 's';
-        else
-            out->map[i] = prefix_cache_is_pinned(c->cache, i) ? 'p' : 'u';
-    }
+    if (!q->all)
+        count_own(c, q->viewer);
+    for (int32_t i = 0; i < n; i++)
+        out->map[i] =
+            q->all ? letter_of_all(c, i) : letter_of_own(c, i, c->block_refs[i], q->viewer);
     out->n_map = n;
     return 0;
 }
@@ -325,7 +359,7 @@ static int tell_blocks(struct core *c, const struct inspect_query *q, const stru
     count_client_blocks(c, out);
     for (int32_t i = 0; i < c->options.n_blocks; i++)
         out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
-    return q->map ? draw_map(c, out) : 0;
+    return q->map ? draw_map(c, q, out) : 0;
 }
 
 /* ---- why one waits */

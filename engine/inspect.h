@@ -120,7 +120,8 @@ struct inspect_report {
     int32_t n_requests;
     struct inspect_client_blocks *clients; /* [n_clients] BLOCKS, the viewer's alone unless all */
     int32_t n_clients;
-    uint8_t *map; /* [n_map] BLOCKS: 'f' 'c' 'u' 's' 'p' by block */
+    uint8_t *map; /* [n_map] BLOCKS, by block: 'f' 'c' 'u' 's' 'p', or unless all 'o' where it is
+                   * another's, whatever that makes of it */
     int32_t n_map;
     int32_t pinned_blocks; /* CACHE: held by pins; BLOCKS: by pins alone */
     struct core_stats stats;

@@ -83,6 +83,9 @@ uint64_t prefix_cache_evictions(const struct prefix_cache *p);
 /* A sequence begins with n_blocks > 0 found blocks, the last of which is this. */
 void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id);
 
+/* It is listed for this client, under whatever salt. */
+bool prefix_cache_is_of(const struct prefix_cache *p, int32_t block_id, uint64_t client);
+
 /* A listing tells chains: the blocks from a first one to one that nothing continues, or that a pin
  * ends at. */
 struct cache_chain {

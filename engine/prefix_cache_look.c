@@ -20,6 +20,13 @@ void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id)
     p->entries[first_of(p, block_id)].hits++;
 }
 
+bool prefix_cache_is_of(const struct prefix_cache *p, int32_t block_id, uint64_t client)
+{
+    const struct entry *e = &p->entries[block_id];
+
+    return e->state != ENTRY_NONE && !e->ns->private && e->ns->client == client;
+}
+
 /* Used later, then the lower id: what is told first. */
 static bool goes_before(const struct cache_chain *a, const struct cache_chain *b)
 {

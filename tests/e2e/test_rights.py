@@ -132,6 +132,24 @@ class Rights(Case):
             self.assertGreater(blocks["blocks"]["used"], 0)  # sums are everybody's
             self.assertEqual(other.ask(show_cache={})["cache_report"]["prefixes"], [])
 
+    def test_whose_blocks_a_map_shows(self):
+        """A user's map tells their own blocks, used or cached, and of others' not even that; those of
+        admins tell all."""
+        def letters(who):
+            while True:  # deltas come between
+                reply = who.receive()
+                if "block_report" in reply:
+                    return {chr(c) for c in reply["block_report"]["map"]}
+
+        with self.daemon() as d, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.OTHER) as other, d.connect() as root:
+            self.assertIsNone(other.generate(prompt=PROMPT, max_tokens=2).error)
+            self.assertIsNone(w.generate(prompt=PROMPT, max_tokens=2).error)
+            self.start_long(w)
+            for who, seen in (w, {"u", "o", "f"}), (other, {"c", "o", "f"}), (root, {"u", "c", "f"}):
+                who.send(1000, get_blocks={"map": True})
+                self.assertEqual(letters(who), seen)
+
     def test_others_words_in_a_cache_of_all(self):
         """Explain tells users how much of a prompt is cached, and no more; admins the rest."""
         cached = PROMPT * 3

@@ -241,6 +241,86 @@ START_TEST(viewers_see_their_own)
 }
 END_TEST
 
+/* The letters of the map that a viewer is shown. */
+static void count_letters(int32_t n[256], uint64_t viewer, bool all)
+{
+    struct inspect_query q = {
+        .kind = INSPECT_BLOCKS, .viewer = viewer, .all = all, .limit = 100, .map = true};
+
+    memset(n, 0, 256 * sizeof(*n));
+    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    ck_assert_int_eq(rig.report->n_map, 64);
+    for (int32_t i = 0; i < rig.report->n_map; i++)
+        n[rig.report->map[i]]++;
+}
+
+/* The map shows a viewer what is its own, and what is free; all else is another's, whether that
+ * uses it, keeps it cached or has it pinned. */
+START_TEST(maps_show_others_alike)
+{
+    int32_t all[256], n[256], prompt[20];
+    struct inspect_query pin = {.kind = INSPECT_CACHE_PIN, .viewer = 1, .client = 1, .limit = 100};
+
+    ask(1, 1, 20, 1); /* cached, then pinned */
+    ask(1, 2, 20, 1); /* cached */
+    ask(2, 3, 20, 1); /* cached */
+    rig_run();
+    for (int32_t i = 0; i < 20; i++)
+        prompt[i] = 1000 + i;
+    ck_assert_int_eq(rig_inspect(&pin, prompt, 20), CORE_INSPECT_OK);
+    ask(1, 4, 20, 9);
+    ask(2, 5, 28, 9);
+    ask(2, 5, 28, 9); /* held, then shares */
+    for (int i = 0; i < 4; i++)
+        rig_step();
+    count_letters(all, 0, true);
+    ck_assert(all['u'] && all['s'] && all['c'] && all['p'] && all['f']);
+    ck_assert_int_eq(all['o'], 0);
+    count_letters(n, 2, false);
+    ck_assert_int_eq(n['s'], all['s']);
+    ck_assert_int_eq(n['p'], 0);
+    ck_assert_int_eq(n['f'], all['f']);
+    ck_assert(n['u'] > 0 && n['u'] < all['u'] && n['c'] > 0 && n['c'] < all['c']);
+    ck_assert_int_eq(n['u'] + n['c'] + n['o'], all['u'] + all['c'] + all['p']);
+    count_letters(n, 1, false);
+    ck_assert_int_eq(n['s'], 0);
+    ck_assert_int_eq(n['p'], all['p']);
+    ck_assert(n['u'] > 0 && n['c'] > 0);
+    count_letters(n, 3, false);
+    ck_assert_int_eq(n['f'] + n['o'], 64);
+    ck_assert_int_eq(n['f'], all['f']);
+    rig_run();
+}
+END_TEST
+
+/* Where all share a cache nobody learns who else holds a block, or what is cached. */
+START_TEST(maps_of_a_shared_cache_show_no_sharing)
+{
+    int32_t n[256];
+    uint64_t mine;
+
+    rig.options.share_all = true;
+    restart();
+    ask(1, 1, 28, 9);
+    rig_step();
+    rig_step();
+    mine = ask(2, 1, 28, 9);
+    rig_step();
+    rig_step();
+    count_letters(n, 0, true);
+    ck_assert_int_gt(n['s'], 0);
+    ck_assert_int_gt(told(mine)->shared, 0);
+    count_letters(n, 2, false);
+    ck_assert_int_eq(n['s'], 0);
+    ck_assert_int_eq(told(mine)->shared, 0);
+    ck_assert(n['u'] > 0 && n['o'] > 0);
+    rig_run();
+    count_letters(n, 2, false);
+    ck_assert_int_eq(n['c'], 0);
+    ck_assert_int_gt(n['o'], 0);
+}
+END_TEST
+
 /* What all clients share is nobody's own: only who may see all is told of it, and no text. */
 START_TEST(shared_cache_is_nobodys)
 {
@@ -461,6 +541,8 @@ int main(void)
     tcase_add_test(t, blocks_add_up);
     tcase_add_test(t, viewers_see_their_own);
     tcase_add_test(t, shared_cache_is_nobodys);
+    tcase_add_test(t, maps_show_others_alike);
+    tcase_add_test(t, maps_of_a_shared_cache_show_no_sharing);
     tcase_add_test(t, limits_cut_the_end);
     tcase_add_test(t, prefixes_are_whole_chains);
     tcase_add_test(t, explains_why_one_waits);
