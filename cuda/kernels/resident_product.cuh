@@ -313,7 +313,8 @@ static __device__ __forceinline__ void hand_on(const struct frame &f, const stru
                                                const struct place &p)
 {
     const int step = f.a.max_rows * COLS;
-    const float2 beside = *(const float2 *)(f.s.beside[f.turn] + p.beside);
+    /* a product of more columns has nothing beside them */
+    const float2 beside = *(const float2 *)(f.s.beside[f.turn] + p.beside % RESIDENT_MAX_COLUMNS);
     const float scale = f.s.scale[f.turn][p.row];
     float2 y = p.there ? sum_of_warps(p.from, step) : make_float2(0.0f, 0.0f);
 
