@@ -214,7 +214,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == PRODUCER * WARP) {
         for (int i = 0; i < l.n_stages; i++) {
             barrier_init(f.ring.full + (uint32_t)i * 8, 1);
-            barrier_init(f.ring.empty + (uint32_t)i * 8, CONSUMERS);
+            barrier_init(f.ring.empty + (uint32_t)i * 8, CONSUMERS * WARP);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -223,13 +223,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     /* Consumers take registers from the others: what does not fit goes to local memory, of which
      * the first-level cache holds next to nothing beside so much shared memory. */
     if (warp >= CONSUMERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 80;");
+        registers_shrink<80>();
         if (warp == PRODUCER)
             produce<HEAD_DIM>(f, n_jobs);
         else if (warp == HELPER)
             help(f, n_jobs, n_rows);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+        registers_grow<208>();
         consume<HALVES, HEAD_DIM>(f, n_jobs, n_rows);
     }
 #endif

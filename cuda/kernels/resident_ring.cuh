@@ -8,6 +8,7 @@
 #define NVLLM_CUDA_RESIDENT_RING_CUH
 
 #include "cuda/kernels/common.cuh"
+#include "cuda/kernels/hopper.cuh"
 
 static constexpr int CONSUMERS = 8;                  // warps that compute
 static constexpr int COLS = 8;                       // rows of weights of a tile: columns of y
@@ -24,44 +25,7 @@ struct ring {
     uint32_t parity; // of `full` when stage `at` comes
 };
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-static __device__ __forceinline__ void barrier_init(uint32_t barrier, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-
-    do
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    while (!done);
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
 
 // Weights pass through L2 once; what the blocks tell each other shall stay there.
 static __device__ __forceinline__ uint64_t stream_policy()
@@ -94,10 +58,12 @@ static __device__ __forceinline__ void ring_next(struct ring &r)
     }
 }
 
-// The producer's: the stage is empty.
+// The producer's: the stage is empty. The fence orders the loads of those who emptied it, which are
+// of another proxy than copies are, before the copies that follow.
 static __device__ __forceinline__ void ring_wait_empty(const struct ring &r)
 {
     barrier_wait(r.empty + (uint32_t)r.at * 8, r.parity ^ 1);
+    fence_async();
 }
 
 // The consumers': the stage is full. Every warp of theirs waits for every stage and then releases
@@ -107,11 +73,11 @@ static __device__ __forceinline__ void ring_wait_full(const struct ring &r)
     barrier_wait(r.full + (uint32_t)r.at * 8, r.parity);
 }
 
+// Every lane arrives, each for its own loads. One for a warp behind __syncwarp() is as right and no
+// faster, but compute-sanitizer does not see that its other lanes' loads come before the next copy.
 static __device__ __forceinline__ void ring_release(struct ring &r)
 {
-    __syncwarp();
-    if (threadIdx.x % WARP == 0)
-        barrier_arrive(r.empty + (uint32_t)r.at * 8);
+    barrier_arrive(r.empty + (uint32_t)r.at * 8);
     ring_next(r);
 }
 
