@@ -74,8 +74,9 @@ static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientF
     }
     if (bytes > c->max_frame_bytes)
         return error_set(err, NVLLM_E_TOO_LONG, 0,
-                         "the request takes %zu bytes, and the daemon at most %u", bytes,
-                         c->max_frame_bytes);
+                         "the request takes %zu bytes, and the daemon at most %u "
+                         "(limits.frame_bytes)",
+                         bytes, c->max_frame_bytes);
     if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
         return error_set(err, NVLLM_E_BUSY, 0,
                          "%zu bytes of requests are waiting to be sent: fetch events first",

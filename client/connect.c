@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -48,8 +49,18 @@ static bool pause_ms(int ms, int64_t deadline)
     return true;
 }
 
+/* Something else than a socket is there; false where nobody can tell. */
+static bool is_no_socket(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && !S_ISSOCK(st.st_mode);
+}
+
 static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvllm_error *err)
 {
+    if (is_no_socket(path))
+        return error_field(err, "socket_path", "%s is no socket", path);
     switch (sys_errno) {
     case ENOENT:
     case ENOTDIR:
@@ -108,7 +119,7 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
         rc = connect_once(fd, &address);
         if (rc == 0)
             return NVLLM_OK;
-        absent = rc == -ENOENT || rc == -ECONNREFUSED;
+        absent = rc == -ENOENT || (rc == -ECONNREFUSED && !is_no_socket(o->socket_path));
         if (rc != -EAGAIN && rc != -EINTR && !(absent && o->wait_start))
             break;
         if (absent)

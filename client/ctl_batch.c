@@ -400,11 +400,12 @@ static void summarise(struct batch *b)
         ctl_json_print(STDERR_FILENO, summary_json(b, seconds, rate));
     else
         fprintf(stderr,
-                "%llu requests, %llu failed; %llu prompt tokens (%llu cached), %llu output tokens "
+                "%llu request%s, %llu failed; %llu prompt tokens (%llu cached), %llu output tokens "
                 "in %.2f s: %.1f tok/s\n",
-                (unsigned long long)b->n_requests, (unsigned long long)b->n_failed,
-                (unsigned long long)b->prompt_tokens, (unsigned long long)b->cached_tokens,
-                (unsigned long long)b->output_tokens, seconds, rate);
+                (unsigned long long)b->n_requests, b->n_requests == 1 ? "" : "s",
+                (unsigned long long)b->n_failed, (unsigned long long)b->prompt_tokens,
+                (unsigned long long)b->cached_tokens, (unsigned long long)b->output_tokens, seconds,
+                rate);
 }
 
 /* A file, or the standard stream where it is "-". -1 after a message. */

@@ -117,6 +117,14 @@ bool doctor_take_model(struct doctor *d)
     return d->n_wrong == before;
 }
 
+/* Of the socket that was asked at, that its folder is missing. */
+static bool is_of_asked(const struct doctor *d, const char *text)
+{
+    size_t n = strlen(d->ctl->socket_path);
+
+    return strncmp(text, d->ctl->socket_path, n) == 0 && strstr(text + n, "folder does not exist");
+}
+
 /* All that is not well; of what is well the file alone, for the rest is looked at here, too. */
 static void take_findings(struct doctor *d, json_t *findings)
 {
@@ -138,6 +146,8 @@ static void take_findings(struct doctor *d, json_t *findings)
         }
         if (!d->has_config && strcmp(about, "memory") != 0)
             continue; /* of options that nobody has set */
+        if (d->not_running && strcmp(about, "socket") == 0 && is_of_asked(d, text))
+            continue; /* its folder is missing: the command that starts it makes it */
         if (mend && strncmp(mend, "sudo ", 5) == 0)
             mend = doctor_as_root(mend); /* its rights are less than ours may be */
         if (strcmp(level, "wrong") == 0)

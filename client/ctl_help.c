@@ -81,5 +81,8 @@ const char *ctl_nearest(const char *word, const char *const *words, size_t n)
             found = words[i];
         }
     }
+    for (size_t i = 0; i < n && !found && word[0] && word[1]; i++)
+        if (strncmp(word, words[i], strlen(word)) == 0)
+            found = words[i]; /* its beginning */
     return found;
 }

@@ -97,12 +97,12 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     if (err->code == NVLLM_E_NOT_RUNNING)
         fprintf(stderr,
                 "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
-                "say with --socket where it listens.\n",
+                "say with --socket where it listens; “nvllmctl doctor” says what is in its way.\n",
                 ctl->socket_path);
     else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
         fprintf(stderr,
-                "Ask an administrator to let you use it: “ls -l %s” shows which group "
-                "may.\n",
+                "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
+                "keeps you out.\n",
                 ctl->socket_path);
     else if (err->retryable && err->retry_after_ms > 0)
         fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);

@@ -15,8 +15,10 @@ json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err)
     json_t *value =
         json_loadb(data, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &where);
 
-    if (!value)
+    if (!value && where.line > 1)
         ctl_invalid(err, "not JSON: %s (line %d, column %d)", where.text, where.line, where.column);
+    else if (!value)
+        ctl_invalid(err, "not JSON: %s (column %d)", where.text, where.column);
     return value;
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/ctl_json.h"
@@ -70,12 +71,18 @@ static int read_stdin(struct ctl_prompt *p)
 static int read_file(struct ctl_prompt *p)
 {
     int fd = open(p->file, O_RDONLY | O_CLOEXEC), rc;
+    struct stat st;
 
     if (fd < 0) {
         ctl_message("%s: %s", p->file, strerror(errno));
         return EXIT_ERROR;
     }
-    rc = ctl_read_all(fd, &p->memory, &p->text.len);
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        ctl_message("%s: is a folder", p->file);
+        rc = EXIT_ERROR;
+    } else {
+        rc = ctl_read_all(fd, &p->memory, &p->text.len);
+    }
     close(fd);
     return rc;
 }

@@ -119,8 +119,8 @@ static void print_memory(const struct nvllm_status *s)
 
 static void print_numbers(const struct nvllm_status *s)
 {
-    printf("%-14s%u running, %u waiting, %u connections\n", "requests", s->requests_running,
-           s->requests_waiting, s->connections);
+    printf("%-14s%u running, %u waiting, %u connection%s\n", "requests", s->requests_running,
+           s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
            s->blocks_used, s->blocks_total, share(s->blocks_used, s->blocks_total),
            s->blocks_cached, s->blocks_free, s->block_len);

@@ -100,8 +100,8 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     ctl_put_line(to, s->model, 0);
     fputs(" on ", to);
     ctl_put_line(to, s->device[0] ? s->device : s->backend, 0);
-    fprintf(to, "\nrequests  %u running, %u waiting, %u connections\n", s->requests_running,
-            s->requests_waiting, s->connections);
+    fprintf(to, "\nrequests  %u running, %u waiting, %u connection%s\n", s->requests_running,
+            s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
             t->output_rate, t->prompt_rate, t->step_rate);
     draw_blocks(t, to, s);

@@ -80,28 +80,6 @@ static int usage_error(const char *text)
     return -EINVAL;
 }
 
-/* The nearest command, where one is near. */
-static int no_command(const char *word)
-{
-    const char *near = NULL;
-    int least = 3; /* a slip or two */
-
-    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++) {
-        int d = program_distance(word, commands[i].name);
-
-        if (d < least) {
-            least = d;
-            near = commands[i].name;
-        }
-    }
-    fprintf(stderr, "nvllmd: there is no command “%s”", word);
-    if (near)
-        fprintf(stderr, ": did you mean “%s”?\n", near);
-    else
-        fprintf(stderr, "\nnvllmd: --help says more\n");
-    return -EINVAL;
-}
-
 /* ---- command line */
 
 enum {
@@ -170,6 +148,46 @@ static int apply(const struct command_line *c, struct options *out, struct err *
     return r;
 }
 
+/* The nearest of the options or commands, "" where none is near. */
+static const char *hint(char buf[64], const char *word, bool option)
+{
+    const char *near = NULL;
+    int least = 3; /* a slip or two */
+
+    for (size_t i = 0;
+         option ? long_options[i].name != NULL : i < sizeof(commands) / sizeof(*commands); i++) {
+        const char *name = option ? long_options[i].name : commands[i].name;
+        int d = program_distance(word, name);
+
+        if (d < least) {
+            least = d;
+            near = name;
+        }
+    }
+    buf[0] = '\0';
+    if (near)
+        snprintf(buf, 64, ": did you mean “%s%s”?", option ? "--" : "", near);
+    return buf;
+}
+
+static int bad_option(char *const *argv, int opt)
+{
+    const char *given = argv[optind - 1];
+    char text[128], near[64], word[64];
+
+    if (opt == ':')
+        snprintf(text, sizeof(text), "%.60s takes a value", given);
+    else if (strncmp(given, "--", 2) != 0)
+        snprintf(text, sizeof(text), "there is no option -%c", optopt);
+    else if (strchr(given, '=') && optopt)
+        snprintf(text, sizeof(text), "%.*s takes no value", (int)strcspn(given, "="), given);
+    else {
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(given + 2, "="), given + 2);
+        snprintf(text, sizeof(text), "there is no option --%.40s%s", word, hint(near, word, true));
+    }
+    return usage_error(text);
+}
+
 /* First pass: the command, its switches, which file. */
 static int scan(struct command_line *c)
 {
@@ -177,7 +195,8 @@ static int scan(struct command_line *c)
     bool switches = false;
     int opt;
 
-    while ((opt = getopt_long(c->argc, c->argv, "", long_options, NULL)) != -1) {
+    opterr = 0;
+    while ((opt = getopt_long(c->argc, c->argv, ":", long_options, NULL)) != -1) {
         switch (opt) {
         case OPT_CONFIG:
             c->config = optarg;
@@ -205,7 +224,8 @@ static int scan(struct command_line *c)
             c->done = true;
             return 0;
         case '?':
-            return usage_error("wrong usage");
+        case ':':
+            return bad_option(c->argv, opt);
         }
     }
     if (switches && !converts)
@@ -239,14 +259,18 @@ static int load(void *arg, struct options *out, struct err *e)
 
 static int parse(struct command_line *c, int argc, char **argv)
 {
+    char text[160], near[64];
     int r;
 
     if (argc > 1 && argv[1][0] != '-') {
         for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
             if (strcmp(commands[i].name, argv[1]) == 0)
                 c->command = &commands[i];
-        if (!c->command)
-            return no_command(argv[1]);
+        if (!c->command) {
+            snprintf(text, sizeof(text), "there is no command “%.40s”%s", argv[1],
+                     hint(near, argv[1], false));
+            return usage_error(text);
+        }
         argv[1] = argv[0];
         argc--;
         argv++;
@@ -410,6 +434,14 @@ fail:
     return EXIT_FAILURE;
 }
 
+static int flush_output(void)
+{
+    if (fflush(stdout) == 0)
+        return EXIT_SUCCESS;
+    fprintf(stderr, "nvllmd: stdout: cannot be written\n");
+    return EXIT_FAILURE;
+}
+
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
@@ -418,7 +450,7 @@ int main(int argc, char **argv)
     program_hold_streams();
     if (parse(&c, argc, argv) == 0) {
         if (c.done)
-            status = fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+            status = flush_output();
         else
             status = !c.command       ? serve(&c)
                      : c.command->run ? c.command->run(&c.offline)

@@ -465,6 +465,8 @@ bool offline_check_folder(const char *folder, FILE *out)
     bool wrong = model_check(&vocab_size, folder, out) < 0;
     int r;
 
+    if (access(folder, X_OK) < 0)
+        return wrong; /* nor can anything in it be read */
     r = tokenizer_load(&tokenizer, folder, &e);
     if (r == 0 && vocab_size > 0)
         r = tokenizer_check_vocab(tokenizer, vocab_size, &e);

@@ -312,6 +312,13 @@ class ExitCodes(Case):
         reader.join(scaled(10, 40))
         self.assertEqual(p.returncode, 130)
 
+    def test_request_that_is_too_large(self):
+        """The limit that a request is too large for is named."""
+        done = Fake(self, lambda peer: peer.receive()).ctl("generate", "--prompt", "-",
+                                                           stdin=b"x" * (70 << 20))
+        self.assertEqual(done.returncode, 4)
+        self.assertIn(b"limits.frame_bytes", done.stderr)
+
     def test_closed_standard_streams(self):
         """What a closed stdout was meant for is an error, and never goes to the daemon."""
         fake = Fake(self, answering("ok"))
@@ -354,6 +361,17 @@ class ExitCodes(Case):
         done = fake.ctl("generate", "x", env={**os.environ, "NVLLM_SOCKET": "/nonexistent"})
         self.assertEqual(done.stdout, b"ok", done.stderr)
 
+    def test_socket_that_is_none(self):
+        """A file or folder at the path is said to be no socket, waited for or not."""
+        path = self.temporary_folder() / "file"
+        path.write_text("")
+        for what in path, path.parent:
+            for args in [], ["--wait"]:
+                done = harness.run_command([config.nvllmctl, "--socket", what, "status", *args],
+                                           check=False)
+                self.assertEqual((done.returncode, done.stdout), (1, b""))
+                self.assertIn(f"{what} is no socket", done.stderr.decode())
+
     def test_help_and_slips(self):
         """Each command has help on stdout; a slip names what was meant."""
         def run(*args):
@@ -365,6 +383,7 @@ class ExitCodes(Case):
             self.assertIn(command.encode(), done.stdout)
             self.assertEqual(run(command, "--help").stdout, done.stdout)
         self.assertIn(b"generate", run("genrate").stderr)
+        self.assertIn("did you mean “generate”".encode(), run("gen").stderr)
         self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
         for wrong in (["generate", "a", "b"], ["generate", "--chat", "--raw", "x"], ["status", "x"],
                       ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],

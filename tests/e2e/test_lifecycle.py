@@ -243,6 +243,9 @@ class Refusals(Case):
         done = run_command([config.nvllmd, "check", "--model", bad], check=False)
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"LlamaForCausalLM", done.stdout + done.stderr)
+        done = run_command([config.nvllmd, "check", "--model", "/nonexistent"], check=False)
+        self.assertEqual((done.returncode, done.stdout),
+                         (1, b"wrong  /nonexistent: No such file or directory\n"))
 
     def test_options(self):
         """Options that do not exist or are out of range are named."""
@@ -260,6 +263,19 @@ class Refusals(Case):
             done = run_command([config.nvllmd, word], check=False)
             self.assertEqual((done.returncode, done.stdout), (2, b""))
             self.assertIn(f"did you mean “{meant}”?".encode(), done.stderr)
+        for args, text in ((["--modle", "x"], "there is no option --modle: did you mean “--model”?"),
+                           (["-t"], "there is no option -t"), (["--config"], "--config takes a value"),
+                           (["check", "--version=3"], "--version takes no value"),
+                           (["--entirely-else"], "there is no option --entirely-else\n")):
+            done = run_command([config.nvllmd, *args], check=False)
+            self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+            self.assertIn(text, done.stderr.decode())
+        with open("/dev/full", "wb") as full:
+            for args in ["--help"], ["--version"], ["check-config", "--model", MODEL]:
+                done = subprocess.run([config.nvllmd, *map(str, args)], stdout=full,
+                                      stderr=subprocess.PIPE, timeout=scaled(30, 120))
+                self.assertEqual((done.returncode, done.stderr),
+                                 (1, b"nvllmd: stdout: cannot be written\n"), args)
         done = run_command([config.nvllmd, "serve"], check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no command “serve”".encode(), done.stderr)
