@@ -15,7 +15,7 @@
 #include "client/ctl_terminal.h"
 
 #define SERVICE_USER   "nvllm"
-#define DEFAULT_CONFIG "/etc/nvllm/nvllmd.conf"
+#define DEFAULT_CONFIG NVLLM_CONFIG_DIR "/nvllmd.conf"
 
 static const struct {
     const char *name, *colour;

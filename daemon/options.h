@@ -12,7 +12,8 @@
 
 #include "engine/err.h"
 
-#define OPTIONS_DEFAULT_FILE "/etc/nvllm/nvllmd.conf"
+/* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
+#define OPTIONS_DEFAULT_FILE NVLLM_CONFIG_DIR "/nvllmd.conf"
 
 enum { OPTIONS_MAX_CHOICES = 64 }; /* what limits.choices may be set to */
 

@@ -147,7 +147,10 @@ class Doctor(Case):
         self.assertIn("no model", about(findings, "model", "wrong")[0]["text"])
         findings, _ = self.doctor("--config", self.folder() / "none")
         self.assertIn("none: No such file", about(findings, "config", "wrong")[0]["text"])
-        if not os.path.exists("/etc/nvllm/nvllmd.conf"):
+        usual = re.search(r"\((/\S+/nvllmd\.conf)\)", run_command([config.nvllmctl, "help", "doctor"])
+                          .stdout.decode())[1]
+        self.assertIn(usual, run_command([config.nvllmd, "--help"]).stdout.decode())
+        if not os.path.exists(usual):
             findings, status = self.doctor()
             self.assertEqual(([f["level"] for f in about(findings, "model")], status), (["note"], 3))
 
