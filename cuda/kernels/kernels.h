@@ -199,12 +199,13 @@ struct sampler_memory {
     const float *logits; /* [max rows, logits_stride] raw */
     float *adjusted;     /* the same, of rows with penalties, bias or banned ids */
     int64_t logits_stride;
-    int vocab_size, max_seqs;
+    int vocab_size; /* a multiple of 4 */
+    int max_seqs;
     bool invariant;               /* log probabilities do not depend on the number of rows */
     struct sampler_state *states; /* [max_seqs] */
     struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
     uint16_t *seen;               /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
-    void *scans;                  /* [max rows, SAMPLER_MAX_SPLITS] partial results */
+    void *scans;                  /* [max rows, SAMPLER_MAX_SPLITS] what parts of rows have */
     int32_t *sampled;             /* [max rows] for the next step */
     int32_t *host_ids[2];         /* mapped host memory, one of each step in flight */
     float *host_logprobs[2];

@@ -2,7 +2,8 @@
  * top_k, top_p and min_p where a row asks for it, draws among what is left, takes log probabilities
  * and hands the id to the next step and to the host. One block a row.
  *
- * Selection never sorts: the ids that stay are those that come at or before a bound in the order of
+ * Where sample_scan has listed what a small top_k may leave, that is sorted. Else selection never
+ * sorts: the ids that stay are those that come at or before a bound in the order of
  * falling logit, and the bound is found digit by digit from histograms, of counts for top_k and of
  * probability mass for top_p. Mass is added as integers, so that no order of adding changes it.
  * Bound by the few passes of one multiprocessor over the row, 4 * vocab_size bytes each, in L2. */
@@ -27,18 +28,28 @@ struct bound {
     uint64_t key;
 };
 
+/* A whole row, as far as sample_scan has seen it. */
+struct joined {
+    float raw_max, raw_sum;
+    uint64_t key; /* of the largest */
+    struct draw best;
+    int32_t broken;
+};
+
 struct finish_shared {
     unsigned long long mass[BINS];
     uint32_t count[BINS];
     unsigned long long warp_sums[WARPS];
-    float scores[WARPS];
-    int32_t ids[WARPS];
+    struct draw warps[WARPS];
     float list_z[LIST];
     int32_t list_ids[LIST];
     uint32_t n_list;
     int bin;
     unsigned long long above;
-    struct scan scan;
+    struct joined scan;
+    float kept_z[TOP_K_LISTED];
+    int32_t kept_ids[TOP_K_LISTED];
+    float floor;
 };
 
 /* What a row is drawn from: x = (z - max) * scale. Its few ids in shared memory where listed. */
@@ -231,14 +242,36 @@ static __device__ void make_list(struct row_view &v, const struct bound &b, stru
     v.n = (int)s.n_list;
 }
 
-/* Thread 0 has the id. */
+/* Draws for an id that no filter but min_p may take away. */
+static __device__ __forceinline__ void draw_kept(struct draw &best, const struct row_view &v,
+                                                 const struct sampler_state &p, uint32_t counter,
+                                                 float z, int32_t id)
+{
+    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
+
+    if (!(__expf(x_of(v, z)) >= p.min_p) || !(z > -INFINITY))
+        return;
+    const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
+    const uint32_t word = id % 4 == 0   ? words.v[0]
+                          : id % 4 == 1 ? words.v[1]
+                          : id % 4 == 2 ? words.v[2]
+                                        : words.v[3];
+    draw_try(best, z, word, id, v.scale);
+}
+
+static __device__ unsigned long long mass_wanted(const struct sampler_state &p,
+                                                 unsigned long long total)
+{
+    const unsigned long long target = (unsigned long long)ceil((double)p.top_p * (double)total);
+
+    return target < 1 ? 1 : target > total ? total : target;
+}
+
 static __device__ int32_t draw_filtered(struct row_view v, const struct sampler_state &p,
                                         uint32_t counter, struct finish_shared &s)
 {
-    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
     struct bound b = {-1, 0};
-    float best = -INFINITY;
-    int32_t best_id = INT32_MAX;
+    struct draw best = no_draw();
 
     if (p.top_k > 0 && p.top_k < v.n) {
         b = select<false>(v, b, (unsigned long long)p.top_k, s);
@@ -246,31 +279,106 @@ static __device__ int32_t draw_filtered(struct row_view v, const struct sampler_
             make_list(v, b, s);
     }
     if (p.top_p < 1.0f) {
-        unsigned long long total = 0, target;
+        unsigned long long total = 0;
 
         each_id(v, s, [&](float z, int32_t id) {
             const float x = x_of(v, z);
 
             total += is_within(b, x, key_of(z, id)) ? mass_of(x) : 0;
         });
-        total = block_sum(total, s);
-        target = (unsigned long long)ceil((double)p.top_p * (double)total);
-        b = select<true>(v, b, target < 1 ? 1 : target > total ? total : target, s);
+        b = select<true>(v, b, mass_wanted(p, block_sum(total, s)), s);
     }
     each_id(v, s, [&](float z, int32_t id) {
-        const float x = x_of(v, z);
-
-        if (!is_within(b, x, key_of(z, id)) || !(__expf(x) >= p.min_p) || !(z > -INFINITY))
-            return;
-        const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
-        const uint32_t word = id % 4 == 0   ? words.v[0]
-                              : id % 4 == 1 ? words.v[1]
-                              : id % 4 == 2 ? words.v[2]
-                                            : words.v[3];
-        draw_try(best, best_id, x, word, id);
+        if (is_within(b, x_of(v, z), key_of(z, id)))
+            draw_kept(best, v, p, counter, z, id);
     });
-    block_best(best, best_id, s.scores, s.ids);
-    return best_id;
+    block_best(best, v.scale, s.warps);
+    return best.id;
+}
+
+/* What the parts have listed, into shared memory. False: there is too much of it. The k-th largest
+ * of the maxima of parts, or of their warps where parts are few, is no larger than the row's k-th
+ * largest logit, so what is below it is left out: hardly more than k are not. */
+static __device__ bool gather(struct row_view &v, const struct scan *parts, int n_parts, int k,
+                              struct finish_shared &s)
+{
+    const bool by_part = n_parts >= 2 * k;
+    const int me = (int)threadIdx.x, n_maxima = by_part ? n_parts : n_parts * SCAN_WARPS;
+    const int own_part = min(me, n_parts - 1);
+    float *maxima = s.list_z;
+    static_assert(SAMPLER_MAX_SPLITS * SCAN_WARPS <= THREADS, "a thread has one maximum at most");
+    static_assert(THREADS <= LIST && SAMPLER_MAX_SPLITS <= BINS,
+                  "they are kept where there is room");
+
+    const int32_t n_own = parts[own_part].n_listed;
+    s.count[own_part] = (uint32_t)n_own;
+    if (me < n_maxima)
+        maxima[me] = by_part ? parts[me].max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
+    if (me == 0) {
+        s.floor = -INFINITY;
+        s.n_list = 0;
+    }
+    if (__syncthreads_or(n_own < 0))
+        return false;
+    if (me < n_maxima) {
+        const float own = maxima[me];
+        int n_before = 0;
+
+        for (int i = 0; i < n_maxima; i++)
+            n_before += maxima[i] > own || (maxima[i] == own && i < me);
+        if (n_before == k - 1)
+            s.floor = own;
+    }
+    __syncthreads();
+    for (int i = me; i < n_parts * LISTED; i += THREADS) {
+        const struct scan &part = parts[i / LISTED];
+
+        if (i % LISTED >= (int)s.count[i / LISTED] || part.listed_z[i % LISTED] < s.floor)
+            continue;
+        const uint32_t at = atomicAdd(&s.n_list, 1u);
+        if (at < LIST) {
+            s.list_z[at] = part.listed_z[i % LISTED];
+            s.list_ids[at] = part.listed_ids[i % LISTED];
+        }
+    }
+    __syncthreads();
+    v.listed = true;
+    v.n = (int)s.n_list;
+    return v.n <= LIST;
+}
+
+/* The same as draw_filtered, of a list that has the top_k best: these are put in order. */
+static __device__ int32_t draw_listed(const struct row_view &v, const struct sampler_state &p,
+                                      uint32_t counter, struct finish_shared &s)
+{
+    const int me = (int)threadIdx.x, n = min(v.n, p.top_k);
+    struct draw best = no_draw();
+
+    if (me < v.n) {
+        const uint64_t key = key_of(s.list_z[me], s.list_ids[me]);
+        int rank = 0;
+
+        for (int i = 0; i < v.n; i++)
+            rank += key_of(s.list_z[i], s.list_ids[i]) > key;
+        if (rank < n) {
+            s.kept_z[rank] = s.list_z[me];
+            s.kept_ids[rank] = s.list_ids[me];
+            s.mass[rank] = mass_of(x_of(v, s.list_z[me]));
+        }
+    }
+    __syncthreads();
+    if (me < n) {
+        unsigned long long before = 0, total = 0;
+
+        for (int i = 0; i < n; i++) {
+            before += i < me ? s.mass[i] : 0;
+            total += s.mass[i];
+        }
+        if (p.top_p >= 1.0f || before < mass_wanted(p, total))
+            draw_kept(best, v, p, counter, s.kept_z[me], s.kept_ids[me]);
+    }
+    block_best(best, v.scale, s.warps);
+    return best.id;
 }
 
 /* The n best of the raw row, best first. */
@@ -293,41 +401,37 @@ static __device__ void best_logprobs(struct row_view v, int n, float log_sum, in
     __syncthreads();
 }
 
-static __device__ __forceinline__ void join(struct scan &a, const struct scan &b)
+static __device__ __forceinline__ void join(struct joined &a, const struct joined &b, float scale)
 {
     add_sums(a.raw_max, a.raw_sum, b.raw_max, b.raw_sum);
-    if (beats(b.max, b.max_id, a.max, a.max_id)) {
-        a.max = b.max;
-        a.max_id = b.max_id;
-    }
-    if (beats(b.best, b.best_id, a.best, a.best_id)) {
+    a.key = b.key > a.key ? b.key : a.key;
+    if (beats(b.best, a.best, scale))
         a.best = b.best;
-        a.best_id = b.best_id;
-    }
     a.broken |= b.broken;
 }
 
 /* The row's parts joined by one warp; all threads have it. */
-static __device__ struct scan join_parts(const struct scan *parts, int n_parts,
-                                         struct finish_shared &s)
+static __device__ struct joined join_parts(const struct scan *parts, int n_parts, float scale,
+                                           struct finish_shared &s)
 {
     if (threadIdx.x < WARP) {
-        struct scan all = {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, -INFINITY, INT32_MAX, 0};
+        struct joined all = {-FLT_MAX, 0.0f, key_of(-INFINITY, INT32_MAX), no_draw(), 0};
 
-        for (int i = (int)threadIdx.x; i < n_parts; i += WARP)
-            join(all, parts[i]);
-        for (int i = WARP / 2; i > 0; i /= 2) {
-            struct scan other;
+        for (int i = (int)threadIdx.x; i < n_parts; i += WARP) {
+            const struct scan &p = parts[i];
 
-            other.raw_max = __shfl_xor_sync(ALL_LANES, all.raw_max, i);
-            other.raw_sum = __shfl_xor_sync(ALL_LANES, all.raw_sum, i);
-            other.max = __shfl_xor_sync(ALL_LANES, all.max, i);
-            other.max_id = __shfl_xor_sync(ALL_LANES, all.max_id, i);
-            other.best = __shfl_xor_sync(ALL_LANES, all.best, i);
-            other.best_id = __shfl_xor_sync(ALL_LANES, all.best_id, i);
-            other.broken = __shfl_xor_sync(ALL_LANES, all.broken, i);
-            join(all, other);
+            join(all, {p.raw_max, p.raw_sum, key_of(p.max, p.max_id), p.best, p.broken}, scale);
         }
+        for (int i = WARP / 2; i > 0; i /= 2)
+            join(all,
+                 {__shfl_xor_sync(ALL_LANES, all.raw_max, i),
+                  __shfl_xor_sync(ALL_LANES, all.raw_sum, i),
+                  __shfl_xor_sync(ALL_LANES, all.key, i),
+                  {__shfl_xor_sync(ALL_LANES, all.best.z, i),
+                   __shfl_xor_sync(ALL_LANES, all.best.g, i),
+                   __shfl_xor_sync(ALL_LANES, all.best.id, i)},
+                  __shfl_xor_sync(ALL_LANES, all.broken, i)},
+                 scale);
         if (threadIdx.x == 0)
             s.scan = all;
     }
@@ -335,34 +439,46 @@ static __device__ struct scan join_parts(const struct scan *parts, int n_parts,
     return s.scan;
 }
 
+/* Of a row without NaN and Inf. Where every id is banned it is the lowest, as the CPU has it. */
+static __device__ int32_t choose(const struct sampler_memory &m, const struct sampler_row &row,
+                                 const struct sampler_state &p, const struct joined &scan,
+                                 const struct scan *parts, int n_parts, const float *raw,
+                                 struct finish_shared &s)
+{
+    struct row_view v = {raw, z_of(scan.key), scale_of(p), m.vocab_size, false};
+    const struct row_view whole = v;
+    int32_t id = id_of(scan.key);
+
+    if (p.temperature > 0.0f && !is_filtered(p))
+        id = scan.best.id;
+    else if (p.temperature > 0.0f && v.max > -INFINITY)
+        id = is_listed(p) && gather(v, parts, n_parts, p.top_k, s)
+                 ? draw_listed(v, p, row.counter, s)
+                 : draw_filtered(whole, p, row.counter, s);
+    return id < m.vocab_size ? id : 0;
+}
+
 static __global__ void __launch_bounds__(THREADS)
     sample_finish_kernel(const struct sampler_memory m, const struct sampler_row *rows,
                          const struct step_counts *counts, int n_parts)
 {
     __shared__ struct finish_shared s;
+    const int i = (int)blockIdx.x, slot = __ldcg(&counts->slot), n_rows = __ldcg(&counts->n_rows);
+    const struct sampler_row row = row_at(rows, i);
 
     chain_wait();
-    const int i = (int)blockIdx.x, slot = __ldcg(&counts->slot);
-
-    if (i >= __ldcg(&counts->n_rows))
+    if (i >= n_rows)
         return;
-    const struct sampler_row row = rows[i];
     const struct sampler_state &p = m.states[row.state];
-    const struct scan scan =
-        join_parts((const struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS, n_parts, s);
+    const struct scan *parts = (const struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS;
+    const struct joined scan = join_parts(parts, n_parts, scale_of(p), s);
     const float *raw = m.logits + (int64_t)i * m.logits_stride;
-    int32_t id = scan.broken ? (int32_t)BATCH_NUMERICS : scan.max_id;
+    int32_t id = (int32_t)BATCH_NUMERICS;
     float logprob = 0.0f;
 
-    if (!scan.broken && p.temperature > 0.0f && scan.max > -INFINITY) {
-        const struct row_view v = {is_adjusted(p, row) ? m.adjusted + (int64_t)i * m.logits_stride
-                                                       : raw,
-                                   scan.max, scale_of(p), m.vocab_size, false};
-
-        id = is_filtered(p) ? draw_filtered(v, p, row.counter, s) : scan.best_id;
-    }
-    if (!scan.broken && scan.max == -INFINITY)
-        id = 0; /* every id is banned: the lowest, as the CPU has it */
+    if (!scan.broken)
+        id = choose(m, row, p, scan, parts, n_parts,
+                    is_adjusted(p, row) ? m.adjusted + (int64_t)i * m.logits_stride : raw, s);
     if (!scan.broken && p.n_logprobs >= 0) {
         const struct row_view v = {raw, scan.raw_max, 1.0f, m.vocab_size, false};
         const float log_sum = logf(scan.raw_sum);

@@ -1,16 +1,18 @@
-/* sample_scan.cu - the sampler's passes over whole rows, each row split over several blocks: are
- * there NaN or Inf, the log-sum of the raw row, penalties and bias; then draws for every id where
- * nothing is filtered. Also how states are loaded.
+/* sample_scan.cu - the sampler's pass over whole rows, each row split over several blocks: are
+ * there NaN or Inf, and draws for every id where nothing is filtered; else the largest, the log-sum
+ * of the raw row, penalties and bias, and the ids that a small top_k may leave. Also how states are
+ * loaded.
  *
- * Bound by memory: 4 * n_rows * vocab_size bytes; by the draws' integer arithmetic where every id
- * is drawn for. */
+ * Bound by memory: 4 * n_rows * vocab_size bytes, read once where a row is drawn from as it is. */
 #include "cuda/kernels/sampler.cuh"
 
-static constexpr int THREADS = 256;
-static constexpr int WARPS = THREADS / WARP;
-static constexpr int BLOCKS_PER_SM = 4; /* over all rows */
-static constexpr int AHEAD = 4;         /* loads in flight a thread: enough to read at full speed */
+static constexpr int THREADS = SCAN_THREADS;
+static constexpr int WARPS = SCAN_WARPS;
+static constexpr int STRIDE = THREADS * 4; /* ids that a block takes at a time */
+static constexpr int BLOCKS_PER_SM = 4;    /* over all rows */
+static constexpr int AHEAD = 4;            /* loads in flight a thread */
 static constexpr int INVARIANT_PARTS = 32;
+static constexpr float GUMBEL_MAX = 22.9f; /* no g is larger: w >= 2^-33 (philox.h) */
 static_assert(INVARIANT_PARTS <= SAMPLER_MAX_SPLITS, "there is room for them");
 
 /* Four ids at a time; all parts but the last are of equal length. */
@@ -41,173 +43,270 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
     __syncthreads();
 }
 
-/* Four logits at id; past the end -inf. */
-static __device__ __forceinline__ float4 four(float4 v, int id, int end)
+/* The next logits of all threads, four of each at STRIDE * i; past the end others' again. */
+static __device__ __forceinline__ void load_ahead(float4 (&v)[AHEAD], const float *z, int first,
+                                                  int end)
 {
-    if (id + 3 >= end) {
-        v.y = id + 1 < end ? v.y : -INFINITY;
-        v.z = id + 2 < end ? v.z : -INFINITY;
-        v.w = id + 3 < end ? v.w : -INFINITY;
-    }
-    return v;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        v[i] = *(const float4 *)(z + min(first + i * STRIDE + (int)threadIdx.x * 4, end - 4));
 }
 
-static __device__ void check_raw(struct scan &s, const float *z, bool sum, int begin, int end)
+static __device__ __forceinline__ float max_or_nan(float a, float b)
 {
-    for (int first = begin + (int)threadIdx.x * 4; first < end; first += THREADS * 4 * AHEAD) {
+    float max;
+
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
+    return max;
+}
+
+static __device__ __forceinline__ void look_at(float &largest, float4 v)
+{
+    largest = max_or_nan(max_or_nan(max_or_nan(largest, fabsf(v.x)), fabsf(v.y)),
+                         max_or_nan(fabsf(v.z), fabsf(v.w)));
+}
+
+static __device__ __forceinline__ float max_of(float4 v)
+{
+    return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
+}
+
+static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id)
+{
+    const float max = max_of(v);
+
+    if (max > s.max) {
+        s.max = max;
+        s.max_id = id + (v.x == max ? 0 : v.y == max ? 1 : v.z == max ? 2 : 3);
+    }
+}
+
+/* Each thread has its own part's maximum. */
+template <bool SUM>
+static __device__ void check_raw(struct scan &s, const float *z, int begin, int end)
+{
+    float largest = 0.0f;
+
+    for (int first = begin; first < end; first += STRIDE * AHEAD) {
         float4 loaded[AHEAD];
 
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            loaded[i] = *(const float4 *)(z + min(first + i * THREADS * 4, end - 1) / 4 * 4);
+        load_ahead(loaded, z, first, end);
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int id = first + i * THREADS * 4;
-            const float each[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
+            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
+            const float4 v = loaded[i];
 
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (id + j >= end)
-                    continue;
-                s.broken |= !(fabsf(each[j]) <= FLT_MAX);
-                if (each[j] > s.max) {
-                    s.max = each[j];
-                    s.max_id = id + j;
-                }
-                const float max = fmaxf(s.raw_max, each[j]);
-                if (sum)
-                    s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(each[j] - max);
+            if (id >= end)
+                continue;
+            look_at(largest, v);
+            find_max(s, v, id);
+            if (SUM) {
+                const float max = fmaxf(s.raw_max, max_of(v));
+
+                s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(v.x - max) +
+                            __expf(v.y - max) + __expf(v.z - max) + __expf(v.w - max);
                 s.raw_max = max;
             }
         }
     }
+    s.broken = !(largest <= FLT_MAX);
 }
 
-static __device__ void find_max(struct scan &s, const float *z, int begin, int end)
+/* Draws for four ids of each lane that wants to; every lane has the best of the warp then. Rare, so
+ * it is kept out of the loop that does without: that is short. */
+static __device__ __noinline__ struct draw
+draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale, bool wanted)
 {
-    for (int id = begin + (int)threadIdx.x; id < end; id += THREADS)
-        if (z[id] > s.max) {
-            s.max = z[id];
-            s.max_id = id;
+    const float each[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (wanted)
+            draw_try(best, each[i], words.v[i], id + i, scale);
+    warp_best(best, scale);
+    return best;
+}
+
+/* Draws for every id of the part, and with CHECK looks for NaN and Inf on the way. The best of a
+ * first round is all threads' from then on, and later ones the whole warp's. Few others need a
+ * logarithm: the largest of four logits and the largest of their draws would have to win together.
+ * Where even the largest noise does not help there is no need for random numbers. */
+template <bool CHECK>
+static __device__ void draw_part(struct scan &s, const float *z, const struct sampler_state &p,
+                                 uint32_t counter, int begin, int end)
+{
+    __shared__ struct draw warps[WARPS];
+    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
+    const float scale = scale_of(p);
+    struct draw best = no_draw();
+    float largest = 0.0f;
+
+    for (int first = begin; first < end; first += STRIDE * AHEAD) {
+        float4 loaded[AHEAD];
+
+        load_ahead(loaded, z, first, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
+            const float4 v = loaded[i];
+            const float max = id < end ? max_of(v) : -INFINITY;
+            const bool can_win = (max - best.z) * scale - best.g >= -GUMBEL_MAX;
+
+            if (CHECK)
+                look_at(largest, v);
+            if (__any_sync(ALL_LANES, can_win)) {
+                const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
+                const uint32_t least =
+                    min(min(words.v[0], words.v[1]), min(words.v[2], words.v[3]));
+                const bool may = can_win && philox_w(least) <= winning_w(max, best, scale);
+
+                if (__any_sync(ALL_LANES, may))
+                    best = draw_four(best, v, words, id, scale, may);
+            }
+            if (i == 0 && first == begin)
+                block_best(best, scale, warps);
         }
+    }
+    block_best(best, scale, warps);
+    s.best = best;
+    if (CHECK)
+        s.broken = !(largest <= FLT_MAX);
+}
+
+/* Lists the ids of the part that may be among the k best of the row: k threads have a maximum no
+ * smaller than the k-th largest of theirs, so no smaller id is. There are a few more than k of
+ * them, and where there are far more, as of equal logits, they are not listed. */
+static __device__ void list_ids(struct scan *to, const struct scan &s, const float *z, int k,
+                                int begin, int end)
+{
+    __shared__ float maxima[THREADS];
+    __shared__ float floor;
+    __shared__ int32_t n;
+    const int me = (int)threadIdx.x;
+    float warp_max = s.max;
+    int n_before = 0;
+
+    maxima[me] = s.max;
+    if (me == 0)
+        n = 0;
+    for (int i = WARP / 2; i > 0; i /= 2)
+        warp_max = fmaxf(warp_max, __shfl_xor_sync(ALL_LANES, warp_max, i));
+    if (me % WARP == 0)
+        to->warp_max[me / WARP] = warp_max;
+    __syncthreads();
+    for (int i = 0; i < THREADS; i++)
+        n_before += maxima[i] > s.max || (maxima[i] == s.max && i < me);
+    if (n_before == k - 1)
+        floor = s.max;
+    __syncthreads();
+#pragma unroll 2
+    for (int id = begin + me * 4; id < end; id += STRIDE) {
+        const float4 v = *(const float4 *)(z + id);
+        const float each[4] = {v.x, v.y, v.z, v.w};
+
+        if (max_of(v) < floor)
+            continue;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (each[j] >= floor && each[j] > -INFINITY) {
+                const int32_t at = atomicAdd(&n, 1);
+
+                if (at < LISTED) {
+                    to->listed_z[at] = each[j];
+                    to->listed_ids[at] = id + j;
+                }
+            }
+    }
+    __syncthreads();
+    if (me == 0)
+        to->n_listed = n <= LISTED ? n : -1;
 }
 
 /* Thread 0 has the whole block's. */
 static __device__ void reduce_scan(struct scan &s)
 {
-    __shared__ float bests[WARPS];
-    __shared__ int32_t ids[WARPS];
-    __shared__ struct scan warps[WARPS];
+    __shared__ uint64_t keys[WARPS];
+    __shared__ float maxima[WARPS], sums[WARPS];
+    uint64_t key = key_of(s.max, s.max_id);
+    const int warp = (int)threadIdx.x / WARP;
 
+    s.broken = __syncthreads_or(s.broken);
     for (int i = WARP / 2; i > 0; i /= 2) {
+        const uint64_t other = __shfl_xor_sync(ALL_LANES, key, i);
+
         add_sums(s.raw_max, s.raw_sum, __shfl_xor_sync(ALL_LANES, s.raw_max, i),
                  __shfl_xor_sync(ALL_LANES, s.raw_sum, i));
-        s.broken |= __shfl_xor_sync(ALL_LANES, s.broken, i);
+        key = other > key ? other : key;
     }
-    block_best(s.max, s.max_id, bests, ids);
-    if (threadIdx.x % WARP == 0)
-        warps[threadIdx.x / WARP] = s;
+    if (threadIdx.x % WARP == 0) {
+        keys[warp] = key;
+        maxima[warp] = s.raw_max;
+        sums[warp] = s.raw_sum;
+    }
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < WARPS; i++) {
-            add_sums(s.raw_max, s.raw_sum, warps[i].raw_max, warps[i].raw_sum);
-            s.broken |= warps[i].broken;
-        }
+    for (int i = 1; i < WARPS && threadIdx.x == 0; i++) {
+        key = keys[i] > key ? keys[i] : key;
+        add_sums(s.raw_max, s.raw_sum, maxima[i], sums[i]);
+    }
+    s.max = z_of(key);
+    s.max_id = id_of(key);
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     sample_scan_kernel(const struct sampler_memory m, const struct sampler_row *rows,
                        const struct step_counts *counts)
 {
-    chain_wait();
     const int i = (int)blockIdx.y, length = part_length(m.vocab_size, (int)gridDim.x);
     const int begin = (int)blockIdx.x * length, end = min(begin + length, m.vocab_size);
+    const struct sampler_row row = row_at(rows, i);
+    const int n_rows = __ldcg(&counts->n_rows);
 
-    if (i >= __ldcg(&counts->n_rows))
+    chain_wait();
+    if (i >= n_rows)
         return;
-    const struct sampler_row row = rows[i];
     const struct sampler_state &p = m.states[row.state];
+    const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
     const float *z = m.logits + (int64_t)i * m.logits_stride;
-    struct scan s = {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, -INFINITY, INT32_MAX, 0};
+    struct scan *to = (struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS + blockIdx.x;
+    struct scan s;
 
-    check_raw(s, z, p.n_logprobs >= 0, begin, end);
-    if (is_adjusted(p, row)) {
-        float *to = m.adjusted + (int64_t)i * m.logits_stride;
+    s.raw_max = -FLT_MAX;
+    s.raw_sum = 0.0f;
+    s.max = -INFINITY;
+    s.max_id = INT32_MAX;
+    s.best = no_draw();
+    s.broken = 0;
+    if (drawn && !adjusted && p.n_logprobs < 0) {
+        draw_part<true>(s, z, p, row.counter, begin, end);
+    } else {
+        if (p.n_logprobs >= 0)
+            check_raw<true>(s, z, begin, end);
+        else
+            check_raw<false>(s, z, begin, end);
+        if (adjusted) {
+            float *own = m.adjusted + (int64_t)i * m.logits_stride;
 
-        adjust(m, row, p, to, z, begin, end);
-        s.max = -INFINITY;
-        s.max_id = INT32_MAX;
-        find_max(s, to, begin, end);
+            adjust(m, row, p, own, z, begin, end);
+            z = own;
+            s.max = -INFINITY;
+            s.max_id = INT32_MAX;
+            for (int id = begin + (int)threadIdx.x * 4; id < end && !drawn; id += STRIDE)
+                find_max(s, *(const float4 *)(z + id), id);
+        }
+        if (drawn)
+            draw_part<false>(s, z, p, row.counter, begin, end);
+        else if (is_listed(p))
+            list_ids(to, s, z, p.top_k, begin, end);
     }
     reduce_scan(s);
-    if (threadIdx.x == 0)
-        ((struct scan *)m.scans)[(int64_t)i * SAMPLER_MAX_SPLITS + blockIdx.x] = s;
-}
-
-/* Draws for every id of a row that nothing filters. x is (z - max) * scale, as the CPU has it, so
- * that a score does not depend on how the row is cut. */
-static __global__ void __launch_bounds__(THREADS)
-    sample_draw_kernel(const struct sampler_memory m, const struct sampler_row *rows,
-                       const struct step_counts *counts)
-{
-    __shared__ float scores[WARPS];
-    __shared__ int32_t ids[WARPS];
-
-    chain_wait();
-    const int i = (int)blockIdx.y, length = part_length(m.vocab_size, (int)gridDim.x);
-    const int begin = (int)blockIdx.x * length, end = min(begin + length, m.vocab_size);
-
-    if (i >= __ldcg(&counts->n_rows))
+    if (threadIdx.x != 0)
         return;
-    const struct sampler_row row = rows[i];
-    const struct sampler_state &p = m.states[row.state];
-    struct scan *parts = (struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS;
-    const float *z = (is_adjusted(p, row) ? m.adjusted : m.logits) + (int64_t)i * m.logits_stride;
-    const uint64_t seed = (uint64_t)p.seed_high << 32 | p.seed_low;
-    float best = -INFINITY;
-    int32_t best_id = INT32_MAX;
-
-    if (p.temperature == 0.0f || is_filtered(p))
-        return;
-    const float max = row_max(parts, (int)gridDim.x), scale = scale_of(p);
-    auto draw = [&](float4 loaded, int id) {
-        const float4 v = four(loaded, id, end);
-        const float each[4] = {v.x, v.y, v.z, v.w};
-        const struct philox4 words = philox_quad(seed, row.counter, (uint32_t)id / 4);
-
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (each[j] > -INFINITY)
-                draw_try(best, best_id, (each[j] - max) * scale, words.v[j], id + j);
-    };
-    /* The best of a first round is all threads' from then on: few others need a logarithm. */
-    int id = begin + (int)threadIdx.x * 4;
-    if (id < end)
-        draw(*(const float4 *)(z + id), id);
-    block_best(best, best_id, scores, ids);
-    if (threadIdx.x == 0) {
-        scores[0] = best;
-        ids[0] = best_id;
-    }
-    __syncthreads();
-    best = scores[0];
-    best_id = ids[0];
-    for (id += THREADS * 4; id < end; id += THREADS * 4 * AHEAD) {
-        float4 loaded[AHEAD];
-
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            loaded[i] = *(const float4 *)(z + min(id + i * THREADS * 4, end - 1) / 4 * 4);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            if (id + i * THREADS * 4 < end)
-                draw(loaded[i], id + i * THREADS * 4);
-    }
-    block_best(best, best_id, scores, ids);
-    if (threadIdx.x == 0) {
-        parts[blockIdx.x].best = best;
-        parts[blockIdx.x].best_id = best_id;
-    }
+    to->raw_max = s.raw_max;
+    to->raw_sum = s.raw_sum;
+    to->max = s.max;
+    to->max_id = s.max_id;
+    to->best = s.best;
+    to->broken = s.broken;
 }
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)
@@ -224,12 +323,7 @@ cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
 {
     const dim3 grid((unsigned)sample_scan_parts(l, m, n_rows), (unsigned)n_rows);
 
-    const cudaError_t r =
-        launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
-
-    if (r != cudaSuccess)
-        return r;
-    return launch_kernel(sample_draw_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
+    return launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
 }
 
 extern "C" size_t sampler_scan_bytes(void)

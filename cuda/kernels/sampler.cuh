@@ -10,27 +10,32 @@
 #include "cuda/kernels/common.cuh"
 #include "engine/philox.h"
 
+static constexpr float LOG2_E = 1.44269504f;
 static constexpr uint16_t SEEN_PROMPT = 0x8000, SEEN_MAX = 0x7fff;
+
+static constexpr int TOP_K_LISTED = 64; // up to so many, what top_k may leave is listed on the way
+static constexpr int LISTED = 128;      // ids a block lists: they are a few more than top_k
+static constexpr int SCAN_THREADS = 256;
+static constexpr int SCAN_WARPS = SCAN_THREADS / WARP;
+
+// An id that is drawn for: its score is z / temperature + g.
+struct draw {
+    float z, g;
+    int32_t id;
+};
 
 // What one block found in its part of a row.
 struct scan {
     float raw_max, raw_sum; // the sum of exp(z - raw_max), where log probabilities are wanted
-    float max;              // largest adjusted z
+    float max;              // largest adjusted z, where the row is not drawn from as a whole
     int32_t max_id;
-    float best; // largest score of a draw
-    int32_t best_id;
-    int32_t broken; // NaN or Inf
+    struct draw best;
+    int32_t broken;             // NaN or Inf
+    int32_t n_listed;           // -1: more than there is room for
+    float warp_max[SCAN_WARPS]; // adjusted, where ids are listed
+    float listed_z[LISTED];
+    int32_t listed_ids[LISTED];
 };
-
-// The largest of a row, from its parts; every thread has it.
-__device__ __forceinline__ float row_max(const struct scan *parts, int n_parts)
-{
-    float max = -INFINITY;
-
-    for (int i = 0; i < n_parts; i++)
-        max = fmaxf(max, __ldcg(&parts[i].max));
-    return max;
-}
 
 __device__ __forceinline__ void add_sums(float &max, float &sum, float max2, float sum2)
 {
@@ -51,6 +56,18 @@ __device__ __forceinline__ uint32_t order_of(float z)
 __device__ __forceinline__ uint64_t key_of(float z, int32_t id)
 {
     return (uint64_t)order_of(z) << 32 | ~(uint32_t)id;
+}
+
+__device__ __forceinline__ float z_of(uint64_t key)
+{
+    const uint32_t bits = (uint32_t)(key >> 32);
+
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+}
+
+__device__ __forceinline__ int32_t id_of(uint64_t key)
+{
+    return (int32_t) ~(uint32_t)key;
 }
 
 __device__ __forceinline__ float bounded(float z)
@@ -84,57 +101,80 @@ __device__ __forceinline__ bool is_filtered(const struct sampler_state &p)
     return p.temperature > 0.0f && (p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f);
 }
 
+// Filtered, and each block of the scan lists what may be left.
+__device__ __forceinline__ bool is_listed(const struct sampler_state &p)
+{
+    return p.temperature > 0.0f && p.top_k > 0 && p.top_k <= TOP_K_LISTED;
+}
+
+// Of the step's metadata, which may be read before the kernel before has ended.
+__device__ __forceinline__ struct sampler_row row_at(const struct sampler_row *rows, int i)
+{
+    const int4 r = __ldcg((const int4 *)rows + i);
+
+    return {r.x, r.y, (uint32_t)r.z, r.w};
+}
+
 __device__ __forceinline__ float scale_of(const struct sampler_state &p)
 {
     return 1.0f / fmaxf(p.temperature, 1e-30f);
 }
 
-__device__ __forceinline__ bool beats(float a, int32_t a_id, float b, int32_t b_id)
+__device__ __forceinline__ struct draw no_draw()
 {
-    return a > b || (a == b && a_id < b_id);
+    return {-INFINITY, 0.0f, INT32_MAX};
 }
 
-// Tries x + g for one id; most draws are seen to lose without a logarithm: g < -log(w).
-__device__ __forceinline__ void draw_try(float &best, int32_t &best_id, float x, uint32_t word,
-                                         int32_t id)
+// The difference of two scores: the largest z of the row is not needed, nor lost to rounding.
+__device__ __forceinline__ bool beats(const struct draw &a, const struct draw &b, float scale)
+{
+    const float by = (a.z - b.z) * scale + (a.g - b.g);
+
+    return by > 0.0f || (by == 0.0f && a.id < b.id);
+}
+
+// No w above it wins with z: g < -log(w).
+__device__ __forceinline__ float winning_w(float z, const struct draw &best, float scale)
+{
+    return exp2_fast(((z - best.z) * scale - best.g) * LOG2_E) * 1.001f;
+}
+
+// Draws for one id; most are seen to lose without a logarithm.
+__device__ __forceinline__ void draw_try(struct draw &best, float z, uint32_t word, int32_t id,
+                                         float scale)
 {
     const float w = philox_w(word);
 
-    if (w > __expf(x - best) * 1.001f)
+    if (w > winning_w(z, best, scale))
         return;
-    const float score = x - logf(-log1pf(-w));
-    if (beats(score, id, best, best_id)) {
-        best = score;
-        best_id = id;
+    const struct draw d = {z, -logf(-log1pf(-w)), id};
+    if (beats(d, best, scale))
+        best = d;
+}
+
+// Every lane has the best of the warp.
+__device__ __forceinline__ void warp_best(struct draw &best, float scale)
+{
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const struct draw other = {__shfl_xor_sync(ALL_LANES, best.z, i),
+                                   __shfl_xor_sync(ALL_LANES, best.g, i),
+                                   __shfl_xor_sync(ALL_LANES, best.id, i)};
+
+        if (beats(other, best, scale))
+            best = other;
     }
 }
 
-// The block's best: thread 0 has it. shared: a float and an int a warp.
-__device__ __forceinline__ void block_best(float &best, int32_t &id, float *scores, int32_t *ids)
+// Every thread has the best of the block. shared: one a warp.
+__device__ __forceinline__ void block_best(struct draw &best, float scale, struct draw *warps)
 {
-    const int warp = (int)threadIdx.x / WARP, n_warps = (int)blockDim.x / WARP;
-
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const float other = __shfl_xor_sync(ALL_LANES, best, i);
-        const int32_t other_id = __shfl_xor_sync(ALL_LANES, id, i);
-
-        if (beats(other, other_id, best, id)) {
-            best = other;
-            id = other_id;
-        }
-    }
+    warp_best(best, scale);
     __syncthreads();
-    if (threadIdx.x % WARP == 0) {
-        scores[warp] = best;
-        ids[warp] = id;
-    }
+    if (threadIdx.x % WARP == 0)
+        warps[threadIdx.x / WARP] = best;
     __syncthreads();
-    if (threadIdx.x == 0)
-        for (int i = 1; i < n_warps; i++)
-            if (beats(scores[i], ids[i], best, id)) {
-                best = scores[i];
-                id = ids[i];
-            }
+    best = threadIdx.x % WARP < blockDim.x / WARP ? warps[threadIdx.x % WARP] : no_draw();
+    warp_best(best, scale);
 }
 
 #endif

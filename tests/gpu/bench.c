@@ -7,6 +7,7 @@
  *   bench MODEL_FOLDER mixed LENGTHS_FILE
  *   bench MODEL_FOLDER prefill TOKENS
  *   bench attention
+ *   bench sampler
  *
  * With a last word `invariant` the backend promises that nothing depends on what else runs. */
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include "cuda/inspect.h"
 #include "engine/model.h"
 #include "tests/gpu/bench_attention.h"
+#include "tests/gpu/bench_sampler.h"
 #include "tests/gpu/drive.h"
 
 extern const struct backend_ops nvllm_backend;
@@ -174,12 +176,17 @@ int main(int argc, char **argv)
                 "       %s MODEL_FOLDER decode SEQS CONTEXT\n"
                 "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %s MODEL_FOLDER prefill TOKENS\n"
-                "       %s attention\n",
-                argv[0], argv[0], argv[0], argv[0], argv[0]);
+                "       %s attention\n"
+                "       %s sampler\n",
+                argv[0], argv[0], argv[0], argv[0], argv[0], argv[0]);
         return 2;
     }
     if (strcmp(argv[1], "attention") == 0) {
         bench_attention();
+        return 0;
+    }
+    if (strcmp(argv[1], "sampler") == 0) {
+        bench_sampler();
         return 0;
     }
     must_(model_open(&model, argv[1], &e), &e);

@@ -82,22 +82,21 @@ void rig_run(struct rig *g, const struct device *device)
                       .loads = g->loads};
     const struct step_room room = step_room_of(&limits, &b);
     struct device_array history = array_new(sizeof(g->history));
-    struct step_view v;
 
     for (int i = 0; i < RIG_MAX_ROWS; i++)
         ones[i] = 1;
     array_free(&g->step);
     g->step = array_new(step_max_bytes(&limits));
-    (void)step_pack(g->step.host, &v, g->step.device, &limits, &room, &b, 1);
+    (void)step_pack(g->step.host, &g->view, g->step.device, &limits, &room, &b, 1);
     array_to_device(&g->step);
     memcpy(history.host, g->history, sizeof(g->history));
     array_to_device(&history);
-    cuda_must(sampler_load(&device->launch, &g->m, &v, g->n_rows));
+    cuda_must(sampler_load(&device->launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))
             cuda_must(sampler_history(&device->launch, &g->m, g->rows[i].state, history.device,
                                       RIG_PROMPT, RIG_HISTORY));
-    cuda_must(sampler_run(&device->launch, &g->m, &v, g->n_rows));
+    cuda_must(sampler_run(&device->launch, &g->m, &g->view, g->n_rows));
     array_to_host(&g->results);
     array_free(&history);
 }

@@ -18,6 +18,7 @@ struct rig {
     struct batch_row rows[RIG_MAX_ROWS];
     struct batch_load loads[RIG_MAX_ROWS];
     int32_t history[RIG_HISTORY];
+    struct step_view view; /* of the last run */
 };
 
 /* Normal logits with this spread, on both sides; sampling that filters nothing. */

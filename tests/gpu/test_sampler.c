@@ -100,13 +100,14 @@ static int32_t twin(const struct rig *g, int row, double *margin)
     return id;
 }
 
-/* Every row's id is the twin's; where two scores are as near as float can tell it may be either. */
-static void check_rig(struct rig *g)
+/* The ids of the first n rows are the twin's; where two scores are as near as float can tell it may
+ * be either. */
+static void check_rows(struct rig *g, int n)
 {
     int compared = 0;
 
     rig_run(g, &device);
-    for (int i = 0; i < g->n_rows; i++) {
+    for (int i = 0; i < n; i++) {
         double margin;
         const int32_t id = ((int32_t *)g->results.host)[i], expected = twin(g, i, &margin);
 
@@ -115,7 +116,12 @@ static void check_rig(struct rig *g)
         ck_assert_msg(id == expected, "row %d: %d for %d, margin %g", i, id, expected, margin);
         compared++;
     }
-    ck_assert_int_ge(compared, g->n_rows - 1);
+    ck_assert_int_ge(compared, n - 1);
+}
+
+static void check_rig(struct rig *g)
+{
+    check_rows(g, g->n_rows);
 }
 
 static const int vocabs[] = {4, 2048, 151936};
@@ -176,13 +182,110 @@ START_TEST(filters_leave_what_sorting_leaves)
 }
 END_TEST
 
+/* Rows are cut into many parts, into few and not at all: a small top_k leaves the same each time,
+ * alone and before the other filters. */
+START_TEST(a_small_top_k_leaves_what_sorting_leaves)
+{
+    const int n_rows[] = {1, 9, 300}, top_k[] = {20, 1, 2, 63, 64, 65, 5, 40, 33};
+
+    for (int i = 0; i < 3; i++) {
+        for (int first = 0; first < (i ? 1 : 9); first++) {
+            struct rig g;
+
+            rig_init(&g, i == 2 ? 20000 : 151936, n_rows[i], 2.0f);
+            for (int j = 0; j < n_rows[i]; j++) {
+                struct sampling *s = &g.sampling[j];
+
+                s->temperature = j % 2 ? 3.0f : 0.6f;
+                s->top_k = top_k[(first + j) % 9];
+                s->top_p = (first + j) % 3 == 0 ? 0.95f : (first + j) % 3 == 1 ? 1.0f : 0.6f;
+                s->min_p = (first + j) % 4 == 3 ? 0.1f : 0.0f;
+            }
+            check_rows(&g, n_rows[i] < 18 ? n_rows[i] : 18);
+            rig_free(&g);
+        }
+    }
+}
+END_TEST
+
+/* One part of a row has all that top_k leaves, and far more that it does not. */
+START_TEST(one_part_may_have_all_the_best)
+{
+    struct rig g;
+    float *z;
+
+    rig_init(&g, 151936, 4, 1.0f);
+    z = g.logits.host;
+    for (int i = 0; i < 4; i++) {
+        g.sampling[i].top_k = i < 2 ? 20 : 64;
+        g.sampling[i].temperature = 5.0f;
+        for (int j = 0; j < 300; j++)
+            z[i * g.m.logits_stride + 70000 + j] = 10.0f + (float)(j * 7 % 300) * 0.01f;
+    }
+    array_to_device(&g.logits);
+    check_rig(&g);
+    rig_free(&g);
+}
+END_TEST
+
+/* The id of a row is the same whatever other rows there are: into how many parts a row is cut does
+ * not matter. */
+START_TEST(cuts_do_not_matter)
+{
+    const int n_rows[] = {300, 40, 7, 1};
+    int32_t first[300];
+    struct rig g;
+
+    rig_init(&g, 151936, 300, 1.0f);
+    for (int j = 0; j < 300; j++) {
+        g.sampling[j].temperature = j % 5 == 4 ? 1e-5f : 0.6f;
+        g.sampling[j].top_k = j % 3 == 1 ? 20 : 0;
+        g.sampling[j].top_p = j % 3 == 1 ? 0.95f : 1.0f;
+    }
+    for (int i = 0; i < 4; i++) {
+        g.n_rows = n_rows[i];
+        for (int j = 0; j < g.n_rows; j++)
+            g.loads[j].state = g.rows[j].state = g.n_rows - 1 - j;
+        rig_run(&g, &device);
+        if (i == 0)
+            memcpy(first, g.results.host, sizeof(first));
+        ck_assert_mem_eq(first, g.results.host, (size_t)n_rows[i] * sizeof(*first));
+    }
+    rig_free(&g);
+}
+END_TEST
+
+/* Where all ids but one are banned that one is taken, where all are the lowest. */
+START_TEST(banned_ids_are_never_taken)
+{
+    const int32_t stops[] = {3, 1, 0, 2};
+    struct rig g;
+
+    rig_init(&g, 4, 8, 2.0f);
+    for (int j = 0; j < 8; j++) {
+        struct sampling *s = &g.sampling[j];
+
+        s->temperature = j % 4 == 0 ? 0.0f : 0.7f;
+        s->top_k = j % 4 == 2 ? 2 : 0;
+        s->top_p = j % 4 == 3 ? 0.5f : 1.0f;
+        s->n_stop_ids = j < 4 ? 3 : 4;
+        s->stop_ids = stops;
+        g.rows[j].ban_stops = 1;
+    }
+    rig_run(&g, &device);
+    for (int j = 0; j < 8; j++)
+        ck_assert_int_eq(((int32_t *)g.results.host)[j], j < 4 ? 2 : 0);
+    rig_free(&g);
+}
+END_TEST
+
 /* Equal logits are told apart by id alone. */
 START_TEST(ties_go_to_lower_ids)
 {
     struct rig g;
     float *z;
 
-    rig_init(&g, 151936, 4, 3.0f);
+    rig_init(&g, 151936, 7, 3.0f);
     z = g.logits.host;
     for (size_t i = 0; i < g.logits.bytes / 4; i++)
         z[i] = (float)(i % 2);
@@ -192,6 +295,10 @@ START_TEST(ties_go_to_lower_ids)
     g.sampling[2].top_k = 3000;
     g.sampling[2].top_p = 0.9f;
     g.sampling[3].top_k = 100000;
+    g.sampling[4].top_k = 20;
+    g.sampling[5].top_k = 64;
+    g.sampling[5].top_p = 0.4f;
+    g.sampling[6].top_k = 1;
     check_rig(&g);
     rig_free(&g);
 }
@@ -226,22 +333,44 @@ START_TEST(penalties_and_bias_come_first)
 }
 END_TEST
 
-/* NaN or an infinity anywhere in a row is told of that row alone. */
+/* NaN or an infinity anywhere in a row is told of that row alone, however it is drawn from. */
 START_TEST(broken_rows_are_told)
 {
-    struct rig g;
-    float *z;
+    const struct sampling kinds[] = {
+        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1},
+        {.temperature = 0.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1},
+        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 3},
+        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.2f, .n_logprobs = -1},
+        {.temperature = 1.0f,
+         .top_p = 0.9f,
+         .repetition_penalty = 1.0f,
+         .top_k = 20,
+         .n_logprobs = -1},
+        {.temperature = 1.0f, .top_p = 0.9f, .repetition_penalty = 1.0f, .n_logprobs = -1},
+    };
 
-    rig_init(&g, 2048, 5, 3.0f);
-    z = g.logits.host;
-    z[1 * 2048 + 2047] = NAN;
-    z[2 * 2048] = INFINITY;
-    z[3 * 2048 + 5] = -INFINITY;
-    array_to_device(&g.logits);
-    rig_run(&g, &device);
-    for (int i = 0; i < 5; i++)
-        ck_assert_int_eq(((int32_t *)g.results.host)[i] == BATCH_NUMERICS, i >= 1 && i <= 3);
-    rig_free(&g);
+    for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++)
+        for (int i = 1; i < 3; i++) {
+            const int vocab = vocabs[i];
+            struct rig g;
+            float *z;
+
+            rig_init(&g, vocab, 7, 3.0f);
+            z = g.logits.host;
+            z[1 * vocab + vocab - 1] = NAN;
+            z[2 * vocab] = INFINITY;
+            z[3 * vocab + 5] = -INFINITY;
+            z[4 * vocab + vocab / 2 + 2] = -NAN;
+            z[5 * vocab + vocab - 2] = -INFINITY;
+            array_to_device(&g.logits);
+            for (int j = 0; j < 7; j++)
+                g.sampling[j] = kinds[kind];
+            rig_run(&g, &device);
+            for (int j = 0; j < 7; j++)
+                ck_assert_int_eq(((int32_t *)g.results.host)[j] == BATCH_NUMERICS,
+                                 j >= 1 && j <= 5);
+            rig_free(&g);
+        }
 }
 END_TEST
 
@@ -271,11 +400,11 @@ START_TEST(logprobs_are_of_the_raw_row)
                                     1e-4);
             for (int k = 0; k < n; k++) {
                 const int32_t id = ids[12 + j * SAMPLING_MAX_LOGPROBS + k];
-                int larger = 0;
+                int before = 0; /* in order: equal ones by their ids */
 
                 for (int q = 0; q < vocabs[i]; q++)
-                    larger += z[q] > z[id];
-                ck_assert_int_eq(larger, k);
+                    before += z[q] > z[id] || (z[q] == z[id] && q < id);
+                ck_assert_int_eq(before, k);
                 ck_assert((double)z[id] <= last);
                 last = (double)z[id];
             }
@@ -297,6 +426,10 @@ int main(void)
     tcase_add_test(t, greedy_takes_the_first_of_the_largest);
     tcase_add_test(t, draws_are_the_twins);
     tcase_add_test(t, filters_leave_what_sorting_leaves);
+    tcase_add_test(t, a_small_top_k_leaves_what_sorting_leaves);
+    tcase_add_test(t, one_part_may_have_all_the_best);
+    tcase_add_test(t, cuts_do_not_matter);
+    tcase_add_test(t, banned_ids_are_never_taken);
     tcase_add_test(t, ties_go_to_lower_ids);
     tcase_add_test(t, penalties_and_bias_come_first);
     tcase_add_test(t, broken_rows_are_told);
