@@ -571,6 +571,33 @@ START_TEST(tiles_leave_prompts_half)
 }
 END_TEST
 
+/* Where a step may take more than a large tile it takes that; small ones where that is too little.
+ */
+START_TEST(many_rows_fill_large_tiles)
+{
+    static const int32_t may[] = {1000, 1024, 1413, 2046, 2047, 3900};
+    static const int32_t rows[] = {896, 1024, 1024, 1024, 2048, 3072};
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 4096;
+    rig.options.max_seq_len = 512;
+    rig.options.max_seqs = 12;
+    rig.options.n_blocks = 2048;
+    for (int i = 0; i < 6; i++) {
+        restart();
+        core_set_prompt_rows(rig.core, may[i]);
+        ask(1, 10, 40);
+        rig_step();
+        for (int32_t k = 0; k < 8; k++)
+            ask(2 + k, 500, 3);
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 1);
+        ck_assert_int_eq(batch->n_tokens, rows[i]);
+        rig_commit();
+    }
+}
+END_TEST
+
 /* Of what was computed the ends of chains are reused first: beginnings are worth more. */
 START_TEST(tails_are_reused_first)
 {
@@ -653,6 +680,7 @@ int main(void)
     tcase_add_test(t, prompts_are_cut_beside_decodes);
     tcase_add_test(t, cut_prompts_fill_tiles);
     tcase_add_test(t, tiles_leave_prompts_half);
+    tcase_add_test(t, many_rows_fill_large_tiles);
     tcase_add_test(t, tails_are_reused_first);
     tcase_add_test(t, a_long_queue_is_not_slow);
     suite_add_tcase(s, t);
