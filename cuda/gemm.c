@@ -16,6 +16,7 @@ enum {
     GEMM_TRIED = 8,    /* algorithms timed, as cuBLASLt thinks them best */
     FEW_TRIED = 4,  /* of products of FEW_ROWS rows and fewer: they come in many sizes, and each */
     FEW_ROWS = 512, /* trial costs as much as many of them, most of it for loading a kernel */
+    TRIED_FROM = 3, /* steps that a shape comes in: most sizes of prompts come once or twice */
     GEMM_REPEATS = 4,  /* runs timed of each: launches are behind one another, as in a step */
     FIXED_ROWS = 1024, /* for which a fixed algorithm is chosen */
     FIXED_TRIED = 32,
@@ -40,6 +41,8 @@ struct entry {
     float us;                  /* what it takes, once a trial was made */
     int n_candidates, n_tried;
     cublasLtMatmulAlgo_t *candidates; /* until all are tried */
+    uint64_t step;                    /* that it last came in, while there are */
+    int n_steps;
 };
 
 struct gemm {
@@ -55,8 +58,9 @@ struct gemm {
     struct algo_record *records; /* [ALGO_FILE_MAX]; NULL without a folder */
     int n_records;
     bool unwritten;
-    int n_open;   /* products of this step whose algorithm is not settled */
-    double spent; /* seconds of this step in trials */
+    uint64_t step; /* counts steps */
+    int n_open;    /* products of this step whose algorithm is not settled */
+    double spent;  /* seconds of this step in trials */
     double written_at;
     struct gemm_counts counts;
     struct entry entries[GEMM_TABLE];
@@ -194,6 +198,7 @@ static void remember(struct gemm *g)
 
 void gemm_step(struct gemm *g)
 {
+    g->step++;
     g->n_open = 0;
     g->spent = 0.0;
     if (g->unwritten && now_seconds() - g->written_at > WRITE_SECONDS)
@@ -375,6 +380,13 @@ static void settle(struct gemm *g, struct entry *t)
     g->unwritten = true;
 }
 
+static bool is_worth_trials(const struct gemm *g, struct entry *t)
+{
+    t->n_steps += t->step != g->step;
+    t->step = g->step;
+    return t->n_steps >= TRIED_FROM;
+}
+
 /* Times candidates while the step has time for it. */
 static int try_candidates(struct gemm *g, struct entry *t, const struct product *p, struct err *e)
 {
@@ -382,7 +394,8 @@ static int try_candidates(struct gemm *g, struct entry *t, const struct product 
     int r = cuda_check(cudaStreamIsCapturing(p->stream, &capturing), "timing", e);
     double begin;
 
-    if (r == 0 && capturing == cudaStreamCaptureStatusNone && g->spent < STEP_SECONDS) {
+    if (r == 0 && capturing == cudaStreamCaptureStatusNone && is_worth_trials(g, t) &&
+        g->spent < STEP_SECONDS) {
         r = cuda_check(cudaStreamSynchronize(p->stream), "timing",
                        e); /* others' work is no trial */
         begin = now_seconds() - g->spent;

@@ -1,7 +1,8 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums. When a shape comes for the first time a few algorithms are timed,
- * the fastest is kept and, with a folder, remembered for the next start. What a step may spend on
- * that is bounded: a shape goes on with the best so far, and the next steps try the rest.
+ * w [n, k] bf16, float32 sums. When a shape comes in a third step a few algorithms are timed, the
+ * fastest is kept and, with a folder, remembered for the next start: until then it goes on with
+ * what cuBLASLt thinks best. What a step may spend on trials is bounded: a shape goes on with the
+ * best so far, and the next steps try the rest.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GEMM_H
@@ -50,7 +51,7 @@ struct gemm_counts gemm_counts(const struct gemm *g);
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
 int gemm_rows(int m);
 
-/* What may be used to time with, where a shape comes for the first time: m * n floats that may be
+/* What may be used to time with, where no algorithm is settled yet: m * n floats that may be
  * overwritten (for GEMM_ADD_F32), and where more weights of the shape lie, so that they come from
  * memory as they will, and not from a cache. */
 struct gemm_trial {

@@ -107,7 +107,7 @@ static void bench_prefill(int n_prompt)
     struct drive_seq s = make_seq(n_prompt, 1, 0.0f, 3);
     struct drive_times t;
 
-    for (int i = 0; i < 4; i++) /* until its products are timed */
+    for (int i = 0; i < 8; i++) /* until its products are timed */
         (void)run(&s, 1);
     t = run(&s, 1);
     printf("bench=prefill context=%d seconds=%.6f tok_per_s=%.0f\n", n_prompt, t.seconds,

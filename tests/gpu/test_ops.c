@@ -463,6 +463,29 @@ START_TEST(algorithms_are_remembered)
 }
 END_TEST
 
+/* A shape that comes in two steps is computed, but not timed: in the third it is. */
+START_TEST(shapes_that_come_twice_are_not_timed)
+{
+    struct device_array workspace = array_new(GEMM_WORKSPACE);
+    struct gemm *g;
+    struct err e;
+
+    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
+    for (int i = 0; i < 12; i++) {
+        gemm_step(g);
+        for (int j = 0; j < 3; j++) /* as layers do */
+            check_gemm(g, 48, 264, 256, GEMM_BF16);
+        if (i % 4 == 0)
+            check_gemm(g, 64 + i, 264, 256, GEMM_BF16);
+        ck_assert(i >= 2 || gemm_counts(g).longest == 0.0);
+        ck_assert(i >= 2 || !gemm_settled(g));
+    }
+    ck_assert_int_eq(gemm_counts(g).n_timed, 1);
+    gemm_free(g);
+    array_free(&workspace);
+}
+END_TEST
+
 /* One head of the twin: norm, rotation. */
 static void head_twin(double *x, const uint16_t *norm, int dim, int position, bool rotate)
 {
@@ -575,6 +598,7 @@ int main(void)
     tcase_add_test(t, gemm_follows_twin);
     tcase_add_test(t, fixed_algorithms_do_not_depend_on_rows);
     tcase_add_test(t, algorithms_are_remembered);
+    tcase_add_test(t, shapes_that_come_twice_are_not_timed);
     tcase_add_test(t, rope_store_follows_twin);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
