@@ -3,12 +3,12 @@
  * Bound by memory: 6 * n_tokens * dim bytes. */
 #include "cuda/kernels/common.cuh"
 
-static constexpr int THREADS = 256;
+static constexpr int MAX_THREADS = 256;
 static constexpr int VEC = 8;
 
 static __device__ __forceinline__ float silu(float x)
 {
-    return x / (1.0f + __expf(-x));
+    return __fdividef(x, 1.0f + __expf(-x));
 }
 
 static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
@@ -16,18 +16,19 @@ static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
     return bf16_pair(silu(bf16_low(gate)) * bf16_low(up), silu(bf16_high(gate)) * bf16_high(up));
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(MAX_THREADS)
     silu_mul_kernel(uint4 *y,       /* [n_tokens, dim / VEC] */
                     const uint4 *x, /* [n_tokens, 2, dim / VEC] */
                     int n_vec)
 {
-    chain_wait();
-    const int j = (int)(blockIdx.y * THREADS + threadIdx.x);
+    const int j = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     const int64_t row = blockIdx.x;
+    const uint4 *gate = x + row * 2 * n_vec + j;
 
+    chain_wait();
     if (j >= n_vec)
         return;
-    const uint4 g = __ldcg(x + row * 2 * n_vec + j), u = __ldcg(x + (row * 2 + 1) * n_vec + j);
+    const uint4 g = __ldcg(gate), u = __ldcg(gate + n_vec);
     y[row * n_vec + j] = make_uint4(silu_pair(g.x, u.x), silu_pair(g.y, u.y), silu_pair(g.z, u.z),
                                     silu_pair(g.w, u.w));
 }
@@ -35,8 +36,9 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x,
                                 int n_tokens, int dim)
 {
-    const int n_vec = dim / VEC;
-    const dim3 grid((unsigned)n_tokens, (unsigned)((n_vec + THREADS - 1) / THREADS));
+    const int n_vec = dim / VEC, n_blocks = (n_vec + MAX_THREADS - 1) / MAX_THREADS;
+    const int threads = ((n_vec + n_blocks - 1) / n_blocks + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(silu_mul_kernel, grid, THREADS, 0, l, (uint4 *)y, (const uint4 *)x, n_vec);
+    return launch_kernel(silu_mul_kernel, dim3((unsigned)n_tokens, (unsigned)n_blocks), threads, 0,
+                         l, (uint4 *)y, (const uint4 *)x, n_vec);
 }

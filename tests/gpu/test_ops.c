@@ -126,6 +126,10 @@ START_TEST(rms_norm_follows_twin)
     check_rms_norm(1, 1024, true);
     check_rms_norm(7, 904, true);
     check_rms_norm(3000, 5120, false);
+    check_rms_norm(300, 2048, true);
+    check_rms_norm(3, 2056, true);
+    check_rms_norm(2, 16384, false);
+    check_rms_norm(2, 131072, true);
 }
 END_TEST
 
