@@ -59,6 +59,7 @@ static int instant_open(struct backend **out, const struct model *model,
 {
     struct backend *b = calloc(1, sizeof(*b));
     size_t n_seqs = (size_t)options->max_seqs;
+    int32_t n_blocks;
     int r;
 
     (void)model;
@@ -68,6 +69,10 @@ static int instant_open(struct backend **out, const struct model *model,
     if (r < 0)
         goto fail;
     r = err_set(e, -ENOMEM, "out of memory");
+    /* As many as there can be use for, or fewer: a block takes a byte. */
+    n_blocks = options->max_seqs * (options->max_seq_len / options->block_len + 1);
+    if (options->kv_bytes && options->kv_bytes < (uint64_t)n_blocks)
+        n_blocks = (int32_t)options->kv_bytes;
     for (int i = 0; i <= BACKEND_IN_FLIGHT; i++) {
         b->ids[i] = calloc(n_seqs, sizeof(*b->ids[i]));
         if (!b->ids[i])
@@ -78,7 +83,7 @@ static int instant_open(struct backend **out, const struct model *model,
         goto fail;
     b->info = (struct backend_info){
         .device = "answers at once",
-        .n_blocks = options->max_seqs * (options->max_seq_len / options->block_len + 1),
+        .n_blocks = n_blocks,
         .block_bytes = 1,
         .kv_dtype = KV_DTYPE_F32,
     };

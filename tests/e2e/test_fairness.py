@@ -74,5 +74,90 @@ class Fairness(Case):
                 ended.add(reply["id"])
 
 
+class Shares(Case):
+    """scheduler.shares says how much of the service each user has, of slots and of blocks, where both
+    want more than there is; and again after it was changed."""
+
+    N = 1000  # requests of each, that more than fill either's share for as long as is looked
+
+    def setUp(self):
+        roles.need_root()
+        self.folder = self.temporary_folder()
+        self.file = self.folder / "nvllmd.conf"
+
+    def write(self, user, other):
+        self.file.write_text("[scheduler]\n"
+                             f"shares = {roles.USER}:{user} {roles.OTHER}:{other}\n")
+
+    def ask_for_much(self, w, request):
+        for i in range(1, self.N + 1):
+            w.send(i, generate=request(i))
+
+    def parts(self, root, seconds, what):
+        """What each of the two has of it, USER first, in the mean of some seconds."""
+        sums = {roles.USER: 0, roles.OTHER: 0}
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for uid, n in what(root):
+                sums[uid] += n
+            time.sleep(0.02)
+        total = sum(sums.values())
+        self.assertGreater(total, 0)
+        return sums[roles.USER] / total, sums[roles.OTHER] / total
+
+    @staticmethod
+    def running(root):
+        """(uid, 1) of each that has a slot."""
+        for r in root.ask(list_requests={})["request_list"]["requests"]:
+            if r["state"] in ("REQUEST_PREFILL", "REQUEST_DECODE"):
+                yield r["uid"], 1
+
+    @staticmethod
+    def blocks(root):
+        for u in root.ask(get_blocks={})["block_report"]["uids"]:
+            yield u["uid"], u.get("used", 0)
+
+    def check(self, d, request, what):
+        """Three to one, then after a reload one to three; alone, each has all there is."""
+        settle, look = scaled(1.5, 4), scaled(3, 4)
+        with d, d.connect() as root, roles.connect(d, roles.USER) as w, \
+                roles.connect(d, roles.OTHER) as other:
+            self.ask_for_much(w, request)
+            time.sleep(settle)
+            self.assertEqual(self.parts(root, 0.2, what), (1, 0))
+            self.ask_for_much(other, request)
+            time.sleep(settle)
+            before = self.parts(root, look, what)
+            self.write(100, 300)
+            self.assertEqual(root.ask(reload={})["reloaded"]["changed"], ["scheduler.shares"])
+            time.sleep(settle)
+            after = self.parts(root, look, what)
+        print("of three to one %.2f and %.2f, of one to three %.2f and %.2f" % (*before, *after))
+        self.assertAlmostEqual(before[0], 0.75, delta=0.1)
+        self.assertAlmostEqual(after[0], 0.25, delta=0.1)
+
+    def start(self, *options):
+        """Its steps take as long whatever is in them."""
+        (self.folder / "instant").write_bytes(struct.pack("<95Q", STEP_US, *[0] * 94))
+        self.write(300, 100)
+        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={self.folder}",
+                      "scheduler.max_seq_len=1024", *options, backend="cuda",
+                      args=["--config", self.file])
+
+    def test_slots(self):
+        """Where slots are wanting."""
+        self.check(self.start(f"scheduler.max_seqs={MAX_SEQS}"),
+                   lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000, 5]}, "max_tokens": 250,
+                              "sampling": {"temperature": 0, "ignore_eos": True}},
+                   self.running)
+
+    def test_blocks(self):
+        """Where blocks are: there are 1024, and each request wants 24."""
+        self.check(self.start("cache.kv_memory=1024", "scheduler.max_seqs=256"),
+                   lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000] * 40}, "max_tokens": 300,
+                              "sampling": {"temperature": 0, "ignore_eos": True}},
+                   self.blocks)
+
+
 if __name__ == "__main__":
     harness.main()
