@@ -6,11 +6,13 @@ import select
 import statistics
 import time
 
-from device import Skip, args, daemon, few, model_config, random_ids, row, wire
+import roofline
+from device import Skip, args, daemon, few, model_config, random_ids, reached, row, wire
 
 CLIENTS, PROMPT, OUTPUT = 128, 1024, 128
 WARM_UP = 9.0  # seconds: all prompts at once, then answers that end at different times
 MEASURED = 12.0
+WINDOWS = 3  # parts of it; the median counts
 
 
 class Client:
@@ -69,16 +71,29 @@ def clients():
         for c in all_:
             c.ask()
         from_, to = begin + WARM_UP * args.scale, begin + (WARM_UP + MEASURED) * args.scale
-        while (now := time.monotonic()) < to:
-            for fd, _ in poll.poll(1000):
-                by_fd[fd].take(now >= from_)
+        counts = [0]  # tokens until the end of each window
+        for window in range(1, WINDOWS + 1):
+            end = from_ + (to - from_) * window / WINDOWS
+            while (now := time.monotonic()) < end:
+                for fd, _ in poll.poll(1000):
+                    by_fd[fd].take(now >= from_)
+            counts.append(sum(c.tokens for c in all_))
         for c in all_:
             c.wire.close()
     gaps, firsts = sorted(g for c in all_ for g in c.gaps), [f for c in all_ for f in c.firsts]
-    rate = sum(c.tokens for c in all_) / (to - from_)
+    rates = [(b - a) * WINDOWS / (to - from_) for a, b in zip(counts, counts[1:])]
     middle, late = statistics.median(gaps), gaps[len(gaps) * 99 // 100]
-    row(f"speed, {len(all_)} clients", "-",
-        f"model={model.name} in={few(PROMPT)} out={few(OUTPUT, 2)} tok_per_s={rate:.0f} "
+    good = statistics.median(rates) >= 3600 and late <= 3 * middle
+    row(f"speed, {len(all_)} clients", reached(good) if args.large else "-",
+        f"model={model.name} in={few(PROMPT)} out={few(OUTPUT, 2)} tok_per_s="
+        f"{statistics.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f}, {WINDOWS} windows) "
+        f"share={floor(model_config(model), len(all_)) * statistics.median(rates):.2f} "
         f"between_tokens_ms={middle * 1e3:.1f} p99={late * 1e3:.1f}: {late / middle:.2f} x "
         f"longest={gaps[-1] * 1e3:.0f} first_token_ms={statistics.median(firsts or [0]) * 1e3:.0f}"
         " (bar 3600 on the 8B shape, 3 x)")
+
+
+def floor(config, n_clients):
+    """Seconds of a token: its part of the prompt, and of a step for all."""
+    return (roofline.products(config, PROMPT) / OUTPUT
+            + roofline.decode(config, n_clients, PROMPT + OUTPUT / 2) / n_clients)

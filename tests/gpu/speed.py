@@ -1,10 +1,13 @@
 """Speed as clients see it, through the socket: few streams, one long prompt, the first token, and
-the benchmark that nano-vLLM publishes. Bars are in the rows."""
+the benchmark that nano-vLLM publishes; what invariance costs. Bars are in the rows, and shares of
+the speed at which nothing but bytes that must be read, and products, took time."""
 
 import random
 import time
 
-from device import args, daemon, few, median, model_config, need_model, random_ids, row, wire
+import roofline
+from device import (args, daemon, few, median, model_config, need_model, random_ids, reached, row,
+                    wire)
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 ROUNDS = 4  # of which the first makes the device warm
@@ -38,29 +41,37 @@ def streams(w, config, name, n, context, bar):
     n_prompt = max(1, few(context) - n_out // (2 if context < 10000 else 1))
     rates, gaps = [], []
     for seed in range(ROUNDS):
-        ids = [w.new_id() for _ in range(n)]
-        rng = random.Random(seed)
-        w.raw(b"".join(wire.frame(i, generate={
-            "prompt_ids": {"ids": random_ids(rng, n_prompt, config["vocab_size"])},
-            "max_tokens": n_out, "stream": True, "sampling": GREEDY}) for i in ids))
-        arrivals = {i: [] for i in ids}
-        answers = {i: wire.Answer() for i in ids}
-        open_ids = set(ids)
-        while open_ids:
-            reply = w.receive()
-            arrivals[reply["id"]] += [time.monotonic()] * len(
-                reply.get("delta", {}).get("token_ids", []))
-            if answers[reply["id"]].take(reply):
-                assert answers[reply["id"]].error is None, answers[reply["id"]].error
-                open_ids.remove(reply["id"])
-        assert all(len(a) == n_out for a in arrivals.values())
-        begin = max(a[0] for a in arrivals.values())
-        times = [t for a in arrivals.values() for t in a if t > begin]
-        rates.append(len(times) / (max(times) - begin))
-        if seed:
-            gaps += [b - a for one in arrivals.values() for a, b in zip(one, one[1:]) if a > begin]
-    row(f"speed, {name}, {n} streams at {context}", "-", f"tok_per_s={spread(rates[1:])} "
-        f"longest_gap_ms={max(gaps) * 1e3:.1f} (bar {bar})")
+        rate, between = stream_round(w, config, n, n_prompt, n_out, seed)
+        rates.append(rate)
+        gaps += between if seed else []
+    share = roofline.decode(config, n, n_prompt + n_out / 2) * median(rates[1:]) / n
+    row(f"speed, {name}, {n} streams at {context}", reached(median(rates[1:]) >= bar),
+        f"tok_per_s={spread(rates[1:])} share={share:.2f} longest_gap_ms={max(gaps) * 1e3:.1f} "
+        f"(bar {bar})")
+
+
+def stream_round(w, config, n, n_prompt, n_out, seed):
+    """(tokens a second, times between the tokens of an answer)."""
+    ids = [w.new_id() for _ in range(n)]
+    rng = random.Random(seed)
+    w.raw(b"".join(wire.frame(i, generate={
+        "prompt_ids": {"ids": random_ids(rng, n_prompt, config["vocab_size"])},
+        "max_tokens": n_out, "stream": True, "sampling": GREEDY}) for i in ids))
+    arrivals = {i: [] for i in ids}
+    answers = {i: wire.Answer() for i in ids}
+    open_ids = set(ids)
+    while open_ids:
+        reply = w.receive()
+        arrivals[reply["id"]] += [time.monotonic()] * len(
+            reply.get("delta", {}).get("token_ids", []))
+        if answers[reply["id"]].take(reply):
+            assert answers[reply["id"]].error is None, answers[reply["id"]].error
+            open_ids.remove(reply["id"])
+    assert all(len(a) == n_out for a in arrivals.values())
+    begin = max(a[0] for a in arrivals.values())
+    times = [t for a in arrivals.values() for t in a if t > begin]
+    return (len(times) / (max(times) - begin),
+            [b - a for one in arrivals.values() for a, b in zip(one, one[1:]) if a > begin])
 
 
 def first_token(w, config):
@@ -72,7 +83,9 @@ def first_token(w, config):
         answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
         times.append((time.monotonic() - begin) * 1e3)
         assert answer.error is None, answer.error
-    row("speed, first token", "-", f"prompt={few(128)} ms={spread(times[2:], 2)} (bar 4)")
+    share = roofline.prompt(config, few(128)) * 1e3 / median(times[2:])
+    row("speed, first token", reached(median(times[2:]) <= 4),
+        f"prompt={few(128)} ms={spread(times[2:], 2)} share={share:.2f} (bar 4)")
 
 
 def nano_vllm_requests():
@@ -103,20 +116,46 @@ def nano_vllm(w, config):
         for (_, n), id_ in zip(requests, ids):
             assert answers[id_].error is None and len(answers[id_].choices[0].ids) == n
     output = sum(n for _, n in requests)
-    row("speed, nano-vLLM's benchmark", "-",
+    floor = (max(n for _, n in requests) * roofline.weights(config)
+             + roofline.keys(config, sum(n * len(p) + n * n / 2 for p, n in requests))
+             + sum(roofline.products(config, len(p)) for p, _ in requests))
+    row("speed, nano-vLLM's benchmark", reached(output / median(seconds) >= 26000),
         f"requests={len(requests)} prompt_tokens={sum(len(p) for p, _ in requests)} "
         f"output_tokens={output} seconds={median(seconds):.3f} "
         f"tok_per_s={output / median(seconds):.0f} "
-        f"({output / max(seconds):.0f} to {output / min(seconds):.0f}, 3 runs) (bar 26000)")
+        f"({output / max(seconds):.0f} to {output / min(seconds):.0f}, 3 runs) "
+        f"share={floor / median(seconds):.2f} (bar 26000)")
 
 
 def long_prompt(w, config):
     n = min(few(40959), config["max_position_embeddings"] - 1)
-    rates = []
-    for seed in range(ROUNDS):
-        ids = random_ids(random.Random(100 + seed), n, config["vocab_size"])
-        begin = time.monotonic()
-        answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
-        rates.append(n / (time.monotonic() - begin))
-        assert answer.error is None, answer.error
-    row("speed, one long prompt", "-", f"tokens={n} tok_per_s={spread(rates[1:])} (bar 65000)")
+    rates = [prompt_rate(w, config, n, 100 + seed) for seed in range(ROUNDS)][1:]
+    row("speed, one long prompt", reached(median(rates) >= 65000),
+        f"tokens={n} tok_per_s={spread(rates)} "
+        f"share={roofline.prompt(config, n) * median(rates) / n:.2f} (bar 65000)")
+
+
+def prompt_rate(w, config, n, seed):
+    ids = random_ids(random.Random(seed), n, config["vocab_size"])
+    begin = time.monotonic()
+    answer = w.generate(prompt_ids={"ids": ids}, max_tokens=1, sampling=GREEDY)
+    assert answer.error is None, answer.error
+    return n / (time.monotonic() - begin)
+
+
+def invariant():
+    """The share of the speed that is left where nothing depends on what else runs."""
+    model = need_model()
+    config = model_config(model)
+    n = min(few(16384), config["max_position_embeddings"] - 1)
+    names, rates = ("one stream", "64 streams", f"prompt of {n} tokens"), []
+    for mode in "off", "on":
+        with daemon(f"cuda.invariant={mode}", "scheduler.max_batch_tokens=8192",
+                    "cache.prefix_cache=off", model=model) as d, d.connect() as w:
+            rates.append([[stream_round(w, config, streams, few(384), few(256, 16), seed)[0]
+                           for seed in range(ROUNDS)][1:] for streams in (1, few(64))])
+            rates[-1].append([prompt_rate(w, config, n, seed) for seed in range(ROUNDS)][1:])
+    for name, off, on in zip(names, *rates):
+        ratio = median(on) / median(off)
+        row(f"invariant, {name}", reached(ratio >= 0.7),
+            f"share={ratio:.2f} tok_per_s={spread(on)} instead of {spread(off)} (bar 0.7)")
