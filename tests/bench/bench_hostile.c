@@ -19,6 +19,7 @@ enum {
     FRAME_BYTES = FRAME_DEFAULT_MAX - 64, /* a little less than may be */
     TOKENIZE_BYTES = 1 << 20,
     MESSAGES = 4000,
+    ANSWER_TOKENS = 30000,
     CROWD = 4000,
     CROWD_EACH = 1000, /* requests of a connection */
     RUNS = 7,
@@ -135,6 +136,31 @@ static struct frame ids(const char *which)
     return out;
 }
 
+/* An answer of many tokens in one piece, each with the most that can be told of it. */
+static struct frame long_answer(const char *unused)
+{
+    Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Sampling s = NVLLM__V1__SAMPLING__INIT;
+    Nvllm__V1__TokenIds t = NVLLM__V1__TOKEN_IDS__INIT;
+    Nvllm__V1__Generate g;
+    int32_t id = 1;
+
+    (void)unused;
+    nvllm__v1__generate__init(&g);
+    t.n_ids = 1;
+    t.ids = &id;
+    s.has_logprobs = s.has_ignore_eos = s.ignore_eos = true;
+    s.logprobs = 20;
+    g.input_case = NVLLM__V1__GENERATE__INPUT_PROMPT_IDS;
+    g.prompt_ids = &t;
+    g.sampling = &s;
+    g.has_max_tokens = true;
+    g.max_tokens = ANSWER_TOKENS;
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+    f.generate = &g;
+    return pack(&f);
+}
+
 /* A chat of messages that share the bytes between them. */
 static struct frame render(const char *piece)
 {
@@ -206,6 +232,7 @@ static const struct kind {
     {"tokenize digits, 1 MiB", tokenize, "1"},
     {"detokenize a million ids", ids, "detokenize"},
     {"render 4,000 messages", render, "a word and more of them "},
+    {"an answer of 30,000 tokens with 20 logprobs each", long_answer, NULL},
     {"unknown fields", filled, "\xc0\x3e\x01"},
     {"the id again and again", filled, "\x08\x01"},
     {"one request again and again", filled, "\x22\x00"},
