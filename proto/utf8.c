@@ -70,20 +70,20 @@ static const uint64_t rows[256] = {
 
 bool utf8_valid(const void *data, size_t n)
 {
-    const uint8_t *p = data, *end = p + n;
+    const uint8_t *p = data;       /* NULL, maybe, where n is 0 */
     uint64_t state = WHOLE, eight; /* its low six bits are the state */
+    size_t i = 0;
 
-    while ((size_t)(end - p) >= sizeof(eight)) {
-        memcpy(&eight, p, sizeof(eight));
+    for (; n - i >= sizeof(eight); i += sizeof(eight)) {
+        memcpy(&eight, p + i, sizeof(eight));
         if ((eight & UINT64_C(0x8080808080808080)) || (state & 63) != WHOLE)
-            for (size_t i = 0; i < sizeof(eight); i++)
-                state = rows[p[i]] >> (state & 63);
+            for (size_t k = 0; k < sizeof(eight); k++)
+                state = rows[p[i + k]] >> (state & 63);
         if ((state & 63) == BROKEN)
             return false;
-        p += sizeof(eight);
     }
-    while (p < end)
-        state = rows[*p++] >> (state & 63);
+    for (; i < n; i++)
+        state = rows[p[i]] >> (state & 63);
     return (state & 63) == WHOLE;
 }
 
