@@ -191,7 +191,8 @@ static void check_admins(struct checking *c)
     const struct options *o = c->check->options;
     const struct listener_options listener = {.path = o->admin_socket,
                                               .mode = (mode_t)o->admin_socket_mode,
-                                              .group = o->admin_group};
+                                              .group = o->admin_group,
+                                              .group_option = "daemon.admin_group"};
     char mend[MEND_ROOM], quoted[QUOTED_ROOM];
     struct rights rights;
     struct err e;
@@ -265,7 +266,8 @@ static void check_options(struct checking *c)
     const struct options *o = c->check->options;
     const struct listener_options listener = {.path = o->socket,
                                               .mode = (mode_t)o->socket_mode,
-                                              .group = o->socket_group};
+                                              .group = o->socket_group,
+                                              .group_option = "daemon.socket_group"};
     struct backend_choice choice;
 
     if (c->check->file)

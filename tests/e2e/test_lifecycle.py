@@ -336,6 +336,8 @@ class Refusals(Case):
         model = f"[model]\npath = {MODEL}\n[daemon]\nbackend = cpu\n"
         subprocess.run(["sh", "-c", f"install -d -m 0755 '{folder}/no/such'"], check=True)
         self.assertEqual(wrong(model + f"socket = {folder}/no/such/s\n"), {})
+        found = wrong(model + f"socket = {folder}/s\nsocket_group = no-such-group\n")
+        self.assertIn("daemon.socket_group: no group no-such-group", found["socket"][0])
         found = wrong(model + f"socket = {folder}/file\n")
         self.assertEqual(found["socket"][1], f"rm '{folder}/file'")
         found = wrong(model + f"socket = {folder}/s\nadmin_socket = {folder}/s\n")
