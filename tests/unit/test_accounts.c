@@ -5,6 +5,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include "tests/unit/run_suite.h"
+
 static struct accounts all;
 
 static void setup(void)
@@ -143,8 +145,6 @@ int main(void)
 {
     Suite *suite = suite_create("accounts");
     TCase *t = tcase_create("accounts");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, NULL);
     tcase_add_test(t, an_account_is_shared_by_a_user);
@@ -156,8 +156,5 @@ int main(void)
     tcase_add_test(t, bytes_of_requests_outlive_the_user);
     tcase_add_test(t, bytes_come_back_from_other_threads);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

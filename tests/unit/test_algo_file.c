@@ -11,6 +11,7 @@
 #include <dirent.h>
 
 #include "cuda/algo_file.h"
+#include "tests/unit/run_suite.h"
 
 static const char key[] = "a device, compute 90";
 static char folder[64], file[512];
@@ -238,8 +239,6 @@ int main(void)
 {
     Suite *suite = suite_create("algo_file");
     TCase *t = tcase_create("algo_file");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, records_come_back);
@@ -251,8 +250,5 @@ int main(void)
     tcase_add_test(t, the_size_is_bounded);
     tcase_add_test(t, a_folder_that_cannot_be_is_told);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/unit/run_suite.h"
+
 static const struct backend_ops cpu = {.abi = BACKEND_ABI, .name = "cpu"};
 static char dev[] = "/tmp/nvllm-test-XXXXXX";
 static char file[64]; /* in dev */
@@ -118,8 +120,6 @@ int main(void)
 {
     Suite *s = suite_create("backend_choice");
     TCase *t = tcase_create("backend_choice");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, no_device_is_the_cpu);
@@ -130,8 +130,5 @@ int main(void)
     tcase_add_test(t, cuda_wants_the_module);
     tcase_add_test(t, library_without_the_symbol_is_refused);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/bf16.h"
+#include "tests/unit/run_suite.h"
 
 static float f32_of(uint32_t bits)
 {
@@ -138,8 +139,6 @@ int main(void)
 {
     Suite *s = suite_create("bf16");
     TCase *t = tcase_create("bf16");
-    SRunner *r;
-    int failed;
 
     tcase_add_test(t, f32_rounds_to_nearest_even);
     tcase_add_test(t, f32_of_random_bits);
@@ -148,9 +147,5 @@ int main(void)
     tcase_add_test(t, arrays_of_odd_lengths);
     tcase_set_timeout(t, 60);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "engine/blocks.h"
+#include "tests/unit/run_suite.h"
 
 static struct blocks *pool;
 
@@ -139,8 +140,6 @@ int main(void)
 {
     Suite *s = suite_create("blocks");
     TCase *t = tcase_create("blocks");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, takes_each_once);
@@ -152,9 +151,5 @@ int main(void)
     tcase_add_test_raise_signal(t, foreign_id_aborts, 6);
     tcase_add_test(t, verify_counts_holders);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -14,6 +14,7 @@
 #include "engine/chat_impl.h"
 #include "engine/file.h"
 #include "tests/unit/golden.h"
+#include "tests/unit/run_suite.h"
 
 static struct chat_template *named(const char *family)
 {
@@ -597,8 +598,6 @@ int main(int argc, char **argv)
 {
     Suite *s = suite_create("chat");
     TCase *tc = tcase_create("chat");
-    SRunner *runner;
-    int n_failed;
 
     file_family = argc == 3 ? argv[1] : NULL;
     file_path = argc == 3 ? argv[2] : NULL;
@@ -608,9 +607,5 @@ int main(int argc, char **argv)
     else
         add_tests(tc);
     suite_add_tcase(s, tc);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

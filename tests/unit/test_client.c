@@ -1,6 +1,7 @@
 /* test_client.c - libnvllm-client against a daemon that is played by hand: what it asks and how it
  * takes answers. */
 #include "client_rig.h"
+#include "tests/unit/run_suite.h"
 
 /* ---- the ordinary way */
 
@@ -307,8 +308,6 @@ int main(void)
 {
     TCase *good = tcase_create("good"), *asked = tcase_create("asked");
     Suite *s = suite_create("client");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_checked_fixture(good, NULL, teardown);
     tcase_add_test(good, generate_gives_deltas_and_done);
@@ -325,9 +324,5 @@ int main(void)
     tcase_add_test(asked, daemon_that_does_not_read);
     tcase_add_test(asked, events_that_are_not_fetched);
     suite_add_tcase(s, asked);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

@@ -1,6 +1,7 @@
 /* test_client_admin.c - the calls that look into the daemon and steer it: the test writes the
  * answer before the call and reads the request after it. */
 #include "client_rig.h"
+#include "tests/unit/run_suite.h"
 
 enum { MS = 1000 };
 
@@ -585,8 +586,6 @@ int main(void)
 {
     TCase *good = tcase_create("good"), *bad = tcase_create("bad"), *alone = tcase_create("alone");
     Suite *s = suite_create("client_admin");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_checked_fixture(good, NULL, teardown);
     tcase_add_test(good, requests_are_listed);
@@ -608,9 +607,5 @@ int main(void)
     suite_add_tcase(s, bad);
     tcase_add_test(alone, words);
     suite_add_tcase(s, alone);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

@@ -1,5 +1,6 @@
 /* test_client_bad.c - libnvllm-client against a daemon that answers badly, or goes away. */
 #include "client_rig.h"
+#include "tests/unit/run_suite.h"
 
 /* ---- a daemon that goes or lies */
 
@@ -276,8 +277,6 @@ int main(void)
 {
     TCase *bad = tcase_create("bad");
     Suite *s = suite_create("client_bad");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_checked_fixture(bad, NULL, teardown);
     tcase_set_timeout(bad, 60);
@@ -293,9 +292,5 @@ int main(void)
     tcase_add_test(bad, error_of_one_request);
     tcase_add_test(bad, damaged_streams);
     suite_add_tcase(s, bad);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #include "client/clock.h"
+#include "tests/unit/run_suite.h"
 
 /* ---- short operations */
 
@@ -516,8 +517,6 @@ int main(void)
 {
     TCase *calls = tcase_create("calls"), *connecting = tcase_create("connecting");
     Suite *s = suite_create("client calls");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_checked_fixture(calls, NULL, end);
     tcase_set_timeout(calls, 30);
@@ -540,9 +539,5 @@ int main(void)
     tcase_add_test(connecting, structs_of_another_size);
     tcase_add_test(connecting, error_never_grows);
     suite_add_tcase(s, connecting);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

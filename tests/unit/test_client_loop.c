@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "client/clock.h"
+#include "tests/unit/run_suite.h"
 
 enum { MS = 1000 };
 
@@ -589,8 +590,6 @@ int main(void)
 {
     TCase *loop = tcase_create("loop"), *alone = tcase_create("alone");
     Suite *s = suite_create("client_loop");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_checked_fixture(loop, NULL, teardown);
     tcase_set_timeout(loop, 60);
@@ -616,9 +615,5 @@ int main(void)
     tcase_add_test(alone, nobody_listens);
     tcase_add_test(alone, a_client_a_thread);
     suite_add_tcase(s, alone);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

@@ -1,6 +1,7 @@
 /* test_client_nomem.c - every allocation of a session fails in its turn: the library says so, and
  * loses nothing. Builds with sanitizers have an allocator of their own and skip it. */
 #include "client_rig.h"
+#include "tests/unit/run_suite.h"
 
 #ifdef TEST_LIGHT
 int main(void)
@@ -162,15 +163,9 @@ int main(void)
 {
     TCase *tc = tcase_create("no memory");
     Suite *s = suite_create("client_nomem");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_test(tc, every_allocation_fails_once);
     suite_add_tcase(s, tc);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }
 #endif

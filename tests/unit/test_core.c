@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
 
 static void set_up(void)
 {
@@ -432,8 +433,6 @@ int main(void)
 {
     Suite *s = suite_create("core");
     TCase *t = tcase_create("core");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_add_test(t, tokens_then_finished);
@@ -455,9 +454,5 @@ int main(void)
     tcase_add_test(t, waiting_takes_no_memory_for_answers);
     tcase_add_test_raise_signal(t, id_twice_aborts, 6);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

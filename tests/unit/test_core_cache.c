@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
 
 static void set_up(void)
 {
@@ -330,8 +331,6 @@ int main(void)
 {
     Suite *s = suite_create("core_cache");
     TCase *t = tcase_create("core_cache");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_set_timeout(t, 60);
@@ -346,9 +345,5 @@ int main(void)
     tcase_add_test(t, explains_where_a_prompt_differs);
     tcase_add_test(t, explains_no_others_words);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

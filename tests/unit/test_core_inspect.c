@@ -7,6 +7,7 @@
 
 #include "engine/core_inspect.h"
 #include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
 
 static void set_up(void)
 {
@@ -529,8 +530,6 @@ int main(void)
 {
     Suite *s = suite_create("core_inspect");
     TCase *t = tcase_create("core_inspect");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_set_timeout(t, 60);
@@ -548,9 +547,5 @@ int main(void)
     tcase_add_test(t, explains_why_one_waits);
     tcase_add_test(t, a_look_at_much_is_quick);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

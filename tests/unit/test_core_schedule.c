@@ -6,6 +6,7 @@
 
 #include "tests/sim/rng.h"
 #include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
 
 static void set_up(void)
 {
@@ -652,8 +653,6 @@ int main(void)
 {
     Suite *s = suite_create("core_schedule");
     TCase *t = tcase_create("core_schedule");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_set_timeout(t, 60);
@@ -684,9 +683,5 @@ int main(void)
     tcase_add_test(t, tails_are_reused_first);
     tcase_add_test(t, a_long_queue_is_not_slow);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

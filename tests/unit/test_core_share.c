@@ -5,6 +5,7 @@
 
 #include "engine/core_impl.h"
 #include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
 
 static void set_up(void)
 {
@@ -326,8 +327,6 @@ int main(void)
 {
     Suite *s = suite_create("core_share");
     TCase *t = tcase_create("core_share");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, rig_end);
     tcase_set_timeout(t, 60);
@@ -344,9 +343,5 @@ int main(void)
     tcase_add_test(t, rows_are_free_between_floods);
     tcase_add_test(t, use_is_counted);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

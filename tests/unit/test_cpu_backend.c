@@ -9,6 +9,7 @@
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model.h"
+#include "tests/unit/run_suite.h"
 
 static struct model *model;
 static struct err e;
@@ -307,8 +308,6 @@ int main(void)
 {
     Suite *s = suite_create("cpu_backend");
     TCase *t = tcase_create("contract");
-    SRunner *r;
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 60);
@@ -321,9 +320,5 @@ int main(void)
     tcase_add_test(t, results_hold_until_next_wait);
     tcase_add_loop_test_raise_signal(t, broken_batch_aborts, SIGABRT, 0, 9);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

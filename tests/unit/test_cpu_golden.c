@@ -9,6 +9,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model.h"
 #include "tests/tools/backend_driver.h"
+#include "tests/unit/run_suite.h"
 
 enum {
     MAX_CASES = 64,
@@ -424,8 +425,6 @@ int main(void)
 {
     Suite *s = suite_create("cpu_golden");
     TCase *t = tcase_create("golden");
-    SRunner *r;
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 240);
@@ -438,9 +437,5 @@ int main(void)
     tcase_add_test(t, golden_longest_prompt);
 #endif
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return run_suite(s);
 }

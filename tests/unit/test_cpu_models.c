@@ -12,6 +12,7 @@
 #include "engine/model.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
+#include "tests/unit/run_suite.h"
 
 enum { N_PROMPT = 150, N_OUT = 6, NAN_TOKEN = 7 };
 
@@ -398,11 +399,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return run_suite(suite());
 }

@@ -10,6 +10,7 @@
 #include "engine/bf16.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
+#include "tests/unit/run_suite.h"
 
 enum { BIG = 1 << 17, GUARD = 64 };
 
@@ -476,11 +477,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return run_suite(suite());
 }

@@ -8,6 +8,7 @@
 #include "engine/cpu/cpu_sampler.h"
 #include "engine/err.h"
 #include "engine/philox.h"
+#include "tests/unit/run_suite.h"
 
 enum { MAX_VOCAB = 151936 };
 
@@ -457,11 +458,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(suite());
-    int failed;
-
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? 1 : 0;
+    return run_suite(suite());
 }

@@ -7,6 +7,7 @@
 
 #include "client/ctl_quantiles.h"
 #include "client/ctl_random.h"
+#include "tests/unit/run_suite.h"
 
 /* The words are those of random.getrandbits(32) after random.seed(). */
 START_TEST(words_are_pythons)
@@ -160,8 +161,6 @@ int main(void)
 {
     Suite *suite = suite_create("ctl_bench");
     TCase *tests = tcase_create("all");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_test(tests, words_are_pythons);
     tcase_add_test(tests, published_workload_is_drawn);
@@ -170,8 +169,5 @@ int main(void)
     tcase_add_test(tests, quantiles_at_the_edges);
     tcase_add_test(tests, histogram_is_drawn);
     suite_add_tcase(suite, tests);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "client/delta.h"
 #include "proto/nvllm.pb-c.h"
+#include "tests/unit/run_suite.h"
 
 static int32_t ids[DELTA_MAX_IDS];
 
@@ -181,17 +182,11 @@ int main(void)
 {
     TCase *tc = tcase_create("delta");
     Suite *s = suite_create("delta");
-    SRunner *r;
-    int n_failed;
 
     tcase_add_test(tc, ordinary_deltas);
     tcase_add_test(tc, other_deltas);
     tcase_add_test(tc, cut_frames);
     tcase_add_test(tc, damaged_frames);
     suite_add_tcase(s, tc);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    n_failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return n_failed == 0 ? 0 : 1;
+    return run_suite(s);
 }

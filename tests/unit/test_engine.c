@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/unit/engine_rig.h"
+#include "tests/unit/run_suite.h"
 
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
@@ -534,8 +535,6 @@ int main(void)
 {
     Suite *s = suite_create("engine");
     TCase *tc = tcase_create("all");
-    SRunner *sr;
-    int failed;
 
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, streams_an_answer);
@@ -555,9 +554,5 @@ int main(void)
     tcase_add_test(tc, bad_folder_fails_with_its_name);
     tcase_add_test(tc, bytes_of_a_request_follow_its_shape);
     suite_add_tcase(s, tc);
-    sr = srunner_create(s);
-    srunner_run_all(sr, CK_NORMAL);
-    failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

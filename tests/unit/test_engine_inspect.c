@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/unit/engine_rig.h"
+#include "tests/unit/run_suite.h"
 
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
@@ -278,8 +279,6 @@ int main(void)
 {
     Suite *s = suite_create("engine_inspect");
     TCase *tc = tcase_create("all");
-    SRunner *sr;
-    int failed;
 
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, idle_engine_is_looked_into);
@@ -290,9 +289,5 @@ int main(void)
     tcase_add_test(tc, questions_do_not_hold_up_steps);
     tcase_add_test(tc, questions_at_rest_are_all_answered);
     suite_add_tcase(s, tc);
-    sr = srunner_create(s);
-    srunner_run_all(sr, CK_NORMAL);
-    failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

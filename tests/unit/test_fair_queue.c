@@ -5,6 +5,7 @@
 #include "engine/fair_queue.h"
 #include "engine/heap.h"
 #include "tests/sim/rng.h"
+#include "tests/unit/run_suite.h"
 
 static struct fair_queue *queue;
 
@@ -233,8 +234,6 @@ int main(void)
 {
     Suite *s = suite_create("fair_queue");
     TCase *t = tcase_create("fair_queue");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, class_then_arrival);
@@ -246,9 +245,5 @@ int main(void)
     tcase_add_test(t, shares_at_both_ends);
     tcase_add_test(t, heap_agrees_with_a_plain_array);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -7,6 +7,7 @@
 #include "engine/backend.h"
 #include "engine/core.h"
 #include "engine/model.h"
+#include "tests/unit/run_suite.h"
 
 static void *module;
 static const struct backend_ops *ops;
@@ -115,17 +116,11 @@ int main(void)
 {
     Suite *s = suite_create("fake_backend");
     TCase *t = tcase_create("fake_backend");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, runs_a_request);
     tcase_add_test(t, refuses_a_wrong_batch);
     tcase_add_test(t, refuses_too_little_memory);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

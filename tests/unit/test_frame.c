@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "proto/nvllm.pb-c.h"
+#include "tests/unit/run_suite.h"
 
 static uint64_t next_random(uint64_t *s)
 {
@@ -642,8 +643,6 @@ int main(void)
 {
     Suite *s = suite_create("frame");
     TCase *t = tcase_create("frame");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, frames_survive_any_split);
@@ -668,8 +667,5 @@ int main(void)
     tcase_add_test(t, schema_is_not_recursive);
     tcase_add_test(t, messages_are_put_within_a_limit);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/unit/run_suite.h"
+
 static struct held *list;
 static size_t bytes;
 
@@ -124,8 +126,6 @@ int main(void)
 {
     Suite *suite = suite_create("held");
     TCase *t = tcase_create("held");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, deltas_follow_each_other);
@@ -134,8 +134,5 @@ int main(void)
     tcase_add_test(t, logprobs_stay_with_their_tokens);
     tcase_add_test(t, an_end_alone_is_held);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

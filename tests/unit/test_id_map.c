@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/id_map.h"
+#include "tests/unit/run_suite.h"
 
 /* What was put is found until it is taken, through growth, collisions and moves of runs. */
 START_TEST(agrees_with_a_plain_array)
@@ -65,15 +66,9 @@ int main(void)
 {
     Suite *s = suite_create("id_map");
     TCase *tc = tcase_create("all");
-    SRunner *sr;
-    int failed;
 
     tcase_add_test(tc, agrees_with_a_plain_array);
     tcase_add_test(tc, walk_meets_each_value_once);
     suite_add_tcase(s, tc);
-    sr = srunner_create(s);
-    srunner_run_all(sr, CK_NORMAL);
-    failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/unit/run_suite.h"
+
 static struct options o;
 static struct refusal e;
 
@@ -103,8 +105,6 @@ int main(void)
 {
     Suite *suite = suite_create("limits");
     TCase *t = tcase_create("limits");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, each_limit_is_an_option);
@@ -113,8 +113,5 @@ int main(void)
     tcase_add_test(t, refusals_name_the_field);
     tcase_add_test(t, refusals_begin_anew);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/unit/run_suite.h"
+
 static char folder[] = "/tmp/nvllm-test-XXXXXX";
 static char path[64], lock_path[64];
 static struct err e;
@@ -357,8 +359,6 @@ int main(void)
 {
     Suite *s = suite_create("listener");
     TCase *t = tcase_create("listener");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, setup, teardown);
@@ -376,8 +376,5 @@ int main(void)
     tcase_add_test(t, nothing_is_inherited_without_systemd);
     tcase_add_test(t, socket_of_systemd_is_taken);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

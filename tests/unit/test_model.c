@@ -12,6 +12,7 @@
 #include "engine/model.h"
 #include "engine/model_check.h"
 #include "tests/tools/model_writer.h"
+#include "tests/unit/run_suite.h"
 
 enum { HEADER = 4952 }; /* JSON of the bundled model's header */
 
@@ -618,11 +619,5 @@ static Suite *model_suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(model_suite());
-    int failed;
-
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(model_suite());
 }

@@ -7,6 +7,7 @@
 
 #include "engine/json_util.h"
 #include "engine/model_config.h"
+#include "tests/unit/run_suite.h"
 
 static const char *const qwen3 =
     "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"attention_bias\":false,"
@@ -343,8 +344,6 @@ int main(void)
 {
     Suite *s = suite_create("model_config");
     TCase *t = tcase_create("model_config");
-    SRunner *r;
-    int failed;
 
     tcase_add_test(t, old_spelling);
     tcase_add_test(t, new_spelling);
@@ -358,9 +357,5 @@ int main(void)
     tcase_add_loop_test(t, mutated_configs, 0, 4);
     tcase_set_timeout(t, 60);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/unit/run_suite.h"
+
 static struct options o;
 static struct err e;
 
@@ -321,8 +323,6 @@ int main(void)
 {
     Suite *s = suite_create("options");
     TCase *t = tcase_create("options");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, defaults_are_those_of_the_manual);
@@ -339,8 +339,5 @@ int main(void)
     tcase_add_test(t, file_of_garbage_is_refused);
     tcase_add_test(t, help_prints_the_table);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

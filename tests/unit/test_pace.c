@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "engine/pace.h"
+#include "tests/unit/run_suite.h"
 
 /* Steps of so many decodes, each with as many prompt rows as may be; the last one's microseconds.
  */
@@ -251,8 +252,6 @@ int main(void)
 {
     Suite *suite = suite_create("pace");
     TCase *t = tcase_create("pace");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_test(t, no_bound_is_no_bound);
     tcase_add_test(t, steps_come_to_the_bound);
@@ -267,8 +266,5 @@ int main(void)
     tcase_add_test(t, decodes_alone_leave_rows_alone);
     tcase_add_test(t, rows_alone_do_not_lift_the_bound);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/prefix_cache.h"
+#include "tests/unit/run_suite.h"
 
 enum { N_BLOCKS = 8, LEN = 4 };
 
@@ -246,8 +247,6 @@ int main(void)
 {
     Suite *s = suite_create("prefix_cache");
     TCase *t = tcase_create("prefix_cache");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, finds_a_chain);
@@ -261,9 +260,5 @@ int main(void)
     tcase_add_test(t, reuses_the_oldest);
     tcase_add_test(t, tail_of_a_forgotten_parent_is_unreachable);
     suite_add_tcase(s, t);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

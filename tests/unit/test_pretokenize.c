@@ -11,6 +11,7 @@
 #include "engine/nfc.h"
 #include "engine/pretokenize.h"
 #include "engine/utf8.h"
+#include "tests/unit/run_suite.h"
 
 /* The pattern with \s spelled out: PCRE2's holds U+180E, which is no white space any more. */
 #define SPACE                                                                                      \
@@ -258,8 +259,6 @@ int main(void)
 {
     Suite *s = suite_create("pretokenize");
     TCase *tc = tcase_create("pretokenize");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 120);
@@ -269,9 +268,5 @@ int main(void)
     tcase_add_test(tc, nfc_of_each_character);
     tcase_add_test(tc, nfc_of_random_texts);
     suite_add_tcase(s, tc);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

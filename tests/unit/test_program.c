@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "proto/program.h"
+#include "tests/unit/run_suite.h"
 
 /* The distance is how many letters differ, are missing or too many. */
 START_TEST(distance_counts_edits)
@@ -141,8 +142,6 @@ int main(void)
 {
     Suite *suite = suite_create("program");
     TCase *t = tcase_create("program");
-    SRunner *runner;
-    int failed;
 
     tcase_add_test(t, distance_counts_edits);
     tcase_add_test(t, long_words_are_far);
@@ -151,9 +150,5 @@ int main(void)
     tcase_add_test(t, quoted_text_is_cut_inside_the_quotes);
     tcase_add_test(t, closed_streams_are_held);
     suite_add_tcase(suite, t);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/text_stream.h"
+#include "tests/unit/run_suite.h"
 
 static const struct model_defaults defaults = {
     .temperature = 0.6f,
@@ -511,8 +512,6 @@ int main(void)
 {
     Suite *suite = suite_create("request");
     TCase *t = tcase_create("request");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, absent_fields_are_defaults);
@@ -531,8 +530,5 @@ int main(void)
     tcase_add_test(t, tokenizer_operations_are_checked);
     tcase_add_test(t, held_bytes_are_counted);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(suite);
 }

@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tests/unit/run_suite.h"
+
 #define FIRST_OP 2 /* field 1 is the id */
 
 /* Every operation of ClientFrame has exactly one row, by the name that the schema gives it. */
@@ -163,8 +165,6 @@ int main(void)
 {
     Suite *suite = suite_create("rights");
     TCase *t = tcase_create("rights");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_test(t, each_operation_has_one_row);
     tcase_add_test(t, nothing_else_has_a_row);
@@ -175,8 +175,5 @@ int main(void)
     tcase_add_test(t, the_group_must_be_there);
     tcase_add_test(t, the_peer_comes_from_the_kernel);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/safetensors.h"
+#include "tests/unit/run_suite.h"
 
 static struct err e;
 
@@ -253,8 +254,6 @@ int main(void)
 {
     Suite *s = suite_create("safetensors");
     TCase *t = tcase_create("safetensors");
-    SRunner *r;
-    int failed;
 
     tcase_add_test(t, good_header);
     tcase_add_test(t, high_rank_passes);
@@ -264,9 +263,5 @@ int main(void)
     tcase_add_loop_test(t, mutated_headers, 0, 4);
     tcase_set_timeout(t, 60);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

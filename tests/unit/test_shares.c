@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/unit/run_suite.h"
+
 static struct shares s;
 static struct err e;
 
@@ -82,15 +84,10 @@ int main(void)
 {
     Suite *suite = suite_create("shares");
     TCase *t = tcase_create("shares");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_test(t, users_and_shares_are_taken);
     tcase_add_test(t, nonsense_is_refused);
     tcase_add_test(t, users_are_bounded);
     suite_add_tcase(suite, t);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

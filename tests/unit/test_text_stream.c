@@ -7,6 +7,7 @@
 
 #include "engine/text_stream.h"
 #include "engine/utf8.h"
+#include "tests/unit/run_suite.h"
 
 static struct tokenizer *tiny;
 static char *all; /* what a test's stream has given */
@@ -328,8 +329,6 @@ int main(void)
 {
     Suite *s = suite_create("text_stream");
     TCase *tc = tcase_create("text_stream");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_set_timeout(tc, 60);
@@ -344,9 +343,5 @@ int main(void)
     tcase_add_test(tc, stops_are_checked);
     tcase_add_test(tc, random_ids_stream_as_they_decode);
     suite_add_tcase(s, tc);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -12,6 +12,7 @@
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
 #include "tests/unit/golden.h"
+#include "tests/unit/run_suite.h"
 
 static struct tokenizer *tiny;
 
@@ -408,8 +409,6 @@ int main(void)
 {
     Suite *s = suite_create("tokenizer");
     TCase *golden = tcase_create("golden"), *encode = tcase_create("encode");
-    SRunner *runner;
-    int n_failed;
 
     tcase_add_checked_fixture(golden, load_tiny, free_tiny);
     tcase_set_timeout(golden, 120);
@@ -432,9 +431,5 @@ int main(void)
     tcase_add_loop_test(encode, megabyte_of_one_thing, 0, sizeof(repeated) / sizeof(*repeated));
     suite_add_tcase(s, golden);
     suite_add_tcase(s, encode);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -8,6 +8,7 @@
 
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
+#include "tests/unit/run_suite.h"
 
 /* A small file of its own: 256 bytes, three merges, two added tokens. Ids: the byte's character in
  * the alphabet's order, then ab = 256, abc = 257, bc = 258; <s> = 259, <n> = 260. */
@@ -394,8 +395,6 @@ int main(void)
 {
     Suite *s = suite_create("tokenizer_json");
     TCase *tc = tcase_create("tokenizer_json");
-    SRunner *runner;
-    int n_failed;
 
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, unknown_parts_are_refused, 0, sizeof(refused) / sizeof(*refused));
@@ -409,9 +408,5 @@ int main(void)
     tcase_add_test(tc, duplicate_keys);
     tcase_add_test(tc, missing_file);
     suite_add_tcase(s, tc);
-    runner = srunner_create(s);
-    srunner_run_all(runner, CK_ENV);
-    n_failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return n_failed ? 1 : 0;
+    return run_suite(s);
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/unit/run_suite.h"
+
 static uint64_t next_random(uint64_t *s)
 {
     *s ^= *s << 13;
@@ -102,8 +104,6 @@ int main(void)
 {
     Suite *s = suite_create("utf8");
     TCase *t = tcase_create("utf8");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, utf8_is_checked);
@@ -111,8 +111,5 @@ int main(void)
     tcase_add_test(t, utf8_is_checked_alike_at_all_borders);
     tcase_add_test(t, utf8_is_cleaned);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }

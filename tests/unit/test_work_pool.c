@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "engine/work_pool.h"
+#include "tests/unit/run_suite.h"
 
 struct task {
     struct work work;
@@ -132,16 +133,10 @@ int main(void)
 {
     Suite *s = suite_create("work_pool");
     TCase *tc = tcase_create("all");
-    SRunner *sr;
-    int failed;
 
     tcase_add_test(tc, short_work_passes_long_work);
     tcase_add_test(tc, first_come_first_served);
     tcase_add_test(tc, undone_work_comes_back);
     suite_add_tcase(s, tc);
-    sr = srunner_create(s);
-    srunner_run_all(sr, CK_NORMAL);
-    failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite(s);
 }
