@@ -107,6 +107,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->rope = arena_take(a, (size_t)b->options.max_seq_len * (size_t)c->head_dim * sizeof(float));
     f->residual = arena_take(a, rows * hidden * sizeof(float));
     f->normed = arena_take(a, rows * hidden * sizeof(uint16_t));
+    f->rms = arena_take(a, rows * sizeof(float));
     f->qkv = arena_take(a, rows * qkv_dim * sizeof(uint16_t));
     f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
     f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));

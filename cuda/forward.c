@@ -118,19 +118,21 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
 }
 
 /* A product of the normed residual: with the norm in it where it is short enough, else behind one.
- * Which of them it is changes roundings, so an invariant pass has one way for any number of rows.
- */
+ * Both give the same bits. */
 static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, struct skinny s)
 {
     const struct forward *f = p->f;
     int r = 0;
 
-    if (!f->invariant && 2 * s.m * s.k <= SKINNY_NORM_BYTES) {
+    if (s.m <= SKINNY_MAX_ROWS && 2 * s.m * s.k <= SKINNY_NORM_BYTES) {
         s.x_f32 = f->residual;
         s.norm = norm_weight;
     } else {
-        r = norm(p, (struct rows){0, s.m}, norm_weight);
+        r = cuda_check(skinny_norm(f->launch, f->normed, f->rms, f->residual, norm_weight, s.m, s.k,
+                                   f->config->rms_norm_eps),
+                       "the norm before a product of few rows", p->e);
         s.x = f->normed;
+        s.rms = f->rms;
     }
     return r < 0 ? r : skinny(p, s);
 }

@@ -25,6 +25,7 @@ struct forward {
     float *rope;       /* [max_seq_len, head_dim / 2, 2] */
     float *residual;   /* [rows, hidden_dim] */
     uint16_t *normed;  /* [rows, hidden_dim] */
+    float *rms;        /* [rows] of rows whose norm is in two parts */
     uint16_t *qkv;     /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
     uint16_t *attn;    /* [rows, n_heads * head_dim] */
     uint16_t *gate_up; /* [rows, 2 * ffn_dim] */

@@ -186,12 +186,18 @@ struct skinny {
     const float *x_f32; /* [m, k], m <= SKINNY_MAX_ROWS, normed first: x / rms(x) * norm */
     const uint16_t *norm;
     float eps;
+    const float *rms; /* with x, [m] or NULL: x and this are of skinny_norm() */
     const uint16_t *w;
     const uint16_t *bias; /* [n], added before anything is rounded, or NULL; SKINNY_BF16 alone */
     int m, n, k;          /* k a multiple of 32 */
     enum skinny_out out;
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
+
+/* y = x * norm, rms[i] = 1 / rms(x[i]): what a product that norms its input makes of it, to the
+ * bit, for more rows than it can take. */
+cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
+                        const uint16_t *norm, int m, int k, float eps);
 
 /* Where the sampler keeps what, and what it gives. Rows of logits have stride logits_stride, a
  * multiple of 4. */

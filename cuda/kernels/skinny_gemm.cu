@@ -8,7 +8,8 @@
  *
  * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns
  * it into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole
- * row, multiplies on the way out. */
+ * row, multiplies on the way out. Where the rows are too many for that, a kernel of its own does
+ * the first part once for all blocks, with the same roundings. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
@@ -27,37 +28,103 @@ static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t 
     const float4 a = __ldcg((const float4 *)x), b = __ldcg((const float4 *)x + 1);
     const uint4 g = __ldg((const uint4 *)norm);
 
-    sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z +
-           b.w * b.w;
+    sum = __fmaf_rn(a.x, a.x, sum), sum = __fmaf_rn(a.y, a.y, sum);
+    sum = __fmaf_rn(a.z, a.z, sum), sum = __fmaf_rn(a.w, a.w, sum);
+    sum = __fmaf_rn(b.x, b.x, sum), sum = __fmaf_rn(b.y, b.y, sum);
+    sum = __fmaf_rn(b.z, b.z, sum), sum = __fmaf_rn(b.w, b.w, sum);
     return make_uint4(bf16_pair(a.x * bf16_low(g.x), a.y * bf16_high(g.x)),
                       bf16_pair(a.z * bf16_low(g.y), a.w * bf16_high(g.y)),
                       bf16_pair(b.x * bf16_low(g.z), b.y * bf16_high(g.z)),
                       bf16_pair(b.z * bf16_low(g.w), b.w * bf16_high(g.w)));
 }
 
-/* Rows of x to shared memory, apart by one 16-byte piece more than they are long; squares[w][m] are
- * the warps' sums. One or two rows are shared by all warps, of more each warp has its own. */
+/* A slice of a row is every WARPS-th run of 32 vectors. A warp takes one after the other or leaves
+ * them to others; what it adds up of each, and so the sum of all, is the same. */
+static __device__ __forceinline__ float take_slice(uint4 *to, const float *x, const uint16_t *norm,
+                                                   int n_vec, int slice, int lane)
+{
+    float sum = 0.0f;
+
+    for (int j = slice * WARP + lane; j < n_vec; j += WARPS * WARP)
+        to[j] = scale_in(x + j * 8, norm + j * 8, sum);
+    return sum;
+}
+
+/* 1 / rms of a row from the sums of its slices. */
+static __device__ __forceinline__ float inverse_rms(const float *squares, int stride, int k,
+                                                    float eps)
+{
+    float sum = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < WARPS; i++)
+        sum = __fadd_rn(sum, squares[i * stride]);
+    return rsqrtf(__fadd_rn(sum / (float)k, eps));
+}
+
+/* Rows of x to shared memory, apart by one 16-byte piece more than they are long; squares[i][m] are
+ * the sums of slices. One or two rows are shared by all warps, of more each warp has its own. */
 template <int ROWS>
 static __device__ void stage(uint4 *to, float (*squares)[ROWS], const struct skinny &s)
 {
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n_vec = s.k / 8;
-    const bool shared = s.m <= 2;
-    const int step = shared ? WARPS * WARP : WARP;
 
-    for (int m = shared ? 0 : warp; m < s.m; m += shared ? 1 : WARPS) {
-        float sum = 0.0f;
+    if (s.m <= 2) {
+        for (int m = 0; m < s.m; m++) {
+            const float sum = warp_sum(take_slice(to + m * (n_vec + 1), s.x_f32 + (int64_t)m * s.k,
+                                                  s.norm, n_vec, warp, lane));
 
-#pragma unroll 4
-        for (int j = shared ? (int)threadIdx.x : lane; j < n_vec; j += step)
-            to[m * (n_vec + 1) + j] =
-                scale_in(s.x_f32 + (int64_t)m * s.k + j * 8, s.norm + j * 8, sum);
-        sum = warp_sum(sum);
-        if (shared && lane == 0)
-            squares[warp][m] = sum;
-        if (!shared && lane < WARPS)
-            squares[lane][m] = lane == 0 ? sum : 0.0f;
+            if (lane == 0)
+                squares[warp][m] = sum;
+        }
+    } else {
+        for (int m = warp; m < s.m; m += WARPS) {
+            float sums[WARPS];
+
+#pragma unroll
+            for (int i = 0; i < WARPS; i++)
+                sums[i] = i * WARP < n_vec
+                              ? take_slice(to + m * (n_vec + 1), s.x_f32 + (int64_t)m * s.k, s.norm,
+                                           n_vec, i, lane)
+                              : 0.0f;
+#pragma unroll
+            for (int i = 0; i < WARPS; i++) {
+                sums[i] = warp_sum(sums[i]);
+                if (lane == i)
+                    squares[i][m] = sums[i];
+            }
+        }
     }
     __syncthreads();
+}
+
+/* The same for a row a block, to memory. */
+static __global__ void __launch_bounds__(WARPS *WARP)
+    norm_kernel(uint4 *y,   /* [m, k / 8] */
+                float *rms, /* [m] 1 / rms */
+                const float *x, const uint16_t *norm, int k, float eps)
+{
+    __shared__ float squares[WARPS];
+
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, n_vec = k / 8;
+    const int64_t row = blockIdx.x;
+
+    chain_wait();
+    const float sum = warp_sum(take_slice(y + row * n_vec, x + row * k, norm, n_vec, warp, lane));
+    if (lane == 0)
+        squares[warp] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        rms[row] = inverse_rms(squares, 1, k, eps);
+}
+
+extern "C" cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
+                                   const uint16_t *norm, int m, int k, float eps)
+{
+    if (m < 1 || k % PIECE)
+        return cudaErrorInvalidValue;
+    return launch_kernel(norm_kernel, dim3((unsigned)m), WARPS * WARP, 0, l, (uint4 *)y, rms, x,
+                         norm, k, eps);
 }
 
 /* Blocks that a multiprocessor must have room for: so many registers a thread may take. */
@@ -112,6 +179,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     chain_wait();
     if (NORM)
         stage<HALVES * 8>(staged, squares, s);
+    else if (s.rms && threadIdx.x < HALVES * 8)
+        squares[0][threadIdx.x] =
+            (int)threadIdx.x < n_rows ? __ldcg(s.rms + row0 + threadIdx.x) : 0;
     for (int base = warp; base < args.n_pieces; base += WARPS * AHEAD) {
         uint4 x[AHEAD][HALVES];
 
@@ -180,12 +250,10 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
                 if (OUT == SKINNY_SILU_MUL)
                     up += parts[j][t + GATED - 1][m][col];
             }
-            if (NORM) {
-                scale = 0.0f;
-                for (int j = 0; j < WARPS; j++)
-                    scale += squares[j][m];
-                scale = rsqrtf(scale / (float)s.k + s.eps);
-            }
+            if (NORM)
+                scale = inverse_rms(&squares[0][m], HALVES * 8, s.k, s.eps);
+            else if (s.rms)
+                scale = squares[0][m];
             y *= scale;
             if (OUT == SKINNY_BF16 && s.bias)
                 y += bf16_to_float(s.bias[n]);

@@ -110,6 +110,7 @@ static void make_activations(struct rig *r)
     f->rope = take(r, (size_t)c->max_seq_len * head_dim * sizeof(float));
     f->residual = take(r, rows * dim * sizeof(float));
     f->normed = take(r, rows * dim * 2);
+    f->rms = take(r, rows * sizeof(float));
     f->qkv = take(r, rows * (heads + 2 * (size_t)c->n_kv_heads) * head_dim * 2);
     f->attn = take(r, rows * heads * head_dim * 2);
     f->gate_up = take(r, rows * 2 * ffn * 2);

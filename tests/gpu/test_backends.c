@@ -71,9 +71,10 @@ static struct drive_seq seq_of(int i, int backend)
                               .logprobs = logprobs[backend][i]};
 }
 
-static void run(const struct backend_ops *ops, int backend, int together)
+static void run(const struct backend_ops *ops, int backend, int together, bool invariant)
 {
-    const struct backend_options o = {.block_len = 16,
+    const struct backend_options o = {.invariant = invariant,
+                                      .block_len = 16,
                                       .max_batch_tokens = 256,
                                       .max_seqs = N,
                                       .max_seq_len = 1024,
@@ -98,8 +99,8 @@ START_TEST(both_backends_say_the_same)
 {
     int same = 0, compared = 0, whole = 0;
 
-    run(&cpu_backend, 0, N);
-    run(cuda_backend, 1, N);
+    run(&cpu_backend, 0, N, false);
+    run(cuda_backend, 1, N, false);
     for (int i = 0; i < N; i++) {
         int j = 0;
 
@@ -111,6 +112,26 @@ START_TEST(both_backends_say_the_same)
     }
     printf("%d of %d tokens the same, %d of %d whole texts\n", same, compared, whole, N);
     ck_assert_int_ge(same * 100, compared * 97);
+}
+END_TEST
+
+/* Where nothing may depend on what else runs, ids and log probabilities are the same to the bit
+ * alone, among few and among many. */
+START_TEST(invariant_answers_do_not_depend_on_others)
+{
+    static const int together[] = {1, 2, 7, 16, 29};
+
+    run(cuda_backend, 0, N, true);
+    for (size_t i = 0; i < sizeof(together) / sizeof(*together); i++) {
+        memset(ids[1], 0xff, sizeof(ids[1]));
+        run(cuda_backend, 1, together[i], true);
+        for (int j = 0; j < N; j++) {
+            ck_assert_msg(memcmp(ids[0][j], ids[1][j], sizeof(ids[0][j])) == 0,
+                          "%d together: ids of %d", together[i], j);
+            ck_assert_msg(memcmp(logprobs[0][j], logprobs[1][j], sizeof(logprobs[0][j])) == 0,
+                          "%d together: log probabilities of %d", together[i], j);
+        }
+    }
 }
 END_TEST
 
@@ -168,6 +189,7 @@ int main(int argc, char **argv)
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
     tcase_add_test(t, both_backends_say_the_same);
+    tcase_add_test(t, invariant_answers_do_not_depend_on_others);
     tcase_add_test(t, ledger_sums_to_what_the_driver_says);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);

@@ -283,6 +283,90 @@ START_TEST(skinny_gemm_follows_twin)
 }
 END_TEST
 
+/* A product of normed rows, by itself or behind the kernel for many. */
+static void normed_product(struct device_array *y, struct skinny s, const struct device_array *x,
+                           int first, bool alone)
+{
+    struct device_array normed = array_new((size_t)s.m * (size_t)s.k * 2);
+    struct device_array rms = array_new((size_t)s.m * 4);
+    const float *from = (const float *)x->device + (size_t)first * (size_t)s.k;
+
+    *y = array_new((size_t)s.m * (size_t)s.y_stride * 2);
+    s.y = y->device;
+    if (alone) {
+        s.x_f32 = from;
+    } else {
+        cuda_must(
+            skinny_norm(&device.launch, normed.device, rms.device, from, s.norm, s.m, s.k, s.eps));
+        s.x = normed.device;
+        s.rms = rms.device;
+    }
+    cuda_must(skinny_gemm(&device.launch, &s));
+    array_to_host(y);
+    array_free(&normed);
+    array_free(&rms);
+}
+
+static void check_normed_rows(int n, int k, enum skinny_out out)
+{
+    enum { ROWS = 150 };
+    static const int counts[] = {1, 2, 3, 5, 8, 9, 16, 17, 100};
+    struct device_array x = array_new((size_t)ROWS * (size_t)k * 4), all, some;
+    struct device_array w = array_new((size_t)n * (size_t)k * 4);
+    struct device_array norm = array_new((size_t)k * 2);
+    struct skinny s = {.y_stride = n,
+                       .norm = norm.device,
+                       .eps = 1e-6f,
+                       .w = w.device,
+                       .m = ROWS,
+                       .n = n,
+                       .k = k,
+                       .out = out};
+    double *in, *got, *expected = malloc((size_t)(ROWS * n) * sizeof(double));
+
+    fill_f32(&x, 2.0f);
+    fill_bf16(&w, 1.0f / sqrtf((float)k));
+    fill_bf16(&norm, 1.0f);
+    normed_product(&all, s, &x, 0, false);
+    in = skinny_input(&x, &norm, ROWS, k, true);
+    for (int i = 0; i < ROWS * n; i++)
+        expected[i] = skinny_twin(&s, in + (size_t)(i / n) * (size_t)k, w.host, i % n);
+    got = values_bf16(all.host, (size_t)(ROWS * n));
+    ck_assert_double_lt(relative_error(got, expected, (size_t)(ROWS * n)), 2 * bf16_error);
+    for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+        for (int alone = 0; alone < 2; alone++) {
+            const int first = 7 * (int)i % (ROWS - counts[i]);
+
+            s.m = counts[i];
+            if (alone && (s.m > SKINNY_MAX_ROWS || 2 * s.m * k > SKINNY_NORM_BYTES))
+                continue;
+            normed_product(&some, s, &x, first, alone);
+            ck_assert_msg(memcmp(some.host, (uint16_t *)all.host + first * n,
+                                 (size_t)(s.m * n) * 2) == 0,
+                          "%d rows, n %d k %d out %d alone %d", s.m, n, k, (int)out, alone);
+            array_free(&some);
+        }
+    free(in);
+    free(got);
+    free(expected);
+    array_free(&x);
+    array_free(&w);
+    array_free(&norm);
+    array_free(&all);
+}
+
+/* What a row gives is the same to the bit whether the product norms it or a kernel before it does,
+ * and whatever the number of rows. */
+START_TEST(normed_rows_do_not_depend_on_rows)
+{
+    check_normed_rows(52, 32, SKINNY_BF16);
+    check_normed_rows(200, 480, SKINNY_SILU_MUL);
+    check_normed_rows(72, 1024, SKINNY_BF16);
+    check_normed_rows(40, 2720, SKINNY_BF16);
+    check_normed_rows(40, 4096, SKINNY_SILU_MUL);
+}
+END_TEST
+
 static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
 {
     const size_t size = (size_t)m * (size_t)n;
@@ -599,6 +683,7 @@ int main(void)
     tcase_add_test(t, rms_norm_follows_twin);
     tcase_add_test(t, silu_mul_follows_twin);
     tcase_add_test(t, skinny_gemm_follows_twin);
+    tcase_add_test(t, normed_rows_do_not_depend_on_rows);
     tcase_add_test(t, gemm_follows_twin);
     tcase_add_test(t, fixed_algorithms_do_not_depend_on_rows);
     tcase_add_test(t, algorithms_are_remembered);
