@@ -2,7 +2,7 @@
  *
  * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
  * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
- * input (if short) and adds to or gates its output by itself, six kernels a layer. Many rows:
+ * input (if short) and adds to or gates its output by itself, five kernels a layer. Many rows:
  * cuBLASLt, which can only add, with norms and gate as kernels of their own.
  *
  * An invariant pass goes both ways: decodes by the one for few rows, however many they are, and
@@ -95,22 +95,30 @@ static int prefill(const struct pass *p, const struct attn *a)
                       "attn_prefill", p->e);
 }
 
+/* Prompts go by rope_store(); decodes have the same in attention. */
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
+    const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
     const struct attn a = {.out = f->attn,
                            .q = f->qkv,
                            .q_stride = p->qkv_dim,
                            .n_heads = f->config->n_heads,
                            .layer = layer,
                            .kv = &f->kv};
-    int r =
-        cuda_check(rope_store(f->launch, f->qkv, w->q_norm, w->k_norm, f->rope, &f->kv, layer, p->v,
-                              p->s->n_tokens, f->config->n_heads, f->config->rms_norm_eps),
-                   "rope_store", p->e);
+    const struct rope rope = {.q_norm = w->q_norm,
+                              .k_norm = w->k_norm,
+                              .table = f->rope,
+                              .eps = f->config->rms_norm_eps};
+    int r = 0;
 
+    if (n_prompts > 0)
+        r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, n_decodes,
+                                  n_prompts, f->config->n_heads),
+                       "rope_store", p->e);
     if (r == 0 && p->s->n_items > 0)
-        r = cuda_check(attn_decode(f->launch, &a, p->v, f->partial, f->tickets, p->s->n_items),
+        r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial, f->tickets,
+                                   p->s->n_items),
                        "attn_decode", p->e);
     if (r == 0 && p->s->n_tiles > 0)
         r = prefill(p, &a);

@@ -7,8 +7,11 @@
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    INVARIANT_KEYS = 256,  /* of a split, at least; twice that where there are more than two */
-    LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
+    INVARIANT_KEYS = 256, /* of a split; twice that at least where there would be more than three */
+    TURN = 16,            /* keys that are not divided between blocks of threads */
+    RUN_KEYS = 256,       /* of a block's share, at least, for runs to be worth their many ends */
+    SCRAP = 16,           /* pieces under this part of a block's share go with their neighbours */
+    LONG_PIECE = 2048,    /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
 };
 
@@ -96,7 +99,7 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
     int64_t length = (total + l->target_items - 1) / l->target_items;
 
     if (l->invariant) {
-        const int least = kv_len > 2 * INVARIANT_KEYS ? 2 * INVARIANT_KEYS : INVARIANT_KEYS;
+        const int least = kv_len > 3 * INVARIANT_KEYS ? 2 * INVARIANT_KEYS : INVARIANT_KEYS;
 
         length = ceil_div(kv_len, INVARIANT_SPLITS);
         length = length < least ? least : length;
@@ -104,7 +107,7 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
         length = (total + ATTN_MAX_SPLITS - 1) / ATTN_MAX_SPLITS;
         length = length < LONG_PIECE ? LONG_PIECE : length;
     }
-    if (!l->invariant && length > 0) /* no short piece at the end */
+    if (length > 0) /* no short piece at the end */
         length = ceil_div(kv_len, (int)((kv_len + length - 1) / length));
     length = (length + ATTN_SPLIT_ALIGN - 1) / ATTN_SPLIT_ALIGN * ATTN_SPLIT_ALIGN;
     return length < kv_len ? (int)length : kv_len;
@@ -116,10 +119,57 @@ static int size_class(int length, int longest)
     return (int)((int64_t)(longest - length) * SIZE_CLASSES / longest);
 }
 
+/* Cuts the decodes' keys into as many equal runs as blocks of threads are there at once: a run is
+ * the end of one sequence, some whole ones and the beginning of another. Returns how many. */
+static int plan_runs(struct attn_item *items, const int32_t *table_start,
+                     const struct step_limits *l, const struct batch *b)
+{
+    int left = 0, share = 0, room = 0, n_runs = 0, n_partial = 0, last = 0;
+    int n = l->target_items; /* where those go that do not begin a run */
+
+    for (int i = 0; i < b->n_decodes; i++)
+        left += ceil_div(b->kv_len[i], TURN);
+    for (int i = 0; i < b->n_decodes; i++) {
+        const int n_turns = ceil_div(b->kv_len[i], TURN);
+        int at[ATTN_MAX_SPLITS], n_splits = 0;
+
+        for (int turn = 0; turn < n_turns; n_splits++) {
+            const bool begins = room <= share / SCRAP && n_runs < l->target_items;
+            int take = n_turns - turn;
+
+            if (begins) {
+                room = share = ceil_div(left, l->target_items - n_runs);
+            }
+            if (take > room + share / SCRAP && (n_runs + begins < l->target_items))
+                take = room;
+            must(n_splits < ATTN_MAX_SPLITS);
+            at[n_splits] = begins ? n_runs++ : n++;
+            if (!begins)
+                items[last].next = at[n_splits];
+            last = at[n_splits];
+            items[last] = (struct attn_item){.seq = i,
+                                             .begin = turn * TURN,
+                                             .end = turn + take < n_turns ? (turn + take) * TURN
+                                                                          : b->kv_len[i],
+                                             .split = (int16_t)n_splits,
+                                             .partial = n_partial,
+                                             .table = table_start[i],
+                                             .kv_len = b->kv_len[i]};
+            turn += take;
+            room -= take;
+            left -= take;
+        }
+        for (int j = 0; j < n_splits; j++)
+            items[at[j]].n_splits = (int16_t)n_splits;
+        n_partial += n_splits;
+    }
+    return n_runs;
+}
+
 /* Cuts the decodes' keys into pieces; returns how many. Long pieces come first: a block that begins
  * late and has much to do would keep all others waiting. */
-static int plan_items(struct attn_item *items, const int32_t *table_start,
-                      const struct step_limits *l, const struct batch *b)
+static int plan_pieces(struct attn_item *items, const int32_t *table_start,
+                       const struct step_limits *l, const struct batch *b)
 {
     int at[SIZE_CLASSES + 1] = {0};
     int64_t total = 0;
@@ -155,8 +205,8 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
                 (struct attn_item){.seq = i,
                                    .begin = begin,
                                    .end = end,
-                                   .split = j,
-                                   .n_splits = n_splits,
+                                   .split = (int16_t)j,
+                                   .n_splits = (int16_t)n_splits,
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = kv_len};
@@ -164,6 +214,20 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
         n_partial += n_splits;
     }
     return at[SIZE_CLASSES - 1];
+}
+
+/* One wave of blocks where their shares are neither short nor longer than LONG_PIECE. */
+static int plan_items(struct attn_item *items, const int32_t *table_start,
+                      const struct step_limits *l, const struct batch *b)
+{
+    int64_t total = 0;
+
+    for (int i = 0; i < b->n_decodes; i++)
+        total += b->kv_len[i];
+    return !l->invariant && total >= (int64_t)RUN_KEYS * l->target_items &&
+                   total <= (int64_t)LONG_PIECE * l->target_items
+               ? plan_runs(items, table_start, l, b)
+               : plan_pieces(items, table_start, l, b);
 }
 
 static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const struct batch *b)

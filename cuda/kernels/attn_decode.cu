@@ -1,20 +1,32 @@
 /* attn_decode.cu - attention of one query row a sequence over its paged keys, split over the
- * machine by a plan made on the host (attn_item).
+ * machine by a plan made on the host (attn_item), with what comes before it: the norms and rotation
+ * of the row's heads, and the way of its key and value into the pool.
  *
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes a sequence. The query heads that share
- * a KV head are rows of one matrix product. A block takes one item and KV head, its warps turns of
- * 16 keys. Loads are 16 bytes: the order of the dimensions is permuted so that what a thread loads
- * is what the matrix unit wants of it. Where a sequence is split, the block that ends last joins
- * the partial results. */
-#include "cuda/kernels/softmax.cuh"
+ * a KV head are columns of one matrix product, sixteen keys its rows. A block takes one item and KV
+ * head, its warps turns of 16 keys. Loads are 16 bytes: the order of the dimensions is permuted so
+ * that what a thread loads is what the matrix unit wants of it. Where a sequence is split, the
+ * block that ends last joins the partial results.
+ *
+ * Keys of earlier steps are asked for before the kernel waits for the one before it: between two
+ * steps lies a copy that waits for all of the one and that all of the other waits for. */
+#include "cuda/kernels/rope.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
-static constexpr int RESIDENT =
-    3; /* blocks of a multiprocessor: 12 warps with 8 KiB each in flight */
+
+/* Turns that a warp has asked for at once. Where blocks fill the machine one is enough: three of
+ * them a multiprocessor are 12 warps with 8 KiB each in flight. Few blocks have more for
+ * themselves.
+ */
+static constexpr int resident(int ahead)
+{
+    return ahead == 1 ? 3 : 2;
+}
 
 struct decode_args {
     struct attn a;
+    struct rope rope;
     struct kv_pool kv;
     const struct step_counts *counts;
     const struct attn_item *items;
@@ -30,11 +42,144 @@ template <int HEAD_DIM> struct keys {
     uint4 k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
 };
 
-/* Sixteen keys, of which 0 .. last are the sequence's; the others are read from the last one: what
- * lies there may be no number at all. */
+/* Sixteen keys and their values. Where the step's own is among them, it and what lies behind it are
+ * replaced later. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uint16_t *from,
-                                            int64_t v_offset, int last, int lane)
+                                            int64_t v_offset, int lane)
+{
+    const int group = lane / 4, quarter = lane % 4;
+    const uint16_t *const k = from + group * HEAD_DIM + quarter * 8;
+    const uint16_t *const v = from + v_offset + quarter * 2 * HEAD_DIM + group * 8;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            to.k[i][j] = __ldcs((const uint4 *)(k + i * 8 * HEAD_DIM + j * 32));
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 64; j++)
+            to.v[i][j] = __ldcs((const uint4 *)(v + (i % 2 + i / 2 * 8) * HEAD_DIM + j * 64));
+}
+
+/* A thread's running softmax of query heads 2 * (lane % 4) and the one behind: of the keys that it
+ * has seen for the sums, of all of a warp's for max and o. */
+template <int HEAD_DIM> struct running {
+    float max[2], sum[2];
+    float o[HEAD_DIM / 16][4]; /* two dimensions, of each the two heads */
+};
+
+/* Of a matrix of 8 x 8 bf16, a row a quad, the other way round. */
+static __device__ __forceinline__ uint32_t transposed(uint32_t x)
+{
+    uint32_t y;
+
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* Sixteen keys and their values, of which 0 .. last count. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend(struct running<HEAD_DIM> &s, const uint4 *q,
+                                              const struct keys<HEAD_DIM> &x, int last, int lane,
+                                              float scale_log2)
+{
+    const int group = lane / 4;
+    float p[4] = {}, other[4] = {}; /* two sums, so that one product need not wait for all others */
+    float max[2], shrink[2];
+
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 32; j++) {
+        mma_16816(p, x.k[0][j].x, x.k[1][j].x, x.k[0][j].y, x.k[1][j].y, q[j].x, q[j].y);
+        mma_16816(other, x.k[0][j].z, x.k[1][j].z, x.k[0][j].w, x.k[1][j].w, q[j].z, q[j].w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        p[i] = i / 2 * 8 + group <= last ? (p[i] + other[i]) * scale_log2 : -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        max[i] = fmaxf(s.max[i], fmaxf(p[i], p[2 + i]));
+        for (int k = 4; k < WARP; k *= 2)
+            max[i] = fmaxf(max[i], __shfl_xor_sync(ALL_LANES, max[i], k));
+        shrink[i] = exp2_fast(s.max[i] - max[i]);
+        s.max[i] = max[i];
+        p[i] = exp2_fast(p[i] - max[i]);
+        p[2 + i] = exp2_fast(p[2 + i] - max[i]);
+        s.sum[i] = s.sum[i] * shrink[i] + (p[i] + p[2 + i]);
+    }
+    const uint32_t p0 = transposed(bf16_pair(p[0], p[1]));
+    const uint32_t p1 = transposed(bf16_pair(p[2], p[3]));
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 64; j++) {
+        const uint32_t *v0 = &x.v[0][j].x, *v1 = &x.v[1][j].x, *v2 = &x.v[2][j].x,
+                       *v3 = &x.v[3][j].x;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float(&o)[4] = s.o[j * 4 + i];
+
+            o[0] *= shrink[0], o[1] *= shrink[1];
+            o[2] *= shrink[0], o[3] *= shrink[1];
+            mma_16816(o, low_halves(v0[i], v1[i]), high_halves(v0[i], v1[i]),
+                      low_halves(v2[i], v3[i]), high_halves(v2[i], v3[i]), p0, p1);
+        }
+    }
+}
+
+/* The row's heads as attention wants them. */
+template <int HEAD_DIM> struct row {
+    uint4 q[ATTN_GROUP][HEAD_DIM / 8], k[HEAD_DIM / 8], v[HEAD_DIM / 8];
+};
+
+/* What a warp contributes to the row: the first the query heads, a head a quad; the second the key,
+ * the third the value, if they are wanted. slot() is where those go too, or NULL. */
+template <int HEAD_DIM, typename Slot>
+static __device__ __forceinline__ void
+make_row(struct row<HEAD_DIM> &to, const struct decode_args &d, const struct attn_item &item,
+         int kv_head, int first_head, int n_heads, bool newest, Slot slot)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int group = lane / 4, quarter = lane % 4;
+    const uint16_t *from = d.a.q + item.seq * d.a.q_stride;
+
+    if (warp == 0 || (warp == 1 && newest)) {
+        const int head = warp == 0 ? first_head + min(group, n_heads - 1) : d.a.n_heads + kv_head;
+        const uint16_t *norm = norm_of(d.rope, warp == 0);
+        uint4 *const shared = warp == 0 ? to.q[group] : to.k;
+        uint16_t *const pool = warp == 0 || group > 0 ? nullptr : slot();
+        struct turn<HEAD_DIM> t;
+        uint4 x[HEAD_DIM / 32];
+
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++)
+            x[j] = __ldcg((const uint4 *)(from + head * HEAD_DIM) + j * 4 + quarter);
+        load_turn(t, d.rope, norm, item.kv_len - 1, quarter);
+        norm_and_rotate(x, t, norm != nullptr, d.rope.eps);
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++) {
+            if (warp == 0 || group == 0)
+                shared[j * 4 + quarter] = x[j];
+            if (pool)
+                ((uint4 *)pool)[j * 4 + quarter] = x[j];
+        }
+    } else if (warp == 2 && newest && lane < HEAD_DIM / 8) {
+        const int head = d.a.n_heads + d.kv.n_kv_heads + kv_head;
+        const uint4 x = __ldcg((const uint4 *)(from + head * HEAD_DIM) + lane);
+        uint16_t *const pool = slot();
+
+        to.v[lane] = x;
+        if (pool)
+            ((uint4 *)(pool + d.kv.v_offset))[lane] = x;
+    }
+    __syncthreads();
+}
+
+/* The key and value of this step in their place among sixteen, and behind it. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void
+put_newest(struct keys<HEAD_DIM> &x, const struct row<HEAD_DIM> &row, int last, int lane)
 {
     const int group = lane / 4, quarter = lane % 4;
 
@@ -42,49 +187,26 @@ static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uin
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
-            to.k[i][j] = __ldcs(
-                (const uint4 *)(from + min(i * 8 + group, last) * HEAD_DIM + j * 32 + quarter * 8));
+            if (i * 8 + group >= last)
+                x.k[i][j] = row.k[j * 4 + quarter];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
-
+    for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 64; j++)
-            to.v[i][j] =
-                __ldcs((const uint4 *)(from + v_offset + key * HEAD_DIM + j * 64 + group * 8));
-    }
+            if (quarter * 2 + i % 2 + i / 2 * 8 >= last)
+                x.v[i][j] = row.v[j * 8 + group];
 }
 
-template <int HEAD_DIM>
-static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, const uint4 *q,
-                                              const struct keys<HEAD_DIM> &x, int last, int lane,
-                                              float scale_log2)
+/* What this thread knows to be written is seen by whoever takes a later ticket. */
+static __device__ __forceinline__ int take_ticket(int32_t *ticket)
 {
-    const int quarter = lane % 4;
-    float p[2][2] = {};
+    int before;
 
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++) {
-            mma_8816(p[i][0], p[i][1], q[j].x, q[j].y, x.k[i][j].x, x.k[i][j].y);
-            mma_8816(p[i][0], p[i][1], q[j].z, q[j].w, x.k[i][j].z, x.k[i][j].w);
-        }
-    float max = s.max;
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            p[i][j] = i * 8 + quarter * 2 + j <= last ? p[i][j] * scale_log2 : -INFINITY;
-            max = fmaxf(max, p[i][j]);
-        }
-    take_in(s, p, max, x.v, exp2f);
-}
-
-/* Where a thread's o[i][j] lies in the head. */
-static __device__ __forceinline__ int dim_of(int i, int j, int quarter)
-{
-    return i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(ticket)
+                 : "memory");
+    return before;
 }
 
 /* out = the splits' results weighted by their shares. First all shares, then all sums: loads that
@@ -136,13 +258,15 @@ static __device__ void join_splits(uint16_t *out, const float *from, int64_t str
     }
 }
 
-/* One item and KV head, and the joining if it was the last of its sequence. */
-template <int HEAD_DIM>
+/* One item and KV head, and the joining if it was the last of its sequence. AHEAD changes no bit of
+ * it. */
+template <int HEAD_DIM, int AHEAD>
 static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
                                 int head_group)
 {
     __shared__ float outs[WARPS][ATTN_GROUP][HEAD_DIM];
     __shared__ float maxes[WARPS][ATTN_GROUP], sums[WARPS][ATTN_GROUP];
+    __shared__ struct row<HEAD_DIM> row;
     __shared__ int is_last;
     static constexpr int ENTRY = HEAD_DIM + 2;
 
@@ -152,43 +276,67 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     const int n_heads = min(ATTN_GROUP, d.group - pass * ATTN_GROUP);
     const int first_head = kv_head * d.group + pass * ATTN_GROUP;
     const int block_len = 1 << d.kv.block_shift;
+    const bool newest = item.end == item.kv_len; /* the key of this step is among these */
+    const int n_old = item.end - newest;         /* where those of earlier steps end */
     const int32_t *table = d.tables + item.table;
-    const uint16_t *pool =
+    uint16_t *pool =
         d.kv.base + d.a.layer * d.kv.layer_stride + (int64_t)kv_head * block_len * HEAD_DIM;
-    uint4 q[HEAD_DIM / 32] = {};
-    struct softmax<HEAD_DIM> s = {
-        - 1e30f, 0.0f,
+    struct keys<HEAD_DIM> x[AHEAD];
+    struct running<HEAD_DIM> s = {
         {
+            -1e30f, -1e30f
         }
     };
+    uint4 q[HEAD_DIM / 32];
 
+    static constexpr int STRIDE = WARPS * KEYS;
     auto place = [&](int key) {
-        const int64_t block = __ldcg(table + (key >> d.kv.block_shift));
+        const int64_t block = __ldcg(table + (min(key, n_old) >> d.kv.block_shift));
 
         return pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
     };
-    chain_wait();
-    if (group < n_heads)
+    int key = item.begin + warp * KEYS;
 #pragma unroll
-        for (int j = 0; j < HEAD_DIM / 32; j++)
-            q[j] = __ldcg((const uint4 *)(d.a.q + item.seq * d.a.q_stride +
-                                          (first_head + group) * HEAD_DIM + j * 32 + quarter * 8));
-    for (int key = item.begin + warp * KEYS; key < item.end; key += WARPS * KEYS) {
-        const int last = item.end - 1 - key;
-        struct keys<HEAD_DIM> x;
+    for (int i = 0; i < AHEAD; i++)
+        if (key + i * STRIDE < n_old)
+            load(x[i], place(key + i * STRIDE), d.kv.v_offset, lane);
+    chain_wait();
+    make_row(row, d, item, kv_head, first_head, n_heads, newest,
+             [&] { return pass == 0 ? place(n_old) : nullptr; });
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 32; j++)
+        q[j] = row.q[group][j * 4 + quarter];
+    while (key < item.end) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++, key += STRIDE) {
+            const int last = item.end - 1 - key, later = key + AHEAD * STRIDE;
+            const uint16_t *const from = place(later); /* known when this turn is over */
 
-        load(x, place(key), d.kv.v_offset, last, lane);
-        attend(s, q, x, last, lane, d.scale_log2);
+            if (i > 0 && last < 0)
+                break;
+            if (newest && last < KEYS)
+                put_newest(x[i], row, last, lane);
+            attend(s, q, x[i], last, lane, d.scale_log2);
+            if (later < n_old)
+                load(x[i], from, d.kv.v_offset, lane);
+        }
     }
-    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
-    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
-    if (quarter == 0) {
-        maxes[warp][group] = s.max;
-        sums[warp][group] = s.sum;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int head = quarter * 2 + i;
+
+        for (int k = 4; k < WARP; k *= 2)
+            s.sum[i] += __shfl_xor_sync(ALL_LANES, s.sum[i], k);
+        if (group == 0) {
+            maxes[warp][head] = s.max[i];
+            sums[warp][head] = s.sum[i];
+        }
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 16; j++)
+            if (head < n_heads)
+                *(float2 *)&outs[warp][head][j / 4 * 64 + group * 8 + j % 4 * 2] =
+                    make_float2(s.o[j][i], s.o[j][2 + i]);
     }
-    for (int i = 0; i < HEAD_DIM / 8; i++)
-        for (int j = 0; j < 2; j++)
-            outs[warp][group][dim_of(i, j, quarter)] = s.o[i][j];
     __syncthreads();
 
     uint16_t *out = d.a.out + ((int64_t)item.seq * d.a.n_heads + first_head) * HEAD_DIM;
@@ -220,48 +368,74 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     }
     if (item.n_splits == 1)
         return;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         int32_t *ticket = d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
 
-        is_last = atomicAdd(ticket, 1) == item.n_splits - 1;
+        is_last = take_ticket(ticket) == item.n_splits - 1;
         if (is_last)
             *ticket = 0;
     }
     __syncthreads();
     if (!is_last)
         return;
-    __threadfence();
     const float *from = d.partial + ((int64_t)item.partial * entries + entry) * ENTRY;
     join_splits<HEAD_DIM>(out, from, entries * ENTRY, n_heads, item.n_splits);
 }
 
-template <int HEAD_DIM>
-static __global__ void __launch_bounds__(WARPS *WARP, RESIDENT)
+template <int HEAD_DIM, int AHEAD>
+static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
     attn_decode_kernel(const struct decode_args d)
 {
     const int4 *from = (const int4 *)(d.items + blockIdx.y);
-    const int4 a = __ldcg(from), b = __ldcg(from + 1);
-    const struct attn_item item = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    int4 a = __ldcg(from), b = __ldcg(from + 1);
 
     if ((int)blockIdx.y >= __ldcg(&d.counts->n_items))
         return;
+    for (;;) {
+        const struct attn_item item = {.seq = a.x,
+                                       .begin = a.y,
+                                       .end = a.z,
+                                       .split = (int16_t)a.w,
+                                       .n_splits = (int16_t)(a.w >> 16),
+                                       .partial = b.x,
+                                       .table = b.y,
+                                       .kv_len = b.z,
+                                       .next = b.w};
 
-    run_item<HEAD_DIM>(d, item, (int)blockIdx.x);
+        run_item<HEAD_DIM, AHEAD>(d, item, (int)blockIdx.x);
+        if (item.next == 0)
+            return;
+        from = (const int4 *)(d.items + item.next);
+        a = __ldcg(from), b = __ldcg(from + 1);
+    }
 }
 
 extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
-                                   const struct step_view *v, float *partial, int32_t *tickets,
-                                   int grid_items)
+                                   const struct rope *r, const struct step_view *v, float *partial,
+                                   int32_t *tickets, int grid_items)
 {
-    struct decode_args d = {*a,        *a->kv,  v->counts, v->items,
-                            v->tables, partial, tickets,   a->n_heads / a->kv->n_kv_heads,
-                            0,         0.0f};
-    auto *kernel = a->kv->head_dim == 128 ? attn_decode_kernel<128> : attn_decode_kernel<64>;
+    struct decode_args d = {.a = *a,
+                            .rope = *r,
+                            .kv = *a->kv,
+                            .counts = v->counts,
+                            .items = v->items,
+                            .tables = v->tables,
+                            .partial = partial,
+                            .tickets = tickets,
+                            .group = a->n_heads / a->kv->n_kv_heads,
+                            .n_groups = 0,
+                            .scale_log2 = 0.0f};
 
+    if (!r->q_norm != !r->k_norm)
+        return cudaErrorInvalidValue;
     d.n_groups = (d.group + ATTN_GROUP - 1) / ATTN_GROUP;
     d.scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim));
     const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
+    const bool few = (int64_t)grid.x * grid.y <= (int64_t)resident(2) * l->n_sms;
+    auto *kernel = a->kv->head_dim == 128
+                       ? (few ? attn_decode_kernel<128, 2> : attn_decode_kernel<128, 1>)
+                       : (few ? attn_decode_kernel<64, 2> : attn_decode_kernel<64, 1>);
+
     return launch_kernel(kernel, grid, WARPS * WARP, 0, l, d);
 }

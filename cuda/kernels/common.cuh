@@ -65,6 +65,16 @@ __device__ __forceinline__ uint16_t bf16_bits(float x)
     return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
+__device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x5410);
+}
+
+__device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
+{
+    return __byte_perm(a, b, 0x7632);
+}
+
 // 2^x; the smallest results are rounded to zero, which saves scaling them.
 __device__ __forceinline__ float exp2_fast(float x)
 {

@@ -34,14 +34,16 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* One piece of one decoding sequence's keys. */
+/* One piece of one decoding sequence's keys. The first n_items of a step are where blocks of
+ * threads begin; each goes on with those behind. */
 struct attn_item {
-    int32_t seq; /* also its row */
-    int32_t begin, end;
-    int32_t split, n_splits; /* this piece is number split of n_splits */
+    int32_t seq;             /* also its row */
+    int32_t begin, end;      /* multiples of 16 but for the sequence's end */
+    int16_t split, n_splits; /* this piece is number split of n_splits */
     int32_t partial;         /* where the sequence's partial results begin, in items */
     int32_t table;           /* where its block table begins in tables */
     int32_t kv_len;          /* key kv_len - 1 is written by this step */
+    int32_t next;            /* the item that the same block of threads takes next, or 0 */
 };
 
 /* One tile of query rows of one prefill chunk. */
@@ -118,11 +120,18 @@ cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const 
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
                        double theta);
 
-/* In qkv [n_tokens, (n_heads + 2 n_kv_heads) * head_dim]: norms each head of q and k by q_norm and
- * k_norm (or both NULL), rotates them; q stays there, k and v go to the pool. */
-cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const uint16_t *q_norm,
-                       const uint16_t *k_norm, const float *table, const struct kv_pool *kv,
-                       int layer, const struct step_view *v, int n_tokens, int n_heads, float eps);
+/* What is done to each head of q and k before attention. */
+struct rope {
+    const uint16_t *q_norm, *k_norm; /* [head_dim] of its RMSNorm, or both NULL */
+    const float *table;              /* of rope_table() */
+    float eps;
+};
+
+/* In qkv [.., (n_heads + 2 n_kv_heads) * head_dim], rows first .. first + n_tokens - 1: norms and
+ * rotates q and k; q stays there, k and v go to the pool. */
+cudaError_t rope_store(const struct launch *l, uint16_t *qkv, const struct rope *r,
+                       const struct kv_pool *kv, int layer, const struct step_view *v, int first,
+                       int n_tokens, int n_heads);
 
 /* y[i, j] = silu(x[i, j]) * x[i, dim + j]; x [n_tokens, 2 * dim]. */
 cudaError_t silu_mul(const struct launch *l, uint16_t *y, const uint16_t *x, int n_tokens, int dim);
@@ -135,10 +144,14 @@ struct attn {
     const struct kv_pool *kv;
 };
 
-/* partial: [max items, n_kv_heads, head groups, ATTN_GROUP, head_dim + 2] floats; tickets: zeroed
- * once, [max seqs, n_kv_heads * head groups]. grid_items: an upper bound of counts->n_items. */
-cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct step_view *v,
-                        float *partial, int32_t *tickets, int grid_items);
+/* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them, and what
+ * rope_store() does to others is done here. Keys before kv_len - 1 must be of earlier steps, and a
+ * copy or another full wait must lie between those and this one. partial: [max items, n_kv_heads,
+ * head groups, ATTN_GROUP, head_dim + 2] floats; tickets: zeroed once, [max seqs, n_kv_heads * head
+ * groups]. grid_items: an upper bound of counts->n_items. */
+cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
+                        const struct step_view *v, float *partial, int32_t *tickets,
+                        int grid_items);
 /* Pieces of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
  * 1. */
 enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_TICKETS = ATTN_SPLIT_BLOCKS + 1 };

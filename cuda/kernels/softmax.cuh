@@ -1,4 +1,4 @@
-// softmax.cuh - what both decode attentions do with sixteen keys once their products with the
+// softmax.cuh - what the resident kernel does with sixteen keys once their products with the
 // queries are there: the running softmax of up to eight query heads, and the sum of values.
 #ifndef NVLLM_CUDA_SOFTMAX_CUH
 #define NVLLM_CUDA_SOFTMAX_CUH
@@ -10,16 +10,6 @@ template <int HEAD_DIM> struct softmax {
     float max, sum;
     float o[HEAD_DIM / 8][2];
 };
-
-static __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x5410);
-}
-
-static __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b)
-{
-    return __byte_perm(a, b, 0x7632);
-}
 
 // Takes in sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
 // key, max the greatest of these and s.max; x its share of the values. exp2 is the caller's: of one

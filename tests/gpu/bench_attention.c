@@ -38,7 +38,7 @@ struct scene {
 /* What one launch reads and writes. */
 struct arrays {
     uint16_t *q;
-    struct device_array out, step, partial, tickets;
+    struct device_array out, step, partial, tickets, norm, circle;
     struct kv_pool kv;
     struct attn_maps maps;
 };
@@ -144,8 +144,14 @@ static cudaError_t launch(const struct plan *p, const struct arrays *a)
                              .n_splits = 1,
                              .max_kv_len = p->max_kv_len};
 
+    const struct rope rope = {.q_norm = a->norm.device,
+                              .k_norm = a->norm.device,
+                              .table = a->circle.device,
+                              .eps = 1e-6f};
+
     if (p->n_tiles == 0)
-        return attn_decode(l, &p->attn, &p->v, a->partial.device, a->tickets.device, p->n_items);
+        return attn_decode(l, &p->attn, &rope, &p->v, a->partial.device, a->tickets.device,
+                           p->n_items);
     if (a->maps.usable)
         t.n_splits = attn_prefill_sm90_splits(l, p->n_tiles * p->attn.n_heads, p->max_kv_len);
     return a->maps.usable ? attn_prefill_sm90(l, &p->attn, &a->maps, &p->v, &t)
@@ -242,6 +248,10 @@ static void bench_scene(const struct scene *s)
     a.out = array_new((size_t)n_rows * (size_t)(s->n_heads * HEAD_DIM) * 2);
     if (device.compute == 90)
         cuda_must(attn_maps_init(&a.maps, &a.kv, n_blocks, a.q, q_stride, n_rows));
+    a.norm = array_new(HEAD_DIM * 2);
+    fill_bf16(&a.norm, 1.0f);
+    a.circle = array_new((size_t)MAX_BLOCKS * BLOCK_LEN * HEAD_DIM * 4);
+    cuda_must(rope_table(&device.launch, a.circle.device, MAX_BLOCKS * BLOCK_LEN, HEAD_DIM, 1e6));
     pack(&p, &a, s, table);
     p.attn = (struct attn){
         .out = a.out.device, .q = a.q, .q_stride = q_stride, .n_heads = s->n_heads, .kv = &a.kv};
@@ -251,6 +261,8 @@ static void bench_scene(const struct scene *s)
     (s->chunk ? print_prefill : print_decode)(s, seconds);
     cuda_must(cudaFree(a.kv.base));
     cuda_must(cudaFree(a.q));
+    array_free(&a.norm);
+    array_free(&a.circle);
     array_free(&a.out);
     array_free(&a.step);
     array_free(&a.partial);
@@ -273,11 +285,15 @@ bool bench_attention(void)
     for (int i = 0; i < 2; i++) {
         struct scene even = {"even", 64, heads[i][0], heads[i][1], {0}, 0, 3700};
         struct scene mixed = {"mixed", MAX_SEQS, heads[i][0], heads[i][1], {0}, 0, 3700};
+        struct scene short_ones = {"short", 64, heads[i][0], heads[i][1], {0}, 0, 0};
 
         for (int j = 0; j < even.n_seqs; j++)
             even.kv_len[j] = 4096;
         for (int j = 0; j < mixed.n_seqs; j++)
             mixed.kv_len[j] = 100 + (int32_t)(random_bits() % 1901);
+        for (int j = 0; j < short_ones.n_seqs; j++)
+            short_ones.kv_len[j] = 584;
+        bench_scene(&short_ones);
         bench_scene(&even);
         bench_scene(&mixed);
         bench_scene(&(struct scene){"whole", 1, heads[i][0], heads[i][1], {16384}, 16384, 450});

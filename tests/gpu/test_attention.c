@@ -1,5 +1,7 @@
 /* test_attention.c - decode and prefill attention over paged keys against a plain twin in double:
- * mixed lengths, any grouping of heads, scattered blocks. What no sequence has written is NaN. */
+ * mixed lengths, any grouping of heads, scattered blocks. What no sequence has written is NaN; so
+ * is the key of this step before decode attention has made it, which is to be what rope_store()
+ * makes of it, to the bit. */
 #include <check.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,6 +21,7 @@ struct scene {
     const int *q_len, *kv_len; /* [n_seqs] */
     bool invariant;
     int n_splits; /* of prefill tiles */
+    bool bare;    /* decodes' heads are rotated, but not normed */
 };
 
 static struct device device;
@@ -53,7 +56,9 @@ static uint16_t *slot_of(const struct paged *p, int seq, int head, int key, bool
            (v ? p->kv.v_offset : 0) + ((head << p->kv.block_shift) + at) * p->kv.head_dim;
 }
 
-/* Blocks of all sequences in mixed order, their keys and values random. */
+/* Blocks of all sequences in mixed order, their keys and values random; of decodes without the
+ * last.
+ */
 static void paged_init(struct paged *p, const struct scene *s)
 {
     const int block_len = 1 << s->block_shift;
@@ -79,7 +84,7 @@ static void paged_init(struct paged *p, const struct scene *s)
                              s->dim};
     for (int i = 0; i < s->n_seqs; i++)
         for (int h = 0; h < s->n_kv; h++)
-            for (int k = 0; k < s->kv_len[i]; k++)
+            for (int k = 0; k < s->kv_len[i] - (i < s->n_decodes); k++)
                 for (int v = 0; v < 2; v++)
                     for (int d = 0; d < s->dim; d++)
                         slot_of(p, i, h, k, v)[d] = bf16_from_f32(random_normal());
@@ -118,15 +123,39 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 
 struct run {
     struct device_array q, out, step, partial, tickets, splits, split_tickets;
+    struct device_array norms, circle; /* [2, dim]; of rope_table() */
+    struct device_array turned;        /* q, decodes' rows as rope_store() leaves them */
     int64_t q_stride;
     int n_tokens;
     int32_t q_start[MAX_SEQS + 1];
 };
 
+/* Decodes' rows and keys by rope_store(), on a copy of q and of the pool. Returns that pool. */
+static struct device_array turn_rows(struct run *r, const struct scene *s, const struct paged *p,
+                                     const struct rope *rope, const struct step_view *v)
+{
+    struct device_array pool = array_new(p->pool.bytes);
+    struct kv_pool kv = p->kv;
+
+    memcpy(pool.host, p->pool.host, pool.bytes);
+    array_to_device(&pool);
+    r->turned = array_new(r->q.bytes);
+    memcpy(r->turned.host, r->q.host, r->q.bytes);
+    array_to_device(&r->turned);
+    kv.base = pool.device;
+    if (s->n_decodes)
+        cuda_must(rope_store(&device.launch, r->turned.device, rope, &kv, LAYER, v, 0, s->n_decodes,
+                             s->n_heads));
+    array_to_host(&pool);
+    array_to_host(&r->turned);
+    return pool;
+}
+
 /* hopper: prefill by the kernel for compute capability 9.0. */
 static void launch(struct run *r, const struct scene *s, struct paged *p, bool hopper)
 {
     const int32_t zeros[MAX_SEQS * 600] = {0};
+    int32_t positions[MAX_SEQS * 600] = {0}, slots[MAX_SEQS * 600] = {0};
     const struct step_limits limits = {.max_tokens = r->n_tokens,
                                        .max_seqs = MAX_SEQS,
                                        .max_blocks = p->max_blocks,
@@ -139,15 +168,20 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
                             .n_decodes = s->n_decodes,
                             .max_blocks = p->max_blocks,
                             .tokens = zeros,
-                            .positions = zeros,
-                            .slots = zeros,
+                            .positions = positions,
+                            .slots = slots,
                             .q_start = r->q_start,
                             .kv_len = s->kv_len,
                             .block_table = p->table};
+    const struct rope rope = {.q_norm = s->bare ? NULL : r->norms.device,
+                              .k_norm = s->bare ? NULL : (uint16_t *)r->norms.device + s->dim,
+                              .table = r->circle.device,
+                              .eps = 1e-6f};
     const struct step_room room = step_room_of(&limits, &b);
     const struct attn a = {r->out.device, r->q.device, r->q_stride, s->n_heads, LAYER, &p->kv};
     const int passes = s->n_kv * ((s->n_heads / s->n_kv + ATTN_GROUP - 1) / ATTN_GROUP);
     const struct step_counts *counts;
+    struct device_array stored;
     struct attn_maps maps;
     struct step_view v;
     struct attn_prefill t = {.n_splits = s->n_splits > 1 ? s->n_splits : 1};
@@ -162,6 +196,13 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     r->split_tickets = array_new(ATTN_PREFILL_TICKETS * 4);
     memset(r->split_tickets.host, 0, r->split_tickets.bytes);
     array_to_device(&r->split_tickets);
+    for (int i = 0; i < s->n_decodes; i++) {
+        const int at = s->kv_len[i] - 1;
+
+        positions[i] = at;
+        slots[i] = (p->table[i * p->max_blocks + (at >> s->block_shift)] << s->block_shift) +
+                   (at & (limits.block_len - 1));
+    }
     (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
     counts = r->step.host;
     array_to_device(&r->step);
@@ -175,15 +216,19 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
             attn_maps_init(&maps, &p->kv, p->n_blocks, r->q.device, r->q_stride, r->n_tokens));
         ck_assert(maps.usable);
     }
+    stored = turn_rows(r, s, p, &rope, &v);
     for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */
         if (counts->n_items)
-            cuda_must(attn_decode(&device.launch, &a, &v, r->partial.device, r->tickets.device,
-                                  room.n_items));
+            cuda_must(attn_decode(&device.launch, &a, &rope, &v, r->partial.device,
+                                  r->tickets.device, room.n_items));
         if (counts->n_tiles)
             cuda_must(hopper ? attn_prefill_sm90(&device.launch, &a, &maps, &v, &t)
                              : attn_prefill(&device.launch, &a, &v, &t));
     }
     array_to_host(&r->out);
+    array_to_host(&p->pool);
+    ck_assert_mem_eq(p->pool.host, stored.host, stored.bytes);
+    array_free(&stored);
 }
 
 /* Of a chunk's rows the first two, the last and some between are looked at. */
@@ -206,6 +251,10 @@ static struct run run_new(const struct scene *s)
     r.q = array_new((size_t)(r.n_tokens * r.q_stride) * 2);
     r.out = array_new((size_t)(r.n_tokens * s->n_heads * s->dim) * 2);
     fill_bf16(&r.q, 1.5f);
+    r.norms = array_new((size_t)(2 * s->dim) * 2);
+    fill_bf16(&r.norms, 1.0f);
+    r.circle = array_new((size_t)MAX_LEN * (size_t)s->dim * 4);
+    cuda_must(rope_table(&device.launch, r.circle.device, MAX_LEN, s->dim, 1e6));
     return r;
 }
 
@@ -218,6 +267,9 @@ static void run_free(struct run *r)
     array_free(&r->tickets);
     array_free(&r->splits);
     array_free(&r->split_tickets);
+    array_free(&r->norms);
+    array_free(&r->circle);
+    array_free(&r->turned);
 }
 
 static void check_kernel(const struct scene *s, bool hopper)
@@ -235,7 +287,7 @@ static void check_kernel(const struct scene *s, bool hopper)
                 const int row = r.q_start[i] + j, position = s->kv_len[i] - s->q_len[i] + j;
                 const uint16_t *out = (uint16_t *)r.out.host + (row * s->n_heads + h) * s->dim;
 
-                row_twin(twin, (uint16_t *)r.q.host + row * r.q_stride + h * s->dim, p, i,
+                row_twin(twin, (uint16_t *)r.turned.host + row * r.q_stride + h * s->dim, p, i,
                          h / (s->n_heads / s->n_kv), position);
                 for (int d = 0; d < s->dim; d++)
                     got[d] = bf16_value(out[d]);
@@ -258,6 +310,99 @@ static void check_scene(const struct scene *s)
         check_kernel(s, true);
 }
 
+/* Items from `first` on: each within its sequence, its ends where turns end. Returns their turns.
+ */
+static int check_run(const struct attn_item *items, int first, int n_first, int n_items,
+                     const int32_t *kv_len, int *covered, int *pieces)
+{
+    int n = 0, turns = 0;
+
+    for (int at = first; n == 0 || at > 0; at = items[at].next, n++) {
+        const struct attn_item *i = &items[at];
+
+        ck_assert(n == 0 || at >= n_first);
+        ck_assert_int_lt(at, n_items);
+        ck_assert(i->begin >= 0 && i->begin % 16 == 0 && i->begin < i->end);
+        ck_assert(i->end == kv_len[i->seq] || (i->end % 16 == 0 && i->end < kv_len[i->seq]));
+        ck_assert_int_eq(i->kv_len, kv_len[i->seq]);
+        ck_assert(i->split >= 0 && i->split < i->n_splits);
+        covered[i->seq] += i->end - i->begin;
+        pieces[i->seq] |= i->n_splits;
+        pieces[i->seq] += 1 << 16;
+        turns += (i->end - i->begin + 15) / 16;
+    }
+    return turns;
+}
+
+static void check_plan(const int32_t *kv_len, int n, int target, bool invariant, bool even)
+{
+    static const int32_t zeros[MAX_SEQS], table[MAX_SEQS * (40960 / 16)];
+    const struct step_limits limits = {.max_tokens = MAX_SEQS,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_blocks = 40960 / 16,
+                                       .block_len = 16,
+                                       .target_items = target,
+                                       .invariant = invariant};
+    const struct batch b = {.step = 1,
+                            .n_tokens = n,
+                            .n_seqs = n,
+                            .n_decodes = n,
+                            .max_blocks = limits.max_blocks,
+                            .tokens = zeros,
+                            .positions = zeros,
+                            .slots = zeros,
+                            .q_start = zeros,
+                            .kv_len = kv_len,
+                            .block_table = table};
+    const struct step_room room = step_room_of(&limits, &b);
+    char *memory = malloc(step_max_bytes(&limits));
+    int covered[MAX_SEQS] = {0}, pieces[MAX_SEQS] = {0}, most = 0, all = 0, n_first;
+    struct step_view v;
+
+    memset(memory, 0x5a, step_max_bytes(&limits));
+    (void)step_pack(memory, &v, memory, &limits, &room, &b, 0);
+    n_first = v.counts->n_items;
+    ck_assert_int_le(n_first, room.n_items);
+    for (int i = 0; i < n_first; i++) {
+        const int turns = check_run(v.items, i, n_first, room.n_items, kv_len, covered, pieces);
+
+        most = turns > most ? turns : most;
+        all += turns;
+    }
+    for (int i = 0; i < n; i++) {
+        ck_assert_int_eq(covered[i], kv_len[i]);
+        ck_assert_int_eq(pieces[i] >> 16, pieces[i] & 0xffff); /* as many as each of them says */
+    }
+    if (even) {
+        ck_assert_int_eq(n_first, target);
+        ck_assert_int_le(most * target, all + all / 8 + target);
+    }
+    free(memory);
+}
+
+/* Every key is in one piece, whatever the lengths; middling batches are cut into equal runs. */
+START_TEST(plans_take_every_key_once)
+{
+    int32_t kv_len[MAX_SEQS];
+
+    for (int i = 0; i < 1000; i++) {
+        const int n = 1 + (int)(random_bits() % MAX_SEQS), kind = i % 4;
+        const uint32_t most = kind == 0 ? 30 : kind == 1 ? 700 : kind == 2 ? 2000 : 40960;
+
+        for (int j = 0; j < n; j++)
+            kv_len[j] = 1 + (int32_t)(random_bits() % (kind == 3 && j % 9 ? 20 : most));
+        check_plan(kv_len, n, 1 + (int)(random_bits() % ATTN_MAX_SPLITS), i % 5 == 0, false);
+    }
+    for (int i = 0; i < MAX_SEQS; i++)
+        kv_len[i] = 584;
+    check_plan(kv_len, 64, 49, false, true);
+    check_plan(kv_len, 37, 49, false, true);
+    for (int i = 0; i < MAX_SEQS; i++)
+        kv_len[i] = 100 + i * 53 % 1900;
+    check_plan(kv_len, 50, 49, false, true);
+}
+END_TEST
+
 static const int ones[MAX_SEQS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 static const int lengths[] = {1, 15, 16, 17, 63, 64, 65, 127, 1000, 5003};
 
@@ -269,15 +414,63 @@ START_TEST(decode_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i % 2 ? 4 : 6, 10, 10, ones,
-                                        lengths, i == 2, 1});
+                                        lengths, i == 2, 1, i == 3});
+}
+END_TEST
+
+/* A sequence's result, and its key, are the same to the bit alone and among others, where the batch
+ * may not decide. */
+START_TEST(decode_does_not_depend_on_others)
+{
+    const struct scene together = {16, 8, 128, 4, 10, 10, ones, lengths, true, 1, false};
+    struct paged *p = malloc(sizeof(*p));
+    struct run all = run_new(&together);
+    const size_t row = 16 * 128;
+
+    paged_init(p, &together);
+    launch(&all, &together, p, false);
+    for (int i = 0; i < together.n_seqs; i++) {
+        struct scene alone = together;
+        struct paged one = *p;
+        struct run r;
+
+        alone.n_seqs = alone.n_decodes = 1;
+        alone.kv_len = lengths + i;
+        memcpy(one.table, p->table + i * p->max_blocks, (size_t)p->max_blocks * sizeof(int32_t));
+        r = run_new(&alone);
+        memcpy(r.q.host, (uint16_t *)all.q.host + i * all.q_stride, r.q.bytes);
+        array_to_device(&r.q);
+        memcpy(r.norms.host, all.norms.host, r.norms.bytes);
+        array_to_device(&r.norms);
+        launch(&r, &alone, &one, false);
+        ck_assert_mem_eq(r.out.host, (uint16_t *)all.out.host + (size_t)i * row, row * 2);
+        run_free(&r);
+    }
+    run_free(&all);
+    array_free(&p->pool);
+    free(p);
+}
+END_TEST
+
+/* Blocks of threads that take the end of one sequence, whole ones and the beginning of another. */
+START_TEST(decode_in_runs_follows_twin)
+{
+    int kv_len[MAX_SEQS], q_len[MAX_SEQS];
+
+    for (int i = 0; i < MAX_SEQS; i++) {
+        q_len[i] = 1;
+        kv_len[i] = i % 11 == 3 ? 900 : 1 + i * 131 % 400;
+    }
+    check_scene(&(struct scene){4, 2, 128, 4, 63, 63, q_len, kv_len, false, 1, false});
+    check_scene(&(struct scene){12, 1, 64, 5, 60, 60, q_len, kv_len, false, 1, true});
 }
 END_TEST
 
 /* A long sequence alone is split and joined. */
 START_TEST(decode_of_one_long_sequence)
 {
-    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false, 1});
-    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false, 1});
+    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false, 1, false});
+    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false, 1, false});
 }
 END_TEST
 
@@ -291,7 +484,7 @@ START_TEST(prefill_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i == 1 ? 8 : 4, 9, 2, q_len,
-                                        kv_len, false, 1});
+                                        kv_len, false, 1, false});
 }
 END_TEST
 
@@ -303,8 +496,8 @@ START_TEST(split_prefill_follows_twin)
 
     for (int splits = 2; splits <= 13; splits += 11)
         for (int dim = 64; dim <= 128; dim += 64)
-            check_scene(&(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits});
-    check_scene(&(struct scene){16, 8, 128, 4, 4, 0, q_len, kv_len, false, 6});
+            check_scene(&(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits, false});
+    check_scene(&(struct scene){16, 8, 128, 4, 4, 0, q_len, kv_len, false, 6, false});
 }
 END_TEST
 
@@ -320,7 +513,7 @@ START_TEST(prefill_of_all_shapes)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, shifts[i], 5, 0, q_len,
-                                        kv_len, false, 1});
+                                        kv_len, false, 1, false});
 }
 END_TEST
 
@@ -330,7 +523,7 @@ START_TEST(prefill_of_many_tiles)
     static const int q_len[] = {2500, 1200};
     static const int kv_len[] = {2500, 3333};
 
-    check_scene(&(struct scene){16, 8, 128, 4, 2, 0, q_len, kv_len, false, 1});
+    check_scene(&(struct scene){16, 8, 128, 4, 2, 0, q_len, kv_len, false, 1, false});
 }
 END_TEST
 
@@ -338,8 +531,8 @@ END_TEST
 START_TEST(prefill_does_not_depend_on_chunks)
 {
     static const int kv_len[] = {1000}, whole_len[] = {1000}, rest_len[] = {613};
-    const struct scene whole = {4, 2, 128, 4, 1, 0, whole_len, kv_len, true, 1};
-    const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, true, 1};
+    const struct scene whole = {4, 2, 128, 4, 1, 0, whole_len, kv_len, true, 1, false};
+    const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, true, 1, false};
 
     for (int hopper = 0; hopper <= (device.compute == 90); hopper++) {
         struct paged *p = malloc(sizeof(*p));
@@ -363,20 +556,26 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("attention");
-    TCase *t = tcase_create("attention");
+    TCase *t = tcase_create("decode"), *prefill = tcase_create("prefill");
     SRunner *runner = srunner_create(suite);
     int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
+    tcase_add_unchecked_fixture(prefill, setup, teardown);
     tcase_set_timeout(t, 120);
+    tcase_set_timeout(prefill, 120);
+    tcase_add_test(t, plans_take_every_key_once);
     tcase_add_test(t, decode_follows_twin);
+    tcase_add_test(t, decode_in_runs_follows_twin);
+    tcase_add_test(t, decode_does_not_depend_on_others);
     tcase_add_test(t, decode_of_one_long_sequence);
-    tcase_add_test(t, prefill_follows_twin);
-    tcase_add_test(t, split_prefill_follows_twin);
-    tcase_add_test(t, prefill_of_all_shapes);
-    tcase_add_test(t, prefill_of_many_tiles);
-    tcase_add_test(t, prefill_does_not_depend_on_chunks);
+    tcase_add_test(prefill, prefill_follows_twin);
+    tcase_add_test(prefill, split_prefill_follows_twin);
+    tcase_add_test(prefill, prefill_of_all_shapes);
+    tcase_add_test(prefill, prefill_of_many_tiles);
+    tcase_add_test(prefill, prefill_does_not_depend_on_chunks);
     suite_add_tcase(suite, t);
+    suite_add_tcase(suite, prefill);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);
     failed = srunner_ntests_failed(runner);

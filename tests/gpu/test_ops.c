@@ -593,39 +593,46 @@ static void head_twin(double *x, const uint16_t *norm, int dim, int position, bo
     }
 }
 
-static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool with_norm)
+/* Rows from `first` on. */
+static void check_rope(int dim, int n_heads, int n_kv, int first, int rows, int shift,
+                       bool with_norm)
 {
     enum { BLOCKS = 7, LAYERS = 2, LAYER = 1, POSITIONS = 3000 };
-    const int all = n_heads + 2 * n_kv, block_len = 1 << shift;
+    const int all = n_heads + 2 * n_kv, block_len = 1 << shift, end = first + rows;
     const int64_t v_offset = (int64_t)n_kv * block_len * dim;
-    struct device_array qkv = array_new((size_t)(rows * all * dim) * 2);
+    struct device_array qkv = array_new((size_t)(end * all * dim) * 2);
     struct device_array table = array_new((size_t)POSITIONS * (size_t)dim * 4);
     struct device_array qn = array_new((size_t)dim * 2), kn = array_new((size_t)dim * 2);
-    struct device_array places = array_new((size_t)rows * 8);
+    struct device_array places = array_new((size_t)end * 8);
     struct device_array pool = array_new((size_t)(BLOCKS * LAYERS * 2 * v_offset) * 2);
     struct kv_pool kv = {pool.device, 2 * v_offset * LAYERS, 2 * v_offset, v_offset, shift, n_kv,
                          dim};
-    int32_t *positions = places.host, *slots = positions + rows;
-    struct step_view v = {.positions = places.device, .slots = (int32_t *)places.device + rows};
+    const struct rope rope = {.q_norm = with_norm ? qn.device : NULL,
+                              .k_norm = with_norm ? kn.device : NULL,
+                              .table = table.device,
+                              .eps = 1e-6f};
+    int32_t *positions = places.host, *slots = positions + end;
+    struct step_view v = {.positions = places.device, .slots = (int32_t *)places.device + end};
     double *in, *got = malloc((size_t)dim * sizeof(double));
     double *twin = malloc((size_t)dim * sizeof(double));
+    uint16_t *before = malloc(qkv.bytes);
 
     fill_bf16(&qkv, 1.0f);
     fill_bf16(&qn, 1.0f);
     fill_bf16(&kn, 1.0f);
-    in = values_bf16(qkv.host, (size_t)(rows * all * dim));
-    for (int i = 0; i < rows; i++) {
+    memcpy(before, qkv.host, qkv.bytes);
+    in = values_bf16(qkv.host, (size_t)(end * all * dim));
+    for (int i = 0; i < end; i++) {
         positions[i] = i == 0 ? POSITIONS - 1 : i * 37 % POSITIONS;
-        slots[i] = i == 1 ? -1 : (i * 5 + 3) % (BLOCKS * block_len);
+        slots[i] = i == first + 1 ? -1 : (i * 5 + 3) % (BLOCKS * block_len);
     }
     array_to_device(&places);
     cuda_must(rope_table(&device.launch, table.device, POSITIONS, dim, 1e6));
-    cuda_must(rope_store(&device.launch, qkv.device, with_norm ? qn.device : NULL,
-                         with_norm ? kn.device : NULL, table.device, &kv, LAYER, &v, rows, n_heads,
-                         1e-6f));
+    cuda_must(rope_store(&device.launch, qkv.device, &rope, &kv, LAYER, &v, first, rows, n_heads));
     array_to_host(&qkv);
     array_to_host(&pool);
-    for (int i = 0; i < rows; i++)
+    ck_assert_mem_eq(qkv.host, before, (size_t)(first * all * dim) * 2);
+    for (int i = first; i < end; i++)
         for (int h = 0; h < all; h++) {
             const bool is_q = h < n_heads, is_v = h >= n_heads + n_kv;
             const uint16_t *at = (uint16_t *)qkv.host + (i * all + h) * dim;
@@ -651,6 +658,7 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     free(in);
     free(got);
     free(twin);
+    free(before);
     array_free(&qkv);
     array_free(&table);
     array_free(&qn);
@@ -659,14 +667,15 @@ static void check_rope(int dim, int n_heads, int n_kv, int rows, int shift, bool
     array_free(&pool);
 }
 
-/* q in place, k and v in their slots, for both head sizes, with norms and without; a row
- * without a slot is stored nowhere. */
+/* q in place, k and v in their slots, for both head sizes, with norms and without, from a row in
+ * the middle on; a row without a slot is stored nowhere. */
 START_TEST(rope_store_follows_twin)
 {
-    check_rope(128, 2, 1, 1, 4, true);
-    check_rope(128, 16, 8, 13, 4, true);
-    check_rope(64, 14, 2, 13, 5, false);
-    check_rope(128, 5, 1, 29, 6, false);
+    check_rope(128, 2, 1, 0, 1, 4, true);
+    check_rope(128, 16, 8, 3, 10, 4, true);
+    check_rope(64, 14, 2, 0, 13, 5, false);
+    check_rope(64, 6, 2, 1, 9, 4, true);
+    check_rope(128, 5, 1, 7, 22, 6, false);
 }
 END_TEST
 
