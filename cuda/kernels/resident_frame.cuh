@@ -67,12 +67,15 @@ static __host__ __device__ __forceinline__ int x_stride(int k)
 
 enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPER = 2 }; // named barriers
 
+// Not bar.sync, whose threads promise to be together: the compiler brings a warp's lanes together
+// before it, which costs more (1 row: 546 us a step, so 523; H200, 2026-11-21), and synccheck wants
+// such a barrier to be one place in the code, where consumers and helper are in two.
 static __device__ __forceinline__ void meet(int barrier)
 {
     if (barrier == ALL_CONSUMERS)
-        asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
+        asm volatile("barrier.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
     else
-        asm volatile("bar.sync 2, %0;" ::"n"((CONSUMERS + 1) * WARP) : "memory");
+        asm volatile("barrier.sync 2, %0;" ::"n"((CONSUMERS + 1) * WARP) : "memory");
 }
 
 static __device__ __forceinline__ void mark(struct frame &f)
