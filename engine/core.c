@@ -26,7 +26,7 @@ static bool options_are_valid(const struct core_options *o)
 {
     return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
            o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
-           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->fair_rows >= 0;
+           o->max_seq_len > 0 && o->max_preemptions >= 0;
 }
 
 static int alloc_arrays(struct core *c)
@@ -247,6 +247,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
         heap_insert(&c->deadlines, &q->by_deadline);
     for (int32_t i = 0; i < q->n; i++)
         core_enqueue(c, &q->choices[i]);
+    core_time_admitted(c, r->client, now_us);
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
     c->n_alive += q->n;

@@ -35,17 +35,15 @@ struct core_options {
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
-    int32_t fair_rows;  /* so many rows more a step a client may have at most than one that has
-                         * nothing waiting and wants least: a small request then takes about
-                         * twice as long beside another client's many as alone, where so many
-                         * rows take as long as a step takes at least; 0: any */
-    bool prefix_cache;  /* false: blocks are shared inside one request only (n > 1) */
-    bool share_all;     /* prefix_cache_scope = all: one namespace for all clients */
-    bool replay;        /* what was sampled is computed again as it was first, a token a step,
-                         * and only blocks of prompts are found: so a sequence's numbers do
-                         * not change with preemptions and hits where chunks and decodes
-                         * round differently */
-    uint64_t hash_seed; /* entropy of this start */
+    bool fair_time;           /* while several clients have requests each has its share of the
+                               * time that steps take, as far as core_set_cost() tells it */
+    bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
+    bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
+    bool replay;              /* what was sampled is computed again as it was first, a token a step,
+                               * and only blocks of prompts are found: so a sequence's numbers do
+                               * not change with preemptions and hits where chunks and decodes
+                               * round differently */
+    uint64_t hash_seed;       /* entropy of this start */
 };
 
 struct core_request {
@@ -155,6 +153,10 @@ uint64_t core_expire(struct core *c, uint64_t now_us);
 /* Rows, at least 1, that prompts may take in a step beside decodes, from the next step on; as many
  * as fit until it is called. */
 void core_set_prompt_rows(struct core *c, int32_t n);
+
+/* What steps cost, from the next one on; nothing is known of it until it is called. */
+struct step_cost;
+void core_set_cost(struct core *c, const struct step_cost *cost);
 
 /* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. */
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us);

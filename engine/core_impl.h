@@ -17,6 +17,20 @@
 #include "engine/prefix_cache.h"
 #include "engine/sequence.h"
 #include "engine/step.h"
+#include "engine/step_cost.h"
+
+/* Who stands back in the step being planned; see core_time.c. */
+struct core_time {
+    struct fair_use *first;    /* of those that have something to run */
+    struct fair_use *light;    /* for whom; NULL: nobody does */
+    struct fair_use *newcomer; /* who begins with this step, if it can */
+    bool any_back;             /* of the first */
+    bool looks;                /* the light one has the step for itself, to see what that takes */
+    double gain;               /* what the others may add, for each round of the light one */
+    double burst_us;           /* and at a time, at most */
+    double decode_us;          /* what each decode adds */
+    int32_t n_decodes, n_rows; /* what all have added */
+};
 
 struct core {
     struct core_options options;
@@ -53,13 +67,17 @@ struct core {
 
     /* The schedule's memory from one step to the next. */
     int32_t prompt_rows; /* at most, beside decodes */
-    uint64_t n_plans;    /* plans made, also those that came to nothing */
-    int64_t n_wanted;    /* blocks that who could not be admitted last would have needed */
-    int32_t n_short;     /* blocks wanted in vain by the step being planned */
-    int32_t margin;      /* blocks kept free on admission, from a preemption on */
-    int32_t most_rows;   /* of one client in the step being planned */
-    bool squeezed;       /* blocks ran out in the step being planned: nothing is admitted */
-    bool prompts_turn;   /* max_batch_tokens 1: whose turn it is */
+    struct step_cost cost;
+    double one_us, row_us; /* of one decode alone, and of one prompt row more */
+    struct core_time time;
+    uint64_t last_client;      /* who asked last */
+    uint64_t several_until_us; /* so long after there were several, steps are kept short */
+    uint64_t n_plans;          /* plans made, also those that came to nothing */
+    int64_t n_wanted;          /* blocks that who could not be admitted last would have needed */
+    int32_t n_short;           /* blocks wanted in vain by the step being planned */
+    int32_t margin;            /* blocks kept free on admission, from a preemption on */
+    bool squeezed;             /* blocks ran out in the step being planned: nothing is admitted */
+    bool prompts_turn;         /* max_batch_tokens 1: whose turn it is */
     const struct sequence *stuck; /* who could not be admitted, when this many blocks were there */
     int32_t stuck_blocks;
     uint64_t stuck_until; /* the step in which it is tried again anyway */
@@ -135,11 +153,24 @@ void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
 /* Whose slot s may claim; NULL: nobody's. */
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s);
 int32_t core_slot_share(const struct core *c, const struct sequence *s);
-/* At the beginning of a plan: how many rows a client may have; then how many are left to s's, with
- * some kept from decodes while prompts wait; and what was planned for it. */
-void core_share_rows(struct core *c);
+
+/* core_time.c */
+void core_time_admitted(struct core *c, uint64_t client, uint64_t now_us);
+/* Decodes of a step, and rows of prompts beside so many: INT32_MAX, or less so that it is short. */
+int32_t core_time_decodes(const struct core *c, uint64_t now_us);
+int32_t core_time_prompt_rows(const struct core *c, int32_t n_decodes, uint64_t now_us);
+/* At the beginning of a plan; then how many rows s may still have, with some kept from decodes
+ * while prompts wait, and what was planned for it. */
+void core_time_begin(struct core *c, uint64_t now_us);
+bool core_time_divides(const struct core *c); /* somebody may have to stand back */
+bool core_time_stands_back(const struct core *c, const struct sequence *s);
 int32_t core_rows_left(const struct core *c, const struct sequence *s, bool decode);
-void core_rows_planned(struct core *c, const struct sequence *s, int32_t n);
+void core_rows_planned(struct core *c, const struct sequence *s, int32_t n, bool decode);
+/* True where who others stand back for got nothing: then all may have what is left. */
+bool core_time_lift(struct core *c);
+void core_time_end(struct core *c, struct step *st);
+/* The first of its client's begins. */
+void core_time_newcomer(struct core *c, const struct sequence *s, uint64_t now_us);
 
 /* core_schedule.c */
 /* Blocks that s, which waits, still has to take to begin, and those that it may have. */

@@ -145,7 +145,7 @@ static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
     }
-    core_rows_planned(c, s, 1);
+    core_rows_planned(c, s, 1, true);
     charge(c, s);
     return true;
 }
@@ -160,16 +160,22 @@ static int32_t snapshot(struct core *c, const struct list *head)
 }
 
 /* Plans decodes, those that waited longest first; returns how many. Preemption changes the list,
- * so a copy is walked. The last of a step may have what was kept for prompts. */
+ * so a copy is walked. Who stands back comes after the others, but before these have more than
+ * half. The last of a step may have what was kept for prompts. */
 static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget, bool last)
 {
     int32_t n_candidates = budget > 0 ? snapshot(c, &c->decoding) : 0;
     int32_t n = 0;
 
-    for (int32_t i = 0; i < n_candidates && n < budget; i++)
-        if (may_decode(c, st, c->scratch[i]) && core_rows_left(c, c->scratch[i], !last) > 0 &&
-            plan_decode(c, st, c->scratch[i]))
-            n++;
+    for (int turn = core_time_divides(c) ? 0 : 2; turn < 3; turn++) {
+        int32_t most = turn == 0 ? budget - budget / 2 : budget;
+
+        for (int32_t i = 0; i < n_candidates && n < most; i++)
+            if ((turn == 2 || core_time_stands_back(c, c->scratch[i]) == (turn == 1)) &&
+                may_decode(c, st, c->scratch[i]) && core_rows_left(c, c->scratch[i], !last) > 0 &&
+                plan_decode(c, st, c->scratch[i]))
+                n++;
+    }
     return n;
 }
 
@@ -207,7 +213,7 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         c->n_prefilling--;
         c->n_decoding++;
     }
-    core_rows_planned(c, s, n);
+    core_rows_planned(c, s, n, false);
     charge(c, s);
     return n;
 }
@@ -295,7 +301,8 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     c->n_prefilling++;
     if (q->n_running++ == 0)
         c->n_requests_running++;
-    fair_client_use(q->client)->n_running++;
+    if (fair_client_use(q->client)->n_running++ == 0)
+        core_time_newcomer(c, s, now_us);
     step_add_load(st, s);
     if (n_found > 0)
         prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
@@ -390,11 +397,12 @@ static struct sequence *next_waiting(struct core *c, const struct step *st, int3
     if (!item || item->klass != klass || c->squeezed || n_held >= MAX_HELD_A_STEP)
         return NULL;
     s = CONTAINER_OF(item, struct sequence, item);
-    if (core_rows_left(c, s, false) <= 0)
-        return NULL;
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
-    return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_load(st, s) ? s : NULL;
+    return c->n_free_slots > 0 && core_rows_left(c, s, false) > 0 && !is_stuck(c, st, s) &&
+                   step_has_room_for_load(st, s)
+               ? s
+               : NULL;
 }
 
 /* Of the n prefilling ones in scratch that can go on, the first whose client was served least. */
@@ -470,13 +478,19 @@ static int32_t decode_budget(const struct core *c)
     return max - (max / RESERVE_SHARE > 1 ? max / RESERVE_SHARE : 1);
 }
 
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Rows that prompts may take beside n_decodes; where that is less than there are, all rows together
  * are whole tiles, the largest that do not take more than half of them away. */
-static int32_t prompt_budget(const struct core *c, int32_t n_decodes)
+static int32_t prompt_budget(const struct core *c, int32_t n_decodes, uint64_t now_us)
 {
-    int32_t left = c->options.max_batch_tokens - n_decodes, n = c->prompt_rows;
+    int32_t left = c->options.max_batch_tokens - n_decodes, n;
 
-    if (n_decodes == 0 || n >= left)
+    n = least(n_decodes == 0 ? left : c->prompt_rows, core_time_prompt_rows(c, n_decodes, now_us));
+    if (n >= left)
         return left;
     for (size_t i = 0; i < sizeof(row_tiles) / sizeof(*row_tiles); i++) {
         int32_t whole = (n_decodes + n) / row_tiles[i] * row_tiles[i] - n_decodes;
@@ -487,20 +501,32 @@ static int32_t prompt_budget(const struct core *c, int32_t n_decodes)
     return n;
 }
 
+/* Plans what may have rows, beside n rows of prompts and the decodes that st has already. */
+static int32_t plan_rows(struct core *c, struct step *st, int32_t n, uint64_t now_us)
+{
+    int32_t max = least(c->options.max_batch_tokens, core_time_decodes(c, now_us));
+    int32_t n_held = 0, budget;
+
+    plan_decodes(c, st, least(decode_budget(c) - n, max) - st->n_decodes, false);
+    budget = prompt_budget(c, st->n_decodes, now_us);
+    for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--)
+        n += plan_prompts(c, st, klass, budget - n, &n_held, now_us);
+    plan_decodes(c, st, least(c->options.max_batch_tokens - n, max) - st->n_decodes, true);
+    return n;
+}
+
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
 {
-    int32_t n_decodes, n_held = 0, budget, n = 0;
+    int32_t n;
 
     c->n_plans++;
     c->n_short = 0;
     c->squeezed = false;
-    core_share_rows(c);
-    n_decodes = plan_decodes(c, st, decode_budget(c), false);
-    budget = prompt_budget(c, n_decodes);
-    for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--) {
-        n += plan_prompts(c, st, klass, budget - n, &n_held, now_us);
-    }
-    plan_decodes(c, st, c->options.max_batch_tokens - n_decodes - n, true);
+    core_time_begin(c, now_us);
+    n = plan_rows(c, st, 0, now_us);
+    if (core_time_lift(c))
+        plan_rows(c, st, n, now_us);
+    core_time_end(c, st);
     c->prompts_turn = st->n_decodes > 0;
 }
 

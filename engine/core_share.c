@@ -1,5 +1,5 @@
 /* core_share.c - who gives way: when blocks run out, when one client has more than its share of
- * slots or blocks while another waits for its own, and how many rows of a step each has.
+ * slots or blocks while another waits for its own.
  *
  * The share is a part of max_seqs and of the pool for each client that has requests. A client with
  * clearly more gives way to one that has clearly less and was served no more; so nobody takes back
@@ -99,8 +99,20 @@ static int32_t excess(const struct core *c, const struct sequence *v, const stru
     return has - share;
 }
 
-/* Who has to yield to s: of the client that has most, the lowest class, who was preempted least
- * often, the newest. */
+/* Of one client: the lowest class; who was preempted least often; who is in no step in flight, for
+ * what it has comes at once; the newest. */
+static bool yields_before(const struct core *c, const struct sequence *a, const struct sequence *b)
+{
+    bool a_rests = a->last_step <= c->committed, b_rests = b->last_step <= c->committed;
+
+    if (a->request->priority != b->request->priority)
+        return a->request->priority < b->request->priority;
+    if (a->n_preempted != b->n_preempted)
+        return a->n_preempted < b->n_preempted;
+    return a_rests != b_rests ? a_rests : a->order > b->order;
+}
+
+/* Who has to yield to s, of the client that has most. */
 static struct sequence *find_yielding(const struct core *c, const struct sequence *s, bool blocks)
 {
     const struct list *lists[] = {&c->prefilling, &c->decoding};
@@ -115,10 +127,7 @@ static struct sequence *find_yielding(const struct core *c, const struct sequenc
 
             if (over == 0 || over < most || (blocks && v->n_taken == 0))
                 continue;
-            if (over > most || v->request->priority < best->request->priority ||
-                (v->request->priority == best->request->priority &&
-                 (v->n_preempted < best->n_preempted ||
-                  (v->n_preempted == best->n_preempted && v->order > best->order))))
+            if (over > most || yields_before(c, v, best))
                 best = v;
             most = over;
         }
@@ -184,67 +193,4 @@ void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n)
         yield(c, v);
         n -= before - (blocks_n_used(c->blocks) - c->n_returning);
     }
-}
-
-/* ---- rows */
-
-enum { KEPT_SHARE = 8 }; /* 1/8 of a client's rows is kept from its decodes while prompts wait */
-
-static struct fair_use *use_in_plan(const struct core *c, const struct sequence *s)
-{
-    struct fair_use *use = use_of(s);
-
-    if (use->plan != c->n_plans) {
-        use->plan = c->n_plans;
-        use->wanted = use->planned = 0;
-    }
-    return use;
-}
-
-void core_share_rows(struct core *c)
-{
-    const struct list *lists[] = {&c->prefilling, &c->decoding};
-    int32_t least = INT32_MAX;
-
-    c->most_rows = INT32_MAX;
-    if (c->options.fair_rows == 0 || fair_queue_n_active(c->queue) < 2 || PLANT(PLANT_NO_YIELD))
-        return;
-    for (int k = 0; k < 2; k++) {
-        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
-            const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-            int64_t n = s->state == SEQ_PREFILL ? core_n_chunked(c, s) - s->n_planned : 1;
-            struct fair_use *use = use_in_plan(c, s);
-
-            if (n > c->options.max_batch_tokens - use->wanted)
-                n = c->options.max_batch_tokens - use->wanted;
-            use->wanted += (int32_t)n;
-        }
-    }
-    for (int k = 0; k < 2; k++) {
-        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
-            const struct fair_use *use = use_of(CONTAINER_OF(l, struct sequence, link));
-
-            if (use->n_waiting == 0 && use->wanted < least)
-                least = use->wanted;
-        }
-    }
-    if (least <= INT32_MAX - c->options.fair_rows)
-        c->most_rows = least + c->options.fair_rows;
-}
-
-int32_t core_rows_left(const struct core *c, const struct sequence *s, bool decode)
-{
-    int32_t n = c->most_rows, kept = 0;
-
-    if (n == INT32_MAX)
-        return n;
-    if (decode && (c->n_prefilling > 0 || c->n_waiting > 0))
-        kept = n / KEPT_SHARE > 1 ? n / KEPT_SHARE : 1;
-    return n - kept - use_in_plan(c, s)->planned;
-}
-
-void core_rows_planned(struct core *c, const struct sequence *s, int32_t n)
-{
-    if (c->most_rows != INT32_MAX)
-        use_in_plan(c, s)->planned += n;
 }

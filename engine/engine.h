@@ -29,7 +29,7 @@ struct engine_options {
     struct backend_options
         backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
     int32_t max_preemptions;
-    int32_t fair_rows;   /* see core.h */
+    bool fair_time;      /* see core.h */
     int32_t max_step_ms; /* what a step with decodes and prompts aims at, see pace.h; 0: any */
     bool prefix_cache;
     bool share_all;

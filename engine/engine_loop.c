@@ -98,7 +98,7 @@ static int open_core(struct engine *g, struct err *e)
         .max_seqs = o->max_seqs,
         .max_seq_len = o->max_seq_len,
         .max_preemptions = g->options.max_preemptions,
-        .fair_rows = g->options.fair_rows,
+        .fair_time = g->options.fair_time,
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
@@ -470,6 +470,7 @@ static void learn_pace(struct engine *g, uint64_t number)
 
     pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_prompt_rows(g->core, g->pace.rows);
+    core_set_cost(g->core, &g->pace.cost);
     g->committed_us = now;
 }
 

@@ -180,7 +180,7 @@ int fair_queue_join(struct fair_queue *q, struct fair_client **out, uint64_t cli
             q->n_idle--;
         }
         if (least && c->vtime < client_of(least)->vtime)
-            c->vtime = client_of(least)->vtime;
+            c->vtime = client_of(least)->vtime - 1;
         heap_insert(&q->active, &c->by_vtime);
         q->n_active++;
         q->active_shares += c->share;
@@ -254,6 +254,11 @@ int32_t fair_client_part(const struct fair_queue *q, const struct fair_client *c
         return n;
     part = (int64_t)n * client->share / q->active_shares;
     return part > 1 ? (int32_t)part : 1;
+}
+
+double fair_client_share(const struct fair_queue *q, const struct fair_client *client)
+{
+    return (double)client->share / (double)q->active_shares;
 }
 
 struct fair_use *fair_client_use(struct fair_client *client)

@@ -2,9 +2,9 @@
  * its share, then arrival.
  *
  * Each client has a virtual time, the tokens it was served by its share: who has twice the usual
- * share ages half as fast. A client that comes back after idling
- * starts no lower than the least of the active ones: idleness is no credit; nor does a moment of
- * idleness forgive what it was served. Items are embedded by the caller; after a client was joined
+ * share ages half as fast. A client that comes back after idling starts just before the least of
+ * the active ones, no lower: idleness is no credit; nor does a moment of idleness forgive what it
+ * was served. Items are embedded by the caller; after a client was joined
  * nothing here can fail. Owned by the engine thread. */
 #ifndef NVLLM_FAIR_QUEUE_H
 #define NVLLM_FAIR_QUEUE_H
@@ -29,13 +29,26 @@ struct fair_client; /* one client's account */
 
 /* What the schedule counts for a client; the first three are zero when it leaves. */
 struct fair_use {
-    int32_t n_running; /* sequences */
-    int32_t n_waiting; /* in the queue */
-    int32_t n_blocks;  /* that its running sequences took, found ones not counted */
-    uint64_t seen;     /* the schedule's own mark */
-    uint64_t plan;     /* the plan that these two are of */
-    int32_t wanted;    /* rows that its running sequences could have in this step */
-    int32_t planned;   /* rows that they have */
+    int32_t n_running;  /* sequences */
+    int32_t n_waiting;  /* in the queue */
+    int32_t n_blocks;   /* that its running sequences took, found ones not counted */
+    uint64_t seen;      /* the schedule's own mark */
+    double credit_us;   /* time that others may take from it */
+    int32_t since_look; /* steps of it with others' rows, since one without */
+    uint64_t began;     /* the plan with the first of its rows, after it had none that ran */
+
+    uint64_t plan;             /* the plan that all below is of */
+    struct fair_use *next;     /* among those of the plan that have something to run */
+    int32_t decodes, rows;     /* of prompts, that its running sequences could have in this step */
+    int32_t klass;             /* the highest of these */
+    bool back;                 /* it stands back */
+    int32_t n_decodes, n_rows; /* that they have */
+    double share;              /* among the active clients, 0 .. 1 */
+    uint64_t served;           /* fair_client_time() */
+    double round_us;           /* a step of all that it could have, and nothing else */
+    double work_us;            /* until all that runs has ended */
+    double allowed_us;         /* for its rows in this step, if it has to stand back */
+    double spent_us;           /* of that */
 };
 
 struct fair_item {
@@ -64,6 +77,7 @@ struct fair_item *fair_queue_top(const struct fair_queue *q); /* NULL: empty */
 /* Of so many of something: what falls to this client by its share among the active ones, at least
  * one. */
 int32_t fair_client_part(const struct fair_queue *q, const struct fair_client *client, int32_t n);
+double fair_client_share(const struct fair_queue *q, const struct fair_client *client); /* 0 .. 1 */
 struct fair_use *fair_client_use(struct fair_client *client);
 int32_t fair_queue_n_active(const struct fair_queue *q);
 uint64_t fair_client_time(const struct fair_client *client); /* tokens it was served, or credited,

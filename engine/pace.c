@@ -19,6 +19,7 @@ static const double outlier = 2.0; /* a step so many times as long as foreseen t
 static const double least_n = 4.0; /* steps' worth to foresee by */
 static const double hysteresis = 0.15;
 static const double least_share = 0.7; /* of what a row costs in steps of prompts alone */
+static const double few_rows = 0.125;  /* of a step's time, where what is left is the decodes' */
 
 void pace_init(struct pace *p, double max_step_us, int32_t max_rows)
 {
@@ -136,11 +137,21 @@ static bool is_outlier(struct pace *p, int32_t n_rows, double us)
     return false;
 }
 
+/* Steps with hardly a prompt row show it. */
+static void learn_cost(struct pace *p, int32_t n_decodes, int32_t n_rows, double us)
+{
+    const double rows_us = p->row_us * n_rows;
+
+    p->cost.row_us = p->row_us;
+    if (n_decodes > 0 && (n_rows <= 1 || rows_us <= few_rows * us))
+        step_cost_learn(&p->cost, n_decodes, fmax(us - rows_us, 0.5 * us));
+}
+
 void pace_learn(struct pace *p, int32_t n_decodes, int32_t n_rows, double us)
 {
     double rows;
 
-    if (p->max_step_us <= 0 || n_decodes + n_rows <= 0 || us <= 0)
+    if (n_decodes + n_rows <= 0 || us <= 0)
         return;
     if (n_decodes == 0) {
         learn_alone(p, n_rows, us);
@@ -148,7 +159,8 @@ void pace_learn(struct pace *p, int32_t n_decodes, int32_t n_rows, double us)
         learn_row(p, n_rows, us);
         learn_decodes(p, n_rows, us);
     }
-    if (p->row_us <= 0 || p->n <= 0)
+    learn_cost(p, n_decodes, n_rows, us);
+    if (p->max_step_us <= 0 || p->row_us <= 0 || p->n <= 0)
         return;
     if (must_look(p)) {
         p->rows = 1;

@@ -1,5 +1,5 @@
 /* pace.h - how many rows of prompts a step may take beside decodes, so that it takes no longer than
- * it may: learnt from how long steps took.
+ * it may, and what steps cost: learnt from how long they took.
  *
  * A step of decodes takes a while that changes slowly; each prompt row adds to it. The device stays
  * full, for what is left of the prompts goes into the next step. Where long decodes allow for
@@ -11,10 +11,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/step_cost.h"
+
 struct pace {
     double max_step_us; /* 0: no bound */
     int32_t max_rows;   /* of a step */
     int32_t rows;       /* the answer */
+    struct step_cost cost;
     double row_us;      /* of one prompt row more; 0: not known */
     double alone_us;    /* the same where there were prompts alone */
     double few_us;      /* of decodes in steps with hardly a prompt row; 0: not known */

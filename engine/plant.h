@@ -26,6 +26,7 @@ enum {
     PLANT_NO_PARENT,          /* with short hashes, equal tokens after another prefix are a hit */
     PLANT_NO_FAIRNESS,        /* who was served how much is not counted */
     PLANT_NO_YIELD,           /* who has more than its share keeps it while others wait */
+    PLANT_NO_STAND_BACK,      /* nobody stands back in steps for who asks for little */
     PLANT_NO_TURNS,           /* decodes do not take turns */
     PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
     PLANT_PIN_NO_REF,         /* a pinned block is not held */

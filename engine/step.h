@@ -27,6 +27,7 @@ struct step {
     struct batch batch;
     int32_t max_tokens, max_seqs, max_blocks;
     int32_t n_decodes, n_chunks;
+    double cost_us;             /* what it is thought to take; 0: not known */
     struct step_entry *decodes; /* [max_seqs] */
     struct step_entry *chunks;  /* [max_seqs] */
     int32_t *tokens;            /* the batch's arrays, writable */

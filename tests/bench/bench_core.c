@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "engine/core.h"
+#include "engine/step_cost.h"
 
 enum { BENCH_TOKENS = 500, BENCH_BLOCK_LEN = 16 };
 
@@ -34,13 +35,17 @@ int main(int argc, char **argv)
         .max_seqs = n_seqs,
         .max_seq_len = n_prompt + BENCH_TOKENS,
         .max_preemptions = 3,
+        .fair_time = true,
         .prefix_cache = true,
     };
+    /* All may run, which the core has to find out. */
+    struct step_cost cost = {.decodes = {{1, 1e6}, {1e6, 1.1e6}}, .row_us = 0.1};
 
     if (!prompt || !ids || n_seqs < 1 || n_prompt < 1 || core_new(&c, &o) != 0) {
         fprintf(stderr, "usage: bench_core [SEQUENCES] [PROMPT]\n");
         return 2;
     }
+    core_set_cost(c, &cost);
     for (int32_t i = 0; i < n_seqs; i++) {
         struct core_request r = {
             .id = (uint64_t)i + 1,
@@ -75,6 +80,7 @@ int main(int argc, char **argv)
         result.n_rows = batch->n_rows;
         start = now_us();
         core_commit(c, &result, 1);
+        core_set_cost(c, &cost);
         core_events(c, &n);
         kind[1] += now_us() - start;
     }

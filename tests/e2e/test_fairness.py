@@ -1,7 +1,8 @@
 """Fairness between users: who asks for little does not wait behind who asks for much.
 
 With a backend whose steps take the same time whatever is in them, so that what is measured is the
-schedule. Two users are needed: only root can be both."""
+schedule; and with the CPU, where each token of the others adds to a step. Two users are needed: only
+root can be both."""
 
 import statistics
 import struct
@@ -31,33 +32,44 @@ class Fairness(Case):
         return {"prompt_ids": {"ids": [number % 1000, number // 1000, 5]}, "max_tokens": tokens,
                 "sampling": {"temperature": 0, "ignore_eos": True}}
 
-    def latency(self, w, number):
+    def latency(self, w, number, tokens):
         began = time.monotonic()
-        answer = w.generate(**self.request(number))
+        answer = w.generate(**self.request(number, tokens))
         self.assertIsNone(answer.error)
         return time.monotonic() - began
 
-    def test_one_among_two_hundred(self):
-        """One user has 200 requests under way, the other one: it takes at most twice as long as
-        alone."""
-        roles.need_root()
+    def compare(self, d, tokens):
+        """How many times as long as alone one user's request takes while another's 200 are under
+        way."""
         rounds = scaled(8, 2)
-        with self.start() as d, roles.connect(d, roles.USER) as w, \
-                roles.connect(d, roles.OTHER) as other:
-            alone = statistics.median(self.latency(w, i) for i in range(5))
+        with roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other:
+            alone = statistics.median(self.latency(w, i, tokens) for i in range(9))
             waiting, times = set(), []
             for i in range(rounds):
                 while len(waiting) < MANY:  # answers of every length
                     waiting.add(other.new_id())
                     other.send(other.last_id, generate=self.request(
-                        1000 + other.last_id, other.last_id * 37 % (2 * TOKENS) + 1))
+                        1000 + other.last_id, other.last_id * 37 % (2 * tokens) + 1))
                 time.sleep(0.1 + 0.03 * i)  # some are over, others have begun
-                times.append(self.latency(w, 100 + i))
+                times.append(self.latency(w, 100 + i, tokens))
                 waiting -= self.ended(other, waiting)
-            ratio = statistics.median(times) / alone
-            print(f"{1e3 * alone:.0f} ms alone, {1e3 * statistics.median(times):.0f} ms (worst "
-                  f"{1e3 * max(times):.0f}) among {MANY} of another user: {ratio:.2f} times")
-            self.assertLess(ratio, scaled(2, 6))
+        ratio = statistics.median(times) / alone
+        print(f"{1e3 * alone:.0f} ms alone, {1e3 * statistics.median(times):.0f} ms (worst "
+              f"{1e3 * max(times):.0f}) among {MANY} of another user: {ratio:.2f} times")
+        return ratio
+
+    def test_one_among_two_hundred(self):
+        """It takes at most twice as long as alone."""
+        roles.need_root()
+        with self.start() as d:
+            self.assertLess(self.compare(d, TOKENS), scaled(2, 6))
+
+    def test_one_among_two_hundred_where_tokens_cost_time(self):
+        """So it does where the others' tokens would make each step a hundred times as long; what
+        else the machine does is forgiven a little."""
+        roles.need_root()
+        with Daemon() as d:
+            self.assertLess(self.compare(d, 2 * TOKENS), scaled(3, 12))
 
     def ended(self, w, waiting):
         """Those of the waiting whose end has come meanwhile; their answers are in the socket."""

@@ -20,7 +20,7 @@ static void choose_options(struct world *w)
         .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
         .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
         .max_preemptions = rng_range(r, 0, 3),
-        .fair_rows = rng_one_in(r, 2) ? 0 : rng_range(r, 1, 40),
+        .fair_time = rng_one_in(r, 2),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
@@ -60,6 +60,11 @@ static void choose_options(struct world *w)
         w->max_tokens = 1 + w->max_prompt / 4;
         w->backend_options.numerics_one_in = 0;
     }
+    w->timed = !w->fair && rng_one_in(r, 6);
+    if (w->timed)
+        sim_time_choose_light(w);
+    else if (rng_one_in(r, 2))
+        sim_time_choose(w);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -178,8 +183,9 @@ static const char *arrive(struct world *w, int32_t client)
     struct core_request q = {
         .id = ++w->last_id * 16,
         .client = (uint64_t)client,
-        .priority =
-            w->fair || rng_one_in(r, 2) ? CORE_NORMAL : (enum core_priority)rng_range(r, 0, 2),
+        .priority = w->fair || w->timed || rng_one_in(r, 2)
+                        ? CORE_NORMAL
+                        : (enum core_priority)rng_range(r, 0, 2),
         .max_tokens = rng_range(r, 1, w->max_tokens),
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
@@ -193,7 +199,9 @@ static const char *arrive(struct world *w, int32_t client)
     if (w->fair) { /* each client asks for more at once than the one before */
         q.n_prompt = 1 + (q.n_prompt - 1) * client / w->n_clients;
         sampling.n_stop_ids = 0;
-    } else if (rng_one_in(r, w->deadline_one_in))
+    } else if (w->timed)
+        sampling.n_stop_ids = client == 1 ? 0 : sampling.n_stop_ids;
+    else if (rng_one_in(r, w->deadline_one_in))
         q.deadline_us = w->now_us + (uint64_t)rng_range(r, 0, 2000);
     longest = (int64_t)q.n_prompt + q.max_tokens;
     if (longest > w->options.max_seq_len)
@@ -294,11 +302,11 @@ static bool starves(const struct world *w)
 /* Whether the step just planned left somebody out for too long, though blocks were there. */
 static const char *check_turns(struct world *w, const struct batch *batch, bool prompts)
 {
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + 16;
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (w->options.fair_time ? 400 : 16);
     bool chunk = batch->n_decodes < batch->n_seqs;
 
     w->n_without_chunk = prompts && !chunk && !w->core->squeezed ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > 8)
+    if (w->n_without_chunk > (w->options.fair_time ? 400 : 8))
         return "decodes starve prompts";
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
@@ -319,6 +327,8 @@ static const char *check_shares(struct world *w, const struct batch *batch)
     bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
                  batch->n_tokens < w->options.max_batch_tokens &&
                  batch->n_tokens - batch->n_decodes < c->prompt_rows &&
+                 batch->n_tokens - batch->n_decodes <
+                     core_time_prompt_rows(c, batch->n_decodes, w->now_us) &&
                  core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);
 
     w->n_kept_waiting = waits ? w->n_kept_waiting + 1 : 0;
@@ -353,6 +363,8 @@ static const char *next(struct world *w)
         wrong = check_turns(w, batch, prompts);
         if (!wrong)
             wrong = check_shares(w, batch);
+        if (!wrong && w->timed)
+            wrong = sim_time_check(w, batch);
         if (!wrong)
             wrong = sim_backend_submit(w->backend, batch);
         w->in_flight++;
@@ -378,21 +390,29 @@ static const char *turn(struct world *w, bool arrivals)
     const char *wrong = NULL;
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
-    if (rng_one_in(r, 50))
+    if (!w->timed && rng_one_in(r, 50))
         core_set_prompt_rows(w->core, rng_range(r, 1, 300));
+    if (!w->timed && rng_one_in(r, 200)) {
+        sim_time_choose(w);
+        core_set_cost(w->core, &w->cost);
+    }
+    for (int32_t i = 1; arrivals && w->timed && !wrong && i <= w->n_clients; i++)
+        if (count_alive(w, (uint64_t)i) < (i > 1 ? w->options.max_seqs + 2 : rng_one_in(r, 20)))
+            wrong = arrive(w, i);
     for (int32_t i = 1; arrivals && w->fair && !wrong && i <= w->n_clients; i++)
         for (int tries = 0;
              tries < 8 && !wrong && count_alive(w, (uint64_t)i) < w->options.max_seqs + 2; tries++)
             wrong = arrive(w, i);
     if (arrivals && w->fair && !wrong)
         wrong = check_fairness(w);
-    if (arrivals && !w->fair && w->n_alive < w->max_alive && rng_one_in(r, w->arrival_one_in))
+    if (arrivals && !w->fair && !w->timed && w->n_alive < w->max_alive &&
+        rng_one_in(r, w->arrival_one_in))
         wrong = arrive(w, rng_range(r, 1, w->n_clients));
-    if (!wrong && !w->fair && w->n_alive > 0 && rng_one_in(r, w->cancel_one_in))
+    if (!wrong && !w->fair && !w->timed && w->n_alive > 0 && rng_one_in(r, w->cancel_one_in))
         wrong = cancel(w);
-    if (!wrong && !w->fair && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
+    if (!wrong && !w->fair && !w->timed && w->n_alive > 0 && rng_one_in(r, w->stop_one_in))
         wrong = stop(w);
-    if (!wrong && !w->fair && rng_one_in(r, w->hand_one_in)) {
+    if (!wrong && !w->fair && !w->timed && rng_one_in(r, w->hand_one_in)) {
         wrong = sim_hands(w);
         wrong = wrong ? wrong : look(w);
     }
@@ -451,7 +471,7 @@ static const char *live(struct world *w, uint64_t n_steps)
 
     while (!wrong && w->n_committed < n_steps && turns++ < n_steps * 64) {
         wrong = turn(w, true);
-        if (!wrong && !w->fair && rng_one_in(&w->rng, 2000))
+        if (!wrong && !w->fair && !w->timed && rng_one_in(&w->rng, 2000))
             wrong = drain(w); /* an idle phase */
     }
     if (!wrong)
@@ -471,6 +491,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     w->counts = counts;
     choose_options(w);
     must(core_new(&w->core, &w->options) == 0);
+    core_set_cost(w->core, &w->cost);
     must(sim_backend_new(&w->backend, &w->backend_options) == 0);
     must(oracle_prefixes_new(&w->prefixes, w->options.block_len) == 0);
     wrong = live(w, n_steps);

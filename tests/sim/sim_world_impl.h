@@ -1,5 +1,5 @@
-/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps) and sim_hands.c
- * (pins, clears and looks) alone. */
+/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_hands.c
+ * (pins, clears and looks) and sim_time.c (what steps take) alone. */
 #ifndef NVLLM_TESTS_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_WORLD_IMPL_H
 
@@ -34,6 +34,7 @@ struct world {
     int32_t n_kept_waiting;  /* steps in a row in which who has a claim to a slot did not get it */
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
+    bool timed;              /* client 1 has one request at a time, the others never stop asking */
     uint64_t served[5];      /* tokens computed for finished requests, by client */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
@@ -45,11 +46,20 @@ struct world {
     int32_t n_base[N_BASES];
     int32_t prompt[MAX_PROMPT];
 
+    struct step_cost cost;         /* what steps take, as the core is told */
+    uint64_t light_id;             /* client 1's request that runs */
+    double light_us, light_own_us; /* of its steps, and of its own rows in these */
+    double light_most_us;          /* of its rows in one step */
+
     int32_t hand_one_in;          /* pins, clears and looks */
     uint64_t n_cleared[5];        /* times that a client's cache was cleared */
     struct pinned pins[MAX_PINS]; /* what must stay */
     int32_t n_pins;
 };
+
+void sim_time_choose(struct world *w);       /* what steps cost */
+void sim_time_choose_light(struct world *w); /* a timed world */
+const char *sim_time_check(struct world *w, const struct batch *batch);
 
 struct text sim_salt(int32_t salt);
 

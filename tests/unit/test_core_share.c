@@ -234,76 +234,6 @@ START_TEST(long_prompt_lets_others_begin)
 }
 END_TEST
 
-/* Rows of the present step by client. */
-static int32_t rows_of(const struct batch *batch, uint64_t client)
-{
-    const struct step *st = &rig.core->steps[batch->step % BACKEND_IN_FLIGHT];
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < st->n_decodes; i++)
-        n += st->decodes[i].sequence->request->client_id == client;
-    for (int32_t i = 0; i < st->n_chunks; i++)
-        n += st->chunks[i].sequence->request->client_id == client ? st->chunks[i].n : 0;
-    return n;
-}
-
-/* Beside a client whose one request decodes another has few rows more in a step, prompts and
- * decodes together, but both go on; alone it has all. */
-START_TEST(rows_are_bounded_beside_a_small_request)
-{
-    int32_t decodes = 0, chunks = 0;
-    uint64_t id;
-
-    rig.options.n_blocks = 400;
-    rig.options.fair_rows = 5;
-    restart();
-    for (int32_t i = 0; i < 20; i++)
-        ask(1, CORE_NORMAL, i, 60, 40);
-    ck_assert_int_eq(rows_of(rig_next(), 1), 32);
-    rig_commit();
-    id = ask(2, CORE_NORMAL, 90, 4, 50);
-    rig_step();
-    rig_step();
-    for (int i = 0; i < 40; i++) {
-        const struct batch *batch = rig_next();
-
-        ck_assert_int_eq(rows_of(batch, 2), 1);
-        ck_assert_int_le(rows_of(batch, 1), 6);
-        decodes += batch->n_decodes - 1;
-        chunks += batch->n_tokens - batch->n_decodes;
-        rig.n_events = 0;
-        rig_commit();
-    }
-    ck_assert_int_gt(decodes, 40);
-    ck_assert_int_gt(chunks, 30);
-    run_until_finished(id);
-    rig_step();
-    ck_assert_int_gt(rows_of(rig_next(), 1), 6);
-    rig_commit();
-}
-END_TEST
-
-/* Who has more waiting than runs asks for throughput: nobody is held down for that. */
-START_TEST(rows_are_free_between_floods)
-{
-    int32_t most = 0;
-
-    rig.options.n_blocks = 400;
-    rig.options.fair_rows = 5;
-    restart();
-    flood(1);
-    flood(2);
-    for (int i = 0; i < 40; i++) {
-        const struct batch *batch = rig_next();
-
-        most = batch->n_tokens > most ? batch->n_tokens : most;
-        rig.n_events = 0;
-        rig_commit();
-    }
-    ck_assert_int_eq(most, 32);
-}
-END_TEST
-
 /* What is counted for a client is what it has. */
 START_TEST(use_is_counted)
 {
@@ -339,8 +269,6 @@ int main(void)
     tcase_add_test(t, class_before_all_else);
     tcase_add_test(t, who_has_most_blocks_gives_way);
     tcase_add_test(t, long_prompt_lets_others_begin);
-    tcase_add_test(t, rows_are_bounded_beside_a_small_request);
-    tcase_add_test(t, rows_are_free_between_floods);
     tcase_add_test(t, use_is_counted);
     suite_add_tcase(s, t);
     return run_suite(s);

@@ -80,7 +80,8 @@ START_TEST(served_least_goes_first)
 }
 END_TEST
 
-/* A newcomer starts at the least of the active ones: it does not get all that others had. */
+/* A newcomer starts just before the least of the active ones: it goes first, but does not get all
+ * that others had. */
 START_TEST(idleness_is_no_credit)
 {
     struct fair_client *a = join(1), *b;
@@ -93,10 +94,10 @@ START_TEST(idleness_is_no_credit)
     b3 = item(b, 3, 1);
     fair_queue_push(queue, &b2);
     fair_queue_push(queue, &b3);
-    ck_assert_uint_eq(next_order(), 1);
-    fair_queue_charge(queue, a, 1);
     ck_assert_uint_eq(next_order(), 2);
-    fair_queue_charge(queue, b, 2);
+    fair_queue_charge(queue, b, 1);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_queue_charge(queue, a, 2);
     ck_assert_uint_eq(next_order(), 3);
     fair_queue_leave(queue, a);
     fair_queue_leave(queue, b);

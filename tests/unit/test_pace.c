@@ -248,6 +248,29 @@ START_TEST(rows_alone_do_not_lift_the_bound)
 }
 END_TEST
 
+/* What decodes cost comes to be known beside prompts too, with a bound and without: from steps with
+ * hardly a row. */
+START_TEST(costs_are_learnt)
+{
+    static const double bounds[] = {0, 50e3};
+
+    for (int i = 0; i < 2; i++) {
+        struct pace p;
+
+        pace_init(&p, bounds[i], 2048);
+        pace_learn(&p, 0, 1000, 60e3);
+        for (int k = 0; k < 60; k++) {
+            pace_learn(&p, 1, 0, 200);
+            pace_learn(&p, 16, k % 4 == 0 ? 2 : 0, 1600 + (k % 4 == 0 ? 120 : 0));
+            pace_learn(&p, 16, 500, 1600 + 500 * 60);
+        }
+        ck_assert_double_eq_tol(step_cost_us(&p.cost, 1, 0), 200, 20);
+        ck_assert_double_eq_tol(step_cost_us(&p.cost, 16, 0), 1600, 160);
+        ck_assert_double_eq_tol(step_cost_us(&p.cost, 16, 100), 7600, 760);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pace");
@@ -265,6 +288,7 @@ int main(void)
     tcase_add_test(t, the_fewest_rows_are_not_for_ever);
     tcase_add_test(t, decodes_alone_leave_rows_alone);
     tcase_add_test(t, rows_alone_do_not_lift_the_bound);
+    tcase_add_test(t, costs_are_learnt);
     suite_add_tcase(suite, t);
     return run_suite(suite);
 }
