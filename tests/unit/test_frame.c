@@ -487,8 +487,8 @@ START_TEST(numbers_of_a_request_are_counted)
         m.ids = ids;
         m.n_ids = N + (size_t)over;
         ck_assert_int_eq(frame_buffer_put(&b, &m.base), 0);
-        ck_assert_int_eq(unpack_request(&u, &nvllm__v1__token_ids__descriptor, b.data + 4,
-                                        b.end - 4),
+        ck_assert_int_eq(unpack_request(&u, &nvllm__v1__token_ids__descriptor, b.data + 3,
+                                        b.end - 3),
                          over ? UNPACK_E_FIELDS : UNPACK_OK);
         unpacked_free(u);
         frame_buffer_deinit(&b);
