@@ -405,7 +405,15 @@ static struct sequence *next_waiting(struct core *c, const struct step *st, int3
                : NULL;
 }
 
-/* Of the n prefilling ones in scratch that can go on, the first whose client was served least. */
+/* Of two prompts: whose client does not stand back, then whose was served less. */
+static bool goes_first(const struct core *c, const struct sequence *a, const struct sequence *b)
+{
+    if (core_time_divides(c) && core_time_stands_back(c, a) != core_time_stands_back(c, b))
+        return core_time_stands_back(c, b);
+    return fair_client_time(a->request->client) < fair_client_time(b->request->client);
+}
+
+/* Of the n prefilling ones in scratch that can go on, the one that goes first. */
 static struct sequence *next_prefilling(const struct core *c, const struct step *st, int32_t n,
                                         int32_t klass)
 {
@@ -416,9 +424,7 @@ static struct sequence *next_prefilling(const struct core *c, const struct step 
 
         if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
             s->last_try != c->n_plans && s->last_step != st->batch.step &&
-            core_rows_left(c, s, false) > 0 &&
-            (!least ||
-             fair_client_time(s->request->client) < fair_client_time(least->request->client)))
+            core_rows_left(c, s, false) > 0 && (!least || goes_first(c, s, least)))
             least = s;
     }
     return least;
@@ -438,8 +444,7 @@ static int32_t plan_prompts(struct core *c, struct step *st, int32_t klass, int3
         struct sequence *s = next_prefilling(c, st, n_prefilling, klass);
         struct sequence *w = admits ? next_waiting(c, st, klass, *n_held) : NULL;
 
-        if (s && (!w || s->state != SEQ_PREFILL ||
-                  fair_client_time(s->request->client) <= fair_client_time(w->request->client))) {
+        if (s && (!w || s->state != SEQ_PREFILL || !goes_first(c, w, s))) {
             if (s->state == SEQ_PREFILL) /* did not yield its slot just now */
                 n += plan_chunk(c, st, s, budget - n);
             continue;
