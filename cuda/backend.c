@@ -43,7 +43,7 @@ struct backend {
     uint64_t block_bytes;
     uint64_t graph_bytes; /* that captures have taken */
     uint64_t n_submitted, n_waited;
-    uint32_t next_tag;  /* of messages of the resident kernel; 0: of memory that is clear */
+    uint32_t last_tag;  /* of messages of the resident kernel */
     int dead;           /* the errno that ended it */
     uint8_t *wants_top; /* [max_seqs] by sampler state */
 };
@@ -287,6 +287,8 @@ static int open_parts(struct backend *b, struct err *e)
                        "preparing attention", e);
     if (r == 0)
         forward_ready_resident(f);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_clear(f->launch, &f->resident), "clearing messages", e);
     if (r == 0)
         r = graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
     if (r == 0 && !b->options.eager)
@@ -407,22 +409,15 @@ static int enqueue_loads(struct backend *b, const struct step_view *v, const str
     return r;
 }
 
-/* Tags of a step. Where they would begin again, what bears old ones is cleared first. */
+/* Where tags begin again, what bears old ones is cleared first. */
 static int take_tags(struct backend *b, uint32_t *tag, struct err *e)
 {
-    const struct resident *r = &b->forward.resident;
-    const uint32_t n = resident_tags(model_config(b->model)->n_layers);
-    int code = 0;
+    const bool again = resident_take_tags(tag, &b->last_tag, model_config(b->model)->n_layers);
 
-    if (b->forward.resident_rows > 0 && b->next_tag > UINT32_MAX - n) {
-        code = cuda_check(cudaMemsetAsync(r->messages, 0, resident_message_bytes(r),
-                                          b->device.launch.stream),
-                          "clearing messages", e);
-        b->next_tag = 0;
-    }
-    *tag = b->next_tag + 1;
-    b->next_tag += n;
-    return code;
+    return again && b->forward.resident_rows > 0
+               ? cuda_check(resident_clear(&b->device.launch, &b->forward.resident),
+                            "clearing messages", e)
+               : 0;
 }
 
 static int enqueue_step(struct backend *b, const struct batch *batch, int slot, struct err *e)

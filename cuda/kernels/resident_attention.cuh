@@ -69,7 +69,7 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
     static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
 
     const struct resident &a = f.a;
-    const int lane = (int)threadIdx.x % WARP, shift = a.kv.block_shift;
+    const int lane = lane_of(f), shift = a.kv.block_shift;
     const uint16_t *base = a.kv.base + layer * a.kv.layer_stride +
                            ((int64_t)f.s.kv_head * HEAD_DIM << shift) +
                            (lane % 2 ? a.kv.v_offset : 0);
@@ -115,7 +115,7 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     static constexpr int LANES = HEAD_DIM / 4;
 
     const struct resident &a = f.a;
-    const int lane = (int)threadIdx.x % WARP, kv_head = f.s.kv_head, group = f.s.group;
+    const int lane = lane_of(f), kv_head = f.s.kv_head, group = f.s.group;
     const bool is_q = index < group, is_v = index == group + 1, there = lane < LANES;
     const int head =
         is_q ? kv_head * group + index : a.n_heads + (is_v ? a.kv.n_kv_heads : 0) + kv_head;
@@ -231,7 +231,8 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
 // Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
 // where the sequence has no other part, else this part of it.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void post_segment(const struct frame &f, const struct segment &g)
+static __device__ __forceinline__ void post_segment(const struct frame &f, int layer,
+                                                    const struct segment &g)
 {
     static constexpr int ENTRY = HEAD_DIM + 2, PAIRS = HEAD_DIM / 2;
 
@@ -240,9 +241,11 @@ static __device__ __forceinline__ void post_segment(const struct frame &f, const
     const bool alone = f.s.n_parts[g.seq] == 1;
 
 #pragma unroll 1
-    for (int i = (int)threadIdx.x; i < group * PAIRS; i += CONSUMERS * WARP) {
+    for (int i = (int)f.thread; i < group * PAIRS; i += CONSUMERS * WARP) {
         const int head = i / PAIRS, dim = i % PAIRS * 2;
         const float *from = f.scratch + head * part_length(HEAD_DIM);
+        uint4 *const eight = copy_of_lane(f, box_of_attn(f, layer)) +
+                             eight_at(g.seq, (kv_head * group + head) * HEAD_DIM + dim);
         float2 part[CONSUMERS], stats[CONSUMERS], o = {};
         float max = -1e30f, sum = 0.0f;
 
@@ -262,10 +265,8 @@ static __device__ __forceinline__ void post_segment(const struct frame &f, const
             o.x += part[j].x * shrink;
             o.y += part[j].y * shrink;
         }
-        if (alone) {
-            post_all(f.s.box.attn +
-                         ((int64_t)g.seq * f.a.n_heads + kv_head * group + head) * PAIRS + dim / 2,
-                     bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)), f.tag, f.s.apart);
+        if (alone) { /* a head is a whole number of warps' pairs */
+            post_eight(eight, eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum))));
             continue;
         }
         message *to =
@@ -283,7 +284,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     static constexpr int EACH = 256 / HEAD_DIM;
     static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
 
-    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int warp = warp_of(f), lane = lane_of(f);
     const int row = lane / 4, quarter = lane % 4, group = f.s.group;
     const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
@@ -330,23 +331,26 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
                     make_float4(s.o[i][j], s.o[i + 1][j], s.o[i + 2][j], s.o[i + 3][j]);
     }
     meet(ALL_CONSUMERS);
-    post_segment<HEAD_DIM>(f, g);
+    post_segment<HEAD_DIM>(f, layer, g);
     meet(ALL_CONSUMERS);
 }
 
 // Sixteen dimensions of a head, joined from all parts of the sequence by one warp: four parts at
 // once, two dimensions a lane.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void join_item(const struct frame &f, int seq, int head,
-                                                 int piece)
+static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,
+                                                 int head, int piece)
 {
     static constexpr int ENTRY = HEAD_DIM + 2, BATCH = 4;
 
-    const int lane = (int)threadIdx.x % WARP, n = f.s.n_parts[seq];
+    const int lane = lane_of(f), n = f.s.n_parts[seq];
     const int n_kv = f.a.kv.n_kv_heads, group = f.s.group, kv_head = f.s.kv_head;
     const int stride = n_kv * group * ENTRY;
     const message *from =
         f.s.box.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
+    uint4 *const to =
+        copy_of_lane(f, box_of_attn(f, layer)) +
+        eight_at(seq, (kv_head * group + head) * HEAD_DIM + piece * 16 + lane % 8 * 2);
     float max = -1e30f, sum = 0.0f;
     float2 o = {};
     auto add = [&](float other_max, float other_sum, float2 other) {
@@ -387,11 +391,9 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int seq,
         add(other_max, other_sum,
             make_float2(__shfl_xor_sync(ALL_LANES, o.x, i), __shfl_xor_sync(ALL_LANES, o.y, i)));
     }
+    const uint4 eight = eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)));
     if (lane < 8)
-        post_all(f.s.box.attn +
-                     ((int64_t)seq * f.a.n_heads + kv_head * group + head) * (HEAD_DIM / 2) +
-                     piece * 8 + lane,
-                 bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)), f.tag, f.s.apart);
+        post_eight(to, eight);
 }
 
 // The consumers' side of both phases.
@@ -399,7 +401,7 @@ template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct 
 {
     static constexpr int N = HEAD_DIM / 16; // pieces of a head
 
-    const int warp = (int)threadIdx.x / WARP, n = f.s.n_groups, items = f.m * f.s.group * N;
+    const int warp = warp_of(f), n = f.s.n_groups, items = f.m * f.s.group * N;
 
 #pragma unroll 1
     for (int i = 0; i < f.s.n_segments; i++)
@@ -412,7 +414,7 @@ template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct 
         const int seq = f.m == 1 ? 0 : i / (f.s.group * N);
 
         if (f.s.n_parts[seq] > 1)
-            join_item<HEAD_DIM>(f, seq, i / N - seq * f.s.group, i % N);
+            join_item<HEAD_DIM>(f, layer, seq, i / N - seq * f.s.group, i % N);
     }
 }
 

@@ -4,6 +4,8 @@
 #define resident_run           resident_profile_run
 #define resident_init          resident_profile_init
 #define resident_compiled      resident_profile_compiled
+#define resident_clear         resident_profile_clear
 #define resident_supports      resident_profile_supports
 #define resident_message_bytes resident_profile_message_bytes
+#define resident_blank_bytes   resident_profile_blank_bytes
 #include "cuda/kernels/resident.cu"

@@ -197,7 +197,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
 
     for (int i = 0; i < RIG_ROWS; i++)
         longest = max_len[i] > longest ? max_len[i] : longest;
-    *r = (struct rig){.config = *c, .block_len = block_len, .tag = 1};
+    *r = (struct rig){.config = *c, .block_len = block_len};
     must(device_open(&r->device, 0, &e) == 0);
     r->limits = (struct step_limits){.max_tokens = RIG_ROWS,
                                      .max_seqs = RIG_ROWS,
@@ -218,6 +218,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
     forward_plan_resident(f, &r->config, r->device.launch.n_sms, f->kv.block_shift);
     f->resident.messages = take(r, resident_message_bytes(&f->resident));
     forward_ready_resident(f);
+    cuda_must(resident_clear(f->launch, &f->resident));
     cuda_must(resident_init());
     r->step = take(r, step_max_bytes(&r->limits));
     cuda_must(cudaHostAlloc((void **)&r->pinned, step_max_bytes(&r->limits), 0));
@@ -237,8 +238,10 @@ void rig_deinit(struct rig *r)
 
 void rig_renew(struct rig *r)
 {
-    ((struct step_counts *)(void *)r->pinned)->tag = r->tag;
-    r->tag += resident_tags(r->config.n_layers);
+    struct step_counts *counts = (struct step_counts *)(void *)r->pinned;
+
+    if (resident_take_tags(&counts->tag, &r->last_tag, r->config.n_layers))
+        cuda_must(resident_clear(&r->device.launch, &r->forward.resident));
     cuda_must(cudaMemcpyAsync(r->step, r->pinned, sizeof(struct step_counts),
                               cudaMemcpyHostToDevice, r->device.launch.stream));
 }

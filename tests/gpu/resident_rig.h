@@ -19,7 +19,7 @@ struct rig {
     struct step_limits limits;
     int block_len, n_blocks;
     int64_t block_elements;
-    uint32_t tag;         /* of the next step */
+    uint32_t last_tag;    /* that a step took */
     char *step, *pinned;  /* its metadata */
     int32_t *block_table; /* [RIG_ROWS, max_blocks] */
     int n_held[RIG_ROWS]; /* blocks of a sequence */

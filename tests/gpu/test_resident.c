@@ -1,11 +1,14 @@
 /* test_resident.c - the resident kernel against the chain of kernels that it stands for, each of
  * which has a twin of its own: logits and stored keys and values, for odd shapes, any number of
- * rows and mixed lengths. What nothing has written is NaN. */
+ * rows and mixed lengths. What nothing has written is NaN.
+ *
+ *   test_resident [lost]        lost: what becomes of a step whose messages are lost */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/gpu/resident_rig.h"
 
@@ -115,6 +118,23 @@ static double logits_error(const struct rig *r, const struct outcome *got,
     return sqrt(difference / norm);
 }
 
+/* Whether all eights are blank but those of the LM head's x. */
+static bool boxes_are_blank(const struct rig *r)
+{
+    const struct resident *k = &r->forward.resident;
+    const size_t part = resident_message_bytes(k) / RESIDENT_COPIES, n = resident_blank_bytes(k);
+    unsigned char *seen = malloc(n);
+    bool blank = true;
+
+    for (int i = 0; i < RESIDENT_COPIES; i++) {
+        cuda_must(cudaMemcpy(seen, (const char *)k->messages + (size_t)i * part, n,
+                             cudaMemcpyDeviceToHost));
+        blank &= seen[0] == 0xff && memcmp(seen, seen + 1, n - 1) == 0;
+    }
+    free(seen);
+    return blank;
+}
+
 /* keys: the pool with no key unwritten. */
 static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, int n,
                        bool skip_first)
@@ -138,6 +158,7 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
         cuda_must(cudaMemcpy(r->forward.kv.base, before, pool_bytes, cudaMemcpyHostToDevice));
         rig_renew(r);
         o = outcome_of(r, &v, n, n_rows, true);
+        ck_assert(boxes_are_blank(r));
         logits = logits_error(r, &o, &chain, n_rows);
         stored = stored_error(r, &o, &chain, before, n);
         if (i == 0)
@@ -246,6 +267,194 @@ START_TEST(large_model_follows_chain)
 }
 END_TEST
 
+static const int mixed_lengths[RIG_ROWS] = {513, 1,  1200, 16, 17,  1, 100, 64,
+                                            15,  33, 32,   2,  250, 7, 1,   48};
+
+/* Logits of steps of 1 .. 16 rows, each run alone in messages that hold nothing. Tokens are drawn
+ * anew by each rig_step(), so from the same seed. */
+static float *logits_of(struct rig *r, int n, bool fresh)
+{
+    const size_t size = (size_t)n * (size_t)r->forward.sampler.logits_stride;
+    float *logits = malloc(size * sizeof(float));
+    struct step_view v;
+
+    if (fresh)
+        cuda_must(resident_clear(&r->device.launch, &r->forward.resident));
+    random_seed((uint32_t)n);
+    v = rig_step(r, mixed_lengths, n, false);
+    cuda_must(cudaMemset(r->forward.logits, 0xff, size * sizeof(float)));
+    cuda_must(cudaMemset(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t)));
+    cuda_must(cudaDeviceSynchronize());
+    rig_run(r, &v, n, n, true);
+    cuda_must(cudaStreamSynchronize(r->device.launch.stream));
+    cuda_must(cudaMemcpy(logits, r->forward.logits, size * sizeof(float), cudaMemcpyDeviceToHost));
+    return logits;
+}
+
+static void check_many_steps(int n_layers)
+{
+    struct model_config c = small;
+    float *expected[RIG_ROWS];
+    struct rig r;
+
+    c.n_layers = n_layers;
+    rig_init(&r, &c, false, 16, mixed_lengths);
+    for (int i = 0; i < RIG_ROWS; i++)
+        expected[i] = logits_of(&r, i + 1, true);
+    for (int i = 0; i < 300; i++) {
+        const int n = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
+        float *got = logits_of(&r, n, false);
+
+        ck_assert(memcmp(got, expected[n - 1],
+                         (size_t)n * (size_t)r.forward.sampler.logits_stride * sizeof(float)) == 0);
+        ck_assert(i % 10 > 0 || boxes_are_blank(&r));
+        free(got);
+    }
+    for (int i = 0; i < RIG_ROWS; i++)
+        free(expected[i]);
+    rig_deinit(&r);
+}
+
+/* What a step leaves does not show in the next, of more rows or fewer, bit by bit; boxes are used
+ * in turn, so with one layer, with as many as turns, and with others. */
+START_TEST(steps_in_a_row_are_as_alone)
+{
+    for (int n_layers = 1; n_layers <= 5; n_layers++)
+        check_many_steps(n_layers);
+}
+END_TEST
+
+/* A graph that is launched again and again, with nothing but the tags renewed, gives the same. */
+START_TEST(replayed_steps_are_the_same)
+{
+    struct model_config c = small;
+    cudaGraphExec_t exec;
+    cudaGraph_t graph;
+    struct rig r;
+
+    c.n_layers = 4;
+    rig_init(&r, &c, false, 16, mixed_lengths);
+    for (int n = 1; n <= RIG_ROWS; n += 5) {
+        const size_t bytes = (size_t)n * (size_t)r.forward.sampler.logits_stride * sizeof(float);
+        const cudaStream_t stream = r.device.launch.stream;
+        float *expected = logits_of(&r, n, true), *got = malloc(bytes);
+        struct step_view v;
+
+        random_seed((uint32_t)n);
+        v = rig_step(&r, mixed_lengths, n, false);
+        cuda_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        cuda_must(cudaMemsetAsync(r.forward.sampler.sampled, 0, sizeof(int32_t), stream));
+        rig_run(&r, &v, n, n, true);
+        cuda_must(cudaStreamEndCapture(stream, &graph));
+        cuda_must(cudaGraphInstantiate(&exec, graph, 0));
+        for (int i = 0; i < 50; i++) {
+            rig_renew(&r);
+            cuda_must(cudaGraphLaunch(exec, stream));
+            cuda_must(cudaStreamSynchronize(stream));
+        }
+        cuda_must(cudaMemcpy(got, r.forward.logits, bytes, cudaMemcpyDeviceToHost));
+        ck_assert(memcmp(got, expected, bytes) == 0);
+        cuda_must(cudaGraphExecDestroy(exec));
+        cuda_must(cudaGraphDestroy(graph));
+        free(expected);
+        free(got);
+    }
+    rig_deinit(&r);
+}
+END_TEST
+
+/* Where tags end they begin again in clear messages, and no step is different. */
+START_TEST(steps_are_the_same_where_tags_begin_again)
+{
+    struct model_config c = small;
+    struct rig r;
+    float *expected;
+    uint32_t last;
+    int again = 0;
+
+    c.n_layers = 3;
+    rig_init(&r, &c, false, 16, mixed_lengths);
+    expected = logits_of(&r, 3, true);
+    r.last_tag = UINT32_MAX - 20;
+    for (int i = 0; i < 12; i++) {
+        float *got;
+
+        last = r.last_tag;
+        got = logits_of(&r, 3, false);
+        again += r.last_tag < last;
+        ck_assert_uint_ne(r.last_tag, UINT32_MAX);
+        ck_assert(memcmp(got, expected,
+                         3 * (size_t)r.forward.sampler.logits_stride * sizeof(float)) == 0);
+        free(got);
+    }
+    ck_assert_int_eq(again, 1);
+    free(expected);
+    rig_deinit(&r);
+}
+END_TEST
+
+/* A row of which an input is no number ends as none, also where its bits are all ones as those of
+ * what is not there yet; the rows beside it do not notice. */
+START_TEST(no_number_stays_in_its_row)
+{
+    static const uint16_t bits[] = {0xffff, 0x7fff, 0x7f81, 0x7f80, 0xff80};
+    struct model_config c = small;
+    struct rig r;
+
+    c.n_layers = 3;
+    rig_init(&r, &c, false, 16, mixed_lengths);
+    for (size_t i = 0; i < sizeof(bits) / sizeof(*bits); i++) {
+        const int64_t stride = r.forward.sampler.logits_stride;
+        const size_t dim = (size_t)c.hidden_dim;
+        float *expected = logits_of(&r, 3, true), *got;
+        uint16_t *embed = (uint16_t *)(uintptr_t)r.weights.embed + (size_t)r.tokens[2] * dim;
+        uint16_t *old = malloc(dim * 2), *none = malloc(dim * 2);
+
+        for (size_t j = 0; j < dim; j++)
+            none[j] = bits[i];
+        cuda_must(cudaMemcpy(old, embed, dim * 2, cudaMemcpyDeviceToHost));
+        cuda_must(cudaMemcpy(embed, none, dim * 2, cudaMemcpyHostToDevice));
+        got = logits_of(&r, 3, false);
+        cuda_must(cudaMemcpy(embed, old, dim * 2, cudaMemcpyHostToDevice));
+        ck_assert(memcmp(got, expected, 2 * (size_t)stride * sizeof(float)) == 0);
+        for (int j = 0; j < c.vocab_size; j++)
+            ck_assert(isnan(got[2 * stride + j]));
+        ck_assert(boxes_are_blank(&r));
+        free(expected);
+        free(got);
+        free(old);
+        free(none);
+    }
+    rig_deinit(&r);
+}
+END_TEST
+
+/* One eight that an earlier layer left is taken for this one's: what the tests above would see. */
+START_TEST(stale_eights_are_seen)
+{
+    struct model_config c = small;
+    const struct resident *k;
+    float *expected, *got;
+    size_t at, part;
+    struct rig r;
+
+    c.n_layers = 4;
+    rig_init(&r, &c, false, 16, mixed_lengths);
+    k = &r.forward.resident;
+    part = resident_message_bytes(k) / RESIDENT_COPIES;
+    expected = logits_of(&r, 1, true);
+    at = resident_blank_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a piece */
+    for (int i = 0; i < RESIDENT_COPIES; i++)
+        cuda_must(cudaMemset((char *)k->messages + (size_t)i * part + at, 0x3f, 16));
+    ck_assert(!boxes_are_blank(&r));
+    got = logits_of(&r, 1, false);
+    ck_assert(memcmp(got, expected, (size_t)c.vocab_size * sizeof(float)) != 0);
+    free(expected);
+    free(got);
+    rig_deinit(&r);
+}
+END_TEST
+
 /* A shape that the kernel is not made for is left to the chain. */
 START_TEST(unfit_shapes_are_refused)
 {
@@ -268,8 +477,48 @@ START_TEST(unfit_shapes_are_refused)
 }
 END_TEST
 
-int main(void)
+/* Messages that are lost end the step with an error, within a time: they are wiped out again and
+ * again by the copy engine while steps run. Afterwards the process has no device any more, so this
+ * is a program of its own. */
+static int lose_messages(void)
 {
+    const double most_s = 30.0;
+    struct timespec begin, now;
+    cudaError_t e = cudaErrorNotReady;
+    double seconds = 0.0;
+    cudaStream_t other;
+    struct step_view v;
+    size_t bytes;
+    struct rig r;
+    void *none;
+
+    rig_init(&r, &small, false, 16, mixed_lengths);
+    bytes = resident_message_bytes(&r.forward.resident);
+    cuda_must(cudaHostAlloc(&none, bytes, 0));
+    memset(none, 0xff, bytes);
+    cuda_must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    v = rig_step(&r, mixed_lengths, 2, false);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    while ((e == cudaErrorNotReady || e == cudaSuccess) && seconds < most_s) {
+        if (e == cudaSuccess) {
+            rig_renew(&r);
+            rig_run(&r, &v, 2, 2, true);
+        }
+        (void)cudaMemcpyAsync(r.forward.resident.messages, none, bytes, cudaMemcpyHostToDevice,
+                              other);
+        (void)cudaStreamSynchronize(other);
+        e = cudaStreamQuery(r.device.launch.stream);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        seconds = (double)(now.tv_sec - begin.tv_sec) + (double)(now.tv_nsec - begin.tv_nsec) / 1e9;
+    }
+    printf("lost: %s after %.1f s\n", cudaGetErrorName(e), seconds);
+    return e == cudaErrorIllegalAddress ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "lost") == 0)
+        return lose_messages();
     Suite *suite = suite_create("resident");
     TCase *t = tcase_create("resident");
     SRunner *runner = srunner_create(suite);
@@ -280,6 +529,11 @@ int main(void)
     tcase_add_test(t, biases_and_short_heads_follow_chain);
     tcase_add_test(t, small_model_follows_chain);
     tcase_add_test(t, large_model_follows_chain);
+    tcase_add_test(t, steps_in_a_row_are_as_alone);
+    tcase_add_test(t, replayed_steps_are_the_same);
+    tcase_add_test(t, steps_are_the_same_where_tags_begin_again);
+    tcase_add_test(t, no_number_stays_in_its_row);
+    tcase_add_test(t, stale_eights_are_seen);
     tcase_add_test(t, unfit_shapes_are_refused);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
