@@ -7,17 +7,23 @@
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    INVARIANT_KEYS = 256, /* of a split; twice that at least where there would be more than three */
-    TURN = 16,            /* keys that are not divided between blocks of threads */
-    RUN_KEYS = 256,       /* of a block's share, at least, for runs to be worth their many ends */
-    SCRAP = 16,           /* pieces under this part of a block's share go with their neighbours */
-    LONG_PIECE = 2048,    /* keys; above it pieces are cut finer than one wave of blocks needs */
+    TURN = 16,             /* keys that are not divided between blocks of threads */
+    RUN_KEYS = 256,        /* of a block's share, at least, for runs to be worth their many ends */
+    SCRAP = 16,            /* pieces under this part of a block's share go with their neighbours */
+    LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
 };
 
 static int ceil_div(int a, int b)
 {
     return (a + b - 1) / b;
+}
+
+/* Keys of a piece, at least, where a sequence's own length alone cuts it: one that is alone has
+ * each of its pieces in another block and waits for the longest, of many each piece costs. */
+static int invariant_keys(int kv_len)
+{
+    return kv_len <= 576 ? 64 : kv_len <= 768 ? 128 : 512;
 }
 
 int step_max_items(const struct step_limits *l, int n_decodes)
@@ -99,7 +105,7 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
     int64_t length = (total + l->target_items - 1) / l->target_items;
 
     if (l->invariant) {
-        const int least = kv_len > 3 * INVARIANT_KEYS ? 2 * INVARIANT_KEYS : INVARIANT_KEYS;
+        const int least = invariant_keys(kv_len);
 
         length = ceil_div(kv_len, INVARIANT_SPLITS);
         length = length < least ? least : length;
@@ -151,7 +157,8 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
                                              .begin = turn * TURN,
                                              .end = turn + take < n_turns ? (turn + take) * TURN
                                                                           : b->kv_len[i],
-                                             .split = (int16_t)n_splits,
+                                             .split = (uint8_t)n_splits,
+                                             .turns = (uint16_t)take,
                                              .partial = n_partial,
                                              .table = table_start[i],
                                              .kv_len = b->kv_len[i]};
@@ -160,30 +167,44 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             left -= take;
         }
         for (int j = 0; j < n_splits; j++)
-            items[at[j]].n_splits = (int16_t)n_splits;
+            items[at[j]].n_splits = (uint8_t)n_splits;
         n_partial += n_splits;
     }
     return n_runs;
 }
 
-/* Cuts the decodes' keys into pieces; returns how many. Long pieces come first: a block that begins
- * late and has much to do would keep all others waiting. */
+/* Pieces that a block of threads takes one after another where a sequence's own length alone cuts
+ * it: as many as leave no block without any. */
+static int together(const struct step_limits *l, const struct batch *b)
+{
+    int n = 0;
+
+    for (int i = 0; i < b->n_decodes; i++)
+        n += ceil_div(b->kv_len[i], piece_length(l, 0, b->kv_len[i]));
+    n = ceil_div(n, l->target_items);
+    return n < INVARIANT_SPLITS ? n : INVARIANT_SPLITS;
+}
+
+/* Cuts the decodes' keys into pieces; returns how many items. Long items come first: a block that
+ * begins late and has much to do would keep all others waiting. */
 static int plan_pieces(struct attn_item *items, const int32_t *table_start,
                        const struct step_limits *l, const struct batch *b)
 {
     int at[SIZE_CLASSES + 1] = {0};
     int64_t total = 0;
-    int n_partial = 0, longest = 1;
+    int n_partial = 0, longest = 1, n_together = 1;
 
     for (int i = 0; i < b->n_decodes; i++)
         total += b->kv_len[i];
+    if (l->invariant)
+        n_together = together(l, b);
     for (int i = 0; i < b->n_decodes; i++) {
-        const int length = piece_length(l, total, b->kv_len[i]);
+        const int length = piece_length(l, total, b->kv_len[i]) * n_together;
 
         longest = length > longest ? length : longest;
     }
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len);
+        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len) * n_together;
         const int n_whole = kv_len / length;
 
         at[size_class(length, longest) + 1] += n_whole;
@@ -194,19 +215,20 @@ static int plan_pieces(struct attn_item *items, const int32_t *table_start,
         at[i] += at[i - 1]; /* where class i begins */
     must(at[SIZE_CLASSES] <= step_max_items(l, b->n_decodes));
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len);
-        const int n_splits = ceil_div(kv_len, length);
+        const int kv_len = b->kv_len[i], piece = piece_length(l, total, kv_len);
+        const int n_splits = ceil_div(kv_len, piece), length = piece * n_together;
 
         must(n_splits <= ATTN_MAX_SPLITS);
-        for (int j = 0; j < n_splits; j++) {
-            const int begin = j * length, end = begin + length < kv_len ? begin + length : kv_len;
+        for (int begin = 0; begin < kv_len; begin += length) {
+            const int end = begin + length < kv_len ? begin + length : kv_len;
 
             items[at[size_class(end - begin, longest)]++] =
                 (struct attn_item){.seq = i,
                                    .begin = begin,
                                    .end = end,
-                                   .split = (int16_t)j,
-                                   .n_splits = (int16_t)n_splits,
+                                   .split = (uint8_t)(begin / piece),
+                                   .n_splits = (uint8_t)n_splits,
+                                   .turns = (uint16_t)ceil_div(piece, TURN),
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = kv_len};

@@ -197,14 +197,76 @@ put_newest(struct keys<HEAD_DIM> &x, const struct row<HEAD_DIM> &row, int last, 
                 x.v[i][j] = row.v[j * 8 + group];
 }
 
-/* What this thread knows to be written is seen by whoever takes a later ticket. */
-static __device__ __forceinline__ int take_ticket(int32_t *ticket)
+/* What the warps make of a piece. */
+template <int HEAD_DIM> struct results {
+    float o[WARPS][ATTN_GROUP][HEAD_DIM];
+    float max[WARPS][ATTN_GROUP], sum[WARPS][ATTN_GROUP];
+};
+
+template <int HEAD_DIM>
+static __device__ __forceinline__ void put_result(struct results<HEAD_DIM> &to,
+                                                  struct running<HEAD_DIM> &s, int n_heads)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int group = lane / 4, quarter = lane % 4;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int head = quarter * 2 + i;
+
+        for (int k = 4; k < WARP; k *= 2)
+            s.sum[i] += __shfl_xor_sync(ALL_LANES, s.sum[i], k);
+        if (group == 0) {
+            to.max[warp][head] = s.max[i];
+            to.sum[warp][head] = s.sum[i];
+        }
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 16; j++)
+            if (head < n_heads)
+                *(float2 *)&to.o[warp][head][j / 4 * 64 + group * 8 + j % 4 * 2] =
+                    make_float2(s.o[j][i], s.o[j][2 + i]);
+    }
+}
+
+/* The warps' results as one: to out, or where it is but a part to partial, [heads, HEAD_DIM + 2].
+ */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void fold_warps(uint16_t *out, float *partial,
+                                                  const struct results<HEAD_DIM> &from, int n_heads)
+{
+    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
+        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
+        float max = from.max[0][head], sum = 0.0f, o = 0.0f;
+
+        for (int j = 1; j < WARPS; j++)
+            max = fmaxf(max, from.max[j][head]);
+        for (int j = 0; j < WARPS; j++) {
+            const float shrink = exp2f(from.max[j][head] - max);
+
+            sum += from.sum[j][head] * shrink;
+            o += from.o[j][head][dim] * shrink;
+        }
+        if (!partial) {
+            out[i] = bf16_bits(o / sum);
+            continue;
+        }
+        float *to = partial + head * (HEAD_DIM + 2);
+        to[dim] = o;
+        if (dim == 0) {
+            to[HEAD_DIM] = max;
+            to[HEAD_DIM + 1] = sum;
+        }
+    }
+}
+
+/* What this thread knows to be written is seen by whoever takes later tickets. */
+static __device__ __forceinline__ int take_tickets(int32_t *tickets, int n)
 {
     int before;
 
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                  : "=r"(before)
-                 : "l"(ticket)
+                 : "l"(tickets), "r"(n)
                  : "memory");
     return before;
 }
@@ -264,11 +326,10 @@ template <int HEAD_DIM, int AHEAD>
 static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
                                 int head_group)
 {
-    __shared__ float outs[WARPS][ATTN_GROUP][HEAD_DIM];
-    __shared__ float maxes[WARPS][ATTN_GROUP], sums[WARPS][ATTN_GROUP];
+    __shared__ struct results<HEAD_DIM> results;
     __shared__ struct row<HEAD_DIM> row;
     __shared__ int is_last;
-    static constexpr int ENTRY = HEAD_DIM + 2;
+    static constexpr int ENTRY = HEAD_DIM + 2, STRIDE = WARPS * KEYS;
 
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
     const int group = lane / 4, quarter = lane % 4;
@@ -281,21 +342,18 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
     const int32_t *table = d.tables + item.table;
     uint16_t *pool =
         d.kv.base + d.a.layer * d.kv.layer_stride + (int64_t)kv_head * block_len * HEAD_DIM;
+    uint16_t *out = d.a.out + ((int64_t)item.seq * d.a.n_heads + first_head) * HEAD_DIM;
+    const int64_t entries = (int64_t)d.kv.n_kv_heads * d.n_groups * ATTN_GROUP;
+    float *partial = d.partial + (item.partial * entries + head_group * ATTN_GROUP) * ENTRY;
     struct keys<HEAD_DIM> x[AHEAD];
-    struct running<HEAD_DIM> s = {
-        {
-            -1e30f, -1e30f
-        }
-    };
     uint4 q[HEAD_DIM / 32];
 
-    static constexpr int STRIDE = WARPS * KEYS;
     auto place = [&](int key) {
         const int64_t block = __ldcg(table + (min(key, n_old) >> d.kv.block_shift));
 
         return pool + block * d.kv.block_stride + (key & (block_len - 1)) * HEAD_DIM;
     };
-    int key = item.begin + warp * KEYS;
+    int key = item.begin + warp * KEYS, split = item.split;
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
         if (key + i * STRIDE < n_old)
@@ -306,81 +364,56 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++)
         q[j] = row.q[group][j * 4 + quarter];
-    while (key < item.end) {
+    for (int end = item.begin;; split++) {
+        struct running<HEAD_DIM> s = {
+            {
+                -1e30f, -1e30f
+            }
+        };
+
+        end = min(end + item.turns * KEYS, item.end);
+        while (key < end) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++, key += STRIDE) {
-            const int last = item.end - 1 - key, later = key + AHEAD * STRIDE;
-            const uint16_t *const from = place(later); /* known when this turn is over */
+            for (int i = 0; i < AHEAD; i++, key += STRIDE) {
+                const int last = item.end - 1 - key, later = key + AHEAD * STRIDE;
+                const uint16_t *const from = place(later); /* known when this turn is over */
 
-            if (i > 0 && last < 0)
-                break;
-            if (newest && last < KEYS)
-                put_newest(x[i], row, last, lane);
-            attend(s, q, x[i], last, lane, d.scale_log2);
-            if (later < n_old)
-                load(x[i], from, d.kv.v_offset, lane);
+                if (i > 0 && key >= end)
+                    break;
+                if (newest && last < KEYS)
+                    put_newest(x[i], row, last, lane);
+                attend(s, q, x[i], last, lane, d.scale_log2);
+                if (later < n_old)
+                    load(x[i], from, d.kv.v_offset, lane);
+            }
         }
-    }
+        put_result(results, s, n_heads);
+        __syncthreads();
+        fold_warps(out, item.n_splits == 1 ? nullptr : partial + split * entries * ENTRY, results,
+                   n_heads);
+        if (end == item.end)
+            break;
+        __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int head = quarter * 2 + i;
-
-        for (int k = 4; k < WARP; k *= 2)
-            s.sum[i] += __shfl_xor_sync(ALL_LANES, s.sum[i], k);
-        if (group == 0) {
-            maxes[warp][head] = s.max[i];
-            sums[warp][head] = s.sum[i];
-        }
-#pragma unroll
-        for (int j = 0; j < HEAD_DIM / 16; j++)
-            if (head < n_heads)
-                *(float2 *)&outs[warp][head][j / 4 * 64 + group * 8 + j % 4 * 2] =
-                    make_float2(s.o[j][i], s.o[j][2 + i]);
-    }
-    __syncthreads();
-
-    uint16_t *out = d.a.out + ((int64_t)item.seq * d.a.n_heads + first_head) * HEAD_DIM;
-    const int64_t entries = (int64_t)d.kv.n_kv_heads * d.n_groups * ATTN_GROUP;
-    const int64_t entry = (int64_t)head_group * ATTN_GROUP;
-    for (int i = (int)threadIdx.x; i < n_heads * HEAD_DIM; i += WARPS * WARP) {
-        const int head = i / HEAD_DIM, dim = i % HEAD_DIM;
-        float max = maxes[0][head], sum = 0.0f, o = 0.0f;
-
-        for (int j = 1; j < WARPS; j++)
-            max = fmaxf(max, maxes[j][head]);
-        for (int j = 0; j < WARPS; j++) {
-            const float shrink = exp2f(maxes[j][head] - max);
-
-            sum += sums[j][head] * shrink;
-            o += outs[j][head][dim] * shrink;
-        }
-        if (item.n_splits == 1) {
-            out[i] = bf16_bits(o / sum);
-            continue;
-        }
-        float *to =
-            d.partial + ((int64_t)(item.partial + item.split) * entries + entry + head) * ENTRY;
-        to[dim] = o;
-        if (dim == 0) {
-            to[HEAD_DIM] = max;
-            to[HEAD_DIM + 1] = sum;
-        }
+        for (int i = 0; AHEAD > 1 && i < AHEAD; i++) /* those on their way may lie elsewhere in x */
+            if (key + i * STRIDE < n_old)
+                load(x[i], place(key + i * STRIDE), d.kv.v_offset, lane);
     }
     if (item.n_splits == 1)
         return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        int32_t *ticket = d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
+        int32_t *tickets =
+            d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
+        const int n = split + 1 - item.split;
 
-        is_last = take_ticket(ticket) == item.n_splits - 1;
+        is_last = n == item.n_splits || take_tickets(tickets, n) + n == item.n_splits;
         if (is_last)
-            *ticket = 0;
+            *tickets = 0;
     }
     __syncthreads();
-    if (!is_last)
-        return;
-    const float *from = d.partial + ((int64_t)item.partial * entries + entry) * ENTRY;
-    join_splits<HEAD_DIM>(out, from, entries * ENTRY, n_heads, item.n_splits);
+    if (is_last)
+        join_splits<HEAD_DIM>(out, partial, entries * ENTRY, n_heads, item.n_splits);
 }
 
 template <int HEAD_DIM, int AHEAD>
@@ -396,8 +429,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
         const struct attn_item item = {.seq = a.x,
                                        .begin = a.y,
                                        .end = a.z,
-                                       .split = (int16_t)a.w,
-                                       .n_splits = (int16_t)(a.w >> 16),
+                                       .split = (uint8_t)a.w,
+                                       .n_splits = (uint8_t)(a.w >> 8),
+                                       .turns = (uint16_t)(a.w >> 16),
                                        .partial = b.x,
                                        .table = b.y,
                                        .kv_len = b.z,

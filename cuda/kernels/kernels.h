@@ -34,12 +34,14 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* One piece of one decoding sequence's keys. The first n_items of a step are where blocks of
- * threads begin; each goes on with those behind. */
+/* One piece of one decoding sequence's keys, or several behind one another, which give the same as
+ * if each were an item. The first n_items of a step are where blocks of threads begin; next is how
+ * they go on. */
 struct attn_item {
     int32_t seq;             /* also its row */
     int32_t begin, end;      /* multiples of 16 but for the sequence's end */
-    int16_t split, n_splits; /* this piece is number split of n_splits */
+    uint8_t split, n_splits; /* the first piece is number split of n_splits */
+    uint16_t turns;          /* of a piece: so many times 16 keys, but for the sequence's last */
     int32_t partial;         /* where the sequence's partial results begin, in items */
     int32_t table;           /* where its block table begins in tables */
     int32_t kv_len;          /* key kv_len - 1 is written by this step */

@@ -285,9 +285,10 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
                          *a);
 }
 
-/* The widest matrices take four tiles a block, so that x is read a quarter as often; others one, so
- * that every multiprocessor has a block. Where that is only one each, it has more loads in flight
- * for itself; where there are more, all of them must be resident at once. */
+/* The widest matrices take four tiles a block, so that x is read a quarter as often, those of
+ * middle width two: then all blocks are resident at once, and some are beside the kernel before.
+ * Others take one, so that every multiprocessor has a block, with all weights of a warp in flight
+ * where registers hold them. */
 template <int HALVES, int OUT>
 static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
@@ -298,9 +299,12 @@ static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
     } else {
         if (a->s.n >= l->n_sms * COLS * 4 * 4)
             return run<HALVES, 4, 2, OUT>(l, a);
-        if (a->s.n <= l->n_sms * COLS * 2)
-            return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
-        return run<HALVES, 1, 4, OUT>(l, a);
+        if (a->s.n > l->n_sms * COLS * 2)
+            return run<HALVES, 2, 4, OUT>(l, a);
+        if constexpr (HALVES == 1)
+            if (!a->s.x_f32 && a->n_pieces > WARPS * 8)
+                return run<HALVES, 1, 12, OUT>(l, a);
+        return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
     }
 }
 

@@ -22,6 +22,7 @@ struct scene {
     bool invariant;
     int n_splits; /* of prefill tiles */
     bool bare;    /* decodes' heads are rotated, but not normed */
+    int n_items;  /* that the plan of decodes aims at; 0: 40 */
 };
 
 static struct device device;
@@ -160,7 +161,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
                                        .max_seqs = MAX_SEQS,
                                        .max_blocks = p->max_blocks,
                                        .block_len = 1 << s->block_shift,
-                                       .target_items = 40,
+                                       .target_items = s->n_items ? s->n_items : 40,
                                        .invariant = s->invariant};
     const struct batch b = {.step = 1,
                             .n_tokens = r->n_tokens,
@@ -315,7 +316,7 @@ static void check_scene(const struct scene *s)
 static int check_run(const struct attn_item *items, int first, int n_first, int n_items,
                      const int32_t *kv_len, int *covered, int *pieces)
 {
-    int n = 0, turns = 0;
+    int n = 0, turns = 0, n_pieces;
 
     for (int at = first; n == 0 || at > 0; at = items[at].next, n++) {
         const struct attn_item *i = &items[at];
@@ -325,10 +326,12 @@ static int check_run(const struct attn_item *items, int first, int n_first, int 
         ck_assert(i->begin >= 0 && i->begin % 16 == 0 && i->begin < i->end);
         ck_assert(i->end == kv_len[i->seq] || (i->end % 16 == 0 && i->end < kv_len[i->seq]));
         ck_assert_int_eq(i->kv_len, kv_len[i->seq]);
-        ck_assert(i->split >= 0 && i->split < i->n_splits);
+        ck_assert_int_gt(i->turns, 0);
+        n_pieces = (i->end - i->begin + i->turns * 16 - 1) / (i->turns * 16);
+        ck_assert_int_le(i->split + n_pieces, i->n_splits);
         covered[i->seq] += i->end - i->begin;
         pieces[i->seq] |= i->n_splits;
-        pieces[i->seq] += 1 << 16;
+        pieces[i->seq] += n_pieces << 16;
         turns += (i->end - i->begin + 15) / 16;
     }
     return turns;
@@ -414,7 +417,7 @@ START_TEST(decode_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i % 2 ? 4 : 6, 10, 10, ones,
-                                        lengths, i == 2, 1, i == 3});
+                                        lengths, i == 2, 1, i == 3, i == 2 ? 3 : 0});
 }
 END_TEST
 
@@ -422,7 +425,7 @@ END_TEST
  * may not decide. */
 START_TEST(decode_does_not_depend_on_others)
 {
-    const struct scene together = {16, 8, 128, 4, 10, 10, ones, lengths, true, 1, false};
+    const struct scene together = {16, 8, 128, 4, 10, 10, ones, lengths, true, 1, false, 3};
     struct paged *p = malloc(sizeof(*p));
     struct run all = run_new(&together);
     const size_t row = 16 * 128;
@@ -435,6 +438,7 @@ START_TEST(decode_does_not_depend_on_others)
         struct run r;
 
         alone.n_seqs = alone.n_decodes = 1;
+        alone.n_items = 0; /* each piece by another block; several by one where all are together */
         alone.kv_len = lengths + i;
         memcpy(one.table, p->table + i * p->max_blocks, (size_t)p->max_blocks * sizeof(int32_t));
         r = run_new(&alone);
@@ -461,16 +465,16 @@ START_TEST(decode_in_runs_follows_twin)
         q_len[i] = 1;
         kv_len[i] = i % 11 == 3 ? 900 : 1 + i * 131 % 400;
     }
-    check_scene(&(struct scene){4, 2, 128, 4, 63, 63, q_len, kv_len, false, 1, false});
-    check_scene(&(struct scene){12, 1, 64, 5, 60, 60, q_len, kv_len, false, 1, true});
+    check_scene(&(struct scene){4, 2, 128, 4, 63, 63, q_len, kv_len, false, 1, false, 0});
+    check_scene(&(struct scene){12, 1, 64, 5, 60, 60, q_len, kv_len, false, 1, true, 0});
 }
 END_TEST
 
 /* A long sequence alone is split and joined. */
 START_TEST(decode_of_one_long_sequence)
 {
-    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false, 1, false});
-    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false, 1, false});
+    check_scene(&(struct scene){16, 8, 128, 4, 1, 1, ones, &lengths[9], false, 1, false, 0});
+    check_scene(&(struct scene){4, 2, 128, 8, 1, 1, ones, &lengths[4], false, 1, false, 0});
 }
 END_TEST
 
@@ -484,7 +488,7 @@ START_TEST(prefill_follows_twin)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, i == 1 ? 8 : 4, 9, 2, q_len,
-                                        kv_len, false, 1, false});
+                                        kv_len, false, 1, false, 0});
 }
 END_TEST
 
@@ -496,8 +500,9 @@ START_TEST(split_prefill_follows_twin)
 
     for (int splits = 2; splits <= 13; splits += 11)
         for (int dim = 64; dim <= 128; dim += 64)
-            check_scene(&(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits, false});
-    check_scene(&(struct scene){16, 8, 128, 4, 4, 0, q_len, kv_len, false, 6, false});
+            check_scene(
+                &(struct scene){4, 2, dim, 4, 4, 0, q_len, kv_len, false, splits, false, 0});
+    check_scene(&(struct scene){16, 8, 128, 4, 4, 0, q_len, kv_len, false, 6, false, 0});
 }
 END_TEST
 
@@ -513,7 +518,7 @@ START_TEST(prefill_of_all_shapes)
     for (size_t i = 0; i < sizeof(heads) / sizeof(*heads); i++)
         for (int dim = 64; dim <= 128; dim += 64)
             check_scene(&(struct scene){heads[i][0], heads[i][1], dim, shifts[i], 5, 0, q_len,
-                                        kv_len, false, 1, false});
+                                        kv_len, false, 1, false, 0});
 }
 END_TEST
 
@@ -523,7 +528,7 @@ START_TEST(prefill_of_many_tiles)
     static const int q_len[] = {2500, 1200};
     static const int kv_len[] = {2500, 3333};
 
-    check_scene(&(struct scene){16, 8, 128, 4, 2, 0, q_len, kv_len, false, 1, false});
+    check_scene(&(struct scene){16, 8, 128, 4, 2, 0, q_len, kv_len, false, 1, false, 0});
 }
 END_TEST
 
@@ -531,8 +536,8 @@ END_TEST
 START_TEST(prefill_does_not_depend_on_chunks)
 {
     static const int kv_len[] = {1000}, whole_len[] = {1000}, rest_len[] = {613};
-    const struct scene whole = {4, 2, 128, 4, 1, 0, whole_len, kv_len, true, 1, false};
-    const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, true, 1, false};
+    const struct scene whole = {4, 2, 128, 4, 1, 0, whole_len, kv_len, true, 1, false, 0};
+    const struct scene rest = {4, 2, 128, 4, 1, 0, rest_len, kv_len, true, 1, false, 0};
 
     for (int hopper = 0; hopper <= (device.compute == 90); hopper++) {
         struct paged *p = malloc(sizeof(*p));
