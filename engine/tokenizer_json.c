@@ -288,7 +288,7 @@ static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *w
 static int reserve(struct reader *r, json_t *vocab, json_t *added)
 {
     size_t n_bytes = 0, slots = 16, i;
-    int32_t last = -1, id;
+    int32_t last = -1, id = -1;
     const char *key;
     json_t *v;
     int rc;

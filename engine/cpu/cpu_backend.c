@@ -189,7 +189,7 @@ static int take_kv(struct backend *b, struct err *e)
 int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
 {
     const uint64_t all = machine_memory_in_all(), weights = model_weight_bytes(model);
-    struct kv_pool kv;
+    struct kv_pool kv = {0};
     int r;
 
     if (weights >= all)
