@@ -18,11 +18,13 @@ struct pace {
     int32_t max_rows;   /* of a step */
     int32_t rows;       /* the answer */
     struct step_cost cost;
-    double row_us;      /* of one prompt row more; 0: not known */
-    double alone_us;    /* the same where there were prompts alone */
-    double few_us;      /* of decodes in steps with hardly a prompt row; 0: not known */
-    int32_t since_look; /* steps with decodes since one with one prompt row or none */
-    bool surprised;     /* the last step took far longer than foreseen */
+    int32_t last_decodes; /* of the last step, if it showed what decodes cost; else 0 */
+    double last_us;       /* what they took */
+    double row_us;        /* of one prompt row more; 0: not known */
+    double alone_us;      /* the same where there were prompts alone */
+    double few_us;        /* of decodes in steps with hardly a prompt row; 0: not known */
+    int32_t since_look;   /* steps with decodes since one with one prompt row or none */
+    bool surprised;       /* the last step took far longer than foreseen */
     /* Sums over steps with decodes, the older the lighter: steps, prompt rows, microseconds. */
     double n, x, y, xx, xy;
 };

@@ -271,6 +271,19 @@ START_TEST(costs_are_learnt)
 }
 END_TEST
 
+/* Where each second step is looked at late, so that the next seems to take nothing, the costs are
+ * still those of the device. */
+START_TEST(late_looks_even_out)
+{
+    struct pace p;
+
+    pace_init(&p, 50e3, 2048);
+    for (int i = 0; i < 300; i++)
+        pace_learn(&p, 1, 0, i % 2 ? 30 : 570);
+    ck_assert_double_eq_tol(step_cost_us(&p.cost, 1, 0), 300, 15);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pace");
@@ -289,6 +302,7 @@ int main(void)
     tcase_add_test(t, decodes_alone_leave_rows_alone);
     tcase_add_test(t, rows_alone_do_not_lift_the_bound);
     tcase_add_test(t, costs_are_learnt);
+    tcase_add_test(t, late_looks_even_out);
     suite_add_tcase(suite, t);
     return run_suite(suite);
 }
