@@ -112,6 +112,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
     f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
     f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
     f->partial =
         arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));

@@ -3,7 +3,8 @@
  * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
  * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
  * input (if short) and adds to or gates its output by itself, five kernels a layer. Many rows:
- * cuBLASLt, which can only add, with norms and gate as kernels of their own.
+ * cuBLASLt, which can only add, with norms and gate as kernels of their own; where it has few tiles
+ * for the machine it leaves sums over parts, and the norm behind them adds these.
  *
  * An invariant pass goes both ways: decodes by the one for few rows, however many they are, and
  * prompts by the one for many, with algorithms that do not depend on how many. So what a row gives
@@ -46,7 +47,7 @@ static int gemm(const struct pass *p, struct rows rows, void *y, const uint16_t 
                                      .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
                                      .n_w = n_layers};
 
-    y = (char *)y + (int64_t)rows.first * n * (out == GEMM_ADD_F32 || out == GEMM_F32 ? 4 : 2);
+    y = (char *)y + (int64_t)rows.first * n * (out == GEMM_ADD_F32 ? 4 : 2); /* or it is 0 */
     x += (int64_t)rows.first * k;
     return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(rows.n), n, k, out,
                     &trial, p->e);
@@ -60,6 +61,36 @@ static int norm(const struct pass *p, struct rows rows, const uint16_t *w)
 
     return cuda_check(rms_norm(f->launch, f->normed + at, f->residual + at, w, NULL, rows.n, dim,
                                f->config->rms_norm_eps),
+                      "rms_norm", p->e);
+}
+
+/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
+static int parts_of(const struct pass *p, struct rows rows, int k)
+{
+    return p->f->invariant ? 1 : gemm_parts(gemm_rows(rows.n), p->f->config->hidden_dim, k);
+}
+
+/* Adds a product to the residual; in parts it is the next norm that adds them. */
+static int add(const struct pass *p, struct rows rows, const uint16_t *x, const uint16_t *w,
+               const uint16_t *first, int k, bool in_parts)
+{
+    const struct forward *f = p->f;
+
+    return gemm(p, rows, in_parts ? f->parts : f->residual, x, w, first, NULL,
+                f->config->hidden_dim, k, in_parts ? GEMM_PARTS_F32 : GEMM_ADD_F32);
+}
+
+/* The norm behind a product over k that was added. */
+static int norm_behind(const struct pass *p, struct rows rows, const uint16_t *w, int k)
+{
+    const struct forward *f = p->f;
+    const int dim = f->config->hidden_dim, n_parts = parts_of(p, rows, k);
+
+    if (n_parts == 1)
+        return norm(p, rows, w);
+    return cuda_check(rms_norm_add(f->launch, f->normed, f->residual, f->parts, n_parts,
+                                   (int64_t)gemm_rows(rows.n) * dim, w, rows.n, dim,
+                                   f->config->rms_norm_eps),
                       "rms_norm", p->e);
 }
 
@@ -196,7 +227,9 @@ static int end_few(const struct pass *p, const struct layer_weights *w, int n)
 static int begin_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
 {
     const struct forward *f = p->f;
-    const int r = norm(p, rows, w->attn_norm);
+    const bool first = w == f->weights->layers;
+    const int r = first ? norm(p, rows, w->attn_norm)
+                        : norm_behind(p, rows, w->attn_norm, f->config->ffn_dim);
 
     return r < 0
                ? r
@@ -210,11 +243,11 @@ static int end_many(const struct pass *p, const struct layer_weights *w, struct 
     const struct layer_weights *first = f->weights->layers;
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
     const int64_t at = (int64_t)rows.first * ffn;
-    int r =
-        gemm(p, rows, f->residual, f->attn, w->o, first->o, NULL, dim, p->attn_dim, GEMM_ADD_F32);
+    const bool last = w == first + f->config->n_layers - 1; /* no norm of all rows is behind it */
+    int r = add(p, rows, f->attn, w->o, first->o, p->attn_dim, parts_of(p, rows, p->attn_dim) > 1);
 
     if (r == 0)
-        r = norm(p, rows, w->mlp_norm);
+        r = norm_behind(p, rows, w->mlp_norm, p->attn_dim);
     if (r == 0)
         r = gemm(p, rows, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
                  GEMM_BF16);
@@ -222,7 +255,7 @@ static int end_many(const struct pass *p, const struct layer_weights *w, struct 
         r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n, ffn),
                        "silu_mul", p->e);
     if (r == 0)
-        r = gemm(p, rows, f->residual, f->act, w->down, first->down, NULL, dim, ffn, GEMM_ADD_F32);
+        r = add(p, rows, f->act, w->down, first->down, ffn, !last && parts_of(p, rows, ffn) > 1);
     return r;
 }
 

@@ -30,6 +30,7 @@ struct forward {
     uint16_t *attn;    /* [rows, n_heads * head_dim] */
     uint16_t *gate_up; /* [rows, 2 * ffn_dim] */
     uint16_t *act;     /* [rows, ffn_dim] */
+    float *parts;      /* [GEMM_PART_FLOATS] of a product that the next norm adds */
     float *partial;    /* of split attention */
     int32_t *tickets;
     float *prefill_partial; /* of split prefill attention */

@@ -257,6 +257,16 @@ int gemm_rows(int m)
     return (m + step - 1) / step * step;
 }
 
+int gemm_parts(int m, int n, int k)
+{
+    const int64_t tiles = (int64_t)((m + 63) / 64) * ((n + 63) / 64);
+
+    for (int parts = 4; parts > 1; parts /= 2)
+        if (tiles * parts <= GEMM_PART_TILES && k % (parts * 64) == 0)
+            return parts;
+    return 1;
+}
+
 static cublasLtMatmulDesc_t desc_of(const struct gemm *g, const struct shape *s)
 {
     return s->out == GEMM_BIAS_BF16 ? g->with_bias : g->plain;
@@ -422,25 +432,49 @@ static int try_candidates(struct gemm *g, struct entry *t, const struct product 
     return r;
 }
 
+/* Parts of k are products beside one another: where one begins in all three matrices. */
+static int lay_out_parts(const struct entry *t, int parts, struct err *e)
+{
+    const struct shape *s = &t->shape;
+    const int64_t in = s->k / parts, out = (int64_t)s->m * s->n;
+    const cublasLtMatrixLayout_t layouts[] = {t->w, t->x, t->y};
+    const int32_t n = parts;
+    int r = 0;
+
+    must(s->y_stride == s->n && s->k % parts == 0);
+    for (int i = 0; i < 3 && r == 0; i++) {
+        r = lt_check(cublasLtMatrixLayoutSetAttribute(layouts[i],
+                                                      CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n,
+                                                      sizeof(n)),
+                     "laying out", e);
+        if (r == 0)
+            r = lt_check(cublasLtMatrixLayoutSetAttribute(
+                             layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                             i < 2 ? &in : &out, sizeof(in)),
+                         "laying out", e);
+    }
+    return r;
+}
+
 static int lay_out(struct entry *t, const struct shape *s, struct err *e)
 {
     const cudaDataType_t type =
         s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const int parts = s->out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
+    const uint64_t k = (uint64_t)(s->k / parts);
     int r;
 
     t->shape = *s;
-    r = lt_check(cublasLtMatrixLayoutCreate(&t->w, CUDA_R_16BF, (uint64_t)s->k, (uint64_t)s->n,
-                                            s->k),
+    r = lt_check(cublasLtMatrixLayoutCreate(&t->w, CUDA_R_16BF, k, (uint64_t)s->n, s->k),
                  "laying out", e);
     if (r == 0)
-        r = lt_check(cublasLtMatrixLayoutCreate(&t->x, CUDA_R_16BF, (uint64_t)s->k, (uint64_t)s->m,
-                                                s->k),
+        r = lt_check(cublasLtMatrixLayoutCreate(&t->x, CUDA_R_16BF, k, (uint64_t)s->m, s->k),
                      "laying out", e);
     if (r == 0)
         r = lt_check(cublasLtMatrixLayoutCreate(&t->y, type, (uint64_t)s->n, (uint64_t)s->m,
                                                 s->y_stride),
                      "laying out", e);
-    return r;
+    return r == 0 && parts > 1 ? lay_out_parts(t, parts, e) : r;
 }
 
 /* One that is good for FIXED_ROWS rows, can be used for any number, and sums each result in one go.

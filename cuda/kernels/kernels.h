@@ -118,6 +118,12 @@ cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table
 cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
                      const struct step_view *gather, int n_rows, int dim, float eps);
 
+/* The same behind a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
+ * floats apart. dim is at most 8192. */
+cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x, const float *parts,
+                         int n_parts, int64_t part_stride, const uint16_t *w, int n_rows, int dim,
+                         float eps);
+
 /* cos and sin of position * theta^(-2i / head_dim), [max_seq_len, head_dim / 2] pairs. */
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
                        double theta);

@@ -1,17 +1,28 @@
-/* rms_norm.cu - y = x / rms(x) * w, one block a row; the rows may be gathered.
+/* rms_norm.cu - y = x / rms(x) * w, one block a row; the rows may be gathered, or what is left of a
+ * product in parts added to them first.
  *
- * Bound by memory: 6 * n_rows * dim bytes; a row is read once and kept in registers. */
+ * Bound by memory: 6 * n_rows * dim bytes, 4 more a part and 4 to write x; a row is read once and
+ * kept in registers. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int MAX_THREADS = 1024;
 static constexpr int VEC = 8; /* of 16 bytes of y */
 
+static __device__ __forceinline__ void add(float4 &a, float4 b)
+{
+    a.x += b.x;
+    a.y += b.y;
+    a.z += b.z;
+    a.w += b.w;
+}
+
 /* N vectors a thread; all loads of a row are under way at once. */
-template <int N>
+template <int N, int PARTS>
 static __global__ void __launch_bounds__(MAX_THREADS)
-    rms_norm_kernel(uint4 *y,        /* [n_rows, dim / VEC] */
-                    const float4 *x, /* [.., dim / 4] */
-                    const uint4 *w,  /* [dim / VEC] */
+    rms_norm_kernel(uint4 *y,            /* [n_rows, dim / VEC] */
+                    float4 *x,           /* [.., dim / 4] */
+                    const float4 *parts, /* [PARTS, .., dim / 4], part_stride apart */
+                    int64_t part_stride, const uint4 *w, /* [dim / VEC] */
                     const struct sampler_row *rows, const struct step_counts *counts, int n_vec,
                     float eps)
 {
@@ -29,18 +40,29 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     chain_wait();
     if (i >= n_rows)
         return;
-    const float4 *from = x + (int64_t)row * n_vec * 2;
+    float4 *from = x + (int64_t)row * n_vec * 2;
+    if (PARTS > 0)
+        parts += (int64_t)row * n_vec * 2;
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const int at = min(me + j * n_threads, n_vec - 1);
 
         low[j] = __ldcg(from + at * 2);
         high[j] = __ldcg(from + at * 2 + 1);
+#pragma unroll
+        for (int k = 0; k < PARTS; k++) {
+            add(low[j], __ldcg(parts + k * part_stride + at * 2));
+            add(high[j], __ldcg(parts + k * part_stride + at * 2 + 1));
+        }
     }
 #pragma unroll
     for (int j = 0; j < N; j++) {
         const float4 a = low[j], b = high[j];
 
+        if (PARTS > 0 && me + j * n_threads < n_vec) {
+            from[(me + j * n_threads) * 2] = a;
+            from[(me + j * n_threads) * 2 + 1] = b;
+        }
         if (me + j * n_threads < n_vec)
             sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y +
                    b.z * b.z + b.w * b.w;
@@ -67,26 +89,47 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-template <int N>
-static cudaError_t run(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
-                       const struct step_view *gather, int n_rows, int n_vec, float eps)
-{
-    const int threads = ((n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
+struct norm {
+    uint16_t *y;
+    float *x;
+    const float *parts;
+    int64_t part_stride;
+    const uint16_t *w;
+    const struct step_view *gather;
+    int n_rows, n_vec;
+    float eps;
+};
 
-    return launch_kernel(rms_norm_kernel<N>, dim3((unsigned)n_rows), threads, 0, l, (uint4 *)y,
-                         (const float4 *)x, (const uint4 *)w, gather ? gather->rows : nullptr,
-                         gather ? gather->counts : nullptr, n_vec, eps);
+template <int N, int PARTS> static cudaError_t run(const struct launch *l, const struct norm &n)
+{
+    const int threads = ((n.n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
+
+    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n.n_rows), threads, 0, l,
+                         (uint4 *)n.y, (float4 *)n.x, (const float4 *)n.parts, n.part_stride / 4,
+                         (const uint4 *)n.w, n.gather ? n.gather->rows : nullptr,
+                         n.gather ? n.gather->counts : nullptr, n.n_vec, n.eps);
 }
 
 extern "C" cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x,
                                 const uint16_t *w, const struct step_view *gather, int n_rows,
                                 int dim, float eps)
 {
-    const int n_vec = dim / VEC;
+    const struct norm n = {y, (float *)x, nullptr, 0, w, gather, n_rows, dim / VEC, eps};
 
-    if (n_vec <= 256)
-        return run<1>(l, y, x, w, gather, n_rows, n_vec, eps);
-    if (n_vec <= 2 * MAX_THREADS)
-        return run<2>(l, y, x, w, gather, n_rows, n_vec, eps);
-    return run<16>(l, y, x, w, gather, n_rows, n_vec, eps); /* more than there are registers for */
+    if (n.n_vec <= 256)
+        return run<1, 0>(l, n);
+    if (n.n_vec <= 2 * MAX_THREADS)
+        return run<2, 0>(l, n);
+    return run<16, 0>(l, n); /* more than there are registers for */
+}
+
+extern "C" cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x,
+                                    const float *parts, int n_parts, int64_t part_stride,
+                                    const uint16_t *w, int n_rows, int dim, float eps)
+{
+    const struct norm n = {y, x, parts, part_stride, w, nullptr, n_rows, dim / VEC, eps};
+
+    if (n_parts == 2)
+        return n.n_vec <= 256 ? run<1, 2>(l, n) : run<2, 2>(l, n);
+    return n.n_vec <= 256 ? run<1, 4>(l, n) : run<2, 4>(l, n);
 }

@@ -111,3 +111,30 @@ double bf16_value(uint16_t x)
 {
     return (double)f32_from_bf16(x);
 }
+
+double *values_bf16(const void *p, size_t n)
+{
+    double *v = malloc(n * sizeof(*v));
+
+    for (size_t i = 0; i < n; i++)
+        v[i] = bf16_value(((const uint16_t *)p)[i]);
+    return v;
+}
+
+double *values_f32(const void *p, size_t n)
+{
+    double *v = malloc(n * sizeof(*v));
+
+    for (size_t i = 0; i < n; i++)
+        v[i] = (double)((const float *)p)[i];
+    return v;
+}
+
+double dot(const double *x, const uint16_t *w, int k)
+{
+    double sum = 0.0;
+
+    for (int i = 0; i < k; i++)
+        sum += x[i] * bf16_value(w[i]);
+    return sum;
+}

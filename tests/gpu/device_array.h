@@ -31,5 +31,10 @@ void fill_f32(struct device_array *a, float scale);
 /* ||a - b|| / ||b||; NaN where a has one. */
 double relative_error(const double *a, const double *b, size_t n);
 double bf16_value(uint16_t x);
+double *values_bf16(const void *p, size_t n); /* to be freed */
+double *values_f32(const void *p, size_t n);
+
+/* The sum over k of x[k] w[k], w bf16. */
+double dot(const double *x, const uint16_t *w, int k);
 
 #endif

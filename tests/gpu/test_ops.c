@@ -1,14 +1,13 @@
 /* test_ops.c - each kernel that is no attention and no sampler against a plain twin in double, at
- * odd sizes, one row and many, with poisoned outputs. */
+ * odd sizes, one row and many, with poisoned outputs. cuBLASLt's products are in test_products.c.
+ */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/algo_file.h"
 #include "cuda/device.h"
-#include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "engine/bf16.h"
 #include "tests/gpu/device_array.h"
@@ -29,24 +28,6 @@ static void setup(void)
 static void teardown(void)
 {
     device_close(&device);
-}
-
-static double *values_bf16(const void *p, size_t n)
-{
-    double *v = malloc(n * sizeof(*v));
-
-    for (size_t i = 0; i < n; i++)
-        v[i] = bf16_value(((const uint16_t *)p)[i]);
-    return v;
-}
-
-static double *values_f32(const void *p, size_t n)
-{
-    double *v = malloc(n * sizeof(*v));
-
-    for (size_t i = 0; i < n; i++)
-        v[i] = (double)((const float *)p)[i];
-    return v;
 }
 
 /* The float residual of a token is its embedding, whether the id is given or sampled before. */
@@ -133,6 +114,62 @@ START_TEST(rms_norm_follows_twin)
 }
 END_TEST
 
+/* Parts are added to x before it is normed, and x is what was added up then. */
+static void check_norm_of_parts(int rows, int dim, int n_parts)
+{
+    const size_t n = (size_t)rows * (size_t)dim, stride = n + 8 * (size_t)dim;
+    struct device_array x = array_new(n * 4), w = array_new((size_t)dim * 2);
+    struct device_array y = array_new(n * 2), parts = array_new((size_t)n_parts * stride * 4);
+    double *sums = malloc(n * sizeof(*sums)), *expected = malloc(n * sizeof(*expected)), *got;
+
+    fill_f32(&x, 3.0f);
+    fill_f32(&parts, 2.0f);
+    fill_bf16(&w, 1.0f);
+    for (size_t i = 0; i < n; i++) {
+        sums[i] = (double)((float *)x.host)[i];
+        for (size_t j = 0; j < (size_t)n_parts; j++)
+            sums[i] += (double)((float *)parts.host)[j * stride + i];
+    }
+    for (int i = 0; i < rows; i++) {
+        const double *row = sums + (size_t)i * (size_t)dim;
+        double square = 0.0;
+
+        for (int j = 0; j < dim; j++)
+            square += row[j] * row[j];
+        for (int j = 0; j < dim; j++)
+            expected[i * dim + j] =
+                row[j] / sqrt(square / dim + 1e-6) * bf16_value(((uint16_t *)w.host)[j]);
+    }
+    cuda_must(rms_norm_add(&device.launch, y.device, x.device, parts.device, n_parts,
+                           (int64_t)stride, w.device, rows, dim, 1e-6f));
+    array_to_host(&y);
+    array_to_host(&x);
+    got = values_bf16(y.host, n);
+    ck_assert_double_lt(relative_error(got, expected, n), bf16_error);
+    free(got);
+    got = values_f32(x.host, n);
+    ck_assert_double_lt(relative_error(got, sums, n), 1e-6);
+    free(got);
+    free(sums);
+    free(expected);
+    array_free(&x);
+    array_free(&w);
+    array_free(&y);
+    array_free(&parts);
+}
+
+START_TEST(norm_adds_parts_first)
+{
+    for (int n_parts = 2; n_parts <= 4; n_parts += 2) {
+        check_norm_of_parts(1, 8, n_parts);
+        check_norm_of_parts(256, 1024, n_parts);
+        check_norm_of_parts(7, 904, n_parts);
+        check_norm_of_parts(65, 2560, n_parts);
+        check_norm_of_parts(3, 8192, n_parts);
+    }
+}
+END_TEST
+
 static void check_silu_mul(int rows, int dim)
 {
     const size_t n = (size_t)rows * (size_t)dim;
@@ -165,16 +202,6 @@ START_TEST(silu_mul_follows_twin)
     check_silu_mul(2049, 3072);
 }
 END_TEST
-
-/* sum over k of x[m, k] w[n, k], rows of w from `second` on for the gated half */
-static double dot(const double *x, const uint16_t *w, int k)
-{
-    double sum = 0.0;
-
-    for (int i = 0; i < k; i++)
-        sum += x[i] * bf16_value(w[i]);
-    return sum;
-}
 
 static double skinny_twin(const struct skinny *s, const double *x, const uint16_t *w, int n)
 {
@@ -369,213 +396,6 @@ START_TEST(normed_rows_do_not_depend_on_rows)
 }
 END_TEST
 
-static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
-{
-    const size_t size = (size_t)m * (size_t)n;
-    struct device_array x = array_new((size_t)m * (size_t)k * 2);
-    struct device_array w = array_new((size_t)n * (size_t)k * 2);
-    const bool wide = out == GEMM_F32 || out == GEMM_ADD_F32, with_bias = out == GEMM_BIAS_BF16;
-    struct device_array y = array_new(size * (wide ? 4 : 2)), bias = array_new((size_t)n * 2);
-    struct device_array scratch = array_new(size * 4);
-    double *expected = malloc(size * sizeof(double)), *got, *in;
-    struct err e;
-
-    fill_bf16(&x, 1.0f);
-    fill_bf16(&w, 1.0f / sqrtf((float)k));
-    fill_bf16(&bias, 2.0f);
-    if (out == GEMM_ADD_F32)
-        fill_f32(&y, 1.0f);
-    in = values_bf16(x.host, (size_t)m * (size_t)k);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++)
-            expected[(size_t)i * (size_t)n + (size_t)j] =
-                (out == GEMM_ADD_F32 ? (double)((float *)y.host)[(size_t)i * (size_t)n + (size_t)j]
-                                     : 0.0) +
-                (with_bias ? bf16_value(((uint16_t *)bias.host)[j]) : 0.0) +
-                dot(in + (size_t)i * (size_t)k, (uint16_t *)w.host + (size_t)j * (size_t)k, k);
-    ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device,
-                           with_bias ? bias.device : NULL, m, n, k, out,
-                           &(struct gemm_trial){scratch.device, w.device, 0, 1}, &e) == 0,
-                  "%s", e.text);
-    array_to_host(&y);
-    got = wide ? values_f32(y.host, size) : values_bf16(y.host, size);
-    ck_assert_double_lt(relative_error(got, expected, size), bf16_error);
-    free(in);
-    free(got);
-    free(expected);
-    array_free(&x);
-    array_free(&w);
-    array_free(&bias);
-    array_free(&y);
-    array_free(&scratch);
-}
-
-/* bf16, float and added results and a bias, the same shape twice: found, then remembered. */
-START_TEST(gemm_follows_twin)
-{
-    struct device_array workspace = array_new(GEMM_WORKSPACE);
-    struct gemm *g;
-    struct err e;
-
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 2; i++) {
-        check_gemm(g, 32, 520, 256, GEMM_BF16);
-        check_gemm(g, 32, 520, 256, GEMM_F32);
-        check_gemm(g, gemm_rows(97), 256, 768, GEMM_ADD_F32);
-        check_gemm(g, gemm_rows(97), 1152, 896, GEMM_BIAS_BF16); /* another bias each time */
-    }
-    gemm_free(g);
-    array_free(&workspace);
-}
-END_TEST
-
-/* Rows of one product are those of any other with as many rows, or fewer, or more, to the bit. */
-static void check_rows_alone(struct gemm *g, int n, int k, enum gemm_out out)
-{
-    enum { ROWS = 700 };
-    static const int counts[] = {1, 16, 40, 129, 513, ROWS};
-    const size_t size = out == GEMM_ADD_F32 ? 4 : 2, row = (size_t)n * size;
-    struct device_array x = array_new((size_t)gemm_rows(ROWS) * (size_t)k * 2);
-    struct device_array w = array_new((size_t)n * (size_t)k * 2), bias = array_new((size_t)n * 2);
-    struct device_array y = array_new((size_t)gemm_rows(ROWS) * row);
-    char *all = malloc(ROWS * row);
-    struct err e;
-
-    fill_bf16(&x, 1.0f);
-    fill_bf16(&w, 1.0f / sqrtf((float)k));
-    fill_bf16(&bias, 1.0f);
-    for (int i = 5; i >= 0; i--) {
-        const int m = counts[i], first = i == 5 ? 0 : 3 * i;
-
-        cuda_must(cudaMemset(y.device, 0, y.bytes));
-        cuda_must(cudaDeviceSynchronize());
-        ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n,
-                               (uint16_t *)x.device + (size_t)first * (size_t)k, w.device,
-                               out == GEMM_BIAS_BF16 ? bias.device : NULL, gemm_rows(m), n, k, out,
-                               NULL, &e) == 0,
-                      "%s", e.text);
-        array_to_host(&y);
-        if (i == 5)
-            memcpy(all, y.host, ROWS * row);
-        ck_assert_msg(memcmp(y.host, all + (size_t)first * row, (size_t)m * row) == 0,
-                      "%d rows, n %d k %d out %d", m, n, k, (int)out);
-    }
-    free(all);
-    array_free(&x);
-    array_free(&w);
-    array_free(&bias);
-    array_free(&y);
-}
-
-START_TEST(fixed_algorithms_do_not_depend_on_rows)
-{
-    struct device_array workspace = array_new(GEMM_WORKSPACE);
-    struct gemm *g;
-    struct err e;
-
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, true, &e) == 0, "%s", e.text);
-    check_rows_alone(g, 4096, 1024, GEMM_BF16);
-    check_rows_alone(g, 1024, 2048, GEMM_ADD_F32);
-    check_rows_alone(g, 6144, 1024, GEMM_BF16);
-    check_rows_alone(g, 1024, 3072, GEMM_ADD_F32);
-    check_rows_alone(g, 1152, 896, GEMM_BIAS_BF16);
-    check_rows_alone(g, 192, 128, GEMM_BF16);
-    check_rows_alone(g, 128, 320, GEMM_ADD_F32);
-    ck_assert(gemm_settled(g));
-    gemm_free(g);
-    array_free(&workspace);
-}
-END_TEST
-
-/* The shapes of the test below, until all algorithms have settled. */
-static struct gemm_counts run_remembering(const char *folder, void *workspace)
-{
-    struct gemm_counts counts;
-    struct gemm *g;
-    struct err e;
-
-    ck_assert_msg(gemm_new(&g, &device, workspace, folder, false, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 50; i++) {
-        gemm_step(g);
-        check_gemm(g, 32, 264, 256, GEMM_BF16);
-        check_gemm(g, 32, 264, 256, GEMM_F32);
-        check_gemm(g, 112, 256, 264, GEMM_ADD_F32);
-        if (gemm_settled(g))
-            break;
-    }
-    ck_assert(gemm_settled(g));
-    counts = gemm_counts(g);
-    gemm_free(g);
-    return counts;
-}
-
-/* Choices are there at the next start, and nothing is timed then; those that a file made up are
- * found again, with the right products all the while. */
-START_TEST(algorithms_are_remembered)
-{
-    char folder[] = "/tmp/nvllm-ops-XXXXXX", key[ALGO_KEY], command[64];
-    struct device_array workspace = array_new(GEMM_WORKSPACE);
-    struct algo_record *records;
-    struct gemm_counts counts;
-    struct gemm *g;
-    struct err e;
-    int n;
-
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-    counts = run_remembering(folder, workspace.device);
-    ck_assert_int_eq(counts.n_timed, 3);
-    ck_assert_int_eq(counts.n_remembered, 0);
-    counts = run_remembering(folder, workspace.device);
-    ck_assert_int_eq(counts.n_timed, 0);
-    ck_assert_int_eq(counts.n_remembered, 3);
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, folder, false, &e) == 0, "%s", e.text);
-    strcpy(key, gemm_counts(g).key);
-    gemm_free(g);
-    for (int kind = 0; kind < 4; kind++) {
-        ck_assert_int_eq(algo_file_read(&records, &n, folder, key, &e), 0);
-        ck_assert_int_eq(n, 3);
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < ALGO_BYTES; j++)
-                records[i].algo[j] = kind == 0   ? 0
-                                     : kind == 1 ? 0xff
-                                     : kind == 2 ? (uint8_t)random_bits()
-                                                 : (uint8_t)(records[i].algo[j] ^ (j == 63));
-        ck_assert_int_eq(algo_file_write(folder, key, records, n, &e), 0);
-        free(records);
-        counts = run_remembering(folder, workspace.device);
-        ck_assert_int_eq(counts.n_timed, 3);
-        counts = run_remembering(folder, workspace.device);
-        ck_assert_int_eq(counts.n_remembered, 3);
-    }
-    snprintf(command, sizeof(command), "rm -r %s", folder);
-    ck_assert_int_eq(system(command), 0);
-    array_free(&workspace);
-}
-END_TEST
-
-/* A shape that comes in two steps is computed, but not timed: in the third it is. */
-START_TEST(shapes_that_come_twice_are_not_timed)
-{
-    struct device_array workspace = array_new(GEMM_WORKSPACE);
-    struct gemm *g;
-    struct err e;
-
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 12; i++) {
-        gemm_step(g);
-        for (int j = 0; j < 3; j++) /* as layers do */
-            check_gemm(g, 48, 264, 256, GEMM_BF16);
-        if (i % 4 == 0)
-            check_gemm(g, 64 + i, 264, 256, GEMM_BF16);
-        ck_assert(i >= 2 || gemm_counts(g).longest == 0.0);
-        ck_assert(i >= 2 || !gemm_settled(g));
-    }
-    ck_assert_int_eq(gemm_counts(g).n_timed, 1);
-    gemm_free(g);
-    array_free(&workspace);
-}
-END_TEST
-
 /* One head of the twin: norm, rotation. */
 static void head_twin(double *x, const uint16_t *norm, int dim, int position, bool rotate)
 {
@@ -692,13 +512,10 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_test(t, embed_takes_given_and_sampled_ids);
     tcase_add_test(t, rms_norm_follows_twin);
+    tcase_add_test(t, norm_adds_parts_first);
     tcase_add_test(t, silu_mul_follows_twin);
     tcase_add_test(t, skinny_gemm_follows_twin);
     tcase_add_test(t, normed_rows_do_not_depend_on_rows);
-    tcase_add_test(t, gemm_follows_twin);
-    tcase_add_test(t, fixed_algorithms_do_not_depend_on_rows);
-    tcase_add_test(t, algorithms_are_remembered);
-    tcase_add_test(t, shapes_that_come_twice_are_not_timed);
     tcase_add_test(t, rope_store_follows_twin);
     suite_add_tcase(suite, t);
     srunner_set_fork_status(runner, CK_NOFORK);
