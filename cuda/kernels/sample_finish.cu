@@ -304,14 +304,14 @@ static __device__ bool gather(struct row_view &v, const struct scan *parts, int 
 {
     const bool by_part = n_parts >= 2 * k;
     const int me = (int)threadIdx.x, n_maxima = by_part ? n_parts : n_parts * SCAN_WARPS;
-    const int own_part = min(me, n_parts - 1);
     float *maxima = s.list_z;
     static_assert(SAMPLER_MAX_SPLITS * SCAN_WARPS <= THREADS, "a thread has one maximum at most");
     static_assert(THREADS <= LIST && SAMPLER_MAX_SPLITS <= BINS,
                   "they are kept where there is room");
 
-    const int32_t n_own = parts[own_part].n_listed;
-    s.count[own_part] = (uint32_t)n_own;
+    const int32_t n_own = me < n_parts ? parts[me].n_listed : 0;
+    if (me < n_parts)
+        s.count[me] = (uint32_t)n_own;
     if (me < n_maxima)
         maxima[me] = by_part ? parts[me].max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
     if (me == 0) {
