@@ -181,16 +181,22 @@ static bool is_lighter(const struct fair_use *a, const struct fair_use *b)
     return a->klass != b->klass ? a->klass > b->klass : has_less_work(a, b);
 }
 
-/* Whom others stand back for. */
+/* Whom others stand back for. A newcomer with a long prompt takes no step from one with short
+ * rounds. */
 static void find_light(struct core *c)
 {
     struct core_time *t = &c->time;
+    struct fair_use *new = t->newcomer;
 
     for (struct fair_use *u = t->first; u; u = u->next) {
         u->round_us = step_cost_us(&c->cost, u->decodes, u->rows);
-        if ((u->n_waiting == 0 || u == t->newcomer) && (!t->light || is_lighter(u, t->light)))
+        if (u->n_waiting == 0 && (!t->light || is_lighter(u, t->light)))
             t->light = u;
     }
+    if (new && (!t->light ||
+                (is_lighter(new, t->light) && (new->round_us <= long_decodes * c->one_us ||
+                                               t->light->round_us > long_decodes * c->one_us))))
+        t->light = new;
 }
 
 /* Who has something waiting asks for more than its round. */
