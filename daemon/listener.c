@@ -215,7 +215,7 @@ static int check_folder(const char *path, struct err *e)
 
 static int check_group(const struct listener_options *o, struct err *e)
 {
-    gid_t gid, groups[256];
+    gid_t gid = 0, groups[256];
     int n, r = find_group(&gid, o, e);
 
     if (r < 0 || !*o->group || geteuid() == 0 || getegid() == gid)

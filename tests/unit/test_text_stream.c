@@ -35,7 +35,7 @@ static struct text str(const char *s)
 
 static struct text_stream *new_stream(const char *const *stops, int n, bool skip_special)
 {
-    struct text texts[TEXT_STREAM_MAX_STOPS];
+    struct text texts[TEXT_STREAM_MAX_STOPS] = {0};
     struct text_stream *s;
 
     for (int i = 0; i < n; i++)
