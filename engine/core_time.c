@@ -16,7 +16,7 @@
 #include "engine/plant.h"
 
 /* Of the time that is the share of a client at least: the rest is for what is not foreseen. */
-static const double margin = 0.1875;
+static const double margin = 0.25;
 static const double least_part = 0.5; /* of the light client's time, that is left to each other */
 /* Where there are several clients, a step takes no longer for decodes than so many of one decode,
  * nor with prompts: what a step costs by itself is a small part then, and newcomers, who wait for
