@@ -23,7 +23,7 @@ static int ceil_div(int a, int b)
  * each of its pieces in another block and waits for the longest, of many each piece costs. */
 static int invariant_keys(int kv_len)
 {
-    return kv_len <= 576 ? 64 : kv_len <= 768 ? 128 : 512;
+    return kv_len <= 640 ? 64 : kv_len <= 768 ? 128 : 512;
 }
 
 int step_max_items(const struct step_limits *l, int n_decodes)
@@ -126,7 +126,8 @@ static int size_class(int length, int longest)
 }
 
 /* Cuts the decodes' keys into as many equal runs as blocks of threads are there at once: a run is
- * the end of one sequence, some whole ones and the beginning of another. Returns how many. */
+ * the end of one sequence, some whole ones and the beginning of another; of whole pieces where a
+ * sequence's own length alone cuts it. Returns how many. */
 static int plan_runs(struct attn_item *items, const int32_t *table_start,
                      const struct step_limits *l, const struct batch *b)
 {
@@ -137,28 +138,32 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
         left += ceil_div(b->kv_len[i], TURN);
     for (int i = 0; i < b->n_decodes; i++) {
         const int n_turns = ceil_div(b->kv_len[i], TURN);
-        int at[ATTN_MAX_SPLITS], n_splits = 0;
+        const int piece = l->invariant ? ceil_div(piece_length(l, 0, b->kv_len[i]), TURN) : 0;
+        int at[ATTN_MAX_SPLITS], n_items = 0;
 
-        for (int turn = 0; turn < n_turns; n_splits++) {
+        for (int turn = 0; turn < n_turns; n_items++) {
             const bool begins = room <= share / SCRAP && n_runs < l->target_items;
             int take = n_turns - turn;
 
-            if (begins) {
+            if (begins)
                 room = share = ceil_div(left, l->target_items - n_runs);
-            }
             if (take > room + share / SCRAP && (n_runs + begins < l->target_items))
                 take = room;
-            must(n_splits < ATTN_MAX_SPLITS);
-            at[n_splits] = begins ? n_runs++ : n++;
+            if (piece && turn + take < n_turns) /* whole pieces */
+                take = ceil_div(take, piece) * piece;
+            if (take > n_turns - turn)
+                take = n_turns - turn;
+            must(n_items < ATTN_MAX_SPLITS);
+            at[n_items] = begins ? n_runs++ : n++;
             if (!begins)
-                items[last].next = at[n_splits];
-            last = at[n_splits];
+                items[last].next = at[n_items];
+            last = at[n_items];
             items[last] = (struct attn_item){.seq = i,
                                              .begin = turn * TURN,
                                              .end = turn + take < n_turns ? (turn + take) * TURN
                                                                           : b->kv_len[i],
-                                             .split = (uint8_t)n_splits,
-                                             .turns = (uint16_t)take,
+                                             .split = (uint8_t)(piece ? turn / piece : n_items),
+                                             .turns = (uint16_t)(piece ? piece : take),
                                              .partial = n_partial,
                                              .table = table_start[i],
                                              .kv_len = b->kv_len[i]};
@@ -166,7 +171,9 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             room -= take;
             left -= take;
         }
-        for (int j = 0; j < n_splits; j++)
+        const int n_splits = piece ? ceil_div(n_turns, piece) : n_items;
+
+        for (int j = 0; j < n_items; j++)
             items[at[j]].n_splits = (uint8_t)n_splits;
         n_partial += n_splits;
     }
@@ -246,7 +253,8 @@ static int plan_items(struct attn_item *items, const int32_t *table_start,
 
     for (int i = 0; i < b->n_decodes; i++)
         total += b->kv_len[i];
-    return !l->invariant && total >= (int64_t)RUN_KEYS * l->target_items &&
+    return l->target_items + b->n_decodes <= step_max_items(l, b->n_decodes) &&
+                   total >= (int64_t)RUN_KEYS * l->target_items &&
                    total <= (int64_t)LONG_PIECE * l->target_items
                ? plan_runs(items, table_start, l, b)
                : plan_pieces(items, table_start, l, b);

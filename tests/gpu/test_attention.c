@@ -421,11 +421,10 @@ START_TEST(decode_follows_twin)
 }
 END_TEST
 
-/* A sequence's result, and its key, are the same to the bit alone and among others, where the batch
- * may not decide. */
-START_TEST(decode_does_not_depend_on_others)
+/* n_items: blocks of threads that all sequences together are cut for. */
+static void check_alone(int n_items)
 {
-    const struct scene together = {16, 8, 128, 4, 10, 10, ones, lengths, true, 1, false, 3};
+    const struct scene together = {16, 8, 128, 4, 10, 10, ones, lengths, true, 1, false, n_items};
     struct paged *p = malloc(sizeof(*p));
     struct run all = run_new(&together);
     const size_t row = 16 * 128;
@@ -453,6 +452,16 @@ START_TEST(decode_does_not_depend_on_others)
     run_free(&all);
     array_free(&p->pool);
     free(p);
+}
+
+/* A sequence's result, and its key, are the same to the bit alone and among others, where the batch
+ * may not decide: as pieces of several blocks, in one, in runs. */
+START_TEST(decode_does_not_depend_on_others)
+{
+    check_alone(40);
+    check_alone(3);
+    check_alone(4);
+    check_alone(13);
 }
 END_TEST
 
