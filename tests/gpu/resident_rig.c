@@ -18,6 +18,7 @@ static void *take(struct rig *r, size_t bytes)
     must(r->n_taken < (int)(sizeof(r->taken) / sizeof(*r->taken)));
     cuda_must(cudaMalloc(&p, bytes));
     cuda_must(cudaMemset(p, 0, bytes));
+    cuda_must(cudaDeviceSynchronize()); /* or it may come after what other streams write */
     r->taken[r->n_taken++] = p;
     return p;
 }
