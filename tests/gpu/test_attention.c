@@ -11,6 +11,7 @@
 #include "cuda/step.h"
 #include "engine/bf16.h"
 #include "tests/gpu/device_array.h"
+#include "tests/unit/run_suite.h"
 
 enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 64, MAX_LEN = 9000 };
 
@@ -571,8 +572,6 @@ int main(void)
 {
     Suite *suite = suite_create("attention");
     TCase *t = tcase_create("decode"), *prefill = tcase_create("prefill");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_add_unchecked_fixture(prefill, setup, teardown);
@@ -590,9 +589,5 @@ int main(void)
     tcase_add_test(prefill, prefill_does_not_depend_on_chunks);
     suite_add_tcase(suite, t);
     suite_add_tcase(suite, prefill);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

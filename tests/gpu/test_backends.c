@@ -13,6 +13,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/unit/run_suite.h"
 
 enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
 
@@ -181,8 +182,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("backends");
     TCase *t = tcase_create("backends");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     data_folder = argc > 1 ? argv[1] : NULL;
     module_path = argc > 2 ? argv[2] : NVLLM_MODULE;
@@ -192,9 +191,5 @@ int main(int argc, char **argv)
     tcase_add_test(t, invariant_answers_do_not_depend_on_others);
     tcase_add_test(t, ledger_sums_to_what_the_driver_says);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

@@ -10,6 +10,7 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/unit/run_suite.h"
 
 extern const struct backend_ops nvllm_backend;
 
@@ -109,8 +110,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("faults");
     TCase *t = tcase_create("faults");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     data_folder = argc > 1 ? argv[1] : NULL;
     tcase_add_unchecked_fixture(t, setup, teardown);
@@ -119,9 +118,5 @@ int main(int argc, char **argv)
     tcase_add_test(t, opens_after_refusals);
     tcase_add_test(t, a_trap_is_told); /* the last: nothing works on the device afterwards */
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

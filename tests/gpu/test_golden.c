@@ -10,6 +10,7 @@
 
 #include "engine/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/unit/run_suite.h"
 
 extern const struct backend_ops nvllm_backend;
 
@@ -233,8 +234,6 @@ int main(int argc, char **argv)
 {
     Suite *suite = suite_create("golden");
     TCase *t = tcase_create("golden");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     data_folder = argc > 1 ? argv[1] : NULL;
     tcase_add_unchecked_fixture(t, setup, teardown);
@@ -243,9 +242,5 @@ int main(int argc, char **argv)
     tcase_add_test(t, ids_alone_are_the_references);
     tcase_add_test(t, invariant_texts_do_not_depend_on_the_batch);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

@@ -11,6 +11,7 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/bf16.h"
 #include "tests/gpu/device_array.h"
+#include "tests/unit/run_suite.h"
 
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
 static const double bf16_error = 2.5e-3;
@@ -505,8 +506,6 @@ int main(void)
 {
     Suite *suite = suite_create("ops");
     TCase *t = tcase_create("ops");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
@@ -518,9 +517,5 @@ int main(void)
     tcase_add_test(t, normed_rows_do_not_depend_on_rows);
     tcase_add_test(t, rope_store_follows_twin);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

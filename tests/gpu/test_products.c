@@ -10,6 +10,7 @@
 #include "cuda/device.h"
 #include "cuda/gemm.h"
 #include "tests/gpu/device_array.h"
+#include "tests/unit/run_suite.h"
 
 /* One rounding to bf16 of random values is off by 2^-9 / sqrt(3) at most: 1.7e-3 and a margin. */
 static const double bf16_error = 2.5e-3;
@@ -299,8 +300,6 @@ int main(void)
 {
     Suite *suite = suite_create("products");
     TCase *t = tcase_create("products");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
@@ -310,9 +309,5 @@ int main(void)
     tcase_add_test(t, algorithms_are_remembered);
     tcase_add_test(t, shapes_that_come_twice_are_not_timed);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

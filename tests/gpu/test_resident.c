@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "tests/gpu/resident_rig.h"
+#include "tests/unit/run_suite.h"
 
 /* Both round to bf16 where the other does, but their sums differ by some float roundings, and so do
  * some of the bf16 numbers behind: a few 2^-9 / sqrt(3) after some layers. */
@@ -521,8 +522,6 @@ int main(int argc, char **argv)
         return lose_messages();
     Suite *suite = suite_create("resident");
     TCase *t = tcase_create("resident");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_test(t, odd_shape_follows_chain);
@@ -536,9 +535,5 @@ int main(int argc, char **argv)
     tcase_add_test(t, stale_eights_are_seen);
     tcase_add_test(t, unfit_shapes_are_refused);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "engine/philox.h"
 #include "tests/gpu/sampler_rig.h"
+#include "tests/unit/run_suite.h"
 
 enum { MAX_ROWS = 32, HISTORY = RIG_HISTORY, PROMPT = RIG_PROMPT };
 
@@ -418,8 +419,6 @@ int main(void)
 {
     Suite *suite = suite_create("sampler");
     TCase *t = tcase_create("sampler");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
@@ -435,9 +434,5 @@ int main(void)
     tcase_add_test(t, broken_rows_are_told);
     tcase_add_test(t, logprobs_are_of_the_raw_row);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }

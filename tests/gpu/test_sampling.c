@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tests/gpu/sampler_rig.h"
+#include "tests/unit/run_suite.h"
 
 enum {
     ROWS = RIG_MAX_ROWS,
@@ -348,8 +349,6 @@ int main(void)
 {
     Suite *suite = suite_create("sampling");
     TCase *t = tcase_create("sampling");
-    SRunner *runner = srunner_create(suite);
-    int failed;
 
     tcase_add_unchecked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 200);
@@ -359,9 +358,5 @@ int main(void)
     tcase_add_test(t, a_wrong_distribution_is_told);
     tcase_add_test(t, seeds_repeat);
     suite_add_tcase(suite, t);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_suite_here(suite);
 }
