@@ -156,6 +156,22 @@ class Daemon:
     def rss_kib(self):
         return self.memory_kib("VmRSS")
 
+    def wait_filled(self):
+        """Until the KV pages, which a thread of the least priority makes while the daemon serves,
+        are all there: then memory grows for other reasons alone."""
+        def filling():
+            for task in os.listdir(f"/proc/{self.pid}/task"):
+                try:
+                    with open(f"/proc/{self.pid}/task/{task}/stat") as f:
+                        nice = int(f.read().rpartition(")")[2].split()[16])
+                except OSError:
+                    continue  # it has ended meanwhile
+                if nice == 19:
+                    return True
+            return False
+
+        wait_for(lambda: not filling(), 60, "the KV pages are made")
+
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 

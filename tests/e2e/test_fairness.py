@@ -65,11 +65,12 @@ class Fairness(Case):
             self.assertLess(self.compare(d, TOKENS), scaled(2, 6))
 
     def test_one_among_two_hundred_where_tokens_cost_time(self):
-        """So it does where the others' tokens would make each step a hundred times as long; what
-        else the machine does is forgiven a little."""
+        """So it does where the others' tokens would make each step a hundred times as long. A step
+        takes as long as the machine is busy, so this finds only that nobody stands back (200 times
+        as long); the figure is tests/bench's to tell."""
         roles.need_root()
         with Daemon() as d:
-            self.assertLess(self.compare(d, 2 * TOKENS), scaled(3, 12))
+            self.assertLess(self.compare(d, 2 * TOKENS), scaled(20, 40))
 
     def ended(self, w, waiting):
         """Those of the waiting whose end has come meanwhile; their answers are in the socket."""

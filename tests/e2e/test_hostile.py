@@ -70,6 +70,7 @@ class Bytes(SharedDaemon):
 
     def test_four_gigabytes_announced(self):
         """A length over the limit is refused before any memory is taken."""
+        self.daemon.wait_filled()
         before = self.daemon.rss_kib()
         for length in (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1:
             with self.daemon.connect() as w:
@@ -211,6 +212,7 @@ class Memory(SharedDaemon):
                "limits.output_bytes=4M", "limits.tokenize_bytes=4M")
 
     def hold(self, other, clients):
+        self.daemon.wait_filled()
         before = self.daemon.rss_kib()
         peak = before
         for w in clients:
@@ -601,6 +603,7 @@ class WildRequests(Case):
                 expected = other.generate(**GOOD).outcome()
                 with self.connect(d) as w:
                     self.batch(w, requests, 1)
+                    d.wait_filled()
                     rss, loop = d.rss_kib(), loop_ms(d)
                     for first in range(101, n, 100):
                         seen += self.batch(w, requests, first)

@@ -62,6 +62,7 @@ class Vanishing(Case):
                 expected = w.generate(**question).outcome()
             self.kill_clients(d, scaled(60, 10), 10)  # buffers and pools find their size
             d.wait_idle()
+            d.wait_filled()
             descriptors, rss = d.n_descriptors(), d.rss_kib()
             stop, wrong, answered = threading.Event(), [], [0]
 
