@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -140,6 +141,14 @@ static bool is_made_by_systemd(const char *path)
     return false;
 }
 
+/* Not root's, and none of the system's: those are not to be given away for a socket. */
+static bool may_be_given(const char *folder)
+{
+    struct stat st;
+
+    return stat(folder, &st) == 0 && st.st_uid != 0 && strrchr(folder, '/') != folder;
+}
+
 /* The command for one of listener_check's errors. */
 static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, int code,
                                const struct listener_options *l)
@@ -152,13 +161,13 @@ static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, i
     if (code == -ENOENT && *folder && me) {
         snprintf(mend, MEND_ROOM, "%sinstall -d -o %s -m 0755 %s", geteuid() == 0 ? "" : "sudo ",
                  me->pw_name, program_quote(quoted, sizeof(quoted), folder));
-    } else if (code == -EACCES && *folder && me) {
+    } else if (code == -EACCES && me && may_be_given(folder)) {
         snprintf(mend, MEND_ROOM, "sudo chown %s %s", me->pw_name,
                  program_quote(quoted, sizeof(quoted), folder));
     } else if (code == -EEXIST) {
         snprintf(mend, MEND_ROOM, "%srm %s", sudo_for(*folder ? folder : "."),
                  program_quote(quoted, sizeof(quoted), l->path));
-    } else if (code == -EINVAL && *l->group) {
+    } else if (code == -EINVAL && *l->path && *l->group) {
         snprintf(mend, MEND_ROOM, "sudo groupadd --system %s",
                  program_quote(quoted, sizeof(quoted), l->group));
     } else if (code == -EPERM && me) {

@@ -189,6 +189,10 @@ class Doctor(Case):
                 self.skipTest(f"{top} is closed to others, and the daemon's program with it")
         findings, path = self.configured(text, "--user", NOBODY)
         wrong, = [f for f in about(findings, "socket", "wrong") if "folder" in f["text"]]
+        self.assertEqual(wrong["mend"], f"${{EDITOR:-vi}} '{path}'")  # root's is not given away
+        os.chown(folder, 12345, -1)
+        findings = self.doctor("--config", path, "--user", NOBODY)[0]
+        wrong, = [f for f in about(findings, "socket", "wrong") if "folder" in f["text"]]
         self.assertEqual(wrong["mend"], f"chown {NOBODY} '{folder}'")
         subprocess.run(wrong["mend"], shell=True, check=True)
         findings = self.doctor("--config", path, "--user", NOBODY)[0]
