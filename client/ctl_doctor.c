@@ -49,7 +49,7 @@ void doctor_say(struct doctor *d, enum doctor_level level, const char *about, co
     for (const char *p = text; *p; p++)
         putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
     putchar('\n');
-    if (mend)
+    if (mend && !program_has_control(mend))
         printf("%16s%s\n", "", mend);
 }
 

@@ -63,7 +63,7 @@ say(struct checking *c, enum level level, const char *about, const char *mend, c
     c->n_wrong += level == WRONG;
     if (!c->check->json) {
         printf("%-5s  %-7s  %s\n", names[level], about, text);
-        if (mend)
+        if (mend && !program_has_control(mend))
             printf("%16s%s\n", "", mend);
         return;
     }

@@ -73,6 +73,14 @@ const char *program_quote(char *out, size_t n, const char *text)
     return out;
 }
 
+bool program_has_control(const char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f)
+            return true;
+    return false;
+}
+
 void program_hold_streams(void)
 {
     int fd;

@@ -2,6 +2,7 @@
 #ifndef NVLLM_PROGRAM_H
 #define NVLLM_PROGRAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,9 @@ int program_next_number(int64_t *number, const char *text, size_t n, size_t *at)
 /* Text as one word of a shell, whatever is in it; what there is no room for is left out. n is 3 at
  * least. Gives out. */
 const char *program_quote(char *out, size_t n, const char *text);
+
+/* Whether a byte stands in it that would move a terminal, and not be shown by it. */
+bool program_has_control(const char *text);
 
 /* Standard streams that were closed are held by descriptors that neither read nor write: or a
  * socket would take their place, and get what is printed. */

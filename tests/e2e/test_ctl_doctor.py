@@ -198,6 +198,19 @@ class Doctor(Case):
         findings = self.doctor("--config", path, "--user", NOBODY)[0]
         self.assertEqual([f for f in about(findings, "socket", "wrong") if "folder" in f["text"]], [])
 
+    def test_name_that_moves_a_terminal(self):
+        """No command is printed that would; JSON has it, for there it is harmless."""
+        path = self.folder() / "a\x1b[2J\r\nb"
+        model = model_folder(self.folder() / "m\x1b[2J\r", model=None)
+        for program in [config.nvllmctl, "doctor"], [config.nvllmd, "check-config"]:
+            for args in ["--config", path], ["--model", model]:
+                done = subprocess.run([*program, *map(str, args)], capture_output=True,
+                                      timeout=scaled(30, 120))
+                self.assertIn(b"wrong", done.stdout)
+                self.assertNotRegex(done.stdout, rb"[\x00-\x09\x0b-\x1f\x7f]")
+                self.assertNotRegex(done.stdout, rb"(?m)^b")
+        self.assertTrue(about(self.doctor("--model", model)[0], "model", "wrong")[0]["mend"])
+
     def test_each_mend_is_a_command(self):
         """What is printed to be pasted is something that a shell can run."""
         folder = self.folder()
