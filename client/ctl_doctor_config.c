@@ -3,16 +3,21 @@
 #include <errno.h>
 #include <grp.h>
 #include <limits.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/clock.h"
 #include "client/ctl_doctor.h"
 #include "client/ctl_json.h"
 
 #define ABOUT "config"
+
+enum { CHECK_MS = 30000, MAX_FOUND_BYTES = 16 << 20 };
 
 static bool is_program(const char *path)
 {
@@ -58,9 +63,32 @@ static void become_user(const struct doctor_user *user)
         _exit(EXIT_ERROR);
 }
 
-/* What it prints; NULL: nothing that is to be understood. */
-static json_t *run_program(const struct doctor *d, const char *const *argv)
+/* Reads to the end; *late: that has not come in time. *text is to be freed. */
+static bool read_in_time(int fd, int64_t deadline, char **text, size_t *n, bool *late)
 {
+    FILE *to = open_memstream(text, n);
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    size_t total = 0;
+    char part[4096];
+    ssize_t k = -1;
+
+    while (to && total <= MAX_FOUND_BYTES) {
+        int r = poll(&wait, 1, clock_left_ms(deadline));
+
+        *late = r == 0;
+        k = r > 0 ? read(fd, part, sizeof(part)) : -1;
+        if (k > 0)
+            total += fwrite(part, 1, (size_t)k, to);
+        else if (k == 0 || *late || errno != EINTR)
+            break;
+    }
+    return to && fclose(to) == 0 && k == 0;
+}
+
+/* What it prints; NULL: nothing that is to be understood, or, *late, not in time. */
+static json_t *run_program(const struct doctor *d, const char *const *argv, bool *late)
+{
+    int64_t deadline = d->ctl->deadline < 0 ? clock_deadline(CHECK_MS) : d->ctl->deadline;
     struct nvllm_error err;
     json_t *found = NULL;
     char *text = NULL;
@@ -81,11 +109,13 @@ static json_t *run_program(const struct doctor *d, const char *const *argv)
         _exit(EXIT_ERROR);
     }
     close(ends[1]);
-    if (child > 0 && ctl_read_all(ends[0], &text, &n) == EXIT_OK)
+    if (child > 0 && read_in_time(ends[0], deadline, &text, &n, late))
         found = ctl_json_parse(text, n, &err);
+    else if (child > 0)
+        kill(child, SIGKILL);
     close(ends[0]);
     if (child > 0)
-        waitpid(child, NULL, 0);
+        waitpid(child, NULL, *late ? WNOHANG : 0); /* a dead file system holds even the killed */
     free(text);
     return found;
 }
@@ -176,6 +206,7 @@ void doctor_config(struct doctor *d)
 {
     const char *argv[9] = {"nvllmd", "check-config", "--json"};
     const char *configured, *model;
+    bool late = false;
     json_t *found;
     int n = 3;
 
@@ -198,8 +229,11 @@ void doctor_config(struct doctor *d)
         argv[n++] = "--model";
         argv[n++] = d->given_model;
     }
-    found = run_program(d, argv);
-    if (!json_is_object(found)) {
+    found = run_program(d, argv, &late);
+    if (late) {
+        doctor_say(d, DOCTOR_NOTE, ABOUT, NULL, "%s has not said in time what is wrong with %s",
+                   d->nvllmd, d->config);
+    } else if (!json_is_object(found)) {
         doctor_say(d, DOCTOR_NOTE, ABOUT, NULL, "%s does not say what is wrong with %s: %s",
                    d->nvllmd, d->config, "is it of another version?");
     } else {

@@ -211,6 +211,25 @@ class Doctor(Case):
                 self.assertNotRegex(done.stdout, rb"(?m)^b")
         self.assertTrue(about(self.doctor("--model", model)[0], "model", "wrong")[0]["mend"])
 
+    def test_daemon_that_does_not_say(self):
+        """A check that hangs is not waited for longer than --timeout, and does not stay."""
+        folder = self.folder()
+        shutil.copyfile(config.nvllmctl, folder / "nvllmctl")
+        (folder / "nvllmctl").chmod(0o755)
+        for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
+            shutil.copyfile(library, folder / library.name)
+        (folder / "nvllmd").write_text(f"#!/bin/sh\necho $$ >'{folder}/pid'\nexec sleep 600\n")
+        (folder / "nvllmd").chmod(0o755)
+        done = subprocess.run([folder / "nvllmctl", "--timeout", "3", "doctor", "--json", "--model",
+                               MODEL, "--socket", folder / "s"], capture_output=True,
+                              env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+                              timeout=scaled(30, 120))
+        note, = about(json.loads(done.stdout)["findings"], "config", "note")
+        self.assertIn("has not said in time", note["text"])
+        pid = int((folder / "pid").read_text())
+        harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}/cmdline") or
+                         not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), scaled(10, 60), "end")
+
     def test_each_mend_is_a_command(self):
         """What is printed to be pasted is something that a shell can run."""
         folder = self.folder()
