@@ -88,6 +88,7 @@ static int norm_behind(const struct pass *p, struct rows rows, const uint16_t *w
 
     if (n_parts == 1)
         return norm(p, rows, w);
+    must(rows.first == 0); /* parts are of all rows */
     return cuda_check(rms_norm_add(f->launch, f->normed, f->residual, f->parts, n_parts,
                                    (int64_t)gemm_rows(rows.n) * dim, w, rows.n, dim,
                                    f->config->rms_norm_eps),

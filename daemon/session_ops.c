@@ -40,6 +40,8 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
         session_answer_error(s, f->id, &e);
         return;
     }
+    if (p && p->reading)
+        p = NULL; /* a reload ends by itself, and what it changes stays */
     if (p)
         pending_cancel(s->shared, p);
     session_check_put(s, reply_cancelled(s->connection, f->id, p != NULL));

@@ -3,10 +3,10 @@
  * of the row's heads, and the way of its key and value into the pool.
  *
  * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes a sequence. The query heads that share
- * a KV head are columns of one matrix product, sixteen keys its rows. A block takes one item and KV
- * head, its warps turns of 16 keys. Loads are 16 bytes: the order of the dimensions is permuted so
- * that what a thread loads is what the matrix unit wants of it. Where a sequence is split, the
- * block that ends last joins the partial results.
+ * a KV head are columns of one matrix product, sixteen keys its rows. A block takes an item and KV
+ * head and those that follow it, its warps turns of 16 keys. Loads are 16 bytes: the order of the
+ * dimensions is permuted so that what a thread loads is what the matrix unit wants of it. Where a
+ * sequence is split, the block that ends last joins the partial results.
  *
  * Keys of earlier steps are asked for before the kernel waits for the one before it: between two
  * steps lies a copy that waits for all of the one and that all of the other waits for. */

@@ -119,7 +119,7 @@ cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const 
                      const struct step_view *gather, int n_rows, int dim, float eps);
 
 /* The same behind a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
- * floats apart. dim is at most 8192. */
+ * floats apart. dim is at most 16384. */
 cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x, const float *parts,
                          int n_parts, int64_t part_stride, const uint16_t *w, int n_rows, int dim,
                          float eps);

@@ -4,8 +4,7 @@
 //
 // Keys and values of earlier steps come through the ring before q is there. The step's own key and
 // value, which the block of a sequence's last keys stores, are taken from shared memory. q and k
-// are normed and rotated by every block that needs them: that is less than another exchange. The
-// arithmetic on 16 keys is that of attn_decode.cu.
+// are normed and rotated by every block that needs them: that is less than another exchange.
 #ifndef NVLLM_CUDA_RESIDENT_ATTENTION_CUH
 #define NVLLM_CUDA_RESIDENT_ATTENTION_CUH
 

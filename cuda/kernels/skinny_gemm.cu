@@ -254,9 +254,9 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
                 scale = inverse_rms(&squares[0][m], HALVES * 8, s.k, s.eps);
             else if (s.rms)
                 scale = squares[0][m];
-            y *= scale;
+            y = __fmul_rn(y, scale); /* as it is for any number of rows: not one operation */
             if (OUT == SKINNY_BF16 && s.bias)
-                y += bf16_to_float(s.bias[n]);
+                y = __fadd_rn(y, bf16_to_float(s.bias[n]));
             const int64_t at = (int64_t)(row0 + m) * s.y_stride + n;
             if (OUT == SKINNY_BF16)
                 ((uint16_t *)s.y)[at] = bf16_bits(y);

@@ -2,6 +2,7 @@
 #include "tests/gpu/bench_sampler.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "tests/gpu/sampler_rig.h"
 
@@ -73,7 +74,7 @@ void bench_sampler(void)
 
     if (device_open(&device, 0, &e) < 0) {
         fprintf(stderr, "%s\n", e.text);
-        return;
+        exit(1);
     }
     for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
         struct rig g;

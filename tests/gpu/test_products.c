@@ -233,7 +233,7 @@ static struct gemm_counts run_remembering(const char *folder, void *workspace)
  * found again, with the right products all the while. */
 START_TEST(algorithms_are_remembered)
 {
-    char folder[] = "/tmp/nvllm-ops-XXXXXX", key[ALGO_KEY], command[64];
+    char folder[] = "/tmp/nvllm-products-XXXXXX", key[ALGO_KEY], command[64];
     struct device_array workspace = array_new(GEMM_WORKSPACE);
     struct algo_record *records;
     struct gemm_counts counts;
