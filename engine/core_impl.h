@@ -72,6 +72,7 @@ struct core {
     struct core_time time;
     uint64_t last_client;      /* who asked last */
     uint64_t several_until_us; /* so long after there were several, steps are kept short */
+    double newcomers_us;       /* what others have yet to have for newcomers' first steps */
     uint64_t n_plans;          /* plans made, also those that came to nothing */
     int64_t n_wanted;          /* blocks that who could not be admitted last would have needed */
     int32_t n_short;           /* blocks wanted in vain by the step being planned */

@@ -8,6 +8,9 @@
  * in turns, and stand back in between. Where they add little, nobody stands back; nor where the
  * light one gets no row itself.
  *
+ * A newcomer may have its first step for itself; but after that as much time passes as it took,
+ * until the next may: else those that come one after another would have all steps.
+ *
  * Times are foreseen, by what the engine says steps cost: without that all run. */
 #include <math.h>
 
@@ -160,7 +163,7 @@ static struct fair_use *find_newcomer(struct core *c)
 
     if (!s || use_of(s)->n_running > 0)
         return NULL;
-    if (c->n_free_slots == 0)
+    if (c->n_free_slots == 0 && c->newcomers_us <= 0)
         core_claim_slot(c, s);
     if (c->n_free_slots == 0)
         return NULL;
@@ -193,9 +196,10 @@ static void find_light(struct core *c)
         if (u->n_waiting == 0 && (!t->light || is_lighter(u, t->light)))
             t->light = u;
     }
-    if (new && (!t->light ||
-                (is_lighter(new, t->light) && (new->round_us <= long_decodes * c->one_us ||
-                                               t->light->round_us > long_decodes * c->one_us))))
+    if (new && c->newcomers_us <= 0 &&
+        (!t->light ||
+         (is_lighter(new, t->light) && (new->round_us <= long_decodes * c->one_us ||
+                                        t->light->round_us > long_decodes * c->one_us))))
         t->light = new;
 }
 
@@ -395,6 +399,19 @@ bool core_time_lift(struct core *c)
 
 /* ---- after it */
 
+/* As long as a newcomer had for itself, steps are planned as if it were none. */
+static void count_newcomers(struct core *c, const struct step *st)
+{
+    const struct core_time *t = &c->time;
+
+    if (t->light && t->light == t->newcomer) {
+        if (t->any_back)
+            c->newcomers_us = fmin(st->cost_us, most_owed * c->one_us);
+    } else {
+        c->newcomers_us = fmax(c->newcomers_us - st->cost_us, 0);
+    }
+}
+
 /* What others had beside the first rows of a client counts as if it had waited for it. */
 static void charge_beginners(struct core *c, const struct step *st)
 {
@@ -418,6 +435,7 @@ void core_time_end(struct core *c, struct step *st)
         rows += st->chunks[i].n;
     st->cost_us = step_cost_us(&c->cost, st->n_decodes, rows);
     charge_beginners(c, st);
+    count_newcomers(c, st);
     if (!light || light == t->newcomer)
         return;
     if (t->n_decodes + t->n_rows == 0)

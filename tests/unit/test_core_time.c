@@ -326,6 +326,31 @@ START_TEST(the_many_end)
 }
 END_TEST
 
+/* Newcomers in every plan leave a client with some requests its part of the steps. */
+START_TEST(newcomers_without_end)
+{
+    for (int32_t n_tokens = 1; n_tokens <= 3; n_tokens++) {
+        int32_t text = 5000, n = 0;
+
+        set_cost(0, 115, 60);
+        start();
+        for (int32_t i = 0; i < 8; i++)
+            ask(1, i, 8, 300);
+        while (rig_stats().seqs_waiting > 0)
+            turn();
+        for (int i = 0; i < 300; i++) {
+            ask(2 + (uint64_t)i % 5, text++, 4, n_tokens);
+            turn();
+            n += rows_of(1);
+        }
+        printf("%d tokens each: %d rows of 2400 in 300 turns, %g ms\n", n_tokens, n,
+               (double)rig.now_us / 1e3);
+        ck_assert_int_gt(n, 400);
+        rig_end();
+    }
+}
+END_TEST
+
 /* A high priority does not stand back for a lower one. */
 START_TEST(priority_before_time)
 {
@@ -365,6 +390,7 @@ int main(void)
     tcase_add_test(t, who_stands_back_shares_what_is_left);
     tcase_add_test(t, shares_weigh_time);
     tcase_add_test(t, the_many_end);
+    tcase_add_test(t, newcomers_without_end);
     tcase_add_test(t, priority_before_time);
     suite_add_tcase(s, t);
     return run_suite(s);
