@@ -397,12 +397,11 @@ static struct sequence *next_waiting(struct core *c, const struct step *st, int3
     if (!item || item->klass != klass || c->squeezed || n_held >= MAX_HELD_A_STEP)
         return NULL;
     s = CONTAINER_OF(item, struct sequence, item);
+    if (core_rows_left(c, s, false) <= 0)
+        return NULL; /* nobody yields a slot to who could not begin */
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
-    return c->n_free_slots > 0 && core_rows_left(c, s, false) > 0 && !is_stuck(c, st, s) &&
-                   step_has_room_for_load(st, s)
-               ? s
-               : NULL;
+    return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_load(st, s) ? s : NULL;
 }
 
 /* Of two prompts: whose client does not stand back, then whose was served less. */
