@@ -299,7 +299,7 @@ void job_run(struct work *w)
     struct engine *g = j->engine;
     struct event_list out = {0};
 
-    event_queue_wait(&g->events);
+    (void)event_queue_wait(&g->events);
     if (j->kind == JOB_GENERATE || j->kind == JOB_INSPECT)
         run_encode(j, &out);
     else if (leave(j, false))

@@ -468,10 +468,12 @@ static void learn_pace(struct engine *g, uint64_t number)
     uint64_t now = engine_now_us();
     uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
 
+    g->committed_us = now;
+    if (s->rested)
+        return;
     pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_prompt_rows(g->core, g->pace.rows);
     core_set_cost(g->core, &g->pace.cost);
-    g->committed_us = now;
 }
 
 static int finish_oldest(struct engine *g, struct err *e)
@@ -488,6 +490,15 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
+/* While too many events lie untaken, the engine makes no more. */
+static void wait_for_room(struct engine *g)
+{
+    if (!event_queue_wait(&g->events) || g->in_flight == 0)
+        return;
+    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
+        g->steps[i].rested = true; /* submit() makes those anew that are not in flight */
+}
+
 /* Until the end is asked for, or the backend dies. */
 static int turn(struct engine *g, struct err *e)
 {
@@ -497,7 +508,7 @@ static int turn(struct engine *g, struct err *e)
         int r = CORE_WAIT;
         bool asked;
 
-        event_queue_wait(&g->events);
+        wait_for_room(g);
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
         collect(g);

@@ -49,6 +49,7 @@ struct engine_end {
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
+    bool rested;               /* the engine rested while it was in flight: its time says nothing */
 };
 
 struct engine {

@@ -132,14 +132,19 @@ struct engine_event *event_queue_take(struct event_queue *q)
     return head;
 }
 
-void event_queue_wait(struct event_queue *q)
+bool event_queue_wait(struct event_queue *q)
 {
+    bool waited = false;
+
     if (!q->limit || atomic_load(&q->bytes) <= q->limit)
-        return; /* nearly always */
+        return false; /* nearly always */
     pthread_mutex_lock(&q->lock);
-    while (!q->closed && atomic_load(&q->bytes) > q->limit)
+    while (!q->closed && atomic_load(&q->bytes) > q->limit) {
+        waited = true;
         pthread_cond_wait(&q->room, &q->lock);
+    }
     pthread_mutex_unlock(&q->lock);
+    return waited;
 }
 
 void event_queue_close(struct event_queue *q)

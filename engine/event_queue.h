@@ -40,8 +40,9 @@ void event_queue_deinit(struct event_queue *q);
 void event_queue_push(struct event_queue *q, struct event_list *l); /* l is empty afterwards */
 struct engine_event *event_queue_take(struct event_queue *q);
 
-/* Waits while more bytes than the limit lie there, and no longer than until the close. */
-void event_queue_wait(struct event_queue *q);
+/* Waits while more bytes than the limit lie there, and no longer than until the close. True
+ * if it waited. */
+bool event_queue_wait(struct event_queue *q);
 void event_queue_close(struct event_queue *q);
 
 #endif
