@@ -29,7 +29,7 @@ static const struct ctl_command ctl_help = {
     .examples = "  nvllmctl help generate\n",
 };
 
-/* As people look for them: asking the model, looking at the daemon, steering it, the rest. */
+/* As people look for them: asking the model, looking at the daemon, changing it, the rest. */
 const struct ctl_command *const ctl_commands[] = {
     &ctl_chat,   &ctl_generate, &ctl_batch,   &ctl_tokenize, &ctl_detokenize, &ctl_render,
     &ctl_status, &ctl_requests, &ctl_blocks,  &ctl_cache,    &ctl_explain,    &ctl_top,

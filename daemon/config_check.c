@@ -198,10 +198,7 @@ static void check_socket(struct checking *c, const char *about, const struct lis
 static void check_admins(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = {.path = o->admin_socket,
-                                              .mode = (mode_t)o->admin_socket_mode,
-                                              .group = o->admin_group,
-                                              .group_option = "daemon.admin_group"};
+    const struct listener_options listener = listener_options_of_admins(o);
     char mend[MEND_ROOM], quoted[QUOTED_ROOM];
     struct rights rights;
     struct err e;
@@ -273,10 +270,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
 static void check_options(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = {.path = o->socket,
-                                              .mode = (mode_t)o->socket_mode,
-                                              .group = o->socket_group,
-                                              .group_option = "daemon.socket_group"};
+    const struct listener_options listener = listener_options_of(o);
     struct backend_choice choice;
 
     if (c->check->file)

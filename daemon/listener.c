@@ -163,6 +163,22 @@ static int take_path(struct sockaddr_un *addr, const char *path, struct err *e)
     return 0;
 }
 
+struct listener_options listener_options_of(const struct options *o)
+{
+    return (struct listener_options){.path = o->socket,
+                                     .mode = (mode_t)o->socket_mode,
+                                     .group = o->socket_group,
+                                     .group_option = "daemon.socket_group"};
+}
+
+struct listener_options listener_options_of_admins(const struct options *o)
+{
+    return (struct listener_options){.path = o->admin_socket,
+                                     .mode = (mode_t)o->admin_socket_mode,
+                                     .group = o->admin_group,
+                                     .group_option = "daemon.admin_group"};
+}
+
 int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
 {
     struct sockaddr_un addr;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/options.h"
 #include "engine/err.h"
 
 struct listener;
@@ -19,6 +20,11 @@ struct listener_options {
     const char *group;        /* "": the daemon's own */
     const char *group_option; /* static; what names the group: "daemon.socket_group" */
 };
+
+/* Of what clients connect to, and of what only admins do (a path of "": there is none). They point
+ * into the options. */
+struct listener_options listener_options_of(const struct options *o);
+struct listener_options listener_options_of_admins(const struct options *o);
 
 /* Listens, not blocking; the group is looked up here, and never again. -EADDRINUSE: another daemon
  * does; -EEXIST: the path is no socket; -ENAMETOOLONG; others as they come, with a text. */

@@ -359,20 +359,14 @@ static int start_engine(struct engine **out, const struct options *o,
 
 static int open_admin_listener(struct listener **out, const struct options *o, struct err *e)
 {
-    const struct listener_options options = {.path = o->admin_socket,
-                                             .mode = (mode_t)o->admin_socket_mode,
-                                             .group = o->admin_group,
-                                             .group_option = "daemon.admin_group"};
+    const struct listener_options options = listener_options_of_admins(o);
 
     return *o->admin_socket ? listener_open(out, &options, e) : 0;
 }
 
 static int open_listener(struct listener **out, const struct options *o, struct err *e)
 {
-    const struct listener_options options = {.path = o->socket,
-                                             .mode = (mode_t)o->socket_mode,
-                                             .group = o->socket_group,
-                                             .group_option = "daemon.socket_group"};
+    const struct listener_options options = listener_options_of(o);
     int r = listener_inherit(out, e);
 
     return r < 0 || *out ? r : listener_open(out, &options, e);

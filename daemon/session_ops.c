@@ -147,7 +147,7 @@ int session_report(struct sessions *s, struct pending *p, const struct inspect_r
     return report_put(p->session->connection, p->client_id, r, &facts);
 }
 
-/* ---- steering */
+/* ---- what changes the daemon */
 
 static void answer_changed(struct session *s, uint64_t id)
 {

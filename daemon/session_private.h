@@ -1,5 +1,5 @@
 /* session_private.h - what session.c (clients and their frames), session_requests.c (what they have
- * under way) and session_ops.c (looking into the daemon and steering it) share. Nobody else
+ * under way) and session_ops.c (looking into the daemon and changing it) share. Nobody else
  * includes it. */
 #ifndef NVLLMD_SESSION_PRIVATE_H
 #define NVLLMD_SESSION_PRIVATE_H

@@ -84,6 +84,11 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+__device__ __forceinline__ float silu(float x)
+{
+    return __fdividef(x, 1.0f + __expf(-x));
+}
+
 __device__ __forceinline__ float warp_sum(float x)
 {
     for (int i = WARP / 2; i > 0; i /= 2)

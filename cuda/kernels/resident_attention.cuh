@@ -224,7 +224,7 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                                       : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
-    take_in(s, p, max, x, exp2_fast);
+    take_in(s, p, max, x);
 }
 
 // Adds up what the warps found of a segment, those that had no keys too, and posts it: the result

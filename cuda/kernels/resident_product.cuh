@@ -436,11 +436,6 @@ static __device__ __forceinline__ void post_residual(const struct frame &f, uint
         post(p.square, __float_as_uint(sum), tag);
 }
 
-static __device__ __forceinline__ float silu(float x)
-{
-    return __fdividef(x, 1.0f + __expf(-x));
-}
-
 // What is done with sums: by whole warps.
 static __device__ __forceinline__ void hand_on(const struct frame &f, const struct job &j,
                                                const struct place &p)

@@ -6,11 +6,6 @@
 static constexpr int MAX_THREADS = 256;
 static constexpr int VEC = 8;
 
-static __device__ __forceinline__ float silu(float x)
-{
-    return __fdividef(x, 1.0f + __expf(-x));
-}
-
 static __device__ __forceinline__ uint32_t silu_pair(uint32_t gate, uint32_t up)
 {
     return bf16_pair(silu(bf16_low(gate)) * bf16_low(up), silu(bf16_high(gate)) * bf16_high(up));

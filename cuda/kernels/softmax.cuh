@@ -12,23 +12,21 @@ template <int HEAD_DIM> struct softmax {
 };
 
 // Takes in sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
-// key, max the greatest of these and s.max; x its share of the values. exp2 is the caller's: of one
-// that rounds the smallest results to zero there is a shorter way.
-template <int HEAD_DIM, typename Exp2>
+// key, max the greatest of these and s.max; x its share of the values.
+template <int HEAD_DIM>
 static __device__ __forceinline__ void take_in(struct softmax<HEAD_DIM> &s, float (&p)[2][2],
-                                               float max, const uint4 (&x)[4][HEAD_DIM / 64],
-                                               Exp2 exp2)
+                                               float max, const uint4 (&x)[4][HEAD_DIM / 64])
 {
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
-    const float shrink = exp2(s.max - max);
+    const float shrink = exp2_fast(s.max - max);
     s.max = max;
     s.sum *= shrink;
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            p[i][j] = exp2(p[i][j] - max);
+            p[i][j] = exp2_fast(p[i][j] - max);
             s.sum += p[i][j];
         }
     const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);

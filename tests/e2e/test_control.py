@@ -1,4 +1,4 @@
-"""Steering the daemon: drain, resume, reload, the log's level, shutdown; and what the world does to
+"""Changing the daemon's state: drain, resume, reload, the log's level, shutdown; and what the world does to
 it: sockets that vanish, descriptors that run out, signals in storms."""
 
 import os

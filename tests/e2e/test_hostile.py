@@ -558,10 +558,10 @@ class WildRequests(Case):
     """Well-formed frames with anything in them, at the real backend."""
 
     everything = [f.name for f in wire.MESSAGES["ClientFrame"] if f.name not in ("id", "hello")]
-    steering = {"drain", "resume", "reload", "set_log_level", "shutdown"}
+    changing = {"drain", "resume", "reload", "set_log_level", "shutdown"}
 
     def connect(self, d):
-        """As a user like any other, where that can be: then steering is refused."""
+        """As a user like any other, where that can be: then what changes the daemon is refused."""
         return roles.connect(d, roles.USER) if os.geteuid() == 0 else d.connect()
 
     def check_reply(self, operation, reply):
@@ -594,7 +594,7 @@ class WildRequests(Case):
         """A hundred thousand of them: one clear answer each, and the daemon is as it was."""
         seed = random.randrange(1 << 32)
         operations = [o for o in self.everything
-                      if os.geteuid() == 0 or o not in self.steering]
+                      if os.geteuid() == 0 or o not in self.changing]
         print(f"seed {seed}")
         n, seen, slowest = scaled(100000, 3000), collections.Counter(), 0
         requests = wild.Wild(seed, operations)

@@ -1,4 +1,4 @@
-/* test_engine_inspect.c - looking into an engine and steering its cache, over the CPU backend and
+/* test_engine_inspect.c - looking into an engine and changing its cache, over the CPU backend and
  * the bundled model. */
 #include <check.h>
 #include <stdlib.h>
