@@ -8,12 +8,17 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include "engine/must.h"
 
 _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
                "a request's stop ids and the model's end ids fit one list");
+
+enum {
+    ENGINE_NICE = -10, /* LimitNICE= of nvllmd.service */
+};
 
 /* ---- loading */
 
@@ -590,6 +595,16 @@ static void refuse_until_quit(struct engine *g, const struct err *why)
     pthread_mutex_unlock(&g->lock);
 }
 
+/* This thread wakes the daemon's loop and sleeps until the next step ends. With the same priority
+ * the loop often takes its place on the CPU in between; then the scheduler sees two threads that
+ * run and wakes the client on another CPU, which has to wake first. The model is not computed
+ * here, so little is taken from others. Threads inherit the priority: those of the backend are
+ * there already. Where it is not allowed, tokens are a little later. */
+static void run_first(void)
+{
+    (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: the calling thread, on Linux */
+}
+
 void *engine_main(void *engine)
 {
     struct engine *g = engine;
@@ -599,6 +614,7 @@ void *engine_main(void *engine)
     if (r == 0) {
         atomic_store(&g->progress, 1.0);
         publish(g); /* who sees READY sees the counts of blocks, too */
+        run_first();
         publish_state(g, ENGINE_READY);
         r = turn(g, &e);
     }

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import resource
 import signal
 import socket
 import struct
@@ -15,6 +17,9 @@ from harness import MODEL, Case, Daemon, config, model_folder, run_command, scal
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
         "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+
+CAP_SYS_NICE = 23
+ENGINE_NICE = -10
 
 
 def start_on(path):
@@ -378,6 +383,14 @@ class Refusals(Case):
             self.assertEqual(p.wait(timeout=scaled(20, 60)), 0)
 
 
+def may_be_nice(nice):
+    """Whether a program started here may give a thread that priority."""
+    with open("/proc/self/status") as f:
+        capabilities = next(int(line.split()[1], 16) for line in f if line.startswith("CapEff:"))
+    return (bool(capabilities >> CAP_SYS_NICE & 1)
+            or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice)
+
+
 class ServiceManager(Case):
     def test_notifications(self):
         """systemd is told of the start, of the stop, and how it goes between."""
@@ -403,6 +416,16 @@ class ServiceManager(Case):
         self.assertIn("STOPPING=1", messages)
         self.assertLess(messages.index("READY=1"), messages.index("STOPPING=1"))
         self.assertTrue(any(m.startswith("STATUS=") for m in messages), messages)
+
+    def test_one_thread_goes_first(self):
+        """The engine's thread alone has a higher priority, where the daemon may give it one."""
+        with Daemon() as d:
+            nices = [int(stat.read_text().rsplit(")", 1)[1].split()[16])
+                     for stat in pathlib.Path(f"/proc/{d.pid}/task").glob("*/stat")]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        raised = [ENGINE_NICE] if may_be_nice(ENGINE_NICE) else [own]
+        self.assertGreater(len(nices), 3)
+        self.assertEqual(sorted(nices), raised + [own] * (len(nices) - 1))
 
     def test_state_while_loading(self):
         """A connection during loading learns the state, and requests are refused as retryable."""
