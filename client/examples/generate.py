@@ -27,7 +27,10 @@ def read_frame(stream):
     if not prefix:
         raise EOFError("nvllmd closed the connection")
     length, _ = _DecodeVarint32(prefix, 0)
-    return pb.ServerFrame.FromString(stream.read(length))
+    frame = pb.ServerFrame.FromString(stream.read(length))
+    if frame.WhichOneof("event") == "error":  # of the request, or with id 0 of the connection
+        sys.exit(f"{pb.ErrorCode.Name(frame.error.code)}: {frame.error.message}")
+    return frame
 
 
 def main():
@@ -50,11 +53,8 @@ def main():
             print(frame.delta.text.decode(), end="", flush=True)
         elif event == "done":
             print()
-            return 0
-        elif event == "error":
-            print(f"{pb.ErrorCode.Name(frame.error.code)}: {frame.error.message}", file=sys.stderr)
-            return 1
+            return
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

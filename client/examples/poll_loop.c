@@ -109,10 +109,11 @@ int main(int argc, char **argv)
         wait_for(client);
         if (nvllm_process(client, &err) != NVLLM_OK)
             goto fail;
-        while ((code = nvllm_next(client, 0, &event, NULL)) == NVLLM_OK)
+        while ((code = nvllm_next(client, 0, &event, &err)) == NVLLM_OK)
             take(event);
-        if (code != NVLLM_E_TIMEOUT) /* no more for now */
-            continue;                /* nvllm_process() says what it is */
+        if (code != NVLLM_E_TIMEOUT) /* the connection is over */
+            goto fail;
+        err.code = NVLLM_OK; /* no more for now */
         if (more)
             more = start_jobs(client, &line, &err);
     }
