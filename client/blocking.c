@@ -13,6 +13,13 @@ static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *er
     return c->conn.death.code;
 }
 
+enum nvllm_code client_check_callback(const struct nvllm_client *c, struct nvllm_error *err)
+{
+    if (!c->calling)
+        return NVLLM_OK;
+    return error_field(err, "client", "a callback of nvllm_generate() must not use its client");
+}
+
 /* ---- one request among many */
 
 /* *deadline is what the request's own timeout makes it; 0: none. */
@@ -61,7 +68,10 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
                            struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
+    enum nvllm_code code = client_check_callback(c, err);
 
+    if (code != NVLLM_OK)
+        return code;
     for (;;) {
         struct event *e = client_take(c);
 
@@ -118,10 +128,11 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
 {
     int64_t deadline = clock_deadline(timeout_ms);
     struct event *e;
-    enum nvllm_code code;
+    enum nvllm_code code = client_check_callback(c, err);
     uint64_t id;
 
-    code = conn_send(&c->conn, frame, kind, 0, &id, err);
+    if (code == NVLLM_OK)
+        code = conn_send(&c->conn, frame, kind, 0, &id, err);
     if (code != NVLLM_OK)
         return code;
     client_flush(c);
@@ -137,6 +148,20 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     }
     *out = e;
     return NVLLM_OK;
+}
+
+/* True: the callback has had enough. */
+static bool call_back(struct nvllm_client *c, nvllm_callback *callback, void *arg,
+                      const struct event *e)
+{
+    bool enough;
+
+    if (!callback)
+        return false;
+    c->calling = true;
+    enough = callback(arg, &e->public) != 0;
+    c->calling = false;
+    return enough;
 }
 
 static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_callback *callback,
@@ -155,7 +180,7 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
                 *err = *e->error;
             return e->error->code;
         }
-        if (callback(arg, &e->public) != 0 && !cancelled && !e->terminal) {
+        if (call_back(c, callback, arg, e) && !cancelled && !e->terminal) {
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
 
             cancelled = true;
@@ -178,10 +203,11 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
                                struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms), own;
-    enum nvllm_code code;
+    enum nvllm_code code = client_check_callback(c, err);
     uint64_t id;
 
-    code = start(c, &id, &own, request, err);
+    if (code == NVLLM_OK)
+        code = start(c, &id, &own, request, err);
     if (code != NVLLM_OK)
         return code;
     client_flush(c);

@@ -236,6 +236,10 @@ bool client_wait(struct nvllm_client *c, int64_t deadline)
 
 enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
 {
+    enum nvllm_code code = client_check_callback(c, err);
+
+    if (code != NVLLM_OK)
+        return code;
     client_pump(c);
     conn_settle(&c->conn);
     if (c->conn.death.code != NVLLM_OK && !c->queue.first) {

@@ -14,6 +14,7 @@ struct nvllm_client {
     int fd;
     bool out_broken; /* nothing more can be written; what the daemon said last can still be read */
     bool drained;    /* the socket had no more when it was looked at last */
+    bool calling;    /* nvllm_generate()'s callback runs, whose event has to last */
     struct conn conn;
     struct event_list queue; /* that came while another was waited for; older than conn's own */
     struct event *current;   /* what was handed out last, where it has memory */
@@ -53,6 +54,9 @@ static inline bool client_queue_full(const struct nvllm_client *c)
 {
     return c->queue_bytes > c->max_queue_bytes;
 }
+
+/* NVLLM_E_INVALID while a callback runs: what takes events would take those it is called for. */
+enum nvllm_code client_check_callback(const struct nvllm_client *c, struct nvllm_error *err);
 
 /* Sends a short operation and waits for its one answer, *out, which is current then. */
 enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,

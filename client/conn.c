@@ -60,6 +60,19 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     return put(c, &frame, err);
 }
 
+/* Before the greeting the daemon's limit is not known, and what it usually is stands for it. */
+static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
+{
+    error_set(err, NVLLM_E_TOO_LONG, 0,
+              "the request takes %zu bytes, and the daemon at most %u (limits.frame_bytes)", bytes,
+              c->max_frame_bytes);
+    if (err && c->welcomed) {
+        error_copy_text(err->limit, sizeof(err->limit), "limits.frame_bytes");
+        err->limit_value = c->max_frame_bytes;
+    }
+    return NVLLM_E_TOO_LONG;
+}
+
 /* May a frame be queued now? */
 static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientFrame *frame,
                                   struct nvllm_error *err)
@@ -73,10 +86,7 @@ static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientF
         return c->death.code;
     }
     if (bytes > c->max_frame_bytes)
-        return error_set(err, NVLLM_E_TOO_LONG, 0,
-                         "the request takes %zu bytes, and the daemon at most %u "
-                         "(limits.frame_bytes)",
-                         bytes, c->max_frame_bytes);
+        return refuse_size(c, bytes, err);
     if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
         return error_set(err, NVLLM_E_BUSY, 0,
                          "%zu bytes of requests are waiting to be sent: fetch events first",
@@ -107,6 +117,13 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pe
     return NVLLM_OK;
 }
 
+/* Of these a program knows the number, and the daemon may have work with them. */
+static bool takes_time(enum pending_kind kind)
+{
+    return kind == PENDING_GENERATE || kind == PENDING_TOKENIZE || kind == PENDING_DETOKENIZE ||
+           kind == PENDING_RENDER;
+}
+
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
@@ -115,7 +132,7 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
     enum nvllm_code code;
     uint64_t own_id;
 
-    if (!target || target->kind != PENDING_GENERATE)
+    if (!target || !takes_time(target->kind))
         return NVLLM_OK;
     cancel.has_target = true;
     cancel.target = id;

@@ -41,7 +41,7 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
                           uint32_t n_choices, uint64_t *id, struct nvllm_error *err);
 
-/* Queues a cancel of a request of generate; nothing if it is not under way. */
+/* Queues a cancel of generate, tokenize, detokenize or render; nothing if it is not under way. */
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err);
 
 /* Whatever still comes for id is dropped. */

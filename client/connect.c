@@ -111,7 +111,9 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
     bool absent;
     int rc;
 
-    if (!o->socket_path || strlen(o->socket_path) >= sizeof(address.sun_path))
+    if (!o->socket_path || !*o->socket_path)
+        return error_field(err, "socket_path", "no socket's path is given");
+    if (strlen(o->socket_path) >= sizeof(address.sun_path))
         return error_field(err, "socket_path", "a socket's path has at most %zu bytes",
                            sizeof(address.sun_path) - 1);
     strcpy(address.sun_path, o->socket_path);

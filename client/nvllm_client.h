@@ -19,7 +19,8 @@
  * failure only.
  *
  * Structs that a program fills in begin with their size and are prepared by their init macro, so
- * that they can grow while programs built earlier go on working. */
+ * that they can grow while programs built earlier go on working. Those without a size that lie in
+ * arrays, or in the program's own memory, never grow. */
 #ifndef NVLLM_CLIENT_H
 #define NVLLM_CLIENT_H
 
@@ -45,8 +46,10 @@ enum nvllm_code {
     NVLLM_E_TOO_LONG = 2,    /* prompt and max_tokens can never fit */
     NVLLM_E_UNAVAILABLE = 3, /* loading the model, or draining before it ends; retryable */
     NVLLM_E_BUSY = 4,        /* a limit on what may be under way; retryable */
-    NVLLM_E_DEADLINE = 5,    /* the request's own deadline_ms is over */
-    NVLLM_E_CANCELLED = 6,   /* cancelled before it had an outcome */
+    NVLLM_E_DEADLINE = 5,    /* not said by nvllmd so far: a request whose deadline_ms is over ends
+                              * with done, and its choices with NVLLM_FINISH_DEADLINE */
+    NVLLM_E_CANCELLED = 6,   /* cancelled before it had an outcome; what generates ends with done
+                              * and NVLLM_FINISH_CANCELLED instead */
     NVLLM_E_DENIED = 7,      /* this user may not do that, or not open the socket */
     NVLLM_E_PROTOCOL = 8,    /* one side does not follow the protocol; the connection is over */
     NVLLM_E_INTERNAL = 9,    /* the daemon is out of memory, or its backend died */
@@ -54,7 +57,8 @@ enum nvllm_code {
 
     /* Found on this side. */
     NVLLM_E_NOT_RUNNING = 64, /* nobody listens at the socket */
-    NVLLM_E_CONNECTION = 65,  /* the connection broke: all requests under way are over */
+    NVLLM_E_CONNECTION = 65,  /* the connection broke: all requests under way are over, and the
+                               * client is good for nvllm_close() alone */
     NVLLM_E_TIMEOUT = 66,     /* the call's timeout is over; the connection is still good */
     NVLLM_E_NOMEM = 67,
 };
@@ -122,14 +126,15 @@ NVLLM_API void nvllm_options_init_size(struct nvllm_options *options, size_t siz
 #define nvllm_options_init(options) nvllm_options_init_size((options), sizeof(struct nvllm_options))
 
 /* Connects and exchanges greetings. options may be NULL.
- * NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT, _CONNECTION, _PROTOCOL, _NOMEM, or what the daemon says.
- */
+ * NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT, _CONNECTION, _PROTOCOL, _NOMEM, _INVALID (of the
+ * options), or what the daemon says. */
 NVLLM_API enum nvllm_code nvllm_connect(struct nvllm_client **client,
                                         const struct nvllm_options *options,
                                         struct nvllm_error *err);
 
 /* Connects without waiting, for an event loop: one attempt at the socket, then the greeting is on
- * its way and requests may be started. wait_ready and wait_start do not apply. What goes wrong
+ * its way and requests may be started, of 4 MiB at most until the daemon has told its own limit.
+ * wait_ready and wait_start do not apply. What goes wrong
  * later comes from nvllm_process() and nvllm_next(), also NVLLM_E_TIMEOUT when options.timeout_ms
  * have passed without a greeting: it is a lasting error then, and nvllm_wants() is 0. */
 NVLLM_API enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
@@ -216,7 +221,8 @@ struct nvllm_request {
     int64_t n;          /* choices; unset: 1 */
     enum nvllm_priority priority;
     struct nvllm_text cache_salt; /* narrows who shares this prompt's cached prefix */
-    uint32_t deadline_ms;         /* from arrival at the daemon, queueing included; 0: none */
+    uint32_t deadline_ms;         /* from arrival at the daemon, queueing included; 0: none. What is
+                                   * there by then comes, with NVLLM_FINISH_DEADLINE and done */
     bool stream;                  /* true; false: one delta a choice, when it has ended */
     bool keep_special;            /* special tokens show up in the text */
     uint32_t timeout_ms;          /* as deadline_ms, but kept by the library from the call on: holds
@@ -234,8 +240,9 @@ NVLLM_API enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint
                                                const struct nvllm_request *request,
                                                struct nvllm_error *err);
 
-/* Asks the daemon to end a request; its done or error still comes, soon. One that has ended already
- * is left alone. Does not wait. */
+/* Asks the daemon to end a request; its end still comes, soon: done of what generates, whose
+ * choices end with NVLLM_FINISH_CANCELLED, of the others their answer or NVLLM_E_CANCELLED. One
+ * that has ended already is left alone. Does not wait. */
 NVLLM_API enum nvllm_code nvllm_cancel(struct nvllm_client *client, uint64_t id,
                                        struct nvllm_error *err);
 
@@ -310,10 +317,12 @@ struct nvllm_event {
 NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms,
                                      const struct nvllm_event **event, struct nvllm_error *err);
 
-/* Runs one request to its end. The callback sees each delta, and done; a value other than 0 from it
- * cancels the request, which then ends early. Events of other requests are kept for nvllm_next().
- * Returns NVLLM_OK after done, the error's code after an error, and NVLLM_E_TIMEOUT when timeout_ms
- * is over (the request is cancelled then). The callback must not use the client. */
+/* Runs one request to its end. The callback, which may be NULL, sees each delta, and done; a value
+ * other than 0 from it cancels the request, which then ends early, as the callback is still told.
+ * Events of other requests are kept for nvllm_next(). Returns NVLLM_OK after done, the error's code
+ * after an error, and NVLLM_E_TIMEOUT when timeout_ms or the request's own is over (the request is
+ * cancelled then). The callback must not use the client: calls that wait or take events say
+ * NVLLM_E_INVALID there. */
 typedef int nvllm_callback(void *arg, const struct nvllm_event *event);
 NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
                                          const struct nvllm_request *request,
@@ -423,6 +432,8 @@ enum {
 };
 
 NVLLM_API int nvllm_fd(const struct nvllm_client *client);
+
+/* Of NVLLM_WANT_…; 0 when nvllm_next() has no more events: the connection is over. */
 NVLLM_API unsigned nvllm_wants(const struct nvllm_client *client);
 
 /* Milliseconds until a deadline that is kept on this side (of a request, of the greeting), as

@@ -15,11 +15,13 @@ static inline void sized_give(void *theirs, size_t size, const void *ours, size_
     memcpy(theirs, &size, sizeof(size));
 }
 
-/* Lays a program's struct over our defaults. False: it was never prepared. */
+/* Lays a program's struct over our defaults. False: there is none, or it was never prepared. */
 static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
 {
     size_t size;
 
+    if (!theirs)
+        return false;
     memcpy(&size, theirs, sizeof(size));
     if (size < 2 * sizeof(size))
         return false;

@@ -247,6 +247,8 @@ START_TEST(request_larger_than_the_daemon_takes)
     nvllm_request_init(&r);
     r.prompt = (struct nvllm_text){text, 2000};
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_TOO_LONG);
+    ck_assert_str_eq(err.limit, "limits.frame_bytes");
+    ck_assert_uint_eq(err.limit_value, 1000);
     r.prompt.len = 500;
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
     free(text);

@@ -270,6 +270,64 @@ START_TEST(callback_cancels)
 }
 END_TEST
 
+/* What a callback may not do with the client that calls it. */
+static int use_client(void *arg, const struct nvllm_event *event)
+{
+    const struct nvllm_status *status;
+    const struct nvllm_event *other;
+
+    ck_assert_int_eq(nvllm_next(client, 0, &other, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_process(client, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(generate(arg, 1000), NVLLM_E_INVALID);
+    ck_assert_str_ne(err.message, "");
+    return gather(arg, event);
+}
+
+static void two_good_script(struct server *s)
+{
+    uint64_t id;
+
+    expect(s, HELLO);
+    for (int i = 0; i < 2; i++) {
+        id = expect(s, GENERATE);
+        server_delta(s, id, "he", 0);
+        server_delta(s, id, "llo", NVLLM_FINISH_STOP);
+        server_done(s, id);
+    }
+}
+
+/* A callback that takes its client's events is refused, and loses none; afterwards all is allowed.
+ */
+START_TEST(callback_uses_its_client)
+{
+    struct gathered g = {0};
+    struct nvllm_request r;
+
+    ck_assert_int_eq(serve(two_good_script, READY, false), NVLLM_OK);
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    ck_assert_int_eq(nvllm_generate(client, &r, use_client, &g, 1000, &err), NVLLM_OK);
+    ck_assert_str_eq(g.text, "hello");
+    ck_assert_int_eq(g.n_done, 1);
+    ck_assert_int_eq(generate(&g, 1000), NVLLM_OK);
+    ck_assert_int_eq(g.n_done, 2);
+}
+END_TEST
+
+/* Who does not want to hear of a request leaves the callback out. */
+START_TEST(no_callback)
+{
+    struct nvllm_request r;
+
+    ck_assert_int_eq(serve(two_generates_script, READY, false), NVLLM_OK);
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str("x");
+    ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_OK);
+    ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_E_TOO_LONG);
+}
+END_TEST
+
 static void slow_script(struct server *s)
 {
     uint64_t id;
@@ -443,6 +501,9 @@ START_TEST(nobody_is_there)
     long_path[sizeof(long_path) - 1] = '\0';
     ck_assert_int_eq(connect_path(long_path, 1000, false), NVLLM_E_INVALID);
     ck_assert_str_eq(err.field, "socket_path");
+    ck_assert_int_eq(connect_path("", 1000, true), NVLLM_E_INVALID);
+    ck_assert_int_eq(connect_path(NULL, 1000, true), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "socket_path");
     ck_assert_ptr_null(client);
 }
 END_TEST
@@ -526,6 +587,8 @@ int main(void)
     tcase_add_test(calls, events_of_others_are_kept);
     tcase_add_test(calls, generate_in_one_call);
     tcase_add_test(calls, callback_cancels);
+    tcase_add_test(calls, callback_uses_its_client);
+    tcase_add_test(calls, no_callback);
     tcase_add_test(calls, generate_out_of_time);
     tcase_add_test(calls, generate_and_the_daemon_dies);
     tcase_add_test(calls, cancel_of_an_ended_request);

@@ -293,6 +293,35 @@ START_TEST(short_operation_is_given_up)
 }
 END_TEST
 
+/* The daemon is asked to end one that it may have work with, when the program cancels it and when
+ * its time is over; the end of the first still comes. */
+START_TEST(short_operation_is_cancelled)
+{
+    const struct nvllm_event *event;
+    const client_frame *f;
+    uint64_t ids[2];
+
+    greeted();
+    ck_assert_int_eq(nvllm_tokenize_start(client, &ids[0], nvllm_str("a"), true, -1, &err), 0);
+    ck_assert_int_eq(nvllm_cancel(client, ids[0], &err), NVLLM_OK);
+    server_read(&server);
+    f = server_read(&server);
+    ck_assert_int_eq(f->op_case, NVLLM__V1__CLIENT_FRAME__OP_CANCEL);
+    ck_assert_uint_eq(f->cancel->target, ids[0]);
+    server_error(&server, ids[0], NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "cancelled");
+    event = next();
+    ck_assert(event->type == NVLLM_EVENT_ERROR && event->id == ids[0]);
+    ck_assert_int_eq(event->error->code, NVLLM_E_CANCELLED);
+    ck_assert_int_eq(nvllm_tokenize_start(client, &ids[1], nvllm_str("a"), true, 20, &err), 0);
+    expect_given_up(next(), ids[1]);
+    server_read(&server);
+    ck_assert_uint_eq(server_read(&server)->cancel->target, ids[1]);
+    server_error(&server, ids[1], NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "cancelled");
+    expect_none();
+    ck_assert_uint_eq(nvllm_pending(client), 0);
+}
+END_TEST
+
 /* What cannot be sent is refused at once, and nothing is under way. */
 START_TEST(short_operations_asked_wrongly)
 {
@@ -305,6 +334,9 @@ START_TEST(short_operations_asked_wrongly)
                      NVLLM_E_INVALID);
     ck_assert_int_eq(nvllm_detokenize_start(client, &id, NULL, 1, true, MS, &err), NVLLM_E_INVALID);
     ck_assert_int_eq(nvllm_render_start(client, &id, &never_prepared, MS, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_render_start(client, &id, NULL, MS, &err), NVLLM_E_INVALID);
+    ck_assert_int_eq(nvllm_generate_start(client, &id, NULL, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.field, "request");
     ck_assert_uint_eq(id, 77);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
@@ -601,6 +633,7 @@ int main(void)
     tcase_add_test(loop, blocking_call_heeds_the_request);
     tcase_add_test(loop, answers_as_events);
     tcase_add_test(loop, short_operation_is_given_up);
+    tcase_add_test(loop, short_operation_is_cancelled);
     tcase_add_test(loop, short_operations_asked_wrongly);
     tcase_add_test(loop, no_sleep_while_events_are_here);
     tcase_add_test(loop, one_turn_empties_the_socket);
