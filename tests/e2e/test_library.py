@@ -199,7 +199,7 @@ class Installed(SharedDaemon):
             self.assertTrue(folder.is_relative_to(moved.resolve()), flags)
 
     def test_languages(self):
-        """The headers are C99 and C++11 without a warning, each alone."""
+        """The headers are C99 and C++11 without a warning, each alone, and lead to the library."""
         include = next(self.prefix.rglob("nvllm_client.h")).parent
         for compiler, standard, suffix in (("cc", "c99", "c"), ("c++", "c++11", "cc")):
             if not shutil.which(compiler):
@@ -208,9 +208,13 @@ class Installed(SharedDaemon):
                 source = self.folder / f"header.{suffix}"
                 source.write_text(f"#include <{header.name}>\n"
                                   "int main(void) { struct nvllm_options o;"
-                                  " nvllm_options_init(&o); return 0; }\n")
+                                  " struct nvllm_list_options l; nvllm_options_init(&o);"
+                                  " nvllm_list_options_init(&l); return l.limit != 0; }\n")
+                program = self.folder / f"header-{suffix}"
                 self.make(compiler, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror",
-                          "-fsyntax-only", f"-I{include}", source)
+                          *self.env["LDFLAGS"].split(), f"-I{include}", source,
+                          f"-L{self.library}", "-lnvllm-client", "-o", program)
+                self.run_example(program)
 
     def test_chat_interrupted(self):
         """Ctrl-C ends the answer, and the conversation goes on."""
@@ -298,6 +302,32 @@ class Installed(SharedDaemon):
         refused = subprocess.run([python, self.sources / "generate.py", path, "x"],
                                  capture_output=True, text=True, timeout=60)
         self.assertEqual((refused.returncode, refused.stderr), (1, "ERROR_BUSY: full\n"))
+
+
+class Whole(Case):
+    """All that there is to install."""
+
+    def test_prefix(self):
+        """Nothing is put outside of a prefix that is given at last, and a configuration that is
+        there stays."""
+        if not config.build:
+            self.skipTest("no build folder given")
+        if "CMAKE_INSTALL_PREFIX:PATH=/usr\n" in (config.build / "CMakeCache.txt").read_text():
+            self.skipTest("the build is for /usr, whose configuration is in /etc")
+        root = self.temporary_folder()
+        command = ["cmake", "--install", config.build, "--prefix", "/a/prefix"]
+        for _ in range(2):
+            out = subprocess.run(command, env={**os.environ, "DESTDIR": str(root)}, check=True,
+                                 capture_output=True, text=True).stdout
+            self.assertIn("nvllmd.conf", out)
+            files = [p for p in root.rglob("*") if not p.is_dir()]
+            self.assertGreater(len(files), 30)
+            for path in files:
+                self.assertTrue(path.is_relative_to(root / "a" / "prefix"), path)
+            conf = root / "a" / "prefix" / "etc" / "nvllm" / "nvllmd.conf"
+            if "Left as it is" not in out:
+                conf.write_text("# mine\n")
+        self.assertEqual(conf.read_text(), "# mine\n")
 
 
 if __name__ == "__main__":
