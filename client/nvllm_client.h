@@ -158,7 +158,7 @@ enum nvllm_priority {
 struct nvllm_tool_call {
     struct nvllm_text name;
     struct nvllm_text arguments; /* one JSON value; a JSON string stands for its contents */
-    const void *reserved[2];     /* NULL */
+    const void *reserved[2];     /* NULL, else NVLLM_E_INVALID */
 };
 
 struct nvllm_message {
@@ -167,7 +167,7 @@ struct nvllm_message {
     struct nvllm_text reasoning_content;
     const struct nvllm_tool_call *tool_calls; /* [n_tool_calls] */
     size_t n_tool_calls;
-    const void *reserved[4]; /* NULL */
+    const void *reserved[4]; /* NULL, likewise */
 };
 
 enum nvllm_switch { NVLLM_UNSET = -1, NVLLM_OFF = 0, NVLLM_ON = 1 };

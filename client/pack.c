@@ -9,6 +9,8 @@
 #include "client/error.h"
 #include "client/sized.h"
 
+#define N_ELEMENTS(array) (sizeof(array) / sizeof((array)[0]))
+
 struct pack_piece {
     struct pack_piece *next;
     _Alignas(max_align_t) unsigned char data[];
@@ -84,6 +86,16 @@ static enum nvllm_code pack_texts(struct pack *p, ProtobufCBinaryData **out,
     return NVLLM_OK;
 }
 
+/* Places kept for later mean nothing yet: what lies there was not meant, or is for a newer library.
+ */
+static bool is_null(const void *const *places, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (places[i])
+            return false;
+    return true;
+}
+
 /* ---- chat */
 
 static enum nvllm_code pack_tool_calls(struct pack *p, Nvllm__V1__Message *out,
@@ -104,6 +116,8 @@ static enum nvllm_code pack_tool_calls(struct pack *p, Nvllm__V1__Message *out,
         if (!text_ok(call->name) || !text_ok(call->arguments))
             return error_field(err, where, "%s.tool_calls[%zu] holds a length without data", where,
                                i);
+        if (!is_null(call->reserved, N_ELEMENTS(call->reserved)))
+            return error_field(err, where, "%s.tool_calls[%zu].reserved is not NULL", where, i);
         nvllm__v1__tool_call__init(&calls[i]);
         set_bytes(&calls[i].has_name, &calls[i].name, call->name);
         set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments);
@@ -126,6 +140,8 @@ static enum nvllm_code pack_message(struct pack *p, Nvllm__V1__Message *out,
     if (!text_ok(in->content) || !text_ok(in->reasoning_content) ||
         (in->n_tool_calls > 0 && !in->tool_calls))
         return error_field(err, where, "%s holds a length without data", where);
+    if (!is_null(in->reserved, N_ELEMENTS(in->reserved)))
+        return error_field(err, where, "%s.reserved is not NULL", where);
     out->role = (char *)in->role;
     set_bytes(&out->has_content, &out->content, in->content);
     set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content);

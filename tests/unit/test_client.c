@@ -230,6 +230,30 @@ START_TEST(wrong_requests)
 }
 END_TEST
 
+/* What lies in the places kept for later is refused, so that it can mean something then. */
+START_TEST(reserved_places_are_null)
+{
+    struct nvllm_tool_call call = {.name = {"f", 1}, .arguments = {"{}", 2}};
+    struct nvllm_message message = {.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
+    struct nvllm_chat chat;
+    uint64_t id = 77;
+
+    greeted();
+    nvllm_chat_init(&chat);
+    chat.messages = &message;
+    chat.n_messages = 1;
+    call.reserved[1] = &id;
+    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.message, "tool_calls[0].reserved"));
+    call.reserved[1] = NULL;
+    message.reserved[3] = &id;
+    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
+    ck_assert_str_eq(err.message, "messages[0].reserved is not NULL");
+    message.reserved[3] = NULL;
+    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_OK);
+}
+END_TEST
+
 /* More than the daemon takes in one frame is refused here, and the connection goes on. */
 START_TEST(request_larger_than_the_daemon_takes)
 {
@@ -322,6 +346,7 @@ int main(void)
     tcase_add_checked_fixture(asked, NULL, teardown);
     tcase_set_timeout(asked, 60);
     tcase_add_test(asked, wrong_requests);
+    tcase_add_test(asked, reserved_places_are_null);
     tcase_add_test(asked, request_larger_than_the_daemon_takes);
     tcase_add_test(asked, daemon_that_does_not_read);
     tcase_add_test(asked, events_that_are_not_fetched);

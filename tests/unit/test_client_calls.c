@@ -566,11 +566,35 @@ START_TEST(structs_of_another_size)
 }
 END_TEST
 
-/* It lies in the caller's memory without a size: a program built with one version meets another. */
-START_TEST(error_never_grows)
+/* They lie in the caller's memory, or in arrays, without a size: a program built with one version
+ * meets another. */
+START_TEST(some_structs_never_grow)
 {
-    if (sizeof(void *) == 8)
-        ck_assert_uint_eq(sizeof(struct nvllm_error), 864);
+    if (sizeof(void *) != 8)
+        return;
+    ck_assert_uint_eq(sizeof(struct nvllm_error), 864);
+    ck_assert_uint_eq(sizeof(struct nvllm_text), 16);
+    ck_assert_uint_eq(sizeof(struct nvllm_tool_call), 48);
+    ck_assert_uint_eq(sizeof(struct nvllm_message), 88);
+    ck_assert_uint_eq(sizeof(struct nvllm_logit_bias), 8);
+    ck_assert_uint_eq(sizeof(struct nvllm_logprobs), 24);
+}
+END_TEST
+
+/* Those with a size begin with it and grow at the end: the last fields of version 0.1 are where
+ * they were. */
+START_TEST(some_structs_grow_at_the_end)
+{
+    if (sizeof(void *) != 8)
+        return;
+    ck_assert_uint_eq(offsetof(struct nvllm_options, on_wait_arg), 64);
+    ck_assert_uint_eq(offsetof(struct nvllm_chat, enable_thinking), 44);
+    ck_assert_uint_eq(offsetof(struct nvllm_request, timeout_ms), 224);
+    ck_assert_uint_eq(offsetof(struct nvllm_pin_options, uid), 68);
+    ck_assert_uint_eq(offsetof(struct nvllm_explain_options, cache_salt), 56);
+    ck_assert_uint_eq(offsetof(struct nvllm_drain_options, timeout_ms), 8);
+    ck_assert_uint_eq(offsetof(struct nvllm_event, status), 56);
+    ck_assert_uint_eq(offsetof(struct nvllm_status, free_bytes), 200);
 }
 END_TEST
 
@@ -600,7 +624,8 @@ int main(void)
     tcase_add_test(connecting, nobody_is_there);
     tcase_add_test(connecting, waits_for_the_start);
     tcase_add_test(connecting, structs_of_another_size);
-    tcase_add_test(connecting, error_never_grows);
+    tcase_add_test(connecting, some_structs_never_grow);
+    tcase_add_test(connecting, some_structs_grow_at_the_end);
     suite_add_tcase(s, connecting);
     return run_suite(s);
 }
