@@ -226,11 +226,14 @@ struct nvllm_explanation {
     uint32_t blocks_available;
     uint32_t prompt_tokens; /* of a prompt */
     uint32_t cached_tokens;
-    int32_t next_id;          /* the first token that is not cached; -1: all are, or it is not
-                               * told: the cache is shared by all, and the caller is no admin */
-    const int32_t *other_ids; /* [n_other_ids] what followed the cached part in other prompts */
+    int32_t next_id;          /* the token at same_tokens, which no cached prompt has there; -1:
+                               * none is left, or it is not told: the cache is shared by all, and
+                               * the caller is no admin */
+    const int32_t *other_ids; /* [n_other_ids] what cached prompts have there instead */
     size_t n_other_ids;
-    const char *text; /* one line for people */
+    const char *text;     /* one line for people */
+    uint32_t same_tokens; /* so many begin a cached prompt: cached_tokens, which are whole blocks,
+                           * and what comes after that; where it is not told cached_tokens */
 };
 
 /* One of request, prompt, prompt_ids and chat. */

@@ -251,6 +251,7 @@ static int read_explanation(struct event *e, const Nvllm__V1__Explanation *in)
         .other_ids = in->other_ids,
         .n_other_ids = in->n_other_ids,
         .text = string_of(in->text),
+        .same_tokens = in->has_same_tokens ? in->same_tokens : in->cached_tokens,
     };
     return EVENT_OK;
 }

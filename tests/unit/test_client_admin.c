@@ -338,6 +338,8 @@ START_TEST(prompt_is_explained)
         x.has_prompt_tokens = x.has_cached_tokens = true;
         x.prompt_tokens = 40;
         x.cached_tokens = 32;
+        x.has_same_tokens = i == 0;
+        x.same_tokens = i == 0 ? 35 : 0;
         x.has_next_id = i == 0; /* and it is 0, which is a token too */
         x.n_other_ids = i == 0 ? 2 : 0;
         x.other_ids = others;
@@ -358,6 +360,7 @@ START_TEST(prompt_is_explained)
                                                   : NVLLM__V1__EXPLAIN__ABOUT_CHAT);
         ck_assert_ptr_null(why->info);
         ck_assert(why->prompt_tokens == 40 && why->cached_tokens == 32);
+        ck_assert_uint_eq(why->same_tokens, i == 0 ? 35 : 32);
         ck_assert_int_eq(why->next_id, i == 0 ? 0 : -1);
         ck_assert_uint_eq(why->n_other_ids, i == 0 ? 2 : 0);
         if (i == 0)
