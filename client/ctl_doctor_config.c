@@ -147,12 +147,13 @@ bool doctor_take_model(struct doctor *d)
     return d->n_wrong == before;
 }
 
-/* Of the socket that was asked at, that its folder is missing. */
+/* Of the socket that was asked at, that its folder is missing, or that something else is there. */
 static bool is_of_asked(const struct doctor *d, const char *text)
 {
     size_t n = strlen(d->ctl->socket_path);
 
-    return strncmp(text, d->ctl->socket_path, n) == 0 && strstr(text + n, "folder does not exist");
+    return strncmp(text, d->ctl->socket_path, n) == 0 &&
+           (strstr(text + n, "folder does not exist") || strstr(text + n, "is no socket"));
 }
 
 /* All that is not well; of what is well the file alone, for the rest is looked at here, too. */
@@ -176,8 +177,8 @@ static void take_findings(struct doctor *d, json_t *findings)
         }
         if (!d->has_config && strcmp(about, "memory") != 0)
             continue; /* of options that nobody has set */
-        if (d->not_running && strcmp(about, "socket") == 0 && is_of_asked(d, text))
-            continue; /* its folder is missing: the command that starts it makes it */
+        if (!d->is_running && strcmp(about, "socket") == 0 && is_of_asked(d, text))
+            continue; /* that is said already, with a command that mends both */
         if (mend && strncmp(mend, "sudo ", 5) == 0)
             mend = doctor_as_root(mend); /* its rights are less than ours may be */
         if (strcmp(level, "wrong") == 0)
@@ -202,6 +203,27 @@ static void compare_sockets(struct doctor *d, const char *configured)
                configured, d->ctl->socket_path);
 }
 
+/* Whether the file may be read: by the daemon's user, and by who calls, who is to ask nvllmd. What
+ * is not there is for nvllmd to say. */
+static bool check_file(struct doctor *d)
+{
+    char *path = realpath(d->config, NULL), mend[DOCTOR_COMMAND], quoted[4 * 4096];
+    bool ok = true;
+
+    if (!path && (errno != EACCES || d->config[0] != '/'))
+        return true;
+    ok = doctor_path(d, ABOUT, &d->user, path ? path : d->config, 4);
+    if (ok && access(path, R_OK) < 0) {
+        snprintf(mend, sizeof(mend), "sudo nvllmctl doctor --config %s",
+                 program_quote(quoted, sizeof(quoted), path));
+        doctor_say(d, DOCTOR_NOTE, ABOUT, mend, "%s is not for user %u to read", path,
+                   (unsigned)geteuid());
+        ok = false;
+    }
+    free(path);
+    return ok;
+}
+
 void doctor_config(struct doctor *d)
 {
     const char *argv[9] = {"nvllmd", "check-config", "--json"};
@@ -218,6 +240,8 @@ void doctor_config(struct doctor *d)
     }
     if (!d->has_config && !d->given_model)
         return; /* a daemon whose options nobody knows */
+    if (d->has_config && !check_file(d))
+        return;
     if (d->has_config) {
         argv[n++] = "--config";
         argv[n++] = d->config;

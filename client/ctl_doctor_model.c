@@ -16,12 +16,15 @@ enum { LFS_POINTER_BYTES = 1024 }; /* no pointer is larger, and no weights are s
 /* The folder that is given, that the daemon has, or that it is configured for. */
 static bool find_folder(struct doctor *d)
 {
-    char *whole;
+    char *whole, *here;
 
-    if (d->given_model) {
+    if (d->given_model) { /* which is seen from here, whatever the daemon has */
         whole = realpath(d->given_model, NULL);
-        snprintf(d->model, sizeof(d->model), "%s", whole ? whole : d->given_model);
+        here = whole || d->given_model[0] == '/' ? NULL : getcwd(NULL, 0);
+        snprintf(d->model, sizeof(d->model), "%s%s%s", here ? here : "", here ? "/" : "",
+                 whole ? whole : d->given_model);
         free(whole);
+        free(here);
     }
     if (!d->model[0] && !d->has_config)
         doctor_say(d, DOCTOR_NOTE, ABOUT, NULL,

@@ -94,7 +94,7 @@ static bool look_at_file(struct doctor *d)
         return false;
     }
     if (!S_ISSOCK(st.st_mode)) {
-        snprintf(mend, sizeof(mend), "%srm %s && %s", doctor_sudo(st.st_uid),
+        snprintf(mend, sizeof(mend), "%srm -d %s && %s", doctor_sudo(st.st_uid),
                  program_quote(quoted, sizeof(quoted), path), doctor_start(start, d));
         doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s is no socket", path);
         return false;
@@ -141,6 +141,37 @@ static void take_listener(struct doctor *d, int fd)
     }
 }
 
+/* Who listens at a socket that does not answer; pid 0: nobody knows. */
+static struct ucred find_listener(const char *path)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct ucred who = {0};
+    socklen_t n = sizeof(who);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+    if (fd < 0 || connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) < 0)
+        who.pid = 0;
+    if (fd >= 0)
+        close(fd);
+    return who;
+}
+
+/* It is asked for nothing, not even to end: it would not answer. */
+static void say_silent(struct doctor *d, const char *text)
+{
+    struct ucred who = find_listener(d->ctl->socket_path);
+    char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND];
+
+    if (doctor_has_service() || who.pid <= 1)
+        doctor_restart(mend, d);
+    else
+        snprintf(mend, sizeof(mend), "%skill -KILL %d && %s", doctor_sudo(who.uid), (int)who.pid,
+                 doctor_start(start, d));
+    doctor_say(d, DOCTOR_WRONG, "daemon", mend, "%s", text);
+}
+
 void doctor_socket(struct doctor *d)
 {
     const struct nvllm_status *status;
@@ -167,7 +198,10 @@ void doctor_socket(struct doctor *d)
                    "nobody listens at the socket");
     } else {
         d->is_running = true;
-        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s", err.message);
+        if (err.code == NVLLM_E_TIMEOUT)
+            say_silent(d, err.message);
+        else
+            doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s", err.message);
     }
     nvllm_close(client);
 }

@@ -100,9 +100,17 @@ static const char *edit(char mend[MEND_ROOM], const struct checking *c, long lin
 static void say_why(struct checking *c)
 {
     const char *file = c->check->file, *text = c->check->why->text;
-    char mend[MEND_ROOM];
+    char mend[MEND_ROOM], quoted[QUOTED_ROOM];
     size_t n = file ? strlen(file) : 0;
     long line = 0;
+    struct stat st;
+
+    if (file && access(file, R_OK) < 0 && errno == EACCES && stat(file, &st) == 0) {
+        snprintf(mend, sizeof(mend), "sudo chmod o+r %s",
+                 program_quote(quoted, sizeof(quoted), file));
+        say(c, WRONG, "config", mend, "%s", text);
+        return;
+    }
 
     if (n && strncmp(text, file, n) == 0 && text[n] == ':')
         line = strtol(text + n + 1, NULL, 10);
@@ -165,7 +173,7 @@ static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, i
         snprintf(mend, MEND_ROOM, "sudo chown %s %s", me->pw_name,
                  program_quote(quoted, sizeof(quoted), folder));
     } else if (code == -EEXIST) {
-        snprintf(mend, MEND_ROOM, "%srm %s", sudo_for(*folder ? folder : "."),
+        snprintf(mend, MEND_ROOM, "%srm -d %s", sudo_for(*folder ? folder : "."),
                  program_quote(quoted, sizeof(quoted), l->path));
     } else if (code == -EINVAL && *l->path && *l->group) {
         snprintf(mend, MEND_ROOM, "sudo groupadd --system %s",

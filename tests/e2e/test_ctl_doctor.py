@@ -6,6 +6,7 @@ import pathlib
 import pwd
 import re
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -13,6 +14,12 @@ import harness
 from harness import Case, Daemon, MODEL, config, model_folder, run_command, scaled
 
 NOBODY = "nobody"
+INSTALLED = None  # the configuration that is looked at where none is given
+
+
+def usual_configuration():
+    shown = run_command([config.nvllmctl, "help", "doctor"]).stdout.decode()
+    return re.search(r"\((/\S+/nvllmd\.conf)\)", shown)[1]
 
 
 def about(findings, what, level=None):
@@ -20,8 +27,13 @@ def about(findings, what, level=None):
 
 
 class Doctor(Case):
+    @classmethod
+    def setUpClass(cls):
+        global INSTALLED
+        INSTALLED = usual_configuration()
+
     def doctor(self, *args, path="/nonexistent/socket", **options):
-        done = subprocess.run([config.nvllmctl, "doctor", "--json", "--socket", str(path),
+        done = subprocess.run([os.path.abspath(config.nvllmctl), "doctor", "--json", "--socket", str(path),
                                *map(str, args)], capture_output=True, timeout=scaled(30, 120),
                               **options)
         self.assertEqual(done.stderr, b"")
@@ -38,7 +50,8 @@ class Doctor(Case):
     def test_running_daemon(self):
         """Socket, daemon and model are well, and the model is the daemon's."""
         with Daemon("cache.kv_memory=64M") as d:
-            findings, _ = self.doctor(path=d.socket)
+            findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = {d.socket}\n",
+                                          path=d.socket)
             for what in "socket", "daemon", "model":
                 self.assertEqual([f["level"] for f in about(findings, what)], ["ok"], findings)
             self.assertIn("ready", about(findings, "daemon")[0]["text"])
@@ -49,6 +62,8 @@ class Doctor(Case):
 
     def test_no_daemon(self):
         """Without one all else is looked at, and the command that starts it is named."""
+        if os.path.exists(INSTALLED):
+            self.skipTest(f"nvllm is installed here: {INSTALLED} is looked at, too")
         findings, status = self.doctor("--model", MODEL)
         self.assertEqual(status, 3 if sum(f["level"] == "wrong" for f in findings) == 1 else 1)
         wrong, = about(findings, "socket", "wrong")
@@ -68,11 +83,42 @@ class Doctor(Case):
     def test_file_that_is_no_socket(self):
         path = self.folder() / "socket"
         path.write_text("")
-        findings, status = self.doctor("--model", MODEL, path=path)
-        self.assertEqual(status, 1)
+        text = f"[model]\npath = {MODEL}\n[daemon]\nsocket = {path}\n"
+        findings, _ = self.configured(text, path=path)
         wrong, = about(findings, "socket", "wrong")
         self.assertIn("no socket", wrong["text"])
         self.assertTrue(wrong["mend"].startswith("rm "))
+        path.unlink()
+        path.mkdir()
+        findings, _ = self.configured(text, path=path)
+        wrong, = about(findings, "socket", "wrong")
+        subprocess.run(wrong["mend"].split(" && ")[0], shell=True, check=True)
+        self.assertFalse(path.exists())
+
+    def test_daemon_that_hangs(self):
+        """Who does not answer is not asked to end: the command ends it, and begins it anew."""
+        with Daemon("cache.kv_memory=64M") as d:
+            d.process.send_signal(signal.SIGSTOP)
+            try:
+                findings, status = self.doctor("--timeout", 1, "--model", MODEL, path=d.socket)
+            finally:
+                d.process.send_signal(signal.SIGCONT)
+            wrong, = about(findings, "daemon", "wrong")
+            self.assertIn("does not answer", wrong["text"])
+            if not os.path.exists("/run/systemd/system"):
+                self.assertTrue(wrong["mend"].startswith(f"kill -KILL {d.process.pid} && "), wrong)
+            self.assertEqual(status, 1)
+
+    def test_model_seen_from_here(self):
+        """A folder that is given is looked at from where one is, whatever a daemon has."""
+        folder = self.folder()
+        model_folder(folder / "model")
+        with Daemon("cache.kv_memory=64M") as d:
+            findings, _ = self.doctor("--model", "none", path=d.socket, cwd=folder)
+            wrong, = about(findings, "model", "wrong")
+            self.assertIn(f"{folder}/none: No such file", wrong["text"])
+            findings, _ = self.doctor("--model", "model", path=d.socket, cwd=folder)
+            self.assertIn(f"{folder}/model", about(findings, "model", "ok")[0]["text"])
 
     def wrong_of_model(self, *args, **options):
         findings, status = self.doctor(*args, **options)
@@ -147,10 +193,8 @@ class Doctor(Case):
         self.assertIn("no model", about(findings, "model", "wrong")[0]["text"])
         findings, _ = self.doctor("--config", self.folder() / "none")
         self.assertIn("none: No such file", about(findings, "config", "wrong")[0]["text"])
-        usual = re.search(r"\((/\S+/nvllmd\.conf)\)", run_command([config.nvllmctl, "help", "doctor"])
-                          .stdout.decode())[1]
-        self.assertIn(usual, run_command([config.nvllmd, "--help"]).stdout.decode())
-        if not os.path.exists(usual):
+        self.assertIn(INSTALLED, run_command([config.nvllmd, "--help"]).stdout.decode())
+        if not os.path.exists(INSTALLED):
             findings, status = self.doctor()
             self.assertEqual(([f["level"] for f in about(findings, "model")], status), (["note"], 3))
 
@@ -177,6 +221,21 @@ class Doctor(Case):
         findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = /tmp/a b\n")
         note, = about(findings, "socket", "note")
         self.assertEqual(note["mend"], "export NVLLM_SOCKET='/tmp/a b'")
+
+    def test_configuration_that_may_not_be_read(self):
+        """An editor does not mend that."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can look as somebody else")
+        folder = self.folder()
+        path = folder / "nvllmd.conf"
+        path.write_text(f"[model]\npath = {MODEL}\n")
+        path.chmod(0o600)
+        findings, _ = self.doctor("--config", path, "--user", NOBODY)
+        wrong, = about(findings, "config", "wrong")
+        self.assertIn("user nobody may not read", wrong["text"])
+        subprocess.run(wrong["mend"], shell=True, check=True)
+        findings, _ = self.doctor("--config", path, "--user", NOBODY)
+        self.assertEqual([f["level"] for f in about(findings, "config")], ["ok"])
 
     def test_rights_of_the_daemons_user(self):
         """What root may do says nothing of the daemon, which is somebody else."""
@@ -248,7 +307,7 @@ class Doctor(Case):
         wrong = [f for findings in seen for f in findings
                  if f["level"] == "wrong" and not f.get("mend")]
         self.assertEqual(wrong, [])
-        known = {"ls", "nvllmd", "nvllmctl", "rm", "chmod", "git", "df", "export", "groupadd",
+        known = {"ls", "nvllmd", "nvllmctl", "rm", "chmod", "kill", "git", "df", "export", "groupadd",
                  "install", "systemctl", "${EDITOR:-vi}", os.path.realpath(config.nvllmd)}
         for command in commands:
             done = subprocess.run(["bash", "-n", "-c", command], capture_output=True)

@@ -344,7 +344,7 @@ class Refusals(Case):
         found = wrong(model + f"socket = {folder}/s\nsocket_group = no-such-group\n")
         self.assertIn("daemon.socket_group: no group no-such-group", found["socket"][0])
         found = wrong(model + f"socket = {folder}/file\n")
-        self.assertEqual(found["socket"][1], f"rm '{folder}/file'")
+        self.assertEqual(found["socket"][1], f"rm -d '{folder}/file'")
         found = wrong(model + f"socket = {folder}/s\nadmin_socket = {folder}/s\n")
         self.assertIn("already", found["admins"][0])
         found = wrong(model + f"socket = {folder}/{'s' * 120}\n")
