@@ -424,6 +424,7 @@ class ServiceManager(Case):
                      for stat in pathlib.Path(f"/proc/{d.pid}/task").glob("*/stat")]
         own = os.getpriority(os.PRIO_PROCESS, 0)
         raised = [ENGINE_NICE] if may_be_nice(ENGINE_NICE) else [own]
+        nices = [n for n in nices if n != 19]  # who makes pages of the cache, for a while
         self.assertGreater(len(nices), 3)
         self.assertEqual(sorted(nices), raised + [own] * (len(nices) - 1))
 
