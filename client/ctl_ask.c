@@ -80,7 +80,7 @@ void ctl_put_line(FILE *to, const char *text, int max)
         if (max > 0 && i + (size_t)step > (size_t)max)
             break;
         if (steers)
-            fputc('?', to);
+            fputc(text[i] == '\n' || text[i] == '\t' || text[i] == '\r' ? ' ' : '?', to);
         else
             fwrite(text + i, 1, (size_t)step, to);
         i += (size_t)step;

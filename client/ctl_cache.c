@@ -13,8 +13,8 @@
 
 enum {
     DEFAULT_LIMIT = 50,
-    HEAD_COLUMNS = 66, /* of the table, left of a prefix's beginning */
-    SHORTEST_HEAD = 12,
+    SHORTEST_HEAD = 12, /* columns of a prefix's beginning that are worth to be shown */
+    CELL_BYTES = 33,
 };
 
 struct cache_work {
@@ -91,35 +91,78 @@ static uint64_t number(const json_t *o, const char *name)
     return (uint64_t)json_integer_value(json_object_get(o, name));
 }
 
-static void print_prefix(const json_t *p, int columns)
+enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, PINNED, USER, N_COLUMNS };
+
+static const struct {
+    const char *head;
+    int width; /* below 0: begins at the left */
+} columns_of_all[N_COLUMNS] = {
+    [TOKENS] = {"TOKENS", 8}, [BLOCKS] = {"BLOCKS", 7}, [HITS] = {"HITS", 6},
+    [AGE] = {"AGE", 8},       [IDLE] = {"IDLE", 8},     [HOLDERS] = {"HOLDERS", 7},
+    [PINNED] = {"", -3},      [USER] = {"USER", -10},
+};
+
+/* Which columns there is room for beside the beginnings; 0: not shown. What is left for those, or 0
+ * where there is no bound. */
+static int fit_columns(int widths[N_COLUMNS], int columns)
+{
+    static const int left_out[] = {HOLDERS, AGE, BLOCKS, USER, IDLE, HITS, PINNED};
+    int total = 0;
+
+    for (int i = 0; i < N_COLUMNS; i++) {
+        widths[i] = columns_of_all[i].width;
+        total += abs(widths[i]) + 1;
+    }
+    if (columns == 0)
+        return 0;
+    for (size_t i = 0; i < sizeof(left_out) / sizeof(left_out[0]); i++) {
+        if (total + SHORTEST_HEAD <= columns)
+            break;
+        total -= abs(widths[left_out[i]]) + 1;
+        widths[left_out[i]] = 0;
+    }
+    return columns > total ? columns - total : 1;
+}
+
+static void print_row(const int widths[N_COLUMNS], char cells[N_COLUMNS][CELL_BYTES],
+                      const char *head, int room)
+{
+    for (int i = 0; i < N_COLUMNS; i++)
+        if (widths[i] != 0)
+            printf("%*.*s ", widths[i], i == USER ? abs(widths[i]) : CELL_BYTES, cells[i]);
+    ctl_put_line(stdout, head, room);
+    putchar('\n');
+}
+
+static void print_prefix(const int widths[N_COLUMNS], const json_t *p, int room)
 {
     const char *head = json_string_value(json_object_get(p, "head"));
-    char user[33], age[16], idle[16];
+    char cells[N_COLUMNS][CELL_BYTES];
 
-    ctl_duration(age, sizeof(age), number(p, "age_ms") * 1000);
-    ctl_duration(idle, sizeof(idle), number(p, "idle_ms") * 1000);
-    printf("%8" PRIu64 " %7" PRIu64 " %6" PRIu64 " %8s %8s %7" PRIu64 " %-3s %-10.10s ",
-           number(p, "tokens"), number(p, "blocks"), number(p, "hits"), age, idle,
-           number(p, "holders"), json_is_true(json_object_get(p, "pinned")) ? "pin" : "",
-           ctl_user_name(user, sizeof(user), (uint32_t)number(p, "uid")));
-    if (head)
-        ctl_put_line(stdout, head,
-                     columns == 0                             ? 0
-                     : columns > HEAD_COLUMNS + SHORTEST_HEAD ? columns - HEAD_COLUMNS
-                                                              : SHORTEST_HEAD);
-    putchar('\n');
+    snprintf(cells[TOKENS], CELL_BYTES, "%" PRIu64, number(p, "tokens"));
+    snprintf(cells[BLOCKS], CELL_BYTES, "%" PRIu64, number(p, "blocks"));
+    snprintf(cells[HITS], CELL_BYTES, "%" PRIu64, number(p, "hits"));
+    ctl_duration(cells[AGE], CELL_BYTES, number(p, "age_ms") * 1000);
+    ctl_duration(cells[IDLE], CELL_BYTES, number(p, "idle_ms") * 1000);
+    snprintf(cells[HOLDERS], CELL_BYTES, "%" PRIu64, number(p, "holders"));
+    strcpy(cells[PINNED], json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
+    ctl_user_name(cells[USER], CELL_BYTES, (uint32_t)number(p, "uid"));
+    print_row(widths, cells, head ? head : "", room);
 }
 
 static void print_cache(const json_t *o)
 {
     const json_t *prefixes = json_object_get(o, "prefixes");
     uint64_t queried = number(o, "queried_tokens"), n = json_array_size(prefixes);
-    int columns = terminal_columns(STDOUT_FILENO);
+    char cells[N_COLUMNS][CELL_BYTES];
+    int widths[N_COLUMNS];
+    int room = fit_columns(widths, terminal_columns(STDOUT_FILENO));
 
-    printf("%8s %7s %6s %8s %8s %7s %-3s %-10s %s\n", "TOKENS", "BLOCKS", "HITS", "AGE", "IDLE",
-           "HOLDERS", "", "USER", "BEGINS");
+    for (int i = 0; i < N_COLUMNS; i++)
+        snprintf(cells[i], CELL_BYTES, "%s", columns_of_all[i].head);
+    print_row(widths, cells, "BEGINS", room);
     for (size_t i = 0; i < n; i++)
-        print_prefix(json_array_get(prefixes, i), columns);
+        print_prefix(widths, json_array_get(prefixes, i), room);
     if (number(o, "total") > n)
         printf("… and %" PRIu64 " more\n", number(o, "total") - n);
     printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
@@ -161,7 +204,10 @@ static int changed(struct cache_work *w, enum nvllm_code code, const char *what,
                                         "tokens", ctl_json_count(change->tokens)))
                    ? EXIT_OK
                    : EXIT_ERROR;
-    printf("%s %u blocks of %u tokens\n", what, change->blocks, change->tokens);
+    printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
+           change->tokens);
+    if (w->pin.unpin && change->blocks == 0)
+        ctl_message("of this prompt nothing is pinned: “nvllmctl cache” shows what is, and whose");
     return EXIT_OK;
 }
 
@@ -291,6 +337,8 @@ static void check_options(const struct cache_work *w, enum verb verb, const char
         ctl_usage(ctl, "“%s” is one too many", rest);
     if (pins && !ctl_prompt_is_given(&w->prompt))
         ctl_usage(ctl, "cache pin and unpin want --prompt TEXT or --prompt-file FILE");
+    if (w->list.limit > 0 && verb != VERB_SHOW)
+        ctl_usage(ctl, "--limit goes with show");
     if ((w->clear.all && verb != VERB_CLEAR) ||
         (!pins && (w->pin.has_uid || w->pin.cache_salt.data || ctl_prompt_is_given(&w->prompt) ||
                    ctl_prompt_is_shaped(&w->prompt))))
@@ -309,11 +357,12 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_pin_options_init(&w.pin);
     ctl_request_init(&w.request);
     ctl_prompt_init(&w.prompt);
-    w.list.limit = DEFAULT_LIMIT;
     read_options(&w, argc, argv);
     if (optind < argc)
         verb = read_verb(ctl, argv[optind++]);
     check_options(&w, verb, argv[optind]);
+    if (w.list.limit == 0)
+        w.list.limit = DEFAULT_LIMIT;
     w.pin.unpin = verb == VERB_UNPIN;
     ctl->needs_model = verb == VERB_PIN || verb == VERB_UNPIN; /* to be tokenized */
     rc = run_verb(&w, verb);
@@ -327,21 +376,21 @@ const struct ctl_command ctl_cache = {
     .about = "what the prefix cache holds; clear, pin",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl cache [show] [--limit N] [--json]\n"
-        "       nvllmctl cache clear [--all]\n"
-        "       nvllmctl cache pin|unpin [OPTION…] --prompt TEXT|-\n"
-        "       nvllmctl cache pin|unpin [OPTION…] --prompt-file FILE|-\n\n"
-        "Shows prefixes in the order of their last use: tokens, blocks, how often they were\n"
-        "found, age, time since their last use, sequences that hold them, whose they are, and how\n"
-        "they begin. “clear” forgets them, pinned ones too; “pin” computes what is missing of a\n"
-        "prompt's full blocks and keeps them until “unpin” or “clear”; that is for "
-        "administrators.\n\n"
-        "  --limit N                 show no more than N (50)\n"
-        "  --all                     clear those of all users\n" CTL_PROMPT_HELP
-        "  --user NAME|UID           pin in that user's cache\n"
-        "  --cache-salt TEXT         pin under this salt\n"
-        "  --json                    print one JSON object\n",
+    .help = "usage: nvllmctl cache [show] [--limit N] [--json]\n"
+            "       nvllmctl cache clear [--all]\n"
+            "       nvllmctl cache pin|unpin [OPTION…] --prompt TEXT|-\n"
+            "       nvllmctl cache pin|unpin [OPTION…] --prompt-file FILE|-\n\n"
+            "Shows prefixes in the order of their last use: tokens, blocks, how often they\n"
+            "were found, age, time since their last use, sequences that hold them, whose\n"
+            "they are, and how they begin. “clear” forgets them, pinned ones too; “pin”\n"
+            "computes what is missing of a prompt's full blocks and keeps them until\n"
+            "“unpin” or “clear”; that is for administrators. A narrow terminal gets fewer\n"
+            "columns; a pipe or file gets all.\n\n"
+            "  --limit N                 show no more than N (50)\n"
+            "  --all                     clear those of all users\n" CTL_PROMPT_HELP
+            "  --user NAME|UID           pin in that user's cache\n"
+            "  --cache-salt TEXT         pin under this salt\n"
+            "  --json                    print one JSON object\n",
     .examples = "  nvllmctl cache show --limit 10\n"
                 "  nvllmctl cache pin --prompt-file system-prompt.json\n"
                 "  nvllmctl cache clear --all\n",

@@ -70,8 +70,8 @@ static void print_prompt(struct nvllm_client *client, const struct ctl *ctl, con
            (long long)prompt, prompt ? 100.0 * (double)cached / (double)prompt : 0);
     if (!json_is_integer(next))
         return;
-    printf("%-16s", "first not cached");
-    printf(" ");
+    /* Of a block that is the same in part only, nothing is cached: what differs comes later. */
+    printf("%-16s ", json_array_size(others) > 0 ? "first different" : "first not cached");
     print_token(client, ctl, (int32_t)json_integer_value(next));
     putchar('\n');
     for (size_t i = 0; i < json_array_size(others); i++) {
@@ -167,6 +167,11 @@ static void read_options(struct work *w, int argc, char **argv)
     if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
         ctl_usage(ctl, "--%s goes with --prompt or --prompt-file",
                   w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
+    if (!given && (argv[optind][0] < '0' || argv[optind][0] > '9'))
+        ctl_usage(ctl,
+                  "“%s” is no request's number, which “nvllmctl requests” shows; a prompt goes "
+                  "behind --prompt",
+                  argv[optind]);
     if (!given)
         w->about.request = ctl_request_number(ctl, argv[optind]);
     ctl->needs_model = given; /* a prompt has to be tokenized */
@@ -198,15 +203,15 @@ const struct ctl_command ctl_explain = {
     .about = "why a request waits; what of a prompt is cached",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl explain [OPTION…] REQUEST\n"
-        "       nvllmctl explain [OPTION…] --prompt TEXT|-\n"
-        "       nvllmctl explain [OPTION…] --prompt-file FILE|-\n\n"
-        "Says why a request waits, by the number that “nvllmctl requests” shows; or how much of a\n"
-        "prompt is cached now, as “generate” would have it computed, which token comes first that\n"
-        "is not, and what other prompts have in its place.\n\n" CTL_PROMPT_HELP
-        "  --cache-salt TEXT         as a request with this salt would find it\n"
-        "  --json                    print one JSON object\n",
+    .help = "usage: nvllmctl explain [OPTION…] REQUEST\n"
+            "       nvllmctl explain [OPTION…] --prompt TEXT|-\n"
+            "       nvllmctl explain [OPTION…] --prompt-file FILE|-\n\n"
+            "Says why a request waits, by the number that “nvllmctl requests” shows; or how\n"
+            "much of a prompt is cached now, as “generate” would have it computed, with\n"
+            "which token it leaves the cached prompts, and what those have in its "
+            "place.\n\n" CTL_PROMPT_HELP
+            "  --cache-salt TEXT         as a request with this salt would find it\n"
+            "  --json                    print one JSON object\n",
     .examples = "  nvllmctl explain 17\n"
                 "  nvllmctl explain --prompt \"What is 17 + 25?\"\n",
 };

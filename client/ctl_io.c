@@ -97,8 +97,9 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     if (err->code == NVLLM_E_NOT_RUNNING)
         fprintf(stderr,
                 "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
-                "say with --socket where it listens; “nvllmctl doctor” says what is in its way.\n",
-                ctl->socket_path);
+                "say with --socket where it listens. What is in its way says\n"
+                "“nvllmctl --socket %s doctor”.\n",
+                ctl->socket_path, ctl->socket_path);
     else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
         fprintf(stderr,
                 "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"

@@ -67,7 +67,7 @@ static const struct {
 };
 
 /* Where there is too little room, in this order; the rest is always shown. */
-static const int left_out[] = {CACHED, PLACE, PID, BLOCKS, PROMPT, AGE, RATE, USER};
+static const int left_out[] = {CACHED, PLACE, PID, BLOCKS, PROMPT, AGE, RATE, USER, GENERATED};
 
 static void fill_cells(char cells[N_COLUMNS][CELL_BYTES], const struct nvllm_request_info *r)
 {
@@ -199,14 +199,14 @@ const struct ctl_command ctl_requests = {
     .about = "what is under way",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl requests [OPTION…]\n\n"
-        "Lists requests, those that run first, then those that wait as they will be taken: whose\n"
-        "they are, their place in the queue, tokens of the prompt, of it cached, and generated,\n"
-        "tokens a second, blocks. Users see their own, administrators all. A narrow terminal gets\n"
-        "fewer columns; a pipe or file gets all.\n\n"
-        "  --limit N                 no more than N\n"
-        "  --json                    print one JSON object, with more of each\n",
+    .help = "usage: nvllmctl requests [OPTION…]\n\n"
+            "Lists requests, those that run first, then those that wait as they will be\n"
+            "taken: whose they are, their place in the queue, tokens of the prompt, of it\n"
+            "cached, and generated, tokens a second, blocks. Users see their own,\n"
+            "administrators all. A narrow terminal gets fewer columns; a pipe or file gets\n"
+            "all.\n\n"
+            "  --limit N                 no more than N\n"
+            "  --json                    print one JSON object, with more of each\n",
     .examples = "  nvllmctl requests\n"
                 "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n",
 };

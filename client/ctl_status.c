@@ -127,9 +127,10 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
            (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
            share(s->prefix_hit_tokens, s->prefix_queried_tokens));
-    printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemptions\n",
+    printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemption%s\n",
            "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
-           (unsigned long long)s->steps, (unsigned long long)s->preemptions);
+           (unsigned long long)s->steps, (unsigned long long)s->preemptions,
+           s->preemptions == 1 ? "" : "s");
     print_memory(s);
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
 }

@@ -105,11 +105,11 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
             t->output_rate, t->prompt_rate, t->step_rate);
     draw_blocks(t, to, s);
-    fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemptions\n",
+    fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
             s->prefix_queried_tokens
                 ? 100.0 * (double)s->prefix_hit_tokens / (double)s->prefix_queried_tokens
                 : 0,
-            s->preemptions);
+            s->preemptions, s->preemptions == 1 ? "" : "s");
 }
 
 /* As many requests as the rest of the screen has room for, and the line that says how many more. */
@@ -337,8 +337,9 @@ const struct ctl_command ctl_top = {
     .run = run_command,
     .any_state = true,
     .help = "usage: nvllmctl top [OPTION…]\n\n"
-            "Requests, tokens a second, blocks and the prefix cache, drawn anew each second, and\n"
-            "when the terminal's size changes. q quits. A narrow terminal gets fewer columns.\n\n"
+            "Requests, tokens a second, blocks and the prefix cache, drawn anew each second,\n"
+            "and when the terminal's size changes. q quits. A narrow terminal gets fewer\n"
+            "columns.\n\n"
             "  --interval SECONDS        between two pictures (1)\n"
             "  --once                    print one picture and end\n",
     .examples = "  nvllmctl top --interval 0.5\n"

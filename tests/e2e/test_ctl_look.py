@@ -90,9 +90,14 @@ class Real(SharedDaemon):
         self.assertLess(e["cached_tokens"], e["prompt_tokens"])
         self.assertIsNotNone(e["next_id"])
         self.assertRegex(self.daemon.ctl("explain", "--raw", "--prompt", other.read_text()).stdout.decode(),
-                         r'first not cached +\d+ "')
-        self.json("cache", "unpin", "--raw", "--prompt-file", "-", stdin=path.read_text())
+                         r'first different +\d+ "')
+        whole = self.daemon.ctl("explain", "--raw", "--prompt", path.read_text() + "And so on.")
+        self.assertRegex(whole.stdout.decode(), r'first not cached +\d+ "')
+        unpin = "cache", "unpin", "--raw", "--prompt-file", "-"
+        self.assertEqual(self.daemon.ctl(*unpin, stdin=path.read_text()).stderr, b"")
         self.assertEqual(self.json("blocks")["pinned"], 0)
+        self.assertIn("nothing is pinned",
+                      self.daemon.ctl(*unpin, stdin=path.read_text()).stderr.decode())
 
     def test_prompts_are_the_same_in_each_command(self):
         """What generate has computed, explain finds and pin keeps, given in the same words: as text,
@@ -242,6 +247,7 @@ class Real(SharedDaemon):
                      ["explain", "--raw", "--system", "x", "--prompt", "y"],
                      ["explain", "1", "--prompt", "x"], ["explain", "1", "--raw"],
                      ["generate", "x", "--prompt", "y"], ["cache", "show", "--all"],
+                     ["cache", "clear", "--limit", "1"], ["cache", "unpin", "--limit", "1"],
                      ["cache", "clear", "--user", "0"],
                      ["cache", "pin", "--user", "no-such-user", "--prompt", "-"], ["explain"], ["explain", "x"],
                      ["explain", "1", "2"], ["explain", "1", "--cache-salt", "x"], ["drain", "x"],
@@ -250,6 +256,8 @@ class Real(SharedDaemon):
                      ["top", "--interval", "0"]):
             done = self.daemon.ctl(*args, check=False)
             self.assertEqual((done.returncode, done.stdout), (2, b""), args)
+        self.assertIn("goes behind --prompt",
+                      self.daemon.ctl("explain", "What is 1 + 1?", check=False).stderr.decode())
         self.assertIn("did you mean “cache show”",
                       self.daemon.ctl("cache", "sow", check=False).stderr.decode())
         self.assertIn("there is no user “no-such-user”",
@@ -318,7 +326,7 @@ class Played(Case):
         self.assertEqual(self.seen[0][1]["cache_salt"], b"s")
         text = done.stdout.decode()
         self.assertIn("960 of 1000 prompt tokens (96 %)", text)
-        self.assertRegex(text, r'first not cached +65 "A"\n')
+        self.assertRegex(text, r'first different +65 "A"\n')
         self.assertRegex(text, r'others have +66 "B"\n +10 "\\n"\n')
         done = self.ctl(answer, "explain", "--json", "--prompt-file", "-",
                         stdin=b'{"messages": [{"role": "user", "content": "x"}]}')
@@ -338,7 +346,7 @@ class Played(Case):
             while (got := peer.receive()) is not None:
                 peer.send(got[0], **answer)
 
-        for columns in 93, 80, 40:
+        for columns in 93, 80, 40, 20:
             t = Typist(self, Fake(self, script).path, "requests", size=(24, columns))
             shown, status = t.end()
             self.assertEqual(status, 0, shown)
@@ -390,9 +398,32 @@ class Played(Case):
                                    "counts": {"queried_tokens": 1000, "hit_tokens": 250}}}
         text = self.ctl(answer, "cache", "show", "--limit", 1).stdout.decode()
         self.assertEqual(self.seen[0][1]["limit"], 1)
-        self.assertRegex(text, r" 320 +20 +3 +2 min +1.5 s +1 pin 4000000 +Hi\?\?\n")
+        self.assertRegex(text, r" 320 +20 +3 +2 min +1.5 s +1 pin 4000000 +Hi \?\n")
         self.assertIn("… and 8 more\n", text)
         self.assertIn("250 of 1000 prompt tokens found (25 %), 4 blocks evicted, 20 pinned", text)
+
+    def test_cache_fits_the_terminal(self):
+        """A narrow terminal gets fewer columns and less of how prefixes begin, but some of it."""
+        prefix = {"uid": 0, "tokens": 320, "blocks": 20, "hits": 3, "age_ms": 90000, "idle_ms": 1500,
+                  "holders": 1, "pinned": True, "head_ids": list(b"beginning " * 20)}
+        answer = {"cache_report": {"prefixes": [prefix], "total": 1, "evictions": 0, "counts": {}}}
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] == "detokenize":
+                    peer.send(got[0], text={"text": bytes(got[2]["ids"])})
+                else:
+                    peer.send(got[0], **answer)
+
+        for columns in 120, 80, 60, 40, 21:
+            t = Typist(self, Fake(self, script).path, "cache", size=(24, columns))
+            shown, status = t.end()
+            self.assertEqual(status, 0, shown)
+            head, row = shown.split("\r\n")[:2]
+            self.assertTrue(len(head) <= columns and len(row) == columns, (columns, shown))
+            self.assertIn("beginning ", row)
+            self.assertEqual("HOLDERS" in head, columns >= 80)
+            self.assertEqual("pin" in row, columns >= 40)
 
     def test_pin(self):
         answer = {"cache_changed": {"blocks": 5, "tokens": 80}}
