@@ -200,15 +200,31 @@ static const char commands_help[] =
     "/save FILE     write the conversation as JSON, as “nvllmctl render” reads it\n"
     "/help          this\n"
     "/quit          leave; Ctrl-D does, too\n"
-    "Ctrl-C stops an answer. A line that ends with “\\” goes on in the next one. “//” at the\n"
-    "beginning stands for a “/” that is no command's.\n";
+    "Ctrl-C stops an answer. A line that ends with “\\” goes on in the next one.\n"
+    "“//” at the beginning stands for a “/” that is no command's.\n";
+
+/* No shell stands between the user and this program: what "~/" is, it has to know itself. */
+static const char *expand_home(char *out, size_t n, const char *path)
+{
+    const char *home = getenv("HOME");
+
+    if (strncmp(path, "~/", 2) != 0 || !home || !home[0])
+        return path;
+    snprintf(out, n, "%s%s", home, path + 1);
+    return out;
+}
 
 static void save(struct chat *chat, const char *path)
 {
+    char expanded[4096];
+
+    path = expand_home(expanded, sizeof(expanded), path);
     if (!path[0])
-        ctl_message("/save wants a file");
+        ctl_message("/save wants a file, as in /save ~/chat.json");
     else if (conversation_save(&chat->conversation, path))
-        ctl_message("%zu messages are in %s", chat->conversation.n_messages, path);
+        ctl_message(chat->conversation.n_messages == 1 ? "%zu message is in %s"
+                                                       : "%zu messages are in %s",
+                    chat->conversation.n_messages, path);
     else
         ctl_message("%s: %s", path, strerror(errno));
 }
@@ -393,10 +409,11 @@ const struct ctl_command ctl_chat = {
     .about = "talk with the model",
     .run = run_command,
     .help = "usage: nvllmctl chat [OPTION…]\n\n"
-            "A conversation, with editing and history of what you type (Ctrl-R searches it). What\n"
-            "was said before is found in the prefix cache; the line behind each answer says how\n"
-            "much. Without a terminal each line of stdin is a turn. /help in the chat lists its\n"
-            "commands: /reset, /system TEXT, /save FILE, /quit. Ctrl-C stops an answer.\n\n"
+            "A conversation, with editing and history of what you type (Ctrl-R searches\n"
+            "it). What was said before is found in the prefix cache; the line behind each\n"
+            "answer says how much. Without a terminal each line of stdin is a turn. /help\n"
+            "in the chat lists its commands: /reset, /system TEXT, /save FILE, /quit.\n"
+            "Ctrl-C stops an answer.\n\n"
             "  --system TEXT             begin with a system message\n"
             "  --think, --no-think       let the model reason first, or not\n"
             "  --quiet                   answers alone, without the line behind them\n",

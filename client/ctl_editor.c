@@ -16,7 +16,10 @@
 #include "client/ctl.h"
 #include "client/ctl_lines.h"
 
-enum { HISTORY_LINES = 1000 };
+enum {
+    HISTORY_LINES = 1000,
+    KEY_LEFT = 3, /* Ctrl-C, which never comes as a key: it is a signal */
+};
 
 struct editor {
     EditLine *edit; /* NULL: no terminal */
@@ -43,6 +46,17 @@ static char *give_prompt(EditLine *edit)
     return (char *)e->prompt;
 }
 
+/* The key that stands for being left: what is shown next comes behind all rows of the line,
+ * wherever in it the cursor was. */
+static unsigned char go_to_end(EditLine *edit, int key)
+{
+    const LineInfo *line = el_line(edit);
+
+    (void)key;
+    el_cursor(edit, (int)(line->lastchar - line->cursor));
+    return CC_CURSOR;
+}
+
 /* libedit's own reading goes on after a signal; here Ctrl-C ends the line. */
 static int read_character(EditLine *edit, wchar_t *out)
 {
@@ -51,12 +65,16 @@ static int read_character(EditLine *edit, wchar_t *out)
     char byte;
 
     el_get(edit, EL_CLIENTDATA, &e);
+    if (e->left != EDITOR_OK)
+        return -1; /* the cursor is at the end now */
     for (;;) {
         ssize_t k;
 
         e->left = wait_for_input(e);
-        if (e->left != EDITOR_OK)
-            return -1;
+        if (e->left != EDITOR_OK) {
+            *out = KEY_LEFT;
+            return 1;
+        }
         k = read(STDIN_FILENO, &byte, 1);
         if (k < 0 && errno == EINTR)
             continue; /* the wait knows which signal it was */
@@ -101,6 +119,8 @@ static void start_libedit(struct editor *e)
     el_set(e->edit, EL_HIST, history, e->history);
     el_set(e->edit, EL_GETCFN, read_character);
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(e->edit, EL_ADDFN, "nvllm-leave", "go to the end of the line", go_to_end);
+    el_set(e->edit, EL_BIND, "^C", "nvllm-leave", NULL);
     el_source(e->edit, NULL);
 }
 

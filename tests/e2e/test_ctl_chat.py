@@ -152,7 +152,7 @@ class Typed(SharedDaemon):
             t.expect("prompt tokens cached")
             path = self.temporary_folder() / "saved"
             t.ask(f"/save {path}")
-            t.expect("messages are in")
+            t.expect("messages? (are|is) in")
             self.assertEqual(json.loads(path.read_text())["messages"][0]["content"], "Größe 世界 🦊")
             t.ask("/quit")
             self.assertEqual(t.end()[1], 0)
@@ -164,7 +164,7 @@ class Typed(SharedDaemon):
 
         def saved():
             t.ask(f"/save {path}")
-            t.expect("messages are in")
+            t.expect("messages? (are|is) in")
             return [(m["role"], m["content"])
                     for m in json.loads(path.read_text())["messages"]]
 
@@ -183,6 +183,30 @@ class Typed(SharedDaemon):
         t.ask("/save /nonexistent/x")
         t.expect("No such file")
         t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+    def test_save_at_home(self):
+        """Where no shell is that knows what "~" stands for."""
+        home = self.temporary_folder()
+        t = self.typist(env={"HOME": str(home)})
+        t.ask("/system Be brief.")
+        t.ask("/save ~/chat.json")
+        t.expect("1 message is in")
+        self.assertEqual(len(json.loads((home / "chat.json").read_text())["messages"]), 1)
+        t.leave()
+        self.assertEqual(t.end()[1], 0)
+
+    def test_control_c_in_a_long_line(self):
+        """The next prompt comes below all rows of a line that is dropped, wherever the cursor was."""
+        t = self.typist(size=(24, 40))
+        t.expect(PROMPT)
+        t.type("x" * 100)
+        t.expect("x" * 20 + "$")
+        t.type("\x01")  # to the first of three rows
+        t.expect(r"\x1b\[2A[^\n]*$")
+        t.type("\x03")
+        self.assertEqual(t.expect(PROMPT).count("\n"), 3)
+        t.type("\x04")
         self.assertEqual(t.end()[1], 0)
 
     def test_colours(self):
