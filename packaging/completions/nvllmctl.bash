@@ -78,10 +78,8 @@ _nvllmctl() {
     elif [[ -z $command ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_nvllmctl_words help)" -- "$cur")
     else
+        # No command takes a file but behind an option: what it would get is the file's name.
         mapfile -t COMPREPLY < <(compgen -W "$(_nvllmctl_words "$command")" -- "$cur")
-        if [[ ${#COMPREPLY[@]} -eq 0 ]]; then
-            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-        fi
     fi
 }
 

@@ -4,6 +4,9 @@ function __nvllmctl_requests
     nvllmctl requests --timeout 1 2>/dev/null | awk 'NR > 1 { print $1 "\t" $2 " " $4 }'
 end
 
+# No command takes a file but behind an option.
+complete -c nvllmctl -f
+
 complete -c nvllmctl -n __fish_use_subcommand -f -a chat -d 'talk with the model'
 complete -c nvllmctl -n __fish_use_subcommand -f -a generate -d 'text from a prompt, as it is made'
 complete -c nvllmctl -n __fish_use_subcommand -f -a batch -d 'many prompts from a file, in parallel'
@@ -27,7 +30,7 @@ complete -c nvllmctl -n __fish_use_subcommand -f -a doctor -d 'what is broken, a
 complete -c nvllmctl -n __fish_use_subcommand -f -a version -d 'of this program'
 complete -c nvllmctl -n __fish_use_subcommand -f -a help -d 'on a command'
 
-complete -c nvllmctl -l socket -r -d 'where nvllmd listens'
+complete -c nvllmctl -l socket -x -a '(__fish_complete_path (commandline -ct))' -d 'where nvllmd listens'
 complete -c nvllmctl -l timeout -x -d 'give up after so many seconds'
 complete -c nvllmctl -l wait -d 'wait for nvllmd to be started'
 complete -c nvllmctl -l no-wait -d 'do not wait while nvllmd loads its model'
@@ -58,7 +61,7 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l deadline-ms -x -d 
 complete -c nvllmctl -n '__fish_seen_subcommand_from chat' -l keep-special -d 'special tokens show up in the text'
 
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l prompt -x -d 'the prompt'
-complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l prompt-file -r -F -d 'a file with the prompt'
+complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l prompt-file -x -a '(__fish_complete_path (commandline -ct))' -d 'a file with the prompt'
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l chat -d 'it is a user’s message'
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l raw -d 'it is continued as it is'
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l system -x -d 'begin with a system message'
@@ -86,8 +89,8 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l cache-salt -x 
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l deadline-ms -x -d 'the daemon gives up then'
 complete -c nvllmctl -n '__fish_seen_subcommand_from generate' -l keep-special -d 'special tokens show up in the text'
 
-complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l input -r -F -d 'lines to run'
-complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l output -r -F -d 'where the answers go'
+complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l input -x -a '(__fish_complete_path (commandline -ct))' -d 'lines to run'
+complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l output -x -a '(__fish_complete_path (commandline -ct))' -d 'where the answers go'
 complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l concurrency -x -d 'requests under way at a time'
 complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l json -d 'print JSON'
 complete -c nvllmctl -n '__fish_seen_subcommand_from batch' -l max-tokens -x -d 'end after N tokens'
@@ -134,7 +137,7 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l limit -x -d 'no m
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l json -d 'print JSON'
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l all -d 'clear those of all users'
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l prompt -x -d 'the prompt'
-complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l prompt-file -r -F -d 'a file with the prompt'
+complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l prompt-file -x -a '(__fish_complete_path (commandline -ct))' -d 'a file with the prompt'
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l chat -d 'it is a user’s message'
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l raw -d 'it is continued as it is'
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l system -x -d 'begin with a system message'
@@ -144,7 +147,7 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l user -x -a '(__fi
 complete -c nvllmctl -n '__fish_seen_subcommand_from cache' -l cache-salt -x -d 'share the cached prompt only with the same salt'
 
 complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l prompt -x -d 'the prompt'
-complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l prompt-file -r -F -d 'a file with the prompt'
+complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l prompt-file -x -a '(__fish_complete_path (commandline -ct))' -d 'a file with the prompt'
 complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l chat -d 'it is a user’s message'
 complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l raw -d 'it is continued as it is'
 complete -c nvllmctl -n '__fish_seen_subcommand_from explain' -l system -x -d 'begin with a system message'
@@ -166,14 +169,14 @@ complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l prompt-tokens -x 
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l output-tokens -x -d 'how long answers are'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l requests -x -d 'how many'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l duration -x -d 'until then'
-complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l workload -r -F -d 'lines of prompt and output lengths'
+complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l workload -x -a '(__fish_complete_path (commandline -ct))' -d 'lines of prompt and output lengths'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l nano-vllm -d 'the benchmark of nano-vLLM'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l temperature -x -d '0 is greedy'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l seed -x -d 'draw the same way each time'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l warm-cache -d 'let prompts of an earlier run be found'
 complete -c nvllmctl -n '__fish_seen_subcommand_from bench' -l json -d 'print JSON'
 
-complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l config -r -F -d 'of nvllmd'
+complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l config -x -a '(__fish_complete_path (commandline -ct))' -d 'of nvllmd'
 complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l model -x -a '(__fish_complete_directories)' -d 'look at this model, not at the configured one'
 complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l user -x -a '(__fish_complete_users)' -d 'whose'
 complete -c nvllmctl -n '__fish_seen_subcommand_from doctor' -l json -d 'print JSON'

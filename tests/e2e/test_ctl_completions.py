@@ -84,6 +84,13 @@ class Completions(Case):
         self.assertEqual(self.complete("help", "det"), ["detokenize"])
         self.assertIn("--json", self.complete("status", "--"))
 
+    def test_files_only_behind_options(self):
+        """A file's name is not offered where it would be taken for what is in the file."""
+        for words in ("generate", "_nvllmc"), ("status", "_nvllmc"), ("cache", "_nvllmc"):
+            self.assertEqual(self.complete(*words), [])
+        self.assertEqual(self.complete("generate", "--prompt-file", "_nvllmc"), ["_nvllmctl"])
+        self.assertNotIn("'*: :_files'", (FOLDER / "_nvllmctl").read_text())
+
     def test_shells_take_them(self):
         """The files are right for the shells that they are for, where those are here."""
         checked = 0
@@ -104,12 +111,14 @@ class Completions(Case):
             self.skipTest("no fish")
         folder = self.temporary_folder()
         for line, wanted in (("nvllmctl gen", "generate"), ("nvllmctl generate --temp", "--temperature"),
-                             ("nvllmctl log-level w", "warning")):
+                             ("nvllmctl log-level w", "warning"), ("nvllmctl generate _nvllmc", ""),
+                             ("nvllmctl cache _nvllmc", ""),
+                             ("nvllmctl generate --prompt-file _nvllmc", "_nvllmctl")):
             done = subprocess.run(["fish", "--no-config", "-c",
                                    f"source {FOLDER}/nvllmctl.fish; complete -C '{line}'"],
-                                  capture_output=True, text=True, env={**os.environ,
-                                                                       "HOME": str(folder)})
-            self.assertEqual([x.split("\t")[0] for x in done.stdout.splitlines()], [wanted])
+                                  capture_output=True, text=True, cwd=FOLDER,
+                                  env={**os.environ, "HOME": str(folder)})
+            self.assertEqual([x.split("\t")[0] for x in done.stdout.splitlines()], wanted.split())
 
 
 class OfTheDaemon(Case):
