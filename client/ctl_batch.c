@@ -541,18 +541,16 @@ const struct ctl_command ctl_batch = {
     .name = "batch",
     .about = "many prompts from a file, in parallel",
     .run = run_command,
-    .help =
-        "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
-        "Each line of the input is a JSON object with prompt, prompt_ids or messages (and tools,\n"
-        "enable_thinking, add_generation_prompt), any sampling field, and id. Each gives one line "
-        "of\n"
-        "output, in the same order. A line that fails gives an error, and the rest goes on.\n\n"
-        "  --input FILE, --output FILE   “-” is stdin, stdout\n"
-        "  --concurrency N           requests under way at a time (64)\n"
-        "  --json                    the summary on stderr is JSON\n"
-        "Sampling options stand for fields that a line does not have:\n",
+    .help = "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
+            "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
+            "(and tools, enable_thinking, add_generation_prompt), any sampling field, and\n"
+            "id. Each gives one line of output, in the same order. A line that fails gives\n"
+            "an error, and the rest goes on.\n\n"
+            "  --input FILE, --output FILE   “-” is stdin, stdout\n"
+            "  --concurrency N           requests under way at a time (64)\n"
+            "  --json                    the summary on stderr is JSON\n"
+            "Sampling options stand for fields that a line does not have:\n",
     .takes_sampling = true,
-    .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --max-tokens 200\n"
-                "  echo '{\"prompt\": \"Once\", \"max_tokens\": 5}' | nvllmctl batch --input - "
-                "--output -\n",
+    .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
+                "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
 };

@@ -160,11 +160,10 @@ const struct ctl_command ctl_blocks = {
     .about = "who holds the KV cache",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl blocks [OPTION…]\n\n"
-        "Blocks of the KV cache: used, cached (free, with content that may be found again) and\n"
-        "free; by user and by request. Users see their own, and the sums.\n\n"
-        "  --map                     draw the pool, a character for each block\n"
-        "  --json                    print one JSON object\n",
+    .help = "usage: nvllmctl blocks [OPTION…]\n\n"
+            "Blocks of the KV cache: used, cached (free, with content that may be found\n"
+            "again) and free; by user and by request. Users see their own, and the sums.\n\n"
+            "  --map                     draw the pool, a character for each block\n"
+            "  --json                    print one JSON object\n",
     .examples = "  nvllmctl blocks --map\n",
 };

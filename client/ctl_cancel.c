@@ -35,9 +35,9 @@ const struct ctl_command ctl_cancel = {
     .about = "end requests",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl cancel REQUEST…\n\n"
-        "Ends requests by the numbers that “nvllmctl requests” shows; who asked gets what came\n"
-        "until then. Exit code 1 if one had ended already. Users may end their own.\n",
+    .help = "usage: nvllmctl cancel REQUEST…\n\n"
+            "Ends requests by the numbers that “nvllmctl requests” shows; who asked gets\n"
+            "what came until then. Exit code 1 if one had ended already. Users may end their\n"
+            "own.\n",
     .examples = "  nvllmctl cancel 17 18\n",
 };

@@ -69,13 +69,12 @@ const struct ctl_command ctl_detokenize = {
     .name = "detokenize",
     .about = "token ids to text",
     .run = run_command,
-    .help =
-        "usage: nvllmctl detokenize [OPTION…] [ID…|-]\n\n"
-        "Prints the text of token ids: those given, or from stdin a JSON array, an object with\n"
-        "\"ids\", or plain numbers.\n\n"
-        "  --skip-special            leave special tokens out\n"
-        "  --json                    print {\"text\"}\n"
-        "  --jsonl                   a JSON array a line in, an object a line out\n",
+    .help = "usage: nvllmctl detokenize [OPTION…] [ID…|-]\n\n"
+            "Prints the text of token ids: those given, or from stdin a JSON array, an\n"
+            "object with \"ids\", or plain numbers.\n\n"
+            "  --skip-special            leave special tokens out\n"
+            "  --json                    print {\"text\"}\n"
+            "  --jsonl                   a JSON array a line in, an object a line out\n",
     .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
                 "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
 };

@@ -254,18 +254,16 @@ const struct ctl_command ctl_doctor = {
     .about = "what is broken, and the command that mends it",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl doctor [OPTION…]\n\n"
-        "Looks at the socket and who may use it, the configuration, as nvllmd itself would take\n"
-        "it, the model's folder and each folder above it, devices, memory and the kernel's "
-        "limits,\n"
-        "with nvllmd running or not, and names what is broken with the command that mends it. It\n"
-        "changes nothing. Exit code 3 if all that is wrong is that nvllmd does not run, 1 if\n"
-        "something else is.\n\n"
-        "  --config FILE             of nvllmd (" DEFAULT_CONFIG ")\n"
-        "  --model DIR               look at this model, not at the configured one\n"
-        "  --user NAME               whom nvllmd runs as (nvllm, or who calls)\n"
-        "  --json                    print {\"findings\", \"wrong\"}\n",
+    .help = "usage: nvllmctl doctor [OPTION…]\n\n"
+            "Looks at the socket and who may use it, the configuration, as nvllmd itself\n"
+            "would take it, the model's folder and each folder above it, devices, memory\n"
+            "and the kernel's limits, with nvllmd running or not, and names what is broken\n"
+            "with the command that mends it. It changes nothing. Exit code 3 if all that is\n"
+            "wrong is that nvllmd does not run, 1 if something else is.\n\n"
+            "  --config FILE             of nvllmd (" DEFAULT_CONFIG ")\n"
+            "  --model DIR               look at this model, not at the configured one\n"
+            "  --user NAME               whom nvllmd runs as (nvllm, or who calls)\n"
+            "  --json                    print {\"findings\", \"wrong\"}\n",
     .examples = "  sudo nvllmctl doctor\n"
                 "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n",
 };

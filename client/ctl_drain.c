@@ -78,9 +78,9 @@ const struct ctl_command ctl_drain = {
     .run = run_command,
     .any_state = true,
     .help = "usage: nvllmctl drain [OPTION…]\n\n"
-            "New requests are refused, those accepted go on; “nvllmctl resume” takes it back. For\n"
-            "administrators.\n\n"
+            "New requests are refused, those accepted go on; “nvllmctl resume” takes it\n"
+            "back. For administrators.\n\n"
             "  --wait                    … until nothing is under way\n"
-            "  --end-after SECONDS       end requests that take longer; else as nvllmd is set\n",
+            "  --end-after SECONDS       end what takes longer; else as nvllmd is set\n",
     .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
 };

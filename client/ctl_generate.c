@@ -232,11 +232,10 @@ const struct ctl_command ctl_generate = {
     .name = "generate",
     .about = "text from a prompt, as it is made",
     .run = run_command,
-    .help =
-        "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
-        "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”, as it is\n"
-        "made. Ctrl-C cancels.\n\n" CTL_PROMPT_HELP
-        "  --json                    print one JSON object at the end\n",
+    .help = "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
+            "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”,\n"
+            "as it is made. Ctrl-C cancels.\n\n" CTL_PROMPT_HELP
+            "  --json                    print one JSON object at the end\n",
     .takes_sampling = true,
     .examples = "  nvllmctl generate \"What is 17 + 25?\"\n"
                 "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"

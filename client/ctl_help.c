@@ -12,7 +12,7 @@ static const char sampling[] =
     "  --temperature T           0 is greedy\n"
     "  --top-k K                 draw from the K likeliest tokens only; 0 is off\n"
     "  --top-p P                 … from the likeliest that make up P of all\n"
-    "  --min-p P                 … from those at least P times as likely as the likeliest\n"
+    "  --min-p P                 … those at least P times as likely as the likeliest\n"
     "  --repetition-penalty X    --presence-penalty X    --frequency-penalty X\n"
     "  --logit-bias ID:BIAS      make a token likelier or not (again and again)\n"
     "  --seed N                  draw the same way each time\n"
@@ -21,7 +21,7 @@ static const char sampling[] =
     "  --ignore-eos              go on after the model's own end\n"
     "  --priority low|normal|high   high is for admins\n"
     "  --cache-salt TEXT         share the cached prompt only with the same salt\n"
-    "  --deadline-ms MS          the daemon gives up then, queueing included (exit code 5)\n"
+    "  --deadline-ms MS          end then, time in the queue included (exit code 5)\n"
     "  --keep-special            special tokens show up in the text\n";
 
 /* Not of a chat, which goes on from its one answer. */
@@ -36,7 +36,7 @@ static const char common[] =
     "  --socket PATH             default: $NVLLM_SOCKET, else " NVLLM_DEFAULT_SOCKET "\n"
     "  --timeout SECONDS         give up after that long (exit code 5)\n"
     "  --wait                    wait for nvllmd to be started\n"
-    "  --no-wait                 do not wait while nvllmd loads its model (exit code 4)\n";
+    "  --no-wait                 fail while nvllmd loads its model (exit code 4)\n";
 
 static void print_overview(void)
 {
@@ -44,8 +44,8 @@ static void print_overview(void)
     for (size_t i = 0; i < ctl_n_commands; i++)
         printf("  %-12s %s\n", ctl_commands[i]->name, ctl_commands[i]->about);
     fputs(common, stdout);
-    puts("\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy, 5 deadline,\n"
-         "6 denied, 130 interrupted.");
+    puts("\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy,\n"
+         "5 deadline, 6 denied, 130 interrupted.");
 }
 
 void ctl_help_print(const struct ctl_command *command)

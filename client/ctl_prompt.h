@@ -30,9 +30,10 @@ struct ctl_prompt {
 /* How the prompt's options are told, below a command's own. */
 #define CTL_PROMPT_HELP                                                                            \
     "  --prompt TEXT             the prompt; “-” is stdin\n"                                   \
-    "  --prompt-file FILE        a file with it; “-” is stdin. A JSON object with messages,\n" \
-    "                            prompt or prompt_ids is taken as “batch” does\n"              \
-    "  --chat                    it is a user's message (the default where the model chats)\n"     \
+    "  --prompt-file FILE        a file with it; “-” is stdin. A JSON object with\n"           \
+    "                            messages, prompt or prompt_ids is taken as “batch”\n"         \
+    "                            does\n"                                                           \
+    "  --chat                    a user's message (the default where the model chats)\n"           \
     "  --raw                     it is continued as it is\n"                                       \
     "  --system TEXT             begin the chat with a system message\n"                           \
     "  --think, --no-think       let the model reason first, or not\n"

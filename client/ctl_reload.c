@@ -54,10 +54,10 @@ const struct ctl_command ctl_reload = {
     .about = "read the configuration anew",
     .run = run_command,
     .any_state = true,
-    .help =
-        "usage: nvllmctl reload [OPTION…]\n\n"
-        "Has nvllmd read its configuration anew, as SIGHUP does. Limits, shares and the log's\n"
-        "level change, wholly or not at all; what needs a restart is named. For administrators.\n\n"
-        "  --json                    print {\"changed\", \"needs_restart\"}\n",
+    .help = "usage: nvllmctl reload [OPTION…]\n\n"
+            "Has nvllmd read its configuration anew, as SIGHUP does. Limits, shares and the\n"
+            "log's level change, wholly or not at all; what needs a restart is named. For\n"
+            "administrators.\n\n"
+            "  --json                    print {\"changed\", \"needs_restart\"}\n",
     .examples = "  nvllmctl reload\n",
 };

@@ -44,8 +44,8 @@ const struct ctl_command ctl_render = {
     .run = run_command,
     .help = "usage: nvllmctl render [OPTION…] [JSON|-]\n\n"
             "Prints, byte for byte, what the model's chat template makes of one JSON object\n"
-            "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, from stdin "
-            "where it\nis missing or “-”.\n\n"
+            "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, from\n"
+            "stdin where it is missing or “-”.\n\n"
             "  --json                    print {\"text\"}\n"
             "  --jsonl                   an object a line in, an object a line out\n",
     .examples = "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n",

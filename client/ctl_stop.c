@@ -52,8 +52,8 @@ const struct ctl_command ctl_stop = {
     .run = run_command,
     .any_state = true,
     .help = "usage: nvllmctl stop [OPTION…]\n\n"
-            "Ends nvllmd as SIGTERM does: it drains first. Where systemd runs it and may start it\n"
-            "again, “systemctl stop nvllmd” is better. For administrators.\n\n"
+            "Ends nvllmd as SIGTERM does: it drains first. Where systemd runs it and may\n"
+            "start it again, “systemctl stop nvllmd” is better. For administrators.\n\n"
             "  --wait                    … until it has ended\n",
     .examples = "  nvllmctl stop --wait --timeout 30\n",
 };

@@ -69,6 +69,13 @@ class Documents(Case):
             checked |= set(names)
         self.assertEqual(set(commands()) - checked, {"version", "help"})
 
+    def test_help_fits_a_terminal(self):
+        """Help of a terminal's usual width, but where a path that the build was given is longer."""
+        for command in ("", *commands()):
+            for line in run_help(*command.split()).splitlines():
+                if "default: $NVLLM_SOCKET" not in line and "nvllmd.conf" not in line:
+                    self.assertLessEqual(len(line), 80, (command, line))
+
     def test_every_command_has_an_example(self):
         """Help ends with lines that can be typed, and those use options that are there."""
         for command in commands():
