@@ -139,7 +139,7 @@ static void lay_sampler(struct backend *b, struct arena *a)
     m->states = arena_take(a, seqs * sizeof(*m->states));
     m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
     m->seen = arena_take(a, seqs * stride * sizeof(*m->seen));
-    m->scans = arena_take(a, seqs * SAMPLER_MAX_SPLITS * sampler_scan_bytes());
+    m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
     m->sampled = arena_take(a, seqs * sizeof(*m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++) {

@@ -59,11 +59,11 @@ struct attn_tile {
 };
 
 enum {
-    ATTN_TILE = 128,       /* query rows of a tile */
-    ATTN_GROUP = 8,        /* query heads that one pass over the keys takes */
-    ATTN_SPLIT_ALIGN = 64, /* keys that one block of threads takes at a time */
-    ATTN_MAX_SPLITS = 128, /* pieces of one sequence */
-    SAMPLER_MAX_SPLITS = 64,
+    ATTN_TILE = 128,           /* query rows of a tile */
+    ATTN_GROUP = 8,            /* query heads that one pass over the keys takes */
+    ATTN_SPLIT_ALIGN = 64,     /* keys that one block of threads takes at a time */
+    ATTN_MAX_SPLITS = 128,     /* pieces of one sequence */
+    SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
@@ -232,14 +232,15 @@ struct sampler_memory {
     struct sampler_state *states; /* [max_seqs] */
     struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
     uint16_t *seen;               /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
-    void *scans;                  /* [max rows, SAMPLER_MAX_SPLITS] what parts of rows have */
+    void *scans;                  /* [rows, parts of a row in this launch] what they have */
     int32_t *sampled;             /* [max rows] for the next step */
     int32_t *host_ids[2];         /* mapped host memory, one of each step in flight */
     float *host_logprobs[2];
     int32_t *host_top_ids[2];
     float *host_top_logprobs[2];
 };
-size_t sampler_scan_bytes(void); /* of one entry of scans */
+/* Of scans, for launches of up to max_seqs rows: asks for that and invariant alone. */
+size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m);
 cudaError_t sampler_load(const struct launch *l, const struct sampler_memory *m,
                          const struct step_view *v, int n_loads);
 cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m, int state,

@@ -470,7 +470,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (i >= n_rows)
         return;
     const struct sampler_state &p = m.states[row.state];
-    const struct scan *parts = (const struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS;
+    const struct scan *parts = (const struct scan *)m.scans + (int64_t)i * n_parts;
     const struct joined scan = join_parts(parts, n_parts, scale_of(p), s);
     const float *raw = m.logits + (int64_t)i * m.logits_stride;
     int32_t id = (int32_t)BATCH_NUMERICS;

@@ -267,7 +267,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const struct sampler_state &p = m.states[row.state];
     const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
     const float *z = m.logits + (int64_t)i * m.logits_stride;
-    struct scan *to = (struct scan *)m.scans + (int64_t)i * SAMPLER_MAX_SPLITS + blockIdx.x;
+    struct scan *to = (struct scan *)m.scans + ((int64_t)i * gridDim.x + blockIdx.x);
     struct scan s;
 
     s.raw_max = -FLT_MAX;
@@ -326,9 +326,17 @@ cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
     return launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
 }
 
-extern "C" size_t sampler_scan_bytes(void)
+/* Rows are cut into fewer parts the more there are, so the most rows do not take the most room. */
+extern "C" size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m)
 {
-    return sizeof(struct scan);
+    int most = 0;
+
+    for (int n = 1; n <= m->max_seqs; n++) {
+        const int parts = n * sample_scan_parts(l, m, n);
+
+        most = parts > most ? parts : most;
+    }
+    return (size_t)most * sizeof(struct scan);
 }
 
 static __global__ void load_kernel(const struct sampler_memory m, const struct sampler_load *loads,

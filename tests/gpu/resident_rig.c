@@ -136,7 +136,7 @@ static void make_sampler(struct rig *r)
     m->states = take(r, RIG_ROWS * sizeof(*m->states));
     m->bias = take(r, RIG_ROWS * SAMPLING_MAX_BIAS * sizeof(*m->bias));
     m->seen = take(r, RIG_ROWS * stride * sizeof(*m->seen));
-    m->scans = take(r, RIG_ROWS * SAMPLER_MAX_SPLITS * sampler_scan_bytes());
+    m->scans = take(r, sampler_scan_bytes(&r->device.launch, m));
     m->sampled = take(r, RIG_ROWS * sizeof(int32_t));
     for (int i = 0; i < 2; i++) {
         m->host_ids[i] = take(r, RIG_ROWS * sizeof(int32_t));

@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+#include "engine/must.h"
+
+enum { GUARD = 4096 };
+
 void rig_init(struct rig *g, int vocab, int n_rows, float spread)
 {
     struct arena a = {0};
@@ -15,9 +19,8 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
     fill_f32(&g->logits, spread);
     g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * 4);
     results = g->results.device;
-    g->memory = array_new(n * (stride * 6 + SAMPLING_MAX_BIAS * 8 + sizeof(struct sampler_state) +
-                               SAMPLER_MAX_SPLITS * sampler_scan_bytes() + 8) +
-                          8192);
+    g->memory = array_new(
+        n * (stride * 6 + SAMPLING_MAX_BIAS * 8 + sizeof(struct sampler_state) + 8) + 8192);
     a.base = g->memory.device;
     g->m = (struct sampler_memory){.logits = g->logits.device,
                                    .logits_stride = (int64_t)stride,
@@ -27,8 +30,6 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
                                    .states = arena_take(&a, n * sizeof(struct sampler_state)),
                                    .bias = arena_take(&a, n * SAMPLING_MAX_BIAS * 8),
                                    .seen = arena_take(&a, n * stride * 2),
-                                   .scans = arena_take(&a, n * SAMPLER_MAX_SPLITS *
-                                                               sampler_scan_bytes()),
                                    .sampled = arena_take(&a, n * 4)};
     for (int i = 0; i < 2; i++) {
         g->m.host_ids[i] = results;
@@ -55,6 +56,24 @@ void rig_free(struct rig *g)
     array_free(&g->results);
     array_free(&g->memory);
     array_free(&g->step);
+    array_free(&g->scans);
+}
+
+/* As much room for what parts of rows have as the backend takes, and nothing written behind it. */
+static void take_scans(struct rig *g, const struct device *device)
+{
+    array_free(&g->scans);
+    g->scans = array_new(sampler_scan_bytes(&device->launch, &g->m) + GUARD);
+    g->m.scans = g->scans.device;
+}
+
+static void check_scans(const struct rig *g)
+{
+    const uint8_t *guard = (uint8_t *)g->scans.host + g->scans.bytes - GUARD;
+
+    array_to_host(&g->scans);
+    for (int i = 0; i < GUARD; i++)
+        must(guard[i] == 0xff);
 }
 
 void rig_run(struct rig *g, const struct device *device)
@@ -91,6 +110,7 @@ void rig_run(struct rig *g, const struct device *device)
     array_to_device(&g->step);
     memcpy(history.host, g->history, sizeof(g->history));
     array_to_device(&history);
+    take_scans(g, device);
     cuda_must(sampler_load(&device->launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))
@@ -98,5 +118,6 @@ void rig_run(struct rig *g, const struct device *device)
                                       RIG_PROMPT, RIG_HISTORY));
     cuda_must(sampler_run(&device->launch, &g->m, &g->view, g->n_rows));
     array_to_host(&g->results);
+    check_scans(g);
     array_free(&history);
 }

@@ -12,7 +12,7 @@ enum { RIG_MAX_ROWS = 512, RIG_HISTORY = 300, RIG_PROMPT = 200 };
 
 struct rig {
     struct sampler_memory m;
-    struct device_array logits, memory, results, step;
+    struct device_array logits, memory, results, step, scans;
     int n_rows;
     struct sampling sampling[RIG_MAX_ROWS];
     struct batch_row rows[RIG_MAX_ROWS];
