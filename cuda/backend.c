@@ -92,6 +92,34 @@ static void set_limits(struct backend *b)
     };
 }
 
+/* What no grid or index of a kernel holds, whatever memory there is. */
+static int check_limits(const struct backend *b, struct err *e)
+{
+    const struct model_config *c = model_config(b->model);
+    const struct backend_options *o = &b->options;
+    /* threads of rope_store(), and those of its last block that have nothing to do */
+    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    int most_seqs;
+
+    if (o->max_seq_len > STEP_MAX_LEN)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
+                       "device computes",
+                       o->max_seq_len, STEP_MAX_LEN);
+    if (o->max_batch_tokens > most_tokens)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
+                       "computes at a time with this model",
+                       o->max_batch_tokens, most_tokens);
+    most_seqs = step_most_seqs(&b->limits);
+    if (o->max_seqs > most_seqs)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_seqs: %d is over %d, the most that a device computes "
+                       "at a time with this max_batch_tokens and max_seq_len",
+                       o->max_seqs, most_seqs);
+    return 0;
+}
+
 static void lay_activations(struct backend *b, struct arena *a)
 {
     const struct model_config *c = model_config(b->model);
@@ -101,7 +129,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     const size_t qkv_dim = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)c->head_dim;
     const size_t groups = (size_t)((c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP);
     const size_t passes = (size_t)c->n_kv_heads * groups;
-    const size_t items = (size_t)step_max_items(&b->limits, b->limits.max_seqs);
+    const size_t partials = (size_t)step_max_partials(&b->limits, b->limits.max_seqs);
     const size_t hidden = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
 
     f->rope = arena_take(a, (size_t)b->options.max_seq_len * (size_t)c->head_dim * sizeof(float));
@@ -114,7 +142,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
     f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
     f->partial =
-        arena_take(a, items * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
+        arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
     f->tickets = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
     f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
     f->prefill_tickets = arena_take(a, ATTN_PREFILL_TICKETS * sizeof(int32_t));
@@ -245,6 +273,9 @@ static int open_parts(struct backend *b, struct err *e)
     if (r < 0)
         return r;
     set_limits(b);
+    r = check_limits(b, e);
+    if (r < 0)
+        return r;
     if (d->compute == 90 && !b->options.invariant)
         r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
     if (r < 0)

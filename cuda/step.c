@@ -12,6 +12,7 @@ enum {
     SCRAP = 16,            /* pieces under this part of a block's share go with their neighbours */
     LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
+    MAX_GRID_Y = 65535, /* blocks of a launch, in all but the first dimension */
 };
 
 static int ceil_div(int a, int b)
@@ -31,10 +32,28 @@ int step_max_items(const struct step_limits *l, int n_decodes)
     const int64_t longest = (int64_t)l->max_blocks * l->block_len * n_decodes;
     const int64_t long_pieces = longest / LONG_PIECE + 1;
     const int fine = long_pieces < ATTN_MAX_SPLITS ? (int)long_pieces : ATTN_MAX_SPLITS;
+    const int pieces = n_decodes * INVARIANT_SPLITS, few = n_decodes + l->target_items;
 
-    if (l->invariant)
-        return n_decodes * INVARIANT_SPLITS;
+    if (l->invariant) /* more pieces than fill the machine go together, see together() */
+        return pieces < few ? pieces : few;
     return n_decodes + (fine > l->target_items ? fine : l->target_items);
+}
+
+int step_max_partials(const struct step_limits *l, int n_decodes)
+{
+    return l->invariant ? n_decodes * INVARIANT_SPLITS : step_max_items(l, n_decodes);
+}
+
+/* Items of decodes, tiles of prompts and rows that are sampled are each a grid's y. */
+int step_most_seqs(const struct step_limits *l)
+{
+    const int by_items = MAX_GRID_Y - ATTN_MAX_SPLITS;
+    const int by_tiles = MAX_GRID_Y - l->max_tokens / ATTN_TILE;
+    const int by_tables = INT32_MAX / l->max_blocks;
+    int n = by_items < by_tiles ? by_items : by_tiles;
+
+    n = by_tables < n ? by_tables : n;
+    return n / 16 * 16;
 }
 
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b)

@@ -20,6 +20,9 @@ struct step_limits {
     bool invariant;   /* a sequence is cut by its own length alone */
 };
 
+/* Tokens of a sequence at most: turns of an attn_item count them. */
+enum { STEP_MAX_LEN = UINT16_MAX * 16 };
+
 /* How many of each a step has room for; at least what it has. */
 struct step_room {
     int n_tokens, n_seqs, n_items, n_tiles, n_rows;
@@ -27,6 +30,12 @@ struct step_room {
 
 /* Items of a step of n decodes, at most. */
 int step_max_items(const struct step_limits *l, int n_decodes);
+
+/* Partial results of a step of n decodes, at most: of all pieces, of an item each. */
+int step_max_partials(const struct step_limits *l, int n_decodes);
+
+/* Sequences of a step at most, whatever max_seqs is, for grids and indices to hold them. */
+int step_most_seqs(const struct step_limits *l);
 
 /* The room of a batch as it is, and of one that a graph of n rows was captured for. */
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b);

@@ -63,6 +63,7 @@ enum {
     ATTN_GROUP = 8,            /* query heads that one pass over the keys takes */
     ATTN_SPLIT_ALIGN = 64,     /* keys that one block of threads takes at a time */
     ATTN_MAX_SPLITS = 128,     /* pieces of one sequence */
+    ROPE_LANES = 4,            /* threads that rope_store() has for a head */
     SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */

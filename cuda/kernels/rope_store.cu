@@ -6,7 +6,7 @@
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int THREADS = 256;
-static constexpr int LANES = 4; /* of a head */
+static constexpr int LANES = ROPE_LANES; /* of a head */
 
 template <int HEAD_DIM>
 static __global__ void __launch_bounds__(THREADS)

@@ -124,7 +124,7 @@ static void pack(struct plan *p, struct arrays *a, const struct scene *s, const 
     room = step_room_of(&limits, &batch);
     a->step = array_new(step_max_bytes(&limits));
     a->partial = array_new(s->chunk ? attn_prefill_partial_bytes(HEAD_DIM)
-                                    : (size_t)step_max_items(&limits, MAX_SEQS) * group);
+                                    : (size_t)step_max_partials(&limits, MAX_SEQS) * group);
     a->tickets = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
     cuda_must(cudaMemset(a->tickets.device, 0, a->tickets.bytes));
     (void)step_pack(a->step.host, v, a->step.device, &limits, &room, &batch, 0);

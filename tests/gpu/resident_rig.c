@@ -105,7 +105,7 @@ static void make_activations(struct rig *r)
     struct forward *f = &r->forward;
     const size_t rows = RIG_ROWS, dim = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
     const size_t head_dim = (size_t)c->head_dim, heads = (size_t)c->n_heads;
-    const size_t items = (size_t)step_max_items(&r->limits, RIG_ROWS);
+    const size_t partials = (size_t)step_max_partials(&r->limits, RIG_ROWS);
     const size_t entry = (size_t)c->n_kv_heads * ATTN_GROUP * (head_dim + 2) * sizeof(float);
 
     f->rope = take(r, (size_t)c->max_seq_len * head_dim * sizeof(float));
@@ -116,7 +116,7 @@ static void make_activations(struct rig *r)
     f->attn = take(r, rows * heads * head_dim * 2);
     f->gate_up = take(r, rows * 2 * ffn * 2);
     f->act = take(r, rows * ffn * 2);
-    f->partial = take(r, items * entry);
+    f->partial = take(r, partials * entry);
     f->tickets = take(r, rows * (size_t)c->n_kv_heads * sizeof(int32_t));
     cuda_must(rope_table(&r->device.launch, f->rope, c->max_seq_len, c->head_dim, c->rope_theta));
 }

@@ -190,7 +190,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
 
     r->step = array_new(step_max_bytes(&limits));
     r->partial = array_new(
-        (size_t)(step_max_items(&limits, MAX_SEQS) * passes * ATTN_GROUP * (s->dim + 2)) * 4);
+        (size_t)(step_max_partials(&limits, MAX_SEQS) * passes * ATTN_GROUP * (s->dim + 2)) * 4);
     r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
     memset(r->tickets.host, 0, r->tickets.bytes);
     array_to_device(&r->tickets);
@@ -338,9 +338,36 @@ static int check_run(const struct attn_item *items, int first, int n_first, int 
     return turns;
 }
 
+/* Each sequence has room of its own for partial results, all its items the same. */
+static void check_partials(const struct step_view *v, const struct step_limits *l, int n)
+{
+    const int room = step_max_partials(l, n);
+    bool *taken = calloc((size_t)room, sizeof(*taken));
+    int begins[MAX_SEQS];
+
+    memset(begins, 0xff, sizeof(begins));
+    for (int first = 0; first < v->counts->n_items; first++) {
+        const struct attn_item *i = &v->items[first];
+
+        for (bool more = true; more; more = i->next > 0, i = &v->items[i->next]) {
+            if (begins[i->seq] >= 0) {
+                ck_assert_int_eq(i->partial, begins[i->seq]);
+                continue;
+            }
+            begins[i->seq] = i->partial;
+            ck_assert(i->partial >= 0 && i->partial + i->n_splits <= room);
+            for (int j = 0; j < i->n_splits; j++) {
+                ck_assert(!taken[i->partial + j]);
+                taken[i->partial + j] = true;
+            }
+        }
+    }
+    free(taken);
+}
+
 static void check_plan(const int32_t *kv_len, int n, int target, bool invariant, bool even)
 {
-    static const int32_t zeros[MAX_SEQS], table[MAX_SEQS * (40960 / 16)];
+    static const int32_t zeros[MAX_SEQS + 1], table[MAX_SEQS * (40960 / 16)];
     const struct step_limits limits = {.max_tokens = MAX_SEQS,
                                        .max_seqs = MAX_SEQS,
                                        .max_blocks = 40960 / 16,
@@ -373,6 +400,7 @@ static void check_plan(const int32_t *kv_len, int n, int target, bool invariant,
         most = turns > most ? turns : most;
         all += turns;
     }
+    check_partials(&v, &limits, n);
     for (int i = 0; i < n; i++) {
         ck_assert_int_eq(covered[i], kv_len[i]);
         ck_assert_int_eq(pieces[i] >> 16, pieces[i] & 0xffff); /* as many as each of them says */
@@ -404,6 +432,10 @@ START_TEST(plans_take_every_key_once)
     for (int i = 0; i < MAX_SEQS; i++)
         kv_len[i] = 100 + i * 53 % 1900;
     check_plan(kv_len, 50, 49, false, true);
+    for (int i = 0; i < MAX_SEQS; i++)
+        kv_len[i] = 40960;
+    for (int n = 1; n <= MAX_SEQS; n++) /* as many items as there are at most, nearly */
+        check_plan(kv_len, n, ATTN_MAX_SPLITS, true, false);
 }
 END_TEST
 

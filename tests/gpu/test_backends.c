@@ -136,6 +136,45 @@ START_TEST(invariant_answers_do_not_depend_on_others)
 }
 END_TEST
 
+/* Thousands of sequences at a time, so many that a grid has no room for each one's most pieces of
+ * attention, say what they say among few. */
+START_TEST(thousands_say_the_same)
+{
+    enum { MANY = 4160, EACH = 6 };
+    static struct drive_seq seqs[MANY];
+    static int32_t out[MANY][EACH], few[N][EACH];
+    const struct backend_options o = {.invariant = true,
+                                      .block_len = 16,
+                                      .max_batch_tokens = 8 * MANY, /* all prompts in one step */
+                                      .max_seqs = MANY,
+                                      .max_seq_len = 64,
+                                      .kv_bytes = 1 << 30};
+    struct drive_times times;
+    struct backend *b;
+    struct err e;
+
+    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    for (int n = N; n <= MANY; n += MANY - N) {
+        memset(out, 0xff, sizeof(out));
+        for (int i = 0; i < n; i++) {
+            seqs[i] = seq_of(i % N, 0);
+            seqs[i].n_prompt = 1 + i % N % 8;
+            seqs[i].max_tokens = EACH;
+            seqs[i].out = out[i];
+            seqs[i].logprobs = NULL;
+        }
+        ck_assert_msg(drive(cuda_backend, b, &o, seqs, n, &times, &e) == 0, "%s", e.text);
+        if (n == N)
+            memcpy(few, out, sizeof(few));
+        for (int i = 0; i < n; i++) {
+            ck_assert_int_eq(seqs[i].n_out, EACH);
+            ck_assert_mem_eq(out[i], few[i % N], sizeof(out[i]));
+        }
+    }
+    cuda_backend->close(b);
+}
+END_TEST
+
 /* What the backend has taken and the rest are together what the driver says is used, before and
  * after graphs were captured; with graphs off there is nothing for them. */
 START_TEST(ledger_sums_to_what_the_driver_says)
@@ -189,6 +228,7 @@ int main(int argc, char **argv)
     tcase_set_timeout(t, 120);
     tcase_add_test(t, both_backends_say_the_same);
     tcase_add_test(t, invariant_answers_do_not_depend_on_others);
+    tcase_add_test(t, thousands_say_the_same);
     tcase_add_test(t, ledger_sums_to_what_the_driver_says);
     suite_add_tcase(suite, t);
     return run_suite_here(suite);

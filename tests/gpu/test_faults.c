@@ -40,18 +40,31 @@ static void teardown(void)
     model_close(model);
 }
 
-/* More blocks than memory, no block at all, a device that is not there, keys in float32. */
+/* More blocks than memory, no block at all, a device that is not there, keys in float32; more than
+ * grids and indices hold. */
 START_TEST(refusals_say_why)
 {
-    struct backend_options o[4] = {options(), options(), options(), options()};
-    const int codes[4] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP};
-    const char *const words[4] = {"KV blocks", "one block", "device 77", "bf16"};
+    enum { WRONGS = 7 };
+    struct backend_options o[WRONGS];
+    const int codes[WRONGS] = {-ENOMEM, -ENOMEM, -ENODEV, -ENOTSUP, -EINVAL, -EINVAL, -EINVAL};
+    const char *const words[WRONGS] = {"KV blocks",
+                                       "one block",
+                                       "device 77",
+                                       "bf16",
+                                       "scheduler.max_seqs: 65536 is over 65008",
+                                       "scheduler.max_batch_tokens",
+                                       "scheduler.max_seq_len: 1048561 is over 1048560"};
 
+    for (int i = 0; i < WRONGS; i++)
+        o[i] = options();
     o[0].kv_bytes = 1ull << 45;
     o[1].kv_bytes = 100;
     o[2].device = 77;
     o[3].kv_dtype = KV_DTYPE_F32;
-    for (int i = 0; i < 4; i++) {
+    o[4].max_seqs = 65536;
+    o[5].max_batch_tokens = INT32_MAX;
+    o[6].max_seq_len = 1048561;
+    for (int i = 0; i < WRONGS; i++) {
         struct backend *b = NULL;
         struct err e = {{0}};
 
