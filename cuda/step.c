@@ -7,13 +7,18 @@
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    TURN = 16,             /* keys that are not divided between blocks of threads */
     RUN_KEYS = 256,        /* of a block's share, at least, for runs to be worth their many ends */
     SCRAP = 16,            /* pieces under this part of a block's share go with their neighbours */
     LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
     MAX_GRID_Y = 65535, /* blocks of a launch, in all but the first dimension */
 };
+
+_Static_assert(ATTN_SPLIT_ALIGN % ATTN_TURN == 0, "pieces are of whole turns");
+_Static_assert((int)INVARIANT_SPLITS <= (int)ATTN_MAX_SPLITS && ATTN_MAX_SPLITS <= UINT8_MAX,
+               "an item can say how many");
+_Static_assert((LONG_PIECE / ATTN_TURN) * ATTN_MAX_SPLITS <= UINT16_MAX,
+               "all of a step that is cut into runs has fewer turns than an item can say");
 
 static int ceil_div(int a, int b)
 {
@@ -154,10 +159,10 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
     int n = l->target_items; /* where those go that do not begin a run */
 
     for (int i = 0; i < b->n_decodes; i++)
-        left += ceil_div(b->kv_len[i], TURN);
+        left += ceil_div(b->kv_len[i], ATTN_TURN);
     for (int i = 0; i < b->n_decodes; i++) {
-        const int n_turns = ceil_div(b->kv_len[i], TURN);
-        const int piece = l->invariant ? ceil_div(piece_length(l, 0, b->kv_len[i]), TURN) : 0;
+        const int n_turns = ceil_div(b->kv_len[i], ATTN_TURN);
+        const int piece = l->invariant ? ceil_div(piece_length(l, 0, b->kv_len[i]), ATTN_TURN) : 0;
         int at[ATTN_MAX_SPLITS], n_items = 0;
 
         for (int turn = 0; turn < n_turns; n_items++) {
@@ -177,15 +182,16 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             if (!begins)
                 items[last].next = at[n_items];
             last = at[n_items];
-            items[last] = (struct attn_item){.seq = i,
-                                             .begin = turn * TURN,
-                                             .end = turn + take < n_turns ? (turn + take) * TURN
-                                                                          : b->kv_len[i],
-                                             .split = (uint8_t)(piece ? turn / piece : n_items),
-                                             .turns = (uint16_t)(piece ? piece : take),
-                                             .partial = n_partial,
-                                             .table = table_start[i],
-                                             .kv_len = b->kv_len[i]};
+            items[last] =
+                (struct attn_item){.seq = i,
+                                   .begin = turn * ATTN_TURN,
+                                   .end = turn + take < n_turns ? (turn + take) * ATTN_TURN
+                                                                : b->kv_len[i],
+                                   .split = (uint8_t)(piece ? turn / piece : n_items),
+                                   .turns = (uint16_t)(piece ? piece : take),
+                                   .partial = n_partial,
+                                   .table = table_start[i],
+                                   .kv_len = b->kv_len[i]};
             turn += take;
             room -= take;
             left -= take;
@@ -254,7 +260,7 @@ static int plan_pieces(struct attn_item *items, const int32_t *table_start,
                                    .end = end,
                                    .split = (uint8_t)(begin / piece),
                                    .n_splits = (uint8_t)n_splits,
-                                   .turns = (uint16_t)ceil_div(piece, TURN),
+                                   .turns = (uint16_t)ceil_div(piece, ATTN_TURN),
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = kv_len};

@@ -21,7 +21,7 @@ struct step_limits {
 };
 
 /* Tokens of a sequence at most: turns of an attn_item count them. */
-enum { STEP_MAX_LEN = UINT16_MAX * 16 };
+enum { STEP_MAX_LEN = UINT16_MAX * ATTN_TURN };
 
 /* How many of each a step has room for; at least what it has. */
 struct step_room {

@@ -13,7 +13,12 @@
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int WARPS = 4;
-static constexpr int KEYS = 16; /* of a turn; they lie in one block of the pool */
+static constexpr int KEYS = ATTN_TURN; /* they lie in one block of the pool */
+static_assert(KEYS == 16 && ATTN_GROUP == 8, "the shape of a matrix product");
+static_assert(ATTN_SPLIT_ALIGN % (WARPS * KEYS) == 0,
+              "a warp's turns of a piece are the same wherever the item begins");
+static_assert(ATTN_MAX_SPLITS % WARP == 0, "join_splits() has as many for every lane");
+static_assert(sizeof(struct attn_item) == 2 * sizeof(int4), "it is read as two");
 
 /* Turns that a warp has asked for at once. Where blocks fill the machine one is enough: three of
  * them a multiprocessor are 12 warps with 8 KiB each in flight. Few blocks have more for

@@ -39,13 +39,13 @@ struct kv_pool {
  * they go on. */
 struct attn_item {
     int32_t seq;             /* also its row */
-    int32_t begin, end;      /* multiples of 16 but for the sequence's end */
+    int32_t begin, end;      /* multiples of ATTN_TURN but for the sequence's end */
     uint8_t split, n_splits; /* the first piece is number split of n_splits */
-    uint16_t turns;          /* of a piece: so many times 16 keys, but for the sequence's last */
-    int32_t partial;         /* where the sequence's partial results begin, in items */
-    int32_t table;           /* where its block table begins in tables */
-    int32_t kv_len;          /* key kv_len - 1 is written by this step */
-    int32_t next;            /* the item that the same block of threads takes next, or 0 */
+    uint16_t turns;  /* of a piece: so many times ATTN_TURN keys, but for the sequence's last */
+    int32_t partial; /* where the sequence's partial results begin, in items */
+    int32_t table;   /* where its block table begins in tables */
+    int32_t kv_len;  /* key kv_len - 1 is written by this step */
+    int32_t next;    /* the item that the same block of threads takes next, or 0 */
 };
 
 /* One tile of query rows of one prefill chunk. */
@@ -61,6 +61,7 @@ struct attn_tile {
 enum {
     ATTN_TILE = 128,           /* query rows of a tile */
     ATTN_GROUP = 8,            /* query heads that one pass over the keys takes */
+    ATTN_TURN = 16,            /* keys that are not divided between blocks of threads */
     ATTN_SPLIT_ALIGN = 64,     /* keys that one block of threads takes at a time */
     ATTN_MAX_SPLITS = 128,     /* pieces of one sequence */
     ROPE_LANES = 4,            /* threads that rope_store() has for a head */
