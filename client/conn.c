@@ -7,7 +7,10 @@
 
 #include "client/error.h"
 
-enum { PROTOCOL_VERSION = 1 };
+enum {
+    PROTOCOL_VERSION = 1,
+    LARGE_FRAME_BYTES = UNPACK_MAX_FIELDS, /* shorter ones cannot hold more than that of anything */
+};
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
 {
@@ -39,11 +42,30 @@ void conn_no_memory(struct conn *c)
 
 /* ---- towards the daemon */
 
+/* The daemon would end the connection, and with it all requests, for a frame that holds so much. */
+static bool last_frame_fits(const struct conn *c, const Nvllm__V1__ClientFrame *frame)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
+
+    return unpack_fits(&nvllm__v1__client_frame__descriptor, c->out.data + c->out.end - bytes,
+                       bytes);
+}
+
 static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
                            struct nvllm_error *err)
 {
+    size_t held = frame_buffer_bytes(&c->out);
+
     if (frame_buffer_put(&c->out, &frame->base) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    if (frame_buffer_bytes(&c->out) - held > LARGE_FRAME_BYTES && !last_frame_fits(c, frame)) {
+        c->out.end = c->out.start + held;
+        frame_buffer_consume(&c->out, 0); /* what it took goes back */
+        return error_set(err, NVLLM_E_TOO_LONG, 0,
+                         "the request holds more fields or numbers than nvllmd takes in one "
+                         "frame, %d and %d",
+                         UNPACK_MAX_FIELDS, UNPACK_MAX_NUMBERS);
+    }
     return NVLLM_OK;
 }
 

@@ -234,8 +234,8 @@ NVLLM_API void nvllm_request_init_size(struct nvllm_request *request, size_t siz
 
 /* Queues a request and sends what the socket takes at once. *id is its number, never 0; its events
  * come from nvllm_next(): deltas, then one done or error.
- * NVLLM_E_INVALID, _TOO_LONG (more than the daemon takes in one frame), _BUSY (max_queue_bytes are
- * waiting to be sent), _CONNECTION, _PROTOCOL, _NOMEM. */
+ * NVLLM_E_INVALID, _TOO_LONG (more than the daemon takes in one frame: nothing is sent), _BUSY
+ * (max_queue_bytes are waiting to be sent), _CONNECTION, _PROTOCOL, _NOMEM. */
 NVLLM_API enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint64_t *id,
                                                const struct nvllm_request *request,
                                                struct nvllm_error *err);

@@ -235,6 +235,13 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
     return true;
 }
 
+bool unpack_fits(const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t n)
+{
+    struct room room = {UNPACK_MAX_FIELDS, UNPACK_MAX_NUMBERS};
+
+    return count_fields(type, data, n, &room);
+}
+
 int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                    const uint8_t *data, size_t n)
 {

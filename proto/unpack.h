@@ -46,6 +46,9 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
 int unpack_request(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                    const uint8_t *data, size_t n);
 
+/* unpack_request() does not say UNPACK_E_FIELDS of it: for who is about to send it. */
+bool unpack_fits(const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t n);
+
 /* As unpack(), with a budget of the caller's. */
 int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                   const uint8_t *data, size_t n, size_t budget);

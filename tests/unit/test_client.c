@@ -279,6 +279,40 @@ START_TEST(request_larger_than_the_daemon_takes)
 }
 END_TEST
 
+/* So is a frame that holds more numbers or fields than the daemon unpacks: it would end the
+ * connection, and what else is under way with it. */
+START_TEST(request_of_more_than_the_daemon_unpacks)
+{
+    enum { MANY = UNPACK_MAX_NUMBERS + 1 };
+
+    struct nvllm_message *messages = calloc(MANY, sizeof(*messages));
+    int32_t *ids = calloc(MANY, sizeof(*ids));
+    struct nvllm_chat chat;
+    uint64_t first, id = 77;
+
+    greeted();
+    first = start("x");
+    server_read(&server);
+    for (size_t i = 0; i < UNPACK_MAX_FIELDS; i++)
+        messages[i] = (struct nvllm_message){.role = "user", .content = {"x", 1}};
+    nvllm_chat_init(&chat);
+    chat.messages = messages;
+    chat.n_messages = UNPACK_MAX_FIELDS;
+    ck_assert_int_eq(nvllm_detokenize_start(client, &id, ids, MANY, true, -1, &err),
+                     NVLLM_E_TOO_LONG);
+    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, -1, &err), NVLLM_E_TOO_LONG);
+    ck_assert(!err.retryable && id == 77);
+    ck_assert_uint_eq(nvllm_pending(client), 1);
+    chat.n_messages = UNPACK_MAX_FIELDS / 3 - 10;
+    ck_assert_int_eq(nvllm_render_start(client, &id, &chat, -1, &err), NVLLM_OK);
+    ck_assert_uint_eq(server_read(&server)->render->chat->n_messages, chat.n_messages);
+    server_delta(&server, first, "a", 0);
+    expect_delta(next(), first, "a");
+    free(messages);
+    free(ids);
+}
+END_TEST
+
 /* A daemon that does not read makes the library say so, not wait and not grow without end. */
 START_TEST(daemon_that_does_not_read)
 {
@@ -348,6 +382,7 @@ int main(void)
     tcase_add_test(asked, wrong_requests);
     tcase_add_test(asked, reserved_places_are_null);
     tcase_add_test(asked, request_larger_than_the_daemon_takes);
+    tcase_add_test(asked, request_of_more_than_the_daemon_unpacks);
     tcase_add_test(asked, daemon_that_does_not_read);
     tcase_add_test(asked, events_that_are_not_fetched);
     suite_add_tcase(s, asked);
