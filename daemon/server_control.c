@@ -104,6 +104,7 @@ static void begin_cancel(struct server *s)
 {
     log_event(LOG_LEVEL_WARNING, "cancelling", "requests=%zu", sessions_n_requests(&s->sessions));
     s->phase = PHASE_CANCELLING;
+    sessions_close(&s->sessions);
     sessions_cancel_all(&s->sessions);
     server_after(s, EVENT_PHASE, CANCEL_S * 1000);
 }
@@ -176,6 +177,10 @@ static void on_settled(void *arg)
     struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
+    /* Who goes on asking must not keep the daemon, so the questions that it still has are the last.
+     */
+    if (ending && sessions_n_requests(&s->sessions) == sessions_n_questions(&s->sessions))
+        sessions_close(&s->sessions);
     if (ending && sessions_n_requests(&s->sessions) == 0) {
         begin_flush(s);
         connections_flush(&s->sessions.connections);

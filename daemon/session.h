@@ -52,6 +52,7 @@ struct sessions {
     uint64_t start_ms;
     uint64_t busy_logged_ms, refused_logged_ms, dropped_logged_ms; /* for log_due */
     uint64_t n_refused, n_dropped; /* connections since the line before */
+    bool closed;                   /* no request is taken any more, not even a question */
     const struct session_control *control;
     void *server; /* for control */
 };
@@ -84,6 +85,12 @@ void sessions_event(struct sessions *s, struct engine_event *ev);
 
 /* Requests not yet told their end, those of clients that have left included. */
 size_t sessions_n_requests(const struct sessions *s);
+
+/* Of those, questions about requests, blocks and cache, which are answered to the end. */
+size_t sessions_n_questions(const struct sessions *s);
+
+/* From now on every request is refused: what is under way runs out. */
+void sessions_close(struct sessions *s);
 
 void sessions_cancel_all(struct sessions *s);
 

@@ -76,6 +76,8 @@ void session_abandon_requests(struct session *s)
 
 static int refuse_state(const struct sessions *all, bool new_work, struct refusal *e)
 {
+    if (all->closed)
+        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending");
     switch (all->facts.state) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
@@ -491,6 +493,16 @@ void sessions_event(struct sessions *s, struct engine_event *ev)
 size_t sessions_n_requests(const struct sessions *s)
 {
     return s->requests.n;
+}
+
+size_t sessions_n_questions(const struct sessions *s)
+{
+    return (size_t)s->accounts.total.amounts[ACCOUNT_QUESTIONS];
+}
+
+void sessions_close(struct sessions *s)
+{
+    s->closed = true;
 }
 
 void sessions_cancel_all(struct sessions *s)

@@ -1,5 +1,6 @@
 """Start, stop and all that can go wrong with them."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -69,6 +70,34 @@ class Drain(Case):
             self.assertLess(time.monotonic() - begin, scaled(10, 60))
             ended = [c.reason for c in answer.choices.values()]
             self.assertTrue(answer.error or ended == ["FINISH_CANCELLED"], (answer.error, ended))
+
+    def test_who_goes_on_asking_does_not_keep_it(self):
+        """A client with always another question under way is answered what was taken, and then
+        refused: the daemon ends as one without work."""
+        text = b"The quick brown fox jumps over the lazy dog, 12 times. " * 4000
+        with Daemon("daemon.drain_timeout_s=300", "limits.questions_per_uid=16") as d, \
+                d.connect() as w:
+            frames = [wire.frame(i, explain={"prompt": text}) for i in range(1, 17)]
+            w.raw(b"".join(frames))
+            codes = set()
+
+            def ask_on():
+                with contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
+                    while True:
+                        reply = w.receive()
+                        codes.add(reply.get("error", {}).get("code"))
+                        w.raw(frames[reply["id"] - 1])
+
+            asking = threading.Thread(target=ask_on)
+            asking.start()
+            time.sleep(0.3)
+            begin = time.monotonic()
+            d.process.send_signal(signal.SIGTERM)
+            self.assertEqual(d.process.wait(timeout=scaled(330, 500)), 0)
+            asking.join()
+            self.assertLess(time.monotonic() - begin, scaled(30, 120))
+            self.assertLessEqual(codes, {None, "ERROR_UNAVAILABLE"})
+            self.assertIn(None, codes)
 
     def test_idle_daemon_ends_at_once(self):
         """SIGTERM and SIGINT without work, with silent connections open: status 0."""
