@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/utf8.h"
+
 static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
 static bool under_journal;
 
@@ -108,11 +110,23 @@ static void write_out(const char *data, size_t n)
     }
 }
 
+/* Whoever looks at the line has a terminal that takes orders, and the journal shows no line that is
+ * not UTF-8. */
 static void line_end(struct line *l)
 {
-    for (size_t i = 0; i < l->len; i++)
-        if ((unsigned char)l->data[i] < 0x20 || l->data[i] == 0x7f)
-            l->data[i] = '?';
+    int n;
+
+    for (size_t i = 0; i < l->len; i += (size_t)n) {
+        unsigned char *p = (unsigned char *)l->data + i;
+        bool bad;
+
+        n = utf8_step(p, l->len - i);
+        bad = n < 0 || (n == 1 && (*p < 0x20 || *p == 0x7f)) ||
+              (n == 2 && *p == 0xc2 && p[1] < 0xa0); /* U+0080 to U+009F */
+        n = n < 0 ? -n : n;
+        if (bad)
+            memset(p, '?', (size_t)n);
+    }
     l->data[l->len++] = '\n';
 }
 
@@ -174,10 +188,12 @@ void log_text(enum log_level level, const char *event, const char *text, const c
     if (l.len == before + 1)
         l.len = before; /* fmt has made nothing: no second blank */
     line_put(&l, " text=\"");
-    for (const char *p = text; *p; p++) {
+    /* A client's text may be as long as a frame: no more of it is looked at than there is room for,
+     * two bytes for each, one for the quote and one for the newline. */
+    for (const char *p = text; *p && l.len + 4 <= sizeof(l.data); p++) {
         if (*p == '"' || *p == '\\')
-            line_put(&l, "\\");
-        line_put(&l, "%c", *p);
+            l.data[l.len++] = '\\';
+        l.data[l.len++] = *p;
     }
     line_put(&l, "\"");
     line_write(&l);

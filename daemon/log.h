@@ -1,9 +1,9 @@
 /* log.h - one line a thing that happened: event=… key=value … to stderr, with the priority that
  * the journal reads where stderr is the journal.
  *
- * Never the text of a prompt or an answer. Control characters come out as '?'. Nobody waits for who
- * reads the log: lines that find no room are dropped, and how many is said by the next that does.
- * Any thread. */
+ * Never the text of a prompt or an answer. Control characters, and bytes that are no UTF-8, come
+ * out as '?'. Nobody waits for who reads the log: lines that find no room are dropped, and how many
+ * is said by the next that does. Any thread. */
 #ifndef NVLLMD_LOG_H
 #define NVLLMD_LOG_H
 

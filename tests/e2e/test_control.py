@@ -338,6 +338,27 @@ class Log(Case):
             d.close()
             os.close(read)
 
+    def test_names_of_clients_in_the_log(self):
+        """What a client calls itself is one text on one line of UTF-8 without control characters,
+        however long, and a long one takes no time."""
+        names = (b'a" event=fake text="', b"x\nnvllmd: level=error event=fake", b"\xc2\x9b31m\x1b[31m",
+                 b"\xff\x9b\xed\xa0\x80", b"back\\", b'"' * 3000000, "\u00fc".encode() * 3000)
+        with Daemon(SMALL, "daemon.log_level=debug") as d:
+            before = len(d.log_path.read_bytes())
+            for name in names:
+                raw = b"\x08\x01\x12" + wire.varint(len(name)) + name
+                raw = b"\x12" + wire.varint(len(raw)) + raw
+                with d.connect(hello=False) as w:
+                    w.raw(wire.varint(len(raw)) + raw)
+                    self.assertIn("welcome", w.receive())
+            log = d.log_path.read_bytes()[before:].decode()  # or it is no UTF-8
+            said = [line for line in log.split("\n") if " event=hello " in line]
+            self.assertEqual(len(said), len(names), log[:3000])
+            for line in said:
+                self.assertRegex(line, r'^nvllmd: level=debug event=hello uid=\d+ pid=\d+ '
+                                       r'text="(\\.|[^"\\\x00-\x1f\x7f-\x9f])*"$')
+                self.assertLess(len(line.encode()), 2048)
+
     def test_no_text_in_the_log(self):
         """Whatever the level, no word of a prompt or an answer is logged."""
         word = "xylophonist"
