@@ -31,6 +31,7 @@ struct account {
     /* Unpacked requests until the engine has done with them, and to their end what it has made of
      * them. */
     atomic_uint_fast64_t request_bytes;
+    uint64_t round, round_us; /* of the loop's time, what its frames took in that round */
 };
 
 struct accounts {

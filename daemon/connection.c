@@ -20,6 +20,7 @@ struct connection {
     struct frame_buffer out;
     size_t counted_in, counted_out; /* of its buffers, that the owner knows of */
     struct connection *next_dirty, *next_gone;
+    struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
     bool dirty;
     bool greeted;
     bool paused; /* not read from, for unread output; the timer is that of the slow reader */
@@ -74,6 +75,7 @@ static void leave(struct connection *c)
     c->next_gone = c->shared->gone;
     c->shared->gone = c;
     c->shared->n_gone++;
+    list_remove(&c->turn);
     event_del(c->readable);
     event_del(c->writable);
     evtimer_del(c->timer);
@@ -85,6 +87,7 @@ static void pause_if_slow(struct connection *c)
     if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
         return;
     c->paused = true;
+    list_remove(&c->turn);
     event_del(c->readable);
     set_timer(c, c->shared->slow_reader_s);
 }
@@ -111,7 +114,21 @@ static void flush(struct connection *c)
         leave(c);
 }
 
-/* Hands over whole frames until none is left or the client must read first. */
+/* There is more to be done than may be now: true where there will be another round. */
+static bool wait_turn(struct connection *c)
+{
+    const struct timeval at_once = {0};
+
+    if (!evtimer_pending(c->shared->again, NULL) && evtimer_add(c->shared->again, &at_once) < 0)
+        return false;
+    if (list_empty(&c->turn))
+        list_append(&c->shared->waiting, &c->turn);
+    event_del(c->readable);
+    return true;
+}
+
+/* Hands over whole frames until none is left, the client must read first, or others have their
+ * turn. */
 static void take_frames(struct connection *c)
 {
     const struct connection_handler *h = c->shared->handler;
@@ -124,6 +141,8 @@ static void take_frames(struct connection *c)
         if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes)
             flush(c);
         if (c->paused || c->gone)
+            break;
+        if (!h->turn(c->owner) && frame_decoder_ready(&c->in) && wait_turn(c))
             break;
         r = frame_decoder_take(&c->in, &frame, &n);
         if (r != FRAME_OK)
@@ -152,13 +171,11 @@ static void resume(struct connection *c)
     take_frames(c);
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *arg)
+static void read_some(struct connection *c)
 {
-    struct connection *c = arg;
     uint8_t buf[READ_BYTES];
-    ssize_t n = read(fd, buf, sizeof(buf));
+    ssize_t n = read(c->fd, buf, sizeof(buf));
 
-    (void)what;
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
@@ -169,7 +186,77 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
     } else {
         take_frames(c);
     }
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *arg)
+{
+    struct connection *c = arg;
+
+    (void)fd;
+    (void)what;
+    if (!c->shared->handler->turn(c->owner) && wait_turn(c))
+        return;
+    read_some(c);
     c->shared->handler->settle(c->shared->shared);
+}
+
+/* Its turn has come: what it has sent already first. */
+static void serve(struct connection *c)
+{
+    event_add(c->readable, NULL);
+    if (frame_decoder_ready(&c->in))
+        take_frames(c);
+    else
+        read_some(c);
+}
+
+/* Each that waits is asked for once. Who has no turn keeps its place, who has more than one turn
+ * goes behind all others: so none of an owner's connections keeps the next from its turn. */
+static void on_again(evutil_socket_t fd, short what, void *arg)
+{
+    struct connections *shared = arg;
+    const struct timeval at_once = {0};
+    bool another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
+    struct list kept, *at;
+    size_t n = 0;
+
+    (void)fd;
+    (void)what;
+    list_init(&kept);
+    for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
+        n++;
+    shared->handler->round(shared->shared);
+    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave meanwhile */
+        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, turn);
+
+        list_remove(&c->turn);
+        if (!another || shared->handler->turn(c->owner))
+            serve(c);
+        else
+            list_append(&kept, &c->turn);
+    }
+    while (!list_empty(&kept)) {
+        at = kept.prev;
+        list_remove(at);
+        list_append(shared->waiting.next, at); /* before the first */
+    }
+    if (list_empty(&shared->waiting))
+        evtimer_del(shared->again);
+    shared->handler->settle(shared->shared);
+}
+
+int connections_init(struct connections *shared)
+{
+    list_init(&shared->waiting);
+    shared->again = evtimer_new(shared->base, on_again, shared);
+    return shared->again ? 0 : -ENOMEM;
+}
+
+void connections_deinit(struct connections *shared)
+{
+    if (shared->again)
+        event_free(shared->again);
+    shared->again = NULL;
 }
 
 static void on_writable(evutil_socket_t fd, short what, void *arg)
@@ -210,6 +297,7 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
     c->shared = shared;
     c->owner = owner;
     c->fd = fd;
+    list_init(&c->turn);
     frame_decoder_init(&c->in, shared->max_frame_bytes);
     c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_readable, c);
     c->writable = event_new(shared->base, fd, EV_WRITE, on_writable, c);
@@ -227,6 +315,7 @@ void connection_free(struct connection *c)
 {
     if (!c)
         return;
+    list_remove(&c->turn);
     if (c->dirty) {
         struct connection **at = &c->shared->dirty;
 
@@ -314,6 +403,7 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
         (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
     count_buffers(c);
     c->ending = true;
+    list_remove(&c->turn);
     event_del(c->readable);
     set_timer(c, LINGER_S);
     mark(c);

@@ -3,7 +3,9 @@
  * What is put is gathered and goes out in one write when the loop's wake-up is settled. A client
  * that leaves much unread is paused: nothing more is read from it until it has read half of that,
  * and if that takes too long it is a fault. Beyond a further limit connection_put() refuses.
- * Callbacks but buffers come from the loop, never from within a call of these functions. */
+ * Whose owner has had its part of the loop's time waits for the next round, one behind the other.
+ * Callbacks but buffers and turn come from the loop, never from within a call of these functions.
+ */
 #ifndef NVLLMD_CONNECTION_H
 #define NVLLMD_CONNECTION_H
 
@@ -13,6 +15,7 @@
 
 #include <event2/event.h>
 
+#include "engine/list.h"
 #include "proto/frame.h"
 
 struct connection;
@@ -33,13 +36,15 @@ struct connection_handler {
     void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
+    bool (*turn)(void *owner);   /* may more of its frames be taken in this round? */
+    void (*round)(void *shared); /* one begins: all that was there to be done has had its turn */
 };
 
 /* What all connections of a daemon share. */
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared; /* for settle */
+    void *shared; /* for settle and round */
     uint32_t max_frame_bytes;
     size_t pause_bytes; /* unread, that pause it */
     size_t max_output_bytes;
@@ -49,7 +54,13 @@ struct connections {
     struct connection *dirty; /* something was put, or the end is near */
     struct connection *gone;  /* to be freed; connections_next_gone */
     size_t n_gone;
+    struct list waiting; /* for their turn, who waits longest first */
+    struct event *again; /* a round of those is due */
 };
+
+/* Once base, handler and limits are there. -ENOMEM. */
+int connections_init(struct connections *shared);
+void connections_deinit(struct connections *shared);
 
 enum {
     CONNECTION_OK,

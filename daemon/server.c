@@ -298,8 +298,8 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
     sessions.base = s->base;
     sessions.server = s;
     sessions_init(&s->sessions, &sessions);
-    if (!s->base || reload_new(&s->reload, parts->reread, parts->reread_arg) < 0 ||
-        make_events(s) < 0) {
+    if (!s->base || connections_init(&s->sessions.connections) < 0 ||
+        reload_new(&s->reload, parts->reread, parts->reread_arg) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }

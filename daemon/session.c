@@ -162,9 +162,8 @@ static bool dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct 
     return false;
 }
 
-static void on_frame(void *owner, const uint8_t *data, size_t n)
+static void take_frame(struct session *s, const uint8_t *data, size_t n)
 {
-    struct session *s = owner;
     struct unpacked *u;
 
     switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
@@ -185,6 +184,43 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
         fail(s, CODE(PROTOCOL), "a frame is no message of the protocol");
         break;
     }
+}
+
+/* What a user's frames may take of the loop's time, on all its connections, before others have had
+ * their turn; the frame that goes over it is still taken. */
+enum { ROUND_US = 2000 };
+
+static void begin_round(struct session *s)
+{
+    if (s->account->round == s->shared->round)
+        return;
+    s->account->round = s->shared->round;
+    s->account->round_us = 0;
+}
+
+static bool on_turn(void *owner)
+{
+    struct session *s = owner;
+
+    begin_round(s);
+    return s->account->round_us < ROUND_US;
+}
+
+static void on_round(void *shared)
+{
+    struct sessions *s = shared;
+
+    s->round++;
+}
+
+static void on_frame(void *owner, const uint8_t *data, size_t n)
+{
+    struct session *s = owner;
+    uint64_t begin_us = session_now_us();
+
+    take_frame(s, data, n);
+    begin_round(s);
+    s->account->round_us += session_now_us() - begin_us;
 }
 
 static void on_fault(void *owner, enum connection_fault fault)
@@ -252,6 +288,8 @@ static const struct connection_handler handler = {
     .resumed = on_resumed,
     .buffers = on_buffers,
     .settle = on_settle,
+    .turn = on_turn,
+    .round = on_round,
 };
 
 /* ---- all of them */
@@ -323,6 +361,7 @@ void sessions_deinit(struct sessions *s)
     while (!list_empty(&s->all))
         free_session(CONTAINER_OF(s->all.next, struct session, link));
     accounts_deinit(&s->accounts);
+    connections_deinit(&s->connections);
 }
 
 /* A client that there is no room for is told so, as far as one write goes. */

@@ -47,6 +47,7 @@ struct sessions {
     struct accounts accounts;
     struct id_map requests; /* struct pending, by our id */
     uint64_t last_id;
+    uint64_t round;                  /* of the loop: see connection.h */
     struct list all;                 /* struct session */
     atomic_size_t most_answer_bytes; /* limits.output_bytes, for the pool's threads */
     uint64_t start_ms;

@@ -5,6 +5,8 @@ import contextlib
 import os
 import pathlib
 import random
+import select
+import signal
 import socket
 import threading
 import time
@@ -552,6 +554,59 @@ class Loop(SharedDaemon):
                 self.assertIn(answer[0].error["code"], ("ERROR_TOO_LONG", "ERROR_BUSY"))
                 print(f"others waited {1e3 * slowest:.1f} ms at most")
             self.expect("a prompt", b"\x08\x01" + inside(3, inside(1, text)), "ERROR_TOO_LONG")
+
+
+class Flood(Case):
+    """Small frames without end, on many connections, take a part of the loop's time and no more."""
+
+    n_connections = 24
+
+    def flood(self, sockets):
+        """In a process of its own: sends on each as much as is taken, and drops what comes."""
+        data = b"".join(wire.frame(i, get_status={}) for i in range(1, 20000))
+        left = {s.fileno(): (s, memoryview(data)) for s in sockets}
+        poll = select.poll()
+        for s in sockets:
+            s.setblocking(False)
+            poll.register(s, select.POLLIN | select.POLLOUT)
+        while True:
+            for fd, what in poll.poll():
+                s, rest = left[fd]
+                with contextlib.suppress(BlockingIOError):
+                    if what & select.POLLIN:
+                        s.recv(1 << 20)
+                    if what & select.POLLOUT:
+                        left[fd] = s, rest[s.send(rest):] or memoryview(data)
+
+    def test_others_have_their_turn(self):
+        """Another user's question is answered after a few milliseconds of the loop's own time; where
+        each connection's frames were taken as they come it is some hundred."""
+        roles.need_root()
+        with Daemon("cache.kv_memory=16M") as d:
+            flooding = [roles.connect(d, roles.USER) for _ in range(self.n_connections)]
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException):
+                    self.flood([w.sock for w in flooding])
+                os._exit(0)
+            try:
+                took = []
+                with roles.connect(d, roles.OTHER) as w:
+                    time.sleep(0.5)
+                    for _ in range(21):
+                        before = loop_ms(d)
+                        w.status()
+                        took.append(loop_ms(d) - before)
+                        time.sleep(0.01)
+                self.assertEqual(os.waitpid(child, os.WNOHANG), (0, 0), "it floods to the end")
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                for w in flooding:
+                    w.close()
+            took = sorted(took)[len(took) // 2]
+            print(f"behind {self.n_connections} connections: {took:.1f} ms of the loop")
+            self.assertLess(took, scaled(30, 300))
 
 
 class WildRequests(Case):

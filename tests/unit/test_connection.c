@@ -1,0 +1,258 @@
+/* test_connection.c - whose frames are taken when, where their owners have a part each of the
+ * loop's time. What is on the wire is tested with real clients, in tests/e2e. */
+#include "daemon/connection.h"
+
+#include <check.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tests/unit/run_suite.h"
+
+enum { TURN = 3, N_CLIENTS = 3 }; /* frames that an owner may have taken in a round */
+
+/* Two connections of a user, one of another. */
+struct client {
+    struct user *user;
+    struct connection *connection; /* NULL: the daemon has let it go */
+    int fd;                        /* the other end */
+    char name;
+};
+
+static struct user {
+    int left; /* of its frames in this round */
+} one, other;
+
+static struct client clients[N_CLIENTS];
+static struct connections shared;
+static char taken[512]; /* the names of whose frames were taken, in order */
+static size_t n_taken;
+
+static void on_frame(void *owner, const uint8_t *data, size_t n)
+{
+    struct client *c = owner;
+
+    ck_assert_uint_eq(n, 1);
+    ck_assert_int_eq(data[0], c->name);
+    ck_assert_uint_lt(n_taken, sizeof(taken) - 1);
+    taken[n_taken++] = c->name;
+    c->user->left--;
+}
+
+static void on_fault(void *owner, enum connection_fault fault)
+{
+    (void)owner;
+    ck_abort_msg("a fault: %d", (int)fault);
+}
+
+static void on_resumed(void *owner)
+{
+    (void)owner;
+}
+
+static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
+{
+    (void)owner;
+    (void)input_bytes;
+    (void)output_bytes;
+}
+
+static void let_go(struct client *c)
+{
+    connection_free(c->connection);
+    c->connection = NULL;
+}
+
+static void on_settle(void *arg)
+{
+    struct client *c;
+
+    (void)arg;
+    connections_flush(&shared);
+    while ((c = connections_next_gone(&shared)))
+        let_go(c);
+}
+
+static bool on_turn(void *owner)
+{
+    const struct client *c = owner;
+
+    return c->user->left > 0;
+}
+
+static void on_round(void *arg)
+{
+    (void)arg;
+    one.left = other.left = TURN;
+}
+
+static const struct connection_handler handler = {
+    .frame = on_frame,
+    .fault = on_fault,
+    .resumed = on_resumed,
+    .buffers = on_buffers,
+    .settle = on_settle,
+    .turn = on_turn,
+    .round = on_round,
+};
+
+static void setup(void)
+{
+    shared = (struct connections){
+        .base = event_base_new(),
+        .handler = &handler,
+        .max_frame_bytes = 4096,
+        .pause_bytes = 4096,
+        .max_output_bytes = 8192,
+        .slow_reader_s = 60,
+        .hello_timeout_s = 60,
+        .frame_timeout_s = 60,
+    };
+    ck_assert_ptr_nonnull(shared.base);
+    ck_assert_int_eq(connections_init(&shared), 0);
+    on_round(NULL);
+    n_taken = 0;
+    memset(taken, 0, sizeof(taken));
+    for (int i = 0; i < N_CLIENTS; i++) {
+        int pair[2];
+
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        ck_assert_int_eq(fcntl(pair[0], F_SETFL, O_NONBLOCK), 0);
+        clients[i] =
+            (struct client){.user = i < 2 ? &one : &other, .fd = pair[1], .name = (char)('A' + i)};
+        ck_assert_int_eq(connection_new(&clients[i].connection, &shared, pair[0], &clients[i]), 0);
+        connection_greeted(clients[i].connection);
+    }
+}
+
+static void teardown(void)
+{
+    for (int i = 0; i < N_CLIENTS; i++) {
+        if (clients[i].connection)
+            let_go(&clients[i]);
+        if (clients[i].fd >= 0)
+            close(clients[i].fd);
+    }
+    connections_deinit(&shared);
+    event_base_free(shared.base);
+}
+
+static void send_frames(struct client *c, int n)
+{
+    const char frame[] = {1, c->name};
+
+    while (n--)
+        ck_assert_int_eq(write(c->fd, frame, sizeof(frame)), sizeof(frame));
+}
+
+/* A few iterations of the loop, none of which waits. */
+static void turn_loop(int n)
+{
+    while (n--)
+        event_base_loop(shared.base, EVLOOP_ONCE | EVLOOP_NONBLOCK);
+}
+
+static size_t count(char name)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < n_taken; i++)
+        n += taken[i] == name;
+    return n;
+}
+
+/* Somebody else's frame waits behind one turn of who has sent many, and those are all taken in the
+ * end although nothing more arrives. */
+START_TEST(many_frames_let_others_in)
+{
+    send_frames(&clients[0], 40);
+    send_frames(&clients[1], 40);
+    send_frames(&clients[2], 1);
+    turn_loop(1);
+    ck_assert_uint_eq(count('C'), 1);
+    ck_assert_uint_le(n_taken, 2 * TURN + 1); /* one on arrival, one in the round after it */
+    turn_loop(100);
+    ck_assert_uint_eq(count('A'), 40);
+    ck_assert_uint_eq(count('B'), 40);
+    ck_assert(list_empty(&shared.waiting));
+}
+END_TEST
+
+/* Connections of one user have their turns one after the other, whoever began. */
+START_TEST(connections_of_a_user_take_turns)
+{
+    send_frames(&clients[0], 100);
+    turn_loop(3);
+    ck_assert_uint_lt(count('A'), 100);
+    send_frames(&clients[1], 100);
+    turn_loop(16);
+    ck_assert_uint_lt(count('A'), 100);
+    ck_assert_uint_ge(count('B'), 5 * TURN);
+    turn_loop(100);
+    ck_assert_uint_eq(n_taken, 200);
+}
+END_TEST
+
+/* One small request beside a connection that sends without end is taken within a few rounds. */
+START_TEST(quiet_connection_is_not_starved)
+{
+    for (int i = 0; i < 10; i++) {
+        send_frames(&clients[0], 20);
+        turn_loop(1);
+    }
+    send_frames(&clients[1], 1);
+    for (int i = 0; i < 4; i++) {
+        send_frames(&clients[0], 2 * TURN);
+        turn_loop(1);
+    }
+    ck_assert_uint_eq(count('B'), 1);
+}
+END_TEST
+
+/* Who leaves while it waits for its turn has what it sent before taken, and is then let go. */
+START_TEST(leaves_while_it_waits)
+{
+    send_frames(&clients[0], 10);
+    send_frames(&clients[1], 10);
+    turn_loop(1);
+    for (int i = 0; i < 2; i++) {
+        close(clients[i].fd);
+        clients[i].fd = -1;
+    }
+    turn_loop(20);
+    ck_assert_uint_eq(n_taken, 20);
+    ck_assert_ptr_null(clients[0].connection);
+    ck_assert_ptr_null(clients[1].connection);
+}
+END_TEST
+
+/* A connection that is ended while it waits has nothing more taken. */
+START_TEST(ended_while_it_waits)
+{
+    size_t n;
+
+    send_frames(&clients[0], 40);
+    turn_loop(1);
+    n = n_taken;
+    connection_end(clients[0].connection, NULL);
+    turn_loop(5);
+    ck_assert_uint_eq(n_taken, n);
+    ck_assert(list_empty(&shared.waiting));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("connection");
+    TCase *tc = tcase_create("turns");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, many_frames_let_others_in);
+    tcase_add_test(tc, connections_of_a_user_take_turns);
+    tcase_add_test(tc, quiet_connection_is_not_starved);
+    tcase_add_test(tc, leaves_while_it_waits);
+    tcase_add_test(tc, ended_while_it_waits);
+    suite_add_tcase(s, tc);
+    return run_suite(s);
+}
