@@ -254,8 +254,9 @@ static int start_tokenize(struct session *s, const Nvllm__V1__ClientFrame *f, st
     p = take_over(s, f, u, 0, session_tokens(text.len), owner);
     if (!p)
         return -ENOMEM;
-    r = engine_tokenize(all->engine, p->id, text, f->tokenize->has_special && f->tokenize->special,
-                        *owner, request_owner_release);
+    r = engine_tokenize(all->engine, p->id, s->account->uid, text,
+                        f->tokenize->has_special && f->tokenize->special, *owner,
+                        request_owner_release);
     if (r < 0)
         pending_forget(all, p);
     return r;
@@ -274,7 +275,7 @@ static int start_detokenize(struct session *s, const Nvllm__V1__ClientFrame *f, 
     p = take_over(s, f, u, 0, d->n_ids, owner);
     if (!p)
         return -ENOMEM;
-    r = engine_detokenize(all->engine, p->id, d->ids, d->n_ids,
+    r = engine_detokenize(all->engine, p->id, s->account->uid, d->ids, d->n_ids,
                           d->has_skip_special && d->skip_special, *owner, request_owner_release);
     if (r < 0)
         pending_forget(all, p);
@@ -297,7 +298,7 @@ static int start_render(struct session *s, const Nvllm__V1__ClientFrame *f, stru
     p = take_over(s, f, u, 0, session_tokens(chat_bytes(chat)), owner);
     if (!p)
         return -ENOMEM;
-    r = engine_render(all->engine, p->id, chat, *owner, request_owner_release);
+    r = engine_render(all->engine, p->id, s->account->uid, chat, *owner, request_owner_release);
     if (r < 0)
         pending_forget(all, p);
     return r;

@@ -247,7 +247,7 @@ static int start(struct engine *g, const struct job *template, bool in_pool)
     *j = *template;
     j->engine = g;
     j->arrival_us = engine_now_us();
-    j->work = (struct work){.cost = cost_of(j), .run = job_run};
+    j->work = (struct work){.client = j->client, .cost = cost_of(j), .run = job_run};
     j->terminal = engine_event_new(ENGINE_ERROR, j->id, 0, false, 0);
     if (!j->terminal)
         goto fail;
@@ -279,17 +279,22 @@ fail:
 
 int engine_generate(struct engine *g, const struct engine_request *r)
 {
-    struct job j = {
-        .kind = JOB_GENERATE, .id = r->id, .request = *r, .owner = r->owner, .release = r->release};
+    struct job j = {.kind = JOB_GENERATE,
+                    .id = r->id,
+                    .client = r->client,
+                    .request = *r,
+                    .owner = r->owner,
+                    .release = r->release};
 
     return start(g, &j, true);
 }
 
-int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool special, void *owner,
-                    void (*release)(void *))
+int engine_tokenize(struct engine *g, uint64_t id, uint64_t client, struct text text, bool special,
+                    void *owner, void (*release)(void *))
 {
     struct job j = {.kind = JOB_TOKENIZE,
                     .id = id,
+                    .client = client,
                     .text = text,
                     .special = special,
                     .owner = owner,
@@ -298,11 +303,12 @@ int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool specia
     return start(g, &j, true);
 }
 
-int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t n,
+int engine_detokenize(struct engine *g, uint64_t id, uint64_t client, const int32_t *ids, size_t n,
                       bool skip_special, void *owner, void (*release)(void *))
 {
     struct job j = {.kind = JOB_DETOKENIZE,
                     .id = id,
+                    .client = client,
                     .ids = ids,
                     .n_ids = n,
                     .special = skip_special,
@@ -312,10 +318,15 @@ int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t 
     return start(g, &j, true);
 }
 
-int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
-                  void (*release)(void *))
+int engine_render(struct engine *g, uint64_t id, uint64_t client, const struct chat *chat,
+                  void *owner, void (*release)(void *))
 {
-    struct job j = {.kind = JOB_RENDER, .id = id, .chat = chat, .owner = owner, .release = release};
+    struct job j = {.kind = JOB_RENDER,
+                    .id = id,
+                    .client = client,
+                    .chat = chat,
+                    .owner = owner,
+                    .release = release};
 
     return start(g, &j, true);
 }
@@ -328,8 +339,12 @@ int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
         [INSPECT_CHAT] = ENGINE_CHAT,
     };
     bool prompt = q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT;
-    struct job j = {
-        .kind = JOB_INSPECT, .id = id, .query = *q, .owner = q->owner, .release = q->release};
+    struct job j = {.kind = JOB_INSPECT,
+                    .id = id,
+                    .client = q->viewer,
+                    .query = *q,
+                    .owner = q->owner,
+                    .release = q->release};
 
     if (prompt)
         j.request = (struct engine_request){.id = id,

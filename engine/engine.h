@@ -182,15 +182,16 @@ engine_chat_template(const struct engine *g); /* NULL: the folder has none that 
  * fits. */
 size_t engine_request_bytes(const struct engine_request *r);
 
-/* Each is answered by events. The request is copied (not what it points to). On -ENOMEM, the only
- * failure, nothing was taken and release is not called. */
+/* Each is answered by events. Clients have equal parts of the pool's time. The request is copied
+ * (not what it points to). On -ENOMEM, the only failure, nothing was taken and release is not
+ * called. */
 int engine_generate(struct engine *g, const struct engine_request *r);
-int engine_tokenize(struct engine *g, uint64_t id, struct text text, bool special, void *owner,
-                    void (*release)(void *));
-int engine_detokenize(struct engine *g, uint64_t id, const int32_t *ids, size_t n,
+int engine_tokenize(struct engine *g, uint64_t id, uint64_t client, struct text text, bool special,
+                    void *owner, void (*release)(void *));
+int engine_detokenize(struct engine *g, uint64_t id, uint64_t client, const int32_t *ids, size_t n,
                       bool skip_special, void *owner, void (*release)(void *));
-int engine_render(struct engine *g, uint64_t id, const struct chat *chat, void *owner,
-                  void (*release)(void *));
+int engine_render(struct engine *g, uint64_t id, uint64_t client, const struct chat *chat,
+                  void *owner, void (*release)(void *));
 
 /* Whose share of the service is not the usual, from the next step on. Copied. -ENOMEM. */
 int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);

@@ -24,6 +24,7 @@ struct job {
     struct engine *engine;
     enum job_kind kind;
     uint64_t id;
+    uint64_t client; /* that it is done for */
     uint64_t arrival_us;
     struct engine_request request; /* JOB_GENERATE; JOB_INSPECT: its input alone */
     struct inspect_query query;    /* JOB_INSPECT */

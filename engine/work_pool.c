@@ -6,10 +6,22 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "engine/id_map.h"
+#include "engine/list.h"
 #include "engine/must.h"
 
+/* What a client has waiting in a lane. The pool's time is that of the piece begun last, in bytes of
+ * each client's own: a client that comes begins there, and each further piece of its is due when as
+ * much as it has waiting already was done of everybody's. */
+struct work_flow {
+    uint64_t client;
+    uint64_t end; /* the turn of its next piece */
+    size_t n;     /* pieces that wait */
+};
+
 struct lane {
-    struct work *head, *tail;
+    struct heap heap;
+    struct id_map flows; /* by client, of those with something in the heap */
 };
 
 struct work_pool {
@@ -17,6 +29,7 @@ struct work_pool {
     pthread_cond_t any;        /* for the threads that take all work */
     pthread_cond_t short_only; /* for the one that takes short work */
     struct lane lanes[2];      /* short, long */
+    uint64_t now;              /* the latest turn that was taken */
     uint64_t n_pushed;
     bool quit;
     int32_t n_threads;
@@ -25,24 +38,66 @@ struct work_pool {
 
 enum { SHORT, LONG };
 
-static struct work *take(struct lane *l)
-{
-    struct work *w = l->head;
+enum { PIECE_COST = 512 }; /* of the smallest piece, as if of text */
 
-    l->head = w->next;
-    if (!l->head)
-        l->tail = NULL;
+static struct work *work_of(struct heap_node *n)
+{
+    return n ? CONTAINER_OF(n, struct work, node) : NULL;
+}
+
+static bool goes_before(const struct work *a, const struct work *b)
+{
+    return a->turn != b->turn ? a->turn < b->turn : a->order < b->order;
+}
+
+static bool less(const struct heap_node *a, const struct heap_node *b)
+{
+    return goes_before(CONTAINER_OF(a, const struct work, node),
+                       CONTAINER_OF(b, const struct work, node));
+}
+
+static struct lane *lane_of(struct work_pool *p, const struct work *w)
+{
+    return &p->lanes[w->cost <= WORK_SHORT_BYTES ? SHORT : LONG];
+}
+
+/* Where the client has nothing waiting: an account of it. NULL: no memory. */
+static struct work_flow *new_flow(struct work_pool *p, struct lane *l, uint64_t client)
+{
+    struct work_flow *f = calloc(1, sizeof(*f));
+
+    if (f && id_map_put(&l->flows, client, f) < 0) {
+        free(f);
+        return NULL;
+    }
+    if (f) {
+        f->client = client;
+        f->end = p->now;
+    }
+    return f;
+}
+
+static struct work *take(struct work_pool *p, struct work *w)
+{
+    struct lane *l = lane_of(p, w);
+
+    heap_remove(&l->heap, &w->node);
+    if (w->turn > p->now)
+        p->now = w->turn;
+    if (w->flow && --w->flow->n == 0)
+        free(id_map_take(&l->flows, w->client));
     return w;
 }
 
-/* The oldest piece that this thread may take, or NULL. */
+/* The piece that is next of those that this thread may take, or NULL. */
 static struct work *pick(struct work_pool *p, bool short_only)
 {
-    struct lane *s = &p->lanes[SHORT], *l = &p->lanes[LONG];
+    struct work *s = work_of(heap_top(&p->lanes[SHORT].heap));
+    struct work *l = short_only ? NULL : work_of(heap_top(&p->lanes[LONG].heap));
 
-    if (s->head && (short_only || !l->head || s->head->order < l->head->order))
-        return take(s);
-    return !short_only && l->head ? take(l) : NULL;
+    if (s && (!l || goes_before(s, l)))
+        return take(p, s);
+    return l ? take(p, l) : NULL;
 }
 
 static void serve(struct work_pool *p, bool short_only)
@@ -85,6 +140,8 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->any, NULL);
     pthread_cond_init(&p->short_only, NULL);
+    heap_init(&p->lanes[SHORT].heap, less);
+    heap_init(&p->lanes[LONG].heap, less);
     for (; p->n_threads < n_threads; p->n_threads++) {
         int r = pthread_create(&p->threads[p->n_threads], NULL,
                                p->n_threads == 0 ? serve_short : serve_any, p);
@@ -100,20 +157,39 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
 
 void work_pool_push(struct work_pool *p, struct work *w)
 {
-    struct lane *l = &p->lanes[w->cost <= WORK_SHORT_BYTES ? SHORT : LONG];
+    struct lane *l = lane_of(p, w);
 
-    w->next = NULL;
     pthread_mutex_lock(&p->lock);
+    w->flow = id_map_get(&l->flows, w->client);
+    if (!w->flow)
+        w->flow = new_flow(p, l, w->client);
+    w->turn = p->now;
+    if (w->flow) {
+        w->turn = w->flow->end > p->now ? w->flow->end : p->now;
+        w->flow->end = w->turn + w->cost + PIECE_COST;
+        w->flow->n++;
+    }
     w->order = p->n_pushed++;
-    if (l->tail)
-        l->tail->next = w;
-    else
-        l->head = w;
-    l->tail = w;
+    heap_insert(&l->heap, &w->node);
     pthread_cond_signal(&p->any);
     if (l == &p->lanes[SHORT])
         pthread_cond_signal(&p->short_only);
     pthread_mutex_unlock(&p->lock);
+}
+
+/* All that waits, as a list, in the order of its turns. */
+static struct work *take_all(struct work_pool *p)
+{
+    struct work *first = NULL, **end = &first, *w;
+
+    while ((w = pick(p, false))) {
+        w->next = NULL;
+        *end = w;
+        end = &w->next;
+    }
+    for (int i = SHORT; i <= LONG; i++)
+        id_map_deinit(&p->lanes[i].flows);
+    return first;
 }
 
 struct work *work_pool_free(struct work_pool *p)
@@ -129,11 +205,7 @@ struct work *work_pool_free(struct work_pool *p)
     pthread_mutex_unlock(&p->lock);
     for (int32_t i = 0; i < p->n_threads; i++)
         pthread_join(p->threads[i], NULL);
-    left = p->lanes[SHORT].head;
-    if (left)
-        p->lanes[SHORT].tail->next = p->lanes[LONG].head;
-    else
-        left = p->lanes[LONG].head;
+    left = take_all(p);
     pthread_cond_destroy(&p->short_only);
     pthread_cond_destroy(&p->any);
     pthread_mutex_destroy(&p->lock);

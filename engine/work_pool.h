@@ -1,21 +1,29 @@
 /* work_pool.h - a few threads for work that must not hold up the loop: encoding, rendering.
  *
- * First come, first served, but one thread takes short work only: so a short text waits behind
- * short ones, never behind a long one. */
+ * Whose turn it is goes by clients: each has the same share of the threads, by cost, and its own
+ * work is done in order. One thread takes short work only: so a short text waits behind short ones,
+ * never behind a long one, and behind few of any other client. */
 #ifndef NVLLM_WORK_POOL_H
 #define NVLLM_WORK_POOL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/heap.h"
+
 enum { WORK_SHORT_BYTES = 64 * 1024 }; /* of text: some milliseconds of encoding */
+
+struct work_flow;
 
 /* Embedded in the caller's job; must stay until run has been called. */
 struct work {
-    struct work *next;
-    uint64_t order; /* the pool's own */
-    size_t cost;    /* bytes of text */
+    struct work *next; /* of work_pool_free */
+    uint64_t client;
+    size_t cost; /* bytes of text */
     void (*run)(struct work *w);
+    struct heap_node node;  /* the pool's own, as what follows */
+    struct work_flow *flow; /* NULL: there was no memory for one */
+    uint64_t turn, order;   /* it goes by turn, then by arrival */
 };
 
 struct work_pool;

@@ -449,6 +449,7 @@ class ServiceManager(Case):
     def test_one_thread_goes_first(self):
         """The engine's thread alone has a higher priority, where the daemon may give it one."""
         with Daemon() as d:
+            d.wait_filled()  # by a thread of another priority, which then ends
             nices = [int(stat.read_text().rsplit(")", 1)[1].split()[16])
                      for stat in pathlib.Path(f"/proc/{d.pid}/task").glob("*/stat")]
         own = os.getpriority(os.PRIO_PROCESS, 0)

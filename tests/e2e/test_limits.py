@@ -390,6 +390,29 @@ class LargePrompts(Case):
                 self.assertEqual(w.receive()["error"]["code"], "ERROR_TOO_LONG")
 
 
+    def test_one_user_does_not_fill_the_tokenizer(self):
+        """A user's short text passes all but a few of the hundreds that another has sent before. These
+        are refused once they are encoded: their answers are small, and nothing has to be computed."""
+        roles.need_root()
+        n = scaled(300, 60)
+        text = b"The quick brown fox jumps over the lazy dog, 12 times. " * 1000
+        with Daemon("cache.kv_memory=16M", "limits.prompt_tokens=100") as d, \
+                roles.connect(d, roles.USER) as many, roles.connect(d, roles.OTHER) as one:
+            many.raw(b"".join(wire.frame(i, generate={"prompt": text}) for i in range(1, n + 1)))
+            self.assertIn("tokens", one.ask(tokenize={"text": b"short"}))
+            many.sock.setblocking(False)
+            passed = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self.assertEqual(many.receive()["error"]["limit"], "limits.prompt_tokens")
+                    passed += 1
+            print(f"{passed} of {n} went before", end=" ")
+            self.assertLess(passed, n // 2)
+            many.sock.settimeout(scaled(120, 500))
+            for _ in range(n - passed):
+                self.assertEqual(many.receive()["error"]["limit"], "limits.prompt_tokens")
+
+
 class SlowReaders(Case):
     """A client that does not read is paused, then cut off; others notice nothing."""
 

@@ -269,7 +269,8 @@ START_TEST(pool_rests_while_nobody_takes)
     memset(text, '1', TEXT);
     for (uint64_t i = 1; i <= N; i++) {
         atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_tokenize(g, i, (struct text){text, TEXT}, false, NULL, release), 0);
+        ck_assert_int_eq(engine_tokenize(g, i, 1, (struct text){text, TEXT}, false, NULL, release),
+                         0);
     }
     for (int before = 0, still = 0; still < 50; still++) {
         int now = atomic_load(&n_owned);
@@ -359,7 +360,7 @@ START_TEST(cancelled_work_is_not_begun)
     memset(text, 'x', sizeof(text));
     for (uint64_t i = 1; i <= N; i++) {
         atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_tokenize(g, i, (struct text){text, sizeof(text)}, false, NULL,
+        ck_assert_int_eq(engine_tokenize(g, i, 1, (struct text){text, sizeof(text)}, false, NULL,
                                          release),
                          0);
     }

@@ -1,4 +1,5 @@
-/* test_work_pool.c - the tokenizer pool's promise: a short text never waits behind a long one. */
+/* test_work_pool.c - the tokenizer pool's promises: a short text never waits behind a long one, nor
+ * one client behind all that another has sent. */
 #include <check.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -26,11 +27,17 @@ static void run_task(struct work *w)
         sem_wait(t->gate);
 }
 
-static void push(struct work_pool *p, struct task *t, size_t cost, _Atomic int *order)
+static void push_of(struct work_pool *p, struct task *t, uint64_t client, size_t cost,
+                    _Atomic int *order)
 {
-    t->work = (struct work){.cost = cost, .run = run_task};
+    t->work = (struct work){.client = client, .cost = cost, .run = run_task};
     t->order = order;
     work_pool_push(p, &t->work);
+}
+
+static void push(struct work_pool *p, struct task *t, size_t cost, _Atomic int *order)
+{
+    push_of(p, t, 1, cost, order);
 }
 
 /* With every other thread held by long texts and more of them waiting, a short one still runs. */
@@ -100,6 +107,86 @@ START_TEST(first_come_first_served)
 }
 END_TEST
 
+/* Holds both threads of a pool until the gate is posted twice. */
+static void hold_both(struct work_pool *p, struct task blockers[2], sem_t *begun, sem_t *gate,
+                      _Atomic int *order)
+{
+    for (int i = 0; i < 2; i++) {
+        blockers[i].begun = begun;
+        blockers[i].gate = gate;
+        push_of(p, &blockers[i], 0, i ? 1 : WORK_SHORT_BYTES + 1, order);
+        sem_wait(begun); /* the long one first, so that the thread of short work takes the other */
+    }
+}
+
+/* Of three clients, one with much and two with little: these wait for as much of the first as they
+ * have themselves, whenever they came; and each client's own goes in order. */
+START_TEST(clients_have_equal_parts)
+{
+    enum { MUCH = 60, LITTLE = 4 };
+    struct task blockers[2] = {0}, much[MUCH] = {0}, little[2][LITTLE] = {0};
+    struct work_pool *p;
+    _Atomic int order = 0;
+    sem_t begun, gate, done;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&gate, 0, 0);
+    sem_init(&done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&p, 2), 0);
+    hold_both(p, blockers, &begun, &gate, &order);
+    for (int i = 0; i < MUCH; i++) {
+        much[i].begun = &done;
+        push_of(p, &much[i], 7, WORK_SHORT_BYTES, &order);
+    }
+    for (int i = 0; i < LITTLE; i++)
+        for (int c = 0; c < 2; c++) {
+            little[c][i].begun = &done;
+            push_of(p, &little[c][i], UINT64_MAX - (uint64_t)c, WORK_SHORT_BYTES, &order);
+        }
+    sem_post(&gate); /* one thread goes on, so that the order is the pool's */
+    for (int i = 0; i < MUCH + 2 * LITTLE; i++)
+        sem_wait(&done);
+    sem_post(&gate);
+    for (int c = 0; c < 2; c++)
+        ck_assert_int_le(little[c][LITTLE - 1].place, 2 + 3 * LITTLE);
+    for (int i = 1; i < MUCH; i++)
+        ck_assert_int_lt(much[i - 1].place, much[i].place);
+    for (int i = 1; i < LITTLE; i++)
+        ck_assert_int_lt(little[0][i - 1].place, little[0][i].place);
+    ck_assert_ptr_null(work_pool_free(p));
+}
+END_TEST
+
+/* A small piece goes before a large one of who has had its part, long or short. */
+START_TEST(little_goes_before_much)
+{
+    enum { MUCH = 8 };
+    struct task blockers[2] = {0}, much[2][MUCH] = {0}, one = {0};
+    struct work_pool *p;
+    _Atomic int order = 0;
+    sem_t begun, gate, done;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&gate, 0, 0);
+    sem_init(&done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&p, 2), 0);
+    hold_both(p, blockers, &begun, &gate, &order);
+    for (int i = 0; i < MUCH; i++)
+        for (int l = 0; l < 2; l++) {
+            much[l][i].begun = &done;
+            push_of(p, &much[l][i], 7, l ? 1 << 20 : WORK_SHORT_BYTES, &order);
+        }
+    one.begun = &done;
+    push_of(p, &one, 8, 100, &order);
+    sem_post(&gate);
+    sem_post(&gate);
+    for (int i = 0; i < 2 * MUCH + 1; i++)
+        sem_wait(&done);
+    ck_assert_int_le(one.place, 2 + 3); /* the first of each lane may go before it */
+    ck_assert_ptr_null(work_pool_free(p));
+}
+END_TEST
+
 /* What was not begun when the pool ends comes back to its owner, each piece once. */
 START_TEST(undone_work_comes_back)
 {
@@ -136,6 +223,8 @@ int main(void)
 
     tcase_add_test(tc, short_work_passes_long_work);
     tcase_add_test(tc, first_come_first_served);
+    tcase_add_test(tc, clients_have_equal_parts);
+    tcase_add_test(tc, little_goes_before_much);
     tcase_add_test(tc, undone_work_comes_back);
     suite_add_tcase(s, tc);
     return run_suite(s);
