@@ -90,8 +90,9 @@ static void print_request(const struct nvllm_explanation *e)
            nvllm_request_state_name(r->state));
     if (r->place)
         printf(", place %u", r->place);
-    printf(", since %s\n%-16s %s\n", ctl_duration(age, sizeof(age), r->age_us), "reason",
-           nvllm_wait_reason_name(e->reason));
+    printf(", since %s\n", ctl_duration(age, sizeof(age), r->age_us));
+    if (e->reason != NVLLM_WAIT_NOT)
+        printf("%-16s %s\n", "reason", nvllm_wait_reason_name(e->reason));
     if (e->blocks_needed)
         printf("%-16s %u needed, %u available\n", "blocks", e->blocks_needed, e->blocks_available);
 }

@@ -210,7 +210,7 @@ enum nvllm_wait_reason {
     NVLLM_WAIT_NOT = 1, /* it runs */
     NVLLM_WAIT_ENCODING = 2,
     NVLLM_WAIT_SEQS = 3,   /* as many sequences run as may */
-    NVLLM_WAIT_BLOCKS = 4, /* not enough free blocks */
+    NVLLM_WAIT_BLOCKS = 4, /* not enough free blocks, for it or for the first that waits */
     NVLLM_WAIT_PREFIX = 5, /* another computes what both begin with */
     NVLLM_WAIT_SHARE = 6,  /* its user's share is used up for now, others' requests go first */
     NVLLM_WAIT_STEP = 7,   /* the next step takes it, as far as can be told */
@@ -222,7 +222,7 @@ NVLLM_API const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason);
 struct nvllm_explanation {
     const struct nvllm_request_info *info; /* of a request; NULL: a prompt was asked about */
     enum nvllm_wait_reason reason;
-    uint32_t blocks_needed; /* to begin */
+    uint32_t blocks_needed; /* to begin, those included that are cached and nobody's */
     uint32_t blocks_available;
     uint32_t prompt_tokens; /* of a prompt */
     uint32_t cached_tokens;

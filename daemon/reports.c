@@ -285,8 +285,14 @@ static void say_why(char *text, size_t n, const struct inspect_report *r)
                  q->place);
         break;
     case INSPECT_WHY_BLOCKS:
-        snprintf(text, n, "it needs %d blocks to begin, and %d can be had", r->blocks_needed,
-                 r->blocks_available);
+        if (r->blocks_needed > r->blocks_available)
+            snprintf(text, n, "it needs %d blocks to begin, and %d can be had", r->blocks_needed,
+                     r->blocks_available);
+        else
+            snprintf(text, n,
+                     "it is number %d of those that wait, and for the first of them there are "
+                     "not enough free blocks",
+                     q->place);
         break;
     case INSPECT_WHY_PREFIX:
         snprintf(text, n,

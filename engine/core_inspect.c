@@ -373,7 +373,18 @@ static bool others_first(const struct row *rows, const struct row *row)
     return false;
 }
 
-static enum inspect_why why_of(const struct core *c, const struct row *rows, const struct row *row,
+/* The first of those that wait, which the others wait for, fits. */
+static bool first_fits(struct core *c, const struct row *rows)
+{
+    int32_t needed, available;
+
+    while (rows->rank != RANK_WAITS)
+        rows++;
+    core_needs(c, rows->furthest, &needed, &available);
+    return needed <= available;
+}
+
+static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
     const struct fair_use *use = fair_client_use(row->request->client);
@@ -394,7 +405,7 @@ static enum inspect_why why_of(const struct core *c, const struct row *rows, con
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;
-    if (r->blocks_needed > r->blocks_available)
+    if (r->blocks_needed > r->blocks_available || (row->rank == RANK_WAITS && !first_fits(c, rows)))
         return INSPECT_WHY_BLOCKS;
     return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
 }

@@ -367,14 +367,16 @@ static int32_t blocks_owed(const struct core *c)
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, id;
+    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, n_shared = 0, id;
     uint64_t chain = prefix_cache_root(s->request->ns);
     int64_t left = (int64_t)blocks_available(c) - blocks_owed(c);
 
     while (n < max && prefix_cache_peek(c->cache, &chain,
-                                        sequence_tokens(s, n * len, len, c->block_tokens), &id))
+                                        sequence_tokens(s, n * len, len, c->block_tokens), &id)) {
+        n_shared += blocks_refs(c->blocks, id) > 0; /* the other cached ones are available, too */
         n++;
-    *needed = blocks_to_begin(c, s) - n;
+    }
+    *needed = blocks_to_begin(c, s) - n_shared;
     if (core_n_running(c) > 0)
         left -= c->margin;
     *available = left > 0 ? (int32_t)left : 0;

@@ -462,6 +462,32 @@ START_TEST(explains_why_one_waits)
 }
 END_TEST
 
+/* Cached blocks that nobody holds are needed like others; and who stands behind one that does not
+ * fit waits for blocks, however few its own are. */
+START_TEST(explains_who_waits_for_blocks)
+{
+    uint64_t b, c;
+
+    rig.options.n_blocks = 10;
+    rig.options.max_seqs = 3;
+    restart();
+    ask(1, 2, 20, 1);
+    rig_run();
+    ask(1, 1, 20, 10);
+    rig_step();
+    b = ask(1, 2, 20, 2); /* its beginning is cached in what is left of the pool */
+    c = ask(1, 5, 2, 1);
+    rig_step();
+    ck_assert_int_eq(why(b), INSPECT_WHY_BLOCKS);
+    ck_assert_int_eq(rig.report->requests[0].state, INSPECT_WAITING);
+    ck_assert_int_eq(rig.report->blocks_needed, 6);
+    ck_assert_int_lt(rig.report->blocks_available, 6);
+    ck_assert_int_eq(why(c), INSPECT_WHY_BLOCKS);
+    ck_assert_int_le(rig.report->blocks_needed, rig.report->blocks_available);
+    rig_run();
+}
+END_TEST
+
 static double ms_since(const struct timespec *start)
 {
     struct timespec end;
@@ -545,6 +571,7 @@ int main(void)
     tcase_add_test(t, limits_cut_the_end);
     tcase_add_test(t, prefixes_are_whole_chains);
     tcase_add_test(t, explains_why_one_waits);
+    tcase_add_test(t, explains_who_waits_for_blocks);
     tcase_add_test(t, a_look_at_much_is_quick);
     suite_add_tcase(s, t);
     return run_suite(s);
