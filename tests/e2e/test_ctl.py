@@ -10,6 +10,7 @@ import time
 import harness
 from harness import (MODEL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
                      scaled)
+from test_ctl_chat import Typist
 
 SUM = "What is 17 + 25?"
 ENDLESS = "generate", "--raw", "--max-tokens", 30000, "--ignore-eos"
@@ -306,6 +307,21 @@ class Batch(SharedDaemon):
         self.assertIn(totals["completion_tokens"], summary.values())
         self.assertIn(totals["cached_tokens"], summary.values())
         self.assertEqual(totals["completion_tokens"], 15)
+
+    def test_progress_fits_the_terminal(self):
+        """It is drawn over itself: no longer than a line of the terminal, with a bar for the rest."""
+        path = self.temporary_folder() / "questions"
+        line = {"prompt_ids": [5, 6], "max_tokens": 400, "ignore_eos": True}
+        path.write_text("".join(json.dumps(line) + "\n" for _ in range(scaled(16, 8))))
+        for columns in 100, 50, 20:
+            t = Typist(self, self.daemon.socket, "batch", "--input", path, "--output",
+                       path.with_suffix(".out"), "--concurrency", 2, size=(24, columns))
+            shown, status = t.end()
+            self.assertEqual(status, 0, shown)
+            drawn = shown.split("\r\x1b[K")[1:-1]
+            self.assertTrue(drawn and all(len(d) < columns for d in drawn), (columns, drawn))
+            self.assertTrue(all("% " in d and d.startswith("[") == (columns >= 50)
+                                for d in drawn), drawn)
 
     def test_empty_input(self):
         """No lines are no failure."""
