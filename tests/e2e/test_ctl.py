@@ -311,8 +311,8 @@ class Batch(SharedDaemon):
     def test_progress_fits_the_terminal(self):
         """It is drawn over itself: no longer than a line of the terminal, with a bar for the rest."""
         path = self.temporary_folder() / "questions"
-        line = {"prompt_ids": [5, 6], "max_tokens": 400, "ignore_eos": True}
-        path.write_text("".join(json.dumps(line) + "\n" for _ in range(scaled(16, 8))))
+        line = {"prompt_ids": [5, 6], "max_tokens": 250, "ignore_eos": True}
+        path.write_text("".join(json.dumps(line) + "\n" for _ in range(scaled(5, 3))))
         for columns in 100, 50, 20:
             t = Typist(self, self.daemon.socket, "batch", "--input", path, "--output",
                        path.with_suffix(".out"), "--concurrency", 2, size=(24, columns))
