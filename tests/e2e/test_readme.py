@@ -48,5 +48,15 @@ class Examples(Case):
         self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
 
 
+    def test_packages(self):
+        """What the quick start installs to build is what the README names."""
+        script = (ROOT / "packaging" / "quickstart").read_text()
+        wanted = set(re.findall(r"^    '[^|]*\|[^|]*\|(\S+)'$",
+                                script.split("build_needs=(")[1].split("\n)")[0], re.M))
+        named = re.search(r"in Debian's names, `([^`]*)`", README)[1].split()
+        self.assertGreater(len(wanted), 10)
+        self.assertEqual(set(named), wanted)
+
+
 if __name__ == "__main__":
     harness.main()
