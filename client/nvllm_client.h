@@ -321,8 +321,8 @@ NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms
  * other than 0 from it cancels the request, which then ends early, as the callback is still told.
  * Events of other requests are kept for nvllm_next(). Returns NVLLM_OK after done, the error's code
  * after an error, and NVLLM_E_TIMEOUT when timeout_ms or the request's own is over (the request is
- * cancelled then). The callback must not use the client: calls that wait or take events say
- * NVLLM_E_INVALID there. */
+ * cancelled then). The callback must not use the client, where calls that wait or take events say
+ * NVLLM_E_INVALID, and has to return: by no longjmp() and no exception. */
 typedef int nvllm_callback(void *arg, const struct nvllm_event *event);
 NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
                                          const struct nvllm_request *request,
