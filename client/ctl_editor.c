@@ -48,7 +48,7 @@ static char *give_prompt(EditLine *edit)
 
 /* The key that stands for being left: what is shown next comes behind all rows of the line,
  * wherever in it the cursor was. */
-static unsigned char go_to_end(EditLine *edit, int key)
+static unsigned char go_to_end(EditLine *edit, wint_t key)
 {
     const LineInfo *line = el_line(edit);
 
@@ -119,7 +119,7 @@ static void start_libedit(struct editor *e)
     el_set(e->edit, EL_HIST, history, e->history);
     el_set(e->edit, EL_GETCFN, read_character);
     el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
-    el_set(e->edit, EL_ADDFN, "nvllm-leave", "go to the end of the line", go_to_end);
+    el_wset(e->edit, EL_ADDFN, L"nvllm-leave", L"go to the end of the line", go_to_end);
     el_set(e->edit, EL_BIND, "^C", "nvllm-leave", NULL);
     el_source(e->edit, NULL);
 }
