@@ -92,6 +92,7 @@ struct engine {
     struct id_map live; /* id -> struct generation */
     struct id_map pins; /* id -> struct job whose prompt is being computed */
     struct job *questions_head, *questions_tail; /* one is answered a round */
+    uint64_t ask_us;                             /* none before, while steps are in flight */
     struct event_list out;                       /* not yet published */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */

@@ -4,8 +4,10 @@ With a backend whose steps take the same time whatever is in them, so that what 
 schedule; and with the CPU, where each token of the others adds to a step. Two users are needed: only
 root can be both."""
 
+import pathlib
 import statistics
 import struct
+import threading
 import time
 
 import harness
@@ -170,6 +172,65 @@ class Shares(Case):
                    lambda i: {"prompt_ids": {"ids": [i % 1000, i // 1000] * 40}, "max_tokens": 300,
                               "sampling": {"temperature": 0, "ignore_eos": True}},
                    self.blocks)
+
+
+class Questions(Case):
+    """To look through a large cache takes longer than a step of a fast device."""
+
+    def start(self):
+        folder = self.temporary_folder()
+        (folder / "instant").write_bytes(struct.pack("<95Q", 1000, *[0] * 94))
+        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}",
+                      "cache.kv_memory=200000", "scheduler.max_seq_len=32768",
+                      "limits.output_bytes=64M", "limits.output_pause_bytes=64M", backend="cuda")
+
+    def fill(self, w, n):
+        """As many prefixes of a block."""
+        for first in range(0, n, 1000):
+            ids = range(first + 1, first + 1001)
+            w.raw(b"".join(wire.frame(i, generate={
+                "prompt_ids": {"ids": [i % 1999, i // 1999] + [7] * 16}, "max_tokens": 1})
+                for i in ids))
+            w.collect(ids)
+
+    def computing_ms(self, d):
+        """CPU time of all threads but the loop's."""
+        return sum(int(path.read_text().split()[0]) / 1e6
+                   for path in pathlib.Path(f"/proc/{d.pid}/task").glob("*/schedstat")
+                   if path.parent.name != str(d.pid))
+
+    def ask_on(self, w, stop):
+        """With always four questions under way."""
+        frames = [wire.frame(i, show_cache={}) for i in range(1, 5)]
+        w.raw(b"".join(frames))
+        n = 0
+        while not stop.is_set():
+            w.skip()
+            w.raw(frames[n % 4])  # their answers come in order
+            n += 1
+
+    def test_who_asks_without_end(self):
+        """Has a part of the time of the thread that hands out the steps: about a tenth."""
+        with self.start() as d, d.connect() as asking, d.connect() as w:
+            self.fill(w, scaled(20000, 5000))
+            stop = threading.Event()
+            thread = threading.Thread(target=self.ask_on, args=(asking, stop))
+
+            def part(n):
+                began, before = time.monotonic(), self.computing_ms(d)
+                w.generate(prompt_ids={"ids": [1, 2, 3]}, max_tokens=n,
+                           sampling={"temperature": 0, "ignore_eos": True})
+                return (self.computing_ms(d) - before) / (time.monotonic() - began) / 1000
+
+            alone = part(1000)
+            thread.start()
+            try:
+                asked = part(1000)
+            finally:
+                stop.set()
+                thread.join()
+            print(f"{100 * alone:.0f} % of a core alone, {100 * asked:.0f} % with questions")
+            self.assertLess(asked - alone, scaled(0.3, 0.5))
 
 
 if __name__ == "__main__":

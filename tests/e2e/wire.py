@@ -212,6 +212,21 @@ class Wire:
                 raise Closed
             self.buffer += more
 
+    def skip(self):
+        """Reads one frame and does not look at it: large ones take their time in Python."""
+        while True:
+            try:
+                length, pos = read_varint(self.buffer, 0)
+                if len(self.buffer) >= pos + length:
+                    self.buffer = self.buffer[pos + length:]
+                    return
+            except IndexError:
+                pass
+            more = self.sock.recv(1 << 20)
+            if not more:
+                raise Closed
+            self.buffer += more
+
     def new_id(self):
         self.last_id += 1
         return self.last_id
