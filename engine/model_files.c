@@ -202,23 +202,33 @@ void model_files_close(struct model_files *f)
     *f = (struct model_files){0};
 }
 
-const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
-                                                 const char *name)
+/* The file that the tensor lies in, or is to lie in; NULL: the index names none. */
+static const struct model_file *file_of(const struct model_files *f, const char *name)
 {
-    const struct safetensors_entry *t = NULL;
-    const struct model_file *m;
+    const char *shard;
 
     if (f->n == 0)
         return NULL;
-    m = &f->all[0];
-    if (f->index) {
-        const char *shard = json_string_value(json_object_get(f->index, name));
+    if (!f->index)
+        return &f->all[0];
+    shard = json_string_value(json_object_get(f->index, name));
+    return shard ? file_by_name(f, shard) : NULL;
+}
 
-        m = shard ? file_by_name(f, shard) : NULL;
-    }
-    if (m)
-        t = safetensors_find(&m->tensors, name);
+const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
+                                                 const char *name)
+{
+    const struct model_file *m = file_of(f, name);
+    const struct safetensors_entry *t = m ? safetensors_find(&m->tensors, name) : NULL;
+
     if (t)
         *file = (size_t)(m - f->all);
     return t;
+}
+
+bool model_files_is_unread(const struct model_files *f, const char *name)
+{
+    const struct model_file *m = file_of(f, name);
+
+    return m && !m->tensors.header;
 }

@@ -6,6 +6,7 @@
 #ifndef NVLLM_MODEL_FILES_H
 #define NVLLM_MODEL_FILES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,5 +43,8 @@ void model_files_close(struct model_files *f);
 /* Where a tensor lies, or NULL; *file is its index in all. */
 const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
                                                  const char *name);
+
+/* Nobody knows whether the tensor is there: its file cannot be read, which has been noted. */
+bool model_files_is_unread(const struct model_files *f, const char *name);
 
 #endif

@@ -165,7 +165,7 @@ static void tell_missing(const struct model_tensors *t, const struct model_files
     int at = 0;
 
     for (size_t i = 0; i < t->n; i++) {
-        if (model_files_find(f, &file, t->all[i].name))
+        if (model_files_find(f, &file, t->all[i].name) || model_files_is_unread(f, t->all[i].name))
             continue;
         if (n++ < 3)
             at += snprintf(names + at, sizeof(names) - (size_t)at, "%s%s", at ? ", " : "",

@@ -559,7 +559,7 @@ START_TEST(report_of_wrong_folder)
 }
 END_TEST
 
-/* A folder without weights, or without anything, is reported on too. */
+/* A folder without weights, with a part of them, or without anything, is reported on too. */
 START_TEST(report_without_weights)
 {
     char *text;
@@ -571,6 +571,12 @@ START_TEST(report_without_weights)
     check_says(text, "the folder has no weights");
     check_says(text, "6.0 million parameters\n");
     ck_assert_ptr_null(strstr(text, "tensors are missing"));
+    free(text);
+    copy_bundled();
+    ck_assert_int_eq(truncate(in_dir("model.safetensors"), 10000), 0);
+    text = check_text(-EINVAL);
+    check_says(text, "wrong  model.safetensors: ");
+    ck_assert_ptr_null(strstr(text, "tensors are missing")); /* who knows? */
     free(text);
     unlink(in_dir("config.json"));
     unlink(in_dir("generation_config.json"));
