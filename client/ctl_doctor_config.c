@@ -129,8 +129,22 @@ static bool is_of_use(const struct doctor *d, const char *about)
            strcmp(about, "backend") == 0;
 }
 
+/* The command as it can be pasted: with the program's path, which need not be where a shell looks.
+ */
+static const char *with_path(char out[DOCTOR_COMMAND], const struct doctor *d, const char *mend)
+{
+    char program[4 * 4096];
+
+    if (!mend || strncmp(mend, "nvllmd ", 7) != 0)
+        return mend;
+    snprintf(out, DOCTOR_COMMAND, "%s %s", program_quote(program, sizeof(program), d->nvllmd),
+             mend + 7);
+    return out;
+}
+
 bool doctor_take_model(struct doctor *d)
 {
+    char mend[DOCTOR_COMMAND];
     int before = d->n_wrong;
     const json_t *f;
     size_t i;
@@ -141,7 +155,7 @@ bool doctor_take_model(struct doctor *d)
 
         if (strcmp(level, "ok") != 0)
             doctor_say(d, strcmp(level, "note") == 0 ? DOCTOR_NOTE : DOCTOR_WRONG, "model",
-                       json_string_value(json_object_get(f, "mend")), "%s",
+                       with_path(mend, d, json_string_value(json_object_get(f, "mend"))), "%s",
                        json_string_value(json_object_get(f, "text")));
     }
     return d->n_wrong == before;

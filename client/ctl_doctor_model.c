@@ -36,11 +36,13 @@ static bool find_folder(struct doctor *d)
  * it is to fetch the model again, from where it came. */
 static const char *look(char out[DOCTOR_COMMAND], const struct doctor *d)
 {
-    char folder[6000];
+    char folder[5000], program[5000] = "nvllmd";
 
     program_quote(folder, sizeof(folder), d->model);
-    snprintf(out, DOCTOR_COMMAND, "nvllmd check --model %s; df -h %s   # then download it anew",
-             folder, folder);
+    if (d->nvllmd[0]) /* which need not be where a shell looks */
+        program_quote(program, sizeof(program), d->nvllmd);
+    snprintf(out, DOCTOR_COMMAND, "%s check --model %s; df -h %s   # then download it anew",
+             program, folder, folder);
     return out;
 }
 
