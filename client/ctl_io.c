@@ -105,6 +105,9 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
                 "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
                 "keeps you out.\n",
                 ctl->socket_path);
+    else if (err->code == NVLLM_E_CONNECTION)
+        fprintf(stderr, "Its log says why, and “nvllmctl --socket %s status” whether it is back.\n",
+                ctl->socket_path);
     else if (err->retryable && err->retry_after_ms > 0)
         fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);
     else if (err->code == NVLLM_E_BUSY)

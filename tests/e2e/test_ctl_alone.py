@@ -243,6 +243,8 @@ class ExitCodes(Case):
             self.assertEqual(done.returncode, wanted, done.stderr)
             self.assertTrue(done.stderr)
             self.assertLess(time.monotonic() - started, scaled(8, 30))
+        gone = Fake(self, lambda peer: None, READY).ctl("generate", "x")
+        self.assertIn("whether it is back", gone.stderr.decode())
 
     def test_second_control_c(self):
         """The first Ctrl-C waits for the daemon's word, the second one does not."""
