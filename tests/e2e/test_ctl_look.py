@@ -237,6 +237,31 @@ class Real(SharedDaemon):
         self.assertEqual(status, 5)
         self.assertIn("\x1b[?1049l", shown)
 
+    def test_manual_names_what_json_holds(self):
+        """Each member that is printed is in the section of its command."""
+        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+
+        def members(value):
+            if isinstance(value, dict):
+                return set(value).union(*map(members, value.values()))
+            return set().union(*map(members, value)) if isinstance(value, list) else set()
+
+        with self.daemon.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            number = self.json("requests")["requests"][0]["request"]
+            for title, *commands in (
+                    ("STATUS", ["status"]), ("REQUESTS, CANCEL", ["requests"]),
+                    ("BLOCKS", ["blocks", "--map"]), ("CACHE", ["cache"]),
+                    ("EXPLAIN", ["explain", "--prompt", "x"])):
+                section = re.search(rf"^# {title}\n(.*?)(?=^# )", page, re.M | re.S)[1]
+                named = set(re.findall(r"_([a-z]+(?:_[a-z]+)*)_", section))
+                for command in commands:
+                    printed = members(self.json(*command))
+                    self.assertGreater(len(printed), 3)
+                    self.assertEqual(printed - named, set(), title)
+            self.assertIn("reason", self.json("explain", number))
+
     def test_usage(self):
         for args in (["requests", "x"], ["requests", "--limit", "0"], ["cancel"], ["cancel", "x"],
                      ["cancel", "0"], ["cancel", "-1"], ["blocks", "x"], ["cache", "sow"],
