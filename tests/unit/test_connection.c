@@ -1,5 +1,6 @@
 /* test_connection.c - whose frames are taken when, where their owners have a part each of the
- * loop's time. What is on the wire is tested with real clients, in tests/e2e. */
+ * loop's time, and how much goes out at a time. What is on the wire is tested with real clients, in
+ * tests/e2e. */
 #include "daemon/connection.h"
 
 #include <check.h>
@@ -8,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/nvllm.pb-c.h"
 #include "tests/unit/run_suite.h"
 
 enum { TURN = 3, N_CLIENTS = 3 }; /* frames that an owner may have taken in a round */
@@ -242,6 +244,32 @@ START_TEST(ended_while_it_waits)
 }
 END_TEST
 
+/* What is put while the loop is at one thing goes out in one write: a socket that keeps writes
+ * apart has one. */
+START_TEST(one_write_for_all_that_was_put)
+{
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+    struct connection *c;
+    char buf[256];
+    int pair[2];
+    ssize_t n;
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair),
+                     0);
+    ck_assert_int_eq(connection_new(&c, &shared, pair[0], &clients[0]), 0);
+    f.has_id = true;
+    for (f.id = 1; f.id <= 20; f.id++)
+        ck_assert_int_eq(connection_put(c, &f.base), CONNECTION_OK);
+    ck_assert_int_lt(read(pair[1], buf, sizeof(buf)), 0); /* nothing went out so far */
+    connections_flush(&shared);
+    n = read(pair[1], buf, sizeof(buf));
+    ck_assert_int_eq(n, 20 * 3);
+    ck_assert_int_lt(read(pair[1], buf, sizeof(buf)), 0);
+    connection_free(c);
+    close(pair[1]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("connection");
@@ -253,6 +281,7 @@ int main(void)
     tcase_add_test(tc, quiet_connection_is_not_starved);
     tcase_add_test(tc, leaves_while_it_waits);
     tcase_add_test(tc, ended_while_it_waits);
+    tcase_add_test(tc, one_write_for_all_that_was_put);
     suite_add_tcase(s, tc);
     return run_suite(s);
 }
