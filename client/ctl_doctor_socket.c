@@ -78,6 +78,12 @@ static bool look_at_file(struct doctor *d)
     struct stat st;
     bool ok;
 
+    if (strlen(path) >= sizeof(((struct sockaddr_un *)NULL)->sun_path)) {
+        doctor_say(d, DOCTOR_WRONG, ABOUT, "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
+                   "%s: a socket's path has at most %zu bytes", path,
+                   sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1);
+        return false;
+    }
     snprintf(folder, sizeof(folder), "%s", path);
     slash = strrchr(folder, '/');
     if (slash)

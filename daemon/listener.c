@@ -253,9 +253,9 @@ int listener_check(const struct listener_options *o, struct err *e)
     int r;
 
     if ((r = take_path(&addr, o->path, e)) < 0 || (r = check_folder(o->path, e)) < 0 ||
-        (r = look_at_path(&addr, &left, e)) < 0)
+        (r = check_group(o, e)) < 0)
         return r;
-    return check_group(o, e);
+    return look_at_path(&addr, &left, e); /* that it is served now says nothing of the rest */
 }
 
 int listener_inherit(struct listener **out, struct err *e)

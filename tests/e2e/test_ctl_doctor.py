@@ -216,6 +216,21 @@ class Doctor(Case):
                     self.assertIn(word, wrong["text"])
                 self.assertTrue(wrong["mend"])
 
+    def test_path_too_long_for_a_socket(self):
+        findings, status = self.doctor("--model", MODEL, path="/tmp/" + 60 * "x/")
+        self.assertEqual(status, 1)
+        wrong = about(findings, "socket", "wrong")[0]
+        self.assertIn("at most 107 bytes", wrong["text"])
+        self.assertTrue(wrong["mend"].startswith("export NVLLM_SOCKET=/"))
+
+    def test_configuration_changed_meanwhile(self):
+        """That a daemon serves the socket now does not hide what the next one would end at."""
+        with Daemon("cache.kv_memory=64M") as d:
+            findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = {d.socket}\n"
+                                          "socket_group = no-such\n", path=d.socket)
+            wrong, = about(findings, "socket", "wrong")
+            self.assertIn("no group no-such", wrong["text"])
+
     def test_other_socket(self):
         """Who asks at another socket than the configured one is told which that is."""
         findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = /tmp/a b\n")
