@@ -42,9 +42,20 @@ _nvllmctl_words() {
 _nvllmctl() {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command='' i
     COMPREPLY=()
+    # “--priority=high” is three words here.
+    if [[ $cur == '=' ]]; then
+        cur=''
+    elif [[ $prev == '=' ]]; then
+        prev=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-            --socket | --timeout) i=$((i + 1)) ;;
+            --socket | --timeout)
+                i=$((i + 1))
+                if [[ ${COMP_WORDS[i]} == '=' ]]; then
+                    i=$((i + 1))
+                fi
+                ;;
             -*) ;;
             *)
                 command=${COMP_WORDS[i]}

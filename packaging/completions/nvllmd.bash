@@ -16,6 +16,12 @@ _nvllmd() {
     COMPREPLY=()
     cur=${COMP_WORDS[COMP_CWORD]}
     prev=${COMP_WORDS[COMP_CWORD - 1]}
+    # “--backend=cpu” is three words here.
+    if [[ $cur == '=' ]]; then
+        cur=''
+    elif [[ $prev == '=' ]]; then
+        prev=${COMP_WORDS[COMP_CWORD - 2]}
+    fi
     if [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} != -* ]]; then
         command=${COMP_WORDS[1]}
     fi

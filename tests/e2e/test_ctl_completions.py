@@ -81,6 +81,11 @@ class Completions(Case):
         self.assertEqual(self.complete("generate", "--priority", "h"), ["high"])
         self.assertEqual(self.complete("batch", "--input", "_nvllmc"), ["_nvllmctl"])
         self.assertEqual(self.complete("generate", "--seed", ""), [])
+        # bash takes "=" for a word of its own
+        self.assertEqual(self.complete("generate", "--priority", "=", "h"), ["high"])
+        self.assertEqual(self.complete("generate", "--priority", "="), ["low", "normal", "high"])
+        self.assertEqual(self.complete("--socket", "=", "x", "stat"), ["status"])
+        self.assertEqual(self.complete("generate", "--seed", "="), [])
         self.assertEqual(self.complete("help", "det"), ["detokenize"])
         self.assertIn("--json", self.complete("status", "--"))
 
@@ -159,6 +164,7 @@ class OfTheDaemon(Case):
         self.assertEqual(self.complete("check-config", "--js"), ["--json"])
         self.assertEqual(self.complete("check", "--js"), [])
         self.assertEqual(self.complete("--backend", "c"), ["cpu", "cuda"])
+        self.assertEqual(self.complete("--backend", "=", "c"), ["cpu", "cuda"])
         self.assertEqual(self.complete("--set", "cache.kv_m"), ["cache.kv_memory="])
         self.assertEqual(self.complete("--config", "_nvllmd"), ["_nvllmd"])
 
