@@ -87,7 +87,8 @@ const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d);
 const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d);
 const char *doctor_log(char out[DOCTOR_COMMAND], const struct doctor *d);
 
-/* "nvllmctl --socket PATH WORDS", where the socket is not the usual one. */
+/* "nvllmctl WORDS", of administrators: with --socket, where the socket is not the usual one, and
+ * with sudo for who is neither root nor the daemon's user. */
 const char *doctor_ask(char out[DOCTOR_COMMAND], const struct doctor *d, const char *words);
 
 /* An editor on the configuration. */

@@ -53,12 +53,13 @@ const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d)
 
 const char *doctor_ask(char out[DOCTOR_COMMAND], const struct doctor *d, const char *words)
 {
+    const char *sudo = doctor_sudo(d->user.uid); /* whom the daemon takes for an admin */
     char socket[QUOTED];
 
     if (strcmp(d->ctl->socket_path, NVLLM_DEFAULT_SOCKET) == 0)
-        snprintf(out, DOCTOR_COMMAND, "nvllmctl %s", words);
+        snprintf(out, DOCTOR_COMMAND, "%snvllmctl %s", sudo, words);
     else
-        snprintf(out, DOCTOR_COMMAND, "nvllmctl --socket %s %s",
+        snprintf(out, DOCTOR_COMMAND, "%snvllmctl --socket %s %s", sudo,
                  program_quote(socket, sizeof(socket), d->ctl->socket_path), words);
     return out;
 }

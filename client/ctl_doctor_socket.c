@@ -196,8 +196,8 @@ void doctor_socket(struct doctor *d)
         nvllm_get_status(client, options.timeout_ms, &status, &err) == NVLLM_OK) {
         d->is_running = true;
         snprintf(d->model, sizeof(d->model), "%s", status->model_folder);
-        say_state(d, status);
         take_listener(d, nvllm_fd(client));
+        say_state(d, status);
     } else if (err.code == NVLLM_E_NOT_RUNNING) {
         d->not_running = true;
         doctor_say(d, DOCTOR_WRONG, "daemon", doctor_start(mend, d),

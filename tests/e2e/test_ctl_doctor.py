@@ -342,6 +342,15 @@ class Doctor(Case):
         program.chmod(0o755)
         for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
             shutil.copyfile(library, folder / library.name)
+        with Daemon("cache.kv_memory=64M") as d:
+            d.folder.chmod(0o755)
+            d.ctl("drain")
+            for user, sudo in (ids.pw_uid, "sudo "), (0, ""):
+                done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
+                                      capture_output=True, user=user, group=ids.pw_gid, extra_groups=[],
+                                      env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+                note, = about(json.loads(done.stdout)["findings"], "daemon", "note")
+                self.assertEqual(note["mend"], f"{sudo}nvllmctl --socket '{d.socket}' resume")
         with Daemon("cache.kv_memory=64M", "daemon.socket_mode=0600") as d:
             d.folder.chmod(0o755)
             done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
