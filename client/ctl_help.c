@@ -73,6 +73,8 @@ const char *ctl_nearest(const char *word, const char *const *words, size_t n)
     int nearest = 1 + (int)(strnlen(word, PROGRAM_FAR) / 4); /* a slip or two */
     const char *found = NULL;
 
+    if (!word[0] || !word[1])
+        return NULL; /* each other letter is near to one */
     for (size_t i = 0; i < n; i++) {
         int d = program_distance(word, words[i]);
 
@@ -81,7 +83,7 @@ const char *ctl_nearest(const char *word, const char *const *words, size_t n)
             found = words[i];
         }
     }
-    for (size_t i = 0; i < n && !found && word[0] && word[1]; i++)
+    for (size_t i = 0; i < n && !found; i++)
         if (strncmp(word, words[i], strlen(word)) == 0)
             found = words[i]; /* its beginning */
     return found;

@@ -123,6 +123,8 @@ __attribute__((noreturn)) static void bad_option(const struct ctl *ctl, char **a
         ctl_usage(ctl, "--%s takes no value", word);
     if (near)
         ctl_usage(ctl, "there is no option --%s: did you mean --%s?", word, near);
+    if (!ctl->command)
+        ctl_usage(ctl, "there is no option --%s before the command: its own go behind it", word);
     ctl_usage(ctl, "there is no option --%s, or the word is too short", word);
 }
 
