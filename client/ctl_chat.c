@@ -229,6 +229,14 @@ static void save(struct chat *chat, const char *path)
         ctl_message("%s: %s", path, strerror(errno));
 }
 
+/* What a command has done, to who has typed it and sees nothing else of it. */
+static void show_done(const struct chat *chat, const char *text)
+{
+    if (chat->asking && !chat->quiet)
+        fprintf(stderr, "%s(%s)%s\n", terminal_colour(STDERR_FILENO, COLOUR_DIM), text,
+                terminal_colour(STDERR_FILENO, COLOUR_END));
+}
+
 /* True: leave. */
 static bool run_slash(struct chat *chat, const char *line)
 {
@@ -243,8 +251,12 @@ static bool run_slash(struct chat *chat, const char *line)
         return true;
     if (strcmp(name, "/reset") == 0) {
         conversation_reset(&chat->conversation);
+        show_done(chat, chat->conversation.n_messages > 0
+                            ? "a new conversation; the system message stays"
+                            : "a new conversation");
     } else if (strcmp(name, "/system") == 0) {
         conversation_set_system(&chat->conversation, nvllm_str(rest));
+        show_done(chat, rest[0] ? "the system message is set" : "no system message");
     } else if (strcmp(name, "/save") == 0) {
         save(chat, rest);
     } else if (strcmp(name, "/help") == 0) {
