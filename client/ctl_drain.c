@@ -1,15 +1,37 @@
 /* ctl_drain.c - nvllmctl drain: no new requests from now on. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "client/ctl_ask.h"
 
 enum { LOOK_MS = 100, ANSWER_MS = 10000 };
 
-static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
+/* On a terminal, what is waited for, on a line that is taken away again. */
+static void pause_and_show(const struct nvllm_status *status)
 {
     const struct timespec pause = {0, LOOK_MS * 1000000L};
+    bool shown = isatty(STDERR_FILENO);
+
+    if (shown)
+        fprintf(stderr, "%u running, %u waiting", status->requests_running,
+                status->requests_waiting);
+    nanosleep(&pause, NULL);
+    if (shown)
+        fputs("\r\033[K", stderr);
+}
+
+/* Who leaves before the end leaves a daemon behind that refuses requests. */
+static int leave(int rc)
+{
+    fprintf(stderr, "nvllmd still takes no new requests: “nvllmctl resume” takes that back.\n");
+    return rc;
+}
+
+static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
+{
     const struct nvllm_status *status;
     struct nvllm_error err;
 
@@ -25,11 +47,11 @@ static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
         if (ctl_left_ms(ctl) == 0) {
             ctl_message("%u requests run and %u wait still", status->requests_running,
                         status->requests_waiting);
-            return EXIT_DEADLINE;
+            return leave(EXIT_DEADLINE);
         }
-        nanosleep(&pause, NULL);
+        pause_and_show(status);
     }
-    return ctl_interrupted();
+    return leave(ctl_interrupted());
 }
 
 static int run_command(struct ctl *ctl, int argc, char **argv)

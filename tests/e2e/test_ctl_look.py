@@ -156,6 +156,18 @@ class Real(SharedDaemon):
             self.daemon.ctl("resume")
         self.assertEqual(self.json("status")["state"], "ready")
 
+    def test_drain_that_is_left(self):
+        """Who waits at a terminal sees for what, and who leaves is told what is left behind."""
+        with self.daemon.connect() as w:
+            w.send(1, generate=LONG)
+            w.receive()
+            t = Typist(self, self.daemon.socket, "drain", "--wait")
+            t.expect("1 running, 0 waiting")
+            t.type("\x03")
+            self.assertIn("nvllmctl resume", t.end()[0])
+            self.assertEqual(t.end()[1], 130)
+            self.daemon.ctl("resume")
+
     def test_log_level(self):
         self.daemon.ctl("log-level", "debug")
         self.daemon.ctl("log-level", "info")
