@@ -64,7 +64,7 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
-    c->prompt_rows = options->max_batch_tokens;
+    c->prompt_rows = c->alone_rows = options->max_batch_tokens;
     c->max_blocks = core_blocks_for(c, options->max_seq_len);
     if (c->max_blocks > options->n_blocks)
         c->max_blocks = options->n_blocks;
@@ -89,10 +89,11 @@ int core_new(struct core **out, const struct core_options *options)
     return 0;
 }
 
-void core_set_prompt_rows(struct core *c, int32_t n)
+void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone)
 {
-    must(n >= 1);
-    c->prompt_rows = n;
+    must(beside >= 1 && alone >= 1);
+    c->prompt_rows = beside;
+    c->alone_rows = alone;
 }
 
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)

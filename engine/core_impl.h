@@ -67,6 +67,7 @@ struct core {
 
     /* The schedule's memory from one step to the next. */
     int32_t prompt_rows; /* at most, beside decodes */
+    int32_t alone_rows;  /* the same without */
     struct step_cost cost;
     double one_us, row_us; /* of one decode alone, and of one prompt row more */
     struct core_time time;

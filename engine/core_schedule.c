@@ -489,13 +489,14 @@ static int32_t least(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* Rows that prompts may take beside n_decodes; where that is less than there are, all rows together
- * are whole tiles, the largest that do not take more than half of them away. */
+/* Rows that prompts may take beside n_decodes, if any; where that is less than there are, all rows
+ * together are whole tiles, the largest that do not take more than half of them away. */
 static int32_t prompt_budget(const struct core *c, int32_t n_decodes, uint64_t now_us)
 {
     int32_t left = c->options.max_batch_tokens - n_decodes, n;
 
-    n = least(n_decodes == 0 ? left : c->prompt_rows, core_time_prompt_rows(c, n_decodes, now_us));
+    n = least(n_decodes == 0 ? c->alone_rows : c->prompt_rows,
+              core_time_prompt_rows(c, n_decodes, now_us));
     if (n >= left)
         return left;
     for (size_t i = 0; i < sizeof(row_tiles) / sizeof(*row_tiles); i++) {

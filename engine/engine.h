@@ -30,7 +30,7 @@ struct engine_options {
         backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
     int32_t max_preemptions;
     bool fair_time;      /* see core.h */
-    int32_t max_step_ms; /* what a step with decodes and prompts aims at, see pace.h; 0: any */
+    int32_t max_step_ms; /* what a step with prompts aims at, see pace.h; 0: any */
     bool prefix_cache;
     bool share_all;
     uint64_t hash_seed;

@@ -114,7 +114,7 @@ static int open_core(struct engine *g, struct err *e)
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
     pace_init(&g->pace, g->options.max_step_ms * 1e3, o->max_batch_tokens);
-    core_set_prompt_rows(g->core, g->pace.rows);
+    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
     return 0;
 }
 
@@ -494,7 +494,7 @@ static void learn_pace(struct engine *g, uint64_t number)
     if (s->rested)
         return;
     pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
-    core_set_prompt_rows(g->core, g->pace.rows);
+    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
     core_set_cost(g->core, &g->pace.cost);
 }
 

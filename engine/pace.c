@@ -8,13 +8,14 @@
 enum {
     FEWEST_ROWS = 16, /* a prompt goes on whatever a step takes */
     FIRST_ROWS = 512, /* until there is something to go by */
-    MANY_ROWS = 128,  /* a step of fewer shows its other costs, not theirs */
+    MANY_ROWS = 128,  /* a step of fewer shows its other costs, not theirs; alone no fewer */
     LOOK_AFTER = 64,  /* long steps, until one of one row shows what decodes take by themselves */
 };
 
 /* Where steps of decodes alone are long, a mixed one may take so many times as long. */
 static const double stretch = 3.0;
-static const double forget = 0.95; /* what a step is worth when the next one comes */
+static const double alone_stretch = 2.0; /* of max_step_us, that prompts alone may take */
+static const double forget = 0.95;       /* what a step is worth when the next one comes */
 static const double outlier = 2.0; /* a step so many times as long as foreseen tells no more */
 static const double least_n = 4.0; /* steps' worth to foresee by */
 static const double hysteresis = 0.15;
@@ -27,6 +28,7 @@ void pace_init(struct pace *p, double max_step_us, int32_t max_rows)
     *p = (struct pace){.max_step_us = max_step_us, .max_rows = max_rows, .rows = max_rows};
     if (max_step_us > 0 && max_rows > FIRST_ROWS)
         p->rows = FIRST_ROWS;
+    p->alone_rows = p->rows;
 }
 
 /* A step of the present decodes with no prompt row. */
@@ -118,6 +120,9 @@ static void learn_alone(struct pace *p, int32_t n_rows, double us)
     p->alone_us = p->alone_us > 0 ? 0.5 * (p->alone_us + us / n_rows) : us / n_rows;
     if (p->n < least_n || p->x < 1)
         p->row_us = p->alone_us;
+    if (p->max_step_us > 0)
+        p->alone_rows = (int32_t)fmin(fmax(alone_stretch * p->max_step_us / p->alone_us, MANY_ROWS),
+                                      p->max_rows);
 }
 
 /* One step that something held up tells nothing; after two, nothing is as it was: then all of it

@@ -1,10 +1,11 @@
-/* pace.h - how many rows of prompts a step may take beside decodes, so that it takes no longer than
- * it may, and what steps cost: learnt from how long they took.
+/* pace.h - how many rows of prompts a step may take, beside decodes and alone, so that it takes no
+ * longer than it may, and what steps cost: learnt from how long they took.
  *
  * A step of decodes takes a while that changes slowly; each prompt row adds to it. The device stays
  * full, for what is left of the prompts goes into the next step. Where long decodes allow for
- * longer steps, one in many has a single prompt row, to see what the decodes take. No clock, no
- * allocation; owned by the engine thread. */
+ * longer steps, one in many has a single prompt row, to see what the decodes take. Where nobody
+ * decodes a step may take twice as long: it holds up only who comes while it is under way. No
+ * clock, no allocation; owned by the engine thread. */
 #ifndef NVLLM_PACE_H
 #define NVLLM_PACE_H
 
@@ -16,7 +17,8 @@
 struct pace {
     double max_step_us; /* 0: no bound */
     int32_t max_rows;   /* of a step */
-    int32_t rows;       /* the answer */
+    int32_t rows;       /* the answer, beside decodes */
+    int32_t alone_rows; /* and where there are none */
     struct step_cost cost;
     int32_t last_decodes; /* of the last step, if it showed what decodes cost; else 0 */
     double last_us;       /* what they took */

@@ -326,7 +326,8 @@ static const char *check_shares(struct world *w, const struct batch *batch)
     const struct sequence *s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
     bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
                  batch->n_tokens < w->options.max_batch_tokens &&
-                 batch->n_tokens - batch->n_decodes < c->prompt_rows &&
+                 batch->n_tokens - batch->n_decodes <
+                     (batch->n_decodes > 0 ? c->prompt_rows : c->alone_rows) &&
                  batch->n_tokens - batch->n_decodes <
                      core_time_prompt_rows(c, batch->n_decodes, w->now_us) &&
                  core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);
@@ -391,7 +392,7 @@ static const char *turn(struct world *w, bool arrivals)
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
     if (!w->timed && rng_one_in(r, 50))
-        core_set_prompt_rows(w->core, rng_range(r, 1, 300));
+        core_set_prompt_rows(w->core, rng_range(r, 1, 300), rng_range(r, 1, 300));
     if (!w->timed && rng_one_in(r, 200)) {
         sim_time_choose(w);
         core_set_cost(w->core, &w->cost);

@@ -8,6 +8,8 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
+enum { MOST = 1 << 20 }; /* rows, more than any step has */
+
 static void set_up(void)
 {
     rig_defaults();
@@ -497,13 +499,13 @@ START_TEST(replay_computes_as_before)
 }
 END_TEST
 
-/* Beside decodes prompts take no more rows than they may; alone they take all. */
+/* Beside decodes prompts take no more rows than they may there; alone they take all. */
 START_TEST(prompts_are_cut_beside_decodes)
 {
     uint64_t a, b;
     const struct batch *batch;
 
-    core_set_prompt_rows(rig.core, 5);
+    core_set_prompt_rows(rig.core, 5, MOST);
     a = ask(1, 30, 40);
     batch = rig_next();
     ck_assert_int_eq(batch->n_tokens, 30);
@@ -515,10 +517,31 @@ START_TEST(prompts_are_cut_beside_decodes)
         ck_assert_int_eq(batch->n_tokens, i < 4 ? 6 : 3);
         rig_commit();
     }
-    core_set_prompt_rows(rig.core, 1000);
+    core_set_prompt_rows(rig.core, 1000, MOST);
     rig_run();
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 40);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 3);
+}
+END_TEST
+
+/* Alone they have a bound of their own, which those beside decodes do not heed. */
+START_TEST(prompts_are_cut_alone)
+{
+    const struct batch *batch;
+
+    core_set_prompt_rows(rig.core, MOST, 12);
+    ask(1, 30, 4);
+    for (int i = 0; i < 3; i++) {
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_tokens, i < 2 ? 12 : 6);
+        rig_commit();
+    }
+    ask(2, 25, 3);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_decodes, 1);
+    ck_assert_int_eq(batch->n_tokens, 1 + 25);
+    rig_commit();
+    rig_run();
 }
 END_TEST
 
@@ -531,7 +554,7 @@ START_TEST(cut_prompts_fill_tiles)
     rig.options.max_seq_len = 512;
     rig.options.n_blocks = 512;
     restart();
-    core_set_prompt_rows(rig.core, 300);
+    core_set_prompt_rows(rig.core, 300, MOST);
     ask(1, 10, 40);
     rig_step();
     ask(2, 450, 3);
@@ -559,7 +582,7 @@ START_TEST(tiles_leave_prompts_half)
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
         restart();
-        core_set_prompt_rows(rig.core, may[i]);
+        core_set_prompt_rows(rig.core, may[i], MOST);
         for (int32_t k = 0; k < 127; k++)
             ask(10 + k, 2, 20);
         rig_step();
@@ -586,7 +609,7 @@ START_TEST(many_rows_fill_large_tiles)
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
         restart();
-        core_set_prompt_rows(rig.core, may[i]);
+        core_set_prompt_rows(rig.core, may[i], MOST);
         ask(1, 10, 40);
         rig_step();
         for (int32_t k = 0; k < 8; k++)
@@ -677,6 +700,7 @@ int main(void)
     tcase_add_test(t, preempted_in_flight_keeps_its_token);
     tcase_add_test(t, replay_computes_as_before);
     tcase_add_test(t, prompts_are_cut_beside_decodes);
+    tcase_add_test(t, prompts_are_cut_alone);
     tcase_add_test(t, cut_prompts_fill_tiles);
     tcase_add_test(t, tiles_leave_prompts_half);
     tcase_add_test(t, many_rows_fill_large_tiles);

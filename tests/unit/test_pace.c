@@ -26,7 +26,9 @@ START_TEST(no_bound_is_no_bound)
 
     pace_init(&p, 0, 8192);
     ck_assert_double_gt(run(&p, 50, 100, 1e4, 1e3), 1e6);
+    pace_learn(&p, 0, 8192, 1e9);
     ck_assert_int_eq(p.rows, 8192);
+    ck_assert_int_eq(p.alone_rows, 8192);
 }
 END_TEST
 
@@ -77,6 +79,45 @@ START_TEST(slow_devices_stretch)
     (void)run(&p, 60, 4, 400e3, 20e3);
     us = run(&p, 1, 4, 400e3, 20e3);
     ck_assert_msg(us > 800e3 && us < 1500e3, "%g", us);
+}
+END_TEST
+
+/* Steps of prompts alone come to twice the bound, at once where rows grow dear step by step,
+ * as those of a long prompt do, and soon grow where they become cheap again. */
+START_TEST(prompts_alone_are_bounded)
+{
+    struct pace p;
+    double us = 0;
+    int n;
+
+    pace_init(&p, 50e3, 8192);
+    ck_assert_int_le(p.alone_rows, 512);
+    for (double row_us = 20; row_us < 700; row_us *= 1.1) {
+        us = row_us * p.alone_rows;
+        ck_assert_msg(us < 1.3 * 100e3, "a row %g: %g", row_us, us);
+        pace_learn(&p, 0, p.alone_rows, us);
+    }
+    ck_assert_double_gt(us, 0.7 * 100e3);
+    for (n = 0; p.alone_rows < 8192; n++) {
+        ck_assert_int_lt(n, 12);
+        pace_learn(&p, 0, p.alone_rows, 10.0 * p.alone_rows);
+    }
+}
+END_TEST
+
+/* However dear, prompts alone go on by what fills a tile, or all where a step has less. */
+START_TEST(prompts_alone_have_the_fewest_rows)
+{
+    static const int32_t max_rows[] = {2048, 100};
+
+    for (int i = 0; i < 2; i++) {
+        struct pace p;
+
+        pace_init(&p, 50e3, max_rows[i]);
+        for (int k = 0; k < 5; k++)
+            pace_learn(&p, 0, p.alone_rows, 1e5 * p.alone_rows);
+        ck_assert_int_eq(p.alone_rows, i == 0 ? 128 : 100);
+    }
 }
 END_TEST
 
@@ -293,6 +334,8 @@ int main(void)
     tcase_add_test(t, steps_come_to_the_bound);
     tcase_add_test(t, rows_stay_within_their_limits);
     tcase_add_test(t, slow_devices_stretch);
+    tcase_add_test(t, prompts_alone_are_bounded);
+    tcase_add_test(t, prompts_alone_have_the_fewest_rows);
     tcase_add_test(t, a_wrong_idea_does_not_last);
     tcase_add_test(t, one_long_step_is_forgotten);
     tcase_add_test(t, two_long_steps_are_forgotten);
