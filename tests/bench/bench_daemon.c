@@ -4,7 +4,8 @@
  * usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER] COMMAND [NUMBER…]
  *
  *   throughput [CONNECTIONS] [STREAMS] [TOKENS]   64, 1024, 3000: tokens a second of all streams
- *   latency [TOKENS] [STEP-US]                    5000, 1000: what is added to each of one stream
+ *   latency [TOKENS] [STEP-US]                    5000, 1000: what is added to each of one stream,
+ *                                                 beside what the machine takes for its wake-ups
  *   connections [IDLE] [A-SECOND] [SECONDS]       10000, 500, 120: idle ones, and some come and go
  *   slow [SLOW] [READERS] [SECONDS]               500, 100, 15: streams that nobody reads
  *   hostile                                       frames as full as they may be: what they take

@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "tests/bench/bare_wakeups.h"
 #include "tests/bench/bench_daemon.h"
 #include "tests/bench/daemon_rig.h"
 
@@ -185,15 +186,18 @@ bool bench_throughput(const struct bench_setup *s, int n_connections, int n_stre
 bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us)
 {
     const char *options[] = {"scheduler.max_seqs=4", NULL};
+    const int n_bare = n_tokens / 2;
     double *late = calloc((size_t)n_tokens, sizeof(*late)), cpu_s, median, p99;
+    double *bare = calloc((size_t)n_bare * 2, sizeof(*bare));
     const struct nvllm_event *ev;
     struct nvllm_client *c;
     struct nvllm_error err;
     struct daemon_rig rig;
     int n = 0, n_late = 0;
 
-    if (!late)
+    if (!late || !bare)
         die("out of memory");
+    bare_wakeups(bare, n_bare, step_us);
     daemon_rig_start(&rig, s->nvllmd, s->module, s->model, options);
     atomic_store(&rig.shared->step_us, (uint64_t)step_us);
     c = daemon_rig_connect(&rig);
@@ -220,7 +224,13 @@ bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us)
            step_us, median, quantile(late, (size_t)n_late, 0.9), p99,
            quantile(late, (size_t)n_late, 1), cpu_s * 1e6 / n_tokens);
     nvllm_close(c);
-    free(late);
     daemon_rig_stop(&rig);
+    bare_wakeups(bare + n_bare, n_bare, step_us);
+    printf("latency: the same wake-ups with nothing to do, half before and half after: median "
+           "%.1f us, p90 %.1f, p99 %.1f\n",
+           quantile(bare, (size_t)n_bare * 2, 0.5), quantile(bare, (size_t)n_bare * 2, 0.9),
+           quantile(bare, (size_t)n_bare * 2, 0.99));
+    free(bare);
+    free(late);
     return s->lax || (median <= 40 && p99 <= 150);
 }
