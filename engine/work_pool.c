@@ -10,27 +10,27 @@
 #include "engine/list.h"
 #include "engine/must.h"
 
-/* What a client has waiting in a lane. The pool's time is that of the piece begun last, in bytes of
- * each client's own: a client that comes begins there, and each further piece of its is due when as
- * much as it has waiting already was done of everybody's. */
+/* What a client has had of the pool. The pool's time is the turn of the piece begun last, in bytes
+ * of each client's own: a client that comes begins there, and each further piece of its is due when
+ * as much as it has brought already was done of everybody's. So it is known until that time has
+ * come, or nobody has anything to do: who always has one piece waiting has no more than others. */
 struct work_flow {
     uint64_t client;
-    uint64_t end; /* the turn of its next piece */
-    size_t n;     /* pieces that wait */
-};
-
-struct lane {
-    struct heap heap;
-    struct id_map flows; /* by client, of those with something in the heap */
+    uint64_t end;     /* the turn of its next piece */
+    size_t n;         /* pieces that wait */
+    struct list idle; /* in the pool's list, where none does */
 };
 
 struct work_pool {
     pthread_mutex_t lock;
     pthread_cond_t any;        /* for the threads that take all work */
     pthread_cond_t short_only; /* for the one that takes short work */
-    struct lane lanes[2];      /* short, long */
+    struct heap lanes[2];      /* short, long */
+    struct id_map flows;       /* by client */
+    struct list idle;          /* flows with nothing waiting whose end is ahead */
     uint64_t now;              /* the latest turn that was taken */
     uint64_t n_pushed;
+    int32_t n_running;
     bool quit;
     int32_t n_threads;
     pthread_t threads[];
@@ -56,44 +56,63 @@ static bool less(const struct heap_node *a, const struct heap_node *b)
                        CONTAINER_OF(b, const struct work, node));
 }
 
-static struct lane *lane_of(struct work_pool *p, const struct work *w)
+static struct heap *lane_of(struct work_pool *p, const struct work *w)
 {
     return &p->lanes[w->cost <= WORK_SHORT_BYTES ? SHORT : LONG];
 }
 
-/* Where the client has nothing waiting: an account of it. NULL: no memory. */
-static struct work_flow *new_flow(struct work_pool *p, struct lane *l, uint64_t client)
+/* The client's, or NULL: no memory. */
+static struct work_flow *flow_of(struct work_pool *p, uint64_t client)
 {
-    struct work_flow *f = calloc(1, sizeof(*f));
+    struct work_flow *f = id_map_get(&p->flows, client);
 
-    if (f && id_map_put(&l->flows, client, f) < 0) {
+    if (f)
+        return f;
+    f = calloc(1, sizeof(*f));
+    if (f && id_map_put(&p->flows, client, f) < 0) {
         free(f);
         return NULL;
     }
     if (f) {
         f->client = client;
-        f->end = p->now;
+        list_init(&f->idle);
     }
     return f;
 }
 
+/* Those that begin at the pool's time as anybody does; all where nobody has anything to do. */
+static void forget_idle(struct work_pool *p, bool all)
+{
+    struct list *at = p->idle.next;
+
+    while (at != &p->idle) {
+        struct work_flow *f = CONTAINER_OF(at, struct work_flow, idle);
+
+        at = at->next;
+        if (!all && f->end > p->now)
+            continue;
+        list_remove(&f->idle);
+        must(id_map_take(&p->flows, f->client) == f);
+        free(f);
+    }
+}
+
 static struct work *take(struct work_pool *p, struct work *w)
 {
-    struct lane *l = lane_of(p, w);
-
-    heap_remove(&l->heap, &w->node);
+    heap_remove(lane_of(p, w), &w->node);
     if (w->turn > p->now)
         p->now = w->turn;
     if (w->flow && --w->flow->n == 0)
-        free(id_map_take(&l->flows, w->client));
+        list_append(&p->idle, &w->flow->idle);
+    forget_idle(p, false);
     return w;
 }
 
 /* The piece that is next of those that this thread may take, or NULL. */
 static struct work *pick(struct work_pool *p, bool short_only)
 {
-    struct work *s = work_of(heap_top(&p->lanes[SHORT].heap));
-    struct work *l = short_only ? NULL : work_of(heap_top(&p->lanes[LONG].heap));
+    struct work *s = work_of(heap_top(&p->lanes[SHORT]));
+    struct work *l = short_only ? NULL : work_of(heap_top(&p->lanes[LONG]));
 
     if (s && (!l || goes_before(s, l)))
         return take(p, s);
@@ -107,12 +126,16 @@ static void serve(struct work_pool *p, bool short_only)
         struct work *w = pick(p, short_only);
 
         if (!w) {
+            if (p->n_running == 0 && !heap_top(&p->lanes[LONG]))
+                forget_idle(p, true);
             pthread_cond_wait(short_only ? &p->short_only : &p->any, &p->lock);
             continue;
         }
+        p->n_running++;
         pthread_mutex_unlock(&p->lock);
         w->run(w);
         pthread_mutex_lock(&p->lock);
+        p->n_running--;
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -140,8 +163,9 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->any, NULL);
     pthread_cond_init(&p->short_only, NULL);
-    heap_init(&p->lanes[SHORT].heap, less);
-    heap_init(&p->lanes[LONG].heap, less);
+    heap_init(&p->lanes[SHORT], less);
+    heap_init(&p->lanes[LONG], less);
+    list_init(&p->idle);
     for (; p->n_threads < n_threads; p->n_threads++) {
         int r = pthread_create(&p->threads[p->n_threads], NULL,
                                p->n_threads == 0 ? serve_short : serve_any, p);
@@ -157,20 +181,19 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
 
 void work_pool_push(struct work_pool *p, struct work *w)
 {
-    struct lane *l = lane_of(p, w);
+    struct heap *l = lane_of(p, w);
 
     pthread_mutex_lock(&p->lock);
-    w->flow = id_map_get(&l->flows, w->client);
-    if (!w->flow)
-        w->flow = new_flow(p, l, w->client);
+    w->flow = flow_of(p, w->client);
     w->turn = p->now;
     if (w->flow) {
         w->turn = w->flow->end > p->now ? w->flow->end : p->now;
         w->flow->end = w->turn + w->cost + PIECE_COST;
         w->flow->n++;
+        list_remove(&w->flow->idle);
     }
     w->order = p->n_pushed++;
-    heap_insert(&l->heap, &w->node);
+    heap_insert(l, &w->node);
     pthread_cond_signal(&p->any);
     if (l == &p->lanes[SHORT])
         pthread_cond_signal(&p->short_only);
@@ -187,8 +210,8 @@ static struct work *take_all(struct work_pool *p)
         *end = w;
         end = &w->next;
     }
-    for (int i = SHORT; i <= LONG; i++)
-        id_map_deinit(&p->lanes[i].flows);
+    forget_idle(p, true);
+    id_map_deinit(&p->flows);
     return first;
 }
 

@@ -107,13 +107,14 @@ START_TEST(first_come_first_served)
 }
 END_TEST
 
-/* Holds both threads of a pool until the gate is posted twice. */
-static void hold_both(struct work_pool *p, struct task blockers[2], sem_t *begun, sem_t *gate,
+/* Holds the thread that takes everything until gates[0] is posted, the other until gates[1] is. */
+static void hold_both(struct work_pool *p, struct task blockers[2], sem_t *begun, sem_t gates[2],
                       _Atomic int *order)
 {
     for (int i = 0; i < 2; i++) {
         blockers[i].begun = begun;
-        blockers[i].gate = gate;
+        blockers[i].gate = &gates[i];
+        sem_init(&gates[i], 0, 0);
         push_of(p, &blockers[i], 0, i ? 1 : WORK_SHORT_BYTES + 1, order);
         sem_wait(begun); /* the long one first, so that the thread of short work takes the other */
     }
@@ -127,13 +128,12 @@ START_TEST(clients_have_equal_parts)
     struct task blockers[2] = {0}, much[MUCH] = {0}, little[2][LITTLE] = {0};
     struct work_pool *p;
     _Atomic int order = 0;
-    sem_t begun, gate, done;
+    sem_t begun, gates[2], done;
 
     sem_init(&begun, 0, 0);
-    sem_init(&gate, 0, 0);
     sem_init(&done, 0, 0);
     ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    hold_both(p, blockers, &begun, &gate, &order);
+    hold_both(p, blockers, &begun, gates, &order);
     for (int i = 0; i < MUCH; i++) {
         much[i].begun = &done;
         push_of(p, &much[i], 7, WORK_SHORT_BYTES, &order);
@@ -143,10 +143,10 @@ START_TEST(clients_have_equal_parts)
             little[c][i].begun = &done;
             push_of(p, &little[c][i], UINT64_MAX - (uint64_t)c, WORK_SHORT_BYTES, &order);
         }
-    sem_post(&gate); /* one thread goes on, so that the order is the pool's */
+    sem_post(&gates[0]); /* one thread goes on, so that the order is the pool's */
     for (int i = 0; i < MUCH + 2 * LITTLE; i++)
         sem_wait(&done);
-    sem_post(&gate);
+    sem_post(&gates[1]);
     for (int c = 0; c < 2; c++)
         ck_assert_int_le(little[c][LITTLE - 1].place, 2 + 3 * LITTLE);
     for (int i = 1; i < MUCH; i++)
@@ -164,13 +164,12 @@ START_TEST(little_goes_before_much)
     struct task blockers[2] = {0}, much[2][MUCH] = {0}, one = {0};
     struct work_pool *p;
     _Atomic int order = 0;
-    sem_t begun, gate, done;
+    sem_t begun, gates[2], done;
 
     sem_init(&begun, 0, 0);
-    sem_init(&gate, 0, 0);
     sem_init(&done, 0, 0);
     ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    hold_both(p, blockers, &begun, &gate, &order);
+    hold_both(p, blockers, &begun, gates, &order);
     for (int i = 0; i < MUCH; i++)
         for (int l = 0; l < 2; l++) {
             much[l][i].begun = &done;
@@ -178,11 +177,64 @@ START_TEST(little_goes_before_much)
         }
     one.begun = &done;
     push_of(p, &one, 8, 100, &order);
-    sem_post(&gate);
-    sem_post(&gate);
+    sem_post(&gates[0]);
     for (int i = 0; i < 2 * MUCH + 1; i++)
         sem_wait(&done);
-    ck_assert_int_le(one.place, 2 + 3); /* the first of each lane may go before it */
+    sem_post(&gates[1]);
+    ck_assert_int_le(one.place, 2 + 2); /* one piece of the other's has come before it */
+    ck_assert_ptr_null(work_pool_free(p));
+}
+END_TEST
+
+/* A piece that brings the next one of its client when it begins. */
+struct relay {
+    struct task task;
+    struct work_pool *pool;
+    struct relay *next;
+};
+
+static void run_relay(struct work *w)
+{
+    struct relay *r = (struct relay *)w;
+
+    if (r->next)
+        work_pool_push(r->pool, &r->next->task.work);
+    run_task(w);
+}
+
+/* Who always has one more piece waiting, never two, has no more than who has brought all at once.
+ */
+START_TEST(coming_back_is_no_advantage)
+{
+    enum { MUCH = 10, OFTEN = 60 };
+    struct task blockers[2] = {0}, much[MUCH] = {0};
+    static struct relay often[OFTEN];
+    struct work_pool *p;
+    _Atomic int order = 0;
+    sem_t begun, gates[2], done;
+
+    sem_init(&begun, 0, 0);
+    sem_init(&done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&p, 2), 0);
+    hold_both(p, blockers, &begun, gates, &order);
+    for (int i = 0; i < MUCH; i++) {
+        much[i].begun = &done;
+        push_of(p, &much[i], 7, WORK_SHORT_BYTES, &order);
+    }
+    for (int i = 0; i < OFTEN; i++)
+        often[i] = (struct relay){
+            .task = {.work = {.client = 8, .cost = WORK_SHORT_BYTES, .run = run_relay},
+                     .order = &order,
+                     .begun = &done},
+            .pool = p,
+            .next = i + 1 < OFTEN ? &often[i + 1] : NULL};
+    work_pool_push(p, &often[0].task.work);
+    sem_post(&gates[0]);
+    for (int i = 0; i < MUCH + OFTEN; i++)
+        sem_wait(&done);
+    sem_post(&gates[1]);
+    for (int i = 0; i < MUCH; i++)
+        ck_assert_int_le(much[i].place, 2 + 2 * (i + 1) + 1);
     ck_assert_ptr_null(work_pool_free(p));
 }
 END_TEST
@@ -225,6 +277,7 @@ int main(void)
     tcase_add_test(tc, first_come_first_served);
     tcase_add_test(tc, clients_have_equal_parts);
     tcase_add_test(tc, little_goes_before_much);
+    tcase_add_test(tc, coming_back_is_no_advantage);
     tcase_add_test(tc, undone_work_comes_back);
     suite_add_tcase(s, tc);
     return run_suite(s);
