@@ -61,6 +61,8 @@ static void watch_frame(struct connection *c, bool progress)
 
     if (c->ending || c->gone || c->paused)
         return; /* the timer is for another thing */
+    if (!list_empty(&c->turn))
+        return; /* there is none while it waits for its turn */
     if (!waiting)
         evtimer_del(c->timer);
     else if (progress || !evtimer_pending(c->timer, NULL))
@@ -124,7 +126,16 @@ static bool wait_turn(struct connection *c)
     if (list_empty(&c->turn))
         list_append(&c->shared->waiting, &c->turn);
     event_del(c->readable);
+    evtimer_del(c->timer);
     return true;
+}
+
+static bool read_again(struct connection *c)
+{
+    if (event_add(c->readable, NULL) == 0)
+        return true;
+    c->shared->handler->fault(c->owner, CONNECTION_NO_MEMORY);
+    return false;
 }
 
 /* Hands over whole frames until none is left, the client must read first, or others have their
@@ -167,8 +178,8 @@ static void resume(struct connection *c)
     c->shared->handler->resumed(c->owner);
     if (c->paused || c->ending || c->gone)
         return;
-    event_add(c->readable, NULL);
-    take_frames(c);
+    if (read_again(c))
+        take_frames(c);
 }
 
 static void read_some(struct connection *c)
@@ -203,11 +214,13 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 /* Its turn has come: what it has sent already first. */
 static void serve(struct connection *c)
 {
-    event_add(c->readable, NULL);
+    if (!read_again(c))
+        return;
     if (frame_decoder_ready(&c->in))
         take_frames(c);
     else
         read_some(c);
+    watch_frame(c, true); /* the time that it waited does not count */
 }
 
 /* Each that waits is asked for once. Who has no turn keeps its place, who has more than one turn

@@ -285,7 +285,11 @@ static void say_why(char *text, size_t n, const struct inspect_report *r)
                  q->place);
         break;
     case INSPECT_WHY_BLOCKS:
-        if (r->blocks_needed > r->blocks_available)
+        if (q->place <= 0)
+            snprintf(text, n,
+                     "it has lost its blocks or its place to others and begins again once its last "
+                     "step is over");
+        else if (r->blocks_needed > r->blocks_available)
             snprintf(text, n, "it needs %d blocks to begin, and %d can be had", r->blocks_needed,
                      r->blocks_available);
         else

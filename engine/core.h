@@ -150,8 +150,8 @@ void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 /* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
 uint64_t core_expire(struct core *c, uint64_t now_us);
 
-/* Rows, at least 1, that prompts may take in a step beside decodes, and in one without, from the
- * next step on; as many as fit until it is called. */
+/* Rows, at least 1, that prompts may take in a step beside decodes, and in one that begins without,
+ * from the next step on; as many as fit until it is called. */
 void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone);
 
 /* What steps cost, from the next one on; nothing is known of it until it is called. */

@@ -29,6 +29,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g)
         return err_set(e, -ENOMEM, "engine: out of memory");
     g->options = *options;
+    g->ask_round = ENGINE_FIRST_ROUND;
     tickets_init(&g->tickets);
     pthread_mutex_init(&g->lock, NULL);
     pthread_condattr_init(&attr);
@@ -88,7 +89,8 @@ static void free_dropped(struct engine *g, struct work *undone)
         job_free(j);
     }
     free_jobs(g->inbox_head);
-    free_jobs(g->questions_head);
+    free_jobs(g->questions);
+    id_map_deinit(&g->asked);
     while ((live = id_map_next(&g->live, &at)))
         generation_free(live);
     id_map_deinit(&g->live);

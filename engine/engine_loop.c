@@ -259,14 +259,19 @@ static void admit(struct engine *g, struct job *j)
     job_free(j);
 }
 
+/* Who has not asked before, while others did, goes before the round that is under way. Without
+ * memory to know by, a client's questions are as those of so many clients. */
 static void ask_later(struct engine *g, struct job *j)
 {
-    j->next = NULL;
-    if (g->questions_tail)
-        g->questions_tail->next = j;
-    else
-        g->questions_head = j;
-    g->questions_tail = j;
+    const uint64_t last = (uintptr_t)id_map_take(&g->asked, j->client);
+    struct job **at = &g->questions;
+
+    j->round = last >= g->ask_round && last > 0 ? last + 1 : g->ask_round;
+    (void)id_map_put(&g->asked, j->client, (void *)(uintptr_t)j->round);
+    while (*at && ((*at)->round < j->round || (last > 0 && (*at)->round == j->round)))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
 }
 
 static void take_in(struct engine *g)
@@ -307,16 +312,6 @@ static void take_in(struct engine *g)
     }
 }
 
-static struct job *next_question(struct engine *g)
-{
-    struct job *j = g->questions_head;
-
-    g->questions_head = j->next;
-    if (!g->questions_head)
-        g->questions_tail = NULL;
-    return j;
-}
-
 static bool is_cancelled(struct engine *g, const struct job *j)
 {
     bool cancelled;
@@ -340,28 +335,44 @@ static void answer(struct engine *g, struct job *j)
     g->ask_us = ended_us + (ended_us - began_us) * QUESTION_REST;
 }
 
-/* While the device works: what it takes to look around delays no step unless it takes longer than
- * one. So it is one question a round, however many wait, and after a long one some rounds without;
- * those that nobody waits for any more cost nothing. True when there was one: then there may be
- * another. */
-static bool answer_question(struct engine *g)
+/* Takes out those that nobody waits for any more. */
+static bool drop_cancelled(struct engine *g)
 {
+    struct job **at = &g->questions;
     bool any = false;
 
-    while (g->questions_head) {
-        struct job *j = g->questions_head;
-        bool cancelled = is_cancelled(g, j);
+    while (*at) {
+        struct job *j = *at;
 
-        if (!cancelled && g->in_flight > 0 && engine_now_us() < g->ask_us)
-            break;
-        any = true;
-        j = next_question(g);
-        if (!cancelled) {
-            answer(g, j);
-            break;
+        if (!is_cancelled(g, j)) {
+            at = &j->next;
+            continue;
         }
+        *at = j->next;
+        any = true;
         engine_close(g, j->id);
         job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", &g->out);
+    }
+    return any;
+}
+
+/* While the device works: what it takes to look around delays no step unless it takes longer than
+ * one. So it is one question a round of the engine's, however many wait, and after a long one some
+ * rounds without. True when there was one: then there may be another. */
+static bool answer_question(struct engine *g)
+{
+    bool any = drop_cancelled(g);
+    struct job *j = g->questions;
+
+    if (j && (g->in_flight == 0 || engine_now_us() >= g->ask_us)) {
+        any = true;
+        g->questions = j->next;
+        g->ask_round = j->round;
+        answer(g, j);
+    }
+    if (!g->questions) {
+        id_map_deinit(&g->asked);
+        g->ask_round = ENGINE_FIRST_ROUND;
     }
     return any;
 }
@@ -577,12 +588,12 @@ static void fail_all(struct engine *g, const struct err *why)
         job_fail(pin, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
     }
     id_map_deinit(&g->pins);
-    for (struct job *j = g->questions_head, *next; j; j = next) {
+    for (struct job *j = g->questions, *next; j; j = next) {
         next = j->next;
         engine_close(g, j->id);
         job_fail(j, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
     }
-    g->questions_head = g->questions_tail = NULL;
+    g->questions = NULL;
     event_queue_push(&g->events, &g->out);
 }
 

@@ -21,6 +21,7 @@ enum job_kind { JOB_GENERATE, JOB_TOKENIZE, JOB_DETOKENIZE, JOB_RENDER, JOB_INSP
 struct job {
     struct work work; /* first */
     struct job *next; /* in the inbox, or in the engine's questions */
+    uint64_t round;   /* of questions, in which this one is answered */
     struct engine *engine;
     enum job_kind kind;
     uint64_t id;
@@ -45,6 +46,8 @@ struct engine_end {
     int32_t choice;
     bool lost;
 };
+
+enum { ENGINE_FIRST_ROUND = 1 }; /* of questions: 0 is none */
 
 /* What the pace is to know of a step in flight. */
 struct engine_step {
@@ -89,11 +92,13 @@ struct engine {
     /* The engine thread's alone. */
     struct backend *backend;
     struct core *core;
-    struct id_map live; /* id -> struct generation */
-    struct id_map pins; /* id -> struct job whose prompt is being computed */
-    struct job *questions_head, *questions_tail; /* one is answered a round */
-    uint64_t ask_us;                             /* none before, while steps are in flight */
-    struct event_list out;                       /* not yet published */
+    struct id_map live;    /* id -> struct generation */
+    struct id_map pins;    /* id -> struct job whose prompt is being computed */
+    struct job *questions; /* by round: in each, one of every client that asks */
+    struct id_map asked;   /* client -> round of its last question, as a number; while any wait */
+    uint64_t ask_round;    /* of the question answered last */
+    uint64_t ask_us;       /* none is before, while steps are in flight */
+    struct event_list out; /* not yet published */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */

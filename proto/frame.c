@@ -145,6 +145,8 @@ bool frame_decoder_ready(const struct frame_decoder *d)
 
     if (d->broken)
         return true;
+    if (held == 0)
+        return false;
     r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
     return r != FRAME_MORE && (r != FRAME_OK || held - prefix >= length);
 }

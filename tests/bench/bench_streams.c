@@ -186,7 +186,7 @@ bool bench_throughput(const struct bench_setup *s, int n_connections, int n_stre
 bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us)
 {
     const char *options[] = {"scheduler.max_seqs=4", NULL};
-    const int n_bare = n_tokens / 2;
+    const int n_bare = n_tokens / 2 + 1;
     double *late = calloc((size_t)n_tokens, sizeof(*late)), cpu_s, median, p99;
     double *bare = calloc((size_t)n_bare * 2, sizeof(*bare));
     const struct nvllm_event *ev;

@@ -327,7 +327,7 @@ static const char *check_shares(struct world *w, const struct batch *batch)
     bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
                  batch->n_tokens < w->options.max_batch_tokens &&
                  batch->n_tokens - batch->n_decodes <
-                     (batch->n_decodes > 0 ? c->prompt_rows : c->alone_rows) &&
+                     (c->prompt_rows < c->alone_rows ? c->prompt_rows : c->alone_rows) &&
                  batch->n_tokens - batch->n_decodes <
                      core_time_prompt_rows(c, batch->n_decodes, w->now_us) &&
                  core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);

@@ -164,6 +164,19 @@ static size_t count(char name)
     return n;
 }
 
+/* The time within which a frame must have come does not run while what has come waits for its turn.
+ */
+START_TEST(waiting_for_a_turn_is_nobodys_fault)
+{
+    shared.frame_timeout_s = 0;
+    send_frames(&clients[0], 40);
+    send_frames(&clients[1], 40);
+    turn_loop(60);
+    ck_assert_uint_eq(count('A'), 40);
+    ck_assert_uint_eq(count('B'), 40);
+}
+END_TEST
+
 /* Somebody else's frame waits behind one turn of who has sent many, and those are all taken in the
  * end although nothing more arrives. */
 START_TEST(many_frames_let_others_in)
@@ -277,6 +290,7 @@ int main(void)
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, many_frames_let_others_in);
+    tcase_add_test(tc, waiting_for_a_turn_is_nobodys_fault);
     tcase_add_test(tc, connections_of_a_user_take_turns);
     tcase_add_test(tc, quiet_connection_is_not_starved);
     tcase_add_test(tc, leaves_while_it_waits);

@@ -253,6 +253,41 @@ START_TEST(questions_do_not_hold_up_steps)
 }
 END_TEST
 
+/* Who asks one thing does not wait behind all that another asks, nor does who asks now and then. */
+START_TEST(questions_go_by_turns_of_clients)
+{
+    enum { N = 200, RUNNING = 1, FIRST = 100, OTHER = 1000, LATE = N - 50 };
+    struct inspect_query q = {
+        .kind = INSPECT_BLOCKS, .viewer = 1000, .limit = 10, .map = true, .release = release};
+    struct engine *g = start();
+    struct engine_request r = request(RUNNING, "Once upon a time");
+    int n = 0, n_others = 0;
+
+    r.max_tokens = 2000;
+    r.ignore_eos = true;
+    generate(g, &r);
+    engine_events_free(take(g)); /* it runs */
+    atomic_fetch_add(&n_owned, N + 2);
+    for (uint64_t i = 0; i < N; i++)
+        ck_assert_int_eq(engine_inspect(g, FIRST + i, &q), 0);
+    q.viewer = 1001;
+    for (uint64_t i = 0; i < 2; i++)
+        ck_assert_int_eq(engine_inspect(g, OTHER + i, &q), 0);
+    while (n < N + 2) {
+        struct engine_event *list = take(g);
+
+        for (const struct engine_event *ev = list; ev; ev = ev->next) {
+            n += ev->type == ENGINE_REPORT;
+            n_others += ev->type == ENGINE_REPORT && ev->request >= OTHER;
+            ck_assert(n < LATE || n_others == 2);
+        }
+        engine_events_free(list);
+    }
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+END_TEST
+
 /* With nothing else to do the engine answers all of them, before it rests. */
 START_TEST(questions_at_rest_are_all_answered)
 {
@@ -287,6 +322,7 @@ int main(void)
     tcase_add_test(tc, explains_what_is_encoded);
     tcase_add_test(tc, requests_are_told_wherever_they_are);
     tcase_add_test(tc, questions_do_not_hold_up_steps);
+    tcase_add_test(tc, questions_go_by_turns_of_clients);
     tcase_add_test(tc, questions_at_rest_are_all_answered);
     suite_add_tcase(s, tc);
     return run_suite(s);
