@@ -33,6 +33,7 @@ static json_t *to_json(const struct nvllm_explanation *e)
     } else {
         json_object_set_new(o, "prompt_tokens", ctl_json_count(e->prompt_tokens));
         json_object_set_new(o, "cached_tokens", ctl_json_count(e->cached_tokens));
+        json_object_set_new(o, "same_tokens", ctl_json_count(e->same_tokens));
         json_object_set_new(o, "next_id", e->next_id < 0 ? json_null() : json_integer(e->next_id));
         json_object_set_new(o, "other_ids", ctl_json_ids(e->other_ids, e->n_other_ids));
     }

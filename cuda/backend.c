@@ -71,7 +71,7 @@ static int check_model(const struct model_config *c, struct err *e)
     return 0;
 }
 
-static void set_limits(struct backend *b)
+static int set_limits(struct backend *b, struct err *e)
 {
     const struct model_config *c = model_config(b->model);
     const struct backend_options *o = &b->options;
@@ -80,6 +80,11 @@ static void set_limits(struct backend *b)
     const int seqs = seqs_rounded(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
 
+    if (o->max_seq_len > STEP_MAX_LEN)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_seq_len: %d (the model's, unless it is set) is over "
+                       "%d, the longest sequence that a device computes",
+                       o->max_seq_len, STEP_MAX_LEN);
     b->limits = (struct step_limits){
         .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
         .max_seqs = seqs,
@@ -90,6 +95,7 @@ static void set_limits(struct backend *b)
                                                    : wanted,
         .invariant = o->invariant,
     };
+    return 0;
 }
 
 /* What no grid or index of a kernel holds, whatever memory there is. */
@@ -101,11 +107,6 @@ static int check_limits(const struct backend *b, struct err *e)
     const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
     int most_seqs;
 
-    if (o->max_seq_len > STEP_MAX_LEN)
-        return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
-                       "device computes",
-                       o->max_seq_len, STEP_MAX_LEN);
     if (o->max_batch_tokens > most_tokens)
         return err_set(e, -EINVAL,
                        "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
@@ -272,8 +273,9 @@ static int open_parts(struct backend *b, struct err *e)
 
     if (r < 0)
         return r;
-    set_limits(b);
-    r = check_limits(b, e);
+    r = set_limits(b, e);
+    if (r == 0)
+        r = check_limits(b, e);
     if (r < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)

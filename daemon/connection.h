@@ -4,8 +4,8 @@
  * that leaves much unread is paused: nothing more is read from it until it has read half of that,
  * and if that takes too long it is a fault. Beyond a further limit connection_put() refuses.
  * Whose owner has had its part of the loop's time waits for the next round, one behind the other.
- * Callbacks but buffers and turn come from the loop or connections_flush(), never from within a call
- * of the others.
+ * Callbacks but buffers and turn come from the loop or connections_flush(), never from within a
+ * call of the others.
  */
 #ifndef NVLLMD_CONNECTION_H
 #define NVLLMD_CONNECTION_H

@@ -340,7 +340,7 @@ class Log(Case):
 
     def test_names_of_clients_in_the_log(self):
         """What a client calls itself is one text on one line of UTF-8 without control characters,
-        however long, and a long one takes no time."""
+        however long."""
         names = (b'a" event=fake text="', b"x\nnvllmd: level=error event=fake", b"\xc2\x9b31m\x1b[31m",
                  b"\xff\x9b\xed\xa0\x80", b"back\\", b'"' * 3000000, "\u00fc".encode() * 3000)
         with Daemon(SMALL, "daemon.log_level=debug") as d:

@@ -355,8 +355,8 @@ class Played(Case):
 
     def test_explain_prompt(self):
         """The first token that is not cached, and what others have in its place, in words."""
-        answer = {"explanation": {"prompt_tokens": 1000, "cached_tokens": 960, "next_id": 65,
-                                  "other_ids": [66, 10]}}
+        answer = {"explanation": {"prompt_tokens": 1000, "cached_tokens": 960, "same_tokens": 963,
+                                  "next_id": 65, "other_ids": [66, 10]}}
         done = self.ctl(answer, "explain", "--raw", "--prompt", "-", "--cache-salt", "s",
                         stdin=b"plain text")
         self.assertEqual(self.seen[0][1]["prompt"], b"plain text")
@@ -369,7 +369,8 @@ class Played(Case):
                         stdin=b'{"messages": [{"role": "user", "content": "x"}]}')
         self.assertEqual(self.seen[0][1]["chat"]["messages"][0]["content"], b"x")
         out = json.loads(done.stdout)
-        self.assertEqual((out["cached_tokens"], out["next_id"], out["other_ids"]), (960, 65, [66, 10]))
+        self.assertEqual((out["cached_tokens"], out["same_tokens"]), (960, 963))
+        self.assertEqual((out["next_id"], out["other_ids"]), (65, [66, 10]))
 
     def test_requests_of_long_names(self):
         """A pipe gets names and columns whole, a terminal as much as there is room for."""

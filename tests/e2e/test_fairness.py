@@ -199,22 +199,20 @@ class Questions(Case):
                    for path in pathlib.Path(f"/proc/{d.pid}/task").glob("*/schedstat")
                    if path.parent.name != str(d.pid))
 
-    def ask_on(self, w, stop):
-        """With always four questions under way."""
+    def ask_on(self, w, stop, sizes):
+        """With always four questions under way; the bytes of their answers."""
         frames = [wire.frame(i, show_cache={}) for i in range(1, 5)]
         w.raw(b"".join(frames))
-        n = 0
         while not stop.is_set():
-            w.skip()
-            w.raw(frames[n % 4])  # their answers come in order
-            n += 1
+            sizes.append(w.skip())
+            w.raw(frames[(len(sizes) - 1) % 4])  # their answers come in order
 
     def test_who_asks_without_end(self):
         """Has a part of the time of the thread that hands out the steps: about a tenth."""
         with self.start() as d, d.connect() as asking, d.connect() as w:
             self.fill(w, scaled(20000, 5000))
-            stop = threading.Event()
-            thread = threading.Thread(target=self.ask_on, args=(asking, stop))
+            stop, sizes = threading.Event(), []
+            thread = threading.Thread(target=self.ask_on, args=(asking, stop, sizes))
 
             def part(n):
                 began, before = time.monotonic(), self.computing_ms(d)
@@ -231,6 +229,8 @@ class Questions(Case):
                 thread.join()
             print(f"{100 * alone:.0f} % of a core alone, {100 * asked:.0f} % with questions")
             self.assertLess(asked - alone, scaled(0.3, 0.5))
+            self.assertGreater(len(sizes), 1)
+            self.assertGreater(min(sizes), 50000, "a list of many prefixes, not a refusal")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 own code alone. The messages are read from proto/nvllm.proto; nothing outside of the standard
 library is used."""
 
+import contextlib
 import pathlib
 import re
 import socket
@@ -213,19 +214,30 @@ class Wire:
             self.buffer += more
 
     def skip(self):
-        """Reads one frame and does not look at it: large ones take their time in Python."""
+        """Reads one frame and does not look at it: large ones take their time in Python. Returns how
+        many bytes it had."""
         while True:
             try:
                 length, pos = read_varint(self.buffer, 0)
                 if len(self.buffer) >= pos + length:
                     self.buffer = self.buffer[pos + length:]
-                    return
+                    return length
             except IndexError:
                 pass
             more = self.sock.recv(1 << 20)
             if not more:
                 raise Closed
             self.buffer += more
+
+    def held(self):
+        """How many whole frames were read and not yet looked at."""
+        n = end = 0
+        with contextlib.suppress(IndexError):
+            while True:
+                length, pos = read_varint(self.buffer, end)
+                end = pos + length
+                n += end <= len(self.buffer)
+        return n
 
     def new_id(self):
         self.last_id += 1
