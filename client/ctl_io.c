@@ -10,6 +10,7 @@
 
 #include "client/clock.h"
 #include "client/ctl.h"
+#include "proto/program.h"
 
 enum {
     MAX_INPUT_BYTES = 512 << 20, /* no frame is larger */
@@ -87,6 +88,36 @@ int ctl_exit_code(enum nvllm_code code)
     }
 }
 
+/* Else no daemon has been reached. */
+static bool was_connected(const struct nvllm_error *err)
+{
+    return err->sys_errno == 0 || err->sys_errno == EPIPE || err->sys_errno == ECONNRESET;
+}
+
+/* Commands that can be pasted; none, where the socket's path would move the terminal. */
+static void advise(const struct ctl *ctl, const struct nvllm_error *err)
+{
+    char path[4 * 1024];
+
+    if (program_has_control(ctl->socket_path))
+        return;
+    program_quote(path, sizeof(path), ctl->socket_path);
+    if (err->code == NVLLM_E_NOT_RUNNING)
+        fprintf(stderr,
+                "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
+                "say with --socket where it listens. What is in its way says\n"
+                "“nvllmctl --socket %s doctor”.\n",
+                path, path);
+    else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
+        fprintf(stderr,
+                "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
+                "keeps you out.\n",
+                path);
+    else if (err->code == NVLLM_E_CONNECTION && was_connected(err))
+        fprintf(stderr, "Its log says why, and “nvllmctl --socket %s status” whether it is back.\n",
+                path);
+}
+
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 {
     /* The daemon's messages name the field where it helps. */
@@ -94,21 +125,8 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
         ctl_message("%s: %s", err->field, err->message);
     else
         ctl_message("%s", err->message);
-    if (err->code == NVLLM_E_NOT_RUNNING)
-        fprintf(stderr,
-                "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
-                "say with --socket where it listens. What is in its way says\n"
-                "“nvllmctl --socket %s doctor”.\n",
-                ctl->socket_path, ctl->socket_path);
-    else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
-        fprintf(stderr,
-                "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
-                "keeps you out.\n",
-                ctl->socket_path);
-    else if (err->code == NVLLM_E_CONNECTION)
-        fprintf(stderr, "Its log says why, and “nvllmctl --socket %s status” whether it is back.\n",
-                ctl->socket_path);
-    else if (err->retryable && err->retry_after_ms > 0)
+    advise(ctl, err);
+    if (err->retryable && err->retry_after_ms > 0)
         fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);
     else if (err->code == NVLLM_E_BUSY)
         fprintf(stderr, "Try again later.\n");

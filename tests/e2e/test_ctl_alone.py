@@ -4,7 +4,9 @@ or never."""
 import json
 import os
 import pty
+import re
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -245,6 +247,28 @@ class ExitCodes(Case):
             self.assertLess(time.monotonic() - started, scaled(8, 30))
         gone = Fake(self, lambda peer: None, READY).ctl("generate", "x")
         self.assertIn("whether it is back", gone.stderr.decode())
+
+    def test_socket_of_another_kind(self):
+        """No daemon has been reached, and none has a log that says why."""
+        path = self.temporary_folder() / "socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.bind(str(path))
+            done = subprocess.run([config.nvllmctl, "--socket", path, "generate", "x"],
+                                  capture_output=True, timeout=scaled(30, 120))
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+    def test_path_in_a_command(self):
+        """A socket's path is one word in what is to be pasted, or is not shown at all."""
+        for name in "it's here; rm x", "a\x1b[2Jb":
+            path = self.temporary_folder() / name
+            done = subprocess.run([config.nvllmctl, "--socket", path, "status"],
+                                  capture_output=True, timeout=scaled(30, 120))
+            self.assertEqual(done.returncode, 3)
+            found = re.findall("“(nvllm[^“”]+)”", done.stderr.decode())
+            self.assertEqual([str(path) in shlex.split(x) for x in found],
+                             [True, True] if "'" in name else [], done.stderr)
+            self.assertNotIn(b"\x1b", done.stderr)
 
     def test_second_control_c(self):
         """The first Ctrl-C waits for the daemon's word, the second one does not."""
