@@ -10,6 +10,7 @@ import time
 import harness
 from harness import (MODEL, Case, Daemon, SharedDaemon, config, parse_jsonl, run_command,
                      scaled)
+from test_ctl_alone import Fake
 from test_ctl_chat import Typist
 
 SUM = "What is 17 + 25?"
@@ -310,12 +311,16 @@ class Batch(SharedDaemon):
 
     def test_progress_fits_the_terminal(self):
         """It is drawn over itself: no longer than a line of the terminal, with a bar for the rest."""
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                time.sleep(0.3)  # it is not drawn more often than each 0.2 s
+                peer.answer(got[0])
+
         path = self.temporary_folder() / "questions"
-        line = {"prompt_ids": [5, 6], "max_tokens": 250, "ignore_eos": True}
-        path.write_text("".join(json.dumps(line) + "\n" for _ in range(scaled(5, 3))))
+        path.write_text(3 * '{"prompt_ids": [5, 6]}\n')
         for columns in 100, 50, 20:
-            t = Typist(self, self.daemon.socket, "batch", "--input", path, "--output",
-                       path.with_suffix(".out"), "--concurrency", 2, size=(24, columns))
+            t = Typist(self, Fake(self, script).path, "batch", "--input", path, "--output",
+                       path.with_suffix(".out"), "--concurrency", 1, size=(24, columns))
             shown, status = t.end()
             self.assertEqual(status, 0, shown)
             drawn = shown.split("\r\x1b[K")[1:-1]
