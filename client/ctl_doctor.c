@@ -113,7 +113,7 @@ static void say_missing(struct doctor *d, const char *about, const struct doctor
 
     if (why == EACCES) {
         doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about,
-                   "sudo nvllmctl doctor", "%s: %s", part, strerror(why));
+                   doctor_again(mend, d), "%s: %s", part, strerror(why));
         return;
     }
     *slash = '\0';

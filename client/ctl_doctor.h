@@ -29,6 +29,7 @@ struct doctor {
     int n_wrong;
     bool is_running;  /* the daemon answers */
     bool not_running; /* what is wrong with the socket is that nobody listens, and that alone */
+    bool by_hand;     /* who listens is not the service's daemon */
     const char *config;
     const char *given_config; /* by --config */
     bool has_config;          /* it was given, or is there */
@@ -87,9 +88,13 @@ const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d);
 const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d);
 const char *doctor_log(char out[DOCTOR_COMMAND], const struct doctor *d);
 
-/* "nvllmctl WORDS", of administrators: with --socket, where the socket is not the usual one, and
- * with sudo for who is neither root nor the daemon's user. */
+/* "nvllmctl WORDS", of administrators: this very program, for root's shell need not find it; with
+ * --socket, where the socket is not the usual one, and with sudo for who is neither root nor the
+ * daemon's user. */
 const char *doctor_ask(char out[DOCTOR_COMMAND], const struct doctor *d, const char *words);
+
+/* This look again, with root's rights. */
+const char *doctor_again(char out[DOCTOR_COMMAND], const struct doctor *d);
 
 /* An editor on the configuration. */
 const char *doctor_edit(char out[DOCTOR_COMMAND], const struct doctor *d);

@@ -221,17 +221,15 @@ static void compare_sockets(struct doctor *d, const char *configured)
  * is not there is for nvllmd to say. */
 static bool check_file(struct doctor *d)
 {
-    char *path = realpath(d->config, NULL), mend[DOCTOR_COMMAND], quoted[4 * 4096];
+    char *path = realpath(d->config, NULL), mend[DOCTOR_COMMAND];
     bool ok = true;
 
     if (!path && (errno != EACCES || d->config[0] != '/'))
         return true;
     ok = doctor_path(d, ABOUT, &d->user, path ? path : d->config, 4);
     if (ok && access(path, R_OK) < 0) {
-        snprintf(mend, sizeof(mend), "sudo nvllmctl doctor --config %s",
-                 program_quote(quoted, sizeof(quoted), path));
-        doctor_say(d, DOCTOR_NOTE, ABOUT, mend, "%s is not for user %u to read", path,
-                   (unsigned)geteuid());
+        doctor_say(d, DOCTOR_NOTE, ABOUT, doctor_again(mend, d), "%s is not for user %u to read",
+                   path, (unsigned)geteuid());
         ok = false;
     }
     free(path);

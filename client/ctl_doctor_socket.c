@@ -9,9 +9,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "client/clock.h"
 #include "client/ctl_doctor.h"
 
-enum { CONNECT_MS = 3000 };
+enum {
+    CONNECT_MS = 3000,
+    FAIR_MS = 1000, /* who has had less to answer is not called silent */
+};
 
 #define ABOUT "socket"
 
@@ -130,52 +134,129 @@ static void say_state(struct doctor *d, const struct nvllm_status *s)
                    "%s answers, and this is nvllmctl " NVLLM_VERSION, s->server);
 }
 
-/* Who listens is whom the model is for, unless that is systemd, which passes the socket on. */
-static void take_listener(struct doctor *d, int fd)
+/* What /proc has of a process, of one line without its end; false: that is not to be known. */
+static bool read_process(char *text, size_t n, pid_t pid, const char *what)
 {
-    struct ucred who;
+    char path[64];
+    FILE *file;
+    size_t k;
+
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, what);
+    file = pid > 0 ? fopen(path, "re") : NULL;
+    if (!file)
+        return false;
+    k = fread(text, 1, n - 1, file);
+    fclose(file);
+    text[k > 0 && text[k - 1] == '\n' ? k - 1 : k] = '\0';
+    return k > 0;
+}
+
+/* systemd itself listens for the service until that is started; of whom nothing is to be seen, the
+ * socket must tell. */
+static bool is_by_hand(const struct doctor *d, pid_t listener)
+{
+    char groups[4096];
+
+    if (listener == 1)
+        return false;
+    if (!read_process(groups, sizeof(groups), listener, "cgroup"))
+        return strcmp(d->ctl->socket_path, NVLLM_DEFAULT_SOCKET) != 0;
+    return strstr(groups, "/nvllmd.service") == NULL;
+}
+
+/* Who listens; pid 0: nobody knows. */
+static struct ucred listener_of(int fd)
+{
+    struct ucred who = {0};
     socklen_t n = sizeof(who);
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) < 0)
+        who.pid = 0;
+    return who;
+}
+
+/* At a socket that does not answer. */
+static struct ucred find_listener(const char *path)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct ucred who = {0};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
+        who = listener_of(fd);
+    if (fd >= 0)
+        close(fd);
+    return who;
+}
+
+/* Who listens is whom the model is for, unless that is systemd, which passes the socket on. */
+static void take_listener(struct doctor *d, const struct ucred *who)
+{
     struct doctor_user user = {0};
     const struct passwd *found;
 
-    if (d->user_given || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) < 0 || who.pid <= 1)
+    if (d->user_given || who->pid <= 1)
         return;
-    found = getpwuid(who.uid);
+    found = getpwuid(who->uid);
     if (found && doctor_find_user(&user, found->pw_name)) {
         free(d->user.groups);
         d->user = user;
     }
 }
 
-/* Who listens at a socket that does not answer; pid 0: nobody knows. */
-static struct ucred find_listener(const char *path)
+/* It is asked for nothing, not even to end: it would not answer. Only what is surely nvllmd is to
+ * be killed, for anything may listen there. */
+static void say_silent(struct doctor *d, const struct ucred *who, const char *text)
 {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct ucred who = {0};
-    socklen_t n = sizeof(who);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND], quoted[4 * 1024], name[64];
+    bool seen = read_process(name, sizeof(name), who->pid, "comm");
 
-    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
-    if (fd < 0 || connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) < 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) < 0)
-        who.pid = 0;
-    if (fd >= 0)
-        close(fd);
-    return who;
+    if (doctor_has_service() && !d->by_hand)
+        doctor_restart(mend, d);
+    else if (!seen || who->pid == 1) /* it may have ended, and left the socket to another */
+        snprintf(mend, sizeof(mend), "%sss -xlp | grep -F %s", doctor_sudo(0),
+                 program_quote(quoted, sizeof(quoted), d->ctl->socket_path));
+    else if (strcmp(name, "nvllmd") == 0)
+        snprintf(mend, sizeof(mend), "%skill -KILL %d && %s", doctor_sudo(who->uid), (int)who->pid,
+                 doctor_start(start, d));
+    else
+        snprintf(mend, sizeof(mend), "ps -fp %d", (int)who->pid);
+    doctor_say(d, DOCTOR_WRONG, "daemon", mend, "%s", text);
 }
 
-/* It is asked for nothing, not even to end: it would not answer. */
-static void say_silent(struct doctor *d, const char *text)
+/* Nobody may ask for longer than --timeout, and a daemon that does well takes its time, too. */
+static int left_ms(const struct doctor *d)
 {
-    struct ucred who = find_listener(d->ctl->socket_path);
-    char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND];
+    return d->ctl->deadline < 0 ? CONNECT_MS : ctl_left_ms(d->ctl);
+}
 
-    if (doctor_has_service() || who.pid <= 1)
-        doctor_restart(mend, d);
+static void say_failure(struct doctor *d, const struct nvllm_client *client, int64_t asked_ms,
+                        const struct nvllm_error *err)
+{
+    int64_t had_ms = clock_ms() - asked_ms;
+    char mend[DOCTOR_COMMAND];
+    struct ucred who;
+
+    if (err->code == NVLLM_E_NOT_RUNNING) {
+        d->not_running = true;
+        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_start(mend, d),
+                   "nobody listens at the socket");
+        return;
+    }
+    d->is_running = true;
+    if (err->code == NVLLM_E_TIMEOUT && had_ms < FAIR_MS) {
+        doctor_say(d, DOCTOR_NOTE, "daemon", NULL,
+                   "nvllmd has had %d ms to answer, too few to judge by: give --timeout more",
+                   (int)had_ms);
+        return;
+    }
+    who = client ? listener_of(nvllm_fd(client)) : find_listener(d->ctl->socket_path);
+    d->by_hand = is_by_hand(d, who.pid);
+    if (err->code == NVLLM_E_TIMEOUT)
+        say_silent(d, &who, err->message);
     else
-        snprintf(mend, sizeof(mend), "%skill -KILL %d && %s", doctor_sudo(who.uid), (int)who.pid,
-                 doctor_start(start, d));
-    doctor_say(d, DOCTOR_WRONG, "daemon", mend, "%s", text);
+        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s", err->message);
 }
 
 void doctor_socket(struct doctor *d)
@@ -184,30 +265,26 @@ void doctor_socket(struct doctor *d)
     struct nvllm_client *client = NULL;
     struct nvllm_options options;
     struct nvllm_error err;
-    char mend[DOCTOR_COMMAND];
+    struct ucred who;
+    int64_t asked_ms;
 
     if (!look_at_file(d))
         return;
     nvllm_options_init(&options);
     options.socket_path = d->ctl->socket_path;
     options.name = "nvllmctl/" NVLLM_VERSION;
-    options.timeout_ms = d->ctl->deadline < 0 ? CONNECT_MS : ctl_left_ms(d->ctl);
+    options.timeout_ms = left_ms(d);
+    asked_ms = clock_ms();
     if (nvllm_connect(&client, &options, &err) == NVLLM_OK &&
-        nvllm_get_status(client, options.timeout_ms, &status, &err) == NVLLM_OK) {
+        nvllm_get_status(client, left_ms(d), &status, &err) == NVLLM_OK) {
         d->is_running = true;
         snprintf(d->model, sizeof(d->model), "%s", status->model_folder);
-        take_listener(d, nvllm_fd(client));
+        who = listener_of(nvllm_fd(client));
+        d->by_hand = is_by_hand(d, who.pid);
+        take_listener(d, &who);
         say_state(d, status);
-    } else if (err.code == NVLLM_E_NOT_RUNNING) {
-        d->not_running = true;
-        doctor_say(d, DOCTOR_WRONG, "daemon", doctor_start(mend, d),
-                   "nobody listens at the socket");
     } else {
-        d->is_running = true;
-        if (err.code == NVLLM_E_TIMEOUT)
-            say_silent(d, err.message);
-        else
-            doctor_say(d, DOCTOR_WRONG, "daemon", doctor_log(mend, d), "%s", err.message);
+        say_failure(d, client, asked_ms, &err);
     }
     nvllm_close(client);
 }

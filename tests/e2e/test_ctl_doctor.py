@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 
 import harness
 from harness import Case, Daemon, MODEL, config, model_folder, run_command, scaled
@@ -100,7 +101,8 @@ class Doctor(Case):
         with Daemon("cache.kv_memory=64M") as d:
             d.process.send_signal(signal.SIGSTOP)
             try:
-                findings, status = self.doctor("--timeout", 1, "--model", MODEL, path=d.socket)
+                hasty, _ = self.doctor("--timeout", 0.1, "--model", MODEL, path=d.socket)
+                findings, status = self.doctor("--model", MODEL, path=d.socket)
             finally:
                 d.process.send_signal(signal.SIGCONT)
             wrong, = about(findings, "daemon", "wrong")
@@ -108,6 +110,26 @@ class Doctor(Case):
             if not os.path.exists("/run/systemd/system"):
                 self.assertTrue(wrong["mend"].startswith(f"kill -KILL {d.process.pid} && "), wrong)
             self.assertEqual(status, 1)
+            note, = about(hasty, "daemon")  # whoever is well might not have answered in that time
+            self.assertEqual((note["level"], note.get("mend")), ("note", None))
+            self.assertIn("give --timeout more", note["text"])
+
+    def test_other_program_that_is_silent(self):
+        """Only nvllmd is to be killed: another process is named, and one that is gone looked for."""
+        path = self.folder() / "socket"
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(path))
+            subprocess.run([sys.executable, "-c", "import socket; socket.socket(fileno=0).listen(9)"],
+                           stdin=s, check=True)
+            findings, _ = self.doctor("--model", MODEL, path=path)
+            mend = about(findings, "daemon", "wrong")[0]["mend"]
+            self.assertEqual(mend.removeprefix("sudo "), f"ss -xlp | grep -F '{path}'")
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(str(path))
+            s.listen(9)
+            findings, _ = self.doctor("--model", MODEL, path=path)
+            self.assertEqual(about(findings, "daemon", "wrong")[0]["mend"], f"ps -fp {os.getpid()}")
 
     def test_model_seen_from_here(self):
         """A folder that is given is looked at from where one is, whatever a daemon has."""
@@ -322,7 +344,7 @@ class Doctor(Case):
         wrong = [f for findings in seen for f in findings
                  if f["level"] == "wrong" and not f.get("mend")]
         self.assertEqual(wrong, [])
-        known = {"ls", "nvllmd", "nvllmctl", "rm", "chmod", "kill", "git", "df", "export", "groupadd",
+        known = {"ls", "nvllmd", os.path.realpath(config.nvllmctl), "rm", "chmod", "kill", "git", "df", "export", "groupadd",
                  "install", "systemctl", "${EDITOR:-vi}", os.path.realpath(config.nvllmd)}
         for command in commands:
             done = subprocess.run(["bash", "-n", "-c", command], capture_output=True)
@@ -350,7 +372,17 @@ class Doctor(Case):
                                       capture_output=True, user=user, group=ids.pw_gid, extra_groups=[],
                                       env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
                 note, = about(json.loads(done.stdout)["findings"], "daemon", "note")
-                self.assertEqual(note["mend"], f"{sudo}nvllmctl --socket '{d.socket}' resume")
+                self.assertEqual(note["mend"], f"{sudo}'{program}' --socket '{d.socket}' resume")
+        closed = folder / "nvllmd.conf"
+        closed.touch(0o600)
+        (folder / "nvllmd").symlink_to("/bin/false")  # never run: it could not read the file
+        done = subprocess.run([program, "doctor", "--json", "--socket", folder / "s", "--config", closed,
+                               "--user", "root"], capture_output=True, user=ids.pw_uid,
+                              group=ids.pw_gid, extra_groups=[],
+                              env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+        note, = about(json.loads(done.stdout)["findings"], "config", "note")
+        self.assertEqual(note["mend"], f"sudo '{program}' --socket '{folder}/s' doctor "
+                                       f"--config '{closed}' --user 'root'")
         with Daemon("cache.kv_memory=64M", "daemon.socket_mode=0600") as d:
             d.folder.chmod(0o755)
             done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
