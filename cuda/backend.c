@@ -82,8 +82,8 @@ static int set_limits(struct backend *b, struct err *e)
 
     if (o->max_seq_len > STEP_MAX_LEN)
         return err_set(e, -EINVAL,
-                       "CUDA: scheduler.max_seq_len: %d (the model's, unless it is set) is over "
-                       "%d, the longest sequence that a device computes",
+                       "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
+                       "device computes; unless it is set it is the model's length",
                        o->max_seq_len, STEP_MAX_LEN);
     b->limits = (struct step_limits){
         .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
