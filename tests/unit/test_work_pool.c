@@ -72,88 +72,84 @@ START_TEST(short_work_passes_long_work)
 }
 END_TEST
 
-/* The one thread that takes everything takes it in order of arrival, long or short. */
+/* A pool of two threads with both of them held, so that what is pushed waits. */
+struct held {
+    struct work_pool *pool;
+    struct task blockers[2];
+    _Atomic int order;
+    sem_t begun, gates[2]; /* of the thread that takes everything, of the other */
+    sem_t done;            /* posted by each of the tasks that are pushed here */
+};
+
+static void hold(struct held *h)
+{
+    *h = (struct held){0};
+    sem_init(&h->begun, 0, 0);
+    sem_init(&h->done, 0, 0);
+    ck_assert_int_eq(work_pool_new(&h->pool, 2), 0);
+    for (int i = 0; i < 2; i++) {
+        h->blockers[i].begun = &h->begun;
+        h->blockers[i].gate = &h->gates[i];
+        sem_init(&h->gates[i], 0, 0);
+        push_of(h->pool, &h->blockers[i], 0, i ? 1 : WORK_SHORT_BYTES + 1, &h->order);
+        sem_wait(&h->begun); /* the long one first: the thread of short work takes the other */
+    }
+}
+
+static void push_held(struct held *h, struct task *t, uint64_t client, size_t cost)
+{
+    t->begun = &h->done;
+    push_of(h->pool, t, client, cost, &h->order);
+}
+
+/* Lets one thread work, so that the order is the pool's, until n tasks have begun; then ends all.
+ */
+static void let_go(struct held *h, int n)
+{
+    sem_post(&h->gates[0]);
+    for (int i = 0; i < n; i++)
+        sem_wait(&h->done);
+    sem_post(&h->gates[1]);
+    ck_assert_ptr_null(work_pool_free(h->pool));
+}
+
+/* The one thread that takes everything takes a client's in order of arrival, long or short. */
 START_TEST(first_come_first_served)
 {
     enum { N = 40 };
-    struct task blockers[2] = {0}, tasks[N] = {0};
-    struct work_pool *p;
-    _Atomic int order = 0;
-    sem_t begun, gate, done;
+    struct task tasks[N] = {0};
+    struct held h;
 
-    sem_init(&begun, 0, 0);
-    sem_init(&gate, 0, 0);
-    sem_init(&done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    for (int i = 0; i < 2; i++) { /* both threads are held while the queue fills */
-        blockers[i].begun = &begun;
-        blockers[i].gate = &gate;
-    }
-    push(p, &blockers[0], WORK_SHORT_BYTES + 1, &order);
-    sem_wait(&begun);
-    push(p, &blockers[1], 1, &order);
-    sem_wait(&begun);
-    for (int i = 0; i < N; i++) {
-        tasks[i].begun = &done;
-        push(p, &tasks[i], WORK_SHORT_BYTES + 1, &order);
-    }
-    sem_post(&gate);
-    sem_post(&gate);
+    hold(&h);
     for (int i = 0; i < N; i++)
-        sem_wait(&done);
+        push_held(&h, &tasks[i], 1, WORK_SHORT_BYTES + 1);
+    let_go(&h, N);
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(tasks[i].place, i + 3);
-    ck_assert_ptr_null(work_pool_free(p));
 }
 END_TEST
-
-/* Holds the thread that takes everything until gates[0] is posted, the other until gates[1] is. */
-static void hold_both(struct work_pool *p, struct task blockers[2], sem_t *begun, sem_t gates[2],
-                      _Atomic int *order)
-{
-    for (int i = 0; i < 2; i++) {
-        blockers[i].begun = begun;
-        blockers[i].gate = &gates[i];
-        sem_init(&gates[i], 0, 0);
-        push_of(p, &blockers[i], 0, i ? 1 : WORK_SHORT_BYTES + 1, order);
-        sem_wait(begun); /* the long one first, so that the thread of short work takes the other */
-    }
-}
 
 /* Of three clients, one with much and two with little: these wait for as much of the first as they
  * have themselves, whenever they came; and each client's own goes in order. */
 START_TEST(clients_have_equal_parts)
 {
     enum { MUCH = 60, LITTLE = 4 };
-    struct task blockers[2] = {0}, much[MUCH] = {0}, little[2][LITTLE] = {0};
-    struct work_pool *p;
-    _Atomic int order = 0;
-    sem_t begun, gates[2], done;
+    struct task much[MUCH] = {0}, little[2][LITTLE] = {0};
+    struct held h;
 
-    sem_init(&begun, 0, 0);
-    sem_init(&done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    hold_both(p, blockers, &begun, gates, &order);
-    for (int i = 0; i < MUCH; i++) {
-        much[i].begun = &done;
-        push_of(p, &much[i], 7, WORK_SHORT_BYTES, &order);
-    }
+    hold(&h);
+    for (int i = 0; i < MUCH; i++)
+        push_held(&h, &much[i], 7, WORK_SHORT_BYTES);
     for (int i = 0; i < LITTLE; i++)
-        for (int c = 0; c < 2; c++) {
-            little[c][i].begun = &done;
-            push_of(p, &little[c][i], UINT64_MAX - (uint64_t)c, WORK_SHORT_BYTES, &order);
-        }
-    sem_post(&gates[0]); /* one thread goes on, so that the order is the pool's */
-    for (int i = 0; i < MUCH + 2 * LITTLE; i++)
-        sem_wait(&done);
-    sem_post(&gates[1]);
+        for (int c = 0; c < 2; c++)
+            push_held(&h, &little[c][i], UINT64_MAX - (uint64_t)c, WORK_SHORT_BYTES);
+    let_go(&h, MUCH + 2 * LITTLE);
     for (int c = 0; c < 2; c++)
         ck_assert_int_le(little[c][LITTLE - 1].place, 2 + 3 * LITTLE);
     for (int i = 1; i < MUCH; i++)
         ck_assert_int_lt(much[i - 1].place, much[i].place);
     for (int i = 1; i < LITTLE; i++)
         ck_assert_int_lt(little[0][i - 1].place, little[0][i].place);
-    ck_assert_ptr_null(work_pool_free(p));
 }
 END_TEST
 
@@ -161,28 +157,16 @@ END_TEST
 START_TEST(little_goes_before_much)
 {
     enum { MUCH = 8 };
-    struct task blockers[2] = {0}, much[2][MUCH] = {0}, one = {0};
-    struct work_pool *p;
-    _Atomic int order = 0;
-    sem_t begun, gates[2], done;
+    struct task much[2][MUCH] = {0}, one = {0};
+    struct held h;
 
-    sem_init(&begun, 0, 0);
-    sem_init(&done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    hold_both(p, blockers, &begun, gates, &order);
+    hold(&h);
     for (int i = 0; i < MUCH; i++)
-        for (int l = 0; l < 2; l++) {
-            much[l][i].begun = &done;
-            push_of(p, &much[l][i], 7, l ? 1 << 20 : WORK_SHORT_BYTES, &order);
-        }
-    one.begun = &done;
-    push_of(p, &one, 8, 100, &order);
-    sem_post(&gates[0]);
-    for (int i = 0; i < 2 * MUCH + 1; i++)
-        sem_wait(&done);
-    sem_post(&gates[1]);
+        for (int l = 0; l < 2; l++)
+            push_held(&h, &much[l][i], 7, l ? 1 << 20 : WORK_SHORT_BYTES);
+    push_held(&h, &one, 8, 100);
+    let_go(&h, 2 * MUCH + 1);
     ck_assert_int_le(one.place, 2 + 2); /* one piece of the other's has come before it */
-    ck_assert_ptr_null(work_pool_free(p));
 }
 END_TEST
 
@@ -207,35 +191,24 @@ static void run_relay(struct work *w)
 START_TEST(coming_back_is_no_advantage)
 {
     enum { MUCH = 10, OFTEN = 60 };
-    struct task blockers[2] = {0}, much[MUCH] = {0};
+    struct task much[MUCH] = {0};
     static struct relay often[OFTEN];
-    struct work_pool *p;
-    _Atomic int order = 0;
-    sem_t begun, gates[2], done;
+    struct held h;
 
-    sem_init(&begun, 0, 0);
-    sem_init(&done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&p, 2), 0);
-    hold_both(p, blockers, &begun, gates, &order);
-    for (int i = 0; i < MUCH; i++) {
-        much[i].begun = &done;
-        push_of(p, &much[i], 7, WORK_SHORT_BYTES, &order);
-    }
+    hold(&h);
+    for (int i = 0; i < MUCH; i++)
+        push_held(&h, &much[i], 7, WORK_SHORT_BYTES);
     for (int i = 0; i < OFTEN; i++)
         often[i] = (struct relay){
             .task = {.work = {.client = 8, .cost = WORK_SHORT_BYTES, .run = run_relay},
-                     .order = &order,
-                     .begun = &done},
-            .pool = p,
+                     .order = &h.order,
+                     .begun = &h.done},
+            .pool = h.pool,
             .next = i + 1 < OFTEN ? &often[i + 1] : NULL};
-    work_pool_push(p, &often[0].task.work);
-    sem_post(&gates[0]);
-    for (int i = 0; i < MUCH + OFTEN; i++)
-        sem_wait(&done);
-    sem_post(&gates[1]);
+    work_pool_push(h.pool, &often[0].task.work);
+    let_go(&h, MUCH + OFTEN);
     for (int i = 0; i < MUCH; i++)
         ck_assert_int_le(much[i].place, 2 + 2 * (i + 1) + 1);
-    ck_assert_ptr_null(work_pool_free(p));
 }
 END_TEST
 
