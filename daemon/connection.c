@@ -69,6 +69,12 @@ static void watch_frame(struct connection *c, bool progress)
         set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
 }
 
+static void stop_reading(struct connection *c)
+{
+    list_remove(&c->turn);
+    event_del(c->readable);
+}
+
 static void leave(struct connection *c)
 {
     if (c->gone)
@@ -77,8 +83,7 @@ static void leave(struct connection *c)
     c->next_gone = c->shared->gone;
     c->shared->gone = c;
     c->shared->n_gone++;
-    list_remove(&c->turn);
-    event_del(c->readable);
+    stop_reading(c);
     event_del(c->writable);
     evtimer_del(c->timer);
 }
@@ -89,8 +94,7 @@ static void pause_if_slow(struct connection *c)
     if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
         return;
     c->paused = true;
-    list_remove(&c->turn);
-    event_del(c->readable);
+    stop_reading(c);
     set_timer(c, c->shared->slow_reader_s);
 }
 
@@ -416,8 +420,7 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
         (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
     count_buffers(c);
     c->ending = true;
-    list_remove(&c->turn);
-    event_del(c->readable);
+    stop_reading(c);
     set_timer(c, LINGER_S);
     mark(c);
 }
