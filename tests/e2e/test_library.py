@@ -82,14 +82,14 @@ class Installed(SharedDaemon):
         cls.prefix = cls.folder / "prefix"
         harness.run_command(["cmake", "--install", config.build, "--prefix", cls.prefix,
                              "--component", "client"])
-        cls.library = next(cls.prefix.rglob("libnvllm-client.so")).parent
+        cls.lib_folder = next(cls.prefix.rglob("libnvllm-client.so")).parent
         installed = next(cls.prefix.rglob("oneshot.c")).parent
         cls.sources = cls.folder / "project"
         shutil.copytree(installed, cls.sources)
         flags = f"-fsanitize={config.sanitize}" if config.sanitize else ""
         cls.env = {**os.environ, "CFLAGS": f"-O1 -g -Wall -Wextra -Werror {flags}",
-                   "LDFLAGS": flags, "LD_LIBRARY_PATH": str(cls.library),
-                   "PKG_CONFIG_PATH": str(cls.library / "pkgconfig")}
+                   "LDFLAGS": flags, "LD_LIBRARY_PATH": str(cls.lib_folder),
+                   "PKG_CONFIG_PATH": str(cls.lib_folder / "pkgconfig")}
         super().setUpClass()
 
     @classmethod
@@ -159,7 +159,7 @@ class Installed(SharedDaemon):
                      "generate.py", *(e + ".c" for e in EXAMPLES)):
             self.assertIn(name, names)
         if shutil.which("readelf"):
-            dynamic = self.make("readelf", "-d", self.library / "libnvllm-client.so")
+            dynamic = self.make("readelf", "-d", self.lib_folder / "libnvllm-client.so")
             self.assertIn("[libnvllm-client.so.0]", dynamic)
 
     def test_pkg_config(self):
@@ -213,7 +213,7 @@ class Installed(SharedDaemon):
                 program = self.folder / f"header-{suffix}"
                 self.make(compiler, f"-std={standard}", "-pedantic", "-Wall", "-Wextra", "-Werror",
                           *self.env["LDFLAGS"].split(), f"-I{include}", source,
-                          f"-L{self.library}", "-lnvllm-client", "-o", program)
+                          f"-L{self.lib_folder}", "-lnvllm-client", "-o", program)
                 self.run_example(program)
 
     def test_chat_interrupted(self):
