@@ -83,6 +83,9 @@ const char *doctor_as_root(const char *command);
 /* Whether systemd runs here and knows the service. */
 bool doctor_has_service(void);
 
+/* The service's commands are of use: not to a daemon that somebody has started besides it. */
+bool doctor_is_by_service(const struct doctor *d);
+
 /* How the daemon is started, ended and begun anew here, and where it says what it does. */
 const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d);
 const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d);

@@ -29,8 +29,7 @@ bool doctor_has_service(void)
             access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
 }
 
-/* The service's commands are of no use to a daemon that somebody has started besides it. */
-static bool is_by_service(const struct doctor *d)
+bool doctor_is_by_service(const struct doctor *d)
 {
     return doctor_has_service() && !d->by_hand;
 }
@@ -40,7 +39,7 @@ const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d)
     char program[QUOTED] = "nvllmd", file[QUOTED], socket[QUOTED];
     const char *model = d->given_model ? d->given_model : d->model;
 
-    if (is_by_service(d)) {
+    if (doctor_is_by_service(d)) {
         snprintf(out, DOCTOR_COMMAND, "%ssystemctl start nvllmd", doctor_sudo(0));
         return out;
     }
@@ -106,7 +105,7 @@ const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d)
     char start[DOCTOR_COMMAND];
     size_t n;
 
-    if (is_by_service(d)) {
+    if (doctor_is_by_service(d)) {
         snprintf(out, DOCTOR_COMMAND, "%ssystemctl restart nvllmd", doctor_sudo(0));
         return out;
     }
@@ -119,7 +118,7 @@ const char *doctor_log(char out[DOCTOR_COMMAND], const struct doctor *d)
 {
     char program[QUOTED], file[QUOTED];
 
-    if (is_by_service(d))
+    if (doctor_is_by_service(d))
         snprintf(out, DOCTOR_COMMAND, "%sjournalctl -u nvllmd -n 50", doctor_sudo(0));
     else if (d->nvllmd[0] && access(d->config, R_OK) == 0)
         snprintf(out, DOCTOR_COMMAND, "%s check-config --config %s",

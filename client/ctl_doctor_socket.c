@@ -212,7 +212,7 @@ static void say_silent(struct doctor *d, const struct ucred *who, const char *te
     char mend[DOCTOR_COMMAND], start[DOCTOR_COMMAND], quoted[4 * 1024], name[64];
     bool seen = read_process(name, sizeof(name), who->pid, "comm");
 
-    if (doctor_has_service() && !d->by_hand)
+    if (doctor_is_by_service(d))
         doctor_restart(mend, d);
     else if (!seen || who->pid == 1) /* it may have ended, and left the socket to another */
         snprintf(mend, sizeof(mend), "%sss -xlp | grep -F %s", doctor_sudo(0),
