@@ -72,9 +72,7 @@ void ctl_put_line(FILE *to, const char *text, int max)
 
     for (size_t i = 0; i < n;) {
         int step = utf8_step(text + i, n - i);
-        bool steers =
-            step < 1 || (unsigned char)text[i] < 0x20 || text[i] == 0x7f ||
-            (step == 2 && (unsigned char)text[i] == 0xc2 && (unsigned char)text[i + 1] < 0xa0);
+        bool steers = utf8_steers(text + i, step);
 
         step = step < 1 ? -step : step;
         if (max > 0 && i + (size_t)step > (size_t)max)

@@ -117,14 +117,13 @@ static void line_end(struct line *l)
     int n;
 
     for (size_t i = 0; i < l->len; i += (size_t)n) {
-        unsigned char *p = (unsigned char *)l->data + i;
-        bool bad;
+        char *p = l->data + i;
+        bool steers;
 
         n = utf8_step(p, l->len - i);
-        bad = n < 0 || (n == 1 && (*p < 0x20 || *p == 0x7f)) ||
-              (n == 2 && *p == 0xc2 && p[1] < 0xa0); /* U+0080 to U+009F */
+        steers = utf8_steers(p, n);
         n = n < 0 ? -n : n;
-        if (bad)
+        if (steers)
             memset(p, '?', (size_t)n);
     }
     l->data[l->len++] = '\n';

@@ -68,6 +68,14 @@ static const uint64_t rows[256] = {
     [0xf4] = NEXT(WHOLE, AFTER_F4),
 };
 
+bool utf8_steers(const void *p, int step)
+{
+    const unsigned char *c = p;
+
+    return step < 1 || (step == 1 && (*c < 0x20 || *c == 0x7f)) ||
+           (step == 2 && *c == 0xc2 && c[1] < 0xa0);
+}
+
 bool utf8_valid(const void *data, size_t n)
 {
     const uint8_t *p = data;       /* NULL, maybe, where n is 0 */

@@ -9,6 +9,10 @@
  * character there that does not go on as one. */
 int utf8_step(const void *p, size_t n);
 
+/* Of what stands at p, with utf8_step()'s answer: whether a terminal would take it for an order, as
+ * control characters, those of U+0080 to U+009F too, or for nothing, as what is no UTF-8. */
+bool utf8_steers(const void *p, int step);
+
 /* True when the bytes are UTF-8: no surrogates, no over-long forms, nothing over U+10FFFF. */
 bool utf8_valid(const void *data, size_t n);
 
