@@ -37,7 +37,7 @@ struct connection_handler {
     void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
-    bool (*turn)(void *owner);   /* may more of its frames be taken in this round? */
+    bool (*turn)(void *owner);   /* asked before each frame: may more be taken in this round? */
     void (*round)(void *shared); /* one begins: all that was there to be done has had its turn */
 };
 

@@ -190,19 +190,14 @@ static void take_frame(struct session *s, const uint8_t *data, size_t n)
  * their turn; the frame that goes over it is still taken. */
 enum { ROUND_US = 2000 };
 
-static void begin_round(struct session *s)
-{
-    if (s->account->round == s->shared->round)
-        return;
-    s->account->round = s->shared->round;
-    s->account->round_us = 0;
-}
-
 static bool on_turn(void *owner)
 {
     struct session *s = owner;
 
-    begin_round(s);
+    if (s->account->round != s->shared->round) {
+        s->account->round = s->shared->round;
+        s->account->round_us = 0;
+    }
     return s->account->round_us < ROUND_US;
 }
 
@@ -219,7 +214,6 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
     uint64_t begin_us = session_now_us();
 
     take_frame(s, data, n);
-    begin_round(s);
     s->account->round_us += session_now_us() - begin_us;
 }
 
