@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "engine/must.h"
+#include "engine/thread.h"
 
 enum {
     PIECE = 4 << 20, /* elements a read: 8 MiB, long enough for the copy to run at full speed */
@@ -228,7 +229,7 @@ static int load_all(struct loader *l, struct err *e)
 
     if ((uint64_t)wanted > l->n_pieces)
         wanted = (int)l->n_pieces;
-    while (n < wanted && pthread_create(&threads[n], NULL, load_thread, l) == 0)
+    while (n < wanted && thread_start(&threads[n], NULL, load_thread, l) == 0)
         n++;
     if (n == 0)
         return err_set(e, -EAGAIN, "no thread to load weights with");

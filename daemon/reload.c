@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "engine/must.h"
+#include "engine/thread.h"
 
 enum { END_MS = 200 };
 
@@ -71,9 +72,9 @@ int reload_begin(struct reload *r)
     int code;
 
     must(!r->under_way);
-    code = pthread_create(&r->thread, NULL, read_anew, r);
+    code = thread_start(&r->thread, NULL, read_anew, r);
     r->under_way = code == 0;
-    return -code;
+    return code;
 }
 
 bool reload_under_way(const struct reload *r)

@@ -9,6 +9,7 @@
 
 #include "engine/checked.h"
 #include "engine/must.h"
+#include "engine/thread.h"
 
 uint64_t engine_now_us(void)
 {
@@ -55,7 +56,7 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     r = work_pool_new(&g->pool, options->n_tokenizer_threads);
     if (r < 0)
         goto fail;
-    r = -pthread_create(&g->thread, NULL, engine_main, g);
+    r = thread_start(&g->thread, NULL, engine_main, g);
     if (r < 0)
         goto fail;
     g->thread_runs = true;

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "engine/must.h"
+#include "engine/thread.h"
 
 _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
                "a request's stop ids and the model's end ids fit one list");
@@ -133,7 +134,7 @@ static int load(struct engine *g, struct err *e)
     g->ends = reallocarray(NULL, (size_t)o->max_seqs, sizeof(*g->ends));
     if (!g->ends)
         return err_set(e, -ENOMEM, "out of memory");
-    r = -pthread_create(&thread, NULL, load_text_side, &side);
+    r = thread_start(&thread, NULL, load_text_side, &side);
     if (r < 0)
         return err_set(e, r, "cannot start a thread: %s", strerror(-r));
     o->progress = on_progress;

@@ -9,6 +9,7 @@
 #include "engine/id_map.h"
 #include "engine/list.h"
 #include "engine/must.h"
+#include "engine/thread.h"
 
 /* What a client has had of the pool. The pool's time is the turn of the piece begun last, in bytes
  * of each client's own: a client that comes begins there, and each further piece of its is due when
@@ -167,12 +168,12 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     heap_init(&p->lanes[LONG], less);
     list_init(&p->idle);
     for (; p->n_threads < n_threads; p->n_threads++) {
-        int r = pthread_create(&p->threads[p->n_threads], NULL,
-                               p->n_threads == 0 ? serve_short : serve_any, p);
+        int r = thread_start(&p->threads[p->n_threads], NULL,
+                             p->n_threads == 0 ? serve_short : serve_any, p);
 
-        if (r) {
+        if (r < 0) {
             work_pool_free(p);
-            return -r;
+            return r;
         }
     }
     *out = p;

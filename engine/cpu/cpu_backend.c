@@ -17,6 +17,7 @@
 #include "engine/cpu/cpu_sampler.h"
 #include "engine/cpu/cpu_weights.h"
 #include "engine/must.h"
+#include "engine/thread.h"
 
 /* A result holds until the next wait(), while two further steps may be under way. */
 enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };
@@ -301,7 +302,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     if (r < 0)
         return r;
     fill_info(b);
-    r = -pthread_create(&b->thread, NULL, step_main, b);
+    r = thread_start(&b->thread, NULL, step_main, b);
     if (r < 0)
         return err_set(e, r, "starting the step thread: %s", strerror(-r));
     b->running = true;

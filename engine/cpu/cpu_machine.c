@@ -15,6 +15,7 @@
 
 #include "engine/checked.h"
 #include "engine/cpu/cpu_pool.h"
+#include "engine/thread.h"
 
 enum {
     HUGE_PAGE = 2 << 20,
@@ -224,7 +225,7 @@ void region_fill_start(struct region_filler *f, const struct region *r)
     sem_init(&f->done, 0, 0);
     pthread_attr_init(&detached);
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    f->runs = pthread_create(&thread, &detached, fill, f) == 0;
+    f->runs = thread_start(&thread, &detached, fill, f) == 0;
     pthread_attr_destroy(&detached);
 }
 

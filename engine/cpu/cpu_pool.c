@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "engine/must.h"
+#include "engine/thread.h"
 
 enum { SPINS = 2000 }; /* looks before sleeping: some tens of microseconds */
 
@@ -141,7 +142,7 @@ int cpu_pool_new(struct cpu_pool **out, int n_threads)
         struct helper *h = &p->helpers[i];
 
         *h = (struct helper){.pool = p, .number = i + 1};
-        r = -pthread_create(&h->thread, NULL, helper_main, h);
+        r = thread_start(&h->thread, NULL, helper_main, h);
         if (r < 0)
             goto fail;
         p->n_helpers++;

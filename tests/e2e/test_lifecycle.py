@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import socket
@@ -457,6 +458,19 @@ class ServiceManager(Case):
         nices = [n for n in nices if n != 19]  # who makes pages of the cache, for a while
         self.assertGreater(len(nices), 3)
         self.assertEqual(sorted(nices), raised + [own] * (len(nices) - 1))
+
+    def test_one_thread_takes_signals(self):
+        """Signals are for the loop: a thread that sleeps or computes is never asked to take one."""
+        taken = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+        with Daemon() as d:
+            d.wait_filled()
+            takers = {number: [] for number in taken}
+            for task in pathlib.Path(f"/proc/{d.pid}/task").iterdir():
+                blocked = int(re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text())[1], 16)
+                for number in taken:
+                    if not blocked >> (number - 1) & 1:
+                        takers[number].append(int(task.name))
+            self.assertEqual(takers, {number: [d.pid] for number in taken})
 
     def test_state_while_loading(self):
         """A connection during loading learns the state, and requests are refused as retryable."""
