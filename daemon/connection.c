@@ -22,6 +22,7 @@ struct connection {
     struct connection *next_dirty, *next_gone;
     struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
     bool dirty;
+    bool left; /* by connections_send, until the next connections_flush */
     bool greeted;
     bool paused; /* not read from, for unread output; the timer is that of the slow reader */
     bool ending; /* close when all is written */
@@ -98,26 +99,34 @@ static void pause_if_slow(struct connection *c)
     set_timer(c, c->shared->slow_reader_s);
 }
 
-static void flush(struct connection *c)
+/* 0: all is out. -EAGAIN: the socket takes no more now; else there is nobody to read it. */
+static int write_out(struct connection *c)
 {
-    while (!c->gone && frame_buffer_bytes(&c->out)) {
+    int r = 0;
+
+    while (r == 0 && frame_buffer_bytes(&c->out)) {
         ssize_t n = send(c->fd, c->out.data + c->out.start, frame_buffer_bytes(&c->out),
                          MSG_NOSIGNAL | MSG_DONTWAIT);
 
-        if (n >= 0) {
+        if (n >= 0)
             frame_buffer_consume(&c->out, (size_t)n);
-        } else if (errno == EAGAIN) {
-            event_add(c->writable, NULL);
-            count_buffers(c);
-            pause_if_slow(c);
-            return;
-        } else if (errno != EINTR) {
-            leave(c);
-        }
+        else if (errno != EINTR)
+            r = -errno;
     }
     count_buffers(c);
-    if (c->ending)
+    return r;
+}
+
+static void flush(struct connection *c)
+{
+    int r = c->gone ? 0 : write_out(c);
+
+    if (r == -EAGAIN) {
+        event_add(c->writable, NULL);
+        pause_if_slow(c);
+    } else if (r < 0 || c->ending) {
         leave(c);
+    }
 }
 
 /* There is more to be done than may be now: true where there will be another round. */
@@ -206,13 +215,14 @@ static void read_some(struct connection *c)
 static void on_readable(evutil_socket_t fd, short what, void *arg)
 {
     struct connection *c = arg;
+    struct connections *shared = c->shared;
 
     (void)fd;
     (void)what;
-    if (!c->shared->handler->turn(c->owner) && wait_turn(c))
-        return;
-    read_some(c);
-    c->shared->handler->settle(c->shared->shared);
+    shared->handler->wake(shared->shared);
+    if (shared->handler->turn(c->owner) || !wait_turn(c))
+        read_some(c);
+    shared->handler->settle(shared->shared);
 }
 
 /* Its turn has come: what it has sent already first. */
@@ -233,12 +243,14 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 {
     struct connections *shared = arg;
     const struct timeval at_once = {0};
-    bool another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
     struct list kept, *at;
+    bool another;
     size_t n = 0;
 
     (void)fd;
     (void)what;
+    shared->handler->wake(shared->shared);
+    another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
     list_init(&kept);
     for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
         n++;
@@ -279,28 +291,32 @@ void connections_deinit(struct connections *shared)
 static void on_writable(evutil_socket_t fd, short what, void *arg)
 {
     struct connection *c = arg;
+    struct connections *shared = c->shared;
 
     (void)fd;
     (void)what;
+    shared->handler->wake(shared->shared);
     flush(c);
     resume(c);
     mark(c);
-    c->shared->handler->settle(c->shared->shared);
+    shared->handler->settle(shared->shared);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
     struct connection *c = arg;
+    struct connections *shared = c->shared;
 
     (void)fd;
     (void)what;
+    shared->handler->wake(shared->shared);
     if (c->ending) {
         leave(c);
         mark(c);
     } else {
-        c->shared->handler->fault(c->owner, c->paused ? CONNECTION_SLOW : CONNECTION_TIMED_OUT);
+        shared->handler->fault(c->owner, c->paused ? CONNECTION_SLOW : CONNECTION_TIMED_OUT);
     }
-    c->shared->handler->settle(c->shared->shared);
+    shared->handler->settle(shared->shared);
 }
 
 int connection_new(struct connection **out, struct connections *shared, int fd, void *owner)
@@ -450,10 +466,36 @@ void connections_flush(struct connections *shared)
 
         shared->dirty = c->next_dirty;
         c->next_dirty = NULL;
-        c->dirty = false;
+        c->dirty = c->left = false;
         flush(c);
         resume(c); /* may put more, and mark it again */
     }
+}
+
+bool connection_clear(const struct connection *c)
+{
+    return !c->paused && !c->ending && !c->gone && !c->left &&
+           (c->dirty || !frame_buffer_bytes(&c->out)) &&
+           frame_buffer_bytes(&c->out) <= c->shared->pause_bytes;
+}
+
+bool connections_send(struct connections *shared)
+{
+    struct connection **at = &shared->dirty;
+
+    while (*at) {
+        struct connection *c = *at;
+
+        if (!connection_clear(c) || write_out(c) < 0) {
+            c->left = true;
+            at = &c->next_dirty;
+            continue;
+        }
+        *at = c->next_dirty;
+        c->next_dirty = NULL;
+        c->dirty = false;
+    }
+    return !shared->dirty;
 }
 
 void *connections_next_gone(const struct connections *shared)

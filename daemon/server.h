@@ -1,5 +1,6 @@
 /* server.h - nvllmd at work: the loop that joins clients, engine, signals and systemd, from
- * loading to the last answer. One thread. */
+ * loading to the last answer. One thread, but that the engine's tells a few tokens itself while the
+ * loop sleeps. */
 #ifndef NVLLMD_SERVER_H
 #define NVLLMD_SERVER_H
 

@@ -2,7 +2,11 @@
  *
  * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
  * detokenizing). All functions here are called by one thread, the daemon's loop; none of them waits
- * for a step, loads or encodes. Events carry request ids, never pointers of the caller. */
+ * for a step, loads or encodes. Events carry request ids, never pointers of the caller.
+ *
+ * Few events can be taken where they are made: a thread that is woken for a token is 10 us and more
+ * of what its reader waits. For that the loop's state has a lock, the taker's, which the loop holds
+ * but while it sleeps, and the engine's thread only tries: where the loop is awake, it takes. */
 #ifndef NVLLM_ENGINE_H
 #define NVLLM_ENGINE_H
 
@@ -51,6 +55,16 @@ struct engine_packer {
                 const struct tokenizer *tokenizer);
     void *ctx;
 };
+
+/* What takes events on the engine's thread, with the taker's lock held: as many as it can, from the
+ * first on. Returns the rest, for engine_take. It must not wait; engine_wake is all of the engine
+ * that it may call. */
+struct engine_taker {
+    struct engine_event *(*take)(void *ctx, struct engine_event *list);
+    void *ctx;
+};
+
+enum { ENGINE_FEW_EVENTS = 16 }; /* a list of more is the loop's: the next step comes first */
 
 enum engine_state {
     ENGINE_LOADING,
@@ -162,7 +176,14 @@ void engine_free(struct engine *g);
 /* To be called before the first request. Without it answers come as they are. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
-int engine_event_fd(const struct engine *g); /* readable: engine_take has something */
+/* With the taker's lock held, at any time. NULL, or without it: none. */
+void engine_set_taker(struct engine *g, const struct engine_taker *taker);
+void engine_taker_lock(struct engine *g);
+void engine_taker_unlock(struct engine *g);
+
+/* Readable: engine_take may have something, or engine_wake was called. */
+int engine_event_fd(const struct engine *g);
+void engine_wake(struct engine *g);
 
 /* All events since the last call, oldest first, or NULL; free them with engine_events_free. */
 struct engine_event *engine_take(struct engine *g);

@@ -1,8 +1,8 @@
 /* engine_loop.c - the engine thread: loads, then turns requests into steps and steps into events.
  *
  * A round is: wait while too much lies untaken, take what came in, submit the next step, publish
- * the events of the step before, wait for the oldest step, commit it. So the backend has its next
- * step before anybody is told of the last. */
+ * events, wait for the oldest step, commit it. What that has given is told at once where the
+ * backend has another step, else behind the next: so it never rests for the telling. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -434,11 +434,29 @@ static void collect(struct engine *g)
     } while (n_ends);
 }
 
+/* Events that lie in the queue come first: where there are none and the lock is free, all that
+ * this thread has pushed has been told. */
+static void hand_over(struct engine *g)
+{
+    const struct engine_event *rest;
+
+    if (!event_queue_empty(&g->events) || pthread_mutex_trylock(&g->taker_lock) != 0)
+        return;
+    if (g->taker.take) {
+        rest = g->taker.take(g->taker.ctx, g->out.head);
+        while (g->out.head != rest)
+            event_list_pop(&g->out);
+    }
+    pthread_mutex_unlock(&g->taker_lock);
+}
+
 static void publish(struct engine *g)
 {
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->stats);
     pthread_mutex_unlock(&g->lock);
+    if (g->out.n > 0 && g->out.n <= ENGINE_FEW_EVENTS)
+        hand_over(g);
     event_queue_push(&g->events, &g->out);
 }
 
@@ -521,6 +539,8 @@ static int finish_oldest(struct engine *g, struct err *e)
     learn_pace(g, result.step);
     core_commit(g->core, &result, engine_now_us());
     collect(g);
+    if (g->in_flight > 0)
+        publish(g);
     return 0;
 }
 
@@ -624,11 +644,11 @@ static void refuse_until_quit(struct engine *g, const struct err *why)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* This thread wakes the daemon's loop and sleeps until the next step ends. With the same priority
- * the loop often takes its place on the CPU in between; then the scheduler sees two threads that
- * run and wakes the client on another CPU, which has to wake first. The model is not computed
- * here, so little is taken from others. Threads inherit the priority: those of the backend are
- * there already. Where it is not allowed, tokens are a little later. */
+/* This thread wakes clients or the daemon's loop and sleeps until the next step ends. With the same
+ * priority who is woken often takes its place on the CPU in between; then the scheduler sees two
+ * threads that run and wakes the next on another CPU, which has to wake first. The model is not
+ * computed here, so little is taken from others. Threads inherit the priority: those of the backend
+ * are there already. Where it is not allowed, tokens are a little later. */
 static void run_first(void)
 {
     (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: the calling thread, on Linux */

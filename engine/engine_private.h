@@ -64,6 +64,8 @@ struct engine {
     struct event_queue events;
     struct work_pool *pool;
     struct engine_packer packer;
+    pthread_mutex_t taker_lock; /* for taker and what it takes to; never waited for with `lock` */
+    struct engine_taker taker;
     pthread_t thread;
     bool thread_runs;
 

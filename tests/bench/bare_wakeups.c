@@ -3,11 +3,8 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -23,13 +20,12 @@ enum {
 
 struct chain {
     atomic_uint_fast64_t *ended_ns; /* [n], mapped by both processes */
-    int n, step_us, event, out;
+    int n, step_us, out;
 };
 
-static void *run_steps(void *arg)
+static void run_steps(const struct chain *c)
 {
-    const struct chain *c = arg;
-    const uint64_t one = 1;
+    const char message[MESSAGE] = {0};
     uint64_t due_ns = instant_now_ns();
 
     (void)setpriority(PRIO_PROCESS, 0, NICE);
@@ -42,42 +38,9 @@ static void *run_steps(void *arg)
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
             ;
         atomic_store(&c->ended_ns[i], instant_now_ns());
-        if (write(c->event, &one, sizeof(one)) != sizeof(one))
-            die("eventfd: %s", strerror(errno));
+        if (send(c->out, message, sizeof(message), MSG_NOSIGNAL) != sizeof(message))
+            _exit(1); /* nobody reads any more */
     }
-    return NULL;
-}
-
-static void hand_on(const struct chain *c)
-{
-    const int ep = epoll_create1(EPOLL_CLOEXEC);
-    struct epoll_event want = {.events = EPOLLIN};
-    const char message[MESSAGE] = {0};
-
-    if (ep < 0 || epoll_ctl(ep, EPOLL_CTL_ADD, c->event, &want) < 0)
-        die("epoll: %s", strerror(errno));
-    for (int i = 0; i < c->n;) {
-        uint64_t count = 0;
-
-        if (epoll_wait(ep, &want, 1, -1) < 0 && errno != EINTR)
-            die("epoll: %s", strerror(errno));
-        if (read(c->event, &count, sizeof(count)) != sizeof(count))
-            continue;
-        for (; count > 0; count--, i++)
-            if (send(c->out, message, sizeof(message), MSG_NOSIGNAL) != sizeof(message))
-                _exit(1); /* nobody reads any more */
-    }
-}
-
-static void child_main(struct chain *c)
-{
-    pthread_t thread;
-
-    c->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (c->event < 0 || pthread_create(&thread, NULL, run_steps, c) != 0)
-        die("a thread: %s", strerror(errno));
-    hand_on(c);
-    pthread_join(thread, NULL);
 }
 
 static void take(const struct chain *c, int fd, double *late_us)
@@ -92,7 +55,7 @@ static void take(const struct chain *c, int fd, double *late_us)
         (void)poll(&p, 1, -1);
         r = recv(fd, buf, sizeof(buf), MSG_DONTWAIT);
         if (r == 0)
-            die("the bare threads have ended");
+            die("the bare process has ended");
         got += r > 0 ? (size_t)r : 0;
         for (; i < c->n && got >= ((size_t)i + 1) * MESSAGE; i++)
             late_us[i] = (double)(instant_now_ns() - atomic_load(&c->ended_ns[i])) / 1e3;
@@ -108,20 +71,20 @@ void bare_wakeups(double *late_us, int n, int step_us)
 
     c.ended_ns = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (c.ended_ns == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
-        die("bare threads: %s", strerror(errno));
+        die("bare wake-ups: %s", strerror(errno));
     pid = fork();
     if (pid < 0)
         die("fork: %s", strerror(errno));
     if (pid == 0) {
         close(pair[0]);
         c.out = pair[1];
-        child_main(&c);
+        run_steps(&c);
         _exit(0);
     }
     close(pair[1]);
     take(&c, pair[0], late_us);
     close(pair[0]);
     if (waitpid(pid, &status, 0) != pid || status != 0)
-        die("the bare threads failed");
+        die("the bare process failed");
     munmap(c.ended_ns, bytes);
 }

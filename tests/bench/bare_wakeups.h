@@ -1,8 +1,7 @@
 /* bare_wakeups.h - what the machine takes for the wake-ups of a token by themselves.
  *
- * Two threads of a child and the caller do what nvllmd and a client do, with nothing between: the
- * first sleeps until a step is over and wakes the second by an eventfd, which writes a few bytes to
- * a socket that the caller waits on. */
+ * A child and the caller do what nvllmd and a client do, with nothing between: the child sleeps
+ * until a step is over and writes a few bytes to a socket that the caller waits on. */
 #ifndef NVLLM_TESTS_BENCH_BARE_WAKEUPS_H
 #define NVLLM_TESTS_BENCH_BARE_WAKEUPS_H
 

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -171,6 +172,11 @@ class Daemon:
             return False
 
         wait_for(lambda: not filling(), 60, "the KV pages are made")
+
+    def times_slept(self):
+        """How often the loop's thread has waited for something, and so been woken."""
+        status = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/status").read_text()
+        return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.M)[1])
 
     def n_descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))

@@ -472,6 +472,18 @@ class ServiceManager(Case):
                         takers[number].append(int(task.name))
             self.assertEqual(takers, {number: [d.pid] for number in taken})
 
+    def test_tokens_of_one_stream_do_not_wake_the_loop(self):
+        """The engine's thread writes them itself: the loop has the first and the last alone."""
+        n_tokens = 400
+        with Daemon() as d, d.connect() as w:
+            w.generate(prompt="x", max_tokens=1)
+            woken = -d.times_slept()
+            a = w.generate(**{**LONG, "max_tokens": n_tokens})
+            woken += d.times_slept()
+        self.assertEqual(len(a.choices[0].ids), n_tokens)
+        self.assertGreater(woken, 0)
+        self.assertLess(woken, n_tokens / 4)
+
     def test_state_while_loading(self):
         """A connection during loading learns the state, and requests are refused as retryable."""
         seen = []

@@ -1,0 +1,222 @@
+/* test_engine_taker.c - events that are taken where they are made: each is told once and in order,
+ * whoever takes it, and none while the loop is awake. */
+#include <check.h>
+#include <string.h>
+
+#include "tests/unit/engine_rig.h"
+#include "tests/unit/run_suite.h"
+
+enum { TOKENS = 40, MOST = ENGINE_FEW_EVENTS + 4 };
+
+/* What requests 1 .. n were told, by whichever thread, under the taker's lock. */
+static struct told {
+    int32_t ids[TOKENS];
+    size_t n;
+    size_t by_engine; /* of those */
+    int n_terminals;
+} told[MOST];
+
+static size_t most_at_a_time, longest;
+
+static void add(const struct engine_event *ev, bool by_engine)
+{
+    struct told *t = &told[ev->request - 1];
+
+    ck_assert_int_eq(t->n_terminals, 0);
+    ck_assert_uint_le(t->n + ev->n_ids, TOKENS);
+    if (ev->n_ids)
+        memcpy(t->ids + t->n, ev->ids, ev->n_ids * sizeof(*ev->ids));
+    t->n += ev->n_ids;
+    t->by_engine += by_engine ? ev->n_ids : 0;
+    t->n_terminals += ev->type == ENGINE_DONE;
+}
+
+/* Takes at most so many, and none that is the last of its choice. */
+static struct engine_event *take_some(void *ctx, struct engine_event *list)
+{
+    size_t n = 0, length = 0;
+
+    (void)ctx;
+    for (const struct engine_event *ev = list; ev; ev = ev->next)
+        length++;
+    longest = length > longest ? length : longest;
+    for (; list && n < most_at_a_time && list->type == ENGINE_DELTA &&
+           list->reason == CORE_REASON_NONE;
+         list = list->next, n++)
+        add(list, true);
+    return list;
+}
+
+static const struct engine_taker taker = {.take = take_some};
+
+static struct engine *start_wide(void)
+{
+    const struct engine_options o = {
+        .model_folder = TEST_MODEL_DIR,
+        .backend = &cpu_backend,
+        .backend_options = {.block_len = 16,
+                            .max_batch_tokens = 1024,
+                            .max_seqs = MOST,
+                            .kv_bytes = 64u << 20,
+                            .n_threads = 2},
+        .n_tokenizer_threads = 2,
+    };
+    struct engine *g;
+    struct err e;
+
+    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+    ck_assert_int_eq(engine_state(g), ENGINE_READY);
+    return g;
+}
+
+/* Runs n requests that differ, as the daemon's loop does: the lock is held while events are used.
+ * hold: also while they are waited for. */
+static void run(struct engine *g, int n, bool hold)
+{
+    static const char *const prompts[] = {"Once upon a time", "The", "16 + 15 =", "a b c"};
+    int left = n;
+
+    memset(told, 0, sizeof(told));
+    longest = 0;
+    engine_taker_lock(g);
+    for (int i = 0; i < n; i++) {
+        struct engine_request r = request((uint64_t)i + 1, prompts[i % 4]);
+
+        r.max_tokens = TOKENS;
+        r.ignore_eos = true;
+        generate(g, &r);
+    }
+    if (!hold)
+        engine_taker_unlock(g);
+    while (left) {
+        struct engine_event *list = take(g);
+
+        if (!hold)
+            engine_taker_lock(g);
+        for (const struct engine_event *ev = list; ev; ev = ev->next) {
+            if (ev->type == ENGINE_STATE)
+                continue;
+            add(ev, false);
+            left -= ev->type == ENGINE_DONE;
+        }
+        engine_events_free(list);
+        if (!hold)
+            engine_taker_unlock(g);
+    }
+    if (hold)
+        engine_taker_unlock(g);
+}
+
+static void set_taker(struct engine *g, const struct engine_taker *t, size_t most)
+{
+    engine_taker_lock(g);
+    engine_set_taker(g, t);
+    most_at_a_time = most;
+    engine_taker_unlock(g);
+}
+
+static void check_same(const struct told *want, int n)
+{
+    for (int i = 0; i < n; i++) {
+        ck_assert_uint_eq(told[i].n, TOKENS);
+        ck_assert_mem_eq(told[i].ids, want[i % 4].ids, sizeof(want->ids));
+    }
+}
+
+/* A stream's tokens but the last are all taken by the engine's thread; and none any more once that
+ * is not wanted. */
+START_TEST(takes_all_of_one_stream)
+{
+    struct engine *g = start_wide();
+    struct told want[4];
+
+    run(g, 4, false);
+    memcpy(want, told, sizeof(want));
+    ck_assert_uint_eq(told[0].by_engine, 0);
+    set_taker(g, &taker, SIZE_MAX);
+    run(g, 1, false);
+    check_same(want, 1);
+    ck_assert_uint_eq(told[0].by_engine, TOKENS - 1);
+    set_taker(g, NULL, 0);
+    run(g, 1, false);
+    check_same(want, 1);
+    ck_assert_uint_eq(told[0].by_engine, 0);
+    engine_free(g);
+}
+END_TEST
+
+/* What it leaves comes behind what it took, each stream in its order. */
+START_TEST(what_is_left_keeps_its_order)
+{
+    struct engine *g = start_wide();
+    struct told want[4];
+
+    run(g, 4, false);
+    memcpy(want, told, sizeof(want));
+    for (size_t most = 0; most <= 3; most++) {
+        size_t by_engine = 0;
+
+        set_taker(g, &taker, most);
+        run(g, 4, false);
+        check_same(want, 4);
+        for (int i = 0; i < 4; i++)
+            by_engine += told[i].by_engine;
+        ck_assert(most == 0 ? by_engine == 0 : by_engine > 0);
+    }
+    engine_free(g);
+}
+END_TEST
+
+/* The engine's thread does not wait for the lock: while it is held all is the loop's. */
+START_TEST(takes_none_while_the_loop_is_awake)
+{
+    struct engine *g = start_wide();
+    struct told want[4];
+
+    run(g, 4, false);
+    memcpy(want, told, sizeof(want));
+    set_taker(g, &taker, SIZE_MAX);
+    run(g, 4, true);
+    check_same(want, 4);
+    for (int i = 0; i < 4; i++)
+        ck_assert_uint_eq(told[i].by_engine, 0);
+    engine_free(g);
+}
+END_TEST
+
+/* Many at a time are never handed over: the engine's next step does not wait for their writes. */
+START_TEST(takes_none_of_many)
+{
+    struct engine *g = start_wide();
+    struct told want[4];
+
+    run(g, 4, false);
+    memcpy(want, told, sizeof(want));
+    set_taker(g, &taker, SIZE_MAX);
+    run(g, MOST, false);
+    check_same(want, MOST);
+    ck_assert_uint_le(longest, ENGINE_FEW_EVENTS);
+    for (int i = 0; i < MOST; i++)
+        ck_assert_uint_lt(told[i].by_engine, TOKENS / 2); /* beside the first and last tokens */
+    run(g, ENGINE_FEW_EVENTS, false);
+    check_same(want, ENGINE_FEW_EVENTS);
+    ck_assert_uint_eq(longest, ENGINE_FEW_EVENTS);
+    engine_free(g);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("engine_taker");
+    TCase *tc = tcase_create("all");
+
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, takes_all_of_one_stream);
+    tcase_add_test(tc, what_is_left_keeps_its_order);
+    tcase_add_test(tc, takes_none_while_the_loop_is_awake);
+    tcase_add_test(tc, takes_none_of_many);
+    suite_add_tcase(s, tc);
+    return run_suite(s);
+}
