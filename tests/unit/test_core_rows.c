@@ -1,0 +1,165 @@
+/* test_core_rows.c - how many rows of a step prompts take, and how those fill tiles. */
+#include <check.h>
+
+#include "tests/unit/core_rig.h"
+#include "tests/unit/run_suite.h"
+
+enum { MOST = 1 << 20 }; /* rows, more than any step has */
+
+static void set_up(void)
+{
+    rig_defaults();
+    rig_start();
+}
+
+static void restart(void)
+{
+    rig_end();
+    rig_start();
+}
+
+static uint64_t ask(int32_t text, int32_t n_prompt, int32_t max_tokens)
+{
+    struct core_request r = rig_request(text, n_prompt, max_tokens);
+
+    return rig_ask(&r);
+}
+
+/* Beside decodes prompts take no more rows than they may there; alone they take all. */
+START_TEST(prompts_are_cut_beside_decodes)
+{
+    uint64_t a, b;
+    const struct batch *batch;
+
+    core_set_prompt_rows(rig.core, 5, MOST);
+    a = ask(1, 30, 40);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_tokens, 30);
+    rig_commit();
+    b = ask(2, 22, 3);
+    for (int i = 0; i < 5; i++) {
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 1);
+        ck_assert_int_eq(batch->n_tokens, i < 4 ? 6 : 3);
+        rig_commit();
+    }
+    core_set_prompt_rows(rig.core, 1000, MOST);
+    rig_run();
+    ck_assert_int_eq(rig_count(a, CORE_TOKEN), 40);
+    ck_assert_int_eq(rig_count(b, CORE_TOKEN), 3);
+}
+END_TEST
+
+/* Alone they have a bound of their own, which those beside decodes do not heed. */
+START_TEST(prompts_are_cut_alone)
+{
+    const struct batch *batch;
+
+    core_set_prompt_rows(rig.core, MOST, 12);
+    ask(1, 30, 4);
+    for (int i = 0; i < 3; i++) {
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_tokens, i < 2 ? 12 : 6);
+        rig_commit();
+    }
+    ask(2, 25, 3);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_decodes, 1);
+    ck_assert_int_eq(batch->n_tokens, 1 + 25);
+    rig_commit();
+    rig_run();
+}
+END_TEST
+
+/* With rows for many tiles, what prompts may take fills whole ones together with the decodes. */
+START_TEST(cut_prompts_fill_tiles)
+{
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 512;
+    rig.options.max_seq_len = 512;
+    rig.options.n_blocks = 512;
+    restart();
+    core_set_prompt_rows(rig.core, 300, MOST);
+    ask(1, 10, 40);
+    rig_step();
+    ask(2, 450, 3);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_decodes, 1);
+    ck_assert_int_eq(batch->n_tokens, 256);
+    rig_commit();
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_tokens, 1 + 450 - 255);
+    rig_commit();
+    rig_run();
+}
+END_TEST
+
+/* Filling whole tiles leaves prompts at least half of what they may take. */
+START_TEST(tiles_leave_prompts_half)
+{
+    static const int32_t may[] = {1, 16, 128, 129, 256, 300};
+    static const int32_t take[] = {1, 16, 128, 129, 129, 257};
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 512;
+    rig.options.max_seq_len = 512;
+    rig.options.max_seqs = 128;
+    rig.options.n_blocks = 2048;
+    for (int i = 0; i < 6; i++) {
+        restart();
+        core_set_prompt_rows(rig.core, may[i], MOST);
+        for (int32_t k = 0; k < 127; k++)
+            ask(10 + k, 2, 20);
+        rig_step();
+        ask(3, 380, 3);
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 127);
+        ck_assert_int_eq(batch->n_tokens - 127, take[i]);
+        rig_commit();
+    }
+}
+END_TEST
+
+/* Where a step may take more than a large tile it takes that; small ones where that is too little.
+ */
+START_TEST(many_rows_fill_large_tiles)
+{
+    static const int32_t may[] = {1000, 1024, 1413, 2046, 2047, 3900};
+    static const int32_t rows[] = {896, 1024, 1024, 1024, 2048, 3072};
+    const struct batch *batch;
+
+    rig.options.max_batch_tokens = 4096;
+    rig.options.max_seq_len = 512;
+    rig.options.max_seqs = 12;
+    rig.options.n_blocks = 2048;
+    for (int i = 0; i < 6; i++) {
+        restart();
+        core_set_prompt_rows(rig.core, may[i], MOST);
+        ask(1, 10, 40);
+        rig_step();
+        for (int32_t k = 0; k < 8; k++)
+            ask(2 + k, 500, 3);
+        batch = rig_next();
+        ck_assert_int_eq(batch->n_decodes, 1);
+        ck_assert_int_eq(batch->n_tokens, rows[i]);
+        rig_commit();
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("core_rows");
+    TCase *t = tcase_create("core_rows");
+
+    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, prompts_are_cut_beside_decodes);
+    tcase_add_test(t, prompts_are_cut_alone);
+    tcase_add_test(t, cut_prompts_fill_tiles);
+    tcase_add_test(t, tiles_leave_prompts_half);
+    tcase_add_test(t, many_rows_fill_large_tiles);
+    suite_add_tcase(s, t);
+    return run_suite(s);
+}
