@@ -33,13 +33,14 @@ enum { EVENT_BYTES = 64 << 20 };
 
 static const char usage[] =
     "usage: nvllmd [options]                      serve a model on a socket\n"
-    "       nvllmd check-config [options]         say whether it would start, and why not\n"
-    "       nvllmd check [options]                say what is wrong with a model folder\n"
+    "       nvllmd check-config [options]         whether it would start, and why not\n"
+    "       nvllmd check [options]                what is wrong with a model folder\n"
     "       nvllmd tokenize [options] [TEXT|-]    text to token ids\n"
     "       nvllmd detokenize [options] [IDS|-]   token ids to text\n"
-    "       nvllmd render [options] [JSON|-]      chat to the prompt that the model sees\n"
+    "       nvllmd render [options] [JSON|-]      a chat to the model's prompt\n"
     "\n"
-    "  --config FILE             configuration file, " OPTIONS_DEFAULT_FILE " if it is there\n"
+    "  --config FILE             configuration file; default, if it is there:\n"
+    "                            " OPTIONS_DEFAULT_FILE "\n"
     "  --set SECTION.KEY=VALUE   one option, over those of the file\n"
     "  --model DIR               model.path\n"
     "  --socket PATH             daemon.socket\n"

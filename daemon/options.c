@@ -483,6 +483,26 @@ void options_take(struct options *running, struct options *fresh, struct options
     }
 }
 
+/* In lines of a terminal's usual width. */
+static void print_help(FILE *f, const char *text)
+{
+    enum { INDENT = 6, COLUMNS = 80 };
+    int column = 0;
+
+    while (*text) {
+        int n = (int)strcspn(text, " ");
+
+        if (column > 0 && column + 1 + n > COLUMNS) {
+            fputc('\n', f);
+            column = 0;
+        }
+        column += fprintf(f, "%*s%.*s", column > 0 ? 1 : INDENT, "", n, text);
+        text += n;
+        text += strspn(text, " ");
+    }
+    fputc('\n', f);
+}
+
 void options_print(FILE *f)
 {
     char allowed[128];
@@ -491,7 +511,8 @@ void options_print(FILE *f)
         const struct option *t = &table[i];
 
         describe(t, allowed, sizeof(allowed));
-        fprintf(f, "  %s\n      %s\n      %s; default %s\n", t->key, t->help, allowed,
-                *t->fallback ? t->fallback : "empty");
+        fprintf(f, "  %s\n", t->key);
+        print_help(f, t->help);
+        fprintf(f, "      %s; default %s\n", allowed, *t->fallback ? t->fallback : "empty");
     }
 }

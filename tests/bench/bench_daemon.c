@@ -26,8 +26,8 @@ static int number(int argc, char **argv, int i, int fallback)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER] "
-                    "throughput|latency|connections|slow|hostile [NUMBER…]\n");
+    fprintf(stderr, "usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER]\n"
+                    "                    throughput|latency|connections|slow|hostile [NUMBER…]\n");
     return 2;
 }
 

@@ -254,8 +254,8 @@ START_TEST(file_of_garbage_is_refused)
 }
 END_TEST
 
-/* --help names each option with its default. */
-START_TEST(help_prints_the_table)
+/* What --help prints of the options; to be freed. */
+static char *print_options(void)
 {
     char *text = NULL;
     size_t n = 0;
@@ -264,9 +264,33 @@ START_TEST(help_prints_the_table)
     ck_assert_ptr_nonnull(f);
     options_print(f);
     fclose(f);
+    return text;
+}
+
+/* --help names each option with its default. */
+START_TEST(help_prints_the_table)
+{
+    char *text = print_options();
+
     ck_assert_ptr_nonnull(strstr(text, "  cache.block_len\n"));
     ck_assert_ptr_nonnull(strstr(text, "a power of two from 16 to 4096; default 16\n"));
     ck_assert_ptr_nonnull(strstr(text, "  limits.frame_bytes\n"));
+    free(text);
+}
+END_TEST
+
+/* A text of more than 80 columns goes on in further lines, between words and indented alike. */
+START_TEST(help_is_wrapped)
+{
+    char *text = print_options();
+
+    ck_assert_ptr_nonnull(
+        strstr(text,
+               "  cache.kv_memory\n"
+               "      memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as\n"
+               "      much as the weights take, 512M at least, and a quarter of the available\n"
+               "      memory at most\n"
+               "      bytes as 512M or 8G"));
     free(text);
 }
 END_TEST
@@ -338,6 +362,7 @@ int main(void)
     tcase_add_test(t, file_errors_name_the_line);
     tcase_add_test(t, file_of_garbage_is_refused);
     tcase_add_test(t, help_prints_the_table);
+    tcase_add_test(t, help_is_wrapped);
     suite_add_tcase(s, t);
     return run_suite(s);
 }
