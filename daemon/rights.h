@@ -20,7 +20,7 @@ enum right {
 
 struct rights_row {
     Nvllm__V1__ClientFrame__OpCase op;
-    const char *name; /* for people: "drain" */
+    const char *name; /* the protocol's: "drain" */
     enum right right;
 };
 

@@ -125,10 +125,10 @@ static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct u
     if (!row) {
         refusal_set(&e, CODE(UNSUPPORTED), "this daemon does not know the operation");
     } else if (row->right == RIGHT_ADMIN && !rights_allow(row->right, s->admin, false)) {
+        /* Without the operation's name: a user of nvllmctl knows it by another. */
         refusal_set(&e, CODE(DENIED),
-                    "%s is for admins: root, the daemon's user and members of "
-                    "daemon.admin_group",
-                    row->name);
+                    "only admins may do that: root, the daemon's user, members of "
+                    "daemon.admin_group, and who comes by daemon.admin_socket");
     } else {
         switch (f->op_case) {
         case OP(GENERATE):

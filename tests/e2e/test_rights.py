@@ -104,6 +104,18 @@ class Rights(Case):
         if op == "shutdown" and expected:
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
 
+    def test_refusals_say_who_may(self):
+        """Who may not is told who may, in words that hold for nvllmctl's commands as well."""
+        with self.daemon() as d, roles.connect(d, roles.USER) as w:
+            for op, (who, body) in OPERATIONS.items():
+                if who != "admin":
+                    continue
+                message = w.ask(**{op: body})["error"]["message"]
+                self.assertTrue(message.startswith("only admins may do that: root, "), message)
+                for others in "daemon's user", "daemon.admin_group", "daemon.admin_socket":
+                    self.assertIn(others, message)
+                self.assertNotIn(op, message)
+
     def start_long(self, w):
         """A request of its own, running; the daemon's number of it."""
         w.send(w.new_id(), generate=LONG)
