@@ -164,7 +164,9 @@ void engine_set_taker(struct engine *g, const struct engine_taker *taker)
 
 void engine_taker_lock(struct engine *g)
 {
+    atomic_store(&g->taker_wanted, true);
     pthread_mutex_lock(&g->taker_lock);
+    atomic_store(&g->taker_wanted, false);
 }
 
 void engine_taker_unlock(struct engine *g)

@@ -435,12 +435,14 @@ static void collect(struct engine *g)
 }
 
 /* Events that lie in the queue come first: where there are none and the lock is free, all that
- * this thread has pushed has been told. */
+ * this thread has pushed has been told. A loop that waits for the lock is next, or this thread
+ * might take it again and again before that wakes. */
 static void hand_over(struct engine *g)
 {
     const struct engine_event *rest;
 
-    if (!event_queue_empty(&g->events) || pthread_mutex_trylock(&g->taker_lock) != 0)
+    if (!event_queue_empty(&g->events) || atomic_load(&g->taker_wanted) ||
+        pthread_mutex_trylock(&g->taker_lock) != 0)
         return;
     if (g->taker.take) {
         rest = g->taker.take(g->taker.ctx, g->out.head);

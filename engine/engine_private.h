@@ -66,6 +66,7 @@ struct engine {
     struct engine_packer packer;
     pthread_mutex_t taker_lock; /* for taker and what it takes to; never waited for with `lock` */
     struct engine_taker taker;
+    atomic_bool taker_wanted; /* the lock is, by the loop */
     pthread_t thread;
     bool thread_runs;
 
