@@ -17,6 +17,35 @@ from harness import Case, Daemon, MODEL, config, model_folder, run_command, scal
 NOBODY = "nobody"
 INSTALLED = None  # the configuration that is looked at where none is given
 
+# Runs a command in a world where it is process 1, and none that was there before has a number.
+ALONE = ["unshare", "--pid", "--fork", "--mount-proc"]
+ALONE_AS_USER = [*ALONE, "--user", "--map-root-user"]
+
+# Listens at the socket that is its stdin, and runs its arguments.
+LISTEN = [sys.executable, "-c", """
+import socket, subprocess, sys
+s = socket.socket(fileno=0)
+s.listen(9)
+sys.exit(subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL).returncode)
+"""]
+
+# As somebody else (UID NVLLMD MODEL COMMAND…), and passes the socket on as systemd does, to a daemon
+# that root has.
+PASS_ON = [sys.executable, "-c", """
+import os, socket, subprocess, sys
+s = socket.socket(fileno=0)
+os.seteuid(int(sys.argv[1]))
+s.listen(9)
+os.seteuid(0)
+start = 'export LISTEN_FDS=1 LISTEN_PID=$$; exec "$@" 3<&0 </dev/null'
+daemon = subprocess.Popen(["sh", "-c", start, "sh", sys.argv[2], "--model", sys.argv[3], "--backend",
+                           "cpu", "--set", "cache.kv_memory=64M"], stdin=s, stderr=subprocess.DEVNULL)
+status = subprocess.run(sys.argv[4:], stdin=subprocess.DEVNULL).returncode
+daemon.kill()
+daemon.wait()
+sys.exit(status)
+"""]
+
 
 def usual_configuration():
     shown = run_command([config.nvllmctl, "help", "doctor"]).stdout.decode()
@@ -33,14 +62,19 @@ class Doctor(Case):
         global INSTALLED
         INSTALLED = usual_configuration()
 
-    def doctor(self, *args, path="/nonexistent/socket", **options):
-        done = subprocess.run([os.path.abspath(config.nvllmctl), "doctor", "--json", "--socket", str(path),
-                               *map(str, args)], capture_output=True, timeout=scaled(30, 120),
-                              **options)
+    def doctor(self, *args, path="/nonexistent/socket", run_by=(), **options):
+        done = subprocess.run([*run_by, os.path.abspath(config.nvllmctl), "doctor", "--json", "--socket",
+                               str(path), *map(str, args)], capture_output=True,
+                              timeout=scaled(30, 120), **options)
         self.assertEqual(done.stderr, b"")
         out = json.loads(done.stdout)
         self.assertEqual(out["wrong"], sum(f["level"] == "wrong" for f in out["findings"]))
         return out["findings"], done.returncode
+
+    def need(self, alone):
+        if not shutil.which(alone[0]) or subprocess.run([*alone, "true"],
+                                                        capture_output=True).returncode != 0:
+            self.skipTest("no process can be given a world of its own here")
 
     def folder(self):
         """A folder that everybody may go through."""
@@ -130,6 +164,43 @@ class Doctor(Case):
             s.listen(9)
             findings, _ = self.doctor("--model", MODEL, path=path)
             self.assertEqual(about(findings, "daemon", "wrong")[0]["mend"], f"ps -fp {os.getpid()}")
+
+    def test_silent_where_systemd_listens(self):
+        """Of process 1, systemd, which passes sockets on, and of one out of sight, as seen from a
+        container, nothing is told by a number: who serves the socket is looked for."""
+        if os.path.exists("/run/systemd/system"):
+            self.skipTest("where systemd runs, it may know a service")
+        self.need(ALONE_AS_USER)
+        for listener, run_by in (0, ALONE_AS_USER), (1, [*ALONE_AS_USER, *LISTEN]):
+            with self.subTest(listener), socket.socket(socket.AF_UNIX) as s:
+                path = self.folder() / "socket"
+                s.bind(str(path))
+                if listener == 0:
+                    s.listen(9)
+                findings, _ = self.doctor("--timeout", 2, "--model", MODEL, path=path, run_by=run_by,
+                                          stdin=s)
+                wrong, = about(findings, "daemon", "wrong")
+                self.assertIn("does not answer", wrong["text"])
+                self.assertEqual(wrong["mend"], f"ss -xlp | grep -F '{path}'")
+
+    def test_whose_model_it_is(self):
+        """The model is for whom listens, but not for whom systemd is, which passes sockets on."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can listen as somebody else")
+        self.need(ALONE)
+        folder = self.folder()
+        model = model_folder(folder / "closed" / "model")
+        (folder / "closed").chmod(0o700)
+        pass_on = [*PASS_ON, str(pwd.getpwnam(NOBODY).pw_uid), config.nvllmd, str(model)]
+        for run_by, is_nobodys in (pass_on, True), ([*ALONE, *pass_on], False):
+            with self.subTest(is_nobodys), socket.socket(socket.AF_UNIX) as s:
+                path = folder / f"socket-{is_nobodys}"
+                s.bind(str(path))
+                findings, _ = self.doctor("--timeout", scaled(20, 80), path=path, run_by=run_by, stdin=s)
+                self.assertEqual(len(about(findings, "daemon", "ok")), 1, findings)
+                found, = about(findings, "model")
+                closed = found["text"].startswith(f"user {NOBODY} may not go through")
+                self.assertEqual(closed, is_nobodys, found)
 
     def test_model_seen_from_here(self):
         """A folder that is given is looked at from where one is, whatever a daemon has."""
