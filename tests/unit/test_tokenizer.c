@@ -91,11 +91,12 @@ START_TEST(qwen3_vectors)
 }
 END_TEST
 
-static double now_ms(void)
+/* Of this thread: a busy machine does not make it more. */
+static double cpu_ms(void)
 {
     struct timespec ts;
 
-    clock_gettime(CLOCK_MONOTONIC, &ts);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
     return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
 }
 
@@ -395,9 +396,9 @@ START_TEST(megabyte_of_one_thing)
 
     for (size_t i = 0; i < n; i += unit)
         memcpy(text + i, repeated[_i], unit);
-    start = now_ms();
+    start = cpu_ms();
     ck_assert_int_eq(tokenizer_encode_all(tiny, (struct text){text, n}, true, &list), 0);
-    took = now_ms() - start;
+    took = cpu_ms() - start;
     ck_assert_msg(took < 5000, "a megabyte of unit %d took %.0f ms", _i, took);
     ck_assert_uint_gt(list.n, 0);
     free(list.ids);
