@@ -7,7 +7,7 @@
  * Callbacks but buffers and turn come from the loop or connections_flush(), never from within a
  * call of the others. Between wake and settle the loop's state is the loop's; while it sleeps
  * another thread may put and send, where the owner sees to it that it is alone and that the
- * connection is clear: all else is of the loop.
+ * connection is clear: of the callbacks it calls buffers alone, and all else is of the loop.
  */
 #ifndef NVLLMD_CONNECTION_H
 #define NVLLMD_CONNECTION_H

@@ -64,11 +64,16 @@ void server_tell_status(struct server *s)
                        status.core.requests_waiting + (int)status.n_encoding);
 }
 
+/* Again while there are requests: some wait or are preempted without the loop's being told. */
 void server_on_status(evutil_socket_t fd, short what, void *arg)
 {
+    struct server *s = arg;
+
     (void)fd;
     (void)what;
-    server_tell_status(arg);
+    server_tell_status(s);
+    if (sessions_n_requests(&s->sessions) > 0)
+        server_status_soon(s);
 }
 
 void server_status_soon(struct server *s)
@@ -360,9 +365,12 @@ void server_on_hangup(evutil_socket_t number, short what, void *arg)
 
 void server_on_reload(evutil_socket_t fd, short what, void *arg)
 {
+    struct server *s = arg;
+
     (void)fd;
     (void)what;
-    reload(arg); /* what becomes of it will be in the log */
+    reload(s); /* what becomes of it will be in the log */
+    sessions_settle(&s->sessions);
 }
 
 const struct session_control server_control = {

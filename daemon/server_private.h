@@ -55,7 +55,7 @@ struct server {
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
 
-/* One status line soon, and none while nothing happens. */
+/* A status line soon, one a second while there are requests, and none while nothing happens. */
 void server_status_soon(struct server *s);
 void server_tell_status(struct server *s);
 

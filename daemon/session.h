@@ -4,7 +4,8 @@
  * until its terminal event. When a session goes its requests are cancelled and stay in the table
  * of all until the engine has let go of them: what clients leave behind is counted too.
  * Who may do what is decided by rights.h, how much by limits.h on the accounts. Loop thread only,
- * with the engine's taker lock held; sessions_deliver alone is for the engine's thread, likewise.
+ * with the engine's taker lock held where there is a taker; sessions_deliver alone is for the
+ * engine's thread, likewise.
  */
 #ifndef NVLLMD_SESSION_H
 #define NVLLMD_SESSION_H

@@ -491,7 +491,8 @@ void sessions_event(struct sessions *s, struct engine_event *ev)
         session_check_put(one, r); /* may abandon the rest of its requests */
 }
 
-/* A request's first token changes what the daemon says of itself, its last tokens its state. */
+/* A request's first token takes it out of the queue and its last one ends it: those are the loop's.
+ */
 static bool deliver(struct sessions *s, const struct engine_event *ev)
 {
     const struct pending *p = id_map_get(&s->requests, ev->request);

@@ -157,23 +157,6 @@ void engine_set_packer(struct engine *g, const struct engine_packer *packer)
     g->packer = *packer;
 }
 
-void engine_set_taker(struct engine *g, const struct engine_taker *taker)
-{
-    g->taker = taker ? *taker : (struct engine_taker){0};
-}
-
-void engine_taker_lock(struct engine *g)
-{
-    atomic_store(&g->taker_wanted, true);
-    pthread_mutex_lock(&g->taker_lock);
-    atomic_store(&g->taker_wanted, false);
-}
-
-void engine_taker_unlock(struct engine *g)
-{
-    pthread_mutex_unlock(&g->taker_lock);
-}
-
 void engine_wake(struct engine *g)
 {
     event_queue_wake(&g->events);

@@ -1,12 +1,14 @@
 /* engine.h - the engine as the daemon sees it: requests go in, lists of events come out.
  *
  * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
- * detokenizing). All functions here are called by one thread, the daemon's loop; none of them waits
- * for a step, loads or encodes. Events carry request ids, never pointers of the caller.
+ * detokenizing). All functions here are called by one thread, the daemon's loop, but for
+ * engine_wake; none of them waits for a step, loads or encodes. Events carry request ids, never
+ * pointers of the caller.
  *
  * Few events can be taken where they are made: a thread that is woken for a token is 10 us and more
  * of what its reader waits. For that the loop's state has a lock, the taker's, which the loop holds
- * but while it sleeps, and the engine's thread only tries: where the loop is awake, it takes. */
+ * but while it sleeps, and the engine's thread only tries: where the loop is awake, it takes. The
+ * loop waits for it no longer than a few events are taken. */
 #ifndef NVLLM_ENGINE_H
 #define NVLLM_ENGINE_H
 
@@ -64,7 +66,7 @@ struct engine_taker {
     void *ctx;
 };
 
-enum { ENGINE_FEW_EVENTS = 16 }; /* a list of more is the loop's: the next step comes first */
+enum { ENGINE_FEW_EVENTS = 16 }; /* more at a time are the loop's: their writes delay no step */
 
 enum engine_state {
     ENGINE_LOADING,
@@ -176,7 +178,9 @@ void engine_free(struct engine *g);
 /* To be called before the first request. Without it answers come as they are. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
-/* With the taker's lock held, at any time. NULL, or without it: none. */
+/* With the lock held, at any time. NULL, or without it: none. Where there is one, engine_take and
+ * the use of what it gives belong under the lock, too: so each request's events keep their order.
+ */
 void engine_set_taker(struct engine *g, const struct engine_taker *taker);
 void engine_taker_lock(struct engine *g);
 void engine_taker_unlock(struct engine *g);

@@ -2,7 +2,7 @@
  *
  * A round is: wait while too much lies untaken, take what came in, submit the next step, publish
  * events, wait for the oldest step, commit it. What that has given is told at once where the
- * backend has another step, else behind the next: so it never rests for the telling. */
+ * backend has another step, else behind the next: it does not rest for that. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -434,31 +434,12 @@ static void collect(struct engine *g)
     } while (n_ends);
 }
 
-/* Events that lie in the queue come first: where there are none and the lock is free, all that
- * this thread has pushed has been told. A loop that waits for the lock is next, or this thread
- * might take it again and again before that wakes. */
-static void hand_over(struct engine *g)
-{
-    const struct engine_event *rest;
-
-    if (!event_queue_empty(&g->events) || atomic_load(&g->taker_wanted) ||
-        pthread_mutex_trylock(&g->taker_lock) != 0)
-        return;
-    if (g->taker.take) {
-        rest = g->taker.take(g->taker.ctx, g->out.head);
-        while (g->out.head != rest)
-            event_list_pop(&g->out);
-    }
-    pthread_mutex_unlock(&g->taker_lock);
-}
-
 static void publish(struct engine *g)
 {
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->stats);
     pthread_mutex_unlock(&g->lock);
-    if (g->out.n > 0 && g->out.n <= ENGINE_FEW_EVENTS)
-        hand_over(g);
+    engine_hand_over(g);
     event_queue_push(&g->events, &g->out);
 }
 

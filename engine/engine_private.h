@@ -1,5 +1,5 @@
-/* engine_private.h - what engine.c (the face), engine_jobs.c (the pool's work) and engine_loop.c
- * (the engine thread) share. Nobody else includes it. */
+/* engine_private.h - what engine.c (the face), engine_jobs.c (the pool's work), engine_loop.c (the
+ * engine thread) and what belongs to it share. Nobody else includes it. */
 #ifndef NVLLM_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_PRIVATE_H
 
@@ -102,6 +102,7 @@ struct engine {
     uint64_t ask_round;    /* of the question answered last */
     uint64_t ask_us;       /* none is before, while steps are in flight */
     struct event_list out; /* not yet published */
+    uint64_t take_us;      /* the taker takes none before */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */
@@ -125,6 +126,9 @@ void job_fail(struct job *j, enum engine_error error, const char *field, const c
 void engine_answer(struct engine *g, struct job *j); /* takes it over */
 /* The core has ended what it computed for a pin. */
 void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
+
+/* engine_taker.c: the oldest of what is not yet published, where they are few and that is free. */
+void engine_hand_over(struct engine *g);
 
 /* engine_loop.c */
 void engine_close(struct engine *g, uint64_t id); /* its terminal event is being pushed */

@@ -1,17 +1,16 @@
 /* thread.h - starts threads that take no signals.
-
-   A signal to the process goes to any thread that does not block it. Those started here block all
-   that come from outside, so that the daemon's go to its loop alone: none waits for a thread that
-   sleeps on a futex or computes, and no system call of theirs is interrupted. What a thread's own
-   mistake raises (SIGSEGV and its like) is not blocked. */
+ *
+ * A signal to the process goes to any thread that does not block it. Those started here block all
+ * that come from outside, so that the daemon's go to its loop alone: none waits for a thread that
+ * sleeps on a futex or computes. What a thread's own mistake raises (SIGSEGV and its like) is not
+ * blocked. */
 #ifndef NVLLM_THREAD_H
 #define NVLLM_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
 
-/* As pthread_create, with the attributes `a` or, where NULL, the default ones.
-   @return 0 or a negative errno */
+/* As pthread_create, with attributes a or, where that is NULL, the usual ones; negative errno. */
 static inline int thread_start(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
                                void *arg)
 {

@@ -171,7 +171,7 @@ class Daemon:
                     return True
             return False
 
-        wait_for(lambda: not filling(), 60, "the KV pages are made")
+        wait_for(lambda: not filling(), 300, "the KV pages are made")
 
     def times_slept(self):
         """How often the loop's thread has waited for something, and so been woken."""

@@ -422,8 +422,10 @@ def may_be_nice(nice):
 
 
 class ServiceManager(Case):
-    def test_notifications(self):
-        """systemd is told of the start, of the stop, and how it goes between."""
+    @contextlib.contextmanager
+    def notified(self):
+        """The environment that makes a daemon tell a service manager, and the list of what it is
+        told, whole at the end."""
         path = self.temporary_folder() / "notify"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
             s.bind(str(path))
@@ -436,16 +438,41 @@ class ServiceManager(Case):
             listener = threading.Thread(target=listen)
             listener.start()
             try:
-                with Daemon(env={"NOTIFY_SOCKET": str(path)}):
-                    pass
+                yield {"NOTIFY_SOCKET": str(path)}, messages
             finally:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
                     end.sendto(b"END", str(path))
                 listener.join()
+
+    def test_notifications(self):
+        """systemd is told of the start, of the stop, and how it goes between."""
+        with self.notified() as (env, messages):
+            with Daemon(env=env):
+                pass
         self.assertIn("READY=1", messages)
         self.assertIn("STOPPING=1", messages)
         self.assertLess(messages.index("READY=1"), messages.index("STOPPING=1"))
         self.assertTrue(any(m.startswith("STATUS=") for m in messages), messages)
+
+    def test_status_follows_requests(self):
+        """What systemctl shows is what runs and waits, also while nothing but tokens comes."""
+        def last(messages):
+            return next((m for m in reversed(messages) if m.startswith("STATUS=")), "")
+
+        with self.notified() as (env, messages):
+            with Daemon("scheduler.max_seqs=1", env=env) as d, d.connect() as w:
+                w.send(1, generate={**LONG, "max_tokens": 30000})
+                w.receive()
+                reader = threading.Thread(target=lambda: w.collect([1, 2]))
+                for want in "1 running, 0 waiting", "1 running, 1 waiting":
+                    harness.wait_for(lambda w=want: w in last(messages), scaled(20, 120), want)
+                    if want.endswith("0 waiting"):
+                        w.send(2, generate={**LONG, "max_tokens": 1})
+                        reader.start()
+                w.send(3, cancel={"target": 1})
+                reader.join()
+                harness.wait_for(lambda: "0 running, 0 waiting" in last(messages),
+                                 scaled(20, 120), "an idle daemon's status")
 
     def test_one_thread_goes_first(self):
         """The engine's thread alone has a higher priority, where the daemon may give it one."""
@@ -463,10 +490,13 @@ class ServiceManager(Case):
         """Signals are for the loop: a thread that sleeps or computes is never asked to take one."""
         taken = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
         with Daemon() as d:
-            d.wait_filled()
             takers = {number: [] for number in taken}
             for task in pathlib.Path(f"/proc/{d.pid}/task").iterdir():
-                blocked = int(re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text())[1], 16)
+                try:
+                    status = (task / "status").read_text()
+                except OSError:
+                    continue  # it has ended meanwhile
+                blocked = int(re.search(r"SigBlk:\s*(\w+)", status)[1], 16)
                 for number in taken:
                     if not blocked >> (number - 1) & 1:
                         takers[number].append(int(task.name))

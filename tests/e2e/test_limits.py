@@ -278,6 +278,14 @@ class OfOneUser(Case):
                     self.assertIsNone(answer.error)
             for i in range(5, 7):
                 self.assertIsNone(w.generate(prompt_ids=prompt, max_tokens=1).error)
+            running = {k: v for k, v in LONG.items() if k != "prompt"}
+            w.send(7, generate={**running, "prompt_ids": prompt})
+            w.receive()  # it has begun: its prompt waits no more
+            for i in range(8, 11):
+                w.send(i, generate={"prompt_ids": prompt, "max_tokens": 1})
+            refused = next(r for r in iter(w.receive, None) if r["id"] != 7)
+            self.assertEqual(refused["id"], 10)
+            self.busy(refused["error"], "queued_tokens_per_uid", 1000)
 
     def test_memory_of_requests(self):
         """What is made of small frames, many choices with many stops, is on the account until the

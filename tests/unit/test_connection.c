@@ -375,7 +375,8 @@ START_TEST(left_by_the_client)
 }
 END_TEST
 
-/* Neither a connection that is ending nor one that waits for its reader is clear. */
+/* Neither a connection that is ending nor one that waits for its reader is clear, nor one that has
+ * so much put that it would have to. */
 START_TEST(ending_and_paused_are_of_the_loop)
 {
     struct connection *c = clients[1].connection;
@@ -390,6 +391,15 @@ START_TEST(ending_and_paused_are_of_the_loop)
         connections_flush(&shared);
     }
     ck_assert(!connection_clear(c));
+    c = clients[2].connection;
+    for (size_t n = 0; n <= shared.pause_bytes; n += 3) {
+        ck_assert(connection_clear(c));
+        put_frame(c);
+    }
+    ck_assert(!connection_clear(c));
+    ck_assert(!connections_send(&shared));
+    connections_flush(&shared);
+    ck_assert(connection_clear(c));
 }
 END_TEST
 

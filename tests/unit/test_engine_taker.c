@@ -1,12 +1,15 @@
 /* test_engine_taker.c - events that are taken where they are made: each is told once and in order,
  * whoever takes it, and none while the loop is awake. */
 #include <check.h>
+#include <poll.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "tests/unit/engine_rig.h"
 #include "tests/unit/run_suite.h"
 
-enum { TOKENS = 40, MOST = ENGINE_FEW_EVENTS + 4 };
+enum { TOKENS = 40, MOST = ENGINE_FEW_EVENTS + 4, LATE_US = 3000, DEAR_US = 5000 };
 
 /* What requests 1 .. n were told, by whichever thread, under the taker's lock. */
 static struct told {
@@ -71,16 +74,35 @@ static struct engine *start_wide(void)
     return g;
 }
 
-/* Runs n requests that differ, as the daemon's loop does: the lock is held while events are used.
- * hold: also while they are waited for. */
-static void run(struct engine *g, int n, bool hold)
+enum { HOLD = -1 };
+
+/* Takes and uses, under the lock, what lies in the queue; how many requests have ended. */
+static int use_queue(struct engine *g)
+{
+    struct engine_event *list = engine_take(g);
+    int ended = 0;
+
+    for (const struct engine_event *ev = list; ev; ev = ev->next) {
+        if (ev->type == ENGINE_STATE)
+            continue;
+        add(ev, false);
+        ended += ev->type == ENGINE_DONE;
+    }
+    engine_events_free(list);
+    return ended;
+}
+
+/* Runs n requests that differ, as the daemon's loop does: events are taken and used with the lock
+ * held. late_us: how long after they have come. HOLD: the lock is held all the time. */
+static void run(struct engine *g, int n, int late_us)
 {
     static const char *const prompts[] = {"Once upon a time", "The", "16 + 15 =", "a b c"};
-    int left = n;
 
+    engine_taker_lock(g);
     memset(told, 0, sizeof(told));
     longest = 0;
-    engine_taker_lock(g);
+    if (late_us != HOLD)
+        engine_taker_unlock(g);
     for (int i = 0; i < n; i++) {
         struct engine_request r = request((uint64_t)i + 1, prompts[i % 4]);
 
@@ -88,24 +110,19 @@ static void run(struct engine *g, int n, bool hold)
         r.ignore_eos = true;
         generate(g, &r);
     }
-    if (!hold)
-        engine_taker_unlock(g);
-    while (left) {
-        struct engine_event *list = take(g);
+    for (int left = n; left;) {
+        struct pollfd p = {.fd = engine_event_fd(g), .events = POLLIN};
 
-        if (!hold)
+        ck_assert_int_eq(poll(&p, 1, 30000), 1);
+        if (late_us != HOLD) {
+            usleep((useconds_t)late_us);
             engine_taker_lock(g);
-        for (const struct engine_event *ev = list; ev; ev = ev->next) {
-            if (ev->type == ENGINE_STATE)
-                continue;
-            add(ev, false);
-            left -= ev->type == ENGINE_DONE;
         }
-        engine_events_free(list);
-        if (!hold)
+        left -= use_queue(g);
+        if (late_us != HOLD)
             engine_taker_unlock(g);
     }
-    if (hold)
+    if (late_us == HOLD)
         engine_taker_unlock(g);
 }
 
@@ -132,34 +149,35 @@ START_TEST(takes_all_of_one_stream)
     struct engine *g = start_wide();
     struct told want[4];
 
-    run(g, 4, false);
+    run(g, 4, 0);
     memcpy(want, told, sizeof(want));
     ck_assert_uint_eq(told[0].by_engine, 0);
     set_taker(g, &taker, SIZE_MAX);
-    run(g, 1, false);
+    run(g, 1, 0);
     check_same(want, 1);
     ck_assert_uint_eq(told[0].by_engine, TOKENS - 1);
     set_taker(g, NULL, 0);
-    run(g, 1, false);
+    run(g, 1, 0);
     check_same(want, 1);
     ck_assert_uint_eq(told[0].by_engine, 0);
     engine_free(g);
 }
 END_TEST
 
-/* What it leaves comes behind what it took, each stream in its order. */
+/* What it leaves comes behind what it took, each stream in its order, however late the loop comes
+ * to it. */
 START_TEST(what_is_left_keeps_its_order)
 {
     struct engine *g = start_wide();
     struct told want[4];
 
-    run(g, 4, false);
+    run(g, 4, 0);
     memcpy(want, told, sizeof(want));
     for (size_t most = 0; most <= 3; most++) {
         size_t by_engine = 0;
 
         set_taker(g, &taker, most);
-        run(g, 4, false);
+        run(g, 4, LATE_US);
         check_same(want, 4);
         for (int i = 0; i < 4; i++)
             by_engine += told[i].by_engine;
@@ -175,10 +193,10 @@ START_TEST(takes_none_while_the_loop_is_awake)
     struct engine *g = start_wide();
     struct told want[4];
 
-    run(g, 4, false);
+    run(g, 4, 0);
     memcpy(want, told, sizeof(want));
     set_taker(g, &taker, SIZE_MAX);
-    run(g, 4, true);
+    run(g, 4, HOLD);
     check_same(want, 4);
     for (int i = 0; i < 4; i++)
         ck_assert_uint_eq(told[i].by_engine, 0);
@@ -192,17 +210,50 @@ START_TEST(takes_none_of_many)
     struct engine *g = start_wide();
     struct told want[4];
 
-    run(g, 4, false);
+    run(g, 4, 0);
     memcpy(want, told, sizeof(want));
     set_taker(g, &taker, SIZE_MAX);
-    run(g, MOST, false);
+    run(g, MOST, 0);
     check_same(want, MOST);
     ck_assert_uint_le(longest, ENGINE_FEW_EVENTS);
-    for (int i = 0; i < MOST; i++)
-        ck_assert_uint_lt(told[i].by_engine, TOKENS / 2); /* beside the first and last tokens */
-    run(g, ENGINE_FEW_EVENTS, false);
+    run(g, ENGINE_FEW_EVENTS, 0);
     check_same(want, ENGINE_FEW_EVENTS);
     ck_assert_uint_eq(longest, ENGINE_FEW_EVENTS);
+    engine_free(g);
+}
+END_TEST
+
+static uint64_t cpu_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+static struct engine_event *take_dearly(void *ctx, struct engine_event *list)
+{
+    const uint64_t end = cpu_us() + DEAR_US;
+
+    while (cpu_us() < end)
+        ;
+    return take_some(ctx, list);
+}
+
+/* Where taking is dear the engine's thread leaves nearly all to the loop. */
+START_TEST(takes_little_where_that_is_dear)
+{
+    const struct engine_taker dear = {.take = take_dearly};
+    struct engine *g = start_wide();
+    struct told want[4];
+
+    run(g, 4, 0);
+    memcpy(want, told, sizeof(want));
+    set_taker(g, &dear, SIZE_MAX);
+    run(g, 1, 0);
+    check_same(want, 1);
+    ck_assert_uint_ge(told[0].by_engine, 1);
+    ck_assert_uint_lt(told[0].by_engine, TOKENS / 2);
     engine_free(g);
 }
 END_TEST
@@ -217,6 +268,7 @@ int main(void)
     tcase_add_test(tc, what_is_left_keeps_its_order);
     tcase_add_test(tc, takes_none_while_the_loop_is_awake);
     tcase_add_test(tc, takes_none_of_many);
+    tcase_add_test(tc, takes_little_where_that_is_dear);
     suite_add_tcase(s, tc);
     return run_suite(s);
 }
