@@ -2,8 +2,8 @@
  * something begins and down where it ends, so that a limit is one comparison.
  *
  * An account is there while somebody refers to it or something is on it; when it goes everything
- * must have come back to zero. For whoever has the loop's state, see connection.h, but for the bytes
- * of requests, which whoever lets go of a request gives back. */
+ * must have come back to zero. For whoever has the loop's state, see connection.h, but for the
+ * bytes of requests, which whoever lets go of a request gives back. */
 #ifndef NVLLMD_ACCOUNTS_H
 #define NVLLMD_ACCOUNTS_H
 
