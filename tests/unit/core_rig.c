@@ -46,6 +46,18 @@ void rig_end(void)
     rig.backend = NULL;
 }
 
+void rig_set_up(void)
+{
+    rig_defaults();
+    rig_start();
+}
+
+void rig_restart(void)
+{
+    rig_end();
+    rig_start();
+}
+
 struct core_request rig_request(int32_t text, int32_t n_prompt, int32_t max_tokens)
 {
     plain_sampling = (struct sampling){.repetition_penalty = 1.0f, .n_logprobs = -1};
@@ -69,6 +81,13 @@ uint64_t rig_ask(struct core_request *r)
     ck_assert_int_eq(core_admit(rig.core, r, rig.now_us), CORE_OK);
     rig_look();
     return r->id;
+}
+
+uint64_t rig_ask_for(int32_t text, int32_t n_prompt, int32_t max_tokens)
+{
+    struct core_request r = rig_request(text, n_prompt, max_tokens);
+
+    return rig_ask(&r);
 }
 
 void rig_look(void)

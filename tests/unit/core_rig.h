@@ -23,11 +23,14 @@ struct rig {
 extern struct rig rig;
 void rig_defaults(void);
 void rig_start(void);
+void rig_set_up(void); /* both */
 void rig_end(void);
+void rig_restart(void); /* with what has been changed */
 
 /* A request of client 1 for max_tokens after n tokens that follow from text; change, then ask. */
 struct core_request rig_request(int32_t text, int32_t n_prompt, int32_t max_tokens);
 uint64_t rig_ask(struct core_request *r); /* must be admitted; gives its id */
+uint64_t rig_ask_for(int32_t text, int32_t n_prompt, int32_t max_tokens); /* both */
 
 const struct batch *rig_next(void); /* submitted; NULL: CORE_WAIT or CORE_IDLE */
 void rig_commit(void);

@@ -9,19 +9,7 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
 /* Starts again with changed options. */
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
 /* A request is told its tokens, the last with the reason, then its end with the usage. */
 START_TEST(tokens_then_finished)
 {
@@ -100,7 +88,7 @@ START_TEST(stop_discards_the_row_in_flight)
     uint64_t id;
 
     rig.backend_options.n_ids = SAMPLING_MAX_STOP_IDS; /* whatever is sampled is a stop id */
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < SAMPLING_MAX_STOP_IDS; i++)
         ids[i] = 100 + i;
     s.stop_ids = ids;
@@ -158,7 +146,7 @@ START_TEST(refuses_what_never_fits)
     uint64_t id;
 
     rig.options.n_blocks = 5;
-    restart();
+    rig_restart();
     r = rig_request(1, 10, 12); /* the last token needs no slot: 21 */
     ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
     r.max_tokens = 11;
@@ -238,7 +226,7 @@ START_TEST(deadlines_cover_waiting_and_running)
     uint64_t runs, waits, endless;
 
     rig.options.max_seqs = 1;
-    restart();
+    rig_restart();
     r = rig_request(1, 5, 50);
     r.deadline_us = 9000;
     runs = rig_ask(&r);
@@ -417,7 +405,7 @@ START_TEST(waiting_takes_no_memory_for_answers)
     rig.options.block_len = 4096;
     rig.options.n_blocks = 16;
     rig.options.max_seq_len = 50000;
-    restart();
+    rig_restart();
     before = resident_bytes();
     for (int i = 0; i < N_REQUESTS; i++) {
         struct core_request r = rig_request(1, 5, 40000);
@@ -434,7 +422,7 @@ int main(void)
     Suite *s = suite_create("core");
     TCase *t = tcase_create("core");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_add_test(t, tokens_then_finished);
     tcase_add_test(t, decode_names_the_row_before);
     tcase_add_test(t, no_step_past_max_tokens);

@@ -6,18 +6,6 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
 static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens)
 {
     struct core_request r = rig_request(text, n_prompt, max_tokens);
@@ -133,7 +121,7 @@ START_TEST(pins_take_half_at_most)
     uint64_t id;
 
     rig.options.n_blocks = 20;
-    restart();
+    rig_restart();
     ask(1, 1, 44, 1);
     rig_run();
     ck_assert_int_eq(about(pin_of(1), 1, 44), CORE_INSPECT_PIN_LIMIT);
@@ -158,7 +146,7 @@ START_TEST(pins_wait_for_what_was_admitted)
     uint64_t id;
 
     rig.options.n_blocks = 20;
-    restart();
+    rig_restart();
     ask(1, 1, 24, 1);
     rig_run();
     id = ask(2, 3, 20, 40); /* 15 blocks in the end */
@@ -179,13 +167,13 @@ START_TEST(pins_that_make_no_sense)
     q.viewer = 2;
     ck_assert_int_eq(about(q, 1, 40), CORE_INSPECT_DENIED);
     rig.options.share_all = true;
-    restart();
+    rig_restart();
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_DENIED);
     q.all = true;
     ck_assert_int_eq(about(q, 1, 40), CORE_INSPECT_ABSENT);
     rig.options.share_all = false;
     rig.options.prefix_cache = false;
-    restart();
+    rig_restart();
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_NO_CACHE);
 }
 END_TEST
@@ -228,7 +216,7 @@ START_TEST(clear_is_for_ones_own)
     ck_assert_int_eq(about(q, 1, 1), CORE_INSPECT_OK);
     ck_assert_int_eq(rig_stats().blocks_cached, 0);
     rig.options.share_all = true;
-    restart();
+    rig_restart();
     ck_assert_int_eq(about(clear_of(1), 1, 1), CORE_INSPECT_DENIED);
 }
 END_TEST
@@ -303,7 +291,7 @@ START_TEST(explains_no_others_words)
     int32_t guess[20];
 
     rig.options.share_all = true;
-    restart();
+    rig_restart();
     ask(1, 1, 20, 1);
     rig_run();
     for (int32_t i = 0; i < 20; i++)
@@ -332,7 +320,7 @@ int main(void)
     Suite *s = suite_create("core_cache");
     TCase *t = tcase_create("core_cache");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, a_pinned_prompt_stays);
     tcase_add_test(t, pins_share_what_is_common);

@@ -9,18 +9,6 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
 static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens)
 {
     struct core_request r = rig_request(text, n_prompt, max_tokens);
@@ -44,7 +32,7 @@ START_TEST(requests_in_the_order_of_their_turns)
     uint64_t ids[6];
 
     rig.options.max_seqs = 1;
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < 6; i++) {
         struct core_request r = rig_request(i, 5 + i, 1);
 
@@ -129,7 +117,7 @@ START_TEST(held_and_preempted_are_told)
     rig_run();
 
     rig.options.n_blocks = 8;
-    restart();
+    rig_restart();
     ask(1, 1, 8, 20);
     a = ask(1, 2, 8, 20);
     while (rig_stats().preemptions == 0)
@@ -301,7 +289,7 @@ START_TEST(maps_of_a_shared_cache_show_no_sharing)
     uint64_t mine;
 
     rig.options.share_all = true;
-    restart();
+    rig_restart();
     ask(1, 1, 28, 9);
     rig_step();
     rig_step();
@@ -328,7 +316,7 @@ START_TEST(shared_cache_is_nobodys)
     struct inspect_query q = {.kind = INSPECT_CACHE, .viewer = 0, .limit = 100};
 
     rig.options.share_all = true;
-    restart();
+    rig_restart();
     ask(0, 1, 20, 1);
     rig_run();
     ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
@@ -428,7 +416,7 @@ START_TEST(explains_why_one_waits)
 
     rig.options.n_blocks = 10;
     rig.options.max_seqs = 2;
-    restart();
+    rig_restart();
     a = ask(1, 1, 20, 10);
     ck_assert_int_eq(why(a), INSPECT_WHY_STEP);
     b = ask(1, 2, 20, 2);
@@ -442,7 +430,7 @@ START_TEST(explains_why_one_waits)
     ck_assert(!rig.report->found);
     rig_run();
     rig.options.n_blocks = 64;
-    restart();
+    rig_restart();
     ask(1, 1, 20, 10);
     b = ask(1, 1, 21, 2);
     rig_next();
@@ -470,7 +458,7 @@ START_TEST(explains_who_waits_for_blocks)
 
     rig.options.n_blocks = 10;
     rig.options.max_seqs = 3;
-    restart();
+    rig_restart();
     ask(1, 2, 20, 1);
     rig_run();
     ask(1, 1, 20, 10);
@@ -511,7 +499,7 @@ START_TEST(a_look_at_much_is_quick)
     rig.options.max_seqs = 256;
     rig.options.max_batch_tokens = 8192;
     rig.options.max_seq_len = 1024;
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < N_CHAINS; i++) {
         struct core_request r = rig_request(i, 80, 1);
 
@@ -557,7 +545,7 @@ int main(void)
     Suite *s = suite_create("core_inspect");
     TCase *t = tcase_create("core_inspect");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, requests_in_the_order_of_their_turns);
     tcase_add_test(t, a_request_from_waiting_to_its_end);

@@ -6,25 +6,6 @@
 
 enum { MOST = 1 << 20 }; /* rows, more than any step has */
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
-static uint64_t ask(int32_t text, int32_t n_prompt, int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    return rig_ask(&r);
-}
-
 /* Beside decodes prompts take no more rows than they may there; alone they take all. */
 START_TEST(prompts_are_cut_beside_decodes)
 {
@@ -32,11 +13,11 @@ START_TEST(prompts_are_cut_beside_decodes)
     const struct batch *batch;
 
     core_set_prompt_rows(rig.core, 5, MOST);
-    a = ask(1, 30, 40);
+    a = rig_ask_for(1, 30, 40);
     batch = rig_next();
     ck_assert_int_eq(batch->n_tokens, 30);
     rig_commit();
-    b = ask(2, 22, 3);
+    b = rig_ask_for(2, 22, 3);
     for (int i = 0; i < 5; i++) {
         batch = rig_next();
         ck_assert_int_eq(batch->n_decodes, 1);
@@ -56,13 +37,13 @@ START_TEST(prompts_are_cut_alone)
     const struct batch *batch;
 
     core_set_prompt_rows(rig.core, MOST, 12);
-    ask(1, 30, 4);
+    rig_ask_for(1, 30, 4);
     for (int i = 0; i < 3; i++) {
         batch = rig_next();
         ck_assert_int_eq(batch->n_tokens, i < 2 ? 12 : 6);
         rig_commit();
     }
-    ask(2, 25, 3);
+    rig_ask_for(2, 25, 3);
     batch = rig_next();
     ck_assert_int_eq(batch->n_decodes, 1);
     ck_assert_int_eq(batch->n_tokens, 1 + 25);
@@ -79,11 +60,11 @@ START_TEST(cut_prompts_fill_tiles)
     rig.options.max_batch_tokens = 512;
     rig.options.max_seq_len = 512;
     rig.options.n_blocks = 512;
-    restart();
+    rig_restart();
     core_set_prompt_rows(rig.core, 300, MOST);
-    ask(1, 10, 40);
+    rig_ask_for(1, 10, 40);
     rig_step();
-    ask(2, 450, 3);
+    rig_ask_for(2, 450, 3);
     batch = rig_next();
     ck_assert_int_eq(batch->n_decodes, 1);
     ck_assert_int_eq(batch->n_tokens, 256);
@@ -107,12 +88,12 @@ START_TEST(tiles_leave_prompts_half)
     rig.options.max_seqs = 128;
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
-        restart();
+        rig_restart();
         core_set_prompt_rows(rig.core, may[i], MOST);
         for (int32_t k = 0; k < 127; k++)
-            ask(10 + k, 2, 20);
+            rig_ask_for(10 + k, 2, 20);
         rig_step();
-        ask(3, 380, 3);
+        rig_ask_for(3, 380, 3);
         batch = rig_next();
         ck_assert_int_eq(batch->n_decodes, 127);
         ck_assert_int_eq(batch->n_tokens - 127, take[i]);
@@ -134,12 +115,12 @@ START_TEST(many_rows_fill_large_tiles)
     rig.options.max_seqs = 12;
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
-        restart();
+        rig_restart();
         core_set_prompt_rows(rig.core, may[i], MOST);
-        ask(1, 10, 40);
+        rig_ask_for(1, 10, 40);
         rig_step();
         for (int32_t k = 0; k < 8; k++)
-            ask(2 + k, 500, 3);
+            rig_ask_for(2 + k, 500, 3);
         batch = rig_next();
         ck_assert_int_eq(batch->n_decodes, 1);
         ck_assert_int_eq(batch->n_tokens, rows[i]);
@@ -153,7 +134,7 @@ int main(void)
     Suite *s = suite_create("core_rows");
     TCase *t = tcase_create("core_rows");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, prompts_are_cut_beside_decodes);
     tcase_add_test(t, prompts_are_cut_alone);

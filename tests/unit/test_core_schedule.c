@@ -10,25 +10,6 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
-static uint64_t ask(int32_t text, int32_t n_prompt, int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    return rig_ask(&r);
-}
-
 static uint64_t ask_as(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
                        int32_t max_tokens)
 {
@@ -58,12 +39,12 @@ static int32_t cached(uint64_t id)
 /* What one request computed the next finds; of a prompt found whole the last block is computed. */
 START_TEST(second_finds_what_first_computed)
 {
-    uint64_t a = ask(1, 20, 2), b, c;
+    uint64_t a = rig_ask_for(1, 20, 2), b, c;
 
     rig_run();
-    b = ask(1, 22, 2);
+    b = rig_ask_for(1, 22, 2);
     rig_run();
-    c = ask(1, 20, 2);
+    c = rig_ask_for(1, 20, 2);
     rig_run();
     ck_assert_int_eq(cached(a), 0);
     ck_assert_int_eq(cached(b), 20);
@@ -77,7 +58,7 @@ END_TEST
 /* The next turn of a conversation finds prompt and answer. */
 START_TEST(answers_are_found_too)
 {
-    uint64_t a = ask(1, 6, 11), b;
+    uint64_t a = rig_ask_for(1, 6, 11), b;
     struct core_request r;
     int32_t prompt[20];
 
@@ -97,7 +78,7 @@ END_TEST
  * came later passes the one held back. */
 START_TEST(same_beginning_is_computed_once)
 {
-    uint64_t a = ask(1, 20, 3), b = ask(1, 21, 3), c = ask(2, 5, 3);
+    uint64_t a = rig_ask_for(1, 20, 3), b = rig_ask_for(1, 21, 3), c = rig_ask_for(2, 5, 3);
     const struct batch *batch = rig_next();
 
     ck_assert_int_eq(batch->n_seqs, 2);
@@ -123,9 +104,9 @@ START_TEST(held_back_between_chunks)
 {
     uint64_t b;
 
-    ask(1, 100, 2);
+    rig_ask_for(1, 100, 2);
     rig_step();
-    b = ask(1, 101, 2);
+    b = rig_ask_for(1, 101, 2);
     ck_assert_int_eq(rig_stats().seqs_running, 1);
     rig_run();
     ck_assert_int_eq(cached(b), 100);
@@ -136,7 +117,7 @@ END_TEST
 /* Who is held back goes on when the one computing is cancelled, with what was computed so far. */
 START_TEST(held_back_until_holder_is_gone)
 {
-    uint64_t a = ask(1, 100, 2), b = ask(1, 101, 2);
+    uint64_t a = rig_ask_for(1, 100, 2), b = rig_ask_for(1, 101, 2);
 
     rig_step();
     rig_next();
@@ -172,7 +153,7 @@ START_TEST(choices_share_the_prompt)
         uint64_t id;
 
         rig.options.prefix_cache = with_cache;
-        restart();
+        rig_restart();
         r = rig_request(1, 22, 4);
         r.n = 4;
         id = rig_ask(&r);
@@ -194,11 +175,11 @@ START_TEST(no_cache_no_memory)
     uint64_t b;
 
     rig.options.prefix_cache = false;
-    restart();
-    ask(1, 20, 2);
+    rig_restart();
+    rig_ask_for(1, 20, 2);
     rig_run();
     ck_assert_int_eq(rig_stats().blocks_free, 64);
-    b = ask(1, 20, 2);
+    b = rig_ask_for(1, 20, 2);
     rig_run();
     ck_assert_int_eq(cached(b), 0);
 }
@@ -212,7 +193,7 @@ START_TEST(scope_and_salt)
         uint64_t other, salted, same_salt;
 
         rig.options.share_all = share_all;
-        restart();
+        rig_restart();
         ask_as(1, CORE_NORMAL, 1, 20, 1);
         rig_run();
         other = ask_as(2, CORE_NORMAL, 1, 21, 1);
@@ -235,10 +216,10 @@ END_TEST
 /* A long prompt goes in chunks, and who decodes has a token in every step meanwhile. */
 START_TEST(long_prompt_never_stalls_decodes)
 {
-    uint64_t a = ask(1, 4, 60);
+    uint64_t a = rig_ask_for(1, 4, 60);
 
     rig_step();
-    ask(2, 190, 1);
+    rig_ask_for(2, 190, 1);
     for (int i = 0; i < 6; i++) {
         const struct batch *b = rig_next();
 
@@ -257,9 +238,9 @@ START_TEST(decodes_take_turns)
     int32_t before[7];
 
     rig.options.max_batch_tokens = 3;
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < 7; i++)
-        ids[i] = ask(i, 3, 60);
+        ids[i] = rig_ask_for(i, 3, 60);
     for (int i = 0; i < 30; i++)
         rig_step();
     for (int i = 0; i < 7; i++)
@@ -268,7 +249,7 @@ START_TEST(decodes_take_turns)
         rig_step();
     for (int i = 0; i < 7; i++)
         ck_assert_int_eq(rig_count(ids[i], CORE_TOKEN) - before[i], 15);
-    late = ask(7, 12, 1);
+    late = rig_ask_for(7, 12, 1);
     for (int i = 0; i < 12; i++)
         rig_step();
     ck_assert_int_eq(rig_count(late, CORE_TOKEN), 1);
@@ -283,11 +264,11 @@ START_TEST(one_row_a_step)
     uint64_t a, b;
 
     rig.options.max_batch_tokens = 1;
-    restart();
-    a = ask(1, 2, 50);
+    rig_restart();
+    a = rig_ask_for(1, 2, 50);
     rig_step();
     rig_step();
-    b = ask(2, 10, 1);
+    b = rig_ask_for(2, 10, 1);
     for (int i = 0; i < 21; i++)
         rig_step();
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 1);
@@ -301,10 +282,10 @@ START_TEST(skipped_decode_gives_its_token)
     uint64_t a;
 
     rig.options.max_batch_tokens = 1;
-    restart();
-    a = ask(1, 1, 5);
+    rig_restart();
+    a = rig_ask_for(1, 1, 5);
     rig_next();
-    ask(2, 1, 5);
+    rig_ask_for(2, 1, 5);
     ck_assert_int_eq(rig_next()->tokens[0], ~0);
     rig_commit();
     ck_assert_int_eq(rig_next()->tokens[0], 2000); /* the other's prompt */
@@ -319,10 +300,10 @@ START_TEST(admission_needs_room_for_the_prompt)
     uint64_t a, b;
 
     rig.options.n_blocks = 10;
-    restart();
-    a = ask(1, 20, 10);
+    rig_restart();
+    a = rig_ask_for(1, 20, 10);
     rig_step();
-    b = ask(2, 20, 2); /* 5 blocks and one to begin with, 4 are there */
+    b = rig_ask_for(2, 20, 2); /* 5 blocks and one to begin with, 4 are there */
     rig_step();
     ck_assert_int_eq(rig_stats().seqs_running, 1);
     ck_assert_int_eq(rig_stats().requests_waiting, 1);
@@ -338,7 +319,7 @@ START_TEST(higher_class_first)
     uint64_t low, normal, high;
 
     rig.options.max_seqs = 1;
-    restart();
+    rig_restart();
     low = ask_as(1, CORE_LOW, 1, 5, 2);
     normal = ask_as(1, CORE_NORMAL, 2, 5, 2);
     high = ask_as(1, CORE_HIGH, 3, 5, 2);
@@ -358,7 +339,7 @@ START_TEST(fair_between_clients)
     struct rng rng = {3};
 
     rig.options.max_seqs = RUNNING;
-    restart();
+    rig_restart();
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < N; i++) {
             int32_t n_prompt = rng_range(&rng, 4, k ? 30 : 8), n = rng_range(&rng, 1, 8);
@@ -385,7 +366,7 @@ START_TEST(newest_of_lowest_class_is_preempted)
 
     rig.options.n_blocks = 12;
     rig.options.max_seqs = 3;
-    restart();
+    rig_restart();
     low_old = ask_as(1, CORE_LOW, 1, 7, 17);
     low_new = ask_as(1, CORE_LOW, 2, 7, 17);
     normal = ask_as(1, CORE_NORMAL, 3, 7, 17);
@@ -417,9 +398,9 @@ START_TEST(often_preempted_is_spared)
 
     rig.options.n_blocks = 8;
     rig.options.max_preemptions = 0;
-    restart();
-    old = ask(1, 8, 20);
-    new = ask(2, 8, 20);
+    rig_restart();
+    old = rig_ask_for(1, 8, 20);
+    new = rig_ask_for(2, 8, 20);
     rig_run();
     /* all are exempt at once: then the newest goes, never the oldest */
     ck_assert_int_eq(rig_finished(old)->usage.preemptions, 0);
@@ -437,8 +418,8 @@ START_TEST(preempted_in_flight_keeps_its_token)
     bool reloaded = false;
 
     rig.options.n_blocks = 6;
-    restart();
-    a = ask(1, 7, 14);
+    rig_restart();
+    a = rig_ask_for(1, 7, 14);
     r = rig_request(2, 7, 14);
     s = *r.sampling;
     s.repetition_penalty = 1.2f;
@@ -477,9 +458,9 @@ START_TEST(replay_computes_as_before)
 
     rig.options.n_blocks = 8;
     rig.options.replay = rig.backend_options.replay = true;
-    restart();
-    a = ask(1, 8, 20);
-    b = ask(2, 8, 20);
+    rig_restart();
+    a = rig_ask_for(1, 8, 20);
+    b = rig_ask_for(2, 8, 20);
     while (core_busy(rig.core)) {
         const struct batch *batch = rig_next();
 
@@ -490,7 +471,7 @@ START_TEST(replay_computes_as_before)
     ck_assert_int_ge(rig_finished(b)->usage.preemptions, 1);
     ck_assert_int_gt(n_silent, 0);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 20);
-    c = ask(2, 8, 20); /* alone, with the prompt's blocks alone to be found */
+    c = rig_ask_for(2, 8, 20); /* alone, with the prompt's blocks alone to be found */
     rig_run();
     ck_assert_int_le(rig_finished(c)->usage.cached_tokens, 8);
     for (int32_t i = 0; i < 20; i++)
@@ -505,12 +486,12 @@ START_TEST(tails_are_reused_first)
     uint64_t again;
 
     rig.options.n_blocks = 12;
-    restart();
-    ask(1, 40, 1);
+    rig_restart();
+    rig_ask_for(1, 40, 1);
     rig_run();
-    ask(2, 24, 1); /* takes the 2 that are free and the last 4 of the first */
+    rig_ask_for(2, 24, 1); /* takes the 2 that are free and the last 4 of the first */
     rig_run();
-    again = ask(1, 40, 1);
+    again = rig_ask_for(1, 40, 1);
     rig_run();
     ck_assert_int_eq(cached(again), 24);
 }
@@ -523,7 +504,7 @@ START_TEST(a_long_queue_is_not_slow)
     double us;
 
     rig.options.max_seqs = 4;
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < 10000; i++) {
         struct core_request r = rig_request(i % 2 ? i : 1, 40, 2);
 
@@ -554,7 +535,7 @@ int main(void)
     Suite *s = suite_create("core_schedule");
     TCase *t = tcase_create("core_schedule");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, second_finds_what_first_computed);
     tcase_add_test(t, answers_are_found_too);

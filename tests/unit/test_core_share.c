@@ -7,18 +7,6 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-static void set_up(void)
-{
-    rig_defaults();
-    rig_start();
-}
-
-static void restart(void)
-{
-    rig_end();
-    rig_start();
-}
-
 static uint64_t ask(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
                     int32_t max_tokens)
 {
@@ -67,9 +55,9 @@ START_TEST(one_among_two_hundred)
         uint64_t alone, among;
 
         rig.options.n_blocks = 400;
-        restart();
+        rig_restart();
         alone = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
-        restart();
+        rig_restart();
         flood(1);
         among = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
         printf("%d + %d tokens: alone %d steps, among two hundred %d\n", n_prompt, n,
@@ -87,9 +75,9 @@ START_TEST(one_among_two_hundred_without_blocks)
 
     rig.options.n_blocks = 64;
     rig.options.max_seqs = 64;
-    restart();
+    rig_restart();
     alone = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
-    restart();
+    rig_restart();
     flood(1);
     ck_assert_int_lt(rig_stats().blocks_free + rig_stats().blocks_cached, 20);
     among = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
@@ -126,7 +114,7 @@ END_TEST
 START_TEST(two_floods_settle)
 {
     rig.options.n_blocks = 400;
-    restart();
+    rig_restart();
     flood(1);
     flood(2);
     ck_assert_uint_le(rig.core->n_yields, 4);
@@ -147,7 +135,7 @@ START_TEST(shares_weigh)
     ck_assert_ptr_nonnull(shares);
     *shares = (struct fair_share){.client = 2, .share = 3 * FAIR_USUAL_SHARE};
     rig.options.n_blocks = 400;
-    restart();
+    rig_restart();
     core_set_shares(rig.core, shares, 1);
     flood(1);
     flood(2);
@@ -167,7 +155,7 @@ START_TEST(nobody_yields_for_nothing)
 {
     flood(1);
     ck_assert_uint_eq(rig.core->n_yields, 0);
-    restart();
+    rig_restart();
     for (int32_t i = 0; i < 8; i++)
         ask(1, CORE_NORMAL, i, 4, 200);
     ask(2, CORE_LOW, 20, 4, 4); /* of lower class */
@@ -185,7 +173,7 @@ START_TEST(class_before_all_else)
 
     rig.options.n_blocks = 14;
     rig.options.max_preemptions = 0; /* all are used up at once: the lowest class goes still */
-    restart();
+    rig_restart();
     normal[0] = ask(1, CORE_NORMAL, 1, 8, 20);
     low = ask(1, CORE_LOW, 3, 8, 20);
     rig_step();
@@ -203,7 +191,7 @@ START_TEST(who_has_most_blocks_gives_way)
     uint64_t first, big, small;
 
     rig.options.n_blocks = 30;
-    restart();
+    rig_restart();
     first = ask(1, CORE_NORMAL, 1, 40, 40);
     big = ask(1, CORE_NORMAL, 2, 40, 30);
     rig_step();
@@ -223,7 +211,7 @@ START_TEST(long_prompt_lets_others_begin)
     uint64_t id;
 
     rig.options.n_blocks = 128;
-    restart();
+    rig_restart();
     ask(1, CORE_NORMAL, 1, 240, 2); /* eight steps */
     rig_step();
     id = ask(2, CORE_NORMAL, 2, 20, 1);
@@ -258,7 +246,7 @@ int main(void)
     Suite *s = suite_create("core_share");
     TCase *t = tcase_create("core_share");
 
-    tcase_add_checked_fixture(t, set_up, rig_end);
+    tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, one_among_two_hundred);
     tcase_add_test(t, one_among_two_hundred_without_blocks);

@@ -19,7 +19,9 @@ static struct told {
     int n_terminals;
 } told[MOST];
 
+static struct told want[4]; /* without a taker; request i is as i mod 4 */
 static size_t most_at_a_time, longest;
+static struct engine *g;
 
 static void add(const struct engine_event *ev, bool by_engine)
 {
@@ -52,7 +54,7 @@ static struct engine_event *take_some(void *ctx, struct engine_event *list)
 
 static const struct engine_taker taker = {.take = take_some};
 
-static struct engine *start_wide(void)
+static void start_wide(void)
 {
     const struct engine_options o = {
         .model_folder = TEST_MODEL_DIR,
@@ -64,20 +66,18 @@ static struct engine *start_wide(void)
                             .n_threads = 2},
         .n_tokenizer_threads = 2,
     };
-    struct engine *g;
     struct err e;
 
     ck_assert_int_eq(engine_new(&g, &o, &e), 0);
     while (engine_state(g) == ENGINE_LOADING)
         engine_events_free(take(g));
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
-    return g;
 }
 
 enum { HOLD = -1 };
 
 /* Takes and uses, under the lock, what lies in the queue; how many requests have ended. */
-static int use_queue(struct engine *g)
+static int use_queue(void)
 {
     struct engine_event *list = engine_take(g);
     int ended = 0;
@@ -94,7 +94,7 @@ static int use_queue(struct engine *g)
 
 /* Runs n requests that differ, as the daemon's loop does: events are taken and used with the lock
  * held. late_us: how long after they have come. HOLD: the lock is held all the time. */
-static void run(struct engine *g, int n, int late_us)
+static void run(int n, int late_us)
 {
     static const char *const prompts[] = {"Once upon a time", "The", "16 + 15 =", "a b c"};
 
@@ -118,7 +118,7 @@ static void run(struct engine *g, int n, int late_us)
             usleep((useconds_t)late_us);
             engine_taker_lock(g);
         }
-        left -= use_queue(g);
+        left -= use_queue();
         if (late_us != HOLD)
             engine_taker_unlock(g);
     }
@@ -126,7 +126,7 @@ static void run(struct engine *g, int n, int late_us)
         engine_taker_unlock(g);
 }
 
-static void set_taker(struct engine *g, const struct engine_taker *t, size_t most)
+static void set_taker(const struct engine_taker *t, size_t most)
 {
     engine_taker_lock(g);
     engine_set_taker(g, t);
@@ -134,7 +134,7 @@ static void set_taker(struct engine *g, const struct engine_taker *t, size_t mos
     engine_taker_unlock(g);
 }
 
-static void check_same(const struct told *want, int n)
+static void check_same(int n)
 {
     for (int i = 0; i < n; i++) {
         ck_assert_uint_eq(told[i].n, TOKENS);
@@ -142,25 +142,31 @@ static void check_same(const struct told *want, int n)
     }
 }
 
+static void set_up(void)
+{
+    start_wide();
+    run(4, 0);
+    memcpy(want, told, sizeof(want));
+}
+
+static void tear_down(void)
+{
+    engine_free(g);
+}
+
 /* A stream's tokens but the last are all taken by the engine's thread; and none any more once that
  * is not wanted. */
 START_TEST(takes_all_of_one_stream)
 {
-    struct engine *g = start_wide();
-    struct told want[4];
-
-    run(g, 4, 0);
-    memcpy(want, told, sizeof(want));
     ck_assert_uint_eq(told[0].by_engine, 0);
-    set_taker(g, &taker, SIZE_MAX);
-    run(g, 1, 0);
-    check_same(want, 1);
+    set_taker(&taker, SIZE_MAX);
+    run(1, 0);
+    check_same(1);
     ck_assert_uint_eq(told[0].by_engine, TOKENS - 1);
-    set_taker(g, NULL, 0);
-    run(g, 1, 0);
-    check_same(want, 1);
+    set_taker(NULL, 0);
+    run(1, 0);
+    check_same(1);
     ck_assert_uint_eq(told[0].by_engine, 0);
-    engine_free(g);
 }
 END_TEST
 
@@ -168,58 +174,40 @@ END_TEST
  * to it. */
 START_TEST(what_is_left_keeps_its_order)
 {
-    struct engine *g = start_wide();
-    struct told want[4];
-
-    run(g, 4, 0);
-    memcpy(want, told, sizeof(want));
     for (size_t most = 0; most <= 3; most++) {
         size_t by_engine = 0;
 
-        set_taker(g, &taker, most);
-        run(g, 4, LATE_US);
-        check_same(want, 4);
+        set_taker(&taker, most);
+        run(4, LATE_US);
+        check_same(4);
         for (int i = 0; i < 4; i++)
             by_engine += told[i].by_engine;
         ck_assert(most == 0 ? by_engine == 0 : by_engine > 0);
     }
-    engine_free(g);
 }
 END_TEST
 
 /* The engine's thread does not wait for the lock: while it is held all is the loop's. */
 START_TEST(takes_none_while_the_loop_is_awake)
 {
-    struct engine *g = start_wide();
-    struct told want[4];
-
-    run(g, 4, 0);
-    memcpy(want, told, sizeof(want));
-    set_taker(g, &taker, SIZE_MAX);
-    run(g, 4, HOLD);
-    check_same(want, 4);
+    set_taker(&taker, SIZE_MAX);
+    run(4, HOLD);
+    check_same(4);
     for (int i = 0; i < 4; i++)
         ck_assert_uint_eq(told[i].by_engine, 0);
-    engine_free(g);
 }
 END_TEST
 
 /* Many at a time are never handed over: the engine's next step does not wait for their writes. */
 START_TEST(takes_none_of_many)
 {
-    struct engine *g = start_wide();
-    struct told want[4];
-
-    run(g, 4, 0);
-    memcpy(want, told, sizeof(want));
-    set_taker(g, &taker, SIZE_MAX);
-    run(g, MOST, 0);
-    check_same(want, MOST);
+    set_taker(&taker, SIZE_MAX);
+    run(MOST, 0);
+    check_same(MOST);
     ck_assert_uint_le(longest, ENGINE_FEW_EVENTS);
-    run(g, ENGINE_FEW_EVENTS, 0);
-    check_same(want, ENGINE_FEW_EVENTS);
+    run(ENGINE_FEW_EVENTS, 0);
+    check_same(ENGINE_FEW_EVENTS);
     ck_assert_uint_eq(longest, ENGINE_FEW_EVENTS);
-    engine_free(g);
 }
 END_TEST
 
@@ -244,17 +232,11 @@ static struct engine_event *take_dearly(void *ctx, struct engine_event *list)
 START_TEST(takes_little_where_that_is_dear)
 {
     const struct engine_taker dear = {.take = take_dearly};
-    struct engine *g = start_wide();
-    struct told want[4];
-
-    run(g, 4, 0);
-    memcpy(want, told, sizeof(want));
-    set_taker(g, &dear, SIZE_MAX);
-    run(g, 1, 0);
-    check_same(want, 1);
+    set_taker(&dear, SIZE_MAX);
+    run(1, 0);
+    check_same(1);
     ck_assert_uint_ge(told[0].by_engine, 1);
     ck_assert_uint_lt(told[0].by_engine, TOKENS / 2);
-    engine_free(g);
 }
 END_TEST
 
@@ -264,6 +246,7 @@ int main(void)
     TCase *tc = tcase_create("all");
 
     tcase_set_timeout(tc, 120);
+    tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, takes_all_of_one_stream);
     tcase_add_test(tc, what_is_left_keeps_its_order);
     tcase_add_test(tc, takes_none_while_the_loop_is_awake);
