@@ -6,8 +6,10 @@
 enum {
     /* What a client's wake-up costs is the client's to say: it may have thousands of threads that
      * wait for one socket, and who writes there wakes them all. Where taking takes this thread more
-     * than so long, the loop takes for so many times as long: then steps go on beside it. */
+     * than so long, and not but once, which may be the machine's doing, the loop takes for so many
+     * times as long: then steps go on beside it. */
     DEAR_US = 500,
+    DEAR_TIMES = 2,
     DEAR_REST = 99,
 };
 
@@ -46,7 +48,8 @@ static void take(struct engine *g)
     while (g->out.head != rest)
         event_list_pop(&g->out);
     took_us = thread_us() - began_us;
-    if (took_us > DEAR_US)
+    g->n_dear = took_us > DEAR_US ? g->n_dear + 1 : 0;
+    if (g->n_dear >= DEAR_TIMES)
         g->take_us = engine_now_us() + took_us * DEAR_REST;
 }
 
