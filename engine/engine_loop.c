@@ -436,10 +436,10 @@ static void collect(struct engine *g)
 
 static void publish(struct engine *g)
 {
+    engine_hand_over(g);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->stats);
     pthread_mutex_unlock(&g->lock);
-    engine_hand_over(g);
     event_queue_push(&g->events, &g->out);
 }
 

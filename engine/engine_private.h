@@ -103,7 +103,7 @@ struct engine {
     uint64_t ask_us;       /* none is before, while steps are in flight */
     struct event_list out; /* not yet published */
     uint64_t take_us;      /* the taker takes none before */
-    uint64_t n_dear;       /* how many times in a row its taking was dear */
+    bool was_dear;         /* its last taking */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */

@@ -6,10 +6,9 @@
 enum {
     /* What a client's wake-up costs is the client's to say: it may have thousands of threads that
      * wait for one socket, and who writes there wakes them all. Where taking takes this thread more
-     * than so long, and not but once, which may be the machine's doing, the loop takes for so many
-     * times as long: then steps go on beside it. */
+     * than so long, twice in a row, the loop takes for so many times as long: then steps go on
+     * beside it. Once may be the machine's doing. */
     DEAR_US = 500,
-    DEAR_TIMES = 2,
     DEAR_REST = 99,
 };
 
@@ -30,7 +29,8 @@ void engine_taker_unlock(struct engine *g)
     pthread_mutex_unlock(&g->taker_lock);
 }
 
-/* Of the CPU: it is not the taker's doing where this thread has to wait for one. */
+/* Of the CPU: it is not the taker's doing where this thread has to wait for one. A system call, so
+ * it is asked only once the usual clock has seen a long time. */
 static uint64_t thread_us(void)
 {
     struct timespec t;
@@ -41,16 +41,17 @@ static uint64_t thread_us(void)
 
 static void take(struct engine *g)
 {
-    const uint64_t began_us = thread_us();
+    uint64_t (*const clock_us)(void) = g->was_dear ? thread_us : engine_now_us;
+    const uint64_t began_us = clock_us();
     const struct engine_event *rest = g->taker.take(g->taker.ctx, g->out.head);
     uint64_t took_us;
 
     while (g->out.head != rest)
         event_list_pop(&g->out);
-    took_us = thread_us() - began_us;
-    g->n_dear = took_us > DEAR_US ? g->n_dear + 1 : 0;
-    if (g->n_dear >= DEAR_TIMES)
+    took_us = clock_us() - began_us;
+    if (g->was_dear && took_us > DEAR_US)
         g->take_us = engine_now_us() + took_us * DEAR_REST;
+    g->was_dear = took_us > DEAR_US;
 }
 
 /* Events that lie in the queue come first: where there are none and the lock is free, all that
