@@ -42,12 +42,17 @@ struct engine_event *take(struct engine *g)
     return list;
 }
 
+void wait_loaded(struct engine *g)
+{
+    while (engine_state(g) == ENGINE_LOADING)
+        engine_events_free(take(g));
+}
+
 struct engine *start(void)
 {
     struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
 
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     return g;
 }

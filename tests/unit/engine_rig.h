@@ -14,6 +14,9 @@ struct engine *start(void);
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
 struct engine_event *take(struct engine *g);
 
+/* Until it is ready or has failed; what it tells meanwhile is dropped. */
+void wait_loaded(struct engine *g);
+
 /* Requests and questions whose memory has not come back; release() counts one less. */
 extern _Atomic int n_owned;
 void release(void *owner);

@@ -146,8 +146,7 @@ START_TEST(refuses_what_never_fits)
     int32_t bad_id = 1 << 20;
     struct answer a[3];
 
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     r[0].max_tokens = 1024;
     r[2].input = ENGINE_PROMPT_IDS;
     r[2].prompt_ids = &bad_id;
@@ -197,8 +196,7 @@ static struct engine *start_bounded(size_t event_bytes)
     struct err e;
 
     ck_assert_int_eq(engine_new(&g, &o, &e), 0);
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     return g;
 }
@@ -392,8 +390,7 @@ START_TEST(backend_death_is_told_to_all)
     mortal.wait = mortal_wait;
     atomic_store(&waits_before_death, -1);
     g = start_on(&mortal, 0, 64u << 20);
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     atomic_store(&waits_before_death, 5);
     for (uint64_t i = 1; i <= N; i++) {
         struct engine_request r = request(i, "Once upon a time");
@@ -453,8 +450,7 @@ START_TEST(cache_folder_is_copied)
     ops.open = noting_open;
     ck_assert_int_eq(engine_new(&g, &o, &e), 0);
     memset(folder, 'x', sizeof(folder) - 1);
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     ck_assert_ptr_ne(told_at, folder);
     ck_assert_str_eq(told_folder, "/var/cache/somewhere");
@@ -472,8 +468,7 @@ START_TEST(status_follows_the_ledger)
 
     ops.info = growing_info;
     g = start_on(&ops, 0, 64u << 20);
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     engine_status(g, &before);
     ck_assert_uint_gt(before.backend.graph_bytes, 0);
     r.max_tokens = 4;
@@ -504,8 +499,7 @@ START_TEST(bad_folder_fails_with_its_name)
     struct engine *g;
 
     ck_assert_int_eq(engine_new(&g, &o, NULL), 0);
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     engine_status(g, &s);
     ck_assert_int_eq(s.state, ENGINE_FAILED);
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));

@@ -63,8 +63,7 @@ START_TEST(pin_computes_what_is_not_there)
     static const int32_t changed[] = {1, 1, 0, 1, 1, 0}, cached[] = {0, 16, 16, 16, 0, 0};
     static const int32_t pinned[] = {1, 1, 1, 0, 0, 0};
 
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     for (uint64_t i = 0; i < 6; i++) {
         struct inspect_report *report;
 
@@ -103,8 +102,7 @@ START_TEST(questions_that_fail_say_why)
     };
     struct answer a[6];
 
-    while (engine_state(g) == ENGINE_LOADING)
-        engine_events_free(take(g));
+    wait_loaded(g);
     for (size_t i = 0; i < sizeof(long_prompt); i++)
         long_prompt[i] = (char)('a' + i * i % 26);
     atomic_fetch_add(&n_owned, 6);

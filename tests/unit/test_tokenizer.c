@@ -5,12 +5,12 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 #include <utf8proc.h>
 
 #include "engine/tokenizer.h"
 #include "engine/utf8.h"
+#include "tests/unit/cpu_time.h"
 #include "tests/unit/golden.h"
 #include "tests/unit/run_suite.h"
 
@@ -90,15 +90,6 @@ START_TEST(qwen3_vectors)
     tokenizer_free(t);
 }
 END_TEST
-
-/* Of this thread: a busy machine does not make it more. */
-static double cpu_ms(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
-    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
-}
 
 /* A special token is matched inside a range, and spelled out in pieces anywhere else. */
 START_TEST(ranges_decide_what_is_special)
