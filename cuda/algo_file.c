@@ -13,8 +13,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "engine/file.h"
-#include "engine/must.h"
+#include "engine/util/file.h"
+#include "engine/util/must.h"
 
 enum { NAME_BYTES = 64 };
 

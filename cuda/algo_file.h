@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 enum {
     ALGO_BYTES = 64,

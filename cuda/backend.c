@@ -17,7 +17,7 @@
 #include "cuda/step.h"
 #include "cuda/weights.h"
 #include "engine/backend.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 static const char *const uses[DEVICE_N_USES] = {
     "weights", "KV blocks", "activations", "the sampler", "matrix products", "steps",

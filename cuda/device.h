@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "cuda/kernels/kernels.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 enum device_use {
     DEVICE_WEIGHTS,

@@ -13,7 +13,7 @@
 
 #include <errno.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 struct pass {
     const struct forward *f;

@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "cuda/algo_file.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "cuda/device.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 enum gemm_out {
     GEMM_BF16,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     GRAPH_FINE = 16, /* sizes are powers of two up to here, then multiples of it */

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */

@@ -10,8 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 enum {
     PIECE = 4 << 20, /* elements a read: 8 MiB, long enough for the copy to run at full speed */

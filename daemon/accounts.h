@@ -4,14 +4,14 @@
  * An account is there while somebody refers to it or something is on it; when it goes everything
  * must have come back to zero. For whoever has the loop's state, see connection.h, but for the
  * bytes of requests, which whoever lets go of a request gives back. */
-#ifndef NVLLMD_ACCOUNTS_H
-#define NVLLMD_ACCOUNTS_H
+#ifndef NVLLM_DAEMON_ACCOUNTS_H
+#define NVLLM_DAEMON_ACCOUNTS_H
 
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "engine/id_map.h"
+#include "engine/util/id_map.h"
 
 enum account_item {
     ACCOUNT_CONNECTIONS,

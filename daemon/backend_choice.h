@@ -2,12 +2,12 @@
  *
  * A device that is there but does not work is an error with its reason: never a silent fall back
  * to the CPU. */
-#ifndef NVLLMD_BACKEND_CHOICE_H
-#define NVLLMD_BACKEND_CHOICE_H
+#ifndef NVLLM_DAEMON_BACKEND_CHOICE_H
+#define NVLLM_DAEMON_BACKEND_CHOICE_H
 
 #include "daemon/options.h"
 #include "engine/backend.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 struct backend_choice {
     const struct backend_ops *ops;

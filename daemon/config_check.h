@@ -1,13 +1,13 @@
 /* config_check.h - would nvllmd start with this configuration? Says what is right, what is wrong
  * and the command that mends it. Changes nothing, serves nothing, loads no weights. */
-#ifndef NVLLMD_CONFIG_CHECK_H
-#define NVLLMD_CONFIG_CHECK_H
+#ifndef NVLLM_DAEMON_CONFIG_CHECK_H
+#define NVLLM_DAEMON_CONFIG_CHECK_H
 
 #include <stdbool.h>
 
 #include "daemon/options.h"
 #include "engine/backend.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 struct config_check {
     const char *file;              /* of the options; NULL: there is none */

@@ -9,8 +9,8 @@
  * another thread may put and send, where the owner sees to it that it is alone and that the
  * connection is clear: of the callbacks it calls buffers alone, and all else is of the loop.
  */
-#ifndef NVLLMD_CONNECTION_H
-#define NVLLMD_CONNECTION_H
+#ifndef NVLLM_DAEMON_CONNECTION_H
+#define NVLLM_DAEMON_CONNECTION_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,7 +18,7 @@
 
 #include <event2/event.h>
 
-#include "engine/list.h"
+#include "engine/util/list.h"
 #include "proto/frame.h"
 
 struct connection;

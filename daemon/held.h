@@ -2,8 +2,8 @@
  * delta, which takes a small part of what many frames would.
  *
  * Owned by the request; loop thread only. */
-#ifndef NVLLMD_HELD_H
-#define NVLLMD_HELD_H
+#ifndef NVLLM_DAEMON_HELD_H
+#define NVLLM_DAEMON_HELD_H
 
 #include <stddef.h>
 

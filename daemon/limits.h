@@ -3,13 +3,13 @@
  *
  * A refusal names the limit's option, what it is set to, and when to come again where that helps.
  * The table says which error it is; who counts is elsewhere (accounts.h, request.h). */
-#ifndef NVLLMD_LIMITS_H
-#define NVLLMD_LIMITS_H
+#ifndef NVLLM_DAEMON_LIMITS_H
+#define NVLLM_DAEMON_LIMITS_H
 
 #include <stdint.h>
 
 #include "daemon/options.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 #include "proto/nvllm.pb-c.h"
 
 enum limit {

@@ -2,15 +2,15 @@
  *
  * A lock file beside the socket (PATH.lock) says that a daemon serves it: so of two daemons
  * started at once one refuses, and a socket left by a dead one is replaced without a race. */
-#ifndef NVLLMD_LISTENER_H
-#define NVLLMD_LISTENER_H
+#ifndef NVLLM_DAEMON_LISTENER_H
+#define NVLLM_DAEMON_LISTENER_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "daemon/options.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 struct listener;
 

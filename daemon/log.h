@@ -4,8 +4,8 @@
  * Never the text of a prompt or an answer. Control characters, and bytes that are no UTF-8, come
  * out as '?'. Nobody waits for who reads the log: lines that find no room are dropped, and how many
  * is said by the next that does. Any thread. */
-#ifndef NVLLMD_LOG_H
-#define NVLLMD_LOG_H
+#ifndef NVLLM_DAEMON_LOG_H
+#define NVLLM_DAEMON_LOG_H
 
 #include <stdint.h>
 

@@ -13,11 +13,11 @@
 
 #include <jansson.h>
 
-#include "engine/chat.h"
-#include "engine/err.h"
-#include "engine/model_check.h"
-#include "engine/model_config.h"
-#include "engine/tokenizer.h"
+#include "engine/text/chat.h"
+#include "engine/util/err.h"
+#include "engine/model/model_check.h"
+#include "engine/model/model_config.h"
+#include "engine/text/tokenizer.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
 

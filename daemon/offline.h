@@ -1,7 +1,7 @@
 /* offline.h - sub-commands on a model folder alone, without a daemon: tokenize, detokenize, render
  * and check. They read stdin or one argument and write stdout; messages go to stderr. */
-#ifndef NVLLMD_OFFLINE_H
-#define NVLLMD_OFFLINE_H
+#ifndef NVLLM_DAEMON_OFFLINE_H
+#define NVLLM_DAEMON_OFFLINE_H
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* option_values.h - values of options as people write them: all of the text, or it is none. */
-#ifndef NVLLMD_OPTION_VALUES_H
-#define NVLLMD_OPTION_VALUES_H
+#ifndef NVLLM_DAEMON_OPTION_VALUES_H
+#define NVLLM_DAEMON_OPTION_VALUES_H
 
 #include <stdbool.h>
 #include <stdint.h>

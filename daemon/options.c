@@ -15,7 +15,7 @@
 #include "daemon/shares.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
-#include "engine/text_stream.h"
+#include "engine/text/text_stream.h"
 #include "proto/frame.h"
 #include "proto/program.h"
 

@@ -3,14 +3,14 @@
  *
  * The same keys hold in the file ([section], key = value), in --set section.key=value and in the
  * short forms. What comes later wins: defaults, the file, the command line from left to right. */
-#ifndef NVLLMD_OPTIONS_H
-#define NVLLMD_OPTIONS_H
+#ifndef NVLLM_DAEMON_OPTIONS_H
+#define NVLLM_DAEMON_OPTIONS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 /* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
 #define OPTIONS_DEFAULT_FILE NVLLM_CONFIG_DIR "/nvllmd.conf"

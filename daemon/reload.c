@@ -9,8 +9,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 enum { END_MS = 200 };
 

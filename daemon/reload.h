@@ -2,14 +2,14 @@
  * knows the users that it names may be asked over a network.
  *
  * One reading at a time, on a thread of its own; all functions are the loop's to call. */
-#ifndef NVLLMD_RELOAD_H
-#define NVLLMD_RELOAD_H
+#ifndef NVLLM_DAEMON_RELOAD_H
+#define NVLLM_DAEMON_RELOAD_H
 
 #include <stdbool.h>
 
 #include "daemon/options.h"
 #include "daemon/shares.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 struct reload;
 

@@ -1,6 +1,6 @@
 /* replies.h - what the engine says, as frames of the protocol. */
-#ifndef NVLLMD_REPLIES_H
-#define NVLLMD_REPLIES_H
+#ifndef NVLLM_DAEMON_REPLIES_H
+#define NVLLM_DAEMON_REPLIES_H
 
 #include <stdbool.h>
 #include <stdint.h>

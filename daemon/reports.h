@@ -1,6 +1,6 @@
 /* reports.h - what the engine says of itself when it is looked into, as frames of the protocol. */
-#ifndef NVLLMD_REPORTS_H
-#define NVLLMD_REPORTS_H
+#ifndef NVLLM_DAEMON_REPORTS_H
+#define NVLLM_DAEMON_REPORTS_H
 
 #include "daemon/connection.h"
 #include "engine/inspect.h"

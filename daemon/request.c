@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "engine/text_stream.h"
+#include "engine/text/text_stream.h"
 #include "proto/utf8.h"
 
 #define INVALID  NVLLM__V1__ERROR_CODE__ERROR_INVALID

@@ -2,8 +2,8 @@
  *
  * Pure: no sockets, no engine calls, the time comes in. Every refusal names the field and what is
  * allowed. What the result points to lives in the unpacked message. */
-#ifndef NVLLMD_REQUEST_H
-#define NVLLMD_REQUEST_H
+#ifndef NVLLM_DAEMON_REQUEST_H
+#define NVLLM_DAEMON_REQUEST_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 #include "daemon/accounts.h"
 #include "daemon/limits.h"
 #include "daemon/options.h"
-#include "engine/chat.h"
+#include "engine/text/chat.h"
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"

@@ -1,7 +1,7 @@
 /* request_inspect.h - questions about what is under way and what is cached, checked field by field,
  * become what the engine takes. As request.h otherwise: pure, and refusals name the field. */
-#ifndef NVLLMD_REQUEST_INSPECT_H
-#define NVLLMD_REQUEST_INSPECT_H
+#ifndef NVLLM_DAEMON_REQUEST_INSPECT_H
+#define NVLLM_DAEMON_REQUEST_INSPECT_H
 
 #include "daemon/request.h"
 #include "engine/inspect.h"

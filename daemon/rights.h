@@ -2,14 +2,14 @@
  *
  * Who somebody is comes from the kernel, when a client connects: a later change of groups holds for
  * its next connection. */
-#ifndef NVLLMD_RIGHTS_H
-#define NVLLMD_RIGHTS_H
+#ifndef NVLLM_DAEMON_RIGHTS_H
+#define NVLLM_DAEMON_RIGHTS_H
 
 #include <stdbool.h>
 #include <sys/socket.h>
 #include <sys/types.h>
 
-#include "engine/err.h"
+#include "engine/util/err.h"
 #include "proto/nvllm.pb-c.h"
 
 enum right {

@@ -11,7 +11,7 @@
 
 #include "daemon/log.h"
 #include "daemon/service.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     ACCEPT_BATCH = 64,     /* clients a wake-up, others get their turn between */

@@ -1,8 +1,8 @@
 /* server.h - nvllmd at work: the loop that joins clients, engine, signals and systemd, from
  * loading to the last answer. One thread, but that the engine's tells a few tokens itself while the
  * loop sleeps. */
-#ifndef NVLLMD_SERVER_H
-#define NVLLMD_SERVER_H
+#ifndef NVLLM_DAEMON_SERVER_H
+#define NVLLM_DAEMON_SERVER_H
 
 #include "daemon/listener.h"
 #include "daemon/options.h"

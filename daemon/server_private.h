@@ -1,7 +1,7 @@
 /* server_private.h - what server.c (the loop and its life) and server_control.c (states, the end,
  * and what admins steer) share. Nobody else includes it. */
-#ifndef NVLLMD_SERVER_PRIVATE_H
-#define NVLLMD_SERVER_PRIVATE_H
+#ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
+#define NVLLM_DAEMON_SERVER_PRIVATE_H
 
 #include <event2/event.h>
 

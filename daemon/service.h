@@ -1,6 +1,6 @@
 /* service.h - what systemd is told; nothing happens where it does not ask. Loop thread only. */
-#ifndef NVLLMD_SERVICE_H
-#define NVLLMD_SERVICE_H
+#ifndef NVLLM_DAEMON_SERVICE_H
+#define NVLLM_DAEMON_SERVICE_H
 
 #include <stdint.h>
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 uint64_t session_now_us(void)
 {

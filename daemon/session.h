@@ -7,8 +7,8 @@
  * with the engine's taker lock held where there is a taker; sessions_deliver alone is for the
  * engine's thread, likewise.
  */
-#ifndef NVLLMD_SESSION_H
-#define NVLLMD_SESSION_H
+#ifndef NVLLM_DAEMON_SESSION_H
+#define NVLLM_DAEMON_SESSION_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -23,8 +23,8 @@
 #include "daemon/request.h"
 #include "daemon/rights.h"
 #include "engine/engine.h"
-#include "engine/id_map.h"
-#include "engine/list.h"
+#include "engine/util/id_map.h"
+#include "engine/util/list.h"
 
 struct session;
 

@@ -1,13 +1,13 @@
 /* session_private.h - what session.c (clients and their frames), session_requests.c (what they have
  * under way) and session_ops.c (looking into the daemon and changing it) share. Nobody else
  * includes it. */
-#ifndef NVLLMD_SESSION_PRIVATE_H
-#define NVLLMD_SESSION_PRIVATE_H
+#ifndef NVLLM_DAEMON_SESSION_PRIVATE_H
+#define NVLLM_DAEMON_SESSION_PRIVATE_H
 
 #include "daemon/held.h"
 #include "daemon/rights.h"
 #include "daemon/session.h"
-#include "engine/list.h"
+#include "engine/util/list.h"
 
 #define CODE(name) NVLLM__V1__ERROR_CODE__ERROR_##name
 #define OP(name)   NVLLM__V1__CLIENT_FRAME__OP_##name

@@ -6,8 +6,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "engine/checked.h"
-#include "engine/must.h"
+#include "engine/util/checked.h"
+#include "engine/util/must.h"
 
 _Static_assert(OPTIONS_MAX_CHOICES <= 64, "choices are bits of pending.told");
 

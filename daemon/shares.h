@@ -1,9 +1,9 @@
 /* shares.h - scheduler.shares as text, "1000:300 alice:50", and as the engine takes it. */
-#ifndef NVLLMD_SHARES_H
-#define NVLLMD_SHARES_H
+#ifndef NVLLM_DAEMON_SHARES_H
+#define NVLLM_DAEMON_SHARES_H
 
-#include "engine/err.h"
-#include "engine/fair_queue.h"
+#include "engine/util/err.h"
+#include "engine/core/fair_queue.h"
 
 enum { SHARES_MAX = 64 };
 

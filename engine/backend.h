@@ -3,15 +3,15 @@
  * All functions are called by the engine thread only. A backend knows nothing of requests, clients
  * or the schedule. KV memory is [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim], so a
  * block is one contiguous piece. */
-#ifndef NVLLM_BACKEND_H
-#define NVLLM_BACKEND_H
+#ifndef NVLLM_ENGINE_BACKEND_H
+#define NVLLM_ENGINE_BACKEND_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/batch.h"
-#include "engine/err.h"
-#include "engine/model.h"
+#include "engine/util/err.h"
+#include "engine/model/model.h"
 
 enum {
     BACKEND_ABI = 3,       /* changes when a struct of batch.h or this file does */

@@ -8,8 +8,8 @@
  *
  * Owner: the core. A batch and all it points to stays unchanged until the backend's wait() has
  * returned that step; the result belongs to the backend and holds until its next wait(). */
-#ifndef NVLLM_BATCH_H
-#define NVLLM_BATCH_H
+#ifndef NVLLM_ENGINE_BATCH_H
+#define NVLLM_ENGINE_BATCH_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -7,9 +7,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/checked.h"
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/checked.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 uint64_t engine_now_us(void)
 {

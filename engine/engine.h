@@ -9,22 +9,22 @@
  * of what its reader waits. For that the loop's state has a lock, the taker's, which the loop holds
  * but while it sleeps, and the engine's thread only tries: where the loop is awake, it takes. The
  * loop waits for it no longer than a few events are taken. */
-#ifndef NVLLM_ENGINE_H
-#define NVLLM_ENGINE_H
+#ifndef NVLLM_ENGINE_ENGINE_H
+#define NVLLM_ENGINE_ENGINE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "engine/backend.h"
-#include "engine/chat.h"
-#include "engine/core.h"
-#include "engine/err.h"
-#include "engine/fair_queue.h"
+#include "engine/text/chat.h"
+#include "engine/core/core.h"
+#include "engine/util/err.h"
+#include "engine/core/fair_queue.h"
 #include "engine/inspect.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "engine/sampling.h"
-#include "engine/text.h"
+#include "engine/util/text.h"
 
 struct engine;
 struct engine_event;

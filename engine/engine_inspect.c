@@ -1,13 +1,13 @@
 /* engine_inspect.c - the engine thread's answers to inspect.h's questions: what the core tells, and
  * what is still in the tokenizer pool. */
-#include "engine/core_inspect.h"
+#include "engine/core/core_inspect.h"
 #include "engine/engine_private.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 static bool is_seen_encoding(const struct ticket *k, const struct inspect_query *q)
 {

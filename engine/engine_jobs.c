@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 void job_free(struct job *j)
 {

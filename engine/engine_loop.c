@@ -11,8 +11,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 _Static_assert(SAMPLING_MAX_REQUEST_STOP_IDS + MODEL_MAX_EOS <= SAMPLING_MAX_STOP_IDS,
                "a request's stop ids and the model's end ids fit one list");

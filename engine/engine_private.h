@@ -1,14 +1,14 @@
 /* engine_private.h - what engine.c (the face), engine_jobs.c (the pool's work), engine_loop.c (the
  * engine thread) and what belongs to it share. Nobody else includes it. */
-#ifndef NVLLM_ENGINE_PRIVATE_H
-#define NVLLM_ENGINE_PRIVATE_H
+#ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
+#define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "engine/event_queue.h"
 #include "engine/generation.h"
-#include "engine/id_map.h"
+#include "engine/util/id_map.h"
 #include "engine/pace.h"
 #include "engine/ticket.h"
 #include "engine/work_pool.h"

@@ -6,8 +6,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine/checked.h"
-#include "engine/must.h"
+#include "engine/util/checked.h"
+#include "engine/util/must.h"
 
 struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
                                       bool logprobs, size_t text_bytes)

@@ -3,8 +3,8 @@
  * Any thread may push; one thread takes. The eventfd is written once for as many lists as lie
  * there. What is pushed is never refused, but who makes events waits before the next where many lie
  * untaken: so there are never more than the queue's limit and what each maker makes at a time. */
-#ifndef NVLLM_EVENT_QUEUE_H
-#define NVLLM_EVENT_QUEUE_H
+#ifndef NVLLM_ENGINE_EVENT_QUEUE_H
+#define NVLLM_ENGINE_EVENT_QUEUE_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/checked.h"
-#include "engine/must.h"
+#include "engine/util/checked.h"
+#include "engine/util/must.h"
 
 struct choice {
     struct text_stream *stream;

@@ -2,11 +2,11 @@
  * streams and, for a request that does not stream, what has been gathered of each.
  *
  * Turns core events into engine events. Engine thread only. */
-#ifndef NVLLM_GENERATION_H
-#define NVLLM_GENERATION_H
+#ifndef NVLLM_ENGINE_GENERATION_H
+#define NVLLM_ENGINE_GENERATION_H
 
 #include "engine/event_queue.h"
-#include "engine/text_stream.h"
+#include "engine/text/text_stream.h"
 
 struct generation;
 

@@ -14,16 +14,16 @@
  * answer comes when they are resident, and a cancel ends it. Pins may take half of the pool, and
  * none what a request under way needs to end; later requests must fit beside them. UNPIN wants the
  * same prompt; prompts that begin alike are pinned each for itself. */
-#ifndef NVLLM_INSPECT_H
-#define NVLLM_INSPECT_H
+#ifndef NVLLM_ENGINE_INSPECT_H
+#define NVLLM_ENGINE_INSPECT_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/chat.h"
-#include "engine/core.h"
-#include "engine/text.h"
+#include "engine/text/chat.h"
+#include "engine/core/core.h"
+#include "engine/util/text.h"
 
 enum inspect_kind {
     INSPECT_REQUESTS,

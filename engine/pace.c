@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     FEWEST_ROWS = 16, /* a prompt goes on whatever a step takes */

@@ -6,13 +6,13 @@
  * longer steps, one in many has a single prompt row, to see what the decodes take. Where nobody
  * decodes a step may take twice as long: it holds up only who comes while it is under way. No
  * clock, no allocation; owned by the engine thread. */
-#ifndef NVLLM_PACE_H
-#define NVLLM_PACE_H
+#ifndef NVLLM_ENGINE_PACE_H
+#define NVLLM_ENGINE_PACE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/step_cost.h"
+#include "engine/core/step_cost.h"
 
 struct pace {
     double max_step_us; /* 0: no bound */

@@ -12,8 +12,8 @@
  *
  * w is what is computed with: close to 0 it has all its bits where 1 - w would have lost them, and
  * there lie the draws that decide. */
-#ifndef NVLLM_PHILOX_H
-#define NVLLM_PHILOX_H
+#ifndef NVLLM_ENGINE_PHILOX_H
+#define NVLLM_ENGINE_PHILOX_H
 
 #include <stdint.h>
 

@@ -14,8 +14,8 @@
  *   6. Gumbel-max over what is left: argmax of z / temperature + g, g = -log(-log(u)), where u
  * comes from Philox4x32-10 (Salmon et al. 2011) keyed by the request's seed, with the counter made
  * of the generated position and the token id (philox.h): no state, no dependence on the batch. */
-#ifndef NVLLM_SAMPLING_H
-#define NVLLM_SAMPLING_H
+#ifndef NVLLM_ENGINE_SAMPLING_H
+#define NVLLM_ENGINE_SAMPLING_H
 
 #include <stdint.h>
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 void tickets_init(struct tickets *t)
 {

@@ -3,14 +3,14 @@
  *
  * So that a cancel needs no memory of its own: one of an unknown request, or a second one, is
  * nothing. Every function wants the engine's lock held. */
-#ifndef NVLLM_TICKET_H
-#define NVLLM_TICKET_H
+#ifndef NVLLM_ENGINE_TICKET_H
+#define NVLLM_ENGINE_TICKET_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/id_map.h"
-#include "engine/list.h"
+#include "engine/util/id_map.h"
+#include "engine/util/list.h"
 
 struct job;
 

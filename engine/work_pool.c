@@ -6,10 +6,10 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "engine/id_map.h"
-#include "engine/list.h"
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/id_map.h"
+#include "engine/util/list.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 /* What a client has had of the pool. The pool's time is the turn of the piece begun last, in bytes
  * of each client's own: a client that comes begins there, and each further piece of its is due when

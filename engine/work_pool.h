@@ -3,13 +3,13 @@
  * Whose turn it is goes by clients: each has the same share of the threads, by cost, and its own
  * work is done in order. One thread takes short work only: so a short text waits behind short ones,
  * never behind a long one, and behind few of any other client. */
-#ifndef NVLLM_WORK_POOL_H
-#define NVLLM_WORK_POOL_H
+#ifndef NVLLM_ENGINE_WORK_POOL_H
+#define NVLLM_ENGINE_WORK_POOL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/heap.h"
+#include "engine/util/heap.h"
 
 enum { WORK_SHORT_BYTES = 64 * 1024 }; /* of text: some milliseconds of encoding */
 

@@ -6,8 +6,8 @@
  * is a frame (an empty message), as every protobuf library writes it.
  *
  * Each object belongs to one thread. */
-#ifndef NVLLM_FRAME_H
-#define NVLLM_FRAME_H
+#ifndef NVLLM_PROTO_FRAME_H
+#define NVLLM_PROTO_FRAME_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* program.h - what nvllmd and nvllmctl both do for who calls them. No state; any thread. */
-#ifndef NVLLM_PROGRAM_H
-#define NVLLM_PROGRAM_H
+#ifndef NVLLM_PROTO_PROGRAM_H
+#define NVLLM_PROTO_PROGRAM_H
 
 #include <stdbool.h>
 #include <stddef.h>

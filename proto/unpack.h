@@ -8,8 +8,8 @@
  *
  * Text of type string is not checked here: utf8.h does that. An unpacked message belongs to
  * whoever holds it and may be freed by any one thread. */
-#ifndef NVLLM_UNPACK_H
-#define NVLLM_UNPACK_H
+#ifndef NVLLM_PROTO_UNPACK_H
+#define NVLLM_PROTO_UNPACK_H
 
 #include <stdbool.h>
 #include <stddef.h>

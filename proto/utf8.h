@@ -1,6 +1,6 @@
 /* utf8.h - is it UTF-8? Texts of the protocol, and what is made of those that are none. */
-#ifndef NVLLM_UTF8_H
-#define NVLLM_UTF8_H
+#ifndef NVLLM_PROTO_UTF8_H
+#define NVLLM_PROTO_UTF8_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 // attn_prefill_sm90.cuh - the half of attn_prefill_sm90.cu that feeds the other: the warp that
 // takes work and brings its queries, keys and values to shared memory. Only that file includes it.
-#ifndef NVLLM_CUDA_ATTN_PREFILL_SM90_CUH
-#define NVLLM_CUDA_ATTN_PREFILL_SM90_CUH
+#ifndef NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
+#define NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
 
 #include "cuda/kernels/common.cuh"
 #include "cuda/kernels/hopper.cuh"

@@ -1,6 +1,6 @@
 // common.cuh - what the kernels share: 16-byte vectors of bf16, warp reductions, chained launches.
-#ifndef NVLLM_CUDA_COMMON_CUH
-#define NVLLM_CUDA_COMMON_CUH
+#ifndef NVLLM_CUDA_KERNELS_COMMON_CUH
+#define NVLLM_CUDA_KERNELS_COMMON_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>

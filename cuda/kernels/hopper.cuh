@@ -1,7 +1,7 @@
 // hopper.cuh - what compute capability 9.0a adds and C++ has no words for: warpgroup products from
 // shared memory, bulk tensor copies, their barriers. Only for code that is compiled for sm_90a.
-#ifndef NVLLM_CUDA_HOPPER_CUH
-#define NVLLM_CUDA_HOPPER_CUH
+#ifndef NVLLM_CUDA_KERNELS_HOPPER_CUH
+#define NVLLM_CUDA_KERNELS_HOPPER_CUH
 
 #include <cuda.h>
 #include <cstdint>

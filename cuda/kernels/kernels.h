@@ -3,8 +3,8 @@
  * bf16 arrays are uint16_t here, so that C can call. Every launcher returns what the launch
  * returned; wrong shapes are the caller's bug. Kernels that are launched `chained` start while the
  * kernel before them ends (programmatic dependent launch) and wait for it themselves. */
-#ifndef NVLLM_CUDA_KERNELS_H
-#define NVLLM_CUDA_KERNELS_H
+#ifndef NVLLM_CUDA_KERNELS_KERNELS_H
+#define NVLLM_CUDA_KERNELS_KERNELS_H
 
 #include <cuda_runtime_api.h>
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 // rope.cuh - RMSNorm of a head of q or k and its rotation, by the four lanes of a quad, each of
 // which has 8 neighbours of every 32 dimensions: what attention's matrix products want of it. Sums
 // and roundings are spelled out, so that all who call it give the same bits.
-#ifndef NVLLM_CUDA_ROPE_CUH
-#define NVLLM_CUDA_ROPE_CUH
+#ifndef NVLLM_CUDA_KERNELS_ROPE_CUH
+#define NVLLM_CUDA_KERNELS_ROPE_CUH
 
 #include "cuda/kernels/common.cuh"
 

@@ -2,8 +2,8 @@
 //
 // The definition is engine/sampling.h; the arithmetic follows the CPU's, with floats where that has
 // doubles.
-#ifndef NVLLM_CUDA_SAMPLER_CUH
-#define NVLLM_CUDA_SAMPLER_CUH
+#ifndef NVLLM_CUDA_KERNELS_SAMPLER_CUH
+#define NVLLM_CUDA_KERNELS_SAMPLER_CUH
 
 #include <cfloat>
 

@@ -1,7 +1,7 @@
 // softmax.cuh - what the resident kernel does with sixteen keys once their products with the
 // queries are there: the running softmax of up to eight query heads, and the sum of values.
-#ifndef NVLLM_CUDA_SOFTMAX_CUH
-#define NVLLM_CUDA_SOFTMAX_CUH
+#ifndef NVLLM_CUDA_KERNELS_SOFTMAX_CUH
+#define NVLLM_CUDA_KERNELS_SOFTMAX_CUH
 
 #include "cuda/kernels/common.cuh"
 

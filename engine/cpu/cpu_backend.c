@@ -16,8 +16,8 @@
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_sampler.h"
 #include "engine/cpu/cpu_weights.h"
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 /* A result holds until the next wait(), while two further steps may be under way. */
 enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };

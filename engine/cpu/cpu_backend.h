@@ -1,8 +1,8 @@
 /* cpu_backend.h - the CPU reference backend: plain C, float32 sums over bf16 weights in a fixed
  * order. A row's result depends on its sequence alone: not on the batch, chunks, threads, block_len
  * or instruction set. The oracle for every kernel, and the default where there is no device. */
-#ifndef NVLLM_CPU_BACKEND_H
-#define NVLLM_CPU_BACKEND_H
+#ifndef NVLLM_ENGINE_CPU_CPU_BACKEND_H
+#define NVLLM_ENGINE_CPU_CPU_BACKEND_H
 
 #include "engine/backend.h"
 #include "engine/cpu/cpu_ops.h"

@@ -2,8 +2,8 @@
  *
  * Owns the activations, taken once for the largest step; reads weights, writes and reads the KV
  * pool. Used by the backend's step thread alone. */
-#ifndef NVLLM_CPU_FORWARD_H
-#define NVLLM_CPU_FORWARD_H
+#ifndef NVLLM_ENGINE_CPU_CPU_FORWARD_H
+#define NVLLM_ENGINE_CPU_CPU_FORWARD_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,8 +12,8 @@
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_weights.h"
-#include "engine/err.h"
-#include "engine/model.h"
+#include "engine/util/err.h"
+#include "engine/model/model.h"
 
 /* [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim] */
 struct kv_pool {

@@ -1,7 +1,7 @@
 /* cpu_kernels.h - the tables that the kernel files make, by the instruction set that they are
  * compiled for. Known to cpu_ops.c and the kernel files alone. */
-#ifndef NVLLM_CPU_KERNELS_H
-#define NVLLM_CPU_KERNELS_H
+#ifndef NVLLM_ENGINE_CPU_CPU_KERNELS_H
+#define NVLLM_ENGINE_CPU_CPU_KERNELS_H
 
 #include "engine/cpu/cpu_ops.h"
 

@@ -13,9 +13,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "engine/checked.h"
+#include "engine/util/checked.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/thread.h"
+#include "engine/util/thread.h"
 
 enum {
     HUGE_PAGE = 2 << 20,

@@ -1,7 +1,7 @@
 /* cpu_machine.h - what of this machine the process may use: cores, and memory that is really
  * there. Reads /proc and /sys; any thread. */
-#ifndef NVLLM_CPU_MACHINE_H
-#define NVLLM_CPU_MACHINE_H
+#ifndef NVLLM_ENGINE_CPU_CPU_MACHINE_H
+#define NVLLM_ENGINE_CPU_CPU_MACHINE_H
 
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 /* Cores of the affinity mask, but not more than the control group's CPU quota. */
 int machine_cores(void);

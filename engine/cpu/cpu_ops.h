@@ -2,8 +2,8 @@
  *
  * One source, compiled several times; every set gives the same bits for the same input, and no
  * result depends on how many rows are computed together. Pure functions: no state, any thread. */
-#ifndef NVLLM_CPU_OPS_H
-#define NVLLM_CPU_OPS_H
+#ifndef NVLLM_ENGINE_CPU_CPU_OPS_H
+#define NVLLM_ENGINE_CPU_CPU_OPS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -18,8 +18,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "engine/must.h"
-#include "engine/thread.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 enum { SPINS = 2000 }; /* looks before sleeping: some tens of microseconds */
 

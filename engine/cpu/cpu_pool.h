@@ -2,8 +2,8 @@
  *
  * One caller at a time runs loops; it takes part itself as thread 0. Helpers look for the next
  * loop for some microseconds, then sleep: an idle pool costs nothing. */
-#ifndef NVLLM_CPU_POOL_H
-#define NVLLM_CPU_POOL_H
+#ifndef NVLLM_ENGINE_CPU_CPU_POOL_H
+#define NVLLM_ENGINE_CPU_CPU_POOL_H
 
 struct cpu_pool;
 

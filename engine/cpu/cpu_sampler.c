@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/checked.h"
+#include "engine/util/checked.h"
 #include "engine/cpu/cpu_machine.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 #include "engine/philox.h"
 
 enum {

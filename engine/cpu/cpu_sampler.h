@@ -2,12 +2,12 @@
  *
  * Holds a state for each sequence: its sampling parameters and, where these have penalties, which
  * ids it has seen. Different rows of one step may be sampled by different threads at a time. */
-#ifndef NVLLM_CPU_SAMPLER_H
-#define NVLLM_CPU_SAMPLER_H
+#ifndef NVLLM_ENGINE_CPU_CPU_SAMPLER_H
+#define NVLLM_ENGINE_CPU_CPU_SAMPLER_H
 
 #include "engine/batch.h"
 #include "engine/cpu/cpu_ops.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 
 struct sampler;
 

@@ -5,8 +5,8 @@
  * three (emulated exactly where the machine has no fused instruction) and sums are taken in one
  * order, so that a kernel gives the same bits whichever it is compiled with. To be included by
  * kernel files only: what it offers follows their compile flags. */
-#ifndef NVLLM_CPU_VEC_H
-#define NVLLM_CPU_VEC_H
+#ifndef NVLLM_ENGINE_CPU_CPU_VEC_H
+#define NVLLM_ENGINE_CPU_CPU_VEC_H
 
 #include <stdbool.h>
 #include <stdint.h>

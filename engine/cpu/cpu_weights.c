@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/checked.h"
+#include "engine/util/checked.h"
 #include "engine/cpu/cpu_ops.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum {
     PIECE_ELEMENTS = 2 << 20, /* read by one task */

@@ -2,15 +2,15 @@
  * what is multiplied with the same input side by side, and float vectors.
  *
  * Immutable after load. */
-#ifndef NVLLM_CPU_WEIGHTS_H
-#define NVLLM_CPU_WEIGHTS_H
+#ifndef NVLLM_ENGINE_CPU_CPU_WEIGHTS_H
+#define NVLLM_ENGINE_CPU_CPU_WEIGHTS_H
 
 #include <stdint.h>
 
 #include "engine/cpu/cpu_machine.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/err.h"
-#include "engine/model.h"
+#include "engine/util/err.h"
+#include "engine/model/model.h"
 
 struct matrix {
     uint16_t *w; /* [n_outs, k] bf16 */

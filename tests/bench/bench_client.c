@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/nvllm_client.h"
+#include "client/lib/nvllm_client.h"
 #include "proto/frame.h"
 #include "proto/nvllm.pb-c.h"
 

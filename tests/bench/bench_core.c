@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "engine/core.h"
-#include "engine/step_cost.h"
+#include "engine/core/core.h"
+#include "engine/core/step_cost.h"
 
 enum { BENCH_TOKENS = 500, BENCH_BLOCK_LEN = 16 };
 

@@ -15,7 +15,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/cpu/cpu_machine.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"
 
 enum {

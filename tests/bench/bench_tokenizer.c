@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 
 enum { BENCH_BYTES = 1 << 20, BENCH_ROUNDS = 5 };
 

@@ -9,7 +9,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "client/nvllm_client.h"
+#include "client/lib/nvllm_client.h"
 #include "tests/bench/instant.h"
 
 struct daemon_rig {

@@ -17,7 +17,7 @@ import harness
 import wire
 from harness import Case, SharedDaemon, config
 
-CLIENT = harness.ROOT / "client"
+CLIENT = harness.ROOT / "client" / "lib"
 HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h"]
 MANUAL = harness.ROOT / "packaging" / "man" / "libnvllm-client.3.scd"
 EXAMPLES = ["oneshot", "chat", "poll_loop", "libevent_loop"]

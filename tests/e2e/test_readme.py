@@ -20,7 +20,7 @@ class Examples(Case):
         library = pathlib.Path(config.nvllmctl).parent
         (folder / "ask.c").write_text(re.search(r"```c\n(.*?)```", README, re.S)[1])
         run_command(["cc", "-Wall", "-Wextra", "-Werror", folder / "ask.c", "-o", folder / "ask",
-                     "-I", ROOT / "client", "-L", library, "-lnvllm-client",
+                     "-I", ROOT / "client" / "lib", "-L", library, "-lnvllm-client",
                      f"-Wl,-rpath,{library}"])
         with Daemon() as d:
             answer = run_command([folder / "ask", d.socket, "Spell lion."])

@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/nvllm_client.h"
+#include "client/lib/nvllm_client.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { N_CHOICES = 2, N_REQUESTS = 5, MS = 1000 };

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/json_util.h"
-#include "engine/model_config.h"
-#include "engine/model_tensors.h"
+#include "engine/util/json_util.h"
+#include "engine/model/model_config.h"
+#include "engine/model/model_tensors.h"
 #include "tests/fuzz/fuzz.h"
 
 enum { MOST_LAYERS = 64 }; /* whose tensors are listed: more only take longer */

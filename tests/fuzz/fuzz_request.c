@@ -9,7 +9,7 @@
 #include <xxhash.h>
 
 #include "daemon/request.h"
-#include "engine/text_stream.h"
+#include "engine/text/text_stream.h"
 #include "proto/frame.h"
 #include "proto/utf8.h"
 #include "tests/fuzz/fuzz.h"

@@ -4,7 +4,7 @@
  * beginning: eight bytes of length and the header. What passes must be true of the file. */
 #include <string.h>
 
-#include "engine/safetensors.h"
+#include "engine/model/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 enum {

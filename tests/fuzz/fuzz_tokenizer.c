@@ -2,7 +2,7 @@
  * text to ids of its own, and plain text there and back without a change. */
 #include <string.h>
 
-#include "engine/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 static const char *const texts[] = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Random chats rendered by Jinja as transformers sets it up: the oracle of engine/chat.c.
+"""Random chats rendered by Jinja as transformers sets it up: the oracle of engine/text/chat.c.
 
 chat_oracle.py --template FILE [--seed N] [--n N]   prints vectors as JSON lines
 chat_oracle.py --check TEST_CHAT                    compares test_chat on the templates of the tree

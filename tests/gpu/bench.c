@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/gpu/bench_attention.h"
 #include "tests/gpu/bench_sampler.h"
 #include "tests/gpu/drive.h"

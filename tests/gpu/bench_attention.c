@@ -7,7 +7,7 @@
 
 #include "cuda/device.h"
 #include "cuda/step.h"
-#include "engine/must.h"
+#include "engine/util/must.h"
 #include "tests/gpu/device_array.h"
 
 enum {

@@ -1,6 +1,6 @@
 /* bench_attention.h - speed of attention alone, over scattered blocks. */
-#ifndef NVLLM_TESTS_BENCH_ATTENTION_H
-#define NVLLM_TESTS_BENCH_ATTENTION_H
+#ifndef NVLLM_TESTS_GPU_BENCH_ATTENTION_H
+#define NVLLM_TESTS_GPU_BENCH_ATTENTION_H
 
 #include <stdbool.h>
 

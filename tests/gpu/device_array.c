@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/bf16.h"
-#include "engine/must.h"
+#include "engine/util/bf16.h"
+#include "engine/util/must.h"
 
 static uint64_t state = 1;
 

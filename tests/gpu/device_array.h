@@ -1,8 +1,8 @@
 /* device_array.h - arrays for tests of kernels: random or poisoned, on the host and on the device.
  *
  * Any failure of CUDA ends the program: a test cannot go on without. */
-#ifndef NVLLM_TESTS_DEVICE_ARRAY_H
-#define NVLLM_TESTS_DEVICE_ARRAY_H
+#ifndef NVLLM_TESTS_GPU_DEVICE_ARRAY_H
+#define NVLLM_TESTS_GPU_DEVICE_ARRAY_H
 
 #include <cuda_runtime_api.h>
 #include <stddef.h>

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 /* One step in flight, with the memory its batch points to. */
 struct flight {

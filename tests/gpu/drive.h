@@ -1,7 +1,7 @@
 /* drive.h - runs sequences through a backend by its contract alone: packs batches, keeps two steps
  * in flight, feeds sampled ids back by their rows. A small stand-in for the engine's core. */
-#ifndef NVLLM_TESTS_DRIVE_H
-#define NVLLM_TESTS_DRIVE_H
+#ifndef NVLLM_TESTS_GPU_DRIVE_H
+#define NVLLM_TESTS_GPU_DRIVE_H
 
 #include "engine/backend.h"
 

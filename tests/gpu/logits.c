@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "cuda/inspect.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/gpu/device_array.h"
 #include "tests/gpu/drive.h"
 

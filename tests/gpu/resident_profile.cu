@@ -8,4 +8,4 @@
 #define resident_supports      resident_profile_supports
 #define resident_message_bytes resident_profile_message_bytes
 #define resident_blank_bytes   resident_profile_blank_bytes
-#include "cuda/kernels/resident.cu"
+#include "cuda/kernels/resident/resident.cu"

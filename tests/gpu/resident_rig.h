@@ -1,12 +1,12 @@
 /* resident_rig.h - a model of any shape with random weights on the device, sequences with random
  * keys and values, and one decode step of them by the resident kernel or by the chain of kernels
  * that it stands for. For its test and its benchmark. */
-#ifndef NVLLM_TESTS_RESIDENT_RIG_H
-#define NVLLM_TESTS_RESIDENT_RIG_H
+#ifndef NVLLM_TESTS_GPU_RESIDENT_RIG_H
+#define NVLLM_TESTS_GPU_RESIDENT_RIG_H
 
 #include "cuda/forward.h"
 #include "cuda/step.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/gpu/device_array.h"
 
 enum { RIG_ROWS = 16 };

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 enum { GUARD = 4096 };
 

@@ -1,7 +1,7 @@
 /* sampler_rig.h - the sampler's kernels with all that a call of them needs: rows of random logits,
  * a state each, and room for what they write. */
-#ifndef NVLLM_TESTS_SAMPLER_RIG_H
-#define NVLLM_TESTS_SAMPLER_RIG_H
+#ifndef NVLLM_TESTS_GPU_SAMPLER_RIG_H
+#define NVLLM_TESTS_GPU_SAMPLER_RIG_H
 
 #include "cuda/device.h"
 #include "cuda/step.h"

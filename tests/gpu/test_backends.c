@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_backend.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/gpu/drive.h"
 #include "tests/unit/run_suite.h"
 

@@ -8,7 +8,7 @@
 
 #include "cuda/inspect.h"
 #include "cuda/kernels/kernels.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/gpu/drive.h"
 #include "tests/unit/run_suite.h"
 

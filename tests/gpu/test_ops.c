@@ -9,7 +9,7 @@
 
 #include "cuda/device.h"
 #include "cuda/kernels/kernels.h"
-#include "engine/bf16.h"
+#include "engine/util/bf16.h"
 #include "tests/gpu/device_array.h"
 #include "tests/unit/run_suite.h"
 

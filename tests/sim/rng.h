@@ -1,6 +1,6 @@
 /* rng.h - seeded numbers for tests: SplitMix64 (Steele et al. 2014). */
-#ifndef NVLLM_TESTS_RNG_H
-#define NVLLM_TESTS_RNG_H
+#ifndef NVLLM_TESTS_SIM_RNG_H
+#define NVLLM_TESTS_SIM_RNG_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -5,8 +5,8 @@
  * table and must continue the chain; so a block wrongly shared, freed or overwritten is seen at
  * once, and the right output of every request is known whatever the schedule does. Batches are
  * checked against all that batch.h promises. */
-#ifndef NVLLM_TESTS_SIM_BACKEND_H
-#define NVLLM_TESTS_SIM_BACKEND_H
+#ifndef NVLLM_TESTS_SIM_SIM_BACKEND_H
+#define NVLLM_TESTS_SIM_SIM_BACKEND_H
 
 #include "engine/batch.h"
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 #include "tests/sim/sim_world_impl.h"
 
 struct text sim_salt(int32_t salt)

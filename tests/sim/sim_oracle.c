@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 #include "tests/sim/rng.h"
 
 enum { MAX_PREFIXES = 1 << 18 };

@@ -1,13 +1,13 @@
 /* sim_oracle.h - what every request must be told, known without the core.
  *
  * Each event is compared with it as it comes; each function returns NULL or what was wrong. */
-#ifndef NVLLM_TESTS_SIM_ORACLE_H
-#define NVLLM_TESTS_SIM_ORACLE_H
+#ifndef NVLLM_TESTS_SIM_SIM_ORACLE_H
+#define NVLLM_TESTS_SIM_SIM_ORACLE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/core.h"
+#include "engine/core/core.h"
 #include "tests/sim/sim_backend.h"
 
 enum { ORACLE_MAX_STOPS = 4 };

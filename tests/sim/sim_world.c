@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 #include "tests/sim/sim_world_impl.h"
 
 enum { TOKEN_STARVATION = 64 };

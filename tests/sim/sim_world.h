@@ -1,6 +1,6 @@
 /* sim_world.h - one random life of a core: options, clients, arrivals, cancels, until idle. */
-#ifndef NVLLM_TESTS_SIM_WORLD_H
-#define NVLLM_TESTS_SIM_WORLD_H
+#ifndef NVLLM_TESTS_SIM_SIM_WORLD_H
+#define NVLLM_TESTS_SIM_SIM_WORLD_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,10 @@
 /* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_hands.c
  * (pins, clears and looks) and sim_time.c (what steps take) alone. */
-#ifndef NVLLM_TESTS_SIM_WORLD_IMPL_H
-#define NVLLM_TESTS_SIM_WORLD_IMPL_H
+#ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
+#define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
-#include "engine/core_impl.h"
-#include "engine/core_inspect.h"
+#include "engine/core/core_impl.h"
+#include "engine/core/core_inspect.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/sim_backend.h"
 #include "tests/sim/sim_oracle.h"

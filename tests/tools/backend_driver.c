@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/must.h"
+#include "engine/util/must.h"
 
 /* A step as it was submitted, with the sequences its rows belong to. */
 struct step {

@@ -3,8 +3,8 @@
  * decodes first and prompt chunks behind them.
  *
  * One thread. Ends the program on errors. */
-#ifndef NVLLM_TESTS_BACKEND_DRIVER_H
-#define NVLLM_TESTS_BACKEND_DRIVER_H
+#ifndef NVLLM_TESTS_TOOLS_BACKEND_DRIVER_H
+#define NVLLM_TESTS_TOOLS_BACKEND_DRIVER_H
 
 #include <stdbool.h>
 #include <stdint.h>

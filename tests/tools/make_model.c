@@ -18,9 +18,9 @@
 
 #include <xxhash.h>
 
-#include "engine/bf16.h"
-#include "engine/model.h"
-#include "engine/model_tensors.h"
+#include "engine/util/bf16.h"
+#include "engine/model/model.h"
+#include "engine/model/model_tensors.h"
 #include "tests/tools/model_writer.h"
 
 enum {

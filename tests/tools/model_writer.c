@@ -11,9 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/file.h"
-#include "engine/json_util.h"
-#include "engine/model_config.h"
+#include "engine/util/file.h"
+#include "engine/util/json_util.h"
+#include "engine/model/model_config.h"
 
 enum { MAX_TOKENIZER_FILE = 64 << 20 };
 

@@ -3,15 +3,15 @@
  * themselves, which the caller writes to where each tensor lies.
  *
  * One thread; the shards' descriptors may be written to by many. */
-#ifndef NVLLM_TESTS_MODEL_WRITER_H
-#define NVLLM_TESTS_MODEL_WRITER_H
+#ifndef NVLLM_TESTS_TOOLS_MODEL_WRITER_H
+#define NVLLM_TESTS_TOOLS_MODEL_WRITER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/err.h"
-#include "engine/model.h"
-#include "engine/model_tensors.h"
+#include "engine/util/err.h"
+#include "engine/model/model.h"
+#include "engine/model/model_tensors.h"
 
 enum { WRITER_MAX_SHARDS = 256 };
 

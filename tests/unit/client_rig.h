@@ -1,7 +1,7 @@
 /* client_rig.h - a client and, at the other end of a socket pair, a daemon played by hand. For one
  * test program. */
-#ifndef CLIENT_RIG_H
-#define CLIENT_RIG_H
+#ifndef NVLLM_TESTS_UNIT_CLIENT_RIG_H
+#define NVLLM_TESTS_UNIT_CLIENT_RIG_H
 
 #include "fake_server.h"
 

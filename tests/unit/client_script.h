@@ -1,6 +1,6 @@
 /* client_script.h - a client whose daemon is a thread that plays a script. For one test program. */
-#ifndef CLIENT_SCRIPT_H
-#define CLIENT_SCRIPT_H
+#ifndef NVLLM_TESTS_UNIT_CLIENT_SCRIPT_H
+#define NVLLM_TESTS_UNIT_CLIENT_SCRIPT_H
 
 #include "fake_server.h"
 

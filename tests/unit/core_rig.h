@@ -1,8 +1,8 @@
 /* core_rig.h - a core and a backend that checks it, driven step by step by a test. */
-#ifndef NVLLM_TESTS_CORE_RIG_H
-#define NVLLM_TESTS_CORE_RIG_H
+#ifndef NVLLM_TESTS_UNIT_CORE_RIG_H
+#define NVLLM_TESTS_UNIT_CORE_RIG_H
 
-#include "engine/core_inspect.h"
+#include "engine/core/core_inspect.h"
 #include "tests/sim/sim_backend.h"
 
 enum { RIG_MAX_EVENTS = 4096, RIG_MAX_PROMPT = 512 };

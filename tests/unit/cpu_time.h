@@ -1,7 +1,7 @@
 /* cpu_time.h - what a thread has computed, for tests that bound work: a busy machine does not make
  * it more. */
-#ifndef NVLLM_TESTS_CPU_TIME_H
-#define NVLLM_TESTS_CPU_TIME_H
+#ifndef NVLLM_TESTS_UNIT_CPU_TIME_H
+#define NVLLM_TESTS_UNIT_CPU_TIME_H
 
 #include <time.h>
 

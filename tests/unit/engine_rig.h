@@ -1,6 +1,6 @@
 /* engine_rig.h - an engine over the bundled model and what it tells, for tests. */
-#ifndef NVLLM_TESTS_ENGINE_RIG_H
-#define NVLLM_TESTS_ENGINE_RIG_H
+#ifndef NVLLM_TESTS_UNIT_ENGINE_RIG_H
+#define NVLLM_TESTS_UNIT_ENGINE_RIG_H
 
 #include <stdatomic.h>
 

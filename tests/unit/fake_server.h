@@ -1,6 +1,6 @@
 /* fake_server.h - the daemon's side of the protocol, by hand: the test says each answer. */
-#ifndef FAKE_SERVER_H
-#define FAKE_SERVER_H
+#ifndef NVLLM_TESTS_UNIT_FAKE_SERVER_H
+#define NVLLM_TESTS_UNIT_FAKE_SERVER_H
 
 #include <check.h>
 #include <pthread.h>
@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "client/nvllm_client.h"
+#include "client/lib/nvllm_client.h"
 #include "proto/frame.h"
 #include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"

@@ -1,13 +1,13 @@
 /* golden.h - the lines of a .jsonl file of the golden data, for check programs. */
-#ifndef NVLLM_TEST_GOLDEN_H
-#define NVLLM_TEST_GOLDEN_H
+#ifndef NVLLM_TESTS_UNIT_GOLDEN_H
+#define NVLLM_TESTS_UNIT_GOLDEN_H
 
 #include <check.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/text.h"
+#include "engine/util/text.h"
 
 /* Calls each line's object; fails the test on a line that is no JSON. Returns the lines. */
 static inline int golden_each(const char *path, void (*each)(const json_t *entry, void *ctx),

@@ -1,7 +1,7 @@
 /* run_suite.h - how each check program ends: all of its suite is run, and the exit status says
  * whether all is well. CK_VERBOSITY and its like of the environment hold. */
-#ifndef NVLLM_TESTS_RUN_SUITE_H
-#define NVLLM_TESTS_RUN_SUITE_H
+#ifndef NVLLM_TESTS_UNIT_RUN_SUITE_H
+#define NVLLM_TESTS_UNIT_RUN_SUITE_H
 
 #include <check.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "engine/bf16.h"
+#include "engine/util/bf16.h"
 #include "tests/unit/run_suite.h"
 
 static float f32_of(uint32_t bits)

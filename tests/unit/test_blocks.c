@@ -2,7 +2,7 @@
 #include <check.h>
 #include <stdlib.h>
 
-#include "engine/blocks.h"
+#include "engine/core/blocks.h"
 #include "tests/unit/run_suite.h"
 
 static struct blocks *pool;

@@ -11,8 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/chat_impl.h"
-#include "engine/file.h"
+#include "engine/text/chat_impl.h"
+#include "engine/util/file.h"
 #include "tests/unit/golden.h"
 #include "tests/unit/run_suite.h"
 

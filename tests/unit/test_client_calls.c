@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-#include "client/clock.h"
+#include "client/lib/clock.h"
 #include "tests/unit/run_suite.h"
 
 /* ---- short operations */

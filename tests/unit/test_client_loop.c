@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <sys/wait.h>
 
-#include "client/clock.h"
+#include "client/lib/clock.h"
 #include "tests/unit/run_suite.h"
 
 enum { MS = 1000 };

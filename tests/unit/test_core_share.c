@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine/core_impl.h"
+#include "engine/core/core_impl.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 

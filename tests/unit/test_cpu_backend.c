@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "engine/cpu/cpu_backend.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/unit/run_suite.h"
 
 static struct model *model;

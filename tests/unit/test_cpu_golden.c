@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_backend.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/unit/run_suite.h"
 

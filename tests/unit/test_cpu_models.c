@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/bf16.h"
+#include "engine/util/bf16.h"
 #include "engine/cpu/cpu_backend.h"
-#include "engine/model.h"
+#include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/bf16.h"
+#include "engine/util/bf16.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
 #include "tests/unit/run_suite.h"

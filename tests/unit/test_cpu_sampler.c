@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_sampler.h"
-#include "engine/err.h"
+#include "engine/util/err.h"
 #include "engine/philox.h"
 #include "tests/unit/run_suite.h"
 

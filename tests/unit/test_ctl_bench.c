@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl_quantiles.h"
-#include "client/ctl_random.h"
+#include "client/ctl/quantiles.h"
+#include "client/ctl/random.h"
 #include "tests/unit/run_suite.h"
 
 /* The words are those of random.getrandbits(32) after random.seed(). */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/delta.h"
+#include "client/lib/delta.h"
 #include "proto/nvllm.pb-c.h"
 #include "tests/unit/run_suite.h"
 

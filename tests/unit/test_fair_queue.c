@@ -2,8 +2,8 @@
 #include <check.h>
 #include <stdlib.h>
 
-#include "engine/fair_queue.h"
-#include "engine/heap.h"
+#include "engine/core/fair_queue.h"
+#include "engine/util/heap.h"
 #include "tests/sim/rng.h"
 #include "tests/unit/run_suite.h"
 

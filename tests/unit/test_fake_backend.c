@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "engine/backend.h"
-#include "engine/core.h"
-#include "engine/model.h"
+#include "engine/core/core.h"
+#include "engine/model/model.h"
 #include "tests/unit/run_suite.h"
 
 static void *module;

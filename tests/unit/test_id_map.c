@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "engine/id_map.h"
+#include "engine/util/id_map.h"
 #include "tests/unit/run_suite.h"
 
 /* What was put is found until it is taken, through growth, collisions and moves of runs. */

@@ -8,9 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/bf16.h"
-#include "engine/model.h"
-#include "engine/model_check.h"
+#include "engine/util/bf16.h"
+#include "engine/model/model.h"
+#include "engine/model/model_check.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/json_util.h"
-#include "engine/model_config.h"
+#include "engine/util/json_util.h"
+#include "engine/model/model_config.h"
 #include "tests/unit/run_suite.h"
 
 static const char *const qwen3 =

@@ -2,7 +2,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "engine/prefix_cache.h"
+#include "engine/core/prefix_cache.h"
 #include "tests/unit/run_suite.h"
 
 enum { N_BLOCKS = 8, LEN = 4 };

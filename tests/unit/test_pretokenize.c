@@ -8,9 +8,9 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "engine/nfc.h"
-#include "engine/pretokenize.h"
-#include "engine/utf8.h"
+#include "engine/text/nfc.h"
+#include "engine/text/pretokenize.h"
+#include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
 /* The pattern with \s spelled out: PCRE2's holds U+180E, which is no white space any more. */

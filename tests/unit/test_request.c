@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/text_stream.h"
+#include "engine/text/text_stream.h"
 #include "tests/unit/run_suite.h"
 
 static const struct model_defaults defaults = {

@@ -2,7 +2,7 @@
 #include <check.h>
 #include <stdlib.h>
 
-#include "engine/step_cost.h"
+#include "engine/core/step_cost.h"
 #include "tests/unit/run_suite.h"
 
 static struct step_cost cost;

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/text_stream.h"
-#include "engine/utf8.h"
+#include "engine/text/text_stream.h"
+#include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
 static struct tokenizer *tiny;

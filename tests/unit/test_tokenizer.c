@@ -8,8 +8,8 @@
 #include <unistd.h>
 #include <utf8proc.h>
 
-#include "engine/tokenizer.h"
-#include "engine/utf8.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
 #include "tests/unit/cpu_time.h"
 #include "tests/unit/golden.h"
 #include "tests/unit/run_suite.h"

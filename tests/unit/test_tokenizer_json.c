@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/tokenizer.h"
-#include "engine/utf8.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
 /* A small file of its own: 256 bytes, three merges, two added tokens. Ids: the byte's character in

@@ -1,0 +1,35 @@
+/* ask.h - what the commands share that ask the daemon one thing: names, times, sizes for
+ * people. */
+#ifndef NVLLM_CLIENT_CTL_ASK_H
+#define NVLLM_CLIENT_CTL_ASK_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "client/ctl/ctl.h"
+
+/* How long one answer is waited for. */
+int ctl_ask_ms(const struct ctl *ctl);
+
+/* Reads the options of a command that has --json alone, and connects; EXIT_OK, or the exit code
+ * after a message. n_arguments: as many are wanted behind the options. */
+int ctl_ask_connect(struct nvllm_client **client, struct ctl *ctl, int argc, char **argv,
+                    int n_arguments, bool *json);
+
+/* The user's name, or the number where there is none. */
+const char *ctl_user_name(char *out, size_t n, uint32_t uid);
+
+/* "3 ms", "12.3 s", "5 min", "2 h", "3 d": room for 16 bytes. */
+const char *ctl_duration(char *out, size_t n, uint64_t us);
+
+/* Text from elsewhere on one line: ends of lines and tabs show as blanks, what else steers a
+ * terminal as "?", and what is behind max bytes is left out; 0: nothing is. */
+void ctl_put_line(FILE *to, const char *text, int max);
+
+/* A count as JSON, whatever its size. */
+json_t *ctl_json_count(uint64_t n);
+
+/* A whole number that a request has in the daemon; ends the program for anything else. */
+uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
+
+#endif

@@ -1,0 +1,169 @@
+/* blocks.c - nvllmctl blocks: who holds the KV cache. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ask.h"
+#include "client/ctl/json.h"
+#include "client/ctl/terminal.h"
+
+enum { MAX_MAP_ROWS = 32 };
+
+/* What a block is in the daemon's map, and in ours; what counts most of a group comes first. */
+static const struct kind {
+    char letter;
+    char drawn;
+    const char *colour;
+    const char *meaning;
+} kinds[] = {
+    {'s', '@', COLOUR_RED, "used by several"}, {'u', '#', COLOUR_YELLOW, "used"},
+    {'p', 'P', COLOUR_BOLD, "pinned"},         {'c', '-', COLOUR_GREEN, "cached"},
+    {'o', 'o', COLOUR_DIM, "another user's"},  {'f', '.', COLOUR_DIM, "free"},
+};
+
+enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static const struct kind *kind_of(const char *map, size_t n)
+{
+    for (size_t k = 0; k < N_KINDS; k++)
+        if (memchr(map, kinds[k].letter, n))
+            return &kinds[k];
+    return &kinds[N_KINDS - 1];
+}
+
+static void draw_map(struct nvllm_text map)
+{
+    bool coloured = terminal_has_colours(STDOUT_FILENO);
+    size_t width, group;
+    int columns, rows;
+
+    terminal_size(STDOUT_FILENO, &columns, &rows);
+    width = columns > 16 ? (size_t)columns - 1 : 16;
+    group = (map.len + width * MAX_MAP_ROWS - 1) / (width * MAX_MAP_ROWS);
+    group = group ? group : 1;
+    putchar('\n');
+    for (size_t i = 0, column = 0; i < map.len; i += group) {
+        size_t n = map.len - i < group ? map.len - i : group;
+        const struct kind *kind = kind_of(map.data + i, n);
+
+        if (coloured)
+            printf("%s%c%s", kind->colour, kind->drawn, COLOUR_END);
+        else
+            putchar(kind->drawn);
+        column = (column + 1) % width;
+        if (column == 0 || i + group >= map.len)
+            putchar('\n');
+    }
+    for (size_t k = 0; k < N_KINDS; k++)
+        printf("%s%c %s", k ? ", " : "", kinds[k].drawn, kinds[k].meaning);
+    if (group > 1)
+        printf("; a character is %zu blocks, and the first of these that is among them", group);
+    putchar('\n');
+}
+
+static void print_table(const struct nvllm_blocks *b)
+{
+    double mib = (double)b->block_bytes / (1 << 20);
+    char user[33];
+
+    printf("%-10s %10s %12s\n", "", "BLOCKS", "MIB");
+    printf("%-10s %10u %12.1f  (%u pinned)\n", "used", b->used, b->used * mib, b->pinned);
+    printf("%-10s %10u %12.1f\n", "cached", b->cached, b->cached * mib);
+    printf("%-10s %10u %12.1f\n", "free", b->free, b->free * mib);
+    printf("%-10s %10u %12.1f  of %u tokens each\n", "total", b->total, b->total * mib,
+           b->block_len);
+    if (b->n_uids > 0)
+        printf("\n%-10s %10s %10s\n", "USER", "USED", "REQUESTS");
+    for (size_t i = 0; i < b->n_uids; i++)
+        printf("%-10.32s %10u %10u\n", ctl_user_name(user, sizeof(user), b->uids[i]->uid),
+               b->uids[i]->used, b->uids[i]->requests);
+    if (b->n_requests > 0)
+        printf("\n%-10s %10s %10s  %s\n", "REQUEST", "USED", "SHARED", "USER");
+    for (size_t i = 0; i < b->n_requests; i++)
+        printf("%-10" PRIu64 " %10u %10u  %s\n", b->requests[i]->request, b->requests[i]->used,
+               b->requests[i]->shared, ctl_user_name(user, sizeof(user), b->requests[i]->uid));
+}
+
+static json_t *to_json(const struct nvllm_blocks *b, bool map)
+{
+    json_t *o = json_object(), *uids = json_array(), *requests = json_array();
+
+    json_object_set_new(o, "total", ctl_json_count(b->total));
+    json_object_set_new(o, "used", ctl_json_count(b->used));
+    json_object_set_new(o, "cached", ctl_json_count(b->cached));
+    json_object_set_new(o, "free", ctl_json_count(b->free));
+    json_object_set_new(o, "pinned", ctl_json_count(b->pinned));
+    json_object_set_new(o, "block_len", ctl_json_count(b->block_len));
+    json_object_set_new(o, "block_bytes", ctl_json_count(b->block_bytes));
+    for (size_t i = 0; i < b->n_uids; i++)
+        json_array_append_new(uids, json_pack("{sososo}", "uid", ctl_json_count(b->uids[i]->uid),
+                                              "used", ctl_json_count(b->uids[i]->used), "requests",
+                                              ctl_json_count(b->uids[i]->requests)));
+    for (size_t i = 0; i < b->n_requests; i++)
+        json_array_append_new(requests, json_pack("{sosososo}", "request",
+                                                  ctl_json_count(b->requests[i]->request), "uid",
+                                                  ctl_json_count(b->requests[i]->uid), "used",
+                                                  ctl_json_count(b->requests[i]->used), "shared",
+                                                  ctl_json_count(b->requests[i]->shared)));
+    json_object_set_new(o, "uids", uids);
+    json_object_set_new(o, "requests", requests);
+    if (map)
+        json_object_set_new(o, "map", ctl_json_text(b->map.data, b->map.len));
+    return o;
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"map", no_argument, NULL, 'm'},
+        {"json", no_argument, NULL, 'j'},
+        {NULL, 0, NULL, 0},
+    };
+    const struct nvllm_blocks *blocks;
+    struct nvllm_blocks_options wanted;
+    struct nvllm_client *client = NULL;
+    struct nvllm_error err;
+    bool json = false;
+    int c, rc;
+
+    nvllm_blocks_options_init(&wanted);
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c == 'm')
+            wanted.map = true;
+        else if (c == 'j')
+            json = true;
+        else
+            ctl_usage(ctl, "blocks takes no -%c", c);
+    }
+    if (optind < argc)
+        ctl_usage(ctl, "blocks takes no “%s”", argv[optind]);
+    rc = ctl_connect(&client, ctl);
+    if (rc != EXIT_OK)
+        return rc;
+    if (nvllm_get_blocks(client, &wanted, ctl_ask_ms(ctl), &blocks, &err) != NVLLM_OK) {
+        rc = ctl_report(ctl, &err);
+    } else if (json) {
+        rc = ctl_json_print(STDOUT_FILENO, to_json(blocks, wanted.map)) ? EXIT_OK : EXIT_ERROR;
+    } else {
+        print_table(blocks);
+        if (wanted.map)
+            draw_map(blocks->map);
+    }
+    nvllm_close(client);
+    return rc;
+}
+
+const struct ctl_command ctl_blocks = {
+    .name = "blocks",
+    .about = "who holds the KV cache",
+    .run = run_command,
+    .any_state = true,
+    .help = "usage: nvllmctl blocks [OPTION…]\n\n"
+            "Blocks of the KV cache: used, cached (free, with content that may be found\n"
+            "again) and free; by user and by request. Users see their own, and the sums.\n\n"
+            "  --map                     draw the pool, a character for each block\n"
+            "  --json                    print one JSON object\n",
+    .examples = "  nvllmctl blocks --map\n",
+};

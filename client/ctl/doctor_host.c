@@ -1,0 +1,170 @@
+/* doctor_host.c - devices, memory, the kernel's limits. */
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "client/ctl/doctor.h"
+
+enum {
+    FEW_DESCRIPTORS = 256,
+    FEW_WAITING = 128, /* connections that the kernel holds until they are accepted */
+};
+
+/* ---- devices */
+
+static bool read_word(char *out, size_t n, const char *path)
+{
+    FILE *f = fopen(path, "re");
+    bool ok = f && fgets(out, (int)n, f) != NULL;
+
+    if (f)
+        fclose(f);
+    if (ok)
+        out[strcspn(out, "\n")] = '\0';
+    return ok;
+}
+
+/* Display and 3D controllers of NVIDIA on the PCI bus. */
+static int count_gpus(void)
+{
+    DIR *folder = opendir("/sys/bus/pci/devices");
+    struct dirent *entry;
+    int n = 0;
+
+    while (folder && (entry = readdir(folder)) != NULL) {
+        char path[400], vendor[32], class[32];
+
+        snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/vendor", entry->d_name);
+        if (!read_word(vendor, sizeof(vendor), path) || strcmp(vendor, "0x10de") != 0)
+            continue;
+        snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/class", entry->d_name);
+        n += read_word(class, sizeof(class), path) && strncmp(class, "0x03", 4) == 0;
+    }
+    if (folder)
+        closedir(folder);
+    return n;
+}
+
+static void check_devices(struct doctor *d)
+{
+    static const char *const nodes[] = {"/dev/nvidiactl", "/dev/nvidia-uvm"};
+    char version[200];
+    int n = count_gpus();
+    bool ok = true;
+
+    if (access(nodes[0], F_OK) != 0) {
+        if (n == 0)
+            doctor_say(d, DOCTOR_GOOD, "device", NULL,
+                       "no NVIDIA GPU is here: nvllmd computes on the CPU");
+        else
+            doctor_say(d, DOCTOR_WRONG, "device",
+                       doctor_as_root("sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'"),
+                       "%d NVIDIA GPU%s here, but no %s: the driver is not loaded", n,
+                       n == 1 ? " is" : "s are", nodes[0]);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
+        if (access(nodes[i], F_OK) != 0) {
+            doctor_say(d, DOCTOR_WRONG, "device", doctor_as_root("sudo nvidia-modprobe -u -c 0"),
+                       "%s: %s", nodes[i], strerror(errno));
+            ok = false;
+        } else {
+            ok = doctor_path(d, "device", &d->user, nodes[i], 6) && ok;
+        }
+    }
+    if (!read_word(version, sizeof(version), "/proc/driver/nvidia/version"))
+        snprintf(version, sizeof(version), "a driver that does not say its version");
+    if (ok)
+        doctor_say(d, DOCTOR_GOOD, "device", NULL, "%s", version);
+}
+
+/* ---- memory */
+
+/* A field of /proc/meminfo, in bytes; 0: it is not there. */
+static uint64_t memory_info(const char *field)
+{
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[200];
+    size_t n = strlen(field);
+    uint64_t kib = 0;
+
+    while (f && fgets(line, sizeof(line), f))
+        if (strncmp(line, field, n) == 0 && line[n] == ':')
+            kib = strtoull(line + n + 1, NULL, 10);
+    if (f)
+        fclose(f);
+    return kib << 10;
+}
+
+static uint64_t read_number(const char *path)
+{
+    char word[64];
+
+    return read_word(word, sizeof(word), path) ? strtoull(word, NULL, 10) : 0;
+}
+
+/* Weights go through the host's memory, and stay there where the CPU computes. */
+static void check_memory(struct doctor *d)
+{
+    uint64_t free_bytes = memory_info("MemAvailable"), total = memory_info("MemTotal");
+    uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+    bool on_cpu = access("/dev/nvidiactl", F_OK) != 0;
+    char mend[DOCTOR_COMMAND];
+
+    if (limit > 0 && limit < total)
+        total = limit;
+    if (on_cpu && d->weight_bytes > total)
+        doctor_say(d, DOCTOR_WRONG, "memory", doctor_edit(mend, d),
+                   "%.1f MiB of weights, and %.1f MiB of memory in all",
+                   (double)d->weight_bytes / (1 << 20), (double)total / (1 << 20));
+    else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
+        doctor_say(d, DOCTOR_WRONG, "memory", "ps -eo pid,rss,comm --sort=-rss | head",
+                   "%.1f MiB of weights, and %.1f MiB available: who has the memory?",
+                   (double)d->weight_bytes / (1 << 20), (double)free_bytes / (1 << 20));
+    else
+        doctor_say(d, DOCTOR_GOOD, "memory", NULL, "%.1f MiB of %.1f MiB available",
+                   (double)free_bytes / (1 << 20), (double)total / (1 << 20));
+    if (read_number("/proc/sys/vm/overcommit_memory") == 2)
+        doctor_say(d, DOCTOR_NOTE, "memory", doctor_as_root("sudo sysctl vm.overcommit_memory=0"),
+                   "the kernel promises no more than it has: the KV cache counts in full at once");
+}
+
+/* ---- limits */
+
+static void check_limits(struct doctor *d)
+{
+    uint64_t waiting = read_number("/proc/sys/net/core/somaxconn");
+    struct rlimit files = {0};
+    bool ok = true;
+
+    getrlimit(RLIMIT_NOFILE, &files);
+    if (files.rlim_max < FEW_DESCRIPTORS) {
+        doctor_say(d, DOCTOR_WRONG, "limits",
+                   doctor_as_root("sudo prlimit --pid $$ --nofile=65536:65536"),
+                   "no more than %llu open files: each client is one",
+                   (unsigned long long)files.rlim_max);
+        ok = false;
+    }
+    if (waiting > 0 && waiting < FEW_WAITING) {
+        doctor_say(d, DOCTOR_WRONG, "limits", doctor_as_root("sudo sysctl net.core.somaxconn=4096"),
+                   "net.core.somaxconn is %" PRIu64 ": clients that come together are refused",
+                   waiting);
+        ok = false;
+    }
+    if (ok)
+        doctor_say(d, DOCTOR_GOOD, "limits", NULL,
+                   "%llu open files, %" PRIu64 " waiting connections",
+                   (unsigned long long)files.rlim_max, waiting);
+}
+
+void doctor_host(struct doctor *d)
+{
+    check_devices(d);
+    check_memory(d);
+    check_limits(d);
+}

@@ -1,0 +1,108 @@
+/* drain.c - nvllmctl drain: no new requests from now on. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/ctl/ask.h"
+
+enum { LOOK_MS = 100, ANSWER_MS = 10000 };
+
+/* On a terminal, what is waited for, on a line that is taken away again. */
+static void pause_and_show(const struct nvllm_status *status)
+{
+    const struct timespec pause = {0, LOOK_MS * 1000000L};
+    bool shown = isatty(STDERR_FILENO);
+
+    if (shown)
+        fprintf(stderr, "%u running, %u waiting", status->requests_running,
+                status->requests_waiting);
+    nanosleep(&pause, NULL);
+    if (shown)
+        fputs("\r\033[K", stderr);
+}
+
+/* Who leaves before the end leaves a daemon behind that refuses requests. */
+static int leave(int rc)
+{
+    fprintf(stderr, "nvllmd still takes no new requests: “nvllmctl resume” takes that back.\n");
+    return rc;
+}
+
+static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
+{
+    const struct nvllm_status *status;
+    struct nvllm_error err;
+
+    while (!ctl_interrupted()) {
+        if (nvllm_get_status(client, ANSWER_MS, &status, &err) != NVLLM_OK)
+            return ctl_report(ctl, &err);
+        if (status->requests_running == 0 && status->requests_waiting == 0)
+            return EXIT_OK;
+        if (status->state != NVLLM_STATE_DRAINING) {
+            ctl_message("somebody has resumed nvllmd");
+            return EXIT_ERROR;
+        }
+        if (ctl_left_ms(ctl) == 0) {
+            ctl_message("%u requests run and %u wait still", status->requests_running,
+                        status->requests_waiting);
+            return leave(EXIT_DEADLINE);
+        }
+        pause_and_show(status);
+    }
+    return leave(ctl_interrupted());
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"end-after", required_argument, NULL, 'e'},
+        {NULL, 0, NULL, 0},
+    };
+    struct nvllm_drain_options wanted;
+    struct nvllm_client *client = NULL;
+    struct nvllm_error err;
+    double seconds;
+    char *end;
+    bool wait;
+    int c, rc;
+
+    nvllm_drain_options_init(&wanted);
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c != 'e')
+            ctl_usage(ctl, "drain takes no -%c", c);
+        seconds = strtod(optarg, &end);
+        if (end == optarg || *end || !(seconds >= 0) || seconds > 4000000)
+            ctl_usage(ctl, "--end-after takes seconds, not “%s”", optarg);
+        wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
+    }
+    if (optind < argc)
+        ctl_usage(ctl, "drain takes no “%s”", argv[optind]);
+    wait = ctl->wait;
+    ctl->wait = false; /* for the requests' end, and not for a start */
+    rc = ctl_connect(&client, ctl);
+    if (rc != EXIT_OK)
+        return rc;
+    ctl_catch_interrupts();
+    if (nvllm_drain(client, &wanted, ctl_ask_ms(ctl), NULL, &err) != NVLLM_OK)
+        rc = ctl_report(ctl, &err);
+    else if (wait)
+        rc = wait_drained(client, ctl);
+    nvllm_close(client);
+    return rc;
+}
+
+const struct ctl_command ctl_drain = {
+    .name = "drain",
+    .about = "no new requests from now on",
+    .run = run_command,
+    .any_state = true,
+    .help = "usage: nvllmctl drain [OPTION…]\n\n"
+            "New requests are refused, those accepted go on; “nvllmctl resume” takes it\n"
+            "back. For administrators.\n\n"
+            "  --wait                    … until nothing is under way\n"
+            "  --end-after SECONDS       end what takes longer; else as nvllmd is set\n",
+    .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
+};

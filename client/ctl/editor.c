@@ -1,0 +1,205 @@
+/* editor.c - see editor.h. Lines of a terminal are libedit's, with its key bindings and the
+ * user's .editrc; the history lives as long as the program, for prompts are nobody else's. */
+#include "client/ctl/editor.h"
+
+#include <errno.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <wchar.h>
+
+#include "client/lib/clock.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/lines.h"
+
+enum {
+    HISTORY_LINES = 1000,
+    KEY_LEFT = 3, /* Ctrl-C, which never comes as a key: it is a signal */
+};
+
+struct editor {
+    EditLine *edit; /* NULL: no terminal */
+    History *history;
+    const char *prompt;
+    int64_t deadline;
+    int left; /* why libedit was left in the middle of a line: EDITOR_OK where it was not */
+    struct lines lines;
+};
+
+/* EDITOR_OK: there is something to read. */
+static int wait_for_input(const struct editor *e)
+{
+    if (!ctl_wait_input(STDIN_FILENO, -1, clock_left_ms(e->deadline)))
+        return EDITOR_INTERRUPTED;
+    return clock_left_ms(e->deadline) == 0 ? EDITOR_LATE : EDITOR_OK;
+}
+
+static char *give_prompt(EditLine *edit)
+{
+    struct editor *e;
+
+    el_get(edit, EL_CLIENTDATA, &e);
+    return (char *)e->prompt;
+}
+
+/* The key that stands for being left: what is shown next comes behind all rows of the line,
+ * wherever in it the cursor was. */
+static unsigned char go_to_end(EditLine *edit, wint_t key)
+{
+    const LineInfo *line = el_line(edit);
+
+    (void)key;
+    el_cursor(edit, (int)(line->lastchar - line->cursor));
+    return CC_CURSOR;
+}
+
+/* libedit's own reading goes on after a signal; here Ctrl-C ends the line. */
+static int read_character(EditLine *edit, wchar_t *out)
+{
+    struct editor *e;
+    mbstate_t state = {0};
+    char byte;
+
+    el_get(edit, EL_CLIENTDATA, &e);
+    if (e->left != EDITOR_OK)
+        return -1; /* the cursor is at the end now */
+    for (;;) {
+        ssize_t k;
+
+        e->left = wait_for_input(e);
+        if (e->left != EDITOR_OK) {
+            *out = KEY_LEFT;
+            return 1;
+        }
+        k = read(STDIN_FILENO, &byte, 1);
+        if (k < 0 && errno == EINTR)
+            continue; /* the wait knows which signal it was */
+        if (k <= 0)
+            return (int)k;
+        switch (mbrtowc(out, &byte, 1, &state)) {
+        case (size_t)-2:
+            continue; /* more of the character comes */
+        case (size_t)-1:
+            memset(&state, 0, sizeof(state)); /* no character: passed over */
+            continue;
+        default:
+            return 1;
+        }
+    }
+}
+
+/* Letters of all kinds can be typed even where the locale is C. */
+static void choose_locale(void)
+{
+    if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+}
+
+static void start_libedit(struct editor *e)
+{
+    HistEvent event;
+
+    choose_locale();
+    e->edit = el_init("nvllmctl", stdin, stdout, stderr);
+    e->history = history_init();
+    if (!e->edit || !e->history) {
+        ctl_message("out of memory");
+        exit(EXIT_ERROR);
+    }
+    history(e->history, &event, H_SETSIZE, HISTORY_LINES);
+    history(e->history, &event, H_SETUNIQUE, 1);
+    el_set(e->edit, EL_CLIENTDATA, e);
+    el_set(e->edit, EL_PROMPT, give_prompt);
+    el_set(e->edit, EL_EDITOR, "emacs");
+    el_set(e->edit, EL_SIGNAL, 0);
+    el_set(e->edit, EL_HIST, history, e->history);
+    el_set(e->edit, EL_GETCFN, read_character);
+    el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_wset(e->edit, EL_ADDFN, L"nvllm-leave", L"go to the end of the line", go_to_end);
+    el_set(e->edit, EL_BIND, "^C", "nvllm-leave", NULL);
+    el_source(e->edit, NULL);
+}
+
+void editor_new(struct editor **out, bool terminal, int64_t deadline)
+{
+    struct editor *e = calloc(1, sizeof(*e));
+
+    if (!e) {
+        ctl_message("out of memory");
+        exit(EXIT_ERROR);
+    }
+    e->deadline = deadline;
+    lines_init(&e->lines, STDIN_FILENO);
+    if (terminal)
+        start_libedit(e);
+    *out = e;
+}
+
+void editor_free(struct editor *e)
+{
+    if (!e)
+        return;
+    if (e->edit)
+        el_end(e->edit);
+    if (e->history)
+        history_end(e->history);
+    lines_deinit(&e->lines);
+    free(e);
+}
+
+static int read_terminal(struct editor *e, const char **line, size_t *n)
+{
+    int count = 0;
+
+    e->left = EDITOR_OK;
+    el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt: it may be answered at once */
+    *line = el_gets(e->edit, &count);
+    if (e->left != EDITOR_OK)
+        return e->left;
+    if (!*line || count <= 0)
+        return EDITOR_END;
+    *n = (size_t)count;
+    while (*n > 0 && ((*line)[*n - 1] == '\n' || (*line)[*n - 1] == '\r'))
+        --*n;
+    return EDITOR_OK;
+}
+
+static int read_plain(struct editor *e, const char **line, size_t *n)
+{
+    char *text;
+    int got, left;
+
+    while ((got = lines_next(&e->lines, &text, n, false)) == LINES_LATER) {
+        left = wait_for_input(e);
+        if (left != EDITOR_OK)
+            return left;
+    }
+    if (got == LINES_END)
+        return EDITOR_END;
+    if (got == LINES_E_NOMEM)
+        errno = ENOMEM;
+    if (got != LINES_OK)
+        return got == LINES_E_LONG ? EDITOR_E_LONG : EDITOR_E_READ;
+    if (*n > 0 && text[*n - 1] == '\r')
+        --*n;
+    *line = text;
+    return EDITOR_OK;
+}
+
+int editor_read(struct editor *e, const char *prompt, const char **line, size_t *n)
+{
+    e->prompt = prompt;
+    return e->edit ? read_terminal(e, line, n) : read_plain(e, line, n);
+}
+
+void editor_remember(struct editor *e, const char *line)
+{
+    HistEvent event;
+
+    if (e->history)
+        history(e->history, &event, H_ENTER, line);
+}

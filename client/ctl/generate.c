@@ -1,0 +1,243 @@
+/* generate.c - nvllmctl generate: one prompt, its text as it is made. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/lib/clock.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/json.h"
+#include "client/ctl/prompt.h"
+#include "client/ctl/request.h"
+#include "client/ctl/result.h"
+
+struct job {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    struct ctl_request request;
+    struct ctl_prompt prompt;
+    bool json;
+    bool terminal; /* stdout is one */
+    struct ctl_result result;
+    char last; /* what was printed last */
+    bool started;
+    bool cancelled; /* by us */
+};
+
+static const struct option options[] = {
+    CTL_COMMON_OPTIONS, CTL_FIELD_OPTIONS, CTL_PROMPT_OPTIONS, {"json", no_argument, NULL, 'j'},
+    {NULL, 0, NULL, 0},
+};
+
+static void read_options(struct job *job, int argc, char **argv)
+{
+    struct ctl *ctl = job->ctl;
+    int c;
+
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c == 'j')
+            job->json = true;
+        else if (!ctl_prompt_option(&job->prompt, ctl, c))
+            ctl_request_option(&job->request, ctl, ctl->option, optarg);
+    }
+    if (argc - optind > 1)
+        ctl_usage(ctl, "one TEXT, not %d: put it in quotes", argc - optind);
+    if (optind < argc && ctl_prompt_is_given(&job->prompt))
+        ctl_usage(ctl, "“%s” is one prompt too many", argv[optind]);
+    if (job->request.r.logprobs >= 0 && !job->json)
+        ctl_message("--logprobs shows with --json only");
+}
+
+/* False: nobody reads any more. */
+static bool show_delta(struct job *job, const struct nvllm_delta *delta)
+{
+    job->started = true;
+    if (job->json || job->result.n_choices > 1) {
+        ctl_result_add(&job->result, delta);
+        return true;
+    }
+    if (delta->finish != NVLLM_FINISH_NONE)
+        job->result.choices[0].finish = delta->finish;
+    if (delta->text.len == 0)
+        return true;
+    job->last = delta->text.data[delta->text.len - 1];
+    return ctl_write_text(STDOUT_FILENO, delta->text.data, delta->text.len, job->terminal);
+}
+
+static bool show_choices(const struct job *job)
+{
+    for (uint32_t i = 0; i < job->result.n_choices; i++) {
+        const struct ctl_choice *c = &job->result.choices[i];
+        char head[40];
+
+        snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
+        if (!ctl_write(STDOUT_FILENO, head, strlen(head)) ||
+            !ctl_write_text(STDOUT_FILENO, c->text.data, c->text.len, job->terminal) ||
+            !ctl_write(STDOUT_FILENO, "\n", 1))
+            return false;
+    }
+    return true;
+}
+
+/* The end of what is shown. False when it could not be written. */
+static bool show_end(struct job *job)
+{
+    if (job->json)
+        return ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
+    if (job->result.n_choices > 1)
+        return show_choices(job);
+    if (job->terminal && job->last != '\0' && job->last != '\n')
+        return ctl_write(STDOUT_FILENO, "\n", 1);
+    return true;
+}
+
+static int exit_of_finish(const struct job *job)
+{
+    switch (ctl_result_finish(&job->result)) {
+    case NVLLM_FINISH_CANCELLED:
+        if (!job->cancelled)
+            ctl_message("nvllmd cancelled the request");
+        return EXIT_ERROR;
+    case NVLLM_FINISH_DEADLINE:
+        ctl_message("the deadline is over");
+        return EXIT_DEADLINE;
+    case NVLLM_FINISH_ERROR:
+        ctl_message("the model's numbers broke down");
+        return EXIT_ERROR;
+    default:
+        return EXIT_OK;
+    }
+}
+
+static int end_done(struct job *job, const struct nvllm_done *done)
+{
+    job->result.done = *done;
+    ctl_result_end(&job->result, NVLLM_FINISH_STOP);
+    if (!show_end(job))
+        return EXIT_ERROR;
+    return exit_of_finish(job);
+}
+
+/* An error after some text, of the kinds that the object has a word for, still shows the text. */
+static int end_error(struct job *job, const struct nvllm_error *err)
+{
+    int rc = ctl_exit_code(err->code);
+
+    if (err->code == NVLLM_E_CANCELLED || err->code == NVLLM_E_DEADLINE) {
+        ctl_result_end(&job->result, err->code == NVLLM_E_CANCELLED ? NVLLM_FINISH_CANCELLED
+                                                                    : NVLLM_FINISH_DEADLINE);
+        if (!show_end(job))
+            return EXIT_ERROR;
+        if (job->cancelled)
+            return rc;
+    } else if (job->terminal && job->last != '\0' && job->last != '\n') {
+        ctl_write(STDOUT_FILENO, "\n", 1);
+    }
+    /* What an option said and the daemon refuses is the user's mistake. */
+    rc = ctl_report(job->ctl, err);
+    return err->code == NVLLM_E_INVALID && err->field[0] && strncmp(err->field, "prompt", 6) != 0 &&
+                   strncmp(err->field, "chat", 4) != 0 && strncmp(err->field, "messages", 8) != 0
+               ? EXIT_USAGE
+               : rc;
+}
+
+enum { RETRY = -1 };
+
+/* Runs the request to its end; RETRY: the prompt is another now. */
+static int run(struct job *job)
+{
+    const struct nvllm_event *event;
+    struct nvllm_error err;
+    int64_t cancel_end = -1;
+    enum nvllm_code code;
+    uint64_t id;
+
+    code = nvllm_generate_start(job->client, &id, &job->request.r, &err);
+    if (code != NVLLM_OK)
+        return ctl_report(job->ctl, &err);
+    for (;;) {
+        /* Looked at each time: a fast daemon may always have another event. */
+        if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
+            cancel_end = ctl_cancel_end(job->ctl);
+            nvllm_cancel(job->client, id, NULL);
+            job->cancelled = true;
+        }
+        if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
+            if (ctl_left_ms(job->ctl) != 0) /* which is said by itself */
+                ctl_message("nvllmd does not end the request");
+            return EXIT_DEADLINE;
+        }
+        code = ctl_next(job->client, -1,
+                        cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl), &event,
+                        &err);
+        if (code == NVLLM_E_TIMEOUT) {
+            continue;
+        } else if (code != NVLLM_OK) {
+            return end_error(job, &err);
+        } else if (event->delta) {
+            if (!show_delta(job, event->delta))
+                return EXIT_ERROR; /* closing the connection cancels */
+        } else if (event->done) {
+            return end_done(job, event->done);
+        } else if (!job->started &&
+                   ctl_prompt_fall_back(&job->prompt, &job->request, event->error->code)) {
+            return RETRY;
+        } else {
+            return end_error(job, event->error);
+        }
+    }
+}
+
+static int generate(struct job *job)
+{
+    int rc;
+
+    rc = ctl_connect(&job->client, job->ctl);
+    if (rc != EXIT_OK)
+        return rc;
+    ctl_catch_interrupts();
+    do
+        rc = run(job);
+    while (rc == RETRY);
+    if (ctl_interrupted())
+        return ctl_interrupted();
+    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK) {
+        ctl_message("gave up after the time that --timeout gives");
+        return EXIT_DEADLINE;
+    }
+    return rc;
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    struct job job = {.ctl = ctl};
+    int rc;
+
+    ctl_request_init(&job.request);
+    ctl_prompt_init(&job.prompt);
+    job.terminal = isatty(STDOUT_FILENO);
+    read_options(&job, argc, argv);
+    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, argv[optind]);
+    ctl_result_init(&job.result, &job.request.r);
+    if (rc == EXIT_OK)
+        rc = generate(&job);
+    nvllm_close(job.client);
+    ctl_result_deinit(&job.result);
+    ctl_request_deinit(&job.request);
+    ctl_prompt_deinit(&job.prompt);
+    return rc;
+}
+
+const struct ctl_command ctl_generate = {
+    .name = "generate",
+    .about = "text from a prompt, as it is made",
+    .run = run_command,
+    .help = "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
+            "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”,\n"
+            "as it is made. Ctrl-C cancels.\n\n" CTL_PROMPT_HELP
+            "  --json                    print one JSON object at the end\n",
+    .takes_sampling = true,
+    .examples = "  nvllmctl generate \"What is 17 + 25?\"\n"
+                "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
+                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
+};

@@ -1,0 +1,385 @@
+/* io.c - messages, output, stdin, interrupts and the connection of nvllmctl. */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/lib/clock.h"
+#include "client/ctl/ctl.h"
+#include "proto/program.h"
+
+enum {
+    MAX_INPUT_BYTES = 512 << 20, /* no frame is larger */
+    ANSWER_TIMEOUT_MS = 10000,
+    CANCEL_WAIT_MS = 5000,
+    LATE_WAIT_MS = 1000,
+};
+
+/* ---- messages */
+
+__attribute__((format(printf, 1, 0))) static void put_line(const char *fmt, va_list args)
+{
+    char text[1200];
+    char line[1400];
+
+    vsnprintf(text, sizeof(text), fmt, args);
+    for (char *p = text; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
+    snprintf(line, sizeof(line), "nvllmctl: %s\n", text);
+    fputs(line, stderr);
+}
+
+void ctl_message(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    put_line(fmt, args);
+    va_end(args);
+}
+
+void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    put_line(fmt, args);
+    va_end(args);
+    fprintf(stderr, "“nvllmctl help%s%s” says more.\n", ctl->command ? " " : "",
+            ctl->command ? ctl->command->name : "");
+    exit(EXIT_USAGE);
+}
+
+bool ctl_invalid(struct nvllm_error *err, const char *fmt, ...)
+{
+    va_list args;
+
+    memset(err, 0, sizeof(*err));
+    err->code = NVLLM_E_INVALID;
+    va_start(args, fmt);
+    vsnprintf(err->message, sizeof(err->message), fmt, args);
+    va_end(args);
+    return false;
+}
+
+int ctl_exit_code(enum nvllm_code code)
+{
+    switch (code) {
+    case NVLLM_OK:
+        return EXIT_OK;
+    case NVLLM_E_NOT_RUNNING:
+        return EXIT_NOT_RUNNING;
+    case NVLLM_E_BUSY:
+    case NVLLM_E_UNAVAILABLE:
+    case NVLLM_E_TOO_LONG:
+        return EXIT_REFUSED;
+    case NVLLM_E_DEADLINE:
+    case NVLLM_E_TIMEOUT:
+        return EXIT_DEADLINE;
+    case NVLLM_E_DENIED:
+        return EXIT_DENIED;
+    default:
+        return EXIT_ERROR;
+    }
+}
+
+/* Else no daemon has been reached. */
+static bool was_connected(const struct nvllm_error *err)
+{
+    return err->sys_errno == 0 || err->sys_errno == EPIPE || err->sys_errno == ECONNRESET;
+}
+
+/* Commands that can be pasted; none, where the socket's path would move the terminal. */
+static void advise(const struct ctl *ctl, const struct nvllm_error *err)
+{
+    char path[4 * 1024];
+
+    if (program_has_control(ctl->socket_path))
+        return;
+    program_quote(path, sizeof(path), ctl->socket_path);
+    if (err->code == NVLLM_E_NOT_RUNNING)
+        fprintf(stderr,
+                "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
+                "say with --socket where it listens. What is in its way says\n"
+                "“nvllmctl --socket %s doctor”.\n",
+                path, path);
+    else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
+        fprintf(stderr,
+                "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
+                "keeps you out.\n",
+                path);
+    else if (err->code == NVLLM_E_CONNECTION && was_connected(err))
+        fprintf(stderr, "Its log says why, and “nvllmctl --socket %s status” whether it is back.\n",
+                path);
+}
+
+int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
+{
+    /* The daemon's messages name the field where it helps. */
+    if (err->field[0] && !strstr(err->message, err->field))
+        ctl_message("%s: %s", err->field, err->message);
+    else
+        ctl_message("%s", err->message);
+    advise(ctl, err);
+    if (err->retryable && err->retry_after_ms > 0)
+        fprintf(stderr, "Try again in %.1f s.\n", (double)err->retry_after_ms / 1000);
+    else if (err->code == NVLLM_E_BUSY)
+        fprintf(stderr, "Try again later.\n");
+    if (err->limit[0] && !strstr(err->message, err->limit))
+        fprintf(stderr, "%s is %llu here; see nvllmd.conf(5).\n", err->limit,
+                (unsigned long long)err->limit_value);
+    return ctl_exit_code(err->code);
+}
+
+int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
+{
+    enum { MOST_DOUBLINGS = 7, MOST_ADVICE_MS = 60000 };
+    int64_t pause = (int64_t)first_ms << (n_tries < MOST_DOUBLINGS ? n_tries : MOST_DOUBLINGS);
+
+    if (pause > last_ms)
+        pause = last_ms;
+    if (advice_ms > MOST_ADVICE_MS)
+        advice_ms = MOST_ADVICE_MS;
+    return pause > advice_ms ? pause : advice_ms;
+}
+
+/* ---- connection */
+
+int ctl_left_ms(const struct ctl *ctl)
+{
+    return clock_left_ms(ctl->deadline);
+}
+
+int64_t ctl_cancel_end(const struct ctl *ctl)
+{
+    return clock_ms() + (ctl_left_ms(ctl) == 0 ? LATE_WAIT_MS : CANCEL_WAIT_MS);
+}
+
+static bool waiting_shown;
+
+static void show_waiting(void *arg, enum nvllm_state state, float progress)
+{
+    (void)arg;
+    if (state == NVLLM_STATE_UNKNOWN)
+        fprintf(stderr, "\r\033[Kwaiting for nvllmd to be started …");
+    else
+        fprintf(stderr, "\r\033[Knvllmd is loading its model (%d %%) …",
+                progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
+    waiting_shown = true;
+}
+
+int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
+{
+    bool any_state = ctl->command->any_state && !ctl->needs_model;
+    struct nvllm_options options;
+    struct nvllm_error err;
+    enum nvllm_code code;
+
+    nvllm_options_init(&options);
+    options.socket_path = ctl->socket_path;
+    options.name = "nvllmctl/" NVLLM_VERSION;
+    options.wait_start = ctl->wait;
+    options.wait_ready = any_state ? ctl->wait : !ctl->no_wait;
+    options.timeout_ms = ctl_left_ms(ctl);
+    if (options.timeout_ms < 0 && any_state && !ctl->wait)
+        options.timeout_ms = ANSWER_TIMEOUT_MS;
+    if (isatty(STDERR_FILENO))
+        options.on_wait = show_waiting;
+    code = nvllm_connect(client, &options, &err);
+    if (waiting_shown)
+        fprintf(stderr, "\r\033[K");
+    return code == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &err);
+}
+
+static volatile sig_atomic_t interrupted_by;
+static volatile sig_atomic_t n_interrupts;
+static int n_interrupts_told; /* those that ctl_next() or ctl_wait_input() has said */
+static bool interrupts_spare;
+
+static void on_interrupt(int signal)
+{
+    if (interrupted_by && !(interrupts_spare && signal == SIGINT))
+        _exit(128 + signal);
+    interrupted_by = signal;
+    n_interrupts++;
+}
+
+void ctl_catch_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_interrupt};
+
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+void ctl_spare_interrupts(void)
+{
+    interrupts_spare = true;
+}
+
+void ctl_forget_interrupt(void)
+{
+    if (interrupted_by == SIGINT)
+        interrupted_by = 0;
+}
+
+int ctl_interrupted(void)
+{
+    return interrupted_by ? 128 + interrupted_by : 0;
+}
+
+/* As poll(), and an interrupt ends it: one that comes just before it, too. */
+static void wait_for(struct pollfd *p, nfds_t n, int timeout_ms)
+{
+    struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
+    sigset_t block, before;
+
+    sigemptyset(&block);
+    sigaddset(&block, SIGINT);
+    sigaddset(&block, SIGTERM);
+    sigprocmask(SIG_BLOCK, &block, &before);
+    if (n_interrupts == n_interrupts_told)
+        ppoll(p, n, timeout_ms < 0 ? NULL : &t, &before);
+    sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+static bool is_interrupt_new(void)
+{
+    if (n_interrupts == n_interrupts_told)
+        return false;
+    n_interrupts_told = n_interrupts;
+    return true;
+}
+
+enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
+                         const struct nvllm_event **event, struct nvllm_error *err)
+{
+    int64_t deadline = clock_deadline(timeout_ms);
+    struct pollfd p[2] = {{.fd = nvllm_fd(client)}, {.fd = also_fd, .events = POLLIN}};
+
+    for (;;) {
+        unsigned wants;
+        enum nvllm_code code;
+        int left;
+
+        /* Before any event: a stream that never pauses must not hide it, nor may it be lost where
+         * it came between two calls. */
+        if (is_interrupt_new())
+            return NVLLM_E_TIMEOUT;
+        code = nvllm_next(client, 0, event, err);
+        left = clock_left_ms(deadline);
+        if (code != NVLLM_E_TIMEOUT || left == 0 || p[1].revents)
+            return code;
+        wants = nvllm_wants(client);
+        p[0].events = (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) |
+                              (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
+        wait_for(p, 2, left);
+    }
+}
+
+bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
+{
+    struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = also_fd, .events = POLLIN}};
+
+    wait_for(p, 2, timeout_ms);
+    return !is_interrupt_new();
+}
+
+/* ---- input and output */
+
+bool ctl_write(int fd, const void *data, size_t n)
+{
+    const char *p = data;
+
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+
+        if (k >= 0) {
+            p += k;
+            n -= (size_t)k;
+        } else if (errno == EAGAIN) {
+            poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        } else if (errno != EINTR) {
+            if (errno != EPIPE)
+                ctl_message("cannot write the output: %s", strerror(errno));
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Length of the character at p that steers a terminal; 0: it is none. */
+static size_t control_at(const char *p, size_t n)
+{
+    unsigned char c = (unsigned char)*p;
+
+    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f)
+        return 1;
+    if (c == 0xc2 && n > 1 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xa0)
+        return 2;
+    return 0;
+}
+
+bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
+{
+    size_t start = 0, i = 0;
+
+    if (!terminal)
+        return ctl_write(fd, data, n);
+    while (i < n) {
+        size_t k = control_at(data + i, n - i);
+
+        if (k == 0) {
+            i++;
+            continue;
+        }
+        if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
+            return false;
+        i += k;
+        start = i;
+    }
+    return ctl_write(fd, data + start, n - start);
+}
+
+int ctl_read_all(int fd, char **data, size_t *n)
+{
+    size_t cap = 64 << 10, len = 0;
+    char *buf = malloc(cap);
+
+    while (buf) {
+        ssize_t k = read(fd, buf + len, cap - len);
+        char *bigger;
+
+        if (k == 0) {
+            *data = buf;
+            *n = len;
+            return EXIT_OK;
+        }
+        if (k < 0 && errno != EINTR) {
+            ctl_message("cannot read the input: %s", strerror(errno));
+            free(buf);
+            return EXIT_ERROR;
+        }
+        len += k > 0 ? (size_t)k : 0;
+        if (len < cap)
+            continue;
+        if (cap > MAX_INPUT_BYTES) {
+            ctl_message("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
+            free(buf);
+            return EXIT_ERROR;
+        }
+        cap *= 2;
+        bigger = realloc(buf, cap);
+        if (!bigger)
+            free(buf);
+        buf = bigger;
+    }
+    ctl_message("out of memory");
+    return EXIT_ERROR;
+}

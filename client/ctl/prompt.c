@@ -1,0 +1,170 @@
+/* prompt.c - see prompt.h. */
+#include "client/ctl/prompt.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/ctl/json.h"
+
+void ctl_prompt_init(struct ctl_prompt *p)
+{
+    *p = (struct ctl_prompt){.thinking = NVLLM_UNSET};
+}
+
+void ctl_prompt_deinit(struct ctl_prompt *p)
+{
+    free(p->memory);
+}
+
+bool ctl_prompt_option(struct ctl_prompt *p, const struct ctl *ctl, int option)
+{
+    switch (option) {
+    case OPT_PROMPT:
+        p->given = optarg;
+        break;
+    case OPT_PROMPT_FILE:
+        p->file = optarg;
+        break;
+    case OPT_CHAT:
+    case OPT_RAW:
+        if (p->mode != PROMPT_AUTO && p->mode != (option == OPT_CHAT ? PROMPT_CHAT : PROMPT_RAW))
+            ctl_usage(ctl, "--chat and --raw exclude each other");
+        p->mode = option == OPT_CHAT ? PROMPT_CHAT : PROMPT_RAW;
+        break;
+    case OPT_SYSTEM:
+        p->system = optarg;
+        break;
+    case OPT_THINK:
+    case OPT_NO_THINK:
+        p->thinking = option == OPT_THINK ? NVLLM_ON : NVLLM_OFF;
+        break;
+    default:
+        return false;
+    }
+    if (p->given && p->file)
+        ctl_usage(ctl, "--prompt and --prompt-file exclude each other");
+    return true;
+}
+
+bool ctl_prompt_is_given(const struct ctl_prompt *p)
+{
+    return p->given || p->file;
+}
+
+bool ctl_prompt_is_shaped(const struct ctl_prompt *p)
+{
+    return p->mode != PROMPT_AUTO || p->system || p->thinking != NVLLM_UNSET;
+}
+
+static int read_stdin(struct ctl_prompt *p)
+{
+    if (isatty(STDIN_FILENO))
+        fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
+    return ctl_read_all(STDIN_FILENO, &p->memory, &p->text.len);
+}
+
+static int read_file(struct ctl_prompt *p)
+{
+    int fd = open(p->file, O_RDONLY | O_CLOEXEC), rc;
+    struct stat st;
+
+    if (fd < 0) {
+        ctl_message("%s: %s", p->file, strerror(errno));
+        return EXIT_ERROR;
+    }
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        ctl_message("%s: is a folder", p->file);
+        rc = EXIT_ERROR;
+    } else {
+        rc = ctl_read_all(fd, &p->memory, &p->text.len);
+    }
+    close(fd);
+    return rc;
+}
+
+/* An object of a request; other JSON is text like any other. */
+static json_t *parse_object(const struct ctl_prompt *p)
+{
+    struct nvllm_error err;
+    json_t *value = ctl_json_parse(p->text.data, p->text.len, &err);
+
+    if (json_object_get(value, "messages") || json_object_get(value, "prompt") ||
+        json_object_get(value, "prompt_ids"))
+        return value;
+    json_decref(value);
+    return NULL;
+}
+
+static int take_object(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
+                       json_t *value)
+{
+    struct nvllm_error err;
+
+    if (ctl_prompt_is_shaped(p))
+        ctl_usage(ctl, "--chat, --raw, --system and --think go with text; %s says it itself",
+                  p->file);
+    p->mode = PROMPT_OBJECT;
+    return ctl_json_read_request(q, value, &err) ? EXIT_OK : ctl_report(ctl, &err);
+}
+
+static void set_input(const struct ctl_prompt *p, struct ctl_request *q)
+{
+    struct nvllm_text text = p->text;
+
+    q->r.chat = NULL;
+    q->r.prompt.data = NULL;
+    if (p->mode == PROMPT_RAW) {
+        q->r.prompt = text;
+        return;
+    }
+    /* A message from a pipe or file ends like a line; the line's end is no part of it. */
+    if (p->memory && text.len > 0 && text.data[text.len - 1] == '\n')
+        text.len--;
+    q->chat.n_messages = 0;
+    q->chat.enable_thinking = p->thinking;
+    if (p->system)
+        ctl_request_add_message(q, "system", nvllm_str(p->system));
+    ctl_request_add_message(q, "user", text);
+}
+
+int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
+                    const char *word)
+{
+    json_t *value = NULL;
+    int rc = EXIT_OK;
+
+    if (p->mode == PROMPT_RAW && p->system)
+        ctl_usage(ctl, "--system goes with a chat, not with --raw");
+    if (p->given)
+        word = p->given;
+    if (p->file && strcmp(p->file, "-") != 0)
+        rc = read_file(p);
+    else if (p->file || !word || strcmp(word, "-") == 0)
+        rc = read_stdin(p);
+    else
+        p->text = nvllm_str(word);
+    if (p->memory)
+        p->text.data = p->memory;
+    if (rc == EXIT_OK && p->file)
+        value = parse_object(p);
+    if (rc == EXIT_OK && value)
+        rc = take_object(p, q, ctl, value);
+    else if (rc == EXIT_OK)
+        set_input(p, q);
+    json_decref(value);
+    return rc;
+}
+
+bool ctl_prompt_fall_back(struct ctl_prompt *p, struct ctl_request *q, enum nvllm_code code)
+{
+    if (code != NVLLM_E_UNSUPPORTED || p->mode != PROMPT_AUTO || ctl_prompt_is_shaped(p))
+        return false;
+    p->mode = PROMPT_RAW;
+    set_input(p, q);
+    return true;
+}

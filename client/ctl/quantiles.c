@@ -1,0 +1,100 @@
+/* quantiles.c - see quantiles.h. */
+#include "client/ctl/quantiles.h"
+
+#include <math.h>
+
+enum { SUB_BITS = 6, SUB = 1 << SUB_BITS };
+
+/* Values below SUB have a bucket each; above, SUB of them to each power of two. */
+static unsigned bucket_of(uint64_t ns)
+{
+    unsigned shift;
+
+    if (ns < SUB)
+        return (unsigned)ns;
+    shift = 63 - SUB_BITS - (unsigned)__builtin_clzll(ns);
+    return shift * SUB + (unsigned)(ns >> shift);
+}
+
+static double middle_of(unsigned bucket)
+{
+    unsigned shift = bucket < SUB ? 0 : bucket / SUB - 1;
+    double low = ldexp(bucket < SUB ? bucket : SUB + bucket % SUB, (int)shift);
+
+    return low + (ldexp(1, (int)shift) - 1) / 2;
+}
+
+void quantiles_add(struct quantiles *q, uint64_t ns)
+{
+    q->counts[bucket_of(ns)]++;
+    if (q->n == 0 || ns < q->min_ns)
+        q->min_ns = ns;
+    if (ns > q->max_ns)
+        q->max_ns = ns;
+    q->n++;
+    q->sum_ns += (double)ns;
+}
+
+double quantiles_ms(const struct quantiles *q, double share)
+{
+    uint64_t wanted = (uint64_t)ceil(share * (double)q->n), seen = 0;
+    double ns = 0;
+
+    if (q->n == 0)
+        return 0;
+    for (unsigned i = 0; i < QUANTILES_BUCKETS; i++) {
+        seen += q->counts[i];
+        if (seen >= wanted && seen > 0) {
+            ns = middle_of(i);
+            break;
+        }
+    }
+    if (share >= 1 || ns > (double)q->max_ns)
+        ns = (double)q->max_ns;
+    if (ns < (double)q->min_ns)
+        ns = (double)q->min_ns;
+    return ns / 1e6;
+}
+
+double quantiles_mean_ms(const struct quantiles *q)
+{
+    return q->n ? q->sum_ns / (double)q->n / 1e6 : 0;
+}
+
+/* Ranges end at 1, 2, 5, 10, … of a unit; 0 is 1 µs. */
+static double range_end_ns(int range)
+{
+    static const double steps[] = {1, 2, 5};
+
+    return steps[range % 3] * pow(10, range / 3) * 1000;
+}
+
+enum { RANGES = 28 }; /* to 1,000 s */
+
+void quantiles_draw(const struct quantiles *q, FILE *to, int width)
+{
+    uint64_t counts[RANGES] = {0}, most = 1;
+    int first = RANGES, last = 0;
+
+    for (unsigned i = 0; i < QUANTILES_BUCKETS; i++) {
+        int range = 0;
+
+        if (q->counts[i] == 0)
+            continue;
+        while (range < RANGES - 1 && middle_of(i) >= range_end_ns(range))
+            range++;
+        counts[range] += q->counts[i];
+        first = range < first ? range : first;
+        last = range > last ? range : last;
+    }
+    for (int i = first; i <= last; i++)
+        most = counts[i] > most ? counts[i] : most;
+    for (int i = first; i <= last; i++) {
+        int bar = (int)((double)counts[i] * width / (double)most + 0.5);
+
+        fprintf(to, "  < %8g ms %10llu  ", range_end_ns(i) / 1e6, (unsigned long long)counts[i]);
+        for (int k = 0; k < bar; k++)
+            fputc('#', to);
+        fputs(counts[i] > 0 && bar == 0 ? ".\n" : "\n", to);
+    }
+}

@@ -1,0 +1,41 @@
+/* result.h - the deltas of one request, gathered into the object that --json prints. */
+#ifndef NVLLM_CLIENT_CTL_RESULT_H
+#define NVLLM_CLIENT_CTL_RESULT_H
+
+#include <jansson.h>
+
+#include "client/ctl/ctl.h"
+#include "client/ctl/text_buffer.h"
+
+struct ctl_choice {
+    struct text_buffer text;
+    json_t *token_ids;
+    json_t *logprobs;       /* NULL: none came */
+    json_t *token_logprobs; /* of the tokens themselves */
+    enum nvllm_finish finish;
+};
+
+struct ctl_result {
+    struct ctl_choice *choices; /* [n_choices] */
+    uint32_t n_choices;
+    bool wants_logprobs;
+    size_t n_tokens;
+    struct nvllm_done done; /* zero if the request ended with an error */
+};
+
+/* Ends the program when there is no memory. */
+void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);
+void ctl_result_deinit(struct ctl_result *r);
+void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
+
+/* Choices without an end of their own ended this way. */
+void ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
+
+/* The worst end of all choices. */
+enum nvllm_finish ctl_result_finish(const struct ctl_result *r);
+
+/* {text, token_ids, finish_reason, usage, timing}, logprobs if asked for, and choices where there
+ * are several. */
+json_t *ctl_result_json(const struct ctl_result *r);
+
+#endif

@@ -1,0 +1,186 @@
+/* status.c - nvllmctl status: what nvllmd is doing, for people and as JSON. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/ask.h"
+#include "client/ctl/json.h"
+#include "client/ctl/terminal.h"
+
+static json_t *text(const char *s)
+{
+    return ctl_json_text(s, strlen(s));
+}
+
+static json_t *memory_to_json(const struct nvllm_status *s)
+{
+    return json_pack("{sososososososo}", "weight_bytes", ctl_json_count(s->weight_bytes),
+                     "kv_bytes", ctl_json_count(s->kv_bytes), "graph_bytes",
+                     ctl_json_count(s->graph_bytes), "workspace_bytes",
+                     ctl_json_count(s->workspace_bytes), "other_bytes",
+                     ctl_json_count(s->other_bytes), "total_bytes", ctl_json_count(s->total_bytes),
+                     "free_bytes", ctl_json_count(s->free_bytes));
+}
+
+static json_t *to_json(const struct nvllm_status *s)
+{
+    json_t *o = json_object();
+
+    json_object_set_new(o, "state", json_string(nvllm_state_name(s->state)));
+    json_object_set_new(o, "progress", ctl_json_number(s->progress));
+    json_object_set_new(o, "model", text(s->model));
+    json_object_set_new(o, "model_folder", text(s->model_folder));
+    json_object_set_new(o, "backend", text(s->backend));
+    json_object_set_new(o, "device", text(s->device));
+    json_object_set_new(o, "driver", text(s->driver));
+    json_object_set_new(o, "server", text(s->server));
+    json_object_set_new(o, "uptime_ms", ctl_json_count(s->uptime_ms));
+    json_object_set_new(o, "blocks",
+                        json_pack("{sosososo}", "total", ctl_json_count(s->blocks_total), "used",
+                                  ctl_json_count(s->blocks_used), "cached",
+                                  ctl_json_count(s->blocks_cached), "free",
+                                  ctl_json_count(s->blocks_free)));
+    json_object_set_new(o, "requests",
+                        json_pack("{soso}", "running", ctl_json_count(s->requests_running),
+                                  "waiting", ctl_json_count(s->requests_waiting)));
+    json_object_set_new(o, "prefix_cache",
+                        json_pack("{soso}", "queried_tokens",
+                                  ctl_json_count(s->prefix_queried_tokens), "hit_tokens",
+                                  ctl_json_count(s->prefix_hit_tokens)));
+    json_object_set_new(o, "preemptions", ctl_json_count(s->preemptions));
+    json_object_set_new(o, "block_len", ctl_json_count(s->block_len));
+    json_object_set_new(o, "max_seq_len", ctl_json_count(s->max_seq_len));
+    json_object_set_new(o, "connections", ctl_json_count(s->connections));
+    json_object_set_new(o, "memory", memory_to_json(s));
+    json_object_set_new(o, "steps", ctl_json_count(s->steps));
+    json_object_set_new(o, "prompt_tokens", ctl_json_count(s->prompt_tokens));
+    json_object_set_new(o, "output_tokens", ctl_json_count(s->output_tokens));
+    return o;
+}
+
+static const char *colour_of(enum nvllm_state state)
+{
+    switch (state) {
+    case NVLLM_STATE_READY:
+        return COLOUR_GREEN;
+    case NVLLM_STATE_FAILED:
+        return COLOUR_RED;
+    default:
+        return COLOUR_YELLOW;
+    }
+}
+
+/* A text from the daemon, on one line and without control characters. */
+static void put(const char *name, const char *value)
+{
+    if (!value[0])
+        return;
+    printf("%-14s", name);
+    for (const char *p = value; *p; p++)
+        putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+    putchar('\n');
+}
+
+static void put_uptime(uint64_t ms)
+{
+    uint64_t s = ms / 1000;
+
+    printf("%-14s", "up");
+    if (s >= 86400)
+        printf("%llu d ", (unsigned long long)(s / 86400));
+    if (s >= 3600)
+        printf("%llu h ", (unsigned long long)(s / 3600 % 24));
+    if (s >= 60)
+        printf("%llu min ", (unsigned long long)(s / 60 % 60));
+    printf("%llu s\n", (unsigned long long)(s % 60));
+}
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (1 << 20);
+}
+
+static void print_memory(const struct nvllm_status *s)
+{
+    printf("%-14s%.1f MiB of weights, %.1f MiB of KV cache, %.1f MiB of workspaces", "memory",
+           mib(s->weight_bytes), mib(s->kv_bytes), mib(s->workspace_bytes));
+    if (s->total_bytes > 0)
+        printf(", %.1f MiB of graphs, %.1f MiB of others\n%-14s%.1f MiB of %.1f MiB free",
+               mib(s->graph_bytes), mib(s->other_bytes), "", mib(s->free_bytes),
+               mib(s->total_bytes));
+    putchar('\n');
+}
+
+static void print_numbers(const struct nvllm_status *s)
+{
+    printf("%-14s%u running, %u waiting, %u connection%s\n", "requests", s->requests_running,
+           s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
+    printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
+           s->blocks_used, s->blocks_total, share(s->blocks_used, s->blocks_total),
+           s->blocks_cached, s->blocks_free, s->block_len);
+    printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
+           (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
+           share(s->prefix_hit_tokens, s->prefix_queried_tokens));
+    printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemption%s\n",
+           "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
+           (unsigned long long)s->steps, (unsigned long long)s->preemptions,
+           s->preemptions == 1 ? "" : "s");
+    print_memory(s);
+    printf("%-14s%u tokens\n", "longest", s->max_seq_len);
+}
+
+static void print_table(const struct nvllm_status *s)
+{
+    printf("%-14s%s%s%s", "state", terminal_colour(STDOUT_FILENO, colour_of(s->state)),
+           nvllm_state_name(s->state), terminal_colour(STDOUT_FILENO, COLOUR_END));
+    if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
+        printf(" (%d %%)", (int)(s->progress * 100));
+    putchar('\n');
+    put("model", s->model);
+    put("folder", s->model_folder);
+    put("backend", s->backend);
+    put("device", s->device);
+    put("driver", s->driver);
+    put("server", s->server);
+    put_uptime(s->uptime_ms);
+    if (s->blocks_total > 0)
+        print_numbers(s);
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    const struct nvllm_status *status;
+    struct nvllm_client *client = NULL;
+    struct nvllm_error err;
+    bool json = false;
+    int rc = ctl_ask_connect(&client, ctl, argc, argv, 0, &json);
+
+    if (rc != EXIT_OK)
+        return rc;
+    if (nvllm_get_status(client, ctl_ask_ms(ctl), &status, &err) != NVLLM_OK)
+        rc = ctl_report(ctl, &err);
+    else if (!json)
+        print_table(status);
+    else if (!ctl_json_print(STDOUT_FILENO, to_json(status)))
+        rc = EXIT_ERROR;
+    nvllm_close(client);
+    return rc;
+}
+
+const struct ctl_command ctl_status = {
+    .name = "status",
+    .about = "what nvllmd is doing",
+    .run = run_command,
+    .any_state = true,
+    .help = "usage: nvllmctl status [OPTION…]\n\n"
+            "Says what nvllmd is doing. With --wait, waits until it is ready.\n\n"
+            "  --json                    print one JSON object\n",
+    .examples = "  nvllmctl status --wait --timeout 60\n"
+                "  nvllmctl status --json | jq .blocks\n",
+};

@@ -1,0 +1,214 @@
+/* text.c - see text.h. */
+#include "client/ctl/text.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/json.h"
+#include "client/ctl/lines.h"
+
+/* ---- answers */
+
+static json_t *tokens_object(const struct nvllm_tokens *tokens)
+{
+    json_t *o = json_object(), *texts = json_array();
+
+    for (size_t i = 0; i < tokens->n_tokens; i++)
+        json_array_append_new(texts, ctl_json_text(tokens->tokens[i].data, tokens->tokens[i].len));
+    json_object_set_new(o, "ids", ctl_json_ids(tokens->ids, tokens->n_tokens));
+    json_object_set_new(o, "tokens", texts);
+    return o;
+}
+
+static json_t *answer_object(const struct text_answer *answer)
+{
+    json_t *o;
+
+    if (answer->tokens)
+        return tokens_object(answer->tokens);
+    o = json_object();
+    json_object_set_new(o, "text", ctl_json_text(answer->text.data, answer->text.len));
+    return o;
+}
+
+static bool print_answer(const struct text_work *w, const struct text_answer *answer)
+{
+    if (w->json)
+        return ctl_json_print(STDOUT_FILENO, answer_object(answer));
+    if (!answer->tokens)
+        return ctl_write(STDOUT_FILENO, answer->text.data, answer->text.len);
+    for (size_t i = 0; i < answer->tokens->n_tokens; i++)
+        printf(i ? " %d" : "%d", (int)answer->tokens->ids[i]);
+    return putchar('\n') != EOF;
+}
+
+/* ---- a value a line */
+
+/* Does this error end all that would come after it? */
+static bool is_lasting(enum nvllm_code code)
+{
+    return code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL || code == NVLLM_E_TIMEOUT ||
+           code == NVLLM_E_NOMEM || code == NVLLM_E_DENIED || code == NVLLM_E_UNSUPPORTED;
+}
+
+/* The object of an answer, or NULL with *err. */
+static json_t *convert_line(const struct text_command *command, struct text_work *w,
+                            const char *line, size_t n, struct nvllm_error *err)
+{
+    struct text_input input = {.value = ctl_json_parse(line, n, err)};
+    struct text_answer answer = {0};
+    json_t *object = NULL;
+
+    if (input.value && !command->parse && !json_is_string(input.value)) {
+        ctl_invalid(err, "must be a JSON string");
+    } else if (input.value) {
+        if (!command->parse)
+            input.text = (struct nvllm_text){json_string_value(input.value),
+                                             json_string_length(input.value)};
+        if (command->convert(w, &input, &answer, err))
+            object = answer_object(&answer);
+    }
+    json_decref(input.value);
+    return object;
+}
+
+static int run_lines(const struct text_command *command, struct text_work *w)
+{
+    struct nvllm_error err = {0};
+    struct lines lines;
+    int rc = EXIT_OK, got;
+    char *line;
+    size_t n;
+
+    lines_init(&lines, STDIN_FILENO);
+    while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK || got == LINES_E_LONG) {
+        json_t *answer = NULL;
+
+        if (got == LINES_E_LONG)
+            ctl_invalid(&err, "longer than %d MiB", LINES_MAX_BYTES >> 20);
+        else if (strspn(line, " \t\r\n") >= n)
+            continue;
+        else
+            answer = convert_line(command, w, line, n, &err);
+        if (!answer) {
+            ctl_message("line %llu: %s", (unsigned long long)lines.number, err.message);
+            rc = ctl_exit_code(err.code);
+            answer = json_pack("{so}", "error", ctl_json_error(&err));
+        }
+        if (!ctl_json_print(STDOUT_FILENO, answer)) {
+            rc = EXIT_ERROR;
+            break;
+        }
+        if (rc != EXIT_OK && is_lasting(err.code))
+            break;
+    }
+    if (got == LINES_E_READ || got == LINES_E_NOMEM) {
+        ctl_message("cannot read stdin: %s",
+                    got == LINES_E_NOMEM ? "out of memory" : strerror(errno));
+        rc = EXIT_ERROR;
+    }
+    lines_deinit(&lines);
+    return rc;
+}
+
+/* ---- one value */
+
+static int join_arguments(char **argv, int argc, char **memory, struct nvllm_text *text)
+{
+    size_t bytes = 1, at = 0;
+
+    for (int i = optind; i < argc; i++)
+        bytes += strlen(argv[i]) + 1;
+    *memory = malloc(bytes);
+    if (!*memory) {
+        ctl_message("out of memory");
+        return EXIT_ERROR;
+    }
+    for (int i = optind; i < argc; i++) {
+        memcpy(*memory + at, argv[i], strlen(argv[i]));
+        at += strlen(argv[i]);
+        (*memory)[at++] = ' ';
+    }
+    *text = (struct nvllm_text){*memory, at};
+    return EXIT_OK;
+}
+
+/* What the arguments say, or stdin. *memory is to be freed. */
+static int read_text(const struct text_command *command, struct ctl *ctl, int argc, char **argv,
+                     char **memory, struct nvllm_text *text)
+{
+    int rc;
+
+    if (argc - optind > 1 && command->many_arguments)
+        return join_arguments(argv, argc, memory, text);
+    if (argc - optind > 1)
+        ctl_usage(ctl, "one argument, not %d: put it in quotes", argc - optind);
+    if (optind < argc && strcmp(argv[optind], "-") != 0) {
+        *text = nvllm_str(argv[optind]);
+        return EXIT_OK;
+    }
+    rc = ctl_read_all(STDIN_FILENO, memory, &text->len);
+    text->data = *memory;
+    return rc;
+}
+
+static int run_one(const struct text_command *command, struct text_work *w, int argc, char **argv)
+{
+    struct text_input input = {0};
+    struct text_answer answer = {0};
+    struct nvllm_error err;
+    char *memory = NULL;
+    int rc = read_text(command, w->ctl, argc, argv, &memory, &input.text);
+
+    if (rc == EXIT_OK && command->parse && !(input.value = command->parse(input.text, &err)))
+        rc = ctl_report(w->ctl, &err);
+    if (rc == EXIT_OK)
+        rc = ctl_connect(&w->client, w->ctl);
+    if (rc == EXIT_OK) {
+        if (!command->convert(w, &input, &answer, &err))
+            rc = ctl_report(w->ctl, &err);
+        else if (!print_answer(w, &answer))
+            rc = EXIT_ERROR;
+    }
+    json_decref(input.value);
+    free(memory);
+    return rc;
+}
+
+static void read_options(struct text_work *w, const struct option *options, int argc, char **argv)
+{
+    int c;
+
+    while ((c = ctl_getopt(w->ctl, argc, argv, options)) != -1) {
+        if (c == 'j')
+            w->json = true;
+        else if (c == 'l')
+            w->jsonl = true;
+        else if (c == 's')
+            w->special = true;
+        else
+            ctl_usage(w->ctl, "%s takes no -%c", w->ctl->command->name, c);
+    }
+    if (w->jsonl && optind < argc && (argc - optind > 1 || strcmp(argv[optind], "-") != 0))
+        ctl_usage(w->ctl, "--jsonl reads stdin: “%s” is one too many", argv[optind]);
+}
+
+int ctl_text_run(const struct text_command *command, struct ctl *ctl, int argc, char **argv)
+{
+    struct text_work w = {.ctl = ctl};
+    int rc;
+
+    read_options(&w, command->options, argc, argv);
+    if (!w.jsonl) {
+        rc = run_one(command, &w, argc, argv);
+    } else {
+        rc = ctl_connect(&w.client, ctl);
+        if (rc == EXIT_OK)
+            rc = run_lines(command, &w);
+    }
+    nvllm_close(w.client);
+    return rc;
+}

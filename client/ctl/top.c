@@ -1,0 +1,347 @@
+/* top.c - nvllmctl top: what the daemon does, redrawn. */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <termios.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/lib/clock.h"
+#include "client/ctl/ask.h"
+#include "client/ctl/requests.h"
+#include "client/ctl/terminal.h"
+#include "proto/utf8.h"
+
+enum {
+    INTERVAL_MS = 1000,
+    HEAD_ROWS = 6, /* above the requests */
+    BAR_COLUMNS = 40,
+    SHORTEST_BAR = 8,
+    ONCE_MS = 500, /* between the two looks that one picture needs for its rates */
+    RATE_MS = 100, /* rates over less say nothing: a terminal that is resized has many pictures */
+};
+
+/* A screen of its own, without cursor, and whose lines do not go on in the next one; and back. */
+#define SCREEN_BEGIN "\033[?1049h\033[?25l\033[?7l"
+#define SCREEN_END   "\033[?7h\033[?25h\033[?1049l"
+
+struct top {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    int interval_ms;
+    int64_t seen_ms; /* -1: nothing yet */
+    uint64_t output_tokens, prompt_tokens, steps;
+    double output_rate, prompt_rate, step_rate; /* a second */
+    char *screen;                               /* one write a picture: it does not flicker */
+    size_t screen_bytes;
+    int columns, rows; /* of the terminal; 0: none, as wide and long as it needs to be */
+    int signals;       /* where the terminal's new size, and Ctrl-Z, are told */
+    struct termios before;
+    struct nvllm_error err; /* why there is no picture: told once the terminal is itself again */
+};
+
+static double rate(uint64_t now, uint64_t before, int64_t ms)
+{
+    return ms > 0 && now >= before ? (double)(now - before) * 1000 / (double)ms : 0;
+}
+
+static void measure(struct top *t, const struct nvllm_status *s)
+{
+    int64_t now = clock_ms();
+
+    if (t->seen_ms >= 0 && now - t->seen_ms < RATE_MS)
+        return;
+    if (t->seen_ms >= 0) {
+        t->output_rate = rate(s->output_tokens, t->output_tokens, now - t->seen_ms);
+        t->prompt_rate = rate(s->prompt_tokens, t->prompt_tokens, now - t->seen_ms);
+        t->step_rate = rate(s->steps, t->steps, now - t->seen_ms);
+    }
+    t->seen_ms = now;
+    t->output_tokens = s->output_tokens;
+    t->prompt_tokens = s->prompt_tokens;
+    t->steps = s->steps;
+}
+
+/* As long as there is room beside what stands behind it. */
+static void draw_blocks(const struct top *t, FILE *to, const struct nvllm_status *s)
+{
+    double total = s->blocks_total ? s->blocks_total : 1;
+    char text[80];
+    int room, n = snprintf(text, sizeof(text), "%u used, %u cached, %u free", s->blocks_used,
+                           s->blocks_cached, s->blocks_free);
+    int length = BAR_COLUMNS, used, cached;
+
+    room = t->columns - n - (int)strlen("blocks    [] ");
+    if (t->columns > 0 && room < length)
+        length = room < SHORTEST_BAR ? SHORTEST_BAR : room;
+    used = (int)ceil(s->blocks_used * length / total);
+    cached = (int)ceil(s->blocks_cached * length / total);
+    fprintf(to, "blocks    [");
+    for (int i = 0; i < length; i++)
+        fputc(i < used ? '#' : i < used + cached ? '-' : '.', to);
+    fprintf(to, "] %s\n", text);
+}
+
+static void draw_status(const struct top *t, FILE *to, const struct nvllm_status *s)
+{
+    char up[16];
+
+    ctl_put_line(to, s->server, 0);
+    fprintf(to, ", %s", nvllm_state_name(s->state));
+    if (s->state == NVLLM_STATE_LOADING)
+        fprintf(to, " (%d %%)", (int)(s->progress * 100));
+    fprintf(to, ", up %s: ", ctl_duration(up, sizeof(up), s->uptime_ms * 1000));
+    ctl_put_line(to, s->model, 0);
+    fputs(" on ", to);
+    ctl_put_line(to, s->device[0] ? s->device : s->backend, 0);
+    fprintf(to, "\nrequests  %u running, %u waiting, %u connection%s\n", s->requests_running,
+            s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
+    fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
+            t->output_rate, t->prompt_rate, t->step_rate);
+    draw_blocks(t, to, s);
+    fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
+            s->prefix_queried_tokens
+                ? 100.0 * (double)s->prefix_hit_tokens / (double)s->prefix_queried_tokens
+                : 0,
+            s->preemptions, s->preemptions == 1 ? "" : "s");
+}
+
+/* As many requests as the rest of the screen has room for, and the line that says how many more. */
+static size_t rows_of_requests(const struct top *t)
+{
+    if (t->rows == 0)
+        return UINT32_MAX;
+    return t->rows > HEAD_ROWS + 2 ? (size_t)(t->rows - HEAD_ROWS - 2) : 1;
+}
+
+/* One picture, into t->screen; false with t->err. */
+static bool take_picture(struct top *t)
+{
+    const struct nvllm_request_list *list;
+    const struct nvllm_status *status;
+    struct nvllm_list_options wanted;
+    enum nvllm_code code;
+    FILE *to;
+
+    if (nvllm_get_status(t->client, ctl_ask_ms(t->ctl), &status, &t->err) != NVLLM_OK)
+        return false;
+    measure(t, status);
+    free(t->screen);
+    t->screen = NULL;
+    to = open_memstream(&t->screen, &t->screen_bytes);
+    if (!to) {
+        t->err = (struct nvllm_error){.code = NVLLM_E_NOMEM, .message = "out of memory"};
+        return false;
+    }
+    draw_status(t, to, status);
+    fputc('\n', to);
+    nvllm_list_options_init(&wanted);
+    wanted.limit = (uint32_t)rows_of_requests(t);
+    code = nvllm_list_requests(t->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->err);
+    if (code == NVLLM_OK)
+        requests_print(to, list, wanted.limit, t->columns);
+    fclose(to);
+    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model is loaded */
+}
+
+/* Bytes of the first characters of a line, as many as there are columns. */
+static int bytes_shown(const char *line, size_t length, int columns)
+{
+    size_t i = 0;
+
+    for (int column = 0; column < columns && i < length; column++) {
+        int step = utf8_step(line + i, length - i);
+
+        i += (size_t)abs(step);
+    }
+    return (int)i;
+}
+
+/* Lines are cut at the screen's edge, and each takes what was there before away. */
+static bool show_picture(const struct top *t)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *to = open_memstream(&text, &n);
+    const char *line = t->screen;
+    bool ok;
+
+    if (!to)
+        return false;
+    fputs("\033[H", to);
+    for (int row = 0; row < t->rows && *line; row++) {
+        size_t length = strcspn(line, "\n");
+
+        if (row > 0)
+            fputs("\r\n", to);
+        fprintf(to, "\033[K%.*s", bytes_shown(line, length, t->columns), line);
+        line += length + (line[length] == '\n');
+    }
+    fputs("\033[J", to);
+    fclose(to);
+    ok = ctl_write(STDOUT_FILENO, text, n);
+    free(text);
+    return ok;
+}
+
+/* ---- the terminal */
+
+static void enter_screen(struct top *t)
+{
+    struct termios raw;
+
+    tcgetattr(STDIN_FILENO, &t->before);
+    raw = t->before;
+    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    ctl_write(STDOUT_FILENO, SCREEN_BEGIN, strlen(SCREEN_BEGIN));
+}
+
+static void leave_screen(const struct top *t)
+{
+    ctl_write(STDOUT_FILENO, SCREEN_END, strlen(SCREEN_END));
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &t->before);
+}
+
+/* From here on the signals that change the screen are read, where the keys are waited for. */
+static bool catch_signals(struct top *t)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGWINCH);
+    sigaddset(&set, SIGTSTP);
+    t->signals = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    return t->signals >= 0 && sigprocmask(SIG_BLOCK, &set, NULL) == 0;
+}
+
+/* True: something has come, and the picture is to be drawn anew. Ctrl-Z gives the terminal back for
+ * as long as the program is stopped. */
+static bool take_signals(struct top *t)
+{
+    struct signalfd_siginfo info;
+    bool any = false;
+
+    while (read(t->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+        any = true;
+        if (info.ssi_signo != SIGTSTP)
+            continue;
+        leave_screen(t);
+        raise(SIGSTOP);
+        enter_screen(t);
+    }
+    return any;
+}
+
+/* Until the next picture is due. True: somebody has typed q, or nobody can type any more. */
+static bool wait_key(struct top *t)
+{
+    int64_t end = clock_ms() + t->interval_ms;
+
+    if (t->ctl->deadline >= 0 && t->ctl->deadline < end)
+        end = t->ctl->deadline;
+    while (!ctl_interrupted() && clock_left_ms(end) > 0) {
+        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+        char key;
+
+        ctl_wait_input(STDIN_FILENO, t->signals, clock_left_ms(end));
+        if (poll(&p, 1, 0) > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q'))
+            return true;
+        if (take_signals(t))
+            return false;
+    }
+    return false;
+}
+
+static int run_live(struct top *t)
+{
+    bool ok;
+
+    ctl_catch_interrupts();
+    if (!catch_signals(t)) {
+        ctl_message("cannot wait for signals: %s", strerror(errno));
+        return EXIT_ERROR;
+    }
+    enter_screen(t);
+    do {
+        terminal_size(STDOUT_FILENO, &t->columns, &t->rows);
+        ok = take_picture(t);
+    } while (ok && show_picture(t) && !wait_key(t) && !ctl_interrupted());
+    leave_screen(t);
+    close(t->signals);
+    if (ctl_interrupted())
+        return ctl_interrupted();
+    return ok ? EXIT_OK : ctl_report(t->ctl, &t->err);
+}
+
+static int run_once(struct top *t)
+{
+    const struct timespec pause = {0, ONCE_MS * 1000000L};
+
+    t->columns = terminal_columns(STDOUT_FILENO);
+    if (!take_picture(t))
+        return ctl_report(t->ctl, &t->err);
+    nanosleep(&pause, NULL);
+    if (!take_picture(t))
+        return ctl_report(t->ctl, &t->err);
+    return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
+}
+
+static int run_command(struct ctl *ctl, int argc, char **argv)
+{
+    static const struct option options[] = {
+        CTL_COMMON_OPTIONS,
+        {"interval", required_argument, NULL, 'i'},
+        {"once", no_argument, NULL, 'o'},
+        {NULL, 0, NULL, 0},
+    };
+    struct top t = {.ctl = ctl, .interval_ms = INTERVAL_MS, .seen_ms = -1};
+    bool once = false;
+    double seconds;
+    char *end;
+    int c, rc;
+
+    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
+        if (c == 'o') {
+            once = true;
+        } else if (c == 'i') {
+            seconds = strtod(optarg, &end);
+            if (end == optarg || *end || !(seconds >= 0.1) || seconds > 86400)
+                ctl_usage(ctl, "--interval takes seconds from 0.1, not “%s”", optarg);
+            t.interval_ms = (int)(seconds * 1000);
+        } else {
+            ctl_usage(ctl, "top takes no -%c", c);
+        }
+    }
+    if (optind < argc)
+        ctl_usage(ctl, "top takes no “%s”", argv[optind]);
+    if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
+        ctl_usage(ctl, "top wants a terminal; --once prints one picture anywhere");
+    rc = ctl_connect(&t.client, ctl);
+    if (rc == EXIT_OK)
+        rc = once ? run_once(&t) : run_live(&t);
+    nvllm_close(t.client);
+    free(t.screen);
+    return rc;
+}
+
+const struct ctl_command ctl_top = {
+    .name = "top",
+    .about = "what nvllmd does, redrawn; q quits",
+    .run = run_command,
+    .any_state = true,
+    .help = "usage: nvllmctl top [OPTION…]\n\n"
+            "Requests, tokens a second, blocks and the prefix cache, drawn anew each second,\n"
+            "and when the terminal's size changes. q quits. A narrow terminal gets fewer\n"
+            "columns.\n\n"
+            "  --interval SECONDS        between two pictures (1)\n"
+            "  --once                    print one picture and end\n",
+    .examples = "  nvllmctl top --interval 0.5\n"
+                "  nvllmctl top --once\n",
+};

@@ -1,0 +1,305 @@
+/* workload.c - see workload.h. */
+#include "client/ctl/workload.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/ctl/json.h"
+#include "client/ctl/lines.h"
+
+enum {
+    NANO_VLLM_REQUESTS = 256,
+    NANO_VLLM_SHORTEST = 100,
+    NANO_VLLM_LONGEST = 1024,
+    LAST_TOKEN = 10000, /* of those that prompts are made of, as in nano-vLLM's benchmark */
+};
+
+static void *take(void *old, size_t n, size_t size)
+{
+    void *p = reallocarray(old, n, size);
+
+    if (!p) {
+        ctl_message("out of memory");
+        exit(EXIT_ERROR);
+    }
+    return p;
+}
+
+void workload_init(struct workload *w, uint64_t seed)
+{
+    *w = (struct workload){0};
+    random_seed(&w->random, seed);
+}
+
+void workload_deinit(struct workload *w)
+{
+    free(w->items);
+    free(w->memory);
+    free(w->tokens);
+    free(w->ids);
+    *w = (struct workload){0};
+}
+
+/* Its prompts are drawn first, each its length and then its tokens; then the answers' lengths. */
+void workload_nano_vllm(struct workload *w)
+{
+    size_t n = 0;
+
+    random_seed(&w->random, 0);
+    w->items = take(NULL, NANO_VLLM_REQUESTS, sizeof(*w->items));
+    w->memory = take(NULL, NANO_VLLM_REQUESTS * NANO_VLLM_LONGEST, sizeof(*w->memory));
+    w->n_items = NANO_VLLM_REQUESTS;
+    for (size_t i = 0; i < w->n_items; i++) {
+        struct workload_item *item = &w->items[i];
+
+        *item = (struct workload_item){.at_us = -1, .ids = w->memory + n};
+        item->prompt_tokens = random_int(&w->random, NANO_VLLM_SHORTEST, NANO_VLLM_LONGEST);
+        for (uint32_t k = 0; k < item->prompt_tokens; k++)
+            w->memory[n++] = (int32_t)random_int(&w->random, 0, LAST_TOKEN);
+    }
+    for (size_t i = 0; i < w->n_items; i++)
+        w->items[i].output_tokens = random_int(&w->random, NANO_VLLM_SHORTEST, NANO_VLLM_LONGEST);
+}
+
+/* ---- a file */
+
+static bool read_count(uint32_t *out, const json_t *object, const char *name,
+                       struct nvllm_error *err)
+{
+    const json_t *value = json_object_get(object, name);
+
+    if (!json_is_integer(value) || json_integer_value(value) < 1 ||
+        json_integer_value(value) > WORKLOAD_MAX_TOKENS)
+        return ctl_invalid(err, "%s: must be a whole number from 1 to %d", name,
+                           WORKLOAD_MAX_TOKENS);
+    *out = (uint32_t)json_integer_value(value);
+    return true;
+}
+
+static bool read_item(struct workload_item *item, const char *line, size_t n,
+                      struct nvllm_error *err)
+{
+    json_t *object = ctl_json_parse(line, n, err);
+    const json_t *at = json_object_get(object, "at_ms");
+    const json_t *member;
+    const char *name;
+    bool ok = object && (json_is_object(object) || ctl_invalid(err, "must be an object"));
+
+    if (ok) {
+        json_object_foreach(object, name, member)
+        {
+            ok = ok && (strcmp(name, "prompt_tokens") == 0 || strcmp(name, "output_tokens") == 0 ||
+                        strcmp(name, "at_ms") == 0 || ctl_invalid(err, "“%s” is not known", name));
+        }
+    }
+    ok = ok && read_count(&item->prompt_tokens, object, "prompt_tokens", err) &&
+         read_count(&item->output_tokens, object, "output_tokens", err);
+    item->ids = NULL;
+    item->at_us = -1;
+    if (ok && at) {
+        ok = (json_is_number(at) && json_number_value(at) >= 0 && json_number_value(at) < 1e12) ||
+             ctl_invalid(err, "at_ms: must be a number from 0");
+        item->at_us = ok ? (int64_t)(json_number_value(at) * 1000) : -1;
+    }
+    json_decref(object);
+    return ok;
+}
+
+/* Requests are sent in the order of their lines: all have a time or none has, and none goes back.
+ */
+static bool check_time(const struct workload *w, struct nvllm_error *err)
+{
+    const struct workload_item *last = w->items + w->n_items;
+
+    if (w->n_items == 0)
+        return true;
+    if ((last->at_us < 0) != (last[-1].at_us < 0))
+        return ctl_invalid(err, "at_ms: all lines have it, or none has");
+    if (last->at_us < last[-1].at_us)
+        return ctl_invalid(err, "at_ms: must not be before that of the line above");
+    return true;
+}
+
+int workload_read(struct workload *w, const char *path)
+{
+    int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    struct nvllm_error err;
+    struct lines lines;
+    size_t cap = 0, n;
+    int rc = EXIT_OK, got;
+    char *line;
+
+    if (fd < 0) {
+        ctl_message("%s: %s", path, strerror(errno));
+        return EXIT_ERROR;
+    }
+    lines_init(&lines, fd);
+    while (rc == EXIT_OK && (got = lines_next(&lines, &line, &n, true)) == LINES_OK) {
+        if (strspn(line, " \t\r") >= n)
+            continue;
+        if (w->n_items == cap) {
+            cap = cap ? cap * 2 : 256;
+            w->items = take(w->items, cap, sizeof(*w->items));
+        }
+        if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
+            w->n_items++;
+        } else {
+            ctl_message("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
+            rc = EXIT_ERROR;
+        }
+    }
+    if (rc == EXIT_OK && got != LINES_END) {
+        ctl_message("%s: cannot be read", path);
+        rc = EXIT_ERROR;
+    } else if (rc == EXIT_OK && w->n_items == 0) {
+        ctl_message("%s: there is no request in it", path);
+        rc = EXIT_ERROR;
+    }
+    lines_deinit(&lines);
+    if (fd != STDIN_FILENO)
+        close(fd);
+    return rc;
+}
+
+/* ---- the tokens */
+
+struct finder {
+    const struct ctl *ctl;
+    struct nvllm_client *client;
+    const int32_t *all; /* 0, 1, 2, … */
+    struct workload *w;
+    struct nvllm_error err;
+};
+
+/* Bytes of the text of tokens first to end, or -1 with f->err. */
+static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_special)
+{
+    struct nvllm_text text;
+
+    if (nvllm_detokenize(f->client, f->all + first, end - first, skip_special, ctl_left_ms(f->ctl),
+                         &text, &f->err) != NVLLM_OK)
+        return -1;
+    return (int64_t)text.len;
+}
+
+/* Where a text is as long without special tokens as with them, there are none. */
+static bool find_ordinary(struct finder *f, size_t first, size_t end)
+{
+    int64_t with = text_bytes(f, first, end, false);
+    int64_t without = text_bytes(f, first, end, true);
+
+    if (with < 0 || without < 0)
+        return false;
+    if (with != without)
+        return end - first == 1 || (find_ordinary(f, first, first + (end - first) / 2) &&
+                                    find_ordinary(f, first + (end - first) / 2, end));
+    for (size_t i = first; i < end; i++)
+        f->w->tokens[f->w->n_tokens++] = (int32_t)i;
+    return true;
+}
+
+/* How many of the first `end` ids are of the vocabulary: nvllmd refuses those behind it. 0: f->err.
+ */
+static size_t count_vocabulary(struct finder *f, size_t end)
+{
+    size_t good = 0, bad = end + 1; /* the first good ids are taken, the first bad ones refused */
+
+    while (bad - good > 1) {
+        size_t n = bad > end ? end : good + (bad - good) / 2;
+
+        if (text_bytes(f, 0, n, false) >= 0)
+            good = n;
+        else if (f->err.code == NVLLM_E_INVALID)
+            bad = n;
+        else
+            return 0;
+    }
+    if (good > 0)
+        f->err = (struct nvllm_error){0}; /* of the refusals that were looked for */
+    return good;
+}
+
+/* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
+ */
+static size_t count_tokens(struct finder *f, size_t end)
+{
+    size_t good = 0, empty = end; /* an id below good has a text, none from empty on has */
+
+    while (empty > good) {
+        size_t middle = good + (empty - good) / 2;
+        int64_t bytes = text_bytes(f, middle, end, false);
+
+        if (bytes < 0)
+            return 0;
+        if (bytes > 0)
+            good = middle + 1;
+        else
+            empty = middle;
+    }
+    return good;
+}
+
+int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client)
+{
+    int32_t *all = take(NULL, LAST_TOKEN + 1, sizeof(*all));
+    struct finder f = {.ctl = ctl, .client = client, .all = all, .w = w};
+    size_t n;
+    bool ok;
+
+    for (int32_t i = 0; i <= LAST_TOKEN; i++)
+        all[i] = i;
+    w->tokens = take(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
+    n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
+    ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
+    free(all);
+    if (!ok)
+        return ctl_report(ctl, &f.err);
+    if (w->n_tokens == 0) {
+        ctl_message("the model has no ordinary token");
+        return EXIT_ERROR;
+    }
+    /* A published prompt holds tokens that this model may not have: others stand for those. */
+    for (size_t i = 0; w->memory && i < w->n_items; i++)
+        for (uint32_t k = 0; w->n_tokens <= LAST_TOKEN && k < w->items[i].prompt_tokens; k++) {
+            int32_t *id = (int32_t *)w->items[i].ids + k;
+
+            *id = w->tokens[(size_t)*id % w->n_tokens];
+        }
+    return EXIT_OK;
+}
+
+/* ---- one after another */
+
+bool workload_next(struct workload *w, struct workload_item *item, bool again)
+{
+    if (!w->items) {
+        *item = (struct workload_item){
+            .prompt_tokens = random_int(&w->random, w->prompt.min, w->prompt.max),
+            .output_tokens = random_int(&w->random, w->output.min, w->output.max),
+            .at_us = -1,
+        };
+        return true;
+    }
+    if (w->at == w->n_items && again)
+        w->at = 0;
+    if (w->at == w->n_items)
+        return false;
+    *item = w->items[w->at++];
+    return true;
+}
+
+const int32_t *workload_ids(struct workload *w, const struct workload_item *item)
+{
+    if (item->ids)
+        return item->ids;
+    if (w->n_ids < item->prompt_tokens) {
+        w->ids = take(w->ids, item->prompt_tokens, sizeof(*w->ids));
+        w->n_ids = item->prompt_tokens;
+    }
+    for (uint32_t i = 0; i < item->prompt_tokens; i++)
+        w->ids[i] = w->tokens[random_int(&w->random, 0, (uint32_t)w->n_tokens - 1)];
+    return w->ids;
+}

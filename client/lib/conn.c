@@ -1,0 +1,399 @@
+/* conn.c - see conn.h. Every error of the stream is final: it is kept in death, and said by each
+ * later call. */
+#include "client/lib/conn.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/lib/error.h"
+
+enum {
+    PROTOCOL_VERSION = 1,
+    LARGE_FRAME_BYTES = UNPACK_MAX_FIELDS, /* shorter ones cannot hold more than that of anything */
+};
+
+void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
+{
+    *c = (struct conn){
+        .max_out_bytes = max_out_bytes,
+        .max_frame_bytes = FRAME_DEFAULT_MAX,
+        .deadline = INT64_MAX,
+    };
+    frame_decoder_init(&c->in, max_in_frame);
+}
+
+void conn_deinit(struct conn *c)
+{
+    frame_decoder_deinit(&c->in);
+    frame_buffer_deinit(&c->out);
+    pending_deinit(&c->pending);
+}
+
+static void die_protocol(struct conn *c, const char *why)
+{
+    error_set(&c->death, NVLLM_E_PROTOCOL, 0,
+              "what answers at the socket does not follow nvllmd's protocol: %s", why);
+}
+
+void conn_no_memory(struct conn *c)
+{
+    error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
+}
+
+/* ---- towards the daemon */
+
+/* The daemon would end the connection, and with it all requests, for a frame that holds so much. */
+static bool last_frame_fits(const struct conn *c, const Nvllm__V1__ClientFrame *frame)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
+
+    return unpack_fits(&nvllm__v1__client_frame__descriptor, c->out.data + c->out.end - bytes,
+                       bytes);
+}
+
+static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
+                           struct nvllm_error *err)
+{
+    size_t held = frame_buffer_bytes(&c->out);
+
+    if (frame_buffer_put(&c->out, &frame->base) != 0)
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    if (frame_buffer_bytes(&c->out) - held > LARGE_FRAME_BYTES && !last_frame_fits(c, frame)) {
+        c->out.end = c->out.start + held;
+        frame_buffer_consume(&c->out, 0); /* what it took goes back */
+        return error_set(err, NVLLM_E_TOO_LONG, 0,
+                         "the request holds more fields or numbers than nvllmd takes in one "
+                         "frame, %d and %d",
+                         UNPACK_MAX_FIELDS, UNPACK_MAX_NUMBERS);
+    }
+    return NVLLM_OK;
+}
+
+enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Hello hello = NVLLM__V1__HELLO__INIT;
+
+    hello.has_protocol = true;
+    hello.protocol = PROTOCOL_VERSION;
+    hello.client = (char *)name;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_HELLO;
+    frame.hello = &hello;
+    return put(c, &frame, err);
+}
+
+/* Before the greeting the daemon's limit is not known, and what it usually is stands for it. */
+static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
+{
+    error_set(err, NVLLM_E_TOO_LONG, 0,
+              "the request takes %zu bytes, and the daemon at most %u (limits.frame_bytes)", bytes,
+              c->max_frame_bytes);
+    if (err && c->welcomed) {
+        error_copy_text(err->limit, sizeof(err->limit), "limits.frame_bytes");
+        err->limit_value = c->max_frame_bytes;
+    }
+    return NVLLM_E_TOO_LONG;
+}
+
+/* May a frame be queued now? */
+static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientFrame *frame,
+                                  struct nvllm_error *err)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
+    size_t queued = frame_buffer_bytes(&c->out);
+
+    if (c->death.code != NVLLM_OK) {
+        if (err)
+            *err = c->death;
+        return c->death.code;
+    }
+    if (bytes > c->max_frame_bytes)
+        return refuse_size(c, bytes, err);
+    if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
+        return error_set(err, NVLLM_E_BUSY, 0,
+                         "%zu bytes of requests are waiting to be sent: fetch events first",
+                         queued);
+    return NVLLM_OK;
+}
+
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
+                          uint32_t n_choices, uint64_t *id, struct nvllm_error *err)
+{
+    struct pending_entry entry = {.id = c->last_id + 1, .kind = kind, .n_choices = n_choices};
+    enum nvllm_code code;
+
+    frame->has_id = true;
+    frame->id = entry.id;
+    code = check_room(c, frame, err);
+    if (code != NVLLM_OK)
+        return code;
+    if (pending_add(&c->pending, &entry) != 0)
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    code = put(c, frame, err);
+    if (code != NVLLM_OK) {
+        pending_remove(&c->pending, entry.id);
+        return code;
+    }
+    c->last_id = entry.id;
+    *id = entry.id;
+    return NVLLM_OK;
+}
+
+/* Of these a program knows the number, and the daemon may have work with them. */
+static bool takes_time(enum pending_kind kind)
+{
+    return kind == PENDING_GENERATE || kind == PENDING_TOKENIZE || kind == PENDING_DETOKENIZE ||
+           kind == PENDING_RENDER;
+}
+
+enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Cancel cancel = NVLLM__V1__CANCEL__INIT;
+    const struct pending_entry *target = pending_find(&c->pending, id);
+    enum nvllm_code code;
+    uint64_t own_id;
+
+    if (!target || !takes_time(target->kind))
+        return NVLLM_OK;
+    cancel.has_target = true;
+    cancel.target = id;
+    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_CANCEL;
+    frame.cancel = &cancel;
+    code = conn_send(c, &frame, PENDING_CANCEL, 0, &own_id, err);
+    if (code == NVLLM_OK)
+        conn_abandon(c, own_id);
+    return code;
+}
+
+void conn_abandon(struct conn *c, uint64_t id)
+{
+    struct pending_entry *e = pending_find(&c->pending, id);
+
+    if (e)
+        e->abandoned = true;
+}
+
+void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline)
+{
+    struct pending_entry *e = pending_find(&c->pending, id);
+
+    if (!e)
+        return;
+    e->deadline = deadline;
+    if (deadline < c->deadline)
+        c->deadline = deadline;
+}
+
+struct event *conn_expire(struct conn *c, int64_t now)
+{
+    struct event *e;
+
+    if (now < c->deadline)
+        return NULL;
+    c->deadline = INT64_MAX;
+    for (size_t i = 0; i < c->pending.cap; i++) {
+        struct pending_entry *of = &c->pending.entries[i];
+
+        if (of->id == 0 || of->deadline == 0)
+            continue;
+        if (of->deadline > now) {
+            c->deadline = of->deadline < c->deadline ? of->deadline : c->deadline;
+            continue;
+        }
+        e = event_failure(of->id, NVLLM_E_TIMEOUT, "no end in time");
+        if (!e) {
+            conn_no_memory(c);
+            return NULL;
+        }
+        of->deadline = 0;
+        of->abandoned = true;
+        conn_cancel(c, e->public.id, NULL); /* entries may have moved */
+        c->deadline = now;                  /* there may be another */
+        return e;
+    }
+    return NULL;
+}
+
+/* ---- from the daemon */
+
+void conn_push(struct conn *c, const void *data, size_t n)
+{
+    if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
+        conn_no_memory(c);
+}
+
+void conn_end(struct conn *c, int sys_errno)
+{
+    c->ended = true;
+    c->end_errno = sys_errno;
+}
+
+static void die_of_end(struct conn *c)
+{
+    if (c->end_errno != 0)
+        error_set(&c->death, NVLLM_E_CONNECTION, c->end_errno, "the connection to nvllmd broke: %s",
+                  strerror(c->end_errno));
+    else if (!c->welcomed)
+        error_set(&c->death, NVLLM_E_CONNECTION, 0,
+                  "nvllmd closed the connection without a greeting");
+    else
+        error_set(&c->death, NVLLM_E_CONNECTION, 0, "nvllmd closed the connection");
+}
+
+bool conn_ready(const struct conn *c)
+{
+    return c->death.code == NVLLM_OK && frame_decoder_ready(&c->in);
+}
+
+void conn_settle(struct conn *c)
+{
+    if (c->ended && c->death.code == NVLLM_OK && !conn_ready(c))
+        die_of_end(c);
+}
+
+static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
+{
+    uint32_t protocol = w->has_protocol ? w->protocol : 0;
+
+    if (c->welcomed) {
+        die_protocol(c, "a second greeting");
+    } else if (protocol != PROTOCOL_VERSION) {
+        error_set(&c->death, NVLLM_E_PROTOCOL, 0,
+                  "the daemon speaks version %u of the protocol and this library version %d",
+                  protocol, PROTOCOL_VERSION);
+    } else {
+        c->welcomed = true;
+        c->state = event_read_state(w->has_state ? (int)w->state : 0);
+        c->progress = w->progress;
+        if (w->has_max_frame_bytes && w->max_frame_bytes > 0)
+            c->max_frame_bytes = w->max_frame_bytes;
+    }
+}
+
+/* Frames with id 0 are of the connection itself. */
+static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
+{
+    switch (frame->event_case) {
+    case NVLLM__V1__SERVER_FRAME__EVENT_WELCOME:
+        take_welcome(c, frame->welcome);
+        break;
+    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
+        event_read_error(&c->death, frame->error);
+        break;
+    case NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET:
+        break; /* news of a newer daemon's kind */
+    default:
+        die_protocol(c, "an answer that names no request");
+    }
+}
+
+/* Consumes memory. NULL: it was nothing to hand out, or the connection is dead now. */
+static struct event *take_answer(struct conn *c, struct unpacked *memory)
+{
+    const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    struct pending_entry *of = pending_find(&c->pending, frame->id);
+    struct event *e = NULL;
+    const char *why = NULL;
+    bool abandoned;
+
+    if (!c->welcomed || !of) {
+        die_protocol(c, !c->welcomed ? "an answer before the greeting"
+                                     : "an answer to a request that is not under way");
+        goto drop;
+    }
+    switch (event_new(&e, memory, of, &why)) {
+    case EVENT_OK:
+        break;
+    case EVENT_UNKNOWN:
+        goto drop;
+    case EVENT_E_NOMEM:
+        conn_no_memory(c);
+        goto drop;
+    default:
+        die_protocol(c, why);
+        goto drop;
+    }
+    abandoned = of->abandoned;
+    if (e->terminal)
+        pending_remove(&c->pending, of->id);
+    if (!abandoned)
+        return e;
+drop:
+    unpacked_free(memory);
+    return NULL;
+}
+
+/* The ordinary way of most frames, without memory. False: it is another frame, or one that nobody
+ * waits for, whose fate the general way decides. */
+static bool take_delta(struct conn *c, struct event **out, const uint8_t *data, size_t n)
+{
+    const struct pending_entry *of;
+    const char *why;
+    struct delta d;
+
+    if (!c->welcomed || !delta_read(&d, c->lent_ids, data, n))
+        return false;
+    of = pending_find(&c->pending, d.id);
+    if (!of || of->kind != PENDING_GENERATE || of->abandoned ||
+        event_lend(&c->lent, &d, of, &why) != EVENT_OK)
+        return false;
+    *out = &c->lent;
+    return true;
+}
+
+static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
+{
+    const Nvllm__V1__ServerFrame *frame;
+    struct unpacked *memory;
+    struct event *e;
+
+    if (take_delta(c, &e, data, n))
+        return e;
+    switch (unpack(&memory, &nvllm__v1__server_frame__descriptor, data, n)) {
+    case UNPACK_OK:
+        break;
+    case UNPACK_E_NOMEM:
+        conn_no_memory(c);
+        return NULL;
+    case UNPACK_E_BUDGET:
+        die_protocol(c, "a frame that would take too much memory");
+        return NULL;
+    default:
+        die_protocol(c, "a frame that is no message");
+        return NULL;
+    }
+    frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    if (frame->id != 0)
+        return take_answer(c, memory);
+    take_own_frame(c, frame);
+    unpacked_free(memory);
+    return NULL;
+}
+
+struct event *conn_take(struct conn *c)
+{
+    while (c->death.code == NVLLM_OK) {
+        const uint8_t *data;
+        struct event *e;
+        size_t n;
+
+        switch (frame_decoder_take(&c->in, &data, &n)) {
+        case FRAME_OK:
+            e = take_frame(c, data, n);
+            if (e)
+                return e;
+            break;
+        case FRAME_MORE:
+            if (c->ended)
+                die_of_end(c);
+            return NULL;
+        case FRAME_E_TOO_LARGE:
+            die_protocol(c, "a frame longer than max_frame_bytes");
+            break;
+        default:
+            die_protocol(c, "a length that is none");
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,294 @@
+/* connect.c - how a client comes to be: the socket, the greeting, and waiting for the daemon to
+ * start and to load its model. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client/lib/client.h"
+#include "client/lib/clock.h"
+#include "client/lib/error.h"
+#include "client/lib/sized.h"
+
+enum {
+    CONNECT_TIMEOUT_MS = 10000,
+    MAX_FRAME_BYTES = 64 << 20,
+    MAX_QUEUE_BYTES = 256 << 20,
+    START_PAUSE_MS = 20, /* between two looks for somebody who listens */
+    FIRST_POLL_MS = 10,  /* between two looks at a daemon that is loading, doubled up to … */
+    LAST_POLL_MS = 200,
+};
+
+static const struct nvllm_options default_options = {
+    .size = sizeof(default_options),
+    .socket_path = NVLLM_DEFAULT_SOCKET,
+    .fd = -1,
+    .name = "libnvllm-client",
+    .timeout_ms = CONNECT_TIMEOUT_MS,
+    .max_frame_bytes = MAX_FRAME_BYTES,
+    .max_queue_bytes = MAX_QUEUE_BYTES,
+};
+
+void nvllm_options_init_size(struct nvllm_options *options, size_t size)
+{
+    sized_give(options, size, &default_options, sizeof(default_options));
+}
+
+/* Sleeps, but not past the deadline. False when it is over. */
+static bool pause_ms(int ms, int64_t deadline)
+{
+    int left = clock_left_ms(deadline);
+
+    if (left == 0)
+        return false;
+    poll(NULL, 0, left > 0 && left < ms ? left : ms);
+    return true;
+}
+
+/* Something else than a socket is there; false where nobody can tell. */
+static bool is_no_socket(const char *path)
+{
+    struct stat st;
+
+    return stat(path, &st) == 0 && !S_ISSOCK(st.st_mode);
+}
+
+static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvllm_error *err)
+{
+    if (is_no_socket(path))
+        return error_field(err, "socket_path", "%s is no socket", path);
+    switch (sys_errno) {
+    case ENOENT:
+    case ENOTDIR:
+        return error_set(err, NVLLM_E_NOT_RUNNING, sys_errno,
+                         "nvllmd is not running: there is no socket %s", path);
+    case ECONNREFUSED:
+        return error_set(err, NVLLM_E_NOT_RUNNING, sys_errno,
+                         "nvllmd is not running: nobody listens at %s", path);
+    case EACCES:
+    case EPERM:
+        return error_set(err, NVLLM_E_DENIED, sys_errno, "%s may not be opened by this user", path);
+    case EAGAIN:
+        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many programs wait to be let in at %s",
+                         path);
+    default:
+        return error_set(err, NVLLM_E_CONNECTION, sys_errno, "cannot connect to %s: %s", path,
+                         strerror(sys_errno));
+    }
+}
+
+/* 0, or a negative errno. */
+static int connect_once(int *fd, const struct sockaddr_un *address)
+{
+    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int error;
+
+    if (s < 0)
+        return -errno;
+    if (connect(s, (const struct sockaddr *)address, sizeof(*address)) == 0) {
+        *fd = s;
+        return 0;
+    }
+    error = errno;
+    close(s);
+    return -error;
+}
+
+static void tell_waiting(const struct nvllm_options *o, enum nvllm_state state, float progress)
+{
+    if (o->on_wait)
+        o->on_wait(o->on_wait_arg, state, progress);
+}
+
+static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64_t deadline,
+                                   struct nvllm_error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    bool absent;
+    int rc;
+
+    if (!o->socket_path || !*o->socket_path)
+        return error_field(err, "socket_path", "no socket's path is given");
+    if (strlen(o->socket_path) >= sizeof(address.sun_path))
+        return error_field(err, "socket_path", "a socket's path has at most %zu bytes",
+                           sizeof(address.sun_path) - 1);
+    strcpy(address.sun_path, o->socket_path);
+    for (;;) {
+        rc = connect_once(fd, &address);
+        if (rc == 0)
+            return NVLLM_OK;
+        absent = rc == -ENOENT || (rc == -ECONNREFUSED && !is_no_socket(o->socket_path));
+        if (rc != -EAGAIN && rc != -EINTR && !(absent && o->wait_start))
+            break;
+        if (absent)
+            tell_waiting(o, NVLLM_STATE_UNKNOWN, 0);
+        if (!pause_ms(START_PAUSE_MS, deadline))
+            break;
+    }
+    return connect_error(o->socket_path, -rc, err);
+}
+
+static const char *name_of(const struct nvllm_options *o)
+{
+    return o->name ? o->name : "libnvllm-client";
+}
+
+static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options *o,
+                             int64_t deadline, struct nvllm_error *err)
+{
+    enum nvllm_code code = conn_hello(&c->conn, name_of(o), err);
+
+    if (code != NVLLM_OK)
+        return code;
+    for (;;) {
+        client_pump(c);
+        client_take(c); /* nothing has been asked for: there is the greeting alone */
+        if (c->conn.death.code != NVLLM_OK) {
+            if (err)
+                *err = c->conn.death;
+            return c->conn.death.code;
+        }
+        if (c->conn.welcomed)
+            return NVLLM_OK;
+        if (c->drained && !client_wait(c, deadline))
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd at %s does not answer",
+                             o->socket_path ? o->socket_path : "the socket");
+    }
+}
+
+static enum nvllm_code still_loading(float progress, struct nvllm_error *err)
+{
+    return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd is still loading its model (%d %%)",
+                     progress >= 0 && progress <= 1 ? (int)(progress * 100) : 0);
+}
+
+static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_options *o,
+                                   int64_t deadline, struct nvllm_error *err)
+{
+    enum nvllm_state state = c->conn.state;
+    float progress = c->conn.progress;
+    int ms = FIRST_POLL_MS;
+
+    while (state == NVLLM_STATE_LOADING) {
+        const struct nvllm_status *status;
+        enum nvllm_code code;
+
+        tell_waiting(o, state, progress);
+        if (!pause_ms(ms, deadline))
+            return still_loading(progress, err);
+        ms = ms * 2 < LAST_POLL_MS ? ms * 2 : LAST_POLL_MS;
+        code = nvllm_get_status(c, clock_left_ms(deadline), &status, err);
+        if (code == NVLLM_E_TIMEOUT)
+            return still_loading(progress, err);
+        if (code != NVLLM_OK)
+            return code;
+        state = status->state;
+        progress = status->progress;
+    }
+    if (state == NVLLM_STATE_FAILED)
+        return error_set(err, NVLLM_E_UNAVAILABLE, 0,
+                         "nvllmd could not load its model: its log says why");
+    return NVLLM_OK;
+}
+
+/* A client on the socket that the options name, not yet greeted. */
+static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm_options *o,
+                                   int64_t deadline, struct nvllm_error *err)
+{
+    enum nvllm_code code;
+    int fd = o->fd;
+
+    if (fd < 0) {
+        code = open_socket(&fd, o, deadline, err);
+        if (code != NVLLM_OK)
+            return code;
+    } else {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+    *out = client_new(fd, o);
+    if (*out)
+        return NVLLM_OK;
+    close(fd);
+    return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
+}
+
+static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
+                                      int64_t deadline, struct nvllm_error *err)
+{
+    struct nvllm_client *c;
+    enum nvllm_code code = open_client(&c, o, deadline, err);
+
+    if (code != NVLLM_OK)
+        return code;
+    code = greet(c, o, deadline, err);
+    if (code == NVLLM_OK && o->wait_ready)
+        code = wait_loaded(c, o, deadline, err);
+    if (code != NVLLM_OK) {
+        nvllm_close(c);
+        return code;
+    }
+    *out = c;
+    return NVLLM_OK;
+}
+
+static enum nvllm_code take_options(struct nvllm_options *ours, const struct nvllm_options *theirs,
+                                    struct nvllm_error *err)
+{
+    if (theirs && !sized_take(ours, sizeof(*ours), theirs))
+        return error_field(err, "options", "the options were not prepared by nvllm_options_init()");
+    return NVLLM_OK;
+}
+
+enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
+                                    const struct nvllm_options *options, struct nvllm_error *err)
+{
+    struct nvllm_options o = default_options;
+    enum nvllm_code code = take_options(&o, options, err);
+    struct nvllm_client *c;
+
+    if (code != NVLLM_OK)
+        return code;
+    o.wait_start = false;
+    code = open_client(&c, &o, 0, err);
+    if (code != NVLLM_OK)
+        return code;
+    code = conn_hello(&c->conn, name_of(&o), err);
+    if (code != NVLLM_OK) {
+        nvllm_close(c);
+        return code;
+    }
+    if (o.timeout_ms >= 0)
+        c->greet_deadline = clock_ms() + o.timeout_ms;
+    client_flush(c);
+    *client = c;
+    return NVLLM_OK;
+}
+
+bool nvllm_greeted(const struct nvllm_client *client)
+{
+    return client->conn.welcomed;
+}
+
+enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_options *options,
+                              struct nvllm_error *err)
+{
+    struct nvllm_options o = default_options;
+    enum nvllm_code code = take_options(&o, options, err);
+    int64_t deadline;
+
+    if (code != NVLLM_OK)
+        return code;
+    deadline = clock_deadline(o.timeout_ms);
+    for (;;) {
+        code = connect_client(client, &o, deadline, err);
+        /* A daemon that is being replaced may drop us before it has greeted. */
+        if (code != NVLLM_E_CONNECTION || !o.wait_start || o.fd >= 0)
+            return code;
+        if (!pause_ms(START_PAUSE_MS, deadline))
+            return code;
+    }
+}

@@ -1,0 +1,40 @@
+/* pack.h - what a program asks for, as protobuf structures that point at the program's own data. */
+#ifndef NVLLM_CLIENT_LIB_PACK_H
+#define NVLLM_CLIENT_LIB_PACK_H
+
+#include "client/lib/nvllm_client.h"
+#include "proto/nvllm.pb-c.h"
+
+/* The memory of one request's structures. Zero-initialise. */
+struct pack {
+    struct pack_piece *pieces;
+};
+
+void pack_deinit(struct pack *p);
+
+/* Fill *out, whose parts live as long as p and what was passed in. Only what cannot be packed is
+ * refused here: judging values is the daemon's. */
+enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t *timeout_ms,
+                              const struct nvllm_request *request, struct nvllm_error *err);
+enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvllm_chat *chat,
+                          struct nvllm_error *err);
+
+/* What a request, a pin or a question is about: one of three. */
+struct pack_input {
+    enum { PACK_PROMPT, PACK_PROMPT_IDS, PACK_CHAT } kind;
+    ProtobufCBinaryData prompt;
+    Nvllm__V1__TokenIds *prompt_ids;
+    Nvllm__V1__Chat *chat;
+};
+
+/* NVLLM_E_INVALID if not exactly one of prompt, ids and chat is there. */
+enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_text prompt,
+                           const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
+                           struct nvllm_error *err);
+
+enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
+                          struct nvllm_error *err);
+
+ProtobufCBinaryData pack_bytes(struct nvllm_text text);
+
+#endif

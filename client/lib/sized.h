@@ -1,0 +1,33 @@
+/* sized.h - structs of the public header that begin with their size: what a program of another age
+ * passes may be shorter or longer than ours. */
+#ifndef NVLLM_CLIENT_LIB_SIZED_H
+#define NVLLM_CLIENT_LIB_SIZED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+/* Writes our defaults into a program's struct of size bytes, which begins with its size. */
+static inline void sized_give(void *theirs, size_t size, const void *ours, size_t our_size)
+{
+    memset(theirs, 0, size);
+    memcpy(theirs, ours, size < our_size ? size : our_size);
+    memcpy(theirs, &size, sizeof(size));
+}
+
+/* Lays a program's struct over our defaults. False: there is none, or it was never prepared. */
+static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
+{
+    size_t size;
+
+    if (!theirs)
+        return false;
+    memcpy(&size, theirs, sizeof(size));
+    if (size < 2 * sizeof(size))
+        return false;
+    memcpy(ours, theirs, size < our_size ? size : our_size);
+    memcpy(ours, &our_size, sizeof(our_size));
+    return true;
+}
+
+#endif

@@ -1,0 +1,378 @@
+/* resident.cu - a decode step of few rows as one kernel: embedding, all layers, LM head.
+ *
+ * One block a multiprocessor, all of them resident: a cooperative launch sees to that, so that they
+ * may wait for each other. Results go from block to block as messages, without a barrier of all. A
+ * layer is six exchanges: q, k, v; parts of attention; attention; residual; activation; residual.
+ *
+ * Bound by memory, the bytes of all weights and of the sequences' keys and values, where these are
+ * many; by the exchanges where they are few. One warp of a block streams its share of the bytes
+ * into shared memory in the order in which they will be used, whatever the state of the
+ * computation, so memory works while messages are on their way. */
+#include "cuda/kernels/resident/resident_attention.cuh"
+#include "cuda/kernels/resident/resident_blank.cuh"
+
+static constexpr int THREADS = (CONSUMERS + 4) * WARP; /* one has nothing to do */
+static constexpr int SHARED_LIMIT = 227 << 10;
+static constexpr int LEAST_STAGES = 4;
+
+static __host__ __device__ int tiles_of_most(int n, int n_blocks)
+{
+    return ((n + COLS - 1) / COLS + n_blocks - 1) / n_blocks;
+}
+
+/* The longest row of x. */
+static __host__ __device__ int longest(const struct resident *r)
+{
+    const int attn_dim = r->n_heads * r->kv.head_dim;
+    const int k = r->hidden > r->ffn ? r->hidden : r->ffn;
+
+    return k > attn_dim ? k : attn_dim;
+}
+
+/* x is too long for registers. */
+static __host__ __device__ bool is_wide(const struct resident *r)
+{
+    return longest(r) > HELD * CHUNK;
+}
+
+static __host__ __device__ struct layout layout_of(const struct resident *r)
+{
+    const int group = r->n_heads / r->kv.n_kv_heads;
+    const int parts = GROUP * CONSUMERS * r->max_rows * COLS * (int)sizeof(float);
+    const int attn = CONSUMERS * group * part_length(r->kv.head_dim) * (int)sizeof(float);
+    int rows = 1;
+    struct layout l;
+
+    while (rows < r->max_rows)
+        rows *= 2;
+    l.x = is_wide(r) ? (rows * longest(r) * 2 + 127) / 128 * 128 : 0;
+    l.scratch = ((parts > attn ? parts : attn) + 127) / 128 * 128;
+    l.residual = tiles_of_most(r->hidden, r->n_blocks) * r->max_rows * COLS * (int)sizeof(float);
+    l.n_stages =
+        (SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024 - l.x - l.scratch - l.residual) /
+        STAGE_BYTES;
+    l.n_stages = l.n_stages < MAX_STAGES ? l.n_stages : MAX_STAGES;
+    return l;
+}
+
+static __host__ __device__ message *take(message **at, int64_t n)
+{
+    message *p = *at;
+
+    *at += (n + 15) / 16 * 16;
+    return p;
+}
+
+static __host__ __device__ uint4 *take_boxes(message **at, int n, int k)
+{
+    return (uint4 *)take(at, 2 * n * eights_of_box(k));
+}
+
+/* base: of a copy. Boxes of eights first. */
+static __host__ __device__ struct mailboxes mailboxes_of(const struct resident *r, message *base,
+                                                         message **end)
+{
+    const int rows = RESIDENT_MAX_ROWS, head_dim = r->kv.head_dim, n_kv = r->kv.n_kv_heads;
+    message *at = base;
+    struct mailboxes b;
+
+    b.x_attn = take_boxes(&at, TURNS, r->hidden);
+    b.x_mlp = take_boxes(&at, TURNS, r->hidden);
+    b.attn = take_boxes(&at, TURNS, r->n_heads * head_dim);
+    b.act = take_boxes(&at, TURNS, r->ffn);
+    b.x_head = take_boxes(&at, 1, r->hidden);
+    b.squares_attn = take(&at, (int64_t)rows * r->hidden / COLS);
+    b.squares_mlp = take(&at, (int64_t)rows * r->hidden / COLS);
+    b.qkv = take(&at, (int64_t)rows * (r->n_heads + 2 * n_kv) * head_dim / 2);
+    b.parts = take(&at, (int64_t)(rows + MAX_GROUPS) * r->n_heads * (head_dim + 2));
+    *end = at;
+    return b;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+static constexpr int PRODUCER = CONSUMERS, HELPER = CONSUMERS + 1; /* warps */
+
+template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct frame &f, int n_jobs)
+{
+    const uint64_t policy = stream_policy();
+
+#pragma unroll 1
+    for (int i = 0; i < n_jobs; i++) {
+        const struct job j = job_of(f, i);
+
+        stream_weights(f, j, policy);
+        if (j.kind == QKV)
+            stream_keys<HEAD_DIM>(f, j.layer, policy);
+    }
+}
+
+/* Has, before a product's results are there, what they meet; makes blank what has been read. The
+ * LM head has no results before its squares are there, see resident_message.cuh. */
+static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_rows)
+{
+    const int m = f.m;
+
+#pragma unroll 1
+    for (int i = 0; i < n_jobs; i++) {
+        const struct job j = job_of(f, i);
+
+        if (j.kind == LM_HEAD)
+            f.m = max(n_rows, 1); /* squares of one row show that all are done with the layers */
+        take_beside(f, j);
+        if (j.kind == LM_HEAD || (j.mine > 0 && (j.kind == QKV || j.kind == GATE_UP)))
+            take_scales(f, j);
+        if (j.kind == LM_HEAD)
+            meet(CONSUMERS_AND_HELPERS);
+        if (j.kind == LM_HEAD || j.kind == OUT)
+#pragma unroll 1
+            for (int layer = j.layer - 2; layer <= j.layer - (j.kind == OUT ? 2 : 1); layer++)
+                blank_layer(f, layer, m);
+        if (j.kind == OUT)
+            fence();
+        meet(CONSUMERS_AND_HELPERS);
+        f.turn ^= 1;
+        f.tag += j.kind == DOWN;
+    }
+}
+
+/* The residual of the first layer, by the blocks that it belongs to, as if a layer before had
+ * ended. */
+static __device__ __forceinline__ void take_embedding(const struct frame &f)
+{
+    const struct resident &a = f.a;
+    const struct job j = {DOWN, -1, nullptr, a.hidden, 0, f.s.mine[DOWN]};
+    const int all = (j.mine << (f.rows_log + 2)) + WARP - 1 & ~(WARP - 1);
+
+#pragma unroll 1
+    for (int i = (int)f.thread; i < all; i += CONSUMERS * WARP) {
+        const struct place p = place_of(f, j, i, 0, j.mine);
+        uint32_t x = 0, norm = 0;
+
+        if (p.there) {
+            int token = __ldg(a.step.tokens + p.row);
+
+            if (token < 0)
+                token = __ldg(a.sampled + ~token);
+            if (token < 0 || token >= a.vocab_size)
+                token = 0; /* as in embed.cu: its sequence has ended, this row is lost */
+            x = __ldg((const uint32_t *)(a.w.embed + (int64_t)token * a.hidden + p.column));
+            norm = __ldg((const uint32_t *)(a.w.attn_norm + p.column));
+        }
+        post_residual(f, f.tag, p, make_float2(bf16_low(x), bf16_high(x)),
+                      make_float2(bf16_low(norm), bf16_high(norm)));
+    }
+}
+
+template <int HALVES, int HEAD_DIM, bool WIDE>
+static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
+{
+    mark(f);
+    take_embedding(f);
+#pragma unroll 1
+    for (int i = 0; i < n_jobs; i++) {
+        const struct job j = job_of(f, i);
+
+        forget(f);
+        if (j.kind == LM_HEAD)
+            f.m = n_rows;
+        if (j.kind == QKV)
+            mark(f);
+        product<HALVES, WIDE>(f, j);
+        f.turn ^= 1;
+        f.tag += j.kind == DOWN;
+        if (j.kind == QKV) {
+            forget(f);
+            attention<HEAD_DIM>(f, j.layer);
+            mark(f);
+        }
+    }
+    mark(f);
+}
+
+/* Fills what the roles share, by all threads. */
+template <int HEAD_DIM>
+static __device__ __forceinline__ void prepare(struct resident_shared &s, const struct resident &a)
+{
+    const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
+    const int m = __ldcg(&a.step.counts->n_tokens), n_rows = __ldcg(&a.step.counts->n_rows);
+
+    if (threadIdx.x < N_KINDS) { /* tiles b, b + n_blocks, ... of each matrix */
+        const int attn_dim = a.n_heads * HEAD_DIM;
+        const int n = threadIdx.x == QKV       ? attn_dim + 2 * a.kv.n_kv_heads * HEAD_DIM
+                      : threadIdx.x == GATE_UP ? a.ffn
+                      : threadIdx.x == LM_HEAD ? a.vocab_size
+                                               : a.hidden;
+
+        s.mine[threadIdx.x] =
+            threadIdx.x == LM_HEAD && n_rows == 0
+                ? 0
+                : ((n + COLS - 1) / COLS - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    }
+    if (warp == 0)
+        plan_segments(s, a, m);
+    if (warp == 1 && lane < RESIDENT_MAX_ROWS)
+        s.source[lane] = lane < n_rows ? __ldcg(&a.step.rows[lane].row) : 0;
+    if (threadIdx.x == HELPER * WARP) {
+        message *const base = (message *)a.messages;
+        message *end;
+
+        s.box = mailboxes_of(&a, base, &end);
+        s.apart = end - base;
+        s.inbox = mailboxes_of(&a, base + (int)blockIdx.x % COPIES * s.apart, &end);
+    }
+    if (threadIdx.x == PRODUCER * WARP) {
+        s.layout = layout_of(&a);
+        s.m = m;
+        s.n_rows = n_rows;
+        s.tag = __ldcg(&a.step.counts->tag);
+        for (int i = 0; i < s.layout.n_stages; i++) {
+            barrier_init(shared_address(s.full + i), 1);
+            barrier_init(shared_address(s.empty + i), CONSUMERS * WARP);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ struct frame
+frame_of(const struct resident &a, struct resident_shared &s, unsigned char *memory)
+{
+    unsigned char *const behind = memory + s.layout.n_stages * STAGE_BYTES;
+
+    return {a,
+            s,
+            {shared_address(memory), shared_address(s.full), shared_address(s.empty),
+             s.layout.n_stages, 0, 0},
+            behind,
+            (float *)(behind + s.layout.x),
+            (float *)(behind + s.layout.x + s.layout.scratch),
+            threadIdx.x,
+            s.m,
+            s.m > 1 ? 32 - __clz(s.m - 1) : 0,
+            s.tag,
+            0};
+}
+
+#endif
+
+/* HALVES: 2 for more than 8 rows. WIDE: as is_wide(). */
+template <int HALVES, int HEAD_DIM, bool WIDE>
+static __global__ void __launch_bounds__(THREADS, 1)
+    resident_kernel(const __grid_constant__ struct resident a)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ struct resident_shared s;
+    const int warp = (int)threadIdx.x / WARP, n_jobs = 4 * a.n_layers + 1;
+
+    prepare<HEAD_DIM>(s, a);
+    /* Consumers take registers from the others: what does not fit goes to local memory, of which
+     * the first-level cache holds next to nothing beside so much shared memory. Each role makes its
+     * own frame: what they had in common would be bound by those with few registers. */
+    if (warp >= CONSUMERS) {
+        registers_shrink<88>();
+        struct frame f = frame_of(a, s, memory);
+
+        if (warp == PRODUCER)
+            produce<HEAD_DIM>(f, n_jobs);
+        else if (warp < HELPER + HELPERS)
+            help(f, n_jobs, s.n_rows);
+    } else {
+        registers_grow<208>();
+        struct frame f = frame_of(a, s, memory);
+
+        consume<HALVES, HEAD_DIM, WIDE>(f, n_jobs, s.n_rows);
+    }
+#endif
+}
+
+typedef void resident_function(const struct resident);
+
+template <int HEAD_DIM, bool WIDE> static resident_function *function_of_rows(int rows)
+{
+    return rows <= 8 ? resident_kernel<1, HEAD_DIM, WIDE> : resident_kernel<2, HEAD_DIM, WIDE>;
+}
+
+static resident_function *function_of(int head_dim, int rows, bool wide)
+{
+    if (head_dim == 128)
+        return wide ? function_of_rows<128, true>(rows) : function_of_rows<128, false>(rows);
+    return wide ? function_of_rows<64, true>(rows) : function_of_rows<64, false>(rows);
+}
+
+extern "C" size_t resident_message_bytes(const struct resident *r)
+{
+    message *end;
+
+    (void)mailboxes_of(r, nullptr, &end);
+    return COPIES * (size_t)(uintptr_t)end;
+}
+
+extern "C" size_t resident_blank_bytes(const struct resident *r)
+{
+    message *end;
+
+    return (size_t)(uintptr_t)mailboxes_of(r, nullptr, &end).x_head;
+}
+
+extern "C" cudaError_t resident_clear(const struct launch *l, const struct resident *r)
+{
+    return cudaMemsetAsync(r->messages, 0xff, resident_message_bytes(r), l->stream);
+}
+
+extern "C" bool resident_supports(const struct resident *r)
+{
+    const int n_kv = r->kv.n_kv_heads, head_dim = r->kv.head_dim, blocks = r->n_blocks;
+
+    return r->max_rows >= 1 && r->max_rows <= RESIDENT_MAX_ROWS &&
+           (head_dim == 64 || head_dim == 128) && n_kv <= blocks && r->n_heads % n_kv == 0 &&
+           r->n_heads / n_kv <= RESIDENT_MAX_GROUP && r->kv.block_shift >= 4 &&
+           r->hidden % 32 == 0 && r->ffn % 32 == 0 && r->vocab_size % 2 == 0 &&
+           tiles_of_most(r->hidden, blocks) * COLS <= RESIDENT_MAX_COLUMNS &&
+           tiles_of_most((r->n_heads + 2 * n_kv) * head_dim, blocks) * COLS <=
+               RESIDENT_MAX_COLUMNS &&
+           layout_of(r).n_stages >= LEAST_STAGES;
+}
+
+extern "C" cudaError_t resident_compiled(bool *out)
+{
+    struct cudaFuncAttributes attributes;
+    const cudaError_t r = cudaFuncGetAttributes(&attributes, function_of(128, 1, false));
+
+    *out = r == cudaSuccess && attributes.sharedSizeBytes > 0; /* an empty kernel has none */
+    return r;
+}
+
+extern "C" cudaError_t resident_init(void)
+{
+    const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
+
+    for (int i = 0; i < 8; i++) {
+        resident_function *f = function_of(i & 1 ? 128 : 64, i & 2 ? RESIDENT_MAX_ROWS : 8, i & 4);
+        const cudaError_t r =
+            cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+
+        if (r != cudaSuccess)
+            return r;
+    }
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t resident_run(const struct launch *l, const struct resident *r)
+{
+    const struct layout layout = layout_of(r);
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    config.gridDim = dim3((unsigned)r->n_blocks);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = (size_t)layout.n_stages * STAGE_BYTES + (size_t)layout.x +
+                              (size_t)layout.scratch + (size_t)layout.residual;
+    config.stream = l->stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, function_of(r->kv.head_dim, r->max_rows, is_wide(r)), *r);
+}

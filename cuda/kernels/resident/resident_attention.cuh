@@ -1,0 +1,421 @@
+// resident_attention.cuh - attention as two phases of the resident kernel: each block attends, for
+// one KV head, to an equal share of all sequences' keys; then what a sequence's blocks found is
+// joined.
+//
+// Keys and values of earlier steps come through the ring before q is there. The step's own key and
+// value, which the block of a sequence's last keys stores, are taken from shared memory. q and k
+// are normed and rotated by every block that needs them: that is less than another exchange.
+#ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
+#define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
+
+#include "cuda/kernels/resident/resident_product.cuh"
+#include "cuda/kernels/softmax.cuh"
+
+static constexpr int UNIT = 16; // keys of one turn of a warp; they lie in one block of the pool
+static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
+
+// Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
+static __host__ __device__ __forceinline__ int part_length(int head_dim)
+{
+    return head_dim + 4;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
+// there are blocks for a KV head. first_part is a block's number among those.
+static __device__ void plan_segments(struct resident_shared &s, const struct resident &a, int m)
+{
+    const int lane = (int)threadIdx.x, own = (int)blockIdx.x / a.kv.n_kv_heads;
+    const int kv_len = lane < m ? __ldcg(a.step.kv_len + lane) : 0;
+    const int units = (kv_len + UNIT - 1) / UNIT;
+    int end = units;
+
+    for (int i = 1; i < WARP; i *= 2) {
+        const int other = __shfl_up_sync(ALL_LANES, end, i);
+
+        end += lane >= i ? other : 0;
+    }
+    const int begin = end - units, all = __shfl_sync(ALL_LANES, end, WARP - 1);
+    const int groups = min(min((int)gridDim.x / a.kv.n_kv_heads, MAX_GROUPS), all);
+    const int low = max(begin, own * all / groups), high = min(end, (own + 1) * all / groups);
+    const bool mine = lane < m && own < groups && low < high;
+    const uint32_t which = __ballot_sync(ALL_LANES, mine);
+
+    if (lane < m) {
+        const int first = ((begin + 1) * groups - 1) / all;
+
+        s.kv_len[lane] = kv_len;
+        s.first_part[lane] = first;
+        s.n_parts[lane] = (end * groups - 1) / all - first + 1;
+    }
+    if (mine)
+        s.segments[__popc(which & ((1u << lane) - 1))] = {lane, low - begin, high - begin};
+    if (lane == 0) {
+        s.kv_head = (int)blockIdx.x % a.kv.n_kv_heads;
+        s.own = own;
+        s.group = a.n_heads / a.kv.n_kv_heads;
+        s.n_segments = __popc(which);
+        s.n_groups = groups;
+    }
+}
+
+// The producer's side.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, uint64_t policy)
+{
+    static constexpr int EACH = 256 / HEAD_DIM; // units of a stage
+    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+
+    const struct resident &a = f.a;
+    const int lane = lane_of(f), shift = a.kv.block_shift;
+    const uint16_t *base = a.kv.base + layer * a.kv.layer_stride +
+                           ((int64_t)f.s.kv_head * HEAD_DIM << shift) +
+                           (lane % 2 ? a.kv.v_offset : 0);
+    struct ring &r = f.ring;
+
+#pragma unroll 1
+    for (int i = 0; i < f.s.n_segments; i++) {
+        const struct segment g = f.s.segments[i];
+        const int32_t *table = a.step.tables + __ldcg(a.step.table_start + g.seq);
+
+#pragma unroll 1
+        for (int first = g.begin; first < g.end; first += WARP) {
+            const int unit = first + lane, n = min(WARP, g.end - first);
+            const int block = unit < g.end ? __ldcg(table + (unit * UNIT >> shift)) : 0;
+
+#pragma unroll 1
+            for (int j = 0; j < n; j += EACH) {
+                const int here = min(EACH, n - j), k = j + lane / 2;
+                const int64_t id = __shfl_sync(ALL_LANES, block, k % WARP);
+                const int slot = (first + k) * UNIT & ((1 << shift) - 1);
+
+                ring_wait_empty(r);
+                if (lane == 0)
+                    barrier_expect(r.full + (uint32_t)r.at * 8, (uint32_t)here * 2 * BYTES);
+                __syncwarp();
+                if (lane < here * 2)
+                    bulk_copy(ring_stage(r) + (uint32_t)lane * BYTES,
+                              base + id * a.kv.block_stride + slot * HEAD_DIM, BYTES,
+                              r.full + (uint32_t)r.at * 8, policy);
+                ring_next(r);
+            }
+        }
+    }
+}
+
+// One head of q, k, v of a row: from messages to shared memory, normed and rotated, by one warp. A
+// lane has two neighbours of the first half and two of the second; half of the lanes have none
+// where a head is 64 long.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void take_head(const struct frame &f, int layer,
+                                                 const struct segment &g, int index)
+{
+    static constexpr int LANES = HEAD_DIM / 4;
+
+    const struct resident &a = f.a;
+    const int lane = lane_of(f), kv_head = f.s.kv_head, group = f.s.group;
+    const bool is_q = index < group, is_v = index == group + 1, there = lane < LANES;
+    const int head =
+        is_q ? kv_head * group + index : a.n_heads + (is_v ? a.kv.n_kv_heads : 0) + kv_head;
+    const message *from =
+        f.s.box.qkv + ((int64_t)g.seq * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * (HEAD_DIM / 2);
+    const uint16_t *norm = is_v ? nullptr : is_q ? a.w.q_norm : a.w.k_norm;
+    const int at = there ? lane * 2 : 0, position = __ldg(a.step.positions + g.seq);
+    const int slot = __ldg(a.step.slots + g.seq);
+    const float4 turn =
+        __ldg((const float4 *)(a.rope + (int64_t)position * HEAD_DIM) + (there ? lane : 0));
+    uint32_t norm_low = 0x3f803f80, norm_high = 0x3f803f80; /* 1, 1 */
+    uint32_t low, high;
+
+    if (norm) {
+        norm += layer * a.w.layer_stride;
+        norm_low = __ldg((const uint32_t *)(norm + at));
+        norm_high = __ldg((const uint32_t *)(norm + HEAD_DIM / 2 + at));
+    }
+    /* Words come in pairs: even lanes get two of the first half, odd ones two of the second. */
+    {
+        const int half = lane % 2 * LANES;
+        const int at_two[1] = {there ? half + lane / 2 * 2 : -1};
+        struct two_messages got[1];
+
+        await(got, from, at_two, f.tag);
+        __syncwarp();
+        const uint32_t x = (uint32_t)got[0].a, y = (uint32_t)got[0].b;
+        const uint32_t other = __shfl_xor_sync(ALL_LANES, lane % 2 ? x : y, 1);
+
+        low = lane % 2 ? other : x;
+        high = lane % 2 ? y : other;
+    }
+    float2 p = make_float2(bf16_low(low), bf16_high(low));
+    float2 q = make_float2(bf16_low(high), bf16_high(high));
+    if (norm) {
+        const float sum = there ? p.x * p.x + p.y * p.y + q.x * q.x + q.y * q.y : 0.0f;
+        const float scale = rsqrtf(warp_sum(sum) / HEAD_DIM + a.eps);
+
+        p = make_float2(p.x * scale * bf16_low(norm_low), p.y * scale * bf16_high(norm_low));
+        q = make_float2(q.x * scale * bf16_low(norm_high), q.y * scale * bf16_high(norm_high));
+    }
+    if (!is_v) {
+        const float2 old = p;
+
+        p = make_float2(p.x * turn.x - q.x * turn.y, p.y * turn.z - q.y * turn.w);
+        q = make_float2(q.x * turn.x + old.x * turn.y, q.y * turn.z + old.y * turn.w);
+    }
+    if (!there)
+        return;
+    low = bf16_pair(p.x, p.y);
+    high = bf16_pair(q.x, q.y);
+    uint32_t *to = is_q ? (uint32_t *)f.s.q + index * (HEAD_DIM / 2)
+                        : (uint32_t *)(is_v ? f.s.value : f.s.key);
+    to[lane] = low;
+    to[LANES + lane] = high;
+    if (is_q || slot < 0 || g.end * UNIT < f.s.kv_len[g.seq])
+        return;
+    const int shift = a.kv.block_shift;
+    to = (uint32_t *)(a.kv.base + (int64_t)(slot >> shift) * a.kv.block_stride +
+                      layer * a.kv.layer_stride + (is_v ? a.kv.v_offset : 0) +
+                      (((int64_t)kv_head << shift) + (slot & ((1 << shift) - 1))) * HEAD_DIM);
+    to[lane] = low;
+    to[LANES + lane] = high;
+}
+
+// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the others are read
+// from the last one: what lies there may be no number at all. fresh: which of them is not there but
+// in new_key and new_value, or -1.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
+                                              uint32_t v, uint32_t new_key, uint32_t new_value,
+                                              int last, int fresh, float scale)
+{
+    const int lane = (int)threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    float p[2][2], even_sum[2][2] = {}, odd_sum[2][2] = {};
+    uint4 x[4][HEAD_DIM / 64];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int key = min(i * 8 + group, last);
+        const uint32_t at = (key == fresh ? new_key : k + (uint32_t)key * HEAD_DIM * 2);
+
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 32; j++) {
+            const uint4 a = ld_shared(q + (uint32_t)(j * 64));
+            const uint4 b = ld_shared(at + (uint32_t)(j * 64 + quarter * 16));
+
+            mma_8816(even_sum[i][0], even_sum[i][1], a.x, a.y, b.x, b.y);
+            mma_8816(odd_sum[i][0], odd_sum[i][1], a.z, a.w, b.z, b.w);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int key = min(quarter * 2 + i % 2 + i / 2 * 8, last);
+        const uint32_t at = (key == fresh ? new_value : v + (uint32_t)key * HEAD_DIM * 2);
+
+#pragma unroll
+        for (int j = 0; j < HEAD_DIM / 64; j++)
+            x[i][j] = ld_shared(at + (uint32_t)(j * 128 + group * 16));
+    }
+    float max = s.max;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = i * 8 + quarter * 2 + j <= last ? (even_sum[i][j] + odd_sum[i][j]) * scale
+                                                      : -INFINITY;
+            max = fmaxf(max, p[i][j]);
+        }
+    take_in(s, p, max, x);
+}
+
+// Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
+// where the sequence has no other part, else this part of it.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void post_segment(const struct frame &f, int layer,
+                                                    const struct segment &g)
+{
+    static constexpr int ENTRY = HEAD_DIM + 2, PAIRS = HEAD_DIM / 2;
+
+    const int n_kv = f.a.kv.n_kv_heads, kv_head = f.s.kv_head, group = f.s.group;
+    const int step = group * part_length(HEAD_DIM);
+    const bool alone = f.s.n_parts[g.seq] == 1;
+
+#pragma unroll 1
+    for (int i = (int)f.thread; i < group * PAIRS; i += CONSUMERS * WARP) {
+        const int head = i / PAIRS, dim = i % PAIRS * 2;
+        const float *from = f.scratch + head * part_length(HEAD_DIM);
+        uint4 *const eight = copy_of_lane(f, box_of_attn(f, layer)) +
+                             eight_at(g.seq, (kv_head * group + head) * HEAD_DIM + dim);
+        float2 part[CONSUMERS], stats[CONSUMERS], o = {};
+        float max = -1e30f, sum = 0.0f;
+
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++) {
+            part[j] = *(const float2 *)(from + j * step + dim);
+            stats[j] = *(const float2 *)(from + j * step + HEAD_DIM);
+        }
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++)
+            max = fmaxf(max, stats[j].x);
+#pragma unroll
+        for (int j = 0; j < CONSUMERS; j++) {
+            const float shrink = exp2_fast(stats[j].x - max);
+
+            sum += stats[j].y * shrink;
+            o.x += part[j].x * shrink;
+            o.y += part[j].y * shrink;
+        }
+        if (alone) { /* a head is a whole number of warps' pairs */
+            post_eight(eight, eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum))));
+            continue;
+        }
+        message *to =
+            f.s.box.parts + (((int64_t)(g.seq + f.s.own) * n_kv + kv_head) * group + head) * ENTRY;
+        post_two(to + dim, __float_as_uint(o.x), __float_as_uint(o.y), f.tag);
+        if (dim == 0)
+            post_two(to + HEAD_DIM, __float_as_uint(max), __float_as_uint(sum), f.tag);
+    }
+}
+
+template <int HEAD_DIM>
+static __device__ __forceinline__ void attend_segment(struct frame &f, int layer,
+                                                      const struct segment &g)
+{
+    static constexpr int EACH = 256 / HEAD_DIM;
+    static constexpr uint32_t BYTES = UNIT * HEAD_DIM * 2;
+
+    const int warp = warp_of(f), lane = lane_of(f);
+    const int row = lane / 4, quarter = lane % 4, group = f.s.group;
+    const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
+    const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
+    /* heads that are not there look at the last that is: nobody looks at them */
+    const uint32_t q =
+        shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
+    struct softmax<HEAD_DIM> s = {
+        - 1e30f, 0.0f,
+        {
+        }
+    };
+
+#pragma unroll 1
+    for (int i = warp; i < group + 2; i += CONSUMERS)
+        take_head<HEAD_DIM>(f, layer, g, i);
+    meet(ALL_CONSUMERS);
+    mark(f);
+#pragma unroll 1
+    for (int first = g.begin; first < g.end; first += EACH) {
+        ring_wait_full(f.ring);
+#pragma unroll 1
+        for (int i = 0; i < EACH && first + i < g.end; i++) {
+            const int unit = first + i, last = f.s.kv_len[g.seq] - 1 - unit * UNIT;
+            const uint32_t at = ring_stage(f.ring) + (uint32_t)i * 2 * BYTES;
+
+            if ((unit - g.begin) % CONSUMERS == warp)
+                attend(s, q, at, at + BYTES, new_key, new_value, min(last, UNIT - 1),
+                       last < UNIT ? last : -1, scale);
+        }
+        ring_release(f.ring);
+    }
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 1);
+    s.sum += __shfl_xor_sync(ALL_LANES, s.sum, 2);
+    if (row < group) {
+        float *to = f.scratch + (warp * group + row) * part_length(HEAD_DIM);
+
+        if (quarter == 0)
+            *(float2 *)(to + HEAD_DIM) = make_float2(s.max, s.sum);
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 8; i += 4)
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                *(float4 *)(to + i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8) =
+                    make_float4(s.o[i][j], s.o[i + 1][j], s.o[i + 2][j], s.o[i + 3][j]);
+    }
+    meet(ALL_CONSUMERS);
+    post_segment<HEAD_DIM>(f, layer, g);
+    meet(ALL_CONSUMERS);
+}
+
+// Sixteen dimensions of a head, joined from all parts of the sequence by one warp: four parts at
+// once, two dimensions a lane.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,
+                                                 int head, int piece)
+{
+    static constexpr int ENTRY = HEAD_DIM + 2, BATCH = 4;
+
+    const int lane = lane_of(f), n = f.s.n_parts[seq];
+    const int n_kv = f.a.kv.n_kv_heads, group = f.s.group, kv_head = f.s.kv_head;
+    const int stride = n_kv * group * ENTRY;
+    const message *from =
+        f.s.box.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
+    uint4 *const to =
+        copy_of_lane(f, box_of_attn(f, layer)) +
+        eight_at(seq, (kv_head * group + head) * HEAD_DIM + piece * 16 + lane % 8 * 2);
+    float max = -1e30f, sum = 0.0f;
+    float2 o = {};
+    auto add = [&](float other_max, float other_sum, float2 other) {
+        const float both = fmaxf(max, other_max);
+        const float a = exp2_fast(max - both), b = exp2_fast(other_max - both);
+
+        max = both;
+        sum = sum * a + other_sum * b;
+        o.x = o.x * a + other.x * b;
+        o.y = o.y * a + other.y * b;
+    };
+
+#pragma unroll 1
+    for (int base = 0; base < n; base += 4 * BATCH) {
+        int at[2 * BATCH];
+        struct two_messages got[2 * BATCH];
+
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int part = base + i * 4 + lane / 8;
+
+            at[i] = part < n ? part * stride + piece * 16 + lane % 8 * 2 : -1;
+            at[BATCH + i] = part < n ? part * stride + HEAD_DIM : -1;
+        }
+        await(got, from, at, f.tag);
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            if (at[i] >= 0)
+                add(message_float(got[BATCH + i].a), message_float(got[BATCH + i].b),
+                    make_float2(message_float(got[i].a), message_float(got[i].b)));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 8; i < WARP; i *= 2) {
+        const float other_max = __shfl_xor_sync(ALL_LANES, max, i);
+        const float other_sum = __shfl_xor_sync(ALL_LANES, sum, i);
+
+        add(other_max, other_sum,
+            make_float2(__shfl_xor_sync(ALL_LANES, o.x, i), __shfl_xor_sync(ALL_LANES, o.y, i)));
+    }
+    const uint4 eight = eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)));
+    if (lane < 8)
+        post_eight(to, eight);
+}
+
+// The consumers' side of both phases.
+template <int HEAD_DIM> static __device__ __forceinline__ void attention(struct frame &f, int layer)
+{
+    static constexpr int N = HEAD_DIM / 16; // pieces of a head
+
+    const int warp = warp_of(f), n = f.s.n_groups, items = f.m * f.s.group * N;
+
+#pragma unroll 1
+    for (int i = 0; i < f.s.n_segments; i++)
+        attend_segment<HEAD_DIM>(f, layer, f.s.segments[i]);
+    mark(f);
+    if (f.s.own >= n)
+        return;
+#pragma unroll 1
+    for (int i = f.s.own + warp * n; i < items; i += CONSUMERS * n) {
+        const int seq = f.m == 1 ? 0 : i / (f.s.group * N);
+
+        if (f.s.n_parts[seq] > 1)
+            join_item<HEAD_DIM>(f, layer, seq, i / N - seq * f.s.group, i % N);
+    }
+}
+
+#endif
+#endif

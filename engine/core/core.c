@@ -1,0 +1,488 @@
+/* core.c - requests in and out: admission, cancel, deadlines, events; see core.h.
+ *
+ * What a step does is in core_schedule.c, what its result does in core_commit.c. */
+#include "engine/core/core.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/util/checked.h"
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+static struct request *request_of_deadline(const struct heap_node *n)
+{
+    return CONTAINER_OF(n, struct request, by_deadline);
+}
+
+static bool deadline_less(const struct heap_node *a, const struct heap_node *b)
+{
+    return request_of_deadline(a)->deadline_us < request_of_deadline(b)->deadline_us;
+}
+
+static bool options_are_valid(const struct core_options *o)
+{
+    return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
+           o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
+           o->max_seq_len > 0 && o->max_preemptions >= 0;
+}
+
+static int alloc_arrays(struct core *c)
+{
+    const struct core_options *o = &c->options;
+    size_t n_seqs = (size_t)o->max_seqs;
+    int32_t seqs_a_step = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens;
+
+    c->slots = calloc(n_seqs, sizeof(*c->slots));
+    c->free_slots = calloc(n_seqs, sizeof(*c->free_slots));
+    c->tables = calloc(n_seqs, (size_t)c->max_blocks * sizeof(*c->tables));
+    c->scratch = calloc(n_seqs, sizeof(*c->scratch));
+    c->block_tokens = calloc((size_t)o->block_len * 2, sizeof(*c->block_tokens));
+    c->block_refs = calloc((size_t)o->n_blocks, sizeof(*c->block_refs));
+    if (!c->slots || !c->free_slots || !c->tables || !c->scratch || !c->block_tokens ||
+        !c->block_refs)
+        return -ENOMEM;
+    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
+        if (step_init(&c->steps[i], o->max_batch_tokens, seqs_a_step, c->max_blocks,
+                      o->max_seq_len) < 0)
+            return -ENOMEM;
+    for (int32_t i = 0; i < o->max_seqs; i++)
+        c->free_slots[c->n_free_slots++] = o->max_seqs - 1 - i; /* state 0 goes out first */
+    return 0;
+}
+
+int core_new(struct core **out, const struct core_options *options)
+{
+    struct core *c;
+    int rc;
+
+    if (!options_are_valid(options))
+        return -EINVAL;
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    c->options = *options;
+    c->prompt_rows = c->alone_rows = options->max_batch_tokens;
+    c->max_blocks = core_blocks_for(c, options->max_seq_len);
+    if (c->max_blocks > options->n_blocks)
+        c->max_blocks = options->n_blocks;
+    list_init(&c->all);
+    list_init(&c->prefilling);
+    list_init(&c->decoding);
+    list_init(&c->draining);
+    heap_init(&c->deadlines, deadline_less);
+    rc = blocks_new(&c->blocks, options->n_blocks);
+    if (rc == 0)
+        rc = prefix_cache_new(&c->cache, c->blocks, options->n_blocks, options->block_len,
+                              options->hash_seed);
+    if (rc == 0)
+        rc = fair_queue_new(&c->queue);
+    if (rc == 0)
+        rc = alloc_arrays(c);
+    if (rc < 0) {
+        core_free(c);
+        return rc;
+    }
+    *out = c;
+    return 0;
+}
+
+void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone)
+{
+    must(beside >= 1 && alone >= 1);
+    c->prompt_rows = beside;
+    c->alone_rows = alone;
+}
+
+void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)
+{
+    fair_queue_set_shares(c->queue, shares, n);
+}
+
+/* Everything goes, requests under way too; steps in flight must be over. */
+void core_free(struct core *c)
+{
+    if (!c)
+        return;
+    while (!list_empty(&c->all))
+        core_end_request(c, CONTAINER_OF(c->all.next, struct request, in_core),
+                         CORE_REASON_CANCELLED, 0);
+    while (!list_empty(&c->draining))
+        core_drained(c, CONTAINER_OF(c->draining.next, struct sequence, link));
+    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
+        step_deinit(&c->steps[i]);
+    prefix_cache_free(c->cache);
+    blocks_free(c->blocks);
+    fair_queue_free(c->queue);
+    id_map_deinit(&c->requests);
+    free(c->slots);
+    free(c->free_slots);
+    free(c->tables);
+    free(c->scratch);
+    free(c->block_tokens);
+    free(c->block_refs);
+    free(c->events);
+    free(c);
+}
+
+/* Room for n more events than are untaken. */
+static int reserve_events(struct core *c, int64_t n)
+{
+    int64_t need = (c->events_taken ? 0 : c->n_events) + n;
+    int64_t max = c->max_events ? c->max_events : 64;
+    struct core_event *p;
+
+    if (need <= c->max_events)
+        return 0;
+    while (max < need)
+        max *= 2;
+    if (max > INT32_MAX || (uint64_t)max > SIZE_MAX / sizeof(*p))
+        return -ENOMEM;
+    p = realloc(c->events, (size_t)max * sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    c->events = p;
+    c->max_events = (int32_t)max;
+    return 0;
+}
+
+/* Has room: core_admit reserved what a call can tell, if events are taken after each. */
+void core_emit(struct core *c, const struct core_event *e)
+{
+    if (c->events_taken) {
+        c->n_events = 0;
+        c->events_taken = false;
+    }
+    if (c->n_events == c->max_events)
+        must(reserve_events(c, 1) == 0);
+    c->events[c->n_events++] = *e;
+}
+
+const struct core_event *core_events(struct core *c, int32_t *n)
+{
+    if (c->events_taken)
+        c->n_events = 0;
+    c->events_taken = true;
+    *n = c->n_events;
+    return c->events;
+}
+
+void core_enqueue(struct core *c, struct sequence *s)
+{
+    s->state = SEQ_WAITING;
+    s->item = (struct fair_item){
+        .client = s->request->client,
+        .order = s->order,
+        .klass = (int32_t)s->request->priority,
+        .front = s->n_preempted > 0,
+    };
+    fair_queue_push(c->queue, &s->item);
+    c->n_waiting++;
+    c->n_queued_tokens += sequence_n_tokens(s);
+}
+
+int32_t core_room(const struct core *c, const struct core_request *r)
+{
+    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+    struct cache_namespace *ns;
+
+    if (n_pinned == 0)
+        return c->options.n_blocks;
+    ns = prefix_cache_find(c->cache, c->options.share_all ? 0 : r->client, r->cache_salt);
+    return c->options.n_blocks - n_pinned + core_pinned_prefix(c, ns, r->prompt, r->n_prompt);
+}
+
+bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_ids)
+{
+    size_t bytes, bias, stop_ids;
+
+    must(n >= 1 && n_bias >= 0 && n_stop_ids >= 0);
+    if (!size_mul(&bytes, (size_t)n, sizeof(struct sequence) + sizeof(struct core_event)) ||
+        !size_add(&bytes, bytes, sizeof(struct request) + sizeof(struct core_event)) ||
+        !size_mul(&bias, (size_t)n_bias, sizeof(struct logit_bias)) ||
+        !size_mul(&stop_ids, (size_t)n_stop_ids, sizeof(int32_t)) ||
+        !size_add(&bytes, bytes, bias) || !size_add(&bytes, bytes, stop_ids))
+        return false;
+    *out = bytes;
+    return true;
+}
+
+int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
+{
+    struct request *q;
+    int64_t n_terminal = (int64_t)r->n + 1;
+    int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
+    int rc;
+
+    must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
+    must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
+    must(!id_map_get(&c->requests, r->id));
+    if (longest > c->options.max_seq_len)
+        return CORE_E_TOO_LONG;
+    if (core_blocks_at_most(c, r->n_prompt, r->max_tokens) > core_room(c, r))
+        return CORE_E_NEVER_FITS;
+
+    if (reserve_events(c, c->n_events_owed + n_terminal + 2 * (int64_t)c->options.max_seqs) < 0)
+        return -ENOMEM;
+    q = request_new(r, c->last_order + 1, now_us);
+    if (!q)
+        return -ENOMEM;
+    rc = c->options.prefix_cache
+             ? prefix_cache_open(c->cache, &q->ns, c->options.share_all ? 0 : r->client,
+                                 r->cache_salt)
+             : prefix_cache_open_private(c->cache, &q->ns);
+    if (rc < 0)
+        goto fail_request;
+    rc = fair_queue_join(c->queue, &q->client, r->client);
+    if (rc < 0)
+        goto fail_namespace;
+
+    rc = id_map_put(&c->requests, q->id, q);
+    if (rc < 0)
+        goto fail_client;
+
+    list_append(&c->all, &q->in_core);
+    if (q->deadline_us)
+        heap_insert(&c->deadlines, &q->by_deadline);
+    for (int32_t i = 0; i < q->n; i++)
+        core_enqueue(c, &q->choices[i]);
+    core_time_admitted(c, r->client, now_us);
+    c->last_order += (uint64_t)q->n;
+    c->n_requests++;
+    c->n_alive += q->n;
+    c->n_events_owed += n_terminal;
+    return CORE_OK;
+fail_client:
+    fair_queue_leave(c->queue, q->client);
+fail_namespace:
+    prefix_cache_close(c->cache, q->ns);
+fail_request:
+    request_free(q);
+    return rc;
+}
+
+/* Lets go of the table from its end on, so that of a chain the tail is reused first. */
+void core_release(struct core *c, struct sequence *s)
+{
+    while (s->n_table > 0)
+        blocks_unref(c->blocks, s->table[--s->n_table]);
+    if (s->slot >= 0) {
+        c->slots[s->slot] = NULL;
+        c->free_slots[c->n_free_slots++] = s->slot;
+    }
+    s->slot = -1;
+    s->table = NULL;
+}
+
+void core_wake(struct core *c, struct sequence *holder, bool all)
+{
+    struct list *l = holder->waiters.next;
+
+    while (l != &holder->waiters) {
+        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        l = l->next;
+        if (!all && (PLANT(PLANT_LOST_WAKE) ||
+                     (int64_t)s->held_blocks * c->options.block_len > holder->n_written))
+            continue;
+        list_remove(&s->link);
+        s->holder = NULL;
+        c->n_held--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
+        core_enqueue(c, s);
+    }
+}
+
+void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
+{
+    must(sequence_runs(s));
+    if (s->state == SEQ_PREFILL)
+        c->n_prefilling--;
+    else
+        c->n_decoding--;
+    list_remove(&s->link);
+    s->state = state;
+    if (--s->request->n_running == 0)
+        c->n_requests_running--;
+    fair_client_use(s->request->client)->n_running--;
+    fair_client_use(s->request->client)->n_blocks -= s->n_taken;
+    s->n_taken = 0;
+    s->n_returning = 0;
+    for (int32_t i = 0; i < s->n_table; i++)
+        s->n_returning += blocks_refs(c->blocks, s->table[i]) == 1;
+    c->n_returning += s->n_returning;
+    c->n_draining++;
+    s->request->n_draining++;
+    list_append(&c->draining, &s->link);
+    if (PLANT(PLANT_FREE_IN_FLIGHT))
+        while (s->n_table > 0)
+            blocks_unref(c->blocks, s->table[--s->n_table]);
+    if (!PLANT(PLANT_LOST_WAKE))
+        core_wake(c, s, true);
+    if (s->last_step <= c->committed)
+        core_drained(c, s);
+}
+
+void core_drained(struct core *c, struct sequence *s)
+{
+    struct request *q = s->request;
+
+    must(s->n_sampling == 0 || core_in_flight(c) > 0);
+    must(list_empty(&s->waiters) || PLANT(PLANT_LOST_WAKE));
+    list_remove(&s->link);
+    c->n_draining--;
+    c->n_returning -= s->n_returning;
+    core_release(c, s);
+    q->n_draining--;
+    if (s->state == SEQ_PREEMPTED)
+        core_enqueue(c, s);
+    else if (q->n_alive == 0 && q->n_draining == 0)
+        request_free(q);
+}
+
+/* The request's last event; it is forgotten when no step in flight has a row of it. */
+static void finish_request(struct core *c, struct request *q, uint64_t now_us)
+{
+    struct core_event e = {
+        .request = q->id,
+        .type = CORE_FINISHED,
+        .reason = q->reason,
+    };
+
+    q->usage.end_us = now_us;
+    e.usage = q->usage;
+    core_emit(c, &e);
+    c->n_events_owed -= (int64_t)q->n + 1;
+    must(id_map_take(&c->requests, q->id) == q);
+    list_remove(&q->in_core);
+    if (q->deadline_us)
+        heap_remove(&c->deadlines, &q->by_deadline);
+    fair_queue_leave(c->queue, q->client);
+    prefix_cache_close(c->cache, q->ns);
+    q->client = NULL;
+    q->ns = NULL;
+    c->n_requests--;
+    if (q->n_draining == 0)
+        request_free(q);
+}
+
+/* After this the sequence, and with its last choice the request, may be gone. */
+void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason, uint64_t now_us)
+{
+    struct request *q = s->request;
+    bool last = --q->n_alive == 0;
+
+    c->n_alive--;
+    if (s->choice == 0)
+        q->reason = reason;
+    if (s == c->stuck)
+        c->stuck = NULL;
+    switch (s->state) {
+    case SEQ_WAITING:
+        fair_queue_remove(c->queue, &s->item);
+        c->n_waiting--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
+        s->state = SEQ_ENDED;
+        break;
+    case SEQ_HELD:
+        list_remove(&s->link);
+        s->holder = NULL;
+        c->n_held--;
+        c->n_queued_tokens -= sequence_n_tokens(s);
+        s->state = SEQ_ENDED;
+        break;
+    case SEQ_PREEMPTED: /* goes on draining */
+        s->state = SEQ_ENDED;
+        break;
+    case SEQ_PREFILL:
+    case SEQ_DECODE:
+        q->n_draining++; /* keeps the request until its last event is told */
+        core_halt(c, s, SEQ_ENDED);
+        q->n_draining--;
+        c->margin -= (c->margin + 7) / 8; /* room was made for good */
+        break;
+    case SEQ_ENDED:
+        must(!"ended twice");
+    }
+    if (last)
+        finish_request(c, q, now_us);
+}
+
+static void end_choice_without_token(struct core *c, struct sequence *s, enum core_reason reason,
+                                     uint64_t now_us)
+{
+    struct core_event e = {
+        .request = s->request->id,
+        .type = CORE_CHOICE_DONE,
+        .choice = s->choice,
+        .reason = reason,
+    };
+
+    core_emit(c, &e);
+    core_end_choice(c, s, reason, now_us);
+}
+
+void core_end_request(struct core *c, struct request *q, enum core_reason reason, uint64_t now_us)
+{
+    int32_t n_alive = q->n_alive;
+
+    for (int32_t i = 0; n_alive > 0; i++) {
+        if (q->choices[i].state == SEQ_ENDED)
+            continue;
+        n_alive--; /* with the last one the request is gone */
+        end_choice_without_token(c, &q->choices[i], reason, now_us);
+    }
+}
+
+void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t now_us)
+{
+    struct request *q = id_map_get(&c->requests, id);
+
+    if (q)
+        core_end_request(c, q, reason, now_us);
+}
+
+void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us)
+{
+    struct request *q = id_map_get(&c->requests, id);
+
+    if (q && choice >= 0 && choice < q->n && q->choices[choice].state != SEQ_ENDED)
+        end_choice_without_token(c, &q->choices[choice], CORE_REASON_STOP, now_us);
+}
+
+uint64_t core_expire(struct core *c, uint64_t now_us)
+{
+    for (;;) {
+        struct heap_node *n = heap_top(&c->deadlines);
+
+        if (!n)
+            return 0;
+        if (request_of_deadline(n)->deadline_us > now_us)
+            return request_of_deadline(n)->deadline_us;
+        core_end_request(c, request_of_deadline(n), CORE_REASON_DEADLINE, now_us);
+    }
+}
+
+void core_stats(const struct core *c, struct core_stats *out)
+{
+    *out = c->stats;
+    out->blocks_total = c->options.n_blocks;
+    out->blocks_used = blocks_n_used(c->blocks);
+    out->blocks_cached = blocks_n_cached(c->blocks);
+    out->blocks_free = blocks_n_free(c->blocks);
+    out->blocks_pinned = prefix_cache_n_pinned(c->cache);
+    out->seqs_running = core_n_running(c);
+    out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
+    out->requests_running = c->n_requests_running;
+    out->requests_waiting = c->n_requests - c->n_requests_running;
+    out->queued_tokens = c->n_queued_tokens;
+    out->clients = fair_queue_n_active(c->queue);
+    out->steps = c->committed;
+}
+
+bool core_busy(const struct core *c)
+{
+    return c->n_requests > 0 || core_in_flight(c) > 0;
+}

@@ -1,0 +1,179 @@
+/* core.h - the pure heart of the engine: sequences, blocks, prefix cache and schedule.
+ *
+ * Makes no system call, reads no clock, takes no lock, uses no global: time comes in as an
+ * argument, so that a seed replays a run. Owned by the engine thread. A step goes
+ *
+ *     core_next(&batch) -> backend submit -> … -> backend wait -> core_commit(result)
+ *
+ * with up to BACKEND_IN_FLIGHT steps between next and commit, committed in order. What requests
+ * are told comes out as events, taken after each call with core_events().
+ *
+ * Invariants, checked by core_verify() in tests and asserted cheaply always: refs of a block =
+ * number of tables that hold it, and one more if it is pinned; free + cached + used = all; a block
+ * is found in the prefix cache only once the step that wrote it has been committed; a block that a
+ * step in flight reads or writes is neither freed nor given to another; exactly one CORE_FINISHED a
+ * request; no request, no used block but pinned ones, and beside these each request fits; if
+ * something fits, something runs; every request ends. */
+#ifndef NVLLM_ENGINE_CORE_CORE_H
+#define NVLLM_ENGINE_CORE_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/batch.h"
+#include "engine/util/text.h"
+
+struct core;
+
+enum core_priority { CORE_LOW, CORE_NORMAL, CORE_HIGH, CORE_N_PRIORITIES };
+
+struct core_options {
+    int32_t n_blocks;
+    int32_t block_len;        /* power of two, 16 .. 4096 */
+    int32_t max_batch_tokens; /* rows of a step; may be smaller than max_seqs: decodes then take
+                                 turns */
+    int32_t max_seqs;         /* running sequences */
+    int32_t max_seq_len;      /* tokens of a sequence: the model's length */
+    int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
+    bool fair_time;           /* while several clients have requests each has its share of the
+                               * time that steps take, as far as core_set_cost() tells it */
+    bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
+    bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
+    bool replay;              /* what was sampled is computed again as it was first, a token a step,
+                               * and only blocks of prompts are found: so a sequence's numbers do
+                               * not change with preemptions and hits where chunks and decodes
+                               * round differently */
+    uint64_t hash_seed;       /* entropy of this start */
+};
+
+struct core_request {
+    uint64_t id;     /* chosen by the caller, never used twice */
+    uint64_t client; /* whose share and whose cache: the uid */
+    enum core_priority priority;
+    int32_t n_prompt;                /* >= 1 */
+    int32_t max_tokens;              /* >= 1 */
+    int32_t n;                       /* choices, >= 1: choice i samples with seed + i */
+    const int32_t *prompt;           /* [n_prompt]; copied */
+    const struct sampling *sampling; /* copied, with its arrays */
+    struct text cache_salt;          /* narrows the namespace; copied */
+    uint64_t deadline_us;            /* on the clock of now_us; 0: none */
+};
+
+enum {
+    CORE_OK,
+    CORE_IDLE,         /* core_next: no request */
+    CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed */
+    CORE_E_TOO_LONG,   /* core_admit: prompt + max_tokens is over max_seq_len */
+    CORE_E_NEVER_FITS, /* core_admit: it would need more blocks than core_room() */
+};
+
+enum core_reason {
+    CORE_REASON_NONE,
+    CORE_REASON_STOP,   /* a stop id was sampled, or core_stop() was called */
+    CORE_REASON_LENGTH, /* max_tokens */
+    CORE_REASON_CANCELLED,
+    CORE_REASON_DEADLINE,
+    CORE_REASON_NUMERICS, /* NaN or Inf logits */
+};
+
+struct core_usage {
+    int32_t prompt_tokens;
+    int32_t cached_tokens; /* of the prompt, found in the cache by choice 0 when it first ran */
+    int32_t completion_tokens;
+    int32_t preemptions;
+    uint64_t arrival_us; /* core_admit */
+    uint64_t start_us;   /* first chunk scheduled; 0: never ran */
+    uint64_t first_us;   /* first token committed; 0: none */
+    uint64_t end_us;
+};
+
+enum core_event_type {
+    CORE_TOKEN,       /* one token of one choice; a stop id is reported too, with reason set */
+    CORE_CHOICE_DONE, /* a choice ended without a new token (cancel, deadline, numerics, core_stop)
+                       */
+    CORE_FINISHED,    /* the request's one terminal event; its id is forgotten */
+};
+
+struct core_event {
+    uint64_t request;
+    enum core_event_type type;
+    int32_t choice;
+    int32_t token;           /* CORE_TOKEN */
+    enum core_reason reason; /* TOKEN: NONE unless it is the choice's last; CHOICE_DONE: why;
+                              * FINISHED: of choice 0 */
+    float logprob;           /* with n_logprobs >= 0 */
+    int32_t n_top;
+    int32_t top_ids[SAMPLING_MAX_LOGPROBS];
+    float top_logprobs[SAMPLING_MAX_LOGPROBS];
+    struct core_usage usage; /* FINISHED */
+};
+
+struct core_stats {
+    int32_t blocks_total, blocks_used, blocks_cached, blocks_free;
+    int32_t blocks_pinned; /* of the used ones: held by pins, and maybe by sequences too */
+    int32_t seqs_running, seqs_waiting;
+    int32_t requests_running, requests_waiting; /* running: at least one choice runs */
+    int32_t clients;                            /* that have requests */
+    int64_t queued_tokens; /* that sequences which wait have and would compute, or find */
+    uint64_t queried_tokens,
+        hit_tokens; /* prompt tokens looked up in and found in the prefix cache */
+    uint64_t preemptions;
+    uint64_t steps;
+    uint64_t prompt_tokens, output_tokens; /* computed (recomputed ones included), committed */
+};
+
+int core_new(struct core **out, const struct core_options *options); /* -ENOMEM, -EINVAL */
+void core_free(struct core *c);
+
+/* Blocks that a request may come to hold: of the pool all but those pinned, save pinned ones that
+ * it begins with itself. */
+int32_t core_room(const struct core *c, const struct core_request *r);
+
+/* Whose share is not the usual: see fair_queue.h. The array is taken over. */
+struct fair_share;
+void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
+
+/* Bytes that n choices with so many entries of bias and stop ids take, their last events included,
+ * before any token. False: more than fits. */
+bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_ids);
+
+/* CORE_OK, CORE_E_…, or -ENOMEM. Blocks are not reserved here. */
+int core_admit(struct core *c, const struct core_request *r, uint64_t now_us);
+
+/* Ends a request: CORE_CHOICE_DONE for each running choice and CORE_FINISHED come at once, its
+ * blocks return when no step in flight uses them. An unknown id is nothing. */
+void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t now_us);
+
+/* Ends one choice because its text is complete (a stop string). */
+void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
+
+/* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
+uint64_t core_expire(struct core *c, uint64_t now_us);
+
+/* Rows, at least 1, that prompts may take in a step beside decodes, and in one that begins without,
+ * from the next step on; as many as fit until it is called. */
+void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone);
+
+/* What steps cost, from the next one on; nothing is known of it until it is called. */
+struct step_cost;
+void core_set_cost(struct core *c, const struct step_cost *cost);
+
+/* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. */
+int core_next(struct core *c, const struct batch **batch, uint64_t now_us);
+
+/* What the oldest step in flight gave. */
+void core_commit(struct core *c, const struct step_result *result, uint64_t now_us);
+
+/* Events since the last call, in order; the array holds until the next call of any core function.
+ */
+const struct core_event *core_events(struct core *c, int32_t *n);
+
+void core_stats(const struct core *c, struct core_stats *out);
+
+/* The next step's batch would not be empty or steps are in flight. */
+bool core_busy(const struct core *c);
+
+/* Walks everything; NULL when all invariants hold, else a static text that names the broken one. */
+const char *core_verify(const struct core *c);
+
+#endif

@@ -1,0 +1,121 @@
+/* core_commit.c - what a step gave: tokens to tell, blocks to list, sequences to let go. */
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+static bool is_stop_id(const struct sampling *s, int32_t id)
+{
+    for (int32_t i = 0; i < s->n_stop_ids; i++)
+        if (s->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
+/* The sequence's numbers are broken: nothing of what it holds may be found again, for who shared
+ * it would break as well. */
+static void forget_blocks(struct core *c, struct sequence *s)
+{
+    for (int32_t i = 0; i < s->n_table; i++)
+        prefix_cache_remove(c->cache, s->table[i]);
+}
+
+static void emit_token(struct core *c, const struct sequence *s, const struct step_result *r,
+                       int32_t row, enum core_reason reason)
+{
+    struct core_event e = {
+        .request = s->request->id,
+        .type = CORE_TOKEN,
+        .choice = s->choice,
+        .token = r->ids[row],
+        .reason = reason,
+    };
+
+    if (s->sampling.n_logprobs >= 0) {
+        size_t first = (size_t)row * SAMPLING_MAX_LOGPROBS;
+        size_t n = (size_t)s->sampling.n_logprobs;
+
+        must(n <= SAMPLING_MAX_LOGPROBS);
+        e.logprob = r->logprobs[row];
+        e.n_top = s->sampling.n_logprobs;
+        memcpy(e.top_ids, r->top_ids + first, n * sizeof(*e.top_ids));
+        memcpy(e.top_logprobs, r->top_logprobs + first, n * sizeof(*e.top_logprobs));
+    }
+    core_emit(c, &e);
+}
+
+/* The sequence is alive: running, or preempted with this row in flight. */
+static void commit_token(struct core *c, struct sequence *s, const struct step_result *r,
+                         int32_t row, uint64_t now_us)
+{
+    struct request *q = s->request;
+    enum core_reason reason = CORE_REASON_NONE;
+    int32_t id = r->ids[row];
+
+    if (id == BATCH_NUMERICS) {
+        forget_blocks(c, s);
+        core_end_request(c, q, CORE_REASON_NUMERICS, now_us);
+        return;
+    }
+    s->generated[s->n_generated++] = id;
+    q->usage.completion_tokens++;
+    c->stats.output_tokens++;
+    if (!q->usage.first_us)
+        q->usage.first_us = now_us;
+    if (is_stop_id(&s->sampling, id))
+        reason = CORE_REASON_STOP;
+    else if (s->n_generated == q->max_tokens)
+        reason = CORE_REASON_LENGTH;
+    emit_token(c, s, r, row, reason);
+    if (PLANT(PLANT_PREEMPT_LOSES) && s->state == SEQ_PREEMPTED)
+        s->n_generated--;
+    if (reason != CORE_REASON_NONE)
+        core_end_choice(c, s, reason, now_us);
+}
+
+static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,
+                         int32_t row, uint64_t now_us)
+{
+    struct sequence *s = e->sequence;
+
+    s->n_written = e->start + e->n;
+    for (int32_t i = e->listed[0]; i < e->listed[1]; i++)
+        prefix_cache_set_ready(c->cache, s->table[i]);
+    if (s->state != SEQ_ENDED)
+        core_chain_written(c, s);
+    core_wake(c, s, false);
+    if (!e->wanted)
+        return;
+    s->n_sampling--;
+    if (s->state == SEQ_ENDED && !PLANT(PLANT_KEEP_DISCARDED))
+        return; /* the discarded row of one that turned out to have ended */
+    commit_token(c, s, r, row, now_us);
+}
+
+void core_commit(struct core *c, const struct step_result *result, uint64_t now_us)
+{
+    struct step *st = &c->steps[(c->committed + 1) % BACKEND_IN_FLIGHT];
+    int32_t row = 0;
+
+    prefix_cache_set_time(c->cache, now_us);
+    must(core_in_flight(c) > 0);
+    must(result->step == st->batch.step && result->n_rows == st->batch.n_rows);
+    for (int32_t i = 0; i < st->n_decodes; i++) {
+        commit_entry(c, &st->decodes[i], result, row, now_us);
+        row += st->decodes[i].wanted;
+    }
+    for (int32_t i = 0; i < st->n_chunks; i++) {
+        c->stats.prompt_tokens += (uint64_t)st->chunks[i].n;
+        commit_entry(c, &st->chunks[i], result, row, now_us);
+        row += st->chunks[i].wanted;
+    }
+    c->committed++; /* only now: until here each of this step's sequences must keep its blocks */
+    for (struct list *l = c->draining.next; l != &c->draining;) {
+        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        l = l->next;
+        if (s->last_step <= c->committed)
+            core_drained(c, s);
+    }
+}

@@ -1,0 +1,485 @@
+/* core_inspect.c - who is under way and what each holds; see core_inspect.h. */
+#include "engine/core/core_inspect.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+
+void inspect_report_free(struct inspect_report *r)
+{
+    if (!r)
+        return;
+    free(r->requests);
+    free(r->clients);
+    free(r->map);
+    free(r->prefixes);
+    free(r);
+}
+
+/* ---- in which order */
+
+/* A request on its way into a report. */
+struct row {
+    const struct request *request;
+    const struct sequence *furthest; /* of its choices */
+    int rank;                        /* runs, ran or is held, waits */
+    uint64_t tag;                    /* waits: when its turn comes, in tokens served */
+    int32_t place;
+};
+
+enum { RANK_RUNS, RANK_BETWEEN, RANK_WAITS };
+
+static int how_far(const struct sequence *s)
+{
+    switch (s->state) {
+    case SEQ_DECODE:
+        return 5;
+    case SEQ_PREFILL:
+        return 4;
+    case SEQ_PREEMPTED:
+        return 3;
+    case SEQ_HELD:
+        return 2;
+    case SEQ_WAITING:
+        return 1;
+    case SEQ_ENDED:
+        break;
+    }
+    return 0;
+}
+
+static struct row row_of(const struct request *q)
+{
+    struct row row = {.request = q, .furthest = &q->choices[0]};
+
+    for (int32_t i = 1; i < q->n; i++)
+        if (how_far(&q->choices[i]) > how_far(row.furthest))
+            row.furthest = &q->choices[i];
+    if (row.furthest->state == SEQ_WAITING)
+        row.rank = RANK_WAITS;
+    else if (!sequence_runs(row.furthest))
+        row.rank = RANK_BETWEEN;
+    return row;
+}
+
+static int order_of(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* Those that wait by client and class, each line as the client's own requests go. */
+static int by_line(const void *x, const void *y)
+{
+    const struct row *a = x, *b = y;
+    int d = a->rank - b->rank;
+
+    if (d || a->rank != RANK_WAITS)
+        return d ? d : order_of(a->furthest->order, b->furthest->order);
+    d = order_of(a->request->client_id, b->request->client_id);
+    if (!d)
+        d = (int)b->request->priority - (int)a->request->priority;
+    if (!d)
+        d = (int)b->furthest->item.front - (int)a->furthest->item.front;
+    return d ? d : order_of(a->furthest->order, b->furthest->order);
+}
+
+static int by_turn(const void *x, const void *y)
+{
+    const struct row *a = x, *b = y;
+    int d = (int)b->request->priority - (int)a->request->priority;
+
+    if (!d)
+        d = order_of(a->tag, b->tag);
+    return d ? d : order_of(a->furthest->order, b->furthest->order);
+}
+
+/* All requests: first those that run, by arrival, then those between, then those that wait as they
+ * will be taken if each is served what it has to compute now. Free them. */
+static struct row *sorted_rows(const struct core *c)
+{
+    struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows));
+    int32_t n = 0, first;
+
+    if (!rows)
+        return NULL;
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next)
+        rows[n++] = row_of(CONTAINER_OF(l, struct request, in_core));
+    qsort(rows, (size_t)n, sizeof(*rows), by_line);
+    for (first = 0; first < n && rows[first].rank != RANK_WAITS; first++)
+        ;
+    for (int32_t i = first; i < n; i++) {
+        const struct row *before = i > first ? &rows[i - 1] : NULL;
+
+        rows[i].tag = fair_client_time(rows[i].request->client);
+        if (before && before->request->client == rows[i].request->client)
+            rows[i].tag =
+                before->tag + fair_client_cost(rows[i].request->client,
+                                               (uint64_t)sequence_n_tokens(before->furthest));
+    }
+    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_turn);
+    for (int32_t i = first; i < n; i++)
+        rows[i].place = i - first + 1;
+    return rows;
+}
+
+/* ---- one request */
+
+static enum inspect_state state_of(const struct sequence *s)
+{
+    switch (s->state) {
+    case SEQ_WAITING:
+        return s->n_preempted > 0 ? INSPECT_PREEMPTED : INSPECT_WAITING;
+    case SEQ_HELD:
+        return INSPECT_HELD;
+    case SEQ_PREFILL:
+        return INSPECT_PREFILL;
+    case SEQ_DECODE:
+        return INSPECT_DECODE;
+    case SEQ_PREEMPTED:
+        return INSPECT_PREEMPTED;
+    case SEQ_ENDED:
+        break;
+    }
+    return INSPECT_ENDING;
+}
+
+/* Each block once, though several choices hold it: block_refs counts them, and is zero again. */
+static void count_blocks(struct core *c, const struct request *q, struct inspect_request *out)
+{
+    int32_t *holds = c->block_refs;
+
+    for (int32_t i = 0; i < q->n; i++)
+        for (int32_t b = 0; b < q->choices[i].n_table; b++)
+            holds[q->choices[i].table[b]]++;
+    for (int32_t i = 0; i < q->n; i++) {
+        for (int32_t b = 0; b < q->choices[i].n_table; b++) {
+            int32_t id = q->choices[i].table[b];
+
+            if (holds[id] == 0)
+                continue;
+            out->blocks++;
+            out->shared += blocks_refs(c->blocks, id) > holds[id];
+            holds[id] = 0;
+        }
+    }
+}
+
+static void tell_request(struct core *c, const struct row *row, struct inspect_request *out)
+{
+    const struct request *q = row->request;
+
+    *out = (struct inspect_request){
+        .id = q->id,
+        .client = q->client_id,
+        .state = state_of(row->furthest),
+        .priority = q->priority,
+        .place = row->place,
+        .n = q->n,
+        .prompt_tokens = q->n_prompt,
+        .cached_tokens = q->usage.cached_tokens,
+        .max_tokens = q->max_tokens,
+        .preemptions = q->usage.preemptions,
+        .arrival_us = q->usage.arrival_us,
+        .start_us = q->usage.start_us,
+        .first_us = q->usage.first_us,
+    };
+    for (int32_t i = 0; i < q->n; i++) {
+        const struct sequence *s = &q->choices[i];
+        int32_t computed = s->n_generated > 0 || s->n_written > q->n_prompt ? q->n_prompt
+                           : s->n_table > 0                                 ? s->n_written
+                                                                            : 0;
+
+        out->generated_tokens += s->n_generated;
+        if (computed > out->computed_tokens)
+            out->computed_tokens = computed;
+    }
+    count_blocks(c, q, out);
+}
+
+static bool may_see(const struct inspect_query *q, uint64_t client)
+{
+    return q->all || q->viewer == client;
+}
+
+static int tell_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
+                         bool holders_only, struct inspect_report *out)
+{
+    int32_t room = q->limit < c->n_requests ? q->limit : c->n_requests;
+
+    out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
+    if (!out->requests)
+        return -ENOMEM;
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t i = 0; i < c->n_requests; i++) {
+        if (!may_see(q, rows[i].request->client_id) || (holders_only && rows[i].rank == RANK_WAITS))
+            continue;
+        out->total++;
+        if (out->n_requests == room)
+            continue;
+        tell_request(c, &rows[i], &out->requests[out->n_requests]);
+        if (!q->all && c->options.share_all)
+            out->requests[out->n_requests].shared = 0; /* with whom is not the viewer's to know */
+        out->n_requests++;
+    }
+    return 0;
+}
+
+/* ---- blocks */
+
+static int by_client(const void *x, const void *y)
+{
+    return order_of(((const struct inspect_client_blocks *)x)->client,
+                    ((const struct inspect_client_blocks *)y)->client);
+}
+
+/* One entry a client that may be seen, in order, with its requests and what they have to wait for.
+ */
+static int list_clients(const struct core *c, const struct inspect_query *q,
+                        struct inspect_report *out)
+{
+    struct inspect_client_blocks *k = calloc((size_t)c->n_requests + 1, sizeof(*k));
+    int32_t n = 0, n_told = 0;
+
+    if (!k)
+        return -ENOMEM;
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *r = CONTAINER_OF(l, struct request, in_core);
+
+        if (!may_see(q, r->client_id))
+            continue;
+        k[n] = (struct inspect_client_blocks){.client = r->client_id, .requests = 1};
+        for (int32_t i = 0; i < r->n; i++) {
+            const struct sequence *s = &r->choices[i];
+
+            k[n].running += sequence_runs(s);
+            if (s->state == SEQ_WAITING || s->state == SEQ_HELD)
+                k[n].queued_tokens += sequence_n_tokens(s);
+        }
+        n++;
+    }
+    qsort(k, (size_t)n, sizeof(*k), by_client);
+    for (int32_t i = 0; i < n; i++) {
+        if (n_told > 0 && k[n_told - 1].client == k[i].client) {
+            k[n_told - 1].requests += k[i].requests;
+            k[n_told - 1].running += k[i].running;
+            k[n_told - 1].queued_tokens += k[i].queued_tokens;
+        } else {
+            k[n_told++] = k[i];
+        }
+    }
+    out->clients = k;
+    out->n_clients = n_told;
+    return 0;
+}
+
+/* Whose blocks each sequence with a slot holds, each once a client: block_refs notes for which
+ * client, by its number, a block was counted last. */
+static void count_client_blocks(struct core *c, struct inspect_report *out)
+{
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t k = 0; k < out->n_clients; k++) {
+        for (int32_t i = 0; i < c->options.max_seqs; i++) {
+            const struct sequence *s = c->slots[i];
+
+            if (!s || s->request->client_id != out->clients[k].client)
+                continue;
+            for (int32_t b = 0; b < s->n_table; b++) {
+                out->clients[k].used += c->block_refs[s->table[b]] != k + 1;
+                c->block_refs[s->table[b]] = k + 1;
+            }
+        }
+    }
+}
+
+static uint8_t letter_of_all(const struct core *c, int32_t block_id)
+{
+    int32_t refs = blocks_refs(c->blocks, block_id);
+
+    if (refs == 0)
+        return blocks_is_listed(c->blocks, block_id) ? 'c' : 'f';
+    if (refs > 1)
+        return 's';
+    return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';
+}
+
+/* To who may not see all: what its own sequences hold, or its own cache, and of all else whether it
+ * is free. What all clients share is nobody's own. */
+static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_own, uint64_t viewer)
+{
+    uint8_t letter = letter_of_all(c, block_id);
+    bool own = !c->options.share_all && prefix_cache_is_of(c->cache, block_id, viewer);
+
+    if (n_own > 0)
+        return n_own > 1 ? 's' : 'u';
+    return letter == 'f' || (own && (letter == 'c' || letter == 'p')) ? letter : 'o';
+}
+
+/* How many sequences of the viewer's hold each block. */
+static void count_own(struct core *c, uint64_t viewer)
+{
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        const struct sequence *s = c->slots[i];
+
+        for (int32_t b = 0; s && s->request->client_id == viewer && b < s->n_table; b++)
+            c->block_refs[s->table[b]]++;
+    }
+}
+
+static int draw_map(struct core *c, const struct inspect_query *q, struct inspect_report *out)
+{
+    int32_t n = c->options.n_blocks;
+
+    out->map = malloc((size_t)n);
+    if (!out->map)
+        return -ENOMEM;
+    if (!q->all)
+        count_own(c, q->viewer);
+    for (int32_t i = 0; i < n; i++)
+        out->map[i] =
+            q->all ? letter_of_all(c, i) : letter_of_own(c, i, c->block_refs[i], q->viewer);
+    out->n_map = n;
+    return 0;
+}
+
+static int tell_blocks(struct core *c, const struct inspect_query *q, const struct row *rows,
+                       struct inspect_report *out)
+{
+    int rc = tell_requests(c, q, rows, true, out);
+
+    if (rc == 0)
+        rc = list_clients(c, q, out);
+    if (rc < 0)
+        return rc;
+    if (out->n_clients > q->limit)
+        out->n_clients = q->limit;
+    count_client_blocks(c, out);
+    for (int32_t i = 0; i < c->options.n_blocks; i++)
+        out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
+    return q->map ? draw_map(c, q, out) : 0;
+}
+
+/* ---- why one waits */
+
+/* Others' requests stand before it. */
+static bool others_first(const struct row *rows, const struct row *row)
+{
+    for (; rows < row; rows++)
+        if (rows->rank == RANK_WAITS && rows->request->client != row->request->client)
+            return true;
+    return false;
+}
+
+/* The first of those that wait, which the others wait for, fits. */
+static bool first_fits(struct core *c, const struct row *rows)
+{
+    int32_t needed, available;
+
+    while (rows->rank != RANK_WAITS)
+        rows++;
+    core_needs(c, rows->furthest, &needed, &available);
+    return needed <= available;
+}
+
+static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
+                               const struct inspect_report *r)
+{
+    const struct fair_use *use = fair_client_use(row->request->client);
+
+    switch (row->furthest->state) {
+    case SEQ_PREFILL:
+    case SEQ_DECODE:
+        return INSPECT_WHY_RUNS;
+    case SEQ_PREEMPTED:
+        return INSPECT_WHY_BLOCKS;
+    case SEQ_HELD:
+        return INSPECT_WHY_PREFIX;
+    case SEQ_WAITING:
+    case SEQ_ENDED:
+        break;
+    }
+    if (use->n_running >= core_slot_share(c, row->furthest) && others_first(rows, row))
+        return INSPECT_WHY_SHARE;
+    if (c->n_free_slots == 0)
+        return INSPECT_WHY_SEQS;
+    if (r->blocks_needed > r->blocks_available || (row->rank == RANK_WAITS && !first_fits(c, rows)))
+        return INSPECT_WHY_BLOCKS;
+    return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
+}
+
+static int explain_request(struct core *c, const struct inspect_query *q, const struct row *rows,
+                           struct inspect_report *out)
+{
+    const struct row *row = NULL;
+
+    for (int32_t i = 0; i < c->n_requests && !row; i++)
+        if (rows[i].request->id == q->request && may_see(q, rows[i].request->client_id))
+            row = &rows[i];
+    if (!row)
+        return 0;
+    out->requests = calloc(1, sizeof(*out->requests));
+    if (!out->requests)
+        return -ENOMEM;
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    tell_request(c, row, &out->requests[0]);
+    out->n_requests = out->total = 1;
+    out->found = true;
+    if (!sequence_runs(row->furthest))
+        core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
+    out->why = why_of(c, rows, row, out);
+    return 0;
+}
+
+/* ---- all */
+
+static int answer(struct core *c, const struct inspect_query *q, struct inspect_report *out)
+{
+    struct row *rows = sorted_rows(c);
+    int rc;
+
+    if (!rows)
+        return -ENOMEM;
+    if (q->kind == INSPECT_REQUESTS)
+        rc = tell_requests(c, q, rows, false, out);
+    else if (q->kind == INSPECT_BLOCKS)
+        rc = tell_blocks(c, q, rows, out);
+    else
+        rc = explain_request(c, q, rows, out);
+    free(rows);
+    return rc;
+}
+
+int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
+                 const int32_t *prompt, int32_t n_prompt, uint64_t now_us)
+{
+    struct inspect_report *r = calloc(1, sizeof(*r));
+    int rc;
+
+    if (!r)
+        return -ENOMEM;
+    r->kind = q->kind;
+    r->now_us = now_us;
+    r->next_id = -1;
+    switch (q->kind) {
+    case INSPECT_REQUESTS:
+    case INSPECT_BLOCKS:
+        must(q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES);
+        rc = answer(c, q, r);
+        break;
+    case INSPECT_EXPLAIN_REQUEST:
+        rc = answer(c, q, r);
+        break;
+    default:
+        rc = core_cache_answer(c, q, prompt, n_prompt, r);
+    }
+    if (rc != 0) {
+        inspect_report_free(r);
+        return rc;
+    }
+    core_stats(c, &r->stats);
+    *out = r;
+    return 0;
+}

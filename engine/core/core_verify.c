@@ -1,0 +1,174 @@
+/* core_verify.c - the invariants of core.h, looked at from outside the code that keeps them. */
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+#include "engine/core/core_inspect.h"
+#include "engine/util/plant.h"
+
+static int32_t list_length(const struct list *head)
+{
+    int32_t n = 0;
+
+    for (const struct list *l = head->next; l != head; l = l->next)
+        n++;
+    return n;
+}
+
+static const char *verify_waiters(const struct core *c, const struct sequence *s, int64_t *n_held)
+{
+    for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next) {
+        const struct sequence *w = CONTAINER_OF(l, struct sequence, link);
+
+        if (w->state != SEQ_HELD || w->holder != s)
+            return "a sequence waits for another and neither knows";
+        if ((int64_t)w->held_blocks * c->options.block_len <= s->n_written)
+            return "a sequence is held back for what has long been there";
+        ++*n_held;
+    }
+    return NULL;
+}
+
+/* Blocks not written in full yet belong to one sequence alone and are found by nobody. */
+static const char *verify_unwritten(const struct core *c, const struct sequence *s)
+{
+    for (int32_t b = s->n_written / c->options.block_len; b < s->n_table; b++) {
+        if (blocks_refs(c->blocks, s->table[b]) != 1)
+            return "a block that is still written to is shared";
+        if (prefix_cache_is_ready(c->cache, s->table[b]))
+            return "a block is found before the step that wrote it is committed";
+    }
+    return NULL;
+}
+
+static const char *verify_sequence(const struct core *c, const struct sequence *s, int32_t slot,
+                                   int64_t *n_held)
+{
+    const char *broken;
+
+    if (s->slot != slot ||
+        (!sequence_runs(s) && s->state != SEQ_PREEMPTED && s->state != SEQ_ENDED))
+        return "a sequence has a slot that it should not have";
+    if (!sequence_runs(s) && s->last_step <= c->committed)
+        return "a sequence that ended keeps its blocks when no step uses them";
+    if (s->n_written > s->n_planned || core_blocks_for(c, s->n_planned) > s->n_table ||
+        s->n_table > c->max_blocks)
+        return "a table does not cover what is planned";
+    if (s->n_sampling < 0 || s->n_sampling > core_in_flight(c))
+        return "more rows are sampled than steps are in flight";
+    if (s->last_step <= c->committed && s->n_written != s->n_planned)
+        return "a sequence in no step in flight has positions unwritten";
+    broken = verify_unwritten(c, s);
+    return broken ? broken : verify_waiters(c, s, n_held);
+}
+
+static const char *verify_entries(const struct core *c, const struct step_entry *e, int32_t n,
+                                  uint64_t step)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct sequence *s = e[i].sequence;
+
+        if (s->slot < 0 || c->slots[s->slot] != s || s->last_step < step ||
+            s->n_table < core_blocks_for(c, e[i].start + e[i].n))
+            return "a step in flight uses blocks that were given back";
+    }
+    return NULL;
+}
+
+static const char *verify_steps(const struct core *c)
+{
+    for (uint64_t n = c->committed + 1; n <= c->planned; n++) {
+        const struct step *st = &c->steps[n % BACKEND_IN_FLIGHT];
+        const char *broken = verify_entries(c, st->decodes, st->n_decodes, n);
+
+        if (!broken)
+            broken = verify_entries(c, st->chunks, st->n_chunks, n);
+        if (broken)
+            return broken;
+    }
+    return NULL;
+}
+
+/* Beside what is pinned each request can run, alone at least. */
+static const char *verify_pins(const struct core *c)
+{
+    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+
+    if (n_pinned == 0 || PLANT(PLANT_PIN_NO_LIMIT))
+        return NULL;
+    if (n_pinned > core_pin_limit(c))
+        return "more is pinned than may be";
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+
+        if (core_blocks_at_most(c, q->n_prompt, q->max_tokens) >
+            c->options.n_blocks - n_pinned + core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
+            return "a request can never run beside what is pinned";
+    }
+    return NULL;
+}
+
+static const char *verify_counts(const struct core *c, int64_t n_held)
+{
+    int64_t n_preempted = 0, n_queued_tokens = 0;
+    int32_t n_slots = 0;
+
+    for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
+        n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
+    for (int32_t i = 0; i < c->options.max_seqs; i++)
+        n_slots += c->slots[i] != NULL;
+    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
+        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+
+        for (int32_t i = 0; i < q->n; i++)
+            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_HELD)
+                n_queued_tokens += sequence_n_tokens(&q->choices[i]);
+    }
+    if (n_queued_tokens != c->n_queued_tokens)
+        return "the tokens of those that wait are not as many as they are said to be";
+    if (list_length(&c->prefilling) != c->n_prefilling ||
+        list_length(&c->decoding) != c->n_decoding || list_length(&c->draining) != c->n_draining)
+        return "a list of sequences is not as long as it is said to be";
+    if (n_slots != core_n_running(c) + c->n_draining ||
+        c->n_free_slots != c->options.max_seqs - n_slots)
+        return "slots held and free are not all slots";
+    if (c->n_held != n_held ||
+        c->n_alive != c->n_waiting + c->n_held + core_n_running(c) + n_preempted)
+        return "a choice is neither waiting nor held nor running";
+    if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
+        return "requests and their choices do not agree";
+    if ((fair_queue_top(c->queue) == NULL) != (c->n_waiting == 0))
+        return "the queue is not as long as it is said to be";
+    if (c->n_requests == 0 && core_in_flight(c) == 0 &&
+        blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
+        return "no request, but used blocks that are not pinned";
+    return NULL;
+}
+
+const char *core_verify(const struct core *c)
+{
+    const char *broken;
+    int64_t n_held = 0;
+
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        const struct sequence *s = c->slots[i];
+
+        if (!s)
+            continue;
+        for (int32_t b = 0; b < s->n_table; b++)
+            c->block_refs[s->table[b]]++;
+    }
+    for (int32_t i = 0; i < c->options.n_blocks; i++)
+        c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
+    broken = blocks_verify(c->blocks, c->block_refs);
+    if (!broken)
+        broken = prefix_cache_verify(c->cache);
+    for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)
+        if (c->slots[i])
+            broken = verify_sequence(c, c->slots[i], i, &n_held);
+    if (!broken)
+        broken = verify_steps(c);
+    if (!broken)
+        broken = verify_pins(c);
+    return broken ? broken : verify_counts(c, n_held);
+}

@@ -1,0 +1,93 @@
+/* model.h - a model folder as downloaded from a hub: config.json, generation_config.json and the
+ * tensors of one or many safetensors files, checked as a whole before anything is read from them.
+ *
+ * Immutable after open; every function may be called from any thread. Weights are read with pread
+ * and never mapped, so a file that changes under the process can give wrong numbers but not a
+ * fault. */
+#ifndef NVLLM_ENGINE_MODEL_MODEL_H
+#define NVLLM_ENGINE_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/util/err.h"
+
+enum {
+    MODEL_MAX_EOS = 16,
+    MODEL_MAX_RANK = 4,
+};
+
+enum model_arch {
+    MODEL_QWEN2, /* Qwen2ForCausalLM: q, k and v have biases, no q/k norm */
+    MODEL_QWEN3, /* Qwen3ForCausalLM: RMSNorm on each head of q and k, no biases */
+};
+
+enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32 };
+
+/* Shape of the network, from config.json. */
+struct model_config {
+    enum model_arch arch;
+    int32_t n_layers;
+    int32_t n_heads; /* query heads; a multiple of n_kv_heads */
+    int32_t n_kv_heads;
+    int32_t head_dim; /* even */
+    int32_t hidden_dim;
+    int32_t ffn_dim;
+    int32_t vocab_size;  /* rows of the embedding, padding included */
+    int32_t max_seq_len; /* max_position_embeddings */
+    float rms_norm_eps;
+    double rope_theta;
+    bool tied; /* the LM head is the embedding */
+};
+
+/* What generation_config.json wants where a request is silent; neutral values where the file is. */
+struct model_defaults {
+    float temperature; /* 1 and do_sample false become 0 */
+    int32_t top_k;     /* 0: off */
+    float top_p;
+    float min_p;
+    float repetition_penalty;
+    int32_t n_eos;
+    int32_t eos[MODEL_MAX_EOS]; /* ids that end a text; config.json's eos_token_id where silent */
+};
+
+/* One tensor where it lies; data begins at offset in file. */
+struct tensor {
+    const char *name;
+    enum dtype dtype;
+    int32_t rank;
+    int64_t shape[MODEL_MAX_RANK]; /* outermost first */
+    uint64_t bytes;
+    uint64_t offset; /* in the file */
+    int32_t file;    /* index, private to model.c */
+};
+
+struct model;
+
+/* Opens and checks a folder. Negative errno with file and field in the text: -ENOENT (no such
+ * folder or file), -EINVAL (contents), -ENOTSUP (an architecture or feature that is not known,
+ * named). */
+int model_open(struct model **out, const char *folder, struct err *e);
+void model_close(struct model *m);
+
+const char *model_name(const struct model *m); /* last component of the folder's real path */
+const char *model_folder(const struct model *m);
+const struct model_config *model_config(const struct model *m);
+const struct model_defaults *model_defaults(const struct model *m);
+
+/* A tensor by its full name, or NULL. After model_open every tensor that the architecture needs is
+ * there with its right shape. */
+const struct tensor *model_tensor(const struct model *m, const char *name);
+uint64_t model_weight_bytes(const struct model *m); /* of all tensors the architecture needs */
+
+/* Reads bytes of a tensor from offset on, as stored. -EIO when the file became shorter. */
+int model_read(const struct model *m, const struct tensor *t, uint64_t offset, void *dst,
+               size_t bytes, struct err *e);
+
+/* As model_read, but n elements from element `first` on, converted to bf16 (round to nearest even).
+ */
+int model_read_bf16(const struct model *m, const struct tensor *t, uint64_t first, uint16_t *dst,
+                    size_t n, struct err *e);
+
+#endif

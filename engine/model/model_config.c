@@ -1,0 +1,337 @@
+/* model_config.c - see model_config.h.
+ *
+ * The order of the checks is the order of what a person wants to hear: first that the architecture
+ * is another one, then what it asks for that is not there, then its numbers. */
+#include "engine/model/model_config.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/util/json_util.h"
+
+enum {
+    MAX_LAYERS = 1024,
+    MAX_HEADS = 1024,
+    MAX_HEAD_DIM = 1024,
+    MAX_HIDDEN = 1 << 17,
+    MAX_FFN = 1 << 20,
+    MAX_VOCAB = 1 << 22,
+    MAX_SEQ_LEN = 1 << 24,
+    QWEN3_HEAD_DIM = 128, /* where a Qwen3 config.json says nothing */
+};
+
+static const struct {
+    enum model_arch arch;
+    const char *name;
+    const char *model_type;
+} archs[] = {
+    {MODEL_QWEN2, "Qwen2ForCausalLM", "qwen2"},
+    {MODEL_QWEN3, "Qwen3ForCausalLM", "qwen3"},
+};
+
+enum { N_ARCHS = sizeof(archs) / sizeof(archs[0]) };
+
+const char *model_arch_name(enum model_arch arch)
+{
+    for (int i = 0; i < N_ARCHS; i++)
+        if (archs[i].arch == arch)
+            return archs[i].name;
+    return "?";
+}
+
+static void parse_arch(struct model_config *c, const struct fields *f)
+{
+    const json_t *list = json_object_get(f->object, "architectures");
+    const char *name, *type;
+    int i;
+
+    if (!json_is_array(list) || json_array_size(list) != 1 ||
+        !json_is_string(json_array_get(list, 0))) {
+        field_problem(f, "architectures", -EINVAL, "must be an array of one name");
+        return;
+    }
+    name = json_string_value(json_array_get(list, 0));
+    for (i = 0; i < N_ARCHS; i++)
+        if (strcmp(name, archs[i].name) == 0)
+            break;
+    if (i == N_ARCHS) {
+        field_problem(f, "architectures", -ENOTSUP,
+                      "\"%.80s\" is not supported; Qwen2ForCausalLM and Qwen3ForCausalLM are",
+                      name);
+        return;
+    }
+    c->arch = archs[i].arch;
+    if (field_text(&type, f, "model_type") == FIELD_OK && strcmp(type, archs[i].model_type) != 0)
+        field_problem(f, "model_type", -EINVAL, "\"%.80s\" contradicts architectures, \"%s\"", type,
+                      name);
+}
+
+/* Rotary embedding: the plain kind only. rope_parameters is what transformers 5 writes, rope_theta
+ * and rope_scaling what 4 wrote; where several are there they must agree. */
+static void parse_rope_object(double *theta, const struct fields *root, const char *key)
+{
+    char prefix[32];
+    struct fields f = *root;
+    const char *type = NULL;
+    double partial, inner;
+
+    if (field_object(&f.object, root, key) != FIELD_OK)
+        return;
+    snprintf(prefix, sizeof(prefix), "%s.", key);
+    f.prefix = prefix;
+    for (int i = 0; i < 2; i++) {
+        const char *spelling = i == 0 ? "rope_type" : "type";
+
+        if (field_text(&type, &f, spelling) == FIELD_OK && strcmp(type, "default") != 0)
+            field_problem(&f, spelling, -ENOTSUP,
+                          "\"%.80s\" is not supported; only \"default\" is (a longer context by "
+                          "scaling is not computed)",
+                          type);
+    }
+    if (field_real(&partial, &f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
+        field_problem(&f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
+                      partial);
+    if (field_real(&inner, &f, "rope_theta", 1.0, 1e15) == FIELD_OK) {
+        if (*theta != 0.0 && *theta != inner)
+            field_problem(&f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner,
+                          *theta);
+        *theta = inner;
+    }
+}
+
+static void parse_rope(struct model_config *c, const struct fields *f)
+{
+    double theta = 0.0, partial;
+    uint32_t before = f->problems->n;
+
+    field_real(&theta, f, "rope_theta", 1.0, 1e15);
+    parse_rope_object(&theta, f, "rope_parameters");
+    parse_rope_object(&theta, f, "rope_scaling");
+    if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
+        field_problem(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
+                      partial);
+    if (theta == 0.0 && f->problems->n == before)
+        field_problem(f, "rope_theta", -EINVAL, "is missing, and so is rope_parameters.rope_theta");
+    c->rope_theta = theta;
+}
+
+static void parse_layer_types(const struct model_config *c, const struct fields *f)
+{
+    const json_t *types = json_object_get(f->object, "layer_types");
+    const json_t *type;
+    size_t i;
+
+    if (!types || json_is_null(types))
+        return;
+    if (!json_is_array(types)) {
+        field_problem(f, "layer_types", -EINVAL, "must be an array, not %s", json_type_name(types));
+        return;
+    }
+    json_array_foreach(types, i, type)
+    {
+        if (json_is_string(type) && strcmp(json_string_value(type), "full_attention") == 0)
+            continue;
+        field_problem(f, "layer_types", -ENOTSUP,
+                      "entry %zu is \"%.80s\"; only \"full_attention\" is supported", i,
+                      json_is_string(type) ? json_string_value(type) : json_type_name(type));
+        return;
+    }
+    if (c->n_layers > 0 && json_array_size(types) != (size_t)c->n_layers)
+        field_problem(f, "layer_types", -EINVAL, "has %zu entries for %d layers",
+                      json_array_size(types), c->n_layers);
+}
+
+/* A field which says, when it is there and not null, that the model is of a kind not known here. */
+static void refuse_if_there(const struct fields *f, const char *key, const char *what)
+{
+    const json_t *value = json_object_get(f->object, key);
+
+    if (value && !json_is_null(value))
+        field_problem(f, key, -ENOTSUP, "%s", what);
+}
+
+static void refuse_if_true(const struct fields *f, const char *key, const char *what)
+{
+    bool on;
+
+    if (field_bool(&on, f, key) == FIELD_OK && on)
+        field_problem(f, key, -ENOTSUP, "%s", what);
+}
+
+static void parse_features(const struct model_config *c, const struct fields *f)
+{
+    const char *text;
+    bool on;
+
+    refuse_if_there(f, "quantization_config",
+                    "quantized weights are not supported; take the "
+                    "folder with bf16, f16 or f32 weights");
+    refuse_if_there(f, "num_experts", "mixtures of experts are not supported");
+    refuse_if_there(f, "num_local_experts", "mixtures of experts are not supported");
+    refuse_if_there(f, "moe_intermediate_size", "mixtures of experts are not supported");
+    refuse_if_true(f, "use_sliding_window", "true is not supported: attention is always full");
+    refuse_if_true(f, "mlp_bias", "true is not supported: no known architecture has it");
+    if (field_text(&text, f, "hidden_act") == FIELD_OK && strcmp(text, "silu") != 0)
+        field_problem(f, "hidden_act", -ENOTSUP, "\"%.80s\" is not supported; only \"silu\" is",
+                      text);
+    if (field_bool(&on, f, "attention_bias") == FIELD_OK && on != (c->arch == MODEL_QWEN2))
+        field_problem(f, "attention_bias", -ENOTSUP, "%s contradicts the architecture: %s",
+                      on ? "true" : "false",
+                      on ? "Qwen3 has no biases" : "Qwen2 always has biases on q, k and v");
+    for (int i = 0; i < 2; i++) {
+        const char *key = i == 0 ? "dtype" : "torch_dtype";
+
+        if (field_text(&text, f, key) == FIELD_OK && strcmp(text, "bfloat16") != 0 &&
+            strcmp(text, "float16") != 0 && strcmp(text, "float32") != 0)
+            field_problem(f, key, -ENOTSUP,
+                          "\"%.80s\" is not supported; bfloat16, float16 and float32 are", text);
+    }
+}
+
+static void parse_dims(struct model_config *c, const struct fields *f)
+{
+    uint32_t before = f->problems->n;
+    double eps = 0.0;
+
+    field_need_int(&c->hidden_dim, f, "hidden_size", 1, MAX_HIDDEN);
+    field_need_int(&c->n_layers, f, "num_hidden_layers", 1, MAX_LAYERS);
+    field_need_int(&c->n_heads, f, "num_attention_heads", 1, MAX_HEADS);
+    field_need_int(&c->ffn_dim, f, "intermediate_size", 1, MAX_FFN);
+    field_need_int(&c->vocab_size, f, "vocab_size", 1, MAX_VOCAB);
+    field_need_int(&c->max_seq_len, f, "max_position_embeddings", 1, MAX_SEQ_LEN);
+    /* The smallest bound keeps a float32 from becoming zero. */
+    field_need_real(&eps, f, "rms_norm_eps", 1e-30, 1.0);
+    c->rms_norm_eps = (float)eps;
+    field_bool(&c->tied, f, "tie_word_embeddings");
+    if (field_int(&c->n_kv_heads, f, "num_key_value_heads", 1, MAX_HEADS) == FIELD_ABSENT)
+        c->n_kv_heads = c->n_heads;
+    if (f->problems->n == before && c->n_heads % c->n_kv_heads != 0)
+        field_problem(f, "num_key_value_heads", -EINVAL,
+                      "%d does not divide num_attention_heads, %d", c->n_kv_heads, c->n_heads);
+    if (field_int(&c->head_dim, f, "head_dim", 2, MAX_HEAD_DIM) == FIELD_ABSENT) {
+        if (c->arch == MODEL_QWEN3 && !json_object_get(f->object, "head_dim"))
+            c->head_dim = QWEN3_HEAD_DIM;
+        else if (c->n_heads > 0 && c->hidden_dim % c->n_heads == 0 &&
+                 c->hidden_dim / c->n_heads <= MAX_HEAD_DIM)
+            c->head_dim = c->hidden_dim / c->n_heads;
+        else if (c->n_heads > 0)
+            field_problem(f, "head_dim", -EINVAL,
+                          "is missing, and hidden_size / num_attention_heads (%d / %d) is none",
+                          c->hidden_dim, c->n_heads);
+    }
+    if (c->head_dim % 2 != 0)
+        field_problem(f, "head_dim", -EINVAL, "%d is odd; rotary embedding needs pairs",
+                      c->head_dim);
+}
+
+/* eos_token_id: null, an id or an array of ids. True when it says something. */
+static bool parse_eos(struct model_defaults *d, int32_t vocab_size, const struct fields *f)
+{
+    const json_t *value = json_object_get(f->object, "eos_token_id");
+    size_t n = json_is_array(value) ? json_array_size(value) : 1;
+    int32_t ids[MODEL_MAX_EOS];
+    int32_t n_ids = 0;
+
+    if (!value || json_is_null(value))
+        return false;
+    if (n > MODEL_MAX_EOS) {
+        field_problem(f, "eos_token_id", -ENOTSUP, "has %zu ids; at most %d are supported", n,
+                      MODEL_MAX_EOS);
+        return false;
+    }
+    for (size_t i = 0; i < n; i++) {
+        const json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
+        json_int_t v = json_integer_value(id);
+
+        if (!json_is_integer(id)) {
+            field_problem(f, "eos_token_id", -EINVAL, "must be an id or an array of ids, not %s",
+                          json_type_name(id));
+            return false;
+        }
+        if (v < 0 || v >= vocab_size) {
+            field_problem(f, "eos_token_id", -EINVAL,
+                          "%" JSON_INTEGER_FORMAT " is not in 0 .. %d, the vocabulary", v,
+                          vocab_size - 1);
+            return false;
+        }
+        ids[n_ids++] = (int32_t)v;
+    }
+    memcpy(d->eos, ids, sizeof(ids[0]) * (size_t)n_ids);
+    d->n_eos = n_ids;
+    return true;
+}
+
+void model_config_parse(struct model_config *c, struct model_defaults *d, const json_t *root,
+                        struct problems *p)
+{
+    const struct fields f = {MODEL_CONFIG_FILE, "", root, p};
+    uint32_t before = p->n;
+
+    *c = (struct model_config){0};
+    *d = (struct model_defaults){.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f};
+    parse_arch(c, &f);
+    if (p->n != before)
+        return; /* of another architecture the other fields mean nothing */
+    parse_features(c, &f);
+    parse_dims(c, &f);
+    parse_rope(c, &f);
+    parse_layer_types(c, &f);
+    if (c->vocab_size > 0)
+        parse_eos(d, c->vocab_size, &f);
+}
+
+void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const json_t *root,
+                          struct problems *p)
+{
+    const struct fields f = {MODEL_GENERATION_FILE, "", root, p};
+    double x;
+    bool sample;
+
+    if (field_real(&x, &f, "temperature", 0.0, 100.0) == FIELD_OK)
+        d->temperature = (float)x;
+    if (field_bool(&sample, &f, "do_sample") == FIELD_OK && !sample)
+        d->temperature = 0.0f;
+    field_int(&d->top_k, &f, "top_k", 0, INT32_MAX);
+    if (field_real(&x, &f, "top_p", 1e-6, 1.0) == FIELD_OK)
+        d->top_p = (float)x;
+    if (field_real(&x, &f, "min_p", 0.0, 1.0) == FIELD_OK)
+        d->min_p = (float)x;
+    if (field_real(&x, &f, "repetition_penalty", 1e-3, 1e3) == FIELD_OK)
+        d->repetition_penalty = (float)x;
+    parse_eos(d, vocab_size, &f);
+}
+
+void model_config_read(struct model_config *c, struct model_defaults *d, int dir,
+                       struct problems *p)
+{
+    struct err e;
+    json_t *root;
+    int rc;
+
+    rc = json_object_read(&root, dir, MODEL_CONFIG_FILE, MODEL_CONFIG_MAX_BYTES, &e);
+    if (rc < 0) {
+        *c = (struct model_config){0};
+        *d = (struct model_defaults){0};
+        problems_add(p, rc, "%s", e.text);
+        return;
+    }
+    model_config_parse(c, d, root, p);
+    json_decref(root);
+}
+
+void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, struct problems *p)
+{
+    struct err e;
+    json_t *root;
+    int rc;
+
+    rc = json_object_read(&root, dir, MODEL_GENERATION_FILE, MODEL_CONFIG_MAX_BYTES, &e);
+    if (rc == -ENOENT)
+        return;
+    if (rc < 0) {
+        problems_add(p, rc, "%s", e.text);
+        return;
+    }
+    model_defaults_parse(d, vocab_size, root, p);
+    json_decref(root);
+}

@@ -1,0 +1,50 @@
+/* model_files.h - the safetensors files of a model folder: model.safetensors, or the shards that
+ * model.safetensors.index.json names, each opened once and its header checked.
+ *
+ * Owned by struct model; after model_files_forget_headers only descriptors and names are left.
+ * Immutable between open and close. */
+#ifndef NVLLM_ENGINE_MODEL_MODEL_FILES_H
+#define NVLLM_ENGINE_MODEL_MODEL_FILES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/util/problems.h"
+#include "engine/model/safetensors.h"
+
+#define MODEL_WEIGHTS_FILE "model.safetensors"
+#define MODEL_INDEX_FILE   "model.safetensors.index.json"
+
+enum {
+    MODEL_MAX_SHARDS = 512,
+    MODEL_INDEX_MAX_BYTES = 64 << 20,
+};
+
+struct model_file {
+    char *name; /* as in the folder */
+    int fd;     /* -1: could not be opened */
+    uint64_t bytes;
+    struct safetensors tensors;
+};
+
+struct model_files {
+    struct model_file *all; /* [n] */
+    size_t n;
+    json_t *index; /* weight_map, or NULL for a single file */
+};
+
+/* Zero-initialised before. Notes what is wrong and keeps what is right; the first problem is
+ * -ENOENT where there are no weights at all. */
+void model_files_open(struct model_files *f, int dir, struct problems *p);
+void model_files_forget_headers(struct model_files *f);
+void model_files_close(struct model_files *f);
+
+/* Where a tensor lies, or NULL; *file is its index in all. */
+const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
+                                                 const char *name);
+
+/* Nobody knows whether the tensor is there: its file cannot be read, which has been noted. */
+bool model_files_is_unread(const struct model_files *f, const char *name);
+
+#endif

@@ -1,0 +1,38 @@
+/* model_tensors.h - the tensors that an architecture needs: their names and shapes, and where each
+ * one lies once its files have been searched.
+ *
+ * Owned by struct model; immutable after model_tensors_locate. */
+#ifndef NVLLM_ENGINE_MODEL_MODEL_TENSORS_H
+#define NVLLM_ENGINE_MODEL_MODEL_TENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/model/model.h"
+#include "engine/model/model_files.h"
+#include "engine/util/problems.h"
+
+enum { MODEL_TENSOR_NAME = 64 };
+
+struct model_tensors {
+    struct tensor *all; /* [n] by name, as strcmp orders */
+    char (*names)[MODEL_TENSOR_NAME];
+    size_t n;
+    uint64_t n_elements; /* of all, the model's parameters */
+    uint64_t bytes;      /* of all, as stored; 0 until they are located */
+};
+
+/* Zero-initialised before. Names and shapes for a configuration that has passed its checks;
+ * -ENOMEM.
+ */
+int model_tensors_list(struct model_tensors *t, const struct model_config *c);
+/* Fills dtype, bytes, offset and file of each; notes what is missing or of another shape or type.
+ */
+void model_tensors_locate(struct model_tensors *t, const struct model_files *f, struct problems *p);
+void model_tensors_deinit(struct model_tensors *t);
+
+const struct tensor *model_tensors_find(const struct model_tensors *t, const char *name);
+uint64_t tensor_elements(const struct tensor *t);
+uint32_t dtype_bytes(enum dtype dtype);
+
+#endif

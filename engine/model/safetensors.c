@@ -1,0 +1,260 @@
+/* safetensors.c - see safetensors.h. */
+#include "engine/model/safetensors.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/util/checked.h"
+#include "engine/util/json_util.h"
+
+/* All types of the format, for tensors that no one needs have them too. */
+static const struct {
+    const char *name;
+    uint32_t bits;
+} dtypes[] = {
+    {"BF16", 16},       {"F16", 16},        {"F32", 32},    {"F64", 64},    {"F8_E4M3", 8},
+    {"F8_E5M2", 8},     {"F8_E8M0", 8},     {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
+    {"I64", 64},        {"I32", 32},        {"I16", 16},    {"I8", 8},      {"U64", 64},
+    {"U32", 32},        {"U16", 16},        {"U8", 8},      {"BOOL", 8},    {"C64", 64},
+    {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
+};
+
+static const char *const metadata_key = "__metadata__";
+
+int safetensors_header_bytes(size_t *out, const char *file, const void *first, uint64_t file_bytes,
+                             struct err *e)
+{
+    const uint8_t *b = first;
+    uint64_t n = 0;
+
+    if (file_bytes < SAFETENSORS_LENGTH_BYTES)
+        return err_set(e, -EINVAL, "%s: %llu bytes are too few for a safetensors file", file,
+                       (unsigned long long)file_bytes);
+    if (memcmp(first, "version ", SAFETENSORS_LENGTH_BYTES) == 0)
+        return err_set(e, -EINVAL,
+                       "%s: is a git-lfs pointer and not the weights; fetch them with `git lfs "
+                       "pull`",
+                       file);
+    for (int i = SAFETENSORS_LENGTH_BYTES - 1; i >= 0; i--)
+        n = n << 8 | b[i];
+    if (n > SAFETENSORS_MAX_HEADER)
+        return err_set(e, -EINVAL, "%s: a header of %llu bytes; the format allows %d", file,
+                       (unsigned long long)n, SAFETENSORS_MAX_HEADER);
+    if (n > file_bytes - SAFETENSORS_LENGTH_BYTES)
+        return err_set(e, -EINVAL, "%s: a header of %llu bytes in a file of %llu: truncated?", file,
+                       (unsigned long long)n, (unsigned long long)file_bytes);
+    *out = (size_t)n;
+    return 0;
+}
+
+static int parse_dtype(struct safetensors_entry *t, uint32_t *bits, const char *file,
+                       const json_t *value, struct err *e)
+{
+    const char *name = json_string_value(value);
+
+    if (!name)
+        return err_set(e, -EINVAL, "%s: %.120s: dtype: must be a string", file, t->name);
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        if (strcmp(dtypes[i].name, name) == 0) {
+            t->dtype = dtypes[i].name;
+            *bits = dtypes[i].bits;
+            return 0;
+        }
+    }
+    return err_set(e, -ENOTSUP, "%s: %.120s: dtype: \"%.40s\" is not a known type", file, t->name,
+                   name);
+}
+
+static int parse_shape(struct safetensors_entry *t, uint64_t *n_elements, const char *file,
+                       const json_t *value, struct err *e)
+{
+    uint64_t n = 1;
+    const json_t *dim;
+    size_t i;
+
+    if (!json_is_array(value) || json_array_size(value) > INT32_MAX)
+        return err_set(e, -EINVAL, "%s: %.120s: shape: must be an array", file, t->name);
+    t->rank = (int32_t)json_array_size(value);
+    json_array_foreach(value, i, dim)
+    {
+        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
+            return err_set(e, -EINVAL,
+                           "%s: %.120s: shape: each dimension must be an integer from 0 on", file,
+                           t->name);
+        if (i < MODEL_MAX_RANK)
+            t->shape[i] = json_integer_value(dim);
+        if (!u64_mul(&n, n, (uint64_t)json_integer_value(dim)))
+            return err_set(e, -EINVAL, "%s: %.120s: shape: the number of elements overflows", file,
+                           t->name);
+    }
+    *n_elements = n;
+    return 0;
+}
+
+static int parse_offsets(struct safetensors_entry *t, const char *file, const json_t *value,
+                         uint64_t data_start, uint64_t data_bytes, struct err *e)
+{
+    const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
+    uint64_t begin, end;
+
+    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last) ||
+        json_integer_value(first) < 0 || json_integer_value(last) < 0)
+        return err_set(e, -EINVAL,
+                       "%s: %.120s: data_offsets: must be an array of two integers from 0 on", file,
+                       t->name);
+    begin = (uint64_t)json_integer_value(first);
+    end = (uint64_t)json_integer_value(last);
+    if (begin > end || end > data_bytes)
+        return err_set(e, -EINVAL,
+                       "%s: %.120s: data_offsets: %llu .. %llu lies outside the file's %llu bytes "
+                       "of data%s",
+                       file, t->name, (unsigned long long)begin, (unsigned long long)end,
+                       (unsigned long long)data_bytes,
+                       begin <= end ? ": truncated? Download it again" : "");
+    t->offset = data_start + begin;
+    t->bytes = end - begin;
+    return 0;
+}
+
+static int parse_entry(struct safetensors_entry *t, const char *file, const char *name,
+                       const json_t *value, uint64_t data_start, uint64_t data_bytes, struct err *e)
+{
+    uint64_t n_elements = 0, n_bits;
+    uint32_t bits = 0;
+    int rc;
+
+    t->name = name;
+    if (!json_is_object(value))
+        return err_set(e, -EINVAL, "%s: %.120s: must be an object", file, name);
+    rc = parse_dtype(t, &bits, file, json_object_get(value, "dtype"), e);
+    if (rc < 0)
+        return rc;
+    rc = parse_shape(t, &n_elements, file, json_object_get(value, "shape"), e);
+    if (rc < 0)
+        return rc;
+    rc = parse_offsets(t, file, json_object_get(value, "data_offsets"), data_start, data_bytes, e);
+    if (rc < 0)
+        return rc;
+    if (!u64_mul(&n_bits, n_elements, bits) || n_bits % 8 != 0 || n_bits / 8 != t->bytes)
+        return err_set(e, -EINVAL, "%s: %.120s: data_offsets: %llu bytes for %llu elements of %s",
+                       file, name, (unsigned long long)t->bytes, (unsigned long long)n_elements,
+                       t->dtype);
+    return 0;
+}
+
+static int parse_metadata(const char *file, json_t *value, struct err *e)
+{
+    const char *key;
+    json_t *v;
+
+    if (!json_is_object(value))
+        return err_set(e, -EINVAL, "%s: %s: must be an object", file, metadata_key);
+    json_object_foreach(value, key, v)
+    {
+        if (!json_is_string(v))
+            return err_set(e, -EINVAL, "%s: %s: %.120s: must be a string", file, metadata_key, key);
+    }
+    return 0;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct safetensors_entry *)a)->name,
+                  ((const struct safetensors_entry *)b)->name);
+}
+
+/* Empty tensors come before what begins at the same byte. */
+static int by_offset(const void *a, const void *b)
+{
+    const struct safetensors_entry *x = a, *y = b;
+
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+/* The data must be covered from its first to its last byte, each byte once. */
+static int check_layout(struct safetensors_entry *entries, size_t n, const char *file,
+                        uint64_t data_start, uint64_t file_bytes, struct err *e)
+{
+    uint64_t end = data_start;
+
+    if (n > 0)
+        qsort(entries, n, sizeof(*entries), by_offset);
+    for (size_t i = 0; i < n; i++) {
+        const struct safetensors_entry *t = &entries[i];
+
+        if (t->offset < end)
+            return err_set(e, -EINVAL, "%s: %.120s: data_offsets: overlaps %.120s", file, t->name,
+                           entries[i - 1].name);
+        if (t->offset > end)
+            return err_set(e, -EINVAL, "%s: %.120s: data_offsets: a hole of %llu bytes before it",
+                           file, t->name, (unsigned long long)(t->offset - end));
+        end = t->offset + t->bytes;
+    }
+    if (end != file_bytes)
+        return err_set(e, -EINVAL, "%s: %llu bytes after the last tensor", file,
+                       (unsigned long long)(file_bytes - end));
+    if (n > 0)
+        qsort(entries, n, sizeof(*entries), by_name);
+    return 0;
+}
+
+int safetensors_parse(struct safetensors *out, const char *file, const char *json,
+                      size_t json_bytes, uint64_t file_bytes, struct err *e)
+{
+    struct safetensors s = {0};
+    uint64_t data_start = SAFETENSORS_LENGTH_BYTES + (uint64_t)json_bytes;
+    const char *name;
+    json_t *value;
+    int rc;
+
+    if (data_start > file_bytes)
+        return err_set(e, -EINVAL, "%s: the header is longer than the file", file);
+    if (json_bytes == 0 || json[0] != '{')
+        return err_set(e, -EINVAL, "%s: the header does not begin with {: no safetensors file",
+                       file);
+    rc = json_object_parse(&s.header, file, json, json_bytes, e);
+    if (rc < 0)
+        return rc;
+    s.entries = calloc(json_object_size(s.header) + 1, sizeof(*s.entries));
+    if (!s.entries) {
+        rc = err_set(e, -ENOMEM, "%s: no memory for %zu tensors", file, json_object_size(s.header));
+        goto fail;
+    }
+    json_object_foreach(s.header, name, value)
+    {
+        if (strcmp(name, metadata_key) == 0)
+            rc = parse_metadata(file, value, e);
+        else
+            rc = parse_entry(&s.entries[s.n++], file, name, value, data_start,
+                             file_bytes - data_start, e);
+        if (rc < 0)
+            goto fail;
+    }
+    rc = check_layout(s.entries, s.n, file, data_start, file_bytes, e);
+    if (rc < 0)
+        goto fail;
+    *out = s;
+    return 0;
+fail:
+    safetensors_deinit(&s);
+    return rc;
+}
+
+void safetensors_deinit(struct safetensors *s)
+{
+    json_decref(s->header);
+    free(s->entries);
+    *s = (struct safetensors){0};
+}
+
+const struct safetensors_entry *safetensors_find(const struct safetensors *s, const char *name)
+{
+    const struct safetensors_entry key = {.name = name};
+
+    if (s->n == 0)
+        return NULL;
+    return bsearch(&key, s->entries, s->n, sizeof(key), by_name);
+}

@@ -1,0 +1,256 @@
+/* bpe.c - see bpe.h. */
+#include "engine/text/bpe.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/util/must.h"
+
+enum {
+    BPE_SHORT = 40,            /* bytes; up to here the plain loop is faster than the heap */
+    BPE_NO_RANK = INT32_MAX,   /* a pair that does not merge */
+    BPE_LIST_END = UINT32_MAX, /* no symbol before or after */
+    BPE_HEAP_WAYS = 4,         /* a shallow heap: equal ranks come in order of position */
+};
+
+static uint32_t hash_pair(int32_t left, int32_t right)
+{
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+
+    key *= UINT64_C(0x9e3779b97f4a7c15);
+    key ^= key >> 32;
+    key *= UINT64_C(0xd6e8feb86659fd93);
+    return (uint32_t)(key >> 32);
+}
+
+int bpe_init(struct bpe *b, size_t n_merges)
+{
+    size_t slots = 16;
+
+    must(n_merges <= BPE_MAX_MERGES);
+    while (slots < n_merges + n_merges / 2)
+        slots *= 2;
+    b->table = malloc(slots * sizeof(*b->table));
+    if (!b->table)
+        return -ENOMEM;
+    for (size_t i = 0; i < slots; i++)
+        b->table[i] = (struct bpe_merge){-1, -1, BPE_NO_RANK, -1};
+    b->mask = (uint32_t)(slots - 1);
+    return 0;
+}
+
+void bpe_deinit(struct bpe *b)
+{
+    free(b->table);
+    b->table = NULL;
+}
+
+void bpe_add(struct bpe *b, struct bpe_merge merge)
+{
+    uint32_t slot = hash_pair(merge.left, merge.right) & b->mask;
+
+    while (b->table[slot].id >= 0 &&
+           (b->table[slot].left != merge.left || b->table[slot].right != merge.right))
+        slot = (slot + 1) & b->mask;
+    b->table[slot] = merge;
+}
+
+/* The pair's merge, or the empty slot where it would be: rank BPE_NO_RANK, id -1. */
+static inline const struct bpe_merge *find(const struct bpe *b, int32_t left, int32_t right)
+{
+    uint32_t slot = hash_pair(left, right) & b->mask;
+
+    while (b->table[slot].id >= 0 && (b->table[slot].left != left || b->table[slot].right != right))
+        slot = (slot + 1) & b->mask;
+    return &b->table[slot];
+}
+
+static size_t encode_short(const struct bpe *b, const unsigned char *word, size_t n, int32_t *ids)
+{
+    int32_t ranks[BPE_SHORT];  /* of symbol i with i + 1 */
+    int32_t merged[BPE_SHORT]; /* and what they become */
+
+    for (size_t i = 0; i < n; i++)
+        ids[i] = b->byte_ids[word[i]];
+    for (size_t i = 0; i + 1 < n; i++) {
+        const struct bpe_merge *m = find(b, ids[i], ids[i + 1]);
+
+        ranks[i] = m->rank;
+        merged[i] = m->id;
+    }
+    while (n > 1) {
+        size_t best = 0;
+
+        for (size_t i = 1; i + 1 < n; i++)
+            if (ranks[i] < ranks[best])
+                best = i;
+        if (ranks[best] == BPE_NO_RANK)
+            break;
+        ids[best] = merged[best];
+        n--;
+        memmove(ids + best + 1, ids + best + 2, (n - best - 1) * sizeof(*ids));
+        memmove(ranks + best, ranks + best + 1, (n - best) * sizeof(*ranks));
+        memmove(merged + best, merged + best + 1, (n - best) * sizeof(*merged));
+        for (size_t i = best ? best - 1 : 0; i <= best && i + 1 < n; i++) {
+            const struct bpe_merge *m = find(b, ids[i], ids[i + 1]);
+
+            ranks[i] = m->rank;
+            merged[i] = m->id;
+        }
+    }
+    return n;
+}
+
+static void sift_down(uint64_t *heap, size_t n, size_t at)
+{
+    uint64_t key = heap[at];
+
+    for (;;) {
+        size_t first = at * BPE_HEAP_WAYS + 1, best = first;
+
+        if (first >= n)
+            break;
+        for (size_t i = first + 1; i < n && i < first + BPE_HEAP_WAYS; i++)
+            if (heap[i] < heap[best])
+                best = i;
+        if (heap[best] >= key)
+            break;
+        heap[at] = heap[best];
+        at = best;
+    }
+    heap[at] = key;
+}
+
+static void heap_build(struct bpe_work *w)
+{
+    for (size_t i = w->n_heap / BPE_HEAP_WAYS + 1; i-- > 0;)
+        if (i < w->n_heap)
+            sift_down(w->heap, w->n_heap, i);
+}
+
+static uint64_t heap_pop(struct bpe_work *w)
+{
+    uint64_t top = w->heap[0];
+
+    w->heap[0] = w->heap[--w->n_heap];
+    if (w->n_heap)
+        sift_down(w->heap, w->n_heap, 0);
+    return top;
+}
+
+/* The pair of the symbol at pos and its next, as a heap key; 0 where it does not merge. */
+static uint64_t pair_key(const struct bpe *b, const struct bpe_work *w, uint32_t pos)
+{
+    const struct bpe_merge *m;
+
+    if (w->next[pos] == BPE_LIST_END)
+        return 0;
+    m = find(b, w->ids[pos], w->ids[w->next[pos]]);
+    return m->id < 0 ? 0 : ((uint64_t)m->rank + 1) << 32 | pos;
+}
+
+static void heap_push(struct bpe_work *w, uint64_t key)
+{
+    size_t at = w->n_heap++;
+
+    must(w->n_heap <= 3 * w->cap);
+    while (at && w->heap[(at - 1) / BPE_HEAP_WAYS] > key) {
+        w->heap[at] = w->heap[(at - 1) / BPE_HEAP_WAYS];
+        at = (at - 1) / BPE_HEAP_WAYS;
+    }
+    w->heap[at] = key;
+}
+
+static int work_reserve(struct bpe_work *w, size_t n)
+{
+    if (n <= w->cap)
+        return 0;
+    bpe_work_deinit(w);
+    w->ids = malloc(n * sizeof(*w->ids));
+    w->prev = malloc(n * sizeof(*w->prev));
+    w->next = malloc(n * sizeof(*w->next));
+    /* n - 1 pairs at first, and each of at most n - 1 merges takes one and brings two */
+    w->heap = malloc(3 * n * sizeof(*w->heap));
+    if (!w->ids || !w->prev || !w->next || !w->heap) {
+        bpe_work_deinit(w);
+        return -ENOMEM;
+    }
+    w->cap = n;
+    return 0;
+}
+
+void bpe_work_deinit(struct bpe_work *w)
+{
+    free(w->ids);
+    free(w->prev);
+    free(w->next);
+    free(w->heap);
+    memset(w, 0, sizeof(*w));
+}
+
+/* Joins the symbol at pos with its next. A symbol that has been taken in has id -1. */
+static void merge_at(struct bpe_work *w, uint32_t pos, int32_t id)
+{
+    uint32_t gone = w->next[pos];
+
+    w->ids[pos] = id;
+    w->ids[gone] = -1;
+    w->next[pos] = w->next[gone];
+    if (w->next[pos] != BPE_LIST_END)
+        w->prev[w->next[pos]] = pos;
+}
+
+static int encode_long(const struct bpe *b, struct bpe_work *w, const unsigned char *word, size_t n,
+                       int32_t *out, size_t *n_out)
+{
+    size_t n_ids = 0;
+    int r = work_reserve(w, n);
+
+    if (r)
+        return r;
+    for (size_t i = 0; i < n; i++) {
+        w->ids[i] = b->byte_ids[word[i]];
+        w->prev[i] = i ? (uint32_t)(i - 1) : BPE_LIST_END;
+        w->next[i] = i + 1 < n ? (uint32_t)(i + 1) : BPE_LIST_END;
+    }
+    w->n_heap = 0;
+    for (size_t i = 0; i + 1 < n; i++) {
+        uint64_t key = pair_key(b, w, (uint32_t)i);
+
+        if (key)
+            w->heap[w->n_heap++] = key;
+    }
+    heap_build(w);
+    while (w->n_heap) {
+        uint64_t key = heap_pop(w);
+        uint32_t pos = (uint32_t)key;
+
+        /* A pair whose symbols have changed since has another key or none. */
+        if (w->ids[pos] < 0 || pair_key(b, w, pos) != key)
+            continue;
+        merge_at(w, pos, find(b, w->ids[pos], w->ids[w->next[pos]])->id);
+        key = pair_key(b, w, pos);
+        if (key)
+            heap_push(w, key);
+        key = w->prev[pos] == BPE_LIST_END ? 0 : pair_key(b, w, w->prev[pos]);
+        if (key)
+            heap_push(w, key);
+    }
+    for (uint32_t pos = 0; pos != BPE_LIST_END; pos = w->next[pos])
+        out[n_ids++] = w->ids[pos];
+    *n_out = n_ids;
+    return 0;
+}
+
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *word, size_t n, int32_t *out,
+               size_t *n_out)
+{
+    const unsigned char *bytes = (const unsigned char *)word;
+
+    must(n > 0 && n < BPE_LIST_END);
+    if (n > BPE_SHORT)
+        return encode_long(b, w, bytes, n, out, n_out);
+    *n_out = encode_short(b, bytes, n, out);
+    return 0;
+}

@@ -1,0 +1,48 @@
+/* bpe.h - byte-pair merging of one word: the lowest-ranked pair first, the leftmost of equals.
+ *
+ * Short words by a plain loop; long ones with a heap over a linked list, n log n, so that no text
+ * makes it quadratic. The table is immutable once filled; work areas belong to one caller. */
+#ifndef NVLLM_ENGINE_TEXT_BPE_H
+#define NVLLM_ENGINE_TEXT_BPE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct bpe_merge {
+    int32_t left, right;
+    int32_t rank;
+    int32_t id; /* what the pair becomes; -1 in an empty slot of the table */
+};
+
+struct bpe {
+    int32_t byte_ids[256];
+    struct bpe_merge *table; /* open addressing */
+    uint32_t mask;           /* slots - 1 */
+};
+
+enum { BPE_MAX_MERGES = 1 << 24 };
+
+/* byte_ids is left to the caller. -ENOMEM. */
+int bpe_init(struct bpe *b, size_t n_merges);
+void bpe_deinit(struct bpe *b);
+
+/* Called at most n_merges times; a pair that comes again replaces the earlier one. */
+void bpe_add(struct bpe *b, struct bpe_merge merge);
+
+/* Memory that one caller keeps from word to word; zero-initialise once. */
+struct bpe_work {
+    int32_t *ids;
+    uint32_t *prev, *next;
+    uint64_t *heap;
+    size_t n_heap;
+    size_t cap;
+};
+
+void bpe_work_deinit(struct bpe_work *w);
+
+/* Writes the ids of word[0..n) to out, which has room for n, and their count to *n_out. -ENOMEM. */
+int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *word, size_t n, int32_t *out,
+               size_t *n_out);
+
+#endif

@@ -1,0 +1,299 @@
+/* chat.c - see chat.h: finding the family, checking a chat, rendering it. */
+#include "engine/text/chat.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "engine/text/chat_impl.h"
+#include "engine/util/file.h"
+#include "engine/util/json_util.h"
+
+enum {
+    TEMPLATE_FILE_MAX = 64 << 20,
+    MARKUP_BYTES = 64, /* about what a template writes around a message or a call */
+};
+
+struct chat_template {
+    const struct chat_family *family;
+};
+
+enum { FAMILY_TINY, FAMILY_QWEN3, FAMILY_QWEN25, N_FAMILIES };
+
+static const struct chat_family families[N_FAMILIES] = {
+    [FAMILY_TINY] = {"nvllm-tiny", chat_render_tiny},
+    [FAMILY_QWEN3] = {"qwen3", chat_render_qwen3},
+    [FAMILY_QWEN25] = {"qwen2.5", chat_render_qwen25},
+};
+
+/* Known templates by XXH3-128 of their text without newlines at its end. Qwen3's first revision
+ * differs from the later one only where it fails: content that is null. */
+static const struct {
+    uint64_t high, low;
+    int family;
+} known[] = {
+    {UINT64_C(0x3f674ce6c3394428), UINT64_C(0x7c07a7d485608f72), FAMILY_TINY},
+    {UINT64_C(0x0fab82ce8f4d5175), UINT64_C(0xc9e0155c80737cf2), FAMILY_QWEN3},
+    {UINT64_C(0x4457e3d12b367a86), UINT64_C(0x0283f874ff58d644), FAMILY_QWEN3},
+    {UINT64_C(0xe392aa06018503fd), UINT64_C(0x2469c9508f79506e), FAMILY_QWEN25},
+};
+
+static int make_template(struct chat_template **out, int family, struct err *e)
+{
+    struct chat_template *t = malloc(sizeof(*t));
+
+    if (!t)
+        return err_set(e, -ENOMEM, "chat template: not enough memory");
+    t->family = &families[family];
+    *out = t;
+    return 0;
+}
+
+int chat_template_named(struct chat_template **out, const char *name, struct err *e)
+{
+    for (int i = 0; i < N_FAMILIES; i++)
+        if (!strcmp(families[i].name, name))
+            return make_template(out, i, e);
+    return err_set(e, -ENOTSUP, "chat template: no family is called \"%s\"", name);
+}
+
+int chat_template_parse(struct chat_template **out, struct text text, struct err *e)
+{
+    XXH128_hash_t hash;
+
+    text = text_rstrip(text);
+    hash = XXH3_128bits(text.data, text.len);
+    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
+        if (known[i].high == hash.high64 && known[i].low == hash.low64)
+            return make_template(out, known[i].family, e);
+    return err_set(e, -ENOTSUP,
+                   "chat template: its text (%zu bytes, XXH3-128 %016llx%016llx) is not one of the "
+                   "known templates: nvllm-tiny, Qwen3, Qwen2.5; send raw prompts",
+                   text.len, (unsigned long long)hash.high64, (unsigned long long)hash.low64);
+}
+
+/* The template in tokenizer_config.json: a text, or a list of named ones with a "default". */
+static const json_t *find_template(const json_t *config)
+{
+    const json_t *v = json_object_get(config, "chat_template");
+    const json_t *entry;
+    size_t i;
+
+    if (!json_is_array(v))
+        return v;
+    json_array_foreach(v, i, entry)
+    {
+        const char *name = json_string_value(json_object_get(entry, "name"));
+
+        if (name && !strcmp(name, "default"))
+            return json_object_get(entry, "template");
+    }
+    return NULL;
+}
+
+static int load_from_config(struct chat_template **out, int dir, struct err *e)
+{
+    static const char file[] = "tokenizer_config.json";
+    const json_t *template;
+    json_t *config = NULL;
+    size_t len;
+    char *json;
+    int r = file_read_all(&json, &len, dir, file, TEMPLATE_FILE_MAX, e);
+
+    if (r == -ENOENT) {
+        *out = NULL;
+        return 0;
+    }
+    if (r)
+        return r;
+    r = json_object_parse(&config, file, json, len, e);
+    free(json);
+    if (r)
+        return r;
+    template = find_template(config);
+    if (!template || json_is_null(template))
+        *out = NULL;
+    else if (!json_is_string(template))
+        r = err_set(e, -EINVAL, "%s: chat_template: is %s, not a text", file,
+                    json_type_name(template));
+    else
+        r = chat_template_parse(
+            out, (struct text){json_string_value(template), json_string_length(template)}, e);
+    json_decref(config);
+    return r;
+}
+
+/* A template in a file of its own comes before the one in the configuration, as it does where
+ * these folders are written. */
+static int load_from_folder(struct chat_template **out, int dir, struct err *e)
+{
+    size_t len;
+    char *text;
+    int r = file_read_all(&text, &len, dir, "chat_template.jinja", TEMPLATE_FILE_MAX, e);
+
+    if (r == -ENOENT)
+        return load_from_config(out, dir, e);
+    if (r)
+        return r;
+    r = chat_template_parse(out, (struct text){text, len}, e);
+    free(text);
+    return r;
+}
+
+int chat_template_load(struct chat_template **out, const char *folder, struct err *e)
+{
+    int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int r;
+
+    if (dir < 0)
+        return err_set(e, -errno, "%s: %s", folder, strerror(errno));
+    r = load_from_folder(out, dir, e);
+    close(dir);
+    return r;
+}
+
+void chat_template_free(struct chat_template *t)
+{
+    free(t);
+}
+
+const char *chat_template_name(const struct chat_template *t)
+{
+    return t->family->name;
+}
+
+static json_t *parse_json(struct text text, json_error_t *bad)
+{
+    return json_loadb(text.data ? text.data : "", text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, bad);
+}
+
+static int check_tools(struct chat_checked *c, struct err *e)
+{
+    const struct chat *chat = c->chat;
+    json_error_t bad;
+
+    c->tools = calloc(chat->n_tools + 1, sizeof(*c->tools));
+    if (!c->tools)
+        return err_set(e, -ENOMEM, "tools: not enough memory");
+    for (size_t i = 0; i < chat->n_tools; i++) {
+        c->tools[i] = parse_json(chat->tools[i], &bad);
+        if (!c->tools[i])
+            return err_set(e, -EINVAL, "tools[%zu]: not JSON: %s", i, bad.text);
+        if (!json_is_object(c->tools[i]))
+            return err_set(e, -EINVAL, "tools[%zu]: is %s, not an object", i,
+                           json_type_name(c->tools[i]));
+    }
+    return 0;
+}
+
+static int check_arguments(struct chat_checked *c, struct err *e)
+{
+    const struct chat *chat = c->chat;
+    json_error_t bad;
+    size_t n = 0;
+
+    for (size_t i = 0; i < chat->n_messages; i++)
+        n += chat->messages[i].n_tool_calls;
+    c->arguments = calloc(n + 1, sizeof(*c->arguments));
+    if (!c->arguments)
+        return err_set(e, -ENOMEM, "messages: not enough memory");
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++) {
+            json_t *v = parse_json(chat->messages[i].tool_calls[k].arguments_json, &bad);
+
+            if (!v)
+                return err_set(e, -EINVAL, "messages[%zu].tool_calls[%zu].arguments: not JSON: %s",
+                               i, k, bad.text);
+            c->arguments[c->n_arguments++] = v;
+        }
+    }
+    return 0;
+}
+
+static int check_roles(const struct chat *chat, struct err *e)
+{
+    static const char *const roles[] = {"system", "user", "assistant", "tool"};
+
+    if (!chat->n_messages)
+        return err_set(e, -EINVAL, "messages: there is none");
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        struct text role = chat->messages[i].role;
+        size_t k = 0;
+
+        while (k < sizeof(roles) / sizeof(*roles) && !text_is(role, roles[k]))
+            k++;
+        if (k == sizeof(roles) / sizeof(*roles))
+            return err_set(e, -EINVAL,
+                           "messages[%zu].role: \"%.*s\" is not known, only system, user, "
+                           "assistant and tool",
+                           i, role.len < 64 ? (int)role.len : 64, role.data ? role.data : "");
+    }
+    return 0;
+}
+
+static void checked_deinit(struct chat_checked *c)
+{
+    for (size_t i = 0; c->tools && i < c->chat->n_tools; i++)
+        json_decref(c->tools[i]);
+    for (size_t i = 0; i < c->n_arguments; i++)
+        json_decref(c->arguments[i]);
+    free(c->tools);
+    free(c->arguments);
+}
+
+size_t chat_bytes(const struct chat *chat)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
+
+        n += MARKUP_BYTES + m->content.len + m->reasoning.len;
+        for (size_t k = 0; k < m->n_tool_calls; k++)
+            n += MARKUP_BYTES + m->tool_calls[k].name.len + m->tool_calls[k].arguments_json.len;
+    }
+    for (size_t i = 0; i < chat->n_tools; i++)
+        n += chat->tools[i].len;
+    return n;
+}
+
+int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
+                struct err *e)
+{
+    struct chat_checked c = {.chat = chat};
+    struct chat_writer w = {0};
+    int r = check_roles(chat, e);
+
+    if (!r)
+        r = check_tools(&c, e);
+    if (!r)
+        r = check_arguments(&c, e);
+    if (!r) {
+        chat_write_text(&w, (struct text){0}); /* room for the NUL of an empty prompt */
+        t->family->render(&w, &c);
+        r = w.error;
+        if (r)
+            err_set(e, r,
+                    r == -E2BIG ? "messages: the prompt is too long"
+                                : "messages: not enough memory");
+    }
+    checked_deinit(&c);
+    if (r) {
+        free(w.data);
+        free(w.ranges);
+        return r;
+    }
+    w.data[w.len] = '\0';
+    *out = (struct chat_text){w.data, w.len, w.ranges, w.n_ranges};
+    return 0;
+}
+
+void chat_text_deinit(struct chat_text *t)
+{
+    free(t->data);
+    free(t->ranges);
+    memset(t, 0, sizeof(*t));
+}

@@ -1,0 +1,79 @@
+/* chat.h - chat messages to prompt text, equal to the model's Jinja template to the byte.
+ *
+ * One small renderer a template family, found by the template's own text in
+ * tokenizer_config.json. What the template itself writes is marked, so that only its own special
+ * tokens are matched when the text is encoded: what users write never becomes one. */
+#ifndef NVLLM_ENGINE_TEXT_CHAT_H
+#define NVLLM_ENGINE_TEXT_CHAT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine/util/err.h"
+#include "engine/util/text.h"
+#include "engine/text/tokenizer.h"
+
+/* How the folder's template renders; immutable after load. */
+struct chat_template;
+
+/* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. A folder
+ * with no template gives *out = NULL and 0. A template that is not known is -ENOTSUP with its
+ * hash. */
+int chat_template_load(struct chat_template **out, const char *folder, struct err *e);
+/* The same from the template's text. */
+int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
+void chat_template_free(struct chat_template *t);
+const char *chat_template_name(const struct chat_template *t); /* family: "qwen3" */
+
+struct chat_tool_call {
+    struct text name;
+    struct text arguments_json; /* one JSON value; a JSON string is written as its contents */
+};
+
+struct chat_message {
+    struct text role; /* system, user, assistant or tool */
+    bool has_content; /* false: null or absent */
+    struct text content;
+    bool has_reasoning;
+    struct text reasoning; /* reasoning_content */
+    const struct chat_tool_call *tool_calls;
+    size_t n_tool_calls;
+};
+
+enum chat_thinking { CHAT_THINKING_UNSET, CHAT_THINKING_ON, CHAT_THINKING_OFF };
+
+struct chat {
+    const struct chat_message *messages;
+    size_t n_messages;
+    const struct text *tools; /* [n_tools] one JSON object each */
+    size_t n_tools;
+    bool add_generation_prompt;
+    enum chat_thinking thinking;
+};
+
+/* A rendered prompt: text and the ranges that the template wrote (ascending, disjoint, merged). */
+struct chat_text {
+    char *data; /* NUL-terminated */
+    size_t len;
+    struct text_range *ranges;
+    size_t n_ranges;
+};
+
+/* About how long the prompt becomes, without rendering it. */
+size_t chat_bytes(const struct chat *chat);
+
+/* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"). */
+int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
+                struct err *e);
+void chat_text_deinit(struct chat_text *t);
+
+/* A chat from one JSON object {messages, tools, add_generation_prompt, enable_thinking}; the texts
+ * belong to the returned value. Unknown members, of messages and calls too, are an error that names
+ * them (ids and names that no template uses are passed over). Absent means what it means to a
+ * template: no generation prompt, thinking unset. */
+struct chat_json;
+int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);
+const struct chat *chat_json_get(const struct chat_json *c);
+void chat_json_free(struct chat_json *c);
+
+#endif

@@ -1,0 +1,55 @@
+/* chat_impl.h - what chat.c and the renderers of template families share. */
+#ifndef NVLLM_ENGINE_TEXT_CHAT_IMPL_H
+#define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
+
+#include <jansson.h>
+
+#include "engine/text/chat.h"
+
+/* A prompt that is being written. The first error sticks and makes all further writes void. */
+struct chat_writer {
+    char *data;
+    size_t len, cap;
+    struct text_range *ranges; /* what the template wrote */
+    size_t n_ranges, ranges_cap;
+    int error;
+};
+
+void chat_write(struct chat_writer *w, const char *literal);   /* the template's own text */
+void chat_write_text(struct chat_writer *w, struct text text); /* what came with the request */
+
+/* A JSON value as Python's json.dumps(value, ensure_ascii=False) spells it, as request text. */
+void chat_write_json(struct chat_writer *w, const json_t *value);
+
+/* A chat that has been checked: known roles, at least one message, JSON parsed. */
+struct chat_checked {
+    const struct chat *chat;
+    json_t **tools;     /* [n_tools] objects */
+    json_t **arguments; /* of all tool calls, in order */
+    size_t n_arguments;
+};
+
+/* A family of templates. Its renderer has nothing left to refuse. */
+struct chat_family {
+    const char *name;
+    void (*render)(struct chat_writer *w, const struct chat_checked *c);
+};
+
+void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c);
+void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c);
+void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c);
+
+/* The template of a family by its name, as if its text had been read. -ENOTSUP, -ENOMEM. */
+int chat_template_named(struct chat_template **out, const char *name, struct err *e);
+
+/* Python's str methods, for a text that is taken apart as the templates do. */
+bool text_is(struct text t, const char *s);
+bool text_starts(struct text t, const char *s);
+bool text_ends(struct text t, const char *s);
+struct text text_before_first(struct text t, const char *mark); /* split(mark)[0] */
+struct text text_after_last(struct text t, const char *mark);   /* split(mark)[-1] */
+bool text_has(struct text t, const char *s);
+struct text text_lstrip(struct text t); /* newlines only */
+struct text text_rstrip(struct text t);
+
+#endif

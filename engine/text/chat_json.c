@@ -1,0 +1,307 @@
+/* chat_json.c - a chat out of one JSON object, with the names that the templates use. Texts point
+ * into the parsed object; tools and arguments are written as JSON again. */
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/text/chat.h"
+#include "engine/util/json_util.h"
+
+enum {
+    CHAT_JSON_MAX_BYTES = 64 << 20,
+    PATH_BYTES = 64, /* of "messages[…].tool_calls[…]" */
+};
+
+struct chat_json {
+    json_t *root;
+    struct chat chat;
+    struct chat_message *messages;
+    struct chat_tool_call *calls; /* of all messages */
+    size_t n_calls;
+    struct text *tools;
+};
+
+static const char *what(const json_t *v)
+{
+    return v ? json_type_name(v) : "missing";
+}
+
+static int check_members(const json_t *object, const char *path, const char *const *known,
+                         struct err *e)
+{
+    const char *key;
+    json_t *value;
+
+    json_object_foreach((json_t *)object, key, value)
+    {
+        size_t i = 0;
+
+        while (known[i] && strcmp(known[i], key) != 0)
+            i++;
+        if (!known[i])
+            return err_set(e, -EINVAL, "%s%s%.64s: is not known", path, *path ? "." : "", key);
+    }
+    return 0;
+}
+
+/* A text, or nothing where the member is null or absent. */
+static int get_text(struct text *out, bool *has, const json_t *object, const char *path,
+                    const char *key, struct err *e)
+{
+    const json_t *v = json_object_get(object, key);
+
+    *has = false;
+    if (!v || json_is_null(v))
+        return 0;
+    if (!json_is_string(v))
+        return err_set(e, -EINVAL, "%s.%s: is %s, not a text", path, key, what(v));
+    *out = (struct text){json_string_value(v), json_string_length(v)};
+    *has = true;
+    return 0;
+}
+
+static int need_text(struct text *out, const json_t *object, const char *path, const char *key,
+                     struct err *e)
+{
+    bool has;
+    int r = get_text(out, &has, object, path, key, e);
+
+    if (!r && !has)
+        r = err_set(e, -EINVAL, "%s.%s: is missing", path, key);
+    return r;
+}
+
+/* *out->data is malloc'd. */
+static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
+{
+    char *s = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+
+    if (!s)
+        return err_set(e, -ENOMEM, "%s: not enough memory", path);
+    *out = (struct text){s, strlen(s)};
+    return 0;
+}
+
+/* {"type": "function", "function": {"name", "arguments"}}, or the inner object alone. */
+static int read_call(struct chat_tool_call *call, const json_t *v, const char *path, struct err *e)
+{
+    static const char *const outer[] = {"id", "index", "type", "function", NULL};
+    static const char *const inner[] = {"id", "index", "type", "name", "arguments", NULL};
+    static const char *const function[] = {"name", "arguments", NULL};
+    char below[PATH_BYTES + 16];
+    const json_t *arguments, *f = json_object_get(v, "function");
+    int r;
+
+    if (!json_is_object(v))
+        return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+    r = check_members(v, path, f ? outer : inner, e);
+    if (r)
+        return r;
+    snprintf(below, sizeof(below), "%s%s", path, f ? ".function" : "");
+    if (f) {
+        if (!json_is_object(f))
+            return err_set(e, -EINVAL, "%s: is %s, not an object", below, what(f));
+        r = check_members(f, below, function, e);
+        if (r)
+            return r;
+        v = f;
+    }
+    r = need_text(&call->name, v, below, "name", e);
+    if (r)
+        return r;
+    arguments = json_object_get(v, "arguments");
+    if (!arguments)
+        return err_set(e, -EINVAL, "%s.arguments: is missing", below);
+    return dump(&call->arguments_json, arguments, below, e);
+}
+
+static int read_calls(struct chat_json *c, struct chat_message *m, const json_t *message,
+                      const char *path, struct err *e)
+{
+    const json_t *calls = json_object_get(message, "tool_calls");
+    size_t i;
+    json_t *v;
+
+    if (!calls || json_is_null(calls))
+        return 0;
+    if (!json_is_array(calls))
+        return err_set(e, -EINVAL, "%s.tool_calls: is %s, not an array", path, what(calls));
+    m->tool_calls = c->calls + c->n_calls;
+    json_array_foreach(calls, i, v)
+    {
+        char below[PATH_BYTES];
+        int r;
+
+        snprintf(below, sizeof(below), "%.24s.tool_calls[%zu]", path, i);
+        r = read_call(&c->calls[c->n_calls], v, below, e);
+        if (r)
+            return r;
+        c->n_calls++;
+        m->n_tool_calls++;
+    }
+    return 0;
+}
+
+static int read_message(struct chat_json *c, const json_t *v, size_t i, struct err *e)
+{
+    static const char *const known[] = {"role",       "content", "reasoning_content",
+                                        "tool_calls", "name",    "tool_call_id",
+                                        NULL};
+    struct chat_message *m = &c->messages[i];
+    char path[32];
+    int r;
+
+    snprintf(path, sizeof(path), "messages[%zu]", i);
+    if (!json_is_object(v))
+        return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+    r = check_members(v, path, known, e);
+    if (!r)
+        r = need_text(&m->role, v, path, "role", e);
+    if (!r)
+        r = get_text(&m->content, &m->has_content, v, path, "content", e);
+    if (!r)
+        r = get_text(&m->reasoning, &m->has_reasoning, v, path, "reasoning_content", e);
+    if (!r)
+        r = read_calls(c, m, v, path, e);
+    return r;
+}
+
+static int read_messages(struct chat_json *c, struct err *e)
+{
+    const json_t *messages = json_object_get(c->root, "messages");
+    size_t n_calls = 0, i;
+    json_t *v;
+
+    if (!json_is_array(messages))
+        return err_set(e, -EINVAL, "messages: is %s, not an array", what(messages));
+    json_array_foreach(messages, i, v) n_calls += json_array_size(json_object_get(v, "tool_calls"));
+    c->messages = calloc(json_array_size(messages) + 1, sizeof(*c->messages));
+    c->calls = calloc(n_calls + 1, sizeof(*c->calls));
+    if (!c->messages || !c->calls)
+        return err_set(e, -ENOMEM, "messages: not enough memory");
+    json_array_foreach(messages, i, v)
+    {
+        int r = read_message(c, v, i, e);
+
+        if (r)
+            return r;
+    }
+    c->chat.messages = c->messages;
+    c->chat.n_messages = json_array_size(messages);
+    return 0;
+}
+
+static int read_tools(struct chat_json *c, struct err *e)
+{
+    const json_t *tools = json_object_get(c->root, "tools");
+    size_t i;
+    json_t *v;
+
+    if (!tools || json_is_null(tools))
+        return 0;
+    if (!json_is_array(tools))
+        return err_set(e, -EINVAL, "tools: is %s, not an array", what(tools));
+    c->tools = calloc(json_array_size(tools) + 1, sizeof(*c->tools));
+    if (!c->tools)
+        return err_set(e, -ENOMEM, "tools: not enough memory");
+    c->chat.tools = c->tools;
+    json_array_foreach(tools, i, v)
+    {
+        char path[32];
+        int r;
+
+        snprintf(path, sizeof(path), "tools[%zu]", i);
+        if (!json_is_object(v))
+            return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+        r = dump(&c->tools[i], v, path, e);
+        if (r)
+            return r;
+        c->chat.n_tools++;
+    }
+    return 0;
+}
+
+/* -1 where the member is null or absent. */
+static int read_flag(int *out, const json_t *root, const char *key, struct err *e)
+{
+    const json_t *v = json_object_get(root, key);
+
+    *out = -1;
+    if (!v || json_is_null(v))
+        return 0;
+    if (!json_is_boolean(v))
+        return err_set(e, -EINVAL, "%s: is %s, not true or false", key, what(v));
+    *out = json_is_true(v);
+    return 0;
+}
+
+static int read_chat(struct chat_json *c, struct err *e)
+{
+    static const char *const known[] = {"messages", "tools", "add_generation_prompt",
+                                        "enable_thinking", NULL};
+    int prompt, thinking;
+    int r = check_members(c->root, "", known, e);
+
+    if (!r)
+        r = read_messages(c, e);
+    if (!r)
+        r = read_tools(c, e);
+    if (!r)
+        r = read_flag(&prompt, c->root, "add_generation_prompt", e);
+    if (!r)
+        r = read_flag(&thinking, c->root, "enable_thinking", e);
+    if (r)
+        return r;
+    c->chat.add_generation_prompt = prompt == 1;
+    c->chat.thinking = thinking < 0 ? CHAT_THINKING_UNSET
+                       : thinking   ? CHAT_THINKING_ON
+                                    : CHAT_THINKING_OFF;
+    return 0;
+}
+
+int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e)
+{
+    struct chat_json *c;
+    json_error_t bad;
+    int r;
+
+    if (len > CHAT_JSON_MAX_BYTES)
+        return err_set(e, -E2BIG, "chat: larger than %d MiB", CHAT_JSON_MAX_BYTES >> 20);
+    c = calloc(1, sizeof(*c));
+    if (!c)
+        return err_set(e, -ENOMEM, "chat: not enough memory");
+    c->root = json_loadb(json, len, JSON_ALLOW_NUL, &bad);
+    if (!c->root)
+        r = err_set(e, -EINVAL, "chat: line %d: %s", bad.line, bad.text);
+    else if (!json_is_object(c->root))
+        r = err_set(e, -EINVAL, "chat: is %s, not an object", what(c->root));
+    else
+        r = read_chat(c, e);
+    if (r) {
+        chat_json_free(c);
+        return r;
+    }
+    *out = c;
+    return 0;
+}
+
+const struct chat *chat_json_get(const struct chat_json *c)
+{
+    return &c->chat;
+}
+
+void chat_json_free(struct chat_json *c)
+{
+    if (!c)
+        return;
+    for (size_t i = 0; i < c->n_calls; i++)
+        free((char *)c->calls[i].arguments_json.data);
+    for (size_t i = 0; i < c->chat.n_tools; i++)
+        free((char *)c->tools[i].data);
+    free(c->calls);
+    free(c->tools);
+    free(c->messages);
+    json_decref(c->root);
+    free(c);
+}

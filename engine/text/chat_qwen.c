@@ -1,0 +1,229 @@
+/* chat_qwen.c - the ChatML templates of Qwen3, of Qwen2.5 and of nvllm-tiny.
+ *
+ * Each function follows its Jinja template's order of decisions. Where a template fails on content
+ * null, null is the empty text. */
+#include "engine/text/chat_impl.h"
+
+static const char tools_head[] =
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>";
+static const char tools_tail[] =
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+    "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n";
+static const char qwen25_system[] =
+    "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
+static const char no_thinking[] = "<think>\n\n</think>\n\n";
+
+static struct text content_of(const struct chat_message *m)
+{
+    return m->has_content ? m->content : (struct text){0};
+}
+
+static bool has_role(const struct chat *chat, size_t i, const char *role)
+{
+    return i < chat->n_messages && text_is(chat->messages[i].role, role);
+}
+
+static void write_tools(struct chat_writer *w, const struct chat_checked *c)
+{
+    chat_write(w, tools_head);
+    for (size_t i = 0; i < c->chat->n_tools; i++) {
+        chat_write(w, "\n");
+        chat_write_json(w, c->tools[i]);
+    }
+    chat_write(w, tools_tail);
+}
+
+/* A whole message. The role is one of four known words: the template's own text. */
+static void write_message(struct chat_writer *w, const char *role, struct text content)
+{
+    chat_write(w, "<|im_start|>");
+    chat_write(w, role);
+    chat_write(w, "\n");
+    chat_write_text(w, content);
+    chat_write(w, "<|im_end|>\n");
+}
+
+/* Tool responses that follow one another share one message of the user. */
+static void write_tool_response(struct chat_writer *w, const struct chat *chat, size_t i)
+{
+    if (i == 0 || !has_role(chat, i - 1, "tool"))
+        chat_write(w, "<|im_start|>user");
+    chat_write(w, "\n<tool_response>\n");
+    chat_write_text(w, content_of(&chat->messages[i]));
+    chat_write(w, "\n</tool_response>");
+    if (!has_role(chat, i + 1, "tool"))
+        chat_write(w, "<|im_end|>\n");
+}
+
+static void write_tool_call(struct chat_writer *w, const struct chat_tool_call *call,
+                            const json_t *arguments, bool quote_strings)
+{
+    chat_write(w, "<tool_call>\n{\"name\": \"");
+    chat_write_text(w, call->name);
+    chat_write(w, "\", \"arguments\": ");
+    if (json_is_string(arguments) && !quote_strings)
+        chat_write_text(w,
+                        (struct text){json_string_value(arguments), json_string_length(arguments)});
+    else
+        chat_write_json(w, arguments);
+    chat_write(w, "}\n</tool_call>");
+}
+
+/* The index of the last message that a person wrote: answers after it keep their thinking. */
+static size_t last_query(const struct chat *chat)
+{
+    for (size_t i = chat->n_messages; i-- > 0;) {
+        const struct chat_message *m = &chat->messages[i];
+
+        if (text_is(m->role, "user") && m->has_content &&
+            !(text_starts(m->content, "<tool_response>") &&
+              text_ends(m->content, "</tool_response>")))
+            return i;
+    }
+    return chat->n_messages - 1;
+}
+
+static void write_qwen3_assistant(struct chat_writer *w, const struct chat *chat, size_t i,
+                                  size_t query, json_t **arguments)
+{
+    const struct chat_message *m = &chat->messages[i];
+    struct text content = content_of(m), reasoning = {0};
+
+    if (m->has_reasoning) {
+        reasoning = m->reasoning;
+    } else if (text_has(content, "</think>")) {
+        reasoning = text_rstrip(text_before_first(content, "</think>"));
+        reasoning = text_lstrip(text_after_last(reasoning, "<think>"));
+        content = text_lstrip(text_after_last(content, "</think>"));
+    }
+    chat_write(w, "<|im_start|>assistant\n");
+    if (i > query && (i + 1 == chat->n_messages || reasoning.len)) {
+        chat_write(w, "<think>\n");
+        chat_write_text(w, text_lstrip(text_rstrip(reasoning)));
+        chat_write(w, "\n</think>\n\n");
+        chat_write_text(w, text_lstrip(content));
+    } else {
+        chat_write_text(w, content);
+    }
+    for (size_t k = 0; k < m->n_tool_calls; k++) {
+        if (k || content.len)
+            chat_write(w, "\n");
+        write_tool_call(w, &m->tool_calls[k], arguments[k], false);
+    }
+    chat_write(w, "<|im_end|>\n");
+}
+
+void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c)
+{
+    const struct chat *chat = c->chat;
+    bool system = has_role(chat, 0, "system");
+    size_t query = last_query(chat);
+    json_t **arguments = c->arguments;
+
+    if (chat->n_tools) {
+        chat_write(w, "<|im_start|>system\n");
+        if (system) {
+            chat_write_text(w, content_of(&chat->messages[0]));
+            chat_write(w, "\n\n");
+        }
+        write_tools(w, c);
+    } else if (system) {
+        write_message(w, "system", content_of(&chat->messages[0]));
+    }
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
+
+        if (text_is(m->role, "user"))
+            write_message(w, "user", content_of(m));
+        else if (text_is(m->role, "system") && i)
+            write_message(w, "system", content_of(m));
+        else if (text_is(m->role, "assistant"))
+            write_qwen3_assistant(w, chat, i, query, arguments);
+        else if (text_is(m->role, "tool"))
+            write_tool_response(w, chat, i);
+        arguments += m->n_tool_calls;
+    }
+    if (chat->add_generation_prompt) {
+        chat_write(w, "<|im_start|>assistant\n");
+        if (chat->thinking == CHAT_THINKING_OFF)
+            chat_write(w, no_thinking);
+    }
+}
+
+static void write_qwen25_calls(struct chat_writer *w, const struct chat_message *m,
+                               json_t **arguments)
+{
+    struct text content = content_of(m);
+
+    chat_write(w, "<|im_start|>assistant");
+    if (content.len) {
+        chat_write(w, "\n");
+        chat_write_text(w, content);
+    }
+    for (size_t k = 0; k < m->n_tool_calls; k++) {
+        chat_write(w, "\n");
+        write_tool_call(w, &m->tool_calls[k], arguments[k], true);
+    }
+    chat_write(w, "<|im_end|>\n");
+}
+
+void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c)
+{
+    const struct chat *chat = c->chat;
+    bool system = has_role(chat, 0, "system");
+    json_t **arguments = c->arguments;
+
+    chat_write(w, "<|im_start|>system\n");
+    if (system)
+        chat_write_text(w, content_of(&chat->messages[0]));
+    else
+        chat_write(w, qwen25_system);
+    if (chat->n_tools) {
+        chat_write(w, "\n\n");
+        write_tools(w, c);
+    } else {
+        chat_write(w, "<|im_end|>\n");
+    }
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
+
+        if (text_is(m->role, "user"))
+            write_message(w, "user", content_of(m));
+        else if (text_is(m->role, "system") && i)
+            write_message(w, "system", content_of(m));
+        else if (text_is(m->role, "assistant") && m->n_tool_calls)
+            write_qwen25_calls(w, m, arguments);
+        else if (text_is(m->role, "assistant"))
+            write_message(w, "assistant", content_of(m));
+        else if (text_is(m->role, "tool"))
+            write_tool_response(w, chat, i);
+        arguments += m->n_tool_calls;
+    }
+    if (chat->add_generation_prompt)
+        chat_write(w, "<|im_start|>assistant\n");
+}
+
+/* No tools: their definitions and calls are left out, a tool's answer is a message like others. */
+void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c)
+{
+    static const char *const roles[] = {"system", "user", "assistant", "tool"};
+    const struct chat *chat = c->chat;
+
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
+        struct text content = content_of(m);
+
+        if (text_is(m->role, "assistant") && text_has(content, "</think>"))
+            content = text_lstrip(text_after_last(content, "</think>"));
+        for (size_t k = 0; k < sizeof(roles) / sizeof(*roles); k++)
+            if (text_is(m->role, roles[k]))
+                write_message(w, roles[k], content);
+    }
+    if (chat->add_generation_prompt) {
+        chat_write(w, "<|im_start|>assistant\n");
+        if (chat->thinking == CHAT_THINKING_OFF)
+            chat_write(w, no_thinking);
+    }
+}

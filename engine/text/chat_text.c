@@ -1,0 +1,126 @@
+/* chat_text.c - the prompt as it is written, and texts taken apart as Python's str does. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/text/chat_impl.h"
+#include "engine/util/checked.h"
+
+static bool reserve(struct chat_writer *w, size_t more)
+{
+    size_t need, cap;
+    char *data;
+
+    if (w->error)
+        return false;
+    if (!size_add(&need, w->len, more) || need > TOKENIZER_MAX_BYTES) {
+        w->error = -E2BIG;
+        return false;
+    }
+    if (need < w->cap)
+        return true;
+    cap = need + need / 2 + 256; /* one more than needed: the NUL */
+    data = realloc(w->data, cap);
+    if (!data) {
+        w->error = -ENOMEM;
+        return false;
+    }
+    w->data = data;
+    w->cap = cap;
+    return true;
+}
+
+void chat_write_text(struct chat_writer *w, struct text text)
+{
+    if (!reserve(w, text.len) || !text.len)
+        return;
+    memcpy(w->data + w->len, text.data, text.len);
+    w->len += text.len;
+}
+
+void chat_write(struct chat_writer *w, const char *literal)
+{
+    size_t start = w->len;
+
+    chat_write_text(w, (struct text){literal, strlen(literal)});
+    if (w->error)
+        return;
+    if (w->n_ranges && w->ranges[w->n_ranges - 1].end == start) {
+        w->ranges[w->n_ranges - 1].end = w->len;
+        return;
+    }
+    if (w->n_ranges == w->ranges_cap) {
+        size_t cap = w->ranges_cap ? 2 * w->ranges_cap : 16;
+        struct text_range *ranges = realloc(w->ranges, cap * sizeof(*ranges));
+
+        if (!ranges) {
+            w->error = -ENOMEM;
+            return;
+        }
+        w->ranges = ranges;
+        w->ranges_cap = cap;
+    }
+    w->ranges[w->n_ranges++] = (struct text_range){start, w->len};
+}
+
+bool text_is(struct text t, const char *s)
+{
+    return t.len == strlen(s) && (!t.len || !memcmp(t.data, s, t.len));
+}
+
+bool text_starts(struct text t, const char *s)
+{
+    size_t len = strlen(s);
+
+    return t.len >= len && !memcmp(t.data, s, len);
+}
+
+bool text_ends(struct text t, const char *s)
+{
+    size_t len = strlen(s);
+
+    return t.len >= len && !memcmp(t.data + t.len - len, s, len);
+}
+
+static const char *find(struct text t, const char *s)
+{
+    return t.len ? memmem(t.data, t.len, s, strlen(s)) : NULL;
+}
+
+bool text_has(struct text t, const char *s)
+{
+    return find(t, s) != NULL;
+}
+
+struct text text_before_first(struct text t, const char *mark)
+{
+    const char *at = find(t, mark);
+
+    return at ? (struct text){t.data, (size_t)(at - t.data)} : t;
+}
+
+struct text text_after_last(struct text t, const char *mark)
+{
+    const char *at;
+
+    while ((at = find(t, mark))) {
+        size_t skip = (size_t)(at - t.data) + strlen(mark);
+
+        t = (struct text){t.data + skip, t.len - skip};
+    }
+    return t;
+}
+
+struct text text_lstrip(struct text t)
+{
+    while (t.len && t.data[0] == '\n')
+        t = (struct text){t.data + 1, t.len - 1};
+    return t;
+}
+
+struct text text_rstrip(struct text t)
+{
+    while (t.len && t.data[t.len - 1] == '\n')
+        t.len--;
+    return t;
+}

@@ -1,0 +1,35 @@
+/* tokenizer_impl.h - the layout of struct tokenizer, for its own files: tokenizer_json.c fills it,
+ * tokenizer.c reads it. */
+#ifndef NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
+#define NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
+
+#include "engine/text/bpe.h"
+#include "engine/text/nfc.h"
+#include "engine/text/tokenizer.h"
+#include "engine/text/trie.h"
+
+enum {
+    TOKENIZER_MAX_ID = 1 << 24,     /* ids are below this */
+    TOKENIZER_MAX_FILE = 256 << 20, /* bytes of tokenizer.json */
+    TOKENIZER_MAX_SPECIAL = 512,    /* bytes of one added token: bounds matching */
+    TOKENIZER_ADDED = 1,            /* token.flags */
+    TOKENIZER_SPECIAL = 2,
+};
+
+struct token {
+    uint32_t at, len; /* in bytes */
+    uint8_t flags;
+};
+
+struct tokenizer {
+    int32_t n_ids;
+    struct token *tokens; /* [n_ids]; a gap has len 0 */
+    char *bytes;          /* of all tokens, decoded */
+    size_t n_bytes;
+    struct bpe bpe;
+    struct nfc *nfc;
+    struct trie raw;        /* added tokens that are matched before normalization */
+    struct trie normalized; /* and those matched after it */
+};
+
+#endif

@@ -1,0 +1,555 @@
+/* tokenizer_json.c - tokenizer.json to a tokenizer: reads every part strictly and refuses what
+ * would make other ids than the file means. Spellings of tokens are bytes written as printable
+ * characters, the byte-level alphabet. */
+#include "engine/text/tokenizer_impl.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "engine/util/json_util.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+#include "engine/text/pretokenize.h"
+#include "engine/text/utf8.h"
+
+/* Tokens by their spelling, while the file is read. */
+struct spelling {
+    const char *s; /* in the parsed file */
+    uint32_t len;
+    int32_t id; /* -1 in an empty slot */
+};
+
+struct reader {
+    struct tokenizer *t;
+    json_t *root;
+    struct spelling *table;
+    uint32_t mask;
+    int16_t byte_of[512]; /* character of the alphabet to byte, or -1 */
+    size_t bytes_cap;
+    struct err *e;
+};
+
+__attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const char *fmt, ...)
+{
+    char text[384];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
+}
+
+/* What a value is, for messages. */
+static const char *what(const json_t *v)
+{
+    if (!v)
+        return "missing";
+    if (json_is_boolean(v))
+        return json_is_true(v) ? "true" : "false";
+    return json_type_name(v);
+}
+
+/* The byte-level alphabet: printable Latin-1 stands for itself, the 68 others for U+0100 on. */
+static void fill_alphabet(struct reader *r)
+{
+    int next = 256;
+
+    memset(r->byte_of, -1, sizeof(r->byte_of));
+    for (int byte = 0; byte < 256; byte++) {
+        bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) ||
+                         (byte >= 0xae && byte <= 0xff);
+
+        r->byte_of[printable ? byte : next++] = (int16_t)byte;
+    }
+}
+
+/* Decodes a spelling into out, which has room for len bytes; one with other characters stands for
+ * itself. Returns the bytes written. */
+static size_t decode_spelling(const struct reader *r, const char *s, size_t len, char *out)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < len;) {
+        uint32_t cp;
+
+        i += utf8_read_valid(s + i, &cp);
+        if (cp >= 512 || r->byte_of[cp] < 0) {
+            memcpy(out, s, len);
+            return len;
+        }
+        out[n++] = (char)r->byte_of[cp];
+    }
+    return n;
+}
+
+/* The slot of a spelling: its own, or the empty one where it belongs. */
+static struct spelling *find_spelling(const struct reader *r, const char *s, size_t len)
+{
+    uint32_t slot = (uint32_t)XXH3_64bits(s, len) & r->mask;
+
+    while (r->table[slot].id >= 0 &&
+           (r->table[slot].len != len || memcmp(r->table[slot].s, s, len) != 0))
+        slot = (slot + 1) & r->mask;
+    return &r->table[slot];
+}
+
+static int check_members(struct reader *r, const json_t *object, const char *path,
+                         const char *const *known)
+{
+    const char *key;
+    json_t *value;
+
+    if (!json_is_object(object))
+        return refuse(r, "%s: is %s, not an object", path, what(object));
+    json_object_foreach((json_t *)object, key, value)
+    {
+        size_t i = 0;
+
+        while (known[i] && strcmp(known[i], key) != 0)
+            i++;
+        if (!known[i])
+            return refuse(r, "%s.%.64s: is not known", path, key);
+    }
+    return 0;
+}
+
+/* The member must be the boolean wanted. */
+static int check_bool(struct reader *r, const json_t *object, const char *path, const char *key,
+                      bool wanted)
+{
+    const json_t *v = json_object_get(object, key);
+
+    if (!json_is_boolean(v) || json_is_true(v) != wanted)
+        return refuse(r, "%s.%s: is %s, only %s is supported", path, key, what(v),
+                      wanted ? "true" : "false");
+    return 0;
+}
+
+static int check_type(struct reader *r, const json_t *object, const char *path, const char *wanted)
+{
+    const json_t *type;
+
+    if (!json_is_object(object))
+        return refuse(r, "%s: is %s, only %s is supported", path, what(object), wanted);
+    type = json_object_get(object, "type");
+    if (!json_is_string(type))
+        return refuse(r, "%s.type: is %s, not a string", path, what(type));
+    if (strcmp(json_string_value(type), wanted) != 0)
+        return refuse(r, "%s.type: \"%.64s\" is not supported, only %s", path,
+                      json_string_value(type), wanted);
+    return 0;
+}
+
+/* A ByteLevel part. What it does to offsets does not concern ids; as a pre-tokenizer it must
+ * neither split again nor add a space. */
+static int check_byte_level(struct reader *r, const json_t *v, const char *path, bool splits)
+{
+    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
+                                        NULL};
+    int rc = check_type(r, v, path, "ByteLevel");
+
+    if (!rc)
+        rc = check_members(r, v, path, known);
+    if (!rc && splits)
+        rc = check_bool(r, v, path, "add_prefix_space", false);
+    if (!rc && splits)
+        rc = check_bool(r, v, path, "use_regex", false);
+    return rc;
+}
+
+static int check_split(struct reader *r, const json_t *v)
+{
+    static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
+    static const char *const pattern_known[] = {"Regex", NULL};
+    static const char path[] = "pre_tokenizer.pretokenizers[0]";
+    const json_t *pattern, *behavior;
+    int rc = check_type(r, v, path, "Split");
+
+    if (!rc)
+        rc = check_members(r, v, path, known);
+    if (rc)
+        return rc;
+    rc = check_members(r, json_object_get(v, "pattern"), "pre_tokenizer.pretokenizers[0].pattern",
+                       pattern_known);
+    if (rc)
+        return rc;
+    pattern = json_object_get(json_object_get(v, "pattern"), "Regex");
+    if (!json_is_string(pattern))
+        return refuse(r, "%s.pattern.Regex: is %s, not a string", path, what(pattern));
+    if (strcmp(json_string_value(pattern), pretokenize_qwen2_pattern) != 0)
+        return refuse(r, "%s.pattern.Regex: \"%.160s\" is not a known pattern", path,
+                      json_string_value(pattern));
+    behavior = json_object_get(v, "behavior");
+    if (!json_is_string(behavior) || strcmp(json_string_value(behavior), "Isolated") != 0)
+        return refuse(r, "%s.behavior: only \"Isolated\" is supported", path);
+    return check_bool(r, v, path, "invert", false);
+}
+
+/* Everything beside the model and the added tokens. Truncation and padding are left aside: they
+ * are how somebody last called the tokenizer, not part of what a model was trained with. */
+static int check_pipeline(struct reader *r)
+{
+    static const char *const known[] = {"version",        "truncation",
+                                        "padding",        "added_tokens",
+                                        "normalizer",     "pre_tokenizer",
+                                        "post_processor", "decoder",
+                                        "model",          NULL};
+    static const char *const normalizer_known[] = {"type", NULL};
+    static const char *const sequence_known[] = {"type", "pretokenizers", NULL};
+    const json_t *v, *list;
+    int rc = check_members(r, r->root, "the file", known);
+
+    if (rc)
+        return rc;
+    v = json_object_get(r->root, "version");
+    if (!json_is_string(v) || strcmp(json_string_value(v), "1.0") != 0)
+        return refuse(r, "version: only \"1.0\" is supported");
+    v = json_object_get(r->root, "normalizer");
+    rc = check_type(r, v, "normalizer", "NFC");
+    if (!rc)
+        rc = check_members(r, v, "normalizer", normalizer_known);
+    if (rc)
+        return rc;
+
+    v = json_object_get(r->root, "pre_tokenizer");
+    rc = check_type(r, v, "pre_tokenizer", "Sequence");
+    if (!rc)
+        rc = check_members(r, v, "pre_tokenizer", sequence_known);
+    if (rc)
+        return rc;
+    list = json_object_get(v, "pretokenizers");
+    if (json_array_size(list) != 2)
+        return refuse(r, "pre_tokenizer.pretokenizers: only [Split, ByteLevel] is supported");
+    rc = check_split(r, json_array_get(list, 0));
+    if (!rc)
+        rc = check_byte_level(r, json_array_get(list, 1), "pre_tokenizer.pretokenizers[1]", true);
+    if (rc)
+        return rc;
+
+    v = json_object_get(r->root, "post_processor");
+    if (v && !json_is_null(v)) {
+        rc = check_byte_level(r, v, "post_processor", false);
+        if (rc)
+            return rc;
+    }
+    return check_byte_level(r, json_object_get(r->root, "decoder"), "decoder", false);
+}
+
+static int check_model(struct reader *r, const json_t *model)
+{
+    static const char *const known[] = {"type",      "dropout",
+                                        "unk_token", "continuing_subword_prefix",
+                                        "fuse_unk",  "end_of_word_suffix",
+                                        "vocab",     "byte_fallback",
+                                        "merges",    "ignore_merges",
+                                        NULL};
+    static const char *const empty[] = {"dropout", "unk_token", "continuing_subword_prefix",
+                                        "end_of_word_suffix"};
+    static const char *const off[] = {"fuse_unk", "byte_fallback", "ignore_merges"};
+    int rc = check_type(r, model, "model", "BPE");
+
+    if (!rc)
+        rc = check_members(r, model, "model", known);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < sizeof(empty) / sizeof(*empty); i++) {
+        const json_t *v = json_object_get(model, empty[i]);
+
+        if (v && !json_is_null(v) && !(json_is_string(v) && !json_string_length(v)))
+            return refuse(r, "model.%s: is not supported, only null", empty[i]);
+    }
+    for (size_t i = 0; i < sizeof(off) / sizeof(*off); i++) {
+        const json_t *v = json_object_get(model, off[i]);
+
+        if (v && !json_is_false(v))
+            return refuse(r, "model.%s: is not supported, only false", off[i]);
+    }
+    return 0;
+}
+
+static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *where, const char *s)
+{
+    json_int_t n = json_integer_value(v);
+
+    if (!json_is_integer(v))
+        return refuse(r, "%s \"%.64s\": its id is %s, not a whole number", where, s, what(v));
+    if (n < 0 || n >= TOKENIZER_MAX_ID)
+        return refuse(r, "%s \"%.64s\": id %" JSON_INTEGER_FORMAT " is not in 0 .. %d", where, s, n,
+                      TOKENIZER_MAX_ID - 1);
+    *id = (int32_t)n;
+    return 0;
+}
+
+/* Sizes everything by a first pass over the ids. */
+static int reserve(struct reader *r, json_t *vocab, json_t *added)
+{
+    size_t n_bytes = 0, slots = 16, i;
+    int32_t last = -1, id = -1;
+    const char *key;
+    json_t *v;
+    int rc;
+
+    json_object_foreach(vocab, key, v)
+    {
+        rc = read_id(r, v, &id, "model.vocab", key);
+        if (rc)
+            return rc;
+        last = id > last ? id : last;
+        n_bytes += strlen(key);
+    }
+    json_array_foreach(added, i, v)
+    {
+        const json_t *content = json_object_get(v, "content");
+
+        if (!json_is_string(content) || !json_string_length(content))
+            return refuse(r, "added_tokens[%zu].content: is not a text", i);
+        if (json_string_length(content) > TOKENIZER_MAX_SPECIAL)
+            return refuse(r, "added_tokens[%zu].content: is longer than %d bytes", i,
+                          TOKENIZER_MAX_SPECIAL);
+        rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", json_string_value(content));
+        if (rc)
+            return rc;
+        last = id > last ? id : last;
+        n_bytes += json_string_length(content);
+    }
+    if (last < 0)
+        return refuse(r, "model.vocab: is empty");
+    while (slots < 2 * json_object_size(vocab))
+        slots *= 2;
+    r->t->n_ids = last + 1;
+    r->t->tokens = calloc((size_t)r->t->n_ids, sizeof(*r->t->tokens));
+    r->t->bytes = malloc(n_bytes + 1);
+    r->table = malloc(slots * sizeof(*r->table));
+    if (!r->t->tokens || !r->t->bytes || !r->table)
+        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
+    for (i = 0; i < slots; i++)
+        r->table[i].id = -1;
+    r->mask = (uint32_t)(slots - 1);
+    r->bytes_cap = n_bytes;
+    return 0;
+}
+
+/* Bytes of the vocabulary's tokens, and the table of spellings. */
+static int read_vocab(struct reader *r, json_t *vocab)
+{
+    struct tokenizer *t = r->t;
+    const char *key;
+    json_t *v;
+
+    json_object_foreach(vocab, key, v)
+    {
+        size_t len = strlen(key);
+        int32_t id = (int32_t)json_integer_value(v);
+        struct token *token = &t->tokens[id];
+
+        if (!len)
+            return refuse(r, "model.vocab: the token of id %d is empty", id);
+        if (token->len && !PLANT(PLANT_DOUBLE_ID))
+            return refuse(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
+        must(t->n_bytes + len <= r->bytes_cap);
+        token->at = (uint32_t)t->n_bytes;
+        token->len = (uint32_t)decode_spelling(r, key, len, t->bytes + t->n_bytes);
+        t->n_bytes += token->len;
+        *find_spelling(r, key, len) = (struct spelling){key, (uint32_t)len, id};
+    }
+    for (int c = 0; c < 512; c++) {
+        char spelled[4];
+        struct spelling *s;
+
+        if (r->byte_of[c] < 0)
+            continue;
+        s = find_spelling(r, spelled, utf8_write(spelled, (uint32_t)c));
+        if (s->id < 0)
+            return refuse(r, "model.vocab: has no token for the byte 0x%02x", r->byte_of[c]);
+        t->bpe.byte_ids[r->byte_of[c]] = s->id;
+    }
+    return 0;
+}
+
+/* One merge, spelled "a b" or ["a", "b"]. */
+static int read_merge(struct reader *r, const json_t *v, int32_t rank)
+{
+    struct text left = {0}, right = {0};
+    const struct spelling *l, *rt, *both;
+    char joined[1024];
+
+    if (json_is_string(v)) {
+        const char *s = json_string_value(v);
+        const char *space = memchr(s, ' ', json_string_length(v));
+
+        if (space) {
+            left = (struct text){s, (size_t)(space - s)};
+            right = (struct text){space + 1, json_string_length(v) - left.len - 1};
+        }
+    } else if (json_array_size(v) == 2) {
+        const json_t *a = json_array_get(v, 0), *b = json_array_get(v, 1);
+
+        left = (struct text){json_string_value(a), json_string_length(a)};
+        right = (struct text){json_string_value(b), json_string_length(b)};
+    }
+    if (!left.len || !right.len)
+        return refuse(r, "model.merges[%d]: is not a pair of tokens", rank);
+    l = find_spelling(r, left.data, left.len);
+    rt = find_spelling(r, right.data, right.len);
+    if (l->id < 0 || rt->id < 0)
+        return refuse(r, "model.merges[%d]: \"%.64s\" is not in model.vocab", rank,
+                      l->id < 0 ? left.data : right.data);
+    if (left.len + right.len > sizeof(joined))
+        return refuse(r, "model.merges[%d]: is longer than %zu bytes", rank, sizeof(joined));
+    memcpy(joined, left.data, left.len);
+    memcpy(joined + left.len, right.data, right.len);
+    both = find_spelling(r, joined, left.len + right.len);
+    if (both->id < 0)
+        return refuse(r,
+                      "model.merges[%d]: what \"%.64s\" and \"%.64s\" make is not in model.vocab",
+                      rank, l->s, rt->s);
+    bpe_add(&r->t->bpe, (struct bpe_merge){l->id, rt->id, rank, both->id});
+    return 0;
+}
+
+static int read_merges(struct reader *r, json_t *merges)
+{
+    size_t i;
+    json_t *v;
+    int rc;
+
+    if (!json_is_array(merges))
+        return refuse(r, "model.merges: is %s, not an array", what(merges));
+    if (json_array_size(merges) > BPE_MAX_MERGES)
+        return refuse(r, "model.merges: more than %d merges", BPE_MAX_MERGES);
+    if (bpe_init(&r->t->bpe, json_array_size(merges)))
+        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
+    json_array_foreach(merges, i, v)
+    {
+        rc = read_merge(r, v, (int32_t)i);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* What a token matched after normalization looks like there. */
+static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
+{
+    struct nfc_text normal = {0};
+    int rc = nfc_normalize(t->nfc, content, &normal);
+
+    if (!rc)
+        rc = trie_add(&t->normalized, normal.text.data, normal.text.len, id);
+    nfc_text_deinit(&normal);
+    return rc;
+}
+
+static int read_added(struct reader *r, const json_t *v, size_t i)
+{
+    static const char *const known[] = {"id",     "content",    "single_word", "lstrip",
+                                        "rstrip", "normalized", "special",     NULL};
+    static const char *const off[] = {"single_word", "lstrip", "rstrip"};
+    struct tokenizer *t = r->t;
+    const json_t *normalized = json_object_get(v, "normalized");
+    const json_t *special = json_object_get(v, "special");
+    struct text content = {json_string_value(json_object_get(v, "content")),
+                           json_string_length(json_object_get(v, "content"))};
+    int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
+    struct token *token = &t->tokens[id];
+    const struct spelling *same;
+    char path[40];
+    int rc;
+
+    snprintf(path, sizeof(path), "added_tokens[%zu]", i);
+    rc = check_members(r, v, path, known);
+    for (size_t k = 0; !rc && k < sizeof(off) / sizeof(*off); k++)
+        rc = check_bool(r, v, path, off[k], false);
+    if (rc)
+        return rc;
+    if (!json_is_boolean(normalized) || !json_is_boolean(special))
+        return refuse(r, "%s.%s: is not true or false", path,
+                      json_is_boolean(special) ? "normalized" : "special");
+    same = find_spelling(r, content.data, content.len);
+    if ((same->id >= 0 && same->id != id) || (token->len && same->id != id))
+        return refuse(r, "%s: id %d or its text is another token's too", path, id);
+    if (tokenizer_special_id(t, content.data) >= 0)
+        rc = -EEXIST;
+    else if (json_is_true(normalized))
+        rc = add_normalized(t, content, id);
+    else
+        rc = trie_add(&t->raw, content.data, content.len, id);
+    if (rc == -EEXIST || (!rc && (token->flags & TOKENIZER_ADDED)))
+        return refuse(r, "%s: \"%.64s\" comes twice", path, content.data);
+    if (rc)
+        return err_set(r->e, rc, "tokenizer.json: not enough memory");
+
+    must(t->n_bytes + content.len <= r->bytes_cap);
+    memcpy(t->bytes + t->n_bytes, content.data, content.len);
+    token->at = (uint32_t)t->n_bytes;
+    token->len = (uint32_t)content.len;
+    token->flags = TOKENIZER_ADDED;
+    if (json_is_true(special))
+        token->flags |= TOKENIZER_SPECIAL;
+    t->n_bytes += content.len;
+    return 0;
+}
+
+static int read_parts(struct reader *r)
+{
+    json_t *model = json_object_get(r->root, "model");
+    json_t *added = json_object_get(r->root, "added_tokens");
+    json_t *vocab, *v;
+    size_t i;
+    int rc = check_pipeline(r);
+
+    if (!rc)
+        rc = check_model(r, model);
+    if (rc)
+        return rc;
+    vocab = json_object_get(model, "vocab");
+    if (!json_is_object(vocab))
+        return refuse(r, "model.vocab: is %s, not an object", what(vocab));
+    if (added && !json_is_array(added))
+        return refuse(r, "added_tokens: is %s, not an array", what(added));
+    rc = reserve(r, vocab, added);
+    if (!rc)
+        rc = read_vocab(r, vocab);
+    if (!rc)
+        rc = read_merges(r, json_object_get(model, "merges"));
+    if (rc)
+        return rc;
+    json_array_foreach(added, i, v)
+    {
+        rc = read_added(r, v, i);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)
+{
+    struct reader r = {.e = e};
+    json_error_t bad;
+    int rc = -ENOMEM;
+
+    if (len > TOKENIZER_MAX_FILE)
+        return err_set(e, -E2BIG, "tokenizer.json: larger than %d MiB", TOKENIZER_MAX_FILE >> 20);
+    r.root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &bad);
+    if (!r.root)
+        return err_set(e, -EINVAL, "tokenizer.json: line %d: %s", bad.line, bad.text);
+    fill_alphabet(&r);
+    r.t = calloc(1, sizeof(*r.t));
+    if (!r.t || nfc_new(&r.t->nfc))
+        err_set(e, rc, "tokenizer.json: not enough memory");
+    else
+        rc = read_parts(&r);
+    json_decref(r.root);
+    free(r.table);
+    if (rc) {
+        tokenizer_free(r.t);
+        return rc;
+    }
+    *out = r.t;
+    return 0;
+}

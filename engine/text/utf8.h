@@ -1,0 +1,109 @@
+/* utf8.h - reading UTF-8 one character at a time, with the borders of broken bytes where Unicode's
+ * recommended practice puts them: one U+FFFD for each maximal subpart. No tables, no allocation. */
+#ifndef NVLLM_ENGINE_TEXT_UTF8_H
+#define NVLLM_ENGINE_TEXT_UTF8_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/util/text.h"
+
+enum { UTF8_REPLACEMENT = 0xfffd, UTF8_BROKEN = 0x110000 };
+
+#define UTF8_REPLACEMENT_BYTES "\xef\xbf\xbd"
+
+/* Reads the character at p, of which n > 0 bytes are there. Returns its length and sets *cp; on
+ * broken bytes *cp is UTF8_BROKEN and the length that of the maximal subpart. Returns 0 where the
+ * n bytes are the beginning of a character whose rest is missing. */
+static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
+{
+    unsigned char c = (unsigned char)p[0];
+    unsigned char low = 0x80, high = 0xbf; /* bounds of the second byte */
+    size_t len;
+
+    if (c < 0x80) {
+        *cp = c;
+        return 1;
+    }
+    *cp = UTF8_BROKEN;
+    if (c < 0xc2 || c > 0xf4)
+        return 1;
+    len = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    if (c == 0xe0)
+        low = 0xa0; /* shorter spellings */
+    else if (c == 0xed)
+        high = 0x9f; /* surrogates */
+    else if (c == 0xf0)
+        low = 0x90;
+    else if (c == 0xf4)
+        high = 0x8f; /* beyond U+10FFFF */
+
+    uint32_t value = c & (0x7fu >> len);
+    for (size_t i = 1; i < len; i++) {
+        if (i >= n)
+            return 0;
+        unsigned char d = (unsigned char)p[i];
+        if (d < low || d > high)
+            return i;
+        low = 0x80;
+        high = 0xbf;
+        value = value << 6 | (d & 0x3fu);
+    }
+    *cp = value;
+    return len;
+}
+
+/* The same for text that is known to be valid. */
+static inline size_t utf8_read_valid(const char *p, uint32_t *cp)
+{
+    const unsigned char *b = (const unsigned char *)p;
+
+    if (b[0] < 0x80) {
+        *cp = b[0];
+        return 1;
+    }
+    if (b[0] < 0xe0) {
+        *cp = (b[0] & 0x1fu) << 6 | (b[1] & 0x3fu);
+        return 2;
+    }
+    if (b[0] < 0xf0) {
+        *cp = (b[0] & 0xfu) << 12 | (b[1] & 0x3fu) << 6 | (b[2] & 0x3fu);
+        return 3;
+    }
+    *cp = (b[0] & 0x7u) << 18 | (b[1] & 0x3fu) << 12 | (b[2] & 0x3fu) << 6 | (b[3] & 0x3fu);
+    return 4;
+}
+
+/* Writes cp, a valid scalar value; returns its length, at most 4. */
+static inline size_t utf8_write(char *p, uint32_t cp)
+{
+    if (cp < 0x80) {
+        p[0] = (char)cp;
+        return 1;
+    }
+    if (cp < 0x800) {
+        p[0] = (char)(0xc0 | cp >> 6);
+        p[1] = (char)(0x80 | (cp & 0x3f));
+        return 2;
+    }
+    if (cp < 0x10000) {
+        p[0] = (char)(0xe0 | cp >> 12);
+        p[1] = (char)(0x80 | (cp >> 6 & 0x3f));
+        p[2] = (char)(0x80 | (cp & 0x3f));
+        return 3;
+    }
+    p[0] = (char)(0xf0 | cp >> 18);
+    p[1] = (char)(0x80 | (cp >> 12 & 0x3f));
+    p[2] = (char)(0x80 | (cp >> 6 & 0x3f));
+    p[3] = (char)(0x80 | (cp & 0x3f));
+    return 4;
+}
+
+bool utf8_is_valid(struct text text);
+
+/* Writes text with U+FFFD for each broken piece, one that the end cuts short included, to out,
+ * which has room for 3 * text.len bytes. Returns the bytes written. */
+size_t utf8_repair(char *out, struct text text);
+
+#endif

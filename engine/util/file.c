@@ -1,0 +1,111 @@
+/* file.c - see file.h. */
+#include "engine/util/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int file_open(int *fd, uint64_t *bytes, int dir, const char *name, struct err *e)
+{
+    struct stat st;
+    int f, rc;
+
+    /* O_NONBLOCK: opening a FIFO must not wait for a writer. */
+    do
+        f = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    while (f < 0 && errno == EINTR);
+    if (f < 0) {
+        rc = -errno;
+        if (rc == -ENXIO) /* a socket, or a device with nothing behind it */
+            return err_set(e, -EINVAL, "%s: is not a regular file", name);
+        return err_set(e, rc, "%s: cannot be opened: %s", name, strerror(-rc));
+    }
+    if (fstat(f, &st) < 0) {
+        rc = err_set(e, -errno, "%s: fstat: %s", name, strerror(errno));
+        close(f);
+        return rc;
+    }
+    if (!S_ISREG(st.st_mode)) {
+        close(f);
+        return err_set(e, -EINVAL, "%s: is not a regular file", name);
+    }
+    *bytes = (uint64_t)st.st_size;
+    *fd = f;
+    return 0;
+}
+
+int file_read(int fd, const char *name, uint64_t offset, void *dst, size_t bytes, struct err *e)
+{
+    char *at = dst;
+    ssize_t n;
+
+    if (offset > INT64_MAX || bytes > INT64_MAX - offset)
+        return err_set(e, -EIO, "%s: a read beyond any file was asked for", name);
+    while (bytes > 0) {
+        n = pread(fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            int rc = -errno;
+
+            return err_set(e, rc, "%s: reading at %llu: %s", name, (unsigned long long)offset,
+                           strerror(-rc));
+        }
+        if (n == 0)
+            return err_set(e, -EIO, "%s: ends at %llu, %zu bytes before it should", name,
+                           (unsigned long long)offset, bytes);
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return 0;
+}
+
+int file_read_all(char **text, size_t *bytes, int dir, const char *name, size_t max_bytes,
+                  struct err *e)
+{
+    uint64_t size;
+    char *buf = NULL;
+    int fd, rc;
+
+    rc = file_open(&fd, &size, dir, name, e);
+    if (rc < 0)
+        return rc;
+    if (size > max_bytes) {
+        rc = err_set(e, -EFBIG, "%s: %llu bytes; at most %zu are read", name,
+                     (unsigned long long)size, max_bytes);
+        goto out;
+    }
+    buf = malloc((size_t)size + 1);
+    if (!buf) {
+        rc = err_set(e, -ENOMEM, "%s: no memory for %llu bytes", name, (unsigned long long)size);
+        goto out;
+    }
+    rc = file_read(fd, name, 0, buf, (size_t)size, e);
+    if (rc < 0)
+        goto out;
+    buf[size] = '\0';
+    *bytes = (size_t)size;
+    *text = buf;
+    buf = NULL;
+out:
+    free(buf);
+    close(fd);
+    return rc;
+}
+
+int file_read_folder(char **text, size_t *bytes, const char *folder, const char *name,
+                     size_t max_bytes, struct err *e)
+{
+    int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc;
+
+    if (dir < 0)
+        return err_set(e, -errno, "%s: %s", folder, strerror(errno));
+    rc = file_read_all(text, bytes, dir, name, max_bytes, e);
+    close(dir);
+    return rc;
+}

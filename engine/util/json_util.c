@@ -1,0 +1,181 @@
+/* json_util.c - see json_util.h. */
+#include "engine/util/json_util.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include "engine/util/file.h"
+
+int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes, struct err *e)
+{
+    json_error_t je;
+    json_t *root;
+
+    root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &je);
+    if (!root)
+        return err_set(e, json_error_code(&je) == json_error_out_of_memory ? -ENOMEM : -EINVAL,
+                       "%s: line %d, column %d: %s", file, je.line, je.column, je.text);
+    if (!json_is_object(root)) {
+        json_decref(root);
+        return err_set(e, -EINVAL, "%s: the whole must be a JSON object", file);
+    }
+    *out = root;
+    return 0;
+}
+
+int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, struct err *e)
+{
+    char *text;
+    size_t bytes;
+    int rc;
+
+    rc = file_read_all(&text, &bytes, dir, file, max_bytes, e);
+    if (rc < 0)
+        return rc;
+    rc = json_object_parse(out, file, text, bytes, e);
+    free(text);
+    return rc;
+}
+
+const char *json_type_name(const json_t *value)
+{
+    switch (json_typeof(value)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "an array";
+    case JSON_STRING:
+        return "a string";
+    case JSON_INTEGER:
+        return "an integer";
+    case JSON_REAL:
+        return "a number with a fraction";
+    case JSON_TRUE:
+    case JSON_FALSE:
+        return "a boolean";
+    case JSON_NULL:
+        break;
+    }
+    return "null";
+}
+
+void field_problem(const struct fields *f, const char *key, int code, const char *fmt, ...)
+{
+    char text[sizeof(f->problems->first.text)];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    problems_add(f->problems, code, "%s: %s%s: %s", f->file, f->prefix, key, text);
+}
+
+/* The value of a field, or NULL when it is absent or null. */
+static const json_t *field_get(const struct fields *f, const char *key)
+{
+    const json_t *value = json_object_get(f->object, key);
+
+    return value && !json_is_null(value) ? value : NULL;
+}
+
+static enum field wrong_type(const struct fields *f, const char *key, const char *wanted,
+                             const json_t *value)
+{
+    field_problem(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
+    return FIELD_BAD;
+}
+
+enum field field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
+                     int32_t max)
+{
+    const json_t *value = field_get(f, key);
+    json_int_t i;
+
+    if (!value)
+        return FIELD_ABSENT;
+    if (!json_is_integer(value))
+        return wrong_type(f, key, "an integer", value);
+    i = json_integer_value(value);
+    if (i < min || i > max) {
+        field_problem(f, key, -EINVAL, "%" JSON_INTEGER_FORMAT " is not in %d .. %d", i, min, max);
+        return FIELD_BAD;
+    }
+    *out = (int32_t)i;
+    return FIELD_OK;
+}
+
+enum field field_real(double *out, const struct fields *f, const char *key, double min, double max)
+{
+    const json_t *value = field_get(f, key);
+    double x;
+
+    if (!value)
+        return FIELD_ABSENT;
+    if (!json_is_number(value))
+        return wrong_type(f, key, "a number", value);
+    x = json_number_value(value);
+    if (!isfinite(x) || x < min || x > max) {
+        field_problem(f, key, -EINVAL, "%g is not in %g .. %g", x, min, max);
+        return FIELD_BAD;
+    }
+    *out = x;
+    return FIELD_OK;
+}
+
+enum field field_bool(bool *out, const struct fields *f, const char *key)
+{
+    const json_t *value = field_get(f, key);
+
+    if (!value)
+        return FIELD_ABSENT;
+    if (!json_is_boolean(value))
+        return wrong_type(f, key, "true or false", value);
+    *out = json_is_true(value);
+    return FIELD_OK;
+}
+
+enum field field_text(const char **out, const struct fields *f, const char *key)
+{
+    const json_t *value = field_get(f, key);
+
+    if (!value)
+        return FIELD_ABSENT;
+    if (!json_is_string(value))
+        return wrong_type(f, key, "a string", value);
+    *out = json_string_value(value);
+    return FIELD_OK;
+}
+
+enum field field_object(const json_t **out, const struct fields *f, const char *key)
+{
+    const json_t *value = field_get(f, key);
+
+    if (!value)
+        return FIELD_ABSENT;
+    if (!json_is_object(value))
+        return wrong_type(f, key, "an object", value);
+    *out = value;
+    return FIELD_OK;
+}
+
+enum field field_need_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
+                          int32_t max)
+{
+    enum field got = field_int(out, f, key, min, max);
+
+    if (got == FIELD_ABSENT)
+        field_problem(f, key, -EINVAL, "is missing");
+    return got;
+}
+
+enum field field_need_real(double *out, const struct fields *f, const char *key, double min,
+                           double max)
+{
+    enum field got = field_real(out, f, key, min, max);
+
+    if (got == FIELD_ABSENT)
+        field_problem(f, key, -EINVAL, "is missing");
+    return got;
+}

@@ -1,0 +1,12 @@
+/* must.h - checks of what only a bug of ours can break; active in release builds too.
+ *
+ * Never for input, files or the environment: those are errors, handed up (err.h). */
+#ifndef NVLLM_ENGINE_UTIL_MUST_H
+#define NVLLM_ENGINE_UTIL_MUST_H
+
+/* Prints file, line and expression to stderr and aborts. */
+_Noreturn void must_fail(const char *expr, const char *file, int line, const char *func);
+
+#define must(cond) ((cond) ? (void)0 : must_fail(#cond, __FILE__, __LINE__, __func__))
+
+#endif

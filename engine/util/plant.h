@@ -1,0 +1,40 @@
+/* plant.h - bugs that the simulation and the fuzz oracles must catch, planted at compile time in
+ * test builds only.
+ *
+ * PLANT(X) is the constant 0 unless a test library is built with -DNVLLM_PLANT=PLANT_X, so the
+ * product holds none of them. tests/sim/CMakeLists.txt lists what each one breaks. */
+#ifndef NVLLM_ENGINE_UTIL_PLANT_H
+#define NVLLM_ENGINE_UTIL_PLANT_H
+
+#ifdef NVLLM_PLANT
+#define PLANT(k) (NVLLM_PLANT == (k))
+#else
+#define PLANT(k) 0
+#endif
+
+enum {
+    PLANT_FREE_IN_FLIGHT = 1, /* blocks return before the last step that uses them is committed */
+    PLANT_EARLY_VISIBLE,      /* a block is found before the step that writes it is committed */
+    PLANT_NO_NAMESPACE,       /* all namespaces have one root */
+    PLANT_NO_COMPARE,         /* a hit is decided by a short hash alone */
+    PLANT_SHARE_NO_REF,       /* a shared block is not counted for the second holder */
+    PLANT_KEEP_DISCARDED,     /* a row of an ended choice is reported */
+    PLANT_PREEMPT_LOSES,      /* a token sampled while its sequence is preempted is told and lost */
+    PLANT_LOST_WAKE,          /* who waits for a prefix is not woken when it is ready */
+    PLANT_STALE_ROW,          /* a skipped decode names a row of a step already committed */
+    PLANT_SHORT_HASH,         /* no bug: hashes collide all the time, and nothing may come of it */
+    PLANT_NO_PARENT,          /* with short hashes, equal tokens after another prefix are a hit */
+    PLANT_NO_FAIRNESS,        /* who was served how much is not counted */
+    PLANT_NO_YIELD,           /* who has more than its share keeps it while others wait */
+    PLANT_NO_STAND_BACK,      /* nobody stands back in steps for who asks for little */
+    PLANT_NO_TURNS,           /* decodes do not take turns */
+    PLANT_NO_RESERVE,         /* decodes may take all rows while prompts wait */
+    PLANT_PIN_NO_REF,         /* a pinned block is not held */
+    PLANT_PIN_NO_LIMIT,       /* pins may take what the longest sequence needs */
+    PLANT_CLEAR_KEEPS_HELD,   /* what somebody holds stays findable when the cache is cleared */
+    PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
+    PLANT_DOUBLE_ID,          /* two tokens of a vocabulary may have one id */
+    PLANT_REPLAY_IN_CHUNKS,   /* what was sampled is computed again in chunks, and is shared */
+};
+
+#endif

@@ -1,0 +1,12 @@
+/* text.h - a run of bytes with its length: prompts may hold NUL, so no C strings. */
+#ifndef NVLLM_ENGINE_UTIL_TEXT_H
+#define NVLLM_ENGINE_UTIL_TEXT_H
+
+#include <stddef.h>
+
+struct text {
+    const char *data; /* not NUL-terminated; may be NULL when len is 0 */
+    size_t len;       /* bytes */
+};
+
+#endif
