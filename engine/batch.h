@@ -16,6 +16,9 @@
 
 #include "engine/sampling.h"
 
+/* Where the bytes of a KV block may lie. A block id names a place within one tier. */
+enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, N_TIERS };
+
 /* One row whose logits are wanted and sampled from. */
 struct batch_row {
     int32_t row;      /* 0 .. n_tokens - 1 */
