@@ -284,7 +284,7 @@ static int open_parts(struct backend *b, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
-    r = weights_load(&b->weights, d, b->model, &b->options, e);
+    r = cuda_weights_load(&b->weights, d, b->model, (struct shard){0, 1}, &b->options, e);
     if (r == 0)
         r = results_init(&b->results, b->limits.max_seqs, e);
     if (r == 0)

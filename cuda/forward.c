@@ -34,17 +34,27 @@ static int skinny(const struct pass *p, struct skinny s)
     return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
 }
 
-/* first: the same weights of layer 0; those of all layers are equally far apart. */
+/* Elements from a layer's weights to the next layer's: layers are alike and lie one behind another.
+ */
+static int64_t layer_stride(const struct forward *f)
+{
+    const struct layer_weights *w = f->weights->layers;
+
+    return f->config->n_layers > 1
+               ? (const uint16_t *)w[1].qkv.data - (const uint16_t *)w[0].qkv.data
+               : 0;
+}
+
+/* first: the same weights of layer 0. */
 static int gemm(const struct pass *p, struct rows rows, void *y, const uint16_t *x,
                 const uint16_t *w, const uint16_t *first, const uint16_t *bias, int n, int k,
                 enum gemm_out out)
 {
     const struct forward *f = p->f;
-    const struct layer_weights *layers = f->weights->layers;
     const int n_layers = f->config->n_layers;
     const struct gemm_trial trial = {.scratch = f->gate_up, /* empty when anything is added */
                                      .w = first,
-                                     .w_stride = n_layers > 1 ? layers[1].qkv - layers[0].qkv : 0,
+                                     .w_stride = layer_stride(f),
                                      .n_w = n_layers};
 
     y = (char *)y + (int64_t)rows.first * n * (out == GEMM_ADD_F32 ? 4 : 2); /* or it is 0 */
@@ -138,8 +148,8 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                            .n_heads = f->config->n_heads,
                            .layer = layer,
                            .kv = &f->kv};
-    const struct rope rope = {.q_norm = w->q_norm,
-                              .k_norm = w->k_norm,
+    const struct rope rope = {.q_norm = w->q_norm.data,
+                              .k_norm = w->k_norm.data,
                               .table = f->rope,
                               .eps = f->config->rms_norm_eps};
     int r = 0;
@@ -180,11 +190,11 @@ static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, s
 /* Few rows, the first ones: up to what attention wants. */
 static int begin_few(const struct pass *p, const struct layer_weights *w, int n)
 {
-    return skinny_of_normed(p, w->attn_norm,
+    return skinny_of_normed(p, w->attn_norm.data,
                             (struct skinny){.y = p->f->qkv,
                                             .y_stride = p->qkv_dim,
-                                            .w = w->qkv,
-                                            .bias = w->qkv_bias,
+                                            .w = w->qkv.data,
+                                            .bias = w->qkv_bias.data,
                                             .m = n,
                                             .n = p->qkv_dim,
                                             .k = p->f->config->hidden_dim,
@@ -199,16 +209,16 @@ static int end_few(const struct pass *p, const struct layer_weights *w, int n)
     int r = skinny(p, (struct skinny){.y = f->residual,
                                       .y_stride = dim,
                                       .x = f->attn,
-                                      .w = w->o,
+                                      .w = w->o.data,
                                       .m = n,
                                       .n = dim,
                                       .k = p->attn_dim,
                                       .out = SKINNY_ADD_F32});
     if (r == 0)
-        r = skinny_of_normed(p, w->mlp_norm,
+        r = skinny_of_normed(p, w->mlp_norm.data,
                              (struct skinny){.y = f->act,
                                              .y_stride = ffn,
-                                             .w = w->gate_up,
+                                             .w = w->gate_up.data,
                                              .m = n,
                                              .n = ffn,
                                              .k = dim,
@@ -217,7 +227,7 @@ static int end_few(const struct pass *p, const struct layer_weights *w, int n)
         r = skinny(p, (struct skinny){.y = f->residual,
                                       .y_stride = dim,
                                       .x = f->act,
-                                      .w = w->down,
+                                      .w = w->down.data,
                                       .m = n,
                                       .n = dim,
                                       .k = ffn,
@@ -229,13 +239,13 @@ static int begin_many(const struct pass *p, const struct layer_weights *w, struc
 {
     const struct forward *f = p->f;
     const bool first = w == f->weights->layers;
-    const int r = first ? norm(p, rows, w->attn_norm)
-                        : norm_behind(p, rows, w->attn_norm, f->config->ffn_dim);
+    const int r = first ? norm(p, rows, w->attn_norm.data)
+                        : norm_behind(p, rows, w->attn_norm.data, f->config->ffn_dim);
 
-    return r < 0
-               ? r
-               : gemm(p, rows, f->qkv, f->normed, w->qkv, f->weights->layers->qkv, w->qkv_bias,
-                      p->qkv_dim, f->config->hidden_dim, w->qkv_bias ? GEMM_BIAS_BF16 : GEMM_BF16);
+    return r < 0 ? r
+                 : gemm(p, rows, f->qkv, f->normed, w->qkv.data, f->weights->layers->qkv.data,
+                        w->qkv_bias.data, p->qkv_dim, f->config->hidden_dim,
+                        w->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16);
 }
 
 static int end_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
@@ -245,18 +255,20 @@ static int end_many(const struct pass *p, const struct layer_weights *w, struct 
     const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
     const int64_t at = (int64_t)rows.first * ffn;
     const bool last = w == first + f->config->n_layers - 1; /* no norm of all rows is behind it */
-    int r = add(p, rows, f->attn, w->o, first->o, p->attn_dim, parts_of(p, rows, p->attn_dim) > 1);
+    int r = add(p, rows, f->attn, w->o.data, first->o.data, p->attn_dim,
+                parts_of(p, rows, p->attn_dim) > 1);
 
     if (r == 0)
-        r = norm_behind(p, rows, w->mlp_norm, p->attn_dim);
+        r = norm_behind(p, rows, w->mlp_norm.data, p->attn_dim);
     if (r == 0)
-        r = gemm(p, rows, f->gate_up, f->normed, w->gate_up, first->gate_up, NULL, 2 * ffn, dim,
-                 GEMM_BF16);
+        r = gemm(p, rows, f->gate_up, f->normed, w->gate_up.data, first->gate_up.data, NULL,
+                 2 * ffn, dim, GEMM_BF16);
     if (r == 0)
         r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n, ffn),
                        "silu_mul", p->e);
     if (r == 0)
-        r = add(p, rows, f->act, w->down, first->down, ffn, !last && parts_of(p, rows, ffn) > 1);
+        r = add(p, rows, f->act, w->down.data, first->down.data, ffn,
+                !last && parts_of(p, rows, ffn) > 1);
     return r;
 }
 
@@ -283,9 +295,9 @@ static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
     const struct model_config *c = f->config;
-    const struct gemm_trial trial = {.w = f->weights->lm_head, .n_w = 1};
+    const struct gemm_trial trial = {.w = f->weights->lm_head.data, .n_w = 1};
     const int m = p->s->n_rows;
-    int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm, p->v, m,
+    int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm.data, p->v, m,
                                 c->hidden_dim, c->rms_norm_eps),
                        "rms_norm", p->e);
 
@@ -295,14 +307,14 @@ static int lm_head(const struct pass *p)
         return skinny(p, (struct skinny){.y = f->logits,
                                          .y_stride = f->sampler.logits_stride,
                                          .x = f->normed,
-                                         .w = f->weights->lm_head,
+                                         .w = f->weights->lm_head.data,
                                          .m = m,
                                          .n = c->vocab_size,
                                          .k = c->hidden_dim,
                                          .out = SKINNY_F32});
     return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
-                    f->weights->lm_head, NULL, gemm_rows(m), c->vocab_size, c->hidden_dim, GEMM_F32,
-                    &trial, p->e);
+                    f->weights->lm_head.data, NULL, gemm_rows(m), c->vocab_size, c->hidden_dim,
+                    GEMM_F32, &trial, p->e);
 }
 
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
@@ -328,20 +340,19 @@ void forward_ready_resident(struct forward *f)
 {
     const struct layer_weights *w = f->weights->layers;
 
-    f->resident.w =
-        (struct resident_weights){.attn_norm = w->attn_norm,
-                                  .qkv = w->qkv,
-                                  .qkv_bias = w->qkv_bias,
-                                  .q_norm = w->q_norm,
-                                  .k_norm = w->k_norm,
-                                  .o = w->o,
-                                  .mlp_norm = w->mlp_norm,
-                                  .gate_up = w->gate_up,
-                                  .down = w->down,
-                                  .layer_stride = f->config->n_layers > 1 ? w[1].qkv - w[0].qkv : 0,
-                                  .embed = f->weights->embed,
-                                  .lm_head = f->weights->lm_head,
-                                  .norm = f->weights->norm};
+    f->resident.w = (struct resident_weights){.attn_norm = w->attn_norm.data,
+                                              .qkv = w->qkv.data,
+                                              .qkv_bias = w->qkv_bias.data,
+                                              .q_norm = w->q_norm.data,
+                                              .k_norm = w->k_norm.data,
+                                              .o = w->o.data,
+                                              .mlp_norm = w->mlp_norm.data,
+                                              .gate_up = w->gate_up.data,
+                                              .down = w->down.data,
+                                              .layer_stride = layer_stride(f),
+                                              .embed = f->weights->embed.data,
+                                              .lm_head = f->weights->lm_head.data,
+                                              .norm = f->weights->norm.data};
     f->resident.rope = f->rope;
     f->resident.kv = f->kv;
     f->resident.sampled = f->sampler.sampled;
@@ -382,7 +393,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
         r = resident(f, v, s->n_tokens, e);
         return r < 0 || s->n_rows == 0 ? r : sample(f, v, s->n_rows, e);
     }
-    r = cuda_check(embed(f->launch, f->residual, f->weights->embed, v, f->sampler.sampled,
+    r = cuda_check(embed(f->launch, f->residual, f->weights->embed.data, v, f->sampler.sampled,
                          s->n_tokens, c->hidden_dim, c->vocab_size),
                    "embed", e);
 

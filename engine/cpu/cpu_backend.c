@@ -42,7 +42,7 @@ struct backend {
     struct backend_info info;
     const struct cpu_ops *ops;
     struct cpu_pool *pool;
-    struct weights *weights;
+    struct cpu_weights *weights;
     struct kv_pool kv;
     struct region kv_memory;
     struct region_filler kv_filler;
@@ -258,7 +258,7 @@ static void cpu_close(struct backend *b)
     }
     sampler_free(b->sampler);
     forward_free(b->forward);
-    weights_free(b->weights);
+    cpu_weights_free(b->weights);
     region_fill_stop(&b->kv_filler);
     region_deinit(&b->kv_memory);
     cpu_pool_free(b->pool);
@@ -277,14 +277,14 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
         return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
-    r = weights_load(&b->weights, model, b->pool, o->progress, o->progress_ctx, e);
+    r = cpu_weights_load(&b->weights, model, b->pool, o->progress, o->progress_ctx, e);
     if (r < 0)
         return r;
     r = forward_new(&b->forward,
                     &(struct forward_options){.ops = b->ops,
                                               .pool = b->pool,
                                               .config = &b->config,
-                                              .weights = b->weights,
+                                              .weights = &b->weights->all,
                                               .kv = &b->kv,
                                               .max_batch_tokens = o->max_batch_tokens,
                                               .max_seqs = o->max_seqs},

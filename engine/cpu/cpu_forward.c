@@ -51,7 +51,7 @@ struct forward {
     /* the slice under way */
     const struct batch *b;
     const int32_t *ids;
-    const struct layer *layer;
+    const struct layer_weights *layer;
     int layer_no;
     int row, n_rows; /* rows of the batch */
     int n_tiles;
@@ -180,25 +180,25 @@ static void product(const struct forward *f, float *y, size_t y_stride, const fl
         .f = f,
         .whole = {.y = y,
                   .x = x,
-                  .w = w->w,
+                  .w = w->data,
                   .y_stride = y_stride,
                   .x_stride = x_stride,
                   .n_rows = n_rows,
-                  .n_outs = w->n_outs,
-                  .k = w->k,
+                  .n_outs = w->n,
+                  .k = (int)w->ld,
                   .add = add},
         .outs = MATMUL_OUTS,
     };
     const int row_tasks = (n_rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
 
     if (row_tasks == 1) { /* enough for each thread to take several, not too small each */
-        const int share = w->n_outs / (8 * cpu_pool_threads(f->o.pool));
-        const int least = MATMUL_BYTES / (2 * w->k);
+        const int share = w->n / (8 * cpu_pool_threads(f->o.pool));
+        const int least = MATMUL_BYTES / (2 * (int)w->ld);
 
         p.outs = ((share > least ? share : least) + 7) & ~7;
         p.outs = p.outs < 8 ? 8 : p.outs;
     }
-    p.n_out_tasks = (w->n_outs + p.outs - 1) / p.outs;
+    p.n_out_tasks = (w->n + p.outs - 1) / p.outs;
     cpu_pool_run(f->o.pool, row_tasks * p.n_out_tasks, product_task, &p);
 }
 
@@ -231,7 +231,7 @@ static void embed_task(void *ctx, int task, int thread)
         const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
         const float pos = (float)f->b->positions[f->row + i];
 
-        f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, w->w + (size_t)id * (size_t)w->k, w->k);
+        f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, matrix_row(w, id), (int)w->ld);
         for (int j = 0; j < half; j++) {
             const float angle = pos * f->inv_freq[j];
 
@@ -253,7 +253,7 @@ static void attn_norm_task(void *ctx, int task, int thread)
     struct forward *f = ctx;
 
     (void)thread;
-    norm_rows(f, task, f->layer->attn_norm);
+    norm_rows(f, task, f->layer->attn_norm.data);
 }
 
 static void ffn_norm_task(void *ctx, int task, int thread)
@@ -261,7 +261,7 @@ static void ffn_norm_task(void *ctx, int task, int thread)
     struct forward *f = ctx;
 
     (void)thread;
-    norm_rows(f, task, f->layer->ffn_norm);
+    norm_rows(f, task, f->layer->mlp_norm.data);
 }
 
 /* Where a layer's keys (0) or values (1) of a head lie in block 0. */
@@ -290,7 +290,7 @@ static void heads_task(void *ctx, int task, int thread)
 {
     struct forward *f = ctx;
     const struct cpu_ops *ops = f->o.ops;
-    const struct layer *y = f->layer;
+    const struct layer_weights *y = f->layer;
     const int dim = f->c.head_dim, n_rotated = f->c.n_heads + f->c.n_kv_heads;
 
     (void)thread;
@@ -299,13 +299,13 @@ static void heads_task(void *ctx, int task, int thread)
         float *row = f->qkv_out + (size_t)i * f->qkv;
         const int32_t slot = f->b->slots[f->row + i];
 
-        if (y->qkv_bias)
-            ops->add(row, y->qkv_bias, (int)f->qkv);
+        if (y->qkv_bias.data)
+            ops->add(row, y->qkv_bias.data, (int)f->qkv);
         for (int h = 0; h < n_rotated; h++) {
             float *x = row + (size_t)h * (size_t)dim;
 
-            if (y->q_norm)
-                ops->rms_norm(x, x, h < f->c.n_heads ? y->q_norm : y->k_norm, dim,
+            if (y->q_norm.data)
+                ops->rms_norm(x, x, h < f->c.n_heads ? y->q_norm.data : y->k_norm.data, dim,
                               f->c.rms_norm_eps);
             ops->rope(x, f->cos + i * (dim / 2), f->sin + i * (dim / 2), dim / 2);
         }
@@ -363,14 +363,14 @@ static void silu_task(void *ctx, int task, int thread)
 
 static void run_layer(struct forward *f)
 {
-    const struct layer *y = f->layer;
+    const struct layer_weights *y = f->layer;
     const int n = f->n_rows;
 
     each_rows(f, attn_norm_task);
     product(f, f->qkv_out, f->qkv, f->normed, f->hidden, &y->qkv, n, false);
     each_rows(f, heads_task);
     cpu_pool_run(f->o.pool, f->n_tiles * f->c.n_kv_heads, attend_task, f);
-    product(f, f->x, f->hidden, f->attn, f->heads, &y->out, n, true);
+    product(f, f->x, f->hidden, f->attn, f->heads, &y->o, n, true);
 
     each_rows(f, ffn_norm_task);
     product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
@@ -406,7 +406,7 @@ static void keep_wanted(struct forward *f)
 
         if (row >= 0 && row < f->n_rows)
             f->o.ops->rms_norm(f->wanted + (size_t)i * f->hidden, f->x + (size_t)row * f->hidden,
-                               f->o.weights->final_norm, f->c.hidden_dim, f->c.rms_norm_eps);
+                               f->o.weights->norm.data, f->c.hidden_dim, f->c.rms_norm_eps);
     }
 }
 
@@ -430,6 +430,6 @@ const float *forward_logits(struct forward *f, int first, int n)
 {
     must(first >= 0 && n >= 0 && n <= FORWARD_LOGIT_ROWS);
     product(f, f->logits, (size_t)f->c.vocab_size, f->wanted + (size_t)first * f->hidden, f->hidden,
-            &f->o.weights->head, n, false);
+            &f->o.weights->lm_head, n, false);
     return f->logits;
 }

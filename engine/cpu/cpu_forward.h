@@ -11,7 +11,8 @@
 #include "engine/batch.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/cpu/cpu_weights.h"
+#include "engine/cpu/cpu_machine.h"
+#include "engine/model/weights.h"
 #include "engine/util/err.h"
 #include "engine/model/model.h"
 

@@ -135,7 +135,7 @@ int model_read(const struct model *m, const struct tensor *t, uint64_t offset, v
 int model_read_bf16(const struct model *m, const struct tensor *t, uint64_t first, uint16_t *dst,
                     size_t n, struct err *e)
 {
-    const uint32_t size = dtype_bytes(t->dtype);
+    const uint32_t size = dtype_info[t->dtype].bytes;
     const uint64_t n_elements = t->bytes / size;
     union {
         float f32[CONVERT_BYTES / sizeof(float)];

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/model/matrix.h"
 #include "engine/util/err.h"
 
 enum {
@@ -18,16 +19,9 @@ enum {
     MODEL_MAX_RANK = 4,
 };
 
-enum model_arch {
-    MODEL_QWEN2, /* Qwen2ForCausalLM: q, k and v have biases, no q/k norm */
-    MODEL_QWEN3, /* Qwen3ForCausalLM: RMSNorm on each head of q and k, no biases */
-};
-
-enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32 };
-
-/* Shape of the network, from config.json. */
+/* The network's shape and features, from config.json. */
 struct model_config {
-    enum model_arch arch;
+    const char *arch; /* as config.json calls it; for messages alone: features decide */
     int32_t n_layers;
     int32_t n_heads; /* query heads; a multiple of n_kv_heads */
     int32_t n_kv_heads;
@@ -38,7 +32,9 @@ struct model_config {
     int32_t max_seq_len; /* max_position_embeddings */
     float rms_norm_eps;
     double rope_theta;
-    bool tied; /* the LM head is the embedding */
+    bool tied;     /* the LM head is the embedding */
+    bool qkv_bias; /* q, k and v have biases */
+    bool qk_norm;  /* RMSNorm on each head of q and k */
 };
 
 /* What generation_config.json wants where a request is silent; neutral values where the file is. */

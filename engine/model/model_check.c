@@ -16,12 +16,10 @@ static const char *const lead_ok = "ok     ", *const lead_wrong = "wrong  ";
 static void print_sum(const struct model_config *c, const struct model_tensors *t, bool weights,
                       FILE *out)
 {
-    static const char *const names[] = {"bf16", "f16", "f32"};
-    const char *dtype = names[t->all[0].dtype];
+    const char *dtype = dtype_info[t->all[0].dtype].name;
 
-    fprintf(out, "       %s: %d layers of %d, %d query and %d KV heads of %d, ffn %d\n",
-            model_arch_name(c->arch), c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
-            c->head_dim, c->ffn_dim);
+    fprintf(out, "       %s: %d layers of %d, %d query and %d KV heads of %d, ffn %d\n", c->arch,
+            c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim);
     fprintf(out, "       vocabulary %d%s, up to %d tokens, %.1f million parameters", c->vocab_size,
             c->tied ? " (tied)" : "", c->max_seq_len, (double)t->n_elements / 1e6);
     for (size_t i = 1; i < t->n; i++)

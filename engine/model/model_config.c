@@ -17,53 +17,52 @@ enum {
     MAX_FFN = 1 << 20,
     MAX_VOCAB = 1 << 22,
     MAX_SEQ_LEN = 1 << 24,
-    QWEN3_HEAD_DIM = 128, /* where a Qwen3 config.json says nothing */
 };
 
-static const struct {
-    enum model_arch arch;
-    const char *name;
-    const char *model_type;
-} archs[] = {
-    {MODEL_QWEN2, "Qwen2ForCausalLM", "qwen2"},
-    {MODEL_QWEN3, "Qwen3ForCausalLM", "qwen3"},
+/* What an architecture implies without a field of config.json that says so. */
+struct family {
+    const char *arch, *model_type;
+    bool qkv_bias, qk_norm;
+    int32_t head_dim; /* where the field is absent; 0: hidden_size / num_attention_heads */
 };
 
-enum { N_ARCHS = sizeof(archs) / sizeof(archs[0]) };
+static const struct family families[] = {
+    {"Qwen2ForCausalLM", "qwen2", .qkv_bias = true},
+    {"Qwen3ForCausalLM", "qwen3", .qk_norm = true, .head_dim = 128},
+};
 
-const char *model_arch_name(enum model_arch arch)
-{
-    for (int i = 0; i < N_ARCHS; i++)
-        if (archs[i].arch == arch)
-            return archs[i].name;
-    return "?";
-}
+enum { N_FAMILIES = sizeof(families) / sizeof(families[0]) };
 
-static void parse_arch(struct model_config *c, const struct fields *f)
+/* NULL: a problem was noted. */
+static const struct family *parse_family(struct model_config *c, const struct fields *f)
 {
     const json_t *list = json_object_get(f->object, "architectures");
+    char known[N_FAMILIES * 40];
     const char *name, *type;
-    int i;
+    int n = 0;
 
     if (!json_is_array(list) || json_array_size(list) != 1 ||
         !json_is_string(json_array_get(list, 0))) {
         field_problem(f, "architectures", -EINVAL, "must be an array of one name");
-        return;
+        return NULL;
     }
     name = json_string_value(json_array_get(list, 0));
-    for (i = 0; i < N_ARCHS; i++)
-        if (strcmp(name, archs[i].name) == 0)
-            break;
-    if (i == N_ARCHS) {
-        field_problem(f, "architectures", -ENOTSUP,
-                      "\"%.80s\" is not supported; Qwen2ForCausalLM and Qwen3ForCausalLM are",
-                      name);
-        return;
-    }
-    c->arch = archs[i].arch;
-    if (field_text(&type, f, "model_type") == FIELD_OK && strcmp(type, archs[i].model_type) != 0)
+    for (const struct family *y = families; y < families + N_FAMILIES; y++) {
+        n += snprintf(known + n, sizeof(known) - (size_t)n, "%s%s", n ? ", " : "", y->arch);
+        if (strcmp(name, y->arch) != 0)
+            continue;
+        c->arch = y->arch;
+        c->qkv_bias = y->qkv_bias;
+        c->qk_norm = y->qk_norm;
+        if (field_text(&type, f, "model_type") != FIELD_OK || strcmp(type, y->model_type) == 0)
+            return y;
         field_problem(f, "model_type", -EINVAL, "\"%.80s\" contradicts architectures, \"%s\"", type,
                       name);
+        return NULL;
+    }
+    field_problem(f, "architectures", -ENOTSUP, "\"%.80s\" is not supported; these are: %s", name,
+                  known);
+    return NULL;
 }
 
 /* Rotary embedding: the plain kind only. rope_parameters is what transformers 5 writes, rope_theta
@@ -158,6 +157,14 @@ static void refuse_if_true(const struct fields *f, const char *key, const char *
         field_problem(f, key, -ENOTSUP, "%s", what);
 }
 
+static bool is_dtype(const char *torch_name)
+{
+    for (int i = 0; i < N_DTYPES; i++)
+        if (strcmp(torch_name, dtype_info[i].torch) == 0)
+            return true;
+    return false;
+}
+
 static void parse_features(const struct model_config *c, const struct fields *f)
 {
     const char *text;
@@ -174,21 +181,20 @@ static void parse_features(const struct model_config *c, const struct fields *f)
     if (field_text(&text, f, "hidden_act") == FIELD_OK && strcmp(text, "silu") != 0)
         field_problem(f, "hidden_act", -ENOTSUP, "\"%.80s\" is not supported; only \"silu\" is",
                       text);
-    if (field_bool(&on, f, "attention_bias") == FIELD_OK && on != (c->arch == MODEL_QWEN2))
-        field_problem(f, "attention_bias", -ENOTSUP, "%s contradicts the architecture: %s",
-                      on ? "true" : "false",
-                      on ? "Qwen3 has no biases" : "Qwen2 always has biases on q, k and v");
+    if (field_bool(&on, f, "attention_bias") == FIELD_OK && on != c->qkv_bias)
+        field_problem(f, "attention_bias", -ENOTSUP,
+                      "%s contradicts the architecture: %s %s biases on q, k and v",
+                      on ? "true" : "false", c->arch, on ? "has no" : "always has");
     for (int i = 0; i < 2; i++) {
         const char *key = i == 0 ? "dtype" : "torch_dtype";
 
-        if (field_text(&text, f, key) == FIELD_OK && strcmp(text, "bfloat16") != 0 &&
-            strcmp(text, "float16") != 0 && strcmp(text, "float32") != 0)
+        if (field_text(&text, f, key) == FIELD_OK && !is_dtype(text))
             field_problem(f, key, -ENOTSUP,
                           "\"%.80s\" is not supported; bfloat16, float16 and float32 are", text);
     }
 }
 
-static void parse_dims(struct model_config *c, const struct fields *f)
+static void parse_dims(struct model_config *c, const struct family *family, const struct fields *f)
 {
     uint32_t before = f->problems->n;
     double eps = 0.0;
@@ -209,8 +215,8 @@ static void parse_dims(struct model_config *c, const struct fields *f)
         field_problem(f, "num_key_value_heads", -EINVAL,
                       "%d does not divide num_attention_heads, %d", c->n_kv_heads, c->n_heads);
     if (field_int(&c->head_dim, f, "head_dim", 2, MAX_HEAD_DIM) == FIELD_ABSENT) {
-        if (c->arch == MODEL_QWEN3 && !json_object_get(f->object, "head_dim"))
-            c->head_dim = QWEN3_HEAD_DIM;
+        if (family->head_dim && !json_object_get(f->object, "head_dim"))
+            c->head_dim = family->head_dim;
         else if (c->n_heads > 0 && c->hidden_dim % c->n_heads == 0 &&
                  c->hidden_dim / c->n_heads <= MAX_HEAD_DIM)
             c->head_dim = c->hidden_dim / c->n_heads;
@@ -265,15 +271,15 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
                         struct problems *p)
 {
     const struct fields f = {MODEL_CONFIG_FILE, "", root, p};
-    uint32_t before = p->n;
+    const struct family *family;
 
     *c = (struct model_config){0};
     *d = (struct model_defaults){.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f};
-    parse_arch(c, &f);
-    if (p->n != before)
-        return; /* of another architecture the other fields mean nothing */
+    family = parse_family(c, &f);
+    if (!family)
+        return; /* in another architecture the other fields mean something else */
     parse_features(c, &f);
-    parse_dims(c, &f);
+    parse_dims(c, family, &f);
     parse_rope(c, &f);
     parse_layer_types(c, &f);
     if (c->vocab_size > 0)

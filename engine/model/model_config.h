@@ -30,6 +30,4 @@ void model_config_read(struct model_config *c, struct model_defaults *d, int dir
                        struct problems *p);
 void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, struct problems *p);
 
-const char *model_arch_name(enum model_arch arch); /* as config.json calls it */
-
 #endif

@@ -2,7 +2,6 @@
 #include "engine/model/model_tensors.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,16 +9,15 @@
 #include "engine/util/must.h"
 
 enum {
-    MAX_OUTSIDE = 3,  /* embedding, last norm, LM head */
-    MAX_A_LAYER = 12, /* two norms, four projections, three biases or two norms, three of ffn */
-    MAX_TOLD = 8,     /* problems of one kind that are told one by one */
+    MAX_TOLD = 8, /* problems of one kind that are reported one by one */
     SHAPE_TEXT = 96,
 };
 
-uint32_t dtype_bytes(enum dtype dtype)
-{
-    return dtype == DTYPE_F32 ? 4 : 2;
-}
+const struct dtype_info dtype_info[N_DTYPES] = {
+    [DTYPE_BF16] = {"bf16", "BF16", "bfloat16", 2},
+    [DTYPE_F16] = {"f16", "F16", "float16", 2},
+    [DTYPE_F32] = {"f32", "F32", "float32", 4},
+};
 
 uint64_t tensor_elements(const struct tensor *t)
 {
@@ -35,64 +33,32 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-/* cols 0 is a vector. The configuration's limits keep every product far below 2^63. */
-__attribute__((format(printf, 4, 5))) static void need(struct model_tensors *t, int64_t rows,
-                                                       int64_t cols, const char *fmt, ...)
-{
-    struct tensor *x = &t->all[t->n];
-    char *name = t->names[t->n];
-    va_list ap;
-
-    va_start(ap, fmt);
-    must(vsnprintf(name, MODEL_TENSOR_NAME, fmt, ap) < MODEL_TENSOR_NAME);
-    va_end(ap);
-    *x = (struct tensor){.name = name, .rank = cols ? 2 : 1, .shape = {rows, cols}};
-    t->n_elements += tensor_elements(x);
-    t->n++;
-}
-
-static void need_layer(struct model_tensors *t, const struct model_config *c, int i)
-{
-    const int64_t q_dim = (int64_t)c->n_heads * c->head_dim;
-    const int64_t kv_dim = (int64_t)c->n_kv_heads * c->head_dim;
-
-    need(t, c->hidden_dim, 0, "model.layers.%d.input_layernorm.weight", i);
-    need(t, q_dim, c->hidden_dim, "model.layers.%d.self_attn.q_proj.weight", i);
-    need(t, kv_dim, c->hidden_dim, "model.layers.%d.self_attn.k_proj.weight", i);
-    need(t, kv_dim, c->hidden_dim, "model.layers.%d.self_attn.v_proj.weight", i);
-    need(t, c->hidden_dim, q_dim, "model.layers.%d.self_attn.o_proj.weight", i);
-    if (c->arch == MODEL_QWEN2) {
-        need(t, q_dim, 0, "model.layers.%d.self_attn.q_proj.bias", i);
-        need(t, kv_dim, 0, "model.layers.%d.self_attn.k_proj.bias", i);
-        need(t, kv_dim, 0, "model.layers.%d.self_attn.v_proj.bias", i);
-    } else {
-        need(t, c->head_dim, 0, "model.layers.%d.self_attn.q_norm.weight", i);
-        need(t, c->head_dim, 0, "model.layers.%d.self_attn.k_norm.weight", i);
-    }
-    need(t, c->hidden_dim, 0, "model.layers.%d.post_attention_layernorm.weight", i);
-    need(t, c->ffn_dim, c->hidden_dim, "model.layers.%d.mlp.gate_proj.weight", i);
-    need(t, c->ffn_dim, c->hidden_dim, "model.layers.%d.mlp.up_proj.weight", i);
-    need(t, c->hidden_dim, c->ffn_dim, "model.layers.%d.mlp.down_proj.weight", i);
-}
-
 int model_tensors_list(struct model_tensors *t, const struct model_config *c)
 {
-    size_t max = MAX_OUTSIDE + (size_t)c->n_layers * MAX_A_LAYER;
+    size_t n = 0;
 
-    must(c->n_layers > 0);
-    t->all = calloc(max, sizeof(*t->all));
-    t->names = calloc(max, sizeof(*t->names));
+    for (int i = 0; i < N_TENSOR_SPECS; i++)
+        n += (size_t)tensor_spec_count(&tensor_specs[i], c);
+    t->all = calloc(n, sizeof(*t->all));
+    t->names = calloc(n, sizeof(*t->names));
     if (!t->all || !t->names) {
         model_tensors_deinit(t);
         return -ENOMEM;
     }
-    need(t, c->vocab_size, c->hidden_dim, "model.embed_tokens.weight");
-    for (int i = 0; i < c->n_layers; i++)
-        need_layer(t, c, i);
-    need(t, c->hidden_dim, 0, "model.norm.weight");
-    if (!c->tied)
-        need(t, c->vocab_size, c->hidden_dim, "lm_head.weight");
-    must(t->n <= max);
+    for (int i = 0; i < N_TENSOR_SPECS; i++) {
+        const struct tensor_spec *s = &tensor_specs[i];
+
+        for (int32_t layer = 0; layer < tensor_spec_count(s, c); layer++, t->n++) {
+            struct tensor *x = &t->all[t->n];
+
+            tensor_spec_name(t->names[t->n], s, layer);
+            *x = (struct tensor){.name = t->names[t->n],
+                                 .rank = s->cols == DIM_1 ? 1 : 2,
+                                 .shape = {tensor_dim_size(c, s->rows),
+                                           tensor_dim_size(c, s->cols)}};
+            t->n_elements += tensor_elements(x);
+        }
+    }
     qsort(t->all, t->n, sizeof(*t->all), by_name);
     return 0;
 }
@@ -124,15 +90,13 @@ static void shape_text(char *out, int32_t rank, const int64_t *shape)
 
 static bool parse_dtype(enum dtype *out, const char *name)
 {
-    if (strcmp(name, "BF16") == 0)
-        *out = DTYPE_BF16;
-    else if (strcmp(name, "F16") == 0)
-        *out = DTYPE_F16;
-    else if (strcmp(name, "F32") == 0)
-        *out = DTYPE_F32;
-    else
-        return false;
-    return true;
+    for (int i = 0; i < N_DTYPES; i++) {
+        if (strcmp(name, dtype_info[i].safetensors) == 0) {
+            *out = (enum dtype)i;
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Says in how a located tensor is wrong; 0 when it is right. */
@@ -151,7 +115,7 @@ static int check_tensor(struct tensor *t, const struct safetensors_entry *x, con
         return err_set(e, -ENOTSUP,
                        "%s: %s: dtype: %s is not supported for weights; BF16, F16 and F32 are",
                        file, t->name, x->dtype);
-    must(x->bytes == tensor_elements(t) * dtype_bytes(t->dtype)); /* the header was checked */
+    must(x->bytes == tensor_elements(t) * dtype_info[t->dtype].bytes); /* the header was checked */
     t->bytes = x->bytes;
     t->offset = x->offset;
     return 0;
@@ -160,7 +124,7 @@ static int check_tensor(struct tensor *t, const struct safetensors_entry *x, con
 static void tell_missing(const struct model_tensors *t, const struct model_files *f,
                          struct problems *p)
 {
-    char names[4 * MODEL_TENSOR_NAME] = "";
+    char names[4 * TENSOR_NAME_BYTES] = "";
     size_t n = 0, file;
     int at = 0;
 

@@ -10,13 +10,12 @@
 
 #include "engine/model/model.h"
 #include "engine/model/model_files.h"
+#include "engine/model/tensor_table.h"
 #include "engine/util/problems.h"
-
-enum { MODEL_TENSOR_NAME = 64 };
 
 struct model_tensors {
     struct tensor *all; /* [n] by name, as strcmp orders */
-    char (*names)[MODEL_TENSOR_NAME];
+    char (*names)[TENSOR_NAME_BYTES];
     size_t n;
     uint64_t n_elements; /* of all, the model's parameters */
     uint64_t bytes;      /* of all, as stored; 0 until they are located */
@@ -33,6 +32,5 @@ void model_tensors_deinit(struct model_tensors *t);
 
 const struct tensor *model_tensors_find(const struct model_tensors *t, const char *name);
 uint64_t tensor_elements(const struct tensor *t);
-uint32_t dtype_bytes(enum dtype dtype);
 
 #endif

@@ -12,7 +12,7 @@ enum { MOST_LAYERS = 64 }; /* whose tensors are listed: more only take longer */
 
 static void check_config(const struct model_config *c)
 {
-    FUZZ_CHECK(c->arch == MODEL_QWEN2 || c->arch == MODEL_QWEN3);
+    FUZZ_CHECK(c->arch && c->qkv_bias != c->qk_norm);
     FUZZ_CHECK(c->n_layers > 0 && c->n_heads > 0 && c->n_kv_heads > 0);
     FUZZ_CHECK(c->n_heads % c->n_kv_heads == 0);
     FUZZ_CHECK(c->head_dim > 0 && c->head_dim % 2 == 0);

@@ -42,60 +42,22 @@ static void fill_noise(uint16_t *to, size_t n, float mean, float scale)
     }
 }
 
-static uint16_t *lay(struct arena *a, size_t n)
-{
-    return arena_take(a, n * sizeof(uint16_t));
-}
-
-static void lay_weights(struct rig *r, struct arena *a, bool bias)
-{
-    const struct model_config *c = &r->config;
-    const size_t dim = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
-    const size_t head_dim = (size_t)c->head_dim, attn = (size_t)c->n_heads * head_dim;
-    const size_t qkv = attn + 2 * (size_t)c->n_kv_heads * head_dim;
-
-    r->weights.embed = lay(a, (size_t)c->vocab_size * dim);
-    r->weights.lm_head = c->tied ? r->weights.embed : lay(a, (size_t)c->vocab_size * dim);
-    r->weights.norm = lay(a, dim);
-    for (int i = 0; i < c->n_layers; i++)
-        r->weights.layers[i] = (struct layer_weights){.attn_norm = lay(a, dim),
-                                                      .qkv = lay(a, qkv * dim),
-                                                      .qkv_bias = bias ? lay(a, qkv) : NULL,
-                                                      .q_norm = bias ? NULL : lay(a, head_dim),
-                                                      .k_norm = bias ? NULL : lay(a, head_dim),
-                                                      .o = lay(a, dim * attn),
-                                                      .mlp_norm = lay(a, dim),
-                                                      .gate_up = lay(a, 2 * ffn * dim),
-                                                      .down = lay(a, dim * ffn)};
-}
-
 static void fill_weights(struct rig *r)
 {
-    const struct model_config *c = &r->config;
-    const size_t dim = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
-    const size_t head_dim = (size_t)c->head_dim, attn = (size_t)c->n_heads * head_dim;
-    const size_t qkv = attn + 2 * (size_t)c->n_kv_heads * head_dim;
-    const float by_dim = 1.0f / sqrtf((float)dim);
+    struct weights *w = &r->weights;
 
-    fill_noise(r->weights.embed, (size_t)c->vocab_size * dim, 0.0f, 1.0f);
-    if (!c->tied)
-        fill_noise(r->weights.lm_head, (size_t)c->vocab_size * dim, 0.0f, by_dim);
-    fill_noise(r->weights.norm, dim, 1.0f, 0.3f);
-    for (int i = 0; i < c->n_layers; i++) {
-        const struct layer_weights *w = &r->weights.layers[i];
+    for (int32_t i = 0; i < w->n_pieces; i++) {
+        const struct weight_part *p = &w->pieces[i].part;
+        const enum weight_role role = p->tensor->role;
+        const bool bias = role == WEIGHT_QKV_BIAS, norm = p->n_cols == 1 && !bias;
+        float scale = 1.0f / sqrtf((float)p->n_cols);
 
-        fill_noise(w->attn_norm, dim, 1.0f, 0.3f);
-        fill_noise(w->qkv, qkv * dim, 0.0f, by_dim);
-        if (w->qkv_bias)
-            fill_noise(w->qkv_bias, qkv, 0.0f, 1.0f);
-        if (w->q_norm) {
-            fill_noise(w->q_norm, head_dim, 1.0f, 0.3f);
-            fill_noise(w->k_norm, head_dim, 1.0f, 0.3f);
-        }
-        fill_noise(w->o, dim * attn, 0.0f, 1.0f / sqrtf((float)attn));
-        fill_noise(w->mlp_norm, dim, 1.0f, 0.3f);
-        fill_noise(w->gate_up, 2 * ffn * dim, 0.0f, by_dim);
-        fill_noise(w->down, dim * ffn, 0.0f, 1.0f / sqrtf((float)ffn));
+        if (bias || role == WEIGHT_EMBED)
+            scale = 1.0f;
+        if (norm)
+            scale = 0.3f;
+        fill_noise(matrix_row(w->pieces[i].to, p->to_row), (size_t)(p->n_rows * p->n_cols),
+                   norm ? 1.0f : 0.0f, scale);
     }
 }
 
@@ -191,7 +153,6 @@ static void make_blocks(struct rig *r, const int *max_len)
 void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_len,
               const int max_len[RIG_ROWS])
 {
-    struct arena count = {0}, real = {0};
     struct forward *f = &r->forward;
     struct err e;
     int longest = 0;
@@ -205,10 +166,11 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
                                      .max_blocks = (longest + block_len - 1) / block_len,
                                      .block_len = block_len,
                                      .target_items = 49};
-    r->weights.layers = calloc((size_t)c->n_layers, sizeof(*r->weights.layers));
-    lay_weights(r, &count, bias);
-    real.base = take(r, count.used);
-    lay_weights(r, &real, bias);
+    r->config.qkv_bias = bias;
+    r->config.qk_norm = !bias;
+    must(weights_init(&r->weights, &r->config, (struct shard){.rank = 0, .tp_size = 1},
+                      &cuda_weights_layout, &e) == 0);
+    weights_place(&r->weights, take(r, r->weights.bytes));
     fill_weights(r);
     f->config = &r->config;
     f->weights = &r->weights;
@@ -232,7 +194,7 @@ void rig_deinit(struct rig *r)
     for (int i = 0; i < r->n_taken; i++)
         cuda_must(cudaFree(r->taken[i]));
     cuda_must(cudaFreeHost(r->pinned));
-    free(r->weights.layers);
+    weights_deinit(&r->weights);
     free(r->block_table);
     device_close(&r->device);
 }

@@ -408,7 +408,7 @@ START_TEST(no_number_stays_in_its_row)
         const int64_t stride = r.forward.sampler.logits_stride;
         const size_t dim = (size_t)c.hidden_dim;
         float *expected = logits_of(&r, 3, true), *got;
-        uint16_t *embed = (uint16_t *)(uintptr_t)r.weights.embed + (size_t)r.tokens[2] * dim;
+        uint16_t *embed = matrix_row(&r.weights.embed, r.tokens[2]);
         uint16_t *old = malloc(dim * 2), *none = malloc(dim * 2);
 
         for (size_t j = 0; j < dim; j++)

@@ -154,8 +154,8 @@ static void *work(void *arg)
         int rc;
 
         generate(buf, strstr(name, "norm") ? j->norms : j->weights, dtype, key, c->first, c->n);
-        rc = write_all(j->w->shards[c->tensor->file].fd, buf, c->n * dtype_bytes(dtype),
-                       c->tensor->offset + c->first * dtype_bytes(dtype));
+        rc = write_all(j->w->shards[c->tensor->file].fd, buf, c->n * dtype_info[dtype].bytes,
+                       c->tensor->offset + c->first * dtype_info[dtype].bytes);
         if (rc)
             atomic_store(&j->failed, rc);
     }
@@ -219,7 +219,7 @@ static const struct {
 } presets[] = {
 #define QWEN3(h, l, q, kv, ffn, t)                                                                 \
     {                                                                                              \
-        MODEL_QWEN3, l, q, kv, 128, h, ffn, 151936, 40960, 1e-6f, 1e6, t                           \
+        WRITER_QWEN3, l, q, kv, 128, h, ffn, 151936, 40960, 1e-6f, 1e6, t                          \
     }
     {"qwen3-0.6b", QWEN3(1024, 28, 16, 8, 3072, true)},
     {"qwen3-1.7b", QWEN3(2048, 28, 16, 8, 6144, true)},
@@ -228,10 +228,10 @@ static const struct {
     {"qwen3-14b", QWEN3(5120, 40, 40, 8, 17408, false)},
     {"qwen3-32b", QWEN3(5120, 64, 64, 8, 25600, false)},
 #undef QWEN3
-    {"qwen2.5-0.5b", {MODEL_QWEN2, 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e-6f, 1e6, true}},
-    {"qwen2.5-7b", {MODEL_QWEN2, 28, 28, 4, 128, 3584, 18944, 152064, 32768, 1e-6f, 1e6, false}},
-    {"test-qwen3", {MODEL_QWEN3, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, true}},
-    {"test-qwen2", {MODEL_QWEN2, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, false}},
+    {"qwen2.5-0.5b", {WRITER_QWEN2, 24, 14, 2, 64, 896, 4864, 151936, 32768, 1e-6f, 1e6, true}},
+    {"qwen2.5-7b", {WRITER_QWEN2, 28, 28, 4, 128, 3584, 18944, 152064, 32768, 1e-6f, 1e6, false}},
+    {"test-qwen3", {WRITER_QWEN3, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, true}},
+    {"test-qwen2", {WRITER_QWEN2, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, false}},
 };
 
 enum { N_PRESETS = sizeof(presets) / sizeof(presets[0]) };
@@ -280,6 +280,16 @@ static int choice(const char *option, const char *text, const char *const *list)
     exit(2);
 }
 
+static void set_family(struct model_config *c, bool qwen3)
+{
+    static const struct model_config qwen2_config = {WRITER_QWEN2}, qwen3_config = {WRITER_QWEN3};
+    const struct model_config *from = qwen3 ? &qwen3_config : &qwen2_config;
+
+    c->arch = from->arch;
+    c->qkv_bias = from->qkv_bias;
+    c->qk_norm = from->qk_norm;
+}
+
 static void parse(struct writer *w, int *n_threads, int argc, char **argv)
 {
     enum { PRESET, ARCH, DTYPE, SHARDS, SEED, THREADS, TOKENIZER, TIED, UNTIED, HELP, DIMS };
@@ -324,9 +334,8 @@ static void parse(struct writer *w, int *n_threads, int argc, char **argv)
             case PRESET:
                 break;
             case ARCH:
-                c->arch = choice("arch", optarg, (const char *const[]){"qwen2", "qwen3", NULL})
-                              ? MODEL_QWEN3
-                              : MODEL_QWEN2;
+                set_family(c,
+                           choice("arch", optarg, (const char *const[]){"qwen2", "qwen3", NULL}));
                 break;
             case DTYPE:
                 w->dtype = (enum dtype)choice("dtype", optarg,

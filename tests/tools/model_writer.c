@@ -51,25 +51,23 @@ static int write_json(int dir, const char *name, json_t *root, struct err *e)
 static int write_config(const struct writer *w, int dir, int32_t end, int32_t end_of_turn,
                         struct err *e)
 {
-    static const char *const dtypes[] = {"bfloat16", "float16", "float32"};
     const struct model_config *c = &w->config;
-    const bool qwen3 = c->arch == MODEL_QWEN3;
     json_t *root = json_pack(
         "{s:[s], s:f, s:i, s:i, s:s, s:i, s:f, s:i, s:i, s:i, s:s, s:i, s:i, s:i, s:f, s:n, s:f, "
         "s:n, s:b, s:s, s:s, s:b, s:b, s:i}",
-        "architectures", model_arch_name(c->arch), "attention_dropout", 0.0, "bos_token_id", end,
-        "eos_token_id", end_of_turn, "hidden_act", "silu", "hidden_size", c->hidden_dim,
-        "initializer_range", 0.02, "intermediate_size", c->ffn_dim, "max_position_embeddings",
-        c->max_seq_len, "max_window_layers", c->n_layers, "model_type", qwen3 ? "qwen3" : "qwen2",
+        "architectures", c->arch, "attention_dropout", 0.0, "bos_token_id", end, "eos_token_id",
+        end_of_turn, "hidden_act", "silu", "hidden_size", c->hidden_dim, "initializer_range", 0.02,
+        "intermediate_size", c->ffn_dim, "max_position_embeddings", c->max_seq_len,
+        "max_window_layers", c->n_layers, "model_type", c->qk_norm ? "qwen3" : "qwen2",
         "num_attention_heads", c->n_heads, "num_hidden_layers", c->n_layers, "num_key_value_heads",
         c->n_kv_heads, "rms_norm_eps", 1e-6, "rope_scaling", "rope_theta", c->rope_theta,
-        "sliding_window", "tie_word_embeddings", c->tied, "torch_dtype", dtypes[w->dtype],
+        "sliding_window", "tie_word_embeddings", c->tied, "torch_dtype", dtype_info[w->dtype].torch,
         "transformers_version", "4.51.0", "use_cache", true, "use_sliding_window", false,
         "vocab_size", c->vocab_size);
 
-    if (root && qwen3)
+    if (root && c->qk_norm)
         json_object_set_new(root, "attention_bias", json_false());
-    if (root && (qwen3 || (int64_t)c->head_dim * c->n_heads != c->hidden_dim))
+    if (root && (c->qk_norm || (int64_t)c->head_dim * c->n_heads != c->hidden_dim))
         json_object_set_new(root, "head_dim", json_integer(c->head_dim));
     return write_json(dir, MODEL_CONFIG_FILE, root, e);
 }
@@ -147,7 +145,7 @@ out:
 /* Even shares in the order of names; a tensor of several shares leaves fewer shards. */
 static void assign_shards(struct writer *w)
 {
-    const uint32_t size = dtype_bytes(w->dtype);
+    const uint32_t size = dtype_info[w->dtype].bytes;
     const uint64_t total = w->tensors.n_elements * size, wanted = w->n_shards;
     uint64_t before = 0, share = 0;
     size_t shard = 0;
@@ -171,7 +169,6 @@ static void assign_shards(struct writer *w)
 /* The header of shard s; the offsets of its tensors become those in the file. */
 static int write_header(struct writer *w, size_t s, struct err *e)
 {
-    static const char *const dtypes[] = {"BF16", "F16", "F32"};
     struct writer_shard *shard = &w->shards[s];
     char *text = NULL;
     size_t bytes = 0;
@@ -187,8 +184,8 @@ static int write_header(struct writer *w, size_t s, struct err *e)
 
         if (t->file != (int32_t)s)
             continue;
-        fprintf(f, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, t->name, dtypes[t->dtype],
-                t->shape[0]);
+        fprintf(f, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%" PRId64, t->name,
+                dtype_info[t->dtype].safetensors, t->shape[0]);
         if (t->rank == 2)
             fprintf(f, ",%" PRId64, t->shape[1]);
         fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", shard->bytes,

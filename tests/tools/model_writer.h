@@ -15,6 +15,10 @@
 
 enum { WRITER_MAX_SHARDS = 256 };
 
+/* How an initializer of struct model_config begins for either family. */
+#define WRITER_QWEN2 .qkv_bias = true, .arch = "Qwen2ForCausalLM"
+#define WRITER_QWEN3 .qk_norm = true, .arch = "Qwen3ForCausalLM"
+
 struct writer_shard {
     char name[64];
     int fd;

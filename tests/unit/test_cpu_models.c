@@ -163,7 +163,7 @@ static void layer(const struct model_config *c, double *x, int n, int l)
 {
     const int dim = c->head_dim, qs = c->n_heads * dim, ks = c->n_kv_heads * dim,
               hid = c->hidden_dim;
-    const bool qwen2 = c->arch == MODEL_QWEN2;
+    const bool qwen2 = !c->qk_norm;
     double *w[16] = {
         weights("model.layers.%d.input_layernorm.weight", l),
         weights("model.layers.%d.post_attention_layernorm.weight", l),
@@ -280,11 +280,11 @@ static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum c
 
 static const struct model_config shapes[] = {
     /* arch, layers, heads, kv heads, head_dim, hidden, ffn, vocab, length, eps, theta, tied */
-    {MODEL_QWEN2, 2, 6, 2, 10, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
-    {MODEL_QWEN2, 2, 14, 2, 64, 64, 130, 2048, 1024, 1e-6f, 1e6, true},
-    {MODEL_QWEN2, 1, 64, 1, 2, 48, 64, 2048, 1024, 1e-5f, 1e6, true}, /* a group over one tile */
-    {MODEL_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true},
-    {MODEL_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
+    {WRITER_QWEN2, 2, 6, 2, 10, 52, 77, 2048, 1024, 1e-6f, 1e4, false},
+    {WRITER_QWEN2, 2, 14, 2, 64, 64, 130, 2048, 1024, 1e-6f, 1e6, true},
+    {WRITER_QWEN2, 1, 64, 1, 2, 48, 64, 2048, 1024, 1e-5f, 1e6, true}, /* a group over one tile */
+    {WRITER_QWEN3, 2, 4, 4, 6, 33, 50, 2053, 1024, 1e-6f, 1e6, true},
+    {WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
 };
 
 enum { N_SHAPES = sizeof(shapes) / sizeof(*shapes) };

@@ -124,7 +124,8 @@ START_TEST(bundled_model_opens)
 
     ck_assert_msg(model_open(&m, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
     c = model_config(m);
-    ck_assert_int_eq(c->arch, MODEL_QWEN3);
+    ck_assert_str_eq(c->arch, "Qwen3ForCausalLM");
+    ck_assert(c->qk_norm && !c->qkv_bias);
     ck_assert_int_eq(c->n_layers, 4);
     ck_assert_int_eq(c->n_heads, 8);
     ck_assert_int_eq(c->n_kv_heads, 4);
@@ -340,14 +341,19 @@ START_TEST(file_shrinks_later)
 END_TEST
 
 /* A written folder of two layers, where what lies at element k is known: see expected(). */
-static void write_folder(enum model_arch arch, enum dtype dtype, size_t n_shards, bool tied)
+static void write_folder(bool qwen3, enum dtype dtype, size_t n_shards, bool tied)
 {
     struct writer w = {.folder = dir,
                        .tokenizer = TEST_MODEL_DIR,
-                       .config = {arch, 2, 4, 2, 16, 64, 160, 2048, 4096, 1e-6f, 1e6, tied},
                        .dtype = dtype,
                        .n_shards = n_shards};
+    static const struct model_config qwen2_shape = {WRITER_QWEN2, 2,    4,    2,     16, 64,
+                                                    160,          2048, 4096, 1e-6f, 1e6},
+                                     qwen3_shape = {WRITER_QWEN3, 2,    4,    2,     16, 64,
+                                                    160,          2048, 4096, 1e-6f, 1e6};
 
+    w.config = qwen3 ? qwen3_shape : qwen2_shape;
+    w.config.tied = tied;
     make_dir();
     ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
     for (size_t i = 0; i < w.tensors.n; i++) {
@@ -385,20 +391,19 @@ START_TEST(every_layout_reads)
 {
     const enum dtype dtype = (enum dtype)(_i % 3);
     const bool tied = _i / 3 % 2, sharded = _i / 6 % 2;
-    const enum model_arch arch = _i / 12 ? MODEL_QWEN3 : MODEL_QWEN2;
+    const bool qwen3 = _i / 12;
     static const char *const names[] = {"model.embed_tokens.weight",
                                         "model.layers.1.mlp.up_proj.weight", "model.norm.weight"};
     struct model *m;
 
-    write_folder(arch, dtype, sharded ? 4 : 1, tied);
+    write_folder(qwen3, dtype, sharded ? 4 : 1, tied);
     ck_assert_msg(model_open(&m, dir, &e) == 0, "%s", e.text);
     ck_assert_int_eq(access(in_dir("model.safetensors"), F_OK), sharded ? -1 : 0);
-    ck_assert_int_eq(model_config(m)->arch, arch);
+    ck_assert_int_eq(model_config(m)->qk_norm, qwen3);
+    ck_assert_int_eq(model_config(m)->qkv_bias, !qwen3);
     ck_assert_int_eq(model_tensor(m, "lm_head.weight") != NULL, !tied);
-    ck_assert_int_eq(model_tensor(m, "model.layers.0.self_attn.k_proj.bias") != NULL,
-                     arch == MODEL_QWEN2);
-    ck_assert_int_eq(model_tensor(m, "model.layers.0.self_attn.k_norm.weight") != NULL,
-                     arch == MODEL_QWEN3);
+    ck_assert_int_eq(model_tensor(m, "model.layers.0.self_attn.k_proj.bias") != NULL, !qwen3);
+    ck_assert_int_eq(model_tensor(m, "model.layers.0.self_attn.k_norm.weight") != NULL, qwen3);
     for (int i = 0; i < 3; i++) {
         const struct tensor *t = model_tensor(m, names[i]);
         const uint64_t first = 5;
@@ -425,7 +430,7 @@ START_TEST(unneeded_tensors_are_ignored)
     struct model *m;
     uint64_t bytes;
 
-    write_folder(MODEL_QWEN3, DTYPE_BF16, 1, false);
+    write_folder(true, DTYPE_BF16, 1, false);
     ck_assert_int_eq(model_open(&m, dir, &e), 0);
     bytes = model_weight_bytes(m);
     model_close(m);
@@ -466,7 +471,7 @@ static const struct {
 /* An index that leads out of the folder, or disagrees with its shards, is refused by name. */
 START_TEST(tampered_index_is_refused)
 {
-    write_folder(MODEL_QWEN2, DTYPE_BF16, 3, false);
+    write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, NORM, tampered_index[_i].to);
     refused(tampered_index[_i].code, tampered_index[_i].text);
     remove_dir();
@@ -476,11 +481,11 @@ END_TEST
 /* A shard that is not there, damaged, or left out of the index, is told. */
 START_TEST(damaged_shards)
 {
-    write_folder(MODEL_QWEN2, DTYPE_BF16, 3, false);
+    write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, ",\n    " NORM, "");
     refused(-EINVAL, INDEX_ ": 1 of 27 tensors are missing: model.norm.weight");
     remove_dir();
-    write_folder(MODEL_QWEN2, DTYPE_BF16, 3, false);
+    write_folder(false, DTYPE_BF16, 3, false);
     ck_assert_int_eq(truncate(in_dir(SHARD), 5000), 0);
     refused(-EINVAL, SHARD ": ");
     unlink(in_dir(SHARD));

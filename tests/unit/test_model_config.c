@@ -55,7 +55,8 @@ START_TEST(old_spelling)
 {
     parse(qwen3, "{}");
     ck_assert_msg(p.n == 0, "%s", p.first.text);
-    ck_assert_int_eq(c.arch, MODEL_QWEN3);
+    ck_assert_str_eq(c.arch, "Qwen3ForCausalLM");
+    ck_assert(c.qk_norm && !c.qkv_bias);
     ck_assert_int_eq(c.hidden_dim, 1024);
     ck_assert_int_eq(c.n_layers, 28);
     ck_assert_int_eq(c.n_heads, 16);
@@ -75,7 +76,8 @@ START_TEST(new_spelling)
 {
     parse(qwen2, "{}");
     ck_assert_msg(p.n == 0, "%s", p.first.text);
-    ck_assert_int_eq(c.arch, MODEL_QWEN2);
+    ck_assert_str_eq(c.arch, "Qwen2ForCausalLM");
+    ck_assert(c.qkv_bias && !c.qk_norm);
     ck_assert_int_eq(c.head_dim, 64);
     ck_assert(c.rope_theta == 1e6 && !c.tied);
     ck_assert_int_eq(d.n_eos, 2);

@@ -1,0 +1,136 @@
+/* tensor_table.c - see tensor_table.h. */
+#include "engine/model/tensor_table.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/util/must.h"
+
+#define LAYER "model.layers.{layer}."
+
+const struct tensor_spec tensor_specs[N_TENSOR_SPECS] = {
+    {"model.embed_tokens.weight", WEIGHT_EMBED, DIM_VOCAB, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {"lm_head.weight", WEIGHT_LM_HEAD, DIM_VOCAB, DIM_HIDDEN, SHARD_ROWS, UNLESS_TIED},
+    {"model.norm.weight", WEIGHT_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE, ALWAYS},
+    {LAYER "input_layernorm.weight", WEIGHT_ATTN_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE, ALWAYS},
+    {LAYER "self_attn.q_proj.weight", WEIGHT_QKV, DIM_Q, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.k_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.v_proj.weight", WEIGHT_QKV, DIM_KV, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "self_attn.q_proj.bias", WEIGHT_QKV_BIAS, DIM_Q, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.k_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.v_proj.bias", WEIGHT_QKV_BIAS, DIM_KV, DIM_1, SHARD_ROWS, WITH_QKV_BIAS},
+    {LAYER "self_attn.q_norm.weight", WEIGHT_Q_NORM, DIM_HEAD, DIM_1, SHARD_NONE, WITH_QK_NORM},
+    {LAYER "self_attn.k_norm.weight", WEIGHT_K_NORM, DIM_HEAD, DIM_1, SHARD_NONE, WITH_QK_NORM},
+    {LAYER "self_attn.o_proj.weight", WEIGHT_O, DIM_HIDDEN, DIM_Q, SHARD_COLUMNS, ALWAYS},
+    {LAYER "post_attention_layernorm.weight", WEIGHT_MLP_NORM, DIM_HIDDEN, DIM_1, SHARD_NONE,
+     ALWAYS},
+    {LAYER "mlp.gate_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "mlp.up_proj.weight", WEIGHT_GATE_UP, DIM_FFN, DIM_HIDDEN, SHARD_ROWS, ALWAYS},
+    {LAYER "mlp.down_proj.weight", WEIGHT_DOWN, DIM_HIDDEN, DIM_FFN, SHARD_COLUMNS, ALWAYS},
+};
+
+int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config *c)
+{
+    if ((t->when == WITH_QKV_BIAS && !c->qkv_bias) || (t->when == WITH_QK_NORM && !c->qk_norm) ||
+        (t->when == UNLESS_TIED && c->tied))
+        return 0;
+    return t->role < N_MODEL_WEIGHTS ? 1 : c->n_layers;
+}
+
+void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t, int32_t layer)
+{
+    static const char mark[] = "{layer}";
+    const char *at = strstr(t->name, mark);
+    int n = at ? snprintf(out, TENSOR_NAME_BYTES, "%.*s%d%s", (int)(at - t->name), t->name, layer,
+                          at + strlen(mark))
+               : snprintf(out, TENSOR_NAME_BYTES, "%s", t->name);
+
+    must(n < TENSOR_NAME_BYTES);
+}
+
+/* The limits of model_config.c keep every product of two sizes far below 2^63. */
+int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim)
+{
+    switch (dim) {
+    case DIM_VOCAB:
+        return c->vocab_size;
+    case DIM_HIDDEN:
+        return c->hidden_dim;
+    case DIM_Q:
+        return (int64_t)c->n_heads * c->head_dim;
+    case DIM_KV:
+        return (int64_t)c->n_kv_heads * c->head_dim;
+    case DIM_FFN:
+        return c->ffn_dim;
+    case DIM_HEAD:
+        return c->head_dim;
+    case DIM_1:
+        break;
+    }
+    return 1;
+}
+
+/* A rank's range of a dimension that is divided. */
+static void divide(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
+                   struct shard s)
+{
+    const int64_t all = tensor_dim_size(c, dim);
+
+    if (dim == DIM_KV && c->n_kv_heads < s.tp_size) { /* a whole head, shared with other ranks */
+        *n = c->head_dim;
+        *first = (int64_t)s.rank * c->n_kv_heads / s.tp_size * c->head_dim;
+        return;
+    }
+    *n = (all + s.tp_size - 1) / s.tp_size;
+    *first = s.rank * *n < all ? s.rank * *n : all;
+    if (*n > all - *first)
+        *n = all - *first;
+}
+
+static int check_divisible(const struct model_config *c, struct shard s, struct err *e)
+{
+    if (c->n_heads % s.tp_size != 0)
+        return err_set(e, -ENOTSUP, "%d query heads cannot be divided among %d ranks", c->n_heads,
+                       s.tp_size);
+    if (c->n_kv_heads % s.tp_size != 0 && s.tp_size % c->n_kv_heads != 0)
+        return err_set(e, -ENOTSUP, "%d KV heads cannot be divided among %d ranks", c->n_kv_heads,
+                       s.tp_size);
+    if (c->ffn_dim % s.tp_size != 0)
+        return err_set(e, -ENOTSUP, "an FFN of %d cannot be divided among %d ranks", c->ffn_dim,
+                       s.tp_size);
+    return 0;
+}
+
+int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
+                 struct shard s, struct err *e)
+{
+    int n = 0, first = 0, r;
+
+    must(s.tp_size > 0 && s.rank >= 0 && s.rank < s.tp_size);
+    r = check_divisible(c, s, e);
+    if (r < 0)
+        return r;
+    for (int i = 0; i < N_TENSOR_SPECS; i++) {
+        const struct tensor_spec *t = &tensor_specs[i];
+        struct weight_part *p = &parts[n];
+
+        if (tensor_spec_count(t, c) == 0)
+            continue;
+        *p = (struct weight_part){.tensor = t,
+                                  .n_rows = tensor_dim_size(c, t->rows),
+                                  .n_cols = tensor_dim_size(c, t->cols)};
+        if (t->axis == SHARD_ROWS)
+            divide(&p->row, &p->n_rows, c, t->rows, s);
+        else if (t->axis == SHARD_COLUMNS)
+            divide(&p->col, &p->n_cols, c, t->cols, s);
+        if (n == 0 || parts[n - 1].tensor->role != t->role)
+            first = n;
+        else
+            p->to_row = p[-1].to_row + p[-1].n_rows;
+        n++;
+        for (int k = first; k < n; k++)
+            parts[k].to_rows = p->to_row + p->n_rows;
+    }
+    return n;
+}

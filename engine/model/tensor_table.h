@@ -1,0 +1,81 @@
+/* tensor_table.h - the tensors of a model as one table: the name in the files, the shape in terms
+ * of the configuration, how tensor parallelism divides it, which models have it, and the weight
+ * that it is part of. Checks and loaders read this table; tensor names appear nowhere else.
+ *
+ * Pure functions; any thread. */
+#ifndef NVLLM_ENGINE_MODEL_TENSOR_TABLE_H
+#define NVLLM_ENGINE_MODEL_TENSOR_TABLE_H
+
+#include <stdint.h>
+
+#include "engine/model/model.h"
+
+enum {
+    TENSOR_NAME_BYTES = 64,
+    N_TENSOR_SPECS = 17,
+};
+
+/* What the forward pass multiplies by, in the order of struct weights and struct layer_weights. */
+enum weight_role {
+    WEIGHT_EMBED,
+    WEIGHT_LM_HEAD,
+    WEIGHT_NORM,
+    N_MODEL_WEIGHTS, /* those before are there once, those after in each layer */
+    WEIGHT_ATTN_NORM = N_MODEL_WEIGHTS,
+    WEIGHT_QKV,
+    WEIGHT_QKV_BIAS,
+    WEIGHT_Q_NORM,
+    WEIGHT_K_NORM,
+    WEIGHT_O,
+    WEIGHT_MLP_NORM,
+    WEIGHT_GATE_UP,
+    WEIGHT_DOWN,
+    N_WEIGHTS,
+    N_LAYER_WEIGHTS = N_WEIGHTS - N_MODEL_WEIGHTS,
+};
+
+enum tensor_dim { DIM_1, DIM_VOCAB, DIM_HIDDEN, DIM_Q, DIM_KV, DIM_FFN, DIM_HEAD };
+
+/* The dimension that ranks divide among themselves: heads and FFN columns evenly, the vocabulary
+ * with fewer rows on the last rank. SHARD_NONE: each rank has all of it. */
+enum shard_axis { SHARD_NONE, SHARD_ROWS, SHARD_COLUMNS };
+
+enum tensor_presence { ALWAYS, WITH_QKV_BIAS, WITH_QK_NORM, UNLESS_TIED };
+
+/* Tensors of one role are adjacent in the table and are stacked by rows in its order. */
+struct tensor_spec {
+    const char *name; /* "{layer}" stands for the layer's number */
+    enum weight_role role;
+    enum tensor_dim rows, cols; /* cols DIM_1: a vector */
+    enum shard_axis axis;
+    enum tensor_presence when;
+};
+
+extern const struct tensor_spec tensor_specs[N_TENSOR_SPECS];
+
+/* How many tensors of this kind a model has: none, one, or one a layer. */
+int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config *c);
+void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t, int32_t layer);
+int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim);
+
+/* One of tp_size ranks. */
+struct shard {
+    int32_t rank, tp_size;
+};
+
+/* A rectangle of a tensor and the rows of a rank's matrix that it becomes. */
+struct weight_part {
+    const struct tensor_spec *tensor;
+    int64_t row, col; /* in the tensor */
+    int64_t n_rows, n_cols;
+    int64_t to_row; /* in the matrix, which takes n_cols columns and to_rows rows in all */
+    int64_t to_rows;
+};
+
+/* The parts of all weights of a rank, those of layers once for all layers, in the table's order.
+ * Where there are more ranks than KV heads, several ranks have the same head. Returns how many
+ * parts, or -ENOTSUP where the heads or the FFN cannot be divided evenly. */
+int weight_parts(struct weight_part parts[N_TENSOR_SPECS], const struct model_config *c,
+                 struct shard s, struct err *e);
+
+#endif

@@ -1,0 +1,151 @@
+/* weights.c - see weights.h. */
+#include "engine/model/weights.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/util/bf16.h"
+#include "engine/util/must.h"
+
+_Static_assert(offsetof(struct weights, norm) == WEIGHT_NORM * sizeof(struct matrix) &&
+                   offsetof(struct layer_weights, down) ==
+                       (WEIGHT_DOWN - N_MODEL_WEIGHTS) * sizeof(struct matrix),
+               "weights are in the order of their roles");
+
+static uint64_t rounded_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static int64_t piece_rows(const struct weight_part *p, const struct weights_layout *l)
+{
+    return p->n_cols >= l->piece_elements ? 1 : l->piece_elements / p->n_cols;
+}
+
+static int64_t count_pieces(const struct weight_part *p, const struct weights_layout *l)
+{
+    return (p->n_rows + piece_rows(p, l) - 1) / piece_rows(p, l);
+}
+
+/* Shapes the matrix of a part and cuts the part into pieces. */
+static void add_part(struct weights *w, const struct weight_part *part, int32_t layer)
+{
+    const struct weights_layout *l = &w->layout;
+    const enum weight_role role = part->tensor->role;
+    struct matrix *m =
+        role < N_MODEL_WEIGHTS ? &w->of[role] : &w->layers[layer].of[role - N_MODEL_WEIGHTS];
+    const bool vector = part->n_cols == 1;
+
+    if (part->to_row == 0) {
+        *m = (struct matrix){.dtype = vector ? l->vectors : DTYPE_BF16,
+                             .n = (int32_t)part->to_rows,
+                             .k = (int32_t)part->n_cols,
+                             .ld = vector ? 1
+                                          : (int64_t)rounded_up((uint64_t)part->n_cols,
+                                                                (uint64_t)l->k_align)};
+        w->bytes += rounded_up(matrix_bytes(m), l->align);
+    }
+    for (int64_t at = 0, n; at < part->n_rows; at += n) {
+        struct weight_piece *p = &w->pieces[w->n_pieces++];
+
+        n = piece_rows(part, l);
+        n = n < part->n_rows - at ? n : part->n_rows - at;
+        *p = (struct weight_piece){.part = *part, .layer = layer, .to = m};
+        p->part.row += at;
+        p->part.to_row += at;
+        p->part.n_rows = n;
+    }
+}
+
+int weights_init(struct weights *w, const struct model_config *c, struct shard s,
+                 const struct weights_layout *layout, struct err *e)
+{
+    struct weight_part parts[N_TENSOR_SPECS];
+    const int n_parts = weight_parts(parts, c, s, e);
+    int64_t n_pieces = 0;
+
+    *w = (struct weights){.layout = *layout, .tied = c->tied};
+    if (n_parts < 0)
+        return n_parts;
+    for (int i = 0; i < n_parts; i++)
+        n_pieces += tensor_spec_count(parts[i].tensor, c) * count_pieces(&parts[i], layout);
+    must(n_pieces <= INT32_MAX);
+    w->layers = calloc((size_t)c->n_layers, sizeof(*w->layers));
+    w->pieces = calloc((size_t)n_pieces, sizeof(*w->pieces));
+    if (!w->layers || !w->pieces) {
+        weights_deinit(w);
+        return err_set(e, -ENOMEM, "out of memory for a list of %lld weights", (long long)n_pieces);
+    }
+    for (int32_t layer = 0; layer < c->n_layers; layer++)
+        for (int i = 0; i < n_parts; i++)
+            if (layer < tensor_spec_count(parts[i].tensor, c))
+                add_part(w, &parts[i], layer);
+    must(w->n_pieces == n_pieces);
+    return 0;
+}
+
+void weights_place(struct weights *w, void *base)
+{
+    char *at = base;
+
+    for (int32_t i = 0; i < w->n_pieces; i++) {
+        struct weight_piece *p = &w->pieces[i];
+
+        if (p->to->data)
+            continue;
+        p->to->data = at;
+        at += rounded_up(matrix_bytes(p->to), w->layout.align);
+    }
+    must(at == (char *)base + w->bytes);
+    if (w->tied)
+        w->lm_head = w->embed;
+}
+
+void weights_deinit(struct weights *w)
+{
+    free(w->layers);
+    free(w->pieces);
+    *w = (struct weights){0};
+}
+
+/* Through bf16 whatever the file holds: every backend computes with the same numbers. */
+static int read_floats(const struct model *m, const struct tensor *t, uint64_t first, float *dst,
+                       size_t n, struct err *e)
+{
+    uint16_t buffer[1024];
+    int r = 0;
+
+    for (size_t at = 0, some; at < n && r == 0; at += some) {
+        some = n - at < 1024 ? n - at : 1024;
+        r = model_read_bf16(m, t, first + at, buffer, some, e);
+        for (size_t i = 0; i < some && r == 0; i++)
+            dst[at + i] = f32_from_bf16(buffer[i]);
+    }
+    return r;
+}
+
+int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst, struct err *e)
+{
+    const struct weight_part *part = &p->part;
+    char name[TENSOR_NAME_BYTES];
+    const struct tensor *t;
+    uint64_t width, first;
+    uint16_t *row = dst;
+    int r = 0;
+
+    tensor_spec_name(name, part->tensor, p->layer);
+    t = model_tensor(m, name);
+    must(t);
+    width = t->rank == 2 ? (uint64_t)t->shape[1] : 1;
+    first = (uint64_t)part->row * width + (uint64_t)part->col;
+    if (p->to->dtype == DTYPE_F32)
+        return read_floats(m, t, first, dst, (size_t)part->n_rows, e);
+    if (part->n_cols == (int64_t)width && part->n_cols == p->to->ld)
+        return model_read_bf16(m, t, first, dst, (size_t)(part->n_rows * part->n_cols), e);
+    for (int64_t i = 0; i < part->n_rows && r == 0; i++) {
+        r = model_read_bf16(m, t, first, row, (size_t)part->n_cols, e);
+        first += width;
+        row += p->to->ld;
+    }
+    return r;
+}

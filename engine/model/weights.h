@@ -1,0 +1,77 @@
+/* weights.h - a rank's weights in memory, as every backend holds them, and the work of filling
+ * them: q, k and v are one matrix, and so are gate and up.
+ *
+ * weights_init plans; the caller takes `bytes` of whatever memory it likes; weights_place says
+ * where that is; then any number of threads read the pieces. Immutable afterwards. */
+#ifndef NVLLM_ENGINE_MODEL_WEIGHTS_H
+#define NVLLM_ENGINE_MODEL_WEIGHTS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/model/matrix.h"
+#include "engine/model/model.h"
+#include "engine/model/tensor_table.h"
+
+/* How a backend wants its matrices. */
+struct weights_layout {
+    enum dtype vectors;     /* bf16 or f32; matrices are bf16 */
+    int32_t k_align;        /* ld is k rounded up to a multiple */
+    uint32_t align;         /* each matrix begins at a multiple of so many bytes */
+    int64_t piece_elements; /* of a piece, at most; but at least one row */
+};
+
+/* Dimensions are those of the rank. */
+struct layer_weights {
+    union {
+        struct matrix of[N_LAYER_WEIGHTS]; /* by role */
+        struct {
+            struct matrix attn_norm;      /* [hidden_dim] */
+            struct matrix qkv;            /* [(n_heads + 2 n_kv_heads) * head_dim, hidden_dim] */
+            struct matrix qkv_bias;       /* [(n_heads + 2 n_kv_heads) * head_dim] or absent */
+            struct matrix q_norm, k_norm; /* [head_dim] or absent */
+            struct matrix o;              /* [hidden_dim, n_heads * head_dim] */
+            struct matrix mlp_norm;       /* [hidden_dim] */
+            struct matrix gate_up;        /* [2 * ffn_dim, hidden_dim] */
+            struct matrix down;           /* [hidden_dim, ffn_dim] */
+        };
+    };
+};
+
+struct weights {
+    union {
+        struct matrix of[N_MODEL_WEIGHTS];
+        struct {
+            struct matrix embed;   /* [vocab_size, hidden_dim] */
+            struct matrix lm_head; /* as embed; of a tied model embed itself */
+            struct matrix norm;    /* [hidden_dim] */
+        };
+    };
+    struct layer_weights *layers; /* [n_layers] */
+    uint64_t bytes;
+    struct weight_piece *pieces; /* [n_pieces] */
+    int32_t n_pieces;
+    struct weights_layout layout;
+    bool tied;
+};
+
+/* Whole rows of one tensor, or of a rank's columns of it, read at once. */
+struct weight_piece {
+    struct weight_part part; /* of these rows alone */
+    int32_t layer;
+    struct matrix *to;
+};
+
+/* The structure must not move afterwards. -ENOTSUP: not divisible among so many ranks; -ENOMEM. */
+int weights_init(struct weights *w, const struct model_config *c, struct shard s,
+                 const struct weights_layout *layout, struct err *e);
+/* base: `bytes` of memory, aligned as the layout says, and zeroed if k_align is over 1. */
+void weights_place(struct weights *w, void *base);
+void weights_deinit(struct weights *w); /* the memory stays the caller's */
+
+/* Reads a piece into dst, in the layout of its matrix (dtype, ld): matrix_row(to, part.to_row), or
+ * a buffer to be copied there. */
+int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst,
+                      struct err *e);
+
+#endif
