@@ -22,7 +22,6 @@ struct connection {
     struct connection *next_dirty, *next_gone;
     struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
     bool dirty;
-    bool left; /* by connections_send, until the next connections_flush */
     bool greeted;
     bool paused; /* not read from, for unread output; the timer is that of the slow reader */
     bool ending; /* close when all is written */
@@ -219,7 +218,6 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    shared->handler->wake(shared->shared);
     if (shared->handler->turn(c->owner) || !wait_turn(c))
         read_some(c);
     shared->handler->settle(shared->shared);
@@ -249,7 +247,6 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    shared->handler->wake(shared->shared);
     another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
     list_init(&kept);
     for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
@@ -295,7 +292,6 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    shared->handler->wake(shared->shared);
     flush(c);
     resume(c);
     mark(c);
@@ -309,7 +305,6 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    shared->handler->wake(shared->shared);
     if (c->ending) {
         leave(c);
         mark(c);
@@ -466,36 +461,10 @@ void connections_flush(struct connections *shared)
 
         shared->dirty = c->next_dirty;
         c->next_dirty = NULL;
-        c->dirty = c->left = false;
+        c->dirty = false;
         flush(c);
         resume(c); /* may put more, and mark it again */
     }
-}
-
-bool connection_clear(const struct connection *c)
-{
-    return !c->paused && !c->ending && !c->gone && !c->left &&
-           (c->dirty || !frame_buffer_bytes(&c->out)) &&
-           frame_buffer_bytes(&c->out) <= c->shared->pause_bytes;
-}
-
-bool connections_send(struct connections *shared)
-{
-    struct connection **at = &shared->dirty;
-
-    while (*at) {
-        struct connection *c = *at;
-
-        if (!connection_clear(c) || write_out(c) < 0) {
-            c->left = true;
-            at = &c->next_dirty;
-            continue;
-        }
-        *at = c->next_dirty;
-        c->next_dirty = NULL;
-        c->dirty = false;
-    }
-    return !shared->dirty;
 }
 
 void *connections_next_gone(const struct connections *shared)

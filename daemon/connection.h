@@ -5,9 +5,7 @@
  * and if that takes too long it is a fault. Beyond a further limit connection_put() refuses.
  * Whose owner has had its part of the loop's time waits for the next round, one behind the other.
  * Callbacks but buffers and turn come from the loop or connections_flush(), never from within a
- * call of the others. Between wake and settle the loop's state is the loop's; while it sleeps
- * another thread may put and send, where the owner sees to it that it is alone and that the
- * connection is clear: of the callbacks it calls buffers alone, and all else is of the loop.
+ * call of the others. Loop thread only.
  */
 #ifndef NVLLM_DAEMON_CONNECTION_H
 #define NVLLM_DAEMON_CONNECTION_H
@@ -31,11 +29,9 @@ enum connection_fault {
     CONNECTION_NO_MEMORY,
 };
 
-/* What the owner is told. wake comes first in each wake-up; settle comes last and is where
- * connections may be freed; buffers may come from within any call: the bytes that its buffers take
- * have changed. */
+/* What the owner is told. settle comes last in each wake-up and is where connections may be freed;
+ * buffers may come from within any call: the bytes that its buffers take have changed. */
 struct connection_handler {
-    void (*wake)(void *shared);
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
     void (*resumed)(void *owner); /* it was paused and has read */
@@ -49,7 +45,7 @@ struct connection_handler {
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
-    void *shared; /* for wake, settle and round */
+    void *shared; /* for settle and round */
     uint32_t max_frame_bytes;
     size_t pause_bytes; /* unread, that pause it */
     size_t max_output_bytes;
@@ -103,12 +99,6 @@ void connection_drop(struct connection *c);
 
 /* Writes what has been put since the last call. */
 void connections_flush(struct connections *shared);
-
-/* Nothing that was put before is left for the loop: what is put now is nothing but bytes. */
-bool connection_clear(const struct connection *c);
-
-/* Writes what was put to those that are clear. False: something is left for connections_flush. */
-bool connections_send(struct connections *shared);
 
 /* The owner of a connection that is to be freed: the peer has left, or all is written after
  * connection_end(). NULL: there is none. */

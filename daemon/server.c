@@ -20,16 +20,6 @@ enum {
     OWN_DESCRIPTORS = 256,
 };
 
-static void on_event(evutil_socket_t fd, short what, void *arg)
-{
-    const struct server_hook *h = arg;
-    struct engine *engine = h->server->parts.engine;
-
-    engine_taker_lock(engine);
-    h->callback(fd, what, h->server);
-    engine_taker_unlock(engine);
-}
-
 /* ---- engine */
 
 static void engine_ready(struct server *s)
@@ -84,24 +74,12 @@ static void on_engine(evutil_socket_t fd, short what, void *arg)
     for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
             sessions_event(&s->sessions, ev);
-    engine_events_free(list);
     /* The state is looked at anyway: its event is a hint, and may be lost for want of memory. */
     engine_changed(s);
     if (s->ready && !s->failed)
         server_status_soon(s);
     sessions_settle(&s->sessions);
-}
-
-/* On the engine's thread, while the loop sleeps. */
-static struct engine_event *take_directly(void *arg, struct engine_event *list)
-{
-    struct server *s = arg;
-    bool left;
-
-    list = sessions_deliver(&s->sessions, list, &left);
-    if (left)
-        engine_wake(s->parts.engine);
-    return list;
+    engine_events_free(list); /* once the tokens are out */
 }
 
 /* ---- clients */
@@ -193,8 +171,8 @@ static void mend(struct server *s, struct listener *l, enum server_event event, 
             log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
         return;
     }
-    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST, on_event,
-                      &s->hooks[event]) == 0); /* the flags are sound */
+    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST,
+                      admin ? on_admins : on_clients, s) == 0); /* the flags are sound */
     log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
 }
 
@@ -288,8 +266,7 @@ static int make_events(struct server *s)
     for (int i = 0; i < N_SERVER_EVENTS; i++) {
         if (!wanted[i].callback)
             continue;
-        s->hooks[i] = (struct server_hook){s, wanted[i].callback};
-        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, on_event, &s->hooks[i]);
+        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, wanted[i].callback, s);
         if (!s->events[i] || (wanted[i].what && event_add(s->events[i], NULL) < 0))
             return -ENOMEM;
     }
@@ -344,16 +321,8 @@ void server_free(struct server *s)
     free(s);
 }
 
-static void take_from_engine(struct server *s, const struct engine_taker *taker)
-{
-    engine_taker_lock(s->parts.engine);
-    engine_set_taker(s->parts.engine, taker);
-    engine_taker_unlock(s->parts.engine);
-}
-
 enum server_end server_run(struct server *s)
 {
-    const struct engine_taker taker = {.take = take_directly, .ctx = s};
     uint64_t watchdog_us = service_watchdog_us();
 
     if (watchdog_us) {
@@ -369,9 +338,7 @@ enum server_end server_run(struct server *s)
     server_tell_status(s);
     if (early_signal)
         server_on_signal(early_signal, 0, s);
-    take_from_engine(s, &taker);
     event_base_dispatch(s->base);
-    take_from_engine(s, NULL);
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
     if (!reload_end(s->reload) && s->end == SERVER_ENDED)

@@ -1,6 +1,5 @@
 /* server.h - nvllmd at work: the loop that joins clients, engine, signals and systemd, from
- * loading to the last answer. One thread, but that the engine's tells a few tokens itself while the
- * loop sleeps. */
+ * loading to the last answer. One thread, which alone reads and writes sockets. */
 #ifndef NVLLM_DAEMON_SERVER_H
 #define NVLLM_DAEMON_SERVER_H
 

@@ -28,16 +28,9 @@ enum server_event {
     N_SERVER_EVENTS,
 };
 
-/* What is called for an event, with the engine's taker lock held. */
-struct server_hook {
-    struct server *server;
-    event_callback_fn callback;
-};
-
 struct server {
     struct server_parts parts;
     struct event_base *base;
-    struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     struct timeval watchdog_every;
     struct sessions sessions;

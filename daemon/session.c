@@ -271,23 +271,12 @@ static void on_resumed(void *owner)
     session_put_held(owner);
 }
 
-static void on_wake(void *shared)
-{
-    const struct sessions *s = shared;
-
-    engine_taker_lock(s->engine);
-}
-
 static void on_settle(void *shared)
 {
-    struct sessions *s = shared;
-
-    sessions_settle(s);
-    engine_taker_unlock(s->engine);
+    sessions_settle(shared);
 }
 
 static const struct connection_handler handler = {
-    .wake = on_wake,
     .frame = on_frame,
     .fault = on_fault,
     .resumed = on_resumed,

@@ -3,9 +3,7 @@
  * A request lives in the table of its session, by the client's id, and in that of all, by ours,
  * until its terminal event. When a session goes its requests are cancelled and stay in the table
  * of all until the engine has let go of them: what clients leave behind is counted too.
- * Who may do what is decided by rights.h, how much by limits.h on the accounts. Loop thread only,
- * with the engine's taker lock held where there is a taker; sessions_deliver alone is for the
- * engine's thread, likewise.
+ * Who may do what is decided by rights.h, how much by limits.h on the accounts. Loop thread only.
  */
 #ifndef NVLLM_DAEMON_SESSION_H
 #define NVLLM_DAEMON_SESSION_H
@@ -85,10 +83,6 @@ void sessions_ready(struct sessions *s);
 
 /* One event of the engine to whom it concerns; what it holds may be taken out of it. */
 void sessions_event(struct sessions *s, struct engine_event *ev);
-
-/* Tells of events what is no more than bytes to be written, from the first on; the rest is what it
- * returns. *left: the loop has to see to something all the same. */
-struct engine_event *sessions_deliver(struct sessions *s, struct engine_event *list, bool *left);
 
 /* Requests not yet told their end, those of clients that have left included. */
 size_t sessions_n_requests(const struct sessions *s);

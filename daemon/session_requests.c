@@ -491,25 +491,6 @@ void sessions_event(struct sessions *s, struct engine_event *ev)
         session_check_put(one, r); /* may abandon the rest of its requests */
 }
 
-/* A request's first token takes it out of the queue and its last one ends it: those are the loop's.
- */
-static bool deliver(struct sessions *s, const struct engine_event *ev)
-{
-    const struct pending *p = id_map_get(&s->requests, ev->request);
-
-    return p && p->session && !p->queued_tokens && ev->type == ENGINE_DELTA &&
-           ev->reason == CORE_REASON_NONE && connection_clear(p->session->connection) &&
-           reply_delta(p->session->connection, p->client_id, ev) == CONNECTION_OK;
-}
-
-struct engine_event *sessions_deliver(struct sessions *s, struct engine_event *list, bool *left)
-{
-    while (list && deliver(s, list))
-        list = list->next;
-    *left = !connections_send(&s->connections);
-    return list;
-}
-
 size_t sessions_n_requests(const struct sessions *s)
 {
     return s->requests.n;

@@ -33,7 +33,6 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     g->ask_round = ENGINE_FIRST_ROUND;
     tickets_init(&g->tickets);
     pthread_mutex_init(&g->lock, NULL);
-    pthread_mutex_init(&g->taker_lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&g->wake, &attr);
@@ -128,7 +127,6 @@ void engine_free(struct engine *g)
     if (g->events.fd >= 0)
         event_queue_deinit(&g->events);
     pthread_cond_destroy(&g->wake);
-    pthread_mutex_destroy(&g->taker_lock);
     pthread_mutex_destroy(&g->lock);
     free(g);
 }
@@ -155,11 +153,6 @@ int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t
 void engine_set_packer(struct engine *g, const struct engine_packer *packer)
 {
     g->packer = *packer;
-}
-
-void engine_wake(struct engine *g)
-{
-    event_queue_wake(&g->events);
 }
 
 int engine_event_fd(const struct engine *g)

@@ -1,14 +1,8 @@
 /* engine.h - the engine as the daemon sees it: requests go in, lists of events come out.
  *
  * Behind it work the tokenizer pool (rendering, encoding) and the engine thread (core, backend,
- * detokenizing). All functions here are called by one thread, the daemon's loop, but for
- * engine_wake; none of them waits for a step, loads or encodes. Events carry request ids, never
- * pointers of the caller.
- *
- * Few events can be taken where they are made: a thread that is woken for a token is 10 us and more
- * of what its reader waits. For that the loop's state has a lock, the taker's, which the loop holds
- * but while it sleeps, and the engine's thread only tries: where the loop is awake, it takes. The
- * loop waits for it no longer than a few events are taken. */
+ * detokenizing). One thread, the daemon's loop, calls all functions here; none of them waits for a
+ * step, loads or encodes. Events carry request ids, never pointers of the caller. */
 #ifndef NVLLM_ENGINE_ENGINE_H
 #define NVLLM_ENGINE_ENGINE_H
 
@@ -57,16 +51,6 @@ struct engine_packer {
                 const struct tokenizer *tokenizer);
     void *ctx;
 };
-
-/* What takes events on the engine's thread, with the taker's lock held: as many as it can, from the
- * first on. Returns the rest, for engine_take. It must not wait; engine_wake is all of the engine
- * that it may call. */
-struct engine_taker {
-    struct engine_event *(*take)(void *ctx, struct engine_event *list);
-    void *ctx;
-};
-
-enum { ENGINE_FEW_EVENTS = 16 }; /* more at a time are the loop's: their writes delay no step */
 
 enum engine_state {
     ENGINE_LOADING,
@@ -178,16 +162,8 @@ void engine_free(struct engine *g);
 /* To be called before the first request. Without it answers come as they are. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
-/* With the lock held, at any time. NULL, or without it: none. Where there is one, engine_take and
- * the use of what it gives belong under the lock, too: so each request's events keep their order.
- */
-void engine_set_taker(struct engine *g, const struct engine_taker *taker);
-void engine_taker_lock(struct engine *g);
-void engine_taker_unlock(struct engine *g);
-
-/* Readable: engine_take may have something, or engine_wake was called. */
+/* Readable: engine_take may have something. */
 int engine_event_fd(const struct engine *g);
-void engine_wake(struct engine *g);
 
 /* All events since the last call, oldest first, or NULL; free them with engine_events_free. */
 struct engine_event *engine_take(struct engine *g);

@@ -436,7 +436,6 @@ static void collect(struct engine *g)
 
 static void publish(struct engine *g)
 {
-    engine_hand_over(g);
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->stats);
     pthread_mutex_unlock(&g->lock);

@@ -64,9 +64,6 @@ struct engine {
     struct event_queue events;
     struct work_pool *pool;
     struct engine_packer packer;
-    pthread_mutex_t taker_lock; /* for taker and what it takes to; never waited for with `lock` */
-    struct engine_taker taker;
-    atomic_bool taker_wanted; /* the lock is, by the loop */
     pthread_t thread;
     bool thread_runs;
 
@@ -102,8 +99,6 @@ struct engine {
     uint64_t ask_round;    /* of the question answered last */
     uint64_t ask_us;       /* none is before, while steps are in flight */
     struct event_list out; /* not yet published */
-    uint64_t take_us;      /* the taker takes none before */
-    bool was_dear;         /* its last taking */
     struct pace pace;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */
@@ -127,9 +122,6 @@ void job_fail(struct job *j, enum engine_error error, const char *field, const c
 void engine_answer(struct engine *g, struct job *j); /* takes it over */
 /* The core has ended what it computed for a pin. */
 void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
-
-/* engine_taker.c: the oldest of what is not yet published, where they are few and that is free. */
-void engine_hand_over(struct engine *g);
 
 /* engine_loop.c */
 void engine_close(struct engine *g, uint64_t id); /* its terminal event is being pushed */

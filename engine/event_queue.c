@@ -63,26 +63,12 @@ static size_t bytes_of(const struct engine_event *ev)
 void event_list_push(struct event_list *l, struct engine_event *ev)
 {
     ev->next = NULL;
-    l->n++;
     l->bytes += bytes_of(ev);
     if (l->tail)
         l->tail->next = ev;
     else
         l->head = ev;
     l->tail = ev;
-}
-
-void event_list_pop(struct event_list *l)
-{
-    struct engine_event *ev = l->head;
-
-    l->n--;
-    l->bytes -= bytes_of(ev);
-    l->head = ev->next;
-    if (!l->head)
-        l->tail = NULL;
-    ev->next = NULL;
-    engine_events_free(ev);
 }
 
 int event_queue_init(struct event_queue *q, size_t limit)
@@ -105,20 +91,9 @@ void event_queue_deinit(struct event_queue *q)
     close(q->fd);
 }
 
-void event_queue_wake(struct event_queue *q)
-{
-    uint64_t one = 1;
-
-    must(write(q->fd, &one, sizeof(one)) == sizeof(one));
-}
-
-bool event_queue_empty(struct event_queue *q)
-{
-    return atomic_load(&q->bytes) == 0; /* an event has some */
-}
-
 void event_queue_push(struct event_queue *q, struct event_list *l)
 {
+    const uint64_t one = 1;
     bool was_empty;
 
     if (!l->head)
@@ -134,7 +109,7 @@ void event_queue_push(struct event_queue *q, struct event_list *l)
     pthread_mutex_unlock(&q->lock);
     *l = (struct event_list){0};
     if (was_empty)
-        event_queue_wake(q);
+        must(write(q->fd, &one, sizeof(one)) == sizeof(one));
 }
 
 struct engine_event *event_queue_take(struct event_queue *q)

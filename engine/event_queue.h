@@ -14,7 +14,7 @@
 /* A list under construction; a zeroed struct is empty. */
 struct event_list {
     struct engine_event *head, *tail;
-    size_t n, bytes;
+    size_t bytes;
 };
 
 /* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
@@ -24,7 +24,6 @@ struct engine_event *engine_event_new(enum engine_event_type type, uint64_t requ
 char *event_text_buffer(struct engine_event *ev); /* where its text goes */
 
 void event_list_push(struct event_list *l, struct engine_event *ev);
-void event_list_pop(struct event_list *l); /* frees the oldest; there must be one */
 
 struct event_queue {
     pthread_mutex_t lock;
@@ -33,14 +32,12 @@ struct event_queue {
     atomic_size_t bytes; /* of the list; changed with the lock held */
     size_t limit;        /* 0: none */
     bool closed;
-    int fd; /* eventfd, readable while the list is not empty, and after a wake */
+    int fd; /* eventfd, readable while the list is not empty */
 };
 
 int event_queue_init(struct event_queue *q, size_t limit); /* negative errno */
 void event_queue_deinit(struct event_queue *q);
 void event_queue_push(struct event_queue *q, struct event_list *l); /* l is empty afterwards */
-void event_queue_wake(struct event_queue *q); /* as a push does, with nothing pushed */
-bool event_queue_empty(struct event_queue *q);
 struct engine_event *event_queue_take(struct event_queue *q);
 
 /* Waits while more bytes than the limit lie there, and no longer than until the close. True

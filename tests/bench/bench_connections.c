@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "tests/bench/bench_daemon.h"
 #include "tests/bench/daemon_rig.h"
@@ -56,24 +55,6 @@ static void *ping(void *arg)
 
 /* ---- connections */
 
-static struct nvllm_client **connect_many(const struct daemon_rig *rig, int n)
-{
-    struct nvllm_client **all = calloc((size_t)n, sizeof(struct nvllm_client *));
-
-    if (!all)
-        die("out of memory");
-    for (int i = 0; i < n; i++)
-        all[i] = daemon_rig_connect(rig);
-    return all;
-}
-
-static void close_many(struct nvllm_client **all, int n)
-{
-    for (int i = 0; i < n; i++)
-        nvllm_close(all[i]);
-    free(all);
-}
-
 static void leave_work(struct nvllm_client *c)
 {
     struct nvllm_request r;
@@ -116,18 +97,6 @@ static int settled_descriptors(const struct daemon_rig *rig, int wanted)
     return n;
 }
 
-static void raise_own_descriptors(int n)
-{
-    struct rlimit l;
-
-    getrlimit(RLIMIT_NOFILE, &l);
-    l.rlim_cur = l.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &l);
-    if (l.rlim_max < (rlim_t)n + CHURN_ALIVE + 300)
-        die("%d connections need more descriptors than ulimit -Hn allows, %llu", n,
-            (unsigned long long)l.rlim_max);
-}
-
 static void make_options(char options[][64], const char **list, int n_idle)
 {
     snprintf(options[0], 64, "limits.connections=%d", n_idle + 2 * CHURN_ALIVE);
@@ -152,7 +121,7 @@ bool bench_connections(const struct bench_setup *s, int n_idle, int a_second, in
 
     if (!p.ms)
         die("out of memory");
-    raise_own_descriptors(n_idle);
+    raise_own_descriptors(n_idle + CHURN_ALIVE);
     make_options(options, list, n_idle);
     daemon_rig_start(&rig, s->nvllmd, s->module, s->model, list);
     atomic_store(&rig.shared->step_us, 1000);

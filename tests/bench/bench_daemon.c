@@ -4,8 +4,9 @@
  * usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER] COMMAND [NUMBER…]
  *
  *   throughput [CONNECTIONS] [STREAMS] [TOKENS]   64, 1024, 3000: tokens a second of all streams
- *   latency [TOKENS] [STEP-US]                    5000, 1000: what is added to each of one stream,
- *                                                 beside what the machine takes for its wake-ups
+ *   latency [TOKENS] [STEP-US] [IDLE]             5000, 1000, 1000: what is added to each of one
+ *                                                 stream among idle connections, beside what the
+ *                                                 machine takes for its wake-ups
  *   connections [IDLE] [A-SECOND] [SECONDS]       10000, 500, 120: idle ones, and some come and go
  *   slow [SLOW] [READERS] [SECONDS]               500, 100, 15: streams that nobody reads
  *   hostile                                       frames as full as they may be: what they take
@@ -73,7 +74,8 @@ int main(int argc, char **argv)
                                 number(argc, argv, optind + 2, 3000));
     else if (strcmp(command, "latency") == 0)
         good = bench_latency(&s, number(argc, argv, optind, 5000),
-                             number(argc, argv, optind + 1, 1000));
+                             number(argc, argv, optind + 1, 1000),
+                             number(argc, argv, optind + 2, 1000));
     else if (strcmp(command, "connections") == 0)
         good = bench_connections(&s, number(argc, argv, optind, 10000),
                                  number(argc, argv, optind + 1, 500),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -168,6 +169,36 @@ static double seconds_of(clockid_t clock)
     if (clock_gettime(clock, &t) != 0)
         die("nvllmd has ended");
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+void raise_own_descriptors(int n)
+{
+    struct rlimit l;
+
+    getrlimit(RLIMIT_NOFILE, &l);
+    l.rlim_cur = l.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &l);
+    if (l.rlim_max < (rlim_t)n + 300)
+        die("%d connections need more descriptors than ulimit -Hn allows, %llu", n,
+            (unsigned long long)l.rlim_max);
+}
+
+struct nvllm_client **connect_many(const struct daemon_rig *d, int n)
+{
+    struct nvllm_client **all = calloc((size_t)n, sizeof(struct nvllm_client *));
+
+    if (!all)
+        die("out of memory");
+    for (int i = 0; i < n; i++)
+        all[i] = daemon_rig_connect(d);
+    return all;
+}
+
+void close_many(struct nvllm_client **all, int n)
+{
+    for (int i = 0; i < n; i++)
+        nvllm_close(all[i]);
+    free(all);
 }
 
 double daemon_rig_cpu_s(const struct daemon_rig *d)

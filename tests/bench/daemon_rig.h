@@ -30,6 +30,11 @@ void daemon_rig_stop(struct daemon_rig *d);
 
 struct nvllm_client *daemon_rig_connect(const struct daemon_rig *d);
 
+/* As many descriptors as n connections need, or the end of the program. */
+void raise_own_descriptors(int n);
+struct nvllm_client **connect_many(const struct daemon_rig *d, int n);
+void close_many(struct nvllm_client **all, int n); /* frees the array, too */
+
 double daemon_rig_cpu_s(const struct daemon_rig *d); /* used by all its threads so far */
 size_t daemon_rig_kib(const struct daemon_rig *d, const char *what); /* "VmRSS", "RssAnon" */
 int daemon_rig_descriptors(const struct daemon_rig *d);

@@ -502,17 +502,19 @@ class ServiceManager(Case):
                         takers[number].append(int(task.name))
             self.assertEqual(takers, {number: [d.pid] for number in taken})
 
-    def test_tokens_of_one_stream_do_not_wake_the_loop(self):
-        """The engine's thread writes them itself: the loop has the first and the last alone."""
-        n_tokens = 400
+    def test_one_wake_up_a_step(self):
+        """The loop wakes once for what a step gives, to however many streams."""
+        n_tokens, n_streams = 300, 4
         with Daemon() as d, d.connect() as w:
             w.generate(prompt="x", max_tokens=1)
             woken = -d.times_slept()
-            a = w.generate(**{**LONG, "max_tokens": n_tokens})
+            for i in range(1, n_streams + 1):
+                w.send(i, generate={**LONG, "max_tokens": n_tokens})
+            answers = w.collect(range(1, n_streams + 1))
             woken += d.times_slept()
-        self.assertEqual(len(a.choices[0].ids), n_tokens)
-        self.assertGreater(woken, 0)
-        self.assertLess(woken, n_tokens / 4)
+        self.assertEqual([len(a.choices[0].ids) for a in answers.values()], [n_tokens] * n_streams)
+        self.assertGreater(woken, n_tokens / 4)
+        self.assertLess(woken, 1.5 * n_tokens)
 
     def test_state_while_loading(self):
         """A connection during loading learns the state, and requests are refused as retryable."""

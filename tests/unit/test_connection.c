@@ -60,11 +60,6 @@ static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
     (void)output_bytes;
 }
 
-static void on_wake(void *arg)
-{
-    (void)arg;
-}
-
 static void let_go(struct client *c)
 {
     connection_free(c->connection);
@@ -95,7 +90,6 @@ static void on_round(void *arg)
 }
 
 static const struct connection_handler handler = {
-    .wake = on_wake,
     .frame = on_frame,
     .fault = on_fault,
     .resumed = on_resumed,
@@ -289,120 +283,6 @@ START_TEST(one_write_for_all_that_was_put)
 }
 END_TEST
 
-/* The next whole frames that have come, of three bytes each; how many. */
-static size_t read_frames(int fd)
-{
-    char buf[1 << 16];
-    size_t n = 0;
-    ssize_t r;
-
-    while ((r = recv(fd, buf, sizeof(buf), MSG_DONTWAIT)) > 0)
-        n += (size_t)r;
-    ck_assert_uint_eq(n % 3, 0);
-    return n / 3;
-}
-
-static void put_frame(struct connection *c)
-{
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-
-    f.has_id = true;
-    f.id = 1;
-    ck_assert_int_eq(connection_put(c, &f.base), CONNECTION_OK);
-}
-
-/* Frames to clients that read go out without the loop, and leave it nothing to do. */
-START_TEST(sent_without_the_loop)
-{
-    for (int i = 0; i < 3; i++) {
-        ck_assert(connection_clear(clients[0].connection));
-        put_frame(clients[0].connection);
-        ck_assert(connection_clear(clients[0].connection)); /* one more may come with it */
-        put_frame(clients[0].connection);
-        put_frame(clients[1].connection);
-        ck_assert(connections_send(&shared));
-        ck_assert_ptr_null(shared.dirty);
-        ck_assert_uint_eq(read_frames(clients[0].fd), 2);
-        ck_assert_uint_eq(read_frames(clients[1].fd), 1);
-    }
-}
-END_TEST
-
-/* What a socket does not take is left to the loop, and what comes after it is, too, until the
- * client has read: nothing is lost and others are not kept. */
-START_TEST(left_for_the_loop)
-{
-    struct connection *c = clients[0].connection;
-    size_t put = 0, got;
-
-    shared.max_output_bytes = shared.pause_bytes = 8 << 20; /* that is not what this is about */
-    do {
-        for (int i = 0; i < 100; i++, put++)
-            put_frame(c);
-    } while (connections_send(&shared));
-    ck_assert(!connection_clear(c));
-    put_frame(clients[1].connection);
-    ck_assert(!connections_send(&shared));
-    ck_assert_uint_eq(read_frames(clients[1].fd), 1);
-    connections_flush(&shared);
-    ck_assert(!connection_clear(c)); /* it is for the loop to see that there is room */
-    for (got = 0; got < put;) {
-        size_t n = read_frames(clients[0].fd);
-
-        ck_assert_uint_gt(n, 0);
-        got += n;
-        turn_loop(2);
-    }
-    ck_assert_uint_eq(got, put);
-    ck_assert(connection_clear(c));
-    put_frame(c);
-    ck_assert(connections_send(&shared));
-    ck_assert_uint_eq(read_frames(clients[0].fd), 1);
-}
-END_TEST
-
-/* A client that has left is found by sending, and let go by the loop alone. */
-START_TEST(left_by_the_client)
-{
-    close(clients[0].fd);
-    clients[0].fd = -1;
-    put_frame(clients[0].connection);
-    ck_assert(!connections_send(&shared));
-    ck_assert_ptr_null(shared.gone);
-    ck_assert(!connection_clear(clients[0].connection));
-    on_settle(NULL);
-    ck_assert_ptr_null(clients[0].connection);
-}
-END_TEST
-
-/* Neither a connection that is ending nor one that waits for its reader is clear, nor one that has
- * so much put that it would have to. */
-START_TEST(ending_and_paused_are_of_the_loop)
-{
-    struct connection *c = clients[1].connection;
-
-    connection_end(clients[0].connection, NULL);
-    ck_assert(!connection_clear(clients[0].connection));
-    ck_assert(!connections_send(&shared));
-    shared.max_output_bytes = 8 << 20;
-    while (!connection_paused(c)) {
-        for (int i = 0; i < 100; i++)
-            put_frame(c);
-        connections_flush(&shared);
-    }
-    ck_assert(!connection_clear(c));
-    c = clients[2].connection;
-    for (size_t n = 0; n <= shared.pause_bytes; n += 3) {
-        ck_assert(connection_clear(c));
-        put_frame(c);
-    }
-    ck_assert(!connection_clear(c));
-    ck_assert(!connections_send(&shared));
-    connections_flush(&shared);
-    ck_assert(connection_clear(c));
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("connection");
@@ -416,10 +296,6 @@ int main(void)
     tcase_add_test(tc, leaves_while_it_waits);
     tcase_add_test(tc, ended_while_it_waits);
     tcase_add_test(tc, one_write_for_all_that_was_put);
-    tcase_add_test(tc, sent_without_the_loop);
-    tcase_add_test(tc, left_for_the_loop);
-    tcase_add_test(tc, left_by_the_client);
-    tcase_add_test(tc, ending_and_paused_are_of_the_loop);
     suite_add_tcase(s, tc);
     return run_suite(s);
 }
