@@ -59,8 +59,9 @@ struct inspect_query {
     void (*release)(void *owner);
 };
 
+/* Numbered as in the protocol, here and in inspect_why. */
 enum inspect_state {
-    INSPECT_ENCODING, /* on its way to the schedule */
+    INSPECT_ENCODING = 1, /* on its way to the schedule */
     INSPECT_WAITING,
     INSPECT_HELD,
     INSPECT_PREFILL,
@@ -101,7 +102,7 @@ struct inspect_prefix {
 };
 
 enum inspect_why {
-    INSPECT_WHY_RUNS,
+    INSPECT_WHY_RUNS = 1,
     INSPECT_WHY_ENCODING,
     INSPECT_WHY_SEQS,
     INSPECT_WHY_BLOCKS,
