@@ -42,7 +42,5 @@ struct reply_facts {
 };
 
 int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress);
-int reply_status(struct connection *c, uint64_t id, const struct reply_facts *facts,
-                 const struct engine_status *status);
 
 #endif

@@ -1,21 +1,21 @@
-/* reports.h - what the engine says of itself when it is looked into, as frames of the protocol. */
+/* reports.h - the daemon's status and the engine's inspection reports, as frames of the protocol.
+ */
 #ifndef NVLLM_DAEMON_REPORTS_H
 #define NVLLM_DAEMON_REPORTS_H
 
-#include "daemon/connection.h"
-#include "engine/inspect.h"
+#include "daemon/replies.h"
 
-/* What the daemon adds: facts of the engine that no report holds, and who has asked. */
-struct report_facts {
-    int32_t block_len;
-    uint64_t block_bytes;
-    int32_t (*pid_of)(void *ctx, uint64_t request); /* 0: not known any more */
+/* Whose process sent a request; 0: not known any more. */
+struct report_owners {
+    int32_t (*pid_of)(void *ctx, uint64_t request);
     void *ctx;
 };
 
-/* Puts the answer of the report's kind for the client's id, as connection_put() does. Of an
- * explained request that is not found nothing is put: the caller says so. */
+/* Put one frame for the client's id, as connection_put() does; -ENOMEM. A report that explains a
+ * request holds it: where there is none, the caller says so. */
+int report_put_status(struct connection *c, uint64_t id, const struct reply_facts *daemon,
+                      const struct engine_status *engine);
 int report_put(struct connection *c, uint64_t id, const struct inspect_report *r,
-               const struct report_facts *facts);
+               const struct engine_status *engine, const struct report_owners *owners);
 
 #endif

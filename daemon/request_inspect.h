@@ -1,5 +1,6 @@
-/* request_inspect.h - questions about what is under way and what is cached, checked field by field,
- * become what the engine takes. As request.h otherwise: pure, and refusals name the field. */
+/* request_inspect.h - checks the operations that look into the engine or change its prefix cache,
+ * and turns them into what the engine takes. As request.h otherwise: pure, and refusals name the
+ * field. */
 #ifndef NVLLM_DAEMON_REQUEST_INSPECT_H
 #define NVLLM_DAEMON_REQUEST_INSPECT_H
 
@@ -9,7 +10,7 @@
 /* Who asks. */
 struct request_viewer {
     uint64_t client; /* the uid */
-    bool all;        /* may see and change everybody's */
+    bool all;        /* may see and change what belongs to others */
 };
 
 /* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but owner

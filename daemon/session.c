@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/reports.h"
 #include "engine/util/must.h"
 
 uint64_t session_now_us(void)
@@ -113,7 +114,7 @@ static void take_get_status(struct session *s, const Nvllm__V1__ClientFrame *f)
 
     engine_status(s->shared->engine, &status);
     refresh(s->shared);
-    session_check_put(s, reply_status(s->connection, f->id, &s->shared->facts, &status));
+    session_check_put(s, report_put_status(s->connection, f->id, &s->shared->facts, &status));
 }
 
 /* True when the message was taken over. */

@@ -133,8 +133,8 @@ static int32_t pid_of(void *ctx, uint64_t request)
 
 int session_report(struct sessions *s, struct pending *p, const struct inspect_report *r)
 {
+    const struct report_owners owners = {.pid_of = pid_of, .ctx = s};
     struct engine_status status;
-    struct report_facts facts = {.pid_of = pid_of, .ctx = s};
     struct refusal e;
 
     if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
@@ -142,9 +142,7 @@ int session_report(struct sessions *s, struct pending *p, const struct inspect_r
         return reply_error(p->session->connection, p->client_id, &e);
     }
     engine_status(s->engine, &status);
-    facts.block_len = status.block_len;
-    facts.block_bytes = status.backend.block_bytes;
-    return report_put(p->session->connection, p->client_id, r, &facts);
+    return report_put(p->session->connection, p->client_id, r, &status, &owners);
 }
 
 /* ---- what changes the daemon */

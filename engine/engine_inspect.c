@@ -1,5 +1,5 @@
-/* engine_inspect.c - the engine thread's answers to inspect.h's questions: what the core tells, and
- * what is still in the tokenizer pool. */
+/* engine_inspect.c - answers the queries of inspect.h on the engine thread: the core's reports, and
+ * the requests that are still in the tokenizer pool. */
 #include "engine/core/core_inspect.h"
 #include "engine/engine_private.h"
 
@@ -15,7 +15,7 @@ static bool is_seen_encoding(const struct ticket *k, const struct inspect_query 
            (q->all || k->job->request.client == q->viewer);
 }
 
-static struct inspect_request tell_encoding(const struct job *j)
+static struct inspect_request encoding_request(const struct job *j)
 {
     return (struct inspect_request){
         .id = j->id,
@@ -28,7 +28,7 @@ static struct inspect_request tell_encoding(const struct job *j)
     };
 }
 
-/* Generate requests that the core does not know yet, behind all others. */
+/* Appends the generate requests that have not reached the core. */
 static int add_encoding(struct engine *g, const struct inspect_query *q, struct inspect_report *r)
 {
     struct ticket *k;
@@ -54,13 +54,13 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
             continue;
         r->total++;
         if (room-- > 0)
-            r->requests[r->n_requests++] = tell_encoding(k->job);
+            r->requests[r->n_requests++] = encoding_request(k->job);
     }
     pthread_mutex_unlock(&g->lock);
     return 0;
 }
 
-/* Of one that the core does not know: is it on its way there. */
+/* Explains a request that is not in the core: it may be on its way there. */
 static int explain_encoding(struct engine *g, const struct inspect_query *q,
                             struct inspect_report *r)
 {
@@ -72,7 +72,7 @@ static int explain_encoding(struct engine *g, const struct inspect_query *q,
     pthread_mutex_lock(&g->lock);
     k = id_map_get(&g->tickets.by_id, q->request);
     if (k && is_seen_encoding(k, q)) {
-        r->requests[0] = tell_encoding(k->job);
+        r->requests[0] = encoding_request(k->job);
         r->found = true;
         r->why = INSPECT_WHY_ENCODING;
         r->n_requests = r->total = 1;
@@ -81,7 +81,7 @@ static int explain_encoding(struct engine *g, const struct inspect_query *q,
     return 0;
 }
 
-static void tell_report(struct engine *g, struct job *j, struct inspect_report *r)
+static void send_report(struct engine *g, struct job *j, struct inspect_report *r)
 {
     j->terminal->type = ENGINE_REPORT;
     j->terminal->report = r;
@@ -103,7 +103,7 @@ static void refuse(struct engine *g, struct job *j, int r)
     case CORE_INSPECT_DENIED:
         error = ENGINE_E_DENIED;
         field = NULL;
-        err_set(&why, 0, "the cache is not this user's own; an admin may do that");
+        err_set(&why, 0, "the cache belongs to others; only an admin may do that");
         break;
     case CORE_INSPECT_NO_CACHE:
         error = ENGINE_E_UNSUPPORTED;
@@ -111,31 +111,31 @@ static void refuse(struct engine *g, struct job *j, int r)
         err_set(&why, 0, "there is no prefix cache: cache.prefix_cache is off");
         break;
     case CORE_INSPECT_SHORT:
-        err_set(&why, 0, "prompt: %zu tokens fill no block of %d, so nothing can be pinned",
+        err_set(&why, 0, "prompt: %zu tokens do not fill a block of %d, so nothing can be pinned",
                 j->prompt.n, block_len);
         break;
     case CORE_INSPECT_PIN_LIMIT:
         err_set(&why, 0,
-                "prompt: its %zu blocks and the %d that are pinned are more than the %d that may "
-                "be; unpin another, or raise cache.kv_memory",
+                "prompt: its %zu blocks and the %d already pinned exceed the limit of %d; unpin "
+                "another prompt, or raise cache.kv_memory",
                 j->prompt.n / (size_t)block_len, stats.blocks_pinned, limit);
         break;
     case CORE_INSPECT_PIN_BUSY:
         error = ENGINE_E_UNAVAILABLE;
         err_set(&why, 0,
-                "prompt: a request under way may need the %zu blocks that would be pinned; try "
-                "again when it has ended",
+                "prompt: a running or queued request may need the %zu blocks to be pinned; try "
+                "again once it has ended",
                 j->prompt.n / (size_t)block_len);
         break;
-    case CORE_INSPECT_ABSENT: /* though it was computed just now */
+    case CORE_INSPECT_ABSENT: /* though they have just been computed */
         error = ENGINE_E_UNAVAILABLE;
         field = NULL;
         err_set(&why, 0, "the cache was cleared while the prompt was computed; try again");
         break;
     case -E2BIG:
         error = ENGINE_E_TOO_LONG;
-        err_set(&why, 0, "prompt: %zu tokens leave no room in the longest sequence, %d",
-                j->prompt.n, g->max_seq_len);
+        err_set(&why, 0, "prompt: %zu tokens do not fit into a sequence of %d", j->prompt.n,
+                g->max_seq_len);
         break;
     default:
         error = ENGINE_E_INTERNAL;
@@ -146,7 +146,7 @@ static void refuse(struct engine *g, struct job *j, int r)
     job_fail(j, error, field, why.text, &g->out);
 }
 
-/* Has the core compute the full blocks of a prompt that is to be pinned. */
+/* Makes the core compute the full blocks of a prompt, to be pinned then. */
 static int compute(struct engine *g, struct job *j)
 {
     static const struct sampling greedy = {.top_p = 1, .repetition_penalty = 1, .n_logprobs = -1};
@@ -184,7 +184,8 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
 
         engine_close(g, j->id);
         job_fail(j, cancelled ? ENGINE_E_CANCELLED : ENGINE_E_INTERNAL, NULL,
-                 cancelled ? "cancelled" : "the model gave no numbers for this prompt", &g->out);
+                 cancelled ? "cancelled" : "the model's output for this prompt is not finite",
+                 &g->out);
         return;
     }
     r = core_inspect(&report, g->core, &j->query, j->prompt.ids, (int32_t)j->prompt.n,
@@ -195,7 +196,7 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
     }
     report->cached_tokens = finished->usage.cached_tokens;
     engine_close(g, j->id);
-    tell_report(g, j, report);
+    send_report(g, j, report);
 }
 
 void engine_answer(struct engine *g, struct job *j)
@@ -219,5 +220,5 @@ void engine_answer(struct engine *g, struct job *j)
         return;
     }
     engine_close(g, j->id);
-    tell_report(g, j, report);
+    send_report(g, j, report);
 }

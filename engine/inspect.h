@@ -1,19 +1,18 @@
-/* inspect.h - questions about what is under way and what is cached, and their answers; also the few
- * things that change the prefix cache by hand. What the daemon asks the engine and the engine the
- * core. Plain data.
+/* inspect.h - what the daemon asks the engine about its requests, blocks and prefix cache, the few
+ * changes to that cache by hand, and the answers. Plain data.
  *
- * A viewer sees what is its own client's, or all. Sums over all are everybody's to know. Where all
- * clients share one cache it is nobody's own: who may not see all is told of no prefix in it, and
- * changes nothing.
+ * A viewer sees what belongs to its own client, or everything. Sums over all clients are for
+ * everybody. A cache that all clients share belongs to none of them: a viewer who may not see all
+ * sees none of its prefixes and changes nothing.
  *
- * CLEAR forgets a client's prefixes under every salt, pinned ones too: what is written is not found
- * again, and what nobody uses is free at once.
+ * CLEAR forgets a client's prefixes under every salt, pinned ones too: blocks in use stay until
+ * released but are not found again, the others are free at once.
  *
- * PIN keeps a prompt's full blocks in the cache until it is unpinned or cleared. What of them is
- * not there is computed first, by a request of the same id, client and share as any other: so the
- * answer comes when they are resident, and a cancel ends it. Pins may take half of the pool, and
- * none what a request under way needs to end; later requests must fit beside them. UNPIN wants the
- * same prompt; prompts that begin alike are pinned each for itself. */
+ * PIN keeps a prompt's full blocks in the cache until they are unpinned or cleared. Those that are
+ * missing are computed first, by a request with the same id, client and share as any other; the
+ * answer comes when all are resident, and a cancel ends the wait. Pins may take half of the pool,
+ * but nothing that an admitted request needs to finish; later requests must fit beside them. UNPIN
+ * takes the same prompt; prompts with a common prefix are pinned independently. */
 #ifndef NVLLM_ENGINE_INSPECT_H
 #define NVLLM_ENGINE_INSPECT_H
 
@@ -42,12 +41,12 @@ enum inspect_input { INSPECT_PROMPT, INSPECT_PROMPT_IDS, INSPECT_CHAT };
 struct inspect_query {
     enum inspect_kind kind;
     uint64_t viewer;
-    bool all;         /* the viewer may see and change everybody's */
+    bool all;         /* the viewer may see and change what belongs to any client */
     int32_t limit;    /* entries, 1 .. INSPECT_MAX_ENTRIES */
     bool map;         /* BLOCKS */
     uint64_t request; /* EXPLAIN_REQUEST: its id */
     bool unpin;       /* CACHE_PIN */
-    bool clear_all;   /* CACHE_CLEAR: of all clients, else client's */
+    bool clear_all;   /* CACHE_CLEAR: the caches of all clients, else of client */
     uint64_t client;  /* CACHE_CLEAR, CACHE_PIN, EXPLAIN_PROMPT: whose cache */
     struct text cache_salt;
     enum inspect_input input; /* CACHE_PIN, EXPLAIN_PROMPT */
@@ -55,29 +54,30 @@ struct inspect_query {
     const int32_t *prompt_ids;
     size_t n_prompt_ids;
     const struct chat *chat;
-    void *owner; /* of what the pointers name; NULL: nobody */
+    void *owner; /* of what the pointers point to; NULL: none */
     void (*release)(void *owner);
 };
 
+/* This enum and inspect_why have the numbers of the protocol. */
 enum inspect_state {
-    INSPECT_ENCODING, /* on its way to the schedule */
+    INSPECT_ENCODING = 1, /* being rendered or tokenized */
     INSPECT_WAITING,
     INSPECT_HELD,
     INSPECT_PREFILL,
     INSPECT_DECODE,
     INSPECT_PREEMPTED,
-    INSPECT_ENDING, /* the daemon's to tell: the engine forgets what it has ended */
+    INSPECT_ENDING, /* the engine forgets an ended request: it never reports this */
 };
 
-/* One request; of several choices the sums, and the state of the one that is furthest. */
+/* One request: sums over its choices, and the state of the choice that is furthest. */
 struct inspect_request {
     uint64_t id, client;
     enum inspect_state state;
     enum core_priority priority;
-    int32_t place; /* among the waiting, 1 is next; 0: does not wait */
+    int32_t place; /* in the queue, 1 is next; 0: does not wait */
     int32_t n;     /* choices */
     int32_t prompt_tokens, cached_tokens, computed_tokens, generated_tokens, max_tokens;
-    int32_t blocks, shared; /* held; of those, held by others too */
+    int32_t blocks, shared; /* held; of those, also held by other requests */
     int32_t preemptions;
     uint64_t arrival_us, start_us, first_us; /* CLOCK_MONOTONIC; 0: not yet */
 };
@@ -85,8 +85,6 @@ struct inspect_request {
 struct inspect_client_blocks {
     uint64_t client;
     int32_t used, requests;
-    int32_t running;       /* sequences */
-    int64_t queued_tokens; /* of sequences that wait */
 };
 
 struct inspect_prefix {
@@ -97,11 +95,11 @@ struct inspect_prefix {
     int32_t holders;
     bool pinned;
     int32_t n_head;
-    int32_t head[INSPECT_HEAD_IDS]; /* none where it is not the viewer's */
+    int32_t head[INSPECT_HEAD_IDS]; /* empty unless the prefix is the viewer's */
 };
 
 enum inspect_why {
-    INSPECT_WHY_RUNS,
+    INSPECT_WHY_RUNS = 1,
     INSPECT_WHY_ENCODING,
     INSPECT_WHY_SEQS,
     INSPECT_WHY_BLOCKS,
@@ -110,35 +108,36 @@ enum inspect_why {
     INSPECT_WHY_STEP,
 };
 
-/* The answer; arrays belong to it. What a kind does not use is zero. */
+/* The answer, which owns its arrays. What its kind does not use is zero. */
 struct inspect_report {
     enum inspect_kind kind;
-    bool found; /* EXPLAIN_REQUEST: there is such a request, and the viewer may see it */
+    bool found; /* EXPLAIN_REQUEST: the request exists, and the viewer may see it */
     uint64_t now_us;
-    int32_t total;                    /* entries that there are, told or not */
+    int32_t total;                    /* entries, listed or cut off by the limit */
     struct inspect_request *requests; /* [n_requests] REQUESTS, BLOCKS, EXPLAIN_REQUEST */
     int32_t n_requests;
-    struct inspect_client_blocks *clients; /* [n_clients] BLOCKS, the viewer's alone unless all */
+    struct inspect_client_blocks *clients; /* [n_clients] BLOCKS, only the viewer's unless all */
     int32_t n_clients;
-    uint8_t *map; /* [n_map] BLOCKS, by block: 'f' 'c' 'u' 's' 'p', or unless all 'o' where it is
-                   * another's, whatever that makes of it */
+    uint8_t *map; /* [n_map] BLOCKS, by block id: free, cached, used, shared or pinned as its first
+                   * letter; unless all, 'o' for whatever belongs to others */
     int32_t n_map;
-    int32_t pinned_blocks; /* CACHE: held by pins; BLOCKS: by pins alone */
+    int32_t pinned_blocks; /* CACHE: held by pins; BLOCKS: held by nothing else */
     struct core_stats stats;
-    struct inspect_prefix *prefixes; /* [n_prefixes] CACHE, used last first */
+    struct inspect_prefix *prefixes; /* [n_prefixes] CACHE, most recently used first */
     int32_t n_prefixes;
     uint64_t evictions;
-    int32_t changed_blocks, changed_tokens; /* CLEAR: forgotten; PIN: those of the prompt, all of
-                                             * which are pinned now, or unpinned (0: no such pin) */
+    int32_t changed_blocks, changed_tokens; /* CLEAR: forgotten; PIN: of the prompt, all pinned or
+                                             * unpinned now (0: there was no such pin) */
     enum inspect_why why;                   /* EXPLAIN_REQUEST */
     int32_t blocks_needed, blocks_available;
     int32_t prompt_tokens; /* EXPLAIN_PROMPT, PIN */
-    int32_t cached_tokens; /* EXPLAIN_PROMPT: a generate would find; PIN: were there */
-    bool compared;         /* EXPLAIN_PROMPT: the viewer may know of prompts that go on otherwise */
-    int32_t same_tokens;   /* some cached prompt begins with as many; else cached_tokens */
-    int32_t next_id;       /* the first that differs; -1: none */
+    int32_t cached_tokens; /* EXPLAIN_PROMPT: that a request would find; PIN: found */
+    bool compared;         /* EXPLAIN_PROMPT: with prompts that go on differently */
+    int32_t same_tokens;   /* in the longest prefix shared with a cached prompt; if not compared,
+                            * cached_tokens */
+    int32_t next_id;       /* the first token that differs; -1: none */
     int32_t n_other;
-    int32_t other[INSPECT_OTHER_IDS]; /* what cached prompts have there instead */
+    int32_t other[INSPECT_OTHER_IDS]; /* tokens that cached prompts have in its place */
 };
 
 void inspect_report_free(struct inspect_report *r); /* takes NULL */

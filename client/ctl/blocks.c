@@ -6,6 +6,7 @@
 
 #include "client/ctl/ask.h"
 #include "client/ctl/json.h"
+#include "client/ctl/report_json.h"
 #include "client/ctl/terminal.h"
 
 enum { MAX_MAP_ROWS = 32 };
@@ -85,34 +86,6 @@ static void print_table(const struct nvllm_blocks *b)
                b->requests[i]->shared, ctl_user_name(user, sizeof(user), b->requests[i]->uid));
 }
 
-static json_t *to_json(const struct nvllm_blocks *b, bool map)
-{
-    json_t *o = json_object(), *uids = json_array(), *requests = json_array();
-
-    json_object_set_new(o, "total", ctl_json_count(b->total));
-    json_object_set_new(o, "used", ctl_json_count(b->used));
-    json_object_set_new(o, "cached", ctl_json_count(b->cached));
-    json_object_set_new(o, "free", ctl_json_count(b->free));
-    json_object_set_new(o, "pinned", ctl_json_count(b->pinned));
-    json_object_set_new(o, "block_len", ctl_json_count(b->block_len));
-    json_object_set_new(o, "block_bytes", ctl_json_count(b->block_bytes));
-    for (size_t i = 0; i < b->n_uids; i++)
-        json_array_append_new(uids, json_pack("{sososo}", "uid", ctl_json_count(b->uids[i]->uid),
-                                              "used", ctl_json_count(b->uids[i]->used), "requests",
-                                              ctl_json_count(b->uids[i]->requests)));
-    for (size_t i = 0; i < b->n_requests; i++)
-        json_array_append_new(requests, json_pack("{sosososo}", "request",
-                                                  ctl_json_count(b->requests[i]->request), "uid",
-                                                  ctl_json_count(b->requests[i]->uid), "used",
-                                                  ctl_json_count(b->requests[i]->used), "shared",
-                                                  ctl_json_count(b->requests[i]->shared)));
-    json_object_set_new(o, "uids", uids);
-    json_object_set_new(o, "requests", requests);
-    if (map)
-        json_object_set_new(o, "map", ctl_json_text(b->map.data, b->map.len));
-    return o;
-}
-
 static int run_command(struct ctl *ctl, int argc, char **argv)
 {
     static const struct option options[] = {
@@ -145,7 +118,8 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     if (nvllm_get_blocks(client, &wanted, ctl_ask_ms(ctl), &blocks, &err) != NVLLM_OK) {
         rc = ctl_report(ctl, &err);
     } else if (json) {
-        rc = ctl_json_print(STDOUT_FILENO, to_json(blocks, wanted.map)) ? EXIT_OK : EXIT_ERROR;
+        rc = ctl_json_print(STDOUT_FILENO, report_json_blocks(blocks, wanted.map)) ? EXIT_OK
+                                                                                   : EXIT_ERROR;
     } else {
         print_table(blocks);
         if (wanted.map)

@@ -9,12 +9,13 @@
 #include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
+#include "client/ctl/report_json.h"
+#include "client/ctl/table.h"
 #include "client/ctl/terminal.h"
 
 enum {
     DEFAULT_LIMIT = 50,
-    SHORTEST_HEAD = 12, /* columns of a prefix's beginning that are worth to be shown */
-    CELL_BYTES = 33,
+    SHORTEST_HEAD = 12, /* columns: less of a prefix's first text tells nothing */
 };
 
 struct cache_work {
@@ -29,37 +30,6 @@ struct cache_work {
 };
 
 /* ---- show */
-
-static json_t *prefix_json(const struct nvllm_cached_prefix *p)
-{
-    json_t *o = json_object();
-
-    json_object_set_new(o, "uid", ctl_json_count(p->uid));
-    json_object_set_new(o, "tokens", ctl_json_count(p->tokens));
-    json_object_set_new(o, "blocks", ctl_json_count(p->blocks));
-    json_object_set_new(o, "hits", ctl_json_count(p->hits));
-    json_object_set_new(o, "age_ms", ctl_json_count(p->age_ms));
-    json_object_set_new(o, "idle_ms", ctl_json_count(p->idle_ms));
-    json_object_set_new(o, "holders", ctl_json_count(p->holders));
-    json_object_set_new(o, "pinned", json_boolean(p->pinned));
-    json_object_set_new(o, "head_ids", ctl_json_ids(p->head_ids, p->n_head_ids));
-    return o;
-}
-
-static json_t *cache_json(const struct nvllm_cache *cache)
-{
-    json_t *o = json_object(), *prefixes = json_array();
-
-    for (size_t i = 0; i < cache->n_prefixes; i++)
-        json_array_append_new(prefixes, prefix_json(cache->prefixes[i]));
-    json_object_set_new(o, "prefixes", prefixes);
-    json_object_set_new(o, "total", ctl_json_count(cache->total));
-    json_object_set_new(o, "queried_tokens", ctl_json_count(cache->queried_tokens));
-    json_object_set_new(o, "hit_tokens", ctl_json_count(cache->hit_tokens));
-    json_object_set_new(o, "evictions", ctl_json_count(cache->evictions));
-    json_object_set_new(o, "pinned_blocks", ctl_json_count(cache->pinned_blocks));
-    return o;
-}
 
 /* Asks what the beginnings say. A daemon that loads its model still cannot tell, which is no error.
  */
@@ -93,76 +63,49 @@ static uint64_t number(const json_t *o, const char *name)
 
 enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, PINNED, USER, N_COLUMNS };
 
-static const struct {
-    const char *head;
-    int width; /* below 0: begins at the left */
-} columns_of_all[N_COLUMNS] = {
-    [TOKENS] = {"TOKENS", 8}, [BLOCKS] = {"BLOCKS", 7}, [HITS] = {"HITS", 6},
-    [AGE] = {"AGE", 8},       [IDLE] = {"IDLE", 8},     [HOLDERS] = {"HOLDERS", 7},
-    [PINNED] = {"", -3},      [USER] = {"USER", -10},
+static const struct table_column columns_of_all[N_COLUMNS] = {
+    [TOKENS] = {"TOKENS", 8}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
+    [AGE] = {"AGE", 8, 2},    [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
+    [PINNED] = {"", -3, 7},   [USER] = {"USER", -10, 4},
 };
 
-/* Which columns there is room for beside the beginnings; 0: not shown. What is left for those, or 0
- * where there is no bound. */
-static int fit_columns(int widths[N_COLUMNS], int columns)
+static void fill_cells(struct table *t, const json_t *p)
 {
-    static const int left_out[] = {HOLDERS, AGE, BLOCKS, USER, IDLE, HITS, PINNED};
-    int total = 0;
+    const size_t n = TABLE_CELL_BYTES;
 
-    for (int i = 0; i < N_COLUMNS; i++) {
-        widths[i] = columns_of_all[i].width;
-        total += abs(widths[i]) + 1;
-    }
-    if (columns == 0)
-        return 0;
-    for (size_t i = 0; i < sizeof(left_out) / sizeof(left_out[0]); i++) {
-        if (total + SHORTEST_HEAD <= columns)
-            break;
-        total -= abs(widths[left_out[i]]) + 1;
-        widths[left_out[i]] = 0;
-    }
-    return columns > total ? columns - total : 1;
+    snprintf(t->cells[TOKENS], n, "%" PRIu64, number(p, "tokens"));
+    snprintf(t->cells[BLOCKS], n, "%" PRIu64, number(p, "blocks"));
+    snprintf(t->cells[HITS], n, "%" PRIu64, number(p, "hits"));
+    ctl_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
+    ctl_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
+    snprintf(t->cells[HOLDERS], n, "%" PRIu64, number(p, "holders"));
+    snprintf(t->cells[PINNED], n, "%s", json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
+    ctl_user_name(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }
 
-static void print_row(const int widths[N_COLUMNS], char cells[N_COLUMNS][CELL_BYTES],
-                      const char *head, int room)
-{
-    for (int i = 0; i < N_COLUMNS; i++)
-        if (widths[i] != 0)
-            printf("%*.*s ", widths[i], i == USER ? abs(widths[i]) : CELL_BYTES, cells[i]);
-    ctl_put_line(stdout, head, room);
-    putchar('\n');
-}
-
-static void print_prefix(const int widths[N_COLUMNS], const json_t *p, int room)
-{
-    const char *head = json_string_value(json_object_get(p, "head"));
-    char cells[N_COLUMNS][CELL_BYTES];
-
-    snprintf(cells[TOKENS], CELL_BYTES, "%" PRIu64, number(p, "tokens"));
-    snprintf(cells[BLOCKS], CELL_BYTES, "%" PRIu64, number(p, "blocks"));
-    snprintf(cells[HITS], CELL_BYTES, "%" PRIu64, number(p, "hits"));
-    ctl_duration(cells[AGE], CELL_BYTES, number(p, "age_ms") * 1000);
-    ctl_duration(cells[IDLE], CELL_BYTES, number(p, "idle_ms") * 1000);
-    snprintf(cells[HOLDERS], CELL_BYTES, "%" PRIu64, number(p, "holders"));
-    strcpy(cells[PINNED], json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
-    ctl_user_name(cells[USER], CELL_BYTES, (uint32_t)number(p, "uid"));
-    print_row(widths, cells, head ? head : "", room);
-}
-
+/* A row ends with the text that the prefix begins with, as much as there is room for. */
 static void print_cache(const json_t *o)
 {
     const json_t *prefixes = json_object_get(o, "prefixes");
     uint64_t queried = number(o, "queried_tokens"), n = json_array_size(prefixes);
-    char cells[N_COLUMNS][CELL_BYTES];
-    int widths[N_COLUMNS];
-    int room = fit_columns(widths, terminal_columns(STDOUT_FILENO));
+    int columns = terminal_columns(STDOUT_FILENO), room = 0;
+    const char *head = "BEGINS";
+    struct table t;
 
-    for (int i = 0; i < N_COLUMNS; i++)
-        snprintf(cells[i], CELL_BYTES, "%s", columns_of_all[i].head);
-    print_row(widths, cells, "BEGINS", room);
-    for (size_t i = 0; i < n; i++)
-        print_prefix(widths, json_array_get(prefixes, i), room);
+    table_init(&t, columns_of_all, N_COLUMNS,
+               columns > SHORTEST_HEAD + 1 ? columns - SHORTEST_HEAD - 1 : columns > 0);
+    if (columns > 0)
+        room = columns > t.total + 1 ? columns - t.total - 1 : 1;
+    for (size_t i = 0; i <= n; i++) {
+        table_print(&t, stdout);
+        putchar(' ');
+        ctl_put_line(stdout, head ? head : "", room);
+        putchar('\n');
+        if (i < n) {
+            fill_cells(&t, json_array_get(prefixes, i));
+            head = json_string_value(json_object_get(json_array_get(prefixes, i), "head"));
+        }
+    }
     if (number(o, "total") > n)
         printf("… and %" PRIu64 " more\n", number(o, "total") - n);
     printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
@@ -181,7 +124,7 @@ static int show(struct cache_work *w)
 
     if (nvllm_show_cache(w->client, &w->list, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
         return ctl_report(w->ctl, &err);
-    o = cache_json(cache);
+    o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
     if (!w->json)
         print_cache(o);
@@ -199,11 +142,8 @@ static int changed(struct cache_work *w, enum nvllm_code code, const char *what,
     if (code != NVLLM_OK)
         return ctl_report(w->ctl, err);
     if (w->json)
-        return ctl_json_print(STDOUT_FILENO,
-                              json_pack("{soso}", "blocks", ctl_json_count(change->blocks),
-                                        "tokens", ctl_json_count(change->tokens)))
-                   ? EXIT_OK
-                   : EXIT_ERROR;
+        return ctl_json_print(STDOUT_FILENO, report_json_cache_change(change)) ? EXIT_OK
+                                                                               : EXIT_ERROR;
     printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
            change->tokens);
     if (w->pin.unpin && change->blocks == 0)

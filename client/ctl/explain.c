@@ -8,7 +8,7 @@
 #include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
-#include "client/ctl/requests.h"
+#include "client/ctl/report_json.h"
 
 enum { SHOWN_BYTES = 60 };
 
@@ -20,26 +20,6 @@ struct work {
     struct ctl_prompt prompt;
     bool json;
 };
-
-static json_t *to_json(const struct nvllm_explanation *e)
-{
-    json_t *o = json_object();
-
-    if (e->info) {
-        json_object_set_new(o, "request", request_json(e->info));
-        json_object_set_new(o, "reason", json_string(nvllm_wait_reason_name(e->reason)));
-        json_object_set_new(o, "blocks_needed", ctl_json_count(e->blocks_needed));
-        json_object_set_new(o, "blocks_available", ctl_json_count(e->blocks_available));
-    } else {
-        json_object_set_new(o, "prompt_tokens", ctl_json_count(e->prompt_tokens));
-        json_object_set_new(o, "cached_tokens", ctl_json_count(e->cached_tokens));
-        json_object_set_new(o, "same_tokens", ctl_json_count(e->same_tokens));
-        json_object_set_new(o, "next_id", e->next_id < 0 ? json_null() : json_integer(e->next_id));
-        json_object_set_new(o, "other_ids", ctl_json_ids(e->other_ids, e->n_other_ids));
-    }
-    json_object_set_new(o, "text", ctl_json_text(e->text, strlen(e->text)));
-    return o;
-}
 
 /* The text of one token, in JSON's quotes, or nothing where the daemon does not say. */
 static void print_token(struct nvllm_client *client, const struct ctl *ctl, int32_t id)
@@ -124,7 +104,7 @@ static int explain(struct work *w)
     } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
     if (code != NVLLM_OK)
         return ctl_report(ctl, &err);
-    o = to_json(e);
+    o = report_json_explanation(e);
     if (w->json) {
         ok = ctl_json_print(STDOUT_FILENO, json_incref(o));
     } else {

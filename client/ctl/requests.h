@@ -2,15 +2,12 @@
 #ifndef NVLLM_CLIENT_CTL_REQUESTS_H
 #define NVLLM_CLIENT_CTL_REQUESTS_H
 
-#include <jansson.h>
 #include <stdio.h>
 
-#include "client/ctl/ctl.h"
+#include "client/lib/nvllm_client.h"
 
-/* At most `rows` of them; what is left out is said. Columns of the table are left out, too, where
- * it is wider than `columns`; 0: however wide it is. */
+/* Prints at most `rows` requests, and how many more there are, in a table of at most `columns`
+ * columns of the terminal; 0: as wide as it is. */
 void requests_print(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns);
-
-json_t *request_json(const struct nvllm_request_info *info);
 
 #endif

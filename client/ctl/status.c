@@ -6,58 +6,8 @@
 
 #include "client/ctl/ask.h"
 #include "client/ctl/json.h"
+#include "client/ctl/report_json.h"
 #include "client/ctl/terminal.h"
-
-static json_t *text(const char *s)
-{
-    return ctl_json_text(s, strlen(s));
-}
-
-static json_t *memory_to_json(const struct nvllm_status *s)
-{
-    return json_pack("{sososososososo}", "weight_bytes", ctl_json_count(s->weight_bytes),
-                     "kv_bytes", ctl_json_count(s->kv_bytes), "graph_bytes",
-                     ctl_json_count(s->graph_bytes), "workspace_bytes",
-                     ctl_json_count(s->workspace_bytes), "other_bytes",
-                     ctl_json_count(s->other_bytes), "total_bytes", ctl_json_count(s->total_bytes),
-                     "free_bytes", ctl_json_count(s->free_bytes));
-}
-
-static json_t *to_json(const struct nvllm_status *s)
-{
-    json_t *o = json_object();
-
-    json_object_set_new(o, "state", json_string(nvllm_state_name(s->state)));
-    json_object_set_new(o, "progress", ctl_json_number(s->progress));
-    json_object_set_new(o, "model", text(s->model));
-    json_object_set_new(o, "model_folder", text(s->model_folder));
-    json_object_set_new(o, "backend", text(s->backend));
-    json_object_set_new(o, "device", text(s->device));
-    json_object_set_new(o, "driver", text(s->driver));
-    json_object_set_new(o, "server", text(s->server));
-    json_object_set_new(o, "uptime_ms", ctl_json_count(s->uptime_ms));
-    json_object_set_new(o, "blocks",
-                        json_pack("{sosososo}", "total", ctl_json_count(s->blocks_total), "used",
-                                  ctl_json_count(s->blocks_used), "cached",
-                                  ctl_json_count(s->blocks_cached), "free",
-                                  ctl_json_count(s->blocks_free)));
-    json_object_set_new(o, "requests",
-                        json_pack("{soso}", "running", ctl_json_count(s->requests_running),
-                                  "waiting", ctl_json_count(s->requests_waiting)));
-    json_object_set_new(o, "prefix_cache",
-                        json_pack("{soso}", "queried_tokens",
-                                  ctl_json_count(s->prefix_queried_tokens), "hit_tokens",
-                                  ctl_json_count(s->prefix_hit_tokens)));
-    json_object_set_new(o, "preemptions", ctl_json_count(s->preemptions));
-    json_object_set_new(o, "block_len", ctl_json_count(s->block_len));
-    json_object_set_new(o, "max_seq_len", ctl_json_count(s->max_seq_len));
-    json_object_set_new(o, "connections", ctl_json_count(s->connections));
-    json_object_set_new(o, "memory", memory_to_json(s));
-    json_object_set_new(o, "steps", ctl_json_count(s->steps));
-    json_object_set_new(o, "prompt_tokens", ctl_json_count(s->prompt_tokens));
-    json_object_set_new(o, "output_tokens", ctl_json_count(s->output_tokens));
-    return o;
-}
 
 static const char *colour_of(enum nvllm_state state)
 {
@@ -167,7 +117,7 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
         rc = ctl_report(ctl, &err);
     else if (!json)
         print_table(status);
-    else if (!ctl_json_print(STDOUT_FILENO, to_json(status)))
+    else if (!ctl_json_print(STDOUT_FILENO, report_json_status(status)))
         rc = EXIT_ERROR;
     nvllm_close(client);
     return rc;

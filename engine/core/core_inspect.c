@@ -1,4 +1,4 @@
-/* core_inspect.c - who is under way and what each holds; see core_inspect.h. */
+/* core_inspect.c - what runs, what waits and what each request holds; see core_inspect.h. */
 #include "engine/core/core_inspect.h"
 
 #include <errno.h>
@@ -19,44 +19,34 @@ void inspect_report_free(struct inspect_report *r)
     free(r);
 }
 
-/* ---- in which order */
+/* ---- order */
 
 /* A request on its way into a report. */
 struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
-    int rank;                        /* runs, ran or is held, waits */
-    uint64_t tag;                    /* waits: when its turn comes, in tokens served */
+    int rank;
+    uint64_t tag; /* RANK_WAITS: the virtual time at which it is next */
     int32_t place;
 };
 
 enum { RANK_RUNS, RANK_BETWEEN, RANK_WAITS };
 
-static int how_far(const struct sequence *s)
-{
-    switch (s->state) {
-    case SEQ_DECODE:
-        return 5;
-    case SEQ_PREFILL:
-        return 4;
-    case SEQ_PREEMPTED:
-        return 3;
-    case SEQ_HELD:
-        return 2;
-    case SEQ_WAITING:
-        return 1;
-    case SEQ_ENDED:
-        break;
-    }
-    return 0;
-}
+static const struct {
+    int progress;
+    enum inspect_state told;
+} states[] = {
+    [SEQ_ENDED] = {0, INSPECT_ENDING},    [SEQ_WAITING] = {1, INSPECT_WAITING},
+    [SEQ_HELD] = {2, INSPECT_HELD},       [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
+    [SEQ_PREFILL] = {4, INSPECT_PREFILL}, [SEQ_DECODE] = {5, INSPECT_DECODE},
+};
 
 static struct row row_of(const struct request *q)
 {
     struct row row = {.request = q, .furthest = &q->choices[0]};
 
     for (int32_t i = 1; i < q->n; i++)
-        if (how_far(&q->choices[i]) > how_far(row.furthest))
+        if (states[q->choices[i].state].progress > states[row.furthest->state].progress)
             row.furthest = &q->choices[i];
     if (row.furthest->state == SEQ_WAITING)
         row.rank = RANK_WAITS;
@@ -65,39 +55,40 @@ static struct row row_of(const struct request *q)
     return row;
 }
 
-static int order_of(uint64_t a, uint64_t b)
+static int compare(uint64_t a, uint64_t b)
 {
     return (a > b) - (a < b);
 }
 
-/* Those that wait by client and class, each line as the client's own requests go. */
-static int by_line(const void *x, const void *y)
+/* Waiting requests by client and class, in the order in which the client's own are served. */
+static int by_client_order(const void *x, const void *y)
 {
     const struct row *a = x, *b = y;
     int d = a->rank - b->rank;
 
     if (d || a->rank != RANK_WAITS)
-        return d ? d : order_of(a->furthest->order, b->furthest->order);
-    d = order_of(a->request->client_id, b->request->client_id);
+        return d ? d : compare(a->furthest->order, b->furthest->order);
+    d = compare(a->request->client_id, b->request->client_id);
     if (!d)
         d = (int)b->request->priority - (int)a->request->priority;
     if (!d)
         d = (int)b->furthest->item.front - (int)a->furthest->item.front;
-    return d ? d : order_of(a->furthest->order, b->furthest->order);
+    return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
-static int by_turn(const void *x, const void *y)
+static int by_tag(const void *x, const void *y)
 {
     const struct row *a = x, *b = y;
     int d = (int)b->request->priority - (int)a->request->priority;
 
     if (!d)
-        d = order_of(a->tag, b->tag);
-    return d ? d : order_of(a->furthest->order, b->furthest->order);
+        d = compare(a->tag, b->tag);
+    return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
-/* All requests: first those that run, by arrival, then those between, then those that wait as they
- * will be taken if each is served what it has to compute now. Free them. */
+/* All requests: running ones by arrival, then those between running and waiting, then waiting ones
+ * in the order of admission if each is charged what it has to compute now. The caller frees them.
+ */
 static struct row *sorted_rows(const struct core *c)
 {
     struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows));
@@ -107,7 +98,7 @@ static struct row *sorted_rows(const struct core *c)
         return NULL;
     for (const struct list *l = c->all.next; l != &c->all; l = l->next)
         rows[n++] = row_of(CONTAINER_OF(l, struct request, in_core));
-    qsort(rows, (size_t)n, sizeof(*rows), by_line);
+    qsort(rows, (size_t)n, sizeof(*rows), by_client_order);
     for (first = 0; first < n && rows[first].rank != RANK_WAITS; first++)
         ;
     for (int32_t i = first; i < n; i++) {
@@ -119,7 +110,7 @@ static struct row *sorted_rows(const struct core *c)
                 before->tag + fair_client_cost(rows[i].request->client,
                                                (uint64_t)sequence_n_tokens(before->furthest));
     }
-    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_turn);
+    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_tag);
     for (int32_t i = first; i < n; i++)
         rows[i].place = i - first + 1;
     return rows;
@@ -127,54 +118,42 @@ static struct row *sorted_rows(const struct core *c)
 
 /* ---- one request */
 
-static enum inspect_state state_of(const struct sequence *s)
+/* block_refs, zeroed. */
+static int32_t *clear_refs(struct core *c)
 {
-    switch (s->state) {
-    case SEQ_WAITING:
-        return s->n_preempted > 0 ? INSPECT_PREEMPTED : INSPECT_WAITING;
-    case SEQ_HELD:
-        return INSPECT_HELD;
-    case SEQ_PREFILL:
-        return INSPECT_PREFILL;
-    case SEQ_DECODE:
-        return INSPECT_DECODE;
-    case SEQ_PREEMPTED:
-        return INSPECT_PREEMPTED;
-    case SEQ_ENDED:
-        break;
-    }
-    return INSPECT_ENDING;
+    return memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
 }
 
-/* Each block once, though several choices hold it: block_refs counts them, and is zero again. */
+/* Counts each block once though several choices hold it. block_refs is zero before and after. */
 static void count_blocks(struct core *c, const struct request *q, struct inspect_request *out)
 {
-    int32_t *holds = c->block_refs;
+    int32_t *refs = c->block_refs;
 
     for (int32_t i = 0; i < q->n; i++)
         for (int32_t b = 0; b < q->choices[i].n_table; b++)
-            holds[q->choices[i].table[b]]++;
+            refs[q->choices[i].table[b]]++;
     for (int32_t i = 0; i < q->n; i++) {
         for (int32_t b = 0; b < q->choices[i].n_table; b++) {
             int32_t id = q->choices[i].table[b];
 
-            if (holds[id] == 0)
+            if (refs[id] == 0)
                 continue;
             out->blocks++;
-            out->shared += blocks_refs(c->blocks, id) > holds[id];
-            holds[id] = 0;
+            out->shared += blocks_refs(c->blocks, id) > refs[id];
+            refs[id] = 0;
         }
     }
 }
 
-static void tell_request(struct core *c, const struct row *row, struct inspect_request *out)
+static void fill_request(struct core *c, const struct row *row, struct inspect_request *out)
 {
     const struct request *q = row->request;
+    bool preempted = row->furthest->state == SEQ_WAITING && row->furthest->n_preempted > 0;
 
     *out = (struct inspect_request){
         .id = q->id,
         .client = q->client_id,
-        .state = state_of(row->furthest),
+        .state = preempted ? INSPECT_PREEMPTED : states[row->furthest->state].told,
         .priority = q->priority,
         .place = row->place,
         .n = q->n,
@@ -204,7 +183,7 @@ static bool may_see(const struct inspect_query *q, uint64_t client)
     return q->all || q->viewer == client;
 }
 
-static int tell_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
+static int fill_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
                          bool holders_only, struct inspect_report *out)
 {
     int32_t room = q->limit < c->n_requests ? q->limit : c->n_requests;
@@ -212,16 +191,16 @@ static int tell_requests(struct core *c, const struct inspect_query *q, const st
     out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
     if (!out->requests)
         return -ENOMEM;
-    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    clear_refs(c);
     for (int32_t i = 0; i < c->n_requests; i++) {
         if (!may_see(q, rows[i].request->client_id) || (holders_only && rows[i].rank == RANK_WAITS))
             continue;
         out->total++;
         if (out->n_requests == room)
             continue;
-        tell_request(c, &rows[i], &out->requests[out->n_requests]);
+        fill_request(c, &rows[i], &out->requests[out->n_requests]);
         if (!q->all && c->options.share_all)
-            out->requests[out->n_requests].shared = 0; /* with whom is not the viewer's to know */
+            out->requests[out->n_requests].shared = 0; /* who shares is not the viewer's to know */
         out->n_requests++;
     }
     return 0;
@@ -231,55 +210,42 @@ static int tell_requests(struct core *c, const struct inspect_query *q, const st
 
 static int by_client(const void *x, const void *y)
 {
-    return order_of(((const struct inspect_client_blocks *)x)->client,
-                    ((const struct inspect_client_blocks *)y)->client);
+    const struct inspect_client_blocks *a = x, *b = y;
+
+    return compare(a->client, b->client);
 }
 
-/* One entry a client that may be seen, in order, with its requests and what they have to wait for.
- */
+/* One entry for each client that may be seen, in order. */
 static int list_clients(const struct core *c, const struct inspect_query *q,
                         struct inspect_report *out)
 {
     struct inspect_client_blocks *k = calloc((size_t)c->n_requests + 1, sizeof(*k));
-    int32_t n = 0, n_told = 0;
+    int32_t n = 0, n_clients = 0;
 
     if (!k)
         return -ENOMEM;
     for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
         const struct request *r = CONTAINER_OF(l, struct request, in_core);
 
-        if (!may_see(q, r->client_id))
-            continue;
-        k[n] = (struct inspect_client_blocks){.client = r->client_id, .requests = 1};
-        for (int32_t i = 0; i < r->n; i++) {
-            const struct sequence *s = &r->choices[i];
-
-            k[n].running += sequence_runs(s);
-            if (s->state == SEQ_WAITING || s->state == SEQ_HELD)
-                k[n].queued_tokens += sequence_n_tokens(s);
-        }
-        n++;
+        if (may_see(q, r->client_id))
+            k[n++].client = r->client_id;
     }
     qsort(k, (size_t)n, sizeof(*k), by_client);
     for (int32_t i = 0; i < n; i++) {
-        if (n_told > 0 && k[n_told - 1].client == k[i].client) {
-            k[n_told - 1].requests += k[i].requests;
-            k[n_told - 1].running += k[i].running;
-            k[n_told - 1].queued_tokens += k[i].queued_tokens;
-        } else {
-            k[n_told++] = k[i];
-        }
+        if (i == 0 || k[n_clients - 1].client != k[i].client)
+            k[n_clients++] = k[i];
+        k[n_clients - 1].requests++;
     }
     out->clients = k;
-    out->n_clients = n_told;
+    out->n_clients = n_clients;
     return 0;
 }
 
-/* Whose blocks each sequence with a slot holds, each once a client: block_refs notes for which
- * client, by its number, a block was counted last. */
+/* Counts each block once a client: block_refs holds the number of the client that a block was
+ * counted for last. */
 static void count_client_blocks(struct core *c, struct inspect_report *out)
 {
-    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    clear_refs(c);
     for (int32_t k = 0; k < out->n_clients; k++) {
         for (int32_t i = 0; i < c->options.max_seqs; i++) {
             const struct sequence *s = c->slots[i];
@@ -305,8 +271,8 @@ static uint8_t letter_of_all(const struct core *c, int32_t block_id)
     return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';
 }
 
-/* To who may not see all: what its own sequences hold, or its own cache, and of all else whether it
- * is free. What all clients share is nobody's own. */
+/* For a viewer who may not see all: what its own sequences hold, its own cache, and of the rest
+ * only whether it is free. A cache that all clients share is nobody's own. */
 static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_own, uint64_t viewer)
 {
     uint8_t letter = letter_of_all(c, block_id);
@@ -317,10 +283,10 @@ static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_o
     return letter == 'f' || (own && (letter == 'c' || letter == 'p')) ? letter : 'o';
 }
 
-/* How many sequences of the viewer's hold each block. */
+/* Into block_refs: how many of the viewer's sequences hold each block. */
 static void count_own(struct core *c, uint64_t viewer)
 {
-    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    clear_refs(c);
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
         const struct sequence *s = c->slots[i];
 
@@ -345,10 +311,10 @@ static int draw_map(struct core *c, const struct inspect_query *q, struct inspec
     return 0;
 }
 
-static int tell_blocks(struct core *c, const struct inspect_query *q, const struct row *rows,
+static int fill_blocks(struct core *c, const struct inspect_query *q, const struct row *rows,
                        struct inspect_report *out)
 {
-    int rc = tell_requests(c, q, rows, true, out);
+    int rc = fill_requests(c, q, rows, true, out);
 
     if (rc == 0)
         rc = list_clients(c, q, out);
@@ -362,9 +328,9 @@ static int tell_blocks(struct core *c, const struct inspect_query *q, const stru
     return q->map ? draw_map(c, q, out) : 0;
 }
 
-/* ---- why one waits */
+/* ---- why a request waits */
 
-/* Others' requests stand before it. */
+/* Whether another client's request waits before this one. */
 static bool others_first(const struct row *rows, const struct row *row)
 {
     for (; rows < row; rows++)
@@ -373,7 +339,7 @@ static bool others_first(const struct row *rows, const struct row *row)
     return false;
 }
 
-/* The first of those that wait, which the others wait for, fits. */
+/* Whether the first in the queue, which the others wait for, fits. */
 static bool first_fits(struct core *c, const struct row *rows)
 {
     int32_t needed, available;
@@ -423,8 +389,8 @@ static int explain_request(struct core *c, const struct inspect_query *q, const 
     out->requests = calloc(1, sizeof(*out->requests));
     if (!out->requests)
         return -ENOMEM;
-    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
-    tell_request(c, row, &out->requests[0]);
+    clear_refs(c);
+    fill_request(c, row, &out->requests[0]);
     out->n_requests = out->total = 1;
     out->found = true;
     if (!sequence_runs(row->furthest))
@@ -443,9 +409,9 @@ static int answer(struct core *c, const struct inspect_query *q, struct inspect_
     if (!rows)
         return -ENOMEM;
     if (q->kind == INSPECT_REQUESTS)
-        rc = tell_requests(c, q, rows, false, out);
+        rc = fill_requests(c, q, rows, false, out);
     else if (q->kind == INSPECT_BLOCKS)
-        rc = tell_blocks(c, q, rows, out);
+        rc = fill_blocks(c, q, rows, out);
     else
         rc = explain_request(c, q, rows, out);
     free(rows);

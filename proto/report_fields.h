@@ -1,0 +1,170 @@
+/* report_fields.h - every field of the daemon's reports, described once.
+ *
+ * F(kind, field, source, member, key) is one field on its way from the core to a terminal:
+ *
+ *     kind    how it is copied and printed: COUNT (unsigned), INT, REAL, MS (microseconds, printed
+ *             as milliseconds), FLAG, TEXT, TOKEN (an id, or -1 for none), IDS (an array of ids),
+ *             an enum (STATE, REQUEST_STATE, PRIORITY, WAIT_REASON), or one of
+ *             GROUP  a message inside this one; FLAT the same, printed without braces of its own
+ *             LIST   an array of messages
+ *             BYTES  printed only on request
+ *     field   of the protobuf message
+ *     source  what daemon/reports.c fills the field from: an expression over `q`, the report or
+ *             list entry at hand, and `from`; for IDS and LIST an array of q; for GROUP and FLAT
+ *             the name of the rows
+ *     member  of the library's public struct; for GROUP, FLAT and LIST the name of the rows
+ *     key     in nvllmctl's JSON, in this order
+ *
+ * To add a counter: the core's field, the field in nvllm.proto, the member in the public header,
+ * and one row here. */
+#ifndef NVLLM_PROTO_REPORT_FIELDS_H
+#define NVLLM_PROTO_REPORT_FIELDS_H
+
+/* clang-format off */
+
+/* ---- parts of several reports; `at` begins the member's name */
+
+#define BLOCK_SUM_FIELDS(F, at) \
+    F(COUNT, total,  from->core->blocks_total,  at##total,  total) \
+    F(COUNT, used,   from->core->blocks_used,   at##used,   used) \
+    F(COUNT, cached, from->core->blocks_cached, at##cached, cached) \
+    F(COUNT, free,   from->core->blocks_free,   at##free,   free)
+
+#define HIT_FIELDS(F, at) \
+    F(COUNT, queried_tokens, from->core->queried_tokens, at##queried_tokens, queried_tokens) \
+    F(COUNT, hit_tokens,     from->core->hit_tokens,     at##hit_tokens,     hit_tokens)
+
+/* ---- status: nvllm_status */
+
+#define STATUS_BLOCKS_FIELDS(F) BLOCK_SUM_FIELDS(F, blocks_)
+#define STATUS_HITS_FIELDS(F)   HIT_FIELDS(F, prefix_)
+
+#define STATUS_REQUESTS_FIELDS(F) \
+    F(COUNT, running, q->core.requests_running,                 requests_running, running) \
+    F(COUNT, waiting, q->core.requests_waiting + q->n_encoding, requests_waiting, waiting)
+
+#define STATUS_MEMORY_FIELDS(F) \
+    F(COUNT, weight_bytes,    q->backend.weight_bytes,    weight_bytes,    weight_bytes) \
+    F(COUNT, kv_bytes,        q->backend.kv_bytes,        kv_bytes,        kv_bytes) \
+    F(COUNT, graph_bytes,     q->backend.graph_bytes,     graph_bytes,     graph_bytes) \
+    F(COUNT, workspace_bytes, q->backend.workspace_bytes, workspace_bytes, workspace_bytes) \
+    F(COUNT, other_bytes,     q->backend.other_bytes,     other_bytes,     other_bytes) \
+    F(COUNT, total_bytes,     q->backend.total_bytes,     total_bytes,     total_bytes) \
+    F(COUNT, free_bytes,      q->backend.free_bytes,      free_bytes,      free_bytes)
+
+#define STATUS_FIELDS(F) \
+    F(STATE, state,         from->daemon->state,        state,           state) \
+    F(REAL,  progress,      q->progress,                progress,        progress) \
+    F(TEXT,  model,         from->daemon->model,        model,           model) \
+    F(TEXT,  model_folder,  from->daemon->model_folder, model_folder,    model_folder) \
+    F(TEXT,  backend,       from->daemon->backend,      backend,         backend) \
+    F(TEXT,  device,        q->backend.device,          device,          device) \
+    F(TEXT,  driver,        q->backend.driver,          driver,          driver) \
+    F(TEXT,  server,        from->daemon->server,       server,          server) \
+    F(COUNT, uptime_ms,     from->daemon->uptime_ms,    uptime_ms,       uptime_ms) \
+    F(GROUP, blocks,        blocks,                     status_blocks,   blocks) \
+    F(GROUP, requests,      requests,                   status_requests, requests) \
+    F(GROUP, prefix_cache,  hits,                       status_hits,     prefix_cache) \
+    F(COUNT, preemptions,   q->core.preemptions,        preemptions,     preemptions) \
+    F(COUNT, block_len,     q->block_len,               block_len,       block_len) \
+    F(COUNT, max_seq_len,   q->max_seq_len,             max_seq_len,     max_seq_len) \
+    F(COUNT, connections,   from->daemon->connections,  connections,     connections) \
+    F(GROUP, memory,        memory,                     status_memory,   memory) \
+    F(COUNT, steps,         q->core.steps,              steps,           steps) \
+    F(COUNT, prompt_tokens, q->core.prompt_tokens,      prompt_tokens,   prompt_tokens) \
+    F(COUNT, output_tokens, q->core.output_tokens,      output_tokens,   output_tokens)
+
+/* ---- requests: nvllm_request_info, nvllm_request_list */
+
+#define REQUEST_INFO_FIELDS(F) \
+    F(COUNT, request,          q->id,                     request,          request) \
+    F(COUNT, uid,              q->client,                 uid,              uid) \
+    F(INT,   pid,              pid_of(from, q->id),       pid,              pid) \
+    F(REQUEST_STATE, state,    q->state,                  state,            state) \
+    F(PRIORITY, priority,      wire_priority(q->priority), priority,        priority) \
+    F(COUNT, place,            q->place,                  place,            place) \
+    F(COUNT, choices,          q->n,                      choices,          choices) \
+    F(COUNT, prompt_tokens,    q->prompt_tokens,          prompt_tokens,    prompt_tokens) \
+    F(COUNT, cached_tokens,    q->cached_tokens,          cached_tokens,    cached_tokens) \
+    F(COUNT, computed_tokens,  q->computed_tokens,        computed_tokens,  computed_tokens) \
+    F(COUNT, generated_tokens, q->generated_tokens,       generated_tokens, generated_tokens) \
+    F(COUNT, max_tokens,       q->max_tokens,             max_tokens,       max_tokens) \
+    F(COUNT, blocks,           q->blocks,                 blocks,           blocks) \
+    F(COUNT, preemptions,      q->preemptions,            preemptions,      preemptions) \
+    F(MS,    age_us,           since(q->arrival_us, from), age_us,          age_ms) \
+    F(MS,    run_us,           since(q->start_us, from),  run_us,           run_ms) \
+    F(REAL,  tokens_per_s,     decode_rate(q, from),      tokens_per_s,     tok_s)
+
+#define REQUEST_LIST_FIELDS(F) \
+    F(LIST,  requests, requests, request_info, requests) \
+    F(COUNT, total,    q->total, total,        total)
+
+/* ---- blocks: nvllm_uid_blocks, nvllm_request_blocks, nvllm_blocks */
+
+#define UID_BLOCKS_FIELDS(F) \
+    F(COUNT, uid,      q->client,   uid,      uid) \
+    F(COUNT, used,     q->used,     used,     used) \
+    F(COUNT, requests, q->requests, requests, requests)
+
+#define REQUEST_BLOCKS_FIELDS(F) \
+    F(COUNT, request, q->id,     request, request) \
+    F(COUNT, uid,     q->client, uid,     uid) \
+    F(COUNT, used,    q->blocks, used,    used) \
+    F(COUNT, shared,  q->shared, shared,  shared)
+
+#define BLOCK_SUMS_FIELDS(F) BLOCK_SUM_FIELDS(F, )
+
+#define BLOCKS_FIELDS(F) \
+    F(FLAT,  blocks,      blocks,                            block_sums,     ) \
+    F(COUNT, pinned,      q->pinned_blocks,                  pinned,         pinned) \
+    F(COUNT, block_len,   from->engine->block_len,           block_len,      block_len) \
+    F(COUNT, block_bytes, from->engine->backend.block_bytes, block_bytes,    block_bytes) \
+    F(LIST,  uids,        clients,                           uid_blocks,     uids) \
+    F(LIST,  requests,    requests,                          request_blocks, requests) \
+    F(BYTES, map,         map,                               map,            map)
+
+/* ---- the prefix cache: nvllm_cached_prefix, nvllm_cache, nvllm_cache_change */
+
+#define CACHED_PREFIX_FIELDS(F) \
+    F(COUNT, uid,      q->client,                        uid,      uid) \
+    F(COUNT, tokens,   q->tokens,                        tokens,   tokens) \
+    F(COUNT, blocks,   q->blocks,                        blocks,   blocks) \
+    F(COUNT, hits,     q->hits,                          hits,     hits) \
+    F(COUNT, age_ms,   since(q->written_us, from) / 1000, age_ms,  age_ms) \
+    F(COUNT, idle_ms,  since(q->used_us, from) / 1000,   idle_ms,  idle_ms) \
+    F(COUNT, holders,  q->holders,                       holders,  holders) \
+    F(FLAG,  pinned,   q->pinned,                        pinned,   pinned) \
+    F(IDS,   head_ids, head,                             head_ids, head_ids)
+
+#define CACHE_HITS_FIELDS(F) HIT_FIELDS(F, )
+
+#define CACHE_FIELDS(F) \
+    F(LIST,  prefixes,      prefixes,         cached_prefix, prefixes) \
+    F(COUNT, total,         q->total,         total,         total) \
+    F(FLAT,  counts,        hits,             cache_hits,    ) \
+    F(COUNT, evictions,     q->evictions,     evictions,     evictions) \
+    F(COUNT, pinned_blocks, q->pinned_blocks, pinned_blocks, pinned_blocks)
+
+#define CACHE_CHANGE_FIELDS(F) \
+    F(COUNT, blocks, q->changed_blocks, blocks, blocks) \
+    F(COUNT, tokens, q->changed_tokens, tokens, tokens)
+
+/* ---- why: nvllm_explanation, of a request or of a prompt */
+
+#define WHY_WAITING_FIELDS(F) \
+    F(WAIT_REASON, reason,     q->why,              reason,           reason) \
+    F(COUNT, blocks_needed,    q->blocks_needed,    blocks_needed,    blocks_needed) \
+    F(COUNT, blocks_available, q->blocks_available, blocks_available, blocks_available) \
+    F(TEXT,  text,             from->text,          text,             text)
+
+#define WHY_CACHED_FIELDS(F) \
+    F(COUNT, prompt_tokens, q->prompt_tokens, prompt_tokens, prompt_tokens) \
+    F(COUNT, cached_tokens, q->cached_tokens, cached_tokens, cached_tokens) \
+    F(COUNT, same_tokens,   q->same_tokens,   same_tokens,   same_tokens) \
+    F(TOKEN, next_id,       q->next_id,       next_id,       next_id) \
+    F(IDS,   other_ids,     other,            other_ids,     other_ids) \
+    F(TEXT,  text,          from->text,       text,          text)
+
+/* clang-format on */
+
+#endif
