@@ -1,10 +1,10 @@
-/* nvllm_admin.h - look into nvllmd and steer it: what is under way and why something waits, blocks,
- * the prefix cache, draining, reloading. nvllm_client.h includes it and says what holds for both.
+/* nvllm_admin.h - inspect and control nvllmd: requests and why they wait, blocks, the prefix cache,
+ * draining, reloading. nvllm_client.h includes it and states the rules for both.
  *
- * Everybody sees and changes what is their own; admins (root, the daemon's own user, its admin
- * group, and who comes by its admins' socket) all. options may be NULL everywhere. What is handed
- * out is made by the library and grows at its end; lists are arrays of pointers for that reason.
- * Texts are never NULL. */
+ * Users see and change what is their own; admins (root, the daemon's own user, members of its admin
+ * group, and whoever connects to its admin socket) see and change everything. options may be NULL
+ * everywhere. Returned structs are made by the library and grow at their end, which is why lists
+ * are arrays of pointers. Texts are never NULL. */
 #ifndef NVLLM_ADMIN_H
 #define NVLLM_ADMIN_H
 
@@ -14,17 +14,17 @@
 extern "C" {
 #endif
 
-/* ---- what is under way */
+/* ---- requests and blocks */
 
 enum nvllm_request_state {
     NVLLM_REQUEST_UNKNOWN = 0,
-    NVLLM_REQUEST_ENCODING = 1, /* is being rendered or tokenized */
+    NVLLM_REQUEST_ENCODING = 1, /* being rendered or tokenized */
     NVLLM_REQUEST_WAITING = 2,
-    NVLLM_REQUEST_HELD = 3, /* waits until another has computed what both begin with */
+    NVLLM_REQUEST_HELD = 3, /* waits until another has computed the prefix that both share */
     NVLLM_REQUEST_PREFILL = 4,
     NVLLM_REQUEST_DECODE = 5,
     NVLLM_REQUEST_PREEMPTED = 6,
-    NVLLM_REQUEST_ENDING = 7, /* ended; the last of it is on its way */
+    NVLLM_REQUEST_ENDING = 7, /* ended; its last events are being sent */
 };
 
 /* "encoding", "waiting", …, "unknown". */
@@ -34,12 +34,12 @@ NVLLM_API const char *nvllm_request_state_name(enum nvllm_request_state state);
 NVLLM_API const char *nvllm_priority_name(enum nvllm_priority priority);
 
 struct nvllm_request_info {
-    uint64_t request; /* the daemon's number, good for nvllm_cancel_request(), nvllm_explain() */
+    uint64_t request; /* the daemon's number, for nvllm_cancel_request() and nvllm_explain() */
     uint32_t uid;
-    int32_t pid; /* of who connected */
+    int32_t pid; /* of the process that connected */
     enum nvllm_request_state state;
     enum nvllm_priority priority;
-    uint32_t place; /* among those that wait, 1 is next; 0: does not wait */
+    uint32_t place; /* in the queue, 1 is next; 0: does not wait */
     uint32_t choices;
     uint32_t prompt_tokens;
     uint32_t cached_tokens;
@@ -50,19 +50,19 @@ struct nvllm_request_info {
     uint32_t preemptions;
     uint64_t age_us;     /* since it arrived */
     uint64_t run_us;     /* since its first step; 0: none yet */
-    double tokens_per_s; /* generated, since the first */
+    double tokens_per_s; /* generated since the first token */
 };
 
 struct nvllm_request_list {
-    const struct nvllm_request_info *const *requests; /* [n_requests] running ones first, then as
-                                                       * they will be taken */
+    const struct nvllm_request_info *const *requests; /* [n_requests] running ones first, then in
+                                                       * queue order */
     size_t n_requests;
-    uint32_t total; /* those that this user may see, told or not */
+    uint32_t total; /* that this user may see, listed or not */
 };
 
 struct nvllm_list_options {
     size_t size;
-    uint32_t limit; /* 0: as many as the daemon tells at a time */
+    uint32_t limit; /* 0: as many as the daemon lists at a time */
 };
 
 NVLLM_API void nvllm_list_options_init_size(struct nvllm_list_options *options, size_t size);
@@ -75,8 +75,8 @@ NVLLM_API enum nvllm_code nvllm_list_requests(struct nvllm_client *client,
                                               const struct nvllm_request_list **list,
                                               struct nvllm_error *err);
 
-/* Ends a request of any connection by the daemon's number, and waits for the answer. *found (which
- * may be NULL) is false if it had ended already. */
+/* Cancels a request of any connection by the daemon's number, and waits for the answer. *found
+ * (found may be NULL) is false if the request had ended already. */
 NVLLM_API enum nvllm_code nvllm_cancel_request(struct nvllm_client *client, uint64_t request,
                                                int timeout_ms, bool *found,
                                                struct nvllm_error *err);
@@ -91,15 +91,15 @@ struct nvllm_request_blocks {
     uint64_t request;
     uint32_t uid;
     uint32_t used;
-    uint32_t shared; /* of those, held by others too */
+    uint32_t shared; /* of those, also held by other requests */
 };
 
 struct nvllm_blocks {
     uint32_t total;
     uint32_t used;   /* held by a sequence, or pinned */
-    uint32_t cached; /* free, with content that may still be found */
+    uint32_t cached; /* free, with content that can still be found */
     uint32_t free;
-    uint32_t pinned;    /* of used: held by the cache's pins alone */
+    uint32_t pinned;    /* of used: held by nothing but pins */
     uint32_t block_len; /* tokens */
     uint64_t block_bytes;
     const struct nvllm_uid_blocks *const *uids; /* [n_uids] */
@@ -107,8 +107,8 @@ struct nvllm_blocks {
     const struct nvllm_request_blocks *const *requests; /* [n_requests] */
     size_t n_requests;
     struct nvllm_text map; /* if asked for: one character a block, 'f' free, 'c' cached, 'u' used
-                            * by one, 's' shared, 'p' pinned, 'o' another user's, which only
-                            * admins are told more of */
+                            * by one, 's' shared, 'p' pinned; except to admins, 'o' for what
+                            * belongs to other users */
 };
 
 struct nvllm_blocks_options {
@@ -127,24 +127,24 @@ NVLLM_API enum nvllm_code nvllm_get_blocks(struct nvllm_client *client,
 
 /* ---- the prefix cache */
 
-/* A prefix: the blocks from the first token to one that no listed block continues. */
+/* A prefix: the blocks from the first token to one that no cached block continues. */
 struct nvllm_cached_prefix {
     uint32_t uid;
     uint32_t tokens;
     uint32_t blocks;
-    uint64_t hits;    /* times that its first block was found */
+    uint64_t hits;    /* times its first block was found */
     uint64_t age_ms;  /* since its last block was written */
     uint64_t idle_ms; /* since it was last found or written */
     uint32_t holders; /* sequences that hold its last block */
     bool pinned;
-    const int32_t *head_ids; /* [n_head_ids] its first tokens; of others' prefixes none */
+    const int32_t *head_ids; /* [n_head_ids] its first tokens; none of others' prefixes */
     size_t n_head_ids;
 };
 
 struct nvllm_cache {
-    const struct nvllm_cached_prefix *const *prefixes; /* [n_prefixes] used last first */
+    const struct nvllm_cached_prefix *const *prefixes; /* [n_prefixes] most recently used first */
     size_t n_prefixes;
-    uint32_t total; /* prefixes that this user may see, told or not */
+    uint32_t total; /* prefixes that this user may see, listed or not */
     uint64_t queried_tokens;
     uint64_t hit_tokens;
     uint64_t evictions;
@@ -163,15 +163,15 @@ struct nvllm_cache_change {
 
 struct nvllm_clear_options {
     size_t size;
-    bool all; /* false; of all users, for admins */
+    bool all; /* false; the caches of all users, for admins */
 };
 
 NVLLM_API void nvllm_clear_options_init_size(struct nvllm_clear_options *options, size_t size);
 #define nvllm_clear_options_init(options)                                                          \
     nvllm_clear_options_init_size((options), sizeof(struct nvllm_clear_options))
 
-/* Forgets cached prefixes, pinned ones too: what sequences hold stays until they end, and is not
- * found again. change may be NULL, here and below. */
+/* Forgets cached prefixes, pinned ones too. Blocks that sequences hold stay until these end, but
+ * are not found again. change may be NULL, here and below. */
 NVLLM_API enum nvllm_code nvllm_clear_cache(struct nvllm_client *client,
                                             const struct nvllm_clear_options *options,
                                             int timeout_ms,
@@ -195,9 +195,9 @@ NVLLM_API void nvllm_pin_options_init_size(struct nvllm_pin_options *options, si
 #define nvllm_pin_options_init(options)                                                            \
     nvllm_pin_options_init_size((options), sizeof(struct nvllm_pin_options))
 
-/* Keeps the full blocks of a prompt from being evicted, until they are unpinned or cleared: for
- * admins. What is missing of them is computed first, as a request is, and the answer comes after
- * that: give a timeout_ms that suffices for the prompt's prefill and the queue before it, or -1. */
+/* Keeps the full blocks of a prompt from eviction until they are unpinned or cleared; for admins.
+ * Missing blocks are computed first, as for a request, and the answer comes afterwards: choose a
+ * timeout_ms that covers the queue and the prompt's prefill, or -1. */
 NVLLM_API enum nvllm_code nvllm_pin_cache(struct nvllm_client *client,
                                           const struct nvllm_pin_options *options, int timeout_ms,
                                           const struct nvllm_cache_change **change,
@@ -207,40 +207,39 @@ NVLLM_API enum nvllm_code nvllm_pin_cache(struct nvllm_client *client,
 
 enum nvllm_wait_reason {
     NVLLM_WAIT_UNKNOWN = 0,
-    NVLLM_WAIT_NOT = 1, /* it runs */
+    NVLLM_WAIT_NOT = 1, /* it is running */
     NVLLM_WAIT_ENCODING = 2,
-    NVLLM_WAIT_SEQS = 3,   /* as many sequences run as may */
-    NVLLM_WAIT_BLOCKS = 4, /* not enough free blocks, for it or for the first that waits */
-    NVLLM_WAIT_PREFIX = 5, /* another computes what both begin with */
-    NVLLM_WAIT_SHARE = 6,  /* its user's share is used up for now, others' requests go first */
-    NVLLM_WAIT_STEP = 7,   /* the next step takes it, as far as can be told */
+    NVLLM_WAIT_SEQS = 3,   /* as many sequences are running as allowed */
+    NVLLM_WAIT_BLOCKS = 4, /* not enough free blocks, for it or for the first in the queue */
+    NVLLM_WAIT_PREFIX = 5, /* another request computes the prefix that both share */
+    NVLLM_WAIT_SHARE = 6,  /* its user has had its share for now, requests of others go first */
+    NVLLM_WAIT_STEP = 7,   /* it should start with the next step */
 };
 
 /* "not", "encoding", …, "unknown". */
 NVLLM_API const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason);
 
 struct nvllm_explanation {
-    const struct nvllm_request_info *info; /* of a request; NULL: a prompt was asked about */
+    const struct nvllm_request_info *info; /* of a request; NULL: of a prompt */
     enum nvllm_wait_reason reason;
-    uint32_t blocks_needed; /* to begin, those included that are cached and nobody's */
+    uint32_t blocks_needed; /* to start, including cached ones that nobody holds */
     uint32_t blocks_available;
     uint32_t prompt_tokens; /* of a prompt */
     uint32_t cached_tokens;
-    int32_t next_id;          /* the token at same_tokens, which no cached prompt has there; -1:
-                               * none is left, or it is not told: the cache is shared by all, and
-                               * the caller is no admin */
-    const int32_t *other_ids; /* [n_other_ids] what cached prompts have there instead */
+    int32_t next_id;          /* the token after same_tokens; -1: there is none, or all users
+                               * share the cache and the caller is not an admin */
+    const int32_t *other_ids; /* [n_other_ids] what cached prompts have in its place */
     size_t n_other_ids;
     const char *text;     /* one line for people */
-    uint32_t same_tokens; /* so many begin a cached prompt: cached_tokens, which are whole blocks,
-                           * and what comes after that; where it is not told cached_tokens */
+    uint32_t same_tokens; /* in the longest prefix shared with a cached prompt: cached_tokens
+                           * counts whole blocks only; equal to it where next_id is not told */
 };
 
 /* One of request, prompt, prompt_ids and chat. */
 struct nvllm_explain_options {
     size_t size;
-    uint64_t request;          /* the daemon's number: why does it wait; 0: none */
-    struct nvllm_text prompt;  /* what of it is cached now, and what is not; likewise the others */
+    uint64_t request;          /* the daemon's number: why it waits; 0: none */
+    struct nvllm_text prompt;  /* how much of it is cached now; likewise the next two */
     const int32_t *prompt_ids; /* [n_prompt_ids] */
     size_t n_prompt_ids;
     const struct nvllm_chat *chat;
@@ -256,9 +255,9 @@ NVLLM_API enum nvllm_code nvllm_explain(struct nvllm_client *client,
                                         const struct nvllm_explanation **explanation,
                                         struct nvllm_error *err);
 
-/* ---- the daemon itself: for admins */
+/* ---- the daemon; for admins */
 
-/* How the daemon is after a change. */
+/* The state of the daemon after a change. */
 struct nvllm_change {
     enum nvllm_state state;
     const char *log_level;
@@ -266,20 +265,20 @@ struct nvllm_change {
 
 struct nvllm_drain_options {
     size_t size;
-    int64_t timeout_ms; /* requests that take longer are ended; -1: as the daemon is set */
+    int64_t timeout_ms; /* after which requests are ended; -1: as the daemon is configured */
 };
 
 NVLLM_API void nvllm_drain_options_init_size(struct nvllm_drain_options *options, size_t size);
 #define nvllm_drain_options_init(options)                                                          \
     nvllm_drain_options_init_size((options), sizeof(struct nvllm_drain_options))
 
-/* New requests are refused from now on, and those accepted go on. Does not wait for their end:
- * nvllm_get_status() counts those that are left. */
+/* Refuses new requests from now on, and lets accepted ones finish. Does not wait for that:
+ * nvllm_get_status() counts those that remain. */
 NVLLM_API enum nvllm_code nvllm_drain(struct nvllm_client *client,
                                       const struct nvllm_drain_options *options, int timeout_ms,
                                       const struct nvllm_change **change, struct nvllm_error *err);
 
-/* Takes new requests again. */
+/* Accepts new requests again. */
 NVLLM_API enum nvllm_code nvllm_resume(struct nvllm_client *client, int timeout_ms,
                                        const struct nvllm_change **change, struct nvllm_error *err);
 
@@ -287,11 +286,11 @@ NVLLM_API enum nvllm_code nvllm_resume(struct nvllm_client *client, int timeout_
 struct nvllm_reloaded {
     const char *const *changed; /* [n_changed] */
     size_t n_changed;
-    const char *const *needs_restart; /* [n_needs_restart] differ in the file, stay as they were */
+    const char *const *needs_restart; /* [n_needs_restart] differ in the file, need a restart */
     size_t n_needs_restart;
 };
 
-/* Reads the daemon's configuration anew: what can change does, wholly or not at all. */
+/* Makes the daemon read its configuration again: all that can change does, or nothing. */
 NVLLM_API enum nvllm_code nvllm_reload(struct nvllm_client *client, int timeout_ms,
                                        const struct nvllm_reloaded **reloaded,
                                        struct nvllm_error *err);
@@ -301,7 +300,7 @@ NVLLM_API enum nvllm_code nvllm_set_log_level(struct nvllm_client *client, const
                                               int timeout_ms, const struct nvllm_change **change,
                                               struct nvllm_error *err);
 
-/* Ends the daemon as SIGTERM does: it drains first. */
+/* Ends the daemon like SIGTERM: it drains first. */
 NVLLM_API enum nvllm_code nvllm_shutdown(struct nvllm_client *client, int timeout_ms,
                                          const struct nvllm_change **change,
                                          struct nvllm_error *err);

@@ -173,7 +173,7 @@ class Real(SharedDaemon):
         self.daemon.ctl("log-level", "info")
         done = self.daemon.ctl("log-level", "inof", check=False)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("did you mean “info”", done.stderr.decode())
+        self.assertIn("did you mean “log-level info”", done.stderr.decode())
 
     def test_top_once(self):
         with self.daemon.connect() as w:
