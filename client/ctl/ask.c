@@ -16,28 +16,6 @@ int ctl_ask_ms(const struct ctl *ctl)
     return ctl->deadline < 0 ? ANSWER_MS : ctl_left_ms(ctl);
 }
 
-int ctl_ask_connect(struct nvllm_client **client, struct ctl *ctl, int argc, char **argv,
-                    int n_arguments, bool *json)
-{
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
-    int c;
-
-    while ((c = ctl_getopt(ctl, argc, argv, json ? options : ctl_no_options)) != -1) {
-        if (c != 'j')
-            ctl_usage(ctl, "%s takes no -%c", ctl->command->name, c);
-        *json = true;
-    }
-    if (argc - optind > n_arguments)
-        ctl_usage(ctl, "%s takes no “%s”", ctl->command->name, argv[optind + n_arguments]);
-    if (argc - optind < n_arguments)
-        ctl_usage(ctl, "%s wants something to say what of", ctl->command->name);
-    return ctl_connect(client, ctl);
-}
-
 const char *ctl_user_name(char *out, size_t n, uint32_t uid)
 {
     const struct passwd *user = getpwuid(uid);

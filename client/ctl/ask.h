@@ -11,11 +11,6 @@
 /* How long one answer is waited for. */
 int ctl_ask_ms(const struct ctl *ctl);
 
-/* Reads the options of a command that has --json alone, and connects; EXIT_OK, or the exit code
- * after a message. n_arguments: as many are wanted behind the options. */
-int ctl_ask_connect(struct nvllm_client **client, struct ctl *ctl, int argc, char **argv,
-                    int n_arguments, bool *json);
-
 /* The user's name, or the number where there is none. */
 const char *ctl_user_name(char *out, size_t n, uint32_t uid);
 

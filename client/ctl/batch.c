@@ -461,38 +461,6 @@ static void make_slots(struct batch *b)
     }
 }
 
-static void read_options(struct batch *b, int argc, char **argv, const char **input,
-                         const char **output)
-{
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        CTL_FIELD_OPTIONS,
-        {"input", required_argument, NULL, 'i'},
-        {"output", required_argument, NULL, 'o'},
-        {"concurrency", required_argument, NULL, 'c'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
-    int c;
-
-    while ((c = ctl_getopt(b->ctl, argc, argv, options)) != -1) {
-        if (c == 'i')
-            *input = optarg;
-        else if (c == 'o')
-            *output = optarg;
-        else if (c == 'c')
-            b->concurrency = (size_t)ctl_number(b->ctl, "concurrency", optarg, 1, MAX_CONCURRENCY);
-        else if (c == 'j')
-            b->json = true;
-        else
-            ctl_request_option(&b->defaults, b->ctl, b->ctl->option, optarg);
-    }
-    if (optind < argc)
-        ctl_usage(b->ctl, "batch takes no “%s”: the input is --input FILE", argv[optind]);
-    if (!*input || !*output)
-        ctl_usage(b->ctl, "batch wants --input FILE and --output FILE; “-” is stdin or stdout");
-}
-
 static int exit_code(const struct batch *b)
 {
     if (ctl_interrupted())
@@ -504,14 +472,22 @@ static int exit_code(const struct batch *b)
     return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_batch(struct ctl *ctl)
 {
-    struct batch b = {.ctl = ctl, .out_fd = -1, .concurrency = DEFAULT_CONCURRENCY};
-    const char *input = NULL, *output = NULL;
+    const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
+    struct batch b = {
+        .ctl = ctl,
+        .out_fd = -1,
+        .concurrency =
+            (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY),
+        .json = ctl_option(ctl, "json"),
+    };
     int rc;
 
     ctl_request_init(&b.defaults);
-    read_options(&b, argc, argv, &input, &output);
+    ctl_request_take_options(&b.defaults, ctl);
+    if (!input || !output)
+        ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
     rc = open_files(&b, input, output);
     if (rc == EXIT_OK)
         rc = ctl_connect(&b.client, ctl);
@@ -536,21 +512,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     free(b.by_id);
     return rc;
 }
-
-const struct ctl_command ctl_batch = {
-    .name = "batch",
-    .about = "many prompts from a file, in parallel",
-    .run = run_command,
-    .help = "usage: nvllmctl batch --input FILE|- --output FILE|- [OPTION…]\n\n"
-            "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
-            "(and tools, enable_thinking, add_generation_prompt), any sampling field, and\n"
-            "id. Each gives one line of output, in the same order. A line that fails gives\n"
-            "an error, and the rest goes on.\n\n"
-            "  --input FILE, --output FILE   “-” is stdin, stdout\n"
-            "  --concurrency N           requests under way at a time (64)\n"
-            "  --json                    the summary on stderr is JSON\n"
-            "Sampling options stand for fields that a line does not have:\n",
-    .takes_sampling = true,
-    .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
-                "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
-};

@@ -338,12 +338,17 @@ static void run(struct bench *b)
 
 /* ---- options */
 
-static struct workload_range read_range(const struct ctl *ctl, const char *option, const char *text)
+/* Of an option that takes N or A-B. */
+static struct workload_range read_range(const struct ctl *ctl, const char *option,
+                                        uint32_t fallback)
 {
-    char *dash = strchr(text, '-');
+    const char *text = ctl_option(ctl, option);
+    const char *dash = text ? strchr(text, '-') : NULL;
+    struct workload_range range = {fallback, fallback};
     char low[24];
-    struct workload_range range;
 
+    if (!text)
+        return range;
     snprintf(low, sizeof(low), "%.*s", dash && dash - text < 20 ? (int)(dash - text) : 20, text);
     range.min = (uint32_t)ctl_number(ctl, option, dash ? low : text, 1, WORKLOAD_MAX_TOKENS);
     range.max = dash ? (uint32_t)ctl_number(ctl, option, dash + 1, range.min, WORKLOAD_MAX_TOKENS)
@@ -351,125 +356,43 @@ static struct workload_range read_range(const struct ctl *ctl, const char *optio
     return range;
 }
 
-static double read_positive(const struct ctl *ctl, const char *option, const char *text, double max)
+static void check_options(const struct bench *b)
 {
-    char *end;
-    double value = strtod(text, &end);
+    const struct ctl *ctl = b->ctl;
+    bool has_lengths = ctl_option(ctl, "prompt-tokens") || ctl_option(ctl, "output-tokens");
 
-    if (end == text || *end || !(value > 0) || value > max)
-        ctl_usage(ctl, "--%s takes a number above 0, up to %g, not “%s”", option, max, text);
-    return value;
-}
-
-struct settings {
-    const char *file;
-    bool nano_vllm;
-    bool has_lengths, has_seed;
-    uint64_t seed;
-    struct workload_range prompt, output;
-};
-
-static const struct option options[] = {
-    CTL_COMMON_OPTIONS,
-    {"streams", required_argument, NULL, 's'},
-    {"rate", required_argument, NULL, 'r'},
-    {"prompt-tokens", required_argument, NULL, 'p'},
-    {"output-tokens", required_argument, NULL, 'o'},
-    {"duration", required_argument, NULL, 'd'},
-    {"requests", required_argument, NULL, 'q'},
-    {"workload", required_argument, NULL, 'w'},
-    {"nano-vllm", no_argument, NULL, 'N'},
-    {"temperature", required_argument, NULL, 't'},
-    {"seed", required_argument, NULL, 'S'},
-    {"warm-cache", no_argument, NULL, 'W'},
-    {"json", no_argument, NULL, 'j'},
-    {NULL, 0, NULL, 0},
-};
-
-static void take_option(struct bench *b, struct settings *set, int c)
-{
-    struct ctl *ctl = b->ctl;
-    char *end;
-
-    switch (c) {
-    case 's':
-        b->n_streams = (size_t)ctl_number(ctl, "streams", optarg, 1, MAX_STREAMS);
-        break;
-    case 'r':
-        b->rate = read_positive(ctl, "rate", optarg, 1e6);
-        break;
-    case 'p':
-        set->prompt = read_range(ctl, "prompt-tokens", optarg);
-        set->has_lengths = true;
-        break;
-    case 'o':
-        set->output = read_range(ctl, "output-tokens", optarg);
-        set->has_lengths = true;
-        break;
-    case 'd':
-        b->duration = read_positive(ctl, "duration", optarg, 1e6);
-        break;
-    case 'q':
-        b->n_requests = (uint64_t)ctl_number(ctl, "requests", optarg, 1, MAX_REQUESTS);
-        break;
-    case 'w':
-        set->file = optarg;
-        break;
-    case 'N':
-        set->nano_vllm = true;
-        break;
-    case 't':
-        b->request.temperature = strtof(optarg, &end);
-        if (end == optarg || *end || !(b->request.temperature >= 0))
-            ctl_usage(ctl, "--temperature takes a number from 0, not “%s”", optarg);
-        break;
-    case 'S':
-        set->seed = (uint64_t)ctl_number(ctl, "seed", optarg, 0, INT64_MAX);
-        set->has_seed = true;
-        break;
-    case 'W':
-        b->warm = true;
-        break;
-    case 'j':
-        b->json = true;
-        break;
-    default:
-        ctl_usage(ctl, "bench takes no -%c", c);
-    }
-}
-
-static void check_options(const struct bench *b, const struct settings *set)
-{
-    if (set->nano_vllm && (set->file || set->has_lengths || set->has_seed || b->n_requests))
-        ctl_usage(b->ctl, "--nano-vllm says which requests: no --workload, --prompt-tokens, "
-                          "--output-tokens, --requests or --seed goes with it");
-    if (set->file && set->has_lengths)
-        ctl_usage(b->ctl, "--workload says how long prompts and answers are: --prompt-tokens and "
-                          "--output-tokens do not go with it");
+    if (ctl_option(ctl, "nano-vllm") &&
+        (ctl_option(ctl, "workload") || has_lengths || ctl_option(ctl, "seed") || b->n_requests))
+        ctl_usage(ctl, "--nano-vllm defines the requests: it excludes --workload, --prompt-tokens, "
+                       "--output-tokens, --requests and --seed");
+    if (ctl_option(ctl, "workload") && has_lengths)
+        ctl_usage(ctl, "--workload defines the lengths: it excludes --prompt-tokens and "
+                       "--output-tokens");
     if (b->duration > 0 && b->n_requests)
-        ctl_usage(b->ctl, "--duration and --requests exclude each other");
+        ctl_usage(ctl, "--duration and --requests exclude each other");
 }
 
 /* The requests that the options stand for. EXIT_OK, or the exit code after a message. */
-static int make_workload(struct bench *b, const struct settings *set)
+static int make_workload(struct bench *b)
 {
+    const char *file = ctl_option(b->ctl, "workload");
+    bool nano_vllm = ctl_option(b->ctl, "nano-vllm");
     struct workload *w = &b->workload;
     int rc;
 
-    workload_init(w, set->seed);
-    w->prompt = set->prompt;
-    w->output = set->output;
-    if (set->nano_vllm)
+    workload_init(w, (uint64_t)ctl_whole(b->ctl, "seed", 0, 0, INT64_MAX));
+    w->prompt = read_range(b->ctl, "prompt-tokens", DEFAULT_PROMPT_TOKENS);
+    w->output = read_range(b->ctl, "output-tokens", DEFAULT_OUTPUT_TOKENS);
+    if (nano_vllm)
         workload_nano_vllm(w);
-    rc = set->file ? workload_read(w, set->file) : EXIT_OK;
+    rc = file ? workload_read(w, file) : EXIT_OK;
     if (rc == EXIT_OK && b->rate > 0 && w->items && w->items->at_us >= 0)
-        ctl_usage(b->ctl, "--rate does not go with at_ms: %s says when requests are due",
-                  set->file);
+        ctl_usage(b->ctl, "--rate excludes at_ms: %s says when requests are due", file);
     if (b->n_requests == 0)
         b->n_requests = w->items || b->duration > 0 ? UINT64_MAX : DEFAULT_REQUESTS;
-    /* Those of a known number that have no rate come all at once, as nano-vLLM's do. */
+    /* A known number of requests without a rate is sent all at once, as nano-vLLM does. */
     if (b->n_streams == 0)
-        b->n_streams = set->nano_vllm                                      ? w->n_items
+        b->n_streams = nano_vllm                                           ? w->n_items
                        : b->rate > 0 || (w->items && w->items->at_us >= 0) ? MAX_STREAMS
                                                                            : DEFAULT_STREAMS;
     return rc;
@@ -504,28 +427,28 @@ static int finish(struct bench *b)
     return b->rc == EXIT_OK && b->result->n_failed > 0 ? EXIT_ERROR : b->rc;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_bench(struct ctl *ctl)
 {
-    struct bench b = {.ctl = ctl};
-    struct settings set = {
-        .prompt = {DEFAULT_PROMPT_TOKENS, DEFAULT_PROMPT_TOKENS},
-        .output = {DEFAULT_OUTPUT_TOKENS, DEFAULT_OUTPUT_TOKENS},
+    struct bench b = {
+        .ctl = ctl,
+        .n_streams = (size_t)ctl_whole(ctl, "streams", 0, 1, MAX_STREAMS),
+        .n_requests = (uint64_t)ctl_whole(ctl, "requests", 0, 1, MAX_REQUESTS),
+        .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
+        .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
+        .json = ctl_option(ctl, "json"),
+        .warm = ctl_option(ctl, "warm-cache"),
     };
-    int c, rc;
+    int rc;
 
     nvllm_request_init(&b.request);
-    b.request.ignore_eos = true; /* as many tokens as were asked for */
-    b.request.temperature = 0.6f;
+    b.request.ignore_eos = true; /* exactly as many tokens as were asked for */
+    b.request.temperature = (float)ctl_real(ctl, "temperature", 0.6, 0, 1e6);
     b.request.top_k = 0;
     b.request.top_p = 1;
     b.request.min_p = 0;
     b.request.repetition_penalty = 1;
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1)
-        take_option(&b, &set, c);
-    if (optind < argc)
-        ctl_usage(ctl, "bench takes no “%s”", argv[optind]);
-    check_options(&b, &set);
-    rc = make_workload(&b, &set);
+    check_options(&b);
+    rc = make_workload(&b);
     if (rc == EXIT_OK)
         rc = ctl_connect(&b.client, ctl);
     if (rc == EXIT_OK)
@@ -547,30 +470,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     free(b.result);
     return rc;
 }
-
-const struct ctl_command ctl_bench = {
-    .name = "bench",
-    .about = "a load on nvllmd, and how it bears it",
-    .run = run_command,
-    .help =
-        "usage: nvllmctl bench [OPTION…]\n\n"
-        "Sends prompts of random tokens, counts what comes, and prints throughput, the\n"
-        "time to the first token and between tokens. Answers have the length that was\n"
-        "asked for: the model's own end is ignored, and nothing but the temperature\n"
-        "limits what is drawn.\n\n"
-        "  --streams N               requests at a time (8; with --rate no bound)\n"
-        "  --rate R                  R requests a second, at random moments\n"
-        "  --prompt-tokens N|A-B     how long prompts are (256)\n"
-        "  --output-tokens N|A-B     how long answers are (128)\n"
-        "  --requests N              how many (64), or\n"
-        "  --duration SECONDS        until then; what is under way then is cut short\n"
-        "  --workload FILE|-         lines of {\"prompt_tokens\", \"output_tokens\"}, \"at_ms\"\n"
-        "  --nano-vllm               nano-vLLM's benchmark: 256 requests, all at once\n"
-        "  --temperature T           0.6\n"
-        "  --seed N                  of lengths, moments, tokens (0): the same load again\n"
-        "  --warm-cache              let prompts of an earlier run be found in the cache\n"
-        "  --json                    print one JSON object\n",
-    .examples = "  nvllmctl bench --nano-vllm\n"
-                "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
-                "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n",
-};

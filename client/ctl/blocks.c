@@ -113,32 +113,17 @@ static json_t *to_json(const struct nvllm_blocks *b, bool map)
     return o;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_blocks(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"map", no_argument, NULL, 'm'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
     const struct nvllm_blocks *blocks;
     struct nvllm_blocks_options wanted;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    bool json = false;
-    int c, rc;
+    bool json = ctl_option(ctl, "json");
+    int rc;
 
     nvllm_blocks_options_init(&wanted);
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 'm')
-            wanted.map = true;
-        else if (c == 'j')
-            json = true;
-        else
-            ctl_usage(ctl, "blocks takes no -%c", c);
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "blocks takes no “%s”", argv[optind]);
+    wanted.map = ctl_option(ctl, "map");
     rc = ctl_connect(&client, ctl);
     if (rc != EXIT_OK)
         return rc;
@@ -154,16 +139,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_blocks = {
-    .name = "blocks",
-    .about = "who holds the KV cache",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl blocks [OPTION…]\n\n"
-            "Blocks of the KV cache: used, cached (free, with content that may be found\n"
-            "again) and free; by user and by request. Users see their own, and the sums.\n\n"
-            "  --map                     draw the pool, a character for each block\n"
-            "  --json                    print one JSON object\n",
-    .examples = "  nvllmctl blocks --map\n",
-};

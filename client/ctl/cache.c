@@ -249,20 +249,6 @@ static int pin(struct cache_work *w)
 
 enum verb { VERB_SHOW, VERB_CLEAR, VERB_PIN, VERB_UNPIN };
 
-static enum verb read_verb(const struct ctl *ctl, const char *word)
-{
-    static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
-    const char *near;
-
-    for (size_t i = 0; i < 4; i++)
-        if (strcmp(word, verbs[i]) == 0)
-            return (enum verb)i;
-    near = ctl_nearest(word, verbs, 4);
-    if (near)
-        ctl_usage(ctl, "there is no “cache %s”: did you mean “cache %s”?", word, near);
-    ctl_usage(ctl, "there is no “cache %s”: show, clear, pin and unpin are there", word);
-}
-
 static uint32_t read_user(const struct ctl *ctl, const char *text)
 {
     const struct passwd *user = getpwnam(text);
@@ -272,43 +258,20 @@ static uint32_t read_user(const struct ctl *ctl, const char *text)
     return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
 }
 
-static void read_options(struct cache_work *w, int argc, char **argv)
+static void read_options(struct cache_work *w)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        CTL_PROMPT_OPTIONS,
-        {"limit", required_argument, NULL, 'l'},
-        {"all", no_argument, NULL, 'a'},
-        {"user", required_argument, NULL, 'u'},
-        {"cache-salt", required_argument, NULL, 's'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
-    int c;
+    const char *user = ctl_option(w->ctl, "user"), *salt = ctl_option(w->ctl, "cache-salt");
 
-    while ((c = ctl_getopt(w->ctl, argc, argv, options)) != -1) {
-        switch (c) {
-        case 'l':
-            w->list.limit = (uint32_t)ctl_number(w->ctl, "limit", optarg, 1, UINT32_MAX);
-            break;
-        case 'a':
-            w->clear.all = true;
-            break;
-        case 'u':
-            w->pin.has_uid = true;
-            w->pin.uid = read_user(w->ctl, optarg);
-            break;
-        case 's':
-            w->pin.cache_salt = nvllm_str(optarg);
-            break;
-        case 'j':
-            w->json = true;
-            break;
-        default:
-            if (!ctl_prompt_option(&w->prompt, w->ctl, c))
-                ctl_usage(w->ctl, "cache takes no -%c", c);
-        }
+    w->list.limit = (uint32_t)ctl_whole(w->ctl, "limit", 0, 1, UINT32_MAX);
+    w->clear.all = ctl_option(w->ctl, "all");
+    w->json = ctl_option(w->ctl, "json");
+    if (user) {
+        w->pin.has_uid = true;
+        w->pin.uid = read_user(w->ctl, user);
     }
+    if (salt)
+        w->pin.cache_salt = nvllm_str(salt);
+    ctl_prompt_init(&w->prompt, w->ctl);
 }
 
 static int run_verb(struct cache_work *w, enum verb verb)
@@ -346,9 +309,11 @@ static void check_options(const struct cache_work *w, enum verb verb, const char
                        "unpin");
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_cache(struct ctl *ctl)
 {
     struct cache_work w = {.ctl = ctl};
+    static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
+    const struct usage_line *line = &ctl->line;
     enum verb verb = VERB_SHOW;
     int rc;
 
@@ -356,11 +321,10 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_clear_options_init(&w.clear);
     nvllm_pin_options_init(&w.pin);
     ctl_request_init(&w.request);
-    ctl_prompt_init(&w.prompt);
-    read_options(&w, argc, argv);
-    if (optind < argc)
-        verb = read_verb(ctl, argv[optind++]);
-    check_options(&w, verb, argv[optind]);
+    read_options(&w);
+    if (line->n_words > 0)
+        verb = (enum verb)ctl_word(ctl, line->words[0], verbs, 4);
+    check_options(&w, verb, line->n_words > 1 ? line->words[1] : NULL);
     if (w.list.limit == 0)
         w.list.limit = DEFAULT_LIMIT;
     w.pin.unpin = verb == VERB_UNPIN;
@@ -370,28 +334,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }
-
-const struct ctl_command ctl_cache = {
-    .name = "cache",
-    .about = "what the prefix cache holds; clear, pin",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl cache [show] [--limit N] [--json]\n"
-            "       nvllmctl cache clear [--all]\n"
-            "       nvllmctl cache pin|unpin [OPTION…] --prompt TEXT|-\n"
-            "       nvllmctl cache pin|unpin [OPTION…] --prompt-file FILE|-\n\n"
-            "Shows prefixes in the order of their last use: tokens, blocks, how often they\n"
-            "were found, age, time since their last use, sequences that hold them, whose\n"
-            "they are, and how they begin. “clear” forgets them, pinned ones too; “pin”\n"
-            "computes what is missing of a prompt's full blocks and keeps them until\n"
-            "“unpin” or “clear”; that is for administrators. A narrow terminal gets fewer\n"
-            "columns; a pipe or file gets all.\n\n"
-            "  --limit N                 show no more than N (50)\n"
-            "  --all                     clear those of all users\n" CTL_PROMPT_HELP
-            "  --user NAME|UID           pin in that user's cache\n"
-            "  --cache-salt TEXT         pin under this salt\n"
-            "  --json                    print one JSON object\n",
-    .examples = "  nvllmctl cache show --limit 10\n"
-                "  nvllmctl cache pin --prompt-file system-prompt.json\n"
-                "  nvllmctl cache clear --all\n",
-};

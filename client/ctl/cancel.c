@@ -3,20 +3,19 @@
 
 #include "client/ctl/ask.h"
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_cancel(struct ctl *ctl)
 {
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
     int rc;
 
-    ctl_getopt(ctl, argc, argv, ctl_no_options);
-    if (optind == argc)
-        ctl_usage(ctl, "cancel wants the number of a request: “nvllmctl requests” shows them");
-    for (int i = optind; i < argc; i++)
-        ctl_request_number(ctl, argv[i]);
+    if (ctl->line.n_words == 0)
+        ctl_usage(ctl, "cancel needs the number of a request: “nvllmctl requests” shows them");
+    for (int i = 0; i < ctl->line.n_words; i++)
+        ctl_request_number(ctl, ctl->line.words[i]);
     rc = ctl_connect(&client, ctl);
-    for (int i = optind; client && i < argc; i++) {
-        uint64_t request = ctl_request_number(ctl, argv[i]);
+    for (int i = 0; client && i < ctl->line.n_words; i++) {
+        uint64_t request = ctl_request_number(ctl, ctl->line.words[i]);
         bool found;
 
         if (nvllm_cancel_request(client, request, ctl_ask_ms(ctl), &found, &err) != NVLLM_OK) {
@@ -29,15 +28,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_cancel = {
-    .name = "cancel",
-    .about = "end requests",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl cancel REQUEST…\n\n"
-            "Ends requests by the numbers that “nvllmctl requests” shows; who asked gets\n"
-            "what came until then. Exit code 1 if one had ended already. Users may end their\n"
-            "own.\n",
-    .examples = "  nvllmctl cancel 17 18\n",
-};

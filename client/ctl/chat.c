@@ -12,6 +12,7 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/conversation.h"
 #include "client/ctl/editor.h"
+#include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
 #include "client/ctl/terminal.h"
 #include "client/ctl/text_buffer.h"
@@ -262,7 +263,7 @@ static bool run_slash(struct chat *chat, const char *line)
     } else if (strcmp(name, "/help") == 0) {
         fputs(commands_help, stderr);
     } else {
-        near = ctl_nearest(name, names, sizeof(names) / sizeof(names[0]));
+        near = usage_nearest(name, names, sizeof(names) / sizeof(names[0]));
         if (near)
             ctl_message("there is no %s: did you mean %s?", name, near);
         else
@@ -358,44 +359,20 @@ static int talk(struct chat *chat)
 
 /* ---- around it */
 
-static void read_options(struct chat *chat, int argc, char **argv)
+int ctl_chat(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        CTL_FIELD_OPTIONS,
-        {"system", required_argument, NULL, 's'},
-        {"think", no_argument, NULL, 't'},
-        {"no-think", no_argument, NULL, 'T'},
-        {"quiet", no_argument, NULL, 'q'},
-        {NULL, 0, NULL, 0},
+    struct chat chat = {
+        .ctl = ctl,
+        .thinking = ctl_prompt_thinking(ctl),
+        .quiet = ctl_option(ctl, "quiet"),
     };
-    struct ctl *ctl = chat->ctl;
-    int c;
-
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 's')
-            conversation_set_system(&chat->conversation, nvllm_str(optarg));
-        else if (c == 't' || c == 'T')
-            chat->thinking = c == 't' ? NVLLM_ON : NVLLM_OFF;
-        else if (c == 'q')
-            chat->quiet = true;
-        else
-            ctl_request_option(&chat->request, ctl, ctl->option, optarg);
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "chat takes no “%s”: what you say is typed, or comes from stdin",
-                  argv[optind]);
-    if (chat->request.r.n > 1 || chat->request.r.logprobs >= 0)
-        ctl_usage(ctl, "a chat has one answer a turn and no --logprobs: see “generate”");
-}
-
-static int run_command(struct ctl *ctl, int argc, char **argv)
-{
-    struct chat chat = {.ctl = ctl, .thinking = NVLLM_UNSET};
+    const char *system = ctl_option(ctl, "system");
     int rc;
 
     ctl_request_init(&chat.request);
-    read_options(&chat, argc, argv);
+    ctl_request_take_options(&chat.request, ctl);
+    if (system)
+        conversation_set_system(&chat.conversation, nvllm_str(system));
     chat.shown = isatty(STDOUT_FILENO);
     chat.asking = isatty(STDIN_FILENO);
     chat.terminal = chat.asking && chat.shown;
@@ -415,22 +392,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     ctl_request_deinit(&chat.request);
     return rc;
 }
-
-const struct ctl_command ctl_chat = {
-    .name = "chat",
-    .about = "talk with the model",
-    .run = run_command,
-    .help = "usage: nvllmctl chat [OPTION…]\n\n"
-            "A conversation, with editing and history of what you type (Ctrl-R searches\n"
-            "it). What was said before is found in the prefix cache; the line behind each\n"
-            "answer says how much. Without a terminal each line of stdin is a turn. /help\n"
-            "in the chat lists its commands: /reset, /system TEXT, /save FILE, /quit.\n"
-            "Ctrl-C stops an answer.\n\n"
-            "  --system TEXT             begin with a system message\n"
-            "  --think, --no-think       let the model reason first, or not\n"
-            "  --quiet                   answers alone, without the line behind them\n",
-    .takes_sampling = true,
-    .one_answer = true,
-    .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
-                "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
-};

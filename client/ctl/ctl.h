@@ -1,14 +1,14 @@
-/* ctl.h - what nvllmctl's commands share: exit codes, options of every command, messages, output.
+/* ctl.h - what nvllmctl's commands share: exit codes, options, messages, output.
  *
  * Data goes to stdout, messages to stderr. One thread. */
 #ifndef NVLLM_CLIENT_CTL_CTL_H
 #define NVLLM_CLIENT_CTL_CTL_H
 
-#include <getopt.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/ctl/commands.h"
 #include "client/lib/nvllm_client.h"
 
 enum {
@@ -23,68 +23,35 @@ enum {
 };
 
 struct ctl {
-    const struct ctl_command *command; /* NULL: not known yet */
+    const struct usage_command *command; /* NULL: not known yet */
+    struct usage_line line;              /* the command's options and arguments */
     const char *socket_path;
-    int timeout_ms;     /* -1: none was asked for */
-    bool no_wait;       /* while the model is being loaded */
-    bool needs_model;   /* though the command does not always */
-    bool wait;          /* until somebody listens */
-    int64_t deadline;   /* of timeout_ms, since the start; -1: none */
-    const char *option; /* name of the long option that ctl_getopt() has just given */
+    bool any_state;   /* the command neither waits for the model nor long for an answer */
+    bool needs_model; /* this time, though the command does not always */
+    bool no_wait;     /* while the model is being loaded */
+    bool wait;        /* until somebody listens */
+    int64_t deadline; /* of --timeout, from the start; -1: none */
 };
 
-/* A command: its row in the table of all, which help, man page and completions are held against. */
-struct ctl_command {
-    const char *name;
-    const char *about; /* a few words, for the list of all */
-    int (*run)(struct ctl *ctl, int argc, char **argv);
-    const char *help;     /* usage, what it does, its own options */
-    bool any_state;       /* does not wait for the model, nor long for an answer */
-    bool takes_sampling;  /* and the options of a request, which are told behind them */
-    bool one_answer;      /* of these not --n and --logprobs */
-    const char *examples; /* lines that can be typed; NULL: none */
-};
-extern const struct ctl_command *const ctl_commands[]; /* [ctl_n_commands] */
-extern const size_t ctl_n_commands;
-extern const struct ctl_command ctl_blocks, ctl_cache, ctl_cancel, ctl_doctor, ctl_drain,
-    ctl_explain, ctl_log_level, ctl_reload, ctl_requests, ctl_resume, ctl_stop, ctl_top;
-extern const struct ctl_command ctl_bench, ctl_chat, ctl_generate, ctl_batch, ctl_tokenize,
-    ctl_detokenize, ctl_render, ctl_status;
+/* The commands. Each gives the exit code. */
+typedef int ctl_run(struct ctl *ctl);
+ctl_run ctl_batch, ctl_bench, ctl_blocks, ctl_cache, ctl_cancel, ctl_chat, ctl_detokenize;
+ctl_run ctl_doctor, ctl_drain, ctl_explain, ctl_generate, ctl_help, ctl_log_level, ctl_reload;
+ctl_run ctl_render, ctl_requests, ctl_resume, ctl_status, ctl_stop, ctl_tokenize, ctl_top;
+ctl_run ctl_version;
 
-/* ---- options */
+/* ---- options: their names are those of commands.c, or the program aborts */
 
-enum {
-    OPT_SOCKET = 1000,
-    OPT_TIMEOUT,
-    OPT_WAIT,
-    OPT_NO_WAIT,
-    OPT_HELP,
-    OPT_PROMPT = 1500, /* of a prompt: prompt.h */
-    OPT_PROMPT_FILE,
-    OPT_CHAT,
-    OPT_RAW,
-    OPT_SYSTEM,
-    OPT_THINK,
-    OPT_NO_THINK,
-    OPT_FIELD = 2000, /* and upwards: a field of the request */
-};
+/* The last value given, "" for a flag; NULL: the option was not given. */
+const char *ctl_option(const struct ctl *ctl, const char *option);
 
-#define CTL_COMMON_OPTIONS                                                                         \
-    {"socket", required_argument, NULL, OPT_SOCKET},                                               \
-        {"timeout", required_argument, NULL, OPT_TIMEOUT}, {"wait", no_argument, NULL, OPT_WAIT},  \
-        {"no-wait", no_argument, NULL, OPT_NO_WAIT},                                               \
-    {                                                                                              \
-        "help", no_argument, NULL, OPT_HELP                                                        \
-    }
+/* The same as a number from min to max, or fallback where it was not given; ends the program with a
+ * message that names the option for anything else. */
+int64_t ctl_whole(const struct ctl *ctl, const char *option, int64_t fallback, int64_t min,
+                  int64_t max);
+double ctl_real(const struct ctl *ctl, const char *option, double fallback, double min, double max);
 
-extern const struct option ctl_no_options[]; /* but the common ones */
-
-/* getopt_long() that takes the common options itself, and ends the program on a wrong one. -1 at
- * the end; else an option of the command's own. argv[0] is the command's name. */
-int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options);
-
-/* A whole number from min to max, or the end of the program with a message that names the option.
- */
+/* A whole number that an option or an argument holds, checked likewise. */
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
                    int64_t max);
 
@@ -92,11 +59,11 @@ int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, 
 __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
                                                                const char *fmt, ...);
 
-/* The nearest of n words to a mistyped one, or NULL if none is near. */
-const char *ctl_nearest(const char *word, const char *const *words, size_t n);
+/* Ends the program for a word that none of n is, and names the nearest; else its index. */
+size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *words, size_t n);
 
 /* Help on a command, or on all where it is NULL. */
-void ctl_help_print(const struct ctl_command *command);
+void ctl_help_print(const struct usage_command *command);
 
 /* ---- messages */
 

@@ -46,35 +46,12 @@ static json_t *parse_ids(struct nvllm_text text, struct nvllm_error *err)
     return NULL;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_detokenize(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"json", no_argument, NULL, 'j'},
-        {"jsonl", no_argument, NULL, 'l'},
-        {"skip-special", no_argument, NULL, 's'},
-        {NULL, 0, NULL, 0},
-    };
     static const struct text_command command = {
-        .options = options,
-        .many_arguments = true,
         .parse = parse_ids,
         .convert = convert,
     };
 
-    return ctl_text_run(&command, ctl, argc, argv);
+    return ctl_text_run(&command, ctl, ctl_option(ctl, "skip-special"));
 }
-
-const struct ctl_command ctl_detokenize = {
-    .name = "detokenize",
-    .about = "token ids to text",
-    .run = run_command,
-    .help = "usage: nvllmctl detokenize [OPTION…] [ID…|-]\n\n"
-            "Prints the text of token ids: those given, or from stdin a JSON array, an\n"
-            "object with \"ids\", or plain numbers.\n\n"
-            "  --skip-special            leave special tokens out\n"
-            "  --json                    print {\"text\"}\n"
-            "  --jsonl                   a JSON array a line in, an object a line out\n",
-    .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
-                "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
-};

@@ -14,8 +14,7 @@
 #include "client/ctl/json.h"
 #include "client/ctl/terminal.h"
 
-#define SERVICE_USER   "nvllm"
-#define DEFAULT_CONFIG NVLLM_CONFIG_DIR "/nvllmd.conf"
+#define SERVICE_USER "nvllm"
 
 static const struct {
     const char *name, *colour;
@@ -162,34 +161,6 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 
 /* ---- the command */
 
-static void read_options(struct doctor *d, int argc, char **argv, const char **user)
-{
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"config", required_argument, NULL, 'c'},
-        {"model", required_argument, NULL, 'm'},
-        {"user", required_argument, NULL, 'u'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
-    int c;
-
-    while ((c = ctl_getopt(d->ctl, argc, argv, options)) != -1) {
-        if (c == 'c')
-            d->config = d->given_config = optarg;
-        else if (c == 'm')
-            d->given_model = optarg;
-        else if (c == 'u')
-            *user = optarg;
-        else if (c == 'j')
-            d->json = true;
-        else
-            ctl_usage(d->ctl, "doctor takes no -%c", c);
-    }
-    if (optind < argc)
-        ctl_usage(d->ctl, "doctor takes no “%s”", argv[optind]);
-}
-
 /* The daemon's user: the one given, else the service's where there is one, else who calls. */
 static void choose_user(struct doctor *d, const char *given)
 {
@@ -226,17 +197,21 @@ static int finish(struct doctor *d)
     return d->n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_doctor(struct ctl *ctl)
 {
-    struct doctor d = {.ctl = ctl,
-                       .config = DEFAULT_CONFIG,
-                       .findings = json_array(),
-                       .of_model = json_array()};
-    const char *user = NULL;
+    const char *config = ctl_option(ctl, "config");
+    struct doctor d = {
+        .ctl = ctl,
+        .json = ctl_option(ctl, "json"),
+        .config = config ? config : NVLLM_CONFIG_DIR "/nvllmd.conf",
+        .given_config = config,
+        .given_model = ctl_option(ctl, "model"),
+        .findings = json_array(),
+        .of_model = json_array(),
+    };
     int rc;
 
-    read_options(&d, argc, argv, &user);
-    choose_user(&d, user);
+    choose_user(&d, ctl_option(ctl, "user"));
     doctor_find_program(&d);
     doctor_socket(&d);
     doctor_config(&d);
@@ -248,22 +223,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     free(d.user.groups);
     return rc;
 }
-
-const struct ctl_command ctl_doctor = {
-    .name = "doctor",
-    .about = "what is broken, and the command that mends it",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl doctor [OPTION…]\n\n"
-            "Looks at the socket and who may use it, the configuration, as nvllmd itself\n"
-            "would take it, the model's folder and each folder above it, devices, memory\n"
-            "and the kernel's limits, with nvllmd running or not, and names what is broken\n"
-            "with the command that mends it. It changes nothing. Exit code 3 if all that is\n"
-            "wrong is that nvllmd does not run, 1 if something else is.\n\n"
-            "  --config FILE             of nvllmd (" DEFAULT_CONFIG ")\n"
-            "  --model DIR               look at this model, not at the configured one\n"
-            "  --user NAME               whom nvllmd runs as (nvllm, or who calls)\n"
-            "  --json                    print {\"findings\", \"wrong\"}\n",
-    .examples = "  sudo nvllmctl doctor\n"
-                "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n",
-};

@@ -54,55 +54,25 @@ static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
     return leave(ctl_interrupted());
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_drain(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"end-after", required_argument, NULL, 'e'},
-        {NULL, 0, NULL, 0},
-    };
+    double seconds = ctl_real(ctl, "end-after", -1, 0, 4e6);
     struct nvllm_drain_options wanted;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    double seconds;
-    char *end;
-    bool wait;
-    int c, rc;
+    int rc;
 
     nvllm_drain_options_init(&wanted);
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c != 'e')
-            ctl_usage(ctl, "drain takes no -%c", c);
-        seconds = strtod(optarg, &end);
-        if (end == optarg || *end || !(seconds >= 0) || seconds > 4000000)
-            ctl_usage(ctl, "--end-after takes seconds, not “%s”", optarg);
+    if (seconds >= 0)
         wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "drain takes no “%s”", argv[optind]);
-    wait = ctl->wait;
-    ctl->wait = false; /* for the requests' end, and not for a start */
     rc = ctl_connect(&client, ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
     if (nvllm_drain(client, &wanted, ctl_ask_ms(ctl), NULL, &err) != NVLLM_OK)
         rc = ctl_report(ctl, &err);
-    else if (wait)
+    else if (ctl_option(ctl, "wait"))
         rc = wait_drained(client, ctl);
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_drain = {
-    .name = "drain",
-    .about = "no new requests from now on",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl drain [OPTION…]\n\n"
-            "New requests are refused, those accepted go on; “nvllmctl resume” takes it\n"
-            "back. For administrators.\n\n"
-            "  --wait                    … until nothing is under way\n"
-            "  --end-after SECONDS       end what takes longer; else as nvllmd is set\n",
-    .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
-};

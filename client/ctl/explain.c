@@ -141,53 +141,42 @@ static int explain(struct work *w)
     return ok ? EXIT_OK : EXIT_ERROR;
 }
 
-static void read_options(struct work *w, int argc, char **argv)
+static void read_options(struct work *w)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        CTL_PROMPT_OPTIONS,
-        {"cache-salt", required_argument, NULL, 's'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
     struct ctl *ctl = w->ctl;
+    const char *salt = ctl_option(ctl, "cache-salt");
+    char **words = ctl->line.words;
     bool given;
-    int c;
 
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 's')
-            w->about.cache_salt = nvllm_str(optarg);
-        else if (c == 'j')
-            w->json = true;
-        else if (!ctl_prompt_option(&w->prompt, ctl, c))
-            ctl_usage(ctl, "explain takes no -%c", c);
-    }
+    w->json = ctl_option(ctl, "json");
+    if (salt)
+        w->about.cache_salt = nvllm_str(salt);
+    ctl_prompt_init(&w->prompt, ctl);
     given = ctl_prompt_is_given(&w->prompt);
-    if (given + argc - optind != 1)
+    if (given + ctl->line.n_words != 1)
         ctl_usage(ctl, "explain wants the number of one request, or --prompt TEXT, or "
                        "--prompt-file FILE");
     if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
         ctl_usage(ctl, "--%s goes with --prompt or --prompt-file",
                   w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
-    if (!given && (argv[optind][0] < '0' || argv[optind][0] > '9'))
+    if (!given && (words[0][0] < '0' || words[0][0] > '9'))
         ctl_usage(ctl,
                   "“%s” is no request's number, which “nvllmctl requests” shows; a prompt goes "
                   "behind --prompt",
-                  argv[optind]);
+                  words[0]);
     if (!given)
-        w->about.request = ctl_request_number(ctl, argv[optind]);
+        w->about.request = ctl_request_number(ctl, words[0]);
     ctl->needs_model = given; /* a prompt has to be tokenized */
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_explain(struct ctl *ctl)
 {
     struct work w = {.ctl = ctl};
     int rc = EXIT_OK;
 
     nvllm_explain_options_init(&w.about);
-    ctl_prompt_init(&w.prompt);
     ctl_request_init(&w.request);
-    read_options(&w, argc, argv);
+    read_options(&w);
     if (ctl_prompt_is_given(&w.prompt))
         rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
     if (rc == EXIT_OK)
@@ -199,21 +188,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }
-
-const struct ctl_command ctl_explain = {
-    .name = "explain",
-    .about = "why a request waits; what of a prompt is cached",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl explain [OPTION…] REQUEST\n"
-            "       nvllmctl explain [OPTION…] --prompt TEXT|-\n"
-            "       nvllmctl explain [OPTION…] --prompt-file FILE|-\n\n"
-            "Says why a request waits, by the number that “nvllmctl requests” shows; or how\n"
-            "much of a prompt is cached now, as “generate” would have it computed, with\n"
-            "which token it leaves the cached prompts, and what those have in its "
-            "place.\n\n" CTL_PROMPT_HELP
-            "  --cache-salt TEXT         as a request with this salt would find it\n"
-            "  --json                    print one JSON object\n",
-    .examples = "  nvllmctl explain 17\n"
-                "  nvllmctl explain --prompt \"What is 17 + 25?\"\n",
-};

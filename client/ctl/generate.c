@@ -24,30 +24,6 @@ struct job {
     bool cancelled; /* by us */
 };
 
-static const struct option options[] = {
-    CTL_COMMON_OPTIONS, CTL_FIELD_OPTIONS, CTL_PROMPT_OPTIONS, {"json", no_argument, NULL, 'j'},
-    {NULL, 0, NULL, 0},
-};
-
-static void read_options(struct job *job, int argc, char **argv)
-{
-    struct ctl *ctl = job->ctl;
-    int c;
-
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 'j')
-            job->json = true;
-        else if (!ctl_prompt_option(&job->prompt, ctl, c))
-            ctl_request_option(&job->request, ctl, ctl->option, optarg);
-    }
-    if (argc - optind > 1)
-        ctl_usage(ctl, "one TEXT, not %d: put it in quotes", argc - optind);
-    if (optind < argc && ctl_prompt_is_given(&job->prompt))
-        ctl_usage(ctl, "“%s” is one prompt too many", argv[optind]);
-    if (job->request.r.logprobs >= 0 && !job->json)
-        ctl_message("--logprobs shows with --json only");
-}
-
 /* False: nobody reads any more. */
 static bool show_delta(struct job *job, const struct nvllm_delta *delta)
 {
@@ -208,16 +184,24 @@ static int generate(struct job *job)
     return rc;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_generate(struct ctl *ctl)
 {
-    struct job job = {.ctl = ctl};
+    struct job job = {
+        .ctl = ctl,
+        .json = ctl_option(ctl, "json"),
+        .terminal = isatty(STDOUT_FILENO),
+    };
+    const char *text = ctl->line.n_words ? ctl->line.words[0] : NULL;
     int rc;
 
     ctl_request_init(&job.request);
-    ctl_prompt_init(&job.prompt);
-    job.terminal = isatty(STDOUT_FILENO);
-    read_options(&job, argc, argv);
-    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, argv[optind]);
+    ctl_prompt_init(&job.prompt, ctl);
+    ctl_request_take_options(&job.request, ctl);
+    if (text && ctl_prompt_is_given(&job.prompt))
+        ctl_usage(ctl, "“%s” is one prompt too many", text);
+    if (job.request.r.logprobs >= 0 && !job.json)
+        ctl_message("--logprobs needs --json to be shown");
+    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, text);
     ctl_result_init(&job.result, &job.request.r);
     if (rc == EXIT_OK)
         rc = generate(&job);
@@ -227,17 +211,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     ctl_prompt_deinit(&job.prompt);
     return rc;
 }
-
-const struct ctl_command ctl_generate = {
-    .name = "generate",
-    .about = "text from a prompt, as it is made",
-    .run = run_command,
-    .help = "usage: nvllmctl generate [OPTION…] [TEXT|-]\n\n"
-            "Prints what the model says to TEXT, or to stdin where TEXT is missing or “-”,\n"
-            "as it is made. Ctrl-C cancels.\n\n" CTL_PROMPT_HELP
-            "  --json                    print one JSON object at the end\n",
-    .takes_sampling = true,
-    .examples = "  nvllmctl generate \"What is 17 + 25?\"\n"
-                "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
-                "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
-};

@@ -175,7 +175,7 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
 
 int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 {
-    bool any_state = ctl->command->any_state && !ctl->needs_model;
+    bool any_state = ctl->any_state && !ctl->needs_model;
     struct nvllm_options options;
     struct nvllm_error err;
     enum nvllm_code code;

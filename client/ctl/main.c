@@ -1,42 +1,52 @@
-/* main.c - nvllmctl: which command, and what all commands take. */
+/* main.c - nvllmctl: takes the command line apart and runs the command. */
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/lib/clock.h"
 #include "client/ctl/ctl.h"
+#include "client/lib/clock.h"
 #include "proto/program.h"
 
-static int run_help(struct ctl *ctl, int argc, char **argv);
-static int run_version(struct ctl *ctl, int argc, char **argv);
-
-static const struct ctl_command ctl_version = {
-    .name = "version",
-    .about = "of this program",
-    .run = run_version,
-    .help = "usage: nvllmctl version\n\nPrints the version of program and library.\n",
+static const struct {
+    const char *name;
+    ctl_run *run;
+    bool any_state;
+} actions[] = {
+    {"chat", ctl_chat, false},
+    {"generate", ctl_generate, false},
+    {"batch", ctl_batch, false},
+    {"tokenize", ctl_tokenize, false},
+    {"detokenize", ctl_detokenize, false},
+    {"render", ctl_render, false},
+    {"status", ctl_status, true},
+    {"requests", ctl_requests, true},
+    {"blocks", ctl_blocks, true},
+    {"cache", ctl_cache, true},
+    {"explain", ctl_explain, true},
+    {"top", ctl_top, true},
+    {"cancel", ctl_cancel, true},
+    {"drain", ctl_drain, true},
+    {"resume", ctl_resume, true},
+    {"reload", ctl_reload, true},
+    {"log-level", ctl_log_level, true},
+    {"stop", ctl_stop, true},
+    {"bench", ctl_bench, false},
+    {"doctor", ctl_doctor, true},
+    {"version", ctl_version, true},
+    {"help", ctl_help, true},
 };
 
-static const struct ctl_command ctl_help = {
-    .name = "help",
-    .about = "on a command",
-    .run = run_help,
-    .help = "usage: nvllmctl help [COMMAND]\n\nPrints help on a command, or on all.\n",
-    .examples = "  nvllmctl help generate\n",
-};
+/* ---- options */
 
-/* As people look for them: asking the model, looking at the daemon, changing it, the rest. */
-const struct ctl_command *const ctl_commands[] = {
-    &ctl_chat,   &ctl_generate, &ctl_batch,   &ctl_tokenize, &ctl_detokenize, &ctl_render,
-    &ctl_status, &ctl_requests, &ctl_blocks,  &ctl_cache,    &ctl_explain,    &ctl_top,
-    &ctl_cancel, &ctl_drain,    &ctl_resume,  &ctl_reload,   &ctl_log_level,  &ctl_stop,
-    &ctl_bench,  &ctl_doctor,   &ctl_version, &ctl_help,
-};
-const size_t ctl_n_commands = sizeof(ctl_commands) / sizeof(ctl_commands[0]);
+const char *ctl_option(const struct ctl *ctl, const char *option)
+{
+    assert(usage_find_option(ctl->command->options, option));
+    return usage_value(&ctl->line, option);
+}
 
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
                    int64_t max)
@@ -52,19 +62,48 @@ int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, 
     return value;
 }
 
-static void set_timeout(struct ctl *ctl, const char *text)
+int64_t ctl_whole(const struct ctl *ctl, const char *option, int64_t fallback, int64_t min,
+                  int64_t max)
 {
-    double seconds;
-    char *end;
+    const char *text = ctl_option(ctl, option);
 
-    seconds = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(seconds) || seconds < 0 || seconds > 2000000)
-        ctl_usage(ctl, "--timeout takes seconds, not “%s”", text);
-    ctl->timeout_ms = (int)ceil(seconds * 1000);
-    ctl->deadline = clock_ms() + ctl->timeout_ms;
+    return text ? ctl_number(ctl, option, text, min, max) : fallback;
 }
 
-/* The exit code, once what stdio still holds has been written. */
+static double read_real(const struct ctl *ctl, const char *option, const char *text, double min,
+                        double max)
+{
+    char *end;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !(value >= min && value <= max))
+        ctl_usage(ctl, "--%s takes a number from %g to %g, not “%s”", option, min, max, text);
+    return value;
+}
+
+double ctl_real(const struct ctl *ctl, const char *option, double fallback, double min, double max)
+{
+    const char *text = ctl_option(ctl, option);
+
+    return text ? read_real(ctl, option, text, min, max) : fallback;
+}
+
+size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *words, size_t n)
+{
+    const char *near = usage_nearest(word, words, n);
+
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(word, words[i]) == 0)
+            return i;
+    if (near)
+        ctl_usage(ctl, "there is no “%s %s”: did you mean “%s %s”?", ctl->command->name, word,
+                  ctl->command->name, near);
+    ctl_usage(ctl, "%s takes %s, not “%s”", ctl->command->name, ctl->command->words, word);
+}
+
+/* ---- the command line */
+
+/* The exit code, after what stdio still holds has been written. */
 static int flushed(int rc)
 {
     if (fflush(stdout) == 0 || rc != EXIT_OK)
@@ -74,153 +113,116 @@ static int flushed(int rc)
     return EXIT_ERROR;
 }
 
-static bool take_common(struct ctl *ctl, int option)
+/* Takes the options apart, and acts on the common ones. Before the command there are no others. */
+static void parse(struct ctl *ctl, int argc, char **argv)
 {
-    switch (option) {
-    case OPT_SOCKET:
-        if (optarg[0] == '\0')
-            ctl_usage(ctl, "--socket takes the path of a socket");
-        ctl->socket_path = optarg;
-        return true;
-    case OPT_TIMEOUT:
-        set_timeout(ctl, optarg);
-        return true;
-    case OPT_WAIT:
-        ctl->wait = true;
-        return true;
-    case OPT_NO_WAIT:
-        ctl->no_wait = true;
-        return true;
-    case OPT_HELP:
-        ctl_help_print(ctl->command);
-        exit(flushed(EXIT_OK));
-    default:
-        return false;
-    }
-}
+    const struct usage_option *groups[USAGE_MAX_GROUPS + 2] = {ctl_program.own};
+    size_t n = ctl->command ? 0 : 1;
+    char why[USAGE_WHY];
 
-__attribute__((noreturn)) static void bad_option(const struct ctl *ctl, char **argv,
-                                                 const struct option *options, int code)
-{
-    const char *names[128];
-    const char *given = argv[optind - 1];
-    char word[64];
-    const char *near;
-    size_t n = 0;
-
-    if (code == ':')
-        ctl_usage(ctl, "%s takes a value", given);
-    if (strncmp(given, "--", 2) != 0)
-        ctl_usage(ctl, "there is no option -%c (text that begins with “-” goes behind “--”)",
-                  optopt);
-    snprintf(word, sizeof(word), "%.*s", (int)strcspn(given + 2, "="), given + 2);
-    while (options[n].name && n < sizeof(names) / sizeof(names[0])) {
-        names[n] = options[n].name;
+    while (ctl->command && ctl->command->options[n]) {
+        groups[n] = ctl->command->options[n];
         n++;
     }
-    near = ctl_nearest(word, names, n);
-    if (near && strcmp(near, word) == 0)
-        ctl_usage(ctl, "--%s takes no value", word);
-    if (near)
-        ctl_usage(ctl, "there is no option --%s: did you mean --%s?", word, near);
-    if (!ctl->command)
-        ctl_usage(ctl, "there is no option --%s before the command: its own go behind it", word);
-    ctl_usage(ctl, "there is no option --%s, or the word is too short", word);
+    groups[n] = ctl_program.common;
+    if (usage_parse(&ctl->line, why, argc, argv, groups, !ctl->command) < 0)
+        ctl_usage(ctl, ctl->command ? "%s" : "%s; a command's own options go behind it", why);
+    for (size_t i = 0; i < ctl->line.n_given; i++) {
+        const char *name = ctl->line.given[i].option->name, *value = ctl->line.given[i].value;
+
+        if (usage_find_option(groups + n, name) != ctl->line.given[i].option)
+            continue;
+        if (strcmp(name, "socket") == 0) {
+            ctl->socket_path = value;
+        } else if (strcmp(name, "timeout") == 0) {
+            ctl->deadline = clock_ms() + (int64_t)ceil(read_real(ctl, name, value, 0, 2e6) * 1000);
+        } else if (strcmp(name, "wait") == 0) {
+            ctl->wait = true;
+        } else if (strcmp(name, "no-wait") == 0) {
+            ctl->no_wait = true;
+        } else {
+            ctl_help_print(ctl->command);
+            exit(flushed(EXIT_OK));
+        }
+    }
+    if (ctl->socket_path[0] == '\0')
+        ctl_usage(ctl, "--socket takes the path of a socket");
 }
 
-int ctl_getopt(struct ctl *ctl, int argc, char **argv, const struct option *options)
+/* NULL, after a message, if there is none of that name. */
+static const struct usage_command *find_command(const char *name)
 {
-    for (;;) {
-        int c, index = -1;
+    const struct usage_command *command = usage_find_command(&ctl_program, name);
+    const char *near = usage_nearest_command(&ctl_program, name);
 
-        opterr = 0;
-        /* Outside of the command's own options, those before the command end at it ("+"). */
-        c = getopt_long(argc, argv, ctl->command ? ":hn:" : "+:hn:", options, &index);
-        ctl->option = index >= 0 ? options[index].name : "n";
-        if (c == 'h')
-            c = OPT_HELP;
-        if (c == '?' || c == ':')
-            bad_option(ctl, argv, options, c);
-        if (!take_common(ctl, c))
-            return c;
-    }
-}
-
-/* NULL: there is none of that name, which is said. */
-static const struct ctl_command *find_command(const char *name)
-{
-    const char *names[sizeof(ctl_commands) / sizeof(ctl_commands[0])];
-    const char *near;
-
-    for (size_t i = 0; i < ctl_n_commands; i++) {
-        names[i] = ctl_commands[i]->name;
-        if (strcmp(name, names[i]) == 0)
-            return ctl_commands[i];
-    }
-    near = ctl_nearest(name, names, ctl_n_commands);
-    if (near)
+    if (!command && near)
         ctl_message("there is no command “%s”: did you mean “%s”?", name, near);
-    else
+    else if (!command)
         ctl_message("there is no command “%s”: “nvllmctl help” lists them", name);
-    return NULL;
+    return command;
 }
 
-const struct option ctl_no_options[] = {CTL_COMMON_OPTIONS, {NULL, 0, NULL, 0}};
-
-static int run_help(struct ctl *ctl, int argc, char **argv)
+int ctl_help(struct ctl *ctl)
 {
-    const struct ctl_command *about = NULL;
+    const struct usage_command *about = NULL;
 
-    ctl_getopt(ctl, argc, argv, ctl_no_options);
-    if (argc - optind > 1)
-        ctl_usage(ctl, "help is on one command at a time");
-    if (optind < argc && !(about = find_command(argv[optind])))
+    if (ctl->line.n_words > 0 && !(about = find_command(ctl->line.words[0])))
         return EXIT_USAGE;
     ctl_help_print(about);
     return EXIT_OK;
 }
 
-static int run_version(struct ctl *ctl, int argc, char **argv)
+int ctl_version(struct ctl *ctl)
 {
-    ctl_getopt(ctl, argc, argv, ctl_no_options);
-    if (optind < argc)
-        ctl_usage(ctl, "version takes nothing");
+    (void)ctl;
     printf("nvllmctl %s (libnvllm-client %s)\n", NVLLM_VERSION, nvllm_client_version());
     return EXIT_OK;
 }
 
 static int run(struct ctl *ctl, int argc, char **argv)
 {
+    size_t i = 0;
+    int max;
+
     ctl->command = find_command(argv[0]);
     if (!ctl->command)
         return EXIT_USAGE;
-    optind = 0; /* getopt begins anew */
-    return ctl->command->run(ctl, argc, argv);
+    while (strcmp(actions[i].name, argv[0]) != 0)
+        i++;
+    ctl->any_state = actions[i].any_state;
+    parse(ctl, argc, argv);
+    max = ctl->command->max_words;
+    if (max >= 0 && ctl->line.n_words > max)
+        ctl_usage(ctl,
+                  max ? "%s takes one argument, not also “%s”: put text in quotes"
+                      : "%s takes no “%s”",
+                  ctl->command->name, ctl->line.words[max]);
+    return actions[i].run(ctl);
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
-    };
-    struct ctl ctl = {.timeout_ms = -1, .deadline = -1};
+    struct ctl ctl = {.deadline = -1};
     const char *from_environment = getenv("NVLLM_SOCKET");
-    int c;
+    char **words;
+    int n, rc;
 
     program_hold_streams();
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
-    while ((c = ctl_getopt(&ctl, argc, argv, options)) != -1) {
-        if (c != 'V')
-            ctl_usage(&ctl, "-%c belongs behind the command", c);
+    parse(&ctl, argc, argv);
+    if (usage_value(&ctl.line, "version")) {
         printf("nvllmctl %s\n", NVLLM_VERSION);
         return flushed(EXIT_OK);
     }
-    if (optind == argc) {
+    words = ctl.line.words;
+    n = ctl.line.n_words;
+    usage_line_deinit(&ctl.line);
+    if (n == 0) {
         ctl_message("no command: “nvllmctl help” lists them");
         return EXIT_USAGE;
     }
-    return flushed(run(&ctl, argc - optind, argv + optind));
+    rc = flushed(run(&ctl, n, words));
+    usage_line_deinit(&ctl.line);
+    return rc;
 }

@@ -11,44 +11,43 @@
 
 #include "client/ctl/json.h"
 
-void ctl_prompt_init(struct ctl_prompt *p)
+enum nvllm_switch ctl_prompt_thinking(const struct ctl *ctl)
 {
-    *p = (struct ctl_prompt){.thinking = NVLLM_UNSET};
+    enum nvllm_switch thinking = NVLLM_UNSET;
+
+    for (size_t i = 0; i < ctl->line.n_given; i++) {
+        if (strcmp(ctl->line.given[i].option->name, "think") == 0)
+            thinking = NVLLM_ON;
+        else if (strcmp(ctl->line.given[i].option->name, "no-think") == 0)
+            thinking = NVLLM_OFF;
+    }
+    return thinking;
+}
+
+void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl)
+{
+    bool chat = ctl_option(ctl, "chat"), raw = ctl_option(ctl, "raw");
+
+    *p = (struct ctl_prompt){
+        .given = ctl_option(ctl, "prompt"),
+        .file = ctl_option(ctl, "prompt-file"),
+        .mode = chat  ? PROMPT_CHAT
+                : raw ? PROMPT_RAW
+                      : PROMPT_AUTO,
+        .system = ctl_option(ctl, "system"),
+        .thinking = ctl_prompt_thinking(ctl),
+    };
+    if (chat && raw)
+        ctl_usage(ctl, "--chat and --raw exclude each other");
+    if (raw && p->system)
+        ctl_usage(ctl, "--system needs a chat, not --raw");
+    if (p->given && p->file)
+        ctl_usage(ctl, "--prompt and --prompt-file exclude each other");
 }
 
 void ctl_prompt_deinit(struct ctl_prompt *p)
 {
     free(p->memory);
-}
-
-bool ctl_prompt_option(struct ctl_prompt *p, const struct ctl *ctl, int option)
-{
-    switch (option) {
-    case OPT_PROMPT:
-        p->given = optarg;
-        break;
-    case OPT_PROMPT_FILE:
-        p->file = optarg;
-        break;
-    case OPT_CHAT:
-    case OPT_RAW:
-        if (p->mode != PROMPT_AUTO && p->mode != (option == OPT_CHAT ? PROMPT_CHAT : PROMPT_RAW))
-            ctl_usage(ctl, "--chat and --raw exclude each other");
-        p->mode = option == OPT_CHAT ? PROMPT_CHAT : PROMPT_RAW;
-        break;
-    case OPT_SYSTEM:
-        p->system = optarg;
-        break;
-    case OPT_THINK:
-    case OPT_NO_THINK:
-        p->thinking = option == OPT_THINK ? NVLLM_ON : NVLLM_OFF;
-        break;
-    default:
-        return false;
-    }
-    if (p->given && p->file)
-        ctl_usage(ctl, "--prompt and --prompt-file exclude each other");
-    return true;
 }
 
 bool ctl_prompt_is_given(const struct ctl_prompt *p)
@@ -138,8 +137,6 @@ int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ct
     json_t *value = NULL;
     int rc = EXIT_OK;
 
-    if (p->mode == PROMPT_RAW && p->system)
-        ctl_usage(ctl, "--system goes with a chat, not with --raw");
     if (p->given)
         word = p->given;
     if (p->file && strcmp(p->file, "-") != 0)

@@ -13,36 +13,17 @@ struct ctl_prompt {
     const char *given, *file; /* --prompt, --prompt-file; at most one of them */
     enum { PROMPT_AUTO, PROMPT_CHAT, PROMPT_RAW, PROMPT_OBJECT } mode;
     const char *system;
-    enum nvllm_switch thinking; /* NVLLM_UNSET before the options are read */
-    char *memory;               /* of what was read */
+    enum nvllm_switch thinking;
+    char *memory; /* of what was read */
     struct nvllm_text text;
 };
 
-#define CTL_PROMPT_OPTIONS                                                                         \
-    {"prompt", required_argument, NULL, OPT_PROMPT},                                               \
-        {"prompt-file", required_argument, NULL, OPT_PROMPT_FILE},                                 \
-        {"chat", no_argument, NULL, OPT_CHAT}, {"raw", no_argument, NULL, OPT_RAW},                \
-        {"system", required_argument, NULL, OPT_SYSTEM}, {"think", no_argument, NULL, OPT_THINK},  \
-    {                                                                                              \
-        "no-think", no_argument, NULL, OPT_NO_THINK                                                \
-    }
+/* Takes the command's prompt options. */
+void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl);
+/* --think or --no-think, whichever comes last. */
+enum nvllm_switch ctl_prompt_thinking(const struct ctl *ctl);
 
-/* How the prompt's options are told, below a command's own. */
-#define CTL_PROMPT_HELP                                                                            \
-    "  --prompt TEXT             the prompt; “-” is stdin\n"                                   \
-    "  --prompt-file FILE        a file with it; “-” is stdin. A JSON object with\n"           \
-    "                            messages, prompt or prompt_ids is taken as “batch”\n"         \
-    "                            does\n"                                                           \
-    "  --chat                    a user's message (the default where the model chats)\n"           \
-    "  --raw                     it is continued as it is\n"                                       \
-    "  --system TEXT             begin the chat with a system message\n"                           \
-    "  --think, --no-think       let the model reason first, or not\n"
-
-void ctl_prompt_init(struct ctl_prompt *p);
 void ctl_prompt_deinit(struct ctl_prompt *p);
-
-/* Takes an option that is the prompt's; false: it is another. */
-bool ctl_prompt_option(struct ctl_prompt *p, const struct ctl *ctl, int option);
 
 /* Whether any option named a prompt, or says how it is to be taken. */
 bool ctl_prompt_is_given(const struct ctl_prompt *p);

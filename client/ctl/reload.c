@@ -21,13 +21,13 @@ static void print_names(const char *what, const char *const *names, size_t n)
         printf("%-15s %s\n", what, names[i]);
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_reload(struct ctl *ctl)
 {
     const struct nvllm_reloaded *r;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    bool json = false;
-    int rc = ctl_ask_connect(&client, ctl, argc, argv, 0, &json);
+    bool json = ctl_option(ctl, "json");
+    int rc = ctl_connect(&client, ctl);
 
     if (rc != EXIT_OK)
         return rc;
@@ -48,16 +48,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_reload = {
-    .name = "reload",
-    .about = "read the configuration anew",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl reload [OPTION…]\n\n"
-            "Has nvllmd read its configuration anew, as SIGHUP does. Limits, shares and the\n"
-            "log's level change, wholly or not at all; what needs a restart is named. For\n"
-            "administrators.\n\n"
-            "  --json                    print {\"changed\", \"needs_restart\"}\n",
-    .examples = "  nvllmctl reload\n",
-};

@@ -21,32 +21,12 @@ static json_t *parse(struct nvllm_text text, struct nvllm_error *err)
     return ctl_json_parse(text.data, text.len, err);
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_render(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"json", no_argument, NULL, 'j'},
-        {"jsonl", no_argument, NULL, 'l'},
-        {NULL, 0, NULL, 0},
-    };
     static const struct text_command command = {
-        .options = options,
         .parse = parse,
         .convert = convert,
     };
 
-    return ctl_text_run(&command, ctl, argc, argv);
+    return ctl_text_run(&command, ctl, false);
 }
-
-const struct ctl_command ctl_render = {
-    .name = "render",
-    .about = "chat messages to the text that the model sees",
-    .run = run_command,
-    .help = "usage: nvllmctl render [OPTION…] [JSON|-]\n\n"
-            "Prints, byte for byte, what the model's chat template makes of one JSON object\n"
-            "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, from\n"
-            "stdin where it is missing or “-”.\n\n"
-            "  --json                    print {\"text\"}\n"
-            "  --jsonl                   an object a line in, an object a line out\n",
-    .examples = "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n",
-};

@@ -189,17 +189,18 @@ static void add_logit_bias(struct ctl_request *q, const struct ctl *ctl, const c
 
 static void set_priority(struct ctl_request *q, const struct ctl *ctl, const char *text)
 {
-    if (strcmp(text, "low") == 0)
-        q->r.priority = NVLLM_PRIORITY_LOW;
-    else if (strcmp(text, "normal") == 0)
-        q->r.priority = NVLLM_PRIORITY_NORMAL;
-    else if (strcmp(text, "high") == 0)
-        q->r.priority = NVLLM_PRIORITY_HIGH;
-    else
-        ctl_usage(ctl, "--priority is low, normal or high, not “%s”", text);
+    static const char *const names[] = {"normal", "low", "high"};
+
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            q->r.priority = (enum nvllm_priority)i;
+            return;
+        }
+    }
+    ctl_usage(ctl, "--priority is low, normal or high, not “%s”", text);
 }
 
-void ctl_request_option(struct ctl_request *q, const struct ctl *ctl, const char *option,
+static void take_option(struct ctl_request *q, const struct ctl *ctl, const char *option,
                         const char *value)
 {
     struct nvllm_text text = nvllm_str(value);
@@ -227,7 +228,13 @@ void ctl_request_option(struct ctl_request *q, const struct ctl *ctl, const char
         add_logit_bias(q, ctl, value);
     } else if (strcmp(option, "priority") == 0) {
         set_priority(q, ctl, value);
-    } else {
+    } else if (strcmp(option, "cache-salt") == 0) {
         q->r.cache_salt = text;
     }
+}
+
+void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
+{
+    for (size_t i = 0; i < ctl->line.n_given; i++)
+        take_option(q, ctl, ctl->line.given[i].option->name, ctl->line.given[i].value);
 }

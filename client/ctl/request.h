@@ -2,7 +2,6 @@
 #ifndef NVLLM_CLIENT_CTL_REQUEST_H
 #define NVLLM_CLIENT_CTL_REQUEST_H
 
-#include <getopt.h>
 #include <jansson.h>
 
 #include "client/ctl/ctl.h"
@@ -38,34 +37,8 @@ extern const size_t ctl_n_fields;
 bool ctl_field_set_number(struct nvllm_request *r, const struct ctl_field *f, double value,
                           bool is_whole, struct nvllm_error *err);
 
-/* The long options of all fields, for a command's table. */
-#define CTL_FIELD_OPTIONS                                                                          \
-    {"temperature", required_argument, NULL, OPT_FIELD},                                           \
-        {"top-k", required_argument, NULL, OPT_FIELD},                                             \
-        {"top-p", required_argument, NULL, OPT_FIELD},                                             \
-        {"min-p", required_argument, NULL, OPT_FIELD},                                             \
-        {"repetition-penalty", required_argument, NULL, OPT_FIELD},                                \
-        {"presence-penalty", required_argument, NULL, OPT_FIELD},                                  \
-        {"frequency-penalty", required_argument, NULL, OPT_FIELD},                                 \
-        {"min-tokens", required_argument, NULL, OPT_FIELD},                                        \
-        {"max-tokens", required_argument, NULL, OPT_FIELD},                                        \
-        {"logprobs", required_argument, NULL, OPT_FIELD},                                          \
-        {"n", required_argument, NULL, OPT_FIELD},                                                 \
-        {"deadline-ms", required_argument, NULL, OPT_FIELD},                                       \
-        {"ignore-eos", no_argument, NULL, OPT_FIELD},                                              \
-        {"keep-special", no_argument, NULL, OPT_FIELD},                                            \
-        {"seed", required_argument, NULL, OPT_FIELD},                                              \
-        {"stop", required_argument, NULL, OPT_FIELD},                                              \
-        {"stop-token-id", required_argument, NULL, OPT_FIELD},                                     \
-        {"logit-bias", required_argument, NULL, OPT_FIELD},                                        \
-        {"priority", required_argument, NULL, OPT_FIELD},                                          \
-    {                                                                                              \
-        "cache-salt", required_argument, NULL, OPT_FIELD                                           \
-    }
-
-/* Sets what one of these options says; ends the program when it is wrong. */
-void ctl_request_option(struct ctl_request *q, const struct ctl *ctl, const char *option,
-                        const char *value);
+/* Sets the fields that the command's options give; ends the program for a wrong value. */
+void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl);
 
 /* Adds a message to the chat, which becomes the input. */
 void ctl_request_add_message(struct ctl_request *q, const char *role, struct nvllm_text content);

@@ -155,32 +155,17 @@ static json_t *list_json(const struct nvllm_request_list *list)
     return json_pack("{soso}", "requests", array, "total", ctl_json_count(list->total));
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_requests(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"limit", required_argument, NULL, 'l'},
-        {"json", no_argument, NULL, 'j'},
-        {NULL, 0, NULL, 0},
-    };
     const struct nvllm_request_list *list;
     struct nvllm_list_options wanted;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    bool json = false;
-    int c, rc;
+    bool json = ctl_option(ctl, "json");
+    int rc;
 
     nvllm_list_options_init(&wanted);
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 'l')
-            wanted.limit = (uint32_t)ctl_number(ctl, "limit", optarg, 1, UINT32_MAX);
-        else if (c == 'j')
-            json = true;
-        else
-            ctl_usage(ctl, "requests takes no -%c", c);
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "requests takes no “%s”", argv[optind]);
+    wanted.limit = (uint32_t)ctl_whole(ctl, "limit", 0, 1, UINT32_MAX);
     rc = ctl_connect(&client, ctl);
     if (rc != EXIT_OK)
         return rc;
@@ -193,20 +178,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_requests = {
-    .name = "requests",
-    .about = "what is under way",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl requests [OPTION…]\n\n"
-            "Lists requests, those that run first, then those that wait as they will be\n"
-            "taken: whose they are, their place in the queue, tokens of the prompt, of it\n"
-            "cached, and generated, tokens a second, blocks. Users see their own,\n"
-            "administrators all. A narrow terminal gets fewer columns; a pipe or file gets\n"
-            "all.\n\n"
-            "  --limit N                 no more than N\n"
-            "  --json                    print one JSON object, with more of each\n",
-    .examples = "  nvllmctl requests\n"
-                "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n",
-};

@@ -153,13 +153,13 @@ static void print_table(const struct nvllm_status *s)
         print_numbers(s);
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_status(struct ctl *ctl)
 {
     const struct nvllm_status *status;
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    bool json = false;
-    int rc = ctl_ask_connect(&client, ctl, argc, argv, 0, &json);
+    bool json = ctl_option(ctl, "json");
+    int rc = ctl_connect(&client, ctl);
 
     if (rc != EXIT_OK)
         return rc;
@@ -172,15 +172,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_status = {
-    .name = "status",
-    .about = "what nvllmd is doing",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl status [OPTION…]\n\n"
-            "Says what nvllmd is doing. With --wait, waits until it is ready.\n\n"
-            "  --json                    print one JSON object\n",
-    .examples = "  nvllmctl status --wait --timeout 60\n"
-                "  nvllmctl status --json | jq .blocks\n",
-};

@@ -22,38 +22,20 @@ static int wait_ended(struct nvllm_client *client, const struct ctl *ctl)
     return ctl_interrupted();
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_stop(struct ctl *ctl)
 {
     struct nvllm_client *client = NULL;
     struct nvllm_error err;
-    bool wait;
     int rc;
 
-    ctl_getopt(ctl, argc, argv, ctl_no_options);
-    if (optind < argc)
-        ctl_usage(ctl, "stop takes no “%s”", argv[optind]);
-    wait = ctl->wait;
-    ctl->wait = false; /* for the end, and not for a start */
     rc = ctl_connect(&client, ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
     if (nvllm_shutdown(client, ctl_ask_ms(ctl), NULL, &err) != NVLLM_OK)
         rc = ctl_report(ctl, &err);
-    else if (wait)
+    else if (ctl_option(ctl, "wait"))
         rc = wait_ended(client, ctl);
     nvllm_close(client);
     return rc;
 }
-
-const struct ctl_command ctl_stop = {
-    .name = "stop",
-    .about = "end nvllmd",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl stop [OPTION…]\n\n"
-            "Ends nvllmd as SIGTERM does: it drains first. Where systemd runs it and may\n"
-            "start it again, “systemctl stop nvllmd” is better. For administrators.\n\n"
-            "  --wait                    … until it has ended\n",
-    .examples = "  nvllmctl stop --wait --timeout 30\n",
-};

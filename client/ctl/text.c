@@ -116,38 +116,29 @@ static int run_lines(const struct text_command *command, struct text_work *w)
 
 /* ---- one value */
 
-static int join_arguments(char **argv, int argc, char **memory, struct nvllm_text *text)
+static int join_words(const struct usage_line *line, char **memory, struct nvllm_text *text)
 {
-    size_t bytes = 1, at = 0;
+    FILE *to = open_memstream(memory, &text->len);
 
-    for (int i = optind; i < argc; i++)
-        bytes += strlen(argv[i]) + 1;
-    *memory = malloc(bytes);
-    if (!*memory) {
+    for (int i = 0; to && i < line->n_words; i++)
+        fprintf(to, "%s ", line->words[i]);
+    if (!to || fclose(to) != 0) {
         ctl_message("out of memory");
         return EXIT_ERROR;
     }
-    for (int i = optind; i < argc; i++) {
-        memcpy(*memory + at, argv[i], strlen(argv[i]));
-        at += strlen(argv[i]);
-        (*memory)[at++] = ' ';
-    }
-    *text = (struct nvllm_text){*memory, at};
+    text->data = *memory;
     return EXIT_OK;
 }
 
-/* What the arguments say, or stdin. *memory is to be freed. */
-static int read_text(const struct text_command *command, struct ctl *ctl, int argc, char **argv,
-                     char **memory, struct nvllm_text *text)
+/* The arguments with blanks between them, or stdin. *memory is to be freed. */
+static int read_text(const struct usage_line *line, char **memory, struct nvllm_text *text)
 {
     int rc;
 
-    if (argc - optind > 1 && command->many_arguments)
-        return join_arguments(argv, argc, memory, text);
-    if (argc - optind > 1)
-        ctl_usage(ctl, "one argument, not %d: put it in quotes", argc - optind);
-    if (optind < argc && strcmp(argv[optind], "-") != 0) {
-        *text = nvllm_str(argv[optind]);
+    if (line->n_words > 1)
+        return join_words(line, memory, text);
+    if (line->n_words == 1 && strcmp(line->words[0], "-") != 0) {
+        *text = nvllm_str(line->words[0]);
         return EXIT_OK;
     }
     rc = ctl_read_all(STDIN_FILENO, memory, &text->len);
@@ -155,13 +146,13 @@ static int read_text(const struct text_command *command, struct ctl *ctl, int ar
     return rc;
 }
 
-static int run_one(const struct text_command *command, struct text_work *w, int argc, char **argv)
+static int run_one(const struct text_command *command, struct text_work *w)
 {
     struct text_input input = {0};
     struct text_answer answer = {0};
     struct nvllm_error err;
     char *memory = NULL;
-    int rc = read_text(command, w->ctl, argc, argv, &memory, &input.text);
+    int rc = read_text(&w->ctl->line, &memory, &input.text);
 
     if (rc == EXIT_OK && command->parse && !(input.value = command->parse(input.text, &err)))
         rc = ctl_report(w->ctl, &err);
@@ -178,33 +169,17 @@ static int run_one(const struct text_command *command, struct text_work *w, int 
     return rc;
 }
 
-static void read_options(struct text_work *w, const struct option *options, int argc, char **argv)
+int ctl_text_run(const struct text_command *command, struct ctl *ctl, bool special)
 {
-    int c;
-
-    while ((c = ctl_getopt(w->ctl, argc, argv, options)) != -1) {
-        if (c == 'j')
-            w->json = true;
-        else if (c == 'l')
-            w->jsonl = true;
-        else if (c == 's')
-            w->special = true;
-        else
-            ctl_usage(w->ctl, "%s takes no -%c", w->ctl->command->name, c);
-    }
-    if (w->jsonl && optind < argc && (argc - optind > 1 || strcmp(argv[optind], "-") != 0))
-        ctl_usage(w->ctl, "--jsonl reads stdin: “%s” is one too many", argv[optind]);
-}
-
-int ctl_text_run(const struct text_command *command, struct ctl *ctl, int argc, char **argv)
-{
-    struct text_work w = {.ctl = ctl};
+    struct text_work w = {.ctl = ctl, .special = special, .json = ctl_option(ctl, "json")};
+    const struct usage_line *line = &ctl->line;
     int rc;
 
-    read_options(&w, command->options, argc, argv);
-    if (!w.jsonl) {
-        rc = run_one(command, &w, argc, argv);
+    if (!ctl_option(ctl, "jsonl")) {
+        rc = run_one(command, &w);
     } else {
+        if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
+            ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
         rc = ctl_connect(&w.client, ctl);
         if (rc == EXIT_OK)
             rc = run_lines(command, &w);

@@ -13,7 +13,7 @@ struct text_work {
     struct ctl *ctl;
     struct nvllm_client *client;
     bool special; /* tokenize: match them; detokenize: skip them */
-    bool json, jsonl;
+    bool json;
 };
 
 struct text_input {
@@ -28,9 +28,6 @@ struct text_answer {
 };
 
 struct text_command {
-    const struct option *options;
-    bool many_arguments; /* are taken as one, with blanks between them */
-
     /* What the bytes of an argument or of stdin stand for; NULL, with *err, for nothing. As a
      * function NULL where convert() takes them as they are. */
     json_t *(*parse)(struct nvllm_text text, struct nvllm_error *err);
@@ -38,6 +35,6 @@ struct text_command {
                     struct nvllm_error *err);
 };
 
-int ctl_text_run(const struct text_command *command, struct ctl *ctl, int argc, char **argv);
+int ctl_text_run(const struct text_command *command, struct ctl *ctl, bool special);
 
 #endif

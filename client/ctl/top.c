@@ -293,34 +293,16 @@ static int run_once(struct top *t)
     return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
 }
 
-static int run_command(struct ctl *ctl, int argc, char **argv)
+int ctl_top(struct ctl *ctl)
 {
-    static const struct option options[] = {
-        CTL_COMMON_OPTIONS,
-        {"interval", required_argument, NULL, 'i'},
-        {"once", no_argument, NULL, 'o'},
-        {NULL, 0, NULL, 0},
+    struct top t = {
+        .ctl = ctl,
+        .interval_ms = (int)(ctl_real(ctl, "interval", INTERVAL_MS / 1000.0, 0.1, 86400) * 1000),
+        .seen_ms = -1,
     };
-    struct top t = {.ctl = ctl, .interval_ms = INTERVAL_MS, .seen_ms = -1};
-    bool once = false;
-    double seconds;
-    char *end;
-    int c, rc;
+    bool once = ctl_option(ctl, "once");
+    int rc;
 
-    while ((c = ctl_getopt(ctl, argc, argv, options)) != -1) {
-        if (c == 'o') {
-            once = true;
-        } else if (c == 'i') {
-            seconds = strtod(optarg, &end);
-            if (end == optarg || *end || !(seconds >= 0.1) || seconds > 86400)
-                ctl_usage(ctl, "--interval takes seconds from 0.1, not “%s”", optarg);
-            t.interval_ms = (int)(seconds * 1000);
-        } else {
-            ctl_usage(ctl, "top takes no -%c", c);
-        }
-    }
-    if (optind < argc)
-        ctl_usage(ctl, "top takes no “%s”", argv[optind]);
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
         ctl_usage(ctl, "top wants a terminal; --once prints one picture anywhere");
     rc = ctl_connect(&t.client, ctl);
@@ -330,18 +312,3 @@ static int run_command(struct ctl *ctl, int argc, char **argv)
     free(t.screen);
     return rc;
 }
-
-const struct ctl_command ctl_top = {
-    .name = "top",
-    .about = "what nvllmd does, redrawn; q quits",
-    .run = run_command,
-    .any_state = true,
-    .help = "usage: nvllmctl top [OPTION…]\n\n"
-            "Requests, tokens a second, blocks and the prefix cache, drawn anew each second,\n"
-            "and when the terminal's size changes. q quits. A narrow terminal gets fewer\n"
-            "columns.\n\n"
-            "  --interval SECONDS        between two pictures (1)\n"
-            "  --once                    print one picture and end\n",
-    .examples = "  nvllmctl top --interval 0.5\n"
-                "  nvllmctl top --once\n",
-};

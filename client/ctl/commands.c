@@ -1,0 +1,437 @@
+/* commands.c - see commands.h. Data alone: what a command does is in the file of its name. */
+#include "client/ctl/commands.h"
+
+#include "client/lib/nvllm_client.h"
+
+/* ---- options that several commands share */
+
+const struct usage_option ctl_common_options[] = {
+    OPTION("socket", "PATH", "default: $NVLLM_SOCKET, or else " NVLLM_DEFAULT_SOCKET,
+           .values = USAGE_FILE),
+    OPTION("timeout", "SECONDS", "give up after that long (exit code 5)"),
+    OPTION("wait", NULL, "wait for nvllmd to be started"),
+    OPTION("no-wait", NULL, "fail while nvllmd loads its model (exit code 4)"),
+    OPTION("help", NULL, "print help on the command", .letter = 'h'),
+    OPTIONS_END,
+};
+
+static const struct usage_option before_command[] = {
+    OPTION("version", NULL, "print the version"),
+    OPTIONS_END,
+};
+
+const struct usage_option ctl_request_options[] = {
+    OPTION("max-tokens", "N", "end after N tokens"),
+    OPTION("min-tokens", "N", "do not end before N tokens"),
+    OPTION("temperature", "T", "sampling temperature; 0 is greedy"),
+    OPTION("top-k", "K", "sample from the K most likely tokens; 0 is off"),
+    OPTION("top-p", "P", "sample from the most likely tokens that add up to probability P"),
+    OPTION("min-p", "P", "sample from tokens at least P times as likely as the most likely one"),
+    OPTION("repetition-penalty", "X", "divide the logits of tokens that have occurred"),
+    OPTION("presence-penalty", "X", "lower the logits of tokens that have occurred"),
+    OPTION("frequency-penalty", "X", "lower logits by how often a token has occurred"),
+    OPTION("logit-bias", "ID:BIAS", "add BIAS to a token's logit; may be repeated",
+           .repeats = true),
+    OPTION("seed", "N", "the same seed samples the same text"),
+    OPTION("stop", "TEXT", "end before this text; may be repeated", .repeats = true),
+    OPTION("stop-token-id", "ID", "end at this token; may be repeated", .repeats = true),
+    OPTION("ignore-eos", NULL, "continue past the model's end of sequence"),
+    OPTION("priority", "low|normal|high", "scheduling priority; high is for administrators",
+           .values = USAGE_WORDS),
+    OPTION("cache-salt", "TEXT", "share the cached prompt only with requests of the same salt"),
+    OPTION("deadline-ms", "MS", "end by then, time in the queue included (exit code 5)"),
+    OPTION("keep-special", NULL, "show special tokens in the text"),
+    OPTIONS_END,
+};
+
+static const struct usage_option choice_options[] = {
+    OPTION("logprobs", "K", "report the K most likely tokens at each position; needs --json"),
+    OPTION("n", "N", "generate N answers", .letter = 'n'),
+    OPTIONS_END,
+};
+
+const struct usage_option ctl_prompt_options[] = {
+    OPTION("prompt", "TEXT", "the prompt; “-” is stdin"),
+    OPTION(
+        "prompt-file", "FILE",
+        "read the prompt from FILE, or from stdin if “-”; a JSON object with messages, prompt or "
+        "prompt_ids is read as a line of “batch”",
+        .values = USAGE_FILE),
+    OPTION("chat", NULL,
+           "the prompt is a user's message (default if the model has a chat template)"),
+    OPTION("raw", NULL, "the model continues the prompt as it is"),
+    OPTION("system", "TEXT", "begin the chat with a system message"),
+    OPTION("think", NULL, "let the model reason before it answers"),
+    OPTION("no-think", NULL, "do not let the model reason before it answers"),
+    OPTIONS_END,
+};
+
+static const struct usage_option json_option[] = {
+    OPTION("json", NULL, "print one JSON object"),
+    OPTIONS_END,
+};
+
+static const struct usage_option text_options[] = {
+    OPTION("json", NULL, "print one JSON object"),
+    OPTION("jsonl", NULL, "read one JSON value per line, print one object per line"),
+    OPTIONS_END,
+};
+
+/* ---- options of one command */
+
+static const struct usage_option chat_options[] = {
+    OPTION("system", "TEXT", "begin the chat with a system message"),
+    OPTION("think", NULL, "let the model reason before it answers"),
+    OPTION("no-think", NULL, "do not let the model reason before it answers"),
+    OPTION("quiet", NULL, "print the answers only, without token counts"),
+    OPTIONS_END,
+};
+
+static const struct usage_option batch_options[] = {
+    OPTION("input", "FILE", "lines to run; “-” is stdin", .values = USAGE_FILE),
+    OPTION("output", "FILE", "where the answers go; “-” is stdout", .values = USAGE_FILE),
+    OPTION("concurrency", "N", "requests in flight at a time (64)"),
+    OPTION("json", NULL, "write the summary to stderr as one JSON object"),
+    OPTIONS_END,
+};
+
+static const struct usage_option bench_options[] = {
+    OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
+    OPTION("rate", "R", "send R requests a second, at random times"),
+    OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
+    OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
+    OPTION("requests", "N", "number of requests (64)"),
+    OPTION("duration", "SECONDS", "stop after that long; what is in flight then is cut short"),
+    OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
+           .values = USAGE_FILE),
+    OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
+    OPTION("temperature", "T", "sampling temperature (0.6)"),
+    OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
+    OPTION("warm-cache", NULL, "let prompts of an earlier run be found in the prefix cache"),
+    OPTION("json", NULL, "print one JSON object"),
+    OPTIONS_END,
+};
+
+static const struct usage_option doctor_options[] = {
+    OPTION("config", "FILE", "nvllmd's configuration file", .values = USAGE_FILE),
+    OPTION("model", "DIR", "look at this model, not at the configured one", .values = USAGE_FOLDER),
+    OPTION("user", "NAME", "the user that nvllmd runs as (nvllm, or the caller)",
+           .values = USAGE_USER),
+    OPTION("json", NULL, "print one JSON object"),
+    OPTIONS_END,
+};
+
+static const struct usage_option tokenize_options[] = {
+    OPTION("special", NULL, "match special tokens spelled out in the text"),
+    OPTIONS_END,
+};
+
+static const struct usage_option detokenize_options[] = {
+    OPTION("skip-special", NULL, "leave special tokens out"),
+    OPTIONS_END,
+};
+
+static const struct usage_option requests_options[] = {
+    OPTION("limit", "N", "list at most N requests"),
+    OPTIONS_END,
+};
+
+static const struct usage_option blocks_options[] = {
+    OPTION("map", NULL, "draw the pool, one character per block"),
+    OPTIONS_END,
+};
+
+static const struct usage_option cache_options[] = {
+    OPTION("limit", "N", "show at most N prefixes (50)"),
+    OPTION("all", NULL, "clear the prefixes of all users"),
+    OPTION("user", "NAME|UID", "pin in that user's cache", .values = USAGE_USER),
+    OPTION("cache-salt", "TEXT", "pin under this salt"),
+    OPTIONS_END,
+};
+
+static const struct usage_option explain_options[] = {
+    OPTION("cache-salt", "TEXT", "look the prompt up as a request with this salt would"),
+    OPTIONS_END,
+};
+
+static const struct usage_option top_options[] = {
+    OPTION("interval", "SECONDS", "time between two updates (1)"),
+    OPTION("once", NULL, "print one update and exit"),
+    OPTIONS_END,
+};
+
+static const struct usage_option drain_options[] = {
+    OPTION("wait", NULL, "wait until no request is left"),
+    OPTION("end-after", "SECONDS",
+           "end requests that take longer; default: as nvllmd is configured"),
+    OPTIONS_END,
+};
+
+static const struct usage_option stop_options[] = {
+    OPTION("wait", NULL, "wait until nvllmd has exited"),
+    OPTIONS_END,
+};
+
+/* ---- commands: talking to the model, looking at the daemon, changing it, the rest */
+
+static const struct usage_command commands[] = {
+    {
+        .name = "chat",
+        .about = "chat with the model",
+        .synopsis = "[OPTION…]",
+        .text = "A conversation, with line editing and history (Ctrl-R searches). Earlier turns\n"
+                "are found in the prefix cache; the line after each answer shows how much.\n"
+                "Without a terminal each line of stdin is a turn. Commands in the chat: /reset,\n"
+                "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
+                "options default to the model's generation_config.json.\n",
+        .options = {chat_options, ctl_request_options},
+        .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
+                    "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
+    },
+    {
+        .name = "generate",
+        .about = "stream text for a prompt",
+        .synopsis = "[OPTION…] [TEXT|-]",
+        .text = "Prints the model's answer to TEXT, or to stdin if TEXT is missing or “-”, as it\n"
+                "is generated. Ctrl-C cancels. Sampling options default to the model's\n"
+                "generation_config.json.\n",
+        .options = {ctl_prompt_options, json_option, ctl_request_options, choice_options},
+        .max_words = 1,
+        .examples =
+            "  nvllmctl generate \"What is 17 + 25?\"\n"
+            "  nvllmctl generate --temperature 0 --max-tokens 200 --prompt-file question.txt\n"
+            "  nvllmctl generate --raw --json --logprobs 3 \"Once upon a time\"\n",
+    },
+    {
+        .name = "batch",
+        .about = "run many prompts from a file in parallel",
+        .synopsis = "--input FILE|- --output FILE|- [OPTION…]",
+        .text = "Each line of the input is a JSON object with prompt, prompt_ids or messages\n"
+                "(and tools, enable_thinking, add_generation_prompt), any sampling field, and\n"
+                "id. Each gives one line of output, in the same order. A line that fails gives\n"
+                "an error, and the others continue. Sampling options set the fields that a line\n"
+                "does not have.\n",
+        .options = {batch_options, ctl_request_options, choice_options},
+        .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
+                    "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
+    },
+    {
+        .name = "tokenize",
+        .about = "turn text into token ids",
+        .synopsis = "[OPTION…] [TEXT|-]",
+        .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
+        .options = {tokenize_options, text_options},
+        .max_words = 1,
+        .examples = "  nvllmctl tokenize \"Hello, world\"\n"
+                    "  nvllmctl tokenize --special --json <prompt.txt\n",
+    },
+    {
+        .name = "detokenize",
+        .about = "turn token ids into text",
+        .synopsis = "[OPTION…] [ID…|-]",
+        .text = "Prints the text of token ids: of the arguments, or from stdin of a JSON array,\n"
+                "an object with \"ids\", or plain numbers.\n",
+        .options = {detokenize_options, text_options},
+        .max_words = -1,
+        .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
+                    "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
+    },
+    {
+        .name = "render",
+        .about = "turn chat messages into the model's prompt",
+        .synopsis = "[OPTION…] [JSON|-]",
+        .text =
+            "Prints, byte for byte, what the model's chat template makes of one JSON object\n"
+            "{\"messages\", \"tools\", \"add_generation_prompt\", \"enable_thinking\"}, read from\n"
+            "stdin if it is missing or “-”.\n",
+        .options = {text_options},
+        .max_words = 1,
+        .examples =
+            "  nvllmctl render '{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'\n",
+    },
+    {
+        .name = "status",
+        .about = "show what nvllmd is doing",
+        .synopsis = "[OPTION…]",
+        .text = "Shows what nvllmd is doing. With --wait, waits until it is ready.\n",
+        .options = {json_option},
+        .examples = "  nvllmctl status --wait --timeout 60\n"
+                    "  nvllmctl status --json | jq .blocks\n",
+    },
+    {
+        .name = "requests",
+        .about = "list running and waiting requests",
+        .synopsis = "[OPTION…]",
+        .text = "Lists running requests, then waiting ones in the order of the queue: user,\n"
+                "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
+                "second, blocks. Users see their own, administrators all. A narrow terminal\n"
+                "shows fewer columns; a pipe or file gets all.\n",
+        .options = {requests_options, json_option},
+        .examples =
+            "  nvllmctl requests\n"
+            "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n",
+    },
+    {
+        .name = "blocks",
+        .about = "show who uses the KV cache",
+        .synopsis = "[OPTION…]",
+        .text = "Shows the blocks of the KV cache: used, cached (free, with content that may be\n"
+                "found again) and free, by user and by request. Users see their own and the\n"
+                "totals.\n",
+        .options = {blocks_options, json_option},
+        .examples = "  nvllmctl blocks --map\n",
+    },
+    {
+        .name = "cache",
+        .about = "show, clear or pin prefixes of the prefix cache",
+        .synopsis = "[show] [--limit N] [--json]\n"
+                    "clear [--all] [--json]\n"
+                    "pin|unpin [OPTION…] --prompt TEXT|-\n"
+                    "pin|unpin [OPTION…] --prompt-file FILE|-",
+        .text = "Shows prefixes in the order of their last use: tokens, blocks, hits, age, idle\n"
+                "time, sequences that hold them, user, and how they begin. “clear” removes them,\n"
+                "pinned ones too; “pin” computes what is missing of a prompt's full blocks and\n"
+                "keeps them until “unpin” or “clear”, and is for administrators. A narrow\n"
+                "terminal shows fewer columns; a pipe or file gets all.\n",
+        .options = {cache_options, json_option, ctl_prompt_options},
+        .words = "show|clear|pin|unpin",
+        .values = USAGE_WORDS,
+        .max_words = -1,
+        .examples = "  nvllmctl cache show --limit 10\n"
+                    "  nvllmctl cache pin --prompt-file system-prompt.json\n"
+                    "  nvllmctl cache clear --all\n",
+    },
+    {
+        .name = "explain",
+        .about = "say why a request waits, or how much of a prompt is cached",
+        .synopsis = "[OPTION…] REQUEST\n"
+                    "[OPTION…] --prompt TEXT|-\n"
+                    "[OPTION…] --prompt-file FILE|-",
+        .text = "Says why a request waits, by its number in “nvllmctl requests”; or how much of\n"
+                "a prompt is cached now, as “generate” would find it, at which token it differs\n"
+                "from the cached prompts, and what those have in its place.\n",
+        .options = {explain_options, json_option, ctl_prompt_options},
+        .values = USAGE_REQUEST,
+        .max_words = -1,
+        .examples = "  nvllmctl explain 17\n"
+                    "  nvllmctl explain --prompt \"What is 17 + 25?\"\n",
+    },
+    {
+        .name = "top",
+        .about = "show requests and throughput live; q quits",
+        .synopsis = "[OPTION…]",
+        .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
+                "second and when the terminal is resized. q quits. A narrow terminal shows\n"
+                "fewer columns.\n",
+        .options = {top_options},
+        .examples = "  nvllmctl top --interval 0.5\n"
+                    "  nvllmctl top --once\n",
+    },
+    {
+        .name = "cancel",
+        .about = "cancel requests",
+        .synopsis = "REQUEST…",
+        .text = "Cancels requests by their number in “nvllmctl requests”; their clients keep what\n"
+                "was generated until then. Exit code 1 if one had already ended. Users may\n"
+                "cancel their own requests.\n",
+        .values = USAGE_REQUEST,
+        .max_words = -1,
+        .examples = "  nvllmctl cancel 17 18\n",
+    },
+    {
+        .name = "drain",
+        .about = "stop accepting requests",
+        .synopsis = "[OPTION…]",
+        .text = "New requests are refused, accepted ones continue; “nvllmctl resume” reverts it.\n"
+                "For administrators.\n",
+        .options = {drain_options},
+        .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
+    },
+    {
+        .name = "resume",
+        .about = "accept requests again",
+        .synopsis = "",
+        .text = "Reverts “nvllmctl drain”. For administrators.\n",
+        .examples = "  nvllmctl resume\n",
+    },
+    {
+        .name = "reload",
+        .about = "reload the configuration",
+        .synopsis = "[OPTION…]",
+        .text = "Makes nvllmd reload its configuration, as SIGHUP does. Limits, shares and the\n"
+                "log level change, all or none; options that need a restart are named. For\n"
+                "administrators.\n",
+        .options = {json_option},
+        .examples = "  nvllmctl reload\n",
+    },
+    {
+        .name = "log-level",
+        .about = "set how much nvllmd logs",
+        .synopsis = "error|warning|info|debug",
+        .text = "Holds until nvllmd exits or reloads its configuration. For administrators.\n",
+        .words = "error|warning|info|debug",
+        .values = USAGE_WORDS,
+        .max_words = -1,
+        .examples = "  nvllmctl log-level debug\n",
+    },
+    {
+        .name = "stop",
+        .about = "shut nvllmd down",
+        .synopsis = "[OPTION…]",
+        .text = "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"
+                "restart it, use “systemctl stop nvllmd” instead. For administrators.\n",
+        .options = {stop_options},
+        .examples = "  nvllmctl stop --wait --timeout 30\n",
+    },
+    {
+        .name = "bench",
+        .about = "measure nvllmd under load",
+        .synopsis = "[OPTION…]",
+        .text = "Sends prompts of random tokens, counts what comes back, and prints throughput,\n"
+                "time to the first token and time between tokens. Answers have exactly the\n"
+                "length that was asked for: end-of-sequence tokens are ignored, and only the\n"
+                "temperature shapes the sampling. A workload is a file with lines of\n"
+                "{\"prompt_tokens\", \"output_tokens\", \"at_ms\"}; at_ms may be missing.\n",
+        .options = {bench_options},
+        .examples =
+            "  nvllmctl bench --nano-vllm\n"
+            "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
+            "  nvllmctl bench --rate 20 --duration 60 --prompt-tokens 100-1000 --json\n",
+    },
+    {
+        .name = "doctor",
+        .about = "find what is broken, and the command that fixes it",
+        .synopsis = "[OPTION…]",
+        .text = "Checks the socket and its permissions, the configuration as nvllmd itself would\n"
+                "read it, the model's folder and its parents, devices, memory and kernel limits,\n"
+                "whether nvllmd is running or not. Names each problem and the command that fixes\n"
+                "it; changes nothing. Exit code 3 if the only problem is that nvllmd is not\n"
+                "running, 1 for any other.\n",
+        .options = {doctor_options},
+        .examples = "  sudo nvllmctl doctor\n"
+                    "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n",
+    },
+    {
+        .name = "version",
+        .about = "print the version",
+        .synopsis = "",
+        .text = "Prints the versions of nvllmctl and of its library.\n",
+    },
+    {
+        .name = "help",
+        .about = "print help on a command",
+        .synopsis = "[COMMAND]",
+        .text = "Prints help on a command, or the list of all commands.\n",
+        .values = USAGE_COMMAND,
+        .max_words = 1,
+        .examples = "  nvllmctl help generate\n",
+    },
+};
+
+const struct usage_program ctl_program = {
+    .name = "nvllmctl",
+    .commands = commands,
+    .n_commands = sizeof(commands) / sizeof(commands[0]),
+    .common = ctl_common_options,
+    .own = before_command,
+};
