@@ -308,7 +308,7 @@ static void fill_memory(Nvllm__V1__Memory *m, const struct backend_info *b)
     m->has_workspace_bytes = m->has_other_bytes = true;
     m->has_total_bytes = m->has_free_bytes = true;
     m->weight_bytes = b->weight_bytes;
-    m->kv_bytes = b->kv_bytes;
+    m->kv_bytes = b->tiers[TIER_DEVICE].bytes;
     m->graph_bytes = b->graph_bytes;
     m->workspace_bytes = b->workspace_bytes;
     m->other_bytes = b->other_bytes;
@@ -336,7 +336,7 @@ int reply_status(struct connection *c, uint64_t id, const struct reply_facts *fa
     s.model_folder = word(facts->model_folder);
     s.backend = word(facts->backend);
     s.server = word(facts->server);
-    s.device = word(status->backend.device);
+    s.device = word(status->backend.devices[0]);
     s.driver = word(status->backend.driver);
     s.uptime_ms = facts->uptime_ms;
     s.connections = facts->connections;
