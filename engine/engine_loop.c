@@ -98,7 +98,7 @@ static int open_core(struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
     struct core_options options = {
-        .n_blocks = g->backend_info.n_blocks,
+        .n_blocks = g->backend_info.tiers[TIER_DEVICE].n_blocks,
         .block_len = o->block_len,
         .max_batch_tokens = o->max_batch_tokens,
         .max_seqs = o->max_seqs,

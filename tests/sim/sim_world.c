@@ -30,7 +30,7 @@ static void choose_options(struct world *w)
     w->hand_one_in = rng_one_in(r, 3) ? 20 : 400;
     w->vocab = rng_one_in(r, 3) ? 3 : 64;
     w->backend_options = (struct sim_backend_options){
-        .n_blocks = w->options.n_blocks,
+        .n_blocks = {w->options.n_blocks},
         .block_len = w->options.block_len,
         .max_batch_tokens = w->options.max_batch_tokens,
         .max_seqs = w->options.max_seqs,

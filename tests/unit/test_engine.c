@@ -187,7 +187,7 @@ static struct engine *start_bounded(size_t event_bytes)
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 256,
                             .max_seqs = 8,
-                            .kv_bytes = 64u << 20,
+                            .tier_bytes = {64u << 20},
                             .n_threads = 2},
         .n_tokenizer_threads = 2,
         .event_bytes = event_bytes,
@@ -439,7 +439,7 @@ START_TEST(cache_folder_is_copied)
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 64,
                             .max_seqs = 4,
-                            .kv_bytes = 64 << 20,
+                            .tier_bytes = {64 << 20},
                             .n_threads = 1,
                             .cache_folder = folder},
         .n_tokenizer_threads = 2,
@@ -481,7 +481,8 @@ START_TEST(status_follows_the_ledger)
     }
     ck_assert_uint_eq(after.core.output_tokens, 4);
     ck_assert_uint_gt(after.backend.graph_bytes, before.backend.graph_bytes);
-    ck_assert_uint_eq(after.backend.kv_bytes, before.backend.kv_bytes);
+    ck_assert_uint_eq(after.backend.tiers[TIER_DEVICE].bytes,
+                      before.backend.tiers[TIER_DEVICE].bytes);
     engine_free(g);
 }
 END_TEST
