@@ -345,7 +345,8 @@ static int start_engine(struct engine **out, const struct options *o,
     struct shares shares;
     int r;
 
-    r = cache_secret_load(options.cache_secret, NULL, e);
+    r = cache_secret_load(options.cache_secret,
+                          *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY"), e);
     if (r == 0)
         r = shares_parse(&shares, o->shares, e);
     if (r == 0)
