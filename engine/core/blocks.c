@@ -13,8 +13,8 @@
 struct block {
     struct list link; /* in the free or the cached list */
     int32_t refs;
-    int32_t n_copies; /* under way */
-    bool listed;
+    int32_t n_copies;  /* under way */
+    struct node *node; /* NULL: not listed */
 };
 
 struct blocks {
@@ -61,7 +61,7 @@ static struct block *block_of(const struct list *l)
 /* Puts a block without references where it belongs. */
 static void settle(struct blocks *b, struct block *k)
 {
-    if (k->listed) {
+    if (k->node) {
         list_append(&b->cached, &k->link);
         b->n_cached += k->n_copies == 0;
     } else if (k->n_copies == 0) {
@@ -83,7 +83,7 @@ int blocks_take(struct blocks *b, int32_t *block_id)
     if (b->n_free == 0)
         return BLOCKS_E_EMPTY;
     k = block_of(b->free.prev);
-    must(k->refs == 0 && k->n_copies == 0 && !k->listed);
+    must(k->refs == 0 && k->n_copies == 0 && !k->node);
     list_remove(&k->link);
     b->n_free--;
     k->refs = 1;
@@ -95,7 +95,7 @@ void blocks_ref(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
-    must(k->refs > 0 || k->listed);
+    must(k->refs > 0 || k->node);
     if (k->refs++ == 0)
         leave_cached(b, k);
 }
@@ -113,7 +113,7 @@ void blocks_begin_copy(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
-    must(k->refs > 0 || k->listed);
+    must(k->refs > 0 || k->node);
     if (k->n_copies++ == 0 && k->refs == 0)
         b->n_cached--;
 }
@@ -125,21 +125,20 @@ void blocks_end_copy(struct blocks *b, int32_t block_id)
     must(k->n_copies > 0);
     if (--k->n_copies > 0 || k->refs > 0)
         return;
-    if (k->listed)
+    if (k->node)
         b->n_cached++; /* it has kept its place in the list */
     else
         settle(b, k);
 }
 
-void blocks_set_listed(struct blocks *b, int32_t block_id, bool listed)
+void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 {
     struct block *k = block_at(b, block_id);
 
-    must(k->listed != listed);
-    must(k->refs > 0 || !listed);
+    must(!k->node != !node && (k->refs > 0 || !node));
     if (k->refs == 0)
         leave_cached(b, k);
-    k->listed = listed;
+    k->node = node;
     if (k->refs == 0)
         settle(b, k);
 }
@@ -154,9 +153,9 @@ int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)
     return -1;
 }
 
-bool blocks_is_listed(const struct blocks *b, int32_t block_id)
+struct node *blocks_node(const struct blocks *b, int32_t block_id)
 {
-    return block_at(b, block_id)->listed;
+    return block_at(b, block_id)->node;
 }
 
 int32_t blocks_refs(const struct blocks *b, int32_t block_id)
@@ -193,17 +192,17 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 
         if (k->refs != refs[i])
             return "the refcount of a block is not the number of tables that hold it";
-        n_free += k->refs == 0 && !k->listed && k->n_copies == 0;
-        n_cached += k->refs == 0 && k->listed && k->n_copies == 0;
-        n_listed += k->refs == 0 && k->listed;
+        n_free += k->refs == 0 && !k->node && k->n_copies == 0;
+        n_cached += k->refs == 0 && k->node && k->n_copies == 0;
+        n_listed += k->refs == 0 && k->node;
     }
     if (n_free != b->n_free || n_cached != b->n_cached)
         return "free, cached and used blocks are not all blocks";
     for (const struct list *l = b->free.next; l != &b->free; l = l->next)
-        if (n_free-- == 0 || block_of(l)->refs || block_of(l)->listed || block_of(l)->n_copies)
+        if (n_free-- == 0 || block_of(l)->refs || block_of(l)->node || block_of(l)->n_copies)
             return "the free list has a block that is not free";
     for (const struct list *l = b->cached.next; l != &b->cached; l = l->next)
-        if (n_listed-- == 0 || block_of(l)->refs || !block_of(l)->listed)
+        if (n_listed-- == 0 || block_of(l)->refs || !block_of(l)->node)
             return "the cached list has a block that is held or not listed";
     return n_free || n_listed ? "a block without references is in no list" : NULL;
 }

@@ -8,7 +8,6 @@
 #ifndef NVLLM_ENGINE_CORE_BLOCKS_H
 #define NVLLM_ENGINE_CORE_BLOCKS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct blocks;
@@ -29,13 +28,14 @@ void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or 
 void blocks_begin_copy(struct blocks *b, int32_t block_id); /* of a held or a cached block */
 void blocks_end_copy(struct blocks *b, int32_t block_id);
 
-/* Says whether the prefix cache lists the contents; only a held block can become listed. */
-void blocks_set_listed(struct blocks *b, int32_t block_id, bool listed);
+/* Lists a held block for a node of the prefix cache, or for NULL unlists a listed one. */
+struct node;
+void blocks_list(struct blocks *b, int32_t block_id, struct node *node);
+struct node *blocks_node(const struct blocks *b, int32_t block_id); /* NULL: it is not listed */
 
 /* The cached block released first after this one, or first of all for -1; -1: none. */
 int32_t blocks_next_cached(const struct blocks *b, int32_t block_id);
 
-bool blocks_is_listed(const struct blocks *b, int32_t block_id);
 int32_t blocks_refs(const struct blocks *b, int32_t block_id);
 int32_t blocks_n_total(const struct blocks *b);
 int32_t blocks_n_free(const struct blocks *b);

@@ -14,31 +14,31 @@ static bool may_touch(const struct core *c, const struct inspect_query *q)
     return q->all || (q->viewer == q->client && !c->options.share_all);
 }
 
-/* The longest prefix of a prompt on the device. */
+/* The longest beginning of a prompt that is on the device. */
 struct found {
-    struct cache_namespace *ns; /* NULL: nothing is cached in it */
     uint64_t chain;
     int32_t n_blocks;
-    int32_t n_pinned; /* of these */
+    int32_t n_pinned; /* of these, the first ones */
     int32_t last;     /* block id, where n_blocks > 0 */
 };
 
-static struct found find(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
-                         int32_t max_blocks)
+static struct found find(const struct core *c, const struct cache_namespace *ns,
+                         const int32_t *prompt, int32_t max_blocks)
 {
-    uint64_t client = c->options.share_all ? 0 : q->client;
-    struct found f = {.ns = prefix_cache_find(c->cache, client, q->cache_salt)};
+    struct found f = {.chain = ns ? prefix_cache_root(ns) : 0};
+    int32_t len = c->options.block_len;
 
-    if (!f.ns)
-        return f;
-    f.chain = prefix_cache_root(f.ns);
-    while (f.n_blocks < max_blocks &&
-           prefix_cache_peek(c->cache, &f.chain, prompt + f.n_blocks * c->options.block_len,
-                             &f.last)) {
+    while (ns && f.n_blocks < max_blocks &&
+           prefix_cache_peek(c->cache, &f.chain, prompt + f.n_blocks * len, &f.last)) {
         f.n_blocks++;
         f.n_pinned += prefix_cache_is_pinned(c->cache, f.last);
     }
     return f;
+}
+
+static struct cache_namespace *namespace_of(const struct core *c, const struct inspect_query *q)
+{
+    return prefix_cache_find(c->cache, c->options.share_all ? 0 : q->client, q->cache_salt);
 }
 
 static int list(const struct core *c, const struct inspect_query *q, struct inspect_report *out)
@@ -103,16 +103,7 @@ int32_t core_pin_limit(const struct core *c)
 int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
                            const int32_t *prompt, int32_t n_prompt)
 {
-    int32_t len = c->options.block_len, n = 0, id;
-    uint64_t chain;
-
-    if (!ns)
-        return 0;
-    chain = prefix_cache_root(ns);
-    while (n < (n_prompt - 1) / len && prefix_cache_peek(c->cache, &chain, prompt + n * len, &id) &&
-           prefix_cache_is_pinned(c->cache, id))
-        n++;
-    return n;
+    return find(c, ns, prompt, (n_prompt - 1) / c->options.block_len).n_pinned;
 }
 
 /* Blocks that the largest request under way may come to hold. */
@@ -141,7 +132,7 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
         return CORE_INSPECT_NO_CACHE;
     if (n == 0)
         return CORE_INSPECT_SHORT;
-    f = find(c, q, prompt, n);
+    f = find(c, namespace_of(c, q), prompt, n);
     n_pinned = prefix_cache_n_pinned(c->cache) + n - f.n_pinned;
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks * c->options.block_len;
@@ -168,13 +159,14 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
 static int explain(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
                    int32_t n_prompt, struct inspect_report *out)
 {
+    const struct cache_namespace *ns = namespace_of(c, q);
     int32_t len = c->options.block_len;
     struct found f;
     int32_t at;
 
     if (!q->all && q->viewer != q->client)
         return CORE_INSPECT_DENIED;
-    f = find(c, q, prompt, n_prompt / len);
+    f = find(c, ns, prompt, n_prompt / len);
     at = f.n_blocks * len;
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks > (n_prompt - 1) / len ? at - len : at;
@@ -183,7 +175,7 @@ static int explain(const struct core *c, const struct inspect_query *q, const in
     out->compared = may_touch(c, q);
     if (!out->compared)
         return 0;
-    if (f.ns)
+    if (ns)
         at += prefix_cache_compare(c->cache, f.chain, prompt + at, n_prompt - at, out->other,
                                    INSPECT_OTHER_IDS, &out->n_other);
     out->same_tokens = at;

@@ -11,19 +11,20 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-static int alloc_nodes(struct prefix_cache *p)
+static int alloc_nodes(struct prefix_cache *p, size_t n)
 {
-    size_t n = (size_t)p->n_nodes, n_tokens;
+    size_t n_tokens, digest_bytes = 2 * sizeof(XXH128_hash_t);
 
-    if (!size_mul(&n_tokens, n, (size_t)p->block_len))
+    if (n > INT32_MAX || !size_mul(&n_tokens, n, (size_t)p->block_len))
         return -EINVAL;
+    p->n_nodes = (int32_t)n;
     p->n_buckets = 16;
     while (p->n_buckets < n * 2)
         p->n_buckets *= 2;
     p->buckets = calloc(p->n_buckets, sizeof(*p->buckets));
     p->nodes = calloc(n, sizeof(*p->nodes));
     p->tokens = calloc(n_tokens, sizeof(*p->tokens));
-    p->digest_input = malloc(2 * sizeof(XXH128_hash_t) + (size_t)p->block_len * sizeof(*p->tokens));
+    p->digest_input = malloc(digest_bytes + (size_t)p->block_len * sizeof(*p->tokens));
     if (!p->buckets || !p->nodes || !p->tokens || !p->digest_input)
         return -ENOMEM;
     while (n-- > 0) {
@@ -36,38 +37,25 @@ static int alloc_nodes(struct prefix_cache *p)
 int prefix_cache_new(struct prefix_cache **out, struct blocks *const tiers[N_TIERS],
                      int32_t block_len, const uint8_t *secret)
 {
-    struct prefix_cache *p;
-    int64_t n_nodes = 0;
-    int rc = -ENOMEM;
+    struct prefix_cache *p = calloc(1, sizeof(*p));
+    size_t n_nodes = 0;
+    int rc;
 
     must(tiers[TIER_DEVICE] && block_len > 0);
-    p = calloc(1, sizeof(*p));
     if (!p)
         return -ENOMEM;
     p->block_len = block_len;
     if (secret)
         memcpy(p->secret, secret, sizeof(p->secret));
     for (int t = 0; t < N_TIERS; t++) {
-        if (!tiers[t])
-            continue;
         p->tiers[t] = tiers[t];
-        n_nodes += blocks_n_total(tiers[t]);
-        p->by_block[t] = calloc((size_t)blocks_n_total(tiers[t]), sizeof(*p->by_block[t]));
-        if (!p->by_block[t])
-            goto fail;
+        n_nodes += tiers[t] ? (size_t)blocks_n_total(tiers[t]) : 0;
     }
-    if (n_nodes > INT32_MAX) {
-        rc = -EINVAL;
-        goto fail;
-    }
-    p->n_nodes = (int32_t)n_nodes;
-    rc = alloc_nodes(p);
+    rc = alloc_nodes(p, n_nodes);
     if (rc < 0)
-        goto fail;
-    *out = p;
-    return 0;
-fail:
-    prefix_cache_free(p);
+        prefix_cache_free(p);
+    else
+        *out = p;
     return rc;
 }
 
@@ -78,8 +66,6 @@ void prefix_cache_free(struct prefix_cache *p)
     for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
         if (p->nodes[i].ns)
             node_remove(p, &p->nodes[i]); /* the last node of a namespace frees it */
-    for (int t = 0; t < N_TIERS; t++)
-        free(p->by_block[t]);
     free(p->buckets);
     free(p->nodes);
     free(p->tokens);
@@ -197,18 +183,9 @@ int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t chain, const
 
 /* ---- copies of a node */
 
-static void list_copy(struct prefix_cache *p, struct node *n, enum tier tier, int32_t block_id)
-{
-    must(!p->by_block[tier][block_id]);
-    blocks_set_listed(p->tiers[tier], block_id, true);
-    p->by_block[tier][block_id] = n;
-    n->location[tier] = block_id;
-}
-
 static void unlist_copy(struct prefix_cache *p, struct node *n, enum tier tier)
 {
-    blocks_set_listed(p->tiers[tier], n->location[tier], false);
-    p->by_block[tier][n->location[tier]] = NULL;
+    blocks_list(p->tiers[tier], n->location[tier], NULL);
     n->location[tier] = -1;
 }
 
@@ -229,14 +206,19 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
     must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
     if (!n || n->location[tier] >= 0)
         return false;
-    list_copy(p, n, tier, block_id);
+    blocks_list(p->tiers[tier], block_id, n);
+    n->location[tier] = block_id;
     if (tier == TIER_DEVICE)
         n->owner = owner;
     return true;
 }
 
-static void drop(struct prefix_cache *p, struct node *n, enum tier tier)
+void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
 {
+    struct node *n = chain_node(p, node);
+
+    if (!n || n->location[tier] < 0)
+        return;
     must(tier != TIER_DEVICE || n->n_pins == 0);
     if (n_copies(n) == 1) {
         node_remove(p, n);
@@ -245,14 +227,6 @@ static void drop(struct prefix_cache *p, struct node *n, enum tier tier)
     unlist_copy(p, n, tier);
     if (tier == TIER_DEVICE)
         n->owner = PREFIX_CACHE_READY;
-}
-
-void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
-{
-    struct node *n = chain_node(p, node);
-
-    if (n && n->location[tier] >= 0)
-        drop(p, n, tier);
 }
 
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
@@ -264,7 +238,7 @@ int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
     oldest = blocks_next_cached(p->tiers[tier], -1);
     if (oldest < 0)
         return BLOCKS_E_EMPTY;
-    drop(p, p->by_block[tier][oldest], tier);
+    prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], oldest)), tier);
     p->n_evicted += tier == TIER_DEVICE;
     return blocks_take(p->tiers[tier], block_id);
 }
@@ -285,7 +259,7 @@ bool prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum t
         id = blocks_next_cached(p->tiers[from], id);
         if (id < 0)
             return false;
-        n = p->by_block[from][id];
+        n = blocks_node(p->tiers[from], id);
         if (n->location[to] >= 0 || n->ns->private)
             continue;
         *node = node_chain(p, n);
@@ -356,7 +330,7 @@ void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_
 
 void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
 {
-    struct node *n = p->by_block[TIER_DEVICE][block_id];
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     if (!n || node_is_ready(n))
         return;
@@ -366,7 +340,7 @@ void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
 
 bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
 {
-    const struct node *n = p->by_block[TIER_DEVICE][block_id];
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     return n && node_is_ready(n);
 }
@@ -415,7 +389,7 @@ int32_t node_remove(struct prefix_cache *p, struct node *n)
 
 int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
 {
-    struct node *n = p->by_block[TIER_DEVICE][block_id];
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     return n ? node_remove(p, n) : 0;
 }
@@ -427,7 +401,7 @@ static const char *verify_copies(const struct prefix_cache *p, const struct node
     for (int t = 0; t < N_TIERS; t++) {
         int32_t id = n->location[t];
 
-        if (id >= 0 && (p->by_block[t][id] != n || !blocks_is_listed(p->tiers[t], id)))
+        if (id >= 0 && blocks_node(p->tiers[t], id) != n)
             return "a node names a block that is not its own";
     }
     if (n_copies(n) == 0)

@@ -40,7 +40,6 @@ struct cache_namespace {
 
 struct prefix_cache {
     struct blocks *tiers[N_TIERS];
-    struct node **by_block[N_TIERS]; /* [n_blocks of the tier] whose copy it is, or NULL */
     int32_t n_nodes;
     int32_t block_len;
     uint64_t now_us;

@@ -38,7 +38,7 @@ void node_forget_pins(struct prefix_cache *p, struct node *n)
 
 bool prefix_cache_pin(struct prefix_cache *p, int32_t block_id)
 {
-    struct node *n = p->by_block[TIER_DEVICE][block_id];
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     must(n && node_is_ready(n));
     if (n->pinned)
@@ -50,7 +50,7 @@ bool prefix_cache_pin(struct prefix_cache *p, int32_t block_id)
 
 bool prefix_cache_unpin(struct prefix_cache *p, int32_t block_id)
 {
-    struct node *n = p->by_block[TIER_DEVICE][block_id];
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     if (!n || !n->pinned)
         return false;
@@ -61,7 +61,7 @@ bool prefix_cache_unpin(struct prefix_cache *p, int32_t block_id)
 
 bool prefix_cache_is_pinned(const struct prefix_cache *p, int32_t block_id)
 {
-    const struct node *n = p->by_block[TIER_DEVICE][block_id];
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     return n && n->n_pins > 0;
 }
@@ -96,7 +96,7 @@ int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
 
 bool prefix_cache_is_of(const struct prefix_cache *p, int32_t block_id, uint64_t client)
 {
-    const struct node *n = p->by_block[TIER_DEVICE][block_id];
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
     return n && is_in_reach(n, client, false);
 }
@@ -110,7 +110,7 @@ static struct node *first_of(const struct node *n)
 
 void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id)
 {
-    first_of(p->by_block[TIER_DEVICE][block_id])->hits++;
+    first_of(blocks_node(p->tiers[TIER_DEVICE], block_id))->hits++;
 }
 
 static struct cache_chain chain_of(const struct prefix_cache *p, const struct node *n)
