@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +20,7 @@
 #include "daemon/server.h"
 #include "daemon/service.h"
 #include "daemon/shares.h"
+#include "engine/cache_secret.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -345,10 +345,10 @@ static int start_engine(struct engine **out, const struct options *o,
     struct shares shares;
     int r;
 
-    if (getrandom(&options.hash_seed, sizeof(options.hash_seed), 0) !=
-        (ssize_t)sizeof(options.hash_seed))
-        return err_set(e, -errno, "getrandom: %s", strerror(errno));
-    r = shares_parse(&shares, o->shares, e);
+    r = cache_secret_load(options.cache_secret,
+                          *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY"), e);
+    if (r == 0)
+        r = shares_parse(&shares, o->shares, e);
     if (r == 0)
         r = engine_new(out, &options, e);
     if (r < 0)

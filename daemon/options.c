@@ -76,6 +76,8 @@ static const struct option table[] = {
      "computed prefixes are kept and found again"},
     {"cache.scope", KIND_CHOICE, AT(scope), 0, 0, "uid|all", "uid",
      "who shares cached prefixes: requests of one user, or all"},
+    {"cache.state_folder", KIND_TEXT, AT(state_folder), 0, 0, NULL, "",
+     "folder of the secret under which prefixes are named; empty: $STATE_DIRECTORY, or nowhere"},
     {"scheduler.max_batch_tokens", KIND_INT, AT(max_batch_tokens), 1, 1 << 20, NULL, "2048",
      "tokens of one step at most"},
     {"scheduler.max_seqs", KIND_INT, AT(max_seqs), 1, 65536, NULL, "256",

@@ -108,7 +108,7 @@ static int open_core(struct engine *g, struct err *e)
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
-        .hash_seed = g->options.hash_seed,
+        .cache_secret = g->options.cache_secret,
     };
     int r = core_new(&g->core, &options);
 

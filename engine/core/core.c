@@ -79,8 +79,8 @@ int core_new(struct core **out, const struct core_options *options)
     heap_init(&c->deadlines, deadline_less);
     rc = blocks_new(&c->blocks, options->n_blocks);
     if (rc == 0)
-        rc = prefix_cache_new(&c->cache, c->blocks, options->n_blocks, options->block_len,
-                              options->hash_seed);
+        rc = prefix_cache_new(&c->cache, (struct blocks *[N_TIERS]){c->blocks}, options->block_len,
+                              options->cache_secret);
     if (rc == 0)
         rc = fair_queue_new(&c->queue);
     if (rc == 0)

@@ -50,7 +50,7 @@ static void preempt(struct core *c, struct sequence *s)
 static bool take_block(struct core *c, struct sequence *s)
 {
     must(s->n_table < c->max_blocks);
-    if (prefix_cache_take(c->cache, &s->table[s->n_table]) != BLOCKS_OK)
+    if (prefix_cache_take(c->cache, TIER_DEVICE, &s->table[s->n_table]) != BLOCKS_OK)
         return false;
     s->n_table++;
     s->n_taken++;
@@ -96,8 +96,7 @@ static void chain_blocks(struct core *c, struct sequence *s, int32_t n_positions
         const int32_t *tokens =
             sequence_tokens(s, s->n_chained * block_len, block_len, c->block_tokens);
 
-        prefix_cache_insert(c->cache, s->request->ns, &s->chain, s->table[s->n_chained], tokens,
-                            owner);
+        prefix_cache_insert(c->cache, &s->chain, s->table[s->n_chained], tokens, owner);
     }
 }
 

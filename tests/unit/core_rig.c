@@ -20,7 +20,6 @@ void rig_defaults(void)
         .max_seq_len = 256,
         .max_preemptions = 3,
         .prefix_cache = true,
-        .hash_seed = 7,
     };
     rig.backend_options = (struct sim_backend_options){.n_ids = 1000, .first_id = 100};
     rig.now_us = 1000;

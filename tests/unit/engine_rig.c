@@ -18,7 +18,6 @@ struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint
                             .n_threads = 2},
         .max_preemptions = 3,
         .prefix_cache = true,
-        .hash_seed = 7,
         .n_tokenizer_threads = 2,
     };
     struct engine *g;
