@@ -60,8 +60,8 @@ int model_open(struct model **out, const char *folder, struct err *e)
         goto fail;
     }
     m->folder = strdup(folder);
-    m->real = realpath(folder, NULL);
-    if (!m->folder || !m->real) {
+    m->real = m->folder ? realpath(folder, NULL) : NULL;
+    if (!m->real) {
         rc = err_set(e, -errno, "%s: %s", folder, strerror(errno));
         goto fail;
     }
