@@ -286,8 +286,12 @@ static int parse(struct command_line *c, int argc, char **argv)
         memset(&c->options, 0, sizeof(c->options));
     if (c->command && !c->command->run)
         return 0;
-    if (c->loaded < 0)
-        return usage_error(c->why.text);
+    if (c->loaded < 0) {
+        if (c->loaded != -ENOMEM)
+            return usage_error(c->why.text);
+        fprintf(stderr, "nvllmd: %s\n", c->why.text);
+        return c->loaded;
+    }
     if (!*c->options.model_path)
         return usage_error("no model: --model DIR, or path in section [model] of the file");
     c->offline.model = c->options.model_path;
@@ -440,10 +444,12 @@ static int flush_output(void)
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
-    int status = EXIT_USAGE;
+    int status, r;
 
     program_hold_streams();
-    if (parse(&c, argc, argv) == 0) {
+    r = parse(&c, argc, argv);
+    status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
+    if (r == 0) {
         if (c.done)
             status = flush_output();
         else

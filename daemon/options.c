@@ -359,10 +359,10 @@ struct reading {
     struct err *e;
 };
 
-static void refuse(struct reading *rd, const char *text)
+static void refuse(struct reading *rd, int code, const char *text)
 {
     if (rd->r == 0)
-        rd->r = err_set(rd->e, -EINVAL, "%s:%d: %s", rd->path, rd->line, text);
+        rd->r = err_set(rd->e, code, "%s:%d: %s", rd->path, rd->line, text);
 }
 
 static char *read_line(char *buf, int n, void *ctx)
@@ -375,10 +375,11 @@ static char *read_line(char *buf, int n, void *ctx)
     rd->line++;
     len = strlen(buf);
     if (!len || (buf[len - 1] != '\n' && !feof(rd->f)))
-        refuse(rd, "the line is too long, or holds a NUL");
+        refuse(rd, -EINVAL, "the line is too long, or holds a NUL");
     else if ((buf[0] == ' ' || buf[0] == '\t') && buf[strspn(buf, " \t\r\n")] &&
              !strchr(";#", buf[strspn(buf, " \t")]))
-        refuse(rd, "a line begins with a blank"); /* inih would add it to the value before */
+        refuse(rd, -EINVAL,
+               "a line begins with a blank"); /* inih would add it to the value before */
     return rd->r < 0 ? NULL : buf;
 }
 
@@ -388,6 +389,7 @@ static int take_line(void *ctx, const char *section, const char *name, const cha
     const struct option *t;
     char key[128];
     struct err e;
+    int r;
 
     if (rd->r < 0)
         return 0;
@@ -395,11 +397,12 @@ static int take_line(void *ctx, const char *section, const char *name, const cha
     t = find(key);
     if (t && rd->seen[t - table]) {
         snprintf(e.text, sizeof(e.text), "%s is set twice", key);
-        refuse(rd, e.text);
+        refuse(rd, -EINVAL, e.text);
         return 0;
     }
-    if (options_set(rd->o, key, value, &e) < 0) {
-        refuse(rd, e.text);
+    r = options_set(rd->o, key, value, &e);
+    if (r < 0) {
+        refuse(rd, r == -ENOMEM ? r : -EINVAL, e.text);
         return 0;
     }
     rd->seen[t - table] = true;
@@ -425,7 +428,7 @@ int options_read(struct options *o, const char *path, struct err *e)
     } else if (r > 0 && (rd.r == 0 || r < rd.line)) {
         rd.r = 0; /* inih goes on behind its own errors: the first one counts */
         rd.line = r;
-        refuse(&rd, "neither [section] nor key = value");
+        refuse(&rd, -EINVAL, "neither [section] nor key = value");
     } else if (rd.r == 0 && ferror(rd.f)) {
         rd.r = err_set(e, -EIO, "%s: cannot be read", path);
     }
