@@ -379,7 +379,6 @@ static int open_listener(struct listener **out, const struct options *o, struct 
 
 static void prepare_process(const struct options *o)
 {
-    signal(SIGPIPE, SIG_IGN);
     server_catch_signals();
     umask(077);
     log_init((enum log_level)o->log_level);
@@ -418,14 +417,13 @@ static int serve(struct command_line *c)
      * what they still refer to stays. */
     if (end != SERVER_ENDED)
         _exit(end == SERVER_FAILED ? EXIT_FAILURE : EXIT_SUCCESS);
+    engine_free(parts.engine); /* first: its requests and its pool refer to the server's clients */
     server_free(server);
-    engine_free(parts.engine);
     free(name);
     return EXIT_SUCCESS;
 fail:
     log_text(LOG_LEVEL_ERROR, "cannot_start", name ? e.text : "out of memory", "%s", "");
     service_failed(name ? e.text : "out of memory");
-    server_free(server);
     engine_free(parts.engine);
     listener_free(parts.listener);
     listener_free(parts.admin_listener);
@@ -447,6 +445,8 @@ int main(int argc, char **argv)
     int status, r;
 
     program_hold_streams();
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a log or output over RLIMIT_FSIZE is a failed write */
     r = parse(&c, argc, argv);
     status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
     if (r == 0) {

@@ -321,6 +321,18 @@ void server_free(struct server *s)
     free(s);
 }
 
+/* Nobody can be told any more: the sockets close, and systemd starts the daemon again. */
+static void loop_failed(struct server *s)
+{
+    struct err why;
+
+    err_set(&why, 0, "the event loop failed: %s", strerror(errno));
+    log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu",
+             sessions_n_requests(&s->sessions));
+    service_failed(why.text);
+    s->end = SERVER_FAILED;
+}
+
 enum server_end server_run(struct server *s)
 {
     uint64_t watchdog_us = service_watchdog_us();
@@ -338,7 +350,9 @@ enum server_end server_run(struct server *s)
     server_tell_status(s);
     if (early_signal)
         server_on_signal(early_signal, 0, s);
-    event_base_dispatch(s->base);
+    if (event_base_dispatch(s->base) < 0)
+        loop_failed(s);
+    event_del(s->events[EVENT_ENGINE]); /* before the engine goes, with its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
     if (!reload_end(s->reload) && s->end == SERVER_ENDED)

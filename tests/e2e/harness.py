@@ -287,6 +287,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
     parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--clock", help="a library to preload whose time of day jumps")
+    parser.add_argument("--loop", help="a library to preload whose epoll_wait can fail")
     parser.add_argument("--users", help="a library to preload that takes its time to know users")
     parser.add_argument("--light", action="store_true")
     _, rest = parser.parse_known_args(namespace=config)
