@@ -173,7 +173,7 @@ class Real(SharedDaemon):
         self.daemon.ctl("log-level", "info")
         done = self.daemon.ctl("log-level", "inof", check=False)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("did you mean “info”", done.stderr.decode())
+        self.assertIn("did you mean “log-level info”", done.stderr.decode())
 
     def test_top_once(self):
         with self.daemon.connect() as w:
@@ -251,7 +251,7 @@ class Real(SharedDaemon):
 
     def test_manual_names_what_json_holds(self):
         """Each member that is printed is in the section of its command."""
-        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+        page = harness.generated("nvllmctl.1.scd").read_text()
 
         def members(value):
             if isinstance(value, dict):
