@@ -148,7 +148,7 @@ static void lay_activations(struct backend *b, struct arena *a)
     f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
     f->prefill_tickets = arena_take(a, ATTN_PREFILL_TICKETS * sizeof(int32_t));
     if (f->resident_rows > 0)
-        f->resident.messages = arena_take(a, resident_message_bytes(&f->resident));
+        f->resident.exchange = arena_take(a, resident_exchange_bytes(&f->resident));
 }
 
 static void lay_sampler(struct backend *b, struct arena *a)

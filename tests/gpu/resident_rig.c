@@ -179,7 +179,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
     make_sampler(r);
     make_blocks(r, max_len);
     forward_plan_resident(f, &r->config, r->device.launch.n_sms, f->kv.block_shift);
-    f->resident.messages = take(r, resident_message_bytes(&f->resident));
+    f->resident.exchange = take(r, resident_exchange_bytes(&f->resident));
     forward_ready_resident(f);
     cuda_must(resident_clear(f->launch, &f->resident));
     cuda_must(resident_init());

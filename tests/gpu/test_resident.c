@@ -123,12 +123,12 @@ static double logits_error(const struct rig *r, const struct outcome *got,
 static bool boxes_are_blank(const struct rig *r)
 {
     const struct resident *k = &r->forward.resident;
-    const size_t part = resident_message_bytes(k) / RESIDENT_COPIES, n = resident_blank_bytes(k);
+    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES, n = resident_sentinel_bytes(k);
     unsigned char *seen = malloc(n);
     bool blank = true;
 
     for (int i = 0; i < RESIDENT_COPIES; i++) {
-        cuda_must(cudaMemcpy(seen, (const char *)k->messages + (size_t)i * part, n,
+        cuda_must(cudaMemcpy(seen, (const char *)k->exchange + (size_t)i * part, n,
                              cudaMemcpyDeviceToHost));
         blank &= seen[0] == 0xff && memcmp(seen, seen + 1, n - 1) == 0;
     }
@@ -317,7 +317,7 @@ static void check_many_steps(int n_layers)
 }
 
 /* What a step leaves does not show in the next, of more rows or fewer, bit by bit; boxes are used
- * in turn, so with one layer, with as many as turns, and with others. */
+ * in turn, so with one layer, with as many as buffers rotate, and with others. */
 START_TEST(steps_in_a_row_are_as_alone)
 {
     for (int n_layers = 1; n_layers <= 5; n_layers++)
@@ -442,11 +442,11 @@ START_TEST(stale_eights_are_seen)
     c.n_layers = 4;
     rig_init(&r, &c, false, 16, mixed_lengths);
     k = &r.forward.resident;
-    part = resident_message_bytes(k) / RESIDENT_COPIES;
+    part = resident_exchange_bytes(k) / RESIDENT_COPIES;
     expected = logits_of(&r, 1, true);
-    at = resident_blank_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a piece */
+    at = resident_sentinel_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a piece */
     for (int i = 0; i < RESIDENT_COPIES; i++)
-        cuda_must(cudaMemset((char *)k->messages + (size_t)i * part + at, 0x3f, 16));
+        cuda_must(cudaMemset((char *)k->exchange + (size_t)i * part + at, 0x3f, 16));
     ck_assert(!boxes_are_blank(&r));
     got = logits_of(&r, 1, false);
     ck_assert(memcmp(got, expected, (size_t)c.vocab_size * sizeof(float)) != 0);
@@ -494,7 +494,7 @@ static int lose_messages(void)
     void *none;
 
     rig_init(&r, &small, false, 16, mixed_lengths);
-    bytes = resident_message_bytes(&r.forward.resident);
+    bytes = resident_exchange_bytes(&r.forward.resident);
     cuda_must(cudaHostAlloc(&none, bytes, 0));
     memset(none, 0xff, bytes);
     cuda_must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -505,7 +505,7 @@ static int lose_messages(void)
             rig_renew(&r);
             rig_run(&r, &v, 2, 2, true);
         }
-        (void)cudaMemcpyAsync(r.forward.resident.messages, none, bytes, cudaMemcpyHostToDevice,
+        (void)cudaMemcpyAsync(r.forward.resident.exchange, none, bytes, cudaMemcpyHostToDevice,
                               other);
         (void)cudaStreamSynchronize(other);
         e = cudaStreamQuery(r.device.launch.stream);

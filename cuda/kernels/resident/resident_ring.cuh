@@ -12,7 +12,7 @@
 
 static constexpr int CONSUMERS = 8;                  // warps that compute
 static constexpr int COLS = 8;                       // rows of weights of a tile: columns of y
-static constexpr int PIECE = 32;                     // k of two products of the matrix unit
+static constexpr int K_STEP = 32;                    // k of two products of the matrix unit
 static constexpr int CHUNK = 1024;                   // k of a stage
 static constexpr int ROW_BYTES = CHUNK * 2 + 64;     // apart so that two rows meet in no bank
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
