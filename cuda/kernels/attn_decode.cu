@@ -37,7 +37,7 @@ struct decode_args {
     const struct attn_item *items;
     const int32_t *tables;
     float *partial;
-    int32_t *tickets;
+    int32_t *counters;
     int group, n_groups; /* query heads of a KV head; passes of ATTN_GROUP over them */
     float scale_log2;
 };
@@ -264,14 +264,14 @@ static __device__ __forceinline__ void fold_warps(uint16_t *out, float *partial,
     }
 }
 
-/* What this thread knows to be written is seen by whoever takes later tickets. */
-static __device__ __forceinline__ int take_tickets(int32_t *tickets, int n)
+/* What this thread knows to be written is seen by whoever takes later counters. */
+static __device__ __forceinline__ int take_tickets(int32_t *counters, int n)
 {
     int before;
 
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                  : "=r"(before)
-                 : "l"(tickets), "r"(n)
+                 : "l"(counters), "r"(n)
                  : "memory");
     return before;
 }
@@ -408,13 +408,13 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        int32_t *tickets =
-            d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
+        int32_t *counters =
+            d.counters + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
         const int n = split + 1 - item.split;
 
-        is_last = n == item.n_splits || take_tickets(tickets, n) + n == item.n_splits;
+        is_last = n == item.n_splits || take_tickets(counters, n) + n == item.n_splits;
         if (is_last)
-            *tickets = 0;
+            *counters = 0;
     }
     __syncthreads();
     if (is_last)
@@ -452,7 +452,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
 
 extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct rope *r, const struct step_view *v, float *partial,
-                                   int32_t *tickets, int grid_items)
+                                   int32_t *counters, int grid_items)
 {
     struct decode_args d = {.a = *a,
                             .rope = *r,
@@ -461,7 +461,7 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                             .items = v->items,
                             .tables = v->tables,
                             .partial = partial,
-                            .tickets = tickets,
+                            .counters = counters,
                             .group = a->n_heads / a->kv->n_kv_heads,
                             .n_groups = 0,
                             .scale_log2 = 0.0f};

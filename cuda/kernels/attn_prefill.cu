@@ -20,7 +20,7 @@ struct prefill_args {
     const struct attn_tile *tiles;
     const int32_t *q_start, *kv_len, *table_start, *tables;
     float *partial;   /* where the keys are split: [tile, head, split, ATTN_TILE, head_dim + 2] */
-    int32_t *tickets; /* [tile, head] */
+    int32_t *counters; /* [tile, head] */
     int group;        /* query heads of a KV head */
     int n_tiles;
     float scale_log2;
@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
     if (n_splits > 1)
         join_splits<HEAD_DIM>(p.a.out + ((int64_t)row0 * p.a.n_heads + head) * HEAD_DIM,
-                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.tickets + place, n_rows,
+                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.counters + place, n_rows,
                               n_splits);
 }
 
@@ -332,7 +332,7 @@ extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a
         v->tiles,   v->q_start,
         v->kv_len,  v->table_start,
         v->tables,  t->partial,
-        t->tickets, a->n_heads / a->kv->n_kv_heads,
+        t->counters, a->n_heads / a->kv->n_kv_heads,
         t->n_tiles, (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 

@@ -203,7 +203,7 @@ static __device__ __forceinline__ bool is_last_split(const struct prefill_args &
     __threadfence();
     named_wait(3 + group, GROUP_THREADS);
     if (threadIdx.x % GROUP_THREADS == 0) {
-        int32_t *ticket = p.tickets + w.place * GROUPS + group;
+        int32_t *ticket = p.counters + w.place * GROUPS + group;
 
         *shared = atomicAdd(ticket, 1) == w.n_splits - 1;
         if (*shared)
@@ -489,7 +489,7 @@ extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct at
     p.tiles = v->tiles;
     p.tables = v->tables;
     p.partial = t->partial;
-    p.tickets = t->tickets;
+    p.counters = t->counters;
     p.group = a->n_heads / a->kv->n_kv_heads;
     p.n_tiles = t->n_tiles;
     p.n_splits = t->n_splits;

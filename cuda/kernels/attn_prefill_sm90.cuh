@@ -21,7 +21,7 @@ struct prefill_args {
     const struct attn_tile *tiles;
     const int32_t *tables;
     float *partial;   /* [tile, head, split, ATTN_TILE, head_dim + 2] */
-    int32_t *tickets; /* [tile, head, GROUPS], then of the work */
+    int32_t *counters; /* [tile, head, GROUPS], then of the work */
     int group;        /* query heads of a KV head */
     int n_tiles, n_splits, n_work;
     int section; /* heads that are worked on at a time: their keys stay in L2 */
@@ -80,7 +80,7 @@ static __device__ struct work find_work(const struct prefill_args &p, int i)
 /* The next piece that has something to do. The last of all takers leaves the ticket as it was. */
 static __device__ struct work take_work(const struct prefill_args &p)
 {
-    int32_t *ticket = p.tickets + ATTN_SPLIT_BLOCKS;
+    int32_t *ticket = p.counters + ATTN_SPLIT_BLOCKS;
     struct work w;
 
     do {

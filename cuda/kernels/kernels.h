@@ -157,21 +157,21 @@ struct attn {
 /* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them, and what
  * rope_store() does to others is done here. Keys before kv_len - 1 must be of earlier steps, and a
  * copy or another full wait must lie between those and this one. partial: [max items, n_kv_heads,
- * head groups, ATTN_GROUP, head_dim + 2] floats; tickets: zeroed once, [max seqs, n_kv_heads * head
+ * head groups, ATTN_GROUP, head_dim + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head
  * groups]. grid_items: an upper bound of counts->n_items. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
-                        const struct step_view *v, float *partial, int32_t *tickets,
+                        const struct step_view *v, float *partial, int32_t *counters,
                         int grid_items);
 /* Pieces of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
  * 1. */
-enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_TICKETS = ATTN_SPLIT_BLOCKS + 1 };
+enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)
 {
     return (size_t)ATTN_SPLIT_BLOCKS * ATTN_TILE * ((size_t)head_dim + 2) * sizeof(float);
 }
 struct attn_prefill {
     float *partial;   /* attn_prefill_partial_bytes() */
-    int32_t *tickets; /* [ATTN_PREFILL_TICKETS] zeroed once */
+    int32_t *counters; /* [ATTN_PREFILL_COUNTERS] zeroed once */
     int n_tiles, n_splits;
     int max_kv_len; /* of the sequences with tiles */
 };

@@ -38,7 +38,7 @@ struct scene {
 /* What one launch reads and writes. */
 struct arrays {
     uint16_t *q;
-    struct device_array out, step, partial, tickets, norm, circle;
+    struct device_array out, step, partial, counters, norm, circle;
     struct kv_pool kv;
     struct attn_maps maps;
 };
@@ -125,8 +125,8 @@ static void pack(struct plan *p, struct arrays *a, const struct scene *s, const 
     a->step = array_new(step_max_bytes(&limits));
     a->partial = array_new(s->chunk ? attn_prefill_partial_bytes(HEAD_DIM)
                                     : (size_t)step_max_partials(&limits, MAX_SEQS) * group);
-    a->tickets = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
-    cuda_must(cudaMemset(a->tickets.device, 0, a->tickets.bytes));
+    a->counters = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
+    cuda_must(cudaMemset(a->counters.device, 0, a->counters.bytes));
     (void)step_pack(a->step.host, v, a->step.device, &limits, &room, &batch, 0);
     array_to_device(&a->step);
     p->n_items = room.n_items;
@@ -139,7 +139,7 @@ static cudaError_t launch(const struct plan *p, const struct arrays *a)
 {
     const struct launch *l = &device.launch;
     struct attn_prefill t = {.partial = a->partial.device,
-                             .tickets = a->tickets.device,
+                             .counters = a->counters.device,
                              .n_tiles = p->n_tiles,
                              .n_splits = 1,
                              .max_kv_len = p->max_kv_len};
@@ -150,7 +150,7 @@ static cudaError_t launch(const struct plan *p, const struct arrays *a)
                               .eps = 1e-6f};
 
     if (p->n_tiles == 0)
-        return attn_decode(l, &p->attn, &rope, &p->v, a->partial.device, a->tickets.device,
+        return attn_decode(l, &p->attn, &rope, &p->v, a->partial.device, a->counters.device,
                            p->n_items);
     if (a->maps.usable)
         t.n_splits = attn_prefill_sm90_splits(l, p->n_tiles * p->attn.n_heads, p->max_kv_len);
@@ -266,7 +266,7 @@ static void bench_scene(const struct scene *s)
     array_free(&a.out);
     array_free(&a.step);
     array_free(&a.partial);
-    array_free(&a.tickets);
+    array_free(&a.counters);
     free(table);
 }
 

@@ -166,6 +166,11 @@ static int planted_wait(struct backend *b, struct step_result *out, struct err *
     return nvllm_planted_inner.wait(b, out, e);
 }
 
+static int planted_idle(struct backend *b, struct err *e)
+{
+    return nvllm_planted_inner.idle(b, e);
+}
+
 static void planted_close(struct backend *b)
 {
     nvllm_planted_inner.close(b);
@@ -184,5 +189,6 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .info = planted_info,
     .submit = planted_submit,
     .wait = planted_wait,
+    .idle = planted_idle,
     .close = planted_close,
 };

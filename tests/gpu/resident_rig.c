@@ -79,7 +79,7 @@ static void make_activations(struct rig *r)
     f->gate_up = take(r, rows * 2 * ffn * 2);
     f->act = take(r, rows * ffn * 2);
     f->partial = take(r, partials * entry);
-    f->tickets = take(r, rows * (size_t)c->n_kv_heads * sizeof(int32_t));
+    f->counters = take(r, rows * (size_t)c->n_kv_heads * sizeof(int32_t));
     cuda_must(rope_table(&r->device.launch, f->rope, c->max_seq_len, c->head_dim, c->rope_theta));
 }
 
@@ -257,10 +257,9 @@ void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool r
     struct forward f = r->forward;
     struct err e;
 
-    if (!resident)
-        f.resident_rows = 0;
-    else
-        must(n <= f.resident_rows);
+    must(!resident || n <= f.resident_rows);
+    memset(f.chain_path, PATH_SKINNY, sizeof(f.chain_path));
+    memset(f.decode_path, resident ? PATH_RESIDENT : PATH_SKINNY, sizeof(f.decode_path));
     if (forward_run(&f, v, &shape, &e) < 0) {
         fprintf(stderr, "%s\n", e.text);
         exit(1);

@@ -124,7 +124,7 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 }
 
 struct run {
-    struct device_array q, out, step, partial, tickets, splits, split_tickets;
+    struct device_array q, out, step, partial, counters, splits, split_tickets;
     struct device_array norms, circle; /* [2, dim]; of rope_table() */
     struct device_array turned;        /* q, decodes' rows as rope_store() leaves them */
     int64_t q_stride;
@@ -193,11 +193,11 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     r->step = array_new(step_max_bytes(&limits));
     r->partial = array_new(
         (size_t)(step_max_partials(&limits, MAX_SEQS) * passes * ATTN_GROUP * (s->dim + 2)) * 4);
-    r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
-    memset(r->tickets.host, 0, r->tickets.bytes);
-    array_to_device(&r->tickets);
+    r->counters = array_new((size_t)(MAX_SEQS * passes) * 4);
+    memset(r->counters.host, 0, r->counters.bytes);
+    array_to_device(&r->counters);
     r->splits = array_new(attn_prefill_partial_bytes(s->dim));
-    r->split_tickets = array_new(ATTN_PREFILL_TICKETS * 4);
+    r->split_tickets = array_new(ATTN_PREFILL_COUNTERS * 4);
     memset(r->split_tickets.host, 0, r->split_tickets.bytes);
     array_to_device(&r->split_tickets);
     for (int i = 0; i < s->n_decodes; i++) {
@@ -213,7 +213,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     for (int i = s->n_decodes; i < s->n_seqs; i++)
         t.max_kv_len = s->kv_len[i] > t.max_kv_len ? s->kv_len[i] : t.max_kv_len;
     t.partial = r->splits.device;
-    t.tickets = r->split_tickets.device;
+    t.counters = r->split_tickets.device;
     t.n_tiles = counts->n_tiles;
     if (hopper) {
         cuda_must(
@@ -231,7 +231,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
         cuda_must(cudaDeviceSynchronize());
         if (counts->n_items)
             cuda_must(attn_decode(&device.launch, &a, &rope, &v, r->partial.device,
-                                  r->tickets.device, grid_items));
+                                  r->counters.device, grid_items));
         if (counts->n_tiles)
             cuda_must(hopper ? attn_prefill_sm90(&device.launch, &a, &maps, &v, &t)
                              : attn_prefill(&device.launch, &a, &v, &t));
@@ -279,7 +279,7 @@ static void run_free(struct run *r)
     array_free(&r->out);
     array_free(&r->step);
     array_free(&r->partial);
-    array_free(&r->tickets);
+    array_free(&r->counters);
     array_free(&r->splits);
     array_free(&r->split_tickets);
     array_free(&r->norms);

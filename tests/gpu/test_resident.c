@@ -123,7 +123,8 @@ static double logits_error(const struct rig *r, const struct outcome *got,
 static bool boxes_are_blank(const struct rig *r)
 {
     const struct resident *k = &r->forward.resident;
-    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES, n = resident_sentinel_bytes(k);
+    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES,
+                 n = resident_sentinel_bytes(k);
     unsigned char *seen = malloc(n);
     bool blank = true;
 

@@ -1,0 +1,357 @@
+/* tune.c - see tune.h. Small row counts come first: decodes run in them, and they come most often.
+ */
+#include "cuda/tune.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/util/must.h"
+
+enum {
+    PATH_KEYS = 512, /* of each sequence of a step that is timed */
+    PATH_RUNS = 4,
+};
+
+/* Of a path, the pieces before the timed runs: a run that loads kernels, and capturing. */
+enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
+
+struct tune {
+    struct rank *rank;
+    const char *folder, *key;
+    struct algo_records records; /* known ones, then new ones */
+    bool unwritten;
+
+    int m;    /* rows of the products that are measured now */
+    int what; /* enum forward_product; beyond them, at FIRST_ROWS, steps by path */
+    int piece;
+    float first_us, best_us;
+    struct algo_record best;
+    float saved_us; /* a step of FIRST_ROWS rows, once the best algorithms are chosen */
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+};
+
+/* A step of up to SKINNY_MAX_ROWS rows computes this many by PATH_GEMM. */
+enum { FIRST_ROWS = 16, N_SIZES = 5 /* 1, 2, 4, 8, 16 */ };
+
+int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
+             const struct algo_records *known, struct err *e)
+{
+    struct tune *t = calloc(1, sizeof(*t));
+    int r;
+
+    if (!t)
+        return err_set(e, -ENOMEM, "out of memory");
+    *t = (struct tune){.rank = rank, .folder = folder, .key = key, .m = FIRST_ROWS};
+    t->records.all = calloc(ALGO_FILE_MAX, sizeof(*t->records.all));
+    r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory");
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&t->begin), "making an event", e);
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&t->end), "making an event", e);
+    if (r < 0) {
+        tune_free(t);
+        return r;
+    }
+    if (known->n > 0)
+        memcpy(t->records.all, known->all, (size_t)known->n * sizeof(*known->all));
+    t->records.n = known->n;
+    *out = t;
+    return 0;
+}
+
+/* A folder that cannot be written costs measuring again at the next start, nothing else. */
+static void save(struct tune *t)
+{
+    struct err ignored;
+
+    if (t->unwritten && t->folder)
+        (void)algo_file_write(t->folder, t->key, &t->records, &ignored);
+    t->unwritten = false;
+}
+
+static void drop_graph(struct tune *t)
+{
+    if (t->exec)
+        (void)cudaGraphExecDestroy(t->exec);
+    t->exec = NULL;
+}
+
+void tune_free(struct tune *t)
+{
+    if (!t)
+        return;
+    save(t);
+    drop_graph(t);
+    if (t->begin)
+        (void)cudaEventDestroy(t->begin);
+    if (t->end)
+        (void)cudaEventDestroy(t->end);
+    free(t->records.all);
+    free(t);
+}
+
+static void next(struct tune *t)
+{
+    drop_graph(t);
+    t->what++;
+    t->piece = 0;
+}
+
+static void add(struct tune *t, const struct algo_record *r)
+{
+    if (t->records.n < ALGO_FILE_MAX)
+        t->records.all[t->records.n++] = *r;
+    t->unwritten = true;
+}
+
+/* ---- products */
+
+/* Any numbers but zeros, which take less power and so run at a higher clock. */
+static int fill_input(struct tune *t, const struct gemm_product *p, struct err *e)
+{
+    const struct matrix *from = &t->rank->weights.embed;
+    const uint64_t bytes = (uint64_t)p->m * (uint64_t)p->k * sizeof(*p->x);
+
+    return cuda_check(cudaMemcpyAsync((void *)(uintptr_t)p->x, from->data,
+                                      bytes < matrix_bytes(from) ? bytes : matrix_bytes(from),
+                                      cudaMemcpyDeviceToDevice, t->rank->device.launch.stream),
+                      "measuring", e);
+}
+
+/* Each candidate has two pieces: a run that loads its kernel, then timed runs. */
+static int measure_product(struct tune *t, struct err *e)
+{
+    struct rank *rank = t->rank;
+    cudaStream_t stream = rank->device.launch.stream;
+    const int index = t->piece / 2;
+    const bool timed = t->piece % 2;
+    int64_t w_stride;
+    int n_w, r;
+    const struct gemm_product p =
+        forward_product(&rank->forward, (enum forward_product)t->what, t->m, &w_stride, &n_w);
+    float us = 0.0f;
+
+    if (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) {
+        next(t);
+        return 1;
+    }
+    r = fill_input(t, &p, e);
+    if (r == 0 && gemm_is_known(rank->gemm, &p)) { /* its kernel is loaded, for the first step */
+        r = gemm_run(rank->gemm, stream, &p, e);
+        if (r == 0)
+            r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
+        next(t);
+        return r < 0 ? r : 1;
+    }
+    if (r == 0)
+        r = gemm_measure(rank->gemm, stream, &p, index, w_stride, n_w, timed ? &us : NULL, e);
+    if (r < 0)
+        return r;
+    if (r == 0) {
+        add(t, &t->best);
+        if (t->m == FIRST_ROWS)
+            t->saved_us += (t->first_us - t->best_us) * (float)n_w;
+        next(t);
+        return 1;
+    }
+    if (timed && index == 0)
+        t->first_us = us;
+    if (timed && (index == 0 || us < t->best_us)) {
+        t->best_us = us;
+        gemm_record(rank->gemm, &t->best, &p, index, us);
+    }
+    t->piece++;
+    return 1;
+}
+
+/* ---- steps */
+
+static bool has_step(const struct tune *t, int n, enum forward_path path)
+{
+    for (int i = 0; i < t->records.n; i++)
+        if (t->records.all[i].out == ALGO_STEP && t->records.all[i].m == n &&
+            t->records.all[i].n == (int)path + 1)
+            return true;
+    return false;
+}
+
+/* A step of n decodes whose keys are those of the pool's first blocks and which stores none. */
+static int pack_step(struct tune *t, int n, struct step_view *view, struct err *e)
+{
+    struct rank *rank = t->rank;
+    const struct step_limits *l = &rank->limits;
+    const struct step_room room = step_room_of_graph(l, n);
+    int32_t tokens[FIRST_ROWS] = {0}, positions[FIRST_ROWS], slots[FIRST_ROWS];
+    int32_t kv_len[FIRST_ROWS], q_start[FIRST_ROWS + 1], table[PATH_KEYS];
+    struct batch_row rows[FIRST_ROWS] = {0};
+    int blocks = (PATH_KEYS + l->block_len - 1) / l->block_len;
+    size_t bytes;
+    int r = 0;
+
+    blocks = blocks < l->max_blocks ? blocks : l->max_blocks;
+    blocks = blocks < rank->n_blocks ? blocks : rank->n_blocks;
+    for (int i = 0; i < n * blocks; i++)
+        table[i] = i % blocks;
+    for (int i = 0; i < n; i++) {
+        kv_len[i] = blocks * l->block_len < PATH_KEYS ? blocks * l->block_len : PATH_KEYS;
+        kv_len[i] = kv_len[i] < rank->options.max_seq_len ? kv_len[i] : rank->options.max_seq_len;
+        positions[i] = kv_len[i] - 1;
+        slots[i] = -1;
+        q_start[i] = i;
+        rows[i].row = i;
+    }
+    q_start[n] = n;
+    bytes = step_pack(rank->pinned[0], view, rank->step_memory, l, &room,
+                      &(struct batch){.n_tokens = n,
+                                      .n_seqs = n,
+                                      .n_decodes = n,
+                                      .n_rows = n,
+                                      .max_blocks = blocks,
+                                      .tokens = tokens,
+                                      .positions = positions,
+                                      .slots = slots,
+                                      .q_start = q_start,
+                                      .kv_len = kv_len,
+                                      .block_table = table,
+                                      .rows = rows},
+                      0);
+    if (rank->forward.resident_rows > 0)
+        r = rank_take_tags(rank, &((struct step_counts *)(void *)rank->pinned[0])->tag, e);
+    return r < 0 ? r
+                 : cuda_check(cudaMemcpyAsync(rank->step_memory, rank->pinned[0], bytes,
+                                              cudaMemcpyHostToDevice, rank->device.launch.stream),
+                              "measuring", e);
+}
+
+static int capture(struct tune *t, const struct step_view *view, const struct forward_shape *s,
+                   enum forward_path path, struct err *e)
+{
+    cudaStream_t stream = t->rank->device.launch.stream;
+    cudaGraph_t graph = NULL;
+    int r = cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                       "capturing a step", e);
+    int ended;
+
+    if (r < 0)
+        return r;
+    r = forward_logits(&t->rank->forward, view, s, path, e);
+    ended = cuda_check(cudaStreamEndCapture(stream, &graph), "capturing a step", r < 0 ? NULL : e);
+    if (r == 0)
+        r = ended;
+    if (r == 0)
+        r = cuda_check(cudaGraphInstantiate(&t->exec, graph, 0), "instantiating a graph", e);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return r;
+}
+
+static int time_step(struct tune *t, float *us, struct err *e)
+{
+    cudaStream_t stream = t->rank->device.launch.stream;
+    float ms = 0.0f;
+    int r = cuda_check(cudaEventRecord(t->begin, stream), "timing", e);
+
+    if (r == 0)
+        r = cuda_check(cudaGraphLaunch(t->exec, stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(t->end, stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
+    *us = ms * 1000.0f;
+    return r;
+}
+
+static int measure_step(struct tune *t, int n, enum forward_path path, struct err *e)
+{
+    struct rank *rank = t->rank;
+    const struct step_room room = step_room_of_graph(&rank->limits, n);
+    const struct forward_shape shape = {.n_tokens = n,
+                                        .n_decodes = n,
+                                        .n_rows = n,
+                                        .n_items = room.n_items};
+    struct step_view view;
+    float us = 0.0f;
+    int r;
+
+    if (n > rank->limits.max_seqs || has_step(t, n, path) ||
+        (path == PATH_RESIDENT && n > rank->forward.resident_rows)) {
+        next(t);
+        return 1;
+    }
+    r = pack_step(t, n, &view, e);
+    if (r < 0)
+        return r;
+    if (t->piece == PIECE_LOAD) {
+        r = forward_logits(&rank->forward, &view, &shape, path, e);
+        if (r == 0)
+            r = cuda_check(cudaStreamSynchronize(rank->device.launch.stream), "measuring", e);
+    } else if (t->piece == PIECE_CAPTURE) {
+        r = capture(t, &view, &shape, path, e);
+    } else {
+        r = time_step(t, &us, e);
+        if (r == 0 && (t->piece == PIECE_RUNS || us < t->best_us))
+            t->best_us = us;
+    }
+    if (r < 0)
+        return r;
+    if (++t->piece == PIECE_RUNS + PATH_RUNS) {
+        add(t, &(struct algo_record){.m = n,
+                                     .n = (int)path + 1,
+                                     .k = 1,
+                                     .out = ALGO_STEP,
+                                     .y_stride = (int)path + 1,
+                                     .us = t->best_us - (path == PATH_GEMM ? t->saved_us : 0.0f)});
+        next(t);
+    }
+    return 1;
+}
+
+int tune_step(struct tune *t, struct err *e)
+{
+    const int n_steps = t->m == FIRST_ROWS ? N_SIZES * N_PATHS : 0;
+    const int step = t->what - N_PRODUCTS;
+
+    if (t->m > gemm_rows(t->rank->limits.max_tokens)) {
+        save(t);
+        return 0;
+    }
+    if (t->what < N_PRODUCTS)
+        return measure_product(t, e);
+    if (step < n_steps)
+        return measure_step(t, 1 << step / N_PATHS, (enum forward_path)(step % N_PATHS), e);
+    t->what = 0;
+    t->m = gemm_rows(t->m + 1);
+    return 1;
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int tune_run(struct tune *t, struct algo_records *known, struct err *e)
+{
+    const double begin = now_seconds();
+    struct algo_record *all = calloc(ALGO_FILE_MAX, sizeof(*all));
+    int r = all ? 1 : err_set(e, -ENOMEM, "out of memory");
+
+    while (r == 1 && now_seconds() - begin < TUNE_SECONDS)
+        r = tune_step(t, e);
+    if (r < 0) {
+        free(all);
+        return r;
+    }
+    save(t);
+    memcpy(all, t->records.all, (size_t)t->records.n * sizeof(*all));
+    free(known->all);
+    *known = (struct algo_records){all, t->records.n};
+    return 0;
+}
