@@ -339,8 +339,8 @@ static int lm_head(const struct pass *p)
 
 /* ---- paths */
 
-/* Without records. A step of 2, 4, 16 rows on an H200 by skinny products and by cuBLASLt, 0.6B: 0.80
- * and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
+/* Without records. A step of 2, 4, 16 rows on an H200 by skinny products and by cuBLASLt, 0.6B:
+ * 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
 enum { SKINNY_ROWS = 2 };
 
 static float step_us(const struct algo_records *known, int m, enum forward_path path)

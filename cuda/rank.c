@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 enum {
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
@@ -50,6 +51,7 @@ static int set_limits(struct rank *b, struct err *e)
         .target_items = wanted < 1                 ? 1
                         : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS
                                                    : wanted,
+        .mask_words = (c->vocab_size + 31) / 32,
         .invariant = o->invariant,
     };
     return 0;
@@ -178,8 +180,8 @@ static int take_blocks(struct rank *b, struct err *e)
         return r;
     free_bytes = free_bytes > GRAPH_RESERVE ? free_bytes - GRAPH_RESERVE : 0;
     bytes =
-        o->kv_bytes
-            ? o->kv_bytes
+        o->tier_bytes[TIER_DEVICE]
+            ? o->tier_bytes[TIER_DEVICE]
             : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
     b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
     n = bytes / b->block_bytes;
@@ -232,6 +234,51 @@ static struct model_config config_of(const struct model_config *whole, struct sh
     return c;
 }
 
+/* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: done beside the rest
+ * of opening. What fails here fails again, and is reported, where it matters. */
+static void *load_products(void *device)
+{
+    enum { M = 128, N = 1024, K = 1024 };
+    const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
+    cudaStream_t stream = NULL;
+    struct gemm *g = NULL;
+    char *memory = NULL;
+    uint16_t *x;
+    struct err e;
+
+    if (cudaSetDevice(*(const int *)device) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
+        gemm_new(&g, memory, NULL, false, &e) < 0)
+        goto end;
+    x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
+    (void)gemm_run(g, stream,
+                   &(struct gemm_product){.y = x + (M + N) * K,
+                                          .y_stride = N,
+                                          .x = x,
+                                          .w = x + M * K,
+                                          .m = M,
+                                          .n = N,
+                                          .k = K,
+                                          .out = GEMM_BF16},
+                   &e);
+    (void)cudaStreamSynchronize(stream);
+end:
+    gemm_free(g);
+    if (memory)
+        (void)cudaFree(memory);
+    if (stream)
+        (void)cudaStreamDestroy(stream);
+    return NULL;
+}
+
+static void wait_for_products(struct rank *b)
+{
+    if (b->products_loading)
+        (void)pthread_join(b->products_loader, NULL);
+    b->products_loading = false;
+}
+
 static int open_parts(struct rank *b, int device, struct err *e)
 {
     const struct model_config *c = &b->config;
@@ -253,6 +300,7 @@ static int open_parts(struct rank *b, int device, struct err *e)
         return r;
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
+    b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
     r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e);
     if (r == 0)
         r = results_init(&b->results, b->limits.max_seqs, e);
@@ -280,6 +328,7 @@ static int open_parts(struct rank *b, int device, struct err *e)
     r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
                               c->rope_theta),
                    "rope_table", e);
+    wait_for_products(b); /* it has given its memory back: blocks take what is left */
     if (r == 0)
         r = take_blocks(b, e);
     if (r == 0 && d->compute == 90)
@@ -298,6 +347,7 @@ void rank_close(struct rank *b)
 {
     if (!b)
         return;
+    wait_for_products(b);
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
@@ -372,13 +422,13 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
     struct err ignored;
 
     out->weight_bytes = b->weights.bytes;
-    out->kv_bytes = (uint64_t)b->n_blocks * b->block_bytes;
     out->graph_bytes = b->graph_bytes;
     out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
                            taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
     if (device_free_bytes(&b->device, &free_bytes, &ignored) < 0)
         return;
-    known = out->weight_bytes + out->kv_bytes + out->graph_bytes + out->workspace_bytes;
+    known =
+        out->weight_bytes + out->tiers[TIER_DEVICE].bytes + out->graph_bytes + out->workspace_bytes;
     used = b->device.total_bytes - free_bytes;
     out->total_bytes = b->device.total_bytes;
     out->free_bytes = free_bytes;
@@ -390,39 +440,43 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
 
 void rank_info(const struct rank *b, struct backend_info *out)
 {
-    snprintf(out->device, sizeof(out->device), "%.100s, %.0f GiB", b->device.name,
-             (double)b->device.total_bytes / 0x1p30);
+    snprintf(out->devices[out->n_devices++], sizeof(*out->devices), "%.100s, %.0f GiB",
+             b->device.name, (double)b->device.total_bytes / 0x1p30);
     snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
-    out->n_blocks = b->n_blocks;
     out->block_bytes = b->block_bytes;
+    out->tiers[TIER_DEVICE] =
+        (struct backend_tier){b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes};
+    out->masks = out->drafts = true;
     out->kv_dtype = KV_DTYPE_BF16;
     fill_ledger(out, b);
 }
 
-/* States of sequences that begin with this step, before any of its rows is sampled. */
-static int enqueue_loads(struct rank *b, const struct step_view *v, const struct batch *batch,
-                         struct err *e)
+/* Sets sampler states before any row of this step is sampled. */
+static int enqueue_updates(struct rank *b, const struct step_view *v, const struct batch *batch,
+                           struct err *e)
 {
     const struct launch *l = &b->device.launch;
     int r = 0;
 
-    if (batch->n_loads > 0)
-        r = cuda_check(sampler_load(l, &b->forward.sampler, v, batch->n_loads), "sampler_load", e);
-    for (int i = 0; i < batch->n_loads && r == 0; i++) {
-        const struct batch_load *load = &batch->loads[i];
+    if (batch->n_updates > 0)
+        r = cuda_check(sampler_update(l, &b->forward.sampler, v, batch->n_updates),
+                       "sampler_update", e);
+    for (int i = 0; i < batch->n_updates && r == 0; i++) {
+        const struct sampler_update *u = &batch_updates(batch)[i];
 
-        b->wants_top[load->state] = load->sampling->n_logprobs > 0;
-        if (!sampling_needs_history(load->sampling))
+        must(u->state >= 0 && u->state < b->options.max_seqs);
+        b->wants_top[u->state] = u->sampling.n_logprobs > 0;
+        if (!sampling_needs_history(&u->sampling))
             continue;
-        must(load->n_tokens <= b->options.max_seq_len);
-        if (load->n_tokens > 0) /* from pageable memory: the call has read it when it returns */
-            r = cuda_check(cudaMemcpyAsync(b->history, load->tokens,
-                                           (size_t)load->n_tokens * sizeof(int32_t),
+        must(u->n_history <= b->options.max_seq_len);
+        if (u->n_history > 0) /* from pageable memory: the call has read it when it returns */
+            r = cuda_check(cudaMemcpyAsync(b->history, batch_history(batch, u),
+                                           (size_t)u->n_history * sizeof(int32_t),
                                            cudaMemcpyHostToDevice, l->stream),
                            "copying a history", e);
         if (r == 0)
-            r = cuda_check(sampler_history(l, &b->forward.sampler, load->state, b->history,
-                                           load->n_prompt, load->n_tokens),
+            r = cuda_check(sampler_history(l, &b->forward.sampler, u->state, b->history,
+                                           u->n_prompt, u->n_history),
                            "sampler_history", e);
     }
     return r;
@@ -460,7 +514,7 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                        cudaMemcpyHostToDevice, stream),
                        "copying a step", e);
     if (r == 0)
-        r = enqueue_loads(b, &view, batch, e);
+        r = enqueue_updates(b, &view, batch, e);
     if (r < 0)
         return r;
     if (graph && graphs_ready(b->graphs, size))
@@ -473,8 +527,8 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_items = counts->n_items,
                                    .n_tiles = counts->n_tiles};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
-        if (batch->kv_len[i] > shape.max_kv_len)
-            shape.max_kv_len = batch->kv_len[i];
+        if (batch_kv_len(batch)[i] > shape.max_kv_len)
+            shape.max_kv_len = batch_kv_len(batch)[i];
     r = forward_run(&b->forward, &view, &shape, e);
     return r == 0 && graph ? prepare_graph(b, size, e) : r;
 }
@@ -486,7 +540,8 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
 
     must(batch->n_tokens > 0 && batch->n_tokens <= b->limits.max_tokens);
     must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
-    must(batch->n_rows <= batch->n_seqs && batch->n_loads <= b->options.max_seqs);
+    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
+    must(batch->n_copies == 0); /* this backend has one tier */
     if (r == 0)
         r = enqueue_step(b, batch, slot, e);
     if (r == 0)
@@ -497,7 +552,7 @@ int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err 
     result->n_rows = batch->n_rows;
     result->wants_top = false;
     for (int i = 0; i < batch->n_rows; i++)
-        result->wants_top |= b->wants_top[batch->rows[i].state];
+        result->wants_top |= b->wants_top[batch_rows(batch)[i].state];
     return 0;
 }
 

@@ -6,6 +6,8 @@
 #ifndef NVLLM_CUDA_RANK_H
 #define NVLLM_CUDA_RANK_H
 
+#include <pthread.h>
+
 #include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
@@ -32,9 +34,11 @@ struct rank {
     int32_t *history;                /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t block_bytes;
-    uint64_t graph_bytes; /* that captures have taken */
-    uint32_t last_tag;    /* of the resident kernel's exchanges */
-    uint8_t *wants_top;   /* [max_seqs] by sampler state */
+    uint64_t graph_bytes;      /* that captures have taken */
+    uint32_t last_tag;         /* of the resident kernel's exchanges */
+    uint8_t *wants_top;        /* [max_seqs] by sampler state */
+    pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
+    bool products_loading;
 };
 
 /* Opens device number `device` and takes all memory. The model outlives the rank. */

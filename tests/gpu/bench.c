@@ -192,7 +192,7 @@ int main(int argc, char **argv)
     if (argc < 2) {
         fprintf(stderr,
                 "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
-                "       %s MODEL_FOLDER decode SEQS CONTEXT\n"
+                "       %s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
                 "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %s MODEL_FOLDER prefill TOKENS\n"
                 "       %s MODEL_FOLDER tune [CACHE_FOLDER]\n"
@@ -210,21 +210,22 @@ int main(int argc, char **argv)
     }
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
-    options =
-        (struct backend_options){.eager = eager,
-                                 .invariant = invariant,
-                                 .cache_folder = argc > 3 && !eager && !named ? argv[3] : NULL,
-                                 .tune = tune,
-                                 .block_len = 16,
-                                 .max_batch_tokens = 8192,
-                                 .max_seqs = MAX_SEQS,
-                                 .max_seq_len = config->max_seq_len,
-                                 .kv_fraction = 0.9};
+    options = (struct backend_options){.eager = eager,
+                                       .invariant = invariant,
+                                       .cache_folder = decode && argc > 5             ? argv[5]
+                                                       : argc > 3 && !eager && !named ? argv[3]
+                                                                                      : NULL,
+                                       .tune = tune,
+                                       .block_len = 16,
+                                       .max_batch_tokens = 8192,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_seq_len = config->max_seq_len,
+                                       .kv_fraction = 0.9};
     must_(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
     printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           model_name(model), info.device, now_seconds() - begin, (double)info.weight_bytes / 1e6,
-           info.n_blocks);
+           model_name(model), info.devices[0], now_seconds() - begin,
+           (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
     fflush(stdout);
     if (tune) {
         print_paths(now_seconds() - begin);

@@ -81,7 +81,7 @@ static int planted_open(struct backend **out, const struct model *model,
     nvllm_planted_inner.info(b, &info);
     block_len = options->block_len;
     block_bytes = info.block_bytes;
-    n_begun = calloc((size_t)info.n_blocks, sizeof(*n_begun));
+    n_begun = calloc((size_t)info.tiers[TIER_DEVICE].n_blocks, sizeof(*n_begun));
     tails = calloc((size_t)options->max_seqs, sizeof(*tails));
     for (int32_t i = 0; tails && i < options->max_seqs; i++)
         tails[i].block = -1;
@@ -89,9 +89,10 @@ static int planted_open(struct backend **out, const struct model *model,
         nvllm_planted_inner.close(b);
         return err_set(e, -ENOMEM, "out of memory");
     }
-    if (poison && (cudaMemset(cuda_backend_blocks(b), POISON,
-                              (size_t)info.n_blocks * info.block_bytes) != cudaSuccess ||
-                   cudaDeviceSynchronize() != cudaSuccess)) {
+    if (poison &&
+        (cudaMemset(cuda_backend_blocks(b), POISON,
+                    (size_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes) != cudaSuccess ||
+         cudaDeviceSynchronize() != cudaSuccess)) {
         nvllm_planted_inner.close(b);
         return err_set(e, -EIO, "the blocks cannot be poisoned");
     }
@@ -110,8 +111,8 @@ static cudaError_t poison_left(struct backend *b, const struct batch *batch)
 {
     cudaError_t code = cudaSuccess;
 
-    for (int i = 0; i < batch->n_loads && code == cudaSuccess; i++) {
-        struct tail *t = &tails[batch->loads[i].state];
+    for (int i = 0; i < batch->n_updates && code == cudaSuccess; i++) {
+        struct tail *t = &tails[batch_updates(batch)[i].state];
 
         if (t->block >= 0 && n_begun[t->block] == t->n_begun)
             code = poison_block(b, t->block);
@@ -126,9 +127,9 @@ static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
     cudaError_t code = cudaSuccess;
 
     for (int i = 0; i < batch->n_tokens && code == cudaSuccess; i++)
-        if (batch->slots[i] % block_len == 0) {
-            n_begun[batch->slots[i] / block_len]++;
-            code = poison_block(b, batch->slots[i] / block_len);
+        if (batch_slots(batch)[i] % block_len == 0) {
+            n_begun[batch_slots(batch)[i] / block_len]++;
+            code = poison_block(b, batch_slots(batch)[i] / block_len);
         }
     return code;
 }
@@ -136,8 +137,8 @@ static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
 static void note_tails(const struct batch *batch)
 {
     for (int i = 0; i < batch->n_rows; i++) {
-        struct tail *t = &tails[batch->rows[i].state];
-        const int32_t slot = batch->slots[batch->rows[i].row];
+        struct tail *t = &tails[batch_rows(batch)[i].state];
+        const int32_t slot = batch_slots(batch)[batch_rows(batch)[i].row];
 
         t->block = slot % block_len + 1 < block_len ? slot / block_len : -1;
         t->n_begun = n_begun[slot / block_len];

@@ -8,6 +8,7 @@
 
 #include "engine/util/bf16.h"
 #include "engine/util/must.h"
+#include "tests/tools/make_batch.h"
 
 enum { NOISE = 1000003 }; /* different random numbers */
 
@@ -212,18 +213,19 @@ void rig_renew(struct rig *r)
 struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_first)
 {
     const int skipped = skip_first && n > 1;
-    struct batch b = {.n_tokens = n,
-                      .n_seqs = n,
-                      .n_decodes = n,
-                      .n_rows = n - skipped,
-                      .max_blocks = r->limits.max_blocks,
-                      .tokens = r->tokens,
-                      .positions = r->positions,
-                      .slots = r->slots,
-                      .q_start = r->q_start,
-                      .kv_len = r->kv_len,
-                      .block_table = r->block_table,
-                      .rows = r->rows};
+    const struct batch_parts parts = {.n_tokens = n,
+                                      .n_seqs = n,
+                                      .n_decodes = n,
+                                      .n_rows = n - skipped,
+                                      .max_blocks = r->limits.max_blocks,
+                                      .tokens = r->tokens,
+                                      .positions = r->positions,
+                                      .slots = r->slots,
+                                      .q_start = r->q_start,
+                                      .kv_len = r->kv_len,
+                                      .block_table = r->block_table,
+                                      .rows = r->rows};
+    struct batch *b;
     struct step_room room;
     struct step_view v;
     size_t bytes;
@@ -237,12 +239,14 @@ struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_fir
         r->slots[i] = r->block_table[i * r->limits.max_blocks + at / r->block_len] * r->block_len +
                       at % r->block_len;
         r->q_start[i] = i;
-        r->rows[i] = (struct batch_row){.row = i + skipped, .state = i};
+        r->rows[i] = (struct batch_row){.row = i + skipped, .state = i, .mask = -1};
     }
     r->q_start[n] = n;
-    room = step_room_of(&r->limits, &b);
+    b = make_batch(&parts);
+    room = step_room_of(&r->limits, b);
     cuda_must(cudaStreamSynchronize(r->device.launch.stream));
-    bytes = step_pack(r->pinned, &v, r->step, &r->limits, &room, &b, 0);
+    bytes = step_pack(r->pinned, &v, r->step, &r->limits, &room, b, 0);
+    free(b);
     cuda_must(cudaMemcpy(r->step, r->pinned, bytes, cudaMemcpyHostToDevice));
     rig_renew(r);
     return v;

@@ -23,7 +23,7 @@ static struct backend_options options(void)
                                     .max_batch_tokens = 512,
                                     .max_seqs = 8,
                                     .max_seq_len = 4096,
-                                    .kv_bytes = 64 << 20};
+                                    .tier_bytes = {64 << 20}};
 }
 
 static void setup(void)
@@ -57,9 +57,10 @@ START_TEST(refusals_say_why)
 
     for (int i = 0; i < WRONGS; i++)
         o[i] = options();
-    o[0].kv_bytes = 1ull << 45;
-    o[1].kv_bytes = 100;
-    o[2].device = 77;
+    o[0].tier_bytes[TIER_DEVICE] = 1ull << 45;
+    o[1].tier_bytes[TIER_DEVICE] = 100;
+    o[2].n_devices = 1;
+    o[2].devices[0] = 77;
     o[3].kv_dtype = KV_DTYPE_F32;
     o[4].max_seqs = 65536;
     o[5].max_batch_tokens = INT32_MAX;

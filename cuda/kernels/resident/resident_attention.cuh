@@ -1,10 +1,9 @@
 // resident_attention.cuh - attention as two phases of the resident kernel: each block attends, for
-// one KV head, to an equal share of all sequences' keys; then what a sequence's blocks found is
-// joined.
+// one KV head, to an equal share of all sequences' keys; then the parts of a sequence are joined.
 //
 // Keys and values of earlier steps come through the ring before q is there. The step's own key and
-// value, which the block of a sequence's last keys stores, are taken from shared memory. q and k
-// are normed and rotated by every block that needs them: that is less than another exchange.
+// value, which the block of a sequence's last keys stores, are taken from shared memory. Every
+// block that needs q and k norms and rotates them itself: that costs less than another exchange.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 
@@ -23,8 +22,8 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
-// there are blocks for a KV head. first_part is a block's number among those.
+// Divides the keys, by one warp: all units in a row, cut into as many equal parts as a KV head has
+// blocks. first_part is the number of a block among those.
 static __device__ void plan_segments(struct resident_shared &s, const struct resident &a, int m)
 {
     const int lane = (int)threadIdx.x, own = (int)blockIdx.x / a.kv.n_kv_heads;
@@ -105,9 +104,9 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
     }
 }
 
-// One head of q, k, v of a row: from messages to shared memory, normed and rotated, by one warp. A
-// lane has two neighbours of the first half and two of the second; half of the lanes have none
-// where a head is 64 long.
+// One head of q, k or v of a row, received, normed and rotated into shared memory by one warp. A
+// lane has two neighbours of the first half and two of the second; with heads of 64 half of the
+// lanes have none.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void receive_head(const struct frame &f, int layer,
                                                     const struct segment &g, int index)
@@ -181,9 +180,9 @@ static __device__ __forceinline__ void receive_head(const struct frame &f, int l
     to[LANES + lane] = high;
 }
 
-// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the others are read
-// from the last one: what lies there may be no number at all. fresh: which of them is not there but
-// in new_key and new_value, or -1.
+// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the last stands in for
+// the others, whose memory may hold NaN. fresh: the one that is in new_key and new_value instead,
+// or -1.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
                                               uint32_t v, uint32_t new_key, uint32_t new_value,
@@ -225,11 +224,11 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                                       : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
-    take_in(s, p, max, x);
+    softmax_add(s, p, max, x);
 }
 
-// Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
-// where the sequence has no other part, else this part of it.
+// Adds up a segment over the warps, those without keys too, and sends it: the result where the
+// sequence has no other part, else this part of it.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void send_segment(const struct frame &f, int layer,
                                                     const struct segment &g)
@@ -288,7 +287,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     const int row = lane / 4, quarter = lane % 4, group = f.s.group;
     const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
-    /* heads that are not there look at the last that is: nobody looks at them */
+    /* rows past the group repeat its last head; their results are not used */
     const uint32_t q =
         shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
     struct softmax<HEAD_DIM> s = {
@@ -335,7 +334,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     named_sync(ALL_CONSUMERS);
 }
 
-// Sixteen dimensions of a head, joined from all parts of the sequence by one warp: four parts at
+// Joins sixteen dimensions of a head from all parts of the sequence, by one warp: four parts at
 // once, two dimensions a lane.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,

@@ -72,7 +72,7 @@ static __host__ __device__ __forceinline__ int64_t packets_of_buffer(int k)
     return (int64_t)k / 8 * RESIDENT_MAX_ROWS;
 }
 
-static constexpr int HELPERS = 2; // warps operand the consumers that get them what y meets
+static constexpr int HELPERS = 2; // warps that fetch operands for the consumers and reset packets
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

@@ -1,10 +1,10 @@
 // resident_product.cuh - a product of few rows with a weight matrix as one phase of the resident
-// kernel: taking in x, tiles of eight columns of y, what is done with them.
+// kernel: receiving x, computing tiles of eight columns of y, sending them on.
 //
-// Weights come through the ring; all eight warps share a tile by buffers of pieces of 32 k and add
-// up their parts in shared memory. As in skinny_gemm.cu w is the 8-wide side of the matrix unit, x
-// the 16-wide one, and the order of k within a piece is permuted in both, so that a thread's part
-// of either is 16 bytes. Norms are part of the product: x comes multiplied by the norm's weight,
+// Weights come through the ring; the eight warps divide a tile's k in steps of 32
+// and add their sums in shared memory. As in skinny_gemm.cu w is the 8-wide operand of mma, x the
+// 16-wide one, and the order of k within a step is permuted in both so that a thread loads 16 bytes
+// of either. Norms are part of the product: x comes multiplied by the norm's weight,
 // its blocks' sums of squares operand it, and 1 / rms multiplies y.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
@@ -67,7 +67,7 @@ static __device__ __forceinline__ int source_of(const struct frame &f, const str
     return j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
 }
 
-// Of several rows a warp waits for one eight alone before it asks for all.
+// With several rows a warp polls one packet before it loads all.
 static __device__ __forceinline__ void wait_first(const struct frame &f, const uint4 *from)
 {
     uint32_t polls = 0;
@@ -80,13 +80,12 @@ static __device__ __forceinline__ void wait_first(const struct frame &f, const u
     }
 }
 
-// This warp's pieces of the rows of x to where they are used, in registers; nobody else reads them.
-// Rows that are not there and pieces past the end are zero.
+// This warp's k steps of the rows of x, to registers. Missing rows and steps past the end are zero.
 template <int HALVES, int STAGES>
 static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (&x)[STAGES],
                                                          const struct frame &f, const struct job &j)
 {
-    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a piece to the next
+    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a k step to the next
 
     const int warp = warp_of(f), lane = lane_of(f);
     const int n = k_steps_of_warp(f, j.k);
@@ -134,7 +133,7 @@ static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (
     __syncwarp();
 }
 
-// The same to shared memory, where x is too long for registers: [piece, row, 64 bytes].
+// The same to shared memory, where x is too long for registers: [k step, row, 64 bytes].
 static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
 {
     static constexpr int BATCH = 8;
@@ -154,10 +153,10 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int piece = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
+            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
 
             got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
-            at[i] = (piece * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
+            at[i] = (step * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
         }
         for (;;) {
             bool all = true;
@@ -176,16 +175,16 @@ static __device__ __forceinline__ void receive_shared(const struct frame &f, con
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int piece = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
+            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
 
             if (u < n && row < f.m)
-                *(uint4 *)(f.x + ((piece << f.rows_log) + row) * 64 + u % 4 * 16) = got[i];
+                *(uint4 *)(f.x + ((step << f.rows_log) + row) * 64 + u % 4 * 16) = got[i];
         }
     }
     __syncwarp();
 }
 
-// Past the end of x there are zeros, and past the end of w some of the row: no stale numbers.
+// Past the end x is zero and w is any part of the row: no stale NaN.
 template <int HALVES>
 static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
                                               int at, int k)
@@ -257,8 +256,7 @@ static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
                                 (d[2][h * 2 + 1] + d[3][h * 2 + 1]));
 }
 
-// n tiles of which each is one stage, two at a time so that one's loads do not wait for the other's
-// sums.
+// n tiles of one stage each, two at a time so that loads of one overlap sums of the other.
 template <int HALVES>
 static __device__ __forceinline__ void multiply_narrow(struct frame &f,
                                                        const struct x_part<HALVES> &x, int n, int k)
@@ -359,14 +357,13 @@ static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, i
     }
 }
 
-// Two neighbouring columns of y that a thread will have; the four pairs of a tile and row are
-// neighbouring lanes, of which each writes what all blocks read to another copy. All that can be
-// known before the sums are.
+// Two neighbouring columns of y of one thread; the four pairs of a tile and row are neighbouring
+// lanes, each of which writes one copy of what all blocks read. All that is known before the sums.
 struct place {
     bool there;
     int row, column, operand; // in the step, in y, in what is operand the block's columns
-    int64_t to;               // in the box of q, k and v, or in the logits
-    uint4 *packet;            // in the box of x
+    int64_t to;               // in the exchange of q, k and v, or in the logits
+    uint4 *packet;            // of the next product's x
     tagged_word *square;      // operand x: of OUT and DOWN
     float2 residual;
     const float *from; // the first warp's part
@@ -401,7 +398,7 @@ static __device__ __forceinline__ struct place place_of(const struct frame &f, c
     return p;
 }
 
-// The eight warps' parts, of rows of COLS numbers `step` apart.
+// The sum of the eight warps' parts, `step` apart.
 static __device__ __forceinline__ float2 sum_of_warps(const float *from, int step)
 {
     float2 v[CONSUMERS];
@@ -419,8 +416,7 @@ static __device__ __forceinline__ float2 sum_of_warps(const float *from, int ste
     return v[0];
 }
 
-// The residual has changed at a place: tells all what the next norm and product need of it. By
-// whole warps.
+// Sends a changed residual as the next norm and product need it. Called by whole warps.
 static __device__ __forceinline__ void send_residual(const struct frame &f, uint32_t tag,
                                                      const struct place &p, float2 r, float2 norm)
 {
@@ -438,12 +434,12 @@ static __device__ __forceinline__ void send_residual(const struct frame &f, uint
         send(p.square, __float_as_uint(sum), tag);
 }
 
-// What is done with sums: by whole warps.
+// Turns sums into y and sends it. Called by whole warps.
 static __device__ __forceinline__ void finish(const struct frame &f, const struct job &j,
                                               const struct place &p)
 {
     const int step = f.a.max_rows * COLS;
-    /* a product of more columns has nothing operand them */
+    /* products of more columns have no operand */
     const float2 operand =
         *(const float2 *)(f.s.operand[f.half] + p.operand % RESIDENT_MAX_COLUMNS);
     const float scale = f.s.scale[f.half][p.row];
@@ -471,8 +467,8 @@ static __device__ __forceinline__ void finish(const struct frame &f, const struc
     }
 }
 
-// The consumers' side; the helpers meet them at the first tiles, also where a block has none. WIDE:
-// x is too long for registers.
+// The consumers' side; helpers synchronise with them at the first tiles, even where a block has
+// none. WIDE: x is too long for registers.
 template <int HALVES, bool WIDE>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
@@ -481,7 +477,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
     int at = 0, i = (int)f.thread;
     struct place p = place_of(f, j, i, 0, min(GROUP, n_tiles) >> both);
 
-    if (j.kind == LM_HEAD) /* its x may be asked for when the helpers have the squares */
+    if (j.kind == LM_HEAD) /* its x may be loaded once the helpers have passed the grid barrier */
         named_sync(CONSUMERS_AND_HELPERS);
     if (n_tiles ==
         0) { /* out at once: on a way round that sets no x, its registers would be kept */
@@ -531,7 +527,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
     mark(f);
 }
 
-// A helper's: 1 / rms of each row, where the input is the normed residual. Eight lanes a row.
+// A helper's: 1 / rms of each row, where the input is the normed residual. Eight lanes per row.
 static __device__ __forceinline__ void compute_scales(const struct frame &f, const struct job &j)
 {
     static constexpr int BATCH = 8, LANES = 8, ROWS = WARP / LANES;
@@ -565,7 +561,7 @@ static __device__ __forceinline__ void compute_scales(const struct frame &f, con
     }
 }
 
-// A helper's: one number operand each column of this block's tiles, before the results are there.
+// A helper's: the operand of each column of this block's tiles, before the sums are there.
 static __device__ __forceinline__ void load_operands(const struct frame &f, const struct job &j)
 {
     const struct resident &a = f.a;
