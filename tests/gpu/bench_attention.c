@@ -1,5 +1,5 @@
 /* bench_attention.c - see bench_attention.h. The plan is the backend's own: step_pack() with as
- * many pieces as fill the machine. */
+ * many work items as fill the machine. */
 #include "tests/gpu/bench_attention.h"
 
 #include <stdio.h>

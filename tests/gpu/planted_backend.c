@@ -1,5 +1,5 @@
-/* planted_backend.c - the CUDA backend as a module that goes wrong when it is told to, for tests
- * through the daemon: the product itself has no such option.
+/* planted_backend.c - the CUDA backend as a module that fails on command, for tests through the
+ * daemon; the product has no such option.
  *
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:

@@ -251,7 +251,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     array_free(&stored);
 }
 
-/* Of a chunk's rows the first two, the last and some between are looked at. */
+/* Checks a chunk's first two rows, its last and some between. */
 static int next_row(int row, int n)
 {
     const int step = row == 0 ? 1 : 37;
@@ -434,7 +434,7 @@ static void check_plan(const int32_t *kv_len, int n, int target, bool invariant,
     free(memory);
 }
 
-/* Every key is in one piece, whatever the lengths; middling batches are cut into equal runs. */
+/* Every key is in one work item, whatever the lengths; middling batches are cut into equal runs. */
 START_TEST(plans_take_every_key_once)
 {
     int32_t kv_len[MAX_SEQS];
@@ -492,7 +492,7 @@ static void check_alone(int n_items)
         struct run r;
 
         alone.n_seqs = alone.n_decodes = 1;
-        alone.n_items = 0; /* each piece by another block; several by one where all are together */
+        alone.n_items = 0; /* each split by its own block, or several by one */
         alone.kv_len = lengths + i;
         memcpy(one.table, p->table + i * p->max_blocks, (size_t)p->max_blocks * sizeof(int32_t));
         r = run_new(&alone);
@@ -509,8 +509,8 @@ static void check_alone(int n_items)
     free(p);
 }
 
-/* A sequence's result, and its key, are the same to the bit alone and among others, where the batch
- * may not decide: as pieces of several blocks, in one, in runs. */
+/* In invariant mode a sequence's result and its key have the same bits alone and among others:
+ * split over several blocks, in one, in runs. */
 START_TEST(decode_does_not_depend_on_others)
 {
     check_alone(40);
@@ -587,7 +587,7 @@ START_TEST(prefill_of_all_shapes)
 }
 END_TEST
 
-/* More pieces of work than multiprocessors: each block takes several. */
+/* More work items than multiprocessors: each block takes several. */
 START_TEST(prefill_of_many_tiles)
 {
     static const int q_len[] = {2500, 1200};

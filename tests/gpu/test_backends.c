@@ -137,8 +137,8 @@ START_TEST(invariant_answers_do_not_depend_on_others)
 }
 END_TEST
 
-/* Thousands of sequences at a time, so many that a grid has no room for each one's most pieces of
- * attention, say what they say among few. */
+/* Thousands of sequences at a time, too many for a grid to hold the most splits of each, give the
+ * same tokens as among few. */
 START_TEST(thousands_say_the_same)
 {
     enum { MANY = 4160, EACH = 6 };
@@ -176,8 +176,8 @@ START_TEST(thousands_say_the_same)
 }
 END_TEST
 
-/* What the backend has taken and the rest are together what the driver says is used, before and
- * after graphs were captured; with graphs off there is nothing for them. */
+/* The ledger adds up to what the driver reports as used, before and after graphs were captured;
+ * without graphs they take nothing. */
 START_TEST(ledger_sums_to_what_the_driver_says)
 {
     struct backend_options o = {.block_len = 16,

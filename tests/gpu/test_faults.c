@@ -1,5 +1,5 @@
-/* test_faults.c - what goes wrong is told: a fault of the device, memory that is not there, options
- * that no device has. */
+/* test_faults.c - failures are reported: a fault of the device, too little memory, impossible
+ * options. */
 #include <check.h>
 #include <errno.h>
 #include <stdio.h>
@@ -91,7 +91,7 @@ START_TEST(opens_after_refusals)
 }
 END_TEST
 
-/* A trap is told by the wait of the step it hit, in seconds, and close comes back. */
+/* A trap fails the wait of the step it hit, within seconds, and close returns. */
 START_TEST(a_trap_is_told)
 {
     const struct backend_options o = options();

@@ -1,6 +1,6 @@
-/* test_golden.c - the CUDA backend through its contract on the bundled model: what a reference
- * implementation in float32 says, alone and batched, with graphs and without, with small and large
- * blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
+/* test_golden.c - the CUDA backend through its contract on the bundled model: the ids of a
+ * reference implementation in float32, alone and batched, with graphs and without, with small and
+ * large blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
 #include <check.h>
 #include <jansson.h>
 #include <math.h>

@@ -101,8 +101,8 @@ static int32_t twin(const struct rig *g, int row, double *margin)
     return id;
 }
 
-/* The ids of the first n rows are the twin's; where two scores are as near as float can tell it may
- * be either. */
+/* The ids of the first n rows are the twin's; where two scores are equal within float rounding it
+ * may be either. */
 static void check_rows(struct rig *g, int n)
 {
     int compared = 0;
@@ -336,7 +336,7 @@ START_TEST(masks_leave_allowed_ids)
 }
 END_TEST
 
-/* Equal logits are told apart by id alone. */
+/* Between equal logits the lower id wins. */
 START_TEST(ties_go_to_lower_ids)
 {
     struct rig g;
@@ -390,7 +390,7 @@ START_TEST(penalties_and_bias_come_first)
 }
 END_TEST
 
-/* NaN or an infinity anywhere in a row is told of that row alone, however it is drawn from. */
+/* NaN or an infinity anywhere in a row fails that row alone, however it is sampled. */
 START_TEST(broken_rows_are_told)
 {
     const struct sampling kinds[] = {
