@@ -162,7 +162,7 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
         left += ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
     for (int i = 0; i < b->n_decodes; i++) {
         const int n_units = ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
-        const int piece =
+        const int split_units =
             l->invariant ? ceil_div(split_length(l, 0, batch_kv_len(b)[i]), ATTN_UNIT) : 0;
         int at[ATTN_MAX_SPLITS], n_items = 0;
 
@@ -174,8 +174,8 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
                 room = share = ceil_div(left, l->target_items - n_runs);
             if (take > room + share / SCRAP && (n_runs + begins < l->target_items))
                 take = room;
-            if (piece && unit + take < n_units) /* whole splits */
-                take = ceil_div(take, piece) * piece;
+            if (split_units && unit + take < n_units) /* whole splits */
+                take = ceil_div(take, split_units) * split_units;
             if (take > n_units - unit)
                 take = n_units - unit;
             must(n_items < ATTN_MAX_SPLITS);
@@ -188,8 +188,8 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
                                    .begin = unit * ATTN_UNIT,
                                    .end = unit + take < n_units ? (unit + take) * ATTN_UNIT
                                                                 : batch_kv_len(b)[i],
-                                   .split = (uint8_t)(piece ? unit / piece : n_items),
-                                   .units = (uint16_t)(piece ? piece : take),
+                                   .split = (uint8_t)(split_units ? unit / split_units : n_items),
+                                   .units = (uint16_t)(split_units ? split_units : take),
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = batch_kv_len(b)[i]};
@@ -197,7 +197,7 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             room -= take;
             left -= take;
         }
-        const int n_splits = piece ? ceil_div(n_units, piece) : n_items;
+        const int n_splits = split_units ? ceil_div(n_units, split_units) : n_items;
 
         for (int j = 0; j < n_items; j++)
             items[at[j]].n_splits = (uint8_t)n_splits;
@@ -248,8 +248,8 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
         at[i] += at[i - 1]; /* where class i begins */
     must(at[SIZE_CLASSES] <= step_max_items(l, b->n_decodes));
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = batch_kv_len(b)[i], piece = split_length(l, total, kv_len);
-        const int n_splits = ceil_div(kv_len, piece), length = piece * per_block;
+        const int kv_len = batch_kv_len(b)[i], split_keys = split_length(l, total, kv_len);
+        const int n_splits = ceil_div(kv_len, split_keys), length = split_keys * per_block;
 
         must(n_splits <= ATTN_MAX_SPLITS);
         for (int begin = 0; begin < kv_len; begin += length) {
@@ -259,9 +259,9 @@ static int plan_splits(struct attn_item *items, const int32_t *table_start,
                 (struct attn_item){.seq = i,
                                    .begin = begin,
                                    .end = end,
-                                   .split = (uint8_t)(begin / piece),
+                                   .split = (uint8_t)(begin / split_keys),
                                    .n_splits = (uint8_t)n_splits,
-                                   .units = (uint16_t)ceil_div(piece, ATTN_UNIT),
+                                   .units = (uint16_t)ceil_div(split_keys, ATTN_UNIT),
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = kv_len};

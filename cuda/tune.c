@@ -19,7 +19,7 @@ enum {
  */
 static const float FASTER = 0.95f;
 
-/* Of a path, the pieces before the timed runs: a run that loads kernels, and capturing. */
+/* The pieces of measuring a path: a run that loads kernels, capturing, timed runs. */
 enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
 
 struct tune {

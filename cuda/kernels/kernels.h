@@ -250,9 +250,6 @@ cudaError_t sampler_history(const struct launch *l, const struct sampler_memory 
 cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
                         const struct step_view *v, int n_rows);
 
-/* Test only: stops the device with a sticky error. */
-cudaError_t trap_device(const struct launch *l);
-
 #ifdef __cplusplus
 }
 #endif

@@ -18,8 +18,8 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "cuda/kernels/kernels.h"
 #include "engine/backend.h"
+#include "tests/gpu/trap.h"
 
 enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
 

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "cuda/kernels/kernels.h"
 #include "engine/model/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/gpu/trap.h"
 #include "tests/unit/run_suite.h"
 
 extern const struct backend_ops nvllm_backend;
