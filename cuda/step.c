@@ -420,7 +420,7 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, b),
         .slot = slot,
         .n_updates = b->n_updates,
-        .masks_at = (int32_t)((const char *)masks - host),
+        .masks_at = (const char *)masks - host,
         .mask_words = l->mask_words,
     };
     *on_device = step_view_at(r, device);

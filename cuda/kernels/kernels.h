@@ -75,8 +75,9 @@ struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
     int32_t slot; /* of two: where the host reads the results */
     int32_t n_updates;
-    int32_t masks_at, mask_words; /* bytes from here; [n_masks, mask_words] */
-    uint32_t tag;                 /* of the resident kernel's first layer */
+    int64_t masks_at; /* bytes from here to masks [n_masks, mask_words] */
+    int32_t mask_words;
+    uint32_t tag; /* of the resident kernel's first layer */
 };
 
 struct sampler_row {
