@@ -73,7 +73,7 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
         }
         victim = core_victim(c);
         if (!victim) {
-            must(c->n_draining > 0);
+            must(c->n_draining > 0 || c->n_copies > 0);
             return false;
         }
         preempt(c, victim);
@@ -115,38 +115,64 @@ static void charge(struct core *c, struct sequence *s)
     s->n_charged = s->n_planned;
 }
 
+/* What comes after its next input is known already: it is computed again, and not sampled. */
+static bool replays(const struct sequence *s)
+{
+    return s->n_planned < sequence_n_tokens(s) - 1;
+}
+
 static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
 {
     return s->state == SEQ_DECODE && s->last_step != st->number && s->last_try != c->n_plans &&
-           s->n_generated + s->n_sampling < s->request->max_tokens;
+           s->n_generated + s->n_sampling < s->request->max_tokens &&
+           (replays(s) || core_may_sample(c, st, s));
 }
 
-static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
+/* Takes blocks for the drafts of s behind its next position, as far as there are free or cached
+ * ones; returns for how many drafts. */
+static int32_t take_draft_blocks(struct core *c, const struct step *st, struct sequence *s,
+                                 int32_t most)
 {
-    bool sampling = s->n_sampling > 0;                      /* its input is in flight */
-    bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
+    int32_t n = core_n_drafts(c, st, s), room;
+
+    n = n < most ? n : most;
+    while (n > 0 && s->n_table < core_blocks_for(c, s->n_planned + 1 + n) && take_block(c, s))
+        ;
+    room = s->n_table * c->options.block_len - s->n_planned - 1;
+    return n < room ? n : room;
+}
+
+/* Plans the next token of s and its drafts, at most `budget` rows; returns how many rows, 0 where no
+ * block is to be had. */
+static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, int32_t budget)
+{
+    bool sampling = s->n_sampling > 0; /* its input is in flight */
+    bool replay = replays(s);
     struct step_entry *e;
+    int32_t n_drafts;
 
     must(!sampling || s->last_step == st->number - 1);
-    must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
+    must(replay ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (core_blocks_for(c, s->n_planned + 1) > s->n_table && !take_block_or_preempt(c, s))
-        return false;
-    e = step_add_decode(st, s);
-    e->n = 1;
+        return 0;
+    n_drafts = replay ? 0 : take_draft_blocks(c, st, s, budget - 1);
+    e = n_drafts > 0 ? step_add_chunk(st, s) : step_add_decode(st, s);
+    e->n = 1 + n_drafts;
     e->token = sampling || PLANT(PLANT_STALE_ROW)
                    ? ~s->last_row
                    : s->generated[s->n_planned - s->request->n_prompt];
-    e->start = s->n_planned++;
-    e->wanted = !replays;
-    if (e->wanted)
-        e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
+    e->start = s->n_planned;
+    s->n_planned += e->n;
+    if (!replay)
+        core_want_rows(st, e, n_drafts);
+    c->n_drafts += (uint64_t)n_drafts;
     if (!PLANT(PLANT_NO_TURNS)) {
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
     }
-    core_rows_planned(c, s, 1, true);
+    core_rows_planned(c, s, e->n, true);
     charge(c, s);
-    return true;
+    return e->n;
 }
 
 static int32_t snapshot(struct core *c, const struct list *head)
@@ -171,23 +197,33 @@ static int32_t plan_decodes(struct core *c, struct step *st, int32_t budget, boo
 
         for (int32_t i = 0; i < n_candidates && n < most; i++)
             if ((turn == 2 || core_time_stands_back(c, c->scratch[i]) == (turn == 1)) &&
-                may_decode(c, st, c->scratch[i]) && core_rows_left(c, c->scratch[i], !last) > 0 &&
-                plan_decode(c, st, c->scratch[i]))
-                n++;
+                may_decode(c, st, c->scratch[i]) && core_rows_left(c, c->scratch[i], !last) > 0)
+                n += plan_decode(c, st, c->scratch[i], most - n);
     }
     return n;
+}
+
+/* Known tokens of s that may be computed in chunks: without the last one, if that would be sampled
+ * from and may not. */
+static int32_t chunk_left(const struct core *c, const struct step *st, const struct sequence *s)
+{
+    int32_t n = core_n_chunked(c, s);
+
+    return n - s->n_planned - (n == sequence_n_tokens(s) && !core_may_sample(c, st, s));
 }
 
 /* Plans the next known tokens of s; returns how many, 0 where no block is to be had. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t budget)
 {
-    int32_t n_left = core_n_chunked(c, s) - s->n_planned, rows = core_rows_left(c, s, false);
+    int32_t n_left = chunk_left(c, st, s), rows = core_rows_left(c, s, false);
     int32_t most = rows < budget ? rows : budget;
     int32_t n = n_left < most ? n_left : most;
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     int32_t room;
     struct step_entry *e;
 
+    if (n == 0)
+        return 0;
     if (core_blocks_for(c, s->n_planned + 1) > s->n_table && !take_block_or_preempt(c, s))
         return 0;
     while (s->n_table < n_blocks && take_block(c, s))
@@ -202,10 +238,9 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     e->listed[0] = s->n_chained;
     chain_blocks(c, s, s->n_planned, s->slot);
     e->listed[1] = s->n_chained;
-    if (n == n_left) {
-        e->wanted = s->n_planned == sequence_n_tokens(s); /* else it goes on with what is known */
-        e->counter = (uint32_t)s->n_generated;
-        s->n_sampling += e->wanted;
+    if (s->n_planned == core_n_chunked(c, s)) {
+        if (s->n_planned == sequence_n_tokens(s)) /* else it goes on with what is known */
+            core_want_rows(st, e, 0);
         s->state = SEQ_DECODE;
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -294,6 +329,7 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     if (s->n_charged < s->n_planned)
         s->n_charged = s->n_planned;
     s->chain = chain;
+    s->loaded = false;
     must(s->n_sampling == 0);
     s->state = SEQ_PREFILL;
     list_append(&c->prefilling, &s->link);
@@ -339,12 +375,13 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
 
         if (core_n_running(c) > 0)
             need += c->margin;
-        if (alone || blocks_available(c) >= need) {
+        if (!alone && blocks_available(c) < need) {
+            c->n_wanted = need;
+            result = NO_ROOM;
+        } else if (!core_load(c, st, s, n, max, chain)) {
             begin(c, st, s, n, chain, now_us);
             return ADMITTED;
         }
-        c->n_wanted = need;
-        result = NO_ROOM;
     }
     while (n > 0)
         blocks_unref(c->blocks, table[--n]);
@@ -423,7 +460,7 @@ static struct sequence *next_prefilling(const struct core *c, const struct step 
         struct sequence *s = c->scratch[i];
 
         if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
-            s->last_try != c->n_plans && s->last_step != st->number &&
+            s->last_try != c->n_plans && s->last_step != st->number && chunk_left(c, st, s) > 0 &&
             core_rows_left(c, s, false) > 0 && (!least || goes_first(c, s, least)))
             least = s;
     }
@@ -507,17 +544,27 @@ static int32_t prompt_budget(const struct core *c, int32_t n_decodes, uint64_t n
     return n;
 }
 
+/* Rows of decodes so far, with their drafts. */
+static int32_t decode_rows(const struct step *st)
+{
+    int32_t n = st->n_decodes;
+
+    for (int32_t i = 0; i < st->n_chunks; i++)
+        n += st->chunks[i].n_drafts ? st->chunks[i].n : 0;
+    return n;
+}
+
 /* Plans what may have rows, beside n rows of prompts and the decodes that st has already. */
 static int32_t plan_rows(struct core *c, struct step *st, int32_t n, uint64_t now_us)
 {
     int32_t max = least(c->options.max_batch_tokens, core_time_decodes(c, now_us));
     int32_t n_held = 0, budget;
 
-    plan_decodes(c, st, least(decode_budget(c) - n, max) - st->n_decodes, false);
-    budget = prompt_budget(c, st->n_decodes, now_us);
+    plan_decodes(c, st, least(decode_budget(c) - n, max) - decode_rows(st), false);
+    budget = prompt_budget(c, decode_rows(st), now_us);
     for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--)
         n += plan_prompts(c, st, klass, budget - n, &n_held, now_us);
-    plan_decodes(c, st, least(c->options.max_batch_tokens - n, max) - st->n_decodes, true);
+    plan_decodes(c, st, least(c->options.max_batch_tokens - n, max) - decode_rows(st), true);
     return n;
 }
 
@@ -540,16 +587,22 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
 {
     struct step *st = &c->steps[(c->planned + 1) % BACKEND_IN_FLIGHT];
 
-    if (c->n_requests == 0)
+    if (c->n_requests == 0 && c->max_copies == 0)
         return CORE_IDLE;
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
     prefix_cache_set_time(c->cache, now_us);
     step_begin(st, c->planned + 1);
-    schedule(c, st, now_us);
-    if (st->n_decodes + st->n_chunks == 0) {
-        must(core_in_flight(c) > 0); /* if something fits, something runs */
-        return CORE_WAIT;
+    if (c->n_requests > 0)
+        schedule(c, st, now_us);
+    core_copy_down(c, st);
+    if (st->n_decodes + st->n_chunks + st->n_updates + st->n_copies == 0) {
+        if (core_in_flight(c) > 0 || c->n_copies == 0) {
+            if (c->n_requests == 0)
+                return CORE_IDLE;
+            must(core_in_flight(c) > 0 || core_waits_for_masks(c)); /* what fits runs */
+            return CORE_WAIT;
+        } /* else it is a step that waits for a copy */
     }
     *batch = step_build(st, c->options.block_len);
     c->planned++;

@@ -120,7 +120,8 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
         const struct request *q = CONTAINER_OF(l, struct request, in_core);
 
         for (int32_t i = 0; i < q->n; i++)
-            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_HELD)
+            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_HELD ||
+                q->choices[i].state == SEQ_LOADING)
                 n_queued_tokens += sequence_n_tokens(&q->choices[i]);
     }
     if (n_queued_tokens != c->n_queued_tokens)
@@ -132,13 +133,14 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
     if (c->n_held != n_held ||
-        c->n_alive != c->n_waiting + c->n_held + core_n_running(c) + n_preempted)
+        c->n_alive !=
+            c->n_waiting + c->n_held + c->n_loading + core_n_running(c) + n_preempted)
         return "a choice is neither waiting nor held nor running";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
     if ((fair_queue_top(c->queue) == NULL) != (c->n_waiting == 0))
         return "the queue is not as long as it is said to be";
-    if (c->n_requests == 0 && core_in_flight(c) == 0 &&
+    if (c->n_requests == 0 && core_in_flight(c) == 0 && c->n_copies == 0 &&
         blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
         return "no request, but used blocks that are not pinned";
     return NULL;
@@ -160,7 +162,7 @@ const char *core_verify(const struct core *c)
     }
     for (int32_t i = 0; i < c->options.n_blocks; i++)
         c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
-    broken = blocks_verify(c->blocks, c->block_refs);
+    broken = core_verify_tiers(c);
     if (!broken)
         broken = prefix_cache_verify(c->cache);
     for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)

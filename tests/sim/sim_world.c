@@ -9,6 +9,25 @@
 
 enum { TOKEN_STARVATION = 64 };
 
+/* Tiers below the device, drafts and masks. */
+static void choose_contract(struct world *w)
+{
+    struct rng *r = &w->rng;
+
+    for (int t = TIER_HOST; t < N_TIERS && rng_one_in(r, 2); t++) {
+        w->options.tier_blocks[t] = rng_range(r, 1, 4 * w->options.n_blocks);
+        w->backend_options.n_blocks[t] = w->options.tier_blocks[t];
+    }
+    if (rng_one_in(r, 8)) /* a disk without a host tier */
+        w->options.tier_blocks[TIER_HOST] = 0;
+    w->backend_options.copy_steps = rng_range(r, 0, 8);
+    w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
+    w->backend_options.seed = rng_next(r);
+    w->speaks = rng_one_in(r, 2);
+    w->options.mask_words = ORACLE_MASK_WORDS;
+    w->options.max_masks = w->speaks ? rng_range(r, 1, 16) : 0;
+}
+
 static void choose_options(struct world *w)
 {
     struct rng *r = &w->rng;
@@ -67,6 +86,8 @@ static void choose_options(struct world *w)
         sim_time_choose_light(w);
     else if (rng_one_in(r, 2))
         sim_time_choose(w);
+    if (!w->fair && !w->timed)
+        choose_contract(w);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -192,11 +213,15 @@ static const char *arrive(struct world *w, int32_t client)
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
         .cache_salt = sim_salt(salt),
+        .drafts = w->speaks && rng_one_in(r, 2),
+        .masks = w->speaks && rng_one_in(r, 3),
     };
     int64_t longest;
     int rc, expect = CORE_OK;
 
     choose_sampling(w, &sampling, stop_ids);
+    if (q.masks) /* or a mask may leave nothing but stop ids */
+        sampling.min_tokens = 0;
     choose_prompt(w, &q);
     if (w->fair) { /* each client asks for more at once than the one before */
         q.n_prompt = 1 + (q.n_prompt - 1) * client / w->n_clients;
@@ -290,7 +315,8 @@ static const char *commit(struct world *w)
     w->in_flight--;
     w->n_committed++;
     w->counts->steps++;
-    return look(w);
+    wrong = look(w);
+    return wrong ? wrong : sim_host_committed(w, w->n_committed);
 }
 
 /* A step with nothing told at all may be one of a long prefill; so many in a row are none. */
@@ -313,7 +339,7 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
-        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+        if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
             return "a decode is left out for too long";
     }
@@ -353,6 +379,18 @@ static const char *check_fairness(const struct world *w)
     return NULL;
 }
 
+static bool all_wait_for_masks(const struct world *w)
+{
+    bool all = w->core->n_prefilling + w->core->n_decoding > 0;
+
+    for (int32_t i = 0; i < w->options.max_seqs; i++) {
+        const struct sequence *s = w->core->slots[i];
+
+        all = all && (!s || !sequence_runs(s) || (s->request->masks && !s->masks));
+    }
+    return all;
+}
+
 static const char *next(struct world *w)
 {
     const struct batch *batch;
@@ -361,8 +399,9 @@ static const char *next(struct world *w)
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
-        if (w->n_alive == 0)
+        if (w->n_alive == 0 && batch->n_seqs > 0)
             return "a step for nobody";
+        sim_host_planned(w, batch->step);
         wrong = check_turns(w, batch, prompts);
         if (!wrong)
             wrong = check_shares(w, batch);
@@ -378,7 +417,7 @@ static const char *next(struct world *w)
         break;
     case CORE_WAIT:
         w->counts->waits++;
-        if (w->in_flight == 0)
+        if (w->in_flight == 0 && !all_wait_for_masks(w))
             return "something fits and nothing runs";
         break;
     default:
@@ -419,6 +458,8 @@ static const char *turn(struct world *w, bool arrivals)
         wrong = sim_hands(w);
         wrong = wrong ? wrong : look(w);
     }
+    if (w->speaks)
+        sim_host(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
     if (!wrong && rng_one_in(r, 2))
@@ -459,7 +500,7 @@ static const char *drain(struct world *w)
 {
     const char *wrong = NULL;
 
-    while (!wrong && (w->n_alive > 0 || w->in_flight > 0)) {
+    while (!wrong && core_busy(w->core)) {
         wrong = turn(w, false);
         if (!wrong && w->n_alive == 0 && w->in_flight > 0)
             wrong = commit(w);
@@ -504,6 +545,11 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
     counts->held += w->core->n_held_ever;
+    counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
+    counts->copies_up += w->core->n_copied[TIER_DEVICE];
+    counts->loads += w->core->n_loads;
+    counts->drafts += w->core->n_drafts;
+    counts->accepted += w->core->n_accepted;
     counts->yields += w->core->n_yields;
     counts->evictions += prefix_cache_evictions(w->core->cache);
     if (wrong) /* a broken core cannot be trusted to free itself */
