@@ -86,8 +86,7 @@ int core_new(struct core **out, const struct core_options *options)
     heap_init(&c->deadlines, deadline_less);
     rc = core_tiers_init(c);
     if (rc == 0)
-        rc = prefix_cache_new(&c->cache, c->tiers, options->block_len,
-                              options->cache_secret);
+        rc = prefix_cache_new(&c->cache, c->tiers, options->block_len, options->cache_secret);
     if (rc == 0)
         rc = fair_queue_new(&c->queue);
     if (rc == 0)

@@ -46,7 +46,7 @@ struct core_options {
     int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
     int32_t mask_words;           /* (vocab_size + 31) / 32, where max_masks */
     int32_t max_masks;            /* rows of a step with a mask; 0: no request may have masks */
-    const uint8_t *cache_secret; /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
+    const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
 struct core_request {

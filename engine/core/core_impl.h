@@ -41,7 +41,7 @@ struct core_copy {
 
 struct core {
     struct core_options options;
-    int32_t max_blocks; /* of one sequence */
+    int32_t max_blocks;            /* of one sequence */
     struct blocks *tiers[N_TIERS]; /* NULL: no such tier */
     struct blocks *blocks;         /* the device's */
     struct prefix_cache *cache;
@@ -73,6 +73,7 @@ struct core {
     struct core_copy *copies; /* [max_copies] */
     int32_t n_copies, max_copies;
     int32_t next_copy; /* where a free id is looked for */
+    bool copy_failed;  /* since there was a request */
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */
@@ -102,11 +103,11 @@ struct core {
     int64_t n_events_owed; /* terminal events that the requests alive can cause */
     bool events_taken;
 
-    struct core_stats stats; /* the counters that only grow */
-    uint64_t n_held_ever;    /* sequences held back, for tests */
+    struct core_stats stats;             /* the counters that only grow */
+    uint64_t n_held_ever;                /* sequences held back, for tests */
     uint64_t n_copied[N_TIERS], n_loads; /* copies into each tier, waits for them, for tests */
     uint64_t n_drafts, n_accepted;       /* for tests */
-    uint64_t n_yields;       /* preempted for another client's share, for tests */
+    uint64_t n_yields;                   /* preempted for another client's share, for tests */
 };
 
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)

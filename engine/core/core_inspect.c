@@ -36,10 +36,10 @@ static const struct {
     int progress;
     enum inspect_state told;
 } states[] = {
-    [SEQ_ENDED] = {0, INSPECT_ENDING},    [SEQ_WAITING] = {1, INSPECT_WAITING},
-    [SEQ_HELD] = {2, INSPECT_HELD},       [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_LOADING] = {2, INSPECT_HELD},
-    [SEQ_PREFILL] = {4, INSPECT_PREFILL}, [SEQ_DECODE] = {5, INSPECT_DECODE},
+    [SEQ_ENDED] = {0, INSPECT_ENDING},  [SEQ_WAITING] = {1, INSPECT_WAITING},
+    [SEQ_HELD] = {2, INSPECT_HELD},     [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
+    [SEQ_LOADING] = {2, INSPECT_HELD},  [SEQ_PREFILL] = {4, INSPECT_PREFILL},
+    [SEQ_DECODE] = {5, INSPECT_DECODE},
 };
 
 static struct row row_of(const struct request *q)

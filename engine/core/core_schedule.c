@@ -142,8 +142,8 @@ static int32_t take_draft_blocks(struct core *c, const struct step *st, struct s
     return n < room ? n : room;
 }
 
-/* Plans the next token of s and its drafts, at most `budget` rows; returns how many rows, 0 where no
- * block is to be had. */
+/* Plans the next token of s and its drafts, at most `budget` rows; returns how many rows, 0 where
+ * no block is to be had. */
 static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, int32_t budget)
 {
     bool sampling = s->n_sampling > 0; /* its input is in flight */

@@ -133,8 +133,7 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
     if (c->n_held != n_held ||
-        c->n_alive !=
-            c->n_waiting + c->n_held + c->n_loading + core_n_running(c) + n_preempted)
+        c->n_alive != c->n_waiting + c->n_held + c->n_loading + core_n_running(c) + n_preempted)
         return "a choice is neither waiting nor held nor running";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";

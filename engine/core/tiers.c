@@ -104,6 +104,7 @@ static void end_copy(struct core *c, const struct copy_result *r)
     if (r->ok || PLANT(PLANT_COPY_FAILURE))
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to, PREFIX_CACHE_READY);
     c->n_copied[k->to_tier] += r->ok;
+    c->copy_failed |= !r->ok;
     if (!PLANT(PLANT_COPY_NO_HOLD))
         blocks_end_copy(c->tiers[k->from_tier], k->from);
     if (!PLANT(PLANT_COPY_NO_REF))
@@ -203,6 +204,10 @@ void core_copy_down(struct core *c, struct step *st)
     int32_t from;
     uint64_t node;
 
+    if (c->n_requests > 0)
+        c->copy_failed = false;
+    if (c->copy_failed) /* while idle it is not tried again */
+        return;
     for (int t = TIER_DEVICE; c->max_copies > 0 && t + 1 < N_TIERS; t++)
         while (c->tiers[t] && c->tiers[t + 1] &&
                prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c), &node, &from) &&

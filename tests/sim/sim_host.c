@@ -16,11 +16,16 @@ static struct oracle_request *find(struct world *w, uint64_t id)
  * next token and each after a draft. */
 static void speak(struct world *w, struct oracle_request *q, int32_t choice)
 {
+    const struct request *r = id_map_get(&w->core->requests, q->id);
     struct oracle_choice *c = &q->choices[choice];
     int32_t drafts[CORE_MAX_DRAFTS], n = rng_range(&w->rng, 0, CORE_MAX_DRAFTS);
     int32_t n_right = rng_range(&w->rng, 0, n);
     uint64_t hash = c->hash;
 
+    /* Mostly not in vain. */
+    if ((r->choices[choice].n_sampling > 0 || (q->masks && r->choices[choice].masks)) &&
+        !rng_one_in(&w->rng, 20))
+        return;
     oracle_mask(c->masks, hash, &w->backend_options);
     for (int32_t i = 0; i < n; i++) {
         int32_t id = oracle_next(q, choice, hash, c->n_told + i, &w->backend_options);
@@ -64,8 +69,8 @@ void sim_host_planned(struct world *w, uint64_t step)
         for (int32_t k = 0; k < e->n_drafts; k++, c->due++) {
             int32_t place = c->n_told + k;
 
-            if (e->drafts[k] != oracle_next(q, e->sequence->choice, hash, place,
-                                            &w->backend_options))
+            if (e->drafts[k] !=
+                oracle_next(q, e->sequence->choice, hash, place, &w->backend_options))
                 break;
             hash = sim_hash(hash, e->drafts[k], q->n_prompt + place);
         }

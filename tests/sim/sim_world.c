@@ -24,6 +24,8 @@ static void choose_contract(struct world *w)
     w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
     w->backend_options.seed = rng_next(r);
     w->speaks = rng_one_in(r, 2);
+    if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
+        w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
     w->options.mask_words = ORACLE_MASK_WORDS;
     w->options.max_masks = w->speaks ? rng_range(r, 1, 16) : 0;
 }
@@ -220,6 +222,10 @@ static const char *arrive(struct world *w, int32_t client)
     int rc, expect = CORE_OK;
 
     choose_sampling(w, &sampling, stop_ids);
+    if (q.drafts && rng_one_in(r, 2)) { /* penalties allow none */
+        sampling.repetition_penalty = 1.0f;
+        sampling.presence_penalty = 0.0f;
+    }
     if (q.masks) /* or a mask may leave nothing but stop ids */
         sampling.min_tokens = 0;
     choose_prompt(w, &q);
@@ -379,6 +385,15 @@ static const char *check_fairness(const struct world *w)
     return NULL;
 }
 
+/* A prompt can go on, whatever the host does. */
+static bool can_prefill(const struct world *w)
+{
+    for (struct list *l = w->core->prefilling.next; l != &w->core->prefilling; l = l->next)
+        if (!CONTAINER_OF(l, struct sequence, link)->request->masks)
+            return true;
+    return false;
+}
+
 static bool all_wait_for_masks(const struct world *w)
 {
     bool all = w->core->n_prefilling + w->core->n_decoding > 0;
@@ -395,7 +410,7 @@ static const char *next(struct world *w)
 {
     const struct batch *batch;
     const char *wrong = NULL;
-    bool prompts = w->core->n_prefilling > 0;
+    bool prompts = can_prefill(w);
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:

@@ -1,5 +1,6 @@
 /* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_host.c
- * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_time.c (what steps take) alone. */
+ * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_time.c (what steps take) alone.
+ */
 #ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
