@@ -40,6 +40,7 @@ static Nvllm__V1__FinishReason finish_reason(enum core_reason reason)
     case CORE_REASON_DEADLINE:
         return NVLLM__V1__FINISH_REASON__FINISH_DEADLINE;
     case CORE_REASON_NUMERICS:
+    case CORE_REASON_NO_MEMORY:
         return NVLLM__V1__FINISH_REASON__FINISH_ERROR;
     }
     return NVLLM__V1__FINISH_REASON__FINISH_NONE;

@@ -31,6 +31,18 @@ static inline void list_append(struct list *head, struct list *n)
     head->prev = n;
 }
 
+/* Appends all members of `from` to the list with the anchor head; `from` is then empty. */
+static inline void list_move(struct list *head, struct list *from)
+{
+    if (list_empty(from))
+        return;
+    from->next->prev = head->prev;
+    from->prev->next = head;
+    head->prev->next = from->next;
+    head->prev = from->prev;
+    list_init(from);
+}
+
 /* Removes n from its list; removing it again is harmless. */
 static inline void list_remove(struct list *n)
 {
