@@ -23,8 +23,9 @@ struct connection {
     struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
     bool dirty;
     bool greeted;
-    bool paused; /* not read from, for unread output; the timer is that of the slow reader */
-    bool ending; /* close when all is written */
+    bool overdue; /* the timer has run out; what lies in the socket is looked at first */
+    bool paused;  /* not read from, for unread output; the timer is that of the slow reader */
+    bool ending;  /* close when all is written */
     bool gone;
 };
 
@@ -63,9 +64,11 @@ static void watch_frame(struct connection *c, bool progress)
         return; /* the timer is for another thing */
     if (!list_empty(&c->turn))
         return; /* there is none while it waits for its turn */
+    if (progress)
+        c->overdue = false;
     if (!waiting)
         evtimer_del(c->timer);
-    else if (progress || !evtimer_pending(c->timer, NULL))
+    else if (!c->overdue && (progress || !evtimer_pending(c->timer, NULL)))
         set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
 }
 
@@ -194,13 +197,14 @@ static void resume(struct connection *c)
         take_frames(c);
 }
 
-static void read_some(struct connection *c)
+/* False: nothing had come. */
+static bool read_some(struct connection *c)
 {
     uint8_t buf[READ_BYTES];
     ssize_t n = read(c->fd, buf, sizeof(buf));
 
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
+        return false;
     if (n <= 0) {
         leave(c);
         mark(c);
@@ -209,6 +213,7 @@ static void read_some(struct connection *c)
     } else {
         take_frames(c);
     }
+    return true;
 }
 
 static void on_readable(evutil_socket_t fd, short what, void *arg)
@@ -219,7 +224,7 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     if (shared->handler->turn(c->owner) || !wait_turn(c))
-        read_some(c);
+        (void)read_some(c);
     shared->handler->settle(shared->shared);
 }
 
@@ -231,7 +236,7 @@ static void serve(struct connection *c)
     if (frame_decoder_ready(&c->in))
         take_frames(c);
     else
-        read_some(c);
+        (void)read_some(c);
     watch_frame(c, true); /* the time that it waited does not count */
 }
 
@@ -298,6 +303,27 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
     shared->handler->settle(shared->shared);
 }
 
+/* The process may have been stopped while the client was in time: what has come since decides. */
+static void frame_overdue(struct connection *c)
+{
+    c->overdue = true;
+    while (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn) &&
+           read_some(c))
+        ;
+    if (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn))
+        c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
+    c->overdue = false;
+}
+
+/* Likewise with what the client has read. */
+static void reader_overdue(struct connection *c)
+{
+    flush(c);
+    resume(c);
+    if (c->paused && !c->ending && !c->gone)
+        c->shared->handler->fault(c->owner, CONNECTION_SLOW);
+}
+
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
     struct connection *c = arg;
@@ -308,8 +334,10 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
     if (c->ending) {
         leave(c);
         mark(c);
+    } else if (c->paused) {
+        reader_overdue(c);
     } else {
-        shared->handler->fault(c->owner, c->paused ? CONNECTION_SLOW : CONNECTION_TIMED_OUT);
+        frame_overdue(c);
     }
     shared->handler->settle(shared->shared);
 }
@@ -446,8 +474,10 @@ size_t connection_unread_bytes(const struct connection *c)
     return frame_buffer_bytes(&c->out);
 }
 
-void connection_drop(struct connection *c)
+void connection_drop(struct connection *c, const ProtobufCMessage *message)
 {
+    if (!frame_buffer_bytes(&c->out) && !c->gone && frame_buffer_put(&c->out, message) == 0)
+        (void)write_out(c);
     leave(c);
     frame_decoder_deinit(&c->in);
     frame_buffer_deinit(&c->out);

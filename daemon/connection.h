@@ -94,8 +94,9 @@ size_t connection_unread_bytes(const struct connection *c);
  * nothing more is read. A client that does not read is not waited for long. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
 
-/* Gone at once, with what is in its buffers. */
-void connection_drop(struct connection *c);
+/* Gone at once, with what is in its buffers. The message is sent where nothing else is unread, as
+ * far as the socket takes it. */
+void connection_drop(struct connection *c, const ProtobufCMessage *message);
 
 /* Writes what has been put since the last call. */
 void connections_flush(struct connections *shared);

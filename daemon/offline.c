@@ -15,6 +15,7 @@
 
 #include "engine/text/chat.h"
 #include "engine/util/err.h"
+#include "engine/util/json_util.h"
 #include "engine/model/model_check.h"
 #include "engine/model/model_config.h"
 #include "engine/text/tokenizer.h"
@@ -86,30 +87,30 @@ static int read_input(char **out, size_t *n, const struct offline_options *o, st
 /* In ASCII: some readers take U+2028 and its like for the end of a line. */
 static int put_line(json_t *value, struct err *e)
 {
-    int r = value ? json_dumpf(value, stdout, JSON_COMPACT | JSON_ENSURE_ASCII) : -1;
+    char *text = value ? json_text(value, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
+    int r = 0;
 
     json_decref(value);
-    if (r < 0 || putchar('\n') == EOF)
-        return err_set(e, -EIO, "stdout: cannot be written");
-    return 0;
+    if (!text)
+        return err_set(e, -ENOMEM, "out of memory");
+    if (puts(text) == EOF)
+        r = err_set(e, -EIO, "stdout: cannot be written");
+    free(text);
+    return r;
 }
 
-static json_t *error_object(struct err *e)
+static json_t *error_object(int r, struct err *e)
 {
     utf8_clean(e->text); /* it may quote the line, and be cut inside a character */
-    return json_pack("{s:{s:s, s:s}}", "error", "code", "invalid", "message", e->text);
+    return json_pack("{s:{s:s, s:s}}", "error", "code", r == -ENOMEM ? "internal" : "invalid",
+                     "message", e->text);
 }
 
 /* A JSON value of any kind; texts may hold NUL. */
 static int parse(json_t **out, struct text input, struct err *e)
 {
-    json_error_t why;
-
-    *out = json_loadb(input.data ? input.data : "", input.len,
-                      JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, &why);
-    if (!*out)
-        return err_set(e, -EINVAL, "not JSON: %s (byte %d)", why.text, why.position);
-    return 0;
+    return json_parse(out, "input", input.data, input.len,
+                      JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES, e);
 }
 
 /* ---- the operations */
@@ -151,13 +152,16 @@ static int tokenize(struct tool *t, struct text input, const json_t *parsed, jso
     }
     ids = json_array();
     tokens = json_array();
-    for (size_t i = 0; i < list.n; i++) {
-        json_array_append_new(ids, json_integer(list.ids[i]));
-        json_array_append_new(tokens, token_text(t->tokenizer, list.ids[i]));
-    }
+    for (size_t i = 0; i < list.n && r == 0; i++)
+        if (json_array_append_new(ids, json_integer(list.ids[i])) < 0 ||
+            json_array_append_new(tokens, token_text(t->tokenizer, list.ids[i])) < 0)
+            r = -ENOMEM;
     free(list.ids);
     *out = json_pack("{s:o, s:o}", "ids", ids, "tokens", tokens);
-    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+    if (r == 0 && *out)
+        return 0;
+    json_decref(*out);
+    return err_set(e, -ENOMEM, "out of memory");
 }
 
 static void print_ids(const json_t *result)
@@ -183,7 +187,10 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
     int got;
 
     while ((got = program_next_number(&id, input.data, input.len, &at)) == PROGRAM_NUMBER)
-        json_array_append_new(array, json_integer(id));
+        if (json_array_append_new(array, json_integer(id)) < 0) {
+            json_decref(array);
+            return err_set(e, -ENOMEM, "out of memory");
+        }
     if (got == PROGRAM_NONE) {
         json_decref(array);
         return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
@@ -281,15 +288,17 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
 }
 
 /* Whether a chat that was parsed leaves add_generation_prompt to us. */
-static bool is_silent_on_prompt(struct text input)
+static int is_silent_on_prompt(bool *silent, struct text input, struct err *e)
 {
-    json_t *root =
-        json_loadb(input.data, input.len, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, NULL);
-    const json_t *value = json_object_get(root, "add_generation_prompt");
-    bool silent = root && (!value || json_is_null(value));
+    json_t *root;
+    int r = json_parse(&root, "chat", input.data, input.len, JSON_ALLOW_NUL, e);
 
+    if (r < 0)
+        return r;
+    *silent = !json_object_get(root, "add_generation_prompt") ||
+              json_is_null(json_object_get(root, "add_generation_prompt"));
     json_decref(root);
-    return silent;
+    return 0;
 }
 
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
@@ -298,17 +307,19 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     struct chat_json *json;
     struct chat_text text = {0};
     struct chat chat;
+    bool silent;
     int r;
 
     (void)parsed;
-    r = chat_json_parse(&json, input.data ? input.data : "", input.len, e);
-
+    r = chat_json_parse(&json, input.data, input.len, e);
     if (r < 0)
         return r;
     chat = *chat_json_get(json);
-    if (is_silent_on_prompt(input))
-        chat.add_generation_prompt = true; /* as the protocol has it */
-    r = chat_render(t->template, &chat, &text, e);
+    r = is_silent_on_prompt(&silent, input, e);
+    if (r == 0) {
+        chat.add_generation_prompt |= silent; /* as the protocol has it */
+        r = chat_render(t->template, &chat, &text, e);
+    }
     chat_json_free(json);
     if (r < 0)
         return r;
@@ -349,13 +360,15 @@ static int run_lines(struct tool *t, FILE *in)
 
     while ((n = getline(&line, &cap, in)) > 0) {
         json_t *result;
+        int r;
 
         if (line[n - 1] == '\n')
             n--;
         if (strspn(line, " \t\r\n") >= (size_t)n)
             continue; /* as nvllmctl does */
-        if (run_one(t, (struct text){line, (size_t)n}, t->json_lines, &result, &e) < 0) {
-            result = error_object(&e);
+        r = run_one(t, (struct text){line, (size_t)n}, t->json_lines, &result, &e);
+        if (r < 0) {
+            result = error_object(r, &e);
             status = 1;
         }
         if (put_line(result, &e) < 0) {

@@ -44,6 +44,7 @@ struct options {
     int64_t kv_dtype; /* enum kv_dtype of backend.h */
     int64_t prefix_cache;
     int64_t scope; /* enum option_scope */
+    char *state_folder;
     int64_t max_batch_tokens;
     int64_t max_seqs;
     int64_t max_seq_len;
@@ -115,6 +116,14 @@ struct options_change {
 /* Takes over what can change while the daemon runs: limits, shares, the drain's time, the log's
  * level. Texts change places, so that nothing can fail. */
 void options_take(struct options *running, struct options *fresh, struct options_change *out);
+
+/* A row of the table, in words. */
+struct options_row {
+    const char *key, *help;
+    const char *fallback; /* "empty" for an empty text */
+    char allowed[128];    /* what may be written */
+};
+bool options_row(struct options_row *out, int i); /* false: there are no more than i */
 
 /* The table, for people: what --help prints. */
 void options_print(FILE *f);

@@ -30,10 +30,10 @@ static void engine_ready(struct server *s)
     s->ready = true;
     server_update_state(s);
     engine_status(s->parts.engine, &status);
-    log_text(LOG_LEVEL_INFO, "ready", status.backend.device,
+    log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0],
              "model=%s backend=%s blocks=%d block_len=%d block_bytes=%llu max_seq_len=%d",
-             s->parts.model, s->parts.backend, status.backend.n_blocks, status.block_len,
-             (unsigned long long)status.backend.block_bytes, status.max_seq_len);
+             s->parts.model, s->parts.backend, status.backend.tiers[TIER_DEVICE].n_blocks,
+             status.block_len, (unsigned long long)status.backend.block_bytes, status.max_seq_len);
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     service_ready();
@@ -321,6 +321,18 @@ void server_free(struct server *s)
     free(s);
 }
 
+/* Nobody can be told any more: the sockets close, and systemd starts the daemon again. */
+static void loop_failed(struct server *s)
+{
+    struct err why;
+
+    err_set(&why, 0, "the event loop failed: %s", strerror(errno));
+    log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu",
+             sessions_n_requests(&s->sessions));
+    service_failed(why.text);
+    s->end = SERVER_FAILED;
+}
+
 enum server_end server_run(struct server *s)
 {
     uint64_t watchdog_us = service_watchdog_us();
@@ -338,7 +350,9 @@ enum server_end server_run(struct server *s)
     server_tell_status(s);
     if (early_signal)
         server_on_signal(early_signal, 0, s);
-    event_base_dispatch(s->base);
+    if (event_base_dispatch(s->base) < 0)
+        loop_failed(s);
+    event_del(s->events[EVENT_ENGINE]); /* before the engine goes, with its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
     if (!reload_end(s->reload) && s->end == SERVER_ENDED)

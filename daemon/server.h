@@ -38,10 +38,10 @@ enum server_end {
     SERVER_ENDED,  /* by a signal; each request was told */
     SERVER_STUCK,  /* likewise, but the engine is loading or does not answer, or the options are
                     * being read: threads work that cannot be waited for */
-    SERVER_FAILED, /* the engine has failed, and may never come back from being freed */
+    SERVER_FAILED, /* the engine or the loop has failed; threads may work on, as above */
 };
 
-/* Serves until a signal or the engine's failure. */
+/* Serves until a signal or a failure. The engine is to be freed before the server. */
 enum server_end server_run(struct server *s);
 
 #endif

@@ -468,65 +468,84 @@ void sessions_end_all(struct sessions *s)
         connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
 }
 
+static uint64_t buffer_bytes(const struct account *a)
+{
+    return a->amounts[ACCOUNT_INPUT_BYTES] + a->amounts[ACCOUNT_OUTPUT_BYTES];
+}
+
 static size_t bytes_of(const struct session *s)
 {
     return s->input_bytes + s->output_bytes + s->held_bytes;
 }
 
-/* Who holds the most, of this account's or of all (NULL). */
-static struct session *largest_holder(const struct sessions *s, const struct account *account)
+/* The account with the most bytes of buffers. */
+static struct account *largest_account(const struct sessions *s)
+{
+    struct account *one, *largest = NULL;
+    size_t at = 0;
+
+    while ((one = id_map_next(&s->accounts.by_uid, &at)))
+        if (!largest || buffer_bytes(one) > buffer_bytes(largest))
+            largest = one;
+    return largest;
+}
+
+/* The connection of this account with the most bytes of buffers, or NULL. */
+static struct session *largest_session(const struct sessions *s, const struct account *account)
 {
     struct session *largest = NULL;
 
     for (struct list *at = s->all.next; at != &s->all; at = at->next) {
         struct session *one = CONTAINER_OF(at, struct session, link);
 
-        if (account && one->account != account)
-            continue;
-        if (!largest || bytes_of(one) > bytes_of(largest))
+        if (one->account == account && bytes_of(one) > (largest ? bytes_of(largest) : 0))
             largest = one;
     }
     return largest;
 }
 
-/* Each connection has its limits, but all of a user's together, or of all users, could still take
- * the machine's memory: then those that hold the most go, and so never those that keep to little.
- */
-static void shed(struct sessions *s, const struct account *account, enum limit limit)
+/* Drops a connection for its buffers. Whoever has read all answers is told, and may come again. */
+static void shed(struct sessions *s, struct session *one, enum limit limit)
 {
-    const struct account *sum = account ? account : &s->accounts.total;
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+    Nvllm__V1__Error m;
+    struct refusal e;
 
-    while (sum->amounts[ACCOUNT_INPUT_BYTES] + sum->amounts[ACCOUNT_OUTPUT_BYTES] >
-           limit_value(s->options, limit)) {
-        struct session *one = largest_holder(s, account);
-
-        if (!one || bytes_of(one) == 0)
-            return;
-        s->n_dropped++;
-        if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
-            log_event(LOG_LEVEL_WARNING, "connection_dropped",
-                      "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
-                      (unsigned)one->account->uid, (int)one->pid, bytes_of(one),
-                      limit_option(limit), s->n_dropped);
-            s->n_dropped = 0;
-        }
-        session_abandon_requests(one);
-        connection_drop(one->connection);
+    s->n_dropped++;
+    if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
+        log_event(LOG_LEVEL_WARNING, "connection_dropped",
+                  "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
+                  (unsigned)one->account->uid, (int)one->pid, bytes_of(one), limit_option(limit),
+                  s->n_dropped);
+        s->n_dropped = 0;
     }
+    limit_refuse_text(&e, s->options, limit, "the connections' buffers are full");
+    reply_error_init(&m, &e);
+    f.has_id = true;
+    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
+    f.error = &m;
+    session_abandon_requests(one);
+    connection_drop(one->connection, &f.base);
 }
 
+/* Each connection has its limits, but all of a user's, or of all users, could still take the
+ * machine's memory. Over a user's limit its largest connections go; over the limit of all those of
+ * the user with the most, so that one large request is safe among many buffers of others. */
 static void shed_all(struct sessions *s)
 {
     uint64_t per_uid = limit_value(s->options, LIMIT_BUFFER_BYTES_PER_UID);
-    const uint64_t *sums = s->accounts.total.amounts;
+    struct session *largest;
     struct account *one;
     size_t at = 0;
 
-    shed(s, NULL, LIMIT_BUFFER_BYTES);
-    if (sums[ACCOUNT_INPUT_BYTES] + sums[ACCOUNT_OUTPUT_BYTES] <= per_uid)
+    while (buffer_bytes(&s->accounts.total) > limit_value(s->options, LIMIT_BUFFER_BYTES) &&
+           (largest = largest_session(s, largest_account(s))))
+        shed(s, largest, LIMIT_BUFFER_BYTES);
+    if (buffer_bytes(&s->accounts.total) <= per_uid)
         return; /* so nobody is over it */
     while ((one = id_map_next(&s->accounts.by_uid, &at)))
-        shed(s, one, LIMIT_BUFFER_BYTES_PER_UID);
+        while (buffer_bytes(one) > per_uid && (largest = largest_session(s, one)))
+            shed(s, largest, LIMIT_BUFFER_BYTES_PER_UID);
 }
 
 void sessions_settle(struct sessions *s)

@@ -14,8 +14,9 @@
 #include "engine/model/model.h"
 
 enum {
-    BACKEND_ABI = 3,       /* changes when a struct of batch.h or this file does */
-    BACKEND_IN_FLIGHT = 2, /* steps submitted and not yet waited for, at most */
+    BACKEND_ABI = 4,         /* changes when a struct of batch.h or this file does */
+    BACKEND_IN_FLIGHT = 2,   /* steps submitted and not yet waited for, at most */
+    BACKEND_MAX_DEVICES = 8, /* of one backend */
 };
 
 enum kv_dtype {
@@ -27,39 +28,51 @@ enum kv_dtype {
 struct backend_options {
     int32_t block_len;        /* power of two, 16 .. 4096 */
     int32_t max_batch_tokens; /* rows of a step, at most */
-    int32_t max_seqs;         /* sequences of a step and sampler states, at most */
+    int32_t max_seqs;         /* sequences, wanted rows and sampler states of a step, at most */
     int32_t max_seq_len;      /* tokens of one sequence, at most */
-    uint64_t kv_bytes;        /* memory for blocks; 0: kv_fraction decides */
-    double kv_fraction;       /* (0, 1]: of what is free once the weights are loaded; 0, and no
-                               * kv_bytes: the backend's own choice */
+    /* Memory for the blocks of each tier. Device 0: kv_fraction decides; another 0: no such tier.
+     */
+    uint64_t tier_bytes[N_TIERS];
+    double kv_fraction; /* (0, 1]: of what is free once the weights are loaded; 0, and no
+                         * tier_bytes[TIER_DEVICE]: the backend's own choice */
     enum kv_dtype kv_dtype;
-    int32_t n_threads; /* CPU backend: worker threads; 0: one a core that this process may use */
-    int32_t device;    /* device backends: which one */
-    bool eager;        /* device backends: no captured graphs */
-    bool invariant;    /* device backends: a request's tokens do not depend on what else runs */
-    const char *cache_folder; /* device backends: where what was measured is remembered for the
-                               * next start; NULL: nowhere. Valid until close */
+    int32_t n_threads; /* CPU backend: worker threads; 0: one per core that this process may use */
+    int32_t n_devices; /* device backends: of devices; 0: device 0 alone */
+    int32_t devices[BACKEND_MAX_DEVICES];
+    int32_t tp_size; /* devices that share each layer; 0: all of them */
+    bool eager;      /* device backends: no captured graphs */
+    bool invariant;  /* device backends: a request's tokens do not depend on what else runs */
+    const char *cache_folder; /* device backends: where measurements are kept for the next start;
+                               * NULL: nowhere. Valid until close */
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;
 };
 
+struct backend_tier {
+    int32_t n_blocks; /* 0: the backend does not have this tier */
+    uint64_t bytes;   /* n_blocks * block_bytes */
+};
+
 /* What an opened backend offers. */
 struct backend_info {
-    char device[128];       /* for people: "AMD EPYC, 2 threads, AVX-512" */
-    char driver[64];        /* "580.159.04, CUDA 13.0"; empty: there is none */
-    int32_t n_blocks;       /* in the pool */
-    uint64_t block_bytes;   /* of one block, all layers */
+    int32_t n_devices;
+    char devices[BACKEND_MAX_DEVICES][128]; /* names: "AMD EPYC, 2 threads, AVX-512" */
+    char driver[64];                        /* "580.159.04, CUDA 13.0"; empty: there is none */
+    struct backend_tier tiers[N_TIERS];
+    uint64_t block_bytes;   /* of one block, all layers, on all devices */
     enum kv_dtype kv_dtype; /* never AUTO */
+    bool masks;             /* wanted rows may have one */
+    bool drafts;            /* sequences may have several wanted rows */
+    bool copies;            /* blocks may be copied between the tiers that there are */
 
-    /* The ledger of the memory that the backend computes in. On a device weights, kv, graphs,
-     * workspaces and other are together what the driver says is used of it, total - free; where
-     * the driver cannot be asked, and on the CPU, whose memory belongs to all programs, other,
-     * total and free are 0. */
+    /* The ledger of the memory that the backend computes in. On a device weights, the device tier,
+     * graphs, workspaces and other add up to what the driver says is used, total - free. Where the
+     * driver cannot be asked, and on the CPU, whose memory belongs to all programs, other, total
+     * and free are 0. */
     uint64_t weight_bytes;
-    uint64_t kv_bytes;        /* n_blocks * block_bytes */
-    uint64_t graph_bytes;     /* by which free memory went down while graphs were captured, kernels
-                               * that were first loaded then included */
+    uint64_t graph_bytes;     /* by which free memory fell while graphs were captured, the kernels
+                               * first loaded then included */
     uint64_t workspace_bytes; /* activations, sampler, products, metadata of steps */
     uint64_t other_bytes;     /* the rest: contexts, kernels, rounding, other processes */
     uint64_t total_bytes;
@@ -71,11 +84,13 @@ struct backend; /* each backend's own */
 struct backend_ops {
     uint32_t abi; /* BACKEND_ABI */
     const char *name;
-    /* Loads the weights and takes all memory. Negative errno and a text on failure: -ENOMEM says
-     * what is needed and what is there. The model stays open and unchanged until close. */
+    /* Loads the weights and takes all memory. What depends on a trial (which product, which
+     * all-reduce) is settled before open returns and does not change afterwards. Negative errno and
+     * a text on failure: -ENOMEM says what is needed and what is there. The model stays open and
+     * unchanged until close. */
     int (*open)(struct backend **out, const struct model *model,
                 const struct backend_options *options, struct err *e);
-    /* Fast enough to be called whenever the engine comes to rest. */
+    /* Fast enough to be called whenever the engine goes idle. */
     void (*info)(const struct backend *b, struct backend_info *out);
     /* Enqueues a step and returns at once. Never with BACKEND_IN_FLIGHT steps under way. A negative
      * errno here or from wait is fatal: the backend is dead, only close may follow. */

@@ -1,20 +1,43 @@
-/* batch.h - one step of work as flat arrays: all that a backend is ever told; and what it answers.
+/* batch.h - one step of work as one block of memory: all that a backend is told; and its answer.
  *
- * Sequences with one row that continue a generation (decodes) come first, prefill chunks after
- * them. A decode whose next token is known already, computed again after a preemption, is not
- * sampled from. Two steps are in flight: step n + 1 is submitted before step n has been read back,
- * so a decode row may name what an earlier step sampled instead of a token id. A sequence that
- * turns out to have ended costs one discarded row.
+ * A batch is a head and, behind it, arrays that the head finds by byte offset. It holds no pointer
+ * that reaches out of it, so ranks and followers can be told a step by one broadcast. The accessors
+ * below give the arrays; batch_layout() lays a batch out, batch_check() checks one received.
  *
- * Owner: the core. A batch and all it points to stays unchanged until the backend's wait() has
- * returned that step; the result belongs to the backend and holds until its next wait(). */
+ * Sequences with one row that continue a generation (decodes) come first. Prefill chunks and
+ * sequences with draft tokens follow. A decode whose next token is known already, computed again
+ * after a preemption, is not sampled from.
+ *
+ * Two steps are in flight: step n + 1 is submitted before step n has been read back, so a decode
+ * row may name what step n sampled instead of a token id. A sequence that turns out to have ended
+ * costs one discarded row. A sequence whose next input depends on the host (its drafts or its mask
+ * follow from the last token) has no row in the step after one of its own until that is committed.
+ *
+ * Drafts: a sequence may have several wanted rows, which are consecutive: that of its last
+ * committed token and those of the draft tokens after it. The backend samples each wanted row for
+ * itself with its own counter; the core accepts the drafts that equal what was sampled before them.
+ * A sequence whose sampling needs history (penalties) never has drafts: a backend may count each
+ * sampled token at once.
+ *
+ * Copies move blocks between tiers. One marked `before` is done when the step computes, after the
+ * `before` copies listed ahead of it; one marked `after` starts when the step has computed, so it
+ * may read what the step wrote, and may take longer than the steps behind it. Neither its source is
+ * rewritten nor its target read until a result names it as done. A step may have copies and no
+ * rows; a step with no rows ends when a copy under way ends, if there is one.
+ *
+ * Owner: the core. A batch stays unchanged until the backend's wait() has returned that step; the
+ * result belongs to the backend and holds until its next wait(). Backends copy what they keep of
+ * sampler updates and masks. */
 #ifndef NVLLM_ENGINE_BATCH_H
 #define NVLLM_ENGINE_BATCH_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/sampling.h"
+
+enum { BATCH_VERSION = 2 };
 
 /* Where the bytes of a KV block may lie. A block id names a place within one tier. */
 enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, N_TIERS };
@@ -22,53 +45,172 @@ enum tier { TIER_DEVICE, TIER_HOST, TIER_DISK, N_TIERS };
 /* One row whose logits are wanted and sampled from. */
 struct batch_row {
     int32_t row;      /* 0 .. n_tokens - 1 */
-    int32_t state;    /* sampler state, 0 .. max_seqs - 1, loaded by this or an earlier step */
+    int32_t state;    /* sampler state, 0 .. max_seqs - 1, set by this or an earlier step */
     uint32_t counter; /* index of the token to sample among the sequence's generated ones: Philox */
-    bool ban_stops;   /* counter < min_tokens: stop ids are not to be sampled */
+    int32_t mask;     /* index into masks, or -1: every token is allowed */
+    uint32_t ban_stops; /* 1: counter < min_tokens, stop ids are not to be sampled */
 };
 
-/* A sampler state to be set before the rows of this step are sampled: a sequence begins, or begins
- * again after preemption. Afterwards the backend itself counts each token that it samples for the
- * state (for the penalties). */
-struct batch_load {
+/* Sets a sampler state before the rows of this step are sampled: a sequence begins, or begins again
+ * after preemption. Afterwards the backend itself counts each token that it samples for the state
+ * (for the penalties). Offsets count entries of the batch's history, bias and stop_ids. */
+struct sampler_update {
     int32_t state;
-    int32_t n_prompt;      /* leading tokens that are prompt; 0 with n_tokens 0 */
-    int32_t n_tokens;      /* 0 unless sampling_needs_history() */
-    const int32_t *tokens; /* [n_tokens] prompt, then what was generated so far */
-    const struct sampling
-        *sampling; /* valid until the last step with a row of this state is over */
+    int32_t n_prompt;         /* leading tokens of the history that are prompt */
+    int32_t n_history;        /* 0 unless sampling_needs_history() */
+    int32_t history_at;       /* prompt, then what was generated so far */
+    int32_t bias_at;          /* sampling.n_bias entries */
+    int32_t stop_ids_at;      /* sampling.n_stop_ids entries */
+    struct sampling sampling; /* its pointers are NULL: see batch_sampling() */
 };
 
-struct batch {
-    uint64_t step;              /* 1, 2, 3, …: the order of submission */
-    int32_t n_tokens;           /* rows of this step */
-    int32_t n_seqs;             /* sequences with rows in this step */
-    int32_t n_decodes;          /* the first n_decodes sequences have one row each */
-    int32_t n_rows;             /* rows that are sampled from, at most one a sequence */
-    int32_t n_loads;            /* sampler states to set first */
-    int32_t max_blocks;         /* width of block_table */
-    const int32_t *tokens;      /* [n_tokens] an id, or ~i: what rows[i] of step - 1 sampled */
-    const int32_t *positions;   /* [n_tokens] 0-based place in the sequence */
-    const int32_t *slots;       /* [n_tokens] block_id * block_len + offset: where K and V go */
-    const int32_t *q_start;     /* [n_seqs + 1] rows of sequence i: q_start[i] .. q_start[i + 1] */
-    const int32_t *kv_len;      /* [n_seqs] tokens attended over, this step's included */
-    const int32_t *block_table; /* [n_seqs, max_blocks]; unused entries are -1 */
-    const struct batch_row *rows;   /* [n_rows] in order of row */
-    const struct batch_load *loads; /* [n_loads] */
+enum copy_when { COPY_BEFORE, COPY_AFTER };
+
+/* Copies one block; the tiers differ. */
+struct batch_copy {
+    uint32_t id; /* not that of another copy under way */
+    uint8_t from_tier, to_tier;
+    uint8_t when;   /* enum copy_when */
+    uint8_t unused; /* 0 */
+    int32_t from, to;
 };
+
+/* The head. Counts first, then where the arrays begin, in bytes from the head's own begin. */
+struct batch {
+    uint32_t version;   /* BATCH_VERSION */
+    uint32_t reserved;  /* 0 */
+    uint64_t bytes;     /* of the whole block */
+    uint64_t checksum;  /* XXH3 of what is behind the head, in debug builds; else 0 */
+    uint64_t step;      /* 1, 2, 3, …: the order of submission */
+    int32_t n_tokens;   /* rows of this step */
+    int32_t n_seqs;     /* sequences with rows in this step */
+    int32_t n_decodes;  /* the first n_decodes sequences have one row each */
+    int32_t n_rows;     /* rows that are sampled from; at most max_seqs, drafts included */
+    int32_t n_updates;  /* sampler states to set first */
+    int32_t max_blocks; /* width of block_table */
+    int32_t n_history, n_bias, n_stop_ids; /* of all updates */
+    int32_t n_masks;
+    int32_t mask_words; /* (vocab_size + 31) / 32; 0 where n_masks is */
+    int32_t n_copies;
+    uint64_t tokens_at, positions_at, slots_at, q_start_at, kv_len_at, block_table_at, rows_at;
+    uint64_t updates_at, history_at, bias_at, stop_ids_at, masks_at, copies_at;
+};
+
+enum { BATCH_ALIGN = 16 }; /* of the block and of each array */
+
+/* Given a head with its counts, sets version, bytes and offsets. -EINVAL: a count is negative;
+ * -EOVERFLOW: the block would be too large. */
+int batch_layout(struct batch *head);
+
+/* After the arrays are filled: sets the checksum in debug builds. */
+void batch_seal(struct batch *b);
+
+/* NULL if the n bytes at b are a batch: its version, every array within the block, its checksum in
+ * debug builds; else what is wrong. What the arrays say is not looked at. */
+const char *batch_check(const struct batch *b, size_t n);
+
+static inline void *batch_at(const struct batch *b, uint64_t at)
+{
+    return (char *)(uintptr_t)b + at;
+}
+
+/* [n_tokens] an id, or ~i: what row i of batch_rows() of the step before sampled */
+static inline const int32_t *batch_tokens(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->tokens_at);
+}
+
+/* [n_tokens] 0-based place in the sequence */
+static inline const int32_t *batch_positions(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->positions_at);
+}
+
+/* [n_tokens] block_id * block_len + offset: where K and V go */
+static inline const int32_t *batch_slots(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->slots_at);
+}
+
+/* [n_seqs + 1] rows of sequence i: q_start[i] .. q_start[i + 1] */
+static inline const int32_t *batch_q_start(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->q_start_at);
+}
+
+/* [n_seqs] tokens attended over, this step's included */
+static inline const int32_t *batch_kv_len(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->kv_len_at);
+}
+
+/* [n_seqs, max_blocks] of the device tier; unused entries are -1 */
+static inline const int32_t *batch_block_table(const struct batch *b)
+{
+    return (const int32_t *)batch_at(b, b->block_table_at);
+}
+
+/* [n_rows] in order of row */
+static inline const struct batch_row *batch_rows(const struct batch *b)
+{
+    return (const struct batch_row *)batch_at(b, b->rows_at);
+}
+
+/* [n_updates] */
+static inline const struct sampler_update *batch_updates(const struct batch *b)
+{
+    return (const struct sampler_update *)batch_at(b, b->updates_at);
+}
+
+/* [u->n_history] */
+static inline const int32_t *batch_history(const struct batch *b, const struct sampler_update *u)
+{
+    return (const int32_t *)batch_at(b, b->history_at) + u->history_at;
+}
+
+/* The update's sampling with its pointers set: into the batch. */
+static inline struct sampling batch_sampling(const struct batch *b, const struct sampler_update *u)
+{
+    struct sampling s = u->sampling;
+
+    s.bias = (const struct logit_bias *)batch_at(b, b->bias_at) + u->bias_at;
+    s.stop_ids = (const int32_t *)batch_at(b, b->stop_ids_at) + u->stop_ids_at;
+    return s;
+}
+
+/* [mask_words] bit id % 32 of word id / 32 is set: id is allowed. At least one id is. */
+static inline const uint32_t *batch_mask(const struct batch *b, int32_t mask)
+{
+    return (const uint32_t *)batch_at(b, b->masks_at) + (size_t)mask * (size_t)b->mask_words;
+}
+
+/* [n_copies] */
+static inline const struct batch_copy *batch_copies(const struct batch *b)
+{
+    return (const struct batch_copy *)batch_at(b, b->copies_at);
+}
 
 enum {
-    BATCH_NUMERICS = -1
-}; /* in ids: the row's logits held NaN or Inf; ends that request alone */
+    BATCH_NUMERICS = -1 /* in ids: the row's logits held NaN or Inf, or its mask and min_tokens
+                         * leave no id; ends that request alone */
+};
+
+struct copy_result {
+    uint32_t id;
+    bool ok; /* false: the target holds nothing of use */
+};
 
 struct step_result {
     uint64_t step;
     int32_t n_rows;
     const int32_t *ids;    /* [n_rows] sampled id or BATCH_NUMERICS */
     const float *logprobs; /* [n_rows] of the sampled id, natural log; 0 where not asked for */
-    const int32_t
-        *top_ids; /* [n_rows, SAMPLING_MAX_LOGPROBS] best first; the first n_logprobs hold */
-    const float *top_logprobs; /* [n_rows, SAMPLING_MAX_LOGPROBS] */
+    /* [n_rows, SAMPLING_MAX_LOGPROBS] best first; the first n_logprobs hold */
+    const int32_t *top_ids;
+    const float *top_logprobs;
+    int32_t n_copies;
+    const struct copy_result *copies; /* [n_copies] that ended since the last wait: each once, those
+                                       * of this step marked `before` now at the latest */
 };
 
 #endif

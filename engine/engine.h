@@ -15,6 +15,7 @@
 #include "engine/core/core.h"
 #include "engine/util/err.h"
 #include "engine/core/fair_queue.h"
+#include "engine/core/prefix_cache.h"
 #include "engine/inspect.h"
 #include "engine/model/model.h"
 #include "engine/sampling.h"
@@ -33,7 +34,7 @@ struct engine_options {
     int32_t max_step_ms; /* what a step with prompts aims at, see pace.h; 0: any */
     bool prefix_cache;
     bool share_all;
-    uint64_t hash_seed;
+    uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
     int32_t n_tokenizer_threads; /* >= 2, so that a long text never holds up a short one */
     size_t event_bytes; /* events that nobody takes, over which nothing new is begun; 0: any */
 };

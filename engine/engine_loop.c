@@ -98,7 +98,7 @@ static int open_core(struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
     struct core_options options = {
-        .n_blocks = g->backend_info.n_blocks,
+        .n_blocks = g->backend_info.tiers[TIER_DEVICE].n_blocks,
         .block_len = o->block_len,
         .max_batch_tokens = o->max_batch_tokens,
         .max_seqs = o->max_seqs,
@@ -108,7 +108,7 @@ static int open_core(struct engine *g, struct err *e)
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
-        .hash_seed = g->options.hash_seed,
+        .cache_secret = g->options.cache_secret,
     };
     int r = core_new(&g->core, &options);
 

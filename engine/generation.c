@@ -10,6 +10,7 @@
 
 struct choice {
     struct text_stream *stream;
+    int32_t n_tokens;
     bool done;
     /* Gathered for the one event of a request that does not stream. */
     int32_t *ids;
@@ -26,6 +27,7 @@ struct generation {
     bool logprobs;
     bool lost;                     /* an event could not be made: ends as an error */
     struct engine_event *terminal; /* NULL once pushed */
+    int32_t min_tokens;
     int32_t n;
     struct choice choices[];
 };
@@ -56,6 +58,7 @@ int generation_new(struct generation **out, const struct engine_request *r,
     g->arrival_us = arrival_us;
     g->stream = r->stream;
     g->logprobs = r->sampling.n_logprobs >= 0;
+    g->min_tokens = r->sampling.min_tokens;
     g->n = r->n;
     for (int32_t i = 0; i < g->n; i++) {
         ret = text_stream_new(&g->choices[i].stream, tokenizer, r->stops, r->n_stops,
@@ -206,6 +209,7 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
         logprobs_of(lp, ev);
     /* The id that ends a text is told, but is no part of the text. */
     if (reason != CORE_REASON_STOP) {
+        text_stream_ignore_stops(c->stream, ++c->n_tokens <= g->min_tokens);
         r = text_stream_push(c->stream, ev->token, &piece);
         if (r < 0)
             return r;

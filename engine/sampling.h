@@ -6,7 +6,8 @@
  *      (repetition: Keskar et al. 2019, arXiv:1909.05858: z > 0 ? z / r : z * r for each id seen in
  *      prompt or output; presence and frequency as OpenAI defines them, over the output only:
  *      z -= presence * (count > 0) + frequency * count);
- *   3. logit_bias is added; while fewer than min_tokens are generated, stop ids become -inf;
+ *   3. logit_bias is added; while fewer than min_tokens are generated, stop ids become -inf; so do
+ *      the ids that the row's mask (batch.h) does not allow;
  *   4. temperature 0: the largest z, lowest id on a tie. Otherwise z / temperature, then
  *   5. top_k, then top_p (nucleus: the smallest set, in falling probability, lower id first on a
  *      tie, whose probability among what top_k left reaches top_p), then min_p (p >= min_p *

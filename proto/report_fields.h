@@ -45,7 +45,7 @@
 
 #define STATUS_MEMORY_FIELDS(F) \
     F(COUNT, weight_bytes,    q->backend.weight_bytes,    weight_bytes,    weight_bytes) \
-    F(COUNT, kv_bytes,        q->backend.kv_bytes,        kv_bytes,        kv_bytes) \
+    F(COUNT, kv_bytes,        q->backend.tiers[TIER_DEVICE].bytes, kv_bytes,        kv_bytes) \
     F(COUNT, graph_bytes,     q->backend.graph_bytes,     graph_bytes,     graph_bytes) \
     F(COUNT, workspace_bytes, q->backend.workspace_bytes, workspace_bytes, workspace_bytes) \
     F(COUNT, other_bytes,     q->backend.other_bytes,     other_bytes,     other_bytes) \
@@ -58,7 +58,7 @@
     F(TEXT,  model,         from->daemon->model,        model,           model) \
     F(TEXT,  model_folder,  from->daemon->model_folder, model_folder,    model_folder) \
     F(TEXT,  backend,       from->daemon->backend,      backend,         backend) \
-    F(TEXT,  device,        q->backend.device,          device,          device) \
+    F(TEXT,  device,        q->backend.devices[0],      device,          device) \
     F(TEXT,  driver,        q->backend.driver,          driver,          driver) \
     F(TEXT,  server,        from->daemon->server,       server,          server) \
     F(COUNT, uptime_ms,     from->daemon->uptime_ms,    uptime_ms,       uptime_ms) \

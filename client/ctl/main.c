@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,7 +127,8 @@ static void parse(struct ctl *ctl, int argc, char **argv)
     }
     groups[n] = ctl_program.common;
     if (usage_parse(&ctl->line, why, argc, argv, groups, !ctl->command) < 0)
-        ctl_usage(ctl, ctl->command ? "%s" : "%s; a command's own options go behind it", why);
+        ctl_usage(ctl, "%s%s", why,
+                  ctl->command || strchr(why, '?') ? "" : "; a command's own options go behind it");
     for (size_t i = 0; i < ctl->line.n_given; i++) {
         const char *name = ctl->line.given[i].option->name, *value = ctl->line.given[i].value;
 
@@ -208,6 +210,7 @@ int main(int argc, char **argv)
     int n, rc;
 
     program_hold_streams();
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a write error */
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
     parse(&ctl, argc, argv);

@@ -1,30 +1,28 @@
 /* blocks.c - see blocks.h.
  *
- * The free ones are a stack, so that a block just given back is the next to go out; the cached ones
- * are a list in the order they were let go, linked by index. */
+ * The free list is a stack, so the block released last is the next to go out. The cached list is in
+ * order of release; a cached block with a copy under way keeps its place there. */
 #include "engine/core/blocks.h"
 
 #include <errno.h>
-#include <stddef.h>
 #include <stdlib.h>
 
+#include "engine/util/list.h"
 #include "engine/util/must.h"
 
-enum { NONE = -1 };
-
 struct block {
+    struct list link; /* in the free or the cached list */
     int32_t refs;
-    int32_t next, prev; /* while cached: neighbours by age, or NONE */
-    bool listed;
+    int32_t n_copies;  /* under way */
+    struct node *node; /* NULL: not listed */
 };
 
 struct blocks {
-    int32_t n_blocks;
-    int32_t n_free;
-    int32_t n_cached;
-    int32_t oldest, newest; /* of the cached ones */
-    int32_t *free_ids;      /* [n_free] */
-    struct block *block;    /* [n_blocks] */
+    int32_t n_blocks, n_free;
+    int32_t n_cached; /* without those that a copy keeps */
+    struct list free;
+    struct list cached;
+    struct block block[]; /* [n_blocks] */
 };
 
 int blocks_new(struct blocks **out, int32_t n_blocks)
@@ -32,78 +30,64 @@ int blocks_new(struct blocks **out, int32_t n_blocks)
     struct blocks *b;
 
     must(n_blocks > 0);
-    b = calloc(1, sizeof(*b));
+    b = calloc(1, sizeof(*b) + (size_t)n_blocks * sizeof(*b->block));
     if (!b)
-        goto fail;
-    b->free_ids = calloc((size_t)n_blocks, sizeof(*b->free_ids));
-    b->block = calloc((size_t)n_blocks, sizeof(*b->block));
-    if (!b->free_ids || !b->block)
-        goto fail;
-    for (int32_t i = 0; i < n_blocks; i++)
-        b->free_ids[i] = n_blocks - 1 - i; /* block 0 goes out first */
+        return -ENOMEM;
     b->n_blocks = b->n_free = n_blocks;
-    b->oldest = b->newest = NONE;
+    list_init(&b->free);
+    list_init(&b->cached);
+    for (int32_t i = n_blocks; i-- > 0;) /* block 0 goes out first */
+        list_append(&b->free, &b->block[i].link);
     *out = b;
     return 0;
-fail:
-    blocks_free(b);
-    return -ENOMEM;
 }
 
 void blocks_free(struct blocks *b)
 {
-    if (!b)
-        return;
-    free(b->free_ids);
-    free(b->block);
     free(b);
 }
 
 static struct block *block_at(const struct blocks *b, int32_t id)
 {
     must(id >= 0 && id < b->n_blocks);
-    return &b->block[id];
+    return (struct block *)&b->block[id];
 }
 
-static void age_append(struct blocks *b, int32_t id)
+static struct block *block_of(const struct list *l)
 {
-    struct block *k = &b->block[id];
-
-    k->next = NONE;
-    k->prev = b->newest;
-    if (b->newest == NONE)
-        b->oldest = id;
-    else
-        b->block[b->newest].next = id;
-    b->newest = id;
-    b->n_cached++;
+    return CONTAINER_OF(l, struct block, link);
 }
 
-static void age_remove(struct blocks *b, int32_t id)
+/* Puts a block without references where it belongs. */
+static void settle(struct blocks *b, struct block *k)
 {
-    struct block *k = &b->block[id];
+    if (k->node) {
+        list_append(&b->cached, &k->link);
+        b->n_cached += k->n_copies == 0;
+    } else if (k->n_copies == 0) {
+        list_append(&b->free, &k->link);
+        b->n_free++;
+    }
+}
 
-    if (k->prev == NONE)
-        b->oldest = k->next;
-    else
-        b->block[k->prev].next = k->next;
-    if (k->next == NONE)
-        b->newest = k->prev;
-    else
-        b->block[k->next].prev = k->prev;
-    b->n_cached--;
+static void leave_cached(struct blocks *b, struct block *k)
+{
+    list_remove(&k->link);
+    b->n_cached -= k->n_copies == 0;
 }
 
 int blocks_take(struct blocks *b, int32_t *block_id)
 {
-    int32_t id;
+    struct block *k;
 
     if (b->n_free == 0)
         return BLOCKS_E_EMPTY;
-    id = b->free_ids[--b->n_free];
-    must(b->block[id].refs == 0 && !b->block[id].listed);
-    b->block[id].refs = 1;
-    *block_id = id;
+    k = block_of(b->free.prev);
+    must(k->refs == 0 && k->n_copies == 0 && !k->node);
+    list_remove(&k->link);
+    b->n_free--;
+    k->refs = 1;
+    *block_id = (int32_t)(k - b->block);
     return BLOCKS_OK;
 }
 
@@ -111,10 +95,9 @@ void blocks_ref(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
-    must(k->refs > 0 || k->listed);
-    if (k->refs == 0)
-        age_remove(b, block_id);
-    k->refs++;
+    must(k->refs > 0 || k->node);
+    if (k->refs++ == 0)
+        leave_cached(b, k);
 }
 
 void blocks_unref(struct blocks *b, int32_t block_id)
@@ -122,40 +105,67 @@ void blocks_unref(struct blocks *b, int32_t block_id)
     struct block *k = block_at(b, block_id);
 
     must(k->refs > 0);
-    if (--k->refs > 0)
-        return;
-    if (k->listed)
-        age_append(b, block_id);
-    else
-        b->free_ids[b->n_free++] = block_id;
+    if (--k->refs == 0)
+        settle(b, k);
 }
 
-void blocks_set_listed(struct blocks *b, int32_t block_id, bool listed)
+void blocks_begin_copy(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
-    must(k->listed != listed);
-    must(k->refs > 0 || !listed);
-    k->listed = listed;
-    if (k->refs == 0) {
-        age_remove(b, block_id);
-        b->free_ids[b->n_free++] = block_id;
-    }
+    must(k->refs > 0 || k->node);
+    if (k->n_copies++ == 0 && k->refs == 0)
+        b->n_cached--;
 }
 
-int32_t blocks_oldest_cached(const struct blocks *b)
+void blocks_end_copy(struct blocks *b, int32_t block_id)
 {
-    return b->oldest;
+    struct block *k = block_at(b, block_id);
+
+    must(k->n_copies > 0);
+    if (--k->n_copies > 0 || k->refs > 0)
+        return;
+    if (k->node)
+        b->n_cached++; /* it has kept its place in the list */
+    else
+        settle(b, k);
 }
 
-bool blocks_is_listed(const struct blocks *b, int32_t block_id)
+void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 {
-    return block_at(b, block_id)->listed;
+    struct block *k = block_at(b, block_id);
+
+    must(!k->node != !node && (k->refs > 0 || !node));
+    if (k->refs == 0)
+        leave_cached(b, k);
+    k->node = node;
+    if (k->refs == 0)
+        settle(b, k);
+}
+
+int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)
+{
+    const struct list *l = block_id < 0 ? &b->cached : &block_at(b, block_id)->link;
+
+    for (l = l->next; l != &b->cached; l = l->next)
+        if (block_of(l)->n_copies == 0)
+            return (int32_t)(block_of(l) - b->block);
+    return -1;
+}
+
+struct node *blocks_node(const struct blocks *b, int32_t block_id)
+{
+    return block_at(b, block_id)->node;
 }
 
 int32_t blocks_refs(const struct blocks *b, int32_t block_id)
 {
     return block_at(b, block_id)->refs;
+}
+
+int32_t blocks_n_total(const struct blocks *b)
+{
+    return b->n_blocks;
 }
 
 int32_t blocks_n_free(const struct blocks *b)
@@ -175,28 +185,24 @@ int32_t blocks_n_used(const struct blocks *b)
 
 const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 {
-    int32_t n_cached = 0, n_unused = 0, n_listed_unused = 0;
-    int32_t prev = NONE;
+    int32_t n_free = 0, n_cached = 0, n_listed = 0;
 
     for (int32_t i = 0; i < b->n_blocks; i++) {
-        if (b->block[i].refs != refs[i])
+        const struct block *k = &b->block[i];
+
+        if (k->refs != refs[i])
             return "the refcount of a block is not the number of tables that hold it";
-        n_unused += refs[i] == 0;
-        n_listed_unused += refs[i] == 0 && b->block[i].listed;
+        n_free += k->refs == 0 && !k->node && k->n_copies == 0;
+        n_cached += k->refs == 0 && k->node && k->n_copies == 0;
+        n_listed += k->refs == 0 && k->node;
     }
-    for (int32_t i = b->oldest; i != NONE; i = b->block[i].next) {
-        if (b->block[i].refs || !b->block[i].listed || b->block[i].prev != prev)
-            return "the list of cached blocks holds one that is used or not listed";
-        if (++n_cached > b->n_blocks)
-            return "the list of cached blocks is a ring";
-        prev = i;
-    }
-    if (n_cached != b->n_cached || n_cached != n_listed_unused || prev != b->newest)
-        return "a listed block that nobody holds is not in the list of cached ones";
-    for (int32_t i = 0; i < b->n_free; i++)
-        if (b->block[b->free_ids[i]].refs || b->block[b->free_ids[i]].listed)
-            return "a free block is held or listed";
-    if (b->n_free + b->n_cached != n_unused)
+    if (n_free != b->n_free || n_cached != b->n_cached)
         return "free, cached and used blocks are not all blocks";
-    return NULL;
+    for (const struct list *l = b->free.next; l != &b->free; l = l->next)
+        if (n_free-- == 0 || block_of(l)->refs || block_of(l)->node || block_of(l)->n_copies)
+            return "the free list has a block that is not free";
+    for (const struct list *l = b->cached.next; l != &b->cached; l = l->next)
+        if (n_listed-- == 0 || block_of(l)->refs || !block_of(l)->node)
+            return "the cached list has a block that is held or not listed";
+    return n_free || n_listed ? "a block without references is in no list" : NULL;
 }

@@ -1,12 +1,13 @@
-/* blocks.h - the pool of KV-cache blocks: which are free, which are held, by how many.
+/* blocks.h - the KV-cache blocks of one tier: which are free, which are held, by how many.
  *
- * A block is block_len token slots; only ids live here, never device memory nor contents. A block
- * that nobody holds is free, or cached where the prefix cache lists its contents: then it keeps
- * them until it is the oldest and a block is wanted. Owned by the engine thread; no locks. */
+ * A block is block_len token slots; only ids live here, never memory or contents. A block that the
+ * prefix cache lists keeps its contents when nobody holds it: it is cached until it is the oldest
+ * one and a block is needed. Any other block that nobody holds is free. A block with a copy under
+ * way is neither: its contents stay, and nobody can take it. Owned by the engine thread; no locks.
+ */
 #ifndef NVLLM_ENGINE_CORE_BLOCKS_H
 #define NVLLM_ENGINE_CORE_BLOCKS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 struct blocks;
@@ -19,23 +20,29 @@ enum {
     BLOCKS_E_EMPTY, /* no free block; cached ones may be left */
 };
 
-/* A free block; the caller holds the one reference. */
-int blocks_take(struct blocks *b, int32_t *block_id);
-void blocks_ref(struct blocks *b, int32_t block_id);   /* a cached one is held again */
+int blocks_take(struct blocks *b, int32_t *block_id);  /* a free block, with one reference */
+void blocks_ref(struct blocks *b, int32_t block_id);   /* of a held or a cached block */
 void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it */
 
-/* Says whether the contents are listed. Unlisting a cached block makes it free. */
-void blocks_set_listed(struct blocks *b, int32_t block_id, bool listed);
+/* While at least one copy reads or writes the block, it stays as it is. */
+void blocks_begin_copy(struct blocks *b, int32_t block_id); /* of a held or a cached block */
+void blocks_end_copy(struct blocks *b, int32_t block_id);
 
-int32_t blocks_oldest_cached(const struct blocks *b); /* -1: none */
+/* Lists a held block for a node of the prefix cache, or for NULL unlists a listed one. */
+struct node;
+void blocks_list(struct blocks *b, int32_t block_id, struct node *node);
+struct node *blocks_node(const struct blocks *b, int32_t block_id); /* NULL: it is not listed */
 
-bool blocks_is_listed(const struct blocks *b, int32_t block_id);
+/* The cached block released first after this one, or first of all for -1; -1: none. */
+int32_t blocks_next_cached(const struct blocks *b, int32_t block_id);
+
 int32_t blocks_refs(const struct blocks *b, int32_t block_id);
+int32_t blocks_n_total(const struct blocks *b);
 int32_t blocks_n_free(const struct blocks *b);
 int32_t blocks_n_cached(const struct blocks *b);
-int32_t blocks_n_used(const struct blocks *b);
+int32_t blocks_n_used(const struct blocks *b); /* neither free nor cached */
 
-/* NULL, or what is broken; refs [n_blocks] is how many hold each block. */
+/* NULL, or which invariant is broken; refs [n_blocks]: the references that there should be. */
 const char *blocks_verify(const struct blocks *b, const int32_t *refs);
 
 #endif

@@ -33,7 +33,12 @@ static int alloc_arrays(struct core *c)
 {
     const struct core_options *o = &c->options;
     size_t n_seqs = (size_t)o->max_seqs;
-    int32_t seqs_a_step = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens;
+    struct step_limits limits = {
+        .max_tokens = o->max_batch_tokens,
+        .max_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
+        .max_blocks = c->max_blocks,
+        .max_history = o->max_seq_len,
+    };
 
     c->slots = calloc(n_seqs, sizeof(*c->slots));
     c->free_slots = calloc(n_seqs, sizeof(*c->free_slots));
@@ -45,8 +50,7 @@ static int alloc_arrays(struct core *c)
         !c->block_refs)
         return -ENOMEM;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        if (step_init(&c->steps[i], o->max_batch_tokens, seqs_a_step, c->max_blocks,
-                      o->max_seq_len) < 0)
+        if (step_init(&c->steps[i], &limits) < 0)
             return -ENOMEM;
     for (int32_t i = 0; i < o->max_seqs; i++)
         c->free_slots[c->n_free_slots++] = o->max_seqs - 1 - i; /* state 0 goes out first */
@@ -75,8 +79,8 @@ int core_new(struct core **out, const struct core_options *options)
     heap_init(&c->deadlines, deadline_less);
     rc = blocks_new(&c->blocks, options->n_blocks);
     if (rc == 0)
-        rc = prefix_cache_new(&c->cache, c->blocks, options->n_blocks, options->block_len,
-                              options->hash_seed);
+        rc = prefix_cache_new(&c->cache, (struct blocks *[N_TIERS]){c->blocks}, options->block_len,
+                              options->cache_secret);
     if (rc == 0)
         rc = fair_queue_new(&c->queue);
     if (rc == 0)

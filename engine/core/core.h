@@ -43,7 +43,7 @@ struct core_options {
                                * and only blocks of prompts are found: so a sequence's numbers do
                                * not change with preemptions and hits where chunks and decodes
                                * round differently */
-    uint64_t hash_seed;       /* entropy of this start */
+    const uint8_t *cache_secret; /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
 struct core_request {

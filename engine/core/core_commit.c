@@ -100,7 +100,7 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
 
     prefix_cache_set_time(c->cache, now_us);
     must(core_in_flight(c) > 0);
-    must(result->step == st->batch.step && result->n_rows == st->batch.n_rows);
+    must(result->step == st->number && result->n_rows == st->batch->n_rows);
     for (int32_t i = 0; i < st->n_decodes; i++) {
         commit_entry(c, &st->decodes[i], result, row, now_us);
         row += st->decodes[i].wanted;

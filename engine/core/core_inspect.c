@@ -265,7 +265,7 @@ static uint8_t letter_of_all(const struct core *c, int32_t block_id)
     int32_t refs = blocks_refs(c->blocks, block_id);
 
     if (refs == 0)
-        return blocks_is_listed(c->blocks, block_id) ? 'c' : 'f';
+        return blocks_node(c->blocks, block_id) ? 'c' : 'f';
     if (refs > 1)
         return 's';
     return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';

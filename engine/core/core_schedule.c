@@ -50,7 +50,7 @@ static void preempt(struct core *c, struct sequence *s)
 static bool take_block(struct core *c, struct sequence *s)
 {
     must(s->n_table < c->max_blocks);
-    if (prefix_cache_take(c->cache, &s->table[s->n_table]) != BLOCKS_OK)
+    if (prefix_cache_take(c->cache, TIER_DEVICE, &s->table[s->n_table]) != BLOCKS_OK)
         return false;
     s->n_table++;
     s->n_taken++;
@@ -96,8 +96,7 @@ static void chain_blocks(struct core *c, struct sequence *s, int32_t n_positions
         const int32_t *tokens =
             sequence_tokens(s, s->n_chained * block_len, block_len, c->block_tokens);
 
-        prefix_cache_insert(c->cache, s->request->ns, &s->chain, s->table[s->n_chained], tokens,
-                            owner);
+        prefix_cache_insert(c->cache, &s->chain, s->table[s->n_chained], tokens, owner);
     }
 }
 
@@ -118,7 +117,7 @@ static void charge(struct core *c, struct sequence *s)
 
 static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    return s->state == SEQ_DECODE && s->last_step != st->batch.step && s->last_try != c->n_plans &&
+    return s->state == SEQ_DECODE && s->last_step != st->number && s->last_try != c->n_plans &&
            s->n_generated + s->n_sampling < s->request->max_tokens;
 }
 
@@ -128,7 +127,7 @@ static bool plan_decode(struct core *c, struct step *st, struct sequence *s)
     bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
     struct step_entry *e;
 
-    must(!sampling || s->last_step == st->batch.step - 1);
+    must(!sampling || s->last_step == st->number - 1);
     must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (core_blocks_for(c, s->n_planned + 1) > s->n_table && !take_block_or_preempt(c, s))
         return false;
@@ -303,7 +302,7 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
         c->n_requests_running++;
     if (fair_client_use(q->client)->n_running++ == 0)
         core_time_newcomer(c, s, now_us);
-    step_add_load(st, s);
+    step_add_update(st, s);
     if (n_found > 0)
         prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
     if (s->ran)
@@ -385,8 +384,8 @@ void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32
 /* True while the first in the queue did not fit and nothing says that it would now. */
 static bool is_stuck(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    return s == c->stuck && blocks_available(c) <= c->stuck_blocks &&
-           st->batch.step < c->stuck_until && core_n_running(c) > 0;
+    return s == c->stuck && blocks_available(c) <= c->stuck_blocks && st->number < c->stuck_until &&
+           core_n_running(c) > 0;
 }
 
 /* The first in the queue, if it is of this class and can be tried now. */
@@ -403,7 +402,7 @@ static struct sequence *next_waiting(struct core *c, const struct step *st, int3
         return NULL; /* nobody yields a slot to who could not begin */
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
-    return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_load(st, s) ? s : NULL;
+    return c->n_free_slots > 0 && !is_stuck(c, st, s) && step_has_room_for_update(st, s) ? s : NULL;
 }
 
 /* Of two prompts: whose client does not stand back, then whose was served less. */
@@ -424,7 +423,7 @@ static struct sequence *next_prefilling(const struct core *c, const struct step 
         struct sequence *s = c->scratch[i];
 
         if (s->state == SEQ_PREFILL && (int32_t)s->request->priority == klass &&
-            s->last_try != c->n_plans && s->last_step != st->batch.step &&
+            s->last_try != c->n_plans && s->last_step != st->number &&
             core_rows_left(c, s, false) > 0 && (!least || goes_first(c, s, least)))
             least = s;
     }
@@ -462,7 +461,7 @@ static int32_t plan_prompts(struct core *c, struct step *st, int32_t klass, int3
         case NO_ROOM:
             c->stuck = w;
             c->stuck_blocks = blocks_available(c);
-            c->stuck_until = st->batch.step + STUCK_STEPS;
+            c->stuck_until = st->number + STUCK_STEPS;
             core_claim_blocks(c, w, c->n_wanted - c->stuck_blocks - c->n_returning);
             admits = false;
             break;
@@ -552,8 +551,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
         must(core_in_flight(c) > 0); /* if something fits, something runs */
         return CORE_WAIT;
     }
-    step_build(st, c->options.block_len);
+    *batch = step_build(st, c->options.block_len);
     c->planned++;
-    *batch = &st->batch;
     return CORE_OK;
 }

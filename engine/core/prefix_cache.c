@@ -1,54 +1,61 @@
-/* prefix_cache.c - see prefix_cache.h.
+/* prefix_cache.c - nodes: lookup, listing, removal, and where their copies are; see prefix_cache.h.
  *
- * Entries lie in an array by block id, chained by hash. All memory but that of namespaces is taken
- * at the start. */
+ * Nodes lie in a pool, found by digest through chained buckets. All memory but that of namespaces
+ * is taken at the start. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "engine/core/prefix_cache_impl.h"
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
-#include "engine/core/prefix_cache_impl.h"
 
-enum { NONE = PREFIX_CACHE_NONE };
-
-int prefix_cache_new(struct prefix_cache **out, struct blocks *blocks, int32_t n_blocks,
-                     int32_t block_len, uint64_t hash_seed)
+static int alloc_nodes(struct prefix_cache *p, size_t n)
 {
-    struct prefix_cache *p;
-    size_t n_slots;
-    int rc = -ENOMEM;
+    size_t n_tokens, digest_bytes = 2 * sizeof(XXH128_hash_t);
 
-    must(n_blocks > 0 && block_len > 0);
-    p = calloc(1, sizeof(*p));
-    if (!p)
-        goto fail;
-    if (!size_mul(&n_slots, (size_t)n_blocks, (size_t)block_len)) {
-        rc = -EINVAL;
-        goto fail;
-    }
-    p->blocks = blocks;
-    p->n_blocks = n_blocks;
-    p->block_len = block_len;
-    p->hash_seed = hash_seed;
-    while (1ll << p->id_bits <= n_blocks)
-        p->id_bits++;
+    if (n > INT32_MAX || !size_mul(&n_tokens, n, (size_t)p->block_len))
+        return -EINVAL;
+    p->n_nodes = (int32_t)n;
     p->n_buckets = 16;
-    while (p->n_buckets < (size_t)n_blocks * 2)
+    while (p->n_buckets < n * 2)
         p->n_buckets *= 2;
-    p->buckets = malloc(p->n_buckets * sizeof(*p->buckets));
-    p->entries = calloc((size_t)n_blocks, sizeof(*p->entries));
-    p->tokens = calloc(n_slots, sizeof(*p->tokens));
-    if (!p->buckets || !p->entries || !p->tokens)
-        goto fail;
-    for (size_t i = 0; i < p->n_buckets; i++)
-        p->buckets[i] = NONE;
-    *out = p;
+    p->buckets = calloc(p->n_buckets, sizeof(*p->buckets));
+    p->nodes = calloc(n, sizeof(*p->nodes));
+    p->tokens = calloc(n_tokens, sizeof(*p->tokens));
+    p->digest_input = malloc(digest_bytes + (size_t)p->block_len * sizeof(*p->tokens));
+    if (!p->buckets || !p->nodes || !p->tokens || !p->digest_input)
+        return -ENOMEM;
+    while (n-- > 0) {
+        p->nodes[n].next = p->free;
+        p->free = &p->nodes[n];
+    }
     return 0;
-fail:
-    prefix_cache_free(p);
+}
+
+int prefix_cache_new(struct prefix_cache **out, struct blocks *const tiers[N_TIERS],
+                     int32_t block_len, const uint8_t *secret)
+{
+    struct prefix_cache *p = calloc(1, sizeof(*p));
+    size_t n_nodes = 0;
+    int rc;
+
+    must(tiers[TIER_DEVICE] && block_len > 0);
+    if (!p)
+        return -ENOMEM;
+    p->block_len = block_len;
+    if (secret)
+        memcpy(p->secret, secret, sizeof(p->secret));
+    for (int t = 0; t < N_TIERS; t++) {
+        p->tiers[t] = tiers[t];
+        n_nodes += tiers[t] ? (size_t)blocks_n_total(tiers[t]) : 0;
+    }
+    rc = alloc_nodes(p, n_nodes);
+    if (rc < 0)
+        prefix_cache_free(p);
+    else
+        *out = p;
     return rc;
 }
 
@@ -56,328 +63,15 @@ void prefix_cache_free(struct prefix_cache *p)
 {
     if (!p)
         return;
-    for (int32_t i = 0; p->entries && i < p->n_blocks; i++)
-        prefix_cache_remove(p, i); /* the last entry of a namespace frees it */
+    for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
+        if (p->nodes[i].ns)
+            node_remove(p, &p->nodes[i]); /* the last node of a namespace frees it */
     free(p->buckets);
-    free(p->entries);
+    free(p->nodes);
     free(p->tokens);
+    free(p->digest_input);
     id_map_deinit(&p->namespaces);
     free(p);
-}
-
-/* Never the same twice: 2^44 blocks of a pool of 2^20 may be listed in one life. */
-static uint64_t new_serial(struct prefix_cache *p, uint64_t block_id)
-{
-    must(++p->n_serials < UINT64_MAX >> p->id_bits);
-    return p->n_serials << p->id_bits | block_id;
-}
-
-static int namespace_new(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
-                         struct text salt)
-{
-    struct cache_namespace *ns;
-    size_t bytes;
-
-    if (!size_add(&bytes, sizeof(*ns), salt.len))
-        return -ENOMEM;
-    ns = calloc(1, bytes);
-    if (!ns)
-        return -ENOMEM;
-    list_init(&ns->firsts);
-    ns->root = PLANT(PLANT_NO_NAMESPACE) ? UINT64_MAX : new_serial(p, (1ull << p->id_bits) - 1);
-    ns->client = client;
-    ns->n_holders = 1;
-    ns->salt_len = salt.len;
-    if (salt.len)
-        memcpy(ns->salt, salt.data, salt.len);
-    *out = ns;
-    return 0;
-}
-
-static uint64_t namespace_hash(const struct prefix_cache *p, uint64_t client, struct text salt)
-{
-    return XXH3_64bits_withSeed(salt.len ? salt.data : "", salt.len, p->hash_seed ^ client);
-}
-
-struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
-                                          struct text salt)
-{
-    struct cache_namespace *ns = id_map_get(&p->namespaces, namespace_hash(p, client, salt));
-
-    for (; ns; ns = ns->next)
-        if (ns->client == client && ns->salt_len == salt.len &&
-            (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0))
-            break;
-    return ns;
-}
-
-int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
-                      struct text salt)
-{
-    struct cache_namespace *ns = prefix_cache_find(p, client, salt);
-    struct cache_namespace *first;
-    int rc;
-
-    if (ns) {
-        ns->n_holders++;
-        *out = ns;
-        return 0;
-    }
-    rc = namespace_new(p, &ns, client, salt);
-    if (rc < 0)
-        return rc;
-    ns->hash = namespace_hash(p, client, salt);
-    first = id_map_get(&p->namespaces, ns->hash);
-    if (first) {
-        ns->next = first->next;
-        first->next = ns;
-    } else {
-        rc = id_map_put(&p->namespaces, ns->hash, ns);
-        if (rc < 0) {
-            free(ns);
-            return rc;
-        }
-    }
-    *out = ns;
-    return 0;
-}
-
-int prefix_cache_open_private(struct prefix_cache *p, struct cache_namespace **out)
-{
-    int rc = namespace_new(p, out, 0, (struct text){NULL, 0});
-
-    if (rc == 0)
-        (*out)->private = true;
-    return rc;
-}
-
-static void namespace_unlink(struct prefix_cache *p, struct cache_namespace *ns)
-{
-    struct cache_namespace *first = id_map_get(&p->namespaces, ns->hash);
-
-    if (first == ns) {
-        must(id_map_take(&p->namespaces, ns->hash) == ns);
-        if (ns->next) /* into the room just made */
-            must(id_map_put(&p->namespaces, ns->hash, ns->next) == 0);
-        return;
-    }
-    while (first->next != ns)
-        first = first->next;
-    first->next = ns->next;
-}
-
-/* Nobody holds it and nothing is in it: nothing can ever be found in it. */
-static void namespace_drop_unused(struct prefix_cache *p, struct cache_namespace *ns)
-{
-    if (ns->n_holders > 0 || !list_empty(&ns->firsts))
-        return;
-    if (!ns->private)
-        namespace_unlink(p, ns);
-    free(ns);
-}
-
-void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns)
-{
-    must(ns->n_holders > 0);
-    if (ns->private) {
-        /* the holder is still counted, so that removing the last entry does not free it */
-        while (!list_empty(&ns->firsts)) {
-            struct entry *e = CONTAINER_OF(ns->firsts.next, struct entry, sibling);
-
-            prefix_cache_remove(p, (int32_t)(e - p->entries));
-        }
-    }
-    ns->n_holders--;
-    namespace_drop_unused(p, ns);
-}
-
-uint64_t prefix_cache_root(const struct cache_namespace *ns)
-{
-    return ns->root;
-}
-
-static uint64_t hash_of(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens)
-{
-    uint64_t seed = XXH3_64bits_withSeed(&parent, sizeof(parent), p->hash_seed);
-    uint64_t h = XXH3_64bits_withSeed(tokens, (size_t)p->block_len * sizeof(*tokens), seed);
-
-    if (PLANT(PLANT_NO_COMPARE) || PLANT(PLANT_SHORT_HASH) || PLANT(PLANT_NO_PARENT))
-        return h & 15;
-    return h;
-}
-
-static int32_t find_hash(const struct prefix_cache *p, uint64_t hash, uint64_t parent,
-                         const int32_t *tokens)
-{
-    size_t bytes = (size_t)p->block_len * sizeof(*tokens);
-    int32_t i = p->buckets[hash & (p->n_buckets - 1)];
-
-    for (; i != NONE; i = p->entries[i].next) {
-        const struct entry *e = &p->entries[i];
-
-        if (e->hash != hash)
-            continue;
-        if (PLANT(PLANT_NO_COMPARE))
-            break;
-        if ((e->parent == parent || PLANT(PLANT_NO_PARENT)) &&
-            memcmp(cache_tokens(p, i), tokens, bytes) == 0)
-            break;
-    }
-    return i;
-}
-
-int32_t cache_find(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens)
-{
-    return find_hash(p, hash_of(p, parent, tokens), parent, tokens);
-}
-
-bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
-                       int32_t *block_id)
-{
-    int32_t i = cache_find(p, *parent, tokens);
-
-    if (i == NONE || (p->entries[i].state != ENTRY_READY && !PLANT(PLANT_EARLY_VISIBLE)))
-        return false;
-    *parent = p->entries[i].serial;
-    *block_id = i;
-    return true;
-}
-
-bool prefix_cache_hold(struct prefix_cache *p, uint64_t *parent, const int32_t *tokens,
-                       int32_t *block_id)
-{
-    if (!prefix_cache_peek(p, parent, tokens, block_id))
-        return false;
-    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->blocks, *block_id) == 0)
-        blocks_ref(p->blocks, *block_id);
-    p->entries[*block_id].used_us = p->now_us;
-    return true;
-}
-
-int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t parent, const int32_t *tokens)
-{
-    int32_t i = cache_find(p, parent, tokens);
-
-    return i != NONE && p->entries[i].state == ENTRY_PENDING ? p->entries[i].owner : -1;
-}
-
-/* Whether a chain can go on after parent; *before is the block, or NONE at a root. */
-static bool is_listed(const struct prefix_cache *p, uint64_t parent, int32_t *before)
-{
-    uint64_t id = parent & ((1ull << p->id_bits) - 1);
-
-    *before = id < (uint64_t)p->n_blocks ? (int32_t)id : NONE;
-    return *before == NONE ||
-           (p->entries[id].state != ENTRY_NONE && p->entries[id].serial == parent);
-}
-
-void prefix_cache_insert(struct prefix_cache *p, struct cache_namespace *ns, uint64_t *parent,
-                         int32_t block_id, const int32_t *tokens, int32_t owner)
-{
-    uint64_t hash = hash_of(p, *parent, tokens);
-    int32_t equal = find_hash(p, hash, *parent, tokens);
-    int32_t *bucket = &p->buckets[hash & (p->n_buckets - 1)];
-    struct entry *e = &p->entries[block_id];
-    int32_t before;
-
-    if (equal != NONE) {
-        *parent = p->entries[equal].serial;
-        return;
-    }
-    if (!is_listed(p, *parent, &before))
-        return;
-    must(e->state == ENTRY_NONE);
-    blocks_set_listed(p->blocks, block_id, true);
-    *e = (struct entry){
-        .state = owner == PREFIX_CACHE_READY ? ENTRY_READY : ENTRY_PENDING,
-        .owner = owner,
-        .next = *bucket,
-        .depth = before == NONE ? 0 : p->entries[before].depth + 1,
-        .hash = hash,
-        .serial = new_serial(p, (uint64_t)block_id),
-        .parent = *parent,
-        .ns = ns,
-        .written_us = p->now_us,
-        .used_us = p->now_us,
-    };
-    e->head =
-        (int64_t)e->depth * p->block_len < PREFIX_CACHE_HEAD ? block_id : p->entries[before].head;
-    list_init(&e->children);
-    list_append(before == NONE ? &ns->firsts : &p->entries[before].children, &e->sibling);
-    memcpy(p->tokens + (size_t)block_id * (size_t)p->block_len, tokens,
-           (size_t)p->block_len * sizeof(*tokens));
-    *bucket = block_id;
-    *parent = e->serial;
-}
-
-void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
-{
-    struct entry *e = &p->entries[block_id];
-
-    if (e->state != ENTRY_PENDING)
-        return;
-    e->state = ENTRY_READY;
-    e->written_us = e->used_us = p->now_us;
-}
-
-/* Unlists one that has nothing behind it. */
-static void remove_last(struct prefix_cache *p, int32_t block_id)
-{
-    struct entry *e = &p->entries[block_id];
-    int32_t *at = &p->buckets[e->hash & (p->n_buckets - 1)];
-
-    while (*at != block_id) {
-        must(*at != NONE);
-        at = &p->entries[*at].next;
-    }
-    *at = e->next;
-    e->state = ENTRY_NONE;
-    list_remove(&e->sibling);
-    blocks_set_listed(p->blocks, block_id, false);
-    if (e->n_pins > 0) {
-        p->n_pinned--;
-        blocks_unref(p->blocks, block_id);
-    }
-    namespace_drop_unused(p, e->ns);
-    e->ns = NULL;
-}
-
-int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
-{
-    int32_t n = 0, at = block_id;
-
-    if (p->entries[block_id].state == ENTRY_NONE)
-        return 0;
-    cache_forget_pins(p, block_id);
-    for (;;) { /* from the ends of chains on */
-        struct entry *e = &p->entries[at];
-        int32_t before = cache_parent(p, at);
-
-        if (!list_empty(&e->children)) {
-            e = CONTAINER_OF(e->children.next, struct entry, sibling);
-            at = (int32_t)(e - p->entries);
-            continue;
-        }
-        remove_last(p, at);
-        n++;
-        if (at == block_id)
-            return n;
-        at = before;
-    }
-}
-
-int prefix_cache_take(struct prefix_cache *p, int32_t *block_id)
-{
-    int32_t oldest;
-
-    if (blocks_take(p->blocks, block_id) == BLOCKS_OK)
-        return BLOCKS_OK;
-    oldest = blocks_oldest_cached(p->blocks);
-    if (oldest == NONE)
-        return BLOCKS_E_EMPTY;
-    prefix_cache_remove(p, oldest);
-    p->n_evicted++;
-    return blocks_take(p->blocks, block_id);
 }
 
 void prefix_cache_set_time(struct prefix_cache *p, uint64_t now_us)
@@ -385,9 +79,168 @@ void prefix_cache_set_time(struct prefix_cache *p, uint64_t now_us)
     p->now_us = now_us;
 }
 
-bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
+/* ---- lookup */
+
+static XXH128_hash_t digest_of(const struct prefix_cache *p, const struct node *parent,
+                               const int32_t *tokens)
 {
-    return p->entries[block_id].state == ENTRY_READY;
+    const size_t half = sizeof(parent->digest), n = (size_t)p->block_len * sizeof(*tokens);
+    XXH128_hash_t d;
+
+    memcpy(p->digest_input, &parent->digest, half);
+    memcpy(p->digest_input + half, &parent->ns->digest, half);
+    memcpy(p->digest_input + 2 * half, tokens, n);
+    d = XXH3_128bits_withSecret(p->digest_input, 2 * half + n, p->secret, sizeof(p->secret));
+    if (PLANT(PLANT_NO_COMPARE) || PLANT(PLANT_SHORT_HASH) || PLANT(PLANT_NO_PARENT))
+        d = (XXH128_hash_t){.low64 = d.low64 & 15};
+    return d;
+}
+
+static bool has_parent(const struct node *n, const struct node *parent)
+{
+    return n->parent == parent || PLANT(PLANT_NO_PARENT) ||
+           (PLANT(PLANT_NO_NAMESPACE) && !n->parent->parent && !parent->parent);
+}
+
+static struct node **bucket_of(const struct prefix_cache *p, XXH128_hash_t digest)
+{
+    return &p->buckets[digest.low64 & (p->n_buckets - 1)];
+}
+
+static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t digest,
+                                const struct node *parent, const int32_t *tokens)
+{
+    size_t bytes = (size_t)p->block_len * sizeof(*tokens);
+    struct node *n = *bucket_of(p, digest);
+
+    for (; n; n = n->next) {
+        if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
+            continue;
+        if (PLANT(PLANT_NO_COMPARE) ||
+            (has_parent(n, parent) && memcmp(node_tokens(p, n), tokens, bytes) == 0))
+            break;
+    }
+    return n;
+}
+
+/* The node of tokens behind chain, in whatever state; or NULL. */
+static struct node *find(const struct prefix_cache *p, uint64_t chain, const int32_t *tokens)
+{
+    const struct node *parent = chain_node(p, chain);
+
+    return parent ? find_digest(p, digest_of(p, parent, tokens), parent, tokens) : NULL;
+}
+
+bool prefix_cache_lookup(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
+                         int32_t location[N_TIERS])
+{
+    const struct node *n = find(p, *chain, tokens);
+    bool found = false;
+
+    if (!n)
+        return false;
+    for (int t = 0; t < N_TIERS; t++) {
+        bool pending = t == TIER_DEVICE && !node_is_ready(n) && !PLANT(PLANT_EARLY_VISIBLE);
+
+        location[t] = pending ? -1 : n->location[t];
+        found |= location[t] >= 0;
+    }
+    if (found)
+        *chain = node_chain(p, n);
+    return found;
+}
+
+bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
+                       int32_t *block_id)
+{
+    int32_t location[N_TIERS];
+    uint64_t at = *chain;
+
+    if (!prefix_cache_lookup(p, &at, tokens, location) || location[TIER_DEVICE] < 0)
+        return false;
+    *chain = at;
+    *block_id = location[TIER_DEVICE];
+    return true;
+}
+
+bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
+                       int32_t *block_id)
+{
+    if (!prefix_cache_peek(p, chain, tokens, block_id))
+        return false;
+    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[TIER_DEVICE], *block_id) == 0)
+        blocks_ref(p->tiers[TIER_DEVICE], *block_id);
+    chain_node(p, *chain)->used_us = p->now_us;
+    return true;
+}
+
+int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t chain, const int32_t *tokens)
+{
+    const struct node *n = find(p, chain, tokens);
+
+    return n ? n->owner : -1;
+}
+
+/* ---- copies of a node */
+
+static void unlist_copy(struct prefix_cache *p, struct node *n, enum tier tier)
+{
+    blocks_list(p->tiers[tier], n->location[tier], NULL);
+    n->location[tier] = -1;
+}
+
+static int n_copies(const struct node *n)
+{
+    int n_tiers = 0;
+
+    for (int t = 0; t < N_TIERS; t++)
+        n_tiers += n->location[t] >= 0;
+    return n_tiers;
+}
+
+bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, int32_t block_id,
+                        int32_t owner)
+{
+    struct node *n = chain_node(p, node);
+
+    must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
+    if (!n || n->location[tier] >= 0)
+        return false;
+    blocks_list(p->tiers[tier], block_id, n);
+    n->location[tier] = block_id;
+    if (tier == TIER_DEVICE)
+        n->owner = owner;
+    return true;
+}
+
+void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
+{
+    struct node *n = chain_node(p, node);
+
+    if (!n || n->location[tier] < 0)
+        return;
+    must(tier != TIER_DEVICE || n->n_pins == 0);
+    if (n_copies(n) == 1) {
+        node_remove(p, n);
+        return;
+    }
+    unlist_copy(p, n, tier);
+    if (tier == TIER_DEVICE)
+        n->owner = PREFIX_CACHE_READY;
+}
+
+int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
+{
+    int32_t oldest;
+
+    if (blocks_take(p->tiers[tier], block_id) == BLOCKS_OK)
+        return BLOCKS_OK;
+    oldest = blocks_next_cached(p->tiers[tier], -1);
+    if (oldest < 0)
+        return BLOCKS_E_EMPTY;
+    prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], oldest)), tier);
+    p->n_evicted += tier == TIER_DEVICE;
+    return blocks_take(p->tiers[tier], block_id);
 }
 
 uint64_t prefix_cache_evictions(const struct prefix_cache *p)
@@ -395,40 +248,200 @@ uint64_t prefix_cache_evictions(const struct prefix_cache *p)
     return p->n_evicted;
 }
 
-static const char *verify_pins(const struct entry *e)
+bool prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,
+                            int32_t within, uint64_t *node, int32_t *block_id)
 {
-    int32_t n = e->pinned;
+    int32_t id = -1;
 
-    for (const struct list *l = e->children.next; l != &e->children; l = l->next)
-        n += CONTAINER_OF(l, struct entry, sibling)->n_pins;
-    return n == e->n_pins ? NULL : "the pins that hold a block are not as many as it counts";
+    for (int32_t i = 0; i < within; i++) {
+        const struct node *n;
+
+        id = blocks_next_cached(p->tiers[from], id);
+        if (id < 0)
+            return false;
+        n = blocks_node(p->tiers[from], id);
+        if (n->location[to] >= 0 || n->ns->private)
+            continue;
+        *node = node_chain(p, n);
+        *block_id = id;
+        return true;
+    }
+    return false;
+}
+
+bool prefix_cache_digest(const struct prefix_cache *p, uint64_t node,
+                         uint8_t out[PREFIX_CACHE_DIGEST])
+{
+    const struct node *n = chain_node(p, node);
+    XXH128_canonical_t bytes;
+
+    if (!n)
+        return false;
+    XXH128_canonicalFromHash(&bytes, n->digest);
+    memcpy(out, bytes.digest, PREFIX_CACHE_DIGEST);
+    return true;
+}
+
+/* ---- device blocks */
+
+static struct node *node_new(struct prefix_cache *p, struct node *parent, const int32_t *tokens,
+                             XXH128_hash_t digest)
+{
+    struct node *n = p->free;
+
+    must(n); /* a block that no node has is about to be listed */
+    p->free = n->next;
+    *n = (struct node){
+        .parent = parent,
+        .ns = parent->ns,
+        .next = *bucket_of(p, digest),
+        .digest = digest,
+        .generation = n->generation,
+        .depth = parent->depth + 1,
+        .owner = PREFIX_CACHE_READY,
+    };
+    for (int t = 0; t < N_TIERS; t++)
+        n->location[t] = -1;
+    n->head = (int64_t)n->depth * p->block_len < PREFIX_CACHE_HEAD ? n : parent->head;
+    list_init(&n->children);
+    list_append(&parent->children, &n->sibling);
+    memcpy(p->tokens + (n - p->nodes) * p->block_len, tokens,
+           (size_t)p->block_len * sizeof(*tokens));
+    *bucket_of(p, digest) = n;
+    return n;
+}
+
+void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_id,
+                         const int32_t *tokens, int32_t owner)
+{
+    struct node *parent = chain_node(p, *chain), *n;
+    XXH128_hash_t digest;
+
+    if (!parent)
+        return;
+    digest = digest_of(p, parent, tokens);
+    n = find_digest(p, digest, parent, tokens);
+    if (!n)
+        n = node_new(p, parent, tokens, digest);
+    *chain = node_chain(p, n);
+    if (prefix_cache_place(p, *chain, TIER_DEVICE, block_id, owner))
+        n->written_us = n->used_us = p->now_us;
+}
+
+void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
+{
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    if (!n || node_is_ready(n))
+        return;
+    n->owner = PREFIX_CACHE_READY;
+    n->written_us = n->used_us = p->now_us;
+}
+
+bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
+{
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    return n && node_is_ready(n);
+}
+
+/* ---- removal */
+
+static void remove_leaf(struct prefix_cache *p, struct node *n)
+{
+    struct cache_namespace *ns = n->ns;
+    struct node **at = bucket_of(p, n->digest);
+
+    while (*at != n) {
+        must(*at);
+        at = &(*at)->next;
+    }
+    *at = n->next;
+    list_remove(&n->sibling);
+    if (n->n_pins > 0) {
+        p->n_pinned--;
+        blocks_unref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
+    }
+    for (int t = 0; t < N_TIERS; t++)
+        if (n->location[t] >= 0)
+            unlist_copy(p, n, t);
+    n->generation++;
+    n->ns = NULL;
+    n->next = p->free;
+    p->free = n;
+    namespace_drop_unused(p, ns);
+}
+
+int32_t node_remove(struct prefix_cache *p, struct node *n)
+{
+    struct node *at = n, *parent;
+
+    node_forget_pins(p, n);
+    for (int32_t n_removed = 1;; n_removed++, at = parent) {
+        while (!list_empty(&at->children))
+            at = node_of_sibling(at->children.next);
+        parent = at->parent;
+        remove_leaf(p, at);
+        if (at == n)
+            return n_removed;
+    }
+}
+
+int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
+{
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    return n ? node_remove(p, n) : 0;
+}
+
+/* ---- invariants */
+
+static const char *verify_copies(const struct prefix_cache *p, const struct node *n)
+{
+    for (int t = 0; t < N_TIERS; t++) {
+        int32_t id = n->location[t];
+
+        if (id >= 0 && blocks_node(p->tiers[t], id) != n)
+            return "a node names a block that is not its own";
+    }
+    if (n_copies(n) == 0)
+        return "a node is in no tier";
+    if (n->owner != PREFIX_CACHE_READY &&
+        (n->location[TIER_DEVICE] < 0 ||
+         blocks_refs(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]) == 0))
+        return "a block that is not written yet is held by nobody";
+    return NULL;
+}
+
+static const char *verify_node(const struct prefix_cache *p, const struct node *n)
+{
+    int32_t n_pins = n->pinned;
+
+    for (const struct list *l = n->children.next; l != &n->children; l = l->next)
+        n_pins += node_of_sibling(l)->n_pins;
+    if (n_pins != n->n_pins)
+        return "the pins that hold a block are not as many as it counts";
+    if (n_pins > 0 && !node_is_ready(n))
+        return "a pinned node has no written device block";
+    if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
+        return "a node does not continue the one before it";
+    if (find_digest(p, n->digest, n->parent, node_tokens(p, n)) != n)
+        return "a node is not found, or an equal one is";
+    return verify_copies(p, n);
 }
 
 const char *prefix_cache_verify(const struct prefix_cache *p)
 {
+    const char *broken = NULL;
     int32_t n_pinned = 0;
 
-    for (int32_t i = 0; i < p->n_blocks; i++) {
-        const struct entry *e = &p->entries[i];
-        int32_t before;
-
-        if (e->state == ENTRY_NONE)
+    for (int32_t i = 0; !broken && i < p->n_nodes; i++) {
+        if (!p->nodes[i].ns)
             continue;
-        n_pinned += e->n_pins > 0;
-        if (verify_pins(e))
-            return verify_pins(e);
-        if (e->state == ENTRY_PENDING && blocks_refs(p->blocks, i) == 0)
-            return "a block that is not written yet is held by nobody";
-        if (e->parent >= e->serial && !PLANT(PLANT_NO_NAMESPACE))
-            return "a block is older than the one before it in its chain";
-        if (!is_listed(p, e->parent, &before))
-            return "a block is listed that nothing can find";
-        if (before != NONE && p->entries[before].depth != e->depth - 1)
-            return "a block is not as far from its chain's beginning as it is said to be";
-        if (find_hash(p, e->hash, e->parent, cache_tokens(p, i)) != i)
-            return "a listed block is not found, or an equal one is listed too";
+        n_pinned += p->nodes[i].n_pins > 0;
+        broken = verify_node(p, &p->nodes[i]);
     }
-    if (n_pinned != p->n_pinned)
-        return "the pinned blocks are not as many as they are said to be";
-    return NULL;
+    if (!broken && n_pinned != p->n_pinned)
+        broken = "the pinned blocks are not as many as they are said to be";
+    return broken;
 }

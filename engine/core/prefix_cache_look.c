@@ -1,113 +1,201 @@
-/* prefix_cache_look.c - what is in the prefix cache, told to people; see prefix_cache.h.
+/* prefix_cache_look.c - what people see of the prefix cache and change in it by hand: pins, clear,
+ * listings; see prefix_cache.h.
  *
- * Changes nothing but the count of hits. */
-#include "engine/util/must.h"
+ * A pin is a mark on the node at which it ends and a count on each node up to there; a node with a
+ * count has one reference to its device block, by however many pins. */
+#include <errno.h>
+#include <stdlib.h>
+
 #include "engine/core/prefix_cache_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
 
-enum { NONE = PREFIX_CACHE_NONE };
+/* ---- pins */
 
-static int32_t first_of(const struct prefix_cache *p, int32_t block_id)
+/* Changes the count of a node and all before it. */
+static void count_pins(struct prefix_cache *p, struct node *n, int32_t change)
 {
-    int32_t at = p->entries[block_id].head, before;
+    for (; n->parent; n = n->parent) {
+        bool was_held = n->n_pins > 0;
 
-    while ((before = cache_parent(p, at)) != NONE)
-        at = before;
-    return at;
+        n->n_pins += change;
+        must(n->n_pins >= 0);
+        if (was_held == (n->n_pins > 0))
+            continue;
+        p->n_pinned += was_held ? -1 : 1;
+        if (was_held)
+            blocks_unref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
+        else if (!PLANT(PLANT_PIN_NO_REF))
+            blocks_ref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
+    }
 }
 
-void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id)
+void node_forget_pins(struct prefix_cache *p, struct node *n)
 {
-    p->entries[first_of(p, block_id)].hits++;
+    if (n->n_pins > 0)
+        count_pins(p, n->parent, -n->n_pins);
+}
+
+bool prefix_cache_pin(struct prefix_cache *p, int32_t block_id)
+{
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    must(n && node_is_ready(n));
+    if (n->pinned)
+        return false;
+    n->pinned = true;
+    count_pins(p, n, 1);
+    return true;
+}
+
+bool prefix_cache_unpin(struct prefix_cache *p, int32_t block_id)
+{
+    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    if (!n || !n->pinned)
+        return false;
+    n->pinned = false;
+    count_pins(p, n, -1);
+    return true;
+}
+
+bool prefix_cache_is_pinned(const struct prefix_cache *p, int32_t block_id)
+{
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+
+    return n && n->n_pins > 0;
+}
+
+int32_t prefix_cache_n_pinned(const struct prefix_cache *p)
+{
+    return p->n_pinned;
+}
+
+/* ---- clear and listings */
+
+static bool is_in_reach(const struct node *n, uint64_t client, bool all)
+{
+    return n->ns && !n->ns->private && (all || n->ns->client == client);
+}
+
+int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
+{
+    int32_t n_removed = 0;
+
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        struct node *n = &p->nodes[i];
+        int32_t id = n->location[TIER_DEVICE];
+
+        if (!is_in_reach(n, client, all) || (PLANT(PLANT_CLEAR_KEEPS_HELD) && id >= 0 &&
+                                             blocks_refs(p->tiers[TIER_DEVICE], id) > 0))
+            continue;
+        n_removed += node_remove(p, n);
+    }
+    return n_removed;
 }
 
 bool prefix_cache_is_of(const struct prefix_cache *p, int32_t block_id, uint64_t client)
 {
-    const struct entry *e = &p->entries[block_id];
+    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
 
-    return e->state != ENTRY_NONE && !e->ns->private && e->ns->client == client;
+    return n && is_in_reach(n, client, false);
 }
 
-/* Used later, then the lower id: what is told first. */
-static bool goes_before(const struct cache_chain *a, const struct cache_chain *b)
+static struct node *first_of(const struct node *n)
 {
-    return a->used_us != b->used_us ? a->used_us > b->used_us : a->block_id < b->block_id;
+    for (n = n->head; n->parent->parent; n = n->parent)
+        ;
+    return (struct node *)n;
 }
 
-/* Of a heap with the last to be told on top, moves the one at i down to its place. */
-static void sift_down(struct cache_chain *heap, int32_t n, int32_t i)
+void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id)
 {
-    struct cache_chain moved = heap[i];
-
-    for (int64_t child; (child = 2 * (int64_t)i + 1) < n; i = (int32_t)child) {
-        if (child + 1 < n && goes_before(&heap[child], &heap[child + 1]))
-            child++;
-        if (!goes_before(&moved, &heap[child]))
-            break;
-        heap[i] = heap[child];
-    }
-    heap[i] = moved;
+    first_of(blocks_node(p->tiers[TIER_DEVICE], block_id))->hits++;
 }
 
-int32_t prefix_cache_chains(const struct prefix_cache *p, struct cache_chain *out, int32_t max,
-                            uint64_t client, bool all, int32_t *total)
+static struct cache_chain chain_of(const struct prefix_cache *p, const struct node *n)
 {
-    int32_t n = 0, n_all = 0;
+    int32_t id = n->location[TIER_DEVICE];
 
-    for (int32_t i = 0; i < p->n_blocks; i++) {
-        const struct entry *e = &p->entries[i];
-        struct cache_chain chain = {.block_id = i, .used_us = e->used_us};
+    return (struct cache_chain){
+        .last = node_chain(p, n),
+        .n_blocks = n->depth + 1,
+        .holders = id < 0 ? 0 : blocks_refs(p->tiers[TIER_DEVICE], id) - (n->n_pins > 0),
+        .client = n->ns->client,
+        .hits = first_of(n)->hits,
+        .written_us = n->written_us,
+        .used_us = n->used_us,
+        .pinned = n->pinned,
+    };
+}
 
-        if (e->state == ENTRY_NONE || (!list_empty(&e->children) && !e->pinned) || e->ns->private ||
-            (!all && e->ns->client != client))
+/* Used last first; what was used together, in any fixed order. */
+static int compare_chains(const void *a, const void *b)
+{
+    const struct cache_chain *x = a, *y = b;
+
+    if (x->used_us != y->used_us)
+        return x->used_us < y->used_us ? 1 : -1;
+    return x->last < y->last ? -1 : x->last > y->last;
+}
+
+int prefix_cache_chains(const struct prefix_cache *p, struct cache_chain **out, int32_t *n,
+                        int32_t max, uint64_t client, bool all, int32_t *total)
+{
+    size_t room = 2 * (size_t)(max < p->n_nodes ? max : p->n_nodes), n_kept = 0;
+    struct cache_chain *chains = malloc(room * sizeof(*chains));
+    uint64_t last_us = 0; /* a chain used no later is not among the first max */
+
+    if (!chains)
+        return -ENOMEM;
+    *total = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        const struct node *last = &p->nodes[i];
+
+        if (!is_in_reach(last, client, all) || (!list_empty(&last->children) && !last->pinned))
             continue;
-        n_all++;
-        if (n < max) {
-            out[n++] = chain;
-            for (int32_t k = n / 2 - 1; n == max && k >= 0; k--)
-                sift_down(out, n, k);
-        } else if (max > 0 && goes_before(&chain, &out[0])) {
-            out[0] = chain;
-            sift_down(out, n, 0);
+        if ((*total)++ >= max && last->used_us <= last_us)
+            continue;
+        chains[n_kept++] = chain_of(p, last);
+        if (n_kept == room) {
+            qsort(chains, n_kept, sizeof(*chains), compare_chains);
+            n_kept = (size_t)max;
+            last_us = chains[max - 1].used_us;
         }
     }
-    for (int32_t k = n / 2 - 1; n < max && k >= 0; k--)
-        sift_down(out, n, k);
-    for (int32_t k = n - 1; k > 0; k--) { /* the last to be told goes to the end */
-        struct cache_chain last = out[0];
-
-        out[0] = out[k];
-        out[k] = last;
-        sift_down(out, k, 0);
-    }
-    for (int32_t k = 0; k < n; k++) {
-        const struct entry *e = &p->entries[out[k].block_id];
-
-        out[k].n_blocks = e->depth + 1;
-        out[k].client = e->ns->client;
-        out[k].hits = p->entries[first_of(p, out[k].block_id)].hits;
-        out[k].written_us = e->written_us;
-        out[k].pinned = e->pinned;
-    }
-    *total = n_all;
-    return n;
+    qsort(chains, n_kept, sizeof(*chains), compare_chains);
+    *n = *total < max ? *total : max;
+    *out = chains;
+    return 0;
 }
 
-int32_t prefix_cache_compare(const struct prefix_cache *p, const struct cache_namespace *ns,
-                             uint64_t parent, const int32_t *tokens, int32_t n, int32_t *others,
-                             int32_t max_others, int32_t *n_others)
+int32_t prefix_cache_head(const struct prefix_cache *p, uint64_t node,
+                          int32_t out[PREFIX_CACHE_HEAD])
 {
-    const struct list *head = &ns->firsts;
+    const struct node *n = chain_node(p, node)->head;
+    int32_t n_head = (n->depth + 1) * p->block_len;
+
+    if (n_head > PREFIX_CACHE_HEAD)
+        n_head = PREFIX_CACHE_HEAD;
+    for (; n->parent; n = n->parent)
+        for (int32_t i = 0, pos = n->depth * p->block_len; i < p->block_len && pos < n_head;
+             i++, pos++)
+            out[pos] = node_tokens(p, n)[i];
+    return n_head;
+}
+
+int32_t prefix_cache_compare(const struct prefix_cache *p, uint64_t chain, const int32_t *tokens,
+                             int32_t n, int32_t *others, int32_t max_others, int32_t *n_others)
+{
+    const struct node *parent = chain_node(p, chain);
     int32_t most = 0;
 
-    if (parent != ns->root)
-        head = &p->entries[parent & ((1ull << p->id_bits) - 1)].children;
     *n_others = 0;
-    for (const struct list *l = head->next; l != head; l = l->next) {
-        const struct entry *e = CONTAINER_OF(l, struct entry, sibling);
-        const int32_t *there = cache_tokens(p, (int32_t)(e - p->entries));
+    for (const struct list *l = parent->children.next; l != &parent->children; l = l->next) {
+        const int32_t *there = node_tokens(p, node_of_sibling(l));
         int32_t same = 0, k = 0;
 
-        if (e->state != ENTRY_READY)
+        if (node_of_sibling(l)->owner != PREFIX_CACHE_READY)
             continue;
         while (same < n && same < p->block_len && there[same] == tokens[same])
             same++;
@@ -122,19 +210,4 @@ int32_t prefix_cache_compare(const struct prefix_cache *p, const struct cache_na
             others[(*n_others)++] = there[same];
     }
     return most;
-}
-
-int32_t prefix_cache_head(const struct prefix_cache *p, int32_t block_id,
-                          int32_t out[PREFIX_CACHE_HEAD])
-{
-    int32_t at = p->entries[block_id].head;
-    int32_t n = (p->entries[at].depth + 1) * p->block_len;
-
-    if (n > PREFIX_CACHE_HEAD)
-        n = PREFIX_CACHE_HEAD;
-    for (; at != NONE; at = cache_parent(p, at))
-        for (int32_t i = 0, pos; i < p->block_len; i++)
-            if ((pos = p->entries[at].depth * p->block_len + i) < n)
-                out[pos] = cache_tokens(p, at)[i];
-    return n;
 }

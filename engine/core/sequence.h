@@ -47,7 +47,7 @@ struct sequence {
     int32_t n_planned;   /* positions of steps planned so far */
     int32_t n_written;   /* positions of steps committed */
     int32_t n_sampling;  /* rows sampled from in steps in flight: 0 .. 2 */
-    uint64_t chain;      /* serial of the last chained block */
+    uint64_t chain;      /* of the prefix cache: to the last chained block */
     int32_t n_taken;     /* blocks of the table that were not found, while it runs */
     int32_t n_chained;   /* blocks at the start of the table that have their place in a chain */
     int32_t n_returning; /* draining: blocks that its end frees */

@@ -5,72 +5,65 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/must.h"
 #include "engine/core/sequence.h"
+#include "engine/util/must.h"
 
-int step_init(struct step *st, int32_t max_tokens, int32_t max_seqs, int32_t max_blocks,
-              int32_t max_history)
+enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
+
+int step_init(struct step *st, const struct step_limits *limits)
 {
-    size_t n_tokens = (size_t)max_tokens, n_seqs = (size_t)max_seqs;
+    const size_t n_seqs = (size_t)limits->max_seqs;
+    struct batch most = {
+        .n_tokens = limits->max_tokens,
+        .n_seqs = limits->max_seqs,
+        .n_rows = limits->max_seqs,
+        .n_updates = limits->max_seqs,
+        .max_blocks = limits->max_blocks,
+        .n_history = limits->max_history,
+        .n_bias = MAX_BIAS,
+        .n_masks = limits->max_masks,
+        .mask_words = limits->mask_words,
+        .n_copies = limits->max_copies,
+    };
+    int r;
 
-    st->max_tokens = max_tokens;
-    st->max_seqs = max_seqs;
-    st->max_blocks = max_blocks;
-    st->max_history = max_history;
+    if (__builtin_mul_overflow(limits->max_seqs, SAMPLING_MAX_STOP_IDS, &most.n_stop_ids))
+        return -EOVERFLOW;
+    r = batch_layout(&most);
+    if (r < 0)
+        return r;
+    st->limits = *limits;
+    st->max_bytes = most.bytes;
+    st->batch = calloc(1, most.bytes);
     st->decodes = calloc(n_seqs, sizeof(*st->decodes));
     st->chunks = calloc(n_seqs, sizeof(*st->chunks));
-    st->tokens = calloc(n_tokens, sizeof(*st->tokens));
-    st->positions = calloc(n_tokens, sizeof(*st->positions));
-    st->slots = calloc(n_tokens, sizeof(*st->slots));
-    st->q_start = calloc(n_seqs + 1, sizeof(*st->q_start));
-    st->kv_len = calloc(n_seqs, sizeof(*st->kv_len));
-    st->block_table = calloc(n_seqs, (size_t)max_blocks * sizeof(*st->block_table));
-    st->rows = calloc(n_seqs, sizeof(*st->rows));
-    st->loads = calloc(n_seqs, sizeof(*st->loads));
-    st->history = calloc((size_t)max_history, sizeof(*st->history));
-    if (!st->decodes || !st->chunks || !st->tokens || !st->positions || !st->slots ||
-        !st->q_start || !st->kv_len || !st->block_table || !st->rows || !st->loads || !st->history)
-        return -ENOMEM;
-    return 0;
+    st->updates = calloc(n_seqs, sizeof(*st->updates));
+    st->copies = calloc((size_t)limits->max_copies + 1, sizeof(*st->copies));
+    return st->batch && st->decodes && st->chunks && st->updates && st->copies ? 0 : -ENOMEM;
 }
 
 void step_deinit(struct step *st)
 {
+    free(st->batch);
     free(st->decodes);
     free(st->chunks);
-    free(st->tokens);
-    free(st->positions);
-    free(st->slots);
-    free(st->q_start);
-    free(st->kv_len);
-    free(st->block_table);
-    free(st->rows);
-    free(st->loads);
-    free(st->history);
+    free(st->updates);
+    free(st->copies);
 }
 
 void step_begin(struct step *st, uint64_t number)
 {
-    st->n_decodes = st->n_chunks = st->n_history = 0;
-    st->batch = (struct batch){
-        .step = number,
-        .tokens = st->tokens,
-        .positions = st->positions,
-        .slots = st->slots,
-        .q_start = st->q_start,
-        .kv_len = st->kv_len,
-        .block_table = st->block_table,
-        .rows = st->rows,
-        .loads = st->loads,
-    };
+    st->number = number;
+    st->n_decodes = st->n_chunks = st->n_updates = st->n_copies = 0;
+    st->n_history = st->n_bias = st->n_stop_ids = st->n_masks = 0;
 }
 
 static struct step_entry *add(struct step *st, struct step_entry *entries, int32_t *n,
                               struct sequence *s)
 {
-    must(st->n_decodes + st->n_chunks < st->max_seqs);
+    must(st->n_decodes + st->n_chunks < st->limits.max_seqs);
     entries[*n] = (struct step_entry){.sequence = s};
-    s->last_step = st->batch.step;
+    s->last_step = st->number;
     return &entries[(*n)++];
 }
 
@@ -84,79 +77,168 @@ struct step_entry *step_add_chunk(struct step *st, struct sequence *s)
     return add(st, st->chunks, &st->n_chunks, s);
 }
 
-bool step_has_room_for_load(const struct step *st, const struct sequence *s)
+static int32_t history_of(const struct sequence *s)
 {
-    return !sampling_needs_history(&s->sampling) ||
-           sequence_n_tokens(s) <= st->max_history - st->n_history;
+    return sampling_needs_history(&s->sampling) ? sequence_n_tokens(s) : 0;
 }
 
-void step_add_load(struct step *st, const struct sequence *s)
+bool step_has_room_for_update(const struct step *st, const struct sequence *s)
 {
-    struct batch_load *l = &st->loads[st->batch.n_loads++];
-
-    *l = (struct batch_load){.state = s->slot, .sampling = &s->sampling};
-    if (!sampling_needs_history(&s->sampling))
-        return;
-    l->n_prompt = s->request->n_prompt;
-    l->n_tokens = sequence_n_tokens(s);
-    l->tokens = st->history + st->n_history;
-    sequence_copy_tokens(s, 0, l->n_tokens, st->history + st->n_history);
-    st->n_history += l->n_tokens;
+    return st->n_updates < st->limits.max_seqs &&
+           history_of(s) <= st->limits.max_history - st->n_history &&
+           s->sampling.n_bias <= MAX_BIAS - st->n_bias;
 }
 
-/* Appends one entry to the arrays as sequence i. */
-static void build_entry(struct step *st, const struct step_entry *e, int32_t i, int32_t block_len)
+void step_add_update(struct step *st, const struct sequence *s)
 {
+    must(step_has_room_for_update(st, s) && s->sampling.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
+    st->updates[st->n_updates++] = (struct step_update){s, s->slot};
+    st->n_history += history_of(s);
+    st->n_bias += s->sampling.n_bias;
+    st->n_stop_ids += s->sampling.n_stop_ids;
+}
+
+static void copy(void *to, const void *from, int32_t n, size_t size)
+{
+    if (n > 0)
+        memcpy(to, from, (size_t)n * size);
+}
+
+static void build_updates(const struct step *st)
+{
+    struct batch *b = st->batch;
+    struct sampler_update *u = batch_at(b, b->updates_at);
+    int32_t *history = batch_at(b, b->history_at), *stop_ids = batch_at(b, b->stop_ids_at);
+    struct logit_bias *bias = batch_at(b, b->bias_at);
+    int32_t n_history = 0, n_bias = 0, n_stop_ids = 0;
+
+    for (int32_t i = 0; i < st->n_updates; i++) {
+        const struct sequence *s = st->updates[i].sequence;
+
+        u[i] = (struct sampler_update){
+            .state = st->updates[i].state,
+            .n_prompt = history_of(s) ? s->request->n_prompt : 0,
+            .n_history = history_of(s),
+            .history_at = n_history,
+            .bias_at = n_bias,
+            .stop_ids_at = n_stop_ids,
+            .sampling = s->sampling,
+        };
+        u[i].sampling.bias = NULL;
+        u[i].sampling.stop_ids = NULL;
+        sequence_copy_tokens(s, 0, u[i].n_history, history + n_history);
+        copy(bias + n_bias, s->sampling.bias, s->sampling.n_bias, sizeof(*bias));
+        copy(stop_ids + n_stop_ids, s->sampling.stop_ids, s->sampling.n_stop_ids,
+             sizeof(*stop_ids));
+        n_history += u[i].n_history;
+        n_bias += s->sampling.n_bias;
+        n_stop_ids += s->sampling.n_stop_ids;
+    }
+}
+
+/* How much of the batch is filled. */
+struct filled {
+    int32_t n_seqs, n_tokens, n_rows, n_masks;
+};
+
+static void build_rows(const struct step *st, struct step_entry *e, struct filled *f)
+{
+    struct batch *b = st->batch;
+    struct batch_row *rows = batch_at(b, b->rows_at);
+    const size_t words = (size_t)b->mask_words;
+    uint32_t *masks = batch_at(b, b->masks_at);
+    const struct sequence *s = e->sequence;
+
+    for (int32_t i = 0; i < e->wanted; i++) {
+        const uint32_t counter = e->counter + (uint32_t)i;
+
+        rows[f->n_rows++] = (struct batch_row){
+            .row = f->n_tokens - e->wanted + i,
+            .state = s->slot,
+            .counter = counter,
+            .mask = e->masks ? f->n_masks : -1,
+            .ban_stops = (int64_t)counter < s->sampling.min_tokens,
+        };
+        if (e->masks)
+            memcpy(masks + (size_t)f->n_masks++ * words, e->masks + (size_t)i * words,
+                   words * sizeof(*masks));
+    }
+}
+
+/* Appends one entry to the arrays. */
+static void build_entry(const struct step *st, struct step_entry *e, bool decode, int shift,
+                        struct filled *f)
+{
+    struct batch *b = st->batch;
     struct sequence *s = e->sequence;
-    int32_t row = st->batch.n_tokens;
-    int32_t *table = st->block_table + (size_t)i * (size_t)st->batch.max_blocks;
-    int shift = __builtin_ctz((unsigned)block_len);
+    int32_t *tokens = (int32_t *)batch_at(b, b->tokens_at) + f->n_tokens;
+    int32_t *positions = (int32_t *)batch_at(b, b->positions_at) + f->n_tokens;
+    int32_t *slots = (int32_t *)batch_at(b, b->slots_at) + f->n_tokens;
+    int32_t *table =
+        (int32_t *)batch_at(b, b->block_table_at) + (size_t)f->n_seqs * (size_t)b->max_blocks;
+    const int32_t n_known = e->n - e->n_drafts, mask = (1 << shift) - 1;
 
-    must(row + e->n <= st->max_tokens);
-    for (int32_t j = 0; j < e->n; j++) {
-        int32_t pos = e->start + j;
-
-        st->positions[row + j] = pos;
-        st->slots[row + j] = (s->table[pos >> shift] << shift) + (pos & (block_len - 1));
+    must(e->n_drafts == 0 || !sampling_needs_history(&s->sampling));
+    if (decode)
+        tokens[0] = e->token;
+    else
+        sequence_copy_tokens(s, e->start, n_known, tokens);
+    copy(tokens + n_known, e->drafts, e->n_drafts, sizeof(*tokens));
+    for (int32_t i = 0, pos = e->start; i < e->n; i++, pos++) {
+        positions[i] = pos;
+        slots[i] = (s->table[pos >> shift] << shift) + (pos & mask);
     }
     memcpy(table, s->table, (size_t)s->n_table * sizeof(*table));
-    for (int32_t b = s->n_table; b < st->batch.max_blocks; b++)
-        table[b] = -1;
-    st->batch.n_tokens += e->n;
-    st->q_start[i + 1] = st->batch.n_tokens;
-    st->kv_len[i] = e->start + e->n;
-    if (e->wanted) {
-        s->last_row = st->batch.n_rows;
-        st->rows[st->batch.n_rows++] = (struct batch_row){
-            .row = row + e->n - 1,
-            .state = s->slot,
-            .counter = e->counter,
-            .ban_stops = (int64_t)e->counter < s->sampling.min_tokens,
-        };
+    for (int32_t i = s->n_table; i < b->max_blocks; i++)
+        table[i] = -1;
+    f->n_tokens += e->n;
+    ((int32_t *)batch_at(b, b->kv_len_at))[f->n_seqs] = e->start + e->n;
+    ((int32_t *)batch_at(b, b->q_start_at))[++f->n_seqs] = f->n_tokens;
+    if (e->wanted)
+        s->last_row = f->n_rows;
+    build_rows(st, e, f);
+}
+
+static void count_entries(struct batch *b, const struct step_entry *e, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        b->n_tokens += e[i].n;
+        b->n_rows += e[i].wanted;
+        b->n_masks += e[i].masks ? e[i].wanted : 0;
+        if (e[i].sequence->n_table > b->max_blocks)
+            b->max_blocks = e[i].sequence->n_table;
     }
 }
 
-void step_build(struct step *st, int32_t block_len)
+const struct batch *step_build(struct step *st, int32_t block_len)
 {
-    int32_t i = 0;
+    struct batch *b = st->batch;
+    struct filled f = {0};
+    const int shift = __builtin_ctz((unsigned)block_len);
 
-    st->batch.n_decodes = st->n_decodes;
-    st->batch.n_seqs = st->n_decodes + st->n_chunks;
-    for (int32_t k = 0; k < st->n_decodes; k++)
-        if (st->decodes[k].sequence->n_table > st->batch.max_blocks)
-            st->batch.max_blocks = st->decodes[k].sequence->n_table;
-    for (int32_t k = 0; k < st->n_chunks; k++)
-        if (st->chunks[k].sequence->n_table > st->batch.max_blocks)
-            st->batch.max_blocks = st->chunks[k].sequence->n_table;
-    st->q_start[0] = 0;
-    for (int32_t k = 0; k < st->n_decodes; k++, i++) {
-        st->tokens[st->batch.n_tokens] = st->decodes[k].token;
-        build_entry(st, &st->decodes[k], i, block_len);
-    }
-    for (int32_t k = 0; k < st->n_chunks; k++, i++) {
-        const struct step_entry *e = &st->chunks[k];
-
-        sequence_copy_tokens(e->sequence, e->start, e->n, st->tokens + st->batch.n_tokens);
-        build_entry(st, e, i, block_len);
-    }
+    *b = (struct batch){
+        .step = st->number,
+        .n_seqs = st->n_decodes + st->n_chunks,
+        .n_decodes = st->n_decodes,
+        .n_updates = st->n_updates,
+        .n_history = st->n_history,
+        .n_bias = st->n_bias,
+        .n_stop_ids = st->n_stop_ids,
+        .n_copies = st->n_copies,
+    };
+    count_entries(b, st->decodes, st->n_decodes);
+    count_entries(b, st->chunks, st->n_chunks);
+    b->mask_words = b->n_masks ? st->limits.mask_words : 0;
+    must(b->n_tokens <= st->limits.max_tokens && b->n_rows <= st->limits.max_seqs &&
+         b->n_masks <= st->limits.max_masks);
+    must(batch_layout(b) == 0 && b->bytes <= st->max_bytes);
+    ((int32_t *)batch_at(b, b->q_start_at))[0] = 0;
+    for (int32_t i = 0; i < st->n_decodes; i++)
+        build_entry(st, &st->decodes[i], true, shift, &f);
+    for (int32_t i = 0; i < st->n_chunks; i++)
+        build_entry(st, &st->chunks[i], false, shift, &f);
+    build_updates(st);
+    copy(batch_at(b, b->copies_at), st->copies, st->n_copies, sizeof(*st->copies));
+    batch_seal(b);
+    return b;
 }

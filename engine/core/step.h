@@ -1,8 +1,8 @@
 /* step.h - one step between plan and commit: which sequences take part with which positions, and
- * the flat arrays of its batch.
+ * the batch that says so.
  *
- * The schedule adds entries, step_build() lays them out. All memory is taken at the start and
- * belongs to the step, so that nothing which a backend reads can move under it. */
+ * The schedule adds entries, sampler updates and copies; step_build() lays the batch out. All
+ * memory is taken at start and belongs to the step, so nothing that a backend reads moves. */
 #ifndef NVLLM_ENGINE_CORE_STEP_H
 #define NVLLM_ENGINE_CORE_STEP_H
 
@@ -15,46 +15,55 @@ struct sequence;
 
 struct step_entry {
     struct sequence *sequence;
-    int32_t start;     /* first position */
-    int32_t n;         /* positions */
-    int32_t token;     /* a decode's input: an id or ~row */
-    bool wanted;       /* its last row is sampled from */
-    uint32_t counter;  /* of the token sampled */
-    int32_t listed[2]; /* blocks [from, to) of the table that were listed as pending */
+    int32_t start;         /* first position */
+    int32_t n;             /* positions */
+    int32_t token;         /* a decode's input: an id or ~row */
+    int32_t n_drafts;      /* a chunk's last positions hold these, not known tokens */
+    const int32_t *drafts; /* [n_drafts] */
+    int32_t wanted;        /* its last rows, so many, are sampled from */
+    uint32_t counter;      /* of the token that the first of them samples */
+    const uint32_t *masks; /* [wanted, mask_words], or NULL */
+    int32_t listed[2];     /* blocks [from, to) of the table that were listed as pending */
+};
+
+/* What a step has room for. */
+struct step_limits {
+    int32_t max_tokens, max_seqs;
+    int32_t max_blocks;  /* of a sequence */
+    int32_t max_history; /* tokens of a sequence's history */
+    int32_t max_masks, mask_words;
+    int32_t max_copies;
 };
 
 struct step {
-    struct batch batch;
-    int32_t max_tokens, max_seqs, max_blocks;
+    uint64_t number;
+    struct step_limits limits;
+    struct batch *batch; /* once built */
     int32_t n_decodes, n_chunks;
     double cost_us;             /* what it is thought to take; 0: not known */
     struct step_entry *decodes; /* [max_seqs] */
     struct step_entry *chunks;  /* [max_seqs] */
-    int32_t *tokens;            /* the batch's arrays, writable */
-    int32_t *positions;
-    int32_t *slots;
-    int32_t *q_start;
-    int32_t *kv_len;
-    int32_t *block_table;
-    struct batch_row *rows;
-    struct batch_load *loads;
-    int32_t n_history, max_history;
-    int32_t *history; /* [max_history] what the loads' tokens point to */
+    int32_t n_updates, n_history, n_bias, n_stop_ids, n_masks;
+    struct step_update {
+        const struct sequence *sequence;
+        int32_t state;
+    } * updates; /* [max_seqs] */
+    int32_t n_copies;
+    struct batch_copy *copies; /* [max_copies] */
+    size_t max_bytes;          /* of the batch */
 };
 
-/* max_seqs sequences of at most max_blocks blocks; a history of max_history tokens. -ENOMEM. */
-int step_init(struct step *st, int32_t max_tokens, int32_t max_seqs, int32_t max_blocks,
-              int32_t max_history);
+int step_init(struct step *st, const struct step_limits *limits); /* -ENOMEM, -EOVERFLOW */
 void step_deinit(struct step *st);
 
 void step_begin(struct step *st, uint64_t number);
 struct step_entry *step_add_decode(struct step *st, struct sequence *s);
 struct step_entry *step_add_chunk(struct step *st, struct sequence *s);
 
-/* True when the history of s can be copied beside what is there already; always for the first. */
-bool step_has_room_for_load(const struct step *st, const struct sequence *s);
-void step_add_load(struct step *st, const struct sequence *s);
+/* True when there is room for what the update of s brings; always for the first. */
+bool step_has_room_for_update(const struct step *st, const struct sequence *s);
+void step_add_update(struct step *st, const struct sequence *s);
 
-void step_build(struct step *st, int32_t block_len);
+const struct batch *step_build(struct step *st, int32_t block_len);
 
 #endif

@@ -26,7 +26,7 @@ enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };
  */
 enum {
     KV_AUTO_LEAST = 512 << 20, /* one sequence of nvllm-tiny's whole length */
-    KV_AUTO_SHARE = 4,         /* at most one part in so many of what is there */
+    KV_AUTO_SHARE = 4,         /* at most one part in so many of what is available */
 };
 
 struct result {
@@ -34,6 +34,8 @@ struct result {
     float *logprobs;     /* [max_seqs] */
     int32_t *top_ids;    /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
     float *top_logprobs; /* the same */
+    int32_t n_copies, max_copies;
+    struct copy_result *copies; /* [n_copies] */
 };
 
 struct backend {
@@ -44,7 +46,8 @@ struct backend {
     struct cpu_pool *pool;
     struct cpu_weights *weights;
     struct kv_pool kv;
-    struct region kv_memory;
+    char *tiers[N_TIERS]; /* where the blocks begin; NULL: no such tier */
+    struct region kv_memory, host_memory;
     struct region_filler kv_filler;
     struct forward *forward;
     struct sampler *sampler;
@@ -66,35 +69,52 @@ struct backend {
 /* Sampling of some rows of a step. */
 struct sampling_job {
     struct backend *b;
-    const struct batch_row *rows;
+    const struct batch *batch;
     const float *logits;
     struct result *result;
-    int first; /* row of the result that logits begin with */
+    int first; /* wanted row that logits begin with */
 };
 
 static void sample_task(void *ctx, int task, int thread)
 {
     const struct sampling_job *job = ctx;
     const int i = job->first + task;
+    const struct batch_row *row = &batch_rows(job->batch)[i];
     const size_t top = (size_t)i * SAMPLING_MAX_LOGPROBS;
     struct sample sample = {.top_ids = job->result->top_ids + top,
                             .top_logprobs = job->result->top_logprobs + top};
 
     sampler_run(job->b->sampler, thread,
-                job->logits + (size_t)task * (size_t)job->b->config.vocab_size, &job->rows[i],
-                &sample);
+                job->logits + (size_t)task * (size_t)job->b->config.vocab_size, row,
+                row->mask >= 0 ? batch_mask(job->batch, row->mask) : NULL, &sample);
     job->result->ids[i] = sample.id;
     job->result->logprobs[i] = sample.logprob;
+}
+
+static void run_copies(struct backend *b, const struct batch *batch, enum copy_when when)
+{
+    struct result *r = &b->results[batch->step % N_RESULTS];
+
+    for (int i = 0; i < batch->n_copies; i++) {
+        const struct batch_copy *c = &batch_copies(batch)[i];
+
+        if (c->when != when)
+            continue;
+        memcpy(b->tiers[c->to_tier] + (size_t)c->to * b->kv.block_bytes,
+               b->tiers[c->from_tier] + (size_t)c->from * b->kv.block_bytes, b->kv.block_bytes);
+        r->copies[r->n_copies++] = (struct copy_result){c->id, true};
+    }
 }
 
 static void run_step(struct backend *b, const struct batch *batch)
 {
     struct sampling_job job = {.b = b,
-                               .rows = batch->rows,
+                               .batch = batch,
                                .result = &b->results[batch->step % N_RESULTS]};
 
-    for (int i = 0; i < batch->n_loads; i++)
-        sampler_load(b->sampler, &batch->loads[i]);
+    run_copies(b, batch, COPY_BEFORE);
+    for (int i = 0; i < batch->n_updates; i++)
+        sampler_set(b->sampler, batch, &batch_updates(batch)[i]);
     forward_run(b->forward, batch, b->results[(batch->step - 1) % N_RESULTS].ids);
     for (; job.first < batch->n_rows; job.first += FORWARD_LOGIT_ROWS) {
         const int left = batch->n_rows - job.first;
@@ -103,6 +123,7 @@ static void run_step(struct backend *b, const struct batch *batch)
         job.logits = forward_logits(b->forward, job.first, n);
         cpu_pool_run(b->pool, n, sample_task, &job);
     }
+    run_copies(b, batch, COPY_AFTER);
 }
 
 static void *step_main(void *arg)
@@ -128,19 +149,19 @@ static void *step_main(void *arg)
     return NULL;
 }
 
-/* What the options say; where they say nothing as much as the weights take, so that a larger model
- * has room in proportion, but others on the machine need memory too. */
-static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes, uint64_t there)
+/* What the options say. By default as much as the weights take, so that a larger model has room in
+ * proportion, but no more than a share: other programs need memory too. */
+static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes, uint64_t available)
 {
     uint64_t bytes = weight_bytes;
 
-    if (o->kv_bytes)
-        return o->kv_bytes;
+    if (o->tier_bytes[TIER_DEVICE])
+        return o->tier_bytes[TIER_DEVICE];
     if (o->kv_fraction > 0)
-        return (uint64_t)(o->kv_fraction * (double)there);
+        return (uint64_t)(o->kv_fraction * (double)available);
     if (bytes < KV_AUTO_LEAST)
         bytes = KV_AUTO_LEAST;
-    return bytes < there / KV_AUTO_SHARE ? bytes : there / KV_AUTO_SHARE;
+    return bytes < available / KV_AUTO_SHARE ? bytes : available / KV_AUTO_SHARE;
 }
 
 static enum kv_dtype kv_dtype(const struct backend_options *o)
@@ -150,11 +171,11 @@ static enum kv_dtype kv_dtype(const struct backend_options *o)
 
 /* Blocks: as many as there is memory for. */
 static int plan_kv(struct kv_pool *kv, const struct model_config *c,
-                   const struct backend_options *o, uint64_t weight_bytes, uint64_t there,
+                   const struct backend_options *o, uint64_t weight_bytes, uint64_t available,
                    struct err *e)
 {
     const size_t value = kv_dtype(o) == KV_DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
-    const uint64_t bytes = kv_bytes(o, weight_bytes, there);
+    const uint64_t bytes = kv_bytes(o, weight_bytes, available);
     const uint64_t most = (uint64_t)(INT32_MAX / o->block_len); /* slots are int32 */
     uint64_t n;
 
@@ -168,7 +189,7 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
                        "cache.kv_memory: one block of %d tokens needs %.1f MiB, %.1f MiB are given "
                        "(%.1f MiB available); give more or lower cache.block_len",
                        (int)o->block_len, (double)kv->block_bytes / 0x1p20, (double)bytes / 0x1p20,
-                       (double)there / 0x1p20);
+                       (double)available / 0x1p20);
     kv->n_blocks = (int32_t)n;
     return 0;
 }
@@ -183,7 +204,24 @@ static int take_kv(struct backend *b, struct err *e)
                     e) < 0)
         return -ENOMEM;
     region_fill_start(&b->kv_filler, &b->kv_memory);
-    b->kv.base = b->kv_memory.base;
+    b->kv.base = b->tiers[TIER_DEVICE] = b->kv_memory.base;
+    b->info.tiers[TIER_DEVICE] = (struct backend_tier){b->kv.n_blocks, b->kv_memory.bytes};
+    return 0;
+}
+
+/* The host tier: a second pool, which on a CPU is of use to tests alone. */
+static int take_host(struct backend *b, struct err *e)
+{
+    const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
+    uint64_t n = b->options.tier_bytes[TIER_HOST] / b->kv.block_bytes;
+
+    if (n == 0)
+        return 0;
+    n = n < most ? n : most;
+    if (region_init(&b->host_memory, "the host tier", (size_t)n * b->kv.block_bytes, e) < 0)
+        return -ENOMEM;
+    b->tiers[TIER_HOST] = b->host_memory.base;
+    b->info.tiers[TIER_HOST] = (struct backend_tier){(int32_t)n, n * b->kv.block_bytes};
     return 0;
 }
 
@@ -219,7 +257,9 @@ static int take_results(struct backend *b, struct err *e)
         r->logprobs = calloc(n, sizeof(*r->logprobs));
         r->top_ids = calloc(top, sizeof(*r->top_ids));
         r->top_logprobs = calloc(top, sizeof(*r->top_logprobs));
-        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs)
+        r->max_copies = b->info.tiers[TIER_DEVICE].n_blocks + b->info.tiers[TIER_HOST].n_blocks;
+        r->copies = calloc((size_t)r->max_copies, sizeof(*r->copies));
+        if (!r->ids || !r->logprobs || !r->top_ids || !r->top_logprobs || !r->copies)
             return err_set(e, -ENOMEM, "out of memory");
     }
     return 0;
@@ -230,12 +270,12 @@ static void fill_info(struct backend *b)
     char cpu[64];
 
     machine_cpu_name(cpu, sizeof(cpu));
-    snprintf(b->info.device, sizeof(b->info.device), "%s, %d thread%s, %s", cpu,
+    b->info.n_devices = 1;
+    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "%s, %d thread%s, %s", cpu,
              cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);
-    b->info.n_blocks = b->kv.n_blocks;
+    b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;
     b->info.weight_bytes = b->weights->memory.bytes;
-    b->info.kv_bytes = (uint64_t)b->kv.n_blocks * b->kv.block_bytes;
     b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
 }
 
@@ -255,12 +295,14 @@ static void cpu_close(struct backend *b)
         free(b->results[i].logprobs);
         free(b->results[i].top_ids);
         free(b->results[i].top_logprobs);
+        free(b->results[i].copies);
     }
     sampler_free(b->sampler);
     forward_free(b->forward);
     cpu_weights_free(b->weights);
     region_fill_stop(&b->kv_filler);
     region_deinit(&b->kv_memory);
+    region_deinit(&b->host_memory);
     cpu_pool_free(b->pool);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
@@ -295,10 +337,13 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
                     cpu_pool_threads(b->pool), e);
     if (r < 0)
         return r;
-    r = take_results(b, e);
+    r = take_kv(b, e);
     if (r < 0)
         return r;
-    r = take_kv(b, e);
+    r = take_host(b, e);
+    if (r < 0)
+        return r;
+    r = take_results(b, e);
     if (r < 0)
         return r;
     fill_info(b);
@@ -365,9 +410,9 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
 /* Rows of one sequence: each where its position says, all blocks there. */
 static void check_seq(const struct backend *b, const struct batch *batch, int seq)
 {
-    const int32_t *table = batch->block_table + (size_t)seq * (size_t)batch->max_blocks;
-    const int32_t from = batch->q_start[seq], to = batch->q_start[seq + 1];
-    const int32_t len = batch->kv_len[seq], block_len = b->options.block_len;
+    const int32_t *table = batch_block_table(batch) + (size_t)seq * (size_t)batch->max_blocks;
+    const int32_t from = batch_q_start(batch)[seq], to = batch_q_start(batch)[seq + 1];
+    const int32_t len = batch_kv_len(batch)[seq], block_len = b->options.block_len;
     const int32_t n_blocks = (len + block_len - 1) / block_len;
 
     must(from < to && len >= to - from && len <= b->options.max_seq_len);
@@ -376,28 +421,50 @@ static void check_seq(const struct backend *b, const struct batch *batch, int se
     for (int i = 0; i < n_blocks; i++)
         must(table[i] >= 0 && table[i] < b->kv.n_blocks);
     for (int32_t row = from; row < to; row++) {
-        const int32_t pos = len - (to - row), token = batch->tokens[row];
+        const int32_t pos = len - (to - row), token = batch_tokens(batch)[row];
 
-        must(batch->positions[row] == pos);
-        must(batch->slots[row] == table[pos / block_len] * block_len + pos % block_len);
+        must(batch_positions(batch)[row] == pos);
+        must(batch_slots(batch)[row] == table[pos / block_len] * block_len + pos % block_len);
         must(token >= 0 ? token < b->config.vocab_size : ~token < b->last_rows);
+    }
+}
+
+static void check_rows(const struct backend *b, const struct batch *batch)
+{
+    const struct batch_row *rows = batch_rows(batch);
+
+    must(batch->n_rows <= b->options.max_seqs);
+    must(batch->n_masks == 0 || batch->mask_words == (b->config.vocab_size + 31) / 32);
+    for (int i = 0; i < batch->n_rows; i++) {
+        must(rows[i].row >= 0 && rows[i].row < batch->n_tokens);
+        must(i == 0 || rows[i].row > rows[i - 1].row);
+        must(rows[i].state >= 0 && rows[i].state < b->options.max_seqs);
+        must(rows[i].mask >= -1 && rows[i].mask < batch->n_masks);
+    }
+}
+
+static void check_copies(const struct backend *b, const struct batch *batch)
+{
+    must(batch->n_copies <= b->results[0].max_copies);
+    for (int i = 0; i < batch->n_copies; i++) {
+        const struct batch_copy *c = &batch_copies(batch)[i];
+
+        must(c->from_tier < N_TIERS && c->to_tier < N_TIERS && c->from_tier != c->to_tier);
+        must(c->from >= 0 && c->from < b->info.tiers[c->from_tier].n_blocks);
+        must(c->to >= 0 && c->to < b->info.tiers[c->to_tier].n_blocks);
     }
 }
 
 static void check_batch(const struct backend *b, const struct batch *batch)
 {
-    must(batch->step == b->n_submitted + 1);
-    must(batch->n_tokens > 0 && batch->n_tokens <= b->options.max_batch_tokens);
-    must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
-    must(batch->n_rows >= 0 && batch->n_rows <= batch->n_seqs && batch->n_loads >= 0);
-    must(batch->q_start[0] == 0 && batch->q_start[batch->n_seqs] == batch->n_tokens);
+    must(!batch_check(batch, batch->bytes) && batch->step == b->n_submitted + 1);
+    must(batch->n_tokens <= b->options.max_batch_tokens && batch->n_seqs <= b->options.max_seqs);
+    must((batch->n_tokens == 0) == (batch->n_seqs == 0) && batch->n_decodes <= batch->n_seqs);
+    must(batch_q_start(batch)[0] == 0 && batch_q_start(batch)[batch->n_seqs] == batch->n_tokens);
     for (int i = 0; i < batch->n_seqs; i++)
         check_seq(b, batch, i);
-    for (int i = 0; i < batch->n_rows; i++) {
-        must(batch->rows[i].row >= 0 && batch->rows[i].row < batch->n_tokens);
-        must(i == 0 || batch->rows[i].row > batch->rows[i - 1].row);
-        must(batch->rows[i].state >= 0 && batch->rows[i].state < b->options.max_seqs);
-    }
+    check_rows(b, batch);
+    check_copies(b, batch);
 }
 
 static int cpu_submit(struct backend *b, const struct batch *batch, struct err *e)
@@ -407,6 +474,7 @@ static int cpu_submit(struct backend *b, const struct batch *batch, struct err *
     check_batch(b, batch);
     b->last_rows = batch->n_rows;
     b->n_submitted++;
+    b->results[b->n_submitted % N_RESULTS].n_copies = 0;
     pthread_mutex_lock(&b->lock);
     b->queue[b->n_submitted % BACKEND_IN_FLIGHT] = batch;
     b->n_queued = b->n_submitted;
@@ -436,6 +504,8 @@ static int cpu_wait(struct backend *b, struct step_result *out, struct err *e)
         .logprobs = r->logprobs,
         .top_ids = r->top_ids,
         .top_logprobs = r->top_logprobs,
+        .n_copies = r->n_copies,
+        .copies = r->copies,
     };
     return 0;
 }

@@ -226,10 +226,10 @@ static void embed_task(void *ctx, int task, int thread)
     (void)thread;
     EACH_ROW(f, task, i)
     {
-        const int32_t token = f->b->tokens[f->row + i];
+        const int32_t token = batch_tokens(f->b)[f->row + i];
         /* a row without a token is to be discarded: any will do */
         const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
-        const float pos = (float)f->b->positions[f->row + i];
+        const float pos = (float)batch_positions(f->b)[f->row + i];
 
         f->o.ops->from_bf16(f->x + (size_t)i * f->hidden, matrix_row(w, id), (int)w->ld);
         for (int j = 0; j < half; j++) {
@@ -297,7 +297,7 @@ static void heads_task(void *ctx, int task, int thread)
     EACH_ROW(f, task, i)
     {
         float *row = f->qkv_out + (size_t)i * f->qkv;
-        const int32_t slot = f->b->slots[f->row + i];
+        const int32_t slot = batch_slots(f->b)[f->row + i];
 
         if (y->qkv_bias.data)
             ops->add(row, y->qkv_bias.data, (int)f->qkv);
@@ -335,7 +335,7 @@ static void attend_task(void *ctx, int task, int thread)
         .first_pos = t->first_pos,
         .head_dim = f->c.head_dim,
         .scale = 1.0f / sqrtf((float)f->c.head_dim),
-        .block_table = f->b->block_table + (size_t)t->seq * (size_t)f->b->max_blocks,
+        .block_table = batch_block_table(f->b) + (size_t)t->seq * (size_t)f->b->max_blocks,
         .block_shift = f->o.kv->block_shift,
         .k = kv_plane(f, 0, head),
         .v = kv_plane(f, 1, head),
@@ -382,18 +382,19 @@ static void run_layer(struct forward *f)
 static void cut_tiles(struct forward *f)
 {
     const struct batch *b = f->b;
+    const int32_t *q_start = batch_q_start(b);
     const int most = f->group > CPU_ATTEND_ROWS ? 1 : CPU_ATTEND_ROWS / f->group;
 
     f->n_tiles = 0;
     for (int s = 0; s < b->n_seqs; s++) {
-        const int end = min_int(b->q_start[s + 1], f->row + f->n_rows);
+        const int end = min_int(q_start[s + 1], f->row + f->n_rows);
 
-        for (int row = b->q_start[s] > f->row ? b->q_start[s] : f->row; row < end; row += most)
+        for (int row = q_start[s] > f->row ? q_start[s] : f->row; row < end; row += most)
             f->tiles[f->n_tiles++] = (struct tile){
                 .seq = s,
                 .row = row,
                 .n_rows = min_int(end - row, most),
-                .first_pos = b->positions[row],
+                .first_pos = batch_positions(b)[row],
             };
     }
 }
@@ -402,7 +403,7 @@ static void cut_tiles(struct forward *f)
 static void keep_wanted(struct forward *f)
 {
     for (int i = 0; i < f->b->n_rows; i++) {
-        const int row = f->b->rows[i].row - f->row;
+        const int row = batch_rows(f->b)[i].row - f->row;
 
         if (row >= 0 && row < f->n_rows)
             f->o.ops->rms_norm(f->wanted + (size_t)i * f->hidden, f->x + (size_t)row * f->hidden,

@@ -29,8 +29,8 @@ struct candidate {
 };
 
 struct state {
-    const struct sampling *sampling;
-    bool history;
+    bool set, history;
+    struct sampling sampling; /* its arrays are the state's own */
 };
 
 struct scratch {                  /* of one thread */
@@ -43,6 +43,8 @@ struct sampler {
     int vocab_size, max_seqs, n_threads;
     struct state *states;    /* [max_seqs] */
     struct scratch *scratch; /* [n_threads] */
+    struct logit_bias *bias; /* [max_seqs, SAMPLING_MAX_BIAS] */
+    int32_t *stop_ids;       /* [max_seqs, SAMPLING_MAX_STOP_IDS] */
     uint16_t *seen;          /* [max_seqs, vocab_size] */
     struct region memory;
 };
@@ -52,7 +54,8 @@ int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size,
 {
     const size_t vocab = ((size_t)vocab_size + 15) & ~(size_t)15;
     const size_t a_thread = vocab * (sizeof(float) + sizeof(struct candidate));
-    const size_t a_state = vocab * sizeof(uint16_t);
+    const size_t n_bias = (size_t)max_seqs * SAMPLING_MAX_BIAS;
+    const size_t n_stop_ids = (size_t)max_seqs * SAMPLING_MAX_STOP_IDS;
     struct sampler *s = calloc(1, sizeof(*s));
     char *at;
     int r = -ENOMEM;
@@ -71,7 +74,9 @@ int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size,
         goto fail;
     }
     r = region_init(&s->memory, "the sampler (scheduler.max_seqs times the vocabulary)",
-                    a_thread * (size_t)n_threads + a_state * (size_t)max_seqs, e);
+                    a_thread * (size_t)n_threads + n_bias * sizeof(struct logit_bias) +
+                        n_stop_ids * sizeof(int32_t) + vocab * sizeof(uint16_t) * (size_t)max_seqs,
+                    e);
     if (r < 0)
         goto fail;
     at = s->memory.base;
@@ -79,7 +84,9 @@ int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size,
         s->scratch[i].candidates = (struct candidate *)(void *)at;
         s->scratch[i].logits = (float *)(void *)(at + vocab * sizeof(struct candidate));
     }
-    s->seen = (uint16_t *)(void *)at;
+    s->bias = (struct logit_bias *)(void *)at;
+    s->stop_ids = (int32_t *)(s->bias + n_bias);
+    s->seen = (uint16_t *)(s->stop_ids + n_stop_ids);
     *out = s;
     return 0;
 fail:
@@ -107,26 +114,41 @@ static uint16_t *state_seen(struct sampler *s, int32_t state)
     return s->seen + (size_t)state * (((size_t)s->vocab_size + 15) & ~(size_t)15);
 }
 
-void sampler_load(struct sampler *s, const struct batch_load *l)
+static void copy(void *to, const void *from, int n, size_t size)
 {
+    if (n > 0)
+        memcpy(to, from, (size_t)n * size);
+}
+
+void sampler_set(struct sampler *s, const struct batch *batch, const struct sampler_update *u)
+{
+    const struct sampling from = batch_sampling(batch, u);
+    const int32_t *history = batch_history(batch, u);
+    const size_t i = (size_t)u->state;
     uint16_t *seen;
 
-    must(l->state >= 0 && l->state < s->max_seqs && l->sampling);
-    must(l->n_prompt >= 0 && l->n_prompt <= l->n_tokens);
-    s->states[l->state] = (struct state){
-        .sampling = l->sampling,
-        .history = sampling_needs_history(l->sampling),
+    must(u->state >= 0 && u->state < s->max_seqs && u->n_prompt <= u->n_history);
+    must(from.n_bias <= SAMPLING_MAX_BIAS && from.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
+    s->states[i] = (struct state){
+        .set = true,
+        .history = sampling_needs_history(&from),
+        .sampling = from,
     };
-    if (!s->states[l->state].history)
+    s->states[i].sampling.bias = s->bias + i * SAMPLING_MAX_BIAS;
+    s->states[i].sampling.stop_ids = s->stop_ids + i * SAMPLING_MAX_STOP_IDS;
+    copy(s->bias + i * SAMPLING_MAX_BIAS, from.bias, from.n_bias, sizeof(*s->bias));
+    copy(s->stop_ids + i * SAMPLING_MAX_STOP_IDS, from.stop_ids, from.n_stop_ids,
+         sizeof(*s->stop_ids));
+    if (!s->states[i].history)
         return;
-    seen = state_seen(s, l->state);
+    seen = state_seen(s, u->state);
     memset(seen, 0, (size_t)s->vocab_size * sizeof(*seen));
-    for (int i = 0; i < l->n_tokens; i++) {
-        must(l->tokens[i] >= 0 && l->tokens[i] < s->vocab_size);
-        if (i < l->n_prompt)
-            seen[l->tokens[i]] = SEEN_PROMPT;
-        else if ((seen[l->tokens[i]] & SEEN_MAX) < SEEN_MAX)
-            seen[l->tokens[i]]++;
+    for (int32_t k = 0; k < u->n_history; k++) {
+        must(history[k] >= 0 && history[k] < s->vocab_size);
+        if (k < u->n_prompt)
+            seen[history[k]] = SEEN_PROMPT;
+        else if ((seen[history[k]] & SEEN_MAX) < SEEN_MAX)
+            seen[history[k]]++;
     }
 }
 
@@ -149,16 +171,16 @@ static float penalized(float z, uint16_t seen, const struct sampling *p)
 }
 
 /* The logits that are drawn from: the row itself where nothing changes them. */
-static const float *adjusted(struct sampler *s, float *copy, const float *logits,
-                             const struct batch_row *row)
+static const float *adjusted(struct sampler *s, float *z, const float *logits,
+                             const struct batch_row *row, const uint32_t *mask)
 {
     const struct state *state = &s->states[row->state];
-    const struct sampling *p = state->sampling;
+    const struct sampling *p = &state->sampling;
     const int n_banned = row->ban_stops ? p->n_stop_ids : 0;
 
-    if (!state->history && p->n_bias == 0 && n_banned == 0)
+    if (!state->history && p->n_bias == 0 && n_banned == 0 && !mask)
         return logits;
-    memcpy(copy, logits, (size_t)s->vocab_size * sizeof(*copy));
+    memcpy(z, logits, (size_t)s->vocab_size * sizeof(*z));
     if (state->history) {
         const uint16_t *seen = state_seen(s, row->state);
 
@@ -168,17 +190,20 @@ static const float *adjusted(struct sampler *s, float *copy, const float *logits
             memcpy(&four, seen + i, sizeof(four));
             for (int j = i; four && j < i + 4; j++)
                 if (seen[j])
-                    copy[j] = penalized(copy[j], seen[j], p);
+                    z[j] = penalized(z[j], seen[j], p);
         }
     }
     for (int i = 0; i < p->n_bias; i++) {
         must(p->bias[i].id >= 0 && p->bias[i].id < s->vocab_size);
-        copy[p->bias[i].id] = bounded(copy[p->bias[i].id] + p->bias[i].bias);
+        z[p->bias[i].id] = bounded(z[p->bias[i].id] + p->bias[i].bias);
     }
     for (int i = 0; i < n_banned; i++) /* an end id may lie outside the vocabulary */
         if (p->stop_ids[i] >= 0 && p->stop_ids[i] < s->vocab_size)
-            copy[p->stop_ids[i]] = -INFINITY;
-    return copy;
+            z[p->stop_ids[i]] = -INFINITY;
+    for (int i = 0; mask && i < s->vocab_size; i++)
+        if (!(mask[i / 32] >> i % 32 & 1))
+            z[i] = -INFINITY;
+    return z;
 }
 
 static uint64_t key_of(float z, int32_t id)
@@ -404,7 +429,7 @@ static int32_t draw_filtered(const struct sampler *s, struct draw *d, struct can
 static int32_t choose(const struct sampler *s, struct scratch *t, const float *z, float max,
                       const struct batch_row *row)
 {
-    const struct sampling *p = s->states[row->state].sampling;
+    const struct sampling *p = &s->states[row->state].sampling;
     struct draw d = {.p = p,
                      .z = z,
                      .counter = row->counter,
@@ -444,25 +469,27 @@ static void logprobs(const struct sampler *s, struct candidate *c, const float *
 }
 
 void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
-                 struct sample *out)
+                 const uint32_t *mask, struct sample *out)
 {
     struct scratch *t = &s->scratch[thread];
     const struct state *state = &s->states[row->state];
     float raw_max, max;
     const float *z;
 
-    must(thread < s->n_threads && row->state >= 0 && row->state < s->max_seqs && state->sampling);
+    must(thread < s->n_threads && row->state >= 0 && row->state < s->max_seqs && state->set);
     out->logprob = 0.0f;
     out->id = BATCH_NUMERICS;
     if (!s->ops->row_max(&raw_max, logits, s->vocab_size))
         return;
-    z = adjusted(s, t->logits, logits, row);
+    z = adjusted(s, t->logits, logits, row, mask);
     max = raw_max;
     if (z != logits)
         (void)s->ops->row_max(&max, z, s->vocab_size);
+    if (mask && max == -INFINITY)
+        return; /* no id is left */
     out->id = choose(s, t, z, max, row);
-    if (state->sampling->n_logprobs >= 0)
-        logprobs(s, t->candidates, logits, raw_max, state->sampling->n_logprobs, out);
+    if (state->sampling.n_logprobs >= 0)
+        logprobs(s, t->candidates, logits, raw_max, state->sampling.n_logprobs, out);
     if (state->history) {
         uint16_t *seen = state_seen(s, row->state) + out->id;
 

@@ -11,15 +11,15 @@
 
 struct sampler;
 
-/* All memory is taken here: 2 bytes for each id of each state, 20 for each id and thread. -ENOMEM
- * with a text. */
+/* Takes all memory: for each state 2 bytes per id and 8.5 KiB, for each thread 20 bytes per id.
+ * -ENOMEM with a text. */
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
                 int n_threads, struct err *e);
 void sampler_free(struct sampler *s);
 uint64_t sampler_bytes(const struct sampler *s);
 
-/* Sets a state. l->sampling must stay valid while rows of the state are sampled. */
-void sampler_load(struct sampler *s, const struct batch_load *l);
+/* Sets a state to what an update of the batch says. */
+void sampler_set(struct sampler *s, const struct batch *batch, const struct sampler_update *u);
 
 struct sample {
     int32_t id;          /* or BATCH_NUMERICS */
@@ -28,8 +28,9 @@ struct sample {
     float *top_logprobs; /* the same */
 };
 
-/* Samples one row and counts the id for the row's state. */
+/* Samples one row and counts the id for the row's state. mask is the row's, or NULL. Rows of one
+ * state may run at a time where its sampling needs no history. */
 void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
-                 struct sample *out);
+                 const uint32_t *mask, struct sample *out);
 
 #endif

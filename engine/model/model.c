@@ -1,4 +1,4 @@
-/* model.c - see model.h: config, files and tensors put together, and reading from them. */
+/* model.c - see model.h. */
 #include "engine/model/model.h"
 
 #include <errno.h>
@@ -14,11 +14,11 @@
 #include "engine/model/model_tensors.h"
 #include "engine/util/must.h"
 
-enum { CONVERT_BYTES = 32768 }; /* read and converted at a time: stays in the first-level cache */
+enum { CONVERT_BYTES = 32768 }; /* read and converted at a time: stays in the L1 cache */
 
 struct model {
-    char *folder; /* as it was given */
-    char *real;   /* without links */
+    char *folder; /* as given */
+    char *real;   /* with links resolved */
     struct model_config config;
     struct model_defaults defaults;
     struct model_files files;
@@ -28,20 +28,12 @@ struct model {
 static void load(struct model *m, int dir, struct problems *p)
 {
     model_config_read(&m->config, &m->defaults, dir, p);
-    if (p->n > 0)
-        return;
-    model_defaults_read(&m->defaults, m->config.vocab_size, dir, p);
-    if (p->n > 0)
-        return;
-    model_files_open(&m->files, dir, p);
-    if (p->n > 0)
-        return;
-    if (model_tensors_list(&m->tensors, &m->config) < 0) {
-        problems_add(p, -ENOMEM, "%s: no memory for %d layers", MODEL_CONFIG_FILE,
-                     m->config.n_layers);
-        return;
-    }
-    model_tensors_locate(&m->tensors, &m->files, p);
+    if (p->n == 0)
+        model_defaults_read(&m->defaults, m->config.vocab_size, dir, p);
+    if (p->n == 0)
+        model_files_open(&m->files, dir, p);
+    if (p->n == 0 && model_tensors_list(&m->tensors, &m->config, p) == 0)
+        model_tensors_locate(&m->tensors, &m->files, p);
     model_files_forget_headers(&m->files);
 }
 
@@ -60,8 +52,8 @@ int model_open(struct model **out, const char *folder, struct err *e)
         goto fail;
     }
     m->folder = strdup(folder);
-    m->real = realpath(folder, NULL);
-    if (!m->folder || !m->real) {
+    m->real = m->folder ? realpath(folder, NULL) : NULL;
+    if (!m->real) {
         rc = err_set(e, -errno, "%s: %s", folder, strerror(errno));
         goto fail;
     }

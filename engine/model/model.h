@@ -1,9 +1,8 @@
 /* model.h - a model folder as downloaded from a hub: config.json, generation_config.json and the
- * tensors of one or many safetensors files, checked as a whole before anything is read from them.
+ * tensors of one or many safetensors files, all checked before any weight is read.
  *
- * Immutable after open; every function may be called from any thread. Weights are read with pread
- * and never mapped, so a file that changes under the process can give wrong numbers but not a
- * fault. */
+ * Immutable after open; any thread. Weights are read with pread and never mapped: a file that
+ * changes under the process can give wrong numbers, but not a fault. */
 #ifndef NVLLM_ENGINE_MODEL_MODEL_H
 #define NVLLM_ENGINE_MODEL_MODEL_H
 
@@ -37,7 +36,8 @@ struct model_config {
     bool qk_norm;  /* RMSNorm on each head of q and k */
 };
 
-/* What generation_config.json wants where a request is silent; neutral values where the file is. */
+/* Sampling parameters that a request leaves out, from generation_config.json; neutral where that
+ * file leaves them out. */
 struct model_defaults {
     float temperature; /* 1 and do_sample false become 0 */
     int32_t top_k;     /* 0: off */
@@ -45,25 +45,24 @@ struct model_defaults {
     float min_p;
     float repetition_penalty;
     int32_t n_eos;
-    int32_t eos[MODEL_MAX_EOS]; /* ids that end a text; config.json's eos_token_id where silent */
+    int32_t eos[MODEL_MAX_EOS]; /* ids that end a text; from config.json where absent there */
 };
 
-/* One tensor where it lies; data begins at offset in file. */
+/* A tensor in its file. */
 struct tensor {
     const char *name;
     enum dtype dtype;
     int32_t rank;
     int64_t shape[MODEL_MAX_RANK]; /* outermost first */
     uint64_t bytes;
-    uint64_t offset; /* in the file */
-    int32_t file;    /* index, private to model.c */
+    uint64_t offset; /* of the data in the file */
+    int32_t file;    /* private to engine/model */
 };
 
 struct model;
 
-/* Opens and checks a folder. Negative errno with file and field in the text: -ENOENT (no such
- * folder or file), -EINVAL (contents), -ENOTSUP (an architecture or feature that is not known,
- * named). */
+/* Opens and checks a folder. The text names file and field: -ENOENT (no such folder or file),
+ * -EINVAL (contents), -ENOTSUP (an unknown architecture or feature), -ENOMEM. */
 int model_open(struct model **out, const char *folder, struct err *e);
 void model_close(struct model *m);
 
@@ -72,17 +71,16 @@ const char *model_folder(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);
 
-/* A tensor by its full name, or NULL. After model_open every tensor that the architecture needs is
- * there with its right shape. */
+/* A tensor by its full name, or NULL. Every tensor that the configuration needs is there and has
+ * the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
-uint64_t model_weight_bytes(const struct model *m); /* of all tensors the architecture needs */
+uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */
 
-/* Reads bytes of a tensor from offset on, as stored. -EIO when the file became shorter. */
+/* Reads bytes of a tensor from offset on, as stored. -EIO: the file has become shorter. */
 int model_read(const struct model *m, const struct tensor *t, uint64_t offset, void *dst,
                size_t bytes, struct err *e);
 
-/* As model_read, but n elements from element `first` on, converted to bf16 (round to nearest even).
- */
+/* Reads n elements from element `first` on as bf16, rounded to nearest even. */
 int model_read_bf16(const struct model *m, const struct tensor *t, uint64_t first, uint16_t *dst,
                     size_t n, struct err *e);
 

@@ -31,7 +31,7 @@ static void print_sum(const struct model_config *c, const struct model_tensors *
         fprintf(out, "\n");
 }
 
-/* The weights: their files, and once the shape is known the tensors in them. */
+/* The files of the weights and, if the configuration is known, the tensors in them. */
 static void check_weights(const struct model_config *c, int dir, struct problems *p, FILE *out)
 {
     struct model_files files = {0};
@@ -47,11 +47,9 @@ static void check_weights(const struct model_config *c, int dir, struct problems
                     lead_ok, files.n, files.n == 1 ? "" : "s", MODEL_CONFIG_FILE);
         goto out;
     }
-    if (model_tensors_list(&tensors, c) < 0) {
-        problems_add(p, -ENOMEM, "%s: no memory for %d layers", MODEL_CONFIG_FILE, c->n_layers);
+    if (model_tensors_list(&tensors, c, p) < 0)
         goto out;
-    }
-    if (files.n > 0) /* where there is no file at all, that has been said */
+    if (files.n > 0) /* a folder without any file has been reported */
         model_tensors_locate(&tensors, &files, p);
     if (p->n == before)
         fprintf(out, "%s%zu tensors in %zu file%s\n", lead_ok, tensors.n, files.n,

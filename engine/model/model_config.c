@@ -1,7 +1,7 @@
 /* model_config.c - see model_config.h.
  *
- * The order of the checks is the order of what a person wants to hear: first that the architecture
- * is another one, then what it asks for that is not there, then its numbers. */
+ * Checks come in the order in which a person wants their results: the architecture, then features
+ * that are not supported, then numbers. */
 #include "engine/model/model_config.h"
 
 #include <errno.h>
@@ -65,14 +65,23 @@ static const struct family *parse_family(struct model_config *c, const struct fi
     return NULL;
 }
 
-/* Rotary embedding: the plain kind only. rope_parameters is what transformers 5 writes, rope_theta
- * and rope_scaling what 4 wrote; where several are there they must agree. */
+static void need_full_rotation(const struct fields *f)
+{
+    double partial;
+
+    if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
+        field_problem(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
+                      partial);
+}
+
+/* Rotary embedding of the plain kind. transformers 5 writes rope_parameters, 4 wrote rope_theta and
+ * rope_scaling; they must agree. */
 static void parse_rope_object(double *theta, const struct fields *root, const char *key)
 {
     char prefix[32];
     struct fields f = *root;
     const char *type = NULL;
-    double partial, inner;
+    double inner;
 
     if (field_object(&f.object, root, key) != FIELD_OK)
         return;
@@ -87,9 +96,7 @@ static void parse_rope_object(double *theta, const struct fields *root, const ch
                           "scaling is not computed)",
                           type);
     }
-    if (field_real(&partial, &f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
-        field_problem(&f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
-                      partial);
+    need_full_rotation(&f);
     if (field_real(&inner, &f, "rope_theta", 1.0, 1e15) == FIELD_OK) {
         if (*theta != 0.0 && *theta != inner)
             field_problem(&f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner,
@@ -100,15 +107,13 @@ static void parse_rope_object(double *theta, const struct fields *root, const ch
 
 static void parse_rope(struct model_config *c, const struct fields *f)
 {
-    double theta = 0.0, partial;
+    double theta = 0.0;
     uint32_t before = f->problems->n;
 
     field_real(&theta, f, "rope_theta", 1.0, 1e15);
     parse_rope_object(&theta, f, "rope_parameters");
     parse_rope_object(&theta, f, "rope_scaling");
-    if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
-        field_problem(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
-                      partial);
+    need_full_rotation(f);
     if (theta == 0.0 && f->problems->n == before)
         field_problem(f, "rope_theta", -EINVAL, "is missing, and so is rope_parameters.rope_theta");
     c->rope_theta = theta;
@@ -140,23 +145,6 @@ static void parse_layer_types(const struct model_config *c, const struct fields 
                       json_array_size(types), c->n_layers);
 }
 
-/* A field which says, when it is there and not null, that the model is of a kind not known here. */
-static void refuse_if_there(const struct fields *f, const char *key, const char *what)
-{
-    const json_t *value = json_object_get(f->object, key);
-
-    if (value && !json_is_null(value))
-        field_problem(f, key, -ENOTSUP, "%s", what);
-}
-
-static void refuse_if_true(const struct fields *f, const char *key, const char *what)
-{
-    bool on;
-
-    if (field_bool(&on, f, key) == FIELD_OK && on)
-        field_problem(f, key, -ENOTSUP, "%s", what);
-}
-
 static bool is_dtype(const char *torch_name)
 {
     for (int i = 0; i < N_DTYPES; i++)
@@ -165,19 +153,34 @@ static bool is_dtype(const char *torch_name)
     return false;
 }
 
+/* Features that are not supported, by the field that asks for them: with true if it is a flag, else
+ * with any value. */
+static const struct {
+    const char *key;
+    bool flag;
+    const char *why;
+} unsupported[] = {
+    {"quantization_config", false,
+     "quantized weights are not supported; take the folder with bf16, f16 or f32 weights"},
+    {"num_experts", false, "mixtures of experts are not supported"},
+    {"num_local_experts", false, "mixtures of experts are not supported"},
+    {"moe_intermediate_size", false, "mixtures of experts are not supported"},
+    {"use_sliding_window", true, "true is not supported: attention is always full"},
+    {"mlp_bias", true, "true is not supported: no known architecture has it"},
+};
+
 static void parse_features(const struct model_config *c, const struct fields *f)
 {
     const char *text;
     bool on;
 
-    refuse_if_there(f, "quantization_config",
-                    "quantized weights are not supported; take the "
-                    "folder with bf16, f16 or f32 weights");
-    refuse_if_there(f, "num_experts", "mixtures of experts are not supported");
-    refuse_if_there(f, "num_local_experts", "mixtures of experts are not supported");
-    refuse_if_there(f, "moe_intermediate_size", "mixtures of experts are not supported");
-    refuse_if_true(f, "use_sliding_window", "true is not supported: attention is always full");
-    refuse_if_true(f, "mlp_bias", "true is not supported: no known architecture has it");
+    for (size_t i = 0; i < sizeof(unsupported) / sizeof(unsupported[0]); i++) {
+        const json_t *value = json_object_get(f->object, unsupported[i].key);
+
+        if (unsupported[i].flag ? field_bool(&on, f, unsupported[i].key) == FIELD_OK && on
+                                : value && !json_is_null(value))
+            field_problem(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
+    }
     if (field_text(&text, f, "hidden_act") == FIELD_OK && strcmp(text, "silu") != 0)
         field_problem(f, "hidden_act", -ENOTSUP, "\"%.80s\" is not supported; only \"silu\" is",
                       text);
@@ -230,8 +233,8 @@ static void parse_dims(struct model_config *c, const struct family *family, cons
                       c->head_dim);
 }
 
-/* eos_token_id: null, an id or an array of ids. True when it says something. */
-static bool parse_eos(struct model_defaults *d, int32_t vocab_size, const struct fields *f)
+/* eos_token_id: null, an id or an array of ids. */
+static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct fields *f)
 {
     const json_t *value = json_object_get(f->object, "eos_token_id");
     size_t n = json_is_array(value) ? json_array_size(value) : 1;
@@ -239,11 +242,11 @@ static bool parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
     int32_t n_ids = 0;
 
     if (!value || json_is_null(value))
-        return false;
+        return;
     if (n > MODEL_MAX_EOS) {
         field_problem(f, "eos_token_id", -ENOTSUP, "has %zu ids; at most %d are supported", n,
                       MODEL_MAX_EOS);
-        return false;
+        return;
     }
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(value) ? json_array_get(value, i) : value;
@@ -252,19 +255,18 @@ static bool parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
         if (!json_is_integer(id)) {
             field_problem(f, "eos_token_id", -EINVAL, "must be an id or an array of ids, not %s",
                           json_type_name(id));
-            return false;
+            return;
         }
         if (v < 0 || v >= vocab_size) {
             field_problem(f, "eos_token_id", -EINVAL,
                           "%" JSON_INTEGER_FORMAT " is not in 0 .. %d, the vocabulary", v,
                           vocab_size - 1);
-            return false;
+            return;
         }
         ids[n_ids++] = (int32_t)v;
     }
     memcpy(d->eos, ids, sizeof(ids[0]) * (size_t)n_ids);
     d->n_eos = n_ids;
-    return true;
 }
 
 void model_config_parse(struct model_config *c, struct model_defaults *d, const json_t *root,
@@ -307,37 +309,35 @@ void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const js
     parse_eos(d, vocab_size, &f);
 }
 
+/* The object in a file of the folder, or NULL with a problem noted. */
+static json_t *read_file(int dir, const char *name, bool optional, struct problems *p)
+{
+    json_t *root = NULL;
+    struct err e;
+    int rc = json_object_read(&root, dir, name, MODEL_CONFIG_MAX_BYTES, &e);
+
+    if (rc < 0 && !(rc == -ENOENT && optional))
+        problems_add(p, rc, "%s", e.text);
+    return root;
+}
+
 void model_config_read(struct model_config *c, struct model_defaults *d, int dir,
                        struct problems *p)
 {
-    struct err e;
-    json_t *root;
-    int rc;
+    json_t *root = read_file(dir, MODEL_CONFIG_FILE, false, p);
 
-    rc = json_object_read(&root, dir, MODEL_CONFIG_FILE, MODEL_CONFIG_MAX_BYTES, &e);
-    if (rc < 0) {
-        *c = (struct model_config){0};
-        *d = (struct model_defaults){0};
-        problems_add(p, rc, "%s", e.text);
-        return;
-    }
-    model_config_parse(c, d, root, p);
+    *c = (struct model_config){0};
+    *d = (struct model_defaults){0};
+    if (root)
+        model_config_parse(c, d, root, p);
     json_decref(root);
 }
 
 void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, struct problems *p)
 {
-    struct err e;
-    json_t *root;
-    int rc;
+    json_t *root = read_file(dir, MODEL_GENERATION_FILE, true, p);
 
-    rc = json_object_read(&root, dir, MODEL_GENERATION_FILE, MODEL_CONFIG_MAX_BYTES, &e);
-    if (rc == -ENOENT)
-        return;
-    if (rc < 0) {
-        problems_add(p, rc, "%s", e.text);
-        return;
-    }
-    model_defaults_parse(d, vocab_size, root, p);
+    if (root)
+        model_defaults_parse(d, vocab_size, root, p);
     json_decref(root);
 }

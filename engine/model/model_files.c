@@ -39,9 +39,9 @@ static int read_header(struct model_file *m, struct err *e)
     return rc;
 }
 
-/* Adds a file of the folder; what is wrong with it is noted, and it then has no tensors. */
-static struct model_file *add_file(struct model_files *f, int dir, const char *name,
-                                   struct problems *p)
+/* Opens a file and reads its header. A file with a problem is kept, without tensors. False: no
+ * memory. */
+static bool add_file(struct model_files *f, int dir, const char *name, struct problems *p)
 {
     struct model_file *m = &f->all[f->n];
     struct err e;
@@ -50,7 +50,7 @@ static struct model_file *add_file(struct model_files *f, int dir, const char *n
     *m = (struct model_file){.name = strdup(name), .fd = -1};
     if (!m->name) {
         problems_add(p, -ENOMEM, "%s: no memory", name);
-        return NULL;
+        return false;
     }
     f->n++;
     rc = file_open(&m->fd, &m->bytes, dir, name, &e);
@@ -58,10 +58,10 @@ static struct model_file *add_file(struct model_files *f, int dir, const char *n
         rc = read_header(m, &e);
     if (rc < 0)
         problems_add(p, rc, "%s", e.text);
-    return m;
+    return true;
 }
 
-/* A shard's name is one plain component: an index must not lead out of its folder. */
+/* A shard's name has no slash: an index must not lead out of its folder. */
 static bool is_shard_name(const char *name)
 {
     size_t n = strlen(name);
@@ -78,11 +78,29 @@ static struct model_file *file_by_name(const struct model_files *f, const char *
     return NULL;
 }
 
+/* One problem a shard: the index of a truncated download disagrees in hundreds of places. */
+static void check_shard(const struct model_files *f, const struct model_file *m, struct problems *p)
+{
+    const char *tensor, *first = NULL;
+    size_t n_absent = 0;
+    json_t *value;
+
+    json_object_foreach(f->index, tensor, value)
+    {
+        if (strcmp(json_string_value(value), m->name) != 0 || safetensors_find(&m->tensors, tensor))
+            continue;
+        if (n_absent++ == 0)
+            first = tensor;
+    }
+    if (n_absent > 0)
+        problems_add(p, -EINVAL, "%s: weight_map.%.120s: %s has no such tensor%s", MODEL_INDEX_FILE,
+                     first, m->name, n_absent > 1 ? ", nor others that the map wants there" : "");
+}
+
 static void open_shards(struct model_files *f, int dir, struct problems *p)
 {
     const char *tensor, *name;
     json_t *value;
-    struct model_file *m;
 
     json_object_foreach(f->index, tensor, value)
     {
@@ -105,27 +123,9 @@ static void open_shards(struct model_files *f, int dir, struct problems *p)
         if (!add_file(f, dir, name, p))
             return;
     }
-    /* One line a shard: the index of a truncated download disagrees in hundreds of places. */
-    for (size_t i = 0; i < f->n; i++) {
-        size_t n_absent = 0;
-        const char *first = NULL;
-
-        m = &f->all[i];
-        if (!m->tensors.header)
-            continue;
-        json_object_foreach(f->index, tensor, value)
-        {
-            if (strcmp(json_string_value(value), m->name) != 0 ||
-                safetensors_find(&m->tensors, tensor))
-                continue;
-            if (n_absent++ == 0)
-                first = tensor;
-        }
-        if (n_absent > 0)
-            problems_add(p, -EINVAL, "%s: weight_map.%.120s: %s has no such tensor%s",
-                         MODEL_INDEX_FILE, first, m->name,
-                         n_absent > 1 ? ", nor others that the map wants there" : "");
-    }
+    for (size_t i = 0; i < f->n; i++)
+        if (f->all[i].tensors.header)
+            check_shard(f, &f->all[i], p);
 }
 
 static void open_index(struct model_files *f, int dir, struct problems *p)
@@ -139,21 +139,21 @@ static void open_index(struct model_files *f, int dir, struct problems *p)
         problems_add(p, rc, "%s", e.text);
         return;
     }
-    f->index = json_incref(json_object_get(root, "weight_map"));
-    json_decref(root);
-    if (!json_is_object(f->index) || json_object_size(f->index) == 0) {
+    f->index = json_object_get(root, "weight_map");
+    if (json_object_size(f->index) > 0) { /* 0 where it is no object, too */
+        json_incref(f->index);
+        open_shards(f, dir, p);
+    } else {
         problems_add(p, -EINVAL,
                      "%s: weight_map: must be an object that names a file for each "
                      "tensor",
                      MODEL_INDEX_FILE);
-        json_decref(f->index);
         f->index = NULL;
-        return;
     }
-    open_shards(f, dir, p);
+    json_decref(root);
 }
 
-/* Anything at all by that name, a broken link included: then it is what was meant. */
+/* A broken link counts: the error is then about what it leads to. */
 static bool exists(int dir, const char *name)
 {
     struct stat st;
@@ -202,7 +202,7 @@ void model_files_close(struct model_files *f)
     *f = (struct model_files){0};
 }
 
-/* The file that the tensor lies in, or is to lie in; NULL: the index names none. */
+/* The file that has the tensor or should have it; NULL: the index names none. */
 static const struct model_file *file_of(const struct model_files *f, const char *name)
 {
     const char *shard;

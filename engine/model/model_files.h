@@ -1,8 +1,8 @@
 /* model_files.h - the safetensors files of a model folder: model.safetensors, or the shards that
  * model.safetensors.index.json names, each opened once and its header checked.
  *
- * Owned by struct model; after model_files_forget_headers only descriptors and names are left.
- * Immutable between open and close. */
+ * Owned by struct model. model_files_forget_headers leaves only descriptors and names. Immutable
+ * between open and close. */
 #ifndef NVLLM_ENGINE_MODEL_MODEL_FILES_H
 #define NVLLM_ENGINE_MODEL_MODEL_FILES_H
 
@@ -34,17 +34,16 @@ struct model_files {
     json_t *index; /* weight_map, or NULL for a single file */
 };
 
-/* Zero-initialised before. Notes what is wrong and keeps what is right; the first problem is
- * -ENOENT where there are no weights at all. */
+/* *f is zero before. Notes every problem and keeps what is right; -ENOENT: there are no weights. */
 void model_files_open(struct model_files *f, int dir, struct problems *p);
 void model_files_forget_headers(struct model_files *f);
 void model_files_close(struct model_files *f);
 
-/* Where a tensor lies, or NULL; *file is its index in all. */
+/* Where a tensor lies, or NULL; *file is an index into all. */
 const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
                                                  const char *name);
 
-/* Nobody knows whether the tensor is there: its file cannot be read, which has been noted. */
+/* The tensor's file could not be read, which has been noted: it may or may not have the tensor. */
 bool model_files_is_unread(const struct model_files *f, const char *name);
 
 #endif

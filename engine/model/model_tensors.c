@@ -9,7 +9,7 @@
 #include "engine/util/must.h"
 
 enum {
-    MAX_TOLD = 8, /* problems of one kind that are reported one by one */
+    MAX_REPORTED = 8, /* problems of one kind that are reported one by one */
     SHAPE_TEXT = 96,
 };
 
@@ -33,7 +33,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-int model_tensors_list(struct model_tensors *t, const struct model_config *c)
+int model_tensors_list(struct model_tensors *t, const struct model_config *c, struct problems *p)
 {
     size_t n = 0;
 
@@ -43,7 +43,7 @@ int model_tensors_list(struct model_tensors *t, const struct model_config *c)
     t->names = calloc(n, sizeof(*t->names));
     if (!t->all || !t->names) {
         model_tensors_deinit(t);
-        return -ENOMEM;
+        return problems_add(p, -ENOMEM, "config.json: no memory for %d layers", c->n_layers);
     }
     for (int i = 0; i < N_TENSOR_SPECS; i++) {
         const struct tensor_spec *s = &tensor_specs[i];
@@ -99,7 +99,7 @@ static bool parse_dtype(enum dtype *out, const char *name)
     return false;
 }
 
-/* Says in how a located tensor is wrong; 0 when it is right. */
+/* Compares a tensor with what the file has by its name. */
 static int check_tensor(struct tensor *t, const struct safetensors_entry *x, const char *file,
                         struct err *e)
 {
@@ -121,8 +121,8 @@ static int check_tensor(struct tensor *t, const struct safetensors_entry *x, con
     return 0;
 }
 
-static void tell_missing(const struct model_tensors *t, const struct model_files *f,
-                         struct problems *p)
+static void report_missing(const struct model_tensors *t, const struct model_files *f,
+                           struct problems *p)
 {
     char names[4 * TENSOR_NAME_BYTES] = "";
     size_t n = 0, file;
@@ -147,7 +147,7 @@ void model_tensors_locate(struct model_tensors *t, const struct model_files *f, 
     struct err e;
     int rc;
 
-    tell_missing(t, f, p);
+    report_missing(t, f, p);
     t->bytes = 0;
     for (size_t i = 0; i < t->n; i++) {
         const struct safetensors_entry *x = model_files_find(f, &file, t->all[i].name);
@@ -155,12 +155,12 @@ void model_tensors_locate(struct model_tensors *t, const struct model_files *f, 
         if (!x)
             continue;
         rc = check_tensor(&t->all[i], x, f->all[file].name, &e);
-        if (rc < 0 && n_wrong++ < MAX_TOLD)
+        if (rc < 0 && n_wrong++ < MAX_REPORTED)
             problems_add(p, rc, "%s", e.text);
         t->all[i].file = (int32_t)file;
         t->bytes += t->all[i].bytes;
     }
-    if (n_wrong > MAX_TOLD)
+    if (n_wrong > MAX_REPORTED)
         problems_add(p, -EINVAL, "%zu more tensors are of a wrong shape or type",
-                     n_wrong - MAX_TOLD);
+                     n_wrong - MAX_REPORTED);
 }

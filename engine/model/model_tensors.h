@@ -1,5 +1,5 @@
-/* model_tensors.h - the tensors that an architecture needs: their names and shapes, and where each
- * one lies once its files have been searched.
+/* model_tensors.h - the tensors that a configuration needs, by name, and where each lies in the
+ * files.
  *
  * Owned by struct model; immutable after model_tensors_locate. */
 #ifndef NVLLM_ENGINE_MODEL_MODEL_TENSORS_H
@@ -17,16 +17,14 @@ struct model_tensors {
     struct tensor *all; /* [n] by name, as strcmp orders */
     char (*names)[TENSOR_NAME_BYTES];
     size_t n;
-    uint64_t n_elements; /* of all, the model's parameters */
+    uint64_t n_elements; /* of all: the model's parameters */
     uint64_t bytes;      /* of all, as stored; 0 until they are located */
 };
 
-/* Zero-initialised before. Names and shapes for a configuration that has passed its checks;
- * -ENOMEM.
- */
-int model_tensors_list(struct model_tensors *t, const struct model_config *c);
-/* Fills dtype, bytes, offset and file of each; notes what is missing or of another shape or type.
- */
+/* Names and shapes for a configuration that has passed its checks. *t is zero before; -ENOMEM. */
+int model_tensors_list(struct model_tensors *t, const struct model_config *c, struct problems *p);
+/* Fills in dtype, bytes, offset and file; notes tensors that are missing or of another shape or
+ * type. */
 void model_tensors_locate(struct model_tensors *t, const struct model_files *f, struct problems *p);
 void model_tensors_deinit(struct model_tensors *t);
 

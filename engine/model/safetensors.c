@@ -8,7 +8,7 @@
 #include "engine/util/checked.h"
 #include "engine/util/json_util.h"
 
-/* All types of the format, for tensors that no one needs have them too. */
+/* Every type of the format: a file may hold tensors that the model does not need. */
 static const struct {
     const char *name;
     uint32_t bits;
@@ -48,13 +48,21 @@ int safetensors_header_bytes(size_t *out, const char *file, const void *first, u
     return 0;
 }
 
+/* A problem with entry t of the header. */
+#define REFUSE(code, fmt, ...) err_set(e, code, "%s: %.120s: " fmt, file, t->name, ##__VA_ARGS__)
+
+static bool is_size(const json_t *value)
+{
+    return json_is_integer(value) && json_integer_value(value) >= 0;
+}
+
 static int parse_dtype(struct safetensors_entry *t, uint32_t *bits, const char *file,
                        const json_t *value, struct err *e)
 {
     const char *name = json_string_value(value);
 
     if (!name)
-        return err_set(e, -EINVAL, "%s: %.120s: dtype: must be a string", file, t->name);
+        return REFUSE(-EINVAL, "dtype: must be a string");
     for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
         if (strcmp(dtypes[i].name, name) == 0) {
             t->dtype = dtypes[i].name;
@@ -62,33 +70,28 @@ static int parse_dtype(struct safetensors_entry *t, uint32_t *bits, const char *
             return 0;
         }
     }
-    return err_set(e, -ENOTSUP, "%s: %.120s: dtype: \"%.40s\" is not a known type", file, t->name,
-                   name);
+    return REFUSE(-ENOTSUP, "dtype: \"%.40s\" is not a known type", name);
 }
 
 static int parse_shape(struct safetensors_entry *t, uint64_t *n_elements, const char *file,
                        const json_t *value, struct err *e)
 {
-    uint64_t n = 1;
     const json_t *dim;
     size_t i;
 
+    *n_elements = 1;
     if (!json_is_array(value) || json_array_size(value) > INT32_MAX)
-        return err_set(e, -EINVAL, "%s: %.120s: shape: must be an array", file, t->name);
+        return REFUSE(-EINVAL, "shape: must be an array");
     t->rank = (int32_t)json_array_size(value);
     json_array_foreach(value, i, dim)
     {
-        if (!json_is_integer(dim) || json_integer_value(dim) < 0)
-            return err_set(e, -EINVAL,
-                           "%s: %.120s: shape: each dimension must be an integer from 0 on", file,
-                           t->name);
+        if (!is_size(dim))
+            return REFUSE(-EINVAL, "shape: each dimension must be an integer from 0 on");
         if (i < MODEL_MAX_RANK)
             t->shape[i] = json_integer_value(dim);
-        if (!u64_mul(&n, n, (uint64_t)json_integer_value(dim)))
-            return err_set(e, -EINVAL, "%s: %.120s: shape: the number of elements overflows", file,
-                           t->name);
+        if (!u64_mul(n_elements, *n_elements, (uint64_t)json_integer_value(dim)))
+            return REFUSE(-EINVAL, "shape: the number of elements overflows");
     }
-    *n_elements = n;
     return 0;
 }
 
@@ -98,48 +101,41 @@ static int parse_offsets(struct safetensors_entry *t, const char *file, const js
     const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
     uint64_t begin, end;
 
-    if (json_array_size(value) != 2 || !json_is_integer(first) || !json_is_integer(last) ||
-        json_integer_value(first) < 0 || json_integer_value(last) < 0)
-        return err_set(e, -EINVAL,
-                       "%s: %.120s: data_offsets: must be an array of two integers from 0 on", file,
-                       t->name);
+    if (json_array_size(value) != 2 || !is_size(first) || !is_size(last))
+        return REFUSE(-EINVAL, "data_offsets: must be an array of two integers from 0 on");
     begin = (uint64_t)json_integer_value(first);
     end = (uint64_t)json_integer_value(last);
     if (begin > end || end > data_bytes)
-        return err_set(e, -EINVAL,
-                       "%s: %.120s: data_offsets: %llu .. %llu lies outside the file's %llu bytes "
-                       "of data%s",
-                       file, t->name, (unsigned long long)begin, (unsigned long long)end,
-                       (unsigned long long)data_bytes,
-                       begin <= end ? ": truncated? Download it again" : "");
+        return REFUSE(-EINVAL,
+                      "data_offsets: %llu .. %llu lies outside the file's %llu bytes of data%s",
+                      (unsigned long long)begin, (unsigned long long)end,
+                      (unsigned long long)data_bytes,
+                      begin <= end ? ": truncated? Download it again" : "");
     t->offset = data_start + begin;
     t->bytes = end - begin;
     return 0;
 }
 
-static int parse_entry(struct safetensors_entry *t, const char *file, const char *name,
-                       const json_t *value, uint64_t data_start, uint64_t data_bytes, struct err *e)
+static int parse_entry(struct safetensors_entry *t, const char *file, const json_t *value,
+                       uint64_t data_start, uint64_t data_bytes, struct err *e)
 {
     uint64_t n_elements = 0, n_bits;
     uint32_t bits = 0;
     int rc;
 
-    t->name = name;
     if (!json_is_object(value))
-        return err_set(e, -EINVAL, "%s: %.120s: must be an object", file, name);
+        return REFUSE(-EINVAL, "must be an object");
     rc = parse_dtype(t, &bits, file, json_object_get(value, "dtype"), e);
-    if (rc < 0)
-        return rc;
-    rc = parse_shape(t, &n_elements, file, json_object_get(value, "shape"), e);
-    if (rc < 0)
-        return rc;
-    rc = parse_offsets(t, file, json_object_get(value, "data_offsets"), data_start, data_bytes, e);
+    if (rc == 0)
+        rc = parse_shape(t, &n_elements, file, json_object_get(value, "shape"), e);
+    if (rc == 0)
+        rc = parse_offsets(t, file, json_object_get(value, "data_offsets"), data_start, data_bytes,
+                           e);
     if (rc < 0)
         return rc;
     if (!u64_mul(&n_bits, n_elements, bits) || n_bits % 8 != 0 || n_bits / 8 != t->bytes)
-        return err_set(e, -EINVAL, "%s: %.120s: data_offsets: %llu bytes for %llu elements of %s",
-                       file, name, (unsigned long long)t->bytes, (unsigned long long)n_elements,
-                       t->dtype);
+        return REFUSE(-EINVAL, "data_offsets: %llu bytes for %llu elements of %s",
+                      (unsigned long long)t->bytes, (unsigned long long)n_elements, t->dtype);
     return 0;
 }
 
@@ -164,7 +160,7 @@ static int by_name(const void *a, const void *b)
                   ((const struct safetensors_entry *)b)->name);
 }
 
-/* Empty tensors come before what begins at the same byte. */
+/* An empty tensor comes before another one at the same offset. */
 static int by_offset(const void *a, const void *b)
 {
     const struct safetensors_entry *x = a, *y = b;
@@ -174,30 +170,27 @@ static int by_offset(const void *a, const void *b)
     return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* The data must be covered from its first to its last byte, each byte once. */
+/* The tensors must cover the data from its first to its last byte, each byte once. */
 static int check_layout(struct safetensors_entry *entries, size_t n, const char *file,
                         uint64_t data_start, uint64_t file_bytes, struct err *e)
 {
     uint64_t end = data_start;
 
-    if (n > 0)
-        qsort(entries, n, sizeof(*entries), by_offset);
+    qsort(entries, n, sizeof(*entries), by_offset);
     for (size_t i = 0; i < n; i++) {
         const struct safetensors_entry *t = &entries[i];
 
         if (t->offset < end)
-            return err_set(e, -EINVAL, "%s: %.120s: data_offsets: overlaps %.120s", file, t->name,
-                           entries[i - 1].name);
+            return REFUSE(-EINVAL, "data_offsets: overlaps %.120s", entries[i - 1].name);
         if (t->offset > end)
-            return err_set(e, -EINVAL, "%s: %.120s: data_offsets: a hole of %llu bytes before it",
-                           file, t->name, (unsigned long long)(t->offset - end));
+            return REFUSE(-EINVAL, "data_offsets: a hole of %llu bytes before it",
+                          (unsigned long long)(t->offset - end));
         end = t->offset + t->bytes;
     }
     if (end != file_bytes)
         return err_set(e, -EINVAL, "%s: %llu bytes after the last tensor", file,
                        (unsigned long long)(file_bytes - end));
-    if (n > 0)
-        qsort(entries, n, sizeof(*entries), by_name);
+    qsort(entries, n, sizeof(*entries), by_name);
     return 0;
 }
 
@@ -225,19 +218,21 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
     }
     json_object_foreach(s.header, name, value)
     {
-        if (strcmp(name, metadata_key) == 0)
+        if (strcmp(name, metadata_key) == 0) {
             rc = parse_metadata(file, value, e);
-        else
-            rc = parse_entry(&s.entries[s.n++], file, name, value, data_start,
-                             file_bytes - data_start, e);
+        } else {
+            s.entries[s.n].name = name;
+            rc =
+                parse_entry(&s.entries[s.n++], file, value, data_start, file_bytes - data_start, e);
+        }
         if (rc < 0)
             goto fail;
     }
     rc = check_layout(s.entries, s.n, file, data_start, file_bytes, e);
-    if (rc < 0)
-        goto fail;
-    *out = s;
-    return 0;
+    if (rc == 0) {
+        *out = s;
+        return 0;
+    }
 fail:
     safetensors_deinit(&s);
     return rc;

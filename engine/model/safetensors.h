@@ -1,9 +1,8 @@
-/* safetensors.h - the header of one safetensors file: 8 bytes of length, little-endian, then a JSON
- * object of tensors, then their data without holes.
+/* safetensors.h - the header of one safetensors file: eight bytes of length, little-endian, then a
+ * JSON object of tensors, then their data without holes.
  *
- * Works on memory and the file's size alone, so that every check can be tried without a file.
- * Once it has passed, every tensor lies whole inside the file and no two share a byte. No state;
- * any thread. */
+ * Needs only the header's bytes and the file's size. After the checks every tensor lies inside the
+ * file and no two share a byte. No state; any thread. */
 #ifndef NVLLM_ENGINE_MODEL_SAFETENSORS_H
 #define NVLLM_ENGINE_MODEL_SAFETENSORS_H
 
@@ -23,23 +22,22 @@ struct safetensors_entry {
     const char *name;
     const char *dtype; /* as the format calls it: "BF16" */
     int32_t rank;
-    int64_t shape[MODEL_MAX_RANK]; /* the first dimensions where rank is over it */
+    int64_t shape[MODEL_MAX_RANK]; /* the first dimensions of a larger rank */
     uint64_t offset;               /* in the file */
     uint64_t bytes;
 };
 
 struct safetensors {
-    json_t *header; /* holds the names */
+    json_t *header; /* owns the names */
     size_t n;
     struct safetensors_entry *entries; /* [n] by name, as strcmp orders */
 };
 
-/* The bytes of JSON that follow the first eight; file is for the message. */
+/* How many bytes of JSON follow the first eight; file is for the message. */
 int safetensors_header_bytes(size_t *out, const char *file, const void *first, uint64_t file_bytes,
                              struct err *e);
 
-/* Checks all of a header. json is what follows the first eight bytes. -EINVAL, -ENOTSUP, -ENOMEM.
- */
+/* Checks a whole header; json is what follows the first eight bytes. -EINVAL, -ENOTSUP, -ENOMEM. */
 int safetensors_parse(struct safetensors *out, const char *file, const char *json,
                       size_t json_bytes, uint64_t file_bytes, struct err *e);
 void safetensors_deinit(struct safetensors *s);

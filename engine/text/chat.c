@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -165,23 +166,26 @@ const char *chat_template_name(const struct chat_template *t)
     return t->family->name;
 }
 
-static json_t *parse_json(struct text text, json_error_t *bad)
+static int parse_json(json_t **out, const char *what, struct text text, struct err *e)
 {
-    return json_loadb(text.data ? text.data : "", text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, bad);
+    return json_parse(out, what, text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
 }
 
 static int check_tools(struct chat_checked *c, struct err *e)
 {
     const struct chat *chat = c->chat;
-    json_error_t bad;
+    char what[32];
 
     c->tools = calloc(chat->n_tools + 1, sizeof(*c->tools));
     if (!c->tools)
         return err_set(e, -ENOMEM, "tools: not enough memory");
     for (size_t i = 0; i < chat->n_tools; i++) {
-        c->tools[i] = parse_json(chat->tools[i], &bad);
-        if (!c->tools[i])
-            return err_set(e, -EINVAL, "tools[%zu]: not JSON: %s", i, bad.text);
+        int r;
+
+        snprintf(what, sizeof(what), "tools[%zu]", i);
+        r = parse_json(&c->tools[i], what, chat->tools[i], e);
+        if (r < 0)
+            return r;
         if (!json_is_object(c->tools[i]))
             return err_set(e, -EINVAL, "tools[%zu]: is %s, not an object", i,
                            json_type_name(c->tools[i]));
@@ -192,7 +196,7 @@ static int check_tools(struct chat_checked *c, struct err *e)
 static int check_arguments(struct chat_checked *c, struct err *e)
 {
     const struct chat *chat = c->chat;
-    json_error_t bad;
+    char what[80];
     size_t n = 0;
 
     for (size_t i = 0; i < chat->n_messages; i++)
@@ -202,12 +206,14 @@ static int check_arguments(struct chat_checked *c, struct err *e)
         return err_set(e, -ENOMEM, "messages: not enough memory");
     for (size_t i = 0; i < chat->n_messages; i++) {
         for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++) {
-            json_t *v = parse_json(chat->messages[i].tool_calls[k].arguments_json, &bad);
+            int r;
 
-            if (!v)
-                return err_set(e, -EINVAL, "messages[%zu].tool_calls[%zu].arguments: not JSON: %s",
-                               i, k, bad.text);
-            c->arguments[c->n_arguments++] = v;
+            snprintf(what, sizeof(what), "messages[%zu].tool_calls[%zu].arguments", i, k);
+            r = parse_json(&c->arguments[c->n_arguments], what,
+                           chat->messages[i].tool_calls[k].arguments_json, e);
+            if (r < 0)
+                return r;
+            c->n_arguments++;
         }
     }
     return 0;

@@ -75,7 +75,7 @@ static int need_text(struct text *out, const json_t *object, const char *path, c
 /* *out->data is malloc'd. */
 static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
 {
-    char *s = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *s = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
 
     if (!s)
         return err_set(e, -ENOMEM, "%s: not enough memory", path);
@@ -263,7 +263,6 @@ static int read_chat(struct chat_json *c, struct err *e)
 int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e)
 {
     struct chat_json *c;
-    json_error_t bad;
     int r;
 
     if (len > CHAT_JSON_MAX_BYTES)
@@ -271,12 +270,10 @@ int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct
     c = calloc(1, sizeof(*c));
     if (!c)
         return err_set(e, -ENOMEM, "chat: not enough memory");
-    c->root = json_loadb(json, len, JSON_ALLOW_NUL, &bad);
-    if (!c->root)
-        r = err_set(e, -EINVAL, "chat: line %d: %s", bad.line, bad.text);
-    else if (!json_is_object(c->root))
+    r = json_parse(&c->root, "chat", json, len, JSON_ALLOW_NUL, e);
+    if (r == 0 && !json_is_object(c->root))
         r = err_set(e, -EINVAL, "chat: is %s, not an object", what(c->root));
-    else
+    if (r == 0)
         r = read_chat(c, e);
     if (r) {
         chat_json_free(c);

@@ -23,6 +23,7 @@ struct stop {
 struct text_stream {
     const struct tokenizer *t;
     bool skip_special;
+    bool ignore_stops;
     bool stopped;
     char partial[4]; /* the beginning of a character */
     size_t n_partial;
@@ -55,7 +56,10 @@ static bool stop_advance(struct stop *s, char byte)
         s->state = s->shorter[s->state - 1];
     if (s->text[s->state] == byte)
         s->state++;
-    return s->state == s->len;
+    if (s->state < s->len)
+        return false;
+    s->state = s->shorter[s->len - 1]; /* the next one, where this is ignored, may overlap it */
+    return true;
 }
 
 size_t text_stream_bytes(int n_stops)
@@ -123,7 +127,7 @@ static bool feed(struct text_stream *s, const char *p, size_t n)
 
         s->buf[s->len++] = p[i];
         for (int k = 0; k < s->n_stops; k++)
-            if (stop_advance(&s->stops[k], p[i]) && s->stops[k].len > longest)
+            if (stop_advance(&s->stops[k], p[i]) && !s->ignore_stops && s->stops[k].len > longest)
                 longest = s->stops[k].len;
         if (longest) {
             s->len -= longest;
@@ -177,6 +181,11 @@ static int end(struct text_stream *s, bool stopped, bool all, struct text *piece
     s->out = s->len - keep;
     *piece = (struct text){s->buf, s->out};
     return stopped ? TEXT_STREAM_STOP : TEXT_STREAM_OK;
+}
+
+void text_stream_ignore_stops(struct text_stream *s, bool on)
+{
+    s->ignore_stops = on;
 }
 
 int text_stream_push(struct text_stream *s, int32_t id, struct text *piece)

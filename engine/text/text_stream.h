@@ -30,6 +30,9 @@ int text_stream_new(struct text_stream **out, const struct tokenizer *t, const s
 void text_stream_free(struct text_stream *s);
 size_t text_stream_bytes(int n_stops); /* what one takes, before any text */
 
+/* While on, a stop string that is completed is text as any other. */
+void text_stream_ignore_stops(struct text_stream *s, bool on);
+
 /* Adds one token. The stop whose last byte comes first counts, of several that end there the
  * longest: so what comes out does not depend on how the text was cut into tokens. *piece is the
  * text that is now certain, maybe empty; it holds until the next call. Returns TEXT_STREAM_OK,

@@ -530,18 +530,17 @@ static int read_parts(struct reader *r)
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)
 {
     struct reader r = {.e = e};
-    json_error_t bad;
-    int rc = -ENOMEM;
+    int rc;
 
     if (len > TOKENIZER_MAX_FILE)
         return err_set(e, -E2BIG, "tokenizer.json: larger than %d MiB", TOKENIZER_MAX_FILE >> 20);
-    r.root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &bad);
-    if (!r.root)
-        return err_set(e, -EINVAL, "tokenizer.json: line %d: %s", bad.line, bad.text);
+    rc = json_object_parse(&r.root, "tokenizer.json", json, len, e);
+    if (rc < 0)
+        return rc;
     fill_alphabet(&r);
     r.t = calloc(1, sizeof(*r.t));
     if (!r.t || nfc_new(&r.t->nfc))
-        err_set(e, rc, "tokenizer.json: not enough memory");
+        rc = err_set(e, -ENOMEM, "tokenizer.json: not enough memory");
     else
         rc = read_parts(&r);
     json_decref(r.root);

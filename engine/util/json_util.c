@@ -3,20 +3,75 @@
 
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 
 #include "engine/util/file.h"
 
-int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes, struct err *e)
+/* jansson does not report failed allocations: it calls some of them a syntax error, and after
+ * others it drops bytes and succeeds. So its allocator notes them. */
+static _Thread_local bool out_of_memory;
+
+static void *noting_malloc(size_t bytes)
 {
-    json_error_t je;
+    void *p = malloc(bytes);
+
+    out_of_memory |= !p;
+    return p;
+}
+
+static void set_allocator(void)
+{
+    json_set_alloc_funcs(noting_malloc, free);
+}
+
+static void watch_memory(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, set_allocator);
+    out_of_memory = false;
+}
+
+char *json_text(const json_t *value, size_t flags)
+{
+    char *text;
+
+    watch_memory();
+    text = json_dumps(value, flags);
+    if (!out_of_memory)
+        return text;
+    free(text);
+    return NULL;
+}
+
+int json_parse(json_t **out, const char *what, const char *text, size_t bytes, size_t flags,
+               struct err *e)
+{
+    json_error_t bad;
     json_t *root;
 
-    root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &je);
+    watch_memory();
+    root = json_loadb(text ? text : "", bytes, flags, &bad);
+    if (out_of_memory) {
+        json_decref(root);
+        return err_set(e, -ENOMEM, "%s: out of memory", what);
+    }
     if (!root)
-        return err_set(e, json_error_code(&je) == json_error_out_of_memory ? -ENOMEM : -EINVAL,
-                       "%s: line %d, column %d: %s", file, je.line, je.column, je.text);
+        return err_set(e, -EINVAL, "%s: not JSON: line %d, column %d: %s", what, bad.line,
+                       bad.column, bad.text);
+    *out = root;
+    return 0;
+}
+
+int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes, struct err *e)
+{
+    json_t *root;
+    int r = json_parse(&root, file, text, bytes, JSON_REJECT_DUPLICATES, e);
+
+    if (r < 0)
+        return r;
     if (!json_is_object(root)) {
         json_decref(root);
         return err_set(e, -EINVAL, "%s: the whole must be a JSON object", file);

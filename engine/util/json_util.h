@@ -13,6 +13,14 @@
 #include "engine/util/err.h"
 #include "engine/util/problems.h"
 
+/* json_loadb, with the reason of a failure: -EINVAL "what: not JSON: line …", or -ENOMEM. The first
+ * call of this or json_text sets jansson's allocator. */
+int json_parse(json_t **out, const char *what, const char *text, size_t bytes, size_t flags,
+               struct err *e);
+
+/* json_dumps, but NULL whenever memory runs out; to be freed. */
+char *json_text(const json_t *value, size_t flags);
+
 /* Parses text, which must hold one object without duplicate keys. file is for the message. */
 int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes,
                       struct err *e);

@@ -151,14 +151,14 @@ int main(int argc, char **argv)
                              .max_batch_tokens = d.max_rows,
                              .max_seqs = 256,
                              .max_seq_len = model_config(model)->max_seq_len,
-                             .kv_bytes = (uint64_t)512 << 20,
+                             .tier_bytes = {(uint64_t)512 << 20},
                              .n_threads = n_threads,
                          },
                          &e) < 0)
         fail(e.text);
     printf("open_s=%.3f\n", now() - start);
     cpu_backend.info(d.backend, &info);
-    printf("device=\"%s\" model=%s\n", info.device, model_name(model));
+    printf("device=\"%s\" model=%s\n", info.devices[0], model_name(model));
     driver_init(&d);
     if (cpu_pool_new(&pool, n_threads) < 0)
         fail("out of memory");

@@ -71,8 +71,8 @@ static int instant_open(struct backend **out, const struct model *model,
     r = err_set(e, -ENOMEM, "out of memory");
     /* As many as there can be use for, or fewer: a block takes a byte. */
     n_blocks = options->max_seqs * (options->max_seq_len / options->block_len + 1);
-    if (options->kv_bytes && options->kv_bytes < (uint64_t)n_blocks)
-        n_blocks = (int32_t)options->kv_bytes;
+    if (options->tier_bytes[TIER_DEVICE] && options->tier_bytes[TIER_DEVICE] < (uint64_t)n_blocks)
+        n_blocks = (int32_t)options->tier_bytes[TIER_DEVICE];
     for (int i = 0; i <= BACKEND_IN_FLIGHT; i++) {
         b->ids[i] = calloc(n_seqs, sizeof(*b->ids[i]));
         if (!b->ids[i])
@@ -82,8 +82,9 @@ static int instant_open(struct backend **out, const struct model *model,
     if (!b->zeros)
         goto fail;
     b->info = (struct backend_info){
-        .device = "answers at once",
-        .n_blocks = n_blocks,
+        .n_devices = 1,
+        .devices = {"answers at once"},
+        .tiers = {{n_blocks, (uint64_t)n_blocks}},
         .block_bytes = 1,
         .kv_dtype = KV_DTYPE_F32,
     };
@@ -108,7 +109,7 @@ static int instant_submit(struct backend *b, const struct batch *batch, struct e
 
     (void)e;
     for (int32_t i = 0; i < batch->n_rows; i++)
-        b->ids[at][i] = (int32_t)(batch->rows[i].counter % INSTANT_IDS);
+        b->ids[at][i] = (int32_t)(batch_rows(batch)[i].counter % INSTANT_IDS);
     b->n_rows[at] = batch->n_rows;
     b->due_ns[at] = step_us ? (start > now ? start : now) + step_us * 1000 : 0;
     b->submitted = batch->step;

@@ -32,6 +32,11 @@ KV_MEMORY = "cache.kv_memory=512M"
 config = argparse.Namespace()
 
 
+def generated(name):
+    """A file that the build makes from the programs' tables of options."""
+    return pathlib.Path(config.nvllmd).resolve().parents[1] / "packaging" / name
+
+
 def scaled(full, light):
     return light if config.light else full
 
@@ -287,6 +292,7 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
     parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--clock", help="a library to preload whose time of day jumps")
+    parser.add_argument("--loop", help="a library to preload whose epoll_wait can fail")
     parser.add_argument("--users", help="a library to preload that takes its time to know users")
     parser.add_argument("--light", action="store_true")
     _, rest = parser.parse_known_args(namespace=config)

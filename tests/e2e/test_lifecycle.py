@@ -588,6 +588,16 @@ class Loads(Case):
             answer = d.generate("What is 17 + 25?", "--no-think", "--temperature", 0)
             self.assertIn("42", answer["text"])
 
+    def test_log_over_the_file_limit(self):
+        """A log that may grow no further is no reason to end."""
+        with Daemon("cache.kv_memory=64M", "daemon.log_level=debug") as d:
+            size = d.log_path.stat().st_size + 10
+            subprocess.run(["prlimit", f"--pid={d.pid}", f"--fsize={size}:{size}"], check=True)
+            for _ in range(5):
+                with d.connect() as w:
+                    self.assertIsNone(w.generate(prompt="Hello", max_tokens=2).error)
+            self.assertEqual(d.log_path.stat().st_size, size)
+
     def test_descriptors_run_out(self):
         """More connections than descriptors: those there are go on, later ones come in again."""
         with Daemon("cache.kv_memory=64M") as d:

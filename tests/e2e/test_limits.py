@@ -2,6 +2,7 @@
 afterwards."""
 
 import contextlib
+import signal
 import socket
 import time
 
@@ -147,6 +148,29 @@ class Times(Case):
                 self.assertEqual((error["limit"], error["limit_value"]),
                                  ("limits.frame_timeout_s", 2))
                 self.assertLess(time.monotonic() - begin, scaled(4, 10))
+
+
+    def test_stopped_meanwhile(self):
+        """What came in time is read where the daemon was stopped until the time was over."""
+        with Daemon(SMALL, "limits.hello_timeout_s=1", "limits.frame_timeout_s=1") as d, \
+                contextlib.ExitStack() as stack:
+            new = [stack.enter_context(d.connect(hello=False)) for _ in range(100)]
+            half = [stack.enter_context(d.connect()) for _ in range(100)]
+            frame = wire.frame(7, tokenize={"text": b"a" * 15000})
+            for w in half:
+                w.raw(frame[:-1])
+            time.sleep(0.2)  # the daemon has begun to wait for all of them
+            d.process.send_signal(signal.SIGSTOP)
+            for w in new:
+                w.send(0, hello={"protocol": 1})
+            for w in half:
+                w.raw(frame[-1:])
+            time.sleep(1.5)
+            d.process.send_signal(signal.SIGCONT)
+            for w in new:
+                self.assertIn("welcome", w.receive())
+            for w in half:
+                self.assertIn("tokens", w.receive())
 
 
 class OfOneUser(Case):
@@ -347,10 +371,36 @@ class OfOneUser(Case):
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     w.raw(wire.varint(4 << 20) + bytes(3 << 20))
             wait_for(lambda: "why=limits.buffer_bytes_per_uid" in d.log(), 5, "one was dropped")
+            told = []
+            for w in mine:
+                w.sock.settimeout(0.5)
+                with contextlib.suppress(TimeoutError):
+                    told.append(w.receive()["error"])
+            self.assertTrue(told)
+            for error in told:
+                self.busy(error, "buffer_bytes_per_uid", 12 << 20)
             self.assertIsNone(small.generate(**SHORT).error)
             self.assertNotIn(f"dropped uid={roles.OTHER}", d.log())
             other.raw(bytes(1 << 20))  # its frame comes to its end: it is no message
             self.assertEqual(other.receive()["error"]["code"], "ERROR_PROTOCOL")
+
+    def test_one_large_frame_among_many_buffers(self):
+        """Over the limit of all those go who hold the most together, not the largest frame."""
+        with Daemon(SMALL, "limits.buffer_bytes=12M", "limits.buffer_bytes_per_uid=12M") as d, \
+                contextlib.ExitStack() as stack:
+            many = [stack.enter_context(roles.connect(d, roles.OTHER)) for _ in range(80)]
+            w = stack.enter_context(roles.connect(d, roles.USER))
+            frame = wire.frame(5, generate={**SHORT, "prompt": b" word" * 780000})
+            for other in many[:40]:
+                other.raw(wire.varint(200000) + bytes(120000))
+            w.raw(frame[:-1])
+            for other in many[40:]:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    other.raw(wire.varint(200000) + bytes(120000))
+            wait_for(lambda: "why=limits.buffer_bytes " in d.log(), 5, "one was dropped")
+            w.raw(frame[-1:])
+            self.assertEqual(w.receive()["error"]["code"], "ERROR_TOO_LONG")
+            self.assertNotIn(f"dropped uid={roles.USER}", d.log())
 
     def test_nothing_is_left(self):
         """After users of all kinds have left in all ways, nothing is on any account: the daemon

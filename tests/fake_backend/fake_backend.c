@@ -13,7 +13,7 @@
 
 enum {
     N_PRINTABLE = 94,      /* ids 0 .. 93: '!' .. '~' */
-    DEFAULT_BLOCKS = 4096, /* where no kv_bytes are given */
+    DEFAULT_BLOCKS = 4096, /* where the options give no bytes */
 };
 
 struct backend {
@@ -30,22 +30,24 @@ static void fake_close(struct backend *b)
 }
 
 /* Counts blocks as the CPU backend does with f32, so that tests find pools of the same size. */
-static int size_pool(struct backend_info *info, const struct model_config *c,
-                     const struct backend_options *o, struct err *e)
+static int size_pools(struct backend_info *info, const struct model_config *c,
+                      const struct backend_options *o, struct err *e)
 {
-    uint64_t n_blocks = DEFAULT_BLOCKS;
-
     info->block_bytes = (uint64_t)c->n_layers * 2 * (uint64_t)c->n_kv_heads *
                         (uint64_t)o->block_len * (uint64_t)c->head_dim * sizeof(float);
-    if (o->kv_bytes)
-        n_blocks = o->kv_bytes / info->block_bytes;
-    if (n_blocks == 0)
-        return err_set(e, -ENOMEM, "cache.kv_memory is less than one block (%llu bytes)",
-                       (unsigned long long)info->block_bytes);
-    if (n_blocks > (uint64_t)(INT32_MAX / o->block_len))
-        n_blocks = (uint64_t)(INT32_MAX / o->block_len);
-    info->n_blocks = (int32_t)n_blocks;
-    info->kv_bytes = n_blocks * info->block_bytes;
+    for (int t = 0; t < N_TIERS; t++) {
+        uint64_t n = o->tier_bytes[t] / info->block_bytes;
+
+        if (t == TIER_DEVICE && !o->tier_bytes[t])
+            n = DEFAULT_BLOCKS;
+        if (t == TIER_DEVICE && n == 0)
+            return err_set(e, -ENOMEM, "cache.kv_memory is less than one block (%llu bytes)",
+                           (unsigned long long)info->block_bytes);
+        if (n > (uint64_t)(INT32_MAX / o->block_len))
+            n = (uint64_t)(INT32_MAX / o->block_len);
+        info->tiers[t] = (struct backend_tier){(int32_t)n, n * info->block_bytes};
+    }
+    info->masks = info->drafts = info->copies = true;
     return 0;
 }
 
@@ -65,15 +67,17 @@ static int fake_open(struct backend **out, const struct model *model,
 
     if (!b)
         return err_set(e, -ENOMEM, "fake backend: no memory");
-    snprintf(b->info.device, sizeof(b->info.device), "fake, hashes of prefixes");
+    b->info.n_devices = 1;
+    snprintf(b->info.devices[0], sizeof(b->info.devices[0]), "fake, hashes of prefixes");
     b->info.kv_dtype = KV_DTYPE_F32;
-    rc = size_pool(&b->info, c, options, e);
+    rc = size_pools(&b->info, c, options, e);
     if (rc < 0)
         goto fail;
-    sim.n_blocks = b->info.n_blocks;
+    for (int t = 0; t < N_TIERS; t++)
+        sim.n_blocks[t] = b->info.tiers[t].n_blocks;
     rc = sim_backend_new(&b->sim, &sim);
     if (rc < 0) {
-        err_set(e, rc, "fake backend: no memory for %d blocks", sim.n_blocks);
+        err_set(e, rc, "fake backend: no memory for %d blocks", sim.n_blocks[TIER_DEVICE]);
         goto fail;
     }
     if (options->progress)

@@ -35,9 +35,10 @@ static void check_defaults(const struct model_defaults *d, int32_t vocab_size)
 static void check_tensors(const struct model_config *c)
 {
     struct model_tensors t = {0};
+    struct problems p = {0};
     uint64_t n = 0;
 
-    if (model_tensors_list(&t, c) < 0)
+    if (model_tensors_list(&t, c, &p) < 0)
         return;
     for (size_t i = 0; i < t.n; i++) {
         uint64_t elements = 1;

@@ -1,24 +1,28 @@
 /* sim_backend.h - a backend without a model: the next token is a hash of the whole prefix.
  *
- * Each slot of its KV pool keeps which token was written at which position after which prefix.
+ * Each slot of its KV pool records which token was written at which position after which prefix.
  * Before a step computes anything, every slot that it attends to is read back through the block
- * table and must continue the chain; so a block wrongly shared, freed or overwritten is seen at
- * once, and the right output of every request is known whatever the schedule does. Batches are
- * checked against all that batch.h promises. */
+ * table and must continue the chain. So a block wrongly shared, freed, copied or overwritten is
+ * seen at once, and the right output of every request is known whatever the schedule does. Bytes
+ * move when a copy ends, which may be long after its step and in any order. Batches are checked
+ * against all that batch.h promises. */
 #ifndef NVLLM_TESTS_SIM_SIM_BACKEND_H
 #define NVLLM_TESTS_SIM_SIM_BACKEND_H
 
 #include "engine/batch.h"
 
 struct sim_backend_options {
-    int32_t n_blocks;
+    int32_t n_blocks[N_TIERS];
     int32_t block_len;
     int32_t max_batch_tokens;
     int32_t max_seqs;
-    int32_t first_id, n_ids; /* tokens sampled are first_id .. first_id + n_ids - 1 */
-    bool never_stop;         /* no stop id is ever sampled */
-    int32_t numerics_one_in; /* so many rows give BATCH_NUMERICS; 0: none */
-    bool replay;             /* chunks compute prompts alone, decodes all that was sampled */
+    int32_t first_id, n_ids;  /* tokens sampled are first_id .. first_id + n_ids - 1 */
+    bool never_stop;          /* no stop id is ever sampled */
+    int32_t numerics_one_in;  /* so many rows give BATCH_NUMERICS; 0: none */
+    bool replay;              /* chunks compute prompts alone, decodes all that was sampled */
+    int32_t copy_steps;       /* a copy marked `after` takes this many waits on average; 0: none */
+    int32_t copy_fail_one_in; /* so many copies fail; 0: none */
+    uint64_t seed;            /* of which copies are late or fail */
 };
 
 struct sim_backend;
@@ -32,10 +36,11 @@ const char *sim_backend_submit(struct sim_backend *b, const struct batch *batch)
 const char *sim_backend_run(struct sim_backend *b); /* one step more, if there is one */
 const char *sim_backend_wait(struct sim_backend *b, struct step_result *out);
 
-/* The oracle: the hash of a prefix and one token more, and what is sampled after a prefix. */
+/* The oracle: the hash of a prefix and one token more, and what is sampled after a prefix. mask is
+ * as in batch.h, or NULL. */
 uint64_t sim_hash(uint64_t prefix, int32_t token, int32_t position);
 int32_t sim_sample(const struct sim_backend_options *o, const struct sampling *s, uint64_t prefix,
-                   uint32_t counter);
+                   uint32_t counter, const uint32_t *mask);
 float sim_logprob(uint64_t prefix, int32_t id);
 
 #endif

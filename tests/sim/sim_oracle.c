@@ -133,7 +133,7 @@ static int32_t expected(const struct oracle_request *q, int32_t choice,
     struct sampling s = q->sampling;
 
     s.seed += (uint64_t)choice;
-    return sim_sample(o, &s, c->hash, (uint32_t)c->n_told);
+    return sim_sample(o, &s, c->hash, (uint32_t)c->n_told, NULL);
 }
 
 static const char *check_logprobs(const struct oracle_request *q, const struct oracle_choice *c,

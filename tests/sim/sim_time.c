@@ -31,7 +31,7 @@ void sim_time_choose_light(struct world *w)
     w->options.max_seqs = w->backend_options.max_seqs = n_seqs;
     w->options.max_seq_len = 160;
     w->options.block_len = w->backend_options.block_len = 16;
-    w->options.n_blocks = w->backend_options.n_blocks = n_seqs * (160 / 16 + 1);
+    w->options.n_blocks = w->backend_options.n_blocks[TIER_DEVICE] = n_seqs * (160 / 16 + 1);
     w->options.max_batch_tokens = w->backend_options.max_batch_tokens = rng_range(&w->rng, 16, 96);
     w->backend_options.numerics_one_in = 0;
     w->n_clients = rng_range(&w->rng, 2, 4);

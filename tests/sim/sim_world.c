@@ -14,6 +14,8 @@ static void choose_options(struct world *w)
     struct rng *r = &w->rng;
     static const int32_t lens[] = {1, 2, 4, 4, 16, 16, 32};
 
+    for (size_t i = 0; i < sizeof(w->secret); i++)
+        w->secret[i] = (uint8_t)((r->state >> i % 64) * 151);
     w->options = (struct core_options){
         .n_blocks = rng_range(r, 1, rng_one_in(r, 3) ? 64 : 16),
         .block_len = lens[rng_range(r, 0, 6)],
@@ -24,13 +26,13 @@ static void choose_options(struct world *w)
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
-        .hash_seed = rng_next(r),
+        .cache_secret = w->secret,
     };
     w->options.max_seq_len = rng_range(r, 2, 256);
     w->hand_one_in = rng_one_in(r, 3) ? 20 : 400;
     w->vocab = rng_one_in(r, 3) ? 3 : 64;
     w->backend_options = (struct sim_backend_options){
-        .n_blocks = w->options.n_blocks,
+        .n_blocks = {w->options.n_blocks},
         .block_len = w->options.block_len,
         .max_batch_tokens = w->options.max_batch_tokens,
         .max_seqs = w->options.max_seqs,

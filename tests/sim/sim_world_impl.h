@@ -22,6 +22,7 @@ struct pinned {
 struct world {
     struct rng rng;
     struct core_options options;
+    uint8_t secret[PREFIX_CACHE_SECRET];
     struct sim_backend_options backend_options;
     struct core *core;
     struct sim_backend *backend;

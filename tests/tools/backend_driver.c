@@ -6,14 +6,16 @@
 #include <string.h>
 
 #include "engine/util/must.h"
+#include "tests/tools/make_batch.h"
 
 /* A step as it was submitted, with the sequences its rows belong to. */
 struct step {
-    struct batch batch;
+    struct batch_parts parts;
+    struct batch *batch;                 /* made of them */
     int32_t *tokens, *positions, *slots; /* [max_rows] */
     int32_t *q_start, *kv_len, *table;
     struct batch_row *rows;
-    struct batch_load *loads;
+    struct batch_part_update *updates;
     struct drive_seq **owners; /* [n_rows] */
     int max_blocks;
 };
@@ -32,7 +34,7 @@ void driver_init(struct driver *d)
     uint32_t x = d->scatter * 2654435761u + 1;
 
     d->ops->info(d->backend, &info);
-    d->n_blocks = d->n_free = info.n_blocks;
+    d->n_blocks = d->n_free = info.tiers[TIER_DEVICE].n_blocks;
     d->free_blocks = take((size_t)d->n_free, sizeof(*d->free_blocks));
     for (int i = 0; i < d->n_free; i++) {
         const int j = (int)((x = x * 1664525u + 1013904223u) % (uint32_t)(i + 1));
@@ -81,7 +83,7 @@ static void step_init(struct step *s, const struct driver *d)
 {
     const size_t rows = (size_t)d->max_rows, seqs = (size_t)d->max_seqs;
 
-    s->max_blocks = d->n_blocks;
+    *s = (struct step){.max_blocks = d->n_blocks};
     s->tokens = take(rows, sizeof(int32_t));
     s->positions = take(rows, sizeof(int32_t));
     s->slots = take(rows, sizeof(int32_t));
@@ -89,7 +91,7 @@ static void step_init(struct step *s, const struct driver *d)
     s->kv_len = take(seqs, sizeof(int32_t));
     s->table = take(seqs * (size_t)s->max_blocks, sizeof(int32_t));
     s->rows = take(seqs, sizeof(*s->rows));
-    s->loads = take(seqs, sizeof(*s->loads));
+    s->updates = take(seqs, sizeof(*s->updates));
     s->owners = take(seqs, sizeof(struct drive_seq *));
 }
 
@@ -102,25 +104,28 @@ static void step_deinit(struct step *s)
     free(s->kv_len);
     free(s->table);
     free(s->rows);
-    free(s->loads);
+    free(s->updates);
+    free(s->batch);
     free(s->owners);
 }
 
 /* Adds n rows of a sequence, whose next token to feed is number n_fed. */
 static void step_add(struct step *st, const struct driver *d, struct drive_seq *s, int n)
 {
-    struct batch *b = &st->batch;
+    struct batch_parts *b = &st->parts;
     int32_t *table = st->table + (size_t)b->n_seqs * (size_t)st->max_blocks;
 
     for (int i = 0; i < st->max_blocks; i++)
         table[i] = i < s->n_blocks ? s->blocks[i] : -1;
     if (s->n_fed == 0)
-        st->loads[b->n_loads++] =
-            (struct batch_load){.state = s->state,
-                                .n_prompt = sampling_needs_history(&s->sampling) ? s->n_prompt : 0,
-                                .n_tokens = sampling_needs_history(&s->sampling) ? s->n_prompt : 0,
-                                .tokens = s->prompt,
-                                .sampling = &s->sampling};
+        st->updates[b->n_updates++] =
+            (struct batch_part_update){.state = s->state,
+                                       .n_prompt =
+                                           sampling_needs_history(&s->sampling) ? s->n_prompt : 0,
+                                       .n_history =
+                                           sampling_needs_history(&s->sampling) ? s->n_prompt : 0,
+                                       .history = s->prompt,
+                                       .sampling = &s->sampling};
     for (int i = 0; i < n; i++, s->n_fed++, b->n_tokens++) {
         const int at = s->n_fed - s->n_prompt;
 
@@ -142,6 +147,7 @@ static void step_add(struct step *st, const struct driver *d, struct drive_seq *
         .row = b->n_tokens - 1,
         .state = s->state,
         .counter = (uint32_t)s->n_sampled,
+        .mask = -1,
         .ban_stops = s->n_sampled < s->sampling.min_tokens,
     };
     s->n_sampled++;
@@ -155,10 +161,10 @@ static bool decodes(const struct drive_seq *s)
 /* Fills a step; false when there is nothing to run. */
 static bool step_fill(struct step *st, struct driver *d, struct drive_seq *seqs, int n)
 {
-    struct batch *b = &st->batch;
+    struct batch_parts *b = &st->parts;
     int running = 0;
 
-    *b = (struct batch){.step = d->step + 1, .max_blocks = st->max_blocks};
+    *b = (struct batch_parts){.step = d->step + 1, .max_blocks = st->max_blocks};
     for (int i = 0; i < n; i++) {
         struct drive_seq *s = &seqs[i];
 
@@ -201,8 +207,10 @@ static bool step_fill(struct step *st, struct driver *d, struct drive_seq *seqs,
     b->kv_len = st->kv_len;
     b->block_table = st->table;
     b->rows = st->rows;
-    b->loads = st->loads;
-    return b->n_tokens > 0;
+    b->updates = st->updates;
+    free(st->batch);
+    st->batch = b->n_tokens > 0 ? make_batch(b) : NULL;
+    return st->batch;
 }
 
 static void commit(struct driver *d, const struct step *st)
@@ -214,7 +222,7 @@ static void commit(struct driver *d, const struct step *st)
         fprintf(stderr, "wait: %s\n", e.text);
         exit(1);
     }
-    must(r.step == st->batch.step && r.n_rows == st->batch.n_rows);
+    must(r.step == st->batch->step && r.n_rows == st->batch->n_rows);
     for (int i = 0; i < r.n_rows; i++) {
         struct drive_seq *s = st->owners[i];
         const size_t top = (size_t)s->n_ids * SAMPLING_MAX_LOGPROBS;
@@ -261,7 +269,7 @@ void drive(struct driver *d, struct drive_seq *seqs, int n)
         if (!filled && in_flight == 0)
             break;
         if (filled) {
-            if (d->ops->submit(d->backend, &next->batch, &e) < 0) {
+            if (d->ops->submit(d->backend, next->batch, &e) < 0) {
                 fprintf(stderr, "submit: %s\n", e.text);
                 exit(1);
             }

@@ -255,6 +255,7 @@ static int write_index(const struct writer *w, int dir, struct err *e)
 int writer_open(struct writer *w, struct err *e)
 {
     int32_t end = -1, end_of_turn = -1;
+    struct problems p = {0};
     int dir, rc;
 
     for (size_t s = 0; s < WRITER_MAX_SHARDS; s++)
@@ -271,9 +272,9 @@ int writer_open(struct writer *w, struct err *e)
         rc = write_generation(dir, end, end_of_turn, e);
     if (rc < 0)
         goto fail;
-    rc = model_tensors_list(&w->tensors, &w->config);
+    rc = model_tensors_list(&w->tensors, &w->config, &p);
     if (rc < 0) {
-        err_set(e, rc, "%s: no memory", w->folder);
+        err_set(e, rc, "%s", p.first.text);
         goto fail;
     }
     assign_shards(w);

@@ -20,7 +20,6 @@ void rig_defaults(void)
         .max_seq_len = 256,
         .max_preemptions = 3,
         .prefix_cache = true,
-        .hash_seed = 7,
     };
     rig.backend_options = (struct sim_backend_options){.n_ids = 1000, .first_id = 100};
     rig.now_us = 1000;
@@ -28,7 +27,7 @@ void rig_defaults(void)
 
 void rig_start(void)
 {
-    rig.backend_options.n_blocks = rig.options.n_blocks;
+    rig.backend_options.n_blocks[TIER_DEVICE] = rig.options.n_blocks;
     rig.backend_options.block_len = rig.options.block_len;
     rig.backend_options.max_batch_tokens = rig.options.max_batch_tokens;
     rig.backend_options.max_seqs = rig.options.max_seqs;

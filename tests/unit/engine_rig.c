@@ -14,11 +14,10 @@ struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint
                             .max_batch_tokens = 256,
                             .max_seqs = 8,
                             .max_seq_len = max_seq_len,
-                            .kv_bytes = kv,
+                            .tier_bytes = {kv},
                             .n_threads = 2},
         .max_preemptions = 3,
         .prefix_cache = true,
-        .hash_seed = 7,
         .n_tokenizer_threads = 2,
     };
     struct engine *g;

@@ -435,7 +435,7 @@ END_TEST
 /* What is wrong with a chat is said with the field's name. */
 START_TEST(errors_name_the_field)
 {
-    expect_error("", "chat: line");
+    expect_error("", "chat: not JSON: line");
     expect_error("[]", "chat");
     expect_error("{\"messages\": []}", "messages: there is none");
     expect_error("{}", "messages: is missing");
@@ -463,7 +463,8 @@ START_TEST(errors_name_the_field)
     expect_error("{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{\"function\": "
                  "{\"name\": \"f\", \"arguments\": {}, \"x\": 1}}]}]}",
                  "messages[0].tool_calls[0].function.x: is not known");
-    expect_error("{\"messages\": [{\"role\": \"user\", \"content\": 1e999}]}", "chat: line 1");
+    expect_error("{\"messages\": [{\"role\": \"user\", \"content\": 1e999}]}",
+                 "chat: not JSON: line 1");
 }
 END_TEST
 

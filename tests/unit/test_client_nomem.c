@@ -1,6 +1,7 @@
 /* test_client_nomem.c - every allocation of a session fails in its turn: the library says so, and
  * loses nothing. Builds with sanitizers have an allocator of their own and skip it. */
 #include "client_rig.h"
+#include "tests/unit/failing_malloc.h"
 #include "tests/unit/run_suite.h"
 
 #ifdef TEST_LIGHT
@@ -12,58 +13,7 @@ int main(void)
 
 enum { MS = 1000 };
 
-/* glibc's own, behind the names below. */
-extern void *__libc_malloc(size_t n);
-extern void *__libc_calloc(size_t n, size_t size);
-extern void *__libc_realloc(void *p, size_t n);
-extern void __libc_free(void *p);
-/* Visible, so that the library finds these. */
-NVLLM_API void *malloc(size_t n);
-NVLLM_API void *calloc(size_t n, size_t size);
-NVLLM_API void *realloc(void *p, size_t n);
-NVLLM_API void free(void *p);
-
-static int fails_in = -1; /* allocations until one fails; -1: none does */
-static int n_failed_now;
-static int n_live;   /* allocations that have not been freed */
 static int n_events; /* that a session got */
-
-static bool fails(void)
-{
-    if (fails_in < 0 || fails_in-- > 0)
-        return false;
-    n_failed_now++;
-    return true;
-}
-
-static void *counted(void *p)
-{
-    n_live += p != NULL;
-    return p;
-}
-
-void *malloc(size_t n)
-{
-    return fails() ? NULL : counted(__libc_malloc(n));
-}
-
-void *calloc(size_t n, size_t size)
-{
-    return fails() ? NULL : counted(__libc_calloc(n, size));
-}
-
-void *realloc(void *p, size_t n)
-{
-    if (fails())
-        return NULL;
-    return p ? __libc_realloc(p, n) : counted(__libc_malloc(n));
-}
-
-void free(void *p)
-{
-    n_live -= p != NULL;
-    __libc_free(p);
-}
 
 /* What the daemon answers; its own memory never fails. */
 static void write_answers(void)

@@ -49,18 +49,18 @@ START_TEST(decode_names_the_row_before)
     b = rig_next();
     ck_assert_int_eq(b->n_decodes, 0);
     ck_assert_int_eq(b->n_tokens, 5);
-    ck_assert_int_eq(b->n_loads, 1);
-    ck_assert_int_eq(b->rows[0].row, 4);
+    ck_assert_int_eq(b->n_updates, 1);
+    ck_assert_int_eq(batch_rows(b)[0].row, 4);
     b = rig_next();
     ck_assert_int_eq(b->n_decodes, 1);
-    ck_assert_int_eq(b->tokens[0], ~0);
-    ck_assert_int_eq(b->positions[0], 5);
-    ck_assert_uint_eq(b->rows[0].counter, 1);
+    ck_assert_int_eq(batch_tokens(b)[0], ~0);
+    ck_assert_int_eq(batch_positions(b)[0], 5);
+    ck_assert_uint_eq(batch_rows(b)[0].counter, 1);
     ck_assert_ptr_null(rig_next()); /* two are in flight */
     rig_commit();
     rig_commit();
     b = rig_next();
-    ck_assert_int_eq(b->tokens[0], rig_token(id, 0, 1));
+    ck_assert_int_eq(batch_tokens(b)[0], rig_token(id, 0, 1));
 }
 END_TEST
 
@@ -120,7 +120,7 @@ START_TEST(bans_stops_until_min_tokens)
     for (int i = 0; i < 4; i++) {
         const struct batch *b = rig_next();
 
-        ck_assert_int_eq(b->rows[0].ban_stops, i < 2);
+        ck_assert_int_eq(batch_rows(b)[0].ban_stops, i < 2);
         rig_commit();
     }
 }
@@ -316,16 +316,16 @@ START_TEST(loads_history_where_needed)
     r = rig_request(2, 6, 2);
     rig_ask(&r);
     b = rig_next();
-    ck_assert_int_eq(b->n_loads, 2); /* choice 1 waits for the block of choice 0 */
-    ck_assert_int_eq(b->loads[0].n_tokens, 5);
-    ck_assert_int_eq(b->loads[0].n_prompt, 5);
-    ck_assert_int_eq(b->loads[0].tokens[4], 1004);
-    ck_assert_uint_eq(b->loads[0].sampling->seed, 40);
-    ck_assert_int_eq(b->loads[1].n_tokens, 0);
+    ck_assert_int_eq(b->n_updates, 2); /* choice 1 waits for the block of choice 0 */
+    ck_assert_int_eq(batch_updates(b)[0].n_history, 5);
+    ck_assert_int_eq(batch_updates(b)[0].n_prompt, 5);
+    ck_assert_int_eq(batch_history(b, batch_updates(b))[4], 1004);
+    ck_assert_uint_eq(batch_updates(b)[0].sampling.seed, 40);
+    ck_assert_int_eq(batch_updates(b)[1].n_history, 0);
     rig_commit();
     b = rig_next();
-    ck_assert_int_eq(b->n_loads, 1);
-    ck_assert_uint_eq(b->loads[0].sampling->seed, 41);
+    ck_assert_int_eq(b->n_updates, 1);
+    ck_assert_uint_eq(batch_updates(b)[0].sampling.seed, 41);
     rig_commit();
     rig_run();
 }

@@ -286,11 +286,11 @@ START_TEST(skipped_decode_gives_its_token)
     a = rig_ask_for(1, 1, 5);
     rig_next();
     rig_ask_for(2, 1, 5);
-    ck_assert_int_eq(rig_next()->tokens[0], ~0);
+    ck_assert_int_eq(batch_tokens(rig_next())[0], ~0);
     rig_commit();
-    ck_assert_int_eq(rig_next()->tokens[0], 2000); /* the other's prompt */
+    ck_assert_int_eq(batch_tokens(rig_next())[0], 2000); /* the other's prompt */
     rig_commit();
-    ck_assert_int_eq(rig_next()->tokens[0], rig_token(a, 0, 1));
+    ck_assert_int_eq(batch_tokens(rig_next())[0], rig_token(a, 0, 1));
 }
 END_TEST
 
@@ -429,15 +429,16 @@ START_TEST(preempted_in_flight_keeps_its_token)
     while (core_busy(rig.core)) { /* two steps in flight wherever there are two */
         const struct batch *next = rig_next();
 
-        for (int32_t i = 0; next && i < next->n_loads; i++) {
+        for (int32_t i = 0; next && i < next->n_updates; i++) {
+            const struct sampler_update *u = &batch_updates(next)[i];
             int32_t n_told = rig_count(b, CORE_TOKEN);
 
-            if (next->loads[i].n_tokens <= 7)
+            if (u->n_history <= 7)
                 continue;
             reloaded = true;
-            ck_assert_int_eq(next->loads[i].n_prompt, 7);
-            ck_assert_int_eq(next->loads[i].n_tokens, 7 + n_told);
-            ck_assert_int_eq(next->loads[i].tokens[6 + n_told], rig_token(b, 0, n_told - 1));
+            ck_assert_int_eq(u->n_prompt, 7);
+            ck_assert_int_eq(u->n_history, 7 + n_told);
+            ck_assert_int_eq(batch_history(next, u)[6 + n_told], rig_token(b, 0, n_told - 1));
         }
         rig_commit();
         if (core_busy(rig.core) && !next && rig_stats().seqs_running == 0)
@@ -465,7 +466,7 @@ START_TEST(replay_computes_as_before)
         const struct batch *batch = rig_next();
 
         for (int32_t i = 0; i < batch->n_decodes; i++)
-            n_silent += batch->n_rows <= i || batch->rows[i].row > i;
+            n_silent += batch->n_rows <= i || batch_rows(batch)[i].row > i;
         rig_commit();
     }
     ck_assert_int_ge(rig_finished(b)->usage.preemptions, 1);

@@ -9,6 +9,7 @@
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
+#include "tests/tools/make_batch.h"
 #include "tests/unit/run_suite.h"
 
 static struct model *model;
@@ -30,7 +31,7 @@ static struct backend *open_usual(void)
                                       .max_batch_tokens = 4096,
                                       .max_seqs = 64,
                                       .max_seq_len = 4096,
-                                      .kv_bytes = 128 << 20,
+                                      .tier_bytes = {128 << 20},
                                       .n_threads = 2};
     struct backend *b;
 
@@ -47,16 +48,16 @@ START_TEST(blocks_follow_kv_bytes)
                                 .max_batch_tokens = 64,
                                 .max_seqs = 4,
                                 .max_seq_len = 4096,
-                                .kv_bytes = (10 << 20) - 1,
+                                .tier_bytes = {(10 << 20) - 1},
                                 .n_threads = 1};
 
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
     cpu_backend.info(b, &info);
     ck_assert_uint_eq(info.block_bytes, 4 * 2 * 4 * 64 * 128 * sizeof(float));
-    ck_assert_int_eq(info.n_blocks, 9); /* of 1 MiB */
+    ck_assert_int_eq(info.tiers[TIER_DEVICE].n_blocks, 9); /* of 1 MiB */
     ck_assert_int_eq(info.kv_dtype, KV_DTYPE_F32);
     ck_assert_uint_ge(info.weight_bytes, 12 << 20 >> 1);
-    ck_assert_ptr_nonnull(strstr(info.device, "1 thread,"));
+    ck_assert_ptr_nonnull(strstr(info.devices[0], "1 thread,"));
     cpu_backend.close(b);
 }
 END_TEST
@@ -72,7 +73,7 @@ START_TEST(ledger_counts_what_was_taken)
                                 .max_batch_tokens = 64,
                                 .max_seqs = 4,
                                 .max_seq_len = 4096,
-                                .kv_bytes = 10 << 20,
+                                .tier_bytes = {10 << 20},
                                 .n_threads = 1};
     const struct model_config *c = model_config(model);
     const uint64_t a_seq =
@@ -85,8 +86,9 @@ START_TEST(ledger_counts_what_was_taken)
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
     cpu_backend.info(b, &large);
     cpu_backend.close(b);
-    ck_assert_uint_eq(small.kv_bytes, (uint64_t)small.n_blocks * small.block_bytes);
-    ck_assert_uint_eq(large.kv_bytes, small.kv_bytes);
+    ck_assert_uint_eq(small.tiers[TIER_DEVICE].bytes,
+                      (uint64_t)small.tiers[TIER_DEVICE].n_blocks * small.block_bytes);
+    ck_assert_uint_eq(large.tiers[TIER_DEVICE].bytes, small.tiers[TIER_DEVICE].bytes);
     ck_assert_uint_eq(large.weight_bytes, small.weight_bytes);
     ck_assert_uint_ge(large.workspace_bytes, small.workspace_bytes + 256 * a_seq);
     ck_assert_uint_eq(large.graph_bytes + large.other_bytes, 0);
@@ -109,8 +111,8 @@ START_TEST(kv_memory_of_its_own_choice)
 
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
     cpu_backend.info(b, &info);
-    ck_assert_uint_le((uint64_t)info.n_blocks * info.block_bytes, 512 << 20);
-    ck_assert_uint_ge((uint64_t)info.n_blocks * info.block_bytes, 64 << 20);
+    ck_assert_uint_le((uint64_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes, 512 << 20);
+    ck_assert_uint_ge((uint64_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes, 64 << 20);
     cpu_backend.close(b);
 }
 END_TEST
@@ -123,13 +125,14 @@ START_TEST(memory_errors_say_how_much)
                                 .max_batch_tokens = 64,
                                 .max_seqs = 4,
                                 .max_seq_len = 4096,
-                                .kv_bytes = 63 << 20,
+                                .tier_bytes = {63 << 20},
                                 .n_threads = 2};
 
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "64.0 MiB") && strstr(e.text, "63.0 MiB"), "%s", e.text);
     o.block_len = 16;
-    o.kv_bytes = (uint64_t)64 << 40; /* the slots of blocks of 16 tokens end at 32 TiB */
+    o.tier_bytes[TIER_DEVICE] = (uint64_t)64
+                                << 40; /* the slots of blocks of 16 tokens end at 32 TiB */
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "available"), "%s", e.text);
     ck_assert_ptr_null(b);
@@ -144,17 +147,17 @@ START_TEST(check_says_what_open_would)
                                 .max_batch_tokens = 64,
                                 .max_seqs = 4,
                                 .max_seq_len = 4096,
-                                .kv_bytes = 63 << 20};
+                                .tier_bytes = {63 << 20}};
 
     ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "64.0 MiB") && strstr(e.text, "63.0 MiB"), "%s", e.text);
     o.kv_dtype = KV_DTYPE_BF16; /* half of it */
     ck_assert_msg(cpu_backend_check(model, &o, &e) == 0, "%s", e.text);
-    o.kv_bytes = 0;
+    o.tier_bytes[TIER_DEVICE] = 0;
     ck_assert_msg(cpu_backend_check(model, &o, &e) == 0, "%s", e.text);
     o.kv_fraction = 1e-9;
     ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
-    o = (struct backend_options){.block_len = 16, .kv_bytes = (uint64_t)64 << 40};
+    o = (struct backend_options){.block_len = 16, .tier_bytes = {(uint64_t)64 << 40}};
     ck_assert_int_eq(cpu_backend_check(model, &o, &e), -ENOMEM);
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "in all"), "%s", e.text);
 }
@@ -176,7 +179,7 @@ START_TEST(progress_rises)
                                 .max_batch_tokens = 64,
                                 .max_seqs = 4,
                                 .max_seq_len = 4096,
-                                .kv_bytes = 16 << 20,
+                                .tier_bytes = {16 << 20},
                                 .n_threads = 2,
                                 .progress = note_progress,
                                 .progress_ctx = &last_progress};
@@ -188,42 +191,76 @@ START_TEST(progress_rises)
 }
 END_TEST
 
-/* One step of four prompt rows written out by hand; table is the only block. */
+/* One step of one sequence written out by hand: rows of positions from `first` on, block by block
+ * in the order of table. */
+enum { HAND_ROWS = 40, HAND_BLOCKS = 3 };
+
 struct hand {
-    int32_t tokens[4], positions[4], slots[4], q_start[2], kv_len[1], table[1];
-    struct batch_row row;
-    struct batch_load load;
+    int32_t tokens[HAND_ROWS], positions[HAND_ROWS], slots[HAND_ROWS];
+    int32_t q_start[2], kv_len[1], table[HAND_BLOCKS];
+    struct batch_row rows[HAND_ROWS];
+    struct batch_part_update update;
     struct sampling sampling;
-    struct batch batch;
+    struct batch_copy copy;
+    struct batch_parts parts;
+    struct batch *batch;
 };
 
-static void hand_init(struct hand *h, uint64_t step)
+/* n rows from position first on, the last n_wanted of which are sampled from; token i is 1 + i. */
+static void hand_init(struct hand *h, uint64_t step, int32_t first, int32_t n, int32_t n_wanted)
 {
     *h = (struct hand){
-        .tokens = {1, 2, 3, 4},
-        .positions = {0, 1, 2, 3},
-        .slots = {16, 17, 18, 19},
-        .q_start = {0, 4},
-        .kv_len = {4},
-        .table = {1},
-        .row = {.row = 3},
+        .q_start = {0, n},
+        .kv_len = {first + n},
+        .table = {1, 2, 0},
         .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 0},
     };
-    h->load = (struct batch_load){.sampling = &h->sampling};
-    h->batch = (struct batch){.step = step,
-                              .n_tokens = 4,
-                              .n_seqs = 1,
-                              .n_rows = 1,
-                              .n_loads = 1,
-                              .max_blocks = 1,
-                              .tokens = h->tokens,
-                              .positions = h->positions,
-                              .slots = h->slots,
-                              .q_start = h->q_start,
-                              .kv_len = h->kv_len,
-                              .block_table = h->table,
-                              .rows = &h->row,
-                              .loads = &h->load};
+    for (int32_t i = 0; i < n; i++) {
+        h->tokens[i] = 1 + first + i;
+        h->positions[i] = first + i;
+        h->slots[i] = h->table[(first + i) / 16] * 16 + (first + i) % 16;
+    }
+    for (int32_t i = 0; i < n_wanted; i++)
+        h->rows[i] =
+            (struct batch_row){.row = n - n_wanted + i, .counter = (uint32_t)i, .mask = -1};
+    h->update.sampling = &h->sampling;
+    h->parts = (struct batch_parts){.step = step,
+                                    .n_tokens = n,
+                                    .n_seqs = 1,
+                                    .n_rows = n_wanted,
+                                    .n_updates = 1,
+                                    .max_blocks = HAND_BLOCKS,
+                                    .tokens = h->tokens,
+                                    .positions = h->positions,
+                                    .slots = h->slots,
+                                    .q_start = h->q_start,
+                                    .kv_len = h->kv_len,
+                                    .block_table = h->table,
+                                    .rows = h->rows,
+                                    .updates = &h->update,
+                                    .copies = &h->copy};
+}
+
+static void hand_submit(struct hand *h, struct backend *b)
+{
+    h->batch = make_batch(&h->parts);
+    ck_assert_int_eq(cpu_backend.submit(b, h->batch, &e), 0);
+}
+
+static struct step_result hand_wait(struct hand *h, struct backend *b)
+{
+    struct step_result r;
+
+    ck_assert_int_eq(cpu_backend.wait(b, &r, &e), 0);
+    ck_assert_uint_eq(r.step, h->parts.step);
+    free(h->batch);
+    return r;
+}
+
+static struct step_result hand_run(struct hand *h, struct backend *b)
+{
+    hand_submit(h, b);
+    return hand_wait(h, b);
 }
 
 /* A step whose rows want no logits gives an empty result; a result holds while two further steps
@@ -237,23 +274,139 @@ START_TEST(results_hold_until_next_wait)
     float logprob;
 
     for (int i = 0; i < 4; i++)
-        hand_init(&h[i], (uint64_t)i + 1);
-    h[0].batch.n_rows = 0;
+        hand_init(&h[i], (uint64_t)i + 1, 0, 4, i > 0);
     h[2].tokens[3] = 77;
-    ck_assert_int_eq(cpu_backend.submit(b, &h[0].batch, &e), 0);
-    ck_assert_int_eq(cpu_backend.submit(b, &h[1].batch, &e), 0);
-    ck_assert_int_eq(cpu_backend.wait(b, &r, &e), 0);
-    ck_assert(r.step == 1 && r.n_rows == 0);
-    ck_assert_int_eq(cpu_backend.wait(b, &r, &e), 0);
-    ck_assert(r.step == 2 && r.n_rows == 1);
+    hand_submit(&h[0], b);
+    hand_submit(&h[1], b);
+    ck_assert_int_eq(hand_wait(&h[0], b).n_rows, 0);
+    r = hand_wait(&h[1], b);
+    ck_assert_int_eq(r.n_rows, 1);
     id = r.ids[0];
     logprob = r.logprobs[0];
-    ck_assert_int_eq(cpu_backend.submit(b, &h[2].batch, &e), 0);
-    ck_assert_int_eq(cpu_backend.submit(b, &h[3].batch, &e), 0);
+    hand_submit(&h[2], b);
+    hand_submit(&h[3], b);
     usleep(50000); /* long enough for both to be over */
     ck_assert(r.ids[0] == id && r.logprobs[0] == logprob);
-    ck_assert_int_eq(cpu_backend.wait(b, &r, &e), 0);
-    ck_assert(r.step == 3 && r.logprobs[0] != logprob);
+    ck_assert(hand_wait(&h[2], b).logprobs[0] != logprob);
+    cpu_backend.close(b);
+    free(h[3].batch);
+}
+END_TEST
+
+/* Each wanted row of a sequence is sampled as it is when it stands alone, to the bit: so drafts
+ * change no token. */
+START_TEST(several_wanted_rows)
+{
+    enum { N = 5, FIRST = 14 };
+    struct hand h;
+    struct step_result r;
+    struct backend *b = open_usual();
+    int32_t ids[N];
+    float logprobs[N];
+
+    hand_init(&h, 1, 0, FIRST, 0);
+    hand_run(&h, b);
+    for (int i = 0; i < N; i++) {
+        hand_init(&h, (uint64_t)i + 2, FIRST + i, 1, 1);
+        h.parts.n_decodes = 1;
+        h.rows[0].counter = (uint32_t)i;
+        h.sampling.temperature = 1.0f;
+        r = hand_run(&h, b);
+        ids[i] = r.ids[0];
+        logprobs[i] = r.logprobs[0];
+    }
+    hand_init(&h, N + 2, FIRST, N, N);
+    h.sampling.temperature = 1.0f;
+    r = hand_run(&h, b);
+    ck_assert_int_eq(r.n_rows, N);
+    for (int i = 0; i < N; i++)
+        ck_assert(r.ids[i] == ids[i] && r.logprobs[i] == logprobs[i]);
+    cpu_backend.close(b);
+}
+END_TEST
+
+/* A mask holds for its own row; one that min_tokens leaves nothing of is broken numbers. */
+START_TEST(masks_by_row)
+{
+    const size_t words = ((size_t)model_config(model)->vocab_size + 31) / 32;
+    uint32_t *masks = calloc(2 * words, sizeof(*masks));
+    int32_t stop = 70;
+    struct hand h;
+    struct step_result r;
+    struct backend *b = open_usual();
+    int32_t free_choice;
+
+    ck_assert_ptr_nonnull(masks);
+    masks[500 / 32] = 1u << 500 % 32;
+    masks[words + 70 / 32] = 1u << 70 % 32;
+    hand_init(&h, 1, 0, 9, 3);
+    r = hand_run(&h, b);
+    free_choice = r.ids[1];
+    for (int ban = 0; ban < 2; ban++) {
+        hand_init(&h, 2 + (uint64_t)ban, 0, 9, 3);
+        h.parts.n_masks = 2;
+        h.parts.mask_words = (int32_t)words;
+        h.parts.masks = masks;
+        h.rows[0].mask = 1;
+        h.rows[2].mask = 0;
+        h.rows[0].ban_stops = (uint32_t)ban;
+        h.sampling.n_stop_ids = 1;
+        h.sampling.stop_ids = &stop;
+        r = hand_run(&h, b);
+        ck_assert_int_eq(r.ids[0], ban ? BATCH_NUMERICS : 70);
+        ck_assert_int_eq(r.ids[1], free_choice);
+        ck_assert_int_eq(r.ids[2], 500);
+    }
+    free(masks);
+    cpu_backend.close(b);
+}
+END_TEST
+
+/* A block goes to the host after the step that wrote it, and comes back elsewhere before the step
+ * that reads it; a step may be nothing but copies. */
+START_TEST(copies_keep_their_order)
+{
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 64,
+                                .max_seqs = 4,
+                                .max_seq_len = 4096,
+                                .tier_bytes = {16 << 20, 4 << 20, 4 << 20},
+                                .n_threads = 1};
+    struct backend_info info;
+    struct hand h;
+    struct step_result r;
+    struct backend *b;
+    float logprob;
+    int32_t id;
+
+    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    cpu_backend.info(b, &info);
+    ck_assert(info.copies && info.tiers[TIER_DISK].n_blocks == 0);
+    ck_assert_uint_eq(info.tiers[TIER_HOST].bytes,
+                      (uint64_t)info.tiers[TIER_HOST].n_blocks * info.block_bytes);
+    ck_assert_uint_le(info.tiers[TIER_HOST].bytes, 4 << 20);
+    hand_init(&h, 1, 0, 16, 0); /* writes block 1 */
+    h.parts.n_copies = 1;
+    h.copy = (struct batch_copy){7, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, 1, 2};
+    r = hand_run(&h, b);
+    ck_assert(r.n_copies == 1 && r.copies[0].id == 7 && r.copies[0].ok);
+    hand_init(&h, 2, 16, 2, 1);
+    r = hand_run(&h, b);
+    id = r.ids[0];
+    logprob = r.logprobs[0];
+    memset((char *)cpu_backend_kv(b) + info.block_bytes, 0xff, info.block_bytes);
+    memset((char *)cpu_backend_kv(b) + 3 * info.block_bytes, 0xff, info.block_bytes);
+    hand_init(&h, 3, 16, 2, 1);
+    h.table[0] = 3;
+    h.parts.n_copies = 1;
+    h.copy = (struct batch_copy){8, TIER_HOST, TIER_DEVICE, COPY_BEFORE, 0, 2, 3};
+    r = hand_run(&h, b);
+    ck_assert(r.n_copies == 1 && r.copies[0].id == 8);
+    ck_assert(r.ids[0] == id && r.logprobs[0] == logprob);
+    h.parts = (struct batch_parts){.step = 4, .n_copies = 1, .copies = &h.copy};
+    h.copy = (struct batch_copy){9, TIER_DEVICE, TIER_HOST, COPY_BEFORE, 0, 3, 0};
+    r = hand_run(&h, b);
+    ck_assert(r.n_rows == 0 && r.n_copies == 1 && r.copies[0].id == 9);
     cpu_backend.close(b);
 }
 END_TEST
@@ -266,7 +419,7 @@ START_TEST(broken_batch_aborts)
     struct backend_info info;
 
     cpu_backend.info(b, &info);
-    hand_init(&h, 1);
+    hand_init(&h, 1, 0, 4, 1);
     switch (_i) {
     case 0:
         h.slots[2] = 35;
@@ -275,7 +428,7 @@ START_TEST(broken_batch_aborts)
         h.positions[1] = 2;
         break;
     case 2:
-        h.table[0] = info.n_blocks;
+        h.table[0] = info.tiers[TIER_DEVICE].n_blocks;
         break;
     case 3:
         h.tokens[0] = 2048;
@@ -284,23 +437,30 @@ START_TEST(broken_batch_aborts)
         h.tokens[0] = ~0; /* there is no step before */
         break;
     case 5:
-        h.row.row = 4;
+        h.rows[0].row = 4;
         break;
     case 6:
-        h.batch.step = 2;
+        h.parts.step = 2;
         break;
     case 7:
         h.kv_len[0] = 17;
         break;
+    case 8:
+        h.rows[0].mask = 0; /* there is none */
+        break;
+    case 9:
+        h.parts.n_copies = 1; /* there is no host tier */
+        h.copy = (struct batch_copy){1, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, 0, 0};
+        break;
     default:
-        hand_init(&third[0], 1);
-        hand_init(&third[1], 2);
-        h.batch.step = 3;
-        cpu_backend.submit(b, &third[0].batch, &e);
-        cpu_backend.submit(b, &third[1].batch, &e);
+        hand_init(&third[0], 1, 0, 4, 1);
+        hand_init(&third[1], 2, 0, 4, 1);
+        h.parts.step = 3;
+        hand_submit(&third[0], b);
+        hand_submit(&third[1], b);
         break;
     }
-    cpu_backend.submit(b, &h.batch, &e);
+    hand_submit(&h, b);
 }
 END_TEST
 
@@ -318,7 +478,10 @@ int main(void)
     tcase_add_test(t, check_says_what_open_would);
     tcase_add_test(t, progress_rises);
     tcase_add_test(t, results_hold_until_next_wait);
-    tcase_add_loop_test_raise_signal(t, broken_batch_aborts, SIGABRT, 0, 9);
+    tcase_add_test(t, several_wanted_rows);
+    tcase_add_test(t, masks_by_row);
+    tcase_add_test(t, copies_keep_their_order);
+    tcase_add_loop_test_raise_signal(t, broken_batch_aborts, SIGABRT, 0, 11);
     suite_add_tcase(s, t);
     return run_suite(s);
 }

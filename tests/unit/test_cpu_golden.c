@@ -117,7 +117,7 @@ static void open_way(struct driver *d, const struct way *w)
         .max_batch_tokens = w->max_rows,
         .max_seqs = w->max_seqs,
         .max_seq_len = model_config(model)->max_seq_len,
-        .kv_bytes = (uint64_t)w->kv_mib << 20,
+        .tier_bytes = {(uint64_t)w->kv_mib << 20},
         .kv_dtype = w->kv_dtype,
         .n_threads = w->n_threads,
     };
@@ -137,7 +137,8 @@ static void open_way(struct driver *d, const struct way *w)
     ck_assert_msg(r == 0, "%s", e.text);
     cpu_backend.info(d->backend, &info);
     if (w->poison) /* all bits set: NaN in both dtypes */
-        memset(cpu_backend_kv(d->backend), 0xff, info.block_bytes * (size_t)info.n_blocks);
+        memset(cpu_backend_kv(d->backend), 0xff,
+               info.block_bytes * (size_t)info.tiers[TIER_DEVICE].n_blocks);
     driver_init(d);
 }
 
@@ -408,7 +409,7 @@ START_TEST(plain_is_the_same)
                                                                     .max_batch_tokens = 50,
                                                                     .max_seqs = 3,
                                                                     .max_seq_len = 4096,
-                                                                    .kv_bytes = 64 << 20,
+                                                                    .tier_bytes = {64 << 20},
                                                                     .n_threads = 2},
                                           CPU_ISA_PLAIN, &e),
                      0);

@@ -249,7 +249,7 @@ static void open_backend(struct driver *d, int max_rows, enum cpu_isa isa)
                                       .max_batch_tokens = max_rows,
                                       .max_seqs = 4,
                                       .max_seq_len = 1024,
-                                      .kv_bytes = 64 << 20,
+                                      .tier_bytes = {64 << 20},
                                       .n_threads = 2};
 
     *d = (struct driver){.ops = &cpu_backend,

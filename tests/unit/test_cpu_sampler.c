@@ -8,6 +8,7 @@
 #include "engine/cpu/cpu_sampler.h"
 #include "engine/util/err.h"
 #include "engine/philox.h"
+#include "tests/tools/make_batch.h"
 #include "tests/unit/run_suite.h"
 
 enum { MAX_VOCAB = 151936 };
@@ -39,22 +40,29 @@ static struct sampling neutral(float temperature)
 
 static void load(int state, const struct sampling *p, const int32_t *tokens, int n_prompt, int n)
 {
-    sampler_load(sampler, &(struct batch_load){.state = state,
-                                               .n_prompt = n_prompt,
-                                               .n_tokens = n,
-                                               .tokens = tokens,
-                                               .sampling = p});
+    const struct batch_part_update u = {
+        .state = state, .n_prompt = n_prompt, .n_history = n, .history = tokens, .sampling = p};
+    struct batch *b = make_batch(&(struct batch_parts){.step = 1, .n_updates = 1, .updates = &u});
+
+    sampler_set(sampler, b, batch_updates(b));
+    free(b);
 }
 
-static struct sample run(int state, uint32_t counter, bool ban)
+static struct sample run_masked(int state, uint32_t counter, bool ban, const uint32_t *mask)
 {
     static int32_t top_ids[SAMPLING_MAX_LOGPROBS];
     static float top_logprobs[SAMPLING_MAX_LOGPROBS];
     struct sample s = {.top_ids = top_ids, .top_logprobs = top_logprobs};
 
     sampler_run(sampler, 0, logits,
-                &(struct batch_row){.state = state, .counter = counter, .ban_stops = ban}, &s);
+                &(struct batch_row){.state = state, .counter = counter, .ban_stops = ban}, mask,
+                &s);
     return s;
+}
+
+static struct sample run(int state, uint32_t counter, bool ban)
+{
+    return run_masked(state, counter, ban, NULL);
 }
 
 /* Logits as a model's are: a wide bell with a few that stand out. */
@@ -339,13 +347,16 @@ START_TEST(bias)
     load(0, &p, NULL, 0, 0);
     ck_assert_int_eq(run(0, 0, false).id, 3);
     p.n_bias = 1;
+    load(0, &p, NULL, 0, 0);
     ck_assert_int_eq(run(0, 0, false).id, 0);
     p.temperature = 1.0f;
     p.n_bias = 4;
     entries[2].bias = INFINITY;
+    load(0, &p, NULL, 0, 0);
     for (uint32_t i = 0; i < 20; i++)
         ck_assert_int_eq(run(0, i, false).id, 4);
     entries[2].bias = NAN;
+    load(0, &p, NULL, 0, 0);
     for (uint32_t i = 0; i < 200; i++) {
         const int32_t id = run(0, i, false).id;
 
@@ -373,6 +384,33 @@ START_TEST(min_tokens_bans_stops)
 
         ck_assert_int_eq(run(0, i, true).id, 20);
         ck_assert(id == 9 || (_i && id == 11));
+    }
+    close_sampler();
+}
+END_TEST
+
+/* Only ids of the mask are sampled, whatever the way; with all ids in it nothing changes. */
+START_TEST(masks)
+{
+    enum { N = 1003 };
+    uint32_t all[(N + 31) / 32], some[(N + 31) / 32] = {0};
+    struct sampling p = neutral(1.0f);
+
+    open_sampler(N);
+    make_logits(5, 3.0f);
+    memset(all, 0xff, sizeof(all));
+    for (int id = 7; id < N; id += 166)
+        some[id / 32] |= 1u << id % 32;
+    p.temperature = _i == 0 ? 0.0f : 1.0f;
+    p.top_k = _i == 2 ? 20 : 0;
+    p.top_p = _i == 3 ? 0.9f : 1.0f;
+    p.presence_penalty = _i == 4 ? 1.0f : 0.0f;
+    load(0, &p, NULL, 0, 0);
+    load(1, &p, NULL, 0, 0);
+    load(2, &p, NULL, 0, 0);
+    for (uint32_t i = 0; i < 100; i++) {
+        ck_assert_int_eq(run_masked(0, i, false, some).id % 166, 7);
+        ck_assert_int_eq(run_masked(1, i, false, all).id, run(2, i, false).id);
     }
     close_sampler();
 }
@@ -408,6 +446,7 @@ START_TEST(logprobs_are_raw)
                                 1e-5);
     }
     p.n_logprobs = -1;
+    load(0, &p, NULL, 0, 0);
     ck_assert(run(0, 0, false).logprob == 0.0f);
     close_sampler();
 }
@@ -450,6 +489,7 @@ static Suite *suite(void)
     tcase_add_test(t, penalties);
     tcase_add_test(t, bias);
     tcase_add_loop_test(t, min_tokens_bans_stops, 0, 2);
+    tcase_add_loop_test(t, masks, 0, 5);
     tcase_add_test(t, logprobs_are_raw);
     tcase_add_test(t, numerics);
     suite_add_tcase(s, t);

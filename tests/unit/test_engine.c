@@ -120,6 +120,28 @@ START_TEST(stop_string_ends_the_text)
 }
 END_TEST
 
+/* A stop string that comes before min_tokens tokens are there is text as any other. */
+START_TEST(min_tokens_hold_back_stop_strings)
+{
+    struct engine *g = start();
+    struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
+                                         "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    struct answer a;
+
+    r.max_tokens = 100;
+    r.stops[0] = (struct text){", ", 2};
+    r.n_stops = 1;
+    for (r.sampling.min_tokens = 0; r.sampling.min_tokens <= 20; r.sampling.min_tokens += 20) {
+        generate(g, &r);
+        gather(g, &a, 1);
+        ck_assert_int_eq(a.reason, CORE_REASON_STOP);
+        ck_assert_int_eq(a.n_ids > 20, r.sampling.min_tokens > 0);
+        ck_assert_int_eq(memcmp(a.text, "15, 16", r.sampling.min_tokens ? 6 : 2), 0);
+    }
+    engine_free(g);
+}
+END_TEST
+
 /* While the model loads, requests are refused at once and may be tried again. */
 START_TEST(refuses_while_loading)
 {
@@ -187,7 +209,7 @@ static struct engine *start_bounded(size_t event_bytes)
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 256,
                             .max_seqs = 8,
-                            .kv_bytes = 64u << 20,
+                            .tier_bytes = {64u << 20},
                             .n_threads = 2},
         .n_tokenizer_threads = 2,
         .event_bytes = event_bytes,
@@ -439,7 +461,7 @@ START_TEST(cache_folder_is_copied)
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 64,
                             .max_seqs = 4,
-                            .kv_bytes = 64 << 20,
+                            .tier_bytes = {64 << 20},
                             .n_threads = 1,
                             .cache_folder = folder},
         .n_tokenizer_threads = 2,
@@ -481,7 +503,8 @@ START_TEST(status_follows_the_ledger)
     }
     ck_assert_uint_eq(after.core.output_tokens, 4);
     ck_assert_uint_gt(after.backend.graph_bytes, before.backend.graph_bytes);
-    ck_assert_uint_eq(after.backend.kv_bytes, before.backend.kv_bytes);
+    ck_assert_uint_eq(after.backend.tiers[TIER_DEVICE].bytes,
+                      before.backend.tiers[TIER_DEVICE].bytes);
     engine_free(g);
 }
 END_TEST
@@ -535,6 +558,7 @@ int main(void)
     tcase_add_test(tc, streams_an_answer);
     tcase_add_test(tc, gathers_where_nobody_streams);
     tcase_add_test(tc, stop_string_ends_the_text);
+    tcase_add_test(tc, min_tokens_hold_back_stop_strings);
     tcase_add_test(tc, refuses_while_loading);
     tcase_add_test(tc, refuses_what_never_fits);
     tcase_add_test(tc, rests_while_nobody_takes);

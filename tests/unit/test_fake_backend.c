@@ -56,16 +56,17 @@ START_TEST(runs_a_request)
     const struct batch *batch;
     struct step_result result;
 
-    options.kv_bytes = 64 << 20;
+    options.tier_bytes[TIER_DEVICE] = 64 << 20;
     ck_assert_msg(ops->open(&b, model, &options, &e) == 0, "%s", e.text);
     ops->info(b, &info);
-    ck_assert_int_eq(info.n_blocks, (64 << 20) / (4 * 2 * 4 * 16 * 128 * 4));
-    ck_assert_int_eq(core_new(&c, &(struct core_options){.n_blocks = info.n_blocks,
-                                                         .block_len = 16,
-                                                         .max_batch_tokens = 64,
-                                                         .max_seqs = 4,
-                                                         .max_seq_len = 1024,
-                                                         .prefix_cache = true}),
+    ck_assert_int_eq(info.tiers[TIER_DEVICE].n_blocks, (64 << 20) / (4 * 2 * 4 * 16 * 128 * 4));
+    ck_assert_int_eq(core_new(&c,
+                              &(struct core_options){.n_blocks = info.tiers[TIER_DEVICE].n_blocks,
+                                                     .block_len = 16,
+                                                     .max_batch_tokens = 64,
+                                                     .max_seqs = 4,
+                                                     .max_seq_len = 1024,
+                                                     .prefix_cache = true}),
                      0);
     ck_assert_int_eq(core_admit(c, &r, 1), CORE_OK);
     while (core_next(c, &batch, 1) == CORE_OK) {
@@ -91,11 +92,14 @@ END_TEST
 /* A batch that breaks the contract is an error with its reason. */
 START_TEST(refuses_a_wrong_batch)
 {
-    struct batch batch = {.step = 2};
+    struct batch batch[2] = {{.step = 2}};
     struct backend *b;
 
+    ck_assert_int_eq(batch_layout(&batch[0]), 0);
+    ck_assert_uint_le(batch[0].bytes, sizeof(batch));
+    batch_seal(&batch[0]);
     ck_assert_msg(ops->open(&b, model, &options, &e) == 0, "%s", e.text);
-    ck_assert_int_eq(ops->submit(b, &batch, &e), -EIO);
+    ck_assert_int_eq(ops->submit(b, batch, &e), -EIO);
     ck_assert_ptr_nonnull(strstr(e.text, "numbered"));
     ops->close(b);
 }
@@ -106,7 +110,7 @@ START_TEST(refuses_too_little_memory)
 {
     struct backend *b;
 
-    options.kv_bytes = 1000;
+    options.tier_bytes[TIER_DEVICE] = 1000;
     ck_assert_int_eq(ops->open(&b, model, &options, &e), -ENOMEM);
     ck_assert_ptr_nonnull(strstr(e.text, "kv_memory"));
 }

@@ -60,6 +60,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(o.max_seqs, 256);
     ck_assert_int_eq(o.prefix_cache, 1);
     ck_assert_int_eq(o.scope, OPTION_SCOPE_UID);
+    ck_assert_str_eq(o.state_folder, "");
     ck_assert_int_eq(o.max_frame_bytes, 4 << 20);
     ck_assert_int_eq(o.cuda_device, 0);
     ck_assert_int_eq(o.cuda_graphs, 1);
@@ -343,6 +344,64 @@ START_TEST(what_can_change_changes)
 }
 END_TEST
 
+/* Sets a key to something else than it is; the test fails where none of the values will do. */
+static void set_otherwise(const char *key, struct options_change *c)
+{
+    static const char *const values[] = {"on",  "off",  "5",   "64", "1M",  "/tmp/x", "debug",
+                                         "cpu", "bf16", "all", "12", "611", "7:300",  "8K"};
+
+    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
+        struct options fresh;
+        int n = 0;
+
+        ck_assert_int_eq(options_init(&fresh, &e), 0);
+        if (options_set(&fresh, key, values[i], &e) == 0) {
+            options_take(&o, &fresh, c);
+            n = c->n_changed + c->n_needs_restart;
+        }
+        options_deinit(&fresh);
+        if (n == 0)
+            continue;
+        ck_assert_int_eq(n, 1);
+        ck_assert_str_eq(c->n_changed ? c->changed[0] : c->needs_restart[0], key);
+        return;
+    }
+    ck_abort_msg("no value will do for %s", key);
+}
+
+/* Of all options those that change while the daemon runs are the limits and three more. */
+START_TEST(all_else_needs_a_restart)
+{
+    struct options_change c;
+    char *text = NULL, *line, *rest;
+    size_t len = 0;
+    FILE *f = open_memstream(&text, &len);
+    int n = 0;
+
+    ck_assert_ptr_nonnull(f);
+    options_print(f);
+    fclose(f);
+    for (line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        const char *key = line + 2;
+
+        if (strncmp(line, "  ", 2) != 0 || *key == ' ')
+            continue;
+        setup(); /* the options before are the defaults, for each */
+        set_otherwise(key, &c);
+        ck_assert_msg(c.n_changed == (strncmp(key, "limits.", 7) == 0 ||
+                                      strcmp(key, "daemon.log_level") == 0 ||
+                                      strcmp(key, "daemon.drain_timeout_s") == 0 ||
+                                      strcmp(key, "scheduler.shares") == 0),
+                      "%s", key);
+        teardown();
+        n++;
+    }
+    ck_assert_int_gt(n, 40);
+    free(text);
+    setup(); /* for the fixture's teardown */
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("options");
@@ -351,6 +410,7 @@ int main(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, defaults_are_those_of_the_manual);
     tcase_add_test(t, what_can_change_changes);
+    tcase_add_test(t, all_else_needs_a_restart);
     tcase_add_test(t, numbers_keep_their_range);
     tcase_add_test(t, block_len_is_a_power_of_two);
     tcase_add_test(t, memory_is_bytes_or_a_fraction);

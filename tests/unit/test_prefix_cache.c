@@ -1,15 +1,16 @@
-/* test_prefix_cache.c - what is found, by whom, and when no more. */
+/* test_prefix_cache.c - which blocks are found, by whom, in which tier, and when no longer. */
 #include <check.h>
 #include <string.h>
 
 #include "engine/core/prefix_cache.h"
 #include "tests/unit/run_suite.h"
 
-enum { N_BLOCKS = 8, LEN = 4 };
+enum { N_BLOCKS = 8, N_HOST = 3, N_DISK = 16, LEN = 4 };
 
-static struct blocks *blocks;
+static struct blocks *tiers[N_TIERS], *blocks;
 static struct prefix_cache *cache;
 static struct cache_namespace *ns;
+static uint8_t secret[PREFIX_CACHE_SECRET] = "a secret";
 static const int32_t one[LEN] = {1, 2, 3, 4}, two[LEN] = {5, 6, 7, 8};
 
 static struct text salt(const char *s)
@@ -19,27 +20,58 @@ static struct text salt(const char *s)
 
 static void set_up(void)
 {
-    ck_assert_int_eq(blocks_new(&blocks, N_BLOCKS), 0);
-    ck_assert_int_eq(prefix_cache_new(&cache, blocks, N_BLOCKS, LEN, 42), 0);
+    static const int32_t n[N_TIERS] = {N_BLOCKS, N_HOST, N_DISK};
+
+    for (int t = 0; t < N_TIERS; t++)
+        ck_assert_int_eq(blocks_new(&tiers[t], n[t]), 0);
+    blocks = tiers[TIER_DEVICE];
+    ck_assert_int_eq(prefix_cache_new(&cache, tiers, LEN, secret), 0);
     ck_assert_int_eq(prefix_cache_open(cache, &ns, 1, salt("")), 0);
 }
 
 static void tear_down(void)
 {
+    ck_assert_ptr_null(prefix_cache_verify(cache));
     prefix_cache_close(cache, ns);
     prefix_cache_free(cache);
-    blocks_free(blocks);
+    for (int t = 0; t < N_TIERS; t++)
+        blocks_free(tiers[t]);
 }
 
-/* Takes a block, lists it after *chain and gives its id. */
-static int32_t add(struct cache_namespace *in, uint64_t *chain, const int32_t *tokens,
-                   int32_t owner)
+static int32_t take(enum tier tier)
 {
     int32_t id;
 
-    ck_assert_int_eq(prefix_cache_take(cache, &id), BLOCKS_OK);
-    prefix_cache_insert(cache, in, chain, id, tokens, owner);
+    ck_assert_int_eq(prefix_cache_take(cache, tier, &id), BLOCKS_OK);
     return id;
+}
+
+/* Takes a block, lists it behind *chain and gives its id. */
+static int32_t add(uint64_t *chain, const int32_t *tokens, int32_t owner)
+{
+    int32_t id = take(TIER_DEVICE);
+
+    prefix_cache_insert(cache, chain, id, tokens, owner);
+    return id;
+}
+
+/* Copies a node's contents to a block of the tier, which is cached there from then on. */
+static int32_t copy(uint64_t node, enum tier tier)
+{
+    int32_t id = take(tier);
+
+    ck_assert(prefix_cache_place(cache, node, tier, id, PREFIX_CACHE_READY));
+    blocks_unref(tiers[tier], id);
+    return id;
+}
+
+/* Takes device blocks until none is free or cached. */
+static void take_all(void)
+{
+    int32_t id;
+
+    while (prefix_cache_take(cache, TIER_DEVICE, &id) == BLOCKS_OK)
+        ;
 }
 
 static int32_t hold(uint64_t *chain, const int32_t *tokens)
@@ -53,8 +85,8 @@ static int32_t hold(uint64_t *chain, const int32_t *tokens)
 START_TEST(finds_a_chain)
 {
     uint64_t chain = prefix_cache_root(ns), at = chain;
-    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY);
-    int32_t b = add(ns, &chain, two, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+    int32_t b = add(&chain, two, PREFIX_CACHE_READY);
 
     ck_assert_int_eq(hold(&at, one), a);
     ck_assert_int_eq(hold(&at, two), b);
@@ -70,8 +102,8 @@ START_TEST(parent_is_part_of_identity)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
 
-    add(ns, &chain, one, PREFIX_CACHE_READY);
-    add(ns, &chain, two, PREFIX_CACHE_READY);
+    add(&chain, one, PREFIX_CACHE_READY);
+    add(&chain, two, PREFIX_CACHE_READY);
     ck_assert_int_eq(hold(&root, two), -1);
     ck_assert_uint_eq(root, prefix_cache_root(ns));
     ck_assert_int_eq(hold(&chain, one), -1);
@@ -82,7 +114,7 @@ END_TEST
 START_TEST(pending_is_not_found)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
-    int32_t a = add(ns, &chain, one, 7);
+    int32_t a = add(&chain, one, 7);
 
     ck_assert_int_eq(hold(&root, one), -1);
     ck_assert_int_eq(prefix_cache_pending(cache, root, one), 7);
@@ -97,8 +129,8 @@ END_TEST
 START_TEST(equal_block_stays_unlisted)
 {
     uint64_t first = prefix_cache_root(ns), second = first;
-    int32_t a = add(ns, &first, one, PREFIX_CACHE_READY);
-    int32_t b = add(ns, &second, one, PREFIX_CACHE_READY);
+    int32_t a = add(&first, one, PREFIX_CACHE_READY);
+    int32_t b = add(&second, one, PREFIX_CACHE_READY);
 
     ck_assert_int_ne(a, b);
     ck_assert_uint_eq(first, second);
@@ -115,7 +147,7 @@ START_TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
     uint64_t chain = prefix_cache_root(ns), at;
-    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
 
     ck_assert_int_eq(prefix_cache_open(cache, &other, 2, salt("")), 0);
     ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, (struct text){"\0", 1}), 0);
@@ -141,19 +173,16 @@ START_TEST(namespace_outlives_its_requests)
 
     ck_assert_int_eq(prefix_cache_open(cache, &first, 9, salt("x")), 0);
     root = chain = prefix_cache_root(first);
-    a = add(first, &chain, one, PREFIX_CACHE_READY);
+    a = add(&chain, one, PREFIX_CACHE_READY);
     blocks_unref(blocks, a);
     prefix_cache_close(cache, first);
     ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x")), 0);
     ck_assert_uint_eq(prefix_cache_root(again), root);
     ck_assert_int_eq(hold(&root, one), a);
-    /* without block and holder it is forgotten: a new one is another */
+    /* without a node or a holder it is forgotten */
     prefix_cache_remove(cache, a);
     prefix_cache_close(cache, again);
-    ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x")), 0);
-    ck_assert_uint_ne(prefix_cache_root(again), prefix_cache_root(ns));
-    ck_assert_uint_gt(prefix_cache_root(again), chain);
-    prefix_cache_close(cache, again);
+    ck_assert_ptr_null(prefix_cache_find(cache, 9, salt("x")));
 }
 END_TEST
 
@@ -166,8 +195,8 @@ START_TEST(private_namespace_leaves_nothing)
 
     ck_assert_int_eq(prefix_cache_open_private(cache, &private), 0);
     chain = prefix_cache_root(private);
-    a = add(private, &chain, one, PREFIX_CACHE_READY);
-    b = add(private, &chain, two, 3);
+    a = add(&chain, one, PREFIX_CACHE_READY);
+    b = add(&chain, two, 3);
     blocks_unref(blocks, a);
     ck_assert_int_eq(blocks_n_cached(blocks), 1);
     prefix_cache_close(cache, private);
@@ -183,23 +212,22 @@ END_TEST
 START_TEST(reuses_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), at;
-    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY);
-    int32_t b = add(ns, &chain, two, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+    int32_t b = add(&chain, two, PREFIX_CACHE_READY);
     int32_t id;
 
     blocks_unref(blocks, b); /* the tail first, as sequences do */
     blocks_unref(blocks, a);
     for (int i = 2; i < N_BLOCKS; i++) {
-        ck_assert_int_eq(prefix_cache_take(cache, &id), BLOCKS_OK);
+        id = take(TIER_DEVICE);
         ck_assert(id != a && id != b);
     }
-    ck_assert_int_eq(prefix_cache_take(cache, &id), BLOCKS_OK);
-    ck_assert_int_eq(id, b);
+    ck_assert_int_eq(take(TIER_DEVICE), b);
     ck_assert_uint_eq(prefix_cache_evictions(cache), 1);
     at = prefix_cache_root(ns);
     ck_assert_int_eq(hold(&at, one), a);
     ck_assert_int_eq(hold(&at, two), -1);
-    ck_assert_int_eq(prefix_cache_take(cache, &id), BLOCKS_E_EMPTY);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, &id), BLOCKS_E_EMPTY);
 }
 END_TEST
 
@@ -207,12 +235,12 @@ END_TEST
 START_TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
-    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
 
     old_one = chain;
-    add(ns, &chain, two, PREFIX_CACHE_READY);
+    add(&chain, two, PREFIX_CACHE_READY);
     prefix_cache_remove(cache, a);
-    add(ns, &again, one, PREFIX_CACHE_READY);
+    add(&again, one, PREFIX_CACHE_READY);
     ck_assert_uint_ne(again, old_one);
     ck_assert_int_eq(hold(&again, two), -1);
 }
@@ -223,11 +251,11 @@ END_TEST
 START_TEST(nothing_hangs_in_the_air)
 {
     uint64_t chain = prefix_cache_root(ns), middle, at = chain;
-    int32_t a = add(ns, &chain, one, PREFIX_CACHE_READY), b, c;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c;
 
     middle = chain;
-    b = add(ns, &chain, two, PREFIX_CACHE_READY);
-    c = add(ns, &chain, one, PREFIX_CACHE_READY);
+    b = add(&chain, two, PREFIX_CACHE_READY);
+    c = add(&chain, one, PREFIX_CACHE_READY);
     blocks_unref(blocks, c);
     blocks_unref(blocks, b);
     ck_assert_int_eq(blocks_n_cached(blocks), 2);
@@ -237,9 +265,219 @@ START_TEST(nothing_hangs_in_the_air)
     ck_assert_int_eq(hold(&middle, two), -1);
     ck_assert_int_eq(hold(&at, one), -1);
     ck_assert_ptr_null(prefix_cache_verify(cache));
-    b = add(ns, &middle, two, PREFIX_CACHE_READY); /* nor can anything be put behind it */
+    b = add(&middle, two, PREFIX_CACHE_READY); /* nor can anything be put behind it */
     ck_assert(!prefix_cache_is_ready(cache, b));
     ck_assert_ptr_null(prefix_cache_verify(cache));
+}
+END_TEST
+
+/* A node that is copied down outlives its device block: it is found in the other tier, what is
+ * behind it is found too, and it goes with its last copy. */
+START_TEST(outlives_its_device_block)
+{
+    uint64_t chain = prefix_cache_root(ns), node, at;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), host, location[N_TIERS], id;
+
+    node = chain;
+    add(&chain, two, PREFIX_CACHE_READY); /* held, so it stays on the device */
+    host = copy(node, TIER_HOST);
+    blocks_unref(blocks, a);
+    take_all();
+    at = prefix_cache_root(ns);
+    ck_assert(!prefix_cache_peek(cache, &at, one, &id));
+    ck_assert(prefix_cache_lookup(cache, &at, one, location));
+    ck_assert_uint_eq(at, node);
+    ck_assert_int_eq(location[TIER_DEVICE], -1);
+    ck_assert_int_eq(location[TIER_HOST], host);
+    ck_assert_int_eq(location[TIER_DISK], -1);
+    ck_assert(prefix_cache_lookup(cache, &at, two, location));
+    ck_assert_int_ge(location[TIER_DEVICE], 0);
+    prefix_cache_drop(cache, node, TIER_HOST);
+    ck_assert_int_eq(blocks_n_free(tiers[TIER_HOST]), N_HOST);
+    ck_assert(!prefix_cache_is_ready(cache, location[TIER_DEVICE]));
+    at = prefix_cache_root(ns);
+    ck_assert(!prefix_cache_lookup(cache, &at, one, location));
+    ck_assert(!prefix_cache_place(cache, node, TIER_DISK, take(TIER_DISK), PREFIX_CACHE_READY));
+}
+END_TEST
+
+/* What is copied up is pending for the one that loads it until the copy is done. */
+START_TEST(comes_back_to_the_device)
+{
+    uint64_t chain = prefix_cache_root(ns), at = chain;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, location[N_TIERS];
+
+    copy(chain, TIER_HOST);
+    prefix_cache_drop(cache, chain, TIER_DEVICE);
+    blocks_unref(blocks, a);
+    ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
+    b = take(TIER_DEVICE);
+    ck_assert(prefix_cache_place(cache, chain, TIER_DEVICE, b, 5));
+    ck_assert_int_eq(hold(&at, one), -1);
+    ck_assert_int_eq(prefix_cache_pending(cache, at, one), 5);
+    ck_assert(prefix_cache_lookup(cache, &(uint64_t){at}, one, location));
+    ck_assert_int_eq(location[TIER_DEVICE], -1);
+    ck_assert(!prefix_cache_place(cache, chain, TIER_DEVICE, take(TIER_DEVICE), 6));
+    prefix_cache_set_ready(cache, b);
+    ck_assert_int_eq(hold(&at, one), b);
+}
+END_TEST
+
+/* A block computed again becomes the device block of a node that was on the host alone. */
+START_TEST(is_computed_again)
+{
+    uint64_t chain = prefix_cache_root(ns), again = chain;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b;
+
+    copy(chain, TIER_HOST);
+    prefix_cache_drop(cache, chain, TIER_DEVICE);
+    b = add(&again, one, 2);
+    ck_assert_uint_eq(again, chain);
+    ck_assert_int_eq(prefix_cache_pending(cache, prefix_cache_root(ns), one), 2);
+    prefix_cache_drop(cache, chain, TIER_HOST); /* the last written copy, but not the last */
+    prefix_cache_set_ready(cache, b);
+    again = prefix_cache_root(ns);
+    ck_assert_int_eq(hold(&again, one), b);
+    blocks_unref(blocks, a);
+}
+END_TEST
+
+/* A full tier gives up its oldest copies; nodes that are elsewhere too stay. */
+START_TEST(each_tier_evicts_for_itself)
+{
+    uint64_t chain = prefix_cache_root(ns), nodes[N_HOST + 1], at = chain;
+    int32_t location[N_TIERS], ids[N_HOST + 1], oldest = -1;
+
+    for (int i = 0; i <= N_HOST; i++) {
+        ids[i] = add(&chain, one, PREFIX_CACHE_READY);
+        nodes[i] = chain;
+    }
+    for (int i = N_HOST; i >= 0; i--) { /* the tail first: the last to come is the first node */
+        int32_t id = copy(nodes[i], TIER_HOST);
+
+        oldest = i == N_HOST ? id : oldest;
+        ck_assert(i > 0 || id == oldest);
+    }
+    for (int i = 0; i <= N_HOST; i++) {
+        ck_assert(prefix_cache_lookup(cache, &at, one, location));
+        ck_assert_int_eq(location[TIER_DEVICE], ids[i]);
+        ck_assert_int_eq(location[TIER_HOST] < 0, i == N_HOST);
+    }
+    ck_assert_uint_eq(prefix_cache_evictions(cache), 0); /* of the device */
+}
+END_TEST
+
+/* The next block to copy down is the oldest cached one without a copy there; not a block that is
+ * held, pending, private, or under a copy. */
+START_TEST(next_copy_is_the_oldest)
+{
+    uint64_t chain = prefix_cache_root(ns), first, node, none = chain;
+    struct cache_namespace *private;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c, id;
+
+    first = chain;
+    b = add(&chain, two, PREFIX_CACHE_READY);
+    ck_assert_int_eq(prefix_cache_open_private(cache, &private), 0);
+    none = prefix_cache_root(private);
+    c = add(&none, two, PREFIX_CACHE_READY);
+    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, N_BLOCKS, &node, &id));
+    blocks_unref(blocks, c);
+    blocks_unref(blocks, b);
+    blocks_unref(blocks, a);
+    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1, &node, &id));
+    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
+    ck_assert_uint_eq(node, chain);
+    ck_assert_int_eq(id, b);
+    blocks_begin_copy(blocks, b);
+    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
+    ck_assert_uint_eq(node, first);
+    copy(first, TIER_HOST);
+    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
+    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_DISK, 2, &node, &id));
+    blocks_end_copy(blocks, b);
+    ck_assert(prefix_cache_next_copy(cache, TIER_HOST, TIER_DISK, 1, &node, &id));
+    ck_assert_uint_eq(node, first);
+    prefix_cache_close(cache, private);
+}
+END_TEST
+
+/* A block under a copy is not evicted, though it is the oldest; cleared, it is free only when the
+ * copy is done. */
+START_TEST(a_copy_keeps_its_block)
+{
+    uint64_t chain = prefix_cache_root(ns);
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY), id;
+
+    blocks_unref(blocks, a);
+    blocks_begin_copy(blocks, a);
+    take_all();
+    ck_assert(prefix_cache_is_ready(cache, a));
+    ck_assert_int_eq(prefix_cache_clear(cache, 1, false), 1);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, &id), BLOCKS_E_EMPTY);
+    blocks_end_copy(blocks, a);
+    ck_assert_int_eq(take(TIER_DEVICE), a);
+}
+END_TEST
+
+/* Removing a node frees its copies and those of all behind it, in every tier. */
+START_TEST(removed_from_all_tiers)
+{
+    uint64_t chain = prefix_cache_root(ns), first;
+    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+
+    first = chain;
+    add(&chain, two, PREFIX_CACHE_READY);
+    copy(first, TIER_HOST);
+    copy(first, TIER_DISK);
+    copy(chain, TIER_DISK);
+    ck_assert_int_eq(prefix_cache_remove(cache, a), 2);
+    ck_assert_int_eq(blocks_n_free(tiers[TIER_HOST]), N_HOST);
+    ck_assert_int_eq(blocks_n_free(tiers[TIER_DISK]), N_DISK);
+    ck_assert_ptr_null(prefix_cache_find(cache, 2, salt("")));
+}
+END_TEST
+
+static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const char *with_salt,
+                      const int32_t *first, const int32_t *second)
+{
+    struct cache_namespace *in;
+    uint64_t chain;
+    int32_t a, b;
+
+    ck_assert_int_eq(prefix_cache_open(cache, &in, client, salt(with_salt)), 0);
+    chain = prefix_cache_root(in);
+    a = add(&chain, first, PREFIX_CACHE_READY);
+    b = add(&chain, second, PREFIX_CACHE_READY);
+    ck_assert(prefix_cache_digest(cache, chain, out));
+    blocks_unref(blocks, b);
+    blocks_unref(blocks, a);
+    prefix_cache_close(cache, in);
+}
+
+/* A digest is the same in another cache with the same secret, and differs with the secret, the
+ * client, the salt, the tokens and those before them. */
+START_TEST(digest_outlives_the_process)
+{
+    uint8_t d[7][PREFIX_CACHE_DIGEST];
+
+    digest_of(d[0], 7, "s", one, two);
+    digest_of(d[1], 8, "s", one, two);
+    digest_of(d[2], 7, "t", one, two);
+    digest_of(d[3], 7, "s", one, one);
+    digest_of(d[4], 7, "s", two, two);
+    tear_down();
+    set_up();
+    digest_of(d[5], 7, "", two, one); /* another history */
+    digest_of(d[5], 7, "s", one, two);
+    tear_down();
+    for (int i = 0; i < PREFIX_CACHE_SECRET; i++)
+        secret[i] ^= 1;
+    set_up();
+    digest_of(d[6], 7, "s", one, two);
+    ck_assert_mem_eq(d[0], d[5], PREFIX_CACHE_DIGEST);
+    for (int i = 1; i < 7; i++)
+        if (i != 5)
+            ck_assert_mem_ne(d[0], d[i], PREFIX_CACHE_DIGEST);
 }
 END_TEST
 
@@ -259,6 +497,14 @@ int main(void)
     tcase_add_test(t, private_namespace_leaves_nothing);
     tcase_add_test(t, reuses_the_oldest);
     tcase_add_test(t, tail_of_a_forgotten_parent_is_unreachable);
+    tcase_add_test(t, outlives_its_device_block);
+    tcase_add_test(t, comes_back_to_the_device);
+    tcase_add_test(t, is_computed_again);
+    tcase_add_test(t, each_tier_evicts_for_itself);
+    tcase_add_test(t, next_copy_is_the_oldest);
+    tcase_add_test(t, a_copy_keeps_its_block);
+    tcase_add_test(t, removed_from_all_tiers);
+    tcase_add_test(t, digest_outlives_the_process);
     suite_add_tcase(s, t);
     return run_suite(s);
 }

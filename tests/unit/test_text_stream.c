@@ -207,6 +207,29 @@ START_TEST(stops_of_many_bytes)
 }
 END_TEST
 
+/* A stop that is ignored is text; one that overlaps it counts once stops do, and is cut off. */
+START_TEST(ignored_stops)
+{
+    const char *stops[] = {"abab"};
+    struct text_stream *s = new_stream(stops, 1, true);
+    const char *text = "xababab";
+    struct text piece;
+    int r = TEXT_STREAM_OK;
+
+    text_stream_ignore_stops(s, true);
+    for (size_t i = 0; text[i]; i++) {
+        if (i == 6)
+            text_stream_ignore_stops(s, false);
+        ck_assert_int_eq(r, TEXT_STREAM_OK);
+        r = text_stream_push(s, byte_id((unsigned char)text[i]), &piece);
+        gather(piece);
+    }
+    ck_assert_int_eq(r, TEXT_STREAM_STOP);
+    ck_assert_str_eq(all, "xab");
+    text_stream_free(s);
+}
+END_TEST
+
 /* Special tokens have no text where they are to be left out, not even for stops; padding none. */
 START_TEST(special_tokens)
 {
@@ -339,6 +362,7 @@ int main(void)
     tcase_add_test(tc, stop_inside_a_token);
     tcase_add_test(tc, several_stops);
     tcase_add_test(tc, stops_of_many_bytes);
+    tcase_add_test(tc, ignored_stops);
     tcase_add_test(tc, special_tokens);
     tcase_add_test(tc, stops_are_checked);
     tcase_add_test(tc, random_ids_stream_as_they_decode);

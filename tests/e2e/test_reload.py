@@ -1,0 +1,81 @@
+"""Options read anew while whoever knows the users that they name takes its time."""
+
+import time
+import unittest
+
+import harness
+from harness import Case, Daemon, config, scaled
+
+
+class SlowUsers(Case):
+    """Who knows the users that shares are for takes its time: the daemon reads its options beside
+    its work."""
+
+    def setUp(self):
+        if not config.users:
+            raise unittest.SkipTest("sanitizers want to be loaded first: no slow users")
+        folder = self.temporary_folder()
+        self.file = folder / "nvllmd.conf"
+        self.file.write_text("")
+        self.daemon = Daemon("cache.kv_memory=256M", folder=folder, args=["--config", self.file],
+                             env={"LD_PRELOAD": config.users})
+
+    def connect(self):
+        w = self.daemon.connect()
+        w.sock.settimeout(scaled(10, 60))  # a reload that is forgotten is found by then
+        return w
+
+    def write(self, max_tokens, user="molasses"):
+        self.file.write_text(f"[limits]\nmax_tokens = {max_tokens}\n"
+                             f"[scheduler]\nshares = {user}:300\n")
+
+    def test_others_do_not_wait(self):
+        """While a reload waits for a name all others are answered by the old limits, and after it by
+        the new ones: all of them, or where the name is unknown none."""
+        with self.daemon as d, self.connect() as admin, d.connect() as w:
+            for user, most in ("molasses", 5), ("nobody-of-that-name", 7):
+                before = d.log().count("event=reload")
+                self.write(most, user)
+                admin.send(1, reload={})
+                slowest, n = 0, 0
+                while d.log().count("event=reload") == before and n < 2000:
+                    began = time.monotonic()
+                    w.status()
+                    slowest = max(slowest, time.monotonic() - began)
+                    n += 1
+                    time.sleep(0.005)
+                self.assertLess(slowest, 0.5)
+                self.assertGreater(n, 50)
+                reply = admin.receive()
+                self.assertEqual("reloaded" in reply, user == "molasses", reply)
+                self.assertEqual(w.generate(prompt="Hi", max_tokens=6).error["limit_value"], 5)
+
+    def test_who_asks_meanwhile(self):
+        """Two reloads at once: each answer is of a file that was read after it was asked for."""
+        with self.daemon as d, self.connect() as first, self.connect() as second, self.connect() as third:
+            self.write(5)
+            first.send(1, reload={})
+            time.sleep(0.2)
+            self.write(6)
+            second.send(1, reload={})
+            third.send(1, reload={})
+            third.close()
+            self.assertIn("limits.max_tokens", first.receive()["reloaded"]["changed"])
+            self.assertEqual(second.receive()["reloaded"]["changed"], ["limits.max_tokens"])
+            error = first.generate(prompt="Hi", max_tokens=7).error
+            self.assertEqual(error["limit_value"], 6)
+
+    def test_the_end_does_not_wait(self):
+        """A daemon that ends while a name is looked up ends at once; who waited is told."""
+        with self.daemon as d, self.connect() as admin:
+            self.write(5)
+            admin.send(1, reload={})
+            time.sleep(0.2)
+            began = time.monotonic()
+            self.assertEqual(d.terminate(), 0)
+            self.assertLess(time.monotonic() - began, 1)
+            self.assertEqual(admin.receive()["error"]["code"], "ERROR_UNAVAILABLE")
+
+
+if __name__ == "__main__":
+    harness.main()

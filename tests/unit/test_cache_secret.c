@@ -1,0 +1,93 @@
+/* test_cache_secret.c - a secret that is kept is the same again, and a bad file is refused. */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/cache_secret.h"
+#include "tests/unit/run_suite.h"
+
+static char folder[64], file[96];
+static uint8_t secret[PREFIX_CACHE_SECRET], again[PREFIX_CACHE_SECRET];
+static struct err err;
+
+static void set_up(void)
+{
+    strcpy(folder, "/tmp/cache_secret.XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(file, sizeof(file), "%s/cache-secret", folder);
+}
+
+static void tear_down(void)
+{
+    remove(file);
+    ck_assert_int_eq(rmdir(folder), 0);
+}
+
+static void expect_refused(int code, const char *reason)
+{
+    ck_assert_int_eq(cache_secret_load(secret, folder, &err), code);
+    ck_assert_ptr_nonnull(strstr(err.text, file));
+    ck_assert_ptr_nonnull(strstr(err.text, reason));
+}
+
+/* Without a folder each call draws another secret; with one, the first call's is kept. */
+START_TEST(is_kept_in_a_folder)
+{
+    struct stat st;
+
+    ck_assert_int_eq(cache_secret_load(secret, NULL, &err), 0);
+    ck_assert_int_eq(cache_secret_load(again, NULL, &err), 0);
+    ck_assert_mem_ne(secret, again, sizeof(secret));
+    ck_assert_int_eq(cache_secret_load(secret, folder, &err), 0);
+    ck_assert_mem_ne(secret, again, sizeof(secret));
+    ck_assert_int_eq(cache_secret_load(again, folder, &err), 0);
+    ck_assert_mem_eq(secret, again, sizeof(secret));
+    ck_assert_int_eq(stat(file, &st), 0);
+    ck_assert_int_eq(st.st_mode & 0777, 0600);
+    ck_assert_int_eq(st.st_size, PREFIX_CACHE_SECRET);
+}
+END_TEST
+
+/* A file of another size, one that others can read, a device and a folder are refused by name. */
+START_TEST(bad_files_are_refused)
+{
+    ck_assert_int_eq(cache_secret_load(secret, folder, &err), 0);
+    ck_assert_int_eq(chmod(file, 0640), 0);
+    expect_refused(-EPERM, "mode 640");
+    ck_assert_int_eq(chmod(file, 0600), 0);
+    ck_assert_int_eq(truncate(file, PREFIX_CACHE_SECRET - 1), 0);
+    expect_refused(-EINVAL, "191 bytes where a secret has 192");
+    ck_assert_int_eq(remove(file), 0);
+    ck_assert_int_eq(symlink("/dev/zero", file), 0);
+    expect_refused(-EINVAL, "is not a regular file");
+    ck_assert_int_eq(remove(file), 0);
+    ck_assert_int_eq(mkdir(file, 0700), 0);
+    expect_refused(-EINVAL, "is not a regular file");
+}
+END_TEST
+
+/* A folder that is not there is an error, not a place to make. */
+START_TEST(missing_folder_is_an_error)
+{
+    ck_assert_int_eq(cache_secret_load(secret, "/nonexistent", &err), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/cache-secret: cannot be created"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cache_secret");
+    TCase *t = tcase_create("cache_secret");
+
+    tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_add_test(t, is_kept_in_a_folder);
+    tcase_add_test(t, bad_files_are_refused);
+    tcase_add_test(t, missing_folder_is_an_error);
+    suite_add_tcase(s, t);
+    return run_suite(s);
+}

@@ -1,0 +1,147 @@
+/* test_nomem.c - every allocation of reading a model folder and a chat fails in its turn: that is
+ * reported as what it is, never as a fault of the file or the client, and nothing is lost. Builds
+ * with sanitizers have an allocator of their own and skip it. */
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/options.h"
+#include "engine/model/model.h"
+#include "engine/text/chat.h"
+#include "engine/text/tokenizer.h"
+#include "tests/unit/run_suite.h"
+
+#ifdef TEST_LIGHT
+int main(void)
+{
+    return 0;
+}
+#else
+
+#include "tests/unit/failing_malloc.h"
+
+static struct chat_template *template;
+static char config[] = "/tmp/nvllm-test-nomem-XXXXXX";
+
+static int read_model(struct err *e)
+{
+    struct model *m;
+    const int r = model_open(&m, TEST_MODEL_DIR, e);
+
+    if (r == 0)
+        model_close(m);
+    return r;
+}
+
+static int read_tokenizer(struct err *e)
+{
+    struct tokenizer *t;
+    const int r = tokenizer_load(&t, TEST_MODEL_DIR, e);
+
+    if (r == 0)
+        tokenizer_free(t);
+    return r;
+}
+
+static int read_template(struct err *e)
+{
+    struct chat_template *t;
+    const int r = chat_template_load(&t, TEST_MODEL_DIR, e);
+
+    if (r == 0)
+        chat_template_free(t);
+    return r;
+}
+
+/* Tools and arguments are parsed once more as the chat is rendered. */
+static int render_chat(struct err *e)
+{
+    static const char json[] =
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"What is the weather in Zürich?\"},"
+        "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"name\": \"weather\","
+        "\"arguments\": {\"city\": \"Zürich\", \"days\": [1, 2.5, null, true]}}]},"
+        "{\"role\": \"tool\", \"content\": \"rain\"}], \"tools\": [{\"type\": \"function\","
+        "\"function\": {\"name\": \"weather\", \"description\": \"the weather of a city, as it is "
+        "expected for some days from today on\"}}]}";
+    struct chat_json *chat;
+    struct chat_text text;
+    int r = chat_json_parse(&chat, json, strlen(json), e);
+
+    if (r < 0)
+        return r;
+    r = chat_render(template, chat_json_get(chat), &text, e);
+    chat_json_free(chat);
+    if (r == 0)
+        chat_text_deinit(&text);
+    return r;
+}
+
+static int read_options(struct err *e)
+{
+    struct options o;
+    int r = options_init(&o, e);
+
+    if (r < 0)
+        return r;
+    r = options_read(&o, config, e);
+    options_deinit(&o);
+    return r;
+}
+
+static const struct {
+    int (*run)(struct err *e);
+    int least;       /* allocations there are */
+    bool uses_stdio; /* which does without its buffer */
+} cases[] = {{read_model, 200, false},
+             {read_tokenizer, 1000, false},
+             {read_template, 20, false},
+             {render_chat, 50, false},
+             {read_options, 4, true}};
+
+/* Whichever allocation fails, the result is -ENOMEM with a text that says so. */
+START_TEST(failed_allocation_is_out_of_memory)
+{
+    static const char text[] = "[model]\npath = /m\n[scheduler]\nshares = 1000:2 1001:3\n";
+    struct err e;
+    int n = 0, fd;
+
+    ck_assert_int_eq(chat_template_load(&template, TEST_MODEL_DIR, &e), 0);
+    fd = mkstemp(config);
+    ck_assert_int_eq(write(fd, text, strlen(text)), (int)strlen(text));
+    close(fd);
+    for (;; n += 1 + n / 64) { /* each of the first, then fewer and fewer */
+        const int n_before = n_live;
+        int r;
+
+        n_failed_now = 0;
+        e.text[0] = '\0';
+        fails_in = n;
+        r = cases[_i].run(&e);
+        fails_in = -1;
+        ck_assert_msg(n_live == n_before, "allocation %d: %d are lost", n, n_live - n_before);
+        if (n_failed_now == 0) {
+            ck_assert_int_eq(r, 0);
+            break;
+        }
+        ck_assert_msg((r == 0 && cases[_i].uses_stdio) ||
+                          (r == -ENOMEM && strcasestr(e.text, "memory")),
+                      "allocation %d: %d, \"%s\"", n, r, e.text);
+    }
+    ck_assert_int_ge(n, cases[_i].least);
+    chat_template_free(template);
+    unlink(config);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("no memory");
+    Suite *s = suite_create("nomem");
+
+    tcase_add_loop_test(t, failed_allocation_is_out_of_memory, 0, sizeof(cases) / sizeof(*cases));
+    suite_add_tcase(s, t);
+    return run_suite(s);
+}
+#endif
