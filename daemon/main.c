@@ -1,7 +1,6 @@
 /* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
  * with a backend plugged into the engine. */
 #include <errno.h>
-#include <getopt.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +19,7 @@
 #include "daemon/server.h"
 #include "daemon/service.h"
 #include "daemon/shares.h"
+#include "daemon/usage.h"
 #include "engine/cache_secret.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
@@ -31,30 +31,6 @@ enum { EXIT_USAGE = 2 };
  * thousand tokens. Each thread of the tokenizer may add one answer, of limits.output_bytes. */
 enum { EVENT_BYTES = 64 << 20 };
 
-static const char usage[] =
-    "usage: nvllmd [options]                      serve a model on a socket\n"
-    "       nvllmd check-config [options]         whether it would start, and why not\n"
-    "       nvllmd check [options]                what is wrong with a model folder\n"
-    "       nvllmd tokenize [options] [TEXT|-]    text to token ids\n"
-    "       nvllmd detokenize [options] [IDS|-]   token ids to text\n"
-    "       nvllmd render [options] [JSON|-]      a chat to the model's prompt\n"
-    "\n"
-    "  --config FILE             configuration file; default, if it is there:\n"
-    "                            " OPTIONS_DEFAULT_FILE "\n"
-    "  --set SECTION.KEY=VALUE   one option, over those of the file\n"
-    "  --model DIR               model.path\n"
-    "  --socket PATH             daemon.socket\n"
-    "  --backend auto|cpu|cuda   daemon.backend\n"
-    "  --help, --version\n"
-    "\n"
-    "of tokenize, detokenize and render, which need no weights:\n"
-    "  --json                    one JSON object out; of check-config, too\n"
-    "  --jsonl                   one JSON value a line in, one object a line out\n"
-    "  --special                 tokenize: special tokens are matched\n"
-    "  --skip-special            detokenize: special tokens are left out\n"
-    "\n"
-    "exit status: 0 ok, 1 error, 2 wrong usage\n";
-
 static const struct command {
     const char *name;
     int (*run)(const struct offline_options *o); /* NULL: check-config, which needs all options */
@@ -65,8 +41,7 @@ static const struct command {
 
 struct command_line {
     const struct command *command; /* NULL: the daemon */
-    int argc;                      /* without the command */
-    char **argv;
+    struct usage_line line;
     const char *config;     /* NULL: nobody has named a file */
     struct options options; /* of no use where they are wrong: loaded below 0, why says it */
     int loaded;
@@ -83,35 +58,6 @@ static int usage_error(const char *text)
 
 /* ---- command line */
 
-enum {
-    OPT_CONFIG = 1,
-    OPT_SET,
-    OPT_MODEL,
-    OPT_SOCKET,
-    OPT_BACKEND,
-    OPT_JSON,
-    OPT_JSONL,
-    OPT_SPECIAL,
-    OPT_SKIP_SPECIAL,
-    OPT_HELP,
-    OPT_VERSION
-};
-
-static const struct option long_options[] = {
-    {"config", required_argument, NULL, OPT_CONFIG},
-    {"set", required_argument, NULL, OPT_SET},
-    {"model", required_argument, NULL, OPT_MODEL},
-    {"socket", required_argument, NULL, OPT_SOCKET},
-    {"backend", required_argument, NULL, OPT_BACKEND},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"jsonl", no_argument, NULL, OPT_JSONL},
-    {"special", no_argument, NULL, OPT_SPECIAL},
-    {"skip-special", no_argument, NULL, OPT_SKIP_SPECIAL},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
-};
-
 static int set_pair(struct options *o, const char *pair, struct err *e)
 {
     const char *eq = strchr(pair, '=');
@@ -127,116 +73,21 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
 /* What the options of the command line set, in their order, over the file's. */
 static int apply(const struct command_line *c, struct options *out, struct err *e)
 {
-    int opt, r = 0;
+    int r = 0;
 
-    optind = 1;
-    while (r == 0 && (opt = getopt_long(c->argc, c->argv, "", long_options, NULL)) != -1) {
-        switch (opt) {
-        case OPT_SET:
-            r = set_pair(out, optarg, e);
-            break;
-        case OPT_MODEL:
-            r = options_set(out, "model.path", optarg, e);
-            break;
-        case OPT_SOCKET:
-            r = options_set(out, "daemon.socket", optarg, e);
-            break;
-        case OPT_BACKEND:
-            r = options_set(out, "daemon.backend", optarg, e);
-            break;
-        }
+    for (size_t i = 0; r == 0 && i < c->line.n_given; i++) {
+        const char *name = c->line.given[i].option->name, *value = c->line.given[i].value;
+
+        if (strcmp(name, "set") == 0)
+            r = set_pair(out, value, e);
+        else if (strcmp(name, "model") == 0)
+            r = options_set(out, "model.path", value, e);
+        else if (strcmp(name, "socket") == 0)
+            r = options_set(out, "daemon.socket", value, e);
+        else if (strcmp(name, "backend") == 0)
+            r = options_set(out, "daemon.backend", value, e);
     }
     return r;
-}
-
-/* The nearest of the options or commands, "" where none is near. */
-static const char *hint(char buf[64], const char *word, bool option)
-{
-    const char *near = NULL;
-    int least = 3; /* a slip or two */
-
-    for (size_t i = 0;
-         option ? long_options[i].name != NULL : i < sizeof(commands) / sizeof(*commands); i++) {
-        const char *name = option ? long_options[i].name : commands[i].name;
-        int d = program_distance(word, name);
-
-        if (d < least) {
-            least = d;
-            near = name;
-        }
-    }
-    buf[0] = '\0';
-    if (near)
-        snprintf(buf, 64, ": did you mean “%s%s”?", option ? "--" : "", near);
-    return buf;
-}
-
-static int bad_option(char *const *argv, int opt)
-{
-    const char *given = argv[optind - 1];
-    char text[128], near[64], word[64];
-
-    if (opt == ':')
-        snprintf(text, sizeof(text), "%.60s takes a value", given);
-    else if (strncmp(given, "--", 2) != 0)
-        snprintf(text, sizeof(text), "there is no option -%c", optopt);
-    else if (strchr(given, '=') && optopt)
-        snprintf(text, sizeof(text), "%.*s takes no value", (int)strcspn(given, "="), given);
-    else {
-        snprintf(word, sizeof(word), "%.*s", (int)strcspn(given + 2, "="), given + 2);
-        snprintf(text, sizeof(text), "there is no option --%.40s%s", word, hint(near, word, true));
-    }
-    return usage_error(text);
-}
-
-/* First pass: the command, its switches, which file. */
-static int scan(struct command_line *c)
-{
-    const bool converts = c->command && c->command->run && c->command->run != offline_check;
-    bool switches = false;
-    int opt;
-
-    opterr = 0;
-    while ((opt = getopt_long(c->argc, c->argv, ":", long_options, NULL)) != -1) {
-        switch (opt) {
-        case OPT_CONFIG:
-            c->config = optarg;
-            break;
-        case OPT_JSON:
-            c->offline.json = true;
-            switches = switches || !c->command || c->command->run;
-            break;
-        case OPT_JSONL:
-            c->offline.jsonl = switches = true;
-            break;
-        case OPT_SPECIAL:
-            c->offline.special = switches = true;
-            break;
-        case OPT_SKIP_SPECIAL:
-            c->offline.skip_special = switches = true;
-            break;
-        case OPT_HELP:
-            printf("%s\noptions of the configuration file and --set:\n", usage);
-            options_print(stdout);
-            c->done = true;
-            return 0;
-        case OPT_VERSION:
-            puts("nvllmd " NVLLM_VERSION);
-            c->done = true;
-            return 0;
-        case '?':
-        case ':':
-            return bad_option(c->argv, opt);
-        }
-    }
-    if (switches && !converts)
-        return usage_error("--json, --jsonl, --special and --skip-special belong to tokenize, "
-                           "detokenize and render, --json to check-config, too");
-    if (c->argc - optind > (converts ? 1 : 0))
-        return usage_error("more arguments than there is use for");
-    if (optind < c->argc && strcmp(c->argv[optind], "-") != 0)
-        c->offline.input = c->argv[optind];
-    return 0;
 }
 
 /* All options: defaults, the file, the command line. Also for reading them anew: *out is made on
@@ -258,29 +109,57 @@ static int load(void *arg, struct options *out, struct err *e)
     return r;
 }
 
+/* The command, if the first argument names one. */
+static int find_command(struct command_line *c, const char *name)
+{
+    const char *near = usage_nearest_command(&nvllmd_program, name);
+    char text[160];
+
+    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
+        if (strcmp(commands[i].name, name) == 0)
+            c->command = &commands[i];
+    if (c->command)
+        return 0;
+    snprintf(text, sizeof(text), "there is no command “%.40s”%s%s%s", name,
+             near ? ": did you mean “" : "", near ? near : "", near ? "”?" : "");
+    return usage_error(text);
+}
+
 static int parse(struct command_line *c, int argc, char **argv)
 {
-    char text[160], near[64];
-    int r;
+    const struct usage_option *groups[USAGE_MAX_GROUPS + 2] = {nvllmd_program.common};
+    const struct usage_command *u = NULL;
+    char why[USAGE_WHY];
 
     if (argc > 1 && argv[1][0] != '-') {
-        for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
-            if (strcmp(commands[i].name, argv[1]) == 0)
-                c->command = &commands[i];
-        if (!c->command) {
-            snprintf(text, sizeof(text), "there is no command “%.40s”%s", argv[1],
-                     hint(near, argv[1], false));
-            return usage_error(text);
-        }
-        argv[1] = argv[0];
+        if (find_command(c, argv[1]) < 0)
+            return -EINVAL;
+        u = usage_find_command(&nvllmd_program, argv[1]);
+        memcpy(groups + 1, u->options, sizeof(u->options));
         argc--;
         argv++;
     }
-    c->argc = argc;
-    c->argv = argv;
-    r = scan(c);
-    if (r < 0 || c->done)
-        return r;
+    if (usage_parse(&c->line, why, argc, argv, groups, false) < 0)
+        return usage_error(why);
+    if (usage_value(&c->line, "help")) {
+        nvllmd_usage_print();
+        c->done = true;
+        return 0;
+    }
+    if (usage_value(&c->line, "version")) {
+        puts("nvllmd " NVLLM_VERSION);
+        c->done = true;
+        return 0;
+    }
+    if (c->line.n_words > (u ? u->max_words : 0))
+        return usage_error("there are too many arguments");
+    if (c->line.n_words > 0 && strcmp(c->line.words[0], "-") != 0)
+        c->offline.input = c->line.words[0];
+    c->config = usage_value(&c->line, "config");
+    c->offline.json = usage_value(&c->line, "json");
+    c->offline.jsonl = usage_value(&c->line, "jsonl");
+    c->offline.special = usage_value(&c->line, "special");
+    c->offline.skip_special = usage_value(&c->line, "skip-special");
     c->loaded = load(c, &c->options, &c->why);
     if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
@@ -457,6 +336,7 @@ int main(int argc, char **argv)
                      : c.command->run ? c.command->run(&c.offline)
                                       : check_config(&c);
     }
+    usage_line_deinit(&c.line);
     options_deinit(&c.options);
     return status;
 }

@@ -47,45 +47,45 @@ static const struct option table[] = {
     {"model.path", KIND_TEXT, AT(model_path), 0, 0, NULL, "",
      "folder of the model, as downloaded from a hub"},
     {"daemon.socket", KIND_TEXT, AT(socket), 0, 0, NULL, "/run/nvllm/nvllm.sock",
-     "path of the socket; one passed by systemd goes before it"},
+     "path of the socket; a socket passed by systemd takes precedence"},
     {"daemon.socket_mode", KIND_MODE, AT(socket_mode), 0, 0777, NULL, "0666",
-     "who may connect, as a file mode; all local users unless narrowed"},
+     "who may connect, as a file mode; all local users by default"},
     {"daemon.socket_group", KIND_TEXT, AT(socket_group), 0, 0, NULL, "",
      "group of the socket; empty: the daemon's own"},
     {"daemon.admin_socket", KIND_TEXT, AT(admin_socket), 0, 0, NULL, "",
-     "path of a second socket, whose clients are admins; empty: none"},
+     "path of a second socket, whose clients are administrators; empty: none"},
     {"daemon.admin_socket_mode", KIND_MODE, AT(admin_socket_mode), 0, 0777, NULL, "0600",
-     "who may connect to it, as a file mode"},
+     "who may connect to the second socket, as a file mode"},
     {"daemon.admin_group", KIND_TEXT, AT(admin_group), 0, 0, NULL, "",
-     "group whose members are admins, as root and the daemon's user are; empty: none"},
+     "group whose members are administrators, as root and the daemon's user are; empty: none"},
     {"daemon.backend", KIND_CHOICE, AT(backend), 0, 0, "auto|cpu|cuda", "auto",
-     "what computes; auto: cuda where an NVIDIA device and the module are, else cpu"},
+     "what runs the model; auto: cuda if there is an NVIDIA device and the module, else cpu"},
     {"daemon.drain_timeout_s", KIND_INT, AT(drain_timeout_s), 0, 86400, NULL, "30",
-     "seconds that accepted requests may go on after SIGTERM"},
+     "seconds that accepted requests may continue after SIGTERM"},
     {"daemon.log_level", KIND_CHOICE, AT(log_level), 0, 0, "error|warning|info|debug", "info",
-     "the least important lines that are logged"},
+     "the least important level that is logged"},
     {"backend.module", KIND_TEXT, AT(backend_module), 0, 0, NULL, NVLLM_MODULE_DIR "/nvllm-cuda.so",
-     "module of the cuda backend, an absolute path"},
-    {"cache.block_len", KIND_POWER, AT(block_len), 16, 4096, NULL, "16", "tokens of one KV block"},
+     "absolute path of the cuda backend's module"},
+    {"cache.block_len", KIND_POWER, AT(block_len), 16, 4096, NULL, "16", "tokens in one KV block"},
     {"cache.kv_memory", KIND_MEMORY, AT(kv_memory), 0, 0, NULL, "auto",
      "memory for KV blocks; auto: 90% of what is free on a GPU; on the CPU as much as the weights "
      "take, 512M at least, and a quarter of the available memory at most"},
     {"cache.kv_dtype", KIND_CHOICE, AT(kv_dtype), 0, 0, "auto|f32|bf16", "auto",
      "type of cached keys and values; auto: f32 on the CPU, bf16 on a GPU"},
     {"cache.prefix_cache", KIND_CHOICE, AT(prefix_cache), 0, 0, "off|on", "on",
-     "computed prefixes are kept and found again"},
+     "keep computed prefixes for later requests"},
     {"cache.scope", KIND_CHOICE, AT(scope), 0, 0, "uid|all", "uid",
-     "who shares cached prefixes: requests of one user, or all"},
+     "who shares cached prefixes: the requests of one user, or all"},
     {"cache.state_folder", KIND_TEXT, AT(state_folder), 0, 0, NULL, "",
-     "folder of the secret under which prefixes are named; empty: $STATE_DIRECTORY, or nowhere"},
+     "folder of the prefix cache's secret; empty: $STATE_DIRECTORY, or nowhere"},
     {"scheduler.max_batch_tokens", KIND_INT, AT(max_batch_tokens), 1, 1 << 20, NULL, "2048",
-     "tokens of one step at most"},
+     "maximum number of tokens in one step"},
     {"scheduler.max_seqs", KIND_INT, AT(max_seqs), 1, 65536, NULL, "256",
-     "sequences that run at a time"},
+     "maximum number of running sequences"},
     {"scheduler.max_seq_len", KIND_INT, AT(max_seq_len), 0, INT32_MAX, NULL, "0",
-     "tokens of one sequence, prompt and answer; 0: the model's length"},
+     "maximum tokens of a sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
-     "a sequence that lost its blocks so often keeps them"},
+     "a sequence that was preempted this often is not preempted again"},
     {"scheduler.fair_time", KIND_CHOICE, AT(fair_time), 0, 0, "off|on", "on",
      "while several users have requests, each has its share of the time that steps take"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
@@ -93,15 +93,15 @@ static const struct option table[] = {
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",
      "users whose share of the service is not the usual 100: USER:SHARE, more with blanks between"},
     {"cpu.threads", KIND_INT, AT(cpu_threads), 0, 1024, NULL, "0",
-     "threads of the cpu backend; 0: one a core that the daemon may use"},
+     "threads of the cpu backend; 0: one per core that the daemon may use"},
     {"cpu.tokenizer_threads", KIND_INT, AT(tokenizer_threads), 2, 64, NULL, "2",
      "threads that render and tokenize"},
     {"cuda.device", KIND_INT, AT(cuda_device), 0, 1023, NULL, "0",
-     "which device computes, in the order of CUDA"},
+     "index of the device, in CUDA's order"},
     {"cuda.graphs", KIND_CHOICE, AT(cuda_graphs), 0, 0, "off|on", "on",
-     "steps without prompts run as captured graphs, one launch each"},
+     "run steps without prompts as captured graphs, one launch each"},
     {"cuda.invariant", KIND_CHOICE, AT(cuda_invariant), 0, 0, "off|on", "off",
-     "the tokens of a request do not depend on what else runs; slower"},
+     "make the tokens of a request independent of what else runs; slower"},
     {"cuda.cache_folder", KIND_TEXT, AT(cuda_cache_folder), 0, 0, NULL, "",
      "folder where the fastest algorithms are remembered for the next start; empty: nowhere"},
     {"limits.frame_bytes", KIND_BYTES, AT(max_frame_bytes), 4096, FRAME_LARGEST_MAX, NULL, "4M",
@@ -109,15 +109,15 @@ static const struct option table[] = {
     {"limits.prompt_bytes", KIND_BYTES, AT(max_prompt_bytes), 1, FRAME_LARGEST_MAX, NULL, "4M",
      "text of one prompt, or of one chat with all that it holds"},
     {"limits.prompt_tokens", KIND_INT, AT(max_prompt_tokens), 0, INT32_MAX, NULL, "0",
-     "tokens of one prompt; 0: as many as the model takes"},
+     "tokens of one prompt; 0: the model's limit"},
     {"limits.tokenize_bytes", KIND_BYTES, AT(max_tokenize_bytes), 1, FRAME_LARGEST_MAX, NULL, "1M",
-     "text that a client has tokenized, whose answer is several times as large"},
+     "text to tokenize (nvllmctl tokenize); its answer is several times as large"},
     {"limits.max_tokens", KIND_INT, AT(max_max_tokens), 0, INT32_MAX, NULL, "0",
-     "tokens of one answer; 0: as many as the model gives"},
+     "tokens of one answer; 0: the model's limit"},
     {"limits.choices", KIND_INT, AT(max_choices), 1, OPTIONS_MAX_CHOICES, NULL, "64",
      "answers to one request (n)"},
     {"limits.logprobs", KIND_INT, AT(max_logprobs), 0, SAMPLING_MAX_LOGPROBS, NULL, "20",
-     "best alternatives told with each token"},
+     "alternatives reported with each token"},
     {"limits.stops", KIND_INT, AT(max_stops), 0, ENGINE_MAX_STOPS, NULL, "16",
      "stop strings of one request"},
     {"limits.stop_bytes", KIND_INT, AT(max_stop_bytes), 1, TEXT_STREAM_MAX_STOP_BYTES, NULL, "256",
@@ -129,43 +129,46 @@ static const struct option table[] = {
     {"limits.salt_bytes", KIND_INT, AT(max_salt_bytes), 0, 4096, NULL, "256",
      "size of one cache_salt"},
     {"limits.connections", KIND_INT, AT(max_connections), 1, 100000, NULL, "1024",
-     "connections at a time"},
+     "open connections"},
     {"limits.connections_per_uid", KIND_INT, AT(max_connections_per_uid), 1, 100000, NULL, "512",
-     "connections of one user at a time"},
+     "open connections of one user"},
     {"limits.requests", KIND_INT, AT(max_requests), 1, 1000000, NULL, "8192",
-     "requests under way at a time"},
+     "requests in progress"},
     {"limits.requests_per_uid", KIND_INT, AT(max_requests_per_uid), 1, 1000000, NULL, "4096",
-     "requests of one user under way at a time"},
+     "requests in progress of one user"},
     {"limits.requests_per_connection", KIND_INT, AT(max_requests_per_connection), 1, 1000000, NULL,
-     "1024", "requests of one connection under way at a time"},
+     "1024", "requests in progress of one connection"},
     {"limits.questions_per_uid", KIND_INT, AT(max_questions_per_uid), 1, 1000000, NULL, "4",
      "questions of one user about requests, blocks and cache under way at a time"},
     {"limits.queued_tokens", KIND_INT, AT(max_queued_tokens), 1, INT64_C(1) << 40, NULL, "16777216",
-     "tokens of all prompts that have no answer yet; texts are estimated"},
+     "tokens of all prompts that have no answer yet; text is estimated"},
     {"limits.queued_tokens_per_uid", KIND_INT, AT(max_queued_tokens_per_uid), 1, INT64_C(1) << 40,
      NULL, "8388608", "tokens of one user's prompts that have no answer yet"},
     {"limits.request_bytes", KIND_BYTES, AT(max_request_bytes), 65536, INT64_C(1) << 40, NULL,
-     "512M", "memory of all requests under way"},
+     "512M", "memory of all requests in progress"},
     {"limits.request_bytes_per_uid", KIND_BYTES, AT(max_request_bytes_per_uid), 65536,
-     INT64_C(1) << 40, NULL, "256M", "memory of one user's requests under way"},
+     INT64_C(1) << 40, NULL, "256M", "memory of one user's requests in progress"},
     {"limits.buffer_bytes", KIND_BYTES, AT(max_buffer_bytes), 1 << 20, INT64_C(1) << 40, NULL, "1G",
-     "memory of all requests sent in part and answers not read; the largest holder is cut off"},
+     "memory of partly received requests and unread answers; over it the connections with the most "
+     "are closed"},
     {"limits.buffer_bytes_per_uid", KIND_BYTES, AT(max_buffer_bytes_per_uid), 1 << 20,
-     INT64_C(1) << 40, NULL, "512M", "likewise of one user's connections"},
+     INT64_C(1) << 40, NULL, "512M", "the same for the connections of one user"},
     {"limits.output_pause_bytes", KIND_BYTES, AT(output_pause_bytes), 4096, INT64_C(1) << 40, NULL,
-     "1M", "a connection with more unread answers is paused: not read from, its tokens gathered"},
+     "1M",
+     "unread answers at which a connection is paused: nothing is read from it, its tokens are "
+     "collected"},
     {"limits.output_bytes", KIND_BYTES, AT(max_output_bytes), 4096, INT64_C(1) << 40, NULL, "8M",
-     "a connection with more unread answers, gathered ones included, is cut off"},
+     "unread answers, collected ones included, at which a connection is closed"},
     {"limits.slow_reader_s", KIND_INT, AT(slow_reader_s), 1, 86400, NULL, "30",
-     "seconds after which a connection that is paused all the while is cut off"},
+     "seconds after which a connection that stays paused is closed"},
     {"limits.hello_timeout_s", KIND_INT, AT(hello_timeout_s), 1, 86400, NULL, "30",
-     "seconds within which Hello must have come"},
+     "seconds within which Hello must arrive"},
     {"limits.frame_timeout_s", KIND_INT, AT(frame_timeout_s), 1, 86400, NULL, "30",
-     "seconds within which a frame that has begun must have come"},
+     "seconds within which a started frame must arrive in full"},
     {"limits.admin_connections", KIND_INT, AT(admin_connections), 0, 1000, NULL, "16",
-     "connections that admins may have beyond limits.connections and _per_uid"},
+     "connections of administrators beyond limits.connections and limits.connections_per_uid"},
     {"limits.admin_requests", KIND_INT, AT(admin_requests), 0, 100000, NULL, "64",
-     "requests that admins may have under way beyond limits.requests and _per_uid"},
+     "requests of administrators beyond limits.requests and limits.requests_per_uid"},
 };
 
 enum { N_OPTIONS = sizeof(table) / sizeof(*table) };
@@ -508,16 +511,26 @@ static void print_help(FILE *f, const char *text)
     fputc('\n', f);
 }
 
+bool options_row(struct options_row *out, int i)
+{
+    if (i >= N_OPTIONS)
+        return false;
+    *out = (struct options_row){
+        .key = table[i].key,
+        .help = table[i].help,
+        .fallback = *table[i].fallback ? table[i].fallback : "empty",
+    };
+    describe(&table[i], out->allowed, sizeof(out->allowed));
+    return true;
+}
+
 void options_print(FILE *f)
 {
-    char allowed[128];
+    struct options_row row;
 
-    for (int i = 0; i < N_OPTIONS; i++) {
-        const struct option *t = &table[i];
-
-        describe(t, allowed, sizeof(allowed));
-        fprintf(f, "  %s\n", t->key);
-        print_help(f, t->help);
-        fprintf(f, "      %s; default %s\n", allowed, *t->fallback ? t->fallback : "empty");
+    for (int i = 0; options_row(&row, i); i++) {
+        fprintf(f, "  %s\n", row.key);
+        print_help(f, row.help);
+        fprintf(f, "      %s; default %s\n", row.allowed, row.fallback);
     }
 }

@@ -117,6 +117,14 @@ struct options_change {
  * level. Texts change places, so that nothing can fail. */
 void options_take(struct options *running, struct options *fresh, struct options_change *out);
 
+/* A row of the table, in words. */
+struct options_row {
+    const char *key, *help;
+    const char *fallback; /* "empty" for an empty text */
+    char allowed[128];    /* what may be written */
+};
+bool options_row(struct options_row *out, int i); /* false: there are no more than i */
+
 /* The table, for people: what --help prints. */
 void options_print(FILE *f);
 

@@ -113,7 +113,8 @@ static const struct usage_option bench_options[] = {
 };
 
 static const struct usage_option doctor_options[] = {
-    OPTION("config", "FILE", "nvllmd's configuration file", .values = USAGE_FILE),
+    OPTION("config", "FILE", "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
+           .values = USAGE_FILE),
     OPTION("model", "DIR", "look at this model, not at the configured one", .values = USAGE_FOLDER),
     OPTION("user", "NAME", "the user that nvllmd runs as (nvllm, or the caller)",
            .values = USAGE_USER),

@@ -126,7 +126,8 @@ static void parse(struct ctl *ctl, int argc, char **argv)
     }
     groups[n] = ctl_program.common;
     if (usage_parse(&ctl->line, why, argc, argv, groups, !ctl->command) < 0)
-        ctl_usage(ctl, ctl->command ? "%s" : "%s; a command's own options go behind it", why);
+        ctl_usage(ctl, "%s%s", why,
+                  ctl->command || strchr(why, '?') ? "" : "; a command's own options go behind it");
     for (size_t i = 0; i < ctl->line.n_given; i++) {
         const char *name = ctl->line.given[i].option->name, *value = ctl->line.given[i].value;
 

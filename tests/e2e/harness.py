@@ -32,6 +32,11 @@ KV_MEMORY = "cache.kv_memory=512M"
 config = argparse.Namespace()
 
 
+def generated(name):
+    """A file that the build makes from the programs' tables of options."""
+    return pathlib.Path(config.nvllmd).resolve().parents[1] / "packaging" / name
+
+
 def scaled(full, light):
     return light if config.light else full
 

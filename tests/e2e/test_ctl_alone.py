@@ -413,7 +413,7 @@ class ExitCodes(Case):
         self.assertIn(b"--temperature", run("generate", "--temprature", "1", "x").stderr)
         self.assertNotIn(b"did you mean", run("generate", "--t", "0", "x").stderr)
         self.assertIn(b"go behind it", run("--json", "status").stderr)
-        self.assertIn(b"did you mean --socket", run("--scoket", "x", "status").stderr)
+        self.assertIn("did you mean “--socket”".encode(), run("--scoket", "x", "status").stderr)
         for wrong in (["generate", "a", "b"], ["generate", "--chat", "--raw", "x"], ["status", "x"],
                       ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],
                       ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],

@@ -251,7 +251,7 @@ class Real(SharedDaemon):
 
     def test_manual_names_what_json_holds(self):
         """Each member that is printed is in the section of its command."""
-        page = (harness.ROOT / "packaging" / "man" / "nvllmctl.1.scd").read_text()
+        page = harness.generated("nvllmctl.1.scd").read_text()
 
         def members(value):
             if isinstance(value, dict):

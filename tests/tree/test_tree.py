@@ -213,9 +213,11 @@ class Options(unittest.TestCase):
         self.assertGreater(len(self.options), 5, text)
 
     def test_manual(self):
-        page = (ROOT / "packaging" / "man" / "nvllmd.conf.5.scd").read_text()
-        named = set(re.findall(r"^\*([a-z]+\.[a-z_]+)\*", page, re.M))
-        self.assertEqual(named, self.options)
+        source = (ROOT / "packaging" / "man" / "nvllmd.conf.5.scd").read_text()
+        self.assertEqual(set(re.findall(r"^%option (.*)", source, re.M)), self.options)
+        build = pathlib.Path(config.nvllmd).resolve().parents[1]
+        page = (build / "packaging" / "nvllmd.conf.5.scd").read_text()
+        self.assertEqual(set(re.findall(r"^\*([a-z]+\.[a-z_]+)\*", page, re.M)), self.options)
 
     def test_limits(self):
         """Each option of [limits] is in the table of limits, but for what admins have beyond them, and
