@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +210,7 @@ int main(int argc, char **argv)
     int n, rc;
 
     program_hold_streams();
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a write error */
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;
     parse(&ctl, argc, argv);

@@ -17,8 +17,11 @@ static json_t *names_json(const char *const *names, size_t n)
 
 static void print_names(const char *what, const char *const *names, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        printf("%-15s %s\n", what, names[i]);
+    for (size_t i = 0; i < n; i++) {
+        printf("%-15s ", what);
+        ctl_put_line(stdout, names[i], 0);
+        putchar('\n');
+    }
 }
 
 int ctl_reload(struct ctl *ctl)

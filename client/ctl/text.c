@@ -39,7 +39,8 @@ static bool print_answer(const struct text_work *w, const struct text_answer *an
     if (w->json)
         return ctl_json_print(STDOUT_FILENO, answer_object(answer));
     if (!answer->tokens)
-        return ctl_write(STDOUT_FILENO, answer->text.data, answer->text.len);
+        return ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len,
+                              isatty(STDOUT_FILENO));
     for (size_t i = 0; i < answer->tokens->n_tokens; i++)
         printf(i ? " %d" : "%d", (int)answer->tokens->ids[i]);
     return putchar('\n') != EOF;

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import resource
 import select
 import shlex
 import signal
@@ -130,8 +131,13 @@ class Output(Case):
     def test_text_does_not_steer_the_terminal(self):
         """On a terminal control characters are shown as such, and the last line ends."""
         fake = Fake(self, answering(b"a\x1b]0;title\x07\xc2\x9b2Jb\tc"))
+        self.assertEqual(self.shown(fake, "generate", "x"),
+                         "a\ufffd]0;title\ufffd\ufffd2Jb\tc\r\n")
+
+    def shown(self, fake, *args):
+        """What a terminal gets on stdout."""
         master, slave = pty.openpty()
-        p = fake.start("generate", "x", stdout=slave)
+        p = fake.start(*args, stdout=slave)
         os.close(slave)
         shown = b""
         try:
@@ -141,7 +147,26 @@ class Output(Case):
             pass
         os.close(master)
         p.communicate()
-        self.assertEqual(shown.decode(), "a\ufffd]0;title\ufffd\ufffd2Jb\tc\r\n")
+        return shown.decode()
+
+    def test_no_answer_steers_the_terminal(self):
+        """Texts of other operations do not, either; a pipe gets them byte for byte."""
+        text = "a\x1b[2Jb\u009b2Jc"
+
+        def script(peer):
+            while (got := peer.receive()) is not None:
+                if got[1] == "reload":
+                    peer.send(got[0], reloaded={"changed": [text], "needs_restart": [text]})
+                else:
+                    peer.send(got[0], text={"text": text.encode()})
+
+        fake = Fake(self, script)
+        for args in ["detokenize", "1"], ["render", '{"messages": []}']:
+            self.assertEqual(self.shown(fake, *args).rstrip(), "a\ufffd[2Jb\ufffd2Jc", args)
+            self.assertEqual(fake.ctl(*args).stdout.decode(), text)
+        shown = self.shown(fake, "reload")
+        self.assertEqual(shown.count("a?[2Jb?2Jc"), 2, shown)
+
 
     def test_invalid_pieces(self):
         """Python's replacement is ours, whatever the bytes are."""
@@ -424,6 +449,16 @@ class ExitCodes(Case):
 
 
 class Batch(Case):
+    def test_output_over_the_file_size_limit(self):
+        """A write error is reported, and the exit code says so; no signal ends the program."""
+        target = self.temporary_folder() / "out"
+        done = Fake(self, answering("x" * 100)).ctl(
+            "batch", "--input", "-", "--output", target, stdin=b'{"prompt": "x"}\n' * 50,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"File too large", done.stderr)
+        self.assertEqual(target.stat().st_size, 1000)
+
     def batch(self, script, lines, *args):
         text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
         done = Fake(self, script).ctl("batch", "--input", "-", "--output", "-", "--json", *args,

@@ -69,6 +69,23 @@ class Documents(Case):
             checked |= set(names)
         self.assertEqual(set(commands()) - checked, {"version", "help"})
 
+    def test_code_and_table_agree(self):
+        """Options that the code reads are in the table, options of the table are read, and the one
+        call of getopt is the table's."""
+        sources = {p: p.read_text() for folder in ("client/ctl", "daemon", "proto")
+                   for p in sorted((harness.ROOT / folder).glob("*.c"))}
+        known = {o[2:] for c in commands() for o in help_options(c)}
+        code = "".join(text for path, text in sources.items()
+                       if path.parts[-2] == "ctl" and path.name != "commands.c")
+        read = set(re.findall(r'ctl_(?:option|whole|real)\([\w>.-]+, "([a-z-]+)"', code))
+        self.assertGreater(len(read), 20)
+        self.assertEqual(read - known, set())
+        named = {w.replace("_", "-") for w in re.findall(r'"([a-z-]+)"|FIELD\((\w+),', code)
+                 for w in w if w}
+        self.assertEqual(known - named - {"help"}, set())
+        self.assertEqual([p.name for p, text in sources.items() if "getopt_long(" in text],
+                         ["usage.c"])
+
     def test_help_fits_a_terminal(self):
         """Help of a terminal's usual width; a path that the build was given counts as the usual
         one, of 32 columns, where it is longer."""
