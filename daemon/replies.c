@@ -260,6 +260,8 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
     case ENGINE_E_PROMPT_LIMIT:
     case ENGINE_E_ANSWER_LIMIT:
         return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
+    case ENGINE_E_MEMORY_LIMIT:
+        return NVLLM__V1__ERROR_CODE__ERROR_BUSY;
     case ENGINE_E_UNAVAILABLE:
         return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
     case ENGINE_E_UNSUPPORTED:
