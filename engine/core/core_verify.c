@@ -159,7 +159,7 @@ const char *core_verify(const struct core *c)
         for (int32_t b = 0; b < s->n_table; b++)
             c->block_refs[s->table[b]]++;
     }
-    for (int32_t i = 0; i < c->options.n_blocks; i++)
+    for (int32_t i = 0; prefix_cache_n_pinned(c->cache) > 0 && i < c->options.n_blocks; i++)
         c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
     broken = core_verify_tiers(c);
     if (!broken)

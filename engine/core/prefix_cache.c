@@ -117,7 +117,8 @@ static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t dige
         if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
             continue;
         if (PLANT(PLANT_NO_COMPARE) ||
-            (has_parent(n, parent) && memcmp(node_tokens(p, n), tokens, bytes) == 0))
+            (has_parent(n, parent) &&
+             (node_tokens(p, n) == tokens || memcmp(node_tokens(p, n), tokens, bytes) == 0)))
             break;
     }
     return n;

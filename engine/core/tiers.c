@@ -12,6 +12,7 @@
  * it loads once each time it is admitted. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/core/core_impl.h"
 #include "engine/util/must.h"
@@ -215,42 +216,51 @@ void core_copy_down(struct core *c, struct step *st)
             ;
 }
 
-const char *core_verify_tiers(const struct core *c)
+static const char *verify_copies(const struct core *c)
 {
-    int32_t n_copies = 0, n_loading = 0;
+    int32_t n = 0;
 
-    for (int t = TIER_DEVICE; t < N_TIERS; t++) {
-        const char *broken;
-
-        if (!c->tiers[t])
-            continue;
-        if (t != TIER_DEVICE) /* whose sequences and pins are counted already */
-            for (int32_t i = 0; i < c->options.tier_blocks[t]; i++)
-                c->block_refs[i] = 0;
-        for (int32_t i = 0; i < c->max_copies; i++)
-            if (c->copies[i].from_tier != IDLE && c->copies[i].to_tier == t)
-                c->block_refs[c->copies[i].to]++;
-        broken = blocks_verify(c->tiers[t], c->block_refs);
-        if (broken)
-            return broken;
-    }
-    for (int32_t i = 0; i < c->max_copies; i++) {
+    for (int32_t i = 0; i < c->max_copies && n < c->n_copies; i++) {
         const struct core_copy *k = &c->copies[i];
 
         if (k->from_tier == IDLE)
             continue;
-        n_copies++;
+        n++;
         if (!blocks_has_copy(c->tiers[k->from_tier], k->from))
             return "a block may be freed while a copy of it is under way";
         if (blocks_node(c->tiers[k->to_tier], k->to))
             return "a block is found before the copy into it is done";
     }
+    return n == c->n_copies ? NULL : "copies under way are not as many as they are said to be";
+}
+
+const char *core_verify_tiers(const struct core *c)
+{
+    const char *broken = verify_copies(c);
+    int32_t n_loading = 0;
+
+    for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
+        int32_t n_left = c->n_copies;
+
+        if (!c->tiers[t])
+            continue;
+        if (t != TIER_DEVICE) /* whose sequences and pins are counted already */
+            memset(c->block_refs, 0, (size_t)c->options.tier_blocks[t] * sizeof(*c->block_refs));
+        for (int32_t i = 0; n_left > 0; i++) {
+            n_left -= c->copies[i].from_tier != IDLE;
+            if (c->copies[i].from_tier != IDLE && c->copies[i].to_tier == t)
+                c->block_refs[c->copies[i].to]++;
+        }
+        broken = blocks_verify(c->tiers[t], c->block_refs);
+    }
+    if (broken)
+        return broken;
     for (const struct list *l = c->loading.next; l != &c->loading; l = l->next) {
         n_loading++;
         if (CONTAINER_OF(l, struct sequence, link)->state != SEQ_LOADING)
             return "a sequence is in the list of those that load and does not";
     }
-    if (n_copies != c->n_copies || n_loading != c->n_loading)
-        return "copies or sequences that load are not as many as they are said to be";
-    return n_loading > 0 && n_copies == 0 ? "a sequence waits for copies and there are none" : NULL;
+    if (n_loading != c->n_loading)
+        return "sequences that load are not as many as they are said to be";
+    return n_loading > 0 && c->n_copies == 0 ? "a sequence waits for copies and there are none" : NULL;
 }

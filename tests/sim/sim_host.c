@@ -18,7 +18,8 @@ static void speak(struct world *w, struct oracle_request *q, int32_t choice)
 {
     const struct request *r = id_map_get(&w->core->requests, q->id);
     struct oracle_choice *c = &q->choices[choice];
-    int32_t drafts[CORE_MAX_DRAFTS], n = rng_range(&w->rng, 0, CORE_MAX_DRAFTS);
+    int32_t drafts[CORE_MAX_DRAFTS];
+    int32_t n = q->drafts ? rng_range(&w->rng, 0, CORE_MAX_DRAFTS) : 0;
     int32_t n_right = rng_range(&w->rng, 0, n);
     uint64_t hash = c->hash;
 
@@ -26,7 +27,8 @@ static void speak(struct world *w, struct oracle_request *q, int32_t choice)
     if ((r->choices[choice].n_sampling > 0 || (q->masks && r->choices[choice].masks)) &&
         !rng_one_in(&w->rng, 20))
         return;
-    oracle_mask(c->masks, hash, &w->backend_options);
+    if (q->masks)
+        oracle_mask(c->masks, hash, &w->backend_options);
     for (int32_t i = 0; i < n; i++) {
         int32_t id = oracle_next(q, choice, hash, c->n_told + i, &w->backend_options);
 
@@ -34,7 +36,8 @@ static void speak(struct world *w, struct oracle_request *q, int32_t choice)
             id = rng_range(&w->rng, 0, w->vocab);
         drafts[i] = id;
         hash = sim_hash(hash, id, q->n_prompt + c->n_told + i);
-        oracle_mask(c->masks + (size_t)(i + 1) * ORACLE_MASK_WORDS, hash, &w->backend_options);
+        if (q->masks)
+            oracle_mask(c->masks + (size_t)(i + 1) * ORACLE_MASK_WORDS, hash, &w->backend_options);
     }
     if (q->masks && core_set_mask(w->core, q->id, choice, c->masks, rng_range(&w->rng, 1, n + 1)))
         w->counts->masks++;
@@ -46,8 +49,7 @@ void sim_host(struct world *w)
 {
     for (int32_t i = 0; i < w->n_alive; i++)
         for (int32_t k = 0; k < w->alive[i]->n; k++)
-            if ((w->alive[i]->drafts || w->alive[i]->masks) && !w->alive[i]->choices[k].done &&
-                rng_one_in(&w->rng, 3))
+            if ((w->alive[i]->drafts || w->alive[i]->masks) && !w->alive[i]->choices[k].done)
                 speak(w, w->alive[i], k);
 }
 

@@ -15,7 +15,7 @@ static void choose_contract(struct world *w)
     struct rng *r = &w->rng;
 
     for (int t = TIER_HOST; t < N_TIERS && rng_one_in(r, 2); t++) {
-        w->options.tier_blocks[t] = rng_range(r, 1, 4 * w->options.n_blocks);
+        w->options.tier_blocks[t] = rng_range(r, 1, 32);
         w->backend_options.n_blocks[t] = w->options.tier_blocks[t];
     }
     if (rng_one_in(r, 8)) /* a disk without a host tier */
@@ -293,14 +293,17 @@ static const char *stop(struct world *w)
 
 static const char *expire(struct world *w)
 {
+    bool any = false;
     uint64_t next;
     const char *wrong;
 
     for (int32_t i = 0; i < w->n_alive; i++)
-        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us)
+        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us) {
             w->alive[i]->asked = CORE_REASON_DEADLINE;
+            any = true;
+        }
     next = core_expire(w->core, w->now_us);
-    wrong = look(w);
+    wrong = any ? look(w) : take_events(w);
     for (int32_t i = 0; !wrong && i < w->n_alive; i++) {
         uint64_t deadline = w->alive[i]->deadline_us;
 
@@ -473,7 +476,7 @@ static const char *turn(struct world *w, bool arrivals)
         wrong = sim_hands(w);
         wrong = wrong ? wrong : look(w);
     }
-    if (w->speaks)
+    if (w->speaks && rng_one_in(r, 2))
         sim_host(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
