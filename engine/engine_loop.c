@@ -104,7 +104,6 @@ static int open_core(struct engine *g, struct err *e)
         .max_seqs = o->max_seqs,
         .max_seq_len = o->max_seq_len,
         .max_preemptions = g->options.max_preemptions,
-        .fair_time = g->options.fair_time,
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
@@ -114,8 +113,8 @@ static int open_core(struct engine *g, struct err *e)
 
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
-    pace_init(&g->pace, g->options.max_step_ms * 1e3, o->max_batch_tokens);
-    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
+    g->cost.max_step_us = g->options.max_step_ms * 1e3;
+    core_set_cost(g->core, &g->cost);
     return 0;
 }
 
@@ -496,7 +495,7 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
 }
 
 /* A step began when it was submitted, or when the one before it was over. */
-static void learn_pace(struct engine *g, uint64_t number)
+static void learn_cost(struct engine *g, uint64_t number)
 {
     const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
     uint64_t now = engine_now_us();
@@ -505,9 +504,8 @@ static void learn_pace(struct engine *g, uint64_t number)
     g->committed_us = now;
     if (s->rested)
         return;
-    pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
-    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
-    core_set_cost(g->core, &g->pace.cost);
+    step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
+    core_set_cost(g->core, &g->cost);
 }
 
 static int finish_oldest(struct engine *g, struct err *e)
@@ -518,7 +516,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     g->in_flight--;
-    learn_pace(g, result.step);
+    learn_cost(g, result.step);
     core_commit(g->core, &result, engine_now_us());
     collect(g);
     if (g->in_flight > 0)

@@ -9,7 +9,7 @@
 #include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/util/id_map.h"
-#include "engine/pace.h"
+#include "engine/core/step_cost.h"
 #include "engine/ticket.h"
 #include "engine/work_pool.h"
 
@@ -49,7 +49,7 @@ struct engine_end {
 
 enum { ENGINE_FIRST_ROUND = 1 }; /* of questions: 0 is none */
 
-/* What the pace is to know of a step in flight. */
+/* What is learnt from a step in flight. */
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
@@ -99,7 +99,7 @@ struct engine {
     uint64_t ask_round;    /* of the question answered last */
     uint64_t ask_us;       /* none is before, while steps are in flight */
     struct event_list out; /* not yet published */
-    struct pace pace;
+    struct step_cost cost;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */
     struct engine_end *ends;                     /* [max_seqs] */

@@ -26,7 +26,7 @@ struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
     int rank;                        /* runs, ran or is held, waits */
-    uint64_t tag;                    /* waits: when its turn comes, in tokens served */
+    double vtime;                    /* waits: its user's, when what is before it has run */
     int32_t place;
 };
 
@@ -41,7 +41,7 @@ static int how_far(const struct sequence *s)
         return 4;
     case SEQ_PREEMPTED:
         return 3;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
         return 2;
     case SEQ_WAITING:
         return 1;
@@ -92,7 +92,7 @@ static int by_turn(const void *x, const void *y)
     int d = (int)b->request->priority - (int)a->request->priority;
 
     if (!d)
-        d = order_of(a->tag, b->tag);
+        d = (a->vtime > b->vtime) - (a->vtime < b->vtime);
     return d ? d : order_of(a->furthest->order, b->furthest->order);
 }
 
@@ -113,11 +113,11 @@ static struct row *sorted_rows(const struct core *c)
     for (int32_t i = first; i < n; i++) {
         const struct row *before = i > first ? &rows[i - 1] : NULL;
 
-        rows[i].tag = fair_client_time(rows[i].request->client);
-        if (before && before->request->client == rows[i].request->client)
-            rows[i].tag =
-                before->tag + fair_client_cost(rows[i].request->client,
-                                               (uint64_t)sequence_n_tokens(before->furthest));
+        rows[i].vtime = rows[i].request->user->vtime;
+        if (before && before->request->user == rows[i].request->user)
+            rows[i].vtime = before->vtime + fair_vtime_of(rows[i].request->user,
+                                                          fair_price(c->fair)->row_us *
+                                                              sequence_n_tokens(before->furthest));
     }
     qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_turn);
     for (int32_t i = first; i < n; i++)
@@ -132,7 +132,7 @@ static enum inspect_state state_of(const struct sequence *s)
     switch (s->state) {
     case SEQ_WAITING:
         return s->n_preempted > 0 ? INSPECT_PREEMPTED : INSPECT_WAITING;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
         return INSPECT_HELD;
     case SEQ_PREFILL:
         return INSPECT_PREFILL;
@@ -255,7 +255,7 @@ static int list_clients(const struct core *c, const struct inspect_query *q,
             const struct sequence *s = &r->choices[i];
 
             k[n].running += sequence_runs(s);
-            if (s->state == SEQ_WAITING || s->state == SEQ_HELD)
+            if (s->state == SEQ_WAITING || s->state == SEQ_WAITING_PREFIX)
                 k[n].queued_tokens += sequence_n_tokens(s);
         }
         n++;
@@ -368,7 +368,7 @@ static int tell_blocks(struct core *c, const struct inspect_query *q, const stru
 static bool others_first(const struct row *rows, const struct row *row)
 {
     for (; rows < row; rows++)
-        if (rows->rank == RANK_WAITS && rows->request->client != row->request->client)
+        if (rows->rank == RANK_WAITS && rows->request->user != row->request->user)
             return true;
     return false;
 }
@@ -387,7 +387,7 @@ static bool first_fits(struct core *c, const struct row *rows)
 static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
-    const struct fair_use *use = fair_client_use(row->request->client);
+    const struct fair_user *u = row->request->user;
 
     switch (row->furthest->state) {
     case SEQ_PREFILL:
@@ -395,13 +395,13 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
         return INSPECT_WHY_RUNS;
     case SEQ_PREEMPTED:
         return INSPECT_WHY_BLOCKS;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
         return INSPECT_WHY_PREFIX;
     case SEQ_WAITING:
     case SEQ_ENDED:
         break;
     }
-    if (use->n_running >= core_slot_share(c, row->furthest) && others_first(rows, row))
+    if (u->n_running >= fair_part(c->fair, u, c->options.max_seqs) && others_first(rows, row))
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;

@@ -1,0 +1,467 @@
+/* fair.c - whose turn it is: start-time fair queueing over the time that steps take.
+ *
+ * Each user has a virtual time: the microseconds it was charged, divided by its share (Goyal, Vin
+ * and Cheng, "Start-time fair queueing", 1996). Each decode and each prompt row is charged to its
+ * user once, when it is planned, at what it is estimated to add to the step; what a step takes by
+ * itself is split by share among the users in it. The user with the least virtual time goes next:
+ * for rows of a step, for slots and for blocks. A user that comes back starts at the least virtual
+ * time of those that are active, or at its own if that is greater, so idleness is no credit; and a
+ * user that gets all it wants never falls behind one that does not.
+ *
+ * A step is bounded too. Let alone(u) be what a step with only the rows of u would take, and
+ * share(u) its part of the shares of all users with rows. The step takes at most
+ *
+ *     T = min over u of alone(u) / share(u)        (u of the highest class that has rows)
+ *
+ * but for the first row granted. So, with estimates that are right:
+ *
+ * - each token of u takes at most 1 / share(u) times as long as it would take alone;
+ * - of two users that want more than they get over some time, the microseconds charged, divided by
+ *   the shares, differ by at most one grant of each: a row, a chunk, or, where slots are short,
+ * what the requests in the slots take;
+ * - a newcomer waits for the steps in flight, each of at most PRECISION one-decode steps.
+ *
+ * One user alone is not bounded at all until a second one has ever sent a request. */
+#include "engine/core/fair.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/util/id_map.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+/* Precision of all shares. A step costs at most one one-decode step by itself, so one that is 16
+ * times as long wastes at most 1/16 of the time on that, and a newcomer waits 32 one-decode steps
+ * at most. Slots and blocks change hands only where a user has more than 1/16 beyond its part:
+ * otherwise users that ask alike would take from each other all the time. */
+enum { PRECISION = 16 };
+
+/* Items admitted past one that does not fit, until the queue waits for it. While small requests go
+ * on passing, a step is full; then blocks come free until the large one fits, which takes no longer
+ * than the answers that are running. */
+enum { MAX_PASSED = 64 };
+
+/* Accounts kept of idle users, to bound memory. */
+enum { MAX_IDLE = 1024 };
+
+struct fair {
+    struct id_map users;
+    struct list active;
+    struct list skipped; /* of fair_item.skipped, while sequences are admitted */
+    int32_t n_active, n_idle;
+    int64_t active_shares;     /* all together */
+    double vtime;              /* the greatest of those that have left */
+    struct fair_share *shares; /* [n_shares] */
+    int32_t n_shares;
+    const struct step_cost *cost; /* of the step being planned */
+    struct fair_price price;
+};
+
+static struct fair_item *item_of(const struct heap_node *n)
+{
+    return CONTAINER_OF(n, struct fair_item, node);
+}
+
+static struct fair_user *user_of(const struct list *l)
+{
+    return CONTAINER_OF(l, struct fair_user, link);
+}
+
+static bool item_less(const struct heap_node *a, const struct heap_node *b)
+{
+    const struct fair_item *x = item_of(a), *y = item_of(b);
+
+    return x->front != y->front ? x->front : x->order < y->order;
+}
+
+int fair_new(struct fair **out)
+{
+    struct fair *f = calloc(1, sizeof(*f));
+
+    if (!f)
+        return -ENOMEM;
+    list_init(&f->active);
+    list_init(&f->skipped);
+    *out = f;
+    return 0;
+}
+
+void fair_free(struct fair *f)
+{
+    struct fair_user *u;
+    size_t at = 0;
+
+    if (!f)
+        return;
+    must(f->n_active == 0);
+    while ((u = id_map_next(&f->users, &at)))
+        free(u);
+    id_map_deinit(&f->users);
+    free(f->shares);
+    free(f);
+}
+
+/* ---- users */
+
+static int32_t share_of(const struct fair *f, uint64_t id)
+{
+    for (int32_t i = 0; i < f->n_shares; i++)
+        if (f->shares[i].client == id)
+            return f->shares[i].share;
+    return FAIR_USUAL_SHARE;
+}
+
+void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n)
+{
+    struct fair_user *u;
+    size_t at = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        must(shares[i].share >= 1 && shares[i].share <= FAIR_MAX_SHARE);
+    free(f->shares);
+    f->shares = shares;
+    f->n_shares = n;
+    f->active_shares = 0;
+    while ((u = id_map_next(&f->users, &at))) {
+        u->share = share_of(f, u->id);
+        f->active_shares += u->n_joined > 0 ? u->share : 0;
+    }
+}
+
+static struct fair_user *user_new(struct fair *f, uint64_t id)
+{
+    struct fair_user *u = calloc(1, sizeof(*u));
+
+    if (!u)
+        return NULL;
+    if (id_map_put(&f->users, id, u) < 0) {
+        free(u);
+        return NULL;
+    }
+    u->id = id;
+    u->share = share_of(f, id);
+    for (int k = 0; k < FAIR_CLASSES; k++)
+        heap_init(&u->items[k], item_less);
+    f->n_idle++;
+    return u;
+}
+
+/* The virtual time at which a newcomer starts. */
+static double system_vtime(const struct fair *f)
+{
+    double least = INFINITY;
+
+    for (const struct list *l = f->active.next; l != &f->active; l = l->next)
+        least = fmin(least, user_of(l)->vtime);
+    return isinf(least) ? f->vtime : least;
+}
+
+int fair_join(struct fair *f, struct fair_user **out, uint64_t id)
+{
+    struct fair_user *u = id_map_get(&f->users, id);
+
+    if (!u)
+        u = user_new(f, id);
+    if (!u)
+        return -ENOMEM;
+    if (u->n_joined++ == 0) {
+        u->vtime = fmax(u->vtime, PLANT(PLANT_IDLE_CREDIT) ? 0 : system_vtime(f));
+        if (PLANT(PLANT_NEWCOMER_LAST))
+            u->vtime = fmax(u->vtime, f->vtime) + 1e6;
+        list_append(&f->active, &u->link);
+        f->active_shares += u->share;
+        f->n_active++;
+        f->n_idle--;
+    }
+    *out = u;
+    return 0;
+}
+
+/* The idle user that was charged least: its account says least. */
+static void forget_one(struct fair *f)
+{
+    struct fair_user *least = NULL, *u;
+    size_t at = 0;
+
+    while ((u = id_map_next(&f->users, &at)))
+        if (u->n_joined == 0 && (!least || u->vtime < least->vtime))
+            least = u;
+    must(least && id_map_take(&f->users, least->id) == least);
+    free(least);
+    f->n_idle--;
+}
+
+void fair_leave(struct fair *f, struct fair_user *u)
+{
+    must(u->n_joined > 0);
+    if (--u->n_joined > 0)
+        return;
+    must(u->n_running == 0 && u->n_waiting == 0 && u->n_blocks == 0);
+    list_remove(&u->link);
+    f->active_shares -= u->share;
+    f->n_active--;
+    f->vtime = fmax(f->vtime, u->vtime);
+    if (++f->n_idle > MAX_IDLE)
+        forget_one(f);
+}
+
+struct list *fair_active(struct fair *f)
+{
+    return &f->active;
+}
+
+int32_t fair_n_active(const struct fair *f)
+{
+    return f->n_active;
+}
+
+/* ---- the queue */
+
+void fair_push(struct fair_item *item)
+{
+    must(item->klass >= 0 && item->klass < FAIR_CLASSES);
+    heap_insert(&item->user->items[item->klass], &item->node);
+    item->user->n_waiting++;
+}
+
+void fair_remove(struct fair_item *item)
+{
+    heap_remove(&item->user->items[item->klass], &item->node);
+    item->user->n_waiting--;
+}
+
+struct fair_item *fair_top(const struct fair *f)
+{
+    struct fair_item *best = NULL;
+    double best_vtime = 0;
+
+    for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
+        for (const struct list *l = f->active.next; l != &f->active; l = l->next) {
+            const struct fair_user *u = user_of(l);
+            struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
+            const double vtime = u->vtime + fair_vtime_of(u, u->rows * f->price.row_us);
+
+            if (!i || u->closed)
+                continue;
+            if (best && u->n_skipped != best->user->n_skipped) {
+                if (u->n_skipped > best->user->n_skipped)
+                    continue;
+            } else if (best &&
+                       (vtime > best_vtime || (vtime == best_vtime && i->order > best->order))) {
+                continue;
+            }
+            best = i;
+            best_vtime = vtime;
+        }
+    }
+    return best;
+}
+
+/* ---- overtaking */
+
+void fair_skip(struct fair *f, struct fair_item *item)
+{
+    fair_remove(item);
+    item->user->n_skipped++;
+    list_append(&f->skipped, &item->skipped);
+}
+
+static struct fair_item *skipped_item(const struct list *l)
+{
+    return CONTAINER_OF(l, struct fair_item, skipped);
+}
+
+void fair_unskip(struct fair *f)
+{
+    while (!list_empty(&f->skipped)) {
+        struct fair_item *i = skipped_item(f->skipped.next);
+
+        list_remove(&i->skipped);
+        i->user->n_skipped--;
+        fair_push(i);
+    }
+}
+
+/* Whether item takes from i, which it passes, what i could have. */
+static bool overtakes(const struct fair *f, const struct fair_item *item, const struct fair_item *i,
+                      int32_t need, int32_t pool)
+{
+    return item->user == i->user || item->klass < i->klass ||
+           i->user->n_blocks < fair_part(f, i->user, pool) ||
+           item->user->n_blocks + need > fair_part(f, item->user, pool);
+}
+
+bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+{
+    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
+        if (skipped_item(l)->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
+            overtakes(f, item, skipped_item(l), need, pool))
+            return false;
+    return true;
+}
+
+void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+{
+    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
+        skipped_item(l)->n_passed += overtakes(f, item, skipped_item(l), need, pool);
+}
+
+/* ---- slots and blocks */
+
+int32_t fair_part(const struct fair *f, const struct fair_user *u, int32_t n)
+{
+    int64_t part;
+
+    if (f->n_active < 2)
+        return n;
+    part = (int64_t)n * u->share / f->active_shares;
+    return part > 1 ? (int32_t)part : 1;
+}
+
+int32_t fair_excess(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n)
+{
+    const int32_t part = fair_part(f, u, n);
+
+    return has > part + part / PRECISION ? has - part : 0;
+}
+
+bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n)
+{
+    const int32_t part = fair_part(f, u, n);
+
+    return has < part - part / PRECISION;
+}
+
+/* ---- a step */
+
+const struct fair_price *fair_price(const struct fair *f)
+{
+    return &f->price;
+}
+
+void fair_step_begin(struct fair *f, const struct step_cost *cost)
+{
+    f->cost = cost;
+    f->price = (struct fair_price){.decode_us = 1, .row_us = 1}; /* until something is known */
+    if (cost->row_us > 0)
+        f->price.row_us = cost->row_us;
+    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
+        struct fair_user *u = user_of(l);
+
+        u->decodes = u->rows = u->n_planned = u->n_skipped = 0;
+        u->klass = -1;
+        u->quota_us = INFINITY;
+        u->planned_us = u->charged_us = 0;
+        u->closed = false;
+        u->decode = u->prompt = NULL;
+        u->decode_end = &u->decode;
+        u->prompt_end = &u->prompt;
+    }
+}
+
+/* Between one decode and all of them a line: what each adds, and the rest. */
+static void set_price(struct fair *f, int32_t decodes)
+{
+    const double one = step_cost_us(f->cost, 1, 0);
+
+    if (one <= 0)
+        return;
+    f->price.row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
+    f->price.decode_us =
+        decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
+    f->price.base_us = one - f->price.decode_us;
+}
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
+{
+    const int32_t decodes = least(u->decodes, max_rows);
+    const int32_t rows = least(u->rows, max_rows - decodes);
+
+    return step_cost_us(f->cost, decodes, least(rows, step_cost_rows(f->cost, decodes)));
+}
+
+double fair_step_limit(struct fair *f, int32_t max_rows)
+{
+    const double one = step_cost_us(f->cost, 1, 0);
+    double limit = INFINITY, shares = 0;
+    int32_t klass = -1, n = 0, decodes = 0;
+
+    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
+        const struct fair_user *u = user_of(l);
+
+        if (u->klass < 0)
+            continue;
+        n++;
+        decodes += u->decodes;
+        shares += u->share;
+        klass = u->klass > klass ? u->klass : klass;
+    }
+    set_price(f, decodes);
+    if (one <= 0 || f->users.n < 2 || PLANT(PLANT_NO_STEP_LIMIT))
+        return INFINITY;
+    limit = PRECISION * one;
+    for (struct list *l = f->active.next; n > 1 && l != &f->active; l = l->next)
+        if (user_of(l)->klass == klass)
+            limit = fmin(limit, alone_us(f, user_of(l), max_rows) * shares / user_of(l)->share);
+    for (struct list *l = f->active.next; l != &f->active; l = l->next)
+        user_of(l)->quota_us = limit * user_of(l)->share / shares;
+    return limit * (1 + 1e-9); /* sums round */
+}
+
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows)
+{
+    const double us = decodes * f->price.decode_us + rows * f->price.row_us;
+
+    must(u->n_joined > 0);
+    if (PLANT(PLANT_NO_FAIRNESS))
+        return;
+    u->charged_us += us;
+    u->vtime += fair_vtime_of(u, us);
+}
+
+/* What the step takes by itself is split by share: so it moves all virtual times alike. */
+static void charge_base(struct fair *f)
+{
+    double shares = 0;
+
+    for (struct list *l = f->active.next; l != &f->active; l = l->next)
+        shares += user_of(l)->charged_us > 0 ? user_of(l)->share : 0;
+    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
+        struct fair_user *u = user_of(l);
+        const double us = f->price.base_us * u->share / shares;
+
+        if (u->charged_us <= 0)
+            continue;
+        u->charged_us += us;
+        u->vtime += fair_vtime_of(u, us);
+    }
+}
+
+static bool wants_more(const struct fair_user *u)
+{
+    return u->n_waiting > 0 || u->n_planned < u->decodes + u->rows;
+}
+
+void fair_step_end(struct fair *f)
+{
+    double least = INFINITY, greatest = 0;
+
+    charge_base(f);
+    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
+        greatest = fmax(greatest, user_of(l)->vtime);
+        if (wants_more(user_of(l)))
+            least = fmin(least, user_of(l)->vtime);
+    }
+    if (isinf(least))
+        least = greatest;
+    for (struct list *l = f->active.next; l != &f->active; l = l->next)
+        if (!wants_more(user_of(l)))
+            user_of(l)->vtime = fmax(user_of(l)->vtime, least);
+}
