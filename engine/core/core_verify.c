@@ -111,7 +111,8 @@ static const char *verify_pins(const struct core *c)
 static const char *verify_counts(const struct core *c, int64_t n_waiting)
 {
     int64_t n_preempted = 0, n_queued_tokens = 0;
-    int32_t n_slots = 0;
+    int32_t n_slots = 0, n_queued = 0, n_running = 0;
+    const struct list *users = fair_active(c->fair);
 
     for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
         n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
@@ -137,8 +138,12 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
         return "a choice is neither waiting nor held nor running";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
-    if ((fair_top(c->fair) == NULL) != (c->n_waiting == 0))
-        return "the queue is not as long as it is said to be";
+    for (const struct list *l = users->next; l != users; l = l->next) {
+        n_queued += CONTAINER_OF(l, struct fair_user, link)->n_waiting;
+        n_running += CONTAINER_OF(l, struct fair_user, link)->n_running;
+    }
+    if (n_queued != c->n_waiting || n_running != core_n_running(c))
+        return "users do not have as many sequences as there are";
     if (c->n_requests == 0 && core_in_flight(c) == 0 &&
         blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
         return "no request, but used blocks that are not pinned";

@@ -27,6 +27,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/util/id_map.h"
 #include "engine/util/must.h"
@@ -241,7 +242,7 @@ struct fair_item *fair_top(const struct fair *f)
         for (const struct list *l = f->active.next; l != &f->active; l = l->next) {
             const struct fair_user *u = user_of(l);
             struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
-            const double vtime = u->vtime + fair_vtime_of(u, u->rows * f->price.row_us);
+            const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->price.row_us);
 
             if (!i || u->closed)
                 continue;
@@ -350,7 +351,8 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
     for (struct list *l = f->active.next; l != &f->active; l = l->next) {
         struct fair_user *u = user_of(l);
 
-        u->decodes = u->rows = u->n_planned = u->n_skipped = 0;
+        u->decodes = u->n_planned = u->n_skipped = 0;
+        memset(u->rows, 0, sizeof(u->rows));
         u->klass = -1;
         u->quota_us = INFINITY;
         u->planned_us = u->charged_us = 0;
@@ -382,7 +384,7 @@ static int32_t least(int32_t a, int32_t b)
 static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
 {
     const int32_t decodes = least(u->decodes, max_rows);
-    const int32_t rows = least(u->rows, max_rows - decodes);
+    const int32_t rows = least(u->rows[0], max_rows - decodes);
 
     return step_cost_us(f->cost, decodes, least(rows, step_cost_rows(f->cost, decodes)));
 }
@@ -446,7 +448,7 @@ static void charge_base(struct fair *f)
 
 static bool wants_more(const struct fair_user *u)
 {
-    return u->n_waiting > 0 || u->n_planned < u->decodes + u->rows;
+    return u->n_waiting > 0 || u->n_planned < u->decodes + u->rows[0];
 }
 
 void fair_step_end(struct fair *f)

@@ -39,11 +39,12 @@ struct fair_user {
     int32_t n_blocks;  /* taken by its running sequences; blocks found in the cache do not count */
 
     /* Of the step being planned, from fair_step_begin() on. */
-    int32_t decodes, rows; /* that its running sequences could have; rows are of prompts */
-    int32_t klass;         /* the highest of these; -1: none */
-    int32_t n_planned;     /* of both */
-    double quota_us;       /* its part of the step, if it wants so much */
-    double planned_us;     /* what its rows add to the step */
+    int32_t decodes;            /* that its running sequences could have */
+    int32_t rows[FAIR_CLASSES]; /* prompt rows, of at least this class, up to a step's rows */
+    int32_t klass;              /* the highest of these; -1: none */
+    int32_t n_planned;          /* of both */
+    double quota_us;            /* its part of the step, if it wants so much */
+    double planned_us;          /* what its rows add to the step */
     double charged_us;
     int32_t n_skipped;                     /* waiting sequences that do not fit now */
     bool closed;                           /* admits no more */

@@ -220,14 +220,15 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
 static void count_runnable(const struct core *c, const struct sequence *s)
 {
     struct fair_user *u = s->request->user;
+    const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
+    const int32_t n = core_n_chunked(c, s) - s->n_planned;
 
     if (s->state == SEQ_DECODE)
         u->decodes++;
-    else
-        u->rows += least(core_n_chunked(c, s) - s->n_planned,
-                         c->options.max_batch_tokens - least(u->rows, c->options.max_batch_tokens));
-    if ((int32_t)s->request->priority > u->klass)
-        u->klass = (int32_t)s->request->priority;
+    for (int32_t k = 0; s->state == SEQ_PREFILL && k <= klass; k++)
+        u->rows[k] += least(n, max - u->rows[k]);
+    if (klass > u->klass)
+        u->klass = klass;
 }
 
 static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n_found,
@@ -419,7 +420,7 @@ static bool may_begin(struct core *c, const struct step *st, const struct sequen
     const int32_t rows =
         least(c->options.max_batch_tokens, step_cost_rows(&c->cost, c->n_decoding));
 
-    if (s->request->user->rows >= rows || !step_has_room_for_load(st, s))
+    if (s->request->user->rows[s->request->priority] >= rows || !step_has_room_for_load(st, s))
         return false;
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
@@ -480,7 +481,7 @@ static int32_t decode_budget(const struct core *c, uint64_t step)
     if (c->n_prefilling == 0 || PLANT(PLANT_NO_RESERVE))
         return max;
     if (max == 1)
-        return (int32_t)(step & 1);
+        return (int32_t)(~step & 1);
     return max - (max / PROMPT_PART > 1 ? max / PROMPT_PART : 1);
 }
 

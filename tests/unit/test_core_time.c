@@ -25,7 +25,6 @@ static void set_cost(double base_us, double decode_us, double row_us)
 static void set_up(void)
 {
     rig_defaults();
-    rig.options.fair_time = true;
     rig.options.max_seqs = 256;
     rig.options.block_len = 16;
     rig.options.max_seq_len = 512;
