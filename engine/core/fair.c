@@ -453,6 +453,7 @@ static bool wants_more(const struct fair_user *u)
 
 void fair_step_end(struct fair *f)
 {
+    const double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1);
     double least = INFINITY, greatest = 0;
 
     charge_base(f);
@@ -465,5 +466,5 @@ void fair_step_end(struct fair *f)
         least = greatest;
     for (struct list *l = f->active.next; l != &f->active; l = l->next)
         if (!wants_more(user_of(l)))
-            user_of(l)->vtime = fmax(user_of(l)->vtime, least);
+            user_of(l)->vtime = fmax(user_of(l)->vtime, least - fair_vtime_of(user_of(l), credit));
 }
