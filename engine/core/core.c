@@ -70,12 +70,11 @@ int core_new(struct core **out, const struct core_options *options)
     list_init(&c->decoding);
     list_init(&c->draining);
     heap_init(&c->deadlines, deadline_less);
+    fair_init(&c->fair);
     rc = blocks_new(&c->blocks, options->n_blocks);
     if (rc == 0)
         rc = prefix_cache_new(&c->cache, c->blocks, options->n_blocks, options->block_len,
                               options->hash_seed);
-    if (rc == 0)
-        rc = fair_new(&c->fair);
     if (rc == 0)
         rc = alloc_arrays(c);
     if (rc < 0) {
@@ -93,7 +92,7 @@ void core_set_cost(struct core *c, const struct step_cost *cost)
 
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)
 {
-    fair_set_shares(c->fair, shares, n);
+    fair_set_shares(&c->fair, shares, n);
 }
 
 /* Everything goes, requests under way too; steps in flight must be over. */
@@ -110,7 +109,7 @@ void core_free(struct core *c)
         step_deinit(&c->steps[i]);
     prefix_cache_free(c->cache);
     blocks_free(c->blocks);
-    fair_free(c->fair);
+    fair_deinit(&c->fair);
     id_map_deinit(&c->requests);
     free(c->slots);
     free(c->free_slots);
@@ -229,7 +228,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
              : prefix_cache_open_private(c->cache, &q->ns);
     if (rc < 0)
         goto fail_request;
-    rc = fair_join(c->fair, &q->user, r->client);
+    rc = fair_join(&c->fair, &q->user, r->client);
     if (rc < 0)
         goto fail_namespace;
 
@@ -248,7 +247,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     c->n_events_owed += n_terminal;
     return CORE_OK;
 fail_user:
-    fair_leave(c->fair, q->user);
+    fair_leave(&c->fair, q->user);
 fail_namespace:
     prefix_cache_close(c->cache, q->ns);
 fail_request:
@@ -352,7 +351,7 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     list_remove(&q->in_core);
     if (q->deadline_us)
         heap_remove(&c->deadlines, &q->by_deadline);
-    fair_leave(c->fair, q->user);
+    fair_leave(&c->fair, q->user);
     prefix_cache_close(c->cache, q->ns);
     q->user = NULL;
     q->ns = NULL;
@@ -469,7 +468,7 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->requests_running = c->n_requests_running;
     out->requests_waiting = c->n_requests - c->n_requests_running;
     out->queued_tokens = c->n_queued_tokens;
-    out->clients = fair_n_active(c->fair);
+    out->clients = c->fair.n_active;
     out->steps = c->committed;
 }
 

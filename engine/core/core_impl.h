@@ -25,7 +25,7 @@ struct core {
     int32_t max_blocks; /* of one sequence */
     struct blocks *blocks;
     struct prefix_cache *cache;
-    struct fair *fair;
+    struct fair fair;
     struct id_map requests; /* by id */
     struct list all;        /* the same */
     struct heap deadlines;

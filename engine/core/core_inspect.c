@@ -115,9 +115,9 @@ static struct row *sorted_rows(const struct core *c)
 
         rows[i].vtime = rows[i].request->user->vtime;
         if (before && before->request->user == rows[i].request->user)
-            rows[i].vtime = before->vtime + fair_vtime_of(rows[i].request->user,
-                                                          fair_price(c->fair)->row_us *
-                                                              sequence_n_tokens(before->furthest));
+            rows[i].vtime =
+                before->vtime + fair_vtime_of(rows[i].request->user,
+                                              c->fair.row_us * sequence_n_tokens(before->furthest));
     }
     qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_turn);
     for (int32_t i = first; i < n; i++)
@@ -401,7 +401,7 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
     case SEQ_ENDED:
         break;
     }
-    if (u->n_running >= fair_part(c->fair, u, c->options.max_seqs) && others_first(rows, row))
+    if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;

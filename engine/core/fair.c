@@ -24,12 +24,9 @@
  * One user alone is not bounded at all until a second one has ever sent a request. */
 #include "engine/core/fair.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/id_map.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
@@ -44,178 +41,9 @@ enum { PRECISION = 16 };
  * than the answers that are running. */
 enum { MAX_PASSED = 64 };
 
-/* Accounts kept of idle users, to bound memory. */
-enum { MAX_IDLE = 1024 };
-
-struct fair {
-    struct id_map users;
-    struct list active;
-    struct list skipped; /* of fair_item.skipped, while sequences are admitted */
-    int32_t n_active, n_idle;
-    int64_t active_shares;     /* all together */
-    double vtime;              /* the greatest of those that have left */
-    struct fair_share *shares; /* [n_shares] */
-    int32_t n_shares;
-    const struct step_cost *cost; /* of the step being planned */
-    struct fair_price price;
-};
-
 static struct fair_item *item_of(const struct heap_node *n)
 {
     return CONTAINER_OF(n, struct fair_item, node);
-}
-
-static struct fair_user *user_of(const struct list *l)
-{
-    return CONTAINER_OF(l, struct fair_user, link);
-}
-
-static bool item_less(const struct heap_node *a, const struct heap_node *b)
-{
-    const struct fair_item *x = item_of(a), *y = item_of(b);
-
-    return x->front != y->front ? x->front : x->order < y->order;
-}
-
-int fair_new(struct fair **out)
-{
-    struct fair *f = calloc(1, sizeof(*f));
-
-    if (!f)
-        return -ENOMEM;
-    list_init(&f->active);
-    list_init(&f->skipped);
-    *out = f;
-    return 0;
-}
-
-void fair_free(struct fair *f)
-{
-    struct fair_user *u;
-    size_t at = 0;
-
-    if (!f)
-        return;
-    must(f->n_active == 0);
-    while ((u = id_map_next(&f->users, &at)))
-        free(u);
-    id_map_deinit(&f->users);
-    free(f->shares);
-    free(f);
-}
-
-/* ---- users */
-
-static int32_t share_of(const struct fair *f, uint64_t id)
-{
-    for (int32_t i = 0; i < f->n_shares; i++)
-        if (f->shares[i].client == id)
-            return f->shares[i].share;
-    return FAIR_USUAL_SHARE;
-}
-
-void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n)
-{
-    struct fair_user *u;
-    size_t at = 0;
-
-    for (int32_t i = 0; i < n; i++)
-        must(shares[i].share >= 1 && shares[i].share <= FAIR_MAX_SHARE);
-    free(f->shares);
-    f->shares = shares;
-    f->n_shares = n;
-    f->active_shares = 0;
-    while ((u = id_map_next(&f->users, &at))) {
-        u->share = share_of(f, u->id);
-        f->active_shares += u->n_joined > 0 ? u->share : 0;
-    }
-}
-
-static struct fair_user *user_new(struct fair *f, uint64_t id)
-{
-    struct fair_user *u = calloc(1, sizeof(*u));
-
-    if (!u)
-        return NULL;
-    if (id_map_put(&f->users, id, u) < 0) {
-        free(u);
-        return NULL;
-    }
-    u->id = id;
-    u->share = share_of(f, id);
-    for (int k = 0; k < FAIR_CLASSES; k++)
-        heap_init(&u->items[k], item_less);
-    f->n_idle++;
-    return u;
-}
-
-/* The virtual time at which a newcomer starts. */
-static double system_vtime(const struct fair *f)
-{
-    double least = INFINITY;
-
-    for (const struct list *l = f->active.next; l != &f->active; l = l->next)
-        least = fmin(least, user_of(l)->vtime);
-    return isinf(least) ? f->vtime : least;
-}
-
-int fair_join(struct fair *f, struct fair_user **out, uint64_t id)
-{
-    struct fair_user *u = id_map_get(&f->users, id);
-
-    if (!u)
-        u = user_new(f, id);
-    if (!u)
-        return -ENOMEM;
-    if (u->n_joined++ == 0) {
-        u->vtime = fmax(u->vtime, PLANT(PLANT_IDLE_CREDIT) ? 0 : system_vtime(f));
-        if (PLANT(PLANT_NEWCOMER_LAST))
-            u->vtime = fmax(u->vtime, f->vtime) + 1e6;
-        list_append(&f->active, &u->link);
-        f->active_shares += u->share;
-        f->n_active++;
-        f->n_idle--;
-    }
-    *out = u;
-    return 0;
-}
-
-/* The idle user that was charged least: its account says least. */
-static void forget_one(struct fair *f)
-{
-    struct fair_user *least = NULL, *u;
-    size_t at = 0;
-
-    while ((u = id_map_next(&f->users, &at)))
-        if (u->n_joined == 0 && (!least || u->vtime < least->vtime))
-            least = u;
-    must(least && id_map_take(&f->users, least->id) == least);
-    free(least);
-    f->n_idle--;
-}
-
-void fair_leave(struct fair *f, struct fair_user *u)
-{
-    must(u->n_joined > 0);
-    if (--u->n_joined > 0)
-        return;
-    must(u->n_running == 0 && u->n_waiting == 0 && u->n_blocks == 0);
-    list_remove(&u->link);
-    f->active_shares -= u->share;
-    f->n_active--;
-    f->vtime = fmax(f->vtime, u->vtime);
-    if (++f->n_idle > MAX_IDLE)
-        forget_one(f);
-}
-
-struct list *fair_active(struct fair *f)
-{
-    return &f->active;
-}
-
-int32_t fair_n_active(const struct fair *f)
-{
-    return f->n_active;
 }
 
 /* ---- the queue */
@@ -240,9 +68,9 @@ struct fair_item *fair_top(const struct fair *f)
 
     for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
         for (const struct list *l = f->active.next; l != &f->active; l = l->next) {
-            const struct fair_user *u = user_of(l);
+            const struct fair_user *u = fair_user_of(l);
             struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
-            const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->price.row_us);
+            const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
 
             if (!i || u->closed)
                 continue;
@@ -337,19 +165,15 @@ bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, in
 
 /* ---- a step */
 
-const struct fair_price *fair_price(const struct fair *f)
-{
-    return &f->price;
-}
-
 void fair_step_begin(struct fair *f, const struct step_cost *cost)
 {
     f->cost = cost;
-    f->price = (struct fair_price){.decode_us = 1, .row_us = 1}; /* until something is known */
+    f->base_us = 0;
+    f->decode_us = f->row_us = 1; /* until something is known */
     if (cost->row_us > 0)
-        f->price.row_us = cost->row_us;
+        f->row_us = cost->row_us;
     for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        struct fair_user *u = user_of(l);
+        struct fair_user *u = fair_user_of(l);
 
         u->decodes = u->n_planned = u->n_skipped = 0;
         memset(u->rows, 0, sizeof(u->rows));
@@ -370,10 +194,9 @@ static void set_price(struct fair *f, int32_t decodes)
 
     if (one <= 0)
         return;
-    f->price.row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
-    f->price.decode_us =
-        decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
-    f->price.base_us = one - f->price.decode_us;
+    f->row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
+    f->decode_us = decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
+    f->base_us = one - f->decode_us;
 }
 
 static int32_t least(int32_t a, int32_t b)
@@ -396,7 +219,7 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     int32_t klass = -1, n = 0, decodes = 0;
 
     for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        const struct fair_user *u = user_of(l);
+        const struct fair_user *u = fair_user_of(l);
 
         if (u->klass < 0)
             continue;
@@ -410,16 +233,17 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
         return INFINITY;
     limit = PRECISION * one;
     for (struct list *l = f->active.next; n > 1 && l != &f->active; l = l->next)
-        if (user_of(l)->klass == klass)
-            limit = fmin(limit, alone_us(f, user_of(l), max_rows) * shares / user_of(l)->share);
+        if (fair_user_of(l)->klass == klass)
+            limit = fmin(limit,
+                         alone_us(f, fair_user_of(l), max_rows) * shares / fair_user_of(l)->share);
     for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        user_of(l)->quota_us = limit * user_of(l)->share / shares;
+        fair_user_of(l)->quota_us = limit * fair_user_of(l)->share / shares;
     return limit * (1 + 1e-9); /* sums round */
 }
 
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows)
 {
-    const double us = decodes * f->price.decode_us + rows * f->price.row_us;
+    const double us = decodes * f->decode_us + rows * f->row_us;
 
     must(u->n_joined > 0);
     if (PLANT(PLANT_NO_FAIRNESS))
@@ -434,10 +258,10 @@ static void charge_base(struct fair *f)
     double shares = 0;
 
     for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        shares += user_of(l)->charged_us > 0 ? user_of(l)->share : 0;
+        shares += fair_user_of(l)->charged_us > 0 ? fair_user_of(l)->share : 0;
     for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        struct fair_user *u = user_of(l);
-        const double us = f->price.base_us * u->share / shares;
+        struct fair_user *u = fair_user_of(l);
+        const double us = f->base_us * u->share / shares;
 
         if (u->charged_us <= 0)
             continue;
@@ -458,13 +282,14 @@ void fair_step_end(struct fair *f)
 
     charge_base(f);
     for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        greatest = fmax(greatest, user_of(l)->vtime);
-        if (wants_more(user_of(l)))
-            least = fmin(least, user_of(l)->vtime);
+        greatest = fmax(greatest, fair_user_of(l)->vtime);
+        if (wants_more(fair_user_of(l)))
+            least = fmin(least, fair_user_of(l)->vtime);
     }
     if (isinf(least))
         least = greatest;
     for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        if (!wants_more(user_of(l)))
-            user_of(l)->vtime = fmax(user_of(l)->vtime, least - fair_vtime_of(user_of(l), credit));
+        if (!wants_more(fair_user_of(l)))
+            fair_user_of(l)->vtime =
+                fmax(fair_user_of(l)->vtime, least - fair_vtime_of(fair_user_of(l), credit));
 }

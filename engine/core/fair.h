@@ -10,6 +10,7 @@
 
 #include "engine/core/step_cost.h"
 #include "engine/util/heap.h"
+#include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
 enum { FAIR_CLASSES = 3 }; /* the highest goes first */
@@ -21,7 +22,6 @@ struct fair_share {
     int32_t share; /* 1 .. FAIR_MAX_SHARE */
 };
 
-struct fair;
 struct sequence;
 
 /* One user's account. */
@@ -62,8 +62,30 @@ struct fair_item {
     int32_t n_passed; /* items admitted past it since it was first skipped */
 };
 
-int fair_new(struct fair **out); /* -ENOMEM */
-void fair_free(struct fair *f);  /* no user may be active */
+struct fair {
+    struct id_map users;
+    struct list active;
+    struct list skipped; /* of fair_item.skipped, while sequences are admitted */
+    int32_t n_active, n_idle;
+    int64_t active_shares;     /* all together */
+    double vtime;              /* the greatest of those that have left */
+    struct fair_share *shares; /* [n_shares] */
+    int32_t n_shares;
+
+    /* Of the step being planned. */
+    const struct step_cost *cost;
+    double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
+};
+
+static inline struct fair_user *fair_user_of(const struct list *l)
+{
+    return CONTAINER_OF(l, struct fair_user, link);
+}
+
+/* ---- users: fair_users.c */
+
+void fair_init(struct fair *f);
+void fair_deinit(struct fair *f); /* no user may be active */
 
 /* These users have these shares from now on, all others the usual one. The array is taken over, to
  * be freed; NULL where n is 0. */
@@ -72,8 +94,8 @@ void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n);
 /* The account of a user, active until as many leaves as joins. -ENOMEM. */
 int fair_join(struct fair *f, struct fair_user **out, uint64_t id);
 void fair_leave(struct fair *f, struct fair_user *u);
-struct list *fair_active(struct fair *f); /* of fair_user.link */
-int32_t fair_n_active(const struct fair *f);
+
+/* ---- the queue: fair.c */
 
 void fair_push(struct fair_item *item);
 void fair_remove(struct fair_item *item);
@@ -105,12 +127,6 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost);
 double fair_step_limit(struct fair *f, int32_t max_rows);
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
 void fair_step_end(struct fair *f);
-
-/* What a decode and a prompt row are charged in this step, and the step by itself. */
-struct fair_price {
-    double base_us, decode_us, row_us;
-};
-const struct fair_price *fair_price(const struct fair *f);
 
 /* By how much a user's virtual time grows with so many µs. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)

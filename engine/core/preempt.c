@@ -8,7 +8,7 @@
 
 static int32_t block_excess(const struct core *c, const struct fair_user *u)
 {
-    return fair_excess(c->fair, u, u->n_blocks, core_pool(c));
+    return fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
 }
 
 typedef bool compare_fn(const struct core *c, const struct sequence *a, const struct sequence *b);
@@ -88,7 +88,7 @@ static bool ranks_below(const struct sequence *v, const struct sequence *s)
 
 static int32_t slot_excess(const struct core *c, const struct fair_user *u)
 {
-    return fair_excess(c->fair, u, u->n_running, c->options.max_seqs);
+    return fair_excess(&c->fair, u, u->n_running, c->options.max_seqs);
 }
 
 static bool may_yield_slot(const struct core *c, const struct sequence *v, const struct sequence *s)
@@ -135,7 +135,7 @@ static bool yields_blocks_before(const struct core *c, const struct sequence *a,
 
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s)
 {
-    if (!fair_lacks(c->fair, s->request->user, s->request->user->n_running, c->options.max_seqs))
+    if (!fair_lacks(&c->fair, s->request->user, s->request->user->n_running, c->options.max_seqs))
         return NULL;
     return find(c, find_oldest(c), yields_slot_before, may_yield_slot, s);
 }
@@ -153,11 +153,11 @@ void core_claim_slot(struct core *c, const struct sequence *s)
 /* What all users that s may claim from have over their parts. */
 static int64_t total_excess(const struct core *c, const struct fair_user *u)
 {
-    const struct list *users = fair_active(c->fair);
+    const struct list *users = &c->fair.active;
     int64_t total = 0;
 
     for (const struct list *l = users->next; l != users; l = l->next) {
-        const struct fair_user *v = CONTAINER_OF(l, struct fair_user, link);
+        const struct fair_user *v = fair_user_of(l);
 
         if (v != u && v->vtime >= u->vtime)
             total += block_excess(c, v);
@@ -172,7 +172,7 @@ void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n)
 
     /* A user with nothing that runs has a claim to more than its part, too: else a request that
      * needs more would never run. */
-    if (u->n_running > 0 && u->n_blocks + n > fair_part(c->fair, u, core_pool(c)))
+    if (u->n_running > 0 && u->n_blocks + n > fair_part(&c->fair, u, core_pool(c)))
         return;
     if (n <= 0 || total_excess(c, u) < n || PLANT(PLANT_NO_YIELD))
         return;

@@ -134,17 +134,17 @@ void core_chain_written(struct core *c, struct sequence *s)
  * computed again after a preemption, and none that was found in the cache. */
 static void count_planned(struct core *c, struct sequence *s, int32_t decodes, int32_t rows)
 {
-    const struct fair_price *price = fair_price(c->fair);
+
     struct fair_user *u = s->request->user;
     int32_t n_new = s->n_planned - s->n_charged;
 
     u->n_planned += decodes + rows;
-    u->planned_us += decodes * price->decode_us + rows * price->row_us;
+    u->planned_us += decodes * c->fair.decode_us + rows * c->fair.row_us;
     if (PLANT(PLANT_CHARGE_TWICE) && s->n_preempted > 0)
         n_new++;
     if (n_new <= 0)
         return;
-    fair_charge(c->fair, u, decodes ? n_new : 0, decodes ? 0 : n_new);
+    fair_charge(&c->fair, u, decodes ? n_new : 0, decodes ? 0 : n_new);
     s->n_charged = s->n_planned;
 }
 
@@ -399,8 +399,8 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     if (!wait_for_prefix(c, s, n, max, chain)) {
         s->n_lacking = blocks_to_begin(c, s) - n;
         if (alone || (s->n_lacking <= blocks_for(c, s, *promised) &&
-                      fair_may_pass(c->fair, &s->item, s->n_lacking, core_pool(c)))) {
-            fair_pass(c->fair, &s->item, s->n_lacking, core_pool(c));
+                      fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
+            fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
             *promised += s->n_lacking;
             s->n_lacking = 0;
             begin(c, st, s, n, chain, now_us);
@@ -433,7 +433,7 @@ static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
     int32_t n_vain = 0, promised = blocks_promised(c);
     struct fair_item *item;
 
-    while (n_vain < LOOK_AHEAD && (item = fair_top(c->fair))) {
+    while (n_vain < LOOK_AHEAD && (item = fair_top(&c->fair))) {
         struct sequence *s = CONTAINER_OF(item, struct sequence, item);
         enum admission result;
 
@@ -447,9 +447,9 @@ static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
             continue;
         if (item->user->n_skipped == 0)
             core_claim_blocks(c, s, s->n_lacking - blocks_for(c, s, promised) - c->n_returning);
-        fair_skip(c->fair, item);
+        fair_skip(&c->fair, item);
     }
-    fair_unskip(c->fair);
+    fair_unskip(&c->fair);
 }
 
 /* ---- rows of the step */
@@ -496,11 +496,11 @@ static struct sequence *pop(struct sequence **first)
 /* Lines up prompts of one class by user; false: there are none. */
 static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
 {
-    struct list *users = fair_active(c->fair);
+    struct list *users = &c->fair.active;
     bool any = false;
 
     for (struct list *l = users->next; l != users; l = l->next) {
-        struct fair_user *u = CONTAINER_OF(l, struct fair_user, link);
+        struct fair_user *u = fair_user_of(l);
 
         u->prompt = NULL;
         u->prompt_end = &u->prompt;
@@ -559,11 +559,11 @@ static bool may_have_prompt(const struct core *c, const struct plan *p, const st
 /* The user whose row is granted next; NULL: there is none. */
 static struct fair_user *next_user(const struct core *c, const struct plan *p)
 {
-    struct list *users = fair_active(c->fair);
+    struct list *users = &c->fair.active;
     struct fair_user *next = NULL;
 
     for (struct list *l = users->next; l != users; l = l->next) {
-        struct fair_user *u = CONTAINER_OF(l, struct fair_user, link);
+        struct fair_user *u = fair_user_of(l);
 
         if ((!p->last && u->planned_us >= u->quota_us) ||
             (!may_have_decode(c, p, u) && !may_have_prompt(c, p, u)))
@@ -591,7 +591,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
  * at least. */
 static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
 {
-    const double row_us = fair_price(c->fair)->row_us;
+    const double row_us = c->fair.row_us;
     const int32_t left = prompt_rows_left(c, p);
     double us = p->limit_us - step_cost_us(&c->cost, p->step->n_decodes, p->n_rows), rows;
     struct sequence *s;
@@ -639,10 +639,10 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     struct plan p = {.step = st};
 
     c->n_short = 0;
-    fair_step_begin(c->fair, &c->cost);
+    fair_step_begin(&c->fair, &c->cost);
     count_all_runnable(c, st->batch.step);
     admit_waiting(c, st, now_us);
-    p.limit_us = fair_step_limit(c->fair, c->options.max_batch_tokens);
+    p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->batch.step);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
     p.prompts_first = !isinf(p.limit_us) && st->batch.step % PROMPT_PART == 0;
@@ -650,7 +650,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     plan_pass(c, &p);
     p.last = true;
     plan_pass(c, &p);
-    fair_step_end(c->fair);
+    fair_step_end(&c->fair);
 }
 
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
