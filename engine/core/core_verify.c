@@ -112,7 +112,6 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
 {
     int64_t n_preempted = 0, n_queued_tokens = 0;
     int32_t n_slots = 0, n_queued = 0, n_running = 0;
-    const struct list *users = &c->fair.active;
 
     for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
         n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
@@ -138,9 +137,9 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
         return "a choice is neither waiting nor held nor running";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
-    for (const struct list *l = users->next; l != users; l = l->next) {
-        n_queued += fair_user_of(l)->n_waiting;
-        n_running += fair_user_of(l)->n_running;
+    FAIR_EACH (u, &c->fair) {
+        n_queued += u->n_waiting;
+        n_running += u->n_running;
     }
     if (n_queued != c->n_waiting || n_running != core_n_running(c))
         return "users do not have as many sequences as there are";

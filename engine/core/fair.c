@@ -67,8 +67,7 @@ struct fair_item *fair_top(const struct fair *f)
     double best_vtime = 0;
 
     for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
-        for (const struct list *l = f->active.next; l != &f->active; l = l->next) {
-            const struct fair_user *u = fair_user_of(l);
+        FAIR_EACH (u, f) {
             struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
             const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
 
@@ -172,9 +171,7 @@ void fair_step_begin(struct fair *f, const struct step_cost *cost)
     f->decode_us = f->row_us = 1; /* until something is known */
     if (cost->row_us > 0)
         f->row_us = cost->row_us;
-    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        struct fair_user *u = fair_user_of(l);
-
+    FAIR_EACH (u, f) {
         u->decodes = u->n_planned = u->n_skipped = 0;
         memset(u->rows, 0, sizeof(u->rows));
         u->klass = -1;
@@ -218,9 +215,7 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     double limit = INFINITY, shares = 0;
     int32_t klass = -1, n = 0, decodes = 0;
 
-    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        const struct fair_user *u = fair_user_of(l);
-
+    FAIR_EACH (u, f) {
         if (u->klass < 0)
             continue;
         n++;
@@ -232,12 +227,11 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     if (one <= 0 || f->users.n < 2 || PLANT(PLANT_NO_STEP_LIMIT))
         return INFINITY;
     limit = PRECISION * one;
-    for (struct list *l = f->active.next; n > 1 && l != &f->active; l = l->next)
-        if (fair_user_of(l)->klass == klass)
-            limit = fmin(limit,
-                         alone_us(f, fair_user_of(l), max_rows) * shares / fair_user_of(l)->share);
-    for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        fair_user_of(l)->quota_us = limit * fair_user_of(l)->share / shares;
+    FAIR_EACH (u, f)
+        if (n > 1 && u->klass == klass)
+            limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
+    FAIR_EACH (u, f)
+        u->quota_us = limit * u->share / shares;
     return limit * (1 + 1e-9); /* sums round */
 }
 
@@ -257,10 +251,9 @@ static void charge_base(struct fair *f)
 {
     double shares = 0;
 
-    for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        shares += fair_user_of(l)->charged_us > 0 ? fair_user_of(l)->share : 0;
-    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        struct fair_user *u = fair_user_of(l);
+    FAIR_EACH (u, f)
+        shares += u->charged_us > 0 ? u->share : 0;
+    FAIR_EACH (u, f) {
         const double us = f->base_us * u->share / shares;
 
         if (u->charged_us <= 0)
@@ -281,15 +274,14 @@ void fair_step_end(struct fair *f)
     double least = INFINITY, greatest = 0;
 
     charge_base(f);
-    for (struct list *l = f->active.next; l != &f->active; l = l->next) {
-        greatest = fmax(greatest, fair_user_of(l)->vtime);
-        if (wants_more(fair_user_of(l)))
-            least = fmin(least, fair_user_of(l)->vtime);
+    FAIR_EACH (u, f) {
+        greatest = fmax(greatest, u->vtime);
+        if (wants_more(u))
+            least = fmin(least, u->vtime);
     }
     if (isinf(least))
         least = greatest;
-    for (struct list *l = f->active.next; l != &f->active; l = l->next)
-        if (!wants_more(fair_user_of(l)))
-            fair_user_of(l)->vtime =
-                fmax(fair_user_of(l)->vtime, least - fair_vtime_of(fair_user_of(l), credit));
+    FAIR_EACH (u, f)
+        if (!wants_more(u))
+            u->vtime = fmax(u->vtime, least - fair_vtime_of(u, credit));
 }

@@ -77,10 +77,16 @@ struct fair {
     double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
 };
 
-static inline struct fair_user *fair_user_of(const struct list *l)
+/* The active user after u, the first for NULL; NULL: none. */
+static inline struct fair_user *fair_next(const struct fair *f, const struct fair_user *u)
 {
-    return CONTAINER_OF(l, struct fair_user, link);
+    struct list *l = u ? u->link.next : f->active.next;
+
+    return l != &f->active ? CONTAINER_OF(l, struct fair_user, link) : NULL;
 }
+
+/* for each active user */
+#define FAIR_EACH(u, f) for (struct fair_user *u = fair_next(f, NULL); u; u = fair_next(f, u))
 
 /* ---- users: fair_users.c */
 

@@ -88,8 +88,8 @@ static double system_vtime(const struct fair *f)
 {
     double least = INFINITY;
 
-    for (const struct list *l = f->active.next; l != &f->active; l = l->next)
-        least = fmin(least, fair_user_of(l)->vtime);
+    FAIR_EACH (u, f)
+        least = fmin(least, u->vtime);
     return isinf(least) ? f->vtime : least;
 }
 

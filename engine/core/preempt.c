@@ -153,12 +153,9 @@ void core_claim_slot(struct core *c, const struct sequence *s)
 /* What all users that s may claim from have over their parts. */
 static int64_t total_excess(const struct core *c, const struct fair_user *u)
 {
-    const struct list *users = &c->fair.active;
     int64_t total = 0;
 
-    for (const struct list *l = users->next; l != users; l = l->next) {
-        const struct fair_user *v = fair_user_of(l);
-
+    FAIR_EACH (v, &c->fair) {
         if (v != u && v->vtime >= u->vtime)
             total += block_excess(c, v);
     }

@@ -496,12 +496,9 @@ static struct sequence *pop(struct sequence **first)
 /* Lines up prompts of one class by user; false: there are none. */
 static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
 {
-    struct list *users = &c->fair.active;
     bool any = false;
 
-    for (struct list *l = users->next; l != users; l = l->next) {
-        struct fair_user *u = fair_user_of(l);
-
+    FAIR_EACH (u, &c->fair) {
         u->prompt = NULL;
         u->prompt_end = &u->prompt;
     }
@@ -559,12 +556,9 @@ static bool may_have_prompt(const struct core *c, const struct plan *p, const st
 /* The user whose row is granted next; NULL: there is none. */
 static struct fair_user *next_user(const struct core *c, const struct plan *p)
 {
-    struct list *users = &c->fair.active;
     struct fair_user *next = NULL;
 
-    for (struct list *l = users->next; l != users; l = l->next) {
-        struct fair_user *u = fair_user_of(l);
-
+    FAIR_EACH (u, &c->fair) {
         if ((!p->last && u->planned_us >= u->quota_us) ||
             (!may_have_decode(c, p, u) && !may_have_prompt(c, p, u)))
             continue;

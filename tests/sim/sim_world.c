@@ -20,7 +20,6 @@ static void choose_options(struct world *w)
         .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
         .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
         .max_preemptions = rng_range(r, 0, 3),
-        .fair_time = rng_one_in(r, 2),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
