@@ -170,6 +170,7 @@ void core_enqueue(struct core *c, struct sequence *s)
         .order = s->order,
         .klass = (int32_t)s->request->priority,
         .front = s->n_preempted > 0,
+        .n_passed = s->item.n_passed,
     };
     fair_push(&s->item);
     c->n_waiting++;

@@ -150,7 +150,7 @@ static void count_planned(struct core *c, struct sequence *s, int32_t decodes, i
 
 static bool may_decode(const struct sequence *s, uint64_t step)
 {
-    return s->state == SEQ_DECODE && s->last_step != step &&
+    return s->state == SEQ_DECODE && s->rows_step != step &&
            s->n_generated + s->n_sampling < s->request->max_tokens;
 }
 
@@ -160,7 +160,7 @@ static void plan_decode(struct core *c, struct step *st, struct sequence *s)
     bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
     struct step_entry *e;
 
-    must(!sampling || s->last_step == st->batch.step - 1);
+    must(!sampling || s->rows_step == st->batch.step - 1);
     must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (needs_block(c, s) && !take_block_or_preempt(c, s))
         return;
@@ -402,7 +402,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
                       fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
             fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
             *promised += s->n_lacking;
-            s->n_lacking = 0;
+            s->n_lacking = s->item.n_passed = 0;
             begin(c, st, s, n, chain, now_us);
             return ADMITTED;
         }
@@ -506,7 +506,7 @@ static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
         struct fair_user *u = s->request->user;
 
-        if ((int32_t)s->request->priority != klass || s->last_step == step)
+        if ((int32_t)s->request->priority != klass || s->rows_step == step)
             continue;
         s->next = NULL;
         *u->prompt_end = s;
@@ -643,6 +643,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     line_up_decodes(c, st->batch.step);
     plan_pass(c, &p);
     p.last = true;
+    p.max_rows = prompt_budget(c, st->n_decodes);
     plan_pass(c, &p);
     fair_step_end(&c->fair);
 }
@@ -659,7 +660,8 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     step_begin(st, c->planned + 1);
     schedule(c, st, now_us);
     if (st->n_decodes + st->n_chunks == 0) {
-        must(core_in_flight(c) > 0); /* if something fits, something runs */
+        must(core_in_flight(c) > 0 &&
+             st->batch.n_loads == 0); /* if something fits, something runs */
         return CORE_WAIT;
     }
     step_build(st, c->options.block_len);

@@ -53,7 +53,7 @@ struct step_entry *step_add_chunk(struct step *st, struct sequence *s);
 
 /* True when the history of s can be copied beside what is there already; always for the first. */
 bool step_has_room_for_load(const struct step *st, const struct sequence *s);
-void step_add_load(struct step *st, const struct sequence *s);
+void step_add_load(struct step *st, struct sequence *s);
 
 void step_build(struct step *st, int32_t block_len);
 
