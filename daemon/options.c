@@ -86,8 +86,6 @@ static const struct option table[] = {
      "maximum tokens of a sequence, prompt and answer; 0: the model's length"},
     {"scheduler.max_preemptions", KIND_INT, AT(max_preemptions), 0, 1000, NULL, "3",
      "a sequence that was preempted this often is not preempted again"},
-    {"scheduler.fair_time", KIND_CHOICE, AT(fair_time), 0, 0, "off|on", "on",
-     "while several users have requests, each has its share of the time that steps take"},
     {"scheduler.max_step_ms", KIND_INT, AT(max_step_ms), 0, 3600000, NULL, "50",
      "prompts are cut so that a step which others wait for takes no longer; 0: no bound"},
     {"scheduler.shares", KIND_SHARES, AT(shares), 0, 0, NULL, "",

@@ -49,7 +49,6 @@ struct options {
     int64_t max_seqs;
     int64_t max_seq_len;
     int64_t max_preemptions;
-    int64_t fair_time;
     int64_t max_step_ms;
     char *shares;
     int64_t cpu_threads;

@@ -3,7 +3,7 @@
 #define NVLLM_DAEMON_SHARES_H
 
 #include "engine/util/err.h"
-#include "engine/core/fair_queue.h"
+#include "engine/core/fair.h"
 
 enum { SHARES_MAX = 64 };
 

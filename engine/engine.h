@@ -14,7 +14,7 @@
 #include "engine/text/chat.h"
 #include "engine/core/core.h"
 #include "engine/util/err.h"
-#include "engine/core/fair_queue.h"
+#include "engine/core/fair.h"
 #include "engine/core/prefix_cache.h"
 #include "engine/inspect.h"
 #include "engine/model/model.h"
@@ -30,8 +30,7 @@ struct engine_options {
     struct backend_options
         backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
     int32_t max_preemptions;
-    bool fair_time;      /* see core.h */
-    int32_t max_step_ms; /* what a step with prompts aims at, see pace.h; 0: any */
+    int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
     bool share_all;
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */

@@ -90,7 +90,6 @@ static int open_core(struct engine *g, struct err *e)
         .max_seqs = o->max_seqs,
         .max_seq_len = o->max_seq_len,
         .max_preemptions = g->options.max_preemptions,
-        .fair_time = g->options.fair_time,
         .prefix_cache = g->options.prefix_cache,
         .share_all = g->options.share_all,
         .replay = o->invariant,
@@ -100,8 +99,8 @@ static int open_core(struct engine *g, struct err *e)
 
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
-    pace_init(&g->pace, g->options.max_step_ms * 1e3, o->max_batch_tokens);
-    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
+    g->cost.max_step_us = g->options.max_step_ms * 1e3;
+    core_set_cost(g->core, &g->cost);
     return 0;
 }
 

@@ -337,7 +337,7 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
 }
 
 /* A step began when it was submitted, or when the one before it was over. */
-static void learn_pace(struct engine *g, uint64_t number)
+static void learn_cost(struct engine *g, uint64_t number)
 {
     const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
     uint64_t now = engine_now_us();
@@ -346,9 +346,8 @@ static void learn_pace(struct engine *g, uint64_t number)
     g->committed_us = now;
     if (s->rested)
         return;
-    pace_learn(&g->pace, s->n_decodes, s->n_rows, (double)(now - begin));
-    core_set_prompt_rows(g->core, g->pace.rows, g->pace.alone_rows);
-    core_set_cost(g->core, &g->pace.cost);
+    step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
+    core_set_cost(g->core, &g->cost);
 }
 
 static int finish_oldest(struct engine *g, struct err *e)
@@ -359,7 +358,7 @@ static int finish_oldest(struct engine *g, struct err *e)
     if (r < 0)
         return r;
     g->in_flight--;
-    learn_pace(g, result.step);
+    learn_cost(g, result.step);
     core_commit(g->core, &result, engine_now_us());
     collect(g);
     if (g->in_flight > 0)

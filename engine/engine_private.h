@@ -9,7 +9,7 @@
 
 #include "engine/event_queue.h"
 #include "engine/generation.h"
-#include "engine/pace.h"
+#include "engine/core/step_cost.h"
 #include "engine/util/id_map.h"
 #include "engine/util/round_robin.h"
 #include "engine/work_pool.h"
@@ -49,7 +49,7 @@ struct engine_end {
     bool lost;
 };
 
-/* What the pace is to know of a step in flight. */
+/* What is learnt from a step in flight. */
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
@@ -96,7 +96,7 @@ struct engine {
     struct rr_queue inspects; /* struct job, by viewer */
     uint64_t inspect_us;      /* no inspect request is answered before, while steps are in flight */
     struct event_list out;    /* not yet published */
-    struct pace pace;
+    struct step_cost cost;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */
     struct engine_end *ends;                     /* [max_seqs] */

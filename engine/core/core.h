@@ -35,8 +35,6 @@ struct core_options {
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
-    bool fair_time;           /* while several clients have requests each has its share of the
-                               * time that steps take, as far as core_set_cost() tells it */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
     bool replay;              /* what was sampled is computed again as it was first, a token a step,
@@ -136,7 +134,7 @@ void core_free(struct core *c);
  * it begins with itself. */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
-/* Whose share is not the usual: see fair_queue.h. The array is taken over. */
+/* Whose share is not the usual: see fair.h. The array is taken over. */
 struct fair_share;
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
 
@@ -171,11 +169,7 @@ bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *
 /* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
 uint64_t core_expire(struct core *c, uint64_t now_us);
 
-/* Rows, at least 1, that prompts may take in a step beside decodes, and in one that begins without,
- * from the next step on; as many as fit until it is called. */
-void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone);
-
-/* What steps cost, from the next one on; nothing is known of it until it is called. */
+/* What steps cost and may take, from the next one on; nothing is known until it is called. */
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
 

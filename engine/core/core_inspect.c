@@ -26,7 +26,7 @@ struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
     int rank;
-    uint64_t tag; /* RANK_WAITS: the virtual time at which it is next */
+    double vtime; /* RANK_WAITS: its user's, when what is before it has run */
     int32_t place;
 };
 
@@ -36,9 +36,9 @@ static const struct {
     int progress;
     enum inspect_state told;
 } states[] = {
-    [SEQ_ENDED] = {0, INSPECT_ENDING},  [SEQ_WAITING] = {1, INSPECT_WAITING},
-    [SEQ_HELD] = {2, INSPECT_HELD},     [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_LOADING] = {2, INSPECT_HELD},  [SEQ_PREFILL] = {4, INSPECT_PREFILL},
+    [SEQ_ENDED] = {0, INSPECT_ENDING},        [SEQ_WAITING] = {1, INSPECT_WAITING},
+    [SEQ_WAITING_PREFIX] = {2, INSPECT_HELD}, [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
+    [SEQ_LOADING] = {2, INSPECT_HELD},        [SEQ_PREFILL] = {4, INSPECT_PREFILL},
     [SEQ_DECODE] = {5, INSPECT_DECODE},
 };
 
@@ -77,13 +77,13 @@ static int by_client_order(const void *x, const void *y)
     return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
-static int by_tag(const void *x, const void *y)
+static int by_vtime(const void *x, const void *y)
 {
     const struct row *a = x, *b = y;
     int d = (int)b->request->priority - (int)a->request->priority;
 
     if (!d)
-        d = compare(a->tag, b->tag);
+        d = (a->vtime > b->vtime) - (a->vtime < b->vtime);
     return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
@@ -105,13 +105,13 @@ static struct row *sorted_rows(const struct core *c)
     for (int32_t i = first; i < n; i++) {
         const struct row *before = i > first ? &rows[i - 1] : NULL;
 
-        rows[i].tag = fair_client_time(rows[i].request->client);
-        if (before && before->request->client == rows[i].request->client)
-            rows[i].tag =
-                before->tag + fair_client_cost(rows[i].request->client,
-                                               (uint64_t)sequence_n_tokens(before->furthest));
+        rows[i].vtime = rows[i].request->user->vtime;
+        if (before && before->request->user == rows[i].request->user)
+            rows[i].vtime =
+                before->vtime + fair_vtime_of(rows[i].request->user,
+                                              c->fair.row_us * sequence_n_tokens(before->furthest));
     }
-    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_tag);
+    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_vtime);
     for (int32_t i = first; i < n; i++)
         rows[i].place = i - first + 1;
     return rows;
@@ -335,7 +335,7 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
 static bool others_first(const struct row *rows, const struct row *row)
 {
     for (; rows < row; rows++)
-        if (rows->rank == RANK_WAITS && rows->request->client != row->request->client)
+        if (rows->rank == RANK_WAITS && rows->request->user != row->request->user)
             return true;
     return false;
 }
@@ -354,7 +354,7 @@ static bool first_fits(struct core *c, const struct row *rows)
 static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
-    const struct fair_use *use = fair_client_use(row->request->client);
+    const struct fair_user *u = row->request->user;
 
     switch (row->furthest->state) {
     case SEQ_PREFILL:
@@ -362,14 +362,14 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
         return INSPECT_WHY_RUNS;
     case SEQ_PREEMPTED:
         return INSPECT_WHY_BLOCKS;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
     case SEQ_LOADING:
         return INSPECT_WHY_PREFIX;
     case SEQ_WAITING:
     case SEQ_ENDED:
         break;
     }
-    if (use->n_running >= core_slot_share(c, row->furthest) && others_first(rows, row))
+    if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;

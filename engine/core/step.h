@@ -63,7 +63,7 @@ struct step_entry *step_add_chunk(struct step *st, struct sequence *s);
 
 /* True when there is room for what the update of s brings; always for the first. */
 bool step_has_room_for_update(const struct step *st, const struct sequence *s);
-void step_add_update(struct step *st, const struct sequence *s);
+void step_add_update(struct step *st, struct sequence *s);
 
 const struct batch *step_build(struct step *st, int32_t block_len);
 

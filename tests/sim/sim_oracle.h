@@ -15,6 +15,8 @@ enum { ORACLE_MAX_STOPS = 4, ORACLE_MASK_WORDS = 3 };
 struct oracle_choice {
     uint64_t hash; /* of prompt and tokens told */
     int32_t n_told;
+    int32_t n_computed; /* positions that a step was the first to compute */
+    int32_t n_passed;   /* requests admitted past it while it waits */
     bool done;
     enum core_reason reason;
     enum core_reason asked; /* core_stop is being called */

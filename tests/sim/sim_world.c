@@ -43,7 +43,6 @@ static void choose_options(struct world *w)
         .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
         .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
         .max_preemptions = rng_range(r, 0, 3),
-        .fair_time = rng_one_in(r, 2),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
@@ -85,9 +84,9 @@ static void choose_options(struct world *w)
     }
     w->timed = !w->fair && rng_one_in(r, 6);
     if (w->timed)
-        sim_time_choose_light(w);
+        sim_fair_choose_light(w);
     else if (rng_one_in(r, 2))
-        sim_time_choose(w);
+        sim_fair_choose_cost(w);
     if (!w->fair && !w->timed)
         choose_contract(w);
     for (int k = 0; k < N_BASES; k++) {
@@ -218,7 +217,9 @@ static const char *arrive(struct world *w, int32_t client)
         .drafts = w->speaks && rng_one_in(r, 2),
         .masks = w->speaks && rng_one_in(r, 3),
     };
+    const char *wrong = NULL;
     int64_t longest;
+    double start;
     int rc, expect = CORE_OK;
 
     choose_sampling(w, &sampling, stop_ids);
@@ -244,11 +245,13 @@ static const char *arrive(struct world *w, int32_t client)
     if (w->n_pins == 0 && !w->backend_options.numerics_one_in &&
         core_room(w->core, &q) != w->options.n_blocks)
         return "nothing is pinned, and not all blocks are there";
+    start = sim_fair_start(w, q.client);
     rc = core_admit(w->core, &q, w->now_us);
     if (rc != expect)
         return "what can fit is refused, or what cannot is admitted";
     /* all that the request pointed to is the caller's again */
     if (rc == CORE_OK) {
+        wrong = sim_fair_joined(w, q.client, start);
         w->alive[w->n_alive] = oracle_request_new(&q, sim_namespace_key(w, q.client, salt));
         w->alive[w->n_alive]->salt = salt;
         oracle_admitted(w->prefixes, w->alive[w->n_alive++]);
@@ -259,7 +262,7 @@ static const char *arrive(struct world *w, int32_t client)
     }
     memset(w->prompt, 0xff, sizeof(w->prompt));
     memset(stop_ids, 0xff, sizeof(stop_ids));
-    return look(w);
+    return wrong ? wrong : look(w);
 }
 
 static const char *cancel(struct world *w)
@@ -337,13 +340,15 @@ static bool starves(const struct world *w)
 }
 
 /* Whether the step just planned left somebody out for too long, though blocks were there. */
-static const char *check_turns(struct world *w, const struct batch *batch, bool prompts)
+static const char *check_turns(struct world *w, const struct batch *batch, bool prompts,
+                               bool blocks_short)
 {
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (w->options.fair_time ? 400 : 16);
+    const bool timed = step_cost_us(&w->cost, 1, 0) > 0;
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (timed ? 400 : 16);
     bool chunk = batch->n_decodes < batch->n_seqs;
 
-    w->n_without_chunk = prompts && !chunk && !w->core->squeezed ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > (w->options.fair_time ? 400 : 8))
+    w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
+    if (w->n_without_chunk > (timed ? 400 : 8))
         return "decodes starve prompts";
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
@@ -355,22 +360,22 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     return NULL;
 }
 
-/* Whether one waits for a slot that another has beyond its share, though the step had room. */
-static const char *check_shares(struct world *w, const struct batch *batch)
+/* Whether one waits for a slot that another has beyond its part, though it could begin. */
+static const char *check_shares(struct world *w, bool blocks_short)
 {
-    const struct core *c = w->core;
-    const struct fair_item *top = fair_queue_top(c->queue);
-    const struct sequence *s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
-    bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
-                 batch->n_tokens < w->options.max_batch_tokens &&
-                 batch->n_tokens - batch->n_decodes <
-                     (c->prompt_rows < c->alone_rows ? c->prompt_rows : c->alone_rows) &&
-                 batch->n_tokens - batch->n_decodes <
-                     core_time_prompt_rows(c, batch->n_decodes, w->now_us) &&
-                 core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);
+    struct core *c = w->core;
+    const struct fair_item *top;
+    const struct sequence *s;
+    bool waits;
 
+    FAIR_EACH (u, &c->fair)
+        u->closed = false;
+    top = fair_top(&c->fair);
+    s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
+    waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !blocks_short &&
+            s->request->user->rows[0] == 0 && core_slot_victim(c, s);
     w->n_kept_waiting = waits ? w->n_kept_waiting + 1 : 0;
-    return w->n_kept_waiting > 3 ? "a client has more than its share while another waits" : NULL;
+    return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
 }
 
 /* Clients that always wait are served alike, but for what runs at once. */
@@ -413,18 +418,21 @@ static const char *next(struct world *w)
 {
     const struct batch *batch;
     const char *wrong = NULL;
-    bool prompts = can_prefill(w);
+    bool prompts = can_prefill(w), blocks_short;
+    uint64_t n_preempted = w->core->stats.preemptions;
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
         if (w->n_alive == 0 && batch->n_seqs > 0)
             return "a step for nobody";
         sim_host_planned(w, batch->step);
-        wrong = check_turns(w, batch, prompts);
+        n_preempted = w->core->stats.preemptions - n_preempted;
+        blocks_short = n_preempted > 0 || w->core->n_short > 0;
+        wrong = check_turns(w, batch, prompts, blocks_short);
         if (!wrong)
-            wrong = check_shares(w, batch);
-        if (!wrong && w->timed)
-            wrong = sim_time_check(w, batch);
+            wrong = check_shares(w, blocks_short);
+        if (!wrong)
+            wrong = sim_fair_check(w, batch, n_preempted);
         if (!wrong)
             wrong = sim_backend_submit(w->backend, batch);
         w->in_flight++;
@@ -450,10 +458,8 @@ static const char *turn(struct world *w, bool arrivals)
     const char *wrong = NULL;
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
-    if (!w->timed && rng_one_in(r, 50))
-        core_set_prompt_rows(w->core, rng_range(r, 1, 300), rng_range(r, 1, 300));
     if (!w->timed && rng_one_in(r, 200)) {
-        sim_time_choose(w);
+        sim_fair_choose_cost(w);
         core_set_cost(w->core, &w->cost);
     }
     for (int32_t i = 1; arrivals && w->timed && !wrong && i <= w->n_clients; i++)
@@ -562,7 +568,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->preemptions += stats.preemptions;
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
-    counts->held += w->core->n_held_ever;
+    counts->held += w->core->n_prefix_waits;
     counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
     counts->copies_up += w->core->n_copied[TIER_DEVICE];
     counts->loads += w->core->n_loads;

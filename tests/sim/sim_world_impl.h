@@ -1,6 +1,5 @@
 /* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_host.c
- * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_time.c (what steps take) alone.
- */
+ * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_fair.c (users' shares) alone. */
 #ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
@@ -60,9 +59,13 @@ struct world {
     int32_t n_pins;
 };
 
-void sim_time_choose(struct world *w);       /* what steps cost */
-void sim_time_choose_light(struct world *w); /* a timed world */
-const char *sim_time_check(struct world *w, const struct batch *batch);
+void sim_fair_choose_cost(struct world *w);
+void sim_fair_choose_light(struct world *w); /* a timed world */
+/* The step just planned, which preempted so many sequences. */
+const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t n_preempted);
+/* Where a client that is not active would start, or -1; and whether it did. */
+double sim_fair_start(const struct world *w, uint64_t client);
+const char *sim_fair_joined(const struct world *w, uint64_t client, double vtime);
 
 struct text sim_salt(int32_t salt);
 

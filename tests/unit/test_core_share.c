@@ -145,8 +145,8 @@ START_TEST(shares_weigh)
     }
     last = CONTAINER_OF(rig.core->all.prev, struct request, in_core);
     ck_assert_uint_eq(last->client_id, 2);
-    ck_assert_int_ge(fair_client_use(last->client)->n_running, 5);
-    ck_assert_int_le(fair_client_use(last->client)->n_running, 7);
+    ck_assert_int_ge(last->user->n_running, 5);
+    ck_assert_int_le(last->user->n_running, 7);
 }
 END_TEST
 
@@ -226,11 +226,11 @@ END_TEST
 START_TEST(use_is_counted)
 {
     struct core_request r = rig_request(1, 20, 4);
-    const struct fair_use *use;
+    const struct fair_user *use;
 
     r.n = 12;
     rig_ask(&r);
-    use = fair_client_use(CONTAINER_OF(rig.core->all.next, struct request, in_core)->client);
+    use = CONTAINER_OF(rig.core->all.next, struct request, in_core)->user;
     ck_assert_int_eq(use->n_waiting, 12);
     rig_step();
     rig_step();
