@@ -70,7 +70,7 @@ static struct step_entry *add(struct step *st, struct step_entry *entries, int32
 {
     must(st->n_decodes + st->n_chunks < st->max_seqs);
     entries[*n] = (struct step_entry){.sequence = s};
-    s->last_step = s->rows_step = st->batch.step;
+    s->last_step = st->batch.step;
     return &entries[(*n)++];
 }
 
@@ -95,7 +95,7 @@ void step_add_load(struct step *st, struct sequence *s)
     struct batch_load *l = &st->loads[st->batch.n_loads++];
 
     *l = (struct batch_load){.state = s->slot, .sampling = &s->sampling};
-    s->last_step = st->batch.step;
+    s->loaded = true;
     if (!sampling_needs_history(&s->sampling))
         return;
     l->n_prompt = s->request->n_prompt;
