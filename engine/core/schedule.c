@@ -397,8 +397,8 @@ static enum admission admit(struct core *c, struct sequence *s, int32_t *promise
     enum admission result = WAITS_FOR_PREFIX;
     int32_t n = 0;
 
-    if (!alone && (passes_sibling(s) || (s->n_lacking > blocks_for(c, s, *promised) &&
-                                         c->planned < s->retry_step)))
+    if (!alone && (passes_sibling(s) ||
+                   (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
         return NO_ROOM;
     while (n < max &&
            prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
@@ -589,8 +589,8 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         plan_decode(c, p->step, s);
 }
 
-/* A chunk takes no more than what is left of the step, and at first of the user's quota; but a row
- * at least. */
+/* A chunk takes no more than what is left of the step, and at first of the user's quota, rounded up
+ * as for decodes; but a row at least. */
 static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
 {
     const double row_us = c->fair.row_us;
@@ -602,9 +602,10 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
         p->prompts_full = true;
         return;
     }
+    rows = floor(us / row_us);
     if (!p->last)
-        us = fmin(us, u->quota_us - u->planned_us);
-    rows = fmax(us / row_us, 1);
+        rows = fmin(rows, ceil((u->quota_us - u->planned_us) / row_us));
+    rows = fmax(rows, 1);
     s = pop(&u->prompt);
     if (s->state == SEQ_PREFILL && (s->loaded || step_has_room_for_load(p->step, s)))
         p->n_rows += plan_chunk(c, p->step, s, rows < left ? (int32_t)rows : left);
