@@ -135,7 +135,7 @@ static void count_planned(struct core *c, struct sequence *s, int32_t decodes, i
 {
 
     struct fair_user *u = s->request->user;
-    int32_t n_new = s->n_planned - s->n_charged;
+    int32_t n_new = least(s->n_planned - s->n_charged, decodes + rows);
 
     u->n_planned += decodes + rows;
     u->planned_us += decodes * c->fair.decode_us + rows * c->fair.row_us;
@@ -149,7 +149,7 @@ static void count_planned(struct core *c, struct sequence *s, int32_t decodes, i
 
 static bool may_decode(const struct sequence *s, uint64_t step)
 {
-    return s->state == SEQ_DECODE && s->rows_step != step &&
+    return s->state == SEQ_DECODE && s->last_step != step &&
            s->n_generated + s->n_sampling < s->request->max_tokens;
 }
 
@@ -159,7 +159,7 @@ static void plan_decode(struct core *c, struct step *st, struct sequence *s)
     bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
     struct step_entry *e;
 
-    must(!sampling || s->rows_step == st->number - 1);
+    must(!sampling || s->last_step == st->number - 1);
     must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (needs_block(c, s) && !take_block_or_preempt(c, s))
         return;
@@ -193,6 +193,8 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
         ;
     n = least(n, s->n_table * c->options.block_len - s->n_planned);
     e = step_add_chunk(st, s);
+    if (!s->loaded)
+        step_add_update(st, s);
     e->start = s->n_planned;
     e->n = n;
     s->n_planned += n;
@@ -230,8 +232,8 @@ static void count_runnable(const struct core *c, const struct sequence *s)
         u->klass = klass;
 }
 
-static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n_found,
-                  uint64_t chain, uint64_t now_us)
+static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t chain,
+                  uint64_t now_us)
 {
     struct request *q = s->request;
 
@@ -243,8 +245,6 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
     s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
     s->n_table = s->n_chained = n_found;
     s->n_planned = s->n_written = n_found * c->options.block_len;
-    if (s->n_charged < s->n_planned)
-        s->n_charged = s->n_planned;
     s->chain = chain;
     must(s->n_sampling == 0);
     s->state = SEQ_PREFILL;
@@ -254,7 +254,7 @@ static void begin(struct core *c, struct step *st, struct sequence *s, int32_t n
         c->n_requests_running++;
     q->user->n_running++;
     count_runnable(c, s);
-    step_add_update(st, s);
+    s->loaded = false;
     if (n_found > 0)
         prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
     if (s->ran)
@@ -377,9 +377,16 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
 
 enum admission { ADMITTED, WAITS_FOR_PREFIX, NO_ROOM };
 
+/* Choices of a request begin with the first: the others find what it computed. */
+static bool passes_sibling(const struct sequence *s)
+{
+    const struct sequence *first = &s->request->choices[0];
+
+    return s != first && first->state == SEQ_WAITING && !first->ran;
+}
+
 /* Blocks that are promised are counted up where s is admitted. */
-static enum admission admit(struct core *c, struct step *st, struct sequence *s, int32_t *promised,
-                            uint64_t now_us)
+static enum admission admit(struct core *c, struct sequence *s, int32_t *promised, uint64_t now_us)
 {
     int32_t len = c->options.block_len;
     int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
@@ -389,7 +396,8 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     enum admission result = WAITS_FOR_PREFIX;
     int32_t n = 0;
 
-    if (!alone && s->n_lacking > blocks_for(c, s, *promised) && st->number < s->retry_step)
+    if (!alone && (passes_sibling(s) ||
+                   (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
         return NO_ROOM;
     while (n < max &&
            prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
@@ -402,10 +410,10 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
             fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
             *promised += s->n_lacking;
             s->n_lacking = s->item.n_passed = 0;
-            begin(c, st, s, n, chain, now_us);
+            begin(c, s, n, chain, now_us);
             return ADMITTED;
         }
-        s->retry_step = st->number + RETRY_STEPS;
+        s->retry_step = c->planned + RETRY_STEPS;
         result = NO_ROOM;
     }
     while (n > 0)
@@ -414,12 +422,12 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
 }
 
 /* Whether s has a slot, and rows to compute in this step. */
-static bool may_begin(struct core *c, const struct step *st, const struct sequence *s)
+static bool may_begin(struct core *c, const struct sequence *s)
 {
     const int32_t rows =
         least(c->options.max_batch_tokens, step_cost_rows(&c->cost, c->n_decoding));
 
-    if (s->request->user->rows[s->request->priority] >= rows || !step_has_room_for_update(st, s))
+    if (s->request->user->rows[s->request->priority] >= rows)
         return false;
     if (c->n_free_slots == 0)
         core_claim_slot(c, s);
@@ -427,7 +435,7 @@ static bool may_begin(struct core *c, const struct step *st, const struct sequen
 }
 
 /* Waiting sequences take slots. One that does not fit lets others pass, up to a bound. */
-static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
+static void admit_waiting(struct core *c, uint64_t now_us)
 {
     int32_t n_vain = 0, promised = blocks_promised(c);
     struct fair_item *item;
@@ -436,11 +444,11 @@ static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
         struct sequence *s = CONTAINER_OF(item, struct sequence, item);
         enum admission result;
 
-        if (!may_begin(c, st, s)) {
+        if (!may_begin(c, s)) {
             item->user->closed = true;
             continue;
         }
-        result = admit(c, st, s, &promised, now_us);
+        result = admit(c, s, &promised, now_us);
         n_vain += result != ADMITTED;
         if (result != NO_ROOM)
             continue;
@@ -505,7 +513,7 @@ static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
         struct fair_user *u = s->request->user;
 
-        if ((int32_t)s->request->priority != klass || s->rows_step == step)
+        if ((int32_t)s->request->priority != klass || s->last_step == step)
             continue;
         s->next = NULL;
         *u->prompt_end = s;
@@ -580,8 +588,8 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         plan_decode(c, p->step, s);
 }
 
-/* A chunk takes no more than what is left of the step, and at first of the user's quota; but a row
- * at least. */
+/* A chunk takes no more than what is left of the step, and at first of the user's quota, rounded up
+ * as for decodes; but a row at least. */
 static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
 {
     const double row_us = c->fair.row_us;
@@ -593,11 +601,12 @@ static void grant_chunk(struct core *c, struct plan *p, struct fair_user *u)
         p->prompts_full = true;
         return;
     }
+    rows = floor(us / row_us);
     if (!p->last)
-        us = fmin(us, u->quota_us - u->planned_us);
-    rows = fmax(us / row_us, 1);
+        rows = fmin(rows, ceil((u->quota_us - u->planned_us) / row_us));
+    rows = fmax(rows, 1);
     s = pop(&u->prompt);
-    if (s->state == SEQ_PREFILL)
+    if (s->state == SEQ_PREFILL && (s->loaded || step_has_room_for_update(p->step, s)))
         p->n_rows += plan_chunk(c, p->step, s, rows < left ? (int32_t)rows : left);
 }
 
@@ -634,7 +643,7 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     c->n_short = 0;
     fair_step_begin(&c->fair, &c->cost);
     count_all_runnable(c, st->number);
-    admit_waiting(c, st, now_us);
+    admit_waiting(c, now_us);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->number);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
@@ -659,7 +668,7 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     step_begin(st, c->planned + 1);
     schedule(c, st, now_us);
     if (st->n_decodes + st->n_chunks == 0) {
-        must(core_in_flight(c) > 0 && st->n_updates == 0); /* if something fits, something runs */
+        must(core_in_flight(c) > 0); /* if something fits, something runs */
         return CORE_WAIT;
     }
     *batch = step_build(st, c->options.block_len);

@@ -53,8 +53,8 @@ struct sequence {
     int32_t n_taken;       /* blocks of the table that were not found, while it runs */
     int32_t n_chained;     /* blocks at the start of the table that have their place in a chain */
     int32_t n_returning;   /* draining: blocks that its end frees */
-    uint64_t last_step;    /* the last one that uses its blocks or sampler state */
-    uint64_t rows_step;    /* the last one with rows of it */
+    uint64_t last_step;    /* the last one it takes part in */
+    bool loaded;           /* a step has set its sampler state */
     struct sequence *next; /* of its user, in the step being planned */
     int32_t last_row;      /* its place in batch.rows of last_step, where it has one */
 
