@@ -96,8 +96,10 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
         c->n_accepted++;
         core_chain_written(c, s);
     }
-    if (e->n_drafts > 0)
+    if (e->n_drafts > 0) /* the others' positions are computed again, and charged again */
         s->n_planned = s->n_written;
+    if (s->n_charged > s->n_planned && e->n_drafts > 0)
+        s->n_charged = s->n_planned;
 }
 
 static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,

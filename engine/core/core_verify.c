@@ -133,9 +133,9 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
     if (n_slots != core_n_running(c) + c->n_draining ||
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
-    if (c->n_waiting_prefix != n_waiting ||
-        c->n_alive != c->n_waiting + c->n_waiting_prefix + c->n_loading + core_n_running(c) +
-                          n_preempted)
+    if (c->n_waiting_prefix != n_waiting || c->n_alive != c->n_waiting + c->n_waiting_prefix +
+                                                              c->n_loading + core_n_running(c) +
+                                                              n_preempted)
         return "a choice neither waits nor runs";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";

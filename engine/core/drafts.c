@@ -63,9 +63,9 @@ int32_t core_n_drafts(const struct core *c, const struct step *st, const struct 
     int32_t n = s->n_drafts, rows = st->limits.max_seqs - st->n_drafts;
     int32_t length = s->request->max_tokens - s->n_generated - 1;
 
-    /* Each choice alive may take one of the wanted rows. */
-    if (n > rows - c->n_alive)
-        n = rows > c->n_alive ? (int32_t)(rows - c->n_alive) : 0;
+    /* Each running sequence may take one of the wanted rows. */
+    if (n > rows - core_n_running(c))
+        n = rows > core_n_running(c) ? rows - core_n_running(c) : 0;
     if (s->request->masks && n > s->n_masks - 1)
         n = s->n_masks - 1;
     if (s->request->masks && n > c->options.max_masks - st->n_masks - 1)

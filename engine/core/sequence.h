@@ -42,7 +42,7 @@ struct sequence {
     int32_t n_preempted;
     int32_t n_charged; /* positions charged to the user */
     bool ran;          /* was admitted before */
-    bool loaded;       /* has waited in LOADING since it ran last */
+    bool tried_load;   /* has waited in LOADING since it ran last */
 
     /* What the host says of the tokens after generated. */
     int32_t drafts[CORE_MAX_DRAFTS];
@@ -61,8 +61,8 @@ struct sequence {
     int32_t n_taken;       /* blocks of the table that were not found, while it runs */
     int32_t n_chained;     /* blocks at the start of the table that have their place in a chain */
     int32_t n_returning;   /* draining: blocks that its end frees */
-    uint64_t last_step;    /* the last one that uses its blocks or sampler state */
-    uint64_t rows_step;    /* the last one with rows of it */
+    uint64_t last_step;    /* the last one it takes part in */
+    bool loaded;           /* a step has set its sampler state */
     struct sequence *next; /* of its user, in the step being planned */
     int32_t last_row;      /* its place in batch.rows of last_step, where it has one */
 

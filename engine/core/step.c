@@ -64,7 +64,7 @@ static struct step_entry *add(struct step *st, struct step_entry *entries, int32
 {
     must(st->n_decodes + st->n_chunks < st->limits.max_seqs);
     entries[*n] = (struct step_entry){.sequence = s};
-    s->last_step = s->rows_step = st->number;
+    s->last_step = st->number;
     return &entries[(*n)++];
 }
 
@@ -94,7 +94,7 @@ void step_add_update(struct step *st, struct sequence *s)
 {
     must(step_has_room_for_update(st, s) && s->sampling.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
     st->updates[st->n_updates++] = (struct step_update){s, s->slot};
-    s->last_step = st->number;
+    s->loaded = true;
     st->n_history += history_of(s);
     st->n_bias += s->sampling.n_bias;
     st->n_stop_ids += s->sampling.n_stop_ids;

@@ -130,7 +130,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     int32_t len = c->options.block_len, location[N_TIERS];
     bool waits = false;
 
-    if (c->max_copies == 0 || s->loaded)
+    if (c->max_copies == 0 || s->tried_load)
         return false;
     for (; n < max; n++) {
         const int32_t *tokens = sequence_tokens(s, n * len, len, c->block_tokens);
@@ -148,7 +148,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     }
     if (!waits)
         return false;
-    fair_queue_remove(c->queue, &s->item);
+    fair_remove(&s->item);
     c->n_waiting--;
     c->n_loading++;
     c->n_loads++;
@@ -188,7 +188,7 @@ void core_commit_copies(struct core *c, const struct step_result *r)
         if (is_loading(c, s) || PLANT(PLANT_LOADING_FORGOTTEN))
             continue;
         core_stop_loading(c, s);
-        s->loaded = true;
+        s->tried_load = true;
         core_enqueue(c, s);
     }
 }
@@ -262,5 +262,6 @@ const char *core_verify_tiers(const struct core *c)
     }
     if (n_loading != c->n_loading)
         return "sequences that load are not as many as they are said to be";
-    return n_loading > 0 && c->n_copies == 0 ? "a sequence waits for copies and there are none" : NULL;
+    return n_loading > 0 && c->n_copies == 0 ? "a sequence waits for copies and there are none"
+                                             : NULL;
 }

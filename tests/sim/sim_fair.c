@@ -122,7 +122,7 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
     for (const struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
-        if (s->rows_step != st->number && s->n_generated + s->n_sampling < s->request->max_tokens)
+        if (s->last_step != st->number && s->n_generated + s->n_sampling < s->request->max_tokens)
             add_possible(rows, s, 1, 0);
     }
 }
@@ -224,8 +224,31 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
                : NULL;
 }
 
+/* Clients that always wait are charged alike for their shares, but for the requests in the slots
+ * and one. */
+static const char *check_served(struct world *w)
+{
+    const double one = fmax(step_cost_us(&w->cost, 1, 0), 1);
+    const double most_us =
+        w->max_tokens * one + 2 * w->max_prompt * (w->cost.row_us > 0 ? w->cost.row_us : one);
+    double least = INFINITY, most = 0, share = INFINITY;
+
+    FAIR_EACH (u, &w->core->fair) {
+        w->served_us[u->id] += fair_vtime_of(u, u->charged_us);
+        share = fmin(share, u->share);
+    }
+    for (int32_t i = 1; i <= w->n_clients; i++) {
+        least = fmin(least, w->served_us[i]);
+        most = fmax(most, w->served_us[i]);
+    }
+    return most - least > (w->options.max_seqs + 1) * most_us * FAIR_USUAL_SHARE / share
+               ? "clients that wait alike are not served alike"
+               : NULL;
+}
+
 /* A request that does not fit is passed by others of its client and class up to a bound; those that
- * were preempted go before it anyway. */
+ * were preempted go before it anyway. What is seen is their first rows, which come a little later.
+ */
 static const char *check_passed(struct world *w, const struct batch *batch)
 {
     for (int32_t i = 0; i < batch->n_updates; i++) {
@@ -241,7 +264,8 @@ static const char *check_passed(struct world *w, const struct batch *batch)
 
                 if (q->choices[j].state != SEQ_WAITING)
                     o->n_passed = 0;
-                else if (q->choices[j].order < b->order && ++o->n_passed > MAX_PASSED)
+                else if (q->choices[j].order < b->order &&
+                         ++o->n_passed > MAX_PASSED + w->options.max_seqs)
                     return "a request that waits is passed too often";
             }
         }
@@ -262,6 +286,8 @@ const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t 
         wrong = check_limit(w, rows, batch);
     if (!wrong && n_preempted == 0)
         wrong = check_charges(w, rows);
+    if (!wrong && w->fair)
+        wrong = check_served(w);
     if (!wrong && w->timed)
         wrong = check_light(w, rows, batch);
     return wrong;

@@ -36,7 +36,7 @@ struct world {
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
     bool timed;              /* client 1 has one request at a time, the others never stop asking */
-    uint64_t served[5];      /* tokens computed for finished requests, by client */
+    double served_us[5];     /* charged for its share, by client */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
 
