@@ -190,9 +190,6 @@ static void resume(struct connection *c)
         return;
     c->paused = false;
     evtimer_del(c->timer);
-    c->shared->handler->resumed(c->owner);
-    if (c->paused || c->ending || c->gone)
-        return;
     if (read_again(c))
         take_frames(c);
 }

@@ -34,7 +34,6 @@ enum connection_fault {
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
-    void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
     bool (*turn)(void *owner);   /* asked before each frame: may more be taken in this round? */

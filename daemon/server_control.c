@@ -133,6 +133,7 @@ void server_on_phase(evutil_socket_t fd, short what, void *arg)
         s->end = SERVER_STUCK;
         refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "the daemon is shutting down");
         sessions_fail_all(&s->sessions, &e);
+        begin_flush(s);
         break;
     case PHASE_FLUSHING:
         event_base_loopbreak(s->base);
@@ -182,9 +183,8 @@ static void on_settled(void *arg)
     struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
-    /* Who goes on asking must not keep the daemon, so the questions that it still has are the last.
-     */
-    if (ending && sessions_n_requests(&s->sessions) == sessions_n_questions(&s->sessions))
+    /* A client that goes on inspecting must not keep the daemon: what it has asked is the last. */
+    if (ending && sessions_n_requests(&s->sessions) == sessions_n_inspects(&s->sessions))
         sessions_close(&s->sessions);
     if (ending && sessions_n_requests(&s->sessions) == 0) {
         begin_flush(s);

@@ -59,21 +59,36 @@ enum engine_state {
     ENGINE_FAILED, /* the load failed or the backend died: nothing will be answered any more */
 };
 
+enum engine_kind {
+    ENGINE_GENERATE,
+    ENGINE_TOKENIZE,   /* a prompt to ids */
+    ENGINE_DETOKENIZE, /* prompt_ids to text */
+    ENGINE_RENDER,     /* a chat to the text of its prompt */
+    ENGINE_INSPECT,    /* by engine_inspect alone */
+};
+
 enum engine_input { ENGINE_PROMPT, ENGINE_PROMPT_IDS, ENGINE_CHAT };
 
 enum { ENGINE_MAX_STOPS = 16 };
 
-/* One generate request, checked by the caller as sampling.h says. What its pointers name belongs to
- * owner, which the engine hands to release() when it has no more use for it, from any thread. */
+/* One request. What its pointers name must stay until release(owner) is called, once, from any
+ * thread and before the terminal event can be taken; the owner itself until then. */
 struct engine_request {
     uint64_t id; /* never used twice */
     uint64_t client;
-    enum core_priority priority;
+    enum engine_kind kind;
     enum engine_input input;
-    struct text prompt; /* ENGINE_PROMPT: special tokens are matched */
+    struct text prompt;
     const int32_t *prompt_ids;
     size_t n_prompt_ids;
     const struct chat *chat;
+    bool special; /* TOKENIZE: special tokens in the text are matched, as GENERATE always does;
+                   * DETOKENIZE: they are left out */
+    void *owner;
+    void (*release)(void *owner);
+
+    /* GENERATE, checked by the caller as sampling.h says. */
+    enum core_priority priority;
     struct sampling sampling; /* stop_ids: the request's own; the engine adds the model's end ids */
     bool ignore_eos;
     struct text stops[ENGINE_MAX_STOPS];
@@ -86,8 +101,10 @@ struct engine_request {
     uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
     bool stream;          /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
-    void *owner;
-    void (*release)(void *owner);
+
+    /* The answer will take so many bytes more, which come back with the terminal event. False: the
+     * request is to end with ENGINE_E_MEMORY_LIMIT. Engine thread; NULL: never asked. */
+    bool (*charge)(void *owner, size_t bytes);
 };
 
 enum engine_error {
@@ -96,9 +113,10 @@ enum engine_error {
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
     ENGINE_E_UNAVAILABLE,  /* loading */
     ENGINE_E_UNSUPPORTED,  /* no chat template */
-    ENGINE_E_DENIED,       /* the question is about another's */
+    ENGINE_E_DENIED,       /* the inspect request is about another's */
     ENGINE_E_CANCELLED,    /* engine_cancel, of anything but generate */
     ENGINE_E_ANSWER_LIMIT, /* the packer has said so */
+    ENGINE_E_MEMORY_LIMIT, /* charge has said so */
     ENGINE_E_INTERNAL,     /* out of memory; the backend died */
 };
 
@@ -107,9 +125,9 @@ enum engine_event_type {
     ENGINE_DELTA,  /* tokens and text of one choice */
     ENGINE_DONE,   /* of generate, terminal */
     ENGINE_ERROR,  /* of anything, terminal */
-    ENGINE_TOKENS, /* of engine_tokenize, terminal */
-    ENGINE_TEXT,   /* of engine_detokenize and engine_render, terminal */
-    ENGINE_REPORT, /* of engine_inspect, terminal */
+    ENGINE_TOKENS, /* of tokenize, terminal */
+    ENGINE_TEXT,   /* of detokenize and render, terminal */
+    ENGINE_REPORT, /* of inspect, terminal */
 };
 
 /* Logprobs of one token. */
@@ -179,33 +197,24 @@ const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct chat_template *
 engine_chat_template(const struct engine *g); /* NULL: the folder has none that is known */
 
-/* What a generate takes of the engine's memory from its admission, where its owner is let go, to
- * its terminal event: by its choices, stops and biases, not by its tokens. SIZE_MAX: more than
- * fits. */
+/* What a generate request takes of the engine's memory, by its choices, stops and biases, before
+ * its answer. SIZE_MAX: more than fits. */
 size_t engine_request_bytes(const struct engine_request *r);
 
-/* Each is answered by events. Clients have equal parts of the pool's time. The request is copied
- * (not what it points to). On -ENOMEM, the only failure, nothing was taken and release is not
- * called. */
-int engine_generate(struct engine *g, const struct engine_request *r);
-int engine_tokenize(struct engine *g, uint64_t id, uint64_t client, struct text text, bool special,
-                    void *owner, void (*release)(void *));
-int engine_detokenize(struct engine *g, uint64_t id, uint64_t client, const int32_t *ids, size_t n,
-                      bool skip_special, void *owner, void (*release)(void *));
-int engine_render(struct engine *g, uint64_t id, uint64_t client, const struct chat *chat,
-                  void *owner, void (*release)(void *));
+/* Answered by events, the last of which is terminal. The request is copied, not what it points to.
+ * -ENOMEM, the only failure: nothing was taken and release is not called. */
+int engine_start(struct engine *g, const struct engine_request *r);
+
+/* Likewise: looks between two steps; a prompt in the query is rendered and encoded first. */
+int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
+
+/* Ends a generate request with ENGINE_DONE (reason CANCELLED): within a step where it runs or
+ * waits, once the tokenizer pool comes to it where it is still to be encoded. Any other request
+ * ends with ENGINE_E_CANCELLED unless it has begun; a pin that is computed ends within a step. An
+ * unknown id, or one cancelled before, is ignored. It takes no memory and cannot fail. */
+void engine_cancel(struct engine *g, uint64_t id);
 
 /* Whose share of the service is not the usual, from the next step on. Copied. -ENOMEM. */
 int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
-
-/* Looks in between two steps; a prompt in it is rendered and encoded by the pool first. */
-int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
-
-/* Ends a generate with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
- * the tokenizer pool comes to it or is done with it where it is yet to be encoded. All else ends
- * with ENGINE_E_CANCELLED if the pool has not begun with it, a pin that is computed within a step;
- * else its answer is told. An unknown id is nothing, its terminal event is on its way or taken; so
- * is a second cancel. It takes no memory and cannot fail. */
-void engine_cancel(struct engine *g, uint64_t id);
 
 #endif

@@ -74,6 +74,7 @@ enum core_reason {
     CORE_REASON_CANCELLED,
     CORE_REASON_DEADLINE,
     CORE_REASON_NUMERICS, /* NaN or Inf logits */
+    CORE_REASON_NO_MEMORY,
 };
 
 struct core_usage {

@@ -58,7 +58,10 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         core_end_request(c, q, CORE_REASON_NUMERICS, now_us);
         return;
     }
-    s->generated[s->n_generated++] = id;
+    if (!sequence_append(s, id)) {
+        core_end_request(c, q, CORE_REASON_NO_MEMORY, now_us);
+        return;
+    }
     q->usage.completion_tokens++;
     c->stats.output_tokens++;
     if (!q->usage.first_us)

@@ -34,8 +34,8 @@ struct sequence {
     struct sequence *holder; /* HELD */
     int32_t held_blocks;     /* HELD: until the holder has written so many blocks */
 
-    int32_t *generated; /* [request->max_tokens] */
-    int32_t n_generated;
+    int32_t *generated; /* [cap_generated] */
+    int32_t n_generated, cap_generated;
     int32_t n_preempted;
     int32_t n_charged; /* positions that the client's share was charged for */
     bool ran;          /* was admitted before */
@@ -75,8 +75,7 @@ struct request {
     int32_t n_draining;      /* choices with blocks or rows in steps in flight and not running */
     enum core_reason reason; /* of choice 0 */
     struct core_usage usage;
-    int32_t *prompt;    /* [n_prompt] */
-    int32_t *generated; /* [n, max_tokens] */
+    int32_t *prompt; /* [n_prompt] */
     struct logit_bias *bias;
     int32_t *stop_ids;
     struct sequence choices[]; /* [n] */
@@ -91,6 +90,9 @@ static inline bool sequence_runs(const struct sequence *s)
 {
     return s->state == SEQ_PREFILL || s->state == SEQ_DECODE;
 }
+
+/* Adds a sampled token; room for more is made as they come. False: no memory, nothing was added. */
+bool sequence_append(struct sequence *s, int32_t id);
 
 /* Copies the known tokens [from, from + n). */
 void sequence_copy_tokens(const struct sequence *s, int32_t from, int32_t n, int32_t *out);

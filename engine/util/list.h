@@ -31,6 +31,18 @@ static inline void list_append(struct list *head, struct list *n)
     head->prev = n;
 }
 
+/* Appends all of `from` to the list that head stands for, and leaves `from` empty. */
+static inline void list_move(struct list *head, struct list *from)
+{
+    if (list_empty(from))
+        return;
+    from->next->prev = head->prev;
+    from->prev->next = head;
+    head->prev->next = from->next;
+    head->prev = from->prev;
+    list_init(from);
+}
+
 /* Takes n out of its list; n is then a list of its own, so that removing it again is harmless. */
 static inline void list_remove(struct list *n)
 {
