@@ -51,8 +51,8 @@ struct connections {
     int slow_reader_s;
     int hello_timeout_s;
     int frame_timeout_s;
-    struct connection *dirty; /* something was put, or the end is near */
-    struct connection *gone;  /* to be freed; connections_next_gone */
+    struct list dirty; /* something was put, or the end is near */
+    struct list gone;  /* to be freed; connections_next_gone */
     size_t n_gone;
     struct list waiting; /* for their turn, who waits longest first */
     struct event *again; /* a round of those is due */
