@@ -30,7 +30,7 @@ struct nfc_text {
 
     char *buf;
     size_t buf_cap, edits_cap;
-    int32_t *cps; /* of one stretch between two safe characters; the second half is for sorting */
+    int32_t *cps; /* of one stretch between two safe characters; behind them scratch for sorting */
     size_t cps_cap;
 };
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/array.h"
 #include "engine/util/must.h"
 #include "engine/text/utf8.h"
 
@@ -102,20 +103,11 @@ void text_stream_free(struct text_stream *s)
 static int begin(struct text_stream *s, size_t n)
 {
     size_t held = s->len - s->out;
-    size_t need = held + 3 * (n + sizeof(s->partial));
-
     if (held)
         memmove(s->buf, s->buf + s->out, held);
     s->out = 0;
     s->len = held;
-    if (need <= s->cap)
-        return 0;
-    char *buf = realloc(s->buf, 2 * need);
-    if (!buf)
-        return -ENOMEM;
-    s->buf = buf;
-    s->cap = 2 * need;
-    return 0;
+    return array_reserve(&s->buf, &s->cap, held + 3 * (n + sizeof(s->partial)), 1) ? 0 : -ENOMEM;
 }
 
 /* Appends valid text. At the first byte that completes a stop, the longest that it completes is

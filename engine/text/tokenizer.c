@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/array.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 #include "engine/text/pretokenize.h"
@@ -52,18 +53,7 @@ void tokenizer_free(struct tokenizer *t)
 
 static int reserve_ids(struct token_list *list, size_t more)
 {
-    size_t need = list->n + more, cap = list->cap;
-    int32_t *ids;
-
-    if (need <= cap)
-        return 0;
-    cap = need + need / 2 + 16;
-    ids = realloc(list->ids, cap * sizeof(*ids));
-    if (!ids)
-        return -ENOMEM;
-    list->ids = ids;
-    list->cap = cap;
-    return 0;
+    return array_reserve(&list->ids, &list->cap, list->n + more, sizeof(*list->ids)) ? 0 : -ENOMEM;
 }
 
 static int push_id(struct encoder *enc, int32_t id)
