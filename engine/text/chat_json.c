@@ -1,5 +1,5 @@
-/* chat_json.c - a chat out of one JSON object, with the names that the templates use. Texts point
- * into the parsed object; tools and arguments are written as JSON again. */
+/* chat_json.c - reads a chat from a JSON object with the names that templates use. Texts point into
+ * the parsed object; tools and arguments become JSON text again. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static int check_members(const json_t *object, const char *path, const char *con
     return 0;
 }
 
-/* A text, or nothing where the member is null or absent. */
+/* *has is false if the member is null or absent. */
 static int get_text(struct text *out, bool *has, const json_t *object, const char *path,
                     const char *key, struct err *e)
 {
@@ -72,7 +72,7 @@ static int need_text(struct text *out, const json_t *object, const char *path, c
     return r;
 }
 
-/* *out->data is malloc'd. */
+/* out->data is malloc'ed. */
 static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
 {
     char *s = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -83,7 +83,7 @@ static int dump(struct text *out, const json_t *v, const char *path, struct err 
     return 0;
 }
 
-/* {"type": "function", "function": {"name", "arguments"}}, or the inner object alone. */
+/* Either {"type": "function", "function": {"name", "arguments"}} or the inner object alone. */
 static int read_call(struct chat_tool_call *call, const json_t *v, const char *path, struct err *e)
 {
     static const char *const outer[] = {"id", "index", "type", "function", NULL};
@@ -222,7 +222,7 @@ static int read_tools(struct chat_json *c, struct err *e)
     return 0;
 }
 
-/* -1 where the member is null or absent. */
+/* *out is -1 if the member is null or absent. */
 static int read_flag(int *out, const json_t *root, const char *key, struct err *e)
 {
     const json_t *v = json_object_get(root, key);

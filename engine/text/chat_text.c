@@ -1,4 +1,4 @@
-/* chat_text.c - the prompt as it is written, and texts taken apart as Python's str does. */
+/* chat_text.c - writes the prompt; Python's str methods. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "engine/text/chat_impl.h"
 #include "engine/util/array.h"
 
-/* One byte more than needed: the NUL. */
+/* There is always room for one byte more, the NUL. */
 static bool reserve(struct chat_writer *w, size_t more)
 {
     if (!w->error && more > TOKENIZER_MAX_BYTES - w->len)

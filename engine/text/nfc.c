@@ -1,9 +1,9 @@
 /* nfc.c - see nfc.h.
  *
- * A character is safe when nothing before it can change it and it stands for itself in NFC: a
- * starter that is never the second half of a composition and is its own normal form. Text is cut
- * before safe characters; a stretch of one safe character alone is copied, all others (a few
- * characters each in real text) are decomposed, ordered and composed. */
+ * A character is safe if nothing before it can change it and it is its own normal form: a starter
+ * that is never the second half of a composition. Text is cut before safe characters. A stretch of
+ * one safe character is copied; others, a few characters each in real text, are decomposed, ordered
+ * and composed. */
 #include "engine/text/nfc.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 #include "engine/util/must.h"
 
 enum {
-    NFC_TABLE_CPS = 0x40000, /* beyond: unassigned, private or ignorable; nothing composes */
+    NFC_TABLE_CPS = 0x40000, /* nothing composes beyond: unassigned, private or ignorable */
     NFC_DECOMPOSED_MAX = 8,  /* a canonical decomposition has at most 4 characters */
-    NFC_INSERTION_MAX = 16,  /* longer runs of marks are counted instead */
+    NFC_INSERTION_MAX = 16,  /* longer runs of marks are sorted by counting */
     HANGUL_FIRST = 0xac00,
     HANGUL_LAST = 0xd7a3,
     JAMO_V_FIRST = 0x1161,
@@ -61,7 +61,7 @@ static size_t compose(int32_t *cps, size_t n)
     return (size_t)got;
 }
 
-/* Second halves of compositions are the last characters of decompositions that compose again. */
+/* The second half of a composition is the last character of a decomposition that composes again. */
 static void mark_decomposable(struct nfc *n, int32_t cp)
 {
     int32_t parts[NFC_DECOMPOSED_MAX], last;
@@ -124,7 +124,7 @@ static uint8_t ccc(int32_t cp)
     return (uint8_t)utf8proc_get_property(cp)->combining_class;
 }
 
-/* Stable ordering of the marks cps[0..n) by class; tmp has room for n. */
+/* Sorts the marks cps[0..n) by class, stably; tmp has room for n. */
 static void order_run(int32_t *cps, size_t n, int32_t *tmp)
 {
     if (n <= NFC_INSERTION_MAX) {
@@ -162,8 +162,8 @@ static void order_marks(int32_t *cps, size_t n, int32_t *tmp)
     }
 }
 
-/* Normalizes the stretch [start, end) of source and appends it; *copied is how far the source has
- * been taken over, and stays where the stretch is found unchanged. */
+/* Normalizes the stretch [start, end) of source and, if that changes it, appends all of source from
+ * *copied to its end. */
 static int do_stretch(struct nfc_text *t, struct text source, size_t start, size_t end,
                       size_t *copied)
 {

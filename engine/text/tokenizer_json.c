@@ -1,6 +1,6 @@
-/* tokenizer_json.c - tokenizer.json to a tokenizer: reads every part strictly and refuses what
- * would make other ids than the file means. Spellings of tokens are bytes written as printable
- * characters, the byte-level alphabet. */
+/* tokenizer_json.c - reads tokenizer.json and refuses every part that would lead to other ids than
+ * the file describes. A token is spelled in the byte-level alphabet: one printable character a
+ * byte. */
 #include "engine/text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
-/* Tokens by their spelling, while the file is read. */
+/* A slot of the table of tokens by spelling. */
 struct spelling {
     const char *s; /* in the parsed file */
     uint32_t len;
@@ -27,7 +27,7 @@ struct reader {
     json_t *root;
     struct spelling *table;
     uint32_t mask;
-    int16_t byte_of[512]; /* character of the alphabet to byte, or -1 */
+    int16_t byte_of[512]; /* the byte of a character of the alphabet, or -1 */
     size_t bytes_cap;
     struct err *e;
 };
@@ -43,7 +43,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
     return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
 }
 
-/* What a value is, for messages. */
+/* For messages. */
 static const char *what(const json_t *v)
 {
     if (!v)
@@ -53,7 +53,7 @@ static const char *what(const json_t *v)
     return json_type_name(v);
 }
 
-/* The byte-level alphabet: printable Latin-1 stands for itself, the 68 others for U+0100 on. */
+/* Printable Latin-1 stands for itself; U+0100 and on stand for the 68 other bytes. */
 static void fill_alphabet(struct reader *r)
 {
     int next = 256;
@@ -67,8 +67,8 @@ static void fill_alphabet(struct reader *r)
     }
 }
 
-/* Decodes a spelling into out, which has room for len bytes; one with other characters stands for
- * itself. Returns the bytes written. */
+/* Decodes a spelling to out [len]; one with characters outside the alphabet stands for itself.
+ * Returns the bytes written. */
 static size_t decode_spelling(const struct reader *r, const char *s, size_t len, char *out)
 {
     size_t n = 0;
@@ -86,7 +86,7 @@ static size_t decode_spelling(const struct reader *r, const char *s, size_t len,
     return n;
 }
 
-/* The slot of a spelling: its own, or the empty one where it belongs. */
+/* The slot of a spelling, or the empty one where it belongs. */
 static struct spelling *find_spelling(const struct reader *r, const char *s, size_t len)
 {
     uint32_t slot = (uint32_t)XXH3_64bits(s, len) & r->mask;
@@ -243,7 +243,7 @@ static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *w
     return 0;
 }
 
-/* Sizes everything by a first pass over the ids. */
+/* A first pass, over ids and lengths, sizes all arrays. */
 static int reserve(struct reader *r, json_t *vocab, json_t *added)
 {
     size_t n_bytes = 0, slots = 16, i;
@@ -292,7 +292,7 @@ static int reserve(struct reader *r, json_t *vocab, json_t *added)
     return 0;
 }
 
-/* Bytes of the vocabulary's tokens, and the table of spellings. */
+/* Reads the bytes of the vocabulary, and fills the table of spellings. */
 static int read_vocab(struct reader *r, json_t *vocab)
 {
     struct tokenizer *t = r->t;
@@ -329,7 +329,7 @@ static int read_vocab(struct reader *r, json_t *vocab)
     return 0;
 }
 
-/* One merge, spelled "a b" or ["a", "b"]. */
+/* A merge is spelled "a b" or ["a", "b"]. */
 static int read_merge(struct reader *r, const json_t *v, int32_t rank)
 {
     struct text left = {0}, right = {0};
@@ -391,7 +391,7 @@ static int read_merges(struct reader *r, json_t *merges)
     return 0;
 }
 
-/* What a token matched after normalization looks like there. */
+/* Adds a token that is matched after normalization, in its normalized form. */
 static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 {
     struct nfc_text normal = {0};
