@@ -110,7 +110,7 @@ START_TEST(parent_is_part_of_identity)
 }
 END_TEST
 
-/* A pending block is not pinned but its owner is told; once ready it is found. */
+/* A pending block is not found, but its owner is; once ready it is found. */
 START_TEST(pending_is_not_found)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
@@ -125,7 +125,7 @@ START_TEST(pending_is_not_found)
 }
 END_TEST
 
-/* Of two equal blocks the first stays listed; the second's chain goes on with the first's. */
+/* Of two equal blocks the first is listed, and the second's chain continues with it. */
 START_TEST(equal_block_stays_unlisted)
 {
     uint64_t first = prefix_cache_root(ns), second = first;
@@ -142,7 +142,7 @@ START_TEST(equal_block_stays_unlisted)
 }
 END_TEST
 
-/* Clients do not share, and a salt narrows: the same bytes by the same client, nothing else. */
+/* A namespace is found by the same client with the same bytes of salt, by no other. */
 START_TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
@@ -164,7 +164,7 @@ START_TEST(namespaces_are_exact)
 }
 END_TEST
 
-/* A namespace lives on without holders while blocks are in it: the next request finds them. */
+/* A namespace without holders stays while blocks are in it: the next request finds them. */
 START_TEST(namespace_outlives_its_requests)
 {
     struct cache_namespace *first, *again;
@@ -186,7 +186,7 @@ START_TEST(namespace_outlives_its_requests)
 }
 END_TEST
 
-/* A private namespace is found by nobody, and its cached blocks are free when it is closed. */
+/* The cached blocks of a private namespace are free when it is closed. */
 START_TEST(private_namespace_leaves_nothing)
 {
     struct cache_namespace *private;
@@ -201,14 +201,14 @@ START_TEST(private_namespace_leaves_nothing)
     ck_assert_int_eq(blocks_n_cached(blocks), 1);
     prefix_cache_close(cache, private);
     ck_assert_int_eq(blocks_n_cached(blocks), 0);
-    prefix_cache_set_ready(cache, b); /* the step that wrote it is over, nobody wants it */
+    prefix_cache_set_ready(cache, b); /* the step that wrote it is over */
     ck_assert(!prefix_cache_is_ready(cache, b));
     blocks_unref(blocks, b);
     ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
 }
 END_TEST
 
-/* When no block is free the one let go first is reused, and is found no more; the rest still is. */
+/* When no block is free, the one released first is reused and no longer found; others still are. */
 START_TEST(reuses_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), at;
@@ -231,7 +231,7 @@ START_TEST(reuses_the_oldest)
 }
 END_TEST
 
-/* A block computed again after its parent was reused is new: the old tail is not found by it. */
+/* A block computed again after its removal is a new node: the old tail is not found behind it. */
 START_TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
@@ -246,9 +246,8 @@ START_TEST(tail_of_a_forgotten_parent_is_unreachable)
 }
 END_TEST
 
-/* Where a block is listed no more, what is behind it cannot be found and is listed no more: the
- * cached ones become free. */
-START_TEST(nothing_hangs_in_the_air)
+/* Removing a node unlists all behind it, which could not be found: cached blocks become free. */
+START_TEST(removal_takes_what_is_behind)
 {
     uint64_t chain = prefix_cache_root(ns), middle, at = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c;
@@ -265,7 +264,7 @@ START_TEST(nothing_hangs_in_the_air)
     ck_assert_int_eq(hold(&middle, two), -1);
     ck_assert_int_eq(hold(&at, one), -1);
     ck_assert_ptr_null(prefix_cache_verify(cache));
-    b = add(&middle, two, PREFIX_CACHE_READY); /* nor can anything be put behind it */
+    b = add(&middle, two, PREFIX_CACHE_READY); /* nothing can be listed behind it */
     ck_assert(!prefix_cache_is_ready(cache, b));
     ck_assert_ptr_null(prefix_cache_verify(cache));
 }
@@ -488,7 +487,7 @@ int main(void)
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, finds_a_chain);
-    tcase_add_test(t, nothing_hangs_in_the_air);
+    tcase_add_test(t, removal_takes_what_is_behind);
     tcase_add_test(t, parent_is_part_of_identity);
     tcase_add_test(t, pending_is_not_found);
     tcase_add_test(t, equal_block_stays_unlisted);
