@@ -99,19 +99,13 @@ static int load_from_config(struct chat_template **out, int dir, struct err *e)
 {
     static const char file[] = "tokenizer_config.json";
     const json_t *template;
-    json_t *config = NULL;
-    size_t len;
-    char *json;
-    int r = file_read_all(&json, &len, dir, file, TEMPLATE_FILE_MAX, e);
+    json_t *config;
+    int r = json_object_read(&config, dir, file, TEMPLATE_FILE_MAX, e);
 
     if (r == -ENOENT) {
         *out = NULL;
         return 0;
     }
-    if (r)
-        return r;
-    r = json_object_parse(&config, file, json, len, e);
-    free(json);
     if (r)
         return r;
     template = find_template(config);

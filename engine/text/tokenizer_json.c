@@ -46,8 +46,6 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
 /* For messages. */
 static const char *what(const json_t *v)
 {
-    if (!v)
-        return "missing";
     if (json_is_boolean(v))
         return json_is_true(v) ? "true" : "false";
     return json_type_name(v);

@@ -57,22 +57,7 @@ static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
 /* The same for text that is known to be valid. */
 static inline size_t utf8_read_valid(const char *p, uint32_t *cp)
 {
-    const unsigned char *b = (const unsigned char *)p;
-
-    if (b[0] < 0x80) {
-        *cp = b[0];
-        return 1;
-    }
-    if (b[0] < 0xe0) {
-        *cp = (b[0] & 0x1fu) << 6 | (b[1] & 0x3fu);
-        return 2;
-    }
-    if (b[0] < 0xf0) {
-        *cp = (b[0] & 0xfu) << 12 | (b[1] & 0x3fu) << 6 | (b[2] & 0x3fu);
-        return 3;
-    }
-    *cp = (b[0] & 0x7u) << 18 | (b[1] & 0x3fu) << 12 | (b[2] & 0x3fu) << 6 | (b[3] & 0x3fu);
-    return 4;
+    return utf8_read(p, 4, cp);
 }
 
 /* Writes cp, a valid scalar value; returns its length, at most 4. */

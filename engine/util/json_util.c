@@ -96,6 +96,8 @@ int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, 
 
 const char *json_type_name(const json_t *value)
 {
+    if (!value)
+        return "missing";
     switch (json_typeof(value)) {
     case JSON_OBJECT:
         return "an object";

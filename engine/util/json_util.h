@@ -42,7 +42,7 @@ enum field {
     FIELD_ABSENT = 1, /* missing or null; for field_need_* a problem is noted */
 };
 
-/* What a JSON value is, for messages: "a string". */
+/* What a value is, for messages: "a string"; "missing" for NULL. */
 const char *json_type_name(const json_t *value);
 
 /* Each reads a field, numbers within min .. max. *out is written on FIELD_OK only. */

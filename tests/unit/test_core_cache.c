@@ -243,7 +243,7 @@ START_TEST(clear_under_a_running_request)
 }
 END_TEST
 
-/* A report shows how much of a prompt is cached, where it leaves other prompts and how they go on. */
+/* A report shows how much of a prompt is cached, where it leaves others and how they go on. */
 START_TEST(explains_where_a_prompt_differs)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 1, .client = 1};
