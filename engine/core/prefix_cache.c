@@ -204,6 +204,7 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
     struct node *n = chain_node(p, node);
 
     must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
+    must(!n || n->parent);
     if (!n || n->location[tier] >= 0)
         return false;
     blocks_list(p->tiers[tier], block_id, n);
