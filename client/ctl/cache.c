@@ -1,4 +1,4 @@
-/* cache.c - nvllmctl cache: what the prefix cache holds, and changes to it. */
+/* cache.c - nvllmctl cache: shows and changes the prefix cache. */
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -15,7 +15,8 @@
 
 enum {
     DEFAULT_LIMIT = 50,
-    SHORTEST_HEAD = 12, /* columns: less of a prefix's first text tells nothing */
+    HEAD_IDS = 256,     /* at most; the daemon sends fewer */
+    SHORTEST_HEAD = 12, /* columns; less of a prefix's text is of no use */
 };
 
 struct cache_work {
@@ -31,28 +32,26 @@ struct cache_work {
 
 /* ---- show */
 
-/* Asks what the beginnings say. A daemon that loads its model still cannot tell, which is no error.
- */
-static void add_heads(struct cache_work *w, json_t *prefixes)
+/* Adds the text of each prefix's first tokens. A daemon that is still loading its model cannot give
+ * it, which is not an error. */
+static void add_heads(const struct cache_work *w, json_t *prefixes)
 {
     json_t *prefix;
     size_t i;
 
     json_array_foreach(prefixes, i, prefix)
     {
-        struct ctl_request q;
-        struct nvllm_error err;
+        const json_t *head = json_object_get(prefix, "head_ids");
+        size_t n = json_array_size(head);
+        int32_t ids[HEAD_IDS];
         struct nvllm_text text;
-        const int32_t *ids;
-        size_t n;
 
-        ctl_request_init(&q);
-        if (ctl_json_read_ids(&q, "head_ids", json_object_get(prefix, "head_ids"), &ids, &n,
-                              &err) &&
-            n > 0 &&
-            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, &err) == NVLLM_OK)
+        n = n < HEAD_IDS ? n : HEAD_IDS;
+        for (size_t k = 0; k < n; k++)
+            ids[k] = (int32_t)json_integer_value(json_array_get(head, k));
+        if (n > 0 &&
+            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, NULL) == NVLLM_OK)
             json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
-        ctl_request_deinit(&q);
     }
 }
 
@@ -83,7 +82,7 @@ static void fill_cells(struct table *t, const json_t *p)
     ctl_user_name(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }
 
-/* A row ends with the text that the prefix begins with, as much as there is room for. */
+/* The last column is the text that a prefix begins with, cut to the room that is left. */
 static void print_cache(const json_t *o)
 {
     const json_t *prefixes = json_object_get(o, "prefixes");
@@ -147,7 +146,7 @@ static int changed(struct cache_work *w, enum nvllm_code code, const char *what,
     printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
            change->tokens);
     if (w->pin.unpin && change->blocks == 0)
-        ctl_message("of this prompt nothing is pinned: “nvllmctl cache” shows what is, and whose");
+        ctl_message("nothing is pinned for this prompt: “nvllmctl cache” lists pinned prefixes");
     return EXIT_OK;
 }
 
@@ -179,7 +178,7 @@ static int pin(struct cache_work *w)
 
     do {
         set_prompt(&w->pin, &w->request);
-        /* The answer comes when all of the prompt has been computed. */
+        /* Computing the prompt may take long: only --timeout limits it. */
         code = nvllm_pin_cache(w->client, &w->pin, ctl_left_ms(w->ctl), &change, &err);
     } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
     return changed(w, code, w->pin.unpin ? "unpinned" : "pinned", change, &err);
@@ -228,24 +227,24 @@ static int run_verb(struct cache_work *w, enum verb verb)
     return rc;
 }
 
-/* What goes with which verb. */
+/* Refuses options of another verb. */
 static void check_options(const struct cache_work *w, enum verb verb, const char *rest)
 {
     const struct ctl *ctl = w->ctl;
     bool pins = verb == VERB_PIN || verb == VERB_UNPIN;
 
     if (rest && pins)
-        ctl_usage(ctl, "“%s”: is it --prompt or --prompt-file?", rest);
+        ctl_usage(ctl, "“%s”: pass a prompt with --prompt or --prompt-file", rest);
     if (rest)
-        ctl_usage(ctl, "“%s” is one too many", rest);
+        ctl_usage(ctl, "unexpected argument “%s”", rest);
     if (pins && !ctl_prompt_is_given(&w->prompt))
-        ctl_usage(ctl, "cache pin and unpin want --prompt TEXT or --prompt-file FILE");
+        ctl_usage(ctl, "cache pin and unpin need --prompt TEXT or --prompt-file FILE");
     if (w->list.limit > 0 && verb != VERB_SHOW)
-        ctl_usage(ctl, "--limit goes with show");
+        ctl_usage(ctl, "--limit is for show only");
     if ((w->clear.all && verb != VERB_CLEAR) ||
         (!pins && (w->pin.has_uid || w->pin.cache_salt.data || ctl_prompt_is_given(&w->prompt) ||
                    ctl_prompt_is_shaped(&w->prompt))))
-        ctl_usage(ctl, "--all goes with clear; prompts, --user and --cache-salt with pin and "
+        ctl_usage(ctl, "--all is for clear only; prompts, --user and --cache-salt are for pin and "
                        "unpin");
 }
 

@@ -1,5 +1,4 @@
-/* explain.c - nvllmctl explain: why a request waits, and where the cached part of a prompt
- * ends. */
+/* explain.c - nvllmctl explain: why a request waits, or how much of a prompt is cached. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +15,12 @@ struct work {
     struct ctl *ctl;
     struct nvllm_client *client;
     struct nvllm_explain_options about;
-    struct ctl_request request; /* whose input about gets, where it has a prompt */
+    struct ctl_request request; /* holds the prompt, if there is one */
     struct ctl_prompt prompt;
     bool json;
 };
 
-/* The text of one token, in JSON's quotes, or nothing where the daemon does not say. */
+/* An id and, if the daemon tells it, the token's text in JSON's quotes. */
 static void print_token(struct nvllm_client *client, const struct ctl *ctl, int32_t id)
 {
     struct nvllm_text text;
@@ -51,7 +50,7 @@ static void print_prompt(struct nvllm_client *client, const struct ctl *ctl, con
            (long long)prompt, prompt ? 100.0 * (double)cached / (double)prompt : 0);
     if (!json_is_integer(next))
         return;
-    /* Of a block that is the same in part only, nothing is cached: what differs comes later. */
+    /* A block is cached as a whole: the first token that differs lies behind the cached ones. */
     printf("%-16s ", json_array_size(others) > 0 ? "first different" : "first not cached");
     print_token(client, ctl, (int32_t)json_integer_value(next));
     putchar('\n');
@@ -134,19 +133,19 @@ static void read_options(struct work *w)
     ctl_prompt_init(&w->prompt, ctl);
     given = ctl_prompt_is_given(&w->prompt);
     if (given + ctl->line.n_words != 1)
-        ctl_usage(ctl, "explain wants the number of one request, or --prompt TEXT, or "
-                       "--prompt-file FILE");
+        ctl_usage(ctl,
+                  "explain needs the number of a request, --prompt TEXT or --prompt-file FILE");
     if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
-        ctl_usage(ctl, "--%s goes with --prompt or --prompt-file",
+        ctl_usage(ctl, "--%s needs --prompt or --prompt-file",
                   w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
     if (!given && (words[0][0] < '0' || words[0][0] > '9'))
         ctl_usage(ctl,
-                  "“%s” is no request's number, which “nvllmctl requests” shows; a prompt goes "
-                  "behind --prompt",
+                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
+                  "prompt with --prompt",
                   words[0]);
     if (!given)
         w->about.request = ctl_request_number(ctl, words[0]);
-    ctl->needs_model = given; /* a prompt has to be tokenized */
+    ctl->needs_model = given; /* to tokenize the prompt */
 }
 
 int ctl_explain(struct ctl *ctl)

@@ -21,7 +21,7 @@ static const char *colour_of(enum nvllm_state state)
     }
 }
 
-/* A text from the daemon, on one line and without control characters. */
+/* A text from the daemon, without control characters; nothing if it is empty. */
 static void put(const char *name, const char *value)
 {
     if (!value[0])

@@ -1,4 +1,4 @@
-/* top.c - nvllmctl top: what the daemon does, redrawn. */
+/* top.c - nvllmctl top: what nvllmd is doing, redrawn periodically. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -23,11 +23,11 @@ enum {
     HEAD_ROWS = 6, /* above the requests */
     BAR_COLUMNS = 40,
     SHORTEST_BAR = 8,
-    ONCE_MS = 500, /* between the two looks that one picture needs for its rates */
-    RATE_MS = 100, /* rates over less say nothing: a terminal that is resized has many pictures */
+    ONCE_MS = 500, /* between the two samples that --once takes for its rates */
+    RATE_MS = 100, /* the shortest interval for rates: resizing a terminal redraws often */
 };
 
-/* A screen of its own, without cursor, and whose lines do not go on in the next one; and back. */
+/* The alternate screen, no cursor, no line wrap; and back. */
 #define SCREEN_BEGIN "\033[?1049h\033[?25l\033[?7l"
 #define SCREEN_END   "\033[?7h\033[?25h\033[?1049l"
 
@@ -38,12 +38,12 @@ struct top {
     int64_t seen_ms; /* -1: nothing yet */
     uint64_t output_tokens, prompt_tokens, steps;
     double output_rate, prompt_rate, step_rate; /* a second */
-    char *screen;                               /* one write a picture: it does not flicker */
+    char *screen;                               /* written at once, so that it does not flicker */
     size_t screen_bytes;
-    int columns, rows; /* of the terminal; 0: none, as wide and long as it needs to be */
-    int signals;       /* where the terminal's new size, and Ctrl-Z, are told */
+    int columns, rows; /* of the terminal; 0: unlimited */
+    int signals;       /* signalfd: the terminal's new size, Ctrl-Z */
     struct termios before;
-    struct nvllm_error err; /* why there is no picture: told once the terminal is itself again */
+    struct nvllm_error err; /* printed once the terminal is restored */
 };
 
 static double rate(uint64_t now, uint64_t before, int64_t ms)
@@ -68,7 +68,7 @@ static void measure(struct top *t, const struct nvllm_status *s)
     t->steps = s->steps;
 }
 
-/* As long as there is room beside what stands behind it. */
+/* The bar takes the room that the text leaves. */
 static void draw_blocks(const struct top *t, FILE *to, const struct nvllm_status *s)
 {
     double total = s->blocks_total ? s->blocks_total : 1;
@@ -112,7 +112,7 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
             s->preemptions, s->preemptions == 1 ? "" : "s");
 }
 
-/* As many requests as the rest of the screen has room for, and the line that says how many more. */
+/* Requests that the rest of the screen has room for, beside the line that counts the others. */
 static size_t rows_of_requests(const struct top *t)
 {
     if (t->rows == 0)
@@ -120,8 +120,8 @@ static size_t rows_of_requests(const struct top *t)
     return t->rows > HEAD_ROWS + 2 ? (size_t)(t->rows - HEAD_ROWS - 2) : 1;
 }
 
-/* One picture, into t->screen; false with t->err. */
-static bool take_picture(struct top *t)
+/* Draws into t->screen; false with t->err. */
+static bool draw(struct top *t)
 {
     const struct nvllm_request_list *list;
     const struct nvllm_status *status;
@@ -147,10 +147,10 @@ static bool take_picture(struct top *t)
     if (code == NVLLM_OK)
         requests_print(to, list, wanted.limit, t->columns);
     fclose(to);
-    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model is loaded */
+    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model loads */
 }
 
-/* Bytes of the first characters of a line, as many as there are columns. */
+/* Bytes of the characters of a line that the columns have room for. */
 static int bytes_shown(const char *line, size_t length, int columns)
 {
     size_t i = 0;
@@ -163,8 +163,8 @@ static int bytes_shown(const char *line, size_t length, int columns)
     return (int)i;
 }
 
-/* Lines are cut at the screen's edge, and each takes what was there before away. */
-static bool show_picture(const struct top *t)
+/* Cuts lines at the edge of the screen; each erases what was there before. */
+static bool show(const struct top *t)
 {
     char *text = NULL;
     size_t n = 0;
@@ -209,7 +209,7 @@ static void leave_screen(const struct top *t)
     tcsetattr(STDIN_FILENO, TCSADRAIN, &t->before);
 }
 
-/* From here on the signals that change the screen are read, where the keys are waited for. */
+/* Makes SIGWINCH and SIGTSTP readable, to wait for them together with keys. */
 static bool catch_signals(struct top *t)
 {
     sigset_t set;
@@ -221,8 +221,8 @@ static bool catch_signals(struct top *t)
     return t->signals >= 0 && sigprocmask(SIG_BLOCK, &set, NULL) == 0;
 }
 
-/* True: something has come, and the picture is to be drawn anew. Ctrl-Z gives the terminal back for
- * as long as the program is stopped. */
+/* True: a signal came, and the screen must be redrawn. Ctrl-Z restores the terminal while the
+ * program is stopped. */
 static bool take_signals(struct top *t)
 {
     struct signalfd_siginfo info;
@@ -239,7 +239,7 @@ static bool take_signals(struct top *t)
     return any;
 }
 
-/* Until the next picture is due. True: somebody has typed q, or nobody can type any more. */
+/* Waits until the next redraw is due. True: q was typed, or the terminal is gone. */
 static bool wait_key(struct top *t)
 {
     int64_t end = clock_ms() + t->interval_ms;
@@ -271,8 +271,8 @@ static int run_live(struct top *t)
     enter_screen(t);
     do {
         terminal_size(STDOUT_FILENO, &t->columns, &t->rows);
-        ok = take_picture(t);
-    } while (ok && show_picture(t) && !wait_key(t) && !ctl_interrupted());
+        ok = draw(t);
+    } while (ok && show(t) && !wait_key(t) && !ctl_interrupted());
     leave_screen(t);
     close(t->signals);
     if (ctl_interrupted())
@@ -285,10 +285,10 @@ static int run_once(struct top *t)
     const struct timespec pause = {0, ONCE_MS * 1000000L};
 
     t->columns = terminal_columns(STDOUT_FILENO);
-    if (!take_picture(t))
+    if (!draw(t))
         return ctl_report(t->ctl, &t->err);
     nanosleep(&pause, NULL);
-    if (!take_picture(t))
+    if (!draw(t))
         return ctl_report(t->ctl, &t->err);
     return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
 }
@@ -304,7 +304,7 @@ int ctl_top(struct ctl *ctl)
     int rc;
 
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
-        ctl_usage(ctl, "top wants a terminal; --once prints one picture anywhere");
+        ctl_usage(ctl, "top needs a terminal; --once prints the same anywhere");
     rc = ctl_connect(&t.client, ctl);
     if (rc == EXIT_OK)
         rc = once ? run_once(&t) : run_live(&t);

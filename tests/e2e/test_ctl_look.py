@@ -150,7 +150,7 @@ class Real(SharedDaemon):
             w.receive()
             done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
             self.assertEqual(done.returncode, 5)
-            self.assertIn(b"1 requests run", done.stderr)
+            self.assertIn(b"1 running", done.stderr)
             self.daemon.ctl("drain", "--end-after", 0, "--wait")
             self.assertEqual(w.collect([2])[2].choices[0].reason, "FINISH_CANCELLED")
             self.daemon.ctl("resume")
@@ -293,7 +293,7 @@ class Real(SharedDaemon):
                      ["top", "--interval", "0"]):
             done = self.daemon.ctl(*args, check=False)
             self.assertEqual((done.returncode, done.stdout), (2, b""), args)
-        self.assertIn("goes behind --prompt",
+        self.assertIn("pass a prompt with --prompt",
                       self.daemon.ctl("explain", "What is 1 + 1?", check=False).stderr.decode())
         self.assertIn("did you mean “cache show”",
                       self.daemon.ctl("cache", "sow", check=False).stderr.decode())
