@@ -63,6 +63,11 @@ void ctl_put_line(FILE *to, const char *text, int max)
     }
 }
 
+double ctl_percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
 json_t *ctl_json_count(uint64_t n)
 {
     return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);

@@ -21,6 +21,9 @@ const char *ctl_duration(char *out, size_t n, uint64_t us);
  * terminal as "?", and what is behind max bytes is left out; 0: nothing is. */
 void ctl_put_line(FILE *to, const char *text, int max);
 
+/* 0 of nothing. */
+double ctl_percent(uint64_t part, uint64_t whole);
+
 /* A count as JSON, whatever its size. */
 json_t *ctl_json_count(uint64_t n);
 

@@ -106,10 +106,8 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
             t->output_rate, t->prompt_rate, t->step_rate);
     draw_blocks(t, to, s);
     fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
-            s->prefix_queried_tokens
-                ? 100.0 * (double)s->prefix_hit_tokens / (double)s->prefix_queried_tokens
-                : 0,
-            s->preemptions, s->preemptions == 1 ? "" : "s");
+            ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens), s->preemptions,
+            s->preemptions == 1 ? "" : "s");
 }
 
 /* Requests that the rest of the screen has room for, beside the line that counts the others. */
