@@ -21,6 +21,7 @@
 enum {
     INTERVAL_MS = 1000,
     HEAD_ROWS = 6, /* above the requests */
+    N_RATES = 3,
     BAR_COLUMNS = 40,
     SHORTEST_BAR = 8,
     ONCE_MS = 500, /* between the two samples that --once takes for its rates */
@@ -35,10 +36,10 @@ struct top {
     struct ctl *ctl;
     struct nvllm_client *client;
     int interval_ms;
-    int64_t seen_ms; /* -1: nothing yet */
-    uint64_t output_tokens, prompt_tokens, steps;
-    double output_rate, prompt_rate, step_rate; /* a second */
-    char *screen;                               /* written at once, so that it does not flicker */
+    int64_t seen_ms;          /* -1: nothing yet */
+    uint64_t counts[N_RATES]; /* tokens generated, of prompts computed, steps */
+    double rates[N_RATES];    /* the same, a second */
+    char *screen;             /* written at once, so that it does not flicker */
     size_t screen_bytes;
     int columns, rows; /* of the terminal; 0: unlimited */
     int signals;       /* signalfd: the terminal's new size, Ctrl-Z */
@@ -46,26 +47,21 @@ struct top {
     struct nvllm_error err; /* printed once the terminal is restored */
 };
 
-static double rate(uint64_t now, uint64_t before, int64_t ms)
-{
-    return ms > 0 && now >= before ? (double)(now - before) * 1000 / (double)ms : 0;
-}
-
 static void measure(struct top *t, const struct nvllm_status *s)
 {
-    int64_t now = clock_ms();
+    const uint64_t counts[N_RATES] = {s->output_tokens, s->prompt_tokens, s->steps};
+    int64_t now = clock_ms(), ms = now - t->seen_ms;
 
-    if (t->seen_ms >= 0 && now - t->seen_ms < RATE_MS)
+    if (t->seen_ms >= 0 && ms < RATE_MS)
         return;
-    if (t->seen_ms >= 0) {
-        t->output_rate = rate(s->output_tokens, t->output_tokens, now - t->seen_ms);
-        t->prompt_rate = rate(s->prompt_tokens, t->prompt_tokens, now - t->seen_ms);
-        t->step_rate = rate(s->steps, t->steps, now - t->seen_ms);
+    for (int i = 0; i < N_RATES; i++) {
+        if (t->seen_ms >= 0)
+            t->rates[i] = counts[i] < t->counts[i]
+                              ? 0
+                              : (double)(counts[i] - t->counts[i]) * 1000 / (double)ms;
+        t->counts[i] = counts[i];
     }
     t->seen_ms = now;
-    t->output_tokens = s->output_tokens;
-    t->prompt_tokens = s->prompt_tokens;
-    t->steps = s->steps;
 }
 
 /* The bar takes the room that the text leaves. */
@@ -103,7 +99,7 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     fprintf(to, "\nrequests  %u running, %u waiting, %u connection%s\n", s->requests_running,
             s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
-            t->output_rate, t->prompt_rate, t->step_rate);
+            t->rates[0], t->rates[1], t->rates[2]);
     draw_blocks(t, to, s);
     fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
             ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens), s->preemptions,

@@ -1,6 +1,7 @@
 /* test_client_admin.c - the calls that look into the daemon and steer it: the test writes the
  * answer before the call and reads the request after it. */
 #include "client_rig.h"
+#include "proto/report_fields.h"
 #include "tests/unit/run_suite.h"
 
 enum { MS = 1000 };
@@ -563,6 +564,29 @@ START_TEST(answer_of_another_kind)
 }
 END_TEST
 
+/* Each field of a report has its row in report_fields.h. */
+START_TEST(no_field_is_forgotten)
+{
+#define ROW(kind, field, source, member, key) +1
+#define ck_rows(message, rows)                ck_assert_uint_eq(nvllm__v1__##message##__descriptor.n_fields, rows)
+    ck_rows(status, STATUS_FIELDS(ROW));
+    ck_rows(blocks, BLOCK_SUMS_FIELDS(ROW));
+    ck_rows(requests, STATUS_REQUESTS_FIELDS(ROW));
+    ck_rows(prefix_cache, CACHE_HITS_FIELDS(ROW));
+    ck_rows(memory, STATUS_MEMORY_FIELDS(ROW));
+    ck_rows(request_info, REQUEST_INFO_FIELDS(ROW));
+    ck_rows(request_list, REQUEST_LIST_FIELDS(ROW));
+    ck_rows(blocks_of_uid, UID_BLOCKS_FIELDS(ROW));
+    ck_rows(blocks_of_request, REQUEST_BLOCKS_FIELDS(ROW));
+    ck_rows(block_report, BLOCKS_FIELDS(ROW));
+    ck_rows(cached_prefix, CACHED_PREFIX_FIELDS(ROW));
+    ck_rows(cache_report, CACHE_FIELDS(ROW));
+    ck_rows(cache_changed, CACHE_CHANGE_FIELDS(ROW));
+    /* Both kinds have the text, and the request is a message of its own. */
+    ck_rows(explanation, WHY_WAITING_FIELDS(ROW) WHY_CACHED_FIELDS(ROW) - 1 + 1);
+}
+END_TEST
+
 /* Every state and reason has a word of its own, and a number from the future one as well. */
 START_TEST(words)
 {
@@ -608,6 +632,7 @@ int main(void)
     tcase_add_test(bad, wrong_questions);
     tcase_add_test(bad, answer_of_another_kind);
     suite_add_tcase(s, bad);
+    tcase_add_test(alone, no_field_is_forgotten);
     tcase_add_test(alone, words);
     suite_add_tcase(s, alone);
     return run_suite(s);
