@@ -63,9 +63,9 @@ static uint64_t number(const json_t *o, const char *name)
 enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, PINNED, USER, N_COLUMNS };
 
 static const struct table_column columns_of_all[N_COLUMNS] = {
-    [TOKENS] = {"TOKENS", 8}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
-    [AGE] = {"AGE", 8, 2},    [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
-    [PINNED] = {"", -3, 7},   [USER] = {"USER", -10, 4},
+    [TOKENS] = {"TOKENS", 8, 0}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
+    [AGE] = {"AGE", 8, 2},       [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
+    [PINNED] = {"", -3, 7},      [USER] = {"USER", -10, 4},
 };
 
 static void fill_cells(struct table *t, const json_t *p)
