@@ -320,7 +320,7 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
         out->n_clients = q->limit;
     count_client_blocks(c, out);
     for (int32_t i = 0; i < c->options.n_blocks; i++)
-        out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
+        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
     return q->map ? draw_map(c, q, out) : 0;
 }
 
