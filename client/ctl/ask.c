@@ -27,6 +27,11 @@ const char *ctl_user_name(char *out, size_t n, uint32_t uid)
     return out;
 }
 
+double ctl_percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
 const char *ctl_duration(char *out, size_t n, uint64_t us)
 {
     double s = (double)us / 1e6;

@@ -14,6 +14,9 @@ int ctl_ask_ms(const struct ctl *ctl);
 /* The user's name, or the number where there is none. */
 const char *ctl_user_name(char *out, size_t n, uint32_t uid);
 
+/* 0 if the whole is 0. */
+double ctl_percent(uint64_t part, uint64_t whole);
+
 /* "3 ms", "12.3 s", "5 min", "2 h", "3 d": room for 16 bytes. */
 const char *ctl_duration(char *out, size_t n, uint64_t us);
 
