@@ -7,7 +7,8 @@
 
 enum {
     ALIGN = alignof(max_align_t),
-    CHUNK_BYTES = 2048, /* one ordinary request */
+    FIRST_BYTES = 896,  /* a token; with its head malloc's fastest size, up to 1,032 bytes */
+    CHUNK_BYTES = 2048, /* an ordinary request */
     CHUNK_MAX_BYTES = 1 << 20,
 };
 
@@ -19,12 +20,13 @@ struct chunk {
 
 struct unpacked {
     ProtobufCMessage *message;
-    struct chunk *chunks; /* the newest first; only it has room */
+    struct chunk *chunks; /* the newest first, and first the last; only the newest has room */
     size_t bytes;
     size_t left; /* of the budget */
     size_t next; /* size of the next chunk */
     bool over;   /* a request was refused for the budget */
     bool no_memory;
+    struct chunk first;
 };
 
 static void *arena_take(struct unpacked *u, size_t n)
@@ -33,7 +35,7 @@ static void *arena_take(struct unpacked *u, size_t n)
     size_t cap;
     void *p;
 
-    if (!c || c->cap - c->used < n) {
+    if (c->cap - c->used < n) {
         cap = n > u->next ? n : u->next;
         c = malloc(sizeof(*c) + cap);
         if (!c)
@@ -89,13 +91,13 @@ int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                   const uint8_t *data, size_t n, size_t budget)
 {
     ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free};
-    struct unpacked *u = calloc(1, sizeof(*u));
+    struct unpacked *u = malloc(sizeof(*u) + FIRST_BYTES);
     int r;
 
     if (!u)
         return UNPACK_E_NOMEM;
-    u->left = budget;
-    u->next = CHUNK_BYTES;
+    *u = (struct unpacked){.left = budget, .next = CHUNK_BYTES, .chunks = &u->first};
+    u->first.cap = FIRST_BYTES;
     allocator.allocator_data = u;
     u->message = protobuf_c_message_unpack(type, &allocator, n, data);
     if (!u->message) {
@@ -261,7 +263,7 @@ void unpacked_free(struct unpacked *u)
 
     if (!u)
         return;
-    for (struct chunk *c = u->chunks; c; c = next) {
+    for (struct chunk *c = u->chunks; c != &u->first; c = next) {
         next = c->next;
         free(c);
     }

@@ -48,7 +48,7 @@ static int64_t nearest_deadline(const struct nvllm_client *c)
 static void set_current(struct nvllm_client *c, struct event *e)
 {
     event_free(c->current);
-    c->current = e && !e->lent ? e : NULL;
+    c->current = e;
     if (e && e->open && e->terminal)
         c->n_open--;
 }
@@ -72,19 +72,14 @@ struct event *client_take(struct nvllm_client *c)
 
 struct event *client_take_of(struct nvllm_client *c, uint64_t id)
 {
-    struct event *e, *kept;
+    struct event *e;
 
     while (!client_queue_full(c) && (e = conn_take(&c->conn)) != NULL) {
         if (e->public.id == id) {
             set_current(c, e);
             return e;
         }
-        kept = event_keep(e);
-        if (!kept) {
-            conn_no_memory(&c->conn);
-            break;
-        }
-        keep_event(c, kept);
+        keep_event(c, e);
     }
     return NULL;
 }

@@ -324,32 +324,11 @@ drop:
     return NULL;
 }
 
-/* The ordinary way of most frames, without memory. False: it is another frame, or one that nobody
- * waits for, whose fate the general way decides. */
-static bool take_delta(struct conn *c, struct event **out, const uint8_t *data, size_t n)
-{
-    const struct pending_entry *of;
-    const char *why;
-    struct delta d;
-
-    if (!c->welcomed || !delta_read(&d, c->lent_ids, data, n))
-        return false;
-    of = pending_find(&c->pending, d.id);
-    if (!of || of->kind != PENDING_GENERATE || of->abandoned ||
-        event_lend(&c->lent, &d, of, &why) != EVENT_OK)
-        return false;
-    *out = &c->lent;
-    return true;
-}
-
 static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
 {
     const Nvllm__V1__ServerFrame *frame;
     struct unpacked *memory;
-    struct event *e;
 
-    if (take_delta(c, &e, data, n))
-        return e;
     switch (unpack(&memory, &nvllm__v1__server_frame__descriptor, data, n)) {
     case UNPACK_OK:
         break;

@@ -26,8 +26,6 @@ struct conn {
     bool ended;               /* no more bytes will come */
     int end_errno;            /* why; 0: the daemon closed */
     struct nvllm_error death; /* code is not NVLLM_OK: no more events will come */
-    struct event lent;
-    int32_t lent_ids[DELTA_MAX_IDS];
 };
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes);
@@ -54,14 +52,13 @@ void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline);
  * there is none, or no memory, see death. */
 struct event *conn_expire(struct conn *c, int64_t now);
 
-/* Bytes from the daemon, copied. A lent event ends here. */
+/* Bytes from the daemon, copied. */
 void conn_push(struct conn *c, const void *data, size_t n);
 
 /* No more bytes will come. sys_errno 0: the daemon closed the connection. */
 void conn_end(struct conn *c, int sys_errno);
 
-/* The next event, or NULL: nothing is there, see death. It may be lent, and ends with the next call
- * then. */
+/* The next event, which the caller frees, or NULL: nothing is there, see death. */
 struct event *conn_take(struct conn *c);
 
 static inline size_t conn_bytes(const struct conn *c)

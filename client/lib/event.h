@@ -1,12 +1,10 @@
 /* event.h - one frame of the daemon, checked and turned into what the public header shows.
  *
- * Its memory is that of the unpacked frame, or a piece of the heap. A delta may also be lent: it is
- * then part of its connection and points into bytes that have come, until more of them are looked
- * at, so that a token costs no memory. */
+ * Its memory is that of the unpacked frame, or for an error found on this side a piece of the heap.
+ */
 #ifndef NVLLM_CLIENT_LIB_EVENT_H
 #define NVLLM_CLIENT_LIB_EVENT_H
 
-#include "client/lib/delta.h"
 #include "client/lib/nvllm_client.h"
 #include "client/lib/pending.h"
 #include "proto/nvllm.pb-c.h"
@@ -14,9 +12,8 @@
 
 struct event {
     struct event *next;      /* in a queue */
-    struct unpacked *memory; /* NULL: of the heap, or lent */
+    struct unpacked *memory; /* NULL: of the heap */
     size_t heap_bytes;
-    bool lent;
     bool terminal;
     bool open; /* as of the request */
     bool is_error;
@@ -50,13 +47,6 @@ enum {
 int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
               const char **why);
 void event_free(struct event *e);
-
-/* Makes e, which the caller lends, the event of a delta. EVENT_OK or EVENT_E_INVALID. */
-int event_lend(struct event *e, const struct delta *in, const struct pending_entry *of,
-               const char **why);
-
-/* An event that stays: e itself, or a copy of it if it was lent. NULL: no memory. */
-struct event *event_keep(struct event *e);
 
 /* The error that ends an open request, found on this side. NULL: no memory. */
 struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message);
