@@ -8,18 +8,11 @@
 
 #include "client/ctl/ctl.h"
 
-/* How long one answer is waited for. */
-int ctl_ask_ms(const struct ctl *ctl);
-
 /* The user's name, or the number where there is none. */
 const char *ctl_user_name(char *out, size_t n, uint32_t uid);
 
 /* "3 ms", "12.3 s", "5 min", "2 h", "3 d": room for 16 bytes. */
 const char *ctl_duration(char *out, size_t n, uint64_t us);
-
-/* Text from elsewhere on one line: ends of lines and tabs show as blanks, what else steers a
- * terminal as "?", and what is behind max bytes is left out; 0: nothing is. */
-void ctl_put_line(FILE *to, const char *text, int max);
 
 /* A count as JSON, whatever its size. */
 json_t *ctl_json_count(uint64_t n);

@@ -255,7 +255,7 @@ static struct slot *slot_of(const struct batch *b, uint64_t request_id)
 /* A daemon that is too busy is asked again, with fewer requests at a time. */
 static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err)
 {
-    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
+    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
 
     if (err->code != NVLLM_E_BUSY || b->stopping || ++s->n_tries > MAX_TRIES)
         return false;
@@ -453,22 +453,16 @@ static void make_slots(struct batch *b)
     b->n_slots = 1;
     while (b->n_slots < b->concurrency * SLOTS_A_REQUEST)
         b->n_slots *= 2;
-    b->slots = calloc(b->n_slots, sizeof(*b->slots));
-    b->by_id = calloc(b->n_slots, sizeof(*b->by_id));
-    if (!b->slots || !b->by_id) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    b->slots = ctl_alloc(b->n_slots, sizeof(*b->slots));
+    b->by_id = ctl_alloc(b->n_slots, sizeof(*b->by_id));
 }
 
 static int exit_code(const struct batch *b)
 {
     if (ctl_interrupted())
         return ctl_interrupted();
-    if (b->out_of_time) {
-        ctl_message("gave up after the time that --timeout gives");
-        return EXIT_DEADLINE;
-    }
+    if (b->out_of_time)
+        return ctl_report_timeout();
     return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 

@@ -107,7 +107,7 @@ static void fail_all(struct bench *b, const struct nvllm_error *err)
 
 static void put_off(struct bench *b, struct stream *s, uint32_t after_ms)
 {
-    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
+    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
 
     s->n_tries++;
     s->state = STREAM_RETRY;
@@ -291,10 +291,8 @@ static bool is_over(struct bench *b)
 {
     bool out_of_time = ctl_left_ms(b->ctl) == 0;
 
-    if (!b->stopping && out_of_time) {
-        ctl_message("gave up after the time that --timeout gives");
-        b->rc = EXIT_DEADLINE;
-    }
+    if (!b->stopping && out_of_time)
+        b->rc = ctl_report_timeout();
     if (!b->stopping &&
         (ctl_interrupted() || out_of_time || (b->end_ns && clock_ns() >= b->end_ns))) {
         if (!b->end_ns || clock_ns() < b->end_ns)
@@ -403,14 +401,10 @@ static void make_streams(struct bench *b)
     b->id_mask = 1;
     while (b->id_mask < b->n_streams * 4)
         b->id_mask *= 2;
-    b->streams = calloc(b->n_streams, sizeof(*b->streams));
-    b->free_streams = calloc(b->n_streams, sizeof(*b->free_streams));
-    b->by_id = calloc(b->id_mask, sizeof(*b->by_id));
-    b->result = calloc(1, sizeof(*b->result));
-    if (!b->streams || !b->free_streams || !b->by_id || !b->result) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    b->streams = ctl_alloc(b->n_streams, sizeof(*b->streams));
+    b->free_streams = ctl_alloc(b->n_streams, sizeof(*b->free_streams));
+    b->by_id = ctl_alloc(b->id_mask, sizeof(*b->by_id));
+    b->result = ctl_alloc(1, sizeof(*b->result));
     b->id_mask--;
     for (size_t i = b->n_streams; i > 0; i--)
         b->free_streams[b->n_free++] = (uint32_t)i - 1;

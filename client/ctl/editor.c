@@ -106,10 +106,8 @@ static void start_libedit(struct editor *e)
     choose_locale();
     e->edit = el_init("nvllmctl", stdin, stdout, stderr);
     e->history = history_init();
-    if (!e->edit || !e->history) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    if (!e->edit || !e->history)
+        ctl_no_memory();
     history(e->history, &event, H_SETSIZE, HISTORY_LINES);
     history(e->history, &event, H_SETUNIQUE, 1);
     el_set(e->edit, EL_CLIENTDATA, e);
@@ -126,12 +124,8 @@ static void start_libedit(struct editor *e)
 
 void editor_new(struct editor **out, bool terminal, int64_t deadline)
 {
-    struct editor *e = calloc(1, sizeof(*e));
+    struct editor *e = ctl_alloc(1, sizeof(*e));
 
-    if (!e) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
     e->deadline = deadline;
     lines_init(&e->lines, STDIN_FILENO);
     if (terminal)

@@ -9,18 +9,18 @@
 struct ctl_request {
     struct nvllm_request r; /* prepared by ctl_request_init() */
     struct nvllm_chat chat;
-    struct ctl_piece *pieces; /* memory that r and chat point into */
-    json_t *source;           /* whose strings r and chat point into; NULL: none */
+    void **pieces; /* [n_pieces] memory that r and chat point into */
+    size_t n_pieces;
+    json_t *source; /* whose strings r and chat point into; NULL: none */
 };
 
 void ctl_request_init(struct ctl_request *q);
 void ctl_request_deinit(struct ctl_request *q);
 
-/* Memory with the request's life, zeroed; ends the program when there is none, as getopt's users
- * expect of a small tool. */
+/* Memory that is freed with the request, zeroed; ends the program if there is none. */
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size);
 
-/* Appends a copy of an element to an array of the request: *array has *n of size bytes. */
+/* Appends a copy of an element to an array of the request: *array holds *n of size bytes. */
 void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, const void *element,
                         size_t size);
 

@@ -17,17 +17,6 @@ enum {
     LAST_TOKEN = 10000, /* of those that prompts are made of, as in nano-vLLM's benchmark */
 };
 
-static void *take(void *old, size_t n, size_t size)
-{
-    void *p = reallocarray(old, n, size);
-
-    if (!p) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
-    return p;
-}
-
 void workload_init(struct workload *w, uint64_t seed)
 {
     *w = (struct workload){0};
@@ -49,8 +38,8 @@ void workload_nano_vllm(struct workload *w)
     size_t n = 0;
 
     random_seed(&w->random, 0);
-    w->items = take(NULL, NANO_VLLM_REQUESTS, sizeof(*w->items));
-    w->memory = take(NULL, NANO_VLLM_REQUESTS * NANO_VLLM_LONGEST, sizeof(*w->memory));
+    w->items = ctl_grow(NULL, NANO_VLLM_REQUESTS, sizeof(*w->items));
+    w->memory = ctl_grow(NULL, NANO_VLLM_REQUESTS * NANO_VLLM_LONGEST, sizeof(*w->memory));
     w->n_items = NANO_VLLM_REQUESTS;
     for (size_t i = 0; i < w->n_items; i++) {
         struct workload_item *item = &w->items[i];
@@ -142,7 +131,7 @@ int workload_read(struct workload *w, const char *path)
             continue;
         if (w->n_items == cap) {
             cap = cap ? cap * 2 : 256;
-            w->items = take(w->items, cap, sizeof(*w->items));
+            w->items = ctl_grow(w->items, cap, sizeof(*w->items));
         }
         if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
             w->n_items++;
@@ -244,14 +233,14 @@ static size_t count_tokens(struct finder *f, size_t end)
 
 int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client)
 {
-    int32_t *all = take(NULL, LAST_TOKEN + 1, sizeof(*all));
+    int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
     struct finder f = {.ctl = ctl, .client = client, .all = all, .w = w};
     size_t n;
     bool ok;
 
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
-    w->tokens = take(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
+    w->tokens = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
     n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
     ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
     free(all);
@@ -296,7 +285,7 @@ const int32_t *workload_ids(struct workload *w, const struct workload_item *item
     if (item->ids)
         return item->ids;
     if (w->n_ids < item->prompt_tokens) {
-        w->ids = take(w->ids, item->prompt_tokens, sizeof(*w->ids));
+        w->ids = ctl_grow(w->ids, item->prompt_tokens, sizeof(*w->ids));
         w->n_ids = item->prompt_tokens;
     }
     for (uint32_t i = 0; i < item->prompt_tokens; i++)
