@@ -5,7 +5,7 @@
 
 #include "client/ctl/json.h"
 
-enum { MAX_CHOICES = 1 << 16 }; /* more are no request that a daemon takes */
+enum { MAX_CHOICES = 1 << 16 }; /* the daemon allows fewer */
 
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 {

@@ -14,7 +14,7 @@ enum {
     NANO_VLLM_REQUESTS = 256,
     NANO_VLLM_SHORTEST = 100,
     NANO_VLLM_LONGEST = 1024,
-    LAST_TOKEN = 10000, /* of those that prompts are made of, as in nano-vLLM's benchmark */
+    LAST_TOKEN = 10000, /* prompts use ids up to this one, as in nano-vLLM's benchmark */
 };
 
 void workload_init(struct workload *w, uint64_t seed)
@@ -32,7 +32,7 @@ void workload_deinit(struct workload *w)
     *w = (struct workload){0};
 }
 
-/* Its prompts are drawn first, each its length and then its tokens; then the answers' lengths. */
+/* Prompts are drawn first, each its length and then its tokens; then the lengths of the answers. */
 void workload_nano_vllm(struct workload *w)
 {
     size_t n = 0;
@@ -97,8 +97,7 @@ static bool read_item(struct workload_item *item, const char *line, size_t n,
     return ok;
 }
 
-/* Requests are sent in the order of their lines: all have a time or none has, and none goes back.
- */
+/* Requests are sent in the order of their lines: all or none have a time, and times ascend. */
 static bool check_time(const struct workload *w, struct nvllm_error *err)
 {
     const struct workload_item *last = w->items + w->n_items;
@@ -163,7 +162,7 @@ struct finder {
     struct nvllm_error err;
 };
 
-/* Bytes of the text of tokens first to end, or -1 with f->err. */
+/* Bytes of the text of tokens first to end - 1, or -1 with f->err. */
 static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_special)
 {
     struct nvllm_text text;
@@ -174,7 +173,7 @@ static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_
     return (int64_t)text.len;
 }
 
-/* Where a text is as long without special tokens as with them, there are none. */
+/* A range holds no special tokens if leaving those out does not shorten its text. */
 static bool find_ordinary(struct finder *f, size_t first, size_t end)
 {
     int64_t with = text_bytes(f, first, end, false);
@@ -190,11 +189,10 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
     return true;
 }
 
-/* How many of the first `end` ids are of the vocabulary: nvllmd refuses those behind it. 0: f->err.
- */
+/* How many of the first `end` ids are in the vocabulary: nvllmd refuses others. 0: f->err. */
 static size_t count_vocabulary(struct finder *f, size_t end)
 {
-    size_t good = 0, bad = end + 1; /* the first good ids are taken, the first bad ones refused */
+    size_t good = 0, bad = end + 1; /* the first `good` ids are accepted, the first `bad` refused */
 
     while (bad - good > 1) {
         size_t n = bad > end ? end : good + (bad - good) / 2;
@@ -207,15 +205,15 @@ static size_t count_vocabulary(struct finder *f, size_t end)
             return 0;
     }
     if (good > 0)
-        f->err = (struct nvllm_error){0}; /* of the refusals that were looked for */
+        f->err = (struct nvllm_error){0}; /* of the refusals in the search */
     return good;
 }
 
-/* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
+/* How many of the first `end` ids the tokenizer has: later ones have no text. 0: f->err, or none.
  */
 static size_t count_tokens(struct finder *f, size_t end)
 {
-    size_t good = 0, empty = end; /* an id below good has a text, none from empty on has */
+    size_t good = 0, empty = end; /* an id below good has a text, none from `empty` on has */
 
     while (empty > good) {
         size_t middle = good + (empty - good) / 2;
@@ -250,7 +248,7 @@ int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm
         ctl_message("the model has no ordinary token");
         return EXIT_ERROR;
     }
-    /* A published prompt holds tokens that this model may not have: others stand for those. */
+    /* A published prompt may contain tokens that this model lacks: others replace them. */
     for (size_t i = 0; w->memory && i < w->n_items; i++)
         for (uint32_t k = 0; w->n_tokens <= LAST_TOKEN && k < w->items[i].prompt_tokens; k++) {
             int32_t *id = (int32_t *)w->items[i].ids + k;
