@@ -19,9 +19,9 @@ struct connection {
     struct frame_decoder in;
     struct frame_buffer out;
     size_t counted_in, counted_out; /* of its buffers, that the owner knows of */
-    struct connection *next_dirty, *next_gone;
-    struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
-    bool dirty;
+    struct list dirty;              /* in shared->dirty */
+    struct list leaving;            /* in shared->gone */
+    struct list waiting; /* in shared->waiting, while it is not read from; else by itself */
     bool greeted;
     bool overdue; /* the timer has run out; what lies in the socket is looked at first */
     bool paused;  /* not read from, for unread output; the timer is that of the slow reader */
@@ -29,13 +29,17 @@ struct connection {
     bool gone;
 };
 
+/* The next connections_flush looks at it. */
 static void mark(struct connection *c)
 {
-    if (c->dirty)
-        return;
-    c->dirty = true;
-    c->next_dirty = c->shared->dirty;
-    c->shared->dirty = c;
+    if (list_empty(&c->dirty))
+        list_append(&c->shared->dirty, &c->dirty);
+}
+
+/* Frames are taken from it, and the timer, if any, is that of a frame. */
+static bool is_open(const struct connection *c)
+{
+    return !c->paused && !c->ending && !c->gone;
 }
 
 /* To be called when a buffer may have grown or shrunk. */
@@ -60,10 +64,8 @@ static void watch_frame(struct connection *c, bool progress)
 {
     bool waiting = !c->greeted || frame_decoder_partial(&c->in);
 
-    if (c->ending || c->gone || c->paused)
-        return; /* the timer is for another thing */
-    if (!list_empty(&c->turn))
-        return; /* there is none while it waits for its turn */
+    if (!is_open(c) || !list_empty(&c->waiting))
+        return;
     if (progress)
         c->overdue = false;
     if (!waiting)
@@ -74,7 +76,7 @@ static void watch_frame(struct connection *c, bool progress)
 
 static void stop_reading(struct connection *c)
 {
-    list_remove(&c->turn);
+    list_remove(&c->waiting);
     event_del(c->readable);
 }
 
@@ -83,8 +85,7 @@ static void leave(struct connection *c)
     if (c->gone)
         return;
     c->gone = true;
-    c->next_gone = c->shared->gone;
-    c->shared->gone = c;
+    list_append(&c->shared->gone, &c->leaving);
     c->shared->n_gone++;
     stop_reading(c);
     event_del(c->writable);
@@ -138,8 +139,8 @@ static bool wait_turn(struct connection *c)
 
     if (!evtimer_pending(c->shared->again, NULL) && evtimer_add(c->shared->again, &at_once) < 0)
         return false;
-    if (list_empty(&c->turn))
-        list_append(&c->shared->waiting, &c->turn);
+    if (list_empty(&c->waiting))
+        list_append(&c->shared->waiting, &c->waiting);
     event_del(c->readable);
     evtimer_del(c->timer);
     return true;
@@ -190,9 +191,6 @@ static void resume(struct connection *c)
         return;
     c->paused = false;
     evtimer_del(c->timer);
-    c->shared->handler->resumed(c->owner);
-    if (c->paused || c->ending || c->gone)
-        return;
     if (read_again(c))
         take_frames(c);
 }
@@ -258,13 +256,13 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
         n++;
     shared->handler->round(shared->shared);
     for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave meanwhile */
-        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, turn);
+        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, waiting);
 
-        list_remove(&c->turn);
+        list_remove(&c->waiting);
         if (!another || shared->handler->turn(c->owner))
             serve(c);
         else
-            list_append(&kept, &c->turn);
+            list_append(&kept, &c->waiting);
     }
     while (!list_empty(&kept)) {
         at = kept.prev;
@@ -278,6 +276,8 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 
 int connections_init(struct connections *shared)
 {
+    list_init(&shared->dirty);
+    list_init(&shared->gone);
     list_init(&shared->waiting);
     shared->again = evtimer_new(shared->base, on_again, shared);
     return shared->again ? 0 : -ENOMEM;
@@ -307,10 +307,9 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
 static void frame_overdue(struct connection *c)
 {
     c->overdue = true;
-    while (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn) &&
-           read_some(c))
+    while (c->overdue && is_open(c) && list_empty(&c->waiting) && read_some(c))
         ;
-    if (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn))
+    if (c->overdue && is_open(c) && list_empty(&c->waiting))
         c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
     c->overdue = false;
 }
@@ -353,7 +352,9 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
     c->shared = shared;
     c->owner = owner;
     c->fd = fd;
-    list_init(&c->turn);
+    list_init(&c->dirty);
+    list_init(&c->leaving);
+    list_init(&c->waiting);
     frame_decoder_init(&c->in, shared->max_frame_bytes);
     c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_readable, c);
     c->writable = event_new(shared->base, fd, EV_WRITE, on_writable, c);
@@ -371,22 +372,10 @@ void connection_free(struct connection *c)
 {
     if (!c)
         return;
-    list_remove(&c->turn);
-    if (c->dirty) {
-        struct connection **at = &c->shared->dirty;
-
-        while (*at != c)
-            at = &(*at)->next_dirty;
-        *at = c->next_dirty;
-    }
-    if (c->gone) {
-        struct connection **at = &c->shared->gone;
-
-        while (*at != c)
-            at = &(*at)->next_gone;
-        *at = c->next_gone;
-        c->shared->n_gone--;
-    }
+    list_remove(&c->waiting);
+    list_remove(&c->dirty);
+    list_remove(&c->leaving);
+    c->shared->n_gone -= c->gone;
     if (c->readable)
         event_free(c->readable);
     if (c->writable)
@@ -486,12 +475,10 @@ void connection_drop(struct connection *c, const ProtobufCMessage *message)
 
 void connections_flush(struct connections *shared)
 {
-    while (shared->dirty) {
-        struct connection *c = shared->dirty;
+    while (!list_empty(&shared->dirty)) {
+        struct connection *c = CONTAINER_OF(shared->dirty.next, struct connection, dirty);
 
-        shared->dirty = c->next_dirty;
-        c->next_dirty = NULL;
-        c->dirty = false;
+        list_remove(&c->dirty);
         flush(c);
         resume(c); /* may put more, and mark it again */
     }
@@ -499,5 +486,7 @@ void connections_flush(struct connections *shared)
 
 void *connections_next_gone(const struct connections *shared)
 {
-    return shared->gone ? shared->gone->owner : NULL;
+    return list_empty(&shared->gone)
+               ? NULL
+               : CONTAINER_OF(shared->gone.next, struct connection, leaving)->owner;
 }

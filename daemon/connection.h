@@ -34,7 +34,6 @@ enum connection_fault {
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
-    void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
     bool (*turn)(void *owner);   /* asked before each frame: may more be taken in this round? */
@@ -52,8 +51,8 @@ struct connections {
     int slow_reader_s;
     int hello_timeout_s;
     int frame_timeout_s;
-    struct connection *dirty; /* something was put, or the end is near */
-    struct connection *gone;  /* to be freed; connections_next_gone */
+    struct list dirty; /* something was put, or the end is near */
+    struct list gone;  /* to be freed; connections_next_gone */
     size_t n_gone;
     struct list waiting; /* for their turn, who waits longest first */
     struct event *again; /* a round of those is due */

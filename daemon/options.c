@@ -152,11 +152,9 @@ static const struct option table[] = {
     {"limits.buffer_bytes_per_uid", KIND_BYTES, AT(max_buffer_bytes_per_uid), 1 << 20,
      INT64_C(1) << 40, NULL, "512M", "the same for the connections of one user"},
     {"limits.output_pause_bytes", KIND_BYTES, AT(output_pause_bytes), 4096, INT64_C(1) << 40, NULL,
-     "1M",
-     "unread answers at which a connection is paused: nothing is read from it, its tokens are "
-     "collected"},
+     "1M", "unread answers at which a connection is paused: nothing is read from it"},
     {"limits.output_bytes", KIND_BYTES, AT(max_output_bytes), 4096, INT64_C(1) << 40, NULL, "8M",
-     "unread answers, collected ones included, at which a connection is closed"},
+     "unread answers at which a connection is closed"},
     {"limits.slow_reader_s", KIND_INT, AT(slow_reader_s), 1, 86400, NULL, "30",
      "seconds after which a connection that stays paused is closed"},
     {"limits.hello_timeout_s", KIND_INT, AT(hello_timeout_s), 1, 86400, NULL, "30",

@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/accounts.h"
 #include "daemon/limits.h"
 #include "daemon/options.h"
 #include "engine/text/chat.h"
@@ -24,8 +23,8 @@ struct request_rules {
     int32_t max_seq_len;
 };
 
-/* Fills all of *out but id, client, owner and release. admin: it is an admin who asks. A seed that
- * is absent is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
+/* Fills all of *out but id, client, owner and its functions. admin: it is an admin who asks. A seed
+ * that is absent is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
 int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
                      const struct request_rules *rules, bool admin, uint64_t now_us,
                      struct refusal *e);
@@ -50,16 +49,14 @@ int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
 int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
                        struct refusal *e);
 
-/* The owner that the engine is given: an unpacked message whose bytes are on an account while it is
- * held. */
-struct request_owner {
-    struct unpacked *message;
-    struct account *account;
-    size_t bytes;
-};
+/* Generate, Tokenize, Detokenize or Render of a frame: fills all of *out but id, client, owner and
+ * its functions. As request_generate otherwise. */
+int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                  const struct request_rules *rules, bool admin, uint64_t now_us,
+                  struct refusal *e);
 
-/* Takes the message over; NULL: no memory, the message is still the caller's. */
-struct request_owner *request_owner_new(struct unpacked *u, struct account *account);
-void request_owner_release(void *owner); /* any thread */
+/* Tokens of an input, estimated where it is a text. */
+uint64_t request_text_tokens(size_t n_bytes);
+uint64_t request_tokens(const struct engine_request *r);
 
 #endif

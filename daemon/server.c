@@ -20,6 +20,16 @@ enum {
     OWN_DESCRIPTORS = 256,
 };
 
+static void on_event(evutil_socket_t fd, short what, void *arg)
+{
+    const struct server_hook *hook = arg;
+
+    (void)fd;
+    (void)what;
+    hook->run(hook->server);
+    sessions_settle(&hook->server->sessions);
+}
+
 /* ---- engine */
 
 static void engine_ready(struct server *s)
@@ -64,13 +74,10 @@ static void engine_changed(struct server *s)
     }
 }
 
-static void on_engine(evutil_socket_t fd, short what, void *arg)
+static void on_engine(struct server *s)
 {
-    struct server *s = arg;
     struct engine_event *list = engine_take(s->parts.engine);
 
-    (void)fd;
-    (void)what;
     for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
             sessions_event(&s->sessions, ev);
@@ -94,18 +101,16 @@ static void listen_on(struct server *s, bool on)
     }
 }
 
-static void on_accept_pause(evutil_socket_t fd, short what, void *arg)
+static void on_accept_pause(struct server *s)
 {
-    (void)fd;
-    (void)what;
-    listen_on(arg, true);
+    listen_on(s, true);
 }
 
 /* Takes who waits at a socket, some at a time. */
-static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
+static void accept_some(struct server *s, const struct listener *l, bool admin)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
-        int client = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int client = accept4(listener_fd(l), NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (client >= 0) {
             sessions_accept(&s->sessions, client, admin);
@@ -125,22 +130,14 @@ static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
     }
 }
 
-static void on_clients(evutil_socket_t fd, short what, void *arg)
+static void on_clients(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)what;
-    accept_some(s, fd, false);
-    sessions_settle(&s->sessions);
+    accept_some(s, s->parts.listener, false);
 }
 
-static void on_admins(evutil_socket_t fd, short what, void *arg)
+static void on_admins(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)what;
-    accept_some(s, fd, true);
-    sessions_settle(&s->sessions);
+    accept_some(s, s->parts.admin_listener, true);
 }
 
 /* Who connects is heard, unless that is paused; where it cannot be now, at the next look. */
@@ -164,15 +161,15 @@ static void mend(struct server *s, struct listener *l, enum server_event event, 
 
     if (listener_intact(l))
         return;
-    accept_some(s, listener_fd(l), admin); /* who still waits there */
+    accept_some(s, l, admin); /* clients that still wait there */
     event_del(ev);
     if (listener_mend(l, &e) < 0) {
         if (log_due(&s->socket_logged_ms, 60 * 1000))
             log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
         return;
     }
-    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST,
-                      admin ? on_admins : on_clients, s) == 0); /* the flags are sound */
+    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST, on_event,
+                      &s->hooks[event]) == 0); /* the flags are sound */
     log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
 }
 
@@ -182,17 +179,12 @@ static void look_after(struct server *s, struct listener *l, enum server_event e
     watch(s, event);
 }
 
-static void on_sockets(evutil_socket_t fd, short what, void *arg)
+static void on_sockets(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     look_after(s, s->parts.listener, EVENT_CLIENTS, false);
     if (s->parts.admin_listener)
         look_after(s, s->parts.admin_listener, EVENT_ADMINS, true);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
-    sessions_settle(&s->sessions);
 }
 
 /* ---- life */
@@ -228,14 +220,20 @@ void server_raise_descriptors(const struct options *o)
                   (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
-static void on_watchdog(evutil_socket_t fd, short what, void *arg)
+static void on_watchdog(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     service_alive();
     evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
+}
+
+static void on_sigterm(struct server *s)
+{
+    server_on_signal(s, SIGTERM);
+}
+
+static void on_sigint(struct server *s)
+{
+    server_on_signal(s, SIGINT);
 }
 
 static int make_events(struct server *s)
@@ -244,14 +242,14 @@ static int make_events(struct server *s)
     const struct {
         evutil_socket_t fd;
         short what;
-        event_callback_fn callback;
+        void (*run)(struct server *s);
     } wanted[N_SERVER_EVENTS] = {
         [EVENT_CLIENTS] = {listener_fd(s->parts.listener), EV_READ | EV_PERSIST, on_clients},
         [EVENT_ADMINS] = {admins ? listener_fd(admins) : -1, EV_READ | EV_PERSIST,
                           admins ? on_admins : NULL},
         [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
-        [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, server_on_signal},
-        [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, server_on_signal},
+        [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, on_sigterm},
+        [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, on_sigint},
         [EVENT_SIGHUP] = {SIGHUP, EV_SIGNAL | EV_PERSIST, server_on_hangup},
         [EVENT_ACCEPT_PAUSE] = {-1, 0, on_accept_pause},
         [EVENT_PHASE] = {-1, 0, server_on_phase},
@@ -264,9 +262,10 @@ static int make_events(struct server *s)
     };
 
     for (int i = 0; i < N_SERVER_EVENTS; i++) {
-        if (!wanted[i].callback)
+        if (!wanted[i].run)
             continue;
-        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, wanted[i].callback, s);
+        s->hooks[i] = (struct server_hook){s, wanted[i].run};
+        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, on_event, &s->hooks[i]);
         if (!s->events[i] || (wanted[i].what && event_add(s->events[i], NULL) < 0))
             return -ENOMEM;
     }
@@ -349,7 +348,7 @@ enum server_end server_run(struct server *s)
                   listener_path(s->parts.admin_listener));
     server_tell_status(s);
     if (early_signal)
-        server_on_signal(early_signal, 0, s);
+        server_on_signal(s, early_signal);
     if (event_base_dispatch(s->base) < 0)
         loop_failed(s);
     event_del(s->events[EVENT_ENGINE]); /* before the engine goes, with its descriptor */

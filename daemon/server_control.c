@@ -65,12 +65,8 @@ void server_tell_status(struct server *s)
 }
 
 /* Again while there are requests: some wait or are preempted without the loop's being told. */
-void server_on_status(evutil_socket_t fd, short what, void *arg)
+void server_on_status(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     server_tell_status(s);
     if (sessions_n_requests(&s->sessions) > 0)
         server_status_soon(s);
@@ -114,13 +110,10 @@ static void begin_cancel(struct server *s)
     server_after(s, EVENT_PHASE, CANCEL_S * 1000);
 }
 
-void server_on_phase(evutil_socket_t fd, short what, void *arg)
+void server_on_phase(struct server *s)
 {
-    struct server *s = arg;
     struct refusal e;
 
-    (void)fd;
-    (void)what;
     switch (s->phase) {
     case PHASE_SERVING:
         break;
@@ -133,12 +126,12 @@ void server_on_phase(evutil_socket_t fd, short what, void *arg)
         s->end = SERVER_STUCK;
         refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "the daemon is shutting down");
         sessions_fail_all(&s->sessions, &e);
+        begin_flush(s);
         break;
     case PHASE_FLUSHING:
         event_base_loopbreak(s->base);
         break;
     }
-    sessions_settle(&s->sessions);
 }
 
 static void begin_end(struct server *s)
@@ -160,20 +153,16 @@ static void begin_end(struct server *s)
     server_tell_status(s);
 }
 
-void server_on_signal(evutil_socket_t number, short what, void *arg)
+void server_on_signal(struct server *s, int number)
 {
-    struct server *s = arg;
-
-    (void)what;
     if (s->phase == PHASE_SERVING) {
-        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", (int)number,
+        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", number,
                   sessions_n_requests(&s->sessions), (int)s->parts.options->drain_timeout_s);
         begin_end(s);
     } else if (s->phase == PHASE_DRAINING) {
         begin_cancel(s);
         server_tell_status(s);
     }
-    sessions_settle(&s->sessions);
 }
 
 /* At the end of each wake-up: whether the next step of the end is due. */
@@ -182,9 +171,8 @@ static void on_settled(void *arg)
     struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
-    /* Who goes on asking must not keep the daemon, so the questions that it still has are the last.
-     */
-    if (ending && sessions_n_requests(&s->sessions) == sessions_n_questions(&s->sessions))
+    /* A client that goes on inspecting must not keep the daemon: what it has asked is the last. */
+    if (ending && sessions_n_requests(&s->sessions) == sessions_n_inspects(&s->sessions))
         sessions_close(&s->sessions);
     if (ending && sessions_n_requests(&s->sessions) == 0) {
         begin_flush(s);
@@ -228,16 +216,11 @@ static void control_drain(void *arg, uint64_t timeout_ms)
     server_tell_status(s);
 }
 
-void server_on_drain(evutil_socket_t fd, short what, void *arg)
+void server_on_drain(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     log_event(LOG_LEVEL_INFO, "drain_over", "requests=%zu", sessions_n_requests(&s->sessions));
     sessions_cancel_all(&s->sessions);
     server_status_soon(s);
-    sessions_settle(&s->sessions);
 }
 
 static int control_resume(void *arg)
@@ -324,15 +307,12 @@ static void reload(struct server *s)
     sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
 }
 
-void server_on_reread(evutil_socket_t fd, short what, void *arg)
+void server_on_reread(struct server *s)
 {
-    struct server *s = arg;
     struct options_change change;
     struct reload_result got;
     struct refusal e;
 
-    (void)fd;
-    (void)what;
     if (!reload_take(s->reload, &got))
         return;
     if (s->phase != PHASE_SERVING) { /* who waited for it was told that nothing changes */
@@ -350,27 +330,17 @@ void server_on_reread(evutil_socket_t fd, short what, void *arg)
     if (s->read_again)
         reload(s);
     s->read_again = false;
-    sessions_settle(&s->sessions);
 }
 
-void server_on_hangup(evutil_socket_t number, short what, void *arg)
+void server_on_hangup(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)number;
-    (void)what;
     if (!evtimer_pending(s->events[EVENT_RELOAD], NULL))
         server_after(s, EVENT_RELOAD, RELOAD_MS);
 }
 
-void server_on_reload(evutil_socket_t fd, short what, void *arg)
+void server_on_reload(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     reload(s); /* what becomes of it will be in the log */
-    sessions_settle(&s->sessions);
 }
 
 const struct session_control server_control = {

@@ -28,9 +28,16 @@ enum server_event {
     N_SERVER_EVENTS,
 };
 
+/* What is run for an event of the loop; what it has put is written afterwards. */
+struct server_hook {
+    struct server *server;
+    void (*run)(struct server *s);
+};
+
 struct server {
     struct server_parts parts;
     struct event_base *base;
+    struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     struct timeval watchdog_every;
     struct sessions sessions;
@@ -58,14 +65,14 @@ void server_update_state(struct server *s);
 void server_engine_failed(struct server *s);
 void server_stop_listening(struct server *s);
 
-/* Callbacks of events. */
-void server_on_signal(evutil_socket_t number, short what, void *arg);
-void server_on_hangup(evutil_socket_t number, short what, void *arg);
-void server_on_phase(evutil_socket_t fd, short what, void *arg);
-void server_on_drain(evutil_socket_t fd, short what, void *arg);
-void server_on_reload(evutil_socket_t fd, short what, void *arg);
-void server_on_reread(evutil_socket_t fd, short what, void *arg);
-void server_on_status(evutil_socket_t fd, short what, void *arg);
+/* Run for events. */
+void server_on_signal(struct server *s, int number);
+void server_on_hangup(struct server *s);
+void server_on_phase(struct server *s);
+void server_on_drain(struct server *s);
+void server_on_reload(struct server *s);
+void server_on_reread(struct server *s);
+void server_on_status(struct server *s);
 
 extern const struct session_control server_control;
 

@@ -267,11 +267,6 @@ static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
     s->output_bytes = output_bytes;
 }
 
-static void on_resumed(void *owner)
-{
-    session_put_held(owner);
-}
-
 static void on_settle(void *shared)
 {
     sessions_settle(shared);
@@ -280,7 +275,6 @@ static void on_settle(void *shared)
 static const struct connection_handler handler = {
     .frame = on_frame,
     .fault = on_fault,
-    .resumed = on_resumed,
     .buffers = on_buffers,
     .settle = on_settle,
     .turn = on_turn,
@@ -300,6 +294,8 @@ void sessions_limits_changed(struct sessions *s)
                                                              : o->max_output_bytes);
     s->connections.max_output_bytes = (size_t)o->max_output_bytes;
     atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
+    atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
+    atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
     s->connections.slow_reader_s = (int)o->slow_reader_s;
     s->connections.hello_timeout_s = (int)o->hello_timeout_s;
     s->connections.frame_timeout_s = (int)o->frame_timeout_s;
@@ -350,9 +346,7 @@ static void free_session(struct session *s)
 
 void sessions_deinit(struct sessions *s)
 {
-    struct refusal nobody_listens = {.code = CODE(CANCELLED)};
-
-    sessions_fail_all(s, &nobody_listens);
+    sessions_forget_requests(s);
     while (!list_empty(&s->all))
         free_session(CONTAINER_OF(s->all.next, struct session, link));
     accounts_deinit(&s->accounts);
@@ -475,7 +469,7 @@ static uint64_t buffer_bytes(const struct account *a)
 
 static size_t bytes_of(const struct session *s)
 {
-    return s->input_bytes + s->output_bytes + s->held_bytes;
+    return s->input_bytes + s->output_bytes;
 }
 
 /* The account with the most bytes of buffers. */
@@ -560,6 +554,5 @@ void sessions_settle(struct sessions *s)
         session_abandon_requests(one);
         free_session(one);
     }
-    accounts_sweep(&s->accounts);
     s->control->settled(s->server);
 }

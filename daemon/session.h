@@ -47,18 +47,20 @@ struct sessions {
     struct accounts accounts;
     struct id_map requests; /* struct pending, by our id */
     uint64_t last_id;
-    uint64_t round;                  /* of the loop: see connection.h */
-    struct list all;                 /* struct session */
-    atomic_size_t most_answer_bytes; /* limits.output_bytes, for the pool's threads */
+    uint64_t round;  /* of the loop: see connection.h */
+    struct list all; /* struct session */
+    /* limits.output_bytes, request_bytes and request_bytes_per_uid, for other threads. */
+    atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
     uint64_t start_ms;
     uint64_t busy_logged_ms, refused_logged_ms, dropped_logged_ms; /* for log_due */
     uint64_t n_refused, n_dropped; /* connections since the line before */
-    bool closed;                   /* no request is taken any more, not even a question */
+    bool closed;                   /* no request is taken any more, of whatever kind */
     const struct session_control *control;
     void *server; /* for control */
 };
 
-/* state begins as LOADING. What the parts point to stays the caller's. */
+/* state begins as LOADING. What the parts point to stays the caller's. The engine must have ended
+ * before sessions_deinit. */
 struct session_parts {
     struct event_base *base;
     struct engine *engine;
@@ -87,15 +89,16 @@ void sessions_event(struct sessions *s, struct engine_event *ev);
 /* Requests not yet told their end, those of clients that have left included. */
 size_t sessions_n_requests(const struct sessions *s);
 
-/* Of those, questions about requests, blocks and cache, which are answered to the end. */
-size_t sessions_n_questions(const struct sessions *s);
+/* Of those, inspect requests, which are answered to the end. */
+size_t sessions_n_inspects(const struct sessions *s);
 
 /* From now on every request is refused: what is under way runs out. */
 void sessions_close(struct sessions *s);
 
 void sessions_cancel_all(struct sessions *s);
 
-/* Each request still under way gets an error as its terminal answer. */
+/* Each client is told an error as the terminal answer of each of its requests. What the engine has
+ * of them stays until its own terminal event, or its end. */
 void sessions_fail_all(struct sessions *s, const struct refusal *e);
 
 /* Every client is let go when it has read what there is. */

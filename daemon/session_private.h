@@ -4,7 +4,6 @@
 #ifndef NVLLM_DAEMON_SESSION_PRIVATE_H
 #define NVLLM_DAEMON_SESSION_PRIVATE_H
 
-#include "daemon/held.h"
 #include "daemon/rights.h"
 #include "daemon/session.h"
 #include "engine/util/list.h"
@@ -19,26 +18,27 @@ struct session {
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
     size_t input_bytes, output_bytes; /* of the connection, as they are on the account */
-    size_t held_bytes;                /* of requests' deltas while it is paused, likewise */
     pid_t pid;
     bool admin;
     bool greeted;
 };
 
-/* A request between its acceptance and its terminal event. */
+/* A request from its acceptance to its terminal event. The engine is given it as the owner: it
+ * stays until that event is taken, or the engine has ended. */
 struct pending {
-    uint64_t id;             /* ours */
-    uint64_t client_id;      /* the client's */
-    struct session *session; /* NULL: the client has left */
+    uint64_t id;        /* ours */
+    uint64_t client_id; /* the client's */
+    struct sessions *shared;
+    struct session *session; /* NULL: the client has left, or was told an end */
     struct account *account; /* whose it is; a reference */
     pid_t pid;
-    bool question;          /* on the account as one */
-    int32_t n;              /* choices of generate, 0 for others */
-    uint64_t told;          /* bit i: choice i has its finish reason */
-    uint64_t queued_tokens; /* still on the account */
-    uint64_t engine_bytes;  /* on the account, among the bytes of requests */
-    struct held *held;      /* deltas for a client that does not read now */
-    uint64_t reading;       /* of the options, that answers it; 0: the engine does */
+    bool inspect;             /* on the account as one */
+    uint64_t queued_tokens;   /* still on the account */
+    uint64_t reading;         /* of the options, that answers it; 0: the engine does */
+    struct unpacked *message; /* until the engine releases it, on whatever thread */
+    uint64_t message_bytes;   /* on the account, as long */
+    uint64_t engine_bytes;    /* on the account; grown by the engine thread */
+    enum limit exceeded;      /* by the answer, once the engine says ENGINE_E_MEMORY_LIMIT */
 };
 
 uint64_t session_now_us(void);
@@ -63,23 +63,32 @@ void pending_cancel(struct sessions *s, struct pending *p);
 /* Out of both tables and off the accounts. */
 void pending_forget(struct sessions *s, struct pending *p);
 
-/* The client reads again: what was gathered for it goes out. */
-void session_put_held(struct session *s);
+/* What a request would take. */
+struct demand {
+    bool new_work; /* refused while draining */
+    uint64_t tokens;
+    uint64_t bytes;
+};
 
-/* Why no request that needs the engine is taken now: 0, or -EINVAL with *e. new_work: it makes
- * some, and is refused while draining. */
-int session_refuse(const struct session *s, bool new_work, uint64_t queued_tokens,
-                   struct refusal *e);
+/* Why no request that needs the engine is taken now: 0, or -EINVAL with *e. */
+int session_refuse(const struct session *s, const struct demand *d, struct refusal *e);
 
-/* What a text counts for among queued_tokens, before it is known how many they are. */
-uint64_t session_tokens(size_t n_bytes);
+/* Enters a request into both tables and on the account; the message, which may be NULL, belongs to
+ * it from then on. NULL: no memory. */
+struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+                              struct unpacked *message);
 
-/* Enters a request into both tables; NULL: no memory. */
-struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,
-                              uint64_t queued_tokens);
+/* For the engine, see engine_request. */
+void pending_release(void *owner);
 
-/* Generate, Tokenize, Detokenize and Render; true when the message now belongs to the engine. */
+/* Generate, Tokenize, Detokenize and Render; true when the message has been taken over. */
 bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
+
+/* Answers a request that could not be started: r is -EINVAL with *e, or -ENOMEM. */
+void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e);
+
+/* At the end of all, once the engine has ended. */
+void sessions_forget_requests(struct sessions *s);
 
 /* ---- session_ops.c */
 

@@ -1,5 +1,5 @@
-/* engine.c - the engine's face to the daemon's loop: see engine.h. Takes requests, makes jobs of
- * them, hands lists of events back; the work is done in engine_jobs.c and engine_loop.c. */
+/* engine.c - see engine.h. Turns requests into jobs and hands events back; engine_jobs.c and
+ * engine_loop.c do the work. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -88,7 +88,7 @@ void engine_free(struct engine *g)
         job_free(j);
     id_map_deinit(&g->jobs);
     engine_events_free(g->out.head);
-    g->options.backend->close(g->backend); /* steps under way still read the core's batches */
+    g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
     core_free(g->core);
     chat_template_free(g->chat_template);
     tokenizer_free(g->tokenizer);
@@ -116,7 +116,6 @@ int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t
     }
     pthread_mutex_lock(&g->lock);
     free(g->shares);
-    free(g->ends);
     g->shares = copy;
     g->n_shares = n;
     g->new_shares = true;
@@ -180,7 +179,7 @@ const struct chat_template *engine_chat_template(const struct engine *g)
     return engine_state(g) == ENGINE_READY ? g->chat_template : NULL;
 }
 
-/* Bytes that the pool will have to work on. */
+/* Bytes of input, which decide the pool's lane. */
 static size_t input_bytes(const struct engine_request *r)
 {
     switch (r->input) {
@@ -194,7 +193,7 @@ static size_t input_bytes(const struct engine_request *r)
     return chat_bytes(r->chat);
 }
 
-/* Into the pool, or to the engine thread where there is nothing to encode. */
+/* Queues a job for the pool, or for the engine thread where there is nothing to encode. */
 static int enter(struct engine *g, struct job *j, bool in_pool)
 {
     int r;
@@ -295,7 +294,7 @@ size_t engine_request_bytes(const struct engine_request *r)
     return bytes;
 }
 
-/* Whoever leaves the pool with a cancelled job sees it; of all others the engine thread hears. */
+/* The pool checks the flag of its jobs; the engine thread is sent all others. */
 void engine_cancel(struct engine *g, uint64_t id)
 {
     struct job *j;

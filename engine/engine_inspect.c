@@ -172,6 +172,10 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
     struct inspect_report *report = NULL;
     int r;
 
+    if (finished->reason == CORE_REASON_NO_MEMORY) {
+        refuse(g, j, -ENOMEM);
+        return;
+    }
     if (finished->reason == CORE_REASON_CANCELLED || finished->reason == CORE_REASON_NUMERICS) {
         bool cancelled = finished->reason == CORE_REASON_CANCELLED;
 

@@ -1,4 +1,4 @@
-/* engine_jobs.c - what the tokenizer pool does for a request: rendering, encoding, decoding.
+/* engine_jobs.c - the tokenizer pool's work: rendering, encoding and decoding.
  *
  * Runs on the pool's threads; a job belongs to one of them at a time. */
 #include "engine/engine_private.h"
@@ -138,8 +138,8 @@ static int encode(struct job *j, struct err *e)
     return 0;
 }
 
-/* The pool is done with the job: it goes to the engine thread, or its terminal event is next. Where
- * it was cancelled meanwhile, true, and it goes nowhere. */
+/* Takes the job out of the pool: into the inbox, or out of the engine's map before its terminal
+ * event. True: it was cancelled meanwhile, and is not in the inbox. */
 static bool leave(struct job *j, bool to_inbox)
 {
     struct engine *g = j->engine;
@@ -169,7 +169,7 @@ static bool is_cancelled(struct job *j)
     return cancelled;
 }
 
-/* Cancelled before it reached the core: each choice is told, then the request ends. */
+/* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
 static void tell_cancelled(struct job *j, struct event_list *out)
 {
     if (j->request.kind != ENGINE_GENERATE) {
@@ -179,8 +179,10 @@ static void tell_cancelled(struct job *j, struct event_list *out)
     for (int32_t i = 0; i < j->request.n; i++) {
         struct engine_event *d = engine_event_new(ENGINE_DELTA, j->id, 0, false, 0);
 
-        if (!d)
-            break;
+        if (!d) {
+            job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
+            return;
+        }
         d->choice = i;
         d->reason = CORE_REASON_CANCELLED;
         event_list_push(out, d);
@@ -193,7 +195,7 @@ static void tell_cancelled(struct job *j, struct event_list *out)
     job_free(j);
 }
 
-/* The prompt has more tokens than the request may have: how many is told. */
+/* Checks the number of prompt tokens, and reports it where it is over the limit. */
 static bool over_limit(struct job *j)
 {
     int32_t most = j->request.most_prompt_tokens;
@@ -218,7 +220,7 @@ static void run_encode(struct job *j, struct event_list *out)
         fail_with(j, r, input_field(j), &why, out);
 }
 
-/* The event that tells an answer: as the packer makes it, or a copy where there is none. */
+/* Makes the event of an answer: packed, or a copy where there is no packer. */
 static int answer_event(struct engine_event **out, const struct job *j,
                         const struct engine_event *answer)
 {
@@ -244,7 +246,7 @@ static int answer_event(struct engine_event **out, const struct job *j,
     return 0;
 }
 
-/* Ends a job: with its answer, or where r is an error already, or becomes one, with that. */
+/* Ends a job with its answer, or with an error where r is one. */
 static void tell_answer(struct job *j, int r, const struct engine_event *answer, const char *field,
                         const struct err *why, struct event_list *out)
 {

@@ -21,13 +21,13 @@ void engine_publish_state(struct engine *g, enum engine_state state)
     struct engine_event *ev = engine_event_new(ENGINE_STATE, 0, 0, false, 0);
 
     atomic_store(&g->state, state);
-    if (!ev) /* the loop sees it with the next event; of this there is no more than a hint */
+    if (!ev) /* the event is a hint: the loop reads the state with any event */
         return;
     event_list_push(&out, ev);
     event_queue_push(&g->events, &out);
 }
 
-/* From any thread of the backend; every hundredth makes an event. */
+/* Called on any thread of the backend; each percent makes an event. */
 static void on_progress(void *engine, double done)
 {
     struct engine *g = engine;
@@ -48,7 +48,7 @@ static void *load_text_side(void *arg)
         r = chat_template_load(&g->chat_template, g->model_folder, &g->chat_why);
         if (r == 0 && !g->chat_template)
             err_set(&g->chat_why, 0, "the model has no chat template: send a raw prompt");
-        if (r == -ENOTSUP) /* raw prompts work all the same */
+        if (r == -ENOTSUP) /* raw prompts still work */
             r = 0;
         else if (r < 0)
             s->e = g->chat_why;

@@ -1,8 +1,9 @@
 /* engine_loop.c - the engine thread: turns requests into steps and steps into events.
  *
- * A round is: wait while too much lies untaken, take what came in, submit the next step, publish
- * events, wait for the oldest step, commit it. What that has given is told at once where the
- * backend has another step, else behind the next: it does not rest for that. */
+ * An iteration waits while too many events are untaken, admits new requests, submits the next step,
+ * publishes events, waits for the oldest step and commits it. The events of that commit are
+ * published at once where another step is in flight, else after the next submit: the device never
+ * waits. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@ enum {
 
 /* ---- requests in */
 
-/* Slots that the request may come to hold. */
+/* Slots that the request may occupy. */
 static int32_t pool_tokens(const struct engine *g, const struct core_request *r)
 {
     int64_t slots = (int64_t)core_room(g->core, r) * g->options.backend_options.block_len;
@@ -31,8 +32,8 @@ static int32_t pool_tokens(const struct engine *g, const struct core_request *r)
     return slots > INT32_MAX ? INT32_MAX : (int32_t)slots;
 }
 
-/* How many tokens a request that does not say may get: up to what sequence and pool can hold. The
- * last token sampled needs no slot, so the pool holds one more than it has slots. */
+/* The default of max_tokens: as many as the sequence and the pool can hold. The last sampled token
+ * needs no slot, so the pool holds one more than it has slots. */
 static int32_t room_for(const struct engine *g, const struct core_request *r)
 {
     int32_t by_len = g->max_seq_len - r->n_prompt;
@@ -105,7 +106,7 @@ static void admit(struct engine *g, struct job *j)
     if (!r->max_tokens && r->most_tokens && cr.max_tokens > r->most_tokens)
         cr.max_tokens = r->most_tokens;
     if (cr.max_tokens < 1)
-        cr.max_tokens = 1; /* the core says which limit it is over */
+        cr.max_tokens = 1; /* the core tells which limit is exceeded */
     sampling.n_stop_ids = join_stop_ids(stop_ids, g, r);
     sampling.stop_ids = stop_ids;
     ret = generation_new(&j->generation, r, g->tokenizer);
@@ -116,10 +117,10 @@ static void admit(struct engine *g, struct job *j)
         refuse(g, j, ret, &cr);
         return;
     }
-    job_release(j); /* all of it has been copied */
+    job_release(j); /* the core has its own copy */
 }
 
-/* Hears of requests and cancels at once: so none is cancelled before it is known. */
+/* Takes requests and cancels together, so that a cancel never precedes its request. */
 static void take_in(struct engine *g)
 {
     struct list inbox, cancels;
@@ -164,9 +165,8 @@ static void take_in(struct engine *g)
     }
 }
 
-/* Answers one inspect request while the device works: that delays no step unless it takes longer
- * than one. While steps are in flight it has a tenth of this thread's time. True: there was one,
- * and there may be another. */
+/* Answers one inspect request, while the device works if a step is in flight; then inspect requests
+ * get a tenth of this thread's time. True: one was answered, there may be more. */
 static bool answer_next(struct engine *g)
 {
     enum { REST = 9 };
@@ -205,13 +205,13 @@ static void finish(struct engine *g, struct job *j, const struct core_usage *usa
     }
 }
 
-/* True when *end is to be ended. */
-static bool tell(struct engine *g, struct job *j, const struct core_event *ev,
-                 struct engine_end *end)
+/* Turns a core event into engine events. True: *end names a choice to end. */
+static bool handle(struct engine *g, struct job *j, const struct core_event *ev,
+                   struct engine_end *end)
 {
     int r = GENERATION_OK;
 
-    if (j->request.kind == ENGINE_INSPECT) { /* of what is computed for a pin the end alone */
+    if (j->request.kind == ENGINE_INSPECT) { /* a pin being computed: only its end counts */
         if (ev->type == CORE_FINISHED)
             engine_pin_computed(g, j, ev);
         return false;
@@ -234,9 +234,9 @@ static bool tell(struct engine *g, struct job *j, const struct core_event *ev,
 
 enum { FEW_EVENTS = 64 };
 
-/* Tells a few events, for which the lock is taken once; how many choices are to be ended. */
-static size_t tell_few(struct engine *g, const struct core_event *ev, int32_t n,
-                       struct engine_end *ends)
+/* Handles up to FEW_EVENTS events under one lock; returns how many choices are to be ended. */
+static size_t handle_few(struct engine *g, const struct core_event *ev, int32_t n,
+                         struct engine_end *ends)
 {
     struct job *jobs[FEW_EVENTS];
     size_t n_ends = 0;
@@ -246,12 +246,12 @@ static size_t tell_few(struct engine *g, const struct core_event *ev, int32_t n,
         jobs[i] = id_map_get(&g->jobs, ev[i].request);
     pthread_mutex_unlock(&g->lock);
     for (int32_t i = 0; i < n; i++)
-        n_ends += tell(g, jobs[i], &ev[i], &ends[n_ends]);
+        n_ends += handle(g, jobs[i], &ev[i], &ends[n_ends]);
     return n_ends;
 }
 
-/* Tells what the core has to say. A stop string calls the core back, which makes new events: so the
- * core's array is used up before that. */
+/* Handles the core's events. A stop string calls the core, which makes new events and invalidates
+ * the array, so choices end after the whole array has been read. */
 static void collect(struct engine *g)
 {
     const struct core_event *ev;
@@ -263,7 +263,7 @@ static void collect(struct engine *g)
         n_ends = 0;
         for (int32_t i = 0; i < n; i += FEW_EVENTS)
             n_ends +=
-                tell_few(g, ev + i, n - i < FEW_EVENTS ? n - i : FEW_EVENTS, &g->ends[n_ends]);
+                handle_few(g, ev + i, n - i < FEW_EVENTS ? n - i : FEW_EVENTS, &g->ends[n_ends]);
         for (size_t i = 0; i < n_ends; i++) {
             const struct engine_end *end = &g->ends[i];
 
@@ -285,7 +285,7 @@ static void publish(struct engine *g)
 
 /* ---- steps */
 
-/* What captured graphs and other processes have taken is looked at while nobody waits for it. */
+/* Reads the backend's memory figures, while the engine is idle. */
 static void refresh_memory(struct engine *g)
 {
     struct backend_info info;
@@ -296,8 +296,8 @@ static void refresh_memory(struct engine *g)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Nothing under way: sleeps until something comes in, until a deadline, or until the end. */
-static void rest(struct engine *g, uint64_t deadline_us)
+/* Sleeps until a request, a cancel, a deadline or the end. */
+static void sleep_idle(struct engine *g, uint64_t deadline_us)
 {
     struct timespec until = {.tv_sec = (time_t)(deadline_us / 1000000u),
                              .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
@@ -336,7 +336,7 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
     return r;
 }
 
-/* A step began when it was submitted, or when the one before it was over. */
+/* A step starts when it is submitted, or when the step before it ends. */
 static void learn_cost(struct engine *g, uint64_t number)
 {
     const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
@@ -344,7 +344,7 @@ static void learn_cost(struct engine *g, uint64_t number)
     uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
 
     g->committed_us = now;
-    if (s->rested)
+    if (s->paused)
         return;
     step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
@@ -366,17 +366,17 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
-/* While too many events lie untaken, the engine makes no more. */
+/* Pauses while too many events are untaken. */
 static void wait_for_room(struct engine *g)
 {
     if (!event_queue_wait(&g->events) || g->in_flight == 0)
         return;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        g->steps[i].rested = true; /* submit() makes those anew that are not in flight */
+        g->steps[i].paused = true; /* submit() resets those not in flight */
 }
 
-/* Until the end is asked for, or the backend dies. */
-static int turn(struct engine *g, struct err *e)
+/* Runs until engine_free, or until the backend fails. */
+static int run(struct engine *g, struct err *e)
 {
     while (!quitting(g)) {
         const struct batch *batch;
@@ -406,7 +406,7 @@ static int turn(struct engine *g, struct err *e)
         } else if (r != CORE_OK && !answered) {
             must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
             refresh_memory(g);
-            rest(g, deadline_us);
+            sleep_idle(g, deadline_us);
         }
     }
     return 0;
@@ -414,7 +414,7 @@ static int turn(struct engine *g, struct err *e)
 
 /* ---- the end */
 
-/* Fails every job that this thread has or that waits for it; those in the pool come later. */
+/* Fails every job but those in the pool, which come to the inbox later. */
 static void fail_jobs(struct engine *g, const struct err *why)
 {
     struct list failed;
@@ -439,7 +439,7 @@ static void fail_jobs(struct engine *g, const struct err *why)
     event_queue_push(&g->events, &g->out);
 }
 
-/* The backend is dead or never lived: whatever still comes out of the pool is told so. */
+/* Fails what still comes out of the pool once the backend has failed. */
 static void refuse_until_quit(struct engine *g, const struct err *why)
 {
     pthread_mutex_lock(&g->lock);
@@ -455,12 +455,10 @@ static void refuse_until_quit(struct engine *g, const struct err *why)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* This thread wakes clients or the daemon's loop and sleeps until the next step ends. With the same
- * priority who is woken often takes its place on the CPU in between; then the scheduler sees two
- * threads that run and wakes the next on another CPU, which has to wake first. The model is not
- * computed here, so little is taken from others. Threads inherit the priority: those of the backend
- * are there already. Where it is not allowed, tokens are a little later. */
-static void run_first(void)
+/* Raises this thread's priority. It wakes the daemon's loop and sleeps until the next step ends; at
+ * equal priority the loop often preempts it in between, and tokens come later. The backend's
+ * threads exist already and do not inherit the priority. Without permission nothing changes. */
+static void raise_priority(void)
 {
     (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: the calling thread, on Linux */
 }
@@ -473,10 +471,10 @@ void *engine_main(void *engine)
 
     if (r == 0) {
         atomic_store(&g->progress, 1.0);
-        publish(g); /* who sees READY sees the counts of blocks, too */
-        run_first();
+        publish(g); /* the counts of blocks are there once READY is seen */
+        raise_priority();
         engine_publish_state(g, ENGINE_READY);
-        r = turn(g, &e);
+        r = run(g, &e);
     }
     if (r == 0)
         return NULL;

@@ -14,11 +14,11 @@
 #include "engine/util/round_robin.h"
 #include "engine/work_pool.h"
 
-/* Who has a job. */
+/* Which thread has a job. */
 enum job_phase {
-    JOB_IN_POOL,   /* a thread of the pool, now or in time */
-    JOB_IN_INBOX,  /* nobody: the engine thread takes it next */
-    JOB_IN_ENGINE, /* the engine thread: among its inspect requests, or in the core */
+    JOB_IN_POOL,   /* a thread of the pool, or its queue */
+    JOB_IN_INBOX,  /* none: the engine thread takes it next */
+    JOB_IN_ENGINE, /* the engine thread: queued for inspection, or in the core */
 };
 
 /* One request from its start to its terminal event. Of generate and inspect requests the pool
@@ -33,27 +33,27 @@ struct job {
     enum job_phase phase; /* under the engine's lock */
     bool cancelled;       /* likewise */
     uint64_t id;
-    uint64_t client; /* that it is done for */
+    uint64_t client; /* whose turn in the queues it takes */
     uint64_t arrival_us;
     struct engine_request request;
     struct inspect_query query;    /* ENGINE_INSPECT */
     struct token_list prompt;      /* encoded */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
-    struct engine_event *terminal; /* made beforehand: want of memory can never lose it */
+    struct engine_event *terminal; /* allocated first, so that it is never lost */
 };
 
-/* A choice that the engine ends, while the core's events are walked: at most one a row. */
+/* A choice to end once the core's events have been read: at most one a row. */
 struct engine_end {
     uint64_t id;
     int32_t choice;
     bool lost;
 };
 
-/* What is learnt from a step in flight. */
+/* What step times are learnt from: one step in flight. */
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
-    bool rested;               /* the engine rested while it was in flight: its time says nothing */
+    bool paused;               /* the engine paused meanwhile: its time is not learnt */
 };
 
 struct engine {
@@ -79,10 +79,10 @@ struct engine {
 
     pthread_mutex_t lock;      /* for all below */
     pthread_cond_t wake;       /* of the engine thread, CLOCK_MONOTONIC */
-    struct id_map jobs;        /* all that have no terminal event, by id */
+    struct id_map jobs;        /* all without a terminal event, by id */
     struct list inbox;         /* struct job, encoded, for the engine thread */
     struct list cancels;       /* struct job, cancelled, for the engine thread */
-    size_t n_encoding;         /* generate requests that the engine thread has not taken */
+    size_t n_encoding;         /* generate requests in the pool or the inbox */
     struct fair_share *shares; /* [n_shares] for the core, where new_shares */
     int32_t n_shares;
     bool new_shares;
@@ -90,11 +90,11 @@ struct engine {
     struct core_stats stats; /* as of the last step */
     struct err failure;
 
-    /* The engine thread's alone. */
+    /* Owned by the engine thread. */
     struct backend *backend;
     struct core *core;
     struct rr_queue inspects; /* struct job, by viewer */
-    uint64_t inspect_us;      /* no inspect request is answered before, while steps are in flight */
+    uint64_t inspect_us;      /* earliest time for the next one while steps are in flight */
     struct event_list out;    /* not yet published */
     struct step_cost cost;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
@@ -111,19 +111,19 @@ void engine_publish_state(struct engine *g, enum engine_state state);
 
 /* engine_jobs.c */
 void job_run(struct work *w);
-void job_release(struct job *j); /* lets go of what was needed to admit it; more than once */
+void job_release(struct job *j); /* releases the input; may be called again */
 void job_free(struct job *j);    /* takes NULL */
-/* Makes the job's terminal event an error, frees the job. */
+/* Ends the job with an error, and frees it. */
 void job_fail(struct job *j, enum engine_error error, const char *field, const char *text,
               struct event_list *out);
 
 /* engine_inspect.c */
 void engine_answer(struct engine *g, struct job *j); /* takes it over */
-/* The core has ended what it computed for a pin. */
+/* The core has computed a prompt that is to be pinned. */
 void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
 
 /* engine_loop.c */
-void engine_close(struct engine *g, struct job *j); /* its terminal event is next */
+void engine_close(struct engine *g, struct job *j); /* call it before the terminal event */
 void *engine_main(void *engine);
 
 #endif

@@ -13,8 +13,8 @@ enum { FIRST_TOKENS = 64 };
 struct choice {
     struct text_stream *stream;
     bool done;
-    size_t n_tokens, cap; /* told or gathered; charged for */
-    /* Gathered for the one event of a request that does not stream. */
+    size_t n_tokens, cap; /* sampled; charged for */
+    /* The whole answer of a request that does not stream. */
     int32_t *ids;                     /* [cap] */
     struct engine_logprobs *logprobs; /* [cap] */
     char *text;
@@ -113,8 +113,8 @@ static int gather_text(const struct generation *g, struct choice *c, struct text
     return 0;
 }
 
-/* Makes room for one token more: in the core, whose own copy grows likewise, and where it is
- * gathered here. */
+/* Charges for another token, and makes room for it unless the request streams. The core keeps the
+ * ids too, in an array that grows alike. */
 static int make_room(const struct generation *g, struct choice *c)
 {
     const bool gather = !g->request->stream;
@@ -146,7 +146,7 @@ static int make_room(const struct generation *g, struct choice *c)
     return 0;
 }
 
-/* One event for what is new: at most one token, and a piece of text. */
+/* Pushes a delta of at most one token, and a piece of text. */
 static int tell_new(struct generation *g, const struct core_event *ev, bool token,
                     const struct engine_logprobs *lp, struct text piece, enum core_reason reason,
                     struct event_list *out)
@@ -168,7 +168,7 @@ static int tell_new(struct generation *g, const struct core_event *ev, bool toke
     return 0;
 }
 
-/* One event for all that was gathered. */
+/* Pushes the whole answer of a choice as one delta. */
 static int tell_gathered(struct generation *g, int32_t choice, enum core_reason reason,
                          struct event_list *out)
 {
@@ -198,7 +198,7 @@ static void logprobs_of(struct engine_logprobs *lp, const struct core_event *ev)
     memcpy(lp->top_logprobs, ev->top_logprobs, sizeof(lp->top_logprobs));
 }
 
-/* Tells or gathers one token; 0, 1 when a stop string ended the choice, -ENOMEM or -EDQUOT. */
+/* Adds one token: 0, 1 where a stop string ended the choice, -ENOMEM or -EDQUOT. */
 static int add_token(struct generation *g, const struct core_event *ev, struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
@@ -214,7 +214,7 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
         return r;
     if (lp)
         logprobs_of(lp, ev);
-    /* The id that ends a text is told, but is no part of the text. */
+    /* A stop id is reported as a token but is not part of the text. */
     if (reason != CORE_REASON_STOP) {
         text_stream_ignore_stops(c->stream, c->n_tokens < (size_t)g->request->sampling.min_tokens);
         r = text_stream_push(c->stream, ev->token, &piece);
@@ -234,13 +234,13 @@ static int add_token(struct generation *g, const struct core_event *ev, struct e
     if (g->request->stream && !c->done)
         return tell_new(g, ev, true, lp, piece, reason, out);
 
-    /* The stream's pieces share a buffer: the first is kept before the rest comes out. */
+    /* The stream reuses its buffer: the first piece is copied before the rest comes out. */
     r = gather_text(g, c, piece);
     if (r < 0 || !c->done)
         return r;
     if (!stopped) {
         r = text_stream_finish(c->stream, &rest);
-        if (r == TEXT_STREAM_STOP) /* with its last bytes; the core has ended the choice already */
+        if (r == TEXT_STREAM_STOP) /* in its last bytes; the core has ended the choice */
             reason = CORE_REASON_STOP;
         r = r < 0 ? r : gather_text(g, c, rest);
         if (r < 0)
@@ -273,7 +273,7 @@ void generation_choice_done(struct generation *g, const struct core_event *ev,
     struct text rest;
     int r;
 
-    if (c->done) /* a stop string ended it, and was told */
+    if (c->done) /* a stop string has ended it */
         return;
     c->done = true;
     if (reason == CORE_REASON_NO_MEMORY) {

@@ -1,5 +1,5 @@
 /* generation.h - the answer to one generate request as it grows: its choices' text streams and, for
- * a request that does not stream, what each has gathered.
+ * a request that does not stream, each choice's tokens and text.
  *
  * Turns core events into engine events. Engine thread only. */
 #ifndef NVLLM_ENGINE_GENERATION_H
@@ -10,24 +10,24 @@
 
 struct generation;
 
-/* The request must stay while its charge is asked. -EINVAL, -ENOMEM. */
+/* The request must outlive it. -EINVAL, -ENOMEM. */
 int generation_new(struct generation **out, const struct engine_request *r,
                    const struct tokenizer *tokenizer);
 void generation_free(struct generation *g); /* takes NULL */
-/* What one takes for r before any token. False: more than fits. */
+/* Memory of one before its first token. False: overflow. */
 bool generation_bytes(size_t *out, const struct engine_request *r);
 
 enum {
     GENERATION_OK,
-    GENERATION_STOP, /* a stop string ended the choice: the core is to be told */
-    GENERATION_LOST, /* the request is to be cancelled, see generation_error */
+    GENERATION_STOP, /* a stop string ended the choice: call core_stop */
+    GENERATION_LOST, /* cancel the request: see generation_error */
 };
 
 int generation_token(struct generation *g, const struct core_event *ev, struct event_list *out);
 void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out);
 
-/* Why the answer cannot be told: -ENOMEM, or -EDQUOT where charge refused memory; else 0. */
+/* 0, -ENOMEM, or -EDQUOT where charge refused memory: why the answer is lost. */
 int generation_error(const struct generation *g);
 
 #endif

@@ -7,11 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct ctl_piece {
-    struct ctl_piece *next;
-    _Alignas(max_align_t) char data[];
-};
-
 void ctl_request_init(struct ctl_request *q)
 {
     *q = (struct ctl_request){0};
@@ -21,31 +16,18 @@ void ctl_request_init(struct ctl_request *q)
 
 void ctl_request_deinit(struct ctl_request *q)
 {
-    while (q->pieces) {
-        struct ctl_piece *piece = q->pieces;
-
-        q->pieces = piece->next;
-        free(piece);
-    }
+    while (q->n_pieces > 0)
+        free(q->pieces[--q->n_pieces]);
+    free(q->pieces);
+    q->pieces = NULL;
     json_decref(q->source);
     q->source = NULL;
 }
 
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
 {
-    struct ctl_piece *piece = NULL;
-    size_t bytes;
-
-    if (!__builtin_mul_overflow(n, size, &bytes) &&
-        !__builtin_add_overflow(bytes, sizeof(*piece), &bytes))
-        piece = calloc(1, bytes);
-    if (!piece) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
-    piece->next = q->pieces;
-    q->pieces = piece;
-    return piece->data;
+    q->pieces = ctl_grow(q->pieces, q->n_pieces + 1, sizeof(*q->pieces));
+    return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
 }
 
 void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, const void *element,
@@ -53,7 +35,7 @@ void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, co
 {
     char *longer;
 
-    /* Grows at each power of two; what it leaves behind goes with the request. */
+    /* Grows at each power of two; old copies are freed with the request. */
     if ((*n & (*n - 1)) == 0) {
         longer = ctl_request_take(q, *n ? *n * 2 : 1, size);
         if (*n)

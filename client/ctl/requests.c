@@ -1,4 +1,4 @@
-/* requests.c - nvllmctl requests: what is under way. */
+/* requests.c - nvllmctl requests: lists requests. */
 #include "client/ctl/requests.h"
 
 #include <inttypes.h>

@@ -1,6 +1,5 @@
-/* event.c - the daemon's frames are as little trusted as any input: counts that belong together are
- * compared, numbers outside their enum become the one that says so, and absent texts become empty.
- */
+/* event.c - see event.h. Frames of the daemon are untrusted input: related counts are compared,
+ * numbers outside their enum become its unknown value, and absent texts become empty. */
 #include "client/lib/event.h"
 
 #include <stdlib.h>
@@ -128,7 +127,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
         error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
 }
 
-/* Is this the kind of answer that the kind of request gets? */
+/* Whether the kind of answer fits the kind of request. */
 static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind kind)
 {
     switch (event) {

@@ -261,29 +261,6 @@ static void count_client_blocks(struct core *c, struct inspect_report *out)
     }
 }
 
-static uint8_t letter_of_all(const struct core *c, int32_t block_id)
-{
-    int32_t refs = blocks_refs(c->blocks, block_id);
-
-    if (refs == 0)
-        return blocks_node(c->blocks, block_id) ? 'c' : 'f';
-    if (refs > 1)
-        return 's';
-    return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';
-}
-
-/* For a viewer who may not see all: what its own sequences hold, its own cache, and of the rest
- * only whether it is free. A cache that all clients share is nobody's own. */
-static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_own, uint64_t viewer)
-{
-    uint8_t letter = letter_of_all(c, block_id);
-    bool own = !c->options.share_all && prefix_cache_is_of(c->cache, block_id, viewer);
-
-    if (n_own > 0)
-        return n_own > 1 ? 's' : 'u';
-    return letter == 'f' || (own && (letter == 'c' || letter == 'p')) ? letter : 'o';
-}
-
 /* Into block_refs: how many of the viewer's sequences hold each block. */
 static void count_own(struct core *c, uint64_t viewer)
 {
@@ -296,6 +273,26 @@ static void count_own(struct core *c, uint64_t viewer)
     }
 }
 
+/* The letter of a block in the map. A viewer who may not see all gets the blocks of its own
+ * sequences and its own cache, and of the rest only which are free. A cache that all clients share
+ * is nobody's own. */
+static uint8_t letter_of(const struct core *c, const struct inspect_query *q, int32_t block_id)
+{
+    int32_t refs = blocks_refs(c->blocks, block_id);
+    int32_t seen = q->all ? refs : c->block_refs[block_id];
+    bool pinned = refs == 1 && prefix_cache_is_pinned(c->cache, block_id);
+
+    if (seen > 1)
+        return 's';
+    if (seen == 1 && !(q->all && pinned))
+        return 'u';
+    if (refs == 0 && !blocks_node(c->blocks, block_id))
+        return 'f';
+    if (!q->all && (c->options.share_all || !prefix_cache_is_of(c->cache, block_id, q->viewer)))
+        return 'o';
+    return refs == 0 ? 'c' : pinned ? 'p' : 'o';
+}
+
 static int draw_map(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
     int32_t n = c->options.n_blocks;
@@ -306,8 +303,7 @@ static int draw_map(struct core *c, const struct inspect_query *q, struct inspec
     if (!q->all)
         count_own(c, q->viewer);
     for (int32_t i = 0; i < n; i++)
-        out->map[i] =
-            q->all ? letter_of_all(c, i) : letter_of_own(c, i, c->block_refs[i], q->viewer);
+        out->map[i] = letter_of(c, q, i);
     out->n_map = n;
     return 0;
 }
@@ -325,7 +321,7 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
         out->n_clients = q->limit;
     count_client_blocks(c, out);
     for (int32_t i = 0; i < c->options.n_blocks; i++)
-        out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
+        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
     return q->map ? draw_map(c, q, out) : 0;
 }
 

@@ -116,9 +116,8 @@ static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t dige
     for (; n; n = n->next) {
         if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
             continue;
-        if (PLANT(PLANT_NO_COMPARE) ||
-            (has_parent(n, parent) &&
-             (node_tokens(p, n) == tokens || memcmp(node_tokens(p, n), tokens, bytes) == 0)))
+        if (PLANT(PLANT_NO_COMPARE) || node_tokens(p, n) == tokens ||
+            (has_parent(n, parent) && memcmp(node_tokens(p, n), tokens, bytes) == 0))
             break;
     }
     return n;
@@ -205,6 +204,7 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
     struct node *n = chain_node(p, node);
 
     must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
+    must(!n || n->parent);
     if (!n || n->location[tier] >= 0)
         return false;
     blocks_list(p->tiers[tier], block_id, n);
@@ -430,17 +430,20 @@ int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
 
 static const char *verify_copies(const struct prefix_cache *p, const struct node *n)
 {
-    for (int t = 0; t < N_TIERS; t++) {
-        int32_t id = n->location[t];
+    int32_t device = n->location[TIER_DEVICE];
+    bool somewhere = false;
 
-        if (id >= 0 && blocks_node(p->tiers[t], id) != n)
+    for (int t = 0; t < N_TIERS; t++) {
+        if (n->location[t] < 0)
+            continue;
+        somewhere = true;
+        if (blocks_node(p->tiers[t], n->location[t]) != n)
             return "a node names a block that is not its own";
     }
-    if (n_copies(n) == 0)
+    if (!somewhere)
         return "a node is in no tier";
     if (n->owner != PREFIX_CACHE_READY &&
-        (n->location[TIER_DEVICE] < 0 ||
-         blocks_refs(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]) == 0))
+        (device < 0 || blocks_refs(p->tiers[TIER_DEVICE], device) == 0))
         return "a block that is not written yet is held by nobody";
     return NULL;
 }

@@ -460,15 +460,15 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     return result;
 }
 
-/* Whether s has a slot, and rows to compute in this step. */
-static bool may_begin(struct core *c, const struct sequence *s)
+/* Whether s has a slot, and rows to compute in this step. It claims none while it lacks blocks. */
+static bool may_begin(struct core *c, const struct sequence *s, int32_t promised)
 {
     const int32_t rows =
         least(c->options.max_batch_tokens, step_cost_rows(&c->cost, c->n_decoding));
 
     if (s->request->user->rows[s->request->priority] >= rows)
         return false;
-    if (c->n_free_slots == 0)
+    if (c->n_free_slots == 0 && s->n_lacking <= blocks_for(c, s, promised))
         core_claim_slot(c, s);
     return c->n_free_slots > 0;
 }
@@ -483,7 +483,7 @@ static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
         struct sequence *s = CONTAINER_OF(item, struct sequence, item);
         enum admission result;
 
-        if (!may_begin(c, s)) {
+        if (!may_begin(c, s, promised)) {
             item->user->closed = true;
             continue;
         }

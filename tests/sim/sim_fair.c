@@ -231,6 +231,9 @@ static const char *check_served(struct world *w)
     const double one = fmax(step_cost_us(&w->cost, 1, 0), 1);
     const double most_us =
         w->max_tokens * one + 2 * w->max_prompt * (w->cost.row_us > 0 ? w->cost.row_us : one);
+    const int32_t n_blocks = (2 * w->max_prompt + w->max_tokens) / w->options.block_len + 2;
+    const int32_t n = w->options.max_seqs + 1 +
+                      (w->options.n_blocks < w->options.max_seqs * n_blocks ? MAX_PASSED : 0);
     double least = INFINITY, most = 0, share = INFINITY;
 
     FAIR_EACH (u, &w->core->fair) {
@@ -241,7 +244,7 @@ static const char *check_served(struct world *w)
         least = fmin(least, w->served_us[i]);
         most = fmax(most, w->served_us[i]);
     }
-    return most - least > (w->options.max_seqs + 1) * most_us * FAIR_USUAL_SHARE / share
+    return most - least > n * most_us * FAIR_USUAL_SHARE / share
                ? "clients that wait alike are not served alike"
                : NULL;
 }

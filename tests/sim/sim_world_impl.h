@@ -32,7 +32,8 @@ struct world {
     uint64_t now_us, last_id;
     uint64_t n_committed, last_token_step;
     int32_t in_flight;
-    int32_t n_kept_waiting;  /* steps in a row in which who has a claim to a slot did not get it */
+    uint64_t kept_waiting;   /* the sequence that comes next, while it has a claim to a slot */
+    int32_t n_kept_waiting;  /* steps in a row in which it did not get it */
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
     bool timed;              /* client 1 has one request at a time, the others never stop asking */

@@ -436,6 +436,87 @@ START_TEST(removed_from_all_tiers)
 }
 END_TEST
 
+/* A hundred thousand random steps on all tiers leave the cache and its blocks consistent, and find
+ * no block but with the tokens that were written to it. */
+START_TEST(random_steps_on_three_tiers)
+{
+    enum { N_CHAINS = 12, MAX_HELD = 6 };
+    static int32_t written[N_BLOCKS]; /* the first token */
+    uint64_t chains[N_CHAINS];        /* some are gone */
+    int32_t held[MAX_HELD], refs[N_TIERS][N_DISK] = {{0}};
+    int32_t id, lower, location[N_TIERS];
+    int n_held = 0, n_found = 0, n_copies = 0;
+
+    srandom(11);
+    for (int i = 0; i < N_CHAINS; i++)
+        chains[i] = prefix_cache_root(ns);
+    for (int step = 0; step < 100000; step++) {
+        int32_t tokens[LEN] = {(int32_t)(random() % 2)};
+        uint64_t chain = chains[random() % N_CHAINS], *next = &chains[random() % N_CHAINS], node;
+        enum tier from = (enum tier)(random() % 2), to = from + 1;
+
+        switch (random() % 8) {
+        case 0: /* a step computes a block */
+        case 1:
+            if (n_held == MAX_HELD || prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+                break;
+            prefix_cache_insert(cache, &chain, id, tokens, random() % 2 ? 1 : PREFIX_CACHE_READY);
+            written[id] = tokens[0];
+            held[n_held++] = id;
+            refs[TIER_DEVICE][id]++;
+            *next = random() % 4 ? chain : prefix_cache_root(ns);
+            break;
+        case 2: /* a sequence shares one */
+            if (n_held == MAX_HELD || !prefix_cache_hold(cache, &chain, tokens, &id))
+                break;
+            ck_assert_int_eq(written[id], tokens[0]);
+            held[n_held++] = id;
+            refs[TIER_DEVICE][id]++;
+            n_found++;
+            break;
+        case 3: /* and releases it, written */
+        case 4:
+            if (n_held == 0)
+                break;
+            id = held[--n_held];
+            prefix_cache_set_ready(cache, id);
+            blocks_unref(blocks, id);
+            refs[TIER_DEVICE][id]--;
+            break;
+        case 5: /* a copy down */
+            if (!prefix_cache_next_copy(cache, from, to, 3, &node, &id))
+                break;
+            blocks_begin_copy(tiers[from], id);
+            lower = take(to); /* may evict what the node continues, and so the node */
+            n_copies += prefix_cache_place(cache, node, to, lower, PREFIX_CACHE_READY);
+            blocks_unref(tiers[to], lower);
+            blocks_end_copy(tiers[from], id);
+            break;
+        case 6: /* a copy up */
+            node = chain;
+            if (!prefix_cache_lookup(cache, &node, tokens, location) ||
+                location[TIER_DEVICE] >= 0 ||
+                prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+                break;
+            written[id] = tokens[0];
+            prefix_cache_place(cache, node, TIER_DEVICE, id, PREFIX_CACHE_READY);
+            blocks_unref(blocks, id);
+            break;
+        default:
+            if (random() % 200 == 0)
+                prefix_cache_clear(cache, 1, false);
+            else if (random() % 8 == 0)
+                prefix_cache_drop(cache, chain, TIER_DISK);
+        }
+        ck_assert_ptr_null(prefix_cache_verify(cache));
+        for (int t = 0; t < N_TIERS; t++)
+            ck_assert_ptr_null(blocks_verify(tiers[t], refs[t]));
+    }
+    ck_assert_int_gt(n_found, 1000);
+    ck_assert_int_gt(n_copies, 1000);
+}
+END_TEST
+
 static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const char *with_salt,
                       const int32_t *first, const int32_t *second)
 {
@@ -503,6 +584,7 @@ int main(void)
     tcase_add_test(t, next_copy_is_the_oldest);
     tcase_add_test(t, a_copy_keeps_its_block);
     tcase_add_test(t, removed_from_all_tiers);
+    tcase_add_test(t, random_steps_on_three_tiers);
     tcase_add_test(t, digest_outlives_the_process);
     suite_add_tcase(s, t);
     return run_suite(s);
