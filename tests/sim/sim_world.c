@@ -341,7 +341,8 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
                                bool blocks_short)
 {
     const bool timed = step_cost_us(&w->cost, 1, 0) > 0;
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (timed ? 400 : 16);
+    /* A user whose sequences wait for the host may save up credit, which it then uses. */
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (timed || w->speaks ? 400 : 16);
     bool chunk = batch->n_decodes < batch->n_seqs;
 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
