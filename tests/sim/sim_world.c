@@ -303,12 +303,13 @@ static bool starves(const struct world *w)
 static const char *check_turns(struct world *w, const struct batch *batch, bool prompts,
                                bool blocks_short)
 {
-    const bool timed = step_cost_us(&w->cost, 1, 0) > 0;
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (timed ? 400 : 16);
+    /* One that is ahead of its share waits for others. */
+    const bool shared = w->n_clients > 1 || step_cost_us(&w->cost, 1, 0) > 0;
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 400 : 16);
     bool chunk = batch->n_decodes < batch->n_seqs;
 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > (timed ? 400 : 8))
+    if (w->n_without_chunk > (shared ? 400 : 8))
         return "decodes starve prompts";
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
