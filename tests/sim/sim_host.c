@@ -4,14 +4,6 @@
 
 #include "tests/sim/sim_world_impl.h"
 
-static struct oracle_request *find(struct world *w, uint64_t id)
-{
-    for (int32_t i = 0; i < w->n_alive; i++)
-        if (w->alive[i]->id == id)
-            return w->alive[i];
-    return NULL;
-}
-
 /* Drafts of which the first so many are right, where the text goes on that long, and a mask for the
  * next token and each after a draft. */
 static void speak(struct world *w, struct oracle_request *q, int32_t choice)
@@ -59,7 +51,7 @@ void sim_host_planned(struct world *w, uint64_t step)
 
     for (int32_t i = 0; i < st->n_chunks; i++) {
         const struct step_entry *e = &st->chunks[i];
-        struct oracle_request *q = find(w, e->sequence->request->id);
+        struct oracle_request *q = sim_find(w, e->sequence->request->id);
         struct oracle_choice *c = q ? &q->choices[e->sequence->choice] : NULL;
         uint64_t hash;
 
