@@ -95,8 +95,11 @@ static int open_core(struct engine *g, struct err *e)
         .replay = o->invariant,
         .cache_secret = g->options.cache_secret,
     };
-    int r = core_new(&g->core, &options);
+    int r;
 
+    for (int t = TIER_HOST; g->backend_info.copies && t < N_TIERS; t++)
+        options.tier_blocks[t] = g->backend_info.tiers[t].n_blocks;
+    r = core_new(&g->core, &options);
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
     g->cost.max_step_us = g->options.max_step_ms * 1e3;

@@ -48,11 +48,11 @@ enum {
     PLANT_STALE_LOCATION,     /* a node keeps its device block after eviction */
     PLANT_DRAFT_TOO_MANY,     /* one draft more is accepted than was right */
     PLANT_DRAFT_AFTER_MISMATCH, /* drafts are accepted behind one that was wrong */
-    PLANT_DRAFT_PUBLISHED,    /* what rejected drafts wrote counts as written */
-    PLANT_DRAFT_COUNTER,      /* the second row of drafts samples with the first one's counter */
-    PLANT_MASK_ROW,           /* a mask is that of the row before */
-    PLANT_MASK_PENDING,       /* a row is planned while its mask is not set */
-    PLANT_HOST_IN_FLIGHT,     /* a sequence with drafts or masks has two rows in flight */
+    PLANT_DRAFT_PUBLISHED,      /* what rejected drafts wrote counts as written */
+    PLANT_DRAFT_COUNTER,        /* the second row of drafts samples with the first one's counter */
+    PLANT_MASK_ROW,             /* a mask is that of the row before */
+    PLANT_MASK_PENDING,         /* a row is planned while its mask is not set */
+    PLANT_HOST_IN_FLIGHT,       /* a sequence with drafts or masks has two rows in flight */
 };
 
 #endif
