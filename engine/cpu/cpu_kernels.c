@@ -78,32 +78,6 @@ VEC_FUNC void matmul_rows(const struct matmul *m, int row, int rows, int outs)
         matmul_tile(m, row, out, rows, 1);
 }
 
-/* The last rows, fewer than TILE_ROWS. */
-static void matmul_rest(const struct matmul *m, int row, int rows)
-{
-    switch (rows) {
-    case 1:
-        matmul_rows(m, row, 1, ONE_ROW_OUTS);
-        break;
-    case 2:
-        matmul_rows(m, row, 2, TILE_OUTS);
-        break;
-    case 3:
-        matmul_rows(m, row, 3, TILE_OUTS);
-        break;
-#if defined(__AVX512F__)
-    case 4:
-        matmul_rows(m, row, 4, TILE_OUTS);
-        break;
-    case 5:
-        matmul_rows(m, row, 5, TILE_OUTS);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
 static void matmul(const struct matmul *m)
 {
     int row = 0;
@@ -123,7 +97,10 @@ static void matmul(const struct matmul *m)
         matmul_rows(m, 0, TILE_ROWS, TILE_OUTS);
         row = TILE_ROWS;
     }
-    matmul_rest(m, row, m->n_rows - row);
+    if (m->n_rows - row == 1)
+        matmul_rows(m, row, 1, ONE_ROW_OUTS);
+    else
+        VEC_FOR_ROWS(m->n_rows - row, TILE_ROWS, matmul_rows(m, row, ROWS, TILE_OUTS));
 }
 
 static void rms_norm(float *y, const float *x, const float *w, int n, float eps)
@@ -231,18 +208,18 @@ static double sum_exp(const float *x, int n, float max, float scale)
 
     for (int from = 0; from < n; from += 64 * VEC) { /* few enough for floats */
         const int to = n - from < 64 * VEC ? n : from + 64 * VEC;
-        struct vec part = vec_zero();
+        struct vec lanes = vec_zero();
         int i = from;
 
         for (; i + VEC <= to; i += VEC)
-            part = vec_add(part, vec_exp(vec_mul(vec_sub(vec_load(x + i), m), s)));
-        sum += (double)vec_sum(part);
+            lanes = vec_add(lanes, vec_exp(vec_mul(vec_sub(vec_load(x + i), m), s)));
+        sum += (double)vec_sum(lanes);
         if (i < to) {
-            float lanes[VEC];
+            float rest[VEC];
 
-            vec_store(lanes, vec_exp(vec_mul(vec_sub(vec_load_n(x + i, to - i), m), s)));
+            vec_store(rest, vec_exp(vec_mul(vec_sub(vec_load_n(x + i, to - i), m), s)));
             for (int j = 0; j < to - i; j++)
-                sum += (double)lanes[j];
+                sum += (double)rest[j];
         }
     }
     return sum;

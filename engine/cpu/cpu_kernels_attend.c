@@ -230,56 +230,6 @@ VEC_FUNC void output_rows(const struct work *w, int r, int n_keys, int rows)
         output_tile(w, r, d, n_keys, rows, 1);
 }
 
-static void score_rest(const struct work *w, int r, int n_subs)
-{
-    switch (w->n_rows - r) {
-    case 1:
-        score_rows(w, r, n_subs, 1);
-        break;
-#if defined(__AVX2__)
-    case 2:
-        score_rows(w, r, n_subs, 2);
-        break;
-    case 3:
-        score_rows(w, r, n_subs, 3);
-        break;
-    case 4:
-        score_rows(w, r, n_subs, 4);
-        break;
-    case 5:
-        score_rows(w, r, n_subs, 5);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
-static void output_rest(const struct work *w, int r, int n_keys)
-{
-    switch (w->n_rows - r) {
-    case 1:
-        output_rows(w, r, n_keys, 1);
-        break;
-#if defined(__AVX2__)
-    case 2:
-        output_rows(w, r, n_keys, 2);
-        break;
-    case 3:
-        output_rows(w, r, n_keys, 3);
-        break;
-    case 4:
-        output_rows(w, r, n_keys, 4);
-        break;
-    case 5:
-        output_rows(w, r, n_keys, 5);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
 /* Turns a row's scores into weights and rescales what it has so far; n_keys of them are its own. */
 static void softmax_row(const struct work *w, int r, int n_keys)
 {
@@ -318,7 +268,7 @@ static void attend_group(struct work *w, const struct attend *a, int from, int n
     load_group(w, a, from, n_keys);
     for (r = first_row; r + TILE_ROWS <= w->n_rows; r += TILE_ROWS)
         score_rows(w, r, (n_keys + VEC - 1) / VEC, TILE_ROWS);
-    score_rest(w, r, (n_keys + VEC - 1) / VEC);
+    VEC_FOR_ROWS(w->n_rows - r, TILE_ROWS, score_rows(w, r, (n_keys + VEC - 1) / VEC, ROWS));
     for (r = first_row; r < w->n_rows; r++) {
         const int own = a->first_pos + r / a->n_group + 1 - from;
 
@@ -326,7 +276,7 @@ static void attend_group(struct work *w, const struct attend *a, int from, int n
     }
     for (r = first_row; r + TILE_ROWS <= w->n_rows; r += TILE_ROWS)
         output_rows(w, r, n_keys, TILE_ROWS);
-    output_rest(w, r, n_keys);
+    VEC_FOR_ROWS(w->n_rows - r, TILE_ROWS, output_rows(w, r, n_keys, ROWS));
 }
 
 void CPU_ISA_ATTEND(const struct attend *a)
