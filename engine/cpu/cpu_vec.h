@@ -1,10 +1,10 @@
-/* cpu_vec.h - sixteen float lanes, the one word that the kernels are written in.
+/* cpu_vec.h - vectors of sixteen floats, the type that the kernels compute with.
  *
- * Three spellings of the same arithmetic: AVX-512, AVX2 with FMA, and plain vectors of four that
- * any compiler lowers. Each lane operation is the correctly rounded one, vec_fma is fused in all
- * three (emulated exactly where the machine has no fused instruction) and sums are taken in one
- * order, so that a kernel gives the same bits whichever it is compiled with. To be included by
- * kernel files only: what it offers follows their compile flags. */
+ * A vector is made of parts as wide as the machine's registers: AVX-512, AVX2 with FMA, or plain
+ * vectors of four that any compiler lowers. Each operation rounds correctly, vec_fma is always
+ * fused (emulated exactly if the machine has no such instruction) and sums have one order, so a
+ * kernel gives the same bits for each. For kernel files only: the compile flags select the parts.
+ */
 #ifndef NVLLM_ENGINE_CPU_CPU_VEC_H
 #define NVLLM_ENGINE_CPU_CPU_VEC_H
 
@@ -16,7 +16,7 @@ enum { VEC = 16 }; /* lanes */
 
 #define VEC_FUNC static inline __attribute__((always_inline))
 
-/* Before a loop of constant length over accumulators, which are to live in registers. */
+/* Before a loop of constant length over values that must stay in registers. */
 #ifdef __clang__
 #define VEC_UNROLL _Pragma("unroll")
 #else
@@ -183,7 +183,7 @@ VEC_FUNC struct vec vec_zero(void)
     return vec_set1(0.0f);
 }
 
-/* The first n lanes from memory, zero in the others. */
+/* The first n lanes from memory, zeros in the others. */
 VEC_FUNC struct vec vec_load_n(const float *p, int n)
 {
     float lanes[VEC] = {0};
