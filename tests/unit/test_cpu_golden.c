@@ -99,16 +99,14 @@ static void teardown(void)
 
 /* How a test runs the cases. */
 struct way {
-    int block_len, max_rows, max_seqs, n_threads;
-    bool two_in_flight, poison;
-    enum kv_dtype kv_dtype;
-    enum cpu_isa isa;
+    int block_len, max_rows, max_seqs, n_threads, kv_mib;
     uint32_t scatter;
-    int kv_mib;
+    bool two_in_flight, poison;
+    enum cpu_isa isa; /* CPU_N_ISAS: the best */
+    enum kv_dtype kv_dtype;
 };
 
-static const struct way usual = {
-    .block_len = 16, .max_rows = 4096, .max_seqs = 64, .n_threads = 2, .kv_mib = 128};
+static const struct way usual = {16, 4096, 64, 2, 128, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO};
 
 static void open_way(struct driver *d, const struct way *w)
 {
@@ -130,7 +128,7 @@ static void open_way(struct driver *d, const struct way *w)
                          .max_seqs = w->max_seqs,
                          .two_in_flight = w->two_in_flight,
                          .scatter = w->scatter};
-    if (w->isa)
+    if (w->isa < CPU_N_ISAS)
         r = cpu_backend_open_isa(&d->backend, model, &o, w->isa, &e);
     else
         r = cpu_backend.open(&d->backend, model, &o, &e);
@@ -253,50 +251,13 @@ END_TEST
 /* Block length, chunks, batch, steps in flight, order of blocks, threads and what lies in memory
  * that is not the sequence's own change no bit of any logprob. */
 static const struct way ways[] = {
-    {.block_len = 16,
-     .max_rows = 64,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 128,
-     .poison = true},
-    {.block_len = 16,
-     .max_rows = 4096,
-     .max_seqs = 64,
-     .n_threads = 3,
-     .kv_mib = 128,
-     .two_in_flight = true,
-     .scatter = 7,
-     .poison = true},
-    {.block_len = 256,
-     .max_rows = 64,
-     .max_seqs = 5,
-     .n_threads = 2,
-     .kv_mib = 64,
-     .two_in_flight = true,
-     .scatter = 8,
-     .poison = true},
-    {.block_len = 256, .max_rows = 4096, .max_seqs = 64, .n_threads = 1, .kv_mib = 256},
-    {.block_len = 4096,
-     .max_rows = 64,
-     .max_seqs = 4,
-     .n_threads = 2,
-     .kv_mib = 256,
-     .two_in_flight = true,
-     .poison = true},
-    {.block_len = 4096,
-     .max_rows = 4096,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 384,
-     .scatter = 9},
-    {.block_len = 32,
-     .max_rows = 37,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 128,
-     .two_in_flight = true,
-     .scatter = 3,
-     .isa = CPU_ISA_AVX2},
+    {16, 64, 64, 2, 128, 0, false, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {16, 4096, 64, 3, 128, 7, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {256, 64, 5, 2, 64, 8, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {256, 4096, 64, 1, 256, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {4096, 64, 4, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {4096, 4096, 64, 2, 384, 9, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO},
 };
 
 _Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "there are so many ways");
@@ -309,7 +270,7 @@ START_TEST(way_changes_nothing)
     for (size_t way = 0; way < N_WAYS; way++) {
         int n = 0;
 
-        if (ways[way].isa && !cpu_ops_get(ways[way].isa))
+        if (ways[way].isa < CPU_N_ISAS && !cpu_ops_get(ways[way].isa))
             continue;
         run_way(now, &ways[way], true, SHORT_PROMPT / 4);
         for (int i = 0; i < n_cases; i++)
@@ -376,13 +337,7 @@ END_TEST
 /* ... and after 11,052. */
 START_TEST(golden_longest_prompt)
 {
-    const struct way w = {.block_len = 4096,
-                          .max_rows = 1000,
-                          .max_seqs = 1,
-                          .n_threads = 2,
-                          .kv_mib = 256,
-                          .two_in_flight = true,
-                          .poison = true};
+    const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO};
 
     golden_long("passkey-1800-sentences", &w);
 }
@@ -392,27 +347,17 @@ END_TEST
 /* The plain kernels, which no machine of today runs otherwise, give the same bits. */
 START_TEST(plain_is_the_same)
 {
+    static const struct way plain_way = {16,           50, 3, 2, 64, 0, false, false, CPU_ISA_PLAIN,
+                                         KV_DTYPE_AUTO};
     static struct drive_seq fast[MAX_CASES], plain[MAX_CASES];
-    struct way w = usual;
     struct driver d;
 
     for (int i = 0; i < 6; i++)
         seq_of(&fast[i], &cases[i]), seq_of(&plain[i], &cases[i]);
-    open_way(&d, &w);
+    open_way(&d, &usual);
     drive(&d, fast, 6);
     close_way(&d);
-    open_way(&d, &(struct way){
-                     .block_len = 16, .max_rows = 50, .max_seqs = 3, .n_threads = 2, .kv_mib = 64});
-    cpu_backend.close(d.backend);
-    ck_assert_int_eq(cpu_backend_open_isa(&d.backend, model,
-                                          &(struct backend_options){.block_len = 16,
-                                                                    .max_batch_tokens = 50,
-                                                                    .max_seqs = 3,
-                                                                    .max_seq_len = 4096,
-                                                                    .tier_bytes = {64 << 20},
-                                                                    .n_threads = 2},
-                                          CPU_ISA_PLAIN, &e),
-                     0);
+    open_way(&d, &plain_way);
     drive(&d, plain, 6);
     close_way(&d);
     for (int i = 0; i < 6; i++)

@@ -1,7 +1,6 @@
 /* test_cpu_models.c - the CPU backend on small random models of all shapes, against a forward pass
  * written down in double precision with no thought of speed. */
 #include <check.h>
-#include <ftw.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,20 +12,12 @@
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
+#include "tests/unit/temp_dir.h"
 
 enum { N_PROMPT = 150, N_OUT = 6, NAN_TOKEN = 7 };
 
-static char dir[64];
 static struct err e;
 static struct model *model;
-
-static int unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
 
 static double uniform(uint64_t *x) /* -1 .. 1 */
 {
@@ -44,8 +35,7 @@ static void make_model(const struct model_config *c, bool with_nan)
                        .n_shards = 2};
     uint64_t x = 12345;
 
-    strcpy(dir, "/tmp/nvllm-test-cpu-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(dir));
+    make_dir();
     ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
     for (size_t i = 0; i < w.tensors.n; i++) {
         const struct tensor *t = &w.tensors.all[i];
@@ -68,7 +58,7 @@ static void make_model(const struct model_config *c, bool with_nan)
 static void drop_model(void)
 {
     model_close(model);
-    nftw(dir, unlink_one, 8, FTW_DEPTH | FTW_PHYS);
+    remove_dir();
 }
 
 /* A tensor as doubles. */

@@ -2,7 +2,6 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,31 +12,12 @@
 #include "engine/model/model_check.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
+#include "tests/unit/temp_dir.h"
 
 enum { HEADER = 4952 }; /* JSON of the bundled model's header */
 
 static struct err e;
-static char dir[64];
 static char path_buf[256];
-
-static int unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
-
-static void make_dir(void)
-{
-    strcpy(dir, "/tmp/nvllm-test-model-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(dir));
-}
-
-static void remove_dir(void)
-{
-    nftw(dir, unlink_one, 8, FTW_DEPTH | FTW_PHYS);
-}
 
 static const char *in_dir(const char *name)
 {
