@@ -26,7 +26,7 @@ static bool options_are_valid(const struct core_options *o)
 {
     return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
            o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
-           o->max_seq_len > 0 && o->max_preemptions >= 0;
+           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->max_masks >= 0 && o->mask_words >= 0;
 }
 
 static int alloc_arrays(struct core *c)
@@ -38,13 +38,20 @@ static int alloc_arrays(struct core *c)
         .max_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
         .max_blocks = c->max_blocks,
         .max_history = o->max_seq_len,
+        .max_masks = o->max_masks,
+        .mask_words = o->mask_words,
+        .max_copies = c->max_copies,
     };
+    int32_t n_blocks = o->n_blocks;
 
     c->slots = calloc(n_seqs, sizeof(*c->slots));
     c->free_slots = calloc(n_seqs, sizeof(*c->free_slots));
     c->tables = calloc(n_seqs, (size_t)c->max_blocks * sizeof(*c->tables));
     c->block_tokens = calloc((size_t)o->block_len * 2, sizeof(*c->block_tokens));
-    c->block_refs = calloc((size_t)o->n_blocks, sizeof(*c->block_refs));
+    for (int t = TIER_DEVICE; t < N_TIERS; t++)
+        if (o->tier_blocks[t] > n_blocks)
+            n_blocks = o->tier_blocks[t];
+    c->block_refs = calloc((size_t)n_blocks, sizeof(*c->block_refs));
     if (!c->slots || !c->free_slots || !c->tables || !c->block_tokens || !c->block_refs)
         return -ENOMEM;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
@@ -75,10 +82,9 @@ int core_new(struct core **out, const struct core_options *options)
     list_init(&c->draining);
     heap_init(&c->deadlines, deadline_less);
     fair_init(&c->fair);
-    rc = blocks_new(&c->blocks, options->n_blocks);
+    rc = core_tiers_init(c);
     if (rc == 0)
-        rc = prefix_cache_new(&c->cache, (struct blocks *[N_TIERS]){c->blocks}, options->block_len,
-                              options->cache_secret);
+        rc = prefix_cache_new(&c->cache, c->tiers, options->block_len, options->cache_secret);
     if (rc == 0)
         rc = alloc_arrays(c);
     if (rc < 0) {
@@ -112,7 +118,7 @@ void core_free(struct core *c)
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
         step_deinit(&c->steps[i]);
     prefix_cache_free(c->cache);
-    blocks_free(c->blocks);
+    core_tiers_deinit(c);
     fair_deinit(&c->fair);
     id_map_deinit(&c->requests);
     free(c->slots);
@@ -217,6 +223,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
+    must(!r->masks || c->options.max_masks > 0);
     if (longest > c->options.max_seq_len)
         return CORE_E_TOO_LONG;
     if (core_blocks_at_most(c, r->n_prompt, r->max_tokens) > core_room(c, r))
@@ -388,6 +395,10 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
         c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;
+    case SEQ_LOADING:
+        core_stop_loading(c, s);
+        s->state = SEQ_ENDED;
+        break;
     case SEQ_PREEMPTED: /* goes on draining */
         s->state = SEQ_ENDED;
         break;
@@ -479,5 +490,5 @@ void core_stats(const struct core *c, struct core_stats *out)
 
 bool core_busy(const struct core *c)
 {
-    return c->n_requests > 0 || core_in_flight(c) > 0;
+    return c->n_requests > 0 || core_in_flight(c) > 0 || c->n_copies > 0;
 }

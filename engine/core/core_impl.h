@@ -20,10 +20,18 @@
 #include "engine/core/step.h"
 #include "engine/core/step_cost.h"
 
+/* A copy under way; its id is its place in core.copies. */
+struct core_copy {
+    uint64_t node;
+    uint8_t from_tier, to_tier; /* from_tier N_TIERS: none */
+    int32_t from, to;
+};
+
 struct core {
     struct core_options options;
-    int32_t max_blocks; /* of one sequence */
-    struct blocks *blocks;
+    int32_t max_blocks;            /* of one sequence */
+    struct blocks *tiers[N_TIERS]; /* NULL: no such tier */
+    struct blocks *blocks;         /* the device's */
     struct prefix_cache *cache;
     struct fair fair;
     struct id_map requests; /* by id */
@@ -34,8 +42,9 @@ struct core {
     struct list prefilling; /* in order of admission */
     struct list decoding;   /* who was planned longest ago first */
     struct list draining;
+    struct list loading;
     int32_t n_prefilling, n_decoding, n_draining;
-    int64_t n_waiting, n_waiting_prefix;
+    int64_t n_waiting, n_waiting_prefix, n_loading;
     int64_t n_queued_tokens; /* known tokens of these */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
@@ -46,7 +55,12 @@ struct core {
     int32_t n_free_slots;
     int32_t *tables;       /* [max_seqs, max_blocks] */
     int32_t *block_tokens; /* [2, block_len] scratch */
-    int32_t *block_refs;   /* [n_blocks] scratch of core_verify and core_inspect */
+    int32_t *block_refs;   /* [blocks of the largest tier] scratch of core_verify, core_inspect */
+
+    struct core_copy *copies; /* [max_copies] */
+    int32_t n_copies, max_copies;
+    int32_t next_copy; /* where a free id is looked for */
+    bool copy_failed;  /* since there was a request */
 
     struct step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t planned;                     /* number of the last step handed out */
@@ -63,8 +77,11 @@ struct core {
     bool events_taken;
 
     struct core_stats stats; /* the counters that only grow */
-    uint64_t n_prefix_waits; /* sequences that waited for a prefix, for tests */
-    uint64_t n_yields;       /* preempted for another user's part, for tests */
+    /* Counted for tests: */
+    uint64_t n_prefix_waits;             /* sequences that waited for a prefix */
+    uint64_t n_yields;                   /* preempted for another user's part */
+    uint64_t n_copied[N_TIERS], n_loads; /* copies into each tier, sequences that waited for them */
+    uint64_t n_drafts, n_accepted;
 };
 
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
@@ -115,6 +132,27 @@ void core_wake(struct core *c, struct sequence *writer, bool all);
 void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason, uint64_t now_us);
 void core_end_request(struct core *c, struct request *q, enum core_reason reason, uint64_t now_us);
 void core_drained(struct core *c, struct sequence *s); /* its last step is committed */
+
+/* tiers.c */
+int core_tiers_init(struct core *c); /* -ENOMEM */
+void core_tiers_deinit(struct core *c);
+/* Begins to copy up what the prefix of s has in lower tiers, of its blocks [n, max) that follow
+ * chain. True: s waits for that now, in SEQ_LOADING. */
+bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
+               uint64_t chain);
+void core_stop_loading(struct core *c, struct sequence *s); /* leaves SEQ_LOADING */
+void core_copy_down(struct core *c, struct step *st);
+void core_commit_copies(struct core *c, const struct step_result *r);
+const char *core_verify_tiers(const struct core *c); /* block_refs is set for the device */
+
+/* drafts.c */
+/* The next token of s can be sampled in this step: the host has said what it has to. */
+bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s);
+bool core_waits_for_masks(const struct core *c); /* some sequence does */
+/* How many of its drafts s may have in the step, were there rows and blocks. */
+int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s);
+/* The entry's last rows are sampled from: that of the last known token and of its drafts. */
+void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts);
 
 /* core_cache.c */
 int core_cache_answer(struct core *c, const struct inspect_query *q, const int32_t *prompt,

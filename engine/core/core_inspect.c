@@ -38,7 +38,8 @@ static const struct {
 } states[] = {
     [SEQ_ENDED] = {0, INSPECT_ENDING},        [SEQ_WAITING] = {1, INSPECT_WAITING},
     [SEQ_WAITING_PREFIX] = {2, INSPECT_HELD}, [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_PREFILL] = {4, INSPECT_PREFILL},     [SEQ_DECODE] = {5, INSPECT_DECODE},
+    [SEQ_LOADING] = {2, INSPECT_HELD},        [SEQ_PREFILL] = {4, INSPECT_PREFILL},
+    [SEQ_DECODE] = {5, INSPECT_DECODE},
 };
 
 static struct row row_of(const struct request *q)
@@ -358,6 +359,7 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
     case SEQ_PREEMPTED:
         return INSPECT_WHY_BLOCKS;
     case SEQ_WAITING_PREFIX:
+    case SEQ_LOADING:
         return INSPECT_WHY_PREFIX;
     case SEQ_WAITING:
     case SEQ_ENDED:

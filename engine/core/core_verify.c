@@ -121,7 +121,8 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
         const struct request *q = CONTAINER_OF(l, struct request, in_core);
 
         for (int32_t i = 0; i < q->n; i++)
-            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_WAITING_PREFIX)
+            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_LOADING ||
+                q->choices[i].state == SEQ_WAITING_PREFIX)
                 n_queued_tokens += sequence_n_tokens(&q->choices[i]);
     }
     if (n_queued_tokens != c->n_queued_tokens)
@@ -132,9 +133,10 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
     if (n_slots != core_n_running(c) + c->n_draining ||
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
-    if (c->n_waiting_prefix != n_waiting ||
-        c->n_alive != c->n_waiting + c->n_waiting_prefix + core_n_running(c) + n_preempted)
-        return "a choice is neither waiting nor held nor running";
+    if (c->n_waiting_prefix != n_waiting || c->n_alive != c->n_waiting + c->n_waiting_prefix +
+                                                              c->n_loading + core_n_running(c) +
+                                                              n_preempted)
+        return "a choice neither waits nor runs";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
     FAIR_EACH (u, &c->fair) {
@@ -143,7 +145,7 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
     }
     if (n_queued != c->n_waiting || n_running != core_n_running(c))
         return "users do not have as many sequences as there are";
-    if (c->n_requests == 0 && core_in_flight(c) == 0 &&
+    if (c->n_requests == 0 && core_in_flight(c) == 0 && c->n_copies == 0 &&
         blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
         return "no request, but used blocks that are not pinned";
     return NULL;
@@ -163,9 +165,9 @@ const char *core_verify(const struct core *c)
         for (int32_t b = 0; b < s->n_table; b++)
             c->block_refs[s->table[b]]++;
     }
-    for (int32_t i = 0; i < c->options.n_blocks; i++)
+    for (int32_t i = 0; prefix_cache_n_pinned(c->cache) > 0 && i < c->options.n_blocks; i++)
         c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
-    broken = blocks_verify(c->blocks, c->block_refs);
+    broken = core_verify_tiers(c);
     if (!broken)
         broken = prefix_cache_verify(c->cache);
     for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)

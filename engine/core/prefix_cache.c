@@ -217,9 +217,11 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
 void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
 {
     struct node *n = chain_node(p, node);
+    int32_t stale;
 
     if (!n || n->location[tier] < 0)
         return;
+    stale = n->location[tier];
     must(tier != TIER_DEVICE || n->n_pins == 0);
     if (n_copies(n) == 1) {
         node_remove(p, n);
@@ -228,6 +230,8 @@ void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
     unlist_copy(p, n, tier);
     if (tier == TIER_DEVICE)
         n->owner = PREFIX_CACHE_READY;
+    if (PLANT(PLANT_STALE_LOCATION))
+        n->location[tier] = stale;
 }
 
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
@@ -242,6 +246,33 @@ int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
     prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], oldest)), tier);
     p->n_evicted += tier == TIER_DEVICE;
     return blocks_take(p->tiers[tier], block_id);
+}
+
+static bool is_above(const struct node *n, enum tier tier)
+{
+    for (int t = TIER_DEVICE; t < (int)tier; t++)
+        if (n->location[t] >= 0)
+            return true;
+    return false;
+}
+
+int prefix_cache_take_below(struct prefix_cache *p, enum tier tier, int32_t within,
+                            int32_t *block_id)
+{
+    int32_t id = -1;
+
+    if (blocks_take(p->tiers[tier], block_id) == BLOCKS_OK)
+        return BLOCKS_OK;
+    for (int32_t i = 0; i < within; i++) {
+        id = blocks_next_cached(p->tiers[tier], id);
+        if (id < 0)
+            break;
+        if (is_above(blocks_node(p->tiers[tier], id), tier))
+            continue;
+        prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], id)), tier);
+        return blocks_take(p->tiers[tier], block_id);
+    }
+    return BLOCKS_E_EMPTY;
 }
 
 uint64_t prefix_cache_evictions(const struct prefix_cache *p)

@@ -96,6 +96,11 @@ void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id);
 /* A block of the tier to write to, with one reference: a free one, or else the cached one released
  * first, dropped from its node. BLOCKS_OK, BLOCKS_E_EMPTY. */
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id);
+/* As prefix_cache_take, of a tier that is not the device. Of its cached blocks it gives up one that
+ * no tier above has, if there is one among the `within` released first: a block that is copied down
+ * never displaces one that would be copied down again. */
+int prefix_cache_take_below(struct prefix_cache *p, enum tier tier, int32_t within,
+                            int32_t *block_id);
 uint64_t prefix_cache_evictions(const struct prefix_cache *p); /* device blocks so dropped */
 
 /* Lists a block that the caller holds as the node's copy in the tier; on the device it may be

@@ -94,7 +94,7 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
         }
         victim = core_victim(c);
         if (!victim) {
-            must(c->n_draining > 0);
+            must(c->n_draining > 0 || c->n_copies > 0);
             return false;
         }
         c->watermark = core_n_running(c) + c->options.n_blocks / 32;
@@ -147,47 +147,83 @@ static void count_planned(struct core *c, struct sequence *s, int32_t decodes, i
     s->n_charged = s->n_planned;
 }
 
-static bool may_decode(const struct sequence *s, uint64_t step)
+/* What comes after its next input is known already: it is computed again and not sampled. */
+static bool replays(const struct sequence *s)
 {
-    return s->state == SEQ_DECODE && s->last_step != step &&
-           s->n_generated + s->n_sampling < s->request->max_tokens;
+    return s->n_planned < sequence_n_tokens(s) - 1;
 }
 
-static void plan_decode(struct core *c, struct step *st, struct sequence *s)
+static bool may_decode(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    bool sampling = s->n_sampling > 0;                      /* its input is in flight */
-    bool replays = s->n_planned < sequence_n_tokens(s) - 1; /* what comes after it is known */
+    return s->state == SEQ_DECODE && s->last_step != st->number &&
+           s->n_generated + s->n_sampling < s->request->max_tokens &&
+           (replays(s) || core_may_sample(c, st, s));
+}
+
+/* Takes blocks for at most max drafts of s, as far as there are free or cached ones; returns for
+ * how many. */
+static int32_t take_draft_blocks(struct core *c, const struct step *st, struct sequence *s,
+                                 int32_t max)
+{
+    int32_t n = least(core_n_drafts(c, st, s), max);
+
+    while (n > 0 && s->n_table < core_blocks_for(c, s->n_planned + 1 + n) && take_block(c, s))
+        ;
+    return least(n, s->n_table * c->options.block_len - s->n_planned - 1);
+}
+
+/* Plans the next token of s, with at most max_drafts behind it: a decode or, with drafts, a chunk.
+ * Returns the rows of the chunk. */
+static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, int32_t max_drafts)
+{
+    bool sampling = s->n_sampling > 0; /* its input is in flight */
+    int32_t n_drafts;
     struct step_entry *e;
 
     must(!sampling || s->last_step == st->number - 1);
-    must(replays ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
+    must(replays(s) ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
     if (needs_block(c, s) && !take_block_or_preempt(c, s))
-        return;
-    e = step_add_decode(st, s);
-    e->n = 1;
+        return 0;
+    n_drafts = replays(s) ? 0 : take_draft_blocks(c, st, s, max_drafts);
+    e = n_drafts > 0 ? step_add_chunk(st, s) : step_add_decode(st, s);
+    e->n = 1 + n_drafts;
     e->token = sampling || PLANT(PLANT_STALE_ROW)
                    ? ~s->last_row
                    : s->generated[s->n_planned - s->request->n_prompt];
-    e->start = s->n_planned++;
-    e->wanted = !replays;
-    if (e->wanted)
-        e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
+    e->start = s->n_planned;
+    if (!replays(s))
+        core_want_rows(st, e, n_drafts);
+    s->n_planned += e->n;
+    c->n_drafts += (uint64_t)n_drafts;
     if (!PLANT(PLANT_NO_TURNS)) {
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
     }
-    count_planned(c, s, 1, 0);
+    if (n_drafts == 0) {
+        count_planned(c, s, 1, 0);
+        return 0;
+    }
+    count_planned(c, s, 0, e->n);
+    return e->n;
+}
+
+/* Known tokens of s that may be computed in chunks: without the last one, if it would be sampled
+ * from and may not. */
+static int32_t chunk_left(const struct core *c, const struct step *st, const struct sequence *s)
+{
+    int32_t n = core_n_chunked(c, s);
+
+    return n - s->n_planned - (n == sequence_n_tokens(s) && !core_may_sample(c, st, s));
 }
 
 /* Plans at most max of the next known tokens of s; returns how many, 0 where it gets no block. */
 static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, int32_t max)
 {
-    int32_t n_left = core_n_chunked(c, s) - s->n_planned;
-    int32_t n = least(n_left, max);
+    int32_t n = least(chunk_left(c, st, s), max);
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     struct step_entry *e;
 
-    if (needs_block(c, s) && !take_block_or_preempt(c, s))
+    if (n == 0 || (needs_block(c, s) && !take_block_or_preempt(c, s)))
         return 0;
     while (s->n_table < n_blocks && take_block(c, s))
         ;
@@ -201,10 +237,9 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     e->listed[0] = s->n_chained;
     chain_blocks(c, s, s->n_planned, s->slot);
     e->listed[1] = s->n_chained;
-    if (n == n_left) {
-        e->wanted = s->n_planned == sequence_n_tokens(s); /* else it goes on with what is known */
-        e->counter = (uint32_t)s->n_generated;
-        s->n_sampling += e->wanted;
+    if (s->n_planned == core_n_chunked(c, s)) {
+        if (s->n_planned == sequence_n_tokens(s)) /* else it goes on with what is known */
+            core_want_rows(st, e, 0);
         s->state = SEQ_DECODE;
         list_remove(&s->link);
         list_append(&c->decoding, &s->link);
@@ -218,11 +253,11 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
 /* ---- what a sequence that waits needs */
 
 /* Counts what s, which runs, could have in this step for its user. */
-static void count_runnable(const struct core *c, const struct sequence *s)
+static void count_runnable(const struct core *c, const struct step *st, const struct sequence *s)
 {
     struct fair_user *u = s->request->user;
     const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
-    const int32_t n = core_n_chunked(c, s) - s->n_planned;
+    const int32_t n = chunk_left(c, st, s);
 
     if (s->state == SEQ_DECODE)
         u->decodes++;
@@ -232,8 +267,8 @@ static void count_runnable(const struct core *c, const struct sequence *s)
         u->klass = klass;
 }
 
-static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t chain,
-                  uint64_t now_us)
+static void begin(struct core *c, const struct step *st, struct sequence *s, int32_t n_found,
+                  uint64_t chain, uint64_t now_us)
 {
     struct request *q = s->request;
 
@@ -253,8 +288,8 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
     if (q->n_running++ == 0)
         c->n_requests_running++;
     q->user->n_running++;
-    count_runnable(c, s);
-    s->loaded = false;
+    count_runnable(c, st, s);
+    s->loaded = s->tried_load = false;
     if (n_found > 0)
         prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
     if (s->ran)
@@ -386,7 +421,8 @@ static bool passes_sibling(const struct sequence *s)
 }
 
 /* Blocks that are promised are counted up where s is admitted. */
-static enum admission admit(struct core *c, struct sequence *s, int32_t *promised, uint64_t now_us)
+static enum admission admit(struct core *c, struct step *st, struct sequence *s, int32_t *promised,
+                            uint64_t now_us)
 {
     int32_t len = c->options.block_len;
     int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
@@ -407,14 +443,17 @@ static enum admission admit(struct core *c, struct sequence *s, int32_t *promise
         s->n_lacking = blocks_to_begin(c, s) - n;
         if (alone || (s->n_lacking <= blocks_for(c, s, *promised) &&
                       fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
-            fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
-            *promised += s->n_lacking;
-            s->n_lacking = s->item.n_passed = 0;
-            begin(c, s, n, chain, now_us);
-            return ADMITTED;
+            if (!core_load(c, st, s, n, max, chain)) {
+                fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
+                *promised += s->n_lacking;
+                s->n_lacking = s->item.n_passed = 0;
+                begin(c, st, s, n, chain, now_us);
+                return ADMITTED;
+            }
+        } else {
+            s->retry_step = c->planned + RETRY_STEPS;
+            result = NO_ROOM;
         }
-        s->retry_step = c->planned + RETRY_STEPS;
-        result = NO_ROOM;
     }
     while (n > 0)
         blocks_unref(c->blocks, table[--n]);
@@ -435,7 +474,7 @@ static bool may_begin(struct core *c, const struct sequence *s, int32_t promised
 }
 
 /* Waiting sequences take slots. One that does not fit lets others pass, up to a bound. */
-static void admit_waiting(struct core *c, uint64_t now_us)
+static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
 {
     int32_t n_vain = 0, promised = blocks_promised(c);
     struct fair_item *item;
@@ -448,7 +487,7 @@ static void admit_waiting(struct core *c, uint64_t now_us)
             item->user->closed = true;
             continue;
         }
-        result = admit(c, s, &promised, now_us);
+        result = admit(c, st, s, &promised, now_us);
         n_vain += result != ADMITTED;
         if (result != NO_ROOM)
             continue;
@@ -501,7 +540,7 @@ static struct sequence *pop(struct sequence **first)
 }
 
 /* Lines up prompts of one class by user; false: there are none. */
-static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
+static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass)
 {
     bool any = false;
 
@@ -513,7 +552,8 @@ static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
         struct fair_user *u = s->request->user;
 
-        if ((int32_t)s->request->priority != klass || s->last_step == step)
+        if ((int32_t)s->request->priority != klass || s->last_step == st->number ||
+            chunk_left(c, st, s) == 0)
             continue;
         s->next = NULL;
         *u->prompt_end = s;
@@ -523,13 +563,13 @@ static bool line_up_prompts(struct core *c, int32_t klass, uint64_t step)
     return any;
 }
 
-static void line_up_decodes(struct core *c, uint64_t step)
+static void line_up_decodes(struct core *c, const struct step *st)
 {
     for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
         struct fair_user *u = s->request->user;
 
-        if (!may_decode(s, step))
+        if (!may_decode(c, st, s))
             continue;
         s->next = NULL;
         *u->decode_end = s;
@@ -575,17 +615,23 @@ static struct fair_user *next_user(const struct core *c, const struct plan *p)
     return next;
 }
 
+/* A decode, with drafts as far as rows, the step and at first the user's quota have room. */
 static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
 {
+    const int32_t left = c->options.max_batch_tokens - p->step->n_decodes - p->n_rows - 1;
+    double us = p->limit_us - step_cost_us(&c->cost, p->step->n_decodes + 1, p->n_rows), drafts;
     struct sequence *s;
 
-    if (!is_empty(p) && step_cost_us(&c->cost, p->step->n_decodes + 1, p->n_rows) > p->limit_us) {
+    if (us < 0 && !is_empty(p)) {
         p->decodes_full = true;
         return;
     }
+    if (!p->last)
+        us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
+    drafts = fmax(us / c->fair.row_us, 0);
     s = pop(&u->decode);
-    if (may_decode(s, p->step->number)) /* not preempted meanwhile */
-        plan_decode(c, p->step, s);
+    if (may_decode(c, p->step, s)) /* not preempted meanwhile */
+        p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
 
 /* A chunk takes no more than what is left of the step, and at first of the user's quota, rounded up
@@ -616,7 +662,7 @@ static void plan_pass(struct core *c, struct plan *p)
     struct fair_user *u;
 
     for (int32_t klass = CORE_N_PRIORITIES - 1; klass >= 0; klass--) {
-        if (!line_up_prompts(c, klass, p->step->number) && klass > 0)
+        if (!line_up_prompts(c, p->step, klass) && klass > 0)
             continue;
         while ((u = next_user(c, p))) {
             if (may_have_decode(c, p, u) && !(p->prompts_first && may_have_prompt(c, p, u)))
@@ -627,13 +673,13 @@ static void plan_pass(struct core *c, struct plan *p)
     }
 }
 
-static void count_all_runnable(struct core *c, uint64_t step)
+static void count_all_runnable(struct core *c, const struct step *st)
 {
     for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next)
-        count_runnable(c, CONTAINER_OF(l, struct sequence, link));
+        count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
     for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next)
-        if (may_decode(CONTAINER_OF(l, struct sequence, link), step))
-            count_runnable(c, CONTAINER_OF(l, struct sequence, link));
+        if (may_decode(c, st, CONTAINER_OF(l, struct sequence, link)))
+            count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
@@ -642,13 +688,13 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
 
     c->n_short = 0;
     fair_step_begin(&c->fair, &c->cost);
-    count_all_runnable(c, st->number);
-    admit_waiting(c, now_us);
+    count_all_runnable(c, st);
+    admit_waiting(c, st, now_us);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->number);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
     p.prompts_first = !isinf(p.limit_us) && st->number % PROMPT_PART == 0;
-    line_up_decodes(c, st->number);
+    line_up_decodes(c, st);
     plan_pass(c, &p);
     p.last = true;
     p.max_rows = prompt_budget(c, st->n_decodes);
@@ -660,16 +706,24 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
 {
     struct step *st = &c->steps[(c->planned + 1) % BACKEND_IN_FLIGHT];
 
-    if (c->n_requests == 0)
+    if (c->n_requests == 0 && c->max_copies == 0)
         return CORE_IDLE;
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
     prefix_cache_set_time(c->cache, now_us);
     step_begin(st, c->planned + 1);
-    schedule(c, st, now_us);
-    if (st->n_decodes + st->n_chunks == 0) {
-        must(core_in_flight(c) > 0); /* if something fits, something runs */
-        return CORE_WAIT;
+    if (c->n_requests > 0)
+        schedule(c, st, now_us);
+    core_copy_down(c, st);
+    if (st->n_decodes + st->n_chunks + st->n_copies == 0) {
+        if (c->n_requests == 0 && c->n_copies == 0)
+            return CORE_IDLE;
+        if (core_in_flight(c) > 0)
+            return CORE_WAIT;
+        if (c->n_copies == 0) {
+            must(core_waits_for_masks(c)); /* if something fits, something runs */
+            return CORE_WAIT;
+        } /* else it is a step without rows, which ends with a copy */
     }
     *batch = step_build(st, c->options.block_len);
     c->planned++;

@@ -17,6 +17,7 @@
 enum sequence_state {
     SEQ_WAITING,        /* in the queue */
     SEQ_WAITING_PREFIX, /* until another sequence has computed what both begin with */
+    SEQ_LOADING,        /* waits until its prefix is copied to the device */
     SEQ_PREFILL,        /* runs; known tokens are left to be planned */
     SEQ_DECODE,         /* runs; its next input is what it sampled last */
     SEQ_PREEMPTED,      /* its blocks return and it waits again once its last step is committed */
@@ -41,6 +42,13 @@ struct sequence {
     int32_t n_preempted;
     int32_t n_charged; /* positions charged to the user */
     bool ran;          /* was admitted before */
+    bool tried_load;   /* has waited in LOADING since it ran last */
+
+    /* What the host says of the tokens after generated. */
+    int32_t drafts[CORE_MAX_DRAFTS];
+    int32_t n_drafts;
+    const uint32_t *masks; /* [n_masks, mask_words] the caller's; NULL: not said yet */
+    int32_t n_masks;
 
     /* While it has a slot: running, or draining. */
     int32_t slot;   /* sampler state and row of tables; -1: none */
@@ -73,6 +81,7 @@ struct request {
     int32_t n_prompt;
     int32_t max_tokens;
     int32_t n;
+    bool drafts, masks;
     int32_t n_alive; /* choices that have not ended */
     int32_t n_running;
     int32_t n_draining;      /* choices with blocks or rows in steps in flight and not running */

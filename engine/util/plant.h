@@ -39,6 +39,20 @@ enum {
     PLANT_OFF_BY_ONE_FULL,    /* a block is listed one token before it is written in full */
     PLANT_DOUBLE_ID,          /* two tokens of a vocabulary may have one id */
     PLANT_REPLAY_IN_CHUNKS,   /* what was sampled is computed again in chunks, and is shared */
+    PLANT_COPY_NO_HOLD,       /* a block may be freed while a copy of it is under way */
+    PLANT_COPY_NO_REF,        /* a block may be taken while a copy into it is under way */
+    PLANT_COPY_EARLY,         /* a copied block is found before the copy is done */
+    PLANT_COPY_FAILURE,       /* a copy that failed is taken for done */
+    PLANT_COPY_IGNORED,       /* results of copies are not looked at */
+    PLANT_LOADING_FORGOTTEN,  /* a sequence that loads is not woken when its copies are done */
+    PLANT_STALE_LOCATION,     /* a node keeps its device block after eviction */
+    PLANT_DRAFT_TOO_MANY,     /* one draft more is accepted than was right */
+    PLANT_DRAFT_AFTER_MISMATCH, /* drafts are accepted behind one that was wrong */
+    PLANT_DRAFT_PUBLISHED,    /* what rejected drafts wrote counts as written */
+    PLANT_DRAFT_COUNTER,      /* the second row of drafts samples with the first one's counter */
+    PLANT_MASK_ROW,           /* a mask is that of the row before */
+    PLANT_MASK_PENDING,       /* a row is planned while its mask is not set */
+    PLANT_HOST_IN_FLIGHT,     /* a sequence with drafts or masks has two rows in flight */
 };
 
 #endif

@@ -9,6 +9,27 @@
 
 enum { TOKEN_STARVATION = 64 };
 
+/* Tiers below the device, drafts and masks. */
+static void choose_contract(struct world *w)
+{
+    struct rng *r = &w->rng;
+
+    for (int t = TIER_HOST; t < N_TIERS && rng_one_in(r, 2); t++) {
+        w->options.tier_blocks[t] = rng_range(r, 1, 32);
+        w->backend_options.n_blocks[t] = w->options.tier_blocks[t];
+    }
+    if (rng_one_in(r, 8)) /* a disk without a host tier */
+        w->options.tier_blocks[TIER_HOST] = 0;
+    w->backend_options.copy_steps = rng_range(r, 0, 8);
+    w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
+    w->backend_options.seed = rng_next(r);
+    w->speaks = rng_one_in(r, 2);
+    if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
+        w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
+    w->options.mask_words = ORACLE_MASK_WORDS;
+    w->options.max_masks = w->speaks ? rng_range(r, 1, 16) : 0;
+}
+
 static void choose_options(struct world *w)
 {
     struct rng *r = &w->rng;
@@ -66,6 +87,8 @@ static void choose_options(struct world *w)
         sim_fair_choose_light(w);
     else if (rng_one_in(r, 2))
         sim_fair_choose_cost(w);
+    if (!w->fair && !w->timed)
+        choose_contract(w);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -188,6 +211,8 @@ static const char *arrive(struct world *w, int32_t client)
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
         .cache_salt = sim_salt(salt),
+        .drafts = w->speaks && rng_one_in(r, 2),
+        .masks = w->speaks && rng_one_in(r, 3),
     };
     const char *wrong = NULL;
     int64_t longest;
@@ -195,6 +220,12 @@ static const char *arrive(struct world *w, int32_t client)
     int rc, expect = CORE_OK;
 
     choose_sampling(w, &sampling, stop_ids);
+    if (q.drafts && rng_one_in(r, 2)) { /* penalties allow none */
+        sampling.repetition_penalty = 1.0f;
+        sampling.presence_penalty = 0.0f;
+    }
+    if (q.masks) /* or a mask may leave nothing but stop ids */
+        sampling.min_tokens = 0;
     choose_prompt(w, &q);
     if (w->fair) { /* each client asks for more at once than the one before */
         q.n_prompt = 1 + (q.n_prompt - 1) * client / w->n_clients;
@@ -262,14 +293,17 @@ static const char *stop(struct world *w)
 
 static const char *expire(struct world *w)
 {
+    bool any = false;
     uint64_t next;
     const char *wrong;
 
     for (int32_t i = 0; i < w->n_alive; i++)
-        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us)
+        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us) {
             w->alive[i]->asked = CORE_REASON_DEADLINE;
+            any = true;
+        }
     next = core_expire(w->core, w->now_us);
-    wrong = look(w);
+    wrong = any ? look(w) : take_events(w);
     for (int32_t i = 0; !wrong && i < w->n_alive; i++) {
         uint64_t deadline = w->alive[i]->deadline_us;
 
@@ -290,7 +324,8 @@ static const char *commit(struct world *w)
     w->in_flight--;
     w->n_committed++;
     w->counts->steps++;
-    return look(w);
+    wrong = look(w);
+    return wrong ? wrong : sim_host_committed(w, w->n_committed);
 }
 
 /* A step with nothing told at all may be one of a long prefill; so many in a row are none. */
@@ -315,7 +350,7 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
-        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+        if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
             return "a decode is left out for too long";
     }
@@ -341,17 +376,39 @@ static const char *check_shares(struct world *w, bool blocks_short)
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
 }
 
+/* A prompt can go on, whatever the host does. */
+static bool can_prefill(const struct world *w)
+{
+    for (struct list *l = w->core->prefilling.next; l != &w->core->prefilling; l = l->next)
+        if (!CONTAINER_OF(l, struct sequence, link)->request->masks)
+            return true;
+    return false;
+}
+
+static bool all_wait_for_masks(const struct world *w)
+{
+    bool all = w->core->n_prefilling + w->core->n_decoding > 0;
+
+    for (int32_t i = 0; i < w->options.max_seqs; i++) {
+        const struct sequence *s = w->core->slots[i];
+
+        all = all && (!s || !sequence_runs(s) || (s->request->masks && !s->masks));
+    }
+    return all;
+}
+
 static const char *next(struct world *w)
 {
     const struct batch *batch;
     const char *wrong = NULL;
-    bool prompts = w->core->n_prefilling > 0, blocks_short;
+    bool prompts = can_prefill(w), blocks_short;
     uint64_t n_preempted = w->core->stats.preemptions;
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
-        if (w->n_alive == 0)
+        if (w->n_alive == 0 && batch->n_seqs > 0)
             return "a step for nobody";
+        sim_host_planned(w, batch->step);
         n_preempted = w->core->stats.preemptions - n_preempted;
         blocks_short = n_preempted > 0 || w->core->n_short > 0;
         wrong = check_turns(w, batch, prompts, blocks_short);
@@ -369,7 +426,7 @@ static const char *next(struct world *w)
         break;
     case CORE_WAIT:
         w->counts->waits++;
-        if (w->in_flight == 0)
+        if (w->in_flight == 0 && !all_wait_for_masks(w))
             return "something fits and nothing runs";
         break;
     default:
@@ -406,6 +463,8 @@ static const char *turn(struct world *w, bool arrivals)
         wrong = sim_hands(w);
         wrong = wrong ? wrong : look(w);
     }
+    if (w->speaks && rng_one_in(r, 2))
+        sim_host(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
     if (!wrong && rng_one_in(r, 2))
@@ -447,7 +506,7 @@ static const char *drain(struct world *w)
     const char *wrong = NULL;
 
     w->fair = false; /* clients do not always wait any more */
-    while (!wrong && (w->n_alive > 0 || w->in_flight > 0)) {
+    while (!wrong && core_busy(w->core)) {
         wrong = turn(w, false);
         if (!wrong && w->n_alive == 0 && w->in_flight > 0)
             wrong = commit(w);
@@ -492,6 +551,11 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
     counts->held += w->core->n_prefix_waits;
+    counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
+    counts->copies_up += w->core->n_copied[TIER_DEVICE];
+    counts->loads += w->core->n_loads;
+    counts->drafts += w->core->n_drafts;
+    counts->accepted += w->core->n_accepted;
     counts->yields += w->core->n_yields;
     counts->evictions += prefix_cache_evictions(w->core->cache);
     if (wrong) /* a broken core cannot be trusted to free itself */

@@ -1,5 +1,5 @@
-/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_hands.c
- * (pins, clears and looks) and sim_fair.c (users' shares) alone. */
+/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_host.c
+ * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_fair.c (users' shares) alone. */
 #ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
@@ -53,6 +53,7 @@ struct world {
     double light_us, light_own_us; /* of its steps, and of its own rows in these */
     double light_most_us;          /* of its rows in one step */
 
+    bool speaks;                  /* requests may have drafts and masks */
     int32_t hand_one_in;          /* pins, clears and looks */
     uint64_t n_cleared[5];        /* times that a client's cache was cleared */
     struct pinned pins[MAX_PINS]; /* what must stay */
@@ -71,6 +72,10 @@ struct text sim_salt(int32_t salt);
 
 /* Requests of equal key may share. */
 uint64_t sim_namespace_key(const struct world *w, uint64_t client, int32_t salt);
+
+void sim_host(struct world *w); /* the host proposes drafts and sets masks, now and then */
+void sim_host_planned(struct world *w, uint64_t step);
+const char *sim_host_committed(struct world *w, uint64_t step);
 
 /* NULL, or what was wrong. */
 const char *sim_hands(struct world *w);     /* one thing that people do by hand, or none */
