@@ -460,7 +460,8 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     return result;
 }
 
-/* Whether s has a slot, and rows to compute in this step. It claims none while it lacks blocks. */
+/* Whether s has a slot, and rows to compute in this step. It claims none while it is known to lack
+ * blocks. */
 static bool may_begin(struct core *c, const struct sequence *s, int32_t promised)
 {
     const int32_t rows =
@@ -468,7 +469,7 @@ static bool may_begin(struct core *c, const struct sequence *s, int32_t promised
 
     if (s->request->user->rows[s->request->priority] >= rows)
         return false;
-    if (c->n_free_slots == 0 && s->n_lacking <= blocks_for(c, s, promised))
+    if (c->n_free_slots == 0 && (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
         core_claim_slot(c, s);
     return c->n_free_slots > 0;
 }

@@ -8,13 +8,14 @@
 /* By what part of itself one step moves a point at most. So a point comes to the median of its
  * steps, however long a few of them were held up. */
 static const double moves = 0.125;
-static const double decay = 0.9;      /* of the weight of older steps, in the cost of a row */
+static const double decay = 0.75;     /* of the weight of older steps, in the cost of a row */
 static const double few_rows = 0.125; /* of a step's time: then the rest is the decodes' */
 
 enum {
     FEWEST_BESIDE = 16, /* prompt rows beside decodes, whatever they cost: prompts go on */
     FEWEST_ALONE = 128, /* without decodes: one row tile */
     FIRST_ROWS = 512,   /* until the cost of a row is known */
+    LOOK_AFTER = 64,    /* long steps, until one with a single prompt row shows what decodes take */
 };
 
 static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
@@ -77,13 +78,13 @@ double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows
 }
 
 /* The rows' part of a step that took us: what decodes of such a step do not account for. One step
- * changes the estimate by a factor of 2 at most. */
+ * raises the estimate to twice at most. */
 static void learn_rows(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
 {
     double row_us = (us - (n_decodes > 0 ? decodes_us(c, n_decodes) : 0)) / n_rows;
 
     if (c->row_us > 0)
-        row_us = fmin(fmax(row_us, c->row_us / 2), c->row_us * 2);
+        row_us = fmin(fmax(row_us, c->row_us / 4), c->row_us * 2);
     else if (row_us <= 0)
         return;
     c->rows_sum = c->rows_sum * decay + n_rows;
@@ -106,8 +107,10 @@ void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, dou
         learn_decodes(c, n_decodes, n_decodes == last ? (own + c->last_us) / 2 : own);
         c->last_decodes = n_decodes;
         c->last_us = own;
+        c->since_look = 0;
     } else {
         learn_rows(c, n_decodes, n_rows, us);
+        c->since_look++;
     }
 }
 
@@ -123,6 +126,8 @@ int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
     /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
      * bound of max_step_us would stop prompts altogether. */
     us = n_decodes > 0 ? step_cost_us(c, n_decodes, 0) : 0;
+    if (3 * us > c->max_step_us && c->since_look >= LOOK_AFTER)
+        return 1;
     rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;
     return rows < fewest ? fewest : rows < INT32_MAX ? (int32_t)rows : INT32_MAX;
 }

@@ -19,6 +19,7 @@ struct step_cost {
     double rows_sum, rows_us_sum; /* what it is the ratio of, older steps counting less */
     int32_t last_decodes;         /* of the last step, if it showed what decodes cost; else 0 */
     double last_us;               /* what they took */
+    int32_t since_look;           /* steps since one that showed it */
 };
 
 /* A step of n_decodes decodes and n_rows prompt rows took us. */

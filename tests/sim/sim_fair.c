@@ -46,7 +46,7 @@ void sim_fair_choose_light(struct world *w)
     while (step_cost_us(&w->cost, 1, 0) <= 0);
 }
 
-static struct oracle_request *find(const struct world *w, uint64_t id)
+struct oracle_request *sim_find(const struct world *w, uint64_t id)
 {
     for (int32_t i = 0; i < w->n_alive; i++)
         if (w->alive[i]->id == id)
@@ -74,7 +74,7 @@ static double own_us(const struct world *w, const struct rows *r)
 /* Positions that the step is the first to compute for this sequence. */
 static int32_t count_new(struct world *w, const struct step_entry *e)
 {
-    struct oracle_request *q = find(w, e->sequence->request->id);
+    struct oracle_request *q = sim_find(w, e->sequence->request->id);
     int32_t *n = &q->choices[e->sequence->choice].n_computed;
     const int32_t from = *n > e->start ? *n : e->start, end = e->start + e->n;
 

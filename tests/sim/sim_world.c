@@ -340,16 +340,27 @@ static bool starves(const struct world *w)
 static const char *check_turns(struct world *w, const struct batch *batch, bool prompts,
                                bool blocks_short)
 {
-    const bool timed = step_cost_us(&w->cost, 1, 0) > 0;
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (timed ? 400 : 16);
+    /* One that is ahead of its share waits for others. */
+    const bool shared = w->n_clients > 1 || step_cost_us(&w->cost, 1, 0) > 0;
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 400 : 16);
+    const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
     bool chunk = batch->n_decodes < batch->n_seqs;
 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > (timed ? 400 : 8))
+    if (w->n_without_chunk > (shared ? 400 : 8))
         return "decodes starve prompts";
+    for (int32_t i = 0; i < st->n_decodes; i++)
+        w->n_decodes[st->decodes[i].sequence->request->client_id]++;
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+        struct oracle_choice *o = &sim_find(w, s->request->id)->choices[s->choice];
+        const uint64_t n = w->n_decodes[s->request->client_id];
 
+        if (s->last_step == batch->step)
+            o->turn = n;
+        else if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
+                 n - o->turn > 4 * (uint64_t)w->options.max_seqs + 16)
+            return "decodes of a client do not take turns";
         if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
             return "a decode is left out for too long";

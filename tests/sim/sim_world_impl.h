@@ -37,6 +37,7 @@ struct world {
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
     bool timed;              /* client 1 has one request at a time, the others never stop asking */
+    uint64_t n_decodes[5];   /* rows, by client */
     double served_us[5];     /* charged for its share, by client */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
@@ -67,6 +68,9 @@ const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t 
 /* Where a client that is not active would start, or -1; and whether it did. */
 double sim_fair_start(const struct world *w, uint64_t client);
 const char *sim_fair_joined(const struct world *w, uint64_t client, double vtime);
+
+/* A request that is alive. */
+struct oracle_request *sim_find(const struct world *w, uint64_t id);
 
 struct text sim_salt(int32_t salt);
 

@@ -196,8 +196,8 @@ START_TEST(cheap_rows_all_run)
 }
 END_TEST
 
-/* A client alone has whole steps; once there was a second one they are short, so that one that comes
- * does not wait long. */
+/* A client alone has whole steps; once there was a second one they are short, so that one that
+ * comes does not wait long. */
 START_TEST(steps_are_short_among_several)
 {
     set_cost(0, 115, 60);
