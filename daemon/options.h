@@ -56,6 +56,7 @@ struct options {
     int64_t cuda_device;
     int64_t cuda_graphs;
     int64_t cuda_invariant;
+    int64_t cuda_tune;
     char *cuda_cache_folder;
     int64_t max_frame_bytes;
     int64_t max_prompt_bytes;

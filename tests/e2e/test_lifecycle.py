@@ -315,6 +315,14 @@ class Refusals(Case):
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no command “serve”".encode(), done.stderr)
 
+    def test_tune(self):
+        """Where there is nothing to measure, nvllmd tune says so; it wants a model and right options."""
+        for args, status, text in ((["--model", MODEL], 1, "the cpu backend has nothing to tune"),
+                                   ([], 2, "no model"), (["--set", "cuda.tune=now"], 2, "cuda.tune")):
+            done = run_command([config.nvllmd, "tune", "--backend", "cpu", *map(str, args)], check=False)
+            self.assertEqual((done.returncode, done.stdout), (status, b""))
+            self.assertIn(text.encode(), done.stderr)
+
     def check_config(self, *args):
         done = run_command([config.nvllmd, "check-config", "--json", *args], check=False)
         self.assertEqual(done.stderr, b"")
