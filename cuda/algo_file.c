@@ -1,4 +1,4 @@
-/* algo_file.c - see algo_file.h. A header, then the records as they are in memory: the file never
+/* algo_file.c - see algo_file.h. A header, then the records as they lie in memory: the file never
  * leaves the machine, and the key names the software that wrote it. */
 #include "cuda/algo_file.h"
 
@@ -18,7 +18,7 @@
 
 enum { NAME_BYTES = 64 };
 
-static const char magic[8] = "nvllmA1";
+static const char magic[8] = "nvllmA2";
 
 struct header {
     char magic[8];
@@ -45,7 +45,7 @@ static struct header header_of(const char *key, const struct algo_record *record
     return h;
 }
 
-/* Nobody else may have put words into our mouth. */
+/* Written by this user, and writable by no other. */
 static bool is_ours(int fd)
 {
     struct stat s;
@@ -59,7 +59,7 @@ static bool record_is_sane(const struct algo_record *r)
            isfinite(r->us) && r->us >= 0.0f;
 }
 
-/* The records in order where all of the file is as it was written; -1 else. */
+/* How many records; -1 unless the whole file is as it was written. */
 static int read_records(struct algo_record *to, int fd, uint64_t bytes, const char *name,
                         const char *key)
 {
@@ -84,8 +84,7 @@ static int read_records(struct algo_record *to, int fd, uint64_t bytes, const ch
     return (int)(size / sizeof(*to));
 }
 
-int algo_file_read(struct algo_record **out, int *n, const char *folder, const char *key,
-                   struct err *e)
+int algo_file_read(struct algo_records *out, const char *folder, const char *key, struct err *e)
 {
     struct algo_record *records = calloc(ALGO_FILE_MAX, sizeof(*records));
     int dir, fd, count = -1;
@@ -103,8 +102,7 @@ int algo_file_read(struct algo_record **out, int *n, const char *folder, const c
     }
     if (dir >= 0)
         close(dir);
-    *out = records;
-    *n = count < 0 ? 0 : count;
+    *out = (struct algo_records){records, count < 0 ? 0 : count};
     return 0;
 }
 
@@ -125,7 +123,7 @@ static bool write_all(int fd, const void *from, size_t n)
     return true;
 }
 
-/* A process writes one temporary file at a time, under its own name. */
+/* Each process has one temporary file, named after it. */
 static int write_in(int dir, const char *name, const struct header *h,
                     const struct algo_record *records, int n)
 {
@@ -133,7 +131,7 @@ static int write_in(int dir, const char *name, const struct header *h,
     int fd, r = 0;
 
     snprintf(temporary, sizeof(temporary), "%s.%ld", name, (long)getpid());
-    (void)unlinkat(dir, temporary, 0); /* of a process before us that died */
+    (void)unlinkat(dir, temporary, 0); /* left by a process that died */
     fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return -errno;
@@ -149,22 +147,24 @@ static int write_in(int dir, const char *name, const struct header *h,
     return r;
 }
 
-int algo_file_write(const char *folder, const char *key, const struct algo_record *records, int n,
+int algo_file_write(const char *folder, const char *key, const struct algo_records *r,
                     struct err *e)
 {
     struct header h;
     char name[NAME_BYTES];
-    int dir, r;
+    int dir, code;
 
-    must(n >= 0 && n <= ALGO_FILE_MAX);
-    h = header_of(key, records, n);
+    must(r->n >= 0 && r->n <= ALGO_FILE_MAX);
+    h = header_of(key, r->all, r->n);
     file_name(name, key);
     if (mkdir(folder, 0700) < 0 && errno != EEXIST)
         return err_set(e, -errno, "%s: cannot be made: %s", folder, strerror(errno));
     dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return err_set(e, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
-    r = write_in(dir, name, &h, records, n);
+    code = write_in(dir, name, &h, r->all, r->n);
     close(dir);
-    return r < 0 ? err_set(e, r, "%s/%s: cannot be written: %s", folder, name, strerror(-r)) : 0;
+    return code < 0
+               ? err_set(e, code, "%s/%s: cannot be written: %s", folder, name, strerror(-code))
+               : 0;
 }

@@ -1,8 +1,9 @@
-/* algo_file.h - the choices of algorithms for products of matrices, kept in a file between runs:
- * one file a device and version of its software, one record a shape.
+/* algo_file.h - what was measured on a device, kept in a file between starts: which algorithm is
+ * best for a product's shape, and how long whole steps take by each path.
  *
- * What an algorithm is, is cuBLASLt's affair: 64 opaque bytes here. A file that is damaged, of
- * other software or of another's making counts as none. No state; any thread. */
+ * One file per key, which names device, software and model. What an algorithm is, is cuBLASLt's
+ * affair: 64 opaque bytes here. A file that is damaged, has another key or belongs to another user
+ * counts as none. No state; any thread. */
 #ifndef NVLLM_CUDA_ALGO_FILE_H
 #define NVLLM_CUDA_ALGO_FILE_H
 
@@ -16,21 +17,26 @@ enum {
     ALGO_KEY = 256,
 };
 
+enum { ALGO_STEP = 100 }; /* out: not a product, but a step of m rows by path number n - 1 */
+
 struct algo_record {
     int32_t m, n, k, out;
     int64_t y_stride;
-    float us; /* what it took */
+    float us; /* measured */
     uint32_t zero;
     uint8_t algo[ALGO_BYTES];
 };
 
-/* Reads the records that were written with this key; none, without a word, where no such file is to
- * be had. *out is malloc'ed, room for ALGO_FILE_MAX. */
-int algo_file_read(struct algo_record **out, int *n, const char *folder, const char *key,
-                   struct err *e);
+struct algo_records {
+    struct algo_record *all; /* malloc'ed, room for ALGO_FILE_MAX */
+    int n;
+};
+
+/* Reads the records written under this key; n is 0 where there is no such file. -ENOMEM. */
+int algo_file_read(struct algo_records *out, const char *folder, const char *key, struct err *e);
 
 /* Replaces the file as a whole. A folder that is not there is made, its parent not. */
-int algo_file_write(const char *folder, const char *key, const struct algo_record *records, int n,
+int algo_file_write(const char *folder, const char *key, const struct algo_records *r,
                     struct err *e);
 
 #endif

@@ -1,6 +1,6 @@
-/* device.h - one CUDA device: what it is, its stream, its memory and who has taken how much of it.
+/* device.h - one CUDA device: what it is, its stream, its memory and how much each use has.
  *
- * All device memory is taken at open, one piece a purpose; an arena hands such a piece out.
+ * All device memory is taken at open, one allocation per use; an arena divides it.
  * Engine thread only. */
 #ifndef NVLLM_CUDA_DEVICE_H
 #define NVLLM_CUDA_DEVICE_H
@@ -44,7 +44,7 @@ void device_close(struct device *d);
 int device_take(struct device *d, enum device_use use, uint64_t bytes, struct err *e);
 int device_free_bytes(const struct device *d, uint64_t *free_bytes, struct err *e);
 
-/* Hands out pieces of 256-byte alignment. With base NULL it only counts. */
+/* Divides memory at multiples of 256 bytes. With base NULL it only counts. */
 struct arena {
     char *base;
     size_t used;

@@ -1,14 +1,14 @@
 /* forward.c - see forward.h.
  *
- * Three ways. Decodes of few rows on a device that can: one resident kernel for all layers and the
- * LM head. Else two ways through a layer. Few rows: every product is a skinny_gemm that norms its
- * input (if short) and adds to or gates its output by itself, five kernels a layer. Many rows:
- * cuBLASLt, which can only add, with norms and gate as kernels of their own; where it has few tiles
- * for the machine it leaves sums over parts, and the norm behind them adds these.
+ * The resident path is one persistent kernel for all layers and the LM head (resident.cu). The
+ * other two go layer by layer. Skinny: every product is a skinny_gemm that norms its input (where
+ * that is short) and adds to or gates its output by itself, five kernels a layer. Gemm: cuBLASLt,
+ * which can only add, with norms and gate as kernels of their own; a product with few tiles for the
+ * machine leaves sums over parts of k, and the norm after it adds these.
  *
- * An invariant pass goes both ways: decodes by the one for few rows, however many they are, and
- * prompts by the one for many, with algorithms that do not depend on how many. So what a row gives
- * depends on what kind it is alone, and that never changes for one position of a sequence. */
+ * An invariant pass takes two paths at once: decodes go the skinny way, however many they are,
+ * prompts the gemm way, with algorithms that do not depend on how many rows there are. So a row's
+ * result depends on its kind alone, and that never changes for one position of a sequence. */
 #include "cuda/forward.h"
 
 #include <errno.h>
@@ -19,7 +19,6 @@ struct pass {
     const struct forward *f;
     const struct step_view *v;
     const struct forward_shape *s;
-    int qkv_dim, attn_dim;
     struct err *e;
 };
 
@@ -28,10 +27,9 @@ struct rows {
     int first, n;
 };
 
-static int skinny(const struct pass *p, struct skinny s)
+static int qkv_dim(const struct forward *f)
 {
-    s.eps = p->f->config->rms_norm_eps;
-    return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
+    return (f->config->n_heads + 2 * f->config->n_kv_heads) * f->config->head_dim;
 }
 
 /* Elements from a layer's weights to the next layer's: layers are alike and lie one behind another.
@@ -45,22 +43,88 @@ static int64_t layer_stride(const struct forward *f)
                : 0;
 }
 
-/* first: the same weights of layer 0. */
-static int gemm(const struct pass *p, struct rows rows, void *y, const uint16_t *x,
-                const uint16_t *w, const uint16_t *first, const uint16_t *bias, int n, int k,
-                enum gemm_out out)
-{
-    const struct forward *f = p->f;
-    const int n_layers = f->config->n_layers;
-    const struct gemm_trial trial = {.scratch = f->gate_up, /* empty when anything is added */
-                                     .w = first,
-                                     .w_stride = layer_stride(f),
-                                     .n_w = n_layers};
+/* ---- products of many rows */
 
-    y = (char *)y + (int64_t)rows.first * n * (out == GEMM_ADD_F32 ? 4 : 2); /* or it is 0 */
-    x += (int64_t)rows.first * k;
-    return gemm_run(f->gemm, f->launch->stream, y, n, x, w, bias, gemm_rows(rows.n), n, k, out,
-                    &trial, p->e);
+/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
+static int parts_of(const struct forward *f, int n_rows, int k)
+{
+    return f->invariant ? 1 : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, k);
+}
+
+/* A product that adds to the residual, in parts or not. */
+static struct gemm_product adding(const struct forward *f, struct rows rows, const uint16_t *x,
+                                  const struct matrix *w, bool in_parts)
+{
+    return (struct gemm_product){
+        .y = in_parts ? f->parts : f->residual + (int64_t)rows.first * w->n,
+        .x = x + (int64_t)rows.first * w->k,
+        .w = w->data,
+        .n = w->n,
+        .k = w->k,
+        .out = in_parts ? GEMM_PARTS_F32 : GEMM_ADD_F32,
+    };
+}
+
+/* A product whose result is bf16. */
+static struct gemm_product giving(struct rows rows, uint16_t *y, const uint16_t *x,
+                                  const struct matrix *w, const uint16_t *bias)
+{
+    return (struct gemm_product){.y = y + (int64_t)rows.first * w->n,
+                                 .x = x + (int64_t)rows.first * w->k,
+                                 .w = w->data,
+                                 .bias = bias,
+                                 .n = w->n,
+                                 .k = w->k,
+                                 .out = bias ? GEMM_BIAS_BF16 : GEMM_BF16};
+}
+
+static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
+                                      struct rows rows)
+{
+    const struct layer_weights *w = &f->weights->layers[layer];
+    const bool last = layer == f->config->n_layers - 1; /* no norm of all rows follows it */
+    struct gemm_product p = {0};
+
+    switch (kind) {
+    case PRODUCT_QKV:
+        p = giving(rows, f->qkv, f->normed, &w->qkv, w->qkv_bias.data);
+        break;
+    case PRODUCT_O:
+        p = adding(f, rows, f->attn, &w->o, parts_of(f, rows.n, w->o.k) > 1);
+        break;
+    case PRODUCT_GATE_UP:
+        p = giving(rows, f->gate_up, f->normed, &w->gate_up, NULL);
+        break;
+    case PRODUCT_DOWN:
+        p = adding(f, rows, f->act, &w->down, !last && parts_of(f, rows.n, w->down.k) > 1);
+        break;
+    case PRODUCT_LM_HEAD:
+    case N_PRODUCTS:
+        p = giving(rows, NULL, f->normed, &f->weights->lm_head, NULL);
+        p.y = f->logits;
+        p.out = GEMM_F32;
+        break;
+    }
+    p.m = gemm_rows(rows.n);
+    p.y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : p.n;
+    return p;
+}
+
+struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int n_rows,
+                                    int64_t *w_stride, int *n_w)
+{
+    const bool layers = kind != PRODUCT_LM_HEAD;
+
+    *n_w = layers ? f->config->n_layers : 1;
+    *w_stride = layers ? layer_stride(f) : 0;
+    return product_of(f, kind, 0, (struct rows){0, n_rows});
+}
+
+static int gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
+{
+    const struct gemm_product product = product_of(p->f, kind, layer, rows);
+
+    return gemm_run(p->f->gemm, p->f->launch->stream, &product, p->e);
 }
 
 static int norm(const struct pass *p, struct rows rows, const uint16_t *w)
@@ -74,27 +138,11 @@ static int norm(const struct pass *p, struct rows rows, const uint16_t *w)
                       "rms_norm", p->e);
 }
 
-/* Parts that products which add to the residual are computed in; 1: they add by themselves. */
-static int parts_of(const struct pass *p, struct rows rows, int k)
-{
-    return p->f->invariant ? 1 : gemm_parts(gemm_rows(rows.n), p->f->config->hidden_dim, k);
-}
-
-/* Adds a product to the residual; in parts it is the next norm that adds them. */
-static int add(const struct pass *p, struct rows rows, const uint16_t *x, const uint16_t *w,
-               const uint16_t *first, int k, bool in_parts)
+/* The norm after a product over k that was added to the residual. */
+static int norm_after(const struct pass *p, struct rows rows, const uint16_t *w, int k)
 {
     const struct forward *f = p->f;
-
-    return gemm(p, rows, in_parts ? f->parts : f->residual, x, w, first, NULL,
-                f->config->hidden_dim, k, in_parts ? GEMM_PARTS_F32 : GEMM_ADD_F32);
-}
-
-/* The norm behind a product over k that was added. */
-static int norm_behind(const struct pass *p, struct rows rows, const uint16_t *w, int k)
-{
-    const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, n_parts = parts_of(p, rows, k);
+    const int dim = f->config->hidden_dim, n_parts = parts_of(f, rows.n, k);
 
     if (n_parts == 1)
         return norm(p, rows, w);
@@ -104,6 +152,36 @@ static int norm_behind(const struct pass *p, struct rows rows, const uint16_t *w
                                    f->config->rms_norm_eps),
                       "rms_norm", p->e);
 }
+
+/* A layer up to attention, and from there on. */
+static int begin_gemm(const struct pass *p, int layer, struct rows rows)
+{
+    const struct layer_weights *w = &p->f->weights->layers[layer];
+    const int r = layer == 0 ? norm(p, rows, w->attn_norm.data)
+                             : norm_after(p, rows, w->attn_norm.data, w->down.k);
+
+    return r < 0 ? r : gemm(p, PRODUCT_QKV, layer, rows);
+}
+
+static int end_gemm(const struct pass *p, int layer, struct rows rows)
+{
+    const struct forward *f = p->f;
+    const struct layer_weights *w = &f->weights->layers[layer];
+    const int64_t at = (int64_t)rows.first * f->config->ffn_dim;
+    int r = gemm(p, PRODUCT_O, layer, rows);
+
+    if (r == 0)
+        r = norm_after(p, rows, w->mlp_norm.data, w->o.k);
+    if (r == 0)
+        r = gemm(p, PRODUCT_GATE_UP, layer, rows);
+    if (r == 0)
+        r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
+                                f->config->ffn_dim),
+                       "silu_mul", p->e);
+    return r < 0 ? r : gemm(p, PRODUCT_DOWN, layer, rows);
+}
+
+/* ---- attention */
 
 /* Blocks that the keys of one tile are split over: one, unless the tiles leave most of the machine
  * idle and there are keys enough for several. */
@@ -123,7 +201,7 @@ static int prefill(const struct pass *p, const struct attn *a)
     const struct forward *f = p->f;
     const bool sm90 = f->maps.usable;
     struct attn_prefill t = {.partial = f->prefill_partial,
-                             .tickets = f->prefill_tickets,
+                             .counters = f->prefill_counters,
                              .n_tiles = p->s->n_tiles,
                              .n_splits = 1,
                              .max_kv_len = p->s->max_kv_len};
@@ -137,14 +215,14 @@ static int prefill(const struct pass *p, const struct attn *a)
                       "attn_prefill", p->e);
 }
 
-/* Prompts go by rope_store(); decodes have the same in attention. */
+/* Prompts are normed, rotated and stored by rope_store(); decodes in the attention kernel. */
 static int attention(const struct pass *p, const struct layer_weights *w, int layer)
 {
     const struct forward *f = p->f;
     const int n_decodes = p->s->n_decodes, n_prompts = p->s->n_tokens - n_decodes;
     const struct attn a = {.out = f->attn,
                            .q = f->qkv,
-                           .q_stride = p->qkv_dim,
+                           .q_stride = qkv_dim(f),
                            .n_heads = f->config->n_heads,
                            .layer = layer,
                            .kv = &f->kv};
@@ -159,7 +237,7 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                                   n_prompts, f->config->n_heads),
                        "rope_store", p->e);
     if (r == 0 && p->s->n_items > 0)
-        r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial, f->tickets,
+        r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial, f->counters,
                                    p->s->n_items),
                        "attn_decode", p->e);
     if (r == 0 && p->s->n_tiles > 0)
@@ -167,126 +245,77 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
     return r;
 }
 
-/* A product of the normed residual: with the norm in it where it is short enough, else behind one.
+/* ---- products of few rows */
+
+static int skinny(const struct pass *p, const struct matrix *w, struct skinny s)
+{
+    s.w = w->data;
+    s.k = w->k;
+    s.n = s.out == SKINNY_SILU_MUL ? w->n / 2 : w->n;
+    s.y_stride = s.out == SKINNY_F32 ? p->f->sampler.logits_stride : s.n;
+    s.eps = p->f->config->rms_norm_eps;
+    return cuda_check(skinny_gemm(p->f->launch, &s), "a product of few rows", p->e);
+}
+
+/* A product of the normed residual: with the norm in it where it is short enough, else after one.
  * Both give the same bits. */
-static int skinny_of_normed(const struct pass *p, const uint16_t *norm_weight, struct skinny s)
+static int skinny_of_normed(const struct pass *p, const struct matrix *w,
+                            const uint16_t *norm_weight, struct skinny s)
 {
     const struct forward *f = p->f;
     int r = 0;
 
-    if (s.m <= SKINNY_MAX_ROWS && 2 * s.m * s.k <= SKINNY_NORM_BYTES) {
+    if (s.m <= SKINNY_MAX_ROWS && 2 * s.m * w->k <= SKINNY_NORM_BYTES) {
         s.x_f32 = f->residual;
         s.norm = norm_weight;
     } else {
-        r = cuda_check(skinny_norm(f->launch, f->normed, f->rms, f->residual, norm_weight, s.m, s.k,
-                                   f->config->rms_norm_eps),
+        r = cuda_check(skinny_norm(f->launch, f->normed, f->rms, f->residual, norm_weight, s.m,
+                                   w->k, f->config->rms_norm_eps),
                        "the norm before a product of few rows", p->e);
         s.x = f->normed;
         s.rms = f->rms;
     }
-    return r < 0 ? r : skinny(p, s);
+    return r < 0 ? r : skinny(p, w, s);
 }
 
-/* Few rows, the first ones: up to what attention wants. */
-static int begin_few(const struct pass *p, const struct layer_weights *w, int n)
+/* The first n rows of a layer up to attention, and from there on. */
+static int begin_skinny(const struct pass *p, const struct layer_weights *w, int n)
 {
-    return skinny_of_normed(p, w->attn_norm.data,
-                            (struct skinny){.y = p->f->qkv,
-                                            .y_stride = p->qkv_dim,
-                                            .w = w->qkv.data,
-                                            .bias = w->qkv_bias.data,
-                                            .m = n,
-                                            .n = p->qkv_dim,
-                                            .k = p->f->config->hidden_dim,
-                                            .out = SKINNY_BF16});
+    return skinny_of_normed(
+        p, &w->qkv, w->attn_norm.data,
+        (struct skinny){.y = p->f->qkv, .bias = w->qkv_bias.data, .m = n, .out = SKINNY_BF16});
 }
 
-/* And from what attention gave on. */
-static int end_few(const struct pass *p, const struct layer_weights *w, int n)
+static int end_skinny(const struct pass *p, const struct layer_weights *w, int n)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
-    int r = skinny(p, (struct skinny){.y = f->residual,
-                                      .y_stride = dim,
-                                      .x = f->attn,
-                                      .w = w->o.data,
-                                      .m = n,
-                                      .n = dim,
-                                      .k = p->attn_dim,
-                                      .out = SKINNY_ADD_F32});
+    int r = skinny(p, &w->o,
+                   (struct skinny){.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32});
+
     if (r == 0)
-        r = skinny_of_normed(p, w->mlp_norm.data,
-                             (struct skinny){.y = f->act,
-                                             .y_stride = ffn,
-                                             .w = w->gate_up.data,
-                                             .m = n,
-                                             .n = ffn,
-                                             .k = dim,
-                                             .out = SKINNY_SILU_MUL});
+        r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data,
+                             (struct skinny){.y = f->act, .m = n, .out = SKINNY_SILU_MUL});
     if (r == 0)
-        r = skinny(p, (struct skinny){.y = f->residual,
-                                      .y_stride = dim,
-                                      .x = f->act,
-                                      .w = w->down.data,
-                                      .m = n,
-                                      .n = dim,
-                                      .k = ffn,
-                                      .out = SKINNY_ADD_F32});
+        r = skinny(p, &w->down,
+                   (struct skinny){.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32});
     return r;
 }
 
-static int begin_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
-{
-    const struct forward *f = p->f;
-    const bool first = w == f->weights->layers;
-    const int r = first ? norm(p, rows, w->attn_norm.data)
-                        : norm_behind(p, rows, w->attn_norm.data, f->config->ffn_dim);
-
-    return r < 0 ? r
-                 : gemm(p, rows, f->qkv, f->normed, w->qkv.data, f->weights->layers->qkv.data,
-                        w->qkv_bias.data, p->qkv_dim, f->config->hidden_dim,
-                        w->qkv_bias.data ? GEMM_BIAS_BF16 : GEMM_BF16);
-}
-
-static int end_many(const struct pass *p, const struct layer_weights *w, struct rows rows)
-{
-    const struct forward *f = p->f;
-    const struct layer_weights *first = f->weights->layers;
-    const int dim = f->config->hidden_dim, ffn = f->config->ffn_dim;
-    const int64_t at = (int64_t)rows.first * ffn;
-    const bool last = w == first + f->config->n_layers - 1; /* no norm of all rows is behind it */
-    int r = add(p, rows, f->attn, w->o.data, first->o.data, p->attn_dim,
-                parts_of(p, rows, p->attn_dim) > 1);
-
-    if (r == 0)
-        r = norm_behind(p, rows, w->mlp_norm.data, p->attn_dim);
-    if (r == 0)
-        r = gemm(p, rows, f->gate_up, f->normed, w->gate_up.data, first->gate_up.data, NULL,
-                 2 * ffn, dim, GEMM_BF16);
-    if (r == 0)
-        r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n, ffn),
-                       "silu_mul", p->e);
-    if (r == 0)
-        r = add(p, rows, f->act, w->down.data, first->down.data, ffn,
-                !last && parts_of(p, rows, ffn) > 1);
-    return r;
-}
-
-/* The first n_few rows one way, those after them the other. */
-static int layer(const struct pass *p, int i, int n_few)
+/* The first n_skinny rows one way, those after them the other. */
+static int layer(const struct pass *p, int i, int n_skinny)
 {
     const struct layer_weights *w = &p->f->weights->layers[i];
-    const struct rows many = {n_few, p->s->n_tokens - n_few};
-    int r = n_few > 0 ? begin_few(p, w, n_few) : 0;
+    const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
+    int r = n_skinny > 0 ? begin_skinny(p, w, n_skinny) : 0;
 
-    if (r == 0 && many.n > 0)
-        r = begin_many(p, w, many);
+    if (r == 0 && rest.n > 0)
+        r = begin_gemm(p, i, rest);
     if (r == 0)
         r = attention(p, w, i);
-    if (r == 0 && n_few > 0)
-        r = end_few(p, w, n_few);
-    if (r == 0 && many.n > 0)
-        r = end_many(p, w, many);
+    if (r == 0 && n_skinny > 0)
+        r = end_skinny(p, w, n_skinny);
+    if (r == 0 && rest.n > 0)
+        r = end_gemm(p, i, rest);
     return r;
 }
 
@@ -295,7 +324,6 @@ static int lm_head(const struct pass *p)
 {
     const struct forward *f = p->f;
     const struct model_config *c = f->config;
-    const struct gemm_trial trial = {.w = f->weights->lm_head.data, .n_w = 1};
     const int m = p->s->n_rows;
     int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm.data, p->v, m,
                                 c->hidden_dim, c->rms_norm_eps),
@@ -303,19 +331,55 @@ static int lm_head(const struct pass *p)
 
     if (r < 0)
         return r;
-    if (m <= SKINNY_MAX_ROWS || f->invariant)
-        return skinny(p, (struct skinny){.y = f->logits,
-                                         .y_stride = f->sampler.logits_stride,
-                                         .x = f->normed,
-                                         .w = f->weights->lm_head.data,
-                                         .m = m,
-                                         .n = c->vocab_size,
-                                         .k = c->hidden_dim,
-                                         .out = SKINNY_F32});
-    return gemm_run(f->gemm, f->launch->stream, f->logits, f->sampler.logits_stride, f->normed,
-                    f->weights->lm_head.data, NULL, gemm_rows(m), c->vocab_size, c->hidden_dim,
-                    GEMM_F32, &trial, p->e);
+    if (f->invariant || (m <= SKINNY_MAX_ROWS && f->chain_path[m] == PATH_SKINNY))
+        return skinny(p, &f->weights->lm_head,
+                      (struct skinny){.y = f->logits, .x = f->normed, .m = m, .out = SKINNY_F32});
+    return gemm(p, PRODUCT_LM_HEAD, 0, (struct rows){0, m});
 }
+
+/* ---- paths */
+
+/* Without records. A step of 2, 4, 16 rows on an H200 by skinny products and by cuBLASLt, 0.6B:
+ * 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
+enum { SKINNY_ROWS = 2 };
+
+static float step_us(const struct algo_records *known, int m, enum forward_path path)
+{
+    for (int i = 0; known && i < known->n; i++)
+        if (known->all[i].out == ALGO_STEP && known->all[i].m == m &&
+            known->all[i].n == (int)path + 1)
+            return known->all[i].us;
+    return -1.0f;
+}
+
+void forward_choose_paths(struct forward *f, const struct algo_records *known)
+{
+    for (int n = 1; n <= SKINNY_MAX_ROWS; n++) {
+        int m = 1;
+        float us[N_PATHS];
+
+        while (m < n)
+            m *= 2;
+        for (int path = 0; path < N_PATHS; path++)
+            us[path] = step_us(known, m, path);
+        f->chain_path[n] = n <= SKINNY_ROWS ? PATH_SKINNY : PATH_GEMM;
+        if (us[PATH_SKINNY] > 0 && us[PATH_GEMM] > 0)
+            f->chain_path[n] = us[PATH_SKINNY] <= us[PATH_GEMM] ? PATH_SKINNY : PATH_GEMM;
+        f->decode_path[n] = f->chain_path[n];
+        if (n <= f->resident_rows &&
+            !(us[PATH_RESIDENT] > us[f->chain_path[n]] && us[f->chain_path[n]] > 0))
+            f->decode_path[n] = PATH_RESIDENT;
+    }
+}
+
+enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool prompts)
+{
+    if (n_tokens > SKINNY_MAX_ROWS)
+        return PATH_GEMM;
+    return prompts ? f->chain_path[n_tokens] : f->decode_path[n_tokens];
+}
+
+/* ---- the resident kernel */
 
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
                            int block_shift)
@@ -369,38 +433,32 @@ static int resident(const struct forward *f, const struct step_view *v, int n_to
     return cuda_check(resident_run(f->launch, &r), "the resident kernel", e);
 }
 
-static int sample(const struct forward *f, const struct step_view *v, int n_rows, struct err *e)
+/* ---- a pass */
+
+int forward_logits(const struct forward *f, const struct step_view *v,
+                   const struct forward_shape *s, enum forward_path path, struct err *e)
 {
-    return cuda_check(sampler_run(f->launch, &f->sampler, v, n_rows), "sampling", e);
+    const struct pass p = {.f = f, .v = v, .s = s, .e = e};
+    const int n_skinny = f->invariant ? s->n_decodes : path == PATH_SKINNY ? s->n_tokens : 0;
+    int r;
+
+    if (path == PATH_RESIDENT && !f->invariant)
+        return resident(f, v, s->n_tokens, e);
+    r = cuda_check(embed(f->launch, f->residual, f->weights->embed.data, v, f->sampler.sampled,
+                         s->n_tokens, f->config->hidden_dim, f->config->vocab_size),
+                   "embed", e);
+    for (int i = 0; i < f->config->n_layers && r == 0; i++)
+        r = layer(&p, i, n_skinny);
+    return r < 0 || s->n_rows == 0 ? r : lm_head(&p);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
-    const struct model_config *c = f->config;
-    const struct pass p = {.f = f,
-                           .v = v,
-                           .s = s,
-                           .qkv_dim = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
-                           .attn_dim = c->n_heads * c->head_dim,
-                           .e = e};
-    const int n_few = f->invariant                     ? s->n_decodes
-                      : s->n_tokens <= SKINNY_MAX_ROWS ? s->n_tokens
-                                                       : 0;
-    int r;
+    const enum forward_path path = forward_path_of(f, s->n_tokens, s->n_tiles > 0);
+    const int r = forward_logits(f, v, s, path, e);
 
-    if (s->n_tokens <= f->resident_rows && s->n_tiles == 0) {
-        r = resident(f, v, s->n_tokens, e);
-        return r < 0 || s->n_rows == 0 ? r : sample(f, v, s->n_rows, e);
-    }
-    r = cuda_check(embed(f->launch, f->residual, f->weights->embed.data, v, f->sampler.sampled,
-                         s->n_tokens, c->hidden_dim, c->vocab_size),
-                   "embed", e);
-
-    for (int i = 0; i < c->n_layers && r == 0; i++)
-        r = layer(&p, i, n_few);
-    if (r < 0 || s->n_rows == 0)
-        return r;
-    r = lm_head(&p);
-    return r < 0 ? r : sample(f, v, s->n_rows, e);
+    return r < 0 || s->n_rows == 0
+               ? r
+               : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
 }

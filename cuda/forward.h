@@ -1,5 +1,5 @@
-/* forward.h - one pass of the model over a step's rows: from token ids to sampled ids, as a list of
- * ops on one stream. Nothing here waits for the device.
+/* forward.h - one pass of a rank's part of the model over a step's rows: from token ids to sampled
+ * ids, as a list of ops on one stream. Nothing here waits for the device.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_FORWARD_H
@@ -12,29 +12,44 @@
 
 enum { FORWARD_SPARE_ROWS = 128 }; /* prompts begin at any row there, and end at a rounded one */
 
+/* How a step of few rows is computed; of more than SKINNY_MAX_ROWS always PATH_GEMM. */
+enum forward_path { PATH_RESIDENT, PATH_SKINNY, PATH_GEMM, N_PATHS };
+
+/* The products of PATH_GEMM. */
+enum forward_product {
+    PRODUCT_QKV,
+    PRODUCT_O,
+    PRODUCT_GATE_UP,
+    PRODUCT_DOWN,
+    PRODUCT_LM_HEAD,
+    N_PRODUCTS
+};
+
 struct forward {
-    const struct model_config *config;
+    const struct model_config *config; /* with the dimensions of this rank */
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;
     struct kv_pool kv;
-    struct attn_maps maps; /* of kv and qkv */
-    bool invariant;        /* the same products whatever the number of rows */
+    struct attn_maps maps;                    /* of kv and qkv */
+    bool invariant;                           /* the same products whatever the number of rows */
+    uint8_t decode_path[SKINNY_MAX_ROWS + 1]; /* enum forward_path by rows, of decodes alone */
+    uint8_t chain_path[SKINNY_MAX_ROWS + 1];  /* where the resident kernel cannot be */
 
     /* activations; rows are gemm_rows(max_batch_tokens), FORWARD_SPARE_ROWS more if invariant */
-    float *rope;       /* [max_seq_len, head_dim / 2, 2] */
-    float *residual;   /* [rows, hidden_dim] */
-    uint16_t *normed;  /* [rows, hidden_dim] */
-    float *rms;        /* [rows] of rows whose norm is in two parts */
-    uint16_t *qkv;     /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
-    uint16_t *attn;    /* [rows, n_heads * head_dim] */
-    uint16_t *gate_up; /* [rows, 2 * ffn_dim] */
-    uint16_t *act;     /* [rows, ffn_dim] */
-    float *parts;      /* [GEMM_PART_FLOATS] of a product that the next norm adds */
-    float *partial;    /* of split attention */
-    int32_t *tickets;
+    float *rope;            /* [max_seq_len, head_dim / 2, 2] */
+    float *residual;        /* [rows, hidden_dim] */
+    uint16_t *normed;       /* [rows, hidden_dim] */
+    float *rms;             /* [rows] of rows whose norm is in two parts */
+    uint16_t *qkv;          /* [rows, (n_heads + 2 n_kv_heads) * head_dim] */
+    uint16_t *attn;         /* [rows, n_heads * head_dim] */
+    uint16_t *gate_up;      /* [rows, 2 * ffn_dim] */
+    uint16_t *act;          /* [rows, ffn_dim] */
+    float *parts;           /* [GEMM_PART_FLOATS] of a product that the next norm adds */
+    float *partial;         /* of split attention */
+    int32_t *counters;      /* of splits that are done */
     float *prefill_partial; /* of split prefill attention */
-    int32_t *prefill_tickets;
+    int32_t *prefill_counters;
     float *logits; /* [gemm_rows(max_seqs), logits_stride]; raw, what the sampler reads */
     struct sampler_memory sampler;
     struct resident resident; /* without what a step says */
@@ -48,14 +63,26 @@ struct forward_shape {
     int max_kv_len; /* of the sequences with tiles */
 };
 
-/* What the resident kernel needs to know of the shape alone, into f->resident and resident_rows:
- * for resident_message_bytes(). block_shift: as in kv_pool. */
+/* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
+ * resident_exchange_bytes(). block_shift: as in kv_pool. */
 void forward_plan_resident(struct forward *f, const struct model_config *c, int n_blocks,
                            int block_shift);
 /* The rest, once all other members are set. */
 void forward_ready_resident(struct forward *f);
 
+/* Sets the path of each number of rows, from measured steps where there are any. Before any step.
+ */
+void forward_choose_paths(struct forward *f, const struct algo_records *known);
+enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool prompts);
+
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
+
+/* For measuring: the same by a path, without sampling; and a product of n_rows rows in the layer's
+ * buffers, with the weights of n_w layers w_stride elements apart. */
+int forward_logits(const struct forward *f, const struct step_view *v,
+                   const struct forward_shape *s, enum forward_path path, struct err *e);
+struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int n_rows,
+                                    int64_t *w_stride, int *n_w);
 
 #endif

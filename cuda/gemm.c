@@ -3,28 +3,22 @@
 
 #include <cublasLt.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "cuda/algo_file.h"
 #include "engine/util/must.h"
 
 enum {
-    GEMM_TABLE = 4096, /* shapes remembered; a power of two, far more than occur */
-    GEMM_TRIED = 8,    /* algorithms timed, as cuBLASLt thinks them best */
-    FEW_TRIED = 4,  /* of products of FEW_ROWS rows and fewer: they come in many sizes, and each */
-    FEW_ROWS = 512, /* trial costs as much as many of them, most of it for loading a kernel */
-    TRIED_FROM = 3, /* steps that a shape comes in: most sizes of prompts come once or twice */
-    GEMM_REPEATS = 4,  /* runs timed of each: launches are behind one another, as in a step */
+    GEMM_TABLE = 4096, /* shapes kept; a power of two, far more than occur */
+    GEMM_TRIED = 8,    /* candidates, cuBLASLt's best first */
+    FEW_TRIED = 4,     /* of products of FEW_ROWS rows and fewer, which come in many sizes */
+    FEW_ROWS = 512,
+    GEMM_REPEATS = 4,  /* timed runs, back to back as in a step */
     FIXED_ROWS = 1024, /* for which a fixed algorithm is chosen */
     FIXED_TRIED = 32,
 };
 
-static const double STEP_SECONDS = 0.015; /* of a step, after which no further trial begins */
-static const double LONG_PRODUCT = 2e11;  /* multiplications from which one run is timed */
-static const double WRITE_SECONDS = 10.0; /* between two writings of the file, at least */
+static const double LONG_PRODUCT = 2e11; /* multiplications from which one run is timed */
 
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_BYTES, "an algorithm fits its record");
 
@@ -37,12 +31,8 @@ struct shape {
 struct entry {
     struct shape shape; /* m 0: empty */
     cublasLtMatrixLayout_t x, w, y;
-    cublasLtMatmulAlgo_t algo; /* the best known */
-    float us;                  /* what it takes, once a trial was made */
-    int n_candidates, n_tried;
-    cublasLtMatmulAlgo_t *candidates; /* until all are tried */
-    uint64_t step;                    /* that it last came in, while there are */
-    int n_steps;
+    cublasLtMatmulAlgo_t algo; /* chosen at the shape's first use */
+    bool known;                /* by a record */
 };
 
 struct gemm {
@@ -50,19 +40,17 @@ struct gemm {
     cublasLtMatmulDesc_t plain, with_bias;
     cublasLtMatmulPreference_t preference;
     void *workspace;
-    cudaEvent_t begin, end;
-    int n_trials; /* runs timed: each takes the next weights */
+    const struct algo_records *known;
     bool fixed;
-    const char *folder;
-    char key[ALGO_KEY];
-    struct algo_record *records; /* [ALGO_FILE_MAX]; NULL without a folder */
-    int n_records;
-    bool unwritten;
-    uint64_t step; /* counts steps */
-    int n_open;    /* products of this step whose algorithm is not settled */
-    double spent;  /* seconds of this step in trials */
-    double written_at;
-    struct gemm_counts counts;
+    int n_known, n_heuristic;
+
+    /* the shape being measured */
+    cudaEvent_t begin, end;
+    struct shape measured;
+    cublasLtMatmulHeuristicResult_t candidates[GEMM_TRIED];
+    int n_candidates;
+    unsigned n_runs; /* each timed run takes the next weights */
+
     struct entry entries[GEMM_TABLE];
 };
 
@@ -72,14 +60,6 @@ static int lt_check(cublasStatus_t s, const char *what, struct err *e)
         return 0;
     return err_set(e, s == CUBLAS_STATUS_ALLOC_FAILED ? -ENOMEM : -EIO, "cuBLASLt: %s: %s", what,
                    cublasLtGetStatusString(s));
-}
-
-static double now_seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static int describe(cublasLtMatmulDesc_t *out, cublasLtEpilogue_t epilogue, struct err *e)
@@ -122,23 +102,7 @@ static int make_descriptors(struct gemm *g, struct err *e)
     return r;
 }
 
-/* All that a choice depends on but the shape. */
-static int recall(struct gemm *g, const struct device *d, struct err *e)
-{
-    int driver = 0, runtime = 0;
-    int r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e);
-
-    if (r == 0)
-        r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e);
-    if (r < 0)
-        return r;
-    snprintf(g->key, sizeof(g->key), "%.100s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB",
-             d->name, d->compute, driver, runtime, cublasLtGetVersion(), GEMM_WORKSPACE >> 20);
-    r = algo_file_read(&g->records, &g->n_records, g->folder, g->key, e);
-    return r;
-}
-
-/* Rows of a product may begin anywhere where algorithms are fixed, and not on 256 bytes. */
+/* Where algorithms are fixed rows of a product may begin anywhere, not just on 256 bytes. */
 static int allow_any_row(struct gemm *g, struct err *e)
 {
     static const cublasLtMatmulPreferenceAttributes_t sides[] = {
@@ -154,8 +118,8 @@ static int allow_any_row(struct gemm *g, struct err *e)
     return r;
 }
 
-int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
-             bool fixed, struct err *e)
+int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
+             struct err *e)
 {
     struct gemm *g = calloc(1, sizeof(*g));
     int r;
@@ -163,14 +127,11 @@ int gemm_new(struct gemm **out, const struct device *d, void *workspace, const c
     if (!g)
         return err_set(e, -ENOMEM, "out of memory");
     g->workspace = workspace;
-    g->folder = folder;
+    g->known = known;
     g->fixed = fixed;
-    g->counts.key = g->key;
     r = make_descriptors(g, e);
     if (r == 0 && fixed)
         r = allow_any_row(g, e);
-    if (r == 0 && !fixed && folder && *folder)
-        r = recall(g, d, e);
     if (r < 0) {
         gemm_free(g);
         return r;
@@ -179,40 +140,10 @@ int gemm_new(struct gemm **out, const struct device *d, void *workspace, const c
     return 0;
 }
 
-/* A folder that cannot be written to costs the trials of the next start, nothing else. */
-static void remember(struct gemm *g)
+void gemm_counts(const struct gemm *g, int *n_known, int *n_heuristic)
 {
-    const double begin = now_seconds();
-    double took;
-    struct err ignored;
-
-    if (!g->unwritten)
-        return;
-    (void)algo_file_write(g->folder, g->key, g->records, g->n_records, &ignored);
-    g->unwritten = false;
-    g->written_at = now_seconds();
-    took = g->written_at - begin;
-    if (took > g->counts.write)
-        g->counts.write = took;
-}
-
-void gemm_step(struct gemm *g)
-{
-    g->step++;
-    g->n_open = 0;
-    g->spent = 0.0;
-    if (g->unwritten && now_seconds() - g->written_at > WRITE_SECONDS)
-        remember(g);
-}
-
-bool gemm_settled(const struct gemm *g)
-{
-    return g->n_open == 0;
-}
-
-struct gemm_counts gemm_counts(const struct gemm *g)
-{
-    return g->counts;
+    *n_known = g->n_known;
+    *n_heuristic = g->n_heuristic;
 }
 
 static void entry_clear(struct entry *t)
@@ -223,18 +154,27 @@ static void entry_clear(struct entry *t)
         (void)cublasLtMatrixLayoutDestroy(t->w);
     if (t->y)
         (void)cublasLtMatrixLayoutDestroy(t->y);
-    free(t->candidates);
     *t = (struct entry){0};
+}
+
+static void forget_all(struct gemm *g)
+{
+    for (int i = 0; i < GEMM_TABLE; i++)
+        entry_clear(&g->entries[i]);
+    g->n_known = g->n_heuristic = 0;
+}
+
+void gemm_adopt(struct gemm *g, const struct algo_records *known)
+{
+    forget_all(g);
+    g->known = known;
 }
 
 void gemm_free(struct gemm *g)
 {
     if (!g)
         return;
-    remember(g);
-    free(g->records);
-    for (int i = 0; i < GEMM_TABLE; i++)
-        entry_clear(&g->entries[i]);
+    forget_all(g);
     if (g->begin)
         (void)cudaEventDestroy(g->begin);
     if (g->end)
@@ -272,53 +212,43 @@ static cublasLtMatmulDesc_t desc_of(const struct gemm *g, const struct shape *s)
     return s->out == GEMM_BIAS_BF16 ? g->with_bias : g->plain;
 }
 
-/* One product: what is multiplied, where to. */
-struct product {
-    cudaStream_t stream;
-    const uint16_t *x, *w;
-    void *y;
-    const struct gemm_trial *trial;
-};
-
-static int multiply(struct gemm *g, const struct entry *t, const struct product *p,
-                    const uint16_t *w, void *y, struct err *e)
+static int multiply(struct gemm *g, cudaStream_t stream, const struct entry *t,
+                    const struct gemm_product *p, const uint16_t *w,
+                    const cublasLtMatmulAlgo_t *algo, struct err *e)
 {
-    const float one = 1.0f, beta = t->shape.out == GEMM_ADD_F32 ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = p->out == GEMM_ADD_F32 ? 1.0f : 0.0f;
+    int r = 0;
 
-    return lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, w, t->w, p->x, t->x,
-                                   &beta, y, t->y, y, t->y, &t->algo, g->workspace, GEMM_WORKSPACE,
-                                   p->stream),
-                    "a product", e);
+    must((p->bias != NULL) == (p->out == GEMM_BIAS_BF16));
+    if (p->bias)
+        r = lt_check(cublasLtMatmulDescSetAttribute(g->with_bias, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                    &p->bias, sizeof(p->bias)),
+                     "describing", e);
+    return r < 0 ? r
+                 : lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, w, t->w, p->x,
+                                           t->x, &beta, p->y, t->y, p->y, t->y, algo, g->workspace,
+                                           GEMM_WORKSPACE, stream),
+                            "a product", e);
 }
 
-/* Microseconds of one run; a first one loads the kernel. */
-static int time_algo(struct gemm *g, const struct entry *t, const struct product *p, float *us,
-                     struct err *e)
+static int find_candidates(struct gemm *g, const struct entry *t, int wanted,
+                           cublasLtMatmulHeuristicResult_t *found, int *n, struct err *e)
 {
-    const struct shape *s = &t->shape;
-    const int repeats = (double)s->m * s->n * s->k < LONG_PRODUCT ? GEMM_REPEATS : 1;
-    void *y = s->out == GEMM_ADD_F32 ? p->trial->scratch : p->y;
-    float ms = 0.0f;
-    int r = multiply(g, t, p, p->w, y, e);
+    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x,
+                                                    t->y, t->y, g->preference, wanted, found, n),
+                     "choosing an algorithm", e);
 
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(g->begin, p->stream), "timing", e);
-    for (int i = 0; i < repeats && r == 0; i++, g->n_trials++)
-        r = multiply(g, t, p, p->trial->w + g->n_trials % p->trial->n_w * p->trial->w_stride, y, e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(g->end, p->stream), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(g->end), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventElapsedTime(&ms, g->begin, g->end), "timing", e);
-    *us = ms * 1000.0f / (float)repeats;
+    if (r == 0 && *n == 0)
+        r = err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
+                    t->shape.k, t->shape.k, t->shape.n);
     return r;
 }
 
-static struct algo_record *find_record(struct gemm *g, const struct shape *s)
+static const struct algo_record *find_record(const struct algo_records *known,
+                                             const struct shape *s)
 {
-    for (int i = 0; i < g->n_records; i++) {
-        struct algo_record *r = &g->records[i];
+    for (int i = 0; known && i < known->n; i++) {
+        const struct algo_record *r = &known->all[i];
 
         if (r->m == s->m && r->n == s->n && r->k == s->k && r->out == (int32_t)s->out &&
             r->y_stride == s->y_stride)
@@ -327,109 +257,29 @@ static struct algo_record *find_record(struct gemm *g, const struct shape *s)
     return NULL;
 }
 
-/* What is remembered only chooses among the candidates that cuBLASLt names for the shape itself:
- * whatever a file holds, nothing else is ever run. */
-static bool recall_algo(struct gemm *g, struct entry *t,
-                        const cublasLtMatmulHeuristicResult_t *found, int n)
+static int n_tried(const struct shape *s)
 {
-    const struct algo_record *record = find_record(g, &t->shape);
+    return s->m <= FEW_ROWS ? FEW_TRIED : GEMM_TRIED;
+}
 
-    for (int i = 0; record && i < n; i++)
+/* A record only chooses among the candidates that cuBLASLt names for the shape itself: whatever a
+ * file holds, nothing else ever runs. */
+static int choose(struct gemm *g, struct entry *t, struct err *e)
+{
+    const struct algo_record *record = find_record(g->known, &t->shape);
+    cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
+    int n = 0;
+    int r = find_candidates(g, t, record ? n_tried(&t->shape) : 1, found, &n, e);
+
+    if (r < 0)
+        return r;
+    t->algo = found[0].algo;
+    for (int i = 0; record && i < n && !t->known; i++)
         if (memcmp(&found[i].algo, record->algo, sizeof(record->algo)) == 0) {
             t->algo = found[i].algo;
-            g->counts.n_remembered++;
-            return true;
+            t->known = true;
         }
-    return false;
-}
-
-/* Candidates as cuBLASLt thinks them best; until there was time for a trial, the first it is. */
-static int find_candidates(struct gemm *g, struct entry *t, struct err *e)
-{
-    cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
-    const int wanted = t->shape.m <= FEW_ROWS ? FEW_TRIED : GEMM_TRIED;
-    int n = 0;
-    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x,
-                                                    t->y, t->y, g->preference, wanted, found, &n),
-                     "choosing an algorithm", e);
-
-    if (r == 0 && n == 0)
-        return err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [%d, %d] x [%d, %d]", t->shape.m,
-                       t->shape.k, t->shape.k, t->shape.n);
-    if (r < 0 || recall_algo(g, t, found, n))
-        return r;
-    t->candidates = malloc((size_t)n * sizeof(*t->candidates));
-    if (!t->candidates)
-        return err_set(e, -ENOMEM, "out of memory");
-    for (int i = 0; i < n; i++)
-        t->candidates[i] = found[i].algo;
-    t->algo = found[0].algo;
-    t->n_candidates = n;
     return 0;
-}
-
-static void settle(struct gemm *g, struct entry *t)
-{
-    const struct shape *s = &t->shape;
-    struct algo_record *record = find_record(g, s);
-
-    free(t->candidates);
-    t->candidates = NULL;
-    g->counts.n_timed++;
-    if (!record && g->records && g->n_records < ALGO_FILE_MAX)
-        record = &g->records[g->n_records++];
-    if (!record)
-        return;
-    *record = (struct algo_record){.m = s->m,
-                                   .n = s->n,
-                                   .k = s->k,
-                                   .out = (int32_t)s->out,
-                                   .y_stride = s->y_stride,
-                                   .us = t->us};
-    memcpy(record->algo, &t->algo, sizeof(record->algo));
-    g->unwritten = true;
-}
-
-static bool is_worth_trials(const struct gemm *g, struct entry *t)
-{
-    t->n_steps += t->step != g->step;
-    t->step = g->step;
-    return t->n_steps >= TRIED_FROM;
-}
-
-/* Times candidates while the step has time for it. */
-static int try_candidates(struct gemm *g, struct entry *t, const struct product *p, struct err *e)
-{
-    enum cudaStreamCaptureStatus capturing;
-    int r = cuda_check(cudaStreamIsCapturing(p->stream, &capturing), "timing", e);
-    double begin;
-
-    if (r == 0 && capturing == cudaStreamCaptureStatusNone && is_worth_trials(g, t) &&
-        g->spent < STEP_SECONDS) {
-        r = cuda_check(cudaStreamSynchronize(p->stream), "timing",
-                       e); /* others' work is no trial */
-        begin = now_seconds() - g->spent;
-        while (r == 0 && t->n_tried < t->n_candidates && g->spent < STEP_SECONDS) {
-            struct entry trial = *t;
-            float us;
-
-            trial.algo = t->candidates[t->n_tried];
-            r = time_algo(g, &trial, p, &us, e);
-            if (r == 0 && (t->n_tried == 0 || us < t->us)) {
-                t->us = us;
-                t->algo = trial.algo;
-            }
-            t->n_tried++;
-            g->spent = now_seconds() - begin;
-        }
-        if (g->spent > g->counts.longest)
-            g->counts.longest = g->spent;
-    }
-    if (r == 0 && t->n_tried == t->n_candidates)
-        settle(g, t);
-    else
-        g->n_open++;
-    return r;
 }
 
 /* Parts of k are products beside one another: where one begins in all three matrices. */
@@ -528,56 +378,111 @@ static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, st
     int r = lay_out(t, s, e);
 
     if (r == 0)
-        r = g->fixed ? choose_fixed(g, t, e) : find_candidates(g, t, e);
+        r = g->fixed ? choose_fixed(g, t, e) : choose(g, t, e);
     if (r < 0)
         entry_clear(t);
+    else
+        (*(t->known ? &g->n_known : &g->n_heuristic))++;
     return r;
 }
 
-static int lookup(struct gemm *g, struct entry **out, const struct shape *s, struct err *e)
+static bool shapes_equal(const struct shape *a, const struct shape *b)
 {
-    const uint32_t hash = ((uint32_t)s->m * 0x9E3779B1u ^ (uint32_t)s->n * 0x85EBCA77u ^
-                           (uint32_t)s->k * 0xC2B2AE3Du ^ (uint32_t)s->out * 0x27D4EB2Fu) >>
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->out == b->out &&
+           a->y_stride == b->y_stride;
+}
+
+static int lookup(struct gemm *g, struct entry **out, const struct gemm_product *p, struct err *e)
+{
+    const struct shape s = {p->m, p->n, p->k, p->out, p->y_stride};
+    const uint32_t hash = ((uint32_t)s.m * 0x9E3779B1u ^ (uint32_t)s.n * 0x85EBCA77u ^
+                           (uint32_t)s.k * 0xC2B2AE3Du ^ (uint32_t)s.out * 0x27D4EB2Fu) >>
                           7;
     struct entry *t = NULL;
-    bool known = false;
 
     for (uint32_t i = 0; i < GEMM_TABLE; i++) {
         t = &g->entries[(hash + i) % GEMM_TABLE];
-        known = t->shape.m == s->m && t->shape.n == s->n && t->shape.k == s->k &&
-                t->shape.out == s->out && t->shape.y_stride == s->y_stride;
-        if (known || t->shape.m == 0)
+        if (t->shape.m == 0)
             break;
+        if (shapes_equal(&t->shape, &s)) {
+            *out = t;
+            return 0;
+        }
     }
-    if (!known) { /* an empty one; or the table is full and the last one goes */
-        int r;
-
-        entry_clear(t);
-        r = entry_fill(g, t, s, e);
-        if (r < 0)
-            return r;
-    }
+    entry_clear(t); /* an empty one; or the table is full and the last one goes */
     *out = t;
-    return 0;
+    return entry_fill(g, t, &s, e);
 }
 
-int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, const uint16_t *bias, int m, int n, int k, enum gemm_out out,
-             const struct gemm_trial *trial, struct err *e)
+int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, struct err *e)
 {
-    const struct shape s = {.m = m, .n = n, .k = k, .out = out, .y_stride = y_stride};
-    const struct product p = {.stream = stream, .x = x, .w = w, .y = y, .trial = trial};
     struct entry *t = NULL;
-    int r = 0;
+    int r = lookup(g, &t, p, e);
 
-    must((bias != NULL) == (out == GEMM_BIAS_BF16));
-    if (bias)
-        r = lt_check(cublasLtMatmulDescSetAttribute(g->with_bias, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                    &bias, sizeof(bias)),
-                     "describing", e);
+    return r < 0 ? r : multiply(g, stream, t, p, p->w, &t->algo, e);
+}
+
+bool gemm_is_known(struct gemm *g, const struct gemm_product *p)
+{
+    struct entry *t = NULL;
+    struct err ignored;
+
+    return lookup(g, &t, p, &ignored) == 0 && t->known;
+}
+
+static int time_runs(struct gemm *g, cudaStream_t stream, const struct entry *t,
+                     const struct gemm_product *p, const cublasLtMatmulAlgo_t *algo,
+                     int64_t w_stride, int n_w, float *us, struct err *e)
+{
+    const int repeats = (double)p->m * p->n * p->k < LONG_PRODUCT ? GEMM_REPEATS : 1;
+    float ms = 0.0f;
+    int r = cuda_check(cudaEventRecord(g->begin, stream), "timing", e);
+
+    for (int i = 0; i < repeats && r == 0; i++)
+        r = multiply(g, stream, t, p, p->w + (int64_t)(g->n_runs++ % (unsigned)n_w) * w_stride,
+                     algo, e);
     if (r == 0)
-        r = lookup(g, &t, &s, e);
-    if (r == 0 && t->candidates)
-        r = try_candidates(g, t, &p, e);
-    return r < 0 ? r : multiply(g, t, &p, w, y, e);
+        r = cuda_check(cudaEventRecord(g->end, stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventSynchronize(g->end), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventElapsedTime(&ms, g->begin, g->end), "timing", e);
+    *us = ms * 1000.0f / (float)repeats;
+    return r;
+}
+
+int gemm_measure(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
+                 int64_t w_stride, int n_w, float *us, struct err *e)
+{
+    struct entry *t = NULL;
+    int r = lookup(g, &t, p, e);
+
+    if (r < 0)
+        return r;
+    if (!shapes_equal(&g->measured, &t->shape)) {
+        g->measured = (struct shape){0};
+        r = find_candidates(g, t, n_tried(&t->shape), g->candidates, &g->n_candidates, e);
+        if (r < 0)
+            return r;
+        g->measured = t->shape;
+    }
+    if (index >= g->n_candidates)
+        return 0;
+    if (us) {
+        r = time_runs(g, stream, t, p, &g->candidates[index].algo, w_stride, n_w, us, e);
+    } else {
+        r = multiply(g, stream, t, p, p->w, &g->candidates[index].algo, e);
+        if (r == 0)
+            r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
+    }
+    return r < 0 ? r : 1;
+}
+
+void gemm_record(const struct gemm *g, struct algo_record *out, const struct gemm_product *p,
+                 int index, float us)
+{
+    must(index < g->n_candidates);
+    *out = (struct algo_record){
+        .m = p->m, .n = p->n, .k = p->k, .out = (int32_t)p->out, .y_stride = p->y_stride, .us = us};
+    memcpy(out->algo, &g->candidates[index].algo, sizeof(out->algo));
 }

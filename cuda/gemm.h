@@ -1,8 +1,8 @@
 /* gemm.h - products of many rows with a weight matrix, by cuBLASLt: y = x w^T, x [m, k] and
- * w [n, k] bf16, float32 sums. When a shape comes in a third step a few algorithms are timed, the
- * fastest is kept and, with a folder, remembered for the next start: until then it goes on with
- * what cuBLASLt thinks best. What a step may spend on trials is bounded: a shape goes on with the
- * best so far, and the next steps try the rest.
+ * w [n, k] bf16, float32 sums.
+ *
+ * Which algorithm a shape gets does not change while the process lives: the one recorded at an
+ * earlier start, else cuBLASLt's first choice. Measuring (tune.h) is apart from computing.
  *
  * Engine thread only. */
 #ifndef NVLLM_CUDA_GEMM_H
@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "engine/util/err.h"
 
@@ -19,60 +20,59 @@ enum gemm_out {
     GEMM_BF16,
     GEMM_F32,
     GEMM_ADD_F32,   /* y += */
-    GEMM_BIAS_BF16, /* y + bias, added before anything is rounded */
-    GEMM_PARTS_F32, /* y [gemm_parts(m, n, k), m, n]: sums over equal parts of k, for others to add
-                     */
+    GEMM_BIAS_BF16, /* y + bias, added before rounding */
+    GEMM_PARTS_F32, /* y [gemm_parts(m, n, k), m, n]: sums over equal parts of k, not yet added */
 };
 
 struct gemm; /* a handle, descriptors, algorithms */
 
 enum { GEMM_WORKSPACE = 64 << 20 };
 
-/* workspace: GEMM_WORKSPACE bytes on the device d, which is current. folder: where choices are
- * remembered, or NULL or empty; it stays valid. Not being able to is no error. fixed: nothing is
- * timed, and the algorithm does not depend on m, so what a row gives does not depend on the others.
- */
-int gemm_new(struct gemm **out, const struct device *d, void *workspace, const char *folder,
-             bool fixed, struct err *e);
-void gemm_free(struct gemm *g); /* writes what is not yet remembered */
+/* workspace: GEMM_WORKSPACE bytes on the current device. known: recorded choices, valid and
+ * unchanged until gemm_free(), or NULL. fixed: the algorithm does not depend on m, so a row's
+ * result does not depend on the other rows. */
+int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
+             struct err *e);
+void gemm_free(struct gemm *g);
 
-/* A step begins: its trials may take as long as any step's; now and then choices are written. */
-void gemm_step(struct gemm *g);
-
-/* Whether all products since gemm_step had algorithms that will stay. */
-bool gemm_settled(const struct gemm *g);
-
-struct gemm_counts {
-    int n_remembered, n_timed; /* shapes whose algorithm is settled: from the file, by trials */
-    const char *key;           /* under which they are remembered */
-    double longest;            /* seconds that trials have held up a step, at most */
-    double write;              /* seconds that writing the file took, at most */
-};
-struct gemm_counts gemm_counts(const struct gemm *g);
-
-/* Rows that m rows are computed as, so that few shapes occur; buffers must be so long. */
+/* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */
 int gemm_rows(int m);
 
-/* A product of few rows and columns has few tiles, far fewer than there are multiprocessors, and
- * each sums over all of k: parts of k make as many times more tiles of them. Who adds the parts up
- * must read them, so there are no more than fill the machine; 1: it is not worth it. (4 parts of
- * 3,072 at 128 rows and 1,024 columns: 4.8 us for 7.5 on an H200; 2 at 256 rows: 5.8 for 7.4.) */
+/* A product of few rows and columns has fewer tiles than there are multiprocessors, and each sums
+ * over all of k. Cutting k in parts makes more tiles; the reader must add the parts, so there are
+ * no more than fill the machine. 1: not worth it. (4 parts of 3,072 at 128 rows and 1,024 columns:
+ * 4.8 us, whole 7.5; 2 parts at 256 rows: 5.8 and 7.4; H200.) */
 enum { GEMM_PART_TILES = 128, GEMM_PART_FLOATS = GEMM_PART_TILES * 64 * 64 /* all parts */ };
 int gemm_parts(int m, int n, int k);
 
-/* What may be used to time with, where no algorithm is settled yet: m * n floats that may be
- * overwritten (for GEMM_ADD_F32), and where more weights of the shape lie, so that they come from
- * memory as they will, and not from a cache. */
-struct gemm_trial {
-    void *scratch;
-    const uint16_t *w; /* n_w of them, w_stride elements apart */
-    int64_t w_stride;
-    int n_w;
+struct gemm_product {
+    void *y;
+    int64_t y_stride;
+    const uint16_t *x, *w;
+    const uint16_t *bias; /* [n], for GEMM_BIAS_BF16 */
+    int m, n, k;
+    enum gemm_out out;
 };
+int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, struct err *e);
 
-/* bias: [n], for GEMM_BIAS_BF16. While the stream is being captured nothing is timed. */
-int gemm_run(struct gemm *g, cudaStream_t stream, void *y, int64_t y_stride, const uint16_t *x,
-             const uint16_t *w, const uint16_t *bias, int m, int n, int k, enum gemm_out out,
-             const struct gemm_trial *trial, struct err *e);
+/* Measuring: runs the product by candidate `index` of its shape, once untimed (us NULL) or timed,
+ * and waits. w is the first of n_w weights of the shape, w_stride elements apart, which timed runs
+ * rotate over so that weights come from memory. Returns 1, 0 where there is no such candidate, or a
+ * negative errno. */
+int gemm_measure(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
+                 int64_t w_stride, int n_w, float *us, struct err *e);
+
+/* The record that says: this shape, by that candidate. Only after gemm_measure() of the product. */
+void gemm_record(const struct gemm *g, struct algo_record *out, const struct gemm_product *p,
+                 int index, float us);
+
+/* Whether the shape has a recorded choice that holds. */
+bool gemm_is_known(struct gemm *g, const struct gemm_product *p);
+
+/* Takes other records as known and forgets all choices: before the first step alone. */
+void gemm_adopt(struct gemm *g, const struct algo_records *known);
+
+/* Shapes in use whose choice was recorded, and whose was not. */
+void gemm_counts(const struct gemm *g, int *n_known, int *n_heuristic);
 
 #endif

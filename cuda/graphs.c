@@ -64,13 +64,21 @@ int graphs_new(struct graphs **out, const struct forward *f, const struct step_l
     return 0;
 }
 
+void graphs_clear(struct graphs *g)
+{
+    for (int i = 0; i < g->n; i++) {
+        if (g->execs[i])
+            (void)cudaGraphExecDestroy(g->execs[i]);
+        g->execs[i] = NULL;
+    }
+}
+
 void graphs_free(struct graphs *g)
 {
     if (!g)
         return;
-    for (int i = 0; g->execs && i < g->n; i++)
-        if (g->execs[i])
-            (void)cudaGraphExecDestroy(g->execs[i]);
+    if (g->execs)
+        graphs_clear(g);
     free(g->execs);
     free(g);
 }

@@ -14,12 +14,12 @@ struct graphs;
 int graphs_new(struct graphs **out, const struct forward *f, const struct step_limits *limits,
                const char *base, struct err *e);
 void graphs_free(struct graphs *g);
+void graphs_clear(struct graphs *g); /* forgets all captured graphs */
 
 /* The size of the graph that a step of n decodes runs in. */
 int graphs_size(const struct graphs *g, int n);
 
-/* Captures the graph of a size, if it is not there yet. It keeps the algorithms of products that
- * are the best known now: they should have settled. A few milliseconds of the host's time. */
+/* Captures the graph of a size, if it is not there yet: a few milliseconds of the host's time. */
 int graphs_prepare(struct graphs *g, int size, struct err *e);
 
 /* Graphs captured so far, and the seconds of the slowest. */

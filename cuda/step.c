@@ -6,27 +6,27 @@
 #include "engine/util/must.h"
 
 enum {
-    INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch may not decide */
-    RUN_KEYS = 256,        /* of a block's share, at least, for runs to be worth their many ends */
-    SCRAP = 16,            /* pieces under this part of a block's share go with their neighbours */
-    LONG_PIECE = 2048,     /* keys; above it pieces are cut finer than one wave of blocks needs */
+    INVARIANT_SPLITS = 16, /* of a sequence, at most, where the batch must not decide */
+    RUN_KEYS = 256,        /* of a block's share, at least, for runs to pay off */
+    SCRAP = 16,            /* less than this part of a share is not split off */
+    LONG_SPLIT = 2048,     /* keys; longer splits are cut finer than one wave of blocks needs */
     SIZE_CLASSES = 32,
     MAX_GRID_Y = 65535, /* blocks of a launch, in all but the first dimension */
 };
 
-_Static_assert(ATTN_SPLIT_ALIGN % ATTN_TURN == 0, "pieces are of whole turns");
+_Static_assert(ATTN_SPLIT_ALIGN % ATTN_UNIT == 0, "splits are of whole units");
 _Static_assert((int)INVARIANT_SPLITS <= (int)ATTN_MAX_SPLITS && ATTN_MAX_SPLITS <= UINT8_MAX,
-               "an item can say how many");
-_Static_assert((LONG_PIECE / ATTN_TURN) * ATTN_MAX_SPLITS <= UINT16_MAX,
-               "all of a step that is cut into runs has fewer turns than an item can say");
+               "an item can hold the number");
+_Static_assert((LONG_SPLIT / ATTN_UNIT) * ATTN_MAX_SPLITS <= UINT16_MAX,
+               "a step that is cut into runs has no more units than an item can hold");
 
 static int ceil_div(int a, int b)
 {
     return (a + b - 1) / b;
 }
 
-/* Keys of a piece, at least, where a sequence's own length alone cuts it: one that is alone has
- * each of its pieces in another block and waits for the longest, of many each piece costs. */
+/* Least keys of a split where a sequence's own length alone decides: one sequence alone waits for
+ * its longest split, among many each split costs. */
 static int invariant_keys(int kv_len)
 {
     return kv_len <= 640 ? 64 : kv_len <= 768 ? 128 : 512;
@@ -35,12 +35,12 @@ static int invariant_keys(int kv_len)
 int step_max_items(const struct step_limits *l, int n_decodes)
 {
     const int64_t longest = (int64_t)l->max_blocks * l->block_len * n_decodes;
-    const int64_t long_pieces = longest / LONG_PIECE + 1;
-    const int fine = long_pieces < ATTN_MAX_SPLITS ? (int)long_pieces : ATTN_MAX_SPLITS;
-    const int pieces = n_decodes * INVARIANT_SPLITS, few = n_decodes + l->target_items;
+    const int64_t long_splits = longest / LONG_SPLIT + 1;
+    const int fine = long_splits < ATTN_MAX_SPLITS ? (int)long_splits : ATTN_MAX_SPLITS;
+    const int splits = n_decodes * INVARIANT_SPLITS, few = n_decodes + l->target_items;
 
-    if (l->invariant) /* more pieces than fill the machine go together, see together() */
-        return pieces < few ? pieces : few;
+    if (l->invariant) /* splits beyond what fills the machine share blocks: splits_per_block() */
+        return splits < few ? splits : few;
     return n_decodes + (fine > l->target_items ? fine : l->target_items);
 }
 
@@ -69,7 +69,7 @@ struct step_room step_room_of(const struct step_limits *l, const struct batch *b
                           .n_rows = b->n_rows};
 
     for (int i = b->n_decodes; i < b->n_seqs; i++)
-        r.n_tiles += ceil_div(b->q_start[i + 1] - b->q_start[i], ATTN_TILE);
+        r.n_tiles += ceil_div(batch_q_start(b)[i + 1] - batch_q_start(b)[i], ATTN_TILE);
     return r;
 }
 
@@ -79,7 +79,7 @@ struct step_room step_room_of_graph(const struct step_limits *l, int n)
         .n_tokens = n, .n_seqs = n, .n_items = step_max_items(l, n), .n_tiles = 0, .n_rows = n};
 }
 
-/* Hands out n entries of a size behind what is taken, 16-byte aligned. */
+/* The next n entries of a size, 16-byte aligned. */
 static const void *take(const char **at, int n, size_t size)
 {
     const char *p = *at;
@@ -115,16 +115,16 @@ size_t step_max_bytes(const struct step_limits *l)
                                 .n_rows = l->max_seqs};
     const struct step_view v = step_view_at(&r, NULL);
     const size_t tables = (size_t)l->max_seqs * (size_t)l->max_blocks * sizeof(*v.tables);
-    const size_t loads = (size_t)l->max_seqs * sizeof(*v.loads);
-    const size_t bias = (size_t)l->max_seqs * SAMPLING_MAX_BIAS * sizeof(*v.bias);
+    const size_t each = sizeof(*v.sets) + SAMPLING_MAX_BIAS * sizeof(*v.bias) +
+                        (size_t)l->mask_words * sizeof(uint32_t);
 
-    return (size_t)(const char *)v.tables + tables + loads + bias + 64;
+    return (size_t)(const char *)v.tables + tables + (size_t)l->max_seqs * each + 64;
 }
 
-/* Keys of each piece of a sequence but its last. Pieces of all sequences are about as long, so that
- * short and long ones fill the machine together: one wave of blocks where that makes them no longer
- * than LONG_PIECE. Else there are several waves, and what the last one lacks must be little. */
-static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
+/* Keys of each split of a sequence but its last. Splits of all sequences are about equal, so that
+ * short and long ones fill the machine together: in one wave of blocks if that makes splits no
+ * longer than LONG_SPLIT; else in several waves, of which the last must leave little idle. */
+static int split_length(const struct step_limits *l, int64_t total, int kv_len)
 {
     int64_t length = (total + l->target_items - 1) / l->target_items;
 
@@ -133,50 +133,51 @@ static int piece_length(const struct step_limits *l, int64_t total, int kv_len)
 
         length = ceil_div(kv_len, INVARIANT_SPLITS);
         length = length < least ? least : length;
-    } else if (length > LONG_PIECE) {
+    } else if (length > LONG_SPLIT) {
         length = (total + ATTN_MAX_SPLITS - 1) / ATTN_MAX_SPLITS;
-        length = length < LONG_PIECE ? LONG_PIECE : length;
+        length = length < LONG_SPLIT ? LONG_SPLIT : length;
     }
-    if (length > 0) /* no short piece at the end */
+    if (length > 0) /* no short split at the end */
         length = ceil_div(kv_len, (int)((kv_len + length - 1) / length));
     length = (length + ATTN_SPLIT_ALIGN - 1) / ATTN_SPLIT_ALIGN * ATTN_SPLIT_ALIGN;
     return length < kv_len ? (int)length : kv_len;
 }
 
-/* 0 for the longest pieces of a step. */
+/* 0 for the longest items of a step. */
 static int size_class(int length, int longest)
 {
     return (int)((int64_t)(longest - length) * SIZE_CLASSES / longest);
 }
 
-/* Cuts the decodes' keys into as many equal runs as blocks of threads are there at once: a run is
- * the end of one sequence, some whole ones and the beginning of another; of whole pieces where a
- * sequence's own length alone cuts it. Returns how many. */
+/* Split-KV work items as equal runs, as many as blocks fit the machine at once: a run is the end of
+ * one sequence, some whole ones and the beginning of another; of whole splits where a sequence's
+ * own length alone decides. Returns the number of runs. */
 static int plan_runs(struct attn_item *items, const int32_t *table_start,
                      const struct step_limits *l, const struct batch *b)
 {
     int left = 0, share = 0, room = 0, n_runs = 0, n_partial = 0, last = 0;
-    int n = l->target_items; /* where those go that do not begin a run */
+    int n = l->target_items; /* where items go that do not begin a run */
 
     for (int i = 0; i < b->n_decodes; i++)
-        left += ceil_div(b->kv_len[i], ATTN_TURN);
+        left += ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
     for (int i = 0; i < b->n_decodes; i++) {
-        const int n_turns = ceil_div(b->kv_len[i], ATTN_TURN);
-        const int piece = l->invariant ? ceil_div(piece_length(l, 0, b->kv_len[i]), ATTN_TURN) : 0;
+        const int n_units = ceil_div(batch_kv_len(b)[i], ATTN_UNIT);
+        const int split_units =
+            l->invariant ? ceil_div(split_length(l, 0, batch_kv_len(b)[i]), ATTN_UNIT) : 0;
         int at[ATTN_MAX_SPLITS], n_items = 0;
 
-        for (int turn = 0; turn < n_turns; n_items++) {
+        for (int unit = 0; unit < n_units; n_items++) {
             const bool begins = room <= share / SCRAP && n_runs < l->target_items;
-            int take = n_turns - turn;
+            int take = n_units - unit;
 
             if (begins)
                 room = share = ceil_div(left, l->target_items - n_runs);
             if (take > room + share / SCRAP && (n_runs + begins < l->target_items))
                 take = room;
-            if (piece && turn + take < n_turns) /* whole pieces */
-                take = ceil_div(take, piece) * piece;
-            if (take > n_turns - turn)
-                take = n_turns - turn;
+            if (split_units && unit + take < n_units) /* whole splits */
+                take = ceil_div(take, split_units) * split_units;
+            if (take > n_units - unit)
+                take = n_units - unit;
             must(n_items < ATTN_MAX_SPLITS);
             at[n_items] = begins ? n_runs++ : n++;
             if (!begins)
@@ -184,19 +185,19 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
             last = at[n_items];
             items[last] =
                 (struct attn_item){.seq = i,
-                                   .begin = turn * ATTN_TURN,
-                                   .end = turn + take < n_turns ? (turn + take) * ATTN_TURN
-                                                                : b->kv_len[i],
-                                   .split = (uint8_t)(piece ? turn / piece : n_items),
-                                   .turns = (uint16_t)(piece ? piece : take),
+                                   .begin = unit * ATTN_UNIT,
+                                   .end = unit + take < n_units ? (unit + take) * ATTN_UNIT
+                                                                : batch_kv_len(b)[i],
+                                   .split = (uint8_t)(split_units ? unit / split_units : n_items),
+                                   .units = (uint16_t)(split_units ? split_units : take),
                                    .partial = n_partial,
                                    .table = table_start[i],
-                                   .kv_len = b->kv_len[i]};
-            turn += take;
+                                   .kv_len = batch_kv_len(b)[i]};
+            unit += take;
             room -= take;
             left -= take;
         }
-        const int n_splits = piece ? ceil_div(n_turns, piece) : n_items;
+        const int n_splits = split_units ? ceil_div(n_units, split_units) : n_items;
 
         for (int j = 0; j < n_items; j++)
             items[at[j]].n_splits = (uint8_t)n_splits;
@@ -205,38 +206,38 @@ static int plan_runs(struct attn_item *items, const int32_t *table_start,
     return n_runs;
 }
 
-/* Pieces that a block of threads takes one after another where a sequence's own length alone cuts
- * it: as many as leave no block without any. */
-static int together(const struct step_limits *l, const struct batch *b)
+/* Splits that a block takes one after another where a sequence's own length alone decides: as many
+ * as leave no block without one. */
+static int splits_per_block(const struct step_limits *l, const struct batch *b)
 {
     int n = 0;
 
     for (int i = 0; i < b->n_decodes; i++)
-        n += ceil_div(b->kv_len[i], piece_length(l, 0, b->kv_len[i]));
+        n += ceil_div(batch_kv_len(b)[i], split_length(l, 0, batch_kv_len(b)[i]));
     n = ceil_div(n, l->target_items);
     return n < INVARIANT_SPLITS ? n : INVARIANT_SPLITS;
 }
 
-/* Cuts the decodes' keys into pieces; returns how many items. Long items come first: a block that
- * begins late and has much to do would keep all others waiting. */
-static int plan_pieces(struct attn_item *items, const int32_t *table_start,
+/* Split-KV work items of about equal length; returns how many. Long items come first: a block that
+ * starts late with much to do would keep all others waiting. */
+static int plan_splits(struct attn_item *items, const int32_t *table_start,
                        const struct step_limits *l, const struct batch *b)
 {
     int at[SIZE_CLASSES + 1] = {0};
     int64_t total = 0;
-    int n_partial = 0, longest = 1, n_together = 1;
+    int n_partial = 0, longest = 1, per_block = 1;
 
     for (int i = 0; i < b->n_decodes; i++)
-        total += b->kv_len[i];
+        total += batch_kv_len(b)[i];
     if (l->invariant)
-        n_together = together(l, b);
+        per_block = splits_per_block(l, b);
     for (int i = 0; i < b->n_decodes; i++) {
-        const int length = piece_length(l, total, b->kv_len[i]) * n_together;
+        const int length = split_length(l, total, batch_kv_len(b)[i]) * per_block;
 
         longest = length > longest ? length : longest;
     }
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = b->kv_len[i], length = piece_length(l, total, kv_len) * n_together;
+        const int kv_len = batch_kv_len(b)[i], length = split_length(l, total, kv_len) * per_block;
         const int n_whole = kv_len / length;
 
         at[size_class(length, longest) + 1] += n_whole;
@@ -247,8 +248,8 @@ static int plan_pieces(struct attn_item *items, const int32_t *table_start,
         at[i] += at[i - 1]; /* where class i begins */
     must(at[SIZE_CLASSES] <= step_max_items(l, b->n_decodes));
     for (int i = 0; i < b->n_decodes; i++) {
-        const int kv_len = b->kv_len[i], piece = piece_length(l, total, kv_len);
-        const int n_splits = ceil_div(kv_len, piece), length = piece * n_together;
+        const int kv_len = batch_kv_len(b)[i], split_keys = split_length(l, total, kv_len);
+        const int n_splits = ceil_div(kv_len, split_keys), length = split_keys * per_block;
 
         must(n_splits <= ATTN_MAX_SPLITS);
         for (int begin = 0; begin < kv_len; begin += length) {
@@ -258,9 +259,9 @@ static int plan_pieces(struct attn_item *items, const int32_t *table_start,
                 (struct attn_item){.seq = i,
                                    .begin = begin,
                                    .end = end,
-                                   .split = (uint8_t)(begin / piece),
+                                   .split = (uint8_t)(begin / split_keys),
                                    .n_splits = (uint8_t)n_splits,
-                                   .turns = (uint16_t)ceil_div(piece, ATTN_TURN),
+                                   .units = (uint16_t)ceil_div(split_keys, ATTN_UNIT),
                                    .partial = n_partial,
                                    .table = table_start[i],
                                    .kv_len = kv_len};
@@ -270,19 +271,19 @@ static int plan_pieces(struct attn_item *items, const int32_t *table_start,
     return at[SIZE_CLASSES - 1];
 }
 
-/* One wave of blocks where their shares are neither short nor longer than LONG_PIECE. */
+/* Runs where a block's share is neither short nor longer than LONG_SPLIT. */
 static int plan_items(struct attn_item *items, const int32_t *table_start,
                       const struct step_limits *l, const struct batch *b)
 {
     int64_t total = 0;
 
     for (int i = 0; i < b->n_decodes; i++)
-        total += b->kv_len[i];
+        total += batch_kv_len(b)[i];
     return l->target_items + b->n_decodes <= step_max_items(l, b->n_decodes) &&
                    total >= (int64_t)RUN_KEYS * l->target_items &&
-                   total <= (int64_t)LONG_PIECE * l->target_items
+                   total <= (int64_t)LONG_SPLIT * l->target_items
                ? plan_runs(items, table_start, l, b)
-               : plan_pieces(items, table_start, l, b);
+               : plan_splits(items, table_start, l, b);
 }
 
 static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const struct batch *b)
@@ -290,25 +291,24 @@ static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const
     int n = 0;
 
     for (int i = b->n_decodes; i < b->n_seqs; i++) {
-        const int rows = b->q_start[i + 1] - b->q_start[i];
+        const int rows = batch_q_start(b)[i + 1] - batch_q_start(b)[i];
 
         for (int at = 0; at < rows; at += ATTN_TILE)
             tiles[n++] = (struct attn_tile){.seq = i,
                                             .first = at,
-                                            .row0 = b->q_start[i] + at,
+                                            .row0 = batch_q_start(b)[i] + at,
                                             .n_rows = rows - at < ATTN_TILE ? rows - at : ATTN_TILE,
-                                            .position = b->kv_len[i] - rows + at,
+                                            .position = batch_kv_len(b)[i] - rows + at,
                                             .table = table_start[i],
-                                            .kv_len = b->kv_len[i]};
+                                            .kv_len = batch_kv_len(b)[i]};
     }
     return n;
 }
 
-static struct sampler_load load_of(const struct batch_load *from, int bias_first)
+static struct sampler_set set_of(const struct sampling *s, int state, int bias_first)
 {
-    const struct sampling *s = from->sampling;
-    struct sampler_load l = {
-        .state = from->state,
+    struct sampler_set set = {
+        .state = state,
         .bias_first = bias_first,
         .to = {.temperature = s->temperature,
                .top_p = s->top_p,
@@ -328,8 +328,8 @@ static struct sampler_load load_of(const struct batch_load *from, int bias_first
     must(s->n_bias >= 0 && s->n_bias <= SAMPLING_MAX_BIAS);
     must(s->n_stop_ids >= 0 && s->n_stop_ids <= SAMPLING_MAX_STOP_IDS);
     if (s->n_stop_ids > 0)
-        memcpy(l.to.stop_ids, s->stop_ids, (size_t)s->n_stop_ids * sizeof(*s->stop_ids));
-    return l;
+        memcpy(set.to.stop_ids, s->stop_ids, (size_t)s->n_stop_ids * sizeof(*s->stop_ids));
+    return set;
 }
 
 static void fill(void *to, const void *from, int n, size_t size)
@@ -338,30 +338,30 @@ static void fill(void *to, const void *from, int n, size_t size)
         memcpy(to, from, (size_t)n * size);
 }
 
-/* Block tables one behind another without their unused ends; returns the entries. */
+/* Block tables one after another without their unused ends; returns the number of entries. */
 static int pack_tables(int32_t *tables, int32_t *starts, const struct step_limits *l,
                        const struct batch *b)
 {
     int n = 0;
 
     for (int i = 0; i < b->n_seqs; i++) {
-        const int n_blocks = ceil_div(b->kv_len[i], l->block_len);
+        const int n_blocks = ceil_div(batch_kv_len(b)[i], l->block_len);
 
-        must(b->kv_len[i] > 0 && n_blocks <= b->max_blocks && n_blocks <= l->max_blocks);
+        must(batch_kv_len(b)[i] > 0 && n_blocks <= b->max_blocks && n_blocks <= l->max_blocks);
         starts[i] = n;
-        fill(tables + n, b->block_table + (size_t)i * (size_t)b->max_blocks, n_blocks,
+        fill(tables + n, batch_block_table(b) + (size_t)i * (size_t)b->max_blocks, n_blocks,
              sizeof(*tables));
         n += n_blocks;
     }
     return n;
 }
 
-/* Rows that only fill a graph up: token 0 at position 0, stored nowhere. */
+/* Rows that only pad a graph: token 0 at position 0, stored nowhere. */
 static void pack_tokens(const struct step_view *v, const struct step_room *r, const struct batch *b)
 {
-    fill((int32_t *)v->tokens, b->tokens, b->n_tokens, sizeof(*b->tokens));
-    fill((int32_t *)v->positions, b->positions, b->n_tokens, sizeof(*b->positions));
-    fill((int32_t *)v->slots, b->slots, b->n_tokens, sizeof(*b->slots));
+    fill((int32_t *)v->tokens, batch_tokens(b), b->n_tokens, sizeof(int32_t));
+    fill((int32_t *)v->positions, batch_positions(b), b->n_tokens, sizeof(int32_t));
+    fill((int32_t *)v->slots, batch_slots(b), b->n_tokens, sizeof(int32_t));
     for (int i = b->n_tokens; i < r->n_tokens; i++) {
         ((int32_t *)v->tokens)[i] = 0;
         ((int32_t *)v->positions)[i] = 0;
@@ -369,23 +369,48 @@ static void pack_tokens(const struct step_view *v, const struct step_room *r, co
     }
 }
 
+static void pack_rows(struct sampler_row *to, const struct batch *b)
+{
+    const struct batch_row *from = batch_rows(b);
+
+    for (int i = 0; i < b->n_rows; i++)
+        to[i] = (struct sampler_row){.row = from[i].row,
+                                     .state = from[i].state,
+                                     .counter = from[i].counter,
+                                     .flags = (from[i].mask + 1) * 2 + (from[i].ban_stops != 0)};
+}
+
+/* What varies in length comes last: block tables, sampler updates, their bias, masks. */
 size_t step_pack(char *host, struct step_view *on_device, const char *device,
                  const struct step_limits *l, const struct step_room *r, const struct batch *b,
                  int slot)
 {
     struct step_view v = step_view_at(r, host);
-    const char *end;
-    int n_tables, n_bias = 0;
+    const char *at = (const char *)v.tables;
+    const size_t mask_entries = (size_t)b->n_masks * (size_t)b->mask_words;
+    uint32_t *masks;
+    int n_bias = 0;
 
+    must(b->n_masks >= 0 && b->n_masks <= l->max_seqs);
+    must(b->n_masks == 0 || b->mask_words == l->mask_words);
     pack_tokens(&v, r, b);
-    fill((int32_t *)v.q_start, b->q_start, b->n_seqs + 1, sizeof(*b->q_start));
-    fill((int32_t *)v.kv_len, b->kv_len, b->n_seqs, sizeof(*b->kv_len));
-    n_tables = pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b);
-    for (int i = 0; i < b->n_rows; i++)
-        ((struct sampler_row *)v.rows)[i] = (struct sampler_row){.row = b->rows[i].row,
-                                                                 .state = b->rows[i].state,
-                                                                 .counter = b->rows[i].counter,
-                                                                 .ban_stops = b->rows[i].ban_stops};
+    fill((int32_t *)v.q_start, batch_q_start(b), b->n_seqs + 1, sizeof(int32_t));
+    fill((int32_t *)v.kv_len, batch_kv_len(b), b->n_seqs, sizeof(int32_t));
+    (void)take(&at, pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b),
+               sizeof(*v.tables));
+    pack_rows((struct sampler_row *)v.rows, b);
+    v.sets = take(&at, b->n_updates, sizeof(*v.sets));
+    v.bias = take(&at, b->n_bias, sizeof(*v.bias));
+    masks = (uint32_t *)(uintptr_t)take(&at, (int)mask_entries, sizeof(*masks));
+    for (int i = 0; i < b->n_updates; i++) {
+        const struct sampler_update *u = &batch_updates(b)[i];
+        const struct sampling s = batch_sampling(b, u);
+
+        ((struct sampler_set *)v.sets)[i] = set_of(&s, u->state, n_bias);
+        fill((struct logit_bias *)v.bias + n_bias, s.bias, s.n_bias, sizeof(*s.bias));
+        n_bias += s.n_bias;
+    }
+    fill(masks, batch_at(b, b->masks_at), (int)mask_entries, sizeof(*masks));
     *(struct step_counts *)v.counts = (struct step_counts){
         .n_tokens = b->n_tokens,
         .n_seqs = b->n_seqs,
@@ -394,21 +419,12 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
         .n_items = plan_items((struct attn_item *)v.items, v.table_start, l, b),
         .n_tiles = plan_tiles((struct attn_tile *)v.tiles, v.table_start, b),
         .slot = slot,
-        .n_loads = b->n_loads,
+        .n_updates = b->n_updates,
+        .masks_at = (int32_t)((const char *)masks - host),
+        .mask_words = l->mask_words,
     };
-    end = (const char *)v.tables;
-    (void)take(&end, n_tables, sizeof(*v.tables));
-    v.loads = take(&end, b->n_loads, sizeof(*v.loads));
-    v.bias = (const struct logit_bias *)(const void *)end;
-    for (int i = 0; i < b->n_loads; i++) {
-        const struct sampling *s = b->loads[i].sampling;
-
-        ((struct sampler_load *)v.loads)[i] = load_of(&b->loads[i], n_bias);
-        fill((struct logit_bias *)v.bias + n_bias, s->bias, s->n_bias, sizeof(*s->bias));
-        n_bias += s->n_bias;
-    }
     *on_device = step_view_at(r, device);
-    on_device->loads = (const struct sampler_load *)(device + ((const char *)v.loads - host));
+    on_device->sets = (const struct sampler_set *)(device + ((const char *)v.sets - host));
     on_device->bias = (const struct logit_bias *)(device + ((const char *)v.bias - host));
-    return (size_t)((const char *)(v.bias + n_bias) - host);
+    return (size_t)(at - host);
 }

@@ -1,8 +1,8 @@
-/* step.h - a step's metadata as the device wants it: one piece of memory, one copy, with the plan
- * of who computes which piece of attention.
+/* step.h - a step's metadata as the device wants it: one block of memory, one copy, with the plan
+ * of attention's split-KV work items.
  *
- * Where things lie depends on the counts alone, so a captured graph of n rows finds everything in
- * its place. Engine thread only. */
+ * Where arrays lie depends on the counts alone, so a captured graph of n rows finds them in their
+ * places; masks are found by an offset in the counts. Engine thread only. */
 #ifndef NVLLM_CUDA_STEP_H
 #define NVLLM_CUDA_STEP_H
 
@@ -16,12 +16,13 @@
 struct step_limits {
     int max_tokens, max_seqs, max_blocks; /* of a step, of a step, of a sequence */
     int block_len;
-    int target_items; /* pieces of attention that fill the machine */
+    int mask_words;   /* of a mask of the vocabulary */
+    int target_items; /* of attention, that fill the machine */
     bool invariant;   /* a sequence is cut by its own length alone */
 };
 
-/* Tokens of a sequence at most: turns of an attn_item count them. */
-enum { STEP_MAX_LEN = UINT16_MAX * ATTN_TURN };
+/* Tokens of a sequence at most: an attn_item counts units. */
+enum { STEP_MAX_LEN = UINT16_MAX * ATTN_UNIT };
 
 /* How many of each a step has room for; at least what it has. */
 struct step_room {
@@ -31,7 +32,7 @@ struct step_room {
 /* Items of a step of n decodes, at most. */
 int step_max_items(const struct step_limits *l, int n_decodes);
 
-/* Partial results of a step of n decodes, at most: of all pieces, of an item each. */
+/* Partial results of a step of n decodes, at most. */
 int step_max_partials(const struct step_limits *l, int n_decodes);
 
 /* Sequences of a step at most, whatever max_seqs is, for grids and indices to hold them. */
@@ -41,8 +42,8 @@ int step_most_seqs(const struct step_limits *l);
 struct step_room step_room_of(const struct step_limits *l, const struct batch *b);
 struct step_room step_room_of_graph(const struct step_limits *l, int n);
 
-/* Where things of a step with this room lie when it begins at base. Loads and bias come last and
- * are not set. */
+/* Where things of a step with this room lie when it begins at base. Sampler updates and bias
+ * come last and are not set. */
 struct step_view step_view_at(const struct step_room *r, const char *base);
 
 /* Bytes that any step needs at most. */

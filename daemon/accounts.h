@@ -1,8 +1,8 @@
-/* accounts.h - what each user holds of the daemon, and all users together: counted up where
- * something begins and down where it ends, so that a limit is one comparison.
+/* accounts.h - counts what each user, and all users together, hold of the daemon, so that checking
+ * a limit is one comparison.
  *
- * An account is there while somebody refers to it; when it goes everything must have come back to
- * zero. Loop thread only, but for the bytes of requests, which any thread takes and gives back. */
+ * An account lives while it is referred to, and must be at zero when it is freed. Loop thread only,
+ * but the bytes of requests may be charged and given back on any thread. */
 #ifndef NVLLM_DAEMON_ACCOUNTS_H
 #define NVLLM_DAEMON_ACCOUNTS_H
 
@@ -14,11 +14,11 @@
 
 enum account_item {
     ACCOUNT_CONNECTIONS,
-    ACCOUNT_REQUESTS,      /* accepted, their end not told */
-    ACCOUNT_QUEUED_TOKENS, /* of prompts without an answer so far */
-    ACCOUNT_INSPECTS,      /* inspect requests without an answer so far */
-    ACCOUNT_INPUT_BYTES,   /* buffers of frames that came in part */
-    ACCOUNT_OUTPUT_BYTES,  /* buffers of answers that are not read */
+    ACCOUNT_REQUESTS,      /* without a terminal event */
+    ACCOUNT_QUEUED_TOKENS, /* of prompts without a first event */
+    ACCOUNT_INSPECTS,      /* inspect requests without a report */
+    ACCOUNT_INPUT_BYTES,   /* buffers of incomplete frames */
+    ACCOUNT_OUTPUT_BYTES,  /* buffers of unread answers */
     N_ACCOUNT_ITEMS,
 };
 
@@ -27,10 +27,10 @@ struct account {
     uid_t uid;
     uint32_t refs;
     uint64_t amounts[N_ACCOUNT_ITEMS];
-    /* Unpacked requests until the engine has admitted them; until their end what it makes of them,
-     * answers included. */
+    /* Unpacked messages until the engine admits them, and the engine's memory, answers included,
+     * until the end. */
     atomic_uint_fast64_t request_bytes;
-    uint64_t round, round_us; /* of the loop's time, what its frames took in that round */
+    uint64_t round, round_us; /* the loop's time that its frames took in that round */
 };
 
 struct accounts {
@@ -42,7 +42,7 @@ struct accounts {
 void accounts_init(struct accounts *a);
 void accounts_deinit(struct accounts *a);
 
-/* The account of a user; one reference more. NULL: no memory. */
+/* A reference to a user's account, which is made if needed. NULL: no memory. */
 struct account *account_get(struct accounts *a, uid_t uid);
 void account_ref(struct account *one);
 void account_unref(struct account *one);

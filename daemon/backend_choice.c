@@ -89,5 +89,6 @@ struct backend_options backend_options_of(const struct options *o)
         .eager = o->cuda_graphs == 0,
         .invariant = o->cuda_invariant != 0,
         .cache_folder = *o->cuda_cache_folder ? o->cuda_cache_folder : NULL,
+        .tune = o->cuda_tune != 0,
     };
 }

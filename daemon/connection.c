@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 enum {
-    READ_BYTES = 64 << 10, /* at a time: others get their turn between */
+    READ_BYTES = 64 << 10, /* at a time, so that other events come between */
     LINGER_S = 5,
 };
 
@@ -18,31 +18,31 @@ struct connection {
     struct event *readable, *writable, *timer;
     struct frame_decoder in;
     struct frame_buffer out;
-    size_t counted_in, counted_out; /* of its buffers, that the owner knows of */
+    size_t counted_in, counted_out; /* buffer sizes that the owner has been told */
     struct list dirty;              /* in shared->dirty */
     struct list leaving;            /* in shared->gone */
-    struct list waiting; /* in shared->waiting, while it is not read from; else by itself */
+    struct list waiting;            /* in shared->waiting, while nothing is read */
     bool greeted;
-    bool overdue; /* the timer has run out; what lies in the socket is looked at first */
-    bool paused;  /* not read from, for unread output; the timer is that of the slow reader */
-    bool ending;  /* close when all is written */
+    bool overdue; /* the frame's timer has expired, but the socket may hold its rest */
+    bool paused;  /* for unread output; the timer is the slow reader's */
+    bool ending;  /* closes once all is written */
     bool gone;
 };
 
-/* The next connections_flush looks at it. */
+/* Puts it on connections_flush's list. */
 static void mark(struct connection *c)
 {
     if (list_empty(&c->dirty))
         list_append(&c->shared->dirty, &c->dirty);
 }
 
-/* Frames are taken from it, and the timer, if any, is that of a frame. */
+/* Frames are taken from it; the timer is a frame's. */
 static bool is_open(const struct connection *c)
 {
     return !c->paused && !c->ending && !c->gone;
 }
 
-/* To be called when a buffer may have grown or shrunk. */
+/* Tells the owner where the size of a buffer has changed. */
 static void count_buffers(struct connection *c)
 {
     if (c->counted_in == c->in.cap && c->counted_out == c->out.cap)
@@ -59,7 +59,7 @@ static void set_timer(struct connection *c, int seconds)
     evtimer_add(c->timer, &tv);
 }
 
-/* A frame that has begun must end in time; time that we do not read does not count. */
+/* A frame that has begun must end in time. Time in which nothing is read does not count. */
 static void watch_frame(struct connection *c, bool progress)
 {
     bool waiting = !c->greeted || frame_decoder_partial(&c->in);
@@ -92,7 +92,7 @@ static void leave(struct connection *c)
     evtimer_del(c->timer);
 }
 
-/* Too much is unread although all that the socket takes was written. */
+/* Pauses the connection where too much is left after a write. */
 static void pause_if_slow(struct connection *c)
 {
     if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
@@ -102,7 +102,7 @@ static void pause_if_slow(struct connection *c)
     set_timer(c, c->shared->slow_reader_s);
 }
 
-/* 0: all is out. -EAGAIN: the socket takes no more now; else there is nobody to read it. */
+/* 0: all is written. -EAGAIN: the socket is full. Else the client has left. */
 static int write_out(struct connection *c)
 {
     int r = 0;
@@ -132,8 +132,8 @@ static void flush(struct connection *c)
     }
 }
 
-/* There is more to be done than may be now: true where there will be another round. */
-static bool wait_turn(struct connection *c)
+/* Leaves the rest to the next round. False: there is no memory for a timer. */
+static bool wait_for_round(struct connection *c)
 {
     const struct timeval at_once = {0};
 
@@ -154,8 +154,8 @@ static bool read_again(struct connection *c)
     return false;
 }
 
-/* Hands over whole frames until none is left, the client must read first, or others have their
- * turn. */
+/* Hands over whole frames until none is left, the connection is paused, or the owner's quantum is
+ * used. */
 static void take_frames(struct connection *c)
 {
     const struct connection_handler *h = c->shared->handler;
@@ -169,7 +169,7 @@ static void take_frames(struct connection *c)
             flush(c);
         if (c->paused || c->gone)
             break;
-        if (!h->turn(c->owner) && frame_decoder_ready(&c->in) && wait_turn(c))
+        if (!h->may_take(c->owner) && frame_decoder_ready(&c->in) && wait_for_round(c))
             break;
         r = frame_decoder_take(&c->in, &frame, &n);
         if (r != FRAME_OK)
@@ -183,7 +183,7 @@ static void take_frames(struct connection *c)
     watch_frame(c, progress);
 }
 
-/* All goes on once the client has read enough. */
+/* Ends the pause once the client has read enough. */
 static void resume(struct connection *c)
 {
     if (!c->paused || c->ending || c->gone ||
@@ -195,7 +195,7 @@ static void resume(struct connection *c)
         take_frames(c);
 }
 
-/* False: nothing had come. */
+/* False: there was nothing to read. */
 static bool read_some(struct connection *c)
 {
     uint8_t buf[READ_BYTES];
@@ -221,12 +221,12 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    if (shared->handler->turn(c->owner) || !wait_turn(c))
+    if (shared->handler->may_take(c->owner) || !wait_for_round(c))
         (void)read_some(c);
     shared->handler->settle(shared->shared);
 }
 
-/* Its turn has come: what it has sent already first. */
+/* Takes frames in a new round: first what has been read already. */
 static void serve(struct connection *c)
 {
     if (!read_again(c))
@@ -235,11 +235,11 @@ static void serve(struct connection *c)
         take_frames(c);
     else
         (void)read_some(c);
-    watch_frame(c, true); /* the time that it waited does not count */
+    watch_frame(c, true); /* the wait does not count */
 }
 
-/* Each that waits is asked for once. Who has no turn keeps its place, who has more than one turn
- * goes behind all others: so none of an owner's connections keeps the next from its turn. */
+/* Serves each waiting connection once. One whose owner has used its quantum keeps its place; one
+ * that was served and has more goes to the end, so that all connections of an owner are served. */
 static void on_again(evutil_socket_t fd, short what, void *arg)
 {
     struct connections *shared = arg;
@@ -250,16 +250,16 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
+    another = evtimer_add(shared->again, &at_once) == 0; /* else this round serves all */
     list_init(&kept);
     for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
         n++;
     shared->handler->round(shared->shared);
-    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave meanwhile */
+    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave */
         struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, waiting);
 
         list_remove(&c->waiting);
-        if (!another || shared->handler->turn(c->owner))
+        if (!another || shared->handler->may_take(c->owner))
             serve(c);
         else
             list_append(&kept, &c->waiting);
@@ -303,7 +303,7 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
     shared->handler->settle(shared->shared);
 }
 
-/* The process may have been stopped while the client was in time: what has come since decides. */
+/* The process may have been stopped while the rest of the frame came: reads it before it judges. */
 static void frame_overdue(struct connection *c)
 {
     c->overdue = true;
@@ -314,7 +314,7 @@ static void frame_overdue(struct connection *c)
     c->overdue = false;
 }
 
-/* Likewise with what the client has read. */
+/* Likewise the client may have read: writes first. */
 static void reader_overdue(struct connection *c)
 {
     flush(c);
@@ -394,13 +394,13 @@ void connection_greeted(struct connection *c)
     c->greeted = true;
 }
 
-/* Whether more may be put: CONNECTION_OK, or CONNECTION_E_SLOW. Much that is unread is written
- * first, and by that the connection may be gone. */
+/* CONNECTION_OK, or CONNECTION_E_SLOW. Over pause_bytes it writes first, after which the connection
+ * may be gone. */
 static int make_way(struct connection *c)
 {
     if (frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
         return CONNECTION_OK;
-    mark(c); /* should it be gone, the next flush says so */
+    mark(c);
     if (!c->paused)
         flush(c);
     return !c->gone && frame_buffer_bytes(&c->out) > c->shared->max_output_bytes ? CONNECTION_E_SLOW
@@ -445,17 +445,13 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
     if (c->ending || c->gone)
         return;
     if (message)
-        (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
+        (void)frame_buffer_put(&c->out,
+                               message); /* without memory the client sees the close alone */
     count_buffers(c);
     c->ending = true;
     stop_reading(c);
     set_timer(c, LINGER_S);
     mark(c);
-}
-
-bool connection_paused(const struct connection *c)
-{
-    return c->paused;
 }
 
 size_t connection_unread_bytes(const struct connection *c)
@@ -480,7 +476,7 @@ void connections_flush(struct connections *shared)
 
         list_remove(&c->dirty);
         flush(c);
-        resume(c); /* may put more, and mark it again */
+        resume(c); /* may mark it again */
     }
 }
 

@@ -31,12 +31,22 @@ enum { EXIT_USAGE = 2 };
  * thousand tokens. Each thread of the tokenizer may add one answer, of limits.output_bytes. */
 enum { EVENT_BYTES = 64 << 20 };
 
+struct command_line;
+static int check_config(const struct command_line *c);
+static int tune(const struct command_line *c);
+
 static const struct command {
     const char *name;
-    int (*run)(const struct offline_options *o); /* NULL: check-config, which needs all options */
+    int (*run)(const struct offline_options *o); /* NULL: configured does it */
+    int (*configured)(const struct command_line *c);
+    bool any_options; /* also runs where the options are wrong */
 } commands[] = {
-    {"check-config", NULL},     {"tokenize", offline_tokenize}, {"detokenize", offline_detokenize},
-    {"render", offline_render}, {"check", offline_check},
+    {"check-config", .configured = check_config, .any_options = true},
+    {"tune", .configured = tune},
+    {"tokenize", .run = offline_tokenize},
+    {"detokenize", .run = offline_detokenize},
+    {"render", .run = offline_render},
+    {"check", .run = offline_check},
 };
 
 struct command_line {
@@ -163,7 +173,7 @@ static int parse(struct command_line *c, int argc, char **argv)
     c->loaded = load(c, &c->options, &c->why);
     if (c->loaded < 0)
         memset(&c->options, 0, sizeof(c->options));
-    if (c->command && !c->command->run)
+    if (c->command && c->command->any_options)
         return 0;
     if (c->loaded < 0) {
         if (c->loaded != -ENOMEM)
@@ -190,6 +200,45 @@ static int check_config(const struct command_line *c)
     };
 
     return config_check_run(&check);
+}
+
+static int tune_backend(const struct options *o, struct err *e)
+{
+    struct backend_options options = backend_options_of(o);
+    struct backend_choice choice;
+    struct backend *backend;
+    struct model *model;
+    int r = backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
+                           o->backend_module, "/dev", e);
+
+    if (r < 0)
+        return r;
+    if (!choice.ops->idle)
+        return err_set(e, -ENOTSUP, "the %s backend has nothing to tune", choice.ops->name);
+    if (!options.cache_folder)
+        return err_set(e, -EINVAL, "cuda.cache_folder is not set: measurements need a folder");
+    options.tune = true;
+    r = model_open(&model, o->model_path, e);
+    if (r < 0)
+        return r;
+    if (options.max_seq_len == 0)
+        options.max_seq_len = model_config(model)->max_seq_len;
+    r = choice.ops->open(&backend, model, &options, e);
+    if (r == 0)
+        choice.ops->close(backend);
+    model_close(model);
+    return r;
+}
+
+/* Measures as cuda.tune = before_ready does, without a daemon. */
+static int tune(const struct command_line *c)
+{
+    struct err e;
+
+    if (tune_backend(&c->options, &e) == 0)
+        return EXIT_SUCCESS;
+    fprintf(stderr, "nvllmd: %s\n", e.text);
+    return EXIT_FAILURE;
 }
 
 /* ---- daemon */
@@ -333,7 +382,7 @@ int main(int argc, char **argv)
         else
             status = !c.command       ? serve(&c)
                      : c.command->run ? c.command->run(&c.offline)
-                                      : check_config(&c);
+                                      : c.command->configured(&c);
     }
     usage_line_deinit(&c.line);
     options_deinit(&c.options);

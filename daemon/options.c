@@ -101,7 +101,10 @@ static const struct option table[] = {
     {"cuda.invariant", KIND_CHOICE, AT(cuda_invariant), 0, 0, "off|on", "off",
      "make the tokens of a request independent of what else runs; slower"},
     {"cuda.cache_folder", KIND_TEXT, AT(cuda_cache_folder), 0, 0, NULL, "",
-     "folder where the fastest algorithms are remembered for the next start; empty: nowhere"},
+     "folder where measured choices of algorithms are kept for the next start; empty: nowhere"},
+    {"cuda.tune", KIND_CHOICE, AT(cuda_tune), 0, 0, "idle|before_ready", "idle",
+     "measure what is not yet known while nothing runs, or for up to 6 s before the daemon is "
+     "ready"},
     {"limits.frame_bytes", KIND_BYTES, AT(max_frame_bytes), 4096, FRAME_LARGEST_MAX, NULL, "4M",
      "size of one request"},
     {"limits.prompt_bytes", KIND_BYTES, AT(max_prompt_bytes), 1, FRAME_LARGEST_MAX, NULL, "4M",

@@ -14,9 +14,9 @@
 #include "engine/util/must.h"
 
 enum {
-    ACCEPT_BATCH = 64,     /* clients a wake-up, others get their turn between */
-    ACCEPT_PAUSE_MS = 250, /* when descriptors or memory have run out */
-    SOCKETS_MS = 1000,     /* between two looks at the sockets' files */
+    ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
+    ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
+    SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
     OWN_DESCRIPTORS = 256,
 };
 
@@ -81,12 +81,12 @@ static void on_engine(struct server *s)
     for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
             sessions_event(&s->sessions, ev);
-    /* The state is looked at anyway: its event is a hint, and may be lost for want of memory. */
+    /* Read with any event: its own may be lost for want of memory. */
     engine_changed(s);
     if (s->ready && !s->failed)
         server_status_soon(s);
     sessions_settle(&s->sessions);
-    engine_events_free(list); /* once the tokens are out */
+    engine_events_free(list); /* once the tokens are written */
 }
 
 /* ---- clients */
@@ -106,7 +106,7 @@ static void on_accept_pause(struct server *s)
     listen_on(s, true);
 }
 
-/* Takes who waits at a socket, some at a time. */
+/* Accepts some of the clients that wait at a socket. */
 static void accept_some(struct server *s, const struct listener *l, bool admin)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
@@ -119,7 +119,7 @@ static void accept_some(struct server *s, const struct listener *l, bool admin)
         if (errno == EINTR || errno == ECONNABORTED)
             continue;
         if (errno != EAGAIN) {
-            /* The client stays in the queue, so the socket stays readable: look again later. */
+            /* The client stays in the queue and the socket readable: try again later. */
             if (log_due(&s->accept_logged_ms, 1000))
                 log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
                          s->sessions.facts.connections);
@@ -140,7 +140,7 @@ static void on_admins(struct server *s)
     accept_some(s, s->parts.admin_listener, true);
 }
 
-/* Who connects is heard, unless that is paused; where it cannot be now, at the next look. */
+/* Listens again, unless that is paused; on failure the next check retries. */
 static void watch(struct server *s, enum server_event event)
 {
     if (evtimer_pending(s->events[EVENT_ACCEPT_PAUSE], NULL) ||
@@ -152,8 +152,8 @@ static void watch(struct server *s, enum server_event event)
                                                       : s->parts.listener));
 }
 
-/* A socket's file that was removed or replaced is made anew: who has connected stays, who comes
- * finds it. The event is made of the old one, so that there is no new one to be wanting. */
+/* Makes a socket's file again where it was removed or replaced. Connected clients stay. The event
+ * is reused, so that this cannot fail for want of memory. */
 static void mend(struct server *s, struct listener *l, enum server_event event, bool admin)
 {
     struct event *ev = s->events[event];
@@ -201,7 +201,7 @@ void server_catch_signals(void)
 {
     const struct sigaction noted = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
 
-    /* libevent puts its own handlers in place of these, and these back at the end. */
+    /* libevent replaces these handlers, and restores them at the end. */
     sigaction(SIGTERM, &noted, NULL);
     sigaction(SIGINT, &noted, NULL);
     sigaction(SIGHUP, &noted, NULL);
@@ -320,7 +320,7 @@ void server_free(struct server *s)
     free(s);
 }
 
-/* Nobody can be told any more: the sockets close, and systemd starts the daemon again. */
+/* Clients see their connections close; systemd restarts the daemon. */
 static void loop_failed(struct server *s)
 {
     struct err why;
@@ -351,7 +351,7 @@ enum server_end server_run(struct server *s)
         server_on_signal(s, early_signal);
     if (event_base_dispatch(s->base) < 0)
         loop_failed(s);
-    event_del(s->events[EVENT_ENGINE]); /* before the engine goes, with its descriptor */
+    event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
     if (!reload_end(s->reload) && s->end == SERVER_ENDED)

@@ -1,10 +1,9 @@
-/* server_control.c - the states of the daemon, the end, and what admins steer.
+/* server_control.c - the daemon's states, its shutdown, and admins' operations.
  *
- * The end comes in steps: DRAINING (no new requests; those accepted go on until
- * daemon.drain_timeout_s), then cancelling (each is told, the engine has a few seconds), then
- * flushing (clients read what there is), then the loop breaks. A failed engine goes straight to
- * flushing. A drain that an admin asks for is none of this: it stops at the first step, and can be
- * taken back. */
+ * Shutdown has phases: draining (accepted requests go on until daemon.drain_timeout_s), cancelling
+ * (the engine has a few seconds to end the rest), flushing (clients read their last answers); then
+ * the loop ends. A failed engine goes straight to flushing. An admin's drain only refuses new
+ * requests, and resume ends it. */
 #include "daemon/server_private.h"
 
 #include <errno.h>
@@ -15,10 +14,10 @@
 #include "daemon/service.h"
 
 enum {
-    CANCEL_S = 5,     /* for the engine to let go of what was cancelled */
+    CANCEL_S = 5,     /* for the engine to end cancelled requests */
     FLUSH_S = 2,      /* for clients to read their last answers */
-    STATUS_MS = 1000, /* between two status lines */
-    RELOAD_MS = 100,  /* hangups that come within are one */
+    STATUS_MS = 1000, /* between status lines */
+    RELOAD_MS = 100,  /* SIGHUPs within are one reload */
 };
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms)
@@ -50,7 +49,7 @@ void server_tell_status(struct server *s)
 
     engine_status(s->parts.engine, &status);
     if (s->failed)
-        return; /* it was told */
+        return; /* service_failed has told */
     if (s->phase != PHASE_SERVING)
         service_status("Shutting down: %zu requests to end", sessions_n_requests(&s->sessions));
     else if (!s->ready)
@@ -64,7 +63,7 @@ void server_tell_status(struct server *s)
                        status.core.requests_waiting + (int)status.n_encoding);
 }
 
-/* Again while there are requests: some wait or are preempted without the loop's being told. */
+/* Repeats while there are requests: they may wait or be preempted without an event. */
 void server_on_status(struct server *s)
 {
     server_tell_status(s);
@@ -78,7 +77,7 @@ void server_status_soon(struct server *s)
         server_after(s, EVENT_STATUS, STATUS_MS);
 }
 
-/* ---- the end */
+/* ---- shutdown */
 
 void server_stop_listening(struct server *s)
 {
@@ -145,7 +144,7 @@ static void begin_end(struct server *s)
     server_update_state(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     server_stop_listening(s);
-    /* Nobody knows how long a reading takes: who waits for one, or for the next, is not kept. */
+    /* A reading may take long: reloads that wait for one, or for the next, end now. */
     refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE,
                 "the daemon is ending; nothing was changed");
     sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
@@ -165,20 +164,20 @@ void server_on_signal(struct server *s, int number)
     }
 }
 
-/* At the end of each wake-up: whether the next step of the end is due. */
+/* Called at the end of each wake-up: starts the next phase of the shutdown where it is due. */
 static void on_settled(void *arg)
 {
     struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
-    /* A client that goes on inspecting must not keep the daemon: what it has asked is the last. */
+    /* A client that keeps inspecting must not keep the daemon alive. */
     if (ending && sessions_n_requests(&s->sessions) == sessions_n_inspects(&s->sessions))
         sessions_close(&s->sessions);
     if (ending && sessions_n_requests(&s->sessions) == 0) {
         begin_flush(s);
         connections_flush(&s->sessions.connections);
     }
-    /* Clients freed meanwhile are seen at the next wake-up, at the latest at the timer's. */
+    /* Connections freed since are seen at the next wake-up, the timer's at the latest. */
     if (s->phase == PHASE_FLUSHING &&
         s->sessions.facts.connections == s->sessions.connections.n_gone)
         event_base_loopbreak(s->base);
@@ -202,14 +201,14 @@ void server_engine_failed(struct server *s)
     begin_flush(s);
 }
 
-/* ---- what admins steer */
+/* ---- admins' operations */
 
 static void control_drain(void *arg, uint64_t timeout_ms)
 {
     struct server *s = arg;
 
     if (s->phase != PHASE_SERVING)
-        return; /* it drains already, and for good */
+        return; /* the daemon is shutting down */
     s->drained = true;
     server_update_state(s);
     server_after(s, EVENT_DRAIN, timeout_ms);
@@ -250,7 +249,7 @@ static void log_keys(const char *event, const char *const *keys, int n)
         log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
 }
 
-/* Begins a reading; where one is under way another follows it. */
+/* Starts a reading of the options, or schedules another after the current one. */
 static int control_reload(void *arg, uint64_t *reading, struct err *e)
 {
     struct server *s = arg;
@@ -270,7 +269,7 @@ static int control_reload(void *arg, uint64_t *reading, struct err *e)
     return 0;
 }
 
-/* Takes over what was read, wholly or not at all: of all that follows only the first can fail. */
+/* Takes over the options that were read, all or none: only the shares can fail. */
 static int take_over(struct server *s, struct reload_result *got, struct options_change *out)
 {
     if (got->r == 0 && engine_set_shares(s->parts.engine, got->shares.list, got->shares.n) < 0) {
@@ -293,7 +292,7 @@ static int take_over(struct server *s, struct reload_result *got, struct options
     return 0;
 }
 
-/* For nobody in particular; those who have asked are told. */
+/* Reloads for SIGHUP, or for a reload that came during a reading. */
 static void reload(struct server *s)
 {
     struct refusal e;
@@ -315,7 +314,7 @@ void server_on_reread(struct server *s)
 
     if (!reload_take(s->reload, &got))
         return;
-    if (s->phase != PHASE_SERVING) { /* who waited for it was told that nothing changes */
+    if (s->phase != PHASE_SERVING) { /* begin_end has answered the reloads */
         if (got.r == 0)
             options_deinit(&got.options);
         return;
@@ -340,7 +339,7 @@ void server_on_hangup(struct server *s)
 
 void server_on_reload(struct server *s)
 {
-    reload(s); /* what becomes of it will be in the log */
+    reload(s);
 }
 
 const struct session_control server_control = {

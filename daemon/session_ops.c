@@ -1,6 +1,5 @@
-/* session_ops.c - what clients may do to requests by number, to the cache and to the daemon itself,
- * beside asking for work. Rights that hang on the operation alone are checked before; here are
- * those that hang on whose request it is. */
+/* session_ops.c - cancel, inspection and control. Rights that depend on the operation alone have
+ * been checked; those that depend on a request's owner are checked here. */
 #include "daemon/session_private.h"
 
 #include <errno.h>
@@ -13,8 +12,8 @@
 
 /* ---- requests by their number */
 
-/* The request of this number, where the client may have to do with it: 0 with *out NULL when there
- * is none, or -EINVAL with *e. */
+/* Finds a request by number: 0, with *out NULL where there is none, or -EINVAL with *e where the
+ * client has no right to it. */
 static int find_request(const struct session *s, struct pending **out, uint64_t number,
                         const struct rights_row *row, struct refusal *e)
 {
@@ -41,7 +40,7 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
         return;
     }
     if (p && p->reading)
-        p = NULL; /* a reload ends by itself, and what it changes stays */
+        p = NULL; /* a reload cannot be cancelled */
     if (p)
         pending_cancel(s->shared, p);
     session_check_put(s, reply_cancelled(s->connection, f->id, p != NULL));
@@ -49,11 +48,11 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
 
 /* ---- looking in */
 
-/* What an inspect request would take: where it has a prompt, that is encoded. */
+/* The resources that an inspect request needs: a prompt is encoded. */
 static struct demand demand_of(const struct inspect_query *q, const struct unpacked *u)
 {
     struct demand d = {
-        .new_work = q->kind == INSPECT_CACHE_PIN && !q->unpin, /* what is absent is computed */
+        .new_work = q->kind == INSPECT_CACHE_PIN && !q->unpin, /* absent blocks are computed */
         .bytes = unpacked_bytes(u),
     };
 
@@ -67,7 +66,7 @@ static struct demand demand_of(const struct inspect_query *q, const struct unpac
     return d;
 }
 
-/* Checks an inspect request, and whom it is about. */
+/* Checks an inspect request: limits, fields, and the owner of what it is about. */
 static int check_inspect(struct session *s, struct inspect_query *q,
                          const Nvllm__V1__ClientFrame *f, struct unpacked *u, struct refusal *e)
 {
@@ -109,7 +108,7 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
     if (!p)
         return -ENOMEM;
     *taken = true;
-    p->inspect = f->op_case != OP(PIN_CACHE); /* a pin is work, and for admins alone */
+    p->inspect = f->op_case != OP(PIN_CACHE); /* a pin is work, for admins only */
     account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
     q.owner = p;
     q.release = pending_release;
@@ -191,7 +190,7 @@ static void take_resume(struct session *s, const Nvllm__V1__ClientFrame *f)
     session_answer_error(s, f->id, &e);
 }
 
-/* The answer comes when the options have been read. */
+/* sessions_reloaded answers. */
 static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
     const struct options *o = s->shared->options;

@@ -1,6 +1,5 @@
-/* session_private.h - what session.c (clients and their frames), session_requests.c (what they have
- * under way) and session_ops.c (looking into the daemon and changing it) share. Nobody else
- * includes it. */
+/* session_private.h - shared by session.c (clients and frames), session_requests.c (requests for
+ * the engine) and session_ops.c (inspection and control). Nobody else includes it. */
 #ifndef NVLLM_DAEMON_SESSION_PRIVATE_H
 #define NVLLM_DAEMON_SESSION_PRIVATE_H
 
@@ -17,85 +16,85 @@ struct session {
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
-    size_t input_bytes, output_bytes; /* of the connection, as they are on the account */
+    size_t input_bytes, output_bytes; /* of buffers, charged to the account */
     pid_t pid;
     bool admin;
     bool greeted;
 };
 
-/* A request from its acceptance to its terminal event. The engine is given it as the owner: it
- * stays until that event is taken, or the engine has ended. */
+/* A request from its acceptance to its terminal event. It is the owner that the engine is given, so
+ * it stays until that event is delivered, or the engine is freed. */
 struct pending {
-    uint64_t id;        /* ours */
+    uint64_t id;        /* the daemon's */
     uint64_t client_id; /* the client's */
     struct sessions *shared;
-    struct session *session; /* NULL: the client has left, or was told an end */
-    struct account *account; /* whose it is; a reference */
+    struct session *session; /* NULL: the client has left, or has its answer */
+    struct account *account; /* a reference */
     pid_t pid;
-    bool inspect;             /* on the account as one */
-    uint64_t queued_tokens;   /* still on the account */
-    uint64_t reading;         /* of the options, that answers it; 0: the engine does */
-    struct unpacked *message; /* until the engine releases it, on whatever thread */
-    uint64_t message_bytes;   /* on the account, as long */
-    uint64_t engine_bytes;    /* on the account; grown by the engine thread */
-    enum limit exceeded;      /* by the answer, once the engine says ENGINE_E_MEMORY_LIMIT */
+    bool inspect;             /* counted as an inspect request */
+    uint64_t queued_tokens;   /* charged until the first event */
+    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    struct unpacked *message; /* until the engine releases it, on any thread */
+    uint64_t message_bytes;   /* charged as long */
+    uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
+    enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
 };
 
 uint64_t session_now_us(void);
 
 /* ---- session.c */
 
-/* An error of the connection as a whole: told, then closed. */
+/* Sends an error of the connection as a whole, and closes it. */
 void session_fail(struct session *s, const struct refusal *e);
 
-/* What became of a put: a client that does not read is let go. */
+/* Handles the result of a put: a client that does not read is disconnected. */
 void session_check_put(struct session *s, int r);
 
 void session_answer_error(struct session *s, uint64_t id, const struct refusal *e);
 
 /* ---- session_requests.c */
 
-/* The client has no more part in its requests: they are cancelled and belong to nobody. */
+/* Cancels the client's requests and detaches them from it. */
 void session_abandon_requests(struct session *s);
 
 void pending_cancel(struct sessions *s, struct pending *p);
 
-/* Out of both tables and off the accounts. */
+/* Frees it: out of both maps and off the account. */
 void pending_forget(struct sessions *s, struct pending *p);
 
-/* What a request would take. */
+/* The resources that a request needs. */
 struct demand {
     bool new_work; /* refused while draining */
     uint64_t tokens;
     uint64_t bytes;
 };
 
-/* Why no request that needs the engine is taken now: 0, or -EINVAL with *e. */
+/* Checks the state and the limits for an engine request: 0, or -EINVAL with *e. */
 int session_refuse(const struct session *s, const struct demand *d, struct refusal *e);
 
-/* Enters a request into both tables and on the account; the message, which may be NULL, belongs to
- * it from then on. NULL: no memory. */
+/* Enters a request into both maps and charges the account. On success it owns the message, which
+ * may be NULL. NULL: no memory. */
 struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t queued_tokens,
                               struct unpacked *message);
 
-/* For the engine, see engine_request. */
+/* engine_request.release */
 void pending_release(void *owner);
 
-/* Generate, Tokenize, Detokenize and Render; true when the message has been taken over. */
+/* Generate, Tokenize, Detokenize and Render. True: the message has a new owner. */
 bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
-/* Answers a request that could not be started: r is -EINVAL with *e, or -ENOMEM. */
+/* Answers a request that was refused: r is -EINVAL with *e, or -ENOMEM. */
 void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e);
 
-/* At the end of all, once the engine has ended. */
+/* Frees all requests, once the engine has been freed. */
 void sessions_forget_requests(struct sessions *s);
 
 /* ---- session_ops.c */
 
-/* Cancel, and the operations from ListRequests on; true as for session_start. */
+/* Cancel, and the operations from ListRequests on. True as for session_start. */
 bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
-/* The answer to what was asked of the engine by session_operate. */
+/* Sends the report that answers an inspect request. */
 int session_report(struct sessions *s, struct pending *p, const struct inspect_report *r);
 
 #endif

@@ -1,5 +1,4 @@
-/* session_requests.c - what clients have under way: from the check that there is room for it, by
- * the engine, to the terminal event. */
+/* session_requests.c - requests for the engine: limits, start, events, end. */
 #include "daemon/session_private.h"
 
 #include <errno.h>
@@ -24,7 +23,7 @@ void pending_release(void *owner)
     p->message_bytes = 0;
 }
 
-/* The answer takes so many bytes more. */
+/* engine_request.charge */
 static bool charge(void *owner, size_t bytes)
 {
     struct pending *p = owner;
@@ -42,7 +41,7 @@ static bool charge(void *owner, size_t bytes)
     return false;
 }
 
-/* The request is no longer among those without an answer. */
+/* The prompt is no longer queued. */
 static void leave_queue(struct pending *p)
 {
     account_sub(p->account, ACCOUNT_QUEUED_TOKENS, p->queued_tokens);
@@ -107,7 +106,7 @@ static int refuse_state(const struct sessions *all, bool new_work, struct refusa
     }
 }
 
-/* An amount is over a limit: for good, where what is asked for is over it by itself. */
+/* Refuses what is over a limit: for good where the request alone is over it. */
 static int over(struct refusal *e, const struct options *o, enum limit l, uint64_t used,
                 uint64_t asked)
 {
@@ -140,7 +139,7 @@ int session_refuse(const struct session *s, const struct demand *d, struct refus
         if (n > limit_value(o, limits[i].requests) + reserve)
             return limit_refuse(e, o, limits[i].requests, "", n);
         if (s->admin && !d->new_work)
-            continue; /* an admin who looks what fills the memory must not be kept out by it */
+            continue; /* full queues must not keep an admin from looking */
         n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS];
         if (d->tokens && n + d->tokens > limit_value(o, limits[i].tokens))
             return over(e, o, limits[i].tokens, n, d->tokens);
@@ -195,7 +194,7 @@ static int start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpa
     struct engine_request r;
     struct pending *p;
     size_t engine_bytes;
-    int ret = session_refuse(s, &d, e); /* before anything is made of it */
+    int ret = session_refuse(s, &d, e); /* before it is parsed */
 
     if (ret < 0 || (ret = request_start(&r, f, u, &all->rules, s->admin, session_now_us(), e)) < 0)
         return ret;
@@ -232,7 +231,7 @@ void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusa
 
 bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
-    const uint64_t id = f->id; /* the frame goes with its request */
+    const uint64_t id = f->id; /* the frame may be freed */
     struct refusal e = {.field = ""};
     bool taken = false;
     int r = start(s, f, u, &taken, &e);
@@ -244,16 +243,16 @@ bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct un
 
 /* ---- from the engine */
 
-/* The answer has grown until all requests, or the user's, took more than they may. */
+/* The answer has grown over the limit of all requests, or of the user's. */
 static void refuse_answer_memory(struct refusal *e, const struct options *o,
                                  const struct pending *p)
 {
     limit_refuse_text(e, o, p->exceeded, "the answers under way take too much memory");
     if (p->engine_bytes > e->limit_value)
-        e->code = CODE(TOO_LONG); /* this one alone does: waiting would not help */
+        e->code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
 }
 
-/* What the engine could not do, as an error of the protocol. */
+/* Sends an engine error as an error of the protocol. */
 static int tell_error(struct sessions *s, struct pending *p, const struct engine_event *ev)
 {
     struct refusal e;
@@ -294,7 +293,7 @@ static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
     return CONNECTION_OK;
 }
 
-/* An answer of more bytes than may be left unread ends its request, not the connection. */
+/* An answer over limits.output_bytes ends its request, not the connection. */
 static int refuse_answer(struct sessions *s, struct pending *p)
 {
     struct refusal e;
@@ -302,12 +301,12 @@ static int refuse_answer(struct sessions *s, struct pending *p)
     limit_refuse_text(&e, s->options, LIMIT_OUTPUT_BYTES,
                       "the answer is larger than the limit of %" PRId64 " bytes",
                       s->options->max_output_bytes);
-    e.code = CODE(TOO_LONG); /* it would be no smaller later */
+    e.code = CODE(TOO_LONG); /* waiting would not help */
     e.retry_after_ms = 0;
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-/* Its client hears no more of a request that the engine is still at. */
+/* Detaches a request from its client, which has its answer. */
 static void disown(struct sessions *s, struct pending *p)
 {
     must(id_map_take(&p->session->requests, p->client_id) == p);

@@ -44,6 +44,11 @@ static const struct usage_command commands[] = {
         .options = {json_option},
     },
     {
+        .name = "tune",
+        .about = "measure which algorithms are fastest here, for the next start",
+        .synopsis = "[options]",
+    },
+    {
         .name = "check",
         .about = "find what is wrong with a model folder",
         .synopsis = "[options]",

@@ -44,6 +44,8 @@ struct backend_options {
     bool invariant;  /* device backends: a request's tokens do not depend on what else runs */
     const char *cache_folder; /* device backends: where measurements are kept for the next start;
                                * NULL: nowhere. Valid until close */
+    bool tune; /* device backends: measure for a few seconds before open returns, and use that; else
+                * choices are those measured before an earlier start */
     /* Reports loading, 0 .. 1; from any thread of the backend; may be NULL. */
     void (*progress)(void *ctx, double done);
     void *progress_ctx;
@@ -97,6 +99,10 @@ struct backend_ops {
     int (*submit)(struct backend *b, const struct batch *batch, struct err *e);
     /* Waits for the oldest step under way. */
     int (*wait)(struct backend *b, struct step_result *out, struct err *e);
+    /* Called again and again while no step is under way and none is to come: a piece of work for
+     * the next start, a few milliseconds. 1 while there is more, 0 when there is none, or a
+     * negative errno as from wait. NULL: never any. */
+    int (*idle)(struct backend *b, struct err *e);
     void (*close)(struct backend *b); /* waits for steps under way; takes NULL */
 };
 

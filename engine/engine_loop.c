@@ -404,9 +404,16 @@ static int run(struct engine *g, struct err *e)
             if (ret < 0)
                 return ret;
         } else if (r != CORE_OK && !answered) {
+            const struct backend_ops *ops = g->options.backend;
+            int ret = ops->idle ? ops->idle(g->backend, e) : 0;
+
             must(r == CORE_IDLE); /* with nothing in flight, what fits runs */
-            refresh_memory(g);
-            sleep_idle(g, deadline_us);
+            if (ret < 0)
+                return ret;
+            if (ret == 0) {
+                refresh_memory(g);
+                sleep_idle(g, deadline_us);
+            }
         }
     }
     return 0;

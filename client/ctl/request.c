@@ -134,7 +134,7 @@ static void set_field(struct ctl_request *q, const struct ctl *ctl, const struct
     if (end == text || *end != '\0')
         ctl_usage(ctl, "--%s takes a number, not “%s”", option, text);
     if (!ctl_field_set_number(&q->r, f, value, floor(value) == value, &err))
-        ctl_usage(ctl, "--%s: “%s” will not do: %s", option, text, err.message);
+        ctl_usage(ctl, "--%s: invalid value “%s”: %s", option, text, err.message);
 }
 
 static void set_seed(struct ctl_request *q, const struct ctl *ctl, const char *text)
@@ -164,7 +164,7 @@ static void add_logit_bias(struct ctl_request *q, const struct ctl *ctl, const c
     text = end + 1;
     bias.bias = strtof(text, &end);
     if (end == text || *end != '\0' || !isfinite(bias.bias))
-        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is no number", text);
+        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is not a number", text);
     ctl_request_append(q, &array, &q->r.n_logit_bias, &bias, sizeof(bias));
     q->r.logit_bias = array;
 }

@@ -66,7 +66,7 @@ static json_t *parse_ids(struct nvllm_text text, struct nvllm_error *err)
     if (got == PROGRAM_END)
         return array;
     json_decref(array);
-    ctl_invalid(err, "token ids are whole numbers: byte %zu of the input is none", start + 1);
+    ctl_invalid(err, "token ids are whole numbers: byte %zu of the input is not one", start + 1);
     return NULL;
 }
 

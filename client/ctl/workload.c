@@ -143,7 +143,7 @@ int workload_read(struct workload *w, const char *path)
         ctl_message("%s: cannot be read", path);
         rc = EXIT_ERROR;
     } else if (rc == EXIT_OK && w->n_items == 0) {
-        ctl_message("%s: there is no request in it", path);
+        ctl_message("%s: holds no request", path);
         rc = EXIT_ERROR;
     }
     lines_deinit(&lines);

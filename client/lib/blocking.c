@@ -88,7 +88,7 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
             client_pump(c);
         else if (!client_wait(c, deadline))
             return timeout_ms == 0
-                       ? error_const(err, NVLLM_E_TIMEOUT, "no event is here")
+                       ? error_const(err, NVLLM_E_TIMEOUT, "no event is available")
                        : error_set(err, NVLLM_E_TIMEOUT, 0, "no answer in %d ms", timeout_ms);
     }
 }
@@ -194,7 +194,7 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
             return NVLLM_OK;
         /* Checked each time: a fast daemon may always have another event. */
         if (clock_left_ms(deadline) == 0)
-            return error_set(err, NVLLM_E_TIMEOUT, 0, "no end in time");
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "the request timed out");
     }
 }
 

@@ -203,7 +203,7 @@ struct event *conn_expire(struct conn *c, int64_t now)
             c->deadline = of->deadline < c->deadline ? of->deadline : c->deadline;
             continue;
         }
-        e = event_failure(of->id, NVLLM_E_TIMEOUT, "no end in time");
+        e = event_failure(of->id, NVLLM_E_TIMEOUT, "the request timed out");
         if (!e) {
             conn_no_memory(c);
             return NULL;
@@ -341,7 +341,7 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
         die_protocol(c, "a frame that would take too much memory");
         return NULL;
     default:
-        die_protocol(c, "a frame that is no message");
+        die_protocol(c, "a frame that is not a message");
         return NULL;
     }
     frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
@@ -373,7 +373,7 @@ struct event *conn_take(struct conn *c)
             die_protocol(c, "a frame longer than max_frame_bytes");
             break;
         default:
-            die_protocol(c, "a length that is none");
+            die_protocol(c, "an invalid length");
         }
     }
     return NULL;

@@ -73,7 +73,7 @@ static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvl
     case EPERM:
         return error_set(err, NVLLM_E_DENIED, sys_errno, "%s may not be opened by this user", path);
     case EAGAIN:
-        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many programs wait to be let in at %s",
+        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many connections are waiting at %s",
                          path);
     default:
         return error_set(err, NVLLM_E_CONNECTION, sys_errno, "cannot connect to %s: %s", path,

@@ -384,7 +384,7 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t
         (code = pack_texts(p, &out->stop, r->stop, r->n_stop, "stop", err)))
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
-        return error_field(err, "priority", "priority: %d is none", (int)r->priority);
+        return error_field(err, "priority", "priority: %d is not a priority", (int)r->priority);
     code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err);
     if (code != NVLLM_OK)
         return code;

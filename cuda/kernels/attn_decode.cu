@@ -1,29 +1,29 @@
-/* attn_decode.cu - attention of one query row a sequence over its paged keys, split over the
- * machine by a plan made on the host (attn_item), with what comes before it: the norms and rotation
- * of the row's heads, and the way of its key and value into the pool.
+/* attn_decode.cu - attention of one query row per sequence over its paged keys, split over the
+ * machine by a plan made on the host (attn_item), with what comes before it: norm and rotation of
+ * the row's heads, and storing its key and value in the pool.
  *
- * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes a sequence. The query heads that share
- * a KV head are columns of one matrix product, sixteen keys its rows. A block takes an item and KV
- * head and those that follow it, its warps turns of 16 keys. Loads are 16 bytes: the order of the
- * dimensions is permuted so that what a thread loads is what the matrix unit wants of it. Where a
- * sequence is split, the block that ends last joins the partial results.
+ * Bound by memory: 4 * kv_len * n_kv_heads * head_dim bytes per sequence. The query heads that
+ * share a KV head are the columns of one matrix product, sixteen keys its rows. A block takes an
+ * item and KV head and then the items that follow it; its warps alternate, 16 keys at a time. Loads
+ * are 16 bytes: the order of the dimensions is permuted so that a thread loads what the tensor
+ * cores want of it. Where a sequence is split, the block that finishes last joins the partial
+ * results.
  *
- * Keys of earlier steps are asked for before the kernel waits for the one before it: between two
- * steps lies a copy that waits for all of the one and that all of the other waits for. */
+ * Keys of earlier steps are loaded before the kernel waits for the one before it: between two steps
+ * lies a copy that waits for all of the first and that all of the second waits for. */
 #include "cuda/kernels/rope.cuh"
 
 static constexpr int WARPS = 4;
-static constexpr int KEYS = ATTN_TURN; /* they lie in one block of the pool */
+static constexpr int KEYS = ATTN_UNIT; /* they lie in one block of the pool */
 static_assert(KEYS == 16 && ATTN_GROUP == 8, "the shape of a matrix product");
 static_assert(ATTN_SPLIT_ALIGN % (WARPS * KEYS) == 0,
-              "a warp's turns of a piece are the same wherever the item begins");
-static_assert(ATTN_MAX_SPLITS % WARP == 0, "join_splits() has as many for every lane");
+              "a warp takes the same keys of a split wherever the item begins");
+static_assert(ATTN_MAX_SPLITS % WARP == 0, "join_splits() has as many for each lane");
 static_assert(sizeof(struct attn_item) == 2 * sizeof(int4), "it is read as two");
 
-/* Turns that a warp has asked for at once. Where blocks fill the machine one is enough: three of
- * them a multiprocessor are 12 warps with 8 KiB each in flight. Few blocks have more for
- * themselves.
- */
+/* Blocks per multiprocessor, by how many units a warp loads ahead. Where blocks fill the machine
+ * one is enough: three blocks are 12 warps with 8 KiB each in flight. Few blocks load further
+ * ahead. */
 static constexpr int resident(int ahead)
 {
     return ahead == 1 ? 3 : 2;
@@ -37,7 +37,7 @@ struct decode_args {
     const struct attn_item *items;
     const int32_t *tables;
     float *partial;
-    int32_t *tickets;
+    int32_t *counters;
     int group, n_groups; /* query heads of a KV head; passes of ATTN_GROUP over them */
     float scale_log2;
 };
@@ -47,8 +47,8 @@ template <int HEAD_DIM> struct keys {
     uint4 k[2][HEAD_DIM / 32], v[4][HEAD_DIM / 64];
 };
 
-/* Sixteen keys and their values. Where the step's own is among them, it and what lies behind it are
- * replaced later. */
+/* Sixteen keys and their values. The step's own key, if among them, and those after it are replaced
+ * later. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uint16_t *from,
                                             int64_t v_offset, int lane)
@@ -69,14 +69,14 @@ static __device__ __forceinline__ void load(struct keys<HEAD_DIM> &to, const uin
             to.v[i][j] = __ldcs((const uint4 *)(v + (i % 2 + i / 2 * 8) * HEAD_DIM + j * 64));
 }
 
-/* A thread's running softmax of query heads 2 * (lane % 4) and the one behind: of the keys that it
- * has seen for the sums, of all of a warp's for max and o. */
+/* A thread's online softmax of query heads 2 * (lane % 4) and the next: the sums are over the keys
+ * it has seen, max and o over all of the warp's. */
 template <int HEAD_DIM> struct running {
     float max[2], sum[2];
     float o[HEAD_DIM / 16][4]; /* two dimensions, of each the two heads */
 };
 
-/* Of a matrix of 8 x 8 bf16, a row a quad, the other way round. */
+/* The transpose of an 8 x 8 matrix of bf16 that has a row in each quad. */
 static __device__ __forceinline__ uint32_t transposed(uint32_t x)
 {
     uint32_t y;
@@ -138,8 +138,8 @@ template <int HEAD_DIM> struct row {
     uint4 q[ATTN_GROUP][HEAD_DIM / 8], k[HEAD_DIM / 8], v[HEAD_DIM / 8];
 };
 
-/* What a warp contributes to the row: the first the query heads, a head a quad; the second the key,
- * the third the value, if they are wanted. slot() is where those go too, or NULL. */
+/* Each warp makes a part of the row: the first the query heads, one per quad; the second the key
+ * and the third the value, where `newest`. slot() is where those go in the pool, or NULL. */
 template <int HEAD_DIM, typename Slot>
 static __device__ __forceinline__ void
 make_row(struct row<HEAD_DIM> &to, const struct decode_args &d, const struct attn_item &item,
@@ -154,13 +154,13 @@ make_row(struct row<HEAD_DIM> &to, const struct decode_args &d, const struct att
         const uint16_t *norm = norm_of(d.rope, warp == 0);
         uint4 *const shared = warp == 0 ? to.q[group] : to.k;
         uint16_t *const pool = warp == 0 || group > 0 ? nullptr : slot();
-        struct turn<HEAD_DIM> t;
+        struct rotation<HEAD_DIM> t;
         uint4 x[HEAD_DIM / 32];
 
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++)
             x[j] = __ldcg((const uint4 *)(from + head * HEAD_DIM) + j * 4 + quarter);
-        load_turn(t, d.rope, norm, item.kv_len - 1, quarter);
+        load_rotation(t, d.rope, norm, item.kv_len - 1, quarter);
         norm_and_rotate(x, t, norm != nullptr, d.rope.eps);
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 32; j++) {
@@ -181,7 +181,7 @@ make_row(struct row<HEAD_DIM> &to, const struct decode_args &d, const struct att
     __syncthreads();
 }
 
-/* The key and value of this step in their place among sixteen, and behind it. */
+/* Puts this step's key and value in their place among sixteen, and after it. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void
 put_newest(struct keys<HEAD_DIM> &x, const struct row<HEAD_DIM> &row, int last, int lane)
@@ -202,7 +202,7 @@ put_newest(struct keys<HEAD_DIM> &x, const struct row<HEAD_DIM> &row, int last, 
                 x.v[i][j] = row.v[j * 8 + group];
 }
 
-/* What the warps make of a piece. */
+/* What the warps make of a split. */
 template <int HEAD_DIM> struct results {
     float o[WARPS][ATTN_GROUP][HEAD_DIM];
     float max[WARPS][ATTN_GROUP], sum[WARPS][ATTN_GROUP];
@@ -264,14 +264,15 @@ static __device__ __forceinline__ void fold_warps(uint16_t *out, float *partial,
     }
 }
 
-/* What this thread knows to be written is seen by whoever takes later tickets. */
-static __device__ __forceinline__ int take_tickets(int32_t *tickets, int n)
+/* Counts n splits as done. Release: what the block wrote before is seen by blocks that add later.
+ */
+static __device__ __forceinline__ int add_done(int32_t *counters, int n)
 {
     int before;
 
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                  : "=r"(before)
-                 : "l"(tickets), "r"(n)
+                 : "l"(counters), "r"(n)
                  : "memory");
     return before;
 }
@@ -325,8 +326,7 @@ static __device__ void join_splits(uint16_t *out, const float *from, int64_t str
     }
 }
 
-/* One item and KV head, and the joining if it was the last of its sequence. AHEAD changes no bit of
- * it. */
+/* One item and KV head, and the join if it was the last of its sequence. AHEAD changes no bit. */
 template <int HEAD_DIM, int AHEAD>
 static __device__ void run_item(const struct decode_args &d, const struct attn_item &item,
                                 int head_group)
@@ -376,12 +376,12 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
             }
         };
 
-        end = min(end + item.turns * KEYS, item.end);
+        end = min(end + item.units * KEYS, item.end);
         while (key < end) {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++, key += STRIDE) {
                 const int last = item.end - 1 - key, later = key + AHEAD * STRIDE;
-                const uint16_t *const from = place(later); /* known when this turn is over */
+                const uint16_t *const from = place(later); /* known when these are done */
 
                 if (i > 0 && key >= end)
                     break;
@@ -400,7 +400,7 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
             break;
         __syncthreads();
 #pragma unroll
-        for (int i = 0; AHEAD > 1 && i < AHEAD; i++) /* those on their way may lie elsewhere in x */
+        for (int i = 0; AHEAD > 1 && i < AHEAD; i++) /* those in flight may lie elsewhere in x */
             if (key + i * STRIDE < n_old)
                 load(x[i], place(key + i * STRIDE), d.kv.v_offset, lane);
     }
@@ -408,13 +408,13 @@ static __device__ void run_item(const struct decode_args &d, const struct attn_i
         return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        int32_t *tickets =
-            d.tickets + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
+        int32_t *counters =
+            d.counters + (int64_t)item.seq * d.kv.n_kv_heads * d.n_groups + head_group;
         const int n = split + 1 - item.split;
 
-        is_last = n == item.n_splits || take_tickets(tickets, n) + n == item.n_splits;
+        is_last = n == item.n_splits || add_done(counters, n) + n == item.n_splits;
         if (is_last)
-            *tickets = 0;
+            *counters = 0;
     }
     __syncthreads();
     if (is_last)
@@ -436,7 +436,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
                                        .end = a.z,
                                        .split = (uint8_t)a.w,
                                        .n_splits = (uint8_t)(a.w >> 8),
-                                       .turns = (uint16_t)(a.w >> 16),
+                                       .units = (uint16_t)(a.w >> 16),
                                        .partial = b.x,
                                        .table = b.y,
                                        .kv_len = b.z,
@@ -452,7 +452,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(AHEAD))
 
 extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct rope *r, const struct step_view *v, float *partial,
-                                   int32_t *tickets, int grid_items)
+                                   int32_t *counters, int grid_items)
 {
     struct decode_args d = {.a = *a,
                             .rope = *r,
@@ -461,7 +461,7 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                             .items = v->items,
                             .tables = v->tables,
                             .partial = partial,
-                            .tickets = tickets,
+                            .counters = counters,
                             .group = a->n_heads / a->kv->n_kv_heads,
                             .n_groups = 0,
                             .scale_log2 = 0.0f};

@@ -1,11 +1,11 @@
 /* attn_prefill.cu - causal attention of packed prefill chunks over their paged keys: any chunk
  * against any length of earlier context.
  *
- * Bound by arithmetic: 4 * head_dim operations a pair of query row and key, on mma.sync; works from
- * compute capability 8.0 on. A block takes ATTN_TILE query rows of one head and walks over tiles of
- * KEYS keys, the next one on its way to shared memory while this one is computed with. A step of
- * few tiles (a short chunk behind a long context) has its keys split over several blocks, of which
- * the one that ends last joins the partial results. */
+ * Bound by arithmetic: 4 * head_dim operations per pair of query row and key, on mma.sync; works
+ * from compute capability 8.0 on. A block takes ATTN_TILE query rows of one head and walks over
+ * tiles of KEYS keys, the next one on its way to shared memory while this one is computed with. A
+ * step of few tiles (a short chunk behind a long context) has its keys split over several blocks,
+ * of which the one that ends last joins the partial results. */
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 4;
@@ -19,15 +19,15 @@ struct prefill_args {
     struct kv_pool kv;
     const struct attn_tile *tiles;
     const int32_t *q_start, *kv_len, *table_start, *tables;
-    float *partial;   /* where the keys are split: [tile, head, split, ATTN_TILE, head_dim + 2] */
-    int32_t *tickets; /* [tile, head] */
-    int group;        /* query heads of a KV head */
+    float *partial;    /* where the keys are split: [tile, head, split, ATTN_TILE, head_dim + 2] */
+    int32_t *counters; /* [tile, head] */
+    int group;         /* query heads of a KV head */
     int n_tiles;
     float scale_log2;
 };
 
-/* Rows of shared memory are HEAD_DIM bf16; 16-byte pieces are swapped about so that eight rows'
- * pieces of one column lie in different banks. */
+/* Rows of shared memory are HEAD_DIM bf16; 16-byte vectors are swizzled so that those of eight rows
+ * in one column lie in different banks. */
 template <int HEAD_DIM> static __device__ __forceinline__ int swizzle(int row, int piece)
 {
     return (row * (HEAD_DIM / 8) + (piece ^ (row & 7))) * 16;
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void ldmatrix_trans(uint32_t (&r)[4], uint32_t
                  : "memory");
 }
 
-/* KEYS rows of K or V from `first` on; those past the end become zeros. */
+/* KEYS rows of K or V from `first` on; rows past the end become zeros. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefill_args &p,
                                                  const uint16_t *pool, const int32_t *table,
@@ -77,11 +77,11 @@ static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefi
     }
 }
 
-/* The last block of a tile and head joins what all of them have written. A row whose keys were none
- * of a split's has a sum of zero there. */
+/* The last block of a tile and head joins the splits. A split without keys of a row has a sum of
+ * zero there. */
 template <int HEAD_DIM>
 static __device__ void join_splits(uint16_t *out, int64_t row_stride, const float *parts,
-                                   int32_t *ticket, int n_rows, int n_splits)
+                                   int32_t *counter, int n_rows, int n_splits)
 {
     __shared__ int is_last;
     static constexpr int ENTRY = HEAD_DIM + 2;
@@ -90,9 +90,9 @@ static __device__ void join_splits(uint16_t *out, int64_t row_stride, const floa
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_last = atomicAdd(ticket, 1) == n_splits - 1;
+        is_last = atomicAdd(counter, 1) == n_splits - 1;
         if (is_last)
-            *ticket = 0;
+            *counter = 0;
     }
     __syncthreads();
     if (!is_last)
@@ -127,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(128) unsigned char shared[];
 
     chain_wait();
-    /* The last tiles of a chunk have the most keys: they go first. */
+    /* The last tiles of a chunk have the most keys and go first. */
     const struct attn_tile tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
     const int head = (int)blockIdx.x, kv_head = head / p.group;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
@@ -303,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         }
     if (n_splits > 1)
         join_splits<HEAD_DIM>(p.a.out + ((int64_t)row0 * p.a.n_heads + head) * HEAD_DIM,
-                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.tickets + place, n_rows,
+                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.counters + place, n_rows,
                               n_splits);
 }
 
@@ -328,12 +328,12 @@ extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a
                                     const struct step_view *v, const struct attn_prefill *t)
 {
     const struct prefill_args p = {
-        *a,         *a->kv,
-        v->tiles,   v->q_start,
-        v->kv_len,  v->table_start,
-        v->tables,  t->partial,
-        t->tickets, a->n_heads / a->kv->n_kv_heads,
-        t->n_tiles, (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
+        *a,          *a->kv,
+        v->tiles,    v->q_start,
+        v->kv_len,   v->table_start,
+        v->tables,   t->partial,
+        t->counters, a->n_heads / a->kv->n_kv_heads,
+        t->n_tiles,  (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 
     return launch_kernel(kernel,

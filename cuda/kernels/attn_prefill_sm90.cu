@@ -1,29 +1,28 @@
 /* attn_prefill_sm90.cu - causal attention of packed prefill chunks over their paged keys, for
- * compute capability 9.0; what it does not take is attn_prefill.cu's.
+ * compute capability 9.0; attn_prefill.cu does the rest.
  *
- * Bound by arithmetic: 4 * head_dim operations a pair of query row and key, on wgmma. A block stays
- * and takes pieces of work, ATTN_TILE query rows of one head each, as they come. One warp takes
- * them, one copies queries, keys and values to shared memory by bulk tensor copies, a KV block
- * each; two warpgroups take 64 rows each, and while one of them is at its exponentials the other
- * one has the matrix unit. Within a warpgroup the scores of the next keys are on their way while
- * those of these are weighed. Where there are few tiles, pieces are of a tile's keys too, and the
- * warpgroup that ends last joins what the others have written. */
+ * Bound by arithmetic: 4 * head_dim operations per pair of query row and key, on wgmma. Blocks are
+ * persistent and take work items of ATTN_TILE query rows of one head from a counter. A producer
+ * warp copies queries, keys and values to shared memory by bulk tensor copies, one per KV block;
+ * two consumer warpgroups compute 64 rows each, and alternate between softmax and tensor cores.
+ * Within a warpgroup the products of the next keys overlap the softmax of these. Where there are
+ * few tiles their keys are split too, and the warpgroup that finishes last joins the splits. */
 #include "cuda/kernels/attn_prefill_sm90.cuh"
 
 #include <cudaTypedefs.h>
 
-static constexpr int LEAST_KEYS = 1024; /* of a piece, where a tile's are split */
+static constexpr int LEAST_KEYS = 1024; /* of a split, at least */
 static constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 static_assert((COPY_REGISTERS + GROUPS * COMPUTE_REGISTERS) * GROUP_THREADS <= 65536, "an SM's");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-/* A computing thread's two rows, 8 apart. */
+/* A consumer thread's two rows, 8 apart. */
 struct rows {
     float max[2], sum[2], shrink[2];
 };
 
-/* Scores become weights; where masked, keys after the row's limit count nothing. Element i of s is
- * of row i / 2 % 2 and key i / 4 * 8 + i % 2, counted from the thread's first. */
+/* Scores become weights; where masked, keys after the row's limit count for nothing. Element i of s
+ * is of row i / 2 % 2 and key i / 4 * 8 + i % 2, counted from the thread's first. */
 template <bool MASKED>
 static __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], struct rows &r,
                                              const int (&limit)[2], float scale_log2)
@@ -58,7 +57,7 @@ static __device__ __forceinline__ void weigh(float (&s)[KEYS / 2], struct rows &
     }
 }
 
-/* Weights as the left side of a product: four registers for 16 keys. */
+/* Weights as the left operand of a product: four registers for 16 keys. */
 static __device__ __forceinline__ void pack_weights(uint32_t (&w)[KEYS / 4],
                                                     const float (&s)[KEYS / 2])
 {
@@ -91,7 +90,7 @@ static __device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2],
     wgmma_commit();
 }
 
-/* What a computing warpgroup works with. */
+/* What a consumer warpgroup works with. */
 struct seat {
     struct barriers *b;
     int group;
@@ -115,8 +114,8 @@ static __device__ __forceinline__ void leave_when(const uint64_t *empty, float x
         barrier_arrive(shared_address(empty));
 }
 
-/* One more tile of keys: its scores, beside the values of the tile before. The warpgroups come to
- * the matrix unit by turns. */
+/* One more tile of keys: its scores overlap the values of the tile before. The warpgroups alternate
+ * on the tensor cores. */
 template <int HEAD_DIM, bool MASKED>
 static __device__ __forceinline__ void
 step_over(const struct seat &at, int step, float (&s)[KEYS / 2], float (&o)[HEAD_DIM / 2],
@@ -196,26 +195,26 @@ store_rows(const struct prefill_args &p, const struct work &w, int row,
     }
 }
 
-/* Whether this warpgroup is the last of its tile's rows to have stored its split. */
+/* Whether this warpgroup is the last to have stored a split of its rows. */
 static __device__ __forceinline__ bool is_last_split(const struct prefill_args &p,
                                                      const struct work &w, int group, int *shared)
 {
     __threadfence();
     named_wait(3 + group, GROUP_THREADS);
     if (threadIdx.x % GROUP_THREADS == 0) {
-        int32_t *ticket = p.tickets + w.place * GROUPS + group;
+        int32_t *counter = p.counters + w.place * GROUPS + group;
 
-        *shared = atomicAdd(ticket, 1) == w.n_splits - 1;
+        *shared = atomicAdd(counter, 1) == w.n_splits - 1;
         if (*shared)
-            *ticket = 0;
+            *counter = 0;
     }
     named_wait(3 + group, GROUP_THREADS);
     __threadfence();
     return __shfl_sync(ALL_LANES, *(volatile int *)shared, 0);
 }
 
-/* Joins what the splits of a warpgroup's rows have, several rows of four columns a thread at a
- * time. A row of which no key was a split's has a sum of zero there. */
+/* Joins the splits of a warpgroup's rows, several rows of four columns a thread at a time. A split
+ * without keys of a row has a sum of zero there. */
 template <int HEAD_DIM>
 static __device__ void join_splits(const struct prefill_args &p, const struct work &w, int group)
 {
@@ -264,7 +263,7 @@ static __device__ void join_splits(const struct prefill_args &p, const struct wo
     }
 }
 
-/* One piece of work, its queries in shared memory. */
+/* One work item, its queries in shared memory. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void compute(const struct prefill_args &p, const struct seat &at,
                                                const struct work &work, int row)
@@ -360,7 +359,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                             matrix_at(at + shape::V, shape::ATOM, stride),
                             0};
 
-        if (group == 1) /* the first turn is warpgroup 0's */
+        if (group == 1) /* warpgroup 0 goes first */
             named_arrive(1, GROUPS * GROUP_THREADS);
         compute_all<HEAD_DIM>(p, seat, &work, is_last);
     }
@@ -489,7 +488,7 @@ extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct at
     p.tiles = v->tiles;
     p.tables = v->tables;
     p.partial = t->partial;
-    p.tickets = t->tickets;
+    p.counters = t->counters;
     p.group = a->n_heads / a->kv->n_kv_heads;
     p.n_tiles = t->n_tiles;
     p.n_splits = t->n_splits;

@@ -1,5 +1,5 @@
-// attn_prefill_sm90.cuh - the half of attn_prefill_sm90.cu that feeds the other: the warp that
-// takes work and brings its queries, keys and values to shared memory. Only that file includes it.
+// attn_prefill_sm90.cuh - the producer warp of attn_prefill_sm90.cu: takes work and copies its
+// queries, keys and values to shared memory. Only that file includes it.
 #ifndef NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
 #define NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
 
@@ -20,15 +20,15 @@ struct prefill_args {
     struct kv_pool kv;
     const struct attn_tile *tiles;
     const int32_t *tables;
-    float *partial;   /* [tile, head, split, ATTN_TILE, head_dim + 2] */
-    int32_t *tickets; /* [tile, head, GROUPS], then of the work */
-    int group;        /* query heads of a KV head */
+    float *partial;    /* [tile, head, split, ATTN_TILE, head_dim + 2] */
+    int32_t *counters; /* [tile, head, GROUPS], then of the work */
+    int group;         /* query heads of a KV head */
     int n_tiles, n_splits, n_work;
     int section; /* heads that are worked on at a time: their keys stay in L2 */
     float scale_log2;
 };
 
-/* One piece of work: all that the copying warp and the computing ones need to know of it. */
+/* One work item, as the producer and the consumers need it. */
 struct work {
     int head;         /* -1: there is no more work */
     int row0, n_rows; /* of the step */
@@ -54,7 +54,7 @@ template <int HEAD_DIM> struct layout {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-/* Number i of all pieces: section by section, in it the tiles with most keys first. */
+/* Work item i: section by section, within one the tiles with most keys first. */
 static __device__ struct work find_work(const struct prefill_args &p, int i)
 {
     const int in_section = p.n_tiles * p.section, pair = i / p.n_splits;
@@ -77,19 +77,19 @@ static __device__ struct work find_work(const struct prefill_args &p, int i)
     return w;
 }
 
-/* The next piece that has something to do. The last of all takers leaves the ticket as it was. */
+/* The next work that is not empty. The last to ask resets the counter. */
 static __device__ struct work take_work(const struct prefill_args &p)
 {
-    int32_t *ticket = p.tickets + ATTN_SPLIT_BLOCKS;
+    int32_t *counter = p.counters + ATTN_SPLIT_BLOCKS;
     struct work w;
 
     do {
         int i = 0;
 
         if (threadIdx.x % WARP == 0) {
-            i = atomicAdd(ticket, 1);
+            i = atomicAdd(counter, 1);
             if (i == p.n_work - 1)
-                *ticket = 0;
+                *counter = 0;
         }
         i = __shfl_sync(ALL_LANES, i, 0) + (int)gridDim.x;
         if (i >= p.n_work)
@@ -99,8 +99,8 @@ static __device__ struct work take_work(const struct prefill_args &p)
     return w;
 }
 
-/* By shuffles, from which the compiler sees that all lanes have the same: what is computed from it
- * goes to uniform registers, where products want to have it. */
+/* By shuffles, which tell the compiler that all lanes have the same: what is computed from it goes
+ * to uniform registers, where wgmma wants it. */
 static __device__ __forceinline__ struct work read_work(const struct work *from)
 {
     static constexpr int N = sizeof(struct work) / sizeof(int);
@@ -115,7 +115,7 @@ static __device__ __forceinline__ struct work read_work(const struct work *from)
     return w;
 }
 
-/* The copying warp's view of a piece of work. */
+/* The producer's view of a work item. */
 struct source {
     const CUtensorMap *map;
     const int32_t *table;
@@ -123,7 +123,7 @@ struct source {
     int block_shift, block_atoms; /* 8 rows each, from block to block */
 };
 
-/* The KV block of this lane's share of a tile; any where it has none. */
+/* The KV block of this lane's share of a tile; any block if it has none. */
 static __device__ __forceinline__ int block_of(const struct source &s, int step)
 {
     const int lane = (int)threadIdx.x % WARP;
@@ -132,7 +132,7 @@ static __device__ __forceinline__ int block_of(const struct source &s, int step)
     return __ldg(s.table + (min(key, s.kv_len - 1) >> s.block_shift));
 }
 
-/* A tile of keys or values, one copy a KV block: lane i brings the i-th. Rows from kv_len on are
+/* A tile of keys or values, one copy per KV block, by lane i the i-th. Rows from kv_len on hold
  * whatever is there. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ void
@@ -153,7 +153,7 @@ copy_tile(uint32_t to, uint32_t barrier, const struct source &s, int plane, int 
     }
 }
 
-/* The last values of a sequence: those that are not there become zeros, as their weights do. */
+/* The values beyond the end of a sequence become zeros, as their weights do. */
 template <int HEAD_DIM> static __device__ void clear_tail(uint32_t at, int first)
 {
     const int lane = (int)threadIdx.x % WARP;
@@ -171,7 +171,7 @@ template <int HEAD_DIM> static __device__ void clear_tail(uint32_t at, int first
     __syncwarp();
 }
 
-/* Where the copying warp is in the ring of stages. */
+/* Where the producer is in the ring of stages. */
 struct ring {
     uint32_t q_parity, tail_parity;
     int k, v; /* tiles so far */
@@ -214,7 +214,7 @@ static __device__ __forceinline__ void copy_values(const struct source &s, struc
         barrier_arrive(full);
 }
 
-/* The copying warp. Values come one tile later than keys: so they are asked for. */
+/* The producer warp. Values come one tile after keys, as they are used. */
 template <int HEAD_DIM>
 static __device__ void copy_all(const struct prefill_args &p, struct barriers *b, struct work *out,
                                 uint32_t at)

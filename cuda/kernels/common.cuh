@@ -13,10 +13,10 @@ using bf16 = __nv_bfloat16;
 static constexpr int WARP = 32;
 static constexpr unsigned ALL_LANES = 0xffffffffu;
 
-// Waits until the kernel before has ended and its writes are seen; the next may start to launch.
-// Reads of what that kernel wrote must not come from L1: it may hold lines from before (__ldcg).
-// Before it only that may be read which no kernel of the step writes: weights, the step's metadata,
-// keys and values of earlier steps. Nothing may be written.
+// Waits until the preceding kernel has ended and its writes are visible, and lets the next one
+// launch. Reads of what that kernel wrote must bypass L1, which may hold older lines (__ldcg).
+// Before the wait a kernel may only read what no kernel of the step writes: weights, step metadata,
+// keys and values of earlier steps; and write nothing.
 __device__ __forceinline__ void chain_wait()
 {
 #if __CUDA_ARCH__ >= 900

@@ -1,5 +1,5 @@
-// hopper.cuh - what compute capability 9.0a adds and C++ has no words for: warpgroup products from
-// shared memory, bulk tensor copies, their barriers. Only for code that is compiled for sm_90a.
+// hopper.cuh - inline PTX of compute capability 9.0a: wgmma, bulk tensor copies, mbarriers. Only
+// for code that is compiled for sm_90a.
 #ifndef NVLLM_CUDA_KERNELS_HOPPER_CUH
 #define NVLLM_CUDA_KERNELS_HOPPER_CUH
 
@@ -11,8 +11,8 @@ static __device__ __forceinline__ uint32_t shared_address(const volatile void *p
     return (uint32_t)__cvta_generic_to_shared((const void *)p);
 }
 
-// Barriers in shared memory: 8 bytes each, told by address. A wait names the parity of the phase
-// that must be over; of a fresh barrier the phase before its first (parity 1) is.
+// mbarriers: 8 bytes each, by address in shared memory. A wait names the parity of the phase that
+// must be over; of a fresh mbarrier that is the phase before its first (parity 1).
 static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
@@ -40,7 +40,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t p
                  : "memory");
 }
 
-// Barriers of the hardware between some of a block's warps.
+// Named barriers, between some of a block's warps.
 static __device__ __forceinline__ void named_wait(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// What a thread wrote to shared memory before is seen by bulk copies and products after.
+// Orders this thread's writes to shared memory before later bulk copies and wgmma.
 static __device__ __forceinline__ void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void copy_box_4d(uint32_t to, const CUtensorMa
                  : "memory");
 }
 
-// A warpgroup's registers a thread from here on; all of its threads call it.
+// A warpgroup's registers per thread from here on; all of its threads call it.
 template <int N> static __device__ __forceinline__ void registers_grow()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -86,9 +86,9 @@ template <int N> static __device__ __forceinline__ void registers_shrink()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// A matrix in shared memory as products see it, of swizzled atoms: 8 rows of 128 bytes, aligned to
-// 1024. stride: bytes from atom to atom along the rows; leading: across, where a product is wider
-// than an atom.
+// A wgmma descriptor of a matrix in shared memory, of swizzled atoms: 8 rows of 128 bytes, aligned
+// to 1024. stride: bytes from atom to atom along the rows; leading: across, where a product is
+// wider than an atom.
 static __device__ __forceinline__ uint64_t matrix_at(uint32_t at, uint32_t leading, uint32_t stride)
 {
     return (uint64_t)((at & 0x3ffff) >> 4) | (uint64_t)(leading >> 4) << 16 |
@@ -101,8 +101,7 @@ static __device__ __forceinline__ uint64_t matrix_step(uint64_t matrix, uint32_t
     return matrix + (bytes >> 4);
 }
 
-// Products run beside the threads: registers they use are left alone between the fence before
-// them and the wait after them.
+// wgmma is asynchronous: its registers are not touched between the fence before and the wait after.
 static __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -118,7 +117,7 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving uses of registers over this place.
+// Keeps the compiler from moving uses of registers across this point.
 template <int N> static __device__ __forceinline__ void pin(float (&x)[N])
 {
 #pragma unroll

@@ -1,8 +1,8 @@
 /* kernels.h - launchers of the CUDA kernels: one op each, enqueued on a stream.
  *
  * bf16 arrays are uint16_t here, so that C can call. Every launcher returns what the launch
- * returned; wrong shapes are the caller's bug. Kernels that are launched `chained` start while the
- * kernel before them ends (programmatic dependent launch) and wait for it themselves. */
+ * returned; wrong shapes are the caller's bug. Kernels launched `chained` start while the preceding
+ * kernel ends (programmatic dependent launch) and wait for it themselves. */
 #ifndef NVLLM_CUDA_KERNELS_KERNELS_H
 #define NVLLM_CUDA_KERNELS_KERNELS_H
 
@@ -34,18 +34,18 @@ struct kv_pool {
     int head_dim; /* 64 or 128 */
 };
 
-/* One piece of one decoding sequence's keys, or several behind one another, which give the same as
- * if each were an item. The first n_items of a step are where blocks of threads begin; next is how
- * they go on. */
+/* A split-KV work item: one split of a decoding sequence's keys, or several consecutive ones, which
+ * give the same bits as if each were an item. Blocks begin at the first n_items of a step and go on
+ * by next. */
 struct attn_item {
     int32_t seq;             /* also its row */
-    int32_t begin, end;      /* multiples of ATTN_TURN but for the sequence's end */
-    uint8_t split, n_splits; /* the first piece is number split of n_splits */
-    uint16_t turns;  /* of a piece: so many times ATTN_TURN keys, but for the sequence's last */
+    int32_t begin, end;      /* multiples of ATTN_UNIT except at the sequence's end */
+    uint8_t split, n_splits; /* the first split is number split of n_splits */
+    uint16_t units;  /* of a split: so many times ATTN_UNIT keys, fewer in the sequence's last */
     int32_t partial; /* where the sequence's partial results begin, in items */
     int32_t table;   /* where its block table begins in tables */
     int32_t kv_len;  /* key kv_len - 1 is written by this step */
-    int32_t next;    /* the item that the same block of threads takes next, or 0 */
+    int32_t next;    /* the item that the same block takes next, or 0 */
 };
 
 /* One tile of query rows of one prefill chunk. */
@@ -61,9 +61,9 @@ struct attn_tile {
 enum {
     ATTN_TILE = 128,           /* query rows of a tile */
     ATTN_GROUP = 8,            /* query heads that one pass over the keys takes */
-    ATTN_TURN = 16,            /* keys that are not divided between blocks of threads */
-    ATTN_SPLIT_ALIGN = 64,     /* keys that one block of threads takes at a time */
-    ATTN_MAX_SPLITS = 128,     /* pieces of one sequence */
+    ATTN_UNIT = 16,            /* keys that are not divided between blocks */
+    ATTN_SPLIT_ALIGN = 64,     /* keys that one block takes at a time */
+    ATTN_MAX_SPLITS = 128,     /* of one sequence */
     ROPE_LANES = 4,            /* threads that rope_store() has for a head */
     SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
@@ -74,17 +74,18 @@ enum {
 struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
     int32_t slot; /* of two: where the host reads the results */
-    int32_t n_loads;
-    uint32_t tag; /* the first of those that messages of a resident kernel may bear */
+    int32_t n_updates;
+    int32_t masks_at, mask_words; /* bytes from here; [n_masks, mask_words] */
+    uint32_t tag;                 /* of the resident kernel's first layer */
 };
 
 struct sampler_row {
     int32_t row, state;
     uint32_t counter;
-    int32_t ban_stops;
+    int32_t flags; /* 2 * (mask + 1), mask -1: none; plus 1 where stop ids are banned */
 };
 
-/* A sampler state as it lies on the device; its bias is behind in an array of its own. */
+/* A sampler state as it lies on the device; its bias has an array of its own. */
 struct sampler_state {
     float temperature, top_p, min_p, repetition, presence, frequency;
     int32_t top_k, n_logprobs, n_bias, n_stop_ids, history;
@@ -92,7 +93,7 @@ struct sampler_state {
     int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
 };
 
-struct sampler_load {
+struct sampler_set {
     int32_t state;
     int32_t bias_first; /* in the step's array of bias entries */
     struct sampler_state to;
@@ -107,7 +108,7 @@ struct step_view {
     const struct attn_item *items;
     const struct attn_tile *tiles;
     const struct sampler_row *rows;
-    const struct sampler_load *loads;
+    const struct sampler_set *sets;
     const struct logit_bias *bias;
 };
 
@@ -120,7 +121,7 @@ cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table
 cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
                      const struct step_view *gather, int n_rows, int dim, float eps);
 
-/* The same behind a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
+/* The same after a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
  * floats apart. dim is at most 16384. */
 cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x, const float *parts,
                          int n_parts, int64_t part_stride, const uint16_t *w, int n_rows, int dim,
@@ -154,24 +155,24 @@ struct attn {
     const struct kv_pool *kv;
 };
 
-/* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them, and what
- * rope_store() does to others is done here. Keys before kv_len - 1 must be of earlier steps, and a
- * copy or another full wait must lie between those and this one. partial: [max items, n_kv_heads,
- * head groups, ATTN_GROUP, head_dim + 2] floats; tickets: zeroed once, [max seqs, n_kv_heads * head
- * groups]. grid_items: an upper bound of counts->n_items. */
+/* Of decodes. Row i of a->q is q, k and v of sequence i as the product gave them; norm, rotation
+ * and storing are done here. Keys before kv_len - 1 must be of earlier steps, with a copy or
+ * another full wait in between. partial: [max items, n_kv_heads, head groups, ATTN_GROUP, head_dim
+ * + 2] floats; counters: zeroed once, [max seqs, n_kv_heads * head groups]. grid_items: an upper
+ * bound of counts->n_items. */
 cudaError_t attn_decode(const struct launch *l, const struct attn *a, const struct rope *r,
-                        const struct step_view *v, float *partial, int32_t *tickets,
+                        const struct step_view *v, float *partial, int32_t *counters,
                         int grid_items);
-/* Pieces of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
+/* Work of a launch with split keys, at most: n_tiles * n_heads * n_splits where n_splits is above
  * 1. */
-enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_TICKETS = ATTN_SPLIT_BLOCKS + 1 };
+enum { ATTN_SPLIT_BLOCKS = 512, ATTN_PREFILL_COUNTERS = ATTN_SPLIT_BLOCKS + 1 };
 static inline size_t attn_prefill_partial_bytes(int head_dim)
 {
     return (size_t)ATTN_SPLIT_BLOCKS * ATTN_TILE * ((size_t)head_dim + 2) * sizeof(float);
 }
 struct attn_prefill {
-    float *partial;   /* attn_prefill_partial_bytes() */
-    int32_t *tickets; /* [ATTN_PREFILL_TICKETS] zeroed once */
+    float *partial;    /* attn_prefill_partial_bytes() */
+    int32_t *counters; /* [ATTN_PREFILL_COUNTERS] zeroed once */
     int n_tiles, n_splits;
     int max_kv_len; /* of the sequences with tiles */
 };
@@ -179,9 +180,9 @@ cudaError_t attn_prefill(const struct launch *l, const struct attn *a, const str
                          const struct attn_prefill *t);
 cudaError_t attn_prefill_init(void); /* once a device: its shared memory is over the default */
 
-/* The same on compute capability 9.0. It reads the pool and q through descriptors, made once; they
- * are not usable where the kernel was not compiled for this device. n_blocks: of the pool; n_rows:
- * that q has. */
+/* The same on compute capability 9.0. It reads the pool and q through tensor maps, made once; not
+ * usable where the kernel was not compiled for this device. n_blocks: of the pool; n_rows: that q
+ * has. */
 struct attn_maps {
     bool usable;
     uint64_t keys[16], queries[16]; /* CUtensorMap */
@@ -191,11 +192,11 @@ cudaError_t attn_maps_init(struct attn_maps *out, const struct kv_pool *kv, int6
 cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
                               const struct attn_prefill *t); /* a->q is the maps' */
-/* Pieces to split the keys into, for tiles times heads, so that they fill the machine. */
+/* How many splits of the keys fill the machine, for tiles times heads. */
 int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len);
 
-/* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. What a row gives does not depend
- * on how many there are. */
+/* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
+ * on how many rows there are. */
 enum skinny_out {
     SKINNY_BF16,
     SKINNY_F32,
@@ -217,16 +218,15 @@ struct skinny {
 };
 cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s);
 
-/* y = x * norm, rms[i] = 1 / rms(x[i]): what a product that norms its input makes of it, to the
- * bit, for more rows than it can take. */
+/* y = x * norm, rms[i] = 1 / rms(x[i]): the same bits as a product that norms its input, for more
+ * rows than it can take. */
 cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                         const uint16_t *norm, int m, int k, float eps);
 
-/* Where the sampler keeps what, and what it gives. Rows of logits have stride logits_stride, a
- * multiple of 4. */
+/* The sampler's memory and results. Rows of logits have stride logits_stride, a multiple of 4. */
 struct sampler_memory {
     const float *logits; /* [max rows, logits_stride] raw */
-    float *adjusted;     /* the same, of rows with penalties, bias or banned ids */
+    float *adjusted;     /* the same, of rows with penalties, bias, banned ids or a mask */
     int64_t logits_stride;
     int vocab_size; /* a multiple of 4 */
     int max_seqs;
@@ -241,17 +241,14 @@ struct sampler_memory {
     int32_t *host_top_ids[2];
     float *host_top_logprobs[2];
 };
-/* Of scans, for launches of up to max_seqs rows: asks for that and invariant alone. */
+/* Of scans, for launches of up to max_seqs rows; depends on that and invariant alone. */
 size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m);
-cudaError_t sampler_load(const struct launch *l, const struct sampler_memory *m,
-                         const struct step_view *v, int n_loads);
+cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *m,
+                           const struct step_view *v, int n_updates);
 cudaError_t sampler_history(const struct launch *l, const struct sampler_memory *m, int state,
                             const int32_t *tokens, int n_prompt, int n_tokens);
 cudaError_t sampler_run(const struct launch *l, const struct sampler_memory *m,
                         const struct step_view *v, int n_rows);
-
-/* Test only: stops the device with a sticky error. */
-cudaError_t trap_device(const struct launch *l);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,7 @@
 #include "cuda/kernels/common.cuh"
 
 // What a lane needs besides the head: weights of the norm, cos and sin of the position.
-template <int HEAD_DIM> struct turn {
+template <int HEAD_DIM> struct rotation {
     uint4 norm[HEAD_DIM / 32];
     float4 circle[HEAD_DIM / 64][4];
 };
@@ -19,8 +19,9 @@ static __device__ __forceinline__ const uint16_t *norm_of(const struct rope &r, 
 
 // Nothing that a kernel of the step writes: this may be before chain_wait().
 template <int HEAD_DIM>
-static __device__ __forceinline__ void load_turn(struct turn<HEAD_DIM> &t, const struct rope &r,
-                                                 const uint16_t *norm, int position, int quarter)
+static __device__ __forceinline__ void load_rotation(struct rotation<HEAD_DIM> &t,
+                                                     const struct rope &r, const uint16_t *norm,
+                                                     int position, int quarter)
 {
     const float *circle = r.table + (int64_t)position * HEAD_DIM + quarter * 16;
 
@@ -36,7 +37,7 @@ static __device__ __forceinline__ void load_turn(struct turn<HEAD_DIM> &t, const
 
 template <int HEAD_DIM>
 static __device__ __forceinline__ void norm_and_rotate(uint4 (&head)[HEAD_DIM / 32],
-                                                       const struct turn<HEAD_DIM> &t,
+                                                       const struct rotation<HEAD_DIM> &t,
                                                        bool has_norm, float eps)
 {
     static constexpr int N = HEAD_DIM / 32;

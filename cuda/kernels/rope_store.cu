@@ -20,14 +20,14 @@ static __global__ void __launch_bounds__(THREADS)
     const bool is_q = head < n_heads, is_v = head >= n_heads + kv.n_kv_heads;
     const uint16_t *norm = norm_of(r, is_q);
     uint16_t *x = qkv + ((int64_t)token * all_heads + head) * HEAD_DIM;
-    struct turn<HEAD_DIM> t;
+    struct rotation<HEAD_DIM> t;
     uint4 values[HEAD_DIM / 32];
 
     if (token >= n_tokens)
         return;
     const int slot = __ldcg(slots + token);
     if (!is_v)
-        load_turn(t, r, norm, __ldcg(positions + token), at / 8);
+        load_rotation(t, r, norm, __ldcg(positions + token), at / 8);
     chain_wait();
 #pragma unroll
     for (int j = 0; j < HEAD_DIM / 32; j++)

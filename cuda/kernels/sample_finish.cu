@@ -1,12 +1,12 @@
-/* sample_finish.cu - the sampler's last kernel: joins what sample_scan found of a row, selects by
- * top_k, top_p and min_p where a row asks for it, draws among what is left, takes log probabilities
- * and hands the id to the next step and to the host. One block a row.
+/* sample_finish.cu - the sampler's last kernel: joins the parts of a row that sample_scan
+ * left, filters by top_k, top_p and min_p, draws among what is left, takes log probabilities and
+ * gives the id to the next step and the host. One block per row.
  *
- * Where sample_scan has listed what a small top_k may leave, that is sorted. Else selection never
- * sorts: the ids that stay are those that come at or before a bound in the order of
- * falling logit, and the bound is found digit by digit from histograms, of counts for top_k and of
- * probability mass for top_p. Mass is added as integers, so that no order of adding changes it.
- * Bound by the few passes of one multiprocessor over the row, 4 * vocab_size bytes each, in L2. */
+ * What sample_scan listed for a small top_k is sorted. Otherwise nothing is: the ids kept are those
+ * at or before a bound in the order of falling logit, and the bound is found digit by digit from
+ * histograms, of counts for top_k and of probability mass for top_p. Mass is added as integers, so
+ * that no order of adding changes it. Bound by the few passes of one multiprocessor over the row, 4
+ * * vocab_size bytes each, in L2. */
 #include "cuda/kernels/sampler.cuh"
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows);
@@ -52,7 +52,7 @@ struct finish_shared {
     float floor;
 };
 
-/* What a row is drawn from: x = (z - max) * scale. Its few ids in shared memory where listed. */
+/* What a row is drawn from: x = (z - max) * scale; in shared memory where listed. */
 struct row_view {
     const float *z;
     float max, scale;
@@ -163,7 +163,7 @@ static __device__ void find_bin(const T *bins, unsigned long long target, struct
 }
 
 /* The bound of the fewest ids, in order, whose count or mass reaches target; only ids within `in`
- * are looked at. 0 < target <= what all of them have. */
+ * count. 0 < target <= what all of them have. */
 template <bool MASS>
 static __device__ struct bound select(const struct row_view &v, const struct bound &in,
                                       unsigned long long target, struct finish_shared &s)
@@ -296,9 +296,9 @@ static __device__ int32_t draw_filtered(struct row_view v, const struct sampler_
     return best.id;
 }
 
-/* What the parts have listed, into shared memory. False: there is too much of it. The k-th largest
- * of the maxima of parts, or of their warps where parts are few, is no larger than the row's k-th
- * largest logit, so what is below it is left out: hardly more than k are not. */
+/* Gathers what the parts listed in shared memory; false where it does not fit. The k-th largest of
+ * the maxima of parts, or of their warps where parts are few, is no larger than the row's k-th
+ * largest logit, so what is below it is left out, nearly all beyond k. */
 static __device__ bool gather(struct row_view &v, const struct scan *parts, int n_parts, int k,
                               struct finish_shared &s)
 {
@@ -347,7 +347,7 @@ static __device__ bool gather(struct row_view &v, const struct scan *parts, int 
     return v.n <= LIST;
 }
 
-/* The same as draw_filtered, of a list that has the top_k best: these are put in order. */
+/* As draw_filtered, of a list that holds the top_k best: these are ranked. */
 static __device__ int32_t draw_listed(const struct row_view &v, const struct sampler_state &p,
                                       uint32_t counter, struct finish_shared &s)
 {
@@ -439,7 +439,7 @@ static __device__ struct joined join_parts(const struct scan *parts, int n_parts
     return s.scan;
 }
 
-/* Of a row without NaN and Inf. Where every id is banned it is the lowest, as the CPU has it. */
+/* Of a row without NaN and Inf; BATCH_NUMERICS where every id is banned. */
 static __device__ int32_t choose(const struct sampler_memory &m, const struct sampler_row &row,
                                  const struct sampler_state &p, const struct joined &scan,
                                  const struct scan *parts, int n_parts, const float *raw,
@@ -455,7 +455,7 @@ static __device__ int32_t choose(const struct sampler_memory &m, const struct sa
         id = is_listed(p) && gather(v, parts, n_parts, p.top_k, s)
                  ? draw_listed(v, p, row.counter, s)
                  : draw_filtered(whole, p, row.counter, s);
-    return id < m.vocab_size ? id : 0;
+    return id < m.vocab_size ? id : (int32_t)BATCH_NUMERICS;
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -479,7 +479,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (!scan.broken)
         id = choose(m, row, p, scan, parts, n_parts,
                     is_adjusted(p, row) ? m.adjusted + (int64_t)i * m.logits_stride : raw, s);
-    if (!scan.broken && p.n_logprobs >= 0) {
+    if (id >= 0 && p.n_logprobs >= 0) {
         const struct row_view v = {raw, scan.raw_max, 1.0f, m.vocab_size, false};
         const float log_sum = logf(scan.raw_sum);
 

@@ -1,7 +1,7 @@
-/* sample_scan.cu - the sampler's pass over whole rows, each row split over several blocks: are
- * there NaN or Inf, and draws for every id where nothing is filtered; else the largest, the log-sum
- * of the raw row, penalties and bias, and the ids that a small top_k may leave. Also how states are
- * loaded.
+/* sample_scan.cu - the sampler's pass over whole rows, each split over several blocks: looks for
+ * NaN and Inf, and draws for every id where nothing is filtered; else finds the largest, the
+ * log-sum of the raw row, applies penalties, bias and mask, and lists the ids that a small top_k
+ * may keep. Also sets sampler states.
  *
  * Bound by memory: 4 * n_rows * vocab_size bytes, read once where a row is drawn from as it is. */
 #include "cuda/kernels/sampler.cuh"
@@ -21,10 +21,10 @@ static __device__ int part_length(int vocab_size, int n_parts)
     return ((vocab_size + n_parts - 1) / n_parts + 3) / 4 * 4;
 }
 
-/* The part of the row that is drawn from, where that is not the raw one. */
+/* The adjusted copy of this part of the row: penalties, bias, banned ids, mask. */
 static __device__ void adjust(const struct sampler_memory &m, const struct sampler_row &row,
-                              const struct sampler_state &p, float *to, const float *from,
-                              int begin, int end)
+                              const struct sampler_state &p, const uint32_t *mask, float *to,
+                              const float *from, int begin, int end)
 {
     const struct logit_bias *bias = m.bias + (int64_t)row.state * SAMPLING_MAX_BIAS;
     const uint16_t *seen = m.seen + (int64_t)row.state * m.logits_stride;
@@ -36,14 +36,20 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
         for (int i = 0; i < p.n_bias; i++)
             if (bias[i].id >= begin && bias[i].id < end)
                 to[bias[i].id] = bounded(to[bias[i].id] + bias[i].bias);
-        for (int i = 0; row.ban_stops && i < p.n_stop_ids; i++)
+        for (int i = 0; bans_stops(row) && i < p.n_stop_ids; i++)
             if (p.stop_ids[i] >= begin && p.stop_ids[i] < end)
                 to[p.stop_ids[i]] = -INFINITY;
     }
     __syncthreads();
+    if (!mask)
+        return;
+    for (int id = begin + (int)threadIdx.x; id < end; id += THREADS)
+        if (!(__ldcg(mask + id / 32) >> id % 32 & 1))
+            to[id] = -INFINITY;
+    __syncthreads();
 }
 
-/* The next logits of all threads, four of each at STRIDE * i; past the end others' again. */
+/* The next logits of all threads, four of each at STRIDE * i; past the end repeated ones. */
 static __device__ __forceinline__ void load_ahead(float4 (&v)[AHEAD], const float *z, int first,
                                                   int end)
 {
@@ -112,8 +118,8 @@ static __device__ void check_raw(struct scan &s, const float *z, int begin, int 
     s.broken = !(largest <= FLT_MAX);
 }
 
-/* Draws for four ids of each lane that wants to; every lane has the best of the warp then. Rare, so
- * it is kept out of the loop that does without: that is short. */
+/* Draws for four ids of each lane that wants it; then every lane has the warp's best. Rare, so it
+ * is kept out of the short loop that does without. */
 static __device__ __noinline__ struct draw
 draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale, bool wanted)
 {
@@ -127,10 +133,10 @@ draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale,
     return best;
 }
 
-/* Draws for every id of the part, and with CHECK looks for NaN and Inf on the way. The best of a
- * first round is all threads' from then on, and later ones the whole warp's. Few others need a
- * logarithm: the largest of four logits and the largest of their draws would have to win together.
- * Where even the largest noise does not help there is no need for random numbers. */
+/* Draws for every id of the part, and with CHECK looks for NaN and Inf on the way. After a first
+ * round all threads share the best, later each warp does. Few ids need a logarithm: the largest of
+ * four logits would have to win with the largest of their draws. Where even the largest noise
+ * cannot win, no random numbers are made. */
 template <bool CHECK>
 static __device__ void draw_part(struct scan &s, const float *z, const struct sampler_state &p,
                                  uint32_t counter, int begin, int end)
@@ -173,9 +179,9 @@ static __device__ void draw_part(struct scan &s, const float *z, const struct sa
         s.broken = !(largest <= FLT_MAX);
 }
 
-/* Lists the ids of the part that may be among the k best of the row: k threads have a maximum no
- * smaller than the k-th largest of theirs, so no smaller id is. There are a few more than k of
- * them, and where there are far more, as of equal logits, they are not listed. */
+/* Lists the ids of the part that may be among the k best of the row: none below the k-th largest of
+ * the threads' maxima is. They are a few more than k; where they are far more, as with equal
+ * logits, nothing is listed. */
 static __device__ void list_ids(struct scan *to, const struct scan &s, const float *z, int k,
                                 int begin, int end)
 {
@@ -286,7 +292,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if (adjusted) {
             float *own = m.adjusted + (int64_t)i * m.logits_stride;
 
-            adjust(m, row, p, own, z, begin, end);
+            adjust(m, row, p, mask_of(row, counts), own, z, begin, end);
             z = own;
             s.max = -INFINITY;
             s.max_id = INT32_MAX;
@@ -326,7 +332,7 @@ cudaError_t sample_scan(const struct launch *l, const struct sampler_memory *m,
     return launch_kernel(sample_scan_kernel, grid, THREADS, 0, l, *m, v->rows, v->counts);
 }
 
-/* Rows are cut into fewer parts the more there are, so the most rows do not take the most room. */
+/* The more rows, the fewer parts of each: the most rows do not take the most room. */
 extern "C" size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m)
 {
     int most = 0;
@@ -339,21 +345,21 @@ extern "C" size_t sampler_scan_bytes(const struct launch *l, const struct sample
     return (size_t)most * sizeof(struct scan);
 }
 
-static __global__ void load_kernel(const struct sampler_memory m, const struct sampler_load *loads,
-                                   const struct logit_bias *bias)
+static __global__ void update_kernel(const struct sampler_memory m, const struct sampler_set *sets,
+                                     const struct logit_bias *bias)
 {
-    const struct sampler_load &load = loads[blockIdx.x];
+    const struct sampler_set &set = sets[blockIdx.x];
 
-    for (int i = (int)threadIdx.x; i < load.to.n_bias; i += (int)blockDim.x)
-        m.bias[(int64_t)load.state * SAMPLING_MAX_BIAS + i] = bias[load.bias_first + i];
+    for (int i = (int)threadIdx.x; i < set.to.n_bias; i += (int)blockDim.x)
+        m.bias[(int64_t)set.state * SAMPLING_MAX_BIAS + i] = bias[set.bias_first + i];
     if (threadIdx.x == 0)
-        m.states[load.state] = load.to;
+        m.states[set.state] = set.to;
 }
 
-extern "C" cudaError_t sampler_load(const struct launch *l, const struct sampler_memory *m,
-                                    const struct step_view *v, int n_loads)
+extern "C" cudaError_t sampler_update(const struct launch *l, const struct sampler_memory *m,
+                                      const struct step_view *v, int n_updates)
 {
-    load_kernel<<<(unsigned)n_loads, 128, 0, l->stream>>>(*m, v->loads, v->bias);
+    update_kernel<<<(unsigned)n_updates, 128, 0, l->stream>>>(*m, v->sets, v->bias);
     return cudaGetLastError();
 }
 

@@ -89,11 +89,27 @@ __device__ __forceinline__ float penalized(float z, uint16_t seen, const struct 
     return bounded(z);
 }
 
-// The row is not drawn from as it is, but from its copy in adjusted.
+__device__ __forceinline__ bool bans_stops(const struct sampler_row &row)
+{
+    return row.flags & 1;
+}
+
+// The row's mask, or NULL.
+__device__ __forceinline__ const uint32_t *mask_of(const struct sampler_row &row,
+                                                   const struct step_counts *counts)
+{
+    const int mask = row.flags / 2 - 1;
+
+    return mask < 0 ? nullptr
+                    : (const uint32_t *)((const char *)counts + __ldcg(&counts->masks_at)) +
+                          (int64_t)mask * __ldcg(&counts->mask_words);
+}
+
+// Sampled not from the raw row but from its copy in adjusted.
 __device__ __forceinline__ bool is_adjusted(const struct sampler_state &p,
                                             const struct sampler_row &row)
 {
-    return p.history || p.n_bias > 0 || (row.ban_stops && p.n_stop_ids > 0);
+    return p.history || p.n_bias > 0 || row.flags >= 2 || (bans_stops(row) && p.n_stop_ids > 0);
 }
 
 __device__ __forceinline__ bool is_filtered(const struct sampler_state &p)
@@ -101,13 +117,13 @@ __device__ __forceinline__ bool is_filtered(const struct sampler_state &p)
     return p.temperature > 0.0f && (p.top_k > 0 || p.top_p < 1.0f || p.min_p > 0.0f);
 }
 
-// Filtered, and each block of the scan lists what may be left.
+// Filtered, and the scan lists what may be left.
 __device__ __forceinline__ bool is_listed(const struct sampler_state &p)
 {
     return p.temperature > 0.0f && p.top_k > 0 && p.top_k <= TOP_K_LISTED;
 }
 
-// Of the step's metadata, which may be read before the kernel before has ended.
+// Step metadata: may be read before the preceding kernel has ended.
 __device__ __forceinline__ struct sampler_row row_at(const struct sampler_row *rows, int i)
 {
     const int4 r = __ldcg((const int4 *)rows + i);
@@ -139,7 +155,7 @@ __device__ __forceinline__ float winning_w(float z, const struct draw &best, flo
     return exp2_fast(((z - best.z) * scale - best.g) * LOG2_E) * 1.001f;
 }
 
-// Draws for one id; most are seen to lose without a logarithm.
+// Draws for one id; most lose without a logarithm.
 __device__ __forceinline__ void draw_try(struct draw &best, float z, uint32_t word, int32_t id,
                                          float scale)
 {

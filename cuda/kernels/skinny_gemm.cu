@@ -1,10 +1,10 @@
 /* skinny_gemm.cu - products of few rows with a weight matrix: y[m, n] = sum of x[m, k] * w[n, k].
  *
  * Bound by memory: 2 * n * k bytes of weights, each read once. A block takes 8 rows of w (times
- * TILES) and all of k, its warps take turns at pieces of 32 k; w is the 8-wide side of the matrix
- * unit, x the 16-wide one. The order of k within a piece is permuted, the same way in x and w, so
- * that a thread's part of both is 16 bytes at once. The first weights are asked for before the
- * kernel waits for the one before it.
+ * TILES) and all of k, which its warps divide in steps of 32; w is the 8-wide operand of mma, x the
+ * 16-wide one. The order of k within a step is permuted, the same way in x and w, so that a thread
+ * loads 16 bytes of both at once. The first weights are loaded before the kernel waits for the one
+ * before it.
  *
  * x may be the residual stream in float: then its RMSNorm is part of the product. Each block turns
  * it into bf16 in shared memory, multiplied by the norm's weight; 1 / rms, the same for a whole
@@ -13,12 +13,12 @@
 #include "cuda/kernels/common.cuh"
 
 static constexpr int WARPS = 8;
-static constexpr int PIECE = 32; /* k of a step: two of the matrix unit's 16 */
-static constexpr int COLS = 8;   /* rows of w of a tile */
+static constexpr int STEP = 32; /* k of a step: two of the matrix unit's 16 */
+static constexpr int COLS = 8;  /* rows of w of a tile */
 
 struct skinny_args {
     struct skinny s;
-    int n_pieces;
+    int n_steps;
     int second; /* SKINNY_SILU_MUL: rows of w from gate to up */
 };
 
@@ -38,8 +38,8 @@ static __device__ __forceinline__ uint4 scale_in(const float *x, const uint16_t 
                       bf16_pair(b.z * bf16_low(g.w), b.w * bf16_high(g.w)));
 }
 
-/* A slice of a row is every WARPS-th run of 32 vectors. A warp takes one after the other or leaves
- * them to others; what it adds up of each, and so the sum of all, is the same. */
+/* A slice of a row is every WARPS-th run of 32 vectors. Whether one warp takes all slices or each
+ * warp one, the sum of a slice and so of the row has the same bits. */
 static __device__ __forceinline__ float take_slice(uint4 *to, const float *x, const uint16_t *norm,
                                                    int n_vec, int slice, int lane)
 {
@@ -62,8 +62,8 @@ static __device__ __forceinline__ float inverse_rms(const float *squares, int st
     return rsqrtf(__fadd_rn(sum / (float)k, eps));
 }
 
-/* Rows of x to shared memory, apart by one 16-byte piece more than they are long; squares[i][m] are
- * the sums of slices. One or two rows are shared by all warps, of more each warp has its own. */
+/* Rows of x to shared memory, padded by 16 bytes; squares[i][m] are the sums of slices. One or two
+ * rows are divided between all warps; of more, each warp has its own. */
 template <int ROWS>
 static __device__ void stage(uint4 *to, float (*squares)[ROWS], const struct skinny &s)
 {
@@ -121,13 +121,13 @@ static __global__ void __launch_bounds__(WARPS *WARP)
 extern "C" cudaError_t skinny_norm(const struct launch *l, uint16_t *y, float *rms, const float *x,
                                    const uint16_t *norm, int m, int k, float eps)
 {
-    if (m < 1 || k % PIECE)
+    if (m < 1 || k % STEP)
         return cudaErrorInvalidValue;
     return launch_kernel(norm_kernel, dim3((unsigned)m), WARPS * WARP, 0, l, (uint4 *)y, rms, x,
                          norm, k, eps);
 }
 
-/* Blocks that a multiprocessor must have room for: so many registers a thread may take. */
+/* Blocks that a multiprocessor must have room for, which bounds a thread's registers. */
 static constexpr int resident(int halves, int tiles, int ahead)
 {
     if (halves > 2)
@@ -135,9 +135,9 @@ static constexpr int resident(int halves, int tiles, int ahead)
     return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
 }
 
-/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where blocks take turns at 64 rows. AHEAD:
- * pieces in flight a warp. None of them changes a result: each is the sum of the warps' sums, each
- * of those in order of k. */
+/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where blocks loop over 64 rows
+ * at a time. AHEAD: steps in flight per warp. None of them changes a result, the sum of the warps'
+ * sums, each of which is in order of k. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)
@@ -167,12 +167,12 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     auto fetch = [&](int from) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int piece = from + i * WARPS;
+            const int step = from + i * WARPS;
 
 #pragma unroll
             for (int t = 0; t < TILES; t++)
-                ahead[i][t] = piece < args.n_pieces ? ld_stream(w[t] + (int64_t)piece * PIECE)
-                                                    : make_uint4(0, 0, 0, 0);
+                ahead[i][t] = step < args.n_steps ? ld_stream(w[t] + (int64_t)step * STEP)
+                                                  : make_uint4(0, 0, 0, 0);
         }
     };
     fetch(warp);
@@ -182,14 +182,14 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
     else if (s.rms && threadIdx.x < HALVES * 8)
         squares[0][threadIdx.x] =
             (int)threadIdx.x < n_rows ? __ldcg(s.rms + row0 + threadIdx.x) : 0;
-    for (int base = warp; base < args.n_pieces; base += WARPS * AHEAD) {
+    for (int base = warp; base < args.n_steps; base += WARPS * AHEAD) {
         uint4 x[AHEAD][HALVES];
 
-        /* Past the end of x its last row and piece are read: they meet weights of zero, or their
-         * results are not stored. So there is no branch that one load would wait in for another. */
+        /* Past the end of x its last row and step are read: their weights are zero, or their
+         * results not stored. So loads need no branch and do not wait for each other. */
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const int vec = min(base + i * WARPS, args.n_pieces - 1) * (PIECE / 8) + quarter;
+            const int vec = min(base + i * WARPS, args.n_steps - 1) * (STEP / 8) + quarter;
 
 #pragma unroll
             for (int h = 0; h < HALVES; h++) {
@@ -221,7 +221,7 @@ static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AH
                 }
             }
         }
-        if (base + WARPS * AHEAD < args.n_pieces)
+        if (base + WARPS * AHEAD < args.n_steps)
             fetch(base + WARPS * AHEAD);
     }
     static constexpr int EACH = HALVES * 8 * COLS; /* results of a tile */
@@ -285,10 +285,9 @@ static cudaError_t run(const struct launch *l, const struct skinny_args *a)
                          *a);
 }
 
-/* The widest matrices take four tiles a block, so that x is read a quarter as often, those of
- * middle width two: then all blocks are resident at once, and some are beside the kernel before.
- * Others take one, so that every multiprocessor has a block, with all weights of a warp in flight
- * where registers hold them. */
+/* The widest matrices take four tiles a block, so that x is read a quarter as often; those of
+ * middle width two, so that all blocks are resident at once. Others take one, so that every
+ * multiprocessor has a block, with all weights of a warp in flight where registers hold them. */
 template <int HALVES, int OUT>
 static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
 {
@@ -302,7 +301,7 @@ static cudaError_t pick(const struct launch *l, const struct skinny_args *a)
         if (a->s.n > l->n_sms * COLS * 2)
             return run<HALVES, 2, 4, OUT>(l, a);
         if constexpr (HALVES == 1)
-            if (!a->s.x_f32 && a->n_pieces > WARPS * 8)
+            if (!a->s.x_f32 && a->n_steps > WARPS * 8)
                 return run<HALVES, 1, 12, OUT>(l, a);
         return run<HALVES, 1, 8 / HALVES, OUT>(l, a);
     }
@@ -329,9 +328,9 @@ static cudaError_t dispatch(const struct launch *l, const struct skinny_args *a)
 
 extern "C" cudaError_t skinny_gemm(const struct launch *l, const struct skinny *s)
 {
-    const struct skinny_args a = {*s, s->k / PIECE, s->n};
+    const struct skinny_args a = {*s, s->k / STEP, s->n};
 
-    if (s->m < 1 || s->k % PIECE ||
+    if (s->m < 1 || s->k % STEP ||
         (s->x_f32 && (s->m > SKINNY_MAX_ROWS || 2 * s->m * s->k > SKINNY_NORM_BYTES)))
         return cudaErrorInvalidValue;
     return s->m <= 8 ? dispatch<1>(l, &a) : s->m <= 16 ? dispatch<2>(l, &a) : dispatch<8>(l, &a);

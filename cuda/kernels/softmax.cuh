@@ -1,21 +1,21 @@
-// softmax.cuh - what the resident kernel does with sixteen keys once their products with the
-// queries are there: the running softmax of up to eight query heads, and the sum of values.
+// softmax.cuh - the resident kernel's online softmax of up to eight query heads over sixteen keys
+// at a time, and the weighted sum of values.
 #ifndef NVLLM_CUDA_KERNELS_SOFTMAX_CUH
 #define NVLLM_CUDA_KERNELS_SOFTMAX_CUH
 
 #include "cuda/kernels/common.cuh"
 
-// A thread's running softmax of query head `lane / 4`.
+// A thread's online softmax of query head `lane / 4`.
 template <int HEAD_DIM> struct softmax {
     float max, sum;
     float o[HEAD_DIM / 8][2];
 };
 
-// Takes in sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
+// Adds sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
 // key, max the greatest of these and s.max; x its share of the values.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void take_in(struct softmax<HEAD_DIM> &s, float (&p)[2][2],
-                                               float max, const uint4 (&x)[4][HEAD_DIM / 64])
+static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[2][2],
+                                                   float max, const uint4 (&x)[4][HEAD_DIM / 64])
 {
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
     max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));

@@ -336,17 +336,6 @@ static bool others_first(const struct row *rows, const struct row *row)
     return false;
 }
 
-/* Whether the first in the queue, which the others wait for, fits. */
-static bool first_fits(struct core *c, const struct row *rows)
-{
-    int32_t needed, available;
-
-    while (rows->rank != RANK_WAITS)
-        rows++;
-    core_needs(c, rows->furthest, &needed, &available);
-    return needed <= available;
-}
-
 static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
@@ -369,7 +358,7 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;
-    if (r->blocks_needed > r->blocks_available || (row->rank == RANK_WAITS && !first_fits(c, rows)))
+    if (r->blocks_needed > r->blocks_available)
         return INSPECT_WHY_BLOCKS;
     return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
 }

@@ -315,6 +315,14 @@ class Refusals(Case):
         self.assertEqual(done.returncode, 2)
         self.assertIn("there is no command “serve”".encode(), done.stderr)
 
+    def test_tune(self):
+        """Where there is nothing to measure, nvllmd tune says so; it wants a model and right options."""
+        for args, status, text in ((["--model", MODEL], 1, "the cpu backend has nothing to tune"),
+                                   ([], 2, "no model"), (["--set", "cuda.tune=now"], 2, "cuda.tune")):
+            done = run_command([config.nvllmd, "tune", "--backend", "cpu", *map(str, args)], check=False)
+            self.assertEqual((done.returncode, done.stdout), (status, b""))
+            self.assertIn(text.encode(), done.stderr)
+
     def check_config(self, *args):
         done = run_command([config.nvllmd, "check-config", "--json", *args], check=False)
         self.assertEqual(done.stderr, b"")
@@ -593,10 +601,11 @@ class Loads(Case):
         with Daemon("cache.kv_memory=64M", "daemon.log_level=debug") as d:
             size = d.log_path.stat().st_size + 10
             subprocess.run(["prlimit", f"--pid={d.pid}", f"--fsize={size}:{size}"], check=True)
+            most = max(size, d.log_path.stat().st_size)  # a line may have come between
             for _ in range(5):
                 with d.connect() as w:
                     self.assertIsNone(w.generate(prompt="Hello", max_tokens=2).error)
-            self.assertEqual(d.log_path.stat().st_size, size)
+            self.assertLessEqual(d.log_path.stat().st_size, most)
 
     def test_descriptors_run_out(self):
         """More connections than descriptors: those there are go on, later ones come in again."""

@@ -88,7 +88,7 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
         if (seqs[i].max_tokens > n_tokens)
             seqs[i].max_tokens = n_tokens;
     }
-    first = run(seqs, n); /* shapes come that have not come before */
+    first = run(seqs, n); /* shapes come for the first time */
     for (int i = 0; i < n; i++)
         seqs[i].max_tokens = n_tokens;
     t = run(seqs, n);
@@ -108,8 +108,7 @@ static void bench_prefill(int n_prompt)
     struct drive_seq s = make_seq(n_prompt, 1, 0.0f, 3);
     struct drive_times t;
 
-    for (int i = 0; i < 8; i++) /* until its products are timed */
-        (void)run(&s, 1);
+    (void)run(&s, 1); /* loads kernels */
     t = run(&s, 1);
     printf("bench=prefill context=%d seconds=%.6f tok_per_s=%.0f\n", n_prompt, t.seconds,
            n_prompt / t.seconds);
@@ -146,21 +145,33 @@ static void bench_mixed(const char *file)
     free_seqs(seqs, n);
 }
 
-/* What held up steps whose shapes had not come before; whether none was held up for too long. */
+/* Which products had a measured choice, and what capturing graphs held steps up for. */
 static bool print_first_use(void)
 {
     static const double bar = 0.05;
     const struct cuda_first_use u = cuda_backend_first_use(backend);
-    const bool reached =
-        u.products.longest <= bar && u.products.write <= bar && u.longest_capture <= bar;
+    const bool reached = u.longest_capture <= bar;
 
-    printf("bench=first_use products_timed=%d products_remembered=%d trials_of_a_step_ms=%.1f "
-           "file_ms=%.2f captures=%d capture_ms=%.2f bar=%.0f verdict=%s\n",
-           u.products.n_timed, u.products.n_remembered, u.products.longest * 1e3,
-           u.products.write * 1e3, u.n_captures, u.longest_capture * 1e3, bar * 1e3,
+    printf("bench=first_use products_known=%d products_heuristic=%d captures=%d capture_ms=%.2f "
+           "bar=%.0f verdict=%s\n",
+           u.n_known, u.n_heuristic, u.n_captures, u.longest_capture * 1e3, bar * 1e3,
            reached ? "ok" : "MISSED");
     fflush(stdout);
     return reached;
+}
+
+/* What measuring before the first step found of whole steps. */
+static void print_paths(double seconds)
+{
+    static const char *const names[] = {"resident", "skinny", "gemm"};
+    const struct algo_records *known = cuda_backend_known(backend);
+
+    printf("bench=tune records=%d open_s=%.2f\n", known->n, seconds);
+    for (int i = 0; i < known->n; i++)
+        if (known->all[i].out == ALGO_STEP)
+            printf("bench=path rows=%d path=%s step_us=%.1f\n", known->all[i].m,
+                   names[known->all[i].n - 1], (double)known->all[i].us);
+    fflush(stdout);
 }
 
 int main(int argc, char **argv)
@@ -174,18 +185,20 @@ int main(int argc, char **argv)
     const bool decode = argc > 4 && strcmp(argv[2], "decode") == 0; /* for a profiler */
     const bool mixed = argc > 3 && strcmp(argv[2], "mixed") == 0;
     const bool prefill = argc > 3 && strcmp(argv[2], "prefill") == 0;
+    const bool tune = argc > 2 && strcmp(argv[2], "tune") == 0;
     const bool named = decode || mixed || prefill;
     bool reached;
 
     if (argc < 2) {
         fprintf(stderr,
                 "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
-                "       %s MODEL_FOLDER decode SEQS CONTEXT\n"
+                "       %s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
                 "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
                 "       %s MODEL_FOLDER prefill TOKENS\n"
+                "       %s MODEL_FOLDER tune [CACHE_FOLDER]\n"
                 "       %s attention\n"
                 "       %s sampler\n",
-                argv[0], argv[0], argv[0], argv[0], argv[0], argv[0]);
+                argv[0], argv[0], argv[0], argv[0], argv[0], argv[0], argv[0]);
         return 2;
     }
     if (strcmp(argv[1], "attention") == 0) {
@@ -197,21 +210,29 @@ int main(int argc, char **argv)
     }
     must_(model_open(&model, argv[1], &e), &e);
     config = model_config(model);
-    options =
-        (struct backend_options){.eager = eager,
-                                 .invariant = invariant,
-                                 .cache_folder = argc > 3 && !eager && !named ? argv[3] : NULL,
-                                 .block_len = 16,
-                                 .max_batch_tokens = 8192,
-                                 .max_seqs = MAX_SEQS,
-                                 .max_seq_len = config->max_seq_len,
-                                 .kv_fraction = 0.9};
+    options = (struct backend_options){.eager = eager,
+                                       .invariant = invariant,
+                                       .cache_folder = decode && argc > 5             ? argv[5]
+                                                       : argc > 3 && !eager && !named ? argv[3]
+                                                                                      : NULL,
+                                       .tune = tune,
+                                       .block_len = 16,
+                                       .max_batch_tokens = 8192,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_seq_len = config->max_seq_len,
+                                       .kv_fraction = 0.9};
     must_(nvllm_backend.open(&backend, model, &options, &e), &e);
     nvllm_backend.info(backend, &info);
     printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           model_name(model), info.device, now_seconds() - begin, (double)info.weight_bytes / 1e6,
-           info.n_blocks);
+           model_name(model), info.devices[0], now_seconds() - begin,
+           (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
     fflush(stdout);
+    if (tune) {
+        print_paths(now_seconds() - begin);
+        nvllm_backend.close(backend);
+        model_close(model);
+        return 0;
+    }
     if (decode) {
         const int n = atoi(argv[3]);
 

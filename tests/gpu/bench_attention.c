@@ -1,5 +1,5 @@
 /* bench_attention.c - see bench_attention.h. The plan is the backend's own: step_pack() with as
- * many pieces as fill the machine. */
+ * many work items as fill the machine. */
 #include "tests/gpu/bench_attention.h"
 
 #include <stdio.h>
@@ -8,6 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/step.h"
 #include "engine/util/must.h"
+#include "tests/tools/make_batch.h"
 #include "tests/gpu/device_array.h"
 
 enum {
@@ -38,7 +39,7 @@ struct scene {
 /* What one launch reads and writes. */
 struct arrays {
     uint16_t *q;
-    struct device_array out, step, partial, tickets, norm, circle;
+    struct device_array out, step, partial, counters, norm, circle;
     struct kv_pool kv;
     struct attn_maps maps;
 };
@@ -103,31 +104,34 @@ static void pack(struct plan *p, struct arrays *a, const struct scene *s, const 
                                        .block_len = BLOCK_LEN,
                                        .target_items =
                                            wanted < ATTN_MAX_SPLITS ? wanted : ATTN_MAX_SPLITS};
-    const struct batch batch = {.step = 1,
-                                .n_tokens = s->n_seqs * rows,
-                                .n_seqs = s->n_seqs,
-                                .n_decodes = s->chunk ? 0 : s->n_seqs,
-                                .max_blocks = MAX_BLOCKS,
-                                .tokens = zeros,
-                                .positions = zeros,
-                                .slots = zeros,
-                                .q_start = q_start,
-                                .kv_len = s->kv_len,
-                                .block_table = table};
+    const struct batch_parts parts = {.step = 1,
+                                      .n_tokens = s->n_seqs * rows,
+                                      .n_seqs = s->n_seqs,
+                                      .n_decodes = s->chunk ? 0 : s->n_seqs,
+                                      .max_blocks = MAX_BLOCKS,
+                                      .tokens = zeros,
+                                      .positions = zeros,
+                                      .slots = zeros,
+                                      .q_start = q_start,
+                                      .kv_len = s->kv_len,
+                                      .block_table = table};
+    struct batch *batch;
     struct step_room room;
     const size_t group = (size_t)s->n_kv * ATTN_GROUP * (HEAD_DIM + 2) * sizeof(float);
     struct step_view *v = &p->v;
 
-    must(batch.n_tokens <= MAX_ROWS);
+    must(parts.n_tokens <= MAX_ROWS);
     for (int i = 0; i < MAX_SEQS; i++)
         q_start[i + 1] = (i + 1) * rows;
-    room = step_room_of(&limits, &batch);
+    batch = make_batch(&parts);
+    room = step_room_of(&limits, batch);
     a->step = array_new(step_max_bytes(&limits));
     a->partial = array_new(s->chunk ? attn_prefill_partial_bytes(HEAD_DIM)
                                     : (size_t)step_max_partials(&limits, MAX_SEQS) * group);
-    a->tickets = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
-    cuda_must(cudaMemset(a->tickets.device, 0, a->tickets.bytes));
-    (void)step_pack(a->step.host, v, a->step.device, &limits, &room, &batch, 0);
+    a->counters = array_new((size_t)(MAX_SEQS * s->n_kv) * sizeof(int32_t));
+    cuda_must(cudaMemset(a->counters.device, 0, a->counters.bytes));
+    (void)step_pack(a->step.host, v, a->step.device, &limits, &room, batch, 0);
+    free(batch);
     array_to_device(&a->step);
     p->n_items = room.n_items;
     p->n_tiles = room.n_tiles;
@@ -139,7 +143,7 @@ static cudaError_t launch(const struct plan *p, const struct arrays *a)
 {
     const struct launch *l = &device.launch;
     struct attn_prefill t = {.partial = a->partial.device,
-                             .tickets = a->tickets.device,
+                             .counters = a->counters.device,
                              .n_tiles = p->n_tiles,
                              .n_splits = 1,
                              .max_kv_len = p->max_kv_len};
@@ -150,7 +154,7 @@ static cudaError_t launch(const struct plan *p, const struct arrays *a)
                               .eps = 1e-6f};
 
     if (p->n_tiles == 0)
-        return attn_decode(l, &p->attn, &rope, &p->v, a->partial.device, a->tickets.device,
+        return attn_decode(l, &p->attn, &rope, &p->v, a->partial.device, a->counters.device,
                            p->n_items);
     if (a->maps.usable)
         t.n_splits = attn_prefill_sm90_splits(l, p->n_tiles * p->attn.n_heads, p->max_kv_len);
@@ -266,7 +270,7 @@ static void bench_scene(const struct scene *s)
     array_free(&a.out);
     array_free(&a.step);
     array_free(&a.partial);
-    array_free(&a.tickets);
+    array_free(&a.counters);
     free(table);
 }
 

@@ -90,7 +90,7 @@ void bench_sampler(void)
                 g.sampling[k].repetition_penalty = 1.0f;
                 g.sampling[k].n_logprobs = -1;
                 g.sampling[k].seed = (uint64_t)k;
-                g.loads[k].state = g.rows[k].state = k;
+                g.updates[k].state = g.rows[k].state = k;
             }
             us = measure(&g);
             printf("bench=sampler setting=%s spread=%.0f rows=%d us=%.1f floor_us=%.1f "

@@ -7,13 +7,15 @@
 #include <time.h>
 
 #include "engine/util/must.h"
+#include "tests/tools/make_batch.h"
 
 /* One step in flight, with the memory its batch points to. */
 struct flight {
-    struct batch batch;
+    struct batch_parts parts;
+    struct batch *batch; /* made of them */
     int32_t *tokens, *positions, *slots, *q_start, *kv_len, *tables, *row_seqs;
     struct batch_row *rows;
-    struct batch_load *loads;
+    struct batch_part_update *updates;
 };
 
 struct driver {
@@ -89,7 +91,7 @@ static void flight_init(struct flight *f, const struct driver *d)
     f->tables = take(seqs * (size_t)d->max_blocks, 4);
     f->row_seqs = take(seqs, 4);
     f->rows = take(seqs, sizeof(*f->rows));
-    f->loads = take(seqs, sizeof(*f->loads));
+    f->updates = take(seqs, sizeof(*f->updates));
 }
 
 static void flight_deinit(struct flight *f)
@@ -102,7 +104,8 @@ static void flight_deinit(struct flight *f)
     free(f->tables);
     free(f->row_seqs);
     free(f->rows);
-    free(f->loads);
+    free(f->updates);
+    free(f->batch);
 }
 
 /* The token at a place of a sequence: known, or what the step before sampled. */
@@ -120,7 +123,7 @@ static int32_t token_at(const struct drive_seq *s, int at)
 static int add_rows(struct driver *d, struct flight *f, int index, int n)
 {
     struct drive_seq *s = &d->seqs[index];
-    struct batch *b = &f->batch;
+    struct batch_parts *b = &f->parts;
     const int block_len = d->o->block_len;
 
     for (int i = 0; i < n; i++) {
@@ -143,18 +146,21 @@ static int add_rows(struct driver *d, struct flight *f, int index, int n)
     if (!s->loaded) {
         if (s->restarted)
             memcpy(s->history + s->n_prompt, s->out, (size_t)s->n_out * sizeof(*s->out));
-        f->loads[b->n_loads++] =
-            (struct batch_load){.state = index,
-                                .n_prompt = s->n_prompt,
-                                .n_tokens = s->n_prompt + s->n_sampled,
-                                .tokens = s->restarted ? s->history : s->prompt,
-                                .sampling = &s->sampling};
+        const bool history = sampling_needs_history(&s->sampling);
+
+        f->updates[b->n_updates++] =
+            (struct batch_part_update){.state = index,
+                                       .n_prompt = history ? s->n_prompt : 0,
+                                       .n_history = history ? s->n_prompt + s->n_sampled : 0,
+                                       .history = s->restarted ? s->history : s->prompt,
+                                       .sampling = &s->sampling};
         s->loaded = true;
     }
     f->row_seqs[b->n_rows] = index;
     f->rows[b->n_rows] = (struct batch_row){.row = b->n_tokens - 1,
                                             .state = index,
                                             .counter = (uint32_t)s->n_sampled,
+                                            .mask = -1,
                                             .ban_stops = s->n_sampled < s->sampling.min_tokens};
     s->n_sampled++;
     return b->n_rows++;
@@ -182,16 +188,16 @@ static bool pack(struct driver *d, struct flight *f, uint64_t step)
 {
     int *row_of = take((size_t)d->n, sizeof(*row_of));
 
-    f->batch = (struct batch){.step = step,
-                              .max_blocks = d->max_blocks,
-                              .tokens = f->tokens,
-                              .positions = f->positions,
-                              .slots = f->slots,
-                              .q_start = f->q_start,
-                              .kv_len = f->kv_len,
-                              .block_table = f->tables,
-                              .rows = f->rows,
-                              .loads = f->loads};
+    f->parts = (struct batch_parts){.step = step,
+                                    .max_blocks = d->max_blocks,
+                                    .tokens = f->tokens,
+                                    .positions = f->positions,
+                                    .slots = f->slots,
+                                    .q_start = f->q_start,
+                                    .kv_len = f->kv_len,
+                                    .block_table = f->tables,
+                                    .rows = f->rows,
+                                    .updates = f->updates};
     for (int i = 0; i < d->n; i++) {
         struct drive_seq *s = &d->seqs[i];
 
@@ -201,10 +207,10 @@ static bool pack(struct driver *d, struct flight *f, uint64_t step)
         if (!s->ended && s->n_fed >= s->n_prompt && s->n_sampled < s->max_tokens)
             row_of[i] = add_rows(d, f, i, 1);
     }
-    f->batch.n_decodes = f->batch.n_seqs;
-    for (int i = 0; i < d->n && f->batch.n_tokens < d->o->max_batch_tokens; i++) {
+    f->parts.n_decodes = f->parts.n_seqs;
+    for (int i = 0; i < d->n && f->parts.n_tokens < d->o->max_batch_tokens; i++) {
         struct drive_seq *s = &d->seqs[i];
-        const int room = d->o->max_batch_tokens - f->batch.n_tokens, left = s->n_prompt - s->n_fed;
+        const int room = d->o->max_batch_tokens - f->parts.n_tokens, left = s->n_prompt - s->n_fed;
 
         if (left > 0 && !s->ended)
             row_of[i] = add_rows(d, f, i, left < room ? left : room);
@@ -212,13 +218,17 @@ static bool pack(struct driver *d, struct flight *f, uint64_t step)
     for (int i = 0; i < d->n; i++)
         d->seqs[i].row_before = row_of[i];
     free(row_of);
-    return f->batch.n_tokens > 0;
+    if (f->parts.n_tokens == 0)
+        return false;
+    free(f->batch);
+    f->batch = make_batch(&f->parts);
+    return true;
 }
 
 static void commit(struct driver *d, const struct flight *f, const struct step_result *r,
                    struct drive_times *times, double begin)
 {
-    must(r->step == f->batch.step && r->n_rows == f->batch.n_rows);
+    must(r->step == f->parts.step && r->n_rows == f->parts.n_rows);
     for (int i = 0; i < r->n_rows; i++) {
         struct drive_seq *s = &d->seqs[f->row_seqs[i]];
 
@@ -247,7 +257,7 @@ static int run(struct driver *d, const struct backend_ops *ops, struct backend *
         struct step_result result;
 
         if (submitted - waited < BACKEND_IN_FLIGHT && pack(d, next, submitted + 1)) {
-            r = ops->submit(b, &next->batch, e);
+            r = ops->submit(b, next->batch, e);
             if (r < 0)
                 return r;
             submitted++;
@@ -299,7 +309,7 @@ int drive(const struct backend_ops *ops, struct backend *b, const struct backend
         }
         times->prompt_tokens += (uint64_t)s->n_prompt;
     }
-    r = give_blocks(&d, info.n_blocks, e);
+    r = give_blocks(&d, info.tiers[TIER_DEVICE].n_blocks, e);
     for (int i = 0; i < BACKEND_IN_FLIGHT && r == 0; i++)
         flight_init(&d.flights[i], &d);
     if (r == 0)

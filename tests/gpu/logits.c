@@ -57,7 +57,7 @@ int main(int argc, char **argv)
     struct backend_options o = {.block_len = 16,
                                 .max_batch_tokens = 1500,
                                 .max_seqs = 8,
-                                .kv_bytes = 4ull << 30};
+                                .tier_bytes = {4ull << 30}};
     struct backend *b;
     struct model *model;
     FILE *in, *out;

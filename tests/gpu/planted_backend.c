@@ -1,5 +1,5 @@
-/* planted_backend.c - the CUDA backend as a module that goes wrong when it is told to, for tests
- * through the daemon: the product itself has no such option.
+/* planted_backend.c - the CUDA backend as a module that fails on command, for tests through the
+ * daemon; the product has no such option.
  *
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:
@@ -18,8 +18,8 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "cuda/kernels/kernels.h"
 #include "engine/backend.h"
+#include "tests/gpu/trap.h"
 
 enum { POISON = 0xff }; /* in every byte: NaN in bf16 */
 
@@ -81,7 +81,7 @@ static int planted_open(struct backend **out, const struct model *model,
     nvllm_planted_inner.info(b, &info);
     block_len = options->block_len;
     block_bytes = info.block_bytes;
-    n_begun = calloc((size_t)info.n_blocks, sizeof(*n_begun));
+    n_begun = calloc((size_t)info.tiers[TIER_DEVICE].n_blocks, sizeof(*n_begun));
     tails = calloc((size_t)options->max_seqs, sizeof(*tails));
     for (int32_t i = 0; tails && i < options->max_seqs; i++)
         tails[i].block = -1;
@@ -89,9 +89,10 @@ static int planted_open(struct backend **out, const struct model *model,
         nvllm_planted_inner.close(b);
         return err_set(e, -ENOMEM, "out of memory");
     }
-    if (poison && (cudaMemset(cuda_backend_blocks(b), POISON,
-                              (size_t)info.n_blocks * info.block_bytes) != cudaSuccess ||
-                   cudaDeviceSynchronize() != cudaSuccess)) {
+    if (poison &&
+        (cudaMemset(cuda_backend_blocks(b), POISON,
+                    (size_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes) != cudaSuccess ||
+         cudaDeviceSynchronize() != cudaSuccess)) {
         nvllm_planted_inner.close(b);
         return err_set(e, -EIO, "the blocks cannot be poisoned");
     }
@@ -110,8 +111,8 @@ static cudaError_t poison_left(struct backend *b, const struct batch *batch)
 {
     cudaError_t code = cudaSuccess;
 
-    for (int i = 0; i < batch->n_loads && code == cudaSuccess; i++) {
-        struct tail *t = &tails[batch->loads[i].state];
+    for (int i = 0; i < batch->n_updates && code == cudaSuccess; i++) {
+        struct tail *t = &tails[batch_updates(batch)[i].state];
 
         if (t->block >= 0 && n_begun[t->block] == t->n_begun)
             code = poison_block(b, t->block);
@@ -126,9 +127,9 @@ static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
     cudaError_t code = cudaSuccess;
 
     for (int i = 0; i < batch->n_tokens && code == cudaSuccess; i++)
-        if (batch->slots[i] % block_len == 0) {
-            n_begun[batch->slots[i] / block_len]++;
-            code = poison_block(b, batch->slots[i] / block_len);
+        if (batch_slots(batch)[i] % block_len == 0) {
+            n_begun[batch_slots(batch)[i] / block_len]++;
+            code = poison_block(b, batch_slots(batch)[i] / block_len);
         }
     return code;
 }
@@ -136,8 +137,8 @@ static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
 static void note_tails(const struct batch *batch)
 {
     for (int i = 0; i < batch->n_rows; i++) {
-        struct tail *t = &tails[batch->rows[i].state];
-        const int32_t slot = batch->slots[batch->rows[i].row];
+        struct tail *t = &tails[batch_rows(batch)[i].state];
+        const int32_t slot = batch_slots(batch)[batch_rows(batch)[i].row];
 
         t->block = slot % block_len + 1 < block_len ? slot / block_len : -1;
         t->n_begun = n_begun[slot / block_len];
@@ -166,6 +167,11 @@ static int planted_wait(struct backend *b, struct step_result *out, struct err *
     return nvllm_planted_inner.wait(b, out, e);
 }
 
+static int planted_idle(struct backend *b, struct err *e)
+{
+    return nvllm_planted_inner.idle(b, e);
+}
+
 static void planted_close(struct backend *b)
 {
     nvllm_planted_inner.close(b);
@@ -184,5 +190,6 @@ __attribute__((visibility("default"))) const struct backend_ops nvllm_backend = 
     .info = planted_info,
     .submit = planted_submit,
     .wait = planted_wait,
+    .idle = planted_idle,
     .close = planted_close,
 };

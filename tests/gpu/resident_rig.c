@@ -8,6 +8,7 @@
 
 #include "engine/util/bf16.h"
 #include "engine/util/must.h"
+#include "tests/tools/make_batch.h"
 
 enum { NOISE = 1000003 }; /* different random numbers */
 
@@ -79,7 +80,7 @@ static void make_activations(struct rig *r)
     f->gate_up = take(r, rows * 2 * ffn * 2);
     f->act = take(r, rows * ffn * 2);
     f->partial = take(r, partials * entry);
-    f->tickets = take(r, rows * (size_t)c->n_kv_heads * sizeof(int32_t));
+    f->counters = take(r, rows * (size_t)c->n_kv_heads * sizeof(int32_t));
     cuda_must(rope_table(&r->device.launch, f->rope, c->max_seq_len, c->head_dim, c->rope_theta));
 }
 
@@ -179,7 +180,7 @@ void rig_init(struct rig *r, const struct model_config *c, bool bias, int block_
     make_sampler(r);
     make_blocks(r, max_len);
     forward_plan_resident(f, &r->config, r->device.launch.n_sms, f->kv.block_shift);
-    f->resident.messages = take(r, resident_message_bytes(&f->resident));
+    f->resident.exchange = take(r, resident_exchange_bytes(&f->resident));
     forward_ready_resident(f);
     cuda_must(resident_clear(f->launch, &f->resident));
     cuda_must(resident_init());
@@ -212,18 +213,19 @@ void rig_renew(struct rig *r)
 struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_first)
 {
     const int skipped = skip_first && n > 1;
-    struct batch b = {.n_tokens = n,
-                      .n_seqs = n,
-                      .n_decodes = n,
-                      .n_rows = n - skipped,
-                      .max_blocks = r->limits.max_blocks,
-                      .tokens = r->tokens,
-                      .positions = r->positions,
-                      .slots = r->slots,
-                      .q_start = r->q_start,
-                      .kv_len = r->kv_len,
-                      .block_table = r->block_table,
-                      .rows = r->rows};
+    const struct batch_parts parts = {.n_tokens = n,
+                                      .n_seqs = n,
+                                      .n_decodes = n,
+                                      .n_rows = n - skipped,
+                                      .max_blocks = r->limits.max_blocks,
+                                      .tokens = r->tokens,
+                                      .positions = r->positions,
+                                      .slots = r->slots,
+                                      .q_start = r->q_start,
+                                      .kv_len = r->kv_len,
+                                      .block_table = r->block_table,
+                                      .rows = r->rows};
+    struct batch *b;
     struct step_room room;
     struct step_view v;
     size_t bytes;
@@ -237,12 +239,14 @@ struct step_view rig_step(struct rig *r, const int *kv_len, int n, bool skip_fir
         r->slots[i] = r->block_table[i * r->limits.max_blocks + at / r->block_len] * r->block_len +
                       at % r->block_len;
         r->q_start[i] = i;
-        r->rows[i] = (struct batch_row){.row = i + skipped, .state = i};
+        r->rows[i] = (struct batch_row){.row = i + skipped, .state = i, .mask = -1};
     }
     r->q_start[n] = n;
-    room = step_room_of(&r->limits, &b);
+    b = make_batch(&parts);
+    room = step_room_of(&r->limits, b);
     cuda_must(cudaStreamSynchronize(r->device.launch.stream));
-    bytes = step_pack(r->pinned, &v, r->step, &r->limits, &room, &b, 0);
+    bytes = step_pack(r->pinned, &v, r->step, &r->limits, &room, b, 0);
+    free(b);
     cuda_must(cudaMemcpy(r->step, r->pinned, bytes, cudaMemcpyHostToDevice));
     rig_renew(r);
     return v;
@@ -257,10 +261,9 @@ void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool r
     struct forward f = r->forward;
     struct err e;
 
-    if (!resident)
-        f.resident_rows = 0;
-    else
-        must(n <= f.resident_rows);
+    must(!resident || n <= f.resident_rows);
+    memset(f.chain_path, PATH_SKINNY, sizeof(f.chain_path));
+    memset(f.decode_path, resident ? PATH_RESIDENT : PATH_SKINNY, sizeof(f.decode_path));
     if (forward_run(&f, v, &shape, &e) < 0) {
         fprintf(stderr, "%s\n", e.text);
         exit(1);

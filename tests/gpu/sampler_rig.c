@@ -1,6 +1,7 @@
 /* sampler_rig.c - see sampler_rig.h. */
 #include "tests/gpu/sampler_rig.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/util/must.h"
@@ -45,8 +46,10 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
                                            .repetition_penalty = 1.0f,
                                            .seed = random_bits() * 0x100000001u,
                                            .n_logprobs = -1};
-        g->rows[i] = (struct batch_row){.row = i, .state = n_rows - 1 - i, .counter = 1000u + i};
-        g->loads[i] = (struct batch_load){.state = n_rows - 1 - i, .sampling = &g->sampling[i]};
+        g->rows[i] =
+            (struct batch_row){.row = i, .state = n_rows - 1 - i, .counter = 1000u + i, .mask = -1};
+        g->updates[i] =
+            (struct batch_part_update){.state = n_rows - 1 - i, .sampling = &g->sampling[i]};
     }
 }
 
@@ -84,34 +87,42 @@ void rig_run(struct rig *g, const struct device *device)
                                        .max_seqs = RIG_MAX_ROWS,
                                        .max_blocks = 1,
                                        .block_len = 16,
+                                       .mask_words = (g->m.vocab_size + 31) / 32,
                                        .target_items = 1};
-    struct batch b = {.step = 1,
-                      .n_tokens = g->n_rows,
-                      .n_seqs = g->n_rows,
-                      .n_rows = g->n_rows,
-                      .n_loads = g->n_rows,
-                      .max_blocks = 1,
-                      .tokens = zeros,
-                      .positions = zeros,
-                      .slots = zeros,
-                      .q_start = zeros,
-                      .kv_len = ones,
-                      .block_table = zeros,
-                      .rows = g->rows,
-                      .loads = g->loads};
-    const struct step_room room = step_room_of(&limits, &b);
+    const struct batch_parts parts = {.step = 1,
+                                      .n_tokens = g->n_rows,
+                                      .n_seqs = g->n_rows,
+                                      .n_rows = g->n_rows,
+                                      .n_updates = g->n_rows,
+                                      .n_masks = g->n_masks,
+                                      .mask_words = g->n_masks ? limits.mask_words : 0,
+                                      .max_blocks = 1,
+                                      .tokens = zeros,
+                                      .positions = zeros,
+                                      .slots = zeros,
+                                      .q_start = zeros,
+                                      .kv_len = ones,
+                                      .block_table = zeros,
+                                      .rows = g->rows,
+                                      .updates = g->updates,
+                                      .masks = g->masks};
+    struct step_room room;
+    struct batch *b;
     struct device_array history = array_new(sizeof(g->history));
 
     for (int i = 0; i < RIG_MAX_ROWS; i++)
         ones[i] = 1;
     array_free(&g->step);
     g->step = array_new(step_max_bytes(&limits));
-    (void)step_pack(g->step.host, &g->view, g->step.device, &limits, &room, &b, 1);
+    b = make_batch(&parts);
+    room = step_room_of(&limits, b);
+    (void)step_pack(g->step.host, &g->view, g->step.device, &limits, &room, b, 1);
+    free(b);
     array_to_device(&g->step);
     memcpy(history.host, g->history, sizeof(g->history));
     array_to_device(&history);
     take_scans(g, device);
-    cuda_must(sampler_load(&device->launch, &g->m, &g->view, g->n_rows));
+    cuda_must(sampler_update(&device->launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))
             cuda_must(sampler_history(&device->launch, &g->m, g->rows[i].state, history.device,

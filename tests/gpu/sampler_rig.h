@@ -7,6 +7,7 @@
 #include "cuda/step.h"
 #include "engine/batch.h"
 #include "tests/gpu/device_array.h"
+#include "tests/tools/make_batch.h"
 
 enum { RIG_MAX_ROWS = 512, RIG_HISTORY = 300, RIG_PROMPT = 200 };
 
@@ -16,7 +17,9 @@ struct rig {
     int n_rows;
     struct sampling sampling[RIG_MAX_ROWS];
     struct batch_row rows[RIG_MAX_ROWS];
-    struct batch_load loads[RIG_MAX_ROWS];
+    struct batch_part_update updates[RIG_MAX_ROWS];
+    uint32_t *masks; /* [n_masks, mask_words] or NULL */
+    int n_masks;
     int32_t history[RIG_HISTORY];
     struct step_view view; /* of the last run */
 };
@@ -25,7 +28,7 @@ struct rig {
 void rig_init(struct rig *g, int vocab, int n_rows, float spread);
 void rig_free(struct rig *g);
 
-/* Loads the states and samples; launched as for more rows than there are, as a graph does. The ids
+/* Sets the states and samples; launched as for more rows than there are, as a graph does. The ids
  * are the first n_rows of results.host. */
 void rig_run(struct rig *g, const struct device *device);
 

@@ -11,6 +11,7 @@
 #include "cuda/step.h"
 #include "engine/util/bf16.h"
 #include "tests/gpu/device_array.h"
+#include "tests/tools/make_batch.h"
 #include "tests/unit/run_suite.h"
 
 enum { LAYERS = 2, LAYER = 1, MAX_SEQS = 64, MAX_LEN = 9000 };
@@ -124,32 +125,32 @@ static void row_twin(double *out, const uint16_t *q, const struct paged *p, int 
 }
 
 struct run {
-    struct device_array q, out, step, partial, tickets, splits, split_tickets;
+    struct device_array q, out, step, partial, counters, splits, split_counters;
     struct device_array norms, circle; /* [2, dim]; of rope_table() */
-    struct device_array turned;        /* q, decodes' rows as rope_store() leaves them */
+    struct device_array rotated;       /* q, decodes' rows as rope_store() leaves them */
     int64_t q_stride;
     int n_tokens;
     int32_t q_start[MAX_SEQS + 1];
 };
 
-/* Decodes' rows and keys by rope_store(), on a copy of q and of the pool. Returns that pool. */
-static struct device_array turn_rows(struct run *r, const struct scene *s, const struct paged *p,
-                                     const struct rope *rope, const struct step_view *v)
+/* Decodes' rows and keys by rope_store(), on a copy of q and of the pool. Reunits that pool. */
+static struct device_array rotate_rows(struct run *r, const struct scene *s, const struct paged *p,
+                                       const struct rope *rope, const struct step_view *v)
 {
     struct device_array pool = array_new(p->pool.bytes);
     struct kv_pool kv = p->kv;
 
     memcpy(pool.host, p->pool.host, pool.bytes);
     array_to_device(&pool);
-    r->turned = array_new(r->q.bytes);
-    memcpy(r->turned.host, r->q.host, r->q.bytes);
-    array_to_device(&r->turned);
+    r->rotated = array_new(r->q.bytes);
+    memcpy(r->rotated.host, r->q.host, r->q.bytes);
+    array_to_device(&r->rotated);
     kv.base = pool.device;
     if (s->n_decodes)
-        cuda_must(rope_store(&device.launch, r->turned.device, rope, &kv, LAYER, v, 0, s->n_decodes,
-                             s->n_heads));
+        cuda_must(rope_store(&device.launch, r->rotated.device, rope, &kv, LAYER, v, 0,
+                             s->n_decodes, s->n_heads));
     array_to_host(&pool);
-    array_to_host(&r->turned);
+    array_to_host(&r->rotated);
     return pool;
 }
 
@@ -164,22 +165,23 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
                                        .block_len = 1 << s->block_shift,
                                        .target_items = s->n_items ? s->n_items : 40,
                                        .invariant = s->invariant};
-    const struct batch b = {.step = 1,
-                            .n_tokens = r->n_tokens,
-                            .n_seqs = s->n_seqs,
-                            .n_decodes = s->n_decodes,
-                            .max_blocks = p->max_blocks,
-                            .tokens = zeros,
-                            .positions = positions,
-                            .slots = slots,
-                            .q_start = r->q_start,
-                            .kv_len = s->kv_len,
-                            .block_table = p->table};
+    const struct batch_parts parts = {.step = 1,
+                                      .n_tokens = r->n_tokens,
+                                      .n_seqs = s->n_seqs,
+                                      .n_decodes = s->n_decodes,
+                                      .max_blocks = p->max_blocks,
+                                      .tokens = zeros,
+                                      .positions = positions,
+                                      .slots = slots,
+                                      .q_start = r->q_start,
+                                      .kv_len = s->kv_len,
+                                      .block_table = p->table};
     const struct rope rope = {.q_norm = s->bare ? NULL : r->norms.device,
                               .k_norm = s->bare ? NULL : (uint16_t *)r->norms.device + s->dim,
                               .table = r->circle.device,
                               .eps = 1e-6f};
-    const struct step_room room = step_room_of(&limits, &b);
+    struct step_room room;
+    struct batch *b;
     const struct attn a = {r->out.device, r->q.device, r->q_stride, s->n_heads, LAYER, &p->kv};
     const int passes = s->n_kv * ((s->n_heads / s->n_kv + ATTN_GROUP - 1) / ATTN_GROUP);
     const size_t decoded = (size_t)(s->n_decodes * s->n_heads * s->dim) * 2; /* bytes of out */
@@ -193,13 +195,13 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     r->step = array_new(step_max_bytes(&limits));
     r->partial = array_new(
         (size_t)(step_max_partials(&limits, MAX_SEQS) * passes * ATTN_GROUP * (s->dim + 2)) * 4);
-    r->tickets = array_new((size_t)(MAX_SEQS * passes) * 4);
-    memset(r->tickets.host, 0, r->tickets.bytes);
-    array_to_device(&r->tickets);
+    r->counters = array_new((size_t)(MAX_SEQS * passes) * 4);
+    memset(r->counters.host, 0, r->counters.bytes);
+    array_to_device(&r->counters);
     r->splits = array_new(attn_prefill_partial_bytes(s->dim));
-    r->split_tickets = array_new(ATTN_PREFILL_TICKETS * 4);
-    memset(r->split_tickets.host, 0, r->split_tickets.bytes);
-    array_to_device(&r->split_tickets);
+    r->split_counters = array_new(ATTN_PREFILL_COUNTERS * 4);
+    memset(r->split_counters.host, 0, r->split_counters.bytes);
+    array_to_device(&r->split_counters);
     for (int i = 0; i < s->n_decodes; i++) {
         const int at = s->kv_len[i] - 1;
 
@@ -207,20 +209,23 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
         slots[i] = (p->table[i * p->max_blocks + (at >> s->block_shift)] << s->block_shift) +
                    (at & (limits.block_len - 1));
     }
-    (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, &b, 0);
+    b = make_batch(&parts);
+    room = step_room_of(&limits, b);
+    (void)step_pack(r->step.host, &v, r->step.device, &limits, &room, b, 0);
+    free(b);
     counts = r->step.host;
     array_to_device(&r->step);
     for (int i = s->n_decodes; i < s->n_seqs; i++)
         t.max_kv_len = s->kv_len[i] > t.max_kv_len ? s->kv_len[i] : t.max_kv_len;
     t.partial = r->splits.device;
-    t.tickets = r->split_tickets.device;
+    t.counters = r->split_counters.device;
     t.n_tiles = counts->n_tiles;
     if (hopper) {
         cuda_must(
             attn_maps_init(&maps, &p->kv, p->n_blocks, r->q.device, r->q_stride, r->n_tokens));
         ck_assert(maps.usable);
     }
-    stored = turn_rows(r, s, p, &rope, &v);
+    stored = rotate_rows(r, s, p, &rope, &v);
     first = malloc(decoded);
     for (int i = 0; i < 2; i++) { /* twice: counters must be as they were */
         /* few blocks have more loads in flight; then so many that they have not */
@@ -231,7 +236,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
         cuda_must(cudaDeviceSynchronize());
         if (counts->n_items)
             cuda_must(attn_decode(&device.launch, &a, &rope, &v, r->partial.device,
-                                  r->tickets.device, grid_items));
+                                  r->counters.device, grid_items));
         if (counts->n_tiles)
             cuda_must(hopper ? attn_prefill_sm90(&device.launch, &a, &maps, &v, &t)
                              : attn_prefill(&device.launch, &a, &v, &t));
@@ -246,7 +251,7 @@ static void launch(struct run *r, const struct scene *s, struct paged *p, bool h
     array_free(&stored);
 }
 
-/* Of a chunk's rows the first two, the last and some between are looked at. */
+/* Checks a chunk's first two rows, its last and some between. */
 static int next_row(int row, int n)
 {
     const int step = row == 0 ? 1 : 37;
@@ -279,12 +284,12 @@ static void run_free(struct run *r)
     array_free(&r->out);
     array_free(&r->step);
     array_free(&r->partial);
-    array_free(&r->tickets);
+    array_free(&r->counters);
     array_free(&r->splits);
-    array_free(&r->split_tickets);
+    array_free(&r->split_counters);
     array_free(&r->norms);
     array_free(&r->circle);
-    array_free(&r->turned);
+    array_free(&r->rotated);
 }
 
 static void check_kernel(const struct scene *s, bool hopper)
@@ -302,7 +307,7 @@ static void check_kernel(const struct scene *s, bool hopper)
                 const int row = r.q_start[i] + j, position = s->kv_len[i] - s->q_len[i] + j;
                 const uint16_t *out = (uint16_t *)r.out.host + (row * s->n_heads + h) * s->dim;
 
-                row_twin(twin, (uint16_t *)r.turned.host + row * r.q_stride + h * s->dim, p, i,
+                row_twin(twin, (uint16_t *)r.rotated.host + row * r.q_stride + h * s->dim, p, i,
                          h / (s->n_heads / s->n_kv), position);
                 for (int d = 0; d < s->dim; d++)
                     got[d] = bf16_value(out[d]);
@@ -325,12 +330,12 @@ static void check_scene(const struct scene *s)
         check_kernel(s, true);
 }
 
-/* Items from `first` on: each within its sequence, its ends where turns end. Returns their turns.
+/* Items from `first` on: each within its sequence, its ends where units end. Reunits their units.
  */
 static int check_run(const struct attn_item *items, int first, int n_first, int n_items,
                      const int32_t *kv_len, int *covered, int *pieces)
 {
-    int n = 0, turns = 0, n_pieces;
+    int n = 0, units = 0, n_pieces;
 
     for (int at = first; n == 0 || at > 0; at = items[at].next, n++) {
         const struct attn_item *i = &items[at];
@@ -340,15 +345,15 @@ static int check_run(const struct attn_item *items, int first, int n_first, int 
         ck_assert(i->begin >= 0 && i->begin % 16 == 0 && i->begin < i->end);
         ck_assert(i->end == kv_len[i->seq] || (i->end % 16 == 0 && i->end < kv_len[i->seq]));
         ck_assert_int_eq(i->kv_len, kv_len[i->seq]);
-        ck_assert_int_gt(i->turns, 0);
-        n_pieces = (i->end - i->begin + i->turns * 16 - 1) / (i->turns * 16);
+        ck_assert_int_gt(i->units, 0);
+        n_pieces = (i->end - i->begin + i->units * 16 - 1) / (i->units * 16);
         ck_assert_int_le(i->split + n_pieces, i->n_splits);
         covered[i->seq] += i->end - i->begin;
         pieces[i->seq] |= i->n_splits;
         pieces[i->seq] += n_pieces << 16;
-        turns += (i->end - i->begin + 15) / 16;
+        units += (i->end - i->begin + 15) / 16;
     }
-    return turns;
+    return units;
 }
 
 /* Each sequence has room of its own for partial results, all its items the same. */
@@ -387,31 +392,35 @@ static void check_plan(const int32_t *kv_len, int n, int target, bool invariant,
                                        .block_len = 16,
                                        .target_items = target,
                                        .invariant = invariant};
-    const struct batch b = {.step = 1,
-                            .n_tokens = n,
-                            .n_seqs = n,
-                            .n_decodes = n,
-                            .max_blocks = limits.max_blocks,
-                            .tokens = zeros,
-                            .positions = zeros,
-                            .slots = zeros,
-                            .q_start = zeros,
-                            .kv_len = kv_len,
-                            .block_table = table};
-    const struct step_room room = step_room_of(&limits, &b);
+    const struct batch_parts parts = {.step = 1,
+                                      .n_tokens = n,
+                                      .n_seqs = n,
+                                      .n_decodes = n,
+                                      .max_blocks = limits.max_blocks,
+                                      .tokens = zeros,
+                                      .positions = zeros,
+                                      .slots = zeros,
+                                      .q_start = zeros,
+                                      .kv_len = kv_len,
+                                      .block_table = table};
+    struct step_room room;
+    struct batch *b;
     char *memory = malloc(step_max_bytes(&limits));
     int covered[MAX_SEQS] = {0}, pieces[MAX_SEQS] = {0}, most = 0, all = 0, n_first;
     struct step_view v;
 
     memset(memory, 0x5a, step_max_bytes(&limits));
-    (void)step_pack(memory, &v, memory, &limits, &room, &b, 0);
+    b = make_batch(&parts);
+    room = step_room_of(&limits, b);
+    (void)step_pack(memory, &v, memory, &limits, &room, b, 0);
+    free(b);
     n_first = v.counts->n_items;
     ck_assert_int_le(n_first, room.n_items);
     for (int i = 0; i < n_first; i++) {
-        const int turns = check_run(v.items, i, n_first, room.n_items, kv_len, covered, pieces);
+        const int units = check_run(v.items, i, n_first, room.n_items, kv_len, covered, pieces);
 
-        most = turns > most ? turns : most;
-        all += turns;
+        most = units > most ? units : most;
+        all += units;
     }
     check_partials(&v, &limits, n);
     for (int i = 0; i < n; i++) {
@@ -425,7 +434,7 @@ static void check_plan(const int32_t *kv_len, int n, int target, bool invariant,
     free(memory);
 }
 
-/* Every key is in one piece, whatever the lengths; middling batches are cut into equal runs. */
+/* Every key is in one work item, whatever the lengths; middling batches are cut into equal runs. */
 START_TEST(plans_take_every_key_once)
 {
     int32_t kv_len[MAX_SEQS];
@@ -483,7 +492,7 @@ static void check_alone(int n_items)
         struct run r;
 
         alone.n_seqs = alone.n_decodes = 1;
-        alone.n_items = 0; /* each piece by another block; several by one where all are together */
+        alone.n_items = 0; /* each split by its own block, or several by one */
         alone.kv_len = lengths + i;
         memcpy(one.table, p->table + i * p->max_blocks, (size_t)p->max_blocks * sizeof(int32_t));
         r = run_new(&alone);
@@ -500,8 +509,8 @@ static void check_alone(int n_items)
     free(p);
 }
 
-/* A sequence's result, and its key, are the same to the bit alone and among others, where the batch
- * may not decide: as pieces of several blocks, in one, in runs. */
+/* In invariant mode a sequence's result and its key have the same bits alone and among others:
+ * split over several blocks, in one, in runs. */
 START_TEST(decode_does_not_depend_on_others)
 {
     check_alone(40);
@@ -578,7 +587,7 @@ START_TEST(prefill_of_all_shapes)
 }
 END_TEST
 
-/* More pieces of work than multiprocessors: each block takes several. */
+/* More work items than multiprocessors: each block takes several. */
 START_TEST(prefill_of_many_tiles)
 {
     static const int q_len[] = {2500, 1200};

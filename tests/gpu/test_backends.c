@@ -13,6 +13,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/tools/make_batch.h"
 #include "tests/unit/run_suite.h"
 
 enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
@@ -79,7 +80,7 @@ static void run(const struct backend_ops *ops, int backend, int together, bool i
                                       .max_batch_tokens = 256,
                                       .max_seqs = N,
                                       .max_seq_len = 1024,
-                                      .kv_bytes = 256 << 20};
+                                      .tier_bytes = {256 << 20}};
     struct drive_seq seqs[N];
     struct drive_times times;
     struct backend *b;
@@ -136,8 +137,8 @@ START_TEST(invariant_answers_do_not_depend_on_others)
 }
 END_TEST
 
-/* Thousands of sequences at a time, so many that a grid has no room for each one's most pieces of
- * attention, say what they say among few. */
+/* Thousands of sequences at a time, too many for a grid to hold the most splits of each, give the
+ * same tokens as among few. */
 START_TEST(thousands_say_the_same)
 {
     enum { MANY = 4160, EACH = 6 };
@@ -148,7 +149,7 @@ START_TEST(thousands_say_the_same)
                                       .max_batch_tokens = 8 * MANY, /* all prompts in one step */
                                       .max_seqs = MANY,
                                       .max_seq_len = 64,
-                                      .kv_bytes = 1 << 30};
+                                      .tier_bytes = {1 << 30}};
     struct drive_times times;
     struct backend *b;
     struct err e;
@@ -175,15 +176,15 @@ START_TEST(thousands_say_the_same)
 }
 END_TEST
 
-/* What the backend has taken and the rest are together what the driver says is used, before and
- * after graphs were captured; with graphs off there is nothing for them. */
+/* The ledger adds up to what the driver reports as used, before and after graphs were captured;
+ * without graphs they take nothing. */
 START_TEST(ledger_sums_to_what_the_driver_says)
 {
     struct backend_options o = {.block_len = 16,
                                 .max_batch_tokens = 256,
                                 .max_seqs = N,
                                 .max_seq_len = 1024,
-                                .kv_bytes = 256 << 20};
+                                .tier_bytes = {256 << 20}};
     struct drive_seq seqs[N];
     struct drive_times times;
     struct backend_info i;
@@ -195,11 +196,12 @@ START_TEST(ledger_sums_to_what_the_driver_says)
         ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
         for (int ran = 0; ran < 2; ran++) {
             cuda_backend->info(b, &i);
-            ck_assert_uint_eq(i.weight_bytes + i.kv_bytes + i.graph_bytes + i.workspace_bytes +
-                                  i.other_bytes,
+            ck_assert_uint_eq(i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes +
+                                  i.workspace_bytes + i.other_bytes,
                               i.total_bytes - i.free_bytes);
             ck_assert_uint_gt(i.free_bytes, 0);
-            ck_assert_uint_eq(i.kv_bytes, (uint64_t)i.n_blocks * i.block_bytes);
+            ck_assert_uint_eq(i.tiers[TIER_DEVICE].bytes,
+                              (uint64_t)i.tiers[TIER_DEVICE].n_blocks * i.block_bytes);
             ck_assert_ptr_nonnull(strstr(i.driver, "CUDA"));
             if (eager)
                 ck_assert_uint_eq(i.graph_bytes, 0);
@@ -209,11 +211,140 @@ START_TEST(ledger_sums_to_what_the_driver_says)
         }
         printf(
             "graphs %s: %.1f MiB weights, %.1f kv, %.1f graphs, %.1f workspaces, %.1f other; %s\n",
-            eager ? "off" : "on", (double)i.weight_bytes / 0x1p20, (double)i.kv_bytes / 0x1p20,
-            (double)i.graph_bytes / 0x1p20, (double)i.workspace_bytes / 0x1p20,
-            (double)i.other_bytes / 0x1p20, i.driver);
+            eager ? "off" : "on", (double)i.weight_bytes / 0x1p20,
+            (double)i.tiers[TIER_DEVICE].bytes / 0x1p20, (double)i.graph_bytes / 0x1p20,
+            (double)i.workspace_bytes / 0x1p20, (double)i.other_bytes / 0x1p20, i.driver);
         cuda_backend->close(b);
     }
+}
+END_TEST
+
+/* Runs all sequences on an open backend; ids and log probabilities to their place. */
+static void drive_all(struct backend *b, const struct backend_options *o, int to)
+{
+    struct drive_seq seqs[N];
+    struct drive_times times;
+    struct err e;
+
+    for (int i = 0; i < N; i++)
+        seqs[i] = seq_of(i, to);
+    ck_assert_msg(drive(cuda_backend, b, o, seqs, N, &times, &e) == 0, "%s", e.text);
+}
+
+static int idle(struct backend *b)
+{
+    struct err e;
+    int r = cuda_backend->idle(b, &e);
+
+    ck_assert_msg(r >= 0, "%s", e.text);
+    return r;
+}
+
+/* What is measured between steps, in part and as a whole, changes no bit of any answer; the next
+ * start finds it and has nothing left to measure but loading kernels. */
+START_TEST(measuring_changes_nothing)
+{
+    char folder[] = "/tmp/nvllm-tune-XXXXXX", command[64];
+    struct backend_options o = {.block_len = 16,
+                                .max_batch_tokens = 256,
+                                .max_seqs = N,
+                                .max_seq_len = 1024,
+                                .tier_bytes = {256 << 20},
+                                .cache_folder = folder};
+    int n_pieces[2] = {0};
+    struct backend *b;
+    struct err e;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    for (int start = 0; start < 2; start++) {
+        ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+        drive_all(b, &o, 0);
+        for (int part = 0; part < 3; part++) {
+            for (int i = 0; part == 2 || i < 37; i++, n_pieces[start]++)
+                if (idle(b) == 0)
+                    break;
+            drive_all(b, &o, 1);
+            ck_assert_mem_eq(ids[0], ids[1], sizeof(ids[0]));
+            ck_assert_mem_eq(logprobs[0], logprobs[1], sizeof(logprobs[0]));
+        }
+        ck_assert_int_eq(idle(b), 0);
+        cuda_backend->close(b);
+    }
+    ck_assert_int_lt(n_pieces[1] * 3, n_pieces[0]);
+    o.tune = true; /* all is known: this takes no longer than loading kernels */
+    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    drive_all(b, &o, 1);
+    ck_assert_mem_eq(ids[0], ids[1], sizeof(ids[0]));
+    cuda_backend->close(b);
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
+/* Several wanted rows of a sequence are sampled each for itself, as if each were alone. */
+START_TEST(each_wanted_row_is_sampled)
+{
+    enum { ROWS = 12, WANTED = 4 };
+    const struct backend_options o = {.invariant = true,
+                                      .block_len = 16,
+                                      .max_batch_tokens = 256,
+                                      .max_seqs = N,
+                                      .max_seq_len = 64,
+                                      .tier_bytes = {1 << 26}};
+    const struct sampling sampling = {.temperature = 0.9f,
+                                      .top_p = 1.0f,
+                                      .repetition_penalty = 1.0f,
+                                      .seed = 99};
+    const struct batch_part_update update = {.state = 3, .sampling = &sampling};
+    int32_t positions[ROWS], got[2][WANTED];
+    struct backend *b;
+    struct backend_info info;
+    struct err e;
+    uint64_t step = 0;
+
+    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    cuda_backend->info(b, &info);
+    ck_assert(info.masks && info.drafts && !info.copies);
+    for (int i = 0; i < ROWS; i++)
+        positions[i] = i;
+    for (int at_once = 1; at_once >= 0; at_once--)
+        for (int first = 0; first < WANTED; first += at_once ? WANTED : 1) {
+            const int n_rows = at_once ? WANTED : 1, n = ROWS - WANTED + first + n_rows;
+            const int32_t q_start[] = {0, n}, table[] = {2};
+            struct batch_row rows[WANTED];
+            int32_t slots[ROWS];
+            struct step_result result;
+            struct batch *batch;
+
+            for (int i = 0; i < n; i++)
+                slots[i] = 32 + i;
+            for (int i = 0; i < n_rows; i++)
+                rows[i] = (struct batch_row){.row = n - n_rows + i,
+                                             .state = 3,
+                                             .counter = (uint32_t)(first + i),
+                                             .mask = -1};
+            batch = make_batch(&(struct batch_parts){.step = ++step,
+                                                     .n_tokens = n,
+                                                     .n_seqs = 1,
+                                                     .n_rows = n_rows,
+                                                     .n_updates = 1,
+                                                     .max_blocks = 1,
+                                                     .tokens = prompts[5],
+                                                     .positions = positions,
+                                                     .slots = slots,
+                                                     .q_start = q_start,
+                                                     .kv_len = &n,
+                                                     .block_table = table,
+                                                     .rows = rows,
+                                                     .updates = &update});
+            ck_assert_msg(cuda_backend->submit(b, batch, &e) == 0, "%s", e.text);
+            ck_assert_msg(cuda_backend->wait(b, &result, &e) == 0, "%s", e.text);
+            ck_assert_int_eq(result.n_rows, n_rows);
+            memcpy(&got[at_once][first], result.ids, (size_t)n_rows * sizeof(int32_t));
+            free(batch);
+        }
+    ck_assert_mem_eq(got[0], got[1], sizeof(got[0]));
+    cuda_backend->close(b);
 }
 END_TEST
 
@@ -230,6 +361,8 @@ int main(int argc, char **argv)
     tcase_add_test(t, invariant_answers_do_not_depend_on_others);
     tcase_add_test(t, thousands_say_the_same);
     tcase_add_test(t, ledger_sums_to_what_the_driver_says);
+    tcase_add_test(t, measuring_changes_nothing);
+    tcase_add_test(t, each_wanted_row_is_sampled);
     suite_add_tcase(suite, t);
     return run_suite_here(suite);
 }

@@ -1,5 +1,5 @@
-/* test_faults.c - what goes wrong is told: a fault of the device, memory that is not there, options
- * that no device has. */
+/* test_faults.c - failures are reported: a fault of the device, too little memory, impossible
+ * options. */
 #include <check.h>
 #include <errno.h>
 #include <stdio.h>
@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "cuda/kernels/kernels.h"
 #include "engine/model/model.h"
 #include "tests/gpu/drive.h"
+#include "tests/gpu/trap.h"
 #include "tests/unit/run_suite.h"
 
 extern const struct backend_ops nvllm_backend;
@@ -23,7 +23,7 @@ static struct backend_options options(void)
                                     .max_batch_tokens = 512,
                                     .max_seqs = 8,
                                     .max_seq_len = 4096,
-                                    .kv_bytes = 64 << 20};
+                                    .tier_bytes = {64 << 20}};
 }
 
 static void setup(void)
@@ -57,9 +57,10 @@ START_TEST(refusals_say_why)
 
     for (int i = 0; i < WRONGS; i++)
         o[i] = options();
-    o[0].kv_bytes = 1ull << 45;
-    o[1].kv_bytes = 100;
-    o[2].device = 77;
+    o[0].tier_bytes[TIER_DEVICE] = 1ull << 45;
+    o[1].tier_bytes[TIER_DEVICE] = 100;
+    o[2].n_devices = 1;
+    o[2].devices[0] = 77;
     o[3].kv_dtype = KV_DTYPE_F32;
     o[4].max_seqs = 65536;
     o[5].max_batch_tokens = INT32_MAX;
@@ -90,7 +91,7 @@ START_TEST(opens_after_refusals)
 }
 END_TEST
 
-/* A trap is told by the wait of the step it hit, in seconds, and close comes back. */
+/* A trap fails the wait of the step it hit, within seconds, and close returns. */
 START_TEST(a_trap_is_told)
 {
     const struct backend_options o = options();

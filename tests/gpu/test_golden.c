@@ -1,6 +1,6 @@
-/* test_golden.c - the CUDA backend through its contract on the bundled model: what a reference
- * implementation in float32 says, alone and batched, with graphs and without, with small and large
- * blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
+/* test_golden.c - the CUDA backend through its contract on the bundled model: the ids of a
+ * reference implementation in float32, alone and batched, with graphs and without, with small and
+ * large blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
 #include <check.h>
 #include <jansson.h>
 #include <math.h>
@@ -145,7 +145,7 @@ static struct backend_options options(int block_len)
                                     .max_batch_tokens = 96, /* prompts come in chunks */
                                     .max_seqs = MAX_SEQS,
                                     .max_seq_len = 16384,
-                                    .kv_bytes = 4ull << 30};
+                                    .tier_bytes = {4ull << 30}};
 }
 
 /* Whatever the block length, alone or together, with graphs or without: the reference's ids. */
@@ -157,7 +157,7 @@ START_TEST(ids_are_the_references)
     for (int i = 0; i < 3; i++) {
         struct backend_options o = options(block_lens[i]);
 
-        o.kv_bytes = i == 2 ? 8ull << 30 : o.kv_bytes;
+        o.tier_bytes[TIER_DEVICE] = i == 2 ? 8ull << 30 : o.tier_bytes[TIER_DEVICE];
         check_golden(&o, MAX_SEQS, &same, &clear);
         ck_assert_int_gt(clear, 0);
         o.eager = true;

@@ -1,12 +1,11 @@
 /* test_products.c - products by cuBLASLt against a plain twin in double; which algorithms they
- * take, when these are timed, and what is remembered of that. */
+ * take, how these are measured, and that they never change. */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/gemm.h"
 #include "tests/gpu/device_array.h"
@@ -37,7 +36,15 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
     struct device_array w = array_new((size_t)n * (size_t)k * 2);
     const bool wide = out == GEMM_F32 || out == GEMM_ADD_F32, with_bias = out == GEMM_BIAS_BF16;
     struct device_array y = array_new(size * (wide ? 4 : 2)), bias = array_new((size_t)n * 2);
-    struct device_array scratch = array_new(size * 4);
+    const struct gemm_product p = {.y = y.device,
+                                   .y_stride = n,
+                                   .x = x.device,
+                                   .w = w.device,
+                                   .bias = with_bias ? bias.device : NULL,
+                                   .m = m,
+                                   .n = n,
+                                   .k = k,
+                                   .out = out};
     double *expected = malloc(size * sizeof(double)), *got, *in;
     struct err e;
 
@@ -54,10 +61,7 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
                                      : 0.0) +
                 (with_bias ? bf16_value(((uint16_t *)bias.host)[j]) : 0.0) +
                 dot(in + (size_t)i * (size_t)k, (uint16_t *)w.host + (size_t)j * (size_t)k, k);
-    ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device,
-                           with_bias ? bias.device : NULL, m, n, k, out,
-                           &(struct gemm_trial){scratch.device, w.device, 0, 1}, &e) == 0,
-                  "%s", e.text);
+    ck_assert_msg(gemm_run(g, device.launch.stream, &p, &e) == 0, "%s", e.text);
     array_to_host(&y);
     got = wide ? values_f32(y.host, size) : values_bf16(y.host, size);
     ck_assert_double_lt(relative_error(got, expected, size), bf16_error);
@@ -68,7 +72,6 @@ static void check_gemm(struct gemm *g, int m, int n, int k, enum gemm_out out)
     array_free(&w);
     array_free(&bias);
     array_free(&y);
-    array_free(&scratch);
 }
 
 /* Each part is the product over its own part of k. */
@@ -86,8 +89,16 @@ static void check_gemm_parts(struct gemm *g, int m, int n, int k, int n_parts)
     fill_bf16(&x, 1.0f);
     fill_bf16(&w, 1.0f / sqrtf((float)k));
     in = values_bf16(x.host, (size_t)m * (size_t)k);
-    ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n, x.device, w.device, NULL, m, n, k,
-                           GEMM_PARTS_F32, &(struct gemm_trial){NULL, w.device, 0, 1}, &e) == 0,
+    ck_assert_msg(gemm_run(g, device.launch.stream,
+                           &(struct gemm_product){.y = y.device,
+                                                  .y_stride = n,
+                                                  .x = x.device,
+                                                  .w = w.device,
+                                                  .m = m,
+                                                  .n = n,
+                                                  .k = k,
+                                                  .out = GEMM_PARTS_F32},
+                           &e) == 0,
                   "%s", e.text);
     array_to_host(&y);
     for (size_t p = 0; p < (size_t)n_parts; p++) {
@@ -107,21 +118,18 @@ static void check_gemm_parts(struct gemm *g, int m, int n, int k, int n_parts)
     array_free(&y);
 }
 
-/* Products in parts, before trials and after; none of what fills the machine by itself. */
+/* Products in parts; none of what fills the machine by itself. */
 START_TEST(products_come_in_parts)
 {
     struct device_array workspace = array_new(GEMM_WORKSPACE);
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 4; i++) {
-        gemm_step(g);
-        check_gemm_parts(g, 32, 520, 256, 4);
-        check_gemm_parts(g, 96, 256, 896, 2);
-        check_gemm_parts(g, 128, 1024, 768, 4);
-        check_gemm_parts(g, 256, 1024, 512, 2);
-    }
+    ck_assert_msg(gemm_new(&g, workspace.device, NULL, false, &e) == 0, "%s", e.text);
+    check_gemm_parts(g, 32, 520, 256, 4);
+    check_gemm_parts(g, 96, 256, 896, 2);
+    check_gemm_parts(g, 128, 1024, 768, 4);
+    check_gemm_parts(g, 256, 1024, 512, 2);
     ck_assert_int_eq(gemm_parts(288, 1024, 1024), 1);
     ck_assert_int_eq(gemm_parts(128, 4096, 4096), 1);
     ck_assert_int_eq(gemm_parts(16, 1024, 96), 1);
@@ -137,7 +145,7 @@ START_TEST(gemm_follows_twin)
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, workspace.device, NULL, false, &e) == 0, "%s", e.text);
     for (int i = 0; i < 2; i++) {
         check_gemm(g, 32, 520, 256, GEMM_BF16);
         check_gemm(g, 32, 520, 256, GEMM_F32);
@@ -169,11 +177,19 @@ static void check_rows_alone(struct gemm *g, int n, int k, enum gemm_out out)
 
         cuda_must(cudaMemset(y.device, 0, y.bytes));
         cuda_must(cudaDeviceSynchronize());
-        ck_assert_msg(gemm_run(g, device.launch.stream, y.device, n,
-                               (uint16_t *)x.device + (size_t)first * (size_t)k, w.device,
-                               out == GEMM_BIAS_BF16 ? bias.device : NULL, gemm_rows(m), n, k, out,
-                               NULL, &e) == 0,
-                      "%s", e.text);
+        ck_assert_msg(
+            gemm_run(g, device.launch.stream,
+                     &(struct gemm_product){.y = y.device,
+                                            .y_stride = n,
+                                            .x = (uint16_t *)x.device + (size_t)first * (size_t)k,
+                                            .w = w.device,
+                                            .bias = out == GEMM_BIAS_BF16 ? bias.device : NULL,
+                                            .m = gemm_rows(m),
+                                            .n = n,
+                                            .k = k,
+                                            .out = out},
+                     &e) == 0,
+            "%s", e.text);
         array_to_host(&y);
         if (i == 5)
             memcpy(all, y.host, ROWS * row);
@@ -193,7 +209,7 @@ START_TEST(fixed_algorithms_do_not_depend_on_rows)
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, true, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, workspace.device, NULL, true, &e) == 0, "%s", e.text);
     check_rows_alone(g, 4096, 1024, GEMM_BF16);
     check_rows_alone(g, 1024, 2048, GEMM_ADD_F32);
     check_rows_alone(g, 6144, 1024, GEMM_BF16);
@@ -201,97 +217,130 @@ START_TEST(fixed_algorithms_do_not_depend_on_rows)
     check_rows_alone(g, 1152, 896, GEMM_BIAS_BF16);
     check_rows_alone(g, 192, 128, GEMM_BF16);
     check_rows_alone(g, 128, 320, GEMM_ADD_F32);
-    ck_assert(gemm_settled(g));
     gemm_free(g);
     array_free(&workspace);
 }
 END_TEST
 
-/* The shapes of the test below, until all algorithms have settled. */
-static struct gemm_counts run_remembering(const char *folder, void *workspace)
+/* Products of random numbers, for measuring. */
+struct random_product {
+    struct device_array x, w, y;
+    struct gemm_product p;
+};
+
+static struct random_product random_product(int m, int n, int k, enum gemm_out out)
 {
-    struct gemm_counts counts;
+    struct random_product r = {.x = array_new((size_t)m * (size_t)k * 2),
+                               .w = array_new((size_t)n * (size_t)k * 2),
+                               .y = array_new((size_t)m * (size_t)n * 4)};
+
+    fill_bf16(&r.x, 1.0f);
+    fill_bf16(&r.w, 1.0f / sqrtf((float)k));
+    r.p = (struct gemm_product){r.y.device, n, r.x.device, r.w.device, NULL, m, n, k, out};
+    return r;
+}
+
+static void random_product_free(struct random_product *r)
+{
+    array_free(&r->x);
+    array_free(&r->w);
+    array_free(&r->y);
+}
+
+/* The candidate that is not cuBLASLt's first choice, if there is one, as the record of a shape. */
+static struct algo_record measure(struct gemm *g, const struct gemm_product *p)
+{
+    struct algo_record record = {0};
+    float us = 0.0f;
+    struct err e;
+
+    for (int i = 0;; i++) {
+        int r = gemm_measure(g, device.launch.stream, p, i, 0, 1, NULL, &e);
+
+        ck_assert_msg(r >= 0, "%s", e.text);
+        if (r == 0)
+            return record;
+        ck_assert_int_eq(gemm_measure(g, device.launch.stream, p, i, 0, 1, &us, &e), 1);
+        ck_assert(us > 0.0f);
+        if (i < 2)
+            gemm_record(g, &record, p, i, us);
+    }
+}
+
+static void check_counts(const struct gemm *g, int known, int heuristic)
+{
+    int n_known, n_heuristic;
+
+    gemm_counts(g, &n_known, &n_heuristic);
+    ck_assert_int_eq(n_known, known);
+    ck_assert_int_eq(n_heuristic, heuristic);
+}
+
+/* Recorded choices are taken; those that a file made up are not, and products are right with both.
+ */
+START_TEST(recorded_choices_are_taken)
+{
+    struct device_array workspace = array_new(GEMM_WORKSPACE);
+    struct random_product products[] = {random_product(32, 264, 256, GEMM_BF16),
+                                        random_product(32, 264, 256, GEMM_F32),
+                                        random_product(112, 256, 264, GEMM_ADD_F32)};
+    struct algo_record all[3], made_up[3];
+    struct algo_records known = {made_up, 3};
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace, folder, false, &e) == 0, "%s", e.text);
-    for (int i = 0; i < 50; i++) {
-        gemm_step(g);
+    ck_assert_msg(gemm_new(&g, workspace.device, NULL, false, &e) == 0, "%s", e.text);
+    for (int i = 0; i < 3; i++) {
+        all[i] = measure(g, &products[i].p);
+        ck_assert(!gemm_is_known(g, &products[i].p));
+    }
+    check_counts(g, 0, 3);
+    for (int kind = 0; kind < 5; kind++) {
+        memcpy(made_up, all, sizeof(all));
+        for (int i = 0; i < 3 && kind > 0; i++)
+            for (int j = 0; j < ALGO_BYTES; j++)
+                made_up[i].algo[j] = kind == 1   ? 0
+                                     : kind == 2 ? 0xff
+                                     : kind == 3 ? (uint8_t)random_bits()
+                                                 : (uint8_t)(all[i].algo[j] ^ (j == 63));
+        gemm_adopt(g, &known);
         check_gemm(g, 32, 264, 256, GEMM_BF16);
         check_gemm(g, 32, 264, 256, GEMM_F32);
         check_gemm(g, 112, 256, 264, GEMM_ADD_F32);
-        if (gemm_settled(g))
-            break;
+        check_counts(g, kind == 0 ? 3 : 0, kind == 0 ? 0 : 3);
     }
-    ck_assert(gemm_settled(g));
-    counts = gemm_counts(g);
     gemm_free(g);
-    return counts;
-}
-
-/* Choices are there at the next start, and nothing is timed then; those that a file made up are
- * found again, with the right products all the while. */
-START_TEST(algorithms_are_remembered)
-{
-    char folder[] = "/tmp/nvllm-products-XXXXXX", key[ALGO_KEY], command[64];
-    struct device_array workspace = array_new(GEMM_WORKSPACE);
-    struct algo_record *records;
-    struct gemm_counts counts;
-    struct gemm *g;
-    struct err e;
-    int n;
-
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-    counts = run_remembering(folder, workspace.device);
-    ck_assert_int_eq(counts.n_timed, 3);
-    ck_assert_int_eq(counts.n_remembered, 0);
-    counts = run_remembering(folder, workspace.device);
-    ck_assert_int_eq(counts.n_timed, 0);
-    ck_assert_int_eq(counts.n_remembered, 3);
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, folder, false, &e) == 0, "%s", e.text);
-    strcpy(key, gemm_counts(g).key);
-    gemm_free(g);
-    for (int kind = 0; kind < 4; kind++) {
-        ck_assert_int_eq(algo_file_read(&records, &n, folder, key, &e), 0);
-        ck_assert_int_eq(n, 3);
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j < ALGO_BYTES; j++)
-                records[i].algo[j] = kind == 0   ? 0
-                                     : kind == 1 ? 0xff
-                                     : kind == 2 ? (uint8_t)random_bits()
-                                                 : (uint8_t)(records[i].algo[j] ^ (j == 63));
-        ck_assert_int_eq(algo_file_write(folder, key, records, n, &e), 0);
-        free(records);
-        counts = run_remembering(folder, workspace.device);
-        ck_assert_int_eq(counts.n_timed, 3);
-        counts = run_remembering(folder, workspace.device);
-        ck_assert_int_eq(counts.n_remembered, 3);
-    }
-    snprintf(command, sizeof(command), "rm -r %s", folder);
-    ck_assert_int_eq(system(command), 0);
+    for (int i = 0; i < 3; i++)
+        random_product_free(&products[i]);
     array_free(&workspace);
 }
 END_TEST
 
-/* A shape that comes in two steps is computed, but not timed: in the third it is. */
-START_TEST(shapes_that_come_twice_are_not_timed)
+/* A shape's results are the same bits before and after it is measured, however often it comes. */
+START_TEST(choices_never_change)
 {
     struct device_array workspace = array_new(GEMM_WORKSPACE);
+    struct random_product r = random_product(48, 264, 2048, GEMM_F32);
+    char *expected = malloc(r.y.bytes);
     struct gemm *g;
     struct err e;
 
-    ck_assert_msg(gemm_new(&g, &device, workspace.device, NULL, false, &e) == 0, "%s", e.text);
+    ck_assert_msg(gemm_new(&g, workspace.device, NULL, false, &e) == 0, "%s", e.text);
     for (int i = 0; i < 12; i++) {
-        gemm_step(g);
-        for (int j = 0; j < 3; j++) /* as layers do */
-            check_gemm(g, 48, 264, 256, GEMM_BF16);
-        if (i % 4 == 0)
-            check_gemm(g, 64 + i, 264, 256, GEMM_BF16);
-        ck_assert(i >= 2 || gemm_counts(g).longest == 0.0);
-        ck_assert(i >= 2 || !gemm_settled(g));
+        cuda_must(cudaMemset(r.y.device, 0xff, r.y.bytes));
+        cuda_must(cudaDeviceSynchronize());
+        ck_assert_msg(gemm_run(g, device.launch.stream, &r.p, &e) == 0, "%s", e.text);
+        array_to_host(&r.y);
+        if (i == 0)
+            memcpy(expected, r.y.host, r.y.bytes);
+        ck_assert(memcmp(expected, r.y.host, r.y.bytes) == 0);
+        if (i == 5)
+            (void)measure(g, &r.p);
     }
-    ck_assert_int_eq(gemm_counts(g).n_timed, 1);
+    check_counts(g, 0, 1);
     gemm_free(g);
+    free(expected);
+    random_product_free(&r);
     array_free(&workspace);
 }
 END_TEST
@@ -306,8 +355,8 @@ int main(void)
     tcase_add_test(t, gemm_follows_twin);
     tcase_add_test(t, products_come_in_parts);
     tcase_add_test(t, fixed_algorithms_do_not_depend_on_rows);
-    tcase_add_test(t, algorithms_are_remembered);
-    tcase_add_test(t, shapes_that_come_twice_are_not_timed);
+    tcase_add_test(t, recorded_choices_are_taken);
+    tcase_add_test(t, choices_never_change);
     suite_add_tcase(suite, t);
     return run_suite_here(suite);
 }

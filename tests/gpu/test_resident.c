@@ -2,7 +2,7 @@
  * which has a twin of its own: logits and stored keys and values, for odd shapes, any number of
  * rows and mixed lengths. What nothing has written is NaN.
  *
- *   test_resident [lost]        lost: what becomes of a step whose messages are lost */
+ *   test_resident [lost]        lost: a step whose packets are lost */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
@@ -119,21 +119,22 @@ static double logits_error(const struct rig *r, const struct outcome *got,
     return sqrt(difference / norm);
 }
 
-/* Whether all eights are blank but those of the LM head's x. */
-static bool boxes_are_blank(const struct rig *r)
+/* Whether all packets but those of the LM head's x are sentinels. */
+static bool buffers_are_reset(const struct rig *r)
 {
     const struct resident *k = &r->forward.resident;
-    const size_t part = resident_message_bytes(k) / RESIDENT_COPIES, n = resident_blank_bytes(k);
+    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES,
+                 n = resident_sentinel_bytes(k);
     unsigned char *seen = malloc(n);
-    bool blank = true;
+    bool reset = true;
 
     for (int i = 0; i < RESIDENT_COPIES; i++) {
-        cuda_must(cudaMemcpy(seen, (const char *)k->messages + (size_t)i * part, n,
+        cuda_must(cudaMemcpy(seen, (const char *)k->exchange + (size_t)i * part, n,
                              cudaMemcpyDeviceToHost));
-        blank &= seen[0] == 0xff && memcmp(seen, seen + 1, n - 1) == 0;
+        reset &= seen[0] == 0xff && memcmp(seen, seen + 1, n - 1) == 0;
     }
     free(seen);
-    return blank;
+    return reset;
 }
 
 /* keys: the pool with no key unwritten. */
@@ -159,7 +160,7 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
         cuda_must(cudaMemcpy(r->forward.kv.base, before, pool_bytes, cudaMemcpyHostToDevice));
         rig_renew(r);
         o = outcome_of(r, &v, n, n_rows, true);
-        ck_assert(boxes_are_blank(r));
+        ck_assert(buffers_are_reset(r));
         logits = logits_error(r, &o, &chain, n_rows);
         stored = stored_error(r, &o, &chain, before, n);
         if (i == 0)
@@ -271,8 +272,8 @@ END_TEST
 static const int mixed_lengths[RIG_ROWS] = {513, 1,  1200, 16, 17,  1, 100, 64,
                                             15,  33, 32,   2,  250, 7, 1,   48};
 
-/* Logits of steps of 1 .. 16 rows, each run alone in messages that hold nothing. Tokens are drawn
- * anew by each rig_step(), so from the same seed. */
+/* Logits of steps of 1 .. 16 rows, each run alone on a cleared exchange. Each rig_step() draws
+ * tokens anew, so from the same seed. */
 static float *logits_of(struct rig *r, int n, bool fresh)
 {
     const size_t size = (size_t)n * (size_t)r->forward.sampler.logits_stride;
@@ -308,7 +309,7 @@ static void check_many_steps(int n_layers)
 
         ck_assert(memcmp(got, expected[n - 1],
                          (size_t)n * (size_t)r.forward.sampler.logits_stride * sizeof(float)) == 0);
-        ck_assert(i % 10 > 0 || boxes_are_blank(&r));
+        ck_assert(i % 10 > 0 || buffers_are_reset(&r));
         free(got);
     }
     for (int i = 0; i < RIG_ROWS; i++)
@@ -316,8 +317,8 @@ static void check_many_steps(int n_layers)
     rig_deinit(&r);
 }
 
-/* What a step leaves does not show in the next, of more rows or fewer, bit by bit; boxes are used
- * in turn, so with one layer, with as many as turns, and with others. */
+/* A step has no effect on the bits of the next, of more rows or fewer; buffers rotate over layers,
+ * so with one layer, as many as there are buffers, and other numbers. */
 START_TEST(steps_in_a_row_are_as_alone)
 {
     for (int n_layers = 1; n_layers <= 5; n_layers++)
@@ -364,7 +365,7 @@ START_TEST(replayed_steps_are_the_same)
 }
 END_TEST
 
-/* Where tags end they begin again in clear messages, and no step is different. */
+/* Where tags wrap the exchange is cleared, and no step is different. */
 START_TEST(steps_are_the_same_where_tags_begin_again)
 {
     struct model_config c = small;
@@ -394,8 +395,8 @@ START_TEST(steps_are_the_same_where_tags_begin_again)
 }
 END_TEST
 
-/* A row of which an input is no number ends as none, also where its bits are all ones as those of
- * what is not there yet; the rows beside it do not notice. */
+/* A row of which an input is no number ends as none, also where its bits are all ones, as a
+ * sentinel's; the rows beside it do not notice. */
 START_TEST(no_number_stays_in_its_row)
 {
     static const uint16_t bits[] = {0xffff, 0x7fff, 0x7f81, 0x7f80, 0xff80};
@@ -420,7 +421,7 @@ START_TEST(no_number_stays_in_its_row)
         ck_assert(memcmp(got, expected, 2 * (size_t)stride * sizeof(float)) == 0);
         for (int j = 0; j < c.vocab_size; j++)
             ck_assert(isnan(got[2 * stride + j]));
-        ck_assert(boxes_are_blank(&r));
+        ck_assert(buffers_are_reset(&r));
         free(expected);
         free(got);
         free(old);
@@ -430,8 +431,8 @@ START_TEST(no_number_stays_in_its_row)
 }
 END_TEST
 
-/* One eight that an earlier layer left is taken for this one's: what the tests above would see. */
-START_TEST(stale_eights_are_seen)
+/* A stale packet of an earlier layer is taken for this one's: the tests above would see it. */
+START_TEST(stale_packets_are_seen)
 {
     struct model_config c = small;
     const struct resident *k;
@@ -442,12 +443,12 @@ START_TEST(stale_eights_are_seen)
     c.n_layers = 4;
     rig_init(&r, &c, false, 16, mixed_lengths);
     k = &r.forward.resident;
-    part = resident_message_bytes(k) / RESIDENT_COPIES;
+    part = resident_exchange_bytes(k) / RESIDENT_COPIES;
     expected = logits_of(&r, 1, true);
-    at = resident_blank_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a piece */
+    at = resident_sentinel_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a k step */
     for (int i = 0; i < RESIDENT_COPIES; i++)
-        cuda_must(cudaMemset((char *)k->messages + (size_t)i * part + at, 0x3f, 16));
-    ck_assert(!boxes_are_blank(&r));
+        cuda_must(cudaMemset((char *)k->exchange + (size_t)i * part + at, 0x3f, 16));
+    ck_assert(!buffers_are_reset(&r));
     got = logits_of(&r, 1, false);
     ck_assert(memcmp(got, expected, (size_t)c.vocab_size * sizeof(float)) != 0);
     free(expected);
@@ -478,10 +479,10 @@ START_TEST(unfit_shapes_are_refused)
 }
 END_TEST
 
-/* Messages that are lost end the step with an error, within a time: they are wiped out again and
- * again by the copy engine while steps run. Afterwards the process has no device any more, so this
- * is a program of its own. */
-static int lose_messages(void)
+/* Lost packets end the step with an error in bounded time: the copy engine wipes them out again and
+ * again while steps run. Afterwards the process has no device any more, so this is a program of its
+ * own. */
+static int lose_packets(void)
 {
     const double most_s = 30.0;
     struct timespec begin, now;
@@ -494,7 +495,7 @@ static int lose_messages(void)
     void *none;
 
     rig_init(&r, &small, false, 16, mixed_lengths);
-    bytes = resident_message_bytes(&r.forward.resident);
+    bytes = resident_exchange_bytes(&r.forward.resident);
     cuda_must(cudaHostAlloc(&none, bytes, 0));
     memset(none, 0xff, bytes);
     cuda_must(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
@@ -505,7 +506,7 @@ static int lose_messages(void)
             rig_renew(&r);
             rig_run(&r, &v, 2, 2, true);
         }
-        (void)cudaMemcpyAsync(r.forward.resident.messages, none, bytes, cudaMemcpyHostToDevice,
+        (void)cudaMemcpyAsync(r.forward.resident.exchange, none, bytes, cudaMemcpyHostToDevice,
                               other);
         (void)cudaStreamSynchronize(other);
         e = cudaStreamQuery(r.device.launch.stream);
@@ -519,7 +520,7 @@ static int lose_messages(void)
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "lost") == 0)
-        return lose_messages();
+        return lose_packets();
     Suite *suite = suite_create("resident");
     TCase *t = tcase_create("resident");
 
@@ -532,7 +533,7 @@ int main(int argc, char **argv)
     tcase_add_test(t, replayed_steps_are_the_same);
     tcase_add_test(t, steps_are_the_same_where_tags_begin_again);
     tcase_add_test(t, no_number_stays_in_its_row);
-    tcase_add_test(t, stale_eights_are_seen);
+    tcase_add_test(t, stale_packets_are_seen);
     tcase_add_test(t, unfit_shapes_are_refused);
     suite_add_tcase(suite, t);
     return run_suite_here(suite);

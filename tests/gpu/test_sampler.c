@@ -101,8 +101,8 @@ static int32_t twin(const struct rig *g, int row, double *margin)
     return id;
 }
 
-/* The ids of the first n rows are the twin's; where two scores are as near as float can tell it may
- * be either. */
+/* The ids of the first n rows are the twin's; where two scores are equal within float rounding it
+ * may be either. */
 static void check_rows(struct rig *g, int n)
 {
     int compared = 0;
@@ -246,7 +246,7 @@ START_TEST(cuts_do_not_matter)
     for (int i = 0; i < 4; i++) {
         g.n_rows = n_rows[i];
         for (int j = 0; j < g.n_rows; j++)
-            g.loads[j].state = g.rows[j].state = g.n_rows - 1 - j;
+            g.updates[j].state = g.rows[j].state = g.n_rows - 1 - j;
         rig_run(&g, &device);
         if (i == 0)
             memcpy(first, g.results.host, sizeof(first));
@@ -256,7 +256,7 @@ START_TEST(cuts_do_not_matter)
 }
 END_TEST
 
-/* Where all ids but one are banned that one is taken, where all are the lowest. */
+/* Where all ids but one are banned that one is taken; where all are, the row says so. */
 START_TEST(banned_ids_are_never_taken)
 {
     const int32_t stops[] = {3, 1, 0, 2};
@@ -275,12 +275,68 @@ START_TEST(banned_ids_are_never_taken)
     }
     rig_run(&g, &device);
     for (int j = 0; j < 8; j++)
-        ck_assert_int_eq(((int32_t *)g.results.host)[j], j < 4 ? 2 : 0);
+        ck_assert_int_eq(((int32_t *)g.results.host)[j], j < 4 ? 2 : BATCH_NUMERICS);
     rig_free(&g);
 }
 END_TEST
 
-/* Equal logits are told apart by id alone. */
+/* A masked row samples as a row whose other logits are far below, with every kind of sampling; a
+ * mask is that of its own row; one that leaves no id ends the row. */
+START_TEST(masks_leave_allowed_ids)
+{
+    enum { VOCAB = 2004, ROWS = 24, WORDS = (VOCAB + 31) / 32 };
+    static uint32_t masks[ROWS / 2][WORDS];
+    const int32_t stops[] = {77};
+    int32_t expected[ROWS];
+    struct rig g;
+    float *z;
+
+    rig_init(&g, VOCAB, ROWS, 3.0f);
+    z = g.logits.host;
+    for (int i = 0; i < ROWS / 2; i++)
+        for (int j = 0; j < WORDS; j++)
+            masks[i][j] = random_bits() & random_bits();
+    for (int j = 0; j < ROWS; j++) {
+        struct sampling *s = &g.sampling[j];
+
+        s->temperature = j % 5 == 0 ? 0.0f : 0.8f;
+        s->top_k = j % 3 == 1 ? 12 : 0;
+        s->top_p = j % 4 == 2 ? 0.8f : 1.0f;
+        s->repetition_penalty = j % 7 == 3 ? 1.3f : 1.0f;
+        s->n_logprobs = j % 6 == 4 ? 3 : -1;
+    }
+    for (int masked = 0; masked < 2; masked++) {
+        for (int j = 0; j < ROWS; j += 2) /* every other row has a mask */
+            g.rows[j].mask = masked ? ROWS / 2 - 1 - j / 2 : -1;
+        for (int j = 0; j < ROWS; j += 2)
+            for (int id = 0; id < VOCAB; id++)
+                if (!(masks[ROWS / 2 - 1 - j / 2][id / 32] >> id % 32 & 1))
+                    z[j * g.m.logits_stride + id] += masked ? 1e9f : -1e9f;
+        g.masks = masked ? masks[0] : NULL;
+        g.n_masks = masked ? ROWS / 2 : 0;
+        array_to_device(&g.logits);
+        rig_run(&g, &device);
+        if (!masked)
+            memcpy(expected, g.results.host, sizeof(expected));
+    }
+    ck_assert_mem_eq(expected, g.results.host, sizeof(expected));
+    memset(masks, 0, sizeof(masks));
+    for (int j = 0; j < ROWS; j += 2) {
+        masks[ROWS / 2 - 1 - j / 2][2] = 1u << 13; /* 77, which is banned in some */
+        g.sampling[j].n_stop_ids = 1;
+        g.sampling[j].stop_ids = stops;
+        g.rows[j].ban_stops = j % 4 == 0;
+    }
+    rig_run(&g, &device);
+    for (int j = 0; j < ROWS; j++)
+        ck_assert_int_eq(((int32_t *)g.results.host)[j], j % 2        ? expected[j]
+                                                         : j % 4 == 0 ? BATCH_NUMERICS
+                                                                      : 77);
+    rig_free(&g);
+}
+END_TEST
+
+/* Between equal logits the lower id wins. */
 START_TEST(ties_go_to_lower_ids)
 {
     struct rig g;
@@ -334,7 +390,7 @@ START_TEST(penalties_and_bias_come_first)
 }
 END_TEST
 
-/* NaN or an infinity anywhere in a row is told of that row alone, however it is drawn from. */
+/* NaN or an infinity anywhere in a row fails that row alone, however it is sampled. */
 START_TEST(broken_rows_are_told)
 {
     const struct sampling kinds[] = {
@@ -429,6 +485,7 @@ int main(void)
     tcase_add_test(t, one_part_may_have_all_the_best);
     tcase_add_test(t, cuts_do_not_matter);
     tcase_add_test(t, banned_ids_are_never_taken);
+    tcase_add_test(t, masks_leave_allowed_ids);
     tcase_add_test(t, ties_go_to_lower_ids);
     tcase_add_test(t, penalties_and_bias_come_first);
     tcase_add_test(t, broken_rows_are_told);

@@ -334,7 +334,7 @@ START_TEST(seeds_repeat)
     ck_assert_mem_eq(first, g.results.host, sizeof(first));
     g.n_rows = 5;
     for (int i = 0; i < 5; i++) /* rows of the batch, other states than before */
-        g.loads[i].state = g.rows[i].state = i;
+        g.updates[i].state = g.rows[i].state = i;
     rig_run(&g, &device);
     ck_assert_mem_eq(first, g.results.host, 5 * sizeof(*first));
     for (int i = 0; i < 5; i++)

@@ -276,7 +276,7 @@ static const char *cancel(struct world *w)
         if (w->alive[i]->id == id)
             return "a cancelled request is not finished at once";
     core_cancel(w->core, id, CORE_REASON_CANCELLED, w->now_us); /* nothing, again */
-    return wrong ? wrong : look(w);
+    return wrong ? wrong : take_events(w);
 }
 
 static const char *stop(struct world *w)
@@ -356,14 +356,12 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
         struct oracle_choice *o = &sim_find(w, s->request->id)->choices[s->choice];
         const uint64_t n = w->n_decodes[s->request->client_id];
 
-        if (s->request->masks)
-            continue;
         if (s->last_step == batch->step)
             o->turn = n;
-        else if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+        else if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
                  n - o->turn > 4 * (uint64_t)w->options.max_seqs + 16)
             return "decodes of a client do not take turns";
-        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+        if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
             return "a decode is left out for too long";
     }

@@ -1,4 +1,4 @@
-/* test_algo_file.c - choices of algorithms come back as they were written, or not at all. */
+/* test_algo_file.c - measured choices come back as they were written, or not at all. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -41,14 +41,20 @@ static void find_file(void)
     ck_assert_int_eq(n, 1);
 }
 
+static int write_to(const char *in, const char *with, struct algo_record *records, int n,
+                    struct err *e)
+{
+    return algo_file_write(in, with, &(struct algo_records){records, n}, e);
+}
+
 static void setup(void)
 {
-    const struct algo_record records[] = {record_of(16), record_of(32), record_of(48)};
+    struct algo_record records[] = {record_of(16), record_of(32), record_of(48)};
     struct err e;
 
     strcpy(folder, "/tmp/nvllm-algo-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(folder));
-    ck_assert_int_eq(algo_file_write(folder, key, records, 3, &e), 0);
+    ck_assert_int_eq(write_to(folder, key, records, 3, &e), 0);
     find_file();
 }
 
@@ -60,18 +66,17 @@ static void teardown(void)
 
 static int count_of(const char *in, const char *with)
 {
-    struct algo_record *records;
+    struct algo_records r;
     struct err e;
-    int n = -1;
 
-    ck_assert_int_eq(algo_file_read(&records, &n, in, with, &e), 0);
-    for (int i = 0; i < n; i++) {
-        const struct algo_record expected = record_of(records[i].m);
+    ck_assert_int_eq(algo_file_read(&r, in, with, &e), 0);
+    for (int i = 0; i < r.n; i++) {
+        const struct algo_record expected = record_of(r.all[i].m);
 
-        ck_assert_int_eq(memcmp(&records[i], &expected, sizeof(expected)), 0);
+        ck_assert_int_eq(memcmp(&r.all[i], &expected, sizeof(expected)), 0);
     }
-    free(records);
-    return n;
+    free(r.all);
+    return r.n;
 }
 
 static size_t slurp(char *to, size_t room)
@@ -97,16 +102,16 @@ static void spill(const char *from, size_t n)
 /* What was written is read; another write replaces it; nobody else may read the file. */
 START_TEST(records_come_back)
 {
-    const struct algo_record other = record_of(64);
+    struct algo_record other = record_of(64);
     struct stat s;
     struct err e;
 
     ck_assert_int_eq(count_of(folder, key), 3);
     ck_assert_int_eq(stat(file, &s), 0);
     ck_assert_int_eq(s.st_mode & 07777, 0600);
-    ck_assert_int_eq(algo_file_write(folder, key, &other, 1, &e), 0);
+    ck_assert_int_eq(write_to(folder, key, &other, 1, &e), 0);
     ck_assert_int_eq(count_of(folder, key), 1);
-    ck_assert_int_eq(algo_file_write(folder, key, NULL, 0, &e), 0);
+    ck_assert_int_eq(write_to(folder, key, NULL, 0, &e), 0);
     ck_assert_int_eq(count_of(folder, key), 0);
     find_file(); /* nothing temporary is left */
 }
@@ -124,14 +129,14 @@ END_TEST
 /* A file of another key under this one's name is none. */
 START_TEST(a_file_of_another_key_is_none)
 {
-    const struct algo_record other = record_of(16);
+    struct algo_record other = record_of(16);
     char first[512], bytes[4096];
     struct err e;
     size_t n;
 
     strcpy(first, file);
     ck_assert_int_eq(unlink(file), 0);
-    ck_assert_int_eq(algo_file_write(folder, "other", &other, 1, &e), 0);
+    ck_assert_int_eq(write_to(folder, "other", &other, 1, &e), 0);
     find_file();
     n = slurp(bytes, sizeof(bytes));
     ck_assert_int_eq(unlink(file), 0);
@@ -181,7 +186,7 @@ START_TEST(senseless_records_are_none)
     r[4].us = NAN;
     r[5].y_stride = 6143;
     for (int i = 0; i < 6; i++) {
-        ck_assert_int_eq(algo_file_write(folder, key, &r[i], 1, &e), 0);
+        ck_assert_int_eq(write_to(folder, key, &r[i], 1, &e), 0);
         ck_assert_int_eq(count_of(folder, key), 0);
     }
 }
@@ -208,7 +213,7 @@ START_TEST(the_size_is_bounded)
 
     for (int i = 0; i < ALGO_FILE_MAX; i++)
         r[i] = record_of(i + 1);
-    ck_assert_int_eq(algo_file_write(folder, key, r, ALGO_FILE_MAX, &e), 0);
+    ck_assert_int_eq(write_to(folder, key, r, ALGO_FILE_MAX, &e), 0);
     ck_assert_int_eq(count_of(folder, key), ALGO_FILE_MAX);
     ck_assert_int_eq(truncate(file, 1 << 30), 0);
     ck_assert_int_eq(count_of(folder, key), 0);
@@ -219,18 +224,18 @@ END_TEST
 /* A folder is made; where that cannot be, the error names it. */
 START_TEST(a_folder_that_cannot_be_is_told)
 {
-    const struct algo_record r = record_of(16);
+    struct algo_record r = record_of(16);
     char sub[128];
     struct err e;
 
     snprintf(sub, sizeof(sub), "%s/sub/sub", folder);
-    ck_assert_int_eq(algo_file_write(sub, key, &r, 1, &e), -ENOENT);
+    ck_assert_int_eq(write_to(sub, key, &r, 1, &e), -ENOENT);
     ck_assert_msg(strstr(e.text, sub), "%s", e.text);
-    ck_assert_int_eq(algo_file_write(file, key, &r, 1, &e), -ENOTDIR);
+    ck_assert_int_eq(write_to(file, key, &r, 1, &e), -ENOTDIR);
     ck_assert_msg(strstr(e.text, file), "%s", e.text);
     ck_assert_int_eq(unlink(file), 0);
     ck_assert_int_eq(rmdir(folder), 0);
-    ck_assert_int_eq(algo_file_write(folder, key, &r, 1, &e), 0);
+    ck_assert_int_eq(write_to(folder, key, &r, 1, &e), 0);
     ck_assert_int_eq(count_of(folder, key), 1);
 }
 END_TEST

@@ -71,7 +71,7 @@ static void on_settle(void *arg)
         let_go(c);
 }
 
-static bool on_turn(void *owner)
+static bool may_take(void *owner)
 {
     const struct client *c = owner;
 
@@ -89,7 +89,7 @@ static const struct connection_handler handler = {
     .fault = on_fault,
     .buffers = on_buffers,
     .settle = on_settle,
-    .turn = on_turn,
+    .may_take = may_take,
     .round = on_round,
 };
 

@@ -1,5 +1,5 @@
-/* test_cpu_golden.c - what the CPU backend computes: the reference's tokens and logprobs, whatever
- * the batch, chunks, blocks, threads and instruction set are. */
+/* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
+ * batch, chunks, blocks, threads and instruction set. */
 #include <check.h>
 #include <jansson.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 enum {
     MAX_CASES = 64,
     N_TOP = 20,
-#ifdef TEST_LIGHT /* instrumented kernels are twenty times as slow */
+#ifdef TEST_LIGHT /* sanitizers make the kernels twenty times slower */
     SHORT_PROMPT = 800,
     N_WAYS = 3,
 #else
     N_WAYS = 7,
-    SHORT_PROMPT = 2000, /* tokens: the long ones have tests of their own */
+    SHORT_PROMPT = 2000, /* tokens: longer prompts have their own tests */
 #endif
     GOLDEN_TOP = 5,
     STOP = 1993, /* <|im_end|> ended the reference's texts */
@@ -152,7 +152,7 @@ static void seq_of(struct drive_seq *s, const struct golden_case *c)
     s->stop = STOP;
 }
 
-/* Logprob of an id among the best of a step, NaN where it is not. */
+/* The logprob of an id in a step's top list, or NaN. */
 static double top_logprob(const struct drive_seq *s, int step, int32_t id)
 {
     for (int k = 0; k < N_TOP; k++)
@@ -161,7 +161,7 @@ static double top_logprob(const struct drive_seq *s, int step, int32_t id)
     return NAN;
 }
 
-/* Identical ids where the reference's margins say so, its logprobs wherever the texts agree. */
+/* Equal ids if the reference's margin is large enough, equal logprobs as far as the texts agree. */
 static double check_golden(const struct golden_case *c, const struct drive_seq *s, double tolerance,
                            double margin)
 {
@@ -197,7 +197,7 @@ static void check_same(const struct golden_case *c, const struct drive_seq *a,
                       "%s: not the same best", c->name);
 }
 
-/* All cases up to max_prompt tokens, together or one after the other. */
+/* Runs all cases of up to max_prompt tokens, together or one by one. */
 static void run_way(struct drive_seq *seqs, const struct way *w, bool together, int max_prompt)
 {
     struct drive_seq *now[MAX_CASES];
@@ -248,8 +248,8 @@ START_TEST(golden_alone)
 }
 END_TEST
 
-/* Block length, chunks, batch, steps in flight, order of blocks, threads and what lies in memory
- * that is not the sequence's own change no bit of any logprob. */
+/* Block length, chunks, batch, steps in flight, order of blocks, threads and the contents of other
+ * memory change no bit of any logprob. */
 static const struct way ways[] = {
     {16, 64, 64, 2, 128, 0, false, true, CPU_N_ISAS, KV_DTYPE_AUTO},
     {16, 4096, 64, 3, 128, 7, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
@@ -260,7 +260,7 @@ static const struct way ways[] = {
     {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO},
 };
 
-_Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "there are so many ways");
+_Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "N_WAYS is too large");
 
 START_TEST(way_changes_nothing)
 {
@@ -285,8 +285,8 @@ START_TEST(way_changes_nothing)
 }
 END_TEST
 
-/* K and V in bf16: the same tokens wherever the candidates lie further apart than bf16 can move
- * them, and again no bit depends on the way. */
+/* K and V in bf16: the same tokens if the candidates are further apart than the error of bf16, and
+ * again no bit depends on the way. */
 START_TEST(bf16_kv)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
@@ -334,7 +334,7 @@ START_TEST(golden_long_prompts)
 }
 END_TEST
 
-/* ... and after 11,052. */
+/* The same after 11,052 tokens. */
 START_TEST(golden_longest_prompt)
 {
     const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO};
@@ -344,7 +344,7 @@ START_TEST(golden_longest_prompt)
 END_TEST
 #endif
 
-/* The plain kernels, which no machine of today runs otherwise, give the same bits. */
+/* The plain kernels, which run on few machines, give the same bits. */
 START_TEST(plain_is_the_same)
 {
     static const struct way plain_way = {16,           50, 3, 2, 64, 0, false, false, CPU_ISA_PLAIN,

@@ -512,6 +512,60 @@ START_TEST(status_follows_the_ledger)
 }
 END_TEST
 
+static atomic_int n_idle, n_flying, n_idle_beside_steps;
+
+static int flying_submit(struct backend *b, const struct batch *batch, struct err *e)
+{
+    atomic_fetch_add(&n_flying, 1);
+    return cpu_backend.submit(b, batch, e);
+}
+
+static int landing_wait(struct backend *b, struct step_result *out, struct err *e)
+{
+    atomic_fetch_sub(&n_flying, 1);
+    return cpu_backend.wait(b, out, e);
+}
+
+/* Two pieces of work after each time that steps ran; the third call has none. */
+static int idle_thrice(struct backend *b, struct err *e)
+{
+    (void)b, (void)e;
+    atomic_fetch_add(&n_idle_beside_steps, atomic_load(&n_flying) != 0);
+    return atomic_fetch_add(&n_idle, 1) % 3 < 2;
+}
+
+static void wait_idle(int n)
+{
+    for (int i = 0; i < 3000 && atomic_load(&n_idle) < n; i++)
+        usleep(10000);
+    usleep(50000);
+    ck_assert_int_eq(atomic_load(&n_idle), n); /* and no more */
+}
+
+/* A backend's idle work runs while no step does, until there is no more, and again after steps. */
+START_TEST(idle_work_runs_between_steps)
+{
+    struct backend_ops ops = cpu_backend;
+    struct engine_request r = request(1, "Once upon a time");
+    struct answer a;
+    struct engine *g;
+
+    ops.submit = flying_submit;
+    ops.wait = landing_wait;
+    ops.idle = idle_thrice;
+    g = start_on(&ops, 0, 64u << 20);
+    wait_loaded(g);
+    wait_idle(3);
+    r.max_tokens = 4;
+    generate(g, &r);
+    gather(g, &a, 1);
+    ck_assert_uint_eq(a.n_ids, 4);
+    wait_idle(6);
+    ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
+    engine_free(g);
+}
+END_TEST
+
 /* A folder that is no model ends in FAILED with the file's name. */
 START_TEST(bad_folder_fails_with_its_name)
 {
@@ -573,6 +627,7 @@ int main(void)
     tcase_add_test(tc, end_in_the_middle_gives_memory_back);
     tcase_add_test(tc, cache_folder_is_copied);
     tcase_add_test(tc, status_follows_the_ledger);
+    tcase_add_test(tc, idle_work_runs_between_steps);
     tcase_add_test(tc, bad_folder_fails_with_its_name);
     tcase_add_test(tc, bytes_of_a_request_follow_its_shape);
     suite_add_tcase(s, tc);

@@ -347,8 +347,9 @@ END_TEST
 /* Sets a key to something else than it is; the test fails where none of the values will do. */
 static void set_otherwise(const char *key, struct options_change *c)
 {
-    static const char *const values[] = {"on",  "off",  "5",   "64", "1M",  "/tmp/x", "debug",
-                                         "cpu", "bf16", "all", "12", "611", "7:300",  "8K"};
+    static const char *const values[] = {"on",     "off",   "5",     "64",   "1M",
+                                         "/tmp/x", "debug", "cpu",   "bf16", "all",
+                                         "12",     "611",   "7:300", "8K",   "before_ready"};
 
     for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
         struct options fresh;

@@ -1,15 +1,39 @@
-/* resident.cu - a decode step of few rows as one kernel: embedding, all layers, LM head.
+/* resident.cu - a decode step of few rows as one persistent kernel: embedding, all layers, LM head.
  *
- * One block a multiprocessor, all of them resident: a cooperative launch sees to that, so that they
- * may wait for each other. Results go from block to block as messages, without a barrier of all. A
- * layer is six exchanges: q, k, v; parts of attention; attention; residual; activation; residual.
+ * A chain of kernels spends 2 to 4 us of each launch starting and draining, in which memory is
+ * idle. Here one thread block per multiprocessor stays for the whole step; a cooperative launch
+ * guarantees that all are resident, so they may wait for each other. What bounds the step is
+ * memory, the bytes of weights, keys and values, where these are many, and the latency of the
+ * exchanges where they are few.
  *
- * Bound by memory, the bytes of all weights and of the sequences' keys and values, where these are
- * many; by the exchanges where they are few. One warp of a block streams its share of the bytes
- * into shared memory in the order in which they will be used, whatever the state of the
- * computation, so memory works while messages are on their way. */
+ * Warps are specialised. One producer warp streams the block's share of weights, keys and values
+ * into a ring of shared memory by bulk copies, full and empty mbarriers per stage, in the order of
+ * use and as far ahead as the ring holds, whatever the computation waits for (resident_ring.cuh).
+ * Eight consumer warps compute: products by mma over stages of the ring (resident_product.cuh),
+ * attention (resident_attention.cuh). Two helper warps fetch biases, norm weights and scales before
+ * the consumers need them, and recycle packet buffers (resident_reset.cuh). setmaxnreg gives the
+ * consumers the others' registers.
+ *
+ * Work is divided by columns: a product's output is cut into tiles of eight columns, block b has
+ * tiles b, b + n_blocks, and so on, and keeps its columns of the residual in shared memory. In
+ * attention a block belongs to one KV head; the blocks of a head divide all sequences' keys evenly,
+ * as in flash decoding, and join the parts of a sequence that was split.
+ *
+ * A layer has six exchanges between blocks, none of them a grid barrier (resident_exchange.cuh):
+ *   q, k, v                   to the blocks of the head          tagged words
+ *   attention parts           among the blocks of the head       tagged words
+ *   attention output          all-gather                         packets
+ *   residual * norm weight    all-gather, with sums of squares   packets, tagged words
+ *   activation                all-gather                         packets
+ *   residual * norm weight    all-gather, with sums of squares   packets, tagged words
+ * RMSNorm is split: the writer multiplies by the norm's weight and sends its columns' sum of
+ * squares beside, and the reader of the product multiplies the result by 1 / rms.
+ *
+ * Why it is right, by PTX's memory model: data carries its own validity in single-copy atomic
+ * accesses, so no exchange needs a fence; and packets are reset under a split-phase grid barrier
+ * with release and acquire, one layer ahead of need. */
 #include "cuda/kernels/resident/resident_attention.cuh"
-#include "cuda/kernels/resident/resident_blank.cuh"
+#include "cuda/kernels/resident/resident_reset.cuh"
 
 static constexpr int THREADS = (CONSUMERS + 4) * WARP; /* one has nothing to do */
 static constexpr int SHARED_LIMIT = 227 << 10;
@@ -32,7 +56,7 @@ static __host__ __device__ int longest(const struct resident *r)
 /* x is too long for registers. */
 static __host__ __device__ bool is_wide(const struct resident *r)
 {
-    return longest(r) > HELD * CHUNK;
+    return longest(r) > REGISTER_STAGES * CHUNK;
 }
 
 static __host__ __device__ struct layout layout_of(const struct resident *r)
@@ -55,36 +79,37 @@ static __host__ __device__ struct layout layout_of(const struct resident *r)
     return l;
 }
 
-static __host__ __device__ message *take(message **at, int64_t n)
+static __host__ __device__ tagged_word *take(tagged_word **at, int64_t n)
 {
-    message *p = *at;
+    tagged_word *p = *at;
 
     *at += (n + 15) / 16 * 16;
     return p;
 }
 
-static __host__ __device__ uint4 *take_boxes(message **at, int n, int k)
+static __host__ __device__ uint4 *take_buffers(tagged_word **at, int n, int k)
 {
-    return (uint4 *)take(at, 2 * n * eights_of_box(k));
+    return (uint4 *)take(at, 2 * n * packets_of_buffer(k));
 }
 
-/* base: of a copy. Boxes of eights first. */
-static __host__ __device__ struct mailboxes mailboxes_of(const struct resident *r, message *base,
-                                                         message **end)
+/* base: of a copy. Packet buffers come first. */
+static __host__ __device__ struct exchange exchange_of(const struct resident *r, tagged_word *base,
+                                                       tagged_word **end)
 {
     const int rows = RESIDENT_MAX_ROWS, head_dim = r->kv.head_dim, n_kv = r->kv.n_kv_heads;
-    message *at = base;
-    struct mailboxes b;
+    tagged_word *at = base;
+    struct exchange b;
 
-    b.x_attn = take_boxes(&at, TURNS, r->hidden);
-    b.x_mlp = take_boxes(&at, TURNS, r->hidden);
-    b.attn = take_boxes(&at, TURNS, r->n_heads * head_dim);
-    b.act = take_boxes(&at, TURNS, r->ffn);
-    b.x_head = take_boxes(&at, 1, r->hidden);
+    b.x_attn = take_buffers(&at, N_BUFFERS, r->hidden);
+    b.x_mlp = take_buffers(&at, N_BUFFERS, r->hidden);
+    b.attn = take_buffers(&at, N_BUFFERS, r->n_heads * head_dim);
+    b.act = take_buffers(&at, N_BUFFERS, r->ffn);
+    b.x_head = take_buffers(&at, 1, r->hidden);
     b.squares_attn = take(&at, (int64_t)rows * r->hidden / COLS);
     b.squares_mlp = take(&at, (int64_t)rows * r->hidden / COLS);
     b.qkv = take(&at, (int64_t)rows * (r->n_heads + 2 * n_kv) * head_dim / 2);
     b.parts = take(&at, (int64_t)(rows + MAX_GROUPS) * r->n_heads * (head_dim + 2));
+    b.flags = (uint32_t *)take(&at, r->n_blocks);
     *end = at;
     return b;
 }
@@ -107,38 +132,42 @@ template <int HEAD_DIM> static __device__ __forceinline__ void produce(struct fr
     }
 }
 
-/* Has, before a product's results are there, what they meet; makes blank what has been read. The
- * LM head has no results before its squares are there, see resident_message.cuh. */
+/* The helpers' side: operands and scales of each product before its sums are there, and the layer's
+ * grid barrier. The LM head's x may be loaded once the barrier of the last layer is passed. */
 static __device__ __forceinline__ void help(struct frame &f, int n_jobs, int n_rows)
 {
-    const int m = f.m;
+    const int m = f.m, last = f.a.n_layers;
 
 #pragma unroll 1
     for (int i = 0; i < n_jobs; i++) {
         const struct job j = job_of(f, i);
 
-        if (j.kind == LM_HEAD)
-            f.m = max(n_rows, 1); /* squares of one row show that all are done with the layers */
-        take_beside(f, j);
-        if (j.kind == LM_HEAD || (j.mine > 0 && (j.kind == QKV || j.kind == GATE_UP)))
-            take_scales(f, j);
-        if (j.kind == LM_HEAD)
-            meet(CONSUMERS_AND_HELPERS);
-        if (j.kind == LM_HEAD || j.kind == OUT)
-#pragma unroll 1
-            for (int layer = j.layer - 2; layer <= j.layer - (j.kind == OUT ? 2 : 1); layer++)
-                blank_layer(f, layer, m);
-        if (j.kind == OUT)
-            fence();
-        meet(CONSUMERS_AND_HELPERS);
-        f.turn ^= 1;
+        if (j.kind == OUT || j.kind == LM_HEAD) {
+            if (j.layer > 0)
+                grid_wait(f, f.tag - 1);
+            if (j.kind == OUT)
+                reset_layer(f, j.layer - 2, m);
+            grid_arrive(f, f.tag);
+        }
+        if (j.kind == LM_HEAD) {
+            f.m = n_rows;
+            named_sync(CONSUMERS_AND_HELPERS);
+        }
+        load_operands(f, j);
+        if (j.mine > 0 && (j.kind == QKV || j.kind == GATE_UP || j.kind == LM_HEAD))
+            compute_scales(f, j);
+        named_sync(CONSUMERS_AND_HELPERS);
+        f.half ^= 1;
         f.tag += j.kind == DOWN;
     }
+    grid_wait(f, f.tag); /* all blocks are done with the layers */
+    reset_layer(f, last - 2, m);
+    reset_layer(f, last - 1, m);
 }
 
-/* The residual of the first layer, by the blocks that it belongs to, as if a layer before had
- * ended. */
-static __device__ __forceinline__ void take_embedding(const struct frame &f)
+/* The first layer's residual, by the blocks that own its columns, as if a layer had ended before.
+ */
+static __device__ __forceinline__ void load_embedding(const struct frame &f)
 {
     const struct resident &a = f.a;
     const struct job j = {DOWN, -1, nullptr, a.hidden, 0, f.s.mine[DOWN]};
@@ -155,11 +184,11 @@ static __device__ __forceinline__ void take_embedding(const struct frame &f)
             if (token < 0)
                 token = __ldg(a.sampled + ~token);
             if (token < 0 || token >= a.vocab_size)
-                token = 0; /* as in embed.cu: its sequence has ended, this row is lost */
+                token = 0; /* as in embed.cu: its sequence has ended, the row is discarded */
             x = __ldg((const uint32_t *)(a.w.embed + (int64_t)token * a.hidden + p.column));
             norm = __ldg((const uint32_t *)(a.w.attn_norm + p.column));
         }
-        post_residual(f, f.tag, p, make_float2(bf16_low(x), bf16_high(x)),
+        send_residual(f, f.tag, p, make_float2(bf16_low(x), bf16_high(x)),
                       make_float2(bf16_low(norm), bf16_high(norm)));
     }
 }
@@ -168,21 +197,21 @@ template <int HALVES, int HEAD_DIM, bool WIDE>
 static __device__ __forceinline__ void consume(struct frame &f, int n_jobs, int n_rows)
 {
     mark(f);
-    take_embedding(f);
+    load_embedding(f);
 #pragma unroll 1
     for (int i = 0; i < n_jobs; i++) {
         const struct job j = job_of(f, i);
 
-        forget(f);
+        refresh_thread(f);
         if (j.kind == LM_HEAD)
             f.m = n_rows;
         if (j.kind == QKV)
             mark(f);
         product<HALVES, WIDE>(f, j);
-        f.turn ^= 1;
+        f.half ^= 1;
         f.tag += j.kind == DOWN;
         if (j.kind == QKV) {
-            forget(f);
+            refresh_thread(f);
             attention<HEAD_DIM>(f, j.layer);
             mark(f);
         }
@@ -214,12 +243,12 @@ static __device__ __forceinline__ void prepare(struct resident_shared &s, const 
     if (warp == 1 && lane < RESIDENT_MAX_ROWS)
         s.source[lane] = lane < n_rows ? __ldcg(&a.step.rows[lane].row) : 0;
     if (threadIdx.x == HELPER * WARP) {
-        message *const base = (message *)a.messages;
-        message *end;
+        tagged_word *const base = (tagged_word *)a.exchange;
+        tagged_word *end;
 
-        s.box = mailboxes_of(&a, base, &end);
-        s.apart = end - base;
-        s.inbox = mailboxes_of(&a, base + (int)blockIdx.x % COPIES * s.apart, &end);
+        s.out = exchange_of(&a, base, &end);
+        s.copy_stride = end - base;
+        s.in = exchange_of(&a, base + (int)blockIdx.x % COPIES * s.copy_stride, &end);
     }
     if (threadIdx.x == PRODUCER * WARP) {
         s.layout = layout_of(&a);
@@ -268,8 +297,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     prepare<HEAD_DIM>(s, a);
     /* Consumers take registers from the others: what does not fit goes to local memory, of which
-     * the first-level cache holds next to nothing beside so much shared memory. Each role makes its
-     * own frame: what they had in common would be bound by those with few registers. */
+     * the first-level cache holds next to nothing operand so much shared memory. Each role makes
+     * its own frame: what they had in common would be bound by those with few registers. */
     if (warp >= CONSUMERS) {
         registers_shrink<88>();
         struct frame f = frame_of(a, s, memory);
@@ -301,24 +330,24 @@ static resident_function *function_of(int head_dim, int rows, bool wide)
     return wide ? function_of_rows<64, true>(rows) : function_of_rows<64, false>(rows);
 }
 
-extern "C" size_t resident_message_bytes(const struct resident *r)
+extern "C" size_t resident_exchange_bytes(const struct resident *r)
 {
-    message *end;
+    tagged_word *end;
 
-    (void)mailboxes_of(r, nullptr, &end);
+    (void)exchange_of(r, nullptr, &end);
     return COPIES * (size_t)(uintptr_t)end;
 }
 
-extern "C" size_t resident_blank_bytes(const struct resident *r)
+extern "C" size_t resident_sentinel_bytes(const struct resident *r)
 {
-    message *end;
+    tagged_word *end;
 
-    return (size_t)(uintptr_t)mailboxes_of(r, nullptr, &end).x_head;
+    return (size_t)(uintptr_t)exchange_of(r, nullptr, &end).x_head;
 }
 
 extern "C" cudaError_t resident_clear(const struct launch *l, const struct resident *r)
 {
-    return cudaMemsetAsync(r->messages, 0xff, resident_message_bytes(r), l->stream);
+    return cudaMemsetAsync(r->exchange, 0xff, resident_exchange_bytes(r), l->stream);
 }
 
 extern "C" bool resident_supports(const struct resident *r)

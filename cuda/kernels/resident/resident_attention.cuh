@@ -1,17 +1,17 @@
 // resident_attention.cuh - attention as two phases of the resident kernel: each block attends, for
-// one KV head, to an equal share of all sequences' keys; then what a sequence's blocks found is
-// joined.
+// one KV head, to an equal share of all sequences' keys; then the parts of a sequence are joined.
 //
 // Keys and values of earlier steps come through the ring before q is there. The step's own key and
-// value, which the block of a sequence's last keys stores, are taken from shared memory. q and k
-// are normed and rotated by every block that needs them: that is less than another exchange.
+// value, which the block of a sequence's last keys stores, are taken from shared memory. Every
+// block that needs q and k norms and rotates them itself: that costs less than another exchange.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 
 #include "cuda/kernels/resident/resident_product.cuh"
 #include "cuda/kernels/softmax.cuh"
 
-static constexpr int UNIT = 16; // keys of one turn of a warp; they lie in one block of the pool
+static constexpr int UNIT =
+    16; // keys that a warp takes at a time; they lie in one block of the pool
 static constexpr int MAX_GROUPS = 64; // blocks that share the keys of a KV head
 
 // Numbers of a head's part in shared memory: o, max, sum, and so many that the next is aligned.
@@ -22,8 +22,8 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Which keys are whose, by one warp: all units one behind another, cut into as many equal parts as
-// there are blocks for a KV head. first_part is a block's number among those.
+// Divides the keys, by one warp: all units in a row, cut into as many equal parts as a KV head has
+// blocks. first_part is the number of a block among those.
 static __device__ void plan_segments(struct resident_shared &s, const struct resident &a, int m)
 {
     const int lane = (int)threadIdx.x, own = (int)blockIdx.x / a.kv.n_kv_heads;
@@ -104,12 +104,12 @@ static __device__ __forceinline__ void stream_keys(struct frame &f, int layer, u
     }
 }
 
-// One head of q, k, v of a row: from messages to shared memory, normed and rotated, by one warp. A
-// lane has two neighbours of the first half and two of the second; half of the lanes have none
-// where a head is 64 long.
+// One head of q, k or v of a row, received, normed and rotated into shared memory by one warp. A
+// lane has two neighbours of the first half and two of the second; with heads of 64 half of the
+// lanes have none.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void take_head(const struct frame &f, int layer,
-                                                 const struct segment &g, int index)
+static __device__ __forceinline__ void receive_head(const struct frame &f, int layer,
+                                                    const struct segment &g, int index)
 {
     static constexpr int LANES = HEAD_DIM / 4;
 
@@ -118,12 +118,12 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     const bool is_q = index < group, is_v = index == group + 1, there = lane < LANES;
     const int head =
         is_q ? kv_head * group + index : a.n_heads + (is_v ? a.kv.n_kv_heads : 0) + kv_head;
-    const message *from =
-        f.s.box.qkv + ((int64_t)g.seq * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * (HEAD_DIM / 2);
+    const tagged_word *from =
+        f.s.out.qkv + ((int64_t)g.seq * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * (HEAD_DIM / 2);
     const uint16_t *norm = is_v ? nullptr : is_q ? a.w.q_norm : a.w.k_norm;
     const int at = there ? lane * 2 : 0, position = __ldg(a.step.positions + g.seq);
     const int slot = __ldg(a.step.slots + g.seq);
-    const float4 turn =
+    const float4 rope =
         __ldg((const float4 *)(a.rope + (int64_t)position * HEAD_DIM) + (there ? lane : 0));
     uint32_t norm_low = 0x3f803f80, norm_high = 0x3f803f80; /* 1, 1 */
     uint32_t low, high;
@@ -137,9 +137,9 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     {
         const int half = lane % 2 * LANES;
         const int at_two[1] = {there ? half + lane / 2 * 2 : -1};
-        struct two_messages got[1];
+        struct tagged_pair got[1];
 
-        await(got, from, at_two, f.tag);
+        receive(got, from, at_two, f.tag);
         __syncwarp();
         const uint32_t x = (uint32_t)got[0].a, y = (uint32_t)got[0].b;
         const uint32_t other = __shfl_xor_sync(ALL_LANES, lane % 2 ? x : y, 1);
@@ -159,8 +159,8 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     if (!is_v) {
         const float2 old = p;
 
-        p = make_float2(p.x * turn.x - q.x * turn.y, p.y * turn.z - q.y * turn.w);
-        q = make_float2(q.x * turn.x + old.x * turn.y, q.y * turn.z + old.y * turn.w);
+        p = make_float2(p.x * rope.x - q.x * rope.y, p.y * rope.z - q.y * rope.w);
+        q = make_float2(q.x * rope.x + old.x * rope.y, q.y * rope.z + old.y * rope.w);
     }
     if (!there)
         return;
@@ -180,9 +180,9 @@ static __device__ __forceinline__ void take_head(const struct frame &f, int laye
     to[LANES + lane] = high;
 }
 
-// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the others are read
-// from the last one: what lies there may be no number at all. fresh: which of them is not there but
-// in new_key and new_value, or -1.
+// Sixteen keys at k and values at v, of which 0 .. last are the sequence's; the last stands in for
+// the others, whose memory may hold NaN. fresh: the one that is in new_key and new_value instead,
+// or -1.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint32_t q, uint32_t k,
                                               uint32_t v, uint32_t new_key, uint32_t new_value,
@@ -224,13 +224,13 @@ static __device__ __forceinline__ void attend(struct softmax<HEAD_DIM> &s, uint3
                                                       : -INFINITY;
             max = fmaxf(max, p[i][j]);
         }
-    take_in(s, p, max, x);
+    softmax_add(s, p, max, x);
 }
 
-// Adds up what the warps found of a segment, those that had no keys too, and posts it: the result
-// where the sequence has no other part, else this part of it.
+// Adds up a segment over the warps, those without keys too, and sends it: the result where the
+// sequence has no other part, else this part of it.
 template <int HEAD_DIM>
-static __device__ __forceinline__ void post_segment(const struct frame &f, int layer,
+static __device__ __forceinline__ void send_segment(const struct frame &f, int layer,
                                                     const struct segment &g)
 {
     static constexpr int ENTRY = HEAD_DIM + 2, PAIRS = HEAD_DIM / 2;
@@ -243,8 +243,8 @@ static __device__ __forceinline__ void post_segment(const struct frame &f, int l
     for (int i = (int)f.thread; i < group * PAIRS; i += CONSUMERS * WARP) {
         const int head = i / PAIRS, dim = i % PAIRS * 2;
         const float *from = f.scratch + head * part_length(HEAD_DIM);
-        uint4 *const eight = copy_of_lane(f, box_of_attn(f, layer)) +
-                             eight_at(g.seq, (kv_head * group + head) * HEAD_DIM + dim);
+        uint4 *const packet = copy_of_lane(f, buffer_of_attn(f, layer)) +
+                              packet_at(g.seq, (kv_head * group + head) * HEAD_DIM + dim);
         float2 part[CONSUMERS], stats[CONSUMERS], o = {};
         float max = -1e30f, sum = 0.0f;
 
@@ -265,14 +265,14 @@ static __device__ __forceinline__ void post_segment(const struct frame &f, int l
             o.y += part[j].y * shrink;
         }
         if (alone) { /* a head is a whole number of warps' pairs */
-            post_eight(eight, eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum))));
+            store_packet(packet, packet_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum))));
             continue;
         }
-        message *to =
-            f.s.box.parts + (((int64_t)(g.seq + f.s.own) * n_kv + kv_head) * group + head) * ENTRY;
-        post_two(to + dim, __float_as_uint(o.x), __float_as_uint(o.y), f.tag);
+        tagged_word *to =
+            f.s.out.parts + (((int64_t)(g.seq + f.s.own) * n_kv + kv_head) * group + head) * ENTRY;
+        send_pair(to + dim, __float_as_uint(o.x), __float_as_uint(o.y), f.tag);
         if (dim == 0)
-            post_two(to + HEAD_DIM, __float_as_uint(max), __float_as_uint(sum), f.tag);
+            send_pair(to + HEAD_DIM, __float_as_uint(max), __float_as_uint(sum), f.tag);
     }
 }
 
@@ -287,7 +287,7 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
     const int row = lane / 4, quarter = lane % 4, group = f.s.group;
     const uint32_t new_key = shared_address(f.s.key), new_value = shared_address(f.s.value);
     const float scale = 1.4426950408889634f * rsqrtf((float)HEAD_DIM);
-    /* heads that are not there look at the last that is: nobody looks at them */
+    /* rows past the group repeat its last head; their results are not used */
     const uint32_t q =
         shared_address(f.s.q) + (uint32_t)(min(row, group - 1) * HEAD_DIM * 2 + quarter * 16);
     struct softmax<HEAD_DIM> s = {
@@ -298,8 +298,8 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
 
 #pragma unroll 1
     for (int i = warp; i < group + 2; i += CONSUMERS)
-        take_head<HEAD_DIM>(f, layer, g, i);
-    meet(ALL_CONSUMERS);
+        receive_head<HEAD_DIM>(f, layer, g, i);
+    named_sync(ALL_CONSUMERS);
     mark(f);
 #pragma unroll 1
     for (int first = g.begin; first < g.end; first += EACH) {
@@ -329,12 +329,12 @@ static __device__ __forceinline__ void attend_segment(struct frame &f, int layer
                 *(float4 *)(to + i / 8 * 64 + (quarter * 2 + j) * 8 + i % 8) =
                     make_float4(s.o[i][j], s.o[i + 1][j], s.o[i + 2][j], s.o[i + 3][j]);
     }
-    meet(ALL_CONSUMERS);
-    post_segment<HEAD_DIM>(f, layer, g);
-    meet(ALL_CONSUMERS);
+    named_sync(ALL_CONSUMERS);
+    send_segment<HEAD_DIM>(f, layer, g);
+    named_sync(ALL_CONSUMERS);
 }
 
-// Sixteen dimensions of a head, joined from all parts of the sequence by one warp: four parts at
+// Joins sixteen dimensions of a head from all parts of the sequence, by one warp: four parts at
 // once, two dimensions a lane.
 template <int HEAD_DIM>
 static __device__ __forceinline__ void join_item(const struct frame &f, int layer, int seq,
@@ -345,11 +345,11 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
     const int lane = lane_of(f), n = f.s.n_parts[seq];
     const int n_kv = f.a.kv.n_kv_heads, group = f.s.group, kv_head = f.s.kv_head;
     const int stride = n_kv * group * ENTRY;
-    const message *from =
-        f.s.box.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
+    const tagged_word *from =
+        f.s.out.parts + (seq + f.s.first_part[seq]) * stride + (kv_head * group + head) * ENTRY;
     uint4 *const to =
-        copy_of_lane(f, box_of_attn(f, layer)) +
-        eight_at(seq, (kv_head * group + head) * HEAD_DIM + piece * 16 + lane % 8 * 2);
+        copy_of_lane(f, buffer_of_attn(f, layer)) +
+        packet_at(seq, (kv_head * group + head) * HEAD_DIM + piece * 16 + lane % 8 * 2);
     float max = -1e30f, sum = 0.0f;
     float2 o = {};
     auto add = [&](float other_max, float other_sum, float2 other) {
@@ -365,7 +365,7 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
 #pragma unroll 1
     for (int base = 0; base < n; base += 4 * BATCH) {
         int at[2 * BATCH];
-        struct two_messages got[2 * BATCH];
+        struct tagged_pair got[2 * BATCH];
 
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
@@ -374,12 +374,12 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
             at[i] = part < n ? part * stride + piece * 16 + lane % 8 * 2 : -1;
             at[BATCH + i] = part < n ? part * stride + HEAD_DIM : -1;
         }
-        await(got, from, at, f.tag);
+        receive(got, from, at, f.tag);
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (at[i] >= 0)
-                add(message_float(got[BATCH + i].a), message_float(got[BATCH + i].b),
-                    make_float2(message_float(got[i].a), message_float(got[i].b)));
+                add(float_of(got[BATCH + i].a), float_of(got[BATCH + i].b),
+                    make_float2(float_of(got[i].a), float_of(got[i].b)));
     }
     __syncwarp();
 #pragma unroll
@@ -390,9 +390,9 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
         add(other_max, other_sum,
             make_float2(__shfl_xor_sync(ALL_LANES, o.x, i), __shfl_xor_sync(ALL_LANES, o.y, i)));
     }
-    const uint4 eight = eight_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)));
+    const uint4 packet = packet_of(bf16_pair(__fdividef(o.x, sum), __fdividef(o.y, sum)));
     if (lane < 8)
-        post_eight(to, eight);
+        store_packet(to, packet);
 }
 
 // The consumers' side of both phases.

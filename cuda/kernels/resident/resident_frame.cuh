@@ -1,22 +1,23 @@
-// resident_frame.cuh - what all roles of the resident kernel go by: where messages lie, what a
-// block keeps in shared memory, the list of products, the barriers within a block.
+// resident_frame.cuh - what all roles of the resident kernel share: where exchanged data lies, what
+// a block keeps in shared memory, the list of products, the barriers within a block.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_FRAME_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_FRAME_CUH
 
 #include "cuda/kernels/resident/resident.h"
-#include "cuda/kernels/resident/resident_message.cuh"
+#include "cuda/kernels/resident/resident_exchange.cuh"
 #include "cuda/kernels/resident/resident_ring.cuh"
 
-// Where messages lie; rows of each are RESIDENT_MAX_ROWS. A box of eights for k columns is [k / 32,
-// rows, 4]: what a warp loads for the matrix unit at once lies together.
-struct mailboxes {
-    uint4 *x_attn, *x_mlp;               // [TURNS] boxes of hidden: residual * norm weight
-    uint4 *attn;                         // [TURNS] boxes of attn_dim
-    uint4 *act;                          // [TURNS] boxes of ffn
-    uint4 *x_head;                       // a box of hidden
-    message *squares_attn, *squares_mlp; // [rows, hidden / 8] sums of squares of the residual
-    message *qkv;                        // [rows, qkv_dim / 2] bf16 pairs
-    message *parts; // [rows + groups, n_kv_heads, group, head_dim + 2] of attention
+// Where exchanged data lies; all have RESIDENT_MAX_ROWS rows. A packet buffer for k columns is
+// [k / 32, rows, 4]: what a warp loads at once for the tensor cores lies together.
+struct exchange {
+    uint4 *x_attn, *x_mlp; // [N_BUFFERS] packet buffers of hidden: residual * norm weight
+    uint4 *attn;           // [N_BUFFERS] of attn_dim
+    uint4 *act;            // [N_BUFFERS] of ffn
+    uint4 *x_head;         // one of hidden
+    tagged_word *squares_attn, *squares_mlp; // [rows, hidden / 8] sums of squares of the residual
+    tagged_word *qkv;                        // [rows, qkv_dim / 2] bf16 pairs
+    tagged_word *parts; // [rows + groups, n_kv_heads, group, head_dim + 2] of split attention
+    uint32_t *flags;    // [2, n_blocks] of the grid barriers, in the first copy alone
 };
 
 // Consecutive keys of one sequence, in units, that this block attends to.
@@ -31,15 +32,15 @@ struct layout {
 
 struct resident_shared {
     struct layout layout;
-    int32_t m, n_rows;      // rows of the step, and of those that logits are wanted of
-    uint32_t tag;           // of the first layer
-    struct mailboxes box;   // of the first copies
-    struct mailboxes inbox; // of this block's copies
-    int64_t apart;          // messages from a copy to the next
+    int32_t m, n_rows;   // rows of the step, and of those that logits are wanted of
+    uint32_t tag;        // of the first layer
+    struct exchange out; // the first copy
+    struct exchange in;  // the copy that this block reads
+    int64_t copy_stride; // in tagged words
     uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-    float scale[2][RESIDENT_MAX_ROWS];     // 1 / rms
-    float beside[2][RESIDENT_MAX_COLUMNS]; // what y meets: a bias, or the next norm's weight
-    int32_t source[RESIDENT_MAX_ROWS];     // rows that logits are wanted of
+    float scale[2][RESIDENT_MAX_ROWS];      // 1 / rms
+    float operand[2][RESIDENT_MAX_COLUMNS]; // per column of y: a bias, or the next norm's weight
+    int32_t source[RESIDENT_MAX_ROWS];      // rows that logits are wanted of
     struct segment segments[RESIDENT_MAX_ROWS];
     int32_t n_segments, n_groups;
     int32_t kv_head, own; // the block's head in attention, and its number among those of that head
@@ -49,7 +50,7 @@ struct resident_shared {
     uint4 q[RESIDENT_MAX_GROUP * 128 / 8], key[128 / 8], value[128 / 8];
 };
 
-// What a thread of any role goes by.
+// What a thread of any role works with.
 struct frame {
     const struct resident &a;
     struct resident_shared &s;
@@ -60,32 +61,33 @@ struct frame {
     uint32_t thread;  // of the block
     int m, rows_log;  // rows; 1 << rows_log is at least that
     uint32_t tag;     // of the layer
-    int turn;         // which half of what is doubled
+    int half;         // of what is double-buffered
 #ifdef RESIDENT_PROFILE
     int n_marks;
 #endif
 };
 
-static __host__ __device__ __forceinline__ int64_t eights_of_box(int k)
+static __host__ __device__ __forceinline__ int64_t packets_of_buffer(int k)
 {
     return (int64_t)k / 8 * RESIDENT_MAX_ROWS;
 }
 
-static constexpr int HELPERS = 2; // warps beside the consumers that get them what y meets
+static constexpr int HELPERS = 2; // warps that fetch operands for the consumers and reset packets
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2 }; // named barriers
+enum { ALL_CONSUMERS = 1, CONSUMERS_AND_HELPERS = 2, ALL_HELPERS = 3 }; // named barriers
 
-// Not bar.sync, whose threads promise to be together: the compiler brings a warp's lanes together
-// before it, which costs more (1 row: 546 us a step, so 523; H200, 2026-11-21), and synccheck wants
-// such a barrier to be one place in the code, where consumers and helpers are in two.
-static __device__ __forceinline__ void meet(int barrier)
+// barrier.sync, not bar.sync, whose threads promise to be converged: the compiler converges the
+// warp before it, which costs more (1 row: 546 us a step, not 523; H200, 2026-11-21), and synccheck
+// wants such a barrier to be one place in the code, where consumers and helpers are in two.
+static __device__ __forceinline__ void named_sync(int barrier)
 {
-    if (barrier == ALL_CONSUMERS)
-        asm volatile("barrier.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
-    else
-        asm volatile("barrier.sync 2, %0;" ::"n"((CONSUMERS + HELPERS) * WARP) : "memory");
+    const int warps = barrier == ALL_CONSUMERS ? CONSUMERS
+                      : barrier == ALL_HELPERS ? HELPERS
+                                               : CONSUMERS + HELPERS;
+
+    asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(warps * WARP) : "memory");
 }
 
 static __device__ __forceinline__ int warp_of(const struct frame &f)
@@ -98,9 +100,9 @@ static __device__ __forceinline__ int lane_of(const struct frame &f)
     return (int)(f.thread % WARP);
 }
 
-// What follows from the thread's number is worked out anew from here on: kept for the whole kernel,
-// all of it would take the registers that x needs.
-static __device__ __forceinline__ void forget(struct frame &f)
+// What derives from the thread's number is computed anew from here on: kept for the whole kernel it
+// would take the registers that x needs.
+static __device__ __forceinline__ void refresh_thread(struct frame &f)
 {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(f.thread));
 }
@@ -120,8 +122,8 @@ static __device__ __forceinline__ int tile_of_block(int i)
     return (int)blockIdx.x + i * (int)gridDim.x;
 }
 
-// Products in their order, four a layer and then the LM head. What a role does for one of them is
-// written once and told by its kind: five times the code would not stay in the caches for it.
+// Products in their order, four a layer and then the LM head. A role's code for them is written
+// once and branches on the kind: five copies would not stay in the instruction cache.
 enum { QKV, OUT, GATE_UP, DOWN, LM_HEAD, N_KINDS };
 
 struct job {
@@ -157,49 +159,50 @@ static __device__ __forceinline__ struct job job_of(const struct frame &f, int i
     return j;
 }
 
-static __device__ __forceinline__ int turn_of(int layer)
+static __device__ __forceinline__ int rotation(int layer)
 {
-    return layer & (TURNS - 1);
+    return layer & (N_BUFFERS - 1);
 }
 
-// Where the block reads a product's x.
-static __device__ __forceinline__ const uint4 *box_of_x(const struct frame &f, const struct job &j)
+// Where this block reads a product's x.
+static __device__ __forceinline__ const uint4 *buffer_of_x(const struct frame &f,
+                                                           const struct job &j)
 {
-    const struct mailboxes &b = f.s.inbox;
-    const uint4 *turns = j.kind == OUT       ? b.attn
-                         : j.kind == GATE_UP ? b.x_mlp
-                         : j.kind == DOWN    ? b.act
-                                             : b.x_attn;
+    const struct exchange &b = f.s.in;
+    const uint4 *buffers = j.kind == OUT       ? b.attn
+                           : j.kind == GATE_UP ? b.x_mlp
+                           : j.kind == DOWN    ? b.act
+                                               : b.x_attn;
 
-    return j.kind == LM_HEAD ? b.x_head : turns + turn_of(j.layer) * eights_of_box(j.k);
+    return j.kind == LM_HEAD ? b.x_head : buffers + rotation(j.layer) * packets_of_buffer(j.k);
 }
 
 // Where a product's y goes, in the first copy: OUT, GATE_UP and DOWN.
-static __device__ __forceinline__ uint4 *box_of_y(const struct frame &f, const struct job &j)
+static __device__ __forceinline__ uint4 *buffer_of_y(const struct frame &f, const struct job &j)
 {
-    const struct mailboxes &b = f.s.box;
-    uint4 *turns = j.kind == OUT ? b.x_mlp : j.kind == GATE_UP ? b.act : b.x_attn;
+    const struct exchange &b = f.s.out;
+    uint4 *buffers = j.kind == OUT ? b.x_mlp : j.kind == GATE_UP ? b.act : b.x_attn;
     const int layer = j.layer + (j.kind == DOWN);
 
-    return layer == f.a.n_layers ? b.x_head : turns + turn_of(layer) * eights_of_box(j.n);
+    return layer == f.a.n_layers ? b.x_head : buffers + rotation(layer) * packets_of_buffer(j.n);
 }
 
-// What attention finds, in the first copy.
-static __device__ __forceinline__ uint4 *box_of_attn(const struct frame &f, int layer)
+// Where attention's result goes, in the first copy.
+static __device__ __forceinline__ uint4 *buffer_of_attn(const struct frame &f, int layer)
 {
-    return f.s.box.attn + turn_of(layer) * eights_of_box(f.a.n_heads * f.a.kv.head_dim);
+    return f.s.out.attn + rotation(layer) * packets_of_buffer(f.a.n_heads * f.a.kv.head_dim);
 }
 
-// The eight of a row that has a column.
-static __device__ __forceinline__ int64_t eight_at(int row, int column)
+// The packet of a row that holds a column.
+static __device__ __forceinline__ int64_t packet_at(int row, int column)
 {
-    return (int64_t)(column / PIECE * RESIDENT_MAX_ROWS + row) * 4 + column % PIECE / COLS;
+    return (int64_t)(column / K_STEP * RESIDENT_MAX_ROWS + row) * 4 + column % K_STEP / COLS;
 }
 
-// One copy for each of four neighbouring lanes that all have the eight.
+// Each of the four neighbouring lanes that hold a packet writes one copy.
 static __device__ __forceinline__ uint4 *copy_of_lane(const struct frame &f, uint4 *first)
 {
-    return first + f.thread % 4 * f.s.apart / 2;
+    return first + f.thread % 4 * f.s.copy_stride / 2;
 }
 
 #endif

@@ -1,18 +1,18 @@
 // resident_product.cuh - a product of few rows with a weight matrix as one phase of the resident
-// kernel: taking in x, tiles of eight columns of y, what is done with them.
+// kernel: receiving x, computing tiles of eight columns of y, sending them on.
 //
-// Weights come through the ring; all eight warps share a tile by turns of pieces of 32 k and add up
-// their parts in shared memory. As in skinny_gemm.cu w is the 8-wide side of the matrix unit, x the
-// 16-wide one, and the order of k within a piece is permuted in both, so that a thread's part of
-// either is 16 bytes. Norms are part of the product: x comes multiplied by the norm's weight, its
-// blocks' sums of squares beside it, and 1 / rms multiplies y.
+// Weights come through the ring; the eight warps divide a tile's k in steps of 32
+// and add their sums in shared memory. As in skinny_gemm.cu w is the 8-wide operand of mma, x the
+// 16-wide one, and the order of k within a step is permuted in both so that a thread loads 16 bytes
+// of either. Norms are part of the product: x comes multiplied by the norm's weight,
+// its blocks' sums of squares operand it, and 1 / rms multiplies y.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 
 #include "cuda/kernels/resident/resident_frame.cuh"
 
-static constexpr int GROUP = 8; // tiles whose parts lie in shared memory at once
-static constexpr int HELD = 3;  // stages of x that a warp has room for in registers
+static constexpr int GROUP = 8;           // tiles whose parts lie in shared memory at once
+static constexpr int REGISTER_STAGES = 3; // stages of x that a warp has room for in registers
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -45,20 +45,20 @@ static __device__ __forceinline__ void stream_weights(struct frame &f, const str
     }
 }
 
-static constexpr int PIECES = CHUNK / PIECE / CONSUMERS; // of a warp in a whole stage
+static constexpr int K_STEPS = CHUNK / K_STEP / CONSUMERS; // of a warp in a whole stage
 
 // A thread's part of a stage's x, and of its rows of w.
 template <int HALVES> struct x_part {
-    uint4 v[HALVES][PIECES];
+    uint4 v[HALVES][K_STEPS];
 };
 struct w_part {
-    uint4 v[PIECES];
+    uint4 v[K_STEPS];
 };
 
 // Pieces of this warp.
-static __device__ __forceinline__ int pieces_of_warp(const struct frame &f, int k)
+static __device__ __forceinline__ int k_steps_of_warp(const struct frame &f, int k)
 {
-    return (k / PIECE - warp_of(f) + CONSUMERS - 1) / CONSUMERS;
+    return (k / K_STEP - warp_of(f) + CONSUMERS - 1) / CONSUMERS;
 }
 
 // The row of the step that is row `row` of x.
@@ -67,45 +67,45 @@ static __device__ __forceinline__ int source_of(const struct frame &f, const str
     return j.kind == LM_HEAD && row < f.m ? f.s.source[row] : row;
 }
 
-// Of several rows a warp waits for one eight alone before it asks for all.
-static __device__ __forceinline__ void await_first(const struct frame &f, const uint4 *from)
+// With several rows a warp polls one packet before it loads all.
+static __device__ __forceinline__ void wait_first(const struct frame &f, const uint4 *from)
 {
-    uint32_t rounds = 0;
+    uint32_t polls = 0;
 
     if (f.m > 1) {
         if (lane_of(f) == 0)
-            while (is_blank(look_eight(from)))
-                ask_again(rounds);
+            while (is_sentinel(load_packet(from)))
+                count_poll(polls);
         __syncwarp();
     }
 }
 
-// This warp's pieces of the rows of x to where they are used, in registers; nobody else reads them.
-// Rows that are not there and pieces past the end are zero.
+// This warp's k steps of the rows of x, to registers. Missing rows and steps past the end are zero.
 template <int HALVES, int STAGES>
-static __device__ __forceinline__ void take_held(struct x_part<HALVES> (&x)[STAGES],
-                                                 const struct frame &f, const struct job &j)
+static __device__ __forceinline__ void receive_registers(struct x_part<HALVES> (&x)[STAGES],
+                                                         const struct frame &f, const struct job &j)
 {
-    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a piece to the next
+    static constexpr int STEP = CONSUMERS * RESIDENT_MAX_ROWS * 4; // from a k step to the next
 
     const int warp = warp_of(f), lane = lane_of(f);
-    const int n = pieces_of_warp(f, j.k);
+    const int n = k_steps_of_warp(f, j.k);
     const uint4 *from[HALVES];
-    uint32_t rounds = 0;
+    uint32_t polls = 0;
 
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
         const int row = lane / 4 + h * 8;
 
-        from[h] = box_of_x(f, j) + eight_at(source_of(f, j, row), warp * PIECE) + lane % 4;
+        from[h] = buffer_of_x(f, j) + packet_at(source_of(f, j, row), warp * K_STEP) + lane % 4;
 #pragma unroll
         for (int c = 0; c < STAGES; c++)
 #pragma unroll
-            for (int i = 0; i < PIECES; i++)
-                x[c].v[h][i] = row < f.m && c * PIECES + i < n ? blank() : make_uint4(0, 0, 0, 0);
+            for (int i = 0; i < K_STEPS; i++)
+                x[c].v[h][i] =
+                    row < f.m && c * K_STEPS + i < n ? sentinel() : make_uint4(0, 0, 0, 0);
     }
     if (n > 0)
-        await_first(f, from[0]);
+        wait_first(f, from[0]);
     for (;;) {
         bool all = true;
 
@@ -113,38 +113,38 @@ static __device__ __forceinline__ void take_held(struct x_part<HALVES> (&x)[STAG
         for (int c = 0; c < STAGES; c++)
             if (c * CHUNK < j.k)
 #pragma unroll
-                for (int i = 0; i < PIECES; i++)
+                for (int i = 0; i < K_STEPS; i++)
 #pragma unroll
                     for (int h = 0; h < HALVES; h++)
-                        if (is_blank(x[c].v[h][i]))
-                            x[c].v[h][i] = look_eight(from[h] + (c * PIECES + i) * STEP);
+                        if (is_sentinel(x[c].v[h][i]))
+                            x[c].v[h][i] = load_packet(from[h] + (c * K_STEPS + i) * STEP);
 #pragma unroll
         for (int c = 0; c < STAGES; c++)
             if (c * CHUNK < j.k)
 #pragma unroll
-                for (int i = 0; i < PIECES; i++)
+                for (int i = 0; i < K_STEPS; i++)
 #pragma unroll
                     for (int h = 0; h < HALVES; h++)
-                        all = all && !is_blank(x[c].v[h][i]);
+                        all = all && !is_sentinel(x[c].v[h][i]);
         if (all)
             break;
-        ask_again(rounds);
+        count_poll(polls);
     }
     __syncwarp();
 }
 
-// The same to shared memory, where x is too long for registers: [piece, row, 64 bytes].
-static __device__ __forceinline__ void take_staged(const struct frame &f, const struct job &j)
+// The same to shared memory, where x is too long for registers: [k step, row, 64 bytes].
+static __device__ __forceinline__ void receive_shared(const struct frame &f, const struct job &j)
 {
     static constexpr int BATCH = 8;
 
     const int warp = warp_of(f), lane = lane_of(f);
-    const int n = pieces_of_warp(f, j.k) * 4 << f.rows_log, last_row = (1 << f.rows_log) - 1;
-    const uint4 *from = box_of_x(f, j);
-    uint32_t rounds = 0;
+    const int n = k_steps_of_warp(f, j.k) * 4 << f.rows_log, last_row = (1 << f.rows_log) - 1;
+    const uint4 *from = buffer_of_x(f, j);
+    uint32_t polls = 0;
 
     if (n > 0)
-        await_first(f, from + eight_at(source_of(f, j, 0), warp * PIECE));
+        wait_first(f, from + packet_at(source_of(f, j, 0), warp * K_STEP));
 #pragma unroll 1
     for (int first = lane; first < n; first += WARP * BATCH) {
         int at[BATCH];
@@ -153,44 +153,44 @@ static __device__ __forceinline__ void take_staged(const struct frame &f, const 
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int piece = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
+            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
 
-            got[i] = u < n && row < f.m ? blank() : make_uint4(0, 0, 0, 0);
-            at[i] = (piece * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
+            got[i] = u < n && row < f.m ? sentinel() : make_uint4(0, 0, 0, 0);
+            at[i] = (step * RESIDENT_MAX_ROWS + source_of(f, j, row)) * 4 + u % 4;
         }
         for (;;) {
             bool all = true;
 
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
-                if (is_blank(got[i]))
-                    got[i] = look_eight(from + at[i]);
+                if (is_sentinel(got[i]))
+                    got[i] = load_packet(from + at[i]);
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
-                all = all && !is_blank(got[i]);
+                all = all && !is_sentinel(got[i]);
             if (all)
                 break;
-            ask_again(rounds);
+            count_poll(polls);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             const int u = first + i * WARP, row = u >> 2 & last_row;
-            const int piece = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
+            const int step = warp + (u >> (f.rows_log + 2)) * CONSUMERS;
 
             if (u < n && row < f.m)
-                *(uint4 *)(f.x + ((piece << f.rows_log) + row) * 64 + u % 4 * 16) = got[i];
+                *(uint4 *)(f.x + ((step << f.rows_log) + row) * 64 + u % 4 * 16) = got[i];
         }
     }
     __syncwarp();
 }
 
-// Past the end of x there are zeros, and past the end of w some of the row: no stale numbers.
+// Past the end x is zero and w is any part of the row: no stale NaN.
 template <int HALVES>
 static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const struct frame &f,
                                               int at, int k)
 {
     const int warp = warp_of(f), lane = lane_of(f);
-    const int first = at / PIECE + warp, mine = (k - at) / PIECE - warp;
+    const int first = at / K_STEP + warp, mine = (k - at) / K_STEP - warp;
 
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
@@ -199,7 +199,7 @@ static __device__ __forceinline__ void load_x(struct x_part<HALVES> &x, const st
             shared_address(f.x) + (uint32_t)(((first << f.rows_log) + row) * 64 + lane % 4 * 16);
 
 #pragma unroll
-        for (int i = 0; i < PIECES; i++) {
+        for (int i = 0; i < K_STEPS; i++) {
             x.v[h][i] = make_uint4(0, 0, 0, 0);
             if (i * CONSUMERS < mine)
                 x.v[h][i] = ld_shared(from + (uint32_t)(i * CONSUMERS * 64 << f.rows_log));
@@ -211,22 +211,22 @@ static __device__ __forceinline__ void load_w(struct w_part &w, const struct fra
                                               const struct ring &r, int at, int k)
 {
     const int warp = warp_of(f), lane = lane_of(f);
-    const int mine = (k - at) / PIECE - warp;
+    const int mine = (k - at) / K_STEP - warp;
     const uint32_t from = ring_stage(r) + (uint32_t)(lane / 4 * ROW_BYTES + lane % 4 * 16);
 
     ring_wait_full(r);
 #pragma unroll
-    for (int i = 0; i < PIECES; i++)
+    for (int i = 0; i < K_STEPS; i++)
         w.v[i] =
             ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
 }
 
 template <int HALVES>
 static __device__ __forceinline__ void
-multiply(float (&d)[PIECES][4], const struct x_part<HALVES> &x, const struct w_part &w)
+multiply(float (&d)[K_STEPS][4], const struct x_part<HALVES> &x, const struct w_part &w)
 {
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
+    for (int i = 0; i < K_STEPS; i++) {
         const uint4 a = x.v[0][i], c = x.v[HALVES - 1][i], b = w.v[i];
 
         if (HALVES == 1) {
@@ -242,7 +242,7 @@ multiply(float (&d)[PIECES][4], const struct x_part<HALVES> &x, const struct w_p
 // This warp's part of a tile to shared memory.
 template <int HALVES>
 static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
-                                                const float (&d)[PIECES][4])
+                                                const float (&d)[K_STEPS][4])
 {
     const int warp = warp_of(f), lane = lane_of(f), row = lane / 4;
     float *to = f.scratch + ((tile * CONSUMERS + warp) * f.a.max_rows + row) * COLS + lane % 4 * 2;
@@ -256,16 +256,15 @@ static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
                                 (d[2][h * 2 + 1] + d[3][h * 2 + 1]));
 }
 
-// n tiles of which each is one stage, two at a time so that one's loads do not wait for the other's
-// sums.
+// n tiles of one stage each, two at a time so that loads of one overlap sums of the other.
 template <int HALVES>
-static __device__ __forceinline__ void add_narrow(struct frame &f, const struct x_part<HALVES> &x,
-                                                  int n, int k)
+static __device__ __forceinline__ void multiply_narrow(struct frame &f,
+                                                       const struct x_part<HALVES> &x, int n, int k)
 {
 #pragma unroll 1
     for (int i = 0; i < n; i += 2) {
         struct w_part a, b = {};
-        float d[PIECES][4] = {}, e[PIECES][4] = {};
+        float d[K_STEPS][4] = {}, e[K_STEPS][4] = {};
         const bool two = i + 1 < n;
 
         load_w(a, f, f.ring, 0, k);
@@ -292,11 +291,11 @@ static __device__ __forceinline__ void add_narrow(struct frame &f, const struct 
 // n tiles of several stages each, of x in registers.
 template <int HALVES, int STAGES>
 static __device__ __forceinline__ void
-add_held(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], int n, int k)
+multiply_registers(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], int n, int k)
 {
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-        float d[PIECES][4] = {};
+        float d[K_STEPS][4] = {};
 
 #pragma unroll
         for (int c = 0; c < STAGES; c += 2) {
@@ -325,11 +324,12 @@ add_held(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], int n, int k
 }
 
 // n tiles of several stages each, of x in shared memory.
-template <int HALVES> static __device__ __forceinline__ void add_wide(struct frame &f, int n, int k)
+template <int HALVES>
+static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, int k)
 {
 #pragma unroll 1
     for (int i = 0; i < n; i++) {
-        float d[PIECES][4] = {};
+        float d[K_STEPS][4] = {};
 
 #pragma unroll 1
         for (int at = 0; at < k; at += 2 * CHUNK) {
@@ -357,15 +357,14 @@ template <int HALVES> static __device__ __forceinline__ void add_wide(struct fra
     }
 }
 
-// Two neighbouring columns of y that a thread will have; the four pairs of a tile and row are
-// neighbouring lanes, of which each writes what all blocks read to another copy. All that can be
-// known before the sums are.
+// Two neighbouring columns of y of one thread; the four pairs of a tile and row are neighbouring
+// lanes, each of which writes one copy of what all blocks read. All that is known before the sums.
 struct place {
     bool there;
-    int row, column, beside; // in the step, in y, in what is beside the block's columns
-    int64_t to;              // in the box of q, k and v, or in the logits
-    uint4 *eight;            // in the box of x
-    message *square;         // beside x: of OUT and DOWN
+    int row, column, operand; // in the step, in y, in what is operand the block's columns
+    int64_t to;               // in the exchange of q, k and v, or in the logits
+    uint4 *packet;            // of the next product's x
+    tagged_word *square;      // operand x: of OUT and DOWN
     float2 residual;
     const float *from; // the first warp's part
 };
@@ -390,16 +389,16 @@ static __device__ __forceinline__ struct place place_of(const struct frame &f, c
                           pair * 2};
 
     if (j.kind != QKV && j.kind != LM_HEAD)
-        p.eight = copy_of_lane(f, box_of_y(f, j)) + eight_at(row, column);
+        p.packet = copy_of_lane(f, buffer_of_y(f, j)) + packet_at(row, column);
     if (j.kind == OUT || j.kind == DOWN)
-        p.square = (j.kind == OUT ? f.s.box.squares_mlp : f.s.box.squares_attn) + pair * f.s.apart +
-                   (row * j.n + column) / COLS;
+        p.square = (j.kind == OUT ? f.s.out.squares_mlp : f.s.out.squares_attn) +
+                   pair * f.s.copy_stride + (row * j.n + column) / COLS;
     if (p.there && (j.kind == OUT || j.kind == DOWN))
         p.residual = *(const float2 *)(f.residual + at);
     return p;
 }
 
-// The eight warps' parts, of rows of COLS numbers `step` apart.
+// The sum of the eight warps' parts, `step` apart.
 static __device__ __forceinline__ float2 sum_of_warps(const float *from, int step)
 {
     float2 v[CONSUMERS];
@@ -417,79 +416,79 @@ static __device__ __forceinline__ float2 sum_of_warps(const float *from, int ste
     return v[0];
 }
 
-// The residual has changed at a place: tells all what the next norm and product need of it. By
-// whole warps.
-static __device__ __forceinline__ void post_residual(const struct frame &f, uint32_t tag,
+// Sends a changed residual as the next norm and product need it. Called by whole warps.
+static __device__ __forceinline__ void send_residual(const struct frame &f, uint32_t tag,
                                                      const struct place &p, float2 r, float2 norm)
 {
-    const uint4 eight = eight_of(bf16_pair(r.x * norm.x, r.y * norm.y));
+    const uint4 packet = packet_of(bf16_pair(r.x * norm.x, r.y * norm.y));
     float sum = r.x * r.x + r.y * r.y;
 
     if (p.there) {
-        post_eight(p.eight, eight);
-        *(float2 *)(f.residual + (p.beside / COLS * f.a.max_rows + p.row) * COLS +
-                    p.beside % COLS) = r;
+        store_packet(p.packet, packet);
+        *(float2 *)(f.residual + (p.operand / COLS * f.a.max_rows + p.row) * COLS +
+                    p.operand % COLS) = r;
     }
     sum += __shfl_xor_sync(ALL_LANES, sum, 1);
     sum += __shfl_xor_sync(ALL_LANES, sum, 2);
     if (p.there)
-        post(p.square, __float_as_uint(sum), tag);
+        send(p.square, __float_as_uint(sum), tag);
 }
 
-// What is done with sums: by whole warps.
-static __device__ __forceinline__ void hand_on(const struct frame &f, const struct job &j,
-                                               const struct place &p)
+// Turns sums into y and sends it. Called by whole warps.
+static __device__ __forceinline__ void finish(const struct frame &f, const struct job &j,
+                                              const struct place &p)
 {
     const int step = f.a.max_rows * COLS;
-    /* a product of more columns has nothing beside them */
-    const float2 beside = *(const float2 *)(f.s.beside[f.turn] + p.beside % RESIDENT_MAX_COLUMNS);
-    const float scale = f.s.scale[f.turn][p.row];
+    /* products of more columns have no operand */
+    const float2 operand =
+        *(const float2 *)(f.s.operand[f.half] + p.operand % RESIDENT_MAX_COLUMNS);
+    const float scale = f.s.scale[f.half][p.row];
     float2 y = p.there ? sum_of_warps(p.from, step) : make_float2(0.0f, 0.0f);
 
     if (j.kind == OUT || j.kind == DOWN) {
         y.x += p.residual.x;
         y.y += p.residual.y;
-        post_residual(f, f.tag + (j.kind == DOWN), p, y, beside);
+        send_residual(f, f.tag + (j.kind == DOWN), p, y, operand);
         return;
     }
     y.x *= scale;
     y.y *= scale;
     if (j.kind == GATE_UP) {
         const float2 up = p.there ? sum_of_warps(p.from + CONSUMERS * step, step) : y;
-        const uint4 eight =
-            eight_of(bf16_pair(silu(y.x) * (up.x * scale), silu(y.y) * (up.y * scale)));
+        const uint4 packet =
+            packet_of(bf16_pair(silu(y.x) * (up.x * scale), silu(y.y) * (up.y * scale)));
 
         if (p.there)
-            post_eight(p.eight, eight);
+            store_packet(p.packet, packet);
     } else if (p.there && j.kind == LM_HEAD) {
         *(float2 *)(f.a.logits + p.to) = y;
     } else if (p.there) {
-        post(f.s.box.qkv + p.to, bf16_pair(y.x + beside.x, y.y + beside.y), f.tag);
+        send(f.s.out.qkv + p.to, bf16_pair(y.x + operand.x, y.y + operand.y), f.tag);
     }
 }
 
-// The consumers' side; the helpers meet them at the first tiles, also where a block has none. WIDE:
-// x is too long for registers.
+// The consumers' side; helpers synchronise with them at the first tiles, even where a block has
+// none. WIDE: x is too long for registers.
 template <int HALVES, bool WIDE>
 static __device__ __forceinline__ void product(struct frame &f, const struct job &j)
 {
     const int both = j.kind == GATE_UP, n_tiles = j.mine << both;
-    struct x_part<HALVES> x[WIDE ? 1 : HELD];
+    struct x_part<HALVES> x[WIDE ? 1 : REGISTER_STAGES];
     int at = 0, i = (int)f.thread;
     struct place p = place_of(f, j, i, 0, min(GROUP, n_tiles) >> both);
 
-    if (j.kind == LM_HEAD) /* its x may be asked for when the helpers have the squares */
-        meet(CONSUMERS_AND_HELPERS);
+    if (j.kind == LM_HEAD) /* its x may be loaded once the helpers have passed the grid barrier */
+        named_sync(CONSUMERS_AND_HELPERS);
     if (n_tiles ==
         0) { /* out at once: on a way round that sets no x, its registers would be kept */
-        meet(CONSUMERS_AND_HELPERS);
+        named_sync(CONSUMERS_AND_HELPERS);
         mark(f);
         return;
     }
     if (WIDE)
-        take_staged(f, j);
+        receive_shared(f, j);
     else
-        take_held<HALVES>(x, f, j);
+        receive_registers<HALVES>(x, f, j);
     mark(f);
 #pragma unroll 1
     do {
@@ -499,21 +498,21 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
         if (WIDE && j.k <= CHUNK)
             load_x<HALVES>(x[0], f, 0, j.k);
         if (j.k <= CHUNK)
-            add_narrow<HALVES>(f, x[0], here, j.k);
+            multiply_narrow<HALVES>(f, x[0], here, j.k);
         else if (WIDE)
-            add_wide<HALVES>(f, here, j.k);
+            multiply_shared<HALVES>(f, here, j.k);
         else
-            add_held<HALVES>(f, x, here, j.k);
+            multiply_registers<HALVES>(f, x, here, j.k);
         if (first == 0) {
-            meet(CONSUMERS_AND_HELPERS);
+            named_sync(CONSUMERS_AND_HELPERS);
             mark(f);
         } else {
-            meet(ALL_CONSUMERS);
+            named_sync(ALL_CONSUMERS);
         }
 #pragma unroll 1
         while (at == first) {
             if (i < all)
-                hand_on(f, j, p);
+                finish(f, j, p);
             i += CONSUMERS * WARP;
             if (i >= all) { /* on to the next tiles */
                 i = (int)f.thread;
@@ -522,47 +521,48 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
             if (at < n_tiles)
                 p = place_of(f, j, i, at >> both, min(GROUP, n_tiles - at) >> both);
         }
-        meet(ALL_CONSUMERS);
+        named_sync(ALL_CONSUMERS);
         __syncwarp(); /* products of the matrix unit are of whole warps */
     } while (at < n_tiles);
     mark(f);
 }
 
-// A helper's: 1 / rms of each row, where the input is the normed residual. Eight lanes a row.
-static __device__ __forceinline__ void take_scales(const struct frame &f, const struct job &j)
+// A helper's: 1 / rms of each row, where the input is the normed residual. Eight lanes per row.
+static __device__ __forceinline__ void compute_scales(const struct frame &f, const struct job &j)
 {
     static constexpr int BATCH = 8, LANES = 8, ROWS = WARP / LANES;
 
     const int lane = lane_of(f), helper = (int)(f.thread / WARP % HELPERS);
     const int pairs = f.a.hidden / (2 * COLS);
-    const message *squares = j.kind == GATE_UP ? f.s.inbox.squares_mlp : f.s.inbox.squares_attn;
+    const tagged_word *squares = j.kind == GATE_UP ? f.s.in.squares_mlp : f.s.in.squares_attn;
 
 #pragma unroll 1
     for (int first = helper * ROWS; first < f.m; first += HELPERS * ROWS) {
         const int row = first + lane / LANES, end = row < f.m ? pairs : 0;
-        const message *from = squares + (int64_t)source_of(f, j, row) * pairs * 2;
+        const tagged_word *from = squares + (int64_t)source_of(f, j, row) * pairs * 2;
         float sum = 0.0f;
 
 #pragma unroll 1
         for (int at = lane % LANES; at < end; at += LANES * BATCH) {
-            struct two_messages got[BATCH];
+            struct tagged_pair got[BATCH];
 
-            await_row<BATCH, LANES * 2>(got, from + at * 2, (end - at + LANES - 1) / LANES, f.tag);
+            receive_row<BATCH, LANES * 2>(got, from + at * 2, (end - at + LANES - 1) / LANES,
+                                          f.tag);
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
-                sum += message_float(got[i].a) + message_float(got[i].b);
+                sum += float_of(got[i].a) + float_of(got[i].b);
         }
         __syncwarp();
 #pragma unroll
         for (int i = LANES / 2; i > 0; i /= 2)
             sum += __shfl_xor_sync(ALL_LANES, sum, i);
         if (row < f.m && lane % LANES == 0)
-            f.s.scale[f.turn][row] = rsqrtf(__fdividef(sum, (float)f.a.hidden) + f.a.eps);
+            f.s.scale[f.half][row] = rsqrtf(__fdividef(sum, (float)f.a.hidden) + f.a.eps);
     }
 }
 
-// A helper's: one number beside each column of this block's tiles, before the results are there.
-static __device__ __forceinline__ void take_beside(const struct frame &f, const struct job &j)
+// A helper's: the operand of each column of this block's tiles, before the sums are there.
+static __device__ __forceinline__ void load_operands(const struct frame &f, const struct job &j)
 {
     const struct resident &a = f.a;
     const int64_t at = j.layer * a.w.layer_stride;
@@ -576,7 +576,7 @@ static __device__ __forceinline__ void take_beside(const struct frame &f, const 
         from = j.layer + 1 < a.n_layers ? a.w.attn_norm + at + a.w.layer_stride : a.w.norm;
     if (j.kind == QKV || from)
         for (int i = (int)(f.thread % (HELPERS * WARP)); i < j.mine * COLS; i += HELPERS * WARP)
-            f.s.beside[f.turn][i] =
+            f.s.operand[f.half][i] =
                 from ? bf16_to_float(__ldg(from + tile_of_block(i / COLS) * COLS + i % COLS))
                      : 0.0f;
 }

@@ -1,9 +1,8 @@
-// resident_ring.cuh - the ring of shared memory through which all that a block reads of weights,
-// keys and values comes: filled by bulk copies far ahead of those who wait for data.
+// resident_ring.cuh - the ring of stages in shared memory through which a block reads weights, keys
+// and values: filled by bulk copies, far ahead of their use.
 //
-// A stage holds eight rows of up to CHUNK weights, or keys and values. One warp fills, eight empty;
-// both sides go through the stages in the same order, so nothing but two barriers a stage is
-// shared.
+// A stage holds eight rows of up to CHUNK weights, or keys and values. One warp fills
+// stages and eight empty them, in the same order, so they share nothing but two mbarriers a stage.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_RING_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_RING_CUH
 
@@ -12,9 +11,9 @@
 
 static constexpr int CONSUMERS = 8;                  // warps that compute
 static constexpr int COLS = 8;                       // rows of weights of a tile: columns of y
-static constexpr int PIECE = 32;                     // k of two products of the matrix unit
+static constexpr int K_STEP = 32;                    // k of two products of the matrix unit
 static constexpr int CHUNK = 1024;                   // k of a stage
-static constexpr int ROW_BYTES = CHUNK * 2 + 64;     // apart so that two rows meet in no bank
+static constexpr int ROW_BYTES = CHUNK * 2 + 64;     // padded against bank conflicts
 static constexpr int STAGE_BYTES = COLS * ROW_BYTES; // also 16 KiB of keys and values
 static constexpr int MAX_STAGES = 14;
 
@@ -27,7 +26,7 @@ struct ring {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Weights pass through L2 once; what the blocks tell each other shall stay there.
+// Weights pass through L2 once; the exchanged data should stay there.
 static __device__ __forceinline__ uint64_t stream_policy()
 {
     uint64_t policy;
@@ -58,23 +57,23 @@ static __device__ __forceinline__ void ring_next(struct ring &r)
     }
 }
 
-// The producer's: the stage is empty. The fence orders the loads of those who emptied it, which are
-// of another proxy than copies are, before the copies that follow.
+// The producer's: waits until the stage is empty. The fence orders the consumers' loads, of the
+// generic proxy, before the bulk copies that follow, of the async proxy.
 static __device__ __forceinline__ void ring_wait_empty(const struct ring &r)
 {
     barrier_wait(r.empty + (uint32_t)r.at * 8, r.parity ^ 1);
     fence_async();
 }
 
-// The consumers': the stage is full. Every warp of theirs waits for every stage and then releases
-// it, also one that reads nothing of it: none may get a round ahead.
+// The consumers': waits until the stage is full. Every warp waits for every stage and releases it,
+// even one that it does not read: none may get a whole ring ahead.
 static __device__ __forceinline__ void ring_wait_full(const struct ring &r)
 {
     barrier_wait(r.full + (uint32_t)r.at * 8, r.parity);
 }
 
-// Every lane arrives, each for its own loads. One for a warp behind __syncwarp() is as right and no
-// faster, but compute-sanitizer does not see that its other lanes' loads come before the next copy.
+// Every lane arrives, for its own loads. One arrival per warp after __syncwarp() is as right and no
+// faster, but compute-sanitizer then misses that the other lanes' loads precede the next copy.
 static __device__ __forceinline__ void ring_release(struct ring &r)
 {
     barrier_arrive(r.empty + (uint32_t)r.at * 8);

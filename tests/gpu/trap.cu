@@ -1,5 +1,5 @@
 /* trap.cu - stops the device with a sticky error: a fault that tests plant. */
-#include "cuda/kernels/common.cuh"
+#include "tests/gpu/trap.h"
 
 static __global__ void trap_kernel()
 {

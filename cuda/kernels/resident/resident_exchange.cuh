@@ -1,0 +1,200 @@
+// resident_exchange.cuh - how the blocks of the running kernel pass results to each other through
+// global memory without a barrier on the way: every access is one relaxed atomic access of gpu
+// scope that carries its own proof that the data is there.
+//
+// Tagged words: 64 bits, a value and the tag of step and layer, as in NCCL's LL protocol. For data
+// that few blocks read. The next layer overwrites a word; its writer computes what it writes from
+// what every reader of the old word sent after reading it.
+//
+// Packets: 128 bits, eight bf16 of one row, for the all-gathers, where tags would double the
+// traffic. All ones in the first 32 bits is the sentinel: not written yet. No conversion to bf16
+// yields it, NaN becomes 0x7fff. PTX has .b128 as a scalar type of ld and st since 8.3; these are
+// the 16-byte loads and stores of cuda::atomic_ref, which are atomic from compute capability 7.0
+// on. (A vector access, .v4.b32, would be four accesses in any order.) A packet buffer is used
+// again, so its packets must be sentinels again before: see resident_reset.cuh.
+#ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
+#define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
+
+#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/resident/resident.h"
+
+typedef uint64_t tagged_word;
+
+// Copies of what all blocks read: one line of L2 that all of them poll answers slowly. The four
+// lanes that hold a packet's columns write a copy each.
+static constexpr int COPIES = RESIDENT_COPIES;
+static constexpr int N_BUFFERS = 4; // layer l uses packet buffers l % 4
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Polls after which data counts as lost: seconds, where the longest wait of a sound step is far
+// below a millisecond. A store to address 0 then ends the kernel with an error, and the daemon
+// restarts; a trap instruction would make ptxas withhold registers from the consumers.
+static constexpr uint32_t MAX_POLLS = 1u << 22;
+
+static __device__ __forceinline__ void count_poll(uint32_t &polls)
+{
+    if (++polls == MAX_POLLS)
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(0ull), "r"(polls) : "memory");
+}
+
+static __device__ __forceinline__ tagged_word tagged(uint32_t value, uint32_t tag)
+{
+    return (uint64_t)tag << 32 | value;
+}
+
+static __device__ __forceinline__ void send(tagged_word *to, uint32_t value, uint32_t tag)
+{
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(tagged(value, tag))
+                 : "memory");
+}
+
+// Two neighbours; to is 16-byte aligned.
+static __device__ __forceinline__ void send_pair(tagged_word *to, uint32_t a, uint32_t b,
+                                                 uint32_t tag)
+{
+    asm volatile("st.relaxed.gpu.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(tagged(a, tag)),
+                 "l"(tagged(b, tag))
+                 : "memory");
+}
+
+struct tagged_pair {
+    tagged_word a, b;
+};
+
+static __device__ __forceinline__ struct tagged_pair load_pair(const tagged_word *from)
+{
+    struct tagged_pair m;
+
+    asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+                 : "=l"(m.a), "=l"(m.b)
+                 : "l"(from)
+                 : "memory");
+    return m;
+}
+
+static __device__ __forceinline__ bool carries(const struct tagged_pair &m, uint32_t tag)
+{
+    return (uint32_t)(m.a >> 32) == tag && (uint32_t)(m.b >> 32) == tag;
+}
+
+// Waits for up to N pairs of words at once: from + i * STEP, i < n. Each poll asks for all that are
+// missing.
+template <int N, int STEP>
+static __device__ __forceinline__ void receive_row(struct tagged_pair (&m)[N],
+                                                   const tagged_word *from, int n, uint32_t tag)
+{
+    uint32_t polls = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        m[i].a = m[i].b = tagged(0, i < n ? ~tag : tag);
+    for (;;) {
+        bool all = true;
+
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!carries(m[i], tag))
+                m[i] = load_pair(from + i * STEP);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            all = all && carries(m[i], tag);
+        if (all)
+            break;
+        count_poll(polls);
+    }
+}
+
+// The same of from + at[i], none where at[i] is negative.
+template <int N>
+static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], const tagged_word *from,
+                                               const int (&at)[N], uint32_t tag)
+{
+    uint32_t polls = 0;
+
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        m[i].a = m[i].b = tagged(0, at[i] < 0 ? tag : ~tag);
+    for (;;) {
+        bool all = true;
+
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (!carries(m[i], tag))
+                m[i] = load_pair(from + at[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            all = all && carries(m[i], tag);
+        if (all)
+            break;
+        count_poll(polls);
+    }
+}
+
+static __device__ __forceinline__ float float_of(tagged_word m)
+{
+    return __uint_as_float((uint32_t)m);
+}
+
+static __device__ __forceinline__ uint4 sentinel()
+{
+    return make_uint4(~0u, ~0u, ~0u, ~0u);
+}
+
+static __device__ __forceinline__ bool is_sentinel(const uint4 &packet)
+{
+    return packet.x == ~0u;
+}
+
+static __device__ __forceinline__ uint4 load_packet(const uint4 *from)
+{
+    uint64_t a, b;
+
+    asm volatile("{\n"
+                 ".reg .b128 v;\n"
+                 "ld.relaxed.gpu.global.b128 v, [%2];\n"
+                 "mov.b128 {%0, %1}, v;\n"
+                 "}"
+                 : "=l"(a), "=l"(b)
+                 : "l"(from)
+                 : "memory");
+    return make_uint4((uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b, (uint32_t)(b >> 32));
+}
+
+static __device__ __forceinline__ void store_packet(uint4 *to, const uint4 &packet)
+{
+    asm volatile("{\n"
+                 ".reg .b128 v;\n"
+                 "mov.b128 v, {%1, %2};\n"
+                 "st.relaxed.gpu.global.b128 [%0], v;\n"
+                 "}" ::"l"(to),
+                 "l"((uint64_t)packet.y << 32 | packet.x), "l"((uint64_t)packet.w << 32 | packet.z)
+                 : "memory");
+}
+
+// Each of four neighbouring lanes has two columns; all get the packet. Called by whole warps.
+static __device__ __forceinline__ uint4 packet_of(uint32_t pair)
+{
+    return make_uint4(__shfl_sync(ALL_LANES, pair, 0, 4), __shfl_sync(ALL_LANES, pair, 1, 4),
+                      __shfl_sync(ALL_LANES, pair, 2, 4), __shfl_sync(ALL_LANES, pair, 3, 4));
+}
+
+static __device__ __forceinline__ void store_flag(uint32_t *to, uint32_t tag)
+{
+    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(tag) : "memory");
+}
+
+static __device__ __forceinline__ void wait_flag(const uint32_t *from, uint32_t tag)
+{
+    uint32_t seen, polls = 0;
+
+    for (;;) {
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(from) : "memory");
+        if (seen == tag)
+            return;
+        count_poll(polls);
+    }
+}
+
+#endif
+#endif

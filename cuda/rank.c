@@ -1,0 +1,562 @@
+/* rank.c - see rank.h.
+ *
+ * One stream. A step is one copy of metadata and then either a captured graph (decodes alone) or
+ * its kernels one by one; sampled ids come back by the last kernel's writes to host memory. */
+#include "cuda/rank.h"
+
+#include <cublasLt.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
+
+enum {
+    GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
+    ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
+};
+
+static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
+
+static int seqs_rounded(int max_seqs)
+{
+    int n = 1;
+
+    while (n < max_seqs && n < 16)
+        n *= 2;
+    return max_seqs <= n ? n : (max_seqs + 15) / 16 * 16;
+}
+
+static int set_limits(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    const int groups = (c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP;
+    const int per_item = c->n_kv_heads * groups;
+    const int seqs = seqs_rounded(o->max_seqs);
+    const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
+
+    if (o->max_seq_len > STEP_MAX_LEN)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_seq_len: %d is over %d, the longest sequence that a "
+                       "device computes; unless it is set it is the model's length",
+                       o->max_seq_len, STEP_MAX_LEN);
+    b->limits = (struct step_limits){
+        .max_tokens = o->max_batch_tokens > seqs ? o->max_batch_tokens : seqs,
+        .max_seqs = seqs,
+        .max_blocks = (o->max_seq_len + o->block_len - 1) / o->block_len,
+        .block_len = o->block_len,
+        .target_items = wanted < 1                 ? 1
+                        : wanted > ATTN_MAX_SPLITS ? ATTN_MAX_SPLITS
+                                                   : wanted,
+        .mask_words = (c->vocab_size + 31) / 32,
+        .invariant = o->invariant,
+    };
+    return 0;
+}
+
+/* What no grid or index of a kernel holds, whatever memory there is. */
+static int check_limits(const struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    /* threads of rope_store(), and those of its last block that have nothing to do */
+    const int most_tokens = (INT32_MAX - 1024) / ((c->n_heads + 2 * c->n_kv_heads) * ROPE_LANES);
+    int most_seqs;
+
+    if (o->max_batch_tokens > most_tokens)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_batch_tokens: %d is over %d, the most that a device "
+                       "computes at a time with this model",
+                       o->max_batch_tokens, most_tokens);
+    most_seqs = step_most_seqs(&b->limits);
+    if (o->max_seqs > most_seqs)
+        return err_set(e, -EINVAL,
+                       "CUDA: scheduler.max_seqs: %d is over %d, the most that a device computes "
+                       "at a time with this max_batch_tokens and max_seq_len",
+                       o->max_seqs, most_seqs);
+    return 0;
+}
+
+static void lay_activations(struct rank *b, struct arena *a)
+{
+    const struct model_config *c = &b->config;
+    struct forward *f = &b->forward;
+    const size_t rows =
+        (size_t)gemm_rows(b->limits.max_tokens) + (b->options.invariant ? FORWARD_SPARE_ROWS : 0);
+    const size_t qkv_dim = (size_t)(c->n_heads + 2 * c->n_kv_heads) * (size_t)c->head_dim;
+    const size_t groups = (size_t)((c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP);
+    const size_t passes = (size_t)c->n_kv_heads * groups;
+    const size_t partials = (size_t)step_max_partials(&b->limits, b->limits.max_seqs);
+    const size_t hidden = (size_t)c->hidden_dim, ffn = (size_t)c->ffn_dim;
+
+    f->rope = arena_take(a, (size_t)b->options.max_seq_len * (size_t)c->head_dim * sizeof(float));
+    f->residual = arena_take(a, rows * hidden * sizeof(float));
+    f->normed = arena_take(a, rows * hidden * sizeof(uint16_t));
+    f->rms = arena_take(a, rows * sizeof(float));
+    f->qkv = arena_take(a, rows * qkv_dim * sizeof(uint16_t));
+    f->attn = arena_take(a, rows * (size_t)c->n_heads * (size_t)c->head_dim * sizeof(uint16_t));
+    f->gate_up = arena_take(a, rows * (ffn > hidden ? ffn : hidden) * 2 * sizeof(uint16_t));
+    f->act = arena_take(a, rows * ffn * sizeof(uint16_t));
+    f->parts = arena_take(a, GEMM_PART_FLOATS * sizeof(float));
+    f->partial =
+        arena_take(a, partials * passes * ATTN_GROUP * ((size_t)c->head_dim + 2) * sizeof(float));
+    f->counters = arena_take(a, (size_t)b->limits.max_seqs * passes * sizeof(int32_t));
+    f->prefill_partial = arena_take(a, attn_prefill_partial_bytes(c->head_dim));
+    f->prefill_counters = arena_take(a, ATTN_PREFILL_COUNTERS * sizeof(int32_t));
+    if (f->resident_rows > 0)
+        f->resident.exchange = arena_take(a, resident_exchange_bytes(&f->resident));
+}
+
+static void lay_sampler(struct rank *b, struct arena *a)
+{
+    const size_t seqs = (size_t)b->limits.max_seqs;
+    struct sampler_memory *m = &b->forward.sampler;
+    const size_t stride = ((size_t)b->config.vocab_size + 7) & ~(size_t)7;
+
+    m->vocab_size = b->config.vocab_size;
+    m->logits_stride = (int64_t)stride;
+    m->max_seqs = b->limits.max_seqs;
+    m->invariant = b->options.invariant;
+    b->forward.logits =
+        arena_take(a, (size_t)gemm_rows(b->limits.max_seqs) * stride * sizeof(float));
+    m->logits = b->forward.logits;
+    m->adjusted = arena_take(a, seqs * stride * sizeof(float));
+    m->states = arena_take(a, seqs * sizeof(*m->states));
+    m->bias = arena_take(a, seqs * SAMPLING_MAX_BIAS * sizeof(*m->bias));
+    m->seen = arena_take(a, seqs * stride * sizeof(*m->seen));
+    m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
+    m->sampled = arena_take(a, seqs * sizeof(*m->sampled));
+    b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
+    for (int i = 0; i < BACKEND_IN_FLIGHT; i++) {
+        m->host_ids[i] = b->results.slots[i].ids;
+        m->host_logprobs[i] = b->results.slots[i].logprobs;
+        m->host_top_ids[i] = b->results.slots[i].top_ids;
+        m->host_top_logprobs[i] = b->results.slots[i].top_logprobs;
+    }
+}
+
+/* One use's memory, zeroed: padding rows are computed with, though never looked at. */
+static int take_arena(struct rank *b, enum device_use use,
+                      void (*lay)(struct rank *, struct arena *), struct err *e)
+{
+    struct arena count = {0}, real = {0};
+    int r;
+
+    lay(b, &count);
+    r = device_take(&b->device, use, count.used, e);
+    if (r < 0)
+        return r;
+    real.base = b->device.memory[use];
+    lay(b, &real);
+    return cuda_check(cudaMemsetAsync(real.base, 0, real.used, b->device.launch.stream),
+                      "clearing memory", e);
+}
+
+static int take_steps(struct rank *b, struct err *e)
+{
+    const size_t bytes = step_max_bytes(&b->limits);
+    int r = device_take(&b->device, DEVICE_STEP, bytes, e);
+
+    b->step_memory = b->device.memory[DEVICE_STEP];
+    for (int i = 0; i < BACKEND_IN_FLIGHT && r == 0; i++)
+        r = cuda_check(cudaHostAlloc((void **)&b->pinned[i], bytes, cudaHostAllocDefault),
+                       "pinning memory", e);
+    return r;
+}
+
+/* The pool gets a fraction of what is free now, or so many bytes; whole blocks. */
+static int take_blocks(struct rank *b, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    const struct backend_options *o = &b->options;
+    const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
+    uint64_t free_bytes = 0, bytes, n;
+    int r = device_free_bytes(&b->device, &free_bytes, e);
+
+    if (r < 0)
+        return r;
+    free_bytes = free_bytes > GRAPH_RESERVE ? free_bytes - GRAPH_RESERVE : 0;
+    bytes =
+        o->tier_bytes[TIER_DEVICE]
+            ? o->tier_bytes[TIER_DEVICE]
+            : (uint64_t)((o->kv_fraction > 0 ? o->kv_fraction : KV_FRACTION) * (double)free_bytes);
+    b->block_bytes = (uint64_t)v_offset * 2 * (uint64_t)c->n_layers * sizeof(uint16_t);
+    n = bytes / b->block_bytes;
+    if (n > (uint64_t)(INT32_MAX / o->block_len))
+        n = (uint64_t)(INT32_MAX / o->block_len);
+    if (n == 0)
+        return err_set(e, -ENOMEM,
+                       "%s: %.1f MiB are left for KV blocks, and one block of %d tokens takes "
+                       "%.1f MiB; a smaller block_len or a larger kv_memory helps",
+                       b->device.name, (double)bytes / 0x1p20, o->block_len,
+                       (double)b->block_bytes / 0x1p20);
+    r = device_take(&b->device, DEVICE_KV, n * b->block_bytes, e);
+    if (r < 0)
+        return r;
+    b->n_blocks = (int32_t)n;
+    b->forward.kv = (struct kv_pool){.base = b->device.memory[DEVICE_KV],
+                                     .block_stride = 2 * v_offset * c->n_layers,
+                                     .layer_stride = 2 * v_offset,
+                                     .v_offset = v_offset,
+                                     .block_shift = __builtin_ctz((unsigned)o->block_len),
+                                     .n_kv_heads = c->n_kv_heads,
+                                     .head_dim = c->head_dim};
+    return 0;
+}
+
+/* Captures a graph and notes what the driver takes for it. */
+static int prepare_graph(struct rank *b, int size, struct err *e)
+{
+    uint64_t before = 0, after = 0;
+    int r = device_free_bytes(&b->device, &before, e);
+
+    if (r == 0)
+        r = graphs_prepare(b->graphs, size, e);
+    if (r == 0)
+        r = device_free_bytes(&b->device, &after, e);
+    if (r == 0 && after < before)
+        b->graph_bytes += before - after;
+    return r;
+}
+
+/* The dimensions that this rank's kernels see. */
+static struct model_config config_of(const struct model_config *whole, struct shard s)
+{
+    struct model_config c = *whole;
+
+    c.n_heads /= s.tp_size;
+    c.n_kv_heads /= s.tp_size;
+    c.ffn_dim /= s.tp_size;
+    c.vocab_size /= s.tp_size;
+    return c;
+}
+
+/* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: done beside the rest
+ * of opening. What fails here fails again, and is reported, where it matters. */
+static void *load_products(void *device)
+{
+    enum { M = 128, N = 1024, K = 1024 };
+    const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
+    cudaStream_t stream = NULL;
+    struct gemm *g = NULL;
+    char *memory = NULL;
+    uint16_t *x;
+    struct err e;
+
+    if (cudaSetDevice(*(const int *)device) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
+        gemm_new(&g, memory, NULL, false, &e) < 0)
+        goto end;
+    x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
+    (void)gemm_run(g, stream,
+                   &(struct gemm_product){.y = x + (M + N) * K,
+                                          .y_stride = N,
+                                          .x = x,
+                                          .w = x + M * K,
+                                          .m = M,
+                                          .n = N,
+                                          .k = K,
+                                          .out = GEMM_BF16},
+                   &e);
+    (void)cudaStreamSynchronize(stream);
+end:
+    gemm_free(g);
+    if (memory)
+        (void)cudaFree(memory);
+    if (stream)
+        (void)cudaStreamDestroy(stream);
+    return NULL;
+}
+
+static void wait_for_products(struct rank *b)
+{
+    if (b->products_loading)
+        (void)pthread_join(b->products_loader, NULL);
+    b->products_loading = false;
+}
+
+static int open_parts(struct rank *b, int device, struct err *e)
+{
+    const struct model_config *c = &b->config;
+    struct device *d = &b->device;
+    struct forward *f = &b->forward;
+    bool resident = false;
+    int r = device_open(d, device, e);
+
+    if (r < 0)
+        return r;
+    r = set_limits(b, e);
+    if (r == 0)
+        r = check_limits(b, e);
+    if (r < 0)
+        return r;
+    if (d->compute == 90 && !b->options.invariant)
+        r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
+    if (r < 0)
+        return r;
+    if (resident)
+        forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
+    b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
+    r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e);
+    if (r == 0)
+        r = results_init(&b->results, b->limits.max_seqs, e);
+    if (r == 0)
+        r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e);
+    if (r == 0)
+        r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e);
+    if (r == 0)
+        r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e);
+    if (r == 0)
+        r = take_steps(b, e);
+    if (r == 0)
+        r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], NULL, b->options.invariant, e);
+    if (r == 0)
+        r = cuda_check(attn_prefill_init(), "preparing attention", e);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_init(), "preparing the resident kernel", e);
+    if (r < 0)
+        return r;
+    f->config = c;
+    f->weights = &b->weights;
+    f->launch = &d->launch;
+    f->gemm = b->gemm;
+    f->invariant = b->options.invariant;
+    r = cuda_check(rope_table(f->launch, f->rope, b->options.max_seq_len, c->head_dim,
+                              c->rope_theta),
+                   "rope_table", e);
+    wait_for_products(b); /* it has given its memory back: blocks take what is left */
+    if (r == 0)
+        r = take_blocks(b, e);
+    if (r == 0 && d->compute == 90)
+        r = cuda_check(attn_maps_init(&f->maps, &f->kv, b->n_blocks, f->qkv,
+                                      (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                                      gemm_rows(b->limits.max_tokens)),
+                       "preparing attention", e);
+    if (r == 0)
+        forward_ready_resident(f);
+    if (r == 0 && f->resident_rows > 0)
+        r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
+    return r < 0 ? r : graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
+}
+
+void rank_close(struct rank *b)
+{
+    if (!b)
+        return;
+    wait_for_products(b);
+    (void)cudaSetDevice(b->device.id);
+    if (b->device.launch.stream)
+        (void)cudaStreamSynchronize(b->device.launch.stream);
+    graphs_free(b->graphs);
+    gemm_free(b->gemm);
+    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
+        if (b->pinned[i])
+            (void)cudaFreeHost(b->pinned[i]);
+    results_deinit(&b->results);
+    weights_deinit(&b->weights);
+    device_close(&b->device);
+    free(b->wants_top);
+    free(b);
+}
+
+int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
+              int device, struct shard shard, struct err *e)
+{
+    struct rank *b = calloc(1, sizeof(*b));
+    int r;
+
+    if (!b)
+        return err_set(e, -ENOMEM, "out of memory");
+    b->model = model;
+    b->options = *options;
+    b->shard = shard;
+    b->config = config_of(model_config(model), shard);
+    b->wants_top = calloc((size_t)options->max_seqs, 1);
+    r = b->wants_top ? open_parts(b, device, e) : err_set(e, -ENOMEM, "out of memory");
+    if (r < 0) {
+        rank_close(b);
+        return r;
+    }
+    *out = b;
+    return 0;
+}
+
+int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
+{
+    const struct model_config *c = &b->config;
+    int driver = 0, runtime = 0;
+    int r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e);
+
+    if (r == 0)
+        r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e);
+    if (r == 0)
+        snprintf(key, ALGO_KEY,
+                 "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
+                 "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
+                 b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
+                 GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
+                 c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
+    return r;
+}
+
+int rank_choose(struct rank *b, const struct algo_records *known, struct err *e)
+{
+    int r = 0;
+
+    gemm_adopt(b->gemm, known);
+    forward_choose_paths(&b->forward, known);
+    graphs_clear(b->graphs);
+    if (!b->options.eager)
+        r = prepare_graph(b, 1, e);
+    return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
+}
+
+static void fill_ledger(struct backend_info *out, const struct rank *b)
+{
+    const uint64_t *taken = b->device.bytes;
+    uint64_t known, used, free_bytes;
+    struct err ignored;
+
+    out->weight_bytes = b->weights.bytes;
+    out->graph_bytes = b->graph_bytes;
+    out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
+                           taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
+    if (device_free_bytes(&b->device, &free_bytes, &ignored) < 0)
+        return;
+    known =
+        out->weight_bytes + out->tiers[TIER_DEVICE].bytes + out->graph_bytes + out->workspace_bytes;
+    used = b->device.total_bytes - free_bytes;
+    out->total_bytes = b->device.total_bytes;
+    out->free_bytes = free_bytes;
+    if (known > used) /* others had taken it while graphs were captured, and gave it back */
+        out->graph_bytes -= known - used < out->graph_bytes ? known - used : out->graph_bytes;
+    else
+        out->other_bytes = used - known;
+}
+
+void rank_info(const struct rank *b, struct backend_info *out)
+{
+    snprintf(out->devices[out->n_devices++], sizeof(*out->devices), "%.100s, %.0f GiB",
+             b->device.name, (double)b->device.total_bytes / 0x1p30);
+    snprintf(out->driver, sizeof(out->driver), "%s", b->device.driver);
+    out->block_bytes = b->block_bytes;
+    out->tiers[TIER_DEVICE] =
+        (struct backend_tier){b->n_blocks, (uint64_t)b->n_blocks * b->block_bytes};
+    out->masks = out->drafts = true;
+    out->kv_dtype = KV_DTYPE_BF16;
+    fill_ledger(out, b);
+}
+
+/* Sets sampler states before any row of this step is sampled. */
+static int enqueue_updates(struct rank *b, const struct step_view *v, const struct batch *batch,
+                           struct err *e)
+{
+    const struct launch *l = &b->device.launch;
+    int r = 0;
+
+    if (batch->n_updates > 0)
+        r = cuda_check(sampler_update(l, &b->forward.sampler, v, batch->n_updates),
+                       "sampler_update", e);
+    for (int i = 0; i < batch->n_updates && r == 0; i++) {
+        const struct sampler_update *u = &batch_updates(batch)[i];
+
+        must(u->state >= 0 && u->state < b->options.max_seqs);
+        b->wants_top[u->state] = u->sampling.n_logprobs > 0;
+        if (!sampling_needs_history(&u->sampling))
+            continue;
+        must(u->n_history <= b->options.max_seq_len);
+        if (u->n_history > 0) /* from pageable memory: the call has read it when it returns */
+            r = cuda_check(cudaMemcpyAsync(b->history, batch_history(batch, u),
+                                           (size_t)u->n_history * sizeof(int32_t),
+                                           cudaMemcpyHostToDevice, l->stream),
+                           "copying a history", e);
+        if (r == 0)
+            r = cuda_check(sampler_history(l, &b->forward.sampler, u->state, b->history,
+                                           u->n_prompt, u->n_history),
+                           "sampler_history", e);
+    }
+    return r;
+}
+
+int rank_take_tags(struct rank *b, uint32_t *tag, struct err *e)
+{
+    return resident_take_tags(tag, &b->last_tag, b->config.n_layers)
+               ? cuda_check(resident_clear(&b->device.launch, &b->forward.resident),
+                            "clearing exchanges", e)
+               : 0;
+}
+
+static int enqueue_step(struct rank *b, const struct batch *batch, int slot, struct err *e)
+{
+    cudaStream_t stream = b->device.launch.stream;
+    const bool graph =
+        !b->options.eager && batch->n_decodes > 0 && batch->n_tokens == batch->n_decodes;
+    const int size = graph ? graphs_size(b->graphs, batch->n_decodes) : 0;
+    const struct step_room room =
+        graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
+    const int n_tokens = graph ? size : batch->n_tokens;
+    const bool prompts = batch->n_seqs > batch->n_decodes;
+    struct forward_shape shape;
+    struct step_view view;
+    const size_t bytes =
+        step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room, batch, slot);
+    struct step_counts *counts = (struct step_counts *)(void *)b->pinned[slot];
+    int r = 0;
+
+    if (forward_path_of(&b->forward, n_tokens, prompts) == PATH_RESIDENT)
+        r = rank_take_tags(b, &counts->tag, e);
+    if (r == 0)
+        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
+                                       cudaMemcpyHostToDevice, stream),
+                       "copying a step", e);
+    if (r == 0)
+        r = enqueue_updates(b, &view, batch, e);
+    if (r < 0)
+        return r;
+    if (graph && graphs_ready(b->graphs, size))
+        return graphs_run(b->graphs, size, e);
+    /* The first step of a size runs eagerly, which loads its kernels; then the graph is captured.
+     */
+    shape = (struct forward_shape){.n_tokens = n_tokens,
+                                   .n_decodes = graph ? size : batch->n_decodes,
+                                   .n_rows = graph ? size : batch->n_rows,
+                                   .n_items = counts->n_items,
+                                   .n_tiles = counts->n_tiles};
+    for (int i = batch->n_decodes; i < batch->n_seqs; i++)
+        if (batch_kv_len(batch)[i] > shape.max_kv_len)
+            shape.max_kv_len = batch_kv_len(batch)[i];
+    r = forward_run(&b->forward, &view, &shape, e);
+    return r == 0 && graph ? prepare_graph(b, size, e) : r;
+}
+
+int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
+{
+    struct result_slot *result = &b->results.slots[slot];
+    int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
+
+    must(batch->n_tokens > 0 && batch->n_tokens <= b->limits.max_tokens);
+    must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
+    must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
+    must(batch->n_copies == 0); /* this backend has one tier */
+    if (r == 0)
+        r = enqueue_step(b, batch, slot, e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(result->done, b->device.launch.stream), "a step", e);
+    if (r < 0)
+        return r;
+    result->step = batch->step;
+    result->n_rows = batch->n_rows;
+    result->wants_top = false;
+    for (int i = 0; i < batch->n_rows; i++)
+        result->wants_top |= b->wants_top[batch_rows(batch)[i].state];
+    return 0;
+}
+
+int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
+{
+    return results_wait(&b->results, slot, out, e);
+}

@@ -1,0 +1,66 @@
+/* rank.h - one device and its part of the model: weights, KV pool, activations, sampler, graphs and
+ * stream, and the steps that run there.
+ *
+ * Ranks decide nothing: the backend gives all of them the same steps and the same measured choices.
+ * Engine thread only; rank_open may run on another. */
+#ifndef NVLLM_CUDA_RANK_H
+#define NVLLM_CUDA_RANK_H
+
+#include <pthread.h>
+
+#include "cuda/algo_file.h"
+#include "cuda/device.h"
+#include "cuda/forward.h"
+#include "cuda/graphs.h"
+#include "cuda/results.h"
+#include "cuda/step.h"
+#include "cuda/weights.h"
+#include "engine/backend.h"
+
+struct rank {
+    const struct model *model;
+    struct backend_options options;
+    struct model_config config; /* with the dimensions of this rank */
+    struct shard shard;
+    struct device device;
+    struct weights weights;
+    struct gemm *gemm;
+    struct forward forward;
+    struct graphs *graphs;
+    struct step_limits limits;
+    struct results results;
+    char *pinned[BACKEND_IN_FLIGHT]; /* a step's metadata on its way */
+    char *step_memory;               /* where it goes */
+    int32_t *history;                /* [max_seq_len] tokens of one sequence being loaded */
+    int32_t n_blocks;
+    uint64_t block_bytes;
+    uint64_t graph_bytes;      /* that captures have taken */
+    uint32_t last_tag;         /* of the resident kernel's exchanges */
+    uint8_t *wants_top;        /* [max_seqs] by sampler state */
+    pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
+    bool products_loading;
+};
+
+/* Opens device number `device` and takes all memory. The model outlives the rank. */
+int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
+              int device, struct shard shard, struct err *e);
+void rank_close(struct rank *r); /* waits for steps under way; takes NULL */
+
+/* Under which key measurements of this rank are kept: device, software, shape of the model. */
+int rank_key(const struct rank *r, char key[ALGO_KEY], struct err *e);
+
+/* Takes measured choices, which stay valid, and gets ready for the first step. Before that the
+ * choices may be taken again. */
+int rank_choose(struct rank *r, const struct algo_records *known, struct err *e);
+
+/* Enqueues a step; results go to slot number `slot`. */
+int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
+int rank_wait(struct rank *r, int slot, struct step_result *out, struct err *e);
+
+/* Tags for a run of the resident kernel, cleared memory first where they start again. */
+int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
+
+/* The ledger of the device's memory; what it has besides what was taken here is "other". */
+void rank_info(const struct rank *r, struct backend_info *out);
+
+#endif

@@ -1,0 +1,361 @@
+/* tune.c - see tune.h. Small row counts come first: decodes run in them, and they come most often.
+ */
+#include "cuda/tune.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/util/must.h"
+
+enum {
+    PATH_KEYS = 512, /* of each sequence of a step that is timed */
+    PATH_RUNS = 4,
+};
+
+/* cuBLASLt's first choice stays unless another takes less than this part of its time: alone and
+ * warm some look faster by a few percent that lose it between other kernels (8B at 16 rows, H200).
+ */
+static const float FASTER = 0.95f;
+
+/* The pieces of measuring a path: a run that loads kernels, capturing, timed runs. */
+enum { PIECE_LOAD, PIECE_CAPTURE, PIECE_RUNS };
+
+struct tune {
+    struct rank *rank;
+    const char *folder, *key;
+    struct algo_records records; /* known ones, then new ones */
+    bool unwritten;
+
+    int m;    /* rows of the products that are measured now */
+    int what; /* enum forward_product; beyond them, at FIRST_ROWS, steps by path */
+    int piece;
+    float first_us, best_us;
+    struct algo_record best;
+    float saved_us; /* a step of FIRST_ROWS rows, once the best algorithms are chosen */
+    cudaGraphExec_t exec;
+    cudaEvent_t begin, end;
+};
+
+/* A step of up to SKINNY_MAX_ROWS rows computes this many by PATH_GEMM. */
+enum { FIRST_ROWS = 16, N_SIZES = 5 /* 1, 2, 4, 8, 16 */ };
+
+int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
+             const struct algo_records *known, struct err *e)
+{
+    struct tune *t = calloc(1, sizeof(*t));
+    int r;
+
+    if (!t)
+        return err_set(e, -ENOMEM, "out of memory");
+    *t = (struct tune){.rank = rank, .folder = folder, .key = key, .m = FIRST_ROWS};
+    t->records.all = calloc(ALGO_FILE_MAX, sizeof(*t->records.all));
+    r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory");
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&t->begin), "making an event", e);
+    if (r == 0)
+        r = cuda_check(cudaEventCreate(&t->end), "making an event", e);
+    if (r < 0) {
+        tune_free(t);
+        return r;
+    }
+    if (known->n > 0)
+        memcpy(t->records.all, known->all, (size_t)known->n * sizeof(*known->all));
+    t->records.n = known->n;
+    *out = t;
+    return 0;
+}
+
+/* A folder that cannot be written costs measuring again at the next start, nothing else. */
+static void save(struct tune *t)
+{
+    struct err ignored;
+
+    if (t->unwritten && t->folder)
+        (void)algo_file_write(t->folder, t->key, &t->records, &ignored);
+    t->unwritten = false;
+}
+
+static void drop_graph(struct tune *t)
+{
+    if (t->exec)
+        (void)cudaGraphExecDestroy(t->exec);
+    t->exec = NULL;
+}
+
+void tune_free(struct tune *t)
+{
+    if (!t)
+        return;
+    save(t);
+    drop_graph(t);
+    if (t->begin)
+        (void)cudaEventDestroy(t->begin);
+    if (t->end)
+        (void)cudaEventDestroy(t->end);
+    free(t->records.all);
+    free(t);
+}
+
+static void next(struct tune *t)
+{
+    drop_graph(t);
+    t->what++;
+    t->piece = 0;
+}
+
+static void add(struct tune *t, const struct algo_record *r)
+{
+    if (t->records.n < ALGO_FILE_MAX)
+        t->records.all[t->records.n++] = *r;
+    t->unwritten = true;
+}
+
+/* ---- products */
+
+/* Any numbers but zeros, which take less power and so run at a higher clock. */
+static int fill_input(struct tune *t, const struct gemm_product *p, struct err *e)
+{
+    const struct matrix *from = &t->rank->weights.embed;
+    const uint64_t bytes = (uint64_t)p->m * (uint64_t)p->k * sizeof(*p->x);
+
+    return cuda_check(cudaMemcpyAsync((void *)(uintptr_t)p->x, from->data,
+                                      bytes < matrix_bytes(from) ? bytes : matrix_bytes(from),
+                                      cudaMemcpyDeviceToDevice, t->rank->device.launch.stream),
+                      "measuring", e);
+}
+
+/* Each candidate has two pieces: a run that loads its kernel, then timed runs. */
+static int measure_product(struct tune *t, struct err *e)
+{
+    struct rank *rank = t->rank;
+    cudaStream_t stream = rank->device.launch.stream;
+    const int index = t->piece / 2;
+    const bool timed = t->piece % 2;
+    int64_t w_stride;
+    int n_w, r;
+    const struct gemm_product p =
+        forward_product(&rank->forward, (enum forward_product)t->what, t->m, &w_stride, &n_w);
+    float us = 0.0f;
+
+    if (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) {
+        next(t);
+        return 1;
+    }
+    r = fill_input(t, &p, e);
+    if (r == 0 && gemm_is_known(rank->gemm, &p)) { /* its kernel is loaded, for the first step */
+        r = gemm_run(rank->gemm, stream, &p, e);
+        if (r == 0)
+            r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
+        next(t);
+        return r < 0 ? r : 1;
+    }
+    if (r == 0)
+        r = gemm_measure(rank->gemm, stream, &p, index, w_stride, n_w, timed ? &us : NULL, e);
+    if (r < 0)
+        return r;
+    if (r == 0) {
+        add(t, &t->best);
+        if (t->m == FIRST_ROWS)
+            t->saved_us += (t->first_us - t->best_us) * (float)n_w;
+        next(t);
+        return 1;
+    }
+    if (timed && index == 0)
+        t->first_us = us;
+    if (timed && (index == 0 || (us < t->best_us && us < FASTER * t->first_us))) {
+        t->best_us = us;
+        gemm_record(rank->gemm, &t->best, &p, index, us);
+    }
+    t->piece++;
+    return 1;
+}
+
+/* ---- steps */
+
+static bool has_step(const struct tune *t, int n, enum forward_path path)
+{
+    for (int i = 0; i < t->records.n; i++)
+        if (t->records.all[i].out == ALGO_STEP && t->records.all[i].m == n &&
+            t->records.all[i].n == (int)path + 1)
+            return true;
+    return false;
+}
+
+/* A batch of n decodes whose keys are those of the pool's first blocks and which stores none. */
+static struct batch *make_batch(const struct rank *rank, int n)
+{
+    const struct step_limits *l = &rank->limits;
+    struct batch *b, head = {.n_tokens = n, .n_seqs = n, .n_decodes = n, .n_rows = n};
+    int kv_len = PATH_KEYS < rank->options.max_seq_len ? PATH_KEYS : rank->options.max_seq_len;
+
+    if (kv_len > rank->n_blocks * l->block_len)
+        kv_len = rank->n_blocks * l->block_len;
+    head.max_blocks = (kv_len + l->block_len - 1) / l->block_len;
+    must(batch_layout(&head) == 0);
+    b = calloc(1, head.bytes);
+    if (!b)
+        return NULL;
+    *b = head;
+    for (int i = 0; i < n; i++) {
+        ((int32_t *)batch_at(b, b->positions_at))[i] = kv_len - 1;
+        ((int32_t *)batch_at(b, b->slots_at))[i] = -1;
+        ((int32_t *)batch_at(b, b->q_start_at))[i + 1] = i + 1;
+        ((int32_t *)batch_at(b, b->kv_len_at))[i] = kv_len;
+        ((struct batch_row *)batch_at(b, b->rows_at))[i] = (struct batch_row){.row = i, .mask = -1};
+        for (int j = 0; j < b->max_blocks; j++)
+            ((int32_t *)batch_at(b, b->block_table_at))[i * b->max_blocks + j] = j;
+    }
+    return b;
+}
+
+static int pack_step(struct tune *t, int n, struct step_view *view, struct err *e)
+{
+    struct rank *rank = t->rank;
+    const struct step_room room = step_room_of_graph(&rank->limits, n);
+    struct batch *b = make_batch(rank, n);
+    size_t bytes;
+    int r = 0;
+
+    if (!b)
+        return err_set(e, -ENOMEM, "out of memory");
+    bytes = step_pack(rank->pinned[0], view, rank->step_memory, &rank->limits, &room, b, 0);
+    free(b);
+    if (rank->forward.resident_rows > 0)
+        r = rank_take_tags(rank, &((struct step_counts *)(void *)rank->pinned[0])->tag, e);
+    return r < 0 ? r
+                 : cuda_check(cudaMemcpyAsync(rank->step_memory, rank->pinned[0], bytes,
+                                              cudaMemcpyHostToDevice, rank->device.launch.stream),
+                              "measuring", e);
+}
+
+static int capture(struct tune *t, const struct step_view *view, const struct forward_shape *s,
+                   enum forward_path path, struct err *e)
+{
+    cudaStream_t stream = t->rank->device.launch.stream;
+    cudaGraph_t graph = NULL;
+    int r = cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                       "capturing a step", e);
+    int ended;
+
+    if (r < 0)
+        return r;
+    r = forward_logits(&t->rank->forward, view, s, path, e);
+    ended = cuda_check(cudaStreamEndCapture(stream, &graph), "capturing a step", r < 0 ? NULL : e);
+    if (r == 0)
+        r = ended;
+    if (r == 0)
+        r = cuda_check(cudaGraphInstantiate(&t->exec, graph, 0), "instantiating a graph", e);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return r;
+}
+
+static int time_step(struct tune *t, float *us, struct err *e)
+{
+    cudaStream_t stream = t->rank->device.launch.stream;
+    float ms = 0.0f;
+    int r = cuda_check(cudaEventRecord(t->begin, stream), "timing", e);
+
+    if (r == 0)
+        r = cuda_check(cudaGraphLaunch(t->exec, stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventRecord(t->end, stream), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
+    *us = ms * 1000.0f;
+    return r;
+}
+
+static int measure_step(struct tune *t, int n, enum forward_path path, struct err *e)
+{
+    struct rank *rank = t->rank;
+    const struct step_room room = step_room_of_graph(&rank->limits, n);
+    const struct forward_shape shape = {.n_tokens = n,
+                                        .n_decodes = n,
+                                        .n_rows = n,
+                                        .n_items = room.n_items};
+    struct step_view view;
+    float us = 0.0f;
+    int r;
+
+    if (n > rank->limits.max_seqs || has_step(t, n, path) ||
+        (path == PATH_RESIDENT && n > rank->forward.resident_rows)) {
+        next(t);
+        return 1;
+    }
+    r = pack_step(t, n, &view, e);
+    if (r < 0)
+        return r;
+    if (t->piece == PIECE_LOAD) {
+        r = forward_logits(&rank->forward, &view, &shape, path, e);
+        if (r == 0)
+            r = cuda_check(cudaStreamSynchronize(rank->device.launch.stream), "measuring", e);
+    } else if (t->piece == PIECE_CAPTURE) {
+        r = capture(t, &view, &shape, path, e);
+    } else {
+        r = time_step(t, &us, e);
+        if (r == 0 && (t->piece == PIECE_RUNS || us < t->best_us))
+            t->best_us = us;
+    }
+    if (r < 0)
+        return r;
+    if (++t->piece == PIECE_RUNS + PATH_RUNS) {
+        add(t, &(struct algo_record){.m = n,
+                                     .n = (int)path + 1,
+                                     .k = 1,
+                                     .out = ALGO_STEP,
+                                     .y_stride = (int)path + 1,
+                                     .us = t->best_us - (path == PATH_GEMM ? t->saved_us : 0.0f)});
+        next(t);
+    }
+    return 1;
+}
+
+int tune_step(struct tune *t, struct err *e)
+{
+    const int n_steps = t->m == FIRST_ROWS ? N_SIZES * N_PATHS : 0;
+    const int step = t->what - N_PRODUCTS;
+
+    if (t->m > gemm_rows(t->rank->limits.max_tokens)) {
+        save(t);
+        return 0;
+    }
+    if (t->what < N_PRODUCTS)
+        return measure_product(t, e);
+    if (step < n_steps)
+        return measure_step(t, 1 << step / N_PATHS, (enum forward_path)(step % N_PATHS), e);
+    t->what = 0;
+    t->m = gemm_rows(t->m + 1);
+    return 1;
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int tune_run(struct tune *t, struct algo_records *known, struct err *e)
+{
+    const double begin = now_seconds();
+    struct algo_record *all = calloc(ALGO_FILE_MAX, sizeof(*all));
+    int r = all ? 1 : err_set(e, -ENOMEM, "out of memory");
+
+    while (r == 1 && now_seconds() - begin < TUNE_SECONDS)
+        r = tune_step(t, e);
+    if (r < 0) {
+        free(all);
+        return r;
+    }
+    save(t);
+    memcpy(all, t->records.all, (size_t)t->records.n * sizeof(*all));
+    free(known->all);
+    *known = (struct algo_records){all, t->records.n};
+    return 0;
+}

@@ -1,0 +1,31 @@
+/* tune.h - measures what a start chooses from: the algorithm of each product's shape, and how long
+ * whole steps of few rows take by each path. Results are for the next start; a start that waits for
+ * them (nvllmd tune, cuda.tune = before_ready) may take them at once.
+ *
+ * It runs on the rank's stream and in its activations, which hold nothing between two steps, so
+ * only when no step is in flight; it can be left at any call. KV blocks, sampler states and what
+ * steps have sampled are not written.
+ *
+ * Engine thread only. */
+#ifndef NVLLM_CUDA_TUNE_H
+#define NVLLM_CUDA_TUNE_H
+
+#include "cuda/rank.h"
+
+struct tune;
+
+/* known: what need not be measured; copied. folder: where results are written under the key, NULL
+ * for nowhere. */
+int tune_new(struct tune **out, struct rank *rank, const char *folder, const char *key,
+             const struct algo_records *known, struct err *e);
+void tune_free(struct tune *t); /* writes what is not yet written; takes NULL */
+
+/* One piece of measuring: at most a few milliseconds, mostly one product. 1 while there is more, 0
+ * when all is done and written, or a negative errno: the device has failed. */
+int tune_step(struct tune *t, struct err *e);
+
+/* All of it, or for TUNE_SECONDS; what is then known goes to *known, which held the old. */
+enum { TUNE_SECONDS = 5 };
+int tune_run(struct tune *t, struct algo_records *known, struct err *e);
+
+#endif
