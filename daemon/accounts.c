@@ -1,7 +1,6 @@
 /* accounts.c - see accounts.h. */
 #include "daemon/accounts.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,20 +16,13 @@ static void must_be_zero(const struct account *one)
 {
     for (int i = 0; i < N_ACCOUNT_ITEMS; i++)
         must(one->amounts[i] == 0);
+    must(atomic_load(&one->request_bytes) == 0);
 }
 
 void accounts_deinit(struct accounts *a)
 {
-    accounts_sweep(a);
-    must(a->by_uid.n == a->n_lingering); /* nobody refers to one */
+    must(a->by_uid.n == 0); /* nobody refers to one */
     must_be_zero(&a->total);
-    for (size_t at = 0;;) {
-        struct account *one = id_map_next(&a->by_uid, &at);
-
-        if (!one)
-            break;
-        free(one);
-    }
     id_map_deinit(&a->by_uid);
     memset(a, 0, sizeof(*a));
 }
@@ -49,8 +41,6 @@ struct account *account_get(struct accounts *a, uid_t uid)
             free(one);
             return NULL;
         }
-    } else if (one->refs == 0) {
-        a->n_lingering--;
     }
     one->refs++;
     return one;
@@ -62,41 +52,14 @@ void account_ref(struct account *one)
     one->refs++;
 }
 
-static void drop(struct account *one)
-{
-    must(id_map_take(&one->all->by_uid, one->uid) == one);
-    free(one);
-}
-
 void account_unref(struct account *one)
 {
     must(one->refs > 0);
     if (--one->refs)
         return;
     must_be_zero(one);
-    if (atomic_load(&one->request_bytes) == 0)
-        drop(one);
-    else
-        one->all->n_lingering++; /* a request's memory is on its way back from another thread */
-}
-
-void accounts_sweep(struct accounts *a)
-{
-    bool again = a->n_lingering > 0;
-
-    while (again) {
-        struct account *one;
-        size_t at = 0;
-
-        again = false; /* the map must not change within a walk */
-        while ((one = id_map_next(&a->by_uid, &at)))
-            if (one->refs == 0 && atomic_load(&one->request_bytes) == 0) {
-                a->n_lingering--;
-                drop(one);
-                again = a->n_lingering > 0;
-                break;
-            }
-    }
+    must(id_map_take(&one->all->by_uid, one->uid) == one);
+    free(one);
 }
 
 void account_add(struct account *one, enum account_item item, uint64_t n)
@@ -121,9 +84,6 @@ void account_take_bytes(struct account *one, uint64_t n)
 
 void account_give_back_bytes(struct account *one, uint64_t n)
 {
-    struct accounts *all = one->all; /* read before one may go */
-
-    must(atomic_fetch_sub(&all->total.request_bytes, n) >= n);
-    /* The last access: at zero the loop may free the account. */
+    must(atomic_fetch_sub(&one->all->total.request_bytes, n) >= n);
     must(atomic_fetch_sub(&one->request_bytes, n) >= n);
 }

@@ -1,9 +1,8 @@
-/* accounts.h - what each user holds of the daemon, and all users together: counted up where
- * something begins and down where it ends, so that a limit is one comparison.
+/* accounts.h - counts what each user, and all users together, hold of the daemon, so that checking
+ * a limit is one comparison.
  *
- * An account is there while somebody refers to it or something is on it; when it goes everything
- * must have come back to zero. For whoever has the loop's state, see connection.h, but for the
- * bytes of requests, which whoever lets go of a request gives back. */
+ * An account lives while it is referred to, and must be at zero when it is freed. Loop thread only,
+ * but the bytes of requests may be charged and given back on any thread. */
 #ifndef NVLLM_DAEMON_ACCOUNTS_H
 #define NVLLM_DAEMON_ACCOUNTS_H
 
@@ -15,11 +14,11 @@
 
 enum account_item {
     ACCOUNT_CONNECTIONS,
-    ACCOUNT_REQUESTS,      /* accepted, their end not told */
-    ACCOUNT_QUEUED_TOKENS, /* of prompts without an answer so far */
-    ACCOUNT_QUESTIONS,     /* of what the engine has, without an answer so far */
-    ACCOUNT_INPUT_BYTES,   /* buffers of frames that came in part */
-    ACCOUNT_OUTPUT_BYTES,  /* buffers of answers that are not read, gathered ones too */
+    ACCOUNT_REQUESTS,      /* without a terminal event */
+    ACCOUNT_QUEUED_TOKENS, /* of prompts without a first event */
+    ACCOUNT_INSPECTS,      /* inspect requests without a report */
+    ACCOUNT_INPUT_BYTES,   /* buffers of incomplete frames */
+    ACCOUNT_OUTPUT_BYTES,  /* buffers of unread answers */
     N_ACCOUNT_ITEMS,
 };
 
@@ -28,23 +27,22 @@ struct account {
     uid_t uid;
     uint32_t refs;
     uint64_t amounts[N_ACCOUNT_ITEMS];
-    /* Unpacked requests until the engine has done with them, and to their end what it has made of
-     * them. */
+    /* Unpacked messages until the engine admits them, and the engine's memory, answers included,
+     * until the end. */
     atomic_uint_fast64_t request_bytes;
-    uint64_t round, round_us; /* of the loop's time, what its frames took in that round */
+    uint64_t round, round_us; /* the loop's time that its frames took in that round */
 };
 
 struct accounts {
     struct id_map by_uid;
     struct account total; /* of all users */
-    size_t n_lingering;   /* accounts that only request_bytes keep */
 };
 
 /* A zeroed struct needs accounts_init. */
 void accounts_init(struct accounts *a);
 void accounts_deinit(struct accounts *a);
 
-/* The account of a user; one reference more. NULL: no memory. */
+/* A reference to a user's account, which is made if needed. NULL: no memory. */
 struct account *account_get(struct accounts *a, uid_t uid);
 void account_ref(struct account *one);
 void account_unref(struct account *one);
@@ -52,10 +50,7 @@ void account_unref(struct account *one);
 void account_add(struct account *one, enum account_item item, uint64_t n);
 void account_sub(struct account *one, enum account_item item, uint64_t n);
 
-/* Frees accounts that only request_bytes kept, where these have come back. */
-void accounts_sweep(struct accounts *a);
-
-/* Bytes of requests, from any thread; *give_back takes what *take was given. */
+/* Bytes of requests, from any thread. */
 void account_take_bytes(struct account *one, uint64_t n);
 void account_give_back_bytes(struct account *one, uint64_t n);
 

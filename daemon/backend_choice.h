@@ -14,14 +14,13 @@ struct backend_choice {
     struct err warning; /* for the log; empty: none */
 };
 
-/* cpu is what computes without a device; device_folder is /dev, where NVIDIA's nodes are looked
- * for. A module stays loaded for the life of the process. -ENOENT, -ENOEXEC, … with what is missing
- * and the way out. */
+/* cpu: the backend without a device. device_folder: /dev, where NVIDIA's nodes are. A module stays
+ * loaded for the life of the process. -ENOENT, -ENOEXEC, … with the reason and a remedy. */
 int backend_choose(struct backend_choice *out, enum option_backend wanted,
                    const struct backend_ops *cpu, const char *module, const char *device_folder,
                    struct err *e);
 
-/* What a backend is told of the options. */
+/* The options of a backend. */
 struct backend_options backend_options_of(const struct options *o);
 
 #endif

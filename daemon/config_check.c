@@ -1,5 +1,5 @@
-/* config_check.c - see config_check.h. The steps are those of a start, and each asks the module
- * that would take it. */
+/* config_check.c - see config_check.h. The steps of a start, each checked by the module that does
+ * it. */
 #include "daemon/config_check.h"
 
 #include <errno.h>
@@ -36,9 +36,9 @@ enum {
     MEND_ROOM = QUOTED_ROOM + 200,
 };
 
-/* ---- what is said */
+/* ---- findings */
 
-/* Texts may quote a file, and are shown at terminals. */
+/* Texts may quote a file and are shown on terminals. */
 static void clean(char *text)
 {
     utf8_clean(text);
@@ -73,13 +73,13 @@ say(struct checking *c, enum level level, const char *about, const char *mend, c
     json_array_append_new(c->findings, o);
 }
 
-/* sudo, where this user may not write there. */
+/* "sudo " where the user may not write there. */
 static const char *sudo_for(const char *path)
 {
     return access(path, W_OK) == 0 ? "" : "sudo ";
 }
 
-/* Opens the file, at its line where one is known; without a file --help lists what may be set. */
+/* Opens the file, at a line where one is known; without a file --help lists the options. */
 static const char *edit(char mend[MEND_ROOM], const struct checking *c, long line)
 {
     const char *file = c->check->file;
@@ -134,7 +134,7 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
     }
 }
 
-/* systemd makes the folder of the default socket as it starts the service. */
+/* systemd makes the default socket's folder when it starts the service. */
 static bool is_made_by_systemd(const char *path)
 {
     static const char *const units[] = {"/etc/systemd/system/nvllmd.service",
@@ -149,7 +149,7 @@ static bool is_made_by_systemd(const char *path)
     return false;
 }
 
-/* Not root's, and none of the system's: those are not to be given away for a socket. */
+/* Neither root's group nor the system's: their ownership must not change for a socket. */
 static bool may_be_given(const char *folder)
 {
     struct stat st;
@@ -223,7 +223,7 @@ static void check_admins(struct checking *c)
     }
 }
 
-/* What “nvllmd check” says of the folder: the lines of what is wrong, or that nothing is. */
+/* The findings of “nvllmd check” on the folder that are wrong, or one that it is right. */
 static bool check_folder(struct checking *c, const char *folder)
 {
     char mend[MEND_ROOM], quoted[QUOTED_ROOM], *text = NULL, *line, *rest;

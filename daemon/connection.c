@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 enum {
-    READ_BYTES = 64 << 10, /* at a time: others get their turn between */
+    READ_BYTES = 64 << 10, /* at a time, so that other events come between */
     LINGER_S = 5,
 };
 
@@ -18,27 +18,31 @@ struct connection {
     struct event *readable, *writable, *timer;
     struct frame_decoder in;
     struct frame_buffer out;
-    size_t counted_in, counted_out; /* of its buffers, that the owner knows of */
-    struct connection *next_dirty, *next_gone;
-    struct list turn; /* in shared->waiting, for which it is not read from; else by itself */
-    bool dirty;
+    size_t counted_in, counted_out; /* buffer sizes that the owner has been told */
+    struct list dirty;              /* in shared->dirty */
+    struct list leaving;            /* in shared->gone */
+    struct list waiting;            /* in shared->waiting, while nothing is read */
     bool greeted;
-    bool overdue; /* the timer has run out; what lies in the socket is looked at first */
-    bool paused;  /* not read from, for unread output; the timer is that of the slow reader */
-    bool ending;  /* close when all is written */
+    bool overdue; /* the frame's timer has expired, but the socket may hold its rest */
+    bool paused;  /* for unread output; the timer is the slow reader's */
+    bool ending;  /* closes once all is written */
     bool gone;
 };
 
+/* Puts it on connections_flush's list. */
 static void mark(struct connection *c)
 {
-    if (c->dirty)
-        return;
-    c->dirty = true;
-    c->next_dirty = c->shared->dirty;
-    c->shared->dirty = c;
+    if (list_empty(&c->dirty))
+        list_append(&c->shared->dirty, &c->dirty);
 }
 
-/* To be called when a buffer may have grown or shrunk. */
+/* Frames are taken from it; the timer is a frame's. */
+static bool is_open(const struct connection *c)
+{
+    return !c->paused && !c->ending && !c->gone;
+}
+
+/* Tells the owner where the size of a buffer has changed. */
 static void count_buffers(struct connection *c)
 {
     if (c->counted_in == c->in.cap && c->counted_out == c->out.cap)
@@ -55,15 +59,13 @@ static void set_timer(struct connection *c, int seconds)
     evtimer_add(c->timer, &tv);
 }
 
-/* A frame that has begun must end in time; time that we do not read does not count. */
+/* A frame that has begun must end in time. Time in which nothing is read does not count. */
 static void watch_frame(struct connection *c, bool progress)
 {
     bool waiting = !c->greeted || frame_decoder_partial(&c->in);
 
-    if (c->ending || c->gone || c->paused)
-        return; /* the timer is for another thing */
-    if (!list_empty(&c->turn))
-        return; /* there is none while it waits for its turn */
+    if (!is_open(c) || !list_empty(&c->waiting))
+        return;
     if (progress)
         c->overdue = false;
     if (!waiting)
@@ -74,7 +76,7 @@ static void watch_frame(struct connection *c, bool progress)
 
 static void stop_reading(struct connection *c)
 {
-    list_remove(&c->turn);
+    list_remove(&c->waiting);
     event_del(c->readable);
 }
 
@@ -83,15 +85,14 @@ static void leave(struct connection *c)
     if (c->gone)
         return;
     c->gone = true;
-    c->next_gone = c->shared->gone;
-    c->shared->gone = c;
+    list_append(&c->shared->gone, &c->leaving);
     c->shared->n_gone++;
     stop_reading(c);
     event_del(c->writable);
     evtimer_del(c->timer);
 }
 
-/* Too much is unread although all that the socket takes was written. */
+/* Pauses the connection where too much is left after a write. */
 static void pause_if_slow(struct connection *c)
 {
     if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
@@ -101,7 +102,7 @@ static void pause_if_slow(struct connection *c)
     set_timer(c, c->shared->slow_reader_s);
 }
 
-/* 0: all is out. -EAGAIN: the socket takes no more now; else there is nobody to read it. */
+/* 0: all is written. -EAGAIN: the socket is full. Else the client has left. */
 static int write_out(struct connection *c)
 {
     int r = 0;
@@ -131,15 +132,15 @@ static void flush(struct connection *c)
     }
 }
 
-/* There is more to be done than may be now: true where there will be another round. */
-static bool wait_turn(struct connection *c)
+/* Leaves the rest to the next round. False: there is no memory for a timer. */
+static bool wait_for_round(struct connection *c)
 {
     const struct timeval at_once = {0};
 
     if (!evtimer_pending(c->shared->again, NULL) && evtimer_add(c->shared->again, &at_once) < 0)
         return false;
-    if (list_empty(&c->turn))
-        list_append(&c->shared->waiting, &c->turn);
+    if (list_empty(&c->waiting))
+        list_append(&c->shared->waiting, &c->waiting);
     event_del(c->readable);
     evtimer_del(c->timer);
     return true;
@@ -153,8 +154,8 @@ static bool read_again(struct connection *c)
     return false;
 }
 
-/* Hands over whole frames until none is left, the client must read first, or others have their
- * turn. */
+/* Hands over whole frames until none is left, the connection is paused, or the owner's quantum is
+ * used. */
 static void take_frames(struct connection *c)
 {
     const struct connection_handler *h = c->shared->handler;
@@ -168,7 +169,7 @@ static void take_frames(struct connection *c)
             flush(c);
         if (c->paused || c->gone)
             break;
-        if (!h->turn(c->owner) && frame_decoder_ready(&c->in) && wait_turn(c))
+        if (!h->may_take(c->owner) && frame_decoder_ready(&c->in) && wait_for_round(c))
             break;
         r = frame_decoder_take(&c->in, &frame, &n);
         if (r != FRAME_OK)
@@ -182,7 +183,7 @@ static void take_frames(struct connection *c)
     watch_frame(c, progress);
 }
 
-/* All goes on once the client has read enough. */
+/* Ends the pause once the client has read enough. */
 static void resume(struct connection *c)
 {
     if (!c->paused || c->ending || c->gone ||
@@ -190,14 +191,11 @@ static void resume(struct connection *c)
         return;
     c->paused = false;
     evtimer_del(c->timer);
-    c->shared->handler->resumed(c->owner);
-    if (c->paused || c->ending || c->gone)
-        return;
     if (read_again(c))
         take_frames(c);
 }
 
-/* False: nothing had come. */
+/* False: there was nothing to read. */
 static bool read_some(struct connection *c)
 {
     uint8_t buf[READ_BYTES];
@@ -223,12 +221,12 @@ static void on_readable(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    if (shared->handler->turn(c->owner) || !wait_turn(c))
+    if (shared->handler->may_take(c->owner) || !wait_for_round(c))
         (void)read_some(c);
     shared->handler->settle(shared->shared);
 }
 
-/* Its turn has come: what it has sent already first. */
+/* Takes frames in a new round: first what has been read already. */
 static void serve(struct connection *c)
 {
     if (!read_again(c))
@@ -237,11 +235,11 @@ static void serve(struct connection *c)
         take_frames(c);
     else
         (void)read_some(c);
-    watch_frame(c, true); /* the time that it waited does not count */
+    watch_frame(c, true); /* the wait does not count */
 }
 
-/* Each that waits is asked for once. Who has no turn keeps its place, who has more than one turn
- * goes behind all others: so none of an owner's connections keeps the next from its turn. */
+/* Serves each waiting connection once. One whose owner has used its quantum keeps its place; one
+ * that was served and has more goes to the end, so that all connections of an owner are served. */
 static void on_again(evutil_socket_t fd, short what, void *arg)
 {
     struct connections *shared = arg;
@@ -252,19 +250,19 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    another = evtimer_add(shared->again, &at_once) == 0; /* else this one is for all */
+    another = evtimer_add(shared->again, &at_once) == 0; /* else this round serves all */
     list_init(&kept);
     for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
         n++;
     shared->handler->round(shared->shared);
-    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave meanwhile */
-        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, turn);
+    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave */
+        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, waiting);
 
-        list_remove(&c->turn);
-        if (!another || shared->handler->turn(c->owner))
+        list_remove(&c->waiting);
+        if (!another || shared->handler->may_take(c->owner))
             serve(c);
         else
-            list_append(&kept, &c->turn);
+            list_append(&kept, &c->waiting);
     }
     while (!list_empty(&kept)) {
         at = kept.prev;
@@ -278,6 +276,8 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 
 int connections_init(struct connections *shared)
 {
+    list_init(&shared->dirty);
+    list_init(&shared->gone);
     list_init(&shared->waiting);
     shared->again = evtimer_new(shared->base, on_again, shared);
     return shared->again ? 0 : -ENOMEM;
@@ -303,19 +303,18 @@ static void on_writable(evutil_socket_t fd, short what, void *arg)
     shared->handler->settle(shared->shared);
 }
 
-/* The process may have been stopped while the client was in time: what has come since decides. */
+/* The process may have been stopped while the rest of the frame came: reads it before it judges. */
 static void frame_overdue(struct connection *c)
 {
     c->overdue = true;
-    while (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn) &&
-           read_some(c))
+    while (c->overdue && is_open(c) && list_empty(&c->waiting) && read_some(c))
         ;
-    if (c->overdue && !c->ending && !c->gone && !c->paused && list_empty(&c->turn))
+    if (c->overdue && is_open(c) && list_empty(&c->waiting))
         c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
     c->overdue = false;
 }
 
-/* Likewise with what the client has read. */
+/* Likewise the client may have read: writes first. */
 static void reader_overdue(struct connection *c)
 {
     flush(c);
@@ -353,7 +352,9 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
     c->shared = shared;
     c->owner = owner;
     c->fd = fd;
-    list_init(&c->turn);
+    list_init(&c->dirty);
+    list_init(&c->leaving);
+    list_init(&c->waiting);
     frame_decoder_init(&c->in, shared->max_frame_bytes);
     c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_readable, c);
     c->writable = event_new(shared->base, fd, EV_WRITE, on_writable, c);
@@ -371,22 +372,10 @@ void connection_free(struct connection *c)
 {
     if (!c)
         return;
-    list_remove(&c->turn);
-    if (c->dirty) {
-        struct connection **at = &c->shared->dirty;
-
-        while (*at != c)
-            at = &(*at)->next_dirty;
-        *at = c->next_dirty;
-    }
-    if (c->gone) {
-        struct connection **at = &c->shared->gone;
-
-        while (*at != c)
-            at = &(*at)->next_gone;
-        *at = c->next_gone;
-        c->shared->n_gone--;
-    }
+    list_remove(&c->waiting);
+    list_remove(&c->dirty);
+    list_remove(&c->leaving);
+    c->shared->n_gone -= c->gone;
     if (c->readable)
         event_free(c->readable);
     if (c->writable)
@@ -405,13 +394,13 @@ void connection_greeted(struct connection *c)
     c->greeted = true;
 }
 
-/* Whether more may be put: CONNECTION_OK, or CONNECTION_E_SLOW. Much that is unread is written
- * first, and by that the connection may be gone. */
+/* CONNECTION_OK, or CONNECTION_E_SLOW. Over pause_bytes it writes first, after which the connection
+ * may be gone. */
 static int make_way(struct connection *c)
 {
     if (frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
         return CONNECTION_OK;
-    mark(c); /* should it be gone, the next flush says so */
+    mark(c);
     if (!c->paused)
         flush(c);
     return !c->gone && frame_buffer_bytes(&c->out) > c->shared->max_output_bytes ? CONNECTION_E_SLOW
@@ -456,17 +445,13 @@ void connection_end(struct connection *c, const ProtobufCMessage *message)
     if (c->ending || c->gone)
         return;
     if (message)
-        (void)frame_buffer_put(&c->out, message); /* without memory the closing must do */
+        (void)frame_buffer_put(&c->out,
+                               message); /* without memory the client sees the close alone */
     count_buffers(c);
     c->ending = true;
     stop_reading(c);
     set_timer(c, LINGER_S);
     mark(c);
-}
-
-bool connection_paused(const struct connection *c)
-{
-    return c->paused;
 }
 
 size_t connection_unread_bytes(const struct connection *c)
@@ -486,18 +471,18 @@ void connection_drop(struct connection *c, const ProtobufCMessage *message)
 
 void connections_flush(struct connections *shared)
 {
-    while (shared->dirty) {
-        struct connection *c = shared->dirty;
+    while (!list_empty(&shared->dirty)) {
+        struct connection *c = CONTAINER_OF(shared->dirty.next, struct connection, dirty);
 
-        shared->dirty = c->next_dirty;
-        c->next_dirty = NULL;
-        c->dirty = false;
+        list_remove(&c->dirty);
         flush(c);
-        resume(c); /* may put more, and mark it again */
+        resume(c); /* may mark it again */
     }
 }
 
 void *connections_next_gone(const struct connections *shared)
 {
-    return shared->gone ? shared->gone->owner : NULL;
+    return list_empty(&shared->gone)
+               ? NULL
+               : CONTAINER_OF(shared->gone.next, struct connection, leaving)->owner;
 }

@@ -1,11 +1,11 @@
-/* connection.h - one client's socket: frames in, frames out, deadlines; nothing of what they mean.
+/* connection.h - one client's socket: frames in, frames out, deadlines; not what they mean.
  *
- * What is put is gathered and goes out in one write when the loop's wake-up is settled. A client
- * that leaves much unread is paused: nothing more is read from it until it has read half of that,
- * and if that takes too long it is a fault. Beyond a further limit connection_put() refuses.
- * Whose owner has had its part of the loop's time waits for the next round, one behind the other.
- * Callbacks but buffers and turn come from the loop or connections_flush(), never from within a
- * call of the others. Loop thread only.
+ * Messages are buffered and written together when the loop's wake-up is settled. A client with too
+ * many unread bytes is paused: nothing is read from it until it has read half of them, and a pause
+ * that lasts too long is a fault. Over a higher limit connection_put() refuses.
+ * Owners share the loop's time in rounds: one that has used its quantum waits for the next round.
+ * All callbacks but buffers and may_take come from the loop or connections_flush(). Loop thread
+ * only.
  */
 #ifndef NVLLM_DAEMON_CONNECTION_H
 #define NVLLM_DAEMON_CONNECTION_H
@@ -23,86 +23,82 @@ struct connection;
 
 enum connection_fault {
     CONNECTION_TOO_LARGE, /* a frame over the limit */
-    CONNECTION_GARBAGE,   /* no length of a frame */
-    CONNECTION_TIMED_OUT, /* a frame, or the first, did not come in time */
+    CONNECTION_GARBAGE,   /* not a frame length */
+    CONNECTION_TIMED_OUT, /* a frame that began, or the first one, is late */
     CONNECTION_SLOW,      /* paused for too long */
     CONNECTION_NO_MEMORY,
 };
 
-/* What the owner is told. settle comes last in each wake-up and is where connections may be freed;
- * buffers may come from within any call: the bytes that its buffers take have changed. */
+/* Calls to the owner. settle comes last in each wake-up; connections may be freed there. buffers
+ * may come from within any call: the size of the connection's buffers has changed. */
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
-    void (*resumed)(void *owner); /* it was paused and has read */
     void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
     void (*settle)(void *shared);
-    bool (*turn)(void *owner);   /* asked before each frame: may more be taken in this round? */
-    void (*round)(void *shared); /* one begins: all that was there to be done has had its turn */
+    bool (*may_take)(void *owner); /* before each frame: is the owner within its quantum? */
+    void (*round)(void *shared);   /* a new round begins */
 };
 
-/* What all connections of a daemon share. */
+/* Shared by all connections of a daemon. */
 struct connections {
     struct event_base *base;
     const struct connection_handler *handler;
     void *shared; /* for settle and round */
     uint32_t max_frame_bytes;
-    size_t pause_bytes; /* unread, that pause it */
+    size_t pause_bytes; /* unread bytes that pause a connection */
     size_t max_output_bytes;
     int slow_reader_s;
     int hello_timeout_s;
     int frame_timeout_s;
-    struct connection *dirty; /* something was put, or the end is near */
-    struct connection *gone;  /* to be freed; connections_next_gone */
+    struct list dirty; /* with something to write, or ending */
+    struct list gone;  /* to be freed; connections_next_gone */
     size_t n_gone;
-    struct list waiting; /* for their turn, who waits longest first */
-    struct event *again; /* a round of those is due */
+    struct list waiting; /* for the next round, longest first */
+    struct event *again; /* starts the next round */
 };
 
-/* Once base, handler and limits are there. -ENOMEM. */
+/* Call it once base, handler and limits are set. -ENOMEM. */
 int connections_init(struct connections *shared);
 void connections_deinit(struct connections *shared);
 
 enum {
     CONNECTION_OK,
-    CONNECTION_E_SLOW,  /* more than max_output_bytes are unread: nothing was put */
-    CONNECTION_E_LARGE, /* the message alone is more than that: likewise */
+    CONNECTION_E_SLOW,  /* over max_output_bytes are unread: nothing was put */
+    CONNECTION_E_LARGE, /* the message alone is over max_output_bytes */
 };
 
-/* Takes fd over, success or not. -ENOMEM. */
+/* Takes ownership of fd, also on failure. -ENOMEM. */
 int connection_new(struct connection **out, struct connections *shared, int fd, void *owner);
 void connection_free(struct connection *c);
 
-/* The first frame was good: from now on only frames that have begun have a deadline. */
+/* Ends the deadline of the first frame; later frames have one once they have begun. */
 void connection_greeted(struct connection *c);
 
-/* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW, CONNECTION_E_LARGE or -ENOMEM. Dropped
- * silently where the connection is ending. */
+/* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW, CONNECTION_E_LARGE or -ENOMEM. A connection
+ * that is ending drops it and returns CONNECTION_OK. */
 int connection_put(struct connection *c, const ProtobufCMessage *message);
 
-/* Likewise, of a message that frame_body_pack() has packed but for the few fields of head. The body
- * is taken over where CONNECTION_OK comes back, else it is still the caller's. */
+/* As connection_put, with a body of frame_body_pack() behind the fields of head. On CONNECTION_OK
+ * the connection owns the body. */
 int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
                         size_t bytes);
 
-/* What is not urgent should not be put now. */
-bool connection_paused(const struct connection *c);
-
 size_t connection_unread_bytes(const struct connection *c);
 
-/* Whatever has been put goes out, message last where it is not NULL, then the connection is gone;
- * nothing more is read. A client that does not read is not waited for long. */
+/* Stops reading, writes what is buffered and then the message, unless NULL, and closes. A client
+ * that does not read is given a few seconds. */
 void connection_end(struct connection *c, const ProtobufCMessage *message);
 
-/* Gone at once, with what is in its buffers. The message is sent where nothing else is unread, as
- * far as the socket takes it. */
+/* Closes at once and frees the buffers. The message is sent if nothing else is unread and the
+ * socket has room. */
 void connection_drop(struct connection *c, const ProtobufCMessage *message);
 
-/* Writes what has been put since the last call. */
+/* Writes all buffered messages. */
 void connections_flush(struct connections *shared);
 
-/* The owner of a connection that is to be freed: the peer has left, or all is written after
- * connection_end(). NULL: there is none. */
+/* The owner of a connection to free: the client has left, or connection_end() is done. NULL: none.
+ */
 void *connections_next_gone(const struct connections *shared);
 
 #endif

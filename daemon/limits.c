@@ -12,8 +12,8 @@
 #define CODE(name) NVLLM__V1__ERROR_CODE__ERROR_##name
 
 enum {
-    SOON_MS = 100,   /* something that ends all the time: a request */
-    LATER_MS = 1000, /* something that takes its time: a connection */
+    SOON_MS = 100,   /* requests end all the time */
+    LATER_MS = 1000, /* connections last longer */
 };
 
 static const struct row {
@@ -21,7 +21,7 @@ static const struct row {
     size_t offset;
     Nvllm__V1__ErrorCode code;
     uint32_t retry_after_ms;
-    const char *what; /* that there are too many of */
+    const char *what; /* the unit */
 } table[N_LIMITS] = {
     [LIMIT_FRAME_BYTES] = {"limits.frame_bytes", AT(max_frame_bytes), CODE(PROTOCOL), 0, "bytes"},
     [LIMIT_PROMPT_BYTES] = {"limits.prompt_bytes", AT(max_prompt_bytes), CODE(TOO_LONG), 0,
@@ -50,8 +50,8 @@ static const struct row {
     [LIMIT_REQUESTS_PER_CONNECTION] = {"limits.requests_per_connection",
                                        AT(max_requests_per_connection), CODE(BUSY), SOON_MS,
                                        "requests of this connection under way"},
-    [LIMIT_QUESTIONS_PER_UID] = {"limits.questions_per_uid", AT(max_questions_per_uid), CODE(BUSY),
-                                 SOON_MS, "questions of this user under way"},
+    [LIMIT_INSPECTS_PER_UID] = {"limits.questions_per_uid", AT(max_questions_per_uid), CODE(BUSY),
+                                SOON_MS, "inspect requests of this user under way"},
     [LIMIT_QUEUED_TOKENS] = {"limits.queued_tokens", AT(max_queued_tokens), CODE(BUSY), SOON_MS,
                              "tokens of prompts that wait"},
     [LIMIT_QUEUED_TOKENS_PER_UID] = {"limits.queued_tokens_per_uid", AT(max_queued_tokens_per_uid),
@@ -103,7 +103,7 @@ static void begin(struct refusal *e, const struct options *o, enum limit l)
 
 static void name_field(struct refusal *e, const char *field)
 {
-    /* programs look for the field, people for the entry in it */
+    /* without the index of an entry */
     snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(field, "["), field);
 }
 

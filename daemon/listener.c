@@ -41,8 +41,8 @@ static struct listener *listener_new(void)
     return l;
 }
 
-/* Takes the lock. The daemon before us removes the file as it ends, so what we have locked may be
- * a file without a name: then again. */
+/* Takes the lock. An ending daemon removes the file, so the one locked here may have lost its name:
+ * then it tries again. */
 static int take_lock(struct listener *l, struct err *e)
 {
     struct stat ours, named;
@@ -71,7 +71,7 @@ static int take_lock(struct listener *l, struct err *e)
     }
 }
 
-/* Whether there is nothing at the path but what a dead daemon may have left: *left. */
+/* Checks that the path is free, or holds the socket of a dead daemon: *left. */
 static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *e)
 {
     const char *path = addr->sun_path;
@@ -96,7 +96,7 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     return 0;
 }
 
-/* Removes what a dead daemon has left at the path; refuses anything else. */
+/* Removes the socket of a dead daemon; refuses anything else. */
 static int clear_path(const struct listener *l, const struct sockaddr_un *addr, struct err *e)
 {
     bool left;
@@ -107,7 +107,7 @@ static int clear_path(const struct listener *l, const struct sockaddr_un *addr, 
     return r;
 }
 
-/* Nothing where no group is named. */
+/* Leaves *out as it is where no group is named. */
 static int find_group(gid_t *out, const struct listener_options *o, struct err *e)
 {
     const struct group *g;
@@ -131,7 +131,7 @@ static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct 
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (l->fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
-    old = umask(0777); /* nobody connects before mode and group are right */
+    old = umask(0777); /* no client may connect before mode and group are set */
     r = bind(l->fd, (const struct sockaddr *)addr, sizeof(*addr)) < 0 ? -errno : 0;
     umask(old);
     if (r < 0)
@@ -238,7 +238,7 @@ static int check_group(const struct listener_options *o, struct err *e)
         return r;
     n = getgroups(256, groups);
     if (n < 0)
-        return 0; /* of more groups than these, which nobody looks through */
+        return 0; /* too many groups to check */
     for (int i = 0; i < n; i++)
         if (groups[i] == gid)
             return 0;
@@ -255,7 +255,7 @@ int listener_check(const struct listener_options *o, struct err *e)
     if ((r = take_path(&addr, o->path, e)) < 0 || (r = check_folder(o->path, e)) < 0 ||
         (r = check_group(o, e)) < 0)
         return r;
-    return look_at_path(&addr, &left, e); /* that it is served now says nothing of the rest */
+    return look_at_path(&addr, &left, e); /* last: a served socket is no fault of the rest */
 }
 
 int listener_inherit(struct listener **out, struct err *e)
@@ -294,8 +294,7 @@ static bool names_ours(const struct listener *l)
     return lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino;
 }
 
-/* The lock is held by whoever holds the file that has its name: a folder that was cleared has
- * neither. */
+/* The lock counts only while its file has its name: a cleared folder has lost both. */
 static int renew_lock(struct listener *l, struct err *e)
 {
     struct stat ours, named;

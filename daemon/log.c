@@ -20,13 +20,13 @@
 static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
 static bool under_journal;
 
-/* Two lines at once could each find the room that is there for one. */
+/* Two threads must not both find the room of one line. */
 static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_dropped; /* under the lock */
 
 static const char *const names[] = {"error", "warning", "info", "debug"};
 
-/* systemd names the device and inode of the stream that it reads: stderr may be another by now. */
+/* systemd names the device and inode of the journal's stream: stderr may be another by now. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -53,7 +53,7 @@ const char *log_level_name(enum log_level level)
     return names[level];
 }
 
-/* A line is put together first, so that it leaves in one write. */
+/* A line is built first and written at once. */
 struct line {
     char data[2048];
     size_t len;
@@ -62,7 +62,7 @@ struct line {
 __attribute__((format(printf, 2, 0))) static void line_vput(struct line *l, const char *fmt,
                                                             va_list ap)
 {
-    size_t room = sizeof(l->data) - l->len; /* one byte stays for the newline */
+    size_t room = sizeof(l->data) - l->len; /* one byte is for the newline */
     int n = vsnprintf(l->data + l->len, room, fmt, ap);
 
     if (n > 0)
@@ -89,8 +89,8 @@ static void line_begin(struct line *l, enum log_level level, const char *event)
         line_put(l, "nvllmd: level=%s event=%s", names[level], event);
 }
 
-/* Whether a line can be written without waiting: it is shorter than what a pipe, a socket or a
- * terminal says to have room for when it says so at all. */
+/* Whether a line can be written without blocking: a writable pipe, socket or terminal has room for
+ * more than a line. */
 static bool has_room(void)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
@@ -104,14 +104,13 @@ static void write_out(const char *data, size_t n)
         ssize_t done = write(STDERR_FILENO, data, n);
 
         if (done <= 0)
-            return; /* a log that cannot be written is no reason to stop */
+            return; /* the daemon goes on without its log */
         data += done;
         n -= (size_t)done;
     }
 }
 
-/* Whoever looks at the line has a terminal that takes orders, and the journal shows no line that is
- * not UTF-8. */
+/* Control characters could steer a terminal, and the journal hides lines that are not UTF-8. */
 static void line_end(struct line *l)
 {
     int n;
@@ -185,10 +184,10 @@ void log_text(enum log_level level, const char *event, const char *text, const c
     line_vput(&l, fmt, ap);
     va_end(ap);
     if (l.len == before + 1)
-        l.len = before; /* fmt has made nothing: no second blank */
+        l.len = before; /* fmt is empty: no second blank */
     line_put(&l, " text=\"");
-    /* A client's text may be as long as a frame: no more of it is looked at than there is room for,
-     * two bytes for each, one for the quote and one for the newline. */
+    /* A client's text may be as long as a frame: no more is read than there is room for, up to two
+     * bytes each, and one each for the quote and the newline. */
     for (const char *p = text; *p && l.len + 4 <= sizeof(l.data); p++) {
         if (*p == '"' || *p == '\\')
             l.data[l.len++] = '\\';

@@ -1,5 +1,5 @@
-/* offline.c - see offline.h. Each operation turns one input text into one JSON object; what is
- * around it (whole input or lines, object or plain text out) is common to all three. */
+/* offline.c - see offline.h. Each operation turns one input into one JSON object; reading input and
+ * printing output is common to all three. */
 #include "daemon/offline.h"
 
 #include <errno.h>
@@ -84,7 +84,7 @@ static int read_input(char **out, size_t *n, const struct offline_options *o, st
     return 0;
 }
 
-/* In ASCII: some readers take U+2028 and its like for the end of a line. */
+/* In ASCII: some readers take U+2028 for the end of a line. */
 static int put_line(json_t *value, struct err *e)
 {
     char *text = value ? json_text(value, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
@@ -101,7 +101,7 @@ static int put_line(json_t *value, struct err *e)
 
 static json_t *error_object(int r, struct err *e)
 {
-    utf8_clean(e->text); /* it may quote the line, and be cut inside a character */
+    utf8_clean(e->text); /* it may quote the line and be cut inside a character */
     return json_pack("{s:{s:s, s:s}}", "error", "code", r == -ENOMEM ? "internal" : "invalid",
                      "message", e->text);
 }
@@ -115,7 +115,7 @@ static int parse(json_t **out, struct text input, struct err *e)
 
 /* ---- the operations */
 
-/* Bytes of a token as a JSON string; what is no UTF-8 by itself shows as U+FFFD. */
+/* The bytes of a token as a JSON string; invalid UTF-8 becomes U+FFFD. */
 static json_t *token_text(const struct tokenizer *t, int32_t id)
 {
     struct text bytes = tokenizer_token_bytes(t, id);
@@ -236,8 +236,8 @@ static int take_ids(struct token_list *out, struct text input, const json_t *par
     return r;
 }
 
-/* Ids that the model knows: as many as it has embeddings, of which some may have no text. Where
- * there is no config.json that says, those of the tokenizer. */
+/* The number of ids: the model's embeddings, some of which may have no text. Without a config.json,
+ * the tokenizer's. */
 static int32_t vocabulary_size(const struct tool *t)
 {
     int dir = open(t->options->model, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -287,7 +287,7 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
-/* Whether a chat that was parsed leaves add_generation_prompt to us. */
+/* Whether a parsed chat leaves add_generation_prompt out. */
 static int is_silent_on_prompt(bool *silent, struct text input, struct err *e)
 {
     json_t *root;
@@ -317,7 +317,7 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     chat = *chat_json_get(json);
     r = is_silent_on_prompt(&silent, input, e);
     if (r == 0) {
-        chat.add_generation_prompt |= silent; /* as the protocol has it */
+        chat.add_generation_prompt |= silent; /* the protocol's default */
         r = chat_render(t->template, &chat, &text, e);
     }
     chat_json_free(json);
@@ -328,7 +328,7 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
-/* Byte for byte: no newline of ours. */
+/* Byte for byte, without a newline. */
 static void print_text(const json_t *result)
 {
     const json_t *text = json_object_get(result, "text");
@@ -336,7 +336,7 @@ static void print_text(const json_t *result)
     fwrite(json_string_value(text), 1, json_string_length(text), stdout);
 }
 
-/* ---- around them */
+/* ---- input and output */
 
 static int run_one(struct tool *t, struct text input, bool json, json_t **out, struct err *e)
 {
@@ -349,7 +349,7 @@ static int run_one(struct tool *t, struct text input, bool json, json_t **out, s
     return r;
 }
 
-/* A line that is wrong gets an error object in its place, and the next goes on. */
+/* A wrong line becomes an error object; the next ones go on. */
 static int run_lines(struct tool *t, FILE *in)
 {
     char *line = NULL;
@@ -479,13 +479,13 @@ bool offline_check_folder(const char *folder, FILE *out)
     int r;
 
     if (access(folder, X_OK) < 0)
-        return wrong; /* nor can anything in it be read */
+        return wrong; /* nothing in it can be read */
     r = tokenizer_load(&tokenizer, folder, &e);
     if (r == 0 && vocab_size > 0)
         r = tokenizer_check_vocab(tokenizer, vocab_size, &e);
     wrong |= say(out, "tokenizer.json", r, &e);
     r = chat_template_load(&template, folder, &e);
-    if (r == -ENOTSUP) /* raw prompts work all the same */
+    if (r == -ENOTSUP) /* raw prompts still work */
         fprintf(out, "note   %s; only raw prompts can be served\n", e.text);
     else
         wrong |= say(out, template ? "chat template" : "no chat template: raw prompts only", r, &e);

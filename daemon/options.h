@@ -1,4 +1,4 @@
-/* options.h - everything that can be set: one table of section.key, with type, range, default and
+/* options.h - the configuration: one table of section.key, with type, range, default and
  * help; read from a configuration file and the command line.
  *
  * The same keys hold in the file ([section], key = value), in --set section.key=value and in the
@@ -15,12 +15,12 @@
 /* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
 #define OPTIONS_DEFAULT_FILE NVLLM_CONFIG_DIR "/nvllmd.conf"
 
-enum { OPTIONS_MAX_CHOICES = 64 }; /* what limits.choices may be set to */
+enum { OPTIONS_MAX_CHOICES = 64 }; /* the maximum of limits.choices */
 
 enum option_backend { OPTION_BACKEND_AUTO, OPTION_BACKEND_CPU, OPTION_BACKEND_CUDA };
 enum option_scope { OPTION_SCOPE_UID, OPTION_SCOPE_ALL };
 
-/* Memory for KV blocks: bytes, or a fraction of what is free; both 0: the backend's usual share. */
+/* Memory for KV blocks: bytes, or a fraction of the free memory; both 0: the backend's default. */
 struct option_memory {
     uint64_t bytes;
     double fraction;
@@ -49,7 +49,6 @@ struct options {
     int64_t max_seqs;
     int64_t max_seq_len;
     int64_t max_preemptions;
-    int64_t fair_time;
     int64_t max_step_ms;
     char *shares;
     int64_t cpu_threads;
@@ -96,33 +95,32 @@ struct options {
 int options_init(struct options *o, struct err *e);
 void options_deinit(struct options *o);
 
-/* Sets one option from text: -EINVAL says what is allowed, -ENOENT that there is no such key and
- * which one is nearest. */
+/* Sets one option from text. -EINVAL names the allowed values, -ENOENT the nearest key. */
 int options_set(struct options *o, const char *key, const char *value, struct err *e);
 
-/* Reads a file; the first thing wrong is -EINVAL with file:line. A missing file is -ENOENT, which
- * the caller forgives where nobody has named it. */
+/* Reads a file. The first error is -EINVAL with file:line. A missing file is -ENOENT, which is no
+ * error for the default file. */
 int options_read(struct options *o, const char *path, struct err *e);
 
 enum { OPTIONS_MAX = 96 };
 
-/* What a file that was read anew has to say. The texts are keys of the table. */
+/* How new options differ from the running ones. The texts are keys of the table. */
 struct options_change {
     const char *changed[OPTIONS_MAX];
     int n_changed;
-    const char *needs_restart[OPTIONS_MAX]; /* differ, and stay as they are */
+    const char *needs_restart[OPTIONS_MAX]; /* differ, but only a restart applies them */
     int n_needs_restart;
 };
 
-/* Takes over what can change while the daemon runs: limits, shares, the drain's time, the log's
- * level. Texts change places, so that nothing can fail. */
+/* Takes over the options that can change while the daemon runs: limits, shares, the drain timeout,
+ * the log level. Texts are swapped, so nothing can fail. */
 void options_take(struct options *running, struct options *fresh, struct options_change *out);
 
 /* A row of the table, in words. */
 struct options_row {
     const char *key, *help;
     const char *fallback; /* "empty" for an empty text */
-    char allowed[128];    /* what may be written */
+    char allowed[128];    /* the allowed values */
 };
 bool options_row(struct options_row *out, int i); /* false: there are no more than i */
 

@@ -20,7 +20,7 @@ struct reload {
     int fd; /* eventfd */
     bool under_way;
     pthread_t thread;
-    struct reload_result result; /* the thread's until fd says that it is there */
+    struct reload_result result; /* the thread's until fd is readable */
 };
 
 int reload_new(struct reload **out, reload_read read, void *arg)
@@ -93,7 +93,7 @@ bool reload_take(struct reload *r, struct reload_result *out)
 
     if (read(r->fd, &count, sizeof(count)) != sizeof(count))
         return false;
-    pthread_join(r->thread, NULL); /* it has nothing left to do */
+    pthread_join(r->thread, NULL); /* it is about to end */
     r->under_way = false;
     *out = r->result;
     return true;

@@ -1,7 +1,7 @@
-/* reload.h - the options read anew, beside the loop: the file may lie on a slow disk, and whoever
- * knows the users that it names may be asked over a network.
+/* reload.h - reads the options again without blocking the loop: the file may be on a slow disk, and
+ * user names may be looked up over a network.
  *
- * One reading at a time, on a thread of its own; all functions are the loop's to call. */
+ * One reading at a time, on a thread of its own. The functions are called on the loop thread. */
 #ifndef NVLLM_DAEMON_RELOAD_H
 #define NVLLM_DAEMON_RELOAD_H
 
@@ -13,34 +13,34 @@
 
 struct reload;
 
-/* *out is made on success only. From the thread of a reading. */
+/* Sets *out on success only. Called on the reading's thread. */
 typedef int (*reload_read)(void *arg, struct options *out, struct err *e);
 
-/* What a reading has found: options that are sound as a whole, or why they are not. */
+/* The result of a reading: valid options, or why they are not valid. */
 struct reload_result {
     int r;                  /* 0, or a negative errno with why */
     struct err why;         /* one line */
-    struct options options; /* the taker's; where r is 0 */
-    struct shares shares;   /* that the options say */
+    struct options options; /* the caller's, where r is 0 */
+    struct shares shares;   /* parsed from the options */
 };
 
 int reload_new(struct reload **out, reload_read read, void *arg); /* negative errno */
 
-/* Takes NULL. None may be under way: it could not be waited for. */
+/* Takes NULL. No reading may be in progress. */
 void reload_free(struct reload *r);
 
-/* Begins a reading; none may be under way. Negative errno: there is no thread to be had. */
+/* Starts a reading; none may be in progress. Negative errno: no thread. */
 int reload_begin(struct reload *r);
 
-/* It was begun and not taken. */
+/* A reading was started and its result not taken. */
 bool reload_under_way(const struct reload *r);
 
 int reload_fd(const struct reload *r); /* readable: reload_take has something */
 
-/* True once after each reading. */
+/* Takes the result of a reading; true once for each. */
 bool reload_take(struct reload *r, struct reload_result *out);
 
-/* At the end: whether none is under way, waiting a moment for that; what it finds is forgotten. */
+/* Waits a moment for a reading in progress and drops its result. False: it goes on. */
 bool reload_end(struct reload *r);
 
 #endif

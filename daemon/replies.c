@@ -40,6 +40,7 @@ static Nvllm__V1__FinishReason finish_reason(enum core_reason reason)
     case CORE_REASON_DEADLINE:
         return NVLLM__V1__FINISH_REASON__FINISH_DEADLINE;
     case CORE_REASON_NUMERICS:
+    case CORE_REASON_NO_MEMORY:
         return NVLLM__V1__FINISH_REASON__FINISH_ERROR;
     }
     return NVLLM__V1__FINISH_REASON__FINISH_NONE;
@@ -259,6 +260,8 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
     case ENGINE_E_PROMPT_LIMIT:
     case ENGINE_E_ANSWER_LIMIT:
         return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
+    case ENGINE_E_MEMORY_LIMIT:
+        return NVLLM__V1__ERROR_CODE__ERROR_BUSY;
     case ENGINE_E_UNAVAILABLE:
         return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
     case ENGINE_E_UNSUPPORTED:

@@ -1,4 +1,4 @@
-/* replies.h - what the engine says, as frames of the protocol. */
+/* replies.h - engine events and the daemon's answers as frames of the protocol. */
 #ifndef NVLLM_DAEMON_REPLIES_H
 #define NVLLM_DAEMON_REPLIES_H
 
@@ -18,18 +18,17 @@ int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, con
 int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change);
 int reply_cancelled(struct connection *c, uint64_t id, bool found);
 
-/* Packs all of an answer's frame but the client's id, which is not known there, for
- * engine_packer.pack; of any thread. */
+/* Packs an answer's frame but for the client's id: engine_packer.pack. Any thread. */
 int reply_pack(struct engine_packed *out, const struct engine_event *answer,
                const struct tokenizer *tokenizer, size_t most_bytes);
 
-/* retryable follows from the code; out points into *e. */
+/* The code decides retryable; *out points into *e. */
 void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e);
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e);
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
 
-/* What the daemon knows beside the engine. */
+/* What the daemon adds to the engine's status. */
 struct reply_facts {
     Nvllm__V1__State state;
     const char *server; /* "nvllmd/0.1.0" */

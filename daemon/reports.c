@@ -6,8 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "engine/util/must.h"
 #include "proto/nvllm.pb-c.h"
 #include "proto/report_fields.h"
+
+enum { MAX_LISTS = 2 }; /* of a report */
 
 /* What rows name as `from`: where fields come from, and room for messages inside the report. */
 struct sources {
@@ -16,8 +19,8 @@ struct sources {
     const struct core_stats *core;
     const struct report_owners *owners;
     uint64_t now_us;
-    char text[256]; /* of an explanation */
-    void *lists[2]; /* what list_new() gave */
+    char text[256];         /* of an explanation */
+    void *lists[MAX_LISTS]; /* what list_new() gave */
     size_t n_lists;
     Nvllm__V1__Blocks blocks;
     Nvllm__V1__Requests requests;
@@ -30,6 +33,7 @@ static void *list_new(struct sources *from, size_t n, size_t size)
 {
     void **list = calloc(n + 1, size + sizeof(*list));
 
+    must(from->n_lists < MAX_LISTS);
     for (size_t i = 0; list && i < n; i++)
         list[i] = (char *)(list + n + 1) + i * size;
     from->lists[from->n_lists++] = list;

@@ -504,24 +504,56 @@ int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rule
     return 0;
 }
 
-/* ---- owner */
+/* ---- all of them */
 
-struct request_owner *request_owner_new(struct unpacked *u, struct account *account)
+int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                  const struct request_rules *rules, bool admin, uint64_t now_us, struct refusal *e)
 {
-    struct request_owner *o = malloc(sizeof(*o));
+    struct chat *chat = NULL;
+    int r;
 
-    if (!o)
-        return NULL;
-    *o = (struct request_owner){.message = u, .account = account, .bytes = unpacked_bytes(u)};
-    account_take_bytes(account, o->bytes);
-    return o;
+    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_GENERATE)
+        return request_generate(out, f->generate, u, rules, admin, now_us, e);
+    memset(out, 0, sizeof(*out));
+    switch (f->op_case) {
+    case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
+        out->kind = ENGINE_TOKENIZE;
+        out->special = f->tokenize->has_special && f->tokenize->special;
+        return request_tokenize(&out->prompt, f->tokenize, rules, e);
+    case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
+        out->kind = ENGINE_DETOKENIZE;
+        out->input = ENGINE_PROMPT_IDS;
+        out->prompt_ids = f->detokenize->ids;
+        out->n_prompt_ids = f->detokenize->n_ids;
+        out->special = f->detokenize->has_skip_special && f->detokenize->skip_special;
+        return request_detokenize(f->detokenize, rules, e);
+    default:
+        if (!f->render->chat)
+            return refusal_of_field(e, INVALID, "chat", "is missing");
+        r = request_chat(&chat, f->render->chat, u, rules, e);
+        out->kind = ENGINE_RENDER;
+        out->input = ENGINE_CHAT;
+        out->chat = chat;
+        return r;
+    }
 }
 
-void request_owner_release(void *owner)
+uint64_t request_text_tokens(size_t n_bytes)
 {
-    struct request_owner *o = owner;
+    enum { BYTES_A_TOKEN = 4 };
 
-    unpacked_free(o->message);
-    account_give_back_bytes(o->account, o->bytes); /* the account may go with it */
-    free(o);
+    return n_bytes / BYTES_A_TOKEN + 1;
+}
+
+uint64_t request_tokens(const struct engine_request *r)
+{
+    switch (r->input) {
+    case ENGINE_PROMPT:
+        return request_text_tokens(r->prompt.len);
+    case ENGINE_PROMPT_IDS:
+        return r->n_prompt_ids;
+    case ENGINE_CHAT:
+        break;
+    }
+    return request_text_tokens(chat_bytes(r->chat));
 }

@@ -1,14 +1,13 @@
-/* request.h - what a client asks for, checked field by field, becomes what the engine takes.
+/* request.h - checks a client's request field by field and turns it into the engine's.
  *
- * Pure: no sockets, no engine calls, the time comes in. Every refusal names the field and what is
- * allowed. What the result points to lives in the unpacked message. */
+ * Pure: no sockets, no engine calls, the time is an argument. Every refusal names the field and the
+ * allowed values. The result points into the unpacked message. */
 #ifndef NVLLM_DAEMON_REQUEST_H
 #define NVLLM_DAEMON_REQUEST_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/accounts.h"
 #include "daemon/limits.h"
 #include "daemon/options.h"
 #include "engine/text/chat.h"
@@ -16,7 +15,7 @@
 #include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"
 
-/* What requests are measured against. */
+/* The rules that requests are checked against. */
 struct request_rules {
     const struct options *options;         /* the limits */
     const struct model_defaults *defaults; /* for absent sampling fields */
@@ -24,17 +23,17 @@ struct request_rules {
     int32_t max_seq_len;
 };
 
-/* Fills all of *out but id, client, owner and release. admin: it is an admin who asks. A seed that
- * is absent is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
+/* Fills all of *out but id, client, owner and its functions. admin: the client is an admin. An
+ * absent seed is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
 int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
                      const struct request_rules *rules, bool admin, uint64_t now_us,
                      struct refusal *e);
 
-/* A chat of the protocol as chat.h has it. */
+/* Converts a chat. */
 int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,
                  const struct request_rules *rules, struct refusal *e);
 
-/* A prompt that is not empty, and ids that are, of the vocabulary. */
+/* Check that a prompt is not empty, and ids are of the vocabulary. */
 int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
                    const struct request_rules *rules, struct refusal *e);
 int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
@@ -46,20 +45,18 @@ int request_salt(struct text *out, const ProtobufCBinaryData *salt,
 int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
                      const struct request_rules *rules, struct refusal *e);
 
-/* Ids of Detokenize: of the vocabulary, but they may be none. */
+/* Ids of Detokenize: of the vocabulary; there may be none. */
 int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
                        struct refusal *e);
 
-/* The owner that the engine is given: an unpacked message whose bytes are on an account while it is
- * held. */
-struct request_owner {
-    struct unpacked *message;
-    struct account *account;
-    size_t bytes;
-};
+/* Generate, Tokenize, Detokenize or Render of a frame: fills all of *out but id, client, owner and
+ * its functions. As request_generate otherwise. */
+int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                  const struct request_rules *rules, bool admin, uint64_t now_us,
+                  struct refusal *e);
 
-/* Takes the message over; NULL: no memory, the message is still the caller's. */
-struct request_owner *request_owner_new(struct unpacked *u, struct account *account);
-void request_owner_release(void *owner); /* any thread */
+/* The tokens of an input, estimated for a text. */
+uint64_t request_text_tokens(size_t n_bytes);
+uint64_t request_tokens(const struct engine_request *r);
 
 #endif

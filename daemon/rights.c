@@ -8,8 +8,8 @@
 
 #define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
 
-/* Everybody may look at and change what is their own; what concerns all is for admins. A pinned
- * prefix takes its blocks from all, whoever's it is. */
+/* Users may inspect and change their own objects; what concerns all is for admins. A pinned prefix
+ * takes blocks from all. */
 static const struct rights_row table[] = {
     {OP(HELLO), "hello", RIGHT_USER},
     {OP(GENERATE), "generate", RIGHT_USER},

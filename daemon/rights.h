@@ -1,7 +1,7 @@
-/* rights.h - who may ask for what: one row for each operation of the protocol, and who is who.
+/* rights.h - who may call which operation: one row for each, and how a client is identified.
  *
- * Who somebody is comes from the kernel, when a client connects: a later change of groups holds for
- * its next connection. */
+ * The kernel identifies a client when it connects; a later change of its groups counts from its
+ * next connection. */
 #ifndef NVLLM_DAEMON_RIGHTS_H
 #define NVLLM_DAEMON_RIGHTS_H
 
@@ -13,8 +13,8 @@
 #include "proto/nvllm.pb-c.h"
 
 enum right {
-    RIGHT_USER,  /* everybody who may connect, for what is their own; admins for all */
-    RIGHT_OWNER, /* the user whose request it is about, and admins */
+    RIGHT_USER,  /* all users, for their own objects; admins for all objects */
+    RIGHT_OWNER, /* the user who owns the request, and admins */
     RIGHT_ADMIN,
 };
 
@@ -24,13 +24,13 @@ struct rights_row {
     enum right right;
 };
 
-/* The row of an operation; NULL for what is none. */
+/* The row of an operation, or NULL. */
 const struct rights_row *rights_row(Nvllm__V1__ClientFrame__OpCase op);
 
-/* Whether somebody may. owner is asked for with RIGHT_OWNER alone. */
+/* Whether a client has the right. owner counts with RIGHT_OWNER only. */
 bool rights_allow(enum right right, bool admin, bool owner);
 
-/* Who counts as admin: root, the daemon's own user, members of the group. */
+/* Admins: root, the daemon's own user, members of the group. */
 struct rights {
     uid_t own_uid;
     bool has_group;
@@ -43,7 +43,7 @@ int rights_init(struct rights *r, const char *group, struct err *e);
 bool rights_is_admin(const struct rights *r, const struct ucred *peer, const gid_t *groups,
                      size_t n_groups);
 
-/* Who is at the other end of a connected socket. Negative errno. */
+/* Identifies the peer of a connected socket. Negative errno. */
 int rights_of_peer(const struct rights *r, int fd, struct ucred *peer, bool *admin);
 
 #endif

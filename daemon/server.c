@@ -14,11 +14,21 @@
 #include "engine/util/must.h"
 
 enum {
-    ACCEPT_BATCH = 64,     /* clients a wake-up, others get their turn between */
-    ACCEPT_PAUSE_MS = 250, /* when descriptors or memory have run out */
-    SOCKETS_MS = 1000,     /* between two looks at the sockets' files */
+    ACCEPT_BATCH = 64,     /* clients a wake-up, so that other events come between */
+    ACCEPT_PAUSE_MS = 250, /* after descriptors or memory have run out */
+    SOCKETS_MS = 1000,     /* between two checks of the sockets' files */
     OWN_DESCRIPTORS = 256,
 };
+
+static void on_event(evutil_socket_t fd, short what, void *arg)
+{
+    const struct server_hook *hook = arg;
+
+    (void)fd;
+    (void)what;
+    hook->run(hook->server);
+    sessions_settle(&hook->server->sessions);
+}
 
 /* ---- engine */
 
@@ -64,22 +74,19 @@ static void engine_changed(struct server *s)
     }
 }
 
-static void on_engine(evutil_socket_t fd, short what, void *arg)
+static void on_engine(struct server *s)
 {
-    struct server *s = arg;
     struct engine_event *list = engine_take(s->parts.engine);
 
-    (void)fd;
-    (void)what;
     for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
             sessions_event(&s->sessions, ev);
-    /* The state is looked at anyway: its event is a hint, and may be lost for want of memory. */
+    /* Read with any event: its own may be lost for want of memory. */
     engine_changed(s);
     if (s->ready && !s->failed)
         server_status_soon(s);
     sessions_settle(&s->sessions);
-    engine_events_free(list); /* once the tokens are out */
+    engine_events_free(list); /* once the tokens are written */
 }
 
 /* ---- clients */
@@ -94,18 +101,16 @@ static void listen_on(struct server *s, bool on)
     }
 }
 
-static void on_accept_pause(evutil_socket_t fd, short what, void *arg)
+static void on_accept_pause(struct server *s)
 {
-    (void)fd;
-    (void)what;
-    listen_on(arg, true);
+    listen_on(s, true);
 }
 
-/* Takes who waits at a socket, some at a time. */
-static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
+/* Accepts some of the clients that wait at a socket. */
+static void accept_some(struct server *s, const struct listener *l, bool admin)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
-        int client = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int client = accept4(listener_fd(l), NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (client >= 0) {
             sessions_accept(&s->sessions, client, admin);
@@ -114,7 +119,7 @@ static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
         if (errno == EINTR || errno == ECONNABORTED)
             continue;
         if (errno != EAGAIN) {
-            /* The client stays in the queue, so the socket stays readable: look again later. */
+            /* The client stays in the queue and the socket readable: try again later. */
             if (log_due(&s->accept_logged_ms, 1000))
                 log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
                          s->sessions.facts.connections);
@@ -125,25 +130,17 @@ static void accept_some(struct server *s, evutil_socket_t fd, bool admin)
     }
 }
 
-static void on_clients(evutil_socket_t fd, short what, void *arg)
+static void on_clients(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)what;
-    accept_some(s, fd, false);
-    sessions_settle(&s->sessions);
+    accept_some(s, s->parts.listener, false);
 }
 
-static void on_admins(evutil_socket_t fd, short what, void *arg)
+static void on_admins(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)what;
-    accept_some(s, fd, true);
-    sessions_settle(&s->sessions);
+    accept_some(s, s->parts.admin_listener, true);
 }
 
-/* Who connects is heard, unless that is paused; where it cannot be now, at the next look. */
+/* Listens again, unless that is paused; on failure the next check retries. */
 static void watch(struct server *s, enum server_event event)
 {
     if (evtimer_pending(s->events[EVENT_ACCEPT_PAUSE], NULL) ||
@@ -155,8 +152,8 @@ static void watch(struct server *s, enum server_event event)
                                                       : s->parts.listener));
 }
 
-/* A socket's file that was removed or replaced is made anew: who has connected stays, who comes
- * finds it. The event is made of the old one, so that there is no new one to be wanting. */
+/* Makes a socket's file again where it was removed or replaced. Connected clients stay. The event
+ * is reused, so that this cannot fail for want of memory. */
 static void mend(struct server *s, struct listener *l, enum server_event event, bool admin)
 {
     struct event *ev = s->events[event];
@@ -164,15 +161,15 @@ static void mend(struct server *s, struct listener *l, enum server_event event, 
 
     if (listener_intact(l))
         return;
-    accept_some(s, listener_fd(l), admin); /* who still waits there */
+    accept_some(s, l, admin); /* clients that still wait there */
     event_del(ev);
     if (listener_mend(l, &e) < 0) {
         if (log_due(&s->socket_logged_ms, 60 * 1000))
             log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
         return;
     }
-    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST,
-                      admin ? on_admins : on_clients, s) == 0); /* the flags are sound */
+    must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST, on_event,
+                      &s->hooks[event]) == 0); /* the flags are sound */
     log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
 }
 
@@ -182,17 +179,12 @@ static void look_after(struct server *s, struct listener *l, enum server_event e
     watch(s, event);
 }
 
-static void on_sockets(evutil_socket_t fd, short what, void *arg)
+static void on_sockets(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     look_after(s, s->parts.listener, EVENT_CLIENTS, false);
     if (s->parts.admin_listener)
         look_after(s, s->parts.admin_listener, EVENT_ADMINS, true);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
-    sessions_settle(&s->sessions);
 }
 
 /* ---- life */
@@ -209,7 +201,7 @@ void server_catch_signals(void)
 {
     const struct sigaction noted = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
 
-    /* libevent puts its own handlers in place of these, and these back at the end. */
+    /* libevent replaces these handlers, and restores them at the end. */
     sigaction(SIGTERM, &noted, NULL);
     sigaction(SIGINT, &noted, NULL);
     sigaction(SIGHUP, &noted, NULL);
@@ -228,14 +220,20 @@ void server_raise_descriptors(const struct options *o)
                   (unsigned long long)l.rlim_cur, (unsigned long long)wanted);
 }
 
-static void on_watchdog(evutil_socket_t fd, short what, void *arg)
+static void on_watchdog(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     service_alive();
     evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
+}
+
+static void on_sigterm(struct server *s)
+{
+    server_on_signal(s, SIGTERM);
+}
+
+static void on_sigint(struct server *s)
+{
+    server_on_signal(s, SIGINT);
 }
 
 static int make_events(struct server *s)
@@ -244,14 +242,14 @@ static int make_events(struct server *s)
     const struct {
         evutil_socket_t fd;
         short what;
-        event_callback_fn callback;
+        void (*run)(struct server *s);
     } wanted[N_SERVER_EVENTS] = {
         [EVENT_CLIENTS] = {listener_fd(s->parts.listener), EV_READ | EV_PERSIST, on_clients},
         [EVENT_ADMINS] = {admins ? listener_fd(admins) : -1, EV_READ | EV_PERSIST,
                           admins ? on_admins : NULL},
         [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
-        [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, server_on_signal},
-        [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, server_on_signal},
+        [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, on_sigterm},
+        [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, on_sigint},
         [EVENT_SIGHUP] = {SIGHUP, EV_SIGNAL | EV_PERSIST, server_on_hangup},
         [EVENT_ACCEPT_PAUSE] = {-1, 0, on_accept_pause},
         [EVENT_PHASE] = {-1, 0, server_on_phase},
@@ -264,9 +262,10 @@ static int make_events(struct server *s)
     };
 
     for (int i = 0; i < N_SERVER_EVENTS; i++) {
-        if (!wanted[i].callback)
+        if (!wanted[i].run)
             continue;
-        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, wanted[i].callback, s);
+        s->hooks[i] = (struct server_hook){s, wanted[i].run};
+        s->events[i] = event_new(s->base, wanted[i].fd, wanted[i].what, on_event, &s->hooks[i]);
         if (!s->events[i] || (wanted[i].what && event_add(s->events[i], NULL) < 0))
             return -ENOMEM;
     }
@@ -321,7 +320,7 @@ void server_free(struct server *s)
     free(s);
 }
 
-/* Nobody can be told any more: the sockets close, and systemd starts the daemon again. */
+/* Clients see their connections close; systemd restarts the daemon. */
 static void loop_failed(struct server *s)
 {
     struct err why;
@@ -349,10 +348,10 @@ enum server_end server_run(struct server *s)
                   listener_path(s->parts.admin_listener));
     server_tell_status(s);
     if (early_signal)
-        server_on_signal(early_signal, 0, s);
+        server_on_signal(s, early_signal);
     if (event_base_dispatch(s->base) < 0)
         loop_failed(s);
-    event_del(s->events[EVENT_ENGINE]); /* before the engine goes, with its descriptor */
+    event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
               sessions_n_requests(&s->sessions));
     if (!reload_end(s->reload) && s->end == SERVER_ENDED)

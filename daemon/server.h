@@ -1,5 +1,5 @@
-/* server.h - nvllmd at work: the loop that joins clients, engine, signals and systemd, from
- * loading to the last answer. One thread, which alone reads and writes sockets. */
+/* server.h - the daemon's event loop: clients, engine, signals and systemd, from loading to the
+ * last answer. Its thread alone reads and writes sockets. */
 #ifndef NVLLM_DAEMON_SERVER_H
 #define NVLLM_DAEMON_SERVER_H
 
@@ -11,10 +11,10 @@
 
 struct server;
 
-/* All parts stay the caller's and outlive the server. backend and model are names for people. */
+/* The parts belong to the caller. All but the engine outlive the server. */
 struct server_parts {
-    struct options *options; /* some of which change, when they are read anew */
-    reload_read reread;      /* as when the daemon started, by a thread of its own */
+    struct options *options; /* a reload changes some */
+    reload_read reread;      /* reads all options, on a thread of its own */
     void *reread_arg;
     struct rights rights;
     struct listener *listener;
@@ -27,21 +27,20 @@ struct server_parts {
 int server_new(struct server **out, const struct server_parts *parts, struct err *e);
 void server_free(struct server *s);
 
-/* From now on a signal that ends the daemon is noted where it comes before the loop runs, and is
- * nothing any more where it comes after it. Called once, before threads start. */
+/* Records SIGTERM and SIGINT until the loop runs, and ignores them after it. Call it once, before
+ * threads start. */
 void server_catch_signals(void);
 
-/* Each client is a descriptor, and some are the daemon's own: as many as the limits want. */
+/* Raises RLIMIT_NOFILE to what the limits of connections need. */
 void server_raise_descriptors(const struct options *o);
 
 enum server_end {
-    SERVER_ENDED,  /* by a signal; each request was told */
-    SERVER_STUCK,  /* likewise, but the engine is loading or does not answer, or the options are
-                    * being read: threads work that cannot be waited for */
-    SERVER_FAILED, /* the engine or the loop has failed; threads may work on, as above */
+    SERVER_ENDED,  /* by a signal, or an admin; each request has its answer */
+    SERVER_STUCK,  /* likewise, but threads that load, compute or read options cannot be joined */
+    SERVER_FAILED, /* the engine or the loop has failed; threads cannot be joined */
 };
 
-/* Serves until a signal or a failure. The engine is to be freed before the server. */
+/* Serves until a signal or a failure. Free the engine before the server. */
 enum server_end server_run(struct server *s);
 
 #endif

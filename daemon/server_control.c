@@ -1,10 +1,9 @@
-/* server_control.c - the states of the daemon, the end, and what admins steer.
+/* server_control.c - the daemon's states, its shutdown, and admins' operations.
  *
- * The end comes in steps: DRAINING (no new requests; those accepted go on until
- * daemon.drain_timeout_s), then cancelling (each is told, the engine has a few seconds), then
- * flushing (clients read what there is), then the loop breaks. A failed engine goes straight to
- * flushing. A drain that an admin asks for is none of this: it stops at the first step, and can be
- * taken back. */
+ * Shutdown has phases: draining (accepted requests go on until daemon.drain_timeout_s), cancelling
+ * (the engine has a few seconds to end the rest), flushing (clients read their last answers); then
+ * the loop ends. A failed engine goes straight to flushing. An admin's drain only refuses new
+ * requests, and resume ends it. */
 #include "daemon/server_private.h"
 
 #include <errno.h>
@@ -15,10 +14,10 @@
 #include "daemon/service.h"
 
 enum {
-    CANCEL_S = 5,     /* for the engine to let go of what was cancelled */
+    CANCEL_S = 5,     /* for the engine to end cancelled requests */
     FLUSH_S = 2,      /* for clients to read their last answers */
-    STATUS_MS = 1000, /* between two status lines */
-    RELOAD_MS = 100,  /* hangups that come within are one */
+    STATUS_MS = 1000, /* between status lines */
+    RELOAD_MS = 100,  /* SIGHUPs within are one reload */
 };
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms)
@@ -50,7 +49,7 @@ void server_tell_status(struct server *s)
 
     engine_status(s->parts.engine, &status);
     if (s->failed)
-        return; /* it was told */
+        return; /* service_failed has told */
     if (s->phase != PHASE_SERVING)
         service_status("Shutting down: %zu requests to end", sessions_n_requests(&s->sessions));
     else if (!s->ready)
@@ -64,13 +63,9 @@ void server_tell_status(struct server *s)
                        status.core.requests_waiting + (int)status.n_encoding);
 }
 
-/* Again while there are requests: some wait or are preempted without the loop's being told. */
-void server_on_status(evutil_socket_t fd, short what, void *arg)
+/* Repeats while there are requests: they may wait or be preempted without an event. */
+void server_on_status(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     server_tell_status(s);
     if (sessions_n_requests(&s->sessions) > 0)
         server_status_soon(s);
@@ -82,7 +77,7 @@ void server_status_soon(struct server *s)
         server_after(s, EVENT_STATUS, STATUS_MS);
 }
 
-/* ---- the end */
+/* ---- shutdown */
 
 void server_stop_listening(struct server *s)
 {
@@ -114,13 +109,10 @@ static void begin_cancel(struct server *s)
     server_after(s, EVENT_PHASE, CANCEL_S * 1000);
 }
 
-void server_on_phase(evutil_socket_t fd, short what, void *arg)
+void server_on_phase(struct server *s)
 {
-    struct server *s = arg;
     struct refusal e;
 
-    (void)fd;
-    (void)what;
     switch (s->phase) {
     case PHASE_SERVING:
         break;
@@ -133,12 +125,12 @@ void server_on_phase(evutil_socket_t fd, short what, void *arg)
         s->end = SERVER_STUCK;
         refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_CANCELLED, "the daemon is shutting down");
         sessions_fail_all(&s->sessions, &e);
+        begin_flush(s);
         break;
     case PHASE_FLUSHING:
         event_base_loopbreak(s->base);
         break;
     }
-    sessions_settle(&s->sessions);
 }
 
 static void begin_end(struct server *s)
@@ -152,7 +144,7 @@ static void begin_end(struct server *s)
     server_update_state(s);
     evtimer_del(s->events[EVENT_DRAIN]);
     server_stop_listening(s);
-    /* Nobody knows how long a reading takes: who waits for one, or for the next, is not kept. */
+    /* A reading may take long: reloads that wait for one, or for the next, end now. */
     refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE,
                 "the daemon is ending; nothing was changed");
     sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
@@ -160,37 +152,32 @@ static void begin_end(struct server *s)
     server_tell_status(s);
 }
 
-void server_on_signal(evutil_socket_t number, short what, void *arg)
+void server_on_signal(struct server *s, int number)
 {
-    struct server *s = arg;
-
-    (void)what;
     if (s->phase == PHASE_SERVING) {
-        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", (int)number,
+        log_event(LOG_LEVEL_INFO, "draining", "signal=%d requests=%zu timeout_s=%d", number,
                   sessions_n_requests(&s->sessions), (int)s->parts.options->drain_timeout_s);
         begin_end(s);
     } else if (s->phase == PHASE_DRAINING) {
         begin_cancel(s);
         server_tell_status(s);
     }
-    sessions_settle(&s->sessions);
 }
 
-/* At the end of each wake-up: whether the next step of the end is due. */
+/* Called at the end of each wake-up: starts the next phase of the shutdown where it is due. */
 static void on_settled(void *arg)
 {
     struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
-    /* Who goes on asking must not keep the daemon, so the questions that it still has are the last.
-     */
-    if (ending && sessions_n_requests(&s->sessions) == sessions_n_questions(&s->sessions))
+    /* A client that keeps inspecting must not keep the daemon alive. */
+    if (ending && sessions_n_requests(&s->sessions) == sessions_n_inspects(&s->sessions))
         sessions_close(&s->sessions);
     if (ending && sessions_n_requests(&s->sessions) == 0) {
         begin_flush(s);
         connections_flush(&s->sessions.connections);
     }
-    /* Clients freed meanwhile are seen at the next wake-up, at the latest at the timer's. */
+    /* Connections freed since are seen at the next wake-up, the timer's at the latest. */
     if (s->phase == PHASE_FLUSHING &&
         s->sessions.facts.connections == s->sessions.connections.n_gone)
         event_base_loopbreak(s->base);
@@ -214,30 +201,25 @@ void server_engine_failed(struct server *s)
     begin_flush(s);
 }
 
-/* ---- what admins steer */
+/* ---- admins' operations */
 
 static void control_drain(void *arg, uint64_t timeout_ms)
 {
     struct server *s = arg;
 
     if (s->phase != PHASE_SERVING)
-        return; /* it drains already, and for good */
+        return; /* the daemon is shutting down */
     s->drained = true;
     server_update_state(s);
     server_after(s, EVENT_DRAIN, timeout_ms);
     server_tell_status(s);
 }
 
-void server_on_drain(evutil_socket_t fd, short what, void *arg)
+void server_on_drain(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
     log_event(LOG_LEVEL_INFO, "drain_over", "requests=%zu", sessions_n_requests(&s->sessions));
     sessions_cancel_all(&s->sessions);
     server_status_soon(s);
-    sessions_settle(&s->sessions);
 }
 
 static int control_resume(void *arg)
@@ -267,7 +249,7 @@ static void log_keys(const char *event, const char *const *keys, int n)
         log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
 }
 
-/* Begins a reading; where one is under way another follows it. */
+/* Starts a reading of the options, or schedules another after the current one. */
 static int control_reload(void *arg, uint64_t *reading, struct err *e)
 {
     struct server *s = arg;
@@ -287,7 +269,7 @@ static int control_reload(void *arg, uint64_t *reading, struct err *e)
     return 0;
 }
 
-/* Takes over what was read, wholly or not at all: of all that follows only the first can fail. */
+/* Takes over the options that were read, all or none: only the shares can fail. */
 static int take_over(struct server *s, struct reload_result *got, struct options_change *out)
 {
     if (got->r == 0 && engine_set_shares(s->parts.engine, got->shares.list, got->shares.n) < 0) {
@@ -310,7 +292,7 @@ static int take_over(struct server *s, struct reload_result *got, struct options
     return 0;
 }
 
-/* For nobody in particular; those who have asked are told. */
+/* Reloads for SIGHUP, or for a reload that came during a reading. */
 static void reload(struct server *s)
 {
     struct refusal e;
@@ -324,18 +306,15 @@ static void reload(struct server *s)
     sessions_reloaded(&s->sessions, s->reading + 1, NULL, &e);
 }
 
-void server_on_reread(evutil_socket_t fd, short what, void *arg)
+void server_on_reread(struct server *s)
 {
-    struct server *s = arg;
     struct options_change change;
     struct reload_result got;
     struct refusal e;
 
-    (void)fd;
-    (void)what;
     if (!reload_take(s->reload, &got))
         return;
-    if (s->phase != PHASE_SERVING) { /* who waited for it was told that nothing changes */
+    if (s->phase != PHASE_SERVING) { /* begin_end has answered the reloads */
         if (got.r == 0)
             options_deinit(&got.options);
         return;
@@ -350,27 +329,17 @@ void server_on_reread(evutil_socket_t fd, short what, void *arg)
     if (s->read_again)
         reload(s);
     s->read_again = false;
-    sessions_settle(&s->sessions);
 }
 
-void server_on_hangup(evutil_socket_t number, short what, void *arg)
+void server_on_hangup(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)number;
-    (void)what;
     if (!evtimer_pending(s->events[EVENT_RELOAD], NULL))
         server_after(s, EVENT_RELOAD, RELOAD_MS);
 }
 
-void server_on_reload(evutil_socket_t fd, short what, void *arg)
+void server_on_reload(struct server *s)
 {
-    struct server *s = arg;
-
-    (void)fd;
-    (void)what;
-    reload(s); /* what becomes of it will be in the log */
-    sessions_settle(&s->sessions);
+    reload(s);
 }
 
 const struct session_control server_control = {

@@ -1,5 +1,4 @@
-/* session.c - see session.h. Clients come, say Hello, send frames and go; what they have under way
- * is session_requests.c's. */
+/* session.c - see session.h: connections, Hello and frames, and the limits of buffers. */
 #include "daemon/session_private.h"
 
 #include <errno.h>
@@ -24,7 +23,7 @@ uint64_t session_now_us(void)
     return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
-/* Lines that clients can cause; each then says of how many connections it is. */
+/* Log lines that clients can cause; each counts the connections since the last one. */
 enum { LOG_EVERY_MS = 1000 };
 
 void session_fail(struct session *s, const struct refusal *e)
@@ -117,7 +116,7 @@ static void take_get_status(struct session *s, const Nvllm__V1__ClientFrame *f)
     session_check_put(s, report_put_status(s->connection, f->id, &s->shared->facts, &status));
 }
 
-/* True when the message was taken over. */
+/* True: the message has a new owner. */
 static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
     const struct rights_row *row = rights_row(f->op_case);
@@ -126,7 +125,7 @@ static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct u
     if (!row) {
         refusal_set(&e, CODE(UNSUPPORTED), "this daemon does not know the operation");
     } else if (row->right == RIGHT_ADMIN && !rights_allow(row->right, s->admin, false)) {
-        /* Without the operation's name: a user of nvllmctl knows it by another. */
+        /* without the operation's name, which differs from nvllmctl's command */
         refusal_set(&e, CODE(DENIED),
                     "only admins may do that: root, the daemon's user, members of "
                     "daemon.admin_group, and who comes by daemon.admin_socket");
@@ -187,11 +186,10 @@ static void take_frame(struct session *s, const uint8_t *data, size_t n)
     }
 }
 
-/* What a user's frames may take of the loop's time, on all its connections, before others have had
- * their turn; the frame that goes over it is still taken. */
-enum { ROUND_US = 2000 };
+/* The loop's time that the frames of a user, on all its connections, may take in a round. */
+enum { QUANTUM_US = 2000 };
 
-static bool on_turn(void *owner)
+static bool may_take(void *owner)
 {
     struct session *s = owner;
 
@@ -199,7 +197,7 @@ static bool on_turn(void *owner)
         s->account->round = s->shared->round;
         s->account->round_us = 0;
     }
-    return s->account->round_us < ROUND_US;
+    return s->account->round_us < QUANTUM_US;
 }
 
 static void on_round(void *shared)
@@ -254,7 +252,7 @@ static void on_fault(void *owner, enum connection_fault fault)
     session_fail(s, &e);
 }
 
-/* The connection's buffers have grown or shrunk. */
+/* Charges the account for the connection's buffers. */
 static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
 {
     struct session *s = owner;
@@ -267,11 +265,6 @@ static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
     s->output_bytes = output_bytes;
 }
 
-static void on_resumed(void *owner)
-{
-    session_put_held(owner);
-}
-
 static void on_settle(void *shared)
 {
     sessions_settle(shared);
@@ -280,10 +273,9 @@ static void on_settle(void *shared)
 static const struct connection_handler handler = {
     .frame = on_frame,
     .fault = on_fault,
-    .resumed = on_resumed,
     .buffers = on_buffers,
     .settle = on_settle,
-    .turn = on_turn,
+    .may_take = may_take,
     .round = on_round,
 };
 
@@ -300,12 +292,14 @@ void sessions_limits_changed(struct sessions *s)
                                                              : o->max_output_bytes);
     s->connections.max_output_bytes = (size_t)o->max_output_bytes;
     atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
+    atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
+    atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
     s->connections.slow_reader_s = (int)o->slow_reader_s;
     s->connections.hello_timeout_s = (int)o->hello_timeout_s;
     s->connections.frame_timeout_s = (int)o->frame_timeout_s;
 }
 
-/* In the pool: what is large is packed there. */
+/* On the tokenizer pool, because answers may be large. */
 static int pack_answer(void *ctx, struct engine_packed *out, const struct engine_event *answer,
                        const struct tokenizer *tokenizer)
 {
@@ -341,7 +335,7 @@ void sessions_init(struct sessions *s, const struct session_parts *parts)
 static void free_session(struct session *s)
 {
     list_remove(&s->link);
-    connection_free(s->connection); /* its buffers go off the account */
+    connection_free(s->connection); /* its buffers leave the account */
     account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
     account_unref(s->account);
     s->shared->facts.connections--;
@@ -350,16 +344,14 @@ static void free_session(struct session *s)
 
 void sessions_deinit(struct sessions *s)
 {
-    struct refusal nobody_listens = {.code = CODE(CANCELLED)};
-
-    sessions_fail_all(s, &nobody_listens);
+    sessions_forget_requests(s);
     while (!list_empty(&s->all))
         free_session(CONTAINER_OF(s->all.next, struct session, link));
     accounts_deinit(&s->accounts);
     connections_deinit(&s->connections);
 }
 
-/* A client that there is no room for is told so, as far as one write goes. */
+/* Refuses a client: sends the error in one write, and closes. */
 static void turn_away(struct sessions *s, int fd, const struct refusal *why)
 {
     struct frame_buffer b = {0};
@@ -379,7 +371,7 @@ static void turn_away(struct sessions *s, int fd, const struct refusal *why)
     close(fd);
 }
 
-/* Whether there is room for one more connection of this account's. */
+/* Checks the limits of connections. */
 static int refuse_connection(const struct sessions *s, const struct account *a, bool admin,
                              struct refusal *e)
 {
@@ -475,7 +467,7 @@ static uint64_t buffer_bytes(const struct account *a)
 
 static size_t bytes_of(const struct session *s)
 {
-    return s->input_bytes + s->output_bytes + s->held_bytes;
+    return s->input_bytes + s->output_bytes;
 }
 
 /* The account with the most bytes of buffers. */
@@ -504,7 +496,7 @@ static struct session *largest_session(const struct sessions *s, const struct ac
     return largest;
 }
 
-/* Drops a connection for its buffers. Whoever has read all answers is told, and may come again. */
+/* Drops a connection for its buffers. A client that has read all its answers gets an error. */
 static void shed(struct sessions *s, struct session *one, enum limit limit)
 {
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
@@ -528,9 +520,9 @@ static void shed(struct sessions *s, struct session *one, enum limit limit)
     connection_drop(one->connection, &f.base);
 }
 
-/* Each connection has its limits, but all of a user's, or of all users, could still take the
- * machine's memory. Over a user's limit its largest connections go; over the limit of all those of
- * the user with the most, so that one large request is safe among many buffers of others. */
+/* Drops connections where the buffers of one user, or of all users, are over their limit. Over a
+ * user's limit its largest connection goes first; over the limit of all, the largest one of the
+ * user with the most: one large request is safe among many small buffers of another user. */
 static void shed_all(struct sessions *s)
 {
     uint64_t per_uid = limit_value(s->options, LIMIT_BUFFER_BYTES_PER_UID);
@@ -542,7 +534,7 @@ static void shed_all(struct sessions *s)
            (largest = largest_session(s, largest_account(s))))
         shed(s, largest, LIMIT_BUFFER_BYTES);
     if (buffer_bytes(&s->accounts.total) <= per_uid)
-        return; /* so nobody is over it */
+        return; /* so no user is over it */
     while ((one = id_map_next(&s->accounts.by_uid, &at)))
         while (buffer_bytes(one) > per_uid && (largest = largest_session(s, one)))
             shed(s, largest, LIMIT_BUFFER_BYTES_PER_UID);
@@ -560,6 +552,5 @@ void sessions_settle(struct sessions *s)
         session_abandon_requests(one);
         free_session(one);
     }
-    accounts_sweep(&s->accounts);
     s->control->settled(s->server);
 }

@@ -1,9 +1,9 @@
-/* session.h - the clients: Hello, the requests that each has under way, and what becomes of them.
+/* session.h - the connected clients and their requests.
  *
- * A request lives in the table of its session, by the client's id, and in that of all, by ours,
- * until its terminal event. When a session goes its requests are cancelled and stay in the table
- * of all until the engine has let go of them: what clients leave behind is counted too.
- * Who may do what is decided by rights.h, how much by limits.h on the accounts. Loop thread only.
+ * A request is in its session's map by the client's id, and in the map of all by the daemon's id,
+ * until its terminal event. When a client leaves, its requests are cancelled but stay in the map of
+ * all, and on the user's account, until the engine ends them.
+ * rights.h decides who may do what, limits.h how much, on the accounts. Loop thread only.
  */
 #ifndef NVLLM_DAEMON_SESSION_H
 #define NVLLM_DAEMON_SESSION_H
@@ -26,12 +26,12 @@
 
 struct session;
 
-/* What admins may ask of the daemon as a whole; the server does it. */
+/* Operations on the daemon as a whole, done by the server. */
 struct session_control {
     void (*drain)(void *server, uint64_t timeout_ms);
     int (*resume)(void *server); /* -EBUSY: the daemon is shutting down */
-    /* The options are read anew, and *reading is the number of the reading that is to answer, see
-     * sessions_reloaded. Negative errno with a text: that cannot be begun. */
+    /* Starts to read the options. *reading is the number that sessions_reloaded answers with.
+     * Negative errno with a text: it could not be started. */
     int (*reload)(void *server, uint64_t *reading, struct err *e);
     void (*shutdown)(void *server);
     void (*settled)(void *server); /* at the end of each wake-up */
@@ -39,26 +39,28 @@ struct session_control {
 
 struct sessions {
     struct engine *engine;
-    struct options *options;    /* the log's level is set by clients */
-    struct reply_facts facts;   /* state, connections and uptime are kept here */
+    struct options *options;    /* admins may set the log level */
+    struct reply_facts facts;   /* the state, connections and uptime included */
     struct request_rules rules; /* from READY on */
     struct rights rights;
     struct connections connections;
     struct accounts accounts;
     struct id_map requests; /* struct pending, by our id */
     uint64_t last_id;
-    uint64_t round;                  /* of the loop: see connection.h */
-    struct list all;                 /* struct session */
-    atomic_size_t most_answer_bytes; /* limits.output_bytes, for the pool's threads */
+    uint64_t round;  /* see connection.h */
+    struct list all; /* struct session */
+    /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
+    atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
     uint64_t start_ms;
     uint64_t busy_logged_ms, refused_logged_ms, dropped_logged_ms; /* for log_due */
-    uint64_t n_refused, n_dropped; /* connections since the line before */
-    bool closed;                   /* no request is taken any more, not even a question */
+    uint64_t n_refused, n_dropped; /* connections since the last log line */
+    bool closed;                   /* every request is refused */
     const struct session_control *control;
     void *server; /* for control */
 };
 
-/* state begins as LOADING. What the parts point to stays the caller's. */
+/* The state is LOADING at first. The parts' pointers must outlive the sessions, but the engine,
+ * which must be freed before sessions_deinit. */
 struct session_parts {
     struct event_base *base;
     struct engine *engine;
@@ -72,41 +74,42 @@ struct session_parts {
 void sessions_init(struct sessions *s, const struct session_parts *parts);
 void sessions_deinit(struct sessions *s);
 
-/* The options have changed: limits hold for what comes from now on. */
+/* Takes over changed limits, for new requests. */
 void sessions_limits_changed(struct sessions *s);
 
-/* A new client on fd, which is taken over; admin: it came by the admins' socket. */
+/* A new client; takes ownership of fd. admin: it used the admin socket. */
 void sessions_accept(struct sessions *s, int fd, bool admin);
 
-/* The engine is ready: from now on requests are taken. */
+/* The engine is ready: requests are taken. */
 void sessions_ready(struct sessions *s);
 
-/* One event of the engine to whom it concerns; what it holds may be taken out of it. */
+/* Delivers one engine event; may take the packed answer out of it. */
 void sessions_event(struct sessions *s, struct engine_event *ev);
 
-/* Requests not yet told their end, those of clients that have left included. */
+/* Requests without a terminal event, those of clients that have left included. */
 size_t sessions_n_requests(const struct sessions *s);
 
-/* Of those, questions about requests, blocks and cache, which are answered to the end. */
-size_t sessions_n_questions(const struct sessions *s);
+/* How many of them are inspect requests, which a drain does not refuse. */
+size_t sessions_n_inspects(const struct sessions *s);
 
-/* From now on every request is refused: what is under way runs out. */
+/* Refuses every new request. */
 void sessions_close(struct sessions *s);
 
 void sessions_cancel_all(struct sessions *s);
 
-/* Each request still under way gets an error as its terminal answer. */
+/* Ends each request with an error, for its client. The record stays until the engine's own terminal
+ * event, or until sessions_deinit. */
 void sessions_fail_all(struct sessions *s, const struct refusal *e);
 
-/* Every client is let go when it has read what there is. */
+/* Closes every connection once its client has read all. */
 void sessions_end_all(struct sessions *s);
 
-/* What became of a reading of the options: to all who wait for it or for one before. change, or
- * NULL and why nothing has changed. */
+/* Answers the reloads that wait for this reading, or an earlier one: with the change, or with why
+ * nothing has changed where that is NULL. */
 void sessions_reloaded(struct sessions *s, uint64_t reading, const struct options_change *change,
                        const struct refusal *why);
 
-/* Writes what was put, frees who is gone; to be called at the end of each wake-up. */
+/* Writes buffered answers and frees closed sessions. Call it at the end of each wake-up. */
 void sessions_settle(struct sessions *s);
 
 #endif

@@ -1,6 +1,5 @@
-/* session_ops.c - what clients may do to requests by number, to the cache and to the daemon itself,
- * beside asking for work. Rights that hang on the operation alone are checked before; here are
- * those that hang on whose request it is. */
+/* session_ops.c - cancel, inspection and control. Rights that depend on the operation alone have
+ * been checked; those that depend on a request's owner are checked here. */
 #include "daemon/session_private.h"
 
 #include <errno.h>
@@ -13,8 +12,8 @@
 
 /* ---- requests by their number */
 
-/* The request of this number, where the client may have to do with it: 0 with *out NULL when there
- * is none, or -EINVAL with *e. */
+/* Finds a request by number: 0, with *out NULL where there is none, or -EINVAL with *e where the
+ * client has no right to it. */
 static int find_request(const struct session *s, struct pending **out, uint64_t number,
                         const struct rights_row *row, struct refusal *e)
 {
@@ -41,7 +40,7 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
         return;
     }
     if (p && p->reading)
-        p = NULL; /* a reload ends by itself, and what it changes stays */
+        p = NULL; /* a reload cannot be cancelled */
     if (p)
         pending_cancel(s->shared, p);
     session_check_put(s, reply_cancelled(s->connection, f->id, p != NULL));
@@ -49,57 +48,70 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
 
 /* ---- looking in */
 
-/* Tokens that have to be found or computed for an answer. */
-static uint64_t tokens_of(const struct inspect_query *q)
+/* The resources that an inspect request needs: a prompt is encoded. */
+static struct demand demand_of(const struct inspect_query *q, const struct unpacked *u)
 {
+    struct demand d = {
+        .new_work = q->kind == INSPECT_CACHE_PIN && !q->unpin, /* absent blocks are computed */
+        .bytes = unpacked_bytes(u),
+    };
+
     if (q->kind != INSPECT_CACHE_PIN && q->kind != INSPECT_EXPLAIN_PROMPT)
-        return 0;
-    switch (q->input) {
-    case INSPECT_PROMPT:
-        return session_tokens(q->prompt.len);
-    case INSPECT_PROMPT_IDS:
-        return q->n_prompt_ids;
-    case INSPECT_CHAT:
-        break;
-    }
-    return session_tokens(chat_bytes(q->chat));
+        return d;
+    if (q->input == INSPECT_PROMPT_IDS)
+        d.tokens = q->n_prompt_ids;
+    else
+        d.tokens =
+            request_text_tokens(q->input == INSPECT_PROMPT ? q->prompt.len : chat_bytes(q->chat));
+    return d;
 }
 
-static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                         struct request_owner **owner, struct refusal *e)
+/* Checks an inspect request: limits, fields, and the owner of what it is about. */
+static int check_inspect(struct session *s, struct inspect_query *q,
+                         const Nvllm__V1__ClientFrame *f, struct unpacked *u, struct refusal *e)
 {
     const struct request_viewer viewer = {.client = s->account->uid, .all = s->admin};
-    struct sessions *all = s->shared;
-    struct inspect_query q;
-    struct pending *p, *about = NULL;
-    bool question = f->op_case != OP(PIN_CACHE); /* a pin is work, and for admins alone */
-    uint64_t n = s->account->amounts[ACCOUNT_QUESTIONS] + 1;
-    int r = session_refuse(s, false, 0, e);
+    const struct sessions *all = s->shared;
+    const uint64_t n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
+    struct demand d = {0};
+    struct pending *about = NULL;
+    int r = session_refuse(s, &d, e);
 
-    if (r == 0 && question && n > limit_value(all->options, LIMIT_QUESTIONS_PER_UID))
-        r = limit_refuse(e, all->options, LIMIT_QUESTIONS_PER_UID, "", n);
-    if (r < 0 || (r = request_inspect(&q, f, u, &all->rules, &viewer, e)) < 0)
+    if (r == 0 && f->op_case != OP(PIN_CACHE) &&
+        n > limit_value(all->options, LIMIT_INSPECTS_PER_UID))
+        r = limit_refuse(e, all->options, LIMIT_INSPECTS_PER_UID, "", n);
+    if (r < 0 || (r = request_inspect(q, f, u, &all->rules, &viewer, e)) < 0)
         return r;
-    if (q.kind == INSPECT_EXPLAIN_REQUEST) {
-        r = find_request(s, &about, q.request, rights_row(f->op_case), e);
+    if (q->kind == INSPECT_EXPLAIN_REQUEST) {
+        r = find_request(s, &about, q->request, rights_row(f->op_case), e);
         if (r < 0)
             return r;
         if (!about)
             return refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
-                                    q.request);
+                                    q->request);
     }
-    /* What is pinned is computed where it is not there: that is work as any other. */
-    r = session_refuse(s, q.kind == INSPECT_CACHE_PIN && !q.unpin, tokens_of(&q), e);
+    d = demand_of(q, u);
+    return session_refuse(s, &d, e);
+}
+
+static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                         bool *taken, struct refusal *e)
+{
+    struct sessions *all = s->shared;
+    struct inspect_query q;
+    struct pending *p;
+    int r = check_inspect(s, &q, f, u, e);
+
     if (r < 0)
         return r;
-    *owner = request_owner_new(u, s->account);
-    p = *owner ? session_enter(s, f->id, 0, tokens_of(&q)) : NULL;
+    p = session_enter(s, f->id, demand_of(&q, u).tokens, u);
     if (!p)
         return -ENOMEM;
-    p->question = question;
-    account_add(p->account, ACCOUNT_QUESTIONS, question);
-    q.owner = *owner;
-    q.release = request_owner_release;
+    *taken = true;
+    p->inspect = f->op_case != OP(PIN_CACHE); /* a pin is work, for admins only */
+    account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
+    q.owner = p;
+    q.release = pending_release;
     r = engine_inspect(all->engine, p->id, &q);
     if (r < 0)
         pending_forget(all, p);
@@ -108,19 +120,14 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
 
 static bool inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
-    struct request_owner *owner = NULL;
-    struct refusal e;
-    int r = start_inspect(s, f, u, &owner, &e);
+    const uint64_t id = f->id; /* the frame goes with its request */
+    struct refusal e = {.field = ""};
+    bool taken = false;
+    int r = start_inspect(s, f, u, &taken, &e);
 
-    if (r == 0)
-        return true;
-    if (r == -ENOMEM)
-        refusal_set(&e, CODE(INTERNAL), "out of memory");
-    session_answer_error(s, f->id, &e);
-    if (!owner)
-        return false;
-    request_owner_release(owner); /* and with it the message */
-    return true;
+    if (r < 0)
+        session_answer_refusal(s, id, r, &e);
+    return taken;
 }
 
 static int32_t pid_of(void *ctx, uint64_t request)
@@ -183,7 +190,7 @@ static void take_resume(struct session *s, const Nvllm__V1__ClientFrame *f)
     session_answer_error(s, f->id, &e);
 }
 
-/* The answer comes when the options have been read. */
+/* sessions_reloaded answers. */
 static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
     const struct options *o = s->shared->options;
@@ -196,7 +203,7 @@ static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
         limit_refuse(&e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
     else if (s->shared->control->reload(s->shared->server, &reading, &why) < 0)
         refusal_set(&e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
-    else if (!(p = session_enter(s, f->id, 0, 0)))
+    else if (!(p = session_enter(s, f->id, 0, NULL)))
         refusal_set(&e, CODE(INTERNAL), "out of memory");
     if (p)
         p->reading = reading;

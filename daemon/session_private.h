@@ -1,10 +1,8 @@
-/* session_private.h - what session.c (clients and their frames), session_requests.c (what they have
- * under way) and session_ops.c (looking into the daemon and changing it) share. Nobody else
- * includes it. */
+/* session_private.h - shared by session.c (clients and frames), session_requests.c (requests for
+ * the engine) and session_ops.c (inspection and control). Nobody else includes it. */
 #ifndef NVLLM_DAEMON_SESSION_PRIVATE_H
 #define NVLLM_DAEMON_SESSION_PRIVATE_H
 
-#include "daemon/held.h"
 #include "daemon/rights.h"
 #include "daemon/session.h"
 #include "engine/util/list.h"
@@ -18,75 +16,85 @@ struct session {
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
-    size_t input_bytes, output_bytes; /* of the connection, as they are on the account */
-    size_t held_bytes;                /* of requests' deltas while it is paused, likewise */
+    size_t input_bytes, output_bytes; /* of buffers, charged to the account */
     pid_t pid;
     bool admin;
     bool greeted;
 };
 
-/* A request between its acceptance and its terminal event. */
+/* A request from its acceptance to its terminal event. It is the owner that the engine is given, so
+ * it stays until that event is delivered, or the engine is freed. */
 struct pending {
-    uint64_t id;             /* ours */
-    uint64_t client_id;      /* the client's */
-    struct session *session; /* NULL: the client has left */
-    struct account *account; /* whose it is; a reference */
+    uint64_t id;        /* the daemon's */
+    uint64_t client_id; /* the client's */
+    struct sessions *shared;
+    struct session *session; /* NULL: the client has left, or has its answer */
+    struct account *account; /* a reference */
     pid_t pid;
-    bool question;          /* on the account as one */
-    int32_t n;              /* choices of generate, 0 for others */
-    uint64_t told;          /* bit i: choice i has its finish reason */
-    uint64_t queued_tokens; /* still on the account */
-    uint64_t engine_bytes;  /* on the account, among the bytes of requests */
-    struct held *held;      /* deltas for a client that does not read now */
-    uint64_t reading;       /* of the options, that answers it; 0: the engine does */
+    bool inspect;             /* counted as an inspect request */
+    uint64_t queued_tokens;   /* charged until the first event */
+    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    struct unpacked *message; /* until the engine releases it, on any thread */
+    uint64_t message_bytes;   /* charged as long */
+    uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
+    enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
 };
 
 uint64_t session_now_us(void);
 
 /* ---- session.c */
 
-/* An error of the connection as a whole: told, then closed. */
+/* Sends an error of the connection as a whole, and closes it. */
 void session_fail(struct session *s, const struct refusal *e);
 
-/* What became of a put: a client that does not read is let go. */
+/* Handles the result of a put: a client that does not read is disconnected. */
 void session_check_put(struct session *s, int r);
 
 void session_answer_error(struct session *s, uint64_t id, const struct refusal *e);
 
 /* ---- session_requests.c */
 
-/* The client has no more part in its requests: they are cancelled and belong to nobody. */
+/* Cancels the client's requests and detaches them from it. */
 void session_abandon_requests(struct session *s);
 
 void pending_cancel(struct sessions *s, struct pending *p);
 
-/* Out of both tables and off the accounts. */
+/* Frees it: out of both maps and off the account. */
 void pending_forget(struct sessions *s, struct pending *p);
 
-/* The client reads again: what was gathered for it goes out. */
-void session_put_held(struct session *s);
+/* The resources that a request needs. */
+struct demand {
+    bool new_work; /* refused while draining */
+    uint64_t tokens;
+    uint64_t bytes;
+};
 
-/* Why no request that needs the engine is taken now: 0, or -EINVAL with *e. new_work: it makes
- * some, and is refused while draining. */
-int session_refuse(const struct session *s, bool new_work, uint64_t queued_tokens,
-                   struct refusal *e);
+/* Checks the state and the limits for an engine request: 0, or -EINVAL with *e. */
+int session_refuse(const struct session *s, const struct demand *d, struct refusal *e);
 
-/* What a text counts for among queued_tokens, before it is known how many they are. */
-uint64_t session_tokens(size_t n_bytes);
+/* Enters a request into both maps and charges the account. On success it owns the message, which
+ * may be NULL. NULL: no memory. */
+struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+                              struct unpacked *message);
 
-/* Enters a request into both tables; NULL: no memory. */
-struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,
-                              uint64_t queued_tokens);
+/* engine_request.release */
+void pending_release(void *owner);
 
-/* Generate, Tokenize, Detokenize and Render; true when the message now belongs to the engine. */
+/* Generate, Tokenize, Detokenize and Render. True: the message has a new owner. */
 bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
+
+/* Answers a request that was refused: r is -EINVAL with *e, or -ENOMEM. */
+void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e);
+
+/* Frees all requests, once the engine has been freed. */
+void sessions_forget_requests(struct sessions *s);
 
 /* ---- session_ops.c */
 
-/* Cancel, and the operations from ListRequests on; true as for session_start. */
+/* Cancel, and the operations from ListRequests on. True as for session_start. */
 bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
-/* The answer to what was asked of the engine by session_operate. */
+/* Sends the report that answers an inspect request. */
 int session_report(struct sessions *s, struct pending *p, const struct inspect_report *r);
 
 #endif

@@ -1,5 +1,4 @@
-/* session_requests.c - what clients have under way: from the check that there is room for it, by
- * the engine, to the terminal event. */
+/* session_requests.c - requests for the engine: limits, start, events, end. */
 #include "daemon/session_private.h"
 
 #include <errno.h>
@@ -9,41 +8,52 @@
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-_Static_assert(OPTIONS_MAX_CHOICES <= 64, "choices are bits of pending.told");
-
-/* Bytes of text that are counted as a token before it is known how many there are. */
-enum { BYTES_A_TOKEN = 4 };
-
 void pending_cancel(struct sessions *s, struct pending *p)
 {
     engine_cancel(s->engine, p->id);
 }
 
-/* The request is no longer among those without an answer. */
-static void leave_queue(struct pending *p)
+void pending_release(void *owner)
 {
-    if (p->queued_tokens)
-        account_sub(p->account, ACCOUNT_QUEUED_TOKENS, p->queued_tokens);
-    p->queued_tokens = 0;
+    struct pending *p = owner;
+
+    unpacked_free(p->message);
+    p->message = NULL;
+    account_give_back_bytes(p->account, p->message_bytes);
+    p->message_bytes = 0;
 }
 
-/* Takes the first of what is held off the account, and frees it. */
-static void drop_held(struct pending *p)
+/* engine_request.charge */
+static bool charge(void *owner, size_t bytes)
 {
-    size_t bytes = held_bytes(p->held);
+    struct pending *p = owner;
+    const struct account *total = &p->account->all->total;
 
-    account_sub(p->account, ACCOUNT_OUTPUT_BYTES, bytes);
-    p->session->held_bytes -= bytes;
-    held_pop(&p->held);
+    account_take_bytes(p->account, bytes);
+    p->engine_bytes += bytes;
+    if (atomic_load(&p->account->request_bytes) >
+        atomic_load(&p->shared->most_request_bytes_per_uid))
+        p->exceeded = LIMIT_REQUEST_BYTES_PER_UID;
+    else if (atomic_load(&total->request_bytes) > atomic_load(&p->shared->most_request_bytes))
+        p->exceeded = LIMIT_REQUEST_BYTES;
+    else
+        return true;
+    return false;
+}
+
+/* The prompt is no longer queued. */
+static void leave_queue(struct pending *p)
+{
+    account_sub(p->account, ACCOUNT_QUEUED_TOKENS, p->queued_tokens);
+    p->queued_tokens = 0;
 }
 
 static void free_pending(struct pending *p)
 {
-    while (p->held)
-        drop_held(p);
     leave_queue(p);
-    account_sub(p->account, ACCOUNT_QUESTIONS, p->question);
+    account_sub(p->account, ACCOUNT_INSPECTS, p->inspect);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
+    pending_release(p);
     account_give_back_bytes(p->account, p->engine_bytes);
     account_unref(p->account);
     free(p);
@@ -57,19 +67,22 @@ void pending_forget(struct sessions *s, struct pending *p)
     free_pending(p);
 }
 
+static void forget_clients(struct session *s)
+{
+    id_map_deinit(&s->requests);
+    s->requests = (struct id_map){0};
+}
+
 void session_abandon_requests(struct session *s)
 {
     struct pending *p;
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
-        while (p->held)
-            drop_held(p);
         p->session = NULL;
         pending_cancel(s->shared, p);
     }
-    id_map_deinit(&s->requests);
-    s->requests = (struct id_map){0};
+    forget_clients(s);
 }
 
 /* ---- room */
@@ -93,44 +106,29 @@ static int refuse_state(const struct sessions *all, bool new_work, struct refusa
     }
 }
 
-static const enum limit byte_limits[] = {LIMIT_REQUEST_BYTES, LIMIT_REQUEST_BYTES_PER_UID};
-
-/* Is there room for a message and what the engine makes of it: of a small one with many choices and
- * stops much. */
-static int refuse_bytes(const struct session *s, size_t message, size_t engine, struct refusal *e)
+/* Refuses what is over a limit: for good where the request alone is over it. */
+static int over(struct refusal *e, const struct options *o, enum limit l, uint64_t used,
+                uint64_t asked)
 {
-    const struct options *o = s->shared->options;
-    const struct account *sums[] = {&s->shared->accounts.total, s->account};
-    size_t bytes;
-
-    if (!size_add(&bytes, message, engine))
-        bytes = SIZE_MAX;
-    for (int i = 0; i < 2; i++) {
-        uint64_t used = atomic_load(&sums[i]->request_bytes);
-        uint64_t most = limit_value(o, byte_limits[i]);
-
-        if (bytes <= most && used <= most - bytes)
-            continue;
-        limit_refuse(e, o, byte_limits[i], "", bytes > UINT64_MAX - used ? bytes : used + bytes);
-        if (bytes > most)
-            e->code = CODE(TOO_LONG); /* waiting would not help */
-        return -EINVAL;
-    }
-    return 0;
+    limit_refuse(e, o, l, "", asked > UINT64_MAX - used ? asked : used + asked);
+    if (asked > e->limit_value)
+        e->code = CODE(TOO_LONG); /* waiting would not help */
+    return -EINVAL;
 }
 
-int session_refuse(const struct session *s, bool new_work, uint64_t queued_tokens,
-                   struct refusal *e)
+int session_refuse(const struct session *s, const struct demand *d, struct refusal *e)
 {
     const struct sessions *all = s->shared;
     const struct options *o = all->options;
     const struct account *sums[] = {&all->accounts.total, s->account};
-    static const enum limit limits[][2] = {
-        {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS},
-        {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID},
+    static const struct {
+        enum limit requests, tokens, bytes;
+    } limits[] = {
+        {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS, LIMIT_REQUEST_BYTES},
+        {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID, LIMIT_REQUEST_BYTES_PER_UID},
     };
-    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n;
-    int r = refuse_state(all, new_work, e);
+    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most;
+    int r = refuse_state(all, d->new_work, e);
 
     if (r < 0)
         return r;
@@ -138,26 +136,23 @@ int session_refuse(const struct session *s, bool new_work, uint64_t queued_token
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
     for (int i = 0; i < 2; i++) {
         n = sums[i]->amounts[ACCOUNT_REQUESTS] + 1;
-        if (n > limit_value(o, limits[i][0]) + reserve)
-            return limit_refuse(e, o, limits[i][0], "", n);
-        if (s->admin && !new_work)
-            continue; /* who looks what fills the memory must not be kept out by it */
-        n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS] + queued_tokens;
-        if (queued_tokens && n > limit_value(o, limits[i][1])) {
-            limit_refuse(e, o, limits[i][1], "", n);
-            if (queued_tokens > e->limit_value)
-                e->code = CODE(TOO_LONG); /* waiting would not help */
-            return -EINVAL;
-        }
+        if (n > limit_value(o, limits[i].requests) + reserve)
+            return limit_refuse(e, o, limits[i].requests, "", n);
+        if (s->admin && !d->new_work)
+            continue; /* full queues must not keep an admin from looking */
+        n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS];
+        if (d->tokens && n + d->tokens > limit_value(o, limits[i].tokens))
+            return over(e, o, limits[i].tokens, n, d->tokens);
         n = atomic_load(&sums[i]->request_bytes);
-        if (n >= limit_value(o, byte_limits[i]))
-            return limit_refuse(e, o, byte_limits[i], "", n);
+        most = limit_value(o, limits[i].bytes);
+        if (n >= most || d->bytes > most - n)
+            return over(e, o, limits[i].bytes, n, d->bytes);
     }
     return 0;
 }
 
-struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,
-                              uint64_t queued_tokens)
+struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+                              struct unpacked *message)
 {
     struct sessions *all = s->shared;
     struct pending *p = calloc(1, sizeof(*p));
@@ -166,11 +161,13 @@ struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,
         return NULL;
     *p = (struct pending){.id = ++all->last_id,
                           .client_id = client_id,
+                          .shared = all,
                           .session = s,
                           .account = s->account,
                           .pid = s->pid,
-                          .n = n,
-                          .queued_tokens = queued_tokens};
+                          .queued_tokens = queued_tokens,
+                          .message = message,
+                          .message_bytes = message ? unpacked_bytes(message) : 0};
     if (id_map_put(&all->requests, p->id, p) < 0)
         goto fail;
     if (id_map_put(&s->requests, client_id, p) < 0) {
@@ -180,6 +177,7 @@ struct pending *session_enter(struct session *s, uint64_t client_id, int32_t n,
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
     account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
+    account_take_bytes(p->account, p->message_bytes);
     return p;
 fail:
     free(p);
@@ -188,214 +186,73 @@ fail:
 
 /* ---- from the client */
 
-/* Takes the request over once it is known to be sound: on the accounts, into the tables. */
-static struct pending *take_over(struct session *s, const Nvllm__V1__ClientFrame *f,
-                                 struct unpacked *u, int32_t n, uint64_t queued_tokens,
-                                 struct request_owner **owner)
-{
-    *owner = request_owner_new(u, s->account);
-    return *owner ? session_enter(s, f->id, n, queued_tokens) : NULL;
-}
-
-uint64_t session_tokens(size_t n_bytes)
-{
-    return n_bytes / BYTES_A_TOKEN + 1;
-}
-
-static uint64_t tokens_of_request(const struct engine_request *r)
-{
-    switch (r->input) {
-    case ENGINE_PROMPT:
-        return session_tokens(r->prompt.len);
-    case ENGINE_PROMPT_IDS:
-        return r->n_prompt_ids;
-    case ENGINE_CHAT:
-        return session_tokens(chat_bytes(r->chat));
-    }
-    return 0;
-}
-
-static int start_generate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                          struct request_owner **owner, struct refusal *e)
+static int start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                 bool *taken, struct refusal *e)
 {
     struct sessions *all = s->shared;
+    struct demand d = {.new_work = true};
     struct engine_request r;
     struct pending *p;
-    int ret = request_generate(&r, f->generate, u, &all->rules, s->admin, session_now_us(), e);
+    size_t engine_bytes;
+    int ret = session_refuse(s, &d, e); /* before it is parsed */
 
-    if (ret < 0 || (ret = session_refuse(s, true, tokens_of_request(&r), e)) < 0 ||
-        (ret = refuse_bytes(s, unpacked_bytes(u), engine_request_bytes(&r), e)) < 0)
+    if (ret < 0 || (ret = request_start(&r, f, u, &all->rules, s->admin, session_now_us(), e)) < 0)
         return ret;
-    p = take_over(s, f, u, r.n, tokens_of_request(&r), owner);
+    engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
+    d.tokens = request_tokens(&r);
+    if (!size_add(&d.bytes, unpacked_bytes(u), engine_bytes))
+        d.bytes = SIZE_MAX;
+    ret = session_refuse(s, &d, e);
+    if (ret < 0)
+        return ret;
+    p = session_enter(s, f->id, d.tokens, u);
     if (!p)
         return -ENOMEM;
-    p->engine_bytes = engine_request_bytes(&r);
+    *taken = true;
+    p->engine_bytes = engine_bytes;
     account_take_bytes(p->account, p->engine_bytes);
     r.id = p->id;
     r.client = s->account->uid;
-    r.owner = *owner;
-    r.release = request_owner_release;
-    ret = engine_generate(all->engine, &r);
+    r.owner = p;
+    r.release = pending_release;
+    r.charge = charge;
+    ret = engine_start(all->engine, &r);
     if (ret < 0)
         pending_forget(all, p);
     return ret;
 }
 
-static int start_tokenize(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                          struct request_owner **owner, struct refusal *e)
+void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e)
 {
-    struct sessions *all = s->shared;
-    struct pending *p;
-    struct text text;
-    int r = request_tokenize(&text, f->tokenize, &all->rules, e);
-
-    if (r < 0 || (r = session_refuse(s, true, session_tokens(text.len), e)) < 0)
-        return r;
-    p = take_over(s, f, u, 0, session_tokens(text.len), owner);
-    if (!p)
-        return -ENOMEM;
-    r = engine_tokenize(all->engine, p->id, s->account->uid, text,
-                        f->tokenize->has_special && f->tokenize->special, *owner,
-                        request_owner_release);
-    if (r < 0)
-        pending_forget(all, p);
-    return r;
-}
-
-static int start_detokenize(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                            struct request_owner **owner, struct refusal *e)
-{
-    struct sessions *all = s->shared;
-    const Nvllm__V1__Detokenize *d = f->detokenize;
-    struct pending *p;
-    int r = request_detokenize(d, &all->rules, e);
-
-    if (r < 0 || (r = session_refuse(s, true, d->n_ids, e)) < 0)
-        return r;
-    p = take_over(s, f, u, 0, d->n_ids, owner);
-    if (!p)
-        return -ENOMEM;
-    r = engine_detokenize(all->engine, p->id, s->account->uid, d->ids, d->n_ids,
-                          d->has_skip_special && d->skip_special, *owner, request_owner_release);
-    if (r < 0)
-        pending_forget(all, p);
-    return r;
-}
-
-static int start_render(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                        struct request_owner **owner, struct refusal *e)
-{
-    struct sessions *all = s->shared;
-    struct pending *p;
-    struct chat *chat;
-    int r;
-
-    if (!f->render->chat)
-        return refusal_of_field(e, CODE(INVALID), "chat", "is missing");
-    r = request_chat(&chat, f->render->chat, u, &all->rules, e);
-    if (r < 0 || (r = session_refuse(s, true, session_tokens(chat_bytes(chat)), e)) < 0)
-        return r;
-    p = take_over(s, f, u, 0, session_tokens(chat_bytes(chat)), owner);
-    if (!p)
-        return -ENOMEM;
-    r = engine_render(all->engine, p->id, s->account->uid, chat, *owner, request_owner_release);
-    if (r < 0)
-        pending_forget(all, p);
-    return r;
+    if (r == -ENOMEM)
+        refusal_set(e, CODE(INTERNAL), "out of memory");
+    session_answer_error(s, id, e);
 }
 
 bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
+    const uint64_t id = f->id; /* the frame may be freed */
     struct refusal e = {.field = ""};
-    struct request_owner *owner = NULL;
-    int r = session_refuse(s, true, 0, &e); /* before anything is made of it */
+    bool taken = false;
+    int r = start(s, f, u, &taken, &e);
 
-    if (r == 0) {
-        switch (f->op_case) {
-        case OP(GENERATE):
-            r = start_generate(s, f, u, &owner, &e);
-            break;
-        case OP(TOKENIZE):
-            r = start_tokenize(s, f, u, &owner, &e);
-            break;
-        case OP(DETOKENIZE):
-            r = start_detokenize(s, f, u, &owner, &e);
-            break;
-        default:
-            r = start_render(s, f, u, &owner, &e);
-            break;
-        }
-    }
-    if (r == 0)
-        return true;
-    if (r == -ENOMEM)
-        refusal_set(&e, CODE(INTERNAL), "out of memory");
-    session_answer_error(s, f->id, &e);
-    if (!owner)
-        return false;
-    request_owner_release(owner); /* and with it the message */
-    return true;
+    if (r < 0)
+        session_answer_refusal(s, id, r, &e);
+    return taken;
 }
 
 /* ---- from the engine */
 
-/* Puts all that is held for a request. */
-static int put_held(struct pending *p)
+/* The answer has grown over the limit of all requests, or of the user's. */
+static void refuse_answer_memory(struct refusal *e, const struct options *o,
+                                 const struct pending *p)
 {
-    int r = CONNECTION_OK;
-
-    while (p->held && r == CONNECTION_OK) {
-        r = reply_delta(p->session->connection, p->client_id, held_delta(p->held));
-        drop_held(p);
-    }
-    return r;
+    limit_refuse_text(e, o, p->exceeded, "the answers under way take too much memory");
+    if (p->engine_bytes > e->limit_value)
+        e->code = CODE(TOO_LONG); /* it is over the limit alone: waiting would not help */
 }
 
-void session_put_held(struct session *s)
-{
-    struct pending *p;
-    size_t at = 0;
-    int r = CONNECTION_OK;
-
-    while (r == CONNECTION_OK && s->held_bytes && !connection_paused(s->connection) &&
-           (p = id_map_next(&s->requests, &at)))
-        r = put_held(p);
-    session_check_put(s, r);
-}
-
-/* A client that is paused has its tokens gathered: what it leaves unread would else be frames of
- * one token each. */
-static int hold(struct sessions *s, struct pending *p, const struct engine_event *ev)
-{
-    struct session *one = p->session;
-    size_t bytes = 0;
-    int r = held_add(&p->held, ev, &bytes);
-
-    account_add(p->account, ACCOUNT_OUTPUT_BYTES, bytes);
-    one->held_bytes += bytes;
-    if (r == 0 && connection_unread_bytes(one->connection) + one->held_bytes >
-                      (size_t)s->options->max_output_bytes)
-        return CONNECTION_E_SLOW;
-    return r;
-}
-
-/* Choices that the engine has not told their end of learn it before the request's own. */
-static int finish_choices(struct connection *c, struct pending *p, const struct engine_event *ev)
-{
-    struct engine_event last = {.type = ENGINE_DELTA};
-    int r = CONNECTION_OK;
-
-    last.reason = ev->reason != CORE_REASON_NONE ? ev->reason : CORE_REASON_CANCELLED;
-    for (int32_t i = 0; i < p->n && r == CONNECTION_OK; i++) {
-        if (p->told >> i & 1)
-            continue;
-        last.choice = i;
-        r = reply_delta(c, p->client_id, &last);
-    }
-    return r;
-}
-
-/* What the engine could not do, as an error of the protocol. */
+/* Sends an engine error as an error of the protocol. */
 static int tell_error(struct sessions *s, struct pending *p, const struct engine_event *ev)
 {
     struct refusal e;
@@ -403,11 +260,13 @@ static int tell_error(struct sessions *s, struct pending *p, const struct engine
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
         limit_refuse(&e, s->options, LIMIT_PROMPT_TOKENS, ev->field,
                      (uint64_t)ev->usage.prompt_tokens);
+    else if (ev->error == ENGINE_E_MEMORY_LIMIT)
+        refuse_answer_memory(&e, s->options, p);
     else if (ev->field)
         refusal_of_field(&e, reply_error_code(ev->error), ev->field, "%s", "");
     else
         refusal_set(&e, reply_error_code(ev->error), "%s", "");
-    if (ev->error != ENGINE_E_PROMPT_LIMIT)
+    if (!e.limit)
         e.message = *ev->message;
     return reply_error(p->session->connection, p->client_id, &e);
 }
@@ -415,28 +274,17 @@ static int tell_error(struct sessions *s, struct pending *p, const struct engine
 static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
 {
     struct connection *c = p->session->connection;
-    int r;
 
     switch (ev->type) {
     case ENGINE_DELTA:
-        if (ev->reason != CORE_REASON_NONE)
-            p->told |= UINT64_C(1) << ev->choice;
-        if (connection_paused(c))
-            return hold(s, p, ev);
         return reply_delta(c, p->client_id, ev);
     case ENGINE_DONE:
-        r = put_held(p);
-        if (r == CONNECTION_OK)
-            r = finish_choices(c, p, ev);
-        return r == CONNECTION_OK ? reply_done(c, p->client_id, &ev->usage) : r;
+        return reply_done(c, p->client_id, &ev->usage);
     case ENGINE_TOKENS:
     case ENGINE_TEXT:
         return reply_packed(c, p->client_id, ev);
     case ENGINE_ERROR:
-        if (ev->error == ENGINE_E_ANSWER_LIMIT)
-            return CONNECTION_E_LARGE;
-        r = put_held(p);
-        return r == CONNECTION_OK ? tell_error(s, p, ev) : r;
+        return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(s, p, ev);
     case ENGINE_REPORT:
         return session_report(s, p, ev->report);
     case ENGINE_STATE:
@@ -445,7 +293,7 @@ static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
     return CONNECTION_OK;
 }
 
-/* An answer of more bytes than may be left unread ends its request, not the connection. */
+/* An answer over limits.output_bytes ends its request, not the connection. */
 static int refuse_answer(struct sessions *s, struct pending *p)
 {
     struct refusal e;
@@ -453,16 +301,14 @@ static int refuse_answer(struct sessions *s, struct pending *p)
     limit_refuse_text(&e, s->options, LIMIT_OUTPUT_BYTES,
                       "the answer is larger than the limit of %" PRId64 " bytes",
                       s->options->max_output_bytes);
-    e.code = CODE(TOO_LONG); /* it would be no smaller later */
+    e.code = CODE(TOO_LONG); /* waiting would not help */
     e.retry_after_ms = 0;
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-/* Its client hears no more of a request that the engine is still at. */
+/* Detaches a request from its client, which has its answer. */
 static void disown(struct sessions *s, struct pending *p)
 {
-    while (p->held)
-        drop_held(p);
     must(id_map_take(&p->session->requests, p->client_id) == p);
     p->session = NULL;
     pending_cancel(s, p);
@@ -496,9 +342,9 @@ size_t sessions_n_requests(const struct sessions *s)
     return s->requests.n;
 }
 
-size_t sessions_n_questions(const struct sessions *s)
+size_t sessions_n_inspects(const struct sessions *s)
 {
-    return (size_t)s->accounts.total.amounts[ACCOUNT_QUESTIONS];
+    return (size_t)s->accounts.total.amounts[ACCOUNT_INSPECTS];
 }
 
 void sessions_close(struct sessions *s)
@@ -520,17 +366,24 @@ void sessions_fail_all(struct sessions *s, const struct refusal *e)
     struct pending *p;
     size_t at = 0;
 
-    for (struct list *l = s->all.next; l != &s->all; l = l->next) {
-        struct session *one = CONTAINER_OF(l, struct session, link);
-
-        id_map_deinit(&one->requests);
-        one->requests = (struct id_map){0};
-    }
     while ((p = id_map_next(&s->requests, &at))) {
         if (p->session)
             (void)reply_error(p->session->connection, p->client_id, e);
-        free_pending(p);
+        p->session = NULL;
     }
+    for (struct list *l = s->all.next; l != &s->all; l = l->next)
+        forget_clients(CONTAINER_OF(l, struct session, link));
+}
+
+void sessions_forget_requests(struct sessions *s)
+{
+    struct pending *p;
+    size_t at = 0;
+
+    for (struct list *l = s->all.next; l != &s->all; l = l->next)
+        forget_clients(CONTAINER_OF(l, struct session, link));
+    while ((p = id_map_next(&s->requests, &at)))
+        free_pending(p);
     id_map_deinit(&s->requests);
     s->requests = (struct id_map){0};
 }

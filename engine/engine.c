@@ -1,5 +1,5 @@
-/* engine.c - the engine's face to the daemon's loop: see engine.h. Takes requests, makes jobs of
- * them, hands lists of events back; the work is done in engine_jobs.c and engine_loop.c. */
+/* engine.c - see engine.h. Turns requests into jobs and hands events back; engine_jobs.c and
+ * engine_loop.c do the work. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -30,8 +30,9 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g)
         return err_set(e, -ENOMEM, "engine: out of memory");
     g->options = *options;
-    g->ask_round = ENGINE_FIRST_ROUND;
-    tickets_init(&g->tickets);
+    list_init(&g->inbox);
+    list_init(&g->cancels);
+    rr_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -67,43 +68,11 @@ fail:
     return err_set(e, r, "engine: cannot start its threads: %s", strerror(-r));
 }
 
-static void free_jobs(struct job *list)
-{
-    while (list) {
-        struct job *j = list;
-
-        list = j->next;
-        job_free(j);
-    }
-}
-
-static void free_dropped(struct engine *g, struct work *undone)
-{
-    struct generation *live;
-    struct job *pin;
-    size_t at = 0;
-
-    while (undone) {
-        struct job *j = (struct job *)undone;
-
-        undone = undone->next;
-        job_free(j);
-    }
-    free_jobs(g->inbox_head);
-    free_jobs(g->questions);
-    id_map_deinit(&g->asked);
-    while ((live = id_map_next(&g->live, &at)))
-        generation_free(live);
-    id_map_deinit(&g->live);
-    for (at = 0; (pin = id_map_next(&g->pins, &at));)
-        job_free(pin);
-    id_map_deinit(&g->pins);
-    tickets_deinit(&g->tickets);
-    free(g->ends);
-}
-
 void engine_free(struct engine *g)
 {
+    struct job *j;
+    size_t at = 0;
+
     if (!g)
         return;
     if (g->events.fd >= 0)
@@ -114,9 +83,12 @@ void engine_free(struct engine *g)
     pthread_mutex_unlock(&g->lock);
     if (g->thread_runs)
         pthread_join(g->thread, NULL);
-    free_dropped(g, work_pool_free(g->pool));
+    work_pool_free(g->pool);
+    while ((j = id_map_next(&g->jobs, &at)))
+        job_free(j);
+    id_map_deinit(&g->jobs);
     engine_events_free(g->out.head);
-    g->options.backend->close(g->backend); /* steps under way still read the core's batches */
+    g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
     core_free(g->core);
     chat_template_free(g->chat_template);
     tokenizer_free(g->tokenizer);
@@ -124,6 +96,7 @@ void engine_free(struct engine *g)
     free(g->model_folder);
     free(g->cache_folder);
     free(g->shares);
+    free(g->ends);
     if (g->events.fd >= 0)
         event_queue_deinit(&g->events);
     pthread_cond_destroy(&g->wake);
@@ -206,132 +179,81 @@ const struct chat_template *engine_chat_template(const struct engine *g)
     return engine_state(g) == ENGINE_READY ? g->chat_template : NULL;
 }
 
-/* Bytes that the pool will have to work on: which lane the job waits in. */
-static size_t cost_of(const struct job *j)
+/* Bytes of input, which decide the pool's lane. */
+static size_t input_bytes(const struct engine_request *r)
 {
-    const struct chat *chat = j->kind == JOB_RENDER ? j->chat : NULL;
-    bool prompt = j->kind == JOB_GENERATE || j->kind == JOB_INSPECT;
-    size_t cost = 0;
-
-    if (prompt && j->request.input == ENGINE_CHAT)
-        chat = j->request.chat;
-    if (prompt && j->request.input == ENGINE_PROMPT)
-        cost = j->request.prompt.len;
-    if (prompt && j->request.input == ENGINE_PROMPT_IDS)
-        cost = j->request.n_prompt_ids;
-    if (j->kind == JOB_TOKENIZE)
-        cost = j->text.len;
-    if (j->kind == JOB_DETOKENIZE)
-        cost = j->n_ids;
-    return chat ? chat_bytes(chat) : cost;
+    switch (r->input) {
+    case ENGINE_PROMPT:
+        return r->prompt.len;
+    case ENGINE_PROMPT_IDS:
+        return r->n_prompt_ids;
+    case ENGINE_CHAT:
+        break;
+    }
+    return chat_bytes(r->chat);
 }
 
-void engine_inbox_add(struct engine *g, struct job *j)
+/* Queues a job for the pool, or for the engine thread where there is nothing to encode. */
+static int enter(struct engine *g, struct job *j, bool in_pool)
 {
-    j->next = NULL;
-    if (g->inbox_tail)
-        g->inbox_tail->next = j;
-    else
-        g->inbox_head = j;
-    g->inbox_tail = j;
-    pthread_cond_signal(&g->wake);
+    int r;
+
+    j->phase = in_pool ? JOB_IN_POOL : JOB_IN_INBOX;
+    pthread_mutex_lock(&g->lock);
+    r = id_map_put(&g->jobs, j->id, j);
+    if (r == 0) {
+        g->n_encoding += j->request.kind == ENGINE_GENERATE;
+        if (!in_pool) {
+            list_append(&g->inbox, &j->link);
+            pthread_cond_signal(&g->wake);
+        }
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (r == 0 && in_pool)
+        work_pool_push(g->pool, &j->work, j->client, input_bytes(&j->request));
+    return r;
 }
 
-/* Takes the job over: into the pool, or to the engine thread where there is nothing to encode, or
- * an error event at once where there is no model. */
-static int start(struct engine *g, const struct job *template, bool in_pool)
+static int start(struct engine *g, const struct engine_request *r, uint64_t client,
+                 const struct inspect_query *query, bool in_pool)
 {
+    const bool failed = engine_state(g) == ENGINE_FAILED;
+    struct job *j = calloc(1, sizeof(*j));
     struct event_list out = {0};
-    struct job *j = malloc(sizeof(*j));
-    int r = -ENOMEM;
 
     if (!j)
         return -ENOMEM;
-    *j = *template;
-    j->engine = g;
-    j->arrival_us = engine_now_us();
-    j->work = (struct work){.client = j->client, .cost = cost_of(j), .run = job_run};
-    j->terminal = engine_event_new(ENGINE_ERROR, j->id, 0, false, 0);
+    j->terminal = engine_event_new(ENGINE_ERROR, r->id, 0, false, 0);
     if (!j->terminal)
         goto fail;
-    if (engine_state(g) != ENGINE_READY) {
-        bool failed = engine_state(g) == ENGINE_FAILED;
-
-        job_fail(j, failed ? ENGINE_E_INTERNAL : ENGINE_E_UNAVAILABLE, NULL,
-                 failed ? "the engine has failed" : "the model is being loaded", &out);
-        event_queue_push(&g->events, &out);
+    j->work.run = job_run;
+    list_init(&j->link);
+    list_init(&j->cancel_link);
+    j->engine = g;
+    j->id = r->id;
+    j->client = client;
+    j->arrival_us = engine_now_us();
+    j->request = *r;
+    if (query)
+        j->query = *query;
+    if (engine_state(g) == ENGINE_READY) {
+        if (enter(g, j, in_pool) < 0)
+            goto fail;
         return 0;
     }
-    pthread_mutex_lock(&g->lock);
-    r = tickets_open(&g->tickets, j->id, j, in_pool);
-    if (r == 0 && !in_pool)
-        engine_inbox_add(g, j);
-    if (r == 0)
-        g->n_encoding += j->kind == JOB_GENERATE;
-    pthread_mutex_unlock(&g->lock);
-    if (r < 0)
-        goto fail;
-    if (in_pool)
-        work_pool_push(g->pool, &j->work);
+    job_fail(j, failed ? ENGINE_E_INTERNAL : ENGINE_E_UNAVAILABLE, NULL,
+             failed ? "the engine has failed" : "the model is being loaded", &out);
+    event_queue_push(&g->events, &out);
     return 0;
 fail:
     free(j->terminal);
     free(j);
-    return r;
+    return -ENOMEM;
 }
 
-int engine_generate(struct engine *g, const struct engine_request *r)
+int engine_start(struct engine *g, const struct engine_request *r)
 {
-    struct job j = {.kind = JOB_GENERATE,
-                    .id = r->id,
-                    .client = r->client,
-                    .request = *r,
-                    .owner = r->owner,
-                    .release = r->release};
-
-    return start(g, &j, true);
-}
-
-int engine_tokenize(struct engine *g, uint64_t id, uint64_t client, struct text text, bool special,
-                    void *owner, void (*release)(void *))
-{
-    struct job j = {.kind = JOB_TOKENIZE,
-                    .id = id,
-                    .client = client,
-                    .text = text,
-                    .special = special,
-                    .owner = owner,
-                    .release = release};
-
-    return start(g, &j, true);
-}
-
-int engine_detokenize(struct engine *g, uint64_t id, uint64_t client, const int32_t *ids, size_t n,
-                      bool skip_special, void *owner, void (*release)(void *))
-{
-    struct job j = {.kind = JOB_DETOKENIZE,
-                    .id = id,
-                    .client = client,
-                    .ids = ids,
-                    .n_ids = n,
-                    .special = skip_special,
-                    .owner = owner,
-                    .release = release};
-
-    return start(g, &j, true);
-}
-
-int engine_render(struct engine *g, uint64_t id, uint64_t client, const struct chat *chat,
-                  void *owner, void (*release)(void *))
-{
-    struct job j = {.kind = JOB_RENDER,
-                    .id = id,
-                    .client = client,
-                    .chat = chat,
-                    .owner = owner,
-                    .release = release};
-
-    return start(g, &j, true);
+    return start(g, r, r->client, NULL, true);
 }
 
 int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
@@ -341,23 +263,21 @@ int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
         [INSPECT_PROMPT_IDS] = ENGINE_PROMPT_IDS,
         [INSPECT_CHAT] = ENGINE_CHAT,
     };
-    bool prompt = q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT;
-    struct job j = {.kind = JOB_INSPECT,
-                    .id = id,
-                    .client = q->viewer,
-                    .query = *q,
-                    .owner = q->owner,
-                    .release = q->release};
+    const struct engine_request r = {
+        .id = id,
+        .client = q->client,
+        .kind = ENGINE_INSPECT,
+        .input = inputs[q->input],
+        .prompt = q->prompt,
+        .prompt_ids = q->prompt_ids,
+        .n_prompt_ids = q->n_prompt_ids,
+        .chat = q->chat,
+        .owner = q->owner,
+        .release = q->release,
+    };
 
-    if (prompt)
-        j.request = (struct engine_request){.id = id,
-                                            .client = q->client,
-                                            .input = inputs[q->input],
-                                            .prompt = q->prompt,
-                                            .prompt_ids = q->prompt_ids,
-                                            .n_prompt_ids = q->n_prompt_ids,
-                                            .chat = q->chat};
-    return start(g, &j, prompt);
+    return start(g, &r, q->viewer, q,
+                 q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 
 size_t engine_request_bytes(const struct engine_request *r)
@@ -367,15 +287,26 @@ size_t engine_request_bytes(const struct engine_request *r)
     if (!generation_bytes(&told, r) ||
         !core_request_bytes(&scheduled, r->n, r->sampling.n_bias,
                             r->sampling.n_stop_ids + MODEL_MAX_EOS) ||
-        !size_add(&bytes, told, scheduled) || !size_add(&bytes, bytes, sizeof(struct ticket)))
+        !size_add(&bytes, told, scheduled) ||
+        !size_add(&bytes, bytes,
+                  sizeof(struct job) + sizeof(struct engine_event) + sizeof(struct err)))
         return SIZE_MAX;
     return bytes;
 }
 
+/* The pool checks the flag of its jobs; the engine thread is sent all others. */
 void engine_cancel(struct engine *g, uint64_t id)
 {
+    struct job *j;
+
     pthread_mutex_lock(&g->lock);
-    if (tickets_cancel(&g->tickets, id))
-        pthread_cond_signal(&g->wake);
+    j = id_map_get(&g->jobs, id);
+    if (j && !j->cancelled) {
+        j->cancelled = true;
+        if (j->phase != JOB_IN_POOL) {
+            list_append(&g->cancels, &j->cancel_link);
+            pthread_cond_signal(&g->wake);
+        }
+    }
     pthread_mutex_unlock(&g->lock);
 }

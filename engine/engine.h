@@ -14,7 +14,7 @@
 #include "engine/text/chat.h"
 #include "engine/core/core.h"
 #include "engine/util/err.h"
-#include "engine/core/fair_queue.h"
+#include "engine/core/fair.h"
 #include "engine/core/prefix_cache.h"
 #include "engine/inspect.h"
 #include "engine/model/model.h"
@@ -30,13 +30,12 @@ struct engine_options {
     struct backend_options
         backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
     int32_t max_preemptions;
-    bool fair_time;      /* see core.h */
-    int32_t max_step_ms; /* what a step with prompts aims at, see pace.h; 0: any */
+    int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
     bool share_all;
     uint8_t cache_secret[PREFIX_CACHE_SECRET]; /* of cache_secret_load() */
-    int32_t n_tokenizer_threads; /* >= 2, so that a long text never holds up a short one */
-    size_t event_bytes; /* events that nobody takes, over which nothing new is begun; 0: any */
+    int32_t n_tokenizer_threads;               /* >= 2: one takes short texts only */
+    size_t event_bytes; /* untaken events at which the engine pauses; 0: no limit */
 };
 
 struct engine_packed {
@@ -44,9 +43,8 @@ struct engine_packed {
     size_t bytes;
 };
 
-/* What the pool makes of its own answers, which may be large, so that who takes them need not: pack
- * is called there with an event of type ENGINE_TOKENS or ENGINE_TEXT. -EMSGSIZE: that is more than
- * is wanted; -ENOMEM. */
+/* Packs the pool's answers, which may be large, on the pool's threads: pack is called with an event
+ * of type ENGINE_TOKENS or ENGINE_TEXT. -EMSGSIZE: the answer is too large; -ENOMEM. */
 struct engine_packer {
     int (*pack)(void *ctx, struct engine_packed *out, const struct engine_event *answer,
                 const struct tokenizer *tokenizer);
@@ -56,38 +54,55 @@ struct engine_packer {
 enum engine_state {
     ENGINE_LOADING,
     ENGINE_READY,
-    ENGINE_FAILED, /* the load failed or the backend died: nothing will be answered any more */
+    ENGINE_FAILED, /* the load failed or the backend died: every request fails */
+};
+
+enum engine_kind {
+    ENGINE_GENERATE,
+    ENGINE_TOKENIZE,   /* a prompt to ids */
+    ENGINE_DETOKENIZE, /* prompt_ids to text */
+    ENGINE_RENDER,     /* a chat to the text of its prompt */
+    ENGINE_INSPECT,    /* by engine_inspect alone */
 };
 
 enum engine_input { ENGINE_PROMPT, ENGINE_PROMPT_IDS, ENGINE_CHAT };
 
 enum { ENGINE_MAX_STOPS = 16 };
 
-/* One generate request, checked by the caller as sampling.h says. What its pointers name belongs to
- * owner, which the engine hands to release() when it has no more use for it, from any thread. */
+/* One request. What its pointers name must stay until release(owner) is called, once, from any
+ * thread and before the terminal event can be taken; the owner itself until then. */
 struct engine_request {
     uint64_t id; /* never used twice */
     uint64_t client;
-    enum core_priority priority;
+    enum engine_kind kind;
     enum engine_input input;
-    struct text prompt; /* ENGINE_PROMPT: special tokens are matched */
+    struct text prompt;
     const int32_t *prompt_ids;
     size_t n_prompt_ids;
     const struct chat *chat;
+    bool special; /* TOKENIZE: special tokens in the text are matched, as GENERATE always does;
+                   * DETOKENIZE: they are left out */
+    void *owner;
+    void (*release)(void *owner);
+
+    /* GENERATE, checked by the caller as sampling.h says. */
+    enum core_priority priority;
     struct sampling sampling; /* stop_ids: the request's own; the engine adds the model's end ids */
     bool ignore_eos;
     struct text stops[ENGINE_MAX_STOPS];
     int32_t n_stops;
-    int32_t max_tokens;         /* 0: as many as fit, but most_tokens at most */
-    int32_t most_tokens;        /* 0: no such bound */
-    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no such bound */
+    int32_t max_tokens;         /* 0: as many as fit, up to most_tokens */
+    int32_t most_tokens;        /* 0: no limit */
+    int32_t most_prompt_tokens; /* a longer prompt is ENGINE_E_PROMPT_LIMIT; 0: no limit */
     int32_t n;
     struct text cache_salt;
     uint64_t deadline_us; /* CLOCK_MONOTONIC; 0: none */
     bool stream;          /* false: one ENGINE_DELTA a choice, at its end */
     bool keep_special;
-    void *owner;
-    void (*release)(void *owner);
+
+    /* Charges the owner for bytes that the answer takes until the terminal event. False ends the
+     * request with ENGINE_E_MEMORY_LIMIT. Called on the engine thread; NULL: no limit. */
+    bool (*charge)(void *owner, size_t bytes);
 };
 
 enum engine_error {
@@ -96,20 +111,21 @@ enum engine_error {
     ENGINE_E_PROMPT_LIMIT, /* more than most_prompt_tokens: usage.prompt_tokens */
     ENGINE_E_UNAVAILABLE,  /* loading */
     ENGINE_E_UNSUPPORTED,  /* no chat template */
-    ENGINE_E_DENIED,       /* the question is about another's */
-    ENGINE_E_CANCELLED,    /* engine_cancel, of anything but generate */
-    ENGINE_E_ANSWER_LIMIT, /* the packer has said so */
+    ENGINE_E_DENIED,       /* inspect: the object belongs to another client */
+    ENGINE_E_CANCELLED,    /* by engine_cancel; generate ends with ENGINE_DONE instead */
+    ENGINE_E_ANSWER_LIMIT, /* the packer returned -EMSGSIZE */
+    ENGINE_E_MEMORY_LIMIT, /* charge returned false */
     ENGINE_E_INTERNAL,     /* out of memory; the backend died */
 };
 
 enum engine_event_type {
-    ENGINE_STATE,  /* state or progress changed; look with engine_state() */
+    ENGINE_STATE,  /* state or progress changed: call engine_state() */
     ENGINE_DELTA,  /* tokens and text of one choice */
     ENGINE_DONE,   /* of generate, terminal */
     ENGINE_ERROR,  /* of anything, terminal */
-    ENGINE_TOKENS, /* of engine_tokenize, terminal */
-    ENGINE_TEXT,   /* of engine_detokenize and engine_render, terminal */
-    ENGINE_REPORT, /* of engine_inspect, terminal */
+    ENGINE_TOKENS, /* of tokenize, terminal */
+    ENGINE_TEXT,   /* of detokenize and render, terminal */
+    ENGINE_REPORT, /* of inspect, terminal */
 };
 
 /* Logprobs of one token. */
@@ -133,10 +149,10 @@ struct engine_event {
     struct core_usage usage;          /* DONE */
     enum engine_error error;          /* ERROR */
     const char *field;                /* ERROR: static text, or NULL */
-    struct err *message;              /* ERROR: behind the event, NULL for others */
-    struct inspect_report *report;    /* REPORT: the event's; the taker may keep it, setting NULL */
-    size_t bytes;                     /* of memory, less what follows and report have */
-    struct engine_packed packed;      /* TOKENS, TEXT: likewise, in place of ids and text */
+    struct err *message;              /* ERROR: in the event's memory; NULL for others */
+    struct inspect_report *report;    /* REPORT: set it to NULL to keep it */
+    size_t bytes;                     /* of the event's memory, without report and packed */
+    struct engine_packed packed;      /* TOKENS, TEXT, in place of ids and text; as report */
 };
 
 struct engine_status {
@@ -147,23 +163,23 @@ struct engine_status {
     struct core_stats core;
     int32_t block_len;
     int32_t max_seq_len;
-    uint64_t n_encoding; /* generate requests on their way to the schedule */
+    uint64_t n_encoding; /* generate requests that have not reached the scheduler */
 };
 
-/* Starts the threads; loading goes on behind. -ENOMEM, -EAGAIN, … */
+/* Starts the threads, which load the model. -ENOMEM, -EAGAIN, … */
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
 
-/* Whether the model goes with the lengths that are asked for, as loading checks it. -EINVAL. */
+/* Checks the configured lengths against the model's, as loading does. -EINVAL. */
 int engine_check_lengths(const struct backend_options *options, const struct model *model,
                          struct err *e);
 
-/* Ends the threads; requests still under way are dropped without events. Takes NULL. */
+/* Ends the threads and drops all requests without events. Takes NULL. */
 void engine_free(struct engine *g);
 
-/* To be called before the first request. Without it answers come as they are. */
+/* Call it before the first request. Without it answers are not packed. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
-/* Readable: engine_take may have something. */
+/* Readable when engine_take may return events. */
 int engine_event_fd(const struct engine *g);
 
 /* All events since the last call, oldest first, or NULL; free them with engine_events_free. */
@@ -177,35 +193,26 @@ void engine_status(const struct engine *g, struct engine_status *out);
 const struct model *engine_model(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct chat_template *
-engine_chat_template(const struct engine *g); /* NULL: the folder has none that is known */
+engine_chat_template(const struct engine *g); /* NULL: the model has none that is supported */
 
-/* What a generate takes of the engine's memory from its admission, where its owner is let go, to
- * its terminal event: by its choices, stops and biases, not by its tokens. SIZE_MAX: more than
- * fits. */
+/* What a generate request takes of the engine's memory, by its choices, stops and biases, before
+ * its answer. SIZE_MAX: more than fits. */
 size_t engine_request_bytes(const struct engine_request *r);
 
-/* Each is answered by events. Clients have equal parts of the pool's time. The request is copied
- * (not what it points to). On -ENOMEM, the only failure, nothing was taken and release is not
- * called. */
-int engine_generate(struct engine *g, const struct engine_request *r);
-int engine_tokenize(struct engine *g, uint64_t id, uint64_t client, struct text text, bool special,
-                    void *owner, void (*release)(void *));
-int engine_detokenize(struct engine *g, uint64_t id, uint64_t client, const int32_t *ids, size_t n,
-                      bool skip_special, void *owner, void (*release)(void *));
-int engine_render(struct engine *g, uint64_t id, uint64_t client, const struct chat *chat,
-                  void *owner, void (*release)(void *));
+/* Answered by events, the last of which is terminal. The request is copied, not what it points to.
+ * -ENOMEM, the only failure: nothing was taken and release is not called. */
+int engine_start(struct engine *g, const struct engine_request *r);
 
-/* Whose share of the service is not the usual, from the next step on. Copied. -ENOMEM. */
-int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
-
-/* Looks in between two steps; a prompt in it is rendered and encoded by the pool first. */
+/* Likewise: looks between two steps; a prompt in the query is rendered and encoded first. */
 int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
 
-/* Ends a generate with ENGINE_DONE (reason CANCELLED): within a step where it runs or waits, when
- * the tokenizer pool comes to it or is done with it where it is yet to be encoded. All else ends
- * with ENGINE_E_CANCELLED if the pool has not begun with it, a pin that is computed within a step;
- * else its answer is told. An unknown id is nothing, its terminal event is on its way or taken; so
- * is a second cancel. It takes no memory and cannot fail. */
+/* Ends a generate request with ENGINE_DONE (reason CANCELLED): within a step where it runs or
+ * waits, once the tokenizer pool comes to it where it is still to be encoded. Any other request
+ * ends with ENGINE_E_CANCELLED unless it has begun; a pin that is computed ends within a step. An
+ * unknown id, or one cancelled before, is ignored. It takes no memory and cannot fail. */
 void engine_cancel(struct engine *g, uint64_t id);
+
+/* Sets the users whose share differs from the default, from the next step on. Copied. -ENOMEM. */
+int engine_set_shares(struct engine *g, const struct fair_share *shares, int32_t n);
 
 #endif

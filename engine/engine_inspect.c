@@ -9,10 +9,10 @@
 
 #include "engine/util/must.h"
 
-static bool is_seen_encoding(const struct ticket *k, const struct inspect_query *q)
+static bool is_seen_encoding(const struct job *j, const struct inspect_query *q)
 {
-    return k->job && k->job->kind == JOB_GENERATE &&
-           (q->all || k->job->request.client == q->viewer);
+    return j->phase != JOB_IN_ENGINE && j->request.kind == ENGINE_GENERATE &&
+           (q->all || j->request.client == q->viewer);
 }
 
 static struct inspect_request encoding_request(const struct job *j)
@@ -31,7 +31,7 @@ static struct inspect_request encoding_request(const struct job *j)
 /* Appends the generate requests that have not reached the core. */
 static int add_encoding(struct engine *g, const struct inspect_query *q, struct inspect_report *r)
 {
-    struct ticket *k;
+    struct job *j;
     size_t at = 0;
     int32_t room;
 
@@ -49,12 +49,12 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
         }
         r->requests = bigger;
     }
-    while ((k = id_map_next(&g->tickets.by_id, &at))) {
-        if (!is_seen_encoding(k, q))
+    while ((j = id_map_next(&g->jobs, &at))) {
+        if (!is_seen_encoding(j, q))
             continue;
         r->total++;
         if (room-- > 0)
-            r->requests[r->n_requests++] = encoding_request(k->job);
+            r->requests[r->n_requests++] = encoding_request(j);
     }
     pthread_mutex_unlock(&g->lock);
     return 0;
@@ -64,15 +64,15 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
 static int explain_encoding(struct engine *g, const struct inspect_query *q,
                             struct inspect_report *r)
 {
-    const struct ticket *k;
+    const struct job *j;
 
     r->requests = calloc(1, sizeof(*r->requests));
     if (!r->requests)
         return -ENOMEM;
     pthread_mutex_lock(&g->lock);
-    k = id_map_get(&g->tickets.by_id, q->request);
-    if (k && is_seen_encoding(k, q)) {
-        r->requests[0] = encoding_request(k->job);
+    j = id_map_get(&g->jobs, q->request);
+    if (j && is_seen_encoding(j, q)) {
+        r->requests[0] = encoding_request(j);
         r->found = true;
         r->why = INSPECT_WHY_ENCODING;
         r->n_requests = r->total = 1;
@@ -142,7 +142,7 @@ static void refuse(struct engine *g, struct job *j, int r)
         field = NULL;
         err_set(&why, 0, "out of memory");
     }
-    engine_close(g, j->id);
+    engine_close(g, j);
     job_fail(j, error, field, why.text, &g->out);
 }
 
@@ -162,15 +162,9 @@ static int compute(struct engine *g, struct job *j)
         .sampling = &greedy,
         .cache_salt = j->query.cache_salt,
     };
-    int r = id_map_put(&g->pins, j->id, j);
+    int r = core_admit(g->core, &cr, engine_now_us());
 
-    if (r < 0)
-        return r;
-    r = core_admit(g->core, &cr, engine_now_us());
-    if (r == CORE_OK)
-        return 0;
-    id_map_take(&g->pins, j->id);
-    return r < 0 ? r : -E2BIG;
+    return r > 0 ? -E2BIG : r;
 }
 
 void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished)
@@ -178,11 +172,14 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
     struct inspect_report *report = NULL;
     int r;
 
-    must(j);
+    if (finished->reason == CORE_REASON_NO_MEMORY) {
+        refuse(g, j, -ENOMEM);
+        return;
+    }
     if (finished->reason == CORE_REASON_CANCELLED || finished->reason == CORE_REASON_NUMERICS) {
         bool cancelled = finished->reason == CORE_REASON_CANCELLED;
 
-        engine_close(g, j->id);
+        engine_close(g, j);
         job_fail(j, cancelled ? ENGINE_E_CANCELLED : ENGINE_E_INTERNAL, NULL,
                  cancelled ? "cancelled" : "the model's output for this prompt is not finite",
                  &g->out);
@@ -195,7 +192,7 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
         return;
     }
     report->cached_tokens = finished->usage.cached_tokens;
-    engine_close(g, j->id);
+    engine_close(g, j);
     send_report(g, j, report);
 }
 
@@ -219,6 +216,6 @@ void engine_answer(struct engine *g, struct job *j)
         refuse(g, j, r);
         return;
     }
-    engine_close(g, j->id);
+    engine_close(g, j);
     send_report(g, j, report);
 }

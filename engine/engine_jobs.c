@@ -1,4 +1,4 @@
-/* engine_jobs.c - what the tokenizer pool does for a request: rendering, encoding, decoding.
+/* engine_jobs.c - the tokenizer pool's work: rendering, encoding and decoding.
  *
  * Runs on the pool's threads; a job belongs to one of them at a time. */
 #include "engine/engine_private.h"
@@ -9,13 +9,21 @@
 
 #include "engine/util/must.h"
 
+void job_release(struct job *j)
+{
+    if (j->request.release)
+        j->request.release(j->request.owner);
+    j->request.release = NULL;
+    free(j->prompt.ids);
+    j->prompt = (struct token_list){0};
+}
+
 void job_free(struct job *j)
 {
     if (!j)
         return;
-    if (j->release)
-        j->release(j->owner);
-    free(j->prompt.ids);
+    job_release(j);
+    generation_free(j->generation);
     free(j->terminal);
     free(j);
 }
@@ -130,25 +138,23 @@ static int encode(struct job *j, struct err *e)
     return 0;
 }
 
-static void close_ticket(struct job *j)
-{
-    j->engine->n_encoding -= j->kind == JOB_GENERATE;
-    tickets_close(&j->engine->tickets, j->id);
-}
-
-/* The pool is done with the job: it goes to the engine thread, or its terminal event is next. Where
- * it was cancelled meanwhile, true, and it goes nowhere. */
+/* Takes the job out of the pool: into the inbox, or out of the engine's map before its terminal
+ * event. True: it was cancelled meanwhile, and is not in the inbox. */
 static bool leave(struct job *j, bool to_inbox)
 {
     struct engine *g = j->engine;
     bool cancelled;
 
     pthread_mutex_lock(&g->lock);
-    cancelled = tickets_leave_pool(&g->tickets, j->id);
-    if (to_inbox && !cancelled)
-        engine_inbox_add(g, j);
-    else
-        close_ticket(j);
+    cancelled = j->cancelled;
+    if (to_inbox && !cancelled) {
+        j->phase = JOB_IN_INBOX;
+        list_append(&g->inbox, &j->link);
+        pthread_cond_signal(&g->wake);
+    } else {
+        g->n_encoding -= j->request.kind == ENGINE_GENERATE;
+        id_map_take(&g->jobs, j->id);
+    }
     pthread_mutex_unlock(&g->lock);
     return cancelled;
 }
@@ -158,23 +164,25 @@ static bool is_cancelled(struct job *j)
     bool cancelled;
 
     pthread_mutex_lock(&j->engine->lock);
-    cancelled = tickets_is_cancelled(&j->engine->tickets, j->id);
+    cancelled = j->cancelled;
     pthread_mutex_unlock(&j->engine->lock);
     return cancelled;
 }
 
-/* Cancelled before it reached the core: each choice is told, then the request ends. */
+/* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
 static void tell_cancelled(struct job *j, struct event_list *out)
 {
-    if (j->kind != JOB_GENERATE) {
+    if (j->request.kind != ENGINE_GENERATE) {
         job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", out);
         return;
     }
     for (int32_t i = 0; i < j->request.n; i++) {
         struct engine_event *d = engine_event_new(ENGINE_DELTA, j->id, 0, false, 0);
 
-        if (!d)
-            break;
+        if (!d) {
+            job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
+            return;
+        }
         d->choice = i;
         d->reason = CORE_REASON_CANCELLED;
         event_list_push(out, d);
@@ -187,7 +195,7 @@ static void tell_cancelled(struct job *j, struct event_list *out)
     job_free(j);
 }
 
-/* The prompt has more tokens than the request may have: how many is told. */
+/* Checks the number of prompt tokens, and reports it where it is over the limit. */
 static bool over_limit(struct job *j)
 {
     int32_t most = j->request.most_prompt_tokens;
@@ -212,7 +220,7 @@ static void run_encode(struct job *j, struct event_list *out)
         fail_with(j, r, input_field(j), &why, out);
 }
 
-/* The event that tells an answer: as the packer makes it, or a copy where there is none. */
+/* Makes the event of an answer: packed, or a copy where there is no packer. */
 static int answer_event(struct engine_event **out, const struct job *j,
                         const struct engine_event *answer)
 {
@@ -238,7 +246,7 @@ static int answer_event(struct engine_event **out, const struct job *j,
     return 0;
 }
 
-/* Ends a job: with its answer, or where r is an error already, or becomes one, with that. */
+/* Ends a job with its answer, or with an error where r is one. */
 static void tell_answer(struct job *j, int r, const struct engine_event *answer, const char *field,
                         const struct err *why, struct event_list *out)
 {
@@ -259,7 +267,7 @@ static void run_tokenize(struct job *j, struct event_list *out)
     struct engine_event answer = {.type = ENGINE_TOKENS};
     struct token_list ids = {0};
     struct err why = {"text: too long"};
-    int r = tokenizer_encode_all(j->engine->tokenizer, j->text, j->special, &ids);
+    int r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, j->request.special, &ids);
 
     answer.ids = ids.ids;
     answer.n_ids = ids.n;
@@ -273,7 +281,8 @@ static void run_detokenize(struct job *j, struct event_list *out)
     struct err why = {"ids: an id is negative"};
     char *text = NULL;
     size_t len = 0;
-    int r = tokenizer_decode(j->engine->tokenizer, j->ids, j->n_ids, j->special, &text, &len);
+    int r = tokenizer_decode(j->engine->tokenizer, j->request.prompt_ids, j->request.n_prompt_ids,
+                             j->request.special, &text, &len);
 
     answer.text = (struct text){text, len};
     tell_answer(j, r, &answer, "ids", &why, out);
@@ -285,7 +294,7 @@ static void run_render(struct job *j, struct event_list *out)
     struct engine_event answer = {.type = ENGINE_TEXT};
     struct chat_text text = {0};
     struct err why = {""};
-    int r = render(j->engine, j->chat, &text, &why);
+    int r = render(j->engine, j->request.chat, &text, &why);
 
     answer.text = (struct text){text.data, text.len};
     tell_answer(j, r, &answer, "chat", &why, out);
@@ -300,13 +309,13 @@ void job_run(struct work *w)
     struct event_list out = {0};
 
     (void)event_queue_wait(&g->events);
-    if (j->kind == JOB_GENERATE || j->kind == JOB_INSPECT)
+    if (j->request.kind == ENGINE_GENERATE || j->request.kind == ENGINE_INSPECT)
         run_encode(j, &out);
     else if (leave(j, false))
         tell_cancelled(j, &out);
-    else if (j->kind == JOB_TOKENIZE)
+    else if (j->request.kind == ENGINE_TOKENIZE)
         run_tokenize(j, &out);
-    else if (j->kind == JOB_DETOKENIZE)
+    else if (j->request.kind == ENGINE_DETOKENIZE)
         run_detokenize(j, &out);
     else
         run_render(j, &out);

@@ -118,7 +118,7 @@ struct engine_event *event_queue_take(struct event_queue *q)
     uint64_t count;
     ssize_t r;
 
-    /* The count is read first: a list that comes after the swap below leaves the fd readable. */
+    /* The eventfd is read first: a list pushed after the swap below makes it readable again. */
     r = read(q->fd, &count, sizeof(count));
     must(r == sizeof(count) || errno == EAGAIN);
     pthread_mutex_lock(&q->lock);
@@ -135,7 +135,7 @@ bool event_queue_wait(struct event_queue *q)
     bool waited = false;
 
     if (!q->limit || atomic_load(&q->bytes) <= q->limit)
-        return false; /* nearly always */
+        return false; /* the usual case, without the lock */
     pthread_mutex_lock(&q->lock);
     while (!q->closed && atomic_load(&q->bytes) > q->limit) {
         waited = true;

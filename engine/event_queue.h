@@ -1,8 +1,8 @@
 /* event_queue.h - engine events on their way to the daemon's loop: whole lists, one eventfd.
  *
- * Any thread may push; one thread takes. The eventfd is written once for as many lists as lie
- * there. What is pushed is never refused, but who makes events waits before the next where many lie
- * untaken: so there are never more than the queue's limit and what each maker makes at a time. */
+ * Any thread may push; one thread takes everything at once. The eventfd is written when the queue
+ * becomes non-empty. A push is never refused: producers call event_queue_wait before they make
+ * more, so the queue never exceeds its limit by more than one batch of each producer. */
 #ifndef NVLLM_ENGINE_EVENT_QUEUE_H
 #define NVLLM_ENGINE_EVENT_QUEUE_H
 
@@ -11,14 +11,14 @@
 
 #include "engine/engine.h"
 
-/* A list under construction; a zeroed struct is empty. */
+/* A list being built; a zeroed struct is empty. */
 struct event_list {
     struct engine_event *head, *tail;
     size_t bytes;
 };
 
-/* A new event with room for what the counts say, all in one piece of memory; NULL without memory.
- * Only one made as ENGINE_ERROR has room for a message; it may end as another type. */
+/* A new event with its arrays, in one allocation. NULL: no memory. Only one made as ENGINE_ERROR
+ * has room for a message; its type may change later. */
 struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
                                       bool logprobs, size_t text_bytes);
 char *event_text_buffer(struct engine_event *ev); /* where its text goes */
@@ -40,8 +40,7 @@ void event_queue_deinit(struct event_queue *q);
 void event_queue_push(struct event_queue *q, struct event_list *l); /* l is empty afterwards */
 struct engine_event *event_queue_take(struct event_queue *q);
 
-/* Waits while more bytes than the limit lie there, and no longer than until the close. True
- * if it waited. */
+/* Waits while the queue is over its limit and not closed. True if it waited. */
 bool event_queue_wait(struct event_queue *q);
 void event_queue_close(struct event_queue *q);
 

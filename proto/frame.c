@@ -8,11 +8,11 @@
 
 enum {
     FIRST_CAP = 512,
-    KEEP_CAP = 4 << 10, /* an empty buffer larger than this goes back: most connections are idle,
-                         * and most frames small */
+    KEEP_CAP = 4 << 10, /* an empty buffer larger than this is freed: most connections are idle, and
+                           most frames small */
 };
 
-/* Makes room for n more bytes behind *end, moving what lies between to the front first. */
+/* Makes room for n more bytes at *end, moving the contents to the front first. */
 static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, size_t n)
 {
     size_t held = *end - *start, want, grown;
@@ -22,7 +22,7 @@ static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, si
         return 0;
     if (__builtin_add_overflow(held, n, &want))
         return -ENOMEM;
-    /* Moving pays when at least half is free: each byte is then moved once on average. */
+    /* Moving only if half is free moves each byte once on average. */
     if (want <= *cap && held <= *cap / 2) {
         memmove(*data, *data + *start, held);
         *start = 0;
@@ -37,7 +37,7 @@ static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, si
         memmove(*data, *data + *start, held);
     *start = 0;
     *end = held;
-    p = realloc(*data, grown); /* a large one is moved by the kernel, without a copy */
+    p = realloc(*data, grown); /* the kernel moves a large one without a copy */
     if (!p)
         return -ENOMEM;
     *data = p;
@@ -45,7 +45,7 @@ static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, si
     return 0;
 }
 
-/* An empty buffer begins anew at its front, and a large one goes back. */
+/* Resets an empty buffer to its front, and frees a large one. */
 static void when_empty(uint8_t **data, size_t *start, size_t *end, size_t *cap)
 {
     if (*start != *end)
@@ -76,7 +76,7 @@ int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
     int r;
 
     if (d->broken || n == 0)
-        return 0; /* nothing more is understood, so nothing more is kept */
+        return 0; /* the stream cannot be decoded any further */
     when_empty(&d->data, &d->start, &d->end, &d->cap);
     r = make_room(&d->data, &d->start, &d->end, &d->cap, n);
     if (r < 0)
@@ -86,7 +86,7 @@ int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
     return 0;
 }
 
-/* Reads the length at p: FRAME_OK with *length and *prefix, FRAME_MORE, FRAME_E_…. */
+/* Reads the length at p: FRAME_OK with *length and *prefix, FRAME_MORE, or FRAME_E_…. */
 static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t *length,
                        size_t *prefix)
 {
@@ -97,7 +97,7 @@ static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t 
         if (value > UINT32_MAX)
             return FRAME_E_PREFIX;
         if (value > max_bytes)
-            return FRAME_E_TOO_LARGE; /* further digits only add to it */
+            return FRAME_E_TOO_LARGE; /* further digits only increase it */
         if (p[i] & 0x80)
             continue;
         if (i > 0 && p[i] == 0)
@@ -118,8 +118,8 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
     if (d->broken)
         return d->broken;
     if (held == 0) {
-        /* What was taken before is over: one large frame must not hold its memory while its
-         * sender is silent. */
+        /* The last frame is no longer in use: a large one must not occupy memory while its sender
+         * is silent. */
         when_empty(&d->data, &d->start, &d->end, &d->cap);
         return FRAME_MORE;
     }
@@ -212,7 +212,7 @@ int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message,
     return 0;
 }
 
-/* The body becomes the buffer. */
+/* Makes the body the buffer. */
 static void adopt(struct frame_buffer *b, uint8_t *body, size_t bytes, const uint8_t *head,
                   size_t n_head)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Levenshtein's, row by row. */
+/* The Levenshtein distance, row by row. */
 int program_distance(const char *a, const char *b)
 {
     int row[PROGRAM_LONGEST_WORD + 1];
@@ -53,7 +53,7 @@ int program_next_number(int64_t *number, const char *text, size_t n, size_t *at)
     return PROGRAM_NUMBER;
 }
 
-/* A quote ends the quoted part, stands alone behind a backslash, and begins the next part. */
+/* A quote ends the quoted part, stands escaped, and begins the next part. */
 const char *program_quote(char *out, size_t n, const char *text)
 {
     size_t at = 0;

@@ -1,4 +1,4 @@
-/* unpack.c - see unpack.h: an arena that counts, behind protobuf-c's allocator. */
+/* unpack.c - see unpack.h: an arena with a budget, as protobuf-c's allocator. */
 #include "proto/unpack.h"
 
 #include <stdalign.h>
@@ -7,7 +7,9 @@
 
 enum {
     ALIGN = alignof(max_align_t),
-    CHUNK_BYTES = 2048, /* one ordinary request */
+    FIRST_BYTES =
+        896, /* a token's event; with its head below 1,032 bytes, malloc's fastest sizes */
+    CHUNK_BYTES = 2048, /* an ordinary request */
     CHUNK_MAX_BYTES = 1 << 20,
 };
 
@@ -19,12 +21,13 @@ struct chunk {
 
 struct unpacked {
     ProtobufCMessage *message;
-    struct chunk *chunks; /* the newest first; only it has room */
+    struct chunk *chunks; /* newest first, ending with first; only the newest has room */
     size_t bytes;
     size_t left; /* of the budget */
     size_t next; /* size of the next chunk */
-    bool over;   /* a request was refused for the budget */
+    bool over;   /* an allocation exceeded the budget */
     bool no_memory;
+    struct chunk first;
 };
 
 static void *arena_take(struct unpacked *u, size_t n)
@@ -33,7 +36,7 @@ static void *arena_take(struct unpacked *u, size_t n)
     size_t cap;
     void *p;
 
-    if (!c || c->cap - c->used < n) {
+    if (c->cap - c->used < n) {
         cap = n > u->next ? n : u->next;
         c = malloc(sizeof(*c) + cap);
         if (!c)
@@ -51,7 +54,7 @@ static void *arena_take(struct unpacked *u, size_t n)
     return p;
 }
 
-/* Rounds up so that what follows is aligned; false when n is absurd. */
+/* Rounds up to the alignment; false if n is absurd. */
 static bool round_up(size_t *n)
 {
     if (*n > SIZE_MAX / 4)
@@ -78,7 +81,7 @@ static void *budget_alloc(void *ctx, size_t n)
     return p;
 }
 
-/* All goes at once, with the arena. */
+/* The arena is freed as a whole. */
 static void budget_free(void *ctx, void *p)
 {
     (void)ctx;
@@ -89,13 +92,13 @@ int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                   const uint8_t *data, size_t n, size_t budget)
 {
     ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free};
-    struct unpacked *u = calloc(1, sizeof(*u));
+    struct unpacked *u = malloc(sizeof(*u) + FIRST_BYTES);
     int r;
 
     if (!u)
         return UNPACK_E_NOMEM;
-    u->left = budget;
-    u->next = CHUNK_BYTES;
+    *u = (struct unpacked){.left = budget, .next = CHUNK_BYTES, .chunks = &u->first};
+    u->first.cap = FIRST_BYTES;
     allocator.allocator_data = u;
     u->message = protobuf_c_message_unpack(type, &allocator, n, data);
     if (!u->message) {
@@ -122,19 +125,19 @@ int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const 
 
 enum { WIRE_VARINT, WIRE_64, WIRE_BYTES, WIRE_32 = 5 };
 
-/* Of memory; twice what the largest message takes, and a number while its array grows. */
+/* Memory per field, twice that of the largest message, and per number while its array grows. */
 enum { FIELD_BYTES = 256, NUMBER_BYTES = 16 };
 
-/* That numbers may take on average: ids of the largest vocabularies do. Longer ones count for more,
- * since the time is that of their bytes. */
+/* Average size of an encoded number: ids of the largest vocabularies have three bytes. Longer ones
+ * count for more, since time depends on bytes. */
 enum { NUMBER_WIRE_BYTES = 3 };
 
-/* What a message may still hold. */
+/* What a message may still contain. */
 struct room {
     size_t fields, numbers;
 };
 
-/* Reads a varint; NULL where there is none. */
+/* Reads a varint; NULL if there is none. */
 static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t *value)
 {
     uint64_t v = 0;
@@ -149,8 +152,8 @@ static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t
     return NULL;
 }
 
-/* Numbers in a packed field, each of which ends with a byte below 0x80, eight bytes at a time;
- * where they are more than enough, only that. */
+/* Counts the numbers in a packed field, each of which ends with a byte below 0x80, eight bytes at a
+ * time; stops soon after `enough`. */
 static size_t count_packed(const uint8_t *p, size_t n, size_t enough)
 {
     const uint8_t *end = p + n;
@@ -167,7 +170,7 @@ static size_t count_packed(const uint8_t *p, size_t n, size_t enough)
     return count;
 }
 
-/* A field's number and what it holds, of *len bytes; NULL where it is broken. */
+/* Reads a field's tag and the length of its value; NULL if it is malformed. */
 static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t *tag, uint64_t *len)
 {
     uint64_t value;
@@ -197,9 +200,8 @@ static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t 
     return p && *len <= (uint64_t)(end - p) ? p : NULL;
 }
 
-/* Takes what the fields of a message come to off the room; false when it is used up. What is broken
- * is passed over: unpacking says so. Types do not nest in themselves, so neither does this for
- * long. */
+/* Subtracts a message's fields and numbers from the room; false if it is exhausted. Malformed input
+ * is left to unpacking. Types do not nest in themselves, so the recursion is shallow. */
 static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *p, size_t n,
                          struct room *room)
 {
@@ -261,7 +263,7 @@ void unpacked_free(struct unpacked *u)
 
     if (!u)
         return;
-    for (struct chunk *c = u->chunks; c; c = next) {
+    for (struct chunk *c = u->chunks; c != &u->first; c = next) {
         next = c->next;
         free(c);
     }

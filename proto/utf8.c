@@ -1,5 +1,5 @@
-/* utf8.c - see utf8.h. The table is that of Unicode's "well-formed byte sequences": only the second
- * byte's range depends on the first. */
+/* utf8.c - see utf8.h, after Unicode's table of well-formed byte sequences: only the range of the
+ * second byte depends on the first. */
 #include "proto/utf8.h"
 
 #include <stdint.h>
@@ -35,16 +35,16 @@ int utf8_step(const void *data, size_t n)
 
 /* ---- whole texts
  *
- * An automaton whose state is a number of bits: a byte's row holds, at each state's own place, the
- * state that follows. A step is a load, which waits for nothing, and a shift, so that any text
- * takes about a cycle a byte, whatever characters it is made of. */
+ * A state machine whose state is a shift: the row of a byte holds the next state at the bit
+ * position of the current one. A step is a load, which does not depend on the previous step, and a
+ * shift, so that any text takes about a cycle per byte. */
 enum state {
     BROKEN = 0, /* and stays so */
     WHOLE = 6,
     ONE = 12, /* more bytes to come */
     TWO = 18,
     THREE = 24,
-    AFTER_E0 = 30, /* those after which the second byte's range is narrower */
+    AFTER_E0 = 30, /* the range of the second byte is narrower */
     AFTER_ED = 36,
     AFTER_F0 = 42,
     AFTER_F4 = 48,
@@ -78,7 +78,7 @@ bool utf8_steers(const void *p, int step)
 
 bool utf8_valid(const void *data, size_t n)
 {
-    const uint8_t *p = data;       /* NULL, maybe, where n is 0 */
+    const uint8_t *p = data;       /* may be NULL if n is 0 */
     uint64_t state = WHOLE, eight; /* its low six bits are the state */
     size_t i = 0;
 

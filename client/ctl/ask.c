@@ -7,15 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/utf8.h"
-
-enum { ANSWER_MS = 10000 };
-
-int ctl_ask_ms(const struct ctl *ctl)
-{
-    return ctl->deadline < 0 ? ANSWER_MS : ctl_left_ms(ctl);
-}
-
 const char *ctl_user_name(char *out, size_t n, uint32_t uid)
 {
     const struct passwd *user = getpwuid(uid);
@@ -25,6 +16,11 @@ const char *ctl_user_name(char *out, size_t n, uint32_t uid)
     else
         snprintf(out, n, "%u", uid);
     return out;
+}
+
+double ctl_percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
 const char *ctl_duration(char *out, size_t n, uint64_t us)
@@ -44,25 +40,6 @@ const char *ctl_duration(char *out, size_t n, uint64_t us)
     return out;
 }
 
-void ctl_put_line(FILE *to, const char *text, int max)
-{
-    size_t n = strlen(text);
-
-    for (size_t i = 0; i < n;) {
-        int step = utf8_step(text + i, n - i);
-        bool steers = utf8_steers(text + i, step);
-
-        step = step < 1 ? -step : step;
-        if (max > 0 && i + (size_t)step > (size_t)max)
-            break;
-        if (steers)
-            fputc(text[i] == '\n' || text[i] == '\t' || text[i] == '\r' ? ' ' : '?', to);
-        else
-            fwrite(text + i, 1, (size_t)step, to);
-        i += (size_t)step;
-    }
-}
-
 json_t *ctl_json_count(uint64_t n)
 {
     return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
@@ -76,6 +53,6 @@ uint64_t ctl_request_number(const struct ctl *ctl, const char *text)
     errno = 0;
     number = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || errno || number == 0)
-        ctl_usage(ctl, "“%s” is no request's number: “nvllmctl requests” shows them", text);
+        ctl_usage(ctl, "“%s” is not the number of a request: see “nvllmctl requests”", text);
     return number;
 }

@@ -1,5 +1,4 @@
-/* ask.h - what the commands share that ask the daemon one thing: names, times, sizes for
- * people. */
+/* ask.h - names, times and numbers for people, and JSON. */
 #ifndef NVLLM_CLIENT_CTL_ASK_H
 #define NVLLM_CLIENT_CTL_ASK_H
 
@@ -8,23 +7,19 @@
 
 #include "client/ctl/ctl.h"
 
-/* How long one answer is waited for. */
-int ctl_ask_ms(const struct ctl *ctl);
-
-/* The user's name, or the number where there is none. */
+/* The user's name, or the number if there is none. */
 const char *ctl_user_name(char *out, size_t n, uint32_t uid);
 
-/* "3 ms", "12.3 s", "5 min", "2 h", "3 d": room for 16 bytes. */
+/* 0 where the whole is 0. */
+double ctl_percent(uint64_t part, uint64_t whole);
+
+/* "3 ms", "12.3 s", "5 min", "2 h", "3 d"; needs 16 bytes. */
 const char *ctl_duration(char *out, size_t n, uint64_t us);
 
-/* Text from elsewhere on one line: ends of lines and tabs show as blanks, what else steers a
- * terminal as "?", and what is behind max bytes is left out; 0: nothing is. */
-void ctl_put_line(FILE *to, const char *text, int max);
-
-/* A count as JSON, whatever its size. */
+/* A count as JSON, up to INT64_MAX. */
 json_t *ctl_json_count(uint64_t n);
 
-/* A whole number that a request has in the daemon; ends the program for anything else. */
+/* The daemon's number of a request; ends the program for anything else. */
 uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
 
 #endif

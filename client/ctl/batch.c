@@ -1,7 +1,8 @@
-/* batch.c - nvllmctl batch: a file of requests, many under way, answers in the file's order.
+/* batch.c - nvllmctl batch: runs a file of requests, many in flight, and writes the answers in its
+ * order.
  *
  * A ring of slots holds the lines from the oldest whose answer is not written to the newest that
- * has been read; so memory is bounded however long the file is. */
+ * has been read, so memory is bounded however long the file is. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,10 +22,10 @@
 enum {
     DEFAULT_CONCURRENCY = 64,
     MAX_CONCURRENCY = 4096,
-    SLOTS_A_REQUEST = 4, /* of the ring, so that one slow request does not hold up all others */
+    SLOTS_A_REQUEST = 4, /* ring size, so that one slow request does not hold up all others */
     TICK_MS = 200,
-    EVENTS_A_ROUND = 256, /* a fast daemon may always have another */
-    FIRST_RETRY_MS = 20,  /* of a request that the daemon is too busy for, doubled up to … */
+    EVENTS_A_ROUND = 256, /* a fast daemon may always have another event */
+    FIRST_RETRY_MS = 20,  /* before a refused request is sent again, doubled up to LAST_RETRY_MS */
     LAST_RETRY_MS = 2000,
     MAX_TRIES = 100,
     MAX_SHOWN_FAILURES = 5,
@@ -32,13 +33,13 @@ enum {
 
 struct slot {
     enum { SLOT_WAITING, SLOT_SENT, SLOT_DONE, SLOT_DROPPED } state;
-    struct ctl_request request; /* of a slot that waits or has been sent */
+    struct ctl_request request; /* of a slot that waits or is in flight */
     struct ctl_result result;
-    json_t *id;     /* NULL: the line had none */
+    json_t *id;     /* NULL: the line has none */
     json_t *answer; /* of a slot that is done */
     uint64_t request_id;
     uint64_t line;      /* its number */
-    uint64_t bytes_end; /* where it ends in the input */
+    uint64_t bytes_end; /* its end in the input */
     int64_t not_before; /* of a slot that waits */
     int n_tries;
 };
@@ -53,18 +54,18 @@ struct batch {
     bool json;
     struct slot *slots;    /* [n_slots] a ring */
     size_t n_slots;        /* a power of two */
-    uint64_t head, tail;   /* oldest and behind the newest, counted since the start */
-    uint64_t *by_id;       /* [n_slots] a slot's number by the low bits of its request's id */
-    uint64_t first_unsent; /* no slot before it waits */
+    uint64_t head, tail;   /* the oldest slot, and one past the newest, counted from the start */
+    uint64_t *by_id;       /* [n_slots] a slot's number, by the low bits of its request id */
+    uint64_t first_unsent; /* no slot before this one waits */
     size_t n_sent, n_waiting;
     size_t concurrency;
-    struct nvllm_error dead; /* code is not NVLLM_OK: nothing can be sent any more */
-    bool stopping;           /* interrupted, or out of time */
+    struct nvllm_error dead; /* not NVLLM_OK: nothing can be sent any more */
+    bool stopping;           /* after an interrupt or a timeout */
     bool out_of_time;
     int64_t stop_end;
-    int rc; /* not EXIT_OK: the batch as a whole has failed */
+    int rc; /* not EXIT_OK: the whole batch has failed */
     struct progress progress;
-    uint64_t written_bytes; /* of the input whose answers are written */
+    uint64_t written_bytes; /* of the input, up to the last answer written */
     uint64_t n_requests, n_failed, n_tokens;
     uint64_t prompt_tokens, cached_tokens, output_tokens;
 };
@@ -114,7 +115,7 @@ static void drop(struct batch *b, struct slot *s)
     ctl_request_deinit(&s->request);
 }
 
-/* Nothing can be sent any more: all that has no end gets this one. */
+/* The connection has failed: ends all open requests with this error. */
 static void fail_all(struct batch *b, const struct nvllm_error *err)
 {
     b->dead = *err;
@@ -159,11 +160,11 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
         return;
     }
     s->request.r.stream =
-        b->progress.shown; /* for the tokens a second; else fewer frames will do */
+        b->progress.shown; /* needed for the token rate; otherwise fewer frames will do */
     ctl_result_init(&s->result, &s->request.r);
 }
 
-/* Reads as many lines as may soon be sent. True: another will come, but is not here yet. */
+/* Reads as many lines as may be sent soon. True: more input is expected, but not there yet. */
 static bool read_lines(struct batch *b)
 {
     while (!b->input_ended && !b->stopping && b->rc == EXIT_OK &&
@@ -204,7 +205,7 @@ static bool send_slot(struct batch *b, uint64_t number)
         b->n_waiting--;
         b->n_sent++;
     } else if (code == NVLLM_E_BUSY) {
-        return false; /* the socket is full: events come first */
+        return false; /* the socket is full: fetch events first */
     } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
         fail_all(b, &err);
     } else {
@@ -213,7 +214,7 @@ static bool send_slot(struct batch *b, uint64_t number)
     return true;
 }
 
-/* Sends what may be sent. Gives the milliseconds until a slot that must wait may be sent. */
+/* Sends what may be sent. Returns the milliseconds until a waiting slot may be sent. */
 static int send_waiting(struct batch *b)
 {
     int64_t now = clock_ms();
@@ -252,10 +253,10 @@ static struct slot *slot_of(const struct batch *b, uint64_t request_id)
     return NULL;
 }
 
-/* A daemon that is too busy is asked again, with fewer requests at a time. */
+/* If the daemon is too busy, the request is sent again, with fewer in flight. */
 static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err)
 {
-    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
+    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
 
     if (err->code != NVLLM_E_BUSY || b->stopping || ++s->n_tries > MAX_TRIES)
         return false;
@@ -365,7 +366,7 @@ static void run(struct batch *b)
             continue;
         }
         if (b->n_sent == 0 && b->n_waiting == 0 && !more_later)
-            continue; /* every line so far was wrong */
+            continue; /* every line so far was invalid */
         code = ctl_next(b->client, more_later ? b->lines.fd : -1, wait, &event, &err);
         for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
             take_event(b, event);
@@ -408,7 +409,7 @@ static void summarise(struct batch *b)
                 rate);
 }
 
-/* A file, or the standard stream where it is "-". -1 after a message. */
+/* A file, or for "-" the standard stream. -1 after a message. */
 static int open_file(const char *path, int standard, int flags)
 {
     int fd = strcmp(path, "-") == 0 ? standard : open(path, flags | O_CLOEXEC, 0666);
@@ -426,7 +427,7 @@ static bool same_file(int a, int b)
            x.st_ino == y.st_ino;
 }
 
-/* Opens both, and empties the output only when it is known not to be the input. */
+/* Opens both, and truncates the output only after checking that it is not the input. */
 static int open_files(struct batch *b, const char *input, const char *output)
 {
     int fd = open_file(input, STDIN_FILENO, O_RDONLY);
@@ -453,22 +454,16 @@ static void make_slots(struct batch *b)
     b->n_slots = 1;
     while (b->n_slots < b->concurrency * SLOTS_A_REQUEST)
         b->n_slots *= 2;
-    b->slots = calloc(b->n_slots, sizeof(*b->slots));
-    b->by_id = calloc(b->n_slots, sizeof(*b->by_id));
-    if (!b->slots || !b->by_id) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    b->slots = ctl_alloc(b->n_slots, sizeof(*b->slots));
+    b->by_id = ctl_alloc(b->n_slots, sizeof(*b->by_id));
 }
 
 static int exit_code(const struct batch *b)
 {
     if (ctl_interrupted())
         return ctl_interrupted();
-    if (b->out_of_time) {
-        ctl_message("gave up after the time that --timeout gives");
-        return EXIT_DEADLINE;
-    }
+    if (b->out_of_time)
+        return ctl_report_timeout();
     return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 

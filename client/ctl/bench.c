@@ -1,7 +1,7 @@
-/* bench.c - nvllmctl bench: a load on the daemon, and how it bears it.
+/* bench.c - nvllmctl bench: puts the daemon under load and measures it.
  *
- * One thread, one connection. Tokens are counted and dropped, and times go into buckets, so what
- * it costs itself is the library's decoding. */
+ * One thread, one connection. Tokens are counted and dropped, and times go into histograms, so that
+ * its own cost is that of the library. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +23,12 @@ enum {
     MAX_REQUESTS = 100000000,
     TICK_MS = 200,
     EVENTS_A_ROUND = 1024,
-    FIRST_RETRY_MS = 5, /* of a request that the daemon is too busy for, doubled up to … */
+    FIRST_RETRY_MS = 5, /* before a refused request is sent again, doubled up to LAST_RETRY_MS */
     LAST_RETRY_MS = 500,
     MAX_SHOWN_FAILURES = 3,
 };
 
-/* A request under way, or one that the daemon did not take yet. */
+/* A request in flight, or one that was refused and waits. */
 struct stream {
     enum { STREAM_FREE, STREAM_RETRY, STREAM_SENT } state;
     uint64_t id;
@@ -48,21 +48,21 @@ struct bench {
     struct stream *streams; /* [n_streams] */
     uint32_t *free_streams; /* [n_free] */
     size_t n_free, n_retry;
-    uint32_t *by_id; /* [id_mask + 1] a stream by the low bits of its request's id */
+    uint32_t *by_id; /* [id_mask + 1] a stream, by the low bits of its request id */
     size_t id_mask;
-    uint64_t n_requests; /* to be started; UINT64_MAX: until the time is over */
+    uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
     uint64_t n_started;
-    double rate;     /* of requests a second; 0: whenever a stream is free */
-    double duration; /* in s; 0: until the requests are done */
+    double rate;     /* requests a second; 0: as streams become free */
+    double duration; /* in s; 0: until all requests are done */
     bool has_next, exhausted;
     struct workload_item next;
     int64_t next_ns; /* when it is due */
     int64_t start_ns, end_ns, last_ns;
-    int64_t wake_ns; /* when what is being taken was there: of all events of a wake-up the same */
+    int64_t wake_ns; /* arrival time of the events being processed: one per wake-up */
     bool stopping;
     int64_t stop_deadline;
     bool json;
-    bool warm; /* what earlier runs have left in the prefix cache may be found */
+    bool warm; /* prompts of earlier runs may be found in the prefix cache */
     char salt[48];
     int rc;
     struct bench_result *result;
@@ -91,7 +91,7 @@ static void fail(struct bench *b, struct stream *s, const struct nvllm_error *er
     release(b, s);
 }
 
-/* Nothing can be sent any more. */
+/* The connection has failed. */
 static void fail_all(struct bench *b, const struct nvllm_error *err)
 {
     b->rc = ctl_report(b->ctl, err);
@@ -107,7 +107,7 @@ static void fail_all(struct bench *b, const struct nvllm_error *err)
 
 static void put_off(struct bench *b, struct stream *s, uint32_t after_ms)
 {
-    int64_t pause = ctl_put_off_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
+    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
 
     s->n_tries++;
     s->state = STREAM_RETRY;
@@ -138,7 +138,7 @@ static void send_request(struct bench *b, struct stream *s)
     }
 }
 
-/* Sets next and when it is due; false: there is none. */
+/* Sets next and when it is due; false if there is none. */
 static bool look_ahead(struct bench *b)
 {
     bool again = b->workload.n_items == 0 || b->workload.items[0].at_us < 0;
@@ -160,7 +160,7 @@ static bool look_ahead(struct bench *b)
     return true;
 }
 
-/* Sends what is due. Gives the milliseconds until something else is. */
+/* Sends what is due. Returns the milliseconds until the next request is. */
 static int send_due(struct bench *b)
 {
     int64_t now = clock_ns(), soonest = now + TICK_MS * INT64_C(1000000);
@@ -210,8 +210,7 @@ static struct stream *stream_of(struct bench *b, uint64_t id)
     return NULL;
 }
 
-/* Deltas that lay ready together are one delivery: how fast they are decoded is no time between
- * tokens. */
+/* Deltas of one wake-up count as one delivery: decoding them is not time between tokens. */
 static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_delta *delta)
 {
     int64_t now = b->wake_ns;
@@ -291,10 +290,8 @@ static bool is_over(struct bench *b)
 {
     bool out_of_time = ctl_left_ms(b->ctl) == 0;
 
-    if (!b->stopping && out_of_time) {
-        ctl_message("gave up after the time that --timeout gives");
-        b->rc = EXIT_DEADLINE;
-    }
+    if (!b->stopping && out_of_time)
+        b->rc = ctl_report_timeout();
     if (!b->stopping &&
         (ctl_interrupted() || out_of_time || (b->end_ns && clock_ns() >= b->end_ns))) {
         if (!b->end_ns || clock_ns() < b->end_ns)
@@ -338,7 +335,7 @@ static void run(struct bench *b)
 
 /* ---- options */
 
-/* Of an option that takes N or A-B. */
+/* The value of an option that takes N or A-B. */
 static struct workload_range read_range(const struct ctl *ctl, const char *option,
                                         uint32_t fallback)
 {
@@ -372,7 +369,7 @@ static void check_options(const struct bench *b)
         ctl_usage(ctl, "--duration and --requests exclude each other");
 }
 
-/* The requests that the options stand for. EXIT_OK, or the exit code after a message. */
+/* The requests that the options define. EXIT_OK, or the exit code after a message. */
 static int make_workload(struct bench *b)
 {
     const char *file = ctl_option(b->ctl, "workload");
@@ -403,14 +400,10 @@ static void make_streams(struct bench *b)
     b->id_mask = 1;
     while (b->id_mask < b->n_streams * 4)
         b->id_mask *= 2;
-    b->streams = calloc(b->n_streams, sizeof(*b->streams));
-    b->free_streams = calloc(b->n_streams, sizeof(*b->free_streams));
-    b->by_id = calloc(b->id_mask, sizeof(*b->by_id));
-    b->result = calloc(1, sizeof(*b->result));
-    if (!b->streams || !b->free_streams || !b->by_id || !b->result) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    b->streams = ctl_alloc(b->n_streams, sizeof(*b->streams));
+    b->free_streams = ctl_alloc(b->n_streams, sizeof(*b->free_streams));
+    b->by_id = ctl_alloc(b->id_mask, sizeof(*b->by_id));
+    b->result = ctl_alloc(1, sizeof(*b->result));
     b->id_mask--;
     for (size_t i = b->n_streams; i > 0; i--)
         b->free_streams[b->n_free++] = (uint32_t)i - 1;

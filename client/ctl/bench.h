@@ -8,14 +8,15 @@
 
 struct bench_result {
     uint64_t n_done, n_failed;
-    uint64_t n_cut;  /* under way when the time was over */
-    uint64_t n_busy; /* times that the daemon took no more, and was asked again */
-    uint64_t prompt_tokens, cached_tokens; /* of requests that are done */
+    uint64_t n_cut;  /* in flight when the time was over */
+    uint64_t n_busy; /* refusals of a busy daemon; the requests are sent again */
+    uint64_t prompt_tokens, cached_tokens; /* of finished requests */
     uint64_t output_tokens;                /* all that have come */
     double seconds;
     struct quantiles ttft;    /* from when a request was due to its first token */
     struct quantiles between; /* from one delivery of a request's tokens to the next */
-    struct quantiles token;   /* of a request, from its first token to its last, by their number */
+    struct quantiles
+        token; /* per token of a request: first token to last, divided by their number */
     struct quantiles request; /* from when it was due to its end */
 };
 

@@ -11,7 +11,8 @@
 
 enum { MAX_MAP_ROWS = 32 };
 
-/* What a block is in the daemon's map, and in ours; what counts most of a group comes first. */
+/* A kind of block in the daemon's map and in ours. A character that stands for several blocks shows
+ * the first of these kinds among them. */
 static const struct kind {
     char letter;
     char drawn;
@@ -59,7 +60,7 @@ static void draw_map(struct nvllm_text map)
     for (size_t k = 0; k < N_KINDS; k++)
         printf("%s%c %s", k ? ", " : "", kinds[k].drawn, kinds[k].meaning);
     if (group > 1)
-        printf("; a character is %zu blocks, and the first of these that is among them", group);
+        printf("; a character is %zu blocks, and shows the first of these kinds among them", group);
     putchar('\n');
 }
 

@@ -1,4 +1,4 @@
-/* cache.c - nvllmctl cache: what the prefix cache holds, and changes to it. */
+/* cache.c - nvllmctl cache: shows and changes the prefix cache. */
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -15,44 +15,43 @@
 
 enum {
     DEFAULT_LIMIT = 50,
-    SHORTEST_HEAD = 12, /* columns: less of a prefix's first text tells nothing */
+    HEAD_IDS = 256,     /* at most; the daemon sends fewer */
+    SHORTEST_HEAD = 12, /* columns; less of a prefix's text is of no use */
 };
+
+enum verb { SHOW, CLEAR, PIN, UNPIN };
+static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
 
 struct cache_work {
     struct ctl *ctl;
     struct nvllm_client *client;
-    struct nvllm_list_options list;
-    struct nvllm_clear_options clear;
     struct nvllm_pin_options pin;
     struct ctl_request request; /* whose input is pinned */
     struct ctl_prompt prompt;
-    bool json;
 };
 
 /* ---- show */
 
-/* Asks what the beginnings say. A daemon that loads its model still cannot tell, which is no error.
- */
-static void add_heads(struct cache_work *w, json_t *prefixes)
+/* Adds the text of each prefix's first tokens. A daemon that is still loading its model cannot give
+ * it, which is not an error. */
+static void add_heads(const struct cache_work *w, json_t *prefixes)
 {
     json_t *prefix;
     size_t i;
 
     json_array_foreach(prefixes, i, prefix)
     {
-        struct ctl_request q;
-        struct nvllm_error err;
+        const json_t *head = json_object_get(prefix, "head_ids");
+        size_t n = json_array_size(head);
+        int32_t ids[HEAD_IDS];
         struct nvllm_text text;
-        const int32_t *ids;
-        size_t n;
 
-        ctl_request_init(&q);
-        if (ctl_json_read_ids(&q, "head_ids", json_object_get(prefix, "head_ids"), &ids, &n,
-                              &err) &&
-            n > 0 &&
-            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, &err) == NVLLM_OK)
+        n = n < HEAD_IDS ? n : HEAD_IDS;
+        for (size_t k = 0; k < n; k++)
+            ids[k] = (int32_t)json_integer_value(json_array_get(head, k));
+        if (n > 0 &&
+            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, NULL) == NVLLM_OK)
             json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
-        ctl_request_deinit(&q);
     }
 }
 
@@ -64,9 +63,9 @@ static uint64_t number(const json_t *o, const char *name)
 enum { TOKENS, BLOCKS, HITS, AGE, IDLE, HOLDERS, PINNED, USER, N_COLUMNS };
 
 static const struct table_column columns_of_all[N_COLUMNS] = {
-    [TOKENS] = {"TOKENS", 8}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
-    [AGE] = {"AGE", 8, 2},    [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
-    [PINNED] = {"", -3, 7},   [USER] = {"USER", -10, 4},
+    [TOKENS] = {"TOKENS", 8, 0}, [BLOCKS] = {"BLOCKS", 7, 3}, [HITS] = {"HITS", 6, 6},
+    [AGE] = {"AGE", 8, 2},       [IDLE] = {"IDLE", 8, 5},     [HOLDERS] = {"HOLDERS", 7, 1},
+    [PINNED] = {"", -3, 7},      [USER] = {"USER", -10, 4},
 };
 
 static void fill_cells(struct table *t, const json_t *p)
@@ -83,11 +82,12 @@ static void fill_cells(struct table *t, const json_t *p)
     ctl_user_name(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }
 
-/* A row ends with the text that the prefix begins with, as much as there is room for. */
+/* The last column is the text that a prefix begins with, cut to the room that is left. */
 static void print_cache(const json_t *o)
 {
     const json_t *prefixes = json_object_get(o, "prefixes");
-    uint64_t queried = number(o, "queried_tokens"), n = json_array_size(prefixes);
+    uint64_t queried = number(o, "queried_tokens"), hits = number(o, "hit_tokens");
+    uint64_t n = json_array_size(prefixes);
     int columns = terminal_columns(STDOUT_FILENO), room = 0;
     const char *head = "BEGINS";
     struct table t;
@@ -110,23 +110,25 @@ static void print_cache(const json_t *o)
         printf("… and %" PRIu64 " more\n", number(o, "total") - n);
     printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
            " blocks evicted, %" PRIu64 " pinned\n",
-           number(o, "hit_tokens"), queried,
-           queried ? 100.0 * (double)number(o, "hit_tokens") / (double)queried : 0,
-           number(o, "evictions"), number(o, "pinned_blocks"));
+           hits, queried, ctl_percent(hits, queried), number(o, "evictions"),
+           number(o, "pinned_blocks"));
 }
 
 static int show(struct cache_work *w)
 {
     const struct nvllm_cache *cache;
+    struct nvllm_list_options options;
     struct nvllm_error err;
     int rc = EXIT_OK;
     json_t *o;
 
-    if (nvllm_show_cache(w->client, &w->list, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
+    nvllm_list_options_init(&options);
+    options.limit = (uint32_t)ctl_whole(w->ctl, "limit", DEFAULT_LIMIT, 1, UINT32_MAX);
+    if (nvllm_show_cache(w->client, &options, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
-    if (!w->json)
+    if (!ctl_option(w->ctl, "json"))
         print_cache(o);
     else if (!ctl_json_print(STDOUT_FILENO, json_incref(o)))
         rc = EXIT_ERROR;
@@ -136,58 +138,55 @@ static int show(struct cache_work *w)
 
 /* ---- changes */
 
-static int changed(struct cache_work *w, enum nvllm_code code, const char *what,
-                   const struct nvllm_cache_change *change, const struct nvllm_error *err)
+static int print_change(const struct ctl *ctl, const char *what,
+                        const struct nvllm_cache_change *change)
 {
-    if (code != NVLLM_OK)
-        return ctl_report(w->ctl, err);
-    if (w->json)
+    if (ctl_option(ctl, "json"))
         return ctl_json_print(STDOUT_FILENO, report_json_cache_change(change)) ? EXIT_OK
                                                                                : EXIT_ERROR;
     printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
            change->tokens);
-    if (w->pin.unpin && change->blocks == 0)
-        ctl_message("of this prompt nothing is pinned: “nvllmctl cache” shows what is, and whose");
     return EXIT_OK;
 }
 
 static int clear(struct cache_work *w)
 {
-    const struct nvllm_cache_change *change = NULL;
+    const struct nvllm_cache_change *change;
+    struct nvllm_clear_options options;
     struct nvllm_error err;
-    enum nvllm_code code =
-        nvllm_clear_cache(w->client, &w->clear, ctl_ask_ms(w->ctl), &change, &err);
 
-    return changed(w, code, "forgot", change, &err);
-}
-
-static void set_prompt(struct nvllm_pin_options *pin, const struct ctl_request *q)
-{
-    pin->prompt = q->r.prompt;
-    pin->prompt_ids = q->r.prompt_ids;
-    pin->n_prompt_ids = q->r.n_prompt_ids;
-    pin->chat = q->r.chat;
-    if (q->r.cache_salt.data)
-        pin->cache_salt = q->r.cache_salt;
+    nvllm_clear_options_init(&options);
+    options.all = ctl_option(w->ctl, "all");
+    if (nvllm_clear_cache(w->client, &options, ctl_ask_ms(w->ctl), &change, &err) != NVLLM_OK)
+        return ctl_report(w->ctl, &err);
+    return print_change(w->ctl, "forgot", change);
 }
 
 static int pin(struct cache_work *w)
 {
-    const struct nvllm_cache_change *change = NULL;
+    const struct nvllm_cache_change *change;
+    struct nvllm_pin_options *pin = &w->pin;
     struct nvllm_error err;
     enum nvllm_code code;
 
     do {
-        set_prompt(&w->pin, &w->request);
-        /* The answer comes when all of the prompt has been computed. */
-        code = nvllm_pin_cache(w->client, &w->pin, ctl_left_ms(w->ctl), &change, &err);
+        pin->prompt = w->request.r.prompt;
+        pin->prompt_ids = w->request.r.prompt_ids;
+        pin->n_prompt_ids = w->request.r.n_prompt_ids;
+        pin->chat = w->request.r.chat;
+        if (w->request.r.cache_salt.data)
+            pin->cache_salt = w->request.r.cache_salt;
+        /* Computing the prompt may take long: only --timeout limits it. */
+        code = nvllm_pin_cache(w->client, pin, ctl_left_ms(w->ctl), &change, &err);
     } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
-    return changed(w, code, w->pin.unpin ? "unpinned" : "pinned", change, &err);
+    if (code != NVLLM_OK)
+        return ctl_report(w->ctl, &err);
+    if (pin->unpin && change->blocks == 0)
+        ctl_message("nothing is pinned for this prompt: “nvllmctl cache” lists pinned prefixes");
+    return print_change(w->ctl, pin->unpin ? "unpinned" : "pinned", change);
 }
 
 /* ---- options */
-
-enum verb { VERB_SHOW, VERB_CLEAR, VERB_PIN, VERB_UNPIN };
 
 static uint32_t read_user(const struct ctl *ctl, const char *text)
 {
@@ -198,78 +197,56 @@ static uint32_t read_user(const struct ctl *ctl, const char *text)
     return user ? user->pw_uid : (uint32_t)ctl_number(ctl, "user", text, 0, UINT32_MAX);
 }
 
-static void read_options(struct cache_work *w)
-{
-    const char *user = ctl_option(w->ctl, "user"), *salt = ctl_option(w->ctl, "cache-salt");
-
-    w->list.limit = (uint32_t)ctl_whole(w->ctl, "limit", 0, 1, UINT32_MAX);
-    w->clear.all = ctl_option(w->ctl, "all");
-    w->json = ctl_option(w->ctl, "json");
-    if (user) {
-        w->pin.has_uid = true;
-        w->pin.uid = read_user(w->ctl, user);
-    }
-    if (salt)
-        w->pin.cache_salt = nvllm_str(salt);
-    ctl_prompt_init(&w->prompt, w->ctl);
-}
-
-static int run_verb(struct cache_work *w, enum verb verb)
-{
-    int rc = EXIT_OK;
-
-    if (verb == VERB_PIN || verb == VERB_UNPIN)
-        rc = ctl_prompt_read(&w->prompt, &w->request, w->ctl, NULL);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(&w->client, w->ctl);
-    if (rc == EXIT_OK)
-        rc = verb == VERB_SHOW ? show(w) : verb == VERB_CLEAR ? clear(w) : pin(w);
-    nvllm_close(w->client);
-    return rc;
-}
-
-/* What goes with which verb. */
-static void check_options(const struct cache_work *w, enum verb verb, const char *rest)
+/* Reads the verb and the options of pins, and refuses options of another verb. */
+static enum verb read_line(struct cache_work *w)
 {
     const struct ctl *ctl = w->ctl;
-    bool pins = verb == VERB_PIN || verb == VERB_UNPIN;
+    const char *user = ctl_option(ctl, "user"), *salt = ctl_option(ctl, "cache-salt");
+    char **words = ctl->line.words;
+    enum verb verb = ctl->line.n_words > 0 ? (enum verb)ctl_word(ctl, words[0], verbs, 4) : SHOW;
+    bool pins = verb == PIN || verb == UNPIN;
 
-    if (rest && pins)
-        ctl_usage(ctl, "“%s”: is it --prompt or --prompt-file?", rest);
-    if (rest)
-        ctl_usage(ctl, "“%s” is one too many", rest);
+    if (ctl->line.n_words > 1)
+        ctl_usage(ctl,
+                  pins ? "“%s”: pass a prompt with --prompt or --prompt-file"
+                       : "unexpected argument “%s”",
+                  words[1]);
     if (pins && !ctl_prompt_is_given(&w->prompt))
-        ctl_usage(ctl, "cache pin and unpin want --prompt TEXT or --prompt-file FILE");
-    if (w->list.limit > 0 && verb != VERB_SHOW)
-        ctl_usage(ctl, "--limit goes with show");
-    if ((w->clear.all && verb != VERB_CLEAR) ||
-        (!pins && (w->pin.has_uid || w->pin.cache_salt.data || ctl_prompt_is_given(&w->prompt) ||
-                   ctl_prompt_is_shaped(&w->prompt))))
-        ctl_usage(ctl, "--all goes with clear; prompts, --user and --cache-salt with pin and "
+        ctl_usage(ctl, "cache pin and unpin need --prompt TEXT or --prompt-file FILE");
+    if (ctl_option(ctl, "limit") && verb != SHOW)
+        ctl_usage(ctl, "--limit is for show only");
+    if ((ctl_option(ctl, "all") && verb != CLEAR) ||
+        (!pins &&
+         (user || salt || ctl_prompt_is_given(&w->prompt) || ctl_prompt_is_shaped(&w->prompt))))
+        ctl_usage(ctl, "--all is for clear only; prompts, --user and --cache-salt are for pin and "
                        "unpin");
+    w->pin.unpin = verb == UNPIN;
+    w->pin.has_uid = user != NULL;
+    w->pin.uid = user ? read_user(ctl, user) : 0;
+    if (salt)
+        w->pin.cache_salt = nvllm_str(salt);
+    return verb;
 }
 
 int ctl_cache(struct ctl *ctl)
 {
+    static int (*const run[])(struct cache_work *) = {show, clear, pin, pin};
     struct cache_work w = {.ctl = ctl};
-    static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
-    const struct usage_line *line = &ctl->line;
-    enum verb verb = VERB_SHOW;
-    int rc;
+    enum verb verb;
+    int rc = EXIT_OK;
 
-    nvllm_list_options_init(&w.list);
-    nvllm_clear_options_init(&w.clear);
     nvllm_pin_options_init(&w.pin);
     ctl_request_init(&w.request);
-    read_options(&w);
-    if (line->n_words > 0)
-        verb = (enum verb)ctl_word(ctl, line->words[0], verbs, 4);
-    check_options(&w, verb, line->n_words > 1 ? line->words[1] : NULL);
-    if (w.list.limit == 0)
-        w.list.limit = DEFAULT_LIMIT;
-    w.pin.unpin = verb == VERB_UNPIN;
-    ctl->needs_model = verb == VERB_PIN || verb == VERB_UNPIN; /* to be tokenized */
-    rc = run_verb(&w, verb);
+    ctl_prompt_init(&w.prompt, ctl);
+    verb = read_line(&w);
+    ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
+    if (ctl->needs_model)
+        rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
+    if (rc == EXIT_OK)
+        rc = ctl_connect(&w.client, ctl);
+    if (rc == EXIT_OK)
+        rc = run[verb](&w);
+    nvllm_close(w.client);
     ctl_request_deinit(&w.request);
     ctl_prompt_deinit(&w.prompt);
     return rc;

@@ -1,32 +1,31 @@
 /* chat.c - nvllmctl chat: a conversation, turn by turn.
  *
- * The whole conversation goes with each turn; the daemon computes what its prefix cache does not
- * hold, and the line behind each answer says how much that was. */
+ * Each turn sends the whole conversation; the daemon computes what its prefix cache does not hold,
+ * and the line after each answer shows how much that was. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/lib/clock.h"
 #include "client/ctl/ctl.h"
-#include "client/ctl/conversation.h"
 #include "client/ctl/editor.h"
+#include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
 #include "client/ctl/terminal.h"
 #include "client/ctl/text_buffer.h"
+#include "client/lib/clock.h"
 
 struct chat {
     struct ctl *ctl;
-    struct nvllm_client *client; /* NULL: not connected, or not any more */
-    struct ctl_request request;  /* sampling of every turn */
-    struct conversation conversation;
+    struct nvllm_client *client; /* NULL: not connected, or no longer */
+    struct ctl_request request;  /* sampling, and the messages so far, a system message first */
     struct editor *editor;
-    enum nvllm_switch thinking;
     bool terminal; /* stdin and stdout are one: Ctrl-C ends an answer, not the program */
     bool shown;    /* stdout is one */
-    bool asking;   /* somebody types, and is shown a prompt */
+    bool asking;   /* stdin is one: the user sees a prompt */
     bool quiet;
 };
 
@@ -35,9 +34,68 @@ struct turn {
     uint64_t id;
     struct text_buffer text;
     enum nvllm_finish finish;
-    int64_t cancel_end; /* -1: nobody has cancelled */
+    int64_t cancel_end; /* -1: not cancelled */
     int n_interrupts;
 };
+
+/* ---- the conversation */
+
+static struct nvllm_message *messages_of(struct chat *chat)
+{
+    return (struct nvllm_message *)chat->request.chat.messages;
+}
+
+/* role is a literal; the text is copied. */
+static void add_message(struct chat *chat, const char *role, struct nvllm_text text)
+{
+    char *copy = ctl_request_take(&chat->request, text.len + 1, 1);
+
+    if (text.len)
+        memcpy(copy, text.data, text.len);
+    ctl_request_add_message(&chat->request, role, (struct nvllm_text){copy, text.len});
+}
+
+static bool has_system(struct chat *chat)
+{
+    return chat->request.chat.n_messages > 0 && strcmp(messages_of(chat)[0].role, "system") == 0;
+}
+
+/* An empty text removes the system message. */
+static void set_system(struct chat *chat, struct nvllm_text text)
+{
+    size_t *n = &chat->request.chat.n_messages;
+    struct nvllm_message system;
+
+    if (has_system(chat)) {
+        --*n;
+        memmove(messages_of(chat), messages_of(chat) + 1, *n * sizeof(system));
+    }
+    if (text.len == 0)
+        return;
+    add_message(chat, "system", text);
+    system = messages_of(chat)[*n - 1];
+    memmove(messages_of(chat) + 1, messages_of(chat), (*n - 1) * sizeof(system));
+    messages_of(chat)[0] = system;
+}
+
+/* Writes {"messages": […]} on one line, as render and batch read it. False, errno, if that fails.
+ */
+static bool write_messages(struct chat *chat, const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    json_t *messages = json_array();
+    bool ok;
+
+    for (size_t i = 0; i < chat->request.chat.n_messages; i++) {
+        const struct nvllm_message *m = &messages_of(chat)[i];
+
+        json_array_append_new(messages, json_pack("{ssso}", "role", m->role, "content",
+                                                  ctl_json_text(m->content.data, m->content.len)));
+    }
+    ok = fd >= 0 && ctl_json_print(fd, json_pack("{sO}", "messages", messages));
+    json_decref(messages);
+    return fd >= 0 && close(fd) == 0 && ok;
+}
 
 /* ---- a turn */
 
@@ -56,7 +114,7 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
             terminal_colour(STDERR_FILENO, COLOUR_END));
 }
 
-/* False: nobody reads any more. */
+/* False if the reader of stdout has gone away. */
 static bool show_text(struct chat *chat, struct turn *t, struct nvllm_text text)
 {
     text_buffer_add(&t->text, text.data, text.len);
@@ -70,14 +128,13 @@ static bool end_line(const struct turn *t)
     return ctl_write(STDOUT_FILENO, "\n", 1);
 }
 
-/* What came before the end is part of the conversation; a question without an answer is not. */
+/* A partial answer is part of the conversation; a question without an answer is not. */
 static void keep_answer(struct chat *chat, const struct turn *t)
 {
     if (t->text.len == 0)
-        conversation_drop_last(&chat->conversation);
+        chat->request.chat.n_messages--;
     else
-        conversation_add(&chat->conversation, "assistant",
-                         (struct nvllm_text){t->text.data, t->text.len});
+        add_message(chat, "assistant", (struct nvllm_text){t->text.data, t->text.len});
 }
 
 static int end_done(struct chat *chat, const struct turn *t, const struct nvllm_done *done)
@@ -90,17 +147,17 @@ static int end_done(struct chat *chat, const struct turn *t, const struct nvllm_
     if (cancelled && t->cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
     else if (t->finish == NVLLM_FINISH_LENGTH)
-        ctl_message("the answer ends here for its length: --max-tokens, or the model's");
+        ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
     else if (t->finish == NVLLM_FINISH_DEADLINE)
-        ctl_message("the deadline is over");
+        ctl_message("the deadline has expired");
     else if (t->finish == NVLLM_FINISH_ERROR)
-        ctl_message("the model's numbers broke down");
+        ctl_message("the model computed values that are not numbers");
     if (done)
         show_cost(chat, done);
     return EXIT_OK;
 }
 
-/* Errors of a turn do not end a chat that somebody types. */
+/* Errors of a turn do not end an interactive chat. */
 static int end_error(struct chat *chat, const struct turn *t, const struct nvllm_error *err)
 {
     int rc = EXIT_OK;
@@ -112,7 +169,7 @@ static int end_error(struct chat *chat, const struct turn *t, const struct nvllm
         return EXIT_OK;
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
-        fprintf(stderr, "The conversation is too long now: /reset begins a new one.\n");
+        fprintf(stderr, "The conversation is too long now: /reset starts a new one.\n");
     if (err->code == NVLLM_E_CONNECTION || err->code == NVLLM_E_PROTOCOL) {
         nvllm_close(chat->client);
         chat->client = NULL;
@@ -120,7 +177,7 @@ static int end_error(struct chat *chat, const struct turn *t, const struct nvllm
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;
 }
 
-/* Ctrl-C cancels, and the second one does not wait for the end of it. True: leave the turn. */
+/* Ctrl-C cancels; a second one does not wait for the end. True: leave the turn. */
 static bool check_interrupt(struct chat *chat, struct turn *t)
 {
     bool out_of_time = ctl_left_ms(chat->ctl) == 0;
@@ -156,7 +213,7 @@ static int run_turn(struct chat *chat, struct turn *t)
         if (code != NVLLM_OK)
             return end_error(chat, t, &err);
         if (event->id != t->id)
-            continue; /* of an answer that was left before its end */
+            continue; /* of an earlier answer that was left before its end */
         if (event->error)
             return end_error(chat, t, event->error);
         if (event->done)
@@ -171,11 +228,10 @@ static int run_turn(struct chat *chat, struct turn *t)
 static int answer(struct chat *chat, struct nvllm_text question)
 {
     struct turn t = {.cancel_end = -1};
-    struct ctl_request *q = &chat->request;
     int rc;
 
-    /* A daemon that went is looked for again with the next question. Who types does not wait for it
-     * here, where Ctrl-C ends nothing. */
+    /* After a lost connection each question tries again, but an interactive chat does not wait for
+     * the daemon here, where Ctrl-C would not end the wait. */
     if (!chat->client) {
         chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
         chat->ctl->wait = chat->ctl->wait && !chat->asking;
@@ -183,11 +239,7 @@ static int answer(struct chat *chat, struct nvllm_text question)
         if (rc != EXIT_OK)
             return chat->asking ? EXIT_OK : rc;
     }
-    conversation_add(&chat->conversation, "user", question);
-    q->chat.messages = chat->conversation.messages;
-    q->chat.n_messages = chat->conversation.n_messages;
-    q->chat.enable_thinking = chat->thinking;
-    q->r.chat = &q->chat;
+    add_message(chat, "user", question);
     rc = run_turn(chat, &t);
     text_buffer_deinit(&t.text);
     return rc;
@@ -196,41 +248,33 @@ static int answer(struct chat *chat, struct nvllm_text question)
 /* ---- commands */
 
 static const char commands_help[] =
-    "/reset         begin anew; a system message stays\n"
-    "/system TEXT   set the system message; without TEXT take it away\n"
+    "/reset         start a new conversation; a system message stays\n"
+    "/system TEXT   set the system message; without TEXT remove it\n"
     "/save FILE     write the conversation as JSON, as “nvllmctl render” reads it\n"
-    "/help          this\n"
+    "/help          print this list\n"
     "/quit          leave; Ctrl-D does, too\n"
-    "Ctrl-C stops an answer. A line that ends with “\\” goes on in the next one.\n"
-    "“//” at the beginning stands for a “/” that is no command's.\n";
-
-/* No shell stands between the user and this program: what "~/" is, it has to know itself. */
-static const char *expand_home(char *out, size_t n, const char *path)
-{
-    const char *home = getenv("HOME");
-
-    if (strncmp(path, "~/", 2) != 0 || !home || !home[0])
-        return path;
-    snprintf(out, n, "%s%s", home, path + 1);
-    return out;
-}
+    "Ctrl-C stops an answer. A line that ends with “\\” continues on the next one.\n"
+    "“//” at the beginning stands for a “/” that begins no command.\n";
 
 static void save(struct chat *chat, const char *path)
 {
+    size_t n = chat->request.chat.n_messages;
+    const char *home = getenv("HOME");
     char expanded[4096];
 
-    path = expand_home(expanded, sizeof(expanded), path);
+    if (strncmp(path, "~/", 2) == 0 && home && home[0]) { /* no shell does this here */
+        snprintf(expanded, sizeof(expanded), "%s%s", home, path + 1);
+        path = expanded;
+    }
     if (!path[0])
-        ctl_message("/save wants a file, as in /save ~/chat.json");
-    else if (conversation_save(&chat->conversation, path))
-        ctl_message(chat->conversation.n_messages == 1 ? "%zu message is in %s"
-                                                       : "%zu messages are in %s",
-                    chat->conversation.n_messages, path);
+        ctl_message("/save needs a file, as in /save ~/chat.json");
+    else if (write_messages(chat, path))
+        ctl_message("%zu message%s saved to %s", n, n == 1 ? "" : "s", path);
     else
         ctl_message("%s: %s", path, strerror(errno));
 }
 
-/* What a command has done, to who has typed it and sees nothing else of it. */
+/* Confirms a command in an interactive chat. */
 static void show_done(const struct chat *chat, const char *text)
 {
     if (chat->asking && !chat->quiet)
@@ -251,12 +295,11 @@ static bool run_slash(struct chat *chat, const char *line)
     if (strcmp(name, "/quit") == 0)
         return true;
     if (strcmp(name, "/reset") == 0) {
-        conversation_reset(&chat->conversation);
-        show_done(chat, chat->conversation.n_messages > 0
-                            ? "a new conversation; the system message stays"
-                            : "a new conversation");
+        chat->request.chat.n_messages = has_system(chat);
+        show_done(chat, has_system(chat) ? "a new conversation; the system message stays"
+                                         : "a new conversation");
     } else if (strcmp(name, "/system") == 0) {
-        conversation_set_system(&chat->conversation, nvllm_str(rest));
+        set_system(chat, nvllm_str(rest));
         show_done(chat, rest[0] ? "the system message is set" : "no system message");
     } else if (strcmp(name, "/save") == 0) {
         save(chat, rest);
@@ -267,7 +310,7 @@ static bool run_slash(struct chat *chat, const char *line)
         if (near)
             ctl_message("there is no %s: did you mean %s?", name, near);
         else
-            ctl_message("there is no %s: /help lists what there is", name);
+            ctl_message("there is no %s: /help lists the commands", name);
     }
     return false;
 }
@@ -281,7 +324,7 @@ static const char *prompt_of(const struct chat *chat, bool goes_on)
     return goes_on ? ". " : "> ";
 }
 
-/* A message: one line, and those that “\” joins to it. */
+/* A message: one line, and those that “\” continues. */
 static int read_message(struct chat *chat, struct text_buffer *message)
 {
     bool goes_on = false;
@@ -306,7 +349,7 @@ static int read_message(struct chat *chat, struct text_buffer *message)
     return EDITOR_OK;
 }
 
-/* What is no message. False: the chat goes on. */
+/* What is not a message. False: the chat continues. */
 static bool is_over(struct chat *chat, int got, int *rc)
 {
     if (got == EDITOR_INTERRUPTED && chat->terminal && ctl_interrupted() == EXIT_INTERRUPTED) {
@@ -349,8 +392,7 @@ static int talk(struct chat *chat)
                 rc = answer(chat, (struct nvllm_text){text, message.len});
         }
         if (ctl_left_ms(chat->ctl) == 0) {
-            ctl_message("gave up after the time that --timeout gives");
-            rc = EXIT_DEADLINE;
+            rc = ctl_report_timeout();
         }
     }
     text_buffer_deinit(&message);
@@ -363,7 +405,6 @@ int ctl_chat(struct ctl *ctl)
 {
     struct chat chat = {
         .ctl = ctl,
-        .thinking = ctl_prompt_thinking(ctl),
         .quiet = ctl_option(ctl, "quiet"),
     };
     const char *system = ctl_option(ctl, "system");
@@ -371,8 +412,9 @@ int ctl_chat(struct ctl *ctl)
 
     ctl_request_init(&chat.request);
     ctl_request_take_options(&chat.request, ctl);
+    chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
     if (system)
-        conversation_set_system(&chat.conversation, nvllm_str(system));
+        set_system(&chat, nvllm_str(system));
     chat.shown = isatty(STDOUT_FILENO);
     chat.asking = isatty(STDIN_FILENO);
     chat.terminal = chat.asking && chat.shown;
@@ -383,12 +425,11 @@ int ctl_chat(struct ctl *ctl)
             ctl_spare_interrupts();
         editor_new(&chat.editor, chat.terminal, ctl->deadline);
         if (chat.asking && !chat.quiet)
-            fprintf(stderr, "/help says what there is; Ctrl-D leaves.\n");
+            fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
         rc = talk(&chat);
     }
     nvllm_close(chat.client);
     editor_free(chat.editor);
-    conversation_deinit(&chat.conversation);
     ctl_request_deinit(&chat.request);
     return rc;
 }

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "client/ctl/commands.h"
 #include "client/lib/nvllm_client.h"
@@ -67,56 +68,71 @@ void ctl_help_print(const struct usage_command *command);
 
 /* ---- messages */
 
-/* One line on stderr: "nvllmctl: …", control characters made harmless. */
+/* One line on stderr: "nvllmctl: …", without control characters. */
 __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 
-/* Says an error of the library or the daemon, with what to do about it, and gives the exit code. */
+/* Prints an error of the library or the daemon, with advice, and gives the exit code. */
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
 int ctl_exit_code(enum nvllm_code code);
 
-/* For how long a request is put off that the daemon is too busy for: first_ms, doubled with each
- * try up to last_ms, but never less than what the daemon advises, who knows what it waits for.
- * Advice of more than a minute is no advice. */
-int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
+/* How long to wait before a request that the daemon was too busy for is sent again: first_ms,
+ * doubled with each try up to last_ms, but at least what the daemon advises, up to a minute. */
+int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
+
+/* Prints that --timeout has expired, and gives EXIT_DEADLINE. */
+int ctl_report_timeout(void);
 
 /* Fills err with NVLLM_E_INVALID; false, so that it can be returned. */
 __attribute__((format(printf, 2, 3))) bool ctl_invalid(struct nvllm_error *err, const char *fmt,
                                                        ...);
 
+/* ---- memory: the program ends with a message if there is none */
+
+__attribute__((noreturn)) void ctl_no_memory(void);
+void *ctl_alloc(size_t n, size_t size); /* zeroed */
+void *ctl_grow(void *old, size_t n, size_t size);
+
 /* ---- connection */
 
-/* Connects as the common options say; tells people at a terminal what it waits for. EXIT_OK, or the
+/* Connects as the common options say, and shows on a terminal what it waits for. EXIT_OK, or the
  * exit code after a message. */
 int ctl_connect(struct nvllm_client **client, const struct ctl *ctl);
 int ctl_left_ms(const struct ctl *ctl);
 
-/* Until when the end of what is cancelled now is waited for: not long where --timeout is over. */
+/* How long to wait for a short answer. */
+int ctl_ask_ms(const struct ctl *ctl);
+
+/* Until when to wait for a cancelled request to end: not long if --timeout has expired. */
 int64_t ctl_cancel_end(const struct ctl *ctl);
 
-/* From here on Ctrl-C and SIGTERM are noted and not deadly; the second one is. */
+/* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program. */
 void ctl_catch_interrupts(void);
 int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
-/* For programs that Ctrl-C does not end: no number of them is deadly, and one can be forgotten. */
+/* For interactive programs: SIGINT never ends the program, and one can be forgotten. */
 void ctl_spare_interrupts(void);
 void ctl_forget_interrupt(void);
 
-/* As nvllm_next(), and NVLLM_E_TIMEOUT (*err is not filled then) once after an interrupt, however
- * much else there is, and when also_fd (-1: none) can be read. */
+/* As nvllm_next(), but gives NVLLM_E_TIMEOUT, without *err, once after each interrupt, before any
+ * event, and when also_fd (-1: none) is readable. */
 enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 
-/* Waits until fd, or also_fd (-1: none), can be read or the time is over; false: an interrupt came
- * that nobody has been told of yet. */
+/* Waits until fd or also_fd (-1: none) is readable or the time is over; false: there was an
+ * interrupt that no call has reported yet. */
 bool ctl_wait_input(int fd, int also_fd, int timeout_ms);
 
 /* ---- input and output */
 
-/* Writes all; false when it cannot be: said on stderr, but for a reader who went away. */
+/* Writes all. False if that fails, after a message unless the reader has gone away. */
 bool ctl_write(int fd, const void *data, size_t n);
 
-/* Text from the model: for a terminal without characters that steer it. */
+/* Text from the model; for a terminal, each control character becomes U+FFFD. */
 bool ctl_write_text(int fd, const char *data, size_t n, bool terminal);
+
+/* Text from elsewhere on one line: newlines and tabs become blanks, other control characters "?";
+ * at most max bytes, unless 0. */
+void ctl_put_line(FILE *to, const char *text, int max);
 
 /* All that fd holds, malloc'd. EXIT_OK, or the exit code after a message. */
 int ctl_read_all(int fd, char **data, size_t *n);

@@ -1,9 +1,9 @@
-/* doctor.c - nvllmctl doctor: what is broken, and the command that mends it. */
+/* doctor.c - nvllmctl doctor: findings, permissions, and the commands that fix what is broken. */
 #include "client/ctl/doctor.h"
 
 #include <errno.h>
 #include <grp.h>
-#include <libgen.h>
+#include <limits.h>
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,42 +14,78 @@
 #include "client/ctl/json.h"
 #include "client/ctl/terminal.h"
 
-#define SERVICE_USER "nvllm"
+#define SERVICE_USER  "nvllm"
+#define BUNDLED_MODEL NVLLM_MODELS_DIR "/nvllm-tiny"
 
 static const struct {
     const char *name, *colour;
 } levels[] = {
-    [DOCTOR_GOOD] = {"ok", COLOUR_GREEN},
+    [DOCTOR_OK] = {"ok", COLOUR_GREEN},
     [DOCTOR_NOTE] = {"note", COLOUR_YELLOW},
     [DOCTOR_WRONG] = {"wrong", COLOUR_RED},
 };
 
-void doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *mend,
+static const char *keep(struct doctor *d, char *text)
+{
+    if (!text)
+        ctl_no_memory();
+    d->texts = ctl_grow(d->texts, d->n_texts + 1, sizeof(*d->texts));
+    return d->texts[d->n_texts++] = text;
+}
+
+__attribute__((format(printf, 2, 0))) static const char *format(struct doctor *d, const char *fmt,
+                                                                va_list args)
+{
+    char *text;
+
+    return keep(d, vasprintf(&text, fmt, args) < 0 ? NULL : text);
+}
+
+const char *doctor_text(struct doctor *d, const char *fmt, ...)
+{
+    const char *text;
+    va_list args;
+
+    va_start(args, fmt);
+    text = format(d, fmt, args);
+    va_end(args);
+    return text;
+}
+
+const char *doctor_quote(struct doctor *d, const char *text)
+{
+    size_t n = 4 * strlen(text) + 3;
+    char *quoted = ctl_alloc(n, 1);
+
+    program_quote(quoted, n, text);
+    return keep(d, quoted);
+}
+
+void doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
                 const char *fmt, ...)
 {
-    char text[1024];
+    const char *text;
     va_list args;
     json_t *o;
 
     va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
+    text = format(d, fmt, args);
     va_end(args);
     d->n_wrong += level == DOCTOR_WRONG;
     if (d->json) {
         o = json_pack("{ssssso}", "level", levels[level].name, "about", about, "text",
                       ctl_json_text(text, strlen(text)));
-        if (mend)
-            json_object_set_new(o, "mend", ctl_json_text(mend, strlen(mend)));
+        if (fix)
+            json_object_set_new(o, "mend", ctl_json_text(fix, strlen(fix)));
         json_array_append_new(d->findings, o);
         return;
     }
     printf("%s%-5s%s  %-7s  ", terminal_colour(STDOUT_FILENO, levels[level].colour),
            levels[level].name, terminal_colour(STDOUT_FILENO, COLOUR_END), about);
-    for (const char *p = text; *p; p++)
-        putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+    ctl_put_line(stdout, text, 0);
     putchar('\n');
-    if (mend && !program_has_control(mend))
-        printf("%16s%s\n", "", mend);
+    if (fix && !program_has_control(fix))
+        printf("%16s%s\n", "", fix);
 }
 
 /* ---- users and paths */
@@ -57,20 +93,15 @@ void doctor_say(struct doctor *d, enum doctor_level level, const char *about, co
 bool doctor_find_user(struct doctor_user *user, const char *name)
 {
     const struct passwd *found = getpwnam(name);
-    int n = 0;
+    int n = sizeof(user->groups) / sizeof(user->groups[0]);
 
     if (!found)
         return false;
     snprintf(user->name, sizeof(user->name), "%s", name);
     user->uid = found->pw_uid;
-    getgrouplist(name, found->pw_gid, NULL, &n);
-    user->groups = calloc((size_t)n + 1, sizeof(gid_t));
-    if (!user->groups) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
-    getgrouplist(name, found->pw_gid, user->groups, &n);
     user->n_groups = n;
+    if (getgrouplist(name, found->pw_gid, user->groups, &n) >= 0)
+        user->n_groups = n;
     return true;
 }
 
@@ -82,86 +113,166 @@ bool doctor_in_group(const struct doctor_user *user, gid_t group)
     return false;
 }
 
-/* want as the three bits of one class of a mode. */
-static bool may(const struct doctor_user *user, const struct stat *st, unsigned want)
-{
-    unsigned shift = user->uid == st->st_uid ? 6 : doctor_in_group(user, st->st_gid) ? 3 : 0;
-
-    return user->uid == 0 || ((st->st_mode >> shift) & want) == want;
-}
-
-/* The command that lets the user in: by the class that it is in. */
-static void mend_mode(char *out, size_t n, const struct doctor_user *user, const struct stat *st,
-                      unsigned want, const char *path)
-{
-    const char *class = user->uid == st->st_uid             ? "u"
-                        : doctor_in_group(user, st->st_gid) ? "g"
-                                                            : "o";
-
-    char quoted[4 * 4096];
-
-    snprintf(out, n, "%schmod %s+%s%s%s %s", doctor_sudo(st->st_uid), class, want & 4 ? "r" : "",
-             want & 2 ? "w" : "", want & 1 ? "x" : "", program_quote(quoted, sizeof(quoted), path));
-}
-
-/* What cannot be looked at: who may look, or what there is beside it. */
+/* What cannot be looked at: because of permissions, or because it does not exist. */
 static void say_missing(struct doctor *d, const char *about, const struct doctor_user *user,
-                        char *part, int why)
+                        const char *part, int why)
 {
-    char mend[DOCTOR_COMMAND], quoted[4 * 4096], *slash = strrchr(part, '/');
+    size_t n = (size_t)(strrchr(part, '/') - part);
 
-    if (why == EACCES) {
-        doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about,
-                   doctor_again(mend, d), "%s: %s", part, strerror(why));
-        return;
-    }
-    *slash = '\0';
-    snprintf(mend, sizeof(mend), "ls -la %s",
-             program_quote(quoted, sizeof(quoted), slash == part ? "/" : part));
-    *slash = '/';
-    doctor_say(d, DOCTOR_WRONG, about, mend, "%s: %s", part, strerror(why));
+    if (why == EACCES)
+        doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about, doctor_again(d),
+                   "%s: %s", part, strerror(why));
+    else
+        doctor_say(d, DOCTOR_WRONG, about,
+                   doctor_text(d, "ls -la %s",
+                               doctor_quote(d, n ? doctor_text(d, "%.*s", (int)n, part) : "/")),
+                   "%s: %s", part, strerror(why));
 }
 
 bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
                  const char *path, int want)
 {
-    char part[4096], mend[DOCTOR_COMMAND];
-    size_t n = strlen(path), at = 0;
+    static const struct {
+        const char *letter; /* for chmod */
+        unsigned shift;
+    } classes[] = {{"u", 6}, {"g", 3}, {"o", 0}};
+    size_t n = strlen(path);
 
-    if (n >= sizeof(part) || path[0] != '/') {
-        doctor_say(d, DOCTOR_WRONG, about, doctor_edit(mend, d), "%s is no absolute path", path);
+    if (path[0] != '/') {
+        doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path", path);
         return false;
     }
-    while (at < n) {
-        size_t end = at + 1 + strcspn(path + at + 1, "/");
-        bool last = end >= n;
-        unsigned bits = last ? (unsigned)want : 1;
+    for (size_t at = 0, end; at < n; at = end) {
+        const char *part;
+        unsigned bits = 1;
         struct stat st;
+        int class;
 
-        memcpy(part, path, end ? end : 1);
-        part[end] = '\0';
-        if (stat(part, &st) < 0) { /* ENOTDIR: what is above it is no folder */
+        end = at + 1 + strcspn(path + at + 1, "/");
+        part = doctor_text(d, "%.*s", (int)end, path);
+        if (end == n)
+            bits = (unsigned)want;
+        if (stat(part, &st) < 0) { /* ENOTDIR: what is above it is not a folder */
             say_missing(d, about, user, part, errno);
             return false;
         }
-        if (!may(user, &st, bits)) {
-            mend_mode(mend, sizeof(mend), user, &st, bits, part);
-            doctor_say(d, DOCTOR_WRONG, about, mend, "user %s may not %s %s (mode %04o)",
-                       user->name,
-                       bits & 2   ? "write to"
-                       : bits & 4 ? "read"
-                                  : "go through",
-                       part, (unsigned)st.st_mode & 07777);
-            return false;
-        }
-        at = end;
+        class = user->uid == st.st_uid ? 0 : doctor_in_group(user, st.st_gid) ? 1 : 2;
+        if (user->uid == 0 || ((st.st_mode >> classes[class].shift) & bits) == bits)
+            continue;
+        doctor_say(d, DOCTOR_WRONG, about,
+                   doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
+                               classes[class].letter, bits & 4 ? "r" : "", bits & 2 ? "w" : "",
+                               bits & 1 ? "x" : "", doctor_quote(d, part)),
+                   "user %s may not %s %s (mode %04o)", user->name,
+                   bits & 2   ? "write to"
+                   : bits & 4 ? "read"
+                              : "enter",
+                   part, (unsigned)st.st_mode & 07777);
+        return false;
     }
     return true;
 }
 
+/* ---- commands */
+
+const char *doctor_sudo(uid_t owner)
+{
+    return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
+}
+
+const char *doctor_as_root(const char *command)
+{
+    return geteuid() == 0 ? command + strlen("sudo ") : command;
+}
+
+bool doctor_has_service(void)
+{
+    return access("/run/systemd/system", F_OK) == 0 &&
+           (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
+}
+
+bool doctor_is_service(const struct doctor *d)
+{
+    return doctor_has_service() && !d->not_service;
+}
+
+const char *doctor_start(struct doctor *d)
+{
+    const char *program = d->nvllmd ? doctor_quote(d, d->nvllmd) : "nvllmd";
+    const char *socket = doctor_quote(d, d->ctl->socket_path);
+    const char *model = d->given_model ? d->given_model : d->model;
+
+    if (doctor_is_service(d))
+        return doctor_text(d, "%ssystemctl start nvllmd", doctor_sudo(0));
+    if (!d->given_model && access(d->config, R_OK) == 0)
+        return doctor_text(d, "%s --config %s --socket %s", program, doctor_quote(d, d->config),
+                           socket);
+    if (!model && access(BUNDLED_MODEL, F_OK) == 0)
+        model = BUNDLED_MODEL;
+    return doctor_text(d, "%s --model %s --socket %s", program,
+                       model ? doctor_quote(d, model) : "DIR", socket);
+}
+
+/* This program, with --socket unless that is the default. */
+static const char *this_program(struct doctor *d, const char *sudo)
+{
+    const char *path = d->ctl->socket_path;
+    char own[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+
+    own[n > 0 ? n : 0] = '\0';
+    return doctor_text(d, "%s%s%s%s", sudo,
+                       doctor_quote(d, access(own, X_OK) == 0 ? own : "nvllmctl"),
+                       strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "",
+                       strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? doctor_quote(d, path) : "");
+}
+
+const char *doctor_ask(struct doctor *d, const char *words)
+{
+    return doctor_text(d, "%s %s", this_program(d, doctor_sudo(d->user.uid)), words);
+}
+
+const char *doctor_again(struct doctor *d)
+{
+    const char *command = doctor_text(d, "%s doctor", this_program(d, doctor_sudo(0)));
+
+    if (d->given_config)
+        command = doctor_text(d, "%s --config %s", command, doctor_quote(d, d->given_config));
+    if (d->given_model)
+        command = doctor_text(d, "%s --model %s", command, doctor_quote(d, d->given_model));
+    if (d->user_given)
+        command = doctor_text(d, "%s --user %s", command, doctor_quote(d, d->user.name));
+    return command;
+}
+
+const char *doctor_restart(struct doctor *d)
+{
+    if (doctor_is_service(d))
+        return doctor_text(d, "%ssystemctl restart nvllmd", doctor_sudo(0));
+    return doctor_text(d, "%s && %s", doctor_ask(d, "stop --wait"), doctor_start(d));
+}
+
+const char *doctor_log(struct doctor *d)
+{
+    if (doctor_is_service(d))
+        return doctor_text(d, "%sjournalctl -u nvllmd -n 50", doctor_sudo(0));
+    if (!d->nvllmd || access(d->config, R_OK) != 0)
+        return doctor_restart(d);
+    return doctor_text(d, "%s check-config --config %s", doctor_quote(d, d->nvllmd),
+                       doctor_quote(d, d->config));
+}
+
+const char *doctor_edit(struct doctor *d)
+{
+    return doctor_text(d, "%s${EDITOR:-vi} %s", access(d->config, W_OK) == 0 ? "" : "sudo ",
+                       doctor_quote(d, d->config));
+}
+
 /* ---- the command */
 
-/* The daemon's user: the one given, else the service's where there is one, else who calls. */
+/* The daemon's user: the given one, else the service's if there is one, else the caller. */
 static void choose_user(struct doctor *d, const char *given)
 {
     const struct passwd *me;
@@ -186,10 +297,10 @@ static int finish(struct doctor *d)
         ok = ctl_json_print(STDOUT_FILENO,
                             json_pack("{sOsi}", "findings", d->findings, "wrong", d->n_wrong));
     else if (d->n_wrong == 0)
-        puts("Nothing is broken.");
+        puts("No problems found.");
     else
-        printf("%d %s broken; below each stands what mends it.\n", d->n_wrong,
-               d->n_wrong == 1 ? "thing is" : "things are");
+        printf("%d problem%s found; below each is the command that fixes it.\n", d->n_wrong,
+               d->n_wrong == 1 ? "" : "s");
     if (!ok)
         return EXIT_ERROR;
     if (d->n_wrong == 1 && d->not_running)
@@ -220,6 +331,8 @@ int ctl_doctor(struct ctl *ctl)
     rc = finish(&d);
     json_decref(d.findings);
     json_decref(d.of_model);
-    free(d.user.groups);
+    while (d.n_texts > 0)
+        free(d.texts[--d.n_texts]);
+    free(d.texts);
     return rc;
 }

@@ -1,7 +1,7 @@
 /* doctor.h - what “nvllmctl doctor” has found, and the checks that find it.
  *
- * A check says what it sees and never changes anything. What a user may do is read from owner,
- * group and mode; access lists are not looked at. */
+ * A check reports what it sees and never changes anything. Permissions are read from owner, group
+ * and mode; access lists are ignored. Functions that give a string allocate it in struct doctor. */
 #ifndef NVLLM_CLIENT_CTL_DOCTOR_H
 #define NVLLM_CLIENT_CTL_DOCTOR_H
 
@@ -12,13 +12,13 @@
 #include "client/ctl/ctl.h"
 #include "proto/program.h"
 
-enum doctor_level { DOCTOR_GOOD, DOCTOR_NOTE, DOCTOR_WRONG };
+enum doctor_level { DOCTOR_OK, DOCTOR_NOTE, DOCTOR_WRONG };
 
-/* Who the daemon is, or will be. */
+/* The user that the daemon runs as. */
 struct doctor_user {
     char name[33];
     uid_t uid;
-    gid_t *groups; /* [n_groups] */
+    gid_t groups[256]; /* [n_groups] */
     int n_groups;
 };
 
@@ -28,81 +28,69 @@ struct doctor {
     json_t *findings;
     int n_wrong;
     bool is_running;  /* the daemon answers */
-    bool not_running; /* what is wrong with the socket is that nobody listens, and that alone */
-    bool by_hand;     /* who listens is not the service's daemon */
+    bool not_running; /* nobody listens at the socket, and nothing else is wrong with it */
+    bool not_service; /* another process than the service listens */
     const char *config;
-    const char *given_config; /* by --config */
-    bool has_config;          /* it was given, or is there */
-    char nvllmd[4096];        /* the program; empty: it is not to be found */
-    const char *given_model;  /* by --model */
-    json_t *of_model;         /* what nvllmd says of the folder */
-    char model[4096];         /* the folder; empty: nobody knows */
+    const char *given_config; /* --config */
+    bool has_config;          /* it was given, or exists */
+    const char *nvllmd;       /* path of the program; NULL: not found */
+    const char *given_model;  /* --model */
+    json_t *of_model;         /* nvllmd's findings on the folder */
+    const char *model;        /* the folder; NULL: unknown */
     struct doctor_user user;
-    bool user_given;       /* by --user */
+    bool user_given;       /* --user */
     uint64_t weight_bytes; /* of the model's files */
+    char **texts;          /* [n_texts] */
+    size_t n_texts;
 };
 
-/* One finding: what it is about, and, where mend is not NULL, the command that mends it. */
+/* Formats a string; quotes one for a shell. */
+__attribute__((format(printf, 2, 3))) const char *doctor_text(struct doctor *d, const char *fmt,
+                                                              ...);
+const char *doctor_quote(struct doctor *d, const char *text);
+
+/* Adds a finding: what it is about and, unless NULL, the command that fixes it. */
 __attribute__((format(printf, 5, 6))) void doctor_say(struct doctor *d, enum doctor_level level,
-                                                      const char *about, const char *mend,
+                                                      const char *about, const char *fix,
                                                       const char *fmt, ...);
 
-/* Checks that each folder above path, and path itself, lets the user in; want is of R_OK, W_OK and
- * X_OK, of path itself. False, and said, when it does not. */
+/* Checks that the user may enter each folder above path and, of R_OK, W_OK and X_OK, do `want` with
+ * path itself. False after a finding. */
 bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
                  const char *path, int want);
 
-/* Which program the daemon is. */
-void doctor_find_program(struct doctor *d);
+/* ---- the checks, in their order */
 
-/* The socket, and whether a daemon answers at it. */
-void doctor_socket(struct doctor *d);
+void doctor_find_program(struct doctor *d); /* nvllmd's path */
+void doctor_socket(struct doctor *d);       /* the socket, and whether a daemon answers */
+void doctor_config(struct doctor *d);       /* would nvllmd start with its configuration */
+void doctor_model(struct doctor *d);        /* the model's folder and files */
+void doctor_host(struct doctor *d);         /* devices, memory, limits of the kernel */
 
-/* Whether the daemon would start as it is configured, and which model and socket it would have. */
-void doctor_config(struct doctor *d);
-
-/* Says what is wrong with the model in the eyes of nvllmd; true when nothing is. */
+/* Adds nvllmd's findings on the model; true when none is wrong. */
 bool doctor_take_model(struct doctor *d);
 
-/* The model's folder: which it is, and what is in it. */
-void doctor_model(struct doctor *d);
+/* ---- commands that fix something, complete so that they can be pasted */
 
-/* Devices, memory and the kernel's limits. */
-void doctor_host(struct doctor *d);
-
-/* ---- commands that mend: whole, so that they can be pasted */
-
-enum { DOCTOR_COMMAND = 16384 };
-
-/* "sudo " where root's rights are needed to change what belongs to the owner. */
+/* "sudo " if it takes root's rights to change what belongs to the owner. */
 const char *doctor_sudo(uid_t owner);
 
-/* Without the "sudo " that the command begins with, where one is root already. */
+/* Without its "sudo " if the caller is root. */
 const char *doctor_as_root(const char *command);
 
-/* Whether systemd runs here and knows the service. */
-bool doctor_has_service(void);
+bool doctor_has_service(void);                  /* systemd runs, and knows nvllmd.service */
+bool doctor_is_service(const struct doctor *d); /* … and no other process listens */
 
-/* The service's commands are of use: not to a daemon that somebody has started besides it. */
-bool doctor_is_by_service(const struct doctor *d);
+const char *doctor_start(struct doctor *d);   /* start the daemon */
+const char *doctor_restart(struct doctor *d); /* restart it */
+const char *doctor_log(struct doctor *d);     /* see why it fails */
+const char *doctor_edit(struct doctor *d);    /* edit its configuration */
+const char *doctor_again(struct doctor *d);   /* run doctor again as root */
 
-/* How the daemon is started, ended and begun anew here, and where it says what it does. */
-const char *doctor_start(char out[DOCTOR_COMMAND], const struct doctor *d);
-const char *doctor_restart(char out[DOCTOR_COMMAND], const struct doctor *d);
-const char *doctor_log(char out[DOCTOR_COMMAND], const struct doctor *d);
+/* "nvllmctl WORDS" of an administrator, by the path of this program. */
+const char *doctor_ask(struct doctor *d, const char *words);
 
-/* "nvllmctl WORDS", of administrators: this very program, for root's shell need not find it; with
- * --socket, where the socket is not the usual one, and with sudo for who is neither root nor the
- * daemon's user. */
-const char *doctor_ask(char out[DOCTOR_COMMAND], const struct doctor *d, const char *words);
-
-/* This look again, with root's rights. */
-const char *doctor_again(char out[DOCTOR_COMMAND], const struct doctor *d);
-
-/* An editor on the configuration. */
-const char *doctor_edit(char out[DOCTOR_COMMAND], const struct doctor *d);
-
-/* A user by name; false: there is none, and *user is as it was. groups are to be freed. */
+/* A user by name; false if there is none. */
 bool doctor_find_user(struct doctor_user *user, const char *name);
 bool doctor_in_group(const struct doctor_user *user, gid_t group);
 

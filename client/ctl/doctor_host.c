@@ -12,7 +12,7 @@
 
 enum {
     FEW_DESCRIPTORS = 256,
-    FEW_WAITING = 128, /* connections that the kernel holds until they are accepted */
+    FEW_WAITING = 128, /* connections that wait to be accepted */
 };
 
 /* ---- devices */
@@ -29,7 +29,7 @@ static bool read_word(char *out, size_t n, const char *path)
     return ok;
 }
 
-/* Display and 3D controllers of NVIDIA on the PCI bus. */
+/* NVIDIA display and 3D controllers on the PCI bus. */
 static int count_gpus(void)
 {
     DIR *folder = opendir("/sys/bus/pci/devices");
@@ -59,13 +59,13 @@ static void check_devices(struct doctor *d)
 
     if (access(nodes[0], F_OK) != 0) {
         if (n == 0)
-            doctor_say(d, DOCTOR_GOOD, "device", NULL,
-                       "no NVIDIA GPU is here: nvllmd computes on the CPU");
+            doctor_say(d, DOCTOR_OK, "device", NULL,
+                       "there is no NVIDIA GPU: nvllmd runs on the CPU");
         else
             doctor_say(d, DOCTOR_WRONG, "device",
                        doctor_as_root("sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'"),
-                       "%d NVIDIA GPU%s here, but no %s: the driver is not loaded", n,
-                       n == 1 ? " is" : "s are", nodes[0]);
+                       "%d NVIDIA GPU%s found, but no %s: the driver is not loaded", n,
+                       n == 1 ? "" : "s", nodes[0]);
         return;
     }
     for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
@@ -78,14 +78,14 @@ static void check_devices(struct doctor *d)
         }
     }
     if (!read_word(version, sizeof(version), "/proc/driver/nvidia/version"))
-        snprintf(version, sizeof(version), "a driver that does not say its version");
+        snprintf(version, sizeof(version), "NVIDIA driver of unknown version");
     if (ok)
-        doctor_say(d, DOCTOR_GOOD, "device", NULL, "%s", version);
+        doctor_say(d, DOCTOR_OK, "device", NULL, "%s", version);
 }
 
 /* ---- memory */
 
-/* A field of /proc/meminfo, in bytes; 0: it is not there. */
+/* A field of /proc/meminfo, in bytes; 0 if it is missing. */
 static uint64_t memory_info(const char *field)
 {
     FILE *f = fopen("/proc/meminfo", "re");
@@ -108,30 +108,29 @@ static uint64_t read_number(const char *path)
     return read_word(word, sizeof(word), path) ? strtoull(word, NULL, 10) : 0;
 }
 
-/* Weights go through the host's memory, and stay there where the CPU computes. */
+/* Weights pass through the host's memory, and stay there on the CPU backend. */
 static void check_memory(struct doctor *d)
 {
     uint64_t free_bytes = memory_info("MemAvailable"), total = memory_info("MemTotal");
     uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
     bool on_cpu = access("/dev/nvidiactl", F_OK) != 0;
-    char mend[DOCTOR_COMMAND];
 
     if (limit > 0 && limit < total)
         total = limit;
     if (on_cpu && d->weight_bytes > total)
-        doctor_say(d, DOCTOR_WRONG, "memory", doctor_edit(mend, d),
-                   "%.1f MiB of weights, and %.1f MiB of memory in all",
+        doctor_say(d, DOCTOR_WRONG, "memory", doctor_edit(d),
+                   "%.1f MiB of weights, but only %.1f MiB of memory",
                    (double)d->weight_bytes / (1 << 20), (double)total / (1 << 20));
     else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
         doctor_say(d, DOCTOR_WRONG, "memory", "ps -eo pid,rss,comm --sort=-rss | head",
-                   "%.1f MiB of weights, and %.1f MiB available: who has the memory?",
+                   "%.1f MiB of weights, but only %.1f MiB of memory available",
                    (double)d->weight_bytes / (1 << 20), (double)free_bytes / (1 << 20));
     else
-        doctor_say(d, DOCTOR_GOOD, "memory", NULL, "%.1f MiB of %.1f MiB available",
+        doctor_say(d, DOCTOR_OK, "memory", NULL, "%.1f MiB of %.1f MiB available",
                    (double)free_bytes / (1 << 20), (double)total / (1 << 20));
     if (read_number("/proc/sys/vm/overcommit_memory") == 2)
         doctor_say(d, DOCTOR_NOTE, "memory", doctor_as_root("sudo sysctl vm.overcommit_memory=0"),
-                   "the kernel promises no more than it has: the KV cache counts in full at once");
+                   "overcommit is off: the whole KV cache counts as used at once");
 }
 
 /* ---- limits */
@@ -146,19 +145,18 @@ static void check_limits(struct doctor *d)
     if (files.rlim_max < FEW_DESCRIPTORS) {
         doctor_say(d, DOCTOR_WRONG, "limits",
                    doctor_as_root("sudo prlimit --pid $$ --nofile=65536:65536"),
-                   "no more than %llu open files: each client is one",
+                   "at most %llu open files: each client needs one",
                    (unsigned long long)files.rlim_max);
         ok = false;
     }
     if (waiting > 0 && waiting < FEW_WAITING) {
         doctor_say(d, DOCTOR_WRONG, "limits", doctor_as_root("sudo sysctl net.core.somaxconn=4096"),
-                   "net.core.somaxconn is %" PRIu64 ": clients that come together are refused",
+                   "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused",
                    waiting);
         ok = false;
     }
     if (ok)
-        doctor_say(d, DOCTOR_GOOD, "limits", NULL,
-                   "%llu open files, %" PRIu64 " waiting connections",
+        doctor_say(d, DOCTOR_OK, "limits", NULL, "%llu open files, %" PRIu64 " waiting connections",
                    (unsigned long long)files.rlim_max, waiting);
 }
 

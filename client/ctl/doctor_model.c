@@ -1,5 +1,5 @@
-/* doctor_model.c - the model's folder: may the daemon read it, and is it whole? What the files
- * mean is the daemon's to say: see doctor_config.c. */
+/* doctor_model.c - the model's folder: whether the daemon may read it, and whether it is complete.
+ * What the files contain is nvllmd's to check: see doctor_config.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,32 +18,28 @@ static bool find_folder(struct doctor *d)
 {
     char *whole, *here;
 
-    if (d->given_model) { /* which is seen from here, whatever the daemon has */
+    if (d->given_model) { /* relative to the current folder, whatever the daemon has */
         whole = realpath(d->given_model, NULL);
         here = whole || d->given_model[0] == '/' ? NULL : getcwd(NULL, 0);
-        snprintf(d->model, sizeof(d->model), "%s%s%s", here ? here : "", here ? "/" : "",
-                 whole ? whole : d->given_model);
+        d->model = doctor_text(d, "%s%s%s", here ? here : "", here ? "/" : "",
+                               whole ? whole : d->given_model);
         free(whole);
         free(here);
     }
-    if (!d->model[0] && !d->has_config)
+    if (!d->model && !d->has_config)
         doctor_say(d, DOCTOR_NOTE, ABOUT, NULL,
-                   "%s is not there, so nobody knows which model: --model DIR says", d->config);
-    return d->model[0];
+                   "%s does not exist, so the model is unknown: give --model DIR", d->config);
+    return d->model && d->model[0];
 }
 
-/* What is wrong with the folder in whole, and whether there is room for what is missing: what mends
- * it is to fetch the model again, from where it came. */
-static const char *look(char out[DOCTOR_COMMAND], const struct doctor *d)
+/* The whole list of what is wrong with the folder, and whether there is room for what is missing:
+ * the fix is to download the model again. */
+static const char *look(struct doctor *d)
 {
-    char folder[5000], program[5000] = "nvllmd";
+    const char *folder = doctor_quote(d, d->model);
 
-    program_quote(folder, sizeof(folder), d->model);
-    if (d->nvllmd[0]) /* which need not be where a shell looks */
-        program_quote(program, sizeof(program), d->nvllmd);
-    snprintf(out, DOCTOR_COMMAND, "%s check --model %s; df -h %s   # then download it anew",
-             program, folder, folder);
-    return out;
+    return doctor_text(d, "%s check --model %s; df -h %s   # then download it again",
+                       d->nvllmd ? doctor_quote(d, d->nvllmd) : "nvllmd", folder, folder);
 }
 
 static bool is_lfs_pointer(const char *path)
@@ -58,28 +54,26 @@ static bool is_lfs_pointer(const char *path)
     return n == (ssize_t)sizeof(data) && memcmp(data, begin, sizeof(data)) == 0;
 }
 
-static bool check_file(struct doctor *d, const char *name, bool needed)
+static bool check_file(struct doctor *d, const char *name)
 {
-    char path[4400], quoted[6000], mend[DOCTOR_COMMAND];
+    const char *path = doctor_text(d, "%s/%s", d->model, name);
     struct stat st;
 
     if (strchr(name, '/')) {
-        doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d),
+        doctor_say(d, DOCTOR_WRONG, ABOUT, look(d),
                    "the index names %s, which is no file beside it", name);
         return false;
     }
-    snprintf(path, sizeof(path), "%s/%.255s", d->model, name);
     if (stat(path, &st) < 0) {
-        if (needed)
-            doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d), "%s: %s", path, strerror(errno));
+        doctor_say(d, DOCTOR_WRONG, ABOUT, look(d), "%s: %s", path, strerror(errno));
         return false;
     }
-    if (!doctor_path(d, ABOUT, &d->user, path, 4))
+    if (!doctor_path(d, ABOUT, &d->user, path, R_OK))
         return false;
     if (st.st_size < LFS_POINTER_BYTES && is_lfs_pointer(path)) {
-        snprintf(mend, sizeof(mend), "git -C %s lfs pull",
-                 program_quote(quoted, sizeof(quoted), d->model));
-        doctor_say(d, DOCTOR_WRONG, ABOUT, mend, "%s is a pointer of Git LFS, not the file", path);
+        doctor_say(d, DOCTOR_WRONG, ABOUT,
+                   doctor_text(d, "git -C %s lfs pull", doctor_quote(d, d->model)),
+                   "%s is a pointer of Git LFS, not the file itself", path);
         return false;
     }
     if (strstr(name, ".safetensors") && !strstr(name, ".json"))
@@ -93,12 +87,11 @@ static bool check_shards(struct doctor *d, const char *index_path)
     json_error_t where;
     json_t *index = json_load_file(index_path, 0, &where), *seen = json_object();
     const json_t *member;
-    char mend[DOCTOR_COMMAND];
     const char *name;
     bool ok = index != NULL;
 
     if (!index)
-        doctor_say(d, DOCTOR_WRONG, ABOUT, look(mend, d), "%s: %s", index_path, where.text);
+        doctor_say(d, DOCTOR_WRONG, ABOUT, look(d), "%s: %s", index_path, where.text);
     json_object_foreach(json_object_get(index, "weight_map"), name, member)
     {
         const char *file = json_string_value(member);
@@ -106,46 +99,36 @@ static bool check_shards(struct doctor *d, const char *index_path)
         if (!file || json_object_get(seen, file))
             continue;
         json_object_set_new(seen, file, json_true());
-        ok = check_file(d, file, true) && ok;
+        ok = check_file(d, file) && ok;
     }
     json_decref(index);
     json_decref(seen);
     return ok;
 }
 
-static bool check_weights(struct doctor *d)
-{
-    char index[4400], whole[4400];
-
-    snprintf(whole, sizeof(whole), "%s/model.safetensors", d->model);
-    snprintf(index, sizeof(index), "%s/model.safetensors.index.json", d->model);
-    if (access(index, F_OK) == 0)
-        return check_file(d, "model.safetensors.index.json", true) && check_shards(d, index);
-    return check_file(d, "model.safetensors", true);
-}
-
 static bool check_files(struct doctor *d)
 {
+    const char *index = doctor_text(d, "%s/model.safetensors.index.json", d->model);
     bool ok;
 
-    if (!doctor_path(d, ABOUT, &d->user, d->model, 5))
+    if (!doctor_path(d, ABOUT, &d->user, d->model, R_OK | X_OK))
         return false;
-    ok = check_file(d, "config.json", true);
-    ok = check_file(d, "tokenizer.json", true) && ok;
-    return check_weights(d) && ok;
+    ok = check_file(d, "config.json");
+    ok = check_file(d, "tokenizer.json") && ok;
+    if (access(index, F_OK) < 0)
+        return check_file(d, "model.safetensors") && ok;
+    return check_file(d, "model.safetensors.index.json") && check_shards(d, index) && ok;
 }
 
-/* Whether the daemon may read the files, and has them all, is said before what it thinks of them.
- */
+/* Whether the daemon may read all files is reported before what it finds in them. */
 void doctor_model(struct doctor *d)
 {
-    if (!find_folder(d)) {
+    if (!find_folder(d))
         doctor_take_model(d);
-    } else if (d->model[0] != '/' && d->is_running) {
-        doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s, seen from where nvllmd was started", d->model);
-    } else if (check_files(d)) {
-        if (doctor_take_model(d) && access(d->model, R_OK | X_OK) == 0 && d->weight_bytes > 0)
-            doctor_say(d, DOCTOR_GOOD, ABOUT, NULL, "%s: %.1f MiB of weights, for user %s to read",
-                       d->model, (double)d->weight_bytes / (1 << 20), d->user.name);
-    }
+    else if (d->model[0] != '/' && d->is_running)
+        doctor_say(d, DOCTOR_OK, ABOUT, NULL, "%s, relative to where nvllmd was started", d->model);
+    else if (check_files(d) && doctor_take_model(d) && access(d->model, R_OK | X_OK) == 0 &&
+             d->weight_bytes > 0)
+        doctor_say(d, DOCTOR_OK, ABOUT, NULL, "%s: %.1f MiB of weights, readable by user %s",
+                   d->model, (double)d->weight_bytes / (1 << 20), d->user.name);
 }

@@ -1,4 +1,4 @@
-/* drain.c - nvllmctl drain: no new requests from now on. */
+/* drain.c - nvllmctl drain: makes nvllmd refuse new requests. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum { LOOK_MS = 100, ANSWER_MS = 10000 };
 
-/* On a terminal, what is waited for, on a line that is taken away again. */
+/* On a terminal shows what is left meanwhile, on a line that is erased again. */
 static void pause_and_show(const struct nvllm_status *status)
 {
     const struct timespec pause = {0, LOOK_MS * 1000000L};
@@ -23,10 +23,10 @@ static void pause_and_show(const struct nvllm_status *status)
         fputs("\r\033[K", stderr);
 }
 
-/* Who leaves before the end leaves a daemon behind that refuses requests. */
+/* The daemon goes on refusing requests if the command ends early. */
 static int leave(int rc)
 {
-    fprintf(stderr, "nvllmd still takes no new requests: “nvllmctl resume” takes that back.\n");
+    fprintf(stderr, "nvllmd still refuses new requests; “nvllmctl resume” ends that.\n");
     return rc;
 }
 
@@ -41,11 +41,11 @@ static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
         if (status->requests_running == 0 && status->requests_waiting == 0)
             return EXIT_OK;
         if (status->state != NVLLM_STATE_DRAINING) {
-            ctl_message("somebody has resumed nvllmd");
+            ctl_message("someone else has resumed nvllmd");
             return EXIT_ERROR;
         }
         if (ctl_left_ms(ctl) == 0) {
-            ctl_message("%u requests run and %u wait still", status->requests_running,
+            ctl_message("%u running and %u waiting requests are left", status->requests_running,
                         status->requests_waiting);
             return leave(EXIT_DEADLINE);
         }

@@ -1,5 +1,5 @@
-/* editor.c - see editor.h. Lines of a terminal are libedit's, with its key bindings and the
- * user's .editrc; the history lives as long as the program, for prompts are nobody else's. */
+/* editor.c - see editor.h. On a terminal, libedit reads the lines, with its key bindings and the
+ * user's .editrc; the history is not stored, since prompts are private. */
 #include "client/ctl/editor.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 
 enum {
     HISTORY_LINES = 1000,
-    KEY_LEFT = 3, /* Ctrl-C, which never comes as a key: it is a signal */
+    KEY_LEFT = 3, /* Ctrl-C, which never arrives as a key, but as a signal */
 };
 
 struct editor {
@@ -26,11 +26,11 @@ struct editor {
     History *history;
     const char *prompt;
     int64_t deadline;
-    int left; /* why libedit was left in the middle of a line: EDITOR_OK where it was not */
+    int left; /* why a line was left unfinished; EDITOR_OK: it was not */
     struct lines lines;
 };
 
-/* EDITOR_OK: there is something to read. */
+/* EDITOR_OK: input is available. */
 static int wait_for_input(const struct editor *e)
 {
     if (!ctl_wait_input(STDIN_FILENO, -1, clock_left_ms(e->deadline)))
@@ -46,8 +46,7 @@ static char *give_prompt(EditLine *edit)
     return (char *)e->prompt;
 }
 
-/* The key that stands for being left: what is shown next comes behind all rows of the line,
- * wherever in it the cursor was. */
+/* Bound to KEY_LEFT: moves the cursor behind the line, so that further output starts below it. */
 static unsigned char go_to_end(EditLine *edit, wint_t key)
 {
     const LineInfo *line = el_line(edit);
@@ -57,7 +56,7 @@ static unsigned char go_to_end(EditLine *edit, wint_t key)
     return CC_CURSOR;
 }
 
-/* libedit's own reading goes on after a signal; here Ctrl-C ends the line. */
+/* libedit would continue after a signal; here Ctrl-C ends the line. */
 static int read_character(EditLine *edit, wchar_t *out)
 {
     struct editor *e;
@@ -66,7 +65,7 @@ static int read_character(EditLine *edit, wchar_t *out)
 
     el_get(edit, EL_CLIENTDATA, &e);
     if (e->left != EDITOR_OK)
-        return -1; /* the cursor is at the end now */
+        return -1; /* the cursor is behind the line now */
     for (;;) {
         ssize_t k;
 
@@ -77,14 +76,14 @@ static int read_character(EditLine *edit, wchar_t *out)
         }
         k = read(STDIN_FILENO, &byte, 1);
         if (k < 0 && errno == EINTR)
-            continue; /* the wait knows which signal it was */
+            continue; /* wait_for_input() knows which signal it was */
         if (k <= 0)
             return (int)k;
         switch (mbrtowc(out, &byte, 1, &state)) {
         case (size_t)-2:
-            continue; /* more of the character comes */
+            continue; /* the character continues */
         case (size_t)-1:
-            memset(&state, 0, sizeof(state)); /* no character: passed over */
+            memset(&state, 0, sizeof(state)); /* invalid: skipped */
             continue;
         default:
             return 1;
@@ -92,7 +91,7 @@ static int read_character(EditLine *edit, wchar_t *out)
     }
 }
 
-/* Letters of all kinds can be typed even where the locale is C. */
+/* All letters can be typed even in the C locale. */
 static void choose_locale(void)
 {
     if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
@@ -106,10 +105,8 @@ static void start_libedit(struct editor *e)
     choose_locale();
     e->edit = el_init("nvllmctl", stdin, stdout, stderr);
     e->history = history_init();
-    if (!e->edit || !e->history) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
+    if (!e->edit || !e->history)
+        ctl_no_memory();
     history(e->history, &event, H_SETSIZE, HISTORY_LINES);
     history(e->history, &event, H_SETUNIQUE, 1);
     el_set(e->edit, EL_CLIENTDATA, e);
@@ -126,12 +123,8 @@ static void start_libedit(struct editor *e)
 
 void editor_new(struct editor **out, bool terminal, int64_t deadline)
 {
-    struct editor *e = calloc(1, sizeof(*e));
+    struct editor *e = ctl_alloc(1, sizeof(*e));
 
-    if (!e) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
     e->deadline = deadline;
     lines_init(&e->lines, STDIN_FILENO);
     if (terminal)
@@ -156,7 +149,7 @@ static int read_terminal(struct editor *e, const char **line, size_t *n)
     int count = 0;
 
     e->left = EDITOR_OK;
-    el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt: it may be answered at once */
+    el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt, which may be answered at once */
     *line = el_gets(e->edit, &count);
     if (e->left != EDITOR_OK)
         return e->left;

@@ -1,5 +1,5 @@
-/* explain.c - nvllmctl explain: why a request waits, and where the cached part of a prompt
- * ends. */
+/* explain.c - nvllmctl explain: why a request waits, or how much of a prompt is cached. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,50 +16,44 @@ struct work {
     struct ctl *ctl;
     struct nvllm_client *client;
     struct nvllm_explain_options about;
-    struct ctl_request request; /* whose input about gets, where it has a prompt */
+    struct ctl_request request; /* holds the prompt, if there is one */
     struct ctl_prompt prompt;
-    bool json;
 };
 
-/* The text of one token, in JSON's quotes, or nothing where the daemon does not say. */
-static void print_token(struct nvllm_client *client, const struct ctl *ctl, int32_t id)
+/* A line with an id and, if the daemon tells it, the token's text in JSON's quotes. */
+static void print_token(const struct work *w, const char *what, const json_t *token)
 {
+    int32_t id = (int32_t)json_integer_value(token);
     struct nvllm_text text;
-    char *quoted;
-    json_t *value;
+    json_t *value = NULL;
+    char *quoted = NULL;
 
-    printf("%d", id);
-    if (nvllm_detokenize(client, &id, 1, false, ctl_ask_ms(ctl), &text, NULL) != NVLLM_OK)
-        return;
-    value = ctl_json_text(text.data, text.len);
-    quoted = value ? json_dumps(value, JSON_ENCODE_ANY) : NULL;
-    if (quoted) {
+    printf("%-16s %d", what, id);
+    if (nvllm_detokenize(w->client, &id, 1, false, ctl_ask_ms(w->ctl), &text, NULL) == NVLLM_OK)
+        value = ctl_json_text(text.data, text.len);
+    if (value && (quoted = json_dumps(value, JSON_ENCODE_ANY))) {
         putchar(' ');
         ctl_put_line(stdout, quoted, SHOWN_BYTES);
     }
+    putchar('\n');
     free(quoted);
     json_decref(value);
 }
 
-static void print_prompt(struct nvllm_client *client, const struct ctl *ctl, const json_t *o)
+static void print_prompt(const struct work *w, const json_t *o)
 {
-    json_int_t prompt = json_integer_value(json_object_get(o, "prompt_tokens"));
-    json_int_t cached = json_integer_value(json_object_get(o, "cached_tokens"));
+    uint64_t prompt = (uint64_t)json_integer_value(json_object_get(o, "prompt_tokens"));
+    uint64_t cached = (uint64_t)json_integer_value(json_object_get(o, "cached_tokens"));
     const json_t *next = json_object_get(o, "next_id"), *others = json_object_get(o, "other_ids");
 
-    printf("%-16s%lld of %lld prompt tokens (%.0f %%)\n", "cached", (long long)cached,
-           (long long)prompt, prompt ? 100.0 * (double)cached / (double)prompt : 0);
+    printf("%-16s%" PRIu64 " of %" PRIu64 " prompt tokens (%.0f %%)\n", "cached", cached, prompt,
+           ctl_percent(cached, prompt));
     if (!json_is_integer(next))
         return;
-    /* Of a block that is the same in part only, nothing is cached: what differs comes later. */
-    printf("%-16s ", json_array_size(others) > 0 ? "first different" : "first not cached");
-    print_token(client, ctl, (int32_t)json_integer_value(next));
-    putchar('\n');
-    for (size_t i = 0; i < json_array_size(others); i++) {
-        printf("%-16s ", i == 0 ? "others have" : "");
-        print_token(client, ctl, (int32_t)json_integer_value(json_array_get(others, i)));
-        putchar('\n');
-    }
+    /* A block is cached as a whole: the first token that differs lies behind the cached ones. */
+    print_token(w, json_array_size(others) > 0 ? "first different" : "first not cached", next);
+    for (size_t i = 0; i < json_array_size(others); i++)
+        print_token(w, i == 0 ? "others have" : "", json_array_get(others, i));
 }
 
 static void print_request(const struct nvllm_explanation *e)
@@ -78,47 +72,38 @@ static void print_request(const struct nvllm_explanation *e)
         printf("%-16s %u needed, %u available\n", "blocks", e->blocks_needed, e->blocks_available);
 }
 
-static void set_prompt(struct nvllm_explain_options *about, const struct ctl_request *q)
-{
-    about->prompt = q->r.prompt;
-    about->prompt_ids = q->r.prompt_ids;
-    about->n_prompt_ids = q->r.n_prompt_ids;
-    about->chat = q->r.chat;
-    if (q->r.cache_salt.data)
-        about->cache_salt = q->r.cache_salt;
-}
-
 static int explain(struct work *w)
 {
-    struct nvllm_client *client = w->client;
-    const struct ctl *ctl = w->ctl;
+    struct nvllm_explain_options *about = &w->about;
     const struct nvllm_explanation *e;
     struct nvllm_error err;
     enum nvllm_code code;
     json_t *o;
-    bool ok = true;
 
     do {
-        set_prompt(&w->about, &w->request);
-        code = nvllm_explain(client, &w->about, ctl_ask_ms(ctl), &e, &err);
+        about->prompt = w->request.r.prompt;
+        about->prompt_ids = w->request.r.prompt_ids;
+        about->n_prompt_ids = w->request.r.n_prompt_ids;
+        about->chat = w->request.r.chat;
+        if (w->request.r.cache_salt.data)
+            about->cache_salt = w->request.r.cache_salt;
+        code = nvllm_explain(w->client, about, ctl_ask_ms(w->ctl), &e, &err);
     } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
     if (code != NVLLM_OK)
-        return ctl_report(ctl, &err);
+        return ctl_report(w->ctl, &err);
     o = report_json_explanation(e);
-    if (w->json) {
-        ok = ctl_json_print(STDOUT_FILENO, json_incref(o));
-    } else {
-        if (e->text[0]) {
-            ctl_put_line(stdout, e->text, 0);
-            putchar('\n');
-        }
-        if (e->info)
-            print_request(e);
-        else
-            print_prompt(client, ctl, o);
+    if (ctl_option(w->ctl, "json"))
+        return ctl_json_print(STDOUT_FILENO, o) ? EXIT_OK : EXIT_ERROR;
+    if (e->text[0]) {
+        ctl_put_line(stdout, e->text, 0);
+        putchar('\n');
     }
+    if (e->info)
+        print_request(e);
+    else
+        print_prompt(w, o); /* o outlives e, which is gone with the next call */
     json_decref(o);
-    return ok ? EXIT_OK : EXIT_ERROR;
+    return EXIT_OK;
 }
 
 static void read_options(struct work *w)
@@ -128,25 +113,24 @@ static void read_options(struct work *w)
     char **words = ctl->line.words;
     bool given;
 
-    w->json = ctl_option(ctl, "json");
     if (salt)
         w->about.cache_salt = nvllm_str(salt);
     ctl_prompt_init(&w->prompt, ctl);
     given = ctl_prompt_is_given(&w->prompt);
     if (given + ctl->line.n_words != 1)
-        ctl_usage(ctl, "explain wants the number of one request, or --prompt TEXT, or "
-                       "--prompt-file FILE");
+        ctl_usage(ctl,
+                  "explain needs the number of a request, --prompt TEXT or --prompt-file FILE");
     if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
-        ctl_usage(ctl, "--%s goes with --prompt or --prompt-file",
+        ctl_usage(ctl, "--%s needs --prompt or --prompt-file",
                   w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
     if (!given && (words[0][0] < '0' || words[0][0] > '9'))
         ctl_usage(ctl,
-                  "“%s” is no request's number, which “nvllmctl requests” shows; a prompt goes "
-                  "behind --prompt",
+                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
+                  "prompt with --prompt",
                   words[0]);
     if (!given)
         w->about.request = ctl_request_number(ctl, words[0]);
-    ctl->needs_model = given; /* a prompt has to be tokenized */
+    ctl->needs_model = given; /* to tokenize the prompt */
 }
 
 int ctl_explain(struct ctl *ctl)

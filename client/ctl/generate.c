@@ -1,4 +1,4 @@
-/* generate.c - nvllmctl generate: one prompt, its text as it is made. */
+/* generate.c - nvllmctl generate: streams the text for one prompt. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ struct job {
     bool cancelled; /* by us */
 };
 
-/* False: nobody reads any more. */
+/* False if the reader of stdout has gone away. */
 static bool show_delta(struct job *job, const struct nvllm_delta *delta)
 {
     job->started = true;
@@ -55,7 +55,7 @@ static bool show_choices(const struct job *job)
     return true;
 }
 
-/* The end of what is shown. False when it could not be written. */
+/* The end of the output. False if it could not be written. */
 static bool show_end(struct job *job)
 {
     if (job->json)
@@ -75,10 +75,10 @@ static int exit_of_finish(const struct job *job)
             ctl_message("nvllmd cancelled the request");
         return EXIT_ERROR;
     case NVLLM_FINISH_DEADLINE:
-        ctl_message("the deadline is over");
+        ctl_message("the deadline has expired");
         return EXIT_DEADLINE;
     case NVLLM_FINISH_ERROR:
-        ctl_message("the model's numbers broke down");
+        ctl_message("the model computed values that are not numbers");
         return EXIT_ERROR;
     default:
         return EXIT_OK;
@@ -94,7 +94,7 @@ static int end_done(struct job *job, const struct nvllm_done *done)
     return exit_of_finish(job);
 }
 
-/* An error after some text, of the kinds that the object has a word for, still shows the text. */
+/* After a cancel or a deadline the text so far is shown, too. */
 static int end_error(struct job *job, const struct nvllm_error *err)
 {
     int rc = ctl_exit_code(err->code);
@@ -109,7 +109,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
     } else if (job->terminal && job->last != '\0' && job->last != '\n') {
         ctl_write(STDOUT_FILENO, "\n", 1);
     }
-    /* What an option said and the daemon refuses is the user's mistake. */
+    /* An option that the daemon refuses is wrong usage. */
     rc = ctl_report(job->ctl, err);
     return err->code == NVLLM_E_INVALID && err->field[0] && strncmp(err->field, "prompt", 6) != 0 &&
                    strncmp(err->field, "chat", 4) != 0 && strncmp(err->field, "messages", 8) != 0
@@ -119,7 +119,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
 
 enum { RETRY = -1 };
 
-/* Runs the request to its end; RETRY: the prompt is another now. */
+/* Runs the request to its end; RETRY: the prompt has changed. */
 static int run(struct job *job)
 {
     const struct nvllm_event *event;
@@ -132,15 +132,15 @@ static int run(struct job *job)
     if (code != NVLLM_OK)
         return ctl_report(job->ctl, &err);
     for (;;) {
-        /* Looked at each time: a fast daemon may always have another event. */
+        /* Checked each time: a fast daemon may always have another event. */
         if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
             cancel_end = ctl_cancel_end(job->ctl);
             nvllm_cancel(job->client, id, NULL);
             job->cancelled = true;
         }
         if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
-            if (ctl_left_ms(job->ctl) != 0) /* which is said by itself */
-                ctl_message("nvllmd does not end the request");
+            if (ctl_left_ms(job->ctl) != 0) /* reported below */
+                ctl_message("nvllmd has not ended the request");
             return EXIT_DEADLINE;
         }
         code = ctl_next(job->client, -1,
@@ -177,10 +177,8 @@ static int generate(struct job *job)
     while (rc == RETRY);
     if (ctl_interrupted())
         return ctl_interrupted();
-    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK) {
-        ctl_message("gave up after the time that --timeout gives");
-        return EXIT_DEADLINE;
-    }
+    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK)
+        return ctl_report_timeout();
     return rc;
 }
 

@@ -11,6 +11,7 @@
 #include "client/lib/clock.h"
 #include "client/ctl/ctl.h"
 #include "proto/program.h"
+#include "proto/utf8.h"
 
 enum {
     MAX_INPUT_BYTES = 512 << 20, /* no frame is larger */
@@ -21,16 +22,18 @@ enum {
 
 /* ---- messages */
 
-__attribute__((format(printf, 1, 0))) static void put_line(const char *fmt, va_list args)
+__attribute__((format(printf, 1, 0))) static void put_message(const char *fmt, va_list args)
 {
-    char text[1200];
-    char line[1400];
+    char text[1200], line[1300] = "";
+    FILE *to = fmemopen(line, sizeof(line), "w"); /* one write for the line */
 
+    if (!to)
+        return;
     vsnprintf(text, sizeof(text), fmt, args);
-    for (char *p = text; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7f)
-            *p = '?';
-    snprintf(line, sizeof(line), "nvllmctl: %s\n", text);
+    fputs("nvllmctl: ", to);
+    ctl_put_line(to, text, 0);
+    fputc('\n', to);
+    fclose(to);
     fputs(line, stderr);
 }
 
@@ -39,7 +42,7 @@ void ctl_message(const char *fmt, ...)
     va_list args;
 
     va_start(args, fmt);
-    put_line(fmt, args);
+    put_message(fmt, args);
     va_end(args);
 }
 
@@ -48,9 +51,9 @@ void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
     va_list args;
 
     va_start(args, fmt);
-    put_line(fmt, args);
+    put_message(fmt, args);
     va_end(args);
-    fprintf(stderr, "“nvllmctl help%s%s” says more.\n", ctl->command ? " " : "",
+    fprintf(stderr, "See “nvllmctl help%s%s”.\n", ctl->command ? " " : "",
             ctl->command ? ctl->command->name : "");
     exit(EXIT_USAGE);
 }
@@ -65,6 +68,36 @@ bool ctl_invalid(struct nvllm_error *err, const char *fmt, ...)
     vsnprintf(err->message, sizeof(err->message), fmt, args);
     va_end(args);
     return false;
+}
+
+int ctl_report_timeout(void)
+{
+    ctl_message("timed out (--timeout)");
+    return EXIT_DEADLINE;
+}
+
+void ctl_no_memory(void)
+{
+    ctl_message("out of memory");
+    exit(EXIT_ERROR);
+}
+
+void *ctl_alloc(size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+
+    if (!p)
+        ctl_no_memory();
+    return p;
+}
+
+void *ctl_grow(void *old, size_t n, size_t size)
+{
+    void *p = reallocarray(old, n, size);
+
+    if (!p)
+        ctl_no_memory();
+    return p;
 }
 
 int ctl_exit_code(enum nvllm_code code)
@@ -88,15 +121,11 @@ int ctl_exit_code(enum nvllm_code code)
     }
 }
 
-/* Else no daemon has been reached. */
-static bool was_connected(const struct nvllm_error *err)
-{
-    return err->sys_errno == 0 || err->sys_errno == EPIPE || err->sys_errno == ECONNRESET;
-}
-
-/* Commands that can be pasted; none, where the socket's path would move the terminal. */
+/* Commands that can be pasted; none if the socket's path would move the terminal. */
 static void advise(const struct ctl *ctl, const struct nvllm_error *err)
 {
+    bool was_connected =
+        err->sys_errno == 0 || err->sys_errno == EPIPE || err->sys_errno == ECONNRESET;
     char path[4 * 1024];
 
     if (program_has_control(ctl->socket_path))
@@ -105,16 +134,17 @@ static void advise(const struct ctl *ctl, const struct nvllm_error *err)
     if (err->code == NVLLM_E_NOT_RUNNING)
         fprintf(stderr,
                 "Start it with “systemctl start nvllmd” or “nvllmd --model DIR --socket %s”, or\n"
-                "say with --socket where it listens. What is in its way says\n"
-                "“nvllmctl --socket %s doctor”.\n",
+                "use --socket if it listens elsewhere. “nvllmctl --socket %s doctor” finds the\n"
+                "problem.\n",
                 path, path);
     else if (err->code == NVLLM_E_DENIED && err->sys_errno != 0)
         fprintf(stderr,
-                "Ask an administrator to let you use it: “nvllmctl --socket %s doctor” says what\n"
-                "keeps you out.\n",
+                "Ask an administrator for access: “nvllmctl --socket %s doctor” shows what is\n"
+                "missing.\n",
                 path);
-    else if (err->code == NVLLM_E_CONNECTION && was_connected(err))
-        fprintf(stderr, "Its log says why, and “nvllmctl --socket %s status” whether it is back.\n",
+    else if (err->code == NVLLM_E_CONNECTION && was_connected)
+        fprintf(stderr,
+                "Its log says why; “nvllmctl --socket %s status” shows whether it is back.\n",
                 path);
 }
 
@@ -136,15 +166,15 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     return ctl_exit_code(err->code);
 }
 
-int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
+int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
 {
-    enum { MOST_DOUBLINGS = 7, MOST_ADVICE_MS = 60000 };
-    int64_t pause = (int64_t)first_ms << (n_tries < MOST_DOUBLINGS ? n_tries : MOST_DOUBLINGS);
+    enum { MAX_DOUBLINGS = 7, MAX_ADVICE_MS = 60000 };
+    int64_t pause = (int64_t)first_ms << (n_tries < MAX_DOUBLINGS ? n_tries : MAX_DOUBLINGS);
 
     if (pause > last_ms)
         pause = last_ms;
-    if (advice_ms > MOST_ADVICE_MS)
-        advice_ms = MOST_ADVICE_MS;
+    if (advice_ms > MAX_ADVICE_MS)
+        advice_ms = MAX_ADVICE_MS;
     return pause > advice_ms ? pause : advice_ms;
 }
 
@@ -153,6 +183,11 @@ int64_t ctl_put_off_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_m
 int ctl_left_ms(const struct ctl *ctl)
 {
     return clock_left_ms(ctl->deadline);
+}
+
+int ctl_ask_ms(const struct ctl *ctl)
+{
+    return ctl->deadline < 0 ? ANSWER_TIMEOUT_MS : ctl_left_ms(ctl);
 }
 
 int64_t ctl_cancel_end(const struct ctl *ctl)
@@ -198,12 +233,12 @@ int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
 
 static volatile sig_atomic_t interrupted_by;
 static volatile sig_atomic_t n_interrupts;
-static int n_interrupts_told; /* those that ctl_next() or ctl_wait_input() has said */
-static bool interrupts_spare;
+static int n_interrupts_told; /* those that ctl_next() or ctl_wait_input() has reported */
+static bool interrupts_spared;
 
 static void on_interrupt(int signal)
 {
-    if (interrupted_by && !(interrupts_spare && signal == SIGINT))
+    if (interrupted_by && !(interrupts_spared && signal == SIGINT))
         _exit(128 + signal);
     interrupted_by = signal;
     n_interrupts++;
@@ -220,7 +255,7 @@ void ctl_catch_interrupts(void)
 
 void ctl_spare_interrupts(void)
 {
-    interrupts_spare = true;
+    interrupts_spared = true;
 }
 
 void ctl_forget_interrupt(void)
@@ -234,7 +269,7 @@ int ctl_interrupted(void)
     return interrupted_by ? 128 + interrupted_by : 0;
 }
 
-/* As poll(), and an interrupt ends it: one that comes just before it, too. */
+/* As poll(), ended by an interrupt, also by one that comes just before it. */
 static void wait_for(struct pollfd *p, nfds_t n, int timeout_ms)
 {
     struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
@@ -268,8 +303,7 @@ enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_m
         enum nvllm_code code;
         int left;
 
-        /* Before any event: a stream that never pauses must not hide it, nor may it be lost where
-         * it came between two calls. */
+        /* Before any event: a stream that never pauses must not hide an interrupt. */
         if (is_interrupt_new())
             return NVLLM_E_TIMEOUT;
         code = nvllm_next(client, 0, event, err);
@@ -314,47 +348,51 @@ bool ctl_write(int fd, const void *data, size_t n)
     return true;
 }
 
-/* Length of the character at p that steers a terminal; 0: it is none. */
-static size_t control_at(const char *p, size_t n)
-{
-    unsigned char c = (unsigned char)*p;
-
-    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f)
-        return 1;
-    if (c == 0xc2 && n > 1 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xa0)
-        return 2;
-    return 0;
-}
-
 bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
 {
-    size_t start = 0, i = 0;
+    size_t start = 0;
 
-    if (!terminal)
-        return ctl_write(fd, data, n);
-    while (i < n) {
-        size_t k = control_at(data + i, n - i);
+    for (size_t i = 0; terminal && i < n;) {
+        int step = utf8_step(data + i, n - i);
+        bool shown = step < 0 || data[i] == '\n' || data[i] == '\t' || !utf8_steers(data + i, step);
 
-        if (k == 0) {
-            i++;
-            continue;
+        step = step < 0 ? -step : step;
+        if (!shown) {
+            if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
+                return false;
+            start = i + (size_t)step;
         }
-        if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
-            return false;
-        i += k;
-        start = i;
+        i += (size_t)step;
     }
     return ctl_write(fd, data + start, n - start);
+}
+
+void ctl_put_line(FILE *to, const char *text, int max)
+{
+    size_t n = strlen(text);
+
+    for (size_t i = 0; i < n;) {
+        int step = utf8_step(text + i, n - i);
+        bool steers = utf8_steers(text + i, step);
+
+        step = step < 1 ? -step : step;
+        if (max > 0 && i + (size_t)step > (size_t)max)
+            break;
+        if (steers)
+            fputc(text[i] == '\n' || text[i] == '\t' || text[i] == '\r' ? ' ' : '?', to);
+        else
+            fwrite(text + i, 1, (size_t)step, to);
+        i += (size_t)step;
+    }
 }
 
 int ctl_read_all(int fd, char **data, size_t *n)
 {
     size_t cap = 64 << 10, len = 0;
-    char *buf = malloc(cap);
+    char *buf = ctl_grow(NULL, cap, 1);
 
-    while (buf) {
+    for (;;) {
         ssize_t k = read(fd, buf + len, cap - len);
-        char *bigger;
 
         if (k == 0) {
             *data = buf;
@@ -363,23 +401,18 @@ int ctl_read_all(int fd, char **data, size_t *n)
         }
         if (k < 0 && errno != EINTR) {
             ctl_message("cannot read the input: %s", strerror(errno));
-            free(buf);
-            return EXIT_ERROR;
+            break;
         }
         len += k > 0 ? (size_t)k : 0;
         if (len < cap)
             continue;
         if (cap > MAX_INPUT_BYTES) {
             ctl_message("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
-            free(buf);
-            return EXIT_ERROR;
+            break;
         }
         cap *= 2;
-        bigger = realloc(buf, cap);
-        if (!bigger)
-            free(buf);
-        buf = bigger;
+        buf = ctl_grow(buf, cap, 1);
     }
-    ctl_message("out of memory");
+    free(buf);
     return EXIT_ERROR;
 }

@@ -1,5 +1,5 @@
-/* json.c - reading is strict: an unknown or wrongly typed member is named, never passed over;
- * null is the same as absent. Numbers of tools and arguments keep their value to the last bit. */
+/* json.c - reading is strict: an unknown or wrongly typed member is an error that names it, and
+ * null means absent. Numbers in tools and arguments keep their value to the last bit. */
 #include "client/ctl/json.h"
 
 #include <math.h>
@@ -83,7 +83,7 @@ json_t *ctl_json_error(const struct nvllm_error *err)
 
 bool ctl_json_print(int fd, json_t *value)
 {
-    /* Nine digits tell any two floats apart. */
+    /* Nine digits distinguish any two floats. */
     char *text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
     size_t n = text ? strlen(text) : 0;
     bool ok = false;
@@ -93,7 +93,7 @@ bool ctl_json_print(int fd, json_t *value)
         ctl_message("out of memory");
         return false;
     }
-    text[n] = '\n'; /* in place of the NUL: one write a line */
+    text[n] = '\n'; /* in place of the NUL: each line is one write */
     ok = ctl_write(fd, text, n + 1);
     free(text);
     return ok;
@@ -124,7 +124,7 @@ static bool read_switch(enum nvllm_switch *out, const char *name, const json_t *
     return true;
 }
 
-/* The JSON text of a value. Consumes nothing; the memory is the request's. */
+/* The JSON text of a value, in memory of the request. */
 static struct nvllm_text dumped(struct ctl_request *q, const json_t *value)
 {
     const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
@@ -143,7 +143,7 @@ bool ctl_json_read_ids(struct ctl_request *q, const char *name, const json_t *va
 
     if (!json_is_array(value))
         return wrong(err, name, "an array of token ids");
-    out = ctl_request_take(q, count + 1, sizeof(*out)); /* never NULL, as the request wants it */
+    out = ctl_request_take(q, count + 1, sizeof(*out)); /* not NULL, even if empty */
     for (size_t i = 0; i < count; i++) {
         const json_t *id = json_array_get(value, i);
 
@@ -233,7 +233,7 @@ static bool read_message(struct ctl_request *q, struct nvllm_message *m, const c
         } else if (strcmp(name, "tool_calls") == 0) {
             ok = read_tool_calls(q, m, where, member, err);
         } else if (strcmp(name, "tool_call_id") != 0 && strcmp(name, "name") != 0) {
-            /* Those two are usual, and no template here shows them. */
+            /* Those two are common, and no chat template here uses them. */
             ok = ctl_invalid(err, "%s: “%s” is not known", where, name);
         }
         if (!ok)
@@ -279,7 +279,7 @@ static bool read_tools(struct ctl_request *q, const json_t *value, struct nvllm_
     return true;
 }
 
-/* 1: a member of a chat, read; 0: it is none; -1: *err. */
+/* 1: it is a member of a chat, and was read; 0: it is not; -1: *err. */
 static int read_chat_member(struct ctl_request *q, const char *name, const json_t *value,
                             struct nvllm_error *err)
 {
@@ -390,11 +390,10 @@ static bool read_logit_bias(struct ctl_request *q, const json_t *value, struct n
 
 static bool read_priority(struct ctl_request *q, const json_t *value, struct nvllm_error *err)
 {
-    static const char *const names[] = {"normal", "low", "high"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (json_is_string(value) && strcmp(json_string_value(value), names[i]) == 0) {
-            q->r.priority = (enum nvllm_priority)i;
+    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
+        if (json_is_string(value) &&
+            strcmp(json_string_value(value), nvllm_priority_name((enum nvllm_priority)p)) == 0) {
+            q->r.priority = (enum nvllm_priority)p;
             return true;
         }
     }
@@ -444,7 +443,7 @@ static bool read_member(struct ctl_request *q, const char *name, const json_t *v
     if (strcmp(name, "cache_salt") == 0)
         return read_text(&q->r.cache_salt, name, value, err);
     if (strcmp(name, "id") == 0 || strcmp(name, "stream") == 0)
-        return true; /* the id is the output's; how the text travels shows in no line */
+        return true; /* the output repeats the id; streaming changes no line of it */
     return ctl_invalid(err, "“%s” is not known", name);
 }
 

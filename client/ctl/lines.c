@@ -20,7 +20,7 @@ void lines_deinit(struct lines *l)
     l->data = NULL;
 }
 
-/* Reads more behind what is there. LINES_OK also at the end of the file. */
+/* Reads more input. LINES_OK also at the end of the file. */
 static int fill(struct lines *l, bool wait)
 {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
@@ -46,7 +46,7 @@ static int fill(struct lines *l, bool wait)
         k = read(l->fd, l->data + l->end, l->cap - l->end);
     } while (k < 0 && errno == EINTR);
     if (k < 0 && errno == EAGAIN)
-        return LINES_LATER; /* a descriptor that somebody made non-blocking */
+        return LINES_LATER; /* the descriptor is non-blocking */
     if (k < 0)
         return LINES_E_READ;
     l->ended = k == 0;
@@ -54,7 +54,7 @@ static int fill(struct lines *l, bool wait)
     return LINES_OK;
 }
 
-/* The line's end at or behind what was searched, or NULL. */
+/* The next newline after what was searched, or NULL. */
 static char *find_end(struct lines *l)
 {
     char *from = l->data + l->start + l->searched;
@@ -78,7 +78,7 @@ int lines_next(struct lines *l, char **line, size_t *n, bool wait)
             return LINES_END;
         if (l->ended)
             break;
-        if (l->end - l->start > LINES_MAX_BYTES) { /* nothing of such a line is kept */
+        if (l->end - l->start > LINES_MAX_BYTES) { /* such a line is not kept */
             l->too_long = true;
             l->bytes += l->end - l->start;
             l->start = l->end = l->searched = 0;

@@ -46,8 +46,8 @@ static void put_left(FILE *to, const struct progress *p, double share, int64_t n
         fprintf(to, ", %d:%02d:%02d left", (int)left / 3600, (int)left / 60 % 60, (int)left % 60);
 }
 
-/* One line of the terminal, which would else be drawn below itself again and again: the bar has
- * what the words leave, and those are cut where even they are too long. */
+/* Draws one line of the terminal, so that it can be redrawn in place: the bar gets the room that
+ * the words leave, and words that are too long are cut. */
 static void draw(const char *words, const struct progress *p, double share)
 {
     int columns, rows, room, bar;
@@ -79,7 +79,7 @@ void progress_show(struct progress *p, uint64_t bytes, uint64_t n_done, uint64_t
     p->last_ms = now;
     share = p->total ? (double)bytes / (double)p->total : 0;
     if (share > 1)
-        share = 1; /* the file has grown meanwhile */
+        share = 1; /* the file has grown */
     to = fmemopen(words, sizeof(words), "w");
     if (!to)
         return;

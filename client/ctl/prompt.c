@@ -86,7 +86,7 @@ static int read_file(struct ctl_prompt *p)
     return rc;
 }
 
-/* An object of a request; other JSON is text like any other. */
+/* An object that is a request; other JSON is plain text. */
 static json_t *parse_object(const struct ctl_prompt *p)
 {
     struct nvllm_error err;
@@ -121,7 +121,7 @@ static void set_input(const struct ctl_prompt *p, struct ctl_request *q)
         q->r.prompt = text;
         return;
     }
-    /* A message from a pipe or file ends like a line; the line's end is no part of it. */
+    /* The newline at the end of a pipe or file is not part of the message. */
     if (p->memory && text.len > 0 && text.data[text.len - 1] == '\n')
         text.len--;
     q->chat.n_messages = 0;

@@ -1,7 +1,7 @@
-/* prompt.h - a prompt as generate, explain and cache pin take it: text, a file or stdin; a
- * user's message of a chat, raw, or whatever a JSON object says.
+/* prompt.h - the prompt of generate, explain and cache pin: text, a file or stdin; taken as a
+ * user's message, raw, or as a JSON object.
  *
- * The same words make the same tokens in each of these commands: what one has cached another finds.
+ * The same options give the same tokens in each command, so that one finds what another has cached.
  */
 #ifndef NVLLM_CLIENT_CTL_PROMPT_H
 #define NVLLM_CLIENT_CTL_PROMPT_H
@@ -25,16 +25,17 @@ enum nvllm_switch ctl_prompt_thinking(const struct ctl *ctl);
 
 void ctl_prompt_deinit(struct ctl_prompt *p);
 
-/* Whether any option named a prompt, or says how it is to be taken. */
+/* Whether an option gives a prompt, or says how to take it. */
 bool ctl_prompt_is_given(const struct ctl_prompt *p);
 bool ctl_prompt_is_shaped(const struct ctl_prompt *p);
 
-/* Reads it: by the options, or where they name none by `word` (NULL or "-": stdin). The request
- * points into the prompt from then on. EXIT_OK, or the exit code after a message. */
+/* Reads the prompt that the options give, or else `word` (NULL or "-": stdin). The request points
+ * into p afterwards. EXIT_OK, or the exit code after a message. */
 int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
                     const char *word);
 
-/* Where the daemon said that the model has no chat template: the same prompt raw, if it may be. */
+/* After the daemon's error for a model without chat template: takes the prompt raw, if no option
+ * forbids it. */
 bool ctl_prompt_fall_back(struct ctl_prompt *p, struct ctl_request *q, enum nvllm_code code);
 
 #endif

@@ -5,7 +5,7 @@
 
 enum { SUB_BITS = 6, SUB = 1 << SUB_BITS };
 
-/* Values below SUB have a bucket each; above, SUB of them to each power of two. */
+/* Values below SUB have a bucket each; above, each power of two has SUB buckets. */
 static unsigned bucket_of(uint64_t ns)
 {
     unsigned shift;
@@ -61,7 +61,7 @@ double quantiles_mean_ms(const struct quantiles *q)
     return q->n ? q->sum_ns / (double)q->n / 1e6 : 0;
 }
 
-/* Ranges end at 1, 2, 5, 10, … of a unit; 0 is 1 µs. */
+/* Ranges end at 1, 2, 5, 10, … µs. */
 static double range_end_ns(int range)
 {
     static const double steps[] = {1, 2, 5};

@@ -1,5 +1,4 @@
-/* quantiles.h - how times are distributed, in memory that does not grow: counts in buckets
- * whose width is a 64th of their value. */
+/* quantiles.h - a histogram of times in constant memory: buckets are a 64th of their value wide. */
 #ifndef NVLLM_CLIENT_CTL_QUANTILES_H
 #define NVLLM_CLIENT_CTL_QUANTILES_H
 
@@ -17,11 +16,11 @@ struct quantiles {
 
 void quantiles_add(struct quantiles *q, uint64_t ns);
 
-/* The time that a share of all does not exceed, in ms, to within 1 %; 0 where there is none. */
+/* The quantile of a share, in ms, to within 1 %; 0 if there are no values. */
 double quantiles_ms(const struct quantiles *q, double share);
 double quantiles_mean_ms(const struct quantiles *q);
 
-/* A line for each range of times: how many, and a bar. */
+/* One line per range of times: count and bar. */
 void quantiles_draw(const struct quantiles *q, FILE *to, int width);
 
 #endif

@@ -1,4 +1,4 @@
-/* random.c - see random.h. The generator is Matsumoto's and Nishimura's of 2002. */
+/* random.c - see random.h: the generator of Matsumoto and Nishimura, 2002. */
 #include "client/ctl/random.h"
 
 enum { MIDDLE = 397 };
@@ -67,7 +67,7 @@ uint32_t random_int(struct random *r, uint32_t min, uint32_t max)
     int bits = 64 - __builtin_clzll(n);
     uint64_t drawn;
 
-    /* Python draws as many bits as n has, 33 of them in two words, until they are below n. */
+    /* Python draws as many bits as n has, 33 in two words, until the value is below n. */
     do {
         drawn = bits > 32 ? random_u32(r) : random_u32(r) >> (32 - bits);
         if (bits > 32)

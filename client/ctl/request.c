@@ -7,11 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct ctl_piece {
-    struct ctl_piece *next;
-    _Alignas(max_align_t) char data[];
-};
-
 void ctl_request_init(struct ctl_request *q)
 {
     *q = (struct ctl_request){0};
@@ -21,31 +16,18 @@ void ctl_request_init(struct ctl_request *q)
 
 void ctl_request_deinit(struct ctl_request *q)
 {
-    while (q->pieces) {
-        struct ctl_piece *piece = q->pieces;
-
-        q->pieces = piece->next;
-        free(piece);
-    }
+    while (q->n_pieces > 0)
+        free(q->pieces[--q->n_pieces]);
+    free(q->pieces);
+    q->pieces = NULL;
     json_decref(q->source);
     q->source = NULL;
 }
 
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
 {
-    struct ctl_piece *piece = NULL;
-    size_t bytes;
-
-    if (!__builtin_mul_overflow(n, size, &bytes) &&
-        !__builtin_add_overflow(bytes, sizeof(*piece), &bytes))
-        piece = calloc(1, bytes);
-    if (!piece) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
-    piece->next = q->pieces;
-    q->pieces = piece;
-    return piece->data;
+    q->pieces = ctl_grow(q->pieces, q->n_pieces + 1, sizeof(*q->pieces));
+    return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
 }
 
 void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, const void *element,
@@ -53,7 +35,7 @@ void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, co
 {
     char *longer;
 
-    /* Grows at each power of two; what it leaves behind goes with the request. */
+    /* Grows at each power of two; old copies are freed with the request. */
     if ((*n & (*n - 1)) == 0) {
         longer = ctl_request_take(q, *n ? *n * 2 : 1, size);
         if (*n)
@@ -152,7 +134,7 @@ static void set_field(struct ctl_request *q, const struct ctl *ctl, const struct
     if (end == text || *end != '\0')
         ctl_usage(ctl, "--%s takes a number, not “%s”", option, text);
     if (!ctl_field_set_number(&q->r, f, value, floor(value) == value, &err))
-        ctl_usage(ctl, "--%s: “%s” will not do: %s", option, text, err.message);
+        ctl_usage(ctl, "--%s: invalid value “%s”: %s", option, text, err.message);
 }
 
 static void set_seed(struct ctl_request *q, const struct ctl *ctl, const char *text)
@@ -182,7 +164,7 @@ static void add_logit_bias(struct ctl_request *q, const struct ctl *ctl, const c
     text = end + 1;
     bias.bias = strtof(text, &end);
     if (end == text || *end != '\0' || !isfinite(bias.bias))
-        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is no number", text);
+        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is not a number", text);
     ctl_request_append(q, &array, &q->r.n_logit_bias, &bias, sizeof(bias));
     q->r.logit_bias = array;
 }

@@ -1,4 +1,4 @@
-/* requests.c - nvllmctl requests: what is under way. */
+/* requests.c - nvllmctl requests: lists requests. */
 #include "client/ctl/requests.h"
 
 #include <inttypes.h>
@@ -17,11 +17,11 @@ enum { REQUEST, USER, PID, STATE, PLACE, PROMPT, CACHED, GENERATED, RATE, BLOCKS
 enum { LONGEST_USER = 32 };
 
 static const struct table_column columns_of_all[N_COLUMNS] = {
-    [REQUEST] = {"REQUEST", 7},  [USER] = {"USER", -10, 8},
-    [PID] = {"PID", 7, 3},       [STATE] = {"STATE", -9},
-    [PLACE] = {"PLACE", 5, 2},   [PROMPT] = {"PROMPT", 7, 5},
-    [CACHED] = {"CACHED", 7, 1}, [GENERATED] = {"GENERATED", 9, 9},
-    [RATE] = {"TOK/S", 8, 7},    [BLOCKS] = {"BLOCKS", 7, 4},
+    [REQUEST] = {"REQUEST", 7, 0}, [USER] = {"USER", -10, 8},
+    [PID] = {"PID", 7, 3},         [STATE] = {"STATE", -9, 0},
+    [PLACE] = {"PLACE", 5, 2},     [PROMPT] = {"PROMPT", 7, 5},
+    [CACHED] = {"CACHED", 7, 1},   [GENERATED] = {"GENERATED", 9, 9},
+    [RATE] = {"TOK/S", 8, 7},      [BLOCKS] = {"BLOCKS", 7, 4},
     [AGE] = {"AGE", 7, 6},
 };
 

@@ -2,17 +2,10 @@
 #include "client/ctl/result.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/ctl/json.h"
 
-enum { MAX_CHOICES = 1 << 16 }; /* more are no request that a daemon takes */
-
-static void no_memory(void)
-{
-    ctl_message("out of memory");
-    exit(EXIT_ERROR);
-}
+enum { MAX_CHOICES = 1 << 16 }; /* the daemon allows fewer */
 
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 {
@@ -20,9 +13,7 @@ void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 
     *r = (struct ctl_result){.wants_logprobs = request->logprobs >= 0};
     r->n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES;
-    r->choices = calloc(r->n_choices, sizeof(*r->choices));
-    if (!r->choices)
-        no_memory();
+    r->choices = ctl_alloc(r->n_choices, sizeof(*r->choices));
 }
 
 void ctl_result_deinit(struct ctl_result *r)

@@ -1,4 +1,4 @@
-/* result.h - the deltas of one request, gathered into the object that --json prints. */
+/* result.h - collects the deltas of one request into the object that --json prints. */
 #ifndef NVLLM_CLIENT_CTL_RESULT_H
 #define NVLLM_CLIENT_CTL_RESULT_H
 
@@ -23,19 +23,19 @@ struct ctl_result {
     struct nvllm_done done; /* zero if the request ended with an error */
 };
 
-/* Ends the program when there is no memory. */
+/* Ends the program if there is no memory. */
 void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);
 void ctl_result_deinit(struct ctl_result *r);
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
 
-/* Choices without an end of their own ended this way. */
+/* Sets the finish reason of choices that have none. */
 void ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
 
-/* The worst end of all choices. */
+/* The worst finish reason of all choices. */
 enum nvllm_finish ctl_result_finish(const struct ctl_result *r);
 
-/* {text, token_ids, finish_reason, usage, timing}, logprobs if asked for, and choices where there
- * are several. */
+/* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, and choices if there are
+ * several. */
 json_t *ctl_result_json(const struct ctl_result *r);
 
 #endif

@@ -21,14 +21,13 @@ static const char *colour_of(enum nvllm_state state)
     }
 }
 
-/* A text from the daemon, on one line and without control characters. */
+/* A text from the daemon; nothing if it is empty. */
 static void put(const char *name, const char *value)
 {
     if (!value[0])
         return;
     printf("%-14s", name);
-    for (const char *p = value; *p; p++)
-        putchar((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p);
+    ctl_put_line(stdout, value, 0);
     putchar('\n');
 }
 
@@ -44,11 +43,6 @@ static void put_uptime(uint64_t ms)
     if (s >= 60)
         printf("%llu min ", (unsigned long long)(s / 60 % 60));
     printf("%llu s\n", (unsigned long long)(s % 60));
-}
-
-static double share(uint64_t part, uint64_t whole)
-{
-    return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
 static double mib(uint64_t bytes)
@@ -72,11 +66,11 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%u running, %u waiting, %u connection%s\n", "requests", s->requests_running,
            s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
-           s->blocks_used, s->blocks_total, share(s->blocks_used, s->blocks_total),
+           s->blocks_used, s->blocks_total, ctl_percent(s->blocks_used, s->blocks_total),
            s->blocks_cached, s->blocks_free, s->block_len);
     printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
            (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
-           share(s->prefix_hit_tokens, s->prefix_queried_tokens));
+           ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens));
     printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemption%s\n",
            "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
            (unsigned long long)s->steps, (unsigned long long)s->preemptions,

@@ -1,4 +1,4 @@
-/* terminal.h - what is at the other end of a descriptor: colours, width. */
+/* terminal.h - colours and size of a terminal. */
 #ifndef NVLLM_CLIENT_CTL_TERMINAL_H
 #define NVLLM_CLIENT_CTL_TERMINAL_H
 
@@ -11,17 +11,16 @@
 #define COLOUR_BOLD   "\033[1m"
 #define COLOUR_END    "\033[0m"
 
-/* A terminal that knows colours, of somebody who has not said NO_COLOR. */
+/* fd is a terminal with colours, and NO_COLOR is not set. */
 bool terminal_has_colours(int fd);
 
-/* The colour where fd has colours, else nothing. */
+/* The colour if fd has colours, or "". */
 const char *terminal_colour(int fd, const char *colour);
 
-/* Columns and rows; 80 and 24 where nobody knows. */
+/* Columns and rows; 80 and 24 if unknown. */
 void terminal_size(int fd, int *columns, int *rows);
 
-/* How wide a table may be that fd gets: as the terminal, or 0, as wide as it is, for anything else.
- */
+/* The width for a table on fd: the terminal's, or 0, unlimited, for anything else. */
 int terminal_columns(int fd);
 
 #endif

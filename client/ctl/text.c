@@ -1,6 +1,6 @@
-/* text.c - see text.h. */
-#include "client/ctl/text.h"
-
+/* text.c - the commands that convert one value into another: tokenize, detokenize, render.
+ *
+ * The input is an argument or stdin, or with --jsonl one JSON value per line. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,102 @@
 
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
+#include "client/ctl/request.h"
+#include "proto/program.h"
+
+struct text_work {
+    struct ctl *ctl;
+    struct nvllm_client *client;
+    const struct text_command *command;
+    bool special; /* tokenize: match special tokens; detokenize: skip them */
+    bool json;
+};
+
+struct text_input {
+    struct nvllm_text text;
+    json_t *value; /* NULL: the text is all there is */
+};
+
+/* The daemon's answer; it holds until the next call. */
+struct text_answer {
+    const struct nvllm_tokens *tokens; /* NULL: it is a text */
+    struct nvllm_text text;
+};
+
+struct text_command {
+    /* The value that an argument or stdin holds, or NULL with *err; NULL as a function: the bytes
+     * are the value, and a line of --jsonl is a string. */
+    json_t *(*parse)(struct nvllm_text text, struct nvllm_error *err);
+    bool (*convert)(struct text_work *w, const struct text_input *input, struct text_answer *answer,
+                    struct nvllm_error *err);
+};
+
+/* ---- the commands */
+
+static bool tokenize(struct text_work *w, const struct text_input *input,
+                     struct text_answer *answer, struct nvllm_error *err)
+{
+    return nvllm_tokenize(w->client, input->text, w->special, ctl_left_ms(w->ctl), &answer->tokens,
+                          err) == NVLLM_OK;
+}
+
+/* Ids as JSON, or as plain numbers between blanks and commas. */
+static json_t *parse_ids(struct nvllm_text text, struct nvllm_error *err)
+{
+    size_t start = 0;
+    json_t *array;
+    int64_t id;
+    int got;
+
+    while (start < text.len && memchr(" \t\r\n", text.data[start], 4))
+        start++;
+    if (start < text.len && (text.data[start] == '[' || text.data[start] == '{'))
+        return ctl_json_parse(text.data, text.len, err);
+    array = json_array();
+    while ((got = program_next_number(&id, text.data, text.len, &start)) == PROGRAM_NUMBER)
+        json_array_append_new(array, json_integer(id));
+    if (got == PROGRAM_END)
+        return array;
+    json_decref(array);
+    ctl_invalid(err, "token ids are whole numbers: byte %zu of the input is not one", start + 1);
+    return NULL;
+}
+
+static bool detokenize(struct text_work *w, const struct text_input *input,
+                       struct text_answer *answer, struct nvllm_error *err)
+{
+    const json_t *value = input->value;
+    const json_t *array = json_is_object(value) ? json_object_get(value, "ids") : value;
+    struct ctl_request q;
+    const int32_t *ids;
+    size_t n;
+    bool ok;
+
+    ctl_request_init(&q);
+    ok = ctl_json_read_ids(&q, "ids", array, &ids, &n, err) &&
+         nvllm_detokenize(w->client, ids, n, w->special, ctl_left_ms(w->ctl), &answer->text, err) ==
+             NVLLM_OK;
+    ctl_request_deinit(&q);
+    return ok;
+}
+
+static json_t *parse_chat(struct nvllm_text text, struct nvllm_error *err)
+{
+    return ctl_json_parse(text.data, text.len, err);
+}
+
+static bool render(struct text_work *w, const struct text_input *input, struct text_answer *answer,
+                   struct nvllm_error *err)
+{
+    struct ctl_request q;
+    bool ok;
+
+    ctl_request_init(&q);
+    ok = ctl_json_read_chat(&q, input->value, err) &&
+         nvllm_render(w->client, &q.chat, ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
+    ctl_request_deinit(&q);
+    return ok;
+}
 
 /* ---- answers */
 
@@ -46,9 +142,9 @@ static bool print_answer(const struct text_work *w, const struct text_answer *an
     return putchar('\n') != EOF;
 }
 
-/* ---- a value a line */
+/* ---- one value per line */
 
-/* Does this error end all that would come after it? */
+/* Whether later lines would fail, too. */
 static bool is_lasting(enum nvllm_code code)
 {
     return code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL || code == NVLLM_E_TIMEOUT ||
@@ -56,27 +152,27 @@ static bool is_lasting(enum nvllm_code code)
 }
 
 /* The object of an answer, or NULL with *err. */
-static json_t *convert_line(const struct text_command *command, struct text_work *w,
-                            const char *line, size_t n, struct nvllm_error *err)
+static json_t *convert_line(struct text_work *w, const char *line, size_t n,
+                            struct nvllm_error *err)
 {
     struct text_input input = {.value = ctl_json_parse(line, n, err)};
     struct text_answer answer = {0};
     json_t *object = NULL;
 
-    if (input.value && !command->parse && !json_is_string(input.value)) {
+    if (input.value && !w->command->parse && !json_is_string(input.value)) {
         ctl_invalid(err, "must be a JSON string");
     } else if (input.value) {
-        if (!command->parse)
+        if (!w->command->parse)
             input.text = (struct nvllm_text){json_string_value(input.value),
                                              json_string_length(input.value)};
-        if (command->convert(w, &input, &answer, err))
+        if (w->command->convert(w, &input, &answer, err))
             object = answer_object(&answer);
     }
     json_decref(input.value);
     return object;
 }
 
-static int run_lines(const struct text_command *command, struct text_work *w)
+static int run_lines(struct text_work *w)
 {
     struct nvllm_error err = {0};
     struct lines lines;
@@ -93,7 +189,7 @@ static int run_lines(const struct text_command *command, struct text_work *w)
         else if (strspn(line, " \t\r\n") >= n)
             continue;
         else
-            answer = convert_line(command, w, line, n, &err);
+            answer = convert_line(w, line, n, &err);
         if (!answer) {
             ctl_message("line %llu: %s", (unsigned long long)lines.number, err.message);
             rc = ctl_exit_code(err.code);
@@ -123,10 +219,8 @@ static int join_words(const struct usage_line *line, char **memory, struct nvllm
 
     for (int i = 0; to && i < line->n_words; i++)
         fprintf(to, "%s ", line->words[i]);
-    if (!to || fclose(to) != 0) {
-        ctl_message("out of memory");
-        return EXIT_ERROR;
-    }
+    if (!to || fclose(to) != 0)
+        ctl_no_memory();
     text->data = *memory;
     return EXIT_OK;
 }
@@ -147,7 +241,7 @@ static int read_text(const struct usage_line *line, char **memory, struct nvllm_
     return rc;
 }
 
-static int run_one(const struct text_command *command, struct text_work *w)
+static int run_one(struct text_work *w)
 {
     struct text_input input = {0};
     struct text_answer answer = {0};
@@ -155,12 +249,12 @@ static int run_one(const struct text_command *command, struct text_work *w)
     char *memory = NULL;
     int rc = read_text(&w->ctl->line, &memory, &input.text);
 
-    if (rc == EXIT_OK && command->parse && !(input.value = command->parse(input.text, &err)))
+    if (rc == EXIT_OK && w->command->parse && !(input.value = w->command->parse(input.text, &err)))
         rc = ctl_report(w->ctl, &err);
     if (rc == EXIT_OK)
         rc = ctl_connect(&w->client, w->ctl);
     if (rc == EXIT_OK) {
-        if (!command->convert(w, &input, &answer, &err))
+        if (!w->command->convert(w, &input, &answer, &err))
             rc = ctl_report(w->ctl, &err);
         else if (!print_answer(w, &answer))
             rc = EXIT_ERROR;
@@ -170,21 +264,47 @@ static int run_one(const struct text_command *command, struct text_work *w)
     return rc;
 }
 
-int ctl_text_run(const struct text_command *command, struct ctl *ctl, bool special)
+static int run(struct ctl *ctl, const struct text_command *command, bool special)
 {
-    struct text_work w = {.ctl = ctl, .special = special, .json = ctl_option(ctl, "json")};
+    struct text_work w = {
+        .ctl = ctl,
+        .command = command,
+        .special = special,
+        .json = ctl_option(ctl, "json"),
+    };
     const struct usage_line *line = &ctl->line;
     int rc;
 
     if (!ctl_option(ctl, "jsonl")) {
-        rc = run_one(command, &w);
+        rc = run_one(&w);
     } else {
         if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
             ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
         rc = ctl_connect(&w.client, ctl);
         if (rc == EXIT_OK)
-            rc = run_lines(command, &w);
+            rc = run_lines(&w);
     }
     nvllm_close(w.client);
     return rc;
+}
+
+int ctl_tokenize(struct ctl *ctl)
+{
+    static const struct text_command command = {NULL, tokenize};
+
+    return run(ctl, &command, ctl_option(ctl, "special"));
+}
+
+int ctl_detokenize(struct ctl *ctl)
+{
+    static const struct text_command command = {parse_ids, detokenize};
+
+    return run(ctl, &command, ctl_option(ctl, "skip-special"));
+}
+
+int ctl_render(struct ctl *ctl)
+{
+    static const struct text_command command = {parse_chat, render};
+
+    return run(ctl, &command, false);
 }

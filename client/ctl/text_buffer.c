@@ -6,26 +6,14 @@
 
 #include "client/ctl/ctl.h"
 
-static void no_memory(void)
-{
-    ctl_message("out of memory");
-    exit(EXIT_ERROR);
-}
-
 void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
 {
     if (n > b->cap - b->len) {
-        size_t cap = b->cap ? b->cap : 256;
-        char *longer;
-
-        while (cap - b->len < n)
-            if (__builtin_mul_overflow(cap, (size_t)2, &cap))
-                no_memory();
-        longer = realloc(b->data, cap);
-        if (!longer)
-            no_memory();
-        b->data = longer;
-        b->cap = cap;
+        b->cap = b->cap ? b->cap : 256;
+        while (b->cap - b->len < n)
+            if (__builtin_mul_overflow(b->cap, (size_t)2, &b->cap))
+                ctl_no_memory();
+        b->data = ctl_grow(b->data, b->cap, 1);
     }
     if (n)
         memcpy(b->data + b->len, data, n);

@@ -1,4 +1,4 @@
-/* text_buffer.h - text that grows. */
+/* text_buffer.h - a growing text. */
 #ifndef NVLLM_CLIENT_CTL_TEXT_BUFFER_H
 #define NVLLM_CLIENT_CTL_TEXT_BUFFER_H
 
@@ -9,7 +9,7 @@ struct text_buffer {
     size_t len, cap;
 };
 
-/* Ends the program when there is no memory. */
+/* Ends the program if there is no memory. */
 void text_buffer_add(struct text_buffer *b, const char *data, size_t n);
 void text_buffer_deinit(struct text_buffer *b);
 

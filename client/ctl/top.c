@@ -1,4 +1,4 @@
-/* top.c - nvllmctl top: what the daemon does, redrawn. */
+/* top.c - nvllmctl top: what nvllmd is doing, redrawn periodically. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -21,13 +21,14 @@
 enum {
     INTERVAL_MS = 1000,
     HEAD_ROWS = 6, /* above the requests */
+    N_RATES = 3,
     BAR_COLUMNS = 40,
     SHORTEST_BAR = 8,
-    ONCE_MS = 500, /* between the two looks that one picture needs for its rates */
-    RATE_MS = 100, /* rates over less say nothing: a terminal that is resized has many pictures */
+    ONCE_MS = 500, /* between the two samples that --once takes for its rates */
+    RATE_MS = 100, /* the shortest interval for rates: resizing a terminal redraws often */
 };
 
-/* A screen of its own, without cursor, and whose lines do not go on in the next one; and back. */
+/* The alternate screen, no cursor, no line wrap; and back. */
 #define SCREEN_BEGIN "\033[?1049h\033[?25l\033[?7l"
 #define SCREEN_END   "\033[?7h\033[?25h\033[?1049l"
 
@@ -35,40 +36,35 @@ struct top {
     struct ctl *ctl;
     struct nvllm_client *client;
     int interval_ms;
-    int64_t seen_ms; /* -1: nothing yet */
-    uint64_t output_tokens, prompt_tokens, steps;
-    double output_rate, prompt_rate, step_rate; /* a second */
-    char *screen;                               /* one write a picture: it does not flicker */
+    int64_t seen_ms;          /* -1: nothing yet */
+    uint64_t counts[N_RATES]; /* tokens generated, of prompts computed, steps */
+    double rates[N_RATES];    /* the same, a second */
+    char *screen;             /* written at once, so that it does not flicker */
     size_t screen_bytes;
-    int columns, rows; /* of the terminal; 0: none, as wide and long as it needs to be */
-    int signals;       /* where the terminal's new size, and Ctrl-Z, are told */
+    int columns, rows; /* of the terminal; 0: unlimited */
+    int signals;       /* signalfd: the terminal's new size, Ctrl-Z */
     struct termios before;
-    struct nvllm_error err; /* why there is no picture: told once the terminal is itself again */
+    struct nvllm_error err; /* printed once the terminal is restored */
 };
-
-static double rate(uint64_t now, uint64_t before, int64_t ms)
-{
-    return ms > 0 && now >= before ? (double)(now - before) * 1000 / (double)ms : 0;
-}
 
 static void measure(struct top *t, const struct nvllm_status *s)
 {
-    int64_t now = clock_ms();
+    const uint64_t counts[N_RATES] = {s->output_tokens, s->prompt_tokens, s->steps};
+    int64_t now = clock_ms(), ms = now - t->seen_ms;
 
-    if (t->seen_ms >= 0 && now - t->seen_ms < RATE_MS)
+    if (t->seen_ms >= 0 && ms < RATE_MS)
         return;
-    if (t->seen_ms >= 0) {
-        t->output_rate = rate(s->output_tokens, t->output_tokens, now - t->seen_ms);
-        t->prompt_rate = rate(s->prompt_tokens, t->prompt_tokens, now - t->seen_ms);
-        t->step_rate = rate(s->steps, t->steps, now - t->seen_ms);
+    for (int i = 0; i < N_RATES; i++) {
+        if (t->seen_ms >= 0)
+            t->rates[i] = counts[i] < t->counts[i]
+                              ? 0
+                              : (double)(counts[i] - t->counts[i]) * 1000 / (double)ms;
+        t->counts[i] = counts[i];
     }
     t->seen_ms = now;
-    t->output_tokens = s->output_tokens;
-    t->prompt_tokens = s->prompt_tokens;
-    t->steps = s->steps;
 }
 
-/* As long as there is room beside what stands behind it. */
+/* The bar takes the room that the text leaves. */
 static void draw_blocks(const struct top *t, FILE *to, const struct nvllm_status *s)
 {
     double total = s->blocks_total ? s->blocks_total : 1;
@@ -103,16 +99,14 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     fprintf(to, "\nrequests  %u running, %u waiting, %u connection%s\n", s->requests_running,
             s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     fprintf(to, "tokens    %.0f a second generated, %.0f of prompts computed, %.0f steps\n",
-            t->output_rate, t->prompt_rate, t->step_rate);
+            t->rates[0], t->rates[1], t->rates[2]);
     draw_blocks(t, to, s);
     fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
-            s->prefix_queried_tokens
-                ? 100.0 * (double)s->prefix_hit_tokens / (double)s->prefix_queried_tokens
-                : 0,
-            s->preemptions, s->preemptions == 1 ? "" : "s");
+            ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens), s->preemptions,
+            s->preemptions == 1 ? "" : "s");
 }
 
-/* As many requests as the rest of the screen has room for, and the line that says how many more. */
+/* Requests that the rest of the screen has room for, beside the line that counts the others. */
 static size_t rows_of_requests(const struct top *t)
 {
     if (t->rows == 0)
@@ -120,8 +114,8 @@ static size_t rows_of_requests(const struct top *t)
     return t->rows > HEAD_ROWS + 2 ? (size_t)(t->rows - HEAD_ROWS - 2) : 1;
 }
 
-/* One picture, into t->screen; false with t->err. */
-static bool take_picture(struct top *t)
+/* Draws into t->screen; false with t->err. */
+static bool draw(struct top *t)
 {
     const struct nvllm_request_list *list;
     const struct nvllm_status *status;
@@ -147,10 +141,10 @@ static bool take_picture(struct top *t)
     if (code == NVLLM_OK)
         requests_print(to, list, wanted.limit, t->columns);
     fclose(to);
-    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model is loaded */
+    return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model loads */
 }
 
-/* Bytes of the first characters of a line, as many as there are columns. */
+/* Bytes of the characters of a line that the columns have room for. */
 static int bytes_shown(const char *line, size_t length, int columns)
 {
     size_t i = 0;
@@ -163,8 +157,8 @@ static int bytes_shown(const char *line, size_t length, int columns)
     return (int)i;
 }
 
-/* Lines are cut at the screen's edge, and each takes what was there before away. */
-static bool show_picture(const struct top *t)
+/* Cuts lines at the edge of the screen; each erases what was there before. */
+static bool show(const struct top *t)
 {
     char *text = NULL;
     size_t n = 0;
@@ -209,7 +203,7 @@ static void leave_screen(const struct top *t)
     tcsetattr(STDIN_FILENO, TCSADRAIN, &t->before);
 }
 
-/* From here on the signals that change the screen are read, where the keys are waited for. */
+/* Makes SIGWINCH and SIGTSTP readable, to wait for them together with keys. */
 static bool catch_signals(struct top *t)
 {
     sigset_t set;
@@ -221,8 +215,8 @@ static bool catch_signals(struct top *t)
     return t->signals >= 0 && sigprocmask(SIG_BLOCK, &set, NULL) == 0;
 }
 
-/* True: something has come, and the picture is to be drawn anew. Ctrl-Z gives the terminal back for
- * as long as the program is stopped. */
+/* True: a signal came, and the screen must be redrawn. Ctrl-Z restores the terminal while the
+ * program is stopped. */
 static bool take_signals(struct top *t)
 {
     struct signalfd_siginfo info;
@@ -239,7 +233,7 @@ static bool take_signals(struct top *t)
     return any;
 }
 
-/* Until the next picture is due. True: somebody has typed q, or nobody can type any more. */
+/* Waits until the next redraw is due. True: q was typed, or the terminal is gone. */
 static bool wait_key(struct top *t)
 {
     int64_t end = clock_ms() + t->interval_ms;
@@ -271,8 +265,8 @@ static int run_live(struct top *t)
     enter_screen(t);
     do {
         terminal_size(STDOUT_FILENO, &t->columns, &t->rows);
-        ok = take_picture(t);
-    } while (ok && show_picture(t) && !wait_key(t) && !ctl_interrupted());
+        ok = draw(t);
+    } while (ok && show(t) && !wait_key(t) && !ctl_interrupted());
     leave_screen(t);
     close(t->signals);
     if (ctl_interrupted())
@@ -285,10 +279,10 @@ static int run_once(struct top *t)
     const struct timespec pause = {0, ONCE_MS * 1000000L};
 
     t->columns = terminal_columns(STDOUT_FILENO);
-    if (!take_picture(t))
+    if (!draw(t))
         return ctl_report(t->ctl, &t->err);
     nanosleep(&pause, NULL);
-    if (!take_picture(t))
+    if (!draw(t))
         return ctl_report(t->ctl, &t->err);
     return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
 }
@@ -304,7 +298,7 @@ int ctl_top(struct ctl *ctl)
     int rc;
 
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
-        ctl_usage(ctl, "top wants a terminal; --once prints one picture anywhere");
+        ctl_usage(ctl, "top needs a terminal; --once prints the same anywhere");
     rc = ctl_connect(&t.client, ctl);
     if (rc == EXIT_OK)
         rc = once ? run_once(&t) : run_live(&t);

@@ -14,19 +14,8 @@ enum {
     NANO_VLLM_REQUESTS = 256,
     NANO_VLLM_SHORTEST = 100,
     NANO_VLLM_LONGEST = 1024,
-    LAST_TOKEN = 10000, /* of those that prompts are made of, as in nano-vLLM's benchmark */
+    LAST_TOKEN = 10000, /* prompts use ids up to this one, as in nano-vLLM's benchmark */
 };
-
-static void *take(void *old, size_t n, size_t size)
-{
-    void *p = reallocarray(old, n, size);
-
-    if (!p) {
-        ctl_message("out of memory");
-        exit(EXIT_ERROR);
-    }
-    return p;
-}
 
 void workload_init(struct workload *w, uint64_t seed)
 {
@@ -43,14 +32,14 @@ void workload_deinit(struct workload *w)
     *w = (struct workload){0};
 }
 
-/* Its prompts are drawn first, each its length and then its tokens; then the answers' lengths. */
+/* Prompts are drawn first, each its length and then its tokens; then the lengths of the answers. */
 void workload_nano_vllm(struct workload *w)
 {
     size_t n = 0;
 
     random_seed(&w->random, 0);
-    w->items = take(NULL, NANO_VLLM_REQUESTS, sizeof(*w->items));
-    w->memory = take(NULL, NANO_VLLM_REQUESTS * NANO_VLLM_LONGEST, sizeof(*w->memory));
+    w->items = ctl_grow(NULL, NANO_VLLM_REQUESTS, sizeof(*w->items));
+    w->memory = ctl_grow(NULL, NANO_VLLM_REQUESTS * NANO_VLLM_LONGEST, sizeof(*w->memory));
     w->n_items = NANO_VLLM_REQUESTS;
     for (size_t i = 0; i < w->n_items; i++) {
         struct workload_item *item = &w->items[i];
@@ -108,8 +97,7 @@ static bool read_item(struct workload_item *item, const char *line, size_t n,
     return ok;
 }
 
-/* Requests are sent in the order of their lines: all have a time or none has, and none goes back.
- */
+/* Requests are sent in the order of their lines: all or none have a time, and times ascend. */
 static bool check_time(const struct workload *w, struct nvllm_error *err)
 {
     const struct workload_item *last = w->items + w->n_items;
@@ -142,7 +130,7 @@ int workload_read(struct workload *w, const char *path)
             continue;
         if (w->n_items == cap) {
             cap = cap ? cap * 2 : 256;
-            w->items = take(w->items, cap, sizeof(*w->items));
+            w->items = ctl_grow(w->items, cap, sizeof(*w->items));
         }
         if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
             w->n_items++;
@@ -155,7 +143,7 @@ int workload_read(struct workload *w, const char *path)
         ctl_message("%s: cannot be read", path);
         rc = EXIT_ERROR;
     } else if (rc == EXIT_OK && w->n_items == 0) {
-        ctl_message("%s: there is no request in it", path);
+        ctl_message("%s: holds no request", path);
         rc = EXIT_ERROR;
     }
     lines_deinit(&lines);
@@ -174,7 +162,7 @@ struct finder {
     struct nvllm_error err;
 };
 
-/* Bytes of the text of tokens first to end, or -1 with f->err. */
+/* Bytes of the text of tokens first to end - 1, or -1 with f->err. */
 static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_special)
 {
     struct nvllm_text text;
@@ -185,7 +173,7 @@ static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_
     return (int64_t)text.len;
 }
 
-/* Where a text is as long without special tokens as with them, there are none. */
+/* A range holds no special tokens if leaving those out does not shorten its text. */
 static bool find_ordinary(struct finder *f, size_t first, size_t end)
 {
     int64_t with = text_bytes(f, first, end, false);
@@ -201,11 +189,10 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
     return true;
 }
 
-/* How many of the first `end` ids are of the vocabulary: nvllmd refuses those behind it. 0: f->err.
- */
+/* How many of the first `end` ids are in the vocabulary: nvllmd refuses others. 0: f->err. */
 static size_t count_vocabulary(struct finder *f, size_t end)
 {
-    size_t good = 0, bad = end + 1; /* the first good ids are taken, the first bad ones refused */
+    size_t good = 0, bad = end + 1; /* the first `good` ids are accepted, the first `bad` refused */
 
     while (bad - good > 1) {
         size_t n = bad > end ? end : good + (bad - good) / 2;
@@ -218,15 +205,15 @@ static size_t count_vocabulary(struct finder *f, size_t end)
             return 0;
     }
     if (good > 0)
-        f->err = (struct nvllm_error){0}; /* of the refusals that were looked for */
+        f->err = (struct nvllm_error){0}; /* of the refusals in the search */
     return good;
 }
 
-/* How many of the first `end` ids the model has: behind them no id has a text. 0: f->err, or none.
+/* How many of the first `end` ids the tokenizer has: later ones have no text. 0: f->err, or none.
  */
 static size_t count_tokens(struct finder *f, size_t end)
 {
-    size_t good = 0, empty = end; /* an id below good has a text, none from empty on has */
+    size_t good = 0, empty = end; /* an id below good has a text, none from `empty` on has */
 
     while (empty > good) {
         size_t middle = good + (empty - good) / 2;
@@ -244,14 +231,14 @@ static size_t count_tokens(struct finder *f, size_t end)
 
 int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client)
 {
-    int32_t *all = take(NULL, LAST_TOKEN + 1, sizeof(*all));
+    int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
     struct finder f = {.ctl = ctl, .client = client, .all = all, .w = w};
     size_t n;
     bool ok;
 
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
-    w->tokens = take(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
+    w->tokens = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
     n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
     ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
     free(all);
@@ -261,7 +248,7 @@ int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm
         ctl_message("the model has no ordinary token");
         return EXIT_ERROR;
     }
-    /* A published prompt holds tokens that this model may not have: others stand for those. */
+    /* A published prompt may contain tokens that this model lacks: others replace them. */
     for (size_t i = 0; w->memory && i < w->n_items; i++)
         for (uint32_t k = 0; w->n_tokens <= LAST_TOKEN && k < w->items[i].prompt_tokens; k++) {
             int32_t *id = (int32_t *)w->items[i].ids + k;
@@ -296,7 +283,7 @@ const int32_t *workload_ids(struct workload *w, const struct workload_item *item
     if (item->ids)
         return item->ids;
     if (w->n_ids < item->prompt_tokens) {
-        w->ids = take(w->ids, item->prompt_tokens, sizeof(*w->ids));
+        w->ids = ctl_grow(w->ids, item->prompt_tokens, sizeof(*w->ids));
         w->n_ids = item->prompt_tokens;
     }
     for (uint32_t i = 0; i < item->prompt_tokens; i++)

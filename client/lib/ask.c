@@ -1,11 +1,11 @@
-/* ask.c - the calls that ask for tokens, texts and the status: each waits for its answer, or is
- * started and has it come as an event. */
+/* ask.c - the calls for tokens, texts and the status: each waits for its answer, or starts a
+ * request whose answer is an event. */
 #include "client/lib/client.h"
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
 #include "client/lib/pack.h"
 
-/* A short operation as a frame; the program's own data is not copied. */
+/* A short operation as a frame that points at the program's own data. */
 struct ask {
     Nvllm__V1__ClientFrame frame;
     enum pending_kind kind;
@@ -27,7 +27,7 @@ static void ask_init(struct ask *a, Nvllm__V1__ClientFrame__OpCase op, enum pend
     a->pack = (struct pack){0};
 }
 
-/* Sends it and waits. Consumes a. */
+/* Sends it and waits. Frees what a holds. */
 static enum nvllm_code ask_wait(struct ask *a, struct nvllm_client *c, int timeout_ms,
                                 struct event **out, struct nvllm_error *err)
 {
@@ -37,7 +37,7 @@ static enum nvllm_code ask_wait(struct ask *a, struct nvllm_client *c, int timeo
     return code;
 }
 
-/* Sends it alone. Consumes a. */
+/* Sends it without waiting. Frees what a holds. */
 static enum nvllm_code ask_start(struct ask *a, struct nvllm_client *c, uint64_t *id,
                                  int timeout_ms, struct nvllm_error *err)
 {

@@ -1,10 +1,10 @@
-/* blocking.c - generate, and how calls wait: for any event, or for those of one request. */
+/* blocking.c - generate, and calls that wait for any event, or for those of one request. */
 #include "client/lib/client.h"
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
 #include "client/lib/pack.h"
 
-enum { CANCEL_WAIT_MS = 5000 }; /* for the end of a request that a callback has cancelled */
+enum { CANCEL_WAIT_MS = 5000 }; /* for a request to end that a callback has cancelled */
 
 static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *err)
 {
@@ -83,12 +83,12 @@ enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct 
             c->n_open = 0;
             return dead(c, err);
         }
-        /* Asked in a loop, the socket is looked at once for each time that it has something. */
+        /* In a loop of calls, the socket is read once each time it is readable. */
         if (!c->drained)
             client_pump(c);
         else if (!client_wait(c, deadline))
             return timeout_ms == 0
-                       ? error_const(err, NVLLM_E_TIMEOUT, "no event is here")
+                       ? error_const(err, NVLLM_E_TIMEOUT, "no event is available")
                        : error_set(err, NVLLM_E_TIMEOUT, 0, "no answer in %d ms", timeout_ms);
     }
 }
@@ -150,7 +150,7 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     return NVLLM_OK;
 }
 
-/* True: the callback has had enough. */
+/* True: the callback cancels. */
 static bool call_back(struct nvllm_client *c, nvllm_callback *callback, void *arg,
                       const struct event *e)
 {
@@ -192,9 +192,9 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
         }
         if (e->terminal)
             return NVLLM_OK;
-        /* A fast daemon may always have another event. */
+        /* Checked each time: a fast daemon may always have another event. */
         if (clock_left_ms(deadline) == 0)
-            return error_set(err, NVLLM_E_TIMEOUT, 0, "no end in time");
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "the request timed out");
     }
 }
 

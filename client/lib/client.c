@@ -10,7 +10,7 @@
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
 
-enum { READ_BYTES = 32 << 10 }; /* with half a frame they fit what a decoder keeps */
+enum { READ_BYTES = 32 << 10 }; /* with half a frame this fits the capacity that a decoder keeps */
 
 static void list_init(struct event_list *l)
 {
@@ -37,7 +37,7 @@ static void keep_event(struct nvllm_client *c, struct event *e)
     c->queue_bytes += event_bytes(e);
 }
 
-/* INT64_MAX: there is none. */
+/* INT64_MAX if there is none. */
 static int64_t nearest_deadline(const struct nvllm_client *c)
 {
     int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
@@ -48,7 +48,7 @@ static int64_t nearest_deadline(const struct nvllm_client *c)
 static void set_current(struct nvllm_client *c, struct event *e)
 {
     event_free(c->current);
-    c->current = e && !e->lent ? e : NULL;
+    c->current = e;
     if (e && e->open && e->terminal)
         c->n_open--;
 }
@@ -72,19 +72,14 @@ struct event *client_take(struct nvllm_client *c)
 
 struct event *client_take_of(struct nvllm_client *c, uint64_t id)
 {
-    struct event *e, *kept;
+    struct event *e;
 
     while (!client_queue_full(c) && (e = conn_take(&c->conn)) != NULL) {
         if (e->public.id == id) {
             set_current(c, e);
             return e;
         }
-        kept = event_keep(e);
-        if (!kept) {
-            conn_no_memory(&c->conn);
-            break;
-        }
-        keep_event(c, kept);
+        keep_event(c, e);
     }
     return NULL;
 }
@@ -136,7 +131,7 @@ void client_flush(struct nvllm_client *c)
     }
 }
 
-/* Half a frame is no reason to stop reading: the rest of it is wanted. */
+/* Reading continues in the middle of a frame, whatever is queued. */
 static bool full(const struct nvllm_client *c)
 {
     return client_queue_full(c) ||
@@ -160,12 +155,12 @@ static void pump_in(struct nvllm_client *c)
     } else if (errno == EINTR) {
         c->drained = false;
     } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        /* A peer that was killed with our bytes unread resets: for us it closed. */
+        /* A killed peer with unread bytes of ours resets the connection: treated as closed. */
         conn_end(&c->conn, errno == ECONNRESET ? 0 : errno);
     }
 }
 
-/* The deadlines that are kept on this side. */
+/* Deadlines of the library itself. */
 static void expire(struct nvllm_client *c)
 {
     struct event *e;
@@ -225,7 +220,7 @@ bool client_wait(struct nvllm_client *c, int64_t deadline)
     struct pollfd p = {.fd = c->fd};
     int left = clock_left_ms(deadline), own = nvllm_timeout(c);
 
-    c->drained = false; /* the socket is to be looked at again */
+    c->drained = false; /* the socket is to be read again */
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
     if (left == 0)

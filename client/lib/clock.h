@@ -14,7 +14,7 @@ static inline int64_t clock_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* A negative timeout has no end: -1. One of 0 is over whatever the time is. */
+/* -1 for a negative timeout, which never expires; 0 has always expired. */
 static inline int64_t clock_deadline(int timeout_ms)
 {
     if (timeout_ms <= 0)
@@ -22,7 +22,7 @@ static inline int64_t clock_deadline(int timeout_ms)
     return clock_ms() + timeout_ms;
 }
 
-/* What is left, as poll() takes it: -1 without end, 0 when it is over. */
+/* The time left, as poll() takes it: -1 for no deadline, 0 if it has passed. */
 static inline int clock_left_ms(int64_t deadline)
 {
     int64_t left;

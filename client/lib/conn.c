@@ -1,4 +1,4 @@
-/* conn.c - see conn.h. Every error of the stream is final: it is kept in death, and said by each
+/* conn.c - see conn.h. An error of the stream is final: it is kept in death and returned by each
  * later call. */
 #include "client/lib/conn.h"
 
@@ -9,7 +9,8 @@
 
 enum {
     PROTOCOL_VERSION = 1,
-    LARGE_FRAME_BYTES = UNPACK_MAX_FIELDS, /* shorter ones cannot hold more than that of anything */
+    LARGE_FRAME_BYTES =
+        UNPACK_MAX_FIELDS, /* a shorter frame cannot exceed any of unpack.h's limits */
 };
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
@@ -42,7 +43,8 @@ void conn_no_memory(struct conn *c)
 
 /* ---- towards the daemon */
 
-/* The daemon would end the connection, and with it all requests, for a frame that holds so much. */
+/* The daemon would close the connection, with all requests, for a frame over the limits of
+ * unpack.h. */
 static bool last_frame_fits(const struct conn *c, const Nvllm__V1__ClientFrame *frame)
 {
     size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
@@ -82,7 +84,7 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     return put(c, &frame, err);
 }
 
-/* Before the greeting the daemon's limit is not known, and what it usually is stands for it. */
+/* Before the greeting the daemon's limit is unknown, and its default is used. */
 static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
 {
     error_set(err, NVLLM_E_TOO_LONG, 0,
@@ -95,7 +97,7 @@ static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nv
     return NVLLM_E_TOO_LONG;
 }
 
-/* May a frame be queued now? */
+/* Whether a frame may be queued now. */
 static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientFrame *frame,
                                   struct nvllm_error *err)
 {
@@ -139,7 +141,7 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pe
     return NVLLM_OK;
 }
 
-/* Of these a program knows the number, and the daemon may have work with them. */
+/* The operations that a program can cancel. */
 static bool takes_time(enum pending_kind kind)
 {
     return kind == PENDING_GENERATE || kind == PENDING_TOKENIZE || kind == PENDING_DETOKENIZE ||
@@ -201,7 +203,7 @@ struct event *conn_expire(struct conn *c, int64_t now)
             c->deadline = of->deadline < c->deadline ? of->deadline : c->deadline;
             continue;
         }
-        e = event_failure(of->id, NVLLM_E_TIMEOUT, "no end in time");
+        e = event_failure(of->id, NVLLM_E_TIMEOUT, "the request timed out");
         if (!e) {
             conn_no_memory(c);
             return NULL;
@@ -271,7 +273,7 @@ static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
     }
 }
 
-/* Frames with id 0 are of the connection itself. */
+/* Frames with id 0 belong to the connection itself. */
 static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
 {
     switch (frame->event_case) {
@@ -282,13 +284,13 @@ static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
         event_read_error(&c->death, frame->error);
         break;
     case NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET:
-        break; /* news of a newer daemon's kind */
+        break; /* a kind of a newer daemon */
     default:
         die_protocol(c, "an answer that names no request");
     }
 }
 
-/* Consumes memory. NULL: it was nothing to hand out, or the connection is dead now. */
+/* Consumes memory. NULL: there is nothing to return, or the connection has failed. */
 static struct event *take_answer(struct conn *c, struct unpacked *memory)
 {
     const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
@@ -324,32 +326,11 @@ drop:
     return NULL;
 }
 
-/* The ordinary way of most frames, without memory. False: it is another frame, or one that nobody
- * waits for, whose fate the general way decides. */
-static bool take_delta(struct conn *c, struct event **out, const uint8_t *data, size_t n)
-{
-    const struct pending_entry *of;
-    const char *why;
-    struct delta d;
-
-    if (!c->welcomed || !delta_read(&d, c->lent_ids, data, n))
-        return false;
-    of = pending_find(&c->pending, d.id);
-    if (!of || of->kind != PENDING_GENERATE || of->abandoned ||
-        event_lend(&c->lent, &d, of, &why) != EVENT_OK)
-        return false;
-    *out = &c->lent;
-    return true;
-}
-
 static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
 {
     const Nvllm__V1__ServerFrame *frame;
     struct unpacked *memory;
-    struct event *e;
 
-    if (take_delta(c, &e, data, n))
-        return e;
     switch (unpack(&memory, &nvllm__v1__server_frame__descriptor, data, n)) {
     case UNPACK_OK:
         break;
@@ -360,7 +341,7 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
         die_protocol(c, "a frame that would take too much memory");
         return NULL;
     default:
-        die_protocol(c, "a frame that is no message");
+        die_protocol(c, "a frame that is not a message");
         return NULL;
     }
     frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
@@ -392,7 +373,7 @@ struct event *conn_take(struct conn *c)
             die_protocol(c, "a frame longer than max_frame_bytes");
             break;
         default:
-            die_protocol(c, "a length that is none");
+            die_protocol(c, "an invalid length");
         }
     }
     return NULL;

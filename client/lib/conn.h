@@ -1,7 +1,7 @@
 /* conn.h - one connection to nvllmd without its socket: bytes come in, events go out; frames are
  * queued, bytes go out.
  *
- * It knows the protocol: greeting, ids, which answer belongs to which request. It does no I/O,
+ * It implements the protocol: greeting, ids, which answer belongs to which request. It does no I/O,
  * reads no clock and belongs to one thread. */
 #ifndef NVLLM_CLIENT_LIB_CONN_H
 #define NVLLM_CLIENT_LIB_CONN_H
@@ -19,49 +19,46 @@ struct conn {
     struct pending pending;
     uint64_t last_id;
     bool welcomed;
-    enum nvllm_state state; /* of the daemon, when it greeted */
+    enum nvllm_state state; /* of the daemon at the greeting */
     float progress;
     uint32_t max_frame_bytes; /* that the daemon takes */
-    int64_t deadline;         /* none of the requests' is earlier; INT64_MAX: there is none */
+    int64_t deadline;         /* no request has an earlier one; INT64_MAX: none */
     bool ended;               /* no more bytes will come */
-    int end_errno;            /* why; 0: the daemon closed */
-    struct nvllm_error death; /* code is not NVLLM_OK: no more events will come */
-    struct event lent;
-    int32_t lent_ids[DELTA_MAX_IDS];
+    int end_errno;            /* the reason; 0: the daemon closed */
+    struct nvllm_error death; /* NVLLM_OK, or the error that ended the connection */
 };
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes);
 void conn_deinit(struct conn *c);
 
-/* Queues the greeting: the first thing to do. */
+/* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
-/* Queues a request; the op of frame is set, its id is given here and handed out. n_choices is of
- * generate, else 0. */
+/* Queues a request. frame holds the operation; its id is assigned here. n_choices is for generate,
+ * otherwise 0. */
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
                           uint32_t n_choices, uint64_t *id, struct nvllm_error *err);
 
-/* Queues a cancel of generate, tokenize, detokenize or render; nothing if it is not under way. */
+/* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err);
 
-/* Whatever still comes for id is dropped. */
+/* Drops whatever still arrives for id. */
 void conn_abandon(struct conn *c, uint64_t id);
 
-/* The request is given up at this time of the monotonic clock, in ms, if it has not ended then. */
+/* Ends the request at this time of the monotonic clock, in ms, unless it has ended before. */
 void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline);
 
-/* Gives up one request whose deadline is over: cancels it, and makes the error that ends it. NULL:
- * there is none, or no memory, see death. */
+/* Cancels one request whose deadline has passed, and returns the error that ends it. NULL: there is
+ * none, or no memory, see death. */
 struct event *conn_expire(struct conn *c, int64_t now);
 
-/* Bytes from the daemon, copied. A lent event ends here. */
+/* Adds bytes from the daemon, copied. */
 void conn_push(struct conn *c, const void *data, size_t n);
 
-/* No more bytes will come. sys_errno 0: the daemon closed the connection. */
+/* No more bytes will arrive. sys_errno 0: the daemon closed the connection. */
 void conn_end(struct conn *c, int sys_errno);
 
-/* The next event, or NULL: nothing is there, see death. It may be lent, and ends with the next call
- * then. */
+/* The next event, which the caller frees. NULL: none yet, or see death. */
 struct event *conn_take(struct conn *c);
 
 static inline size_t conn_bytes(const struct conn *c)
@@ -69,10 +66,10 @@ static inline size_t conn_bytes(const struct conn *c)
     return c->in.end - c->in.start;
 }
 
-/* conn_take() may have one. */
+/* conn_take() may return an event. */
 bool conn_ready(const struct conn *c);
 
-/* Dies of the end if nothing whole came before it. */
+/* Fails with the end of the stream if no whole frame is left. */
 void conn_settle(struct conn *c);
 
 void conn_no_memory(struct conn *c);

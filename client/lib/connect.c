@@ -1,5 +1,5 @@
-/* connect.c - how a client comes to be: the socket, the greeting, and waiting for the daemon to
- * start and to load its model. */
+/* connect.c - connecting: the socket, the greeting, and waiting for the daemon to start and to load
+ * its model. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,8 +18,8 @@ enum {
     CONNECT_TIMEOUT_MS = 10000,
     MAX_FRAME_BYTES = 64 << 20,
     MAX_QUEUE_BYTES = 256 << 20,
-    START_PAUSE_MS = 20, /* between two looks for somebody who listens */
-    FIRST_POLL_MS = 10,  /* between two looks at a daemon that is loading, doubled up to … */
+    START_PAUSE_MS = 20, /* between two attempts while nobody listens */
+    FIRST_POLL_MS = 10,  /* between two looks at a loading daemon, doubled up to LAST_POLL_MS */
     LAST_POLL_MS = 200,
 };
 
@@ -38,7 +38,7 @@ void nvllm_options_init_size(struct nvllm_options *options, size_t size)
     sized_give(options, size, &default_options, sizeof(default_options));
 }
 
-/* Sleeps, but not past the deadline. False when it is over. */
+/* Sleeps until the deadline at most. False if it has passed. */
 static bool pause_ms(int ms, int64_t deadline)
 {
     int left = clock_left_ms(deadline);
@@ -49,7 +49,7 @@ static bool pause_ms(int ms, int64_t deadline)
     return true;
 }
 
-/* Something else than a socket is there; false where nobody can tell. */
+/* True if path is known to be something other than a socket. */
 static bool is_no_socket(const char *path)
 {
     struct stat st;
@@ -73,7 +73,7 @@ static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvl
     case EPERM:
         return error_set(err, NVLLM_E_DENIED, sys_errno, "%s may not be opened by this user", path);
     case EAGAIN:
-        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many programs wait to be let in at %s",
+        return error_set(err, NVLLM_E_BUSY, sys_errno, "too many connections are waiting at %s",
                          path);
     default:
         return error_set(err, NVLLM_E_CONNECTION, sys_errno, "cannot connect to %s: %s", path,
@@ -146,7 +146,7 @@ static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options 
         return code;
     for (;;) {
         client_pump(c);
-        client_take(c); /* nothing has been asked for: there is the greeting alone */
+        client_take(c); /* no request has been sent: only the greeting can arrive */
         if (c->conn.death.code != NVLLM_OK) {
             if (err)
                 *err = c->conn.death;
@@ -195,7 +195,7 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
     return NVLLM_OK;
 }
 
-/* A client on the socket that the options name, not yet greeted. */
+/* A client on the socket that the options name, without a greeting. */
 static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm_options *o,
                                    int64_t deadline, struct nvllm_error *err)
 {
@@ -285,7 +285,7 @@ enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_o
     deadline = clock_deadline(o.timeout_ms);
     for (;;) {
         code = connect_client(client, &o, deadline, err);
-        /* A daemon that is being replaced may drop us before it has greeted. */
+        /* A daemon that is being replaced may close the connection before its greeting. */
         if (code != NVLLM_E_CONNECTION || !o.wait_start || o.fd >= 0)
             return code;
         if (!pause_ms(START_PAUSE_MS, deadline))

@@ -1,4 +1,4 @@
-/* error.c - filling struct nvllm_error, and the stable words for the enums. */
+/* error.c - fills struct nvllm_error, and names the enums. */
 #include "client/lib/error.h"
 
 #include <stdarg.h>
@@ -13,7 +13,7 @@ static bool is_retryable(enum nvllm_code code)
            code == NVLLM_E_CONNECTION || code == NVLLM_E_TIMEOUT;
 }
 
-/* A text that was cut may end in half a character: drops that. */
+/* Drops half a character at the end of a text that was cut. */
 static void drop_half_character(char *buf, size_t len)
 {
     size_t start = len;
@@ -37,7 +37,7 @@ void error_copy_text(char *buf, size_t cap, const char *text)
     if (cut)
         drop_half_character(buf, len);
     len = strlen(buf);
-    /* Beyond ASCII: the terminal's second set of control characters, and what is no UTF-8. */
+    /* Beyond ASCII: C1 control characters, and invalid UTF-8. */
     for (size_t i = 0; i + 1 < len; i++)
         if ((unsigned char)buf[i] == 0xc2 && (unsigned char)buf[i + 1] < 0xa0)
             buf[i] = buf[i + 1] = '?';
@@ -97,136 +97,90 @@ enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char
     return NVLLM_E_INVALID;
 }
 
+/* ---- stable names of the enums */
+
+#define NAME_OF(names, value, unknown)                                                             \
+    ((unsigned)(value) < sizeof(names) / sizeof(names[0]) && (names)[value] ? (names)[value]       \
+                                                                            : (unknown))
+
 const char *nvllm_code_name(enum nvllm_code code)
 {
-    switch (code) {
-    case NVLLM_OK:
-        return "ok";
-    case NVLLM_E_INVALID:
-        return "invalid";
-    case NVLLM_E_TOO_LONG:
-        return "too_long";
-    case NVLLM_E_UNAVAILABLE:
-        return "unavailable";
-    case NVLLM_E_BUSY:
-        return "busy";
-    case NVLLM_E_DEADLINE:
-        return "deadline";
-    case NVLLM_E_CANCELLED:
-        return "cancelled";
-    case NVLLM_E_DENIED:
-        return "denied";
-    case NVLLM_E_PROTOCOL:
-        return "protocol";
-    case NVLLM_E_INTERNAL:
-        return "internal";
-    case NVLLM_E_UNSUPPORTED:
-        return "unsupported";
-    case NVLLM_E_NOT_RUNNING:
-        return "not_running";
-    case NVLLM_E_CONNECTION:
-        return "connection";
-    case NVLLM_E_TIMEOUT:
-        return "timeout";
-    case NVLLM_E_NOMEM:
-        return "no_memory";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [NVLLM_OK] = "ok",
+        [NVLLM_E_INVALID] = "invalid",
+        [NVLLM_E_TOO_LONG] = "too_long",
+        [NVLLM_E_UNAVAILABLE] = "unavailable",
+        [NVLLM_E_BUSY] = "busy",
+        [NVLLM_E_DEADLINE] = "deadline",
+        [NVLLM_E_CANCELLED] = "cancelled",
+        [NVLLM_E_DENIED] = "denied",
+        [NVLLM_E_PROTOCOL] = "protocol",
+        [NVLLM_E_INTERNAL] = "internal",
+        [NVLLM_E_UNSUPPORTED] = "unsupported",
+        [NVLLM_E_NOT_RUNNING] = "not_running",
+        [NVLLM_E_CONNECTION] = "connection",
+        [NVLLM_E_TIMEOUT] = "timeout",
+        [NVLLM_E_NOMEM] = "no_memory",
+    };
+
+    return NAME_OF(names, code, "unknown");
 }
 
 const char *nvllm_finish_name(enum nvllm_finish finish)
 {
-    switch (finish) {
-    case NVLLM_FINISH_NONE:
-        return "none";
-    case NVLLM_FINISH_STOP:
-        return "stop";
-    case NVLLM_FINISH_LENGTH:
-        return "length";
-    case NVLLM_FINISH_CANCELLED:
-        return "cancelled";
-    case NVLLM_FINISH_DEADLINE:
-        return "deadline";
-    case NVLLM_FINISH_ERROR:
-        return "error";
-    }
-    return "error";
+    static const char *const names[] = {
+        [NVLLM_FINISH_NONE] = "none",         [NVLLM_FINISH_STOP] = "stop",
+        [NVLLM_FINISH_LENGTH] = "length",     [NVLLM_FINISH_CANCELLED] = "cancelled",
+        [NVLLM_FINISH_DEADLINE] = "deadline", [NVLLM_FINISH_ERROR] = "error",
+    };
+
+    return NAME_OF(names, finish, "error");
 }
 
 const char *nvllm_state_name(enum nvllm_state state)
 {
-    switch (state) {
-    case NVLLM_STATE_UNKNOWN:
-        return "unknown";
-    case NVLLM_STATE_LOADING:
-        return "loading";
-    case NVLLM_STATE_READY:
-        return "ready";
-    case NVLLM_STATE_DRAINING:
-        return "draining";
-    case NVLLM_STATE_FAILED:
-        return "failed";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [NVLLM_STATE_UNKNOWN] = "unknown", [NVLLM_STATE_LOADING] = "loading",
+        [NVLLM_STATE_READY] = "ready",     [NVLLM_STATE_DRAINING] = "draining",
+        [NVLLM_STATE_FAILED] = "failed",
+    };
+
+    return NAME_OF(names, state, "unknown");
 }
 
 const char *nvllm_priority_name(enum nvllm_priority priority)
 {
-    switch (priority) {
-    case NVLLM_PRIORITY_NORMAL:
-        return "normal";
-    case NVLLM_PRIORITY_LOW:
-        return "low";
-    case NVLLM_PRIORITY_HIGH:
-        return "high";
-    }
-    return "normal";
+    static const char *const names[] = {
+        [NVLLM_PRIORITY_NORMAL] = "normal",
+        [NVLLM_PRIORITY_LOW] = "low",
+        [NVLLM_PRIORITY_HIGH] = "high",
+    };
+
+    return NAME_OF(names, priority, "normal");
 }
 
 const char *nvllm_request_state_name(enum nvllm_request_state state)
 {
-    switch (state) {
-    case NVLLM_REQUEST_UNKNOWN:
-        return "unknown";
-    case NVLLM_REQUEST_ENCODING:
-        return "encoding";
-    case NVLLM_REQUEST_WAITING:
-        return "waiting";
-    case NVLLM_REQUEST_HELD:
-        return "held";
-    case NVLLM_REQUEST_PREFILL:
-        return "prefill";
-    case NVLLM_REQUEST_DECODE:
-        return "decode";
-    case NVLLM_REQUEST_PREEMPTED:
-        return "preempted";
-    case NVLLM_REQUEST_ENDING:
-        return "ending";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [NVLLM_REQUEST_UNKNOWN] = "unknown",     [NVLLM_REQUEST_ENCODING] = "encoding",
+        [NVLLM_REQUEST_WAITING] = "waiting",     [NVLLM_REQUEST_HELD] = "held",
+        [NVLLM_REQUEST_PREFILL] = "prefill",     [NVLLM_REQUEST_DECODE] = "decode",
+        [NVLLM_REQUEST_PREEMPTED] = "preempted", [NVLLM_REQUEST_ENDING] = "ending",
+    };
+
+    return NAME_OF(names, state, "unknown");
 }
 
 const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason)
 {
-    switch (reason) {
-    case NVLLM_WAIT_UNKNOWN:
-        return "unknown";
-    case NVLLM_WAIT_NOT:
-        return "not";
-    case NVLLM_WAIT_ENCODING:
-        return "encoding";
-    case NVLLM_WAIT_SEQS:
-        return "seqs";
-    case NVLLM_WAIT_BLOCKS:
-        return "blocks";
-    case NVLLM_WAIT_PREFIX:
-        return "prefix";
-    case NVLLM_WAIT_SHARE:
-        return "share";
-    case NVLLM_WAIT_STEP:
-        return "step";
-    }
-    return "unknown";
+    static const char *const names[] = {
+        [NVLLM_WAIT_UNKNOWN] = "unknown",   [NVLLM_WAIT_NOT] = "not",
+        [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs",
+        [NVLLM_WAIT_BLOCKS] = "blocks",     [NVLLM_WAIT_PREFIX] = "prefix",
+        [NVLLM_WAIT_SHARE] = "share",       [NVLLM_WAIT_STEP] = "step",
+    };
+
+    return NAME_OF(names, reason, "unknown");
 }
 
 struct nvllm_text nvllm_str(const char *s)

@@ -4,19 +4,19 @@
 
 #include "client/lib/nvllm_client.h"
 
-/* Fills *e (which may be NULL), retryable as is usual for the code, and returns code. */
+/* Fills *e (which may be NULL), with retryable by the code, and returns code. */
 __attribute__((format(printf, 4, 5))) enum nvllm_code
 error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char *fmt, ...);
 
-/* As error_set() for a short text of ours that needs no formatting: for what is no news. */
+/* As error_set(), for a short constant text: cheap, for frequent errors. */
 enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text);
 
-/* As error_set(), naming the field of the request that is to blame. */
+/* As error_set(), and names the field of the request that is wrong. */
 __attribute__((format(printf, 3, 4))) enum nvllm_code
 error_field(struct nvllm_error *e, const char *field, const char *fmt, ...);
 
-/* Copies a text from outside into buf of size cap: control characters become '?', what is too long
- * is cut between two characters. text may be NULL. */
+/* Copies text (may be NULL) into buf of size cap: control characters become '?', and a text that is
+ * too long is cut between two characters. */
 void error_copy_text(char *buf, size_t cap, const char *text);
 
 #endif

@@ -1,6 +1,5 @@
-/* event.c - the daemon's frames are as little trusted as any input: counts that belong together are
- * compared, numbers outside their enum become the one that says so, and absent texts become empty.
- */
+/* event.c - see event.h. Frames of the daemon are untrusted input: related counts are compared,
+ * numbers outside their enum become its unknown value, and absent texts become empty. */
 #include "client/lib/event.h"
 
 #include <stdlib.h>
@@ -53,21 +52,13 @@ static enum nvllm_finish finish_of(int wire)
                                                                    : NVLLM_FINISH_ERROR;
 }
 
-static int check_choice(uint32_t choice, const struct pending_entry *of, const char **why)
-{
-    if (choice < of->n_choices)
-        return EVENT_OK;
-    *why = "a delta for a choice that was not asked for";
-    return EVENT_E_INVALID;
-}
-
 static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct pending_entry *of,
                       const char **why)
 {
-    int rc = check_choice(in->choice, of, why);
-
-    if (rc != EVENT_OK)
-        return rc;
+    if (in->choice >= of->n_choices) {
+        *why = "a delta for a choice that was not asked for";
+        return EVENT_E_INVALID;
+    }
     e->delta.choice = in->choice;
     e->delta.text = text_of(in->has_text, in->text);
     e->delta.token_ids = in->token_ids;
@@ -136,7 +127,7 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
         error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
 }
 
-/* Is this the kind of answer that the kind of request gets? */
+/* Whether the kind of answer fits the kind of request. */
 static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind kind)
 {
     switch (event) {
@@ -236,7 +227,7 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
 
 void event_free(struct event *e)
 {
-    if (!e || e->lent)
+    if (!e)
         return;
     if (e->memory)
         unpacked_free(e->memory);
@@ -247,56 +238,6 @@ void event_free(struct event *e)
 size_t event_bytes(const struct event *e)
 {
     return e->memory ? unpacked_bytes(e->memory) : e->heap_bytes;
-}
-
-/* Every field but those of other kinds' is written: the struct is used again and again. */
-int event_lend(struct event *e, const struct delta *in, const struct pending_entry *of,
-               const char **why)
-{
-    e->memory = NULL;
-    e->lent = true;
-    e->open = of->open;
-    e->terminal = e->is_error = false;
-    e->public = (struct nvllm_event){
-        .type = NVLLM_EVENT_DELTA,
-        .id = of->id,
-        .delta = &e->delta,
-    };
-    e->delta = (struct nvllm_delta){
-        .choice = in->choice,
-        .text = in->text_len > 0 ? (struct nvllm_text){in->text, in->text_len}
-                                 : (struct nvllm_text){"", 0},
-        .token_ids = in->token_ids,
-        .n_tokens = in->n_tokens,
-        .finish = finish_of((int)in->finish),
-    };
-    return check_choice(in->choice, of, why);
-}
-
-struct event *event_keep(struct event *e)
-{
-    size_t ids_bytes, bytes;
-    struct event *kept;
-    char *text;
-
-    if (!e->lent)
-        return e;
-    ids_bytes = e->delta.n_tokens * sizeof(*e->delta.token_ids);
-    bytes = sizeof(*kept) + ids_bytes + e->delta.text.len;
-    kept = malloc(bytes);
-    if (!kept)
-        return NULL;
-    *kept = *e;
-    kept->lent = false;
-    kept->heap_bytes = bytes;
-    kept->public.delta = &kept->delta;
-    kept->delta.token_ids = (int32_t *)(kept + 1);
-    text = (char *)(kept + 1) + ids_bytes;
-    if (ids_bytes > 0)
-        memcpy(kept + 1, e->delta.token_ids, ids_bytes);
-    memcpy(text, e->delta.text.data, e->delta.text.len);
-    kept->delta.text.data = text;
-    return kept;
 }
 
 struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message)

@@ -1,12 +1,10 @@
-/* event.h - one frame of the daemon, checked and turned into what the public header shows.
+/* event.h - one frame of the daemon, checked and converted to what the public header shows.
  *
- * Its memory is that of the unpacked frame, or a piece of the heap. A delta may also be lent: it is
- * then part of its connection and points into bytes that have come, until more of them are looked
- * at, so that a token costs no memory. */
+ * It lives in the memory of the unpacked frame, or for an error of the library itself on the heap.
+ */
 #ifndef NVLLM_CLIENT_LIB_EVENT_H
 #define NVLLM_CLIENT_LIB_EVENT_H
 
-#include "client/lib/delta.h"
 #include "client/lib/nvllm_client.h"
 #include "client/lib/pending.h"
 #include "proto/nvllm.pb-c.h"
@@ -14,17 +12,16 @@
 
 struct event {
     struct event *next;      /* in a queue */
-    struct unpacked *memory; /* NULL: of the heap, or lent */
+    struct unpacked *memory; /* NULL: of the heap */
     size_t heap_bytes;
-    bool lent;
     bool terminal;
     bool open; /* as of the request */
     bool is_error;
-    struct nvllm_event public; /* type is 0 for what only a call that waits can get */
+    struct nvllm_event public; /* type is 0 if only a waiting call can get it */
     union {
         struct nvllm_delta delta;
         struct nvllm_done done;
-        struct nvllm_error *error; /* of any request, if is_error */
+        struct nvllm_error *error; /* valid if is_error */
         struct nvllm_tokens tokens;
         struct nvllm_text text;
         struct nvllm_status status;
@@ -41,8 +38,8 @@ struct event {
 
 enum {
     EVENT_OK,
-    EVENT_UNKNOWN,   /* a kind that this library does not know: a newer daemon's */
-    EVENT_E_INVALID, /* it does not fit the request; *why says how */
+    EVENT_UNKNOWN,   /* a kind of a newer daemon */
+    EVENT_E_INVALID, /* it does not fit the request; see *why */
     EVENT_E_NOMEM,
 };
 
@@ -51,19 +48,12 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
               const char **why);
 void event_free(struct event *e);
 
-/* Makes e, which the caller lends, the event of a delta. EVENT_OK or EVENT_E_INVALID. */
-int event_lend(struct event *e, const struct delta *in, const struct pending_entry *of,
-               const char **why);
-
-/* An event that stays: e itself, or a copy of it if it was lent. NULL: no memory. */
-struct event *event_keep(struct event *e);
-
-/* The error that ends an open request, found on this side. NULL: no memory. */
+/* The error that ends an open request, found by the library. NULL: no memory. */
 struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message);
 
 size_t event_bytes(const struct event *e);
 
-/* What the daemon says has gone wrong, as the library's error. */
+/* Converts an error of the daemon. */
 void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in);
 
 enum nvllm_state event_read_state(int wire_state);

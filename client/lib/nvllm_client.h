@@ -1,25 +1,25 @@
-/* nvllm_client.h - talk to nvllmd, the daemon that keeps a language model resident on this host.
+/* nvllm_client.h - use nvllmd, the daemon that keeps a language model resident on this host.
  *
- * Text, token ids or chat messages go in, text and tokens come back as they are made. Many
- * requests may be under way on one connection.
+ * Text, token ids or chat messages go in; text and tokens come back as they are generated. Many
+ * requests may be in progress on one connection.
  *
  * Threads: a client belongs to one thread at a time; different clients are independent. The library
- * starts no thread, installs no signal handler, keeps no global and prints nothing. Descriptors are
- * close-on-exec, and a closed peer never raises SIGPIPE. After fork() a client is the parent's: all
- * that the child may do with it is nvllm_close(), which leaves the parent's connection as it is.
+ * starts no thread, installs no signal handler, has no global state and prints nothing. Descriptors
+ * are close-on-exec, and a closed connection never raises SIGPIPE. After fork() a client belongs to
+ * the parent: the child may only call nvllm_close(), which leaves the parent's connection alone.
  *
- * Ownership: what a call hands out by const pointer belongs to the client and is good until the
- * next call that takes the same client (nvllm_fd, nvllm_wants, nvllm_timeout, nvllm_pending and
- * nvllm_greeted excepted). What is passed in is read during the call and never kept.
+ * Ownership: what a call returns by const pointer belongs to the client and is valid until the next
+ * call with the same client (except nvllm_fd, nvllm_wants, nvllm_timeout, nvllm_pending and
+ * nvllm_greeted). Arguments are read during the call and never kept.
  *
- * Times are milliseconds of the monotonic clock; as a timeout 0 means "do not wait" and a negative
- * value "without end".
+ * Times are milliseconds of the monotonic clock; as a timeout, 0 does not wait and a negative value
+ * never expires.
  *
  * Errors: calls return NVLLM_OK or one of enum nvllm_code, and fill *err (which may be NULL) on
  * failure only.
  *
- * Structs that a program fills in begin with their size and are prepared by their init macro, so
- * that they can grow while programs built earlier go on working. Those without a size that lie in
+ * Structs that a program fills in begin with their size and are initialised by their init macro, so
+ * that they can grow while programs built earlier keep working. Structs without a size that lie in
  * arrays, or in the program's own memory, never grow. */
 #ifndef NVLLM_CLIENT_H
 #define NVLLM_CLIENT_H
@@ -42,46 +42,45 @@ enum nvllm_code {
     NVLLM_OK = 0,
 
     /* Said by the daemon. */
-    NVLLM_E_INVALID = 1,     /* a bad value; error.field says which (the library checks some too) */
-    NVLLM_E_TOO_LONG = 2,    /* prompt and max_tokens can never fit */
-    NVLLM_E_UNAVAILABLE = 3, /* loading the model, or draining before it ends; retryable */
-    NVLLM_E_BUSY = 4,        /* a limit on what may be under way; retryable */
-    NVLLM_E_DEADLINE = 5,    /* not said by nvllmd so far: a request whose deadline_ms is over ends
-                              * with done, and its choices with NVLLM_FINISH_DEADLINE */
-    NVLLM_E_CANCELLED = 6,   /* cancelled before it had an outcome; what generates ends with done
-                              * and NVLLM_FINISH_CANCELLED instead */
-    NVLLM_E_DENIED = 7,      /* this user may not do that, or not open the socket */
-    NVLLM_E_PROTOCOL = 8,    /* one side does not follow the protocol; the connection is over */
-    NVLLM_E_INTERNAL = 9,    /* the daemon is out of memory, or its backend died */
-    NVLLM_E_UNSUPPORTED = 10, /* this daemon or model has no such operation */
+    NVLLM_E_INVALID = 1, /* an invalid value; error.field names it (the library checks some, too) */
+    NVLLM_E_TOO_LONG = 2,     /* prompt and max_tokens can never fit */
+    NVLLM_E_UNAVAILABLE = 3,  /* loading the model, or draining before a shutdown; retryable */
+    NVLLM_E_BUSY = 4,         /* a limit on requests in progress; retryable */
+    NVLLM_E_DEADLINE = 5,     /* not used by nvllmd so far: a request whose deadline_ms expires ends
+                                 with done, and its choices with NVLLM_FINISH_DEADLINE */
+    NVLLM_E_CANCELLED = 6,    /* cancelled before it had a result; generate ends with done and
+                                 NVLLM_FINISH_CANCELLED instead */
+    NVLLM_E_DENIED = 7,       /* permission denied, also to open the socket */
+    NVLLM_E_PROTOCOL = 8,     /* one side violated the protocol; the connection has ended */
+    NVLLM_E_INTERNAL = 9,     /* the daemon is out of memory, or its backend failed */
+    NVLLM_E_UNSUPPORTED = 10, /* this daemon or model does not support the operation */
 
     /* Found on this side. */
     NVLLM_E_NOT_RUNNING = 64, /* nobody listens at the socket */
-    NVLLM_E_CONNECTION = 65,  /* the connection broke: all requests under way are over, and the
-                               * client is good for nvllm_close() alone */
-    NVLLM_E_TIMEOUT = 66,     /* the call's timeout is over; the connection is still good */
+    NVLLM_E_CONNECTION = 65,  /* the connection broke: all its requests have ended, and the client
+                                 can only be closed */
+    NVLLM_E_TIMEOUT = 66,     /* the call's timeout has expired; the connection is still usable */
     NVLLM_E_NOMEM = 67,
 };
 
-/* Of the caller, who gives no size: what it says more in later versions comes out of reserved, so
- * it never grows. */
+/* In the caller's memory, without a size: it never grows, and later versions use reserved. */
 struct nvllm_error {
     enum nvllm_code code;
     bool retryable;          /* the same request may succeed later */
     uint32_t retry_after_ms; /* the daemon's advice; 0: none */
-    int sys_errno;           /* of the system call that failed; 0: none did */
-    char message[512];       /* one line for people, without control characters */
-    char field[120];         /* of the request, where one is to blame: "sampling.top_p" */
-    char limit[80];          /* the daemon's option that was run into, or empty */
+    int sys_errno;           /* of the system call that failed; 0: none */
+    char message[512];       /* one line, without control characters */
+    char field[120];         /* of the request, if one is wrong: "sampling.top_p" */
+    char limit[80];          /* the daemon's option whose limit was exceeded, or empty */
     uint64_t limit_value;    /* what it is set to */
     uint64_t reserved[16];
 };
 
-/* A stable word for a code: "too_long". Never NULL. */
+/* A stable name for a code: "too_long". Never NULL. */
 NVLLM_API const char *nvllm_code_name(enum nvllm_code code);
 
-/* Bytes with their length: prompts and answers may hold any character, NUL too. Not
- * NUL-terminated. data NULL stands for "absent" where the two differ. */
+/* Bytes with their length: prompts and answers may hold any character, also NUL. Not
+ * NUL-terminated. data NULL means "absent" where that differs from empty. */
 struct nvllm_text {
     const char *data;
     size_t len;
@@ -90,7 +89,7 @@ struct nvllm_text {
 /* The text of a C string. */
 NVLLM_API struct nvllm_text nvllm_str(const char *s);
 
-/* "0.1.0", of the library that is loaded. */
+/* The version of the loaded library: "0.1.0". */
 NVLLM_API const char *nvllm_client_version(void);
 
 /* ---- connection */
@@ -108,43 +107,42 @@ enum nvllm_state {
 struct nvllm_options {
     size_t size;
     const char *socket_path; /* NVLLM_DEFAULT_SOCKET */
-    int fd;                  /* -1; else a connected stream socket, which the client takes over
-                              * (socket_path is for messages then), even when connecting fails */
-    const char *name;        /* of the program, for the daemon's log; "libnvllm-client" */
-    int timeout_ms;          /* 10000; of connecting, waiting included */
-    bool wait_ready;         /* false; wait while the model is being loaded */
-    bool wait_start;         /* false; wait for somebody to listen at the socket, too */
-    size_t max_frame_bytes;  /* 64 MiB; larger answers are refused as a protocol error */
-    size_t max_queue_bytes;  /* 256 MiB; of requests not yet sent, and of events not yet fetched */
+    int fd; /* -1; else a connected stream socket, which the client owns from the call on, even if
+               connecting fails (socket_path is then for messages) */
+    const char *name;       /* the program's name, for the daemon's log; "libnvllm-client" */
+    int timeout_ms;         /* 10000; for connecting, including waiting */
+    bool wait_ready;        /* false; wait until the model is loaded */
+    bool wait_start;        /* false; wait until the daemon listens, too */
+    size_t max_frame_bytes; /* 64 MiB; larger answers are protocol errors */
+    size_t max_queue_bytes; /* 256 MiB; of requests not yet sent, and of events not yet fetched */
     void (*on_wait)(void *arg, enum nvllm_state state,
-                    float progress); /* NULL; called at times
-                                      * while waiting; state UNKNOWN: nobody listens yet */
+                    float progress); /* NULL; called repeatedly while waiting; state UNKNOWN: nobody
+                                        listens yet */
     void *on_wait_arg;
 };
 
 NVLLM_API void nvllm_options_init_size(struct nvllm_options *options, size_t size);
 #define nvllm_options_init(options) nvllm_options_init_size((options), sizeof(struct nvllm_options))
 
-/* Connects and exchanges greetings. options may be NULL.
- * NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT, _CONNECTION, _PROTOCOL, _NOMEM, _INVALID (of the
- * options), or what the daemon says. */
+/* Connects and exchanges greetings. options may be NULL. NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT,
+ * _CONNECTION, _PROTOCOL, _NOMEM, _INVALID (of the options), or an error of the daemon. */
 NVLLM_API enum nvllm_code nvllm_connect(struct nvllm_client **client,
                                         const struct nvllm_options *options,
                                         struct nvllm_error *err);
 
-/* Connects without waiting, for an event loop: one attempt at the socket, then the greeting is on
- * its way and requests may be started, of 4 MiB at most until the daemon has told its own limit.
- * wait_ready and wait_start do not apply. What goes wrong
- * later comes from nvllm_process() and nvllm_next(), also NVLLM_E_TIMEOUT when options.timeout_ms
- * have passed without a greeting: it is a lasting error then, and nvllm_wants() is 0. */
+/* Connects without waiting, for an event loop: tries the socket once and sends the greeting.
+ * Requests may be started at once, of at most 4 MiB until the daemon has sent its own limit.
+ * wait_ready and wait_start do not apply. Later errors are returned by nvllm_process() and
+ * nvllm_next(), also NVLLM_E_TIMEOUT if no greeting arrives within options.timeout_ms: it is
+ * permanent then, and nvllm_wants() is 0. */
 NVLLM_API enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
                                               const struct nvllm_options *options,
                                               struct nvllm_error *err);
 
-/* The daemon has answered the greeting. */
+/* Whether the daemon has answered the greeting. */
 NVLLM_API bool nvllm_greeted(const struct nvllm_client *client);
 
-/* Closes the connection; the daemon cancels what is under way. Takes NULL. */
+/* Closes the connection; the daemon cancels its requests. Takes NULL. */
 NVLLM_API void nvllm_close(struct nvllm_client *client);
 
 /* ---- generate */
@@ -152,7 +150,7 @@ NVLLM_API void nvllm_close(struct nvllm_client *client);
 enum nvllm_priority {
     NVLLM_PRIORITY_NORMAL = 0,
     NVLLM_PRIORITY_LOW = 1,
-    NVLLM_PRIORITY_HIGH = 2, /* before all users' shares; for admins, else NVLLM_E_DENIED */
+    NVLLM_PRIORITY_HIGH = 2, /* before all shares; for administrators, else NVLLM_E_DENIED */
 };
 
 struct nvllm_tool_call {
@@ -179,7 +177,7 @@ struct nvllm_chat {
     const struct nvllm_text *tools; /* [n_tools] one JSON object each */
     size_t n_tools;
     enum nvllm_switch add_generation_prompt; /* unset: on */
-    enum nvllm_switch enable_thinking;       /* unset: the template's own way */
+    enum nvllm_switch enable_thinking;       /* unset: the template's default */
 };
 
 NVLLM_API void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);
@@ -191,7 +189,7 @@ struct nvllm_logit_bias {
 };
 
 /* One of prompt, prompt_ids and chat is the input. Numbers that are unset (NaN for a float,
- * negative for an integer) take the model's own defaults. */
+ * negative for an integer) take the model's defaults. */
 struct nvllm_request {
     size_t size;
     struct nvllm_text prompt;  /* raw text; special tokens spelled out in it are matched */
@@ -217,32 +215,32 @@ struct nvllm_request {
     bool ignore_eos;
     int64_t min_tokens;
     int64_t max_tokens; /* unset: as many as fit */
-    int64_t logprobs;   /* how many best alternatives for each token; unset: no logprobs */
+    int64_t logprobs;   /* alternatives reported for each token; unset: no logprobs */
     int64_t n;          /* choices; unset: 1 */
     enum nvllm_priority priority;
-    struct nvllm_text cache_salt; /* narrows who shares this prompt's cached prefix */
-    uint32_t deadline_ms;         /* from arrival at the daemon, queueing included; 0: none. What is
-                                   * there by then comes, with NVLLM_FINISH_DEADLINE and done */
-    bool stream;                  /* true; false: one delta a choice, when it has ended */
-    bool keep_special;            /* special tokens show up in the text */
-    uint32_t timeout_ms;          /* as deadline_ms, but kept by the library from the call on: holds
-                                   * when the daemon hangs, too; 0: none */
+    struct nvllm_text cache_salt; /* limits who shares this prompt's cached prefix */
+    uint32_t deadline_ms; /* from arrival at the daemon, including queueing; 0: none. What was
+                             generated by then is sent, with NVLLM_FINISH_DEADLINE and done */
+    bool stream;          /* true; false: one delta per choice, at its end */
+    bool keep_special;    /* show special tokens in the text */
+    uint32_t timeout_ms; /* like deadline_ms, but enforced by the library, even if the daemon hangs;
+                            0: none */
 };
 
 NVLLM_API void nvllm_request_init_size(struct nvllm_request *request, size_t size);
 #define nvllm_request_init(request) nvllm_request_init_size((request), sizeof(struct nvllm_request))
 
-/* Queues a request and sends what the socket takes at once. *id is its number, never 0; its events
- * come from nvllm_next(): deltas, then one done or error.
- * NVLLM_E_INVALID, _TOO_LONG (more than the daemon takes in one frame: nothing is sent), _BUSY
- * (max_queue_bytes are waiting to be sent), _CONNECTION, _PROTOCOL, _NOMEM. */
+/* Queues a request and sends what the socket takes at once. *id is its number, never 0;
+ * nvllm_next() returns its events: deltas, then one done or error. NVLLM_E_INVALID, _TOO_LONG (over
+ * the daemon's frame limit: nothing is sent), _BUSY (max_queue_bytes are waiting to be sent),
+ * _CONNECTION, _PROTOCOL, _NOMEM. */
 NVLLM_API enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint64_t *id,
                                                const struct nvllm_request *request,
                                                struct nvllm_error *err);
 
-/* Asks the daemon to end a request; its end still comes, soon: done of what generates, whose
- * choices end with NVLLM_FINISH_CANCELLED, of the others their answer or NVLLM_E_CANCELLED. One
- * that has ended already is left alone. Does not wait. */
+/* Asks the daemon to end a request. Its last event still follows soon: done for generate, whose
+ * choices end with NVLLM_FINISH_CANCELLED; for others their answer or NVLLM_E_CANCELLED. Has no
+ * effect on a request that has ended. Does not wait. */
 NVLLM_API enum nvllm_code nvllm_cancel(struct nvllm_client *client, uint64_t id,
                                        struct nvllm_error *err);
 
@@ -254,7 +252,7 @@ enum nvllm_finish {
     NVLLM_FINISH_LENGTH = 2,
     NVLLM_FINISH_CANCELLED = 3,
     NVLLM_FINISH_DEADLINE = 4,
-    NVLLM_FINISH_ERROR = 5, /* the model's numbers broke down */
+    NVLLM_FINISH_ERROR = 5, /* the model computed NaN or infinity */
 };
 
 /* "stop", "length", "cancelled", "deadline", "error"; "none" for a choice that has not ended. */
@@ -270,30 +268,30 @@ struct nvllm_logprobs {
 
 struct nvllm_delta {
     uint32_t choice;                       /* 0 .. n - 1 */
-    struct nvllm_text text;                /* whole characters; may lag behind token_ids */
+    struct nvllm_text text;                /* complete characters; may lag behind token_ids */
     const int32_t *token_ids;              /* [n_tokens] */
-    const struct nvllm_logprobs *logprobs; /* [n_tokens], or NULL if not asked for */
+    const struct nvllm_logprobs *logprobs; /* [n_tokens], or NULL if not requested */
     size_t n_tokens;
     enum nvllm_finish finish; /* not NONE: this is the choice's last delta */
 };
 
 struct nvllm_done {
     uint32_t prompt_tokens;
-    uint32_t cached_tokens;     /* of the prompt, not computed again */
+    uint32_t cached_tokens;     /* of the prompt, found in the prefix cache */
     uint32_t completion_tokens; /* of all choices */
     uint32_t preemptions;
-    double queue_ms; /* from arrival to the first step with a part of the prompt */
+    double queue_ms; /* from arrival to the first step that computes the prompt */
     double ttft_ms;  /* from arrival to the first token */
     double total_ms;
 };
 
 enum nvllm_event_type {
     NVLLM_EVENT_DELTA = 1, /* any number of times */
-    NVLLM_EVENT_DONE = 2,  /* the request has ended and its number is free */
-    NVLLM_EVENT_ERROR = 3, /* so it has, without an outcome */
+    NVLLM_EVENT_DONE = 2,  /* the request has ended, and its number is free */
+    NVLLM_EVENT_ERROR = 3, /* it has ended without a result */
 
-    /* The one answer of nvllm_tokenize_start(), of nvllm_detokenize_start() and
-     * nvllm_render_start(), and of nvllm_get_status_start(). */
+    /* The answer of nvllm_tokenize_start(); of nvllm_detokenize_start() and nvllm_render_start();
+     * of nvllm_get_status_start(). */
     NVLLM_EVENT_TOKENS = 4,
     NVLLM_EVENT_TEXT = 5,
     NVLLM_EVENT_STATUS = 6,
@@ -311,36 +309,36 @@ struct nvllm_event {
     const struct nvllm_status *status;
 };
 
-/* The next event of any request. NVLLM_E_TIMEOUT: none has come (with timeout_ms 0: none is here).
- * NVLLM_E_CONNECTION, _PROTOCOL and other lasting errors come after all events that arrived before;
- * then every request under way is over. */
+/* The next event of any request. NVLLM_E_TIMEOUT: none has arrived (with timeout_ms 0: none is
+ * available). NVLLM_E_CONNECTION, _PROTOCOL and other permanent errors follow all events that
+ * arrived before; all requests have then ended. */
 NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms,
                                      const struct nvllm_event **event, struct nvllm_error *err);
 
-/* Runs one request to its end. The callback, which may be NULL, sees each delta, and done; a value
- * other than 0 from it cancels the request, which then ends early, as the callback is still told.
+/* Runs one request to its end. The callback, which may be NULL, gets each delta, and done; a return
+ * value other than 0 cancels the request, and the callback is still called until it has ended.
  * Events of other requests are kept for nvllm_next(). Returns NVLLM_OK after done, the error's code
- * after an error, and NVLLM_E_TIMEOUT when timeout_ms or the request's own is over (the request is
- * cancelled then). The callback must not use the client, where calls that wait or take events say
- * NVLLM_E_INVALID, and has to return: by no longjmp() and no exception. */
+ * after an error, and NVLLM_E_TIMEOUT when timeout_ms or the request's own timeout expires (the
+ * request is then cancelled). The callback must not use the client: calls that wait or take events
+ * fail there with NVLLM_E_INVALID. It must return, not leave by longjmp or an exception. */
 typedef int nvllm_callback(void *arg, const struct nvllm_event *event);
 NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
                                          const struct nvllm_request *request,
                                          nvllm_callback *callback, void *arg, int timeout_ms,
                                          struct nvllm_error *err);
 
-/* How many requests are under way, those whose last event nvllm_next() has yet to hand out
- * included. */
+/* The number of requests whose last event nvllm_next() has not returned. */
 NVLLM_API size_t nvllm_pending(const struct nvllm_client *client);
 
-/* ---- tokenizer and template: each waits for its answer
+/* ---- tokenizer and template: each call waits for its answer
  *
- * With _start it does not: *id is the request's number, and the answer, or an error, is an event of
- * nvllm_next(). After timeout_ms it is the error NVLLM_E_TIMEOUT. */
+ * The calls with _start do not: *id is the request's number, and the answer, or an error, is an
+ * event of nvllm_next(), NVLLM_E_TIMEOUT after timeout_ms. */
 
 struct nvllm_tokens {
-    const int32_t *ids;              /* [n_tokens] */
-    const struct nvllm_text *tokens; /* [n_tokens] the bytes of each, not always whole characters */
+    const int32_t *ids; /* [n_tokens] */
+    const struct nvllm_text
+        *tokens; /* [n_tokens] the bytes of each, which may be parts of a character */
     size_t n_tokens;
 };
 
@@ -362,7 +360,7 @@ NVLLM_API enum nvllm_code nvllm_detokenize_start(struct nvllm_client *client, ui
                                                  bool skip_special, int timeout_ms,
                                                  struct nvllm_error *err);
 
-/* What the model's chat template makes of messages. */
+/* Renders messages by the model's chat template. */
 NVLLM_API enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,
                                        int timeout_ms, struct nvllm_text *text,
                                        struct nvllm_error *err);
@@ -385,7 +383,7 @@ struct nvllm_status {
     uint64_t uptime_ms;
     uint32_t blocks_total;
     uint32_t blocks_used;   /* held by a sequence */
-    uint32_t blocks_cached; /* free, with content that may still be found */
+    uint32_t blocks_cached; /* free, with content that may be found again */
     uint32_t blocks_free;
     uint32_t block_len;   /* tokens */
     uint32_t max_seq_len; /* tokens */
@@ -401,8 +399,8 @@ struct nvllm_status {
     uint64_t prompt_tokens; /* computed since the start */
     uint64_t output_tokens;
     const char *driver; /* of the device, "580.159.04, CUDA 13.0" */
-    /* On a device weights, kv, graphs, workspaces and other are together total - free, as its
-     * driver counts; on the CPU graphs, other, total and free are 0. */
+    /* On a device weights, kv, graphs, workspaces and other add up to total - free, as its driver
+     * counts; on the CPU graphs, other, total and free are 0. */
     uint64_t graph_bytes;
     uint64_t workspace_bytes;
     uint64_t other_bytes;
@@ -420,11 +418,11 @@ NVLLM_API const char *nvllm_state_name(enum nvllm_state state);
 NVLLM_API enum nvllm_code nvllm_get_status_start(struct nvllm_client *client, uint64_t *id,
                                                  int timeout_ms, struct nvllm_error *err);
 
-/* ---- in an event loop of one's own
+/* ---- event loops
  *
- * Watch nvllm_fd() for what nvllm_wants() says. When it is there, or nvllm_timeout() has passed,
- * call nvllm_process() and then nvllm_next() with timeout 0 until it says NVLLM_E_TIMEOUT. Ask
- * nvllm_wants() and nvllm_timeout() again before going back to sleep. */
+ * Watch nvllm_fd() for what nvllm_wants() returns. When it is ready, or nvllm_timeout() has passed,
+ * call nvllm_process() and then nvllm_next() with timeout 0 until it returns NVLLM_E_TIMEOUT. Ask
+ * nvllm_wants() and nvllm_timeout() again before sleeping. */
 
 enum {
     NVLLM_WANT_READ = 1,
@@ -433,15 +431,14 @@ enum {
 
 NVLLM_API int nvllm_fd(const struct nvllm_client *client);
 
-/* Of NVLLM_WANT_…; 0 when nvllm_next() has no more events: the connection is over. */
+/* A set of NVLLM_WANT_…; 0 when nvllm_next() has no more events: the connection has ended. */
 NVLLM_API unsigned nvllm_wants(const struct nvllm_client *client);
 
-/* Milliseconds until a deadline that is kept on this side (of a request, of the greeting), as
- * poll() takes them: -1 if there is none, 0 also when an event is here already. */
+/* Milliseconds until the library's next own deadline (of a request, of the greeting), as poll()
+ * takes them: -1 if there is none, 0 also if an event is available. */
 NVLLM_API int nvllm_timeout(const struct nvllm_client *client);
 
-/* Reads and writes what the socket has and takes, without waiting, and gives up what is over its
- * deadline. */
+/* Reads and writes without waiting, and ends requests whose deadline has passed. */
 NVLLM_API enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *err);
 
 #ifdef __cplusplus

@@ -26,7 +26,7 @@ void pack_deinit(struct pack *p)
     }
 }
 
-/* Zeroed; NULL when there is no memory or the size is absurd. n is not 0. */
+/* Zeroed; NULL if there is no memory or the size overflows. n is not 0. */
 static void *take(struct pack *p, size_t n, size_t size)
 {
     struct pack_piece *piece;
@@ -61,7 +61,7 @@ static void set_bytes(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct 
     }
 }
 
-/* A text has data if it has a length. */
+/* A text with a length has data. */
 static bool text_ok(struct nvllm_text text)
 {
     return text.data || text.len == 0;
@@ -86,8 +86,7 @@ static enum nvllm_code pack_texts(struct pack *p, ProtobufCBinaryData **out,
     return NVLLM_OK;
 }
 
-/* Places kept for later mean nothing yet: what lies there was not meant, or is for a newer library.
- */
+/* Reserved members must be NULL: another value is a mistake, or meant for a newer library. */
 static bool is_null(const void *const *places, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -385,7 +384,7 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t
         (code = pack_texts(p, &out->stop, r->stop, r->n_stop, "stop", err)))
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
-        return error_field(err, "priority", "priority: %d is none", (int)r->priority);
+        return error_field(err, "priority", "priority: %d is not a priority", (int)r->priority);
     code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err);
     if (code != NVLLM_OK)
         return code;

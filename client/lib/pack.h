@@ -1,4 +1,4 @@
-/* pack.h - what a program asks for, as protobuf structures that point at the program's own data. */
+/* pack.h - converts requests to protobuf structures that point at the program's own data. */
 #ifndef NVLLM_CLIENT_LIB_PACK_H
 #define NVLLM_CLIENT_LIB_PACK_H
 
@@ -12,14 +12,14 @@ struct pack {
 
 void pack_deinit(struct pack *p);
 
-/* Fill *out, whose parts live as long as p and what was passed in. Only what cannot be packed is
- * refused here: judging values is the daemon's. */
+/* Fill *out, whose parts live as long as p and the arguments. Only what cannot be encoded is
+ * refused here: the daemon checks values. */
 enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t *timeout_ms,
                               const struct nvllm_request *request, struct nvllm_error *err);
 enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvllm_chat *chat,
                           struct nvllm_error *err);
 
-/* What a request, a pin or a question is about: one of three. */
+/* The input of a request, a pin or an explain: one of three. */
 struct pack_input {
     enum { PACK_PROMPT, PACK_PROMPT_IDS, PACK_CHAT } kind;
     ProtobufCBinaryData prompt;
@@ -27,7 +27,7 @@ struct pack_input {
     Nvllm__V1__Chat *chat;
 };
 
-/* NVLLM_E_INVALID if not exactly one of prompt, ids and chat is there. */
+/* NVLLM_E_INVALID unless exactly one of prompt, ids and chat is given. */
 enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_text prompt,
                            const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
                            struct nvllm_error *err);

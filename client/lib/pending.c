@@ -1,5 +1,5 @@
-/* pending.c - open addressing with linear probing; ids count upwards, so that the id itself is a
- * good hash. */
+/* pending.c - open addressing with linear probing; ids are sequential, so the id itself is a good
+ * hash. */
 #include "client/lib/pending.h"
 
 #include <errno.h>
@@ -62,7 +62,7 @@ void pending_remove(struct pending *p, uint64_t id)
 
     if (!e)
         return;
-    /* Entries behind the hole move up, so that no search for them ends at it. */
+    /* Entries after the hole move up, so that no search stops at it. */
     hole = (size_t)(e - p->entries);
     for (i = (hole + 1) & mask; p->entries[i].id != 0; i = (i + 1) & mask) {
         size_t home = p->entries[i].id & mask;

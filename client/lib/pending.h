@@ -26,8 +26,8 @@ struct pending_entry {
     uint64_t id; /* 0: the place is free */
     enum pending_kind kind;
     uint32_t n_choices; /* of generate */
-    bool open;          /* its end is an event of nvllm_next(), which is counted */
-    bool abandoned;     /* nobody waits any more: answers are dropped */
+    bool open;          /* nvllm_next() returns its last event, and n_open counts it */
+    bool abandoned;     /* answers are dropped */
     int64_t deadline;   /* of the monotonic clock, in ms; 0: none */
 };
 
@@ -42,7 +42,7 @@ void pending_deinit(struct pending *p); /* zero-initialise to begin */
 /* The id is non-zero and not in the map. -ENOMEM. */
 int pending_add(struct pending *p, const struct pending_entry *entry);
 
-/* Holds until the next add or remove. NULL: no such id. */
+/* Valid until the next add or remove. NULL: no such id. */
 struct pending_entry *pending_find(const struct pending *p, uint64_t id);
 
 void pending_remove(struct pending *p, uint64_t id);

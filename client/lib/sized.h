@@ -1,5 +1,5 @@
-/* sized.h - structs of the public header that begin with their size: what a program of another age
- * passes may be shorter or longer than ours. */
+/* sized.h - public structs that begin with their size: a program built with an older or newer
+ * library may pass a shorter or longer one. */
 #ifndef NVLLM_CLIENT_LIB_SIZED_H
 #define NVLLM_CLIENT_LIB_SIZED_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Writes our defaults into a program's struct of size bytes, which begins with its size. */
+/* Writes our defaults into a program's struct of size bytes. */
 static inline void sized_give(void *theirs, size_t size, const void *ours, size_t our_size)
 {
     memset(theirs, 0, size);
@@ -15,7 +15,7 @@ static inline void sized_give(void *theirs, size_t size, const void *ours, size_
     memcpy(theirs, &size, sizeof(size));
 }
 
-/* Lays a program's struct over our defaults. False: there is none, or it was never prepared. */
+/* Copies a program's struct over our defaults. False if it is NULL or was never initialised. */
 static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
 {
     size_t size;

@@ -131,6 +131,11 @@ void blocks_end_copy(struct blocks *b, int32_t block_id)
         settle(b, k);
 }
 
+bool blocks_has_copy(const struct blocks *b, int32_t block_id)
+{
+    return block_at(b, block_id)->n_copies > 0;
+}
+
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 {
     struct block *k = block_at(b, block_id);

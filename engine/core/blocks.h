@@ -8,6 +8,7 @@
 #ifndef NVLLM_ENGINE_CORE_BLOCKS_H
 #define NVLLM_ENGINE_CORE_BLOCKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct blocks;
@@ -27,6 +28,7 @@ void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or 
 /* While at least one copy reads or writes the block, it stays as it is. */
 void blocks_begin_copy(struct blocks *b, int32_t block_id); /* of a held or a cached block */
 void blocks_end_copy(struct blocks *b, int32_t block_id);
+bool blocks_has_copy(const struct blocks *b, int32_t block_id); /* is one under way? */
 
 /* Lists a held block for a node of the prefix cache, or for NULL unlists a listed one. */
 struct node;

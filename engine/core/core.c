@@ -1,6 +1,6 @@
 /* core.c - requests in and out: admission, cancel, deadlines, events; see core.h.
  *
- * What a step does is in core_schedule.c, what its result does in core_commit.c. */
+ * What a step does is in schedule.c, what its result does in commit.c. */
 #include "engine/core/core.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static bool options_are_valid(const struct core_options *o)
 {
     return o->n_blocks > 0 && o->block_len >= 1 && (o->block_len & (o->block_len - 1)) == 0 &&
            o->n_blocks <= INT32_MAX / o->block_len && o->max_batch_tokens > 0 && o->max_seqs > 0 &&
-           o->max_seq_len > 0 && o->max_preemptions >= 0;
+           o->max_seq_len > 0 && o->max_preemptions >= 0 && o->max_masks >= 0 && o->mask_words >= 0;
 }
 
 static int alloc_arrays(struct core *c)
@@ -38,16 +38,21 @@ static int alloc_arrays(struct core *c)
         .max_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
         .max_blocks = c->max_blocks,
         .max_history = o->max_seq_len,
+        .max_masks = o->max_masks,
+        .mask_words = o->mask_words,
+        .max_copies = c->max_copies,
     };
+    int32_t n_blocks = o->n_blocks;
 
     c->slots = calloc(n_seqs, sizeof(*c->slots));
     c->free_slots = calloc(n_seqs, sizeof(*c->free_slots));
     c->tables = calloc(n_seqs, (size_t)c->max_blocks * sizeof(*c->tables));
-    c->scratch = calloc(n_seqs, sizeof(*c->scratch));
     c->block_tokens = calloc((size_t)o->block_len * 2, sizeof(*c->block_tokens));
-    c->block_refs = calloc((size_t)o->n_blocks, sizeof(*c->block_refs));
-    if (!c->slots || !c->free_slots || !c->tables || !c->scratch || !c->block_tokens ||
-        !c->block_refs)
+    for (int t = TIER_DEVICE; t < N_TIERS; t++)
+        if (o->tier_blocks[t] > n_blocks)
+            n_blocks = o->tier_blocks[t];
+    c->block_refs = calloc((size_t)n_blocks, sizeof(*c->block_refs));
+    if (!c->slots || !c->free_slots || !c->tables || !c->block_tokens || !c->block_refs)
         return -ENOMEM;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
         if (step_init(&c->steps[i], &limits) < 0)
@@ -68,7 +73,6 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
-    c->prompt_rows = c->alone_rows = options->max_batch_tokens;
     c->max_blocks = core_blocks_for(c, options->max_seq_len);
     if (c->max_blocks > options->n_blocks)
         c->max_blocks = options->n_blocks;
@@ -77,12 +81,10 @@ int core_new(struct core **out, const struct core_options *options)
     list_init(&c->decoding);
     list_init(&c->draining);
     heap_init(&c->deadlines, deadline_less);
-    rc = blocks_new(&c->blocks, options->n_blocks);
+    fair_init(&c->fair);
+    rc = core_tiers_init(c);
     if (rc == 0)
-        rc = prefix_cache_new(&c->cache, (struct blocks *[N_TIERS]){c->blocks}, options->block_len,
-                              options->cache_secret);
-    if (rc == 0)
-        rc = fair_queue_new(&c->queue);
+        rc = prefix_cache_new(&c->cache, c->tiers, options->block_len, options->cache_secret);
     if (rc == 0)
         rc = alloc_arrays(c);
     if (rc < 0) {
@@ -93,16 +95,14 @@ int core_new(struct core **out, const struct core_options *options)
     return 0;
 }
 
-void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone)
+void core_set_cost(struct core *c, const struct step_cost *cost)
 {
-    must(beside >= 1 && alone >= 1);
-    c->prompt_rows = beside;
-    c->alone_rows = alone;
+    c->cost = *cost;
 }
 
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n)
 {
-    fair_queue_set_shares(c->queue, shares, n);
+    fair_set_shares(&c->fair, shares, n);
 }
 
 /* Everything goes, requests under way too; steps in flight must be over. */
@@ -118,13 +118,12 @@ void core_free(struct core *c)
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
         step_deinit(&c->steps[i]);
     prefix_cache_free(c->cache);
-    blocks_free(c->blocks);
-    fair_queue_free(c->queue);
+    core_tiers_deinit(c);
+    fair_deinit(&c->fair);
     id_map_deinit(&c->requests);
     free(c->slots);
     free(c->free_slots);
     free(c->tables);
-    free(c->scratch);
     free(c->block_tokens);
     free(c->block_refs);
     free(c->events);
@@ -177,12 +176,13 @@ void core_enqueue(struct core *c, struct sequence *s)
 {
     s->state = SEQ_WAITING;
     s->item = (struct fair_item){
-        .client = s->request->client,
+        .user = s->request->user,
         .order = s->order,
         .klass = (int32_t)s->request->priority,
         .front = s->n_preempted > 0,
+        .n_passed = s->item.n_passed,
     };
-    fair_queue_push(c->queue, &s->item);
+    fair_push(&s->item);
     c->n_waiting++;
     c->n_queued_tokens += sequence_n_tokens(s);
 }
@@ -223,6 +223,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
     must(!id_map_get(&c->requests, r->id));
+    must(!r->masks || c->options.max_masks > 0);
     if (longest > c->options.max_seq_len)
         return CORE_E_TOO_LONG;
     if (core_blocks_at_most(c, r->n_prompt, r->max_tokens) > core_room(c, r))
@@ -239,27 +240,26 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
              : prefix_cache_open_private(c->cache, &q->ns);
     if (rc < 0)
         goto fail_request;
-    rc = fair_queue_join(c->queue, &q->client, r->client);
+    rc = fair_join(&c->fair, &q->user, r->client);
     if (rc < 0)
         goto fail_namespace;
 
     rc = id_map_put(&c->requests, q->id, q);
     if (rc < 0)
-        goto fail_client;
+        goto fail_user;
 
     list_append(&c->all, &q->in_core);
     if (q->deadline_us)
         heap_insert(&c->deadlines, &q->by_deadline);
     for (int32_t i = 0; i < q->n; i++)
         core_enqueue(c, &q->choices[i]);
-    core_time_admitted(c, r->client, now_us);
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
     c->n_alive += q->n;
     c->n_events_owed += n_terminal;
     return CORE_OK;
-fail_client:
-    fair_queue_leave(c->queue, q->client);
+fail_user:
+    fair_leave(&c->fair, q->user);
 fail_namespace:
     prefix_cache_close(c->cache, q->ns);
 fail_request:
@@ -280,20 +280,20 @@ void core_release(struct core *c, struct sequence *s)
     s->table = NULL;
 }
 
-void core_wake(struct core *c, struct sequence *holder, bool all)
+void core_wake(struct core *c, struct sequence *writer, bool all)
 {
-    struct list *l = holder->waiters.next;
+    struct list *l = writer->waiters.next;
 
-    while (l != &holder->waiters) {
+    while (l != &writer->waiters) {
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
         l = l->next;
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
-                     (int64_t)s->held_blocks * c->options.block_len > holder->n_written))
+                     (int64_t)s->prefix_blocks * c->options.block_len > writer->n_written))
             continue;
         list_remove(&s->link);
-        s->holder = NULL;
-        c->n_held--;
+        s->writer = NULL;
+        c->n_waiting_prefix--;
         c->n_queued_tokens -= sequence_n_tokens(s);
         core_enqueue(c, s);
     }
@@ -310,8 +310,8 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
     s->state = state;
     if (--s->request->n_running == 0)
         c->n_requests_running--;
-    fair_client_use(s->request->client)->n_running--;
-    fair_client_use(s->request->client)->n_blocks -= s->n_taken;
+    s->request->user->n_running--;
+    s->request->user->n_blocks -= s->n_taken;
     s->n_taken = 0;
     s->n_returning = 0;
     for (int32_t i = 0; i < s->n_table; i++)
@@ -363,9 +363,9 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     list_remove(&q->in_core);
     if (q->deadline_us)
         heap_remove(&c->deadlines, &q->by_deadline);
-    fair_queue_leave(c->queue, q->client);
+    fair_leave(&c->fair, q->user);
     prefix_cache_close(c->cache, q->ns);
-    q->client = NULL;
+    q->user = NULL;
     q->ns = NULL;
     c->n_requests--;
     if (q->n_draining == 0)
@@ -381,20 +381,22 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
     c->n_alive--;
     if (s->choice == 0)
         q->reason = reason;
-    if (s == c->stuck)
-        c->stuck = NULL;
     switch (s->state) {
     case SEQ_WAITING:
-        fair_queue_remove(c->queue, &s->item);
+        fair_remove(&s->item);
         c->n_waiting--;
         c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
         list_remove(&s->link);
-        s->holder = NULL;
-        c->n_held--;
+        s->writer = NULL;
+        c->n_waiting_prefix--;
         c->n_queued_tokens -= sequence_n_tokens(s);
+        s->state = SEQ_ENDED;
+        break;
+    case SEQ_LOADING:
+        core_stop_loading(c, s);
         s->state = SEQ_ENDED;
         break;
     case SEQ_PREEMPTED: /* goes on draining */
@@ -405,7 +407,7 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
         q->n_draining++; /* keeps the request until its last event is told */
         core_halt(c, s, SEQ_ENDED);
         q->n_draining--;
-        c->margin -= (c->margin + 7) / 8; /* room was made for good */
+        c->watermark -= (c->watermark + 7) / 8; /* its room is free for good */
         break;
     case SEQ_ENDED:
         must(!"ended twice");
@@ -482,11 +484,11 @@ void core_stats(const struct core *c, struct core_stats *out)
     out->requests_running = c->n_requests_running;
     out->requests_waiting = c->n_requests - c->n_requests_running;
     out->queued_tokens = c->n_queued_tokens;
-    out->clients = fair_queue_n_active(c->queue);
+    out->clients = c->fair.n_active;
     out->steps = c->committed;
 }
 
 bool core_busy(const struct core *c)
 {
-    return c->n_requests > 0 || core_in_flight(c) > 0;
+    return c->n_requests > 0 || core_in_flight(c) > 0 || c->n_copies > 0;
 }

@@ -35,15 +35,16 @@ struct core_options {
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
-    bool fair_time;           /* while several clients have requests each has its share of the
-                               * time that steps take, as far as core_set_cost() tells it */
     bool prefix_cache;        /* false: blocks are shared inside one request only (n > 1) */
     bool share_all;           /* prefix_cache_scope = all: one namespace for all clients */
     bool replay;              /* what was sampled is computed again as it was first, a token a step,
                                * and only blocks of prompts are found: so a sequence's numbers do
                                * not change with preemptions and hits where chunks and decodes
                                * round differently */
-    const uint8_t *cache_secret; /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
+    int32_t tier_blocks[N_TIERS]; /* of the tiers below the device, 0: none; [TIER_DEVICE] unused */
+    int32_t mask_words;           /* (vocab_size + 31) / 32, where max_masks */
+    int32_t max_masks;            /* rows of a step with a mask; 0: no request may have masks */
+    const uint8_t *cache_secret;  /* [PREFIX_CACHE_SECRET], copied; NULL, for tests: zeros */
 };
 
 struct core_request {
@@ -57,12 +58,15 @@ struct core_request {
     const struct sampling *sampling; /* copied, with its arrays */
     struct text cache_salt;          /* narrows the namespace; copied */
     uint64_t deadline_us;            /* on the clock of now_us; 0: none */
+    bool drafts;                     /* core_draft() is called for its choices */
+    bool masks;                      /* each token waits for core_set_mask() */
 };
 
 enum {
     CORE_OK,
     CORE_IDLE,         /* core_next: no request */
-    CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed */
+    CORE_WAIT,         /* core_next: nothing can run until a step in flight is committed or, where
+                        * there is none, a mask is set */
     CORE_E_TOO_LONG,   /* core_admit: prompt + max_tokens is over max_seq_len */
     CORE_E_NEVER_FITS, /* core_admit: it would need more blocks than core_room() */
 };
@@ -74,6 +78,7 @@ enum core_reason {
     CORE_REASON_CANCELLED,
     CORE_REASON_DEADLINE,
     CORE_REASON_NUMERICS, /* NaN or Inf logits */
+    CORE_REASON_NO_MEMORY,
 };
 
 struct core_usage {
@@ -129,7 +134,7 @@ void core_free(struct core *c);
  * it begins with itself. */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
-/* Whose share is not the usual: see fair_queue.h. The array is taken over. */
+/* Whose share is not the usual: see fair.h. The array is taken over. */
 struct fair_share;
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
 
@@ -147,18 +152,29 @@ void core_cancel(struct core *c, uint64_t id, enum core_reason reason, uint64_t 
 /* Ends one choice because its text is complete (a stop string). */
 void core_stop(struct core *c, uint64_t id, int32_t choice, uint64_t now_us);
 
+/* Proposes tokens [n] that may come next in a choice of a request with drafts: they are computed
+ * beside the next token, and those that equal what is sampled in their place are told with it. They
+ * change no token. How many are kept, at most CORE_MAX_DRAFTS: 0 while the next token is being
+ * sampled, where the sampling needs history, and with options.replay. Drafts not planned when a
+ * token is told are forgotten. */
+enum { CORE_MAX_DRAFTS = 8 };
+int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n);
+
+/* Sets which tokens may come next in a choice of a request with masks: masks [n][mask_words] as in
+ * batch.h, the first for the next token, the others for those after its drafts. The memory is the
+ * caller's and must stay until the choice is told a token or ends. False: an unknown choice, or its
+ * next token is being sampled. */
+bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
+
 /* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
 uint64_t core_expire(struct core *c, uint64_t now_us);
 
-/* Rows, at least 1, that prompts may take in a step beside decodes, and in one that begins without,
- * from the next step on; as many as fit until it is called. */
-void core_set_prompt_rows(struct core *c, int32_t beside, int32_t alone);
-
-/* What steps cost, from the next one on; nothing is known of it until it is called. */
+/* What steps cost and may take, from the next one on; nothing is known until it is called. */
 struct step_cost;
 void core_set_cost(struct core *c, const struct step_cost *cost);
 
-/* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. */
+/* The next step. CORE_OK with *batch, valid until its commit; CORE_IDLE; CORE_WAIT. With several
+ * tiers a step may have no rows, also when there is no request. */
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us);
 
 /* What the oldest step in flight gave. */

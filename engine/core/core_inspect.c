@@ -26,7 +26,7 @@ struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
     int rank;
-    uint64_t tag; /* RANK_WAITS: the virtual time at which it is next */
+    double vtime; /* RANK_WAITS: its user's, when what is before it has run */
     int32_t place;
 };
 
@@ -36,9 +36,10 @@ static const struct {
     int progress;
     enum inspect_state told;
 } states[] = {
-    [SEQ_ENDED] = {0, INSPECT_ENDING},    [SEQ_WAITING] = {1, INSPECT_WAITING},
-    [SEQ_HELD] = {2, INSPECT_HELD},       [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_PREFILL] = {4, INSPECT_PREFILL}, [SEQ_DECODE] = {5, INSPECT_DECODE},
+    [SEQ_ENDED] = {0, INSPECT_ENDING},        [SEQ_WAITING] = {1, INSPECT_WAITING},
+    [SEQ_WAITING_PREFIX] = {2, INSPECT_HELD}, [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
+    [SEQ_LOADING] = {2, INSPECT_HELD},        [SEQ_PREFILL] = {4, INSPECT_PREFILL},
+    [SEQ_DECODE] = {5, INSPECT_DECODE},
 };
 
 static struct row row_of(const struct request *q)
@@ -76,13 +77,13 @@ static int by_client_order(const void *x, const void *y)
     return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
-static int by_tag(const void *x, const void *y)
+static int by_vtime(const void *x, const void *y)
 {
     const struct row *a = x, *b = y;
     int d = (int)b->request->priority - (int)a->request->priority;
 
     if (!d)
-        d = compare(a->tag, b->tag);
+        d = (a->vtime > b->vtime) - (a->vtime < b->vtime);
     return d ? d : compare(a->furthest->order, b->furthest->order);
 }
 
@@ -104,13 +105,13 @@ static struct row *sorted_rows(const struct core *c)
     for (int32_t i = first; i < n; i++) {
         const struct row *before = i > first ? &rows[i - 1] : NULL;
 
-        rows[i].tag = fair_client_time(rows[i].request->client);
-        if (before && before->request->client == rows[i].request->client)
-            rows[i].tag =
-                before->tag + fair_client_cost(rows[i].request->client,
-                                               (uint64_t)sequence_n_tokens(before->furthest));
+        rows[i].vtime = rows[i].request->user->vtime;
+        if (before && before->request->user == rows[i].request->user)
+            rows[i].vtime =
+                before->vtime + fair_vtime_of(rows[i].request->user,
+                                              c->fair.row_us * sequence_n_tokens(before->furthest));
     }
-    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_tag);
+    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_vtime);
     for (int32_t i = first; i < n; i++)
         rows[i].place = i - first + 1;
     return rows;
@@ -260,29 +261,6 @@ static void count_client_blocks(struct core *c, struct inspect_report *out)
     }
 }
 
-static uint8_t letter_of_all(const struct core *c, int32_t block_id)
-{
-    int32_t refs = blocks_refs(c->blocks, block_id);
-
-    if (refs == 0)
-        return blocks_node(c->blocks, block_id) ? 'c' : 'f';
-    if (refs > 1)
-        return 's';
-    return prefix_cache_is_pinned(c->cache, block_id) ? 'p' : 'u';
-}
-
-/* For a viewer who may not see all: what its own sequences hold, its own cache, and of the rest
- * only whether it is free. A cache that all clients share is nobody's own. */
-static uint8_t letter_of_own(const struct core *c, int32_t block_id, int32_t n_own, uint64_t viewer)
-{
-    uint8_t letter = letter_of_all(c, block_id);
-    bool own = !c->options.share_all && prefix_cache_is_of(c->cache, block_id, viewer);
-
-    if (n_own > 0)
-        return n_own > 1 ? 's' : 'u';
-    return letter == 'f' || (own && (letter == 'c' || letter == 'p')) ? letter : 'o';
-}
-
 /* Into block_refs: how many of the viewer's sequences hold each block. */
 static void count_own(struct core *c, uint64_t viewer)
 {
@@ -295,6 +273,26 @@ static void count_own(struct core *c, uint64_t viewer)
     }
 }
 
+/* The letter of a block in the map. A viewer who may not see all gets the blocks of its own
+ * sequences and its own cache, and of the rest only which are free. A cache that all clients share
+ * is nobody's own. */
+static uint8_t letter_of(const struct core *c, const struct inspect_query *q, int32_t block_id)
+{
+    int32_t refs = blocks_refs(c->blocks, block_id);
+    int32_t seen = q->all ? refs : c->block_refs[block_id];
+    bool pinned = refs == 1 && prefix_cache_is_pinned(c->cache, block_id);
+
+    if (seen > 1)
+        return 's';
+    if (seen == 1 && !(q->all && pinned))
+        return 'u';
+    if (refs == 0 && !blocks_node(c->blocks, block_id))
+        return 'f';
+    if (!q->all && (c->options.share_all || !prefix_cache_is_of(c->cache, block_id, q->viewer)))
+        return 'o';
+    return refs == 0 ? 'c' : pinned ? 'p' : 'o';
+}
+
 static int draw_map(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
     int32_t n = c->options.n_blocks;
@@ -305,8 +303,7 @@ static int draw_map(struct core *c, const struct inspect_query *q, struct inspec
     if (!q->all)
         count_own(c, q->viewer);
     for (int32_t i = 0; i < n; i++)
-        out->map[i] =
-            q->all ? letter_of_all(c, i) : letter_of_own(c, i, c->block_refs[i], q->viewer);
+        out->map[i] = letter_of(c, q, i);
     out->n_map = n;
     return 0;
 }
@@ -324,7 +321,7 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
         out->n_clients = q->limit;
     count_client_blocks(c, out);
     for (int32_t i = 0; i < c->options.n_blocks; i++)
-        out->pinned_blocks += prefix_cache_is_pinned(c->cache, i) && blocks_refs(c->blocks, i) == 1;
+        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
     return q->map ? draw_map(c, q, out) : 0;
 }
 
@@ -334,26 +331,15 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
 static bool others_first(const struct row *rows, const struct row *row)
 {
     for (; rows < row; rows++)
-        if (rows->rank == RANK_WAITS && rows->request->client != row->request->client)
+        if (rows->rank == RANK_WAITS && rows->request->user != row->request->user)
             return true;
     return false;
-}
-
-/* Whether the first in the queue, which the others wait for, fits. */
-static bool first_fits(struct core *c, const struct row *rows)
-{
-    int32_t needed, available;
-
-    while (rows->rank != RANK_WAITS)
-        rows++;
-    core_needs(c, rows->furthest, &needed, &available);
-    return needed <= available;
 }
 
 static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
                                const struct inspect_report *r)
 {
-    const struct fair_use *use = fair_client_use(row->request->client);
+    const struct fair_user *u = row->request->user;
 
     switch (row->furthest->state) {
     case SEQ_PREFILL:
@@ -361,17 +347,18 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
         return INSPECT_WHY_RUNS;
     case SEQ_PREEMPTED:
         return INSPECT_WHY_BLOCKS;
-    case SEQ_HELD:
+    case SEQ_WAITING_PREFIX:
+    case SEQ_LOADING:
         return INSPECT_WHY_PREFIX;
     case SEQ_WAITING:
     case SEQ_ENDED:
         break;
     }
-    if (use->n_running >= core_slot_share(c, row->furthest) && others_first(rows, row))
+    if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))
         return INSPECT_WHY_SHARE;
     if (c->n_free_slots == 0)
         return INSPECT_WHY_SEQS;
-    if (r->blocks_needed > r->blocks_available || (row->rank == RANK_WAITS && !first_fits(c, rows)))
+    if (r->blocks_needed > r->blocks_available)
         return INSPECT_WHY_BLOCKS;
     return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
 }

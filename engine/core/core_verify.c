@@ -14,16 +14,17 @@ static int32_t list_length(const struct list *head)
     return n;
 }
 
-static const char *verify_waiters(const struct core *c, const struct sequence *s, int64_t *n_held)
+static const char *verify_waiters(const struct core *c, const struct sequence *s,
+                                  int64_t *n_waiting)
 {
     for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next) {
         const struct sequence *w = CONTAINER_OF(l, struct sequence, link);
 
-        if (w->state != SEQ_HELD || w->holder != s)
+        if (w->state != SEQ_WAITING_PREFIX || w->writer != s)
             return "a sequence waits for another and neither knows";
-        if ((int64_t)w->held_blocks * c->options.block_len <= s->n_written)
+        if ((int64_t)w->prefix_blocks * c->options.block_len <= s->n_written)
             return "a sequence is held back for what has long been there";
-        ++*n_held;
+        ++*n_waiting;
     }
     return NULL;
 }
@@ -41,7 +42,7 @@ static const char *verify_unwritten(const struct core *c, const struct sequence 
 }
 
 static const char *verify_sequence(const struct core *c, const struct sequence *s, int32_t slot,
-                                   int64_t *n_held)
+                                   int64_t *n_waiting)
 {
     const char *broken;
 
@@ -58,7 +59,7 @@ static const char *verify_sequence(const struct core *c, const struct sequence *
     if (s->last_step <= c->committed && s->n_written != s->n_planned)
         return "a sequence in no step in flight has positions unwritten";
     broken = verify_unwritten(c, s);
-    return broken ? broken : verify_waiters(c, s, n_held);
+    return broken ? broken : verify_waiters(c, s, n_waiting);
 }
 
 static const char *verify_entries(const struct core *c, const struct step_entry *e, int32_t n,
@@ -107,10 +108,10 @@ static const char *verify_pins(const struct core *c)
     return NULL;
 }
 
-static const char *verify_counts(const struct core *c, int64_t n_held)
+static const char *verify_counts(const struct core *c, int64_t n_waiting)
 {
     int64_t n_preempted = 0, n_queued_tokens = 0;
-    int32_t n_slots = 0;
+    int32_t n_slots = 0, n_queued = 0, n_running = 0;
 
     for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
         n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
@@ -120,7 +121,8 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
         const struct request *q = CONTAINER_OF(l, struct request, in_core);
 
         for (int32_t i = 0; i < q->n; i++)
-            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_HELD)
+            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_LOADING ||
+                q->choices[i].state == SEQ_WAITING_PREFIX)
                 n_queued_tokens += sequence_n_tokens(&q->choices[i]);
     }
     if (n_queued_tokens != c->n_queued_tokens)
@@ -131,14 +133,19 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
     if (n_slots != core_n_running(c) + c->n_draining ||
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
-    if (c->n_held != n_held ||
-        c->n_alive != c->n_waiting + c->n_held + core_n_running(c) + n_preempted)
-        return "a choice is neither waiting nor held nor running";
+    if (c->n_waiting_prefix != n_waiting || c->n_alive != c->n_waiting + c->n_waiting_prefix +
+                                                              c->n_loading + core_n_running(c) +
+                                                              n_preempted)
+        return "a choice neither waits nor runs";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
-    if ((fair_queue_top(c->queue) == NULL) != (c->n_waiting == 0))
-        return "the queue is not as long as it is said to be";
-    if (c->n_requests == 0 && core_in_flight(c) == 0 &&
+    FAIR_EACH (u, &c->fair) {
+        n_queued += u->n_waiting;
+        n_running += u->n_running;
+    }
+    if (n_queued != c->n_waiting || n_running != core_n_running(c))
+        return "users do not have as many sequences as there are";
+    if (c->n_requests == 0 && core_in_flight(c) == 0 && c->n_copies == 0 &&
         blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
         return "no request, but used blocks that are not pinned";
     return NULL;
@@ -147,7 +154,7 @@ static const char *verify_counts(const struct core *c, int64_t n_held)
 const char *core_verify(const struct core *c)
 {
     const char *broken;
-    int64_t n_held = 0;
+    int64_t n_waiting = 0;
 
     memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
@@ -158,17 +165,17 @@ const char *core_verify(const struct core *c)
         for (int32_t b = 0; b < s->n_table; b++)
             c->block_refs[s->table[b]]++;
     }
-    for (int32_t i = 0; i < c->options.n_blocks; i++)
+    for (int32_t i = 0; prefix_cache_n_pinned(c->cache) > 0 && i < c->options.n_blocks; i++)
         c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
-    broken = blocks_verify(c->blocks, c->block_refs);
+    broken = core_verify_tiers(c);
     if (!broken)
         broken = prefix_cache_verify(c->cache);
     for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)
         if (c->slots[i])
-            broken = verify_sequence(c, c->slots[i], i, &n_held);
+            broken = verify_sequence(c, c->slots[i], i, &n_waiting);
     if (!broken)
         broken = verify_steps(c);
     if (!broken)
         broken = verify_pins(c);
-    return broken ? broken : verify_counts(c, n_held);
+    return broken ? broken : verify_counts(c, n_waiting);
 }

@@ -116,7 +116,7 @@ static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t dige
     for (; n; n = n->next) {
         if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
             continue;
-        if (PLANT(PLANT_NO_COMPARE) ||
+        if (PLANT(PLANT_NO_COMPARE) || node_tokens(p, n) == tokens ||
             (has_parent(n, parent) && memcmp(node_tokens(p, n), tokens, bytes) == 0))
             break;
     }
@@ -204,6 +204,7 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
     struct node *n = chain_node(p, node);
 
     must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
+    must(!n || n->parent);
     if (!n || n->location[tier] >= 0)
         return false;
     blocks_list(p->tiers[tier], block_id, n);
@@ -216,9 +217,11 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, i
 void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
 {
     struct node *n = chain_node(p, node);
+    int32_t stale;
 
     if (!n || n->location[tier] < 0)
         return;
+    stale = n->location[tier];
     must(tier != TIER_DEVICE || n->n_pins == 0);
     if (n_copies(n) == 1) {
         node_remove(p, n);
@@ -227,6 +230,8 @@ void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
     unlist_copy(p, n, tier);
     if (tier == TIER_DEVICE)
         n->owner = PREFIX_CACHE_READY;
+    if (PLANT(PLANT_STALE_LOCATION))
+        n->location[tier] = stale;
 }
 
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
@@ -241,6 +246,33 @@ int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
     prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], oldest)), tier);
     p->n_evicted += tier == TIER_DEVICE;
     return blocks_take(p->tiers[tier], block_id);
+}
+
+static bool is_above(const struct node *n, enum tier tier)
+{
+    for (int t = TIER_DEVICE; t < (int)tier; t++)
+        if (n->location[t] >= 0)
+            return true;
+    return false;
+}
+
+int prefix_cache_take_below(struct prefix_cache *p, enum tier tier, int32_t within,
+                            int32_t *block_id)
+{
+    int32_t id = -1;
+
+    if (blocks_take(p->tiers[tier], block_id) == BLOCKS_OK)
+        return BLOCKS_OK;
+    for (int32_t i = 0; i < within; i++) {
+        id = blocks_next_cached(p->tiers[tier], id);
+        if (id < 0)
+            break;
+        if (is_above(blocks_node(p->tiers[tier], id), tier))
+            continue;
+        prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], id)), tier);
+        return blocks_take(p->tiers[tier], block_id);
+    }
+    return BLOCKS_E_EMPTY;
 }
 
 uint64_t prefix_cache_evictions(const struct prefix_cache *p)
@@ -398,17 +430,20 @@ int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
 
 static const char *verify_copies(const struct prefix_cache *p, const struct node *n)
 {
-    for (int t = 0; t < N_TIERS; t++) {
-        int32_t id = n->location[t];
+    int32_t device = n->location[TIER_DEVICE];
+    bool somewhere = false;
 
-        if (id >= 0 && blocks_node(p->tiers[t], id) != n)
+    for (int t = 0; t < N_TIERS; t++) {
+        if (n->location[t] < 0)
+            continue;
+        somewhere = true;
+        if (blocks_node(p->tiers[t], n->location[t]) != n)
             return "a node names a block that is not its own";
     }
-    if (n_copies(n) == 0)
+    if (!somewhere)
         return "a node is in no tier";
     if (n->owner != PREFIX_CACHE_READY &&
-        (n->location[TIER_DEVICE] < 0 ||
-         blocks_refs(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]) == 0))
+        (device < 0 || blocks_refs(p->tiers[TIER_DEVICE], device) == 0))
         return "a block that is not written yet is held by nobody";
     return NULL;
 }

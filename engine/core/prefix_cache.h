@@ -36,14 +36,13 @@ enum {
     PREFIX_CACHE_DIGEST = 16,  /* bytes */
 };
 
-/* tiers: the blocks of each tier, borrowed; NULL where there is no such tier, but for the device.
- * There is room for one node a block. secret is
- * copied; NULL, for tests: zeros. -ENOMEM, -EINVAL (sizes that overflow). */
+/* tiers: the blocks of each tier, borrowed; NULL: no such tier, but there is always a device. There
+ * is room for one node a block. secret is copied; NULL, for tests: zeros. -ENOMEM, -EINVAL. */
 int prefix_cache_new(struct prefix_cache **out, struct blocks *const tiers[N_TIERS],
                      int32_t block_len, const uint8_t *secret);
 void prefix_cache_free(struct prefix_cache *p);
 
-/* What happens from now on happens then. */
+/* The time of what follows. */
 void prefix_cache_set_time(struct prefix_cache *p, uint64_t now_us);
 
 /* ---- namespaces */
@@ -75,9 +74,9 @@ int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t chain, const
 
 /* ---- device blocks */
 
-/* Lists a device block that the caller holds; it is pending where there is an owner. Where the node
- * has a device block already, ready or pending, the caller's stays unlisted. Either way *chain
- * becomes the node. Where the end of the chain is gone, nothing happens. */
+/* Lists a device block that the caller holds; with an owner it is pending. If the node has a device
+ * block already, ready or pending, the caller's stays unlisted. Either way *chain becomes the node.
+ * If the end of the chain is gone, nothing happens. */
 void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_id,
                          const int32_t *tokens, int32_t owner);
 void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id); /* if it is listed */
@@ -97,13 +96,18 @@ void prefix_cache_count_hit(struct prefix_cache *p, int32_t block_id);
 /* A block of the tier to write to, with one reference: a free one, or else the cached one released
  * first, dropped from its node. BLOCKS_OK, BLOCKS_E_EMPTY. */
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id);
+/* As prefix_cache_take, of a tier that is not the device. Of its cached blocks it gives up one that
+ * no tier above has, if there is one among the `within` released first: a block that is copied down
+ * never displaces one that would be copied down again. */
+int prefix_cache_take_below(struct prefix_cache *p, enum tier tier, int32_t within,
+                            int32_t *block_id);
 uint64_t prefix_cache_evictions(const struct prefix_cache *p); /* device blocks so dropped */
 
 /* Lists a block that the caller holds as the node's copy in the tier; on the device it may be
  * pending. False, and the block stays unlisted: the node is gone or has a copy there. */
 bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, int32_t block_id,
                         int32_t owner);
-/* Forgets the node's copy in a tier, where there is one; it is not pinned there. */
+/* Forgets the node's copy in a tier, if there is one; it must not be pinned there. */
 void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier);
 /* Among the `within` cached blocks that go next from one tier, finds the first whose node has no
  * copy in another one. Nodes of private namespaces are not copied. */

@@ -37,6 +37,8 @@ static int namespace_new(struct cache_namespace **out, XXH128_hash_t digest, uin
         return -ENOMEM;
     ns->root.ns = ns;
     ns->root.depth = -1;
+    for (int t = 0; t < N_TIERS; t++)
+        ns->root.location[t] = -1;
     list_init(&ns->root.children);
     ns->digest = digest;
     ns->client = client;

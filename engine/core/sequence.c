@@ -6,6 +6,26 @@
 
 #include "engine/util/checked.h"
 
+enum { FIRST_GENERATED = 64 };
+
+bool sequence_append(struct sequence *s, int32_t id)
+{
+    if (s->n_generated == s->cap_generated) {
+        const int32_t max = s->request->max_tokens;
+        const int32_t cap = !s->cap_generated            ? FIRST_GENERATED
+                            : s->cap_generated > max / 2 ? max
+                                                         : s->cap_generated * 2;
+        int32_t *bigger = reallocarray(s->generated, (size_t)cap, sizeof(*bigger));
+
+        if (!bigger)
+            return false;
+        s->generated = bigger;
+        s->cap_generated = cap;
+    }
+    s->generated[s->n_generated++] = id;
+    return true;
+}
+
 void sequence_copy_tokens(const struct sequence *s, int32_t from, int32_t n, int32_t *out)
 {
     int32_t n_prompt = s->request->n_prompt;
@@ -50,7 +70,6 @@ static void choice_init(struct request *q, int32_t i, const struct sampling *sam
     s->choice = i;
     s->order = order;
     s->slot = -1;
-    s->generated = q->generated + (size_t)i * (size_t)q->max_tokens;
     list_init(&s->link);
     list_init(&s->waiters);
     s->sampling = *sampling;
@@ -62,11 +81,10 @@ static void choice_init(struct request *q, int32_t i, const struct sampling *sam
 struct request *request_new(const struct core_request *r, uint64_t order, uint64_t now_us)
 {
     struct request *q;
-    size_t bytes, n_generated;
+    size_t bytes;
 
     if (!size_mul(&bytes, (size_t)r->n, sizeof(struct sequence)) ||
-        !size_add(&bytes, bytes, sizeof(*q)) ||
-        !size_mul(&n_generated, (size_t)r->n, (size_t)r->max_tokens))
+        !size_add(&bytes, bytes, sizeof(*q)))
         return NULL;
     q = calloc(1, bytes);
     if (!q)
@@ -78,16 +96,16 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
     q->priority = r->priority;
     q->n_prompt = r->n_prompt;
     q->max_tokens = r->max_tokens;
+    q->drafts = r->drafts;
+    q->masks = r->masks;
     q->n = q->n_alive = r->n;
     q->usage.prompt_tokens = r->n_prompt;
     q->usage.arrival_us = now_us;
     q->prompt = copy_of(r->prompt, (size_t)r->n_prompt, sizeof(*r->prompt));
-    /* Whole now, so that no commit has to grow it; not cleared: pages are touched by tokens. */
-    q->generated = reallocarray(NULL, n_generated, sizeof(*q->generated));
     q->bias = copy_of(r->sampling->bias, (size_t)r->sampling->n_bias, sizeof(*q->bias));
     q->stop_ids =
         copy_of(r->sampling->stop_ids, (size_t)r->sampling->n_stop_ids, sizeof(*q->stop_ids));
-    if (!q->prompt || !q->generated || !q->bias || !q->stop_ids) {
+    if (!q->prompt || !q->bias || !q->stop_ids) {
         request_free(q);
         return NULL;
     }
@@ -101,7 +119,8 @@ void request_free(struct request *q)
     if (!q)
         return;
     free(q->prompt);
-    free(q->generated);
+    for (int32_t i = 0; i < q->n; i++)
+        free(q->choices[i].generated);
     free(q->bias);
     free(q->stop_ids);
     free(q);

@@ -1,7 +1,7 @@
 /* sequence.h - one request and the timelines of its choices.
  *
  * Plain data shared by the files of the core, with the questions that follow from it alone; who
- * changes it is core_schedule.c, core_commit.c and core.c. */
+ * changes it is schedule.c, commit.c and core.c. */
 #ifndef NVLLM_ENGINE_CORE_SEQUENCE_H
 #define NVLLM_ENGINE_CORE_SEQUENCE_H
 
@@ -9,17 +9,18 @@
 #include <stdint.h>
 
 #include "engine/core/core.h"
-#include "engine/core/fair_queue.h"
+#include "engine/core/fair.h"
 #include "engine/util/heap.h"
 #include "engine/util/list.h"
 #include "engine/core/prefix_cache.h"
 
 enum sequence_state {
-    SEQ_WAITING,   /* in the fair queue */
-    SEQ_HELD,      /* waits until another has computed what both begin with */
-    SEQ_PREFILL,   /* runs; known tokens are left to be planned */
-    SEQ_DECODE,    /* runs; its next input is what it sampled last */
-    SEQ_PREEMPTED, /* its blocks return and it waits again once its last step is committed */
+    SEQ_WAITING,        /* in the queue */
+    SEQ_WAITING_PREFIX, /* until another sequence has computed what both begin with */
+    SEQ_LOADING,        /* waits until its prefix is copied to the device */
+    SEQ_PREFILL,        /* runs; known tokens are left to be planned */
+    SEQ_DECODE,         /* runs; its next input is what it sampled last */
+    SEQ_PREEMPTED,      /* its blocks return and it waits again once its last step is committed */
     SEQ_ENDED,
 };
 
@@ -29,31 +30,41 @@ struct sequence {
     enum sequence_state state;
     uint64_t order;        /* of arrival among all sequences: also its rank among the running */
     struct fair_item item; /* WAITING */
-    struct list link;      /* HELD: the holder's waiters; running, or draining: the core's lists */
-    struct list waiters;   /* sequences held by this one */
-    struct sequence *holder; /* HELD */
-    int32_t held_blocks;     /* HELD: until the holder has written so many blocks */
+    struct list link;      /* in the writer's waiters, or while it has a slot in the core's lists */
+    struct list waiters;   /* sequences that wait for what this one computes */
+    struct sequence *writer; /* WAITING_PREFIX: for whose blocks it waits */
+    int32_t prefix_blocks;   /* WAITING_PREFIX: until so many are written */
+    int32_t n_lacking;       /* WAITING: blocks it needs, where it did not fit; else 0 */
+    uint64_t retry_step;     /* WAITING: it is looked up again by then */
 
-    int32_t *generated; /* [request->max_tokens] */
-    int32_t n_generated;
+    int32_t *generated; /* [cap_generated] */
+    int32_t n_generated, cap_generated;
     int32_t n_preempted;
-    int32_t n_charged; /* positions that the client's share was charged for */
+    int32_t n_charged; /* positions charged to the user */
     bool ran;          /* was admitted before */
+    bool tried_load;   /* has waited in LOADING since it ran last */
+
+    /* What the host says of the tokens after generated. */
+    int32_t drafts[CORE_MAX_DRAFTS];
+    int32_t n_drafts;
+    const uint32_t *masks; /* [n_masks, mask_words] the caller's; NULL: not said yet */
+    int32_t n_masks;
 
     /* While it has a slot: running, or draining. */
     int32_t slot;   /* sampler state and row of tables; -1: none */
     int32_t *table; /* block ids */
     int32_t n_table;
-    int32_t n_planned;   /* positions of steps planned so far */
-    int32_t n_written;   /* positions of steps committed */
-    int32_t n_sampling;  /* rows sampled from in steps in flight: 0 .. 2 */
-    uint64_t chain;      /* of the prefix cache: to the last chained block */
-    int32_t n_taken;     /* blocks of the table that were not found, while it runs */
-    int32_t n_chained;   /* blocks at the start of the table that have their place in a chain */
-    int32_t n_returning; /* draining: blocks that its end frees */
-    uint64_t last_step;  /* the last one it takes part in */
-    uint64_t last_try;   /* the last plan in which a block was wanted for it in vain */
-    int32_t last_row;    /* its place in batch.rows of last_step, where it has one */
+    int32_t n_planned;     /* positions of steps planned so far */
+    int32_t n_written;     /* positions of steps committed */
+    int32_t n_sampling;    /* rows sampled from in steps in flight: 0 .. 2 */
+    uint64_t chain;        /* serial of the last chained block */
+    int32_t n_taken;       /* blocks of the table that were not found, while it runs */
+    int32_t n_chained;     /* blocks at the start of the table that have their place in a chain */
+    int32_t n_returning;   /* draining: blocks that its end frees */
+    uint64_t last_step;    /* the last one it takes part in */
+    bool loaded;           /* a step has set its sampler state */
+    struct sequence *next; /* of its user, in the step being planned */
+    int32_t last_row;      /* its place in batch.rows of last_step, where it has one */
 
     struct sampling sampling; /* seed + choice; the arrays are the request's */
 };
@@ -65,18 +76,18 @@ struct request {
     uint64_t deadline_us;
     enum core_priority priority;
     uint64_t client_id;
-    struct fair_client *client;
+    struct fair_user *user;
     struct cache_namespace *ns;
     int32_t n_prompt;
     int32_t max_tokens;
     int32_t n;
+    bool drafts, masks;
     int32_t n_alive; /* choices that have not ended */
     int32_t n_running;
     int32_t n_draining;      /* choices with blocks or rows in steps in flight and not running */
     enum core_reason reason; /* of choice 0 */
     struct core_usage usage;
-    int32_t *prompt;    /* [n_prompt] */
-    int32_t *generated; /* [n, max_tokens] */
+    int32_t *prompt; /* [n_prompt] */
     struct logit_bias *bias;
     int32_t *stop_ids;
     struct sequence choices[]; /* [n] */
@@ -91,6 +102,9 @@ static inline bool sequence_runs(const struct sequence *s)
 {
     return s->state == SEQ_PREFILL || s->state == SEQ_DECODE;
 }
+
+/* Adds a sampled token; room for more is made as they come. False: no memory, nothing was added. */
+bool sequence_append(struct sequence *s, int32_t id);
 
 /* Copies the known tokens [from, from + n). */
 void sequence_copy_tokens(const struct sequence *s, int32_t from, int32_t n, int32_t *out);

@@ -7,6 +7,7 @@
 
 #include "engine/core/sequence.h"
 #include "engine/util/must.h"
+#include "engine/util/plant.h"
 
 enum { MAX_BIAS = 4 * SAMPLING_MAX_BIAS }; /* of a step's updates */
 
@@ -55,7 +56,7 @@ void step_begin(struct step *st, uint64_t number)
 {
     st->number = number;
     st->n_decodes = st->n_chunks = st->n_updates = st->n_copies = 0;
-    st->n_history = st->n_bias = st->n_stop_ids = st->n_masks = 0;
+    st->n_history = st->n_bias = st->n_stop_ids = st->n_masks = st->n_drafts = 0;
 }
 
 static struct step_entry *add(struct step *st, struct step_entry *entries, int32_t *n,
@@ -89,10 +90,11 @@ bool step_has_room_for_update(const struct step *st, const struct sequence *s)
            s->sampling.n_bias <= MAX_BIAS - st->n_bias;
 }
 
-void step_add_update(struct step *st, const struct sequence *s)
+void step_add_update(struct step *st, struct sequence *s)
 {
     must(step_has_room_for_update(st, s) && s->sampling.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
     st->updates[st->n_updates++] = (struct step_update){s, s->slot};
+    s->loaded = true;
     st->n_history += history_of(s);
     st->n_bias += s->sampling.n_bias;
     st->n_stop_ids += s->sampling.n_stop_ids;
@@ -150,7 +152,8 @@ static void build_rows(const struct step *st, struct step_entry *e, struct fille
     const struct sequence *s = e->sequence;
 
     for (int32_t i = 0; i < e->wanted; i++) {
-        const uint32_t counter = e->counter + (uint32_t)i;
+        const uint32_t counter = e->counter + (PLANT(PLANT_DRAFT_COUNTER) ? 0 : (uint32_t)i);
+        const int32_t mask = i - (PLANT(PLANT_MASK_ROW) && i > 0);
 
         rows[f->n_rows++] = (struct batch_row){
             .row = f->n_tokens - e->wanted + i,
@@ -160,7 +163,7 @@ static void build_rows(const struct step *st, struct step_entry *e, struct fille
             .ban_stops = (int64_t)counter < s->sampling.min_tokens,
         };
         if (e->masks)
-            memcpy(masks + (size_t)f->n_masks++ * words, e->masks + (size_t)i * words,
+            memcpy(masks + (size_t)f->n_masks++ * words, e->masks + (size_t)mask * words,
                    words * sizeof(*masks));
     }
 }

@@ -43,7 +43,8 @@ struct step {
     double cost_us;             /* what it is thought to take; 0: not known */
     struct step_entry *decodes; /* [max_seqs] */
     struct step_entry *chunks;  /* [max_seqs] */
-    int32_t n_updates, n_history, n_bias, n_stop_ids, n_masks;
+    int32_t n_updates, n_history, n_bias, n_stop_ids;
+    int32_t n_masks, n_drafts; /* of the entries */
     struct step_update {
         const struct sequence *sequence;
         int32_t state;
@@ -62,7 +63,7 @@ struct step_entry *step_add_chunk(struct step *st, struct sequence *s);
 
 /* True when there is room for what the update of s brings; always for the first. */
 bool step_has_room_for_update(const struct step *st, const struct sequence *s);
-void step_add_update(struct step *st, const struct sequence *s);
+void step_add_update(struct step *st, struct sequence *s);
 
 const struct batch *step_build(struct step *st, int32_t block_len);
 

@@ -5,15 +5,23 @@
 
 #include "engine/util/must.h"
 
-/* Of itself, that a point moves at most for one step: so it comes to what half of the steps take,
- * however long what held up the others. */
+/* By what part of itself one step moves a point at most. So a point comes to the median of its
+ * steps, however long a few of them were held up. */
 static const double moves = 0.125;
+static const double decay = 0.75;     /* of the weight of older steps, in the cost of a row */
+static const double few_rows = 0.125; /* of a step's time: then the rest is the decodes' */
 
-void step_cost_learn(struct step_cost *c, int32_t n_decodes, double us)
+enum {
+    FEWEST_BESIDE = 16, /* prompt rows beside decodes, whatever they cost: prompts go on */
+    FEWEST_ALONE = 128, /* without decodes: one row tile */
+    FIRST_ROWS = 512,   /* until the cost of a row is known */
+    LOOK_AFTER = 64,    /* long steps, until one with a single prompt row shows what decodes take */
+};
+
+static void learn_decodes(struct step_cost *c, int32_t n_decodes, double us)
 {
     int k = 0;
 
-    must(n_decodes > 0 && us > 0);
     while (k < STEP_COST_POINTS - 1 && n_decodes >> (k + 1))
         k++;
     if (c->decodes[k].n <= 0) {
@@ -31,8 +39,8 @@ static double between(double n0, double us0, double n1, double us1, double n)
     return us0 + (us1 - us0) * (n - n0) / (n1 - n0);
 }
 
-/* Below what was seen, and above where one point alone was, it is thought to grow with the rows:
- * then little is planned, and what that takes is seen next. */
+/* Below the first point, and above one that is alone, cost is taken to be proportional. That
+ * overestimates what decodes add, so few are planned, and what those take is seen next. */
 static double line_us(const struct step_cost *c, double n)
 {
     double n0 = 0, us0 = 0, slope = 0;
@@ -51,8 +59,8 @@ static double line_us(const struct step_cost *c, double n)
     return us0 + slope * (n - n0);
 }
 
-/* Together they take no longer than one by one: a point that says so is wrong, and would stay so
- * where it keeps others from being seen. */
+/* Decodes together take no longer than one by one. A point that says so is wrong, and would stay
+ * wrong if it kept such steps from being planned. */
 static double decodes_us(const struct step_cost *c, double n)
 {
     const double us = line_us(c, n);
@@ -69,17 +77,57 @@ double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows
     return fmax(decodes + n_rows * (c->row_us > 0 ? c->row_us : one), one);
 }
 
-int32_t step_cost_decodes(const struct step_cost *c, double us, int32_t max)
+/* The rows' part of a step that took us: what decodes of such a step do not account for. One step
+ * raises the estimate to twice at most. */
+static void learn_rows(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
 {
-    int32_t from = 1, to = max > 1 ? max : 1;
+    double row_us = (us - (n_decodes > 0 ? decodes_us(c, n_decodes) : 0)) / n_rows;
 
-    while (from < to) {
-        const int32_t n = from + (to - from + 1) / 2;
+    if (c->row_us > 0)
+        row_us = fmin(fmax(row_us, c->row_us / 4), c->row_us * 2);
+    else if (row_us <= 0)
+        return;
+    c->rows_sum = c->rows_sum * decay + n_rows;
+    c->rows_us_sum = c->rows_us_sum * decay + row_us * n_rows;
+    c->row_us = c->rows_us_sum / c->rows_sum;
+}
 
-        if (decodes_us(c, n) <= us)
-            from = n;
-        else
-            to = n - 1;
+void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us)
+{
+    const double rows_us = c->row_us * n_rows;
+    const int32_t last = c->last_decodes;
+
+    c->last_decodes = 0;
+    if (n_decodes + n_rows <= 0 || us <= 0)
+        return;
+    if (n_decodes > 0 && (n_rows <= 1 || (c->row_us > 0 && rows_us <= few_rows * us))) {
+        const double own = fmax(us - rows_us, us / 2);
+
+        /* A late look at one step makes the next one seem short: of two alike the mean is right. */
+        learn_decodes(c, n_decodes, n_decodes == last ? (own + c->last_us) / 2 : own);
+        c->last_decodes = n_decodes;
+        c->last_us = own;
+        c->since_look = 0;
+    } else {
+        learn_rows(c, n_decodes, n_rows, us);
+        c->since_look++;
     }
-    return from;
+}
+
+int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes)
+{
+    const int32_t fewest = n_decodes > 0 ? FEWEST_BESIDE : FEWEST_ALONE;
+    double us, rows;
+
+    if (c->max_step_us <= 0)
+        return INT32_MAX;
+    if (c->row_us <= 0)
+        return FIRST_ROWS;
+    /* A step without decodes delays only who comes meanwhile. Where decodes alone take long, a
+     * bound of max_step_us would stop prompts altogether. */
+    us = n_decodes > 0 ? step_cost_us(c, n_decodes, 0) : 0;
+    if (3 * us > c->max_step_us && c->since_look >= LOOK_AFTER)
+        return 1;
+    rows = (fmax(n_decodes > 0 ? c->max_step_us : 2 * c->max_step_us, 3 * us) - us) / c->row_us;
+    return rows < fewest ? fewest : rows < INT32_MAX ? (int32_t)rows : INT32_MAX;
 }

@@ -1,28 +1,34 @@
-/* step_cost.h - what a step takes by what is in it: a point for each power of two of decodes, and a
- * line between neighbours; each row of a prompt adds the same.
+/* step_cost.h - what a step takes, by its decodes and prompt rows: learnt from steps as they end.
  *
- * Plain data, learnt by the pace and asked by the schedule: so the schedule needs no clock. */
+ * A point for each power of two of decodes with a line between neighbours, and one cost for each
+ * prompt row. Plain data: the engine thread learns and the schedule reads, so the schedule needs no
+ * clock. */
 #ifndef NVLLM_ENGINE_CORE_STEP_COST_H
 #define NVLLM_ENGINE_CORE_STEP_COST_H
 
 #include <stdint.h>
 
-enum { STEP_COST_POINTS = 20 }; /* the last one is of all that are more */
+enum { STEP_COST_POINTS = 20 }; /* the last one stands for all larger steps */
 
 struct step_cost {
+    double max_step_us; /* what a step with prompts aims at; 0: unbounded */
     struct {
         double n, us; /* 0: no such step was seen */
     } decodes[STEP_COST_POINTS];
-    double row_us; /* of one prompt row more; 0: not known */
+    double row_us;                /* of one more prompt row; 0: unknown */
+    double rows_sum, rows_us_sum; /* what it is the ratio of, older steps counting less */
+    int32_t last_decodes;         /* of the last step, if it showed what decodes cost; else 0 */
+    double last_us;               /* what they took */
+    int32_t since_look;           /* steps since one that showed it */
 };
 
-/* A step of decodes alone took us. */
-void step_cost_learn(struct step_cost *c, int32_t n_decodes, double us);
+/* A step of n_decodes decodes and n_rows prompt rows took us. */
+void step_cost_learn(struct step_cost *c, int32_t n_decodes, int32_t n_rows, double us);
 
-/* What such a step takes; 0: not known. Never less for more. */
+/* What such a step takes; 0: unknown. Never less for more. */
 double step_cost_us(const struct step_cost *c, int32_t n_decodes, int32_t n_rows);
 
-/* Of at most max, the most decodes that take no longer than us, but one at least. */
-int32_t step_cost_decodes(const struct step_cost *c, double us, int32_t max);
+/* Prompt rows that a step may have beside so many decodes by max_step_us; INT32_MAX: any. */
+int32_t step_cost_rows(const struct step_cost *c, int32_t n_decodes);
 
 #endif

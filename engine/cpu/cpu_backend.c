@@ -1,8 +1,7 @@
-/* cpu_backend.c - the contract of engine/backend.h: a queue of two steps and the thread that runs
- * them one after the other; see cpu_backend.h.
+/* cpu_backend.c - see cpu_backend.h: a queue of two steps and the thread that runs them in order.
  *
- * The engine thread calls in; the step thread alone touches weights, KV and sampler states once
- * open has returned. What they share is under the lock. */
+ * The engine thread calls in. After open only the step thread touches weights, KV and sampler
+ * states. The lock guards what both threads use. */
 #include "engine/cpu/cpu_backend.h"
 
 #include <errno.h>
@@ -19,14 +18,13 @@
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
-/* A result holds until the next wait(), while two further steps may be under way. */
+/* A result is valid until the next wait(), while two more steps may be in flight. */
 enum { N_RESULTS = BACKEND_IN_FLIGHT + 1 };
 
-/* Memory for KV where the options leave it to the backend; the manual of cache.kv_memory says so.
- */
+/* The default of cache.kv_memory, as its manual states it. */
 enum {
-    KV_AUTO_LEAST = 512 << 20, /* one sequence of nvllm-tiny's whole length */
-    KV_AUTO_SHARE = 4,         /* at most one part in so many of what is available */
+    KV_AUTO_LEAST = 512 << 20, /* one sequence of nvllm-tiny's full length */
+    KV_AUTO_SHARE = 4,         /* at most 1 / KV_AUTO_SHARE of the available memory */
 };
 
 struct result {
@@ -46,23 +44,23 @@ struct backend {
     struct cpu_pool *pool;
     struct cpu_weights *weights;
     struct kv_pool kv;
-    char *tiers[N_TIERS]; /* where the blocks begin; NULL: no such tier */
+    char *tiers[N_TIERS]; /* the first block; NULL: no such tier */
     struct region kv_memory, host_memory;
     struct region_filler kv_filler;
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
 
-    /* the engine thread's */
-    uint64_t n_submitted, n_waited; /* also the numbers of the last steps */
-    int32_t last_rows;              /* n_rows of the step submitted last */
+    /* of the engine thread */
+    uint64_t n_submitted, n_waited; /* also the last steps' numbers */
+    int32_t last_rows;              /* n_rows of the last step submitted */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
     const struct batch *queue[BACKEND_IN_FLIGHT]; /* of step n: n % BACKEND_IN_FLIGHT */
     uint64_t n_queued, n_done;
     bool stop;
-    bool running; /* the thread was started */
+    bool running; /* the thread has been started */
     pthread_t thread;
 };
 
@@ -72,7 +70,7 @@ struct sampling_job {
     const struct batch *batch;
     const float *logits;
     struct result *result;
-    int first; /* wanted row that logits begin with */
+    int first; /* wanted row of the first logits */
 };
 
 static void sample_task(void *ctx, int task, int thread)
@@ -137,7 +135,7 @@ static void *step_main(void *arg)
         while (b->n_done == b->n_queued && !b->stop)
             pthread_cond_wait(&b->changed, &b->lock);
         if (b->n_done == b->n_queued)
-            break; /* stopped, and nothing is under way */
+            break; /* stopped and idle */
         batch = b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT];
         pthread_mutex_unlock(&b->lock);
         run_step(b, batch);
@@ -149,8 +147,8 @@ static void *step_main(void *arg)
     return NULL;
 }
 
-/* What the options say. By default as much as the weights take, so that a larger model has room in
- * proportion, but no more than a share: other programs need memory too. */
+/* As the options say. The default is the size of the weights, so that a larger model gets more, but
+ * at most a share of the available memory, for other programs need some. */
 static uint64_t kv_bytes(const struct backend_options *o, uint64_t weight_bytes, uint64_t available)
 {
     uint64_t bytes = weight_bytes;
@@ -169,7 +167,7 @@ static enum kv_dtype kv_dtype(const struct backend_options *o)
     return o->kv_dtype == KV_DTYPE_AUTO ? KV_DTYPE_F32 : o->kv_dtype;
 }
 
-/* Blocks: as many as there is memory for. */
+/* As many blocks as the memory holds. */
 static int plan_kv(struct kv_pool *kv, const struct model_config *c,
                    const struct backend_options *o, uint64_t weight_bytes, uint64_t available,
                    struct err *e)
@@ -209,7 +207,7 @@ static int take_kv(struct backend *b, struct err *e)
     return 0;
 }
 
-/* The host tier: a second pool, which on a CPU is of use to tests alone. */
+/* The host tier, a second pool: on a CPU only tests ask for it. */
 static int take_host(struct backend *b, struct err *e)
 {
     const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
@@ -227,20 +225,20 @@ static int take_host(struct backend *b, struct err *e)
 
 int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
 {
-    const uint64_t all = machine_memory_in_all(), weights = model_weight_bytes(model);
+    const uint64_t all = machine_memory_total(), weights = model_weight_bytes(model);
     struct kv_pool kv = {0};
     int r;
 
     if (weights >= all)
-        return err_set(e, -ENOMEM, "the model's weights: %.1f MiB, and %.1f MiB of memory in all",
+        return err_set(e, -ENOMEM, "the model's weights need %.1f MiB; this machine has %.1f MiB",
                        (double)weights / 0x1p20, (double)all / 0x1p20);
     r = plan_kv(&kv, model_config(model), o, weights, all - weights, e);
     if (r < 0)
         return r;
     if ((uint64_t)kv.n_blocks * kv.block_bytes > all - weights)
         return err_set(e, -ENOMEM,
-                       "cache.kv_memory: %.1f MiB, and %.1f MiB of memory in all, %.1f MiB of them "
-                       "for the model's weights",
+                       "cache.kv_memory: %.1f MiB; this machine has %.1f MiB, of which the model's "
+                       "weights need %.1f MiB",
                        (double)kv.n_blocks * (double)kv.block_bytes / 0x1p20, (double)all / 0x1p20,
                        (double)weights / 0x1p20);
     return 0;
@@ -309,7 +307,7 @@ static void cpu_close(struct backend *b)
     free(b);
 }
 
-/* Threads, weights, buffers and, from what is left, blocks. */
+/* Threads, weights, buffers and, in the remaining memory, blocks. */
 static int open_parts(struct backend *b, const struct model *model, struct err *e)
 {
     const struct backend_options *o = &b->options;
@@ -320,30 +318,25 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     if (r < 0)
         return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
     r = cpu_weights_load(&b->weights, model, b->pool, o->progress, o->progress_ctx, e);
-    if (r < 0)
-        return r;
-    r = forward_new(&b->forward,
-                    &(struct forward_options){.ops = b->ops,
-                                              .pool = b->pool,
-                                              .config = &b->config,
-                                              .weights = &b->weights->all,
-                                              .kv = &b->kv,
-                                              .max_batch_tokens = o->max_batch_tokens,
-                                              .max_seqs = o->max_seqs},
-                    e);
-    if (r < 0)
-        return r;
-    r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
-                    cpu_pool_threads(b->pool), e);
-    if (r < 0)
-        return r;
-    r = take_kv(b, e);
-    if (r < 0)
-        return r;
-    r = take_host(b, e);
-    if (r < 0)
-        return r;
-    r = take_results(b, e);
+    if (r == 0)
+        r = forward_new(&b->forward,
+                        &(struct forward_options){.ops = b->ops,
+                                                  .pool = b->pool,
+                                                  .config = &b->config,
+                                                  .weights = &b->weights->all,
+                                                  .kv = &b->kv,
+                                                  .max_batch_tokens = o->max_batch_tokens,
+                                                  .max_seqs = o->max_seqs},
+                        e);
+    if (r == 0)
+        r = sampler_new(&b->sampler, b->ops, b->config.vocab_size, o->max_seqs,
+                        cpu_pool_threads(b->pool), e);
+    if (r == 0)
+        r = take_kv(b, e);
+    if (r == 0)
+        r = take_host(b, e);
+    if (r == 0)
+        r = take_results(b, e);
     if (r < 0)
         return r;
     fill_info(b);
@@ -407,7 +400,7 @@ static void cpu_info(const struct backend *b, struct backend_info *out)
     *out = b->info;
 }
 
-/* Rows of one sequence: each where its position says, all blocks there. */
+/* The rows of a sequence: positions and slots agree, and all blocks exist. */
 static void check_seq(const struct backend *b, const struct batch *batch, int seq)
 {
     const int32_t *table = batch_block_table(batch) + (size_t)seq * (size_t)batch->max_blocks;

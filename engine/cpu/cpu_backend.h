@@ -1,6 +1,6 @@
 /* cpu_backend.h - the CPU reference backend: plain C, float32 sums over bf16 weights in a fixed
- * order. A row's result depends on its sequence alone: not on the batch, chunks, threads, block_len
- * or instruction set. The oracle for every kernel, and the default where there is no device. */
+ * order. A row's result depends on its sequence alone, not on the batch, chunks, threads, block_len
+ * or instruction set. It is the oracle for every kernel and the default without a device. */
 #ifndef NVLLM_ENGINE_CPU_CPU_BACKEND_H
 #define NVLLM_ENGINE_CPU_CPU_BACKEND_H
 
@@ -9,13 +9,13 @@
 
 extern const struct backend_ops cpu_backend;
 
-/* cpu_backend.open with an instruction set of choice: for tests and benchmarks. -ENOTSUP where this
- * machine does not have it. */
+/* cpu_backend.open with a given instruction set, for tests and benchmarks. -ENOTSUP: this machine
+ * does not have it. */
 int cpu_backend_open_isa(struct backend **out, const struct model *model,
                          const struct backend_options *options, enum cpu_isa isa, struct err *e);
 
-/* What open would say of the memory that these options ask for, but nothing is taken: a machine of
- * which nothing else is used. -ENOMEM says how much is needed, and what there is. */
+/* Whether an otherwise idle machine has the memory that these options ask for; takes none. -ENOMEM
+ * states how much is needed and how much there is. */
 int cpu_backend_check(const struct model *model, const struct backend_options *options,
                       struct err *e);
 

@@ -1,8 +1,8 @@
 /* cpu_forward.c - see cpu_forward.h.
  *
  * A step's rows go through all layers in slices, so that activations stay small whatever
- * max_batch_tokens is; a later slice finds the keys and values of an earlier one in the pool, as
- * if it had been an earlier chunk. No result depends on where slices, tiles or tasks begin. */
+ * max_batch_tokens is. A slice finds the keys and values of the slices before it in the pool. No
+ * result depends on where slices, tiles or tasks begin. */
 #include "engine/cpu/cpu_forward.h"
 
 #include <errno.h>
@@ -10,18 +10,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/cpu/cpu_machine.h"
 #include "engine/util/must.h"
 
 enum {
     SLICE_ROWS = 512,
-    MATMUL_ROWS = 96,        /* rows of one matmul task: their inputs stay in the second cache */
-    MATMUL_OUTS = 64,        /* outputs of one matmul task, where there are many rows */
-    MATMUL_BYTES = 16 << 10, /* of weights in one matmul task, at least, where there are few */
-    ALONE_ROWS = 3,          /* so few rows are normed and rotated without waking helpers */
-    TASK_ROWS = 16,          /* rows of one task of the row-wise operations */
+    MATMUL_ROWS = 96,        /* rows of a matmul task: their inputs stay in the L2 cache */
+    MATMUL_OUTS = 64,        /* outputs of a matmul task when there are many rows */
+    MATMUL_BYTES = 16 << 10, /* least weight bytes of a matmul task when there are few */
+    TASK_ROWS = 16,          /* rows of a task of the row-wise operations */
 };
 
-/* Rows of one sequence that one attention task takes. */
+/* Rows of one sequence that an attention task computes. */
 struct tile {
     int seq;
     int row; /* in the batch */
@@ -33,7 +33,7 @@ struct forward {
     struct forward_options o;
     struct model_config c;
     float *inv_freq;                /* [head_dim / 2] */
-    size_t hidden, qkv, heads, ffn; /* strides of the activations: padded widths */
+    size_t hidden, qkv, heads, ffn; /* row strides of the activations: padded widths */
     float *x;                       /* [SLICE_ROWS, hidden] the residual stream */
     float *normed;                  /* [SLICE_ROWS, hidden] */
     float *qkv_out;                 /* [SLICE_ROWS, qkv] */
@@ -48,7 +48,7 @@ struct forward {
     struct tile *tiles; /* [SLICE_ROWS] */
     int group;          /* query heads of one KV head */
     struct region memory;
-    /* the slice under way */
+    /* of the slice being computed */
     const struct batch *b;
     const int32_t *ids;
     const struct layer_weights *layer;
@@ -67,7 +67,7 @@ static int min_int(int a, int b)
     return a < b ? a : b;
 }
 
-/* Lays the buffers out in memory; with base NULL only counts. */
+/* Divides the memory among the buffers; with base NULL only adds up their sizes. */
 static size_t place(struct forward *f, char *base)
 {
     const struct model_config *c = &f->c;
@@ -125,7 +125,7 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     if (r < 0)
         goto fail;
     place(f, f->memory.base);
-    /* In float, as the models were trained with and as the reference does it. */
+    /* In float, as in training and in the reference implementation. */
     for (int i = 0; i < f->c.head_dim / 2; i++)
         f->inv_freq[i] = 1.0f / powf((float)f->c.rope_theta, (float)(2 * i) / (float)f->c.head_dim);
     *out = f;
@@ -191,7 +191,7 @@ static void product(const struct forward *f, float *y, size_t y_stride, const fl
     };
     const int row_tasks = (n_rows + MATMUL_ROWS - 1) / MATMUL_ROWS;
 
-    if (row_tasks == 1) { /* enough for each thread to take several, not too small each */
+    if (row_tasks == 1) { /* several tasks a thread, none too small */
         const int share = w->n / (8 * cpu_pool_threads(f->o.pool));
         const int least = MATMUL_BYTES / (2 * (int)w->ld);
 
@@ -205,18 +205,13 @@ static void product(const struct forward *f, float *y, size_t y_stride, const fl
 /* Calls run for tasks of TASK_ROWS rows of the slice. */
 static void each_rows(struct forward *f, void (*run)(void *ctx, int task, int thread))
 {
-    const int n_tasks = (f->n_rows + TASK_ROWS - 1) / TASK_ROWS;
-
-    if (f->n_rows > ALONE_ROWS && n_tasks == 1)
-        run(f, 0, 0);
-    else
-        cpu_pool_run(f->o.pool, n_tasks, run, f);
+    cpu_pool_run(f->o.pool, (f->n_rows + TASK_ROWS - 1) / TASK_ROWS, run, f);
 }
 
 #define EACH_ROW(f, task, i)                                                                       \
     for (int i = (task)*TASK_ROWS; i < min_int((f)->n_rows, ((task) + 1) * TASK_ROWS); i++)
 
-/* Input rows and their rotations. */
+/* Embeddings, and cosines and sines of the positions. */
 static void embed_task(void *ctx, int task, int thread)
 {
     struct forward *f = ctx;
@@ -227,7 +222,7 @@ static void embed_task(void *ctx, int task, int thread)
     EACH_ROW(f, task, i)
     {
         const int32_t token = batch_tokens(f->b)[f->row + i];
-        /* a row without a token is to be discarded: any will do */
+        /* A row after BATCH_NUMERICS is discarded: any id will do. */
         const int32_t id = token >= 0 ? token : f->ids[~token] >= 0 ? f->ids[~token] : 0;
         const float pos = (float)batch_positions(f->b)[f->row + i];
 
@@ -264,7 +259,7 @@ static void ffn_norm_task(void *ctx, int task, int thread)
     norm_rows(f, task, f->layer->mlp_norm.data);
 }
 
-/* Where a layer's keys (0) or values (1) of a head lie in block 0. */
+/* The keys (0) or values (1) of a head in block 0. */
 static char *kv_plane(const struct forward *f, int values, int head)
 {
     const size_t plane = ((size_t)f->layer_no * 2 + (size_t)values) * (size_t)f->c.n_kv_heads;
@@ -285,7 +280,7 @@ static void store_kv(const struct forward *f, int values, int head, int32_t slot
         memcpy(at + offset * dim * sizeof(float), x, dim * sizeof(float));
 }
 
-/* Biases, norms and rotations of the heads; keys and values go to their slots. */
+/* Adds biases, normalizes and rotates heads, and stores keys and values in their slots. */
 static void heads_task(void *ctx, int task, int thread)
 {
     struct forward *f = ctx;
@@ -321,7 +316,7 @@ static void heads_task(void *ctx, int task, int thread)
 static void attend_task(void *ctx, int task, int thread)
 {
     struct forward *f = ctx;
-    /* the last tiles of a prompt have the most keys: they go first */
+    /* The last tiles of a prompt have the most keys, so they go first. */
     const struct tile *t = &f->tiles[f->n_tiles - 1 - task / f->c.n_kv_heads];
     const int head = task % f->c.n_kv_heads, in_slice = t->row - f->row;
     const size_t column = (size_t)head * (size_t)f->group * (size_t)f->c.head_dim;
@@ -378,7 +373,7 @@ static void run_layer(struct forward *f)
     product(f, f->x, f->hidden, f->act, f->ffn, &y->down, n, true);
 }
 
-/* Cuts the slice's rows into tiles: none crosses a sequence. */
+/* Cuts the slice into tiles, each within one sequence. */
 static void cut_tiles(struct forward *f)
 {
     const struct batch *b = f->b;
@@ -399,7 +394,7 @@ static void cut_tiles(struct forward *f)
     }
 }
 
-/* Final norm of the wanted rows of this slice. */
+/* Final norm of the slice's wanted rows. */
 static void keep_wanted(struct forward *f)
 {
     for (int i = 0; i < f->b->n_rows; i++) {

@@ -1,7 +1,7 @@
 /* cpu_forward.h - the forward pass: a batch in, logits of the wanted rows out.
  *
- * Owns the activations, taken once for the largest step; reads weights, writes and reads the KV
- * pool. Used by the backend's step thread alone. */
+ * Owns the activations, allocated once for the largest step; reads the weights; reads and writes
+ * the KV pool. Step thread only. */
 #ifndef NVLLM_ENGINE_CPU_CPU_FORWARD_H
 #define NVLLM_ENGINE_CPU_CPU_FORWARD_H
 
@@ -11,10 +11,8 @@
 #include "engine/batch.h"
 #include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/cpu/cpu_machine.h"
 #include "engine/model/weights.h"
 #include "engine/util/err.h"
-#include "engine/model/model.h"
 
 /* [n_blocks][n_layers][2][n_kv_heads][block_len][head_dim] */
 struct kv_pool {
@@ -33,21 +31,21 @@ struct forward_options {
     struct cpu_pool *pool;
     const struct model_config *config;
     const struct weights *weights;
-    const struct kv_pool *kv; /* its base may be set later */
+    const struct kv_pool *kv; /* base may be set later */
     int max_batch_tokens, max_seqs;
 };
 
-enum { FORWARD_LOGIT_ROWS = 16 }; /* rows whose logits exist at a time */
+enum { FORWARD_LOGIT_ROWS = 16 }; /* rows of the logits buffer */
 
 int forward_new(struct forward **out, const struct forward_options *o, struct err *e);
 void forward_free(struct forward *f);
 uint64_t forward_bytes(const struct forward *f); /* of activations */
 
-/* Computes all rows and stores their keys and values; ids are what the step before sampled. */
+/* Computes all rows and stores their keys and values. ids: what the step before sampled. */
 void forward_run(struct forward *f, const struct batch *b, const int32_t *ids);
 
-/* Logits [n, vocab_size] of the wanted rows first .. first + n - 1, n <= FORWARD_LOGIT_ROWS; they
- * hold until the next call. */
+/* Logits [n, vocab_size] of the wanted rows first .. first + n - 1, valid until the next call;
+ * n <= FORWARD_LOGIT_ROWS. */
 const float *forward_logits(struct forward *f, int first, int n);
 
 #endif

@@ -1,25 +1,25 @@
-/* cpu_kernels.c - matrix product, norms and the loops over a row; compiled once for each
- * instruction set.
+/* cpu_kernels.c - matrix product, norms and loops over a row; compiled once for each instruction
+ * set.
  *
- * A dot product is one vector of partial sums over k in rising order and one fixed tree at the
- * end, whatever the tile it is computed in: that is what makes results independent of the batch. */
+ * A dot product is one vector of partial sums over ascending k and a fixed reduction tree, whatever
+ * tile computes it. That makes results independent of the batch. */
 #include "engine/cpu/cpu_kernels.h"
 #include "engine/cpu/cpu_vec.h"
 
 #include <math.h>
 
-/* The register tile of the matrix product: rows * outs partial sums live in registers. */
+/* Register tile of the matrix product: rows * outs accumulators. */
 #if defined(__AVX512F__)
 enum { TILE_ROWS = 6, TILE_OUTS = 4 }; /* 24 of 32 registers */
 #else
 enum { TILE_ROWS = 3, TILE_OUTS = 2 }; /* 12 of 16 */
 #endif
 enum {
-    ONE_ROW_OUTS = 4, /* streams of weights read side by side for a single row */
-    LINE = 32,        /* bf16 in one line of the cache */
+    ONE_ROW_OUTS = 4, /* rows of weights read side by side for a single row of x */
+    LINE = 32,        /* bf16 values in a cache line */
 };
 
-/* rows x outs results; both are constants where this is inlined. */
+/* rows x outs results; both are constants after inlining. */
 VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, int outs)
 {
     struct vec acc[TILE_ROWS * ONE_ROW_OUTS];
@@ -36,7 +36,7 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
         VEC_UNROLL
         for (int o = 0; o < outs; o++)
             wv[o] = vec_load_bf16(w + (size_t)o * (size_t)m->k + k);
-        /* One row is bound by memory: the next tile, from end to end, is on its way to L2. */
+        /* One row is bound by memory: prefetch the whole next tile to L2. */
         if (rows == 1 && k % LINE == 0) {
             VEC_UNROLL
             for (int o = 0; o < outs; o++)
@@ -78,37 +78,11 @@ VEC_FUNC void matmul_rows(const struct matmul *m, int row, int rows, int outs)
         matmul_tile(m, row, out, rows, 1);
 }
 
-/* The last rows, fewer than TILE_ROWS. */
-static void matmul_rest(const struct matmul *m, int row, int rows)
-{
-    switch (rows) {
-    case 1:
-        matmul_rows(m, row, 1, ONE_ROW_OUTS);
-        break;
-    case 2:
-        matmul_rows(m, row, 2, TILE_OUTS);
-        break;
-    case 3:
-        matmul_rows(m, row, 3, TILE_OUTS);
-        break;
-#if defined(__AVX512F__)
-    case 4:
-        matmul_rows(m, row, 4, TILE_OUTS);
-        break;
-    case 5:
-        matmul_rows(m, row, 5, TILE_OUTS);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
 static void matmul(const struct matmul *m)
 {
     int row = 0;
 
-    /* Weights stay in the first-level cache while all rows pass by them. */
+    /* The weights of a tile stay in the L1 cache for all rows. */
     if (m->n_rows > TILE_ROWS) {
         const int n_outs = m->n_outs / TILE_OUTS * TILE_OUTS;
 
@@ -123,7 +97,10 @@ static void matmul(const struct matmul *m)
         matmul_rows(m, 0, TILE_ROWS, TILE_OUTS);
         row = TILE_ROWS;
     }
-    matmul_rest(m, row, m->n_rows - row);
+    if (m->n_rows - row == 1)
+        matmul_rows(m, row, 1, ONE_ROW_OUTS);
+    else
+        VEC_FOR_ROWS(m->n_rows - row, TILE_ROWS, matmul_rows(m, row, ROWS, TILE_OUTS));
 }
 
 static void rms_norm(float *y, const float *x, const float *w, int n, float eps)
@@ -213,7 +190,7 @@ static bool row_max(float *max, const float *x, int n)
         const struct vec v = vec_load(x + i);
 
         best = vec_max(v, best);
-        zero = vec_fma(v, vec_zero(), zero); /* NaN from the first NaN or Inf on */
+        zero = vec_fma(v, vec_zero(), zero); /* becomes NaN at the first NaN or Inf */
     }
     rest = vec_max_lane(best);
     for (; i < n; i++) {
@@ -229,20 +206,20 @@ static double sum_exp(const float *x, int n, float max, float scale)
     const struct vec m = vec_set1(max), s = vec_set1(scale);
     double sum = 0.0;
 
-    for (int from = 0; from < n; from += 64 * VEC) { /* few enough for floats */
+    for (int from = 0; from < n; from += 64 * VEC) { /* few enough to sum as floats */
         const int to = n - from < 64 * VEC ? n : from + 64 * VEC;
-        struct vec part = vec_zero();
+        struct vec lanes = vec_zero();
         int i = from;
 
         for (; i + VEC <= to; i += VEC)
-            part = vec_add(part, vec_exp(vec_mul(vec_sub(vec_load(x + i), m), s)));
-        sum += (double)vec_sum(part);
+            lanes = vec_add(lanes, vec_exp(vec_mul(vec_sub(vec_load(x + i), m), s)));
+        sum += (double)vec_sum(lanes);
         if (i < to) {
-            float lanes[VEC];
+            float rest[VEC];
 
-            vec_store(lanes, vec_exp(vec_mul(vec_sub(vec_load_n(x + i, to - i), m), s)));
+            vec_store(rest, vec_exp(vec_mul(vec_sub(vec_load_n(x + i, to - i), m), s)));
             for (int j = 0; j < to - i; j++)
-                sum += (double)lanes[j];
+                sum += (double)rest[j];
         }
     }
     return sum;

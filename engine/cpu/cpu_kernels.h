@@ -1,5 +1,5 @@
-/* cpu_kernels.h - the tables that the kernel files make, by the instruction set that they are
- * compiled for. Known to cpu_ops.c and the kernel files alone. */
+/* cpu_kernels.h - names of what the kernel files define, by the instruction set that they are
+ * compiled for. For cpu_ops.c and the kernel files only. */
 #ifndef NVLLM_ENGINE_CPU_CPU_KERNELS_H
 #define NVLLM_ENGINE_CPU_CPU_KERNELS_H
 

@@ -1,11 +1,11 @@
 /* cpu_kernels_attend.c - causal attention over paged keys and values; compiled once for each
  * instruction set.
  *
- * Keys are taken in groups of CPU_KV_GROUP at absolute positions 0, 64, 128, …, whatever block_len
- * is and wherever the query begins; each group updates a row's running maximum, sum and output once
- * (online softmax, Milakov and Gimelshein 2018). Inside a group keys are the lanes of the scores
- * and follow one another in the output. So a row's result depends on nothing but its own keys.
- * Slots at and past the last row's position are never read. */
+ * Keys come in groups of CPU_KV_GROUP from positions 0, 64, 128, …, whatever block_len is and
+ * wherever the query begins. Each group updates a row's running maximum, sum and output once
+ * (online softmax, Milakov and Gimelshein 2018); keys are lanes of the scores and are added to the
+ * output in order. So a row's result depends only on its own keys. Slots after the last row's
+ * position are never read. */
 #include "engine/cpu/cpu_kernels.h"
 #include "engine/cpu/cpu_vec.h"
 
@@ -13,7 +13,7 @@
 
 enum {
     GROUP = CPU_KV_GROUP,
-    SUBS = GROUP / VEC, /* runs of sixteen keys: each lies inside one block */
+    SUBS = GROUP / VEC, /* runs of sixteen keys, each within one block */
 };
 
 /* Register tile: rows of queries by vectors of scores, or of the output. */
@@ -25,11 +25,11 @@ enum { TILE_ROWS = 6, TILE_VECS = 1 };
 enum { TILE_ROWS = 2, TILE_VECS = 1 };
 #endif
 
-/* One call's buffers, all in the scratch. Query rows are r = row * n_group + head. */
+/* The buffers of a call, all in the scratch. Query rows are r = row * n_group + head. */
 struct work {
     int dim, padded, n_rows;
     float *k;      /* [dim, GROUP] the group's keys, transposed */
-    float *v_copy; /* [GROUP, padded] values where they cannot be used in place */
+    float *v_copy; /* [GROUP, padded] values that cannot be used in place */
     float *q;      /* [n_rows, padded] scaled */
     float *acc;    /* [n_rows, padded] */
     float *p;      /* [n_rows, GROUP] scores, then weights */
@@ -68,7 +68,7 @@ static void work_init(struct work *w, const struct attend *a)
     }
 }
 
-/* Sixteen rows of floats to lanes: out[d * GROUP + i] = row[i][d]. */
+/* out[d * GROUP + i] = row[i][d] for sixteen rows. */
 static void transpose_keys(float *out, const float *const row[VEC], int dim)
 {
     int d = 0;
@@ -87,7 +87,7 @@ static void transpose_keys(float *out, const float *const row[VEC], int dim)
             out[d * GROUP + i] = row[i][d];
 }
 
-/* n rows of keys or values as floats with zeros behind them. */
+/* Copies n rows of keys or values as floats, padded with zeros. */
 static void copy_rows(float *out, const char *from, int n, const struct work *w, bool bf16)
 {
     for (int i = 0; i < n; i++, out += w->padded) {
@@ -108,7 +108,7 @@ static void copy_rows(float *out, const char *from, int n, const struct work *w,
     }
 }
 
-/* Brings keys and values of positions from .. from + n_keys - 1 into place. */
+/* Loads the keys and values of positions from .. from + n_keys - 1. */
 static void load_group(struct work *w, const struct attend *a, int from, int n_keys)
 {
     const size_t row_bytes = (size_t)w->dim * (a->bf16 ? sizeof(uint16_t) : sizeof(float));
@@ -209,7 +209,7 @@ VEC_FUNC void output_tile(const struct work *w, int r, int d, int n_keys, int ro
     }
 }
 
-/* Scores and outputs of `rows` rows, a constant where this is inlined. */
+/* Scores and outputs of `rows` rows, a constant after inlining. */
 VEC_FUNC void score_rows(const struct work *w, int r, int n_subs, int rows)
 {
     int s = 0;
@@ -230,57 +230,7 @@ VEC_FUNC void output_rows(const struct work *w, int r, int n_keys, int rows)
         output_tile(w, r, d, n_keys, rows, 1);
 }
 
-static void score_rest(const struct work *w, int r, int n_subs)
-{
-    switch (w->n_rows - r) {
-    case 1:
-        score_rows(w, r, n_subs, 1);
-        break;
-#if defined(__AVX2__)
-    case 2:
-        score_rows(w, r, n_subs, 2);
-        break;
-    case 3:
-        score_rows(w, r, n_subs, 3);
-        break;
-    case 4:
-        score_rows(w, r, n_subs, 4);
-        break;
-    case 5:
-        score_rows(w, r, n_subs, 5);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
-static void output_rest(const struct work *w, int r, int n_keys)
-{
-    switch (w->n_rows - r) {
-    case 1:
-        output_rows(w, r, n_keys, 1);
-        break;
-#if defined(__AVX2__)
-    case 2:
-        output_rows(w, r, n_keys, 2);
-        break;
-    case 3:
-        output_rows(w, r, n_keys, 3);
-        break;
-    case 4:
-        output_rows(w, r, n_keys, 4);
-        break;
-    case 5:
-        output_rows(w, r, n_keys, 5);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
-/* Turns a row's scores into weights and rescales what it has so far; n_keys of them are its own. */
+/* Turns a row's first n_keys scores into weights and rescales its running sums. */
 static void softmax_row(const struct work *w, int r, int n_keys)
 {
     float *p = w->p + r * GROUP, *acc = w->acc + r * w->padded;
@@ -311,14 +261,14 @@ static void softmax_row(const struct work *w, int r, int n_keys)
 
 static void attend_group(struct work *w, const struct attend *a, int from, int n_keys)
 {
-    /* Rows before the group have done with it. */
+    /* Rows before the group do not attend to it. */
     const int first_row = from > a->first_pos ? (from - a->first_pos) * a->n_group : 0;
     int r;
 
     load_group(w, a, from, n_keys);
     for (r = first_row; r + TILE_ROWS <= w->n_rows; r += TILE_ROWS)
         score_rows(w, r, (n_keys + VEC - 1) / VEC, TILE_ROWS);
-    score_rest(w, r, (n_keys + VEC - 1) / VEC);
+    VEC_FOR_ROWS(w->n_rows - r, TILE_ROWS, score_rows(w, r, (n_keys + VEC - 1) / VEC, ROWS));
     for (r = first_row; r < w->n_rows; r++) {
         const int own = a->first_pos + r / a->n_group + 1 - from;
 
@@ -326,7 +276,7 @@ static void attend_group(struct work *w, const struct attend *a, int from, int n
     }
     for (r = first_row; r + TILE_ROWS <= w->n_rows; r += TILE_ROWS)
         output_rows(w, r, n_keys, TILE_ROWS);
-    output_rest(w, r, n_keys);
+    VEC_FOR_ROWS(w->n_rows - r, TILE_ROWS, output_rows(w, r, n_keys, ROWS));
 }
 
 void CPU_ISA_ATTEND(const struct attend *a)

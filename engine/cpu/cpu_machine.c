@@ -19,14 +19,14 @@
 
 enum {
     HUGE_PAGE = 2 << 20,
-    POPULATE_BYTES = 16 << 20, /* at a time: a stop is heard between */
+    POPULATE_BYTES = 16 << 20, /* between two checks for a stop */
 };
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* First value of a small file, or false. */
+/* The first line of a file, or false. */
 static bool read_line(const char *path, char *line, size_t size)
 {
     FILE *f = fopen(path, "re");
@@ -41,7 +41,7 @@ static bool read_line(const char *path, char *line, size_t size)
     return ok;
 }
 
-/* The text behind "key:" in a file of such lines. */
+/* The text after "key:" in a file of such lines. */
 static bool read_key(const char *path, const char *key, char *value, size_t size)
 {
     FILE *f = fopen(path, "re");
@@ -108,7 +108,7 @@ int machine_cores(void)
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         cores = CPU_COUNT(&set);
-    if (cores < 1) /* more cores than a cpu_set_t holds */
+    if (cores < 1) /* there are more than a cpu_set_t holds */
         cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     each_cgroup(lower_to_quota, &cores);
     if (cores < 1)
@@ -152,7 +152,7 @@ uint64_t machine_memory(void)
     return bytes;
 }
 
-uint64_t machine_memory_in_all(void)
+uint64_t machine_memory_total(void)
 {
     return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
@@ -179,7 +179,7 @@ static int region_map(struct region *r)
         return -ENOMEM;
     }
     r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
-    if (r->bytes >= huge) /* advice: a system without huge pages works as well */
+    if (r->bytes >= huge) /* a system without huge pages works as well */
         (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
     return 0;
 }
@@ -198,8 +198,8 @@ int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
     return 0;
 }
 
-/* Populating never changes a page that is there: others may be writing to it. A kernel before 5.14
- * does not know it, and makes the pages as they are touched. */
+/* Populating does not change existing pages, to which other threads may be writing. Linux
+ * before 5.14 lacks it and allocates pages when they are touched. */
 static void *fill(void *arg)
 {
     struct region_filler *f = arg;

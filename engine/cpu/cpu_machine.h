@@ -1,5 +1,5 @@
-/* cpu_machine.h - what of this machine the process may use: cores, and memory that is really
- * there. Reads /proc and /sys; any thread. */
+/* cpu_machine.h - the cores and the memory that this process may use. Reads /proc and /sys; any
+ * thread. */
 #ifndef NVLLM_ENGINE_CPU_CPU_MACHINE_H
 #define NVLLM_ENGINE_CPU_CPU_MACHINE_H
 
@@ -11,43 +11,42 @@
 
 #include "engine/util/err.h"
 
-/* Cores of the affinity mask, but not more than the control group's CPU quota. */
+/* Cores of the affinity mask, at most the control group's CPU quota. */
 int machine_cores(void);
 
-/* "AMD EPYC 9654"; "CPU" where it is not known. */
+/* "AMD EPYC 9654", or "CPU" if unknown. */
 void machine_cpu_name(char *out, size_t size);
 
-/* Bytes that can still be taken without swapping: MemAvailable, and what the memory.max of each
- * control group (version 2) above this process leaves. */
+/* Bytes that can be taken without swapping: MemAvailable, at most what the memory.max of each
+ * control group (version 2) of this process leaves. */
 uint64_t machine_memory(void);
 
-uint64_t machine_memory_in_all(void); /* whoever has it now; control groups are not looked at */
+uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 
-/* A zeroed piece of anonymous memory, in huge pages where the system grants them. */
+/* Zeroed anonymous memory, in huge pages if the system grants them. */
 struct region {
     char *base; /* aligned to 2 MiB */
     size_t bytes;
-    void *mapping; /* with the slack that the alignment took */
+    void *mapping; /* includes the slack of the alignment */
     size_t mapping_bytes;
 };
 
-/* Maps memory that what ("the weights") needs; -ENOMEM says how much that is and what is there. Its
- * pages are made as they are touched, or before that by region_fill. */
+/* Maps memory for `what` ("the weights"); -ENOMEM states how much is needed and how much there is.
+ * Pages are allocated when touched, or earlier by a region_filler. */
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e);
-void region_deinit(struct region *r); /* a zeroed one is nothing */
+void region_deinit(struct region *r); /* does nothing to a zeroed one */
 
-/* Makes a region's pages really there, behind what else goes on: a start need not wait for it, and
- * the first requests touch pages before they come to be made. */
+/* Allocates a region's pages in the background: the start does not wait for it, and requests rarely
+ * wait for a page. */
 struct region_filler {
     const struct region *region;
-    sem_t done; /* the thread is detached: a process that ends without a stop leaks nothing */
+    sem_t done; /* the thread is detached: nothing leaks if the process ends without a stop */
     bool runs;
     _Atomic bool stop;
 };
 
-void region_fill_start(struct region_filler *f,
-                       const struct region *r); /* without a thread: no more than that */
-void region_fill_stop(
-    struct region_filler *f); /* before the region goes; a zeroed one is nothing */
+/* Without a thread pages are allocated when touched. */
+void region_fill_start(struct region_filler *f, const struct region *r);
+void region_fill_stop(struct region_filler *f); /* before region_deinit; ignores a zeroed one */
 
 #endif

@@ -1,4 +1,4 @@
-/* cpu_ops.c - which instruction set this machine has; see cpu_ops.h. */
+/* cpu_ops.c - selects the instruction set; see cpu_ops.h. */
 #include "engine/cpu/cpu_ops.h"
 
 #include "engine/cpu/cpu_kernels.h"

@@ -1,7 +1,7 @@
-/* cpu_ops.h - the inner loops of the CPU backend, once for each instruction set.
+/* cpu_ops.h - the inner loops of the CPU backend, one table for each instruction set.
  *
- * One source, compiled several times; every set gives the same bits for the same input, and no
- * result depends on how many rows are computed together. Pure functions: no state, any thread. */
+ * One source, compiled for each. All give the same bits for the same input, and no result depends
+ * on how many rows are computed together. Pure functions; any thread. */
 #ifndef NVLLM_ENGINE_CPU_CPU_OPS_H
 #define NVLLM_ENGINE_CPU_CPU_OPS_H
 
@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 enum {
-    CPU_K_ALIGN = 16,  /* rows of weights and activations are padded with zeros to so many */
-    CPU_KV_GROUP = 64, /* keys that attention takes at a time, from positions 64 * i on */
+    CPU_K_ALIGN = 16,  /* rows of weights and activations are zero-padded to a multiple */
+    CPU_KV_GROUP = 64, /* keys of an online-softmax step, from positions 64 * i on */
 };
 
 enum cpu_isa { CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_N_ISAS };
@@ -23,7 +23,7 @@ struct matmul {
     const uint16_t *w; /* [n_outs, k] bf16 */
     size_t y_stride, x_stride;
     int n_rows, n_outs;
-    int k; /* also the stride of w; a multiple of CPU_K_ALIGN */
+    int k; /* also the row stride of w; a multiple of CPU_K_ALIGN */
     bool add;
 };
 
@@ -32,7 +32,7 @@ struct attend {
     const float *q; /* row i, head g at q + i * q_stride + g * head_dim, g < n_group */
     float *out;     /* as q */
     size_t q_stride, out_stride;
-    int n_rows;    /* n_rows * n_group <= attend_max_rows() of the scratch */
+    int n_rows;    /* n_rows * n_group: at most max_rows of the scratch */
     int n_group;   /* query heads that share the KV head */
     int first_pos; /* position of row 0; row i attends over 0 .. first_pos + i */
     int head_dim;
@@ -42,7 +42,7 @@ struct attend {
     const char *k, *v;  /* of this layer and head in block 0 */
     size_t block_bytes; /* from block to block */
     bool bf16;          /* else float */
-    float *scratch;     /* [cpu_attend_scratch()], one a thread */
+    float *scratch;     /* [cpu_attend_scratch()] of this thread */
 };
 
 struct cpu_ops {
@@ -58,7 +58,7 @@ struct cpu_ops {
     void (*exp)(float *y, const float *x, int n);
     void (*from_bf16)(float *y, const uint16_t *x, int n);
     void (*to_bf16)(uint16_t *y, const float *x, int n); /* nearest even */
-    /* The largest; false when there is NaN or Inf among them. */
+    /* The largest; false if one is NaN or Inf. */
     bool (*row_max)(float *max, const float *x, int n);
     /* Sum of exp((x - max) * scale). */
     double (*sum_exp)(const float *x, int n, float max, float scale);
@@ -66,12 +66,12 @@ struct cpu_ops {
     int (*find_ge)(const float *x, int from, int n, float floor);
 };
 
-/* NULL where this build or this machine does not have it. */
+/* NULL: this build or this machine does not have it. */
 const struct cpu_ops *cpu_ops_get(enum cpu_isa isa);
 const struct cpu_ops *cpu_ops_best(void);
 
-/* Query rows (times heads of a group) that one attend call takes well, and floats of scratch for
- * calls of at most max_rows of them. */
+/* Query rows (times heads of a group) that suit one attend call, and floats of scratch for calls of
+ * at most max_rows of them. */
 enum { CPU_ATTEND_ROWS = 48 };
 size_t cpu_attend_scratch(int max_rows, int head_dim);
 

@@ -1,10 +1,9 @@
 /* cpu_pool.c - see cpu_pool.h.
  *
- * The loop under way is one word: its number above, tasks not yet taken below. A task is taken by
- * decrementing that word, so a helper that slept through a loop can neither take from it nor hold
- * up its end: the caller waits for tasks that were taken, not for helpers. The other fields of a
- * loop change only when the word says that nothing is left, hence what was read before a
- * successful decrement belongs to it. */
+ * One word describes the current loop: its number in the upper half, the tasks left in the lower. A
+ * thread takes a task by decrementing it, so a helper that sleeps through a loop neither takes from
+ * it nor delays its end: the caller waits for tasks, not for helpers. The other fields change only
+ * while no tasks are left, so values read before a successful decrement belong to that loop. */
 #include "engine/cpu/cpu_pool.h"
 
 #include <errno.h>
@@ -21,7 +20,7 @@
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
-enum { SPINS = 2000 }; /* looks before sleeping: some tens of microseconds */
+enum { SPINS = 2000 }; /* before sleeping: some tens of microseconds */
 
 struct helper {
     struct cpu_pool *pool;
@@ -30,10 +29,10 @@ struct helper {
 };
 
 struct cpu_pool {
-    _Alignas(64) _Atomic uint64_t loop; /* number << 32 | tasks left to take */
+    _Alignas(64) _Atomic uint64_t loop; /* number << 32 | tasks left */
     _Alignas(64) _Atomic uint32_t done; /* tasks finished */
     _Atomic uint32_t caller_sleeps;
-    _Alignas(64) _Atomic uint32_t wake; /* changes when sleepers are to look */
+    _Alignas(64) _Atomic uint32_t wake; /* futex of the sleepers */
     _Atomic uint32_t sleepers;
     _Atomic bool stop;
     _Atomic int n_tasks;
@@ -62,7 +61,7 @@ static void futex_wake(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Takes and runs one task; false when none is left. */
+/* Runs one task; false if none is left. */
 static bool take_task(struct cpu_pool *p, int thread)
 {
     uint64_t loop = atomic_load_explicit(&p->loop, memory_order_acquire);
@@ -171,7 +170,7 @@ int cpu_pool_threads(const struct cpu_pool *p)
     return p->n_threads;
 }
 
-static void wait_for_taken(struct cpu_pool *p, uint32_t n_tasks)
+static void wait_until_done(struct cpu_pool *p, uint32_t n_tasks)
 {
     uint32_t done;
 
@@ -206,5 +205,5 @@ void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int ta
     wake_helpers(p);
     while (take_task(p, 0)) {
     }
-    wait_for_taken(p, (uint32_t)n_tasks);
+    wait_until_done(p, (uint32_t)n_tasks);
 }

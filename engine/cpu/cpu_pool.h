@@ -1,7 +1,7 @@
-/* cpu_pool.h - threads that share out the tasks of one loop after another.
+/* cpu_pool.h - threads that share the tasks of one parallel loop after another.
  *
- * One caller at a time runs loops; it takes part itself as thread 0. Helpers look for the next
- * loop for some microseconds, then sleep: an idle pool costs nothing. */
+ * One caller at a time runs loops and takes part as thread 0. Helpers spin for some microseconds,
+ * then sleep: an idle pool costs nothing. */
 #ifndef NVLLM_ENGINE_CPU_CPU_POOL_H
 #define NVLLM_ENGINE_CPU_CPU_POOL_H
 
@@ -9,14 +9,15 @@ struct cpu_pool;
 
 enum { CPU_POOL_MAX_THREADS = 1024 };
 
-/* n_threads with the caller, 1 .. CPU_POOL_MAX_THREADS. Negative errno: no memory or no threads. */
+/* n_threads includes the caller, 1 .. CPU_POOL_MAX_THREADS. Negative errno: no memory or threads.
+ */
 int cpu_pool_new(struct cpu_pool **out, int n_threads);
 void cpu_pool_free(struct cpu_pool *p);
 int cpu_pool_threads(const struct cpu_pool *p);
 
-/* Calls run(ctx, task, thread) once for each task 0 .. n_tasks - 1, in about this order, and
- * returns when all are done. What the caller wrote before is seen by the tasks, what they wrote by
- * the caller. No two tasks at a time have the same thread number. */
+/* Calls run(ctx, task, thread) for each task 0 .. n_tasks - 1, started in this order, and returns
+ * when all have finished. Tasks see what the caller wrote before, the caller what the tasks wrote.
+ * Tasks that run at the same time have different thread numbers. */
 void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int task, int thread),
                   void *ctx);
 

@@ -1,7 +1,7 @@
 /* cpu_sampler.c - see cpu_sampler.h.
  *
- * A vocabulary of 150,000 is passed over a few times with vectors and never sorted. Ids that can
- * still win are kept as candidates: 64-bit keys that order by falling logit, lower id first. */
+ * A few vector passes over the vocabulary; it is never sorted. Ids that can still win become
+ * candidates: 64-bit keys whose descending order is that of logits, lower ids first. */
 #include "engine/cpu/cpu_sampler.h"
 
 #include <errno.h>
@@ -16,16 +16,16 @@
 #include "engine/philox.h"
 
 enum {
-    SEEN_PROMPT = 0x8000, /* bit of a history entry; the others count the output */
-    SEEN_MAX = 0x7fff,    /* counts stop here: no penalty can tell more apart */
+    SEEN_PROMPT = 0x8000, /* the id is in the prompt; the other bits count it in the output */
+    SEEN_MAX = 0x7fff,    /* counts stop here */
 };
 
-/* No draw's g = -log(-log(u)) is larger: w >= 2^-33 (philox.h). */
+/* The largest g = -log(-log(u)) of a draw: w >= 2^-33 (philox.h). */
 #define GUMBEL_MAX 22.9
 
 struct candidate {
     uint64_t key;
-    double weight; /* exp of what is drawn from, relative to the largest */
+    double weight; /* exp of the scaled logit, relative to the largest */
 };
 
 struct state {
@@ -152,7 +152,7 @@ void sampler_set(struct sampler *s, const struct batch *batch, const struct samp
     }
 }
 
-/* Keeps penalties and bias from making what later arithmetic could not stand. */
+/* Keeps penalties and bias from producing infinity or NaN. */
 static float bounded(float z)
 {
     if (z > FLT_MAX)
@@ -170,7 +170,7 @@ static float penalized(float z, uint16_t seen, const struct sampling *p)
     return bounded(z);
 }
 
-/* The logits that are drawn from: the row itself where nothing changes them. */
+/* The logits to draw from: the row itself if nothing changes them. */
 static const float *adjusted(struct sampler *s, float *z, const float *logits,
                              const struct batch_row *row, const uint32_t *mask)
 {
@@ -184,7 +184,7 @@ static const float *adjusted(struct sampler *s, float *z, const float *logits,
     if (state->history) {
         const uint16_t *seen = state_seen(s, row->state);
 
-        for (int i = 0; i < s->vocab_size; i += 4) { /* padded with ids that are never seen */
+        for (int i = 0; i < s->vocab_size; i += 4) { /* the padding is never seen */
             uint64_t four;
 
             memcpy(&four, seen + i, sizeof(four));
@@ -197,7 +197,7 @@ static const float *adjusted(struct sampler *s, float *z, const float *logits,
         must(p->bias[i].id >= 0 && p->bias[i].id < s->vocab_size);
         z[p->bias[i].id] = bounded(z[p->bias[i].id] + p->bias[i].bias);
     }
-    for (int i = 0; i < n_banned; i++) /* an end id may lie outside the vocabulary */
+    for (int i = 0; i < n_banned; i++) /* a stop id may lie outside the vocabulary */
         if (p->stop_ids[i] >= 0 && p->stop_ids[i] < s->vocab_size)
             z[p->stop_ids[i]] = -INFINITY;
     for (int i = 0; mask && i < s->vocab_size; i++)
@@ -210,7 +210,7 @@ static uint64_t key_of(float z, int32_t id)
 {
     uint32_t bits;
 
-    z += 0.0f; /* -0 is a tie with 0 */
+    z += 0.0f; /* -0 ties with 0 */
     memcpy(&bits, &z, sizeof(bits));
     bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return (uint64_t)bits << 32 | ~(uint32_t)id;
@@ -239,8 +239,8 @@ static void swap(struct candidate *a, struct candidate *b)
     *b = t;
 }
 
-/* Splits c[lo, hi) around a pivot: larger keys before it; returns where the pivot lies. The pivot
- * is taken from a mixed place, so that no order of logits makes the splits bad. */
+/* Splits c[lo, hi) around a pivot, larger keys before it, and returns the pivot's place. The pivot
+ * is chosen by a hash, so that no order of logits makes the splits bad. */
 static int split(struct candidate *c, int lo, int hi)
 {
     const uint32_t mixed = ((uint32_t)lo * 0x9E3779B9u ^ (uint32_t)hi * 0x85EBCA6Bu) * 0xC2B2AE35u;
@@ -255,7 +255,7 @@ static int split(struct candidate *c, int lo, int hi)
     return at;
 }
 
-/* Brings the k largest of n to the front, in no order. */
+/* Moves the k largest of n to the front, in no order. */
 static void partition_top(struct candidate *c, int n, int k)
 {
     int lo = 0, hi = n;
@@ -303,11 +303,11 @@ static int select_ge(const struct sampler *s, struct candidate *c, const float *
     return m;
 }
 
-/* Of n candidates the fewest, largest first, whose weights reach mass; they come to the front. */
+/* Moves the fewest largest candidates whose weights reach mass to the front; returns how many. */
 static int nucleus(struct candidate *c, int n, double mass)
 {
     int lo = 0, hi = n;
-    double before = 0.0; /* weight of c[0, lo): all in */
+    double before = 0.0; /* weight of c[0, lo), all of which are in */
 
     while (lo < hi) {
         const int at = split(c, lo, hi);
@@ -315,7 +315,7 @@ static int nucleus(struct candidate *c, int n, double mass)
 
         for (int i = lo; i < at; i++)
             larger += c[i].weight;
-        if (larger >= mass && at > 0) { /* it is reached before the pivot */
+        if (larger >= mass && at > 0) { /* reached before the pivot */
             hi = at;
         } else {
             before = larger + c[at].weight;
@@ -327,15 +327,15 @@ static int nucleus(struct candidate *c, int n, double mass)
     return lo > 0 ? lo : 1;
 }
 
-/* One row's way from logits to an id, at a temperature above 0. */
+/* One row's draw at a temperature above 0. */
 struct draw {
     const struct sampling *p;
     const float *z;
     uint32_t counter;
-    float max, scale; /* what is drawn from is (z - max) * scale */
-    double best;      /* largest so far of that plus g */
+    float max, scale; /* scaled logit: (z - max) * scale */
+    double best;      /* largest scaled logit plus g so far */
     int32_t best_id;
-    int32_t quad; /* the four ids that words are for; -1: none */
+    int32_t quad; /* words belong to ids 4 * quad .. 4 * quad + 3; -1: none */
     struct philox4 words;
 };
 
@@ -344,7 +344,7 @@ static float draw_logit(const struct draw *d, float z)
     return (z - d->max) * d->scale;
 }
 
-/* A logit below which no x = (z - max) * scale >= x lies, with room for rounding. */
+/* A lower bound of the logits whose scaled value is at least x, with room for rounding. */
 static float draw_floor(const struct draw *d, double x)
 {
     const double z = (double)d->max + x / (double)d->scale;
@@ -363,7 +363,7 @@ static void draw_try(struct draw *d, int32_t id, float z)
         d->words = philox_quad(d->p->seed, d->counter, (uint32_t)d->quad);
     }
     w = philox_w(d->words.v[id % 4]);
-    if ((double)w > exp(x - d->best)) /* g < -log(w): it cannot win */
+    if ((double)w > exp(x - d->best)) /* g < -log(w), so it cannot win */
         return;
     value = x - log(-log1p(-(double)w));
     if (value > d->best || (value == d->best && id < d->best_id)) {
@@ -372,7 +372,7 @@ static void draw_try(struct draw *d, int32_t id, float z)
     }
 }
 
-/* Nothing is filtered: every id may win, few can. */
+/* Without filters every id may win, but few are large enough to try. */
 static int32_t draw_all(const struct sampler *s, struct draw *d)
 {
     const int n = s->vocab_size, top = s->ops->find_ge(d->z, 0, n, d->max);
@@ -383,8 +383,8 @@ static int32_t draw_all(const struct sampler *s, struct draw *d)
     return d->best_id;
 }
 
-/* Candidates that top_k, or else top_p or min_p, may leave, with their weights; mass is that of
- * all that top_k leaves. */
+/* The candidates that top_k, or else top_p or min_p, may keep, with their weights. mass: of all
+ * that top_k keeps. */
 static int draw_candidates(const struct sampler *s, const struct draw *d, struct candidate *c,
                            double *mass)
 {
@@ -398,7 +398,7 @@ static int draw_candidates(const struct sampler *s, const struct draw *d, struct
         n = select_top(s, c, d->z, p->top_k);
     } else {
         if (p->top_p < 1.0f) {
-            /* Ids that all together weigh less than 1 - top_p are not needed to reach top_p. */
+            /* Ids whose total weight is below 1 - top_p are not needed to reach top_p. */
             *mass = s->ops->sum_exp(d->z, s->vocab_size, d->max, d->scale);
             least = log(0.99 * (1.0 - (double)p->top_p) * *mass / s->vocab_size);
         }
@@ -446,7 +446,7 @@ static int32_t choose(const struct sampler *s, struct scratch *t, const float *z
     return draw_filtered(s, &d, t->candidates);
 }
 
-/* Log-softmax of the raw row at the sampled id and at the best ones. */
+/* Log-softmax of the raw row at the sampled id and at the largest. */
 static void logprobs(const struct sampler *s, struct candidate *c, const float *logits, float max,
                      int n_top, struct sample *out)
 {
@@ -457,7 +457,7 @@ static void logprobs(const struct sampler *s, struct candidate *c, const float *
     if (n_top <= 0)
         return;
     n = select_top(s, c, logits, n_top < SAMPLING_MAX_LOGPROBS ? n_top : SAMPLING_MAX_LOGPROBS);
-    for (int i = 0; i < n; i++) { /* few: the largest of what is left comes next */
+    for (int i = 0; i < n; i++) { /* selection sort: they are few */
         int best = i;
 
         for (int j = i + 1; j < n; j++)
@@ -486,7 +486,7 @@ void sampler_run(struct sampler *s, int thread, const float *logits, const struc
     if (z != logits)
         (void)s->ops->row_max(&max, z, s->vocab_size);
     if (mask && max == -INFINITY)
-        return; /* no id is left */
+        return; /* the mask allows no id */
     out->id = choose(s, t, z, max, row);
     if (state->sampling.n_logprobs >= 0)
         logprobs(s, t->candidates, logits, raw_max, state->sampling.n_logprobs, out);

@@ -1,7 +1,7 @@
-/* cpu_sampler.h - from a row of logits to a token: what engine/sampling.h says, step by step.
+/* cpu_sampler.h - from a row of logits to a token, as engine/sampling.h defines it.
  *
- * Holds a state for each sequence: its sampling parameters and, where these have penalties, which
- * ids it has seen. Different rows of one step may be sampled by different threads at a time. */
+ * Keeps a state for each sequence: its sampling parameters and, if they have penalties, the ids it
+ * has seen. Threads may sample different rows of a step at the same time. */
 #ifndef NVLLM_ENGINE_CPU_CPU_SAMPLER_H
 #define NVLLM_ENGINE_CPU_CPU_SAMPLER_H
 
@@ -11,25 +11,24 @@
 
 struct sampler;
 
-/* Takes all memory: for each state 2 bytes per id and 8.5 KiB, for each thread 20 bytes per id.
- * -ENOMEM with a text. */
+/* Takes all memory: 2 bytes per id and 8.5 KiB for each state, 20 bytes per id for each thread. */
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
                 int n_threads, struct err *e);
 void sampler_free(struct sampler *s);
 uint64_t sampler_bytes(const struct sampler *s);
 
-/* Sets a state to what an update of the batch says. */
+/* Sets a state as an update of the batch says. */
 void sampler_set(struct sampler *s, const struct batch *batch, const struct sampler_update *u);
 
 struct sample {
     int32_t id;          /* or BATCH_NUMERICS */
-    float logprob;       /* 0 where not asked for */
-    int32_t *top_ids;    /* [SAMPLING_MAX_LOGPROBS] given by the caller; n_logprobs are set */
+    float logprob;       /* 0 if not asked for */
+    int32_t *top_ids;    /* [SAMPLING_MAX_LOGPROBS] of the caller; n_logprobs are set */
     float *top_logprobs; /* the same */
 };
 
-/* Samples one row and counts the id for the row's state. mask is the row's, or NULL. Rows of one
- * state may run at a time where its sampling needs no history. */
+/* Samples one row and counts the id in the row's state. mask may be NULL. Rows of one state may run
+ * at the same time if its sampling needs no history. */
 void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
                  const uint32_t *mask, struct sample *out);
 

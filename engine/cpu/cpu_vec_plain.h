@@ -1,70 +1,17 @@
-/* cpu_vec_plain.h - the lanes of cpu_vec.h as four vectors of four, for any machine; see
+/* cpu_vec_plain.h - what cpu_vec.h needs, for any machine; a part is four lanes. See
  * cpu_vec_avx512.h for what each function promises. */
 
-typedef float quad __attribute__((vector_size(16)));
+#define VEC_PART_BYTES 16
+
+typedef float part __attribute__((vector_size(16)));
 typedef int32_t quad_int __attribute__((vector_size(16)));
 typedef uint32_t quad_uint __attribute__((vector_size(16)));
 
-struct vec {
-    quad q[4];
-};
-
-#define VEC_EACH(expr)                                                                             \
-    struct vec y;                                                                                  \
-    for (int i = 0; i < 4; i++)                                                                    \
-        y.q[i] = (expr);                                                                           \
-    return y
-
-VEC_FUNC struct vec vec_load(const float *p)
-{
-    struct vec y;
-
-    memcpy(&y, p, sizeof(y));
-    return y;
-}
-
-VEC_FUNC void vec_store(float *p, struct vec a)
-{
-    memcpy(p, &a, sizeof(a));
-}
-
-VEC_FUNC struct vec vec_set1(float x)
-{
-    const quad v = {x, x, x, x};
-
-    return (struct vec){{v, v, v, v}};
-}
-
-VEC_FUNC quad quad_load_bf16(const uint16_t *p)
+VEC_FUNC part part_load_bf16(const uint16_t *p)
 {
     const quad_uint wide = {p[0], p[1], p[2], p[3]};
 
-    return (quad)(wide << 16);
-}
-
-VEC_FUNC struct vec vec_load_bf16(const uint16_t *p)
-{
-    VEC_EACH(quad_load_bf16(p + 4 * i));
-}
-
-VEC_FUNC struct vec vec_add(struct vec a, struct vec b)
-{
-    VEC_EACH(a.q[i] + b.q[i]);
-}
-
-VEC_FUNC struct vec vec_sub(struct vec a, struct vec b)
-{
-    VEC_EACH(a.q[i] - b.q[i]);
-}
-
-VEC_FUNC struct vec vec_mul(struct vec a, struct vec b)
-{
-    VEC_EACH(a.q[i] * b.q[i]);
-}
-
-VEC_FUNC struct vec vec_div(struct vec a, struct vec b)
-{
-    VEC_EACH(a.q[i] / b.q[i]);
+    return (part)(wide << 16);
 }
 
 #if defined(__SSE2__) && !defined(__FP_FAST_FMAF)
@@ -92,7 +39,7 @@ VEC_FUNC pair pair_fma_odd(pair a, pair b, pair c)
 
 /* Conversions are spelled as instructions: written as C, gcc 12 at -O3 gives wrong bits where two
  * such calls follow one another (a rounding to float between them gets lost). */
-VEC_FUNC quad quad_fma(quad a, quad b, quad c)
+VEC_FUNC part part_fma(part a, part b, part c)
 {
     const pair lo = pair_fma_odd((pair)_mm_cvtps_pd((__m128)a), (pair)_mm_cvtps_pd((__m128)b),
                                  (pair)_mm_cvtps_pd((__m128)c));
@@ -100,88 +47,63 @@ VEC_FUNC quad quad_fma(quad a, quad b, quad c)
                                  (pair)_mm_cvtps_pd(_mm_movehl_ps((__m128)b, (__m128)b)),
                                  (pair)_mm_cvtps_pd(_mm_movehl_ps((__m128)c, (__m128)c)));
 
-    return (quad)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
+    return (part)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
 }
 #else
-VEC_FUNC quad quad_fma(quad a, quad b, quad c)
+VEC_FUNC part part_fma(part a, part b, part c)
 {
-    return (quad){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+    return (part){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
                   __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};
 }
 #endif
 
-VEC_FUNC struct vec vec_fma(struct vec a, struct vec b, struct vec c)
+VEC_FUNC part part_select(quad_int mask, part a, part b)
 {
-    VEC_EACH(quad_fma(a.q[i], b.q[i], c.q[i]));
+    return (part)((mask & (quad_int)a) | (~mask & (quad_int)b));
 }
 
-VEC_FUNC quad quad_select(quad_int mask, quad a, quad b)
+VEC_FUNC part part_max(part a, part b)
 {
-    return (quad)((mask & (quad_int)a) | (~mask & (quad_int)b));
+    return part_select(a > b, a, b);
 }
 
-VEC_FUNC struct vec vec_max(struct vec a, struct vec b)
+VEC_FUNC part part_min(part a, part b)
 {
-    VEC_EACH(quad_select(a.q[i] > b.q[i], a.q[i], b.q[i]));
+    return part_select(a < b, a, b);
 }
 
-VEC_FUNC struct vec vec_min(struct vec a, struct vec b)
+VEC_FUNC part part_zero_below(part a, part x, part lo)
 {
-    VEC_EACH(quad_select(a.q[i] < b.q[i], a.q[i], b.q[i]));
+    return (part)(~(x < lo) & (quad_int)a);
 }
 
-VEC_FUNC struct vec vec_zero_below(struct vec a, struct vec x, struct vec lo)
+VEC_FUNC bool part_any_ge(part a, part b)
 {
-    VEC_EACH((quad)(~(x.q[i] < lo.q[i]) & (quad_int)a.q[i]));
+    const quad_int ge = a >= b;
+
+    return (ge[0] | ge[1] | ge[2] | ge[3]) != 0;
 }
 
-VEC_FUNC bool vec_any_ge(struct vec a, struct vec b)
+VEC_FUNC part parts_fold(const part *p)
 {
-    quad_int any = a.q[0] >= b.q[0];
-
-    for (int i = 1; i < 4; i++)
-        any |= a.q[i] >= b.q[i];
-    return (any[0] | any[1] | any[2] | any[3]) != 0;
+    return (p[0] + p[2]) + (p[1] + p[3]);
 }
 
-VEC_FUNC struct vec vec_pow2(struct vec t)
+VEC_FUNC void parts_load_quads(part *y, const float *p0, const float *p1, const float *p2,
+                               const float *p3)
 {
-    VEC_EACH((quad)(((quad_uint)t.q[i] << 23) + 0x3f800000u));
+    memcpy(&y[0], p0, sizeof(part));
+    memcpy(&y[1], p1, sizeof(part));
+    memcpy(&y[2], p2, sizeof(part));
+    memcpy(&y[3], p3, sizeof(part));
 }
 
-VEC_FUNC void vec_sum4(float *out, struct vec a, struct vec b, struct vec c, struct vec d)
+VEC_FUNC void part_transpose_quads(part *a, part *b, part *c, part *d)
 {
-    const struct vec in[4] = {a, b, c, d};
+    const part w = *a, x = *b, y = *c, z = *d;
 
-    for (int i = 0; i < 4; i++) {
-        const quad q = (in[i].q[0] + in[i].q[2]) + (in[i].q[1] + in[i].q[3]);
-
-        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
-    }
+    *a = (part){w[0], x[0], y[0], z[0]};
+    *b = (part){w[1], x[1], y[1], z[1]};
+    *c = (part){w[2], x[2], y[2], z[2]};
+    *d = (part){w[3], x[3], y[3], z[3]};
 }
-
-VEC_FUNC struct vec vec_load_quads(const float *p0, const float *p1, const float *p2,
-                                   const float *p3)
-{
-    struct vec y;
-
-    memcpy(&y.q[0], p0, sizeof(quad));
-    memcpy(&y.q[1], p1, sizeof(quad));
-    memcpy(&y.q[2], p2, sizeof(quad));
-    memcpy(&y.q[3], p3, sizeof(quad));
-    return y;
-}
-
-VEC_FUNC void vec_transpose_quads(struct vec m[4])
-{
-    for (int i = 0; i < 4; i++) {
-        const quad a = m[0].q[i], b = m[1].q[i], c = m[2].q[i], d = m[3].q[i];
-
-        m[0].q[i] = (quad){a[0], b[0], c[0], d[0]};
-        m[1].q[i] = (quad){a[1], b[1], c[1], d[1]};
-        m[2].q[i] = (quad){a[2], b[2], c[2], d[2]};
-        m[3].q[i] = (quad){a[3], b[3], c[3], d[3]};
-    }
-}
-
-#undef VEC_EACH

@@ -1,5 +1,5 @@
-/* cpu_weights.h - a model's weights in this process's memory: bf16 matrices whose rows are padded
- * to CPU_K_ALIGN, float vectors.
+/* cpu_weights.h - the weights in this process's memory: bf16 matrices with rows padded to
+ * CPU_K_ALIGN, and float vectors.
  *
  * Immutable after load. */
 #ifndef NVLLM_ENGINE_CPU_CPU_WEIGHTS_H

@@ -8,10 +8,10 @@
 #include "engine/util/must.h"
 
 enum {
-    BPE_SHORT = 40,            /* bytes; up to here the plain loop is faster than the heap */
-    BPE_NO_RANK = INT32_MAX,   /* a pair that does not merge */
+    BPE_SHORT = 40,            /* bytes: up to here the plain loop is faster than the heap */
+    BPE_NO_RANK = INT32_MAX,   /* of a pair that does not merge */
     BPE_LIST_END = UINT32_MAX, /* no symbol before or after */
-    BPE_HEAP_WAYS = 4,         /* a shallow heap: equal ranks come in order of position */
+    BPE_HEAP_WAYS = 4,         /* children of a heap node */
 };
 
 static uint32_t hash_pair(int32_t left, int32_t right)
@@ -56,7 +56,7 @@ void bpe_add(struct bpe *b, struct bpe_merge merge)
     b->table[slot] = merge;
 }
 
-/* The pair's merge, or the empty slot where it would be: rank BPE_NO_RANK, id -1. */
+/* The merge of a pair, or an empty slot: rank BPE_NO_RANK, id -1. */
 static inline const struct bpe_merge *find(const struct bpe *b, int32_t left, int32_t right)
 {
     uint32_t slot = hash_pair(left, right) & b->mask;
@@ -69,7 +69,7 @@ static inline const struct bpe_merge *find(const struct bpe *b, int32_t left, in
 static size_t encode_short(const struct bpe *b, const unsigned char *word, size_t n, int32_t *ids)
 {
     int32_t ranks[BPE_SHORT];  /* of symbol i with i + 1 */
-    int32_t merged[BPE_SHORT]; /* and what they become */
+    int32_t merged[BPE_SHORT]; /* and their merged id */
 
     for (size_t i = 0; i < n; i++)
         ids[i] = b->byte_ids[word[i]];
@@ -139,7 +139,7 @@ static uint64_t heap_pop(struct bpe_work *w)
     return top;
 }
 
-/* The pair of the symbol at pos and its next, as a heap key; 0 where it does not merge. */
+/* The heap key of the symbol at pos and the next one: rank, then position. 0: they do not merge. */
 static uint64_t pair_key(const struct bpe *b, const struct bpe_work *w, uint32_t pos)
 {
     const struct bpe_merge *m;
@@ -170,7 +170,7 @@ static int work_reserve(struct bpe_work *w, size_t n)
     w->ids = malloc(n * sizeof(*w->ids));
     w->prev = malloc(n * sizeof(*w->prev));
     w->next = malloc(n * sizeof(*w->next));
-    /* n - 1 pairs at first, and each of at most n - 1 merges takes one and brings two */
+    /* n - 1 pairs at first; each of at most n - 1 merges removes one and adds two */
     w->heap = malloc(3 * n * sizeof(*w->heap));
     if (!w->ids || !w->prev || !w->next || !w->heap) {
         bpe_work_deinit(w);
@@ -189,7 +189,7 @@ void bpe_work_deinit(struct bpe_work *w)
     memset(w, 0, sizeof(*w));
 }
 
-/* Joins the symbol at pos with its next. A symbol that has been taken in has id -1. */
+/* Merges the symbol at pos with the next one, whose id becomes -1. */
 static void merge_at(struct bpe_work *w, uint32_t pos, int32_t id)
 {
     uint32_t gone = w->next[pos];
@@ -226,7 +226,7 @@ static int encode_long(const struct bpe *b, struct bpe_work *w, const unsigned c
         uint64_t key = heap_pop(w);
         uint32_t pos = (uint32_t)key;
 
-        /* A pair whose symbols have changed since has another key or none. */
+        /* Skip a pair whose symbols have changed since. */
         if (w->ids[pos] < 0 || pair_key(b, w, pos) != key)
             continue;
         merge_at(w, pos, find(b, w->ids[pos], w->ids[w->next[pos]])->id);

@@ -1,7 +1,7 @@
-/* bpe.h - byte-pair merging of one word: the lowest-ranked pair first, the leftmost of equals.
+/* bpe.h - byte-pair merging of one word: the pair of the lowest rank first, the leftmost of equals.
  *
- * Short words by a plain loop; long ones with a heap over a linked list, n log n, so that no text
- * makes it quadratic. The table is immutable once filled; work areas belong to one caller. */
+ * A short word takes a plain loop; a long one a heap over a linked list, n log n, so that no text
+ * takes quadratic time. The table is immutable once filled; a work area belongs to one caller. */
 #ifndef NVLLM_ENGINE_TEXT_BPE_H
 #define NVLLM_ENGINE_TEXT_BPE_H
 
@@ -12,7 +12,7 @@
 struct bpe_merge {
     int32_t left, right;
     int32_t rank;
-    int32_t id; /* what the pair becomes; -1 in an empty slot of the table */
+    int32_t id; /* of the merged pair; -1 in an empty slot of the table */
 };
 
 struct bpe {
@@ -23,14 +23,14 @@ struct bpe {
 
 enum { BPE_MAX_MERGES = 1 << 24 };
 
-/* byte_ids is left to the caller. -ENOMEM. */
+/* The caller fills byte_ids. -ENOMEM. */
 int bpe_init(struct bpe *b, size_t n_merges);
 void bpe_deinit(struct bpe *b);
 
-/* Called at most n_merges times; a pair that comes again replaces the earlier one. */
+/* At most n_merges times; a pair that is added again replaces the earlier one. */
 void bpe_add(struct bpe *b, struct bpe_merge merge);
 
-/* Memory that one caller keeps from word to word; zero-initialise once. */
+/* Memory kept from word to word; zero-initialise once. */
 struct bpe_work {
     int32_t *ids;
     uint32_t *prev, *next;
@@ -41,7 +41,7 @@ struct bpe_work {
 
 void bpe_work_deinit(struct bpe_work *w);
 
-/* Writes the ids of word[0..n) to out, which has room for n, and their count to *n_out. -ENOMEM. */
+/* Writes the ids of word[0..n) to out [n] and their number to *n_out. -ENOMEM. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *word, size_t n, int32_t *out,
                size_t *n_out);
 

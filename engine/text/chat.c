@@ -1,4 +1,4 @@
-/* chat.c - see chat.h: finding the family, checking a chat, rendering it. */
+/* chat.c - see chat.h: finds the family, checks and renders a chat. */
 #include "engine/text/chat.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 
 enum {
     TEMPLATE_FILE_MAX = 64 << 20,
-    MARKUP_BYTES = 64, /* about what a template writes around a message or a call */
+    MARKUP_BYTES = 64, /* that a template writes around a message or a call, about */
 };
 
 struct chat_template {
@@ -30,8 +30,8 @@ static const struct chat_family families[N_FAMILIES] = {
     [FAMILY_QWEN25] = {"qwen2.5", chat_render_qwen25},
 };
 
-/* Known templates by XXH3-128 of their text without newlines at its end. Qwen3's first revision
- * differs from the later one only where it fails: content that is null. */
+/* Known templates by the XXH3-128 of their text without trailing newlines. Qwen3's first revision
+ * differs from the later one only in that it fails on null content. */
 static const struct {
     uint64_t high, low;
     int family;
@@ -76,7 +76,7 @@ int chat_template_parse(struct chat_template **out, struct text text, struct err
                    text.len, (unsigned long long)hash.high64, (unsigned long long)hash.low64);
 }
 
-/* The template in tokenizer_config.json: a text, or a list of named ones with a "default". */
+/* The template in tokenizer_config.json: a string, or the "default" of a list of named ones. */
 static const json_t *find_template(const json_t *config)
 {
     const json_t *v = json_object_get(config, "chat_template");
@@ -99,19 +99,13 @@ static int load_from_config(struct chat_template **out, int dir, struct err *e)
 {
     static const char file[] = "tokenizer_config.json";
     const json_t *template;
-    json_t *config = NULL;
-    size_t len;
-    char *json;
-    int r = file_read_all(&json, &len, dir, file, TEMPLATE_FILE_MAX, e);
+    json_t *config;
+    int r = json_object_read(&config, dir, file, TEMPLATE_FILE_MAX, e);
 
     if (r == -ENOENT) {
         *out = NULL;
         return 0;
     }
-    if (r)
-        return r;
-    r = json_object_parse(&config, file, json, len, e);
-    free(json);
     if (r)
         return r;
     template = find_template(config);
@@ -127,8 +121,7 @@ static int load_from_config(struct chat_template **out, int dir, struct err *e)
     return r;
 }
 
-/* A template in a file of its own comes before the one in the configuration, as it does where
- * these folders are written. */
+/* A template in a file of its own takes precedence, as it does in transformers. */
 static int load_from_folder(struct chat_template **out, int dir, struct err *e)
 {
     size_t len;

@@ -1,8 +1,8 @@
-/* chat.h - chat messages to prompt text, equal to the model's Jinja template to the byte.
+/* chat.h - renders chat messages as prompt text, equal to the model's Jinja template to the byte.
  *
- * One small renderer a template family, found by the template's own text in
- * tokenizer_config.json. What the template itself writes is marked, so that only its own special
- * tokens are matched when the text is encoded: what users write never becomes one. */
+ * Each template family has a small renderer, found by a hash of the template's text. What the
+ * template itself writes is marked: special tokens are matched there alone, so that nothing that
+ * users write becomes one. */
 #ifndef NVLLM_ENGINE_TEXT_CHAT_H
 #define NVLLM_ENGINE_TEXT_CHAT_H
 
@@ -13,12 +13,11 @@
 #include "engine/util/text.h"
 #include "engine/text/tokenizer.h"
 
-/* How the folder's template renders; immutable after load. */
+/* Immutable after load. */
 struct chat_template;
 
-/* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. A folder
- * with no template gives *out = NULL and 0. A template that is not known is -ENOTSUP with its
- * hash. */
+/* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. *out is
+ * NULL if there is neither. -ENOTSUP, with its hash, for an unknown template. */
 int chat_template_load(struct chat_template **out, const char *folder, struct err *e);
 /* The same from the template's text. */
 int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
@@ -27,7 +26,7 @@ const char *chat_template_name(const struct chat_template *t); /* family: "qwen3
 
 struct chat_tool_call {
     struct text name;
-    struct text arguments_json; /* one JSON value; a JSON string is written as its contents */
+    struct text arguments_json; /* one JSON value */
 };
 
 struct chat_message {
@@ -51,7 +50,7 @@ struct chat {
     enum chat_thinking thinking;
 };
 
-/* A rendered prompt: text and the ranges that the template wrote (ascending, disjoint, merged). */
+/* A rendered prompt and the ranges that the template wrote: ascending, disjoint, merged. */
 struct chat_text {
     char *data; /* NUL-terminated */
     size_t len;
@@ -59,7 +58,7 @@ struct chat_text {
     size_t n_ranges;
 };
 
-/* About how long the prompt becomes, without rendering it. */
+/* An estimate of the prompt's length without rendering it. */
 size_t chat_bytes(const struct chat *chat);
 
 /* -EINVAL names the message and field ("messages[3].tool_calls[0].arguments: not JSON: …"). */
@@ -67,9 +66,9 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
                 struct err *e);
 void chat_text_deinit(struct chat_text *t);
 
-/* A chat from one JSON object {messages, tools, add_generation_prompt, enable_thinking}; the texts
- * belong to the returned value. Unknown members, of messages and calls too, are an error that names
- * them (ids and names that no template uses are passed over). Absent means what it means to a
+/* Reads a chat from a JSON object {messages, tools, add_generation_prompt, enable_thinking}; the
+ * texts belong to the returned value. An unknown member, of messages and calls too, is an error
+ * that names it; ids and names that no template uses are ignored. Absent means what it means to a
  * template: no generation prompt, thinking unset. */
 struct chat_json;
 int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);

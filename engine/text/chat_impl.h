@@ -1,4 +1,4 @@
-/* chat_impl.h - what chat.c and the renderers of template families share. */
+/* chat_impl.h - shared by chat.c and the renderers. */
 #ifndef NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 #define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 
@@ -6,7 +6,7 @@
 
 #include "engine/text/chat.h"
 
-/* A prompt that is being written. The first error sticks and makes all further writes void. */
+/* A prompt while it is written. After the first error nothing more is written. */
 struct chat_writer {
     char *data;
     size_t len, cap;
@@ -16,12 +16,12 @@ struct chat_writer {
 };
 
 void chat_write(struct chat_writer *w, const char *literal);   /* the template's own text */
-void chat_write_text(struct chat_writer *w, struct text text); /* what came with the request */
+void chat_write_text(struct chat_writer *w, struct text text); /* text of the request */
 
-/* A JSON value as Python's json.dumps(value, ensure_ascii=False) spells it, as request text. */
+/* A JSON value as Python's json.dumps(value, ensure_ascii=False) writes it, as request text. */
 void chat_write_json(struct chat_writer *w, const json_t *value);
 
-/* A chat that has been checked: known roles, at least one message, JSON parsed. */
+/* A checked chat: known roles, at least one message, JSON parsed. */
 struct chat_checked {
     const struct chat *chat;
     json_t **tools;     /* [n_tools] objects */
@@ -29,7 +29,7 @@ struct chat_checked {
     size_t n_arguments;
 };
 
-/* A family of templates. Its renderer has nothing left to refuse. */
+/* A family of templates. Its renderer refuses nothing. */
 struct chat_family {
     const char *name;
     void (*render)(struct chat_writer *w, const struct chat_checked *c);
@@ -39,10 +39,10 @@ void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c);
 void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c);
 void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c);
 
-/* The template of a family by its name, as if its text had been read. -ENOTSUP, -ENOMEM. */
+/* The template of a family by name. -ENOTSUP, -ENOMEM. */
 int chat_template_named(struct chat_template **out, const char *name, struct err *e);
 
-/* Python's str methods, for a text that is taken apart as the templates do. */
+/* Python's str methods as the templates use them. */
 bool text_is(struct text t, const char *s);
 bool text_starts(struct text t, const char *s);
 bool text_ends(struct text t, const char *s);

@@ -1,5 +1,5 @@
-/* chat_json.c - a chat out of one JSON object, with the names that the templates use. Texts point
- * into the parsed object; tools and arguments are written as JSON again. */
+/* chat_json.c - reads a chat from a JSON object with the names that templates use. Texts point into
+ * the parsed object; tools and arguments become JSON text again. */
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -22,11 +22,6 @@ struct chat_json {
     struct text *tools;
 };
 
-static const char *what(const json_t *v)
-{
-    return v ? json_type_name(v) : "missing";
-}
-
 static int check_members(const json_t *object, const char *path, const char *const *known,
                          struct err *e)
 {
@@ -45,7 +40,7 @@ static int check_members(const json_t *object, const char *path, const char *con
     return 0;
 }
 
-/* A text, or nothing where the member is null or absent. */
+/* *has is false if the member is null or absent. */
 static int get_text(struct text *out, bool *has, const json_t *object, const char *path,
                     const char *key, struct err *e)
 {
@@ -55,7 +50,7 @@ static int get_text(struct text *out, bool *has, const json_t *object, const cha
     if (!v || json_is_null(v))
         return 0;
     if (!json_is_string(v))
-        return err_set(e, -EINVAL, "%s.%s: is %s, not a text", path, key, what(v));
+        return err_set(e, -EINVAL, "%s.%s: is %s, not a text", path, key, json_type_name(v));
     *out = (struct text){json_string_value(v), json_string_length(v)};
     *has = true;
     return 0;
@@ -72,7 +67,7 @@ static int need_text(struct text *out, const json_t *object, const char *path, c
     return r;
 }
 
-/* *out->data is malloc'd. */
+/* out->data is malloc'ed. */
 static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
 {
     char *s = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -83,7 +78,7 @@ static int dump(struct text *out, const json_t *v, const char *path, struct err 
     return 0;
 }
 
-/* {"type": "function", "function": {"name", "arguments"}}, or the inner object alone. */
+/* Either {"type": "function", "function": {"name", "arguments"}} or the inner object alone. */
 static int read_call(struct chat_tool_call *call, const json_t *v, const char *path, struct err *e)
 {
     static const char *const outer[] = {"id", "index", "type", "function", NULL};
@@ -94,14 +89,14 @@ static int read_call(struct chat_tool_call *call, const json_t *v, const char *p
     int r;
 
     if (!json_is_object(v))
-        return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+        return err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(v));
     r = check_members(v, path, f ? outer : inner, e);
     if (r)
         return r;
     snprintf(below, sizeof(below), "%s%s", path, f ? ".function" : "");
     if (f) {
         if (!json_is_object(f))
-            return err_set(e, -EINVAL, "%s: is %s, not an object", below, what(f));
+            return err_set(e, -EINVAL, "%s: is %s, not an object", below, json_type_name(f));
         r = check_members(f, below, function, e);
         if (r)
             return r;
@@ -126,7 +121,8 @@ static int read_calls(struct chat_json *c, struct chat_message *m, const json_t 
     if (!calls || json_is_null(calls))
         return 0;
     if (!json_is_array(calls))
-        return err_set(e, -EINVAL, "%s.tool_calls: is %s, not an array", path, what(calls));
+        return err_set(e, -EINVAL, "%s.tool_calls: is %s, not an array", path,
+                       json_type_name(calls));
     m->tool_calls = c->calls + c->n_calls;
     json_array_foreach(calls, i, v)
     {
@@ -154,7 +150,7 @@ static int read_message(struct chat_json *c, const json_t *v, size_t i, struct e
 
     snprintf(path, sizeof(path), "messages[%zu]", i);
     if (!json_is_object(v))
-        return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+        return err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(v));
     r = check_members(v, path, known, e);
     if (!r)
         r = need_text(&m->role, v, path, "role", e);
@@ -174,7 +170,7 @@ static int read_messages(struct chat_json *c, struct err *e)
     json_t *v;
 
     if (!json_is_array(messages))
-        return err_set(e, -EINVAL, "messages: is %s, not an array", what(messages));
+        return err_set(e, -EINVAL, "messages: is %s, not an array", json_type_name(messages));
     json_array_foreach(messages, i, v) n_calls += json_array_size(json_object_get(v, "tool_calls"));
     c->messages = calloc(json_array_size(messages) + 1, sizeof(*c->messages));
     c->calls = calloc(n_calls + 1, sizeof(*c->calls));
@@ -201,7 +197,7 @@ static int read_tools(struct chat_json *c, struct err *e)
     if (!tools || json_is_null(tools))
         return 0;
     if (!json_is_array(tools))
-        return err_set(e, -EINVAL, "tools: is %s, not an array", what(tools));
+        return err_set(e, -EINVAL, "tools: is %s, not an array", json_type_name(tools));
     c->tools = calloc(json_array_size(tools) + 1, sizeof(*c->tools));
     if (!c->tools)
         return err_set(e, -ENOMEM, "tools: not enough memory");
@@ -213,7 +209,7 @@ static int read_tools(struct chat_json *c, struct err *e)
 
         snprintf(path, sizeof(path), "tools[%zu]", i);
         if (!json_is_object(v))
-            return err_set(e, -EINVAL, "%s: is %s, not an object", path, what(v));
+            return err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(v));
         r = dump(&c->tools[i], v, path, e);
         if (r)
             return r;
@@ -222,7 +218,7 @@ static int read_tools(struct chat_json *c, struct err *e)
     return 0;
 }
 
-/* -1 where the member is null or absent. */
+/* *out is -1 if the member is null or absent. */
 static int read_flag(int *out, const json_t *root, const char *key, struct err *e)
 {
     const json_t *v = json_object_get(root, key);
@@ -231,7 +227,7 @@ static int read_flag(int *out, const json_t *root, const char *key, struct err *
     if (!v || json_is_null(v))
         return 0;
     if (!json_is_boolean(v))
-        return err_set(e, -EINVAL, "%s: is %s, not true or false", key, what(v));
+        return err_set(e, -EINVAL, "%s: is %s, not true or false", key, json_type_name(v));
     *out = json_is_true(v);
     return 0;
 }
@@ -272,7 +268,7 @@ int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct
         return err_set(e, -ENOMEM, "chat: not enough memory");
     r = json_parse(&c->root, "chat", json, len, JSON_ALLOW_NUL, e);
     if (r == 0 && !json_is_object(c->root))
-        r = err_set(e, -EINVAL, "chat: is %s, not an object", what(c->root));
+        r = err_set(e, -EINVAL, "chat: is %s, not an object", json_type_name(c->root));
     if (r == 0)
         r = read_chat(c, e);
     if (r) {

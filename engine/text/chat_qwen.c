@@ -1,7 +1,7 @@
 /* chat_qwen.c - the ChatML templates of Qwen3, of Qwen2.5 and of nvllm-tiny.
  *
- * Each function follows its Jinja template's order of decisions. Where a template fails on content
- * null, null is the empty text. */
+ * Each function follows the order of its Jinja template. Null content is the empty text where a
+ * template would fail. */
 #include "engine/text/chat_impl.h"
 
 static const char tools_head[] =
@@ -35,7 +35,7 @@ static void write_tools(struct chat_writer *w, const struct chat_checked *c)
     chat_write(w, tools_tail);
 }
 
-/* A whole message. The role is one of four known words: the template's own text. */
+/* The role, one of four known words, counts as the template's own text. */
 static void write_message(struct chat_writer *w, const char *role, struct text content)
 {
     chat_write(w, "<|im_start|>");
@@ -45,7 +45,7 @@ static void write_message(struct chat_writer *w, const char *role, struct text c
     chat_write(w, "<|im_end|>\n");
 }
 
-/* Tool responses that follow one another share one message of the user. */
+/* Consecutive tool responses share one user message. */
 static void write_tool_response(struct chat_writer *w, const struct chat *chat, size_t i)
 {
     if (i == 0 || !has_role(chat, i - 1, "tool"))
@@ -71,7 +71,7 @@ static void write_tool_call(struct chat_writer *w, const struct chat_tool_call *
     chat_write(w, "}\n</tool_call>");
 }
 
-/* The index of the last message that a person wrote: answers after it keep their thinking. */
+/* The index of the last message that a person wrote: later answers keep their thinking. */
 static size_t last_query(const struct chat *chat)
 {
     for (size_t i = chat->n_messages; i-- > 0;) {
@@ -205,7 +205,7 @@ void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c)
         chat_write(w, "<|im_start|>assistant\n");
 }
 
-/* No tools: their definitions and calls are left out, a tool's answer is a message like others. */
+/* Without tools: definitions and calls are omitted, a tool response is an ordinary message. */
 void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};

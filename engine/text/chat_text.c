@@ -1,33 +1,19 @@
-/* chat_text.c - the prompt as it is written, and texts taken apart as Python's str does. */
+/* chat_text.c - writes the prompt; Python's str methods. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/text/chat_impl.h"
-#include "engine/util/checked.h"
+#include "engine/util/array.h"
 
+/* There is always room for one byte more, the NUL. */
 static bool reserve(struct chat_writer *w, size_t more)
 {
-    size_t need, cap;
-    char *data;
-
-    if (w->error)
-        return false;
-    if (!size_add(&need, w->len, more) || need > TOKENIZER_MAX_BYTES) {
+    if (!w->error && more > TOKENIZER_MAX_BYTES - w->len)
         w->error = -E2BIG;
-        return false;
-    }
-    if (need < w->cap)
-        return true;
-    cap = need + need / 2 + 256; /* one more than needed: the NUL */
-    data = realloc(w->data, cap);
-    if (!data) {
+    if (!w->error && !array_reserve(&w->data, &w->cap, w->len + more + 1, 1))
         w->error = -ENOMEM;
-        return false;
-    }
-    w->data = data;
-    w->cap = cap;
-    return true;
+    return !w->error;
 }
 
 void chat_write_text(struct chat_writer *w, struct text text)
@@ -49,16 +35,9 @@ void chat_write(struct chat_writer *w, const char *literal)
         w->ranges[w->n_ranges - 1].end = w->len;
         return;
     }
-    if (w->n_ranges == w->ranges_cap) {
-        size_t cap = w->ranges_cap ? 2 * w->ranges_cap : 16;
-        struct text_range *ranges = realloc(w->ranges, cap * sizeof(*ranges));
-
-        if (!ranges) {
-            w->error = -ENOMEM;
-            return;
-        }
-        w->ranges = ranges;
-        w->ranges_cap = cap;
+    if (!array_reserve(&w->ranges, &w->ranges_cap, w->n_ranges + 1, sizeof(*w->ranges))) {
+        w->error = -ENOMEM;
+        return;
     }
     w->ranges[w->n_ranges++] = (struct text_range){start, w->len};
 }

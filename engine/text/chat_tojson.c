@@ -1,5 +1,6 @@
-/* chat_tojson.c - JSON as Python writes it: json.dumps(value, ensure_ascii=False), which is what
- * templates call tojson. Keys keep their order; floats are the shortest digits that read back. */
+/* chat_tojson.c - the tojson of templates: Python's json.dumps(value, ensure_ascii=False).
+ *
+ * Keys keep their order; floats have the fewest digits that read back as the same value. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -43,8 +44,8 @@ static void write_string(struct chat_writer *w, const char *s, size_t len)
     put(w, "\"");
 }
 
-/* value as digits d.ddd * 10^exponent. Returns the exponent. The decimal point of the locale is
- * passed over. */
+/* Writes value as digits d.ddd * 10^exponent and returns the exponent. The decimal point of the
+ * locale makes no difference. */
 static int split_digits(char digits[DIGITS_MAX + 1], double value, int n_digits)
 {
     char spelled[64];
@@ -61,7 +62,7 @@ static int split_digits(char digits[DIGITS_MAX + 1], double value, int n_digits)
     return atoi(e + 1);
 }
 
-/* What the digits read as. */
+/* The value of such digits. */
 static double join_digits(const char *digits, int exponent)
 {
     char spelled[64];
@@ -70,7 +71,7 @@ static double join_digits(const char *digits, int exponent)
     return strtod(spelled, NULL);
 }
 
-/* The next larger number of as many digits; false where it has more. */
+/* The next larger number with as many digits; false if there is none. */
 static bool next_digits(char *digits)
 {
     for (size_t i = strlen(digits); i-- > 0;) {
@@ -83,9 +84,9 @@ static bool next_digits(char *digits)
     return false;
 }
 
-/* The fewest digits that read back as value, which is positive. The nearest number of so many
- * digits mostly is one; just above a power of two, where numbers lie closer below than above, only
- * the next larger may be. */
+/* The fewest digits that read back as value, which is positive. The nearest number of n digits
+ * usually does; just above a power of two, where floats are denser below than above, it may be the
+ * next larger one. */
 static int shortest_digits(char digits[DIGITS_MAX + 1], double value)
 {
     int exponent = 0;
@@ -100,7 +101,7 @@ static int shortest_digits(char digits[DIGITS_MAX + 1], double value)
     return exponent;
 }
 
-/* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point with a digit behind it. */
+/* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit. */
 static void write_real(struct chat_writer *w, double value)
 {
     char digits[DIGITS_MAX + 1], out[64];
@@ -160,7 +161,7 @@ static void write_array(struct chat_writer *w, const json_t *array)
     put(w, "]");
 }
 
-/* As deep as the value is nested, which the parser bounds. */
+/* The parser bounds the depth of recursion. */
 void chat_write_json(struct chat_writer *w, const json_t *value)
 {
     char number[32];

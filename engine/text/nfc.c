@@ -1,9 +1,9 @@
 /* nfc.c - see nfc.h.
  *
- * A character is safe when nothing before it can change it and it stands for itself in NFC: a
- * starter that is never the second half of a composition and is its own normal form. Text is cut
- * before safe characters; a stretch of one safe character alone is copied, all others (a few
- * characters each in real text) are decomposed, ordered and composed. */
+ * A character is safe if nothing before it can change it and it is its own normal form: a starter
+ * that is never the second half of a composition. Text is cut before safe characters. A stretch of
+ * one safe character is copied; others, a few characters each in real text, are decomposed, ordered
+ * and composed. */
 #include "engine/text/nfc.h"
 
 #include <errno.h>
@@ -12,13 +12,14 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "engine/util/must.h"
 #include "engine/text/utf8.h"
+#include "engine/util/array.h"
+#include "engine/util/must.h"
 
 enum {
-    NFC_TABLE_CPS = 0x40000, /* beyond: unassigned, private or ignorable; nothing composes */
+    NFC_TABLE_CPS = 0x40000, /* nothing composes beyond: unassigned, private or ignorable */
     NFC_DECOMPOSED_MAX = 8,  /* a canonical decomposition has at most 4 characters */
-    NFC_INSERTION_MAX = 16,  /* longer runs of marks are counted instead */
+    NFC_INSERTION_MAX = 16,  /* longer runs of marks are sorted by counting */
     HANGUL_FIRST = 0xac00,
     HANGUL_LAST = 0xd7a3,
     JAMO_V_FIRST = 0x1161,
@@ -60,7 +61,7 @@ static size_t compose(int32_t *cps, size_t n)
     return (size_t)got;
 }
 
-/* Second halves of compositions are the last characters of decompositions that compose again. */
+/* The second half of a composition is the last character of a decomposition that composes again. */
 static void mark_decomposable(struct nfc *n, int32_t cp)
 {
     int32_t parts[NFC_DECOMPOSED_MAX], last;
@@ -113,30 +114,9 @@ void nfc_text_deinit(struct nfc_text *t)
     memset(t, 0, sizeof(*t));
 }
 
-static int reserve_buf(struct nfc_text *t, size_t more)
+static bool reserve_buf(struct nfc_text *t, size_t more)
 {
-    size_t need = t->text.len + more;
-    size_t cap = t->buf_cap;
-    char *buf;
-
-    if (need <= cap)
-        return 0;
-    cap = need + need / 2 + 64;
-    buf = realloc(t->buf, cap);
-    if (!buf)
-        return -ENOMEM;
-    t->buf = buf;
-    t->buf_cap = cap;
-    return 0;
-}
-
-static int append(struct nfc_text *t, const char *data, size_t len)
-{
-    if (reserve_buf(t, len))
-        return -ENOMEM;
-    memcpy(t->buf + t->text.len, data, len);
-    t->text.len += len;
-    return 0;
+    return array_reserve(&t->buf, &t->buf_cap, t->text.len + more, 1);
 }
 
 static uint8_t ccc(int32_t cp)
@@ -144,7 +124,7 @@ static uint8_t ccc(int32_t cp)
     return (uint8_t)utf8proc_get_property(cp)->combining_class;
 }
 
-/* Stable ordering of the marks cps[0..n) by class; tmp has room for n. */
+/* Sorts the marks cps[0..n) by class, stably; tmp has room for n. */
 static void order_run(int32_t *cps, size_t n, int32_t *tmp)
 {
     if (n <= NFC_INSERTION_MAX) {
@@ -182,42 +162,8 @@ static void order_marks(int32_t *cps, size_t n, int32_t *tmp)
     }
 }
 
-/* Room for n code points, twice: see nfc_text.cps. */
-static int reserve_cps(struct nfc_text *t, size_t n)
-{
-    int32_t *cps;
-    size_t cap = n + n / 2 + 64;
-
-    if (n <= t->cps_cap)
-        return 0;
-    cps = malloc(2 * cap * sizeof(*cps));
-    if (!cps)
-        return -ENOMEM;
-    if (t->cps)
-        memcpy(cps, t->cps, t->cps_cap * sizeof(*cps));
-    free(t->cps);
-    t->cps = cps;
-    t->cps_cap = cap;
-    return 0;
-}
-
-static int push_edit(struct nfc_text *t, struct nfc_edit edit)
-{
-    if (t->n_edits == t->edits_cap) {
-        size_t cap = t->edits_cap ? 2 * t->edits_cap : 16;
-        struct nfc_edit *edits = realloc(t->edits, cap * sizeof(*edits));
-
-        if (!edits)
-            return -ENOMEM;
-        t->edits = edits;
-        t->edits_cap = cap;
-    }
-    t->edits[t->n_edits++] = edit;
-    return 0;
-}
-
-/* Normalizes the stretch [start, end) of source and appends it; *copied is how far the source has
- * been taken over, and stays where the stretch is found unchanged. */
+/* Normalizes the stretch [start, end) of source and, if that changes it, appends all of source from
+ * *copied to its end. */
 static int do_stretch(struct nfc_text *t, struct text source, size_t start, size_t end,
                       size_t *copied)
 {
@@ -227,14 +173,15 @@ static int do_stretch(struct nfc_text *t, struct text source, size_t start, size
         uint32_t cp;
 
         i += utf8_read_valid(source.data + i, &cp);
-        if (reserve_cps(t, n + NFC_DECOMPOSED_MAX))
+        if (!array_reserve(&t->cps, &t->cps_cap, 2 * (n + NFC_DECOMPOSED_MAX), sizeof(*t->cps)))
             return -ENOMEM;
         n += decompose((int32_t)cp, t->cps + n);
     }
-    order_marks(t->cps, n, t->cps + t->cps_cap);
+    order_marks(t->cps, n, t->cps + n);
     n = compose(t->cps, n);
 
-    if (reserve_buf(t, start - *copied + 4 * n))
+    if (!reserve_buf(t, start - *copied + 4 * n) ||
+        !array_reserve(&t->edits, &t->edits_cap, t->n_edits + 1, sizeof(*t->edits)))
         return -ENOMEM;
     out_start = t->text.len + (start - *copied);
     size_t out_end = out_start;
@@ -246,8 +193,9 @@ static int do_stretch(struct nfc_text *t, struct text source, size_t start, size
     memcpy(t->buf + t->text.len, source.data + *copied, start - *copied);
     t->text.len = out_end;
     *copied = end;
-    return push_edit(t, (struct nfc_edit){(uint32_t)start, (uint32_t)end, (uint32_t)out_start,
-                                          (uint32_t)out_end});
+    t->edits[t->n_edits++] =
+        (struct nfc_edit){(uint32_t)start, (uint32_t)end, (uint32_t)out_start, (uint32_t)out_end};
+    return 0;
 }
 
 int nfc_normalize(const struct nfc *n, struct text source, struct nfc_text *out)
@@ -280,47 +228,39 @@ int nfc_normalize(const struct nfc *n, struct text source, struct nfc_text *out)
         out->text = source;
         return 0;
     }
-    if (append(out, source.data + copied, source.len - copied))
+    if (!reserve_buf(out, source.len - copied))
         return -ENOMEM;
-    out->text.data = out->buf;
+    memcpy(out->buf + out->text.len, source.data + copied, source.len - copied);
+    out->text = (struct text){out->buf, out->text.len + source.len - copied};
     return 0;
 }
 
-/* How many edits begin at or before the result's byte pos. */
-static size_t edits_until(const struct nfc_text *t, size_t pos)
+/* Maps a position of the result to the source by the last edit that begins at or before `at`. A
+ * position inside that edit becomes its start or its end. */
+static size_t source_of(const struct nfc_text *t, size_t pos, size_t at, bool is_end)
 {
     size_t low = 0, high = t->n_edits;
+    const struct nfc_edit *edit;
 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
 
-        if (t->edits[mid].out_start <= pos)
+        if (t->edits[mid].out_start <= at)
             low = mid + 1;
         else
             high = mid;
     }
-    return low;
+    if (low == 0)
+        return pos;
+    edit = &t->edits[low - 1];
+    if (pos >= edit->out_end)
+        return edit->in_end + (pos - edit->out_end);
+    return is_end ? edit->in_end : edit->in_start;
 }
 
 void nfc_source_range(const struct nfc_text *t, size_t start, size_t end, size_t *in_start,
                       size_t *in_end)
 {
-    size_t k = edits_until(t, start);
-    const struct nfc_edit *edit = k ? &t->edits[k - 1] : NULL;
-
-    if (!edit)
-        *in_start = start;
-    else if (start < edit->out_end)
-        *in_start = edit->in_start;
-    else
-        *in_start = edit->in_end + (start - edit->out_end);
-
-    k = end ? edits_until(t, end - 1) : 0;
-    edit = k ? &t->edits[k - 1] : NULL;
-    if (!edit)
-        *in_end = end;
-    else if (end <= edit->out_end)
-        *in_end = edit->in_end;
-    else
-        *in_end = edit->in_end + (end - edit->out_end);
+    *in_start = source_of(t, start, start, false);
+    *in_end = end ? source_of(t, end, end - 1, true) : 0;
 }

@@ -78,7 +78,7 @@ static size_t skip(const char *p, size_t n, size_t at, enum char_class kind)
     return at;
 }
 
-/* 's 't 're 've 'm 'll 'd in either case; 0 where there is none. U+017F folds to s. */
+/* The length of 's 't 're 've 'm 'll 'd in either case, or 0. U+017F folds to s. */
 static size_t contraction(const char *p, size_t n)
 {
     if (n < 2)
@@ -103,8 +103,8 @@ static size_t contraction(const char *p, size_t n)
     }
 }
 
-/* A run of white space at p: up to its last newline, else all but its last character where text
- * follows, else all of it. */
+/* The length of the white space at p that is one piece: up to its last newline; else, if text
+ * follows, without its last character; else all of it. */
 static size_t space_run(const char *p, size_t n)
 {
     size_t at = 0, newline_end = 0, last_len = 0;

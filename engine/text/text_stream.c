@@ -1,8 +1,7 @@
 /* text_stream.c - see text_stream.h.
  *
- * Bytes of tokens become characters, characters run through one Knuth-Morris-Pratt matcher a stop
- * string. The longest of the matchers' states is what may still become a stop: so much is held
- * back. Time is linear in the text whatever the stops. */
+ * The bytes of tokens become characters, which go through one Knuth-Morris-Pratt matcher for each
+ * stop string. The longest partial match is held back. Time is linear in the text. */
 #include "engine/text/text_stream.h"
 
 #include <errno.h>
@@ -10,13 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/array.h"
 #include "engine/util/must.h"
 #include "engine/text/utf8.h"
 
 struct stop {
     uint16_t len;
     uint16_t state;                               /* bytes that match at the end of the text */
-    uint16_t shorter[TEXT_STREAM_MAX_STOP_BYTES]; /* state to fall back to from i + 1 bytes */
+    uint16_t shorter[TEXT_STREAM_MAX_STOP_BYTES]; /* [i] the state to try after state i + 1 */
     char text[TEXT_STREAM_MAX_STOP_BYTES];
 };
 
@@ -25,9 +25,9 @@ struct text_stream {
     bool skip_special;
     bool ignore_stops;
     bool stopped;
-    char partial[4]; /* the beginning of a character */
+    char partial[4]; /* an incomplete character */
     size_t n_partial;
-    char *buf; /* [0, out) went out at the last call, [out, len) is held back */
+    char *buf; /* [0, out) is what the last call returned, [out, len) is held back */
     size_t out, len, cap;
     int n_stops;
     struct stop stops[]; /* [n_stops] */
@@ -49,7 +49,7 @@ static void stop_init(struct stop *s, struct text text)
     }
 }
 
-/* Returns true when byte completes the stop. */
+/* True if byte completes the stop. */
 static bool stop_advance(struct stop *s, char byte)
 {
     while (s->state && s->text[s->state] != byte)
@@ -98,28 +98,19 @@ void text_stream_free(struct text_stream *s)
     free(s);
 }
 
-/* Forgets what went out, and makes room for the characters of n more bytes. */
+/* Removes what was returned and makes room for the characters of n more bytes. */
 static int begin(struct text_stream *s, size_t n)
 {
     size_t held = s->len - s->out;
-    size_t need = held + 3 * (n + sizeof(s->partial));
-
     if (held)
         memmove(s->buf, s->buf + s->out, held);
     s->out = 0;
     s->len = held;
-    if (need <= s->cap)
-        return 0;
-    char *buf = realloc(s->buf, 2 * need);
-    if (!buf)
-        return -ENOMEM;
-    s->buf = buf;
-    s->cap = 2 * need;
-    return 0;
+    return array_reserve(&s->buf, &s->cap, held + 3 * (n + sizeof(s->partial)), 1) ? 0 : -ENOMEM;
 }
 
-/* Appends valid text. At the first byte that completes a stop, the longest that it completes is
- * cut off, and what follows is dropped. */
+/* Appends valid text. The first byte that completes a stop removes the longest that it completes
+ * and ends the text. */
 static bool feed(struct text_stream *s, const char *p, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -137,7 +128,7 @@ static bool feed(struct text_stream *s, const char *p, size_t n)
     return false;
 }
 
-/* Takes whole characters from p, keeps the beginning of one. Returns true at a stop. */
+/* Feeds whole characters and keeps an incomplete one. True at a stop. */
 static bool feed_bytes(struct text_stream *s, const char *p, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -155,12 +146,12 @@ static bool feed_bytes(struct text_stream *s, const char *p, size_t n)
             left = have + more;
         }
         len = utf8_read(at, left, &cp);
-        if (!len) { /* fewer than four bytes, all that are there */
+        if (!len) { /* fewer than four bytes, the last ones */
             memcpy(s->partial, at, left);
             s->n_partial = left;
             return false;
         }
-        /* A broken piece is never shorter than what was kept: that was the beginning of one. */
+        /* Invalid bytes are never shorter than what was kept, which is a valid beginning. */
         must(len >= have);
         s->n_partial = 0;
         if (cp == UTF8_BROKEN ? feed(s, UTF8_REPLACEMENT_BYTES, 3) : feed(s, at, len))

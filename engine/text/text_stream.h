@@ -1,7 +1,7 @@
-/* text_stream.h - the text of one generated sequence as it grows: never half a character, and
- * nothing that may still become a stop string.
+/* text_stream.h - the text of a sequence while it is generated: whole characters only, and nothing
+ * that may still become a stop string.
  *
- * One stream belongs to one thread. */
+ * A stream belongs to one thread. */
 #ifndef NVLLM_ENGINE_TEXT_TEXT_STREAM_H
 #define NVLLM_ENGINE_TEXT_TEXT_STREAM_H
 
@@ -19,28 +19,27 @@ enum {
 
 enum {
     TEXT_STREAM_OK,
-    TEXT_STREAM_STOP, /* a stop string is complete: the text before it is out, the rest is dropped
-                       */
+    TEXT_STREAM_STOP, /* a stop string is complete; it and what follows are dropped */
 };
 
-/* Stops are copied. Special tokens (tokenizer_is_special) have no text here. skip_special false
- * keeps them. -EINVAL for a stop that is empty, too long or no UTF-8, -ENOMEM. */
+/* Stops are copied. skip_special omits the text of special tokens (tokenizer_is_special). -EINVAL
+ * for a stop that is empty, too long or not UTF-8, -ENOMEM. */
 int text_stream_new(struct text_stream **out, const struct tokenizer *t, const struct text *stops,
                     int n_stops, bool skip_special);
 void text_stream_free(struct text_stream *s);
-size_t text_stream_bytes(int n_stops); /* what one takes, before any text */
+size_t text_stream_bytes(int n_stops); /* of a stream without text */
 
 /* While on, a stop string that is completed is text as any other. */
 void text_stream_ignore_stops(struct text_stream *s, bool on);
 
-/* Adds one token. The stop whose last byte comes first counts, of several that end there the
- * longest: so what comes out does not depend on how the text was cut into tokens. *piece is the
- * text that is now certain, maybe empty; it holds until the next call. Returns TEXT_STREAM_OK,
- * TEXT_STREAM_STOP or -ENOMEM. After STOP nothing may be pushed. */
+/* Adds a token. The stop that ends first counts, of several that end there the longest, so the
+ * text does not depend on how it is cut into tokens. *piece is the text that is certain now, maybe
+ * empty, valid until the next call. Returns TEXT_STREAM_OK, TEXT_STREAM_STOP, after which nothing
+ * may be pushed, or -ENOMEM. */
 int text_stream_push(struct text_stream *s, int32_t id, struct text *piece);
 
-/* The end of the sequence: what was held back comes out, half a character as U+FFFD. Returns
- * TEXT_STREAM_OK, or STOP if that very U+FFFD completes a stop. */
+/* Ends the sequence: *piece is the text held back, with an incomplete character as U+FFFD. Returns
+ * TEXT_STREAM_OK, TEXT_STREAM_STOP if that U+FFFD completes a stop, or -ENOMEM. */
 int text_stream_finish(struct text_stream *s, struct text *piece);
 
 #endif

@@ -5,19 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/array.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 #include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
-/* One call of tokenizer_encode. */
+/* A call of tokenizer_encode. */
 struct encoder {
     const struct tokenizer *t;
     struct text text;                /* valid UTF-8 */
     const struct text_range *ranges; /* in bytes of it */
     size_t n_ranges;
-    size_t next_range; /* the first that does not end before where we are */
-    char *repaired;    /* text, where the caller's was broken */
+    size_t next_range; /* the first that ends behind the current position */
+    char *repaired;    /* the text, if the caller's is not valid */
     struct text_range *moved;
     struct nfc_text normal;
     struct bpe_work work;
@@ -52,18 +53,7 @@ void tokenizer_free(struct tokenizer *t)
 
 static int reserve_ids(struct token_list *list, size_t more)
 {
-    size_t need = list->n + more, cap = list->cap;
-    int32_t *ids;
-
-    if (need <= cap)
-        return 0;
-    cap = need + need / 2 + 16;
-    ids = realloc(list->ids, cap * sizeof(*ids));
-    if (!ids)
-        return -ENOMEM;
-    list->ids = ids;
-    list->cap = cap;
-    return 0;
+    return array_reserve(&list->ids, &list->cap, list->n + more, sizeof(*list->ids)) ? 0 : -ENOMEM;
 }
 
 static int push_id(struct encoder *enc, int32_t id)
@@ -74,7 +64,7 @@ static int push_id(struct encoder *enc, int32_t id)
     return 0;
 }
 
-/* Normalized text with no added tokens in it. */
+/* Encodes normalized text without added tokens. */
 static int encode_plain(struct encoder *enc, const char *p, size_t n)
 {
     while (n) {
@@ -92,8 +82,8 @@ static int encode_plain(struct encoder *enc, const char *p, size_t n)
     return 0;
 }
 
-/* Where the range around byte pos of the text ends; pos itself where it is in none. Positions
- * come in ascending order. */
+/* The end of the range that contains byte pos of the text, or pos if none does. Calls come in
+ * ascending order of pos. */
 static size_t range_end(struct encoder *enc, size_t pos)
 {
     while (enc->next_range < enc->n_ranges && enc->ranges[enc->next_range].end <= pos)
@@ -103,7 +93,8 @@ static size_t range_end(struct encoder *enc, size_t pos)
     return enc->ranges[enc->next_range].end;
 }
 
-/* An added token at byte at of the normalized text of a segment that begins at byte start. */
+/* The length of an added token at byte `at` of a normalized segment, or 0; the segment begins at
+ * byte start of the text. */
 static size_t match_normalized(struct encoder *enc, size_t start, size_t at, int32_t *id)
 {
     struct text text = enc->normal.text;
@@ -122,7 +113,7 @@ static size_t match_normalized(struct encoder *enc, size_t start, size_t at, int
     }
 }
 
-/* The text [start, end) in which no token is left that is matched before normalization. */
+/* Encodes bytes [start, end), which contain no token matched before normalization. */
 static int encode_segment(struct encoder *enc, size_t start, size_t end)
 {
     struct text source = {enc->text.data + start, end - start};
@@ -153,8 +144,8 @@ static int encode_segment(struct encoder *enc, size_t start, size_t end)
     return encode_plain(enc, enc->normal.text.data + done, enc->normal.text.len - done);
 }
 
-/* The next added token that is matched before normalization, from byte at on. Returns false
- * where there is none; else [*start, *end) and its id. */
+/* Finds the next added token that is matched before normalization from byte `at` on, as bytes
+ * [*start, *end). */
 static bool find_raw(const struct encoder *enc, size_t *range, size_t at, size_t *start,
                      size_t *end, int32_t *id)
 {
@@ -197,12 +188,12 @@ static int encode_text(struct encoder *enc)
     return encode_segment(enc, done, enc->text.len);
 }
 
-/* Replaces broken bytes by U+FFFD and moves the ranges along. A range that begins or ends inside
- * a character leaves that character out. */
+/* Replaces invalid bytes by U+FFFD and adapts the ranges. A range that begins or ends inside a
+ * character loses that character. */
 static int repair(struct encoder *enc)
 {
     struct text text = enc->text;
-    size_t start = 0, end = 0, to = 0; /* the next range to get its start, its end */
+    size_t start = 0, end = 0, to = 0; /* the next range whose start or end is to be adapted */
 
     enc->repaired = malloc(3 * text.len);
     enc->moved = calloc(enc->n_ranges + 1, sizeof(*enc->moved));
@@ -316,7 +307,7 @@ int32_t tokenizer_special_id(const struct tokenizer *t, const char *content)
     return -1;
 }
 
-/* The bytes of all ids, one after another. */
+/* Concatenates the bytes of all ids. */
 static int join(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                 struct text *out)
 {

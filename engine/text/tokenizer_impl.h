@@ -1,5 +1,4 @@
-/* tokenizer_impl.h - the layout of struct tokenizer, for its own files: tokenizer_json.c fills it,
- * tokenizer.c reads it. */
+/* tokenizer_impl.h - struct tokenizer, which tokenizer_json.c fills and tokenizer.c reads. */
 #ifndef NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
 #define NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
 
@@ -23,13 +22,13 @@ struct token {
 
 struct tokenizer {
     int32_t n_ids;
-    struct token *tokens; /* [n_ids]; a gap has len 0 */
+    struct token *tokens; /* [n_ids]; len 0: no token has this id */
     char *bytes;          /* of all tokens, decoded */
     size_t n_bytes;
     struct bpe bpe;
     struct nfc *nfc;
-    struct trie raw;        /* added tokens that are matched before normalization */
-    struct trie normalized; /* and those matched after it */
+    struct trie raw;        /* added tokens matched before normalization */
+    struct trie normalized; /* added tokens matched after it */
 };
 
 #endif

@@ -1,6 +1,6 @@
-/* tokenizer_json.c - tokenizer.json to a tokenizer: reads every part strictly and refuses what
- * would make other ids than the file means. Spellings of tokens are bytes written as printable
- * characters, the byte-level alphabet. */
+/* tokenizer_json.c - reads tokenizer.json and refuses every part that would lead to other ids than
+ * the file describes. A token is spelled in the byte-level alphabet: one printable character a
+ * byte. */
 #include "engine/text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
-/* Tokens by their spelling, while the file is read. */
+/* A slot of the table of tokens by spelling. */
 struct spelling {
     const char *s; /* in the parsed file */
     uint32_t len;
@@ -27,7 +27,7 @@ struct reader {
     json_t *root;
     struct spelling *table;
     uint32_t mask;
-    int16_t byte_of[512]; /* character of the alphabet to byte, or -1 */
+    int16_t byte_of[512]; /* the byte of a character of the alphabet, or -1 */
     size_t bytes_cap;
     struct err *e;
 };
@@ -43,17 +43,15 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
     return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
 }
 
-/* What a value is, for messages. */
+/* For messages. */
 static const char *what(const json_t *v)
 {
-    if (!v)
-        return "missing";
     if (json_is_boolean(v))
         return json_is_true(v) ? "true" : "false";
     return json_type_name(v);
 }
 
-/* The byte-level alphabet: printable Latin-1 stands for itself, the 68 others for U+0100 on. */
+/* Printable Latin-1 stands for itself; U+0100 and on stand for the 68 other bytes. */
 static void fill_alphabet(struct reader *r)
 {
     int next = 256;
@@ -67,8 +65,8 @@ static void fill_alphabet(struct reader *r)
     }
 }
 
-/* Decodes a spelling into out, which has room for len bytes; one with other characters stands for
- * itself. Returns the bytes written. */
+/* Decodes a spelling to out [len]; one with characters outside the alphabet stands for itself.
+ * Returns the bytes written. */
 static size_t decode_spelling(const struct reader *r, const char *s, size_t len, char *out)
 {
     size_t n = 0;
@@ -86,7 +84,7 @@ static size_t decode_spelling(const struct reader *r, const char *s, size_t len,
     return n;
 }
 
-/* The slot of a spelling: its own, or the empty one where it belongs. */
+/* The slot of a spelling, or the empty one where it belongs. */
 static struct spelling *find_spelling(const struct reader *r, const char *s, size_t len)
 {
     uint32_t slot = (uint32_t)XXH3_64bits(s, len) & r->mask;
@@ -97,179 +95,138 @@ static struct spelling *find_spelling(const struct reader *r, const char *s, siz
     return &r->table[slot];
 }
 
-static int check_members(struct reader *r, const json_t *object, const char *path,
-                         const char *const *known)
+/* ---- what a file may hold */
+
+/* A file that is supported, with ' for ". A key that ends in ? may be absent. "*" is any value: it
+ * is read elsewhere or has no effect on ids. "" is also null, "@" the known pattern. */
+static const char supported[] =
+    "{'version': '1.0',"
+    " 'truncation?': '*', 'padding?': '*'," /* how somebody last called the tokenizer */
+    " 'normalizer': {'type': 'NFC'},"
+    " 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': ["
+    "  {'type': 'Split', 'pattern': {'Regex': '@'}, 'behavior': 'Isolated', 'invert': false},"
+    "  {'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets?': '*',"
+    "   'use_regex': false}]},"
+    " 'post_processor?': {'type': 'ByteLevel', 'add_prefix_space?': '*', 'trim_offsets?': '*',"
+    "  'use_regex?': '*'},"
+    " 'decoder': {'type': 'ByteLevel', 'add_prefix_space?': '*', 'trim_offsets?': '*',"
+    "  'use_regex?': '*'},"
+    " 'model': {'type': 'BPE', 'dropout?': '', 'unk_token?': '', 'continuing_subword_prefix?': '',"
+    "  'end_of_word_suffix?': '', 'fuse_unk?': false, 'byte_fallback?': false,"
+    "  'ignore_merges?': false, 'vocab?': '*', 'merges?': '*'},"
+    " 'added_tokens?': '*'}";
+
+static const char supported_added[] =
+    "{'id?': '*', 'content?': '*', 'single_word': false, 'lstrip': false, 'rstrip': false,"
+    " 'normalized': 'true or false', 'special': 'true or false'}";
+
+static int check_value(struct reader *r, const json_t *want, const json_t *v, const char *path)
+{
+    const char *text = json_string_value(want), *got = json_string_value(v);
+
+    if (!text)
+        return json_is_false(v) ? 0
+                                : refuse(r, "%s: is %s, only false is supported", path, what(v));
+    if (!strcmp(text, "*") || (!*text && json_is_null(v)))
+        return 0;
+    if (!strcmp(text, "true or false"))
+        return json_is_boolean(v) ? 0 : refuse(r, "%s: is %s, not %s", path, what(v), text);
+    if (!strcmp(text, "@"))
+        text = pretokenize_qwen2_pattern;
+    if (!got)
+        return refuse(r, "%s: is %s, not a string", path, what(v));
+    if (strcmp(got, text) != 0 || json_string_length(v) != strlen(text))
+        return refuse(r, "%s: \"%.64s\" is not supported, only \"%.160s\"", path, got, text);
+    return 0;
+}
+
+static int check_no_others(struct reader *r, const json_t *want, const json_t *v, const char *path)
 {
     const char *key;
     json_t *value;
 
-    if (!json_is_object(object))
-        return refuse(r, "%s: is %s, not an object", path, what(object));
-    json_object_foreach((json_t *)object, key, value)
+    json_object_foreach((json_t *)v, key, value)
     {
-        size_t i = 0;
+        char optional[72];
 
-        while (known[i] && strcmp(known[i], key) != 0)
-            i++;
-        if (!known[i])
-            return refuse(r, "%s.%.64s: is not known", path, key);
+        snprintf(optional, sizeof(optional), "%.70s?", key);
+        if (strchr(key, '?') || (!json_object_get(want, key) && !json_object_get(want, optional)))
+            return refuse(r, "%s%s%.64s: is not known", path, *path ? "." : "", key);
     }
     return 0;
 }
 
-/* The member must be the boolean wanted. */
-static int check_bool(struct reader *r, const json_t *object, const char *path, const char *key,
-                      bool wanted)
+static int check_part(struct reader *r, const json_t *want, const json_t *v, const char *path);
+
+static int check_members(struct reader *r, const json_t *want, const json_t *v, const char *path)
 {
-    const json_t *v = json_object_get(object, key);
+    const char *key;
+    json_t *wanted;
 
-    if (!json_is_boolean(v) || json_is_true(v) != wanted)
-        return refuse(r, "%s.%s: is %s, only %s is supported", path, key, what(v),
-                      wanted ? "true" : "false");
-    return 0;
-}
+    json_object_foreach((json_t *)want, key, wanted)
+    {
+        size_t len = strcspn(key, "?");
+        bool optional = key[len] != '\0';
+        const json_t *member;
+        char name[32], below[96];
+        int rc = 0;
 
-static int check_type(struct reader *r, const json_t *object, const char *path, const char *wanted)
-{
-    const json_t *type;
-
-    if (!json_is_object(object))
-        return refuse(r, "%s: is %s, only %s is supported", path, what(object), wanted);
-    type = json_object_get(object, "type");
-    if (!json_is_string(type))
-        return refuse(r, "%s.type: is %s, not a string", path, what(type));
-    if (strcmp(json_string_value(type), wanted) != 0)
-        return refuse(r, "%s.type: \"%.64s\" is not supported, only %s", path,
-                      json_string_value(type), wanted);
-    return 0;
-}
-
-/* A ByteLevel part. What it does to offsets does not concern ids; as a pre-tokenizer it must
- * neither split again nor add a space. */
-static int check_byte_level(struct reader *r, const json_t *v, const char *path, bool splits)
-{
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                        NULL};
-    int rc = check_type(r, v, path, "ByteLevel");
-
-    if (!rc)
-        rc = check_members(r, v, path, known);
-    if (!rc && splits)
-        rc = check_bool(r, v, path, "add_prefix_space", false);
-    if (!rc && splits)
-        rc = check_bool(r, v, path, "use_regex", false);
-    return rc;
-}
-
-static int check_split(struct reader *r, const json_t *v)
-{
-    static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
-    static const char *const pattern_known[] = {"Regex", NULL};
-    static const char path[] = "pre_tokenizer.pretokenizers[0]";
-    const json_t *pattern, *behavior;
-    int rc = check_type(r, v, path, "Split");
-
-    if (!rc)
-        rc = check_members(r, v, path, known);
-    if (rc)
-        return rc;
-    rc = check_members(r, json_object_get(v, "pattern"), "pre_tokenizer.pretokenizers[0].pattern",
-                       pattern_known);
-    if (rc)
-        return rc;
-    pattern = json_object_get(json_object_get(v, "pattern"), "Regex");
-    if (!json_is_string(pattern))
-        return refuse(r, "%s.pattern.Regex: is %s, not a string", path, what(pattern));
-    if (strcmp(json_string_value(pattern), pretokenize_qwen2_pattern) != 0)
-        return refuse(r, "%s.pattern.Regex: \"%.160s\" is not a known pattern", path,
-                      json_string_value(pattern));
-    behavior = json_object_get(v, "behavior");
-    if (!json_is_string(behavior) || strcmp(json_string_value(behavior), "Isolated") != 0)
-        return refuse(r, "%s.behavior: only \"Isolated\" is supported", path);
-    return check_bool(r, v, path, "invert", false);
-}
-
-/* Everything beside the model and the added tokens. Truncation and padding are left aside: they
- * are how somebody last called the tokenizer, not part of what a model was trained with. */
-static int check_pipeline(struct reader *r)
-{
-    static const char *const known[] = {"version",        "truncation",
-                                        "padding",        "added_tokens",
-                                        "normalizer",     "pre_tokenizer",
-                                        "post_processor", "decoder",
-                                        "model",          NULL};
-    static const char *const normalizer_known[] = {"type", NULL};
-    static const char *const sequence_known[] = {"type", "pretokenizers", NULL};
-    const json_t *v, *list;
-    int rc = check_members(r, r->root, "the file", known);
-
-    if (rc)
-        return rc;
-    v = json_object_get(r->root, "version");
-    if (!json_is_string(v) || strcmp(json_string_value(v), "1.0") != 0)
-        return refuse(r, "version: only \"1.0\" is supported");
-    v = json_object_get(r->root, "normalizer");
-    rc = check_type(r, v, "normalizer", "NFC");
-    if (!rc)
-        rc = check_members(r, v, "normalizer", normalizer_known);
-    if (rc)
-        return rc;
-
-    v = json_object_get(r->root, "pre_tokenizer");
-    rc = check_type(r, v, "pre_tokenizer", "Sequence");
-    if (!rc)
-        rc = check_members(r, v, "pre_tokenizer", sequence_known);
-    if (rc)
-        return rc;
-    list = json_object_get(v, "pretokenizers");
-    if (json_array_size(list) != 2)
-        return refuse(r, "pre_tokenizer.pretokenizers: only [Split, ByteLevel] is supported");
-    rc = check_split(r, json_array_get(list, 0));
-    if (!rc)
-        rc = check_byte_level(r, json_array_get(list, 1), "pre_tokenizer.pretokenizers[1]", true);
-    if (rc)
-        return rc;
-
-    v = json_object_get(r->root, "post_processor");
-    if (v && !json_is_null(v)) {
-        rc = check_byte_level(r, v, "post_processor", false);
+        snprintf(name, sizeof(name), "%.*s", (int)len, key);
+        snprintf(below, sizeof(below), "%s%s%s", path, *path ? "." : "", name);
+        member = json_object_get(v, name);
+        if (!member && !optional)
+            rc = check_no_others(r, want, v, path);
+        if (!rc && !member && !optional)
+            rc = refuse(r, "%s: is missing", below);
+        if (member && !(optional && json_is_object(wanted) && json_is_null(member)))
+            rc = check_part(r, wanted, member, below);
         if (rc)
             return rc;
     }
-    return check_byte_level(r, json_object_get(r->root, "decoder"), "decoder", false);
+    return check_no_others(r, want, v, path);
 }
 
-static int check_model(struct reader *r, const json_t *model)
+static int check_part(struct reader *r, const json_t *want, const json_t *v, const char *path)
 {
-    static const char *const known[] = {"type",      "dropout",
-                                        "unk_token", "continuing_subword_prefix",
-                                        "fuse_unk",  "end_of_word_suffix",
-                                        "vocab",     "byte_fallback",
-                                        "merges",    "ignore_merges",
-                                        NULL};
-    static const char *const empty[] = {"dropout", "unk_token", "continuing_subword_prefix",
-                                        "end_of_word_suffix"};
-    static const char *const off[] = {"fuse_unk", "byte_fallback", "ignore_merges"};
-    int rc = check_type(r, model, "model", "BPE");
+    int rc = 0;
 
-    if (!rc)
-        rc = check_members(r, model, "model", known);
-    if (rc)
-        return rc;
-    for (size_t i = 0; i < sizeof(empty) / sizeof(*empty); i++) {
-        const json_t *v = json_object_get(model, empty[i]);
-
-        if (v && !json_is_null(v) && !(json_is_string(v) && !json_string_length(v)))
-            return refuse(r, "model.%s: is not supported, only null", empty[i]);
+    if (json_is_object(want)) {
+        if (!json_is_object(v))
+            return refuse(r, "%s: is %s, not an object", *path ? path : "the file", what(v));
+        return check_members(r, want, v, path);
     }
-    for (size_t i = 0; i < sizeof(off) / sizeof(*off); i++) {
-        const json_t *v = json_object_get(model, off[i]);
+    if (!json_is_array(want))
+        return check_value(r, want, v, path);
+    if (json_array_size(v) != json_array_size(want))
+        return refuse(r, "%s: only an array of %zu is supported", path, json_array_size(want));
+    for (size_t i = 0; !rc && i < json_array_size(want); i++) {
+        char below[96];
 
-        if (v && !json_is_false(v))
-            return refuse(r, "model.%s: is not supported, only false", off[i]);
+        snprintf(below, sizeof(below), "%s[%zu]", path, i);
+        rc = check_part(r, json_array_get(want, i), json_array_get(v, i), below);
     }
-    return 0;
+    return rc;
 }
+
+/* v must be as the text says, one of the two above. */
+static int check_supported(struct reader *r, const char *text, const json_t *v, const char *path)
+{
+    char quoted[sizeof(supported)];
+    json_t *want;
+    int rc;
+
+    snprintf(quoted, sizeof(quoted), "%s", text);
+    for (char *c = quoted; *c; c++)
+        *c = *c == '\'' ? '"' : *c;
+    want = json_loads(quoted, 0, NULL);
+    if (!want)
+        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
+    rc = check_part(r, want, v, path);
+    json_decref(want);
+    return rc;
+}
+
+/* ---- vocabulary, merges, added tokens */
 
 static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *where, const char *s)
 {
@@ -284,7 +241,7 @@ static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *w
     return 0;
 }
 
-/* Sizes everything by a first pass over the ids. */
+/* A first pass, over ids and lengths, sizes all arrays. */
 static int reserve(struct reader *r, json_t *vocab, json_t *added)
 {
     size_t n_bytes = 0, slots = 16, i;
@@ -333,7 +290,7 @@ static int reserve(struct reader *r, json_t *vocab, json_t *added)
     return 0;
 }
 
-/* Bytes of the vocabulary's tokens, and the table of spellings. */
+/* Reads the bytes of the vocabulary, and fills the table of spellings. */
 static int read_vocab(struct reader *r, json_t *vocab)
 {
     struct tokenizer *t = r->t;
@@ -370,7 +327,7 @@ static int read_vocab(struct reader *r, json_t *vocab)
     return 0;
 }
 
-/* One merge, spelled "a b" or ["a", "b"]. */
+/* A merge is spelled "a b" or ["a", "b"]. */
 static int read_merge(struct reader *r, const json_t *v, int32_t rank)
 {
     struct text left = {0}, right = {0};
@@ -432,7 +389,7 @@ static int read_merges(struct reader *r, json_t *merges)
     return 0;
 }
 
-/* What a token matched after normalization looks like there. */
+/* Adds a token that is matched after normalization, in its normalized form. */
 static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 {
     struct nfc_text normal = {0};
@@ -446,9 +403,6 @@ static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 
 static int read_added(struct reader *r, const json_t *v, size_t i)
 {
-    static const char *const known[] = {"id",     "content",    "single_word", "lstrip",
-                                        "rstrip", "normalized", "special",     NULL};
-    static const char *const off[] = {"single_word", "lstrip", "rstrip"};
     struct tokenizer *t = r->t;
     const json_t *normalized = json_object_get(v, "normalized");
     const json_t *special = json_object_get(v, "special");
@@ -461,14 +415,9 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     int rc;
 
     snprintf(path, sizeof(path), "added_tokens[%zu]", i);
-    rc = check_members(r, v, path, known);
-    for (size_t k = 0; !rc && k < sizeof(off) / sizeof(*off); k++)
-        rc = check_bool(r, v, path, off[k], false);
+    rc = check_supported(r, supported_added, v, path);
     if (rc)
         return rc;
-    if (!json_is_boolean(normalized) || !json_is_boolean(special))
-        return refuse(r, "%s.%s: is not true or false", path,
-                      json_is_boolean(special) ? "normalized" : "special");
     same = find_spelling(r, content.data, content.len);
     if ((same->id >= 0 && same->id != id) || (token->len && same->id != id))
         return refuse(r, "%s: id %d or its text is another token's too", path, id);
@@ -500,10 +449,8 @@ static int read_parts(struct reader *r)
     json_t *added = json_object_get(r->root, "added_tokens");
     json_t *vocab, *v;
     size_t i;
-    int rc = check_pipeline(r);
+    int rc = check_supported(r, supported, r->root, "");
 
-    if (!rc)
-        rc = check_model(r, model);
     if (rc)
         return rc;
     vocab = json_object_get(model, "vocab");

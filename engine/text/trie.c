@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/util/array.h"
 #include "engine/util/must.h"
 
 void trie_deinit(struct trie *t)
@@ -15,15 +16,8 @@ void trie_deinit(struct trie *t)
 
 static uint32_t new_node(struct trie *t, unsigned char byte)
 {
-    if (t->n + 1 >= t->cap) {
-        size_t cap = t->cap ? 2 * t->cap : 256;
-        struct trie_node *nodes = realloc(t->nodes, cap * sizeof(*nodes));
-
-        if (!nodes)
-            return 0;
-        t->nodes = nodes;
-        t->cap = cap;
-    }
+    if (!array_reserve(&t->nodes, &t->cap, t->n + 2, sizeof(*t->nodes)))
+        return 0;
     t->nodes[++t->n] = (struct trie_node){.value = -1, .byte = byte};
     return (uint32_t)t->n;
 }

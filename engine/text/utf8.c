@@ -37,7 +37,7 @@ size_t utf8_repair(char *out, struct text text)
         size_t len = utf8_read(text.data + i, text.len - i, &cp);
 
         if (!len)
-            len = text.len - i; /* the end cuts it short */
+            len = text.len - i; /* incomplete at the end */
         if (cp == UTF8_BROKEN) {
             memcpy(out + n, UTF8_REPLACEMENT_BYTES, 3);
             n += 3;

@@ -1,5 +1,5 @@
-/* utf8.h - reading UTF-8 one character at a time, with the borders of broken bytes where Unicode's
- * recommended practice puts them: one U+FFFD for each maximal subpart. No tables, no allocation. */
+/* utf8.h - reads and writes UTF-8 one character at a time. Invalid bytes are delimited as Unicode
+ * recommends, one U+FFFD for each maximal subpart. No tables, no allocation. */
 #ifndef NVLLM_ENGINE_TEXT_UTF8_H
 #define NVLLM_ENGINE_TEXT_UTF8_H
 
@@ -13,9 +13,9 @@ enum { UTF8_REPLACEMENT = 0xfffd, UTF8_BROKEN = 0x110000 };
 
 #define UTF8_REPLACEMENT_BYTES "\xef\xbf\xbd"
 
-/* Reads the character at p, of which n > 0 bytes are there. Returns its length and sets *cp; on
- * broken bytes *cp is UTF8_BROKEN and the length that of the maximal subpart. Returns 0 where the
- * n bytes are the beginning of a character whose rest is missing. */
+/* Reads the character at p[0..n), n > 0. Returns its length and sets *cp; for invalid bytes *cp is
+ * UTF8_BROKEN and the length that of the maximal subpart. Returns 0 if the n bytes are only the
+ * beginning of a character. */
 static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
 {
     unsigned char c = (unsigned char)p[0];
@@ -31,7 +31,7 @@ static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
         return 1;
     len = c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
     if (c == 0xe0)
-        low = 0xa0; /* shorter spellings */
+        low = 0xa0; /* overlong */
     else if (c == 0xed)
         high = 0x9f; /* surrogates */
     else if (c == 0xf0)
@@ -57,22 +57,7 @@ static inline size_t utf8_read(const char *p, size_t n, uint32_t *cp)
 /* The same for text that is known to be valid. */
 static inline size_t utf8_read_valid(const char *p, uint32_t *cp)
 {
-    const unsigned char *b = (const unsigned char *)p;
-
-    if (b[0] < 0x80) {
-        *cp = b[0];
-        return 1;
-    }
-    if (b[0] < 0xe0) {
-        *cp = (b[0] & 0x1fu) << 6 | (b[1] & 0x3fu);
-        return 2;
-    }
-    if (b[0] < 0xf0) {
-        *cp = (b[0] & 0xfu) << 12 | (b[1] & 0x3fu) << 6 | (b[2] & 0x3fu);
-        return 3;
-    }
-    *cp = (b[0] & 0x7u) << 18 | (b[1] & 0x3fu) << 12 | (b[2] & 0x3fu) << 6 | (b[3] & 0x3fu);
-    return 4;
+    return utf8_read(p, 4, cp);
 }
 
 /* Writes cp, a valid scalar value; returns its length, at most 4. */
@@ -102,8 +87,8 @@ static inline size_t utf8_write(char *p, uint32_t cp)
 
 bool utf8_is_valid(struct text text);
 
-/* Writes text with U+FFFD for each broken piece, one that the end cuts short included, to out,
- * which has room for 3 * text.len bytes. Returns the bytes written. */
+/* Copies text to out [3 * text.len] with U+FFFD for each maximal subpart of invalid bytes, an
+ * incomplete character at the end included. Returns the bytes written. */
 size_t utf8_repair(char *out, struct text text);
 
 #endif

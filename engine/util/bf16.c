@@ -1,4 +1,4 @@
-/* bf16.c - see bf16.h. Plain loops without branches: the compiler makes vectors of them (-O3). */
+/* bf16.c - see bf16.h. Loops without branches, which the compiler vectorises (-O3). */
 #include "engine/util/bf16.h"
 
 void bf16_from_f32_array(uint16_t *restrict dst, const float *restrict src, size_t n)

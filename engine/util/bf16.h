@@ -1,8 +1,8 @@
 /* bf16.h - conversions between float formats, one value and whole arrays.
  *
- * To bf16 always by rounding to nearest, ties to even; NaN stays NaN (made quiet), infinities and
- * signs stay, what is too large becomes infinite. Independent of the processor's rounding and
- * flush-to-zero modes. No state; any thread. */
+ * Conversion to bf16 rounds to nearest, ties to even. NaN becomes a quiet NaN, infinities and signs
+ * are kept, and a value out of range becomes infinite. The processor's rounding and flush-to-zero
+ * modes make no difference. No state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_BF16_H
 #define NVLLM_ENGINE_UTIL_BF16_H
 
@@ -42,14 +42,14 @@ static inline uint32_t f32_bits_from_f16(uint16_t x)
     const uint32_t magnitude = (uint32_t)(x & 0x7fff) << 13;
     const uint32_t rebias = 112u << 23;          /* 127 - 15 */
     const uint32_t smallest_normal = 113u << 23; /* 2^-14 */
-    /* Masks and not ?:, for gcc makes branches of that, and then no vectors of the loop. */
+    /* Masks, because gcc turns ?: into branches and then does not vectorise the loop. */
     const uint32_t is_special = -(uint32_t)(magnitude >= 0x1fu << 23);
     const uint32_t is_subnormal = -(uint32_t)(magnitude < 1u << 23);
     uint32_t normal = magnitude + rebias;
     uint32_t subnormal = normal + (1u << 23);
     float f, least;
 
-    /* A subnormal m * 2^-24 is 2^-14 * (1 + m / 1024) - 2^-14, all normal numbers in float32. */
+    /* A subnormal m * 2^-24 is 2^-14 * (1 + m / 1024) - 2^-14, all of them normal in float32. */
     memcpy(&f, &subnormal, sizeof(f));
     memcpy(&least, &smallest_normal, sizeof(least));
     f -= least;

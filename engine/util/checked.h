@@ -1,4 +1,4 @@
-/* checked.h - arithmetic on sizes that come from outside: true when the result fits. */
+/* checked.h - overflow-checked arithmetic on sizes that come from outside: true if it fits. */
 #ifndef NVLLM_ENGINE_UTIL_CHECKED_H
 #define NVLLM_ENGINE_UTIL_CHECKED_H
 

@@ -32,8 +32,8 @@ static struct heap_node *merge(const struct heap *h, struct heap_node *a, struct
     return a;
 }
 
-/* Joins a row of siblings: in pairs from the left, then all from the right. Without recursion, for
- * a row may be as long as the heap. */
+/* Joins siblings: in pairs from the left, then all from the right. No recursion, because there may
+ * be as many siblings as members. */
 static struct heap_node *merge_siblings(const struct heap *h, struct heap_node *first)
 {
     struct heap_node *pairs = NULL; /* reversed, linked by next */

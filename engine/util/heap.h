@@ -1,5 +1,4 @@
-/* heap.h - a pairing heap whose links lie inside its members: nothing to allocate, so that what
- * must be queued always can be.
+/* heap.h - a pairing heap with the links inside its members, so that insertion cannot fail.
  *
  * Insertion takes constant time, removal of any member O(log n) amortised. */
 #ifndef NVLLM_ENGINE_UTIL_HEAP_H
@@ -18,8 +17,7 @@ struct heap {
     bool (*less)(const struct heap_node *a, const struct heap_node *b);
 };
 
-/* less must be a strict order over members that are in the heap at once. To change a member's key:
- * remove, change, insert. */
+/* less must be a strict order of the members. To change a member's key: remove, change, insert. */
 void heap_init(struct heap *h, bool (*less)(const struct heap_node *a, const struct heap_node *b));
 void heap_insert(struct heap *h, struct heap_node *n);
 void heap_remove(struct heap *h, struct heap_node *n);

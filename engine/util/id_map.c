@@ -1,4 +1,4 @@
-/* id_map.c - see id_map.h. Linear probing; removal moves the run behind it up, so no tombstones. */
+/* id_map.c - see id_map.h. Linear probing; removal closes the gap, so there are no tombstones. */
 #include "engine/util/id_map.h"
 
 #include <errno.h>
@@ -8,7 +8,7 @@
 
 static size_t home(const struct id_map *m, uint64_t id)
 {
-    /* Fibonacci hashing: ids are mostly consecutive, the high bits of the product are spread. */
+    /* Fibonacci hashing spreads ids that are mostly consecutive. */
     return (size_t)((id * 0x9e3779b97f4a7c15u) >> 32) & (m->cap - 1);
 }
 
@@ -83,7 +83,7 @@ void *id_map_take(struct id_map *m, uint64_t id)
         if (!m->slots[i].value)
             break;
         want = home(m, m->slots[i].id);
-        /* Moves up unless its home lies cyclically in (hole, i]. */
+        /* Moves into the gap unless its home lies cyclically in (hole, i]. */
         if (((i - want) & (m->cap - 1)) >= ((i - hole) & (m->cap - 1))) {
             m->slots[hole] = m->slots[i];
             hole = i;

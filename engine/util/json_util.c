@@ -96,6 +96,8 @@ int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, 
 
 const char *json_type_name(const json_t *value)
 {
+    if (!value)
+        return "missing";
     switch (json_typeof(value)) {
     case JSON_OBJECT:
         return "an object";
@@ -127,31 +129,31 @@ void field_problem(const struct fields *f, const char *key, int code, const char
     problems_add(f->problems, code, "%s: %s%s: %s", f->file, f->prefix, key, text);
 }
 
-/* The value of a field, or NULL when it is absent or null. */
-static const json_t *field_get(const struct fields *f, const char *key)
+/* The value of a field, of one of the types: a bit 1 << json_type each. */
+static enum field get(const json_t **out, const struct fields *f, const char *key, unsigned types,
+                      const char *wanted)
 {
     const json_t *value = json_object_get(f->object, key);
 
-    return value && !json_is_null(value) ? value : NULL;
-}
-
-static enum field wrong_type(const struct fields *f, const char *key, const char *wanted,
-                             const json_t *value)
-{
-    field_problem(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
-    return FIELD_BAD;
+    if (!value || json_is_null(value))
+        return FIELD_ABSENT;
+    if (!(types >> json_typeof(value) & 1)) {
+        field_problem(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
+        return FIELD_BAD;
+    }
+    *out = value;
+    return FIELD_OK;
 }
 
 enum field field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
                      int32_t max)
 {
-    const json_t *value = field_get(f, key);
+    const json_t *value;
+    enum field got = get(&value, f, key, 1u << JSON_INTEGER, "an integer");
     json_int_t i;
 
-    if (!value)
-        return FIELD_ABSENT;
-    if (!json_is_integer(value))
-        return wrong_type(f, key, "an integer", value);
+    if (got != FIELD_OK)
+        return got;
     i = json_integer_value(value);
     if (i < min || i > max) {
         field_problem(f, key, -EINVAL, "%" JSON_INTEGER_FORMAT " is not in %d .. %d", i, min, max);
@@ -163,13 +165,12 @@ enum field field_int(int32_t *out, const struct fields *f, const char *key, int3
 
 enum field field_real(double *out, const struct fields *f, const char *key, double min, double max)
 {
-    const json_t *value = field_get(f, key);
+    const json_t *value;
+    enum field got = get(&value, f, key, 1u << JSON_INTEGER | 1u << JSON_REAL, "a number");
     double x;
 
-    if (!value)
-        return FIELD_ABSENT;
-    if (!json_is_number(value))
-        return wrong_type(f, key, "a number", value);
+    if (got != FIELD_OK)
+        return got;
     x = json_number_value(value);
     if (!isfinite(x) || x < min || x > max) {
         field_problem(f, key, -EINVAL, "%g is not in %g .. %g", x, min, max);
@@ -181,56 +182,44 @@ enum field field_real(double *out, const struct fields *f, const char *key, doub
 
 enum field field_bool(bool *out, const struct fields *f, const char *key)
 {
-    const json_t *value = field_get(f, key);
+    const json_t *value;
+    enum field got = get(&value, f, key, 1u << JSON_TRUE | 1u << JSON_FALSE, "true or false");
 
-    if (!value)
-        return FIELD_ABSENT;
-    if (!json_is_boolean(value))
-        return wrong_type(f, key, "true or false", value);
-    *out = json_is_true(value);
-    return FIELD_OK;
+    if (got == FIELD_OK)
+        *out = json_is_true(value);
+    return got;
 }
 
 enum field field_text(const char **out, const struct fields *f, const char *key)
 {
-    const json_t *value = field_get(f, key);
+    const json_t *value;
+    enum field got = get(&value, f, key, 1u << JSON_STRING, "a string");
 
-    if (!value)
-        return FIELD_ABSENT;
-    if (!json_is_string(value))
-        return wrong_type(f, key, "a string", value);
-    *out = json_string_value(value);
-    return FIELD_OK;
+    if (got == FIELD_OK)
+        *out = json_string_value(value);
+    return got;
 }
 
 enum field field_object(const json_t **out, const struct fields *f, const char *key)
 {
-    const json_t *value = field_get(f, key);
+    return get(out, f, key, 1u << JSON_OBJECT, "an object");
+}
 
-    if (!value)
-        return FIELD_ABSENT;
-    if (!json_is_object(value))
-        return wrong_type(f, key, "an object", value);
-    *out = value;
-    return FIELD_OK;
+static enum field need(enum field got, const struct fields *f, const char *key)
+{
+    if (got == FIELD_ABSENT)
+        field_problem(f, key, -EINVAL, "is missing");
+    return got;
 }
 
 enum field field_need_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
                           int32_t max)
 {
-    enum field got = field_int(out, f, key, min, max);
-
-    if (got == FIELD_ABSENT)
-        field_problem(f, key, -EINVAL, "is missing");
-    return got;
+    return need(field_int(out, f, key, min, max), f, key);
 }
 
 enum field field_need_real(double *out, const struct fields *f, const char *key, double min,
                            double max)
 {
-    enum field got = field_real(out, f, key, min, max);
-
-    if (got == FIELD_ABSENT)
-        field_problem(f, key, -EINVAL, "is missing");
-    return got;
+    return need(field_real(out, f, key, min, max), f, key);
 }

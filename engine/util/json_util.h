@@ -1,7 +1,7 @@
-/* json_util.h - JSON files read whole, and checked values out of their objects: each problem names
- * file and field, and reading goes on so that one pass finds all of them.
+/* json_util.h - reads JSON files and checked values from their objects. Each problem names file and
+ * field, and reading continues, so that one pass reports all of them.
  *
- * On top of jansson; no state; any thread. */
+ * Uses jansson; no state; any thread. */
 #ifndef NVLLM_ENGINE_UTIL_JSON_UTIL_H
 #define NVLLM_ENGINE_UTIL_JSON_UTIL_H
 
@@ -21,14 +21,14 @@ int json_parse(json_t **out, const char *what, const char *text, size_t bytes, s
 /* json_dumps, but NULL whenever memory runs out; to be freed. */
 char *json_text(const json_t *value, size_t flags);
 
-/* Parses text, which must hold one object without duplicate keys. file is for the message. */
+/* Parses one object without duplicate keys. file is for the message. */
 int json_object_parse(json_t **out, const char *file, const char *text, size_t bytes,
                       struct err *e);
 
-/* The same out of a file of at most max_bytes in the folder dir. */
+/* The same for a file of at most max_bytes in the folder dir. */
 int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, struct err *e);
 
-/* An object whose fields are being read; prefix ends with a dot, or is "" at the root. */
+/* An object whose fields are read; prefix ends with a dot, or is "" at the root. */
 struct fields {
     const char *file;
     const char *prefix;
@@ -37,15 +37,15 @@ struct fields {
 };
 
 enum field {
-    FIELD_BAD = -1, /* a problem was noted */
+    FIELD_BAD = -1, /* a problem is noted */
     FIELD_OK = 0,
-    FIELD_ABSENT = 1, /* not there or null; for field_need_*: a problem was noted */
+    FIELD_ABSENT = 1, /* missing or null; for field_need_* a problem is noted */
 };
 
-/* What a JSON value is, for messages: "a string". */
+/* What a value is, for messages: "a string"; "missing" for NULL. */
 const char *json_type_name(const json_t *value);
 
-/* Each takes a field with a value in min .. max. *out is written on FIELD_OK only. */
+/* Each reads a field, numbers within min .. max. *out is written on FIELD_OK only. */
 enum field field_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
                      int32_t max);
 enum field field_real(double *out, const struct fields *f, const char *key, double min, double max);
@@ -53,13 +53,13 @@ enum field field_bool(bool *out, const struct fields *f, const char *key);
 enum field field_text(const char **out, const struct fields *f, const char *key);
 enum field field_object(const json_t **out, const struct fields *f, const char *key);
 
-/* The same for a field that must be there. */
+/* The same for a required field. */
 enum field field_need_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
                           int32_t max);
 enum field field_need_real(double *out, const struct fields *f, const char *key, double min,
                            double max);
 
-/* Notes a problem with a field of f: the text follows "file: prefix.key: ". */
+/* Notes a problem with a field; the text follows "file: prefix.key: ". */
 __attribute__((format(printf, 4, 5))) void field_problem(const struct fields *f, const char *key,
                                                          int code, const char *fmt, ...);
 

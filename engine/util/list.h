@@ -1,4 +1,4 @@
-/* list.h - doubly linked lists whose links lie inside their members: nothing to allocate. */
+/* list.h - doubly linked lists with the links inside their members: nothing to allocate. */
 #ifndef NVLLM_ENGINE_UTIL_LIST_H
 #define NVLLM_ENGINE_UTIL_LIST_H
 
@@ -22,7 +22,7 @@ static inline bool list_empty(const struct list *l)
     return l->next == l;
 }
 
-/* Puts n at the end of the list that head stands for. */
+/* Appends n to the list of which head is the anchor. */
 static inline void list_append(struct list *head, struct list *n)
 {
     n->prev = head->prev;
@@ -31,7 +31,19 @@ static inline void list_append(struct list *head, struct list *n)
     head->prev = n;
 }
 
-/* Takes n out of its list; n is then a list of its own, so that removing it again is harmless. */
+/* Appends all members of `from` to the list with the anchor head; `from` is then empty. */
+static inline void list_move(struct list *head, struct list *from)
+{
+    if (list_empty(from))
+        return;
+    from->next->prev = head->prev;
+    from->prev->next = head;
+    head->prev->next = from->next;
+    head->prev = from->prev;
+    list_init(from);
+}
+
+/* Removes n from its list; removing it again is harmless. */
 static inline void list_remove(struct list *n)
 {
     n->prev->next = n->next;

@@ -1,6 +1,6 @@
-/* must.h - checks of what only a bug of ours can break; active in release builds too.
+/* must.h - assertions of what only a bug in this program can break; active in release builds too.
  *
- * Never for input, files or the environment: those are errors, handed up (err.h). */
+ * Never for input, files or the environment: those are errors (err.h). */
 #ifndef NVLLM_ENGINE_UTIL_MUST_H
 #define NVLLM_ENGINE_UTIL_MUST_H
 

@@ -1,5 +1,5 @@
-/* problems.h - what a check of a model folder finds: an opener wants the first problem, a report
- * all of them, and both come from the same checks.
+/* problems.h - collects what a check of a model folder finds: opening a model needs the first
+ * problem, a report all of them.
  *
  * Plain data on the caller's stack, zero-initialised; one thread. */
 #ifndef NVLLM_ENGINE_UTIL_PROBLEMS_H
@@ -11,8 +11,8 @@
 #include "engine/util/err.h"
 
 struct problems {
-    FILE *out;        /* where each one is printed as a line, or NULL */
-    const char *lead; /* what such a line begins with */
+    FILE *out;        /* where each is printed as a line, or NULL */
+    const char *lead; /* the beginning of such a line */
     int code;         /* negative errno of the first; 0: none */
     uint32_t n;
     struct err first;

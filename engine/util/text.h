@@ -1,4 +1,4 @@
-/* text.h - a run of bytes with its length: prompts may hold NUL, so no C strings. */
+/* text.h - bytes with their length, for prompts may contain NUL. */
 #ifndef NVLLM_ENGINE_UTIL_TEXT_H
 #define NVLLM_ENGINE_UTIL_TEXT_H
 

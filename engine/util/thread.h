@@ -1,16 +1,15 @@
-/* thread.h - starts threads that take no signals.
+/* thread.h - starts threads that block signals.
  *
- * A signal to the process goes to any thread that does not block it. Those started here block all
- * that come from outside, so that the daemon's go to its loop alone: none waits for a thread that
- * sleeps on a futex or computes. What a thread's own mistake raises (SIGSEGV and its like) is not
- * blocked. */
+ * A signal to the process goes to any thread that does not block it. Threads started here block all
+ * signals from outside, so that those of the daemon reach its loop at once. Signals that a thread's
+ * own faults raise, such as SIGSEGV, are not blocked. */
 #ifndef NVLLM_ENGINE_UTIL_THREAD_H
 #define NVLLM_ENGINE_UTIL_THREAD_H
 
 #include <pthread.h>
 #include <signal.h>
 
-/* As pthread_create, with attributes a or, where that is NULL, the usual ones; negative errno. */
+/* As pthread_create, but returns a negative errno; a may be NULL. */
 static inline int thread_start(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
                                void *arg)
 {

@@ -35,7 +35,6 @@ int main(int argc, char **argv)
         .max_seqs = n_seqs,
         .max_seq_len = n_prompt + BENCH_TOKENS,
         .max_preemptions = 3,
-        .fair_time = true,
         .prefix_cache = true,
     };
     /* All may run, which the core has to find out. */

@@ -1,4 +1,4 @@
-"""What one program has sent is not computed again for the next."""
+"""A prefix that one program has sent is not computed again for the next."""
 
 import json
 import random
@@ -16,7 +16,7 @@ def random_ids(seed, n):
 
 class AcrossClients(Case):
     def test_second_process_finds_the_prompt_of_the_first(self):
-        """A long prompt twice, from two processes one after the other."""
+        """A long prompt twice, from two processes in sequence."""
         n = scaled(6000, 600)
         text = self.temporary_folder() / "in.jsonl"
         line = {"prompt_ids": random_ids(1, n), "max_tokens": 4, "temperature": 0}
@@ -38,7 +38,7 @@ class AcrossClients(Case):
         self.assertLess(b, a)
 
     def test_salt_narrows(self):
-        """A prompt is found under the same salt only."""
+        """A prompt is found only under the same salt."""
         request = {"prompt_ids": {"ids": random_ids(2, 256)}, **FEW_TOKENS}
         with Daemon() as d, d.connect() as w:
             def cached(**extra):
@@ -51,7 +51,7 @@ class AcrossClients(Case):
                 self.assertGreaterEqual(cached(**salt), 240)
 
     def test_longer_prompt_finds_the_shorter_with_its_answer(self):
-        """A conversation that goes on computes the new turn alone."""
+        """The next turn of a conversation is computed alone."""
         with Daemon() as d, d.connect() as w:
             ids = random_ids(3, 160)
             settings = {"temperature": 0, "ignore_eos": True}
@@ -62,7 +62,7 @@ class AcrossClients(Case):
             self.assertEqual(again.done["usage"]["cached_tokens"], 192)
 
     def test_old_content_makes_room(self):
-        """A cache that is full gives up what was used longest ago, and answers stay right."""
+        """A full cache evicts what was least recently used, and answers stay right."""
         block_bytes = 16 * 16384
         prompts = [random_ids(10 + i, 320) for i in range(4)]
         with Daemon(f"cache.kv_memory={64 * block_bytes}") as d, d.connect() as w:

@@ -199,7 +199,7 @@ class Doctor(Case):
                 findings, _ = self.doctor("--timeout", scaled(20, 80), path=path, run_by=run_by, stdin=s)
                 self.assertEqual(len(about(findings, "daemon", "ok")), 1, findings)
                 found, = about(findings, "model")
-                closed = found["text"].startswith(f"user {NOBODY} may not go through")
+                closed = found["text"].startswith(f"user {NOBODY} may not enter")
                 self.assertEqual(closed, is_nobodys, found)
 
     def test_model_seen_from_here(self):
@@ -231,7 +231,7 @@ class Doctor(Case):
         (top / "closed").chmod(0o700)
         model.chmod(0o755)
         wrong = self.wrong_of_model("--model", model, "--user", NOBODY)
-        self.assertIn(f"user nobody may not go through {top}/closed (mode 0700)", wrong["text"])
+        self.assertIn(f"user nobody may not enter {top}/closed (mode 0700)", wrong["text"])
         self.assertEqual(wrong["mend"], f"chmod o+x '{top}/closed'")
         subprocess.run(wrong["mend"], shell=True, check=True)
         (model / "tokenizer.json").chmod(0o640)
@@ -392,7 +392,7 @@ class Doctor(Case):
                               env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
                               timeout=scaled(30, 120))
         note, = about(json.loads(done.stdout)["findings"], "config", "note")
-        self.assertIn("has not said in time", note["text"])
+        self.assertIn("in time", note["text"])
         pid = int((folder / "pid").read_text())
         harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}/cmdline") or
                          not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), scaled(10, 60), "end")

@@ -1,5 +1,6 @@
-"""nvllmctl's commands that look into the daemon and steer it, with a real one and with played ones."""
+"""nvllmctl's commands that inspect and control nvllmd, with a real daemon and with played ones."""
 
+import contextlib
 import json
 import os
 import re
@@ -24,11 +25,17 @@ class Real(SharedDaemon):
     def json(self, *args, **options):
         return json.loads(self.daemon.ctl(*args, "--json", **options).stdout)
 
-    def test_requests_and_cancel(self):
-        """A request is listed with what it is and does, and ends when it is cancelled."""
+    @contextlib.contextmanager
+    def running(self, **changes):
+        """A connection with one request that has begun to answer."""
         with self.daemon.connect() as w:
-            w.send(1, generate=LONG)
+            w.send(1, generate={**LONG, **changes})
             w.receive()
+            yield w
+
+    def test_requests_and_cancel(self):
+        """A request is listed with its owner, size and progress, and ends when it is cancelled."""
+        with self.running() as w:
             listed = self.json("requests")
             self.assertEqual((len(listed["requests"]), listed["total"]), (1, 1))
             r, = listed["requests"]
@@ -45,10 +52,8 @@ class Real(SharedDaemon):
         self.assertEqual(self.json("requests")["requests"], [])
 
     def test_blocks(self):
-        """The sums are right, and the map has a character for each block."""
-        with self.daemon.connect() as w:
-            w.send(1, generate=LONG)
-            w.receive()
+        """The sums add up, and the map has a character for each block."""
+        with self.running():
             b = json.loads(self.daemon.ctl("blocks", "--map", "--json").stdout)
             self.assertEqual(b["used"] + b["cached"] + b["free"], b["total"])
             self.assertEqual(len(b["map"]), b["total"])
@@ -63,7 +68,7 @@ class Real(SharedDaemon):
             self.assertNotIn("\x1b", text)
 
     def test_cache_show_and_clear(self):
-        """A prompt that was computed is listed with its beginning, until the cache is cleared."""
+        """A computed prompt is listed with its first words until the cache is cleared."""
         text = "The quick brown fox jumps over the lazy dog. " * 8
         self.daemon.generate(text, "--raw", "--max-tokens", 1)
         shown = self.json("cache", "show")
@@ -77,7 +82,7 @@ class Real(SharedDaemon):
                          ["usage"]["cached_tokens"], 0)
 
     def test_pin_and_explain(self):
-        """A prompt can be pinned; where another leaves what is cached is told."""
+        """A prompt can be pinned; explain tells where another one differs from it."""
         folder = self.temporary_folder()
         path, other = folder / "prompt", folder / "other"
         path.write_text("One two three four five six seven. " * 12)
@@ -100,8 +105,8 @@ class Real(SharedDaemon):
                       self.daemon.ctl(*unpin, stdin=path.read_text()).stderr.decode())
 
     def test_prompts_are_the_same_in_each_command(self):
-        """What generate has computed, explain finds and pin keeps, given in the same words: as text,
-        from a file, from stdin, with or without a system message."""
+        """Explain and pin find what generate has computed from the same options: text, file or stdin,
+        with or without a system message."""
         text = "Tell me of the seven seas and of all that swims in them. " * 4
         path = self.temporary_folder() / "prompt"
         path.write_text(text + "\n")
@@ -121,7 +126,7 @@ class Real(SharedDaemon):
         self.daemon.ctl("cache", "clear")
 
     def test_prompt_files_of_objects(self):
-        """A file with a request is taken as batch takes it; other JSON is text."""
+        """A file that holds a request object is read as batch reads it; other JSON is text."""
         path = self.temporary_folder() / "prompt.json"
         path.write_text(json.dumps({"messages": [{"role": "user", "content": "What is 17 + 25?"}],
                                     "enable_thinking": False, "temperature": 0, "max_tokens": 5}))
@@ -137,10 +142,8 @@ class Real(SharedDaemon):
         self.assertIn(b"temprature", done.stderr)
 
     def test_drain_resume(self):
-        """drain --wait waits for the end of what is under way, or says that it does not come."""
-        with self.daemon.connect() as w:
-            w.send(1, generate={**LONG, "max_tokens": 300})
-            w.receive()
+        """drain --wait waits until requests have ended, or says how many have not."""
+        with self.running(max_tokens=300) as w:
             self.daemon.ctl("drain", "--wait")
             self.assertEqual(self.json("status")["requests"], {"running": 0, "waiting": 0})
             self.assertEqual(self.daemon.ctl("generate", "--no-wait", "x", check=False).returncode, 4)
@@ -150,17 +153,15 @@ class Real(SharedDaemon):
             w.receive()
             done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
             self.assertEqual(done.returncode, 5)
-            self.assertIn(b"1 requests run", done.stderr)
+            self.assertIn(b"1 running", done.stderr)
             self.daemon.ctl("drain", "--end-after", 0, "--wait")
             self.assertEqual(w.collect([2])[2].choices[0].reason, "FINISH_CANCELLED")
             self.daemon.ctl("resume")
         self.assertEqual(self.json("status")["state"], "ready")
 
     def test_drain_that_is_left(self):
-        """Who waits at a terminal sees for what, and who leaves is told what is left behind."""
-        with self.daemon.connect() as w:
-            w.send(1, generate=LONG)
-            w.receive()
+        """At a terminal drain --wait shows what it waits for, and on Ctrl-C how to resume."""
+        with self.running():
             t = Typist(self, self.daemon.socket, "drain", "--wait")
             t.expect("1 running, 0 waiting")
             t.type("\x03")
@@ -176,9 +177,7 @@ class Real(SharedDaemon):
         self.assertIn("did you mean “log-level info”", done.stderr.decode())
 
     def test_top_once(self):
-        with self.daemon.connect() as w:
-            w.send(1, generate=LONG)
-            w.receive()
+        with self.running():
             text = self.daemon.ctl("top", "--once").stdout.decode()
         self.assertRegex(text, r"1 running, 0 waiting")
         self.assertRegex(text, r"tokens +[1-9]\d* a second generated")
@@ -190,7 +189,7 @@ class Real(SharedDaemon):
         self.assertIn(b"--once", done.stderr)
 
     def test_top_live(self):
-        """It is drawn again and again on a screen of its own, q leaves, and the terminal is as before."""
+        """top redraws on the alternate screen; q quits and restores the terminal."""
         t = Typist(self, self.daemon.socket, "top", "--interval", 0.1)
         t.expect(r"\x1b\[\?1049h")
         for _ in range(3):
@@ -205,8 +204,8 @@ class Real(SharedDaemon):
         self.assertEqual(t.end()[1], 130)
 
     def test_top_fits_the_terminal(self):
-        """No line is longer than the terminal is wide, and what there is room for is shown, at
-        once when it changes; what stays longest is what a request is and does."""
+        """No line is wider than the terminal, also right after it was resized; the most important
+        columns stay longest."""
         wide = ["REQUEST", "USER", "PID", "STATE", "PLACE", "PROMPT", "CACHED", "GENERATED",
                 "TOK/S", "BLOCKS", "AGE"]
         t = Typist(self, self.daemon.socket, "top", "--interval", 600, size=(24, 120))
@@ -227,7 +226,7 @@ class Real(SharedDaemon):
         self.assertEqual(t.end()[1], 0)
 
     def test_top_stops_and_goes_on(self):
-        """Ctrl-Z gives the terminal back as it was; it is drawn anew when the program goes on."""
+        """Ctrl-Z restores the terminal; the screen is redrawn when the program continues."""
         t = Typist(self, self.daemon.socket, "top", "--interval", 600)
         t.expect(r"\x1b\[J")
         before = termios.tcgetattr(t.master)
@@ -243,14 +242,14 @@ class Real(SharedDaemon):
         self.assertEqual(t.end()[1], 0)
 
     def test_top_timeout(self):
-        """It holds between two pictures, too."""
+        """--timeout applies between redraws, too."""
         t = Typist(self, self.daemon.socket, "top", "--interval", 600, "--timeout", scaled(1, 5))
         shown, status = t.end()
         self.assertEqual(status, 5)
         self.assertIn("\x1b[?1049l", shown)
 
     def test_manual_names_what_json_holds(self):
-        """Each member that is printed is in the section of its command."""
+        """Each JSON member is described in the section of its command."""
         page = harness.generated("nvllmctl.1.scd").read_text()
 
         def members(value):
@@ -258,9 +257,7 @@ class Real(SharedDaemon):
                 return set(value).union(*map(members, value.values()))
             return set().union(*map(members, value)) if isinstance(value, list) else set()
 
-        with self.daemon.connect() as w:
-            w.send(1, generate=LONG)
-            w.receive()
+        with self.running():
             number = self.json("requests")["requests"][0]["request"]
             for title, *commands in (
                     ("STATUS", ["status"]), ("REQUESTS, CANCEL", ["requests"]),
@@ -293,7 +290,7 @@ class Real(SharedDaemon):
                      ["top", "--interval", "0"]):
             done = self.daemon.ctl(*args, check=False)
             self.assertEqual((done.returncode, done.stdout), (2, b""), args)
-        self.assertIn("goes behind --prompt",
+        self.assertIn("pass a prompt with --prompt",
                       self.daemon.ctl("explain", "What is 1 + 1?", check=False).stderr.decode())
         self.assertIn("did you mean “cache show”",
                       self.daemon.ctl("cache", "sow", check=False).stderr.decode())
@@ -304,14 +301,14 @@ class Real(SharedDaemon):
 
 class Ends(Case):
     def test_stop(self):
-        """stop ends the daemon as SIGTERM does; with --wait it has ended."""
+        """stop ends the daemon like SIGTERM; --wait waits for the end."""
         with Daemon("cache.kv_memory=64M") as d:
             d.ctl("stop", "--wait")
             self.assertEqual(d.process.wait(timeout=scaled(5, 30)), 0)
             self.assertEqual(d.ctl("stop", check=False).returncode, 3)
 
     def test_reload(self):
-        """What changes is named, and what needs a restart."""
+        """reload names what changed and what needs a restart."""
         folder = self.temporary_folder()
         path = folder / "nvllmd.conf"
         path.write_text("[daemon]\nlog_level = info\n")
@@ -339,8 +336,8 @@ class Ends(Case):
 
 
 class Played(Case):
-    def ctl(self, answers, *args, **options):
-        """nvllmctl against a daemon with these answers; self.seen is what it was asked."""
+    def play(self, answers):
+        """A daemon with these answers; self.seen is what it was asked."""
         self.seen = []
 
         def script(peer):
@@ -351,10 +348,13 @@ class Played(Case):
                 else:
                     peer.send(got[0], **answers)
 
-        return Fake(self, script).ctl(*args, **options)
+        return Fake(self, script)
+
+    def ctl(self, answers, *args, **options):
+        return self.play(answers).ctl(*args, **options)
 
     def test_explain_prompt(self):
-        """The first token that is not cached, and what others have in its place, in words."""
+        """The first token that differs, and what cached prompts have in its place, as text."""
         answer = {"explanation": {"prompt_tokens": 1000, "cached_tokens": 960, "same_tokens": 963,
                                   "next_id": 65, "other_ids": [66, 10]}}
         done = self.ctl(answer, "explain", "--raw", "--prompt", "-", "--cache-salt", "s",
@@ -373,19 +373,14 @@ class Played(Case):
         self.assertEqual((out["next_id"], out["other_ids"]), (65, [66, 10]))
 
     def test_requests_of_long_names(self):
-        """A pipe gets names and columns whole, a terminal as much as there is room for."""
+        """A pipe gets whole names and all columns, a terminal what it has room for."""
         info = [{"request": 7, "uid": uid, "pid": 99, "state": "REQUEST_WAITING", "place": 3,
                  "age_us": 2500000} for uid in (0, 4000000000)]
         answer = {"request_list": {"requests": info, "total": 2}}
         text = self.ctl(answer, "requests").stdout.decode()
         self.assertRegex(text, r" {6}7 4000000000 +99 waiting +3 +0 +0 +0 +0.0 +0 +2.5 s\n")
-
-        def script(peer):
-            while (got := peer.receive()) is not None:
-                peer.send(got[0], **answer)
-
         for columns in 93, 80, 40, 20:
-            t = Typist(self, Fake(self, script).path, "requests", size=(24, columns))
+            t = Typist(self, self.play(answer).path, "requests", size=(24, columns))
             shown, status = t.end()
             self.assertEqual(status, 0, shown)
             lines = shown.split("\r\n")
@@ -394,7 +389,7 @@ class Played(Case):
             self.assertEqual("CACHED" in shown, columns >= 93)
 
     def test_prompt_without_a_template(self):
-        """Where the model has no chat template a prompt is raw, unless a chat was asked for."""
+        """Without a chat template the prompt is raw, unless --chat is given."""
         seen = []
 
         def script(peer):
@@ -428,7 +423,7 @@ class Played(Case):
         self.assertEqual((out["reason"], out["request"]["place"]), ("blocks", 3))
 
     def test_cache(self):
-        """How prefixes begin is shown without what steers a terminal."""
+        """The text of prefixes is shown without control characters."""
         prefix = {"uid": 4000000, "tokens": 320, "blocks": 20, "hits": 3, "age_ms": 90000,
                   "idle_ms": 1500, "holders": 1, "pinned": True, "head_ids": [72, 105, 10, 27]}
         answer = {"cache_report": {"prefixes": [prefix], "total": 9, "evictions": 4,
@@ -441,20 +436,12 @@ class Played(Case):
         self.assertIn("250 of 1000 prompt tokens found (25 %), 4 blocks evicted, 20 pinned", text)
 
     def test_cache_fits_the_terminal(self):
-        """A narrow terminal gets fewer columns and less of how prefixes begin, but some of it."""
+        """A narrow terminal gets fewer columns, but always some of a prefix's text."""
         prefix = {"uid": 0, "tokens": 320, "blocks": 20, "hits": 3, "age_ms": 90000, "idle_ms": 1500,
                   "holders": 1, "pinned": True, "head_ids": list(b"beginning " * 20)}
         answer = {"cache_report": {"prefixes": [prefix], "total": 1, "evictions": 0, "counts": {}}}
-
-        def script(peer):
-            while (got := peer.receive()) is not None:
-                if got[1] == "detokenize":
-                    peer.send(got[0], text={"text": bytes(got[2]["ids"])})
-                else:
-                    peer.send(got[0], **answer)
-
         for columns in 120, 80, 60, 40, 21:
-            t = Typist(self, Fake(self, script).path, "cache", size=(24, columns))
+            t = Typist(self, self.play(answer).path, "cache", size=(24, columns))
             shown, status = t.end()
             self.assertEqual(status, 0, shown)
             head, row = shown.split("\r\n")[:2]
@@ -483,7 +470,7 @@ class Played(Case):
         self.assertEqual((done.returncode, self.seen), (1, []))
 
     def test_refusals(self):
-        """Who may not do something is told with status 6, whatever it is."""
+        """Whatever is denied, the exit status is 6."""
         for args in (["requests"], ["cancel", 1], ["blocks"], ["cache"], ["cache", "clear"],
                      ["cache", "pin", "--prompt", "-"], ["explain", 1], ["drain"], ["resume"], ["reload"],
                      ["log-level", "info"], ["stop"], ["top", "--once"]):
@@ -492,7 +479,7 @@ class Played(Case):
             self.assertIn(b"for admins", done.stderr)
 
     def test_limits_are_named(self):
-        """Who runs into a limit is told which it is, what it is set to, and when to try again."""
+        """An error names the limit, its value and when to try again."""
         error = {"code": "ERROR_BUSY", "message": "too many", "retryable": True,
                  "retry_after_ms": 2500, "limit": "limits.requests_per_uid", "limit_value": 64}
         done = self.ctl({"error": error}, "generate", "x")
@@ -505,7 +492,7 @@ class Played(Case):
         self.assertEqual((out["limit"], out["limit_value"]), ("limits.requests_per_uid", 64))
 
     def test_map_of_a_large_pool(self):
-        """A pool that fills no screen is drawn with several blocks a character."""
+        """A character of the map stands for several blocks of a large pool."""
         answer = {"block_report": {"blocks": {"total": 100000}, "map": b"f" * 99999 + b"u"}}
         text = self.ctl(answer, "blocks", "--map").stdout.decode()
         drawn = text.split("\n\n")[-1]
@@ -514,7 +501,7 @@ class Played(Case):
         self.assertRegex(drawn, r"a character is \d+ blocks")
 
     def test_loading(self):
-        """While the model is loaded one can look; what has a prompt waits."""
+        """Reports come while the model loads; commands with a prompt wait for it."""
         welcome = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_LOADING"}}
 
         asked = []

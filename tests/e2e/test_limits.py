@@ -343,6 +343,39 @@ class OfOneUser(Case):
             with roles.connect(d, roles.USER) as again:
                 self.assertIsNone(again.generate(**{**large, "max_tokens": 2}).error)
 
+    def test_memory_of_answers(self):
+        """Answers are on the account as they grow: one that takes too much ends, by name."""
+        large = {**LONG, "max_tokens": scaled(1100, 600), "n": 8, "stream": False,
+                 "sampling": {**LONG["sampling"], "logprobs": 20}}
+        with Daemon("cache.kv_memory=512M", "limits.request_bytes_per_uid=1M") as d, \
+                roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other:
+            error = w.generate(**large).error
+            self.assertEqual((error["code"], error["limit"]),
+                             ("ERROR_TOO_LONG", "limits.request_bytes_per_uid"))
+            for i in range(1000, 1008):
+                w.send(i, generate={**large, "n": 1})
+            ends = [a.error for a in w.collect(range(1000, 1008)).values()]
+            self.assertIn(None, ends)
+            for error in filter(None, ends):
+                self.busy(error, "request_bytes_per_uid", 1 << 20)
+            self.assertIsNone(other.generate(**SHORT).error)
+        with Daemon("cache.kv_memory=512M", "limits.request_bytes=1M") as d, \
+                roles.connect(d, roles.USER) as w:
+            self.assertEqual(w.generate(**large).error["limit"], "limits.request_bytes")
+
+    def test_memory_is_not_taken_ahead(self):
+        """What an answer may grow to is not taken when its request comes."""
+        n = scaled(300, 50)
+        with Daemon("cache.kv_memory=512M") as d, d.connect() as w:
+            before = d.memory_kib("VmSize")
+            for i in range(1, n + 1):
+                w.send(i, generate={**LONG, "max_tokens": 30000, "n": 64})
+            w.send(n + 1, list_requests={"limit": 1})
+            while "request_list" not in (reply := w.receive()):
+                self.assertNotIn("error", reply)
+            self.assertEqual(reply["request_list"]["total"], n)
+            self.assertLess(d.memory_kib("VmSize") - before, n << 10)  # of 7.5 MiB each
+
     def test_what_never_fits_is_too_long(self):
         """A request that is over the limit alone need not come again."""
         large = {**SHORT, "n": 64, "stop": [b"xyz"] * 16}
@@ -496,22 +529,6 @@ class SlowReaders(Case):
             self.assertEqual(answer.outcome(), expected.outcome())
             self.assertEqual(answer.done["usage"]["completion_tokens"], request["max_tokens"])
             self.assertIsNone(w.generate(**SHORT).error)
-
-    def test_many_deltas_become_few(self):
-        """What gathers during the pause comes in few frames."""
-        with Daemon(SMALL, "limits.output_pause_bytes=4K", "limits.slow_reader_s=600") as d, \
-                d.connect() as w:
-            w.sock.setsockopt(wire.socket.SOL_SOCKET, wire.socket.SO_RCVBUF, 4096)
-            w.send(1, generate={**self.WORDY, "max_tokens": scaled(1500, 900)})
-            with d.connect() as other:
-                wait_for(lambda: other.status()["output_tokens"] >= scaled(1500, 900),
-                         scaled(60, 400), "all is computed")
-            sizes = []
-            while "done" not in (reply := w.receive()):
-                sizes.append(len(reply["delta"]["token_ids"]))
-            self.assertEqual(sum(sizes), scaled(1500, 900))
-            self.assertGreater(max(sizes), 100)
-            self.assertLess(len(sizes), scaled(1400, 850))
 
     def test_cut_off_after_the_grace_time(self):
         """A reader that stays away loses its connection and its requests, by name."""

@@ -33,11 +33,12 @@ static void on_abort(int signal_number)
     raise(signal_number);
 }
 
+/* Of CPU time: the rate is that of one core, whatever else runs. */
 static double seconds(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -54,6 +55,8 @@ static const char *missing(const struct sim_counts *c)
         return "a prefix found";
     if (!c->refused || !c->cancels || !c->stops || !c->deadlines || !c->numerics || !c->waits)
         return "a refusal, cancel, stop, deadline, numerics or wait";
+    if (!c->copies_down || !c->copies_up || !c->loads || !c->accepted || !c->masks)
+        return "a copy between tiers, a wait for one, an accepted draft or a mask";
     if (!c->pins || !c->clears || !c->yields)
         return "a pin, a clear or a yield";
     return NULL;
@@ -79,17 +82,21 @@ static int run(uint64_t seed, uint64_t n_steps, bool one_world)
             break;
     }
     took = seconds() - start;
-    printf("seed %" PRIu64 ": %" PRIu64 " steps in %.1f s, %.0f a second; %" PRIu64
+    printf("seed %" PRIu64 ": %" PRIu64 " steps in %.1f s of CPU time, %.0f a second; %" PRIu64
            " worlds, %" PRIu64 " requests, %" PRIu64 " choices, %" PRIu64 " tokens\n",
            seed, counts.steps, took, (double)counts.steps / took, counts.worlds, counts.requests,
            counts.choices, counts.tokens);
     printf("preemptions %" PRIu64 ", held back %" PRIu64 ", evictions %" PRIu64 ", hits %" PRIu64
            " of %" PRIu64 " tokens, refused %" PRIu64 ", cancels %" PRIu64 ", stops %" PRIu64
            ", deadlines %" PRIu64 ", numerics %" PRIu64 ", waits %" PRIu64 ", pins %" PRIu64
-           ", clears %" PRIu64 ", yields %" PRIu64 "\n",
+           ", clears %" PRIu64 ", yields %" PRIu64 "\n"
+           "copies down %" PRIu64 ", up %" PRIu64 ", loads %" PRIu64 ", drafts %" PRIu64
+           ", accepted %" PRIu64 ", masks %" PRIu64 "\n",
            counts.preemptions, counts.held, counts.evictions, counts.hit_tokens,
            counts.queried_tokens, counts.refused, counts.cancels, counts.stops, counts.deadlines,
-           counts.numerics, counts.waits, counts.pins, counts.clears, counts.yields);
+           counts.numerics, counts.waits, counts.pins, counts.clears, counts.yields,
+           counts.copies_down, counts.copies_up, counts.loads, counts.drafts, counts.accepted,
+           counts.masks);
     wrong = one_world || n_steps < 200000 ? NULL : missing(&counts);
     if (wrong) {
         fprintf(stderr, "sim: %s never happened\n", wrong);

@@ -179,7 +179,7 @@ static const char *check_report(const struct world *w, const struct inspect_repo
     for (int32_t i = 0; i < r->n_clients; i++)
         used += r->clients[i].used;
     if (all && r->kind == INSPECT_BLOCKS && !w->options.share_all && w->core->n_draining == 0 &&
-        used != r->stats.blocks_used)
+        w->core->n_copies == 0 && used != r->stats.blocks_used)
         return "blocks by client and pinned ones are not all that are used";
     if (r->n_requests > r->total || r->n_prefixes > r->total)
         return "more is told than there is";
@@ -250,6 +250,8 @@ const char *sim_hands_off(struct world *w)
 
     must(core_inspect(&r, w->core, &q, NULL, 0, w->now_us) == CORE_INSPECT_OK);
     left = r->stats.blocks_free != r->stats.blocks_total;
+    for (int t = TIER_HOST; t < N_TIERS; t++)
+        left |= w->core->tiers[t] && blocks_n_free(w->core->tiers[t]) != w->options.tier_blocks[t];
     inspect_report_free(r);
     if (!wrong)
         wrong = core_verify(w->core);

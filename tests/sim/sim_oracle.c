@@ -60,6 +60,8 @@ struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t
     q->n_prompt = r->n_prompt;
     q->max_tokens = r->max_tokens;
     q->n = r->n;
+    q->drafts = r->drafts;
+    q->masks = r->masks;
     q->sampling = *r->sampling;
     memcpy(q->stop_ids, r->sampling->stop_ids,
            (size_t)q->sampling.n_stop_ids * sizeof(*q->stop_ids));
@@ -125,15 +127,33 @@ static bool is_stop(const struct oracle_request *q, int32_t id)
     return false;
 }
 
+void oracle_mask(uint32_t mask[ORACLE_MASK_WORDS], uint64_t prefix,
+                 const struct sim_backend_options *o)
+{
+    const int32_t id = o->first_id + (int32_t)(prefix % (uint64_t)o->n_ids);
+
+    for (int i = 0; i < ORACLE_MASK_WORDS; i++)
+        mask[i] = (uint32_t)rng_mix(prefix + (uint64_t)i);
+    mask[id / 32] |= 1u << id % 32;
+}
+
+int32_t oracle_next(const struct oracle_request *q, int32_t choice, uint64_t prefix, int32_t place,
+                    const struct sim_backend_options *o)
+{
+    uint32_t mask[ORACLE_MASK_WORDS];
+    struct sampling s = q->sampling;
+
+    s.seed += (uint64_t)choice;
+    if (q->masks)
+        oracle_mask(mask, prefix, o);
+    return sim_sample(o, &s, prefix, (uint32_t)place, q->masks ? mask : NULL);
+}
+
 /* What the choice must be told next. */
 static int32_t expected(const struct oracle_request *q, int32_t choice,
                         const struct sim_backend_options *o)
 {
-    const struct oracle_choice *c = &q->choices[choice];
-    struct sampling s = q->sampling;
-
-    s.seed += (uint64_t)choice;
-    return sim_sample(o, &s, c->hash, (uint32_t)c->n_told, NULL);
+    return oracle_next(q, choice, q->choices[choice].hash, q->choices[choice].n_told, o);
 }
 
 static const char *check_logprobs(const struct oracle_request *q, const struct oracle_choice *c,

@@ -9,6 +9,27 @@
 
 enum { TOKEN_STARVATION = 64 };
 
+/* Tiers below the device, drafts and masks. */
+static void choose_contract(struct world *w)
+{
+    struct rng *r = &w->rng;
+
+    for (int t = TIER_HOST; t < N_TIERS && rng_one_in(r, 2); t++) {
+        w->options.tier_blocks[t] = rng_range(r, 1, 32);
+        w->backend_options.n_blocks[t] = w->options.tier_blocks[t];
+    }
+    if (rng_one_in(r, 8)) /* a disk without a host tier */
+        w->options.tier_blocks[TIER_HOST] = 0;
+    w->backend_options.copy_steps = rng_range(r, 0, 8);
+    w->backend_options.copy_fail_one_in = rng_one_in(r, 3) ? 10 : 0;
+    w->backend_options.seed = rng_next(r);
+    w->speaks = rng_one_in(r, 2);
+    if (w->speaks && rng_one_in(r, 2)) /* rows are left for drafts */
+        w->max_alive = rng_range(r, 1, (w->options.max_seqs + 1) / 2);
+    w->options.mask_words = ORACLE_MASK_WORDS;
+    w->options.max_masks = w->speaks ? rng_range(r, 1, 16) : 0;
+}
+
 static void choose_options(struct world *w)
 {
     struct rng *r = &w->rng;
@@ -22,7 +43,6 @@ static void choose_options(struct world *w)
         .max_batch_tokens = rng_one_in(r, 3) ? rng_range(r, 1, 4) : rng_range(r, 1, 96),
         .max_seqs = rng_one_in(r, 8) ? 1 : rng_range(r, 1, 12),
         .max_preemptions = rng_range(r, 0, 3),
-        .fair_time = rng_one_in(r, 2),
         .prefix_cache = !rng_one_in(r, 6),
         .share_all = rng_one_in(r, 5),
         .replay = rng_one_in(r, 3),
@@ -64,9 +84,11 @@ static void choose_options(struct world *w)
     }
     w->timed = !w->fair && rng_one_in(r, 6);
     if (w->timed)
-        sim_time_choose_light(w);
+        sim_fair_choose_light(w);
     else if (rng_one_in(r, 2))
-        sim_time_choose(w);
+        sim_fair_choose_cost(w);
+    if (!w->fair && !w->timed)
+        choose_contract(w);
     for (int k = 0; k < N_BASES; k++) {
         w->n_base[k] = rng_range(r, 0, w->max_prompt);
         for (int32_t i = 0; i < w->n_base[k]; i++)
@@ -104,9 +126,6 @@ static const char *take_events(struct world *w)
         w->counts->deadlines += e[i].reason == CORE_REASON_DEADLINE;
         if (!q->finished)
             continue;
-        if (w->fair) /* the last token is not computed with any more */
-            w->served[q->client] += (uint64_t)(q->usage.prompt_tokens - q->usage.cached_tokens +
-                                               q->usage.completion_tokens - 1);
         if (rng_one_in(&w->rng, 4)) { /* the next turn of this conversation */
             int32_t k = rng_range(&w->rng, 0, N_BASES - 1);
             int32_t told = q->choices[0].n_told;
@@ -192,11 +211,21 @@ static const char *arrive(struct world *w, int32_t client)
         .n = rng_range(r, 1, w->max_n),
         .sampling = &sampling,
         .cache_salt = sim_salt(salt),
+        .drafts = w->speaks && rng_one_in(r, 2),
+        .masks = w->speaks && rng_one_in(r, 3),
     };
+    const char *wrong = NULL;
     int64_t longest;
+    double start;
     int rc, expect = CORE_OK;
 
     choose_sampling(w, &sampling, stop_ids);
+    if (q.drafts && rng_one_in(r, 2)) { /* penalties allow none */
+        sampling.repetition_penalty = 1.0f;
+        sampling.presence_penalty = 0.0f;
+    }
+    if (q.masks) /* or a mask may leave nothing but stop ids */
+        sampling.min_tokens = 0;
     choose_prompt(w, &q);
     if (w->fair) { /* each client asks for more at once than the one before */
         q.n_prompt = 1 + (q.n_prompt - 1) * client / w->n_clients;
@@ -213,11 +242,13 @@ static const char *arrive(struct world *w, int32_t client)
     if (w->n_pins == 0 && !w->backend_options.numerics_one_in &&
         core_room(w->core, &q) != w->options.n_blocks)
         return "nothing is pinned, and not all blocks are there";
+    start = sim_fair_start(w, q.client);
     rc = core_admit(w->core, &q, w->now_us);
     if (rc != expect)
         return "what can fit is refused, or what cannot is admitted";
     /* all that the request pointed to is the caller's again */
     if (rc == CORE_OK) {
+        wrong = sim_fair_joined(w, q.client, start);
         w->alive[w->n_alive] = oracle_request_new(&q, sim_namespace_key(w, q.client, salt));
         w->alive[w->n_alive]->salt = salt;
         oracle_admitted(w->prefixes, w->alive[w->n_alive++]);
@@ -228,7 +259,7 @@ static const char *arrive(struct world *w, int32_t client)
     }
     memset(w->prompt, 0xff, sizeof(w->prompt));
     memset(stop_ids, 0xff, sizeof(stop_ids));
-    return look(w);
+    return wrong ? wrong : look(w);
 }
 
 static const char *cancel(struct world *w)
@@ -245,7 +276,7 @@ static const char *cancel(struct world *w)
         if (w->alive[i]->id == id)
             return "a cancelled request is not finished at once";
     core_cancel(w->core, id, CORE_REASON_CANCELLED, w->now_us); /* nothing, again */
-    return wrong ? wrong : look(w);
+    return wrong ? wrong : take_events(w);
 }
 
 static const char *stop(struct world *w)
@@ -262,14 +293,17 @@ static const char *stop(struct world *w)
 
 static const char *expire(struct world *w)
 {
+    bool any = false;
     uint64_t next;
     const char *wrong;
 
     for (int32_t i = 0; i < w->n_alive; i++)
-        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us)
+        if (w->alive[i]->deadline_us && w->alive[i]->deadline_us <= w->now_us) {
             w->alive[i]->asked = CORE_REASON_DEADLINE;
+            any = true;
+        }
     next = core_expire(w->core, w->now_us);
-    wrong = look(w);
+    wrong = any ? look(w) : take_events(w);
     for (int32_t i = 0; !wrong && i < w->n_alive; i++) {
         uint64_t deadline = w->alive[i]->deadline_us;
 
@@ -290,7 +324,8 @@ static const char *commit(struct world *w)
     w->in_flight--;
     w->n_committed++;
     w->counts->steps++;
-    return look(w);
+    wrong = look(w);
+    return wrong ? wrong : sim_host_committed(w, w->n_committed);
 }
 
 /* A step with nothing told at all may be one of a long prefill; so many in a row are none. */
@@ -302,72 +337,96 @@ static bool starves(const struct world *w)
 }
 
 /* Whether the step just planned left somebody out for too long, though blocks were there. */
-static const char *check_turns(struct world *w, const struct batch *batch, bool prompts)
+static const char *check_turns(struct world *w, const struct batch *batch, bool prompts,
+                               bool blocks_short)
 {
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (w->options.fair_time ? 400 : 16);
+    /* One that is ahead of its share waits for others. */
+    const bool shared = w->n_clients > 1 || step_cost_us(&w->cost, 1, 0) > 0;
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 400 : 16);
+    const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
     bool chunk = batch->n_decodes < batch->n_seqs;
 
-    w->n_without_chunk = prompts && !chunk && !w->core->squeezed ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > (w->options.fair_time ? 400 : 8))
+    w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
+    if (w->n_without_chunk > (shared ? 400 : 8))
         return "decodes starve prompts";
+    for (int32_t i = 0; i < st->n_decodes; i++)
+        w->n_decodes[st->decodes[i].sequence->request->client_id]++;
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+        struct oracle_choice *o = &sim_find(w, s->request->id)->choices[s->choice];
+        const uint64_t n = w->n_decodes[s->request->client_id];
 
-        if (s->n_generated + s->n_sampling < s->request->max_tokens &&
+        if (s->last_step == batch->step)
+            o->turn = n;
+        else if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
+                 n - o->turn > 4 * (uint64_t)w->options.max_seqs + 16)
+            return "decodes of a client do not take turns";
+        if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
             return "a decode is left out for too long";
     }
     return NULL;
 }
 
-/* Whether one waits for a slot that another has beyond its share, though the step had room. */
-static const char *check_shares(struct world *w, const struct batch *batch)
+/* Whether one waits for a slot that another has beyond its part, though it could begin. */
+static const char *check_shares(struct world *w, bool blocks_short)
 {
-    const struct core *c = w->core;
-    const struct fair_item *top = fair_queue_top(c->queue);
-    const struct sequence *s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
-    bool waits = s && c->n_free_slots == 0 && c->n_draining == 0 && !c->squeezed &&
-                 batch->n_tokens < w->options.max_batch_tokens &&
-                 batch->n_tokens - batch->n_decodes <
-                     (c->prompt_rows < c->alone_rows ? c->prompt_rows : c->alone_rows) &&
-                 batch->n_tokens - batch->n_decodes <
-                     core_time_prompt_rows(c, batch->n_decodes, w->now_us) &&
-                 core_rows_left(c, s, false) > 0 && core_slot_victim(c, s);
+    struct core *c = w->core;
+    const struct fair_item *top;
+    const struct sequence *s;
+    bool waits;
 
-    w->n_kept_waiting = waits ? w->n_kept_waiting + 1 : 0;
-    return w->n_kept_waiting > 3 ? "a client has more than its share while another waits" : NULL;
+    FAIR_EACH (u, &c->fair)
+        u->closed = false;
+    top = fair_top(&c->fair);
+    s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
+    waits = s && s->n_lacking == 0 && c->n_free_slots == 0 && c->n_draining == 0 && !blocks_short &&
+            s->request->user->rows[0] == 0 && core_slot_victim(c, s);
+    w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
+    w->kept_waiting = s ? s->order : 0;
+    return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;
 }
 
-/* Clients that always wait are served alike, but for what runs at once. */
-static const char *check_fairness(const struct world *w)
+/* A prompt can go on, whatever the host does. */
+static bool can_prefill(const struct world *w)
 {
-    uint64_t least = UINT64_MAX, most = 0;
-    uint64_t request = (uint64_t)(w->max_prompt * 2 + w->max_tokens); /* at most */
+    for (struct list *l = w->core->prefilling.next; l != &w->core->prefilling; l = l->next)
+        if (!CONTAINER_OF(l, struct sequence, link)->request->masks)
+            return true;
+    return false;
+}
 
-    for (int32_t i = 1; i <= w->n_clients; i++) {
-        least = w->served[i] < least ? w->served[i] : least;
-        most = w->served[i] > most ? w->served[i] : most;
+static bool all_wait_for_masks(const struct world *w)
+{
+    bool all = w->core->n_prefilling + w->core->n_decoding > 0;
+
+    for (int32_t i = 0; i < w->options.max_seqs; i++) {
+        const struct sequence *s = w->core->slots[i];
+
+        all = all && (!s || !sequence_runs(s) || (s->request->masks && !s->masks));
     }
-    if (most - least > 2 * ((uint64_t)w->options.max_seqs + 1) * request)
-        return "clients that wait alike are not served alike";
-    return NULL;
+    return all;
 }
 
 static const char *next(struct world *w)
 {
     const struct batch *batch;
     const char *wrong = NULL;
-    bool prompts = w->core->n_prefilling > 0;
+    bool prompts = can_prefill(w), blocks_short;
+    uint64_t n_preempted = w->core->stats.preemptions;
 
     switch (core_next(w->core, &batch, w->now_us)) {
     case CORE_OK:
-        if (w->n_alive == 0)
+        if (w->n_alive == 0 && batch->n_seqs > 0)
             return "a step for nobody";
-        wrong = check_turns(w, batch, prompts);
+        sim_host_planned(w, batch->step);
+        n_preempted = w->core->stats.preemptions - n_preempted;
+        blocks_short = n_preempted > 0 || w->core->n_short > 0;
+        wrong = check_turns(w, batch, prompts, blocks_short);
         if (!wrong)
-            wrong = check_shares(w, batch);
-        if (!wrong && w->timed)
-            wrong = sim_time_check(w, batch);
+            wrong = check_shares(w, blocks_short);
+        if (!wrong)
+            wrong = sim_fair_check(w, batch, n_preempted);
         if (!wrong)
             wrong = sim_backend_submit(w->backend, batch);
         w->in_flight++;
@@ -378,7 +437,7 @@ static const char *next(struct world *w)
         break;
     case CORE_WAIT:
         w->counts->waits++;
-        if (w->in_flight == 0)
+        if (w->in_flight == 0 && !all_wait_for_masks(w))
             return "something fits and nothing runs";
         break;
     default:
@@ -393,10 +452,8 @@ static const char *turn(struct world *w, bool arrivals)
     const char *wrong = NULL;
 
     w->now_us += (uint64_t)rng_range(r, 0, 20);
-    if (!w->timed && rng_one_in(r, 50))
-        core_set_prompt_rows(w->core, rng_range(r, 1, 300), rng_range(r, 1, 300));
-    if (!w->timed && rng_one_in(r, 200)) {
-        sim_time_choose(w);
+    if (!w->timed && !w->fair && rng_one_in(r, 200)) {
+        sim_fair_choose_cost(w);
         core_set_cost(w->core, &w->cost);
     }
     for (int32_t i = 1; arrivals && w->timed && !wrong && i <= w->n_clients; i++)
@@ -406,8 +463,6 @@ static const char *turn(struct world *w, bool arrivals)
         for (int tries = 0;
              tries < 8 && !wrong && count_alive(w, (uint64_t)i) < w->options.max_seqs + 2; tries++)
             wrong = arrive(w, i);
-    if (arrivals && w->fair && !wrong)
-        wrong = check_fairness(w);
     if (arrivals && !w->fair && !w->timed && w->n_alive < w->max_alive &&
         rng_one_in(r, w->arrival_one_in))
         wrong = arrive(w, rng_range(r, 1, w->n_clients));
@@ -419,6 +474,8 @@ static const char *turn(struct world *w, bool arrivals)
         wrong = sim_hands(w);
         wrong = wrong ? wrong : look(w);
     }
+    if (w->speaks && rng_one_in(r, 2))
+        sim_host(w);
     if (!wrong && rng_one_in(r, 4))
         wrong = expire(w);
     if (!wrong && rng_one_in(r, 2))
@@ -459,7 +516,8 @@ static const char *drain(struct world *w)
 {
     const char *wrong = NULL;
 
-    while (!wrong && (w->n_alive > 0 || w->in_flight > 0)) {
+    w->fair = false; /* clients do not always wait any more */
+    while (!wrong && core_busy(w->core)) {
         wrong = turn(w, false);
         if (!wrong && w->n_alive == 0 && w->in_flight > 0)
             wrong = commit(w);
@@ -503,7 +561,12 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->preemptions += stats.preemptions;
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
-    counts->held += w->core->n_held_ever;
+    counts->held += w->core->n_prefix_waits;
+    counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
+    counts->copies_up += w->core->n_copied[TIER_DEVICE];
+    counts->loads += w->core->n_loads;
+    counts->drafts += w->core->n_drafts;
+    counts->accepted += w->core->n_accepted;
     counts->yields += w->core->n_yields;
     counts->evictions += prefix_cache_evictions(w->core->cache);
     if (wrong) /* a broken core cannot be trusted to free itself */

@@ -9,6 +9,7 @@
 struct sim_counts {
     uint64_t worlds, steps, tokens, requests, choices, refused;
     uint64_t preemptions, held, evictions, hit_tokens, queried_tokens;
+    uint64_t copies_down, copies_up, loads, drafts, accepted, masks;
     uint64_t cancels, stops, deadlines, numerics, waits, pins, clears, yields;
 };
 

@@ -1,5 +1,5 @@
-/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_hands.c
- * (pins, clears and looks) and sim_time.c (what steps take) alone. */
+/* sim_world_impl.h - a world's state, shared by sim_world.c (requests and steps), sim_host.c
+ * (drafts and masks), sim_hands.c (pins, clears and looks) and sim_fair.c (users' shares) alone. */
 #ifndef NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
@@ -32,11 +32,13 @@ struct world {
     uint64_t now_us, last_id;
     uint64_t n_committed, last_token_step;
     int32_t in_flight;
-    int32_t n_kept_waiting;  /* steps in a row in which who has a claim to a slot did not get it */
+    uint64_t kept_waiting;   /* the sequence that comes next, while it has a claim to a slot */
+    int32_t n_kept_waiting;  /* steps in a row in which it did not get it */
     int32_t n_without_chunk; /* steps in a row that left out prompts which could have gone on */
     bool fair;               /* clients of equal class that never stop asking */
     bool timed;              /* client 1 has one request at a time, the others never stop asking */
-    uint64_t served[5];      /* tokens computed for finished requests, by client */
+    uint64_t n_decodes[5];   /* rows, by client */
+    double served_us[5];     /* charged for its share, by client */
     struct oracle_request *alive[MAX_ALIVE];
     int32_t n_alive, max_alive;
 
@@ -52,20 +54,32 @@ struct world {
     double light_us, light_own_us; /* of its steps, and of its own rows in these */
     double light_most_us;          /* of its rows in one step */
 
+    bool speaks;                  /* requests may have drafts and masks */
     int32_t hand_one_in;          /* pins, clears and looks */
     uint64_t n_cleared[5];        /* times that a client's cache was cleared */
     struct pinned pins[MAX_PINS]; /* what must stay */
     int32_t n_pins;
 };
 
-void sim_time_choose(struct world *w);       /* what steps cost */
-void sim_time_choose_light(struct world *w); /* a timed world */
-const char *sim_time_check(struct world *w, const struct batch *batch);
+void sim_fair_choose_cost(struct world *w);
+void sim_fair_choose_light(struct world *w); /* a timed world */
+/* The step just planned, which preempted so many sequences. */
+const char *sim_fair_check(struct world *w, const struct batch *batch, uint64_t n_preempted);
+/* Where a client that is not active would start, or -1; and whether it did. */
+double sim_fair_start(const struct world *w, uint64_t client);
+const char *sim_fair_joined(const struct world *w, uint64_t client, double vtime);
+
+/* A request that is alive. */
+struct oracle_request *sim_find(const struct world *w, uint64_t id);
 
 struct text sim_salt(int32_t salt);
 
 /* Requests of equal key may share. */
 uint64_t sim_namespace_key(const struct world *w, uint64_t client, int32_t salt);
+
+void sim_host(struct world *w); /* the host proposes drafts and sets masks, now and then */
+void sim_host_planned(struct world *w, uint64_t step);
+const char *sim_host_committed(struct world *w, uint64_t step);
 
 /* NULL, or what was wrong. */
 const char *sim_hands(struct world *w);     /* one thing that people do by hand, or none */

@@ -1,5 +1,5 @@
-/* make_model.c - writes a model folder of any Qwen3 or Qwen2.5 shape with seeded random weights, as
- * Hugging Face lays one out: for tests and for benchmarks of shapes whose weights are not at hand.
+/* make_model.c - writes a model folder of any Qwen3 or Qwen2.5 shape with seeded random weights,
+ * for tests and benchmarks.
  *
  * Weights are normal with deviation 0.02, norms 1 + 0.1 * normal: each is an entry of a table of
  * 65,536 normal quantiles, chosen by 16 bits of a counter-based generator. So a value depends on
@@ -254,7 +254,7 @@ static void usage(FILE *out)
                  "An existing folder's files are overwritten.\n");
 }
 
-/* A number from the command line; exits with 2 where it is none. */
+/* A number from the command line; exits with 2 if it is none. */
 static uint64_t number(const char *option, const char *text, uint64_t min, uint64_t max)
 {
     char *end;
@@ -270,7 +270,7 @@ static uint64_t number(const char *option, const char *text, uint64_t min, uint6
     return x;
 }
 
-/* The place of text in a NULL-terminated list; exits with 2 where it is not in it. */
+/* The index of text in a NULL-terminated list; exits with 2 if it is not there. */
 static int choice(const char *option, const char *text, const char *const *list)
 {
     for (int i = 0; list[i]; i++)

@@ -142,7 +142,7 @@ out:
     return rc;
 }
 
-/* Even shares in the order of names; a tensor of several shares leaves fewer shards. */
+/* Equal shares in the order of names; a tensor larger than a share leaves fewer shards. */
 static void assign_shards(struct writer *w)
 {
     const uint32_t size = dtype_info[w->dtype].bytes;
@@ -166,7 +166,7 @@ static void assign_shards(struct writer *w)
     w->n_shards = shard + 1;
 }
 
-/* The header of shard s; the offsets of its tensors become those in the file. */
+/* Writes the header of shard s and sets its tensors' offsets. */
 static int write_header(struct writer *w, size_t s, struct err *e)
 {
     struct writer_shard *shard = &w->shards[s];
@@ -232,7 +232,7 @@ static int open_shards(struct writer *w, int dir, struct err *e)
     return 0;
 }
 
-/* Also takes away what an earlier model of another number of shards left to be preferred. */
+/* Removes the index or the single file of an earlier model, which would be preferred. */
 static int write_index(const struct writer *w, int dir, struct err *e)
 {
     json_t *map;

@@ -1,8 +1,8 @@
-/* model_writer.h - the frame of a model folder as Hugging Face writes it: config.json,
- * generation_config.json, the tokenizer's files, safetensors headers and index. All but the weights
- * themselves, which the caller writes to where each tensor lies.
+/* model_writer.h - writes a model folder as Hugging Face does: config.json, generation_config.json,
+ * the tokenizer's files, safetensors headers and index. The caller writes the weights to the places
+ * of the tensors.
  *
- * One thread; the shards' descriptors may be written to by many. */
+ * One thread; many may write to the shards' descriptors. */
 #ifndef NVLLM_TESTS_TOOLS_MODEL_WRITER_H
 #define NVLLM_TESTS_TOOLS_MODEL_WRITER_H
 
@@ -31,15 +31,15 @@ struct writer {
     const char *tokenizer; /* folder to copy a tokenizer from */
     struct model_config config;
     enum dtype dtype;
-    size_t n_shards; /* wanted; what there are after writer_open, for none is empty */
+    size_t n_shards; /* wanted; writer_open lowers it, since no shard may be empty */
     uint64_t seed;
     /* set by writer_open */
-    struct model_tensors tensors; /* located: file is the place in shards */
+    struct model_tensors tensors; /* file is an index into shards */
     struct writer_shard shards[WRITER_MAX_SHARDS];
 };
 
-/* Makes the folder and all its files, the weights' of their full size and without content. */
+/* Creates the folder and its files; those of the weights have their full size but no content. */
 int writer_open(struct writer *w, struct err *e);
-int writer_close(struct writer *w, struct err *e); /* says what the disk refused late */
+int writer_close(struct writer *w, struct err *e); /* reports late write errors */
 
 #endif

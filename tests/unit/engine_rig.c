@@ -85,7 +85,7 @@ struct engine_request request(uint64_t id, const char *prompt)
 void generate(struct engine *g, const struct engine_request *r)
 {
     atomic_fetch_add(&n_owned, 1);
-    ck_assert_int_eq(engine_generate(g, r), 0);
+    ck_assert_int_eq(engine_start(g, r), 0);
 }
 
 static void add(struct answer *a, const struct engine_event *ev)

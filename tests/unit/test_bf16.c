@@ -1,4 +1,4 @@
-/* test_bf16.c - conversions against references that know only what the numbers are. */
+/* test_bf16.c - conversions against references by value. */
 #include <check.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@ static float f32_of(uint32_t bits)
     return f;
 }
 
-/* The value of a bf16 pattern, where what would be infinite is the power of two that follows. */
+/* The value of a bf16 pattern; for infinity the next power of two. */
 static double bf16_value(uint32_t bits)
 {
     if ((bits & 0x7fff) == 0x7f80)
@@ -22,7 +22,7 @@ static double bf16_value(uint32_t bits)
     return f32_of(bits << 16);
 }
 
-/* Of the two patterns around x the nearer one; the even one of two that are as near. */
+/* The nearer of the two patterns around x; of two as near the even one. */
 static uint16_t reference(float x)
 {
     uint32_t bits, low, high;
@@ -52,7 +52,7 @@ static void check_f32(uint32_t bits)
         ck_assert_msg(got == reference(x), "%08x: %04x, not %04x", bits, got, reference(x));
 }
 
-/* Each exponent and sign, with every pattern of the bits that decide about rounding. */
+/* Each exponent and sign, with every pattern of the bits that decide rounding. */
 START_TEST(f32_rounds_to_nearest_even)
 {
     static const uint32_t tails[] = {0, 1, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0x8002, 0xfffe, 0xffff};
@@ -63,7 +63,7 @@ START_TEST(f32_rounds_to_nearest_even)
 }
 END_TEST
 
-/* Any bits at all, a million of them. */
+/* A million random patterns. */
 START_TEST(f32_of_random_bits)
 {
     uint64_t x = 88172645463325252;
@@ -101,7 +101,7 @@ START_TEST(every_f16)
 }
 END_TEST
 
-/* What bf16 holds goes to float32 and back unchanged. */
+/* Each bf16 value survives the way to float32 and back. */
 START_TEST(bf16_survives_f32)
 {
     for (uint32_t i = 0; i < 0x10000; i++)
@@ -110,7 +110,7 @@ START_TEST(bf16_survives_f32)
 }
 END_TEST
 
-/* Arrays of every short length are converted to their end and not beyond. */
+/* Arrays of every short length are converted to the end and no further. */
 START_TEST(arrays_of_odd_lengths)
 {
     for (size_t n = 0; n < 70; n++) {

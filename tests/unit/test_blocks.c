@@ -1,4 +1,4 @@
-/* test_blocks.c - the pool of blocks: free, cached and used are all there is. */
+/* test_blocks.c - each block is free, cached or used. */
 #include <check.h>
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@ static void expect(int32_t n_free, int32_t n_cached, int32_t n_used)
     ck_assert_int_eq(blocks_n_used(pool), n_used);
 }
 
-/* Each block goes out once; when all are out there is none. */
+/* Each block is taken once; then there is none left. */
 START_TEST(takes_each_once)
 {
     int32_t a = take(), b = take(), c = take(), d;
@@ -46,7 +46,7 @@ START_TEST(takes_each_once)
 }
 END_TEST
 
-/* A block shared by two sequences comes back only when both have let go. */
+/* A block shared by two sequences is free only when both have released it. */
 START_TEST(shared_block_outlives_first_owner)
 {
     int32_t a = take();
@@ -59,7 +59,7 @@ START_TEST(shared_block_outlives_first_owner)
 }
 END_TEST
 
-/* A listed block that is let go is cached, not free: it is not taken, and can be held again. */
+/* A released listed block is cached, not free: it is not taken, and can be held again. */
 START_TEST(listed_block_is_cached)
 {
     int32_t a = take(), b;
@@ -77,7 +77,7 @@ START_TEST(listed_block_is_cached)
 }
 END_TEST
 
-/* The oldest cached block is the one let go first, also after one between was held again. */
+/* The oldest cached block is the one released first, also after another was held again. */
 START_TEST(oldest_is_first_let_go)
 {
     int32_t a = take(), b = take(), c = take();
@@ -99,7 +99,7 @@ START_TEST(oldest_is_first_let_go)
 }
 END_TEST
 
-/* Unlisting a block that is held changes nothing until it is let go: then it is free. */
+/* A block unlisted while held is free once released. */
 START_TEST(unlisted_while_held)
 {
     int32_t a = take();
@@ -143,21 +143,21 @@ START_TEST(copy_keeps_a_block)
 }
 END_TEST
 
-/* Letting go of what nobody holds is a bug, and stops the program. */
+/* Releasing a block that nobody holds is a bug and aborts. */
 START_TEST(unref_below_zero_aborts)
 {
     blocks_unref(pool, 0);
 }
 END_TEST
 
-/* An id outside the pool is a bug too. */
+/* So is an id outside the pool. */
 START_TEST(foreign_id_aborts)
 {
     blocks_ref(pool, 3);
 }
 END_TEST
 
-/* The verification sees a count that is not the number of holders. */
+/* blocks_verify() sees a count that is not the number of holders. */
 START_TEST(verify_counts_holders)
 {
     int32_t refs[3] = {0, 0, 0};

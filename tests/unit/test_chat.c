@@ -1,5 +1,5 @@
-/* test_chat.c - chats rendered as the models' Jinja templates render them, and what of a prompt
- * may be matched as a special token.
+/* test_chat.c - chats are rendered as by the models' Jinja templates, and only the template's own
+ * text can become a special token.
  *
  * usage: test_chat                 the tests
  *        test_chat FAMILY FILE     only compares the vectors of a file */
@@ -109,7 +109,7 @@ START_TEST(qwen3_vectors)
 }
 END_TEST
 
-/* Qwen3's first published template renders the same, where it renders at all. */
+/* Qwen3's first published template renders the same where it does not fail. */
 START_TEST(qwen3_first_vectors)
 {
     ck_assert_int_eq(check_file("qwen3", TEST_DATA_DIR "/qwen3-first-chat-vectors.jsonl"), 60);
@@ -122,7 +122,7 @@ START_TEST(qwen25_vectors)
 }
 END_TEST
 
-/* A template is found by its text, with or without newlines at its end. */
+/* A template is found by its text, with or without trailing newlines. */
 START_TEST(template_is_found_by_its_text)
 {
     struct chat_template *t;
@@ -146,7 +146,7 @@ START_TEST(template_is_found_by_its_text)
 }
 END_TEST
 
-/* A template with one other byte is not guessed at: the refusal holds its hash. */
+/* A template with one other byte is refused; the message has its hash. */
 START_TEST(unknown_template_is_refused)
 {
     struct chat_template *t;
@@ -175,8 +175,8 @@ static void write_file(const char *folder, const char *name, const char *text)
     ck_assert(f && fputs(text, f) >= 0 && fclose(f) == 0);
 }
 
-/* No template at all is no error; a broken configuration is; a template file comes first; of a
- * list of templates the one called default counts. */
+/* A missing template is not an error, a broken configuration is. A template file takes precedence;
+ * of a list of templates the one named default counts. */
 START_TEST(folders)
 {
     char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
@@ -212,7 +212,7 @@ START_TEST(folders)
 }
 END_TEST
 
-/* What users, tools and models wrote makes no special token: as many as the template's own. */
+/* The only special tokens are the template's own: none comes from users, tools or models. */
 START_TEST(texts_make_no_special_tokens)
 {
     static const char json[] =
@@ -256,7 +256,7 @@ START_TEST(texts_make_no_special_tokens)
 }
 END_TEST
 
-/* Pieces of a special token on both sides of a border between template and text do not join. */
+/* The halves of a special token do not join across a border between template and text. */
 START_TEST(no_special_token_across_a_border)
 {
     struct chat_template *t = named("nvllm-tiny");
@@ -284,8 +284,7 @@ START_TEST(no_special_token_across_a_border)
 }
 END_TEST
 
-/* The length told beforehand counts whatever can make a prompt long, so that no chat passes for a
- * short one: many messages with nothing in them, and names of calls, too. */
+/* chat_bytes() counts whatever makes a prompt long, empty messages and names of calls too. */
 START_TEST(length_told_beforehand)
 {
     enum { N = 5000 };
@@ -316,8 +315,7 @@ START_TEST(length_told_beforehand)
 }
 END_TEST
 
-/* The ranges are what the template wrote, and neither names nor arguments nor tools nor contents.
- */
+/* The ranges cover what the template wrote, not names, arguments, tools or contents. */
 START_TEST(ranges_leave_out_what_came)
 {
     struct chat_template *t = named("qwen3");
@@ -367,7 +365,7 @@ START_TEST(thinking)
 }
 END_TEST
 
-/* Content null or absent is the empty text. */
+/* Null or absent content is the empty text. */
 START_TEST(null_content)
 {
     expect_rendered("qwen3", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}",
@@ -432,7 +430,7 @@ START_TEST(json_as_python)
 }
 END_TEST
 
-/* What is wrong with a chat is said with the field's name. */
+/* An error names the field. */
 START_TEST(errors_name_the_field)
 {
     expect_error("", "chat: not JSON: line");
@@ -468,7 +466,7 @@ START_TEST(errors_name_the_field)
 }
 END_TEST
 
-/* Tools and arguments that come as text and are no JSON are refused by their place. */
+/* Tools and arguments that are not JSON are refused, with their position. */
 START_TEST(texts_that_are_no_json)
 {
     struct chat_template *t = named("qwen3");
@@ -496,8 +494,7 @@ START_TEST(texts_that_are_no_json)
 }
 END_TEST
 
-/* Random bytes changed in a chat: an error with a text, or a prompt; never the end of the process.
- */
+/* A chat with random bytes changed gives an error with a text, or a prompt. */
 START_TEST(mutated_chats)
 {
     static const char json[] =
@@ -542,7 +539,7 @@ START_TEST(mutated_chats)
 }
 END_TEST
 
-/* JSON nested a hundred thousand deep is an error and not the end of the stack. */
+/* JSON nested a hundred thousand deep is an error. */
 START_TEST(deep_json_is_refused)
 {
     size_t depth = 100000;
@@ -567,7 +564,7 @@ END_TEST
 
 static const char *file_family, *file_path;
 
-/* The vectors of the file that the command line names. */
+/* The vectors of the file named on the command line. */
 START_TEST(vectors_of_file)
 {
     ck_assert_int_gt(check_file(file_family, file_path), 0);

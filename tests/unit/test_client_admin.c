@@ -1,6 +1,7 @@
-/* test_client_admin.c - the calls that look into the daemon and steer it: the test writes the
- * answer before the call and reads the request after it. */
+/* test_client_admin.c - the calls that inspect and control the daemon: the test writes the answer
+ * before the call and reads the request after it. */
 #include "client_rig.h"
+#include "proto/report_fields.h"
 #include "tests/unit/run_suite.h"
 
 enum { MS = 1000 };
@@ -29,47 +30,73 @@ static const client_frame *asked(Nvllm__V1__ClientFrame__OpCase op)
     return f;
 }
 
-#define OP(name)          NVLLM__V1__CLIENT_FRAME__OP_##name
-#define expect_ok(call)   ck_assert_msg((call) == NVLLM_OK, "%s", err.message)
-#define expect_bad(call)  ck_assert_int_eq((call), NVLLM_E_INVALID)
-#define ANSWER(f, e, ...) FRAME(f, e, __VA_ARGS__, next_id())
+#define OP(name)         NVLLM__V1__CLIENT_FRAME__OP_##name
+#define expect_ok(call)  ck_assert_msg((call) == NVLLM_OK, "%s", err.message)
+#define expect_bad(call) ck_assert_int_eq((call), NVLLM_E_INVALID)
 
-/* ---- what is under way */
+/* A message with these members. */
+#define MESSAGE(Type, type, ...)                                                                   \
+    (Nvllm__V1__##Type)                                                                            \
+    {                                                                                              \
+        PROTOBUF_C_MESSAGE_INIT(&nvllm__v1__##type##__descriptor), __VA_ARGS__                     \
+    }
 
-static void fill_info(Nvllm__V1__RequestInfo *info, uint64_t request, int state)
+/* Marks fields that are not zero as present; gives the message back. */
+static void *mark(void *message)
 {
-    nvllm__v1__request_info__init(info);
-    info->request = request;
-    info->has_request = info->has_uid = info->has_pid = info->has_state = true;
-    info->has_place = info->has_tokens_per_s = info->has_age_us = info->has_priority = true;
-    info->uid = 1000;
-    info->pid = 77;
-    info->state = (Nvllm__V1__RequestState)state;
-    info->priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
-    info->place = 3;
-    info->age_us = UINT64_MAX;
-    info->tokens_per_s = 12.5;
+    const ProtobufCMessageDescriptor *type = ((ProtobufCMessage *)message)->descriptor;
+    static const char zero[8];
+
+    for (unsigned i = 0; i < type->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &type->fields[i];
+        bool wide = f->type == PROTOBUF_C_TYPE_UINT64 || f->type == PROTOBUF_C_TYPE_DOUBLE ||
+                    f->type == PROTOBUF_C_TYPE_BYTES;
+
+        if (f->quantifier_offset > 0 && f->label == PROTOBUF_C_LABEL_OPTIONAL &&
+            memcmp((char *)message + f->offset, zero, wide ? 8 : 4) != 0)
+            *(protobuf_c_boolean *)((char *)message + f->quantifier_offset) = true;
+    }
+    return message;
 }
 
-/* Requests come in the daemon's order with all that is known of them. */
+static void answer(Nvllm__V1__ServerFrame__EventCase event, void *message)
+{
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+
+    f.has_id = true;
+    f.id = next_id();
+    f.event_case = event;
+    f.status = mark(message); /* whichever it is: the oneof is a union of pointers */
+    server_send(&server, &f);
+}
+
+#define ANSWER(EVENT, ...) answer(NVLLM__V1__SERVER_FRAME__EVENT_##EVENT, &MESSAGE(__VA_ARGS__))
+
+/* ---- requests and blocks */
+
+static Nvllm__V1__RequestInfo info_of(uint64_t request, int state)
+{
+    Nvllm__V1__RequestInfo info =
+        MESSAGE(RequestInfo, request_info, .request = request, .uid = 1000, .pid = 77,
+                .state = (Nvllm__V1__RequestState)state,
+                .priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH, .place = 3, .age_us = UINT64_MAX,
+                .tokens_per_s = 12.5);
+
+    mark(&info);
+    return info;
+}
+
+/* Requests come in the daemon's order with everything it reports about them. */
 START_TEST(requests_are_listed)
 {
-    Nvllm__V1__RequestInfo infos[2], *pointers[] = {&infos[0], &infos[1]};
+    Nvllm__V1__RequestInfo decoding = info_of(9, NVLLM__V1__REQUEST_STATE__REQUEST_DECODE);
+    Nvllm__V1__RequestInfo newer = info_of(4, 55), *infos[] = {&decoding, &newer};
     const struct nvllm_request_list *list;
     struct nvllm_list_options options;
     const client_frame *f;
 
     admin_greeted();
-    fill_info(&infos[0], 9, NVLLM__V1__REQUEST_STATE__REQUEST_DECODE);
-    fill_info(&infos[1], 4, 55);
-    {
-        ANSWER(a, l, RequestList, REQUEST_LIST, request_list, REQUEST_LIST);
-        l.n_requests = 2;
-        l.requests = pointers;
-        l.has_total = true;
-        l.total = 7;
-        server_send(&server, &a);
-    }
+    ANSWER(REQUEST_LIST, RequestList, request_list, .n_requests = 2, .requests = infos, .total = 7);
     nvllm_list_options_init(&options);
     options.limit = 2;
     expect_ok(nvllm_list_requests(client, &options, MS, &list, &err));
@@ -90,7 +117,7 @@ START_TEST(requests_are_listed)
 }
 END_TEST
 
-/* A request of any connection is ended by the daemon's number. */
+/* A request of any connection can be cancelled by the daemon's number. */
 START_TEST(request_is_cancelled_by_number)
 {
     const client_frame *f;
@@ -98,10 +125,7 @@ START_TEST(request_is_cancelled_by_number)
 
     admin_greeted();
     for (int i = 0; i < 2; i++) {
-        ANSWER(a, cancelled, Cancelled, CANCELLED, cancelled, CANCELLED);
-        cancelled.has_found = true;
-        cancelled.found = i == 0;
-        server_send(&server, &a);
+        ANSWER(CANCELLED, Cancelled, cancelled, .found = i == 0);
         expect_ok(nvllm_cancel_request(client, 1234567890123, MS, &found, &err));
         ck_assert_int_eq(found, i == 0);
         f = asked(OP(CANCEL));
@@ -110,44 +134,23 @@ START_TEST(request_is_cancelled_by_number)
 }
 END_TEST
 
-/* The pool is told in sums, by user, by request, and as a map where one is wanted. */
+/* The pool is reported in sums, by user, by request, and as a map on request. */
 START_TEST(blocks_are_reported)
 {
-    Nvllm__V1__Blocks sums = NVLLM__V1__BLOCKS__INIT;
-    Nvllm__V1__BlocksOfUid uid = NVLLM__V1__BLOCKS_OF_UID__INIT, *uids[] = {&uid};
-    Nvllm__V1__BlocksOfRequest r = NVLLM__V1__BLOCKS_OF_REQUEST__INIT, *rs[] = {&r, &r};
+    Nvllm__V1__Blocks sums = MESSAGE(Blocks, blocks, .total = 6, .used = 3, .cached = 2, .free = 1);
+    Nvllm__V1__BlocksOfUid uid =
+        MESSAGE(BlocksOfUid, blocks_of_uid, .uid = 1000, .used = 2, .requests = 1);
+    Nvllm__V1__BlocksOfRequest r = MESSAGE(BlocksOfRequest, blocks_of_request, .request = 5,
+                                           .uid = 1000, .used = 2, .shared = 1);
+    Nvllm__V1__BlocksOfUid *uids[] = {mark(&uid)};
+    Nvllm__V1__BlocksOfRequest *rs[] = {mark(&r), &r};
     struct nvllm_blocks_options options;
     const struct nvllm_blocks *blocks;
 
     admin_greeted();
-    sums.has_total = sums.has_used = sums.has_cached = sums.has_free = true;
-    sums.total = 6;
-    sums.used = 3;
-    sums.cached = 2;
-    sums.free = 1;
-    uid.has_uid = uid.has_used = uid.has_requests = true;
-    uid.uid = 1000;
-    uid.used = 2;
-    uid.requests = 1;
-    r.has_request = r.has_uid = r.has_used = r.has_shared = true;
-    r.request = 5;
-    r.uid = 1000;
-    r.used = 2;
-    r.shared = 1;
-    {
-        ANSWER(a, b, BlockReport, BLOCK_REPORT, block_report, BLOCK_REPORT);
-        b.blocks = &sums;
-        b.has_pinned = b.has_block_len = b.has_block_bytes = b.has_map = true;
-        b.pinned = 1;
-        b.block_len = 16;
-        b.block_bytes = 1ull << 40;
-        b.n_uids = 1;
-        b.uids = uids;
-        b.n_requests = 2;
-        b.requests = rs;
-        b.map = (ProtobufCBinaryData){6, (uint8_t *)"uspccf"};
-        server_send(&server, &a);
-    }
+    ANSWER(BLOCK_REPORT, BlockReport, block_report, .blocks = mark(&sums), .pinned = 1,
+           .block_len = 16, .block_bytes = 1ull << 40, .n_uids = 1, .uids = uids, .n_requests = 2,
+           .requests = rs, .map = {6, (uint8_t *)"uspccf"});
     nvllm_blocks_options_init(&options);
     options.map = true;
     expect_ok(nvllm_get_blocks(client, &options, MS, &blocks, &err));
@@ -166,36 +169,21 @@ END_TEST
 
 /* ---- the prefix cache */
 
-/* Prefixes come with their first tokens; the cache's counts beside them. */
+/* Prefixes come with their first tokens, and the cache with its counts. */
 START_TEST(cache_is_shown)
 {
-    Nvllm__V1__CachedPrefix one = NVLLM__V1__CACHED_PREFIX__INIT, *list[] = {&one};
-    Nvllm__V1__PrefixCache counts = NVLLM__V1__PREFIX_CACHE__INIT;
-    const struct nvllm_cache *cache;
     int32_t head[] = {7, 8, 9};
+    Nvllm__V1__CachedPrefix one =
+        MESSAGE(CachedPrefix, cached_prefix, .uid = 3, .tokens = 48, .hits = 5, .pinned = true,
+                .holders = 2, .n_head_ids = 3, .head_ids = head);
+    Nvllm__V1__CachedPrefix *list[] = {mark(&one)};
+    Nvllm__V1__PrefixCache counts =
+        MESSAGE(PrefixCache, prefix_cache, .queried_tokens = 100, .hit_tokens = 60);
+    const struct nvllm_cache *cache;
 
     admin_greeted();
-    one.has_uid = one.has_tokens = one.has_hits = one.has_pinned = one.has_holders = true;
-    one.uid = 3;
-    one.tokens = 48;
-    one.hits = 5;
-    one.pinned = true;
-    one.holders = 2;
-    one.n_head_ids = 3;
-    one.head_ids = head;
-    counts.has_queried_tokens = counts.has_hit_tokens = true;
-    counts.queried_tokens = 100;
-    counts.hit_tokens = 60;
-    {
-        ANSWER(a, c, CacheReport, CACHE_REPORT, cache_report, CACHE_REPORT);
-        c.n_prefixes = 1;
-        c.prefixes = list;
-        c.counts = &counts;
-        c.has_evictions = c.has_pinned_blocks = true;
-        c.evictions = 11;
-        c.pinned_blocks = 3;
-        server_send(&server, &a);
-    }
+    ANSWER(CACHE_REPORT, CacheReport, cache_report, .n_prefixes = 1, .prefixes = list,
+           .counts = mark(&counts), .evictions = 11, .pinned_blocks = 3);
     expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
     ck_assert(!asked(OP(SHOW_CACHE))->show_cache->has_limit);
     ck_assert_uint_eq(cache->n_prefixes, 1);
@@ -211,15 +199,10 @@ END_TEST
 
 static void answer_cache_changed(void)
 {
-    ANSWER(a, c, CacheChanged, CACHE_CHANGED, cache_changed, CACHE_CHANGED);
-
-    c.has_blocks = c.has_tokens = true;
-    c.blocks = 2;
-    c.tokens = 32;
-    server_send(&server, &a);
+    ANSWER(CACHE_CHANGED, CacheChanged, cache_changed, .blocks = 2, .tokens = 32);
 }
 
-/* Clearing one's own is what is asked for unless all is said. */
+/* Only the caller's own cache is cleared unless all is set. */
 START_TEST(cache_is_cleared)
 {
     const struct nvllm_cache_change *change;
@@ -238,7 +221,7 @@ START_TEST(cache_is_cleared)
 }
 END_TEST
 
-/* A prompt is pinned as text, as ids or as a chat; unpinned, and for another user, where said. */
+/* A prompt is pinned as text, ids or a chat; the options unpin it, or pin it for another user. */
 START_TEST(prompts_are_pinned)
 {
     const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
@@ -285,26 +268,18 @@ END_TEST
 
 /* ---- why */
 
-/* Of a request one hears why it waits and what it wants. */
+/* A request is explained by why it waits and what it needs. */
 START_TEST(request_is_explained)
 {
     const struct nvllm_explanation *why;
     struct nvllm_explain_options o;
-    Nvllm__V1__RequestInfo info;
+    Nvllm__V1__RequestInfo info = info_of(8, NVLLM__V1__REQUEST_STATE__REQUEST_WAITING);
     const client_frame *f;
 
     admin_greeted();
-    fill_info(&info, 8, NVLLM__V1__REQUEST_STATE__REQUEST_WAITING);
-    {
-        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
-        x.info = &info;
-        x.has_reason = x.has_blocks_needed = x.has_blocks_available = true;
-        x.reason = NVLLM__V1__WAIT_REASON__WAIT_BLOCKS;
-        x.blocks_needed = 9;
-        x.blocks_available = 4;
-        x.text = (char *)"waits for 5 more blocks";
-        server_send(&server, &a);
-    }
+    ANSWER(EXPLANATION, Explanation, explanation, .info = &info,
+           .reason = NVLLM__V1__WAIT_REASON__WAIT_BLOCKS, .blocks_needed = 9, .blocks_available = 4,
+           .text = (char *)"waits for 5 more blocks");
     nvllm_explain_options_init(&o);
     o.request = 8;
     expect_ok(nvllm_explain(client, &o, MS, &why, &err));
@@ -319,7 +294,7 @@ START_TEST(request_is_explained)
 }
 END_TEST
 
-/* Of a prompt one hears where its cached part ends, and what others went on with. */
+/* A prompt is explained by where its cached part ends and how cached prompts go on instead. */
 START_TEST(prompt_is_explained)
 {
     const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
@@ -334,16 +309,9 @@ START_TEST(prompt_is_explained)
     chat.messages = &message;
     chat.n_messages = 1;
     for (int i = 0; i < 3; i++) {
-        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
-        x.has_prompt_tokens = x.has_cached_tokens = true;
-        x.prompt_tokens = 40;
-        x.cached_tokens = 32;
-        x.has_same_tokens = i == 0;
-        x.same_tokens = i == 0 ? 35 : 0;
-        x.has_next_id = i == 0; /* and it is 0, which is a token too */
-        x.n_other_ids = i == 0 ? 2 : 0;
-        x.other_ids = others;
-        server_send(&server, &a);
+        ANSWER(EXPLANATION, Explanation, explanation, .prompt_tokens = 40, .cached_tokens = 32,
+               .same_tokens = i == 0 ? 35 : 0, .has_next_id = i == 0, /* 0 is a token, too */
+               .n_other_ids = i == 0 ? 2 : 0, .other_ids = others);
         nvllm_explain_options_init(&o);
         if (i == 0)
             o.prompt = nvllm_str("abc");
@@ -374,16 +342,10 @@ END_TEST
 
 static void answer_changed(Nvllm__V1__State state, const char *level)
 {
-    ANSWER(a, c, Changed, CHANGED, changed, CHANGED);
-
-    c.has_state = true;
-    c.state = state;
-    c.log_level = (char *)level;
-    server_send(&server, &a);
+    ANSWER(CHANGED, Changed, changed, .state = state, .log_level = (char *)level);
 }
 
-/* Draining, resuming, the log level and the end are asked for, and the answer says how it is now.
- */
+/* Draining, resuming, the log level and shutdown: the answer tells the new state. */
 START_TEST(daemon_is_steered)
 {
     const struct nvllm_change *change;
@@ -416,7 +378,7 @@ START_TEST(daemon_is_steered)
 }
 END_TEST
 
-/* A reload says by name what changed and what did not. */
+/* A reload names what changed and what needs a restart. */
 START_TEST(configuration_is_reloaded)
 {
     char *changed[] = {(char *)"daemon.log_level", (char *)"limits.max_tokens"};
@@ -424,14 +386,8 @@ START_TEST(configuration_is_reloaded)
     const struct nvllm_reloaded *reloaded;
 
     admin_greeted();
-    {
-        ANSWER(a, r, Reloaded, RELOADED, reloaded, RELOADED);
-        r.n_changed = 2;
-        r.changed = changed;
-        r.n_needs_restart = 1;
-        r.needs_restart = stay;
-        server_send(&server, &a);
-    }
+    ANSWER(RELOADED, Reloaded, reloaded, .n_changed = 2, .changed = changed, .n_needs_restart = 1,
+           .needs_restart = stay);
     expect_ok(nvllm_reload(client, MS, &reloaded, &err));
     asked(OP(RELOAD));
     ck_assert_uint_eq(reloaded->n_changed, 2);
@@ -441,9 +397,9 @@ START_TEST(configuration_is_reloaded)
 }
 END_TEST
 
-/* ---- what goes wrong */
+/* ---- errors */
 
-/* Reports that hold nothing give empty lists, not wild pointers. */
+/* Empty reports give empty lists and texts, not wild pointers. */
 START_TEST(empty_reports)
 {
     const struct nvllm_request_list *list;
@@ -454,59 +410,38 @@ START_TEST(empty_reports)
     struct nvllm_explain_options o;
 
     admin_greeted();
-    {
-        ANSWER(a, l, RequestList, REQUEST_LIST, request_list, REQUEST_LIST);
-        server_send(&server, &a);
-        expect_ok(nvllm_list_requests(client, NULL, MS, &list, &err));
-        ck_assert(list->n_requests == 0 && list->total == 0);
-    }
-    {
-        ANSWER(a, b, BlockReport, BLOCK_REPORT, block_report, BLOCK_REPORT);
-        server_send(&server, &a);
-        expect_ok(nvllm_get_blocks(client, NULL, MS, &blocks, &err));
-        ck_assert(blocks->total == 0 && blocks->n_uids == 0 && blocks->n_requests == 0);
-        ck_assert(blocks->map.data && blocks->map.len == 0);
-    }
-    {
-        ANSWER(a, c, CacheReport, CACHE_REPORT, cache_report, CACHE_REPORT);
-        server_send(&server, &a);
-        expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
-        ck_assert(cache->n_prefixes == 0 && cache->queried_tokens == 0);
-    }
-    {
-        ANSWER(a, x, Explanation, EXPLANATION, explanation, EXPLANATION);
-        server_send(&server, &a);
-        nvllm_explain_options_init(&o);
-        o.request = 1;
-        expect_ok(nvllm_explain(client, &o, MS, &why, &err));
-        ck_assert_int_eq(why->reason, NVLLM_WAIT_UNKNOWN);
-        ck_assert(!why->info && why->next_id == -1);
-    }
-    {
-        ANSWER(a, r, Reloaded, RELOADED, reloaded, RELOADED);
-        server_send(&server, &a);
-        expect_ok(nvllm_reload(client, MS, &reloaded, &err));
-        ck_assert(reloaded->n_changed == 0 && reloaded->n_needs_restart == 0);
-    }
+    ANSWER(REQUEST_LIST, RequestList, request_list, .total = 0);
+    expect_ok(nvllm_list_requests(client, NULL, MS, &list, &err));
+    ck_assert(list->n_requests == 0 && list->total == 0);
+    ANSWER(BLOCK_REPORT, BlockReport, block_report, .pinned = 0);
+    expect_ok(nvllm_get_blocks(client, NULL, MS, &blocks, &err));
+    ck_assert(blocks->total == 0 && blocks->n_uids == 0 && blocks->n_requests == 0);
+    ck_assert(blocks->map.data && blocks->map.len == 0);
+    ANSWER(CACHE_REPORT, CacheReport, cache_report, .total = 0);
+    expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
+    ck_assert(cache->n_prefixes == 0 && cache->queried_tokens == 0);
+    ANSWER(EXPLANATION, Explanation, explanation, .info = NULL);
+    nvllm_explain_options_init(&o);
+    o.request = 1;
+    expect_ok(nvllm_explain(client, &o, MS, &why, &err));
+    ck_assert_int_eq(why->reason, NVLLM_WAIT_UNKNOWN);
+    ck_assert(!why->info && why->next_id == -1);
+    ck_assert_str_eq(why->text, "");
+    ANSWER(RELOADED, Reloaded, reloaded, .n_changed = 0);
+    expect_ok(nvllm_reload(client, MS, &reloaded, &err));
+    ck_assert(reloaded->n_changed == 0 && reloaded->n_needs_restart == 0);
 }
 END_TEST
 
-/* A refusal names the limit, its value and when to come again. */
+/* A refusal names the limit, its value and when to retry. */
 START_TEST(refusal_names_the_limit)
 {
     const struct nvllm_request_list *list;
 
     admin_greeted();
-    {
-        ANSWER(a, e, Error, ERROR, error, ERROR);
-        e.has_code = e.has_retryable = e.has_retry_after_ms = e.has_limit_value = true;
-        e.code = NVLLM__V1__ERROR_CODE__ERROR_BUSY;
-        e.retryable = true;
-        e.retry_after_ms = 40;
-        e.limit = (char *)"limits.requests_per_uid";
-        e.limit_value = UINT64_MAX;
-        server_send(&server, &a);
-    }
+    ANSWER(ERROR, Error, error, .code = NVLLM__V1__ERROR_CODE__ERROR_BUSY, .retryable = true,
+           .retry_after_ms = 40, .limit = (char *)"limits.requests_per_uid",
+           .limit_value = UINT64_MAX);
     ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_BUSY);
     ck_assert_str_eq(err.limit, "limits.requests_per_uid");
     ck_assert_uint_eq(err.limit_value, UINT64_MAX);
@@ -514,8 +449,8 @@ START_TEST(refusal_names_the_limit)
 }
 END_TEST
 
-/* What cannot be asked is refused here, and nothing of it is sent. */
-START_TEST(wrong_questions)
+/* Calls with bad arguments are refused before anything is sent. */
+START_TEST(bad_arguments)
 {
     const struct nvllm_list_options never_prepared = {0};
     const struct nvllm_explanation *why = NULL;
@@ -551,7 +486,7 @@ START_TEST(wrong_questions)
 }
 END_TEST
 
-/* An answer to another question ends the connection. */
+/* An answer of the wrong kind ends the connection. */
 START_TEST(answer_of_another_kind)
 {
     const struct nvllm_request_list *list = NULL;
@@ -563,7 +498,30 @@ START_TEST(answer_of_another_kind)
 }
 END_TEST
 
-/* Every state and reason has a word of its own, and a number from the future one as well. */
+/* Each field of a report has its row in report_fields.h. */
+START_TEST(no_field_is_forgotten)
+{
+#define ROW(kind, field, source, member, key) +1
+#define ck_rows(message, rows)                ck_assert_uint_eq(nvllm__v1__##message##__descriptor.n_fields, rows)
+    ck_rows(status, STATUS_FIELDS(ROW));
+    ck_rows(blocks, BLOCK_SUMS_FIELDS(ROW));
+    ck_rows(requests, STATUS_REQUESTS_FIELDS(ROW));
+    ck_rows(prefix_cache, CACHE_HITS_FIELDS(ROW));
+    ck_rows(memory, STATUS_MEMORY_FIELDS(ROW));
+    ck_rows(request_info, REQUEST_INFO_FIELDS(ROW));
+    ck_rows(request_list, REQUEST_LIST_FIELDS(ROW));
+    ck_rows(blocks_of_uid, UID_BLOCKS_FIELDS(ROW));
+    ck_rows(blocks_of_request, REQUEST_BLOCKS_FIELDS(ROW));
+    ck_rows(block_report, BLOCKS_FIELDS(ROW));
+    ck_rows(cached_prefix, CACHED_PREFIX_FIELDS(ROW));
+    ck_rows(cache_report, CACHE_FIELDS(ROW));
+    ck_rows(cache_changed, CACHE_CHANGE_FIELDS(ROW));
+    /* Both kinds have the text, and the request is a message of its own. */
+    ck_rows(explanation, WHY_WAITING_FIELDS(ROW) WHY_CACHED_FIELDS(ROW) - 1 + 1);
+}
+END_TEST
+
+/* Every state and reason has a word of its own; numbers of a newer daemon have one, too. */
 START_TEST(words)
 {
     for (int i = NVLLM_REQUEST_ENCODING; i <= NVLLM_REQUEST_ENDING; i++) {
@@ -605,9 +563,10 @@ int main(void)
     tcase_add_checked_fixture(bad, NULL, teardown);
     tcase_add_test(bad, empty_reports);
     tcase_add_test(bad, refusal_names_the_limit);
-    tcase_add_test(bad, wrong_questions);
+    tcase_add_test(bad, bad_arguments);
     tcase_add_test(bad, answer_of_another_kind);
     suite_add_tcase(s, bad);
+    tcase_add_test(alone, no_field_is_forgotten);
     tcase_add_test(alone, words);
     suite_add_tcase(s, alone);
     return run_suite(s);

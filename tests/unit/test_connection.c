@@ -48,11 +48,6 @@ static void on_fault(void *owner, enum connection_fault fault)
     ck_abort_msg("a fault: %d", (int)fault);
 }
 
-static void on_resumed(void *owner)
-{
-    (void)owner;
-}
-
 static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
 {
     (void)owner;
@@ -76,7 +71,7 @@ static void on_settle(void *arg)
         let_go(c);
 }
 
-static bool on_turn(void *owner)
+static bool may_take(void *owner)
 {
     const struct client *c = owner;
 
@@ -92,10 +87,9 @@ static void on_round(void *arg)
 static const struct connection_handler handler = {
     .frame = on_frame,
     .fault = on_fault,
-    .resumed = on_resumed,
     .buffers = on_buffers,
     .settle = on_settle,
-    .turn = on_turn,
+    .may_take = may_take,
     .round = on_round,
 };
 

@@ -1,5 +1,5 @@
-/* test_core_cache.c - what people do to the prefix cache by hand: pin, unpin, clear, and ask what
- * of a prompt is there. */
+/* test_core_cache.c - inspect requests about the prefix cache: pin, unpin, clear, and explain a
+ * prompt. */
 #include <check.h>
 #include <string.h>
 
@@ -14,12 +14,12 @@ static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max
     return rig_ask(&r);
 }
 
-/* The result of a question about the prompt that rig_request(text, n, …) would have. */
+/* The result of a query about the prompt of rig_request(text, n, …). */
 static int about(struct inspect_query q, int32_t text, int32_t n)
 {
     struct core_request r = rig_request(text, n, 1);
 
-    rig.last_id--; /* nobody asks for that */
+    rig.last_id--; /* the request is not admitted */
     q.limit = 100;
     return rig_inspect(&q, r.prompt, n);
 }
@@ -42,7 +42,7 @@ static struct inspect_query clear_of(uint64_t client)
     return (struct inspect_query){.kind = INSPECT_CACHE_CLEAR, .viewer = client, .client = client};
 }
 
-/* Cached tokens that a question about the prompt tells. */
+/* How many tokens of a prompt are cached, by a query. */
 static int32_t cached(uint64_t client, int32_t text, int32_t n)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = client, .client = client};
@@ -60,7 +60,7 @@ static void flood(void)
     }
 }
 
-/* What is pinned outlives any flood, counts as used, and is found; once unpinned it goes. */
+/* A pinned prompt outlives any flood, counts as used and is found; once unpinned it goes. */
 START_TEST(a_pinned_prompt_stays)
 {
     ck_assert_int_eq(about(pin_of(1), 1, 42), CORE_INSPECT_ABSENT);
@@ -92,8 +92,7 @@ START_TEST(a_pinned_prompt_stays)
 }
 END_TEST
 
-/* Pins that share a beginning hold it until the last is gone, and a second pin of a prompt is the
- * first one. */
+/* Pins that share a prefix hold it until the last one is gone; a prompt has one pin at most. */
 START_TEST(pins_share_what_is_common)
 {
     ask(1, 1, 40, 1);
@@ -103,7 +102,7 @@ START_TEST(pins_share_what_is_common)
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
     ck_assert_int_eq(rig_stats().blocks_pinned, 10);
     rig_look_into(INSPECT_CACHE);
-    ck_assert_int_eq(rig.report->n_prefixes, 2); /* also the one that another goes on from */
+    ck_assert_int_eq(rig.report->n_prefixes, 2); /* a pin is listed though another continues it */
     ck_assert_int_eq(about(unpin_of(1), 1, 40), CORE_INSPECT_OK);
     ck_assert_int_eq(rig_stats().blocks_pinned, 5);
     ck_assert_int_eq(about(unpin_of(1), 1, 24), CORE_INSPECT_OK);
@@ -113,8 +112,8 @@ START_TEST(pins_share_what_is_common)
 }
 END_TEST
 
-/* Half of the pool may be pinned. What runs then has the other half: more is refused, but not to
- * whom the pinned blocks are of use. */
+/* Half of the pool may be pinned. A request that needs more than the other half is refused unless
+ * it begins with pinned blocks. */
 START_TEST(pins_take_half_at_most)
 {
     struct core_request r;
@@ -132,7 +131,7 @@ START_TEST(pins_take_half_at_most)
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 11);
     r = rig_request(3, 30, 12);
     ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
-    id = ask(1, 1, 50, 31); /* all twenty */
+    id = ask(1, 1, 50, 31); /* all twenty blocks */
     rig_run();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 31);
     r = rig_request(1, 50, 32);
@@ -140,7 +139,7 @@ START_TEST(pins_take_half_at_most)
 }
 END_TEST
 
-/* What a request was admitted with is not pinned away from it. */
+/* A pin is refused while a request under way may need the blocks. */
 START_TEST(pins_wait_for_what_was_admitted)
 {
     uint64_t id;
@@ -158,8 +157,8 @@ START_TEST(pins_wait_for_what_was_admitted)
 }
 END_TEST
 
-/* What cannot be pinned is refused: less than a block, no cache, another's cache. */
-START_TEST(pins_that_make_no_sense)
+/* A pin is refused for less than a block, without a cache and in another client's cache. */
+START_TEST(senseless_pins_are_refused)
 {
     struct inspect_query q = pin_of(1);
 
@@ -178,8 +177,8 @@ START_TEST(pins_that_make_no_sense)
 }
 END_TEST
 
-/* A clear forgets one client's prefixes, pinned and salted ones too, and no other's. */
-START_TEST(clear_forgets_a_clients_own)
+/* Clearing forgets a client's prefixes, pinned and salted ones too, and no others. */
+START_TEST(clear_forgets_one_client)
 {
     struct core_request r;
 
@@ -199,8 +198,8 @@ START_TEST(clear_forgets_a_clients_own)
 }
 END_TEST
 
-/* Only who may touch everybody's clears everybody's, or what is shared by all. */
-START_TEST(clear_is_for_ones_own)
+/* Another's cache, all caches or a shared one are cleared by a viewer with that right alone. */
+START_TEST(clearing_needs_the_right)
 {
     struct inspect_query q = clear_of(1);
 
@@ -221,8 +220,8 @@ START_TEST(clear_is_for_ones_own)
 }
 END_TEST
 
-/* Cleared in the middle of its work a request goes on and is told the right tokens; nothing of it
- * is found afterwards, and who waited for its prefix does not wait in vain. */
+/* A request goes on with the right tokens when the cache is cleared under it; nothing of it is
+ * found afterwards, and a request that waits for its prefix is woken. */
 START_TEST(clear_under_a_running_request)
 {
     uint64_t a, b;
@@ -244,7 +243,7 @@ START_TEST(clear_under_a_running_request)
 }
 END_TEST
 
-/* A prompt's cached part is told, where it leaves what others went on with, and with what. */
+/* A report shows how much of a prompt is cached, where it leaves others and how they go on. */
 START_TEST(explains_where_a_prompt_differs)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 1, .client = 1};
@@ -277,14 +276,14 @@ START_TEST(explains_where_a_prompt_differs)
     ck_assert_int_eq(rig.report->next_id, -1);
     q.viewer = 2;
     ck_assert_int_eq(about(q, 1, 20), CORE_INSPECT_DENIED);
-    ck_assert_int_eq(cached(2, 1, 20), 0); /* another's cache knows nothing of it */
+    ck_assert_int_eq(cached(2, 1, 20), 0); /* another client's cache */
     ck_assert_int_eq(rig.report->n_other, 0);
 }
 END_TEST
 
-/* In a cache that all share nothing but the cached blocks of a prompt is told to who may not see
- * all: neither how far within a block it is another's, nor what comes there. */
-START_TEST(explains_no_others_words)
+/* In a shared cache a viewer without the right to see all learns only how many blocks are cached:
+ * neither how far a block agrees, nor how it goes on. */
+START_TEST(explains_nothing_of_others)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 2, .client = 2};
     struct core_request r = rig_request(1, 20, 1);
@@ -302,7 +301,7 @@ START_TEST(explains_no_others_words)
     ck_assert_int_eq(rig.report->same_tokens, 12);
     ck_assert_int_eq(rig.report->next_id, -1);
     ck_assert_int_eq(rig.report->n_other, 0);
-    q.viewer = q.client = 1; /* nobody's own, its writer's neither */
+    q.viewer = q.client = 1; /* it belongs to nobody, not even to its writer */
     ck_assert_int_eq(rig_inspect(&q, guess, 17), CORE_INSPECT_OK);
     ck_assert_int_eq(rig.report->same_tokens, 12);
     ck_assert_int_eq(rig.report->next_id, -1);
@@ -326,12 +325,12 @@ int main(void)
     tcase_add_test(t, pins_share_what_is_common);
     tcase_add_test(t, pins_take_half_at_most);
     tcase_add_test(t, pins_wait_for_what_was_admitted);
-    tcase_add_test(t, pins_that_make_no_sense);
-    tcase_add_test(t, clear_forgets_a_clients_own);
-    tcase_add_test(t, clear_is_for_ones_own);
+    tcase_add_test(t, senseless_pins_are_refused);
+    tcase_add_test(t, clear_forgets_one_client);
+    tcase_add_test(t, clearing_needs_the_right);
     tcase_add_test(t, clear_under_a_running_request);
     tcase_add_test(t, explains_where_a_prompt_differs);
-    tcase_add_test(t, explains_no_others_words);
+    tcase_add_test(t, explains_nothing_of_others);
     suite_add_tcase(s, t);
     return run_suite(s);
 }

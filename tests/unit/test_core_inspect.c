@@ -1,4 +1,4 @@
-/* test_core_inspect.c - what is told of requests, blocks and the cache, and to whom. */
+/* test_core_inspect.c - what the core reports about requests, blocks and the cache, and to whom. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +17,23 @@ static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max
     return rig_ask(&r);
 }
 
-static const struct inspect_request *told(uint64_t id)
+static void inspect(struct inspect_query *q, enum inspect_kind kind)
+{
+    q->kind = kind;
+    ck_assert_int_eq(rig_inspect(q, NULL, 0), CORE_INSPECT_OK);
+}
+
+static const struct inspect_request *listed(uint64_t id)
 {
     for (int32_t i = 0; i < rig.report->n_requests; i++)
         if (rig.report->requests[i].id == id)
             return &rig.report->requests[i];
-    ck_abort_msg("request %d is not told", (int)id);
+    ck_abort_msg("request %d is not listed", (int)id);
     return NULL;
 }
 
-/* Those that run come first, then those that wait in the order in which they run later. */
-START_TEST(requests_in_the_order_of_their_turns)
+/* Running requests come first, then waiting ones in the order in which they run later. */
+START_TEST(requests_in_queue_order)
 {
     uint64_t ids[6];
 
@@ -60,15 +66,15 @@ START_TEST(requests_in_the_order_of_their_turns)
 }
 END_TEST
 
-/* What is told of a request follows it: waiting, prefill with a part computed, decode with tokens,
- * and then it is gone. */
+/* The entry of a request follows it: waiting, prefill with a part computed, decode with tokens, and
+ * then it is gone. */
 START_TEST(a_request_from_waiting_to_its_end)
 {
     uint64_t id = ask(7, 1, 100, 4);
     const struct inspect_request *r;
 
     rig_look_into(INSPECT_REQUESTS);
-    r = told(id);
+    r = listed(id);
     ck_assert_int_eq(r->state, INSPECT_WAITING);
     ck_assert_uint_eq(r->client, 7);
     ck_assert_int_eq(r->place, 1);
@@ -79,7 +85,7 @@ START_TEST(a_request_from_waiting_to_its_end)
     ck_assert_int_eq(rig.report->stats.queued_tokens, 100);
     rig_step();
     rig_look_into(INSPECT_REQUESTS);
-    r = told(id);
+    r = listed(id);
     ck_assert_int_eq(r->state, INSPECT_PREFILL);
     ck_assert_int_eq(r->computed_tokens, 32);
     ck_assert_int_eq(r->blocks, 8);
@@ -88,7 +94,7 @@ START_TEST(a_request_from_waiting_to_its_end)
     for (int i = 0; i < 4; i++)
         rig_step();
     rig_look_into(INSPECT_REQUESTS);
-    r = told(id);
+    r = listed(id);
     ck_assert_int_eq(r->state, INSPECT_DECODE);
     ck_assert_int_eq(r->computed_tokens, 100);
     ck_assert_int_eq(r->generated_tokens, 2);
@@ -102,8 +108,8 @@ START_TEST(a_request_from_waiting_to_its_end)
 }
 END_TEST
 
-/* Who waits for another's computing of the same beginning is held, who was pushed out preempted. */
-START_TEST(held_and_preempted_are_told)
+/* A request that waits for a shared prefix is held, one that lost its blocks preempted. */
+START_TEST(held_and_preempted_are_listed)
 {
     uint64_t a, b;
 
@@ -111,8 +117,8 @@ START_TEST(held_and_preempted_are_told)
     b = ask(1, 1, 21, 2);
     rig_next();
     rig_look_into(INSPECT_REQUESTS);
-    ck_assert_int_eq(told(b)->state, INSPECT_HELD);
-    ck_assert_int_eq(told(b)->place, 0);
+    ck_assert_int_eq(listed(b)->state, INSPECT_HELD);
+    ck_assert_int_eq(listed(b)->place, 0);
     rig_commit();
     rig_run();
 
@@ -123,15 +129,16 @@ START_TEST(held_and_preempted_are_told)
     while (rig_stats().preemptions == 0)
         rig_step();
     rig_look_into(INSPECT_REQUESTS);
-    ck_assert_int_eq(told(a)->state, INSPECT_PREEMPTED);
-    ck_assert_int_eq(told(a)->preemptions, 1);
-    ck_assert_int_eq(told(a)->blocks, 0);
-    ck_assert_int_eq(told(a)->place, 1);
+    ck_assert_int_eq(listed(a)->state, INSPECT_PREEMPTED);
+    ck_assert_int_eq(listed(a)->preemptions, 1);
+    ck_assert_int_eq(listed(a)->blocks, 0);
+    ck_assert_int_eq(listed(a)->place, 1);
     rig_run();
 }
 END_TEST
 
-/* Choices of one request share blocks: each counts once, and is shared only with other requests. */
+/* A block counts once for the choices of a request, and is shared only if another request has it.
+ */
 START_TEST(choices_count_a_block_once)
 {
     struct core_request r = rig_request(1, 22, 8);
@@ -143,14 +150,14 @@ START_TEST(choices_count_a_block_once)
     rig_step();
     rig_step();
     rig_look_into(INSPECT_REQUESTS);
-    ck_assert_int_eq(told(id)->n, 3);
-    ck_assert_int_eq(told(id)->blocks, 5 + 3);
-    ck_assert_int_eq(told(id)->shared, 0);
+    ck_assert_int_eq(listed(id)->n, 3);
+    ck_assert_int_eq(listed(id)->blocks, 5 + 3);
+    ck_assert_int_eq(listed(id)->shared, 0);
     other = ask(1, 1, 21, 8);
     rig_step();
     rig_look_into(INSPECT_REQUESTS);
-    ck_assert_int_eq(told(id)->shared, 5);
-    ck_assert_int_eq(told(other)->shared, 5);
+    ck_assert_int_eq(listed(id)->shared, 5);
+    ck_assert_int_eq(listed(other)->shared, 5);
     rig_look_into(INSPECT_BLOCKS);
     ck_assert_int_eq(rig.report->n_clients, 1);
     ck_assert_int_eq(rig.report->clients[0].used, rig.report->stats.blocks_used);
@@ -168,7 +175,7 @@ START_TEST(blocks_add_up)
     rig_run(); /* leaves cached ones */
     ask(3, 1, 20, 9);
     ask(5, 2, 31, 9);
-    ask(3, 1, 20, 9); /* held, then shares */
+    ask(3, 1, 20, 9); /* held, then shares the blocks */
     rig_step();
     rig_step();
     rig_step();
@@ -191,7 +198,7 @@ START_TEST(blocks_add_up)
 }
 END_TEST
 
-/* A viewer is told of its own; how many that are, not how many there are. */
+/* A viewer sees its own entries, and how many these are, not how many there are. */
 START_TEST(viewers_see_their_own)
 {
     struct inspect_query q = {.viewer = 2, .limit = 100, .map = true};
@@ -201,27 +208,24 @@ START_TEST(viewers_see_their_own)
     mine = ask(2, 2, 20, 9);
     rig_step();
     rig_step();
-    q.kind = INSPECT_REQUESTS;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_REQUESTS);
     ck_assert_int_eq(rig.report->n_requests, 1);
     ck_assert_int_eq(rig.report->total, 1);
     ck_assert_uint_eq(rig.report->requests[0].id, mine);
-    q.kind = INSPECT_BLOCKS;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_BLOCKS);
     ck_assert_int_eq(rig.report->n_requests, 1);
     ck_assert_int_eq(rig.report->n_clients, 1);
     ck_assert_uint_eq(rig.report->clients[0].client, 2);
     ck_assert_int_eq(rig.report->clients[0].used, 5);
     ck_assert_int_gt(rig.report->stats.blocks_used, 5);
     rig_run();
-    q.kind = INSPECT_CACHE;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_CACHE);
     ck_assert_int_eq(rig.report->n_prefixes, 1);
     ck_assert_int_eq(rig.report->total, 1);
     ck_assert_uint_eq(rig.report->prefixes[0].client, 2);
     ck_assert_int_eq(rig.report->prefixes[0].n_head, 28);
     ck_assert_int_eq(rig.report->prefixes[0].head[3], 2003);
-    q.all = true; /* others' too, but not what they say */
+    q.all = true; /* others' too, but not their tokens */
     ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
     ck_assert_int_eq(rig.report->n_prefixes, 2);
     for (int i = 0; i < 2; i++)
@@ -229,7 +233,7 @@ START_TEST(viewers_see_their_own)
 }
 END_TEST
 
-/* The letters of the map that a viewer is shown. */
+/* Counts the letters of the map that a viewer gets. */
 static void count_letters(int32_t n[256], uint64_t viewer, bool all)
 {
     struct inspect_query q = {
@@ -242,9 +246,9 @@ static void count_letters(int32_t n[256], uint64_t viewer, bool all)
         n[rig.report->map[i]]++;
 }
 
-/* The map shows a viewer what is its own, and what is free; all else is another's, whether that
- * uses it, keeps it cached or has it pinned. */
-START_TEST(maps_show_others_alike)
+/* The map shows a viewer its own blocks and the free ones; used, cached and pinned blocks of others
+ * look alike. */
+START_TEST(maps_hide_how_others_use_blocks)
 {
     int32_t all[256], n[256], prompt[20];
     struct inspect_query pin = {.kind = INSPECT_CACHE_PIN, .viewer = 1, .client = 1, .limit = 100};
@@ -258,7 +262,7 @@ START_TEST(maps_show_others_alike)
     ck_assert_int_eq(rig_inspect(&pin, prompt, 20), CORE_INSPECT_OK);
     ask(1, 4, 20, 9);
     ask(2, 5, 28, 9);
-    ask(2, 5, 28, 9); /* held, then shares */
+    ask(2, 5, 28, 9); /* held, then shares the blocks */
     for (int i = 0; i < 4; i++)
         rig_step();
     count_letters(all, 0, true);
@@ -281,7 +285,7 @@ START_TEST(maps_show_others_alike)
 }
 END_TEST
 
-/* Where all share a cache nobody learns who else holds a block, or what is cached. */
+/* Where all clients share a cache, the map hides sharing and what is cached. */
 START_TEST(maps_of_a_shared_cache_show_no_sharing)
 {
     int32_t n[256];
@@ -297,10 +301,10 @@ START_TEST(maps_of_a_shared_cache_show_no_sharing)
     rig_step();
     count_letters(n, 0, true);
     ck_assert_int_gt(n['s'], 0);
-    ck_assert_int_gt(told(mine)->shared, 0);
+    ck_assert_int_gt(listed(mine)->shared, 0);
     count_letters(n, 2, false);
     ck_assert_int_eq(n['s'], 0);
-    ck_assert_int_eq(told(mine)->shared, 0);
+    ck_assert_int_eq(listed(mine)->shared, 0);
     ck_assert(n['u'] > 0 && n['o'] > 0);
     rig_run();
     count_letters(n, 2, false);
@@ -309,8 +313,8 @@ START_TEST(maps_of_a_shared_cache_show_no_sharing)
 }
 END_TEST
 
-/* What all clients share is nobody's own: only who may see all is told of it, and no text. */
-START_TEST(shared_cache_is_nobodys)
+/* A cache that all clients share is listed to admins only, and without tokens. */
+START_TEST(shared_cache_belongs_to_nobody)
 {
     struct inspect_query q = {.kind = INSPECT_CACHE, .viewer = 0, .limit = 100};
 
@@ -321,13 +325,13 @@ START_TEST(shared_cache_is_nobodys)
     ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
     ck_assert_int_eq(rig.report->n_prefixes, 0);
     q.all = true;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_CACHE);
     ck_assert_int_eq(rig.report->n_prefixes, 1);
     ck_assert_int_eq(rig.report->prefixes[0].n_head, 0);
 }
 END_TEST
 
-/* Of a limit's worth the entries that matter most are told, and how many there are. */
+/* A limit keeps the entries that matter most; the total counts all. */
 START_TEST(limits_cut_the_end)
 {
     struct inspect_query q = {.viewer = 99, .all = true, .limit = 3};
@@ -337,31 +341,28 @@ START_TEST(limits_cut_the_end)
         ask(1, order[i], 8, 1);
         rig_run();
     }
-    q.kind = INSPECT_CACHE;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_CACHE);
     ck_assert_int_eq(rig.report->total, 5);
     ck_assert_int_eq(rig.report->n_prefixes, 3);
     for (int32_t i = 0; i + 1 < 3; i++)
         ck_assert_uint_gt(rig.report->prefixes[i].used_us, rig.report->prefixes[i + 1].used_us);
     q.viewer = 1;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
-    for (int32_t i = 0; i < 3; i++) /* used last first */
+    inspect(&q, INSPECT_CACHE);
+    for (int32_t i = 0; i < 3; i++) /* most recently used first */
         ck_assert_int_eq(rig.report->prefixes[i].head[0], order[4 - i] * 1000);
     for (int32_t i = 0; i < 5; i++)
         ask((uint64_t)i, i, 8, 4);
-    q.kind = INSPECT_REQUESTS;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_REQUESTS);
     ck_assert_int_eq(rig.report->n_requests, 3);
     ck_assert_int_eq(rig.report->total, 5);
     rig_step();
-    q.kind = INSPECT_BLOCKS;
-    ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
+    inspect(&q, INSPECT_BLOCKS);
     ck_assert_int_eq(rig.report->n_requests, 3);
     ck_assert_int_eq(rig.report->n_clients, 3);
 }
 END_TEST
 
-/* A prefix is told from its first token to where nothing goes on: length, finds, times, holders. */
+/* A prefix is listed from its first token to its last block: length, hits, times, holders. */
 START_TEST(prefixes_are_whole_chains)
 {
     const struct inspect_prefix *p;
@@ -406,8 +407,8 @@ static enum inspect_why why(uint64_t id)
     return rig.report->why;
 }
 
-/* Why a request waits: blocks, slots, another's prefix, its client's share, or
- * nothing but the next step. */
+/* Why a request waits: blocks, slots, a shared prefix, its client's share, or just the next step.
+ */
 START_TEST(explains_why_one_waits)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_REQUEST, .viewer = 2};
@@ -423,7 +424,7 @@ START_TEST(explains_why_one_waits)
     ck_assert_int_eq(why(a), INSPECT_WHY_RUNS);
     ck_assert_int_eq(why(b), INSPECT_WHY_BLOCKS);
     ck_assert_int_eq(rig.report->blocks_needed, 6);
-    ck_assert_int_eq(rig.report->blocks_available, 5);
+    ck_assert_int_eq(rig.report->blocks_available, 4); /* one is the next of what runs */
     q.request = a; /* not the viewer's: as if it were not there */
     ck_assert_int_eq(rig_inspect(&q, NULL, 0), CORE_INSPECT_OK);
     ck_assert(!rig.report->found);
@@ -449,8 +450,8 @@ START_TEST(explains_why_one_waits)
 }
 END_TEST
 
-/* Cached blocks that nobody holds are needed like others; and who stands behind one that does not
- * fit waits for blocks, however few its own are. */
+/* Cached blocks that nobody holds are needed like others; a request that fits does not wait behind
+ * one that does not. */
 START_TEST(explains_who_waits_for_blocks)
 {
     uint64_t b, c;
@@ -463,21 +464,21 @@ START_TEST(explains_who_waits_for_blocks)
     ask(1, 1, 20, 10);
     rig_step();
     b = ask(1, 2, 20, 2); /* its beginning is cached in what is left of the pool */
-    c = ask(1, 5, 2, 1);
     rig_step();
+    c = ask(1, 5, 2, 1);
     ck_assert_int_eq(why(b), INSPECT_WHY_BLOCKS);
     ck_assert_int_eq(rig.report->requests[0].state, INSPECT_WAITING);
     ck_assert_int_eq(rig.report->blocks_needed, 6);
     ck_assert_int_lt(rig.report->blocks_available, 6);
-    ck_assert_int_eq(why(c), INSPECT_WHY_BLOCKS);
+    ck_assert_int_eq(why(c), INSPECT_WHY_STEP);
     ck_assert_int_le(rig.report->blocks_needed, rig.report->blocks_available);
     rig_run();
 }
 END_TEST
 
-/* A pool of an H200's size, full of chains, and ten thousand requests: a look takes milliseconds.
- * (2.3, 2.9 and 0.7 ms on a core of an AMD EPYC, 2026-11-21.) */
-START_TEST(a_look_at_much_is_quick)
+/* With a pool of an H200's size full of chains and ten thousand requests, a report takes
+ * milliseconds (2.3, 2.9 and 0.7 ms on a core of an AMD EPYC, 2026-11-21). */
+START_TEST(large_reports_are_quick)
 {
     enum { N_BLOCKS = 80000, N_CHAINS = 4000 };
     static const enum inspect_kind kinds[] = {INSPECT_REQUESTS, INSPECT_BLOCKS, INSPECT_CACHE};
@@ -525,7 +526,7 @@ START_TEST(a_look_at_much_is_quick)
         "of 80,000 blocks and 10,000 requests: requests %.1f ms, blocks %.1f ms, cache %.1f ms\n",
         ms[0], ms[1], ms[2]);
     for (int k = 0; k < 3; k++)
-        ck_assert_msg(ms[k] < 500, "looking took %.0f ms", ms[k]);
+        ck_assert_msg(ms[k] < 500, "a report took %.0f ms", ms[k]);
 }
 END_TEST
 
@@ -536,20 +537,20 @@ int main(void)
 
     tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
-    tcase_add_test(t, requests_in_the_order_of_their_turns);
+    tcase_add_test(t, requests_in_queue_order);
     tcase_add_test(t, a_request_from_waiting_to_its_end);
-    tcase_add_test(t, held_and_preempted_are_told);
+    tcase_add_test(t, held_and_preempted_are_listed);
     tcase_add_test(t, choices_count_a_block_once);
     tcase_add_test(t, blocks_add_up);
     tcase_add_test(t, viewers_see_their_own);
-    tcase_add_test(t, shared_cache_is_nobodys);
-    tcase_add_test(t, maps_show_others_alike);
+    tcase_add_test(t, shared_cache_belongs_to_nobody);
+    tcase_add_test(t, maps_hide_how_others_use_blocks);
     tcase_add_test(t, maps_of_a_shared_cache_show_no_sharing);
     tcase_add_test(t, limits_cut_the_end);
     tcase_add_test(t, prefixes_are_whole_chains);
     tcase_add_test(t, explains_why_one_waits);
     tcase_add_test(t, explains_who_waits_for_blocks);
-    tcase_add_test(t, a_look_at_much_is_quick);
+    tcase_add_test(t, large_reports_are_quick);
     suite_add_tcase(s, t);
     return run_suite(s);
 }

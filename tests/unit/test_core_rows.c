@@ -1,54 +1,46 @@
 /* test_core_rows.c - how many rows of a step prompts take, and how those fill tiles. */
 #include <check.h>
 
+#include "engine/core/step_cost.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-enum { MOST = 1 << 20 }; /* rows, more than any step has */
+/* Prompts may take so many rows beside decodes; alone twice as many, or 128. */
+static void set_rows(int32_t rows)
+{
+    const struct step_cost cost = {.max_step_us = rows, .row_us = 1};
 
-/* Beside decodes prompts take no more rows than they may there; alone they take all. */
+    core_set_cost(rig.core, &cost);
+}
+
+/* Beside decodes prompts take no more rows than they may there; alone they take more. */
 START_TEST(prompts_are_cut_beside_decodes)
 {
     uint64_t a, b;
     const struct batch *batch;
 
-    core_set_prompt_rows(rig.core, 5, MOST);
-    a = rig_ask_for(1, 30, 40);
+    rig.options.max_batch_tokens = 512;
+    rig.options.n_blocks = 256;
+    rig_restart();
+    set_rows(20);
+    a = rig_ask_for(1, 130, 40);
     batch = rig_next();
-    ck_assert_int_eq(batch->n_tokens, 30);
+    ck_assert_int_eq(batch->n_tokens, 128);
     rig_commit();
-    b = rig_ask_for(2, 22, 3);
+    batch = rig_next();
+    ck_assert_int_eq(batch->n_tokens, 2);
+    rig_commit();
+    b = rig_ask_for(2, 86, 3);
     for (int i = 0; i < 5; i++) {
         batch = rig_next();
         ck_assert_int_eq(batch->n_decodes, 1);
-        ck_assert_int_eq(batch->n_tokens, i < 4 ? 6 : 3);
+        ck_assert_int_eq(batch->n_tokens, i < 4 ? 21 : 7);
         rig_commit();
     }
-    core_set_prompt_rows(rig.core, 1000, MOST);
+    set_rows(0);
     rig_run();
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 40);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 3);
-}
-END_TEST
-
-/* Alone they have a bound of their own, which those beside decodes do not heed. */
-START_TEST(prompts_are_cut_alone)
-{
-    const struct batch *batch;
-
-    core_set_prompt_rows(rig.core, MOST, 12);
-    rig_ask_for(1, 30, 4);
-    for (int i = 0; i < 3; i++) {
-        batch = rig_next();
-        ck_assert_int_eq(batch->n_tokens, i < 2 ? 12 : 6);
-        rig_commit();
-    }
-    rig_ask_for(2, 25, 3);
-    batch = rig_next();
-    ck_assert_int_eq(batch->n_decodes, 1);
-    ck_assert_int_eq(batch->n_tokens, 1 + 25);
-    rig_commit();
-    rig_run();
 }
 END_TEST
 
@@ -61,7 +53,7 @@ START_TEST(cut_prompts_fill_tiles)
     rig.options.max_seq_len = 512;
     rig.options.n_blocks = 512;
     rig_restart();
-    core_set_prompt_rows(rig.core, 300, MOST);
+    set_rows(300);
     rig_ask_for(1, 10, 40);
     rig_step();
     rig_ask_for(2, 450, 3);
@@ -79,8 +71,8 @@ END_TEST
 /* Filling whole tiles leaves prompts at least half of what they may take. */
 START_TEST(tiles_leave_prompts_half)
 {
-    static const int32_t may[] = {1, 16, 128, 129, 256, 300};
-    static const int32_t take[] = {1, 16, 128, 129, 129, 257};
+    static const int32_t may[] = {16, 17, 128, 129, 256, 300};
+    static const int32_t take[] = {16, 17, 128, 129, 129, 257};
     const struct batch *batch;
 
     rig.options.max_batch_tokens = 512;
@@ -89,10 +81,10 @@ START_TEST(tiles_leave_prompts_half)
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
         rig_restart();
-        core_set_prompt_rows(rig.core, may[i], MOST);
         for (int32_t k = 0; k < 127; k++)
             rig_ask_for(10 + k, 2, 20);
         rig_step();
+        set_rows(may[i]);
         rig_ask_for(3, 380, 3);
         batch = rig_next();
         ck_assert_int_eq(batch->n_decodes, 127);
@@ -116,7 +108,7 @@ START_TEST(many_rows_fill_large_tiles)
     rig.options.n_blocks = 2048;
     for (int i = 0; i < 6; i++) {
         rig_restart();
-        core_set_prompt_rows(rig.core, may[i], MOST);
+        set_rows(may[i]);
         rig_ask_for(1, 10, 40);
         rig_step();
         for (int32_t k = 0; k < 8; k++)
@@ -137,7 +129,6 @@ int main(void)
     tcase_add_checked_fixture(t, rig_set_up, rig_end);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, prompts_are_cut_beside_decodes);
-    tcase_add_test(t, prompts_are_cut_alone);
     tcase_add_test(t, cut_prompts_fill_tiles);
     tcase_add_test(t, tiles_leave_prompts_half);
     tcase_add_test(t, many_rows_fill_large_tiles);

@@ -87,6 +87,88 @@ START_TEST(one_among_two_hundred_without_blocks)
 }
 END_TEST
 
+/* Small requests of one client, one after another, do not wait for blocks that another client's
+ * many choices have taken: none of them waits longer than a few steps for its first token. */
+START_TEST(small_requests_get_blocks)
+{
+    uint64_t most = 0;
+
+    rig.options.n_blocks = 256;
+    rig.options.max_seqs = 64;
+    rig_restart();
+    for (int32_t i = 0; i < 8; i++) {
+        struct core_request r = rig_request(i, 40, 200);
+
+        r.n = 16;
+        rig_ask(&r);
+    }
+    for (int i = 0; i < 60; i++) {
+        rig.n_events = 0;
+        rig_step();
+    }
+    for (int32_t i = 0; i < 100; i++) {
+        const uint64_t us = latency_us(ask(2, CORE_NORMAL, 50 + i, 5, 3));
+
+        most = us > most ? us : most;
+    }
+    printf("small requests without blocks: %d steps at most\n", (int)(most / 1000));
+    ck_assert_uint_le(most, 6000);
+}
+END_TEST
+
+/* Small requests of a client go ahead of its large one that does not fit, but not for ever: after
+ * 64 of them the queue waits for it. */
+START_TEST(what_fits_goes_ahead_up_to_a_bound)
+{
+    uint64_t large, first = 0;
+    int32_t n_passed = 0;
+
+    rig.options.n_blocks = 40;
+    rig_restart();
+    ask(1, CORE_NORMAL, 1, 60, 100); /* holds 15 to 40 blocks, for 100 steps */
+    rig_step();
+    rig_step();
+    large = ask(1, CORE_NORMAL, 2, 120, 4);
+    for (int32_t i = 0; i < 200 && !rig_finished(large); i++) {
+        const uint64_t id = ask(1, CORE_NORMAL, 100 + i, 3, 1);
+
+        first = first ? first : id;
+        rig_step();
+        n_passed += rig_finished(id) && !rig_finished(large);
+    }
+    printf("%d requests went ahead of one that did not fit\n", n_passed);
+    ck_assert_ptr_nonnull(rig_finished(first));
+    ck_assert_int_ge(n_passed, 60);
+    ck_assert_int_le(n_passed, 64);
+    rig_run();
+    ck_assert_ptr_nonnull(rig_finished(large));
+}
+END_TEST
+
+/* However often a sequence is preempted, its client is charged each of its tokens once. */
+START_TEST(preempted_sequences_are_charged_once)
+{
+    double before[2];
+
+    for (int k = 0; k < 2; k++) {
+        rig.options.n_blocks = k == 0 ? 64 : 14;
+        rig_restart();
+        for (int32_t i = 0; i < 3; i++)
+            ask(1, CORE_NORMAL, i, 8, 30);
+        ask(2, CORE_LOW, 9, 4, 1); /* keeps the account active */
+        while (rig.core->n_requests > 0) {
+            const struct request *q = CONTAINER_OF(rig.core->all.next, struct request, in_core);
+
+            if (q->client_id == 1)
+                before[k] = q->user->vtime;
+            rig_step();
+        }
+        ck_assert(k == 0 || rig_stats().preemptions > 0);
+    }
+    ck_assert_double_eq_tol(before[0], before[1], 3);
+}
+END_TEST
+
 /* Each small request pushes out at most one of the flood, which all the same is told all its tokens
  * and ends. */
 START_TEST(yields_are_few)
@@ -145,8 +227,8 @@ START_TEST(shares_weigh)
     }
     last = CONTAINER_OF(rig.core->all.prev, struct request, in_core);
     ck_assert_uint_eq(last->client_id, 2);
-    ck_assert_int_ge(fair_client_use(last->client)->n_running, 5);
-    ck_assert_int_le(fair_client_use(last->client)->n_running, 7);
+    ck_assert_int_ge(last->user->n_running, 5);
+    ck_assert_int_le(last->user->n_running, 7);
 }
 END_TEST
 
@@ -226,11 +308,11 @@ END_TEST
 START_TEST(use_is_counted)
 {
     struct core_request r = rig_request(1, 20, 4);
-    const struct fair_use *use;
+    const struct fair_user *use;
 
     r.n = 12;
     rig_ask(&r);
-    use = fair_client_use(CONTAINER_OF(rig.core->all.next, struct request, in_core)->client);
+    use = CONTAINER_OF(rig.core->all.next, struct request, in_core)->user;
     ck_assert_int_eq(use->n_waiting, 12);
     rig_step();
     rig_step();
@@ -250,6 +332,9 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, one_among_two_hundred);
     tcase_add_test(t, one_among_two_hundred_without_blocks);
+    tcase_add_test(t, small_requests_get_blocks);
+    tcase_add_test(t, what_fits_goes_ahead_up_to_a_bound);
+    tcase_add_test(t, preempted_sequences_are_charged_once);
     tcase_add_test(t, yields_are_few);
     tcase_add_test(t, two_floods_settle);
     tcase_add_test(t, shares_weigh);

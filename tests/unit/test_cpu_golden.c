@@ -1,5 +1,5 @@
-/* test_cpu_golden.c - what the CPU backend computes: the reference's tokens and logprobs, whatever
- * the batch, chunks, blocks, threads and instruction set are. */
+/* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
+ * batch, chunks, blocks, threads and instruction set. */
 #include <check.h>
 #include <jansson.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 enum {
     MAX_CASES = 64,
     N_TOP = 20,
-#ifdef TEST_LIGHT /* instrumented kernels are twenty times as slow */
+#ifdef TEST_LIGHT /* sanitizers make the kernels twenty times slower */
     SHORT_PROMPT = 800,
     N_WAYS = 3,
 #else
     N_WAYS = 7,
-    SHORT_PROMPT = 2000, /* tokens: the long ones have tests of their own */
+    SHORT_PROMPT = 2000, /* tokens: longer prompts have their own tests */
 #endif
     GOLDEN_TOP = 5,
     STOP = 1993, /* <|im_end|> ended the reference's texts */
@@ -99,16 +99,14 @@ static void teardown(void)
 
 /* How a test runs the cases. */
 struct way {
-    int block_len, max_rows, max_seqs, n_threads;
-    bool two_in_flight, poison;
-    enum kv_dtype kv_dtype;
-    enum cpu_isa isa;
+    int block_len, max_rows, max_seqs, n_threads, kv_mib;
     uint32_t scatter;
-    int kv_mib;
+    bool two_in_flight, poison;
+    enum cpu_isa isa; /* CPU_N_ISAS: the best */
+    enum kv_dtype kv_dtype;
 };
 
-static const struct way usual = {
-    .block_len = 16, .max_rows = 4096, .max_seqs = 64, .n_threads = 2, .kv_mib = 128};
+static const struct way usual = {16, 4096, 64, 2, 128, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO};
 
 static void open_way(struct driver *d, const struct way *w)
 {
@@ -130,7 +128,7 @@ static void open_way(struct driver *d, const struct way *w)
                          .max_seqs = w->max_seqs,
                          .two_in_flight = w->two_in_flight,
                          .scatter = w->scatter};
-    if (w->isa)
+    if (w->isa < CPU_N_ISAS)
         r = cpu_backend_open_isa(&d->backend, model, &o, w->isa, &e);
     else
         r = cpu_backend.open(&d->backend, model, &o, &e);
@@ -154,7 +152,7 @@ static void seq_of(struct drive_seq *s, const struct golden_case *c)
     s->stop = STOP;
 }
 
-/* Logprob of an id among the best of a step, NaN where it is not. */
+/* The logprob of an id in a step's top list, or NaN. */
 static double top_logprob(const struct drive_seq *s, int step, int32_t id)
 {
     for (int k = 0; k < N_TOP; k++)
@@ -163,7 +161,7 @@ static double top_logprob(const struct drive_seq *s, int step, int32_t id)
     return NAN;
 }
 
-/* Identical ids where the reference's margins say so, its logprobs wherever the texts agree. */
+/* Equal ids if the reference's margin is large enough, equal logprobs as far as the texts agree. */
 static double check_golden(const struct golden_case *c, const struct drive_seq *s, double tolerance,
                            double margin)
 {
@@ -199,7 +197,7 @@ static void check_same(const struct golden_case *c, const struct drive_seq *a,
                       "%s: not the same best", c->name);
 }
 
-/* All cases up to max_prompt tokens, together or one after the other. */
+/* Runs all cases of up to max_prompt tokens, together or one by one. */
 static void run_way(struct drive_seq *seqs, const struct way *w, bool together, int max_prompt)
 {
     struct drive_seq *now[MAX_CASES];
@@ -250,56 +248,19 @@ START_TEST(golden_alone)
 }
 END_TEST
 
-/* Block length, chunks, batch, steps in flight, order of blocks, threads and what lies in memory
- * that is not the sequence's own change no bit of any logprob. */
+/* Block length, chunks, batch, steps in flight, order of blocks, threads and the contents of other
+ * memory change no bit of any logprob. */
 static const struct way ways[] = {
-    {.block_len = 16,
-     .max_rows = 64,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 128,
-     .poison = true},
-    {.block_len = 16,
-     .max_rows = 4096,
-     .max_seqs = 64,
-     .n_threads = 3,
-     .kv_mib = 128,
-     .two_in_flight = true,
-     .scatter = 7,
-     .poison = true},
-    {.block_len = 256,
-     .max_rows = 64,
-     .max_seqs = 5,
-     .n_threads = 2,
-     .kv_mib = 64,
-     .two_in_flight = true,
-     .scatter = 8,
-     .poison = true},
-    {.block_len = 256, .max_rows = 4096, .max_seqs = 64, .n_threads = 1, .kv_mib = 256},
-    {.block_len = 4096,
-     .max_rows = 64,
-     .max_seqs = 4,
-     .n_threads = 2,
-     .kv_mib = 256,
-     .two_in_flight = true,
-     .poison = true},
-    {.block_len = 4096,
-     .max_rows = 4096,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 384,
-     .scatter = 9},
-    {.block_len = 32,
-     .max_rows = 37,
-     .max_seqs = 64,
-     .n_threads = 2,
-     .kv_mib = 128,
-     .two_in_flight = true,
-     .scatter = 3,
-     .isa = CPU_ISA_AVX2},
+    {16, 64, 64, 2, 128, 0, false, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {16, 4096, 64, 3, 128, 7, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {256, 64, 5, 2, 64, 8, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {256, 4096, 64, 1, 256, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {4096, 64, 4, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {4096, 4096, 64, 2, 384, 9, false, false, CPU_N_ISAS, KV_DTYPE_AUTO},
+    {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO},
 };
 
-_Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "there are so many ways");
+_Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "N_WAYS is too large");
 
 START_TEST(way_changes_nothing)
 {
@@ -309,7 +270,7 @@ START_TEST(way_changes_nothing)
     for (size_t way = 0; way < N_WAYS; way++) {
         int n = 0;
 
-        if (ways[way].isa && !cpu_ops_get(ways[way].isa))
+        if (ways[way].isa < CPU_N_ISAS && !cpu_ops_get(ways[way].isa))
             continue;
         run_way(now, &ways[way], true, SHORT_PROMPT / 4);
         for (int i = 0; i < n_cases; i++)
@@ -324,8 +285,8 @@ START_TEST(way_changes_nothing)
 }
 END_TEST
 
-/* K and V in bf16: the same tokens wherever the candidates lie further apart than bf16 can move
- * them, and again no bit depends on the way. */
+/* K and V in bf16: the same tokens if the candidates are further apart than the error of bf16, and
+ * again no bit depends on the way. */
 START_TEST(bf16_kv)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
@@ -373,46 +334,30 @@ START_TEST(golden_long_prompts)
 }
 END_TEST
 
-/* ... and after 11,052. */
+/* The same after 11,052 tokens. */
 START_TEST(golden_longest_prompt)
 {
-    const struct way w = {.block_len = 4096,
-                          .max_rows = 1000,
-                          .max_seqs = 1,
-                          .n_threads = 2,
-                          .kv_mib = 256,
-                          .two_in_flight = true,
-                          .poison = true};
+    const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO};
 
     golden_long("passkey-1800-sentences", &w);
 }
 END_TEST
 #endif
 
-/* The plain kernels, which no machine of today runs otherwise, give the same bits. */
+/* The plain kernels, which run on few machines, give the same bits. */
 START_TEST(plain_is_the_same)
 {
+    static const struct way plain_way = {16,           50, 3, 2, 64, 0, false, false, CPU_ISA_PLAIN,
+                                         KV_DTYPE_AUTO};
     static struct drive_seq fast[MAX_CASES], plain[MAX_CASES];
-    struct way w = usual;
     struct driver d;
 
     for (int i = 0; i < 6; i++)
         seq_of(&fast[i], &cases[i]), seq_of(&plain[i], &cases[i]);
-    open_way(&d, &w);
+    open_way(&d, &usual);
     drive(&d, fast, 6);
     close_way(&d);
-    open_way(&d, &(struct way){
-                     .block_len = 16, .max_rows = 50, .max_seqs = 3, .n_threads = 2, .kv_mib = 64});
-    cpu_backend.close(d.backend);
-    ck_assert_int_eq(cpu_backend_open_isa(&d.backend, model,
-                                          &(struct backend_options){.block_len = 16,
-                                                                    .max_batch_tokens = 50,
-                                                                    .max_seqs = 3,
-                                                                    .max_seq_len = 4096,
-                                                                    .tier_bytes = {64 << 20},
-                                                                    .n_threads = 2},
-                                          CPU_ISA_PLAIN, &e),
-                     0);
+    open_way(&d, &plain_way);
     drive(&d, plain, 6);
     close_way(&d);
     for (int i = 0; i < 6; i++)

@@ -1,7 +1,6 @@
-/* test_cpu_models.c - the CPU backend on small random models of all shapes, against a forward pass
- * written down in double precision with no thought of speed. */
+/* test_cpu_models.c - the CPU backend on small random models of all shapes, against a plain forward
+ * pass in double precision. */
 #include <check.h>
-#include <ftw.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,20 +12,12 @@
 #include "tests/tools/backend_driver.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
+#include "tests/unit/temp_dir.h"
 
 enum { N_PROMPT = 150, N_OUT = 6, NAN_TOKEN = 7 };
 
-static char dir[64];
 static struct err e;
 static struct model *model;
-
-static int unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
 
 static double uniform(uint64_t *x) /* -1 .. 1 */
 {
@@ -34,7 +25,7 @@ static double uniform(uint64_t *x) /* -1 .. 1 */
     return (double)(int32_t)(*x >> 32) / 0x1p31;
 }
 
-/* A folder with random weights, large enough that nothing is lost in rounding; opened. */
+/* Writes and opens a folder of random weights, large enough that rounding hides no error. */
 static void make_model(const struct model_config *c, bool with_nan)
 {
     struct writer w = {.folder = dir,
@@ -44,8 +35,7 @@ static void make_model(const struct model_config *c, bool with_nan)
                        .n_shards = 2};
     uint64_t x = 12345;
 
-    strcpy(dir, "/tmp/nvllm-test-cpu-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(dir));
+    make_dir();
     ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
     for (size_t i = 0; i < w.tensors.n; i++) {
         const struct tensor *t = &w.tensors.all[i];
@@ -68,7 +58,7 @@ static void make_model(const struct model_config *c, bool with_nan)
 static void drop_model(void)
 {
     model_close(model);
-    nftw(dir, unlink_one, 8, FTW_DEPTH | FTW_PHYS);
+    remove_dir();
 }
 
 /* A tensor as doubles. */
@@ -214,7 +204,7 @@ static void layer(const struct model_config *c, double *x, int n, int l)
     free(h), free(q), free(k), free(v), free(a), free(o), free(g), free(u), free(d);
 }
 
-/* Log-probabilities [n, vocab_size] of what follows each of n tokens. */
+/* Log-probabilities [n, vocab_size] after each of n tokens. */
 static double *reference(const int32_t *tokens, int n)
 {
     const struct model_config *c = model_config(model);
@@ -297,8 +287,8 @@ static void make_prompt(int32_t *prompt)
         prompt[i] = (int32_t)(fabs(uniform(&x)) * 2000) + 8;
 }
 
-/* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64, dimensions that fill no vector, tied
- * and untied: all as the plain forward pass says. */
+/* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64 heads, dimensions that fill no vector,
+ * tied and untied models: all agree with the plain forward pass. */
 START_TEST(agrees_with_reference)
 {
     int32_t tokens[N_PROMPT + N_OUT];
@@ -331,7 +321,7 @@ START_TEST(agrees_with_reference)
 }
 END_TEST
 
-/* The same bits in chunks of five rows, and with each instruction set of this machine. */
+/* Chunks of any size and each instruction set of this machine give the same bits. */
 START_TEST(chunks_and_isas_change_nothing)
 {
     static const int chunks[] = {5, 64, 512};
@@ -355,7 +345,7 @@ START_TEST(chunks_and_isas_change_nothing)
 }
 END_TEST
 
-/* NaN in one row's logits ends that sequence alone; its neighbour does not notice. */
+/* NaN in one row's logits ends that sequence and leaves its neighbour unchanged. */
 START_TEST(numerics_end_one_sequence)
 {
     int32_t good[N_PROMPT], bad[N_PROMPT];

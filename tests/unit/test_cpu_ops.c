@@ -40,7 +40,7 @@ static void poison(void)
     memset(out, 0xff, sizeof(out));
 }
 
-/* The first n are numbers, what lies behind them was not touched. */
+/* The first n values are written, those after them untouched. */
 static void check_written(int n)
 {
     for (int i = 0; i < n; i++)
@@ -49,7 +49,7 @@ static void check_written(int n)
         ck_assert_msg(out[i] != out[i], "%s: %d of %d was written", ops->name, i, n);
 }
 
-/* Every instruction set in turn; after the first the same bits are asked for. */
+/* Runs each instruction set; all must give the bits of the first. */
 static void each_isa(void (*run)(int size), int size, int n_out)
 {
     bool had = false;
@@ -287,7 +287,7 @@ START_TEST(exponential)
 }
 END_TEST
 
-/* NaN and Inf are noticed wherever they are. */
+/* NaN and Inf are found at any place. */
 START_TEST(row_max_notices)
 {
     static const float wrong[] = {NAN, INFINITY, -INFINITY};
@@ -308,7 +308,7 @@ START_TEST(row_max_notices)
 }
 END_TEST
 
-/* Attention of some shape over blocks of 16 in falling order, all others poisoned. */
+/* Attention over blocks of 16 in descending order; all other blocks are poisoned. */
 struct shape {
     int rows, group, first_pos, dim;
     bool bf16;
@@ -392,8 +392,8 @@ static void run_attend(int n_keys)
     }
 }
 
-/* Decode and prefill at positions around the edges of groups and blocks, groups of 1 to 7 heads,
- * dimensions that are no whole vectors; nothing outside the sequence's slots is read. */
+/* Decode and prefill around the edges of key groups and blocks, with groups of 1 to 64 heads and
+ * dimensions that fill no vector; only the sequence's slots are read. */
 START_TEST(attention)
 {
     static const int firsts[] = {0, 1, 15, 16, 62, 63, 64, 65, 127, 300};
@@ -430,7 +430,7 @@ static void tally_task(void *ctx, int task, int thread)
     atomic_fetch_sub(&t->busy[thread], 1);
 }
 
-/* Each task runs once a loop, whatever the number of threads, also after the pool has slept. */
+/* Each task runs once a loop with any number of threads, also after the pool has slept. */
 START_TEST(pool_runs_each_task_once)
 {
     static struct tally t;

@@ -277,6 +277,14 @@ START_TEST(rests_while_nobody_takes)
 }
 END_TEST
 
+static void tokenize(struct engine *g, uint64_t id, struct text text)
+{
+    const struct engine_request r = {
+        .id = id, .client = 1, .kind = ENGINE_TOKENIZE, .prompt = text, .release = release};
+
+    generate(g, &r);
+}
+
 /* Likewise the pool, whose answers are large; and an engine that rests can be ended. */
 START_TEST(pool_rests_while_nobody_takes)
 {
@@ -288,9 +296,7 @@ START_TEST(pool_rests_while_nobody_takes)
     ck_assert_ptr_nonnull(text);
     memset(text, '1', TEXT);
     for (uint64_t i = 1; i <= N; i++) {
-        atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_tokenize(g, i, 1, (struct text){text, TEXT}, false, NULL, release),
-                         0);
+        tokenize(g, i, (struct text){text, TEXT});
     }
     for (int before = 0, still = 0; still < 50; still++) {
         int now = atomic_load(&n_owned);
@@ -379,10 +385,7 @@ START_TEST(cancelled_work_is_not_begun)
 
     memset(text, 'x', sizeof(text));
     for (uint64_t i = 1; i <= N; i++) {
-        atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_tokenize(g, i, 1, (struct text){text, sizeof(text)}, false, NULL,
-                                         release),
-                         0);
+        tokenize(g, i, (struct text){text, sizeof(text)});
     }
     for (uint64_t i = 1; i <= N; i++)
         engine_cancel(g, i);

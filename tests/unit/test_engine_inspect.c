@@ -1,5 +1,5 @@
-/* test_engine_inspect.c - looking into an engine and changing its cache, over the CPU backend and
- * the bundled model. */
+/* test_engine_inspect.c - inspecting an engine and changing its cache, over the CPU backend and the
+ * bundled model. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,18 +10,59 @@
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
+static void ask(struct engine *g, uint64_t id, const struct inspect_query *q)
+{
+    atomic_fetch_add(&n_owned, q->release != NULL);
+    ck_assert_int_eq(engine_inspect(g, id, q), 0);
+}
+
+static struct inspect_query query(enum inspect_kind kind)
+{
+    return (struct inspect_query){.kind = kind,
+                                  .viewer = 1000,
+                                  .client = 1000,
+                                  .limit = 100,
+                                  .map = true,
+                                  .release = release};
+}
+
+static struct inspect_query pin_of(const char *prompt)
+{
+    struct inspect_query q = query(INSPECT_CACHE_PIN);
+
+    q.prompt = (struct text){prompt, strlen(prompt)};
+    return q;
+}
+
 static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspect_kind kind)
 {
-    struct inspect_query q = {
-        .kind = kind, .viewer = 1000, .limit = 100, .map = true, .release = release};
+    struct inspect_query q = query(kind);
 
-    atomic_fetch_add(&n_owned, 1);
-    ck_assert_int_eq(engine_inspect(g, id, &q), 0);
+    ask(g, id, &q);
     return report_of(g, id);
 }
 
-/* An idle engine tells what it has; afterwards what one request left behind is in the cache. */
-START_TEST(idle_engine_is_looked_into)
+/* Starts a request that runs for long. */
+static struct engine *start_running(uint64_t id)
+{
+    struct engine *g = start();
+    struct engine_request r = request(id, "Once upon a time");
+
+    r.max_tokens = 2000;
+    r.ignore_eos = true;
+    generate(g, &r);
+    engine_events_free(take(g)); /* it runs */
+    return g;
+}
+
+static void end(struct engine *g)
+{
+    engine_free(g);
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+
+/* An idle engine reports its blocks, and later the prefix that one request left in the cache. */
+START_TEST(idle_engine_is_inspected)
 {
     struct engine *g = start();
     struct engine_request r = request(1, CHAT_SUM);
@@ -38,25 +79,15 @@ START_TEST(idle_engine_is_looked_into)
     ck_assert_int_eq(report->prefixes[0].tokens, 16);
     ck_assert_int_eq(report->prefixes[0].n_head, 16);
     inspect_report_free(report);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
-/* A prompt that nobody asked for yet is computed to be pinned, then stays; unpinned it is cached;
- * cleared it is gone. */
-START_TEST(pin_computes_what_is_not_there)
+/* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
+START_TEST(pin_computes_missing_blocks)
 {
     struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
-    struct inspect_query q = {
-        .kind = INSPECT_CACHE_PIN,
-        .viewer = 1000,
-        .client = 1000,
-        .limit = 10,
-        .input = INSPECT_PROMPT,
-        .prompt = {CHAT_SUM, strlen(CHAT_SUM)},
-        .release = release,
-    };
+    struct inspect_query q = pin_of(CHAT_SUM);
     static const enum inspect_kind kinds[] = {INSPECT_CACHE_PIN,      INSPECT_CACHE_PIN,
                                               INSPECT_EXPLAIN_PROMPT, INSPECT_CACHE_PIN,
                                               INSPECT_CACHE_CLEAR,    INSPECT_EXPLAIN_PROMPT};
@@ -69,8 +100,7 @@ START_TEST(pin_computes_what_is_not_there)
 
         q.kind = kinds[i];
         q.unpin = i == 3;
-        atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_inspect(g, 100 + i, &q), 0);
+        ask(g, 100 + i, &q);
         report = report_of(g, 100 + i);
         ck_assert_int_eq(report->changed_blocks, changed[i]);
         ck_assert_int_eq(report->changed_tokens, 16 * changed[i]);
@@ -80,46 +110,35 @@ START_TEST(pin_computes_what_is_not_there)
             ck_assert_int_eq(report->prompt_tokens, 23);
         inspect_report_free(report);
     }
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
-/* Questions that make no sense end with their reason, those cancelled with that; each is answered
- * once, also where the engine ends before. */
-START_TEST(questions_that_fail_say_why)
+/* Bad inspect requests end with their reason, cancelled ones as cancelled; each ends once, also
+ * when the engine is freed first. */
+START_TEST(failures_name_their_reason)
 {
     static char long_prompt[1200];
     struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
-    struct inspect_query q = {
-        .kind = INSPECT_CACHE_PIN,
-        .viewer = 1000,
-        .client = 1000,
-        .limit = 10,
-        .input = INSPECT_PROMPT,
-        .prompt = {"short", 5},
-        .release = release,
-    };
+    struct inspect_query q = pin_of("short");
     struct answer a[6];
 
     wait_loaded(g);
     for (size_t i = 0; i < sizeof(long_prompt); i++)
         long_prompt[i] = (char)('a' + i * i % 26);
-    atomic_fetch_add(&n_owned, 6);
-    ck_assert_int_eq(engine_inspect(g, 1, &q), 0);
+    ask(g, 1, &q);
     q.viewer = 1001;
-    ck_assert_int_eq(engine_inspect(g, 2, &q), 0);
-    q.viewer = 1000;
-    q.prompt = (struct text){"", 0};
-    ck_assert_int_eq(engine_inspect(g, 3, &q), 0);
+    ask(g, 2, &q);
+    q = pin_of("");
+    ask(g, 3, &q);
     q.prompt = (struct text){long_prompt, sizeof(long_prompt)};
-    ck_assert_int_eq(engine_inspect(g, 4, &q), 0);
+    ask(g, 4, &q);
     q.input = INSPECT_CHAT;
     q.chat = &(struct chat){.n_messages = 0};
-    ck_assert_int_eq(engine_inspect(g, 5, &q), 0);
+    ask(g, 5, &q);
     q.input = INSPECT_PROMPT;
-    q.prompt = (struct text){long_prompt, 600};
-    ck_assert_int_eq(engine_inspect(g, 6, &q), 0);
+    q.prompt.len = 600;
+    ask(g, 6, &q);
     engine_cancel(g, 6);
     gather(g, a, 6);
     for (int i = 0; i < 5; i++)
@@ -133,18 +152,15 @@ START_TEST(questions_that_fail_say_why)
     ck_assert_int_eq(a[4].error, ENGINE_E_INVALID);
     if (a[5].terminal == ENGINE_ERROR)
         ck_assert_int_eq(a[5].error, ENGINE_E_CANCELLED);
-    q.prompt = (struct text){CHAT_SUM, strlen(CHAT_SUM)};
-    for (uint64_t i = 10; i < 30; i++) {
-        atomic_fetch_add(&n_owned, 1);
-        ck_assert_int_eq(engine_inspect(g, i, &q), 0);
-    }
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    q = pin_of(CHAT_SUM);
+    for (uint64_t i = 10; i < 30; i++)
+        ask(g, i, &q);
+    end(g);
 }
 END_TEST
 
-/* A request that waits for the tokenizer is explained to be there; another's is not. */
-START_TEST(explains_what_is_encoded)
+/* A request in the tokenizer's queue is explained to its own client only. */
+START_TEST(explains_requests_being_encoded)
 {
     static char text[600000];
     struct engine *g = start();
@@ -157,25 +173,24 @@ START_TEST(explains_what_is_encoded)
 
         generate(g, &r);
     }
-    ck_assert_int_eq(engine_inspect(g, 100, &q), 0);
+    ask(g, 100, &q);
     report = report_of(g, 100);
     ck_assert(report->found);
     ck_assert_int_eq(report->why, INSPECT_WHY_ENCODING);
     ck_assert_uint_eq(report->requests[0].id, 8);
     inspect_report_free(report);
     q.viewer = 1;
-    ck_assert_int_eq(engine_inspect(g, 101, &q), 0);
+    ask(g, 101, &q);
     report = report_of(g, 101);
     ck_assert(!report->found);
     inspect_report_free(report);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
-/* What is running and what is still with the tokenizer is told, each once, while steps go on; and
- * a question that nobody takes the answer of is no leak. */
-START_TEST(requests_are_told_wherever_they_are)
+/* Running requests and those being encoded are listed, each once, while steps go on. A report that
+ * nobody takes does not leak. */
+START_TEST(requests_are_listed_in_every_phase)
 {
     enum { N = 12 };
     static char long_prompt[60000];
@@ -202,30 +217,21 @@ START_TEST(requests_are_told_wherever_they_are)
     for (int i = 1; i <= 8; i++)
         ck_assert(seen[i]);
     inspect_report_free(report);
-    ck_assert_int_eq(engine_inspect(g, 101, &q), 0);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    ask(g, 101, &q);
+    end(g);
 }
 END_TEST
 
-/* However many questions wait, the steps of others go on between two answers; what was cancelled
- * is not answered. */
-START_TEST(questions_do_not_hold_up_steps)
+/* However many inspect requests wait, steps go on between two reports; cancelled ones get none. */
+START_TEST(reports_do_not_hold_up_steps)
 {
     enum { N = 60, N_ANSWERED = 40, RUNNING = 1, FIRST = 100 };
-    struct inspect_query q = {
-        .kind = INSPECT_BLOCKS, .viewer = 1000, .limit = 10, .map = true, .release = release};
-    struct engine *g = start();
-    struct engine_request r = request(RUNNING, "Once upon a time");
+    struct inspect_query q = query(INSPECT_BLOCKS);
+    struct engine *g = start_running(RUNNING);
     int n_reports = 0, n_cancelled = 0, n_deltas = 0;
 
-    r.max_tokens = 2000;
-    r.ignore_eos = true;
-    generate(g, &r);
-    engine_events_free(take(g)); /* it runs */
-    atomic_fetch_add(&n_owned, N);
     for (uint64_t i = 0; i < N; i++)
-        ck_assert_int_eq(engine_inspect(g, FIRST + i, &q), 0);
+        ask(g, FIRST + i, &q);
     for (uint64_t i = N_ANSWERED; i < N; i++)
         engine_cancel(g, FIRST + i);
     while (n_reports + n_cancelled < N) {
@@ -246,31 +252,23 @@ START_TEST(questions_do_not_hold_up_steps)
     ck_assert_int_ge(n_reports, N_ANSWERED);
     ck_assert_int_ge(n_cancelled, 1);
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
-/* Who asks one thing does not wait behind all that another asks, nor does who asks now and then. */
-START_TEST(questions_go_by_turns_of_clients)
+/* A client with one inspect request does not wait behind the many of another. */
+START_TEST(reports_alternate_between_clients)
 {
     enum { N = 200, RUNNING = 1, FIRST = 100, OTHER = 1000, LATE = N - 50 };
-    struct inspect_query q = {
-        .kind = INSPECT_BLOCKS, .viewer = 1000, .limit = 10, .map = true, .release = release};
-    struct engine *g = start();
-    struct engine_request r = request(RUNNING, "Once upon a time");
+    struct inspect_query q = query(INSPECT_BLOCKS);
+    struct engine *g = start_running(RUNNING);
     int n = 0, n_others = 0;
 
-    r.max_tokens = 2000;
-    r.ignore_eos = true;
-    generate(g, &r);
-    engine_events_free(take(g)); /* it runs */
-    atomic_fetch_add(&n_owned, N + 2);
     for (uint64_t i = 0; i < N; i++)
-        ck_assert_int_eq(engine_inspect(g, FIRST + i, &q), 0);
+        ask(g, FIRST + i, &q);
     q.viewer = 1001;
     for (uint64_t i = 0; i < 2; i++)
-        ck_assert_int_eq(engine_inspect(g, OTHER + i, &q), 0);
+        ask(g, OTHER + i, &q);
     while (n < N + 2) {
         struct engine_event *list = take(g);
 
@@ -281,30 +279,24 @@ START_TEST(questions_go_by_turns_of_clients)
         }
         engine_events_free(list);
     }
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
-/* With nothing else to do the engine answers all of them, before it rests. */
-START_TEST(questions_at_rest_are_all_answered)
+/* An idle engine sends all reports before it sleeps. */
+START_TEST(idle_engine_sends_all_reports)
 {
     enum { N = 30 };
-    struct inspect_query q = {.kind = INSPECT_BLOCKS,
-                              .viewer = 1000,
-                              .limit = 10,
-                              .release = release};
+    struct inspect_query q = query(INSPECT_BLOCKS);
     struct engine *g = start();
     struct answer a[N];
 
-    atomic_fetch_add(&n_owned, N);
     for (uint64_t i = 1; i <= N; i++)
-        ck_assert_int_eq(engine_inspect(g, i, &q), 0);
+        ask(g, i, &q);
     gather(g, a, N);
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    end(g);
 }
 END_TEST
 
@@ -314,14 +306,14 @@ int main(void)
     TCase *tc = tcase_create("all");
 
     tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, idle_engine_is_looked_into);
-    tcase_add_test(tc, pin_computes_what_is_not_there);
-    tcase_add_test(tc, questions_that_fail_say_why);
-    tcase_add_test(tc, explains_what_is_encoded);
-    tcase_add_test(tc, requests_are_told_wherever_they_are);
-    tcase_add_test(tc, questions_do_not_hold_up_steps);
-    tcase_add_test(tc, questions_go_by_turns_of_clients);
-    tcase_add_test(tc, questions_at_rest_are_all_answered);
+    tcase_add_test(tc, idle_engine_is_inspected);
+    tcase_add_test(tc, pin_computes_missing_blocks);
+    tcase_add_test(tc, failures_name_their_reason);
+    tcase_add_test(tc, explains_requests_being_encoded);
+    tcase_add_test(tc, requests_are_listed_in_every_phase);
+    tcase_add_test(tc, reports_do_not_hold_up_steps);
+    tcase_add_test(tc, reports_alternate_between_clients);
+    tcase_add_test(tc, idle_engine_sends_all_reports);
     suite_add_tcase(s, tc);
     return run_suite(s);
 }

@@ -1,4 +1,4 @@
-/* test_id_map.c - the map of request ids against a plain array. */
+/* test_id_map.c - the map against a plain array. */
 #include <check.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include "engine/util/id_map.h"
 #include "tests/unit/run_suite.h"
 
-/* What was put is found until it is taken, through growth, collisions and moves of runs. */
+/* A value is found until it is taken, whatever grows, collides and moves. */
 START_TEST(agrees_with_a_plain_array)
 {
     enum { N = 500 };
@@ -42,7 +42,7 @@ START_TEST(agrees_with_a_plain_array)
 }
 END_TEST
 
-/* A walk meets every value once; an empty map has none. */
+/* Iteration visits every value once. */
 START_TEST(walk_meets_each_value_once)
 {
     struct id_map m = {0};

@@ -1,8 +1,7 @@
-/* test_model.c - a model folder opened, refused, reported on and read. */
+/* test_model.c - opening, checking and reading a model folder. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,31 +12,12 @@
 #include "engine/model/model_check.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
+#include "tests/unit/temp_dir.h"
 
 enum { HEADER = 4952 }; /* JSON of the bundled model's header */
 
 static struct err e;
-static char dir[64];
 static char path_buf[256];
-
-static int unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    return remove(path);
-}
-
-static void make_dir(void)
-{
-    strcpy(dir, "/tmp/nvllm-test-model-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(dir));
-}
-
-static void remove_dir(void)
-{
-    nftw(dir, unlink_one, 8, FTW_DEPTH | FTW_PHYS);
-}
 
 static const char *in_dir(const char *name)
 {
@@ -69,7 +49,7 @@ static void write_whole(const char *name, const char *text, size_t n)
     fclose(f);
 }
 
-/* A copy of the bundled model's files, but for the tokenizer's. */
+/* Copies the bundled model, without its tokenizer. */
 static void copy_bundled(void)
 {
     static const char *const names[] = {"config.json", "generation_config.json",
@@ -88,7 +68,7 @@ static void copy_bundled(void)
     }
 }
 
-/* Puts b in the place of the first a of a file; both are of one length unless the file is JSON. */
+/* Replaces the first a in a file by b, which has the same length unless the file is JSON. */
 static void replace(const char *name, const char *a, const char *b)
 {
     size_t n, at;
@@ -115,7 +95,7 @@ static void refused(int code, const char *text)
     ck_assert_ptr_null(m);
 }
 
-/* The bundled model opens, and its shape and defaults are what its files say. */
+/* The bundled model opens with the shape and the defaults of its files. */
 START_TEST(bundled_model_opens)
 {
     struct model *m = NULL;
@@ -150,7 +130,7 @@ START_TEST(bundled_model_opens)
 }
 END_TEST
 
-/* A tensor's bytes are those that lie at its place in the file, from any offset on. */
+/* A tensor's bytes are read from its place in the file, from any offset on. */
 START_TEST(tensors_are_read)
 {
     const uint64_t at = 8 + HEADER + 1049088; /* as the file's header says */
@@ -182,7 +162,7 @@ START_TEST(tensors_are_read)
 }
 END_TEST
 
-/* A folder that is not there, or is none, is refused with its name. */
+/* A missing folder, or a file in its place, is refused by name. */
 START_TEST(no_folder)
 {
     struct model *m;
@@ -195,7 +175,7 @@ START_TEST(no_folder)
 }
 END_TEST
 
-/* Files that are not there are named; without generation_config.json the defaults are neutral. */
+/* Missing files are named; without generation_config.json the defaults are neutral. */
 START_TEST(missing_files)
 {
     struct model *m;
@@ -217,7 +197,7 @@ START_TEST(missing_files)
 }
 END_TEST
 
-/* What is no regular file is refused at once, not waited for. */
+/* A FIFO or a folder in place of a file is refused at once. */
 START_TEST(fifo_does_not_hang)
 {
     static const char *const names[] = {"config.json", "generation_config.json",
@@ -236,7 +216,7 @@ START_TEST(fifo_does_not_hang)
 }
 END_TEST
 
-/* Links are followed, as a hub's cache has them; a broken one is named. */
+/* Links, as in a hub's cache, are followed; a broken one is named. */
 START_TEST(links_are_followed)
 {
     struct model *m;
@@ -253,7 +233,7 @@ START_TEST(links_are_followed)
 }
 END_TEST
 
-/* A file cut anywhere is refused: within the length, the header or the data. */
+/* A file truncated within the length, the header or the data is refused. */
 START_TEST(truncated_file)
 {
     static const off_t sizes[] = {0, 7, 8, 9, 8 + HEADER - 1, 8 + HEADER, 12070239};
@@ -265,7 +245,7 @@ START_TEST(truncated_file)
 }
 END_TEST
 
-/* A file with more than its header tells of is refused. */
+/* A file with bytes after its last tensor is refused. */
 START_TEST(file_too_long)
 {
     copy_bundled();
@@ -322,7 +302,7 @@ START_TEST(tampered_folder)
 }
 END_TEST
 
-/* A file that became shorter after it was opened is an error of reading, and no fault. */
+/* Reading from a file that was truncated after open is an error, not a fault. */
 START_TEST(file_shrinks_later)
 {
     struct model *m;
@@ -340,7 +320,7 @@ START_TEST(file_shrinks_later)
 }
 END_TEST
 
-/* A written folder of two layers, where what lies at element k is known: see expected(). */
+/* Writes a folder of two layers; expected() gives the value of element k of any tensor. */
 static void write_folder(bool qwen3, enum dtype dtype, size_t n_shards, bool tied)
 {
     struct writer w = {.folder = dir,
@@ -385,8 +365,8 @@ static uint16_t expected(enum dtype dtype, uint64_t k)
     return bf16_from_f32((float)((int)(k % 4099) - 2000) / 64);
 }
 
-/* Every architecture, dtype, tied or not, in one file or in several, opens and reads as bf16, over
- * the ends of what is converted at a time. */
+/* Each architecture and dtype, tied or not, in one file or several, opens and reads as bf16, across
+ * the boundaries of conversion chunks. */
 START_TEST(every_layout_reads)
 {
     const enum dtype dtype = (enum dtype)(_i % 3);
@@ -424,7 +404,7 @@ START_TEST(every_layout_reads)
 }
 END_TEST
 
-/* A tied model that stores its LM head too opens, and the stored one is ignored. */
+/* The stored LM head of a tied model is ignored. */
 START_TEST(unneeded_tensors_are_ignored)
 {
     struct model *m;
@@ -468,7 +448,7 @@ static const struct {
     {"\"x\": \"model-00003-of-00003.safetensors\", \"x\": \"a\"", -EINVAL, "duplicate"},
 };
 
-/* An index that leads out of the folder, or disagrees with its shards, is refused by name. */
+/* An index that leads out of the folder or disagrees with its shards is refused by name. */
 START_TEST(tampered_index_is_refused)
 {
     write_folder(false, DTYPE_BF16, 3, false);
@@ -478,7 +458,7 @@ START_TEST(tampered_index_is_refused)
 }
 END_TEST
 
-/* A shard that is not there, damaged, or left out of the index, is told. */
+/* A shard that is missing, damaged or absent from the index is reported. */
 START_TEST(damaged_shards)
 {
     write_folder(false, DTYPE_BF16, 3, false);
@@ -517,7 +497,7 @@ static void check_says(const char *text, const char *line)
     ck_assert_msg(strstr(text, line) != NULL, "no \"%s\" in:\n%s", line, text);
 }
 
-/* The report of a right folder has a line for each part and sums the model up. */
+/* The report of a correct folder has a line for each part and a summary. */
 START_TEST(report_of_right_folder)
 {
     char *text;
@@ -535,7 +515,7 @@ START_TEST(report_of_right_folder)
 }
 END_TEST
 
-/* The report tells all problems of all parts, and counts what is missing. */
+/* The report lists the problems of all parts and counts missing tensors. */
 START_TEST(report_of_wrong_folder)
 {
     char *text;
@@ -564,7 +544,7 @@ START_TEST(report_of_wrong_folder)
 }
 END_TEST
 
-/* A folder without weights, with a part of them, or without anything, is reported on too. */
+/* A folder without weights, with truncated ones or with nothing is reported on. */
 START_TEST(report_without_weights)
 {
     char *text;

@@ -1,5 +1,4 @@
-/* test_model_config.c - config.json and generation_config.json: both spellings, and each refusal.
- */
+/* test_model_config.c - config.json and generation_config.json: both spellings, each refusal. */
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -30,7 +29,7 @@ static struct model_config c;
 static struct model_defaults d;
 static struct problems p;
 
-/* Base with the fields of change put over it; a field of "-" is taken away. */
+/* Parses base with the fields of change; a field "-" is removed. */
 static void parse(const char *base, const char *change)
 {
     json_t *root = json_loads(base, 0, NULL), *over = json_loads(change, 0, NULL), *value;
@@ -50,7 +49,7 @@ static void parse(const char *base, const char *change)
     json_decref(over);
 }
 
-/* A configuration as transformers 4 wrote it. */
+/* A configuration as transformers 4 writes it. */
 START_TEST(old_spelling)
 {
     parse(qwen3, "{}");
@@ -71,7 +70,7 @@ START_TEST(old_spelling)
 }
 END_TEST
 
-/* A configuration as transformers 5 writes it; head_dim and tying are left to their defaults. */
+/* A configuration as transformers 5 writes it, with default head_dim and tying. */
 START_TEST(new_spelling)
 {
     parse(qwen2, "{}");
@@ -87,7 +86,7 @@ START_TEST(new_spelling)
 }
 END_TEST
 
-/* Harmless variety of real files passes, with the right meaning. */
+/* Harmless variants of real files pass and keep their meaning. */
 START_TEST(variants_pass)
 {
     parse(qwen3, "{\"head_dim\":\"-\"}"); /* Qwen3's own default */

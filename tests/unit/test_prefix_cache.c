@@ -110,7 +110,7 @@ START_TEST(parent_is_part_of_identity)
 }
 END_TEST
 
-/* A pending block is not pinned but its owner is told; once ready it is found. */
+/* A pending block is not found, but its owner is; once ready it is found. */
 START_TEST(pending_is_not_found)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
@@ -125,7 +125,7 @@ START_TEST(pending_is_not_found)
 }
 END_TEST
 
-/* Of two equal blocks the first stays listed; the second's chain goes on with the first's. */
+/* Of two equal blocks the first is listed, and the second's chain continues with it. */
 START_TEST(equal_block_stays_unlisted)
 {
     uint64_t first = prefix_cache_root(ns), second = first;
@@ -142,7 +142,7 @@ START_TEST(equal_block_stays_unlisted)
 }
 END_TEST
 
-/* Clients do not share, and a salt narrows: the same bytes by the same client, nothing else. */
+/* A namespace is found by the same client with the same bytes of salt, by no other. */
 START_TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
@@ -164,7 +164,7 @@ START_TEST(namespaces_are_exact)
 }
 END_TEST
 
-/* A namespace lives on without holders while blocks are in it: the next request finds them. */
+/* A namespace without holders stays while blocks are in it: the next request finds them. */
 START_TEST(namespace_outlives_its_requests)
 {
     struct cache_namespace *first, *again;
@@ -186,7 +186,7 @@ START_TEST(namespace_outlives_its_requests)
 }
 END_TEST
 
-/* A private namespace is found by nobody, and its cached blocks are free when it is closed. */
+/* The cached blocks of a private namespace are free when it is closed. */
 START_TEST(private_namespace_leaves_nothing)
 {
     struct cache_namespace *private;
@@ -201,14 +201,14 @@ START_TEST(private_namespace_leaves_nothing)
     ck_assert_int_eq(blocks_n_cached(blocks), 1);
     prefix_cache_close(cache, private);
     ck_assert_int_eq(blocks_n_cached(blocks), 0);
-    prefix_cache_set_ready(cache, b); /* the step that wrote it is over, nobody wants it */
+    prefix_cache_set_ready(cache, b); /* the step that wrote it is over */
     ck_assert(!prefix_cache_is_ready(cache, b));
     blocks_unref(blocks, b);
     ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
 }
 END_TEST
 
-/* When no block is free the one let go first is reused, and is found no more; the rest still is. */
+/* When no block is free, the one released first is reused and no longer found; others still are. */
 START_TEST(reuses_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), at;
@@ -231,7 +231,7 @@ START_TEST(reuses_the_oldest)
 }
 END_TEST
 
-/* A block computed again after its parent was reused is new: the old tail is not found by it. */
+/* A block computed again after its removal is a new node: the old tail is not found behind it. */
 START_TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
@@ -246,9 +246,8 @@ START_TEST(tail_of_a_forgotten_parent_is_unreachable)
 }
 END_TEST
 
-/* Where a block is listed no more, what is behind it cannot be found and is listed no more: the
- * cached ones become free. */
-START_TEST(nothing_hangs_in_the_air)
+/* Removing a node unlists all behind it, which could not be found: cached blocks become free. */
+START_TEST(removal_takes_what_is_behind)
 {
     uint64_t chain = prefix_cache_root(ns), middle, at = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c;
@@ -265,7 +264,7 @@ START_TEST(nothing_hangs_in_the_air)
     ck_assert_int_eq(hold(&middle, two), -1);
     ck_assert_int_eq(hold(&at, one), -1);
     ck_assert_ptr_null(prefix_cache_verify(cache));
-    b = add(&middle, two, PREFIX_CACHE_READY); /* nor can anything be put behind it */
+    b = add(&middle, two, PREFIX_CACHE_READY); /* nothing can be listed behind it */
     ck_assert(!prefix_cache_is_ready(cache, b));
     ck_assert_ptr_null(prefix_cache_verify(cache));
 }
@@ -437,6 +436,87 @@ START_TEST(removed_from_all_tiers)
 }
 END_TEST
 
+/* A hundred thousand random steps on all tiers leave the cache and its blocks consistent, and find
+ * no block but with the tokens that were written to it. */
+START_TEST(random_steps_on_three_tiers)
+{
+    enum { N_CHAINS = 12, MAX_HELD = 6 };
+    static int32_t written[N_BLOCKS]; /* the first token */
+    uint64_t chains[N_CHAINS];        /* some are gone */
+    int32_t held[MAX_HELD], refs[N_TIERS][N_DISK] = {{0}};
+    int32_t id, lower, location[N_TIERS];
+    int n_held = 0, n_found = 0, n_copies = 0;
+
+    srandom(11);
+    for (int i = 0; i < N_CHAINS; i++)
+        chains[i] = prefix_cache_root(ns);
+    for (int step = 0; step < 100000; step++) {
+        int32_t tokens[LEN] = {(int32_t)(random() % 2)};
+        uint64_t chain = chains[random() % N_CHAINS], *next = &chains[random() % N_CHAINS], node;
+        enum tier from = (enum tier)(random() % 2), to = from + 1;
+
+        switch (random() % 8) {
+        case 0: /* a step computes a block */
+        case 1:
+            if (n_held == MAX_HELD || prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+                break;
+            prefix_cache_insert(cache, &chain, id, tokens, random() % 2 ? 1 : PREFIX_CACHE_READY);
+            written[id] = tokens[0];
+            held[n_held++] = id;
+            refs[TIER_DEVICE][id]++;
+            *next = random() % 4 ? chain : prefix_cache_root(ns);
+            break;
+        case 2: /* a sequence shares one */
+            if (n_held == MAX_HELD || !prefix_cache_hold(cache, &chain, tokens, &id))
+                break;
+            ck_assert_int_eq(written[id], tokens[0]);
+            held[n_held++] = id;
+            refs[TIER_DEVICE][id]++;
+            n_found++;
+            break;
+        case 3: /* and releases it, written */
+        case 4:
+            if (n_held == 0)
+                break;
+            id = held[--n_held];
+            prefix_cache_set_ready(cache, id);
+            blocks_unref(blocks, id);
+            refs[TIER_DEVICE][id]--;
+            break;
+        case 5: /* a copy down */
+            if (!prefix_cache_next_copy(cache, from, to, 3, &node, &id))
+                break;
+            blocks_begin_copy(tiers[from], id);
+            lower = take(to); /* may evict what the node continues, and so the node */
+            n_copies += prefix_cache_place(cache, node, to, lower, PREFIX_CACHE_READY);
+            blocks_unref(tiers[to], lower);
+            blocks_end_copy(tiers[from], id);
+            break;
+        case 6: /* a copy up */
+            node = chain;
+            if (!prefix_cache_lookup(cache, &node, tokens, location) ||
+                location[TIER_DEVICE] >= 0 ||
+                prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+                break;
+            written[id] = tokens[0];
+            prefix_cache_place(cache, node, TIER_DEVICE, id, PREFIX_CACHE_READY);
+            blocks_unref(blocks, id);
+            break;
+        default:
+            if (random() % 200 == 0)
+                prefix_cache_clear(cache, 1, false);
+            else if (random() % 8 == 0)
+                prefix_cache_drop(cache, chain, TIER_DISK);
+        }
+        ck_assert_ptr_null(prefix_cache_verify(cache));
+        for (int t = 0; t < N_TIERS; t++)
+            ck_assert_ptr_null(blocks_verify(tiers[t], refs[t]));
+    }
+    ck_assert_int_gt(n_found, 1000);
+    ck_assert_int_gt(n_copies, 1000);
+}
+END_TEST
+
 static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const char *with_salt,
                       const int32_t *first, const int32_t *second)
 {
@@ -488,7 +568,7 @@ int main(void)
 
     tcase_add_checked_fixture(t, set_up, tear_down);
     tcase_add_test(t, finds_a_chain);
-    tcase_add_test(t, nothing_hangs_in_the_air);
+    tcase_add_test(t, removal_takes_what_is_behind);
     tcase_add_test(t, parent_is_part_of_identity);
     tcase_add_test(t, pending_is_not_found);
     tcase_add_test(t, equal_block_stays_unlisted);
@@ -504,6 +584,7 @@ int main(void)
     tcase_add_test(t, next_copy_is_the_oldest);
     tcase_add_test(t, a_copy_keeps_its_block);
     tcase_add_test(t, removed_from_all_tiers);
+    tcase_add_test(t, random_steps_on_three_tiers);
     tcase_add_test(t, digest_outlives_the_process);
     suite_add_tcase(s, t);
     return run_suite(s);

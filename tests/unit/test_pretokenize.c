@@ -1,5 +1,5 @@
-/* test_pretokenize.c - the hand-written scanner against the pattern itself, run by PCRE2; and NFC
- * against utf8proc's own. */
+/* test_pretokenize.c - the hand-written scanner against the pattern, run by PCRE2, and NFC against
+ * utf8proc's. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <check.h>
 #include <pcre2.h>
@@ -13,7 +13,7 @@
 #include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
-/* The pattern with \s spelled out: PCRE2's holds U+180E, which is no white space any more. */
+/* The pattern with \s spelled out: PCRE2's contains U+180E, which is no longer white space. */
 #define SPACE                                                                                      \
     "\\t-\\r \\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}"       \
     "\\x{3000}"
@@ -41,7 +41,7 @@ static void teardown(void)
     pcre2_code_free(code);
 }
 
-/* Both cut the text at the same places. (An assertion for each piece would be a write each.) */
+/* Both split the text alike. One assertion for all pieces, because each is a system call. */
 static void compare(const char *text, size_t n)
 {
     for (size_t at = 0; at < n;) {
@@ -56,7 +56,7 @@ static void compare(const char *text, size_t n)
     }
 }
 
-/* True where PCRE2's Unicode and utf8proc's agree that the character is assigned. */
+/* Whether the character is assigned in PCRE2's Unicode and in utf8proc's. */
 static bool is_common(uint32_t cp)
 {
     static pcre2_code *assigned;
@@ -75,7 +75,7 @@ static bool is_common(uint32_t cp)
            pcre2_match(assigned, (PCRE2_SPTR)text, n, 0, PCRE2_NO_UTF_CHECK, match, NULL) > 0;
 }
 
-/* Each character of Unicode between others of each class is cut where the pattern cuts it. */
+/* Each character of Unicode, between others of each class, is split as by the pattern. */
 START_TEST(each_character)
 {
     static const char *const around[][2] = {{"a", "b"},   {" ", " "}, {"1", "1"},
@@ -142,7 +142,7 @@ static const char *const pieces[] = {" ",
                                      "\xf0\x9d\x9f\x98",
                                      "\xef\xbf\xbd"};
 
-/* Random texts of pieces that the pattern treats differently. */
+/* Random texts of what the pattern tells apart. */
 START_TEST(random_pieces)
 {
     srandom(5);
@@ -181,7 +181,7 @@ START_TEST(random_characters)
 }
 END_TEST
 
-/* NFC as utf8proc itself does it at once. */
+/* NFC by utf8proc alone. */
 static void compare_nfc(const struct nfc *nfc, struct nfc_text *out, const char *text, size_t n)
 {
     utf8proc_uint8_t *want = NULL;
@@ -221,8 +221,8 @@ START_TEST(nfc_of_each_character)
 }
 END_TEST
 
-/* Random runs of letters, marks of several classes, Hangul and Indic halves; the edits lead back
- * to the places of the source. */
+/* Random runs of letters, marks of several classes, Hangul and Indic halves; the edits map back to
+ * the source. */
 START_TEST(nfc_of_random_texts)
 {
     static const uint32_t cps[] = {'a',    'e',     ' ',    0x301,  0x323,   0x327,  0x345,

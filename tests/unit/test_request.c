@@ -485,26 +485,38 @@ START_TEST(tokenizer_operations_are_checked)
 }
 END_TEST
 
-/* What requests hold is counted while the engine has them. */
-START_TEST(held_bytes_are_counted)
+/* Frames of each kind become requests of that kind, with what their input counts for. */
+START_TEST(frames_become_requests)
 {
-    struct accounts all;
-    struct account *user;
-    struct request_owner *o;
-    struct unpacked *mine;
+    Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
+    Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
+    Nvllm__V1__Detokenize d = NVLLM__V1__DETOKENIZE__INIT;
+    Nvllm__V1__Render m = NVLLM__V1__RENDER__INIT;
+    int32_t ids[3] = {1, 2, 3};
 
-    accounts_init(&all);
-    user = account_get(&all, 7);
-    ck_assert_int_eq(unpack(&mine, &nvllm__v1__generate__descriptor, NULL, 0), UNPACK_OK);
-    ck_assert_ptr_nonnull(unpacked_alloc(mine, 1000, 1));
-    o = request_owner_new(mine, user);
-    ck_assert_ptr_nonnull(o);
-    ck_assert_uint_ge(atomic_load(&user->request_bytes), 1000);
-    ck_assert_uint_ge(atomic_load(&all.total.request_bytes), 1000);
-    request_owner_release(o);
-    ck_assert_uint_eq(atomic_load(&user->request_bytes), 0);
-    account_unref(user);
-    accounts_deinit(&all);
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+    f.generate = &g;
+    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert_int_eq(r.kind, ENGINE_GENERATE);
+    ck_assert_uint_eq(request_tokens(&r), 2);
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
+    f.tokenize = &t;
+    t.has_text = t.has_special = t.special = true;
+    t.text = (ProtobufCBinaryData){8, (uint8_t *)"eight by"};
+    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert(r.kind == ENGINE_TOKENIZE && r.input == ENGINE_PROMPT && r.special);
+    ck_assert_uint_eq(request_tokens(&r), 3);
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE;
+    f.detokenize = &d;
+    d.ids = ids;
+    d.n_ids = 3;
+    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert(r.kind == ENGINE_DETOKENIZE && r.input == ENGINE_PROMPT_IDS && !r.special);
+    ck_assert_uint_eq(request_tokens(&r), 3);
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_RENDER;
+    f.render = &m;
+    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), -EINVAL);
+    ck_assert_str_eq(e.field, "chat");
 }
 END_TEST
 
@@ -528,7 +540,7 @@ int main(void)
     tcase_add_test(t, high_priority_is_for_admins);
     tcase_add_test(t, chats_are_checked);
     tcase_add_test(t, tokenizer_operations_are_checked);
-    tcase_add_test(t, held_bytes_are_counted);
+    tcase_add_test(t, frames_become_requests);
     suite_add_tcase(suite, t);
     return run_suite(suite);
 }

@@ -130,7 +130,7 @@ static const struct {
     {"{" T("a", "U8", "[1]", "[0,1]") "}", 2, -EINVAL, "1 bytes after the last tensor"},
 };
 
-/* Each thing that may be wrong with a header is refused, and the message says where. */
+/* Each fault of a header is refused, and the message says where it is. */
 START_TEST(bad_header_is_refused)
 {
     struct safetensors s;
@@ -142,7 +142,7 @@ START_TEST(bad_header_is_refused)
 }
 END_TEST
 
-/* The length in the first eight bytes is held against the file and against the format's limit. */
+/* The length in the first eight bytes is checked against the file and the format's limit. */
 START_TEST(header_length)
 {
     static const struct {

@@ -1,5 +1,6 @@
 /* test_step_cost.c - what a step takes, by what others took. */
 #include <check.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "engine/core/step_cost.h"
@@ -15,7 +16,7 @@ static void set_up(void)
 static void learn(int n, int32_t n_decodes, double us)
 {
     while (n-- > 0)
-        step_cost_learn(&cost, n_decodes, us);
+        step_cost_learn(&cost, n_decodes, 0, us);
 }
 
 /* Nothing seen, nothing known. */
@@ -97,15 +98,108 @@ START_TEST(costs_grow_and_pay)
 }
 END_TEST
 
-/* The most decodes for a time are found, and one at least. */
-START_TEST(decodes_for_a_time)
+/* A device: what a step of decodes takes, and each prompt row more. */
+static double device_us(int32_t n_decodes, int32_t n_rows, double base, double decode, double row)
 {
-    learn(1, 1, 1010);
-    learn(1, 1024, 1000 + 10240);
-    ck_assert_int_eq(step_cost_decodes(&cost, 2001, 256), 100);
-    ck_assert_int_eq(step_cost_decodes(&cost, 2001, 50), 50);
-    ck_assert_int_eq(step_cost_decodes(&cost, 5, 50), 1);
-    ck_assert_int_eq(step_cost_decodes(&cost, 1e12, INT32_MAX), INT32_MAX);
+    return base + n_decodes * decode + n_rows * row;
+}
+
+/* Steps with prompts come to the bound and stay there, from too few rows and from too many; without
+ * decodes to twice the bound. */
+START_TEST(steps_come_to_the_bound)
+{
+    static const double rows[] = {2, 20, 300};
+
+    for (int k = 0; k < 3; k++) {
+        for (int32_t n_decodes = 0; n_decodes <= 64; n_decodes += 32) {
+            const double bound = n_decodes > 0 ? 50e3 : 100e3;
+            double us = 0;
+            int32_t n;
+
+            cost = (struct step_cost){.max_step_us = 50e3};
+            ck_assert_int_eq(step_cost_rows(&cost, n_decodes), 512);
+            if (n_decodes > 0)
+                learn(10, n_decodes, device_us(n_decodes, 0, 3000, 100, 0));
+            for (int i = 0; i < 60; i++) {
+                n = step_cost_rows(&cost, n_decodes);
+                us = device_us(n_decodes, n, n_decodes > 0 ? 3000 : 0, 100, rows[k]);
+                step_cost_learn(&cost, n_decodes, n, us);
+            }
+            ck_assert_double_ge(us, 0.9 * bound);
+            ck_assert_double_le(us, 1.1 * bound);
+        }
+    }
+}
+END_TEST
+
+/* However dear they are, some rows go on; where decodes alone take long, a step may take three
+ * times as long as they do. */
+START_TEST(prompts_go_on)
+{
+    cost = (struct step_cost){.max_step_us = 50e3, .row_us = 10e3};
+    ck_assert_int_eq(step_cost_rows(&cost, 0), 128);
+    learn(1, 4, 45e3);
+    ck_assert_int_eq(step_cost_rows(&cost, 4), 16);
+    cost.row_us = 100;
+    learn(40, 4, 100e3);
+    ck_assert_int_ge(step_cost_rows(&cost, 4), 1900);
+    ck_assert_int_le(step_cost_rows(&cost, 4), 2100);
+    cost.max_step_us = 0;
+    ck_assert_int_eq(step_cost_rows(&cost, 4), INT32_MAX);
+}
+END_TEST
+
+/* The cost of a short first prompt, most of it not its rows', does not stay; nor does one step that
+ * something held up, nor rows that were dear for a while. */
+START_TEST(a_wrong_idea_does_not_last)
+{
+    cost.max_step_us = 50e3;
+    learn(8, 32, 6000);
+    step_cost_learn(&cost, 0, 2, 4000);
+    for (int i = 0; i < 40; i++)
+        step_cost_learn(&cost, 32, 500, 6000 + 500 * 20);
+    ck_assert_double_le(cost.row_us, 22);
+    step_cost_learn(&cost, 32, 500, 500e3);
+    ck_assert_double_le(cost.row_us, 25);
+    for (int i = 0; i < 20; i++)
+        step_cost_learn(&cost, 32, 500, 6000 + 500 * 80);
+    ck_assert_double_ge(cost.row_us, 70);
+    for (int i = 0; i < 40; i++)
+        step_cost_learn(&cost, 32, 500, 6000 + 500 * 20);
+    ck_assert_double_le(cost.row_us, 22);
+    ck_assert_double_ge(cost.row_us, 18);
+}
+END_TEST
+
+/* Decodes that become dearer or cheaper under a load of prompts are followed: prompts get fewer
+ * rows until they hardly count, which shows what decodes take. */
+START_TEST(decodes_are_learnt_beside_prompts)
+{
+    for (int k = 0; k < 2; k++) {
+        const double now = k ? 5e3 : 80e3;
+        double us = 0;
+
+        cost = (struct step_cost){.max_step_us = 50e3, .row_us = 50};
+        learn(20, 32, k ? 80e3 : 5e3);
+        for (int i = 0; i < 2000; i++) {
+            const int32_t n = step_cost_rows(&cost, 32);
+
+            us = now + n * 50.0;
+            step_cost_learn(&cost, 32, n, us);
+        }
+        ck_assert_double_le(us, fmax(50e3, 3 * now) * 1.1);
+    }
+}
+END_TEST
+
+/* Where each second step is looked at late, so that the next seems to take nothing, the costs are
+ * right all the same. */
+START_TEST(late_looks_even_out)
+{
+    for (int i = 0; i < 400; i++)
+        learn(1, 32, i % 2 ? 1900 : 100);
+    ck_assert_double_ge(step_cost_us(&cost, 32, 0), 850);
+    ck_assert_double_le(step_cost_us(&cost, 32, 0), 1150);
 }
 END_TEST
 
@@ -121,7 +215,11 @@ int main(void)
     tcase_add_test(t, points_follow);
     tcase_add_test(t, one_step_changes_little);
     tcase_add_test(t, costs_grow_and_pay);
-    tcase_add_test(t, decodes_for_a_time);
+    tcase_add_test(t, steps_come_to_the_bound);
+    tcase_add_test(t, prompts_go_on);
+    tcase_add_test(t, a_wrong_idea_does_not_last);
+    tcase_add_test(t, decodes_are_learnt_beside_prompts);
+    tcase_add_test(t, late_looks_even_out);
     suite_add_tcase(s, t);
     return run_suite(s);
 }

@@ -1,5 +1,5 @@
-/* test_text_stream.c - text as it streams: whole characters, stop strings, and never another text
- * than decoding at once gives. */
+/* test_text_stream.c - streamed text: whole characters, stop strings, and the same text as decoding
+ * at once. */
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "tests/unit/run_suite.h"
 
 static struct tokenizer *tiny;
-static char *all; /* what a test's stream has given */
+static char *all; /* what the stream of a test has returned */
 static size_t all_len;
 
 static void setup(void)
@@ -69,7 +69,7 @@ static int32_t byte_id(unsigned char byte)
     return ids[byte];
 }
 
-/* Pushes bytes one token each until a stop; returns what the last push or the finish said. */
+/* Pushes a token for each byte until a stop; returns the result of the last push or of the end. */
 static int push_bytes(struct text_stream *s, const char *bytes)
 {
     struct text piece;
@@ -91,7 +91,7 @@ static int finish(struct text_stream *s)
     return r;
 }
 
-/* A character in four tokens comes out whole, with its last byte. */
+/* A character in four tokens comes out whole with its last byte. */
 START_TEST(character_comes_out_whole)
 {
     struct text_stream *s = new_stream(NULL, 0, true);
@@ -106,7 +106,7 @@ START_TEST(character_comes_out_whole)
 }
 END_TEST
 
-/* A character that another one cuts short is one U+FFFD; so is one that the end cuts short. */
+/* An incomplete character is one U+FFFD, before another one and at the end. */
 START_TEST(broken_characters)
 {
     struct text_stream *s = new_stream(NULL, 0, true);
@@ -119,7 +119,7 @@ START_TEST(broken_characters)
 }
 END_TEST
 
-/* What may become a stop is held back, and let go once it no longer may. */
+/* Text is held back while it may become a stop. */
 START_TEST(beginning_of_stop_is_held_back)
 {
     const char *stops[] = {"STOP"};
@@ -137,7 +137,7 @@ START_TEST(beginning_of_stop_is_held_back)
 }
 END_TEST
 
-/* The end lets out what was held back. */
+/* The end returns what was held back. */
 START_TEST(end_lets_go)
 {
     const char *stops[] = {"STOP"};
@@ -151,7 +151,7 @@ START_TEST(end_lets_go)
 }
 END_TEST
 
-/* A stop inside a token of many bytes: the text before it is out, the rest is dropped. */
+/* A stop inside a token: the text before it comes out, the rest is dropped. */
 START_TEST(stop_inside_a_token)
 {
     const char *stops[] = {"im"};
@@ -165,7 +165,7 @@ START_TEST(stop_inside_a_token)
 }
 END_TEST
 
-/* Of several stops the one that is complete first counts, of two that end together the longer. */
+/* The stop that is complete first counts, of two that end together the longer. */
 START_TEST(several_stops)
 {
     const char *first[] = {"bcd", "abcde"}, *longer[] = {"c", "bc"}, *nested[] = {"aab", "b"};
@@ -187,7 +187,7 @@ START_TEST(several_stops)
 }
 END_TEST
 
-/* A stop may be of characters of many bytes, and end with U+FFFD. */
+/* A stop may have characters of several bytes, and end with U+FFFD. */
 START_TEST(stops_of_many_bytes)
 {
     const char *stops[] = {"\xe4\xbd\xa0\xe5\xa5\xbd", "x\xef\xbf\xbd"};
@@ -230,7 +230,7 @@ START_TEST(ignored_stops)
 }
 END_TEST
 
-/* Special tokens have no text where they are to be left out, not even for stops; padding none. */
+/* Omitted special tokens have no text, not even for stops; nor has padding. */
 START_TEST(special_tokens)
 {
     const char *stops[] = {"<|im_end|>"};
@@ -249,7 +249,7 @@ START_TEST(special_tokens)
 }
 END_TEST
 
-/* Stops that are empty, too long, too many or no UTF-8 are refused; the longest is taken. */
+/* Stops that are empty, too long, too many or not UTF-8 are refused. */
 START_TEST(stops_are_checked)
 {
     char letters[TEXT_STREAM_MAX_STOP_BYTES + 1];
@@ -279,7 +279,7 @@ START_TEST(stops_are_checked)
 }
 END_TEST
 
-/* The first byte in text at which a stop is complete, and where the longest such stop begins. */
+/* The first byte of text at which a stop is complete, and where the longest such stop begins. */
 static size_t plain_search(const char *text, size_t len, const char *const *stops, int n,
                            bool *found)
 {
@@ -301,8 +301,8 @@ static size_t plain_search(const char *text, size_t len, const char *const *stop
     return len;
 }
 
-/* Whatever the tokens, the pieces together are what decoding at once gives, cut at the first stop
- * that a plain search finds. */
+/* Whatever the tokens, the pieces together are the text decoded at once, cut at the first stop that
+ * a plain search finds. */
 START_TEST(random_ids_stream_as_they_decode)
 {
     const char *stops[] = {"e ", "th", "\xef\xbf\xbd", "aab", "aaba", " the"};

@@ -1,5 +1,4 @@
-/* test_tokenizer.c - tokenizer.json, encoding and decoding against the reference's vectors, and
- * what must not be taken from a file or a text. */
+/* test_tokenizer.c - encoding and decoding against the reference's vectors and plain rules. */
 #include <check.h>
 #include <errno.h>
 #include <jansson.h>
@@ -91,7 +90,7 @@ START_TEST(qwen3_vectors)
 }
 END_TEST
 
-/* A special token is matched inside a range, and spelled out in pieces anywhere else. */
+/* A special token is matched inside a range, and encoded as ordinary text elsewhere. */
 START_TEST(ranges_decide_what_is_special)
 {
     struct text text = str("<|im_end|>a<|im_end|>");
@@ -115,7 +114,7 @@ START_TEST(ranges_decide_what_is_special)
 }
 END_TEST
 
-/* Two ranges that touch do not make one: a token across their border is not matched. */
+/* A token across the border of two adjacent ranges is not matched. */
 START_TEST(token_across_two_ranges_is_text)
 {
     struct text_range two[] = {{0, 5}, {5, 10}};
@@ -127,7 +126,7 @@ START_TEST(token_across_two_ranges_is_text)
 }
 END_TEST
 
-/* Text between two special tokens is split as one piece, whatever borders of ranges lie in it. */
+/* Text between two special tokens is split as a whole, whatever ranges end in it. */
 START_TEST(range_borders_do_not_split_words)
 {
     struct text text = str("<|im_start|>user hello e\xcc\x81t\xc3\xa9<|im_end|>");
@@ -142,7 +141,7 @@ START_TEST(range_borders_do_not_split_words)
 }
 END_TEST
 
-/* A token marked "normalized" obeys the ranges too, where normalization has moved the text. */
+/* Ranges apply to "normalized" tokens too, though normalization moves the text. */
 START_TEST(normalized_token_obeys_ranges)
 {
     /* five characters that shrink before the token */
@@ -173,8 +172,8 @@ START_TEST(normalized_token_obeys_ranges)
 }
 END_TEST
 
-/* A mark behind a token that is matched after normalization changes its last character: no match;
- * one that is matched on the raw text is found all the same. */
+/* A mark behind a token changes its last character: a token matched after normalization is not
+ * found, one matched before is. */
 START_TEST(mark_behind_token)
 {
     struct token_list list = {0};
@@ -189,7 +188,7 @@ START_TEST(mark_behind_token)
 }
 END_TEST
 
-/* Broken UTF-8 gives the ids of U+FFFD, one for each broken piece, and ranges stay in place. */
+/* Invalid UTF-8 gives the ids of U+FFFD, and ranges stay in place. */
 START_TEST(broken_utf8_is_replaced)
 {
     struct text broken = str("a\xff\xe2\x82z\xf0\x9f<|im_end|>\xc3");
@@ -211,7 +210,7 @@ START_TEST(broken_utf8_is_replaced)
 }
 END_TEST
 
-/* Ids are appended to what the list holds; an empty text appends none. */
+/* Ids are appended to the list; an empty text appends none. */
 START_TEST(encode_appends)
 {
     struct token_list list = {0};
@@ -224,7 +223,7 @@ START_TEST(encode_appends)
 }
 END_TEST
 
-/* NUL is a character like others. */
+/* NUL is an ordinary character. */
 START_TEST(nul_is_text)
 {
     struct text text = {"a\0b\0", 4};
@@ -241,8 +240,7 @@ START_TEST(nul_is_text)
 }
 END_TEST
 
-/* Ids: padding and unknown ones have no text, negative ones are an error, special ones can be
- * left out. */
+/* Padding and unknown ids have no text, negative ones are an error, special ones can be omitted. */
 START_TEST(decode_of_odd_ids)
 {
     int32_t ids[] = {1992, 39, 2047, 1993, 1999, INT32_MAX}, bad = -1;
@@ -270,8 +268,7 @@ START_TEST(decode_of_odd_ids)
 }
 END_TEST
 
-/* What comes back from random bytes is the text with U+FFFD in it, in NFC: for texts of ASCII and
- * broken bytes exactly the repaired text. */
+/* Random bytes of ASCII and invalid UTF-8 decode to the repaired text. */
 START_TEST(random_bytes_come_back)
 {
     srandom(7);
@@ -293,7 +290,7 @@ START_TEST(random_bytes_come_back)
 }
 END_TEST
 
-/* What comes back from any text is its NFC, as utf8proc makes it at once. */
+/* Any text decodes to its NFC, as made by utf8proc. */
 START_TEST(random_texts_come_back_in_nfc)
 {
     srandom(12);
@@ -324,8 +321,8 @@ START_TEST(random_texts_come_back_in_nfc)
 }
 END_TEST
 
-/* The ids of a long word, which go through the heap, are those of the plain rule: join the lowest
- * rank, leftmost first. Words of few letters make many equal pairs. */
+/* The heap gives a long word the ids of the plain rule: merge the lowest rank, leftmost first.
+ * Words of few letters have many equal pairs. */
 START_TEST(long_words_merge_as_short_ones)
 {
     srandom(11);
@@ -377,7 +374,7 @@ static const char *const repeated[] = {"a",
                                        "<|im_start|",
                                        "\xe1\x84\x80\xe1\x85\xa1"};
 
-/* A megabyte of one thing takes linear time: far below what a quadratic loop would take. */
+/* A megabyte of one pattern takes linear time. */
 START_TEST(megabyte_of_one_thing)
 {
     size_t unit = strlen(repeated[_i]), n = (1 << 20) / unit * unit;

@@ -1,5 +1,5 @@
-/* test_tokenizer_json.c - what a tokenizer.json must not hold: everything that is not known is
- * refused with its field's name, and no file ends the process. */
+/* test_tokenizer_json.c - an unknown part of tokenizer.json is refused by name, and no file ends
+ * the process. */
 #include <check.h>
 #include <errno.h>
 #include <jansson.h>
@@ -10,8 +10,8 @@
 #include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
-/* A small file of its own: 256 bytes, three merges, two added tokens. Ids: the byte's character in
- * the alphabet's order, then ab = 256, abc = 257, bc = 258; <s> = 259, <n> = 260. */
+/* A small file: 256 bytes, three merges, two added tokens. Ids: bytes in order of the alphabet,
+ * then ab = 256, abc = 257, bc = 258, <s> = 259, <n> = 260. */
 static json_t *small_file(void)
 {
     static const char frame[] =
@@ -59,7 +59,7 @@ static int parse(json_t *root, struct tokenizer **t, struct err *e)
     return r;
 }
 
-/* The value at a path of keys and indices, all but the last step. */
+/* The parent of the value at a path of keys and indices. */
 static json_t *parent_of(json_t *root, char *path, char **last)
 {
     char *save, *step = strtok_r(path, "/", &save), *next;
@@ -73,7 +73,7 @@ static json_t *parent_of(json_t *root, char *path, char **last)
     return root;
 }
 
-/* Sets the value at path, or takes it away where json is NULL. */
+/* Sets the value at path, or removes it if json is NULL. */
 static void edit(json_t *root, const char *path, const char *json)
 {
     char copy[128], *last;
@@ -95,7 +95,7 @@ static void edit(json_t *root, const char *path, const char *json)
 #define BYTES "pre_tokenizer/pretokenizers/1"
 
 static const struct {
-    const char *path, *json; /* what is set there; NULL takes it away */
+    const char *path, *json; /* NULL removes the value */
     const char *says;
 } refused[] = {
     {"version", "\"2.0\"", "version"},
@@ -173,7 +173,7 @@ static const struct {
     {"added_tokens/0/color", "1", "added_tokens[0].color"},
 };
 
-/* Each is refused with the name of its file and field. */
+/* The message names file and field. */
 START_TEST(unknown_parts_are_refused)
 {
     json_t *root = small_file();
@@ -191,7 +191,7 @@ START_TEST(unknown_parts_are_refused)
 }
 END_TEST
 
-/* What makes no difference to ids is read over. */
+/* Parts without effect on ids are ignored. */
 START_TEST(harmless_parts_are_taken)
 {
     static const char *const edits[][2] = {
@@ -231,7 +231,7 @@ static void expect_encoding(const struct tokenizer *t, const char *text, const c
     free(list.ids);
 }
 
-/* Both spellings of merges work, the lower rank goes first, gaps between ids have no text. */
+/* Both spellings of merges work, the lower rank goes first, unused ids have no text. */
 START_TEST(small_file_encodes)
 {
     json_t *root = small_file();
@@ -250,7 +250,7 @@ START_TEST(small_file_encodes)
 }
 END_TEST
 
-/* A tokenizer whose ids go beyond the model's vocabulary is found out by the largest. */
+/* A tokenizer with ids beyond the model's vocabulary is refused by the largest. */
 START_TEST(ids_beyond_the_vocabulary)
 {
     json_t *root = small_file();
@@ -266,7 +266,7 @@ START_TEST(ids_beyond_the_vocabulary)
 }
 END_TEST
 
-/* Of added tokens that begin at one place the longest is matched, of two places the first. */
+/* The leftmost added token is matched, the longest of those at one position. */
 START_TEST(longest_and_leftmost_added_token)
 {
     json_t *root = small_file(), *added = json_object_get(root, "added_tokens");
@@ -291,7 +291,7 @@ START_TEST(longest_and_leftmost_added_token)
 }
 END_TEST
 
-/* A token with no spelling is refused. */
+/* An empty token is refused. */
 START_TEST(empty_token)
 {
     json_t *root = small_file();
@@ -306,7 +306,7 @@ START_TEST(empty_token)
 }
 END_TEST
 
-/* A file cut anywhere is an error; the whole is not. */
+/* A file truncated anywhere is an error. */
 START_TEST(truncated_file)
 {
     json_t *root = small_file();
@@ -324,7 +324,7 @@ START_TEST(truncated_file)
 }
 END_TEST
 
-/* Random bytes changed in the file: an error or a tokenizer that encodes and decodes. */
+/* A file with random bytes changed gives an error, or a tokenizer that encodes and decodes. */
 START_TEST(mutated_file)
 {
     json_t *root = small_file();
@@ -364,7 +364,7 @@ START_TEST(mutated_file)
 }
 END_TEST
 
-/* Keys that come twice would leave it to the reader which one counts. */
+/* Duplicate keys are refused. */
 START_TEST(duplicate_keys)
 {
     static const char json[] = "{\"version\": \"1.0\", \"version\": \"1.0\"}";
@@ -376,7 +376,7 @@ START_TEST(duplicate_keys)
 }
 END_TEST
 
-/* A folder without the file, or no folder at all. */
+/* A missing file or folder is an error that names it. */
 START_TEST(missing_file)
 {
     struct tokenizer *t;

@@ -1,4 +1,4 @@
-/* test_utf8.c - what is UTF-8, character by character and in whole texts. */
+/* test_utf8.c - which bytes are UTF-8, by character and in whole texts. */
 #include "proto/utf8.h"
 
 #include <check.h>
@@ -16,7 +16,7 @@ static uint64_t next_random(uint64_t *s)
     return *s;
 }
 
-/* UTF-8 is accepted at its boundaries; surrogates, over-long forms and cut characters are not. */
+/* UTF-8 is accepted at its limits; surrogates, overlong forms and incomplete characters are not. */
 START_TEST(utf8_is_checked)
 {
     static const char *const good[] = {
@@ -45,8 +45,7 @@ START_TEST(utf8_is_checked)
 }
 END_TEST
 
-/* Long runs are looked at several bytes at a time: the same is found as one by one, wherever a
- * character is broken. */
+/* Reading several bytes at a time finds invalid bytes wherever reading one by one does. */
 START_TEST(utf8_is_checked_in_long_texts)
 {
     static const char text[] = "ASCII for a while \xe2\x82\xac\xe4\xbd\xa0\xed\x9f\xbf\xee\x80\x80 "
@@ -68,8 +67,8 @@ START_TEST(utf8_is_checked_in_long_texts)
 }
 END_TEST
 
-/* Each byte after each, and those at the borders of what may follow: the same is found in a text as
- * character by character. */
+/* All pairs of bytes, and longer ones at the limits, are judged in a text as character by
+ * character. */
 START_TEST(utf8_is_checked_alike_at_all_borders)
 {
     static const uint8_t borders[] = {0x00, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xff};
@@ -89,7 +88,7 @@ START_TEST(utf8_is_checked_alike_at_all_borders)
 }
 END_TEST
 
-/* What is no UTF-8 becomes question marks, the rest stays. */
+/* Invalid bytes become question marks, the rest stays. */
 START_TEST(utf8_is_cleaned)
 {
     char s[] = "a\xc3\xa9\xff\xe2\x82"

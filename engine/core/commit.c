@@ -58,7 +58,10 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         core_end_request(c, q, CORE_REASON_NUMERICS, now_us);
         return;
     }
-    s->generated[s->n_generated++] = id;
+    if (!sequence_append(s, id)) {
+        core_end_request(c, q, CORE_REASON_NO_MEMORY, now_us);
+        return;
+    }
     q->usage.completion_tokens++;
     c->stats.output_tokens++;
     if (!q->usage.first_us)
@@ -74,12 +77,37 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         core_end_choice(c, s, reason, now_us);
 }
 
+/* Tells the tokens sampled from an entry's rows, from `row` on: the next one, then each behind a
+ * draft that equals what was sampled in its place. What the other drafts wrote does not count. */
+static void commit_rows(struct core *c, const struct step_entry *e, const struct step_result *r,
+                        int32_t row, uint64_t now_us)
+{
+    struct sequence *s = e->sequence;
+
+    for (int32_t i = 0;; i++) {
+        bool accepted = i < e->n_drafts && (r->ids[row + i] == e->drafts[i] ||
+                                            (PLANT(PLANT_DRAFT_AFTER_MISMATCH) && i > 0));
+
+        commit_token(c, s, r, row + i, now_us);
+        if (s->state == SEQ_ENDED || (!accepted && !(PLANT(PLANT_DRAFT_TOO_MANY) && i == 0)) ||
+            i == e->n_drafts)
+            break;
+        s->n_written++;
+        c->n_accepted++;
+        core_chain_written(c, s);
+    }
+    if (e->n_drafts > 0) /* the others' positions are computed again, and charged again */
+        s->n_planned = s->n_written;
+    if (s->n_charged > s->n_planned && e->n_drafts > 0)
+        s->n_charged = s->n_planned;
+}
+
 static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,
                          int32_t row, uint64_t now_us)
 {
     struct sequence *s = e->sequence;
 
-    s->n_written = e->start + e->n;
+    s->n_written = e->start + e->n - (PLANT(PLANT_DRAFT_PUBLISHED) ? 0 : e->n_drafts);
     for (int32_t i = e->listed[0]; i < e->listed[1]; i++)
         prefix_cache_set_ready(c->cache, s->table[i]);
     if (s->state != SEQ_ENDED)
@@ -90,7 +118,7 @@ static void commit_entry(struct core *c, const struct step_entry *e, const struc
     s->n_sampling--;
     if (s->state == SEQ_ENDED && !PLANT(PLANT_KEEP_DISCARDED))
         return; /* the discarded row of one that turned out to have ended */
-    commit_token(c, s, r, row, now_us);
+    commit_rows(c, e, r, row, now_us);
 }
 
 void core_commit(struct core *c, const struct step_result *result, uint64_t now_us)
@@ -106,10 +134,11 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
         row += st->decodes[i].wanted;
     }
     for (int32_t i = 0; i < st->n_chunks; i++) {
-        c->stats.prompt_tokens += (uint64_t)st->chunks[i].n;
+        c->stats.prompt_tokens += st->chunks[i].n_drafts ? 0 : (uint64_t)st->chunks[i].n;
         commit_entry(c, &st->chunks[i], result, row, now_us);
         row += st->chunks[i].wanted;
     }
+    core_commit_copies(c, result);
     c->committed++; /* only now: until here each of this step's sequences must keep its blocks */
     for (struct list *l = c->draining.next; l != &c->draining;) {
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);

@@ -1,0 +1,89 @@
+/* drafts.c - what the host says of a choice's next tokens: drafts and masks; see core.h.
+ *
+ * Both are for one place in the text, so a sequence that may have them is planned only when all
+ * that it sampled is committed. */
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+/* The choice, if its next token is not being sampled already; or NULL. */
+static struct sequence *find_choice(struct core *c, uint64_t id, int32_t choice)
+{
+    struct request *q = id_map_get(&c->requests, id);
+    struct sequence *s = q && choice >= 0 && choice < q->n ? &q->choices[choice] : NULL;
+
+    return s && s->state != SEQ_ENDED && s->n_sampling == 0 ? s : NULL;
+}
+
+int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *tokens, int32_t n)
+{
+    struct sequence *s = find_choice(c, id, choice);
+
+    if (!s || !s->request->drafts || c->options.replay || sampling_needs_history(&s->sampling))
+        return 0;
+    s->n_drafts = n < CORE_MAX_DRAFTS ? n : CORE_MAX_DRAFTS;
+    for (int32_t i = 0; i < s->n_drafts; i++) {
+        must(tokens[i] >= 0);
+        s->drafts[i] = tokens[i];
+    }
+    return s->n_drafts;
+}
+
+bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n)
+{
+    struct sequence *s = find_choice(c, id, choice);
+
+    if (!s || !s->request->masks)
+        return false;
+    s->masks = n > 0 ? masks : NULL;
+    s->n_masks = n;
+    return true;
+}
+
+bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s)
+{
+    const struct request *q = s->request;
+
+    if ((q->drafts || q->masks) && s->n_sampling > 0 && !PLANT(PLANT_HOST_IN_FLIGHT))
+        return false;
+    return !q->masks || PLANT(PLANT_MASK_PENDING) ||
+           (s->masks && st->n_masks < c->options.max_masks);
+}
+
+bool core_waits_for_masks(const struct core *c)
+{
+    for (int32_t i = 0; i < c->options.max_seqs; i++)
+        if (c->slots[i] && c->slots[i]->request->masks && !c->slots[i]->masks)
+            return true;
+    return false;
+}
+
+int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
+{
+    int32_t n = s->n_drafts, rows = st->limits.max_seqs - st->n_drafts;
+    int32_t length = s->request->max_tokens - s->n_generated - 1;
+
+    /* Each running sequence may take one of the wanted rows. */
+    if (n > rows - core_n_running(c))
+        n = rows > core_n_running(c) ? rows - core_n_running(c) : 0;
+    if (s->request->masks && n > s->n_masks - 1)
+        n = s->n_masks - 1;
+    if (s->request->masks && n > c->options.max_masks - st->n_masks - 1)
+        n = c->options.max_masks - st->n_masks - 1;
+    return n < length ? n : length;
+}
+
+void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)
+{
+    struct sequence *s = e->sequence;
+
+    e->wanted = 1 + n_drafts;
+    e->n_drafts = n_drafts;
+    e->drafts = s->drafts;
+    e->counter = (uint32_t)(s->n_generated + s->n_sampling++);
+    e->masks = s->masks;
+    st->n_drafts += n_drafts;
+    st->n_masks += s->masks ? e->wanted : 0;
+    s->masks = NULL;
+    s->n_masks = s->n_drafts = 0;
+}

@@ -1,0 +1,287 @@
+/* fair.c - whose turn it is: start-time fair queueing over the time that steps take.
+ *
+ * Each user has a virtual time: the microseconds it was charged, divided by its share (Goyal, Vin
+ * and Cheng, "Start-time fair queueing", 1996). Each decode and each prompt row is charged to its
+ * user once, when it is planned, at what it is estimated to add to the step; what a step takes by
+ * itself is split by share among the users in it. The user with the least virtual time goes next:
+ * for rows of a step, for slots and for blocks. A user that comes back starts at the least virtual
+ * time of those that are active, or at its own if that is greater, so idleness is no credit; and a
+ * user that gets all it wants never falls behind one that does not.
+ *
+ * A step is bounded too. Let alone(u) be what a step with only the rows of u would take, and
+ * share(u) its part of the shares of all users with rows. The step takes at most
+ *
+ *     T = min over u of alone(u) / share(u)        (u of the highest class that has rows)
+ *
+ * but for the first row granted. So, with estimates that are right:
+ *
+ * - each token of u takes at most 1 / share(u) times as long as it would take alone;
+ * - of two users that want more than they get over some time, the microseconds charged, divided by
+ *   the shares, differ by at most one grant of each: a row, a chunk, or, where slots are short,
+ * what the requests in the slots take;
+ * - a newcomer waits for the steps in flight, each of at most PRECISION one-decode steps.
+ *
+ * One user alone is not bounded at all until a second one has ever sent a request. */
+#include "engine/core/fair.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+/* Precision of all shares. A step costs at most one one-decode step by itself, so one that is 16
+ * times as long wastes at most 1/16 of the time on that, and a newcomer waits 32 one-decode steps
+ * at most. Slots and blocks change hands only where a user has more than 1/16 beyond its part:
+ * otherwise users that ask alike would take from each other all the time. */
+enum { PRECISION = 16 };
+
+/* Items admitted past one that does not fit, until the queue waits for it. While small requests go
+ * on passing, a step is full; then blocks come free until the large one fits, which takes no longer
+ * than the answers that are running. */
+enum { MAX_PASSED = 64 };
+
+static struct fair_item *item_of(const struct heap_node *n)
+{
+    return CONTAINER_OF(n, struct fair_item, node);
+}
+
+/* ---- the queue */
+
+void fair_push(struct fair_item *item)
+{
+    must(item->klass >= 0 && item->klass < FAIR_CLASSES);
+    heap_insert(&item->user->items[item->klass], &item->node);
+    item->user->n_waiting++;
+}
+
+void fair_remove(struct fair_item *item)
+{
+    heap_remove(&item->user->items[item->klass], &item->node);
+    item->user->n_waiting--;
+}
+
+struct fair_item *fair_top(const struct fair *f)
+{
+    struct fair_item *best = NULL;
+    double best_vtime = 0;
+
+    for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
+        FAIR_EACH (u, f) {
+            struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
+            const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
+
+            if (!i || u->closed)
+                continue;
+            if (best && u->n_skipped != best->user->n_skipped) {
+                if (u->n_skipped > best->user->n_skipped)
+                    continue;
+            } else if (best &&
+                       (vtime > best_vtime || (vtime == best_vtime && i->order > best->order))) {
+                continue;
+            }
+            best = i;
+            best_vtime = vtime;
+        }
+    }
+    return best;
+}
+
+/* ---- overtaking */
+
+void fair_skip(struct fair *f, struct fair_item *item)
+{
+    fair_remove(item);
+    item->user->n_skipped++;
+    list_append(&f->skipped, &item->skipped);
+}
+
+static struct fair_item *skipped_item(const struct list *l)
+{
+    return CONTAINER_OF(l, struct fair_item, skipped);
+}
+
+void fair_unskip(struct fair *f)
+{
+    while (!list_empty(&f->skipped)) {
+        struct fair_item *i = skipped_item(f->skipped.next);
+
+        list_remove(&i->skipped);
+        i->user->n_skipped--;
+        fair_push(i);
+    }
+}
+
+/* Whether item takes from i, which it passes, what i could have. */
+static bool overtakes(const struct fair *f, const struct fair_item *item, const struct fair_item *i,
+                      int32_t need, int32_t pool)
+{
+    return item->user == i->user || item->klass < i->klass ||
+           i->user->n_blocks < fair_part(f, i->user, pool) ||
+           item->user->n_blocks + need > fair_part(f, item->user, pool);
+}
+
+bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+{
+    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
+        if (skipped_item(l)->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
+            overtakes(f, item, skipped_item(l), need, pool))
+            return false;
+    return true;
+}
+
+void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
+{
+    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
+        skipped_item(l)->n_passed += overtakes(f, item, skipped_item(l), need, pool);
+}
+
+/* ---- slots and blocks */
+
+int32_t fair_part(const struct fair *f, const struct fair_user *u, int32_t n)
+{
+    int64_t part;
+
+    if (f->n_active < 2)
+        return n;
+    part = (int64_t)n * u->share / f->active_shares;
+    return part > 1 ? (int32_t)part : 1;
+}
+
+int32_t fair_excess(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n)
+{
+    const int32_t part = fair_part(f, u, n);
+
+    return has > part + part / PRECISION ? has - part : 0;
+}
+
+bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n)
+{
+    const int32_t part = fair_part(f, u, n);
+
+    return has < part - part / PRECISION;
+}
+
+/* ---- a step */
+
+void fair_step_begin(struct fair *f, const struct step_cost *cost)
+{
+    f->cost = cost;
+    f->base_us = 0;
+    f->decode_us = f->row_us = 1; /* until something is known */
+    if (cost->row_us > 0)
+        f->row_us = cost->row_us;
+    FAIR_EACH (u, f) {
+        u->decodes = u->n_planned = u->n_skipped = 0;
+        memset(u->rows, 0, sizeof(u->rows));
+        u->klass = -1;
+        u->quota_us = INFINITY;
+        u->planned_us = u->charged_us = 0;
+        u->closed = false;
+        u->decode = u->prompt = NULL;
+        u->decode_end = &u->decode;
+        u->prompt_end = &u->prompt;
+    }
+}
+
+/* Between one decode and all of them a line: what each adds, and the rest. */
+static void set_price(struct fair *f, int32_t decodes)
+{
+    const double one = step_cost_us(f->cost, 1, 0);
+
+    if (one <= 0)
+        return;
+    f->row_us = f->cost->row_us > 0 ? f->cost->row_us : one;
+    f->decode_us = decodes > 1 ? (step_cost_us(f->cost, decodes, 0) - one) / (decodes - 1) : one;
+    f->base_us = one - f->decode_us;
+}
+
+static int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
+{
+    const int32_t decodes = least(u->decodes, max_rows);
+    const int32_t rows = least(u->rows[0], max_rows - decodes);
+
+    return step_cost_us(f->cost, decodes, least(rows, step_cost_rows(f->cost, decodes)));
+}
+
+double fair_step_limit(struct fair *f, int32_t max_rows)
+{
+    const double one = step_cost_us(f->cost, 1, 0);
+    double limit = INFINITY, shares = 0;
+    int32_t klass = -1, n = 0, decodes = 0;
+
+    FAIR_EACH (u, f) {
+        if (u->klass < 0)
+            continue;
+        n++;
+        decodes += u->decodes;
+        shares += u->share;
+        klass = u->klass > klass ? u->klass : klass;
+    }
+    set_price(f, decodes);
+    if (one <= 0 || f->users.n < 2 || PLANT(PLANT_NO_STEP_LIMIT))
+        return INFINITY;
+    limit = PRECISION * one;
+    FAIR_EACH (u, f)
+        if (n > 1 && u->klass == klass)
+            limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
+    FAIR_EACH (u, f)
+        u->quota_us = limit * u->share / shares;
+    return limit * (1 + 1e-9); /* sums round */
+}
+
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows)
+{
+    const double us = decodes * f->decode_us + rows * f->row_us;
+
+    must(u->n_joined > 0);
+    if (PLANT(PLANT_NO_FAIRNESS))
+        return;
+    u->charged_us += us;
+    u->vtime += fair_vtime_of(u, us);
+}
+
+/* What the step takes by itself is split by share: so it moves all virtual times alike. */
+static void charge_base(struct fair *f)
+{
+    double shares = 0;
+
+    FAIR_EACH (u, f)
+        shares += u->charged_us > 0 ? u->share : 0;
+    FAIR_EACH (u, f) {
+        const double us = f->base_us * u->share / shares;
+
+        if (u->charged_us <= 0)
+            continue;
+        u->charged_us += us;
+        u->vtime += fair_vtime_of(u, us);
+    }
+}
+
+static bool wants_more(const struct fair_user *u)
+{
+    return u->n_waiting > 0 || u->n_planned < u->decodes + u->rows[0];
+}
+
+void fair_step_end(struct fair *f)
+{
+    const double credit = PRECISION * fmax(step_cost_us(f->cost, 1, 0), 1);
+    double least = INFINITY, greatest = 0;
+
+    charge_base(f);
+    FAIR_EACH (u, f) {
+        greatest = fmax(greatest, u->vtime);
+        if (wants_more(u))
+            least = fmin(least, u->vtime);
+    }
+    if (isinf(least))
+        least = greatest;
+    FAIR_EACH (u, f)
+        if (!wants_more(u))
+            u->vtime = fmax(u->vtime, least - fair_vtime_of(u, credit));
+}

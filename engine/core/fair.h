@@ -1,0 +1,143 @@
+/* fair.h - users, their virtual times, and the queue of what waits for a slot.
+ *
+ * fair.c states the rule and what it guarantees. Items are embedded by the caller; once a user has
+ * joined nothing here can fail. Owned by the engine thread. */
+#ifndef NVLLM_ENGINE_CORE_FAIR_H
+#define NVLLM_ENGINE_CORE_FAIR_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/core/step_cost.h"
+#include "engine/util/heap.h"
+#include "engine/util/id_map.h"
+#include "engine/util/list.h"
+
+enum { FAIR_CLASSES = 3 }; /* the highest goes first */
+enum { FAIR_USUAL_SHARE = 100, FAIR_MAX_SHARE = 10000 };
+
+/* A user whose share is not the usual one. */
+struct fair_share {
+    uint64_t client;
+    int32_t share; /* 1 .. FAIR_MAX_SHARE */
+};
+
+struct sequence;
+
+/* One user's account. */
+struct fair_user {
+    uint64_t id;
+    int32_t share;
+    double vtime; /* µs charged, as of the usual share */
+    int64_t n_joined;
+    struct list link; /* among the active, while n_joined > 0 */
+    struct heap items[FAIR_CLASSES];
+
+    /* What the schedule counts; all zero when the user leaves. */
+    int32_t n_running; /* sequences */
+    int32_t n_waiting; /* in the queue */
+    int32_t n_blocks;  /* taken by its running sequences; blocks found in the cache do not count */
+
+    /* Of the step being planned, from fair_step_begin() on. */
+    int32_t decodes;            /* that its running sequences could have */
+    int32_t rows[FAIR_CLASSES]; /* prompt rows, of at least this class, up to a step's rows */
+    int32_t klass;              /* the highest of these; -1: none */
+    int32_t n_planned;          /* of both */
+    double quota_us;            /* its part of the step, if it wants so much */
+    double planned_us;          /* what its rows add to the step */
+    double charged_us;
+    int32_t n_skipped;                     /* waiting sequences that do not fit now */
+    bool closed;                           /* admits no more */
+    struct sequence *decode, **decode_end; /* yet to be planned, in order */
+    struct sequence *prompt, **prompt_end; /* the same, of the class being planned */
+};
+
+struct fair_item {
+    struct heap_node node; /* private, while queued */
+    struct fair_user *user;
+    uint64_t order; /* arrival; never equal */
+    int32_t klass;  /* 0 .. FAIR_CLASSES - 1 */
+    bool front;     /* before all of its user and class that are not */
+    struct list skipped;
+    int32_t n_passed; /* items admitted past it since it was first skipped */
+};
+
+struct fair {
+    struct id_map users;
+    struct list active;
+    struct list skipped; /* of fair_item.skipped, while sequences are admitted */
+    int32_t n_active, n_idle;
+    int64_t active_shares;     /* all together */
+    double vtime;              /* the greatest of those that have left */
+    struct fair_share *shares; /* [n_shares] */
+    int32_t n_shares;
+
+    /* Of the step being planned. */
+    const struct step_cost *cost;
+    double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
+};
+
+/* The active user after u, the first for NULL; NULL: none. */
+static inline struct fair_user *fair_next(const struct fair *f, const struct fair_user *u)
+{
+    struct list *l = u ? u->link.next : f->active.next;
+
+    return l != &f->active ? CONTAINER_OF(l, struct fair_user, link) : NULL;
+}
+
+/* for each active user */
+#define FAIR_EACH(u, f) for (struct fair_user *u = fair_next(f, NULL); u; u = fair_next(f, u))
+
+/* ---- users: fair_users.c */
+
+void fair_init(struct fair *f);
+void fair_deinit(struct fair *f); /* no user may be active */
+
+/* These users have these shares from now on, all others the usual one. The array is taken over, to
+ * be freed; NULL where n is 0. */
+void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n);
+
+/* The account of a user, active until as many leaves as joins. -ENOMEM. */
+int fair_join(struct fair *f, struct fair_user **out, uint64_t id);
+void fair_leave(struct fair *f, struct fair_user *u);
+
+/* ---- the queue: fair.c */
+
+void fair_push(struct fair_item *item);
+void fair_remove(struct fair_item *item);
+/* The next to be admitted: class first; then users without skipped items; then virtual time, with
+ * what the user has admitted and not computed yet; then arrival. Closed users are left out. NULL:
+ * none. */
+struct fair_item *fair_top(const struct fair *f);
+
+/* Overtaking. An item that does not fit is skipped, out of the queue until all are put back; others
+ * may pass it until that has happened too often. An item of a user that stays within its part of
+ * the pool's blocks passes one whose user has its part: it takes nothing that the other could
+ * claim. */
+void fair_skip(struct fair *f, struct fair_item *item);
+void fair_unskip(struct fair *f);
+bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool);
+void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool);
+
+/* Of n slots or blocks, the user's part by its share among the active users; at least one. */
+int32_t fair_part(const struct fair *f, const struct fair_user *u, int32_t n);
+/* By how many a user that has `has` of n exceeds its part; 0 up to a tolerance. */
+int32_t fair_excess(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n);
+/* True where one more leaves the user within its part, up to the same tolerance. */
+bool fair_lacks(const struct fair *f, const struct fair_user *u, int32_t has, int32_t n);
+
+/* One step: begin; the caller counts decodes, rows and klass of each user; the limit gives what the
+ * step may take, INFINITY where nothing bounds it, and each user's quota; charges as rows are
+ * planned; the end. */
+void fair_step_begin(struct fair *f, const struct step_cost *cost);
+double fair_step_limit(struct fair *f, int32_t max_rows);
+void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
+void fair_step_end(struct fair *f);
+
+/* By how much a user's virtual time grows with so many µs. */
+static inline double fair_vtime_of(const struct fair_user *u, double us)
+{
+    return us * FAIR_USUAL_SHARE / u->share;
+}
+
+#endif

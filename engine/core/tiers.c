@@ -1,0 +1,267 @@
+/* tiers.c - moves cached blocks between tiers: down before they are evicted, up when they are hit.
+ *
+ * Every copy starts when the step that carries it has computed and ends some steps later, so none
+ * delays a step. The source has a copy hold and the target a reference, both in their tier's
+ * blocks, until a result names the copy: neither can be freed or rewritten before. Only then does
+ * the node know of the new copy.
+ *
+ * Down: the cached blocks that go next from a tier, as many as the steps in flight can take, are
+ * copied to the tier below, which gives up only blocks that no tier above it has: so copying ends.
+ * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
+ * until the copies it waits for have ended; then it queues again and finds them, or does without:
+ * it loads once each time it is admitted. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+enum { IDLE = N_TIERS }; /* as from_tier of a copy that is not under way */
+
+/* Blocks that the steps in flight can take, at most. */
+static int32_t blocks_of_steps(const struct core *c)
+{
+    return BACKEND_IN_FLIGHT * (core_blocks_for(c, c->options.max_batch_tokens) + 1);
+}
+
+int core_tiers_init(struct core *c)
+{
+    int32_t *n = c->options.tier_blocks;
+    bool lower = false;
+
+    n[TIER_DEVICE] = c->options.n_blocks;
+    for (int t = 0; t < N_TIERS; t++) {
+        int rc = n[t] > 0 ? blocks_new(&c->tiers[t], n[t]) : 0;
+
+        if (rc < 0)
+            return rc;
+        lower |= t != TIER_DEVICE && n[t] > 0;
+    }
+    c->blocks = c->tiers[TIER_DEVICE];
+    list_init(&c->loading);
+    c->max_copies = lower && c->options.prefix_cache ? c->max_blocks + blocks_of_steps(c) : 0;
+    c->copies = calloc((size_t)c->max_copies + 1, sizeof(*c->copies));
+    if (!c->copies)
+        return -ENOMEM;
+    for (int32_t i = 0; i < c->max_copies; i++)
+        c->copies[i].from_tier = IDLE;
+    return 0;
+}
+
+void core_tiers_deinit(struct core *c)
+{
+    for (int t = 0; t < N_TIERS; t++)
+        blocks_free(c->tiers[t]);
+    free(c->copies);
+}
+
+/* False: too many are under way, or the tier has no block to give. */
+static bool begin_copy(struct core *c, struct step *st, uint64_t node, enum tier from_tier,
+                       int32_t from, enum tier to_tier)
+{
+    int32_t id, to;
+    int rc;
+
+    if (c->n_copies == c->max_copies)
+        return false;
+    blocks_begin_copy(c->tiers[from_tier], from); /* making room must not take it */
+    rc = to_tier == TIER_DEVICE
+             ? prefix_cache_take(c->cache, to_tier, &to)
+             : prefix_cache_take_below(c->cache, to_tier, blocks_of_steps(c), &to);
+    if (rc != BLOCKS_OK || PLANT(PLANT_COPY_NO_HOLD))
+        blocks_end_copy(c->tiers[from_tier], from);
+    if (rc != BLOCKS_OK)
+        return false;
+    while (c->copies[c->next_copy].from_tier != IDLE)
+        c->next_copy = (c->next_copy + 1) % c->max_copies;
+    id = c->next_copy;
+    c->next_copy = (id + 1) % c->max_copies;
+    c->copies[id] = (struct core_copy){node, (uint8_t)from_tier, (uint8_t)to_tier, from, to};
+    c->n_copies++;
+    st->copies[st->n_copies++] = (struct batch_copy){
+        .id = (uint32_t)id,
+        .from_tier = (uint8_t)from_tier,
+        .to_tier = (uint8_t)to_tier,
+        .when = COPY_AFTER,
+        .from = from,
+        .to = to,
+    };
+    if (PLANT(PLANT_COPY_EARLY))
+        prefix_cache_place(c->cache, node, to_tier, to, PREFIX_CACHE_READY);
+    if (PLANT(PLANT_COPY_NO_REF))
+        blocks_unref(c->tiers[to_tier], to);
+    return true;
+}
+
+static void end_copy(struct core *c, const struct copy_result *r)
+{
+    struct core_copy *k;
+
+    must(r->id < (uint32_t)c->max_copies);
+    k = &c->copies[r->id];
+    must(k->from_tier != IDLE);
+    if (r->ok || PLANT(PLANT_COPY_FAILURE))
+        prefix_cache_place(c->cache, k->node, k->to_tier, k->to, PREFIX_CACHE_READY);
+    c->n_copied[k->to_tier] += r->ok;
+    c->copy_failed |= !r->ok;
+    if (!PLANT(PLANT_COPY_NO_HOLD))
+        blocks_end_copy(c->tiers[k->from_tier], k->from);
+    if (!PLANT(PLANT_COPY_NO_REF))
+        blocks_unref(c->tiers[k->to_tier], k->to);
+    k->from_tier = IDLE;
+    c->n_copies--;
+}
+
+/* The highest lower tier that has the bytes, or N_TIERS. */
+static int tier_below(const int32_t location[N_TIERS])
+{
+    int t = TIER_DEVICE + 1;
+
+    while (t < N_TIERS && location[t] < 0)
+        t++;
+    return t;
+}
+
+bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
+               uint64_t chain)
+{
+    int32_t len = c->options.block_len, location[N_TIERS];
+    bool waits = false;
+
+    if (c->max_copies == 0 || s->tried_load)
+        return false;
+    for (; n < max; n++) {
+        const int32_t *tokens = sequence_tokens(s, n * len, len, c->block_tokens);
+        int t;
+
+        if (!prefix_cache_lookup(c->cache, &chain, tokens, location))
+            break;
+        t = tier_below(location);
+        if (location[TIER_DEVICE] >= 0 || t == N_TIERS)
+            continue;
+        if (!blocks_has_copy(c->tiers[t], location[t]) && /* maybe for another sequence */
+            !begin_copy(c, st, chain, t, location[t], TIER_DEVICE))
+            break;
+        waits = true;
+    }
+    if (!waits)
+        return false;
+    fair_remove(&s->item);
+    c->n_waiting--;
+    c->n_loading++;
+    c->n_loads++;
+    s->state = SEQ_LOADING;
+    list_append(&c->loading, &s->link);
+    return true;
+}
+
+/* True while a copy is under way of the first block of s that the device does not have. */
+static bool is_loading(struct core *c, const struct sequence *s)
+{
+    int32_t len = c->options.block_len, location[N_TIERS];
+    int32_t max = (core_n_chunked(c, s) - 1) / len;
+    uint64_t chain = prefix_cache_root(s->request->ns);
+
+    for (int32_t n = 0; n < max; n++) {
+        const int32_t *tokens = sequence_tokens(s, n * len, len, c->block_tokens);
+        int t;
+
+        if (!prefix_cache_lookup(c->cache, &chain, tokens, location))
+            return false;
+        t = tier_below(location);
+        if (location[TIER_DEVICE] < 0)
+            return t < N_TIERS && blocks_has_copy(c->tiers[t], location[t]);
+    }
+    return false;
+}
+
+void core_commit_copies(struct core *c, const struct step_result *r)
+{
+    for (int32_t i = 0; i < r->n_copies && !PLANT(PLANT_COPY_IGNORED); i++)
+        end_copy(c, &r->copies[i]);
+    for (struct list *l = c->loading.next; r->n_copies > 0 && l != &c->loading;) {
+        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        l = l->next;
+        if (is_loading(c, s) || PLANT(PLANT_LOADING_FORGOTTEN))
+            continue;
+        core_stop_loading(c, s);
+        s->tried_load = true;
+        core_enqueue(c, s);
+    }
+}
+
+void core_stop_loading(struct core *c, struct sequence *s)
+{
+    list_remove(&s->link);
+    c->n_loading--;
+    c->n_queued_tokens -= sequence_n_tokens(s);
+}
+
+void core_copy_down(struct core *c, struct step *st)
+{
+    int32_t from;
+    uint64_t node;
+
+    if (c->n_requests > 0)
+        c->copy_failed = false;
+    if (c->copy_failed) /* while idle it is not tried again */
+        return;
+    for (int t = TIER_DEVICE; c->max_copies > 0 && t + 1 < N_TIERS; t++)
+        while (c->tiers[t] && c->tiers[t + 1] &&
+               prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c), &node, &from) &&
+               begin_copy(c, st, node, t, from, t + 1))
+            ;
+}
+
+static const char *verify_copies(const struct core *c)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < c->max_copies && n < c->n_copies; i++) {
+        const struct core_copy *k = &c->copies[i];
+
+        if (k->from_tier == IDLE)
+            continue;
+        n++;
+        if (!blocks_has_copy(c->tiers[k->from_tier], k->from))
+            return "a block may be freed while a copy of it is under way";
+        if (blocks_node(c->tiers[k->to_tier], k->to))
+            return "a block is found before the copy into it is done";
+    }
+    return n == c->n_copies ? NULL : "copies under way are not as many as they are said to be";
+}
+
+const char *core_verify_tiers(const struct core *c)
+{
+    const char *broken = verify_copies(c);
+    int32_t n_loading = 0;
+
+    for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
+        int32_t n_left = c->n_copies;
+
+        if (!c->tiers[t])
+            continue;
+        if (t != TIER_DEVICE) /* whose sequences and pins are counted already */
+            memset(c->block_refs, 0, (size_t)c->options.tier_blocks[t] * sizeof(*c->block_refs));
+        for (int32_t i = 0; n_left > 0; i++) {
+            n_left -= c->copies[i].from_tier != IDLE;
+            if (c->copies[i].from_tier != IDLE && c->copies[i].to_tier == t)
+                c->block_refs[c->copies[i].to]++;
+        }
+        broken = blocks_verify(c->tiers[t], c->block_refs);
+    }
+    if (broken)
+        return broken;
+    for (const struct list *l = c->loading.next; l != &c->loading; l = l->next) {
+        n_loading++;
+        if (CONTAINER_OF(l, struct sequence, link)->state != SEQ_LOADING)
+            return "a sequence is in the list of those that load and does not";
+    }
+    if (n_loading != c->n_loading)
+        return "sequences that load are not as many as they are said to be";
+    return n_loading > 0 && c->n_copies == 0 ? "a sequence waits for copies and there are none"
+                                             : NULL;
+}

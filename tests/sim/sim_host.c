@@ -1,0 +1,84 @@
+/* sim_host.c - what the host says of a choice's next tokens: drafts, of which the oracle knows how
+ * many are right, and masks, which follow from the prefix. */
+#include <string.h>
+
+#include "tests/sim/sim_world_impl.h"
+
+/* Drafts of which the first so many are right, where the text goes on that long, and a mask for the
+ * next token and each after a draft. */
+static void speak(struct world *w, struct oracle_request *q, int32_t choice)
+{
+    const struct request *r = id_map_get(&w->core->requests, q->id);
+    struct oracle_choice *c = &q->choices[choice];
+    int32_t drafts[CORE_MAX_DRAFTS];
+    int32_t n = q->drafts ? rng_range(&w->rng, 0, CORE_MAX_DRAFTS) : 0;
+    int32_t n_right = rng_range(&w->rng, 0, n);
+    uint64_t hash = c->hash;
+
+    /* Mostly not in vain. */
+    if ((r->choices[choice].n_sampling > 0 || (q->masks && r->choices[choice].masks)) &&
+        !rng_one_in(&w->rng, 20))
+        return;
+    if (q->masks)
+        oracle_mask(c->masks, hash, &w->backend_options);
+    for (int32_t i = 0; i < n; i++) {
+        int32_t id = oracle_next(q, choice, hash, c->n_told + i, &w->backend_options);
+
+        if (id < 0 || i >= n_right)
+            id = rng_range(&w->rng, 0, w->vocab);
+        drafts[i] = id;
+        hash = sim_hash(hash, id, q->n_prompt + c->n_told + i);
+        if (q->masks)
+            oracle_mask(c->masks + (size_t)(i + 1) * ORACLE_MASK_WORDS, hash, &w->backend_options);
+    }
+    if (q->masks && core_set_mask(w->core, q->id, choice, c->masks, rng_range(&w->rng, 1, n + 1)))
+        w->counts->masks++;
+    if (q->drafts)
+        (void)core_draft(w->core, q->id, choice, drafts, n);
+}
+
+void sim_host(struct world *w)
+{
+    for (int32_t i = 0; i < w->n_alive; i++)
+        for (int32_t k = 0; k < w->alive[i]->n; k++)
+            if ((w->alive[i]->drafts || w->alive[i]->masks) && !w->alive[i]->choices[k].done)
+                speak(w, w->alive[i], k);
+}
+
+void sim_host_planned(struct world *w, uint64_t step)
+{
+    const struct step *st = &w->core->steps[step % BACKEND_IN_FLIGHT];
+
+    for (int32_t i = 0; i < st->n_chunks; i++) {
+        const struct step_entry *e = &st->chunks[i];
+        struct oracle_request *q = sim_find(w, e->sequence->request->id);
+        struct oracle_choice *c = q ? &q->choices[e->sequence->choice] : NULL;
+        uint64_t hash;
+
+        if (!c || e->n_drafts == 0)
+            continue;
+        c->due_step = step;
+        c->due = c->n_told + 1;
+        hash = c->hash;
+        for (int32_t k = 0; k < e->n_drafts; k++, c->due++) {
+            int32_t place = c->n_told + k;
+
+            if (e->drafts[k] !=
+                oracle_next(q, e->sequence->choice, hash, place, &w->backend_options))
+                break;
+            hash = sim_hash(hash, e->drafts[k], q->n_prompt + place);
+        }
+    }
+}
+
+const char *sim_host_committed(struct world *w, uint64_t step)
+{
+    for (int32_t i = 0; i < w->n_alive; i++)
+        for (int32_t k = 0; k < w->alive[i]->n; k++) {
+            const struct oracle_choice *c = &w->alive[i]->choices[k];
+
+            if (c->due_step == step && !c->done && c->n_told != c->due)
+                return "not as many drafts are accepted as were right";
+        }
+    return NULL;
+}

@@ -1,0 +1,413 @@
+/* test_fair.c - who is next, what a step may take, and who may pass whom. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "engine/core/fair.h"
+#include "engine/util/heap.h"
+#include "tests/sim/rng.h"
+#include "tests/unit/run_suite.h"
+
+static struct fair fair;
+static struct step_cost cost;
+
+static void set_up(void)
+{
+    cost = (struct step_cost){.row_us = 1};
+    fair_init(&fair);
+    fair_step_begin(&fair, &cost);
+}
+
+static void tear_down(void)
+{
+    fair_deinit(&fair);
+}
+
+static struct fair_user *join(uint64_t id)
+{
+    struct fair_user *c;
+
+    ck_assert_int_eq(fair_join(&fair, &c, id), 0);
+    return c;
+}
+
+static struct fair_item item(struct fair_user *c, uint64_t order, int32_t klass)
+{
+    return (struct fair_item){.user = c, .order = order, .klass = klass};
+}
+
+static uint64_t next_order(void)
+{
+    struct fair_item *i = fair_top(&fair);
+
+    ck_assert_ptr_nonnull(i);
+    fair_remove(i);
+    return i->order;
+}
+
+/* A higher class goes first whatever came earlier; within one, arrival. */
+START_TEST(class_then_arrival)
+{
+    struct fair_user *a = join(1);
+    struct fair_item low = item(a, 1, 0), normal = item(a, 2, 1), late = item(a, 4, 2),
+                     high = item(a, 3, 2);
+
+    fair_push(&low);
+    fair_push(&normal);
+    fair_push(&late);
+    fair_push(&high);
+    ck_assert_uint_eq(next_order(), 3);
+    ck_assert_uint_eq(next_order(), 4);
+    ck_assert_uint_eq(next_order(), 2);
+    ck_assert_uint_eq(next_order(), 1);
+    ck_assert_ptr_null(fair_top(&fair));
+    fair_leave(&fair, a);
+}
+END_TEST
+
+/* Of two clients the one served less goes first, though all of the other's came before. */
+START_TEST(served_least_goes_first)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
+
+    fair_push(&a1);
+    fair_push(&a2);
+    fair_push(&b3);
+    ck_assert_uint_eq(next_order(), 1); /* equal: arrival */
+    fair_charge(&fair, a, 0, 10);
+    ck_assert_uint_eq(next_order(), 3);
+    fair_charge(&fair, b, 0, 11);
+    ck_assert_uint_eq(next_order(), 2);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* A newcomer starts with the least of the active ones, and does not get all that others had. */
+START_TEST(idleness_is_no_credit)
+{
+    struct fair_user *a = join(1), *b;
+    struct fair_item a1 = item(a, 1, 1), b2, b3;
+
+    fair_charge(&fair, a, 0, 1000);
+    fair_push(&a1);
+    b = join(2);
+    b2 = item(b, 2, 1);
+    b3 = item(b, 3, 1);
+    fair_push(&b2);
+    fair_push(&b3);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_charge(&fair, a, 0, 2);
+    ck_assert_uint_eq(next_order(), 2);
+    fair_charge(&fair, b, 0, 1);
+    ck_assert_uint_eq(next_order(), 3);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* Leaving for a moment does not forgive what a client was served. */
+START_TEST(a_short_leave_forgives_nothing)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item a1, b2 = item(b, 2, 1);
+
+    fair_charge(&fair, a, 0, 100);
+    fair_leave(&fair, a);
+    a = join(1);
+    a1 = item(a, 1, 1);
+    fair_push(&a1);
+    fair_push(&b2);
+    ck_assert_uint_eq(next_order(), 2);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* One put to the front goes before all of its client, not before other clients' turn. */
+START_TEST(front_is_of_its_own_client)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item a1 = item(a, 1, 1), a9 = item(a, 9, 1), b5 = item(b, 5, 1);
+
+    a9.front = true;
+    fair_charge(&fair, a, 0, 5);
+    fair_push(&a1);
+    fair_push(&a9);
+    fair_push(&b5);
+    ck_assert_uint_eq(next_order(), 5);
+    ck_assert_uint_eq(next_order(), 9);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+struct number {
+    struct heap_node node;
+    uint64_t value;
+    bool in;
+};
+
+static bool number_less(const struct heap_node *a, const struct heap_node *b)
+{
+    return ((const struct number *)a)->value < ((const struct number *)b)->value;
+}
+
+/* The heap gives the least of what is in it, whatever is inserted and removed in between. */
+START_TEST(heap_agrees_with_a_plain_array)
+{
+    enum { N = 64 };
+    struct number numbers[N] = {0};
+    struct rng rng = {7};
+    struct heap h;
+
+    heap_init(&h, number_less);
+    for (int step = 0; step < 100000; step++) {
+        struct number *x = &numbers[rng_range(&rng, 0, N - 1)], *least = NULL;
+
+        if (x->in) {
+            heap_remove(&h, &x->node);
+        } else {
+            x->value = (uint64_t)step ^ (rng_next(&rng) << 32);
+            heap_insert(&h, &x->node);
+        }
+        x->in = !x->in;
+        for (int i = 0; i < N; i++)
+            if (numbers[i].in && (!least || numbers[i].value < least->value))
+                least = &numbers[i];
+        ck_assert_ptr_eq(heap_top(&h), least);
+    }
+}
+END_TEST
+
+/* Who has three times the share is served three times the tokens; a change holds at once. */
+START_TEST(shares_are_kept)
+{
+    struct fair_user *c[2] = {join(1), join(2)};
+    struct fair_item items[2] = {item(c[0], 1, 1), item(c[1], 2, 1)};
+    struct fair_share *shares = calloc(2, sizeof(*shares));
+    int served[2] = {0, 0};
+
+    shares[0] = (struct fair_share){.client = 2, .share = 300};
+    shares[1] = (struct fair_share){.client = 77, .share = 1}; /* nobody who is here */
+    fair_set_shares(&fair, shares, 2);
+    for (int i = 0; i < 2; i++)
+        fair_push(&items[i]);
+    for (int i = 0; i < 4000; i++) {
+        struct fair_item *top = fair_top(&fair);
+
+        served[top == &items[1]]++;
+        fair_charge(&fair, top->user, 0, 1);
+    }
+    ck_assert_int_ge(served[1], 2970);
+    ck_assert_int_le(served[1], 3030);
+    ck_assert_double_eq(fair_vtime_of(c[0], 90), 90);
+    ck_assert_double_eq(fair_vtime_of(c[1], 90), 30);
+    fair_set_shares(&fair, NULL, 0);
+    ck_assert_double_eq(fair_vtime_of(c[1], 90), 90);
+    for (int i = 0; i < 2; i++) {
+        fair_remove(&items[i]);
+        fair_leave(&fair, c[i]);
+    }
+}
+END_TEST
+
+/* A user that gets all it wants keeps little credit for later, one that does not keeps all. */
+START_TEST(what_is_not_wanted_is_no_credit)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item a1 = item(a, 1, 1), b2 = item(b, 2, 1);
+
+    fair_push(&a1);
+    fair_push(&b2);
+    fair_charge(&fair, a, 0, 1000);
+    fair_step_end(&fair);
+    ck_assert_double_eq(b->vtime, 0);
+    fair_remove(&b2);
+    fair_step_end(&fair);
+    ck_assert_double_eq(b->vtime, 1000 - 16);
+    fair_remove(&a1);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+static void want(struct fair_user *u, int32_t decodes, int32_t rows, int32_t klass)
+{
+    u->decodes = decodes;
+    u->rows[0] = rows;
+    u->klass = klass;
+}
+
+static void set_cost(double base, double decode, double row)
+{
+    for (int k = 0; k < STEP_COST_POINTS; k++) {
+        cost.decodes[k].n = 1 << k;
+        cost.decodes[k].us = base + decode * (1 << k);
+    }
+    cost.row_us = row;
+}
+
+/* A step takes no longer than each user's rows take alone, by its share; of a lower class nobody is
+ * asked. */
+START_TEST(a_step_is_limited)
+{
+    static const struct {
+        double base;
+        int32_t decodes, rows, klass;
+        double limit;
+    } cases[] = {
+        {0, 1, 0, 1, 200},  {0, 2, 0, 1, 400},    {0, 0, 7, 1, 200}, /* as one decode at least */
+        {0, 0, 30, 1, 600}, {900, 1, 0, 1, 2000}, {0, 1, 0, 2, 200},
+        {0, 1, 0, 0, 1600}, /* 16 one-decode steps */
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct fair_user *a = join(1), *b = join(2);
+
+        set_cost(cases[i].base, 100, 10);
+        fair_step_begin(&fair, &cost);
+        want(a, 100, 0, 1);
+        want(b, cases[i].decodes, cases[i].rows, cases[i].klass);
+        ck_assert_double_eq_tol(fair_step_limit(&fair, 256), cases[i].limit, 1e-3);
+        ck_assert_double_eq_tol(a->quota_us, cases[i].limit / 2, 1e-3);
+        fair_leave(&fair, a);
+        fair_leave(&fair, b);
+    }
+}
+END_TEST
+
+/* A user that has always been alone has whole steps; so do all while nothing is known. */
+START_TEST(nobody_else_no_limit)
+{
+    struct fair_user *a = join(1), *b;
+
+    set_cost(0, 100, 10);
+    fair_step_begin(&fair, &cost);
+    want(a, 100, 0, 1);
+    ck_assert(isinf(fair_step_limit(&fair, 256)));
+    b = join(2);
+    fair_leave(&fair, b);
+    ck_assert_double_eq_tol(fair_step_limit(&fair, 256), 1600, 1e-3);
+    fair_leave(&fair, a);
+    a = join(1);
+    b = join(2);
+    cost = (struct step_cost){.row_us = 0};
+    fair_step_begin(&fair, &cost);
+    want(a, 100, 0, 1);
+    want(b, 1, 0, 1);
+    ck_assert(isinf(fair_step_limit(&fair, 256)));
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* What a step takes by itself moves the virtual times of all that are in it alike. */
+START_TEST(the_base_is_split_by_share)
+{
+    struct fair_share *shares = calloc(1, sizeof(*shares));
+    struct fair_user *a = join(1), *b = join(2), *c = join(3);
+
+    shares[0] = (struct fair_share){.client = 2, .share = 300};
+    fair_set_shares(&fair, shares, 1);
+    set_cost(800, 100, 10);
+    fair_step_begin(&fair, &cost);
+    want(a, 1, 0, 1);
+    want(b, 1, 0, 1);
+    want(c, 1, 0, 1);
+    fair_step_limit(&fair, 256);
+    fair_charge(&fair, a, 1, 0);
+    fair_charge(&fair, b, 1, 0);
+    fair_step_end(&fair);
+    ck_assert_double_eq_tol(a->vtime, 100 + 200, 1e-6);
+    ck_assert_double_eq_tol(b->vtime, 100 / 3.0 + 200, 1e-6);
+    ck_assert_double_eq(c->charged_us, 0);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+    fair_leave(&fair, c);
+}
+END_TEST
+
+/* One that does not fit is passed 64 times; by a user within its part of the blocks for ever, while
+ * its own user has its part. */
+START_TEST(passing_is_bounded)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item large = item(a, 1, 1), small = item(a, 2, 1), other = item(b, 3, 1);
+
+    a->n_blocks = 60;
+    fair_push(&large);
+    fair_skip(&fair, &large);
+    for (int i = 0; i < 64; i++) {
+        ck_assert(fair_may_pass(&fair, &small, 1, 100));
+        fair_pass(&fair, &small, 1, 100);
+        fair_pass(&fair, &other, 1, 100); /* is not counted */
+    }
+    ck_assert(!fair_may_pass(&fair, &small, 1, 100));
+    ck_assert(fair_may_pass(&fair, &other, 50, 100));
+    ck_assert(!fair_may_pass(&fair, &other, 51, 100));
+    a->n_blocks = 49;
+    ck_assert(!fair_may_pass(&fair, &other, 1, 100));
+    a->n_blocks = 0;
+    fair_unskip(&fair);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* A user whose first does not fit comes after one that has not been looked at. */
+START_TEST(skipped_users_come_last)
+{
+    struct fair_user *a = join(1), *b = join(2);
+    struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
+
+    fair_charge(&fair, b, 0, 100);
+    fair_push(&a1);
+    fair_push(&a2);
+    fair_push(&b3);
+    fair_skip(&fair, &a1);
+    ck_assert_uint_eq(next_order(), 3);
+    ck_assert_uint_eq(next_order(), 2);
+    fair_unskip(&fair);
+    ck_assert_uint_eq(next_order(), 1);
+    fair_leave(&fair, a);
+    fair_leave(&fair, b);
+}
+END_TEST
+
+/* Accounts of idle users do not grow without bound. */
+START_TEST(idle_accounts_are_bounded)
+{
+    for (uint64_t i = 0; i < 3000; i++)
+        fair_leave(&fair, join(i));
+    ck_assert_uint_le(fair.users.n, 1024);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("fair");
+    TCase *t = tcase_create("fair");
+
+    tcase_add_checked_fixture(t, set_up, tear_down);
+    tcase_add_test(t, class_then_arrival);
+    tcase_add_test(t, served_least_goes_first);
+    tcase_add_test(t, idleness_is_no_credit);
+    tcase_add_test(t, a_short_leave_forgives_nothing);
+    tcase_add_test(t, front_is_of_its_own_client);
+    tcase_add_test(t, shares_are_kept);
+    tcase_add_test(t, what_is_not_wanted_is_no_credit);
+    tcase_add_test(t, a_step_is_limited);
+    tcase_add_test(t, nobody_else_no_limit);
+    tcase_add_test(t, the_base_is_split_by_share);
+    tcase_add_test(t, passing_is_bounded);
+    tcase_add_test(t, skipped_users_come_last);
+    tcase_add_test(t, idle_accounts_are_bounded);
+    tcase_add_test(t, heap_agrees_with_a_plain_array);
+    suite_add_tcase(s, t);
+    return run_suite(s);
+}
