@@ -22,12 +22,12 @@ MANY = 200
 
 
 class Fairness(Case):
-    def start(self):
+    def start(self, *options):
         folder = self.temporary_folder()
         # As tests/bench/instant.h has it: the time of a step, then a time for each token.
         (folder / "instant").write_bytes(struct.pack("<95Q", STEP_US, *[0] * 94))
         return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}",
-                      f"scheduler.max_seqs={MAX_SEQS}", "scheduler.max_seq_len=1024",
+                      f"scheduler.max_seqs={MAX_SEQS}", "scheduler.max_seq_len=1024", *options,
                       backend="cuda")
 
     def request(self, number, tokens=TOKENS):
@@ -65,6 +65,21 @@ class Fairness(Case):
         roles.need_root()
         with self.start() as d:
             self.assertLess(self.compare(d, TOKENS), scaled(2, 6))
+
+    def test_small_requests_without_blocks(self):
+        """A user's small requests do not wait for blocks that another user's many answers hold."""
+        roles.need_root()
+        with self.start("cache.kv_memory=1024", "scheduler.max_seqs=256") as d, \
+                roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other:
+            alone = statistics.median(self.latency(w, i, 3) for i in range(9))
+            for _ in range(8):
+                other.send(other.new_id(), generate={**self.request(other.last_id, 400), "n": 64})
+            time.sleep(scaled(1, 2))
+            times = [self.latency(w, 100 + i, 3) for i in range(50)]
+        print(f"{1e3 * alone:.0f} ms alone, {1e3 * statistics.median(times):.0f} ms (worst "
+              f"{1e3 * max(times):.0f}) without blocks")
+        self.assertLess(statistics.median(times) / alone, scaled(3, 6))
+        self.assertLess(max(times) / alone, scaled(20, 40))
 
     def test_one_among_two_hundred_where_tokens_cost_time(self):
         """So it does where the others' tokens would make each step a hundred times as long. A step
