@@ -213,13 +213,14 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
 {
     const double one = step_cost_us(f->cost, 1, 0);
     double limit = INFINITY, shares = 0;
-    int32_t klass = -1, n = 0, decodes = 0;
+    int32_t klass = -1, n = 0, decodes = 0, rows = 0;
 
     FAIR_EACH (u, f) {
         if (u->klass < 0)
             continue;
         n++;
         decodes += u->decodes;
+        rows = least(rows + u->rows[0], max_rows);
         shares += u->share;
         klass = u->klass > klass ? u->klass : klass;
     }
@@ -230,6 +231,8 @@ double fair_step_limit(struct fair *f, int32_t max_rows)
     FAIR_EACH (u, f)
         if (n > 1 && u->klass == klass)
             limit = fmin(limit, alone_us(f, u, max_rows) * shares / u->share);
+    if (step_cost_us(f->cost, least(decodes, max_rows), rows) <= limit)
+        return INFINITY;
     FAIR_EACH (u, f)
         u->quota_us = limit * u->share / shares;
     return limit * (1 + 1e-9); /* sums round */

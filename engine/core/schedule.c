@@ -696,6 +696,10 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
     p.prompts_first = !isinf(p.limit_us) && st->number % PROMPT_PART == 0;
     line_up_decodes(c, st);
+    if (isinf(p.limit_us) && c->n_decoding <= p.max_decodes) /* all go: in any order */
+        FAIR_EACH (u, &c->fair)
+            while (u->decode)
+                grant_decode(c, &p, u);
     plan_pass(c, &p);
     p.last = true;
     p.max_rows = prompt_budget(c, st->n_decodes);

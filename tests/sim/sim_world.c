@@ -341,7 +341,7 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
                                bool blocks_short)
 {
     /* One that is ahead of its share waits for others. */
-    const bool shared = w->n_clients > 1 || step_cost_us(&w->cost, 1, 0) > 0;
+    const bool shared = w->n_clients > 1;
     uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 400 : 16);
     const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
     bool chunk = batch->n_decodes < batch->n_seqs;
