@@ -205,6 +205,7 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
     if (id != w->light_id) {
         w->light_id = id;
         w->light_us = w->light_own_us = w->light_most_us = 0;
+        w->light_share = 1;
     }
     FAIR_EACH (u, &w->core->fair) {
         shares += u->share;
@@ -212,7 +213,8 @@ static const char *check_light(struct world *w, const struct rows rows[N_CLIENTS
     }
     if (!user || (w->light_us <= 0 && n == 0))
         return NULL;
-    share = user->share / shares;
+    w->light_share = fmin(w->light_share, user->share / shares);
+    share = w->light_share;
     w->light_us += w->light_us <= 0 ? own
                                     : step_cost_us(&w->cost, batch->n_decodes,
                                                    batch->n_tokens - batch->n_decodes);

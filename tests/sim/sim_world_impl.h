@@ -53,6 +53,7 @@ struct world {
     uint64_t light_id;             /* client 1's request that runs */
     double light_us, light_own_us; /* of its steps, and of its own rows in these */
     double light_most_us;          /* of its rows in one step */
+    double light_share;            /* the least, since it runs */
 
     bool speaks;                  /* requests may have drafts and masks */
     int32_t hand_one_in;          /* pins, clears and looks */
