@@ -340,14 +340,14 @@ static bool starves(const struct world *w)
 static const char *check_turns(struct world *w, const struct batch *batch, bool prompts,
                                bool blocks_short)
 {
-    /* One that is ahead of its share waits for others. */
+    /* One that is ahead of its share waits for others, longer where rows have just become cheap. */
     const bool shared = w->n_clients > 1;
-    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 400 : 16);
+    uint64_t longest = 4 * (uint64_t)w->options.max_seqs + (shared ? 2000 : 16);
     const struct step *st = &w->core->steps[batch->step % BACKEND_IN_FLIGHT];
     bool chunk = batch->n_decodes < batch->n_seqs;
 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
-    if (w->n_without_chunk > (shared ? 400 : 8))
+    if (w->n_without_chunk > (shared ? 2000 : 8))
         return "decodes starve prompts";
     for (int32_t i = 0; i < st->n_decodes; i++)
         w->n_decodes[st->decodes[i].sequence->request->client_id]++;
