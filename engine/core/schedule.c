@@ -417,7 +417,7 @@ static bool passes_sibling(const struct sequence *s)
 {
     const struct sequence *first = &s->request->choices[0];
 
-    return s != first && first->state == SEQ_WAITING && !first->ran;
+    return s != first && !first->ran && first->state != SEQ_ENDED;
 }
 
 /* Blocks that are promised are counted up where s is admitted. */

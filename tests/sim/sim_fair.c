@@ -41,9 +41,9 @@ void sim_fair_choose_light(struct world *w)
     w->max_n = 1;
     w->max_prompt = 40;
     w->max_tokens = 80;
-    do
+    do /* the share is promised for estimates that are right: rows are not free */
         sim_fair_choose_cost(w);
-    while (step_cost_us(&w->cost, 1, 0) <= 0);
+    while (step_cost_us(&w->cost, 1, 0) <= 0 || w->cost.row_us <= 0);
 }
 
 struct oracle_request *sim_find(const struct world *w, uint64_t id)
