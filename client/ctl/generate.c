@@ -13,7 +13,6 @@
 
 struct job {
     struct ctl *ctl;
-    struct nvllm_client *client;
     struct ctl_request request;
     struct ctl_prompt prompt;
     bool json;
@@ -128,14 +127,14 @@ static int run(struct job *job)
     enum nvllm_code code;
     uint64_t id;
 
-    code = nvllm_generate_start(job->client, &id, &job->request.r, &err);
+    code = nvllm_generate_start(job->ctl->client, &id, &job->request.r, &err);
     if (code != NVLLM_OK)
         return ctl_report(job->ctl, &err);
     for (;;) {
         /* Checked each time: a fast daemon may always have another event. */
         if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
             cancel_end = ctl_cancel_end(job->ctl);
-            nvllm_cancel(job->client, id, NULL);
+            nvllm_cancel(job->ctl->client, id, NULL);
             job->cancelled = true;
         }
         if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
@@ -143,7 +142,7 @@ static int run(struct job *job)
                 ctl_message("nvllmd has not ended the request");
             return EXIT_DEADLINE;
         }
-        code = ctl_next(job->client, -1,
+        code = ctl_next(job->ctl, -1,
                         cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl), &event,
                         &err);
         if (code == NVLLM_E_TIMEOUT) {
@@ -168,7 +167,7 @@ static int generate(struct job *job)
 {
     int rc;
 
-    rc = ctl_connect(&job->client, job->ctl);
+    rc = ctl_connect(job->ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
@@ -203,7 +202,6 @@ int ctl_generate(struct ctl *ctl)
     ctl_result_init(&job.result, &job.request.r);
     if (rc == EXIT_OK)
         rc = generate(&job);
-    nvllm_close(job.client);
     ctl_result_deinit(&job.result);
     ctl_request_deinit(&job.request);
     ctl_prompt_deinit(&job.prompt);

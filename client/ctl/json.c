@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/utf8.h"
 
@@ -97,6 +98,11 @@ bool ctl_json_print(int fd, json_t *value)
     ok = ctl_write(fd, text, n + 1);
     free(text);
     return ok;
+}
+
+int ctl_json_answer(json_t *value)
+{
+    return ctl_json_print(STDOUT_FILENO, value) ? EXIT_OK : EXIT_ERROR;
 }
 
 /* ---- reading */

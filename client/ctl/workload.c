@@ -156,7 +156,6 @@ int workload_read(struct workload *w, const char *path)
 
 struct finder {
     const struct ctl *ctl;
-    struct nvllm_client *client;
     const int32_t *all; /* 0, 1, 2, … */
     struct workload *w;
     struct nvllm_error err;
@@ -167,8 +166,8 @@ static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_
 {
     struct nvllm_text text;
 
-    if (nvllm_detokenize(f->client, f->all + first, end - first, skip_special, ctl_left_ms(f->ctl),
-                         &text, &f->err) != NVLLM_OK)
+    if (nvllm_detokenize(f->ctl->client, f->all + first, end - first, skip_special,
+                         ctl_left_ms(f->ctl), &text, &f->err) != NVLLM_OK)
         return -1;
     return (int64_t)text.len;
 }
@@ -229,10 +228,10 @@ static size_t count_tokens(struct finder *f, size_t end)
     return good;
 }
 
-int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client)
+int workload_find_tokens(struct workload *w, const struct ctl *ctl)
 {
     int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
-    struct finder f = {.ctl = ctl, .client = client, .all = all, .w = w};
+    struct finder f = {.ctl = ctl, .all = all, .w = w};
     size_t n;
     bool ok;
 
