@@ -63,7 +63,7 @@ struct event *conn_take(struct conn *c);
 
 static inline size_t conn_bytes(const struct conn *c)
 {
-    return c->in.end - c->in.start;
+    return frame_buffer_bytes(&c->in.held);
 }
 
 /* conn_take() may return an event. */
