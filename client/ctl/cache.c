@@ -25,7 +25,6 @@ static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
 struct cache_work {
     struct ctl *ctl;
     struct nvllm_pin_options pin;
-    struct ctl_request request; /* whose input is pinned */
     struct ctl_prompt prompt;
 };
 
@@ -162,19 +161,20 @@ static int pin(struct cache_work *w)
 {
     const struct nvllm_cache_change *change;
     struct nvllm_pin_options *pin = &w->pin;
+    const struct nvllm_request *r = &w->prompt.request.r;
     struct nvllm_error err;
     enum nvllm_code code;
 
     do {
-        pin->prompt = w->request.r.prompt;
-        pin->prompt_ids = w->request.r.prompt_ids;
-        pin->n_prompt_ids = w->request.r.n_prompt_ids;
-        pin->chat = w->request.r.chat;
-        if (w->request.r.cache_salt.data)
-            pin->cache_salt = w->request.r.cache_salt;
+        pin->prompt = r->prompt;
+        pin->prompt_ids = r->prompt_ids;
+        pin->n_prompt_ids = r->n_prompt_ids;
+        pin->chat = r->chat;
+        if (r->cache_salt.data)
+            pin->cache_salt = r->cache_salt;
         /* Computing the prompt may take long: only --timeout limits it. */
         code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &err);
-    } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
+    } while (ctl_prompt_fall_back(&w->prompt, code));
     if (code != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     if (pin->unpin && change->blocks == 0)
@@ -232,17 +232,15 @@ int ctl_cache(struct ctl *ctl)
     int rc = EXIT_OK;
 
     nvllm_pin_options_init(&w.pin);
-    ctl_request_init(&w.request);
     ctl_prompt_init(&w.prompt, ctl);
     verb = read_line(&w);
     ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
     if (ctl->needs_model)
-        rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
+        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
     if (rc == EXIT_OK)
         rc = ctl_connect(ctl);
     if (rc == EXIT_OK)
         rc = run[verb](&w);
-    ctl_request_deinit(&w.request);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

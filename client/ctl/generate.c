@@ -13,7 +13,6 @@
 
 struct job {
     struct ctl *ctl;
-    struct ctl_request request;
     struct ctl_prompt prompt;
     bool json;
     bool terminal; /* stdout is one */
@@ -127,7 +126,7 @@ static int run(struct job *job)
     enum nvllm_code code;
     uint64_t id;
 
-    code = nvllm_generate_start(job->ctl->client, &id, &job->request.r, &err);
+    code = nvllm_generate_start(job->ctl->client, &id, &job->prompt.request.r, &err);
     if (code != NVLLM_OK)
         return ctl_report(job->ctl, &err);
     for (;;) {
@@ -154,8 +153,7 @@ static int run(struct job *job)
                 return EXIT_ERROR; /* closing the connection cancels */
         } else if (event->done) {
             return end_done(job, event->done);
-        } else if (!job->started &&
-                   ctl_prompt_fall_back(&job->prompt, &job->request, event->error->code)) {
+        } else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code)) {
             return RETRY;
         } else {
             return end_error(job, event->error);
@@ -191,19 +189,17 @@ int ctl_generate(struct ctl *ctl)
     const char *text = ctl->line.n_words ? ctl->line.words[0] : NULL;
     int rc;
 
-    ctl_request_init(&job.request);
     ctl_prompt_init(&job.prompt, ctl);
-    ctl_request_take_options(&job.request, ctl);
+    ctl_request_take_options(&job.prompt.request, ctl);
     if (text && ctl_prompt_is_given(&job.prompt))
         ctl_usage(ctl, "“%s” is one prompt too many", text);
-    if (job.request.r.logprobs >= 0 && !job.json)
+    if (job.prompt.request.r.logprobs >= 0 && !job.json)
         ctl_message("--logprobs needs --json to be shown");
-    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, text);
-    ctl_result_init(&job.result, &job.request.r);
+    rc = ctl_prompt_read(&job.prompt, ctl, text);
+    ctl_result_init(&job.result, &job.prompt.request.r);
     if (rc == EXIT_OK)
         rc = generate(&job);
     ctl_result_deinit(&job.result);
-    ctl_request_deinit(&job.request);
     ctl_prompt_deinit(&job.prompt);
     return rc;
 }
