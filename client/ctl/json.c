@@ -396,14 +396,8 @@ static bool read_logit_bias(struct ctl_request *q, const json_t *value, struct n
 
 static bool read_priority(struct ctl_request *q, const json_t *value, struct nvllm_error *err)
 {
-    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
-        if (json_is_string(value) &&
-            strcmp(json_string_value(value), nvllm_priority_name((enum nvllm_priority)p)) == 0) {
-            q->r.priority = (enum nvllm_priority)p;
-            return true;
-        }
-    }
-    return wrong(err, "priority", "\"low\", \"normal\" or \"high\"");
+    return (json_is_string(value) && ctl_request_set_priority(q, json_string_value(value))) ||
+           wrong(err, "priority", "\"low\", \"normal\" or \"high\"");
 }
 
 static bool read_field(struct nvllm_request *r, const struct ctl_field *f, const json_t *value,
