@@ -45,11 +45,11 @@ static bool is_open(const struct connection *c)
 /* Tells the owner where the size of a buffer has changed. */
 static void count_buffers(struct connection *c)
 {
-    if (c->counted_in == c->in.cap && c->counted_out == c->out.cap)
+    if (c->counted_in == c->in.held.cap && c->counted_out == c->out.cap)
         return;
-    c->counted_in = c->in.cap;
+    c->counted_in = c->in.held.cap;
     c->counted_out = c->out.cap;
-    c->shared->handler->buffers(c->owner, c->in.cap, c->out.cap);
+    c->shared->handler->buffers(c->owner, c->in.held.cap, c->out.cap);
 }
 
 static void set_timer(struct connection *c, int seconds)

@@ -12,49 +12,44 @@ enum {
                            most frames small */
 };
 
-/* Makes room for n more bytes at *end, moving the contents to the front first. */
-static int make_room(uint8_t **data, size_t *start, size_t *end, size_t *cap, size_t n)
+/* Makes room for n more bytes at the end, moving the contents to the front first. */
+static int make_room(struct frame_buffer *b, size_t n)
 {
-    size_t held = *end - *start, want, grown;
+    size_t held = frame_buffer_bytes(b), want, grown;
     uint8_t *p;
 
-    if (n <= *cap - *end)
+    if (n <= b->cap - b->end)
         return 0;
     if (__builtin_add_overflow(held, n, &want))
         return -ENOMEM;
-    /* Moving only if half is free moves each byte once on average. */
-    if (want <= *cap && held <= *cap / 2) {
-        memmove(*data, *data + *start, held);
-        *start = 0;
-        *end = held;
+    if (b->start && held)
+        memmove(b->data, b->data + b->start, held);
+    b->start = 0;
+    b->end = held;
+    if (want <= b->cap)
         return 0;
-    }
-    grown = *cap ? *cap : FIRST_CAP;
+    grown = b->cap ? b->cap : FIRST_CAP;
     while (grown < want)
         if (__builtin_mul_overflow(grown, (size_t)2, &grown))
             return -ENOMEM;
-    if (*start && held)
-        memmove(*data, *data + *start, held);
-    *start = 0;
-    *end = held;
-    p = realloc(*data, grown); /* the kernel moves a large one without a copy */
+    p = realloc(b->data, grown); /* the kernel moves a large one without a copy */
     if (!p)
         return -ENOMEM;
-    *data = p;
-    *cap = grown;
+    b->data = p;
+    b->cap = grown;
     return 0;
 }
 
 /* Resets an empty buffer to its front, and frees a large one. */
-static void when_empty(uint8_t **data, size_t *start, size_t *end, size_t *cap)
+static void when_empty(struct frame_buffer *b)
 {
-    if (*start != *end)
+    if (b->start != b->end)
         return;
-    *start = *end = 0;
-    if (*cap > KEEP_CAP) {
-        free(*data);
-        *data = NULL;
-        *cap = 0;
+    b->start = b->end = 0;
+    if (b->cap > KEEP_CAP) {
+        free(b->data);
+        b->data = NULL;
+        b->cap = 0;
     }
 }
 
@@ -67,8 +62,8 @@ void frame_decoder_init(struct frame_decoder *d, uint32_t max_bytes)
 
 void frame_decoder_deinit(struct frame_decoder *d)
 {
-    free(d->data);
-    memset(d, 0, sizeof(*d));
+    frame_buffer_deinit(&d->held);
+    d->broken = 0;
 }
 
 int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
@@ -77,12 +72,12 @@ int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
 
     if (d->broken || n == 0)
         return 0; /* the stream cannot be decoded any further */
-    when_empty(&d->data, &d->start, &d->end, &d->cap);
-    r = make_room(&d->data, &d->start, &d->end, &d->cap, n);
+    when_empty(&d->held);
+    r = make_room(&d->held, n);
     if (r < 0)
         return r;
-    memcpy(d->data + d->end, data, n);
-    d->end += n;
+    memcpy(d->held.data + d->held.end, data, n);
+    d->held.end += n;
     return 0;
 }
 
@@ -111,7 +106,7 @@ static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t 
 
 int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n)
 {
-    size_t held = d->end - d->start, prefix;
+    size_t held = frame_buffer_bytes(&d->held), prefix;
     uint32_t length;
     int r;
 
@@ -120,26 +115,26 @@ int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n
     if (held == 0) {
         /* The last frame is no longer in use: a large one must not occupy memory while its sender
          * is silent. */
-        when_empty(&d->data, &d->start, &d->end, &d->cap);
+        when_empty(&d->held);
         return FRAME_MORE;
     }
-    r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
+    r = read_prefix(d->held.data + d->held.start, held, d->max_bytes, &length, &prefix);
     if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX) {
-        d->start = d->end;
+        d->held.start = d->held.end;
         d->broken = r;
         return r;
     }
     if (r == FRAME_MORE || held - prefix < length)
         return FRAME_MORE;
-    *frame = d->data + d->start + prefix;
+    *frame = d->held.data + d->held.start + prefix;
     *n = length;
-    d->start += prefix + length;
+    d->held.start += prefix + length;
     return FRAME_OK;
 }
 
 bool frame_decoder_ready(const struct frame_decoder *d)
 {
-    size_t held = d->end - d->start, prefix;
+    size_t held = frame_buffer_bytes(&d->held), prefix;
     uint32_t length;
     int r;
 
@@ -147,13 +142,13 @@ bool frame_decoder_ready(const struct frame_decoder *d)
         return true;
     if (held == 0)
         return false;
-    r = read_prefix(d->data + d->start, held, d->max_bytes, &length, &prefix);
+    r = read_prefix(d->held.data + d->held.start, held, d->max_bytes, &length, &prefix);
     return r != FRAME_MORE && (r != FRAME_OK || held - prefix >= length);
 }
 
 bool frame_decoder_partial(const struct frame_decoder *d)
 {
-    return d->start != d->end;
+    return frame_buffer_bytes(&d->held) > 0;
 }
 
 void frame_buffer_deinit(struct frame_buffer *b)
@@ -187,7 +182,7 @@ int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *mess
     if (length > FRAME_LARGEST_MAX || length > max_bytes)
         return -EMSGSIZE;
     n_prefix = write_prefix(prefix, (uint32_t)length);
-    r = make_room(&b->data, &b->start, &b->end, &b->cap, n_prefix + length);
+    r = make_room(b, n_prefix + length);
     if (r < 0)
         return r;
     memcpy(b->data + b->end, prefix, n_prefix);
@@ -241,7 +236,7 @@ int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, 
         adopt(b, body, bytes, start, n);
         return 0;
     }
-    r = make_room(&b->data, &b->start, &b->end, &b->cap, n + bytes - FRAME_HEAD_ROOM);
+    r = make_room(b, n + bytes - FRAME_HEAD_ROOM);
     if (r < 0)
         return r;
     memcpy(b->data + b->end, start, n);
@@ -255,5 +250,5 @@ void frame_buffer_consume(struct frame_buffer *b, size_t n)
 {
     assert(n <= frame_buffer_bytes(b));
     b->start += n;
-    when_empty(&b->data, &b->start, &b->end, &b->cap);
+    when_empty(b);
 }

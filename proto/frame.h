@@ -21,13 +21,18 @@ enum {
     FRAME_LARGEST_MAX = 512 << 20, /* the largest limit of a decoder */
 };
 
+/* Bytes in the order of a stream, the oldest at data + start. Zero-initialise. */
+struct frame_buffer {
+    uint8_t *data;
+    size_t start, end, cap;
+};
+
 /* ---- from bytes to frames */
 
 struct frame_decoder {
-    uint8_t *data;
-    size_t start, end, cap; /* data[start .. end) was received and not taken */
-    uint32_t max_bytes;     /* of one frame, without its length prefix */
-    int broken;             /* FRAME_E_… after an error in the stream */
+    struct frame_buffer held; /* received and not taken */
+    uint32_t max_bytes;       /* of one frame, without its length prefix */
+    int broken;               /* FRAME_E_… after an error in the stream */
 };
 
 enum {
@@ -55,12 +60,6 @@ bool frame_decoder_ready(const struct frame_decoder *d);
 bool frame_decoder_partial(const struct frame_decoder *d);
 
 /* ---- from messages to bytes */
-
-/* Bytes to send, the oldest at data + start. Zero-initialise. */
-struct frame_buffer {
-    uint8_t *data;
-    size_t start, end, cap;
-};
 
 void frame_buffer_deinit(struct frame_buffer *b);
 

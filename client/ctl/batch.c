@@ -46,7 +46,6 @@ struct slot {
 
 struct batch {
     struct ctl *ctl;
-    struct nvllm_client *client;
     struct ctl_request defaults;
     struct lines lines;
     bool input_ended;
@@ -197,7 +196,8 @@ static bool send_slot(struct batch *b, uint64_t number)
 {
     struct slot *s = slot_at(b, number);
     struct nvllm_error err;
-    enum nvllm_code code = nvllm_generate_start(b->client, &s->request_id, &s->request.r, &err);
+    enum nvllm_code code =
+        nvllm_generate_start(b->ctl->client, &s->request_id, &s->request.r, &err);
 
     if (code == NVLLM_OK) {
         s->state = SLOT_SENT;
@@ -321,7 +321,7 @@ static void stop(struct batch *b)
         struct slot *s = slot_at(b, i);
 
         if (s->state == SLOT_SENT)
-            nvllm_cancel(b->client, s->request_id, NULL);
+            nvllm_cancel(b->ctl->client, s->request_id, NULL);
         else if (s->state == SLOT_WAITING)
             drop(b, s);
     }
@@ -367,10 +367,10 @@ static void run(struct batch *b)
         }
         if (b->n_sent == 0 && b->n_waiting == 0 && !more_later)
             continue; /* every line so far was invalid */
-        code = ctl_next(b->client, more_later ? b->lines.fd : -1, wait, &event, &err);
+        code = ctl_next(b->ctl, more_later ? b->lines.fd : -1, wait, &event, &err);
         for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
             take_event(b, event);
-            code = nvllm_next(b->client, 0, &event, &err);
+            code = nvllm_next(b->ctl->client, 0, &event, &err);
         }
         if (code == NVLLM_OK)
             take_event(b, event);
@@ -485,7 +485,7 @@ int ctl_batch(struct ctl *ctl)
         ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
     rc = open_files(&b, input, output);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&b.client, ctl);
+        rc = ctl_connect(ctl);
     if (rc == EXIT_OK) {
         ctl_catch_interrupts();
         make_slots(&b);
@@ -494,7 +494,6 @@ int ctl_batch(struct ctl *ctl)
         summarise(&b);
         rc = exit_code(&b);
     }
-    nvllm_close(b.client);
     if (b.lines.fd > STDERR_FILENO)
         close(b.lines.fd);
     if (b.out_fd > STDERR_FILENO && close(b.out_fd) != 0 && rc == EXIT_OK) {

@@ -41,7 +41,6 @@ struct stream {
 
 struct bench {
     struct ctl *ctl;
-    struct nvllm_client *client;
     struct workload workload;
     struct nvllm_request request;
     size_t n_streams;       /* at a time, at most */
@@ -124,7 +123,7 @@ static void send_request(struct bench *b, struct stream *s)
     b->request.prompt_ids = workload_ids(&b->workload, &s->item);
     b->request.n_prompt_ids = s->item.prompt_tokens;
     b->request.max_tokens = s->item.output_tokens;
-    code = nvllm_generate_start(b->client, &s->id, &b->request, &err);
+    code = nvllm_generate_start(b->ctl->client, &s->id, &b->request, &err);
     if (code == NVLLM_OK) {
         s->state = STREAM_SENT;
         b->by_id[s->id & b->id_mask] = (uint32_t)(s - b->streams);
@@ -278,7 +277,7 @@ static void stop(struct bench *b)
         struct stream *s = &b->streams[i];
 
         if (s->state == STREAM_SENT) {
-            nvllm_cancel(b->client, s->id, NULL);
+            nvllm_cancel(b->ctl->client, s->id, NULL);
         } else if (s->state == STREAM_RETRY) {
             b->n_retry--;
             release(b, s);
@@ -317,11 +316,11 @@ static void run(struct bench *b)
 
         if (is_over(b))
             break;
-        code = ctl_next(b->client, -1, wait, &event, &err);
+        code = ctl_next(b->ctl, -1, wait, &event, &err);
         b->wake_ns = clock_ns();
         for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
             take_event(b, event);
-            code = nvllm_next(b->client, 0, &event, &err);
+            code = nvllm_next(b->ctl->client, 0, &event, &err);
         }
         if (code == NVLLM_OK) {
             take_event(b, event);
@@ -443,9 +442,9 @@ int ctl_bench(struct ctl *ctl)
     check_options(&b);
     rc = make_workload(&b);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&b.client, ctl);
+        rc = ctl_connect(ctl);
     if (rc == EXIT_OK)
-        rc = workload_find_tokens(&b.workload, ctl, b.client);
+        rc = workload_find_tokens(&b.workload, ctl);
     if (rc == EXIT_OK) {
         make_streams(&b);
         snprintf(b.salt, sizeof(b.salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
@@ -455,7 +454,6 @@ int ctl_bench(struct ctl *ctl)
         run(&b);
         rc = finish(&b);
     }
-    nvllm_close(b.client);
     workload_deinit(&b.workload);
     free(b.streams);
     free(b.free_streams);

@@ -91,26 +91,20 @@ int ctl_blocks(struct ctl *ctl)
 {
     const struct nvllm_blocks *blocks;
     struct nvllm_blocks_options wanted;
-    struct nvllm_client *client = NULL;
-    struct nvllm_error err;
-    bool json = ctl_option(ctl, "json");
     int rc;
 
     nvllm_blocks_options_init(&wanted);
     wanted.map = ctl_option(ctl, "map");
-    rc = ctl_connect(&client, ctl);
+    rc = ctl_connect(ctl);
+    if (rc == EXIT_OK)
+        rc = ctl_outcome(ctl, nvllm_get_blocks(ctl->client, &wanted, ctl_ask_ms(ctl), &blocks,
+                                               &ctl->err));
     if (rc != EXIT_OK)
         return rc;
-    if (nvllm_get_blocks(client, &wanted, ctl_ask_ms(ctl), &blocks, &err) != NVLLM_OK) {
-        rc = ctl_report(ctl, &err);
-    } else if (json) {
-        rc = ctl_json_print(STDOUT_FILENO, report_json_blocks(blocks, wanted.map)) ? EXIT_OK
-                                                                                   : EXIT_ERROR;
-    } else {
-        print_table(blocks);
-        if (wanted.map)
-            draw_map(blocks->map);
-    }
-    nvllm_close(client);
-    return rc;
+    if (ctl_option(ctl, "json"))
+        return ctl_json_answer(report_json_blocks(blocks, wanted.map));
+    print_table(blocks);
+    if (wanted.map)
+        draw_map(blocks->map);
+    return EXIT_OK;
 }

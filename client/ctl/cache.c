@@ -24,9 +24,7 @@ static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
 
 struct cache_work {
     struct ctl *ctl;
-    struct nvllm_client *client;
     struct nvllm_pin_options pin;
-    struct ctl_request request; /* whose input is pinned */
     struct ctl_prompt prompt;
 };
 
@@ -49,8 +47,8 @@ static void add_heads(const struct cache_work *w, json_t *prefixes)
         n = n < HEAD_IDS ? n : HEAD_IDS;
         for (size_t k = 0; k < n; k++)
             ids[k] = (int32_t)json_integer_value(json_array_get(head, k));
-        if (n > 0 &&
-            nvllm_detokenize(w->client, ids, n, false, ctl_ask_ms(w->ctl), &text, NULL) == NVLLM_OK)
+        if (n > 0 && nvllm_detokenize(w->ctl->client, ids, n, false, ctl_ask_ms(w->ctl), &text,
+                                      NULL) == NVLLM_OK)
             json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
     }
 }
@@ -119,21 +117,19 @@ static int show(struct cache_work *w)
     const struct nvllm_cache *cache;
     struct nvllm_list_options options;
     struct nvllm_error err;
-    int rc = EXIT_OK;
     json_t *o;
 
     nvllm_list_options_init(&options);
     options.limit = (uint32_t)ctl_whole(w->ctl, "limit", DEFAULT_LIMIT, 1, UINT32_MAX);
-    if (nvllm_show_cache(w->client, &options, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
+    if (nvllm_show_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
-    if (!ctl_option(w->ctl, "json"))
-        print_cache(o);
-    else if (!ctl_json_print(STDOUT_FILENO, json_incref(o)))
-        rc = EXIT_ERROR;
+    if (ctl_option(w->ctl, "json"))
+        return ctl_json_answer(o);
+    print_cache(o);
     json_decref(o);
-    return rc;
+    return EXIT_OK;
 }
 
 /* ---- changes */
@@ -142,8 +138,7 @@ static int print_change(const struct ctl *ctl, const char *what,
                         const struct nvllm_cache_change *change)
 {
     if (ctl_option(ctl, "json"))
-        return ctl_json_print(STDOUT_FILENO, report_json_cache_change(change)) ? EXIT_OK
-                                                                               : EXIT_ERROR;
+        return ctl_json_answer(report_json_cache_change(change));
     printf("%s %u block%s of %u tokens\n", what, change->blocks, change->blocks == 1 ? "" : "s",
            change->tokens);
     return EXIT_OK;
@@ -157,7 +152,7 @@ static int clear(struct cache_work *w)
 
     nvllm_clear_options_init(&options);
     options.all = ctl_option(w->ctl, "all");
-    if (nvllm_clear_cache(w->client, &options, ctl_ask_ms(w->ctl), &change, &err) != NVLLM_OK)
+    if (nvllm_clear_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &change, &err) != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     return print_change(w->ctl, "forgot", change);
 }
@@ -166,19 +161,20 @@ static int pin(struct cache_work *w)
 {
     const struct nvllm_cache_change *change;
     struct nvllm_pin_options *pin = &w->pin;
+    const struct nvllm_request *r = &w->prompt.request.r;
     struct nvllm_error err;
     enum nvllm_code code;
 
     do {
-        pin->prompt = w->request.r.prompt;
-        pin->prompt_ids = w->request.r.prompt_ids;
-        pin->n_prompt_ids = w->request.r.n_prompt_ids;
-        pin->chat = w->request.r.chat;
-        if (w->request.r.cache_salt.data)
-            pin->cache_salt = w->request.r.cache_salt;
+        pin->prompt = r->prompt;
+        pin->prompt_ids = r->prompt_ids;
+        pin->n_prompt_ids = r->n_prompt_ids;
+        pin->chat = r->chat;
+        if (r->cache_salt.data)
+            pin->cache_salt = r->cache_salt;
         /* Computing the prompt may take long: only --timeout limits it. */
-        code = nvllm_pin_cache(w->client, pin, ctl_left_ms(w->ctl), &change, &err);
-    } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
+        code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &err);
+    } while (ctl_prompt_fall_back(&w->prompt, code));
     if (code != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     if (pin->unpin && change->blocks == 0)
@@ -236,18 +232,15 @@ int ctl_cache(struct ctl *ctl)
     int rc = EXIT_OK;
 
     nvllm_pin_options_init(&w.pin);
-    ctl_request_init(&w.request);
     ctl_prompt_init(&w.prompt, ctl);
     verb = read_line(&w);
     ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
     if (ctl->needs_model)
-        rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
+        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&w.client, ctl);
+        rc = ctl_connect(ctl);
     if (rc == EXIT_OK)
         rc = run[verb](&w);
-    nvllm_close(w.client);
-    ctl_request_deinit(&w.request);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

@@ -20,8 +20,7 @@
 
 struct chat {
     struct ctl *ctl;
-    struct nvllm_client *client; /* NULL: not connected, or no longer */
-    struct ctl_request request;  /* sampling, and the messages so far, a system message first */
+    struct ctl_request request; /* sampling, and the messages so far, a system message first */
     struct editor *editor;
     bool terminal; /* stdin and stdout are one: Ctrl-C ends an answer, not the program */
     bool shown;    /* stdout is one */
@@ -171,8 +170,8 @@ static int end_error(struct chat *chat, const struct turn *t, const struct nvllm
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
         fprintf(stderr, "The conversation is too long now: /reset starts a new one.\n");
     if (err->code == NVLLM_E_CONNECTION || err->code == NVLLM_E_PROTOCOL) {
-        nvllm_close(chat->client);
-        chat->client = NULL;
+        nvllm_close(chat->ctl->client); /* the next question connects again */
+        chat->ctl->client = NULL;
     }
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;
 }
@@ -188,7 +187,7 @@ static bool check_interrupt(struct chat *chat, struct turn *t)
     }
     if (t->cancel_end < 0 && (t->n_interrupts > 0 || ctl_interrupted() || out_of_time)) {
         t->cancel_end = ctl_cancel_end(chat->ctl);
-        nvllm_cancel(chat->client, t->id, NULL);
+        nvllm_cancel(chat->ctl->client, t->id, NULL);
     }
     return t->n_interrupts > 1 || (t->cancel_end >= 0 && clock_left_ms(t->cancel_end) == 0);
 }
@@ -199,13 +198,13 @@ static int run_turn(struct chat *chat, struct turn *t)
     struct nvllm_error err;
     enum nvllm_code code;
 
-    code = nvllm_generate_start(chat->client, &t->id, &chat->request.r, &err);
+    code = nvllm_generate_start(chat->ctl->client, &t->id, &chat->request.r, &err);
     if (code != NVLLM_OK)
         return end_error(chat, t, &err);
     for (;;) {
         if (check_interrupt(chat, t))
             return end_done(chat, t, NULL);
-        code = ctl_next(chat->client, -1,
+        code = ctl_next(chat->ctl, -1,
                         t->cancel_end >= 0 ? clock_left_ms(t->cancel_end) : ctl_left_ms(chat->ctl),
                         &event, &err);
         if (code == NVLLM_E_TIMEOUT)
@@ -232,10 +231,10 @@ static int answer(struct chat *chat, struct nvllm_text question)
 
     /* After a lost connection each question tries again, but an interactive chat does not wait for
      * the daemon here, where Ctrl-C would not end the wait. */
-    if (!chat->client) {
+    if (!chat->ctl->client) {
         chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
         chat->ctl->wait = chat->ctl->wait && !chat->asking;
-        rc = ctl_connect(&chat->client, chat->ctl);
+        rc = ctl_connect(chat->ctl);
         if (rc != EXIT_OK)
             return chat->asking ? EXIT_OK : rc;
     }
@@ -418,7 +417,7 @@ int ctl_chat(struct ctl *ctl)
     chat.shown = isatty(STDOUT_FILENO);
     chat.asking = isatty(STDIN_FILENO);
     chat.terminal = chat.asking && chat.shown;
-    rc = ctl_connect(&chat.client, ctl);
+    rc = ctl_connect(ctl);
     if (rc == EXIT_OK) {
         ctl_catch_interrupts();
         if (chat.terminal)
@@ -428,7 +427,6 @@ int ctl_chat(struct ctl *ctl)
             fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
         rc = talk(&chat);
     }
-    nvllm_close(chat.client);
     editor_free(chat.editor);
     ctl_request_deinit(&chat.request);
     return rc;

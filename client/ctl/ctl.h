@@ -27,6 +27,8 @@ struct ctl {
     const struct usage_command *command; /* NULL: not known yet */
     struct usage_line line;              /* the command's options and arguments */
     const char *socket_path;
+    struct nvllm_client *client; /* NULL: not connected; main() closes it */
+    struct nvllm_error err;      /* why ctl_outcome() fails */
     bool any_state;   /* the command neither waits for the model nor long for an answer */
     bool needs_model; /* this time, though the command does not always */
     bool no_wait;     /* while the model is being loaded */
@@ -75,6 +77,9 @@ __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
 int ctl_exit_code(enum nvllm_code code);
 
+/* The exit code of a call, after a report of ctl->err if the call has failed. */
+int ctl_outcome(const struct ctl *ctl, enum nvllm_code code);
+
 /* How long to wait before a request that the daemon was too busy for is sent again: first_ms,
  * doubled with each try up to last_ms, but at least what the daemon advises, up to a minute. */
 int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
@@ -96,7 +101,7 @@ void *ctl_grow(void *old, size_t n, size_t size);
 
 /* Connects as the common options say, and shows on a terminal what it waits for. EXIT_OK, or the
  * exit code after a message. */
-int ctl_connect(struct nvllm_client **client, const struct ctl *ctl);
+int ctl_connect(struct ctl *ctl);
 int ctl_left_ms(const struct ctl *ctl);
 
 /* How long to wait for a short answer. */
@@ -115,7 +120,7 @@ void ctl_forget_interrupt(void);
 
 /* As nvllm_next(), but gives NVLLM_E_TIMEOUT, without *err, once after each interrupt, before any
  * event, and when also_fd (-1: none) is readable. */
-enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
+enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 
 /* Waits until fd or also_fd (-1: none) is readable or the time is over; false: there was an

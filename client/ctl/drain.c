@@ -23,21 +23,21 @@ static void pause_and_show(const struct nvllm_status *status)
         fputs("\r\033[K", stderr);
 }
 
-/* The daemon goes on refusing requests if the command ends early. */
+/* The daemon keeps refusing requests after the command has ended early. */
 static int leave(int rc)
 {
-    fprintf(stderr, "nvllmd still refuses new requests; “nvllmctl resume” ends that.\n");
+    fprintf(stderr,
+            "nvllmd still refuses new requests; to accept them again, run “nvllmctl resume”.\n");
     return rc;
 }
 
-static int wait_drained(struct nvllm_client *client, const struct ctl *ctl)
+static int wait_drained(struct ctl *ctl)
 {
     const struct nvllm_status *status;
-    struct nvllm_error err;
 
     while (!ctl_interrupted()) {
-        if (nvllm_get_status(client, ANSWER_MS, &status, &err) != NVLLM_OK)
-            return ctl_report(ctl, &err);
+        if (nvllm_get_status(ctl->client, ANSWER_MS, &status, &ctl->err) != NVLLM_OK)
+            return ctl_report(ctl, &ctl->err);
         if (status->requests_running == 0 && status->requests_waiting == 0)
             return EXIT_OK;
         if (status->state != NVLLM_STATE_DRAINING) {
@@ -58,21 +58,15 @@ int ctl_drain(struct ctl *ctl)
 {
     double seconds = ctl_real(ctl, "end-after", -1, 0, 4e6);
     struct nvllm_drain_options wanted;
-    struct nvllm_client *client = NULL;
-    struct nvllm_error err;
     int rc;
 
     nvllm_drain_options_init(&wanted);
     if (seconds >= 0)
         wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
-    rc = ctl_connect(&client, ctl);
+    rc = ctl_connect(ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
-    if (nvllm_drain(client, &wanted, ctl_ask_ms(ctl), NULL, &err) != NVLLM_OK)
-        rc = ctl_report(ctl, &err);
-    else if (ctl_option(ctl, "wait"))
-        rc = wait_drained(client, ctl);
-    nvllm_close(client);
-    return rc;
+    rc = ctl_outcome(ctl, nvllm_drain(ctl->client, &wanted, ctl_ask_ms(ctl), NULL, &ctl->err));
+    return rc == EXIT_OK && ctl_option(ctl, "wait") ? wait_drained(ctl) : rc;
 }

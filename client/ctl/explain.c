@@ -14,9 +14,7 @@ enum { SHOWN_BYTES = 60 };
 
 struct work {
     struct ctl *ctl;
-    struct nvllm_client *client;
     struct nvllm_explain_options about;
-    struct ctl_request request; /* holds the prompt, if there is one */
     struct ctl_prompt prompt;
 };
 
@@ -29,7 +27,8 @@ static void print_token(const struct work *w, const char *what, const json_t *to
     char *quoted = NULL;
 
     printf("%-16s %d", what, id);
-    if (nvllm_detokenize(w->client, &id, 1, false, ctl_ask_ms(w->ctl), &text, NULL) == NVLLM_OK)
+    if (nvllm_detokenize(w->ctl->client, &id, 1, false, ctl_ask_ms(w->ctl), &text, NULL) ==
+        NVLLM_OK)
         value = ctl_json_text(text.data, text.len);
     if (value && (quoted = json_dumps(value, JSON_ENCODE_ANY))) {
         putchar(' ');
@@ -75,25 +74,26 @@ static void print_request(const struct nvllm_explanation *e)
 static int explain(struct work *w)
 {
     struct nvllm_explain_options *about = &w->about;
+    const struct nvllm_request *r = &w->prompt.request.r;
     const struct nvllm_explanation *e;
     struct nvllm_error err;
     enum nvllm_code code;
     json_t *o;
 
     do {
-        about->prompt = w->request.r.prompt;
-        about->prompt_ids = w->request.r.prompt_ids;
-        about->n_prompt_ids = w->request.r.n_prompt_ids;
-        about->chat = w->request.r.chat;
-        if (w->request.r.cache_salt.data)
-            about->cache_salt = w->request.r.cache_salt;
-        code = nvllm_explain(w->client, about, ctl_ask_ms(w->ctl), &e, &err);
-    } while (ctl_prompt_fall_back(&w->prompt, &w->request, code));
+        about->prompt = r->prompt;
+        about->prompt_ids = r->prompt_ids;
+        about->n_prompt_ids = r->n_prompt_ids;
+        about->chat = r->chat;
+        if (r->cache_salt.data)
+            about->cache_salt = r->cache_salt;
+        code = nvllm_explain(w->ctl->client, about, ctl_ask_ms(w->ctl), &e, &err);
+    } while (ctl_prompt_fall_back(&w->prompt, code));
     if (code != NVLLM_OK)
         return ctl_report(w->ctl, &err);
     o = report_json_explanation(e);
     if (ctl_option(w->ctl, "json"))
-        return ctl_json_print(STDOUT_FILENO, o) ? EXIT_OK : EXIT_ERROR;
+        return ctl_json_answer(o);
     if (e->text[0]) {
         ctl_put_line(stdout, e->text, 0);
         putchar('\n');
@@ -139,16 +139,13 @@ int ctl_explain(struct ctl *ctl)
     int rc = EXIT_OK;
 
     nvllm_explain_options_init(&w.about);
-    ctl_request_init(&w.request);
     read_options(&w);
     if (ctl_prompt_is_given(&w.prompt))
-        rc = ctl_prompt_read(&w.prompt, &w.request, ctl, NULL);
+        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&w.client, ctl);
+        rc = ctl_connect(ctl);
     if (rc == EXIT_OK)
         rc = explain(&w);
-    nvllm_close(w.client);
-    ctl_request_deinit(&w.request);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

@@ -13,8 +13,6 @@
 
 struct job {
     struct ctl *ctl;
-    struct nvllm_client *client;
-    struct ctl_request request;
     struct ctl_prompt prompt;
     bool json;
     bool terminal; /* stdout is one */
@@ -128,14 +126,14 @@ static int run(struct job *job)
     enum nvllm_code code;
     uint64_t id;
 
-    code = nvllm_generate_start(job->client, &id, &job->request.r, &err);
+    code = nvllm_generate_start(job->ctl->client, &id, &job->prompt.request.r, &err);
     if (code != NVLLM_OK)
         return ctl_report(job->ctl, &err);
     for (;;) {
         /* Checked each time: a fast daemon may always have another event. */
         if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
             cancel_end = ctl_cancel_end(job->ctl);
-            nvllm_cancel(job->client, id, NULL);
+            nvllm_cancel(job->ctl->client, id, NULL);
             job->cancelled = true;
         }
         if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
@@ -143,7 +141,7 @@ static int run(struct job *job)
                 ctl_message("nvllmd has not ended the request");
             return EXIT_DEADLINE;
         }
-        code = ctl_next(job->client, -1,
+        code = ctl_next(job->ctl, -1,
                         cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl), &event,
                         &err);
         if (code == NVLLM_E_TIMEOUT) {
@@ -155,8 +153,7 @@ static int run(struct job *job)
                 return EXIT_ERROR; /* closing the connection cancels */
         } else if (event->done) {
             return end_done(job, event->done);
-        } else if (!job->started &&
-                   ctl_prompt_fall_back(&job->prompt, &job->request, event->error->code)) {
+        } else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code)) {
             return RETRY;
         } else {
             return end_error(job, event->error);
@@ -168,7 +165,7 @@ static int generate(struct job *job)
 {
     int rc;
 
-    rc = ctl_connect(&job->client, job->ctl);
+    rc = ctl_connect(job->ctl);
     if (rc != EXIT_OK)
         return rc;
     ctl_catch_interrupts();
@@ -192,20 +189,17 @@ int ctl_generate(struct ctl *ctl)
     const char *text = ctl->line.n_words ? ctl->line.words[0] : NULL;
     int rc;
 
-    ctl_request_init(&job.request);
     ctl_prompt_init(&job.prompt, ctl);
-    ctl_request_take_options(&job.request, ctl);
+    ctl_request_take_options(&job.prompt.request, ctl);
     if (text && ctl_prompt_is_given(&job.prompt))
         ctl_usage(ctl, "“%s” is one prompt too many", text);
-    if (job.request.r.logprobs >= 0 && !job.json)
+    if (job.prompt.request.r.logprobs >= 0 && !job.json)
         ctl_message("--logprobs needs --json to be shown");
-    rc = ctl_prompt_read(&job.prompt, &job.request, ctl, text);
-    ctl_result_init(&job.result, &job.request.r);
+    rc = ctl_prompt_read(&job.prompt, ctl, text);
+    ctl_result_init(&job.result, &job.prompt.request.r);
     if (rc == EXIT_OK)
         rc = generate(&job);
-    nvllm_close(job.client);
     ctl_result_deinit(&job.result);
-    ctl_request_deinit(&job.request);
     ctl_prompt_deinit(&job.prompt);
     return rc;
 }

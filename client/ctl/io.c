@@ -166,6 +166,11 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     return ctl_exit_code(err->code);
 }
 
+int ctl_outcome(const struct ctl *ctl, enum nvllm_code code)
+{
+    return code == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &ctl->err);
+}
+
 int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
 {
     enum { MAX_DOUBLINGS = 7, MAX_ADVICE_MS = 60000 };
@@ -208,11 +213,10 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
     waiting_shown = true;
 }
 
-int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
+int ctl_connect(struct ctl *ctl)
 {
     bool any_state = ctl->any_state && !ctl->needs_model;
     struct nvllm_options options;
-    struct nvllm_error err;
     enum nvllm_code code;
 
     nvllm_options_init(&options);
@@ -225,10 +229,10 @@ int ctl_connect(struct nvllm_client **client, const struct ctl *ctl)
         options.timeout_ms = ANSWER_TIMEOUT_MS;
     if (isatty(STDERR_FILENO))
         options.on_wait = show_waiting;
-    code = nvllm_connect(client, &options, &err);
+    code = nvllm_connect(&ctl->client, &options, &ctl->err);
     if (waiting_shown)
         fprintf(stderr, "\r\033[K");
-    return code == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &err);
+    return ctl_outcome(ctl, code);
 }
 
 static volatile sig_atomic_t interrupted_by;
@@ -292,11 +296,11 @@ static bool is_interrupt_new(void)
     return true;
 }
 
-enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_ms,
+enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
-    struct pollfd p[2] = {{.fd = nvllm_fd(client)}, {.fd = also_fd, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = nvllm_fd(ctl->client)}, {.fd = also_fd, .events = POLLIN}};
 
     for (;;) {
         unsigned wants;
@@ -306,11 +310,11 @@ enum nvllm_code ctl_next(struct nvllm_client *client, int also_fd, int timeout_m
         /* Before any event: a stream that never pauses must not hide an interrupt. */
         if (is_interrupt_new())
             return NVLLM_E_TIMEOUT;
-        code = nvllm_next(client, 0, event, err);
+        code = nvllm_next(ctl->client, 0, event, err);
         left = clock_left_ms(deadline);
         if (code != NVLLM_E_TIMEOUT || left == 0 || p[1].revents)
             return code;
-        wants = nvllm_wants(client);
+        wants = nvllm_wants(ctl->client);
         p[0].events = (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) |
                               (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
         wait_for(p, 2, left);

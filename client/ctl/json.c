@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "proto/utf8.h"
 
@@ -97,6 +98,11 @@ bool ctl_json_print(int fd, json_t *value)
     ok = ctl_write(fd, text, n + 1);
     free(text);
     return ok;
+}
+
+int ctl_json_answer(json_t *value)
+{
+    return ctl_json_print(STDOUT_FILENO, value) ? EXIT_OK : EXIT_ERROR;
 }
 
 /* ---- reading */
@@ -390,14 +396,8 @@ static bool read_logit_bias(struct ctl_request *q, const json_t *value, struct n
 
 static bool read_priority(struct ctl_request *q, const json_t *value, struct nvllm_error *err)
 {
-    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
-        if (json_is_string(value) &&
-            strcmp(json_string_value(value), nvllm_priority_name((enum nvllm_priority)p)) == 0) {
-            q->r.priority = (enum nvllm_priority)p;
-            return true;
-        }
-    }
-    return wrong(err, "priority", "\"low\", \"normal\" or \"high\"");
+    return (json_is_string(value) && ctl_request_set_priority(q, json_string_value(value))) ||
+           wrong(err, "priority", "\"low\", \"normal\" or \"high\"");
 }
 
 static bool read_field(struct nvllm_request *r, const struct ctl_field *f, const json_t *value,

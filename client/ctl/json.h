@@ -33,6 +33,9 @@ bool ctl_json_read_request(struct ctl_request *q, json_t *value, struct nvllm_er
 /* Prints the value on one line. Consumes it. False if that fails or value is NULL. */
 bool ctl_json_print(int fd, json_t *value);
 
+/* The same to stdout; the exit code. */
+int ctl_json_answer(json_t *value);
+
 /* {code, message}, with field if one is wrong, and limit and limit_value if one was hit. */
 json_t *ctl_json_error(const struct nvllm_error *err);
 

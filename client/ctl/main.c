@@ -226,6 +226,7 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     rc = flushed(run(&ctl, n, words));
+    nvllm_close(ctl.client);
     usage_line_deinit(&ctl.line);
     return rc;
 }

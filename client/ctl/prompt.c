@@ -37,6 +37,7 @@ void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl)
         .system = ctl_option(ctl, "system"),
         .thinking = ctl_prompt_thinking(ctl),
     };
+    ctl_request_init(&p->request);
     if (chat && raw)
         ctl_usage(ctl, "--chat and --raw exclude each other");
     if (raw && p->system)
@@ -48,6 +49,7 @@ void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl)
 void ctl_prompt_deinit(struct ctl_prompt *p)
 {
     free(p->memory);
+    ctl_request_deinit(&p->request);
 }
 
 bool ctl_prompt_is_given(const struct ctl_prompt *p)
@@ -99,8 +101,7 @@ static json_t *parse_object(const struct ctl_prompt *p)
     return NULL;
 }
 
-static int take_object(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
-                       json_t *value)
+static int take_object(struct ctl_prompt *p, const struct ctl *ctl, json_t *value)
 {
     struct nvllm_error err;
 
@@ -108,12 +109,13 @@ static int take_object(struct ctl_prompt *p, struct ctl_request *q, const struct
         ctl_usage(ctl, "--chat, --raw, --system and --think go with text; %s says it itself",
                   p->file);
     p->mode = PROMPT_OBJECT;
-    return ctl_json_read_request(q, value, &err) ? EXIT_OK : ctl_report(ctl, &err);
+    return ctl_json_read_request(&p->request, value, &err) ? EXIT_OK : ctl_report(ctl, &err);
 }
 
-static void set_input(const struct ctl_prompt *p, struct ctl_request *q)
+static void set_input(struct ctl_prompt *p)
 {
     struct nvllm_text text = p->text;
+    struct ctl_request *q = &p->request;
 
     q->r.chat = NULL;
     q->r.prompt.data = NULL;
@@ -131,8 +133,7 @@ static void set_input(const struct ctl_prompt *p, struct ctl_request *q)
     ctl_request_add_message(q, "user", text);
 }
 
-int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
-                    const char *word)
+int ctl_prompt_read(struct ctl_prompt *p, const struct ctl *ctl, const char *word)
 {
     json_t *value = NULL;
     int rc = EXIT_OK;
@@ -150,18 +151,18 @@ int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ct
     if (rc == EXIT_OK && p->file)
         value = parse_object(p);
     if (rc == EXIT_OK && value)
-        rc = take_object(p, q, ctl, value);
+        rc = take_object(p, ctl, value);
     else if (rc == EXIT_OK)
-        set_input(p, q);
+        set_input(p);
     json_decref(value);
     return rc;
 }
 
-bool ctl_prompt_fall_back(struct ctl_prompt *p, struct ctl_request *q, enum nvllm_code code)
+bool ctl_prompt_fall_back(struct ctl_prompt *p, enum nvllm_code code)
 {
     if (code != NVLLM_E_UNSUPPORTED || p->mode != PROMPT_AUTO || ctl_prompt_is_shaped(p))
         return false;
     p->mode = PROMPT_RAW;
-    set_input(p, q);
+    set_input(p);
     return true;
 }

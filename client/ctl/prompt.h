@@ -10,7 +10,8 @@
 #include "client/ctl/request.h"
 
 struct ctl_prompt {
-    const char *given, *file; /* --prompt, --prompt-file; at most one of them */
+    struct ctl_request request; /* whose input the prompt is */
+    const char *given, *file;   /* --prompt, --prompt-file; at most one of them */
     enum { PROMPT_AUTO, PROMPT_CHAT, PROMPT_RAW, PROMPT_OBJECT } mode;
     const char *system;
     enum nvllm_switch thinking;
@@ -18,7 +19,7 @@ struct ctl_prompt {
     struct nvllm_text text;
 };
 
-/* Takes the command's prompt options. */
+/* Prepares the request, and takes the command's prompt options. */
 void ctl_prompt_init(struct ctl_prompt *p, const struct ctl *ctl);
 /* --think or --no-think, whichever comes last. */
 enum nvllm_switch ctl_prompt_thinking(const struct ctl *ctl);
@@ -29,13 +30,12 @@ void ctl_prompt_deinit(struct ctl_prompt *p);
 bool ctl_prompt_is_given(const struct ctl_prompt *p);
 bool ctl_prompt_is_shaped(const struct ctl_prompt *p);
 
-/* Reads the prompt that the options give, or else `word` (NULL or "-": stdin). The request points
- * into p afterwards. EXIT_OK, or the exit code after a message. */
-int ctl_prompt_read(struct ctl_prompt *p, struct ctl_request *q, const struct ctl *ctl,
-                    const char *word);
+/* Reads the prompt that the options give, or else `word` (NULL or "-": stdin), into the
+ * request. EXIT_OK, or the exit code after a message. */
+int ctl_prompt_read(struct ctl_prompt *p, const struct ctl *ctl, const char *word);
 
 /* After the daemon's error for a model without chat template: takes the prompt raw, if no option
  * forbids it. */
-bool ctl_prompt_fall_back(struct ctl_prompt *p, struct ctl_request *q, enum nvllm_code code);
+bool ctl_prompt_fall_back(struct ctl_prompt *p, enum nvllm_code code);
 
 #endif

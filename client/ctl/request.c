@@ -169,17 +169,15 @@ static void add_logit_bias(struct ctl_request *q, const struct ctl *ctl, const c
     q->r.logit_bias = array;
 }
 
-static void set_priority(struct ctl_request *q, const struct ctl *ctl, const char *text)
+bool ctl_request_set_priority(struct ctl_request *q, const char *name)
 {
-    static const char *const names[] = {"normal", "low", "high"};
-
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            q->r.priority = (enum nvllm_priority)i;
-            return;
+    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
+        if (strcmp(name, nvllm_priority_name((enum nvllm_priority)p)) == 0) {
+            q->r.priority = (enum nvllm_priority)p;
+            return true;
         }
     }
-    ctl_usage(ctl, "--priority is low, normal or high, not “%s”", text);
+    return false;
 }
 
 static void take_option(struct ctl_request *q, const struct ctl *ctl, const char *option,
@@ -209,7 +207,8 @@ static void take_option(struct ctl_request *q, const struct ctl *ctl, const char
     } else if (strcmp(option, "logit-bias") == 0) {
         add_logit_bias(q, ctl, value);
     } else if (strcmp(option, "priority") == 0) {
-        set_priority(q, ctl, value);
+        if (!ctl_request_set_priority(q, value))
+            ctl_usage(ctl, "--priority is low, normal or high, not “%s”", value);
     } else if (strcmp(option, "cache-salt") == 0) {
         q->r.cache_salt = text;
     }

@@ -37,6 +37,9 @@ extern const size_t ctl_n_fields;
 bool ctl_field_set_number(struct nvllm_request *r, const struct ctl_field *f, double value,
                           bool is_whole, struct nvllm_error *err);
 
+/* False if no priority has the name. */
+bool ctl_request_set_priority(struct ctl_request *q, const char *name);
+
 /* Sets the fields that the command's options give; ends the program for a wrong value. */
 void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl);
 

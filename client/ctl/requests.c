@@ -80,22 +80,17 @@ int ctl_requests(struct ctl *ctl)
 {
     const struct nvllm_request_list *list;
     struct nvllm_list_options wanted;
-    struct nvllm_client *client = NULL;
-    struct nvllm_error err;
-    bool json = ctl_option(ctl, "json");
     int rc;
 
     nvllm_list_options_init(&wanted);
     wanted.limit = (uint32_t)ctl_whole(ctl, "limit", 0, 1, UINT32_MAX);
-    rc = ctl_connect(&client, ctl);
-    if (rc != EXIT_OK)
-        return rc;
-    if (nvllm_list_requests(client, &wanted, ctl_ask_ms(ctl), &list, &err) != NVLLM_OK)
-        rc = ctl_report(ctl, &err);
-    else if (!json)
+    rc = ctl_connect(ctl);
+    if (rc == EXIT_OK)
+        rc = ctl_outcome(ctl, nvllm_list_requests(ctl->client, &wanted, ctl_ask_ms(ctl), &list,
+                                                  &ctl->err));
+    if (rc == EXIT_OK && ctl_option(ctl, "json"))
+        return ctl_json_answer(report_json_requests(list));
+    if (rc == EXIT_OK)
         requests_print(stdout, list, list->n_requests, terminal_columns(STDOUT_FILENO));
-    else if (!ctl_json_print(STDOUT_FILENO, report_json_requests(list)))
-        rc = EXIT_ERROR;
-    nvllm_close(client);
     return rc;
 }

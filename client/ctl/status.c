@@ -100,19 +100,13 @@ static void print_table(const struct nvllm_status *s)
 int ctl_status(struct ctl *ctl)
 {
     const struct nvllm_status *status;
-    struct nvllm_client *client = NULL;
-    struct nvllm_error err;
-    bool json = ctl_option(ctl, "json");
-    int rc = ctl_connect(&client, ctl);
+    int rc = ctl_connect(ctl);
 
-    if (rc != EXIT_OK)
-        return rc;
-    if (nvllm_get_status(client, ctl_ask_ms(ctl), &status, &err) != NVLLM_OK)
-        rc = ctl_report(ctl, &err);
-    else if (!json)
+    if (rc == EXIT_OK)
+        rc = ctl_outcome(ctl, nvllm_get_status(ctl->client, ctl_ask_ms(ctl), &status, &ctl->err));
+    if (rc == EXIT_OK && ctl_option(ctl, "json"))
+        return ctl_json_answer(report_json_status(status));
+    if (rc == EXIT_OK)
         print_table(status);
-    else if (!ctl_json_print(STDOUT_FILENO, report_json_status(status)))
-        rc = EXIT_ERROR;
-    nvllm_close(client);
     return rc;
 }

@@ -14,7 +14,6 @@
 
 struct text_work {
     struct ctl *ctl;
-    struct nvllm_client *client;
     const struct text_command *command;
     bool special; /* tokenize: match special tokens; detokenize: skip them */
     bool json;
@@ -44,8 +43,8 @@ struct text_command {
 static bool tokenize(struct text_work *w, const struct text_input *input,
                      struct text_answer *answer, struct nvllm_error *err)
 {
-    return nvllm_tokenize(w->client, input->text, w->special, ctl_left_ms(w->ctl), &answer->tokens,
-                          err) == NVLLM_OK;
+    return nvllm_tokenize(w->ctl->client, input->text, w->special, ctl_left_ms(w->ctl),
+                          &answer->tokens, err) == NVLLM_OK;
 }
 
 /* Ids as JSON, or as plain numbers between blanks and commas. */
@@ -82,8 +81,8 @@ static bool detokenize(struct text_work *w, const struct text_input *input,
 
     ctl_request_init(&q);
     ok = ctl_json_read_ids(&q, "ids", array, &ids, &n, err) &&
-         nvllm_detokenize(w->client, ids, n, w->special, ctl_left_ms(w->ctl), &answer->text, err) ==
-             NVLLM_OK;
+         nvllm_detokenize(w->ctl->client, ids, n, w->special, ctl_left_ms(w->ctl), &answer->text,
+                          err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
 }
@@ -101,7 +100,7 @@ static bool render(struct text_work *w, const struct text_input *input, struct t
 
     ctl_request_init(&q);
     ok = ctl_json_read_chat(&q, input->value, err) &&
-         nvllm_render(w->client, &q.chat, ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
+         nvllm_render(w->ctl->client, &q.chat, ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
 }
@@ -252,7 +251,7 @@ static int run_one(struct text_work *w)
     if (rc == EXIT_OK && w->command->parse && !(input.value = w->command->parse(input.text, &err)))
         rc = ctl_report(w->ctl, &err);
     if (rc == EXIT_OK)
-        rc = ctl_connect(&w->client, w->ctl);
+        rc = ctl_connect(w->ctl);
     if (rc == EXIT_OK) {
         if (!w->command->convert(w, &input, &answer, &err))
             rc = ctl_report(w->ctl, &err);
@@ -280,11 +279,10 @@ static int run(struct ctl *ctl, const struct text_command *command, bool special
     } else {
         if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
             ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
-        rc = ctl_connect(&w.client, ctl);
+        rc = ctl_connect(ctl);
         if (rc == EXIT_OK)
             rc = run_lines(&w);
     }
-    nvllm_close(w.client);
     return rc;
 }
 

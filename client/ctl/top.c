@@ -34,7 +34,6 @@ enum {
 
 struct top {
     struct ctl *ctl;
-    struct nvllm_client *client;
     int interval_ms;
     int64_t seen_ms;          /* -1: nothing yet */
     uint64_t counts[N_RATES]; /* tokens generated, of prompts computed, steps */
@@ -123,7 +122,7 @@ static bool draw(struct top *t)
     enum nvllm_code code;
     FILE *to;
 
-    if (nvllm_get_status(t->client, ctl_ask_ms(t->ctl), &status, &t->err) != NVLLM_OK)
+    if (nvllm_get_status(t->ctl->client, ctl_ask_ms(t->ctl), &status, &t->err) != NVLLM_OK)
         return false;
     measure(t, status);
     free(t->screen);
@@ -137,7 +136,7 @@ static bool draw(struct top *t)
     fputc('\n', to);
     nvllm_list_options_init(&wanted);
     wanted.limit = (uint32_t)rows_of_requests(t);
-    code = nvllm_list_requests(t->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->err);
+    code = nvllm_list_requests(t->ctl->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->err);
     if (code == NVLLM_OK)
         requests_print(to, list, wanted.limit, t->columns);
     fclose(to);
@@ -299,10 +298,9 @@ int ctl_top(struct ctl *ctl)
 
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
         ctl_usage(ctl, "top needs a terminal; --once prints the same anywhere");
-    rc = ctl_connect(&t.client, ctl);
+    rc = ctl_connect(ctl);
     if (rc == EXIT_OK)
         rc = once ? run_once(&t) : run_live(&t);
-    nvllm_close(t.client);
     free(t.screen);
     return rc;
 }

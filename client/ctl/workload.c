@@ -156,9 +156,9 @@ int workload_read(struct workload *w, const char *path)
 
 struct finder {
     const struct ctl *ctl;
-    struct nvllm_client *client;
     const int32_t *all; /* 0, 1, 2, … */
     struct workload *w;
+    bool ended; /* the ids to come are not in the vocabulary: nvllmd refuses them */
     struct nvllm_error err;
 };
 
@@ -167,80 +167,44 @@ static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_
 {
     struct nvllm_text text;
 
-    if (nvllm_detokenize(f->client, f->all + first, end - first, skip_special, ctl_left_ms(f->ctl),
-                         &text, &f->err) != NVLLM_OK)
+    if (nvllm_detokenize(f->ctl->client, f->all + first, end - first, skip_special,
+                         ctl_left_ms(f->ctl), &text, &f->err) != NVLLM_OK)
         return -1;
     return (int64_t)text.len;
 }
 
-/* A range holds no special tokens if leaving those out does not shorten its text. */
+/* Adds the ordinary tokens of a range, which is halved until each part holds such tokens alone or
+ * none: its last id has a text, since later ids may be padding, and leaving special tokens out does
+ * not shorten the whole. False with f->err. */
 static bool find_ordinary(struct finder *f, size_t first, size_t end)
 {
-    int64_t with = text_bytes(f, first, end, false);
-    int64_t without = text_bytes(f, first, end, true);
+    size_t middle = first + (end - first) / 2;
+    int64_t bytes = f->ended ? 0 : text_bytes(f, first, end, false);
+    bool ordinary = bytes > 0 && text_bytes(f, end - 1, end, false) > 0 &&
+                    text_bytes(f, first, end, true) == bytes;
 
-    if (with < 0 || without < 0)
+    if (f->err.code != NVLLM_OK && f->err.code != NVLLM_E_INVALID)
         return false;
-    if (with != without)
-        return end - first == 1 || (find_ordinary(f, first, first + (end - first) / 2) &&
-                                    find_ordinary(f, first + (end - first) / 2, end));
-    for (size_t i = first; i < end; i++)
+    if (bytes == 0)
+        return true;
+    if (!ordinary && end - first > 1)
+        return find_ordinary(f, first, middle) && find_ordinary(f, middle, end);
+    f->ended = bytes < 0;
+    for (size_t i = first; ordinary && i < end; i++)
         f->w->tokens[f->w->n_tokens++] = (int32_t)i;
     return true;
 }
 
-/* How many of the first `end` ids are in the vocabulary: nvllmd refuses others. 0: f->err. */
-static size_t count_vocabulary(struct finder *f, size_t end)
-{
-    size_t good = 0, bad = end + 1; /* the first `good` ids are accepted, the first `bad` refused */
-
-    while (bad - good > 1) {
-        size_t n = bad > end ? end : good + (bad - good) / 2;
-
-        if (text_bytes(f, 0, n, false) >= 0)
-            good = n;
-        else if (f->err.code == NVLLM_E_INVALID)
-            bad = n;
-        else
-            return 0;
-    }
-    if (good > 0)
-        f->err = (struct nvllm_error){0}; /* of the refusals in the search */
-    return good;
-}
-
-/* How many of the first `end` ids the tokenizer has: later ones have no text. 0: f->err, or none.
- */
-static size_t count_tokens(struct finder *f, size_t end)
-{
-    size_t good = 0, empty = end; /* an id below good has a text, none from `empty` on has */
-
-    while (empty > good) {
-        size_t middle = good + (empty - good) / 2;
-        int64_t bytes = text_bytes(f, middle, end, false);
-
-        if (bytes < 0)
-            return 0;
-        if (bytes > 0)
-            good = middle + 1;
-        else
-            empty = middle;
-    }
-    return good;
-}
-
-int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client)
+int workload_find_tokens(struct workload *w, const struct ctl *ctl)
 {
     int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
-    struct finder f = {.ctl = ctl, .client = client, .all = all, .w = w};
-    size_t n;
+    struct finder f = {.ctl = ctl, .all = all, .w = w};
     bool ok;
 
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
     w->tokens = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
-    n = count_tokens(&f, count_vocabulary(&f, LAST_TOKEN + 1));
-    ok = n > 0 ? find_ordinary(&f, 0, n) : f.err.code == NVLLM_OK;
+    ok = find_ordinary(&f, 0, LAST_TOKEN + 1);
     free(all);
     if (!ok)
         return ctl_report(ctl, &f.err);

@@ -44,7 +44,7 @@ int workload_read(struct workload *w, const char *path);
 
 /* Finds the ordinary tokens of the model: known, and not special. EXIT_OK, or the exit code after a
  * message. */
-int workload_find_tokens(struct workload *w, const struct ctl *ctl, struct nvllm_client *client);
+int workload_find_tokens(struct workload *w, const struct ctl *ctl);
 
 /* The next item; false at the end, unless it starts again. */
 bool workload_next(struct workload *w, struct workload_item *item, bool again);

@@ -6,22 +6,16 @@
 
 #define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
 
-/* Sends an operation. The answer, if it is wanted, is the part of the event that its kind fills:
- * these are all members of one union. */
+/* Sends an operation and waits for its answer. */
 static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
-                            void *op, enum pending_kind kind, int timeout_ms, const void **answer,
+                            void *op, int answer, int timeout_ms, const void **out,
                             struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    struct event *e;
-    enum nvllm_code code;
 
     frame.op_case = op_case;
     frame.drain = op; /* whichever it is: the oneof is a union of pointers */
-    code = client_call(c, &frame, kind, timeout_ms, &e, err);
-    if (code == NVLLM_OK && answer)
-        *answer = &e->requests;
-    return code;
+    return client_call(c, &frame, answer, timeout_ms, out, err);
 }
 
 /* ---- options */
@@ -66,7 +60,8 @@ enum nvllm_code nvllm_list_requests(struct nvllm_client *c,
         return code;
     op.has_limit = o.limit != 0;
     op.limit = o.limit;
-    return call(c, OP(LIST_REQUESTS), &op, PENDING_REQUESTS, timeout_ms, (const void **)list, err);
+    return call(c, OP(LIST_REQUESTS), &op, ANSWER(REQUEST_LIST), timeout_ms, (const void **)list,
+                err);
 }
 
 enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, int timeout_ms,
@@ -80,7 +75,7 @@ enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, i
         return error_field(err, "request", "request: 0 is never a request's number");
     op.has_request = true;
     op.request = request;
-    code = call(c, OP(CANCEL), &op, PENDING_CANCEL, timeout_ms, &was_found, err);
+    code = call(c, OP(CANCEL), &op, ANSWER(CANCELLED), timeout_ms, &was_found, err);
     if (code == NVLLM_OK && found)
         *found = *(const bool *)was_found;
     return code;
@@ -97,7 +92,8 @@ enum nvllm_code nvllm_get_blocks(struct nvllm_client *c, const struct nvllm_bloc
     if (code != NVLLM_OK)
         return code;
     op.has_map = op.map = o.map;
-    return call(c, OP(GET_BLOCKS), &op, PENDING_BLOCKS, timeout_ms, (const void **)blocks, err);
+    return call(c, OP(GET_BLOCKS), &op, ANSWER(BLOCK_REPORT), timeout_ms, (const void **)blocks,
+                err);
 }
 
 /* ---- the prefix cache */
@@ -114,7 +110,8 @@ enum nvllm_code nvllm_show_cache(struct nvllm_client *c, const struct nvllm_list
         return code;
     op.has_limit = o.limit != 0;
     op.limit = o.limit;
-    return call(c, OP(SHOW_CACHE), &op, PENDING_CACHE, timeout_ms, (const void **)cache, err);
+    return call(c, OP(SHOW_CACHE), &op, ANSWER(CACHE_REPORT), timeout_ms, (const void **)cache,
+                err);
 }
 
 enum nvllm_code nvllm_clear_cache(struct nvllm_client *c, const struct nvllm_clear_options *options,
@@ -128,30 +125,9 @@ enum nvllm_code nvllm_clear_cache(struct nvllm_client *c, const struct nvllm_cle
     if (code != NVLLM_OK)
         return code;
     op.has_all = op.all = o.all;
-    return call(c, OP(CLEAR_CACHE), &op, PENDING_CACHE_CHANGE, timeout_ms, (const void **)change,
+    return call(c, OP(CLEAR_CACHE), &op, ANSWER(CACHE_CHANGED), timeout_ms, (const void **)change,
                 err);
 }
-
-/* Packs the prompt and the salt of a pin or an explanation: these messages name the fields alike,
- * and number the cases of their oneof as pack_input does, from PREFIX##PROMPT on. */
-#define PACK_PROMPT_OF(code, pack, op, oneof, PREFIX, o, err)                                      \
-    do {                                                                                           \
-        struct pack_input in;                                                                      \
-                                                                                                   \
-        code = pack_input(pack, &in, (o)->prompt, (o)->prompt_ids, (o)->n_prompt_ids, (o)->chat,   \
-                          err);                                                                    \
-        if (code == NVLLM_OK)                                                                      \
-            code = pack_salt(&(op)->has_cache_salt, &(op)->cache_salt, (o)->cache_salt, err);      \
-        if (code != NVLLM_OK)                                                                      \
-            break;                                                                                 \
-        (op)->oneof##_case = PREFIX##PROMPT + (in.kind - PACK_PROMPT);                             \
-        if (in.kind == PACK_PROMPT)                                                                \
-            (op)->prompt = in.prompt;                                                              \
-        else if (in.kind == PACK_PROMPT_IDS)                                                       \
-            (op)->prompt_ids = in.prompt_ids;                                                      \
-        else                                                                                       \
-            (op)->chat = in.chat;                                                                  \
-    } while (0)
 
 enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_options *options,
                                 int timeout_ms, const struct nvllm_cache_change **change,
@@ -164,12 +140,14 @@ enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_o
 
     nvllm__v1__pin_cache__init(&op);
     if (code == NVLLM_OK)
-        PACK_PROMPT_OF(code, &pack, &op, input, NVLLM__V1__PIN_CACHE__INPUT_, &o, err);
+        PACK_INPUT(code, &pack, &op, input, NVLLM__V1__PIN_CACHE__INPUT_, &o, err);
+    if (code == NVLLM_OK)
+        code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
     op.has_unpin = op.unpin = o.unpin;
     op.has_uid = o.has_uid;
     op.uid = o.uid;
     if (code == NVLLM_OK)
-        code = call(c, OP(PIN_CACHE), &op, PENDING_CACHE_CHANGE, timeout_ms, (const void **)change,
+        code = call(c, OP(PIN_CACHE), &op, ANSWER(CACHE_CHANGED), timeout_ms, (const void **)change,
                     err);
     pack_deinit(&pack);
     return code;
@@ -188,7 +166,9 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
 
     nvllm__v1__explain__init(&op);
     if (code == NVLLM_OK && o.request == 0) {
-        PACK_PROMPT_OF(code, &pack, &op, about, NVLLM__V1__EXPLAIN__ABOUT_, &o, err);
+        PACK_INPUT(code, &pack, &op, about, NVLLM__V1__EXPLAIN__ABOUT_, &o, err);
+        if (code == NVLLM_OK)
+            code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
     } else if (code == NVLLM_OK && (o.prompt.data || o.prompt_ids || o.chat)) {
         code = error_field(err, "about", "about: a request and a prompt are both given");
     } else {
@@ -196,8 +176,8 @@ enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain
         op.request = o.request;
     }
     if (code == NVLLM_OK)
-        code =
-            call(c, OP(EXPLAIN), &op, PENDING_EXPLAIN, timeout_ms, (const void **)explanation, err);
+        code = call(c, OP(EXPLAIN), &op, ANSWER(EXPLANATION), timeout_ms,
+                    (const void **)explanation, err);
     pack_deinit(&pack);
     return code;
 }
@@ -219,7 +199,7 @@ enum nvllm_code nvllm_drain(struct nvllm_client *c, const struct nvllm_drain_opt
                            (long long)o.timeout_ms);
     op.has_timeout_ms = o.timeout_ms >= 0;
     op.timeout_ms = op.has_timeout_ms ? (uint32_t)o.timeout_ms : 0;
-    return call(c, OP(DRAIN), &op, PENDING_CHANGE, timeout_ms, (const void **)change, err);
+    return call(c, OP(DRAIN), &op, ANSWER(CHANGED), timeout_ms, (const void **)change, err);
 }
 
 enum nvllm_code nvllm_resume(struct nvllm_client *c, int timeout_ms,
@@ -227,7 +207,7 @@ enum nvllm_code nvllm_resume(struct nvllm_client *c, int timeout_ms,
 {
     Nvllm__V1__Resume op = NVLLM__V1__RESUME__INIT;
 
-    return call(c, OP(RESUME), &op, PENDING_CHANGE, timeout_ms, (const void **)change, err);
+    return call(c, OP(RESUME), &op, ANSWER(CHANGED), timeout_ms, (const void **)change, err);
 }
 
 enum nvllm_code nvllm_set_log_level(struct nvllm_client *c, const char *level, int timeout_ms,
@@ -238,7 +218,7 @@ enum nvllm_code nvllm_set_log_level(struct nvllm_client *c, const char *level, i
     if (!level)
         return error_field(err, "level", "level is NULL");
     op.level = (char *)level;
-    return call(c, OP(SET_LOG_LEVEL), &op, PENDING_CHANGE, timeout_ms, (const void **)change, err);
+    return call(c, OP(SET_LOG_LEVEL), &op, ANSWER(CHANGED), timeout_ms, (const void **)change, err);
 }
 
 enum nvllm_code nvllm_shutdown(struct nvllm_client *c, int timeout_ms,
@@ -246,7 +226,7 @@ enum nvllm_code nvllm_shutdown(struct nvllm_client *c, int timeout_ms,
 {
     Nvllm__V1__Shutdown op = NVLLM__V1__SHUTDOWN__INIT;
 
-    return call(c, OP(SHUTDOWN), &op, PENDING_CHANGE, timeout_ms, (const void **)change, err);
+    return call(c, OP(SHUTDOWN), &op, ANSWER(CHANGED), timeout_ms, (const void **)change, err);
 }
 
 enum nvllm_code nvllm_reload(struct nvllm_client *c, int timeout_ms,
@@ -254,5 +234,5 @@ enum nvllm_code nvllm_reload(struct nvllm_client *c, int timeout_ms,
 {
     Nvllm__V1__Reload op = NVLLM__V1__RELOAD__INIT;
 
-    return call(c, OP(RELOAD), &op, PENDING_RELOAD, timeout_ms, (const void **)reloaded, err);
+    return call(c, OP(RELOAD), &op, ANSWER(RELOADED), timeout_ms, (const void **)reloaded, err);
 }

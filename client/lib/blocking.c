@@ -37,7 +37,7 @@ static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, int64_t *dead
         goto out;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
     frame.generate = &generate;
-    code = conn_send(&c->conn, &frame, PENDING_GENERATE, generate.has_n ? generate.n : 1, id, err);
+    code = conn_send(&c->conn, &frame, ANSWER(DELTA), generate.has_n ? generate.n : 1, id, err);
     *deadline = timeout_ms > 0 ? clock_ms() + timeout_ms : 0;
 out:
     pack_deinit(&pack);
@@ -122,9 +122,8 @@ static enum nvllm_code wanted_event(struct nvllm_client *c, uint64_t id, int64_t
     }
 }
 
-enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,
-                            enum pending_kind kind, int timeout_ms, struct event **out,
-                            struct nvllm_error *err)
+enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, int answer,
+                            int timeout_ms, const void **out, struct nvllm_error *err)
 {
     int64_t deadline = clock_deadline(timeout_ms);
     struct event *e;
@@ -132,7 +131,7 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     uint64_t id;
 
     if (code == NVLLM_OK)
-        code = conn_send(&c->conn, frame, kind, 0, &id, err);
+        code = conn_send(&c->conn, frame, answer, 0, &id, err);
     if (code != NVLLM_OK)
         return code;
     client_flush(c);
@@ -146,7 +145,8 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
             *err = *e->error;
         return e->error->code;
     }
-    *out = e;
+    if (out)
+        *out = &e->requests; /* the members of a union begin at the same place */
     return NVLLM_OK;
 }
 

@@ -58,9 +58,9 @@ static inline bool client_queue_full(const struct nvllm_client *c)
  */
 enum nvllm_code client_check_callback(const struct nvllm_client *c, struct nvllm_error *err);
 
-/* Sends a short operation and waits for its answer, *out, which becomes current. */
-enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame,
-                            enum pending_kind kind, int timeout_ms, struct event **out,
-                            struct nvllm_error *err);
+/* Sends a short operation and waits for its answer, which becomes current. *out, unless out is
+ * NULL, is the member of the event's union that this kind of answer fills. */
+enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, int answer,
+                            int timeout_ms, const void **out, struct nvllm_error *err);
 
 #endif

@@ -118,10 +118,10 @@ static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientF
     return NVLLM_OK;
 }
 
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int answer,
                           uint32_t n_choices, uint64_t *id, struct nvllm_error *err)
 {
-    struct pending_entry entry = {.id = c->last_id + 1, .kind = kind, .n_choices = n_choices};
+    struct pending_entry entry = {.id = c->last_id + 1, .answer = answer, .n_choices = n_choices};
     enum nvllm_code code;
 
     frame->has_id = true;
@@ -142,10 +142,9 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pe
 }
 
 /* The operations that a program can cancel. */
-static bool takes_time(enum pending_kind kind)
+static bool takes_time(int answer)
 {
-    return kind == PENDING_GENERATE || kind == PENDING_TOKENIZE || kind == PENDING_DETOKENIZE ||
-           kind == PENDING_RENDER;
+    return answer == ANSWER(DELTA) || answer == ANSWER(TOKENS) || answer == ANSWER(TEXT);
 }
 
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err)
@@ -156,13 +155,13 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
     enum nvllm_code code;
     uint64_t own_id;
 
-    if (!target || !takes_time(target->kind))
+    if (!target || !takes_time(target->answer))
         return NVLLM_OK;
     cancel.has_target = true;
     cancel.target = id;
     frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_CANCEL;
     frame.cancel = &cancel;
-    code = conn_send(c, &frame, PENDING_CANCEL, 0, &own_id, err);
+    code = conn_send(c, &frame, ANSWER(CANCELLED), 0, &own_id, err);
     if (code == NVLLM_OK)
         conn_abandon(c, own_id);
     return code;

@@ -34,9 +34,9 @@ void conn_deinit(struct conn *c);
 /* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
-/* Queues a request. frame holds the operation; its id is assigned here. n_choices is for generate,
- * otherwise 0. */
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, enum pending_kind kind,
+/* Queues a request. frame holds the operation; its id is assigned here. answer is ANSWER(…);
+ * n_choices is for generate, otherwise 0. */
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int answer,
                           uint32_t n_choices, uint64_t *id, struct nvllm_error *err);
 
 /* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
@@ -63,7 +63,7 @@ struct event *conn_take(struct conn *c);
 
 static inline size_t conn_bytes(const struct conn *c)
 {
-    return c->in.end - c->in.start;
+    return frame_buffer_bytes(&c->in.held);
 }
 
 /* conn_take() may return an event. */

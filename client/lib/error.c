@@ -99,89 +99,47 @@ enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char
 
 /* ---- stable names of the enums */
 
-#define NAME_OF(names, value, unknown)                                                             \
-    ((unsigned)(value) < sizeof(names) / sizeof(names[0]) && (names)[value] ? (names)[value]       \
-                                                                            : (unknown))
+#define NAMES(function, type, unknown, ...)                                                        \
+    const char *function(type value)                                                               \
+    {                                                                                              \
+        static const char *const names[] = {__VA_ARGS__};                                          \
+                                                                                                   \
+        return (unsigned)value < sizeof(names) / sizeof(names[0]) && names[value] ? names[value]   \
+                                                                                  : unknown;       \
+    }
 
-const char *nvllm_code_name(enum nvllm_code code)
-{
-    static const char *const names[] = {
-        [NVLLM_OK] = "ok",
-        [NVLLM_E_INVALID] = "invalid",
-        [NVLLM_E_TOO_LONG] = "too_long",
-        [NVLLM_E_UNAVAILABLE] = "unavailable",
-        [NVLLM_E_BUSY] = "busy",
-        [NVLLM_E_DEADLINE] = "deadline",
-        [NVLLM_E_CANCELLED] = "cancelled",
-        [NVLLM_E_DENIED] = "denied",
-        [NVLLM_E_PROTOCOL] = "protocol",
-        [NVLLM_E_INTERNAL] = "internal",
-        [NVLLM_E_UNSUPPORTED] = "unsupported",
-        [NVLLM_E_NOT_RUNNING] = "not_running",
-        [NVLLM_E_CONNECTION] = "connection",
-        [NVLLM_E_TIMEOUT] = "timeout",
-        [NVLLM_E_NOMEM] = "no_memory",
-    };
+NAMES(
+    nvllm_code_name, enum nvllm_code,
+    "unknown", [NVLLM_OK] = "ok", [NVLLM_E_INVALID] = "invalid", [NVLLM_E_TOO_LONG] = "too_long",
+    [NVLLM_E_UNAVAILABLE] = "unavailable", [NVLLM_E_BUSY] = "busy", [NVLLM_E_DEADLINE] = "deadline",
+    [NVLLM_E_CANCELLED] = "cancelled", [NVLLM_E_DENIED] = "denied", [NVLLM_E_PROTOCOL] = "protocol",
+    [NVLLM_E_INTERNAL] = "internal", [NVLLM_E_UNSUPPORTED] = "unsupported",
+    [NVLLM_E_NOT_RUNNING] = "not_running", [NVLLM_E_CONNECTION] = "connection",
+    [NVLLM_E_TIMEOUT] = "timeout", [NVLLM_E_NOMEM] = "no_memory")
 
-    return NAME_OF(names, code, "unknown");
-}
+NAMES(nvllm_finish_name, enum nvllm_finish,
+      "error", [NVLLM_FINISH_NONE] = "none", [NVLLM_FINISH_STOP] = "stop",
+      [NVLLM_FINISH_LENGTH] = "length", [NVLLM_FINISH_CANCELLED] = "cancelled",
+      [NVLLM_FINISH_DEADLINE] = "deadline", [NVLLM_FINISH_ERROR] = "error")
 
-const char *nvllm_finish_name(enum nvllm_finish finish)
-{
-    static const char *const names[] = {
-        [NVLLM_FINISH_NONE] = "none",         [NVLLM_FINISH_STOP] = "stop",
-        [NVLLM_FINISH_LENGTH] = "length",     [NVLLM_FINISH_CANCELLED] = "cancelled",
-        [NVLLM_FINISH_DEADLINE] = "deadline", [NVLLM_FINISH_ERROR] = "error",
-    };
+NAMES(nvllm_state_name, enum nvllm_state, "unknown", [NVLLM_STATE_UNKNOWN] = "unknown",
+      [NVLLM_STATE_LOADING] = "loading", [NVLLM_STATE_READY] = "ready",
+      [NVLLM_STATE_DRAINING] = "draining", [NVLLM_STATE_FAILED] = "failed")
 
-    return NAME_OF(names, finish, "error");
-}
+NAMES(nvllm_priority_name, enum nvllm_priority, "normal", [NVLLM_PRIORITY_NORMAL] = "normal",
+      [NVLLM_PRIORITY_LOW] = "low", [NVLLM_PRIORITY_HIGH] = "high")
 
-const char *nvllm_state_name(enum nvllm_state state)
-{
-    static const char *const names[] = {
-        [NVLLM_STATE_UNKNOWN] = "unknown", [NVLLM_STATE_LOADING] = "loading",
-        [NVLLM_STATE_READY] = "ready",     [NVLLM_STATE_DRAINING] = "draining",
-        [NVLLM_STATE_FAILED] = "failed",
-    };
+NAMES(nvllm_request_state_name, enum nvllm_request_state,
+      "unknown", [NVLLM_REQUEST_UNKNOWN] = "unknown", [NVLLM_REQUEST_ENCODING] = "encoding",
+      [NVLLM_REQUEST_WAITING] = "waiting", [NVLLM_REQUEST_HELD] = "held",
+      [NVLLM_REQUEST_PREFILL] = "prefill", [NVLLM_REQUEST_DECODE] = "decode",
+      [NVLLM_REQUEST_PREEMPTED] = "preempted", [NVLLM_REQUEST_ENDING] = "ending")
 
-    return NAME_OF(names, state, "unknown");
-}
-
-const char *nvllm_priority_name(enum nvllm_priority priority)
-{
-    static const char *const names[] = {
-        [NVLLM_PRIORITY_NORMAL] = "normal",
-        [NVLLM_PRIORITY_LOW] = "low",
-        [NVLLM_PRIORITY_HIGH] = "high",
-    };
-
-    return NAME_OF(names, priority, "normal");
-}
-
-const char *nvllm_request_state_name(enum nvllm_request_state state)
-{
-    static const char *const names[] = {
-        [NVLLM_REQUEST_UNKNOWN] = "unknown",     [NVLLM_REQUEST_ENCODING] = "encoding",
-        [NVLLM_REQUEST_WAITING] = "waiting",     [NVLLM_REQUEST_HELD] = "held",
-        [NVLLM_REQUEST_PREFILL] = "prefill",     [NVLLM_REQUEST_DECODE] = "decode",
-        [NVLLM_REQUEST_PREEMPTED] = "preempted", [NVLLM_REQUEST_ENDING] = "ending",
-    };
-
-    return NAME_OF(names, state, "unknown");
-}
-
-const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason)
-{
-    static const char *const names[] = {
-        [NVLLM_WAIT_UNKNOWN] = "unknown",   [NVLLM_WAIT_NOT] = "not",
-        [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs",
-        [NVLLM_WAIT_BLOCKS] = "blocks",     [NVLLM_WAIT_PREFIX] = "prefix",
-        [NVLLM_WAIT_SHARE] = "share",       [NVLLM_WAIT_STEP] = "step",
-    };
-
-    return NAME_OF(names, reason, "unknown");
-}
+NAMES(
+    nvllm_wait_reason_name, enum nvllm_wait_reason,
+    "unknown", [NVLLM_WAIT_UNKNOWN] = "unknown", [NVLLM_WAIT_NOT] = "not",
+    [NVLLM_WAIT_ENCODING] = "encoding", [NVLLM_WAIT_SEQS] = "seqs", [NVLLM_WAIT_BLOCKS] = "blocks",
+    [NVLLM_WAIT_PREFIX] = "prefix", [NVLLM_WAIT_SHARE] = "share", [NVLLM_WAIT_STEP] = "step")
 
 struct nvllm_text nvllm_str(const char *s)
 {

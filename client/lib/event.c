@@ -127,40 +127,11 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
         error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
 }
 
-/* Whether the kind of answer fits the kind of request. */
-static bool belongs(Nvllm__V1__ServerFrame__EventCase event, enum pending_kind kind)
+/* Whether an event fits the request that it is for. */
+static bool belongs(Nvllm__V1__ServerFrame__EventCase event, int answer)
 {
-    switch (event) {
-    case NVLLM__V1__SERVER_FRAME__EVENT_DELTA:
-    case NVLLM__V1__SERVER_FRAME__EVENT_DONE:
-        return kind == PENDING_GENERATE;
-    case NVLLM__V1__SERVER_FRAME__EVENT_TOKENS:
-        return kind == PENDING_TOKENIZE;
-    case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
-        return kind == PENDING_DETOKENIZE || kind == PENDING_RENDER;
-    case NVLLM__V1__SERVER_FRAME__EVENT_STATUS:
-        return kind == PENDING_STATUS;
-    case NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED:
-        return kind == PENDING_CANCEL;
-    case NVLLM__V1__SERVER_FRAME__EVENT_REQUEST_LIST:
-        return kind == PENDING_REQUESTS;
-    case NVLLM__V1__SERVER_FRAME__EVENT_BLOCK_REPORT:
-        return kind == PENDING_BLOCKS;
-    case NVLLM__V1__SERVER_FRAME__EVENT_CACHE_REPORT:
-        return kind == PENDING_CACHE;
-    case NVLLM__V1__SERVER_FRAME__EVENT_CACHE_CHANGED:
-        return kind == PENDING_CACHE_CHANGE;
-    case NVLLM__V1__SERVER_FRAME__EVENT_EXPLANATION:
-        return kind == PENDING_EXPLAIN;
-    case NVLLM__V1__SERVER_FRAME__EVENT_CHANGED:
-        return kind == PENDING_CHANGE;
-    case NVLLM__V1__SERVER_FRAME__EVENT_RELOADED:
-        return kind == PENDING_RELOAD;
-    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
-        return true;
-    default:
-        return false;
-    }
+    return (int)event == answer || event == ANSWER(ERROR) ||
+           (event == ANSWER(DONE) && answer == ANSWER(DELTA));
 }
 
 /* e->error is filled. */
@@ -209,7 +180,7 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
 
     if (frame->event_case == NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET)
         return EVENT_UNKNOWN;
-    if (!belongs(frame->event_case, of->kind)) {
+    if (!belongs(frame->event_case, of->answer)) {
         *why = "an answer of another kind than the request";
         return EVENT_E_INVALID;
     }

@@ -316,32 +316,6 @@ static enum nvllm_code pack_sampling(struct pack *p, Nvllm__V1__Sampling *out,
     return pack_logit_bias(p, out, r, err);
 }
 
-static enum nvllm_code pack_generate_input(struct pack *p, Nvllm__V1__Generate *out,
-                                           const struct nvllm_request *r, struct nvllm_error *err)
-{
-    struct pack_input in;
-    enum nvllm_code code =
-        pack_input(p, &in, r->prompt, r->prompt_ids, r->n_prompt_ids, r->chat, err);
-
-    if (code != NVLLM_OK)
-        return code;
-    switch (in.kind) {
-    case PACK_PROMPT:
-        out->input_case = NVLLM__V1__GENERATE__INPUT_PROMPT;
-        out->prompt = in.prompt;
-        break;
-    case PACK_PROMPT_IDS:
-        out->input_case = NVLLM__V1__GENERATE__INPUT_PROMPT_IDS;
-        out->prompt_ids = in.prompt_ids;
-        break;
-    case PACK_CHAT:
-        out->input_case = NVLLM__V1__GENERATE__INPUT_CHAT;
-        out->chat = in.chat;
-        break;
-    }
-    return NVLLM_OK;
-}
-
 static const struct nvllm_request default_request = {
     .size = sizeof(default_request),
     .temperature = NAN,
@@ -376,18 +350,16 @@ enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t
     out->sampling = take(p, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);
-    if ((code = pack_generate_input(p, out, r, err)) ||
-        (code = pack_sampling(p, out->sampling, r, err)) ||
+    PACK_INPUT(code, p, out, input, NVLLM__V1__GENERATE__INPUT_, r, err);
+    if (code || (code = pack_sampling(p, out->sampling, r, err)) ||
         (code =
              set_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens", err)) ||
         (code = set_count(&out->has_n, &out->n, r->n, "n", err)) ||
-        (code = pack_texts(p, &out->stop, r->stop, r->n_stop, "stop", err)))
+        (code = pack_texts(p, &out->stop, r->stop, r->n_stop, "stop", err)) ||
+        (code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err)))
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)
         return error_field(err, "priority", "priority: %d is not a priority", (int)r->priority);
-    code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err);
-    if (code != NVLLM_OK)
-        return code;
     out->n_stop = r->n_stop;
     out->has_priority = r->priority != NVLLM_PRIORITY_NORMAL;
     out->priority = (Nvllm__V1__Priority)r->priority;

@@ -32,6 +32,25 @@ enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_
                            const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
                            struct nvllm_error *err);
 
+/* The same for a message whose oneof has these three cases, numbered from PREFIX##PROMPT on; o is
+ * the struct with the arguments. Sets code. */
+#define PACK_INPUT(code, p, out, oneof, PREFIX, o, err)                                            \
+    do {                                                                                           \
+        struct pack_input in;                                                                      \
+                                                                                                   \
+        code =                                                                                     \
+            pack_input(p, &in, (o)->prompt, (o)->prompt_ids, (o)->n_prompt_ids, (o)->chat, err);   \
+        if (code != NVLLM_OK)                                                                      \
+            break;                                                                                 \
+        (out)->oneof##_case = PREFIX##PROMPT + (in.kind - PACK_PROMPT);                            \
+        if (in.kind == PACK_PROMPT)                                                                \
+            (out)->prompt = in.prompt;                                                             \
+        else if (in.kind == PACK_PROMPT_IDS)                                                       \
+            (out)->prompt_ids = in.prompt_ids;                                                     \
+        else                                                                                       \
+            (out)->chat = in.chat;                                                                 \
+    } while (0)
+
 enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
                           struct nvllm_error *err);
 

@@ -6,25 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum pending_kind {
-    PENDING_GENERATE,
-    PENDING_CANCEL,
-    PENDING_TOKENIZE,
-    PENDING_DETOKENIZE,
-    PENDING_RENDER,
-    PENDING_STATUS,
-    PENDING_REQUESTS,
-    PENDING_BLOCKS,
-    PENDING_CACHE,
-    PENDING_CACHE_CHANGE, /* clear, pin */
-    PENDING_EXPLAIN,
-    PENDING_CHANGE, /* drain, resume, log level, shutdown */
-    PENDING_RELOAD,
-};
+#include "proto/nvllm.pb-c.h"
+
+/* The event that answers an operation; for generate, its deltas. */
+#define ANSWER(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
 
 struct pending_entry {
-    uint64_t id; /* 0: the place is free */
-    enum pending_kind kind;
+    uint64_t id;        /* 0: the place is free */
+    int answer;         /* ANSWER(…) */
     uint32_t n_choices; /* of generate */
     bool open;          /* nvllm_next() returns its last event, and n_open counts it */
     bool abandoned;     /* answers are dropped */
