@@ -12,41 +12,9 @@
 #include "engine/util/err.h"
 #include "proto/nvllm.pb-c.h"
 
-enum limit {
-    /* of one frame and one request */
-    LIMIT_FRAME_BYTES,
-    LIMIT_PROMPT_BYTES,
-    LIMIT_PROMPT_TOKENS,
-    LIMIT_TOKENIZE_BYTES,
-    LIMIT_MAX_TOKENS,
-    LIMIT_CHOICES,
-    LIMIT_LOGPROBS,
-    LIMIT_STOPS,
-    LIMIT_STOP_BYTES,
-    LIMIT_STOP_TOKEN_IDS,
-    LIMIT_LOGIT_BIAS,
-    LIMIT_SALT_BYTES,
-    /* at a time */
-    LIMIT_CONNECTIONS,
-    LIMIT_CONNECTIONS_PER_UID,
-    LIMIT_REQUESTS,
-    LIMIT_REQUESTS_PER_UID,
-    LIMIT_REQUESTS_PER_CONNECTION,
-    LIMIT_INSPECTS_PER_UID,
-    LIMIT_QUEUED_TOKENS,
-    LIMIT_QUEUED_TOKENS_PER_UID,
-    LIMIT_REQUEST_BYTES,
-    LIMIT_REQUEST_BYTES_PER_UID,
-    LIMIT_BUFFER_BYTES,
-    LIMIT_BUFFER_BYTES_PER_UID,
-    /* of clients that are slow to read or write */
-    LIMIT_OUTPUT_PAUSE_BYTES,
-    LIMIT_OUTPUT_BYTES,
-    LIMIT_SLOW_READER_S,
-    LIMIT_HELLO_TIMEOUT_S,
-    LIMIT_FRAME_TIMEOUT_S,
-    N_LIMITS,
-};
+#define LIMIT_NAME(name, ...) LIMIT_##name,
+enum limit { LIMITS(LIMIT_NAME) N_LIMITS };
+#undef LIMIT_NAME
 
 /* The contents of an Error of the protocol. */
 struct refusal {

@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "daemon/limit_rows.h"
 #include "engine/util/err.h"
 
 /* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
@@ -58,35 +59,9 @@ struct options {
     int64_t cuda_invariant;
     int64_t cuda_tune;
     char *cuda_cache_folder;
-    int64_t max_frame_bytes;
-    int64_t max_prompt_bytes;
-    int64_t max_prompt_tokens;
-    int64_t max_tokenize_bytes;
-    int64_t max_max_tokens;
-    int64_t max_choices;
-    int64_t max_logprobs;
-    int64_t max_stops;
-    int64_t max_stop_bytes;
-    int64_t max_stop_token_ids;
-    int64_t max_logit_bias;
-    int64_t max_salt_bytes;
-    int64_t max_connections;
-    int64_t max_connections_per_uid;
-    int64_t max_requests;
-    int64_t max_requests_per_uid;
-    int64_t max_requests_per_connection;
-    int64_t max_questions_per_uid;
-    int64_t max_queued_tokens;
-    int64_t max_queued_tokens_per_uid;
-    int64_t max_request_bytes;
-    int64_t max_request_bytes_per_uid;
-    int64_t max_buffer_bytes;
-    int64_t max_buffer_bytes_per_uid;
-    int64_t output_pause_bytes;
-    int64_t max_output_bytes;
-    int64_t slow_reader_s;
-    int64_t hello_timeout_s;
-    int64_t frame_timeout_s;
+#define LIMIT_MEMBER(name, key, member, ...) int64_t member;
+    LIMITS(LIMIT_MEMBER)
+#undef LIMIT_MEMBER
     int64_t admin_connections;
     int64_t admin_requests;
 };
