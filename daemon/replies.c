@@ -17,13 +17,18 @@ static char *word(const char *s)
     return (char *)(uintptr_t)s;
 }
 
-static void frame_init(Nvllm__V1__ServerFrame *f, uint64_t id,
-                       Nvllm__V1__ServerFrame__EventCase event)
+#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
+
+int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
+              void *message)
 {
-    nvllm__v1__server_frame__init(f);
-    f->has_id = true;
-    f->id = id;
-    f->event_case = event;
+    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+
+    f.has_id = true;
+    f.id = id;
+    f.event_case = event;
+    f.status = message; /* whichever it is: the oneof is a union of pointers */
+    return connection_put(c, &f.base);
 }
 
 static Nvllm__V1__FinishReason finish_reason(enum core_reason reason)
@@ -76,12 +81,9 @@ static int logprobs_new(Nvllm__V1__TokenLogprobs ***out, const struct engine_log
 
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Delta d = NVLLM__V1__DELTA__INIT;
     int r;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_DELTA);
-    f.delta = &d;
     d.has_choice = true;
     d.choice = (uint32_t)ev->choice;
     d.has_text = ev->text.len > 0;
@@ -96,7 +98,7 @@ int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev
             return r;
         d.n_logprobs = ev->n_ids;
     }
-    r = connection_put(c, &f.base);
+    r = reply_put(c, id, EVENT(DELTA), &d);
     free(d.logprobs);
     return r;
 }
@@ -108,13 +110,10 @@ static double ms_between(uint64_t from_us, uint64_t to_us)
 
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Done d = NVLLM__V1__DONE__INIT;
     Nvllm__V1__Usage u = NVLLM__V1__USAGE__INIT;
     Nvllm__V1__Timing t = NVLLM__V1__TIMING__INIT;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_DONE);
-    f.done = &d;
     d.usage = &u;
     d.timing = &t;
     u.has_prompt_tokens = u.has_cached_tokens = u.has_completion_tokens = u.has_preemptions = true;
@@ -127,7 +126,7 @@ int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage
     t.queue_ms = ms_between(usage->arrival_us, usage->start_us ? usage->start_us : usage->end_us);
     t.ttft_ms = ms_between(usage->arrival_us, usage->first_us);
     t.total_ms = ms_between(usage->arrival_us, usage->end_us);
-    return connection_put(c, &f.base);
+    return reply_put(c, id, EVENT(DONE), &d);
 }
 
 static int pack_tokens(struct engine_packed *out, const struct engine_event *answer,
@@ -137,7 +136,7 @@ static int pack_tokens(struct engine_packed *out, const struct engine_event *ans
     Nvllm__V1__Tokens t = NVLLM__V1__TOKENS__INIT;
     int r;
 
-    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_TOKENS;
+    f.event_case = EVENT(TOKENS);
     f.tokens = &t;
     t.n_ids = answer->n_ids;
     t.ids = answer->ids;
@@ -162,7 +161,7 @@ int reply_pack(struct engine_packed *out, const struct engine_event *answer,
 
     if (answer->type == ENGINE_TOKENS)
         return pack_tokens(out, answer, tokenizer, most_bytes);
-    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_TEXT;
+    f.event_case = EVENT(TEXT);
     f.text = &t;
     t.has_text = true;
     t.text = binary(answer->text);
@@ -184,44 +183,35 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
 
 int reply_cancelled(struct connection *c, uint64_t id, bool found)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Cancelled m = NVLLM__V1__CANCELLED__INIT;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_CANCELLED);
-    f.cancelled = &m;
     m.has_found = true;
     m.found = found;
-    return connection_put(c, &f.base);
+    return reply_put(c, id, EVENT(CANCELLED), &m);
 }
 
 int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_CHANGED);
-    f.changed = &m;
     m.has_state = true;
     m.state = state;
     m.log_level = word(log_level);
-    return connection_put(c, &f.base);
+    return reply_put(c, id, EVENT(CHANGED), &m);
 }
 
 int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
 
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_RELOADED);
-    f.reloaded = &m;
     m.n_changed = (size_t)change->n_changed;
     m.changed = (char **)(uintptr_t)change->changed; /* packing only reads */
     m.n_needs_restart = (size_t)change->n_needs_restart;
     m.needs_restart = (char **)(uintptr_t)change->needs_restart;
-    return connection_put(c, &f.base);
+    return reply_put(c, id, EVENT(RELOADED), &m);
 }
 
-void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e)
+static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
 {
     bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
 
@@ -240,15 +230,21 @@ void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e)
 
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Error m;
     struct refusal clean = *e; /* a message may quote the client, and be cut inside a character */
 
     utf8_clean(clean.message.text);
-    frame_init(&f, id, NVLLM__V1__SERVER_FRAME__EVENT_ERROR);
-    reply_error_init(&m, &clean);
-    f.error = &m;
-    return connection_put(c, &f.base);
+    error_init(&m, &clean);
+    return reply_put(c, id, EVENT(ERROR), &m);
+}
+
+void reply_error_frame(Nvllm__V1__ServerFrame *f, Nvllm__V1__Error *m, const struct refusal *e)
+{
+    nvllm__v1__server_frame__init(f);
+    error_init(m, e);
+    f->has_id = true;
+    f->event_case = EVENT(ERROR);
+    f->error = m;
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
@@ -278,11 +274,8 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
 
 int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress)
 {
-    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
-    frame_init(&f, 0, NVLLM__V1__SERVER_FRAME__EVENT_WELCOME);
-    f.welcome = &w;
     w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
     w.protocol = 1;
     w.server = word(facts->server);
@@ -290,5 +283,5 @@ int reply_welcome(struct connection *c, const struct reply_facts *facts, double 
     w.progress = (float)progress;
     w.model = word(facts->model);
     w.max_frame_bytes = facts->max_frame_bytes;
-    return connection_put(c, &f.base);
+    return reply_put(c, 0, EVENT(WELCOME), &w);
 }

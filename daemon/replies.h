@@ -10,7 +10,10 @@
 #include "engine/engine.h"
 #include "proto/nvllm.pb-c.h"
 
-/* Each puts one frame for the client's id, as connection_put() does. */
+/* Each puts one frame for the client's id, as connection_put() does. reply_put() takes any message
+ * of a ServerFrame's oneof. */
+int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
+              void *message);
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
 int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev); /* of reply_pack */
@@ -22,9 +25,11 @@ int reply_cancelled(struct connection *c, uint64_t id, bool found);
 int reply_pack(struct engine_packed *out, const struct engine_event *answer,
                const struct tokenizer *tokenizer, size_t most_bytes);
 
-/* The code decides retryable; *out points into *e. */
-void reply_error_init(Nvllm__V1__Error *out, const struct refusal *e);
+/* The code decides retryable. */
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e);
+
+/* The frame of an error that ends its connection: *f points to *m, and that into *e. */
+void reply_error_frame(Nvllm__V1__ServerFrame *f, Nvllm__V1__Error *m, const struct refusal *e);
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
 

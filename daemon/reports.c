@@ -183,18 +183,6 @@ static void say_why_cached(char *text, size_t size, const struct inspect_report 
 
 #define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
 
-static int put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCase event,
-               void *message)
-{
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-
-    f.has_id = true;
-    f.id = id;
-    f.event_case = event;
-    f.status = message; /* whichever it is: the oneof is a union of pointers */
-    return connection_put(c, &f.base);
-}
-
 int report_put_status(struct connection *c, uint64_t id, const struct reply_facts *daemon,
                       const struct engine_status *engine)
 {
@@ -202,7 +190,7 @@ int report_put_status(struct connection *c, uint64_t id, const struct reply_fact
     Nvllm__V1__Status m;
 
     fill_status(&m, engine, &from);
-    return put(c, id, EVENT(STATUS), &m);
+    return reply_put(c, id, EVENT(STATUS), &m);
 }
 
 static int put_explanation(struct connection *c, uint64_t id, const struct inspect_report *r,
@@ -220,7 +208,7 @@ static int put_explanation(struct connection *c, uint64_t id, const struct inspe
         fill_request_info(&info, &r->requests[0], from);
         m.info = &info;
     }
-    return put(c, id, EVENT(EXPLANATION), &m);
+    return reply_put(c, id, EVENT(EXPLANATION), &m);
 }
 
 int report_put(struct connection *c, uint64_t id, const struct inspect_report *r,
@@ -261,7 +249,7 @@ int report_put(struct connection *c, uint64_t id, const struct inspect_report *r
         return put_explanation(c, id, r, &from);
     }
     if (rc == 0)
-        rc = put(c, id, event, &m);
+        rc = reply_put(c, id, event, &m);
     for (size_t i = 0; i < from.n_lists; i++)
         free(from.lists[i]);
     return rc;

@@ -193,6 +193,20 @@ static int check_id(int32_t id, const struct request_rules *rules, const char *f
     return 0;
 }
 
+/* Checks the entries of a field. */
+static int check_ids(const int32_t *ids, size_t n, const struct request_rules *rules,
+                     const char *field, struct refusal *e)
+{
+    struct name name;
+
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] >= 0 && ids[i] < rules->vocab_size)
+            continue;
+        return check_id(ids[i], rules, name_field(&name, "%s[%zu]", field, i), e);
+    }
+    return 0;
+}
+
 static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct unpacked *u,
                      const struct request_rules *rules, struct refusal *e)
 {
@@ -231,18 +245,12 @@ static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct un
 static int take_stop_ids(struct sampling *s, const Nvllm__V1__Sampling *m,
                          const struct request_rules *rules, struct refusal *e)
 {
-    struct name field;
-    int r =
-        check_limit(LIMIT_STOP_TOKEN_IDS, m->n_stop_token_ids, "sampling.stop_token_ids", rules, e);
+    const char *field = "sampling.stop_token_ids";
+    int r;
 
-    if (r < 0)
+    if ((r = check_limit(LIMIT_STOP_TOKEN_IDS, m->n_stop_token_ids, field, rules, e)) < 0 ||
+        (r = check_ids(m->stop_token_ids, m->n_stop_token_ids, rules, field, e)) < 0)
         return r;
-    for (size_t i = 0; i < m->n_stop_token_ids; i++) {
-        name_field(&field, "sampling.stop_token_ids[%zu]", i);
-        r = check_id(m->stop_token_ids[i], rules, field.text, e);
-        if (r < 0)
-            return r;
-    }
     s->stop_ids = m->stop_token_ids;
     s->n_stop_ids = (int32_t)m->n_stop_token_ids;
     return 0;
@@ -323,7 +331,6 @@ int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
 int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
                        struct refusal *e)
 {
-    struct name field;
     int r;
 
     if (ids->n_ids == 0)
@@ -335,13 +342,7 @@ int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rule
         return refusal_of_field(e, TOO_LONG, "prompt_ids",
                                 "%zu ids leave no room for an answer in %" PRId32 " tokens",
                                 ids->n_ids, rules->max_seq_len);
-    for (size_t i = 0; i < ids->n_ids; i++) {
-        if (ids->ids[i] >= 0 && ids->ids[i] < rules->vocab_size)
-            continue;
-        name_field(&field, "prompt_ids[%zu]", i);
-        return check_id(ids->ids[i], rules, field.text, e);
-    }
-    return 0;
+    return check_ids(ids->ids, ids->n_ids, rules, "prompt_ids", e);
 }
 
 static int take_input(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
@@ -493,15 +494,7 @@ int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
 int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
                        struct refusal *e)
 {
-    struct name field;
-
-    for (size_t i = 0; i < d->n_ids; i++) {
-        if (d->ids[i] >= 0 && d->ids[i] < rules->vocab_size)
-            continue;
-        name_field(&field, "ids[%zu]", i);
-        return check_id(d->ids[i], rules, field.text, e);
-    }
-    return 0;
+    return check_ids(d->ids, d->n_ids, rules, "ids", e);
 }
 
 /* ---- all of them */

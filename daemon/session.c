@@ -29,7 +29,7 @@ enum { LOG_EVERY_MS = 1000 };
 void session_fail(struct session *s, const struct refusal *e)
 {
     struct sessions *all = s->shared;
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Error m;
 
     all->n_refused++;
@@ -40,10 +40,7 @@ void session_fail(struct session *s, const struct refusal *e)
         all->n_refused = 0;
     }
     session_abandon_requests(s);
-    reply_error_init(&m, e);
-    f.has_id = true;
-    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
-    f.error = &m;
+    reply_error_frame(&f, &m, e);
     connection_end(s->connection, &f.base);
 }
 
@@ -352,19 +349,16 @@ void sessions_deinit(struct sessions *s)
 }
 
 /* Refuses a client: sends the error in one write, and closes. */
-static void turn_away(struct sessions *s, int fd, const struct refusal *why)
+static void reject(struct sessions *s, int fd, const struct refusal *why)
 {
     struct frame_buffer b = {0};
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-    Nvllm__V1__Error e;
+    Nvllm__V1__ServerFrame f;
+    Nvllm__V1__Error m;
 
     if (log_due(&s->busy_logged_ms, LOG_EVERY_MS))
         log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
                  s->facts.connections);
-    reply_error_init(&e, why);
-    f.has_id = true;
-    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
-    f.error = &e;
+    reply_error_frame(&f, &m, why);
     if (frame_buffer_put(&b, &f.base) == 0)
         (void)!send(fd, b.data + b.start, frame_buffer_bytes(&b), MSG_NOSIGNAL | MSG_DONTWAIT);
     frame_buffer_deinit(&b);
@@ -413,19 +407,19 @@ void sessions_accept(struct sessions *s, int fd, bool admin)
 
     if (rights_of_peer(&s->rights, fd, &peer, &by_user) < 0) {
         refusal_set(&e, CODE(INTERNAL), "who connects cannot be told");
-        turn_away(s, fd, &e);
+        reject(s, fd, &e);
         return;
     }
     admin = admin || by_user;
     account = account_get(&s->accounts, peer.uid);
     if (!account) {
         refusal_set(&e, CODE(INTERNAL), "out of memory");
-        turn_away(s, fd, &e);
+        reject(s, fd, &e);
         return;
     }
     if (refuse_connection(s, account, admin, &e) < 0) {
         account_unref(account);
-        turn_away(s, fd, &e);
+        reject(s, fd, &e);
         return;
     }
     one = new_session(s, fd);
@@ -499,7 +493,7 @@ static struct session *largest_session(const struct sessions *s, const struct ac
 /* Drops a connection for its buffers. A client that has read all its answers gets an error. */
 static void shed(struct sessions *s, struct session *one, enum limit limit)
 {
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
+    Nvllm__V1__ServerFrame f;
     Nvllm__V1__Error m;
     struct refusal e;
 
@@ -512,10 +506,7 @@ static void shed(struct sessions *s, struct session *one, enum limit limit)
         s->n_dropped = 0;
     }
     limit_refuse_text(&e, s->options, limit, "the connections' buffers are full");
-    reply_error_init(&m, &e);
-    f.has_id = true;
-    f.event_case = NVLLM__V1__SERVER_FRAME__EVENT_ERROR;
-    f.error = &m;
+    reply_error_frame(&f, &m, &e);
     session_abandon_requests(one);
     connection_drop(one->connection, &f.base);
 }
