@@ -287,27 +287,12 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
-/* Whether a parsed chat leaves add_generation_prompt out. */
-static int is_silent_on_prompt(bool *silent, struct text input, struct err *e)
-{
-    json_t *root;
-    int r = json_parse(&root, "chat", input.data, input.len, JSON_ALLOW_NUL, e);
-
-    if (r < 0)
-        return r;
-    *silent = !json_object_get(root, "add_generation_prompt") ||
-              json_is_null(json_object_get(root, "add_generation_prompt"));
-    json_decref(root);
-    return 0;
-}
-
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
     struct chat_json *json;
     struct chat_text text = {0};
     struct chat chat;
-    bool silent;
     int r;
 
     (void)parsed;
@@ -315,11 +300,8 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     if (r < 0)
         return r;
     chat = *chat_json_get(json);
-    r = is_silent_on_prompt(&silent, input, e);
-    if (r == 0) {
-        chat.add_generation_prompt |= silent; /* the protocol's default */
-        r = chat_render(t->template, &chat, &text, e);
-    }
+    chat.add_generation_prompt |= !chat_json_has_prompt_flag(json); /* as the protocol does */
+    r = chat_render(t->template, &chat, &text, e);
     chat_json_free(json);
     if (r < 0)
         return r;

@@ -8,27 +8,14 @@
 #include <string.h>
 #include <sys/types.h>
 
-/* A whole number from min to max, all of the text. */
-static bool parse_number(uint64_t *out, const char *s, uint64_t min, uint64_t max)
-{
-    char *end;
-    unsigned long long v;
+#include "daemon/option_values.h"
 
-    if (*s < '0' || *s > '9')
-        return false;
-    errno = 0;
-    v = strtoull(s, &end, 10);
-    if (errno || *end || v < min || v > max)
-        return false;
-    *out = v;
-    return true;
-}
-
-static bool parse_user(uint64_t *out, const char *s)
+/* By number or name. */
+static bool parse_user(int64_t *out, const char *s)
 {
     const struct passwd *p;
 
-    if (parse_number(out, s, 0, (uid_t)-2)) /* the last is nobody's */
+    if (option_parse_whole(out, s, 10) && *out < (uid_t)-1) /* (uid_t)-1 is nobody's */
         return true;
     p = getpwnam(s);
     if (!p)
@@ -40,22 +27,22 @@ static bool parse_user(uint64_t *out, const char *s)
 static int parse_one(struct shares *out, char *word, struct err *e)
 {
     char *colon = strchr(word, ':');
-    uint64_t client, share;
+    int64_t client, share;
 
     if (!colon)
         return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not USER:SHARE", word);
     *colon = '\0';
     if (!parse_user(&client, word))
         return err_set(e, -EINVAL, "scheduler.shares: there is no user \"%s\"", word);
-    if (!parse_number(&share, colon + 1, 1, FAIR_MAX_SHARE))
+    if (!option_parse_whole(&share, colon + 1, 10) || share < 1 || share > FAIR_MAX_SHARE)
         return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not a share from 1 to %d",
                        colon + 1, FAIR_MAX_SHARE);
     for (int32_t i = 0; i < out->n; i++)
-        if (out->list[i].client == client)
+        if (out->list[i].client == (uint64_t)client)
             return err_set(e, -EINVAL, "scheduler.shares: user \"%s\" is there twice", word);
     if (out->n == SHARES_MAX)
         return err_set(e, -EINVAL, "scheduler.shares: more than %d users", SHARES_MAX);
-    out->list[out->n++] = (struct fair_share){.client = client, .share = (int32_t)share};
+    out->list[out->n++] = (struct fair_share){.client = (uint64_t)client, .share = (int32_t)share};
     return 0;
 }
 

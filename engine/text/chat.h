@@ -73,6 +73,7 @@ void chat_text_deinit(struct chat_text *t);
 struct chat_json;
 int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);
 const struct chat *chat_json_get(const struct chat_json *c);
+bool chat_json_has_prompt_flag(const struct chat_json *c); /* add_generation_prompt is not absent */
 void chat_json_free(struct chat_json *c);
 
 #endif

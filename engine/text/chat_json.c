@@ -20,6 +20,7 @@ struct chat_json {
     struct chat_tool_call *calls; /* of all messages */
     size_t n_calls;
     struct text *tools;
+    bool has_prompt_flag;
 };
 
 static int check_members(const json_t *object, const char *path, const char *const *known,
@@ -249,6 +250,7 @@ static int read_chat(struct chat_json *c, struct err *e)
         r = read_flag(&thinking, c->root, "enable_thinking", e);
     if (r)
         return r;
+    c->has_prompt_flag = prompt >= 0;
     c->chat.add_generation_prompt = prompt == 1;
     c->chat.thinking = thinking < 0 ? CHAT_THINKING_UNSET
                        : thinking   ? CHAT_THINKING_ON
@@ -282,6 +284,11 @@ int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct
 const struct chat *chat_json_get(const struct chat_json *c)
 {
     return &c->chat;
+}
+
+bool chat_json_has_prompt_flag(const struct chat_json *c)
+{
+    return c->has_prompt_flag;
 }
 
 void chat_json_free(struct chat_json *c)
