@@ -316,8 +316,8 @@ static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *
 
 /* ---- generate */
 
-int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
-                   const struct request_rules *rules, struct refusal *e)
+static int take_prompt(struct text *out, const ProtobufCBinaryData *prompt,
+                       const struct request_rules *rules, struct refusal *e)
 {
     int r = check_limit(LIMIT_PROMPT_BYTES, prompt->len, "prompt", rules, e);
 
@@ -328,8 +328,8 @@ int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
     return take_text(out, prompt, "prompt", e);
 }
 
-int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
-                       struct refusal *e)
+static int check_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
+                            struct refusal *e)
 {
     int r;
 
@@ -345,32 +345,31 @@ int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rule
     return check_ids(ids->ids, ids->n_ids, rules, "prompt_ids", e);
 }
 
-static int take_input(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                      const struct request_rules *rules, struct refusal *e)
+int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
+                  const struct request_rules *rules, struct refusal *e)
 {
     struct chat *chat;
     int r;
 
-    switch (g->input_case) {
-    case NVLLM__V1__GENERATE__INPUT_PROMPT:
+    if (in->prompt) {
         out->input = ENGINE_PROMPT;
-        return request_prompt(&out->prompt, &g->prompt, rules, e);
-    case NVLLM__V1__GENERATE__INPUT_PROMPT_IDS:
-        out->input = ENGINE_PROMPT_IDS;
-        out->prompt_ids = g->prompt_ids->ids;
-        out->n_prompt_ids = g->prompt_ids->n_ids;
-        return request_prompt_ids(g->prompt_ids, rules, e);
-    case NVLLM__V1__GENERATE__INPUT_CHAT:
-        r = request_chat(&chat, g->chat, u, rules, e);
-        if (r < 0)
-            return r;
-        out->input = ENGINE_CHAT;
-        out->chat = chat;
-        return 0;
-    default:
-        return refusal_of_field(e, INVALID, "input",
-                                "one of prompt, prompt_ids and chat must be there");
+        return take_prompt(&out->prompt, in->prompt, rules, e);
     }
+    if (in->ids) {
+        out->input = ENGINE_PROMPT_IDS;
+        out->prompt_ids = in->ids->ids;
+        out->n_prompt_ids = in->ids->n_ids;
+        return check_prompt_ids(in->ids, rules, e);
+    }
+    if (!in->chat)
+        return refusal_of_field(e, INVALID, "input",
+                                "one of prompt, prompt_ids and chat is required");
+    r = request_chat(&chat, in->chat, u, rules, e);
+    if (r < 0)
+        return r;
+    out->input = ENGINE_CHAT;
+    out->chat = chat;
+    return 0;
 }
 
 static int take_stops(struct engine_request *out, const Nvllm__V1__Generate *g,
@@ -456,6 +455,7 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
                      const struct request_rules *rules, bool admin, uint64_t now_us,
                      struct refusal *e)
 {
+    const struct request_input input = REQUEST_INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
     struct engine_request r = {.n = 1};
     int ret;
 
@@ -464,7 +464,8 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
     if ((ret = take_sampling(&r, g->sampling, u, rules, e)) < 0 ||
         (ret = take_uint(&r.n, g->has_n, g->n, 1, OPTIONS_MAX_CHOICES, "n", e)) < 0 ||
         (ret = take_max_tokens(&r, g, rules, e)) < 0 || (ret = take_stops(&r, g, rules, e)) < 0 ||
-        (ret = take_priority(&r, g, admin, e)) < 0 || (ret = take_input(&r, g, u, rules, e)) < 0)
+        (ret = take_priority(&r, g, admin, e)) < 0 ||
+        (ret = request_input(&r, &input, u, rules, e)) < 0)
         return ret;
     if (g->has_cache_salt && (ret = request_salt(&r.cache_salt, &g->cache_salt, rules, e)) < 0)
         return ret;
@@ -531,7 +532,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
     }
 }
 
-uint64_t request_text_tokens(size_t n_bytes)
+static uint64_t text_tokens(size_t n_bytes)
 {
     enum { BYTES_A_TOKEN = 4 };
 
@@ -542,11 +543,11 @@ uint64_t request_tokens(const struct engine_request *r)
 {
     switch (r->input) {
     case ENGINE_PROMPT:
-        return request_text_tokens(r->prompt.len);
+        return text_tokens(r->prompt.len);
     case ENGINE_PROMPT_IDS:
         return r->n_prompt_ids;
     case ENGINE_CHAT:
         break;
     }
-    return request_text_tokens(chat_bytes(r->chat));
+    return text_tokens(chat_bytes(r->chat));
 }

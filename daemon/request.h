@@ -33,11 +33,24 @@ int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, s
 int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,
                  const struct request_rules *rules, struct refusal *e);
 
-/* Check that a prompt is not empty, and ids are of the vocabulary. */
-int request_prompt(struct text *out, const ProtobufCBinaryData *prompt,
-                   const struct request_rules *rules, struct refusal *e);
-int request_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
-                       struct refusal *e);
+/* A prompt in one of three ways; the others are NULL. */
+struct request_input {
+    const ProtobufCBinaryData *prompt;
+    const Nvllm__V1__TokenIds *ids;
+    const Nvllm__V1__Chat *chat;
+};
+
+/* Of Generate, PinCache and Explain, whose oneofs name the three alike. */
+#define REQUEST_INPUT(m, which, CASE)                                                              \
+    {                                                                                              \
+        .prompt = (m)->which == CASE##_PROMPT ? &(m)->prompt : NULL,                               \
+        .ids = (m)->which == CASE##_PROMPT_IDS ? (m)->prompt_ids : NULL,                           \
+        .chat = (m)->which == CASE##_CHAT ? (m)->chat : NULL,                                      \
+    }
+
+/* Fills the input of *out. A prompt must not be empty, ids must be of the vocabulary. */
+int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
+                  const struct request_rules *rules, struct refusal *e);
 
 int request_salt(struct text *out, const ProtobufCBinaryData *salt,
                  const struct request_rules *rules, struct refusal *e);
@@ -55,8 +68,7 @@ int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, s
                   const struct request_rules *rules, bool admin, uint64_t now_us,
                   struct refusal *e);
 
-/* The tokens of an input, estimated for a text. */
-uint64_t request_text_tokens(size_t n_bytes);
+/* The tokens of its input, estimated for a text. */
 uint64_t request_tokens(const struct engine_request *r);
 
 #endif

@@ -13,9 +13,11 @@ struct request_viewer {
     bool all;        /* may see and change what belongs to others */
 };
 
-/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but owner
- * and release. What *out points to lives in the unpacked message. -EINVAL with *e, or -ENOMEM. */
-int request_inspect(struct inspect_query *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills *out, and all
+ * of *request but id, owner and release. What both point to lives in the unpacked message. -EINVAL
+ * with *e, or -ENOMEM. */
+int request_inspect(struct inspect_query *out, struct engine_request *request,
+                    const Nvllm__V1__ClientFrame *f, struct unpacked *u,
                     const struct request_rules *rules, const struct request_viewer *viewer,
                     struct refusal *e);
 

@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <systemd/sd-daemon.h>
+
 #include "daemon/log.h"
 #include "daemon/service.h"
 #include "engine/util/must.h"
@@ -46,7 +48,7 @@ static void engine_ready(struct server *s)
              status.block_len, (unsigned long long)status.backend.block_bytes, status.max_seq_len);
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
-    service_ready();
+    sd_notify(0, "READY=1");
     server_tell_status(s);
 }
 
@@ -59,7 +61,7 @@ static void engine_changed(struct server *s)
         engine_status(s->parts.engine, &status);
         if ((int)(status.progress * 20) != s->last_percent) {
             s->last_percent = (int)(status.progress * 20); /* every 5 % */
-            service_extend_start();
+            sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000");  /* loading goes on */
         }
         server_status_soon(s);
         break;
@@ -222,7 +224,7 @@ void server_raise_descriptors(const struct options *o)
 
 static void on_watchdog(struct server *s)
 {
-    service_alive();
+    sd_notify(0, "WATCHDOG=1");
     evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
 }
 
@@ -285,7 +287,6 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
                 .model_folder = parts->options->model_path,
                 .backend = parts->backend,
             },
-        .control = &server_control,
     };
     struct server *s = calloc(1, sizeof(*s));
 

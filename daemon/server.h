@@ -40,6 +40,18 @@ enum server_end {
     SERVER_FAILED, /* the engine or the loop has failed; threads cannot be joined */
 };
 
+/* For sessions: the operations of admins on the daemon as a whole. */
+void server_drain(struct server *s, uint64_t timeout_ms);
+int server_resume(struct server *s); /* -EBUSY: the daemon is shutting down */
+void server_shutdown(struct server *s);
+
+/* Starts to read the options. *reading is the number that sessions_reloaded answers with. Negative
+ * errno with a text: it could not be started. */
+int server_reload(struct server *s, uint64_t *reading, struct err *e);
+
+/* Called at the end of each wake-up: starts the next phase of the shutdown where it is due. */
+void server_settled(struct server *s);
+
 /* Serves until a signal or a failure. Free the engine before the server. */
 enum server_end server_run(struct server *s);
 

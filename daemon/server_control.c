@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <systemd/sd-daemon.h>
+
 #include "daemon/log.h"
 #include "daemon/service.h"
 
@@ -137,7 +139,7 @@ static void begin_end(struct server *s)
 {
     struct refusal e;
 
-    service_stopping();
+    sd_notify(0, "STOPPING=1");
     if (!s->ready)
         s->end = SERVER_STUCK;
     s->phase = PHASE_DRAINING;
@@ -164,10 +166,8 @@ void server_on_signal(struct server *s, int number)
     }
 }
 
-/* Called at the end of each wake-up: starts the next phase of the shutdown where it is due. */
-static void on_settled(void *arg)
+void server_settled(struct server *s)
 {
-    struct server *s = arg;
     bool ending = s->phase == PHASE_DRAINING || s->phase == PHASE_CANCELLING;
 
     /* A client that keeps inspecting must not keep the daemon alive. */
@@ -203,10 +203,8 @@ void server_engine_failed(struct server *s)
 
 /* ---- admins' operations */
 
-static void control_drain(void *arg, uint64_t timeout_ms)
+void server_drain(struct server *s, uint64_t timeout_ms)
 {
-    struct server *s = arg;
-
     if (s->phase != PHASE_SERVING)
         return; /* the daemon is shutting down */
     s->drained = true;
@@ -222,10 +220,8 @@ void server_on_drain(struct server *s)
     server_status_soon(s);
 }
 
-static int control_resume(void *arg)
+int server_resume(struct server *s)
 {
-    struct server *s = arg;
-
     if (s->phase != PHASE_SERVING)
         return -EBUSY;
     s->drained = false;
@@ -235,10 +231,8 @@ static int control_resume(void *arg)
     return 0;
 }
 
-static void control_shutdown(void *arg)
+void server_shutdown(struct server *s)
 {
-    struct server *s = arg;
-
     if (s->phase == PHASE_SERVING)
         begin_end(s);
 }
@@ -249,10 +243,9 @@ static void log_keys(const char *event, const char *const *keys, int n)
         log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
 }
 
-/* Starts a reading of the options, or schedules another after the current one. */
-static int control_reload(void *arg, uint64_t *reading, struct err *e)
+/* During a reading it schedules another. */
+int server_reload(struct server *s, uint64_t *reading, struct err *e)
 {
-    struct server *s = arg;
     int r = 0;
 
     if (s->phase != PHASE_SERVING)
@@ -293,13 +286,13 @@ static int take_over(struct server *s, struct reload_result *got, struct options
 }
 
 /* Reloads for SIGHUP, or for a reload that came during a reading. */
-static void reload(struct server *s)
+void server_on_reload(struct server *s)
 {
     struct refusal e;
     uint64_t reading;
     struct err why;
 
-    if (control_reload(s, &reading, &why) == 0)
+    if (server_reload(s, &reading, &why) == 0)
         return;
     log_text(LOG_LEVEL_WARNING, "reload_refused", why.text, "%s", "");
     refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE, "%s; nothing was changed", why.text);
@@ -327,7 +320,7 @@ void server_on_reread(struct server *s)
         sessions_reloaded(&s->sessions, s->reading, &change, NULL);
     }
     if (s->read_again)
-        reload(s);
+        server_on_reload(s);
     s->read_again = false;
 }
 
@@ -336,16 +329,3 @@ void server_on_hangup(struct server *s)
     if (!evtimer_pending(s->events[EVENT_RELOAD], NULL))
         server_after(s, EVENT_RELOAD, RELOAD_MS);
 }
-
-void server_on_reload(struct server *s)
-{
-    reload(s);
-}
-
-const struct session_control server_control = {
-    .drain = control_drain,
-    .resume = control_resume,
-    .reload = control_reload,
-    .shutdown = control_shutdown,
-    .settled = on_settled,
-};

@@ -74,6 +74,4 @@ void server_on_reload(struct server *s);
 void server_on_reread(struct server *s);
 void server_on_status(struct server *s);
 
-extern const struct session_control server_control;
-
 #endif

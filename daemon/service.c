@@ -9,16 +9,6 @@
 
 static char last_status[512];
 
-void service_ready(void)
-{
-    sd_notify(0, "READY=1");
-}
-
-void service_stopping(void)
-{
-    sd_notify(0, "STOPPING=1");
-}
-
 void service_status(const char *fmt, ...)
 {
     char text[sizeof(last_status)];
@@ -36,11 +26,6 @@ void service_status(const char *fmt, ...)
     sd_notifyf(0, "STATUS=%s", text);
 }
 
-void service_extend_start(void)
-{
-    sd_notify(0, "EXTEND_TIMEOUT_USEC=60000000");
-}
-
 void service_failed(const char *text)
 {
     service_status("Failed: %s", text);
@@ -51,9 +36,4 @@ uint64_t service_watchdog_us(void)
     uint64_t us = 0;
 
     return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
-}
-
-void service_alive(void)
-{
-    sd_notify(0, "WATCHDOG=1");
 }

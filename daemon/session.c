@@ -13,6 +13,7 @@
 
 #include "daemon/log.h"
 #include "daemon/reports.h"
+#include "daemon/server.h"
 #include "engine/util/must.h"
 
 uint64_t session_now_us(void)
@@ -132,7 +133,7 @@ static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct u
         case OP(TOKENIZE):
         case OP(DETOKENIZE):
         case OP(RENDER):
-            return session_start(s, f, u);
+            return session_begin(s, f, u, session_start);
         case OP(GET_STATUS):
             take_get_status(s, f);
             return false;
@@ -314,7 +315,6 @@ void sessions_init(struct sessions *s, const struct session_parts *parts)
     s->options = parts->options;
     s->rights = parts->rights;
     s->facts = parts->facts;
-    s->control = parts->control;
     s->server = parts->server;
     s->facts.state = NVLLM__V1__STATE__STATE_LOADING;
     s->connections = (struct connections){
@@ -543,5 +543,5 @@ void sessions_settle(struct sessions *s)
         session_abandon_requests(one);
         free_session(one);
     }
-    s->control->settled(s->server);
+    server_settled(s->server);
 }

@@ -25,17 +25,7 @@
 #include "engine/util/list.h"
 
 struct session;
-
-/* Operations on the daemon as a whole, done by the server. */
-struct session_control {
-    void (*drain)(void *server, uint64_t timeout_ms);
-    int (*resume)(void *server); /* -EBUSY: the daemon is shutting down */
-    /* Starts to read the options. *reading is the number that sessions_reloaded answers with.
-     * Negative errno with a text: it could not be started. */
-    int (*reload)(void *server, uint64_t *reading, struct err *e);
-    void (*shutdown)(void *server);
-    void (*settled)(void *server); /* at the end of each wake-up */
-};
+struct server;
 
 struct sessions {
     struct engine *engine;
@@ -55,8 +45,7 @@ struct sessions {
     uint64_t busy_logged_ms, refused_logged_ms, dropped_logged_ms; /* for log_due */
     uint64_t n_refused, n_dropped; /* connections since the last log line */
     bool closed;                   /* every request is refused */
-    const struct session_control *control;
-    void *server; /* for control */
+    struct server *server;
 };
 
 /* The state is LOADING at first. The parts' pointers must outlive the sessions, but the engine,
@@ -67,8 +56,7 @@ struct session_parts {
     struct options *options;
     struct rights rights;
     struct reply_facts facts;
-    const struct session_control *control;
-    void *server;
+    struct server *server;
 };
 
 void sessions_init(struct sessions *s, const struct session_parts *parts);

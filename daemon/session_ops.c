@@ -9,6 +9,7 @@
 #include "daemon/log.h"
 #include "daemon/reports.h"
 #include "daemon/request_inspect.h"
+#include "daemon/server.h"
 
 /* ---- requests by their number */
 
@@ -49,25 +50,20 @@ static void take_cancel(struct session *s, const Nvllm__V1__ClientFrame *f)
 /* ---- looking in */
 
 /* The resources that an inspect request needs: a prompt is encoded. */
-static struct demand demand_of(const struct inspect_query *q, const struct unpacked *u)
+static struct demand demand_of(const struct inspect_query *q, const struct engine_request *request,
+                               const struct unpacked *u)
 {
-    struct demand d = {
+    const bool has_prompt = q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT;
+
+    return (struct demand){
         .new_work = q->kind == INSPECT_CACHE_PIN && !q->unpin, /* absent blocks are computed */
+        .tokens = has_prompt ? request_tokens(request) : 0,
         .bytes = unpacked_bytes(u),
     };
-
-    if (q->kind != INSPECT_CACHE_PIN && q->kind != INSPECT_EXPLAIN_PROMPT)
-        return d;
-    if (q->input == INSPECT_PROMPT_IDS)
-        d.tokens = q->n_prompt_ids;
-    else
-        d.tokens =
-            request_text_tokens(q->input == INSPECT_PROMPT ? q->prompt.len : chat_bytes(q->chat));
-    return d;
 }
 
 /* Checks an inspect request: limits, fields, and the owner of what it is about. */
-static int check_inspect(struct session *s, struct inspect_query *q,
+static int check_inspect(struct session *s, struct inspect_query *q, struct engine_request *request,
                          const Nvllm__V1__ClientFrame *f, struct unpacked *u, struct refusal *e)
 {
     const struct request_viewer viewer = {.client = s->account->uid, .all = s->admin};
@@ -80,7 +76,7 @@ static int check_inspect(struct session *s, struct inspect_query *q,
     if (r == 0 && f->op_case != OP(PIN_CACHE) &&
         n > limit_value(all->options, LIMIT_INSPECTS_PER_UID))
         r = limit_refuse(e, all->options, LIMIT_INSPECTS_PER_UID, "", n);
-    if (r < 0 || (r = request_inspect(q, f, u, &all->rules, &viewer, e)) < 0)
+    if (r < 0 || (r = request_inspect(q, request, f, u, &all->rules, &viewer, e)) < 0)
         return r;
     if (q->kind == INSPECT_EXPLAIN_REQUEST) {
         r = find_request(s, &about, q->request, rights_row(f->op_case), e);
@@ -90,7 +86,7 @@ static int check_inspect(struct session *s, struct inspect_query *q,
             return refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
                                     q->request);
     }
-    d = demand_of(q, u);
+    d = demand_of(q, request, u);
     return session_refuse(s, &d, e);
 }
 
@@ -98,36 +94,26 @@ static int start_inspect(struct session *s, const Nvllm__V1__ClientFrame *f, str
                          bool *taken, struct refusal *e)
 {
     struct sessions *all = s->shared;
+    struct engine_request request;
     struct inspect_query q;
     struct pending *p;
-    int r = check_inspect(s, &q, f, u, e);
+    int r = check_inspect(s, &q, &request, f, u, e);
 
     if (r < 0)
         return r;
-    p = session_enter(s, f->id, demand_of(&q, u).tokens, u);
+    p = session_enter(s, f->id, demand_of(&q, &request, u).tokens, u);
     if (!p)
         return -ENOMEM;
     *taken = true;
     p->inspect = f->op_case != OP(PIN_CACHE); /* a pin is work, for admins only */
     account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
-    q.owner = p;
-    q.release = pending_release;
-    r = engine_inspect(all->engine, p->id, &q);
+    request.id = p->id;
+    request.owner = p;
+    request.release = pending_release;
+    r = engine_inspect(all->engine, &request, &q);
     if (r < 0)
         pending_forget(all, p);
     return r;
-}
-
-static bool inspect(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
-{
-    const uint64_t id = f->id; /* the frame goes with its request */
-    struct refusal e = {.field = ""};
-    bool taken = false;
-    int r = start_inspect(s, f, u, &taken, &e);
-
-    if (r < 0)
-        session_answer_refusal(s, id, r, &e);
-    return taken;
 }
 
 static int32_t pid_of(void *ctx, uint64_t request)
@@ -161,10 +147,10 @@ static void answer_changed(struct session *s, uint64_t id)
                                     log_level_name((enum log_level)s->shared->options->log_level)));
 }
 
-static void log_steered(const struct session *s, const char *what)
+static void log_operation(const struct session *s, const char *what)
 {
-    log_event(LOG_LEVEL_INFO, "steered", "op=%s uid=%u pid=%d", what, (unsigned)s->account->uid,
-              (int)s->pid);
+    log_event(LOG_LEVEL_INFO, "admin_operation", "op=%s uid=%u pid=%d", what,
+              (unsigned)s->account->uid, (int)s->pid);
 }
 
 static void take_drain(struct session *s, const Nvllm__V1__ClientFrame *f)
@@ -174,7 +160,7 @@ static void take_drain(struct session *s, const Nvllm__V1__ClientFrame *f)
 
     if (m->has_timeout_ms)
         timeout_ms = m->timeout_ms;
-    s->shared->control->drain(s->shared->server, timeout_ms);
+    server_drain(s->shared->server, timeout_ms);
     answer_changed(s, f->id);
 }
 
@@ -182,7 +168,7 @@ static void take_resume(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
     struct refusal e;
 
-    if (s->shared->control->resume(s->shared->server) == 0) {
+    if (server_resume(s->shared->server) == 0) {
         answer_changed(s, f->id);
         return;
     }
@@ -201,7 +187,7 @@ static void take_reload(struct session *s, const Nvllm__V1__ClientFrame *f)
 
     if (s->requests.n >= (size_t)o->max_requests_per_connection)
         limit_refuse(&e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
-    else if (s->shared->control->reload(s->shared->server, &reading, &why) < 0)
+    else if (server_reload(s->shared->server, &reading, &why) < 0)
         refusal_set(&e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
     else if (!(p = session_enter(s, f->id, 0, NULL)))
         refusal_set(&e, CODE(INTERNAL), "out of memory");
@@ -261,7 +247,7 @@ bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct 
     const struct rights_row *row = rights_row(f->op_case);
 
     if (row->right == RIGHT_ADMIN)
-        log_steered(s, row->name);
+        log_operation(s, row->name);
     switch (f->op_case) {
     case OP(CANCEL):
         take_cancel(s, f);
@@ -279,11 +265,11 @@ bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct 
         take_log_level(s, f);
         break;
     case OP(SHUTDOWN):
-        s->shared->control->shutdown(s->shared->server);
+        server_shutdown(s->shared->server);
         answer_changed(s, f->id);
         break;
     default:
-        return inspect(s, f, u);
+        return session_begin(s, f, u, start_inspect);
     }
     return false;
 }

@@ -80,18 +80,25 @@ struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t qu
 /* engine_request.release */
 void pending_release(void *owner);
 
-/* Generate, Tokenize, Detokenize and Render. True: the message has a new owner. */
-bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
+/* Starts a request of the engine. Sets *taken where the message has a new owner, on failure too.
+ * -EINVAL with *e, or -ENOMEM. */
+typedef int (*session_starter)(struct session *s, const Nvllm__V1__ClientFrame *f,
+                               struct unpacked *u, bool *taken, struct refusal *e);
 
-/* Answers a request that was refused: r is -EINVAL with *e, or -ENOMEM. */
-void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e);
+/* Starts a request, and answers one that is refused. True: the message has a new owner. */
+bool session_begin(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                   session_starter start);
+
+/* For Generate, Tokenize, Detokenize and Render. */
+int session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                  bool *taken, struct refusal *e);
 
 /* Frees all requests, once the engine has been freed. */
 void sessions_forget_requests(struct sessions *s);
 
 /* ---- session_ops.c */
 
-/* Cancel, and the operations from ListRequests on. True as for session_start. */
+/* Cancel, and the operations from ListRequests on. True as for session_begin. */
 bool session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
 /* Sends the report that answers an inspect request. */

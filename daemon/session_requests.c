@@ -186,8 +186,8 @@ fail:
 
 /* ---- from the client */
 
-static int start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                 bool *taken, struct refusal *e)
+int session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                  bool *taken, struct refusal *e)
 {
     struct sessions *all = s->shared;
     struct demand d = {.new_work = true};
@@ -222,22 +222,18 @@ static int start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpa
     return ret;
 }
 
-void session_answer_refusal(struct session *s, uint64_t id, int r, struct refusal *e)
-{
-    if (r == -ENOMEM)
-        refusal_set(e, CODE(INTERNAL), "out of memory");
-    session_answer_error(s, id, e);
-}
-
-bool session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+bool session_begin(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
+                   session_starter start)
 {
     const uint64_t id = f->id; /* the frame may be freed */
     struct refusal e = {.field = ""};
     bool taken = false;
     int r = start(s, f, u, &taken, &e);
 
+    if (r == -ENOMEM)
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
     if (r < 0)
-        session_answer_refusal(s, id, r, &e);
+        session_answer_error(s, id, &e);
     return taken;
 }
 

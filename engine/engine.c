@@ -256,27 +256,10 @@ int engine_start(struct engine *g, const struct engine_request *r)
     return start(g, r, r->client, NULL, true);
 }
 
-int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q)
+int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q)
 {
-    static const enum engine_input inputs[] = {
-        [INSPECT_PROMPT] = ENGINE_PROMPT,
-        [INSPECT_PROMPT_IDS] = ENGINE_PROMPT_IDS,
-        [INSPECT_CHAT] = ENGINE_CHAT,
-    };
-    const struct engine_request r = {
-        .id = id,
-        .client = q->client,
-        .kind = ENGINE_INSPECT,
-        .input = inputs[q->input],
-        .prompt = q->prompt,
-        .prompt_ids = q->prompt_ids,
-        .n_prompt_ids = q->n_prompt_ids,
-        .chat = q->chat,
-        .owner = q->owner,
-        .release = q->release,
-    };
-
-    return start(g, &r, q->viewer, q,
+    must(r->kind == ENGINE_INSPECT);
+    return start(g, r, q->viewer, q,
                  q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 

@@ -203,8 +203,9 @@ size_t engine_request_bytes(const struct engine_request *r);
  * -ENOMEM, the only failure: nothing was taken and release is not called. */
 int engine_start(struct engine *g, const struct engine_request *r);
 
-/* Likewise: looks between two steps; a prompt in the query is rendered and encoded first. */
-int engine_inspect(struct engine *g, uint64_t id, const struct inspect_query *q);
+/* Likewise: looks between two steps, once the prompt of CACHE_PIN or EXPLAIN_PROMPT is rendered and
+ * encoded. Of the request, of kind ENGINE_INSPECT, only id, input, owner and release count. */
+int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q);
 
 /* Ends a generate request with ENGINE_DONE (reason CANCELLED): within a step where it runs or
  * waits, once the tokenizer pool comes to it where it is still to be encoded. Any other request

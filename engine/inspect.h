@@ -20,7 +20,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/text/chat.h"
 #include "engine/core/core.h"
 #include "engine/util/text.h"
 
@@ -36,8 +35,7 @@ enum inspect_kind {
 
 enum { INSPECT_MAX_ENTRIES = 10000, INSPECT_HEAD_IDS = 32, INSPECT_OTHER_IDS = 8 };
 
-enum inspect_input { INSPECT_PROMPT, INSPECT_PROMPT_IDS, INSPECT_CHAT };
-
+/* The prompt of CACHE_PIN and EXPLAIN_PROMPT goes beside it: see engine_inspect(). */
 struct inspect_query {
     enum inspect_kind kind;
     uint64_t viewer;
@@ -49,13 +47,6 @@ struct inspect_query {
     bool clear_all;   /* CACHE_CLEAR: the caches of all clients, else of client */
     uint64_t client;  /* CACHE_CLEAR, CACHE_PIN, EXPLAIN_PROMPT: whose cache */
     struct text cache_salt;
-    enum inspect_input input; /* CACHE_PIN, EXPLAIN_PROMPT */
-    struct text prompt;
-    const int32_t *prompt_ids;
-    size_t n_prompt_ids;
-    const struct chat *chat;
-    void *owner; /* of what the pointers point to; NULL: none */
-    void (*release)(void *owner);
 };
 
 /* This enum and inspect_why have the numbers of the protocol. */

@@ -370,7 +370,7 @@ class Log(Case):
             w.ask(explain={"prompt": word.encode()})
             w.ask(pin_cache={"prompt": word.encode()})
             self.assertNotIn(word, d.log())
-            self.assertIn("event=steered op=pin_cache", d.log())
+            self.assertIn("event=admin_operation op=pin_cache", d.log())
 
 
 if __name__ == "__main__":

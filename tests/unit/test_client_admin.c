@@ -346,7 +346,7 @@ static void answer_changed(Nvllm__V1__State state, const char *level)
 }
 
 /* Draining, resuming, the log level and shutdown: the answer tells the new state. */
-START_TEST(daemon_is_steered)
+START_TEST(admin_operations_are_answered)
 {
     const struct nvllm_change *change;
     struct nvllm_drain_options o;
@@ -557,7 +557,7 @@ int main(void)
     tcase_add_test(good, prompts_are_pinned);
     tcase_add_test(good, request_is_explained);
     tcase_add_test(good, prompt_is_explained);
-    tcase_add_test(good, daemon_is_steered);
+    tcase_add_test(good, admin_operations_are_answered);
     tcase_add_test(good, configuration_is_reloaded);
     suite_add_tcase(s, good);
     tcase_add_checked_fixture(bad, NULL, teardown);

@@ -10,27 +10,30 @@
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
+static struct engine_request input; /* of the query that query() or pin_of() made last */
+
 static void ask(struct engine *g, uint64_t id, const struct inspect_query *q)
 {
-    atomic_fetch_add(&n_owned, q->release != NULL);
-    ck_assert_int_eq(engine_inspect(g, id, q), 0);
+    struct engine_request r = input;
+
+    r.id = id;
+    r.kind = ENGINE_INSPECT;
+    atomic_fetch_add(&n_owned, r.release != NULL);
+    ck_assert_int_eq(engine_inspect(g, &r, q), 0);
 }
 
 static struct inspect_query query(enum inspect_kind kind)
 {
-    return (struct inspect_query){.kind = kind,
-                                  .viewer = 1000,
-                                  .client = 1000,
-                                  .limit = 100,
-                                  .map = true,
-                                  .release = release};
+    input = (struct engine_request){.release = release};
+    return (struct inspect_query){
+        .kind = kind, .viewer = 1000, .client = 1000, .limit = 100, .map = true};
 }
 
 static struct inspect_query pin_of(const char *prompt)
 {
     struct inspect_query q = query(INSPECT_CACHE_PIN);
 
-    q.prompt = (struct text){prompt, strlen(prompt)};
+    input.prompt = (struct text){prompt, strlen(prompt)};
     return q;
 }
 
@@ -131,13 +134,13 @@ START_TEST(failures_name_their_reason)
     ask(g, 2, &q);
     q = pin_of("");
     ask(g, 3, &q);
-    q.prompt = (struct text){long_prompt, sizeof(long_prompt)};
+    input.prompt = (struct text){long_prompt, sizeof(long_prompt)};
     ask(g, 4, &q);
-    q.input = INSPECT_CHAT;
-    q.chat = &(struct chat){.n_messages = 0};
+    input.input = ENGINE_CHAT;
+    input.chat = &(struct chat){.n_messages = 0};
     ask(g, 5, &q);
-    q.input = INSPECT_PROMPT;
-    q.prompt.len = 600;
+    input.input = ENGINE_PROMPT;
+    input.prompt.len = 600;
     ask(g, 6, &q);
     engine_cancel(g, 6);
     gather(g, a, 6);
