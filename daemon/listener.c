@@ -41,8 +41,8 @@ static struct listener *listener_new(void)
     return l;
 }
 
-/* Takes the lock. An ending daemon removes the file, so the one locked here may have lost its name:
- * then it tries again. */
+/* Takes the lock. An ending daemon removes the file, so the file locked here may no longer be at
+ * its path: try again then. */
 static int take_lock(struct listener *l, struct err *e)
 {
     struct stat ours, named;
@@ -71,7 +71,7 @@ static int take_lock(struct listener *l, struct err *e)
     }
 }
 
-/* Checks that the path is free, or holds the socket of a dead daemon: *left. */
+/* Checks that the path is free, or holds the socket of a dead daemon, which sets *left. */
 static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *e)
 {
     const char *path = addr->sun_path;
@@ -294,7 +294,7 @@ static bool names_ours(const struct listener *l)
     return lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino;
 }
 
-/* The lock counts only while its file has its name: a cleared folder has lost both. */
+/* The lock counts only while its file is at its path: clearing the folder removes both. */
 static int renew_lock(struct listener *l, struct err *e)
 {
     struct stat ours, named;

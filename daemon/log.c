@@ -20,13 +20,13 @@
 static _Atomic enum log_level log_level = LOG_LEVEL_INFO;
 static bool under_journal;
 
-/* Two threads must not both find the room of one line. */
+/* Two threads must not both count on room for one line. */
 static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t n_dropped; /* under the lock */
 
 static const char *const names[] = {"error", "warning", "info", "debug"};
 
-/* systemd names the device and inode of the journal's stream: stderr may be another by now. */
+/* systemd passes the device and inode of the journal's stream; stderr may have been redirected. */
 static bool stderr_is_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");

@@ -27,8 +27,8 @@
 
 enum { EXIT_USAGE = 2 };
 
-/* Of events that the loop has not come to, over which the engine rests until it has: some hundred
- * thousand tokens. Each thread of the tokenizer may add one answer, of limits.output_bytes. */
+/* Bytes of events not yet taken by the loop, over which the engine pauses: some hundred thousand
+ * tokens. Each tokenizer thread may add one answer of limits.output_bytes. */
 enum { EVENT_BYTES = 64 << 20 };
 
 struct command_line;
@@ -80,7 +80,7 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
     return options_set(o, key, eq + 1, e);
 }
 
-/* What the options of the command line set, in their order, over the file's. */
+/* Applies the options of the command line, in their order, on top of the file. */
 static int apply(const struct command_line *c, struct options *out, struct err *e)
 {
     int r = 0;
@@ -100,8 +100,8 @@ static int apply(const struct command_line *c, struct options *out, struct err *
     return r;
 }
 
-/* All options: defaults, the file, the command line. Also for reading them anew: *out is made on
- * success only. */
+/* Reads all options: defaults, file, command line. A reload calls it too. *out is set on success
+ * only. */
 static int load(void *arg, struct options *out, struct err *e)
 {
     const struct command_line *c = arg;

@@ -84,7 +84,7 @@ static int read_input(char **out, size_t *n, const struct offline_options *o, st
     return 0;
 }
 
-/* In ASCII: some readers take U+2028 for the end of a line. */
+/* Prints in ASCII: some readers end a line at U+2028. */
 static int put_line(json_t *value, struct err *e)
 {
     char *text = value ? json_text(value, JSON_COMPACT | JSON_ENSURE_ASCII) : NULL;
@@ -178,7 +178,7 @@ static bool is_among(char c, const char *set, size_t n)
     return memchr(set, c, n) != NULL;
 }
 
-/* Plain numbers with blanks or commas between, as an array. */
+/* Reads whole numbers, separated by blanks or commas, into an array. */
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
     json_t *array = json_array();
@@ -200,7 +200,7 @@ static int parse_numbers(json_t **out, struct text input, struct err *e)
     return 0;
 }
 
-/* Ids from a JSON array, an object with ids, or plain numbers. */
+/* Reads ids from a JSON array, an object with ids, or plain numbers. */
 static int take_ids(struct token_list *out, struct text input, const json_t *parsed, struct err *e)
 {
     json_t *own = NULL;
@@ -331,7 +331,7 @@ static int run_one(struct tool *t, struct text input, bool json, json_t **out, s
     return r;
 }
 
-/* A wrong line becomes an error object; the next ones go on. */
+/* A line that fails yields an error object, and the next line follows. */
 static int run_lines(struct tool *t, FILE *in)
 {
     char *line = NULL;

@@ -1,4 +1,4 @@
-/* option_values.h - values of options as people write them: all of the text, or it is none. */
+/* option_values.h - parses the values of options. Each function takes the whole text or fails. */
 #ifndef NVLLM_DAEMON_OPTION_VALUES_H
 #define NVLLM_DAEMON_OPTION_VALUES_H
 

@@ -136,7 +136,7 @@ static const struct option *find(const char *key)
     return NULL;
 }
 
-/* What may be written, for error lines and --help. */
+/* Describes the allowed values, for errors and --help. */
 static void describe(const struct option *t, char *buf, size_t n)
 {
     switch (t->kind) {
@@ -261,8 +261,7 @@ void options_deinit(struct options *o)
         }
 }
 
-/* The key that was probably meant, or NULL: few letters off, or the right word in a wrong section.
- */
+/* The closest key, or NULL: a few letters differ, or only the section is wrong. */
 static const char *nearest(const char *key)
 {
     const char *word = strchr(key, '.'), *best = NULL;
@@ -294,12 +293,11 @@ int options_set(struct options *o, const char *key, const char *value, struct er
     return err_set(e, -ENOENT, "%s: no such option; nvllmd --help lists all", key);
 }
 
-/* One reading of a file. inih knows lines only by their order, so they are counted here. */
+/* The state of options_read. inih does not pass line numbers, so they are counted here. */
 struct reading {
     FILE *f;
     const char *path;
     int line;
-    bool whole; /* the last piece ended a line */
     struct options *o;
     bool seen[N_OPTIONS];
     int r; /* the first error */
@@ -373,7 +371,7 @@ int options_read(struct options *o, const char *path, struct err *e)
     if (rd.r == 0 && r == -2) {
         rd.r = err_set(e, -ENOMEM, "%s: out of memory", path);
     } else if (r > 0 && (rd.r == 0 || r < rd.line)) {
-        rd.r = 0; /* inih goes on behind its own errors: the first one counts */
+        rd.r = 0; /* inih continues after its own errors: the first error is reported */
         rd.line = r;
         refuse(&rd, -EINVAL, "neither [section] nor key = value");
     } else if (rd.r == 0 && ferror(rd.f)) {
@@ -435,7 +433,7 @@ void options_take(struct options *running, struct options *fresh, struct options
     }
 }
 
-/* In lines of a terminal's usual width. */
+/* Wraps lines at 80 columns. */
 static void print_help(FILE *f, const char *text)
 {
     enum { INDENT = 6, COLUMNS = 80 };

@@ -33,7 +33,7 @@ struct job {
     enum job_phase phase; /* under the engine's lock */
     bool cancelled;       /* likewise */
     uint64_t id;
-    uint64_t client; /* whose turn in the queues it takes */
+    uint64_t client; /* for round-robin */
     uint64_t arrival_us;
     struct engine_request request;
     struct inspect_query query;    /* ENGINE_INSPECT */

@@ -215,15 +215,15 @@ class Questions(Case):
                    if path.parent.name != str(d.pid))
 
     def ask_on(self, w, stop, sizes):
-        """With always four questions under way; the bytes of their answers."""
+        """Keeps four inspect requests in progress; notes the bytes of their answers."""
         frames = [wire.frame(i, show_cache={}) for i in range(1, 5)]
         w.raw(b"".join(frames))
         while not stop.is_set():
             sizes.append(w.skip())
             w.raw(frames[(len(sizes) - 1) % 4])  # their answers come in order
 
-    def test_who_asks_without_end(self):
-        """Has a part of the time of the thread that hands out the steps: about a tenth."""
+    def test_endless_inspect_requests(self):
+        """Inspect requests take about a tenth of the engine thread's time."""
         with self.start() as d, d.connect() as asking, d.connect() as w:
             self.fill(w, scaled(20000, 5000))
             stop, sizes = threading.Event(), []
@@ -242,7 +242,7 @@ class Questions(Case):
             finally:
                 stop.set()
                 thread.join()
-            print(f"{100 * alone:.0f} % of a core alone, {100 * asked:.0f} % with questions")
+            print(f"{100 * alone:.0f} % of a core alone, {100 * asked:.0f} % with inspect requests")
             self.assertLess(asked - alone, scaled(0.3, 0.5))
             self.assertGreater(len(sizes), 1)
             self.assertGreater(min(sizes), 50000, "a list of many prefixes, not a refusal")

@@ -259,9 +259,9 @@ class OfOneUser(Case):
             self.busy(reply["error"], "requests_per_connection", 3)
             self.assertIsNone(other.generate(**SHORT).error)
 
-    def test_questions(self):
-        """A user's questions, on however many connections; those of others are answered, and all
-        that were taken are."""
+    def test_inspect_requests(self):
+        """The limit counts a user's inspect requests on all connections. Those of others are answered,
+        and so are all that were accepted."""
         with Daemon(SMALL, "limits.questions_per_uid=2") as d, \
                 roles.connect(d, roles.USER) as w, roles.connect(d, roles.OTHER) as other, \
                 d.connect() as root:

@@ -17,7 +17,7 @@ struct engine_event *take(struct engine *g);
 /* Until it is ready or has failed; what it tells meanwhile is dropped. */
 void wait_loaded(struct engine *g);
 
-/* Requests and questions whose memory has not come back; release() counts one less. */
+/* Requests whose memory has not been released; release() counts down. */
 extern _Atomic int n_owned;
 void release(void *owner);
 

@@ -12,7 +12,7 @@
 #include "proto/nvllm.pb-c.h"
 #include "tests/unit/run_suite.h"
 
-enum { TURN = 3, N_CLIENTS = 3 }; /* frames that an owner may have taken in a round */
+enum { QUANTUM = 3, N_CLIENTS = 3 }; /* frames that an owner may have taken in a round */
 
 /* Two connections of a user, one of another. */
 struct client {
@@ -81,7 +81,7 @@ static bool may_take(void *owner)
 static void on_round(void *arg)
 {
     (void)arg;
-    one.left = other.left = TURN;
+    one.left = other.left = QUANTUM;
 }
 
 static const struct connection_handler handler = {
@@ -143,7 +143,7 @@ static void send_frames(struct client *c, int n)
 }
 
 /* A few iterations of the loop, none of which waits. */
-static void turn_loop(int n)
+static void run_loop(int n)
 {
     while (n--)
         event_base_loop(shared.base, EVLOOP_ONCE | EVLOOP_NONBLOCK);
@@ -158,47 +158,46 @@ static size_t count(char name)
     return n;
 }
 
-/* The time within which a frame must have come does not run while what has come waits for its turn.
- */
-START_TEST(waiting_for_a_turn_is_nobodys_fault)
+/* The frame timeout does not run while frames that have arrived wait for the next round. */
+START_TEST(frame_timer_stops_while_a_connection_waits)
 {
     shared.frame_timeout_s = 0;
     send_frames(&clients[0], 40);
     send_frames(&clients[1], 40);
-    turn_loop(60);
+    run_loop(60);
     ck_assert_uint_eq(count('A'), 40);
     ck_assert_uint_eq(count('B'), 40);
 }
 END_TEST
 
-/* Somebody else's frame waits behind one turn of who has sent many, and those are all taken in the
- * end although nothing more arrives. */
+/* A frame waits for at most one quantum of each client that has sent many; those frames are all
+ * taken in the end, although nothing more arrives. */
 START_TEST(many_frames_let_others_in)
 {
     send_frames(&clients[0], 40);
     send_frames(&clients[1], 40);
     send_frames(&clients[2], 1);
-    turn_loop(1);
+    run_loop(1);
     ck_assert_uint_eq(count('C'), 1);
-    ck_assert_uint_le(n_taken, 2 * TURN + 1); /* one on arrival, one in the round after it */
-    turn_loop(100);
+    ck_assert_uint_le(n_taken, 2 * QUANTUM + 1); /* one on arrival, one in the round after it */
+    run_loop(100);
     ck_assert_uint_eq(count('A'), 40);
     ck_assert_uint_eq(count('B'), 40);
     ck_assert(list_empty(&shared.waiting));
 }
 END_TEST
 
-/* Connections of one user have their turns one after the other, whoever began. */
-START_TEST(connections_of_a_user_take_turns)
+/* The connections of one user share its quantum in rotation, whichever came first. */
+START_TEST(connections_of_a_user_rotate)
 {
     send_frames(&clients[0], 100);
-    turn_loop(3);
+    run_loop(3);
     ck_assert_uint_lt(count('A'), 100);
     send_frames(&clients[1], 100);
-    turn_loop(16);
+    run_loop(16);
     ck_assert_uint_lt(count('A'), 100);
-    ck_assert_uint_ge(count('B'), 5 * TURN);
-    turn_loop(100);
+    ck_assert_uint_ge(count('B'), 5 * QUANTUM);
+    run_loop(100);
     ck_assert_uint_eq(n_taken, 200);
 }
 END_TEST
@@ -208,28 +207,28 @@ START_TEST(quiet_connection_is_not_starved)
 {
     for (int i = 0; i < 10; i++) {
         send_frames(&clients[0], 20);
-        turn_loop(1);
+        run_loop(1);
     }
     send_frames(&clients[1], 1);
     for (int i = 0; i < 4; i++) {
-        send_frames(&clients[0], 2 * TURN);
-        turn_loop(1);
+        send_frames(&clients[0], 2 * QUANTUM);
+        run_loop(1);
     }
     ck_assert_uint_eq(count('B'), 1);
 }
 END_TEST
 
-/* Who leaves while it waits for its turn has what it sent before taken, and is then let go. */
+/* A client that leaves while it waits has its earlier frames taken, and is then freed. */
 START_TEST(leaves_while_it_waits)
 {
     send_frames(&clients[0], 10);
     send_frames(&clients[1], 10);
-    turn_loop(1);
+    run_loop(1);
     for (int i = 0; i < 2; i++) {
         close(clients[i].fd);
         clients[i].fd = -1;
     }
-    turn_loop(20);
+    run_loop(20);
     ck_assert_uint_eq(n_taken, 20);
     ck_assert_ptr_null(clients[0].connection);
     ck_assert_ptr_null(clients[1].connection);
@@ -242,10 +241,10 @@ START_TEST(ended_while_it_waits)
     size_t n;
 
     send_frames(&clients[0], 40);
-    turn_loop(1);
+    run_loop(1);
     n = n_taken;
     connection_end(clients[0].connection, NULL);
-    turn_loop(5);
+    run_loop(5);
     ck_assert_uint_eq(n_taken, n);
     ck_assert(list_empty(&shared.waiting));
 }
@@ -280,12 +279,12 @@ END_TEST
 int main(void)
 {
     Suite *s = suite_create("connection");
-    TCase *tc = tcase_create("turns");
+    TCase *tc = tcase_create("rounds");
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, many_frames_let_others_in);
-    tcase_add_test(tc, waiting_for_a_turn_is_nobodys_fault);
-    tcase_add_test(tc, connections_of_a_user_take_turns);
+    tcase_add_test(tc, frame_timer_stops_while_a_connection_waits);
+    tcase_add_test(tc, connections_of_a_user_rotate);
     tcase_add_test(tc, quiet_connection_is_not_starved);
     tcase_add_test(tc, leaves_while_it_waits);
     tcase_add_test(tc, ended_while_it_waits);
