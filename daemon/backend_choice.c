@@ -26,7 +26,7 @@ static int load_module(const struct backend_ops **out, const char *path, struct 
     void *module;
     int r = 0;
 
-    if (path[0] != '/') /* dlopen would look for it elsewhere */
+    if (path[0] != '/') /* dlopen would search for it */
         return err_set(e, -EINVAL, "backend.module: \"%s\" is not an absolute path", path);
     if (access(path, F_OK) < 0)
         return err_set(

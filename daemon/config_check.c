@@ -1,5 +1,4 @@
-/* config_check.c - see config_check.h. The steps of a start, each checked by the module that does
- * it. */
+/* config_check.c - see config_check.h. Checks each step of a start with the module that does it. */
 #include "daemon/config_check.h"
 
 #include <errno.h>
@@ -47,7 +46,7 @@ static void clean(char *text)
             *text = '?';
 }
 
-/* about is a word; mend a command, or NULL. */
+/* Prints or collects one finding. about is a word; mend is a command, or NULL. */
 __attribute__((format(printf, 5, 6))) static void
 say(struct checking *c, enum level level, const char *about, const char *mend, const char *fmt, ...)
 {
@@ -73,13 +72,13 @@ say(struct checking *c, enum level level, const char *about, const char *mend, c
     json_array_append_new(c->findings, o);
 }
 
-/* "sudo " where the user may not write there. */
+/* "sudo " if the user may not write to the path. */
 static const char *sudo_for(const char *path)
 {
     return access(path, W_OK) == 0 ? "" : "sudo ";
 }
 
-/* Opens the file, at a line where one is known; without a file --help lists the options. */
+/* The command that opens the file, at the line if it is known; without a file, --help. */
 static const char *edit(char mend[MEND_ROOM], const struct checking *c, long line)
 {
     const char *file = c->check->file;
@@ -96,7 +95,7 @@ static const char *edit(char mend[MEND_ROOM], const struct checking *c, long lin
 
 /* ---- the steps */
 
-/* Errors of a file begin with it and the line. */
+/* Reports why the options are wrong. An error in a file begins with "file:line". */
 static void say_why(struct checking *c)
 {
     const char *file = c->check->file, *text = c->check->why->text;
@@ -134,7 +133,7 @@ static void check_backend(struct checking *c, struct backend_choice *choice)
     }
 }
 
-/* systemd makes the default socket's folder when it starts the service. */
+/* systemd creates the folder of the default socket when it starts the service. */
 static bool is_made_by_systemd(const char *path)
 {
     static const char *const units[] = {"/etc/systemd/system/nvllmd.service",
@@ -149,7 +148,7 @@ static bool is_made_by_systemd(const char *path)
     return false;
 }
 
-/* Neither root's group nor the system's: their ownership must not change for a socket. */
+/* Root's folders and those directly below / keep their owner. */
 static bool may_be_given(const char *folder)
 {
     struct stat st;
@@ -157,7 +156,7 @@ static bool may_be_given(const char *folder)
     return stat(folder, &st) == 0 && st.st_uid != 0 && strrchr(folder, '/') != folder;
 }
 
-/* The command for one of listener_check's errors. */
+/* The command that fixes an error of listener_check. */
 static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, int code,
                                const struct listener_options *l)
 {
@@ -223,7 +222,7 @@ static void check_admins(struct checking *c)
     }
 }
 
-/* The findings of “nvllmd check” on the folder that are wrong, or one that it is right. */
+/* Reports what “nvllmd check” finds wrong with the folder, or that it is right. */
 static bool check_folder(struct checking *c, const char *folder)
 {
     char mend[MEND_ROOM], quoted[QUOTED_ROOM], *text = NULL, *line, *rest;
@@ -267,7 +266,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     if (!check_folder(c, o->model_path))
         return;
     if (model_open(&model, o->model_path, &e) < 0)
-        say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed in between */
+        say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
     else if (engine_check_lengths(&backend, model, &e) < 0)
         say(c, WRONG, "config", edit(mend, c, 0), "%s", e.text);
     else if (choice->ops == c->check->cpu && c->check->check_cpu(model, &backend, &e) < 0)
@@ -303,7 +302,7 @@ int config_check_run(const struct config_check *check)
         say_why(&c);
     if (check->json) {
         all = json_pack("{sOsi}", "findings", c.findings, "wrong", c.n_wrong);
-        if (o) { /* left out where they are no UTF-8 */
+        if (o) { /* left out if not UTF-8 */
             json_object_set_new(all, "socket", json_string(o->socket));
             json_object_set_new(all, "model", json_string(o->model_path));
         }

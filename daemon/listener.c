@@ -41,12 +41,19 @@ static struct listener *listener_new(void)
     return l;
 }
 
+/* Whether the path names the open file. */
+static bool is_at(int fd, const char *path)
+{
+    struct stat ours, named;
+
+    return fstat(fd, &ours) == 0 && stat(path, &named) == 0 && ours.st_dev == named.st_dev &&
+           ours.st_ino == named.st_ino;
+}
+
 /* Takes the lock. An ending daemon removes the file, so the file locked here may no longer be at
  * its path: try again then. */
 static int take_lock(struct listener *l, struct err *e)
 {
-    struct stat ours, named;
-
     for (;;) {
         int fd = open(l->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 
@@ -62,8 +69,7 @@ static int take_lock(struct listener *l, struct err *e)
                 return err_set(e, code, "%s: another nvllmd serves this socket", l->path);
             return err_set(e, code, "%s: %s", l->lock_path, strerror(-code));
         }
-        if (fstat(fd, &ours) == 0 && stat(l->lock_path, &named) == 0 &&
-            ours.st_dev == named.st_dev && ours.st_ino == named.st_ino) {
+        if (is_at(fd, l->lock_path)) {
             l->lock_fd = fd;
             return 0;
         }
@@ -297,11 +303,9 @@ static bool names_ours(const struct listener *l)
 /* The lock counts only while its file is at its path: clearing the folder removes both. */
 static int renew_lock(struct listener *l, struct err *e)
 {
-    struct stat ours, named;
     int old = l->lock_fd, r;
 
-    if (fstat(old, &ours) == 0 && stat(l->lock_path, &named) == 0 && ours.st_dev == named.st_dev &&
-        ours.st_ino == named.st_ino)
+    if (is_at(old, l->lock_path))
         return 0;
     r = take_lock(l, e);
     if (r == 0)
