@@ -160,7 +160,7 @@ static size_t count(char name)
 
 /* The time within which a frame must have come does not run while what has come waits for its turn.
  */
-START_TEST(waiting_for_a_turn_is_nobodys_fault)
+TEST(waiting_for_a_turn_is_nobodys_fault)
 {
     shared.frame_timeout_s = 0;
     send_frames(&clients[0], 40);
@@ -169,11 +169,10 @@ START_TEST(waiting_for_a_turn_is_nobodys_fault)
     ck_assert_uint_eq(count('A'), 40);
     ck_assert_uint_eq(count('B'), 40);
 }
-END_TEST
 
 /* Somebody else's frame waits behind one turn of who has sent many, and those are all taken in the
  * end although nothing more arrives. */
-START_TEST(many_frames_let_others_in)
+TEST(many_frames_let_others_in)
 {
     send_frames(&clients[0], 40);
     send_frames(&clients[1], 40);
@@ -186,10 +185,9 @@ START_TEST(many_frames_let_others_in)
     ck_assert_uint_eq(count('B'), 40);
     ck_assert(list_empty(&shared.waiting));
 }
-END_TEST
 
 /* Connections of one user have their turns one after the other, whoever began. */
-START_TEST(connections_of_a_user_take_turns)
+TEST(connections_of_a_user_take_turns)
 {
     send_frames(&clients[0], 100);
     turn_loop(3);
@@ -201,10 +199,9 @@ START_TEST(connections_of_a_user_take_turns)
     turn_loop(100);
     ck_assert_uint_eq(n_taken, 200);
 }
-END_TEST
 
 /* One small request beside a connection that sends without end is taken within a few rounds. */
-START_TEST(quiet_connection_is_not_starved)
+TEST(quiet_connection_is_not_starved)
 {
     for (int i = 0; i < 10; i++) {
         send_frames(&clients[0], 20);
@@ -217,10 +214,9 @@ START_TEST(quiet_connection_is_not_starved)
     }
     ck_assert_uint_eq(count('B'), 1);
 }
-END_TEST
 
 /* Who leaves while it waits for its turn has what it sent before taken, and is then let go. */
-START_TEST(leaves_while_it_waits)
+TEST(leaves_while_it_waits)
 {
     send_frames(&clients[0], 10);
     send_frames(&clients[1], 10);
@@ -234,10 +230,9 @@ START_TEST(leaves_while_it_waits)
     ck_assert_ptr_null(clients[0].connection);
     ck_assert_ptr_null(clients[1].connection);
 }
-END_TEST
 
 /* A connection that is ended while it waits has nothing more taken. */
-START_TEST(ended_while_it_waits)
+TEST(ended_while_it_waits)
 {
     size_t n;
 
@@ -249,11 +244,10 @@ START_TEST(ended_while_it_waits)
     ck_assert_uint_eq(n_taken, n);
     ck_assert(list_empty(&shared.waiting));
 }
-END_TEST
 
 /* What is put while the loop is at one thing goes out in one write: a socket that keeps writes
  * apart has one. */
-START_TEST(one_write_for_all_that_was_put)
+TEST(one_write_for_all_that_was_put)
 {
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     struct connection *c;
@@ -275,21 +269,8 @@ START_TEST(one_write_for_all_that_was_put)
     connection_free(c);
     close(pair[1]);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("connection");
-    TCase *tc = tcase_create("turns");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, many_frames_let_others_in);
-    tcase_add_test(tc, waiting_for_a_turn_is_nobodys_fault);
-    tcase_add_test(tc, connections_of_a_user_take_turns);
-    tcase_add_test(tc, quiet_connection_is_not_starved);
-    tcase_add_test(tc, leaves_while_it_waits);
-    tcase_add_test(tc, ended_while_it_waits);
-    tcase_add_test(tc, one_write_for_all_that_was_put);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("connection", setup, teardown);
 }

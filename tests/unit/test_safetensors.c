@@ -22,7 +22,7 @@ static int parse(struct safetensors *s, const char *json, uint64_t data_bytes)
 }
 
 /* Tensors are found by name, with their place in the file. */
-START_TEST(good_header)
+TEST(good_header)
 {
     const char *json = "{\"__metadata__\":{\"format\":\"pt\"},"
                        "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[8,20]},"
@@ -48,10 +48,9 @@ START_TEST(good_header)
     ck_assert_ptr_null(safetensors_find(&s, "c"));
     safetensors_deinit(&s);
 }
-END_TEST
 
 /* A tensor of more dimensions than the engine knows is no reason to refuse the file. */
-START_TEST(high_rank_passes)
+TEST(high_rank_passes)
 {
     struct safetensors s;
 
@@ -63,10 +62,9 @@ START_TEST(high_rank_passes)
     ck_assert_int_eq(s.entries[0].rank, 6);
     safetensors_deinit(&s);
 }
-END_TEST
 
 /* A file without tensors is right as far as the format goes. */
-START_TEST(no_tensors)
+TEST(no_tensors)
 {
     struct safetensors s;
 
@@ -74,7 +72,6 @@ START_TEST(no_tensors)
     ck_assert_ptr_null(safetensors_find(&s, "a"));
     safetensors_deinit(&s);
 }
-END_TEST
 
 #define T(name, dtype, shape, offsets)                                                             \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
@@ -131,7 +128,7 @@ static const struct {
 };
 
 /* Each fault of a header is refused, and the message says where it is. */
-START_TEST(bad_header_is_refused)
+TEST(bad_header_is_refused, .n = N(refused))
 {
     struct safetensors s;
     int rc = parse(&s, refused[_i].json, refused[_i].data_bytes);
@@ -140,10 +137,9 @@ START_TEST(bad_header_is_refused)
     ck_assert_msg(strstr(e.text, refused[_i].text), "%s: %s", refused[_i].json, e.text);
     ck_assert_ptr_nonnull(strstr(e.text, "x.safetensors: "));
 }
-END_TEST
 
 /* The length in the first eight bytes is checked against the file and the format's limit. */
-START_TEST(header_length)
+TEST(header_length, .n = 8)
 {
     static const struct {
         const char *first;
@@ -169,7 +165,6 @@ START_TEST(header_length)
         ck_assert_msg(rc == 0, "%s", e.text);
     }
 }
-END_TEST
 
 static uint64_t rng;
 
@@ -212,7 +207,7 @@ static size_t mutate(char *text, size_t n)
 
 /* What passes the checks after any damage lies inside the file and overlaps nothing; nothing
  * crashes. */
-START_TEST(mutated_headers)
+TEST(mutated_headers, .n = 4)
 {
     static const char good[] =
         "{\"__metadata__\":{\"format\":\"pt\"}," T("a", "BF16", "[2,3]", "[0,12]") "," T(
@@ -248,20 +243,8 @@ START_TEST(mutated_headers)
     }
     ck_assert_int_gt(passed, 0); /* else the checks above have seen nothing */
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("safetensors");
-    TCase *t = tcase_create("safetensors");
-
-    tcase_add_test(t, good_header);
-    tcase_add_test(t, high_rank_passes);
-    tcase_add_test(t, no_tensors);
-    tcase_add_loop_test(t, bad_header_is_refused, 0, sizeof(refused) / sizeof(refused[0]));
-    tcase_add_loop_test(t, header_length, 0, 8);
-    tcase_add_loop_test(t, mutated_headers, 0, 4);
-    tcase_set_timeout(t, 60);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("safetensors", NULL, NULL);
 }

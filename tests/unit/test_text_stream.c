@@ -92,7 +92,7 @@ static int finish(struct text_stream *s)
 }
 
 /* A character in four tokens comes out whole with its last byte. */
-START_TEST(character_comes_out_whole)
+TEST(character_comes_out_whole)
 {
     struct text_stream *s = new_stream(NULL, 0, true);
 
@@ -104,10 +104,9 @@ START_TEST(character_comes_out_whole)
     ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
     text_stream_free(s);
 }
-END_TEST
 
 /* An incomplete character is one U+FFFD, before another one and at the end. */
-START_TEST(broken_characters)
+TEST(broken_characters)
 {
     struct text_stream *s = new_stream(NULL, 0, true);
 
@@ -117,10 +116,9 @@ START_TEST(broken_characters)
     ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd\xef\xbf\xbd");
     text_stream_free(s);
 }
-END_TEST
 
 /* Text is held back while it may become a stop. */
-START_TEST(beginning_of_stop_is_held_back)
+TEST(beginning_of_stop_is_held_back)
 {
     const char *stops[] = {"STOP"};
     struct text_stream *s = new_stream(stops, 1, true);
@@ -135,10 +133,9 @@ START_TEST(beginning_of_stop_is_held_back)
     ck_assert_str_eq(all, "xST");
     text_stream_free(s);
 }
-END_TEST
 
 /* The end returns what was held back. */
-START_TEST(end_lets_go)
+TEST(end_lets_go)
 {
     const char *stops[] = {"STOP"};
     struct text_stream *s = new_stream(stops, 1, true);
@@ -149,10 +146,9 @@ START_TEST(end_lets_go)
     ck_assert_str_eq(all, "aSTO");
     text_stream_free(s);
 }
-END_TEST
 
 /* A stop inside a token: the text before it comes out, the rest is dropped. */
-START_TEST(stop_inside_a_token)
+TEST(stop_inside_a_token)
 {
     const char *stops[] = {"im"};
     struct text_stream *s = new_stream(stops, 1, false);
@@ -163,10 +159,9 @@ START_TEST(stop_inside_a_token)
     ck_assert_str_eq(all, "<|");
     text_stream_free(s);
 }
-END_TEST
 
 /* The stop that is complete first counts, of two that end together the longer. */
-START_TEST(several_stops)
+TEST(several_stops)
 {
     const char *first[] = {"bcd", "abcde"}, *longer[] = {"c", "bc"}, *nested[] = {"aab", "b"};
     struct text_stream *s = new_stream(first, 2, true);
@@ -185,10 +180,9 @@ START_TEST(several_stops)
     ck_assert_str_eq(all, "xa");
     text_stream_free(s);
 }
-END_TEST
 
 /* A stop may have characters of several bytes, and end with U+FFFD. */
-START_TEST(stops_of_many_bytes)
+TEST(stops_of_many_bytes)
 {
     const char *stops[] = {"\xe4\xbd\xa0\xe5\xa5\xbd", "x\xef\xbf\xbd"};
     struct text_stream *s = new_stream(stops, 2, true);
@@ -205,10 +199,9 @@ START_TEST(stops_of_many_bytes)
     ck_assert_str_eq(all, "y");
     text_stream_free(s);
 }
-END_TEST
 
 /* A stop that is ignored is text; one that overlaps it counts once stops do, and is cut off. */
-START_TEST(ignored_stops)
+TEST(ignored_stops)
 {
     const char *stops[] = {"abab"};
     struct text_stream *s = new_stream(stops, 1, true);
@@ -228,10 +221,9 @@ START_TEST(ignored_stops)
     ck_assert_str_eq(all, "xab");
     text_stream_free(s);
 }
-END_TEST
 
 /* Omitted special tokens have no text, not even for stops; nor has padding. */
-START_TEST(special_tokens)
+TEST(special_tokens)
 {
     const char *stops[] = {"<|im_end|>"};
     struct text_stream *s = new_stream(stops, 1, true);
@@ -247,10 +239,9 @@ START_TEST(special_tokens)
     ck_assert_str_eq(all, "a\xc3\xa9");
     text_stream_free(s);
 }
-END_TEST
 
 /* Stops that are empty, too long, too many or not UTF-8 are refused. */
-START_TEST(stops_are_checked)
+TEST(stops_are_checked)
 {
     char letters[TEXT_STREAM_MAX_STOP_BYTES + 1];
     struct text stop = {letters, 0}, many[TEXT_STREAM_MAX_STOPS + 1], broken = {"\xff", 1};
@@ -277,7 +268,6 @@ START_TEST(stops_are_checked)
     text_stream_free(s);
     text_stream_free(NULL);
 }
-END_TEST
 
 /* The first byte of text at which a stop is complete, and where the longest such stop begins. */
 static size_t plain_search(const char *text, size_t len, const char *const *stops, int n,
@@ -303,7 +293,7 @@ static size_t plain_search(const char *text, size_t len, const char *const *stop
 
 /* Whatever the tokens, the pieces together are the text decoded at once, cut at the first stop that
  * a plain search finds. */
-START_TEST(random_ids_stream_as_they_decode)
+TEST(random_ids_stream_as_they_decode)
 {
     const char *stops[] = {"e ", "th", "\xef\xbf\xbd", "aab", "aaba", " the"};
     int n_stopped = 0;
@@ -346,26 +336,8 @@ START_TEST(random_ids_stream_as_they_decode)
     }
     ck_assert_int_gt(n_stopped, 200);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("text_stream");
-    TCase *tc = tcase_create("text_stream");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, character_comes_out_whole);
-    tcase_add_test(tc, broken_characters);
-    tcase_add_test(tc, beginning_of_stop_is_held_back);
-    tcase_add_test(tc, end_lets_go);
-    tcase_add_test(tc, stop_inside_a_token);
-    tcase_add_test(tc, several_stops);
-    tcase_add_test(tc, stops_of_many_bytes);
-    tcase_add_test(tc, ignored_stops);
-    tcase_add_test(tc, special_tokens);
-    tcase_add_test(tc, stops_are_checked);
-    tcase_add_test(tc, random_ids_stream_as_they_decode);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("text_stream", setup, teardown);
 }
