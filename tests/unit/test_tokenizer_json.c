@@ -317,45 +317,6 @@ TEST(truncated_file)
     json_decref(root);
 }
 
-/* A file with random bytes changed gives an error, or a tokenizer that encodes and decodes. */
-TEST(mutated_file)
-{
-    json_t *root = small_file();
-    char *text = json_dumps(root, 0);
-    size_t len = strlen(text);
-    char *copy = malloc(len);
-    int n_good = 0, n_bad = 0;
-
-    srandom(9);
-    for (int round = 0; round < 3000; round++) {
-        struct tokenizer *t;
-        struct err e = {0};
-
-        memcpy(copy, text, len);
-        for (long k = random() % 3; k >= 0; k--)
-            copy[(size_t)random() % len] = "0123456789\"{}[]:,abc\\ <\xff"[random() % 25];
-        if (tokenizer_parse(&t, copy, len, &e)) {
-            ck_assert_uint_gt(strlen(e.text), 0);
-            n_bad++;
-            continue;
-        }
-        struct token_list list = {0};
-        char *back;
-        size_t back_len;
-        ck_assert_int_eq(tokenizer_encode_all(t, (struct text){copy, 200}, true, &list), 0);
-        ck_assert_int_eq(tokenizer_decode(t, list.ids, list.n, false, &back, &back_len), 0);
-        free(back);
-        free(list.ids);
-        tokenizer_free(t);
-        n_good++;
-    }
-    ck_assert_int_gt(n_good, 20);
-    ck_assert_int_gt(n_bad, 1000);
-    free(copy);
-    free(text);
-    json_decref(root);
-}
-
 /* Duplicate keys are refused. */
 TEST(duplicate_keys)
 {
