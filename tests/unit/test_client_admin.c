@@ -8,7 +8,7 @@ enum { MS = 1000 };
 
 static uint64_t n_asked; /* ids count from 1 on a connection */
 
-static void admin_greeted(void)
+static void set_up(void)
 {
     n_asked = 0;
     greeted();
@@ -95,7 +95,6 @@ TEST(requests_are_listed)
     struct nvllm_list_options options;
     const client_frame *f;
 
-    admin_greeted();
     ANSWER(REQUEST_LIST, RequestList, request_list, .n_requests = 2, .requests = infos, .total = 7);
     nvllm_list_options_init(&options);
     options.limit = 2;
@@ -122,7 +121,6 @@ TEST(request_is_cancelled_by_number)
     const client_frame *f;
     bool found = true;
 
-    admin_greeted();
     for (int i = 0; i < 2; i++) {
         ANSWER(CANCELLED, Cancelled, cancelled, .found = i == 0);
         expect_ok(nvllm_cancel_request(client, 1234567890123, MS, &found, &err));
@@ -145,7 +143,6 @@ TEST(blocks_are_reported)
     struct nvllm_blocks_options options;
     const struct nvllm_blocks *blocks;
 
-    admin_greeted();
     ANSWER(BLOCK_REPORT, BlockReport, block_report, .blocks = mark(&sums), .pinned = 1,
            .block_len = 16, .block_bytes = 1ull << 40, .n_uids = 1, .uids = uids, .n_requests = 2,
            .requests = rs, .map = {6, (uint8_t *)"uspccf"});
@@ -178,7 +175,6 @@ TEST(cache_is_shown)
         MESSAGE(PrefixCache, prefix_cache, .queried_tokens = 100, .hit_tokens = 60);
     const struct nvllm_cache *cache;
 
-    admin_greeted();
     ANSWER(CACHE_REPORT, CacheReport, cache_report, .n_prefixes = 1, .prefixes = list,
            .counts = mark(&counts), .evictions = 11, .pinned_blocks = 3);
     expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
@@ -204,7 +200,6 @@ TEST(cache_is_cleared)
     const struct nvllm_cache_change *change;
     struct nvllm_clear_options options;
 
-    admin_greeted();
     answer_cache_changed();
     expect_ok(nvllm_clear_cache(client, NULL, MS, &change, &err));
     ck_assert(!asked(OP(CLEAR_CACHE))->clear_cache->all);
@@ -226,7 +221,6 @@ TEST(prompts_are_pinned)
     const int32_t ids[] = {1, 2};
     struct nvllm_chat chat;
 
-    admin_greeted();
     nvllm_pin_options_init(&o);
     o.prompt = nvllm_str("abc");
     o.cache_salt = nvllm_str("salt");
@@ -270,7 +264,6 @@ TEST(request_is_explained)
     Nvllm__V1__RequestInfo info = info_of(8, NVLLM__V1__REQUEST_STATE__REQUEST_WAITING);
     const client_frame *f;
 
-    admin_greeted();
     ANSWER(EXPLANATION, Explanation, explanation, .info = &info,
            .reason = NVLLM__V1__WAIT_REASON__WAIT_BLOCKS, .blocks_needed = 9, .blocks_available = 4,
            .text = (char *)"waits for 5 more blocks");
@@ -297,7 +290,6 @@ TEST(prompt_is_explained)
     struct nvllm_chat chat;
     int32_t others[] = {5, 0};
 
-    admin_greeted();
     nvllm_chat_init(&chat);
     chat.messages = &message;
     chat.n_messages = 1;
@@ -343,7 +335,6 @@ TEST(daemon_is_steered)
     const struct nvllm_change *change;
     struct nvllm_drain_options o;
 
-    admin_greeted();
     answer_changed(NVLLM__V1__STATE__STATE_DRAINING, "info");
     expect_ok(nvllm_drain(client, NULL, MS, &change, &err));
     ck_assert(!asked(OP(DRAIN))->drain->has_timeout_ms);
@@ -376,7 +367,6 @@ TEST(configuration_is_reloaded)
     char *stay[] = {(char *)"daemon.socket"};
     const struct nvllm_reloaded *reloaded;
 
-    admin_greeted();
     ANSWER(RELOADED, Reloaded, reloaded, .n_changed = 2, .changed = changed, .n_needs_restart = 1,
            .needs_restart = stay);
     expect_ok(nvllm_reload(client, MS, &reloaded, &err));
@@ -399,7 +389,6 @@ TEST(empty_reports)
     const struct nvllm_cache *cache;
     struct nvllm_explain_options o;
 
-    admin_greeted();
     ANSWER(REQUEST_LIST, RequestList, request_list, .total = 0);
     expect_ok(nvllm_list_requests(client, NULL, MS, &list, &err));
     ck_assert(list->n_requests == 0 && list->total == 0);
@@ -427,7 +416,6 @@ TEST(refusal_names_the_limit)
 {
     const struct nvllm_request_list *list;
 
-    admin_greeted();
     ANSWER(ERROR, Error, error, .code = NVLLM__V1__ERROR_CODE__ERROR_BUSY, .retryable = true,
            .retry_after_ms = 40, .limit = (char *)"limits.requests_per_uid",
            .limit_value = UINT64_MAX);
@@ -447,7 +435,6 @@ TEST(bad_arguments)
     struct nvllm_drain_options d;
     struct nvllm_pin_options p;
 
-    admin_greeted();
     expect_bad(nvllm_list_requests(client, &never_prepared, MS, &list, &err));
     expect_bad(nvllm_cancel_request(client, 0, MS, NULL, &err));
     expect_bad(nvllm_pin_cache(client, NULL, MS, NULL, &err));
@@ -478,7 +465,6 @@ TEST(answer_of_another_kind)
 {
     const struct nvllm_request_list *list = NULL;
 
-    admin_greeted();
     answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
     ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
     ck_assert_ptr_null(list);
@@ -529,5 +515,5 @@ TEST(words, .no_fixture = true)
 
 int main(void)
 {
-    return run_tests("client_admin", NULL, teardown);
+    return run_tests("client_admin", set_up, teardown);
 }
