@@ -1,7 +1,6 @@
 /* test_accounts.c - what users hold is counted, for each and for all, and comes back to zero. */
 #include "daemon/accounts.h"
 
-#include <check.h>
 #include <pthread.h>
 #include <signal.h>
 

@@ -1,5 +1,4 @@
 /* test_algo_file.c - measured choices come back as they were written, or not at all. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>

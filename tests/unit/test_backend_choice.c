@@ -1,7 +1,6 @@
 /* test_backend_choice.c - which backend is taken, with and without a device and its module. */
 #include "daemon/backend_choice.h"
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* test_batch.c - a batch is one block: it says the same wherever it lies, and a broken one is
  * found.
  */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,4 @@
 /* test_bf16.c - conversions against references by value. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,5 +1,4 @@
 /* test_blocks.c - each block is free, cached or used. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "engine/core/blocks.h"

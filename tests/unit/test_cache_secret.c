@@ -1,5 +1,4 @@
 /* test_cache_secret.c - a secret that is kept is the same again, and a bad file is refused. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -3,7 +3,6 @@
  *
  * usage: test_chat                 the tests
  *        test_chat FAMILY FILE     only compares the vectors of a file */
-#include <check.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>

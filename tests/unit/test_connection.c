@@ -3,7 +3,6 @@
  * tests/e2e. */
 #include "daemon/connection.h"
 
-#include <check.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>

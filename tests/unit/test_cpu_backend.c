@@ -1,6 +1,5 @@
 /* test_cpu_backend.c - the CPU backend's side of the contract: memory, progress, results and what
  * it aborts at. What it computes is in test_cpu_golden.c. */
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>

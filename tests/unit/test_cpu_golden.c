@@ -1,6 +1,5 @@
 /* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
  * batch, chunks, blocks, threads and instruction set. */
-#include <check.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* test_cpu_models.c - the CPU backend on small random models of all shapes, against a plain forward
  * pass in double precision. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* test_cpu_ops.c - the kernels against loops in double precision at odd sizes, with poisoned
  * outputs, and all instruction sets of this machine against each other, bit for bit. */
-#include <check.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* test_cpu_sampler.c - each step of engine/sampling.h against a plain sampler that sorts everything
  * and evaluates every draw. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

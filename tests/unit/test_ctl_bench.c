@@ -1,5 +1,4 @@
 /* test_ctl_bench.c - what nvllmctl bench stands on: Python's random numbers, and quantiles. */
-#include <check.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* test_engine.c - the engine as the daemon sees it, over the CPU backend and the bundled model:
  * every request gets one terminal event and its memory back, whatever happens to it. */
-#include <check.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>

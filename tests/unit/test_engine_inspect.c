@@ -1,6 +1,5 @@
 /* test_engine_inspect.c - inspecting an engine and changing its cache, over the CPU backend and the
  * bundled model. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 

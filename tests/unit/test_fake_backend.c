@@ -1,5 +1,4 @@
 /* test_fake_backend.c - the module nvllm-fake.so is opened and drives a request to its end. */
-#include <check.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 #include "proto/frame.h"
 #include "proto/unpack.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

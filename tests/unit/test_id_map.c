@@ -1,5 +1,4 @@
 /* test_id_map.c - the map against a plain array. */
-#include <check.h>
 #include <stdbool.h>
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 /* test_limits.c - every bound is an option, and a refusal says which, how much and when again. */
 #include "daemon/limits.h"
 
-#include <check.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* test_listener.c - the socket's path: who may take it, what is replaced, what is left alone. */
 #include "daemon/listener.h"
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

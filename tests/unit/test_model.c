@@ -1,5 +1,4 @@
 /* test_model.c - opening, checking and reading a model folder. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* test_model_config.c - config.json and generation_config.json: both spellings, each refusal. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

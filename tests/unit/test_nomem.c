@@ -1,7 +1,6 @@
 /* test_nomem.c - every allocation of reading a model folder and a chat fails in its turn: that is
  * reported as what it is, never as a fault of the file or the client, and nothing is lost. Builds
  * with sanitizers have an allocator of their own and skip it. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* test_options.c - the option table: what is taken, what is refused, and in which words. */
 #include "daemon/options.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* test_prefix_cache.c - which blocks are found, by whom, in which tier, and when no longer. */
-#include <check.h>
 #include <string.h>
 
 #include "engine/core/prefix_cache.h"

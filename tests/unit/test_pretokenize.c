@@ -1,7 +1,6 @@
 /* test_pretokenize.c - the hand-written scanner against the pattern, run by PCRE2, and NFC against
  * utf8proc's. */
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <check.h>
 #include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>

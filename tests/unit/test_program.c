@@ -1,5 +1,4 @@
 /* test_program.c - proto/program.c: near words, words for a shell, closed streams. */
-#include <check.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* test_request.c - every field of a request: absent, at its bounds, beyond them, and no number. */
 #include "daemon/request.h"
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* test_rights.c - each operation of the schema has its row, and who is who. */
 #include "daemon/rights.h"
 
-#include <check.h>
 #include <errno.h>
 #include <grp.h>
 #include <string.h>

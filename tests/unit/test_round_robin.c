@@ -1,5 +1,4 @@
 /* test_round_robin.c - clients are served in turn, and each in its own order. */
-#include <check.h>
 
 #include "engine/util/round_robin.h"
 #include "tests/unit/run_suite.h"

@@ -1,6 +1,5 @@
 /* test_safetensors.c - the header of a safetensors file: what passes, and how the rest is refused.
  */
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

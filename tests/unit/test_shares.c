@@ -1,7 +1,6 @@
 /* test_shares.c - scheduler.shares: who is meant, how much, and what is refused. */
 #include "daemon/shares.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

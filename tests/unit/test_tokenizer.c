@@ -1,5 +1,4 @@
 /* test_tokenizer.c - encoding and decoding against the reference's vectors and plain rules. */
-#include <check.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* test_tokenizer_json.c - an unknown part of tokenizer.json is refused by name, and no file ends
  * the process. */
-#include <check.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* test_utf8.c - which bytes are UTF-8, by character and in whole texts. */
 #include "proto/utf8.h"
 
-#include <check.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

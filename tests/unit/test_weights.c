@@ -1,5 +1,4 @@
 /* test_weights.c - how a model's tensors are divided among ranks and become matrices. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* test_work_pool.c - the tokenizer pool's promises: a short text never waits behind a long one, nor
  * one client behind all that another has sent. */
-#include <check.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
