@@ -1,8 +1,9 @@
 /* fuzz.h - what the fuzz targets share: how an oracle speaks, and a mutator that knows JSON.
  *
  * A target is a file with LLVMFuzzerTestOneInput() as libFuzzer has it; built without libFuzzer,
- * fuzz_main.c runs the seeds through it. With FUZZ_PLANT the code under test is told something else
- * than the oracle, as if it had forgotten a check: then the seeds must make the oracle speak. */
+ * fuzz_main.c runs the seeds and mutations of them through it. With FUZZ_PLANT the code under test
+ * is told something else than the oracle, as if it had forgotten a check: then the seeds must make
+ * the oracle speak. */
 #ifndef NVLLM_TESTS_FUZZ_FUZZ_H
 #define NVLLM_TESTS_FUZZ_FUZZ_H
 
@@ -27,12 +28,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* libFuzzer's own, and the hook that it asks. */
+/* libFuzzer's own or fuzz_main.c's, and the hook that either asks: a target may have none. */
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
-size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+__attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size,
+                                                     unsigned int seed);
 
-/* Changes one value of a JSON text in place; the new size, or libFuzzer's own change of the bytes
- * where it is no JSON, becomes too long, or by chance. */
+/* Changes one value of a JSON text in place; its bytes where it is no JSON, becomes too long, or by
+ * chance. Returns the new size. */
 size_t json_mutate(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
 
 #endif

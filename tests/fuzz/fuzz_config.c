@@ -81,6 +81,7 @@ static void run(const char *config, size_t n_config, const char *generation, siz
         return;
     }
     check_config(&c);
+    check_defaults(&d, c.vocab_size);
     if (c.n_layers <= MOST_LAYERS)
         check_tensors(&c);
     if (json_object_parse(&root, MODEL_GENERATION_FILE, generation, n_generation, &e) == 0) {
@@ -106,7 +107,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-#ifdef FUZZ_LIBFUZZER
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
     size_t n = strnlen((const char *)data, size);
@@ -118,4 +118,3 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     memmove(data, data + n + 1, size - n - 1); /* they change places, and the tail is lost */
     return json_mutate(data, size - n - 1, max_size, seed / 2);
 }
-#endif

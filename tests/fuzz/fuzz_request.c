@@ -222,8 +222,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-#ifdef FUZZ_LIBFUZZER
-
 /* Where the frame of this number begins and how long its length and its message are; false: there
  * are fewer. */
 static bool find_frame(const uint8_t *data, size_t size, unsigned int number, size_t *start,
@@ -268,4 +266,3 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     memcpy(data + start + n_prefix, message, n);
     return start + n_prefix + n + tail;
 }
-#endif

@@ -54,10 +54,13 @@ static void check_entry(const struct safetensors_entry *t, uint64_t data_start, 
 
 static void check_all(const struct safetensors *s, uint64_t data_start, uint64_t file_bytes)
 {
+    uint64_t sum = 0;
+
     for (size_t i = 0; i < s->n; i++) {
         const struct safetensors_entry *t = &s->entries[i];
 
         check_entry(t, data_start, file_bytes);
+        sum += t->bytes;
         FUZZ_CHECK(i == 0 || strcmp(s->entries[i - 1].name, t->name) < 0);
         FUZZ_CHECK(safetensors_find(s, t->name) == t);
         for (size_t k = 0; k < i && s->n < 200; k++) {
@@ -66,6 +69,7 @@ static void check_all(const struct safetensors *s, uint64_t data_start, uint64_t
             FUZZ_CHECK(t->offset + t->bytes <= o->offset || o->offset + o->bytes <= t->offset);
         }
     }
+    FUZZ_CHECK(sum == file_bytes - data_start); /* no holes */
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -95,7 +99,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-#ifdef FUZZ_LIBFUZZER
 /* A header that was changed is given its length; now and then a wrong one. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
@@ -107,4 +110,3 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
         data[DATA_BYTES + i] = (uint8_t)n;
     return size;
 }
-#endif

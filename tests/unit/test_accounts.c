@@ -1,7 +1,6 @@
 /* test_accounts.c - what users hold is counted, for each and for all, and comes back to zero. */
 #include "daemon/accounts.h"
 
-#include <check.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -15,7 +14,7 @@ static void setup(void)
 }
 
 /* One user has one account, whoever asks for it; the last who lets go of it ends it. */
-START_TEST(an_account_is_shared_by_a_user)
+TEST(an_account_is_shared_by_a_user)
 {
     struct account *a = account_get(&all, 1000), *b = account_get(&all, 1001);
 
@@ -29,10 +28,9 @@ START_TEST(an_account_is_shared_by_a_user)
     account_unref(b);
     accounts_deinit(&all);
 }
-END_TEST
 
 /* User 0 and the highest uid are users like others. */
-START_TEST(any_uid_has_an_account)
+TEST(any_uid_has_an_account)
 {
     struct account *root = account_get(&all, 0), *last = account_get(&all, UINT32_MAX);
 
@@ -42,10 +40,9 @@ START_TEST(any_uid_has_an_account)
     account_unref(last);
     accounts_deinit(&all);
 }
-END_TEST
 
 /* What is added to a user is added to all, item by item. */
-START_TEST(sums_are_those_of_the_users)
+TEST(sums_are_those_of_the_users)
 {
     struct account *a = account_get(&all, 1), *b = account_get(&all, 2);
 
@@ -64,45 +61,40 @@ START_TEST(sums_are_those_of_the_users)
     account_unref(b);
     accounts_deinit(&all);
 }
-END_TEST
 
 /* More than was added cannot be taken: that is a bug of ours. */
-START_TEST(below_zero_is_a_bug)
+TEST(below_zero_is_a_bug, .signal = SIGABRT)
 {
     struct account *a = account_get(&all, 1);
 
     account_add(a, ACCOUNT_REQUESTS, 1);
     account_sub(a, ACCOUNT_REQUESTS, 2);
 }
-END_TEST
 
 /* An account that nobody refers to must be empty. */
-START_TEST(leaving_something_is_a_bug)
+TEST(leaving_something_is_a_bug, .signal = SIGABRT)
 {
     struct account *a = account_get(&all, 1);
 
     account_add(a, ACCOUNT_OUTPUT_BYTES, 1);
     account_unref(a);
 }
-END_TEST
 
 /* Somebody who still refers to an account at the end is a bug, too. */
-START_TEST(a_forgotten_reference_is_a_bug)
+TEST(a_forgotten_reference_is_a_bug, .signal = SIGABRT)
 {
     account_get(&all, 1);
     accounts_deinit(&all);
 }
-END_TEST
 
 /* Bytes of requests must have come back, too. */
-START_TEST(bytes_left_are_a_bug)
+TEST(bytes_left_are_a_bug, .signal = SIGABRT)
 {
     struct account *a = account_get(&all, 1);
 
     account_take_bytes(a, 1);
     account_unref(a);
 }
-END_TEST
 
 static void *give_back(void *arg)
 {
@@ -112,7 +104,7 @@ static void *give_back(void *arg)
 }
 
 /* Bytes are taken and come back on any thread. */
-START_TEST(bytes_come_back_from_other_threads)
+TEST(bytes_come_back_from_other_threads)
 {
     struct account *a = account_get(&all, 1);
     pthread_t threads[2];
@@ -126,22 +118,8 @@ START_TEST(bytes_come_back_from_other_threads)
     account_unref(a);
     accounts_deinit(&all);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("accounts");
-    TCase *t = tcase_create("accounts");
-
-    tcase_add_checked_fixture(t, setup, NULL);
-    tcase_add_test(t, an_account_is_shared_by_a_user);
-    tcase_add_test(t, any_uid_has_an_account);
-    tcase_add_test(t, sums_are_those_of_the_users);
-    tcase_add_test_raise_signal(t, below_zero_is_a_bug, SIGABRT);
-    tcase_add_test_raise_signal(t, leaving_something_is_a_bug, SIGABRT);
-    tcase_add_test_raise_signal(t, a_forgotten_reference_is_a_bug, SIGABRT);
-    tcase_add_test_raise_signal(t, bytes_left_are_a_bug, SIGABRT);
-    tcase_add_test(t, bytes_come_back_from_other_threads);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("accounts", setup, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_algo_file.c - measured choices come back as they were written, or not at all. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -100,7 +99,7 @@ static void spill(const char *from, size_t n)
 }
 
 /* What was written is read; another write replaces it; nobody else may read the file. */
-START_TEST(records_come_back)
+TEST(records_come_back)
 {
     struct algo_record other = record_of(64);
     struct stat s;
@@ -115,19 +114,17 @@ START_TEST(records_come_back)
     ck_assert_int_eq(count_of(folder, key), 0);
     find_file(); /* nothing temporary is left */
 }
-END_TEST
 
 /* Another device or version has no records here, and keeps its own beside these. */
-START_TEST(other_keys_have_other_records)
+TEST(other_keys_have_other_records)
 {
     ck_assert_int_eq(count_of(folder, "a device, compute 91"), 0);
     ck_assert_int_eq(count_of("/nowhere", key), 0);
     ck_assert_int_eq(count_of(folder, ""), 0);
 }
-END_TEST
 
 /* A file of another key under this one's name is none. */
-START_TEST(a_file_of_another_key_is_none)
+TEST(a_file_of_another_key_is_none)
 {
     struct algo_record other = record_of(16);
     char first[512], bytes[4096];
@@ -145,10 +142,9 @@ START_TEST(a_file_of_another_key_is_none)
     ck_assert_int_eq(chmod(file, 0600), 0);
     ck_assert_int_eq(count_of(folder, key), 0);
 }
-END_TEST
 
 /* One byte changed anywhere, or any number of them missing or added: no records, no crash. */
-START_TEST(a_damaged_file_is_none)
+TEST(a_damaged_file_is_none)
 {
     char bytes[4096], changed[4096];
     const size_t n = slurp(bytes, sizeof(bytes));
@@ -169,10 +165,9 @@ START_TEST(a_damaged_file_is_none)
     spill(bytes, n);
     ck_assert_int_eq(count_of(folder, key), 3);
 }
-END_TEST
 
 /* Records that no shape can have are not handed on, even where the sums are right. */
-START_TEST(senseless_records_are_none)
+TEST(senseless_records_are_none)
 {
     struct algo_record r[6];
     struct err e;
@@ -190,10 +185,9 @@ START_TEST(senseless_records_are_none)
         ck_assert_int_eq(count_of(folder, key), 0);
     }
 }
-END_TEST
 
 /* What others may write to, or what is no regular file, is not read. */
-START_TEST(what_others_may_have_written_is_none)
+TEST(what_others_may_have_written_is_none)
 {
     ck_assert_int_eq(chmod(file, 0620), 0);
     ck_assert_int_eq(count_of(folder, key), 0);
@@ -203,10 +197,9 @@ START_TEST(what_others_may_have_written_is_none)
     ck_assert_int_eq(mkfifo(file, 0600), 0);
     ck_assert_int_eq(count_of(folder, key), 0);
 }
-END_TEST
 
 /* The largest file comes back; one that is longer is not read. */
-START_TEST(the_size_is_bounded)
+TEST(the_size_is_bounded)
 {
     struct algo_record *r = calloc(ALGO_FILE_MAX, sizeof(*r));
     struct err e;
@@ -219,10 +212,9 @@ START_TEST(the_size_is_bounded)
     ck_assert_int_eq(count_of(folder, key), 0);
     free(r);
 }
-END_TEST
 
 /* A folder is made; where that cannot be, the error names it. */
-START_TEST(a_folder_that_cannot_be_is_told)
+TEST(a_folder_that_cannot_be_is_told)
 {
     struct algo_record r = record_of(16);
     char sub[128];
@@ -238,22 +230,8 @@ START_TEST(a_folder_that_cannot_be_is_told)
     ck_assert_int_eq(write_to(folder, key, &r, 1, &e), 0);
     ck_assert_int_eq(count_of(folder, key), 1);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("algo_file");
-    TCase *t = tcase_create("algo_file");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, records_come_back);
-    tcase_add_test(t, other_keys_have_other_records);
-    tcase_add_test(t, a_file_of_another_key_is_none);
-    tcase_add_test(t, a_damaged_file_is_none);
-    tcase_add_test(t, senseless_records_are_none);
-    tcase_add_test(t, what_others_may_have_written_is_none);
-    tcase_add_test(t, the_size_is_bounded);
-    tcase_add_test(t, a_folder_that_cannot_be_is_told);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("algo_file", setup, teardown);
 }

@@ -1,7 +1,6 @@
 /* test_backend_choice.c - which backend is taken, with and without a device and its module. */
 #include "daemon/backend_choice.h"
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -46,35 +45,32 @@ static int choose(enum option_backend wanted, const char *module)
 }
 
 /* Without a device it is the CPU, and nothing is said. */
-START_TEST(no_device_is_the_cpu)
+TEST(no_device_is_the_cpu)
 {
     ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
     ck_assert_ptr_eq(c.ops, &cpu);
     ck_assert_str_eq(c.warning.text, "");
 }
-END_TEST
 
 /* With a device and the module it is the module. */
-START_TEST(device_and_module_are_taken)
+TEST(device_and_module_are_taken)
 {
     put_file("nvidiactl");
     ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
     ck_assert_str_eq(c.ops->name, "fake");
 }
-END_TEST
 
 /* A device without an installed module is the CPU, said aloud. */
-START_TEST(device_without_module_is_said)
+TEST(device_without_module_is_said)
 {
     put_file("nvidia0");
     ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, "/nowhere/nvllm-cuda.so"), 0);
     ck_assert_ptr_eq(c.ops, &cpu);
     ck_assert_ptr_nonnull(strstr(c.warning.text, "/nowhere/nvllm-cuda.so"));
 }
-END_TEST
 
 /* A device whose module does not work is an error, not the CPU. */
-START_TEST(broken_module_is_an_error)
+TEST(broken_module_is_an_error)
 {
     put_file("nvidia0");
     ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, file), 0);
@@ -82,20 +78,18 @@ START_TEST(broken_module_is_an_error)
     ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, FAKE_MODULE_OTHER_ABI), 0);
     ck_assert_ptr_nonnull(strstr(e.text, "interface"));
 }
-END_TEST
 
 /* cpu is the CPU, whatever there is. */
-START_TEST(cpu_is_the_cpu)
+TEST(cpu_is_the_cpu)
 {
     put_file("nvidia0");
     ck_assert_int_eq(choose(OPTION_BACKEND_CPU, "/nowhere"), 0);
     ck_assert_ptr_eq(c.ops, &cpu);
     ck_assert_str_eq(c.warning.text, "");
 }
-END_TEST
 
 /* cuda wants the module, device nodes or not, and says what is missing and what to do. */
-START_TEST(cuda_wants_the_module)
+TEST(cuda_wants_the_module)
 {
     ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, FAKE_MODULE), 0);
     ck_assert_str_eq(c.ops->name, "fake");
@@ -106,29 +100,15 @@ START_TEST(cuda_wants_the_module)
     ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, "nvllm-cuda.so"), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "absolute"));
 }
-END_TEST
 
 /* A library that is no backend is refused by name. */
-START_TEST(library_without_the_symbol_is_refused)
+TEST(library_without_the_symbol_is_refused)
 {
     ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, NO_BACKEND), -ENOEXEC);
     ck_assert_ptr_nonnull(strstr(e.text, BACKEND_SYMBOL));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("backend_choice");
-    TCase *t = tcase_create("backend_choice");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, no_device_is_the_cpu);
-    tcase_add_test(t, device_and_module_are_taken);
-    tcase_add_test(t, device_without_module_is_said);
-    tcase_add_test(t, broken_module_is_an_error);
-    tcase_add_test(t, cpu_is_the_cpu);
-    tcase_add_test(t, cuda_wants_the_module);
-    tcase_add_test(t, library_without_the_symbol_is_refused);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("backend_choice", setup, teardown);
 }

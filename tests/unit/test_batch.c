@@ -1,7 +1,6 @@
 /* test_batch.c - a batch is one block: it says the same wherever it lies, and a broken one is
  * found.
  */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,7 +64,7 @@ static void check_contents(const struct batch *b)
 }
 
 /* A copy of the block elsewhere is the same batch. */
-START_TEST(is_position_independent)
+TEST(is_position_independent)
 {
     struct batch *b = make(), *moved = malloc(b->bytes);
 
@@ -77,10 +76,9 @@ START_TEST(is_position_independent)
     check_contents(moved);
     free(moved);
 }
-END_TEST
 
 /* No head, count or offset takes a reader out of the block. */
-START_TEST(broken_heads_are_found)
+TEST(broken_heads_are_found)
 {
     struct batch *b = make();
     const size_t n = b->bytes;
@@ -91,7 +89,7 @@ START_TEST(broken_heads_are_found)
     for (at = offsetof(struct batch, n_tokens); at < sizeof(*b); at += sizeof(uint32_t)) {
         static const uint32_t values[] = {UINT32_MAX, INT32_MAX, 1u << 20, 1};
 
-        for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
+        for (size_t i = 0; i < N(values); i++) {
             uint32_t was;
 
             memcpy(&was, (char *)b + at, sizeof(was));
@@ -111,10 +109,9 @@ START_TEST(broken_heads_are_found)
     ck_assert_ptr_nonnull(batch_check(b, n));
     free(b);
 }
-END_TEST
 
 /* Debug builds find a changed byte. */
-START_TEST(checksum_covers_the_arrays)
+TEST(checksum_covers_the_arrays)
 {
     struct batch *b = make();
 
@@ -126,10 +123,9 @@ START_TEST(checksum_covers_the_arrays)
 #endif
     free(b);
 }
-END_TEST
 
 /* Counts that no block can hold are refused. */
-START_TEST(layout_is_checked)
+TEST(layout_is_checked)
 {
     struct batch head = {.n_seqs = INT32_MAX, .max_blocks = INT32_MAX};
 
@@ -140,17 +136,8 @@ START_TEST(layout_is_checked)
     ck_assert_int_eq(batch_layout(&head), 0);
     ck_assert_uint_eq(head.bytes % BATCH_ALIGN, 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("batch");
-    TCase *t = tcase_create("batch");
-
-    tcase_add_test(t, is_position_independent);
-    tcase_add_test(t, broken_heads_are_found);
-    tcase_add_test(t, checksum_covers_the_arrays);
-    tcase_add_test(t, layout_is_checked);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("batch", NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_bf16.c - conversions against references by value. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -53,18 +52,17 @@ static void check_f32(uint32_t bits)
 }
 
 /* Each exponent and sign, with every pattern of the bits that decide rounding. */
-START_TEST(f32_rounds_to_nearest_even)
+TEST(f32_rounds_to_nearest_even)
 {
     static const uint32_t tails[] = {0, 1, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0x8002, 0xfffe, 0xffff};
 
     for (uint32_t head = 0; head < 0x10000; head++)
-        for (size_t i = 0; i < sizeof(tails) / sizeof(tails[0]); i++)
+        for (size_t i = 0; i < N(tails); i++)
             check_f32(head << 16 | tails[i]);
 }
-END_TEST
 
 /* A million random patterns. */
-START_TEST(f32_of_random_bits)
+TEST(f32_of_random_bits)
 {
     uint64_t x = 88172645463325252;
 
@@ -75,10 +73,9 @@ START_TEST(f32_of_random_bits)
         check_f32((uint32_t)(x >> 16));
     }
 }
-END_TEST
 
 /* All 65,536 f16 patterns, in one array as weights are converted. */
-START_TEST(every_f16)
+TEST(every_f16)
 {
     static uint16_t from[0x10000], to[0x10000];
 
@@ -99,19 +96,17 @@ START_TEST(every_f16)
         ck_assert_msg(to[i] == reference((float)x), "%04x: %04x", i, to[i]);
     }
 }
-END_TEST
 
 /* Each bf16 value survives the way to float32 and back. */
-START_TEST(bf16_survives_f32)
+TEST(bf16_survives_f32)
 {
     for (uint32_t i = 0; i < 0x10000; i++)
         if (!isnan(f32_from_bf16((uint16_t)i)))
             ck_assert_uint_eq(bf16_from_f32(f32_from_bf16((uint16_t)i)), i);
 }
-END_TEST
 
 /* Arrays of every short length are converted to the end and no further. */
-START_TEST(arrays_of_odd_lengths)
+TEST(arrays_of_odd_lengths)
 {
     for (size_t n = 0; n < 70; n++) {
         float f32[70];
@@ -133,19 +128,8 @@ START_TEST(arrays_of_odd_lengths)
         ck_assert_uint_eq(to[n], 0xaaaa);
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("bf16");
-    TCase *t = tcase_create("bf16");
-
-    tcase_add_test(t, f32_rounds_to_nearest_even);
-    tcase_add_test(t, f32_of_random_bits);
-    tcase_add_test(t, every_f16);
-    tcase_add_test(t, bf16_survives_f32);
-    tcase_add_test(t, arrays_of_odd_lengths);
-    tcase_set_timeout(t, 60);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("bf16", NULL, NULL);
 }

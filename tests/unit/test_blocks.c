@@ -1,5 +1,4 @@
 /* test_blocks.c - each block is free, cached or used. */
-#include <check.h>
 #include <stdlib.h>
 
 #include "engine/core/blocks.h"
@@ -36,7 +35,7 @@ static void expect(int32_t n_free, int32_t n_cached, int32_t n_used)
 }
 
 /* Each block is taken once; then there is none left. */
-START_TEST(takes_each_once)
+TEST(takes_each_once)
 {
     int32_t a = take(), b = take(), c = take(), d;
 
@@ -44,10 +43,9 @@ START_TEST(takes_each_once)
     ck_assert_int_eq(blocks_take(pool, &d), BLOCKS_E_EMPTY);
     expect(0, 0, 3);
 }
-END_TEST
 
 /* A block shared by two sequences is free only when both have released it. */
-START_TEST(shared_block_outlives_first_owner)
+TEST(shared_block_outlives_first_owner)
 {
     int32_t a = take();
 
@@ -57,10 +55,9 @@ START_TEST(shared_block_outlives_first_owner)
     blocks_unref(pool, a);
     expect(3, 0, 0);
 }
-END_TEST
 
 /* A released listed block is cached, not free: it is not taken, and can be held again. */
-START_TEST(listed_block_is_cached)
+TEST(listed_block_is_cached)
 {
     int32_t a = take(), b;
 
@@ -75,10 +72,9 @@ START_TEST(listed_block_is_cached)
     expect(0, 0, 3);
     ck_assert_int_eq(blocks_next_cached(pool, -1), -1);
 }
-END_TEST
 
 /* The oldest cached block is the one released first, also after another was held again. */
-START_TEST(oldest_is_first_let_go)
+TEST(oldest_is_first_let_go)
 {
     int32_t a = take(), b = take(), c = take();
 
@@ -97,10 +93,9 @@ START_TEST(oldest_is_first_let_go)
     blocks_list(pool, c, NULL);
     ck_assert_int_eq(blocks_next_cached(pool, -1), a);
 }
-END_TEST
 
 /* A block unlisted while held is free once released. */
-START_TEST(unlisted_while_held)
+TEST(unlisted_while_held)
 {
     int32_t a = take();
 
@@ -110,11 +105,10 @@ START_TEST(unlisted_while_held)
     blocks_unref(pool, a);
     expect(3, 0, 0);
 }
-END_TEST
 
 /* A cached block under a copy keeps its place by age but does not go out; a block that is unlisted
  * meanwhile is free when the last copy is done. */
-START_TEST(copy_keeps_a_block)
+TEST(copy_keeps_a_block)
 {
     int32_t a = take(), b = take();
 
@@ -141,24 +135,21 @@ START_TEST(copy_keeps_a_block)
     blocks_end_copy(pool, a);
     expect(2, 1, 0);
 }
-END_TEST
 
 /* Releasing a block that nobody holds is a bug and aborts. */
-START_TEST(unref_below_zero_aborts)
+TEST(unref_below_zero_aborts, .signal = SIGABRT)
 {
     blocks_unref(pool, 0);
 }
-END_TEST
 
 /* So is an id outside the pool. */
-START_TEST(foreign_id_aborts)
+TEST(foreign_id_aborts, .signal = SIGABRT)
 {
     blocks_ref(pool, 3);
 }
-END_TEST
 
 /* blocks_verify() sees a count that is not the number of holders. */
-START_TEST(verify_counts_holders)
+TEST(verify_counts_holders)
 {
     int32_t refs[3] = {0, 0, 0};
 
@@ -168,23 +159,8 @@ START_TEST(verify_counts_holders)
     refs[0] = 2;
     ck_assert_ptr_nonnull(blocks_verify(pool, refs));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("blocks");
-    TCase *t = tcase_create("blocks");
-
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, takes_each_once);
-    tcase_add_test(t, shared_block_outlives_first_owner);
-    tcase_add_test(t, listed_block_is_cached);
-    tcase_add_test(t, oldest_is_first_let_go);
-    tcase_add_test(t, unlisted_while_held);
-    tcase_add_test(t, copy_keeps_a_block);
-    tcase_add_test_raise_signal(t, unref_below_zero_aborts, 6);
-    tcase_add_test_raise_signal(t, foreign_id_aborts, 6);
-    tcase_add_test(t, verify_counts_holders);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("blocks", set_up, tear_down);
 }

@@ -1,5 +1,4 @@
 /* test_cache_secret.c - a secret that is kept is the same again, and a bad file is refused. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -36,7 +35,7 @@ static void expect_refused(int code, const char *reason)
 }
 
 /* Without a folder each call draws another secret; with one, the first call's is kept. */
-START_TEST(is_kept_in_a_folder)
+TEST(is_kept_in_a_folder)
 {
     struct stat st;
 
@@ -51,10 +50,9 @@ START_TEST(is_kept_in_a_folder)
     ck_assert_int_eq(st.st_mode & 0777, 0600);
     ck_assert_int_eq(st.st_size, PREFIX_CACHE_SECRET);
 }
-END_TEST
 
 /* A file of another size, one that others can read, a device and a folder are refused by name. */
-START_TEST(bad_files_are_refused)
+TEST(bad_files_are_refused)
 {
     ck_assert_int_eq(cache_secret_load(secret, folder, &err), 0);
     ck_assert_int_eq(chmod(file, 0640), 0);
@@ -69,25 +67,15 @@ START_TEST(bad_files_are_refused)
     ck_assert_int_eq(mkdir(file, 0700), 0);
     expect_refused(-EINVAL, "is not a regular file");
 }
-END_TEST
 
 /* A folder that is not there is an error, not a place to make. */
-START_TEST(missing_folder_is_an_error)
+TEST(missing_folder_is_an_error)
 {
     ck_assert_int_eq(cache_secret_load(secret, "/nonexistent", &err), -ENOENT);
     ck_assert_ptr_nonnull(strstr(err.text, "/nonexistent/cache-secret: cannot be created"));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("cache_secret");
-    TCase *t = tcase_create("cache_secret");
-
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, is_kept_in_a_folder);
-    tcase_add_test(t, bad_files_are_refused);
-    tcase_add_test(t, missing_folder_is_an_error);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("cache_secret", set_up, tear_down);
 }

@@ -3,7 +3,6 @@
  *
  * usage: test_chat                 the tests
  *        test_chat FAMILY FILE     only compares the vectors of a file */
-#include <check.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -103,27 +102,24 @@ static int check_file(const char *family, const char *path)
 }
 
 /* All 120 vectors of Qwen3's template, to the byte. */
-START_TEST(qwen3_vectors)
+TEST(qwen3_vectors)
 {
     ck_assert_int_eq(check_file("qwen3", TEST_DATA_DIR "/qwen3-chat-vectors.jsonl"), 120);
 }
-END_TEST
 
 /* Qwen3's first published template renders the same where it does not fail. */
-START_TEST(qwen3_first_vectors)
+TEST(qwen3_first_vectors)
 {
     ck_assert_int_eq(check_file("qwen3", TEST_DATA_DIR "/qwen3-first-chat-vectors.jsonl"), 60);
 }
-END_TEST
 
-START_TEST(qwen25_vectors)
+TEST(qwen25_vectors)
 {
     ck_assert_int_eq(check_file("qwen2.5", TEST_DATA_DIR "/qwen2.5-chat-vectors.jsonl"), 60);
 }
-END_TEST
 
 /* A template is found by its text, with or without trailing newlines. */
-START_TEST(template_is_found_by_its_text)
+TEST(template_is_found_by_its_text)
 {
     struct chat_template *t;
     struct err e = {0};
@@ -144,10 +140,9 @@ START_TEST(template_is_found_by_its_text)
     ck_assert_str_eq(chat_template_name(t), "nvllm-tiny");
     chat_template_free(t);
 }
-END_TEST
 
 /* A template with one other byte is refused; the message has its hash. */
-START_TEST(unknown_template_is_refused)
+TEST(unknown_template_is_refused)
 {
     struct chat_template *t;
     struct err e = {0};
@@ -163,7 +158,6 @@ START_TEST(unknown_template_is_refused)
     free(text);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){0}, &e), -ENOTSUP);
 }
-END_TEST
 
 static void write_file(const char *folder, const char *name, const char *text)
 {
@@ -177,7 +171,7 @@ static void write_file(const char *folder, const char *name, const char *text)
 
 /* A missing template is not an error, a broken configuration is. A template file takes precedence;
  * of a list of templates the one named default counts. */
-START_TEST(folders)
+TEST(folders)
 {
     char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
     struct chat_template *t = (void *)1;
@@ -210,10 +204,9 @@ START_TEST(folders)
     rmdir(folder);
     ck_assert_int_lt(chat_template_load(&t, folder, &e), 0);
 }
-END_TEST
 
 /* The only special tokens are the template's own: none comes from users, tools or models. */
-START_TEST(texts_make_no_special_tokens)
+TEST(texts_make_no_special_tokens)
 {
     static const char json[] =
         "{\"messages\": ["
@@ -254,10 +247,9 @@ START_TEST(texts_make_no_special_tokens)
     chat_template_free(t);
     tokenizer_free(tokenizer);
 }
-END_TEST
 
 /* The halves of a special token do not join across a border between template and text. */
-START_TEST(no_special_token_across_a_border)
+TEST(no_special_token_across_a_border)
 {
     struct chat_template *t = named("nvllm-tiny");
     struct tokenizer *tokenizer;
@@ -282,10 +274,9 @@ START_TEST(no_special_token_across_a_border)
     chat_template_free(t);
     tokenizer_free(tokenizer);
 }
-END_TEST
 
 /* chat_bytes() counts whatever makes a prompt long, empty messages and names of calls too. */
-START_TEST(length_told_beforehand)
+TEST(length_told_beforehand)
 {
     enum { N = 5000 };
     static char long_name[1 << 20];
@@ -313,10 +304,9 @@ START_TEST(length_told_beforehand)
     chat_template_free(t);
     free(messages);
 }
-END_TEST
 
 /* The ranges cover what the template wrote, not names, arguments, tools or contents. */
-START_TEST(ranges_leave_out_what_came)
+TEST(ranges_leave_out_what_came)
 {
     struct chat_template *t = named("qwen3");
     struct chat_json *chat;
@@ -344,10 +334,9 @@ START_TEST(ranges_leave_out_what_came)
     chat_json_free(chat);
     chat_template_free(t);
 }
-END_TEST
 
 /* Thinking off writes an empty thought; on and unset write none. */
-START_TEST(thinking)
+TEST(thinking)
 {
     expect_rendered(
         "qwen3",
@@ -363,10 +352,9 @@ START_TEST(thinking)
                     "\"add_generation_prompt\": false, \"enable_thinking\": false}",
                     "<|im_start|>user\nhi<|im_end|>\n");
 }
-END_TEST
 
 /* Null or absent content is the empty text. */
-START_TEST(null_content)
+TEST(null_content)
 {
     expect_rendered("qwen3", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}",
                     "<|im_start|>user\n<|im_end|>\n");
@@ -379,10 +367,9 @@ START_TEST(null_content)
     expect_rendered("qwen2.5", "{\"messages\": [{\"role\": \"system\"}]}",
                     "<|im_start|>system\n<|im_end|>\n");
 }
-END_TEST
 
 /* JSON is written as Python writes it. */
-START_TEST(json_as_python)
+TEST(json_as_python)
 {
     static const struct {
         const char *json, *python;
@@ -413,7 +400,7 @@ START_TEST(json_as_python)
         {"{\"a\":1,\"b\":2,\"a\":3}", "{\"a\": 3, \"b\": 2}"},
     };
 
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+    for (size_t i = 0; i < N(rows); i++) {
         char json[512], want[512];
 
         snprintf(
@@ -428,10 +415,9 @@ START_TEST(json_as_python)
         expect_rendered("qwen3", json, want);
     }
 }
-END_TEST
 
 /* An error names the field. */
-START_TEST(errors_name_the_field)
+TEST(errors_name_the_field)
 {
     expect_error("", "chat: not JSON: line");
     expect_error("[]", "chat");
@@ -464,10 +450,9 @@ START_TEST(errors_name_the_field)
     expect_error("{\"messages\": [{\"role\": \"user\", \"content\": 1e999}]}",
                  "chat: not JSON: line 1");
 }
-END_TEST
 
 /* Tools and arguments that are not JSON are refused, with their position. */
-START_TEST(texts_that_are_no_json)
+TEST(texts_that_are_no_json)
 {
     struct chat_template *t = named("qwen3");
     struct chat_tool_call call = {{"f", 1}, {"{", 1}};
@@ -492,10 +477,9 @@ START_TEST(texts_that_are_no_json)
     ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is an array"));
     chat_template_free(t);
 }
-END_TEST
 
 /* A chat with random bytes changed gives an error with a text, or a prompt. */
-START_TEST(mutated_chats)
+TEST(mutated_chats)
 {
     static const char json[] =
         "{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}, {\"role\": \"user\", "
@@ -537,10 +521,9 @@ START_TEST(mutated_chats)
     for (int i = 0; i < 3; i++)
         chat_template_free(templates[i]);
 }
-END_TEST
 
 /* JSON nested a hundred thousand deep is an error. */
-START_TEST(deep_json_is_refused)
+TEST(deep_json_is_refused)
 {
     size_t depth = 100000;
     char *deep = malloc(depth + 1);
@@ -560,50 +543,22 @@ START_TEST(deep_json_is_refused)
     chat_template_free(t);
     free(deep);
 }
-END_TEST
 
 static const char *file_family, *file_path;
 
-/* The vectors of the file named on the command line. */
-START_TEST(vectors_of_file)
+/* The vectors of the file named on the command line, if one is. */
+TEST(vectors_of_file)
 {
-    ck_assert_int_gt(check_file(file_family, file_path), 0);
-}
-END_TEST
-
-static void add_tests(TCase *tc)
-{
-    tcase_add_test(tc, qwen3_vectors);
-    tcase_add_test(tc, qwen3_first_vectors);
-    tcase_add_test(tc, qwen25_vectors);
-    tcase_add_test(tc, template_is_found_by_its_text);
-    tcase_add_test(tc, unknown_template_is_refused);
-    tcase_add_test(tc, folders);
-    tcase_add_test(tc, texts_make_no_special_tokens);
-    tcase_add_test(tc, no_special_token_across_a_border);
-    tcase_add_test(tc, length_told_beforehand);
-    tcase_add_test(tc, ranges_leave_out_what_came);
-    tcase_add_test(tc, thinking);
-    tcase_add_test(tc, null_content);
-    tcase_add_test(tc, json_as_python);
-    tcase_add_test(tc, errors_name_the_field);
-    tcase_add_test(tc, texts_that_are_no_json);
-    tcase_add_test(tc, deep_json_is_refused);
-    tcase_add_test(tc, mutated_chats);
+    if (file_path)
+        ck_assert_int_gt(check_file(file_family, file_path), 0);
 }
 
 int main(int argc, char **argv)
 {
-    Suite *s = suite_create("chat");
-    TCase *tc = tcase_create("chat");
-
-    file_family = argc == 3 ? argv[1] : NULL;
-    file_path = argc == 3 ? argv[2] : NULL;
-    tcase_set_timeout(tc, 120);
-    if (file_path)
-        tcase_add_test(tc, vectors_of_file);
-    else
-        add_tests(tc);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    if (argc == 3) {
+        file_family = argv[1];
+        file_path = argv[2];
+        setenv("CK_RUN_CASE", "vectors_of_file", 1);
+    }
+    return run_tests("chat", NULL, NULL);
 }

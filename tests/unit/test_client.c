@@ -6,7 +6,7 @@
 /* ---- the ordinary way */
 
 /* Text comes as it is made, then the end with its figures. */
-START_TEST(generate_gives_deltas_and_done)
+TEST(generate_gives_deltas_and_done)
 {
     const struct nvllm_event *e;
     uint64_t id;
@@ -30,10 +30,9 @@ START_TEST(generate_gives_deltas_and_done)
     ck_assert_uint_eq(e->done->completion_tokens, 2);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* Answers to many requests find their own, in whatever order they come. */
-START_TEST(many_requests_on_one_connection)
+TEST(many_requests_on_one_connection)
 {
     enum { N = 100 };
     uint64_t ids[N];
@@ -52,10 +51,9 @@ START_TEST(many_requests_on_one_connection)
     }
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* What is set arrives by value; what is not set does not arrive at all. */
-START_TEST(request_fields_arrive)
+TEST(request_fields_arrive)
 {
     const int32_t ids[] = {5, 6};
     const struct nvllm_text stop[] = {{"a\0b", 3}};
@@ -94,10 +92,9 @@ START_TEST(request_fields_arrive)
     ck_assert_int_eq(g->priority, NVLLM__V1__PRIORITY__PRIORITY_LOW);
     ck_assert(g->has_stream && g->stream);
 }
-END_TEST
 
 /* A chat arrives with all its parts; a text that is absent is not the same as an empty one. */
-START_TEST(chat_arrives)
+TEST(chat_arrives)
 {
     const struct nvllm_tool_call call = {{"add", 3}, {"{\"a\": 1}", 8}, {NULL}};
     const struct nvllm_message messages[] = {
@@ -131,10 +128,9 @@ START_TEST(chat_arrives)
     ck_assert(c->has_enable_thinking && !c->enable_thinking);
     ck_assert(!c->has_add_generation_prompt);
 }
-END_TEST
 
 /* Alternatives of each token come with it. */
-START_TEST(logprobs_come_with_tokens)
+TEST(logprobs_come_with_tokens)
 {
     int32_t ids[] = {8, 9}, top_ids[] = {8, 3};
     float top[] = {-0.25f, -2};
@@ -162,10 +158,9 @@ START_TEST(logprobs_come_with_tokens)
     ck_assert_int_eq(got[1].top_ids[1], 3);
     ck_assert(got[1].top_logprobs[1] == -2 && got[0].logprob == -0.25f);
 }
-END_TEST
 
 /* A frame may come a byte at a time, and many in one piece. */
-START_TEST(half_frames_wait_for_the_rest)
+TEST(half_frames_wait_for_the_rest)
 {
     struct frame_buffer b = {0};
     uint64_t id;
@@ -187,12 +182,11 @@ START_TEST(half_frames_wait_for_the_rest)
     ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* ---- what is asked wrongly */
 
 /* Requests that cannot be sent are refused with the field that is wrong. */
-START_TEST(wrong_requests)
+TEST(wrong_requests)
 {
     struct nvllm_request r, never_prepared = {0};
     struct nvllm_message no_role = {.content = {"x", 1}};
@@ -228,10 +222,9 @@ START_TEST(wrong_requests)
     ck_assert_uint_eq(id, 77);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* What lies in the places kept for later is refused, so that it can mean something then. */
-START_TEST(reserved_places_are_null)
+TEST(reserved_places_are_null)
 {
     struct nvllm_tool_call call = {.name = {"f", 1}, .arguments = {"{}", 2}};
     struct nvllm_message message = {.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
@@ -252,10 +245,9 @@ START_TEST(reserved_places_are_null)
     message.reserved[3] = NULL;
     ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_OK);
 }
-END_TEST
 
 /* More than the daemon takes in one frame is refused here, and the connection goes on. */
-START_TEST(request_larger_than_the_daemon_takes)
+TEST(request_larger_than_the_daemon_takes)
 {
     int fd = open_pair();
     char *text = calloc(1, 2000);
@@ -277,11 +269,10 @@ START_TEST(request_larger_than_the_daemon_takes)
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
     free(text);
 }
-END_TEST
 
 /* So is a frame that holds more numbers or fields than the daemon unpacks: it would end the
  * connection, and what else is under way with it. */
-START_TEST(request_of_more_than_the_daemon_unpacks)
+TEST(request_of_more_than_the_daemon_unpacks)
 {
     enum { MANY = UNPACK_MAX_NUMBERS + 1 };
 
@@ -311,10 +302,9 @@ START_TEST(request_of_more_than_the_daemon_unpacks)
     free(messages);
     free(ids);
 }
-END_TEST
 
 /* A daemon that does not read makes the library say so, not wait and not grow without end. */
-START_TEST(daemon_that_does_not_read)
+TEST(daemon_that_does_not_read)
 {
     char *text = calloc(1, 100000);
     struct nvllm_request r;
@@ -333,7 +323,6 @@ START_TEST(daemon_that_does_not_read)
     ck_assert_uint_eq(nvllm_wants(client), NVLLM_WANT_READ | NVLLM_WANT_WRITE);
     free(text);
 }
-END_TEST
 
 enum { N_LARGE = 6, LARGE_BYTES = 900000 };
 
@@ -345,7 +334,7 @@ static void *send_large_deltas(void *text)
 }
 
 /* Events that nobody fetches stop being read at a limit; all of them come in the end. */
-START_TEST(events_that_are_not_fetched)
+TEST(events_that_are_not_fetched)
 {
     char *text = malloc(LARGE_BYTES + 1);
     struct nvllm_text answer;
@@ -362,29 +351,8 @@ START_TEST(events_that_are_not_fetched)
     pthread_join(thread, NULL);
     free(text);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *good = tcase_create("good"), *asked = tcase_create("asked");
-    Suite *s = suite_create("client");
-
-    tcase_add_checked_fixture(good, NULL, teardown);
-    tcase_add_test(good, generate_gives_deltas_and_done);
-    tcase_add_test(good, many_requests_on_one_connection);
-    tcase_add_test(good, request_fields_arrive);
-    tcase_add_test(good, chat_arrives);
-    tcase_add_test(good, logprobs_come_with_tokens);
-    tcase_add_test(good, half_frames_wait_for_the_rest);
-    suite_add_tcase(s, good);
-    tcase_add_checked_fixture(asked, NULL, teardown);
-    tcase_set_timeout(asked, 60);
-    tcase_add_test(asked, wrong_requests);
-    tcase_add_test(asked, reserved_places_are_null);
-    tcase_add_test(asked, request_larger_than_the_daemon_takes);
-    tcase_add_test(asked, request_of_more_than_the_daemon_unpacks);
-    tcase_add_test(asked, daemon_that_does_not_read);
-    tcase_add_test(asked, events_that_are_not_fetched);
-    suite_add_tcase(s, asked);
-    return run_suite(s);
+    return run_tests("client", NULL, teardown);
 }

@@ -87,7 +87,7 @@ static Nvllm__V1__RequestInfo info_of(uint64_t request, int state)
 }
 
 /* Requests come in the daemon's order with everything it reports about them. */
-START_TEST(requests_are_listed)
+TEST(requests_are_listed)
 {
     Nvllm__V1__RequestInfo decoding = info_of(9, NVLLM__V1__REQUEST_STATE__REQUEST_DECODE);
     Nvllm__V1__RequestInfo newer = info_of(4, 55), *infos[] = {&decoding, &newer};
@@ -115,10 +115,9 @@ START_TEST(requests_are_listed)
     ck_assert_uint_eq(list->requests[1]->request, 4);
     ck_assert_int_eq(list->requests[1]->state, NVLLM_REQUEST_UNKNOWN); /* of a newer daemon */
 }
-END_TEST
 
 /* A request of any connection can be cancelled by the daemon's number. */
-START_TEST(request_is_cancelled_by_number)
+TEST(request_is_cancelled_by_number)
 {
     const client_frame *f;
     bool found = true;
@@ -132,10 +131,9 @@ START_TEST(request_is_cancelled_by_number)
         ck_assert(f->cancel->request == 1234567890123 && !f->cancel->has_target);
     }
 }
-END_TEST
 
 /* The pool is reported in sums, by user, by request, and as a map on request. */
-START_TEST(blocks_are_reported)
+TEST(blocks_are_reported)
 {
     Nvllm__V1__Blocks sums = MESSAGE(Blocks, blocks, .total = 6, .used = 3, .cached = 2, .free = 1);
     Nvllm__V1__BlocksOfUid uid =
@@ -165,12 +163,11 @@ START_TEST(blocks_are_reported)
     ck_assert_uint_eq(blocks->map.len, 6);
     ck_assert_mem_eq(blocks->map.data, "uspccf", 6);
 }
-END_TEST
 
 /* ---- the prefix cache */
 
 /* Prefixes come with their first tokens, and the cache with its counts. */
-START_TEST(cache_is_shown)
+TEST(cache_is_shown)
 {
     int32_t head[] = {7, 8, 9};
     Nvllm__V1__CachedPrefix one =
@@ -195,7 +192,6 @@ START_TEST(cache_is_shown)
     ck_assert(cache->queried_tokens == 100 && cache->hit_tokens == 60);
     ck_assert(cache->evictions == 11 && cache->pinned_blocks == 3);
 }
-END_TEST
 
 static void answer_cache_changed(void)
 {
@@ -203,7 +199,7 @@ static void answer_cache_changed(void)
 }
 
 /* Only the caller's own cache is cleared unless all is set. */
-START_TEST(cache_is_cleared)
+TEST(cache_is_cleared)
 {
     const struct nvllm_cache_change *change;
     struct nvllm_clear_options options;
@@ -219,10 +215,9 @@ START_TEST(cache_is_cleared)
     expect_ok(nvllm_clear_cache(client, &options, MS, NULL, &err));
     ck_assert(asked(OP(CLEAR_CACHE))->clear_cache->all);
 }
-END_TEST
 
 /* A prompt is pinned as text, ids or a chat; the options unpin it, or pin it for another user. */
-START_TEST(prompts_are_pinned)
+TEST(prompts_are_pinned)
 {
     const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
     const struct nvllm_cache_change *change;
@@ -264,12 +259,11 @@ START_TEST(prompts_are_pinned)
     ck_assert_int_eq(op->input_case, NVLLM__V1__PIN_CACHE__INPUT_CHAT);
     ck_assert_str_eq(op->chat->messages[0]->role, "user");
 }
-END_TEST
 
 /* ---- why */
 
 /* A request is explained by why it waits and what it needs. */
-START_TEST(request_is_explained)
+TEST(request_is_explained)
 {
     const struct nvllm_explanation *why;
     struct nvllm_explain_options o;
@@ -292,10 +286,9 @@ START_TEST(request_is_explained)
     ck_assert(why->blocks_needed == 9 && why->blocks_available == 4);
     ck_assert_str_eq(why->text, "waits for 5 more blocks");
 }
-END_TEST
 
 /* A prompt is explained by where its cached part ends and how cached prompts go on instead. */
-START_TEST(prompt_is_explained)
+TEST(prompt_is_explained)
 {
     const struct nvllm_message message = {.role = "user", .content = {"hi", 2}};
     const struct nvllm_explanation *why;
@@ -336,7 +329,6 @@ START_TEST(prompt_is_explained)
         ck_assert_str_eq(why->text, "");
     }
 }
-END_TEST
 
 /* ---- the daemon itself */
 
@@ -346,7 +338,7 @@ static void answer_changed(Nvllm__V1__State state, const char *level)
 }
 
 /* Draining, resuming, the log level and shutdown: the answer tells the new state. */
-START_TEST(admin_operations_are_answered)
+TEST(admin_operations_are_answered)
 {
     const struct nvllm_change *change;
     struct nvllm_drain_options o;
@@ -376,10 +368,9 @@ START_TEST(admin_operations_are_answered)
     asked(OP(SHUTDOWN));
     ck_assert_int_eq(change->state, NVLLM_STATE_UNKNOWN);
 }
-END_TEST
 
 /* A reload names what changed and what needs a restart. */
-START_TEST(configuration_is_reloaded)
+TEST(configuration_is_reloaded)
 {
     char *changed[] = {(char *)"daemon.log_level", (char *)"limits.max_tokens"};
     char *stay[] = {(char *)"daemon.socket"};
@@ -395,12 +386,11 @@ START_TEST(configuration_is_reloaded)
     ck_assert_uint_eq(reloaded->n_needs_restart, 1);
     ck_assert_str_eq(reloaded->needs_restart[0], "daemon.socket");
 }
-END_TEST
 
 /* ---- errors */
 
 /* Empty reports give empty lists and texts, not wild pointers. */
-START_TEST(empty_reports)
+TEST(empty_reports)
 {
     const struct nvllm_request_list *list;
     const struct nvllm_explanation *why;
@@ -431,10 +421,9 @@ START_TEST(empty_reports)
     expect_ok(nvllm_reload(client, MS, &reloaded, &err));
     ck_assert(reloaded->n_changed == 0 && reloaded->n_needs_restart == 0);
 }
-END_TEST
 
 /* A refusal names the limit, its value and when to retry. */
-START_TEST(refusal_names_the_limit)
+TEST(refusal_names_the_limit)
 {
     const struct nvllm_request_list *list;
 
@@ -447,10 +436,9 @@ START_TEST(refusal_names_the_limit)
     ck_assert_uint_eq(err.limit_value, UINT64_MAX);
     ck_assert(err.retryable && err.retry_after_ms == 40);
 }
-END_TEST
 
 /* Calls with bad arguments are refused before anything is sent. */
-START_TEST(bad_arguments)
+TEST(bad_arguments)
 {
     const struct nvllm_list_options never_prepared = {0};
     const struct nvllm_explanation *why = NULL;
@@ -484,10 +472,9 @@ START_TEST(bad_arguments)
     expect_ok(nvllm_resume(client, MS, NULL, &err));
     asked(OP(RESUME)); /* the first thing that the daemon hears */
 }
-END_TEST
 
 /* An answer of the wrong kind ends the connection. */
-START_TEST(answer_of_another_kind)
+TEST(answer_of_another_kind)
 {
     const struct nvllm_request_list *list = NULL;
 
@@ -496,10 +483,9 @@ START_TEST(answer_of_another_kind)
     ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
     ck_assert_ptr_null(list);
 }
-END_TEST
 
 /* Each field of a report has its row in report_fields.h. */
-START_TEST(no_field_is_forgotten)
+TEST(no_field_is_forgotten, .no_fixture = true)
 {
 #define ROW(kind, field, source, member, key) +1
 #define ck_rows(message, rows)                ck_assert_uint_eq(nvllm__v1__##message##__descriptor.n_fields, rows)
@@ -519,10 +505,9 @@ START_TEST(no_field_is_forgotten)
     /* Both kinds have the text, and the request is a message of its own. */
     ck_rows(explanation, WHY_WAITING_FIELDS(ROW) WHY_CACHED_FIELDS(ROW) - 1 + 1);
 }
-END_TEST
 
 /* Every state and reason has a word of its own; numbers of a newer daemon have one, too. */
-START_TEST(words)
+TEST(words, .no_fixture = true)
 {
     for (int i = NVLLM_REQUEST_ENCODING; i <= NVLLM_REQUEST_ENDING; i++) {
         const char *word = nvllm_request_state_name((enum nvllm_request_state)i);
@@ -541,33 +526,8 @@ START_TEST(words)
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_LOW), "low");
     ck_assert_str_eq(nvllm_priority_name(NVLLM_PRIORITY_HIGH), "high");
 }
-END_TEST
 
 int main(void)
 {
-    TCase *good = tcase_create("good"), *bad = tcase_create("bad"), *alone = tcase_create("alone");
-    Suite *s = suite_create("client_admin");
-
-    tcase_add_checked_fixture(good, NULL, teardown);
-    tcase_add_test(good, requests_are_listed);
-    tcase_add_test(good, request_is_cancelled_by_number);
-    tcase_add_test(good, blocks_are_reported);
-    tcase_add_test(good, cache_is_shown);
-    tcase_add_test(good, cache_is_cleared);
-    tcase_add_test(good, prompts_are_pinned);
-    tcase_add_test(good, request_is_explained);
-    tcase_add_test(good, prompt_is_explained);
-    tcase_add_test(good, admin_operations_are_answered);
-    tcase_add_test(good, configuration_is_reloaded);
-    suite_add_tcase(s, good);
-    tcase_add_checked_fixture(bad, NULL, teardown);
-    tcase_add_test(bad, empty_reports);
-    tcase_add_test(bad, refusal_names_the_limit);
-    tcase_add_test(bad, bad_arguments);
-    tcase_add_test(bad, answer_of_another_kind);
-    suite_add_tcase(s, bad);
-    tcase_add_test(alone, no_field_is_forgotten);
-    tcase_add_test(alone, words);
-    suite_add_tcase(s, alone);
-    return run_suite(s);
+    return run_tests("client_admin", NULL, teardown);
 }

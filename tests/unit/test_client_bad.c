@@ -5,7 +5,7 @@
 /* ---- a daemon that goes or lies */
 
 /* What came before the connection broke is handed out first; then every call says so. */
-START_TEST(closed_in_mid_stream)
+TEST(closed_in_mid_stream)
 {
     uint64_t id;
 
@@ -21,10 +21,9 @@ START_TEST(closed_in_mid_stream)
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_E_CONNECTION);
     ck_assert_uint_eq(nvllm_wants(client), 0);
 }
-END_TEST
 
 /* A request to a daemon that has gone raises no signal. */
-START_TEST(sending_to_a_closed_peer_is_an_error)
+TEST(sending_to_a_closed_peer_is_an_error)
 {
     struct nvllm_request r;
     uint64_t id;
@@ -37,7 +36,6 @@ START_TEST(sending_to_a_closed_peer_is_an_error)
     expect_next_error(NVLLM_E_CONNECTION);
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_CONNECTION);
 }
-END_TEST
 
 static void expect_refused_greeting(const void *bytes, size_t n, enum nvllm_code code)
 {
@@ -51,7 +49,7 @@ static void expect_refused_greeting(const void *bytes, size_t n, enum nvllm_code
 }
 
 /* Whatever answers at the socket and is no nvllmd is told apart, whatever it says. */
-START_TEST(not_nvllmd)
+TEST(not_nvllmd)
 {
     static const char http[] = "HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
                                "<html><body>this is a web server, and a long text</body></html>";
@@ -63,10 +61,9 @@ START_TEST(not_nvllmd)
     expect_refused_greeting("\x03\x0a\xff\xff", 4, NVLLM_E_PROTOCOL);
     expect_refused_greeting("\x20\x0a", 2, NVLLM_E_CONNECTION); /* half a frame */
 }
-END_TEST
 
 /* A daemon of another version of the protocol is named as such. */
-START_TEST(other_version)
+TEST(other_version)
 {
     int fd = open_pair();
     FRAME(f, w, Welcome, WELCOME, welcome, WELCOME, 0);
@@ -77,10 +74,9 @@ START_TEST(other_version)
     ck_assert_int_eq(connect_fd(fd, 1000, false), NVLLM_E_PROTOCOL);
     ck_assert_ptr_nonnull(strstr(err.message, "version 2"));
 }
-END_TEST
 
 /* A daemon that refuses the connection says why. */
-START_TEST(refused_connection)
+TEST(refused_connection)
 {
     int fd = open_pair();
 
@@ -88,10 +84,9 @@ START_TEST(refused_connection)
     ck_assert_int_eq(connect_fd(fd, 1000, false), NVLLM_E_BUSY);
     ck_assert_str_eq(err.message, "too many ?[31mconnections");
 }
-END_TEST
 
 /* Answers that fit no request end the connection, and crash nothing. */
-START_TEST(answers_that_fit_nothing)
+TEST(answers_that_fit_nothing)
 {
     int32_t token = 1;
 
@@ -141,10 +136,9 @@ START_TEST(answers_that_fit_nothing)
         teardown();
     }
 }
-END_TEST
 
 /* A second end of the same request is an answer to nothing. */
-START_TEST(two_ends)
+TEST(two_ends)
 {
     uint64_t id;
 
@@ -155,10 +149,9 @@ START_TEST(two_ends)
     ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
     expect_next_error(NVLLM_E_PROTOCOL);
 }
-END_TEST
 
 /* Kinds of events that a newer daemon has are passed over. */
-START_TEST(unknown_events_are_passed_over)
+TEST(unknown_events_are_passed_over)
 {
     static const unsigned char news[] = {5, 0x08, 1, 0xfa, 0x01, 0}; /* id 1, field 31 */
     static const unsigned char own_news[] = {3, 0xfa, 0x01, 0};      /* no id */
@@ -174,10 +167,9 @@ START_TEST(unknown_events_are_passed_over)
     server_done(&server, id);
     ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
 }
-END_TEST
 
 /* Numbers outside their enum become the one that says that all went wrong. */
-START_TEST(numbers_outside_their_enum)
+TEST(numbers_outside_their_enum)
 {
     const struct nvllm_event *e;
     uint64_t id;
@@ -191,10 +183,9 @@ START_TEST(numbers_outside_their_enum)
     ck_assert_int_eq(e->error->code, NVLLM_E_INTERNAL);
     ck_assert_str_eq(e->error->message, "internal");
 }
-END_TEST
 
 /* An error of a request ends that one alone, and keeps what the daemon said. */
-START_TEST(error_of_one_request)
+TEST(error_of_one_request)
 {
     const struct nvllm_event *e;
     uint64_t a, b;
@@ -222,10 +213,9 @@ START_TEST(error_of_one_request)
     ck_assert_str_eq(e->error->message, "a long \xe2\x82\xac story");
     ck_assert_uint_eq(next()->id, b);
 }
-END_TEST
 
 /* Random damage to a stream of good frames never does more than end the connection. */
-START_TEST(damaged_streams)
+TEST(damaged_streams)
 {
     enum { ROUNDS = 3000 };
     uint64_t seed = 12345;
@@ -271,26 +261,8 @@ START_TEST(damaged_streams)
     ck_assert_int_gt(n_ends[0], ROUNDS / 100);
     ck_assert_int_gt(n_ends[1], ROUNDS / 100);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *bad = tcase_create("bad");
-    Suite *s = suite_create("client_bad");
-
-    tcase_add_checked_fixture(bad, NULL, teardown);
-    tcase_set_timeout(bad, 60);
-    tcase_add_test(bad, closed_in_mid_stream);
-    tcase_add_test(bad, sending_to_a_closed_peer_is_an_error);
-    tcase_add_test(bad, not_nvllmd);
-    tcase_add_test(bad, other_version);
-    tcase_add_test(bad, refused_connection);
-    tcase_add_test(bad, answers_that_fit_nothing);
-    tcase_add_test(bad, two_ends);
-    tcase_add_test(bad, unknown_events_are_passed_over);
-    tcase_add_test(bad, numbers_outside_their_enum);
-    tcase_add_test(bad, error_of_one_request);
-    tcase_add_test(bad, damaged_streams);
-    suite_add_tcase(s, bad);
-    return run_suite(s);
+    return run_tests("client_bad", NULL, teardown);
 }

@@ -40,7 +40,7 @@ static void tokens_script(struct server *s)
 }
 
 /* Any bytes go in and come out; an error of one call leaves the next alone. */
-START_TEST(tokenize_detokenize_render_status)
+TEST(tokenize_detokenize_render_status)
 {
     const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
     const int32_t ids[] = {3, 4};
@@ -71,7 +71,6 @@ START_TEST(tokenize_detokenize_render_status)
     ck_assert_str_eq(status->driver, ""); /* of a daemon that does not say it yet */
     ck_assert_uint_eq(status->total_bytes, 0);
 }
-END_TEST
 
 static void device_script(struct server *s)
 {
@@ -99,7 +98,7 @@ static void device_script(struct server *s)
 }
 
 /* The ledger of a device's memory comes through, each figure in its place. */
-START_TEST(status_has_the_ledger)
+TEST(status_has_the_ledger)
 {
     const struct nvllm_status *status;
 
@@ -114,7 +113,6 @@ START_TEST(status_has_the_ledger)
     ck_assert_uint_eq(status->total_bytes, UINT64_MAX);
     ck_assert_uint_eq(status->free_bytes, 7);
 }
-END_TEST
 
 static void late_script(struct server *s)
 {
@@ -128,7 +126,7 @@ static void late_script(struct server *s)
 }
 
 /* A call whose time is over leaves a good connection: its late answer is dropped. */
-START_TEST(late_answer_is_dropped)
+TEST(late_answer_is_dropped)
 {
     int64_t before = clock_ms();
     struct nvllm_text text;
@@ -142,7 +140,6 @@ START_TEST(late_answer_is_dropped)
     ck_assert_int_eq(nvllm_detokenize(client, NULL, 0, false, 1000, &text, &err), NVLLM_OK);
     ck_assert_uint_eq(text.len, 5);
 }
-END_TEST
 
 static void mixed_script(struct server *s)
 {
@@ -158,7 +155,7 @@ static void mixed_script(struct server *s)
 }
 
 /* Events of other requests that come while a call waits are kept, in order. */
-START_TEST(events_of_others_are_kept)
+TEST(events_of_others_are_kept)
 {
     const struct nvllm_status *status;
     const struct nvllm_event *e;
@@ -179,7 +176,6 @@ START_TEST(events_of_others_are_kept)
     ck_assert_int_eq(e->type, NVLLM_EVENT_DONE);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* ---- generate in one call */
 
@@ -223,7 +219,7 @@ static void two_generates_script(struct server *s)
 }
 
 /* One call sees a request through, and says what went wrong with the next. */
-START_TEST(generate_in_one_call)
+TEST(generate_in_one_call)
 {
     struct gathered g = {0};
 
@@ -236,7 +232,6 @@ START_TEST(generate_in_one_call)
     ck_assert_int_eq(g.n_done, 1);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 static void cancel_script(struct server *s)
 {
@@ -259,7 +254,7 @@ static void cancel_script(struct server *s)
 }
 
 /* A callback that has had enough cancels, once, and still sees the end. */
-START_TEST(callback_cancels)
+TEST(callback_cancels)
 {
     struct gathered g = {.stop_after = 1};
 
@@ -268,7 +263,6 @@ START_TEST(callback_cancels)
     ck_assert_str_eq(g.text, "ab");
     ck_assert_int_eq(g.n_done, 1);
 }
-END_TEST
 
 /* What a callback may not do with the client that calls it. */
 static int use_client(void *arg, const struct nvllm_event *event)
@@ -299,7 +293,7 @@ static void two_good_script(struct server *s)
 
 /* A callback that takes its client's events is refused, and loses none; afterwards all is allowed.
  */
-START_TEST(callback_uses_its_client)
+TEST(callback_uses_its_client)
 {
     struct gathered g = {0};
     struct nvllm_request r;
@@ -313,10 +307,9 @@ START_TEST(callback_uses_its_client)
     ck_assert_int_eq(generate(&g, 1000), NVLLM_OK);
     ck_assert_int_eq(g.n_done, 2);
 }
-END_TEST
 
 /* Who does not want to hear of a request leaves the callback out. */
-START_TEST(no_callback)
+TEST(no_callback)
 {
     struct nvllm_request r;
 
@@ -326,7 +319,6 @@ START_TEST(no_callback)
     ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_E_TOO_LONG);
 }
-END_TEST
 
 static void slow_script(struct server *s)
 {
@@ -343,7 +335,7 @@ static void slow_script(struct server *s)
 }
 
 /* A request that takes too long is cancelled, and nothing of it is seen later. */
-START_TEST(generate_out_of_time)
+TEST(generate_out_of_time)
 {
     const struct nvllm_status *status;
     const struct nvllm_event *e;
@@ -356,7 +348,6 @@ START_TEST(generate_out_of_time)
     ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_E_TIMEOUT);
 }
-END_TEST
 
 static void dying_script(struct server *s)
 {
@@ -365,7 +356,7 @@ static void dying_script(struct server *s)
 }
 
 /* A daemon that dies in the middle ends the call. */
-START_TEST(generate_and_the_daemon_dies)
+TEST(generate_and_the_daemon_dies)
 {
     struct gathered g = {0};
 
@@ -375,7 +366,6 @@ START_TEST(generate_and_the_daemon_dies)
     ck_assert_uint_eq(nvllm_pending(client), 0);
     ck_assert_int_eq(generate(&g, 5000), NVLLM_E_CONNECTION);
 }
-END_TEST
 
 static void cancel_of_ended_script(struct server *s)
 {
@@ -385,7 +375,7 @@ static void cancel_of_ended_script(struct server *s)
 }
 
 /* Cancelling what has ended, or never was, does nothing. */
-START_TEST(cancel_of_an_ended_request)
+TEST(cancel_of_an_ended_request)
 {
     const struct nvllm_event *e;
     struct nvllm_request r;
@@ -400,7 +390,6 @@ START_TEST(cancel_of_an_ended_request)
     ck_assert_int_eq(nvllm_cancel(client, 12345, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_cancel(client, 0, &err), NVLLM_OK);
 }
-END_TEST
 
 /* ---- connecting */
 
@@ -412,11 +401,10 @@ static void loading_script(struct server *s)
 }
 
 /* Waiting for the model ends when it is loaded. */
-START_TEST(waits_while_loading)
+TEST(waits_while_loading)
 {
     ck_assert_int_eq(serve(loading_script, LOADING, true), NVLLM_OK);
 }
-END_TEST
 
 static void failing_script(struct server *s)
 {
@@ -425,12 +413,11 @@ static void failing_script(struct server *s)
 }
 
 /* … and when it cannot be loaded. */
-START_TEST(model_that_cannot_be_loaded)
+TEST(model_that_cannot_be_loaded)
 {
     ck_assert_int_eq(serve(failing_script, LOADING, true), NVLLM_E_UNAVAILABLE);
     ck_assert_ptr_null(client);
 }
-END_TEST
 
 static void forever_loading_script(struct server *s)
 {
@@ -442,12 +429,11 @@ static void forever_loading_script(struct server *s)
 }
 
 /* … and when the time is over. */
-START_TEST(loading_takes_too_long)
+TEST(loading_takes_too_long)
 {
     ck_assert_int_eq(serve(forever_loading_script, LOADING, true), NVLLM_E_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(err.message, "loading"));
 }
-END_TEST
 
 static void temporary_path(char *path, size_t cap)
 {
@@ -478,7 +464,7 @@ static enum nvllm_code connect_path(const char *path, int timeout_ms, bool wait_
 }
 
 /* No socket, a socket that nobody serves, a path that is too long, and one who never answers. */
-START_TEST(nobody_is_there)
+TEST(nobody_is_there, .no_fixture = true)
 {
     char path[64], long_path[300];
     int64_t before;
@@ -506,7 +492,6 @@ START_TEST(nobody_is_there)
     ck_assert_str_eq(err.field, "socket_path");
     ck_assert_ptr_null(client);
 }
-END_TEST
 
 static void *start_late(void *arg)
 {
@@ -526,7 +511,7 @@ static void *start_late(void *arg)
 }
 
 /* Waiting for the start outlives a daemon that goes again at once. */
-START_TEST(waits_for_the_start)
+TEST(waits_for_the_start, .no_fixture = true)
 {
     pthread_t starter;
     char path[64];
@@ -539,10 +524,9 @@ START_TEST(waits_for_the_start)
     client = NULL;
     unlink(path);
 }
-END_TEST
 
 /* A program built with other versions of the structs reads and writes its own size only. */
-START_TEST(structs_of_another_size)
+TEST(structs_of_another_size, .no_fixture = true)
 {
     struct {
         struct nvllm_options o;
@@ -564,11 +548,10 @@ START_TEST(structs_of_another_size)
     memset(&longer, 0, sizeof(longer));
     ck_assert_int_eq(nvllm_connect(&client, &longer.o, &err), NVLLM_E_INVALID);
 }
-END_TEST
 
 /* They lie in the caller's memory, or in arrays, without a size: a program built with one version
  * meets another. */
-START_TEST(some_structs_never_grow)
+TEST(some_structs_never_grow, .no_fixture = true)
 {
     if (sizeof(void *) != 8)
         return;
@@ -579,11 +562,10 @@ START_TEST(some_structs_never_grow)
     ck_assert_uint_eq(sizeof(struct nvllm_logit_bias), 8);
     ck_assert_uint_eq(sizeof(struct nvllm_logprobs), 24);
 }
-END_TEST
 
 /* Those with a size begin with it and grow at the end: the last fields of version 0.1 are where
  * they were. */
-START_TEST(some_structs_grow_at_the_end)
+TEST(some_structs_grow_at_the_end, .no_fixture = true)
 {
     if (sizeof(void *) != 8)
         return;
@@ -596,36 +578,8 @@ START_TEST(some_structs_grow_at_the_end)
     ck_assert_uint_eq(offsetof(struct nvllm_event, status), 56);
     ck_assert_uint_eq(offsetof(struct nvllm_status, free_bytes), 200);
 }
-END_TEST
 
 int main(void)
 {
-    TCase *calls = tcase_create("calls"), *connecting = tcase_create("connecting");
-    Suite *s = suite_create("client calls");
-
-    tcase_add_checked_fixture(calls, NULL, end);
-    tcase_set_timeout(calls, 30);
-    tcase_add_test(calls, tokenize_detokenize_render_status);
-    tcase_add_test(calls, status_has_the_ledger);
-    tcase_add_test(calls, late_answer_is_dropped);
-    tcase_add_test(calls, events_of_others_are_kept);
-    tcase_add_test(calls, generate_in_one_call);
-    tcase_add_test(calls, callback_cancels);
-    tcase_add_test(calls, callback_uses_its_client);
-    tcase_add_test(calls, no_callback);
-    tcase_add_test(calls, generate_out_of_time);
-    tcase_add_test(calls, generate_and_the_daemon_dies);
-    tcase_add_test(calls, cancel_of_an_ended_request);
-    tcase_add_test(calls, waits_while_loading);
-    tcase_add_test(calls, model_that_cannot_be_loaded);
-    tcase_add_test(calls, loading_takes_too_long);
-    suite_add_tcase(s, calls);
-    tcase_set_timeout(connecting, 30);
-    tcase_add_test(connecting, nobody_is_there);
-    tcase_add_test(connecting, waits_for_the_start);
-    tcase_add_test(connecting, structs_of_another_size);
-    tcase_add_test(connecting, some_structs_never_grow);
-    tcase_add_test(connecting, some_structs_grow_at_the_end);
-    suite_add_tcase(s, connecting);
-    return run_suite(s);
+    return run_tests("client calls", NULL, end);
 }

@@ -65,7 +65,7 @@ static void expect_given_up(const struct nvllm_event *event, uint64_t id)
 /* ---- connecting without waiting */
 
 /* Requests may be started before the daemon has said a word, and are behind the greeting. */
-START_TEST(requests_before_the_greeting)
+TEST(requests_before_the_greeting)
 {
     uint64_t id;
 
@@ -84,10 +84,9 @@ START_TEST(requests_before_the_greeting)
     ck_assert_int_eq(turn(), NVLLM_OK);
     expect_delta(next(), id, "hi");
 }
-END_TEST
 
 /* A daemon that never greets is given up at the deadline, for good. */
-START_TEST(no_greeting_in_time)
+TEST(no_greeting_in_time)
 {
     const struct nvllm_event *event;
     int64_t began = clock_ms();
@@ -103,10 +102,9 @@ START_TEST(no_greeting_in_time)
     ck_assert_int_eq(nvllm_next(client, MS, &event, &err), NVLLM_E_TIMEOUT);
     ck_assert_str_eq(err.message, "nvllmd does not answer");
 }
-END_TEST
 
 /* A socket that is not there is said at once. */
-START_TEST(nobody_listens)
+TEST(nobody_listens, .no_fixture = true)
 {
     struct nvllm_options options;
 
@@ -116,13 +114,12 @@ START_TEST(nobody_listens)
     ck_assert_int_eq(nvllm_connect_start(&client, &options, &err), NVLLM_E_NOT_RUNNING);
     ck_assert_ptr_null(client);
 }
-END_TEST
 
 /* ---- deadlines of requests */
 
 /* A request of a daemon that hangs ends with an error when its time is over: it is cancelled, what
  * still comes of it is dropped, and the connection goes on. */
-START_TEST(request_is_given_up)
+TEST(request_is_given_up)
 {
     uint64_t id, other;
     int left;
@@ -147,10 +144,9 @@ START_TEST(request_is_given_up)
     expect_none();
     ck_assert_int_eq(nvllm_timeout(client), -1);
 }
-END_TEST
 
 /* Each request has its own deadline, and one that has ended has none. */
-START_TEST(many_deadlines)
+TEST(many_deadlines)
 {
     uint64_t ids[3];
     int64_t began;
@@ -176,10 +172,9 @@ START_TEST(many_deadlines)
     ck_assert_int_lt(clock_ms() - began, 5 * MS);
     ck_assert_int_eq(nvllm_timeout(client), -1);
 }
-END_TEST
 
 /* Many that are over at once each get their end. */
-START_TEST(all_over_at_once)
+TEST(all_over_at_once)
 {
     enum { N = 100 };
     bool seen[N + 1] = {false};
@@ -196,7 +191,6 @@ START_TEST(all_over_at_once)
     }
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 static int ignore(void *arg, const struct nvllm_event *event)
 {
@@ -206,7 +200,7 @@ static int ignore(void *arg, const struct nvllm_event *event)
 }
 
 /* The call that runs one request heeds the request's time as well as its own. */
-START_TEST(blocking_call_heeds_the_request)
+TEST(blocking_call_heeds_the_request)
 {
     struct nvllm_request request;
     int64_t began = clock_ms();
@@ -219,12 +213,11 @@ START_TEST(blocking_call_heeds_the_request)
     ck_assert_int_lt(clock_ms() - began, 5 * MS);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* ---- short operations that nobody waits for */
 
 /* Tokens, texts and the status come as events among others, and count as under way until then. */
-START_TEST(answers_as_events)
+TEST(answers_as_events)
 {
     const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
     ProtobufCBinaryData bytes = {2, (uint8_t *)"hi"};
@@ -276,10 +269,9 @@ START_TEST(answers_as_events)
     ck_assert(!event->delta && !event->text && !event->status);
     ck_assert_uint_eq(nvllm_pending(client), 1);
 }
-END_TEST
 
 /* One that is not answered in time ends with an error, and its late answer is dropped. */
-START_TEST(short_operation_is_given_up)
+TEST(short_operation_is_given_up)
 {
     uint64_t id;
 
@@ -291,11 +283,10 @@ START_TEST(short_operation_is_given_up)
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
     expect_none();
 }
-END_TEST
 
 /* The daemon is asked to end one that it may have work with, when the program cancels it and when
  * its time is over; the end of the first still comes. */
-START_TEST(short_operation_is_cancelled)
+TEST(short_operation_is_cancelled)
 {
     const struct nvllm_event *event;
     const client_frame *f;
@@ -320,10 +311,9 @@ START_TEST(short_operation_is_cancelled)
     expect_none();
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* What cannot be sent is refused at once, and nothing is under way. */
-START_TEST(short_operations_asked_wrongly)
+TEST(short_operations_asked_wrongly)
 {
     struct nvllm_chat never_prepared = {0};
     uint64_t id = 77;
@@ -340,12 +330,11 @@ START_TEST(short_operations_asked_wrongly)
     ck_assert_uint_eq(id, 77);
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
-END_TEST
 
 /* ---- what a loop may rely on */
 
 /* A loop that takes one event at a time is told not to sleep while another is here. */
-START_TEST(no_sleep_while_events_are_here)
+TEST(no_sleep_while_events_are_here)
 {
     uint64_t id;
 
@@ -361,11 +350,10 @@ START_TEST(no_sleep_while_events_are_here)
     expect_delta(next(), id, "b");
     ck_assert_int_eq(nvllm_timeout(client), -1);
 }
-END_TEST
 
 /* Process once and fetch until nothing is here: that empties the socket, as a loop that is told of
  * changes alone (EPOLLET) needs it, even past the queue's limit. */
-START_TEST(one_turn_empties_the_socket)
+TEST(one_turn_empties_the_socket)
 {
     enum { N = 1500, BYTES = 40 };
     const struct nvllm_event *event;
@@ -396,7 +384,6 @@ START_TEST(one_turn_empties_the_socket)
     ck_assert_int_eq(n, N);
     ck_assert_int_eq(recv(fd, &left, 1, MSG_PEEK | MSG_DONTWAIT), -1);
 }
-END_TEST
 
 static int count(void *arg, const struct nvllm_event *event)
 {
@@ -405,7 +392,7 @@ static int count(void *arg, const struct nvllm_event *event)
 }
 
 /* However small the queue, a call that takes its events as they come is never too slow for it. */
-START_TEST(small_queue_and_a_fast_stream)
+TEST(small_queue_and_a_fast_stream)
 {
     enum { N = 3000 };
     struct frame_buffer b = {0};
@@ -433,10 +420,9 @@ START_TEST(small_queue_and_a_fast_stream)
                   err.message);
     ck_assert_int_eq(n, N);
 }
-END_TEST
 
 /* Questions about the client leave the event that was handed out as it is. */
-START_TEST(event_outlives_questions)
+TEST(event_outlives_questions)
 {
     const struct nvllm_event *event;
     uint64_t id;
@@ -454,10 +440,9 @@ START_TEST(event_outlives_questions)
     expect_delta(event, id, "abc");
     ck_assert_int_eq(event->delta->token_ids[0], 3);
 }
-END_TEST
 
 /* Deltas that come while a call waits keep text and ids, whatever comes after them. */
-START_TEST(kept_deltas_are_whole)
+TEST(kept_deltas_are_whole)
 {
     enum { N = 200 };
     const struct nvllm_status *status;
@@ -482,10 +467,9 @@ START_TEST(kept_deltas_are_whole)
         ck_assert_int_eq(event->delta->token_ids[0], (int)strlen(text));
     }
 }
-END_TEST
 
 /* An answer larger than the queue may be is read all the same: it is one. */
-START_TEST(answer_larger_than_the_queue)
+TEST(answer_larger_than_the_queue)
 {
     enum { LARGE = 100000 };
     char *text = malloc(LARGE + 1);
@@ -505,12 +489,11 @@ START_TEST(answer_larger_than_the_queue)
     expect_delta(next(), id, text);
     free(text);
 }
-END_TEST
 
 /* ---- processes and threads */
 
 /* A child that closes its copy does not end the parent's connection. */
-START_TEST(child_closes_parent_goes_on)
+TEST(child_closes_parent_goes_on)
 {
     uint64_t id;
     pid_t child;
@@ -531,10 +514,9 @@ START_TEST(child_closes_parent_goes_on)
     server_delta(&server, id, "on", NVLLM_FINISH_STOP);
     expect_delta(next(), id, "on");
 }
-END_TEST
 
 /* No program that is started gets the socket, not even one that the caller had opened. */
-START_TEST(sockets_close_on_exec)
+TEST(sockets_close_on_exec)
 {
     int fd = open_pair();
 
@@ -543,7 +525,6 @@ START_TEST(sockets_close_on_exec)
     ck_assert_int_eq(connect_fd(fd, MS, false), NVLLM_OK);
     ck_assert_int_eq(fcntl(nvllm_fd(client), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
-END_TEST
 
 enum { N_THREADS = 8, N_ROUNDS = 100, N_AT_A_TIME = 5 };
 
@@ -596,7 +577,7 @@ static void *use_one(void *arg)
 }
 
 /* Threads with a client each do not disturb one another. */
-START_TEST(a_client_a_thread)
+TEST(a_client_a_thread, .no_fixture = true)
 {
     pthread_t servers[N_THREADS], users[N_THREADS];
     struct server s[N_THREADS];
@@ -616,37 +597,8 @@ START_TEST(a_client_a_thread)
         ck_assert_uint_eq((uintptr_t)n_ends, N_ROUNDS * N_AT_A_TIME);
     }
 }
-END_TEST
 
 int main(void)
 {
-    TCase *loop = tcase_create("loop"), *alone = tcase_create("alone");
-    Suite *s = suite_create("client_loop");
-
-    tcase_add_checked_fixture(loop, NULL, teardown);
-    tcase_set_timeout(loop, 60);
-    tcase_add_test(loop, requests_before_the_greeting);
-    tcase_add_test(loop, no_greeting_in_time);
-    tcase_add_test(loop, request_is_given_up);
-    tcase_add_test(loop, many_deadlines);
-    tcase_add_test(loop, all_over_at_once);
-    tcase_add_test(loop, blocking_call_heeds_the_request);
-    tcase_add_test(loop, answers_as_events);
-    tcase_add_test(loop, short_operation_is_given_up);
-    tcase_add_test(loop, short_operation_is_cancelled);
-    tcase_add_test(loop, short_operations_asked_wrongly);
-    tcase_add_test(loop, no_sleep_while_events_are_here);
-    tcase_add_test(loop, one_turn_empties_the_socket);
-    tcase_add_test(loop, small_queue_and_a_fast_stream);
-    tcase_add_test(loop, event_outlives_questions);
-    tcase_add_test(loop, kept_deltas_are_whole);
-    tcase_add_test(loop, answer_larger_than_the_queue);
-    tcase_add_test(loop, child_closes_parent_goes_on);
-    tcase_add_test(loop, sockets_close_on_exec);
-    suite_add_tcase(s, loop);
-    tcase_set_timeout(alone, 120);
-    tcase_add_test(alone, nobody_listens);
-    tcase_add_test(alone, a_client_a_thread);
-    suite_add_tcase(s, alone);
-    return run_suite(s);
+    return run_tests("client_loop", NULL, teardown);
 }

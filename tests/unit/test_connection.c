@@ -159,7 +159,7 @@ static size_t count(char name)
 }
 
 /* The frame timeout does not run while frames that have arrived wait for the next round. */
-START_TEST(frame_timer_stops_while_a_connection_waits)
+TEST(frame_timer_stops_while_a_connection_waits)
 {
     shared.frame_timeout_s = 0;
     send_frames(&clients[0], 40);
@@ -168,11 +168,10 @@ START_TEST(frame_timer_stops_while_a_connection_waits)
     ck_assert_uint_eq(count('A'), 40);
     ck_assert_uint_eq(count('B'), 40);
 }
-END_TEST
 
 /* A frame waits for at most one quantum of each client that has sent many; those frames are all
  * taken in the end, although nothing more arrives. */
-START_TEST(many_frames_let_others_in)
+TEST(many_frames_let_others_in)
 {
     send_frames(&clients[0], 40);
     send_frames(&clients[1], 40);
@@ -185,10 +184,9 @@ START_TEST(many_frames_let_others_in)
     ck_assert_uint_eq(count('B'), 40);
     ck_assert(list_empty(&shared.waiting));
 }
-END_TEST
 
 /* The connections of one user share its quantum in rotation, whichever came first. */
-START_TEST(connections_of_a_user_rotate)
+TEST(connections_of_a_user_rotate)
 {
     send_frames(&clients[0], 100);
     run_loop(3);
@@ -200,10 +198,9 @@ START_TEST(connections_of_a_user_rotate)
     run_loop(100);
     ck_assert_uint_eq(n_taken, 200);
 }
-END_TEST
 
 /* One small request beside a connection that sends without end is taken within a few rounds. */
-START_TEST(quiet_connection_is_not_starved)
+TEST(quiet_connection_is_not_starved)
 {
     for (int i = 0; i < 10; i++) {
         send_frames(&clients[0], 20);
@@ -216,10 +213,9 @@ START_TEST(quiet_connection_is_not_starved)
     }
     ck_assert_uint_eq(count('B'), 1);
 }
-END_TEST
 
 /* A client that leaves while it waits has its earlier frames taken, and is then freed. */
-START_TEST(leaves_while_it_waits)
+TEST(leaves_while_it_waits)
 {
     send_frames(&clients[0], 10);
     send_frames(&clients[1], 10);
@@ -233,10 +229,9 @@ START_TEST(leaves_while_it_waits)
     ck_assert_ptr_null(clients[0].connection);
     ck_assert_ptr_null(clients[1].connection);
 }
-END_TEST
 
 /* A connection that is ended while it waits has nothing more taken. */
-START_TEST(ended_while_it_waits)
+TEST(ended_while_it_waits)
 {
     size_t n;
 
@@ -248,11 +243,10 @@ START_TEST(ended_while_it_waits)
     ck_assert_uint_eq(n_taken, n);
     ck_assert(list_empty(&shared.waiting));
 }
-END_TEST
 
 /* What is put while the loop is at one thing goes out in one write: a socket that keeps writes
  * apart has one. */
-START_TEST(one_write_for_all_that_was_put)
+TEST(one_write_for_all_that_was_put)
 {
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
     struct connection *c;
@@ -274,21 +268,8 @@ START_TEST(one_write_for_all_that_was_put)
     connection_free(c);
     close(pair[1]);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("connection");
-    TCase *tc = tcase_create("rounds");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, many_frames_let_others_in);
-    tcase_add_test(tc, frame_timer_stops_while_a_connection_waits);
-    tcase_add_test(tc, connections_of_a_user_rotate);
-    tcase_add_test(tc, quiet_connection_is_not_starved);
-    tcase_add_test(tc, leaves_while_it_waits);
-    tcase_add_test(tc, ended_while_it_waits);
-    tcase_add_test(tc, one_write_for_all_that_was_put);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("connection", setup, teardown);
 }

@@ -1,6 +1,5 @@
 /* test_cpu_backend.c - the CPU backend's side of the contract: memory, progress, results and what
  * it aborts at. What it computes is in test_cpu_golden.c. */
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -47,7 +46,7 @@ static struct backend *open_usual(void)
 }
 
 /* Blocks are what kv_memory pays for, to the byte; info says so. */
-START_TEST(blocks_follow_kv_bytes)
+TEST(blocks_follow_kv_bytes)
 {
     struct backend *b;
     struct backend_info info;
@@ -62,12 +61,11 @@ START_TEST(blocks_follow_kv_bytes)
     ck_assert_ptr_nonnull(strstr(info.devices[0], "1 thread,"));
     cpu_backend.close(b);
 }
-END_TEST
 
 /* The ledger counts what was taken: all blocks, and workspaces that grow by what a
  * sequence's row and sampler state need; a CPU has no graphs, and its memory is not the backend's
  * to count. */
-START_TEST(ledger_counts_what_was_taken)
+TEST(ledger_counts_what_was_taken)
 {
     struct backend *b;
     struct backend_info small, large;
@@ -92,11 +90,10 @@ START_TEST(ledger_counts_what_was_taken)
     ck_assert_uint_eq(large.total_bytes + large.free_bytes, 0);
     ck_assert_str_eq(large.driver, "");
 }
-END_TEST
 
 /* Where the options say nothing the CPU takes what the weights take, but a useful least; the
  * machine's own memory bounds it. */
-START_TEST(kv_memory_of_its_own_choice)
+TEST(kv_memory_of_its_own_choice)
 {
     struct backend *b;
     struct backend_info info;
@@ -108,10 +105,9 @@ START_TEST(kv_memory_of_its_own_choice)
     ck_assert_uint_ge((uint64_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes, 64 << 20);
     cpu_backend.close(b);
 }
-END_TEST
 
 /* Too little memory for one block, and more than the machine has: refused with both figures. */
-START_TEST(memory_errors_say_how_much)
+TEST(memory_errors_say_how_much)
 {
     struct backend *b = NULL;
     struct backend_options o = small_options(4096, 63 << 20, 2);
@@ -125,11 +121,10 @@ START_TEST(memory_errors_say_how_much)
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "available"), "%s", e.text);
     ck_assert_ptr_null(b);
 }
-END_TEST
 
 /* A check refuses what no machine like this could open, and takes nothing; what others use of the
  * memory now does not count. */
-START_TEST(check_says_what_open_would)
+TEST(check_says_what_open_would)
 {
     struct backend_options o = small_options(4096, 63 << 20, 0);
 
@@ -146,7 +141,6 @@ START_TEST(check_says_what_open_would)
     ck_assert_msg(strstr(e.text, "cache.kv_memory") && strstr(e.text, "this machine has"), "%s",
                   e.text);
 }
-END_TEST
 
 static double last_progress;
 
@@ -157,7 +151,7 @@ static void note_progress(void *ctx, double done)
 }
 
 /* Loading is reported from both threads, rising to 1. */
-START_TEST(progress_rises)
+TEST(progress_rises)
 {
     struct backend *b;
     struct backend_options o = small_options(16, 16 << 20, 2);
@@ -169,7 +163,6 @@ START_TEST(progress_rises)
     cpu_backend.close(b);
     cpu_backend.close(NULL);
 }
-END_TEST
 
 /* One step of one sequence written out by hand: rows of positions from `first` on, block by block
  * in the order of table. */
@@ -245,7 +238,7 @@ static struct step_result hand_run(struct hand *h, struct backend *b)
 
 /* A step whose rows want no logits gives an empty result; a result holds while two further steps
  * are under way; close waits for what nobody has waited for. */
-START_TEST(results_hold_until_next_wait)
+TEST(results_hold_until_next_wait)
 {
     struct hand h[4];
     struct step_result r;
@@ -271,11 +264,10 @@ START_TEST(results_hold_until_next_wait)
     cpu_backend.close(b);
     free(h[3].batch);
 }
-END_TEST
 
 /* Each wanted row of a sequence is sampled as it is when it stands alone, to the bit: so drafts
  * change no token. */
-START_TEST(several_wanted_rows)
+TEST(several_wanted_rows)
 {
     enum { N = 5, FIRST = 14 };
     struct hand h;
@@ -303,10 +295,9 @@ START_TEST(several_wanted_rows)
         ck_assert(r.ids[i] == ids[i] && r.logprobs[i] == logprobs[i]);
     cpu_backend.close(b);
 }
-END_TEST
 
 /* A mask holds for its own row; one that min_tokens leaves nothing of is broken numbers. */
-START_TEST(masks_by_row)
+TEST(masks_by_row)
 {
     const size_t words = ((size_t)model_config(model)->vocab_size + 31) / 32;
     uint32_t *masks = calloc(2 * words, sizeof(*masks));
@@ -340,11 +331,10 @@ START_TEST(masks_by_row)
     free(masks);
     cpu_backend.close(b);
 }
-END_TEST
 
 /* A block goes to the host after the step that wrote it, and comes back elsewhere before the step
  * that reads it; a step may be nothing but copies. */
-START_TEST(copies_keep_their_order)
+TEST(copies_keep_their_order)
 {
     struct backend_options o = small_options(16, 16 << 20, 1);
     struct backend_info info;
@@ -385,10 +375,9 @@ START_TEST(copies_keep_their_order)
     ck_assert(r.n_rows == 0 && r.n_copies == 1 && r.copies[0].id == 9);
     cpu_backend.close(b);
 }
-END_TEST
 
 /* What only a bug of the core could ask for aborts before it is computed. */
-START_TEST(broken_batch_aborts)
+TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
 {
     struct hand h, third[2];
     struct backend *b = open_usual();
@@ -438,26 +427,8 @@ START_TEST(broken_batch_aborts)
     }
     hand_submit(&h, b);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("cpu_backend");
-    TCase *t = tcase_create("contract");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, blocks_follow_kv_bytes);
-    tcase_add_test(t, ledger_counts_what_was_taken);
-    tcase_add_test(t, kv_memory_of_its_own_choice);
-    tcase_add_test(t, memory_errors_say_how_much);
-    tcase_add_test(t, check_says_what_open_would);
-    tcase_add_test(t, progress_rises);
-    tcase_add_test(t, results_hold_until_next_wait);
-    tcase_add_test(t, several_wanted_rows);
-    tcase_add_test(t, masks_by_row);
-    tcase_add_test(t, copies_keep_their_order);
-    tcase_add_loop_test_raise_signal(t, broken_batch_aborts, SIGABRT, 0, 11);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("cpu_backend", setup, teardown);
 }

@@ -1,6 +1,5 @@
 /* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
  * batch, chunks, blocks, threads and instruction set. */
-#include <check.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -230,7 +229,7 @@ static void free_seqs(struct drive_seq *seqs)
 }
 
 /* The reference's tokens and logprobs, each prompt by itself. */
-START_TEST(golden_alone)
+TEST(golden_alone, .timeout = 240)
 {
     static struct drive_seq seqs[MAX_CASES];
     double worst = 0.0;
@@ -246,7 +245,6 @@ START_TEST(golden_alone)
     printf("golden: %d prompts, logprobs within %.2g\n", n, worst);
     free_seqs(seqs);
 }
-END_TEST
 
 /* Block length, chunks, batch, steps in flight, order of blocks, threads and the contents of other
  * memory change no bit of any logprob. */
@@ -260,9 +258,9 @@ static const struct way ways[] = {
     {32, 37, 64, 2, 128, 3, true, false, CPU_ISA_AVX2, KV_DTYPE_AUTO},
 };
 
-_Static_assert(N_WAYS <= sizeof(ways) / sizeof(*ways), "N_WAYS is too large");
+_Static_assert(N_WAYS <= N(ways), "N_WAYS is too large");
 
-START_TEST(way_changes_nothing)
+TEST(way_changes_nothing, .timeout = 240)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
 
@@ -283,11 +281,10 @@ START_TEST(way_changes_nothing)
     }
     free_seqs(alone);
 }
-END_TEST
 
 /* K and V in bf16: the same tokens if the candidates are further apart than the error of bf16, and
  * again no bit depends on the way. */
-START_TEST(bf16_kv)
+TEST(bf16_kv, .timeout = 240)
 {
     static struct drive_seq alone[MAX_CASES], now[MAX_CASES];
     struct way w = usual;
@@ -305,7 +302,6 @@ START_TEST(bf16_kv)
     free_seqs(alone);
     free_seqs(now);
 }
-END_TEST
 
 #ifndef TEST_LIGHT
 static void golden_long(const char *name, const struct way *w)
@@ -326,26 +322,24 @@ static void golden_long(const char *name, const struct way *w)
 }
 
 /* A pass-key is found after 1,558 and 5,540 tokens, with small and large blocks and chunks. */
-START_TEST(golden_long_prompts)
+TEST(golden_long_prompts, .timeout = 240)
 {
     golden_long("passkey-250-sentences", &ways[2]);
     golden_long("passkey-250-sentences", &ways[4]);
     golden_long("passkey-900-sentences", &usual);
 }
-END_TEST
 
 /* The same after 11,052 tokens. */
-START_TEST(golden_longest_prompt)
+TEST(golden_longest_prompt, .timeout = 240)
 {
     const struct way w = {4096, 1000, 1, 2, 256, 0, true, true, CPU_N_ISAS, KV_DTYPE_AUTO};
 
     golden_long("passkey-1800-sentences", &w);
 }
-END_TEST
 #endif
 
 /* The plain kernels, which run on few machines, give the same bits. */
-START_TEST(plain_is_the_same)
+TEST(plain_is_the_same, .timeout = 240)
 {
     static const struct way plain_way = {16,           50, 3, 2, 64, 0, false, false, CPU_ISA_PLAIN,
                                          KV_DTYPE_AUTO};
@@ -365,23 +359,8 @@ START_TEST(plain_is_the_same)
     free_seqs(fast);
     free_seqs(plain);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("cpu_golden");
-    TCase *t = tcase_create("golden");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 240);
-    tcase_add_test(t, golden_alone);
-    tcase_add_test(t, way_changes_nothing);
-    tcase_add_test(t, bf16_kv);
-    tcase_add_test(t, plain_is_the_same);
-#ifndef TEST_LIGHT
-    tcase_add_test(t, golden_long_prompts);
-    tcase_add_test(t, golden_longest_prompt);
-#endif
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("cpu_golden", setup, teardown);
 }

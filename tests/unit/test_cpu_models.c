@@ -1,6 +1,5 @@
 /* test_cpu_models.c - the CPU backend on small random models of all shapes, against a plain forward
  * pass in double precision. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -277,7 +276,7 @@ static const struct model_config shapes[] = {
     {WRITER_QWEN3, 3, 8, 2, 32, 80, 96, 2048, 1024, 1e-6f, 5e5, false},
 };
 
-enum { N_SHAPES = sizeof(shapes) / sizeof(*shapes) };
+enum { N_SHAPES = N(shapes) };
 
 static void make_prompt(int32_t *prompt)
 {
@@ -289,7 +288,7 @@ static void make_prompt(int32_t *prompt)
 
 /* Qwen2 with biases and Qwen3 with norms, groups of 1 to 64 heads, dimensions that fill no vector,
  * tied and untied models: all agree with the plain forward pass. */
-START_TEST(agrees_with_reference)
+TEST(agrees_with_reference, .n = N_SHAPES)
 {
     int32_t tokens[N_PROMPT + N_OUT];
     struct drive_seq s;
@@ -319,10 +318,9 @@ START_TEST(agrees_with_reference)
     drive_seq_deinit(&s);
     drop_model();
 }
-END_TEST
 
 /* Chunks of any size and each instruction set of this machine give the same bits. */
-START_TEST(chunks_and_isas_change_nothing)
+TEST(chunks_and_isas_change_nothing, .n = N_SHAPES)
 {
     static const int chunks[] = {5, 64, 512};
     int32_t prompt[N_PROMPT];
@@ -343,10 +341,9 @@ START_TEST(chunks_and_isas_change_nothing)
     drive_seq_deinit(&first);
     drop_model();
 }
-END_TEST
 
 /* NaN in one row's logits ends that sequence and leaves its neighbour unchanged. */
-START_TEST(numerics_end_one_sequence)
+TEST(numerics_end_one_sequence)
 {
     int32_t good[N_PROMPT], bad[N_PROMPT];
     struct drive_seq alone, both[2];
@@ -372,22 +369,8 @@ START_TEST(numerics_end_one_sequence)
     close_backend(&d);
     drop_model();
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("cpu_models");
-    TCase *t = tcase_create("shapes");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_loop_test(t, agrees_with_reference, 0, N_SHAPES);
-    tcase_add_loop_test(t, chunks_and_isas_change_nothing, 0, N_SHAPES);
-    tcase_add_test(t, numerics_end_one_sequence);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_suite(suite());
+    return run_tests("cpu_models", NULL, NULL);
 }

@@ -1,6 +1,5 @@
 /* test_cpu_sampler.c - each step of engine/sampling.h against a plain sampler that sorts everything
  * and evaluates every draw. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,7 +124,7 @@ static int32_t plain_choice(const struct sampling *p, uint32_t counter, bool *ed
 }
 
 /* The words of the paper's authors' test vectors. */
-START_TEST(philox_known_answers)
+TEST(philox_known_answers)
 {
     const struct philox4 zero = philox4x32_10((struct philox4){{0, 0, 0, 0}}, 0, 0);
     const struct philox4 ones = philox4x32_10((struct philox4){{~0u, ~0u, ~0u, ~0u}}, ~0u, ~0u);
@@ -141,10 +140,9 @@ START_TEST(philox_known_answers)
               pi.v[3] == 0x24126ea1);
     ck_assert(philox_w(0) > 0.0f && philox_w(~0u) < 1.0f);
 }
-END_TEST
 
 /* Every filter and their combinations choose what the plain sampler chooses. */
-START_TEST(filters_agree_with_plain)
+TEST(filters_agree_with_plain, .n = 2)
 {
     static const struct {
         int top_k;
@@ -160,7 +158,7 @@ START_TEST(filters_agree_with_plain)
     int n = 0;
 
     open_sampler(_i == 0 ? 2048 : 1003);
-    for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++)
+    for (size_t kind = 0; kind < N(kinds); kind++)
         for (uint32_t i = 0; i < 100; i++) {
             struct sampling p = neutral(kinds[kind].temperature);
             int32_t want;
@@ -181,10 +179,9 @@ START_TEST(filters_agree_with_plain)
     ck_assert_int_ge(n, 1600);
     close_sampler();
 }
-END_TEST
 
 /* A vocabulary of Qwen's size, with filters and without. */
-START_TEST(large_vocabulary)
+TEST(large_vocabulary)
 {
     open_sampler(MAX_VOCAB);
     for (uint32_t i = 0; i < 8; i++) {
@@ -202,10 +199,9 @@ START_TEST(large_vocabulary)
     }
     close_sampler();
 }
-END_TEST
 
 /* 100,000 draws fall as softmax says (chi-square, 0.1 % bound), and so they do within a nucleus. */
-START_TEST(draws_follow_softmax)
+TEST(draws_follow_softmax, .n = 2)
 {
     enum { N = 100000, IDS = 40 };
     const float top_p = _i ? 0.8f : 1.0f;
@@ -238,10 +234,9 @@ START_TEST(draws_follow_softmax)
     ck_assert_msg(chi > (kept - 1) * 0.3, "chi-square %g of %d: too even", chi, kept);
     close_sampler();
 }
-END_TEST
 
 /* A seed gives its ids again, another seed or position others. */
-START_TEST(seed_reproduces)
+TEST(seed_reproduces)
 {
     struct sampling p = neutral(1.0f), other = p;
     int same_seed = 0, other_seed = 0, other_position = 0;
@@ -265,10 +260,9 @@ START_TEST(seed_reproduces)
     ck_assert_int_lt(other_position, 10);
     close_sampler();
 }
-END_TEST
 
 /* Greedy takes the largest, the lowest id on a tie; top_k keeps the lower ids of a tie; -0 is 0. */
-START_TEST(ties_go_to_lower_ids)
+TEST(ties_go_to_lower_ids)
 {
     struct sampling greedy = neutral(0.0f), two = neutral(1.0f);
     int seen[100] = {0};
@@ -294,11 +288,10 @@ START_TEST(ties_go_to_lower_ids)
         ck_assert_int_lt(run(1, i, false).id, 50);
     close_sampler();
 }
-END_TEST
 
 /* Penalties: repetition over prompt and output, presence and frequency over the output only, the
  * output counted by the sampler itself. */
-START_TEST(penalties)
+TEST(penalties)
 {
     static const int32_t tokens[] = {5, 5, 6, 7, 7, 7};
     struct sampling p = neutral(0.0f);
@@ -331,10 +324,9 @@ START_TEST(penalties)
     ck_assert_int_eq(run(0, 3, false).id, 7);
     close_sampler();
 }
-END_TEST
 
 /* Bias is added, repeated entries too; a bias without bounds neither breaks nor escapes. */
-START_TEST(bias)
+TEST(bias)
 {
     struct logit_bias entries[] = {{3, 2.0f}, {3, 2.0f}, {4, 3.5f}, {0, -INFINITY}};
     struct sampling p = neutral(0.0f);
@@ -364,10 +356,9 @@ START_TEST(bias)
     }
     close_sampler();
 }
-END_TEST
 
 /* Stop ids are banned exactly while the row says so, also when they are all there is to choose. */
-START_TEST(min_tokens_bans_stops)
+TEST(min_tokens_bans_stops, .n = 2)
 {
     static const int32_t stops[] = {9, 11, 5000, -3}; /* two lie outside the vocabulary */
     struct sampling p = neutral(_i ? 0.5f : 0.0f);
@@ -387,10 +378,9 @@ START_TEST(min_tokens_bans_stops)
     }
     close_sampler();
 }
-END_TEST
 
 /* Only ids of the mask are sampled, whatever the way; with all ids in it nothing changes. */
-START_TEST(masks)
+TEST(masks, .n = 5)
 {
     enum { N = 1003 };
     uint32_t all[(N + 31) / 32], some[(N + 31) / 32] = {0};
@@ -414,10 +404,9 @@ START_TEST(masks)
     }
     close_sampler();
 }
-END_TEST
 
 /* Logprobs come from the raw row, whatever penalties, bias and temperature make of it. */
-START_TEST(logprobs_are_raw)
+TEST(logprobs_are_raw)
 {
     struct logit_bias entry = {77, 100.0f};
     struct sampling p = neutral(0.3f);
@@ -450,10 +439,9 @@ START_TEST(logprobs_are_raw)
     ck_assert(run(0, 0, false).logprob == 0.0f);
     close_sampler();
 }
-END_TEST
 
 /* NaN or Inf anywhere in the row is told, and not counted; the next row is sampled again. */
-START_TEST(numerics)
+TEST(numerics)
 {
     static const float wrong[] = {NAN, INFINITY, -INFINITY};
     struct sampling p = neutral(1.0f);
@@ -472,31 +460,8 @@ START_TEST(numerics)
     ck_assert_int_eq(run(0, 0, false).id, BATCH_NUMERICS);
     close_sampler();
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("cpu_sampler");
-    TCase *t = tcase_create("sampler");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, philox_known_answers);
-    tcase_add_loop_test(t, filters_agree_with_plain, 0, 2);
-    tcase_add_test(t, large_vocabulary);
-    tcase_add_loop_test(t, draws_follow_softmax, 0, 2);
-    tcase_add_test(t, seed_reproduces);
-    tcase_add_test(t, ties_go_to_lower_ids);
-    tcase_add_test(t, penalties);
-    tcase_add_test(t, bias);
-    tcase_add_loop_test(t, min_tokens_bans_stops, 0, 2);
-    tcase_add_loop_test(t, masks, 0, 5);
-    tcase_add_test(t, logprobs_are_raw);
-    tcase_add_test(t, numerics);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_suite(suite());
+    return run_tests("cpu_sampler", NULL, NULL);
 }

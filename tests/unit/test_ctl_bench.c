@@ -1,5 +1,4 @@
 /* test_ctl_bench.c - what nvllmctl bench stands on: Python's random numbers, and quantiles. */
-#include <check.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 #include "tests/unit/run_suite.h"
 
 /* The words are those of random.getrandbits(32) after random.seed(). */
-START_TEST(words_are_pythons)
+TEST(words_are_pythons)
 {
     static const struct {
         uint64_t seed;
@@ -21,17 +20,16 @@ START_TEST(words_are_pythons)
     };
     struct random r;
 
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+    for (size_t i = 0; i < N(known); i++) {
         random_seed(&r, known[i].seed);
         for (int k = 0; k < 3; k++)
             ck_assert_uint_eq(random_u32(&r), known[i].words[k]);
     }
 }
-END_TEST
 
 /* The published workload: 256 lists of randint(0, 10000), each as long as randint(100, 1024), then
  * 256 times randint(100, 1024). */
-START_TEST(published_workload_is_drawn)
+TEST(published_workload_is_drawn)
 {
     static const uint32_t prompts[] = {964, 724, 484, 508, 316},
                           outputs[] = {845, 312, 607, 843, 500};
@@ -61,10 +59,9 @@ START_TEST(published_workload_is_drawn)
     }
     ck_assert_uint_eq(total, 133966);
 }
-END_TEST
 
 /* Both ends of a range come, nothing outside of it, and a range of one number is that number. */
-START_TEST(ranges_are_closed)
+TEST(ranges_are_closed)
 {
     bool seen[3] = {false};
     struct random r;
@@ -85,7 +82,6 @@ START_TEST(ranges_are_closed)
         ck_assert(share > 0 && share <= 1);
     }
 }
-END_TEST
 
 static int compare(const void *a, const void *b)
 {
@@ -95,7 +91,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* Quantiles are those of the sorted times, to within 1 %, from nanoseconds to hours. */
-START_TEST(quantiles_are_near)
+TEST(quantiles_are_near)
 {
     enum { N = 5000 };
     static struct quantiles q;
@@ -109,7 +105,7 @@ START_TEST(quantiles_are_near)
         quantiles_add(&q, times[i]);
     }
     qsort(times, N, sizeof(times[0]), compare);
-    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+    for (size_t i = 0; i < N(shares); i++) {
         double want = (double)times[(int)(shares[i] * N + 0.5) - 1] / 1e6;
 
         ck_assert_double_le(quantiles_ms(&q, shares[i]), want * 1.01 + 1e-9);
@@ -117,10 +113,9 @@ START_TEST(quantiles_are_near)
     }
     ck_assert_double_eq(quantiles_ms(&q, 1), (double)times[N - 1] / 1e6);
 }
-END_TEST
 
 /* No times, the shortest and the longest there can be are no trouble. */
-START_TEST(quantiles_at_the_edges)
+TEST(quantiles_at_the_edges)
 {
     static struct quantiles none, ends;
 
@@ -131,10 +126,9 @@ START_TEST(quantiles_at_the_edges)
     ck_assert_double_eq(quantiles_ms(&ends, 0.5), 0);
     ck_assert_double_eq(quantiles_ms(&ends, 1), (double)UINT64_MAX / 1e6);
 }
-END_TEST
 
 /* A range of times has a line, its bar is as long as its share, and one that is there is seen. */
-START_TEST(histogram_is_drawn)
+TEST(histogram_is_drawn)
 {
     static struct quantiles q;
     char *text = NULL;
@@ -155,19 +149,8 @@ START_TEST(histogram_is_drawn)
                            "  <      100 ms          1  .\n");
     free(text);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("ctl_bench");
-    TCase *tests = tcase_create("all");
-
-    tcase_add_test(tests, words_are_pythons);
-    tcase_add_test(tests, published_workload_is_drawn);
-    tcase_add_test(tests, ranges_are_closed);
-    tcase_add_test(tests, quantiles_are_near);
-    tcase_add_test(tests, quantiles_at_the_edges);
-    tcase_add_test(tests, histogram_is_drawn);
-    suite_add_tcase(suite, tests);
-    return run_suite(suite);
+    return run_tests("ctl_bench", NULL, NULL);
 }

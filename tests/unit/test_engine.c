@@ -1,6 +1,5 @@
 /* test_engine.c - the engine as the daemon sees it, over the CPU backend and the bundled model:
  * every request gets one terminal event and its memory back, whatever happens to it. */
-#include <check.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -52,7 +51,7 @@ static void growing_info(const struct backend *b, struct backend_info *out)
 
 /* A prompt's answer streams as text, ends with the model's end id, and is told once that it ended.
  */
-START_TEST(streams_an_answer)
+TEST(streams_an_answer)
 {
     struct engine *g = start();
     struct engine_request r = request(1, CHAT_SUM);
@@ -74,10 +73,9 @@ START_TEST(streams_an_answer)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* The same request without streaming is one delta with the same text and ids. */
-START_TEST(gathers_where_nobody_streams)
+TEST(gathers_where_nobody_streams)
 {
     struct engine *g = start();
     struct engine_request r[2] = {request(1, CHAT_SUM), request(2, CHAT_SUM)};
@@ -94,10 +92,9 @@ START_TEST(gathers_where_nobody_streams)
     ck_assert_int_eq(memcmp(a[0].ids, a[1].ids, a[0].n_ids * sizeof(int32_t)), 0);
     engine_free(g);
 }
-END_TEST
 
 /* A stop string ends the text before it, though it spans tokens, and the answer says stop. */
-START_TEST(stop_string_ends_the_text)
+TEST(stop_string_ends_the_text)
 {
     struct engine *g = start();
     struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
@@ -118,10 +115,9 @@ START_TEST(stop_string_ends_the_text)
     }
     engine_free(g);
 }
-END_TEST
 
 /* A stop string that comes before min_tokens tokens are there is text as any other. */
-START_TEST(min_tokens_hold_back_stop_strings)
+TEST(min_tokens_hold_back_stop_strings)
 {
     struct engine *g = start();
     struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
@@ -140,10 +136,9 @@ START_TEST(min_tokens_hold_back_stop_strings)
     }
     engine_free(g);
 }
-END_TEST
 
 /* While the model loads, requests are refused at once and may be tried again. */
-START_TEST(refuses_while_loading)
+TEST(refuses_while_loading)
 {
     struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
     struct engine_request r = request(1, CHAT_SUM);
@@ -158,10 +153,9 @@ START_TEST(refuses_while_loading)
     engine_free(g); /* in the middle of loading */
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* What can never fit is refused with the figures; the engine goes on. */
-START_TEST(refuses_what_never_fits)
+TEST(refuses_what_never_fits)
 {
     struct engine *g = start_on(&cpu_backend, 1024, 64u << 20);
     struct engine_request r[3] = {request(1, CHAT_SUM), request(2, ""), request(3, CHAT_SUM)};
@@ -189,7 +183,6 @@ START_TEST(refuses_what_never_fits)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* Bytes of a list of events. */
 static size_t bytes_of(const struct engine_event *list)
@@ -242,7 +235,7 @@ static uint64_t tokens_when_still(struct engine *g)
 
 /* Where nobody takes its events the engine rests soon, with few more than may lie there; once they
  * are taken it goes on, and nothing is lost. */
-START_TEST(rests_while_nobody_takes)
+TEST(rests_while_nobody_takes)
 {
     enum { N = 8, TOKENS = 200, LIMIT = 16 << 10, A_STEP = N * 1024 };
     struct engine *g = start_bounded(LIMIT);
@@ -275,7 +268,6 @@ START_TEST(rests_while_nobody_takes)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 static void tokenize(struct engine *g, uint64_t id, struct text text)
 {
@@ -286,7 +278,7 @@ static void tokenize(struct engine *g, uint64_t id, struct text text)
 }
 
 /* Likewise the pool, whose answers are large; and an engine that rests can be ended. */
-START_TEST(pool_rests_while_nobody_takes)
+TEST(pool_rests_while_nobody_takes)
 {
     enum { N = 100, TEXT = 1 << 16, LIMIT = 1 << 20 };
     struct engine *g = start_bounded(LIMIT);
@@ -315,10 +307,9 @@ START_TEST(pool_rests_while_nobody_takes)
     ck_assert_int_eq(atomic_load(&n_owned), 0);
     free(text);
 }
-END_TEST
 
 /* Cancelling at any moment gives one terminal event, and idle means no used block. */
-START_TEST(cancel_is_told_once)
+TEST(cancel_is_told_once)
 {
     enum { N = 40 };
     static struct answer a[N];
@@ -349,11 +340,10 @@ START_TEST(cancel_is_told_once)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* A hundred thousand cancels of one request are one, and those of unknown ones are none: nothing
  * is kept of them. */
-START_TEST(cancel_floods_are_nothing)
+TEST(cancel_floods_are_nothing)
 {
     struct engine *g = start();
     struct engine_request r = request(1, "Once upon a time");
@@ -372,10 +362,9 @@ START_TEST(cancel_floods_are_nothing)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* Work for the pool that is cancelled before its turn is not done, and is told to be cancelled. */
-START_TEST(cancelled_work_is_not_begun)
+TEST(cancelled_work_is_not_begun)
 {
     enum { N = 64 };
     static char text[600000];
@@ -401,10 +390,9 @@ START_TEST(cancelled_work_is_not_begun)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* When the backend dies each request is told why, and later ones are refused. */
-START_TEST(backend_death_is_told_to_all)
+TEST(backend_death_is_told_to_all)
 {
     enum { N = 12 };
     static struct answer a[N];
@@ -435,10 +423,9 @@ START_TEST(backend_death_is_told_to_all)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* Ending the engine in the middle of work gives every request's memory back once. */
-START_TEST(end_in_the_middle_gives_memory_back)
+TEST(end_in_the_middle_gives_memory_back)
 {
     struct engine *g = start();
 
@@ -451,10 +438,9 @@ START_TEST(end_in_the_middle_gives_memory_back)
     engine_free(g);
     ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
-END_TEST
 
 /* Backends are told the engine's own copy of a text: the caller's may be gone by then. */
-START_TEST(cache_folder_is_copied)
+TEST(cache_folder_is_copied)
 {
     struct backend_ops ops = cpu_backend;
     char folder[] = "/var/cache/somewhere";
@@ -481,10 +467,9 @@ START_TEST(cache_folder_is_copied)
     ck_assert_str_eq(told_folder, "/var/cache/somewhere");
     engine_free(g);
 }
-END_TEST
 
 /* What a backend takes after the start shows once the engine is at rest again. */
-START_TEST(status_follows_the_ledger)
+TEST(status_follows_the_ledger)
 {
     struct backend_ops ops = cpu_backend;
     struct engine_status before, after;
@@ -510,7 +495,6 @@ START_TEST(status_follows_the_ledger)
                       before.backend.tiers[TIER_DEVICE].bytes);
     engine_free(g);
 }
-END_TEST
 
 static atomic_int n_idle, n_flying, n_idle_beside_steps;
 
@@ -543,7 +527,7 @@ static void wait_idle(int n)
 }
 
 /* A backend's idle work runs while no step does, until there is no more, and again after steps. */
-START_TEST(idle_work_runs_between_steps)
+TEST(idle_work_runs_between_steps)
 {
     struct backend_ops ops = cpu_backend;
     struct engine_request r = request(1, "Once upon a time");
@@ -564,10 +548,9 @@ START_TEST(idle_work_runs_between_steps)
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
     engine_free(g);
 }
-END_TEST
 
 /* A folder that is no model ends in FAILED with the file's name. */
-START_TEST(bad_folder_fails_with_its_name)
+TEST(bad_folder_fails_with_its_name)
 {
     struct engine_options o = {
         .model_folder = "/nonexistent-folder",
@@ -585,10 +568,9 @@ START_TEST(bad_folder_fails_with_its_name)
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
     engine_free(g);
 }
-END_TEST
 
 /* What a request takes is told beforehand: by its choices, each with its stops, and its biases. */
-START_TEST(bytes_of_a_request_follow_its_shape)
+TEST(bytes_of_a_request_follow_its_shape)
 {
     struct engine_request r = request(1, "x");
     size_t one = engine_request_bytes(&r), stops, choices;
@@ -604,32 +586,8 @@ START_TEST(bytes_of_a_request_follow_its_shape)
     ck_assert_uint_eq(engine_request_bytes(&r) - choices,
                       SAMPLING_MAX_BIAS * sizeof(struct logit_bias));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("engine");
-    TCase *tc = tcase_create("all");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, streams_an_answer);
-    tcase_add_test(tc, gathers_where_nobody_streams);
-    tcase_add_test(tc, stop_string_ends_the_text);
-    tcase_add_test(tc, min_tokens_hold_back_stop_strings);
-    tcase_add_test(tc, refuses_while_loading);
-    tcase_add_test(tc, refuses_what_never_fits);
-    tcase_add_test(tc, rests_while_nobody_takes);
-    tcase_add_test(tc, pool_rests_while_nobody_takes);
-    tcase_add_test(tc, cancel_is_told_once);
-    tcase_add_test(tc, cancel_floods_are_nothing);
-    tcase_add_test(tc, cancelled_work_is_not_begun);
-    tcase_add_test(tc, backend_death_is_told_to_all);
-    tcase_add_test(tc, end_in_the_middle_gives_memory_back);
-    tcase_add_test(tc, cache_folder_is_copied);
-    tcase_add_test(tc, status_follows_the_ledger);
-    tcase_add_test(tc, idle_work_runs_between_steps);
-    tcase_add_test(tc, bad_folder_fails_with_its_name);
-    tcase_add_test(tc, bytes_of_a_request_follow_its_shape);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("engine", NULL, NULL);
 }

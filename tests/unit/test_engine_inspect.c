@@ -1,6 +1,5 @@
 /* test_engine_inspect.c - inspecting an engine and changing its cache, over the CPU backend and the
  * bundled model. */
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +64,7 @@ static void end(struct engine *g)
 }
 
 /* An idle engine reports its blocks, and later the prefix that one request left in the cache. */
-START_TEST(idle_engine_is_inspected)
+TEST(idle_engine_is_inspected)
 {
     struct engine *g = start();
     struct engine_request r = request(1, CHAT_SUM);
@@ -84,10 +83,9 @@ START_TEST(idle_engine_is_inspected)
     inspect_report_free(report);
     end(g);
 }
-END_TEST
 
 /* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
-START_TEST(pin_computes_missing_blocks)
+TEST(pin_computes_missing_blocks)
 {
     struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
     struct inspect_query q = pin_of(CHAT_SUM);
@@ -115,11 +113,10 @@ START_TEST(pin_computes_missing_blocks)
     }
     end(g);
 }
-END_TEST
 
 /* Bad inspect requests end with their reason, cancelled ones as cancelled; each ends once, also
  * when the engine is freed first. */
-START_TEST(failures_name_their_reason)
+TEST(failures_name_their_reason)
 {
     static char long_prompt[1200];
     struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
@@ -160,10 +157,9 @@ START_TEST(failures_name_their_reason)
         ask(g, i, &q);
     end(g);
 }
-END_TEST
 
 /* A request in the tokenizer's queue is explained to its own client only. */
-START_TEST(explains_requests_being_encoded)
+TEST(explains_requests_being_encoded)
 {
     static char text[600000];
     struct engine *g = start();
@@ -189,11 +185,10 @@ START_TEST(explains_requests_being_encoded)
     inspect_report_free(report);
     end(g);
 }
-END_TEST
 
 /* Running requests and those being encoded are listed, each once, while steps go on. A report that
  * nobody takes does not leak. */
-START_TEST(requests_are_listed_in_every_phase)
+TEST(requests_are_listed_in_every_phase)
 {
     enum { N = 12 };
     static char long_prompt[60000];
@@ -223,10 +218,9 @@ START_TEST(requests_are_listed_in_every_phase)
     ask(g, 101, &q);
     end(g);
 }
-END_TEST
 
 /* However many inspect requests wait, steps go on between two reports; cancelled ones get none. */
-START_TEST(reports_do_not_hold_up_steps)
+TEST(reports_do_not_hold_up_steps)
 {
     enum { N = 60, N_ANSWERED = 40, RUNNING = 1, FIRST = 100 };
     struct inspect_query q = query(INSPECT_BLOCKS);
@@ -257,10 +251,9 @@ START_TEST(reports_do_not_hold_up_steps)
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
     end(g);
 }
-END_TEST
 
 /* A client with one inspect request does not wait behind the many of another. */
-START_TEST(reports_alternate_between_clients)
+TEST(reports_alternate_between_clients)
 {
     enum { N = 200, RUNNING = 1, FIRST = 100, OTHER = 1000, LATE = N - 50 };
     struct inspect_query q = query(INSPECT_BLOCKS);
@@ -284,10 +277,9 @@ START_TEST(reports_alternate_between_clients)
     }
     end(g);
 }
-END_TEST
 
 /* An idle engine sends all reports before it sleeps. */
-START_TEST(idle_engine_sends_all_reports)
+TEST(idle_engine_sends_all_reports)
 {
     enum { N = 30 };
     struct inspect_query q = query(INSPECT_BLOCKS);
@@ -301,22 +293,8 @@ START_TEST(idle_engine_sends_all_reports)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
     end(g);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("engine_inspect");
-    TCase *tc = tcase_create("all");
-
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, idle_engine_is_inspected);
-    tcase_add_test(tc, pin_computes_missing_blocks);
-    tcase_add_test(tc, failures_name_their_reason);
-    tcase_add_test(tc, explains_requests_being_encoded);
-    tcase_add_test(tc, requests_are_listed_in_every_phase);
-    tcase_add_test(tc, reports_do_not_hold_up_steps);
-    tcase_add_test(tc, reports_alternate_between_clients);
-    tcase_add_test(tc, idle_engine_sends_all_reports);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("engine_inspect", NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_fake_backend.c - the module nvllm-fake.so is opened and drives a request to its end. */
-#include <check.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>
@@ -36,7 +35,7 @@ static void tear_down(void)
 }
 
 /* A request has as many tokens as it asked for, each printable and none a stop id. */
-START_TEST(runs_a_request)
+TEST(runs_a_request)
 {
     struct backend_info info;
     struct backend *b;
@@ -87,10 +86,9 @@ START_TEST(runs_a_request)
     core_free(c);
     ops->close(b);
 }
-END_TEST
 
 /* A batch that breaks the contract is an error with its reason. */
-START_TEST(refuses_a_wrong_batch)
+TEST(refuses_a_wrong_batch)
 {
     struct batch batch[2] = {{.step = 2}};
     struct backend *b;
@@ -103,10 +101,9 @@ START_TEST(refuses_a_wrong_batch)
     ck_assert_ptr_nonnull(strstr(e.text, "numbered"));
     ops->close(b);
 }
-END_TEST
 
 /* Memory for less than one block is refused. */
-START_TEST(refuses_too_little_memory)
+TEST(refuses_too_little_memory)
 {
     struct backend *b;
 
@@ -114,17 +111,8 @@ START_TEST(refuses_too_little_memory)
     ck_assert_int_eq(ops->open(&b, model, &options, &e), -ENOMEM);
     ck_assert_ptr_nonnull(strstr(e.text, "kv_memory"));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fake_backend");
-    TCase *t = tcase_create("fake_backend");
-
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, runs_a_request);
-    tcase_add_test(t, refuses_a_wrong_batch);
-    tcase_add_test(t, refuses_too_little_memory);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("fake_backend", set_up, tear_down);
 }

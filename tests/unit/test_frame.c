@@ -2,7 +2,6 @@
 #include "proto/frame.h"
 #include "proto/unpack.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +96,7 @@ static uint64_t frame_id(const uint8_t *data, size_t n)
 }
 
 /* What was put comes out, in order, whatever pieces it is pushed in. */
-START_TEST(frames_survive_any_split)
+TEST(frames_survive_any_split)
 {
     struct frame_buffer b = {0};
     uint64_t seed = 1;
@@ -129,10 +128,9 @@ START_TEST(frames_survive_any_split)
     }
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* Two frames cut at each possible place in two pushes. */
-START_TEST(frames_survive_every_cut)
+TEST(frames_survive_every_cut)
 {
     struct frame_buffer b = {0};
 
@@ -157,7 +155,6 @@ START_TEST(frames_survive_every_cut)
     }
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 static int take_of(const void *bytes, size_t n, uint32_t max, size_t *cap)
 {
@@ -179,7 +176,7 @@ static int take_of(const void *bytes, size_t n, uint32_t max, size_t *cap)
 }
 
 /* A length over the limit is refused at its prefix, before any memory is taken for it. */
-START_TEST(large_lengths_are_refused_at_once)
+TEST(large_lengths_are_refused_at_once)
 {
     size_t cap;
 
@@ -192,10 +189,9 @@ START_TEST(large_lengths_are_refused_at_once)
     ck_assert_int_eq(take_of("\x80\x80\x80\x80\x02 abc", 9, FRAME_LARGEST_MAX, &cap), FRAME_MORE);
     ck_assert_uint_le(cap, 4096);
 }
-END_TEST
 
 /* A length of more than 32 bits, of more than five digits, or with needless ones is no length. */
-START_TEST(bad_prefixes_are_refused)
+TEST(bad_prefixes_are_refused)
 {
     size_t cap;
 
@@ -206,10 +202,9 @@ START_TEST(bad_prefixes_are_refused)
     ck_assert_int_eq(take_of("\x81\x00", 2, 4096, &cap), FRAME_E_PREFIX);
     ck_assert_int_eq(take_of("\x80\x00", 2, 4096, &cap), FRAME_E_PREFIX);
 }
-END_TEST
 
 /* Length 0 is a frame: an empty message. */
-START_TEST(empty_frame_is_a_frame)
+TEST(empty_frame_is_a_frame)
 {
     struct frame_decoder d;
     const uint8_t *frame;
@@ -224,10 +219,9 @@ START_TEST(empty_frame_is_a_frame)
     ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_MORE);
     frame_decoder_deinit(&d);
 }
-END_TEST
 
 /* A decoder is ready when a whole frame is there, or what can never become one. */
-START_TEST(ready_when_something_can_be_said)
+TEST(ready_when_something_can_be_said)
 {
     struct frame_buffer b = {0};
     struct frame_decoder d;
@@ -251,10 +245,9 @@ START_TEST(ready_when_something_can_be_said)
     frame_decoder_deinit(&d);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* Memory of a large frame goes back once it has been taken. */
-START_TEST(decoder_shrinks_after_a_large_frame)
+TEST(decoder_shrinks_after_a_large_frame)
 {
     struct frame_buffer b = {0};
     struct frame_decoder d;
@@ -272,11 +265,10 @@ START_TEST(decoder_shrinks_after_a_large_frame)
     ck_assert_uint_eq(b.cap, 0);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* A frame whose body was packed ahead is the frame that all at once makes, in an empty buffer,
  * where the body is not copied, and behind others. */
-START_TEST(body_packed_ahead_is_the_same_frame)
+TEST(body_packed_ahead_is_the_same_frame)
 {
     Nvllm__V1__ServerFrame whole = NVLLM__V1__SERVER_FRAME__INIT, body = whole, head = whole;
     Nvllm__V1__Text text = NVLLM__V1__TEXT__INIT;
@@ -307,10 +299,9 @@ START_TEST(body_packed_ahead_is_the_same_frame)
     frame_buffer_deinit(&got);
     frame_buffer_deinit(&want);
 }
-END_TEST
 
 /* A body over the limit is not packed. */
-START_TEST(body_over_the_limit_is_refused)
+TEST(body_over_the_limit_is_refused)
 {
     Nvllm__V1__Text text = NVLLM__V1__TEXT__INIT;
     void *packed = NULL;
@@ -323,10 +314,9 @@ START_TEST(body_over_the_limit_is_refused)
     ck_assert_int_eq(frame_body_pack(&packed, &bytes, &text.base, 6), 0);
     free(packed);
 }
-END_TEST
 
 /* Written in pieces of any size, a buffer's bytes come out once each and in order. */
-START_TEST(buffer_keeps_order_through_partial_writes)
+TEST(buffer_keeps_order_through_partial_writes)
 {
     struct frame_buffer b = {0};
     struct frame_decoder d;
@@ -350,10 +340,9 @@ START_TEST(buffer_keeps_order_through_partial_writes)
     frame_decoder_deinit(&d);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* Mutated and random frames are a message or an error, never a fault, whatever the budget. */
-START_TEST(unpacking_survives_mutation_and_any_budget)
+TEST(unpacking_survives_mutation_and_any_budget)
 {
     struct frame_buffer b = {0};
     uint64_t seed = 42;
@@ -388,10 +377,9 @@ START_TEST(unpacking_survives_mutation_and_any_budget)
     free(copy);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* Each budget from nothing up to what is needed fails cleanly, and the next succeeds. */
-START_TEST(every_smaller_budget_fails)
+TEST(every_smaller_budget_fails)
 {
     struct frame_buffer b = {0};
     struct unpacked *u;
@@ -412,10 +400,9 @@ START_TEST(every_smaller_budget_fails)
     unpacked_free(u);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* A frame of empty messages, a hundred bytes of memory for two of its own, is over its budget. */
-START_TEST(amplification_is_refused)
+TEST(amplification_is_refused)
 {
     enum { N = 1 << 20 };
     uint8_t *bytes = malloc(N);
@@ -433,7 +420,6 @@ START_TEST(amplification_is_refused)
     ck_assert_int_eq(unpack(&u, &nvllm__v1__generate__descriptor, bytes, N), UNPACK_E_BUDGET);
     free(bytes);
 }
-END_TEST
 
 static int unpack_chat(const uint8_t *bytes, size_t n)
 {
@@ -445,7 +431,7 @@ static int unpack_chat(const uint8_t *bytes, size_t n)
 }
 
 /* So many fields and not one more may be in a request, at whatever depth they lie. */
-START_TEST(fields_of_a_request_are_counted)
+TEST(fields_of_a_request_are_counted)
 {
     enum { N = UNPACK_MAX_FIELDS };
     uint8_t *bytes = malloc(4 * N + 16);
@@ -468,10 +454,9 @@ START_TEST(fields_of_a_request_are_counted)
     ck_assert_int_eq(unpack_chat(bytes, 4 + 2 * N), UNPACK_E_FIELDS);
     free(bytes);
 }
-END_TEST
 
 /* Packed numbers are counted by themselves, however many bytes each takes. */
-START_TEST(numbers_of_a_request_are_counted)
+TEST(numbers_of_a_request_are_counted)
 {
     enum { N = UNPACK_MAX_NUMBERS };
     Nvllm__V1__TokenIds m = NVLLM__V1__TOKEN_IDS__INIT;
@@ -495,10 +480,9 @@ START_TEST(numbers_of_a_request_are_counted)
     }
     free(ids);
 }
-END_TEST
 
 /* Long ones take a long time, and count for more. */
-START_TEST(long_numbers_of_a_request_count_for_more)
+TEST(long_numbers_of_a_request_count_for_more)
 {
     enum { TEN_BYTES = UNPACK_MAX_NUMBERS * 3 / 10 };
     Nvllm__V1__TokenIds m = NVLLM__V1__TOKEN_IDS__INIT;
@@ -525,11 +509,10 @@ START_TEST(long_numbers_of_a_request_count_for_more)
     }
     free(ids);
 }
-END_TEST
 
 /* A long text gives the fields beside it nothing to spend: merging a sub-message with itself takes
  * quadratic memory. */
-START_TEST(texts_pay_for_themselves_alone)
+TEST(texts_pay_for_themselves_alone)
 {
     enum { TEXT = 8 << 20, N = 5000 };
     size_t n = 5 + TEXT + 4 * N;
@@ -547,10 +530,9 @@ START_TEST(texts_pay_for_themselves_alone)
                      UNPACK_E_BUDGET);
     free(bytes);
 }
-END_TEST
 
 /* The hungriest honest request, thousands of two-letter messages, fits its budget. */
-START_TEST(small_chat_messages_fit)
+TEST(small_chat_messages_fit)
 {
     Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
     Nvllm__V1__Message m = NVLLM__V1__MESSAGE__INIT, *mp[5000];
@@ -573,10 +555,9 @@ START_TEST(small_chat_messages_fit)
     unpacked_free(u);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 /* More memory of a message's life is zeroed, aligned, and absurd sizes are refused. */
-START_TEST(unpacked_memory_can_be_extended)
+TEST(unpacked_memory_can_be_extended)
 {
     struct unpacked *u;
 
@@ -594,7 +575,6 @@ START_TEST(unpacked_memory_can_be_extended)
     ck_assert_ptr_null(unpacked_alloc(u, SIZE_MAX, 1));
     unpacked_free(u);
 }
-END_TEST
 
 static void no_recursion(const ProtobufCMessageDescriptor *type,
                          const ProtobufCMessageDescriptor **path, int depth, int *seen)
@@ -610,7 +590,7 @@ static void no_recursion(const ProtobufCMessageDescriptor *type,
 }
 
 /* No message of the protocol can hold itself: unpacking, which recurses, has a bounded stack. */
-START_TEST(schema_is_not_recursive)
+TEST(schema_is_not_recursive)
 {
     const ProtobufCMessageDescriptor *path[16];
     int seen = 0;
@@ -619,10 +599,9 @@ START_TEST(schema_is_not_recursive)
     no_recursion(&nvllm__v1__server_frame__descriptor, path, 0, &seen);
     ck_assert_int_gt(seen, 20);
 }
-END_TEST
 
 /* A message of just the most bytes is put, one of more leaves the buffer as it was. */
-START_TEST(messages_are_put_within_a_limit)
+TEST(messages_are_put_within_a_limit)
 {
     Nvllm__V1__Text m = NVLLM__V1__TEXT__INIT;
     struct frame_buffer b = {0};
@@ -637,35 +616,8 @@ START_TEST(messages_are_put_within_a_limit)
     ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
     frame_buffer_deinit(&b);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("frame");
-    TCase *t = tcase_create("frame");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, frames_survive_any_split);
-    tcase_add_test(t, frames_survive_every_cut);
-    tcase_add_test(t, large_lengths_are_refused_at_once);
-    tcase_add_test(t, bad_prefixes_are_refused);
-    tcase_add_test(t, empty_frame_is_a_frame);
-    tcase_add_test(t, ready_when_something_can_be_said);
-    tcase_add_test(t, decoder_shrinks_after_a_large_frame);
-    tcase_add_test(t, body_packed_ahead_is_the_same_frame);
-    tcase_add_test(t, body_over_the_limit_is_refused);
-    tcase_add_test(t, buffer_keeps_order_through_partial_writes);
-    tcase_add_test(t, unpacking_survives_mutation_and_any_budget);
-    tcase_add_test(t, every_smaller_budget_fails);
-    tcase_add_test(t, amplification_is_refused);
-    tcase_add_test(t, fields_of_a_request_are_counted);
-    tcase_add_test(t, numbers_of_a_request_are_counted);
-    tcase_add_test(t, long_numbers_of_a_request_count_for_more);
-    tcase_add_test(t, texts_pay_for_themselves_alone);
-    tcase_add_test(t, small_chat_messages_fit);
-    tcase_add_test(t, unpacked_memory_can_be_extended);
-    tcase_add_test(t, schema_is_not_recursive);
-    tcase_add_test(t, messages_are_put_within_a_limit);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("frame", NULL, NULL);
 }

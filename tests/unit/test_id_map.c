@@ -1,5 +1,4 @@
 /* test_id_map.c - the map against a plain array. */
-#include <check.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
@@ -7,7 +6,7 @@
 #include "tests/unit/run_suite.h"
 
 /* A value is found until it is taken, whatever grows, collides and moves. */
-START_TEST(agrees_with_a_plain_array)
+TEST(agrees_with_a_plain_array)
 {
     enum { N = 500 };
     static char value[N];
@@ -40,10 +39,9 @@ START_TEST(agrees_with_a_plain_array)
         ck_assert_ptr_eq(id_map_get(&m, k << 40), in[k] ? &value[k] : NULL);
     id_map_deinit(&m);
 }
-END_TEST
 
 /* Iteration visits every value once. */
-START_TEST(walk_meets_each_value_once)
+TEST(walk_meets_each_value_once)
 {
     struct id_map m = {0};
     int seen[100] = {0};
@@ -60,15 +58,8 @@ START_TEST(walk_meets_each_value_once)
         ck_assert_int_eq(seen[k], 1);
     id_map_deinit(&m);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("id_map");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_test(tc, agrees_with_a_plain_array);
-    tcase_add_test(tc, walk_meets_each_value_once);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("id_map", NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* test_limits.c - every bound is an option, and a refusal says which, how much and when again. */
 #include "daemon/limits.h"
 
-#include <check.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,7 +22,7 @@ static void teardown(void)
 }
 
 /* Each limit is an option of that name: what is set there is its value. */
-START_TEST(each_limit_is_an_option)
+TEST(each_limit_is_an_option)
 {
     struct err why;
 
@@ -41,19 +40,17 @@ START_TEST(each_limit_is_an_option)
         }
     }
 }
-END_TEST
 
 /* No two limits are one option. */
-START_TEST(no_option_is_two_limits)
+TEST(no_option_is_two_limits)
 {
     for (int i = 0; i < N_LIMITS; i++)
         for (int k = 0; k < i; k++)
             ck_assert_str_ne(limit_option((enum limit)i), limit_option((enum limit)k));
 }
-END_TEST
 
 /* A refusal names limit, value and amount; what is busy says when to come again. */
-START_TEST(refusals_name_the_limit)
+TEST(refusals_name_the_limit)
 {
     char number[32];
 
@@ -71,10 +68,9 @@ START_TEST(refusals_name_the_limit)
         ck_assert_str_eq(e.field, "");
     }
 }
-END_TEST
 
 /* The field is named without the entry in it, which stays in the text. */
-START_TEST(refusals_name_the_field)
+TEST(refusals_name_the_field)
 {
     limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
     ck_assert_str_eq(e.field, "stop");
@@ -84,10 +80,9 @@ START_TEST(refusals_name_the_field)
     ck_assert_str_eq(e.message.text, "a.b[7].c: is 5");
     ck_assert_ptr_null(e.limit);
 }
-END_TEST
 
 /* Nothing of an earlier refusal is left in the next. */
-START_TEST(refusals_begin_anew)
+TEST(refusals_begin_anew)
 {
     limit_refuse(&e, &o, LIMIT_STOP_BYTES, "stop[3]", 300);
     refusal_set(&e, NVLLM__V1__ERROR_CODE__ERROR_INTERNAL, "out of %s", "memory");
@@ -99,19 +94,8 @@ START_TEST(refusals_begin_anew)
     ck_assert_str_eq(e.message.text, "no end came within 30 s (limits.frame_timeout_s)");
     ck_assert_uint_eq(e.limit_value, 30);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("limits");
-    TCase *t = tcase_create("limits");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, each_limit_is_an_option);
-    tcase_add_test(t, no_option_is_two_limits);
-    tcase_add_test(t, refusals_name_the_limit);
-    tcase_add_test(t, refusals_name_the_field);
-    tcase_add_test(t, refusals_begin_anew);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("limits", setup, teardown);
 }

@@ -1,7 +1,6 @@
 /* test_listener.c - the socket's path: who may take it, what is replaced, what is left alone. */
 #include "daemon/listener.h"
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -65,7 +64,7 @@ static int leave_socket(bool listening)
 }
 
 /* The socket is there with its mode, takes clients, and is gone with its lock afterwards. */
-START_TEST(socket_comes_and_goes)
+TEST(socket_comes_and_goes)
 {
     struct listener *l;
     struct stat st;
@@ -81,10 +80,9 @@ START_TEST(socket_comes_and_goes)
     listener_free(l);
     ck_assert_int_eq(access(lock_path, F_OK), -1);
 }
-END_TEST
 
 /* A second one on the same path refuses, even after the first has stopped listening. */
-START_TEST(second_listener_refuses)
+TEST(second_listener_refuses)
 {
     struct listener *l, *second = NULL;
 
@@ -98,10 +96,9 @@ START_TEST(second_listener_refuses)
     ck_assert_int_eq(open_path(&second), 0);
     listener_free(second);
 }
-END_TEST
 
 /* A socket that nobody listens on any more is replaced. */
-START_TEST(stale_socket_is_replaced)
+TEST(stale_socket_is_replaced)
 {
     struct listener *l;
 
@@ -111,10 +108,9 @@ START_TEST(stale_socket_is_replaced)
     ck_assert_int_eq(connect_path(), 0);
     listener_free(l);
 }
-END_TEST
 
 /* A socket that another program serves, without our lock, is left alone. */
-START_TEST(foreign_socket_is_left_alone)
+TEST(foreign_socket_is_left_alone)
 {
     struct listener *l;
     int fd = leave_socket(true);
@@ -123,10 +119,9 @@ START_TEST(foreign_socket_is_left_alone)
     ck_assert_int_eq(connect_path(), 0);
     close(fd);
 }
-END_TEST
 
 /* What is no socket is refused and left alone: a file, a folder, a link to a file. */
-START_TEST(other_files_are_left_alone)
+TEST(other_files_are_left_alone)
 {
     struct listener *l;
     struct stat st;
@@ -144,10 +139,9 @@ START_TEST(other_files_are_left_alone)
     ck_assert_int_eq(symlink("/etc/passwd", path), 0);
     ck_assert_int_eq(open_path(&l), -EEXIST);
 }
-END_TEST
 
 /* A path is as long as an address holds, and not longer; its folder must be there. */
-START_TEST(paths_are_checked)
+TEST(paths_are_checked)
 {
     struct listener_options o = {.mode = 0600, .group = ""};
     char longest[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -170,10 +164,9 @@ START_TEST(paths_are_checked)
     ck_assert_int_eq(listener_open(&l, &o, &e), -ENOENT);
     ck_assert_ptr_nonnull(strstr(e.text, "folder"));
 }
-END_TEST
 
 /* A check says what opening would, and leaves everything as it is. */
-START_TEST(check_says_what_opening_would)
+TEST(check_says_what_opening_would)
 {
     struct listener_options o = {.path = path,
                                  .mode = 0600,
@@ -207,11 +200,10 @@ START_TEST(check_says_what_opening_would)
     ck_assert_int_eq(listener_check(&o, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "some.option: no group no-such-group-here"));
 }
-END_TEST
 
 /* A group that does not exist is refused by the option that names it, and nothing is left behind.
  */
-START_TEST(unknown_group_is_refused)
+TEST(unknown_group_is_refused)
 {
     const struct listener_options o = {.path = path,
                                        .mode = 0660,
@@ -225,10 +217,9 @@ START_TEST(unknown_group_is_refused)
     ck_assert_int_eq(access(path, F_OK), -1);
     ck_assert_int_eq(access(lock_path, F_OK), -1);
 }
-END_TEST
 
 /* Of many that start at once exactly one serves, round after round. */
-START_TEST(one_of_many_wins)
+TEST(one_of_many_wins)
 {
     for (int round = 0; round < 20; round++) {
         int go[2], tried[2], hold[2], winners = 0;
@@ -274,10 +265,9 @@ START_TEST(one_of_many_wins)
         unlink(path);
     }
 }
-END_TEST
 
 /* Without systemd there is nothing to inherit. */
-START_TEST(nothing_is_inherited_without_systemd)
+TEST(nothing_is_inherited_without_systemd)
 {
     struct listener *l = (struct listener *)1;
 
@@ -285,10 +275,9 @@ START_TEST(nothing_is_inherited_without_systemd)
     ck_assert_int_eq(listener_inherit(&l, &e), 0);
     ck_assert_ptr_null(l);
 }
-END_TEST
 
 /* A socket of systemd is taken as it is, and not removed at the end. */
-START_TEST(socket_of_systemd_is_taken)
+TEST(socket_of_systemd_is_taken)
 {
     struct listener *l;
     char pid[16];
@@ -307,10 +296,9 @@ START_TEST(socket_of_systemd_is_taken)
     if (fd != 3)
         close(fd);
 }
-END_TEST
 
 /* A socket that was removed is made anew with mode and lock; the old descriptor is over. */
-START_TEST(removed_socket_is_mended)
+TEST(removed_socket_is_mended)
 {
     struct listener *l;
     struct stat st;
@@ -331,10 +319,9 @@ START_TEST(removed_socket_is_mended)
     ck_assert_int_eq(access(path, F_OK), -1);
     ck_assert_int_eq(access(lock_path, F_OK), -1);
 }
-END_TEST
 
 /* What others have put in the socket's place is replaced when it is dead, and left alone else. */
-START_TEST(replaced_socket_is_mended_or_left)
+TEST(replaced_socket_is_mended_or_left)
 {
     struct listener *l;
     int other;
@@ -353,28 +340,8 @@ START_TEST(replaced_socket_is_mended_or_left)
     ck_assert(listener_intact(l)); /* nothing to be looked after any more */
     listener_free(l);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("listener");
-    TCase *t = tcase_create("listener");
-
-    tcase_set_timeout(t, 60);
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, socket_comes_and_goes);
-    tcase_add_test(t, second_listener_refuses);
-    tcase_add_test(t, stale_socket_is_replaced);
-    tcase_add_test(t, foreign_socket_is_left_alone);
-    tcase_add_test(t, other_files_are_left_alone);
-    tcase_add_test(t, paths_are_checked);
-    tcase_add_test(t, check_says_what_opening_would);
-    tcase_add_test(t, unknown_group_is_refused);
-    tcase_add_test(t, one_of_many_wins);
-    tcase_add_test(t, removed_socket_is_mended);
-    tcase_add_test(t, replaced_socket_is_mended_or_left);
-    tcase_add_test(t, nothing_is_inherited_without_systemd);
-    tcase_add_test(t, socket_of_systemd_is_taken);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("listener", setup, teardown);
 }

@@ -1,5 +1,4 @@
 /* test_model.c - opening, checking and reading a model folder. */
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -96,7 +95,7 @@ static void refused(int code, const char *text)
 }
 
 /* The bundled model opens with the shape and the defaults of its files. */
-START_TEST(bundled_model_opens)
+TEST(bundled_model_opens)
 {
     struct model *m = NULL;
     const struct model_config *c;
@@ -128,10 +127,9 @@ START_TEST(bundled_model_opens)
     ck_assert_uint_eq(model_weight_bytes(m), 12070240 - 8 - HEADER);
     model_close(m);
 }
-END_TEST
 
 /* A tensor's bytes are read from its place in the file, from any offset on. */
-START_TEST(tensors_are_read)
+TEST(tensors_are_read)
 {
     const uint64_t at = 8 + HEADER + 1049088; /* as the file's header says */
     struct model *m;
@@ -160,10 +158,9 @@ START_TEST(tensors_are_read)
     model_close(m);
     free(file);
 }
-END_TEST
 
 /* A missing folder, or a file in its place, is refused by name. */
-START_TEST(no_folder)
+TEST(no_folder)
 {
     struct model *m;
 
@@ -173,10 +170,9 @@ START_TEST(no_folder)
     ck_assert_int_eq(model_open(&m, "", &e), -ENOENT);
     model_close(NULL);
 }
-END_TEST
 
 /* Missing files are named; without generation_config.json the defaults are neutral. */
-START_TEST(missing_files)
+TEST(missing_files)
 {
     struct model *m;
 
@@ -195,10 +191,9 @@ START_TEST(missing_files)
     refused(-ENOENT, "config.json: ");
     remove_dir();
 }
-END_TEST
 
 /* A FIFO or a folder in place of a file is refused at once. */
-START_TEST(fifo_does_not_hang)
+TEST(fifo_does_not_hang, .n = 3, .timeout = 5)
 {
     static const char *const names[] = {"config.json", "generation_config.json",
                                         "model.safetensors"};
@@ -214,10 +209,9 @@ START_TEST(fifo_does_not_hang)
     refused(-EINVAL, text);
     remove_dir();
 }
-END_TEST
 
 /* Links, as in a hub's cache, are followed; a broken one is named. */
-START_TEST(links_are_followed)
+TEST(links_are_followed)
 {
     struct model *m;
 
@@ -231,10 +225,9 @@ START_TEST(links_are_followed)
     refused(-ENOENT, "model.safetensors: cannot be opened");
     remove_dir();
 }
-END_TEST
 
 /* A file truncated within the length, the header or the data is refused. */
-START_TEST(truncated_file)
+TEST(truncated_file, .n = 7)
 {
     static const off_t sizes[] = {0, 7, 8, 9, 8 + HEADER - 1, 8 + HEADER, 12070239};
 
@@ -243,17 +236,15 @@ START_TEST(truncated_file)
     refused(-EINVAL, "model.safetensors: ");
     remove_dir();
 }
-END_TEST
 
 /* A file with bytes after its last tensor is refused. */
-START_TEST(file_too_long)
+TEST(file_too_long)
 {
     copy_bundled();
     ck_assert_int_eq(truncate(in_dir("model.safetensors"), 12070241), 0);
     refused(-EINVAL, "model.safetensors: 1 bytes after the last tensor");
     remove_dir();
 }
-END_TEST
 
 static const struct {
     const char *file, *from, *to;
@@ -293,17 +284,16 @@ static const struct {
 };
 
 /* Each change of one thing in one file is refused, with the file and the field in the message. */
-START_TEST(tampered_folder)
+TEST(tampered_folder, .n = N(tampered))
 {
     copy_bundled();
     replace(tampered[_i].file, tampered[_i].from, tampered[_i].to);
     refused(tampered[_i].code, tampered[_i].text);
     remove_dir();
 }
-END_TEST
 
 /* Reading from a file that was truncated after open is an error, not a fault. */
-START_TEST(file_shrinks_later)
+TEST(file_shrinks_later)
 {
     struct model *m;
     const struct tensor *t;
@@ -318,7 +308,6 @@ START_TEST(file_shrinks_later)
     model_close(m);
     remove_dir();
 }
-END_TEST
 
 /* Writes a folder of two layers; expected() gives the value of element k of any tensor. */
 static void write_folder(bool qwen3, enum dtype dtype, size_t n_shards, bool tied)
@@ -367,7 +356,7 @@ static uint16_t expected(enum dtype dtype, uint64_t k)
 
 /* Each architecture and dtype, tied or not, in one file or several, opens and reads as bf16, across
  * the boundaries of conversion chunks. */
-START_TEST(every_layout_reads)
+TEST(every_layout_reads, .n = 24)
 {
     const enum dtype dtype = (enum dtype)(_i % 3);
     const bool tied = _i / 3 % 2, sharded = _i / 6 % 2;
@@ -402,10 +391,9 @@ START_TEST(every_layout_reads)
     model_close(m);
     remove_dir();
 }
-END_TEST
 
 /* The stored LM head of a tied model is ignored. */
-START_TEST(unneeded_tensors_are_ignored)
+TEST(unneeded_tensors_are_ignored)
 {
     struct model *m;
     uint64_t bytes;
@@ -421,7 +409,6 @@ START_TEST(unneeded_tensors_are_ignored)
     model_close(m);
     remove_dir();
 }
-END_TEST
 
 #define SHARD  "model-00002-of-00003.safetensors"
 #define NORM   "\"model.norm.weight\": \"model-00003-of-00003.safetensors\""
@@ -449,17 +436,16 @@ static const struct {
 };
 
 /* An index that leads out of the folder or disagrees with its shards is refused by name. */
-START_TEST(tampered_index_is_refused)
+TEST(tampered_index_is_refused, .n = N(tampered_index))
 {
     write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, NORM, tampered_index[_i].to);
     refused(tampered_index[_i].code, tampered_index[_i].text);
     remove_dir();
 }
-END_TEST
 
 /* A shard that is missing, damaged or absent from the index is reported. */
-START_TEST(damaged_shards)
+TEST(damaged_shards)
 {
     write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, ",\n    " NORM, "");
@@ -476,7 +462,6 @@ START_TEST(damaged_shards)
     refused(-EINVAL, INDEX_ ": weight_map: must be an object");
     remove_dir();
 }
-END_TEST
 
 static char *check_text(int code)
 {
@@ -498,7 +483,7 @@ static void check_says(const char *text, const char *line)
 }
 
 /* The report of a correct folder has a line for each part and a summary. */
-START_TEST(report_of_right_folder)
+TEST(report_of_right_folder)
 {
     char *text;
 
@@ -513,10 +498,9 @@ START_TEST(report_of_right_folder)
     free(text);
     remove_dir();
 }
-END_TEST
 
 /* The report lists the problems of all parts and counts missing tensors. */
-START_TEST(report_of_wrong_folder)
+TEST(report_of_wrong_folder)
 {
     char *text;
 
@@ -542,10 +526,9 @@ START_TEST(report_of_wrong_folder)
     free(text);
     remove_dir();
 }
-END_TEST
 
 /* A folder without weights, with truncated ones or with nothing is reported on. */
-START_TEST(report_without_weights)
+TEST(report_without_weights)
 {
     char *text;
 
@@ -574,41 +557,8 @@ START_TEST(report_without_weights)
     check_says(text, dir);
     free(text);
 }
-END_TEST
-
-#define N(array) (int)(sizeof(array) / sizeof((array)[0]))
-
-static Suite *model_suite(void)
-{
-    Suite *s = suite_create("model");
-    TCase *t = tcase_create("model");
-
-    tcase_add_test(t, bundled_model_opens);
-    tcase_add_test(t, tensors_are_read);
-    tcase_add_test(t, no_folder);
-    tcase_add_test(t, missing_files);
-    tcase_add_test(t, links_are_followed);
-    tcase_add_loop_test(t, truncated_file, 0, 7);
-    tcase_add_test(t, file_too_long);
-    tcase_add_loop_test(t, tampered_folder, 0, N(tampered));
-    tcase_add_test(t, file_shrinks_later);
-    tcase_add_loop_test(t, every_layout_reads, 0, 24);
-    tcase_add_test(t, unneeded_tensors_are_ignored);
-    tcase_add_loop_test(t, tampered_index_is_refused, 0, N(tampered_index));
-    tcase_add_test(t, damaged_shards);
-    tcase_add_test(t, report_of_right_folder);
-    tcase_add_test(t, report_of_wrong_folder);
-    tcase_add_test(t, report_without_weights);
-    tcase_set_timeout(t, 60);
-    suite_add_tcase(s, t);
-    t = tcase_create("waiting");
-    tcase_add_loop_test(t, fifo_does_not_hang, 0, 3);
-    tcase_set_timeout(t, 5);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_suite(model_suite());
+    return run_tests("model", NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* test_nomem.c - every allocation of reading a model folder and a chat fails in its turn: that is
  * reported as what it is, never as a fault of the file or the client, and nothing is lost. Builds
  * with sanitizers have an allocator of their own and skip it. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +12,7 @@
 #include "engine/text/tokenizer.h"
 #include "tests/unit/run_suite.h"
 
-#ifdef TEST_LIGHT
-int main(void)
-{
-    return 0;
-}
-#else
+#ifndef TEST_LIGHT
 
 #include "tests/unit/failing_malloc.h"
 
@@ -101,7 +95,7 @@ static const struct {
              {read_options, 4, true}};
 
 /* Whichever allocation fails, the result is -ENOMEM with a text that says so. */
-START_TEST(failed_allocation_is_out_of_memory)
+TEST(failed_allocation_is_out_of_memory, .n = N(cases))
 {
     static const char text[] = "[model]\npath = /m\n[scheduler]\nshares = 1000:2 1001:3\n";
     struct err e;
@@ -133,15 +127,9 @@ START_TEST(failed_allocation_is_out_of_memory)
     chat_template_free(template);
     unlink(config);
 }
-END_TEST
+#endif
 
 int main(void)
 {
-    TCase *t = tcase_create("no memory");
-    Suite *s = suite_create("nomem");
-
-    tcase_add_loop_test(t, failed_allocation_is_out_of_memory, 0, sizeof(cases) / sizeof(*cases));
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("nomem", NULL, NULL);
 }
-#endif

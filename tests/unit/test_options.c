@@ -1,7 +1,6 @@
 /* test_options.c - the option table: what is taken, what is refused, and in which words. */
 #include "daemon/options.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +49,7 @@ static void ck_says(const char *word)
 }
 
 /* What people rely on without setting anything. */
-START_TEST(defaults_are_those_of_the_manual)
+TEST(defaults_are_those_of_the_manual)
 {
     ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");
     ck_assert_int_eq(o.socket_mode, 0666);
@@ -69,10 +68,9 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(o.kv_memory.bytes, 0);
     ck_assert_str_eq(o.model_path, "");
 }
-END_TEST
 
 /* Whole numbers hold at both ends of their range and are refused beyond. */
-START_TEST(numbers_keep_their_range)
+TEST(numbers_keep_their_range)
 {
     static const char *const bad[] = {"0", "1048577", "-1", "+5",  " 5",   "5 ",
                                       "",  "x",       "5x", "1e3", "0x10", "99999999999999999999"};
@@ -80,17 +78,16 @@ START_TEST(numbers_keep_their_range)
     ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1", &e), 0);
     ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1048576", &e), 0);
     ck_assert_int_eq(o.max_batch_tokens, 1048576);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+    for (size_t i = 0; i < N(bad); i++) {
         ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", bad[i], &e), -EINVAL);
         ck_says("scheduler.max_batch_tokens");
         ck_says("from 1 to 1048576");
     }
     ck_assert_int_eq(o.max_batch_tokens, 1048576); /* as it was */
 }
-END_TEST
 
 /* A block length is a power of two from 16 to 4096. */
-START_TEST(block_len_is_a_power_of_two)
+TEST(block_len_is_a_power_of_two)
 {
     ck_assert_int_eq(options_set(&o, "cache.block_len", "16", &e), 0);
     ck_assert_int_eq(options_set(&o, "cache.block_len", "4096", &e), 0);
@@ -100,10 +97,9 @@ START_TEST(block_len_is_a_power_of_two)
     ck_says("a power of two from 16 to 4096");
     ck_assert_int_eq(o.block_len, 4096);
 }
-END_TEST
 
 /* Memory is bytes with a unit, a fraction, a percentage or auto; nothing in between. */
-START_TEST(memory_is_bytes_or_a_fraction)
+TEST(memory_is_bytes_or_a_fraction)
 {
     static const char *const bad[] = {"",     "0",     "1",   "-1", "0.0",  "1.5",
                                       "101%", "0%",    "M",   "5Q", "12MB", "nan",
@@ -120,20 +116,19 @@ START_TEST(memory_is_bytes_or_a_fraction)
         {"12.5%", 0, 0.125},     {"auto", 0, 0},
     };
 
-    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++) {
+    for (size_t i = 0; i < N(good); i++) {
         ck_assert_int_eq(options_set(&o, "cache.kv_memory", good[i].text, &e), 0);
         ck_assert_uint_eq(o.kv_memory.bytes, good[i].bytes);
         ck_assert_double_eq(o.kv_memory.fraction, good[i].fraction);
     }
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+    for (size_t i = 0; i < N(bad); i++) {
         ck_assert_msg(options_set(&o, "cache.kv_memory", bad[i], &e) == -EINVAL, "%s", bad[i]);
         ck_says("512M");
     }
 }
-END_TEST
 
 /* A choice is one of its words, whole. */
-START_TEST(choices_are_words)
+TEST(choices_are_words)
 {
     ck_assert_int_eq(options_set(&o, "daemon.backend", "cuda", &e), 0);
     ck_assert_int_eq(o.backend, OPTION_BACKEND_CUDA);
@@ -144,10 +139,9 @@ START_TEST(choices_are_words)
     ck_assert_int_eq(options_set(&o, "daemon.backend", "auto|cpu", &e), -EINVAL);
     ck_assert_int_eq(options_set(&o, "daemon.backend", "", &e), -EINVAL);
 }
-END_TEST
 
 /* What a device backend is told: which device, switches as words, a folder that may be none. */
-START_TEST(cuda_has_its_section)
+TEST(cuda_has_its_section)
 {
     ck_assert_int_eq(read_file("[cuda]\n"
                                "device = 3\n"
@@ -166,20 +160,18 @@ START_TEST(cuda_has_its_section)
     ck_assert_int_eq(options_set(&o, "cuda.graphs", "1", &e), -EINVAL);
     ck_says("off|on");
 }
-END_TEST
 
 /* A mode is octal. */
-START_TEST(modes_are_octal)
+TEST(modes_are_octal)
 {
     ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0660", &e), 0);
     ck_assert_int_eq(o.socket_mode, 0660);
     ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "1777", &e), -EINVAL);
     ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0668", &e), -EINVAL);
 }
-END_TEST
 
 /* A typing error gets the key that was meant; a key like no other gets the way to the list. */
-START_TEST(typing_errors_get_the_nearest_key)
+TEST(typing_errors_get_the_nearest_key)
 {
     ck_assert_int_eq(options_set(&o, "cache.blok_len", "16", &e), -ENOENT);
     ck_says("did you mean cache.block_len?");
@@ -191,10 +183,9 @@ START_TEST(typing_errors_get_the_nearest_key)
     ck_says("--help");
     ck_assert_int_eq(options_set(&o, "", "16", &e), -ENOENT);
 }
-END_TEST
 
 /* A file sets what it names, with comments, blank lines and blanks around the sign. */
-START_TEST(file_sets_its_keys)
+TEST(file_sets_its_keys)
 {
     ck_assert_int_eq(read_file("# a comment\n"
                                "[model]\n"
@@ -212,10 +203,9 @@ START_TEST(file_sets_its_keys)
     ck_assert_double_eq(o.kv_memory.fraction, 0.5);
     ck_assert_int_eq(read_file(""), 0);
 }
-END_TEST
 
 /* What is wrong in a file is named with its line. */
-START_TEST(file_errors_name_the_line)
+TEST(file_errors_name_the_line)
 {
     static const struct {
         const char *text, *line, *word;
@@ -231,16 +221,15 @@ START_TEST(file_errors_name_the_line)
         {"[cache]\nblock_len = 99\nnonsense\n", ":2:", "power of two"},
     };
 
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+    for (size_t i = 0; i < N(bad); i++) {
         ck_assert_msg(read_file(bad[i].text) == -EINVAL, "%s", bad[i].text);
         ck_says(bad[i].line);
         ck_says(bad[i].word);
     }
 }
-END_TEST
 
 /* Files that are no text are refused or harmless. */
-START_TEST(file_of_garbage_is_refused)
+TEST(file_of_garbage_is_refused)
 {
     static char big[100000];
 
@@ -253,7 +242,6 @@ START_TEST(file_of_garbage_is_refused)
     ck_assert_int_eq(options_read(&o, "/nowhere/at/all", &e), -ENOENT);
     ck_assert_int_eq(options_read(&o, "/", &e), -EISDIR);
 }
-END_TEST
 
 /* What --help prints of the options; to be freed. */
 static char *print_options(void)
@@ -269,7 +257,7 @@ static char *print_options(void)
 }
 
 /* --help names each option with its default. */
-START_TEST(help_prints_the_table)
+TEST(help_prints_the_table)
 {
     char *text = print_options();
 
@@ -278,10 +266,9 @@ START_TEST(help_prints_the_table)
     ck_assert_ptr_nonnull(strstr(text, "  limits.frame_bytes\n"));
     free(text);
 }
-END_TEST
 
 /* A text of more than 80 columns goes on in further lines, between words and indented alike. */
-START_TEST(help_is_wrapped)
+TEST(help_is_wrapped)
 {
     char *text = print_options();
 
@@ -294,7 +281,6 @@ START_TEST(help_is_wrapped)
                "      bytes as 512M or 8G"));
     free(text);
 }
-END_TEST
 
 /* The keys of a list, in the order of the table, with blanks between. */
 static const char *keys(const char *const *list, int n)
@@ -308,7 +294,7 @@ static const char *keys(const char *const *list, int n)
 }
 
 /* Options read anew: limits, the drain's time and the log's level change, all else is named. */
-START_TEST(what_can_change_changes)
+TEST(what_can_change_changes)
 {
     struct options fresh;
     struct options_change c;
@@ -342,7 +328,6 @@ START_TEST(what_can_change_changes)
     ck_assert_int_eq(c.n_needs_restart, 3);
     options_deinit(&fresh);
 }
-END_TEST
 
 /* Sets a key to something else than it is; the test fails where none of the values will do. */
 static void set_otherwise(const char *key, struct options_change *c)
@@ -351,7 +336,7 @@ static void set_otherwise(const char *key, struct options_change *c)
                                          "/tmp/x", "debug", "cpu",   "bf16", "all",
                                          "12",     "611",   "7:300", "8K",   "before_ready"};
 
-    for (size_t i = 0; i < sizeof(values) / sizeof(*values); i++) {
+    for (size_t i = 0; i < N(values); i++) {
         struct options fresh;
         int n = 0;
 
@@ -371,7 +356,7 @@ static void set_otherwise(const char *key, struct options_change *c)
 }
 
 /* Of all options those that change while the daemon runs are the limits and three more. */
-START_TEST(all_else_needs_a_restart)
+TEST(all_else_needs_a_restart)
 {
     struct options_change c;
     char *text = NULL, *line, *rest;
@@ -401,29 +386,8 @@ START_TEST(all_else_needs_a_restart)
     free(text);
     setup(); /* for the fixture's teardown */
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("options");
-    TCase *t = tcase_create("options");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, defaults_are_those_of_the_manual);
-    tcase_add_test(t, what_can_change_changes);
-    tcase_add_test(t, all_else_needs_a_restart);
-    tcase_add_test(t, numbers_keep_their_range);
-    tcase_add_test(t, block_len_is_a_power_of_two);
-    tcase_add_test(t, memory_is_bytes_or_a_fraction);
-    tcase_add_test(t, choices_are_words);
-    tcase_add_test(t, cuda_has_its_section);
-    tcase_add_test(t, modes_are_octal);
-    tcase_add_test(t, typing_errors_get_the_nearest_key);
-    tcase_add_test(t, file_sets_its_keys);
-    tcase_add_test(t, file_errors_name_the_line);
-    tcase_add_test(t, file_of_garbage_is_refused);
-    tcase_add_test(t, help_prints_the_table);
-    tcase_add_test(t, help_is_wrapped);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("options", setup, teardown);
 }

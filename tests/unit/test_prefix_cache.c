@@ -1,5 +1,4 @@
 /* test_prefix_cache.c - which blocks are found, by whom, in which tier, and when no longer. */
-#include <check.h>
 #include <string.h>
 
 #include "engine/core/prefix_cache.h"
@@ -82,7 +81,7 @@ static int32_t hold(uint64_t *chain, const int32_t *tokens)
 }
 
 /* A chain of two blocks is found block by block, and each is held once more. */
-START_TEST(finds_a_chain)
+TEST(finds_a_chain)
 {
     uint64_t chain = prefix_cache_root(ns), at = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY);
@@ -95,10 +94,9 @@ START_TEST(finds_a_chain)
     ck_assert_int_eq(blocks_refs(blocks, b), 2);
     ck_assert_ptr_null(prefix_cache_verify(cache));
 }
-END_TEST
 
 /* Equal tokens after another prefix are another block. */
-START_TEST(parent_is_part_of_identity)
+TEST(parent_is_part_of_identity)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
 
@@ -108,10 +106,9 @@ START_TEST(parent_is_part_of_identity)
     ck_assert_uint_eq(root, prefix_cache_root(ns));
     ck_assert_int_eq(hold(&chain, one), -1);
 }
-END_TEST
 
 /* A pending block is not found, but its owner is; once ready it is found. */
-START_TEST(pending_is_not_found)
+TEST(pending_is_not_found)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
     int32_t a = add(&chain, one, 7);
@@ -123,10 +120,9 @@ START_TEST(pending_is_not_found)
     ck_assert_int_eq(prefix_cache_pending(cache, root, one), -1);
     ck_assert_int_eq(hold(&root, one), a);
 }
-END_TEST
 
 /* Of two equal blocks the first is listed, and the second's chain continues with it. */
-START_TEST(equal_block_stays_unlisted)
+TEST(equal_block_stays_unlisted)
 {
     uint64_t first = prefix_cache_root(ns), second = first;
     int32_t a = add(&first, one, PREFIX_CACHE_READY);
@@ -140,10 +136,9 @@ START_TEST(equal_block_stays_unlisted)
     blocks_unref(blocks, a);
     ck_assert_int_eq(blocks_n_cached(blocks), 1);
 }
-END_TEST
 
 /* A namespace is found by the same client with the same bytes of salt, by no other. */
-START_TEST(namespaces_are_exact)
+TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
     uint64_t chain = prefix_cache_root(ns), at;
@@ -162,10 +157,9 @@ START_TEST(namespaces_are_exact)
     prefix_cache_close(cache, salted);
     prefix_cache_close(cache, same);
 }
-END_TEST
 
 /* A namespace without holders stays while blocks are in it: the next request finds them. */
-START_TEST(namespace_outlives_its_requests)
+TEST(namespace_outlives_its_requests)
 {
     struct cache_namespace *first, *again;
     uint64_t chain, root;
@@ -184,10 +178,9 @@ START_TEST(namespace_outlives_its_requests)
     prefix_cache_close(cache, again);
     ck_assert_ptr_null(prefix_cache_find(cache, 9, salt("x")));
 }
-END_TEST
 
 /* The cached blocks of a private namespace are free when it is closed. */
-START_TEST(private_namespace_leaves_nothing)
+TEST(private_namespace_leaves_nothing)
 {
     struct cache_namespace *private;
     uint64_t chain;
@@ -206,10 +199,9 @@ START_TEST(private_namespace_leaves_nothing)
     blocks_unref(blocks, b);
     ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
 }
-END_TEST
 
 /* When no block is free, the one released first is reused and no longer found; others still are. */
-START_TEST(reuses_the_oldest)
+TEST(reuses_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), at;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY);
@@ -229,10 +221,9 @@ START_TEST(reuses_the_oldest)
     ck_assert_int_eq(hold(&at, two), -1);
     ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, &id), BLOCKS_E_EMPTY);
 }
-END_TEST
 
 /* A block computed again after its removal is a new node: the old tail is not found behind it. */
-START_TEST(tail_of_a_forgotten_parent_is_unreachable)
+TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY);
@@ -244,10 +235,9 @@ START_TEST(tail_of_a_forgotten_parent_is_unreachable)
     ck_assert_uint_ne(again, old_one);
     ck_assert_int_eq(hold(&again, two), -1);
 }
-END_TEST
 
 /* Removing a node unlists all behind it, which could not be found: cached blocks become free. */
-START_TEST(removal_takes_what_is_behind)
+TEST(removal_takes_what_is_behind)
 {
     uint64_t chain = prefix_cache_root(ns), middle, at = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c;
@@ -268,11 +258,10 @@ START_TEST(removal_takes_what_is_behind)
     ck_assert(!prefix_cache_is_ready(cache, b));
     ck_assert_ptr_null(prefix_cache_verify(cache));
 }
-END_TEST
 
 /* A node that is copied down outlives its device block: it is found in the other tier, what is
  * behind it is found too, and it goes with its last copy. */
-START_TEST(outlives_its_device_block)
+TEST(outlives_its_device_block)
 {
     uint64_t chain = prefix_cache_root(ns), node, at;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), host, location[N_TIERS], id;
@@ -298,10 +287,9 @@ START_TEST(outlives_its_device_block)
     ck_assert(!prefix_cache_lookup(cache, &at, one, location));
     ck_assert(!prefix_cache_place(cache, node, TIER_DISK, take(TIER_DISK), PREFIX_CACHE_READY));
 }
-END_TEST
 
 /* What is copied up is pending for the one that loads it until the copy is done. */
-START_TEST(comes_back_to_the_device)
+TEST(comes_back_to_the_device)
 {
     uint64_t chain = prefix_cache_root(ns), at = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, location[N_TIERS];
@@ -320,10 +308,9 @@ START_TEST(comes_back_to_the_device)
     prefix_cache_set_ready(cache, b);
     ck_assert_int_eq(hold(&at, one), b);
 }
-END_TEST
 
 /* A block computed again becomes the device block of a node that was on the host alone. */
-START_TEST(is_computed_again)
+TEST(is_computed_again)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), b;
@@ -339,10 +326,9 @@ START_TEST(is_computed_again)
     ck_assert_int_eq(hold(&again, one), b);
     blocks_unref(blocks, a);
 }
-END_TEST
 
 /* A full tier gives up its oldest copies; nodes that are elsewhere too stay. */
-START_TEST(each_tier_evicts_for_itself)
+TEST(each_tier_evicts_for_itself)
 {
     uint64_t chain = prefix_cache_root(ns), nodes[N_HOST + 1], at = chain;
     int32_t location[N_TIERS], ids[N_HOST + 1], oldest = -1;
@@ -364,11 +350,10 @@ START_TEST(each_tier_evicts_for_itself)
     }
     ck_assert_uint_eq(prefix_cache_evictions(cache), 0); /* of the device */
 }
-END_TEST
 
 /* The next block to copy down is the oldest cached one without a copy there; not a block that is
  * held, pending, private, or under a copy. */
-START_TEST(next_copy_is_the_oldest)
+TEST(next_copy_is_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), first, node, none = chain;
     struct cache_namespace *private;
@@ -398,11 +383,10 @@ START_TEST(next_copy_is_the_oldest)
     ck_assert_uint_eq(node, first);
     prefix_cache_close(cache, private);
 }
-END_TEST
 
 /* A block under a copy is not evicted, though it is the oldest; cleared, it is free only when the
  * copy is done. */
-START_TEST(a_copy_keeps_its_block)
+TEST(a_copy_keeps_its_block)
 {
     uint64_t chain = prefix_cache_root(ns);
     int32_t a = add(&chain, one, PREFIX_CACHE_READY), id;
@@ -416,10 +400,9 @@ START_TEST(a_copy_keeps_its_block)
     blocks_end_copy(blocks, a);
     ck_assert_int_eq(take(TIER_DEVICE), a);
 }
-END_TEST
 
 /* Removing a node frees its copies and those of all behind it, in every tier. */
-START_TEST(removed_from_all_tiers)
+TEST(removed_from_all_tiers)
 {
     uint64_t chain = prefix_cache_root(ns), first;
     int32_t a = add(&chain, one, PREFIX_CACHE_READY);
@@ -434,11 +417,10 @@ START_TEST(removed_from_all_tiers)
     ck_assert_int_eq(blocks_n_free(tiers[TIER_DISK]), N_DISK);
     ck_assert_ptr_null(prefix_cache_find(cache, 2, salt("")));
 }
-END_TEST
 
 /* A hundred thousand random steps on all tiers leave the cache and its blocks consistent, and find
  * no block but with the tokens that were written to it. */
-START_TEST(random_steps_on_three_tiers)
+TEST(random_steps_on_three_tiers)
 {
     enum { N_CHAINS = 12, MAX_HELD = 6 };
     static int32_t written[N_BLOCKS]; /* the first token */
@@ -515,7 +497,6 @@ START_TEST(random_steps_on_three_tiers)
     ck_assert_int_gt(n_found, 1000);
     ck_assert_int_gt(n_copies, 1000);
 }
-END_TEST
 
 static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const char *with_salt,
                       const int32_t *first, const int32_t *second)
@@ -536,7 +517,7 @@ static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const c
 
 /* A digest is the same in another cache with the same secret, and differs with the secret, the
  * client, the salt, the tokens and those before them. */
-START_TEST(digest_outlives_the_process)
+TEST(digest_outlives_the_process)
 {
     uint8_t d[7][PREFIX_CACHE_DIGEST];
 
@@ -559,33 +540,8 @@ START_TEST(digest_outlives_the_process)
         if (i != 5)
             ck_assert_mem_ne(d[0], d[i], PREFIX_CACHE_DIGEST);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("prefix_cache");
-    TCase *t = tcase_create("prefix_cache");
-
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, finds_a_chain);
-    tcase_add_test(t, removal_takes_what_is_behind);
-    tcase_add_test(t, parent_is_part_of_identity);
-    tcase_add_test(t, pending_is_not_found);
-    tcase_add_test(t, equal_block_stays_unlisted);
-    tcase_add_test(t, namespaces_are_exact);
-    tcase_add_test(t, namespace_outlives_its_requests);
-    tcase_add_test(t, private_namespace_leaves_nothing);
-    tcase_add_test(t, reuses_the_oldest);
-    tcase_add_test(t, tail_of_a_forgotten_parent_is_unreachable);
-    tcase_add_test(t, outlives_its_device_block);
-    tcase_add_test(t, comes_back_to_the_device);
-    tcase_add_test(t, is_computed_again);
-    tcase_add_test(t, each_tier_evicts_for_itself);
-    tcase_add_test(t, next_copy_is_the_oldest);
-    tcase_add_test(t, a_copy_keeps_its_block);
-    tcase_add_test(t, removed_from_all_tiers);
-    tcase_add_test(t, random_steps_on_three_tiers);
-    tcase_add_test(t, digest_outlives_the_process);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("prefix_cache", set_up, tear_down);
 }

@@ -1,7 +1,6 @@
 /* test_pretokenize.c - the hand-written scanner against the pattern, run by PCRE2, and NFC against
  * utf8proc's. */
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <check.h>
 #include <pcre2.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +75,7 @@ static bool is_common(uint32_t cp)
 }
 
 /* Each character of Unicode, between others of each class, is split as by the pattern. */
-START_TEST(each_character)
+TEST(each_character)
 {
     static const char *const around[][2] = {{"a", "b"},   {" ", " "}, {"1", "1"},
                                             {"\n", "\n"}, {"'", "!"}, {"  ", ""}};
@@ -89,7 +88,7 @@ START_TEST(each_character)
             continue;
         utf8_write(one, cp);
         n_seen++;
-        for (size_t i = 0; i < sizeof(around) / sizeof(*around); i++) {
+        for (size_t i = 0; i < N(around); i++) {
             int n = snprintf(text, sizeof(text), "%s%s%s", around[i][0], one, around[i][1]);
 
             compare(text, (size_t)n);
@@ -97,7 +96,6 @@ START_TEST(each_character)
     }
     ck_assert_uint_gt(n_seen, 20000);
 }
-END_TEST
 
 static const char *const pieces[] = {" ",
                                      "  ",
@@ -143,7 +141,7 @@ static const char *const pieces[] = {" ",
                                      "\xef\xbf\xbd"};
 
 /* Random texts of what the pattern tells apart. */
-START_TEST(random_pieces)
+TEST(random_pieces)
 {
     srandom(5);
     for (int round = 0; round < 60000; round++) {
@@ -151,7 +149,7 @@ START_TEST(random_pieces)
         size_t n = 0;
 
         for (long k = random() % 14; k >= 0; k--) {
-            const char *piece = pieces[(size_t)random() % (sizeof(pieces) / sizeof(*pieces))];
+            const char *piece = pieces[(size_t)random() % N(pieces)];
 
             memcpy(text + n, piece, strlen(piece));
             n += strlen(piece);
@@ -159,10 +157,9 @@ START_TEST(random_pieces)
         compare(text, n);
     }
 }
-END_TEST
 
 /* Random characters from all planes, many of them ASCII. */
-START_TEST(random_characters)
+TEST(random_characters)
 {
     srandom(6);
     for (int round = 0; round < 30000; round++) {
@@ -179,7 +176,6 @@ START_TEST(random_characters)
         compare(text, n);
     }
 }
-END_TEST
 
 /* NFC by utf8proc alone. */
 static void compare_nfc(const struct nfc *nfc, struct nfc_text *out, const char *text, size_t n)
@@ -196,7 +192,7 @@ static void compare_nfc(const struct nfc *nfc, struct nfc_text *out, const char 
 }
 
 /* Each character alone, behind a letter and before a mark is normalized as utf8proc does it. */
-START_TEST(nfc_of_each_character)
+TEST(nfc_of_each_character)
 {
     struct nfc_text out = {0};
     struct nfc *nfc;
@@ -219,11 +215,10 @@ START_TEST(nfc_of_each_character)
     nfc_text_deinit(&out);
     nfc_free(nfc);
 }
-END_TEST
 
 /* Random runs of letters, marks of several classes, Hangul and Indic halves; the edits map back to
  * the source. */
-START_TEST(nfc_of_random_texts)
+TEST(nfc_of_random_texts)
 {
     static const uint32_t cps[] = {'a',    'e',     ' ',    0x301,  0x323,   0x327,  0x345,
                                    0x308,  0x304,   0x1100, 0x1161, 0x11a8,  0xac00, 0xe9,
@@ -240,7 +235,7 @@ START_TEST(nfc_of_random_texts)
         size_t n = 0, max = round % 100 ? 12 : 90;
 
         for (size_t k = (size_t)random() % max; k; k--)
-            n += utf8_write(text + n, cps[(size_t)random() % (sizeof(cps) / sizeof(*cps))]);
+            n += utf8_write(text + n, cps[(size_t)random() % N(cps)]);
         compare_nfc(nfc, &out, text, n);
         for (size_t at = 0; at < out.text.len; at++) {
             size_t from, to;
@@ -253,20 +248,8 @@ START_TEST(nfc_of_random_texts)
     nfc_text_deinit(&out);
     nfc_free(nfc);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("pretokenize");
-    TCase *tc = tcase_create("pretokenize");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, each_character);
-    tcase_add_test(tc, random_pieces);
-    tcase_add_test(tc, random_characters);
-    tcase_add_test(tc, nfc_of_each_character);
-    tcase_add_test(tc, nfc_of_random_texts);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("pretokenize", setup, teardown);
 }

@@ -1,5 +1,4 @@
 /* test_program.c - proto/program.c: near words, words for a shell, closed streams. */
-#include <check.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 #include "tests/unit/run_suite.h"
 
 /* The distance is how many letters differ, are missing or too many. */
-START_TEST(distance_counts_edits)
+TEST(distance_counts_edits)
 {
     ck_assert_int_eq(program_distance("", ""), 0);
     ck_assert_int_eq(program_distance("status", "status"), 0);
@@ -23,10 +22,9 @@ START_TEST(distance_counts_edits)
     ck_assert_int_eq(program_distance("kitten", "sitting"), 3);
     ck_assert_int_eq(program_distance("sitting", "kitten"), 3);
 }
-END_TEST
 
 /* Words of the longest length count; longer ones are far from everything, themselves included. */
-START_TEST(long_words_are_far)
+TEST(long_words_are_far)
 {
     char a[PROGRAM_LONGEST_WORD + 2], b[PROGRAM_LONGEST_WORD + 2];
 
@@ -40,11 +38,10 @@ START_TEST(long_words_are_far)
     ck_assert_int_eq(program_distance(a, a), PROGRAM_FAR);
     ck_assert_int_eq(program_distance("a", a), PROGRAM_FAR);
 }
-END_TEST
 
 /* Numbers come one after the other, with blanks and commas between, to the end or to what is none.
  */
-START_TEST(numbers_are_read_one_by_one)
+TEST(numbers_are_read_one_by_one)
 {
     static const char text[] = " 7,,08\t\n2147483648 99999999999999999999999 5x";
     size_t at = 0;
@@ -70,17 +67,16 @@ START_TEST(numbers_are_read_one_by_one)
     ck_assert_int_eq(program_next_number(&v, "1\0002", 3, &(size_t){1}), PROGRAM_NONE);
     ck_assert_int_eq(program_next_number(&v, NULL, 0, &(size_t){0}), PROGRAM_END);
 }
-END_TEST
 
 /* What a shell makes of it is the text, whatever is in it. */
-START_TEST(shell_reads_quoted_text_back)
+TEST(shell_reads_quoted_text_back)
 {
     static const char *const texts[] = {
         "", "/srv/a b", "it's", "'", "''", "$(id)`id`\\\"*?~!#&;|<>", "line\nline\ttab", "größe",
     };
     char quoted[100], command[200], back[100];
 
-    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+    for (size_t i = 0; i < N(texts); i++) {
         FILE *f;
         size_t n;
 
@@ -94,10 +90,9 @@ START_TEST(shell_reads_quoted_text_back)
         ck_assert_str_eq(back, texts[i]);
     }
 }
-END_TEST
 
 /* Where there is too little room it is still one word, with what there is room for. */
-START_TEST(quoted_text_is_cut_inside_the_quotes)
+TEST(quoted_text_is_cut_inside_the_quotes)
 {
     char quoted[8];
 
@@ -109,10 +104,9 @@ START_TEST(quoted_text_is_cut_inside_the_quotes)
     ck_assert_str_eq(program_quote(quoted, 6, "a'bc"), "'a'"); /* no half of a quote's stand-in */
     ck_assert_str_eq(program_quote(quoted, 8, "a'bc"), "'a'\\'''");
 }
-END_TEST
 
 /* What is opened after closed streams were held has none of their numbers; open ones stay. */
-START_TEST(closed_streams_are_held)
+TEST(closed_streams_are_held)
 {
     int status;
     pid_t child = fork();
@@ -136,19 +130,8 @@ START_TEST(closed_streams_are_held)
     ck_assert(WIFEXITED(status));
     ck_assert_int_eq(WEXITSTATUS(status), 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("program");
-    TCase *t = tcase_create("program");
-
-    tcase_add_test(t, distance_counts_edits);
-    tcase_add_test(t, long_words_are_far);
-    tcase_add_test(t, numbers_are_read_one_by_one);
-    tcase_add_test(t, shell_reads_quoted_text_back);
-    tcase_add_test(t, quoted_text_is_cut_inside_the_quotes);
-    tcase_add_test(t, closed_streams_are_held);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("program", NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* test_request.c - every field of a request: absent, at its bounds, beyond them, and no number. */
 #include "daemon/request.h"
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -66,7 +65,7 @@ static void ck_refused(const char *field)
 }
 
 /* Absent fields are the model's defaults, the neutral ones where it has none. */
-START_TEST(absent_fields_are_defaults)
+TEST(absent_fields_are_defaults)
 {
     for (int round = 0; round < 2; round++) {
         ck_assert_int_eq(build(), 0);
@@ -88,10 +87,9 @@ START_TEST(absent_fields_are_defaults)
         g.sampling = NULL; /* and again without any */
     }
 }
-END_TEST
 
 /* A seed that is absent is another each time; one that is there is taken. */
-START_TEST(seed_is_drawn_or_taken)
+TEST(seed_is_drawn_or_taken)
 {
     uint64_t first;
 
@@ -104,7 +102,6 @@ START_TEST(seed_is_drawn_or_taken)
     ck_assert_int_eq(build(), 0);
     ck_assert_uint_eq(r.sampling.seed, 7);
 }
-END_TEST
 
 struct float_field {
     const char *name;
@@ -118,7 +115,7 @@ struct float_field {
 #define FLOAT(field) "sampling." #field, &s.has_##field, &s.field, &r.sampling.field
 
 /* Each real number: both bounds, beyond them, NaN and infinity. */
-START_TEST(reals_keep_their_range)
+TEST(reals_keep_their_range)
 {
     const float tiny = 1e-30f, eps = 1e-6f;
     const struct float_field fields[] = {
@@ -130,7 +127,7 @@ START_TEST(reals_keep_their_range)
         {FLOAT(frequency_penalty), {-2, 0, 2}, {-2.001f, 2.001f, NAN, -INFINITY}, 3, 4},
     };
 
-    for (size_t i = 0; i < sizeof(fields) / sizeof(*fields); i++) {
+    for (size_t i = 0; i < N(fields); i++) {
         const struct float_field *f = &fields[i];
 
         *f->has = true;
@@ -146,7 +143,6 @@ START_TEST(reals_keep_their_range)
         *f->has = false;
     }
 }
-END_TEST
 
 struct uint_field {
     const char *name;
@@ -158,7 +154,7 @@ struct uint_field {
 };
 
 /* Each whole number: both bounds and beyond. */
-START_TEST(whole_numbers_keep_their_range)
+TEST(whole_numbers_keep_their_range)
 {
     const struct uint_field fields[] = {
         {FLOAT(top_k), {0, INT32_MAX}, {0x80000000u, UINT32_MAX}, 2},
@@ -180,7 +176,7 @@ START_TEST(whole_numbers_keep_their_range)
         {"max_tokens", &g.has_max_tokens, &g.max_tokens, &r.max_tokens, {1, 1000}, {0}, 1},
     };
 
-    for (size_t i = 0; i < sizeof(fields) / sizeof(*fields); i++) {
+    for (size_t i = 0; i < N(fields); i++) {
         const struct uint_field *f = &fields[i];
 
         *f->has = true;
@@ -196,10 +192,9 @@ START_TEST(whole_numbers_keep_their_range)
         *f->has = false;
     }
 }
-END_TEST
 
 /* More tokens than the longest sequence has are too long, not invalid. */
-START_TEST(what_never_fits_is_too_long)
+TEST(what_never_fits_is_too_long)
 {
     Nvllm__V1__TokenIds ids = NVLLM__V1__TOKEN_IDS__INIT;
     static int32_t many[1000];
@@ -220,10 +215,9 @@ START_TEST(what_never_fits_is_too_long)
     ck_assert_int_eq(build(), 0);
     ck_assert_uint_eq(r.n_prompt_ids, 999);
 }
-END_TEST
 
 /* min_tokens may reach max_tokens and not exceed it. */
-START_TEST(min_tokens_stays_below_max_tokens)
+TEST(min_tokens_stays_below_max_tokens)
 {
     g.has_max_tokens = s.has_min_tokens = true;
     g.max_tokens = s.min_tokens = 5;
@@ -231,10 +225,9 @@ START_TEST(min_tokens_stays_below_max_tokens)
     s.min_tokens = 6;
     ck_refused("sampling.min_tokens");
 }
-END_TEST
 
 /* Biases: id and value must be there and in range, and not be too many. */
-START_TEST(logit_bias_is_checked)
+TEST(logit_bias_is_checked)
 {
     static Nvllm__V1__LogitBias all[SAMPLING_MAX_BIAS + 1];
     static Nvllm__V1__LogitBias *pointers[SAMPLING_MAX_BIAS + 1];
@@ -274,10 +267,9 @@ START_TEST(logit_bias_is_checked)
     all[3].has_bias = false;
     ck_refused("sampling.logit_bias");
 }
-END_TEST
 
 /* Stop ids are the vocabulary's, and not too many. */
-START_TEST(stop_ids_are_checked)
+TEST(stop_ids_are_checked)
 {
     int32_t ids[SAMPLING_MAX_REQUEST_STOP_IDS + 1] = {0, 2047};
 
@@ -292,10 +284,9 @@ START_TEST(stop_ids_are_checked)
     ids[1] = -1;
     ck_refused("sampling.stop_token_ids");
 }
-END_TEST
 
 /* Stop strings are UTF-8, of some length, and not too many. */
-START_TEST(stop_strings_are_checked)
+TEST(stop_strings_are_checked)
 {
     static uint8_t text[TEXT_STREAM_MAX_STOP_BYTES + 1];
     ProtobufCBinaryData stops[ENGINE_MAX_STOPS + 1];
@@ -318,10 +309,9 @@ START_TEST(stop_strings_are_checked)
     stops[1] = (ProtobufCBinaryData){1, (uint8_t *)"\xff"};
     ck_refused("stop");
 }
-END_TEST
 
 /* One kind of prompt must be there, and not be empty or broken. */
-START_TEST(prompts_are_checked)
+TEST(prompts_are_checked)
 {
     Nvllm__V1__TokenIds ids = NVLLM__V1__TOKEN_IDS__INIT;
     int32_t two[2] = {5, 2048};
@@ -347,10 +337,9 @@ START_TEST(prompts_are_checked)
     two[1] = 2047;
     ck_assert_int_eq(build(), 0);
 }
-END_TEST
 
 /* Priorities, deadline and salt. */
-START_TEST(the_rest_is_taken)
+TEST(the_rest_is_taken)
 {
     static uint8_t salt[256 + 1];
 
@@ -378,10 +367,9 @@ START_TEST(the_rest_is_taken)
     g.priority = (Nvllm__V1__Priority)77;
     ck_refused("priority");
 }
-END_TEST
 
 /* High is for admins; what is not above others is everybody's. */
-START_TEST(high_priority_is_for_admins)
+TEST(high_priority_is_for_admins)
 {
     g.has_priority = true;
     g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
@@ -397,10 +385,9 @@ START_TEST(high_priority_is_for_admins)
     ck_assert_int_eq(build(), 0);
     ck_assert_int_eq(r.priority, CORE_HIGH);
 }
-END_TEST
 
 /* A chat keeps what is absent apart from what is empty, and names what is broken. */
-START_TEST(chats_are_checked)
+TEST(chats_are_checked)
 {
     Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
     Nvllm__V1__Message m[2] = {NVLLM__V1__MESSAGE__INIT, NVLLM__V1__MESSAGE__INIT};
@@ -446,10 +433,9 @@ START_TEST(chats_are_checked)
     tool = (ProtobufCBinaryData){1, (uint8_t *)"\x80"};
     ck_refused("chat.tools");
 }
-END_TEST
 
 /* Texts and ids of the tokenizer's operations. */
-START_TEST(tokenizer_operations_are_checked)
+TEST(tokenizer_operations_are_checked)
 {
     Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
     Nvllm__V1__Detokenize d = NVLLM__V1__DETOKENIZE__INIT;
@@ -483,10 +469,9 @@ START_TEST(tokenizer_operations_are_checked)
     ids[1] = rules.vocab_size;
     ck_assert_int_eq(request_detokenize(&d, &rules, &e), -EINVAL);
 }
-END_TEST
 
 /* Frames of each kind become requests of that kind, with what their input counts for. */
-START_TEST(frames_become_requests)
+TEST(frames_become_requests)
 {
     Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
     Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
@@ -518,29 +503,8 @@ START_TEST(frames_become_requests)
     ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), -EINVAL);
     ck_assert_str_eq(e.field, "chat");
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("request");
-    TCase *t = tcase_create("request");
-
-    tcase_add_checked_fixture(t, setup, teardown);
-    tcase_add_test(t, absent_fields_are_defaults);
-    tcase_add_test(t, seed_is_drawn_or_taken);
-    tcase_add_test(t, reals_keep_their_range);
-    tcase_add_test(t, whole_numbers_keep_their_range);
-    tcase_add_test(t, what_never_fits_is_too_long);
-    tcase_add_test(t, min_tokens_stays_below_max_tokens);
-    tcase_add_test(t, logit_bias_is_checked);
-    tcase_add_test(t, stop_ids_are_checked);
-    tcase_add_test(t, stop_strings_are_checked);
-    tcase_add_test(t, prompts_are_checked);
-    tcase_add_test(t, the_rest_is_taken);
-    tcase_add_test(t, high_priority_is_for_admins);
-    tcase_add_test(t, chats_are_checked);
-    tcase_add_test(t, tokenizer_operations_are_checked);
-    tcase_add_test(t, frames_become_requests);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("request", setup, teardown);
 }

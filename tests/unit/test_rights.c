@@ -1,7 +1,6 @@
 /* test_rights.c - each operation of the schema has its row, and who is who. */
 #include "daemon/rights.h"
 
-#include <check.h>
 #include <errno.h>
 #include <grp.h>
 #include <string.h>
@@ -13,7 +12,7 @@
 #define FIRST_OP 2 /* field 1 is the id */
 
 /* Every operation of ClientFrame has exactly one row, by the name that the schema gives it. */
-START_TEST(each_operation_has_one_row)
+TEST(each_operation_has_one_row)
 {
     const ProtobufCMessageDescriptor *d = &nvllm__v1__client_frame__descriptor;
     unsigned n = 0;
@@ -31,10 +30,9 @@ START_TEST(each_operation_has_one_row)
     }
     ck_assert_uint_ge(n, 18);
 }
-END_TEST
 
 /* What is no operation has no row. */
-START_TEST(nothing_else_has_a_row)
+TEST(nothing_else_has_a_row)
 {
     const ProtobufCMessageDescriptor *d = &nvllm__v1__client_frame__descriptor;
 
@@ -42,7 +40,6 @@ START_TEST(nothing_else_has_a_row)
         if (i < FIRST_OP || !protobuf_c_message_descriptor_get_field(d, (unsigned)i))
             ck_assert_ptr_null(rights_row((Nvllm__V1__ClientFrame__OpCase)i));
 }
-END_TEST
 
 /* Walks the messages that a message can hold; true when one can hold itself. */
 static bool recursive(const ProtobufCMessageDescriptor *d, const ProtobufCMessageDescriptor **path,
@@ -61,17 +58,16 @@ static bool recursive(const ProtobufCMessageDescriptor *d, const ProtobufCMessag
 }
 
 /* No message can hold itself, however deep: or a small frame could take the stack. */
-START_TEST(no_message_is_recursive)
+TEST(no_message_is_recursive)
 {
     const ProtobufCMessageDescriptor *path[17];
 
     ck_assert(!recursive(&nvllm__v1__client_frame__descriptor, path, 0));
     ck_assert(!recursive(&nvllm__v1__server_frame__descriptor, path, 0));
 }
-END_TEST
 
 /* The walk finds a message that holds itself. */
-START_TEST(recursion_would_be_found)
+TEST(recursion_would_be_found)
 {
     ProtobufCMessageDescriptor d = {.name = "Loop", .n_fields = 1};
     ProtobufCFieldDescriptor f = {.type = PROTOBUF_C_TYPE_MESSAGE, .descriptor = &d};
@@ -80,10 +76,9 @@ START_TEST(recursion_would_be_found)
     d.fields = &f;
     ck_assert(recursive(&d, path, 0));
 }
-END_TEST
 
 /* Each right in each role. */
-START_TEST(rights_in_each_role)
+TEST(rights_in_each_role)
 {
     static const struct {
         enum right right;
@@ -95,14 +90,13 @@ START_TEST(rights_in_each_role)
         {RIGHT_ADMIN, false, true, false},  {RIGHT_ADMIN, true, false, true},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+    for (size_t i = 0; i < N(cases); i++)
         ck_assert_int_eq(rights_allow(cases[i].right, cases[i].admin, cases[i].owner),
                          cases[i].allowed);
 }
-END_TEST
 
 /* Root, the daemon's user and members of the group are admins, by first or further groups. */
-START_TEST(admins_are_root_self_and_the_group)
+TEST(admins_are_root_self_and_the_group)
 {
     const gid_t groups[] = {5, 77, 9};
     struct rights r = {.own_uid = 500, .has_group = true, .group = 77};
@@ -123,10 +117,9 @@ START_TEST(admins_are_root_self_and_the_group)
     peer.gid = 0;
     ck_assert(!rights_is_admin(&r, &peer, NULL, 0));
 }
-END_TEST
 
 /* A group that is not there is an error that names the option; none is none. */
-START_TEST(the_group_must_be_there)
+TEST(the_group_must_be_there)
 {
     struct rights r;
     struct err e;
@@ -140,10 +133,9 @@ START_TEST(the_group_must_be_there)
     ck_assert(r.has_group);
     ck_assert_uint_eq(r.group, 0);
 }
-END_TEST
 
 /* The peer of a socket is who the kernel says. */
-START_TEST(the_peer_comes_from_the_kernel)
+TEST(the_peer_comes_from_the_kernel)
 {
     struct rights r = {.own_uid = geteuid(), .has_group = true, .group = 12345};
     struct ucred peer;
@@ -159,21 +151,8 @@ START_TEST(the_peer_comes_from_the_kernel)
     close(fds[1]);
     ck_assert_int_lt(rights_of_peer(&r, fds[0], &peer, &admin), 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("rights");
-    TCase *t = tcase_create("rights");
-
-    tcase_add_test(t, each_operation_has_one_row);
-    tcase_add_test(t, nothing_else_has_a_row);
-    tcase_add_test(t, no_message_is_recursive);
-    tcase_add_test(t, recursion_would_be_found);
-    tcase_add_test(t, rights_in_each_role);
-    tcase_add_test(t, admins_are_root_self_and_the_group);
-    tcase_add_test(t, the_group_must_be_there);
-    tcase_add_test(t, the_peer_comes_from_the_kernel);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("rights", NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_round_robin.c - clients are served in turn, and each in its own order. */
-#include <check.h>
 
 #include "engine/util/round_robin.h"
 #include "tests/unit/run_suite.h"
@@ -26,7 +25,7 @@ static void setup(void)
 }
 
 /* However many a client has, the next one's comes after one of them. */
-START_TEST(one_each_in_turn)
+TEST(one_each_in_turn)
 {
     for (int i = 0; i < 4; i++)
         add(i, 7);
@@ -45,10 +44,9 @@ START_TEST(one_each_in_turn)
     ck_assert(rr_queue_empty(&queue));
     ck_assert_ptr_null(rr_queue_take(&queue));
 }
-END_TEST
 
 /* Taking out an item changes no other's place. */
-START_TEST(removal_keeps_the_order)
+TEST(removal_keeps_the_order)
 {
     for (int i = 0; i < 3; i++)
         add(i, 7);
@@ -64,16 +62,8 @@ START_TEST(removal_keeps_the_order)
     next_is(0);
     ck_assert(rr_queue_empty(&queue));
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("round_robin");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_checked_fixture(tc, setup, NULL);
-    tcase_add_test(tc, one_each_in_turn);
-    tcase_add_test(tc, removal_keeps_the_order);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("round_robin", setup, NULL);
 }

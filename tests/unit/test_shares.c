@@ -1,7 +1,6 @@
 /* test_shares.c - scheduler.shares: who is meant, how much, and what is refused. */
 #include "daemon/shares.h"
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +11,7 @@ static struct shares s;
 static struct err e;
 
 /* Users by number and name, with any blanks between; nothing is no share. */
-START_TEST(users_and_shares_are_taken)
+TEST(users_and_shares_are_taken)
 {
     ck_assert_int_eq(shares_parse(&s, "", &e), 0);
     ck_assert_int_eq(s.n, 0);
@@ -27,10 +26,9 @@ START_TEST(users_and_shares_are_taken)
     ck_assert_uint_eq(s.list[2].client, 4294967294);
     ck_assert_int_eq(s.list[2].share, 10000);
 }
-END_TEST
 
 /* What cannot be meant is refused by name, and nothing of it is taken. */
-START_TEST(nonsense_is_refused)
+TEST(nonsense_is_refused)
 {
     static const char *const bad[] = {
         "1000",
@@ -57,17 +55,16 @@ START_TEST(nonsense_is_refused)
     };
 
     ck_assert_int_eq(shares_parse(&s, "7:8", &e), 0);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+    for (size_t i = 0; i < N(bad); i++) {
         ck_assert_msg(shares_parse(&s, bad[i], &e) == -EINVAL, "%s", bad[i]);
         ck_assert_ptr_eq(strstr(e.text, "scheduler.shares: "), e.text);
         ck_assert_int_eq(s.n, 1);
         ck_assert_uint_eq(s.list[0].client, 7);
     }
 }
-END_TEST
 
 /* There is room for so many users, and no more. */
-START_TEST(users_are_bounded)
+TEST(users_are_bounded)
 {
     char text[SHARES_MAX * 16 + 16] = "";
 
@@ -78,16 +75,8 @@ START_TEST(users_are_bounded)
     snprintf(text + strlen(text), sizeof(text) - strlen(text), "5000:50");
     ck_assert_int_eq(shares_parse(&s, text, &e), -EINVAL);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("shares");
-    TCase *t = tcase_create("shares");
-
-    tcase_add_test(t, users_and_shares_are_taken);
-    tcase_add_test(t, nonsense_is_refused);
-    tcase_add_test(t, users_are_bounded);
-    suite_add_tcase(suite, t);
-    return run_suite(suite);
+    return run_tests("shares", NULL, NULL);
 }

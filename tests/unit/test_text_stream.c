@@ -1,6 +1,5 @@
 /* test_text_stream.c - streamed text: whole characters, stop strings, and the same text as decoding
  * at once. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 static struct tokenizer *tiny;
 static char *all; /* what the stream of a test has returned */
 static size_t all_len;
+static struct text_stream *s; /* the last one of new_stream() */
 
 static void setup(void)
 {
@@ -24,24 +24,25 @@ static void setup(void)
 
 static void teardown(void)
 {
+    text_stream_free(s);
     tokenizer_free(tiny);
     free(all);
 }
 
-static struct text str(const char *s)
+static struct text str(const char *text)
 {
-    return (struct text){s, strlen(s)};
+    return (struct text){text, strlen(text)};
 }
 
-static struct text_stream *new_stream(const char *const *stops, int n, bool skip_special)
+static void new_stream(const char *const *stops, int n, bool skip_special)
 {
     struct text texts[TEXT_STREAM_MAX_STOPS] = {0};
-    struct text_stream *s;
 
     for (int i = 0; i < n; i++)
         texts[i] = str(stops[i]);
+    text_stream_free(s);
+    all_len = 0;
     ck_assert_int_eq(text_stream_new(&s, tiny, texts, n, skip_special), 0);
-    return s;
 }
 
 static void gather(struct text piece)
@@ -70,7 +71,7 @@ static int32_t byte_id(unsigned char byte)
 }
 
 /* Pushes a token for each byte until a stop; returns the result of the last push or of the end. */
-static int push_bytes(struct text_stream *s, const char *bytes)
+static int push_bytes(const char *bytes)
 {
     struct text piece;
     int r = TEXT_STREAM_OK;
@@ -82,7 +83,7 @@ static int push_bytes(struct text_stream *s, const char *bytes)
     return r;
 }
 
-static int finish(struct text_stream *s)
+static int finish(void)
 {
     struct text piece;
     int r = text_stream_finish(s, &piece);
@@ -92,130 +93,108 @@ static int finish(struct text_stream *s)
 }
 
 /* A character in four tokens comes out whole with its last byte. */
-START_TEST(character_comes_out_whole)
+TEST(character_comes_out_whole)
 {
-    struct text_stream *s = new_stream(NULL, 0, true);
-
-    push_bytes(s, "a\xf0\x9f\x98");
+    new_stream(NULL, 0, true);
+    push_bytes("a\xf0\x9f\x98");
     ck_assert_str_eq(all, "a");
-    push_bytes(s, "\x80");
+    push_bytes("\x80");
     ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
-    ck_assert_int_eq(finish(s), TEXT_STREAM_OK);
+    ck_assert_int_eq(finish(), TEXT_STREAM_OK);
     ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
-    text_stream_free(s);
 }
-END_TEST
 
 /* An incomplete character is one U+FFFD, before another one and at the end. */
-START_TEST(broken_characters)
+TEST(broken_characters)
 {
-    struct text_stream *s = new_stream(NULL, 0, true);
-
-    push_bytes(s, "\xf0\x9f\x98z\xff\xe2\x82");
+    new_stream(NULL, 0, true);
+    push_bytes("\xf0\x9f\x98z\xff\xe2\x82");
     ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd");
-    finish(s);
+    finish();
     ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd\xef\xbf\xbd");
-    text_stream_free(s);
 }
-END_TEST
 
 /* Text is held back while it may become a stop. */
-START_TEST(beginning_of_stop_is_held_back)
+TEST(beginning_of_stop_is_held_back)
 {
     const char *stops[] = {"STOP"};
-    struct text_stream *s = new_stream(stops, 1, true);
 
-    push_bytes(s, "xST");
+    new_stream(stops, 1, true);
+    push_bytes("xST");
     ck_assert_str_eq(all, "x");
-    push_bytes(s, "S");
+    push_bytes("S");
     ck_assert_str_eq(all, "xST");
-    push_bytes(s, "TO");
+    push_bytes("TO");
     ck_assert_str_eq(all, "xST");
-    ck_assert_int_eq(push_bytes(s, "P"), TEXT_STREAM_STOP);
+    ck_assert_int_eq(push_bytes("P"), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "xST");
-    text_stream_free(s);
 }
-END_TEST
 
 /* The end returns what was held back. */
-START_TEST(end_lets_go)
+TEST(end_lets_go)
 {
     const char *stops[] = {"STOP"};
-    struct text_stream *s = new_stream(stops, 1, true);
 
-    push_bytes(s, "aSTO");
+    new_stream(stops, 1, true);
+    push_bytes("aSTO");
     ck_assert_str_eq(all, "a");
-    ck_assert_int_eq(finish(s), TEXT_STREAM_OK);
+    ck_assert_int_eq(finish(), TEXT_STREAM_OK);
     ck_assert_str_eq(all, "aSTO");
-    text_stream_free(s);
 }
-END_TEST
 
 /* A stop inside a token: the text before it comes out, the rest is dropped. */
-START_TEST(stop_inside_a_token)
+TEST(stop_inside_a_token)
 {
     const char *stops[] = {"im"};
-    struct text_stream *s = new_stream(stops, 1, false);
     struct text piece;
 
+    new_stream(stops, 1, false);
     ck_assert_int_eq(text_stream_push(s, 1993, &piece), TEXT_STREAM_STOP); /* <|im_end|> */
     gather(piece);
     ck_assert_str_eq(all, "<|");
-    text_stream_free(s);
 }
-END_TEST
 
 /* The stop that is complete first counts, of two that end together the longer. */
-START_TEST(several_stops)
+TEST(several_stops)
 {
     const char *first[] = {"bcd", "abcde"}, *longer[] = {"c", "bc"}, *nested[] = {"aab", "b"};
-    struct text_stream *s = new_stream(first, 2, true);
 
-    ck_assert_int_eq(push_bytes(s, "abcde"), TEXT_STREAM_STOP);
+    new_stream(first, 2, true);
+    ck_assert_int_eq(push_bytes("abcde"), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "a");
-    text_stream_free(s);
-    all_len = 0;
-    s = new_stream(longer, 2, true);
-    ck_assert_int_eq(push_bytes(s, "abcd"), TEXT_STREAM_STOP);
+    new_stream(longer, 2, true);
+    ck_assert_int_eq(push_bytes("abcd"), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "a");
-    text_stream_free(s);
-    all_len = 0;
-    s = new_stream(nested, 2, true);
-    ck_assert_int_eq(push_bytes(s, "xaaab"), TEXT_STREAM_STOP);
+    new_stream(nested, 2, true);
+    ck_assert_int_eq(push_bytes("xaaab"), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "xa");
-    text_stream_free(s);
 }
-END_TEST
 
 /* A stop may have characters of several bytes, and end with U+FFFD. */
-START_TEST(stops_of_many_bytes)
+TEST(stops_of_many_bytes)
 {
     const char *stops[] = {"\xe4\xbd\xa0\xe5\xa5\xbd", "x\xef\xbf\xbd"};
-    struct text_stream *s = new_stream(stops, 2, true);
 
-    ck_assert_int_eq(push_bytes(s, "1\xe4\xbd\xa0"), TEXT_STREAM_OK);
+    new_stream(stops, 2, true);
+    ck_assert_int_eq(push_bytes("1\xe4\xbd\xa0"), TEXT_STREAM_OK);
     ck_assert_str_eq(all, "1");
-    ck_assert_int_eq(push_bytes(s, "\xe5\xa5\xbd"), TEXT_STREAM_STOP);
+    ck_assert_int_eq(push_bytes("\xe5\xa5\xbd"), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "1");
-    text_stream_free(s);
-    all_len = 0;
-    s = new_stream(stops, 2, true);
-    ck_assert_int_eq(push_bytes(s, "yx\xf0\x9f"), TEXT_STREAM_OK);
-    ck_assert_int_eq(finish(s), TEXT_STREAM_STOP);
+    new_stream(stops, 2, true);
+    ck_assert_int_eq(push_bytes("yx\xf0\x9f"), TEXT_STREAM_OK);
+    ck_assert_int_eq(finish(), TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "y");
-    text_stream_free(s);
 }
-END_TEST
 
 /* A stop that is ignored is text; one that overlaps it counts once stops do, and is cut off. */
-START_TEST(ignored_stops)
+TEST(ignored_stops)
 {
     const char *stops[] = {"abab"};
-    struct text_stream *s = new_stream(stops, 1, true);
     const char *text = "xababab";
     struct text piece;
     int r = TEXT_STREAM_OK;
 
+    new_stream(stops, 1, true);
     text_stream_ignore_stops(s, true);
     for (size_t i = 0; text[i]; i++) {
         if (i == 6)
@@ -226,35 +205,30 @@ START_TEST(ignored_stops)
     }
     ck_assert_int_eq(r, TEXT_STREAM_STOP);
     ck_assert_str_eq(all, "xab");
-    text_stream_free(s);
 }
-END_TEST
 
 /* Omitted special tokens have no text, not even for stops; nor has padding. */
-START_TEST(special_tokens)
+TEST(special_tokens)
 {
     const char *stops[] = {"<|im_end|>"};
-    struct text_stream *s = new_stream(stops, 1, true);
     struct text piece;
 
-    push_bytes(s, "a\xc3");
+    new_stream(stops, 1, true);
+    push_bytes("a\xc3");
     ck_assert_int_eq(text_stream_push(s, 1993, &piece), TEXT_STREAM_OK);
     ck_assert_uint_eq(piece.len, 0);
     ck_assert_int_eq(text_stream_push(s, 2047, &piece), TEXT_STREAM_OK);
     ck_assert_int_eq(text_stream_push(s, -1, &piece), TEXT_STREAM_OK);
     ck_assert_uint_eq(piece.len, 0);
-    push_bytes(s, "\xa9");
+    push_bytes("\xa9");
     ck_assert_str_eq(all, "a\xc3\xa9");
-    text_stream_free(s);
 }
-END_TEST
 
 /* Stops that are empty, too long, too many or not UTF-8 are refused. */
-START_TEST(stops_are_checked)
+TEST(stops_are_checked)
 {
     char letters[TEXT_STREAM_MAX_STOP_BYTES + 1];
     struct text stop = {letters, 0}, many[TEXT_STREAM_MAX_STOPS + 1], broken = {"\xff", 1};
-    struct text_stream *s;
 
     memset(letters, 'a', sizeof(letters));
     ck_assert_int_eq(text_stream_new(&s, tiny, &stop, 1, true), -EINVAL);
@@ -274,10 +248,8 @@ START_TEST(stops_are_checked)
                          i + 1 < TEXT_STREAM_MAX_STOP_BYTES ? TEXT_STREAM_OK : TEXT_STREAM_STOP);
         ck_assert_uint_eq(piece.len, 0);
     }
-    text_stream_free(s);
     text_stream_free(NULL);
 }
-END_TEST
 
 /* The first byte of text at which a stop is complete, and where the longest such stop begins. */
 static size_t plain_search(const char *text, size_t len, const char *const *stops, int n,
@@ -303,7 +275,7 @@ static size_t plain_search(const char *text, size_t len, const char *const *stop
 
 /* Whatever the tokens, the pieces together are the text decoded at once, cut at the first stop that
  * a plain search finds. */
-START_TEST(random_ids_stream_as_they_decode)
+TEST(random_ids_stream_as_they_decode)
 {
     const char *stops[] = {"e ", "th", "\xef\xbf\xbd", "aab", "aaba", " the"};
     int n_stopped = 0;
@@ -314,9 +286,9 @@ START_TEST(random_ids_stream_as_they_decode)
         size_t n = (size_t)(random() % 60), len, cut;
         int n_stops = (int)(random() % 7);
         bool skip = random() % 2, stopped = false;
-        struct text_stream *s = new_stream(stops, n_stops, skip);
         char *text;
 
+        new_stream(stops, n_stops, skip);
         for (size_t i = 0; i < n; i++) {
             long kind = random() % 6;
 
@@ -336,36 +308,17 @@ START_TEST(random_ids_stream_as_they_decode)
             gather(piece);
         }
         if (r == TEXT_STREAM_OK)
-            r = finish(s);
+            r = finish();
         ck_assert_int_eq(r == TEXT_STREAM_STOP, stopped);
         ck_assert_uint_eq(all_len, cut);
         ck_assert_int_eq(memcmp(all, text, cut), 0);
         n_stopped += stopped;
         free(text);
-        text_stream_free(s);
     }
     ck_assert_int_gt(n_stopped, 200);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("text_stream");
-    TCase *tc = tcase_create("text_stream");
-
-    tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, character_comes_out_whole);
-    tcase_add_test(tc, broken_characters);
-    tcase_add_test(tc, beginning_of_stop_is_held_back);
-    tcase_add_test(tc, end_lets_go);
-    tcase_add_test(tc, stop_inside_a_token);
-    tcase_add_test(tc, several_stops);
-    tcase_add_test(tc, stops_of_many_bytes);
-    tcase_add_test(tc, ignored_stops);
-    tcase_add_test(tc, special_tokens);
-    tcase_add_test(tc, stops_are_checked);
-    tcase_add_test(tc, random_ids_stream_as_they_decode);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("text_stream", setup, teardown);
 }

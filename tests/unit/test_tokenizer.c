@@ -1,5 +1,4 @@
 /* test_tokenizer.c - encoding and decoding against the reference's vectors and plain rules. */
-#include <check.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -66,15 +65,14 @@ static void check_vector(const json_t *entry, void *ctx)
 }
 
 /* All 203 vectors of the bundled model encode and decode as the reference does. */
-START_TEST(tiny_vectors)
+TEST(tiny_vectors)
 {
     ck_assert_int_eq(golden_each(TEST_DATA_DIR "/nvllm-tiny-vectors.jsonl", check_vector, tiny),
                      203);
 }
-END_TEST
 
 /* All 503 vectors of Qwen3's vocabulary encode and decode as the reference does. */
-START_TEST(qwen3_vectors)
+TEST(qwen3_vectors)
 {
     struct tokenizer *t;
     struct err e = {0};
@@ -88,10 +86,9 @@ START_TEST(qwen3_vectors)
     ck_assert_int_eq(golden_each(QWEN3_DIR "/golden/qwen3-vectors.jsonl", check_vector, t), 503);
     tokenizer_free(t);
 }
-END_TEST
 
 /* A special token is matched inside a range, and encoded as ordinary text elsewhere. */
-START_TEST(ranges_decide_what_is_special)
+TEST(ranges_decide_what_is_special)
 {
     struct text text = str("<|im_end|>a<|im_end|>");
     struct text_range first = {0, 10}, cut = {0, 9}, second = {11, 21};
@@ -112,10 +109,9 @@ START_TEST(ranges_decide_what_is_special)
         ck_assert_int_lt(list.ids[i], 1991);
     free(list.ids);
 }
-END_TEST
 
 /* A token across the border of two adjacent ranges is not matched. */
-START_TEST(token_across_two_ranges_is_text)
+TEST(token_across_two_ranges_is_text)
 {
     struct text_range two[] = {{0, 5}, {5, 10}};
     struct token_list list = {0};
@@ -124,10 +120,9 @@ START_TEST(token_across_two_ranges_is_text)
     ck_assert_uint_gt(list.n, 1);
     free(list.ids);
 }
-END_TEST
 
 /* Text between two special tokens is split as a whole, whatever ranges end in it. */
-START_TEST(range_borders_do_not_split_words)
+TEST(range_borders_do_not_split_words)
 {
     struct text text = str("<|im_start|>user hello e\xcc\x81t\xc3\xa9<|im_end|>");
     struct text_range all = {0, text.len};
@@ -139,10 +134,9 @@ START_TEST(range_borders_do_not_split_words)
     expect_ids(&got, want.ids, want.n);
     free(want.ids);
 }
-END_TEST
 
 /* Ranges apply to "normalized" tokens too, though normalization moves the text. */
-START_TEST(normalized_token_obeys_ranges)
+TEST(normalized_token_obeys_ranges)
 {
     /* five characters that shrink before the token */
     struct text text = str("e\xcc\x81"
@@ -170,11 +164,10 @@ START_TEST(normalized_token_obeys_ranges)
         ck_assert_int_ne(list.ids[i], think);
     free(list.ids);
 }
-END_TEST
 
 /* A mark behind a token changes its last character: a token matched after normalization is not
  * found, one matched before is. */
-START_TEST(mark_behind_token)
+TEST(mark_behind_token)
 {
     struct token_list list = {0};
 
@@ -186,10 +179,9 @@ START_TEST(mark_behind_token)
     ck_assert_int_eq(list.ids[0], 1993);
     free(list.ids);
 }
-END_TEST
 
 /* Invalid UTF-8 gives the ids of U+FFFD, and ranges stay in place. */
-START_TEST(broken_utf8_is_replaced)
+TEST(broken_utf8_is_replaced)
 {
     struct text broken = str("a\xff\xe2\x82z\xf0\x9f<|im_end|>\xc3");
     struct text whole = str("a\xef\xbf\xbd\xef\xbf\xbdz\xef\xbf\xbd<|im_end|>\xef\xbf\xbd");
@@ -208,10 +200,9 @@ START_TEST(broken_utf8_is_replaced)
     free(got.ids);
     free(want.ids);
 }
-END_TEST
 
 /* Ids are appended to the list; an empty text appends none. */
-START_TEST(encode_appends)
+TEST(encode_appends)
 {
     struct token_list list = {0};
     int32_t want[] = {198, 198};
@@ -221,10 +212,9 @@ START_TEST(encode_appends)
     ck_assert_int_eq(tokenizer_encode_all(tiny, str("\n"), false, &list), 0);
     expect_ids(&list, want, 2);
 }
-END_TEST
 
 /* NUL is an ordinary character. */
-START_TEST(nul_is_text)
+TEST(nul_is_text)
 {
     struct text text = {"a\0b\0", 4};
     struct token_list list = {0};
@@ -238,10 +228,9 @@ START_TEST(nul_is_text)
     free(back);
     free(list.ids);
 }
-END_TEST
 
 /* Padding and unknown ids have no text, negative ones are an error, special ones can be omitted. */
-START_TEST(decode_of_odd_ids)
+TEST(decode_of_odd_ids)
 {
     int32_t ids[] = {1992, 39, 2047, 1993, 1999, INT32_MAX}, bad = -1;
     char *text;
@@ -266,10 +255,9 @@ START_TEST(decode_of_odd_ids)
     ck_assert_int_eq(tokenizer_special_id(tiny, "<|im_end|>x"), -1);
     ck_assert_int_eq(tokenizer_special_id(tiny, ""), -1);
 }
-END_TEST
 
 /* Random bytes of ASCII and invalid UTF-8 decode to the repaired text. */
-START_TEST(random_bytes_come_back)
+TEST(random_bytes_come_back)
 {
     srandom(7);
     for (int round = 0; round < 2000; round++) {
@@ -288,10 +276,9 @@ START_TEST(random_bytes_come_back)
         free(list.ids);
     }
 }
-END_TEST
 
 /* Any text decodes to its NFC, as made by utf8proc. */
-START_TEST(random_texts_come_back_in_nfc)
+TEST(random_texts_come_back_in_nfc)
 {
     srandom(12);
     for (int round = 0; round < 3000; round++) {
@@ -319,11 +306,10 @@ START_TEST(random_texts_come_back_in_nfc)
         free(list.ids);
     }
 }
-END_TEST
 
 /* The heap gives a long word the ids of the plain rule: merge the lowest rank, leftmost first.
  * Words of few letters have many equal pairs. */
-START_TEST(long_words_merge_as_short_ones)
+TEST(long_words_merge_as_short_ones)
 {
     srandom(11);
     for (int round = 0; round < 300; round++) {
@@ -357,7 +343,6 @@ START_TEST(long_words_merge_as_short_ones)
         free(whole.ids);
     }
 }
-END_TEST
 
 static const char *const repeated[] = {"a",
                                        " ",
@@ -375,7 +360,7 @@ static const char *const repeated[] = {"a",
                                        "\xe1\x84\x80\xe1\x85\xa1"};
 
 /* A megabyte of one pattern takes linear time. */
-START_TEST(megabyte_of_one_thing)
+TEST(megabyte_of_one_thing, .n = N(repeated))
 {
     size_t unit = strlen(repeated[_i]), n = (1 << 20) / unit * unit;
     char *text = malloc(n);
@@ -392,33 +377,8 @@ START_TEST(megabyte_of_one_thing)
     free(list.ids);
     free(text);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("tokenizer");
-    TCase *golden = tcase_create("golden"), *encode = tcase_create("encode");
-
-    tcase_add_checked_fixture(golden, load_tiny, free_tiny);
-    tcase_set_timeout(golden, 120);
-    tcase_add_test(golden, tiny_vectors);
-    tcase_add_test(golden, qwen3_vectors);
-    tcase_add_checked_fixture(encode, load_tiny, free_tiny);
-    tcase_set_timeout(encode, 120);
-    tcase_add_test(encode, ranges_decide_what_is_special);
-    tcase_add_test(encode, token_across_two_ranges_is_text);
-    tcase_add_test(encode, range_borders_do_not_split_words);
-    tcase_add_test(encode, normalized_token_obeys_ranges);
-    tcase_add_test(encode, mark_behind_token);
-    tcase_add_test(encode, broken_utf8_is_replaced);
-    tcase_add_test(encode, encode_appends);
-    tcase_add_test(encode, nul_is_text);
-    tcase_add_test(encode, decode_of_odd_ids);
-    tcase_add_test(encode, random_bytes_come_back);
-    tcase_add_test(encode, random_texts_come_back_in_nfc);
-    tcase_add_test(encode, long_words_merge_as_short_ones);
-    tcase_add_loop_test(encode, megabyte_of_one_thing, 0, sizeof(repeated) / sizeof(*repeated));
-    suite_add_tcase(s, golden);
-    suite_add_tcase(s, encode);
-    return run_suite(s);
+    return run_tests("tokenizer", load_tiny, free_tiny);
 }

@@ -1,7 +1,6 @@
 /* test_utf8.c - which bytes are UTF-8, by character and in whole texts. */
 #include "proto/utf8.h"
 
-#include <check.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@ static uint64_t next_random(uint64_t *s)
 }
 
 /* UTF-8 is accepted at its limits; surrogates, overlong forms and incomplete characters are not. */
-START_TEST(utf8_is_checked)
+TEST(utf8_is_checked)
 {
     static const char *const good[] = {
         "",
@@ -37,16 +36,15 @@ START_TEST(utf8_is_checked)
         "a\xff",        "\xe2\x82",         "\xf0\x9f\x98",
     };
 
-    for (size_t i = 0; i < sizeof(good) / sizeof(*good); i++)
+    for (size_t i = 0; i < N(good); i++)
         ck_assert_msg(utf8_valid(good[i], strlen(good[i])), "good %zu", i);
-    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+    for (size_t i = 0; i < N(bad); i++)
         ck_assert_msg(!utf8_valid(bad[i], strlen(bad[i])), "bad %zu", i);
     ck_assert(utf8_valid("a\0b", 3));
 }
-END_TEST
 
 /* Reading several bytes at a time finds invalid bytes wherever reading one by one does. */
-START_TEST(utf8_is_checked_in_long_texts)
+TEST(utf8_is_checked_in_long_texts)
 {
     static const char text[] = "ASCII for a while \xe2\x82\xac\xe4\xbd\xa0\xed\x9f\xbf\xee\x80\x80 "
                                "\xf0\x9f\x98\x80 1234567 \xc3\xa9 and ASCII again, a few words";
@@ -65,11 +63,10 @@ START_TEST(utf8_is_checked_in_long_texts)
         ck_assert_msg(utf8_valid(copy + from, sizeof(text) - from) == (step > 0), "%d", round);
     }
 }
-END_TEST
 
 /* All pairs of bytes, and longer ones at the limits, are judged in a text as character by
  * character. */
-START_TEST(utf8_is_checked_alike_at_all_borders)
+TEST(utf8_is_checked_alike_at_all_borders)
 {
     static const uint8_t borders[] = {0x00, 0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0, 0xff};
     enum { N = sizeof(borders) };
@@ -86,10 +83,9 @@ START_TEST(utf8_is_checked_alike_at_all_borders)
             ck_abort_msg("%02x %02x %02x %02x", text[0], text[1], text[2], text[3]);
     }
 }
-END_TEST
 
 /* Invalid bytes become question marks, the rest stays. */
-START_TEST(utf8_is_cleaned)
+TEST(utf8_is_cleaned)
 {
     char s[] = "a\xc3\xa9\xff\xe2\x82"
                "b\xe2\x82";
@@ -97,18 +93,8 @@ START_TEST(utf8_is_cleaned)
     utf8_clean(s);
     ck_assert_str_eq(s, "a\xc3\xa9???b??");
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("utf8");
-    TCase *t = tcase_create("utf8");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, utf8_is_checked);
-    tcase_add_test(t, utf8_is_checked_in_long_texts);
-    tcase_add_test(t, utf8_is_checked_alike_at_all_borders);
-    tcase_add_test(t, utf8_is_cleaned);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("utf8", NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_weights.c - how a model's tensors are divided among ranks and become matrices. */
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +37,7 @@ static const struct model_config shapes[] = {
      .qk_norm = true},
 };
 
-enum { N_SHAPES = sizeof(shapes) / sizeof(*shapes) };
+enum { N_SHAPES = N(shapes) };
 
 /* How many ranks must have each element of a tensor. */
 static int wanted_copies(const struct tensor_spec *t, const struct model_config *c, int tp_size)
@@ -51,7 +50,7 @@ static int wanted_copies(const struct tensor_spec *t, const struct model_config 
 }
 
 /* Each element of each tensor lands on as many ranks as it should, on each rank once. */
-START_TEST(every_element_lands_once)
+TEST(every_element_lands_once, .n = 4 * N_SHAPES)
 {
     const struct model_config *c = &shapes[_i / 4];
     const int tp_size = 1 << _i % 4;
@@ -87,10 +86,9 @@ START_TEST(every_element_lands_once)
         free(copies);
     }
 }
-END_TEST
 
 /* Parts of one matrix follow one another without a gap and agree on its shape. */
-START_TEST(parts_fill_their_matrix)
+TEST(parts_fill_their_matrix, .n = 4 * N_SHAPES)
 {
     const struct model_config *c = &shapes[_i / 4];
     const int tp_size = 1 << _i % 4;
@@ -116,10 +114,9 @@ START_TEST(parts_fill_their_matrix)
         }
     }
 }
-END_TEST
 
 /* A rank has the KV head that each of its query heads reads. */
-START_TEST(query_heads_find_their_kv_heads)
+TEST(query_heads_find_their_kv_heads, .n = 4 * N_SHAPES)
 {
     const struct model_config *c = &shapes[_i / 4];
     const int tp_size = 1 << _i % 4, group = c->n_heads / c->n_kv_heads;
@@ -141,10 +138,9 @@ START_TEST(query_heads_find_their_kv_heads)
                              k->row / c->head_dim + h / (n_q / n_kv));
     }
 }
-END_TEST
 
 /* What cannot be divided evenly is refused with its number. */
-START_TEST(uneven_shapes_are_refused)
+TEST(uneven_shapes_are_refused, .n = 3)
 {
     static const struct {
         int32_t n_heads, n_kv_heads, ffn_dim, tp_size;
@@ -164,10 +160,9 @@ START_TEST(uneven_shapes_are_refused)
     ck_assert_int_eq(weight_parts(parts, &c, (struct shard){0, bad[_i].tp_size}, &e), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, bad[_i].text));
 }
-END_TEST
 
 /* Matrices lie aligned, one behind another; pieces are small and cover each row once. */
-START_TEST(pieces_cover_the_memory)
+TEST(pieces_cover_the_memory, .n = 4 * N_SHAPES)
 {
     const struct weights_layout layout = {.vectors = DTYPE_F32,
                                           .k_align = 8,
@@ -209,23 +204,8 @@ START_TEST(pieces_cover_the_memory)
         free(covered);
     }
 }
-END_TEST
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("weights");
-    TCase *t = tcase_create("ranks");
-
-    tcase_add_loop_test(t, every_element_lands_once, 0, 4 * N_SHAPES);
-    tcase_add_loop_test(t, parts_fill_their_matrix, 0, 4 * N_SHAPES);
-    tcase_add_loop_test(t, query_heads_find_their_kv_heads, 0, 4 * N_SHAPES);
-    tcase_add_loop_test(t, uneven_shapes_are_refused, 0, 3);
-    tcase_add_loop_test(t, pieces_cover_the_memory, 0, 4 * N_SHAPES);
-    suite_add_tcase(s, t);
-    return s;
-}
 
 int main(void)
 {
-    return run_suite(suite());
+    return run_tests("weights", NULL, NULL);
 }

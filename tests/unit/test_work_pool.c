@@ -1,6 +1,5 @@
 /* test_work_pool.c - the tokenizer pool's promises: a short text never waits behind a long one, nor
  * one client behind all that another has sent. */
-#include <check.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
@@ -43,7 +42,7 @@ static void push(struct work_pool *p, struct task *t, size_t cost, _Atomic int *
 }
 
 /* With every other thread held by long texts and more of them waiting, a short one still runs. */
-START_TEST(short_work_passes_long_work)
+TEST(short_work_passes_long_work)
 {
     enum { THREADS = 3, LONGS = 6 };
     struct task longs[LONGS] = {0}, quick = {0};
@@ -72,7 +71,6 @@ START_TEST(short_work_passes_long_work)
         sem_wait(&begun);
     work_pool_free(p);
 }
-END_TEST
 
 /* A pool of two threads with both of them held, so that what is pushed waits. */
 struct held {
@@ -116,7 +114,7 @@ static void let_go(struct held *h, int n)
 }
 
 /* The one thread that takes everything takes a client's in order of arrival, long or short. */
-START_TEST(first_come_first_served)
+TEST(first_come_first_served)
 {
     enum { N = 40 };
     struct task tasks[N] = {0};
@@ -129,11 +127,10 @@ START_TEST(first_come_first_served)
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(tasks[i].place, i + 3);
 }
-END_TEST
 
 /* Of three clients, one with much and two with little: these wait for as many pieces of the first
  * as they have themselves, whenever they came; and each client's own goes in order. */
-START_TEST(clients_have_equal_parts)
+TEST(clients_have_equal_parts)
 {
     enum { MUCH = 60, LITTLE = 4 };
     struct task much[MUCH] = {0}, little[2][LITTLE] = {0};
@@ -153,10 +150,9 @@ START_TEST(clients_have_equal_parts)
     for (int i = 1; i < LITTLE; i++)
         ck_assert_int_lt(little[0][i - 1].place, little[0][i].place);
 }
-END_TEST
 
 /* A small piece waits for one piece of the other client in each lane, however many that has. */
-START_TEST(little_goes_before_much)
+TEST(little_goes_before_much)
 {
     enum { MUCH = 8 };
     struct task much[2][MUCH] = {0}, one = {0};
@@ -170,7 +166,6 @@ START_TEST(little_goes_before_much)
     let_go(&h, 2 * MUCH + 1);
     ck_assert_int_le(one.place, 2 + 4); /* two long and one short one have come before it */
 }
-END_TEST
 
 /* A piece that brings the next one of its client when it begins. */
 struct relay {
@@ -190,7 +185,7 @@ static void run_relay(struct work *w)
 
 /* Who always has one more piece waiting, never two, has no more than who has brought all at once.
  */
-START_TEST(coming_back_is_no_advantage)
+TEST(coming_back_is_no_advantage)
 {
     enum { MUCH = 10, OFTEN = 60 };
     struct task much[MUCH] = {0};
@@ -211,7 +206,6 @@ START_TEST(coming_back_is_no_advantage)
     for (int i = 0; i < MUCH; i++)
         ck_assert_int_le(much[i].place, 2 + 2 * (i + 1) + 1);
 }
-END_TEST
 
 static void *open_gates_late(void *arg)
 {
@@ -224,7 +218,7 @@ static void *open_gates_late(void *arg)
 }
 
 /* A pool that ends runs no more than what it has begun. */
-START_TEST(undone_work_is_dropped)
+TEST(undone_work_is_dropped)
 {
     enum { N = 5 };
     struct task waiting[N] = {0};
@@ -240,19 +234,8 @@ START_TEST(undone_work_is_dropped)
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(waiting[i].place, 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("work_pool");
-    TCase *tc = tcase_create("all");
-
-    tcase_add_test(tc, short_work_passes_long_work);
-    tcase_add_test(tc, first_come_first_served);
-    tcase_add_test(tc, clients_have_equal_parts);
-    tcase_add_test(tc, little_goes_before_much);
-    tcase_add_test(tc, coming_back_is_no_advantage);
-    tcase_add_test(tc, undone_work_is_dropped);
-    suite_add_tcase(s, tc);
-    return run_suite(s);
+    return run_tests("work_pool", NULL, NULL);
 }
