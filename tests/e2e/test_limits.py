@@ -9,7 +9,7 @@ import time
 import harness
 import roles
 import wire
-from harness import Case, Daemon, SharedDaemon, scaled, wait_for
+from harness import Case, Daemon, SharedDaemon, config, scaled, wait_for
 
 SMALL = "cache.kv_memory=64M"
 SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
