@@ -1,6 +1,6 @@
 /* failing_malloc.h - an allocator for one test program that fails once where it is told to, and
  * counts what is not freed. Threads must not allocate at the same time. Not for builds with
- * sanitizers (TEST_LIGHT), which have an allocator of their own. */
+ * sanitizers, which have an allocator of their own. */
 #ifndef NVLLM_TESTS_UNIT_FAILING_MALLOC_H
 #define NVLLM_TESTS_UNIT_FAILING_MALLOC_H
 
