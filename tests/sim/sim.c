@@ -1,9 +1,10 @@
 /* sim.c - the core against a backend whose answers are known, over millions of checked steps.
  *
- * usage: sim [--steps N] [--seed S] [--world SEED] [--caught]
+ * usage: sim [--steps N] [--seed S] [--world SEED] [--plant BUG]
  *
  * Each world has a seed of its own; a failure prints it, and --world runs that one again. With
- * --caught the run is made in a child and must fail: for builds with a bug planted. */
+ * --plant, which sim-planted knows, the core has that bug of engine/util/plant.h: the run is made
+ * in a child and must fail. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -14,11 +15,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "engine/util/plant.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/sim_world.h"
 
 enum { STEPS_A_WORLD = 2000 };
 
+int sim_plant;
 static volatile uint64_t current_world;
 
 /* An invariant that the core asserts: says which world it was, then aborts as before. */
@@ -139,17 +142,32 @@ static int must_be_caught(uint64_t seed, uint64_t n_steps)
     return 0;
 }
 
+/* Ends the program where there is no such bug, or the core was built without them. */
+static int plant_named(const char *name)
+{
+#define PLANT_NAME(name, text) #name,
+    static const char *const names[] = {"NONE", PLANTS(PLANT_NAME)};
+
+    const bool built_with_bugs = PLANT(sim_plant);
+
+    for (size_t i = 1; built_with_bugs && i < sizeof(names) / sizeof(*names); i++)
+        if (strcmp(names[i], name) == 0)
+            return (int)i;
+    fprintf(stderr, "sim: no bug %s in this build\n", name);
+    exit(2);
+}
+
 int main(int argc, char **argv)
 {
     static const struct option options[] = {
         {"steps", required_argument, NULL, 'n'},
         {"seed", required_argument, NULL, 's'},
         {"world", required_argument, NULL, 'w'},
-        {"caught", no_argument, NULL, 'c'},
+        {"plant", required_argument, NULL, 'p'},
         {NULL, 0, NULL, 0},
     };
     uint64_t n_steps = 1000000, seed = 1;
-    bool one_world = false, caught = false;
+    bool one_world = false;
     int opt;
 
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -164,16 +182,17 @@ int main(int argc, char **argv)
             seed = strtoull(optarg, NULL, 10);
             one_world = true;
             break;
-        case 'c':
-            caught = true;
+        case 'p':
+            sim_plant = plant_named(optarg);
             break;
         default:
-            fprintf(stderr, "usage: sim [--steps N] [--seed S] [--world SEED] [--caught]\n");
+            fprintf(stderr, "usage: sim [--steps N] [--seed S] [--world SEED] [--plant BUG]\n");
             return 2;
         }
     }
     signal(SIGABRT, on_abort);
-    if (caught) /* some bugs break more than an invariant */
-        signal(SIGSEGV, on_abort);
-    return caught ? must_be_caught(seed, n_steps) : run(seed, n_steps, one_world);
+    if (!sim_plant || sim_plant == PLANT_SHORT_HASH) /* a collision is a miss, and no bug */
+        return run(seed, n_steps, one_world);
+    signal(SIGSEGV, on_abort); /* some bugs break more than an invariant */
+    return must_be_caught(seed, n_steps);
 }
