@@ -1,29 +1,8 @@
-/* blocks.c - see blocks.h.
- *
- * The free list is a stack, so the block released last is the next to go out. The cached list is in
- * order of release; a cached block with a copy under way keeps its place there. */
+/* blocks.c - see blocks.h. */
 #include "engine/core/blocks.h"
 
 #include <errno.h>
 #include <stdlib.h>
-
-#include "engine/util/list.h"
-#include "engine/util/must.h"
-
-struct block {
-    struct list link; /* in the free or the cached list */
-    int32_t refs;
-    int32_t n_copies;  /* under way */
-    struct node *node; /* NULL: not listed */
-};
-
-struct blocks {
-    int32_t n_blocks, n_free;
-    int32_t n_cached; /* without those that a copy keeps */
-    struct list free;
-    struct list cached;
-    struct block block[]; /* [n_blocks] */
-};
 
 int blocks_new(struct blocks **out, int32_t n_blocks)
 {
@@ -47,10 +26,9 @@ void blocks_free(struct blocks *b)
     free(b);
 }
 
-static struct block *block_at(const struct blocks *b, int32_t id)
+static struct block *block_at(struct blocks *b, int32_t id)
 {
-    must(id >= 0 && id < b->n_blocks);
-    return (struct block *)&b->block[id];
+    return (struct block *)blocks_at(b, id);
 }
 
 static struct block *block_of(const struct list *l)
@@ -131,11 +109,6 @@ void blocks_end_copy(struct blocks *b, int32_t block_id)
         settle(b, k);
 }
 
-bool blocks_has_copy(const struct blocks *b, int32_t block_id)
-{
-    return block_at(b, block_id)->n_copies > 0;
-}
-
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 {
     struct block *k = block_at(b, block_id);
@@ -150,42 +123,12 @@ void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 
 int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)
 {
-    const struct list *l = block_id < 0 ? &b->cached : &block_at(b, block_id)->link;
+    const struct list *l = block_id < 0 ? &b->cached : &blocks_at(b, block_id)->link;
 
     for (l = l->next; l != &b->cached; l = l->next)
         if (block_of(l)->n_copies == 0)
             return (int32_t)(block_of(l) - b->block);
     return -1;
-}
-
-struct node *blocks_node(const struct blocks *b, int32_t block_id)
-{
-    return block_at(b, block_id)->node;
-}
-
-int32_t blocks_refs(const struct blocks *b, int32_t block_id)
-{
-    return block_at(b, block_id)->refs;
-}
-
-int32_t blocks_n_total(const struct blocks *b)
-{
-    return b->n_blocks;
-}
-
-int32_t blocks_n_free(const struct blocks *b)
-{
-    return b->n_free;
-}
-
-int32_t blocks_n_cached(const struct blocks *b)
-{
-    return b->n_cached;
-}
-
-int32_t blocks_n_used(const struct blocks *b)
-{
-    return b->n_blocks - b->n_free - b->n_cached;
 }
 
 const char *blocks_verify(const struct blocks *b, const int32_t *refs)

@@ -13,12 +13,14 @@ static bool is_stop_id(const struct sampling *s, int32_t id)
     return false;
 }
 
-/* The sequence's numbers are broken: nothing of what it holds may be found again, for who shared
- * it would break as well. */
+/* The sequence's numbers are broken: nothing of what it holds or still writes may be found, for
+ * whoever shared it would break as well. */
 static void forget_blocks(struct core *c, struct sequence *s)
 {
     for (int32_t i = 0; i < s->n_table; i++)
-        prefix_cache_remove(c->cache, s->table[i]);
+        if (blocks_node(c->blocks, s->table[i]))
+            prefix_cache_remove(c->cache, blocks_node(c->blocks, s->table[i]));
+    s->chain = 0;
 }
 
 static void emit_token(struct core *c, const struct sequence *s, const struct step_result *r,
@@ -77,12 +79,13 @@ static void commit_token(struct core *c, struct sequence *s, const struct step_r
         core_end_choice(c, s, reason, now_us);
 }
 
-/* Tells the tokens sampled from an entry's rows, from `row` on: the next one, then each behind a
- * draft that equals what was sampled in its place. What the other drafts wrote does not count. */
+/* Tells the tokens sampled from an entry's rows: the next one, then each behind a draft that equals
+ * what was sampled in its place. What the other drafts wrote does not count. */
 static void commit_rows(struct core *c, const struct step_entry *e, const struct step_result *r,
-                        int32_t row, uint64_t now_us)
+                        uint64_t now_us)
 {
     struct sequence *s = e->sequence;
+    const int32_t row = e->first_row;
 
     for (int32_t i = 0;; i++) {
         bool accepted = i < e->n_drafts && (r->ids[row + i] == e->drafts[i] ||
@@ -94,7 +97,7 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
             break;
         s->n_written++;
         c->n_accepted++;
-        core_chain_written(c, s);
+        core_list_blocks(c, s, s->n_written);
     }
     if (e->n_drafts > 0) /* the others' positions are computed again, and charged again */
         s->n_planned = s->n_written;
@@ -103,41 +106,32 @@ static void commit_rows(struct core *c, const struct step_entry *e, const struct
 }
 
 static void commit_entry(struct core *c, const struct step_entry *e, const struct step_result *r,
-                         int32_t row, uint64_t now_us)
+                         uint64_t now_us)
 {
     struct sequence *s = e->sequence;
 
     s->n_written = e->start + e->n - (PLANT(PLANT_DRAFT_PUBLISHED) ? 0 : e->n_drafts);
-    for (int32_t i = e->listed[0]; i < e->listed[1]; i++)
-        prefix_cache_set_ready(c->cache, s->table[i]);
-    if (s->state != SEQ_ENDED)
-        core_chain_written(c, s);
+    core_list_blocks(c, s, s->n_written);
     core_wake(c, s, false);
+    if (!e->decode && e->n_drafts == 0)
+        c->stats.prompt_tokens += (uint64_t)e->n;
     if (!e->wanted)
         return;
     s->n_sampling--;
     if (s->state == SEQ_ENDED && !PLANT(PLANT_KEEP_DISCARDED))
         return; /* the discarded row of one that turned out to have ended */
-    commit_rows(c, e, r, row, now_us);
+    commit_rows(c, e, r, now_us);
 }
 
 void core_commit(struct core *c, const struct step_result *result, uint64_t now_us)
 {
     struct step *st = &c->steps[(c->committed + 1) % BACKEND_IN_FLIGHT];
-    int32_t row = 0;
 
-    prefix_cache_set_time(c->cache, now_us);
+    c->cache->now_us = now_us;
     must(core_in_flight(c) > 0);
     must(result->step == st->number && result->n_rows == st->batch->n_rows);
-    for (int32_t i = 0; i < st->n_decodes; i++) {
-        commit_entry(c, &st->decodes[i], result, row, now_us);
-        row += st->decodes[i].wanted;
-    }
-    for (int32_t i = 0; i < st->n_chunks; i++) {
-        c->stats.prompt_tokens += st->chunks[i].n_drafts ? 0 : (uint64_t)st->chunks[i].n;
-        commit_entry(c, &st->chunks[i], result, row, now_us);
-        row += st->chunks[i].wanted;
-    }
+    for (int32_t i = 0; i < st->n_entries; i++)
+        commit_entry(c, &st->entries[i], result, now_us);
     core_commit_copies(c, result);
     c->committed++; /* only now: until here each of this step's sequences must keep its blocks */
     for (struct list *l = c->draining.next; l != &c->draining;) {

@@ -33,14 +33,14 @@ static int alloc_arrays(struct core *c)
 {
     const struct core_options *o = &c->options;
     size_t n_seqs = (size_t)o->max_seqs;
-    struct step_limits limits = {
-        .max_tokens = o->max_batch_tokens,
-        .max_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
+    const struct batch max = {
+        .n_tokens = o->max_batch_tokens,
+        .n_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
         .max_blocks = c->max_blocks,
-        .max_history = o->max_seq_len,
-        .max_masks = o->max_masks,
+        .n_history = o->max_seq_len,
+        .n_masks = o->max_masks,
         .mask_words = o->mask_words,
-        .max_copies = c->max_copies,
+        .n_copies = c->max_copies,
     };
     int32_t n_blocks = o->n_blocks;
 
@@ -55,7 +55,7 @@ static int alloc_arrays(struct core *c)
     if (!c->slots || !c->free_slots || !c->tables || !c->block_tokens || !c->block_refs)
         return -ENOMEM;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        if (step_init(&c->steps[i], &limits) < 0)
+        if (step_init(&c->steps[i], &max) < 0)
             return -ENOMEM;
     for (int32_t i = 0; i < o->max_seqs; i++)
         c->free_slots[c->n_free_slots++] = o->max_seqs - 1 - i; /* state 0 goes out first */
@@ -184,12 +184,31 @@ void core_enqueue(struct core *c, struct sequence *s)
     };
     fair_push(&s->item);
     c->n_waiting++;
-    c->n_queued_tokens += sequence_n_tokens(s);
+}
+
+void core_unqueue(struct core *c, struct sequence *s)
+{
+    if (s->state == SEQ_WAITING) {
+        fair_remove(&s->item);
+        c->n_waiting--;
+    } else {
+        list_remove(&s->link);
+        c->n_waiting_prefix--;
+    }
+}
+
+void core_hold_back(struct core *c, struct sequence *s, enum sequence_state state,
+                    struct list *waiters)
+{
+    core_unqueue(c, s);
+    s->state = state;
+    list_append(waiters, &s->link);
+    c->n_waiting_prefix++;
 }
 
 int32_t core_room(const struct core *c, const struct core_request *r)
 {
-    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+    int32_t n_pinned = c->cache->n_pinned;
     struct cache_namespace *ns;
 
     if (n_pinned == 0)
@@ -234,10 +253,8 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     q = request_new(r, c->last_order + 1, now_us);
     if (!q)
         return -ENOMEM;
-    rc = c->options.prefix_cache
-             ? prefix_cache_open(c->cache, &q->ns, c->options.share_all ? 0 : r->client,
-                                 r->cache_salt)
-             : prefix_cache_open_private(c->cache, &q->ns);
+    rc = prefix_cache_open(c->cache, &q->ns, c->options.share_all ? 0 : r->client, r->cache_salt,
+                           !c->options.prefix_cache);
     if (rc < 0)
         goto fail_request;
     rc = fair_join(&c->fair, &q->user, r->client);
@@ -253,6 +270,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
         heap_insert(&c->deadlines, &q->by_deadline);
     for (int32_t i = 0; i < q->n; i++)
         core_enqueue(c, &q->choices[i]);
+    c->n_queued_tokens += (int64_t)q->n * q->n_prompt;
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
     c->n_alive += q->n;
@@ -291,10 +309,7 @@ void core_wake(struct core *c, struct sequence *writer, bool all)
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
                      (int64_t)s->prefix_blocks * c->options.block_len > writer->n_written))
             continue;
-        list_remove(&s->link);
-        s->writer = NULL;
-        c->n_waiting_prefix--;
-        c->n_queued_tokens -= sequence_n_tokens(s);
+        core_unqueue(c, s);
         core_enqueue(c, s);
     }
 }
@@ -329,6 +344,13 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
         core_drained(c, s);
 }
 
+/* No step in flight has a row of it: nothing of it can be listed any more. */
+static void free_request(struct core *c, struct request *q)
+{
+    prefix_cache_close(c->cache, q->ns);
+    request_free(q);
+}
+
 void core_drained(struct core *c, struct sequence *s)
 {
     struct request *q = s->request;
@@ -340,10 +362,12 @@ void core_drained(struct core *c, struct sequence *s)
     c->n_returning -= s->n_returning;
     core_release(c, s);
     q->n_draining--;
-    if (s->state == SEQ_PREEMPTED)
+    if (s->state == SEQ_PREEMPTED) {
         core_enqueue(c, s);
-    else if (q->n_alive == 0 && q->n_draining == 0)
-        request_free(q);
+        c->n_queued_tokens += sequence_n_tokens(s);
+    } else if (q->n_alive == 0 && q->n_draining == 0) {
+        free_request(c, q);
+    }
 }
 
 /* The request's last event; it is forgotten when no step in flight has a row of it. */
@@ -364,12 +388,10 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     if (q->deadline_us)
         heap_remove(&c->deadlines, &q->by_deadline);
     fair_leave(&c->fair, q->user);
-    prefix_cache_close(c->cache, q->ns);
     q->user = NULL;
-    q->ns = NULL;
     c->n_requests--;
     if (q->n_draining == 0)
-        request_free(q);
+        free_request(c, q);
 }
 
 /* After this the sequence, and with its last choice the request, may be gone. */
@@ -383,20 +405,10 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
         q->reason = reason;
     switch (s->state) {
     case SEQ_WAITING:
-        fair_remove(&s->item);
-        c->n_waiting--;
-        c->n_queued_tokens -= sequence_n_tokens(s);
-        s->state = SEQ_ENDED;
-        break;
     case SEQ_WAITING_PREFIX:
-        list_remove(&s->link);
-        s->writer = NULL;
-        c->n_waiting_prefix--;
-        c->n_queued_tokens -= sequence_n_tokens(s);
-        s->state = SEQ_ENDED;
-        break;
     case SEQ_LOADING:
-        core_stop_loading(c, s);
+        core_unqueue(c, s);
+        c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;
     case SEQ_PREEMPTED: /* goes on draining */
@@ -476,9 +488,9 @@ void core_stats(const struct core *c, struct core_stats *out)
     *out = c->stats;
     out->blocks_total = c->options.n_blocks;
     out->blocks_used = blocks_n_used(c->blocks);
-    out->blocks_cached = blocks_n_cached(c->blocks);
-    out->blocks_free = blocks_n_free(c->blocks);
-    out->blocks_pinned = prefix_cache_n_pinned(c->cache);
+    out->blocks_cached = c->blocks->n_cached;
+    out->blocks_free = c->blocks->n_free;
+    out->blocks_pinned = c->cache->n_pinned;
     out->seqs_running = core_n_running(c);
     out->seqs_waiting = (int32_t)(c->n_alive - core_n_running(c));
     out->requests_running = c->n_requests_running;

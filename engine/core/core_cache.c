@@ -16,22 +16,24 @@ static bool may_touch(const struct core *c, const struct inspect_query *q)
 
 /* The longest beginning of a prompt that is on the device. */
 struct found {
-    uint64_t chain;
+    struct node *last; /* or the root; NULL: there is no such namespace */
     int32_t n_blocks;
     int32_t n_pinned; /* of these, the first ones */
-    int32_t last;     /* block id, where n_blocks > 0 */
 };
 
-static struct found find(const struct core *c, const struct cache_namespace *ns,
-                         const int32_t *prompt, int32_t max_blocks)
+static struct found find(const struct core *c, struct cache_namespace *ns, const int32_t *prompt,
+                         int32_t max_blocks)
 {
-    struct found f = {.chain = ns ? prefix_cache_root(ns) : 0};
-    int32_t len = c->options.block_len;
+    struct found f = {.last = ns ? &ns->root : NULL};
+    struct node *n;
 
     while (ns && f.n_blocks < max_blocks &&
-           prefix_cache_peek(c->cache, &f.chain, prompt + f.n_blocks * len, &f.last)) {
+           (n = prefix_cache_lookup(c->cache, prefix_cache_chain(c->cache, f.last),
+                                    prompt + f.n_blocks * c->options.block_len)) &&
+           n->location[TIER_DEVICE] >= 0) {
+        f.last = n;
         f.n_blocks++;
-        f.n_pinned += prefix_cache_is_pinned(c->cache, f.last);
+        f.n_pinned += n->n_pins > 0;
     }
     return f;
 }
@@ -41,44 +43,70 @@ static struct cache_namespace *namespace_of(const struct core *c, const struct i
     return prefix_cache_find(c->cache, c->options.share_all ? 0 : q->client, q->cache_salt);
 }
 
+/* ---- listing */
+
+/* A chain is listed by its last node: one that has none behind it, or at which a pin ends. The one
+ * used last comes first; of those used together, any fixed order will do. */
+static int compare_chains(const void *a, const void *b)
+{
+    const struct node *x = *(struct node *const *)a, *y = *(struct node *const *)b;
+
+    if (x->used_us != y->used_us)
+        return x->used_us < y->used_us ? 1 : -1;
+    return x < y ? -1 : x > y;
+}
+
+static void fill_prefix(const struct core *c, const struct node *last, bool with_head,
+                        struct inspect_prefix *out)
+{
+    const int32_t id = last->location[TIER_DEVICE], len = c->options.block_len;
+
+    if (with_head)
+        out->n_head = (last->head->depth + 1) * len;
+    if (out->n_head > INSPECT_HEAD_IDS)
+        out->n_head = INSPECT_HEAD_IDS;
+    for (const struct node *n = last->head; n->depth >= 0; n = n->parent)
+        for (int32_t i = 0, at = n->depth * len; i < len && at < out->n_head; i++, at++)
+            out->head[at] = prefix_cache_tokens(c->cache, n)[i];
+    out->client = last->ns->client;
+    out->blocks = last->depth + 1;
+    out->tokens = out->blocks * len;
+    out->hits = prefix_cache_first(last)->hits;
+    out->written_us = last->written_us;
+    out->used_us = last->used_us;
+    out->holders = id < 0 ? 0 : blocks_refs(c->blocks, id) - (last->n_pins > 0);
+    out->pinned = last->pinned;
+}
+
+/* The chains of the viewer, or of all. */
 static int list(const struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
-    bool own = !c->options.share_all; /* a client may see its own chains */
-    struct cache_chain *chains;
-    int32_t n;
+    const struct prefix_cache *p = c->cache;
+    const bool own = !c->options.share_all; /* a client may see its own chains */
+    const struct node **chains;
 
     must(q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES);
-    out->evictions = prefix_cache_evictions(c->cache);
-    out->pinned_blocks = prefix_cache_n_pinned(c->cache);
+    out->evictions = p->n_evicted;
+    out->pinned_blocks = p->n_pinned;
     if (!q->all && !own)
         return 0;
-    if (prefix_cache_chains(c->cache, &chains, &n, q->limit, q->viewer, q->all, &out->total) < 0)
+    chains = calloc((size_t)p->n_nodes, sizeof(*chains));
+    if (!chains)
         return -ENOMEM;
-    out->prefixes = calloc((size_t)n + 1, sizeof(*out->prefixes));
-    if (!out->prefixes) {
-        free(chains);
-        return -ENOMEM;
-    }
-    out->n_prefixes = n;
-    for (int32_t i = 0; i < out->n_prefixes; i++) {
-        struct inspect_prefix *p = &out->prefixes[i];
-
-        *p = (struct inspect_prefix){
-            .client = chains[i].client,
-            .tokens = chains[i].n_blocks * c->options.block_len,
-            .blocks = chains[i].n_blocks,
-            .hits = chains[i].hits,
-            .written_us = chains[i].written_us,
-            .used_us = chains[i].used_us,
-            .holders = chains[i].holders,
-            .pinned = chains[i].pinned,
-        };
-        if (own && p->client == q->viewer)
-            p->n_head = prefix_cache_head(c->cache, chains[i].last, p->head);
-    }
+    for (int32_t i = 0; i < p->n_nodes; i++)
+        if (prefix_cache_is_in_reach(&p->nodes[i], q->viewer, q->all) &&
+            (list_empty(&p->nodes[i].children) || p->nodes[i].pinned))
+            chains[out->total++] = &p->nodes[i];
+    qsort(chains, (size_t)out->total, sizeof(*chains), compare_chains);
+    out->n_prefixes = out->total < q->limit ? out->total : q->limit;
+    out->prefixes = calloc((size_t)out->n_prefixes + 1, sizeof(*out->prefixes));
+    for (int32_t i = 0; out->prefixes && i < out->n_prefixes; i++)
+        fill_prefix(c, chains[i], own && chains[i]->ns->client == q->viewer, &out->prefixes[i]);
     free(chains);
-    return 0;
+    return out->prefixes ? 0 : -ENOMEM;
 }
+
+/* ---- clear and pin */
 
 static int clear(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
@@ -88,10 +116,15 @@ static int clear(struct core *c, const struct inspect_query *q, struct inspect_r
         return CORE_INSPECT_DENIED;
     out->changed_blocks = prefix_cache_clear(c->cache, q->client, all);
     out->changed_tokens = out->changed_blocks * c->options.block_len;
-    /* A sequence that waits for a prefix now being computed would not find it. */
-    for (int32_t i = 0; i < c->options.max_seqs; i++)
-        if (c->slots[i])
-            core_wake(c, c->slots[i], true);
+    /* What is being computed is not listed either: who waits for it would not find it. */
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        struct sequence *s = c->slots[i];
+
+        if (!s || !prefix_cache_is_in_reach(&s->request->ns->root, q->client, all))
+            continue;
+        s->chain = 0;
+        core_wake(c, s, true);
+    }
     return 0;
 }
 
@@ -100,8 +133,8 @@ int32_t core_pin_limit(const struct core *c)
     return c->options.n_blocks / 2;
 }
 
-int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
-                           const int32_t *prompt, int32_t n_prompt)
+int32_t core_pinned_prefix(const struct core *c, struct cache_namespace *ns, const int32_t *prompt,
+                           int32_t n_prompt)
 {
     return find(c, ns, prompt, (n_prompt - 1) / c->options.block_len).n_pinned;
 }
@@ -133,11 +166,11 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
     if (n == 0)
         return CORE_INSPECT_SHORT;
     f = find(c, namespace_of(c, q), prompt, n);
-    n_pinned = prefix_cache_n_pinned(c->cache) + n - f.n_pinned;
+    n_pinned = c->cache->n_pinned + n - f.n_pinned;
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks * c->options.block_len;
     if (q->unpin) {
-        if (f.n_blocks < n || !prefix_cache_unpin(c->cache, f.last))
+        if (f.n_blocks < n || !f.last->pinned)
             return 0;
     } else {
         if (n_pinned > core_pin_limit(c) && !PLANT(PLANT_PIN_NO_LIMIT))
@@ -146,11 +179,40 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
             return CORE_INSPECT_PIN_BUSY;
         if (f.n_blocks < n)
             return CORE_INSPECT_ABSENT;
-        prefix_cache_pin(c->cache, f.last);
     }
+    prefix_cache_set_pin(c->cache, f.last, !q->unpin);
     out->changed_blocks = n;
     out->changed_tokens = n * c->options.block_len;
     return 0;
+}
+
+/* ---- explaining a prompt */
+
+/* How many of tokens [n] the block behind a node begins with that agrees longest, and the tokens by
+ * which such blocks go on instead. */
+static int32_t compare(const struct core *c, const struct node *node, const int32_t *tokens,
+                       int32_t n, struct inspect_report *out)
+{
+    const int32_t len = c->options.block_len;
+    int32_t most = 0;
+
+    for (const struct list *l = node->children.next; l != &node->children; l = l->next) {
+        const int32_t *there = prefix_cache_tokens(c->cache, CONTAINER_OF(l, struct node, sibling));
+        int32_t same = 0, k = 0;
+
+        while (same < n && same < len && there[same] == tokens[same])
+            same++;
+        if (same < most)
+            continue;
+        if (same > most)
+            out->n_other = 0;
+        most = same;
+        while (same < len && k < out->n_other && out->other[k] != there[same])
+            k++;
+        if (same < len && k == out->n_other && k < INSPECT_OTHER_IDS)
+            out->other[out->n_other++] = there[same];
+    }
+    return most;
 }
 
 /* What a generate would find now, and how much further some cached prompt agrees with this one. The
@@ -159,14 +221,13 @@ static int pin(struct core *c, const struct inspect_query *q, const int32_t *pro
 static int explain(const struct core *c, const struct inspect_query *q, const int32_t *prompt,
                    int32_t n_prompt, struct inspect_report *out)
 {
-    const struct cache_namespace *ns = namespace_of(c, q);
     int32_t len = c->options.block_len;
     struct found f;
     int32_t at;
 
     if (!q->all && q->viewer != q->client)
         return CORE_INSPECT_DENIED;
-    f = find(c, ns, prompt, n_prompt / len);
+    f = find(c, namespace_of(c, q), prompt, n_prompt / len);
     at = f.n_blocks * len;
     out->prompt_tokens = n_prompt;
     out->cached_tokens = f.n_blocks > (n_prompt - 1) / len ? at - len : at;
@@ -175,9 +236,8 @@ static int explain(const struct core *c, const struct inspect_query *q, const in
     out->compared = may_touch(c, q);
     if (!out->compared)
         return 0;
-    if (ns)
-        at += prefix_cache_compare(c->cache, f.chain, prompt + at, n_prompt - at, out->other,
-                                   INSPECT_OTHER_IDS, &out->n_other);
+    if (f.last)
+        at += compare(c, f.last, prompt + at, n_prompt - at, out);
     out->same_tokens = at;
     out->next_id = at < n_prompt ? prompt[at] : -1;
     return 0;

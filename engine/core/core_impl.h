@@ -44,8 +44,8 @@ struct core {
     struct list draining;
     struct list loading;
     int32_t n_prefilling, n_decoding, n_draining;
-    int64_t n_waiting, n_waiting_prefix, n_loading;
-    int64_t n_queued_tokens; /* known tokens of these */
+    int64_t n_waiting, n_waiting_prefix; /* in the queue, and not yet: PREFIX and LOADING */
+    int64_t n_queued_tokens;             /* known tokens of both */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_returning; /* blocks that the end of those draining will free */
@@ -104,6 +104,11 @@ static inline int32_t core_n_chunked(const struct core *c, const struct sequence
                                                                : sequence_n_tokens(s);
 }
 
+static inline bool core_needs_block(const struct core *c, const struct sequence *s)
+{
+    return core_blocks_for(c, s->n_planned + 1) > s->n_table;
+}
+
 static inline int32_t core_in_flight(const struct core *c)
 {
     return (int32_t)(c->planned - c->committed);
@@ -112,7 +117,7 @@ static inline int32_t core_in_flight(const struct core *c)
 /* Blocks that users divide by their shares. */
 static inline int32_t core_pool(const struct core *c)
 {
-    return c->options.n_blocks - prefix_cache_n_pinned(c->cache);
+    return c->options.n_blocks - c->cache->n_pinned;
 }
 
 static inline int32_t core_n_running(const struct core *c)
@@ -122,7 +127,11 @@ static inline int32_t core_n_running(const struct core *c)
 
 /* core.c */
 void core_emit(struct core *c, const struct core_event *e);
-void core_enqueue(struct core *c, struct sequence *s); /* WAITING */
+/* A sequence that waits: in the queue, or elsewhere until its prefix is there; and neither. */
+void core_enqueue(struct core *c, struct sequence *s);
+void core_hold_back(struct core *c, struct sequence *s, enum sequence_state state,
+                    struct list *waiters);
+void core_unqueue(struct core *c, struct sequence *s);
 void core_release(struct core *c, struct sequence *s); /* gives back its blocks and its slot */
 /* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
  * at once, or where a step in flight has it, with that step. */
@@ -140,7 +149,6 @@ void core_tiers_deinit(struct core *c);
  * chain. True: s waits for that now, in SEQ_LOADING. */
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain);
-void core_stop_loading(struct core *c, struct sequence *s); /* leaves SEQ_LOADING */
 void core_copy_down(struct core *c, struct step *st);
 void core_commit_copies(struct core *c, const struct step_result *r);
 const char *core_verify_tiers(const struct core *c); /* block_refs is set for the device */
@@ -159,8 +167,8 @@ int core_cache_answer(struct core *c, const struct inspect_query *q, const int32
                       int32_t n_prompt, struct inspect_report *out);
 
 /* Pinned blocks that a prompt begins with and would use. */
-int32_t core_pinned_prefix(const struct core *c, const struct cache_namespace *ns,
-                           const int32_t *prompt, int32_t n_prompt);
+int32_t core_pinned_prefix(const struct core *c, struct cache_namespace *ns, const int32_t *prompt,
+                           int32_t n_prompt);
 
 /* preempt.c */
 /* The sequence that goes when blocks run out; NULL: only one runs. */
@@ -174,9 +182,15 @@ void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n);
 /* Whose slot s may claim; NULL: nobody's. */
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s);
 
-/* schedule.c */
+/* admit.c */
+void core_admit_waiting(struct core *c, struct step *st, uint64_t now_us);
 /* Blocks that s, which waits, still has to take to begin, and those that it may have. */
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available);
-void core_chain_written(struct core *c, struct sequence *s); /* lists full blocks as ready */
+
+/* schedule.c */
+/* Counts what s, which runs, could have in this step for its user. */
+void core_count_runnable(const struct core *c, const struct step *st, const struct sequence *s);
+/* Lists the full blocks within the first n_positions, which are written, in the prefix cache. */
+void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions);
 
 #endif

@@ -20,8 +20,8 @@ static const char *verify_waiters(const struct core *c, const struct sequence *s
     for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next) {
         const struct sequence *w = CONTAINER_OF(l, struct sequence, link);
 
-        if (w->state != SEQ_WAITING_PREFIX || w->writer != s)
-            return "a sequence waits for another and neither knows";
+        if (w->state != SEQ_WAITING_PREFIX)
+            return "a sequence waits for another and does not know";
         if ((int64_t)w->prefix_blocks * c->options.block_len <= s->n_written)
             return "a sequence is held back for what has long been there";
         ++*n_waiting;
@@ -35,7 +35,7 @@ static const char *verify_unwritten(const struct core *c, const struct sequence 
     for (int32_t b = s->n_written / c->options.block_len; b < s->n_table; b++) {
         if (blocks_refs(c->blocks, s->table[b]) != 1)
             return "a block that is still written to is shared";
-        if (prefix_cache_is_ready(c->cache, s->table[b]))
+        if (blocks_node(c->blocks, s->table[b]))
             return "a block is found before the step that wrote it is committed";
     }
     return NULL;
@@ -62,29 +62,19 @@ static const char *verify_sequence(const struct core *c, const struct sequence *
     return broken ? broken : verify_waiters(c, s, n_waiting);
 }
 
-static const char *verify_entries(const struct core *c, const struct step_entry *e, int32_t n,
-                                  uint64_t step)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const struct sequence *s = e[i].sequence;
-
-        if (s->slot < 0 || c->slots[s->slot] != s || s->last_step < step ||
-            s->n_table < core_blocks_for(c, e[i].start + e[i].n))
-            return "a step in flight uses blocks that were given back";
-    }
-    return NULL;
-}
-
 static const char *verify_steps(const struct core *c)
 {
     for (uint64_t n = c->committed + 1; n <= c->planned; n++) {
         const struct step *st = &c->steps[n % BACKEND_IN_FLIGHT];
-        const char *broken = verify_entries(c, st->decodes, st->n_decodes, n);
 
-        if (!broken)
-            broken = verify_entries(c, st->chunks, st->n_chunks, n);
-        if (broken)
-            return broken;
+        for (int32_t i = 0; i < st->n_entries; i++) {
+            const struct step_entry *e = &st->entries[i];
+            const struct sequence *s = e->sequence;
+
+            if (s->slot < 0 || c->slots[s->slot] != s || s->last_step < n ||
+                s->n_table < core_blocks_for(c, e->start + e->n))
+                return "a step in flight uses blocks that were given back";
+        }
     }
     return NULL;
 }
@@ -92,7 +82,7 @@ static const char *verify_steps(const struct core *c)
 /* Beside what is pinned each request can run, alone at least. */
 static const char *verify_pins(const struct core *c)
 {
-    int32_t n_pinned = prefix_cache_n_pinned(c->cache);
+    int32_t n_pinned = c->cache->n_pinned;
 
     if (n_pinned == 0 || PLANT(PLANT_PIN_NO_LIMIT))
         return NULL;
@@ -133,9 +123,8 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
     if (n_slots != core_n_running(c) + c->n_draining ||
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
-    if (c->n_waiting_prefix != n_waiting || c->n_alive != c->n_waiting + c->n_waiting_prefix +
-                                                              c->n_loading + core_n_running(c) +
-                                                              n_preempted)
+    if (c->n_waiting_prefix != n_waiting + list_length(&c->loading) ||
+        c->n_alive != c->n_waiting + c->n_waiting_prefix + core_n_running(c) + n_preempted)
         return "a choice neither waits nor runs";
     if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
         return "requests and their choices do not agree";
@@ -146,7 +135,7 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
     if (n_queued != c->n_waiting || n_running != core_n_running(c))
         return "users do not have as many sequences as there are";
     if (c->n_requests == 0 && core_in_flight(c) == 0 && c->n_copies == 0 &&
-        blocks_n_used(c->blocks) != prefix_cache_n_pinned(c->cache))
+        blocks_n_used(c->blocks) != c->cache->n_pinned)
         return "no request, but used blocks that are not pinned";
     return NULL;
 }
@@ -165,7 +154,7 @@ const char *core_verify(const struct core *c)
         for (int32_t b = 0; b < s->n_table; b++)
             c->block_refs[s->table[b]]++;
     }
-    for (int32_t i = 0; prefix_cache_n_pinned(c->cache) > 0 && i < c->options.n_blocks; i++)
+    for (int32_t i = 0; c->cache->n_pinned > 0 && i < c->options.n_blocks; i++)
         c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
     broken = core_verify_tiers(c);
     if (!broken)

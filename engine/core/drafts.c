@@ -60,7 +60,7 @@ bool core_waits_for_masks(const struct core *c)
 
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    int32_t n = s->n_drafts, rows = st->limits.max_seqs - st->n_drafts;
+    int32_t n = s->n_drafts, rows = st->max.n_seqs - st->n_drafts;
     int32_t length = s->request->max_tokens - s->n_generated - 1;
 
     /* Each running sequence may take one of the wanted rows. */

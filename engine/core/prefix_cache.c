@@ -1,15 +1,21 @@
-/* prefix_cache.c - nodes: lookup, listing, removal, and where their copies are; see prefix_cache.h.
+/* prefix_cache.c - namespaces, nodes and where their copies are; see prefix_cache.h.
  *
  * Nodes lie in a pool, found by digest through chained buckets. All memory but that of namespaces
  * is taken at the start. */
+#include "engine/core/prefix_cache.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/core/prefix_cache_impl.h"
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
+
+static struct node *node_of_sibling(const struct list *l)
+{
+    return CONTAINER_OF(l, struct node, sibling);
+}
 
 static int alloc_nodes(struct prefix_cache *p, size_t n)
 {
@@ -49,7 +55,7 @@ int prefix_cache_new(struct prefix_cache **out, struct blocks *const tiers[N_TIE
         memcpy(p->secret, secret, sizeof(p->secret));
     for (int t = 0; t < N_TIERS; t++) {
         p->tiers[t] = tiers[t];
-        n_nodes += tiers[t] ? (size_t)blocks_n_total(tiers[t]) : 0;
+        n_nodes += tiers[t] ? (size_t)tiers[t]->n_blocks : 0;
     }
     rc = alloc_nodes(p, n_nodes);
     if (rc < 0)
@@ -65,7 +71,7 @@ void prefix_cache_free(struct prefix_cache *p)
         return;
     for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
         if (p->nodes[i].ns)
-            node_remove(p, &p->nodes[i]); /* the last node of a namespace frees it */
+            prefix_cache_remove(p, &p->nodes[i]); /* the last node of a namespace frees it */
     free(p->buckets);
     free(p->nodes);
     free(p->tokens);
@@ -74,9 +80,96 @@ void prefix_cache_free(struct prefix_cache *p)
     free(p);
 }
 
-void prefix_cache_set_time(struct prefix_cache *p, uint64_t now_us)
+/* ---- namespaces */
+
+/* The same in every process with the same secret, but for private ones. */
+static XXH128_hash_t namespace_digest(const struct prefix_cache *p, uint64_t client, bool private,
+                                      struct text salt)
 {
-    p->now_us = now_us;
+    struct {
+        uint64_t client, private;
+        XXH128_hash_t salt;
+    } input = {client, private, {0, 0}};
+
+    if (PLANT(PLANT_NO_NAMESPACE))
+        return input.salt;
+    if (salt.len)
+        input.salt = XXH3_128bits_withSecret(salt.data, salt.len, p->secret, sizeof(p->secret));
+    return XXH3_128bits_withSecret(&input, sizeof(input), p->secret, sizeof(p->secret));
+}
+
+static bool is_namespace_of(const struct cache_namespace *ns, uint64_t client, struct text salt)
+{
+    return ns->client == client && ns->salt_len == salt.len &&
+           (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0);
+}
+
+struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
+                                          struct text salt)
+{
+    XXH128_hash_t digest = namespace_digest(p, client, false, salt);
+    struct cache_namespace *ns = id_map_get(&p->namespaces, digest.low64);
+
+    return ns && is_namespace_of(ns, client, salt) ? ns : NULL;
+}
+
+int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
+                      struct text salt, bool private)
+{
+    struct cache_namespace *ns = private ? NULL : prefix_cache_find(p, client, salt);
+    XXH128_hash_t digest = namespace_digest(p, client, false, salt);
+    size_t bytes;
+
+    if (ns) {
+        ns->n_holders++;
+        *out = ns;
+        return 0;
+    }
+    if (private || id_map_get(&p->namespaces, digest.low64)) { /* a collision shares nothing */
+        private = true;
+        digest = namespace_digest(p, ++p->n_private, true, (struct text){NULL, 0});
+    }
+    if (!size_add(&bytes, sizeof(*ns), salt.len))
+        return -ENOMEM;
+    ns = calloc(1, bytes);
+    if (!ns)
+        return -ENOMEM;
+    ns->root.ns = ns;
+    ns->root.depth = -1;
+    list_init(&ns->root.children);
+    ns->digest = digest;
+    ns->client = client;
+    ns->n_holders = 1;
+    ns->private = private;
+    ns->salt_len = salt.len;
+    if (salt.len)
+        memcpy(ns->salt, salt.data, salt.len);
+    if (!private && id_map_put(&p->namespaces, digest.low64, ns) < 0) {
+        free(ns);
+        return -ENOMEM;
+    }
+    *out = ns;
+    return 0;
+}
+
+/* Frees a namespace without holders and nodes. */
+static void drop_unused(struct prefix_cache *p, struct cache_namespace *ns)
+{
+    if (ns->n_holders > 0 || !list_empty(&ns->root.children))
+        return;
+    if (!ns->private)
+        must(id_map_take(&p->namespaces, ns->digest.low64) == ns);
+    free(ns);
+}
+
+void prefix_cache_close(struct prefix_cache *p, struct cache_namespace *ns)
+{
+    must(ns->n_holders > 0);
+    /* The holder still counts, so that removing the last node does not free the namespace. */
+    while (ns->private && !list_empty(&ns->root.children))
+        prefix_cache_remove(p, node_of_sibling(ns->root.children.next));
+    ns->n_holders--;
+    drop_unused(p, ns);
 }
 
 /* ---- lookup */
@@ -107,8 +200,8 @@ static struct node **bucket_of(const struct prefix_cache *p, XXH128_hash_t diges
     return &p->buckets[digest.low64 & (p->n_buckets - 1)];
 }
 
-static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t digest,
-                                const struct node *parent, const int32_t *tokens)
+static struct node *find(const struct prefix_cache *p, XXH128_hash_t digest,
+                         const struct node *parent, const int32_t *tokens)
 {
     size_t bytes = (size_t)p->block_len * sizeof(*tokens);
     struct node *n = *bucket_of(p, digest);
@@ -116,50 +209,30 @@ static struct node *find_digest(const struct prefix_cache *p, XXH128_hash_t dige
     for (; n; n = n->next) {
         if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
             continue;
-        if (PLANT(PLANT_NO_COMPARE) || node_tokens(p, n) == tokens ||
-            (has_parent(n, parent) && memcmp(node_tokens(p, n), tokens, bytes) == 0))
+        if (PLANT(PLANT_NO_COMPARE) || prefix_cache_tokens(p, n) == tokens ||
+            (has_parent(n, parent) && memcmp(prefix_cache_tokens(p, n), tokens, bytes) == 0))
             break;
     }
     return n;
 }
 
-/* The node of tokens behind chain, in whatever state; or NULL. */
-static struct node *find(const struct prefix_cache *p, uint64_t chain, const int32_t *tokens)
+struct node *prefix_cache_lookup(const struct prefix_cache *p, uint64_t chain,
+                                 const int32_t *tokens)
 {
-    const struct node *parent = chain_node(p, chain);
+    const struct node *parent = prefix_cache_node(p, chain);
 
-    return parent ? find_digest(p, digest_of(p, parent, tokens), parent, tokens) : NULL;
-}
-
-bool prefix_cache_lookup(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
-                         int32_t location[N_TIERS])
-{
-    const struct node *n = find(p, *chain, tokens);
-    bool found = false;
-
-    if (!n)
-        return false;
-    for (int t = 0; t < N_TIERS; t++) {
-        bool pending = t == TIER_DEVICE && !node_is_ready(n) && !PLANT(PLANT_EARLY_VISIBLE);
-
-        location[t] = pending ? -1 : n->location[t];
-        found |= location[t] >= 0;
-    }
-    if (found)
-        *chain = node_chain(p, n);
-    return found;
+    return parent ? find(p, digest_of(p, parent, tokens), parent, tokens) : NULL;
 }
 
 bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
                        int32_t *block_id)
 {
-    int32_t location[N_TIERS];
-    uint64_t at = *chain;
+    const struct node *n = prefix_cache_lookup(p, *chain, tokens);
 
-    if (!prefix_cache_lookup(p, &at, tokens, location) || location[TIER_DEVICE] < 0)
+    if (!n || n->location[TIER_DEVICE] < 0)
         return false;
-    *chain = at;
-    *block_id = location[TIER_DEVICE];
+    *chain = prefix_cache_chain(p, n);
+    *block_id = n->location[TIER_DEVICE];
     return true;
 }
 
@@ -170,23 +243,22 @@ bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *t
         return false;
     if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[TIER_DEVICE], *block_id) == 0)
         blocks_ref(p->tiers[TIER_DEVICE], *block_id);
-    chain_node(p, *chain)->used_us = p->now_us;
+    prefix_cache_node(p, *chain)->used_us = p->now_us;
     return true;
-}
-
-int32_t prefix_cache_pending(const struct prefix_cache *p, uint64_t chain, const int32_t *tokens)
-{
-    const struct node *n = find(p, chain, tokens);
-
-    return n ? n->owner : -1;
 }
 
 /* ---- copies of a node */
 
-static void unlist_copy(struct prefix_cache *p, struct node *n, enum tier tier)
+bool prefix_cache_place(struct prefix_cache *p, uint64_t chain, enum tier tier, int32_t block_id)
 {
-    blocks_list(p->tiers[tier], n->location[tier], NULL);
-    n->location[tier] = -1;
+    struct node *n = prefix_cache_node(p, chain);
+
+    must(!n || n->parent);
+    if (!n || n->location[tier] >= 0)
+        return false;
+    blocks_list(p->tiers[tier], block_id, n);
+    n->location[tier] = block_id;
+    return true;
 }
 
 static int n_copies(const struct node *n)
@@ -198,54 +270,16 @@ static int n_copies(const struct node *n)
     return n_tiers;
 }
 
-bool prefix_cache_place(struct prefix_cache *p, uint64_t node, enum tier tier, int32_t block_id,
-                        int32_t owner)
+void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
 {
-    struct node *n = chain_node(p, node);
-
-    must(owner == PREFIX_CACHE_READY || tier == TIER_DEVICE);
-    must(!n || n->parent);
-    if (!n || n->location[tier] >= 0)
-        return false;
-    blocks_list(p->tiers[tier], block_id, n);
-    n->location[tier] = block_id;
-    if (tier == TIER_DEVICE)
-        n->owner = owner;
-    return true;
-}
-
-void prefix_cache_drop(struct prefix_cache *p, uint64_t node, enum tier tier)
-{
-    struct node *n = chain_node(p, node);
-    int32_t stale;
-
-    if (!n || n->location[tier] < 0)
-        return;
-    stale = n->location[tier];
-    must(tier != TIER_DEVICE || n->n_pins == 0);
+    must(n->location[tier] >= 0 && (tier != TIER_DEVICE || n->n_pins == 0));
     if (n_copies(n) == 1) {
-        node_remove(p, n);
+        prefix_cache_remove(p, n);
         return;
     }
-    unlist_copy(p, n, tier);
-    if (tier == TIER_DEVICE)
-        n->owner = PREFIX_CACHE_READY;
-    if (PLANT(PLANT_STALE_LOCATION))
-        n->location[tier] = stale;
-}
-
-int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t *block_id)
-{
-    int32_t oldest;
-
-    if (blocks_take(p->tiers[tier], block_id) == BLOCKS_OK)
-        return BLOCKS_OK;
-    oldest = blocks_next_cached(p->tiers[tier], -1);
-    if (oldest < 0)
-        return BLOCKS_E_EMPTY;
-    prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], oldest)), tier);
-    p->n_evicted += tier == TIER_DEVICE;
-    return blocks_take(p->tiers[tier], block_id);
+    blocks_list(p->tiers[tier], n->location[tier], NULL);
+    if (!PLANT(PLANT_STALE_LOCATION))
+        n->location[tier] = -1;
 }
 
 static bool is_above(const struct node *n, enum tier tier)
@@ -256,65 +290,38 @@ static bool is_above(const struct node *n, enum tier tier)
     return false;
 }
 
-int prefix_cache_take_below(struct prefix_cache *p, enum tier tier, int32_t within,
-                            int32_t *block_id)
+int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)
 {
+    struct blocks *b = p->tiers[tier];
     int32_t id = -1;
 
-    if (blocks_take(p->tiers[tier], block_id) == BLOCKS_OK)
+    if (blocks_take(b, block_id) == BLOCKS_OK)
         return BLOCKS_OK;
-    for (int32_t i = 0; i < within; i++) {
-        id = blocks_next_cached(p->tiers[tier], id);
-        if (id < 0)
-            break;
-        if (is_above(blocks_node(p->tiers[tier], id), tier))
+    while (within-- > 0 && (id = blocks_next_cached(b, id)) >= 0) {
+        if (is_above(blocks_node(b, id), tier))
             continue;
-        prefix_cache_drop(p, node_chain(p, blocks_node(p->tiers[tier], id)), tier);
-        return blocks_take(p->tiers[tier], block_id);
+        prefix_cache_drop(p, blocks_node(b, id), tier);
+        p->n_evicted += tier == TIER_DEVICE;
+        return blocks_take(b, block_id);
     }
     return BLOCKS_E_EMPTY;
 }
 
-uint64_t prefix_cache_evictions(const struct prefix_cache *p)
-{
-    return p->n_evicted;
-}
-
-bool prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,
-                            int32_t within, uint64_t *node, int32_t *block_id)
+struct node *prefix_cache_next_copy(const struct prefix_cache *p, enum tier from, enum tier to,
+                                    int32_t within)
 {
     int32_t id = -1;
 
-    for (int32_t i = 0; i < within; i++) {
-        const struct node *n;
+    while (within-- > 0 && (id = blocks_next_cached(p->tiers[from], id)) >= 0) {
+        struct node *n = blocks_node(p->tiers[from], id);
 
-        id = blocks_next_cached(p->tiers[from], id);
-        if (id < 0)
-            return false;
-        n = blocks_node(p->tiers[from], id);
-        if (n->location[to] >= 0 || n->ns->private)
-            continue;
-        *node = node_chain(p, n);
-        *block_id = id;
-        return true;
+        if (n->location[to] < 0 && !n->ns->private)
+            return n;
     }
-    return false;
+    return NULL;
 }
 
-bool prefix_cache_digest(const struct prefix_cache *p, uint64_t node,
-                         uint8_t out[PREFIX_CACHE_DIGEST])
-{
-    const struct node *n = chain_node(p, node);
-    XXH128_canonical_t bytes;
-
-    if (!n)
-        return false;
-    XXH128_canonicalFromHash(&bytes, n->digest);
-    memcpy(out, bytes.digest, PREFIX_CACHE_DIGEST);
-    return true;
-}
-
-/* ---- device blocks */
+/* ---- insertion and removal */
 
 static struct node *node_new(struct prefix_cache *p, struct node *parent, const int32_t *tokens,
                              XXH128_hash_t digest)
@@ -330,7 +337,6 @@ static struct node *node_new(struct prefix_cache *p, struct node *parent, const 
         .digest = digest,
         .generation = n->generation,
         .depth = parent->depth + 1,
-        .owner = PREFIX_CACHE_READY,
     };
     for (int t = 0; t < N_TIERS; t++)
         n->location[t] = -1;
@@ -344,40 +350,21 @@ static struct node *node_new(struct prefix_cache *p, struct node *parent, const 
 }
 
 void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_id,
-                         const int32_t *tokens, int32_t owner)
+                         const int32_t *tokens)
 {
-    struct node *parent = chain_node(p, *chain), *n;
+    struct node *parent = prefix_cache_node(p, *chain), *n;
     XXH128_hash_t digest;
 
     if (!parent)
         return;
     digest = digest_of(p, parent, tokens);
-    n = find_digest(p, digest, parent, tokens);
+    n = find(p, digest, parent, tokens);
     if (!n)
         n = node_new(p, parent, tokens, digest);
-    *chain = node_chain(p, n);
-    if (prefix_cache_place(p, *chain, TIER_DEVICE, block_id, owner))
+    *chain = prefix_cache_chain(p, n);
+    if (prefix_cache_place(p, *chain, TIER_DEVICE, block_id))
         n->written_us = n->used_us = p->now_us;
 }
-
-void prefix_cache_set_ready(struct prefix_cache *p, int32_t block_id)
-{
-    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
-
-    if (!n || node_is_ready(n))
-        return;
-    n->owner = PREFIX_CACHE_READY;
-    n->written_us = n->used_us = p->now_us;
-}
-
-bool prefix_cache_is_ready(const struct prefix_cache *p, int32_t block_id)
-{
-    const struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
-
-    return n && node_is_ready(n);
-}
-
-/* ---- removal */
 
 static void remove_leaf(struct prefix_cache *p, struct node *n)
 {
@@ -396,19 +383,39 @@ static void remove_leaf(struct prefix_cache *p, struct node *n)
     }
     for (int t = 0; t < N_TIERS; t++)
         if (n->location[t] >= 0)
-            unlist_copy(p, n, t);
+            blocks_list(p->tiers[t], n->location[t], NULL);
     n->generation++;
     n->ns = NULL;
     n->next = p->free;
     p->free = n;
-    namespace_drop_unused(p, ns);
+    drop_unused(p, ns);
 }
 
-int32_t node_remove(struct prefix_cache *p, struct node *n)
+/* Changes the number of pins that hold a node and all before it. A node with pins has one reference
+ * to its device block. */
+static void count_pins(struct prefix_cache *p, struct node *n, int32_t change)
+{
+    for (; n->parent; n = n->parent) {
+        bool was_held = n->n_pins > 0;
+
+        n->n_pins += change;
+        must(n->n_pins >= 0);
+        if (was_held == (n->n_pins > 0))
+            continue;
+        p->n_pinned += was_held ? -1 : 1;
+        if (was_held)
+            blocks_unref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
+        else if (!PLANT(PLANT_PIN_NO_REF))
+            blocks_ref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
+    }
+}
+
+int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n)
 {
     struct node *at = n, *parent;
 
-    node_forget_pins(p, n);
+    if (n->n_pins > 0)
+        count_pins(p, n->parent, -n->n_pins);
     for (int32_t n_removed = 1;; n_removed++, at = parent) {
         while (!list_empty(&at->children))
             at = node_of_sibling(at->children.next);
@@ -419,20 +426,48 @@ int32_t node_remove(struct prefix_cache *p, struct node *n)
     }
 }
 
-int32_t prefix_cache_remove(struct prefix_cache *p, int32_t block_id)
-{
-    struct node *n = blocks_node(p->tiers[TIER_DEVICE], block_id);
+/* ---- pins and clearing */
 
-    return n ? node_remove(p, n) : 0;
+void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned)
+{
+    if (n->pinned != pinned)
+        count_pins(p, n, pinned ? 1 : -1);
+    n->pinned = pinned;
+}
+
+int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
+{
+    int32_t n_removed = 0;
+
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        struct node *n = &p->nodes[i];
+        int32_t id = n->location[TIER_DEVICE];
+
+        if (prefix_cache_is_in_reach(n, client, all) &&
+            !(PLANT(PLANT_CLEAR_KEEPS_HELD) && id >= 0 &&
+              blocks_refs(p->tiers[TIER_DEVICE], id) > 0))
+            n_removed += prefix_cache_remove(p, n);
+    }
+    return n_removed;
 }
 
 /* ---- invariants */
 
-static const char *verify_copies(const struct prefix_cache *p, const struct node *n)
+static const char *verify_node(const struct prefix_cache *p, const struct node *n)
 {
-    int32_t device = n->location[TIER_DEVICE];
+    int32_t n_pins = n->pinned;
     bool somewhere = false;
 
+    for (const struct list *l = n->children.next; l != &n->children; l = l->next)
+        n_pins += node_of_sibling(l)->n_pins;
+    if (n_pins != n->n_pins)
+        return "the pins that hold a block are not as many as it counts";
+    if (n_pins > 0 && n->location[TIER_DEVICE] < 0)
+        return "a pinned node has no device block";
+    if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
+        return "a node does not continue the one before it";
+    if (find(p, n->digest, n->parent, prefix_cache_tokens(p, n)) != n)
+        return "a node is not found, or an equal one is";
     for (int t = 0; t < N_TIERS; t++) {
         if (n->location[t] < 0)
             continue;
@@ -440,29 +475,7 @@ static const char *verify_copies(const struct prefix_cache *p, const struct node
         if (blocks_node(p->tiers[t], n->location[t]) != n)
             return "a node names a block that is not its own";
     }
-    if (!somewhere)
-        return "a node is in no tier";
-    if (n->owner != PREFIX_CACHE_READY &&
-        (device < 0 || blocks_refs(p->tiers[TIER_DEVICE], device) == 0))
-        return "a block that is not written yet is held by nobody";
-    return NULL;
-}
-
-static const char *verify_node(const struct prefix_cache *p, const struct node *n)
-{
-    int32_t n_pins = n->pinned;
-
-    for (const struct list *l = n->children.next; l != &n->children; l = l->next)
-        n_pins += node_of_sibling(l)->n_pins;
-    if (n_pins != n->n_pins)
-        return "the pins that hold a block are not as many as it counts";
-    if (n_pins > 0 && !node_is_ready(n))
-        return "a pinned node has no written device block";
-    if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
-        return "a node does not continue the one before it";
-    if (find_digest(p, n->digest, n->parent, node_tokens(p, n)) != n)
-        return "a node is not found, or an equal one is";
-    return verify_copies(p, n);
+    return somewhere ? NULL : "a node is in no tier";
 }
 
 const char *prefix_cache_verify(const struct prefix_cache *p)

@@ -1,25 +1,20 @@
-/* schedule.c - what the next step does: admission, decodes, prefill chunks, preemption.
+/* schedule.c - which rows the next step has: decodes, prefill chunks, preemption.
  *
- * A step is planned in this order. Waiting sequences that fit take slots, by fair.h's order. The
- * time of the step is bounded and divided among the users. Then rows are granted one at a time, to
- * the user with the least virtual time: its decodes first, those that waited longest before others,
+ * A step is planned in this order. Waiting sequences that fit take slots (admit.c). The time of the
+ * step is bounded and divided among the users (fair.c). Then rows are granted one at a time, to the
+ * user with the least virtual time: its decodes first, those that waited longest before others,
  * then its prefill chunks. Where a running sequence needs a block and none is left, another one is
  * preempted (preempt.c).
  *
  * The step before may still be in flight. A running decode is assumed to go on: its input is then
  * named by the row that samples it. */
 #include <math.h>
-#include <string.h>
 
 #include "engine/core/core_impl.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-enum {
-    PROMPT_PART = 8,  /* 1/8 of a step's rows, or of the steps, is for prompts before decodes */
-    LOOK_AHEAD = 32,  /* waiting sequences that one step finds not to fit */
-    RETRY_STEPS = 16, /* so many steps later such a sequence is looked up again at the latest */
-};
+enum { PROMPT_PART = 8 }; /* 1/8 of a step's rows, or of the steps, is for prompts before decodes */
 
 /* Rows of a step that make good products of matrices: so many are computed at a time, and of many
  * rows so many are an even share for each of a GPU's multiprocessors. (Products of 8B's layers on
@@ -46,29 +41,10 @@ static int32_t least(int32_t a, int32_t b)
 
 /* ---- blocks */
 
-/* Blocks that a sequence needs to get through its known tokens and begin to decode. */
-static int32_t blocks_to_begin(const struct core *c, const struct sequence *s)
-{
-    int32_t n = core_blocks_for(c, sequence_n_tokens(s)) + 1;
-    int32_t total = core_blocks_for(c, s->request->n_prompt + s->request->max_tokens - 1);
-
-    return least(n, total);
-}
-
-static int32_t blocks_available(const struct core *c)
-{
-    return blocks_n_free(c->blocks) + blocks_n_cached(c->blocks);
-}
-
-static bool needs_block(const struct core *c, const struct sequence *s)
-{
-    return core_blocks_for(c, s->n_planned + 1) > s->n_table;
-}
-
 static bool take_block(struct core *c, struct sequence *s)
 {
     must(s->n_table < c->max_blocks);
-    if (prefix_cache_take(c->cache, TIER_DEVICE, &s->table[s->n_table]) != BLOCKS_OK)
+    if (prefix_cache_take(c->cache, TIER_DEVICE, 1, &s->table[s->n_table]) != BLOCKS_OK)
         return false;
     s->n_table++;
     s->n_taken++;
@@ -105,26 +81,14 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
     return true;
 }
 
-/* Gives the full blocks within the first n_positions their place in the chain. */
-static void chain_blocks(struct core *c, struct sequence *s, int32_t n_positions, int32_t owner)
+void core_list_blocks(struct core *c, struct sequence *s, int32_t n_positions)
 {
-    int32_t block_len = c->options.block_len;
+    const int32_t len = c->options.block_len;
 
-    if (n_positions > core_n_chunked(c, s))
-        n_positions = core_n_chunked(c, s);
-    if (PLANT(PLANT_OFF_BY_ONE_FULL) && owner == PREFIX_CACHE_READY)
-        n_positions++;
-    for (; n_positions - s->n_chained * block_len >= block_len; s->n_chained++) {
-        const int32_t *tokens =
-            sequence_tokens(s, s->n_chained * block_len, block_len, c->block_tokens);
-
-        prefix_cache_insert(c->cache, &s->chain, s->table[s->n_chained], tokens, owner);
-    }
-}
-
-void core_chain_written(struct core *c, struct sequence *s)
-{
-    chain_blocks(c, s, s->n_written, PREFIX_CACHE_READY);
+    n_positions = least(n_positions, core_n_chunked(c, s)) + PLANT(PLANT_OFF_BY_ONE_FULL);
+    for (; n_positions - s->n_chained * len >= len; s->n_chained++)
+        prefix_cache_insert(c->cache, &s->chain, s->table[s->n_chained],
+                            sequence_tokens(s, s->n_chained * len, len, c->block_tokens));
 }
 
 /* ---- rows of one sequence */
@@ -133,7 +97,6 @@ void core_chain_written(struct core *c, struct sequence *s)
  * computed again after a preemption, and none that was found in the cache. */
 static void count_planned(struct core *c, struct sequence *s, int32_t decodes, int32_t rows)
 {
-
     struct fair_user *u = s->request->user;
     int32_t n_new = least(s->n_planned - s->n_charged, decodes + rows);
 
@@ -182,10 +145,10 @@ static int32_t plan_decode(struct core *c, struct step *st, struct sequence *s, 
 
     must(!sampling || s->last_step == st->number - 1);
     must(replays(s) ? c->options.replay : s->n_planned == sequence_n_tokens(s) - !sampling);
-    if (needs_block(c, s) && !take_block_or_preempt(c, s))
+    if (core_needs_block(c, s) && !take_block_or_preempt(c, s))
         return 0;
     n_drafts = replays(s) ? 0 : take_draft_blocks(c, st, s, max_drafts);
-    e = n_drafts > 0 ? step_add_chunk(st, s) : step_add_decode(st, s);
+    e = step_add(st, s, n_drafts == 0);
     e->n = 1 + n_drafts;
     e->token = sampling || PLANT(PLANT_STALE_ROW)
                    ? ~s->last_row
@@ -223,20 +186,19 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     int32_t n_blocks = core_blocks_for(c, s->n_planned + n);
     struct step_entry *e;
 
-    if (n == 0 || (needs_block(c, s) && !take_block_or_preempt(c, s)))
+    if (n == 0 || (core_needs_block(c, s) && !take_block_or_preempt(c, s)))
         return 0;
     while (s->n_table < n_blocks && take_block(c, s))
         ;
     n = least(n, s->n_table * c->options.block_len - s->n_planned);
-    e = step_add_chunk(st, s);
+    e = step_add(st, s, false);
     if (!s->loaded)
-        step_add_update(st, s);
+        step_add_update(st, e);
     e->start = s->n_planned;
     e->n = n;
     s->n_planned += n;
-    e->listed[0] = s->n_chained;
-    chain_blocks(c, s, s->n_planned, s->slot);
-    e->listed[1] = s->n_chained;
+    if (PLANT(PLANT_EARLY_VISIBLE))
+        core_list_blocks(c, s, s->n_planned);
     if (s->n_planned == core_n_chunked(c, s)) {
         if (s->n_planned == sequence_n_tokens(s)) /* else it goes on with what is known */
             core_want_rows(st, e, 0);
@@ -248,255 +210,6 @@ static int32_t plan_chunk(struct core *c, struct step *st, struct sequence *s, i
     }
     count_planned(c, s, 0, n);
     return n;
-}
-
-/* ---- what a sequence that waits needs */
-
-/* Counts what s, which runs, could have in this step for its user. */
-static void count_runnable(const struct core *c, const struct step *st, const struct sequence *s)
-{
-    struct fair_user *u = s->request->user;
-    const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
-    const int32_t n = chunk_left(c, st, s);
-
-    if (s->state == SEQ_DECODE)
-        u->decodes++;
-    for (int32_t k = 0; s->state == SEQ_PREFILL && k <= klass; k++)
-        u->rows[k] += least(n, max - u->rows[k]);
-    if (klass > u->klass)
-        u->klass = klass;
-}
-
-static void begin(struct core *c, const struct step *st, struct sequence *s, int32_t n_found,
-                  uint64_t chain, uint64_t now_us)
-{
-    struct request *q = s->request;
-
-    fair_remove(&s->item);
-    c->n_waiting--;
-    c->n_queued_tokens -= sequence_n_tokens(s);
-    s->slot = c->free_slots[--c->n_free_slots];
-    c->slots[s->slot] = s;
-    s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
-    s->n_table = s->n_chained = n_found;
-    s->n_planned = s->n_written = n_found * c->options.block_len;
-    s->chain = chain;
-    must(s->n_sampling == 0);
-    s->state = SEQ_PREFILL;
-    list_append(&c->prefilling, &s->link);
-    c->n_prefilling++;
-    if (q->n_running++ == 0)
-        c->n_requests_running++;
-    q->user->n_running++;
-    count_runnable(c, st, s);
-    s->loaded = s->tried_load = false;
-    if (n_found > 0)
-        prefix_cache_count_hit(c->cache, s->table[n_found - 1]);
-    if (s->ran)
-        return;
-    s->ran = true;
-    c->stats.queried_tokens += (uint64_t)q->n_prompt;
-    c->stats.hit_tokens += (uint64_t)s->n_written;
-    if (s->choice == 0)
-        q->usage.cached_tokens = s->n_written;
-    if (!q->usage.start_us)
-        q->usage.start_us = now_us;
-}
-
-/* Blocks promised to running sequences: to those in prefill all that they begin with, to each
- * decode the one it needs in this step. */
-static int32_t blocks_promised(const struct core *c)
-{
-    int32_t n = 0;
-
-    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
-        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
-        n += blocks_to_begin(c, s) - s->n_table;
-    }
-    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next)
-        n += needs_block(c, CONTAINER_OF(l, struct sequence, link));
-    return n;
-}
-
-/* Blocks that s may take now, of those free. A user with nothing that runs need not heed the
- * watermark: its first sequence pushes nobody out again and again. */
-static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_t promised)
-{
-    int64_t n = (int64_t)blocks_available(c) - promised;
-
-    return s->request->user->n_running > 0 ? n - c->watermark : n;
-}
-
-void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
-{
-    int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, n_shared = 0, id;
-    uint64_t chain = prefix_cache_root(s->request->ns);
-    int64_t left = blocks_for(c, s, blocks_promised(c));
-
-    while (n < max && prefix_cache_peek(c->cache, &chain,
-                                        sequence_tokens(s, n * len, len, c->block_tokens), &id)) {
-        n_shared += blocks_refs(c->blocks, id) > 0; /* the other cached ones are available, too */
-        n++;
-    }
-    *needed = blocks_to_begin(c, s) - n_shared;
-    *available = left > 0 ? (int32_t)left : 0;
-}
-
-/* ---- prefixes that another sequence is computing */
-
-/* True when a and b know the same tokens in block i. */
-static bool equal_blocks(struct core *c, const struct sequence *a, const struct sequence *b,
-                         int32_t i)
-{
-    int32_t len = c->options.block_len;
-    const int32_t *x = sequence_tokens(a, i * len, len, c->block_tokens);
-    const int32_t *y = sequence_tokens(b, i * len, len, c->block_tokens + len);
-
-    return memcmp(x, y, (size_t)len * sizeof(*x)) == 0;
-}
-
-/* The sequence that computes block i of s, or is about to; chain is the block before. */
-static struct sequence *find_writer(struct core *c, const struct sequence *s, int32_t i,
-                                    uint64_t chain)
-{
-    int32_t len = c->options.block_len;
-    int32_t owner =
-        prefix_cache_pending(c->cache, chain, sequence_tokens(s, i * len, len, c->block_tokens));
-
-    if (owner >= 0)
-        return c->slots[owner];
-    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
-        struct sequence *a = CONTAINER_OF(l, struct sequence, link);
-
-        if (a->n_chained == i && a->chain == chain && core_n_chunked(c, a) / len > i &&
-            a->request->priority >= s->request->priority && equal_blocks(c, a, s, i))
-            return a;
-    }
-    return NULL;
-}
-
-/* Where another sequence computes the block after the n that s found, s waits until that one has
- * written all that both begin with. max is how many blocks s can use. */
-static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32_t max,
-                            uint64_t chain)
-{
-    struct sequence *a = n < max ? find_writer(c, s, n, chain) : NULL;
-    int32_t end;
-
-    if (!a)
-        return false;
-    /* What a will compute; only what is in flight, if it stops there or ranks lower than s. */
-    end = core_n_chunked(c, a);
-    if ((!sequence_runs(a) || a->request->priority < s->request->priority) && a->n_planned < end)
-        end = a->n_planned;
-    end /= c->options.block_len;
-    if (end > max)
-        end = max;
-    for (s->prefix_blocks = n + 1; s->prefix_blocks < end; s->prefix_blocks++)
-        if (!equal_blocks(c, a, s, s->prefix_blocks))
-            break;
-    must((int64_t)s->prefix_blocks * c->options.block_len > a->n_written);
-    fair_remove(&s->item);
-    c->n_waiting--;
-    c->n_waiting_prefix++;
-    c->n_prefix_waits++;
-    s->state = SEQ_WAITING_PREFIX;
-    s->writer = a;
-    list_append(&a->waiters, &s->link);
-    return true;
-}
-
-/* ---- admission */
-
-enum admission { ADMITTED, WAITS_FOR_PREFIX, NO_ROOM };
-
-/* Choices of a request begin with the first: the others find what it computed. */
-static bool passes_sibling(const struct sequence *s)
-{
-    const struct sequence *first = &s->request->choices[0];
-
-    return s != first && !first->ran && first->state != SEQ_ENDED;
-}
-
-/* Blocks that are promised are counted up where s is admitted. */
-static enum admission admit(struct core *c, struct step *st, struct sequence *s, int32_t *promised,
-                            uint64_t now_us)
-{
-    int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
-    int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
-    uint64_t chain = prefix_cache_root(s->request->ns);
-    bool alone = core_n_running(c) == 0 && c->n_draining == 0;
-    enum admission result = WAITS_FOR_PREFIX;
-    int32_t n = 0;
-
-    if (!alone && (passes_sibling(s) ||
-                   (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
-        return NO_ROOM;
-    while (n < max &&
-           prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
-                             &table[n]))
-        n++;
-    if (!wait_for_prefix(c, s, n, max, chain)) {
-        s->n_lacking = blocks_to_begin(c, s) - n;
-        if (alone || (s->n_lacking <= blocks_for(c, s, *promised) &&
-                      fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
-            if (!core_load(c, st, s, n, max, chain)) {
-                fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
-                *promised += s->n_lacking;
-                s->n_lacking = s->item.n_passed = 0;
-                begin(c, st, s, n, chain, now_us);
-                return ADMITTED;
-            }
-        } else {
-            s->retry_step = c->planned + RETRY_STEPS;
-            result = NO_ROOM;
-        }
-    }
-    while (n > 0)
-        blocks_unref(c->blocks, table[--n]);
-    return result;
-}
-
-/* Whether s has a slot, and rows to compute in this step. It claims none while it is known to lack
- * blocks. */
-static bool may_begin(struct core *c, const struct sequence *s, int32_t promised)
-{
-    const int32_t rows =
-        least(c->options.max_batch_tokens, step_cost_rows(&c->cost, c->n_decoding));
-
-    if (s->request->user->rows[s->request->priority] >= rows)
-        return false;
-    if (c->n_free_slots == 0 && (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
-        core_claim_slot(c, s);
-    return c->n_free_slots > 0;
-}
-
-/* Waiting sequences take slots. One that does not fit lets others pass, up to a bound. */
-static void admit_waiting(struct core *c, struct step *st, uint64_t now_us)
-{
-    int32_t n_vain = 0, promised = blocks_promised(c);
-    struct fair_item *item;
-
-    while (n_vain < LOOK_AHEAD && (item = fair_top(&c->fair))) {
-        struct sequence *s = CONTAINER_OF(item, struct sequence, item);
-        enum admission result;
-
-        if (!may_begin(c, s, promised)) {
-            item->user->closed = true;
-            continue;
-        }
-        result = admit(c, st, s, &promised, now_us);
-        n_vain += result != ADMITTED;
-        if (result != NO_ROOM)
-            continue;
-        if (item->user->n_skipped == 0)
-            core_claim_blocks(c, s, s->n_lacking - blocks_for(c, s, promised) - c->n_returning);
-        fair_skip(&c->fair, item);
-    }
-    fair_unskip(&c->fair);
 }
 
 /* ---- rows of the step */
@@ -532,6 +245,14 @@ static int32_t decode_budget(const struct core *c, uint64_t step)
     return max - (max / PROMPT_PART > 1 ? max / PROMPT_PART : 1);
 }
 
+/* A user's sequences that rows may be granted to, in order. */
+static void line_up(struct sequence ***end, struct sequence *s)
+{
+    s->next = NULL;
+    **end = s;
+    *end = &s->next;
+}
+
 static struct sequence *pop(struct sequence **first)
 {
     struct sequence *s = *first;
@@ -556,26 +277,10 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
         if ((int32_t)s->request->priority != klass || s->last_step == st->number ||
             chunk_left(c, st, s) == 0)
             continue;
-        s->next = NULL;
-        *u->prompt_end = s;
-        u->prompt_end = &s->next;
+        line_up(&u->prompt_end, s);
         any = true;
     }
     return any;
-}
-
-static void line_up_decodes(struct core *c, const struct step *st)
-{
-    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-        struct fair_user *u = s->request->user;
-
-        if (!may_decode(c, st, s))
-            continue;
-        s->next = NULL;
-        *u->decode_end = s;
-        u->decode_end = &s->next;
-    }
 }
 
 static bool is_empty(const struct plan *p)
@@ -631,7 +336,7 @@ static void grant_decode(struct core *c, struct plan *p, struct fair_user *u)
         us = fmin(us, u->quota_us - u->planned_us - c->fair.decode_us);
     drafts = fmax(us / c->fair.row_us, 0);
     s = pop(&u->decode);
-    if (may_decode(c, p->step, s)) /* not preempted meanwhile */
+    if (may_decode(c, p->step, s)) /* not preempted since */
         p->n_rows += plan_decode(c, p->step, s, drafts < left ? (int32_t)drafts : left);
 }
 
@@ -674,13 +379,33 @@ static void plan_pass(struct core *c, struct plan *p)
     }
 }
 
-static void count_all_runnable(struct core *c, const struct step *st)
+void core_count_runnable(const struct core *c, const struct step *st, const struct sequence *s)
+{
+    struct fair_user *u = s->request->user;
+    const int32_t klass = (int32_t)s->request->priority, max = c->options.max_batch_tokens;
+    const int32_t n = chunk_left(c, st, s);
+
+    if (s->state == SEQ_DECODE)
+        u->decodes++;
+    for (int32_t k = 0; s->state == SEQ_PREFILL && k <= klass; k++)
+        u->rows[k] += least(n, max - u->rows[k]);
+    if (klass > u->klass)
+        u->klass = klass;
+}
+
+/* Counts what each user's running sequences could have, and lines up its decodes. */
+static void count_running(const struct core *c, const struct step *st)
 {
     for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next)
-        count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
-    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next)
-        if (may_decode(c, st, CONTAINER_OF(l, struct sequence, link)))
-            count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
+        core_count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
+    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
+        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        if (!may_decode(c, st, s))
+            continue;
+        core_count_runnable(c, st, s);
+        line_up(&s->request->user->decode_end, s);
+    }
 }
 
 static void schedule(struct core *c, struct step *st, uint64_t now_us)
@@ -689,13 +414,12 @@ static void schedule(struct core *c, struct step *st, uint64_t now_us)
 
     c->n_short = 0;
     fair_step_begin(&c->fair, &c->cost);
-    count_all_runnable(c, st);
-    admit_waiting(c, st, now_us);
+    count_running(c, st);
+    core_admit_waiting(c, st, now_us);
     p.limit_us = fair_step_limit(&c->fair, c->options.max_batch_tokens);
     p.max_decodes = decode_budget(c, st->number);
     p.max_rows = prompt_budget(c, least(c->n_decoding, p.max_decodes));
     p.prompts_first = !isinf(p.limit_us) && st->number % PROMPT_PART == 0;
-    line_up_decodes(c, st);
     if (isinf(p.limit_us) && c->n_decoding <= p.max_decodes) /* all go: in any order */
         FAIR_EACH (u, &c->fair)
             while (u->decode)
@@ -715,12 +439,12 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
         return CORE_IDLE;
     if (core_in_flight(c) == BACKEND_IN_FLIGHT)
         return CORE_WAIT;
-    prefix_cache_set_time(c->cache, now_us);
+    c->cache->now_us = now_us;
     step_begin(st, c->planned + 1);
     if (c->n_requests > 0)
         schedule(c, st, now_us);
     core_copy_down(c, st);
-    if (st->n_decodes + st->n_chunks + st->n_copies == 0) {
+    if (st->n_entries + st->n_copies == 0) {
         if (c->n_requests == 0 && c->n_copies == 0)
             return CORE_IDLE;
         if (core_in_flight(c) > 0)

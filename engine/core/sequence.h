@@ -30,12 +30,11 @@ struct sequence {
     enum sequence_state state;
     uint64_t order;        /* of arrival among all sequences: also its rank among the running */
     struct fair_item item; /* WAITING */
-    struct list link;      /* in the writer's waiters, or while it has a slot in the core's lists */
+    struct list link;      /* in the waiters of another, or in one of the core's lists */
     struct list waiters;   /* sequences that wait for what this one computes */
-    struct sequence *writer; /* WAITING_PREFIX: for whose blocks it waits */
-    int32_t prefix_blocks;   /* WAITING_PREFIX: until so many are written */
-    int32_t n_lacking;       /* WAITING: blocks it needs, where it did not fit; else 0 */
-    uint64_t retry_step;     /* WAITING: it is looked up again by then */
+    int32_t prefix_blocks; /* WAITING_PREFIX: until so many are written */
+    int32_t n_lacking;     /* WAITING: blocks it needs, where it did not fit; else 0 */
+    uint64_t retry_step;   /* WAITING: it is looked up again by then */
 
     int32_t *generated; /* [cap_generated] */
     int32_t n_generated, cap_generated;
@@ -57,9 +56,9 @@ struct sequence {
     int32_t n_planned;     /* positions of steps planned so far */
     int32_t n_written;     /* positions of steps committed */
     int32_t n_sampling;    /* rows sampled from in steps in flight: 0 .. 2 */
-    uint64_t chain;        /* serial of the last chained block */
+    uint64_t chain;        /* of its listed blocks; 0: no more are listed */
     int32_t n_taken;       /* blocks of the table that were not found, while it runs */
-    int32_t n_chained;     /* blocks at the start of the table that have their place in a chain */
+    int32_t n_chained;     /* blocks at the start of the table that are written and listed */
     int32_t n_returning;   /* draining: blocks that its end frees */
     uint64_t last_step;    /* the last one it takes part in */
     bool loaded;           /* a step has set its sampler state */

@@ -15,55 +15,42 @@ struct sequence;
 
 struct step_entry {
     struct sequence *sequence;
+    bool decode;           /* else a prefill chunk, or drafts */
+    bool update;           /* sets the sequence's sampler state */
     int32_t start;         /* first position */
     int32_t n;             /* positions */
     int32_t token;         /* a decode's input: an id or ~row */
     int32_t n_drafts;      /* a chunk's last positions hold these, not known tokens */
     const int32_t *drafts; /* [n_drafts] */
     int32_t wanted;        /* its last rows, so many, are sampled from */
+    int32_t first_row;     /* of these in batch.rows, once built */
     uint32_t counter;      /* of the token that the first of them samples */
     const uint32_t *masks; /* [wanted, mask_words], or NULL */
-    int32_t listed[2];     /* blocks [from, to) of the table that were listed as pending */
-};
-
-/* What a step has room for. */
-struct step_limits {
-    int32_t max_tokens, max_seqs;
-    int32_t max_blocks;  /* of a sequence */
-    int32_t max_history; /* tokens of a sequence's history */
-    int32_t max_masks, mask_words;
-    int32_t max_copies;
 };
 
 struct step {
     uint64_t number;
-    struct step_limits limits;
+    struct batch max;    /* sizes that a batch of this memory can have */
     struct batch *batch; /* once built */
-    int32_t n_decodes, n_chunks;
-    double cost_us;             /* what it is thought to take; 0: not known */
-    struct step_entry *decodes; /* [max_seqs] */
-    struct step_entry *chunks;  /* [max_seqs] */
+    int32_t n_entries, n_decodes;
+    struct step_entry *entries; /* [max.n_seqs] in the order of planning */
     int32_t n_updates, n_history, n_bias, n_stop_ids;
     int32_t n_masks, n_drafts; /* of the entries */
-    struct step_update {
-        const struct sequence *sequence;
-        int32_t state;
-    } * updates; /* [max_seqs] */
     int32_t n_copies;
-    struct batch_copy *copies; /* [max_copies] */
-    size_t max_bytes;          /* of the batch */
+    struct batch_copy *copies; /* [max.n_copies] */
 };
 
-int step_init(struct step *st, const struct step_limits *limits); /* -ENOMEM, -EOVERFLOW */
+/* max: n_tokens, n_seqs, max_blocks, n_history (tokens of one sequence), n_masks, mask_words and
+ * n_copies of the largest batch. -ENOMEM, -EOVERFLOW. */
+int step_init(struct step *st, const struct batch *max);
 void step_deinit(struct step *st);
 
 void step_begin(struct step *st, uint64_t number);
-struct step_entry *step_add_decode(struct step *st, struct sequence *s);
-struct step_entry *step_add_chunk(struct step *st, struct sequence *s);
+struct step_entry *step_add(struct step *st, struct sequence *s, bool decode);
 
 /* True when there is room for what the update of s brings; always for the first. */
 bool step_has_room_for_update(const struct step *st, const struct sequence *s);
-void step_add_update(struct step *st, struct sequence *s);
+void step_add_update(struct step *st, struct step_entry *e);
 
 const struct batch *step_build(struct step *st, int32_t block_len);
 

@@ -8,8 +8,8 @@
  * Down: the cached blocks that go next from a tier, as many as the steps in flight can take, are
  * copied to the tier below, which gives up only blocks that no tier above it has: so copying ends.
  * Up: a sequence whose prefix goes on in a lower tier waits in SEQ_LOADING, without slot or blocks,
- * until the copies it waits for have ended; then it queues again and finds them, or does without:
- * it loads once each time it is admitted. */
+ * until the copies have ended; then it queues again and finds them, or does without: it begins
+ * copies once each time it is admitted. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,18 +58,18 @@ void core_tiers_deinit(struct core *c)
 }
 
 /* False: too many are under way, or the tier has no block to give. */
-static bool begin_copy(struct core *c, struct step *st, uint64_t node, enum tier from_tier,
-                       int32_t from, enum tier to_tier)
+static bool begin_copy(struct core *c, struct step *st, const struct node *n, enum tier from_tier,
+                       enum tier to_tier)
 {
+    const int32_t from = n->location[from_tier];
+    const uint64_t node = prefix_cache_chain(c->cache, n); /* which making room may remove */
     int32_t id, to;
     int rc;
 
     if (c->n_copies == c->max_copies)
         return false;
     blocks_begin_copy(c->tiers[from_tier], from); /* making room must not take it */
-    rc = to_tier == TIER_DEVICE
-             ? prefix_cache_take(c->cache, to_tier, &to)
-             : prefix_cache_take_below(c->cache, to_tier, blocks_of_steps(c), &to);
+    rc = prefix_cache_take(c->cache, to_tier, blocks_of_steps(c), &to);
     if (rc != BLOCKS_OK || PLANT(PLANT_COPY_NO_HOLD))
         blocks_end_copy(c->tiers[from_tier], from);
     if (rc != BLOCKS_OK)
@@ -89,7 +89,7 @@ static bool begin_copy(struct core *c, struct step *st, uint64_t node, enum tier
         .to = to,
     };
     if (PLANT(PLANT_COPY_EARLY))
-        prefix_cache_place(c->cache, node, to_tier, to, PREFIX_CACHE_READY);
+        prefix_cache_place(c->cache, node, to_tier, to);
     if (PLANT(PLANT_COPY_NO_REF))
         blocks_unref(c->tiers[to_tier], to);
     return true;
@@ -103,7 +103,7 @@ static void end_copy(struct core *c, const struct copy_result *r)
     k = &c->copies[r->id];
     must(k->from_tier != IDLE);
     if (r->ok || PLANT(PLANT_COPY_FAILURE))
-        prefix_cache_place(c->cache, k->node, k->to_tier, k->to, PREFIX_CACHE_READY);
+        prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
     c->n_copied[k->to_tier] += r->ok;
     c->copy_failed |= !r->ok;
     if (!PLANT(PLANT_COPY_NO_HOLD))
@@ -114,96 +114,57 @@ static void end_copy(struct core *c, const struct copy_result *r)
     c->n_copies--;
 }
 
-/* The highest lower tier that has the bytes, or N_TIERS. */
-static int tier_below(const int32_t location[N_TIERS])
+static bool has_copy(const struct core *c, enum tier tier, int32_t block_id)
 {
-    int t = TIER_DEVICE + 1;
-
-    while (t < N_TIERS && location[t] < 0)
-        t++;
-    return t;
+    return blocks_at(c->tiers[tier], block_id)->n_copies > 0;
 }
 
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
                uint64_t chain)
 {
-    int32_t len = c->options.block_len, location[N_TIERS];
+    const int32_t len = c->options.block_len;
     bool waits = false;
 
-    if (c->max_copies == 0 || s->tried_load)
-        return false;
-    for (; n < max; n++) {
-        const int32_t *tokens = sequence_tokens(s, n * len, len, c->block_tokens);
-        int t;
+    for (; c->max_copies > 0 && n < max; n++) {
+        const struct node *node =
+            prefix_cache_lookup(c->cache, chain, sequence_tokens(s, n * len, len, c->block_tokens));
+        int t = TIER_DEVICE;
 
-        if (!prefix_cache_lookup(c->cache, &chain, tokens, location))
+        while (node && node->location[t] < 0)
+            t++;
+        chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
+        /* A copy that is under way already may be another sequence's. */
+        if (!node || (t != TIER_DEVICE && !has_copy(c, t, node->location[t]) &&
+                      (s->tried_load || !begin_copy(c, st, node, t, TIER_DEVICE))))
             break;
-        t = tier_below(location);
-        if (location[TIER_DEVICE] >= 0 || t == N_TIERS)
-            continue;
-        if (!blocks_has_copy(c->tiers[t], location[t]) && /* maybe for another sequence */
-            !begin_copy(c, st, chain, t, location[t], TIER_DEVICE))
-            break;
-        waits = true;
+        waits |= t != TIER_DEVICE;
     }
     if (!waits)
         return false;
-    fair_remove(&s->item);
-    c->n_waiting--;
-    c->n_loading++;
+    core_hold_back(c, s, SEQ_LOADING, &c->loading);
+    s->tried_load = true;
     c->n_loads++;
-    s->state = SEQ_LOADING;
-    list_append(&c->loading, &s->link);
     return true;
-}
-
-/* True while a copy is under way of the first block of s that the device does not have. */
-static bool is_loading(struct core *c, const struct sequence *s)
-{
-    int32_t len = c->options.block_len, location[N_TIERS];
-    int32_t max = (core_n_chunked(c, s) - 1) / len;
-    uint64_t chain = prefix_cache_root(s->request->ns);
-
-    for (int32_t n = 0; n < max; n++) {
-        const int32_t *tokens = sequence_tokens(s, n * len, len, c->block_tokens);
-        int t;
-
-        if (!prefix_cache_lookup(c->cache, &chain, tokens, location))
-            return false;
-        t = tier_below(location);
-        if (location[TIER_DEVICE] < 0)
-            return t < N_TIERS && blocks_has_copy(c->tiers[t], location[t]);
-    }
-    return false;
 }
 
 void core_commit_copies(struct core *c, const struct step_result *r)
 {
+    struct list *l = c->loading.next;
+
     for (int32_t i = 0; i < r->n_copies && !PLANT(PLANT_COPY_IGNORED); i++)
         end_copy(c, &r->copies[i]);
-    for (struct list *l = c->loading.next; r->n_copies > 0 && l != &c->loading;) {
+    while (r->n_copies > 0 && l != &c->loading && !PLANT(PLANT_LOADING_FORGOTTEN)) {
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
         l = l->next;
-        if (is_loading(c, s) || PLANT(PLANT_LOADING_FORGOTTEN))
-            continue;
-        core_stop_loading(c, s);
-        s->tried_load = true;
-        core_enqueue(c, s);
+        core_unqueue(c, s);
+        core_enqueue(c, s); /* if some of its copies are under way still, it waits again */
     }
-}
-
-void core_stop_loading(struct core *c, struct sequence *s)
-{
-    list_remove(&s->link);
-    c->n_loading--;
-    c->n_queued_tokens -= sequence_n_tokens(s);
 }
 
 void core_copy_down(struct core *c, struct step *st)
 {
-    int32_t from;
-    uint64_t node;
+    const struct node *n;
 
     if (c->n_requests > 0)
         c->copy_failed = false;
@@ -211,8 +172,8 @@ void core_copy_down(struct core *c, struct step *st)
         return;
     for (int t = TIER_DEVICE; c->max_copies > 0 && t + 1 < N_TIERS; t++)
         while (c->tiers[t] && c->tiers[t + 1] &&
-               prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c), &node, &from) &&
-               begin_copy(c, st, node, t, from, t + 1))
+               (n = prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c))) &&
+               begin_copy(c, st, n, t, t + 1))
             ;
 }
 
@@ -226,7 +187,7 @@ static const char *verify_copies(const struct core *c)
         if (k->from_tier == IDLE)
             continue;
         n++;
-        if (!blocks_has_copy(c->tiers[k->from_tier], k->from))
+        if (!has_copy(c, k->from_tier, k->from))
             return "a block may be freed while a copy of it is under way";
         if (blocks_node(c->tiers[k->to_tier], k->to))
             return "a block is found before the copy into it is done";
@@ -237,7 +198,6 @@ static const char *verify_copies(const struct core *c)
 const char *core_verify_tiers(const struct core *c)
 {
     const char *broken = verify_copies(c);
-    int32_t n_loading = 0;
 
     for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
         int32_t n_left = c->n_copies;
@@ -255,13 +215,7 @@ const char *core_verify_tiers(const struct core *c)
     }
     if (broken)
         return broken;
-    for (const struct list *l = c->loading.next; l != &c->loading; l = l->next) {
-        n_loading++;
-        if (CONTAINER_OF(l, struct sequence, link)->state != SEQ_LOADING)
-            return "a sequence is in the list of those that load and does not";
-    }
-    if (n_loading != c->n_loading)
-        return "sequences that load are not as many as they are said to be";
-    return n_loading > 0 && c->n_copies == 0 ? "a sequence waits for copies and there are none"
-                                             : NULL;
+    return !list_empty(&c->loading) && c->n_copies == 0
+               ? "a sequence waits for copies and there are none"
+               : NULL;
 }

@@ -100,19 +100,13 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
 
     for (int k = 0; k < N_CLIENTS; k++)
         rows[k] = (struct rows){.klass = -1};
-    for (int32_t i = 0; i < st->n_decodes; i++) {
-        struct rows *r = &rows[st->decodes[i].sequence->request->client_id];
+    for (int32_t i = 0; i < st->n_entries; i++) {
+        const struct step_entry *e = &st->entries[i];
+        struct rows *r = &rows[e->sequence->request->client_id];
 
-        r->decodes++;
-        r->new_decodes += count_new(w, &st->decodes[i]);
-        add_possible(rows, st->decodes[i].sequence, 1, 0);
-    }
-    for (int32_t i = 0; i < st->n_chunks; i++) {
-        struct rows *r = &rows[st->chunks[i].sequence->request->client_id];
-
-        r->rows += st->chunks[i].n;
-        r->new_rows += count_new(w, &st->chunks[i]);
-        add_possible(rows, st->chunks[i].sequence, 0, st->chunks[i].n);
+        *(e->decode ? &r->decodes : &r->rows) += e->n;
+        *(e->decode ? &r->new_decodes : &r->new_rows) += count_new(w, e);
+        add_possible(rows, e->sequence, e->decode ? 1 : 0, e->decode ? 0 : e->n);
     }
     for (const struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);

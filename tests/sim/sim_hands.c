@@ -19,8 +19,8 @@ uint64_t sim_namespace_key(const struct world *w, uint64_t client, int32_t salt)
     return (w->n_cleared[owner] * 8 + owner) * 8 + (uint64_t)salt;
 }
 
-static struct inspect_query question(const struct world *w, enum inspect_kind kind, uint64_t client,
-                                     int32_t salt)
+static struct inspect_query query(const struct world *w, enum inspect_kind kind, uint64_t client,
+                                  int32_t salt)
 {
     return (struct inspect_query){
         .kind = kind,
@@ -37,7 +37,7 @@ static struct inspect_query question(const struct world *w, enum inspect_kind ki
 static int32_t cached(const struct world *w, uint64_t client, int32_t salt, const int32_t *prompt,
                       int32_t n)
 {
-    struct inspect_query q = question(w, INSPECT_EXPLAIN_PROMPT, client, salt);
+    struct inspect_query q = query(w, INSPECT_EXPLAIN_PROMPT, client, salt);
     struct inspect_report *r;
     int32_t same;
 
@@ -79,7 +79,7 @@ static bool is_pin(const struct world *w, const struct pinned *a, const struct p
 static const char *unpin(struct world *w)
 {
     struct pinned *p = &w->pins[rng_range(&w->rng, 0, w->n_pins - 1)];
-    struct inspect_query q = question(w, INSPECT_CACHE_PIN, p->client, p->salt);
+    struct inspect_query q = query(w, INSPECT_CACHE_PIN, p->client, p->salt);
     struct inspect_report *r;
     int32_t blocks = p->n / w->options.block_len, unpinned;
 
@@ -106,7 +106,7 @@ static const char *pin(struct world *w)
     p->salt = rng_range(g, 0, w->n_salts - 1);
     p->n = rng_one_in(g, 2) ? w->n_base[k] : rng_range(g, 0, w->n_base[k]);
     memcpy(p->prompt, w->bases[k], (size_t)p->n * sizeof(int32_t));
-    q = question(w, INSPECT_CACHE_PIN, p->client, p->salt);
+    q = query(w, INSPECT_CACHE_PIN, p->client, p->salt);
     for (int32_t i = 0; i < w->n_pins; i++)
         known |= is_pin(w, &w->pins[i], p);
     switch (core_inspect(&r, w->core, &q, p->prompt, p->n, w->now_us)) {
@@ -137,7 +137,7 @@ static const char *pin(struct world *w)
 static const char *clear(struct world *w)
 {
     uint64_t client = (uint64_t)rng_range(&w->rng, 1, w->n_clients);
-    struct inspect_query q = question(w, INSPECT_CACHE_CLEAR, client, 0);
+    struct inspect_query q = query(w, INSPECT_CACHE_CLEAR, client, 0);
     bool all = w->options.share_all || rng_one_in(&w->rng, 4);
     struct inspect_report *r;
 
@@ -194,7 +194,7 @@ static const char *look_around(struct world *w)
     static const enum inspect_kind kinds[] = {INSPECT_REQUESTS, INSPECT_BLOCKS, INSPECT_CACHE};
     enum inspect_kind kind = kinds[rng_range(&w->rng, 0, 2)];
     bool all = w->options.share_all || rng_one_in(&w->rng, 2);
-    struct inspect_query q = question(w, kind, (uint64_t)rng_range(&w->rng, 1, w->n_clients), 0);
+    struct inspect_query q = query(w, kind, (uint64_t)rng_range(&w->rng, 1, w->n_clients), 0);
     struct inspect_report *r;
     const char *wrong;
 
@@ -209,7 +209,7 @@ static const char *look_around(struct world *w)
 static const char *ask_why(struct world *w)
 {
     struct oracle_request *a = w->alive[rng_range(&w->rng, 0, w->n_alive - 1)];
-    struct inspect_query q = question(w, INSPECT_EXPLAIN_REQUEST, a->client, 0);
+    struct inspect_query q = query(w, INSPECT_EXPLAIN_REQUEST, a->client, 0);
     struct inspect_report *r;
     bool found;
 
@@ -251,7 +251,7 @@ const char *sim_hands_off(struct world *w)
     must(core_inspect(&r, w->core, &q, NULL, 0, w->now_us) == CORE_INSPECT_OK);
     left = r->stats.blocks_free != r->stats.blocks_total;
     for (int t = TIER_HOST; t < N_TIERS; t++)
-        left |= w->core->tiers[t] && blocks_n_free(w->core->tiers[t]) != w->options.tier_blocks[t];
+        left |= w->core->tiers[t] && w->core->tiers[t]->n_free != w->options.tier_blocks[t];
     inspect_report_free(r);
     if (!wrong)
         wrong = core_verify(w->core);

@@ -49,8 +49,8 @@ void sim_host_planned(struct world *w, uint64_t step)
 {
     const struct step *st = &w->core->steps[step % BACKEND_IN_FLIGHT];
 
-    for (int32_t i = 0; i < st->n_chunks; i++) {
-        const struct step_entry *e = &st->chunks[i];
+    for (int32_t i = 0; i < st->n_entries; i++) {
+        const struct step_entry *e = &st->entries[i];
         struct oracle_request *q = sim_find(w, e->sequence->request->id);
         struct oracle_choice *c = q ? &q->choices[e->sequence->choice] : NULL;
         uint64_t hash;

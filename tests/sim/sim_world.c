@@ -349,8 +349,8 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
     w->n_without_chunk = prompts && !chunk && !blocks_short ? w->n_without_chunk + 1 : 0;
     if (w->n_without_chunk > (shared ? 2000 : 8))
         return "decodes starve prompts";
-    for (int32_t i = 0; i < st->n_decodes; i++)
-        w->n_decodes[st->decodes[i].sequence->request->client_id]++;
+    for (int32_t i = 0; i < st->n_entries; i++)
+        w->n_decodes[st->entries[i].sequence->request->client_id] += st->entries[i].decode;
     for (struct list *l = w->core->decoding.next; l != &w->core->decoding; l = l->next) {
         const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
         struct oracle_choice *o = &sim_find(w, s->request->id)->choices[s->choice];
@@ -568,7 +568,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->drafts += w->core->n_drafts;
     counts->accepted += w->core->n_accepted;
     counts->yields += w->core->n_yields;
-    counts->evictions += prefix_cache_evictions(w->core->cache);
+    counts->evictions += w->core->cache->n_evicted;
     if (wrong) /* a broken core cannot be trusted to free itself */
         return wrong;
     for (int32_t i = 0; i < w->n_alive; i++)

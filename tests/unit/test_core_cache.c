@@ -230,7 +230,7 @@ START_TEST(clear_under_a_running_request)
     b = ask(1, 1, 21, 2);
     rig_next();
     ck_assert_int_eq(about(clear_of(1), 1, 1), CORE_INSPECT_OK);
-    ck_assert_int_eq(rig.report->changed_blocks, 5);
+    ck_assert_int_eq(rig.report->changed_blocks, 0); /* none is written yet */
     rig_commit();
     rig_run();
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 30);

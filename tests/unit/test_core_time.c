@@ -136,10 +136,8 @@ static int32_t rows_of(uint64_t client)
     const struct step *st = &rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT];
     int32_t n = 0;
 
-    for (int32_t i = 0; i < st->n_decodes; i++)
-        n += st->decodes[i].sequence->request->client_id == client;
-    for (int32_t i = 0; i < st->n_chunks; i++)
-        n += st->chunks[i].sequence->request->client_id == client ? st->chunks[i].n : 0;
+    for (int32_t i = 0; i < st->n_entries; i++)
+        n += st->entries[i].sequence->request->client_id == client ? st->entries[i].n : 0;
     return n;
 }
 

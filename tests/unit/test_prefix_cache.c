@@ -25,7 +25,7 @@ static void set_up(void)
         ck_assert_int_eq(blocks_new(&tiers[t], n[t]), 0);
     blocks = tiers[TIER_DEVICE];
     ck_assert_int_eq(prefix_cache_new(&cache, tiers, LEN, secret), 0);
-    ck_assert_int_eq(prefix_cache_open(cache, &ns, 1, salt("")), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &ns, 1, salt(""), false), 0);
 }
 
 static void tear_down(void)
@@ -41,25 +41,25 @@ static int32_t take(enum tier tier)
 {
     int32_t id;
 
-    ck_assert_int_eq(prefix_cache_take(cache, tier, &id), BLOCKS_OK);
+    ck_assert_int_eq(prefix_cache_take(cache, tier, N_DISK, &id), BLOCKS_OK);
     return id;
 }
 
 /* Takes a block, lists it behind *chain and gives its id. */
-static int32_t add(uint64_t *chain, const int32_t *tokens, int32_t owner)
+static int32_t add(uint64_t *chain, const int32_t *tokens)
 {
     int32_t id = take(TIER_DEVICE);
 
-    prefix_cache_insert(cache, chain, id, tokens, owner);
+    prefix_cache_insert(cache, chain, id, tokens);
     return id;
 }
 
 /* Copies a node's contents to a block of the tier, which is cached there from then on. */
-static int32_t copy(uint64_t node, enum tier tier)
+static int32_t copy(const struct node *n, enum tier tier)
 {
     int32_t id = take(tier);
 
-    ck_assert(prefix_cache_place(cache, node, tier, id, PREFIX_CACHE_READY));
+    ck_assert(prefix_cache_place(cache, prefix_cache_chain(cache, n), tier, id));
     blocks_unref(tiers[tier], id);
     return id;
 }
@@ -69,7 +69,7 @@ static void take_all(void)
 {
     int32_t id;
 
-    while (prefix_cache_take(cache, TIER_DEVICE, &id) == BLOCKS_OK)
+    while (prefix_cache_take(cache, TIER_DEVICE, 1, &id) == BLOCKS_OK)
         ;
 }
 
@@ -84,8 +84,8 @@ static int32_t hold(uint64_t *chain, const int32_t *tokens)
 TEST(finds_a_chain)
 {
     uint64_t chain = prefix_cache_root(ns), at = chain;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
-    int32_t b = add(&chain, two, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one);
+    int32_t b = add(&chain, two);
 
     ck_assert_int_eq(hold(&at, one), a);
     ck_assert_int_eq(hold(&at, two), b);
@@ -100,41 +100,27 @@ TEST(parent_is_part_of_identity)
 {
     uint64_t chain = prefix_cache_root(ns), root = chain;
 
-    add(&chain, one, PREFIX_CACHE_READY);
-    add(&chain, two, PREFIX_CACHE_READY);
+    add(&chain, one);
+    add(&chain, two);
     ck_assert_int_eq(hold(&root, two), -1);
     ck_assert_uint_eq(root, prefix_cache_root(ns));
     ck_assert_int_eq(hold(&chain, one), -1);
-}
-
-/* A pending block is not found, but its owner is; once ready it is found. */
-TEST(pending_is_not_found)
-{
-    uint64_t chain = prefix_cache_root(ns), root = chain;
-    int32_t a = add(&chain, one, 7);
-
-    ck_assert_int_eq(hold(&root, one), -1);
-    ck_assert_int_eq(prefix_cache_pending(cache, root, one), 7);
-    ck_assert_int_eq(prefix_cache_pending(cache, root, two), -1);
-    prefix_cache_set_ready(cache, a);
-    ck_assert_int_eq(prefix_cache_pending(cache, root, one), -1);
-    ck_assert_int_eq(hold(&root, one), a);
 }
 
 /* Of two equal blocks the first is listed, and the second's chain continues with it. */
 TEST(equal_block_stays_unlisted)
 {
     uint64_t first = prefix_cache_root(ns), second = first;
-    int32_t a = add(&first, one, PREFIX_CACHE_READY);
-    int32_t b = add(&second, one, PREFIX_CACHE_READY);
+    int32_t a = add(&first, one);
+    int32_t b = add(&second, one);
 
     ck_assert_int_ne(a, b);
     ck_assert_uint_eq(first, second);
-    ck_assert(!prefix_cache_is_ready(cache, b));
+    ck_assert(!blocks_node(blocks, b));
     blocks_unref(blocks, b);
-    ck_assert_int_eq(blocks_n_cached(blocks), 0);
+    ck_assert_int_eq(blocks->n_cached, 0);
     blocks_unref(blocks, a);
-    ck_assert_int_eq(blocks_n_cached(blocks), 1);
+    ck_assert_int_eq(blocks->n_cached, 1);
 }
 
 /* A namespace is found by the same client with the same bytes of salt, by no other. */
@@ -142,11 +128,11 @@ TEST(namespaces_are_exact)
 {
     struct cache_namespace *other, *salted, *same;
     uint64_t chain = prefix_cache_root(ns), at;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one);
 
-    ck_assert_int_eq(prefix_cache_open(cache, &other, 2, salt("")), 0);
-    ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, (struct text){"\0", 1}), 0);
-    ck_assert_int_eq(prefix_cache_open(cache, &same, 1, salt("")), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &other, 2, salt(""), false), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &salted, 1, (struct text){"\0", 1}, false), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &same, 1, salt(""), false), 0);
     at = prefix_cache_root(other);
     ck_assert_int_eq(hold(&at, one), -1);
     at = prefix_cache_root(salted);
@@ -165,16 +151,16 @@ TEST(namespace_outlives_its_requests)
     uint64_t chain, root;
     int32_t a;
 
-    ck_assert_int_eq(prefix_cache_open(cache, &first, 9, salt("x")), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &first, 9, salt("x"), false), 0);
     root = chain = prefix_cache_root(first);
-    a = add(&chain, one, PREFIX_CACHE_READY);
+    a = add(&chain, one);
     blocks_unref(blocks, a);
     prefix_cache_close(cache, first);
-    ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x")), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &again, 9, salt("x"), false), 0);
     ck_assert_uint_eq(prefix_cache_root(again), root);
     ck_assert_int_eq(hold(&root, one), a);
     /* without a node or a holder it is forgotten */
-    prefix_cache_remove(cache, a);
+    prefix_cache_remove(cache, blocks_node(blocks, a));
     prefix_cache_close(cache, again);
     ck_assert_ptr_null(prefix_cache_find(cache, 9, salt("x")));
 }
@@ -186,26 +172,25 @@ TEST(private_namespace_leaves_nothing)
     uint64_t chain;
     int32_t a, b;
 
-    ck_assert_int_eq(prefix_cache_open_private(cache, &private), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &private, 1, salt(""), true), 0);
     chain = prefix_cache_root(private);
-    a = add(&chain, one, PREFIX_CACHE_READY);
-    b = add(&chain, two, 3);
+    a = add(&chain, one);
+    b = add(&chain, two);
     blocks_unref(blocks, a);
-    ck_assert_int_eq(blocks_n_cached(blocks), 1);
+    ck_assert_int_eq(blocks->n_cached, 1);
     prefix_cache_close(cache, private);
-    ck_assert_int_eq(blocks_n_cached(blocks), 0);
-    prefix_cache_set_ready(cache, b); /* the step that wrote it is over */
-    ck_assert(!prefix_cache_is_ready(cache, b));
+    ck_assert_int_eq(blocks->n_cached, 0);
+    ck_assert(!blocks_node(blocks, b));
     blocks_unref(blocks, b);
-    ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
+    ck_assert_int_eq(blocks->n_free, N_BLOCKS);
 }
 
 /* When no block is free, the one released first is reused and no longer found; others still are. */
 TEST(reuses_the_oldest)
 {
     uint64_t chain = prefix_cache_root(ns), at;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
-    int32_t b = add(&chain, two, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one);
+    int32_t b = add(&chain, two);
     int32_t id;
 
     blocks_unref(blocks, b); /* the tail first, as sequences do */
@@ -215,23 +200,23 @@ TEST(reuses_the_oldest)
         ck_assert(id != a && id != b);
     }
     ck_assert_int_eq(take(TIER_DEVICE), b);
-    ck_assert_uint_eq(prefix_cache_evictions(cache), 1);
+    ck_assert_uint_eq(cache->n_evicted, 1);
     at = prefix_cache_root(ns);
     ck_assert_int_eq(hold(&at, one), a);
     ck_assert_int_eq(hold(&at, two), -1);
-    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, &id), BLOCKS_E_EMPTY);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, 1, &id), BLOCKS_E_EMPTY);
 }
 
 /* A block computed again after its removal is a new node: the old tail is not found behind it. */
 TEST(tail_of_a_forgotten_parent_is_unreachable)
 {
     uint64_t chain = prefix_cache_root(ns), again = chain, old_one;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+    int32_t a = add(&chain, one);
 
     old_one = chain;
-    add(&chain, two, PREFIX_CACHE_READY);
-    prefix_cache_remove(cache, a);
-    add(&again, one, PREFIX_CACHE_READY);
+    add(&chain, two);
+    prefix_cache_remove(cache, blocks_node(blocks, a));
+    add(&again, one);
     ck_assert_uint_ne(again, old_one);
     ck_assert_int_eq(hold(&again, two), -1);
 }
@@ -240,22 +225,22 @@ TEST(tail_of_a_forgotten_parent_is_unreachable)
 TEST(removal_takes_what_is_behind)
 {
     uint64_t chain = prefix_cache_root(ns), middle, at = chain;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c;
+    int32_t a = add(&chain, one), b, c;
 
     middle = chain;
-    b = add(&chain, two, PREFIX_CACHE_READY);
-    c = add(&chain, one, PREFIX_CACHE_READY);
+    b = add(&chain, two);
+    c = add(&chain, one);
     blocks_unref(blocks, c);
     blocks_unref(blocks, b);
-    ck_assert_int_eq(blocks_n_cached(blocks), 2);
-    prefix_cache_remove(cache, a);
-    ck_assert_int_eq(blocks_n_cached(blocks), 0);
+    ck_assert_int_eq(blocks->n_cached, 2);
+    prefix_cache_remove(cache, blocks_node(blocks, a));
+    ck_assert_int_eq(blocks->n_cached, 0);
     ck_assert_int_eq(blocks_n_used(blocks), 1);
     ck_assert_int_eq(hold(&middle, two), -1);
     ck_assert_int_eq(hold(&at, one), -1);
     ck_assert_ptr_null(prefix_cache_verify(cache));
-    b = add(&middle, two, PREFIX_CACHE_READY); /* nothing can be listed behind it */
-    ck_assert(!prefix_cache_is_ready(cache, b));
+    b = add(&middle, two); /* nothing can be listed behind it */
+    ck_assert(!blocks_node(blocks, b));
     ck_assert_ptr_null(prefix_cache_verify(cache));
 }
 
@@ -263,124 +248,110 @@ TEST(removal_takes_what_is_behind)
  * behind it is found too, and it goes with its last copy. */
 TEST(outlives_its_device_block)
 {
-    uint64_t chain = prefix_cache_root(ns), node, at;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), host, location[N_TIERS], id;
+    const uint64_t root = prefix_cache_root(ns);
+    uint64_t chain = root, at = root;
+    int32_t a = add(&chain, one), b, host, id;
+    struct node *n = prefix_cache_node(cache, chain);
 
-    node = chain;
-    add(&chain, two, PREFIX_CACHE_READY); /* held, so it stays on the device */
-    host = copy(node, TIER_HOST);
+    b = add(&chain, two); /* held, so it stays on the device */
+    host = copy(n, TIER_HOST);
     blocks_unref(blocks, a);
     take_all();
-    at = prefix_cache_root(ns);
     ck_assert(!prefix_cache_peek(cache, &at, one, &id));
-    ck_assert(prefix_cache_lookup(cache, &at, one, location));
-    ck_assert_uint_eq(at, node);
-    ck_assert_int_eq(location[TIER_DEVICE], -1);
-    ck_assert_int_eq(location[TIER_HOST], host);
-    ck_assert_int_eq(location[TIER_DISK], -1);
-    ck_assert(prefix_cache_lookup(cache, &at, two, location));
-    ck_assert_int_ge(location[TIER_DEVICE], 0);
-    prefix_cache_drop(cache, node, TIER_HOST);
-    ck_assert_int_eq(blocks_n_free(tiers[TIER_HOST]), N_HOST);
-    ck_assert(!prefix_cache_is_ready(cache, location[TIER_DEVICE]));
-    at = prefix_cache_root(ns);
-    ck_assert(!prefix_cache_lookup(cache, &at, one, location));
-    ck_assert(!prefix_cache_place(cache, node, TIER_DISK, take(TIER_DISK), PREFIX_CACHE_READY));
+    ck_assert_uint_eq(at, root);
+    ck_assert_ptr_eq(prefix_cache_lookup(cache, root, one), n);
+    ck_assert_int_eq(n->location[TIER_DEVICE], -1);
+    ck_assert_int_eq(n->location[TIER_HOST], host);
+    ck_assert_int_eq(n->location[TIER_DISK], -1);
+    at = prefix_cache_chain(cache, n);
+    ck_assert_ptr_eq(prefix_cache_lookup(cache, at, two), prefix_cache_node(cache, chain));
+    prefix_cache_drop(cache, n, TIER_HOST);
+    ck_assert_int_eq(tiers[TIER_HOST]->n_free, N_HOST);
+    ck_assert_ptr_null(blocks_node(blocks, b));
+    ck_assert_ptr_null(prefix_cache_lookup(cache, root, one));
+    ck_assert(!prefix_cache_place(cache, at, TIER_DISK, take(TIER_DISK)));
 }
 
-/* What is copied up is pending for the one that loads it until the copy is done. */
+/* What is copied up, or computed again, becomes the device block of a node that was on the host
+ * alone; a second such block stays unlisted. */
 TEST(comes_back_to_the_device)
 {
-    uint64_t chain = prefix_cache_root(ns), at = chain;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, location[N_TIERS];
+    const uint64_t root = prefix_cache_root(ns);
 
-    copy(chain, TIER_HOST);
-    prefix_cache_drop(cache, chain, TIER_DEVICE);
-    blocks_unref(blocks, a);
-    ck_assert_int_eq(blocks_n_free(blocks), N_BLOCKS);
-    b = take(TIER_DEVICE);
-    ck_assert(prefix_cache_place(cache, chain, TIER_DEVICE, b, 5));
-    ck_assert_int_eq(hold(&at, one), -1);
-    ck_assert_int_eq(prefix_cache_pending(cache, at, one), 5);
-    ck_assert(prefix_cache_lookup(cache, &(uint64_t){at}, one, location));
-    ck_assert_int_eq(location[TIER_DEVICE], -1);
-    ck_assert(!prefix_cache_place(cache, chain, TIER_DEVICE, take(TIER_DEVICE), 6));
-    prefix_cache_set_ready(cache, b);
-    ck_assert_int_eq(hold(&at, one), b);
+    for (int computed = 0; computed < 2; computed++) {
+        uint64_t chain = root, again = root;
+        int32_t a = add(&chain, computed ? one : two), b;
+
+        copy(prefix_cache_node(cache, chain), TIER_HOST);
+        prefix_cache_drop(cache, prefix_cache_node(cache, chain), TIER_DEVICE);
+        blocks_unref(blocks, a);
+        b = take(TIER_DEVICE);
+        if (computed)
+            prefix_cache_insert(cache, &again, b, one);
+        else
+            ck_assert(prefix_cache_place(cache, chain, TIER_DEVICE, b));
+        ck_assert(!prefix_cache_place(cache, chain, TIER_DEVICE, take(TIER_DEVICE)));
+        again = root;
+        ck_assert_int_eq(hold(&again, computed ? one : two), b);
+        ck_assert_uint_eq(again, chain);
+        prefix_cache_drop(cache, prefix_cache_node(cache, chain), TIER_HOST);
+        again = root;
+        ck_assert_int_eq(hold(&again, computed ? one : two), b);
+    }
 }
 
-/* A block computed again becomes the device block of a node that was on the host alone. */
-TEST(is_computed_again)
-{
-    uint64_t chain = prefix_cache_root(ns), again = chain;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b;
-
-    copy(chain, TIER_HOST);
-    prefix_cache_drop(cache, chain, TIER_DEVICE);
-    b = add(&again, one, 2);
-    ck_assert_uint_eq(again, chain);
-    ck_assert_int_eq(prefix_cache_pending(cache, prefix_cache_root(ns), one), 2);
-    prefix_cache_drop(cache, chain, TIER_HOST); /* the last written copy, but not the last */
-    prefix_cache_set_ready(cache, b);
-    again = prefix_cache_root(ns);
-    ck_assert_int_eq(hold(&again, one), b);
-    blocks_unref(blocks, a);
-}
-
-/* A full tier gives up its oldest copies; nodes that are elsewhere too stay. */
+/* A full tier gives up its oldest copies, but none that a tier above has, and looks at no more than
+ * it is told to. */
 TEST(each_tier_evicts_for_itself)
 {
-    uint64_t chain = prefix_cache_root(ns), nodes[N_HOST + 1], at = chain;
-    int32_t location[N_TIERS], ids[N_HOST + 1], oldest = -1;
+    uint64_t chain = prefix_cache_root(ns);
+    struct node *nodes[N_HOST];
+    int32_t ids[N_HOST], host[N_HOST], id;
 
-    for (int i = 0; i <= N_HOST; i++) {
-        ids[i] = add(&chain, one, PREFIX_CACHE_READY);
-        nodes[i] = chain;
+    for (int i = 0; i < N_HOST; i++) {
+        ids[i] = add(&chain, one);
+        nodes[i] = prefix_cache_node(cache, chain);
     }
-    for (int i = N_HOST; i >= 0; i--) { /* the tail first: the last to come is the first node */
-        int32_t id = copy(nodes[i], TIER_HOST);
-
-        oldest = i == N_HOST ? id : oldest;
-        ck_assert(i > 0 || id == oldest);
-    }
-    for (int i = 0; i <= N_HOST; i++) {
-        ck_assert(prefix_cache_lookup(cache, &at, one, location));
-        ck_assert_int_eq(location[TIER_DEVICE], ids[i]);
-        ck_assert_int_eq(location[TIER_HOST] < 0, i == N_HOST);
-    }
-    ck_assert_uint_eq(prefix_cache_evictions(cache), 0); /* of the device */
+    for (int i = N_HOST - 1; i >= 0; i--) /* the tail first, as sequences release */
+        host[i] = copy(nodes[i], TIER_HOST);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_HOST, N_HOST, &id), BLOCKS_E_EMPTY);
+    prefix_cache_drop(cache, nodes[1], TIER_DEVICE);
+    prefix_cache_drop(cache, nodes[0], TIER_DEVICE);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_HOST, 1, &id), BLOCKS_E_EMPTY);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_HOST, 2, &id), BLOCKS_OK);
+    ck_assert_int_eq(id, host[1]);
+    ck_assert_ptr_null(blocks_node(blocks, ids[2])); /* it was behind the one that went */
+    ck_assert_int_eq(nodes[0]->location[TIER_HOST], host[0]);
+    ck_assert_uint_eq(cache->n_evicted, 0); /* of the device */
 }
 
 /* The next block to copy down is the oldest cached one without a copy there; not a block that is
- * held, pending, private, or under a copy. */
+ * held, private, or under a copy. */
 TEST(next_copy_is_the_oldest)
 {
-    uint64_t chain = prefix_cache_root(ns), first, node, none = chain;
+    uint64_t chain = prefix_cache_root(ns), other;
     struct cache_namespace *private;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), b, c, id;
+    int32_t a = add(&chain, one), b, c;
+    struct node *first = prefix_cache_node(cache, chain), *second;
 
-    first = chain;
-    b = add(&chain, two, PREFIX_CACHE_READY);
-    ck_assert_int_eq(prefix_cache_open_private(cache, &private), 0);
-    none = prefix_cache_root(private);
-    c = add(&none, two, PREFIX_CACHE_READY);
-    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, N_BLOCKS, &node, &id));
+    b = add(&chain, two);
+    second = prefix_cache_node(cache, chain);
+    ck_assert_int_eq(prefix_cache_open(cache, &private, 1, salt(""), true), 0);
+    other = prefix_cache_root(private);
+    c = add(&other, two);
+    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, N_BLOCKS));
     blocks_unref(blocks, c);
     blocks_unref(blocks, b);
     blocks_unref(blocks, a);
-    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1, &node, &id));
-    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
-    ck_assert_uint_eq(node, chain);
-    ck_assert_int_eq(id, b);
+    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1));
+    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), second);
     blocks_begin_copy(blocks, b);
-    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
-    ck_assert_uint_eq(node, first);
+    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), first);
     copy(first, TIER_HOST);
-    ck_assert(!prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2, &node, &id));
-    ck_assert(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_DISK, 2, &node, &id));
+    ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2));
+    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_DISK, 2), first);
     blocks_end_copy(blocks, b);
-    ck_assert(prefix_cache_next_copy(cache, TIER_HOST, TIER_DISK, 1, &node, &id));
-    ck_assert_uint_eq(node, first);
+    ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_HOST, TIER_DISK, 1), first);
     prefix_cache_close(cache, private);
 }
 
@@ -389,14 +360,14 @@ TEST(next_copy_is_the_oldest)
 TEST(a_copy_keeps_its_block)
 {
     uint64_t chain = prefix_cache_root(ns);
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY), id;
+    int32_t a = add(&chain, one), id;
 
     blocks_unref(blocks, a);
     blocks_begin_copy(blocks, a);
     take_all();
-    ck_assert(prefix_cache_is_ready(cache, a));
+    ck_assert(blocks_node(blocks, a));
     ck_assert_int_eq(prefix_cache_clear(cache, 1, false), 1);
-    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, &id), BLOCKS_E_EMPTY);
+    ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, 1, &id), BLOCKS_E_EMPTY);
     blocks_end_copy(blocks, a);
     ck_assert_int_eq(take(TIER_DEVICE), a);
 }
@@ -404,17 +375,15 @@ TEST(a_copy_keeps_its_block)
 /* Removing a node frees its copies and those of all behind it, in every tier. */
 TEST(removed_from_all_tiers)
 {
-    uint64_t chain = prefix_cache_root(ns), first;
-    int32_t a = add(&chain, one, PREFIX_CACHE_READY);
+    uint64_t chain = prefix_cache_root(ns);
+    struct node *first = blocks_node(blocks, add(&chain, one));
 
-    first = chain;
-    add(&chain, two, PREFIX_CACHE_READY);
+    copy(blocks_node(blocks, add(&chain, two)), TIER_DISK);
     copy(first, TIER_HOST);
     copy(first, TIER_DISK);
-    copy(chain, TIER_DISK);
-    ck_assert_int_eq(prefix_cache_remove(cache, a), 2);
-    ck_assert_int_eq(blocks_n_free(tiers[TIER_HOST]), N_HOST);
-    ck_assert_int_eq(blocks_n_free(tiers[TIER_DISK]), N_DISK);
+    ck_assert_int_eq(prefix_cache_remove(cache, first), 2);
+    ck_assert_int_eq(tiers[TIER_HOST]->n_free, N_HOST);
+    ck_assert_int_eq(tiers[TIER_DISK]->n_free, N_DISK);
     ck_assert_ptr_null(prefix_cache_find(cache, 2, salt("")));
 }
 
@@ -426,7 +395,7 @@ TEST(random_steps_on_three_tiers)
     static int32_t written[N_BLOCKS]; /* the first token */
     uint64_t chains[N_CHAINS];        /* some are gone */
     int32_t held[MAX_HELD], refs[N_TIERS][N_DISK] = {{0}};
-    int32_t id, lower, location[N_TIERS];
+    int32_t id, lower;
     int n_held = 0, n_found = 0, n_copies = 0;
 
     srandom(11);
@@ -434,15 +403,16 @@ TEST(random_steps_on_three_tiers)
         chains[i] = prefix_cache_root(ns);
     for (int step = 0; step < 100000; step++) {
         int32_t tokens[LEN] = {(int32_t)(random() % 2)};
-        uint64_t chain = chains[random() % N_CHAINS], *next = &chains[random() % N_CHAINS], node;
+        uint64_t chain = chains[random() % N_CHAINS], *next = &chains[random() % N_CHAINS];
+        struct node *n;
         enum tier from = (enum tier)(random() % 2), to = from + 1;
 
         switch (random() % 8) {
         case 0: /* a step computes a block */
         case 1:
-            if (n_held == MAX_HELD || prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+            if (n_held == MAX_HELD || prefix_cache_take(cache, TIER_DEVICE, 1, &id) != BLOCKS_OK)
                 break;
-            prefix_cache_insert(cache, &chain, id, tokens, random() % 2 ? 1 : PREFIX_CACHE_READY);
+            prefix_cache_insert(cache, &chain, id, tokens);
             written[id] = tokens[0];
             held[n_held++] = id;
             refs[TIER_DEVICE][id]++;
@@ -456,39 +426,44 @@ TEST(random_steps_on_three_tiers)
             refs[TIER_DEVICE][id]++;
             n_found++;
             break;
-        case 3: /* and releases it, written */
+        case 3: /* and releases it */
         case 4:
             if (n_held == 0)
                 break;
             id = held[--n_held];
-            prefix_cache_set_ready(cache, id);
             blocks_unref(blocks, id);
             refs[TIER_DEVICE][id]--;
             break;
         case 5: /* a copy down */
-            if (!prefix_cache_next_copy(cache, from, to, 3, &node, &id))
+            n = prefix_cache_next_copy(cache, from, to, 3);
+            if (!n)
                 break;
+            id = n->location[from];
+            chain = prefix_cache_chain(cache, n);
             blocks_begin_copy(tiers[from], id);
-            lower = take(to); /* may evict what the node continues, and so the node */
-            n_copies += prefix_cache_place(cache, node, to, lower, PREFIX_CACHE_READY);
-            blocks_unref(tiers[to], lower);
+            if (prefix_cache_take(cache, to, 3, &lower) == BLOCKS_OK) { /* may evict the node */
+                n_copies += prefix_cache_place(cache, chain, to, lower);
+                blocks_unref(tiers[to], lower);
+            }
             blocks_end_copy(tiers[from], id);
             break;
         case 6: /* a copy up */
-            node = chain;
-            if (!prefix_cache_lookup(cache, &node, tokens, location) ||
-                location[TIER_DEVICE] >= 0 ||
-                prefix_cache_take(cache, TIER_DEVICE, &id) != BLOCKS_OK)
+            n = prefix_cache_lookup(cache, chain, tokens);
+            if (!n || n->location[TIER_DEVICE] >= 0)
+                break;
+            chain = prefix_cache_chain(cache, n);
+            if (prefix_cache_take(cache, TIER_DEVICE, 1, &id) != BLOCKS_OK)
                 break;
             written[id] = tokens[0];
-            prefix_cache_place(cache, node, TIER_DEVICE, id, PREFIX_CACHE_READY);
+            prefix_cache_place(cache, chain, TIER_DEVICE, id);
             blocks_unref(blocks, id);
             break;
         default:
             if (random() % 200 == 0)
                 prefix_cache_clear(cache, 1, false);
-            else if (random() % 8 == 0)
-                prefix_cache_drop(cache, chain, TIER_DISK);
+            else if (random() % 8 == 0 && (n = prefix_cache_node(cache, chain)) && n->parent &&
+                     n->location[TIER_DISK] >= 0)
+                prefix_cache_drop(cache, n, TIER_DISK);
         }
         ck_assert_ptr_null(prefix_cache_verify(cache));
         for (int t = 0; t < N_TIERS; t++)
@@ -498,47 +473,49 @@ TEST(random_steps_on_three_tiers)
     ck_assert_int_gt(n_copies, 1000);
 }
 
-static void digest_of(uint8_t out[PREFIX_CACHE_DIGEST], uint64_t client, const char *with_salt,
-                      const int32_t *first, const int32_t *second)
+static XXH128_hash_t digest_of(uint64_t client, const char *with_salt, const int32_t *first,
+                               const int32_t *second)
 {
     struct cache_namespace *in;
+    XXH128_hash_t digest;
     uint64_t chain;
     int32_t a, b;
 
-    ck_assert_int_eq(prefix_cache_open(cache, &in, client, salt(with_salt)), 0);
+    ck_assert_int_eq(prefix_cache_open(cache, &in, client, salt(with_salt), false), 0);
     chain = prefix_cache_root(in);
-    a = add(&chain, first, PREFIX_CACHE_READY);
-    b = add(&chain, second, PREFIX_CACHE_READY);
-    ck_assert(prefix_cache_digest(cache, chain, out));
+    a = add(&chain, first);
+    b = add(&chain, second);
+    digest = blocks_node(blocks, b)->digest;
     blocks_unref(blocks, b);
     blocks_unref(blocks, a);
     prefix_cache_close(cache, in);
+    return digest;
 }
 
 /* A digest is the same in another cache with the same secret, and differs with the secret, the
  * client, the salt, the tokens and those before them. */
 TEST(digest_outlives_the_process)
 {
-    uint8_t d[7][PREFIX_CACHE_DIGEST];
+    XXH128_hash_t d[7];
 
-    digest_of(d[0], 7, "s", one, two);
-    digest_of(d[1], 8, "s", one, two);
-    digest_of(d[2], 7, "t", one, two);
-    digest_of(d[3], 7, "s", one, one);
-    digest_of(d[4], 7, "s", two, two);
+    d[0] = digest_of(7, "s", one, two);
+    d[1] = digest_of(8, "s", one, two);
+    d[2] = digest_of(7, "t", one, two);
+    d[3] = digest_of(7, "s", one, one);
+    d[4] = digest_of(7, "s", two, two);
     tear_down();
     set_up();
-    digest_of(d[5], 7, "", two, one); /* another history */
-    digest_of(d[5], 7, "s", one, two);
+    d[5] = digest_of(7, "", two, one); /* another history */
+    d[5] = digest_of(7, "s", one, two);
     tear_down();
     for (int i = 0; i < PREFIX_CACHE_SECRET; i++)
         secret[i] ^= 1;
     set_up();
-    digest_of(d[6], 7, "s", one, two);
-    ck_assert_mem_eq(d[0], d[5], PREFIX_CACHE_DIGEST);
+    d[6] = digest_of(7, "s", one, two);
+    ck_assert(XXH128_isEqual(d[0], d[5]));
     for (int i = 1; i < 7; i++)
         if (i != 5)
-            ck_assert_mem_ne(d[0], d[i], PREFIX_CACHE_DIGEST);
+            ck_assert(!XXH128_isEqual(d[0], d[i]));
 }
 
 int main(void)

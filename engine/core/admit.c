@@ -1,0 +1,246 @@
+/* admit.c - admission: which waiting sequences take a slot for the next step, and what they find in
+ * the prefix cache.
+ *
+ * Sequences are looked at in fair.h's order. One begins when there are a slot, rows in the step and
+ * all the blocks that its known tokens need; where it lacks a slot or blocks that are its user's
+ * part, others are preempted for it (preempt.c). One that does not fit lets others pass, up to a
+ * bound. One whose prefix another sequence computes, or a lower tier has, waits for that instead,
+ * outside the queue. */
+#include <string.h>
+
+#include "engine/core/core_impl.h"
+#include "engine/util/must.h"
+#include "engine/util/plant.h"
+
+enum {
+    LOOK_AHEAD = 32,  /* waiting sequences that one step finds not to fit */
+    RETRY_STEPS = 16, /* so many steps later such a sequence is looked up again at the latest */
+};
+
+/* ---- blocks */
+
+/* Blocks that a sequence needs to get through its known tokens and begin to decode. */
+static int32_t blocks_to_begin(const struct core *c, const struct sequence *s)
+{
+    int32_t n = core_blocks_for(c, sequence_n_tokens(s)) + 1;
+    int32_t total = core_blocks_for(c, s->request->n_prompt + s->request->max_tokens - 1);
+
+    return n < total ? n : total;
+}
+
+/* Blocks promised to running sequences: to those in prefill all that they begin with, to each
+ * decode the one it needs in this step. */
+static int32_t blocks_promised(const struct core *c)
+{
+    int32_t n = 0;
+
+    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
+        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        n += blocks_to_begin(c, s) - s->n_table;
+    }
+    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next)
+        n += core_needs_block(c, CONTAINER_OF(l, struct sequence, link));
+    return n;
+}
+
+/* Blocks that s may take now. A user with nothing that runs need not heed the watermark: its first
+ * sequence pushes nobody out again and again. */
+static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_t promised)
+{
+    int64_t n = (int64_t)c->blocks->n_free + c->blocks->n_cached - promised;
+
+    return s->request->user->n_running > 0 ? n - c->watermark : n;
+}
+
+void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
+{
+    int32_t len = c->options.block_len;
+    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, n_shared = 0, id;
+    uint64_t chain = prefix_cache_root(s->request->ns);
+    int64_t left = blocks_for(c, s, blocks_promised(c));
+
+    while (n < max && prefix_cache_peek(c->cache, &chain,
+                                        sequence_tokens(s, n * len, len, c->block_tokens), &id)) {
+        n_shared += blocks_refs(c->blocks, id) > 0; /* the other cached ones are available, too */
+        n++;
+    }
+    *needed = blocks_to_begin(c, s) - n_shared;
+    *available = left > 0 ? (int32_t)left : 0;
+}
+
+/* ---- prefixes that another sequence computes */
+
+/* Of the first max blocks of s, how many a knows with the same tokens. */
+static int32_t equal_blocks(struct core *c, const struct sequence *a, const struct sequence *s,
+                            int32_t max)
+{
+    const int32_t len = c->options.block_len;
+    int32_t n = 0;
+
+    while (n < max && memcmp(sequence_tokens(a, n * len, len, c->block_tokens),
+                             sequence_tokens(s, n * len, len, c->block_tokens + len),
+                             (size_t)len * sizeof(int32_t)) == 0)
+        n++;
+    return n;
+}
+
+/* The positions that a will list: all it computes in chunks, or only what is planned where it stops
+ * there or ranks lower than s. */
+static int32_t positions_to_come(const struct core *c, const struct sequence *a,
+                                 const struct sequence *s)
+{
+    const int32_t n = core_n_chunked(c, a);
+
+    if (a->state == SEQ_PREFILL && a->request->priority >= s->request->priority)
+        return n;
+    return a->n_planned < n ? a->n_planned : n;
+}
+
+/* Where another sequence computes the block after the n that s found, s waits until that one has
+ * written all that both begin with. max is how many blocks s can use. */
+static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32_t max)
+{
+    const int64_t len = c->options.block_len;
+
+    for (int32_t i = 0; n < max && i < c->options.max_seqs; i++) {
+        struct sequence *a = c->slots[i];
+        int32_t end;
+
+        if (!a || a->request->ns != s->request->ns || a->n_written >= (n + 1) * len ||
+            !prefix_cache_node(c->cache, a->chain))
+            continue;
+        end = positions_to_come(c, a, s) / (int32_t)len;
+        if (end <= n || (end = equal_blocks(c, a, s, end < max ? end : max)) <= n)
+            continue;
+        core_hold_back(c, s, SEQ_WAITING_PREFIX, &a->waiters);
+        s->prefix_blocks = end;
+        c->n_prefix_waits++;
+        return true;
+    }
+    return false;
+}
+
+/* ---- admission */
+
+enum admission { ADMITTED, WAITS_FOR_PREFIX, NO_ROOM };
+
+/* The sequence takes a slot, with n_found blocks of its prefix. */
+static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t chain,
+                  uint64_t now_us)
+{
+    struct request *q = s->request;
+
+    core_unqueue(c, s);
+    c->n_queued_tokens -= sequence_n_tokens(s);
+    s->slot = c->free_slots[--c->n_free_slots];
+    c->slots[s->slot] = s;
+    s->table = c->tables + (size_t)s->slot * (size_t)c->max_blocks;
+    s->n_table = s->n_chained = n_found;
+    s->n_planned = s->n_written = n_found * c->options.block_len;
+    s->chain = chain;
+    must(s->n_sampling == 0);
+    s->state = SEQ_PREFILL;
+    list_append(&c->prefilling, &s->link);
+    c->n_prefilling++;
+    if (q->n_running++ == 0)
+        c->n_requests_running++;
+    q->user->n_running++;
+    s->loaded = s->tried_load = false;
+    s->n_lacking = s->item.n_passed = 0;
+    if (n_found > 0)
+        prefix_cache_first(prefix_cache_node(c->cache, chain))->hits++;
+    if (s->ran)
+        return;
+    s->ran = true;
+    c->stats.queried_tokens += (uint64_t)q->n_prompt;
+    c->stats.hit_tokens += (uint64_t)s->n_written;
+    if (s->choice == 0)
+        q->usage.cached_tokens = s->n_written;
+    if (!q->usage.start_us)
+        q->usage.start_us = now_us;
+}
+
+/* Choices of a request begin with the first: the others find what it computed. */
+static bool passes_sibling(const struct sequence *s)
+{
+    const struct sequence *first = &s->request->choices[0];
+
+    return s != first && !first->ran && first->state != SEQ_ENDED;
+}
+
+/* Blocks that are promised are counted up where s is admitted. */
+static enum admission admit(struct core *c, struct step *st, struct sequence *s, int32_t *promised,
+                            uint64_t now_us)
+{
+    int32_t len = c->options.block_len;
+    int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
+    int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
+    uint64_t chain = prefix_cache_root(s->request->ns);
+    bool alone = core_n_running(c) == 0 && c->n_draining == 0;
+    enum admission result = WAITS_FOR_PREFIX;
+    int32_t n = 0;
+
+    if (!alone && (passes_sibling(s) ||
+                   (s->n_lacking > blocks_for(c, s, *promised) && c->planned < s->retry_step)))
+        return NO_ROOM;
+    while (n < max &&
+           prefix_cache_hold(c->cache, &chain, sequence_tokens(s, n * len, len, c->block_tokens),
+                             &table[n]))
+        n++;
+    if (!wait_for_prefix(c, s, n, max)) {
+        s->n_lacking = blocks_to_begin(c, s) - n;
+        if (!alone && (s->n_lacking > blocks_for(c, s, *promised) ||
+                       !fair_may_pass(&c->fair, &s->item, s->n_lacking, core_pool(c)))) {
+            s->retry_step = c->planned + RETRY_STEPS;
+            result = NO_ROOM;
+        } else if (!core_load(c, st, s, n, max, chain)) {
+            fair_pass(&c->fair, &s->item, s->n_lacking, core_pool(c));
+            *promised += s->n_lacking;
+            begin(c, s, n, chain, now_us);
+            core_count_runnable(c, st, s);
+            return ADMITTED;
+        }
+    }
+    while (n > 0)
+        blocks_unref(c->blocks, table[--n]);
+    return result;
+}
+
+/* Whether s has a slot, and rows to compute in this step. It claims none while it is known to lack
+ * blocks. */
+static bool may_begin(struct core *c, const struct sequence *s, int32_t promised)
+{
+    const int32_t rows = step_cost_rows(&c->cost, c->n_decoding);
+    const int32_t n = s->request->user->rows[s->request->priority];
+
+    if (n >= rows || n >= c->options.max_batch_tokens)
+        return false;
+    if (c->n_free_slots == 0 && (s->n_lacking == 0 || s->n_lacking <= blocks_for(c, s, promised)))
+        core_claim_slot(c, s);
+    return c->n_free_slots > 0;
+}
+
+void core_admit_waiting(struct core *c, struct step *st, uint64_t now_us)
+{
+    int32_t n_vain = 0, promised = blocks_promised(c);
+    struct fair_item *item;
+
+    while (n_vain < LOOK_AHEAD && (item = fair_top(&c->fair))) {
+        struct sequence *s = CONTAINER_OF(item, struct sequence, item);
+        enum admission result;
+
+        if (!may_begin(c, s, promised)) {
+            item->user->closed = true;
+            continue;
+        }
+        result = admit(c, st, s, &promised, now_us);
+        n_vain += result != ADMITTED;
+        if (result != NO_ROOM)
+            continue;
+        if (item->user->n_skipped == 0)
+            core_claim_blocks(c, s, s->n_lacking - blocks_for(c, s, promised) - c->n_returning);
+        fair_skip(&c->fair, item);
+    }
+    fair_unskip(&c->fair);
+}
