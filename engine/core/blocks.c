@@ -140,9 +140,11 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 
         if (k->refs != refs[i])
             return "the refcount of a block is not the number of tables that hold it";
-        n_free += k->refs == 0 && !k->node && k->n_copies == 0;
-        n_cached += k->refs == 0 && k->node && k->n_copies == 0;
-        n_listed += k->refs == 0 && k->node;
+        if (k->refs > 0)
+            continue;
+        n_free += !k->node && k->n_copies == 0;
+        n_cached += k->node && k->n_copies == 0;
+        n_listed += k->node != NULL;
     }
     if (n_free != b->n_free || n_cached != b->n_cached)
         return "free, cached and used blocks are not all blocks";

@@ -84,16 +84,22 @@ struct core {
     uint64_t n_drafts, n_accepted;
 };
 
+/* Full blocks of so many tokens: block_len is a power of two, and division is slow. */
+static inline int64_t core_full_blocks(const struct core *c, int64_t n_tokens)
+{
+    return n_tokens >> __builtin_ctz((unsigned)c->options.block_len);
+}
+
 static inline int32_t core_blocks_for(const struct core *c, int32_t n_tokens)
 {
-    return (int32_t)(((int64_t)n_tokens + c->options.block_len - 1) / c->options.block_len);
+    return (int32_t)core_full_blocks(c, (int64_t)n_tokens + c->options.block_len - 1);
 }
 
 /* Of a sequence at its end; the last token needs no slot. */
 static inline int64_t core_blocks_at_most(const struct core *c, int32_t n_prompt,
                                           int32_t max_tokens)
 {
-    return ((int64_t)n_prompt + max_tokens - 1 + c->options.block_len - 1) / c->options.block_len;
+    return core_full_blocks(c, (int64_t)n_prompt + max_tokens - 1 + c->options.block_len - 1);
 }
 
 /* How many of its tokens a sequence computes in chunks and may share with others: those known when

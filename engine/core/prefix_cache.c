@@ -453,17 +453,21 @@ int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
 
 /* ---- invariants */
 
-static const char *verify_node(const struct prefix_cache *p, const struct node *n)
+static const char *verify_pins(const struct node *n)
 {
     int32_t n_pins = n->pinned;
-    bool somewhere = false;
 
     for (const struct list *l = n->children.next; l != &n->children; l = l->next)
         n_pins += node_of_sibling(l)->n_pins;
     if (n_pins != n->n_pins)
         return "the pins that hold a block are not as many as it counts";
-    if (n_pins > 0 && n->location[TIER_DEVICE] < 0)
-        return "a pinned node has no device block";
+    return n_pins > 0 && n->location[TIER_DEVICE] < 0 ? "a pinned node has no device block" : NULL;
+}
+
+static const char *verify_node(const struct prefix_cache *p, const struct node *n)
+{
+    bool somewhere = false;
+
     if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
         return "a node does not continue the one before it";
     if (find(p, n->digest, n->parent, prefix_cache_tokens(p, n)) != n)
@@ -486,8 +490,10 @@ const char *prefix_cache_verify(const struct prefix_cache *p)
     for (int32_t i = 0; !broken && i < p->n_nodes; i++) {
         if (!p->nodes[i].ns)
             continue;
-        n_pinned += p->nodes[i].n_pins > 0;
+        n_pinned += p->nodes[i].n_pins > 0 || p->nodes[i].pinned;
         broken = verify_node(p, &p->nodes[i]);
+        if (!broken && p->n_pinned > 0)
+            broken = verify_pins(&p->nodes[i]);
     }
     if (!broken && n_pinned != p->n_pinned)
         broken = "the pinned blocks are not as many as they are said to be";

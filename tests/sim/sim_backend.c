@@ -171,9 +171,9 @@ static const int32_t *table_of(const struct batch *t, int32_t seq)
 static int32_t slot_of(const struct sim_backend *b, const struct batch *t, int32_t seq,
                        int32_t position)
 {
-    int32_t len = b->o.block_len;
+    const int shift = __builtin_ctz((unsigned)b->o.block_len); /* division is slow */
 
-    return table_of(t, seq)[position / len] * len + position % len;
+    return (table_of(t, seq)[position >> shift] << shift) + (position & (b->o.block_len - 1));
 }
 
 static uint64_t checksum(const struct batch *t)

@@ -1,49 +1,49 @@
 /* sim_oracle.c - see sim_oracle.h. */
 #include "tests/sim/sim_oracle.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/util/must.h"
 #include "tests/sim/rng.h"
 
-enum { MAX_PREFIXES = 1 << 18 };
+enum { MAX_PREFIXES = 1 << 17 };
 
-/* An open hash table of (namespace, prefix), with how many requests have brought it. */
+/* An open hash table of (namespace, prefix), with how many requests have brought it. There is one,
+ * and entries of an earlier life are empty: clearing it each time would take long. */
 struct oracle_prefixes {
     int32_t block_len;
     int32_t n;
+    uint32_t life;
     struct {
         uint64_t key;
         int32_t n_requests;
+        uint32_t life;
     } at[MAX_PREFIXES];
 };
 
-int oracle_prefixes_new(struct oracle_prefixes **out, int32_t block_len)
+struct oracle_prefixes *oracle_prefixes_new(int32_t block_len)
 {
-    *out = calloc(1, sizeof(**out));
-    if (!*out)
-        return -ENOMEM;
-    (*out)->block_len = block_len;
-    return 0;
-}
+    static struct oracle_prefixes prefixes;
 
-void oracle_prefixes_free(struct oracle_prefixes *p)
-{
-    free(p);
+    prefixes.block_len = block_len;
+    prefixes.n = 0;
+    prefixes.life++;
+    return &prefixes;
 }
 
 static int32_t *prefix_count(struct oracle_prefixes *p, uint64_t namespace_key, uint64_t hash)
 {
-    uint64_t key = rng_mix(hash + rng_mix(namespace_key)) | 1;
+    uint64_t key = rng_mix(hash + rng_mix(namespace_key));
     size_t i = (size_t)key & (MAX_PREFIXES - 1);
 
-    while (p->at[i].key && p->at[i].key != key)
+    while (p->at[i].life == p->life && p->at[i].key != key)
         i = (i + 1) & (MAX_PREFIXES - 1);
-    if (!p->at[i].key) {
+    if (p->at[i].life != p->life) {
         must(++p->n < MAX_PREFIXES / 2);
         p->at[i].key = key;
+        p->at[i].n_requests = 0;
+        p->at[i].life = p->life;
     }
     return &p->at[i].n_requests;
 }

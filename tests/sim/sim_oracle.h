@@ -49,8 +49,7 @@ struct oracle_request {
 /* Which prefixes were asked for in which namespace, in whole blocks: what a cache may know. */
 struct oracle_prefixes;
 
-int oracle_prefixes_new(struct oracle_prefixes **out, int32_t block_len);
-void oracle_prefixes_free(struct oracle_prefixes *p);
+struct oracle_prefixes *oracle_prefixes_new(int32_t block_len); /* the only one, empty */
 
 struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t namespace_key);
 void oracle_request_free(struct oracle_request *q);

@@ -257,7 +257,7 @@ static const char *arrive(struct world *w, int32_t client)
     } else {
         w->counts->refused++;
     }
-    memset(w->prompt, 0xff, sizeof(w->prompt));
+    memset(w->prompt, 0xff, (size_t)q.n_prompt * sizeof(*w->prompt));
     memset(stop_ids, 0xff, sizeof(stop_ids));
     return wrong ? wrong : look(w);
 }
@@ -554,7 +554,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     must(core_new(&w->core, &w->options) == 0);
     core_set_cost(w->core, &w->cost);
     must(sim_backend_new(&w->backend, &w->backend_options) == 0);
-    must(oracle_prefixes_new(&w->prefixes, w->options.block_len) == 0);
+    w->prefixes = oracle_prefixes_new(w->options.block_len);
     wrong = live(w, n_steps);
     core_stats(w->core, &stats);
     counts->worlds++;
@@ -575,7 +575,6 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
         oracle_request_free(w->alive[i]);
     core_free(w->core);
     sim_backend_free(w->backend);
-    oracle_prefixes_free(w->prefixes);
     free(w);
     return NULL;
 }
