@@ -113,7 +113,7 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
         end = positions_to_come(c, a, s) / (int32_t)len;
         if (end <= n || (end = equal_blocks(c, a, s, end < max ? end : max)) <= n)
             continue;
-        core_hold_back(c, s, SEQ_WAITING_PREFIX, &a->waiters);
+        core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
         s->prefix_blocks = end;
         c->n_prefix_waits++;
         return true;
@@ -131,7 +131,7 @@ static void begin(struct core *c, struct sequence *s, int32_t n_found, uint64_t 
 {
     struct request *q = s->request;
 
-    core_unqueue(c, s);
+    core_unqueue(s);
     c->n_queued_tokens -= sequence_n_tokens(s);
     s->slot = c->free_slots[--c->n_free_slots];
     c->slots[s->slot] = s;

@@ -133,7 +133,7 @@ void core_free(struct core *c)
 /* Room for n more events than are untaken. */
 static int reserve_events(struct core *c, int64_t n)
 {
-    int64_t need = (c->events_taken ? 0 : c->n_events) + n;
+    int64_t need = c->n_events + n;
     int64_t max = c->max_events ? c->max_events : 64;
     struct core_event *p;
 
@@ -154,10 +154,6 @@ static int reserve_events(struct core *c, int64_t n)
 /* Has room: core_admit reserved what a call can tell, if events are taken after each. */
 void core_emit(struct core *c, const struct core_event *e)
 {
-    if (c->events_taken) {
-        c->n_events = 0;
-        c->events_taken = false;
-    }
     if (c->n_events == c->max_events)
         must(reserve_events(c, 1) == 0);
     c->events[c->n_events++] = *e;
@@ -165,14 +161,12 @@ void core_emit(struct core *c, const struct core_event *e)
 
 const struct core_event *core_events(struct core *c, int32_t *n)
 {
-    if (c->events_taken)
-        c->n_events = 0;
-    c->events_taken = true;
     *n = c->n_events;
+    c->n_events = 0;
     return c->events;
 }
 
-void core_enqueue(struct core *c, struct sequence *s)
+void core_enqueue(struct sequence *s)
 {
     s->state = SEQ_WAITING;
     s->item = (struct fair_item){
@@ -183,27 +177,21 @@ void core_enqueue(struct core *c, struct sequence *s)
         .n_passed = s->item.n_passed,
     };
     fair_push(&s->item);
-    c->n_waiting++;
 }
 
-void core_unqueue(struct core *c, struct sequence *s)
+void core_unqueue(struct sequence *s)
 {
-    if (s->state == SEQ_WAITING) {
+    if (s->state == SEQ_WAITING)
         fair_remove(&s->item);
-        c->n_waiting--;
-    } else {
+    else
         list_remove(&s->link);
-        c->n_waiting_prefix--;
-    }
 }
 
-void core_hold_back(struct core *c, struct sequence *s, enum sequence_state state,
-                    struct list *waiters)
+void core_hold_back(struct sequence *s, enum sequence_state state, struct list *waiters)
 {
-    core_unqueue(c, s);
+    core_unqueue(s);
     s->state = state;
     list_append(waiters, &s->link);
-    c->n_waiting_prefix++;
 }
 
 int32_t core_room(const struct core *c, const struct core_request *r)
@@ -269,7 +257,7 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     if (q->deadline_us)
         heap_insert(&c->deadlines, &q->by_deadline);
     for (int32_t i = 0; i < q->n; i++)
-        core_enqueue(c, &q->choices[i]);
+        core_enqueue(&q->choices[i]);
     c->n_queued_tokens += (int64_t)q->n * q->n_prompt;
     c->last_order += (uint64_t)q->n;
     c->n_requests++;
@@ -309,8 +297,8 @@ void core_wake(struct core *c, struct sequence *writer, bool all)
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
                      (int64_t)s->prefix_blocks * c->options.block_len > writer->n_written))
             continue;
-        core_unqueue(c, s);
-        core_enqueue(c, s);
+        core_unqueue(s);
+        core_enqueue(s);
     }
 }
 
@@ -363,7 +351,7 @@ void core_drained(struct core *c, struct sequence *s)
     core_release(c, s);
     q->n_draining--;
     if (s->state == SEQ_PREEMPTED) {
-        core_enqueue(c, s);
+        core_enqueue(s);
         c->n_queued_tokens += sequence_n_tokens(s);
     } else if (q->n_alive == 0 && q->n_draining == 0) {
         free_request(c, q);
@@ -407,7 +395,7 @@ void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason
     case SEQ_WAITING:
     case SEQ_WAITING_PREFIX:
     case SEQ_LOADING:
-        core_unqueue(c, s);
+        core_unqueue(s);
         c->n_queued_tokens -= sequence_n_tokens(s);
         s->state = SEQ_ENDED;
         break;

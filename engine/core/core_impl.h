@@ -44,8 +44,7 @@ struct core {
     struct list draining;
     struct list loading;
     int32_t n_prefilling, n_decoding, n_draining;
-    int64_t n_waiting, n_waiting_prefix; /* in the queue, and not yet: PREFIX and LOADING */
-    int64_t n_queued_tokens;             /* known tokens of both */
+    int64_t n_queued_tokens; /* known tokens of the sequences that wait */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
     int32_t n_returning; /* blocks that the end of those draining will free */
@@ -74,7 +73,6 @@ struct core {
     struct core_event *events;
     int32_t n_events, max_events;
     int64_t n_events_owed; /* terminal events that the requests alive can cause */
-    bool events_taken;
 
     struct core_stats stats; /* the counters that only grow */
     /* Counted for tests: */
@@ -134,10 +132,9 @@ static inline int32_t core_n_running(const struct core *c)
 /* core.c */
 void core_emit(struct core *c, const struct core_event *e);
 /* A sequence that waits: in the queue, or elsewhere until its prefix is there; and neither. */
-void core_enqueue(struct core *c, struct sequence *s);
-void core_hold_back(struct core *c, struct sequence *s, enum sequence_state state,
-                    struct list *waiters);
-void core_unqueue(struct core *c, struct sequence *s);
+void core_enqueue(struct sequence *s);
+void core_hold_back(struct sequence *s, enum sequence_state state, struct list *waiters);
+void core_unqueue(struct sequence *s);
 void core_release(struct core *c, struct sequence *s); /* gives back its blocks and its slot */
 /* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
  * at once, or where a step in flight has it, with that step. */

@@ -5,26 +5,30 @@
 #include "engine/core/core_inspect.h"
 #include "engine/util/plant.h"
 
-static int32_t list_length(const struct list *head)
+/* How many sequences are in a list; -1: one of them is in a state that does not belong there. */
+static int32_t list_length(const struct list *head, enum sequence_state a, enum sequence_state b)
 {
     int32_t n = 0;
 
-    for (const struct list *l = head->next; l != head; l = l->next)
-        n++;
+    for (const struct list *l = head->next; l != head; l = l->next, n++) {
+        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+
+        if (s->state != a && s->state != b)
+            return -1;
+    }
     return n;
 }
 
 static const char *verify_waiters(const struct core *c, const struct sequence *s,
-                                  int64_t *n_waiting)
+                                  int32_t *n_waiters)
 {
-    for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next) {
+    for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next, ++*n_waiters) {
         const struct sequence *w = CONTAINER_OF(l, struct sequence, link);
 
         if (w->state != SEQ_WAITING_PREFIX)
             return "a sequence waits for another and does not know";
         if ((int64_t)w->prefix_blocks * c->options.block_len <= s->n_written)
-            return "a sequence is held back for what has long been there";
-        ++*n_waiting;
+            return "a sequence waits for a prefix that is there";
     }
     return NULL;
 }
@@ -42,7 +46,7 @@ static const char *verify_unwritten(const struct core *c, const struct sequence 
 }
 
 static const char *verify_sequence(const struct core *c, const struct sequence *s, int32_t slot,
-                                   int64_t *n_waiting)
+                                   int32_t *n_waiters)
 {
     const char *broken;
 
@@ -59,7 +63,7 @@ static const char *verify_sequence(const struct core *c, const struct sequence *
     if (s->last_step <= c->committed && s->n_written != s->n_planned)
         return "a sequence in no step in flight has positions unwritten";
     broken = verify_unwritten(c, s);
-    return broken ? broken : verify_waiters(c, s, n_waiting);
+    return broken ? broken : verify_waiters(c, s, n_waiters);
 }
 
 static const char *verify_steps(const struct core *c)
@@ -98,42 +102,50 @@ static const char *verify_pins(const struct core *c)
     return NULL;
 }
 
-static const char *verify_counts(const struct core *c, int64_t n_waiting)
+/* Each choice is in one list by its state, and counted once. */
+static const char *verify_counts(const struct core *c, int32_t n_waiters)
 {
-    int64_t n_preempted = 0, n_queued_tokens = 0;
-    int32_t n_slots = 0, n_queued = 0, n_running = 0;
+    const int32_t n_loading = list_length(&c->loading, SEQ_LOADING, SEQ_LOADING);
+    int32_t n[SEQ_ENDED + 1] = {0}, n_slots = 0, n_queued = 0, n_running = 0;
+    int64_t n_queued_tokens = 0;
 
-    for (const struct list *l = c->draining.next; l != &c->draining; l = l->next)
-        n_preempted += CONTAINER_OF(l, struct sequence, link)->state == SEQ_PREEMPTED;
-    for (int32_t i = 0; i < c->options.max_seqs; i++)
-        n_slots += c->slots[i] != NULL;
     for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
         const struct request *q = CONTAINER_OF(l, struct request, in_core);
 
-        for (int32_t i = 0; i < q->n; i++)
-            if (q->choices[i].state == SEQ_WAITING || q->choices[i].state == SEQ_LOADING ||
-                q->choices[i].state == SEQ_WAITING_PREFIX)
+        for (int32_t i = 0; i < q->n; i++) {
+            const enum sequence_state state = q->choices[i].state;
+
+            n[state]++;
+            if (state == SEQ_WAITING || state == SEQ_LOADING || state == SEQ_WAITING_PREFIX)
                 n_queued_tokens += sequence_n_tokens(&q->choices[i]);
+        }
     }
-    if (n_queued_tokens != c->n_queued_tokens)
-        return "the tokens of those that wait are not as many as they are said to be";
-    if (list_length(&c->prefilling) != c->n_prefilling ||
-        list_length(&c->decoding) != c->n_decoding || list_length(&c->draining) != c->n_draining)
-        return "a list of sequences is not as long as it is said to be";
-    if (n_slots != core_n_running(c) + c->n_draining ||
-        c->n_free_slots != c->options.max_seqs - n_slots)
-        return "slots held and free are not all slots";
-    if (c->n_waiting_prefix != n_waiting + list_length(&c->loading) ||
-        c->n_alive != c->n_waiting + c->n_waiting_prefix + core_n_running(c) + n_preempted)
-        return "a choice neither waits nor runs";
-    if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
-        return "requests and their choices do not agree";
+    for (int32_t i = 0; i < c->options.max_seqs; i++)
+        n_slots += c->slots[i] != NULL;
     FAIR_EACH (u, &c->fair) {
         n_queued += u->n_waiting;
         n_running += u->n_running;
     }
-    if (n_queued != c->n_waiting || n_running != core_n_running(c))
+    if (n_queued_tokens != c->n_queued_tokens)
+        return "the tokens of those that wait are not as many as they are said to be";
+    if (list_length(&c->prefilling, SEQ_PREFILL, SEQ_PREFILL) != c->n_prefilling ||
+        list_length(&c->decoding, SEQ_DECODE, SEQ_DECODE) != c->n_decoding ||
+        list_length(&c->draining, SEQ_PREEMPTED, SEQ_ENDED) != c->n_draining)
+        return "a list of sequences is not as long as it is said to be";
+    if (n_slots != core_n_running(c) + c->n_draining ||
+        c->n_free_slots != c->options.max_seqs - n_slots)
+        return "slots held and free are not all slots";
+    if (n[SEQ_WAITING_PREFIX] != n_waiters || n[SEQ_LOADING] != n_loading ||
+        n[SEQ_PREFILL] != c->n_prefilling || n[SEQ_DECODE] != c->n_decoding ||
+        c->n_alive != n[SEQ_WAITING] + n[SEQ_WAITING_PREFIX] + n[SEQ_LOADING] + n[SEQ_PREFILL] +
+                          n[SEQ_DECODE] + n[SEQ_PREEMPTED])
+        return "a choice neither waits nor runs";
+    if ((size_t)c->n_requests != c->requests.n || (c->n_requests == 0) != (c->n_alive == 0))
+        return "requests and their choices do not agree";
+    if (n_queued != n[SEQ_WAITING] || n_running != core_n_running(c))
         return "users do not have as many sequences as there are";
+    if (n_loading > 0 && c->n_copies == 0)
+        return "a sequence waits for copies and there are none";
     if (c->n_requests == 0 && core_in_flight(c) == 0 && c->n_copies == 0 &&
         blocks_n_used(c->blocks) != c->cache->n_pinned)
         return "no request, but used blocks that are not pinned";
@@ -143,7 +155,7 @@ static const char *verify_counts(const struct core *c, int64_t n_waiting)
 const char *core_verify(const struct core *c)
 {
     const char *broken;
-    int64_t n_waiting = 0;
+    int32_t n_waiters = 0;
 
     memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
     for (int32_t i = 0; i < c->options.max_seqs; i++) {
@@ -161,10 +173,10 @@ const char *core_verify(const struct core *c)
         broken = prefix_cache_verify(c->cache);
     for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)
         if (c->slots[i])
-            broken = verify_sequence(c, c->slots[i], i, &n_waiting);
+            broken = verify_sequence(c, c->slots[i], i, &n_waiters);
     if (!broken)
         broken = verify_steps(c);
     if (!broken)
         broken = verify_pins(c);
-    return broken ? broken : verify_counts(c, n_waiting);
+    return broken ? broken : verify_counts(c, n_waiters);
 }

@@ -6,67 +6,80 @@
 #include "engine/core/core_impl.h"
 #include "engine/util/plant.h"
 
-static int32_t block_excess(const struct core *c, const struct fair_user *u)
+/* What users divide. */
+enum resource { SLOTS, BLOCKS };
+
+static int32_t excess(const struct core *c, const struct fair_user *u, enum resource what)
 {
-    return fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
+    return what == SLOTS ? fair_excess(&c->fair, u, u->n_running, c->options.max_seqs)
+                         : fair_excess(&c->fair, u, u->n_blocks, core_pool(c));
 }
 
-typedef bool compare_fn(const struct core *c, const struct sequence *a, const struct sequence *b);
-
-/* Of the running sequences v but the one spared, for which may(c, v, s) holds, the one that comes
- * before all others. */
-static struct sequence *find(const struct core *c, const struct sequence *spared,
-                             compare_fn *before, compare_fn *may, const struct sequence *s)
-{
-    const struct list *lists[] = {&c->prefilling, &c->decoding};
-    struct sequence *best = NULL;
-
-    for (int k = 0; k < 2; k++) {
-        for (struct list *l = lists[k]->next; l != lists[k]; l = l->next) {
-            struct sequence *v = CONTAINER_OF(l, struct sequence, link);
-
-            if (v != spared && (!may || may(c, v, s)) && (!best || before(c, v, best)))
-                best = v;
-        }
-    }
-    return best;
-}
-
-static bool is_older(const struct core *c, const struct sequence *a, const struct sequence *b)
-{
-    (void)c;
-    if (a->request->priority != b->request->priority)
-        return a->request->priority > b->request->priority;
-    return a->order < b->order;
-}
-
-/* The oldest of the highest class is never preempted: so it ends, and every request does. */
+/* The oldest sequence of the highest class is never preempted: so it ends, and every request does.
+ */
 static const struct sequence *find_oldest(const struct core *c)
 {
-    return find(c, NULL, is_older, NULL, NULL);
+    const struct sequence *oldest = NULL;
+
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        const struct sequence *s = c->slots[i];
+
+        if (s && sequence_runs(s) &&
+            (!oldest || s->request->priority > oldest->request->priority ||
+             (s->request->priority == oldest->request->priority && s->order < oldest->order)))
+            oldest = s;
+    }
+    return oldest;
 }
 
-/* When blocks run out: the lowest class; those not preempted max_preemptions times; the user
- * furthest over its part of the blocks; the newest. */
-static bool goes_before(const struct core *c, const struct sequence *a, const struct sequence *b)
+/* Whether v may have to yield to s, which waits: its user has more than its part, and s goes first
+ * by class and virtual time. */
+static bool may_yield(const struct core *c, const struct sequence *v, const struct sequence *s,
+                      enum resource what)
+{
+    const struct fair_user *u = v->request->user, *claims = s->request->user;
+
+    return u != claims && v->request->priority <= s->request->priority &&
+           u->vtime >= claims->vtime && (what == SLOTS || v->n_taken > 0) && excess(c, u, what) > 0;
+}
+
+/* The lowest class; those not preempted max_preemptions times; the user furthest over its part; the
+ * newest. */
+static bool goes_before(const struct core *c, const struct sequence *a, const struct sequence *b,
+                        enum resource what)
 {
     const bool a_fresh = a->n_preempted < c->options.max_preemptions;
     const bool b_fresh = b->n_preempted < c->options.max_preemptions;
-    const int32_t a_over = block_excess(c, a->request->user);
-    const int32_t b_over = block_excess(c, b->request->user);
+    const int32_t a_over = excess(c, a->request->user, what);
+    const int32_t b_over = excess(c, b->request->user, what);
 
     if (a->request->priority != b->request->priority)
         return a->request->priority < b->request->priority;
     if (a_fresh != b_fresh)
         return a_fresh;
-    if (a_over != b_over)
-        return a_over > b_over;
-    return a->order > b->order;
+    return a_over != b_over ? a_over > b_over : a->order > b->order;
+}
+
+/* Of all that run, or of those that may have to yield to s. */
+static struct sequence *find_victim(const struct core *c, const struct sequence *s,
+                                    enum resource what)
+{
+    const struct sequence *oldest = find_oldest(c);
+    struct sequence *best = NULL;
+
+    for (int32_t i = 0; i < c->options.max_seqs; i++) {
+        struct sequence *v = c->slots[i];
+
+        if (v && v != oldest && sequence_runs(v) && (!s || may_yield(c, v, s, what)) &&
+            (!best || goes_before(c, v, best, what)))
+            best = v;
+    }
+    return best;
 }
 
 struct sequence *core_victim(const struct core *c)
 {
-    return find(c, find_oldest(c), goes_before, NULL, NULL);
+    return find_victim(c, NULL, BLOCKS);
 }
 
 void core_preempt(struct core *c, struct sequence *s)
@@ -77,67 +90,12 @@ void core_preempt(struct core *c, struct sequence *s)
     core_halt(c, s, SEQ_PREEMPTED);
 }
 
-/* ---- a user's part */
-
-/* Whether the user of v may have to yield to s, as far as class and time go. */
-static bool ranks_below(const struct sequence *v, const struct sequence *s)
-{
-    return v->request->user != s->request->user && v->request->priority <= s->request->priority &&
-           v->request->user->vtime >= s->request->user->vtime;
-}
-
-static int32_t slot_excess(const struct core *c, const struct fair_user *u)
-{
-    return fair_excess(&c->fair, u, u->n_running, c->options.max_seqs);
-}
-
-static bool may_yield_slot(const struct core *c, const struct sequence *v, const struct sequence *s)
-{
-    return ranks_below(v, s) && slot_excess(c, v->request->user) > 0;
-}
-
-static bool may_yield_blocks(const struct core *c, const struct sequence *v,
-                             const struct sequence *s)
-{
-    return ranks_below(v, s) && v->n_taken > 0 && block_excess(c, v->request->user) > 0;
-}
-
-/* Of one user: the lowest class; who was preempted least often; who is in no step in flight, for
- * its blocks come back at once; the newest. */
-static bool yields_before(const struct core *c, const struct sequence *a, const struct sequence *b)
-{
-    const bool a_rests = a->last_step <= c->committed, b_rests = b->last_step <= c->committed;
-
-    if (a->request->priority != b->request->priority)
-        return a->request->priority < b->request->priority;
-    if (a->n_preempted != b->n_preempted)
-        return a->n_preempted < b->n_preempted;
-    return a_rests != b_rests ? a_rests : a->order > b->order;
-}
-
-static bool yields_slot_before(const struct core *c, const struct sequence *a,
-                               const struct sequence *b)
-{
-    const int32_t a_over = slot_excess(c, a->request->user);
-    const int32_t b_over = slot_excess(c, b->request->user);
-
-    return a_over != b_over ? a_over > b_over : yields_before(c, a, b);
-}
-
-static bool yields_blocks_before(const struct core *c, const struct sequence *a,
-                                 const struct sequence *b)
-{
-    const int32_t a_over = block_excess(c, a->request->user);
-    const int32_t b_over = block_excess(c, b->request->user);
-
-    return a_over != b_over ? a_over > b_over : yields_before(c, a, b);
-}
-
 struct sequence *core_slot_victim(const struct core *c, const struct sequence *s)
 {
-    if (!fair_lacks(&c->fair, s->request->user, s->request->user->n_running, c->options.max_seqs))
-        return NULL;
-    return find(c, find_oldest(c), yields_slot_before, may_yield_slot, s);
+    const struct fair_user *u = s->request->user;
+
+    return fair_lacks(&c->fair, u, u->n_running, c->options.max_seqs) ? find_victim(c, s, SLOTS)
+                                                                      : NULL;
 }
 
 void core_claim_slot(struct core *c, const struct sequence *s)
@@ -150,30 +108,22 @@ void core_claim_slot(struct core *c, const struct sequence *s)
     core_preempt(c, v);
 }
 
-/* What all users that s may claim from have over their parts. */
-static int64_t total_excess(const struct core *c, const struct fair_user *u)
-{
-    int64_t total = 0;
-
-    FAIR_EACH (v, &c->fair) {
-        if (v != u && v->vtime >= u->vtime)
-            total += block_excess(c, v);
-    }
-    return total;
-}
-
 void core_claim_blocks(struct core *c, const struct sequence *s, int64_t n)
 {
     const struct fair_user *u = s->request->user;
     struct sequence *v;
+    int64_t to_have = 0;
 
     /* A user with nothing that runs has a claim to more than its part, too: else a request that
      * needs more would never run. */
     if (u->n_running > 0 && u->n_blocks + n > fair_part(&c->fair, u, core_pool(c)))
         return;
-    if (n <= 0 || total_excess(c, u) < n || PLANT(PLANT_NO_YIELD))
+    FAIR_EACH (other, &c->fair)
+        if (other != u && other->vtime >= u->vtime)
+            to_have += excess(c, other, BLOCKS);
+    if (n <= 0 || to_have < n || PLANT(PLANT_NO_YIELD))
         return;
-    while (n > 0 && (v = find(c, find_oldest(c), yields_blocks_before, may_yield_blocks, s))) {
+    while (n > 0 && (v = find_victim(c, s, BLOCKS))) {
         const int32_t before = blocks_n_used(c->blocks) - c->n_returning;
 
         c->n_yields++;

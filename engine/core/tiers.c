@@ -141,7 +141,7 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
     }
     if (!waits)
         return false;
-    core_hold_back(c, s, SEQ_LOADING, &c->loading);
+    core_hold_back(s, SEQ_LOADING, &c->loading);
     s->tried_load = true;
     c->n_loads++;
     return true;
@@ -157,8 +157,8 @@ void core_commit_copies(struct core *c, const struct step_result *r)
         struct sequence *s = CONTAINER_OF(l, struct sequence, link);
 
         l = l->next;
-        core_unqueue(c, s);
-        core_enqueue(c, s); /* if some of its copies are under way still, it waits again */
+        core_unqueue(s);
+        core_enqueue(s); /* if some of its copies are under way still, it waits again */
     }
 }
 
@@ -177,45 +177,30 @@ void core_copy_down(struct core *c, struct step *st)
             ;
 }
 
-static const char *verify_copies(const struct core *c)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < c->max_copies && n < c->n_copies; i++) {
-        const struct core_copy *k = &c->copies[i];
-
-        if (k->from_tier == IDLE)
-            continue;
-        n++;
-        if (!has_copy(c, k->from_tier, k->from))
-            return "a block may be freed while a copy of it is under way";
-        if (blocks_node(c->tiers[k->to_tier], k->to))
-            return "a block is found before the copy into it is done";
-    }
-    return n == c->n_copies ? NULL : "copies under way are not as many as they are said to be";
-}
-
 const char *core_verify_tiers(const struct core *c)
 {
-    const char *broken = verify_copies(c);
+    const char *broken = NULL;
+    int32_t n = 0;
 
     for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
-        int32_t n_left = c->n_copies;
-
         if (!c->tiers[t])
             continue;
         if (t != TIER_DEVICE) /* whose sequences and pins are counted already */
             memset(c->block_refs, 0, (size_t)c->options.tier_blocks[t] * sizeof(*c->block_refs));
-        for (int32_t i = 0; n_left > 0; i++) {
-            n_left -= c->copies[i].from_tier != IDLE;
-            if (c->copies[i].from_tier != IDLE && c->copies[i].to_tier == t)
-                c->block_refs[c->copies[i].to]++;
+        for (int32_t i = 0; c->n_copies > 0 && i < c->max_copies; i++) {
+            const struct core_copy *k = &c->copies[i];
+
+            if (k->from_tier == IDLE || k->to_tier != t)
+                continue;
+            n++;
+            c->block_refs[k->to]++;
+            if (!has_copy(c, k->from_tier, k->from))
+                return "a block may be freed while a copy of it is under way";
+            if (blocks_node(c->tiers[t], k->to))
+                return "a block is found before the copy into it is done";
         }
         broken = blocks_verify(c->tiers[t], c->block_refs);
     }
-    if (broken)
-        return broken;
-    return !list_empty(&c->loading) && c->n_copies == 0
-               ? "a sequence waits for copies and there are none"
-               : NULL;
+    return broken || n == c->n_copies ? broken
+                                      : "copies under way are not as many as they are said to be";
 }
