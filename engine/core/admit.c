@@ -34,13 +34,10 @@ static int32_t blocks_promised(const struct core *c)
 {
     int32_t n = 0;
 
-    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
-        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
+    SEQUENCE_EACH (s, &c->prefilling)
         n += blocks_to_begin(c, s) - s->n_table;
-    }
-    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next)
-        n += core_needs_block(c, CONTAINER_OF(l, struct sequence, link));
+    SEQUENCE_EACH (s, &c->decoding)
+        n += core_needs_block(c, s);
     return n;
 }
 

@@ -148,11 +148,11 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
     }
     if (n_free != b->n_free || n_cached != b->n_cached)
         return "free, cached and used blocks are not all blocks";
-    for (const struct list *l = b->free.next; l != &b->free; l = l->next)
-        if (n_free-- == 0 || block_of(l)->refs || block_of(l)->node || block_of(l)->n_copies)
+    LIST_EACH (const struct block, k, link, &b->free)
+        if (n_free-- == 0 || k->refs || k->node || k->n_copies)
             return "the free list has a block that is not free";
-    for (const struct list *l = b->cached.next; l != &b->cached; l = l->next)
-        if (n_listed-- == 0 || block_of(l)->refs || !block_of(l)->node)
+    LIST_EACH (const struct block, k, link, &b->cached)
+        if (n_listed-- == 0 || k->refs || !k->node)
             return "the cached list has a block that is held or not listed";
     return n_free || n_listed ? "a block without references is in no list" : NULL;
 }

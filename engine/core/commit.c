@@ -134,11 +134,7 @@ void core_commit(struct core *c, const struct step_result *result, uint64_t now_
         commit_entry(c, &st->entries[i], result, now_us);
     core_commit_copies(c, result);
     c->committed++; /* only now: until here each of this step's sequences must keep its blocks */
-    for (struct list *l = c->draining.next; l != &c->draining;) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
-        l = l->next;
+    SEQUENCE_EACH (s, &c->draining)
         if (s->last_step <= c->committed)
             core_drained(c, s);
-    }
 }

@@ -288,12 +288,7 @@ void core_release(struct core *c, struct sequence *s)
 
 void core_wake(struct core *c, struct sequence *writer, bool all)
 {
-    struct list *l = writer->waiters.next;
-
-    while (l != &writer->waiters) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
-        l = l->next;
+    SEQUENCE_EACH (s, &writer->waiters) {
         if (!all && (PLANT(PLANT_LOST_WAKE) ||
                      (int64_t)s->prefix_blocks * c->options.block_len > writer->n_written))
             continue;

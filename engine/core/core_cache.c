@@ -144,8 +144,7 @@ static int64_t most_needed(const struct core *c)
 {
     int64_t most = 0;
 
-    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
-        const struct request *q = CONTAINER_OF(l, struct request, in_core);
+    LIST_EACH (struct request, q, in_core, &c->all) {
         int64_t n = core_blocks_at_most(c, q->n_prompt, q->max_tokens);
 
         most = n > most ? n : most;
@@ -196,8 +195,8 @@ static int32_t compare(const struct core *c, const struct node *node, const int3
     const int32_t len = c->options.block_len;
     int32_t most = 0;
 
-    for (const struct list *l = node->children.next; l != &node->children; l = l->next) {
-        const int32_t *there = prefix_cache_tokens(c->cache, CONTAINER_OF(l, struct node, sibling));
+    LIST_EACH (struct node, behind, sibling, &node->children) {
+        const int32_t *there = prefix_cache_tokens(c->cache, behind);
         int32_t same = 0, k = 0;
 
         while (same < n && same < len && there[same] == tokens[same])

@@ -10,11 +10,10 @@ static int32_t list_length(const struct list *head, enum sequence_state a, enum 
 {
     int32_t n = 0;
 
-    for (const struct list *l = head->next; l != head; l = l->next, n++) {
-        const struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
+    SEQUENCE_EACH (s, head) {
         if (s->state != a && s->state != b)
             return -1;
+        n++;
     }
     return n;
 }
@@ -22,9 +21,8 @@ static int32_t list_length(const struct list *head, enum sequence_state a, enum 
 static const char *verify_waiters(const struct core *c, const struct sequence *s,
                                   int32_t *n_waiters)
 {
-    for (const struct list *l = s->waiters.next; l != &s->waiters; l = l->next, ++*n_waiters) {
-        const struct sequence *w = CONTAINER_OF(l, struct sequence, link);
-
+    SEQUENCE_EACH (w, &s->waiters) {
+        ++*n_waiters;
         if (w->state != SEQ_WAITING_PREFIX)
             return "a sequence waits for another and does not know";
         if ((int64_t)w->prefix_blocks * c->options.block_len <= s->n_written)
@@ -92,13 +90,10 @@ static const char *verify_pins(const struct core *c)
         return NULL;
     if (n_pinned > core_pin_limit(c))
         return "more is pinned than may be";
-    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
-        const struct request *q = CONTAINER_OF(l, struct request, in_core);
-
+    LIST_EACH (struct request, q, in_core, &c->all)
         if (core_blocks_at_most(c, q->n_prompt, q->max_tokens) >
             c->options.n_blocks - n_pinned + core_pinned_prefix(c, q->ns, q->prompt, q->n_prompt))
             return "a request can never run beside what is pinned";
-    }
     return NULL;
 }
 
@@ -109,9 +104,7 @@ static const char *verify_counts(const struct core *c, int32_t n_waiters)
     int32_t n[SEQ_ENDED + 1] = {0}, n_slots = 0, n_queued = 0, n_running = 0;
     int64_t n_queued_tokens = 0;
 
-    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
-        const struct request *q = CONTAINER_OF(l, struct request, in_core);
-
+    LIST_EACH (struct request, q, in_core, &c->all) {
         for (int32_t i = 0; i < q->n; i++) {
             const enum sequence_state state = q->choices[i].state;
 

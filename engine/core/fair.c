@@ -1,4 +1,4 @@
-/* fair.c - whose turn it is: start-time fair queueing over the time that steps take.
+/* fair.c - which user goes next: start-time fair queueing over the time that steps take.
  *
  * Each user has a virtual time: the microseconds it was charged, divided by its share (Goyal, Vin
  * and Cheng, "Start-time fair queueing", 1996). Each decode and each prompt row is charged to its
@@ -96,16 +96,9 @@ void fair_skip(struct fair *f, struct fair_item *item)
     list_append(&f->skipped, &item->skipped);
 }
 
-static struct fair_item *skipped_item(const struct list *l)
-{
-    return CONTAINER_OF(l, struct fair_item, skipped);
-}
-
 void fair_unskip(struct fair *f)
 {
-    while (!list_empty(&f->skipped)) {
-        struct fair_item *i = skipped_item(f->skipped.next);
-
+    LIST_EACH (struct fair_item, i, skipped, &f->skipped) {
         list_remove(&i->skipped);
         i->user->n_skipped--;
         fair_push(i);
@@ -123,17 +116,17 @@ static bool overtakes(const struct fair *f, const struct fair_item *item, const 
 
 bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
 {
-    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
-        if (skipped_item(l)->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
-            overtakes(f, item, skipped_item(l), need, pool))
+    LIST_EACH (struct fair_item, i, skipped, &f->skipped)
+        if (i->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
+            overtakes(f, item, i, need, pool))
             return false;
     return true;
 }
 
 void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
 {
-    for (const struct list *l = f->skipped.next; l != &f->skipped; l = l->next)
-        skipped_item(l)->n_passed += overtakes(f, item, skipped_item(l), need, pool);
+    LIST_EACH (struct fair_item, i, skipped, &f->skipped)
+        i->n_passed += overtakes(f, item, i, need, pool);
 }
 
 /* ---- slots and blocks */

@@ -77,16 +77,8 @@ struct fair {
     double base_us, decode_us, row_us; /* what the step, a decode and a prompt row are charged */
 };
 
-/* The active user after u, the first for NULL; NULL: none. */
-static inline struct fair_user *fair_next(const struct fair *f, const struct fair_user *u)
-{
-    struct list *l = u ? u->link.next : f->active.next;
-
-    return l != &f->active ? CONTAINER_OF(l, struct fair_user, link) : NULL;
-}
-
 /* for each active user */
-#define FAIR_EACH(u, f) for (struct fair_user *u = fair_next(f, NULL); u; u = fair_next(f, u))
+#define FAIR_EACH(u, f) LIST_EACH (struct fair_user, u, link, &(f)->active)
 
 /* ---- users: fair_users.c */
 

@@ -457,8 +457,8 @@ static const char *verify_pins(const struct node *n)
 {
     int32_t n_pins = n->pinned;
 
-    for (const struct list *l = n->children.next; l != &n->children; l = l->next)
-        n_pins += node_of_sibling(l)->n_pins;
+    LIST_EACH (const struct node, behind, sibling, &n->children)
+        n_pins += behind->n_pins;
     if (n_pins != n->n_pins)
         return "the pins that hold a block are not as many as it counts";
     return n_pins > 0 && n->location[TIER_DEVICE] < 0 ? "a pinned node has no device block" : NULL;

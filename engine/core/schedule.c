@@ -270,8 +270,7 @@ static bool line_up_prompts(struct core *c, const struct step *st, int32_t klass
         u->prompt = NULL;
         u->prompt_end = &u->prompt;
     }
-    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
+    SEQUENCE_EACH (s, &c->prefilling) {
         struct fair_user *u = s->request->user;
 
         if ((int32_t)s->request->priority != klass || s->last_step == st->number ||
@@ -396,11 +395,9 @@ void core_count_runnable(const struct core *c, const struct step *st, const stru
 /* Counts what each user's running sequences could have, and lines up its decodes. */
 static void count_running(const struct core *c, const struct step *st)
 {
-    for (struct list *l = c->prefilling.next; l != &c->prefilling; l = l->next)
-        core_count_runnable(c, st, CONTAINER_OF(l, struct sequence, link));
-    for (struct list *l = c->decoding.next; l != &c->decoding; l = l->next) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
+    SEQUENCE_EACH (s, &c->prefilling)
+        core_count_runnable(c, st, s);
+    SEQUENCE_EACH (s, &c->decoding) {
         if (!may_decode(c, st, s))
             continue;
         core_count_runnable(c, st, s);

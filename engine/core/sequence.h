@@ -92,6 +92,9 @@ struct request {
     struct sequence choices[]; /* [n] */
 };
 
+/* for each sequence of a list, from which it may be removed */
+#define SEQUENCE_EACH(s, head) LIST_EACH (struct sequence, s, link, head)
+
 static inline int32_t sequence_n_tokens(const struct sequence *s)
 {
     return s->request->n_prompt + s->n_generated;

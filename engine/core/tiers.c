@@ -149,14 +149,11 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
 
 void core_commit_copies(struct core *c, const struct step_result *r)
 {
-    struct list *l = c->loading.next;
-
     for (int32_t i = 0; i < r->n_copies && !PLANT(PLANT_COPY_IGNORED); i++)
         end_copy(c, &r->copies[i]);
-    while (r->n_copies > 0 && l != &c->loading && !PLANT(PLANT_LOADING_FORGOTTEN)) {
-        struct sequence *s = CONTAINER_OF(l, struct sequence, link);
-
-        l = l->next;
+    if (r->n_copies == 0 || PLANT(PLANT_LOADING_FORGOTTEN))
+        return;
+    SEQUENCE_EACH (s, &c->loading) {
         core_unqueue(s);
         core_enqueue(s); /* if some of its copies are under way still, it waits again */
     }

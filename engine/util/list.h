@@ -51,4 +51,10 @@ static inline void list_remove(struct list *n)
     list_init(n);
 }
 
+/* for each member of a list, from which it may be removed */
+#define LIST_EACH(type, member, link, head)                                                        \
+    for (type *member = CONTAINER_OF((head)->next, type, link), *next_##member;                    \
+         next_##member = CONTAINER_OF(member->link.next, type, link), &member->link != (head);     \
+         member = next_##member)
+
 #endif
