@@ -82,11 +82,24 @@ uint64_t rig_ask(struct core_request *r)
     return r->id;
 }
 
-uint64_t rig_ask_for(int32_t text, int32_t n_prompt, int32_t max_tokens)
+uint64_t rig_ask_as(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
+                    int32_t max_tokens)
 {
     struct core_request r = rig_request(text, n_prompt, max_tokens);
 
+    r.client = client;
+    r.priority = priority;
     return rig_ask(&r);
+}
+
+uint64_t rig_ask_of(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens)
+{
+    return rig_ask_as(client, CORE_NORMAL, text, n_prompt, max_tokens);
+}
+
+uint64_t rig_ask_for(int32_t text, int32_t n_prompt, int32_t max_tokens)
+{
+    return rig_ask_of(1, text, n_prompt, max_tokens);
 }
 
 void rig_look(void)

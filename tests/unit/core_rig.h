@@ -31,6 +31,9 @@ void rig_restart(void); /* with what has been changed */
 struct core_request rig_request(int32_t text, int32_t n_prompt, int32_t max_tokens);
 uint64_t rig_ask(struct core_request *r); /* must be admitted; gives its id */
 uint64_t rig_ask_for(int32_t text, int32_t n_prompt, int32_t max_tokens); /* both */
+uint64_t rig_ask_of(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens);
+uint64_t rig_ask_as(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
+                    int32_t max_tokens);
 
 const struct batch *rig_next(void); /* submitted; NULL: CORE_WAIT or CORE_IDLE */
 void rig_commit(void);
@@ -38,7 +41,7 @@ void rig_step(void); /* both */
 void rig_run(void);  /* until nothing is left */
 void rig_look(void); /* takes events and verifies */
 
-/* Asks, with a prompt of n tokens where the question has one; rig.report is the answer. */
+/* Asks, with a prompt of n tokens where the query has one; rig.report is the answer. */
 int rig_inspect(const struct inspect_query *q, const int32_t *prompt, int32_t n);
 /* Of everybody, as an admin does. */
 void rig_look_into(enum inspect_kind kind);

@@ -1,5 +1,4 @@
 /* test_core.c - requests, events, steps in flight: what the core promises its caller. */
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,9 +8,8 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
 
-/* Starts again with changed options. */
 /* A request is told its tokens, the last with the reason, then its end with the usage. */
-START_TEST(tokens_then_finished)
+TEST(tokens_then_finished)
 {
     struct core_request r = rig_request(1, 5, 3);
     uint64_t id = rig_ask(&r);
@@ -36,11 +34,10 @@ START_TEST(tokens_then_finished)
     ck_assert(!core_busy(rig.core));
     ck_assert_ptr_null(rig_next());
 }
-END_TEST
 
 /* The step after a prefill names the row that samples the first token; with that committed the
  * next one that was not submitted ahead has the token itself. */
-START_TEST(decode_names_the_row_before)
+TEST(decode_names_the_row_before)
 {
     struct core_request r = rig_request(1, 5, 10);
     const struct batch *b;
@@ -62,10 +59,9 @@ START_TEST(decode_names_the_row_before)
     b = rig_next();
     ck_assert_int_eq(batch_tokens(b)[0], rig_token(id, 0, 1));
 }
-END_TEST
 
 /* No step is made for a token that max_tokens forbids. */
-START_TEST(no_step_past_max_tokens)
+TEST(no_step_past_max_tokens)
 {
     struct core_request r = rig_request(1, 5, 1);
 
@@ -76,11 +72,10 @@ START_TEST(no_step_past_max_tokens)
     ck_assert_uint_eq(rig_stats().steps, 1);
     ck_assert(!core_busy(rig.core));
 }
-END_TEST
 
 /* A sampled stop id ends the choice; the row already in flight is discarded, and the blocks are
  * given back when that step is committed, not before. */
-START_TEST(stop_discards_the_row_in_flight)
+TEST(stop_discards_the_row_in_flight)
 {
     struct core_request r = rig_request(1, 5, 10);
     struct sampling s = *r.sampling;
@@ -106,10 +101,9 @@ START_TEST(stop_discards_the_row_in_flight)
     ck_assert_int_eq(rig.n_events, 2);
     ck_assert_int_eq(rig_stats().blocks_used, 0);
 }
-END_TEST
 
 /* Stop ids are banned until min_tokens were sampled. */
-START_TEST(bans_stops_until_min_tokens)
+TEST(bans_stops_until_min_tokens)
 {
     struct core_request r = rig_request(1, 5, 4);
     struct sampling s = *r.sampling;
@@ -124,10 +118,9 @@ START_TEST(bans_stops_until_min_tokens)
         rig_commit();
     }
 }
-END_TEST
 
 /* prompt + max_tokens may be max_seq_len, not one more. */
-START_TEST(refuses_what_is_too_long)
+TEST(refuses_what_is_too_long)
 {
     struct core_request r = rig_request(1, 200, 57);
 
@@ -137,10 +130,9 @@ START_TEST(refuses_what_is_too_long)
     r.max_tokens = 56;
     ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_OK);
 }
-END_TEST
 
 /* What needs more slots than the pool has is refused; what needs all of them runs. */
-START_TEST(refuses_what_never_fits)
+TEST(refuses_what_never_fits)
 {
     struct core_request r;
     uint64_t id;
@@ -154,10 +146,9 @@ START_TEST(refuses_what_never_fits)
     rig_run();
     ck_assert_int_eq(rig_finished(id)->usage.completion_tokens, 11);
 }
-END_TEST
 
 /* Options that cannot be are refused, not believed. */
-START_TEST(refuses_impossible_options)
+TEST(refuses_impossible_options)
 {
     struct core *c;
     struct core_options o = rig.options;
@@ -171,10 +162,9 @@ START_TEST(refuses_impossible_options)
     o.n_blocks = INT32_MAX;
     ck_assert_int_eq(core_new(&c, &o), -EINVAL);
 }
-END_TEST
 
 /* Cancel tells each choice and the end at once; blocks come back with the step in flight. */
-START_TEST(cancel_is_told_at_once)
+TEST(cancel_is_told_at_once)
 {
     struct core_request r = rig_request(1, 5, 10);
     uint64_t id;
@@ -195,10 +185,9 @@ START_TEST(cancel_is_told_at_once)
     rig_look();
     ck_assert_int_eq(rig.n_events, 3);
 }
-END_TEST
 
 /* A choice whose text is complete ends alone; the others go on. */
-START_TEST(stop_ends_one_choice)
+TEST(stop_ends_one_choice)
 {
     struct core_request r = rig_request(1, 5, 6);
     uint64_t id;
@@ -217,10 +206,9 @@ START_TEST(stop_ends_one_choice)
     ck_assert_int_lt(rig_finished(id)->usage.completion_tokens, 18);
     ck_assert_int_ge(rig_finished(id)->usage.completion_tokens, 12);
 }
-END_TEST
 
 /* Deadlines end what waits and what runs, in order, and the next one is told. */
-START_TEST(deadlines_cover_waiting_and_running)
+TEST(deadlines_cover_waiting_and_running)
 {
     struct core_request r;
     uint64_t runs, waits, endless;
@@ -249,10 +237,9 @@ START_TEST(deadlines_cover_waiting_and_running)
     rig_run();
     ck_assert_int_eq(rig_finished(endless)->reason, CORE_REASON_LENGTH);
 }
-END_TEST
 
 /* NaN in one row ends that request alone, and what it computed is not found again. */
-START_TEST(numerics_end_one_request)
+TEST(numerics_end_one_request)
 {
     struct core_request r = rig_request(1, 9, 5);
     struct step_result result;
@@ -277,10 +264,9 @@ START_TEST(numerics_end_one_request)
     rig_run();
     ck_assert_int_eq(rig_finished(again)->usage.cached_tokens, 0);
 }
-END_TEST
 
 /* Logprobs are told where asked for, and only there. */
-START_TEST(logprobs_where_asked_for)
+TEST(logprobs_where_asked_for)
 {
     struct core_request r = rig_request(1, 5, 2);
     struct sampling s = *r.sampling;
@@ -297,11 +283,10 @@ START_TEST(logprobs_where_asked_for)
     rig_run();
     ck_assert_int_eq(rig.events[3].n_top, 0);
 }
-END_TEST
 
 /* The sampler is told a sequence's tokens when it needs them, and not otherwise; each choice has
  * its own seed. What the request pointed to may be gone by then. */
-START_TEST(loads_history_where_needed)
+TEST(loads_history_where_needed)
 {
     struct core_request r = rig_request(1, 5, 2);
     struct sampling s = *r.sampling;
@@ -329,10 +314,9 @@ START_TEST(loads_history_where_needed)
     rig_commit();
     rig_run();
 }
-END_TEST
 
 /* Events are told once, also when two calls of the core lie between. */
-START_TEST(events_are_told_once)
+TEST(events_are_told_once)
 {
     struct core_request r = rig_request(1, 5, 5);
     uint64_t id = r.id;
@@ -348,10 +332,9 @@ START_TEST(events_are_told_once)
     core_events(rig.core, &n);
     ck_assert_int_eq(n, 0);
 }
-END_TEST
 
 /* A core goes with requests under way and steps in flight, and leaks nothing. */
-START_TEST(freed_in_the_middle)
+TEST(freed_in_the_middle)
 {
     for (int32_t i = 0; i < 20; i++) {
         struct core_request r = rig_request(i / 2, 20, 20);
@@ -363,17 +346,15 @@ START_TEST(freed_in_the_middle)
     rig_next();
     rig_next();
 }
-END_TEST
 
 /* An id that is in use is the caller's bug. */
-START_TEST(id_twice_aborts)
+TEST(id_twice_aborts, .signal = SIGABRT)
 {
     struct core_request r = rig_request(1, 5, 5);
 
     rig_ask(&r);
     core_admit(rig.core, &r, 1);
 }
-END_TEST
 
 static size_t resident_bytes(void)
 {
@@ -388,7 +369,7 @@ static size_t resident_bytes(void)
 
 /* Requests that wait take no memory for the answers they may get, also where the heap has grown
  * and shrunk before, as it has in a daemon that runs long: 500 answers of 40,000 tokens. */
-START_TEST(waiting_takes_no_memory_for_answers)
+TEST(waiting_takes_no_memory_for_answers)
 {
     enum { N = 32, BYTES = 8 << 20, N_REQUESTS = 500 };
     void *held[N], *pin = NULL;
@@ -415,32 +396,8 @@ START_TEST(waiting_takes_no_memory_for_answers)
     ck_assert_uint_lt(resident_bytes(), before + (size_t)N_REQUESTS * 40000);
     free(pin);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core");
-    TCase *t = tcase_create("core");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_add_test(t, tokens_then_finished);
-    tcase_add_test(t, decode_names_the_row_before);
-    tcase_add_test(t, no_step_past_max_tokens);
-    tcase_add_test(t, stop_discards_the_row_in_flight);
-    tcase_add_test(t, bans_stops_until_min_tokens);
-    tcase_add_test(t, refuses_what_is_too_long);
-    tcase_add_test(t, refuses_what_never_fits);
-    tcase_add_test(t, refuses_impossible_options);
-    tcase_add_test(t, cancel_is_told_at_once);
-    tcase_add_test(t, stop_ends_one_choice);
-    tcase_add_test(t, deadlines_cover_waiting_and_running);
-    tcase_add_test(t, numerics_end_one_request);
-    tcase_add_test(t, logprobs_where_asked_for);
-    tcase_add_test(t, loads_history_where_needed);
-    tcase_add_test(t, events_are_told_once);
-    tcase_add_test(t, freed_in_the_middle);
-    tcase_add_test(t, waiting_takes_no_memory_for_answers);
-    tcase_add_test_raise_signal(t, id_twice_aborts, 6);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core", rig_set_up, rig_end);
 }

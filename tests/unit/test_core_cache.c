@@ -1,18 +1,9 @@
 /* test_core_cache.c - inspect requests about the prefix cache: pin, unpin, clear, and explain a
  * prompt. */
-#include <check.h>
 #include <string.h>
 
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
-
-static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    r.client = client;
-    return rig_ask(&r);
-}
 
 /* The result of a query about the prompt of rig_request(text, n, …). */
 static int about(struct inspect_query q, int32_t text, int32_t n)
@@ -55,16 +46,16 @@ static int32_t cached(uint64_t client, int32_t text, int32_t n)
 static void flood(void)
 {
     for (int32_t i = 0; i < 8; i++) {
-        ask(9, 100 + i, 100, 1);
+        rig_ask_of(9, 100 + i, 100, 1);
         rig_run();
     }
 }
 
 /* A pinned prompt outlives any flood, counts as used and is found; once unpinned it goes. */
-START_TEST(a_pinned_prompt_stays)
+TEST(a_pinned_prompt_stays)
 {
     ck_assert_int_eq(about(pin_of(1), 1, 42), CORE_INSPECT_ABSENT);
-    ask(1, 1, 42, 1);
+    rig_ask_of(1, 1, 42, 1);
     rig_run();
     ck_assert_int_eq(about(pin_of(1), 1, 42), CORE_INSPECT_OK);
     ck_assert_int_eq(rig.report->changed_blocks, 10);
@@ -90,12 +81,11 @@ START_TEST(a_pinned_prompt_stays)
     flood();
     ck_assert_int_eq(cached(1, 1, 42), 0);
 }
-END_TEST
 
 /* Pins that share a prefix hold it until the last one is gone; a prompt has one pin at most. */
-START_TEST(pins_share_what_is_common)
+TEST(pins_share_what_is_common)
 {
-    ask(1, 1, 40, 1);
+    rig_ask_of(1, 1, 40, 1);
     rig_run();
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_OK);
@@ -110,55 +100,52 @@ START_TEST(pins_share_what_is_common)
     ck_assert_int_eq(about(unpin_of(1), 1, 20), CORE_INSPECT_OK);
     ck_assert_int_eq(rig_stats().blocks_pinned, 0);
 }
-END_TEST
 
 /* Half of the pool may be pinned. A request that needs more than the other half is refused unless
  * it begins with pinned blocks. */
-START_TEST(pins_take_half_at_most)
+TEST(pins_take_half_at_most)
 {
     struct core_request r;
     uint64_t id;
 
     rig.options.n_blocks = 20;
     rig_restart();
-    ask(1, 1, 44, 1);
+    rig_ask_of(1, 1, 44, 1);
     rig_run();
     ck_assert_int_eq(about(pin_of(1), 1, 44), CORE_INSPECT_PIN_LIMIT);
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_OK);
     ck_assert_int_eq(about(pin_of(1), 2, 4), CORE_INSPECT_PIN_LIMIT);
-    id = ask(2, 3, 30, 11);
+    id = rig_ask_of(2, 3, 30, 11);
     rig_run();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 11);
     r = rig_request(3, 30, 12);
     ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
-    id = ask(1, 1, 50, 31); /* all twenty blocks */
+    id = rig_ask_of(1, 1, 50, 31); /* all twenty blocks */
     rig_run();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 31);
     r = rig_request(1, 50, 32);
     ck_assert_int_eq(core_admit(rig.core, &r, 1), CORE_E_NEVER_FITS);
 }
-END_TEST
 
 /* A pin is refused while a request under way may need the blocks. */
-START_TEST(pins_wait_for_what_was_admitted)
+TEST(pins_wait_for_what_was_admitted)
 {
     uint64_t id;
 
     rig.options.n_blocks = 20;
     rig_restart();
-    ask(1, 1, 24, 1);
+    rig_ask_of(1, 1, 24, 1);
     rig_run();
-    id = ask(2, 3, 20, 40); /* 15 blocks in the end */
+    id = rig_ask_of(2, 3, 20, 40); /* 15 blocks in the end */
     ck_assert_int_eq(about(pin_of(1), 1, 24), CORE_INSPECT_PIN_BUSY);
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
     rig_run();
     ck_assert_int_eq(rig_count(id, CORE_TOKEN), 40);
     ck_assert_int_eq(about(pin_of(1), 1, 20), CORE_INSPECT_OK);
 }
-END_TEST
 
 /* A pin is refused for less than a block, without a cache and in another client's cache. */
-START_TEST(senseless_pins_are_refused)
+TEST(senseless_pins_are_refused)
 {
     struct inspect_query q = pin_of(1);
 
@@ -175,15 +162,14 @@ START_TEST(senseless_pins_are_refused)
     rig_restart();
     ck_assert_int_eq(about(pin_of(1), 1, 40), CORE_INSPECT_NO_CACHE);
 }
-END_TEST
 
 /* Clearing forgets a client's prefixes, pinned and salted ones too, and no others. */
-START_TEST(clear_forgets_one_client)
+TEST(clear_forgets_one_client)
 {
     struct core_request r;
 
-    ask(1, 1, 20, 1);
-    ask(2, 1, 20, 1);
+    rig_ask_of(1, 1, 20, 1);
+    rig_ask_of(2, 1, 20, 1);
     r = rig_request(2, 20, 1);
     r.cache_salt = (struct text){"s", 1};
     rig_ask(&r);
@@ -196,14 +182,13 @@ START_TEST(clear_forgets_one_client)
     ck_assert_int_eq(cached(1, 1, 21), 0);
     ck_assert_int_eq(cached(2, 1, 21), 20);
 }
-END_TEST
 
 /* Another's cache, all caches or a shared one are cleared by a viewer with that right alone. */
-START_TEST(clearing_needs_the_right)
+TEST(clearing_needs_the_right)
 {
     struct inspect_query q = clear_of(1);
 
-    ask(1, 1, 20, 1);
+    rig_ask_of(1, 1, 20, 1);
     rig_run();
     q.viewer = 2;
     ck_assert_int_eq(about(q, 1, 1), CORE_INSPECT_DENIED);
@@ -218,16 +203,15 @@ START_TEST(clearing_needs_the_right)
     rig_restart();
     ck_assert_int_eq(about(clear_of(1), 1, 1), CORE_INSPECT_DENIED);
 }
-END_TEST
 
 /* A request goes on with the right tokens when the cache is cleared under it; nothing of it is
  * found afterwards, and a request that waits for its prefix is woken. */
-START_TEST(clear_under_a_running_request)
+TEST(clear_under_a_running_request)
 {
     uint64_t a, b;
 
-    a = ask(1, 1, 20, 30);
-    b = ask(1, 1, 21, 2);
+    a = rig_ask_of(1, 1, 20, 30);
+    b = rig_ask_of(1, 1, 21, 2);
     rig_next();
     ck_assert_int_eq(about(clear_of(1), 1, 1), CORE_INSPECT_OK);
     ck_assert_int_eq(rig.report->changed_blocks, 0); /* none is written yet */
@@ -241,10 +225,9 @@ START_TEST(clear_under_a_running_request)
     ck_assert_int_eq(rig.report->n_prefixes, 1);
     ck_assert_int_eq(rig.report->prefixes[0].tokens, 20);
 }
-END_TEST
 
 /* A report shows how much of a prompt is cached, where it leaves others and how they go on. */
-START_TEST(explains_where_a_prompt_differs)
+TEST(explains_where_a_prompt_differs)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 1, .client = 1};
     struct core_request r = rig_request(1, 20, 1);
@@ -252,7 +235,7 @@ START_TEST(explains_where_a_prompt_differs)
 
     for (int32_t i = 0; i < 20; i++)
         other[i] = i < 14 ? r.prompt[i] : 7;
-    ask(1, 1, 20, 1);
+    rig_ask_of(1, 1, 20, 1);
     r.prompt = other;
     rig_ask(&r);
     rig_run();
@@ -279,11 +262,10 @@ START_TEST(explains_where_a_prompt_differs)
     ck_assert_int_eq(cached(2, 1, 20), 0); /* another client's cache */
     ck_assert_int_eq(rig.report->n_other, 0);
 }
-END_TEST
 
 /* In a shared cache a viewer without the right to see all learns only how many blocks are cached:
  * neither how far a block agrees, nor how it goes on. */
-START_TEST(explains_nothing_of_others)
+TEST(explains_nothing_of_others)
 {
     struct inspect_query q = {.kind = INSPECT_EXPLAIN_PROMPT, .viewer = 2, .client = 2};
     struct core_request r = rig_request(1, 20, 1);
@@ -291,7 +273,7 @@ START_TEST(explains_nothing_of_others)
 
     rig.options.share_all = true;
     rig_restart();
-    ask(1, 1, 20, 1);
+    rig_ask_of(1, 1, 20, 1);
     rig_run();
     for (int32_t i = 0; i < 20; i++)
         guess[i] = i < 14 ? r.prompt[i] : 8;
@@ -312,25 +294,8 @@ START_TEST(explains_nothing_of_others)
     ck_assert_int_eq(rig.report->next_id, 8);
     ck_assert_int_eq(rig.report->other[0], 1014);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_cache");
-    TCase *t = tcase_create("core_cache");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, a_pinned_prompt_stays);
-    tcase_add_test(t, pins_share_what_is_common);
-    tcase_add_test(t, pins_take_half_at_most);
-    tcase_add_test(t, pins_wait_for_what_was_admitted);
-    tcase_add_test(t, senseless_pins_are_refused);
-    tcase_add_test(t, clear_forgets_one_client);
-    tcase_add_test(t, clearing_needs_the_right);
-    tcase_add_test(t, clear_under_a_running_request);
-    tcase_add_test(t, explains_where_a_prompt_differs);
-    tcase_add_test(t, explains_nothing_of_others);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_cache", rig_set_up, rig_end);
 }

@@ -1,6 +1,5 @@
 /* test_core_contract.c - what the core asks of backends beyond rows: drafts, masks and copies
  * between tiers. */
-#include <check.h>
 #include <string.h>
 
 #include "engine/core/core_impl.h"
@@ -37,7 +36,7 @@ static void check_answer(uint64_t id)
 }
 
 /* Right drafts are told in the step that carries them, with the token after the last. */
-START_TEST(right_drafts_are_accepted)
+TEST(right_drafts_are_accepted)
 {
     const struct batch *b;
     uint64_t id;
@@ -57,10 +56,9 @@ START_TEST(right_drafts_are_accepted)
     rig_run();
     check_answer(id);
 }
-END_TEST
 
 /* What follows a wrong draft is not accepted, though it be right; the text is the same. */
-START_TEST(wrong_drafts_change_nothing)
+TEST(wrong_drafts_change_nothing)
 {
     int32_t drafts[5];
     uint64_t id;
@@ -78,10 +76,9 @@ START_TEST(wrong_drafts_change_nothing)
     rig_run();
     check_answer(id);
 }
-END_TEST
 
 /* Drafts are refused where they could change a token, or be for another place in the text. */
-START_TEST(drafts_are_refused)
+TEST(drafts_are_refused)
 {
     struct core_request r = rig_request(1, 10, N);
     struct sampling s = *r.sampling;
@@ -103,7 +100,6 @@ START_TEST(drafts_are_refused)
     ck_assert_int_eq(core_draft(rig.core, id, 0, answer, 1), 1);
     rig_run();
 }
-END_TEST
 
 static void set_bit(uint32_t *mask, int32_t id)
 {
@@ -112,7 +108,7 @@ static void set_bit(uint32_t *mask, int32_t id)
 }
 
 /* A request with masks is sampled from only when the mask is set; the rest of it is computed. */
-START_TEST(rows_wait_for_masks)
+TEST(rows_wait_for_masks)
 {
     uint32_t mask[40];
     const struct batch *b;
@@ -137,10 +133,9 @@ START_TEST(rows_wait_for_masks)
     }
     ck_assert_ptr_nonnull(rig_finished(id));
 }
-END_TEST
 
 /* Each draft's row has the mask of its own place. */
-START_TEST(drafts_have_masks_of_their_own)
+TEST(drafts_have_masks_of_their_own)
 {
     uint32_t masks[3 * 40];
     int32_t drafts[] = {301, 999};
@@ -163,7 +158,6 @@ START_TEST(drafts_have_masks_of_their_own)
     for (int32_t i = 0; i < 3; i++)
         ck_assert_int_eq(rig_token(id, 0, i), 300 + i);
 }
-END_TEST
 
 /* A pool of 8 blocks with a host tier, in which the blocks of text 1 are no longer on the device.
  */
@@ -183,7 +177,7 @@ static void start_with_host(int32_t copy_fail_one_in)
 }
 
 /* A prefix found in a lower tier alone is a hit once it is copied up. */
-START_TEST(prefix_comes_up_from_the_host)
+TEST(prefix_comes_up_from_the_host)
 {
     const struct batch *b;
     uint64_t id, other;
@@ -203,10 +197,9 @@ START_TEST(prefix_comes_up_from_the_host)
     rig_run();
     ck_assert_int_eq(rig_finished(id)->usage.cached_tokens, 24);
 }
-END_TEST
 
 /* Where copies fail the prefix is computed; nothing is found that is not there. */
-START_TEST(failed_copies_are_misses)
+TEST(failed_copies_are_misses)
 {
     uint64_t id;
 
@@ -216,10 +209,9 @@ START_TEST(failed_copies_are_misses)
     rig_run();
     ck_assert_int_eq(rig_finished(id)->usage.cached_tokens, 0);
 }
-END_TEST
 
 /* A request may end while its prefix is on the way; the copies end by themselves. */
-START_TEST(cancel_while_loading)
+TEST(cancel_while_loading)
 {
     uint64_t id;
 
@@ -234,22 +226,8 @@ START_TEST(cancel_while_loading)
     rig_run();
     ck_assert_int_eq(rig_stats().blocks_used, 0);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_contract");
-    TCase *t = tcase_create("core_contract");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_add_test(t, right_drafts_are_accepted);
-    tcase_add_test(t, wrong_drafts_change_nothing);
-    tcase_add_test(t, drafts_are_refused);
-    tcase_add_test(t, rows_wait_for_masks);
-    tcase_add_test(t, drafts_have_masks_of_their_own);
-    tcase_add_test(t, prefix_comes_up_from_the_host);
-    tcase_add_test(t, failed_copies_are_misses);
-    tcase_add_test(t, cancel_while_loading);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_contract", rig_set_up, rig_end);
 }

@@ -1,6 +1,4 @@
 /* test_core_rows.c - how many rows of a step prompts take, and how those fill tiles. */
-#include <check.h>
-
 #include "engine/core/step_cost.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
@@ -14,7 +12,7 @@ static void set_rows(int32_t rows)
 }
 
 /* Beside decodes prompts take no more rows than they may there; alone they take more. */
-START_TEST(prompts_are_cut_beside_decodes)
+TEST(prompts_are_cut_beside_decodes)
 {
     uint64_t a, b;
     const struct batch *batch;
@@ -42,10 +40,9 @@ START_TEST(prompts_are_cut_beside_decodes)
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 40);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 3);
 }
-END_TEST
 
 /* With rows for many tiles, what prompts may take fills whole ones together with the decodes. */
-START_TEST(cut_prompts_fill_tiles)
+TEST(cut_prompts_fill_tiles)
 {
     const struct batch *batch;
 
@@ -66,10 +63,9 @@ START_TEST(cut_prompts_fill_tiles)
     rig_commit();
     rig_run();
 }
-END_TEST
 
 /* Filling whole tiles leaves prompts at least half of what they may take. */
-START_TEST(tiles_leave_prompts_half)
+TEST(tiles_leave_prompts_half)
 {
     static const int32_t may[] = {16, 17, 128, 129, 256, 300};
     static const int32_t take[] = {16, 17, 128, 129, 129, 257};
@@ -92,11 +88,10 @@ START_TEST(tiles_leave_prompts_half)
         rig_commit();
     }
 }
-END_TEST
 
 /* Where a step may take more than a large tile it takes that; small ones where that is too little.
  */
-START_TEST(many_rows_fill_large_tiles)
+TEST(many_rows_fill_large_tiles)
 {
     static const int32_t may[] = {1000, 1024, 1413, 2046, 2047, 3900};
     static const int32_t rows[] = {896, 1024, 1024, 1024, 2048, 3072};
@@ -119,19 +114,8 @@ START_TEST(many_rows_fill_large_tiles)
         rig_commit();
     }
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_rows");
-    TCase *t = tcase_create("core_rows");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, prompts_are_cut_beside_decodes);
-    tcase_add_test(t, cut_prompts_fill_tiles);
-    tcase_add_test(t, tiles_leave_prompts_half);
-    tcase_add_test(t, many_rows_fill_large_tiles);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_rows", rig_set_up, rig_end);
 }

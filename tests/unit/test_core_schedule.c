@@ -1,7 +1,6 @@
 /* test_core_schedule.c - what runs when: sharing, chunks, turns, fairness, preemption.
  *
  * How many rows prompts take is in test_core_rows.c. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,16 +8,6 @@
 #include "tests/unit/core_rig.h"
 #include "tests/unit/cpu_time.h"
 #include "tests/unit/run_suite.h"
-
-static uint64_t ask_as(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
-                       int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    r.client = client;
-    r.priority = priority;
-    return rig_ask(&r);
-}
 
 /* Position in the log of the request's first token. */
 static int32_t first_token_at(uint64_t id)
@@ -37,7 +26,7 @@ static int32_t cached(uint64_t id)
 }
 
 /* What one request computed the next finds; of a prompt found whole the last block is computed. */
-START_TEST(second_finds_what_first_computed)
+TEST(second_finds_what_first_computed)
 {
     uint64_t a = rig_ask_for(1, 20, 2), b, c;
 
@@ -53,10 +42,9 @@ START_TEST(second_finds_what_first_computed)
     ck_assert_uint_eq(rig_stats().hit_tokens, 36);
     ck_assert_uint_eq(rig_stats().prompt_tokens, 20 + 2 + 4);
 }
-END_TEST
 
 /* The next turn of a conversation finds prompt and answer. */
-START_TEST(answers_are_found_too)
+TEST(answers_are_found_too)
 {
     uint64_t a = rig_ask_for(1, 6, 11), b;
     struct core_request r;
@@ -72,11 +60,10 @@ START_TEST(answers_are_found_too)
     rig_run();
     ck_assert_int_eq(cached(b), 16); /* the KV of 6 + 10 tokens was written */
 }
-END_TEST
 
 /* Two requests with the same beginning at the same time compute it once; an unrelated one that
  * came later passes the one held back. */
-START_TEST(same_beginning_is_computed_once)
+TEST(same_beginning_is_computed_once)
 {
     uint64_t a = rig_ask_for(1, 20, 3), b = rig_ask_for(1, 21, 3), c = rig_ask_for(2, 5, 3);
     const struct batch *batch = rig_next();
@@ -97,10 +84,9 @@ START_TEST(same_beginning_is_computed_once)
     ck_assert_uint_eq(rig_stats().prompt_tokens, 20 + 1 + 5);
     ck_assert_int_eq(cached(a), 0);
 }
-END_TEST
 
 /* Also while the first is still between two chunks: nothing of it is computed twice. */
-START_TEST(held_back_between_chunks)
+TEST(held_back_between_chunks)
 {
     uint64_t b;
 
@@ -112,10 +98,9 @@ START_TEST(held_back_between_chunks)
     ck_assert_int_eq(cached(b), 100);
     ck_assert_uint_eq(rig_stats().prompt_tokens, 101);
 }
-END_TEST
 
 /* Who is held back goes on when the one computing is cancelled, with what was computed so far. */
-START_TEST(held_back_until_holder_is_gone)
+TEST(held_back_until_holder_is_gone)
 {
     uint64_t a = rig_ask_for(1, 100, 2), b = rig_ask_for(1, 101, 2);
 
@@ -128,25 +113,23 @@ START_TEST(held_back_until_holder_is_gone)
     ck_assert_int_eq(cached(b), 64);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 2);
 }
-END_TEST
 
 /* A request of higher class does not wait for a lower one's prefill that may take long. */
-START_TEST(high_is_not_held_by_low)
+TEST(high_is_not_held_by_low)
 {
     uint64_t high;
 
-    ask_as(1, CORE_LOW, 1, 110, 2);
+    rig_ask_as(1, CORE_LOW, 1, 110, 2);
     rig_step();
-    high = ask_as(1, CORE_HIGH, 1, 111, 2);
+    high = rig_ask_as(1, CORE_HIGH, 1, 111, 2);
     rig_step();
     ck_assert_int_eq(rig_stats().seqs_running, 2);
     rig_run();
     ck_assert_int_eq(cached(high), 32);
 }
-END_TEST
 
 /* The choices of a request share the full blocks of its prompt, also without a prefix cache. */
-START_TEST(choices_share_the_prompt)
+TEST(choices_share_the_prompt)
 {
     for (int with_cache = 0; with_cache < 2; with_cache++) {
         struct core_request r;
@@ -167,10 +150,9 @@ START_TEST(choices_share_the_prompt)
         ck_assert_int_eq(rig_count(id, CORE_TOKEN), 16);
     }
 }
-END_TEST
 
 /* Without a prefix cache nothing outlives a request. */
-START_TEST(no_cache_no_memory)
+TEST(no_cache_no_memory)
 {
     uint64_t b;
 
@@ -183,10 +165,9 @@ START_TEST(no_cache_no_memory)
     rig_run();
     ck_assert_int_eq(cached(b), 0);
 }
-END_TEST
 
 /* By default clients do not share; with share_all they do, and a salt narrows even then. */
-START_TEST(scope_and_salt)
+TEST(scope_and_salt)
 {
     for (int share_all = 0; share_all < 2; share_all++) {
         struct core_request r;
@@ -194,9 +175,9 @@ START_TEST(scope_and_salt)
 
         rig.options.share_all = share_all;
         rig_restart();
-        ask_as(1, CORE_NORMAL, 1, 20, 1);
+        rig_ask_of(1, 1, 20, 1);
         rig_run();
-        other = ask_as(2, CORE_NORMAL, 1, 21, 1);
+        other = rig_ask_of(2, 1, 21, 1);
         rig_run();
         r = rig_request(1, 21, 1);
         r.cache_salt = (struct text){"s", 1};
@@ -211,10 +192,9 @@ START_TEST(scope_and_salt)
         ck_assert_int_eq(cached(same_salt), 20);
     }
 }
-END_TEST
 
 /* A long prompt goes in chunks, and who decodes has a token in every step meanwhile. */
-START_TEST(long_prompt_never_stalls_decodes)
+TEST(long_prompt_never_stalls_decodes)
 {
     uint64_t a = rig_ask_for(1, 4, 60);
 
@@ -229,10 +209,9 @@ START_TEST(long_prompt_never_stalls_decodes)
         ck_assert_int_eq(rig_count(a, CORE_TOKEN), i + 2);
     }
 }
-END_TEST
 
 /* With more decodes than rows they take turns, and a prompt has its rows too. */
-START_TEST(decodes_take_turns)
+TEST(decodes_take_turns)
 {
     uint64_t ids[7], late;
     int32_t before[7];
@@ -256,10 +235,9 @@ START_TEST(decodes_take_turns)
     for (int i = 0; i < 7; i++)
         ck_assert_int_ge(rig_count(ids[i], CORE_TOKEN) - before[i], 15 + 3);
 }
-END_TEST
 
 /* Even one row a step is shared between decodes and prompts. */
-START_TEST(one_row_a_step)
+TEST(one_row_a_step)
 {
     uint64_t a, b;
 
@@ -274,10 +252,9 @@ START_TEST(one_row_a_step)
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 1);
     ck_assert_int_ge(rig_count(a, CORE_TOKEN), 9);
 }
-END_TEST
 
 /* A decode that was left out of a step gives its token itself, not a row of a step long past. */
-START_TEST(skipped_decode_gives_its_token)
+TEST(skipped_decode_gives_its_token)
 {
     uint64_t a;
 
@@ -292,10 +269,9 @@ START_TEST(skipped_decode_gives_its_token)
     rig_commit();
     ck_assert_int_eq(batch_tokens(rig_next())[0], rig_token(a, 0, 1));
 }
-END_TEST
 
 /* A prompt is admitted when the whole of it fits beside what runs; until then it waits. */
-START_TEST(admission_needs_room_for_the_prompt)
+TEST(admission_needs_room_for_the_prompt)
 {
     uint64_t a, b;
 
@@ -311,27 +287,25 @@ START_TEST(admission_needs_room_for_the_prompt)
     ck_assert_int_lt(rig_finished(a) - rig.events, first_token_at(b));
     ck_assert_uint_eq(rig_stats().preemptions, 0);
 }
-END_TEST
 
 /* Waiting requests run by class, whatever came first. */
-START_TEST(higher_class_first)
+TEST(higher_class_first)
 {
     uint64_t low, normal, high;
 
     rig.options.max_seqs = 1;
     rig_restart();
-    low = ask_as(1, CORE_LOW, 1, 5, 2);
-    normal = ask_as(1, CORE_NORMAL, 2, 5, 2);
-    high = ask_as(1, CORE_HIGH, 3, 5, 2);
+    low = rig_ask_as(1, CORE_LOW, 1, 5, 2);
+    normal = rig_ask_of(1, 2, 5, 2);
+    high = rig_ask_as(1, CORE_HIGH, 3, 5, 2);
     rig_run();
     ck_assert_int_lt(first_token_at(high), first_token_at(normal));
     ck_assert_int_lt(first_token_at(normal), first_token_at(low));
 }
-END_TEST
 
 /* One client's flood does not keep another waiting: from when both wait they are served as many
  * tokens, give or take what runs at once. */
-START_TEST(fair_between_clients)
+TEST(fair_between_clients)
 {
     enum { N = 60, LONGEST = 38, RUNNING = 2 };
     uint64_t ids[2][N];
@@ -344,7 +318,7 @@ START_TEST(fair_between_clients)
         for (int i = 0; i < N; i++) {
             int32_t n_prompt = rng_range(&rng, 4, k ? 30 : 8), n = rng_range(&rng, 1, 8);
 
-            ids[k][i] = ask_as((uint64_t)k, CORE_NORMAL, k * 100 + i, n_prompt, n);
+            ids[k][i] = rig_ask_of((uint64_t)k, k * 100 + i, n_prompt, n);
             sizes[k][i] = n_prompt + n;
         }
     }
@@ -356,23 +330,22 @@ START_TEST(fair_between_clients)
     ck_assert_int_gt(served[0], 4 * LONGEST);
     ck_assert_int_le(abs(served[0] - served[1]), 2 * RUNNING * LONGEST);
 }
-END_TEST
 
 /* When blocks run out the newest of the lowest class goes, is told the right tokens all the same,
  * and comes back before others of its client. */
-START_TEST(newest_of_lowest_class_is_preempted)
+TEST(newest_of_lowest_class_is_preempted)
 {
     uint64_t low_old, low_new, normal, later;
 
     rig.options.n_blocks = 12;
     rig.options.max_seqs = 3;
     rig_restart();
-    low_old = ask_as(1, CORE_LOW, 1, 7, 17);
-    low_new = ask_as(1, CORE_LOW, 2, 7, 17);
-    normal = ask_as(1, CORE_NORMAL, 3, 7, 17);
+    low_old = rig_ask_as(1, CORE_LOW, 1, 7, 17);
+    low_new = rig_ask_as(1, CORE_LOW, 2, 7, 17);
+    normal = rig_ask_of(1, 3, 7, 17);
     for (int i = 0; i < 3; i++)
         rig_step();
-    later = ask_as(1, CORE_LOW, 4, 7, 17);
+    later = rig_ask_as(1, CORE_LOW, 4, 7, 17);
     rig_run();
     ck_assert_uint_ge(rig_stats().preemptions, 1);
     ck_assert_int_eq(rig_finished(low_old)->usage.preemptions, 0);
@@ -382,17 +355,16 @@ START_TEST(newest_of_lowest_class_is_preempted)
     ck_assert(rig_finished(low_new) < rig_finished(later));
     /* the same request alone */
     {
-        uint64_t alone = ask_as(9, CORE_LOW, 2, 7, 17);
+        uint64_t alone = rig_ask_as(9, CORE_LOW, 2, 7, 17);
 
         rig_run();
         for (int32_t i = 0; i < 17; i++)
             ck_assert_int_eq(rig_token(low_new, 0, i), rig_token(alone, 0, i));
     }
 }
-END_TEST
 
 /* Preempted too often, a sequence is no victim any more: the other one goes. */
-START_TEST(often_preempted_is_spared)
+TEST(often_preempted_is_spared)
 {
     uint64_t old, new;
 
@@ -406,11 +378,10 @@ START_TEST(often_preempted_is_spared)
     ck_assert_int_eq(rig_finished(old)->usage.preemptions, 0);
     ck_assert_int_ge(rig_finished(new)->usage.preemptions, 1);
 }
-END_TEST
 
 /* A token in flight while its sequence is preempted is kept, and the history that the sampler is
  * told on the way back holds it. */
-START_TEST(preempted_in_flight_keeps_its_token)
+TEST(preempted_in_flight_keeps_its_token)
 {
     struct core_request r;
     struct sampling s;
@@ -448,11 +419,10 @@ START_TEST(preempted_in_flight_keeps_its_token)
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 14);
     ck_assert_int_eq(rig_count(b, CORE_TOKEN), 14);
 }
-END_TEST
 
 /* Where that is asked for, what was sampled before a preemption is computed again a token a step,
  * the prompt in chunks, and nobody finds blocks of the former: the backend sees to it. */
-START_TEST(replay_computes_as_before)
+TEST(replay_computes_as_before)
 {
     uint64_t a, b, c;
     int n_silent = 0;
@@ -479,10 +449,9 @@ START_TEST(replay_computes_as_before)
         ck_assert_int_eq(rig_token(b, 0, i), rig_token(c, 0, i));
     ck_assert_int_eq(rig_count(a, CORE_TOKEN), 20);
 }
-END_TEST
 
 /* Of what was computed the ends of chains are reused first: beginnings are worth more. */
-START_TEST(tails_are_reused_first)
+TEST(tails_are_reused_first)
 {
     uint64_t again;
 
@@ -496,10 +465,9 @@ START_TEST(tails_are_reused_first)
     rig_run();
     ck_assert_int_eq(cached(again), 24);
 }
-END_TEST
 
 /* Ten thousand waiting requests cost a step nothing that one would not. */
-START_TEST(a_long_queue_is_not_slow)
+TEST(a_long_queue_is_not_slow)
 {
     double us;
 
@@ -527,37 +495,8 @@ START_TEST(a_long_queue_is_not_slow)
     printf("a step with 10,000 waiting: %.1f us\n", us);
     ck_assert_msg(us < 1000, "a step takes %.0f us", us); /* a walk of the queue would be slower */
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_schedule");
-    TCase *t = tcase_create("core_schedule");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, second_finds_what_first_computed);
-    tcase_add_test(t, answers_are_found_too);
-    tcase_add_test(t, same_beginning_is_computed_once);
-    tcase_add_test(t, held_back_between_chunks);
-    tcase_add_test(t, held_back_until_holder_is_gone);
-    tcase_add_test(t, high_is_not_held_by_low);
-    tcase_add_test(t, choices_share_the_prompt);
-    tcase_add_test(t, no_cache_no_memory);
-    tcase_add_test(t, scope_and_salt);
-    tcase_add_test(t, long_prompt_never_stalls_decodes);
-    tcase_add_test(t, decodes_take_turns);
-    tcase_add_test(t, one_row_a_step);
-    tcase_add_test(t, skipped_decode_gives_its_token);
-    tcase_add_test(t, admission_needs_room_for_the_prompt);
-    tcase_add_test(t, higher_class_first);
-    tcase_add_test(t, fair_between_clients);
-    tcase_add_test(t, newest_of_lowest_class_is_preempted);
-    tcase_add_test(t, often_preempted_is_spared);
-    tcase_add_test(t, preempted_in_flight_keeps_its_token);
-    tcase_add_test(t, replay_computes_as_before);
-    tcase_add_test(t, tails_are_reused_first);
-    tcase_add_test(t, a_long_queue_is_not_slow);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_schedule", rig_set_up, rig_end);
 }

@@ -1,21 +1,10 @@
 /* test_core_share.c - what one client gets while another wants all: slots, blocks, turns. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "engine/core/core_impl.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/run_suite.h"
-
-static uint64_t ask(uint64_t client, enum core_priority priority, int32_t text, int32_t n_prompt,
-                    int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    r.client = client;
-    r.priority = priority;
-    return rig_ask(&r);
-}
 
 static void run_until_finished(uint64_t id)
 {
@@ -46,7 +35,7 @@ static void flood(uint64_t client)
 
 /* One request among another client's two hundred takes at most twice as long as alone, at any
  * length, and whether it comes before the others have settled or after. */
-START_TEST(one_among_two_hundred)
+TEST(one_among_two_hundred)
 {
     static const int32_t lengths[][2] = {{4, 3}, {8, 20}, {60, 4}, {30, 100}};
 
@@ -56,40 +45,38 @@ START_TEST(one_among_two_hundred)
 
         rig.options.n_blocks = 400;
         rig_restart();
-        alone = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
+        alone = latency_us(rig_ask_of(2, 1, n_prompt, n));
         rig_restart();
         flood(1);
-        among = latency_us(ask(2, CORE_NORMAL, 1, n_prompt, n));
+        among = latency_us(rig_ask_of(2, 1, n_prompt, n));
         printf("%d + %d tokens: alone %d steps, among two hundred %d\n", n_prompt, n,
                (int)(alone / 1000), (int)(among / 1000));
         ck_assert_msg(among <= 2 * alone, "%d + %d tokens: %d us, alone %d us", n_prompt, n,
                       (int)among, (int)alone);
     }
 }
-END_TEST
 
 /* The same where not slots but blocks are what the flood has taken. */
-START_TEST(one_among_two_hundred_without_blocks)
+TEST(one_among_two_hundred_without_blocks)
 {
     uint64_t alone, among;
 
     rig.options.n_blocks = 64;
     rig.options.max_seqs = 64;
     rig_restart();
-    alone = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
+    alone = latency_us(rig_ask_of(2, 1, 40, 40));
     rig_restart();
     flood(1);
     ck_assert_int_lt(rig_stats().blocks_free + rig_stats().blocks_cached, 20);
-    among = latency_us(ask(2, CORE_NORMAL, 1, 40, 40));
+    among = latency_us(rig_ask_of(2, 1, 40, 40));
     printf("without blocks: alone %d steps, among two hundred %d\n", (int)(alone / 1000),
            (int)(among / 1000));
     ck_assert_msg(among <= 2 * alone, "%d us, alone %d us", (int)among, (int)alone);
 }
-END_TEST
 
 /* Small requests of one client, one after another, do not wait for blocks that another client's
  * many choices have taken: none of them waits longer than a few steps for its first token. */
-START_TEST(small_requests_get_blocks)
+TEST(small_requests_get_blocks)
 {
     uint64_t most = 0;
 
@@ -107,30 +94,29 @@ START_TEST(small_requests_get_blocks)
         rig_step();
     }
     for (int32_t i = 0; i < 100; i++) {
-        const uint64_t us = latency_us(ask(2, CORE_NORMAL, 50 + i, 5, 3));
+        const uint64_t us = latency_us(rig_ask_of(2, 50 + i, 5, 3));
 
         most = us > most ? us : most;
     }
     printf("small requests without blocks: %d steps at most\n", (int)(most / 1000));
     ck_assert_uint_le(most, 6000);
 }
-END_TEST
 
 /* Small requests of a client go ahead of its large one that does not fit, but not for ever: after
  * 64 of them the queue waits for it. */
-START_TEST(what_fits_goes_ahead_up_to_a_bound)
+TEST(what_fits_goes_ahead_up_to_a_bound)
 {
     uint64_t large, first = 0;
     int32_t n_passed = 0;
 
     rig.options.n_blocks = 40;
     rig_restart();
-    ask(1, CORE_NORMAL, 1, 60, 100); /* holds 15 to 40 blocks, for 100 steps */
+    rig_ask_of(1, 1, 60, 100); /* holds 15 to 40 blocks, for 100 steps */
     rig_step();
     rig_step();
-    large = ask(1, CORE_NORMAL, 2, 120, 4);
+    large = rig_ask_of(1, 2, 120, 4);
     for (int32_t i = 0; i < 200 && !rig_finished(large); i++) {
-        const uint64_t id = ask(1, CORE_NORMAL, 100 + i, 3, 1);
+        const uint64_t id = rig_ask_of(1, 100 + i, 3, 1);
 
         first = first ? first : id;
         rig_step();
@@ -143,10 +129,9 @@ START_TEST(what_fits_goes_ahead_up_to_a_bound)
     rig_run();
     ck_assert_ptr_nonnull(rig_finished(large));
 }
-END_TEST
 
 /* However often a sequence is preempted, its client is charged each of its tokens once. */
-START_TEST(preempted_sequences_are_charged_once)
+TEST(preempted_sequences_are_charged_once)
 {
     double before[2];
 
@@ -154,8 +139,8 @@ START_TEST(preempted_sequences_are_charged_once)
         rig.options.n_blocks = k == 0 ? 64 : 14;
         rig_restart();
         for (int32_t i = 0; i < 3; i++)
-            ask(1, CORE_NORMAL, i, 8, 30);
-        ask(2, CORE_LOW, 9, 4, 1); /* keeps the account active */
+            rig_ask_of(1, i, 8, 30);
+        rig_ask_as(2, CORE_LOW, 9, 4, 1); /* keeps the account active */
         while (rig.core->n_requests > 0) {
             const struct request *q = CONTAINER_OF(rig.core->all.next, struct request, in_core);
 
@@ -167,18 +152,17 @@ START_TEST(preempted_sequences_are_charged_once)
     }
     ck_assert_double_eq_tol(before[0], before[1], 3);
 }
-END_TEST
 
 /* Each small request pushes out at most one of the flood, which all the same is told all its tokens
  * and ends. */
-START_TEST(yields_are_few)
+TEST(yields_are_few)
 {
     uint64_t ids[12];
 
     for (int32_t i = 0; i < 12; i++)
-        ids[i] = ask(1, CORE_NORMAL, i, 20, 100);
+        ids[i] = rig_ask_of(1, i, 20, 100);
     for (int32_t i = 0; i < 10; i++) {
-        uint64_t id = ask(2, CORE_NORMAL, 50 + i, 8, 4);
+        uint64_t id = rig_ask_of(2, 50 + i, 8, 4);
 
         while (!rig_finished(id))
             rig_step();
@@ -189,11 +173,10 @@ START_TEST(yields_are_few)
     for (int32_t i = 0; i < 12; i++)
         ck_assert_int_eq(rig_count(ids[i], CORE_TOKEN), 100);
 }
-END_TEST
 
 /* Two clients that both want all share the slots, and do not take them from each other again and
  * again. */
-START_TEST(two_floods_settle)
+TEST(two_floods_settle)
 {
     rig.options.n_blocks = 400;
     rig_restart();
@@ -206,10 +189,9 @@ START_TEST(two_floods_settle)
     }
     ck_assert_uint_le(rig.core->n_yields, 4 + 400 / 60 * 4); /* less than one for each that ends */
 }
-END_TEST
 
 /* Who has three times the usual share has three times the slots. */
-START_TEST(shares_weigh)
+TEST(shares_weigh)
 {
     struct fair_share *shares = calloc(1, sizeof(*shares));
     const struct request *last;
@@ -230,82 +212,77 @@ START_TEST(shares_weigh)
     ck_assert_int_ge(last->user->n_running, 5);
     ck_assert_int_le(last->user->n_running, 7);
 }
-END_TEST
 
 /* A client alone has all, and one that was served more before has to wait. */
-START_TEST(nobody_yields_for_nothing)
+TEST(nobody_yields_for_nothing)
 {
     flood(1);
     ck_assert_uint_eq(rig.core->n_yields, 0);
     rig_restart();
     for (int32_t i = 0; i < 8; i++)
-        ask(1, CORE_NORMAL, i, 4, 200);
-    ask(2, CORE_LOW, 20, 4, 4); /* of lower class */
+        rig_ask_of(1, i, 4, 200);
+    rig_ask_as(2, CORE_LOW, 20, 4, 4); /* of lower class */
     for (int i = 0; i < 50; i++)
         rig_step();
     ck_assert_uint_eq(rig.core->n_yields, 0);
     rig_run();
 }
-END_TEST
 
 /* However often it was preempted, one of lower class goes before one of higher. */
-START_TEST(class_before_all_else)
+TEST(class_before_all_else)
 {
     uint64_t low, normal[2];
 
     rig.options.n_blocks = 14;
     rig.options.max_preemptions = 0; /* all are used up at once: the lowest class goes still */
     rig_restart();
-    normal[0] = ask(1, CORE_NORMAL, 1, 8, 20);
-    low = ask(1, CORE_LOW, 3, 8, 20);
+    normal[0] = rig_ask_of(1, 1, 8, 20);
+    low = rig_ask_as(1, CORE_LOW, 3, 8, 20);
     rig_step();
-    normal[1] = ask(1, CORE_NORMAL, 2, 8, 20);
+    normal[1] = rig_ask_of(1, 2, 8, 20);
     rig_run();
     ck_assert_int_eq(rig_finished(normal[0])->usage.preemptions, 0);
     ck_assert_int_eq(rig_finished(normal[1])->usage.preemptions, 0);
     ck_assert_int_ge(rig_finished(low)->usage.preemptions, 1);
 }
-END_TEST
 
 /* When blocks run out the client that has most of them gives way, though another's is newer. */
-START_TEST(who_has_most_blocks_gives_way)
+TEST(who_has_most_blocks_gives_way)
 {
     uint64_t first, big, small;
 
     rig.options.n_blocks = 30;
     rig_restart();
-    first = ask(1, CORE_NORMAL, 1, 40, 40);
-    big = ask(1, CORE_NORMAL, 2, 40, 30);
+    first = rig_ask_of(1, 1, 40, 40);
+    big = rig_ask_of(1, 2, 40, 30);
     rig_step();
     rig_step();
     rig_step();
-    small = ask(2, CORE_NORMAL, 3, 4, 30);
+    small = rig_ask_of(2, 3, 4, 30);
     rig_run();
     ck_assert_int_eq(rig_finished(small)->usage.preemptions, 0);
     ck_assert_int_eq(rig_finished(first)->usage.preemptions, 0);
     ck_assert_int_ge(rig_finished(big)->usage.preemptions, 1);
 }
-END_TEST
 
 /* A long prompt keeps another client's short one waiting for a step, not for all its chunks. */
-START_TEST(long_prompt_lets_others_begin)
+TEST(long_prompt_lets_others_begin)
 {
     uint64_t id;
 
     rig.options.n_blocks = 128;
     rig_restart();
-    ask(1, CORE_NORMAL, 1, 240, 2); /* eight steps */
+    rig_ask_of(1, 1, 240, 2); /* eight steps */
     rig_step();
-    id = ask(2, CORE_NORMAL, 2, 20, 1);
+    id = rig_ask_of(2, 2, 20, 1);
     rig_step();
     rig_step();
     ck_assert_ptr_nonnull(rig_finished(id));
     rig_run();
 }
-END_TEST
 
 /* What is counted for a client is what it has. */
-START_TEST(use_is_counted)
+TEST(use_is_counted)
 {
     struct core_request r = rig_request(1, 20, 4);
     const struct fair_user *use;
@@ -321,28 +298,8 @@ START_TEST(use_is_counted)
     ck_assert_int_eq(use->n_blocks, rig_stats().blocks_used);
     rig_run(); /* leaving asserts that all is zero */
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_share");
-    TCase *t = tcase_create("core_share");
-
-    tcase_add_checked_fixture(t, rig_set_up, rig_end);
-    tcase_set_timeout(t, 60);
-    tcase_add_test(t, one_among_two_hundred);
-    tcase_add_test(t, one_among_two_hundred_without_blocks);
-    tcase_add_test(t, small_requests_get_blocks);
-    tcase_add_test(t, what_fits_goes_ahead_up_to_a_bound);
-    tcase_add_test(t, preempted_sequences_are_charged_once);
-    tcase_add_test(t, yields_are_few);
-    tcase_add_test(t, two_floods_settle);
-    tcase_add_test(t, shares_weigh);
-    tcase_add_test(t, nobody_yields_for_nothing);
-    tcase_add_test(t, class_before_all_else);
-    tcase_add_test(t, who_has_most_blocks_gives_way);
-    tcase_add_test(t, long_prompt_lets_others_begin);
-    tcase_add_test(t, use_is_counted);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_share", rig_set_up, rig_end);
 }

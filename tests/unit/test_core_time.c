@@ -1,6 +1,5 @@
 /* test_core_time.c - each user's share of the time that steps take; a step takes what the core was
  * told. */
-#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -48,7 +47,7 @@ static double in_flight_ms(void)
 
 /* Two steps in flight, as the engine has them: the next is planned when the one before the last is
  * over. */
-static void turn(void)
+static void step_once(void)
 {
     const struct batch *batch;
 
@@ -69,24 +68,16 @@ static void turn(void)
     rig.n_events = 0;
 }
 
-static void turns(int n)
+static void step_times(int n)
 {
     while (n-- > 0)
-        turn();
-}
-
-static uint64_t ask(uint64_t client, int32_t text, int32_t n_prompt, int32_t max_tokens)
-{
-    struct core_request r = rig_request(text, n_prompt, max_tokens);
-
-    r.client = client;
-    return rig_ask(&r);
+        step_once();
 }
 
 static void flood(uint64_t client)
 {
     for (int32_t i = 0; i < MANY; i++)
-        ask(client, 100 + (int32_t)client * 1000 + i, 10 + i % 20, 100 + i % 100);
+        rig_ask_of(client, 100 + (int32_t)client * 1000 + i, 10 + i % 20, 100 + i % 100);
 }
 
 static const struct request *find(uint64_t id)
@@ -100,7 +91,7 @@ static double latency_ms(uint64_t id)
     const double from = (double)rig.now_us;
 
     while (find(id))
-        turn();
+        step_once();
     return ((double)rig.now_us - from) / 1e3;
 }
 
@@ -109,7 +100,7 @@ static double alone_ms(int32_t n_prompt, int32_t n)
     double ms;
 
     start();
-    ms = latency_ms(ask(2, 1, n_prompt, n));
+    ms = latency_ms(rig_ask_of(2, 1, n_prompt, n));
     rig_end();
     return ms;
 }
@@ -118,15 +109,15 @@ static double alone_ms(int32_t n_prompt, int32_t n)
 static void start_among_several(void)
 {
     start();
-    (void)latency_ms(ask(2, 9, 8, 1));
+    (void)latency_ms(rig_ask_of(2, 9, 8, 1));
 }
 
 /* Tokens a second of all that is told. */
-static double rate(int n_turns)
+static double rate(int n)
 {
     const uint64_t tokens = rig_stats().output_tokens, from = rig.now_us;
 
-    turns(n_turns);
+    step_times(n);
     return (double)(rig_stats().output_tokens - tokens) * 1e6 / (double)(rig.now_us - from);
 }
 
@@ -143,12 +134,12 @@ static int32_t rows_of(uint64_t client)
 
 /* What a row costs, and what a step costs by itself: as on a CPU, on a GPU, and between. */
 static const double costs[][3] = {{0, 115, 60}, {60e3, 10e3, 8e3}, {500, 30, 10}, {5000, 10, 20}};
-enum { N_COSTS = sizeof(costs) / sizeof(*costs) };
+enum { N_COSTS = N(costs) };
 
 /* One request among another client's two hundred takes at most twice as long as alone after the
  * steps that were in flight, whether it comes before the others have settled or after, and whatever
  * rows cost; the others have half of the time. */
-START_TEST(one_among_two_hundred)
+TEST(one_among_two_hundred, .timeout = 300)
 {
     for (int k = 0; k < N_COSTS * 3; k++) {
         const int32_t n_prompt = k % 3 == 2 ? 380 : 8, n = 100;
@@ -160,9 +151,9 @@ START_TEST(one_among_two_hundred)
         alone = alone_ms(n_prompt, n);
         start_among_several();
         flood(1);
-        turns(k % 3 == 0 ? 3 : 60);
+        step_times(k % 3 == 0 ? 3 : 60);
         before = rate(40);
-        id = ask(2, 2, n_prompt, n);
+        id = rig_ask_of(2, 2, n_prompt, n);
         beside = (double)rig_stats().output_tokens;
         among = latency_ms(id);
         beside = ((double)rig_stats().output_tokens - beside - n) / among * 1e3;
@@ -174,49 +165,46 @@ START_TEST(one_among_two_hundred)
         rig_end();
     }
 }
-END_TEST
 
 /* Where many rows take hardly longer than one, all run in each step. */
-START_TEST(cheap_rows_all_run)
+TEST(cheap_rows_all_run, .timeout = 300)
 {
     set_cost(5000, 5, 5);
     start();
-    ask(2, 1, 8, 200);
-    turns(20);
+    rig_ask_of(2, 1, 8, 200);
+    step_times(20);
     flood(1);
-    turns(30);
+    step_times(30);
     for (int i = 0; i < 64; i++) {
-        turn();
+        step_once();
         ck_assert_int_eq(rows_of(1), MANY);
         ck_assert_int_eq(rows_of(2), 1);
     }
     rig_end();
 }
-END_TEST
 
 /* A client alone has whole steps; once there was a second one they are short, so that one that
  * comes does not wait long. */
-START_TEST(steps_are_short_among_several)
+TEST(steps_are_short_among_several, .timeout = 300)
 {
     set_cost(0, 115, 60);
     start();
     flood(1);
-    turns(100);
+    step_times(100);
     ck_assert_int_gt(rows_of(1), 150);
-    ask(2, 2, 8, 1);
-    turns(50);
+    rig_ask_of(2, 2, 8, 1);
+    step_times(50);
     ck_assert_ptr_null(find(rig.last_id));
     for (int i = 0; i < 50; i++) {
-        turn();
+        step_once();
         ck_assert_int_gt(rows_of(1), 8);
         ck_assert_double_le(rig.core->steps[rig.core->planned % BACKEND_IN_FLIGHT].n_decodes, 16);
     }
     rig_end();
 }
-END_TEST
 
 /* Two with a request each, and a third with many: the two take about three times as long. */
-START_TEST(each_of_three_has_its_share)
+TEST(each_of_three_has_its_share, .timeout = 300)
 {
     uint64_t a, b;
     double alone, first, second;
@@ -225,9 +213,9 @@ START_TEST(each_of_three_has_its_share)
     alone = alone_ms(8, 100);
     start_among_several();
     flood(1);
-    turns(50);
-    a = ask(2, 2, 8, 100);
-    b = ask(3, 3, 8, 100);
+    step_times(50);
+    a = rig_ask_of(2, 2, 8, 100);
+    b = rig_ask_of(3, 3, 8, 100);
     first = latency_ms(a);
     second = first + latency_ms(b);
     printf("two of three: %.1f and %.1f ms, alone %.1f\n", first, second, alone);
@@ -235,10 +223,9 @@ START_TEST(each_of_three_has_its_share)
     ck_assert_double_le(second, 3 * alone + in_flight_ms());
     rig_end();
 }
-END_TEST
 
 /* However many requests each of three clients has, each has a third of the time. */
-START_TEST(three_users_have_a_third_each)
+TEST(three_users_have_a_third_each, .timeout = 300)
 {
     int32_t n[4] = {0};
 
@@ -246,11 +233,11 @@ START_TEST(three_users_have_a_third_each)
     start();
     flood(1);
     for (int32_t i = 0; i < 4; i++)
-        ask(3, 10 + i, 8, 120);
-    ask(2, 2, 8, 200);
-    turns(60);
+        rig_ask_of(3, 10 + i, 8, 120);
+    rig_ask_of(2, 2, 8, 200);
+    step_times(60);
     for (int i = 0; i < 120; i++) {
-        turn();
+        step_once();
         for (uint64_t client = 1; client <= 3; client++)
             n[client] += rows_of(client);
     }
@@ -258,10 +245,9 @@ START_TEST(three_users_have_a_third_each)
     ck_assert_msg(n[3] * 10 > n[1] * 7 && n[3] * 7 < n[1] * 10, "%d and %d rows", n[3], n[1]);
     rig_end();
 }
-END_TEST
 
 /* The other client's share bounds what it may add. */
-START_TEST(shares_weigh_time)
+TEST(shares_weigh_time, .timeout = 300)
 {
     static const int32_t weights[] = {50, 100, 300};
     static const double most[] = {1.5, 2, 4};
@@ -277,8 +263,8 @@ START_TEST(shares_weigh_time)
         start_among_several();
         core_set_shares(rig.core, shares, 1);
         flood(1);
-        turns(50);
-        among = latency_ms(ask(2, 2, 8, 200));
+        step_times(50);
+        among = latency_ms(rig_ask_of(2, 2, 8, 200));
         printf("others' share %d: %.2f times\n", weights[k], among / alone);
         ck_assert_double_le(among, most[k] * alone + in_flight_ms());
         ck_assert_double_gt(among, last * 1.1);
@@ -286,10 +272,9 @@ START_TEST(shares_weigh_time)
         rig_end();
     }
 }
-END_TEST
 
 /* However often small requests come, the many end. */
-START_TEST(the_many_end)
+TEST(the_many_end, .timeout = 300)
 {
     int32_t text = 5000;
     uint64_t id = 0;
@@ -297,19 +282,18 @@ START_TEST(the_many_end)
     set_cost(0, 115, 60);
     start();
     for (int32_t i = 0; i < MANY / 4; i++)
-        ask(1, 1000 + i, 10 + i % 20, 100 + i % 100);
+        rig_ask_of(1, 1000 + i, 10 + i % 20, 100 + i % 100);
     for (int i = 0; rig.core->n_requests > 1 || !find(id); i++) {
         ck_assert_int_lt(i, 200000);
         if (!find(id))
-            id = ask(2, text++, 4, 30);
-        turn();
+            id = rig_ask_of(2, text++, 4, 30);
+        step_once();
     }
     rig_end();
 }
-END_TEST
 
 /* Newcomers in every plan leave a client with some requests its sixth of the time. */
-START_TEST(newcomers_without_end)
+TEST(newcomers_without_end, .timeout = 300)
 {
     for (int32_t n_tokens = 1; n_tokens <= 3; n_tokens++) {
         int32_t text = 5000, n = 0;
@@ -318,13 +302,13 @@ START_TEST(newcomers_without_end)
         set_cost(0, 115, 60);
         start();
         for (int32_t i = 0; i < 8; i++)
-            ask(1, i, 8, 300);
+            rig_ask_of(1, i, 8, 300);
         while (rig_stats().seqs_waiting > 0)
-            turn();
+            step_once();
         ms = -(double)rig.now_us / 1e3;
         for (int i = 0; i < 300; i++) {
-            ask(2 + (uint64_t)i % 5, text++, 4, n_tokens);
-            turn();
+            rig_ask_of(2 + (uint64_t)i % 5, text++, 4, n_tokens);
+            step_once();
             n += rows_of(1);
         }
         ms += (double)rig.now_us / 1e3;
@@ -333,10 +317,9 @@ START_TEST(newcomers_without_end)
         rig_end();
     }
 }
-END_TEST
 
 /* A lower priority does not shorten the steps of a higher one. */
-START_TEST(priority_before_time)
+TEST(priority_before_time, .timeout = 300)
 {
     int32_t n = 0;
 
@@ -348,33 +331,17 @@ START_TEST(priority_before_time)
         r.priority = CORE_HIGH;
         rig_ask(&r);
     }
-    ask(2, 50, 8, 100);
-    turns(20);
+    rig_ask_of(2, 50, 8, 100);
+    step_times(20);
     for (int i = 0; i < 20; i++) {
-        turn();
+        step_once();
         n += rows_of(1);
     }
     ck_assert_int_ge(n, 15 * 20);
     rig_end();
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("core_time");
-    TCase *t = tcase_create("core_time");
-
-    tcase_add_checked_fixture(t, set_up, NULL);
-    tcase_set_timeout(t, 300);
-    tcase_add_test(t, one_among_two_hundred);
-    tcase_add_test(t, cheap_rows_all_run);
-    tcase_add_test(t, steps_are_short_among_several);
-    tcase_add_test(t, each_of_three_has_its_share);
-    tcase_add_test(t, three_users_have_a_third_each);
-    tcase_add_test(t, shares_weigh_time);
-    tcase_add_test(t, the_many_end);
-    tcase_add_test(t, newcomers_without_end);
-    tcase_add_test(t, priority_before_time);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("core_time", set_up, NULL);
 }

@@ -1,5 +1,4 @@
 /* test_fair.c - who is next, what a step may take, and who may pass whom. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -46,7 +45,7 @@ static uint64_t next_order(void)
 }
 
 /* A higher class goes first whatever came earlier; within one, arrival. */
-START_TEST(class_then_arrival)
+TEST(class_then_arrival)
 {
     struct fair_user *a = join(1);
     struct fair_item low = item(a, 1, 0), normal = item(a, 2, 1), late = item(a, 4, 2),
@@ -63,10 +62,9 @@ START_TEST(class_then_arrival)
     ck_assert_ptr_null(fair_top(&fair));
     fair_leave(&fair, a);
 }
-END_TEST
 
 /* Of two clients the one served less goes first, though all of the other's came before. */
-START_TEST(served_least_goes_first)
+TEST(served_least_goes_first)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
@@ -82,10 +80,9 @@ START_TEST(served_least_goes_first)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* A newcomer starts with the least of the active ones, and does not get all that others had. */
-START_TEST(idleness_is_no_credit)
+TEST(idleness_is_no_credit)
 {
     struct fair_user *a = join(1), *b;
     struct fair_item a1 = item(a, 1, 1), b2, b3;
@@ -105,10 +102,9 @@ START_TEST(idleness_is_no_credit)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* Leaving for a moment does not forgive what a client was served. */
-START_TEST(a_short_leave_forgives_nothing)
+TEST(a_short_leave_forgives_nothing)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item a1, b2 = item(b, 2, 1);
@@ -124,10 +120,9 @@ START_TEST(a_short_leave_forgives_nothing)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* One put to the front goes before all of its client, not before other clients' turn. */
-START_TEST(front_is_of_its_own_client)
+TEST(front_is_of_its_own_client)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item a1 = item(a, 1, 1), a9 = item(a, 9, 1), b5 = item(b, 5, 1);
@@ -143,7 +138,6 @@ START_TEST(front_is_of_its_own_client)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 struct number {
     struct heap_node node;
@@ -157,7 +151,7 @@ static bool number_less(const struct heap_node *a, const struct heap_node *b)
 }
 
 /* The heap gives the least of what is in it, whatever is inserted and removed in between. */
-START_TEST(heap_agrees_with_a_plain_array)
+TEST(heap_agrees_with_a_plain_array)
 {
     enum { N = 64 };
     struct number numbers[N] = {0};
@@ -181,10 +175,9 @@ START_TEST(heap_agrees_with_a_plain_array)
         ck_assert_ptr_eq(heap_top(&h), least);
     }
 }
-END_TEST
 
 /* Who has three times the share is served three times the tokens; a change holds at once. */
-START_TEST(shares_are_kept)
+TEST(shares_are_kept)
 {
     struct fair_user *c[2] = {join(1), join(2)};
     struct fair_item items[2] = {item(c[0], 1, 1), item(c[1], 2, 1)};
@@ -213,10 +206,9 @@ START_TEST(shares_are_kept)
         fair_leave(&fair, c[i]);
     }
 }
-END_TEST
 
 /* A user that gets all it wants keeps little credit for later, one that does not keeps all. */
-START_TEST(what_is_not_wanted_is_no_credit)
+TEST(what_is_not_wanted_is_no_credit)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item a1 = item(a, 1, 1), b2 = item(b, 2, 1);
@@ -233,7 +225,6 @@ START_TEST(what_is_not_wanted_is_no_credit)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 static void want(struct fair_user *u, int32_t decodes, int32_t rows, int32_t klass)
 {
@@ -253,7 +244,7 @@ static void set_cost(double base, double decode, double row)
 
 /* A step takes no longer than each user's rows take alone, by its share; of a lower class nobody is
  * asked. */
-START_TEST(a_step_is_limited)
+TEST(a_step_is_limited)
 {
     static const struct {
         double base;
@@ -265,7 +256,7 @@ START_TEST(a_step_is_limited)
         {0, 1, 0, 0, 1600}, /* 16 one-decode steps */
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+    for (int i = 0; i < N(cases); i++) {
         struct fair_user *a = join(1), *b = join(2);
 
         set_cost(cases[i].base, 100, 10);
@@ -278,10 +269,9 @@ START_TEST(a_step_is_limited)
         fair_leave(&fair, b);
     }
 }
-END_TEST
 
 /* A user that has always been alone has whole steps; so do all while nothing is known. */
-START_TEST(nobody_else_no_limit)
+TEST(nobody_else_no_limit)
 {
     struct fair_user *a = join(1), *b;
 
@@ -303,10 +293,9 @@ START_TEST(nobody_else_no_limit)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* What a step takes by itself moves the virtual times of all that are in it alike. */
-START_TEST(the_base_is_split_by_share)
+TEST(the_base_is_split_by_share)
 {
     struct fair_share *shares = calloc(1, sizeof(*shares));
     struct fair_user *a = join(1), *b = join(2), *c = join(3);
@@ -329,11 +318,10 @@ START_TEST(the_base_is_split_by_share)
     fair_leave(&fair, b);
     fair_leave(&fair, c);
 }
-END_TEST
 
 /* One that does not fit is passed 64 times; by a user within its part of the blocks for ever, while
  * its own user has its part. */
-START_TEST(passing_is_bounded)
+TEST(passing_is_bounded)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item large = item(a, 1, 1), small = item(a, 2, 1), other = item(b, 3, 1);
@@ -357,10 +345,9 @@ START_TEST(passing_is_bounded)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* A user whose first does not fit comes after one that has not been looked at. */
-START_TEST(skipped_users_come_last)
+TEST(skipped_users_come_last)
 {
     struct fair_user *a = join(1), *b = join(2);
     struct fair_item a1 = item(a, 1, 1), a2 = item(a, 2, 1), b3 = item(b, 3, 1);
@@ -377,37 +364,16 @@ START_TEST(skipped_users_come_last)
     fair_leave(&fair, a);
     fair_leave(&fair, b);
 }
-END_TEST
 
 /* Accounts of idle users do not grow without bound. */
-START_TEST(idle_accounts_are_bounded)
+TEST(idle_accounts_are_bounded)
 {
     for (uint64_t i = 0; i < 3000; i++)
         fair_leave(&fair, join(i));
     ck_assert_uint_le(fair.users.n, 1024);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("fair");
-    TCase *t = tcase_create("fair");
-
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    tcase_add_test(t, class_then_arrival);
-    tcase_add_test(t, served_least_goes_first);
-    tcase_add_test(t, idleness_is_no_credit);
-    tcase_add_test(t, a_short_leave_forgives_nothing);
-    tcase_add_test(t, front_is_of_its_own_client);
-    tcase_add_test(t, shares_are_kept);
-    tcase_add_test(t, what_is_not_wanted_is_no_credit);
-    tcase_add_test(t, a_step_is_limited);
-    tcase_add_test(t, nobody_else_no_limit);
-    tcase_add_test(t, the_base_is_split_by_share);
-    tcase_add_test(t, passing_is_bounded);
-    tcase_add_test(t, skipped_users_come_last);
-    tcase_add_test(t, idle_accounts_are_bounded);
-    tcase_add_test(t, heap_agrees_with_a_plain_array);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("fair", set_up, tear_down);
 }

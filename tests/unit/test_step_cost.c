@@ -1,5 +1,4 @@
 /* test_step_cost.c - what a step takes, by what others took. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -20,17 +19,16 @@ static void learn(int n, int32_t n_decodes, double us)
 }
 
 /* Nothing seen, nothing known. */
-START_TEST(nothing_is_foreseen_of_nothing)
+TEST(nothing_is_foreseen_of_nothing)
 {
     cost.row_us = 10;
     ck_assert_double_eq(step_cost_us(&cost, 1, 0), 0);
     ck_assert_double_eq(step_cost_us(&cost, 200, 300), 0);
     ck_assert_double_eq(step_cost_us(&cost, 0, 0), 0);
 }
-END_TEST
 
 /* Between two points seen, and above them, there is a line; below the first it goes to nothing. */
-START_TEST(points_make_a_line)
+TEST(points_make_a_line)
 {
     learn(1, 4, 400);
     ck_assert_double_eq_tol(step_cost_us(&cost, 1, 0), 100, 1e-6);
@@ -41,11 +39,10 @@ START_TEST(points_make_a_line)
     learn(1, INT32_MAX, 2000);
     ck_assert_double_le(step_cost_us(&cost, INT32_MAX, 0), 2000);
 }
-END_TEST
 
 /* Prompts add for each row, at most as much as a decode where nothing is known of them; alone they
  * take as long as a decode at least. */
-START_TEST(prompts_add)
+TEST(prompts_add)
 {
     learn(1, 1, 100);
     learn(1, 2, 110);
@@ -55,10 +52,9 @@ START_TEST(prompts_add)
     ck_assert_double_eq_tol(step_cost_us(&cost, 0, 10), 100, 1e-6);
     ck_assert_double_eq_tol(step_cost_us(&cost, 0, 100), 700, 1e-6);
 }
-END_TEST
 
 /* What is the same for every size comes to be known of each: steps of other sizes scale. */
-START_TEST(points_follow)
+TEST(points_follow)
 {
     learn(1, 16, 5000);
     learn(40, 24, 2400);
@@ -66,21 +62,19 @@ START_TEST(points_follow)
     learn(40, 16, 4000);
     ck_assert_double_eq_tol(step_cost_us(&cost, 16, 0), 4000, 1);
 }
-END_TEST
 
 /* Now and then a step takes ten times as long, and now and then the next one seems to take nothing:
  * that changes little. */
-START_TEST(one_step_changes_little)
+TEST(one_step_changes_little)
 {
     for (int i = 0; i < 300; i++)
         learn(1, 1, i % 5 == 0 ? 1000 : i % 5 == 1 ? 1 : 100);
     ck_assert_double_ge(step_cost_us(&cost, 1, 0), 75);
     ck_assert_double_le(step_cost_us(&cost, 1, 0), 130);
 }
-END_TEST
 
 /* More rows never take less, nor longer than one by one, whatever some step says. */
-START_TEST(costs_grow_and_pay)
+TEST(costs_grow_and_pay)
 {
     double last = 0;
 
@@ -96,7 +90,6 @@ START_TEST(costs_grow_and_pay)
         last = us;
     }
 }
-END_TEST
 
 /* A device: what a step of decodes takes, and each prompt row more. */
 static double device_us(int32_t n_decodes, int32_t n_rows, double base, double decode, double row)
@@ -106,7 +99,7 @@ static double device_us(int32_t n_decodes, int32_t n_rows, double base, double d
 
 /* Steps with prompts come to the bound and stay there, from too few rows and from too many; without
  * decodes to twice the bound. */
-START_TEST(steps_come_to_the_bound)
+TEST(steps_come_to_the_bound)
 {
     static const double rows[] = {2, 20, 300};
 
@@ -130,11 +123,10 @@ START_TEST(steps_come_to_the_bound)
         }
     }
 }
-END_TEST
 
 /* However dear they are, some rows go on; where decodes alone take long, a step may take three
  * times as long as they do. */
-START_TEST(prompts_go_on)
+TEST(prompts_go_on)
 {
     cost = (struct step_cost){.max_step_us = 50e3, .row_us = 10e3};
     ck_assert_int_eq(step_cost_rows(&cost, 0), 128);
@@ -147,11 +139,10 @@ START_TEST(prompts_go_on)
     cost.max_step_us = 0;
     ck_assert_int_eq(step_cost_rows(&cost, 4), INT32_MAX);
 }
-END_TEST
 
 /* The cost of a short first prompt, most of it not its rows', does not stay; nor does one step that
  * something held up, nor rows that were dear for a while. */
-START_TEST(a_wrong_idea_does_not_last)
+TEST(a_wrong_idea_does_not_last)
 {
     cost.max_step_us = 50e3;
     learn(8, 32, 6000);
@@ -169,11 +160,10 @@ START_TEST(a_wrong_idea_does_not_last)
     ck_assert_double_le(cost.row_us, 22);
     ck_assert_double_ge(cost.row_us, 18);
 }
-END_TEST
 
 /* Decodes that become dearer or cheaper under a load of prompts are followed: prompts get fewer
  * rows until they hardly count, which shows what decodes take. */
-START_TEST(decodes_are_learnt_beside_prompts)
+TEST(decodes_are_learnt_beside_prompts)
 {
     for (int k = 0; k < 2; k++) {
         const double now = k ? 5e3 : 80e3;
@@ -190,36 +180,18 @@ START_TEST(decodes_are_learnt_beside_prompts)
         ck_assert_double_le(us, fmax(50e3, 3 * now) * 1.1);
     }
 }
-END_TEST
 
 /* Where each second step is looked at late, so that the next seems to take nothing, the costs are
  * right all the same. */
-START_TEST(late_looks_even_out)
+TEST(late_looks_even_out)
 {
     for (int i = 0; i < 400; i++)
         learn(1, 32, i % 2 ? 1900 : 100);
     ck_assert_double_ge(step_cost_us(&cost, 32, 0), 850);
     ck_assert_double_le(step_cost_us(&cost, 32, 0), 1150);
 }
-END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("step_cost");
-    TCase *t = tcase_create("step_cost");
-
-    tcase_add_checked_fixture(t, set_up, NULL);
-    tcase_add_test(t, nothing_is_foreseen_of_nothing);
-    tcase_add_test(t, points_make_a_line);
-    tcase_add_test(t, prompts_add);
-    tcase_add_test(t, points_follow);
-    tcase_add_test(t, one_step_changes_little);
-    tcase_add_test(t, costs_grow_and_pay);
-    tcase_add_test(t, steps_come_to_the_bound);
-    tcase_add_test(t, prompts_go_on);
-    tcase_add_test(t, a_wrong_idea_does_not_last);
-    tcase_add_test(t, decodes_are_learnt_beside_prompts);
-    tcase_add_test(t, late_looks_even_out);
-    suite_add_tcase(s, t);
-    return run_suite(s);
+    return run_tests("step_cost", set_up, NULL);
 }
