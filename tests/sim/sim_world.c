@@ -561,7 +561,7 @@ const char *sim_world_run(uint64_t seed, uint64_t n_steps, struct sim_counts *co
     counts->preemptions += stats.preemptions;
     counts->hit_tokens += stats.hit_tokens;
     counts->queried_tokens += stats.queried_tokens;
-    counts->held += w->core->n_prefix_waits;
+    counts->prefix_waits += w->core->n_prefix_waits;
     counts->copies_down += w->core->n_copied[TIER_HOST] + w->core->n_copied[TIER_DISK];
     counts->copies_up += w->core->n_copied[TIER_DEVICE];
     counts->loads += w->core->n_loads;

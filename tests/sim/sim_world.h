@@ -6,11 +6,16 @@
 #include <stdint.h>
 
 /* What happened, over all worlds: a simulation that never preempts shows nothing of preemption. */
+/* clang-format off */
+#define SIM_COUNTS(X) \
+    X(worlds) X(steps) X(tokens) X(requests) X(choices) X(refused) X(preemptions) X(prefix_waits) \
+    X(evictions) X(hit_tokens) X(queried_tokens) X(copies_down) X(copies_up) X(loads) X(drafts) \
+    X(accepted) X(masks) X(cancels) X(stops) X(deadlines) X(numerics) X(waits) X(pins) X(clears) \
+    X(yields)
+/* clang-format on */
+#define SIM_COUNT(name) uint64_t name;
 struct sim_counts {
-    uint64_t worlds, steps, tokens, requests, choices, refused;
-    uint64_t preemptions, held, evictions, hit_tokens, queried_tokens;
-    uint64_t copies_down, copies_up, loads, drafts, accepted, masks;
-    uint64_t cancels, stops, deadlines, numerics, waits, pins, clears, yields;
+    SIM_COUNTS(SIM_COUNT)
 };
 
 /* Runs about n_steps steps with everything that seed gives. NULL, or what was wrong. A broken
