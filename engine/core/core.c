@@ -220,12 +220,21 @@ bool core_request_bytes(size_t *out, int32_t n, int32_t n_bias, int32_t n_stop_i
     return true;
 }
 
+/* No step in flight has a row of it: nothing of it can be listed any more. */
+static void drop_request(struct core *c, struct request *q)
+{
+    if (q->user)
+        fair_leave(&c->fair, q->user);
+    if (q->ns)
+        prefix_cache_close(c->cache, q->ns);
+    request_free(q);
+}
+
 int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
 {
     struct request *q;
     int64_t n_terminal = (int64_t)r->n + 1;
     int64_t longest = (int64_t)r->n_prompt + r->max_tokens;
-    int rc;
 
     must(r->n_prompt >= 1 && r->max_tokens >= 1 && r->n >= 1);
     must(r->priority >= 0 && r->priority < CORE_N_PRIORITIES);
@@ -241,18 +250,12 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     q = request_new(r, c->last_order + 1, now_us);
     if (!q)
         return -ENOMEM;
-    rc = prefix_cache_open(c->cache, &q->ns, c->options.share_all ? 0 : r->client, r->cache_salt,
-                           !c->options.prefix_cache);
-    if (rc < 0)
-        goto fail_request;
-    rc = fair_join(&c->fair, &q->user, r->client);
-    if (rc < 0)
-        goto fail_namespace;
-
-    rc = id_map_put(&c->requests, q->id, q);
-    if (rc < 0)
-        goto fail_user;
-
+    if (prefix_cache_open(c->cache, &q->ns, c->options.share_all ? 0 : r->client, r->cache_salt,
+                          !c->options.prefix_cache) < 0 ||
+        fair_join(&c->fair, &q->user, r->client) < 0 || id_map_put(&c->requests, q->id, q) < 0) {
+        drop_request(c, q);
+        return -ENOMEM;
+    }
     list_append(&c->all, &q->in_core);
     if (q->deadline_us)
         heap_insert(&c->deadlines, &q->by_deadline);
@@ -264,26 +267,6 @@ int core_admit(struct core *c, const struct core_request *r, uint64_t now_us)
     c->n_alive += q->n;
     c->n_events_owed += n_terminal;
     return CORE_OK;
-fail_user:
-    fair_leave(&c->fair, q->user);
-fail_namespace:
-    prefix_cache_close(c->cache, q->ns);
-fail_request:
-    request_free(q);
-    return rc;
-}
-
-/* Lets go of the table from its end on, so that of a chain the tail is reused first. */
-void core_release(struct core *c, struct sequence *s)
-{
-    while (s->n_table > 0)
-        blocks_unref(c->blocks, s->table[--s->n_table]);
-    if (s->slot >= 0) {
-        c->slots[s->slot] = NULL;
-        c->free_slots[c->n_free_slots++] = s->slot;
-    }
-    s->slot = -1;
-    s->table = NULL;
 }
 
 void core_wake(struct core *c, struct sequence *writer, bool all)
@@ -327,13 +310,6 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
         core_drained(c, s);
 }
 
-/* No step in flight has a row of it: nothing of it can be listed any more. */
-static void free_request(struct core *c, struct request *q)
-{
-    prefix_cache_close(c->cache, q->ns);
-    request_free(q);
-}
-
 void core_drained(struct core *c, struct sequence *s)
 {
     struct request *q = s->request;
@@ -343,13 +319,18 @@ void core_drained(struct core *c, struct sequence *s)
     list_remove(&s->link);
     c->n_draining--;
     c->n_returning -= s->n_returning;
-    core_release(c, s);
+    while (s->n_table > 0) /* from the end on: of a chain the tail is reused first */
+        blocks_unref(c->blocks, s->table[--s->n_table]);
+    s->table = NULL;
+    c->slots[s->slot] = NULL;
+    c->free_slots[c->n_free_slots++] = s->slot;
+    s->slot = -1;
     q->n_draining--;
     if (s->state == SEQ_PREEMPTED) {
         core_enqueue(s);
         c->n_queued_tokens += sequence_n_tokens(s);
     } else if (q->n_alive == 0 && q->n_draining == 0) {
-        free_request(c, q);
+        drop_request(c, q);
     }
 }
 
@@ -374,7 +355,7 @@ static void finish_request(struct core *c, struct request *q, uint64_t now_us)
     q->user = NULL;
     c->n_requests--;
     if (q->n_draining == 0)
-        free_request(c, q);
+        drop_request(c, q);
 }
 
 /* After this the sequence, and with its last choice the request, may be gone. */

@@ -135,7 +135,6 @@ void core_emit(struct core *c, const struct core_event *e);
 void core_enqueue(struct sequence *s);
 void core_hold_back(struct sequence *s, enum sequence_state state, struct list *waiters);
 void core_unqueue(struct sequence *s);
-void core_release(struct core *c, struct sequence *s); /* gives back its blocks and its slot */
 /* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
  * at once, or where a step in flight has it, with that step. */
 void core_halt(struct core *c, struct sequence *s, enum sequence_state state);
