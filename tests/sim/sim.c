@@ -3,8 +3,8 @@
  * usage: sim [--steps N] [--seed S] [--world SEED] [--plant BUG]
  *
  * Each world has a seed of its own; a failure prints it, and --world runs that one again. With
- * --caught, for builds with a bug planted, a crash or a loop without end is a failure like others.
- */
+ * --plant, which sim-planted knows, the core has that bug of engine/util/plant.h, and a crash or a
+ * loop without end is a failure like others. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <signal.h>
