@@ -16,7 +16,7 @@
 #include "engine/text/chat.h"
 #include "engine/util/err.h"
 #include "engine/util/json_util.h"
-#include "engine/model/model_check.h"
+#include "engine/model/model.h"
 #include "engine/model/model_config.h"
 #include "engine/text/tokenizer.h"
 #include "proto/program.h"
