@@ -393,7 +393,7 @@ static int read_merges(struct reader *r, json_t *merges)
 static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 {
     struct nfc_text normal = {0};
-    int rc = nfc_normalize(t->nfc, content, &normal);
+    int rc = nfc_normalize(t->nfc, content, NULL, 0, &normal);
 
     if (!rc)
         rc = trie_add(&t->normalized, normal.text.data, normal.text.len, id);
