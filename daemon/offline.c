@@ -28,7 +28,7 @@ struct tool {
     const struct offline_options *options;
     struct tokenizer *tokenizer;
     int32_t vocab_size; /* of detokenize */
-    struct chat_template *template;
+    const struct chat_template *template;
     /* One input to one object; parsed is NULL where the input is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
@@ -400,7 +400,6 @@ static int run(struct tool *t)
             fclose(in);
     }
     tokenizer_free(t->tokenizer);
-    chat_template_free(t->template);
     if (fflush(stdout) != 0 && status == 0)
         status = complain("stdout: cannot be written");
     return status;
@@ -454,7 +453,7 @@ static bool say(FILE *out, const char *part, int r, const struct err *e)
 bool offline_check_folder(const char *folder, FILE *out)
 {
     struct tokenizer *tokenizer = NULL;
-    struct chat_template *template = NULL;
+    const struct chat_template *template = NULL;
     struct err e;
     int32_t vocab_size;
     bool wrong = model_check(&vocab_size, folder, out) < 0;
@@ -472,7 +471,6 @@ bool offline_check_folder(const char *folder, FILE *out)
     else
         wrong |= say(out, template ? "chat template" : "no chat template: raw prompts only", r, &e);
     tokenizer_free(tokenizer);
-    chat_template_free(template);
     return wrong;
 }
 

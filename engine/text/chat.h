@@ -13,16 +13,13 @@
 #include "engine/util/text.h"
 #include "engine/text/tokenizer.h"
 
-/* Immutable after load. */
-struct chat_template;
+struct chat_template; /* one of a few constants */
 
 /* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. *out is
  * NULL if there is neither. -ENOTSUP, with its hash, for an unknown template. */
-int chat_template_load(struct chat_template **out, const char *folder, struct err *e);
+int chat_template_load(const struct chat_template **out, const char *folder, struct err *e);
 /* The same from the template's text. */
-int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
-void chat_template_free(struct chat_template *t);
-const char *chat_template_name(const struct chat_template *t); /* family: "qwen3" */
+int chat_template_parse(const struct chat_template **out, struct text text, struct err *e);
 
 struct chat_tool_call {
     struct text name;

@@ -41,6 +41,11 @@ static int check_members(const json_t *object, const char *path, const char *con
     return 0;
 }
 
+static struct text text_of(const json_t *v)
+{
+    return (struct text){json_string_value(v), json_string_length(v)};
+}
+
 /* *has is false if the member is null or absent. */
 static int get_text(struct text *out, bool *has, const json_t *object, const char *path,
                     const char *key, struct err *e)
@@ -52,7 +57,7 @@ static int get_text(struct text *out, bool *has, const json_t *object, const cha
         return 0;
     if (!json_is_string(v))
         return err_set(e, -EINVAL, "%s.%s: is %s, not a text", path, key, json_type_name(v));
-    *out = (struct text){json_string_value(v), json_string_length(v)};
+    *out = text_of(v);
     *has = true;
     return 0;
 }
@@ -68,25 +73,24 @@ static int need_text(struct text *out, const json_t *object, const char *path, c
     return r;
 }
 
-/* out->data is malloc'ed. */
-static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
+/* v as JSON text, a new value that its parent is to have in its place. */
+static json_t *dumped(const json_t *v)
 {
-    char *s = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    json_t *string = text ? json_string(text) : NULL;
 
-    if (!s)
-        return err_set(e, -ENOMEM, "%s: not enough memory", path);
-    *out = (struct text){s, strlen(s)};
-    return 0;
+    free(text);
+    return string;
 }
 
 /* Either {"type": "function", "function": {"name", "arguments"}} or the inner object alone. */
-static int read_call(struct chat_tool_call *call, const json_t *v, const char *path, struct err *e)
+static int read_call(struct chat_tool_call *call, json_t *v, const char *path, struct err *e)
 {
     static const char *const outer[] = {"id", "index", "type", "function", NULL};
     static const char *const inner[] = {"id", "index", "type", "name", "arguments", NULL};
     static const char *const function[] = {"name", "arguments", NULL};
     char below[PATH_BYTES + 16];
-    const json_t *arguments, *f = json_object_get(v, "function");
+    json_t *arguments, *f = json_object_get(v, "function");
     int r;
 
     if (!json_is_object(v))
@@ -109,7 +113,11 @@ static int read_call(struct chat_tool_call *call, const json_t *v, const char *p
     arguments = json_object_get(v, "arguments");
     if (!arguments)
         return err_set(e, -EINVAL, "%s.arguments: is missing", below);
-    return dump(&call->arguments_json, arguments, below, e);
+    arguments = dumped(arguments);
+    if (json_object_set_new(v, "arguments", arguments) < 0)
+        return err_set(e, -ENOMEM, "%s: not enough memory", below);
+    call->arguments_json = text_of(arguments);
+    return 0;
 }
 
 static int read_calls(struct chat_json *c, struct chat_message *m, const json_t *message,
@@ -191,7 +199,7 @@ static int read_messages(struct chat_json *c, struct err *e)
 
 static int read_tools(struct chat_json *c, struct err *e)
 {
-    const json_t *tools = json_object_get(c->root, "tools");
+    json_t *tools = json_object_get(c->root, "tools");
     size_t i;
     json_t *v;
 
@@ -206,15 +214,14 @@ static int read_tools(struct chat_json *c, struct err *e)
     json_array_foreach(tools, i, v)
     {
         char path[32];
-        int r;
 
         snprintf(path, sizeof(path), "tools[%zu]", i);
         if (!json_is_object(v))
             return err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(v));
-        r = dump(&c->tools[i], v, path, e);
-        if (r)
-            return r;
-        c->chat.n_tools++;
+        v = dumped(v);
+        if (json_array_set_new(tools, i, v) < 0)
+            return err_set(e, -ENOMEM, "%s: not enough memory", path);
+        c->tools[c->chat.n_tools++] = text_of(v);
     }
     return 0;
 }
@@ -295,10 +302,6 @@ void chat_json_free(struct chat_json *c)
 {
     if (!c)
         return;
-    for (size_t i = 0; i < c->n_calls; i++)
-        free((char *)c->calls[i].arguments_json.data);
-    for (size_t i = 0; i < c->chat.n_tools; i++)
-        free((char *)c->tools[i].data);
     free(c->calls);
     free(c->tools);
     free(c->messages);

@@ -15,12 +15,12 @@
 #include "tests/unit/golden.h"
 #include "tests/unit/run_suite.h"
 
-static struct chat_template *named(const char *family)
+static const struct chat_template *named(const char *family)
 {
-    struct chat_template *t;
-    struct err e = {0};
+    const struct chat_template *t = chat_templates;
 
-    ck_assert_msg(chat_template_named(&t, family, &e) == 0, "%s", e.text);
+    while (strcmp(t->name, family) != 0)
+        ck_assert(++t < chat_templates + N_CHAT_TEMPLATES);
     return t;
 }
 
@@ -36,21 +36,19 @@ static void render_json(const struct chat_template *t, const char *json, struct 
 
 static void expect_rendered(const char *family, const char *json, const char *want)
 {
-    struct chat_template *t = named(family);
     struct chat_json *chat;
     struct chat_text text;
 
-    render_json(t, json, &chat, &text);
+    render_json(named(family), json, &chat, &text);
     ck_assert_str_eq(text.data, want);
     ck_assert_uint_eq(text.len, strlen(want));
     chat_text_deinit(&text);
     chat_json_free(chat);
-    chat_template_free(t);
 }
 
 static void expect_error(const char *json, const char *want)
 {
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_json *chat = NULL;
     struct chat_text text;
     struct err e = {0};
@@ -61,7 +59,6 @@ static void expect_error(const char *json, const char *want)
     ck_assert_msg(r == -EINVAL, "%d for %s", r, json);
     ck_assert_msg(strstr(e.text, want) != NULL, "\"%s\" does not say \"%s\"", e.text, want);
     chat_json_free(chat);
-    chat_template_free(t);
 }
 
 /* Each line's chat renders to its "rendered", and the ranges are ascending, disjoint and merged. */
@@ -94,11 +91,7 @@ static void check_vector(const json_t *entry, void *ctx)
 
 static int check_file(const char *family, const char *path)
 {
-    struct chat_template *t = named(family);
-    int n = golden_each(path, check_vector, t);
-
-    chat_template_free(t);
-    return n;
+    return golden_each(path, check_vector, (void *)named(family));
 }
 
 /* All 120 vectors of Qwen3's template, to the byte. */
@@ -121,7 +114,7 @@ TEST(qwen25_vectors)
 /* A template is found by its text, with or without trailing newlines. */
 TEST(template_is_found_by_its_text)
 {
-    struct chat_template *t;
+    const struct chat_template *t;
     struct err e = {0};
     size_t len;
     char *text;
@@ -130,21 +123,18 @@ TEST(template_is_found_by_its_text)
                                       1 << 20, &e),
                      0);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), 0);
-    ck_assert_str_eq(chat_template_name(t), "qwen3");
-    chat_template_free(t);
+    ck_assert_str_eq(t->name, "qwen3");
     text[len] = '\n'; /* in place of the NUL */
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len + 1}, &e), 0);
-    chat_template_free(t);
     free(text);
     ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
-    ck_assert_str_eq(chat_template_name(t), "nvllm-tiny");
-    chat_template_free(t);
+    ck_assert_str_eq(t->name, "nvllm-tiny");
 }
 
 /* A template with one other byte is refused; the message has its hash. */
 TEST(unknown_template_is_refused)
 {
-    struct chat_template *t;
+    const struct chat_template *t;
     struct err e = {0};
     size_t len;
     char *text;
@@ -174,7 +164,7 @@ static void write_file(const char *folder, const char *name, const char *text)
 TEST(folders)
 {
     char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
-    struct chat_template *t = (void *)1;
+    const struct chat_template *t = (void *)1;
     struct err e = {0};
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -217,7 +207,7 @@ TEST(texts_make_no_special_tokens)
         "\"arguments\": \"<tool_call>\"}, {\"name\": \"n\", \"arguments\": {\"<|im_end|>\": 1}}]},"
         "{\"role\": \"tool\", \"content\": \"</tool_response><|endoftext|>\"}],"
         "\"tools\": [{\"name\": \"<|im_start|>\"}], \"add_generation_prompt\": true}";
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct tokenizer *tokenizer;
     struct chat_json *chat;
     struct chat_text text;
@@ -244,14 +234,13 @@ TEST(texts_make_no_special_tokens)
     free(list.ids);
     chat_text_deinit(&text);
     chat_json_free(chat);
-    chat_template_free(t);
     tokenizer_free(tokenizer);
 }
 
 /* The halves of a special token do not join across a border between template and text. */
 TEST(no_special_token_across_a_border)
 {
-    struct chat_template *t = named("nvllm-tiny");
+    const struct chat_template *t = named("nvllm-tiny");
     struct tokenizer *tokenizer;
     struct token_list list = {0};
     struct chat_json *chat;
@@ -271,7 +260,6 @@ TEST(no_special_token_across_a_border)
     free(list.ids);
     chat_text_deinit(&text);
     chat_json_free(chat);
-    chat_template_free(t);
     tokenizer_free(tokenizer);
 }
 
@@ -286,7 +274,7 @@ TEST(length_told_beforehand)
     struct chat_message caller = {.role = {"assistant", 9}, .tool_calls = &call, .n_tool_calls = 1};
     const struct chat chats[] = {{.messages = messages, .n_messages = N},
                                  {.messages = &caller, .n_messages = 1}};
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
 
     memset(long_name, 'a', sizeof(long_name));
     for (int i = 0; i < N; i++)
@@ -301,14 +289,13 @@ TEST(length_told_beforehand)
         ck_assert_uint_le(chat_bytes(&chats[i]), text.len * 3);
         chat_text_deinit(&text);
     }
-    chat_template_free(t);
     free(messages);
 }
 
 /* The ranges cover what the template wrote, not names, arguments, tools or contents. */
 TEST(ranges_leave_out_what_came)
 {
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_json *chat;
     struct chat_text text;
     char outside[64] = "";
@@ -332,7 +319,6 @@ TEST(ranges_leave_out_what_came)
     ck_assert_str_eq(outside, "/SYS/{\"a\": 1}/U/R/A/f/[1]/g/x/T//");
     chat_text_deinit(&text);
     chat_json_free(chat);
-    chat_template_free(t);
 }
 
 /* Thinking off writes an empty thought; on and unset write none. */
@@ -454,7 +440,7 @@ TEST(errors_name_the_field)
 /* Tools and arguments that are not JSON are refused, with their position. */
 TEST(texts_that_are_no_json)
 {
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_tool_call call = {{"f", 1}, {"{", 1}};
     struct chat_message message = {.role = {"assistant", 9},
                                    .tool_calls = &call,
@@ -475,7 +461,6 @@ TEST(texts_that_are_no_json)
     chat.n_tools = 1;
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is an array"));
-    chat_template_free(t);
 }
 
 /* A chat with random bytes changed gives an error with a text, or a prompt. */
@@ -491,7 +476,8 @@ TEST(mutated_chats)
         "\"g\", \"arguments\": \"{}\"}}]}, {\"role\": \"tool\", \"content\": null}], \"tools\": "
         "[{\"a\": "
         "{\"b\": 1e-7}}], \"add_generation_prompt\": true, \"enable_thinking\": false}";
-    struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"), named("nvllm-tiny")};
+    const struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"),
+                                               named("nvllm-tiny")};
     int n_good = 0, n_bad = 0;
 
     srandom(10);
@@ -518,8 +504,6 @@ TEST(mutated_chats)
     }
     ck_assert_int_gt(n_good, 300);
     ck_assert_int_gt(n_bad, 1000);
-    for (int i = 0; i < 3; i++)
-        chat_template_free(templates[i]);
 }
 
 /* JSON nested a hundred thousand deep is an error. */
@@ -528,7 +512,7 @@ TEST(deep_json_is_refused)
     size_t depth = 100000;
     char *deep = malloc(depth + 1);
     struct text tool;
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_message message = {.role = {"user", 4}};
     struct chat chat = {.messages = &message, .n_messages = 1, .tools = &tool, .n_tools = 1};
     struct chat_json *json;
@@ -540,7 +524,6 @@ TEST(deep_json_is_refused)
     tool = (struct text){deep, depth};
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
     ck_assert_int_eq(chat_json_parse(&json, deep, depth, &e), -EINVAL);
-    chat_template_free(t);
     free(deep);
 }
 
