@@ -241,8 +241,13 @@ int nfc_normalize(const struct nfc *n, struct text source, struct text_range *ra
     out->text = (struct text){out->buf, 0};
     while (i < source.len) {
         uint32_t cp;
-        size_t len = read_char(source, i, &cp);
+        size_t len;
 
+        if ((unsigned char)source.data[i] < 0x80) {
+            safe = i++;
+            continue;
+        }
+        len = read_char(source, i, &cp);
         if (is_safe(n, cp)) {
             safe = i;
             i += len;
