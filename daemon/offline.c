@@ -290,19 +290,17 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
-    struct chat_json *json;
+    struct chat_json json;
     struct chat_text text = {0};
-    struct chat chat;
     int r;
 
     (void)parsed;
     r = chat_json_parse(&json, input.data, input.len, e);
     if (r < 0)
         return r;
-    chat = *chat_json_get(json);
-    chat.add_generation_prompt |= !chat_json_has_prompt_flag(json); /* as the protocol does */
-    r = chat_render(t->template, &chat, &text, e);
-    chat_json_free(json);
+    json.chat.add_generation_prompt |= !json.has_prompt_flag; /* as the protocol does */
+    r = chat_render(t->template, &json.chat, &text, e);
+    chat_json_deinit(&json);
     if (r < 0)
         return r;
     *out = json_pack("{s:o}", "text", json_stringn(text.data, text.len));

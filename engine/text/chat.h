@@ -64,13 +64,19 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
 void chat_text_deinit(struct chat_text *t);
 
 /* Reads a chat from a JSON object {messages, tools, add_generation_prompt, enable_thinking}; the
- * texts belong to the returned value. An unknown member, of messages and calls too, is an error
+ * texts belong to *out. An unknown member, of messages and calls too, is an error
  * that names it; ids and names that no template uses are ignored. Absent means what it means to a
  * template: no generation prompt, thinking unset. */
-struct chat_json;
-int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);
-const struct chat *chat_json_get(const struct chat_json *c);
-bool chat_json_has_prompt_flag(const struct chat_json *c); /* add_generation_prompt is not absent */
-void chat_json_free(struct chat_json *c);
+struct chat_json {
+    struct chat chat;
+    bool has_prompt_flag; /* add_generation_prompt is not absent */
+
+    struct json_t *root;
+    struct chat_message *messages;
+    struct chat_tool_call *calls; /* of all messages */
+    struct text *tools;
+};
+int chat_json_parse(struct chat_json *out, const char *json, size_t len, struct err *e);
+void chat_json_deinit(struct chat_json *c);
 
 #endif

@@ -24,41 +24,40 @@ static const struct chat_template *named(const char *family)
     return t;
 }
 
-/* Renders the JSON object; the caller frees both. */
-static void render_json(const struct chat_template *t, const char *json, struct chat_json **chat,
-                        struct chat_text *out)
+/* Renders the JSON object. */
+static struct chat_text render_json(const struct chat_template *t, const char *json)
 {
+    struct chat_json chat;
+    struct chat_text text;
     struct err e = {0};
 
-    ck_assert_msg(chat_json_parse(chat, json, strlen(json), &e) == 0, "%s", e.text);
-    ck_assert_msg(chat_render(t, chat_json_get(*chat), out, &e) == 0, "%s", e.text);
+    ck_assert_msg(chat_json_parse(&chat, json, strlen(json), &e) == 0, "%s", e.text);
+    ck_assert_msg(chat_render(t, &chat.chat, &text, &e) == 0, "%s", e.text);
+    chat_json_deinit(&chat);
+    return text;
 }
 
 static void expect_rendered(const char *family, const char *json, const char *want)
 {
-    struct chat_json *chat;
-    struct chat_text text;
+    struct chat_text text = render_json(named(family), json);
 
-    render_json(named(family), json, &chat, &text);
     ck_assert_str_eq(text.data, want);
     ck_assert_uint_eq(text.len, strlen(want));
     chat_text_deinit(&text);
-    chat_json_free(chat);
 }
 
 static void expect_error(const char *json, const char *want)
 {
-    const struct chat_template *t = named("qwen3");
-    struct chat_json *chat = NULL;
+    struct chat_json chat = {0};
     struct chat_text text;
     struct err e = {0};
     int r = chat_json_parse(&chat, json, strlen(json), &e);
 
     if (!r)
-        r = chat_render(t, chat_json_get(chat), &text, &e);
+        r = chat_render(named("qwen3"), &chat.chat, &text, &e);
     ck_assert_msg(r == -EINVAL, "%d for %s", r, json);
     ck_assert_msg(strstr(e.text, want) != NULL, "\"%s\" does not say \"%s\"", e.text, want);
-    chat_json_free(chat);
+    chat_json_deinit(&chat);
 }
 
 /* Each line's chat renders to its "rendered", and the ranges are ascending, disjoint and merged. */
@@ -66,7 +65,6 @@ static void check_vector(const json_t *entry, void *ctx)
 {
     struct text want = golden_text(entry, "rendered");
     json_t *object = json_copy((json_t *)entry);
-    struct chat_json *chat;
     struct chat_text text;
     size_t last = 0;
     char *json;
@@ -74,7 +72,7 @@ static void check_vector(const json_t *entry, void *ctx)
     json_object_del(object, "rendered");
     json = json_dumps(object, 0);
     json_decref(object);
-    render_json(ctx, json, &chat, &text);
+    text = render_json(ctx, json);
     ck_assert_msg(text.len == want.len && !memcmp(text.data, want.data, want.len),
                   "rendered:\n%s\nwanted:\n%s\nof:\n%s", text.data, want.data, json);
     ck_assert_uint_gt(text.n_ranges, 0);
@@ -86,7 +84,6 @@ static void check_vector(const json_t *entry, void *ctx)
     ck_assert_uint_le(last, text.len);
     free(json);
     chat_text_deinit(&text);
-    chat_json_free(chat);
 }
 
 static int check_file(const char *family, const char *path)
@@ -209,14 +206,13 @@ TEST(texts_make_no_special_tokens)
         "\"tools\": [{\"name\": \"<|im_start|>\"}], \"add_generation_prompt\": true}";
     const struct chat_template *t = named("qwen3");
     struct tokenizer *tokenizer;
-    struct chat_json *chat;
     struct chat_text text;
     struct token_list list = {0};
     struct err e = {0};
     int n[2000] = {0};
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    render_json(t, json, &chat, &text);
+    text = render_json(t, json);
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -233,7 +229,6 @@ TEST(texts_make_no_special_tokens)
     ck_assert_int_eq(n[1999], 1);
     free(list.ids);
     chat_text_deinit(&text);
-    chat_json_free(chat);
     tokenizer_free(tokenizer);
 }
 
@@ -243,14 +238,12 @@ TEST(no_special_token_across_a_border)
     const struct chat_template *t = named("nvllm-tiny");
     struct tokenizer *tokenizer;
     struct token_list list = {0};
-    struct chat_json *chat;
     struct chat_text text;
     struct err e = {0};
     size_t n = 0;
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    render_json(t, "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|\"}]}", &chat,
-                &text);
+    text = render_json(t, "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|\"}]}");
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -259,7 +252,6 @@ TEST(no_special_token_across_a_border)
     ck_assert_uint_eq(n, 2);
     free(list.ids);
     chat_text_deinit(&text);
-    chat_json_free(chat);
     tokenizer_free(tokenizer);
 }
 
@@ -296,19 +288,16 @@ TEST(length_told_beforehand)
 TEST(ranges_leave_out_what_came)
 {
     const struct chat_template *t = named("qwen3");
-    struct chat_json *chat;
     struct chat_text text;
     char outside[64] = "";
     size_t n = 0, at = 0;
 
-    render_json(
-        t,
-        "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
-        "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
-        "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
-        "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
-        "\"tools\": [{\"a\": 1}]}",
-        &chat, &text);
+    text = render_json(
+        t, "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
+           "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
+           "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
+           "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
+           "\"tools\": [{\"a\": 1}]}");
     for (size_t i = 0; i <= text.n_ranges; i++) {
         size_t end = i < text.n_ranges ? text.ranges[i].start : text.len;
 
@@ -318,7 +307,6 @@ TEST(ranges_leave_out_what_came)
     }
     ck_assert_str_eq(outside, "/SYS/{\"a\": 1}/U/R/A/f/[1]/g/x/T//");
     chat_text_deinit(&text);
-    chat_json_free(chat);
 }
 
 /* Thinking off writes an empty thought; on and unset write none. */
@@ -483,7 +471,7 @@ TEST(mutated_chats)
     srandom(10);
     for (int round = 0; round < 20000; round++) {
         char copy[sizeof(json)];
-        struct chat_json *chat = NULL;
+        struct chat_json chat = {0};
         struct chat_text text;
         struct err e = {0};
 
@@ -492,7 +480,7 @@ TEST(mutated_chats)
             copy[(size_t)random() % (sizeof(json) - 1)] =
                 "0159eE.-\"{}[]:,\\ <u\xff\0"[random() % 20];
         if (chat_json_parse(&chat, copy, sizeof(json) - 1, &e) ||
-            chat_render(templates[round % 3], chat_json_get(chat), &text, &e)) {
+            chat_render(templates[round % 3], &chat.chat, &text, &e)) {
             if (!e.text[0])
                 ck_abort_msg("no text for %s", copy);
             n_bad++;
@@ -500,7 +488,7 @@ TEST(mutated_chats)
             chat_text_deinit(&text);
             n_good++;
         }
-        chat_json_free(chat);
+        chat_json_deinit(&chat);
     }
     ck_assert_int_gt(n_good, 300);
     ck_assert_int_gt(n_bad, 1000);
@@ -515,7 +503,7 @@ TEST(deep_json_is_refused)
     const struct chat_template *t = named("qwen3");
     struct chat_message message = {.role = {"user", 4}};
     struct chat chat = {.messages = &message, .n_messages = 1, .tools = &tool, .n_tools = 1};
-    struct chat_json *json;
+    struct chat_json json;
     struct chat_text text;
     struct err e = {0};
 

@@ -52,14 +52,14 @@ static int render_chat(struct err *e)
         "{\"role\": \"tool\", \"content\": \"rain\"}], \"tools\": [{\"type\": \"function\","
         "\"function\": {\"name\": \"weather\", \"description\": \"the weather of a city, as it is "
         "expected for some days from today on\"}}]}";
-    struct chat_json *chat;
+    struct chat_json chat;
     struct chat_text text;
     int r = chat_json_parse(&chat, json, strlen(json), e);
 
     if (r < 0)
         return r;
-    r = chat_render(template, chat_json_get(chat), &text, e);
-    chat_json_free(chat);
+    r = chat_render(template, &chat.chat, &text, e);
+    chat_json_deinit(&chat);
     if (r == 0)
         chat_text_deinit(&text);
     return r;
