@@ -16,7 +16,7 @@
 #include "engine/text/chat.h"
 #include "engine/util/err.h"
 #include "engine/util/json_util.h"
-#include "engine/model/model_check.h"
+#include "engine/model/model.h"
 #include "engine/model/model_config.h"
 #include "engine/text/tokenizer.h"
 #include "proto/program.h"
@@ -28,7 +28,7 @@ struct tool {
     const struct offline_options *options;
     struct tokenizer *tokenizer;
     int32_t vocab_size; /* of detokenize */
-    struct chat_template *template;
+    const struct chat_template *template;
     /* One input to one object; parsed is NULL where the input is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
@@ -290,19 +290,17 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                   struct err *e)
 {
-    struct chat_json *json;
+    struct chat_json json;
     struct chat_text text = {0};
-    struct chat chat;
     int r;
 
     (void)parsed;
     r = chat_json_parse(&json, input.data, input.len, e);
     if (r < 0)
         return r;
-    chat = *chat_json_get(json);
-    chat.add_generation_prompt |= !chat_json_has_prompt_flag(json); /* as the protocol does */
-    r = chat_render(t->template, &chat, &text, e);
-    chat_json_free(json);
+    json.chat.add_generation_prompt |= !json.has_prompt_flag; /* as the protocol does */
+    r = chat_render(t->template, &json.chat, &text, e);
+    chat_json_deinit(&json);
     if (r < 0)
         return r;
     *out = json_pack("{s:o}", "text", json_stringn(text.data, text.len));
@@ -400,7 +398,6 @@ static int run(struct tool *t)
             fclose(in);
     }
     tokenizer_free(t->tokenizer);
-    chat_template_free(t->template);
     if (fflush(stdout) != 0 && status == 0)
         status = complain("stdout: cannot be written");
     return status;
@@ -454,7 +451,7 @@ static bool say(FILE *out, const char *part, int r, const struct err *e)
 bool offline_check_folder(const char *folder, FILE *out)
 {
     struct tokenizer *tokenizer = NULL;
-    struct chat_template *template = NULL;
+    const struct chat_template *template = NULL;
     struct err e;
     int32_t vocab_size;
     bool wrong = model_check(&vocab_size, folder, out) < 0;
@@ -472,7 +469,6 @@ bool offline_check_folder(const char *folder, FILE *out)
     else
         wrong |= say(out, template ? "chat template" : "no chat template: raw prompts only", r, &e);
     tokenizer_free(tokenizer);
-    chat_template_free(template);
     return wrong;
 }
 

@@ -90,7 +90,6 @@ void engine_free(struct engine *g)
     engine_events_free(g->out.head);
     g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
     core_free(g->core);
-    chat_template_free(g->chat_template);
     tokenizer_free(g->tokenizer);
     model_close(g->model);
     free(g->model_folder);

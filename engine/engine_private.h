@@ -72,7 +72,7 @@ struct engine {
     _Atomic double progress;
     struct model *model;
     struct tokenizer *tokenizer;
-    struct chat_template *chat_template; /* NULL: none, chat_why says why */
+    const struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
     struct backend_info backend_info;
     int32_t max_seq_len;

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "engine/model/matrix.h"
 #include "engine/util/err.h"
@@ -51,9 +52,10 @@ struct model_defaults {
 /* A tensor in its file. */
 struct tensor {
     const char *name;
-    enum dtype dtype;
+    const char *type; /* as the file calls it: "BF16" */
+    enum dtype dtype; /* N_DTYPES: a type that weights do not have */
     int32_t rank;
-    int64_t shape[MODEL_MAX_RANK]; /* outermost first */
+    int64_t shape[MODEL_MAX_RANK]; /* outermost first; the first dimensions of a larger rank */
     uint64_t bytes;
     uint64_t offset; /* of the data in the file */
     int32_t file;    /* private to engine/model */
@@ -66,13 +68,20 @@ struct model;
 int model_open(struct model **out, const char *folder, struct err *e);
 void model_close(struct model *m);
 
+/* Reports every problem of a folder, for people, where model_open stops at the first. Prints a line
+ * for each part that is right ("ok     config.json"), one for each problem ("wrong  …"), and a
+ * summary of the model; the tokenizer is not covered. 0 where model_open would succeed, else the
+ * negative errno of the first problem, -ENOENT if only the weights are missing. *vocab_size is 0 if
+ * config.json has a problem. */
+int model_check(int32_t *vocab_size, const char *folder, FILE *out);
+
 const char *model_name(const struct model *m); /* last component of the folder's real path */
 const char *model_folder(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);
 
-/* A tensor by its full name, or NULL. Every tensor that the configuration needs is there and has
- * the right shape. */
+/* A tensor that the configuration needs by its full name; NULL for any other name. Each is there
+ * and has the right shape. */
 const struct tensor *model_tensor(const struct model *m, const char *name);
 uint64_t model_weight_bytes(const struct model *m); /* of all these tensors, as stored */
 

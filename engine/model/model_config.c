@@ -277,6 +277,8 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
 
     *c = (struct model_config){0};
     *d = (struct model_defaults){.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f};
+    if (!root)
+        return;
     family = parse_family(c, &f);
     if (!family)
         return; /* in another architecture the other fields mean something else */
@@ -326,10 +328,7 @@ void model_config_read(struct model_config *c, struct model_defaults *d, int dir
 {
     json_t *root = read_file(dir, MODEL_CONFIG_FILE, false, p);
 
-    *c = (struct model_config){0};
-    *d = (struct model_defaults){0};
-    if (root)
-        model_config_parse(c, d, root, p);
+    model_config_parse(c, d, root, p);
     json_decref(root);
 }
 
@@ -337,7 +336,6 @@ void model_defaults_read(struct model_defaults *d, int32_t vocab_size, int dir, 
 {
     json_t *root = read_file(dir, MODEL_GENERATION_FILE, true, p);
 
-    if (root)
-        model_defaults_parse(d, vocab_size, root, p);
+    model_defaults_parse(d, vocab_size, root, p);
     json_decref(root);
 }

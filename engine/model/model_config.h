@@ -17,7 +17,7 @@
 enum { MODEL_CONFIG_MAX_BYTES = 1 << 20 };
 
 /* Each fills in what it can and notes every problem; *c is usable only if there was none. *d
- * becomes neutral, with the end ids of config.json. */
+ * becomes neutral, with the end ids of config.json. root is NULL where there is no such file. */
 void model_config_parse(struct model_config *c, struct model_defaults *d, const json_t *root,
                         struct problems *p);
 

@@ -182,28 +182,20 @@ void model_files_open(struct model_files *f, int dir, struct problems *p)
                      MODEL_WEIGHTS_FILE, MODEL_INDEX_FILE);
 }
 
-void model_files_forget_headers(struct model_files *f)
-{
-    for (size_t i = 0; i < f->n; i++)
-        safetensors_deinit(&f->all[i].tensors);
-    json_decref(f->index);
-    f->index = NULL;
-}
-
 void model_files_close(struct model_files *f)
 {
-    model_files_forget_headers(f);
     for (size_t i = 0; i < f->n; i++) {
+        safetensors_deinit(&f->all[i].tensors);
         free(f->all[i].name);
         if (f->all[i].fd >= 0)
             close(f->all[i].fd);
     }
+    json_decref(f->index);
     free(f->all);
     *f = (struct model_files){0};
 }
 
-/* The file that has the tensor or should have it; NULL: the index names none. */
-static const struct model_file *file_of(const struct model_files *f, const char *name)
+const struct model_file *model_files_of(const struct model_files *f, const char *name)
 {
     const char *shard;
 
@@ -213,22 +205,4 @@ static const struct model_file *file_of(const struct model_files *f, const char 
         return &f->all[0];
     shard = json_string_value(json_object_get(f->index, name));
     return shard ? file_by_name(f, shard) : NULL;
-}
-
-const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
-                                                 const char *name)
-{
-    const struct model_file *m = file_of(f, name);
-    const struct safetensors_entry *t = m ? safetensors_find(&m->tensors, name) : NULL;
-
-    if (t)
-        *file = (size_t)(m - f->all);
-    return t;
-}
-
-bool model_files_is_unread(const struct model_files *f, const char *name)
-{
-    const struct model_file *m = file_of(f, name);
-
-    return m && !m->tensors.header;
 }

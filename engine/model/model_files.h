@@ -1,12 +1,10 @@
 /* model_files.h - the safetensors files of a model folder: model.safetensors, or the shards that
  * model.safetensors.index.json names, each opened once and its header checked.
  *
- * Owned by struct model. model_files_forget_headers leaves only descriptors and names. Immutable
- * between open and close. */
+ * Owned by struct model. */
 #ifndef NVLLM_ENGINE_MODEL_MODEL_FILES_H
 #define NVLLM_ENGINE_MODEL_MODEL_FILES_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,14 +34,10 @@ struct model_files {
 
 /* *f is zero before. Notes every problem and keeps what is right; -ENOENT: there are no weights. */
 void model_files_open(struct model_files *f, int dir, struct problems *p);
-void model_files_forget_headers(struct model_files *f);
 void model_files_close(struct model_files *f);
 
-/* Where a tensor lies, or NULL; *file is an index into all. */
-const struct safetensors_entry *model_files_find(const struct model_files *f, size_t *file,
-                                                 const char *name);
-
-/* The tensor's file could not be read, which has been noted: it may or may not have the tensor. */
-bool model_files_is_unread(const struct model_files *f, const char *name);
+/* The file that has a tensor, or should have it; NULL: the index names none. A file without a
+ * header could not be read, which has been noted: it may or may not have the tensor. */
+const struct model_file *model_files_of(const struct model_files *f, const char *name);
 
 #endif

@@ -1,6 +1,7 @@
 /* safetensors.c - see safetensors.h. */
 #include "engine/model/safetensors.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +9,18 @@
 #include "engine/util/checked.h"
 #include "engine/util/json_util.h"
 
-/* Every type of the format: a file may hold tensors that the model does not need. */
+const struct dtype_info dtype_info[N_DTYPES] = {
+    [DTYPE_BF16] = {"bf16", "BF16", "bfloat16", 2},
+    [DTYPE_F16] = {"f16", "F16", "float16", 2},
+    [DTYPE_F32] = {"f32", "F32", "float32", 4},
+};
+
+/* Every type of the format, those of weights first, in their order: a file may hold tensors that
+ * the model does not need. */
 static const struct {
     const char *name;
     uint32_t bits;
-} dtypes[] = {
+} types[] = {
     {"BF16", 16},       {"F16", 16},        {"F32", 32},    {"F64", 64},    {"F8_E4M3", 8},
     {"F8_E5M2", 8},     {"F8_E8M0", 8},     {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
     {"I64", 64},        {"I32", 32},        {"I16", 16},    {"I8", 8},      {"U64", 64},
@@ -20,13 +28,14 @@ static const struct {
     {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8},
 };
 
+enum { N_TYPES = sizeof(types) / sizeof(types[0]) };
+
 static const char *const metadata_key = "__metadata__";
 
 int safetensors_header_bytes(size_t *out, const char *file, const void *first, uint64_t file_bytes,
                              struct err *e)
 {
-    const uint8_t *b = first;
-    uint64_t n = 0;
+    uint64_t n;
 
     if (file_bytes < SAFETENSORS_LENGTH_BYTES)
         return err_set(e, -EINVAL, "%s: %llu bytes are too few for a safetensors file", file,
@@ -36,8 +45,8 @@ int safetensors_header_bytes(size_t *out, const char *file, const void *first, u
                        "%s: is a git-lfs pointer and not the weights; fetch them with `git lfs "
                        "pull`",
                        file);
-    for (int i = SAFETENSORS_LENGTH_BYTES - 1; i >= 0; i--)
-        n = n << 8 | b[i];
+    memcpy(&n, first, sizeof(n));
+    n = le64toh(n);
     if (n > SAFETENSORS_MAX_HEADER)
         return err_set(e, -EINVAL, "%s: a header of %llu bytes; the format allows %d", file,
                        (unsigned long long)n, SAFETENSORS_MAX_HEADER);
@@ -56,24 +65,25 @@ static bool is_size(const json_t *value)
     return json_is_integer(value) && json_integer_value(value) >= 0;
 }
 
-static int parse_dtype(struct safetensors_entry *t, uint32_t *bits, const char *file,
-                       const json_t *value, struct err *e)
+static int parse_dtype(struct tensor *t, uint32_t *bits, const char *file, const json_t *value,
+                       struct err *e)
 {
     const char *name = json_string_value(value);
+    size_t i = 0;
 
     if (!name)
         return REFUSE(-EINVAL, "dtype: must be a string");
-    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
-        if (strcmp(dtypes[i].name, name) == 0) {
-            t->dtype = dtypes[i].name;
-            *bits = dtypes[i].bits;
-            return 0;
-        }
-    }
-    return REFUSE(-ENOTSUP, "dtype: \"%.40s\" is not a known type", name);
+    while (i < N_TYPES && strcmp(types[i].name, name) != 0)
+        i++;
+    if (i == N_TYPES)
+        return REFUSE(-ENOTSUP, "dtype: \"%.40s\" is not a known type", name);
+    t->type = types[i].name;
+    t->dtype = i < N_DTYPES ? (enum dtype)i : N_DTYPES;
+    *bits = types[i].bits;
+    return 0;
 }
 
-static int parse_shape(struct safetensors_entry *t, uint64_t *n_elements, const char *file,
+static int parse_shape(struct tensor *t, uint64_t *n_elements, const char *file,
                        const json_t *value, struct err *e)
 {
     const json_t *dim;
@@ -95,7 +105,7 @@ static int parse_shape(struct safetensors_entry *t, uint64_t *n_elements, const 
     return 0;
 }
 
-static int parse_offsets(struct safetensors_entry *t, const char *file, const json_t *value,
+static int parse_offsets(struct tensor *t, const char *file, const json_t *value,
                          uint64_t data_start, uint64_t data_bytes, struct err *e)
 {
     const json_t *first = json_array_get(value, 0), *last = json_array_get(value, 1);
@@ -116,8 +126,8 @@ static int parse_offsets(struct safetensors_entry *t, const char *file, const js
     return 0;
 }
 
-static int parse_entry(struct safetensors_entry *t, const char *file, const json_t *value,
-                       uint64_t data_start, uint64_t data_bytes, struct err *e)
+static int parse_entry(struct tensor *t, const char *file, const json_t *value, uint64_t data_start,
+                       uint64_t data_bytes, struct err *e)
 {
     uint64_t n_elements = 0, n_bits;
     uint32_t bits = 0;
@@ -135,7 +145,7 @@ static int parse_entry(struct safetensors_entry *t, const char *file, const json
         return rc;
     if (!u64_mul(&n_bits, n_elements, bits) || n_bits % 8 != 0 || n_bits / 8 != t->bytes)
         return REFUSE(-EINVAL, "data_offsets: %llu bytes for %llu elements of %s",
-                      (unsigned long long)t->bytes, (unsigned long long)n_elements, t->dtype);
+                      (unsigned long long)t->bytes, (unsigned long long)n_elements, t->type);
     return 0;
 }
 
@@ -156,14 +166,13 @@ static int parse_metadata(const char *file, json_t *value, struct err *e)
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct safetensors_entry *)a)->name,
-                  ((const struct safetensors_entry *)b)->name);
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
 /* An empty tensor comes before another one at the same offset. */
 static int by_offset(const void *a, const void *b)
 {
-    const struct safetensors_entry *x = a, *y = b;
+    const struct tensor *x = a, *y = b;
 
     if (x->offset != y->offset)
         return x->offset < y->offset ? -1 : 1;
@@ -171,17 +180,17 @@ static int by_offset(const void *a, const void *b)
 }
 
 /* The tensors must cover the data from its first to its last byte, each byte once. */
-static int check_layout(struct safetensors_entry *entries, size_t n, const char *file,
-                        uint64_t data_start, uint64_t file_bytes, struct err *e)
+static int check_layout(struct tensor *tensors, size_t n, const char *file, uint64_t data_start,
+                        uint64_t file_bytes, struct err *e)
 {
     uint64_t end = data_start;
 
-    qsort(entries, n, sizeof(*entries), by_offset);
+    qsort(tensors, n, sizeof(*tensors), by_offset);
     for (size_t i = 0; i < n; i++) {
-        const struct safetensors_entry *t = &entries[i];
+        const struct tensor *t = &tensors[i];
 
         if (t->offset < end)
-            return REFUSE(-EINVAL, "data_offsets: overlaps %.120s", entries[i - 1].name);
+            return REFUSE(-EINVAL, "data_offsets: overlaps %.120s", tensors[i - 1].name);
         if (t->offset > end)
             return REFUSE(-EINVAL, "data_offsets: a hole of %llu bytes before it",
                           (unsigned long long)(t->offset - end));
@@ -190,7 +199,7 @@ static int check_layout(struct safetensors_entry *entries, size_t n, const char 
     if (end != file_bytes)
         return err_set(e, -EINVAL, "%s: %llu bytes after the last tensor", file,
                        (unsigned long long)(file_bytes - end));
-    qsort(entries, n, sizeof(*entries), by_name);
+    qsort(tensors, n, sizeof(*tensors), by_name);
     return 0;
 }
 
@@ -211,8 +220,8 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
     rc = json_object_parse(&s.header, file, json, json_bytes, e);
     if (rc < 0)
         return rc;
-    s.entries = calloc(json_object_size(s.header) + 1, sizeof(*s.entries));
-    if (!s.entries) {
+    s.tensors = calloc(json_object_size(s.header) + 1, sizeof(*s.tensors));
+    if (!s.tensors) {
         rc = err_set(e, -ENOMEM, "%s: no memory for %zu tensors", file, json_object_size(s.header));
         goto fail;
     }
@@ -221,35 +230,32 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
         if (strcmp(name, metadata_key) == 0) {
             rc = parse_metadata(file, value, e);
         } else {
-            s.entries[s.n].name = name;
+            s.tensors[s.n] = (struct tensor){.name = name, .file = -1};
             rc =
-                parse_entry(&s.entries[s.n++], file, value, data_start, file_bytes - data_start, e);
+                parse_entry(&s.tensors[s.n++], file, value, data_start, file_bytes - data_start, e);
         }
         if (rc < 0)
             goto fail;
     }
-    rc = check_layout(s.entries, s.n, file, data_start, file_bytes, e);
-    if (rc == 0) {
-        *out = s;
-        return 0;
-    }
+    rc = check_layout(s.tensors, s.n, file, data_start, file_bytes, e);
 fail:
-    safetensors_deinit(&s);
+    if (rc < 0)
+        safetensors_deinit(&s);
+    else
+        *out = s;
     return rc;
 }
 
 void safetensors_deinit(struct safetensors *s)
 {
     json_decref(s->header);
-    free(s->entries);
+    free(s->tensors);
     *s = (struct safetensors){0};
 }
 
-const struct safetensors_entry *safetensors_find(const struct safetensors *s, const char *name)
+struct tensor *safetensors_find(const struct safetensors *s, const char *name)
 {
-    const struct safetensors_entry key = {.name = name};
+    const struct tensor key = {.name = name};
 
-    if (s->n == 0)
-        return NULL;
-    return bsearch(&key, s->entries, s->n, sizeof(key), by_name);
+    return s->n ? bsearch(&key, s->tensors, s->n, sizeof(key), by_name) : NULL;
 }

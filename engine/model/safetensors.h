@@ -18,19 +18,10 @@ enum {
     SAFETENSORS_MAX_HEADER = 100000000, /* the format's own limit */
 };
 
-struct safetensors_entry {
-    const char *name;
-    const char *dtype; /* as the format calls it: "BF16" */
-    int32_t rank;
-    int64_t shape[MODEL_MAX_RANK]; /* the first dimensions of a larger rank */
-    uint64_t offset;               /* in the file */
-    uint64_t bytes;
-};
-
 struct safetensors {
     json_t *header; /* owns the names */
     size_t n;
-    struct safetensors_entry *entries; /* [n] by name, as strcmp orders */
+    struct tensor *tensors; /* [n] by name, as strcmp orders; file is -1 */
 };
 
 /* How many bytes of JSON follow the first eight; file is for the message. */
@@ -43,6 +34,6 @@ int safetensors_parse(struct safetensors *out, const char *file, const char *jso
 void safetensors_deinit(struct safetensors *s);
 
 /* By name, or NULL. */
-const struct safetensors_entry *safetensors_find(const struct safetensors *s, const char *name);
+struct tensor *safetensors_find(const struct safetensors *s, const char *name);
 
 #endif

@@ -71,6 +71,21 @@ int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim)
     return 1;
 }
 
+struct tensor tensor_of_spec(const struct tensor_spec *t, const struct model_config *c)
+{
+    return (struct tensor){.rank = t->cols == DIM_1 ? 1 : 2,
+                           .shape = {tensor_dim_size(c, t->rows), tensor_dim_size(c, t->cols)}};
+}
+
+uint64_t tensor_elements(const struct tensor *t)
+{
+    uint64_t n = 1;
+
+    for (int i = 0; i < t->rank; i++)
+        n *= (uint64_t)t->shape[i];
+    return n;
+}
+
 /* A rank's range of a dimension that is divided. */
 static void divide(int64_t *first, int64_t *n, const struct model_config *c, enum tensor_dim dim,
                    struct shard s)

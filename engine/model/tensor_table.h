@@ -57,6 +57,9 @@ extern const struct tensor_spec tensor_specs[N_TENSOR_SPECS];
 int32_t tensor_spec_count(const struct tensor_spec *t, const struct model_config *c);
 void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t, int32_t layer);
 int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim);
+/* A tensor of this kind, without its name and its place in a file. */
+struct tensor tensor_of_spec(const struct tensor_spec *t, const struct model_config *c);
+uint64_t tensor_elements(const struct tensor *t);
 
 /* One of tp_size ranks. */
 struct shard {

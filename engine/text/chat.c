@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "engine/text/chat_impl.h"
+#include "engine/util/array.h"
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 
@@ -18,58 +19,31 @@ enum {
     MARKUP_BYTES = 64, /* that a template writes around a message or a call, about */
 };
 
-struct chat_template {
-    const struct chat_family *family;
-};
-
-enum { FAMILY_TINY, FAMILY_QWEN3, FAMILY_QWEN25, N_FAMILIES };
-
-static const struct chat_family families[N_FAMILIES] = {
-    [FAMILY_TINY] = {"nvllm-tiny", chat_render_tiny},
-    [FAMILY_QWEN3] = {"qwen3", chat_render_qwen3},
-    [FAMILY_QWEN25] = {"qwen2.5", chat_render_qwen25},
-};
-
 /* Known templates by the XXH3-128 of their text without trailing newlines. Qwen3's first revision
  * differs from the later one only in that it fails on null content. */
 static const struct {
     uint64_t high, low;
     int family;
 } known[] = {
-    {UINT64_C(0x3f674ce6c3394428), UINT64_C(0x7c07a7d485608f72), FAMILY_TINY},
-    {UINT64_C(0x0fab82ce8f4d5175), UINT64_C(0xc9e0155c80737cf2), FAMILY_QWEN3},
-    {UINT64_C(0x4457e3d12b367a86), UINT64_C(0x0283f874ff58d644), FAMILY_QWEN3},
-    {UINT64_C(0xe392aa06018503fd), UINT64_C(0x2469c9508f79506e), FAMILY_QWEN25},
+    {UINT64_C(0x3f674ce6c3394428), UINT64_C(0x7c07a7d485608f72), CHAT_TINY},
+    {UINT64_C(0x0fab82ce8f4d5175), UINT64_C(0xc9e0155c80737cf2), CHAT_QWEN3},
+    {UINT64_C(0x4457e3d12b367a86), UINT64_C(0x0283f874ff58d644), CHAT_QWEN3},
+    {UINT64_C(0xe392aa06018503fd), UINT64_C(0x2469c9508f79506e), CHAT_QWEN25},
 };
 
-static int make_template(struct chat_template **out, int family, struct err *e)
-{
-    struct chat_template *t = malloc(sizeof(*t));
-
-    if (!t)
-        return err_set(e, -ENOMEM, "chat template: not enough memory");
-    t->family = &families[family];
-    *out = t;
-    return 0;
-}
-
-int chat_template_named(struct chat_template **out, const char *name, struct err *e)
-{
-    for (int i = 0; i < N_FAMILIES; i++)
-        if (!strcmp(families[i].name, name))
-            return make_template(out, i, e);
-    return err_set(e, -ENOTSUP, "chat template: no family is called \"%s\"", name);
-}
-
-int chat_template_parse(struct chat_template **out, struct text text, struct err *e)
+int chat_template_parse(const struct chat_template **out, struct text text, struct err *e)
 {
     XXH128_hash_t hash;
 
-    text = text_rstrip(text);
+    while (text.len && text.data[text.len - 1] == '\n')
+        text.len--;
     hash = XXH3_128bits(text.data, text.len);
-    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
-        if (known[i].high == hash.high64 && known[i].low == hash.low64)
-            return make_template(out, known[i].family, e);
+    for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++) {
+        if (known[i].high != hash.high64 || known[i].low != hash.low64)
+            continue;
+        *out = &chat_templates[known[i].family];
+        return 0;
+    }
     return err_set(e, -ENOTSUP,
                    "chat template: its text (%zu bytes, XXH3-128 %016llx%016llx) is not one of the "
                    "known templates: nvllm-tiny, Qwen3, Qwen2.5; send raw prompts",
@@ -95,7 +69,7 @@ static const json_t *find_template(const json_t *config)
     return NULL;
 }
 
-static int load_from_config(struct chat_template **out, int dir, struct err *e)
+static int load_from_config(const struct chat_template **out, int dir, struct err *e)
 {
     static const char file[] = "tokenizer_config.json";
     const json_t *template;
@@ -122,7 +96,7 @@ static int load_from_config(struct chat_template **out, int dir, struct err *e)
 }
 
 /* A template in a file of its own takes precedence, as it does in transformers. */
-static int load_from_folder(struct chat_template **out, int dir, struct err *e)
+static int load_from_folder(const struct chat_template **out, int dir, struct err *e)
 {
     size_t len;
     char *text;
@@ -137,7 +111,7 @@ static int load_from_folder(struct chat_template **out, int dir, struct err *e)
     return r;
 }
 
-int chat_template_load(struct chat_template **out, const char *folder, struct err *e)
+int chat_template_load(const struct chat_template **out, const char *folder, struct err *e)
 {
     int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int r;
@@ -149,64 +123,77 @@ int chat_template_load(struct chat_template **out, const char *folder, struct er
     return r;
 }
 
-void chat_template_free(struct chat_template *t)
+/* There is always room for one byte more, the NUL. */
+void chat_write_text(struct chat_writer *w, struct text text)
 {
-    free(t);
+    if (!w->error && text.len > TOKENIZER_MAX_BYTES - w->len)
+        w->error = -E2BIG;
+    if (!w->error && !array_reserve(&w->data, &w->cap, w->len + text.len + 1, 1))
+        w->error = -ENOMEM;
+    if (w->error || !text.len)
+        return;
+    memcpy(w->data + w->len, text.data, text.len);
+    w->len += text.len;
 }
 
-const char *chat_template_name(const struct chat_template *t)
+void chat_write(struct chat_writer *w, const char *literal)
 {
-    return t->family->name;
-}
+    size_t start = w->len;
 
-static int parse_json(json_t **out, const char *what, struct text text, struct err *e)
-{
-    return json_parse(out, what, text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
-}
-
-static int check_tools(struct chat_checked *c, struct err *e)
-{
-    const struct chat *chat = c->chat;
-    char what[32];
-
-    c->tools = calloc(chat->n_tools + 1, sizeof(*c->tools));
-    if (!c->tools)
-        return err_set(e, -ENOMEM, "tools: not enough memory");
-    for (size_t i = 0; i < chat->n_tools; i++) {
-        int r;
-
-        snprintf(what, sizeof(what), "tools[%zu]", i);
-        r = parse_json(&c->tools[i], what, chat->tools[i], e);
-        if (r < 0)
-            return r;
-        if (!json_is_object(c->tools[i]))
-            return err_set(e, -EINVAL, "tools[%zu]: is %s, not an object", i,
-                           json_type_name(c->tools[i]));
+    chat_write_text(w, (struct text){literal, strlen(literal)});
+    if (w->error)
+        return;
+    if (w->n_ranges && w->ranges[w->n_ranges - 1].end == start) {
+        w->ranges[w->n_ranges - 1].end = w->len;
+        return;
     }
-    return 0;
+    if (!array_reserve(&w->ranges, &w->ranges_cap, w->n_ranges + 1, sizeof(*w->ranges))) {
+        w->error = -ENOMEM;
+        return;
+    }
+    w->ranges[w->n_ranges++] = (struct text_range){start, w->len};
 }
 
-static int check_arguments(struct chat_checked *c, struct err *e)
+static int parse_value(struct chat_checked *c, const char *path, struct text text, struct err *e)
+{
+    int r = json_parse(&c->values[c->n_values], path, text.data, text.len,
+                       JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
+
+    c->n_values += r == 0;
+    return r;
+}
+
+/* Parses tools and arguments. */
+static int parse_values(struct chat_checked *c, struct err *e)
 {
     const struct chat *chat = c->chat;
-    char what[80];
-    size_t n = 0;
+    size_t n = chat->n_tools;
+    char path[80];
 
     for (size_t i = 0; i < chat->n_messages; i++)
         n += chat->messages[i].n_tool_calls;
-    c->arguments = calloc(n + 1, sizeof(*c->arguments));
-    if (!c->arguments)
+    c->values = calloc(n + 1, sizeof(*c->values));
+    if (!c->values)
         return err_set(e, -ENOMEM, "messages: not enough memory");
+    for (size_t i = 0; i < chat->n_tools; i++) {
+        int r;
+
+        snprintf(path, sizeof(path), "tools[%zu]", i);
+        r = parse_value(c, path, chat->tools[i], e);
+        if (r < 0)
+            return r;
+        if (!json_is_object(c->values[i]))
+            return err_set(e, -EINVAL, "%s: is %s, not an object", path,
+                           json_type_name(c->values[i]));
+    }
     for (size_t i = 0; i < chat->n_messages; i++) {
         for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++) {
             int r;
 
-            snprintf(what, sizeof(what), "messages[%zu].tool_calls[%zu].arguments", i, k);
-            r = parse_json(&c->arguments[c->n_arguments], what,
-                           chat->messages[i].tool_calls[k].arguments_json, e);
+            snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
+            r = parse_value(c, path, chat->messages[i].tool_calls[k].arguments_json, e);
             if (r < 0)
                 return r;
-            c->n_arguments++;
         }
     }
     return 0;
@@ -233,16 +220,6 @@ static int check_roles(const struct chat *chat, struct err *e)
     return 0;
 }
 
-static void checked_deinit(struct chat_checked *c)
-{
-    for (size_t i = 0; c->tools && i < c->chat->n_tools; i++)
-        json_decref(c->tools[i]);
-    for (size_t i = 0; i < c->n_arguments; i++)
-        json_decref(c->arguments[i]);
-    free(c->tools);
-    free(c->arguments);
-}
-
 size_t chat_bytes(const struct chat *chat)
 {
     size_t n = 0;
@@ -267,19 +244,19 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
     int r = check_roles(chat, e);
 
     if (!r)
-        r = check_tools(&c, e);
-    if (!r)
-        r = check_arguments(&c, e);
+        r = parse_values(&c, e);
     if (!r) {
         chat_write_text(&w, (struct text){0}); /* room for the NUL of an empty prompt */
-        t->family->render(&w, &c);
+        t->render(&w, &c);
         r = w.error;
         if (r)
             err_set(e, r,
                     r == -E2BIG ? "messages: the prompt is too long"
                                 : "messages: not enough memory");
     }
-    checked_deinit(&c);
+    while (c.n_values)
+        json_decref(c.values[--c.n_values]);
+    free(c.values);
     if (r) {
         free(w.data);
         free(w.ranges);

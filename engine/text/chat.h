@@ -13,16 +13,13 @@
 #include "engine/util/text.h"
 #include "engine/text/tokenizer.h"
 
-/* Immutable after load. */
-struct chat_template;
+struct chat_template; /* one of a few constants */
 
 /* Reads folder/chat_template.jinja, else chat_template of folder/tokenizer_config.json. *out is
  * NULL if there is neither. -ENOTSUP, with its hash, for an unknown template. */
-int chat_template_load(struct chat_template **out, const char *folder, struct err *e);
+int chat_template_load(const struct chat_template **out, const char *folder, struct err *e);
 /* The same from the template's text. */
-int chat_template_parse(struct chat_template **out, struct text text, struct err *e);
-void chat_template_free(struct chat_template *t);
-const char *chat_template_name(const struct chat_template *t); /* family: "qwen3" */
+int chat_template_parse(const struct chat_template **out, struct text text, struct err *e);
 
 struct chat_tool_call {
     struct text name;
@@ -67,13 +64,19 @@ int chat_render(const struct chat_template *t, const struct chat *chat, struct c
 void chat_text_deinit(struct chat_text *t);
 
 /* Reads a chat from a JSON object {messages, tools, add_generation_prompt, enable_thinking}; the
- * texts belong to the returned value. An unknown member, of messages and calls too, is an error
+ * texts belong to *out. An unknown member, of messages and calls too, is an error
  * that names it; ids and names that no template uses are ignored. Absent means what it means to a
  * template: no generation prompt, thinking unset. */
-struct chat_json;
-int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e);
-const struct chat *chat_json_get(const struct chat_json *c);
-bool chat_json_has_prompt_flag(const struct chat_json *c); /* add_generation_prompt is not absent */
-void chat_json_free(struct chat_json *c);
+struct chat_json {
+    struct chat chat;
+    bool has_prompt_flag; /* add_generation_prompt is not absent */
+
+    struct json_t *root;
+    struct chat_message *messages;
+    struct chat_tool_call *calls; /* of all messages */
+    struct text *tools;
+};
+int chat_json_parse(struct chat_json *out, const char *json, size_t len, struct err *e);
+void chat_json_deinit(struct chat_json *c);
 
 #endif

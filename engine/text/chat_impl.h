@@ -3,6 +3,7 @@
 #define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 
 #include <jansson.h>
+#include <string.h>
 
 #include "engine/text/chat.h"
 
@@ -24,32 +25,23 @@ void chat_write_json(struct chat_writer *w, const json_t *value);
 /* A checked chat: known roles, at least one message, JSON parsed. */
 struct chat_checked {
     const struct chat *chat;
-    json_t **tools;     /* [n_tools] objects */
-    json_t **arguments; /* of all tool calls, in order */
-    size_t n_arguments;
+    json_t **values; /* [n_values] of the tools, which are objects, then of all calls' arguments */
+    size_t n_values;
 };
 
 /* A family of templates. Its renderer refuses nothing. */
-struct chat_family {
+struct chat_template {
     const char *name;
     void (*render)(struct chat_writer *w, const struct chat_checked *c);
 };
 
-void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c);
-void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c);
-void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c);
+enum { CHAT_TINY, CHAT_QWEN3, CHAT_QWEN25, N_CHAT_TEMPLATES };
 
-/* The template of a family by name. -ENOTSUP, -ENOMEM. */
-int chat_template_named(struct chat_template **out, const char *name, struct err *e);
+extern const struct chat_template chat_templates[N_CHAT_TEMPLATES];
 
-/* Python's str methods as the templates use them. */
-bool text_is(struct text t, const char *s);
-bool text_starts(struct text t, const char *s);
-bool text_ends(struct text t, const char *s);
-struct text text_before_first(struct text t, const char *mark); /* split(mark)[0] */
-struct text text_after_last(struct text t, const char *mark);   /* split(mark)[-1] */
-bool text_has(struct text t, const char *s);
-struct text text_lstrip(struct text t); /* newlines only */
-struct text text_rstrip(struct text t);
+static inline bool text_is(struct text t, const char *s)
+{
+    return t.len == strlen(s) && (!t.len || !memcmp(t.data, s, t.len));
+}
 
 #endif

@@ -13,16 +13,6 @@ enum {
     PATH_BYTES = 64, /* of "messages[…].tool_calls[…]" */
 };
 
-struct chat_json {
-    json_t *root;
-    struct chat chat;
-    struct chat_message *messages;
-    struct chat_tool_call *calls; /* of all messages */
-    size_t n_calls;
-    struct text *tools;
-    bool has_prompt_flag;
-};
-
 static int check_members(const json_t *object, const char *path, const char *const *known,
                          struct err *e)
 {
@@ -41,6 +31,11 @@ static int check_members(const json_t *object, const char *path, const char *con
     return 0;
 }
 
+static struct text text_of(const json_t *v)
+{
+    return (struct text){json_string_value(v), json_string_length(v)};
+}
+
 /* *has is false if the member is null or absent. */
 static int get_text(struct text *out, bool *has, const json_t *object, const char *path,
                     const char *key, struct err *e)
@@ -52,7 +47,7 @@ static int get_text(struct text *out, bool *has, const json_t *object, const cha
         return 0;
     if (!json_is_string(v))
         return err_set(e, -EINVAL, "%s.%s: is %s, not a text", path, key, json_type_name(v));
-    *out = (struct text){json_string_value(v), json_string_length(v)};
+    *out = text_of(v);
     *has = true;
     return 0;
 }
@@ -68,25 +63,24 @@ static int need_text(struct text *out, const json_t *object, const char *path, c
     return r;
 }
 
-/* out->data is malloc'ed. */
-static int dump(struct text *out, const json_t *v, const char *path, struct err *e)
+/* v as JSON text, a new value that its parent is to have in its place. */
+static json_t *dumped(const json_t *v)
 {
-    char *s = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = json_text(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    json_t *string = text ? json_string(text) : NULL;
 
-    if (!s)
-        return err_set(e, -ENOMEM, "%s: not enough memory", path);
-    *out = (struct text){s, strlen(s)};
-    return 0;
+    free(text);
+    return string;
 }
 
 /* Either {"type": "function", "function": {"name", "arguments"}} or the inner object alone. */
-static int read_call(struct chat_tool_call *call, const json_t *v, const char *path, struct err *e)
+static int read_call(struct chat_tool_call *call, json_t *v, const char *path, struct err *e)
 {
     static const char *const outer[] = {"id", "index", "type", "function", NULL};
     static const char *const inner[] = {"id", "index", "type", "name", "arguments", NULL};
     static const char *const function[] = {"name", "arguments", NULL};
     char below[PATH_BYTES + 16];
-    const json_t *arguments, *f = json_object_get(v, "function");
+    json_t *arguments, *f = json_object_get(v, "function");
     int r;
 
     if (!json_is_object(v))
@@ -109,10 +103,15 @@ static int read_call(struct chat_tool_call *call, const json_t *v, const char *p
     arguments = json_object_get(v, "arguments");
     if (!arguments)
         return err_set(e, -EINVAL, "%s.arguments: is missing", below);
-    return dump(&call->arguments_json, arguments, below, e);
+    arguments = dumped(arguments);
+    if (json_object_set_new(v, "arguments", arguments) < 0)
+        return err_set(e, -ENOMEM, "%s: not enough memory", below);
+    call->arguments_json = text_of(arguments);
+    return 0;
 }
 
-static int read_calls(struct chat_json *c, struct chat_message *m, const json_t *message,
+/* The calls of a message go to *next, which moves on. */
+static int read_calls(struct chat_message *m, struct chat_tool_call **next, const json_t *message,
                       const char *path, struct err *e)
 {
     const json_t *calls = json_object_get(message, "tool_calls");
@@ -124,28 +123,28 @@ static int read_calls(struct chat_json *c, struct chat_message *m, const json_t 
     if (!json_is_array(calls))
         return err_set(e, -EINVAL, "%s.tool_calls: is %s, not an array", path,
                        json_type_name(calls));
-    m->tool_calls = c->calls + c->n_calls;
+    m->tool_calls = *next;
     json_array_foreach(calls, i, v)
     {
         char below[PATH_BYTES];
         int r;
 
         snprintf(below, sizeof(below), "%.24s.tool_calls[%zu]", path, i);
-        r = read_call(&c->calls[c->n_calls], v, below, e);
+        r = read_call(*next, v, below, e);
         if (r)
             return r;
-        c->n_calls++;
+        ++*next;
         m->n_tool_calls++;
     }
     return 0;
 }
 
-static int read_message(struct chat_json *c, const json_t *v, size_t i, struct err *e)
+static int read_message(struct chat_message *m, struct chat_tool_call **next_call, const json_t *v,
+                        size_t i, struct err *e)
 {
     static const char *const known[] = {"role",       "content", "reasoning_content",
                                         "tool_calls", "name",    "tool_call_id",
                                         NULL};
-    struct chat_message *m = &c->messages[i];
     char path[32];
     int r;
 
@@ -160,13 +159,14 @@ static int read_message(struct chat_json *c, const json_t *v, size_t i, struct e
     if (!r)
         r = get_text(&m->reasoning, &m->has_reasoning, v, path, "reasoning_content", e);
     if (!r)
-        r = read_calls(c, m, v, path, e);
+        r = read_calls(m, next_call, v, path, e);
     return r;
 }
 
 static int read_messages(struct chat_json *c, struct err *e)
 {
     const json_t *messages = json_object_get(c->root, "messages");
+    struct chat_tool_call *next_call;
     size_t n_calls = 0, i;
     json_t *v;
 
@@ -177,9 +177,10 @@ static int read_messages(struct chat_json *c, struct err *e)
     c->calls = calloc(n_calls + 1, sizeof(*c->calls));
     if (!c->messages || !c->calls)
         return err_set(e, -ENOMEM, "messages: not enough memory");
+    next_call = c->calls;
     json_array_foreach(messages, i, v)
     {
-        int r = read_message(c, v, i, e);
+        int r = read_message(&c->messages[i], &next_call, v, i, e);
 
         if (r)
             return r;
@@ -191,7 +192,7 @@ static int read_messages(struct chat_json *c, struct err *e)
 
 static int read_tools(struct chat_json *c, struct err *e)
 {
-    const json_t *tools = json_object_get(c->root, "tools");
+    json_t *tools = json_object_get(c->root, "tools");
     size_t i;
     json_t *v;
 
@@ -206,15 +207,14 @@ static int read_tools(struct chat_json *c, struct err *e)
     json_array_foreach(tools, i, v)
     {
         char path[32];
-        int r;
 
         snprintf(path, sizeof(path), "tools[%zu]", i);
         if (!json_is_object(v))
             return err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(v));
-        r = dump(&c->tools[i], v, path, e);
-        if (r)
-            return r;
-        c->chat.n_tools++;
+        v = dumped(v);
+        if (json_array_set_new(tools, i, v) < 0)
+            return err_set(e, -ENOMEM, "%s: not enough memory", path);
+        c->tools[c->chat.n_tools++] = text_of(v);
     }
     return 0;
 }
@@ -258,50 +258,30 @@ static int read_chat(struct chat_json *c, struct err *e)
     return 0;
 }
 
-int chat_json_parse(struct chat_json **out, const char *json, size_t len, struct err *e)
+int chat_json_parse(struct chat_json *out, const char *json, size_t len, struct err *e)
 {
-    struct chat_json *c;
+    struct chat_json c = {0};
     int r;
 
     if (len > CHAT_JSON_MAX_BYTES)
         return err_set(e, -E2BIG, "chat: larger than %d MiB", CHAT_JSON_MAX_BYTES >> 20);
-    c = calloc(1, sizeof(*c));
-    if (!c)
-        return err_set(e, -ENOMEM, "chat: not enough memory");
-    r = json_parse(&c->root, "chat", json, len, JSON_ALLOW_NUL, e);
-    if (r == 0 && !json_is_object(c->root))
-        r = err_set(e, -EINVAL, "chat: is %s, not an object", json_type_name(c->root));
+    r = json_parse(&c.root, "chat", json, len, JSON_ALLOW_NUL, e);
+    if (r == 0 && !json_is_object(c.root))
+        r = err_set(e, -EINVAL, "chat: is %s, not an object", json_type_name(c.root));
     if (r == 0)
-        r = read_chat(c, e);
-    if (r) {
-        chat_json_free(c);
-        return r;
-    }
-    *out = c;
-    return 0;
+        r = read_chat(&c, e);
+    if (r)
+        chat_json_deinit(&c);
+    else
+        *out = c;
+    return r;
 }
 
-const struct chat *chat_json_get(const struct chat_json *c)
+void chat_json_deinit(struct chat_json *c)
 {
-    return &c->chat;
-}
-
-bool chat_json_has_prompt_flag(const struct chat_json *c)
-{
-    return c->has_prompt_flag;
-}
-
-void chat_json_free(struct chat_json *c)
-{
-    if (!c)
-        return;
-    for (size_t i = 0; i < c->n_calls; i++)
-        free((char *)c->calls[i].arguments_json.data);
-    for (size_t i = 0; i < c->chat.n_tools; i++)
-        free((char *)c->tools[i].data);
     free(c->calls);
     free(c->tools);
     free(c->messages);
     json_decref(c->root);
-    free(c);
+    *c = (struct chat_json){0};
 }

@@ -13,7 +13,65 @@ static const char tools_tail[] =
     "{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n";
 static const char qwen25_system[] =
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.";
-static const char no_thinking[] = "<think>\n\n</think>\n\n";
+
+/* ---- Python's str methods, as the templates use them */
+
+static bool starts_with(struct text t, const char *s)
+{
+    size_t len = strlen(s);
+
+    return t.len >= len && !memcmp(t.data, s, len);
+}
+
+static bool ends_with(struct text t, const char *s)
+{
+    size_t len = strlen(s);
+
+    return t.len >= len && !memcmp(t.data + t.len - len, s, len);
+}
+
+static const char *find(struct text t, const char *s)
+{
+    return t.len ? memmem(t.data, t.len, s, strlen(s)) : NULL;
+}
+
+/* split(mark)[0] */
+static struct text before_first(struct text t, const char *mark)
+{
+    const char *at = find(t, mark);
+
+    return at ? (struct text){t.data, (size_t)(at - t.data)} : t;
+}
+
+/* split(mark)[-1] */
+static struct text after_last(struct text t, const char *mark)
+{
+    const char *at;
+
+    while ((at = find(t, mark))) {
+        at += strlen(mark);
+        t = (struct text){at, t.len - (size_t)(at - t.data)};
+    }
+    return t;
+}
+
+/* lstrip('\n') */
+static struct text lstrip(struct text t)
+{
+    while (t.len && t.data[0] == '\n')
+        t = (struct text){t.data + 1, t.len - 1};
+    return t;
+}
+
+/* rstrip('\n') */
+static struct text rstrip(struct text t)
+{
+    while (t.len && t.data[t.len - 1] == '\n')
+        t.len--;
+    return t;
+}
+
+/* ---- what the templates have in common */
 
 static struct text content_of(const struct chat_message *m)
 {
@@ -30,7 +88,7 @@ static void write_tools(struct chat_writer *w, const struct chat_checked *c)
     chat_write(w, tools_head);
     for (size_t i = 0; i < c->chat->n_tools; i++) {
         chat_write(w, "\n");
-        chat_write_json(w, c->tools[i]);
+        chat_write_json(w, c->values[i]);
     }
     chat_write(w, tools_tail);
 }
@@ -71,6 +129,40 @@ static void write_tool_call(struct chat_writer *w, const struct chat_tool_call *
     chat_write(w, "}\n</tool_call>");
 }
 
+/* All messages but a system message at the beginning. */
+static void write_messages(struct chat_writer *w, const struct chat_checked *c,
+                           void (*write_answer)(struct chat_writer *w, const struct chat *chat,
+                                                size_t i, json_t **arguments, size_t query),
+                           size_t query)
+{
+    json_t **arguments = c->values + c->chat->n_tools;
+
+    for (size_t i = 0; i < c->chat->n_messages; i++) {
+        const struct chat_message *m = &c->chat->messages[i];
+
+        if (text_is(m->role, "user"))
+            write_message(w, "user", content_of(m));
+        else if (text_is(m->role, "system") && i)
+            write_message(w, "system", content_of(m));
+        else if (text_is(m->role, "assistant"))
+            write_answer(w, c->chat, i, arguments, query);
+        else if (text_is(m->role, "tool"))
+            write_tool_response(w, c->chat, i);
+        arguments += m->n_tool_calls;
+    }
+}
+
+static void write_prompt(struct chat_writer *w, const struct chat *chat, bool thinks)
+{
+    if (!chat->add_generation_prompt)
+        return;
+    chat_write(w, "<|im_start|>assistant\n");
+    if (thinks && chat->thinking == CHAT_THINKING_OFF)
+        chat_write(w, "<think>\n\n</think>\n\n");
+}
+
+/* ---- Qwen3 */
+
 /* The index of the last message that a person wrote: later answers keep their thinking. */
 static size_t last_query(const struct chat *chat)
 {
@@ -78,32 +170,32 @@ static size_t last_query(const struct chat *chat)
         const struct chat_message *m = &chat->messages[i];
 
         if (text_is(m->role, "user") && m->has_content &&
-            !(text_starts(m->content, "<tool_response>") &&
-              text_ends(m->content, "</tool_response>")))
+            !(starts_with(m->content, "<tool_response>") &&
+              ends_with(m->content, "</tool_response>")))
             return i;
     }
     return chat->n_messages - 1;
 }
 
-static void write_qwen3_assistant(struct chat_writer *w, const struct chat *chat, size_t i,
-                                  size_t query, json_t **arguments)
+static void write_qwen3_answer(struct chat_writer *w, const struct chat *chat, size_t i,
+                               json_t **arguments, size_t query)
 {
     const struct chat_message *m = &chat->messages[i];
     struct text content = content_of(m), reasoning = {0};
 
     if (m->has_reasoning) {
         reasoning = m->reasoning;
-    } else if (text_has(content, "</think>")) {
-        reasoning = text_rstrip(text_before_first(content, "</think>"));
-        reasoning = text_lstrip(text_after_last(reasoning, "<think>"));
-        content = text_lstrip(text_after_last(content, "</think>"));
+    } else if (find(content, "</think>")) {
+        reasoning = rstrip(before_first(content, "</think>"));
+        reasoning = lstrip(after_last(reasoning, "<think>"));
+        content = lstrip(after_last(content, "</think>"));
     }
     chat_write(w, "<|im_start|>assistant\n");
     if (i > query && (i + 1 == chat->n_messages || reasoning.len)) {
         chat_write(w, "<think>\n");
-        chat_write_text(w, text_lstrip(text_rstrip(reasoning)));
+        chat_write_text(w, lstrip(rstrip(reasoning)));
         chat_write(w, "\n</think>\n\n");
-        chat_write_text(w, text_lstrip(content));
+        chat_write_text(w, lstrip(content));
     } else {
         chat_write_text(w, content);
     }
@@ -115,12 +207,10 @@ static void write_qwen3_assistant(struct chat_writer *w, const struct chat *chat
     chat_write(w, "<|im_end|>\n");
 }
 
-void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c)
+static void render_qwen3(struct chat_writer *w, const struct chat_checked *c)
 {
     const struct chat *chat = c->chat;
     bool system = has_role(chat, 0, "system");
-    size_t query = last_query(chat);
-    json_t **arguments = c->arguments;
 
     if (chat->n_tools) {
         chat_write(w, "<|im_start|>system\n");
@@ -132,31 +222,23 @@ void chat_render_qwen3(struct chat_writer *w, const struct chat_checked *c)
     } else if (system) {
         write_message(w, "system", content_of(&chat->messages[0]));
     }
-    for (size_t i = 0; i < chat->n_messages; i++) {
-        const struct chat_message *m = &chat->messages[i];
-
-        if (text_is(m->role, "user"))
-            write_message(w, "user", content_of(m));
-        else if (text_is(m->role, "system") && i)
-            write_message(w, "system", content_of(m));
-        else if (text_is(m->role, "assistant"))
-            write_qwen3_assistant(w, chat, i, query, arguments);
-        else if (text_is(m->role, "tool"))
-            write_tool_response(w, chat, i);
-        arguments += m->n_tool_calls;
-    }
-    if (chat->add_generation_prompt) {
-        chat_write(w, "<|im_start|>assistant\n");
-        if (chat->thinking == CHAT_THINKING_OFF)
-            chat_write(w, no_thinking);
-    }
+    write_messages(w, c, write_qwen3_answer, last_query(chat));
+    write_prompt(w, chat, true);
 }
 
-static void write_qwen25_calls(struct chat_writer *w, const struct chat_message *m,
-                               json_t **arguments)
+/* ---- Qwen2.5 */
+
+static void write_qwen25_answer(struct chat_writer *w, const struct chat *chat, size_t i,
+                                json_t **arguments, size_t query)
 {
+    const struct chat_message *m = &chat->messages[i];
     struct text content = content_of(m);
 
+    (void)query;
+    if (!m->n_tool_calls) {
+        write_message(w, "assistant", content);
+        return;
+    }
     chat_write(w, "<|im_start|>assistant");
     if (content.len) {
         chat_write(w, "\n");
@@ -169,14 +251,12 @@ static void write_qwen25_calls(struct chat_writer *w, const struct chat_message 
     chat_write(w, "<|im_end|>\n");
 }
 
-void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c)
+static void render_qwen25(struct chat_writer *w, const struct chat_checked *c)
 {
     const struct chat *chat = c->chat;
-    bool system = has_role(chat, 0, "system");
-    json_t **arguments = c->arguments;
 
     chat_write(w, "<|im_start|>system\n");
-    if (system)
+    if (has_role(chat, 0, "system"))
         chat_write_text(w, content_of(&chat->messages[0]));
     else
         chat_write(w, qwen25_system);
@@ -186,27 +266,14 @@ void chat_render_qwen25(struct chat_writer *w, const struct chat_checked *c)
     } else {
         chat_write(w, "<|im_end|>\n");
     }
-    for (size_t i = 0; i < chat->n_messages; i++) {
-        const struct chat_message *m = &chat->messages[i];
-
-        if (text_is(m->role, "user"))
-            write_message(w, "user", content_of(m));
-        else if (text_is(m->role, "system") && i)
-            write_message(w, "system", content_of(m));
-        else if (text_is(m->role, "assistant") && m->n_tool_calls)
-            write_qwen25_calls(w, m, arguments);
-        else if (text_is(m->role, "assistant"))
-            write_message(w, "assistant", content_of(m));
-        else if (text_is(m->role, "tool"))
-            write_tool_response(w, chat, i);
-        arguments += m->n_tool_calls;
-    }
-    if (chat->add_generation_prompt)
-        chat_write(w, "<|im_start|>assistant\n");
+    write_messages(w, c, write_qwen25_answer, 0);
+    write_prompt(w, chat, false);
 }
 
+/* ---- nvllm-tiny */
+
 /* Without tools: definitions and calls are omitted, a tool response is an ordinary message. */
-void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c)
+static void render_tiny(struct chat_writer *w, const struct chat_checked *c)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
     const struct chat *chat = c->chat;
@@ -215,15 +282,17 @@ void chat_render_tiny(struct chat_writer *w, const struct chat_checked *c)
         const struct chat_message *m = &chat->messages[i];
         struct text content = content_of(m);
 
-        if (text_is(m->role, "assistant") && text_has(content, "</think>"))
-            content = text_lstrip(text_after_last(content, "</think>"));
+        if (text_is(m->role, "assistant") && find(content, "</think>"))
+            content = lstrip(after_last(content, "</think>"));
         for (size_t k = 0; k < sizeof(roles) / sizeof(*roles); k++)
             if (text_is(m->role, roles[k]))
                 write_message(w, roles[k], content);
     }
-    if (chat->add_generation_prompt) {
-        chat_write(w, "<|im_start|>assistant\n");
-        if (chat->thinking == CHAT_THINKING_OFF)
-            chat_write(w, no_thinking);
-    }
+    write_prompt(w, chat, true);
 }
+
+const struct chat_template chat_templates[N_CHAT_TEMPLATES] = {
+    [CHAT_TINY] = {"nvllm-tiny", render_tiny},
+    [CHAT_QWEN3] = {"qwen3", render_qwen3},
+    [CHAT_QWEN25] = {"qwen2.5", render_qwen25},
+};

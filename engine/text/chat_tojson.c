@@ -1,16 +1,18 @@
 /* chat_tojson.c - the tojson of templates: Python's json.dumps(value, ensure_ascii=False).
  *
  * Keys keep their order; floats have the fewest digits that read back as the same value. */
-#include <inttypes.h>
+#include <fenv.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/text/chat_impl.h"
-#include "engine/util/must.h"
 
-enum { DIGITS_MAX = 17 };
+enum {
+    DIGITS_MAX = 17, /* tell any two floats apart */
+    REAL_BYTES = 40,
+};
 
 static void put(struct chat_writer *w, const char *s)
 {
@@ -44,88 +46,39 @@ static void write_string(struct chat_writer *w, const char *s, size_t len)
     put(w, "\"");
 }
 
-/* Writes value as digits d.ddd * 10^exponent and returns the exponent. The decimal point of the
- * locale makes no difference. */
-static int split_digits(char digits[DIGITS_MAX + 1], double value, int n_digits)
+/* Writes value, which is positive, as d.ddde+XX with the fewest digits that read back as value, and
+ * returns their number. The nearest number of n digits usually does; just above a power of two,
+ * where floats are denser below than above, it may be the next larger one. */
+static int shortest(char out[REAL_BYTES], double value)
 {
-    char spelled[64];
-    int n = 0;
-    const char *e;
-
-    snprintf(spelled, sizeof(spelled), "%.*e", n_digits - 1, value);
-    e = strchr(spelled, 'e');
-    must(e != NULL);
-    for (const char *c = spelled; c < e && n < n_digits; c++)
-        if (*c >= '0' && *c <= '9')
-            digits[n++] = *c;
-    digits[n] = '\0';
-    return atoi(e + 1);
-}
-
-/* The value of such digits. */
-static double join_digits(const char *digits, int exponent)
-{
-    char spelled[64];
-
-    snprintf(spelled, sizeof(spelled), "%se%d", digits, exponent - (int)strlen(digits) + 1);
-    return strtod(spelled, NULL);
-}
-
-/* The next larger number with as many digits; false if there is none. */
-static bool next_digits(char *digits)
-{
-    for (size_t i = strlen(digits); i-- > 0;) {
-        if (digits[i] != '9') {
-            digits[i]++;
-            return true;
-        }
-        digits[i] = '0';
+    for (int n = 1; n < DIGITS_MAX; n++) {
+        snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
+        if (strtod(out, NULL) == value)
+            return n;
+        fesetround(FE_UPWARD);
+        snprintf(out, REAL_BYTES, "%.*e", n - 1, value);
+        fesetround(FE_TONEAREST);
+        if (strtod(out, NULL) == value)
+            return n;
     }
-    return false;
+    snprintf(out, REAL_BYTES, "%.*e", DIGITS_MAX - 1, value);
+    return DIGITS_MAX;
 }
 
-/* The fewest digits that read back as value, which is positive. The nearest number of n digits
- * usually does; just above a power of two, where floats are denser below than above, it may be the
- * next larger one. */
-static int shortest_digits(char digits[DIGITS_MAX + 1], double value)
-{
-    int exponent = 0;
-
-    for (int n = 1; n <= DIGITS_MAX; n++) {
-        exponent = split_digits(digits, value, n);
-        if (join_digits(digits, exponent) == value)
-            break;
-        if (next_digits(digits) && join_digits(digits, exponent) == value)
-            break;
-    }
-    return exponent;
-}
-
-/* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit. */
+/* Python's repr: an exponent below 1e-4 and from 1e16 on, else a point and a digit at least. */
 static void write_real(struct chat_writer *w, double value)
 {
-    char digits[DIGITS_MAX + 1], out[64];
-    int exponent, n;
+    char out[REAL_BYTES];
+    int n_digits, exponent, n_decimals;
 
-    if (signbit(value)) {
+    if (signbit(value))
         put(w, "-");
-        value = -value;
-    }
-    if (value == 0) {
-        put(w, "0.0");
-        return;
-    }
-    exponent = shortest_digits(digits, value);
-    n = (int)strlen(digits);
-    if (exponent < -4 || exponent >= 16)
-        snprintf(out, sizeof(out), "%c%s%se%c%02d", digits[0], n > 1 ? "." : "", digits + 1,
-                 exponent < 0 ? '-' : '+', abs(exponent));
-    else if (exponent < 0)
-        snprintf(out, sizeof(out), "0.%.*s%s", -exponent - 1, "000", digits);
-    else if (n <= exponent + 1)
-        snprintf(out, sizeof(out), "%s%.*s.0", digits, exponent + 1 - n, "000000000000000");
-    else
-        snprintf(out, sizeof(out), "%.*s.%s", exponent + 1, digits, digits + exponent + 1);
+    value = fabs(value);
+    n_digits = shortest(out, value);
+    exponent = atoi(strchr(out, 'e') + 1);
+    n_decimals = n_digits - 1 - exponent;
+    if (exponent >= -4 && exponent < 16)
+        snprintf(out, sizeof(out), "%.*f", n_decimals > 1 ? n_decimals : 1, value);
     put(w, out);
 }
 

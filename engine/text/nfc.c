@@ -19,7 +19,6 @@
 enum {
     NFC_TABLE_CPS = 0x40000, /* nothing composes beyond: unassigned, private or ignorable */
     NFC_DECOMPOSED_MAX = 8,  /* a canonical decomposition has at most 4 characters */
-    NFC_INSERTION_MAX = 16,  /* longer runs of marks are sorted by counting */
     HANGUL_FIRST = 0xac00,
     HANGUL_LAST = 0xd7a3,
     JAMO_V_FIRST = 0x1161,
@@ -39,7 +38,7 @@ static void mark_unsafe(struct nfc *n, int32_t cp)
 
 static inline bool is_safe(const struct nfc *n, uint32_t cp)
 {
-    return cp >= NFC_TABLE_CPS || !(n->unsafe[cp / 64] >> (cp % 64) & 1);
+    return cp >= NFC_TABLE_CPS ? cp != UTF8_BROKEN : !(n->unsafe[cp / 64] >> (cp % 64) & 1);
 }
 
 static size_t decompose(int32_t cp, int32_t *out)
@@ -108,15 +107,9 @@ void nfc_free(struct nfc *n)
 
 void nfc_text_deinit(struct nfc_text *t)
 {
-    free(t->edits);
     free(t->buf);
     free(t->cps);
     memset(t, 0, sizeof(*t));
-}
-
-static bool reserve_buf(struct nfc_text *t, size_t more)
-{
-    return array_reserve(&t->buf, &t->buf_cap, t->text.len + more, 1);
 }
 
 static uint8_t ccc(int32_t cp)
@@ -127,19 +120,13 @@ static uint8_t ccc(int32_t cp)
 /* Sorts the marks cps[0..n) by class, stably; tmp has room for n. */
 static void order_run(int32_t *cps, size_t n, int32_t *tmp)
 {
-    if (n <= NFC_INSERTION_MAX) {
-        for (size_t i = 1; i < n; i++) {
-            int32_t cp = cps[i];
-            uint8_t kind = ccc(cp);
-            size_t k = i;
+    size_t at[257], sorted = 1;
 
-            for (; k && ccc(cps[k - 1]) > kind; k--)
-                cps[k] = cps[k - 1];
-            cps[k] = cp;
-        }
+    while (sorted < n && ccc(cps[sorted - 1]) <= ccc(cps[sorted]))
+        sorted++;
+    if (sorted >= n)
         return;
-    }
-    size_t at[257] = {0};
+    memset(at, 0, sizeof(at));
     for (size_t i = 0; i < n; i++)
         at[ccc(cps[i]) + 1]++;
     for (int kind = 0; kind < 256; kind++)
@@ -156,59 +143,111 @@ static void order_marks(int32_t *cps, size_t n, int32_t *tmp)
 
         while (end < n && ccc(cps[end]))
             end++;
-        if (end - i > 1)
-            order_run(cps + i, end - i, tmp);
+        order_run(cps + i, end - i, tmp);
         i = end + 1;
     }
 }
 
-/* Normalizes the stretch [start, end) of source and, if that changes it, appends all of source from
- * *copied to its end. */
-static int do_stretch(struct nfc_text *t, struct text source, size_t start, size_t end,
-                      size_t *copied)
+/* A call of nfc_normalize. */
+struct call {
+    struct text source;
+    size_t copied; /* bytes of the source that the result has */
+    struct text_range *ranges;
+    size_t n_ranges;
+    size_t next_start, next_end; /* the first borders that are still those of the source */
+    struct nfc_text *out;
+};
+
+/* Appends the unchanged source up to `end`, and leaves room for more bytes. */
+static int copy_source(struct call *c, size_t end, size_t more)
 {
-    size_t n = 0, out_start;
+    struct nfc_text *t = c->out;
+    const size_t n = end - c->copied, shift = t->text.len - c->copied;
 
-    for (size_t i = start; i < end;) {
-        uint32_t cp;
-
-        i += utf8_read_valid(source.data + i, &cp);
-        if (!array_reserve(&t->cps, &t->cps_cap, 2 * (n + NFC_DECOMPOSED_MAX), sizeof(*t->cps)))
-            return -ENOMEM;
-        n += decompose((int32_t)cp, t->cps + n);
-    }
-    order_marks(t->cps, n, t->cps + n);
-    n = compose(t->cps, n);
-
-    if (!reserve_buf(t, start - *copied + 4 * n) ||
-        !array_reserve(&t->edits, &t->edits_cap, t->n_edits + 1, sizeof(*t->edits)))
+    if (!array_reserve(&t->buf, &t->buf_cap, t->text.len + n + more, 1))
         return -ENOMEM;
-    out_start = t->text.len + (start - *copied);
-    size_t out_end = out_start;
-    for (size_t i = 0; i < n; i++)
-        out_end += utf8_write(t->buf + out_end, (uint32_t)t->cps[i]);
-    if (out_end - out_start == end - start &&
-        !memcmp(t->buf + out_start, source.data + start, end - start))
-        return 0;
-    memcpy(t->buf + t->text.len, source.data + *copied, start - *copied);
-    t->text.len = out_end;
-    *copied = end;
-    t->edits[t->n_edits++] =
-        (struct nfc_edit){(uint32_t)start, (uint32_t)end, (uint32_t)out_start, (uint32_t)out_end};
+    memcpy(t->buf + t->text.len, c->source.data + c->copied, n);
+    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start <= end; c->next_start++)
+        c->ranges[c->next_start].start += shift;
+    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end <= end; c->next_end++)
+        c->ranges[c->next_end].end += shift;
+    t->text = (struct text){t->buf, t->text.len + n};
+    c->copied = end;
     return 0;
 }
 
-int nfc_normalize(const struct nfc *n, struct text source, struct nfc_text *out)
+/* Appends characters that replace the source up to `end`; there is room. */
+static void replace_source(struct call *c, size_t end, const int32_t *cps, size_t n)
 {
-    size_t copied = 0, safe = 0; /* safe: where the last safe character begins */
+    struct nfc_text *t = c->out;
+    const size_t before = t->text.len;
+
+    for (size_t i = 0; i < n; i++)
+        t->text.len += utf8_write(t->buf + t->text.len, (uint32_t)cps[i]);
+    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start < end; c->next_start++)
+        c->ranges[c->next_start].start = t->text.len;
+    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end < end; c->next_end++)
+        c->ranges[c->next_end].end = before;
+    c->copied = end;
+}
+
+/* Reads the character at byte i, which may be UTF8_BROKEN. */
+static size_t read_char(struct text source, size_t i, uint32_t *cp)
+{
+    size_t len = utf8_read(source.data + i, source.len - i, cp);
+
+    return len ? len : source.len - i;
+}
+
+/* Normalizes the stretch [start, end) of the source. */
+static int do_stretch(struct call *c, size_t start, size_t end)
+{
+    struct nfc_text *t = c->out;
+    size_t n = 0, same = start, i = 0;
+
+    for (size_t at = start; at < end;) {
+        uint32_t cp;
+
+        at += read_char(c->source, at, &cp);
+        if (!array_reserve(&t->cps, &t->cps_cap, 2 * (n + NFC_DECOMPOSED_MAX), sizeof(*t->cps)))
+            return -ENOMEM;
+        n += decompose(cp == UTF8_BROKEN ? UTF8_REPLACEMENT : (int32_t)cp, t->cps + n);
+    }
+    order_marks(t->cps, n, t->cps + n);
+    n = compose(t->cps, n);
+    for (; i < n && same < end; i++) {
+        uint32_t cp;
+        size_t len = read_char(c->source, same, &cp);
+
+        if (cp != (uint32_t)t->cps[i])
+            break;
+        same += len;
+    }
+    if (i == n && same == end)
+        return 0;
+    if (copy_source(c, start, 4 * n))
+        return -ENOMEM;
+    replace_source(c, end, t->cps, n);
+    return 0;
+}
+
+int nfc_normalize(const struct nfc *n, struct text source, struct text_range *ranges,
+                  size_t n_ranges, struct nfc_text *out)
+{
+    struct call c = {.source = source, .ranges = ranges, .n_ranges = n_ranges, .out = out};
+    size_t safe = 0; /* where the last safe character begins */
     size_t i = 0;
 
-    out->n_edits = 0;
     out->text = (struct text){out->buf, 0};
     while (i < source.len) {
         uint32_t cp;
-        size_t len = utf8_read_valid(source.data + i, &cp);
+        size_t len;
 
+        if ((unsigned char)source.data[i] < 0x80) {
+            safe = i++;
+            continue;
+        }
+        len = read_char(source, i, &cp);
         if (is_safe(n, cp)) {
             safe = i;
             i += len;
@@ -218,49 +257,14 @@ int nfc_normalize(const struct nfc *n, struct text source, struct nfc_text *out)
             i += len;
             if (i == source.len)
                 break;
-            len = utf8_read_valid(source.data + i, &cp);
+            len = read_char(source, i, &cp);
         } while (!is_safe(n, cp));
-        if (do_stretch(out, source, safe, i, &copied))
+        if (do_stretch(&c, safe, i))
             return -ENOMEM;
         safe = i;
     }
-    if (!out->n_edits) {
-        out->text = source;
-        return 0;
-    }
-    if (!reserve_buf(out, source.len - copied))
-        return -ENOMEM;
-    memcpy(out->buf + out->text.len, source.data + copied, source.len - copied);
-    out->text = (struct text){out->buf, out->text.len + source.len - copied};
+    if (c.copied)
+        return copy_source(&c, source.len, 0);
+    out->text = source;
     return 0;
-}
-
-/* Maps a position of the result to the source by the last edit that begins at or before `at`. A
- * position inside that edit becomes its start or its end. */
-static size_t source_of(const struct nfc_text *t, size_t pos, size_t at, bool is_end)
-{
-    size_t low = 0, high = t->n_edits;
-    const struct nfc_edit *edit;
-
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-
-        if (t->edits[mid].out_start <= at)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    if (low == 0)
-        return pos;
-    edit = &t->edits[low - 1];
-    if (pos >= edit->out_end)
-        return edit->in_end + (pos - edit->out_end);
-    return is_end ? edit->in_end : edit->in_start;
-}
-
-void nfc_source_range(const struct nfc_text *t, size_t start, size_t end, size_t *in_start,
-                      size_t *in_end)
-{
-    *in_start = source_of(t, start, start, false);
-    *in_end = end ? source_of(t, end, end - 1, true) : 0;
 }

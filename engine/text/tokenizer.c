@@ -14,15 +14,21 @@
 /* A call of tokenizer_encode. */
 struct encoder {
     const struct tokenizer *t;
-    struct text text;                /* valid UTF-8 */
-    const struct text_range *ranges; /* in bytes of it */
-    size_t n_ranges;
-    size_t next_range; /* the first that ends behind the current position */
-    char *repaired;    /* the text, if the caller's is not valid */
-    struct text_range *moved;
-    struct nfc_text normal;
+    struct nfc_text normal;    /* of one segment */
+    struct text_range *ranges; /* in it */
+    size_t ranges_cap;
     struct bpe_work work;
     struct token_list *out;
+};
+
+/* The added tokens in a text, inside one of the ranges each, from left to right. */
+struct matches {
+    const struct trie *tokens;
+    struct text text;
+    const struct text_range *ranges;
+    size_t n_ranges; /* the ranges that are left */
+    size_t start, end;
+    int32_t id; /* of bytes [start, end), the last match */
 };
 
 int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e)
@@ -82,88 +88,21 @@ static int encode_plain(struct encoder *enc, const char *p, size_t n)
     return 0;
 }
 
-/* The end of the range that contains byte pos of the text, or pos if none does. Calls come in
- * ascending order of pos. */
-static size_t range_end(struct encoder *enc, size_t pos)
+static bool next_match(struct matches *m)
 {
-    while (enc->next_range < enc->n_ranges && enc->ranges[enc->next_range].end <= pos)
-        enc->next_range++;
-    if (enc->next_range == enc->n_ranges || enc->ranges[enc->next_range].start > pos)
-        return pos;
-    return enc->ranges[enc->next_range].end;
-}
+    size_t at = m->end;
 
-/* The length of an added token at byte `at` of a normalized segment, or 0; the segment begins at
- * byte start of the text. */
-static size_t match_normalized(struct encoder *enc, size_t start, size_t at, int32_t *id)
-{
-    struct text text = enc->normal.text;
-    size_t limit = text.len - at;
-
-    for (;;) {
-        size_t from, to;
-        size_t len = trie_longest(&enc->t->normalized, text.data + at, limit, id);
-
-        if (!len)
-            return 0;
-        nfc_source_range(&enc->normal, at, at + len, &from, &to);
-        if (start + to <= range_end(enc, start + from))
-            return len;
-        limit = len - 1;
-    }
-}
-
-/* Encodes bytes [start, end), which contain no token matched before normalization. */
-static int encode_segment(struct encoder *enc, size_t start, size_t end)
-{
-    struct text source = {enc->text.data + start, end - start};
-    size_t at = 0, done = 0;
-    int r = nfc_normalize(enc->t->nfc, source, &enc->normal);
-
-    if (r)
-        return r;
-    if (!enc->n_ranges || !enc->t->normalized.n)
-        at = enc->normal.text.len;
-    while (at < enc->normal.text.len) {
-        unsigned char byte = (unsigned char)enc->normal.text.data[at];
-        int32_t id;
-        size_t len = enc->t->normalized.roots[byte] ? match_normalized(enc, start, at, &id) : 0;
-
-        if (!len) {
-            at++;
-            continue;
-        }
-        r = encode_plain(enc, enc->normal.text.data + done, at - done);
-        if (!r)
-            r = push_id(enc, id);
-        if (r)
-            return r;
-        at += len;
-        done = at;
-    }
-    return encode_plain(enc, enc->normal.text.data + done, enc->normal.text.len - done);
-}
-
-/* Finds the next added token that is matched before normalization from byte `at` on, as bytes
- * [*start, *end). */
-static bool find_raw(const struct encoder *enc, size_t *range, size_t at, size_t *start,
-                     size_t *end, int32_t *id)
-{
-    const struct trie *raw = &enc->t->raw;
-
-    for (; *range < enc->n_ranges; ++*range) {
-        size_t last = enc->ranges[*range].end;
-
-        if (at < enc->ranges[*range].start)
-            at = enc->ranges[*range].start;
-        for (; at < last; at++) {
+    for (; m->n_ranges; m->ranges++, m->n_ranges--) {
+        if (at < m->ranges->start)
+            at = m->ranges->start;
+        for (; at < m->ranges->end; at++) {
             size_t len = 0;
 
-            if (raw->roots[(unsigned char)enc->text.data[at]])
-                len = trie_longest(raw, enc->text.data + at, last - at, id);
+            if (m->tokens->roots[(unsigned char)m->text.data[at]])
+                len = trie_longest(m->tokens, m->text.data + at, m->ranges->end - at, &m->id);
             if (len) {
-                *start = at;
-                *end = at + len;
+                m->start = at;
+                m->end = at + len;
                 return true;
             }
         }
@@ -171,79 +110,64 @@ static bool find_raw(const struct encoder *enc, size_t *range, size_t at, size_t
     return false;
 }
 
-static int encode_text(struct encoder *enc)
+/* Encodes bytes [start, end) of the text, which contain no token matched before normalization. */
+static int encode_segment(struct encoder *enc, struct matches *m, size_t start, size_t end)
 {
-    size_t done = 0, start, end, range = 0;
-    int32_t id;
+    struct matches normalized = {.tokens = &enc->t->normalized};
+    struct text source = {m->text.data + start, end - start};
+    size_t done = 0, n = 0;
     int r;
 
-    while (find_raw(enc, &range, done, &start, &end, &id)) {
-        r = encode_segment(enc, done, start);
+    for (size_t i = 0; normalized.tokens->n && i < m->n_ranges && m->ranges[i].start < end; i++) {
+        const struct text_range *range = &m->ranges[i];
+
+        if (!array_reserve(&enc->ranges, &enc->ranges_cap, n + 1, sizeof(*enc->ranges)))
+            return -ENOMEM;
+        if (range->end > start)
+            enc->ranges[n++] = (struct text_range){range->start > start ? range->start - start : 0,
+                                                   (range->end < end ? range->end : end) - start};
+    }
+    r = nfc_normalize(enc->t->nfc, source, enc->ranges, n, &enc->normal);
+    if (r)
+        return r;
+    normalized.text = enc->normal.text;
+    normalized.ranges = enc->ranges;
+    normalized.n_ranges = n;
+    while (next_match(&normalized)) {
+        r = encode_plain(enc, normalized.text.data + done, normalized.start - done);
         if (!r)
-            r = push_id(enc, id);
+            r = push_id(enc, normalized.id);
         if (r)
             return r;
-        done = end;
+        done = normalized.end;
     }
-    return encode_segment(enc, done, enc->text.len);
-}
-
-/* Replaces invalid bytes by U+FFFD and adapts the ranges. A range that begins or ends inside a
- * character loses that character. */
-static int repair(struct encoder *enc)
-{
-    struct text text = enc->text;
-    size_t start = 0, end = 0, to = 0; /* the next range whose start or end is to be adapted */
-
-    enc->repaired = malloc(3 * text.len);
-    enc->moved = calloc(enc->n_ranges + 1, sizeof(*enc->moved));
-    if (!enc->repaired || !enc->moved)
-        return -ENOMEM;
-    for (size_t from = 0, len; from < text.len; from += len) {
-        uint32_t cp;
-
-        len = utf8_read(text.data + from, text.len - from, &cp);
-        if (!len)
-            len = text.len - from;
-        for (; start < enc->n_ranges && enc->ranges[start].start <= from; start++)
-            enc->moved[start].start = to;
-        for (; end < start && enc->ranges[end].end < from + len; end++)
-            enc->moved[end].end = to;
-        to += utf8_repair(enc->repaired + to, (struct text){text.data + from, len});
-    }
-    for (; start < enc->n_ranges; start++)
-        enc->moved[start].start = to;
-    for (; end < enc->n_ranges; end++)
-        enc->moved[end].end = to;
-    enc->text = (struct text){enc->repaired, to};
-    enc->ranges = enc->moved;
-    return 0;
+    return encode_plain(enc, normalized.text.data + done, normalized.text.len - done);
 }
 
 int tokenizer_encode(const struct tokenizer *t, struct text text, const struct text_range *ranges,
                      size_t n_ranges, struct token_list *out)
 {
-    struct encoder enc = {.t = t, .text = text, .ranges = ranges, .n_ranges = n_ranges, .out = out};
-    size_t n = out->n, last = 0;
+    struct encoder enc = {.t = t, .out = out};
+    struct matches raw = {.tokens = &t->raw, .text = text, .ranges = ranges, .n_ranges = n_ranges};
+    size_t n = out->n, done = 0;
     int r = 0;
 
     if (text.len > TOKENIZER_MAX_BYTES)
         return -E2BIG;
-    for (size_t i = 0; i < n_ranges; i++) {
-        must(ranges[i].start >= last && ranges[i].end >= ranges[i].start);
-        last = ranges[i].end;
+    for (size_t i = 0, last = 0; i < n_ranges; last = ranges[i++].end)
+        must(ranges[i].start >= last && ranges[i].end >= ranges[i].start &&
+             ranges[i].end <= text.len);
+    for (bool more = true; more && !r; done = raw.end) {
+        struct matches rest = raw;
+
+        more = next_match(&raw);
+        r = encode_segment(&enc, &rest, done, more ? raw.start : text.len);
+        if (!r && more)
+            r = push_id(&enc, raw.id);
     }
-    must(last <= text.len);
-    if (!text.len)
-        return 0;
-    if (!utf8_is_valid(text))
-        r = repair(&enc);
-    if (!r)
-        r = encode_text(&enc);
     if (r)
         out->n = n;
-    free(enc.repaired);
-    free(enc.moved);
+    free(enc.ranges);
     nfc_text_deinit(&enc.normal);
     bpe_work_deinit(&enc.work);
     return r;
@@ -307,12 +231,12 @@ int32_t tokenizer_special_id(const struct tokenizer *t, const char *content)
     return -1;
 }
 
-/* Concatenates the bytes of all ids. */
-static int join(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                struct text *out)
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
+                     char **out, size_t *out_len)
 {
+    struct text joined = {0};
+    char *bytes, *text;
     size_t len = 0;
-    char *buf;
 
     for (size_t i = 0; i < n; i++) {
         if (ids[i] < 0)
@@ -320,44 +244,24 @@ static int join(const struct tokenizer *t, const int32_t *ids, size_t n, bool sk
         if (__builtin_add_overflow(len, tokenizer_token_bytes(t, ids[i]).len, &len))
             return -ENOMEM;
     }
-    buf = len < SIZE_MAX / 4 ? malloc(len + 1) : NULL;
-    if (!buf)
+    bytes = len < SIZE_MAX / 4 ? malloc(len + 1) : NULL;
+    text = bytes ? malloc(3 * len + 1) : NULL;
+    if (!text) {
+        free(bytes);
         return -ENOMEM;
-    len = 0;
+    }
     for (size_t i = 0; i < n; i++) {
-        struct text bytes = tokenizer_token_bytes(t, ids[i]);
+        struct text token = tokenizer_token_bytes(t, ids[i]);
 
-        if (!bytes.len || (skip_special && tokenizer_is_special(t, ids[i])))
+        if (!token.len || (skip_special && tokenizer_is_special(t, ids[i])))
             continue;
-        memcpy(buf + len, bytes.data, bytes.len);
-        len += bytes.len;
+        memcpy(bytes + joined.len, token.data, token.len);
+        joined.len += token.len;
     }
-    *out = (struct text){buf, len};
-    return 0;
-}
-
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                     char **out, size_t *out_len)
-{
-    struct text bytes;
-    char *text;
-    size_t len;
-    int r = join(t, ids, n, skip_special, &bytes);
-
-    if (r)
-        return r;
-    if (utf8_is_valid(bytes)) {
-        text = (char *)bytes.data;
-        len = bytes.len;
-    } else {
-        text = malloc(3 * bytes.len + 1);
-        len = text ? utf8_repair(text, bytes) : 0;
-        free((char *)bytes.data);
-    }
-    if (!text)
-        return -ENOMEM;
-    text[len] = '\0';
+    joined.data = bytes;
+    *out_len = utf8_repair(text, joined);
+    text[*out_len] = '\0';
     *out = text;
-    *out_len = len;
+    free(bytes);
     return 0;
 }

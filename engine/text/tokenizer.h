@@ -20,11 +20,6 @@ int tokenizer_load(struct tokenizer **out, const char *folder, struct err *e);
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e);
 void tokenizer_free(struct tokenizer *t);
 
-/* Bytes [start, end) of a text, in which special (added) tokens may be matched. */
-struct text_range {
-    size_t start, end;
-};
-
 enum { TOKENIZER_MAX_BYTES = 1 << 30 }; /* of one text */
 
 /* An array of ids that grows; zero-initialise, free ids with free(). */

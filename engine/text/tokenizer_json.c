@@ -7,28 +7,18 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "engine/util/array.h"
 #include "engine/util/json_util.h"
-#include "engine/util/must.h"
 #include "engine/util/plant.h"
 #include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
-/* A slot of the table of tokens by spelling. */
-struct spelling {
-    const char *s; /* in the parsed file */
-    uint32_t len;
-    int32_t id; /* -1 in an empty slot */
-};
-
 struct reader {
     struct tokenizer *t;
-    json_t *root;
-    struct spelling *table;
-    uint32_t mask;
+    json_t *root, *vocab;
     int16_t byte_of[512]; /* the byte of a character of the alphabet, or -1 */
-    size_t bytes_cap;
+    size_t tokens_cap, bytes_cap;
     struct err *e;
 };
 
@@ -41,6 +31,11 @@ __attribute__((format(printf, 2, 3))) static int refuse(struct reader *r, const 
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
     return err_set(r->e, -ENOTSUP, "tokenizer.json: %s", text);
+}
+
+static int no_memory(struct reader *r)
+{
+    return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
 }
 
 /* For messages. */
@@ -84,15 +79,12 @@ static size_t decode_spelling(const struct reader *r, const char *s, size_t len,
     return n;
 }
 
-/* The slot of a spelling, or the empty one where it belongs. */
-static struct spelling *find_spelling(const struct reader *r, const char *s, size_t len)
+/* The id of a spelling, or -1. The ids of the vocabulary have been checked. */
+static int32_t find_id(const struct reader *r, const char *s, size_t len)
 {
-    uint32_t slot = (uint32_t)XXH3_64bits(s, len) & r->mask;
+    const json_t *id = json_object_getn(r->vocab, s, len);
 
-    while (r->table[slot].id >= 0 &&
-           (r->table[slot].len != len || memcmp(r->table[slot].s, s, len) != 0))
-        slot = (slot + 1) & r->mask;
-    return &r->table[slot];
+    return id ? (int32_t)json_integer_value(id) : -1;
 }
 
 /* ---- what a file may hold */
@@ -220,7 +212,7 @@ static int check_supported(struct reader *r, const char *text, const json_t *v, 
         *c = *c == '\'' ? '"' : *c;
     want = json_loads(quoted, 0, NULL);
     if (!want)
-        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
+        return no_memory(r);
     rc = check_part(r, want, v, path);
     json_decref(want);
     return rc;
@@ -241,88 +233,55 @@ static int read_id(struct reader *r, const json_t *v, int32_t *id, const char *w
     return 0;
 }
 
-/* A first pass, over ids and lengths, sizes all arrays. */
-static int reserve(struct reader *r, json_t *vocab, json_t *added)
+/* Makes room for the token of an id with at most so many bytes. */
+static int reserve(struct reader *r, int32_t id, size_t n_bytes)
 {
-    size_t n_bytes = 0, slots = 16, i;
-    int32_t last = -1, id = -1;
-    const char *key;
-    json_t *v;
-    int rc;
+    struct tokenizer *t = r->t;
 
-    json_object_foreach(vocab, key, v)
-    {
-        rc = read_id(r, v, &id, "model.vocab", key);
-        if (rc)
-            return rc;
-        last = id > last ? id : last;
-        n_bytes += strlen(key);
-    }
-    json_array_foreach(added, i, v)
-    {
-        const json_t *content = json_object_get(v, "content");
-
-        if (!json_is_string(content) || !json_string_length(content))
-            return refuse(r, "added_tokens[%zu].content: is not a text", i);
-        if (json_string_length(content) > TOKENIZER_MAX_SPECIAL)
-            return refuse(r, "added_tokens[%zu].content: is longer than %d bytes", i,
-                          TOKENIZER_MAX_SPECIAL);
-        rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", json_string_value(content));
-        if (rc)
-            return rc;
-        last = id > last ? id : last;
-        n_bytes += json_string_length(content);
-    }
-    if (last < 0)
-        return refuse(r, "model.vocab: is empty");
-    while (slots < 2 * json_object_size(vocab))
-        slots *= 2;
-    r->t->n_ids = last + 1;
-    r->t->tokens = calloc((size_t)r->t->n_ids, sizeof(*r->t->tokens));
-    r->t->bytes = malloc(n_bytes + 1);
-    r->table = malloc(slots * sizeof(*r->table));
-    if (!r->t->tokens || !r->t->bytes || !r->table)
-        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
-    for (i = 0; i < slots; i++)
-        r->table[i].id = -1;
-    r->mask = (uint32_t)(slots - 1);
-    r->bytes_cap = n_bytes;
+    if (!array_reserve(&t->tokens, &r->tokens_cap, (size_t)id + 1, sizeof(*t->tokens)) ||
+        !array_reserve(&t->bytes, &r->bytes_cap, t->n_bytes + n_bytes, 1))
+        return no_memory(r);
+    for (; t->n_ids <= id; t->n_ids++)
+        t->tokens[t->n_ids] = (struct token){0};
     return 0;
 }
 
-/* Reads the bytes of the vocabulary, and fills the table of spellings. */
-static int read_vocab(struct reader *r, json_t *vocab)
+static int read_vocab(struct reader *r)
 {
     struct tokenizer *t = r->t;
     const char *key;
     json_t *v;
 
-    json_object_foreach(vocab, key, v)
+    json_object_foreach(r->vocab, key, v)
     {
         size_t len = strlen(key);
-        int32_t id = (int32_t)json_integer_value(v);
-        struct token *token = &t->tokens[id];
+        struct token *token;
+        int32_t id;
+        int rc = read_id(r, v, &id, "model.vocab", key);
 
+        if (!rc)
+            rc = reserve(r, id, len);
+        if (rc)
+            return rc;
+        token = &t->tokens[id];
         if (!len)
             return refuse(r, "model.vocab: the token of id %d is empty", id);
         if (token->len && !PLANT(PLANT_DOUBLE_ID))
             return refuse(r, "model.vocab \"%.64s\": id %d is another token's too", key, id);
-        must(t->n_bytes + len <= r->bytes_cap);
         token->at = (uint32_t)t->n_bytes;
         token->len = (uint32_t)decode_spelling(r, key, len, t->bytes + t->n_bytes);
         t->n_bytes += token->len;
-        *find_spelling(r, key, len) = (struct spelling){key, (uint32_t)len, id};
     }
     for (int c = 0; c < 512; c++) {
         char spelled[4];
-        struct spelling *s;
+        int32_t id;
 
         if (r->byte_of[c] < 0)
             continue;
-        s = find_spelling(r, spelled, utf8_write(spelled, (uint32_t)c));
-        if (s->id < 0)
+        id = find_id(r, spelled, utf8_write(spelled, (uint32_t)c));
+        if (id < 0)
             return refuse(r, "model.vocab: has no token for the byte 0x%02x", r->byte_of[c]);
-        t->bpe.byte_ids[r->byte_of[c]] = s->id;
+        t->bpe.byte_ids[r->byte_of[c]] = id;
     }
     return 0;
 }
@@ -331,7 +290,7 @@ static int read_vocab(struct reader *r, json_t *vocab)
 static int read_merge(struct reader *r, const json_t *v, int32_t rank)
 {
     struct text left = {0}, right = {0};
-    const struct spelling *l, *rt, *both;
+    struct bpe_merge merge = {.rank = rank};
     char joined[1024];
 
     if (json_is_string(v)) {
@@ -350,21 +309,20 @@ static int read_merge(struct reader *r, const json_t *v, int32_t rank)
     }
     if (!left.len || !right.len)
         return refuse(r, "model.merges[%d]: is not a pair of tokens", rank);
-    l = find_spelling(r, left.data, left.len);
-    rt = find_spelling(r, right.data, right.len);
-    if (l->id < 0 || rt->id < 0)
+    merge.left = find_id(r, left.data, left.len);
+    merge.right = find_id(r, right.data, right.len);
+    if (merge.left < 0 || merge.right < 0)
         return refuse(r, "model.merges[%d]: \"%.64s\" is not in model.vocab", rank,
-                      l->id < 0 ? left.data : right.data);
+                      merge.left < 0 ? left.data : right.data);
     if (left.len + right.len > sizeof(joined))
         return refuse(r, "model.merges[%d]: is longer than %zu bytes", rank, sizeof(joined));
     memcpy(joined, left.data, left.len);
     memcpy(joined + left.len, right.data, right.len);
-    both = find_spelling(r, joined, left.len + right.len);
-    if (both->id < 0)
-        return refuse(r,
-                      "model.merges[%d]: what \"%.64s\" and \"%.64s\" make is not in model.vocab",
-                      rank, l->s, rt->s);
-    bpe_add(&r->t->bpe, (struct bpe_merge){l->id, rt->id, rank, both->id});
+    merge.id = find_id(r, joined, left.len + right.len);
+    if (merge.id < 0)
+        return refuse(r, "model.merges[%d]: what \"%.*s\" and \"%.64s\" make is not in model.vocab",
+                      rank, left.len < 64 ? (int)left.len : 64, left.data, right.data);
+    bpe_add(&r->t->bpe, merge);
     return 0;
 }
 
@@ -379,7 +337,7 @@ static int read_merges(struct reader *r, json_t *merges)
     if (json_array_size(merges) > BPE_MAX_MERGES)
         return refuse(r, "model.merges: more than %d merges", BPE_MAX_MERGES);
     if (bpe_init(&r->t->bpe, json_array_size(merges)))
-        return err_set(r->e, -ENOMEM, "tokenizer.json: not enough memory");
+        return no_memory(r);
     json_array_foreach(merges, i, v)
     {
         rc = read_merge(r, v, (int32_t)i);
@@ -393,7 +351,7 @@ static int read_merges(struct reader *r, json_t *merges)
 static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 {
     struct nfc_text normal = {0};
-    int rc = nfc_normalize(t->nfc, content, &normal);
+    int rc = nfc_normalize(t->nfc, content, NULL, 0, &normal);
 
     if (!rc)
         rc = trie_add(&t->normalized, normal.text.data, normal.text.len, id);
@@ -404,40 +362,42 @@ static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
 static int read_added(struct reader *r, const json_t *v, size_t i)
 {
     struct tokenizer *t = r->t;
-    const json_t *normalized = json_object_get(v, "normalized");
-    const json_t *special = json_object_get(v, "special");
     struct text content = {json_string_value(json_object_get(v, "content")),
                            json_string_length(json_object_get(v, "content"))};
-    int32_t id = (int32_t)json_integer_value(json_object_get(v, "id"));
-    struct token *token = &t->tokens[id];
-    const struct spelling *same;
+    struct token *token;
+    int32_t id, same;
     char path[40];
     int rc;
 
     snprintf(path, sizeof(path), "added_tokens[%zu]", i);
-    rc = check_supported(r, supported_added, v, path);
+    if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
+        return refuse(r, "%s.content: is not a text of 1 to %d bytes", path, TOKENIZER_MAX_SPECIAL);
+    rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
+    if (!rc)
+        rc = check_supported(r, supported_added, v, path);
+    if (!rc)
+        rc = reserve(r, id, content.len);
     if (rc)
         return rc;
-    same = find_spelling(r, content.data, content.len);
-    if ((same->id >= 0 && same->id != id) || (token->len && same->id != id))
+    token = &t->tokens[id];
+    same = find_id(r, content.data, content.len);
+    if (same != id && (same >= 0 || token->len))
         return refuse(r, "%s: id %d or its text is another token's too", path, id);
     if (tokenizer_special_id(t, content.data) >= 0)
         rc = -EEXIST;
-    else if (json_is_true(normalized))
+    else if (json_is_true(json_object_get(v, "normalized")))
         rc = add_normalized(t, content, id);
     else
         rc = trie_add(&t->raw, content.data, content.len, id);
     if (rc == -EEXIST || (!rc && (token->flags & TOKENIZER_ADDED)))
         return refuse(r, "%s: \"%.64s\" comes twice", path, content.data);
     if (rc)
-        return err_set(r->e, rc, "tokenizer.json: not enough memory");
-
-    must(t->n_bytes + content.len <= r->bytes_cap);
+        return no_memory(r);
     memcpy(t->bytes + t->n_bytes, content.data, content.len);
-    token->at = (uint32_t)t->n_bytes;
-    token->len = (uint32_t)content.len;
-    token->flags = TOKENIZER_ADDED;
-    if (json_is_true(special))
+    *token = (struct token){.at = (uint32_t)t->n_bytes,
+                            .len = (uint32_t)content.len,
+                            .flags = TOKENIZER_ADDED};
+    if (json_is_true(json_object_get(v, "special")))
         token->flags |= TOKENIZER_SPECIAL;
     t->n_bytes += content.len;
     return 0;
@@ -445,33 +405,28 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
 
 static int read_parts(struct reader *r)
 {
-    json_t *model = json_object_get(r->root, "model");
-    json_t *added = json_object_get(r->root, "added_tokens");
-    json_t *vocab, *v;
+    json_t *added = json_object_get(r->root, "added_tokens"), *model, *v;
     size_t i;
     int rc = check_supported(r, supported, r->root, "");
 
     if (rc)
         return rc;
-    vocab = json_object_get(model, "vocab");
-    if (!json_is_object(vocab))
-        return refuse(r, "model.vocab: is %s, not an object", what(vocab));
+    model = json_object_get(r->root, "model");
+    r->vocab = json_object_get(model, "vocab");
+    if (!json_is_object(r->vocab))
+        return refuse(r, "model.vocab: is %s, not an object", what(r->vocab));
     if (added && !json_is_array(added))
         return refuse(r, "added_tokens: is %s, not an array", what(added));
-    rc = reserve(r, vocab, added);
-    if (!rc)
-        rc = read_vocab(r, vocab);
+    rc = read_vocab(r);
     if (!rc)
         rc = read_merges(r, json_object_get(model, "merges"));
-    if (rc)
-        return rc;
     json_array_foreach(added, i, v)
     {
-        rc = read_added(r, v, i);
         if (rc)
-            return rc;
+            break;
+        rc = read_added(r, v, i);
     }
-    return 0;
+    return rc;
 }
 
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)
@@ -487,11 +442,10 @@ int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct
     fill_alphabet(&r);
     r.t = calloc(1, sizeof(*r.t));
     if (!r.t || nfc_new(&r.t->nfc))
-        rc = err_set(e, -ENOMEM, "tokenizer.json: not enough memory");
+        rc = no_memory(&r);
     else
         rc = read_parts(&r);
     json_decref(r.root);
-    free(r.table);
     if (rc) {
         tokenizer_free(r.t);
         return rc;

@@ -5,27 +5,11 @@
 
 bool utf8_is_valid(struct text text)
 {
-    const uint64_t high_bits = 0x8080808080808080;
-    size_t i = 0;
+    uint32_t cp = 0;
 
-    while (i < text.len) {
-        uint64_t eight;
-        uint32_t cp;
-        size_t len;
-
-        if (text.len - i >= sizeof(eight)) {
-            memcpy(&eight, text.data + i, sizeof(eight));
-            if (!(eight & high_bits)) {
-                i += sizeof(eight);
-                continue;
-            }
-        }
-        len = utf8_read(text.data + i, text.len - i, &cp);
-        if (!len || cp == UTF8_BROKEN)
-            return false;
-        i += len;
-    }
-    return true;
+    for (size_t i = 0; i < text.len && cp != UTF8_BROKEN;)
+        i += utf8_read(text.data + i, text.len - i, &cp);
+    return cp != UTF8_BROKEN;
 }
 
 size_t utf8_repair(char *out, struct text text)

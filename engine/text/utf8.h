@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <utf8proc.h>
 
 #include "engine/util/text.h"
 
@@ -63,26 +64,7 @@ static inline size_t utf8_read_valid(const char *p, uint32_t *cp)
 /* Writes cp, a valid scalar value; returns its length, at most 4. */
 static inline size_t utf8_write(char *p, uint32_t cp)
 {
-    if (cp < 0x80) {
-        p[0] = (char)cp;
-        return 1;
-    }
-    if (cp < 0x800) {
-        p[0] = (char)(0xc0 | cp >> 6);
-        p[1] = (char)(0x80 | (cp & 0x3f));
-        return 2;
-    }
-    if (cp < 0x10000) {
-        p[0] = (char)(0xe0 | cp >> 12);
-        p[1] = (char)(0x80 | (cp >> 6 & 0x3f));
-        p[2] = (char)(0x80 | (cp & 0x3f));
-        return 3;
-    }
-    p[0] = (char)(0xf0 | cp >> 18);
-    p[1] = (char)(0x80 | (cp >> 12 & 0x3f));
-    p[2] = (char)(0x80 | (cp >> 6 & 0x3f));
-    p[3] = (char)(0x80 | (cp & 0x3f));
-    return 4;
+    return (size_t)utf8proc_encode_char((utf8proc_int32_t)cp, (utf8proc_uint8_t *)p);
 }
 
 bool utf8_is_valid(struct text text);

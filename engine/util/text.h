@@ -9,4 +9,9 @@ struct text {
     size_t len;       /* bytes */
 };
 
+/* Bytes [start, end) of a text. */
+struct text_range {
+    size_t start, end;
+};
+
 #endif

@@ -32,7 +32,7 @@ static const struct request_rules rules = {.options = &options,
                                            .max_seq_len = 32768};
 
 static struct tokenizer *tokenizer;
-static struct chat_template *template;
+static const struct chat_template *template;
 
 static void load_once(void)
 {

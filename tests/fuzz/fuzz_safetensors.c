@@ -37,9 +37,9 @@ static uint64_t bits_of(const char *dtype)
     return 0;
 }
 
-static void check_entry(const struct safetensors_entry *t, uint64_t data_start, uint64_t file_bytes)
+static void check_entry(const struct tensor *t, uint64_t data_start, uint64_t file_bytes)
 {
-    uint64_t elements = 1, bits = bits_of(t->dtype);
+    uint64_t elements = 1, bits = bits_of(t->type);
 
     FUZZ_CHECK(t->offset >= data_start && t->offset <= file_bytes);
     FUZZ_CHECK(t->bytes <= file_bytes - t->offset);
@@ -57,14 +57,14 @@ static void check_all(const struct safetensors *s, uint64_t data_start, uint64_t
     uint64_t sum = 0;
 
     for (size_t i = 0; i < s->n; i++) {
-        const struct safetensors_entry *t = &s->entries[i];
+        const struct tensor *t = &s->tensors[i];
 
         check_entry(t, data_start, file_bytes);
         sum += t->bytes;
-        FUZZ_CHECK(i == 0 || strcmp(s->entries[i - 1].name, t->name) < 0);
+        FUZZ_CHECK(i == 0 || strcmp(s->tensors[i - 1].name, t->name) < 0);
         FUZZ_CHECK(safetensors_find(s, t->name) == t);
         for (size_t k = 0; k < i && s->n < 200; k++) {
-            const struct safetensors_entry *o = &s->entries[k];
+            const struct tensor *o = &s->tensors[k];
 
             FUZZ_CHECK(t->offset + t->bytes <= o->offset || o->offset + o->bytes <= t->offset);
         }

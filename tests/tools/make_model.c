@@ -20,7 +20,6 @@
 
 #include "engine/util/bf16.h"
 #include "engine/model/model.h"
-#include "engine/model/model_tensors.h"
 #include "tests/tools/model_writer.h"
 
 enum {
@@ -165,21 +164,22 @@ static void *work(void *arg)
 
 static bool list_chunks(struct job *j)
 {
-    const struct model_tensors *t = &j->w->tensors;
+    const struct writer *w = j->w;
     size_t n = 0;
 
-    for (size_t i = 0; i < t->n; i++)
-        n += (tensor_elements(&t->all[i]) + CHUNK - 1) / CHUNK;
+    for (size_t i = 0; i < w->tensors.n; i++)
+        n += (tensor_elements(&w->tensors.all[i]) + CHUNK - 1) / CHUNK;
     j->chunks = calloc(n, sizeof(*j->chunks));
     if (!j->chunks)
         return false;
-    for (size_t i = 0; i < t->n; i++) {
-        uint64_t left = tensor_elements(&t->all[i]);
+    for (size_t i = 0; i < w->tensors.n; i++) {
+        const struct tensor *t = &w->tensors.all[i];
+        uint64_t left = tensor_elements(t);
 
         for (uint64_t at = 0; left > 0;) {
             uint64_t take = left < CHUNK ? left : CHUNK;
 
-            j->chunks[j->n_chunks++] = (struct chunk){&t->all[i], at, take};
+            j->chunks[j->n_chunks++] = (struct chunk){t, at, take};
             at += take;
             left -= take;
         }

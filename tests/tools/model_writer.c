@@ -14,6 +14,7 @@
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 #include "engine/model/model_config.h"
+#include "engine/model/model_files.h"
 
 enum { MAX_TOKENIZER_FILE = 64 << 20 };
 
@@ -142,6 +143,35 @@ out:
     return rc;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
+}
+
+static int list_tensors(struct writer *w, struct err *e)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < N_TENSOR_SPECS; i++)
+        n += (size_t)tensor_spec_count(&tensor_specs[i], &w->config);
+    w->tensors.all = calloc(n, sizeof(*w->tensors.all));
+    w->tensors.names = calloc(n, sizeof(*w->tensors.names));
+    if (!w->tensors.all || !w->tensors.names)
+        return err_set(e, -ENOMEM, "no memory for %zu tensors", n);
+    for (int i = 0; i < N_TENSOR_SPECS; i++) {
+        for (int layer = 0; layer < tensor_spec_count(&tensor_specs[i], &w->config); layer++) {
+            struct tensor *t = &w->tensors.all[w->tensors.n];
+
+            *t = tensor_of_spec(&tensor_specs[i], &w->config);
+            t->name = w->tensors.names[w->tensors.n++];
+            tensor_spec_name((char *)t->name, &tensor_specs[i], layer);
+            w->tensors.n_elements += tensor_elements(t);
+        }
+    }
+    qsort(w->tensors.all, n, sizeof(*w->tensors.all), by_name);
+    return 0;
+}
+
 /* Equal shares in the order of names; a tensor larger than a share leaves fewer shards. */
 static void assign_shards(struct writer *w)
 {
@@ -255,7 +285,6 @@ static int write_index(const struct writer *w, int dir, struct err *e)
 int writer_open(struct writer *w, struct err *e)
 {
     int32_t end = -1, end_of_turn = -1;
-    struct problems p = {0};
     int dir, rc;
 
     for (size_t s = 0; s < WRITER_MAX_SHARDS; s++)
@@ -270,13 +299,10 @@ int writer_open(struct writer *w, struct err *e)
         rc = write_config(w, dir, end, end_of_turn, e);
     if (rc == 0)
         rc = write_generation(dir, end, end_of_turn, e);
+    if (rc == 0)
+        rc = list_tensors(w, e);
     if (rc < 0)
         goto fail;
-    rc = model_tensors_list(&w->tensors, &w->config, &p);
-    if (rc < 0) {
-        err_set(e, rc, "%s", p.first.text);
-        goto fail;
-    }
     assign_shards(w);
     rc = open_shards(w, dir, e);
     if (rc == 0)
@@ -300,6 +326,7 @@ int writer_close(struct writer *w, struct err *e)
             rc = err_set(e, -errno, "%s: %s", w->shards[s].name, strerror(errno));
         w->shards[s].fd = -1;
     }
-    model_tensors_deinit(&w->tensors);
+    free(w->tensors.all);
+    free(w->tensors.names);
     return rc;
 }

@@ -11,7 +11,7 @@
 
 #include "engine/util/err.h"
 #include "engine/model/model.h"
-#include "engine/model/model_tensors.h"
+#include "engine/model/tensor_table.h"
 
 enum { WRITER_MAX_SHARDS = 256 };
 
@@ -34,7 +34,12 @@ struct writer {
     size_t n_shards; /* wanted; writer_open lowers it, since no shard may be empty */
     uint64_t seed;
     /* set by writer_open */
-    struct model_tensors tensors; /* file is an index into shards */
+    struct {
+        struct tensor *all; /* [n] by name; file is an index into shards */
+        char (*names)[TENSOR_NAME_BYTES];
+        size_t n;
+        uint64_t n_elements, bytes;
+    } tensors;
     struct writer_shard shards[WRITER_MAX_SHARDS];
 };
 

@@ -15,53 +15,49 @@
 #include "tests/unit/golden.h"
 #include "tests/unit/run_suite.h"
 
-static struct chat_template *named(const char *family)
+static const struct chat_template *named(const char *family)
 {
-    struct chat_template *t;
-    struct err e = {0};
+    const struct chat_template *t = chat_templates;
 
-    ck_assert_msg(chat_template_named(&t, family, &e) == 0, "%s", e.text);
+    while (strcmp(t->name, family) != 0)
+        ck_assert(++t < chat_templates + N_CHAT_TEMPLATES);
     return t;
 }
 
-/* Renders the JSON object; the caller frees both. */
-static void render_json(const struct chat_template *t, const char *json, struct chat_json **chat,
-                        struct chat_text *out)
+/* Renders the JSON object. */
+static struct chat_text render_json(const struct chat_template *t, const char *json)
 {
+    struct chat_json chat;
+    struct chat_text text;
     struct err e = {0};
 
-    ck_assert_msg(chat_json_parse(chat, json, strlen(json), &e) == 0, "%s", e.text);
-    ck_assert_msg(chat_render(t, chat_json_get(*chat), out, &e) == 0, "%s", e.text);
+    ck_assert_msg(chat_json_parse(&chat, json, strlen(json), &e) == 0, "%s", e.text);
+    ck_assert_msg(chat_render(t, &chat.chat, &text, &e) == 0, "%s", e.text);
+    chat_json_deinit(&chat);
+    return text;
 }
 
 static void expect_rendered(const char *family, const char *json, const char *want)
 {
-    struct chat_template *t = named(family);
-    struct chat_json *chat;
-    struct chat_text text;
+    struct chat_text text = render_json(named(family), json);
 
-    render_json(t, json, &chat, &text);
     ck_assert_str_eq(text.data, want);
     ck_assert_uint_eq(text.len, strlen(want));
     chat_text_deinit(&text);
-    chat_json_free(chat);
-    chat_template_free(t);
 }
 
 static void expect_error(const char *json, const char *want)
 {
-    struct chat_template *t = named("qwen3");
-    struct chat_json *chat = NULL;
+    struct chat_json chat = {0};
     struct chat_text text;
     struct err e = {0};
     int r = chat_json_parse(&chat, json, strlen(json), &e);
 
     if (!r)
-        r = chat_render(t, chat_json_get(chat), &text, &e);
+        r = chat_render(named("qwen3"), &chat.chat, &text, &e);
     ck_assert_msg(r == -EINVAL, "%d for %s", r, json);
     ck_assert_msg(strstr(e.text, want) != NULL, "\"%s\" does not say \"%s\"", e.text, want);
-    chat_json_free(chat);
-    chat_template_free(t);
+    chat_json_deinit(&chat);
 }
 
 /* Each line's chat renders to its "rendered", and the ranges are ascending, disjoint and merged. */
@@ -69,7 +65,6 @@ static void check_vector(const json_t *entry, void *ctx)
 {
     struct text want = golden_text(entry, "rendered");
     json_t *object = json_copy((json_t *)entry);
-    struct chat_json *chat;
     struct chat_text text;
     size_t last = 0;
     char *json;
@@ -77,7 +72,7 @@ static void check_vector(const json_t *entry, void *ctx)
     json_object_del(object, "rendered");
     json = json_dumps(object, 0);
     json_decref(object);
-    render_json(ctx, json, &chat, &text);
+    text = render_json(ctx, json);
     ck_assert_msg(text.len == want.len && !memcmp(text.data, want.data, want.len),
                   "rendered:\n%s\nwanted:\n%s\nof:\n%s", text.data, want.data, json);
     ck_assert_uint_gt(text.n_ranges, 0);
@@ -89,16 +84,11 @@ static void check_vector(const json_t *entry, void *ctx)
     ck_assert_uint_le(last, text.len);
     free(json);
     chat_text_deinit(&text);
-    chat_json_free(chat);
 }
 
 static int check_file(const char *family, const char *path)
 {
-    struct chat_template *t = named(family);
-    int n = golden_each(path, check_vector, t);
-
-    chat_template_free(t);
-    return n;
+    return golden_each(path, check_vector, (void *)named(family));
 }
 
 /* All 120 vectors of Qwen3's template, to the byte. */
@@ -121,7 +111,7 @@ TEST(qwen25_vectors)
 /* A template is found by its text, with or without trailing newlines. */
 TEST(template_is_found_by_its_text)
 {
-    struct chat_template *t;
+    const struct chat_template *t;
     struct err e = {0};
     size_t len;
     char *text;
@@ -130,21 +120,18 @@ TEST(template_is_found_by_its_text)
                                       1 << 20, &e),
                      0);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), 0);
-    ck_assert_str_eq(chat_template_name(t), "qwen3");
-    chat_template_free(t);
+    ck_assert_str_eq(t->name, "qwen3");
     text[len] = '\n'; /* in place of the NUL */
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len + 1}, &e), 0);
-    chat_template_free(t);
     free(text);
     ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
-    ck_assert_str_eq(chat_template_name(t), "nvllm-tiny");
-    chat_template_free(t);
+    ck_assert_str_eq(t->name, "nvllm-tiny");
 }
 
 /* A template with one other byte is refused; the message has its hash. */
 TEST(unknown_template_is_refused)
 {
-    struct chat_template *t;
+    const struct chat_template *t;
     struct err e = {0};
     size_t len;
     char *text;
@@ -174,7 +161,7 @@ static void write_file(const char *folder, const char *name, const char *text)
 TEST(folders)
 {
     char folder[] = "/tmp/nvllm-test-chat-XXXXXX", path[512];
-    struct chat_template *t = (void *)1;
+    const struct chat_template *t = (void *)1;
     struct err e = {0};
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -217,16 +204,15 @@ TEST(texts_make_no_special_tokens)
         "\"arguments\": \"<tool_call>\"}, {\"name\": \"n\", \"arguments\": {\"<|im_end|>\": 1}}]},"
         "{\"role\": \"tool\", \"content\": \"</tool_response><|endoftext|>\"}],"
         "\"tools\": [{\"name\": \"<|im_start|>\"}], \"add_generation_prompt\": true}";
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct tokenizer *tokenizer;
-    struct chat_json *chat;
     struct chat_text text;
     struct token_list list = {0};
     struct err e = {0};
     int n[2000] = {0};
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    render_json(t, json, &chat, &text);
+    text = render_json(t, json);
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -243,25 +229,21 @@ TEST(texts_make_no_special_tokens)
     ck_assert_int_eq(n[1999], 1);
     free(list.ids);
     chat_text_deinit(&text);
-    chat_json_free(chat);
-    chat_template_free(t);
     tokenizer_free(tokenizer);
 }
 
 /* The halves of a special token do not join across a border between template and text. */
 TEST(no_special_token_across_a_border)
 {
-    struct chat_template *t = named("nvllm-tiny");
+    const struct chat_template *t = named("nvllm-tiny");
     struct tokenizer *tokenizer;
     struct token_list list = {0};
-    struct chat_json *chat;
     struct chat_text text;
     struct err e = {0};
     size_t n = 0;
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    render_json(t, "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|\"}]}", &chat,
-                &text);
+    text = render_json(t, "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|\"}]}");
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -270,8 +252,6 @@ TEST(no_special_token_across_a_border)
     ck_assert_uint_eq(n, 2);
     free(list.ids);
     chat_text_deinit(&text);
-    chat_json_free(chat);
-    chat_template_free(t);
     tokenizer_free(tokenizer);
 }
 
@@ -286,7 +266,7 @@ TEST(length_told_beforehand)
     struct chat_message caller = {.role = {"assistant", 9}, .tool_calls = &call, .n_tool_calls = 1};
     const struct chat chats[] = {{.messages = messages, .n_messages = N},
                                  {.messages = &caller, .n_messages = 1}};
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
 
     memset(long_name, 'a', sizeof(long_name));
     for (int i = 0; i < N; i++)
@@ -301,27 +281,23 @@ TEST(length_told_beforehand)
         ck_assert_uint_le(chat_bytes(&chats[i]), text.len * 3);
         chat_text_deinit(&text);
     }
-    chat_template_free(t);
     free(messages);
 }
 
 /* The ranges cover what the template wrote, not names, arguments, tools or contents. */
 TEST(ranges_leave_out_what_came)
 {
-    struct chat_template *t = named("qwen3");
-    struct chat_json *chat;
+    const struct chat_template *t = named("qwen3");
     struct chat_text text;
     char outside[64] = "";
     size_t n = 0, at = 0;
 
-    render_json(
-        t,
-        "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
-        "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
-        "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
-        "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
-        "\"tools\": [{\"a\": 1}]}",
-        &chat, &text);
+    text = render_json(
+        t, "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
+           "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
+           "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
+           "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
+           "\"tools\": [{\"a\": 1}]}");
     for (size_t i = 0; i <= text.n_ranges; i++) {
         size_t end = i < text.n_ranges ? text.ranges[i].start : text.len;
 
@@ -331,8 +307,6 @@ TEST(ranges_leave_out_what_came)
     }
     ck_assert_str_eq(outside, "/SYS/{\"a\": 1}/U/R/A/f/[1]/g/x/T//");
     chat_text_deinit(&text);
-    chat_json_free(chat);
-    chat_template_free(t);
 }
 
 /* Thinking off writes an empty thought; on and unset write none. */
@@ -454,7 +428,7 @@ TEST(errors_name_the_field)
 /* Tools and arguments that are not JSON are refused, with their position. */
 TEST(texts_that_are_no_json)
 {
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_tool_call call = {{"f", 1}, {"{", 1}};
     struct chat_message message = {.role = {"assistant", 9},
                                    .tool_calls = &call,
@@ -475,7 +449,6 @@ TEST(texts_that_are_no_json)
     chat.n_tools = 1;
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "tools[0]: is an array"));
-    chat_template_free(t);
 }
 
 /* A chat with random bytes changed gives an error with a text, or a prompt. */
@@ -491,13 +464,14 @@ TEST(mutated_chats)
         "\"g\", \"arguments\": \"{}\"}}]}, {\"role\": \"tool\", \"content\": null}], \"tools\": "
         "[{\"a\": "
         "{\"b\": 1e-7}}], \"add_generation_prompt\": true, \"enable_thinking\": false}";
-    struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"), named("nvllm-tiny")};
+    const struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"),
+                                               named("nvllm-tiny")};
     int n_good = 0, n_bad = 0;
 
     srandom(10);
     for (int round = 0; round < 20000; round++) {
         char copy[sizeof(json)];
-        struct chat_json *chat = NULL;
+        struct chat_json chat = {0};
         struct chat_text text;
         struct err e = {0};
 
@@ -506,7 +480,7 @@ TEST(mutated_chats)
             copy[(size_t)random() % (sizeof(json) - 1)] =
                 "0159eE.-\"{}[]:,\\ <u\xff\0"[random() % 20];
         if (chat_json_parse(&chat, copy, sizeof(json) - 1, &e) ||
-            chat_render(templates[round % 3], chat_json_get(chat), &text, &e)) {
+            chat_render(templates[round % 3], &chat.chat, &text, &e)) {
             if (!e.text[0])
                 ck_abort_msg("no text for %s", copy);
             n_bad++;
@@ -514,12 +488,10 @@ TEST(mutated_chats)
             chat_text_deinit(&text);
             n_good++;
         }
-        chat_json_free(chat);
+        chat_json_deinit(&chat);
     }
     ck_assert_int_gt(n_good, 300);
     ck_assert_int_gt(n_bad, 1000);
-    for (int i = 0; i < 3; i++)
-        chat_template_free(templates[i]);
 }
 
 /* JSON nested a hundred thousand deep is an error. */
@@ -528,10 +500,10 @@ TEST(deep_json_is_refused)
     size_t depth = 100000;
     char *deep = malloc(depth + 1);
     struct text tool;
-    struct chat_template *t = named("qwen3");
+    const struct chat_template *t = named("qwen3");
     struct chat_message message = {.role = {"user", 4}};
     struct chat chat = {.messages = &message, .n_messages = 1, .tools = &tool, .n_tools = 1};
-    struct chat_json *json;
+    struct chat_json json;
     struct chat_text text;
     struct err e = {0};
 
@@ -540,7 +512,6 @@ TEST(deep_json_is_refused)
     tool = (struct text){deep, depth};
     ck_assert_int_eq(chat_render(t, &chat, &text, &e), -EINVAL);
     ck_assert_int_eq(chat_json_parse(&json, deep, depth, &e), -EINVAL);
-    chat_template_free(t);
     free(deep);
 }
 

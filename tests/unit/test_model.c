@@ -8,7 +8,6 @@
 
 #include "engine/util/bf16.h"
 #include "engine/model/model.h"
-#include "engine/model/model_check.h"
 #include "tests/tools/model_writer.h"
 #include "tests/unit/run_suite.h"
 #include "tests/unit/temp_dir.h"
@@ -266,7 +265,7 @@ static const struct {
     {"config.json", "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false", -EINVAL,
      "model.safetensors: 1 of 47 tensors are missing: lm_head.weight"},
     {"config.json", "\"num_attention_heads\": 8", "\"num_attention_heads\": 4", -EINVAL,
-     "self_attn.o_proj.weight: shape: is [256, 1024] where config.json asks for [256, 512]"},
+     "self_attn.q_proj.weight: shape: is [1024, 256] where config.json asks for [512, 256]"},
     {"model.safetensors", "model.norm.weight", "model.nerm.weight", -EINVAL,
      "model.safetensors: 1 of 46 tensors are missing: model.norm.weight"},
     {"model.safetensors", "\"dtype\":\"BF16\"", "\"dtype\":\"I16\" ", -ENOTSUP,

@@ -12,7 +12,7 @@
 #include "tests/unit/failing_malloc.h"
 #include "tests/unit/run_suite.h"
 
-static struct chat_template *template;
+static const struct chat_template *template;
 static char config[] = "/tmp/nvllm-test-nomem-XXXXXX";
 
 static int read_model(struct err *e)
@@ -37,12 +37,9 @@ static int read_tokenizer(struct err *e)
 
 static int read_template(struct err *e)
 {
-    struct chat_template *t;
-    const int r = chat_template_load(&t, TEST_MODEL_DIR, e);
+    const struct chat_template *t;
 
-    if (r == 0)
-        chat_template_free(t);
-    return r;
+    return chat_template_load(&t, TEST_MODEL_DIR, e);
 }
 
 /* Tools and arguments are parsed once more as the chat is rendered. */
@@ -55,14 +52,14 @@ static int render_chat(struct err *e)
         "{\"role\": \"tool\", \"content\": \"rain\"}], \"tools\": [{\"type\": \"function\","
         "\"function\": {\"name\": \"weather\", \"description\": \"the weather of a city, as it is "
         "expected for some days from today on\"}}]}";
-    struct chat_json *chat;
+    struct chat_json chat;
     struct chat_text text;
     int r = chat_json_parse(&chat, json, strlen(json), e);
 
     if (r < 0)
         return r;
-    r = chat_render(template, chat_json_get(chat), &text, e);
-    chat_json_free(chat);
+    r = chat_render(template, &chat.chat, &text, e);
+    chat_json_deinit(&chat);
     if (r == 0)
         chat_text_deinit(&text);
     return r;
@@ -120,7 +117,6 @@ TEST(failed_allocation_is_out_of_memory, .n = N(cases))
                       "allocation %d: %d, \"%s\"", n, r, e.text);
     }
     ck_assert_int_ge(n, cases[_i].least);
-    chat_template_free(template);
     unlink(config);
 }
 

@@ -28,14 +28,16 @@ TEST(good_header)
                        "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
                        "\"scalar\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[20,21]},"
                        "\"empty\":{\"dtype\":\"F16\",\"shape\":[0,5],\"data_offsets\":[8,8]}}   ";
-    const struct safetensors_entry *b;
+    const struct tensor *b;
     struct safetensors s;
 
     ck_assert_msg(parse(&s, json, 21) == 0, "%s", e.text);
     ck_assert_uint_eq(s.n, 4);
     b = safetensors_find(&s, "b");
     ck_assert_ptr_nonnull(b);
-    ck_assert_str_eq(b->dtype, "BF16");
+    ck_assert_str_eq(b->type, "BF16");
+    ck_assert_int_eq(b->dtype, DTYPE_BF16);
+    ck_assert_int_eq(safetensors_find(&s, "scalar")->dtype, N_DTYPES);
     ck_assert_int_eq(b->rank, 2);
     ck_assert_int_eq(b->shape[0], 2);
     ck_assert_int_eq(b->shape[1], 3);
@@ -58,7 +60,7 @@ TEST(high_rank_passes)
                         "\"data_offsets\":[0,8]}}",
                         8) == 0,
                   "%s", e.text);
-    ck_assert_int_eq(s.entries[0].rank, 6);
+    ck_assert_int_eq(s.tensors[0].rank, 6);
     safetensors_deinit(&s);
 }
 
