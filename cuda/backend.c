@@ -121,7 +121,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device failed before");
-    r = rank_submit(b->rank, batch, (int)(b->n_submitted % BACKEND_IN_FLIGHT), e);
+    r = rank_submit(b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
     return r;
@@ -132,7 +132,7 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     int r;
 
     must(b->n_waited < b->n_submitted);
-    r = rank_wait(b->rank, (int)(b->n_waited % BACKEND_IN_FLIGHT), out, e);
+    r = rank_wait(b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
     return r;

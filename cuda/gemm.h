@@ -55,14 +55,12 @@ struct gemm_product {
 };
 int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, struct err *e);
 
-/* Measuring: runs the product by candidate `index` of its shape, once untimed (us NULL) or timed,
- * and waits. w is the first of n_w weights of the shape, w_stride elements apart, which timed runs
- * rotate over so that weights come from memory. Returns 1, 0 where there is no such candidate, or a
- * negative errno. */
-int gemm_measure(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
-                 int64_t w_stride, int n_w, float *us, struct err *e);
+/* Measuring: runs the product by candidate `index` of its shape. Returns 1, 0 where there is no
+ * such candidate, or a negative errno. */
+int gemm_try(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
+             struct err *e);
 
-/* The record that says: this shape, by that candidate. Only after gemm_measure() of the product. */
+/* The record that says: this shape, by that candidate. Only after gemm_try() of the product. */
 void gemm_record(const struct gemm *g, struct algo_record *out, const struct gemm_product *p,
                  int index, float us);
 

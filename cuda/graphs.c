@@ -95,37 +95,27 @@ int graphs_prepare(struct graphs *g, int size, struct err *e)
 {
     const struct step_room room = step_room_of_graph(g->limits, size);
     const struct step_view view = step_view_at(&room, g->base);
-    const struct forward_shape shape = {
-        .n_tokens = size, .n_decodes = size, .n_rows = size, .n_items = room.n_items, .n_tiles = 0};
-    cudaStream_t stream = g->forward->launch->stream;
-    cudaGraph_t graph = NULL;
+    const struct forward_shape shape = {.n_tokens = size,
+                                        .n_decodes = size,
+                                        .n_rows = size,
+                                        .n_items = room.n_items,
+                                        .path = forward_path_of(g->forward, size, false)};
+    cudaGraphExec_t *exec = &g->execs[index_of(size)];
     const double begin = now_seconds();
-    int r, ended;
+    double took;
+    int r;
 
-    if (g->execs[index_of(size)])
+    if (*exec)
         return 0;
-    r = cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                   "capturing a step", e);
+    r = forward_capture(exec, g->forward, &view, &shape, e);
+    if (r == 0)
+        r = cuda_check(cudaGraphUpload(*exec, g->forward->launch->stream), "uploading a graph", e);
     if (r < 0)
         return r;
-    r = forward_run(g->forward, &view, &shape, e);
-    ended = cuda_check(cudaStreamEndCapture(stream, &graph), "capturing a step", r < 0 ? NULL : e);
-    if (r == 0)
-        r = ended;
-    if (r == 0)
-        r = cuda_check(cudaGraphInstantiate(&g->execs[index_of(size)], graph, 0),
-                       "instantiating a graph", e);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
-    if (r == 0)
-        r = cuda_check(cudaGraphUpload(g->execs[index_of(size)], stream), "uploading a graph", e);
-    if (r == 0) {
-        const double took = now_seconds() - begin;
-
-        g->n_captures++;
-        g->longest = took > g->longest ? took : g->longest;
-    }
-    return r;
+    took = now_seconds() - begin;
+    g->n_captures++;
+    g->longest = took > g->longest ? took : g->longest;
+    return 0;
 }
 
 void graphs_captures(const struct graphs *g, int *n, double *longest)

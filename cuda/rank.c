@@ -14,6 +14,7 @@
 #include "engine/util/thread.h"
 
 enum {
+    POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
     ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
 };
@@ -130,12 +131,6 @@ static void lay_sampler(struct rank *b, struct arena *a)
     m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
     m->sampled = arena_take(a, seqs * sizeof(*m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++) {
-        m->host_ids[i] = b->results.slots[i].ids;
-        m->host_logprobs[i] = b->results.slots[i].logprobs;
-        m->host_top_ids[i] = b->results.slots[i].top_ids;
-        m->host_top_logprobs[i] = b->results.slots[i].top_logprobs;
-    }
 }
 
 /* One use's memory, zeroed: padding rows are computed with, though never looked at. */
@@ -155,15 +150,40 @@ static int take_arena(struct rank *b, enum device_use use,
                       "clearing memory", e);
 }
 
+/* Host memory of a slot and the event of its step. */
+static int take_slot(struct rank *b, int slot, struct err *e)
+{
+    const size_t n = (size_t)b->limits.max_seqs, tops = n * SAMPLING_MAX_LOGPROBS;
+    const size_t bytes = (n + tops) * (sizeof(int32_t) + sizeof(float));
+    struct sampler_memory *m = &b->forward.sampler;
+    struct rank_slot *s = &b->slots[slot];
+    int32_t *ids = NULL;
+    int r =
+        cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory", e);
+
+    if (r < 0)
+        return r;
+    memset(ids, 0, bytes);
+    m->host_ids[slot] = ids;
+    m->host_logprobs[slot] = (float *)(ids + n);
+    m->host_top_ids[slot] = ids + 2 * n;
+    m->host_top_logprobs[slot] = (float *)(ids + 2 * n + tops);
+    r = cuda_check(cudaEventCreateWithFlags(&s->done,
+                                            cudaEventDisableTiming | cudaEventBlockingSync),
+                   "making an event", e);
+    return r < 0 ? r
+                 : cuda_check(cudaHostAlloc((void **)&s->pinned, step_max_bytes(&b->limits),
+                                            cudaHostAllocDefault),
+                              "pinning memory", e);
+}
+
 static int take_steps(struct rank *b, struct err *e)
 {
-    const size_t bytes = step_max_bytes(&b->limits);
-    int r = device_take(&b->device, DEVICE_STEP, bytes, e);
+    int r = device_take(&b->device, DEVICE_STEP, step_max_bytes(&b->limits), e);
 
     b->step_memory = b->device.memory[DEVICE_STEP];
-    for (int i = 0; i < BACKEND_IN_FLIGHT && r == 0; i++)
-        r = cuda_check(cudaHostAlloc((void **)&b->pinned[i], bytes, cudaHostAllocDefault),
-                       "pinning memory", e);
+    for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
+        r = take_slot(b, i, e);
     return r;
 }
 
@@ -303,8 +323,6 @@ static int open_parts(struct rank *b, int device, struct err *e)
     b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
     r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e);
     if (r == 0)
-        r = results_init(&b->results, b->limits.max_seqs, e);
-    if (r == 0)
         r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e);
     if (r == 0)
         r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e);
@@ -353,13 +371,16 @@ void rank_close(struct rank *b)
         (void)cudaStreamSynchronize(b->device.launch.stream);
     graphs_free(b->graphs);
     gemm_free(b->gemm);
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        if (b->pinned[i])
-            (void)cudaFreeHost(b->pinned[i]);
-    results_deinit(&b->results);
+    for (int i = 0; i < SAMPLER_SLOTS; i++) {
+        if (b->slots[i].pinned)
+            (void)cudaFreeHost(b->slots[i].pinned);
+        if (b->forward.sampler.host_ids[i])
+            (void)cudaFreeHost(b->forward.sampler.host_ids[i]);
+        if (b->slots[i].done)
+            (void)cudaEventDestroy(b->slots[i].done);
+    }
     weights_deinit(&b->weights);
     device_close(&b->device);
-    free(b->wants_top);
     free(b);
 }
 
@@ -375,8 +396,7 @@ int rank_open(struct rank **out, const struct model *model, const struct backend
     b->options = *options;
     b->shard = shard;
     b->config = config_of(model_config(model), shard);
-    b->wants_top = calloc((size_t)options->max_seqs, 1);
-    r = b->wants_top ? open_parts(b, device, e) : err_set(e, -ENOMEM, "out of memory");
+    r = open_parts(b, device, e);
     if (r < 0) {
         rank_close(b);
         return r;
@@ -465,7 +485,6 @@ static int enqueue_updates(struct rank *b, const struct step_view *v, const stru
         const struct sampler_update *u = &batch_updates(batch)[i];
 
         must(u->state >= 0 && u->state < b->options.max_seqs);
-        b->wants_top[u->state] = u->sampling.n_logprobs > 0;
         if (!sampling_needs_history(&u->sampling))
             continue;
         must(u->n_history <= b->options.max_seq_len);
@@ -499,18 +518,19 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     const int n_tokens = graph ? size : batch->n_tokens;
-    const bool prompts = batch->n_seqs > batch->n_decodes;
+    const enum forward_path path =
+        forward_path_of(&b->forward, n_tokens, batch->n_seqs > batch->n_decodes);
     struct forward_shape shape;
     struct step_view view;
     const size_t bytes =
-        step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room, batch, slot);
-    struct step_counts *counts = (struct step_counts *)(void *)b->pinned[slot];
+        step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
+    struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
     int r = 0;
 
-    if (forward_path_of(&b->forward, n_tokens, prompts) == PATH_RESIDENT)
+    if (path == PATH_RESIDENT)
         r = rank_take_tags(b, &counts->tag, e);
     if (r == 0)
-        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
+        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->slots[slot].pinned, bytes,
                                        cudaMemcpyHostToDevice, stream),
                        "copying a step", e);
     if (r == 0)
@@ -525,7 +545,8 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
                                    .n_decodes = graph ? size : batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
-                                   .n_tiles = counts->n_tiles};
+                                   .n_tiles = counts->n_tiles,
+                                   .path = path};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
@@ -535,28 +556,39 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
 
 int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
 {
-    struct result_slot *result = &b->results.slots[slot];
+    struct rank_slot *s = &b->slots[slot];
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
     must(batch->n_tokens > 0 && batch->n_tokens <= b->limits.max_tokens);
     must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
     must(batch->n_copies == 0); /* this backend has one tier */
+    s->step = batch->step;
+    s->n_rows = batch->n_rows;
     if (r == 0)
         r = enqueue_step(b, batch, slot, e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(result->done, b->device.launch.stream), "a step", e);
-    if (r < 0)
-        return r;
-    result->step = batch->step;
-    result->n_rows = batch->n_rows;
-    result->wants_top = false;
-    for (int i = 0; i < batch->n_rows; i++)
-        result->wants_top |= b->wants_top[batch_rows(batch)[i].state];
-    return 0;
+    return r < 0 ? r : cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
 }
 
 int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
 {
-    return results_wait(&b->results, slot, out, e);
+    const struct sampler_memory *m = &b->forward.sampler;
+    const struct rank_slot *s = &b->slots[slot];
+    cudaError_t code = cudaErrorNotReady;
+    int r;
+
+    for (int i = 0; i < POLLS && code == cudaErrorNotReady; i++)
+        code = cudaEventQuery(s->done);
+    if (code == cudaErrorNotReady)
+        code = cudaEventSynchronize(s->done);
+    r = cuda_check(code, "a step", e);
+    if (r < 0)
+        return r;
+    *out = (struct step_result){.step = s->step,
+                                .n_rows = s->n_rows,
+                                .ids = m->host_ids[slot],
+                                .logprobs = m->host_logprobs[slot],
+                                .top_ids = m->host_top_ids[slot],
+                                .top_logprobs = m->host_top_logprobs[slot]};
+    return 0;
 }

@@ -168,9 +168,9 @@ static void print_paths(double seconds)
 
     printf("bench=tune records=%d open_s=%.2f\n", known->n, seconds);
     for (int i = 0; i < known->n; i++)
-        if (known->all[i].out == ALGO_STEP)
-            printf("bench=path rows=%d path=%s step_us=%.1f\n", known->all[i].m,
-                   names[known->all[i].n - 1], (double)known->all[i].us);
+        if (known->all[i].shape.out == ALGO_STEP)
+            printf("bench=path rows=%d path=%s step_us=%.1f\n", known->all[i].shape.m,
+                   names[known->all[i].shape.n - 1], (double)known->all[i].us);
     fflush(stdout);
 }
 
