@@ -1,5 +1,5 @@
-/* backend.c - the CUDA backend behind the contract of engine/backend.h: its ranks (one, for now),
- * which get every step alike, and what was measured of them, read once so that all of them agree.
+/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what was
+ * measured of it, read once: choices never change in a backend's life.
  *
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
@@ -155,34 +155,14 @@ static int cuda_idle(struct backend *b, struct err *e)
     return r;
 }
 
-const float *cuda_backend_logits(const struct backend *b, int64_t *stride)
+const struct rank *cuda_backend_rank(const struct backend *b)
 {
-    *stride = b->rank->forward.sampler.logits_stride;
-    return b->rank->forward.logits;
-}
-
-cudaStream_t cuda_backend_stream(const struct backend *b)
-{
-    return b->rank->device.launch.stream;
-}
-
-struct cuda_first_use cuda_backend_first_use(const struct backend *b)
-{
-    struct cuda_first_use use = {0};
-
-    gemm_counts(b->rank->gemm, &use.n_known, &use.n_heuristic);
-    graphs_captures(b->rank->graphs, &use.n_captures, &use.longest_capture);
-    return use;
+    return b->rank;
 }
 
 const struct algo_records *cuda_backend_known(const struct backend *b)
 {
     return &b->known;
-}
-
-void *cuda_backend_blocks(const struct backend *b)
-{
-    return b->rank->forward.kv.base;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

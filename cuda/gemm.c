@@ -373,3 +373,39 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
     *out = (struct algo_record){.shape = shape_of(p), .us = us};
     memcpy(out->algo, &g->candidates[index].algo, sizeof(out->algo));
 }
+
+/* What fails here fails again, and is reported, where it matters. */
+void gemm_load_kernels(int device)
+{
+    enum { M = 128, N = 1024, K = 1024 };
+    const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
+    cudaStream_t stream = NULL;
+    struct gemm *g = NULL;
+    char *memory = NULL;
+    uint16_t *x;
+    struct err e;
+
+    if (cudaSetDevice(device) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
+        gemm_new(&g, memory, NULL, false, &e) < 0)
+        goto end;
+    x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
+    (void)gemm_run(g, stream,
+                   &(struct gemm_product){.y = x + (M + N) * K,
+                                          .y_stride = N,
+                                          .x = x,
+                                          .w = x + M * K,
+                                          .m = M,
+                                          .n = N,
+                                          .k = K,
+                                          .out = GEMM_BF16},
+                   &e);
+    (void)cudaStreamSynchronize(stream);
+end:
+    gemm_free(g);
+    if (memory)
+        (void)cudaFree(memory);
+    if (stream)
+        (void)cudaStreamDestroy(stream);
+}

@@ -11,7 +11,6 @@
 #include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
-#include "cuda/graphs.h"
 #include "cuda/step.h"
 #include "cuda/weights.h"
 #include "engine/backend.h"
@@ -25,6 +24,15 @@ struct rank_slot {
     int32_t n_rows;
 };
 
+/* Whole decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it.
+ */
+struct graphs {
+    cudaGraphExec_t *by_size; /* NULL: not captured */
+    int n_captures;
+    double longest; /* seconds of a capture */
+    uint64_t bytes; /* that captures have taken */
+};
+
 struct rank {
     const struct model *model;
     struct backend_options options;
@@ -34,14 +42,13 @@ struct rank {
     struct weights weights;
     struct gemm *gemm;
     struct forward forward;
-    struct graphs *graphs;
+    struct graphs graphs;
     struct step_limits limits;
     struct rank_slot slots[SAMPLER_SLOTS];
     char *step_memory; /* where it goes */
     int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t block_bytes;
-    uint64_t graph_bytes;      /* that captures have taken */
     uint32_t last_tag;         /* of the resident kernel's exchanges */
     pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
     bool products_loading;
