@@ -55,8 +55,18 @@ static bool is_ours(int fd)
 
 static bool record_is_sane(const struct algo_record *r)
 {
-    return r->m > 0 && r->n > 0 && r->k > 0 && r->out >= 0 && r->y_stride >= r->n &&
+    const struct algo_shape *s = &r->shape;
+
+    return s->m > 0 && s->n > 0 && s->k > 0 && s->out >= 0 && s->y_stride >= s->n &&
            isfinite(r->us) && r->us >= 0.0f;
+}
+
+const struct algo_record *algo_find(const struct algo_records *r, const struct algo_shape *s)
+{
+    for (int i = 0; r && i < r->n; i++)
+        if (memcmp(&r->all[i].shape, s, sizeof(*s)) == 0)
+            return &r->all[i];
+    return NULL;
 }
 
 /* How many records; -1 unless the whole file is as it was written. */
@@ -106,45 +116,32 @@ int algo_file_read(struct algo_records *out, const char *folder, const char *key
     return 0;
 }
 
-static bool write_all(int fd, const void *from, size_t n)
-{
-    const char *p = from;
-
-    while (n > 0) {
-        const ssize_t wrote = write(fd, p, n);
-
-        if (wrote < 0 && errno == EINTR)
-            continue;
-        if (wrote <= 0)
-            return false;
-        p += wrote;
-        n -= (size_t)wrote;
-    }
-    return true;
-}
-
 /* Each process has one temporary file, named after it. */
 static int write_in(int dir, const char *name, const struct header *h,
-                    const struct algo_record *records, int n)
+                    const struct algo_record *records)
 {
     char temporary[NAME_BYTES + 32];
-    int fd, r = 0;
+    FILE *f;
+    int fd, r;
+    bool written;
 
     snprintf(temporary, sizeof(temporary), "%s.%ld", name, (long)getpid());
     (void)unlinkat(dir, temporary, 0); /* left by a process that died */
     fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return -errno;
-    errno = EIO;
-    if (!write_all(fd, h, sizeof(*h)) || !write_all(fd, records, (size_t)n * sizeof(*records)))
+    f = fd < 0 ? NULL : fdopen(fd, "we");
+    if (!f) {
         r = -errno;
-    if (close(fd) < 0 && r == 0)
-        r = -errno;
-    if (r == 0 && renameat(dir, temporary, dir, name) < 0)
-        r = -errno;
-    if (r < 0)
-        (void)unlinkat(dir, temporary, 0);
-    return r;
+        if (fd >= 0)
+            close(fd);
+        return r;
+    }
+    written =
+        fwrite(h, sizeof(*h), 1, f) == 1 && fwrite(records, sizeof(*records), h->n, f) == h->n;
+    if (fclose(f) == 0 && written && renameat(dir, temporary, dir, name) == 0)
+        return 0;
+    r = -errno;
+    (void)unlinkat(dir, temporary, 0);
+    return r < 0 ? r : -EIO;
 }
 
 int algo_file_write(const char *folder, const char *key, const struct algo_records *r,
@@ -162,7 +159,7 @@ int algo_file_write(const char *folder, const char *key, const struct algo_recor
     dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return err_set(e, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
-    code = write_in(dir, name, &h, r->all, r->n);
+    code = write_in(dir, name, &h, r->all);
     close(dir);
     return code < 0
                ? err_set(e, code, "%s/%s: cannot be written: %s", folder, name, strerror(-code))

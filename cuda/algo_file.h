@@ -19,9 +19,14 @@ enum {
 
 enum { ALGO_STEP = 100 }; /* out: not a product, but a step of m rows by path number n - 1 */
 
-struct algo_record {
+/* What was measured; without padding, so that equal ones are equal bytes. */
+struct algo_shape {
     int32_t m, n, k, out;
     int64_t y_stride;
+};
+
+struct algo_record {
+    struct algo_shape shape;
     float us; /* measured */
     uint32_t zero;
     uint8_t algo[ALGO_BYTES];
@@ -31,6 +36,15 @@ struct algo_records {
     struct algo_record *all; /* malloc'ed, room for ALGO_FILE_MAX */
     int n;
 };
+
+/* The record of a shape, or NULL. */
+const struct algo_record *algo_find(const struct algo_records *r, const struct algo_shape *s);
+
+/* The shape of a step of m rows by a path. */
+static inline struct algo_shape algo_step_shape(int m, int path)
+{
+    return (struct algo_shape){m, path + 1, 1, ALGO_STEP, path + 1};
+}
 
 /* Reads the records written under this key; n is 0 where there is no such file. -ENOMEM. */
 int algo_file_read(struct algo_records *out, const char *folder, const char *key, struct err *e);

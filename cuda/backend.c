@@ -1,5 +1,5 @@
-/* backend.c - the CUDA backend behind the contract of engine/backend.h: its ranks (one, for now),
- * which get every step alike, and what was measured of them, read once so that all of them agree.
+/* backend.c - the CUDA backend behind the contract of engine/backend.h: its rank, and what was
+ * measured of it, read once: choices never change in a backend's life.
  *
  * The engine thread owns all of it; open may run on another thread. */
 #include <errno.h>
@@ -121,7 +121,7 @@ static int cuda_submit(struct backend *b, const struct batch *batch, struct err 
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     if (b->dead)
         return err_set(e, b->dead, "CUDA: the device failed before");
-    r = rank_submit(b->rank, batch, (int)(b->n_submitted % BACKEND_IN_FLIGHT), e);
+    r = rank_submit(b->rank, batch, (int)(b->n_submitted % SAMPLER_SLOTS), e);
     b->dead = r;
     b->n_submitted += r == 0;
     return r;
@@ -132,7 +132,7 @@ static int cuda_wait(struct backend *b, struct step_result *out, struct err *e)
     int r;
 
     must(b->n_waited < b->n_submitted);
-    r = rank_wait(b->rank, (int)(b->n_waited % BACKEND_IN_FLIGHT), out, e);
+    r = rank_wait(b->rank, (int)(b->n_waited % SAMPLER_SLOTS), out, e);
     b->dead = r;
     b->n_waited += r == 0;
     return r;
@@ -155,34 +155,14 @@ static int cuda_idle(struct backend *b, struct err *e)
     return r;
 }
 
-const float *cuda_backend_logits(const struct backend *b, int64_t *stride)
+const struct rank *cuda_backend_rank(const struct backend *b)
 {
-    *stride = b->rank->forward.sampler.logits_stride;
-    return b->rank->forward.logits;
-}
-
-cudaStream_t cuda_backend_stream(const struct backend *b)
-{
-    return b->rank->device.launch.stream;
-}
-
-struct cuda_first_use cuda_backend_first_use(const struct backend *b)
-{
-    struct cuda_first_use use = {0};
-
-    gemm_counts(b->rank->gemm, &use.n_known, &use.n_heuristic);
-    graphs_captures(b->rank->graphs, &use.n_captures, &use.longest_capture);
-    return use;
+    return b->rank;
 }
 
 const struct algo_records *cuda_backend_known(const struct backend *b)
 {
     return &b->known;
-}
-
-void *cuda_backend_blocks(const struct backend *b)
-{
-    return b->rank->forward.kv.base;
 }
 
 __attribute__((visibility("default"))) extern const struct backend_ops nvllm_backend;

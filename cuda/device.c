@@ -84,12 +84,11 @@ void device_close(struct device *d)
     memset(d, 0, sizeof(*d));
 }
 
-int device_free_bytes(const struct device *d, uint64_t *free_bytes, struct err *e)
+int device_free_bytes(uint64_t *free_bytes, struct err *e)
 {
     size_t free_now, total;
     int r = cuda_check(cudaMemGetInfo(&free_now, &total), "asking for free memory", e);
 
-    (void)d;
     if (r == 0)
         *free_bytes = free_now;
     return r;
@@ -100,7 +99,7 @@ int device_take(struct device *d, enum device_use use, uint64_t bytes, struct er
     uint64_t free_bytes = 0;
     void *p = NULL;
     cudaError_t code;
-    int r = device_free_bytes(d, &free_bytes, e);
+    int r = device_free_bytes(&free_bytes, e);
 
     must(!d->memory[use]);
     if (r < 0)

@@ -32,17 +32,6 @@ static int qkv_dim(const struct forward *f)
     return (f->config->n_heads + 2 * f->config->n_kv_heads) * f->config->head_dim;
 }
 
-/* Elements from a layer's weights to the next layer's: layers are alike and lie one behind another.
- */
-static int64_t layer_stride(const struct forward *f)
-{
-    const struct layer_weights *w = f->weights->layers;
-
-    return f->config->n_layers > 1
-               ? (const uint16_t *)w[1].qkv.data - (const uint16_t *)w[0].qkv.data
-               : 0;
-}
-
 /* ---- products of many rows */
 
 /* Parts that products which add to the residual are computed in; 1: they add by themselves. */
@@ -110,14 +99,10 @@ static struct gemm_product product_of(const struct forward *f, enum forward_prod
     return p;
 }
 
-struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int n_rows,
-                                    int64_t *w_stride, int *n_w)
+struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
+                                    int n_rows)
 {
-    const bool layers = kind != PRODUCT_LM_HEAD;
-
-    *n_w = layers ? f->config->n_layers : 1;
-    *w_stride = layers ? layer_stride(f) : 0;
-    return product_of(f, kind, 0, (struct rows){0, n_rows});
+    return product_of(f, kind, layer, (struct rows){0, n_rows});
 }
 
 static int gemm(const struct pass *p, enum forward_product kind, int layer, struct rows rows)
@@ -343,15 +328,6 @@ static int lm_head(const struct pass *p)
  * 0.80 and 0.83, 0.90 and 0.86, 1.29 and 1.12 ms; 8B: 4.7 and 4.4, 4.8 and 4.5, 6.1 and 4.9. */
 enum { SKINNY_ROWS = 2 };
 
-static float step_us(const struct algo_records *known, int m, enum forward_path path)
-{
-    for (int i = 0; known && i < known->n; i++)
-        if (known->all[i].out == ALGO_STEP && known->all[i].m == m &&
-            known->all[i].n == (int)path + 1)
-            return known->all[i].us;
-    return -1.0f;
-}
-
 void forward_choose_paths(struct forward *f, const struct algo_records *known)
 {
     for (int n = 1; n <= SKINNY_MAX_ROWS; n++) {
@@ -360,8 +336,12 @@ void forward_choose_paths(struct forward *f, const struct algo_records *known)
 
         while (m < n)
             m *= 2;
-        for (int path = 0; path < N_PATHS; path++)
-            us[path] = step_us(known, m, path);
+        for (int path = 0; path < N_PATHS; path++) {
+            const struct algo_shape step = algo_step_shape(m, path);
+            const struct algo_record *r = algo_find(known, &step);
+
+            us[path] = r ? r->us : -1.0f;
+        }
         f->chain_path[n] = n <= SKINNY_ROWS ? PATH_SKINNY : PATH_GEMM;
         if (us[PATH_SKINNY] > 0 && us[PATH_GEMM] > 0)
             f->chain_path[n] = us[PATH_SKINNY] <= us[PATH_GEMM] ? PATH_SKINNY : PATH_GEMM;
@@ -403,6 +383,7 @@ void forward_plan_resident(struct forward *f, const struct model_config *c, int 
 void forward_ready_resident(struct forward *f)
 {
     const struct layer_weights *w = f->weights->layers;
+    const uint16_t *first = w->qkv.data, *second = f->config->n_layers > 1 ? w[1].qkv.data : first;
 
     f->resident.w = (struct resident_weights){.attn_norm = w->attn_norm.data,
                                               .qkv = w->qkv.data,
@@ -413,7 +394,7 @@ void forward_ready_resident(struct forward *f)
                                               .mlp_norm = w->mlp_norm.data,
                                               .gate_up = w->gate_up.data,
                                               .down = w->down.data,
-                                              .layer_stride = layer_stride(f),
+                                              .layer_stride = second - first,
                                               .embed = f->weights->embed.data,
                                               .lm_head = f->weights->lm_head.data,
                                               .norm = f->weights->norm.data};
@@ -424,41 +405,62 @@ void forward_ready_resident(struct forward *f)
     f->resident.logits_stride = f->sampler.logits_stride;
 }
 
-static int resident(const struct forward *f, const struct step_view *v, int n_tokens, struct err *e)
+static int resident(const struct pass *p)
 {
-    struct resident r = f->resident;
+    struct resident r = p->f->resident;
 
-    r.step = *v;
-    r.max_rows = n_tokens;
-    return cuda_check(resident_run(f->launch, &r), "the resident kernel", e);
+    r.step = *p->v;
+    r.max_rows = p->s->n_tokens;
+    return cuda_check(resident_run(p->f->launch, &r), "the resident kernel", p->e);
 }
 
 /* ---- a pass */
 
-int forward_logits(const struct forward *f, const struct step_view *v,
-                   const struct forward_shape *s, enum forward_path path, struct err *e)
+/* Layer by layer. */
+static int chain(const struct pass *p)
 {
-    const struct pass p = {.f = f, .v = v, .s = s, .e = e};
-    const int n_skinny = f->invariant ? s->n_decodes : path == PATH_SKINNY ? s->n_tokens : 0;
-    int r;
+    const struct forward *f = p->f;
+    const int n_tokens = p->s->n_tokens;
+    const int n_skinny = f->invariant ? p->s->n_decodes : p->s->path == PATH_SKINNY ? n_tokens : 0;
+    int r =
+        cuda_check(embed(f->launch, f->residual, f->weights->embed.data, p->v, f->sampler.sampled,
+                         n_tokens, f->config->hidden_dim, f->config->vocab_size),
+                   "embed", p->e);
 
-    if (path == PATH_RESIDENT && !f->invariant)
-        return resident(f, v, s->n_tokens, e);
-    r = cuda_check(embed(f->launch, f->residual, f->weights->embed.data, v, f->sampler.sampled,
-                         s->n_tokens, f->config->hidden_dim, f->config->vocab_size),
-                   "embed", e);
     for (int i = 0; i < f->config->n_layers && r == 0; i++)
-        r = layer(&p, i, n_skinny);
-    return r < 0 || s->n_rows == 0 ? r : lm_head(&p);
+        r = layer(p, i, n_skinny);
+    return r < 0 || p->s->n_rows == 0 ? r : lm_head(p);
 }
 
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e)
 {
-    const enum forward_path path = forward_path_of(f, s->n_tokens, s->n_tiles > 0);
-    const int r = forward_logits(f, v, s, path, e);
+    const struct pass p = {.f = f, .v = v, .s = s, .e = e};
+    const int r = s->path == PATH_RESIDENT && !f->invariant ? resident(&p) : chain(&p);
 
-    return r < 0 || s->n_rows == 0
+    return r < 0 || s->n_rows == 0 || s->logits_only
                ? r
                : cuda_check(sampler_run(f->launch, &f->sampler, v, s->n_rows), "sampling", e);
+}
+
+int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
+                    const struct forward_shape *s, struct err *e)
+{
+    cudaGraph_t graph = NULL;
+    int r = cuda_check(cudaStreamBeginCapture(f->launch->stream, cudaStreamCaptureModeThreadLocal),
+                       "capturing a step", e);
+    int ended;
+
+    if (r < 0)
+        return r;
+    r = forward_run(f, v, s, e);
+    ended = cuda_check(cudaStreamEndCapture(f->launch->stream, &graph), "capturing a step",
+                       r < 0 ? NULL : e);
+    if (r == 0)
+        r = ended;
+    if (r == 0)
+        r = cuda_check(cudaGraphInstantiate(out, graph, 0), "instantiating a graph", e);
+    if (graph)
+        (void)cudaGraphDestroy(graph);
+    return r;
 }

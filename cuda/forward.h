@@ -61,6 +61,8 @@ struct forward_shape {
     int n_tokens, n_decodes, n_rows;
     int n_items, n_tiles;
     int max_kv_len; /* of the sequences with tiles */
+    enum forward_path path;
+    bool logits_only; /* nothing is sampled: for measuring */
 };
 
 /* What the resident kernel depends on besides memory, into f->resident and resident_rows: for
@@ -78,11 +80,12 @@ enum forward_path forward_path_of(const struct forward *f, int n_tokens, bool pr
 int forward_run(const struct forward *f, const struct step_view *v, const struct forward_shape *s,
                 struct err *e);
 
-/* For measuring: the same by a path, without sampling; and a product of n_rows rows in the layer's
- * buffers, with the weights of n_w layers w_stride elements apart. */
-int forward_logits(const struct forward *f, const struct step_view *v,
-                   const struct forward_shape *s, enum forward_path path, struct err *e);
-struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int n_rows,
-                                    int64_t *w_stride, int *n_w);
+/* The same as a graph. */
+int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
+                    const struct forward_shape *s, struct err *e);
+
+/* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head in layer 0. */
+struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
+                                    int n_rows);
 
 #endif

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "engine/util/must.h"
 
@@ -13,43 +14,32 @@ enum {
     GEMM_TRIED = 8,    /* candidates, cuBLASLt's best first */
     FEW_TRIED = 4,     /* of products of FEW_ROWS rows and fewer, which come in many sizes */
     FEW_ROWS = 512,
-    GEMM_REPEATS = 4,  /* timed runs, back to back as in a step */
     FIXED_ROWS = 1024, /* for which a fixed algorithm is chosen */
     FIXED_TRIED = 32,
 };
 
-static const double LONG_PRODUCT = 2e11; /* multiplications from which one run is timed */
-
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_BYTES, "an algorithm fits its record");
 
-struct shape {
-    int m, n, k;
-    enum gemm_out out;
-    int64_t y_stride;
-};
-
 struct entry {
-    struct shape shape; /* m 0: empty */
-    cublasLtMatrixLayout_t x, w, y;
+    struct algo_shape shape; /* m 0: empty */
+    cublasLtMatrixLayoutOpaque_t x, w, y;
     cublasLtMatmulAlgo_t algo; /* chosen at the shape's first use */
     bool known;                /* by a record */
 };
 
 struct gemm {
     cublasLtHandle_t handle;
-    cublasLtMatmulDesc_t plain, with_bias;
-    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulDescOpaque_t plain, with_bias;
+    cublasLtMatmulPreferenceOpaque_t preference;
     void *workspace;
     const struct algo_records *known;
     bool fixed;
     int n_known, n_heuristic;
 
     /* the shape being measured */
-    cudaEvent_t begin, end;
-    struct shape measured;
+    struct algo_shape measured;
     cublasLtMatmulHeuristicResult_t candidates[GEMM_TRIED];
     int n_candidates;
-    unsigned n_runs; /* each timed run takes the next weights */
 
     struct entry entries[GEMM_TABLE];
 };
@@ -62,58 +52,40 @@ static int lt_check(cublasStatus_t s, const char *what, struct err *e)
                    cublasLtGetStatusString(s));
 }
 
-static int describe(cublasLtMatmulDesc_t *out, cublasLtEpilogue_t epilogue, struct err *e)
+static int describe(cublasLtMatmulDesc_t desc, cublasLtEpilogue_t epilogue, struct err *e)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    int r =
-        lt_check(cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing", e);
+    int r = lt_check(cublasLtMatmulDescInit(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing", e);
 
     if (r == 0)
-        r = lt_check(cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+        r = lt_check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
                                                     sizeof(transposed)),
                      "describing", e);
     if (r == 0)
-        r = lt_check(cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+        r = lt_check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                                     sizeof(epilogue)),
                      "describing", e);
     return r;
 }
 
-static int make_descriptors(struct gemm *g, struct err *e)
-{
-    const size_t bytes = GEMM_WORKSPACE;
-    int r = lt_check(cublasLtCreate(&g->handle), "starting", e);
-
-    if (r == 0)
-        r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e);
-    if (r == 0)
-        r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e);
-    if (r == 0)
-        r = lt_check(cublasLtMatmulPreferenceCreate(&g->preference), "preferring", e);
-    if (r == 0)
-        r = lt_check(cublasLtMatmulPreferenceSetAttribute(g->preference,
-                                                          CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                          &bytes, sizeof(bytes)),
-                     "preferring", e);
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&g->begin), "making an event", e);
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&g->end), "making an event", e);
-    return r;
-}
-
-/* Where algorithms are fixed rows of a product may begin anywhere, not just on 256 bytes. */
-static int allow_any_row(struct gemm *g, struct err *e)
+static int prefer(struct gemm *g, struct err *e)
 {
     static const cublasLtMatmulPreferenceAttributes_t sides[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const uint32_t bytes = 16;
-    int r = 0;
+    const size_t workspace = GEMM_WORKSPACE;
+    const uint32_t row = 16; /* bytes */
+    int r = lt_check(cublasLtMatmulPreferenceInit(&g->preference), "preferring", e);
 
-    for (size_t i = 0; i < sizeof(sides) / sizeof(*sides) && r == 0; i++)
-        r = lt_check(cublasLtMatmulPreferenceSetAttribute(g->preference, sides[i], &bytes,
-                                                          sizeof(bytes)),
+    if (r == 0)
+        r = lt_check(cublasLtMatmulPreferenceSetAttribute(&g->preference,
+                                                          CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                          &workspace, sizeof(workspace)),
+                     "preferring", e);
+    /* Where algorithms are fixed rows of a product may begin anywhere, not just on 256 bytes. */
+    for (size_t i = 0; i < sizeof(sides) / sizeof(*sides) && g->fixed && r == 0; i++)
+        r = lt_check(cublasLtMatmulPreferenceSetAttribute(&g->preference, sides[i], &row,
+                                                          sizeof(row)),
                      "preferring", e);
     return r;
 }
@@ -129,9 +101,13 @@ int gemm_new(struct gemm **out, void *workspace, const struct algo_records *know
     g->workspace = workspace;
     g->known = known;
     g->fixed = fixed;
-    r = make_descriptors(g, e);
-    if (r == 0 && fixed)
-        r = allow_any_row(g, e);
+    r = lt_check(cublasLtCreate(&g->handle), "starting", e);
+    if (r == 0)
+        r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e);
+    if (r == 0)
+        r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e);
+    if (r == 0)
+        r = prefer(g, e);
     if (r < 0) {
         gemm_free(g);
         return r;
@@ -146,27 +122,10 @@ void gemm_counts(const struct gemm *g, int *n_known, int *n_heuristic)
     *n_heuristic = g->n_heuristic;
 }
 
-static void entry_clear(struct entry *t)
-{
-    if (t->x)
-        (void)cublasLtMatrixLayoutDestroy(t->x);
-    if (t->w)
-        (void)cublasLtMatrixLayoutDestroy(t->w);
-    if (t->y)
-        (void)cublasLtMatrixLayoutDestroy(t->y);
-    *t = (struct entry){0};
-}
-
-static void forget_all(struct gemm *g)
-{
-    for (int i = 0; i < GEMM_TABLE; i++)
-        entry_clear(&g->entries[i]);
-    g->n_known = g->n_heuristic = 0;
-}
-
 void gemm_adopt(struct gemm *g, const struct algo_records *known)
 {
-    forget_all(g);
+    memset(g->entries, 0, sizeof(g->entries));
+    g->n_known = g->n_heuristic = 0;
     g->known = known;
 }
 
@@ -174,17 +133,6 @@ void gemm_free(struct gemm *g)
 {
     if (!g)
         return;
-    forget_all(g);
-    if (g->begin)
-        (void)cudaEventDestroy(g->begin);
-    if (g->end)
-        (void)cudaEventDestroy(g->end);
-    if (g->preference)
-        (void)cublasLtMatmulPreferenceDestroy(g->preference);
-    if (g->plain)
-        (void)cublasLtMatmulDescDestroy(g->plain);
-    if (g->with_bias)
-        (void)cublasLtMatmulDescDestroy(g->with_bias);
     if (g->handle)
         (void)cublasLtDestroy(g->handle);
     free(g);
@@ -207,35 +155,35 @@ int gemm_parts(int m, int n, int k)
     return 1;
 }
 
-static cublasLtMatmulDesc_t desc_of(const struct gemm *g, const struct shape *s)
+static cublasLtMatmulDesc_t desc_of(struct gemm *g, const struct algo_shape *s)
 {
-    return s->out == GEMM_BIAS_BF16 ? g->with_bias : g->plain;
+    return s->out == GEMM_BIAS_BF16 ? &g->with_bias : &g->plain;
 }
 
-static int multiply(struct gemm *g, cudaStream_t stream, const struct entry *t,
-                    const struct gemm_product *p, const uint16_t *w,
-                    const cublasLtMatmulAlgo_t *algo, struct err *e)
+static int multiply(struct gemm *g, cudaStream_t stream, struct entry *t,
+                    const struct gemm_product *p, const cublasLtMatmulAlgo_t *algo, struct err *e)
 {
     const float one = 1.0f, beta = p->out == GEMM_ADD_F32 ? 1.0f : 0.0f;
     int r = 0;
 
     must((p->bias != NULL) == (p->out == GEMM_BIAS_BF16));
     if (p->bias)
-        r = lt_check(cublasLtMatmulDescSetAttribute(g->with_bias, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                    &p->bias, sizeof(p->bias)),
+        r = lt_check(cublasLtMatmulDescSetAttribute(&g->with_bias,
+                                                    CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                                    sizeof(p->bias)),
                      "describing", e);
     return r < 0 ? r
-                 : lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, w, t->w, p->x,
-                                           t->x, &beta, p->y, t->y, p->y, t->y, algo, g->workspace,
-                                           GEMM_WORKSPACE, stream),
+                 : lt_check(cublasLtMatmul(g->handle, desc_of(g, &t->shape), &one, p->w, &t->w,
+                                           p->x, &t->x, &beta, p->y, &t->y, p->y, &t->y, algo,
+                                           g->workspace, GEMM_WORKSPACE, stream),
                             "a product", e);
 }
 
-static int find_candidates(struct gemm *g, const struct entry *t, int wanted,
+static int find_candidates(struct gemm *g, struct entry *t, int wanted,
                            cublasLtMatmulHeuristicResult_t *found, int *n, struct err *e)
 {
-    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), t->w, t->x,
-                                                    t->y, t->y, g->preference, wanted, found, n),
+    int r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc_of(g, &t->shape), &t->w, &t->x,
+                                                    &t->y, &t->y, &g->preference, wanted, found, n),
                      "choosing an algorithm", e);
 
     if (r == 0 && *n == 0)
@@ -244,20 +192,7 @@ static int find_candidates(struct gemm *g, const struct entry *t, int wanted,
     return r;
 }
 
-static const struct algo_record *find_record(const struct algo_records *known,
-                                             const struct shape *s)
-{
-    for (int i = 0; known && i < known->n; i++) {
-        const struct algo_record *r = &known->all[i];
-
-        if (r->m == s->m && r->n == s->n && r->k == s->k && r->out == (int32_t)s->out &&
-            r->y_stride == s->y_stride)
-            return r;
-    }
-    return NULL;
-}
-
-static int n_tried(const struct shape *s)
+static int n_tried(const struct algo_shape *s)
 {
     return s->m <= FEW_ROWS ? FEW_TRIED : GEMM_TRIED;
 }
@@ -266,7 +201,7 @@ static int n_tried(const struct shape *s)
  * file holds, nothing else ever runs. */
 static int choose(struct gemm *g, struct entry *t, struct err *e)
 {
-    const struct algo_record *record = find_record(g->known, &t->shape);
+    const struct algo_record *record = algo_find(g->known, &t->shape);
     cublasLtMatmulHeuristicResult_t found[GEMM_TRIED];
     int n = 0;
     int r = find_candidates(g, t, record ? n_tried(&t->shape) : 1, found, &n, e);
@@ -283,11 +218,11 @@ static int choose(struct gemm *g, struct entry *t, struct err *e)
 }
 
 /* Parts of k are products beside one another: where one begins in all three matrices. */
-static int lay_out_parts(const struct entry *t, int parts, struct err *e)
+static int lay_out_parts(struct entry *t, int parts, struct err *e)
 {
-    const struct shape *s = &t->shape;
+    const struct algo_shape *s = &t->shape;
     const int64_t in = s->k / parts, out = (int64_t)s->m * s->n;
-    const cublasLtMatrixLayout_t layouts[] = {t->w, t->x, t->y};
+    const cublasLtMatrixLayout_t layouts[] = {&t->w, &t->x, &t->y};
     const int32_t n = parts;
     int r = 0;
 
@@ -306,24 +241,19 @@ static int lay_out_parts(const struct entry *t, int parts, struct err *e)
     return r;
 }
 
-static int lay_out(struct entry *t, const struct shape *s, struct err *e)
+static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
 {
     const cudaDataType_t type =
         s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     const int parts = s->out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
-    const uint64_t k = (uint64_t)(s->k / parts);
-    int r;
+    const uint64_t k = (uint64_t)(s->k / parts), m = (uint64_t)s->m, n = (uint64_t)s->n;
+    int r = lt_check(cublasLtMatrixLayoutInit(&t->w, CUDA_R_16BF, k, n, s->k), "laying out", e);
 
     t->shape = *s;
-    r = lt_check(cublasLtMatrixLayoutCreate(&t->w, CUDA_R_16BF, k, (uint64_t)s->n, s->k),
-                 "laying out", e);
     if (r == 0)
-        r = lt_check(cublasLtMatrixLayoutCreate(&t->x, CUDA_R_16BF, k, (uint64_t)s->m, s->k),
-                     "laying out", e);
+        r = lt_check(cublasLtMatrixLayoutInit(&t->x, CUDA_R_16BF, k, m, s->k), "laying out", e);
     if (r == 0)
-        r = lt_check(cublasLtMatrixLayoutCreate(&t->y, type, (uint64_t)s->n, (uint64_t)s->m,
-                                                s->y_stride),
-                     "laying out", e);
+        r = lt_check(cublasLtMatrixLayoutInit(&t->y, type, n, m, s->y_stride), "laying out", e);
     return r == 0 && parts > 1 ? lay_out_parts(t, parts, e) : r;
 }
 
@@ -339,16 +269,13 @@ static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
     int n = 0, r = 0, chosen = -1;
 
     for (int i = 0; i < n_probes && r == 0; i++) {
-        struct shape s = t->shape;
+        struct algo_shape s = t->shape;
 
         s.m = probes[i];
         r = lay_out(&like[i], &s, e);
     }
     if (r == 0)
-        r = lt_check(cublasLtMatmulAlgoGetHeuristic(g->handle, desc, like[2].w, like[2].x,
-                                                    like[2].y, like[2].y, g->preference,
-                                                    FIXED_TRIED, found, &n),
-                     "choosing an algorithm", e);
+        r = find_candidates(g, &like[2], FIXED_TRIED, found, &n, e);
     for (int i = 0; i < n && r == 0 && chosen < 0; i++) {
         int32_t splits = 0;
         bool fits =
@@ -358,13 +285,11 @@ static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
             splits <= 1;
 
         for (int j = 0; j < n_probes && fits; j++)
-            fits =
-                cublasLtMatmulAlgoCheck(g->handle, desc, like[j].w, like[j].x, like[j].y, like[j].y,
-                                        &found[i].algo, &ignored) == CUBLAS_STATUS_SUCCESS;
+            fits = cublasLtMatmulAlgoCheck(g->handle, desc, &like[j].w, &like[j].x, &like[j].y,
+                                           &like[j].y, &found[i].algo,
+                                           &ignored) == CUBLAS_STATUS_SUCCESS;
         chosen = fits ? i : -1;
     }
-    for (int i = 0; i < n_probes; i++)
-        entry_clear(&like[i]);
     if (r == 0 && chosen < 0)
         r = err_set(e, -ENOTSUP, "cuBLASLt: no algorithm for [any, %d] x [%d, %d]", t->shape.k,
                     t->shape.k, t->shape.n);
@@ -373,45 +298,38 @@ static int choose_fixed(struct gemm *g, struct entry *t, struct err *e)
     return r;
 }
 
-static int entry_fill(struct gemm *g, struct entry *t, const struct shape *s, struct err *e)
+static struct algo_shape shape_of(const struct gemm_product *p)
 {
-    int r = lay_out(t, s, e);
-
-    if (r == 0)
-        r = g->fixed ? choose_fixed(g, t, e) : choose(g, t, e);
-    if (r < 0)
-        entry_clear(t);
-    else
-        (*(t->known ? &g->n_known : &g->n_heuristic))++;
-    return r;
-}
-
-static bool shapes_equal(const struct shape *a, const struct shape *b)
-{
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->out == b->out &&
-           a->y_stride == b->y_stride;
+    return (struct algo_shape){p->m, p->n, p->k, (int32_t)p->out, p->y_stride};
 }
 
 static int lookup(struct gemm *g, struct entry **out, const struct gemm_product *p, struct err *e)
 {
-    const struct shape s = {p->m, p->n, p->k, p->out, p->y_stride};
-    const uint32_t hash = ((uint32_t)s.m * 0x9E3779B1u ^ (uint32_t)s.n * 0x85EBCA77u ^
-                           (uint32_t)s.k * 0xC2B2AE3Du ^ (uint32_t)s.out * 0x27D4EB2Fu) >>
-                          7;
+    const struct algo_shape s = shape_of(p);
+    const uint64_t hash = XXH3_64bits(&s, sizeof(s));
     struct entry *t = NULL;
+    int r;
 
-    for (uint32_t i = 0; i < GEMM_TABLE; i++) {
+    for (uint64_t i = 0; i < GEMM_TABLE; i++) {
         t = &g->entries[(hash + i) % GEMM_TABLE];
         if (t->shape.m == 0)
             break;
-        if (shapes_equal(&t->shape, &s)) {
+        if (memcmp(&t->shape, &s, sizeof(s)) == 0) {
             *out = t;
             return 0;
         }
     }
-    entry_clear(t); /* an empty one; or the table is full and the last one goes */
+    *t = (struct entry){0}; /* an empty one; or the table is full and the last one goes */
+    r = lay_out(t, &s, e);
+    if (r == 0)
+        r = g->fixed ? choose_fixed(g, t, e) : choose(g, t, e);
+    if (r < 0) {
+        *t = (struct entry){0};
+        return r;
+    }
+    (*(t->known ? &g->n_known : &g->n_heuristic))++;
     *out = t;
-    return entry_fill(g, t, &s, e);
+    return 0;
 }
 
 int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, struct err *e)
@@ -419,7 +337,7 @@ int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, 
     struct entry *t = NULL;
     int r = lookup(g, &t, p, e);
 
-    return r < 0 ? r : multiply(g, stream, t, p, p->w, &t->algo, e);
+    return r < 0 ? r : multiply(g, stream, t, p, &t->algo, e);
 }
 
 bool gemm_is_known(struct gemm *g, const struct gemm_product *p)
@@ -430,51 +348,21 @@ bool gemm_is_known(struct gemm *g, const struct gemm_product *p)
     return lookup(g, &t, p, &ignored) == 0 && t->known;
 }
 
-static int time_runs(struct gemm *g, cudaStream_t stream, const struct entry *t,
-                     const struct gemm_product *p, const cublasLtMatmulAlgo_t *algo,
-                     int64_t w_stride, int n_w, float *us, struct err *e)
-{
-    const int repeats = (double)p->m * p->n * p->k < LONG_PRODUCT ? GEMM_REPEATS : 1;
-    float ms = 0.0f;
-    int r = cuda_check(cudaEventRecord(g->begin, stream), "timing", e);
-
-    for (int i = 0; i < repeats && r == 0; i++)
-        r = multiply(g, stream, t, p, p->w + (int64_t)(g->n_runs++ % (unsigned)n_w) * w_stride,
-                     algo, e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(g->end, stream), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(g->end), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventElapsedTime(&ms, g->begin, g->end), "timing", e);
-    *us = ms * 1000.0f / (float)repeats;
-    return r;
-}
-
-int gemm_measure(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
-                 int64_t w_stride, int n_w, float *us, struct err *e)
+int gemm_try(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
+             struct err *e)
 {
     struct entry *t = NULL;
     int r = lookup(g, &t, p, e);
 
-    if (r < 0)
-        return r;
-    if (!shapes_equal(&g->measured, &t->shape)) {
-        g->measured = (struct shape){0};
+    if (r == 0 && memcmp(&g->measured, &t->shape, sizeof(t->shape)) != 0) {
+        g->measured = (struct algo_shape){0};
         r = find_candidates(g, t, n_tried(&t->shape), g->candidates, &g->n_candidates, e);
-        if (r < 0)
-            return r;
-        g->measured = t->shape;
-    }
-    if (index >= g->n_candidates)
-        return 0;
-    if (us) {
-        r = time_runs(g, stream, t, p, &g->candidates[index].algo, w_stride, n_w, us, e);
-    } else {
-        r = multiply(g, stream, t, p, p->w, &g->candidates[index].algo, e);
         if (r == 0)
-            r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
+            g->measured = t->shape;
     }
+    if (r < 0 || index >= g->n_candidates)
+        return r;
+    r = multiply(g, stream, t, p, &g->candidates[index].algo, e);
     return r < 0 ? r : 1;
 }
 
@@ -482,7 +370,42 @@ void gemm_record(const struct gemm *g, struct algo_record *out, const struct gem
                  int index, float us)
 {
     must(index < g->n_candidates);
-    *out = (struct algo_record){
-        .m = p->m, .n = p->n, .k = p->k, .out = (int32_t)p->out, .y_stride = p->y_stride, .us = us};
+    *out = (struct algo_record){.shape = shape_of(p), .us = us};
     memcpy(out->algo, &g->candidates[index].algo, sizeof(out->algo));
+}
+
+/* What fails here fails again, and is reported, where it matters. */
+void gemm_load_kernels(int device)
+{
+    enum { M = 128, N = 1024, K = 1024 };
+    const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
+    cudaStream_t stream = NULL;
+    struct gemm *g = NULL;
+    char *memory = NULL;
+    uint16_t *x;
+    struct err e;
+
+    if (cudaSetDevice(device) != cudaSuccess ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
+        gemm_new(&g, memory, NULL, false, &e) < 0)
+        goto end;
+    x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
+    (void)gemm_run(g, stream,
+                   &(struct gemm_product){.y = x + (M + N) * K,
+                                          .y_stride = N,
+                                          .x = x,
+                                          .w = x + M * K,
+                                          .m = M,
+                                          .n = N,
+                                          .k = K,
+                                          .out = GEMM_BF16},
+                   &e);
+    (void)cudaStreamSynchronize(stream);
+end:
+    gemm_free(g);
+    if (memory)
+        (void)cudaFree(memory);
+    if (stream)
+        (void)cudaStreamDestroy(stream);
 }

@@ -35,6 +35,10 @@ int gemm_new(struct gemm **out, void *workspace, const struct algo_records *know
              struct err *e);
 void gemm_free(struct gemm *g);
 
+/* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: this computes one, in
+ * memory that it takes and gives back, on any thread. */
+void gemm_load_kernels(int device);
+
 /* Rows that m rows are computed as, so that few shapes occur; buffers must be that long. */
 int gemm_rows(int m);
 
@@ -55,14 +59,12 @@ struct gemm_product {
 };
 int gemm_run(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, struct err *e);
 
-/* Measuring: runs the product by candidate `index` of its shape, once untimed (us NULL) or timed,
- * and waits. w is the first of n_w weights of the shape, w_stride elements apart, which timed runs
- * rotate over so that weights come from memory. Returns 1, 0 where there is no such candidate, or a
- * negative errno. */
-int gemm_measure(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
-                 int64_t w_stride, int n_w, float *us, struct err *e);
+/* Measuring: runs the product by candidate `index` of its shape. Returns 1, 0 where there is no
+ * such candidate, or a negative errno. */
+int gemm_try(struct gemm *g, cudaStream_t stream, const struct gemm_product *p, int index,
+             struct err *e);
 
-/* The record that says: this shape, by that candidate. Only after gemm_measure() of the product. */
+/* The record that says: this shape, by that candidate. Only after gemm_try() of the product. */
 void gemm_record(const struct gemm *g, struct algo_record *out, const struct gemm_product *p,
                  int index, float us);
 

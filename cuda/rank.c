@@ -6,27 +6,35 @@
 
 #include <cublasLt.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
 enum {
+    POLLS = 2000, /* of an event before the thread sleeps for it: a few hundred microseconds */
+    GRAPH_FINE = 16,
     GRAPH_RESERVE = 256 << 20, /* of device memory, for what the driver takes as graphs come */
     ITEM_BLOCKS_PER_SM = 3,    /* blocks of decode attention that a multiprocessor has room for */
 };
 
 static const double KV_FRACTION = 0.9; /* by default: some is left for others' contexts */
 
-static int seqs_rounded(int max_seqs)
+/* The size of the graph that a step of n decodes runs in: powers of two up to GRAPH_FINE, then
+ * multiples of it. */
+static int graph_size(int n)
 {
-    int n = 1;
+    int size = 1;
 
-    while (n < max_seqs && n < 16)
-        n *= 2;
-    return max_seqs <= n ? n : (max_seqs + 15) / 16 * 16;
+    if (n > GRAPH_FINE)
+        return (n + GRAPH_FINE - 1) / GRAPH_FINE * GRAPH_FINE;
+    while (size < n)
+        size *= 2;
+    return size;
 }
 
 static int set_limits(struct rank *b, struct err *e)
@@ -35,7 +43,7 @@ static int set_limits(struct rank *b, struct err *e)
     const struct backend_options *o = &b->options;
     const int groups = (c->n_heads / c->n_kv_heads + ATTN_GROUP - 1) / ATTN_GROUP;
     const int per_item = c->n_kv_heads * groups;
-    const int seqs = seqs_rounded(o->max_seqs);
+    const int seqs = graph_size(o->max_seqs);
     const int wanted = b->device.launch.n_sms * ITEM_BLOCKS_PER_SM / per_item; /* one wave */
 
     if (o->max_seq_len > STEP_MAX_LEN)
@@ -130,12 +138,6 @@ static void lay_sampler(struct rank *b, struct arena *a)
     m->scans = arena_take(a, sampler_scan_bytes(&b->device.launch, m));
     m->sampled = arena_take(a, seqs * sizeof(*m->sampled));
     b->history = arena_take(a, (size_t)b->options.max_seq_len * sizeof(int32_t));
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++) {
-        m->host_ids[i] = b->results.slots[i].ids;
-        m->host_logprobs[i] = b->results.slots[i].logprobs;
-        m->host_top_ids[i] = b->results.slots[i].top_ids;
-        m->host_top_logprobs[i] = b->results.slots[i].top_logprobs;
-    }
 }
 
 /* One use's memory, zeroed: padding rows are computed with, though never looked at. */
@@ -155,15 +157,40 @@ static int take_arena(struct rank *b, enum device_use use,
                       "clearing memory", e);
 }
 
+/* Host memory of a slot and the event of its step. */
+static int take_slot(struct rank *b, int slot, struct err *e)
+{
+    const size_t n = (size_t)b->limits.max_seqs, tops = n * SAMPLING_MAX_LOGPROBS;
+    const size_t bytes = (n + tops) * (sizeof(int32_t) + sizeof(float));
+    struct sampler_memory *m = &b->forward.sampler;
+    struct rank_slot *s = &b->slots[slot];
+    int32_t *ids = NULL;
+    int r =
+        cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory", e);
+
+    if (r < 0)
+        return r;
+    memset(ids, 0, bytes);
+    m->host_ids[slot] = ids;
+    m->host_logprobs[slot] = (float *)(ids + n);
+    m->host_top_ids[slot] = ids + 2 * n;
+    m->host_top_logprobs[slot] = (float *)(ids + 2 * n + tops);
+    r = cuda_check(cudaEventCreateWithFlags(&s->done,
+                                            cudaEventDisableTiming | cudaEventBlockingSync),
+                   "making an event", e);
+    return r < 0 ? r
+                 : cuda_check(cudaHostAlloc((void **)&s->pinned, step_max_bytes(&b->limits),
+                                            cudaHostAllocDefault),
+                              "pinning memory", e);
+}
+
 static int take_steps(struct rank *b, struct err *e)
 {
-    const size_t bytes = step_max_bytes(&b->limits);
-    int r = device_take(&b->device, DEVICE_STEP, bytes, e);
+    int r = device_take(&b->device, DEVICE_STEP, step_max_bytes(&b->limits), e);
 
     b->step_memory = b->device.memory[DEVICE_STEP];
-    for (int i = 0; i < BACKEND_IN_FLIGHT && r == 0; i++)
-        r = cuda_check(cudaHostAlloc((void **)&b->pinned[i], bytes, cudaHostAllocDefault),
-                       "pinning memory", e);
+    for (int i = 0; i < SAMPLER_SLOTS && r == 0; i++)
+        r = take_slot(b, i, e);
     return r;
 }
 
@@ -174,7 +201,7 @@ static int take_blocks(struct rank *b, struct err *e)
     const struct backend_options *o = &b->options;
     const int64_t v_offset = (int64_t)c->n_kv_heads * o->block_len * c->head_dim;
     uint64_t free_bytes = 0, bytes, n;
-    int r = device_free_bytes(&b->device, &free_bytes, e);
+    int r = device_free_bytes(&free_bytes, e);
 
     if (r < 0)
         return r;
@@ -207,19 +234,52 @@ static int take_blocks(struct rank *b, struct err *e)
     return 0;
 }
 
-/* Captures a graph and notes what the driver takes for it. */
+static double now_seconds(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Captures the graph of a size, a few milliseconds of the host's time, and notes what the driver
+ * takes for it. */
 static int prepare_graph(struct rank *b, int size, struct err *e)
 {
+    const struct step_room room = step_room_of_graph(&b->limits, size);
+    const struct step_view view = step_view_at(&room, b->step_memory);
+    const struct forward_shape shape = {.n_tokens = size,
+                                        .n_decodes = size,
+                                        .n_rows = size,
+                                        .n_items = room.n_items,
+                                        .path = forward_path_of(&b->forward, size, false)};
+    struct graphs *g = &b->graphs;
+    const double begin = now_seconds();
     uint64_t before = 0, after = 0;
-    int r = device_free_bytes(&b->device, &before, e);
+    int r = device_free_bytes(&before, e);
 
     if (r == 0)
-        r = graphs_prepare(b->graphs, size, e);
+        r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e);
     if (r == 0)
-        r = device_free_bytes(&b->device, &after, e);
+        r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
+                       "uploading a graph", e);
+    if (r < 0)
+        return r;
+    g->n_captures++;
+    g->longest = fmax(g->longest, now_seconds() - begin);
+    r = device_free_bytes(&after, e);
     if (r == 0 && after < before)
-        b->graph_bytes += before - after;
+        g->bytes += before - after;
     return r;
+}
+
+static void drop_graphs(struct rank *b)
+{
+    for (int i = 0; b->graphs.by_size && i <= b->limits.max_seqs; i++)
+        if (b->graphs.by_size[i]) {
+            (void)cudaGraphExecDestroy(b->graphs.by_size[i]);
+            b->graphs.by_size[i] = NULL;
+        }
 }
 
 /* The dimensions that this rank's kernels see. */
@@ -234,41 +294,9 @@ static struct model_config config_of(const struct model_config *whole, struct sh
     return c;
 }
 
-/* The first product of a process loads cuBLASLt's kernels, which takes 0.1 s: done beside the rest
- * of opening. What fails here fails again, and is reported, where it matters. */
 static void *load_products(void *device)
 {
-    enum { M = 128, N = 1024, K = 1024 };
-    const size_t product = ((size_t)M * K + (size_t)N * K + (size_t)M * N) * sizeof(uint16_t);
-    cudaStream_t stream = NULL;
-    struct gemm *g = NULL;
-    char *memory = NULL;
-    uint16_t *x;
-    struct err e;
-
-    if (cudaSetDevice(*(const int *)device) != cudaSuccess ||
-        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
-        cudaMalloc((void **)&memory, GEMM_WORKSPACE + product) != cudaSuccess ||
-        gemm_new(&g, memory, NULL, false, &e) < 0)
-        goto end;
-    x = (uint16_t *)(void *)(memory + GEMM_WORKSPACE);
-    (void)gemm_run(g, stream,
-                   &(struct gemm_product){.y = x + (M + N) * K,
-                                          .y_stride = N,
-                                          .x = x,
-                                          .w = x + M * K,
-                                          .m = M,
-                                          .n = N,
-                                          .k = K,
-                                          .out = GEMM_BF16},
-                   &e);
-    (void)cudaStreamSynchronize(stream);
-end:
-    gemm_free(g);
-    if (memory)
-        (void)cudaFree(memory);
-    if (stream)
-        (void)cudaStreamDestroy(stream);
+    gemm_load_kernels(*(const int *)device);
     return NULL;
 }
 
@@ -302,8 +330,6 @@ static int open_parts(struct rank *b, int device, struct err *e)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
     r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e);
-    if (r == 0)
-        r = results_init(&b->results, b->limits.max_seqs, e);
     if (r == 0)
         r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e);
     if (r == 0)
@@ -340,7 +366,7 @@ static int open_parts(struct rank *b, int device, struct err *e)
         forward_ready_resident(f);
     if (r == 0 && f->resident_rows > 0)
         r = cuda_check(resident_clear(f->launch, &f->resident), "clearing exchanges", e);
-    return r < 0 ? r : graphs_new(&b->graphs, f, &b->limits, b->step_memory, e);
+    return r;
 }
 
 void rank_close(struct rank *b)
@@ -351,15 +377,19 @@ void rank_close(struct rank *b)
     (void)cudaSetDevice(b->device.id);
     if (b->device.launch.stream)
         (void)cudaStreamSynchronize(b->device.launch.stream);
-    graphs_free(b->graphs);
+    drop_graphs(b);
+    free(b->graphs.by_size);
     gemm_free(b->gemm);
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        if (b->pinned[i])
-            (void)cudaFreeHost(b->pinned[i]);
-    results_deinit(&b->results);
+    for (int i = 0; i < SAMPLER_SLOTS; i++) {
+        if (b->slots[i].pinned)
+            (void)cudaFreeHost(b->slots[i].pinned);
+        if (b->forward.sampler.host_ids[i])
+            (void)cudaFreeHost(b->forward.sampler.host_ids[i]);
+        if (b->slots[i].done)
+            (void)cudaEventDestroy(b->slots[i].done);
+    }
     weights_deinit(&b->weights);
     device_close(&b->device);
-    free(b->wants_top);
     free(b);
 }
 
@@ -375,8 +405,9 @@ int rank_open(struct rank **out, const struct model *model, const struct backend
     b->options = *options;
     b->shard = shard;
     b->config = config_of(model_config(model), shard);
-    b->wants_top = calloc((size_t)options->max_seqs, 1);
-    r = b->wants_top ? open_parts(b, device, e) : err_set(e, -ENOMEM, "out of memory");
+    b->graphs.by_size =
+        calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
+    r = b->graphs.by_size ? open_parts(b, device, e) : err_set(e, -ENOMEM, "out of memory");
     if (r < 0) {
         rank_close(b);
         return r;
@@ -409,7 +440,7 @@ int rank_choose(struct rank *b, const struct algo_records *known, struct err *e)
 
     gemm_adopt(b->gemm, known);
     forward_choose_paths(&b->forward, known);
-    graphs_clear(b->graphs);
+    drop_graphs(b);
     if (!b->options.eager)
         r = prepare_graph(b, 1, e);
     return r < 0 ? r : cuda_check(cudaStreamSynchronize(b->device.launch.stream), "starting", e);
@@ -422,10 +453,10 @@ static void fill_ledger(struct backend_info *out, const struct rank *b)
     struct err ignored;
 
     out->weight_bytes = b->weights.bytes;
-    out->graph_bytes = b->graph_bytes;
+    out->graph_bytes = b->graphs.bytes;
     out->workspace_bytes = taken[DEVICE_ACTIVATIONS] + taken[DEVICE_SAMPLER] +
                            taken[DEVICE_WORKSPACE] + taken[DEVICE_STEP];
-    if (device_free_bytes(&b->device, &free_bytes, &ignored) < 0)
+    if (device_free_bytes(&free_bytes, &ignored) < 0)
         return;
     known =
         out->weight_bytes + out->tiers[TIER_DEVICE].bytes + out->graph_bytes + out->workspace_bytes;
@@ -465,7 +496,6 @@ static int enqueue_updates(struct rank *b, const struct step_view *v, const stru
         const struct sampler_update *u = &batch_updates(batch)[i];
 
         must(u->state >= 0 && u->state < b->options.max_seqs);
-        b->wants_top[u->state] = u->sampling.n_logprobs > 0;
         if (!sampling_needs_history(&u->sampling))
             continue;
         must(u->n_history <= b->options.max_seq_len);
@@ -495,37 +525,39 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     cudaStream_t stream = b->device.launch.stream;
     const bool graph =
         !b->options.eager && batch->n_decodes > 0 && batch->n_tokens == batch->n_decodes;
-    const int size = graph ? graphs_size(b->graphs, batch->n_decodes) : 0;
+    const int size = graph ? graph_size(batch->n_decodes) : 0;
     const struct step_room room =
         graph ? step_room_of_graph(&b->limits, size) : step_room_of(&b->limits, batch);
     const int n_tokens = graph ? size : batch->n_tokens;
-    const bool prompts = batch->n_seqs > batch->n_decodes;
+    const enum forward_path path =
+        forward_path_of(&b->forward, n_tokens, batch->n_seqs > batch->n_decodes);
     struct forward_shape shape;
     struct step_view view;
     const size_t bytes =
-        step_pack(b->pinned[slot], &view, b->step_memory, &b->limits, &room, batch, slot);
-    struct step_counts *counts = (struct step_counts *)(void *)b->pinned[slot];
+        step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
+    struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
     int r = 0;
 
-    if (forward_path_of(&b->forward, n_tokens, prompts) == PATH_RESIDENT)
+    if (path == PATH_RESIDENT)
         r = rank_take_tags(b, &counts->tag, e);
     if (r == 0)
-        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->pinned[slot], bytes,
+        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->slots[slot].pinned, bytes,
                                        cudaMemcpyHostToDevice, stream),
                        "copying a step", e);
     if (r == 0)
         r = enqueue_updates(b, &view, batch, e);
     if (r < 0)
         return r;
-    if (graph && graphs_ready(b->graphs, size))
-        return graphs_run(b->graphs, size, e);
+    if (graph && b->graphs.by_size[size])
+        return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);
     /* The first step of a size runs eagerly, which loads its kernels; then the graph is captured.
      */
     shape = (struct forward_shape){.n_tokens = n_tokens,
                                    .n_decodes = graph ? size : batch->n_decodes,
                                    .n_rows = graph ? size : batch->n_rows,
                                    .n_items = counts->n_items,
-                                   .n_tiles = counts->n_tiles};
+                                   .n_tiles = counts->n_tiles,
+                                   .path = path};
     for (int i = batch->n_decodes; i < batch->n_seqs; i++)
         if (batch_kv_len(batch)[i] > shape.max_kv_len)
             shape.max_kv_len = batch_kv_len(batch)[i];
@@ -535,28 +567,39 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
 
 int rank_submit(struct rank *b, const struct batch *batch, int slot, struct err *e)
 {
-    struct result_slot *result = &b->results.slots[slot];
+    struct rank_slot *s = &b->slots[slot];
     int r = cuda_check(cudaSetDevice(b->device.id), "choosing the device", e);
 
     must(batch->n_tokens > 0 && batch->n_tokens <= b->limits.max_tokens);
     must(batch->n_seqs > 0 && batch->n_seqs <= b->options.max_seqs);
     must(batch->n_rows <= b->options.max_seqs && batch->n_updates <= b->options.max_seqs);
     must(batch->n_copies == 0); /* this backend has one tier */
+    s->step = batch->step;
+    s->n_rows = batch->n_rows;
     if (r == 0)
         r = enqueue_step(b, batch, slot, e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(result->done, b->device.launch.stream), "a step", e);
-    if (r < 0)
-        return r;
-    result->step = batch->step;
-    result->n_rows = batch->n_rows;
-    result->wants_top = false;
-    for (int i = 0; i < batch->n_rows; i++)
-        result->wants_top |= b->wants_top[batch_rows(batch)[i].state];
-    return 0;
+    return r < 0 ? r : cuda_check(cudaEventRecord(s->done, b->device.launch.stream), "a step", e);
 }
 
 int rank_wait(struct rank *b, int slot, struct step_result *out, struct err *e)
 {
-    return results_wait(&b->results, slot, out, e);
+    const struct sampler_memory *m = &b->forward.sampler;
+    const struct rank_slot *s = &b->slots[slot];
+    cudaError_t code = cudaErrorNotReady;
+    int r;
+
+    for (int i = 0; i < POLLS && code == cudaErrorNotReady; i++)
+        code = cudaEventQuery(s->done);
+    if (code == cudaErrorNotReady)
+        code = cudaEventSynchronize(s->done);
+    r = cuda_check(code, "a step", e);
+    if (r < 0)
+        return r;
+    *out = (struct step_result){.step = s->step,
+                                .n_rows = s->n_rows,
+                                .ids = m->host_ids[slot],
+                                .logprobs = m->host_logprobs[slot],
+                                .top_ids = m->host_top_ids[slot],
+                                .top_logprobs = m->host_top_logprobs[slot]};
+    return 0;
 }

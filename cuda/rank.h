@@ -11,11 +11,27 @@
 #include "cuda/algo_file.h"
 #include "cuda/device.h"
 #include "cuda/forward.h"
-#include "cuda/graphs.h"
-#include "cuda/results.h"
 #include "cuda/step.h"
 #include "cuda/weights.h"
 #include "engine/backend.h"
+
+/* A step's own: metadata on its way to the device, and the event after its results, which lie in
+ * host memory that the device writes. */
+struct rank_slot {
+    char *pinned;
+    cudaEvent_t done;
+    uint64_t step;
+    int32_t n_rows;
+};
+
+/* Whole decode steps as captured graphs of a few sizes; a batch runs in the smallest that holds it.
+ */
+struct graphs {
+    cudaGraphExec_t *by_size; /* NULL: not captured */
+    int n_captures;
+    double longest; /* seconds of a capture */
+    uint64_t bytes; /* that captures have taken */
+};
 
 struct rank {
     const struct model *model;
@@ -26,17 +42,14 @@ struct rank {
     struct weights weights;
     struct gemm *gemm;
     struct forward forward;
-    struct graphs *graphs;
+    struct graphs graphs;
     struct step_limits limits;
-    struct results results;
-    char *pinned[BACKEND_IN_FLIGHT]; /* a step's metadata on its way */
-    char *step_memory;               /* where it goes */
-    int32_t *history;                /* [max_seq_len] tokens of one sequence being loaded */
+    struct rank_slot slots[SAMPLER_SLOTS];
+    char *step_memory; /* where it goes */
+    int32_t *history;  /* [max_seq_len] tokens of one sequence being loaded */
     int32_t n_blocks;
     uint64_t block_bytes;
-    uint64_t graph_bytes;      /* that captures have taken */
     uint32_t last_tag;         /* of the resident kernel's exchanges */
-    uint8_t *wants_top;        /* [max_seqs] by sampler state */
     pthread_t products_loader; /* of cuBLASLt's kernels, while opening */
     bool products_loading;
 };
@@ -53,7 +66,7 @@ int rank_key(const struct rank *r, char key[ALGO_KEY], struct err *e);
  * choices may be taken again. */
 int rank_choose(struct rank *r, const struct algo_records *known, struct err *e);
 
-/* Enqueues a step; results go to slot number `slot`. */
+/* Enqueues a step; results go to slot number `slot` and hold until that is used again. */
 int rank_submit(struct rank *r, const struct batch *batch, int slot, struct err *e);
 int rank_wait(struct rank *r, int slot, struct step_result *out, struct err *e);
 

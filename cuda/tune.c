@@ -10,9 +10,12 @@
 #include "engine/util/must.h"
 
 enum {
-    PATH_KEYS = 512, /* of each sequence of a step that is timed */
+    PRODUCT_RUNS = 4, /* timed back to back as in a step, each with another layer's weights */
+    PATH_KEYS = 512,  /* of each sequence of a step that is timed */
     PATH_RUNS = 4,
 };
+
+static const double LONG_PRODUCT = 2e11; /* multiplications from which one run is timed */
 
 /* cuBLASLt's first choice stays unless another takes less than this part of its time: alone and
  * warm some look faster by a few percent that lose it between other kernels (8B at 16 rows, H200).
@@ -33,7 +36,8 @@ struct tune {
     int piece;
     float first_us, best_us;
     struct algo_record best;
-    float saved_us; /* a step of FIRST_ROWS rows, once the best algorithms are chosen */
+    float saved_us;  /* a step of FIRST_ROWS rows, once the best algorithms are chosen */
+    unsigned n_runs; /* of products: each takes the next layer's weights */
     cudaGraphExec_t exec;
     cudaEvent_t begin, end;
 };
@@ -98,6 +102,24 @@ void tune_free(struct tune *t)
     free(t);
 }
 
+static int begin_timing(struct tune *t, struct err *e)
+{
+    return cuda_check(cudaEventRecord(t->begin, t->rank->device.launch.stream), "timing", e);
+}
+
+static int end_timing(struct tune *t, float *us, struct err *e)
+{
+    float ms = 0.0f;
+    int r = cuda_check(cudaEventRecord(t->end, t->rank->device.launch.stream), "timing", e);
+
+    if (r == 0)
+        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
+    if (r == 0)
+        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
+    *us = ms * 1000.0f;
+    return r;
+}
+
 static void next(struct tune *t)
 {
     drop_graph(t);
@@ -126,18 +148,45 @@ static int fill_input(struct tune *t, const struct gemm_product *p, struct err *
                       "measuring", e);
 }
 
+/* 1, or 0 where there is no such candidate. */
+static int run_candidate(struct tune *t, int layer, int index, struct err *e)
+{
+    const struct gemm_product p =
+        forward_product(&t->rank->forward, (enum forward_product)t->what, layer, t->m);
+
+    return gemm_try(t->rank->gemm, t->rank->device.launch.stream, &p, index, e);
+}
+
+static int time_candidate(struct tune *t, const struct gemm_product *p, int index, int n_layers,
+                          float *us, struct err *e)
+{
+    const int runs = (double)p->m * p->n * p->k < LONG_PRODUCT ? PRODUCT_RUNS : 1;
+    int r = begin_timing(t, e), ended;
+
+    if (r < 0)
+        return r;
+    r = 1;
+    for (int i = 0; i < runs && r == 1; i++)
+        r = run_candidate(t, (int)(t->n_runs++ % (unsigned)n_layers), index, e);
+    if (r != 1)
+        return r;
+    ended = end_timing(t, us, e);
+    *us /= (float)runs;
+    return ended < 0 ? ended : 1;
+}
+
 /* Each candidate has two pieces: a run that loads its kernel, then timed runs. */
 static int measure_product(struct tune *t, struct err *e)
 {
     struct rank *rank = t->rank;
     cudaStream_t stream = rank->device.launch.stream;
     const int index = t->piece / 2;
+    const int n_layers = t->what == PRODUCT_LM_HEAD ? 1 : rank->config.n_layers;
     const bool timed = t->piece % 2;
-    int64_t w_stride;
-    int n_w, r;
     const struct gemm_product p =
-        forward_product(&rank->forward, (enum forward_product)t->what, t->m, &w_stride, &n_w);
+        forward_product(&rank->forward, (enum forward_product)t->what, 0, t->m);
     float us = 0.0f;
+    int r;
 
     if (t->what == PRODUCT_LM_HEAD && t->m > gemm_rows(rank->limits.max_seqs)) {
         next(t);
@@ -152,13 +201,18 @@ static int measure_product(struct tune *t, struct err *e)
         return r < 0 ? r : 1;
     }
     if (r == 0)
-        r = gemm_measure(rank->gemm, stream, &p, index, w_stride, n_w, timed ? &us : NULL, e);
+        r = timed ? time_candidate(t, &p, index, n_layers, &us, e) : run_candidate(t, 0, index, e);
+    if (r == 1 && !timed) {
+        const int waited = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
+
+        r = waited < 0 ? waited : 1;
+    }
     if (r < 0)
         return r;
     if (r == 0) {
         add(t, &t->best);
         if (t->m == FIRST_ROWS)
-            t->saved_us += (t->first_us - t->best_us) * (float)n_w;
+            t->saved_us += (t->first_us - t->best_us) * (float)n_layers;
         next(t);
         return 1;
     }
@@ -173,15 +227,6 @@ static int measure_product(struct tune *t, struct err *e)
 }
 
 /* ---- steps */
-
-static bool has_step(const struct tune *t, int n, enum forward_path path)
-{
-    for (int i = 0; i < t->records.n; i++)
-        if (t->records.all[i].out == ALGO_STEP && t->records.all[i].m == n &&
-            t->records.all[i].n == (int)path + 1)
-            return true;
-    return false;
-}
 
 /* A batch of n decodes whose keys are those of the pool's first blocks and which stores none. */
 static struct batch *make_batch(const struct rank *rank, int n)
@@ -220,54 +265,23 @@ static int pack_step(struct tune *t, int n, struct step_view *view, struct err *
 
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
-    bytes = step_pack(rank->pinned[0], view, rank->step_memory, &rank->limits, &room, b, 0);
+    bytes = step_pack(rank->slots[0].pinned, view, rank->step_memory, &rank->limits, &room, b, 0);
     free(b);
     if (rank->forward.resident_rows > 0)
-        r = rank_take_tags(rank, &((struct step_counts *)(void *)rank->pinned[0])->tag, e);
+        r = rank_take_tags(rank, &((struct step_counts *)(void *)rank->slots[0].pinned)->tag, e);
     return r < 0 ? r
-                 : cuda_check(cudaMemcpyAsync(rank->step_memory, rank->pinned[0], bytes,
+                 : cuda_check(cudaMemcpyAsync(rank->step_memory, rank->slots[0].pinned, bytes,
                                               cudaMemcpyHostToDevice, rank->device.launch.stream),
                               "measuring", e);
 }
 
-static int capture(struct tune *t, const struct step_view *view, const struct forward_shape *s,
-                   enum forward_path path, struct err *e)
-{
-    cudaStream_t stream = t->rank->device.launch.stream;
-    cudaGraph_t graph = NULL;
-    int r = cuda_check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                       "capturing a step", e);
-    int ended;
-
-    if (r < 0)
-        return r;
-    r = forward_logits(&t->rank->forward, view, s, path, e);
-    ended = cuda_check(cudaStreamEndCapture(stream, &graph), "capturing a step", r < 0 ? NULL : e);
-    if (r == 0)
-        r = ended;
-    if (r == 0)
-        r = cuda_check(cudaGraphInstantiate(&t->exec, graph, 0), "instantiating a graph", e);
-    if (graph)
-        (void)cudaGraphDestroy(graph);
-    return r;
-}
-
 static int time_step(struct tune *t, float *us, struct err *e)
 {
-    cudaStream_t stream = t->rank->device.launch.stream;
-    float ms = 0.0f;
-    int r = cuda_check(cudaEventRecord(t->begin, stream), "timing", e);
+    int r = begin_timing(t, e);
 
     if (r == 0)
-        r = cuda_check(cudaGraphLaunch(t->exec, stream), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventRecord(t->end, stream), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
-    *us = ms * 1000.0f;
-    return r;
+        r = cuda_check(cudaGraphLaunch(t->exec, t->rank->device.launch.stream), "timing", e);
+    return r < 0 ? r : end_timing(t, us, e);
 }
 
 static int measure_step(struct tune *t, int n, enum forward_path path, struct err *e)
@@ -277,12 +291,15 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
     const struct forward_shape shape = {.n_tokens = n,
                                         .n_decodes = n,
                                         .n_rows = n,
-                                        .n_items = room.n_items};
+                                        .n_items = room.n_items,
+                                        .path = path,
+                                        .logits_only = true};
+    const struct algo_shape measured = algo_step_shape(n, path);
     struct step_view view;
     float us = 0.0f;
     int r;
 
-    if (n > rank->limits.max_seqs || has_step(t, n, path) ||
+    if (n > rank->limits.max_seqs || algo_find(&t->records, &measured) ||
         (path == PATH_RESIDENT && n > rank->forward.resident_rows)) {
         next(t);
         return 1;
@@ -291,11 +308,11 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
     if (r < 0)
         return r;
     if (t->piece == PIECE_LOAD) {
-        r = forward_logits(&rank->forward, &view, &shape, path, e);
+        r = forward_run(&rank->forward, &view, &shape, e);
         if (r == 0)
             r = cuda_check(cudaStreamSynchronize(rank->device.launch.stream), "measuring", e);
     } else if (t->piece == PIECE_CAPTURE) {
-        r = capture(t, &view, &shape, path, e);
+        r = forward_capture(&t->exec, &rank->forward, &view, &shape, e);
     } else {
         r = time_step(t, &us, e);
         if (r == 0 && (t->piece == PIECE_RUNS || us < t->best_us))
@@ -304,12 +321,10 @@ static int measure_step(struct tune *t, int n, enum forward_path path, struct er
     if (r < 0)
         return r;
     if (++t->piece == PIECE_RUNS + PATH_RUNS) {
-        add(t, &(struct algo_record){.m = n,
-                                     .n = (int)path + 1,
-                                     .k = 1,
-                                     .out = ALGO_STEP,
-                                     .y_stride = (int)path + 1,
-                                     .us = t->best_us - (path == PATH_GEMM ? t->saved_us : 0.0f)});
+        add(t, &(struct algo_record){
+                   .shape = measured,
+                   .us = t->best_us - (path == PATH_GEMM ? t->saved_us : 0.0f),
+               });
         next(t);
     }
     return 1;

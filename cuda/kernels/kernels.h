@@ -66,6 +66,7 @@ enum {
     ATTN_MAX_SPLITS = 128,     /* of one sequence */
     ROPE_LANES = 4,            /* threads that rope_store() has for a head */
     SAMPLER_MAX_SPLITS = 64,   /* parts of one row */
+    SAMPLER_SLOTS = 3,         /* of results: of two steps in flight and of the one before */
     SKINNY_MAX_ROWS = 16,      /* for which this is the fastest product */
     SKINNY_NORM_BYTES = 16384, /* 2 * m * k at most where the product norms its input */
 };
@@ -73,7 +74,7 @@ enum {
 /* Counts of a step that kernels of a captured graph must read from memory. */
 struct step_counts {
     int32_t n_tokens, n_seqs, n_decodes, n_rows, n_items, n_tiles;
-    int32_t slot; /* of two: where the host reads the results */
+    int32_t slot; /* of SAMPLER_SLOTS: where the host reads the results */
     int32_t n_updates;
     int64_t masks_at; /* bytes from here to masks [n_masks, mask_words] */
     int32_t mask_words;
@@ -231,16 +232,16 @@ struct sampler_memory {
     int64_t logits_stride;
     int vocab_size; /* a multiple of 4 */
     int max_seqs;
-    bool invariant;               /* log probabilities do not depend on the number of rows */
-    struct sampler_state *states; /* [max_seqs] */
-    struct logit_bias *bias;      /* [max_seqs, SAMPLING_MAX_BIAS] */
-    uint16_t *seen;               /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
-    void *scans;                  /* [rows, parts of a row in this launch] what they have */
-    int32_t *sampled;             /* [max rows] for the next step */
-    int32_t *host_ids[2];         /* mapped host memory, one of each step in flight */
-    float *host_logprobs[2];
-    int32_t *host_top_ids[2];
-    float *host_top_logprobs[2];
+    bool invariant;                   /* log probabilities do not depend on the number of rows */
+    struct sampler_state *states;     /* [max_seqs] */
+    struct logit_bias *bias;          /* [max_seqs, SAMPLING_MAX_BIAS] */
+    uint16_t *seen;                   /* [max_seqs, logits_stride] 0x8000: prompt; else the count */
+    void *scans;                      /* [rows, parts of a row in this launch] what they have */
+    int32_t *sampled;                 /* [max rows] for the next step */
+    int32_t *host_ids[SAMPLER_SLOTS]; /* mapped host memory: by slot */
+    float *host_logprobs[SAMPLER_SLOTS];
+    int32_t *host_top_ids[SAMPLER_SLOTS]; /* [max_seqs, SAMPLING_MAX_LOGPROBS] */
+    float *host_top_logprobs[SAMPLER_SLOTS];
 };
 /* Of scans, for launches of up to max_seqs rows; depends on that and invariant alone. */
 size_t sampler_scan_bytes(const struct launch *l, const struct sampler_memory *m);

@@ -42,23 +42,23 @@ struct backend {
     struct backend_info info;
     const struct cpu_ops *ops;
     struct cpu_pool *pool;
-    struct cpu_weights *weights;
+    struct weights weights;
     struct kv_pool kv;
     char *tiers[N_TIERS]; /* the first block; NULL: no such tier */
-    struct region kv_memory, host_memory;
-    struct region_filler kv_filler;
+    struct region weight_memory, kv_memory, host_memory;
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
 
     /* of the engine thread */
-    uint64_t n_submitted, n_waited; /* also the last steps' numbers */
-    int32_t last_rows;              /* n_rows of the last step submitted */
+    uint64_t n_waited; /* steps */
+    int32_t last_rows; /* n_rows of the last step submitted */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
     const struct batch *queue[BACKEND_IN_FLIGHT]; /* of step n: n % BACKEND_IN_FLIGHT */
-    uint64_t n_queued, n_done;
+    uint64_t n_submitted, n_done; /* also the last steps' numbers; the engine thread alone writes
+                                   * the former */
     bool stop;
     bool running; /* the thread has been started */
     pthread_t thread;
@@ -124,23 +124,30 @@ static void run_step(struct backend *b, const struct batch *batch)
     run_copies(b, batch, COPY_AFTER);
 }
 
+/* While there is no step it allocates pages of the KV pool: the start does not wait for that, and
+ * requests rarely wait for a page. */
 static void *step_main(void *arg)
 {
     struct backend *b = arg;
+    bool filled = false;
 
     pthread_mutex_lock(&b->lock);
     for (;;) {
-        const struct batch *batch;
+        const bool idle = b->n_done == b->n_submitted;
 
-        while (b->n_done == b->n_queued && !b->stop)
+        if (idle && b->stop)
+            break;
+        if (idle && filled) {
             pthread_cond_wait(&b->changed, &b->lock);
-        if (b->n_done == b->n_queued)
-            break; /* stopped and idle */
-        batch = b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT];
+            continue;
+        }
         pthread_mutex_unlock(&b->lock);
-        run_step(b, batch);
+        if (idle)
+            filled = !region_fill(&b->kv_memory);
+        else
+            run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
         pthread_mutex_lock(&b->lock);
-        b->n_done++;
+        b->n_done += !idle;
         pthread_cond_broadcast(&b->changed);
     }
     pthread_mutex_unlock(&b->lock);
@@ -194,14 +201,13 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
 
 static int take_kv(struct backend *b, struct err *e)
 {
-    int r = plan_kv(&b->kv, &b->config, &b->options, b->weights->memory.bytes, machine_memory(), e);
+    int r = plan_kv(&b->kv, &b->config, &b->options, b->weight_memory.bytes, machine_memory(), e);
 
     if (r < 0)
         return r;
     if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)b->kv.n_blocks * b->kv.block_bytes,
                     e) < 0)
         return -ENOMEM;
-    region_fill_start(&b->kv_filler, &b->kv_memory);
     b->kv.base = b->tiers[TIER_DEVICE] = b->kv_memory.base;
     b->info.tiers[TIER_DEVICE] = (struct backend_tier){b->kv.n_blocks, b->kv_memory.bytes};
     return 0;
@@ -273,7 +279,7 @@ static void fill_info(struct backend *b)
              cpu_pool_threads(b->pool), cpu_pool_threads(b->pool) == 1 ? "" : "s", b->ops->name);
     b->info.masks = b->info.drafts = b->info.copies = true;
     b->info.block_bytes = b->kv.block_bytes;
-    b->info.weight_bytes = b->weights->memory.bytes;
+    b->info.weight_bytes = b->weight_memory.bytes;
     b->info.workspace_bytes = forward_bytes(b->forward) + sampler_bytes(b->sampler);
 }
 
@@ -297,8 +303,8 @@ static void cpu_close(struct backend *b)
     }
     sampler_free(b->sampler);
     forward_free(b->forward);
-    cpu_weights_free(b->weights);
-    region_fill_stop(&b->kv_filler);
+    weights_deinit(&b->weights);
+    region_deinit(&b->weight_memory);
     region_deinit(&b->kv_memory);
     region_deinit(&b->host_memory);
     cpu_pool_free(b->pool);
@@ -317,13 +323,14 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
         return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
-    r = cpu_weights_load(&b->weights, model, b->pool, o->progress, o->progress_ctx, e);
+    r = cpu_weights_load(&b->weights, &b->weight_memory, model, b->pool, o->progress,
+                         o->progress_ctx, e);
     if (r == 0)
         r = forward_new(&b->forward,
                         &(struct forward_options){.ops = b->ops,
                                                   .pool = b->pool,
                                                   .config = &b->config,
-                                                  .weights = &b->weights->all,
+                                                  .weights = &b->weights,
                                                   .kv = &b->kv,
                                                   .max_batch_tokens = o->max_batch_tokens,
                                                   .max_seqs = o->max_seqs},
@@ -347,8 +354,8 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     return 0;
 }
 
-static int open_with(struct backend **out, const struct model *model,
-                     const struct backend_options *o, const struct cpu_ops *ops, struct err *e)
+int cpu_backend_open_with(struct backend **out, const struct model *model,
+                          const struct backend_options *o, const struct cpu_ops *ops, struct err *e)
 {
     struct backend *b;
     int r;
@@ -377,17 +384,7 @@ static int open_with(struct backend **out, const struct model *model,
 static int cpu_open(struct backend **out, const struct model *model,
                     const struct backend_options *options, struct err *e)
 {
-    return open_with(out, model, options, cpu_ops_best(), e);
-}
-
-int cpu_backend_open_isa(struct backend **out, const struct model *model,
-                         const struct backend_options *options, enum cpu_isa isa, struct err *e)
-{
-    const struct cpu_ops *ops = cpu_ops_get(isa);
-
-    if (!ops)
-        return err_set(e, -ENOTSUP, "this machine does not have the instruction set");
-    return open_with(out, model, options, ops, e);
+    return cpu_backend_open_with(out, model, options, cpu_ops_best(), e);
 }
 
 void *cpu_backend_kv(struct backend *b)
@@ -466,11 +463,10 @@ static int cpu_submit(struct backend *b, const struct batch *batch, struct err *
     must(b->n_submitted - b->n_waited < BACKEND_IN_FLIGHT);
     check_batch(b, batch);
     b->last_rows = batch->n_rows;
-    b->n_submitted++;
-    b->results[b->n_submitted % N_RESULTS].n_copies = 0;
+    b->results[batch->step % N_RESULTS].n_copies = 0;
     pthread_mutex_lock(&b->lock);
-    b->queue[b->n_submitted % BACKEND_IN_FLIGHT] = batch;
-    b->n_queued = b->n_submitted;
+    b->queue[batch->step % BACKEND_IN_FLIGHT] = batch;
+    b->n_submitted++;
     pthread_cond_broadcast(&b->changed);
     pthread_mutex_unlock(&b->lock);
     return 0;

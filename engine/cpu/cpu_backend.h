@@ -9,10 +9,10 @@
 
 extern const struct backend_ops cpu_backend;
 
-/* cpu_backend.open with a given instruction set, for tests and benchmarks. -ENOTSUP: this machine
- * does not have it. */
-int cpu_backend_open_isa(struct backend **out, const struct model *model,
-                         const struct backend_options *options, enum cpu_isa isa, struct err *e);
+/* cpu_backend.open with a given instruction set, for tests and benchmarks. */
+int cpu_backend_open_with(struct backend **out, const struct model *model,
+                          const struct backend_options *options, const struct cpu_ops *ops,
+                          struct err *e);
 
 /* Whether an otherwise idle machine has the memory that these options ask for; takes none. -ENOMEM
  * states how much is needed and how much there is. */

@@ -57,11 +57,6 @@ struct forward {
     int n_tiles;
 };
 
-static size_t padded(int n)
-{
-    return (size_t)(n + CPU_K_ALIGN - 1) / CPU_K_ALIGN * CPU_K_ALIGN;
-}
-
 static int min_int(int a, int b)
 {
     return a < b ? a : b;
@@ -109,10 +104,10 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     f->o = *o;
     f->c = *o->config;
     f->group = f->c.n_heads / f->c.n_kv_heads;
-    f->hidden = padded(f->c.hidden_dim);
+    f->hidden = cpu_padded(f->c.hidden_dim);
     f->qkv = (size_t)(f->c.n_heads + 2 * f->c.n_kv_heads) * (size_t)f->c.head_dim;
-    f->heads = padded(f->c.n_heads * f->c.head_dim);
-    f->ffn = padded(f->c.ffn_dim);
+    f->heads = cpu_padded(f->c.n_heads * f->c.head_dim);
+    f->ffn = cpu_padded(f->c.ffn_dim);
     f->scratch_floats =
         cpu_attend_scratch(f->group > CPU_ATTEND_ROWS ? f->group : CPU_ATTEND_ROWS, f->c.head_dim);
     f->scratch_floats = (f->scratch_floats + 15) & ~(size_t)15;

@@ -1,20 +1,24 @@
-/* cpu_kernels.c - matrix product, norms and loops over a row; compiled once for each instruction
- * set.
+/* cpu_kernels.c - the inner loops of cpu_ops.h; compiled once for each instruction set, whose table
+ * and name CPU_OPS and CPU_OPS_NAME are.
  *
  * A dot product is one vector of partial sums over ascending k and a fixed reduction tree, whatever
  * tile computes it. That makes results independent of the batch. */
-#include "engine/cpu/cpu_kernels.h"
+#include "engine/cpu/cpu_ops.h"
 #include "engine/cpu/cpu_vec.h"
 
 #include <math.h>
 
-/* Register tile of the matrix product: rows * outs accumulators. */
+/* Register tiles: rows * outs accumulators of the matrix product; query rows by vectors of scores
+ * or of the output in attention. */
 #if defined(__AVX512F__)
-enum { TILE_ROWS = 6, TILE_OUTS = 4 }; /* 24 of 32 registers */
+enum { TILE_ROWS = 6, TILE_OUTS = 4, QUERY_ROWS = 6, QUERY_VECS = 4 }; /* 24 of 32 registers */
+#elif defined(__AVX2__)
+enum { TILE_ROWS = 3, TILE_OUTS = 2, QUERY_ROWS = 6, QUERY_VECS = 1 }; /* 12 of 16 */
 #else
-enum { TILE_ROWS = 3, TILE_OUTS = 2 }; /* 12 of 16 */
+enum { TILE_ROWS = 3, TILE_OUTS = 2, QUERY_ROWS = 2, QUERY_VECS = 1 };
 #endif
 enum {
+    GROUP = CPU_KV_GROUP,
     ONE_ROW_OUTS = 4, /* rows of weights read side by side for a single row of x */
     LINE = 32,        /* bf16 values in a cache line */
 };
@@ -25,7 +29,7 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
     struct vec acc[TILE_ROWS * ONE_ROW_OUTS];
     const float *x = m->x + (size_t)row * m->x_stride;
     const uint16_t *w = m->w + (size_t)out * (size_t)m->k;
-    float sums[TILE_ROWS * ONE_ROW_OUTS + 3];
+    float sums[TILE_ROWS * ONE_ROW_OUTS];
 
     VEC_UNROLL
     for (int i = 0; i < rows * outs; i++)
@@ -53,12 +57,8 @@ VEC_FUNC void matmul_tile(const struct matmul *m, int row, int out, int rows, in
         }
     }
     VEC_UNROLL
-    for (int i = 0; i < rows * outs; i += 4) {
-        const int last = rows * outs - 1;
-
-        vec_sum4(sums + i, acc[i], acc[i + 1 < last ? i + 1 : last],
-                 acc[i + 2 < last ? i + 2 : last], acc[i + 3 < last ? i + 3 : last]);
-    }
+    for (int i = 0; i < rows * outs; i++)
+        sums[i] = vec_sum(acc[i]);
     for (int r = 0; r < rows; r++) {
         float *y = m->y + (size_t)(row + r) * m->y_stride + out;
 
@@ -227,20 +227,268 @@ static double sum_exp(const float *x, int n, float max, float scale)
 
 static int find_ge(const float *x, int from, int n, float floor)
 {
-    const struct vec f = vec_set1(floor);
     int i = from;
 
-    for (; i + VEC <= n && !vec_any_ge(vec_load(x + i), f); i += VEC) {
+    for (; i + VEC <= n && vec_max_lane(vec_load(x + i)) < floor; i += VEC) {
     }
     while (i < n && !(x[i] >= floor))
         i++;
     return i;
 }
 
-const struct cpu_ops CPU_ISA_TABLE = {
-    .name = CPU_ISA_NAME,
+/* ---- causal attention over paged keys and values
+ *
+ * Keys come in groups of CPU_KV_GROUP from positions 0, 64, 128, …, whatever block_len is and
+ * wherever the query begins. Each group updates a row's running maximum, sum and output once
+ * (online softmax, Milakov and Gimelshein 2018); keys are lanes of the scores and are added to the
+ * output in order. So a row's result depends only on its own keys. What lies in slots after the
+ * last row's position has no effect. */
+
+/* The buffers of a call, all in the scratch. Query rows are r = row * n_group + head. */
+struct work {
+    int dim, padded, n_rows;
+    float *k;                    /* [dim, GROUP] the group's keys, transposed */
+    float *room;                 /* [GROUP, padded] of rows that cannot be used in place */
+    const float *v[GROUP / VEC]; /* sixteen rows each, `padded` apart */
+    float *q;                    /* [n_rows, padded] scaled */
+    float *acc;                  /* [n_rows, padded] */
+    float *p;                    /* [n_rows, GROUP] scores, then weights */
+    float *max;                  /* [n_rows] */
+    float *sum;                  /* [n_rows, VEC] */
+};
+
+static void work_init(struct work *w, const struct attend *a)
+{
+    float *at = a->scratch;
+
+    w->dim = a->head_dim;
+    w->padded = (a->head_dim + VEC - 1) / VEC * VEC;
+    w->n_rows = a->n_rows * a->n_group;
+    w->k = at;
+    w->room = at += GROUP * w->padded;
+    w->q = at += GROUP * w->padded;
+    w->acc = at += w->n_rows * w->padded;
+    w->p = at += w->n_rows * w->padded;
+    w->sum = at += w->n_rows * GROUP;
+    w->max = at + w->n_rows * VEC;
+    for (int r = 0; r < w->n_rows; r++) {
+        const float *q = a->q + (size_t)(r / a->n_group) * a->q_stride +
+                         (size_t)(r % a->n_group) * (size_t)w->dim;
+
+        for (int d = 0; d < w->padded; d += VEC) {
+            const struct vec v = vec_load_n(q + d, w->dim - d > 0 ? w->dim - d : 0);
+
+            vec_store(w->q + r * w->padded + d, vec_mul(v, vec_set1(a->scale)));
+            vec_store(w->acc + r * w->padded + d, vec_zero());
+        }
+        vec_store(w->sum + r * VEC, vec_zero());
+        w->max[r] = -INFINITY;
+    }
+}
+
+/* out[d * GROUP + i] = rows[i][d] for sixteen rows. */
+static void transpose_keys(float *out, const float *rows, const struct work *w)
+{
+    int d = 0;
+
+    for (; d + 4 <= w->dim; d += 4)
+        vec_transpose(out + d * GROUP, GROUP, rows + d, w->padded);
+    for (; d < w->dim; d++)
+        for (int i = 0; i < VEC; i++)
+            out[d * GROUP + i] = rows[i * w->padded + d];
+}
+
+/* n rows of keys or values as floats, `padded` apart: where they are, or copied to `room`. */
+static const float *load_rows(float *room, const char *from, int n, const struct work *w, bool bf16)
+{
+    const size_t row_bytes = (size_t)w->dim * (bf16 ? sizeof(uint16_t) : sizeof(float));
+
+    if (!bf16 && w->dim == w->padded)
+        return (const float *)(const void *)from;
+    for (int i = 0; i < n; i++, from += row_bytes)
+        if (bf16)
+            from_bf16(room + i * w->padded, (const uint16_t *)(const void *)from, w->dim);
+        else
+            memcpy(room + i * w->padded, from, row_bytes);
+    return room;
+}
+
+/* Loads the keys and values of positions from .. from + n_keys - 1. */
+static void load_group(struct work *w, const struct attend *a, int from, int n_keys)
+{
+    const size_t row_bytes = (size_t)w->dim * (a->bf16 ? sizeof(uint16_t) : sizeof(float));
+    const int in_block = (1 << a->block_shift) - 1;
+
+    for (int i = 0; i < n_keys; i += VEC) { /* each sixteen keys are within one block */
+        const int pos = from + i, n = n_keys - i < VEC ? n_keys - i : VEC;
+        const size_t at = (size_t)a->block_table[pos >> a->block_shift] * a->block_bytes +
+                          (size_t)(pos & in_block) * row_bytes;
+        float *room = w->room + i * w->padded;
+
+        transpose_keys(w->k + i, load_rows(room, a->k + at, n, w, a->bf16), w);
+        w->v[i / VEC] = load_rows(room, a->v + at, n, w, a->bf16);
+    }
+}
+
+VEC_FUNC void score_tile(const struct work *w, int r, int s, int rows, int vecs)
+{
+    struct vec acc[QUERY_ROWS * QUERY_VECS];
+    const float *q = w->q + r * w->padded, *k = w->k + s * VEC;
+
+    VEC_UNROLL
+    for (int i = 0; i < rows * vecs; i++)
+        acc[i] = vec_zero();
+    for (int d = 0; d < w->dim; d++) {
+        struct vec kv[QUERY_VECS];
+
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            kv[j] = vec_load(k + d * GROUP + j * VEC);
+        VEC_UNROLL
+        for (int i = 0; i < rows; i++) {
+            const struct vec qv = vec_set1(q[i * w->padded + d]);
+
+            VEC_UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[i * vecs + j] = vec_fma(qv, kv[j], acc[i * vecs + j]);
+        }
+    }
+    VEC_UNROLL
+    for (int i = 0; i < rows; i++) {
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            vec_store(w->p + (r + i) * GROUP + (s + j) * VEC, acc[i * vecs + j]);
+    }
+}
+
+VEC_FUNC void output_tile(const struct work *w, int r, int d, int n_keys, int rows, int vecs)
+{
+    struct vec acc[QUERY_ROWS * QUERY_VECS];
+    float *out = w->acc + r * w->padded + d;
+    const float *p = w->p + r * GROUP;
+
+    VEC_UNROLL
+    for (int i = 0; i < rows; i++) {
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            acc[i * vecs + j] = vec_load(out + i * w->padded + j * VEC);
+    }
+    for (int key = 0; key < n_keys; key++) {
+        const float *v = w->v[key / VEC] + key % VEC * w->padded + d;
+        struct vec vv[QUERY_VECS];
+
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            vv[j] = vec_load(v + j * VEC);
+        VEC_UNROLL
+        for (int i = 0; i < rows; i++) {
+            const struct vec pv = vec_set1(p[i * GROUP + key]);
+
+            VEC_UNROLL
+            for (int j = 0; j < vecs; j++)
+                acc[i * vecs + j] = vec_fma(pv, vv[j], acc[i * vecs + j]);
+        }
+    }
+    VEC_UNROLL
+    for (int i = 0; i < rows; i++) {
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            vec_store(out + i * w->padded + j * VEC, acc[i * vecs + j]);
+    }
+}
+
+/* Scores and outputs of `rows` rows, a constant after inlining. */
+VEC_FUNC void score_rows(const struct work *w, int r, int n_subs, int rows)
+{
+    int s = 0;
+
+    for (; s + QUERY_VECS <= n_subs; s += QUERY_VECS)
+        score_tile(w, r, s, rows, QUERY_VECS);
+    for (; s < n_subs; s++)
+        score_tile(w, r, s, rows, 1);
+}
+
+VEC_FUNC void output_rows(const struct work *w, int r, int n_keys, int rows)
+{
+    int d = 0;
+
+    for (; d + QUERY_VECS * VEC <= w->padded; d += QUERY_VECS * VEC)
+        output_tile(w, r, d, n_keys, rows, QUERY_VECS);
+    for (; d < w->padded; d += VEC)
+        output_tile(w, r, d, n_keys, rows, 1);
+}
+
+/* Turns a row's first n_keys scores into weights and rescales its running sums. */
+static void softmax_row(const struct work *w, int r, int n_keys)
+{
+    float *p = w->p + r * GROUP, *acc = w->acc + r * w->padded;
+    struct vec best = vec_set1(w->max[r]), sum = vec_load(w->sum + r * VEC);
+    float max;
+
+    for (int i = n_keys; i < GROUP; i++)
+        p[i] = -INFINITY;
+    for (int s = 0; s < GROUP / VEC; s++)
+        best = vec_max(best, vec_load(p + s * VEC));
+    max = vec_max_lane(best);
+    if (max != w->max[r]) {
+        const struct vec shrink = vec_exp(vec_set1(w->max[r] - max));
+
+        sum = vec_mul(sum, shrink);
+        for (int d = 0; d < w->padded; d += VEC)
+            vec_store(acc + d, vec_mul(vec_load(acc + d), shrink));
+        w->max[r] = max;
+    }
+    for (int s = 0; s < GROUP / VEC; s++) {
+        const struct vec e = vec_exp(vec_sub(vec_load(p + s * VEC), vec_set1(max)));
+
+        sum = vec_add(sum, e);
+        vec_store(p + s * VEC, e);
+    }
+    vec_store(w->sum + r * VEC, sum);
+}
+
+static void attend_group(struct work *w, const struct attend *a, int from, int n_keys)
+{
+    /* Rows before the group do not attend to it. */
+    const int first_row = from > a->first_pos ? (from - a->first_pos) * a->n_group : 0;
+    int r;
+
+    load_group(w, a, from, n_keys);
+    for (r = first_row; r + QUERY_ROWS <= w->n_rows; r += QUERY_ROWS)
+        score_rows(w, r, (n_keys + VEC - 1) / VEC, QUERY_ROWS);
+    VEC_FOR_ROWS(w->n_rows - r, QUERY_ROWS, score_rows(w, r, (n_keys + VEC - 1) / VEC, ROWS));
+    for (r = first_row; r < w->n_rows; r++) {
+        const int own = a->first_pos + r / a->n_group + 1 - from;
+
+        softmax_row(w, r, own < n_keys ? own : n_keys);
+    }
+    for (r = first_row; r + QUERY_ROWS <= w->n_rows; r += QUERY_ROWS)
+        output_rows(w, r, n_keys, QUERY_ROWS);
+    VEC_FOR_ROWS(w->n_rows - r, QUERY_ROWS, output_rows(w, r, n_keys, ROWS));
+}
+
+static void attend(const struct attend *a)
+{
+    const int n_keys = a->first_pos + a->n_rows;
+    struct work w;
+
+    work_init(&w, a);
+    for (int from = 0; from < n_keys; from += GROUP)
+        attend_group(&w, a, from, n_keys - from < GROUP ? n_keys - from : GROUP);
+    for (int r = 0; r < w.n_rows; r++) {
+        const struct vec sum = vec_set1(vec_sum(vec_load(w.sum + r * VEC)));
+        float *out = a->out + (size_t)(r / a->n_group) * a->out_stride +
+                     (size_t)(r % a->n_group) * (size_t)w.dim;
+
+        for (int d = 0; d < w.dim; d += VEC)
+            vec_store_n(out + d, vec_div(vec_load(w.acc + r * w.padded + d), sum), w.dim - d);
+    }
+}
+
+const struct cpu_ops CPU_OPS = {
+    .name = CPU_OPS_NAME,
     .matmul = matmul,
-    .attend = CPU_ISA_ATTEND,
+    .attend = attend,
     .rms_norm = rms_norm,
     .rope = rope,
     .silu_mul = silu_mul,

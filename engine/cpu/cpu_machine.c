@@ -4,22 +4,18 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "engine/util/checked.h"
 #include "engine/cpu/cpu_pool.h"
-#include "engine/util/thread.h"
 
 enum {
     HUGE_PAGE = 2 << 20,
-    POPULATE_BYTES = 16 << 20, /* between two checks for a stop */
+    FILL_BYTES = 8 << 20, /* of a region_fill() */
 };
 
 #ifndef MADV_POPULATE_WRITE
@@ -200,42 +196,13 @@ int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 
 /* Populating does not change existing pages, to which other threads may be writing. Linux
  * before 5.14 lacks it and allocates pages when they are touched. */
-static void *fill(void *arg)
+bool region_fill(struct region *r)
 {
-    struct region_filler *f = arg;
+    const size_t left = r->bytes - r->filled, n = left < FILL_BYTES ? left : FILL_BYTES;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), 19);
-    for (size_t at = 0; at < f->region->bytes && !atomic_load(&f->stop); at += POPULATE_BYTES) {
-        const size_t left = f->region->bytes - at;
-
-        if (madvise(f->region->base + at, left < POPULATE_BYTES ? left : POPULATE_BYTES,
-                    MADV_POPULATE_WRITE) < 0)
-            break;
-    }
-    sem_post(&f->done);
-    return NULL;
-}
-
-void region_fill_start(struct region_filler *f, const struct region *r)
-{
-    pthread_attr_t detached;
-    pthread_t thread;
-
-    f->region = r;
-    sem_init(&f->done, 0, 0);
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    f->runs = thread_start(&thread, &detached, fill, f) == 0;
-    pthread_attr_destroy(&detached);
-}
-
-void region_fill_stop(struct region_filler *f)
-{
-    if (!f->runs)
-        return;
-    atomic_store(&f->stop, true);
-    while (sem_wait(&f->done) < 0)
-        ;
-    sem_destroy(&f->done);
-    f->runs = false;
+    if (n == 0)
+        return false;
+    r->filled +=
+        madvise(r->base + r->filled, n, MADV_POPULATE_WRITE) < 0 && errno != EINTR ? left : n;
+    return true;
 }

@@ -3,8 +3,6 @@
 #ifndef NVLLM_ENGINE_CPU_CPU_MACHINE_H
 #define NVLLM_ENGINE_CPU_CPU_MACHINE_H
 
-#include <semaphore.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,26 +25,17 @@ uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 struct region {
     char *base; /* aligned to 2 MiB */
     size_t bytes;
+    size_t filled; /* the first bytes, whose pages are allocated */
     void *mapping; /* includes the slack of the alignment */
     size_t mapping_bytes;
 };
 
 /* Maps memory for `what` ("the weights"); -ENOMEM states how much is needed and how much there is.
- * Pages are allocated when touched, or earlier by a region_filler. */
+ * Pages are allocated when touched, or earlier by region_fill(). */
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e);
 void region_deinit(struct region *r); /* does nothing to a zeroed one */
 
-/* Allocates a region's pages in the background: the start does not wait for it, and requests rarely
- * wait for a page. */
-struct region_filler {
-    const struct region *region;
-    sem_t done; /* the thread is detached: nothing leaks if the process ends without a stop */
-    bool runs;
-    _Atomic bool stop;
-};
-
-/* Without a thread pages are allocated when touched. */
-void region_fill_start(struct region_filler *f, const struct region *r);
-void region_fill_stop(struct region_filler *f); /* before region_deinit; ignores a zeroed one */
+/* Allocates some more of the pages, for a millisecond or two; false when all are. */
+bool region_fill(struct region *r);
 
 #endif

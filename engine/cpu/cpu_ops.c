@@ -1,13 +1,6 @@
 /* cpu_ops.c - selects the instruction set; see cpu_ops.h. */
 #include "engine/cpu/cpu_ops.h"
 
-#include "engine/cpu/cpu_kernels.h"
-
-static int padded(int n)
-{
-    return (n + CPU_K_ALIGN - 1) / CPU_K_ALIGN * CPU_K_ALIGN;
-}
-
 const struct cpu_ops *cpu_ops_get(enum cpu_isa isa)
 {
     switch (isa) {
@@ -38,7 +31,7 @@ const struct cpu_ops *cpu_ops_best(void)
 
 size_t cpu_attend_scratch(int max_rows, int head_dim)
 {
-    const size_t dim = (size_t)padded(head_dim), rows = (size_t)max_rows;
+    const size_t dim = cpu_padded(head_dim), rows = (size_t)max_rows;
 
     /* keys and values of a group; a row's query and output; its scores, maximum and sum */
     return 2 * CPU_KV_GROUP * dim + rows * (2 * dim + CPU_KV_GROUP + 1 + CPU_K_ALIGN);

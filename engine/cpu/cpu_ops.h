@@ -14,6 +14,11 @@ enum {
     CPU_KV_GROUP = 64, /* keys of an online-softmax step, from positions 64 * i on */
 };
 
+static inline size_t cpu_padded(int n)
+{
+    return (size_t)(n + CPU_K_ALIGN - 1) / CPU_K_ALIGN * CPU_K_ALIGN;
+}
+
 enum cpu_isa { CPU_ISA_PLAIN, CPU_ISA_AVX2, CPU_ISA_AVX512, CPU_N_ISAS };
 
 /* y[row, out] (+)= sum over k of x[row, k] * w[out, k] */
@@ -65,6 +70,9 @@ struct cpu_ops {
     /* The first i >= from with x[i] >= floor, or n. */
     int (*find_ge)(const float *x, int from, int n, float floor);
 };
+
+/* Each is there where the build has the instruction set, and to be run where the machine has it. */
+extern const struct cpu_ops cpu_ops_plain, cpu_ops_avx2, cpu_ops_avx512;
 
 /* NULL: this build or this machine does not have it. */
 const struct cpu_ops *cpu_ops_get(enum cpu_isa isa);

@@ -1,7 +1,7 @@
 /* cpu_sampler.c - see cpu_sampler.h.
  *
  * A few vector passes over the vocabulary; it is never sorted. Ids that can still win become
- * candidates: 64-bit keys whose descending order is that of logits, lower ids first. */
+ * candidates, whose order is that of logits, largest first, lower ids first where they tie. */
 #include "engine/cpu/cpu_sampler.h"
 
 #include <errno.h>
@@ -24,7 +24,8 @@ enum {
 #define GUMBEL_MAX 22.9
 
 struct candidate {
-    uint64_t key;
+    float z;
+    int32_t id;
     double weight; /* exp of the scaled logit, relative to the largest */
 };
 
@@ -206,29 +207,9 @@ static const float *adjusted(struct sampler *s, float *z, const float *logits,
     return z;
 }
 
-static uint64_t key_of(float z, int32_t id)
+static bool precedes(const struct candidate *a, const struct candidate *b)
 {
-    uint32_t bits;
-
-    z += 0.0f; /* -0 ties with 0 */
-    memcpy(&bits, &z, sizeof(bits));
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (uint64_t)bits << 32 | ~(uint32_t)id;
-}
-
-static int32_t key_id(uint64_t key)
-{
-    return (int32_t) ~(uint32_t)key;
-}
-
-static float key_logit(uint64_t key)
-{
-    uint32_t bits = (uint32_t)(key >> 32);
-    float z;
-
-    bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
-    memcpy(&z, &bits, sizeof(z));
-    return z;
+    return a->z > b->z || (a->z == b->z && a->id < b->id);
 }
 
 static void swap(struct candidate *a, struct candidate *b)
@@ -239,8 +220,8 @@ static void swap(struct candidate *a, struct candidate *b)
     *b = t;
 }
 
-/* Splits c[lo, hi) around a pivot, larger keys before it, and returns the pivot's place. The pivot
- * is chosen by a hash, so that no order of logits makes the splits bad. */
+/* Splits c[lo, hi) around a pivot, what precedes it before it, and returns the pivot's place. The
+ * pivot is chosen by a hash, so that no order of logits makes the splits bad. */
 static int split(struct candidate *c, int lo, int hi)
 {
     const uint32_t mixed = ((uint32_t)lo * 0x9E3779B9u ^ (uint32_t)hi * 0x85EBCA6Bu) * 0xC2B2AE35u;
@@ -249,61 +230,13 @@ static int split(struct candidate *c, int lo, int hi)
 
     swap(&c[pivot], &c[hi - 1]);
     for (int i = lo; i < hi - 1; i++)
-        if (c[i].key > c[hi - 1].key)
+        if (precedes(&c[i], &c[hi - 1]))
             swap(&c[i], &c[at++]);
     swap(&c[at], &c[hi - 1]);
     return at;
 }
 
-/* Moves the k largest of n to the front, in no order. */
-static void partition_top(struct candidate *c, int n, int k)
-{
-    int lo = 0, hi = n;
-
-    while (hi - lo > 1 && k > lo && k < hi) {
-        const int at = split(c, lo, hi);
-
-        if (k <= at)
-            hi = at;
-        else
-            lo = at + 1;
-    }
-}
-
-/* The k largest logits; returns how many there are. */
-static int select_top(const struct sampler *s, struct candidate *c, const float *z, int k)
-{
-    const int n = s->vocab_size, cap = k < n / 2 ? 2 * k : n;
-    float floor = -INFINITY;
-    int m = 0;
-
-    for (int i = 0; (i = s->ops->find_ge(z, i, n, floor)) < n; i++) {
-        c[m++].key = key_of(z[i], i);
-        if (m == cap && m > k) {
-            partition_top(c, m, k);
-            m = k;
-            floor = key_logit(c[0].key);
-            for (int j = 1; j < k; j++)
-                floor = fminf(floor, key_logit(c[j].key));
-        }
-    }
-    if (m > k) {
-        partition_top(c, m, k);
-        m = k;
-    }
-    return m;
-}
-
-static int select_ge(const struct sampler *s, struct candidate *c, const float *z, float floor)
-{
-    int m = 0;
-
-    for (int i = 0; (i = s->ops->find_ge(z, i, s->vocab_size, floor)) < s->vocab_size; i++)
-        c[m++].key = key_of(z[i], i);
-    return m;
-}
-
-/* Moves the fewest largest candidates whose weights reach mass to the front; returns how many. */
+/* Moves the fewest first candidates whose weights reach mass to the front; returns how many. */
 static int nucleus(struct candidate *c, int n, double mass)
 {
     int lo = 0, hi = n;
@@ -325,6 +258,34 @@ static int nucleus(struct candidate *c, int n, double mass)
         }
     }
     return lo > 0 ? lo : 1;
+}
+
+/* The k first of all ids, in no order; returns how many there are. */
+static int select_top(const struct sampler *s, struct candidate *c, const float *z, int k)
+{
+    const int n = s->vocab_size, room = k < n / 2 ? 2 * k : n;
+    float floor = -INFINITY;
+    int m = 0;
+
+    for (int i = 0; (i = s->ops->find_ge(z, i, n, floor)) < n; i++) {
+        c[m++] = (struct candidate){z[i], i, 1.0};
+        if (m == room && m > k) {
+            m = nucleus(c, m, k);
+            floor = c[0].z;
+            for (int j = 1; j < k; j++)
+                floor = fminf(floor, c[j].z);
+        }
+    }
+    return m > k ? nucleus(c, m, k) : m;
+}
+
+static int select_ge(const struct sampler *s, struct candidate *c, const float *z, float floor)
+{
+    int m = 0;
+
+    for (int i = 0; (i = s->ops->find_ge(z, i, s->vocab_size, floor)) < s->vocab_size; i++)
+        c[m++] = (struct candidate){z[i], i, 1.0};
+    return m;
 }
 
 /* One row's draw at a temperature above 0. */
@@ -405,7 +366,7 @@ static int draw_candidates(const struct sampler *s, const struct draw *d, struct
         n = select_ge(s, c, d->z, draw_floor(d, least));
     }
     for (int i = 0; i < n; i++) {
-        c[i].weight = exp((double)draw_logit(d, key_logit(c[i].key)));
+        c[i].weight = exp((double)draw_logit(d, c[i].z));
         kept += c[i].weight;
     }
     if (*mass == 0.0)
@@ -422,7 +383,7 @@ static int32_t draw_filtered(const struct sampler *s, struct draw *d, struct can
         n = nucleus(c, n, (double)d->p->top_p * mass);
     for (int i = 0; i < n; i++)
         if (c[i].weight >= (double)d->p->min_p)
-            draw_try(d, key_id(c[i].key), key_logit(c[i].key));
+            draw_try(d, c[i].id, c[i].z);
     return d->best_id;
 }
 
@@ -461,10 +422,10 @@ static void logprobs(const struct sampler *s, struct candidate *c, const float *
         int best = i;
 
         for (int j = i + 1; j < n; j++)
-            best = c[j].key > c[best].key ? j : best;
+            best = precedes(&c[j], &c[best]) ? j : best;
         swap(&c[i], &c[best]);
-        out->top_ids[i] = key_id(c[i].key);
-        out->top_logprobs[i] = logits[out->top_ids[i]] - max - log_sum;
+        out->top_ids[i] = c[i].id;
+        out->top_logprobs[i] = c[i].z - max - log_sum;
     }
 }
 

@@ -1,16 +1,19 @@
 /* cpu_vec.h - vectors of sixteen floats, the type that the kernels compute with.
  *
- * A vector is made of parts as wide as the machine's registers: AVX-512, AVX2 with FMA, or plain
- * vectors of four that any compiler lowers. Each operation rounds correctly, vec_fma is always
- * fused (emulated exactly if the machine has no such instruction) and sums have one order, so a
- * kernel gives the same bits for each. For kernel files only: the compile flags select the parts.
- */
+ * A vector is made of parts as wide as the machine's registers; the compile flags select them. All
+ * but the fused multiply-add is the compiler's vector arithmetic. Each operation rounds correctly,
+ * vec_fma is always fused (emulated exactly if the machine has no such instruction) and sums have
+ * one order, so a kernel gives the same bits for each instruction set. For kernel files only. */
 #ifndef NVLLM_ENGINE_CPU_CPU_VEC_H
 #define NVLLM_ENGINE_CPU_CPU_VEC_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 enum { VEC = 16 }; /* lanes */
 
@@ -42,22 +45,93 @@ enum { VEC = 16 }; /* lanes */
         break;                                                                                     \
     }
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-#include "engine/cpu/cpu_vec_avx512.h"
+/* What a register holds. PART(op): the instruction of that width. */
+#if defined(__AVX512F__)
+enum { PART_BYTES = 64 };
+typedef __m512 part;
+#define PART(op) _mm512_##op
 #elif defined(__AVX2__) && defined(__FMA__)
-#include "engine/cpu/cpu_vec_avx2.h"
+enum { PART_BYTES = 32 };
+typedef __m256 part;
+#define PART(op) _mm256_##op
+#elif defined(__SSE2__)
+enum { PART_BYTES = 16 };
+typedef __m128 part;
+#define PART(op) _mm_##op
 #else
-#include "engine/cpu/cpu_vec_plain.h"
+enum { PART_BYTES = 16 };
+typedef float part __attribute__((vector_size(16)));
 #endif
 
-enum { N_PARTS = VEC * 4 / VEC_PART_BYTES };
+enum { N_PARTS = VEC * 4 / PART_BYTES, PART_LANES = PART_BYTES / 4 };
 
-typedef uint32_t part_uint __attribute__((vector_size(VEC_PART_BYTES)));
+typedef int32_t part_int __attribute__((vector_size(PART_BYTES)));
+typedef uint32_t part_uint __attribute__((vector_size(PART_BYTES)));
 typedef float quad __attribute__((vector_size(16)));
+
+/* A part at any address. */
+typedef float part_memory __attribute__((vector_size(PART_BYTES), aligned(4), may_alias));
 
 struct vec {
     part p[N_PARTS];
 };
+
+/* a * b + c, rounded once. */
+#if defined(__FMA__)
+VEC_FUNC part part_fma(part a, part b, part c)
+{
+    return PART(fmadd_ps)(a, b, c);
+}
+#elif defined(__SSE2__)
+typedef int64_t pair_int __attribute__((vector_size(16)));
+
+/* By means of doubles: the product of two floats is exact in a double, the sum is not. Its error is
+ * found (Knuth's two-sum) and, where there is one, an even last bit is made odd in its direction.
+ * Rounding to float then cannot fall on a false tie. */
+VEC_FUNC __m128d pair_fma_odd(__m128d a, __m128d b, __m128d c)
+{
+    const __m128d product = a * b, sum = product + c;
+    const __m128d back = sum - product;
+    const __m128d error = (product - (sum - back)) + (c - back);
+    const pair_int inexact = (error > 0.0) | (error < 0.0); /* neither for NaN */
+    const pair_int away = (error > 0.0) ^ (sum > 0.0);      /* -1: towards zero */
+    pair_int bits = (pair_int)sum;
+    const pair_int even = (bits & 1) - 1;
+
+    bits += even & inexact & (away | 1);
+    return (__m128d)bits;
+}
+
+/* Conversions are spelled as instructions: written as C, gcc 12 at -O3 gives wrong bits where two
+ * such calls follow one another (a rounding to float between them gets lost). */
+VEC_FUNC part part_fma(part a, part b, part c)
+{
+    const __m128d lo = pair_fma_odd(_mm_cvtps_pd(a), _mm_cvtps_pd(b), _mm_cvtps_pd(c));
+    const __m128d hi =
+        pair_fma_odd(_mm_cvtps_pd(_mm_movehl_ps(a, a)), _mm_cvtps_pd(_mm_movehl_ps(b, b)),
+                     _mm_cvtps_pd(_mm_movehl_ps(c, c)));
+
+    return _mm_movelh_ps(_mm_cvtpd_ps(lo), _mm_cvtpd_ps(hi));
+}
+#else
+VEC_FUNC part part_fma(part a, part b, part c)
+{
+    return (part){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+                  __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};
+}
+#endif
+
+VEC_FUNC part part_load_bf16(const uint16_t *p)
+{
+#if defined(__AVX512F__)
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+#elif defined(__AVX2__)
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+#else
+    const part_uint wide = {p[0], p[1], p[2], p[3]};
+#endif
+    return (part)((part_uint)wide << 16);
+}
 
 #define VEC_EACH(expr)                                                                             \
     struct vec y;                                                                                  \
@@ -65,9 +139,6 @@ struct vec {
     for (int i = 0; i < N_PARTS; i++)                                                              \
         y.p[i] = (expr);                                                                           \
     return y
-
-/* A part at any address. */
-typedef float part_memory __attribute__((vector_size(VEC_PART_BYTES), aligned(4), may_alias));
 
 VEC_FUNC struct vec vec_load(const float *p)
 {
@@ -88,7 +159,7 @@ VEC_FUNC struct vec vec_set1(float x)
 
 VEC_FUNC struct vec vec_load_bf16(const uint16_t *p)
 {
-    VEC_EACH(part_load_bf16(p + i * (VEC / N_PARTS)));
+    VEC_EACH(part_load_bf16(p + i * (PART_LANES)));
 }
 
 VEC_FUNC struct vec vec_add(struct vec a, struct vec b)
@@ -116,6 +187,24 @@ VEC_FUNC struct vec vec_fma(struct vec a, struct vec b, struct vec c)
     VEC_EACH(part_fma(a.p[i], b.p[i], c.p[i]));
 }
 
+/* a > b ? a : b and a < b ? a : b, so b where either is NaN. */
+#ifdef PART
+#define part_max PART(max_ps)
+#define part_min PART(min_ps)
+#else
+VEC_FUNC part part_max(part a, part b)
+{
+    const part_int first = a > b;
+
+    return (part)((first & (part_int)a) | (~first & (part_int)b));
+}
+
+VEC_FUNC part part_min(part a, part b)
+{
+    return -part_max(-a, -b);
+}
+#endif
+
 VEC_FUNC struct vec vec_max(struct vec a, struct vec b)
 {
     VEC_EACH(part_max(a.p[i], b.p[i]));
@@ -126,9 +215,10 @@ VEC_FUNC struct vec vec_min(struct vec a, struct vec b)
     VEC_EACH(part_min(a.p[i], b.p[i]));
 }
 
+/* a, but 0 where x < lo. */
 VEC_FUNC struct vec vec_zero_below(struct vec a, struct vec x, struct vec lo)
 {
-    VEC_EACH(part_zero_below(a.p[i], x.p[i], lo.p[i]));
+    VEC_EACH((part)(~(x.p[i] < lo.p[i]) & (part_int)a.p[i]));
 }
 
 /* 2^n for t = 1.5 * 2^23 + n, -126 <= n <= 127. */
@@ -137,45 +227,72 @@ VEC_FUNC struct vec vec_pow2(struct vec t)
     VEC_EACH((part)(((part_uint)t.p[i] << 23) + 0x3f800000u));
 }
 
-VEC_FUNC bool vec_any_ge(struct vec a, struct vec b)
+#ifdef PART
+/* Four floats from each of four places, side by side. */
+VEC_FUNC struct vec vec_load_quads(const float *p, int stride)
 {
-    bool any = false;
+    const __m128 q0 = _mm_loadu_ps(p), q1 = _mm_loadu_ps(p + stride);
+    const __m128 q2 = _mm_loadu_ps(p + 2 * stride), q3 = _mm_loadu_ps(p + 3 * stride);
+#if defined(__AVX512F__)
+    const __m512 lo = _mm512_insertf32x4(_mm512_castps128_ps512(q0), q1, 1);
 
-    VEC_UNROLL
-    for (int i = 0; i < N_PARTS; i++)
-        any |= part_any_ge(a.p[i], b.p[i]);
-    return any;
+    return (struct vec){{_mm512_insertf32x4(_mm512_insertf32x4(lo, q2, 2), q3, 3)}};
+#elif defined(__AVX2__)
+    return (struct vec){{_mm256_set_m128(q1, q0), _mm256_set_m128(q3, q2)}};
+#else
+    return (struct vec){{q0, q1, q2, q3}};
+#endif
 }
+#endif
 
-/* The sums of four: lane i with i + 8, then i + 4, i + 2, i + 1. */
-VEC_FUNC void vec_sum4(float *out, struct vec a, struct vec b, struct vec c, struct vec d)
+/* out[d * out_stride + i] = in[i * stride + d] for four d. */
+VEC_FUNC void vec_transpose(float *out, int out_stride, const float *in, int stride)
 {
-    const struct vec in[4] = {a, b, c, d};
+#ifdef PART
+    struct vec m[4];
 
     VEC_UNROLL
-    for (int i = 0; i < 4; i++) {
-        const quad q = (quad)parts_fold(in[i].p);
+    for (int i = 0; i < 4; i++)
+        m[i] = vec_load_quads(in + i * stride, 4 * stride);
+    VEC_UNROLL
+    for (int i = 0; i < N_PARTS; i++) {
+        const part lo01 = PART(unpacklo_ps)(m[0].p[i], m[1].p[i]);
+        const part hi01 = PART(unpackhi_ps)(m[0].p[i], m[1].p[i]);
+        const part lo23 = PART(unpacklo_ps)(m[2].p[i], m[3].p[i]);
+        const part hi23 = PART(unpackhi_ps)(m[2].p[i], m[3].p[i]);
 
-        out[i] = (q[0] + q[2]) + (q[1] + q[3]);
+        m[0].p[i] = PART(shuffle_ps)(lo01, lo23, 0x44);
+        m[1].p[i] = PART(shuffle_ps)(lo01, lo23, 0xee);
+        m[2].p[i] = PART(shuffle_ps)(hi01, hi23, 0x44);
+        m[3].p[i] = PART(shuffle_ps)(hi01, hi23, 0xee);
     }
+    for (int d = 0; d < 4; d++)
+        vec_store(out + d * out_stride, m[d]);
+#else
+    for (int d = 0; d < 4; d++)
+        for (int i = 0; i < VEC; i++)
+            out[d * out_stride + i] = in[i * stride + d];
+#endif
 }
 
-/* Four floats from each pointer, side by side. */
-VEC_FUNC struct vec vec_load_quads(const float *p0, const float *p1, const float *p2,
-                                   const float *p3)
+/* Lanes 4 i .. 4 i + 3. */
+VEC_FUNC quad vec_quad(struct vec a, int i)
 {
-    struct vec y;
+    const union {
+        part p;
+        quad q[PART_LANES / 4];
+    } u = {a.p[i * 4 / PART_LANES]};
 
-    parts_load_quads(y.p, p0, p1, p2, p3);
-    return y;
+    return u.q[i % (PART_LANES / 4)];
 }
 
-/* Transposes the 4x4 floats that each four lanes of the four vectors make. */
-VEC_FUNC void vec_transpose_quads(struct vec m[4])
+/* Lane i with i + 8, then i + 4, i + 2, i + 1. */
+VEC_FUNC float vec_sum(struct vec a)
 {
-    VEC_UNROLL
-    for (int i = 0; i < N_PARTS; i++)
-        part_transpose_quads(&m[0].p[i], &m[1].p[i], &m[2].p[i], &m[3].p[i]);
+    const quad q = (vec_quad(a, 0) + vec_quad(a, 2)) + (vec_quad(a, 1) + vec_quad(a, 3));
+    const quad pair = q + __builtin_shufflevector(q, q, 2, 3, 2, 3);
+
+    return pair[0] + pair[1];
 }
 
 VEC_FUNC struct vec vec_zero(void)
@@ -204,14 +321,6 @@ VEC_FUNC void vec_store_n(float *p, struct vec a, int n)
     }
     vec_store(lanes, a);
     memcpy(p, lanes, (size_t)n * sizeof(float));
-}
-
-VEC_FUNC float vec_sum(struct vec a)
-{
-    float sums[4];
-
-    vec_sum4(sums, a, a, a, a);
-    return sums[0];
 }
 
 VEC_FUNC float vec_max_lane(struct vec a)

@@ -1,9 +1,7 @@
 /* cpu_weights.c - see cpu_weights.h. */
 #include "engine/cpu/cpu_weights.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 
 #include "engine/cpu/cpu_ops.h"
 
@@ -43,46 +41,28 @@ static void read_task(void *ctx, int task, int thread)
     pthread_mutex_unlock(&l->lock);
 }
 
-int cpu_weights_load(struct cpu_weights **out, const struct model *model, struct cpu_pool *pool,
-                     void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e)
+int cpu_weights_load(struct weights *w, struct region *memory, const struct model *model,
+                     struct cpu_pool *pool, void (*progress)(void *ctx, double done),
+                     void *progress_ctx, struct err *e)
 {
     static const struct weights_layout layout = {.vectors = DTYPE_F32,
                                                  .k_align = CPU_K_ALIGN,
                                                  .align = 64,
                                                  .piece_elements = 2 << 20};
     struct loader l = {.model = model,
+                       .weights = w,
                        .progress = progress,
                        .progress_ctx = progress_ctx,
                        .lock = PTHREAD_MUTEX_INITIALIZER};
-    struct cpu_weights *w = calloc(1, sizeof(*w));
-    int r;
+    int r =
+        weights_init(w, model_config(model), (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
 
-    if (!w)
-        return err_set(e, -ENOMEM, "%s: out of memory", model_name(model));
-    l.weights = &w->all;
-    r = weights_init(&w->all, model_config(model), (struct shard){.rank = 0, .tp_size = 1}, &layout,
-                     e);
     if (r == 0)
-        r = region_init(&w->memory, "the model's weights", w->all.bytes, e);
-    if (r == 0) {
-        weights_place(&w->all, w->memory.base);
-        cpu_pool_run(pool, w->all.n_pieces, read_task, &l);
-        if (l.error < 0)
-            r = err_set(e, l.error, "%s", l.err.text);
-    }
-    pthread_mutex_destroy(&l.lock);
+        r = region_init(memory, "the model's weights", w->bytes, e);
     if (r < 0)
-        cpu_weights_free(w);
-    else
-        *out = w;
-    return r;
-}
-
-void cpu_weights_free(struct cpu_weights *w)
-{
-    if (!w)
-        return;
-    region_deinit(&w->memory);
-    weights_deinit(&w->all);
-    free(w);
+        return r;
+    weights_place(w, memory->base);
+    cpu_pool_run(pool, w->n_pieces, read_task, &l);
+    pthread_mutex_destroy(&l.lock);
+    return l.error < 0 ? err_set(e, l.error, "%s", l.err.text) : 0;
 }

@@ -10,14 +10,10 @@
 #include "engine/model/weights.h"
 #include "engine/util/err.h"
 
-struct cpu_weights {
-    struct weights all;
-    struct region memory;
-};
-
-/* Reads everything with all threads of the pool. Negative errno and a text. */
-int cpu_weights_load(struct cpu_weights **out, const struct model *model, struct cpu_pool *pool,
-                     void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e);
-void cpu_weights_free(struct cpu_weights *w);
+/* Takes memory and reads everything into it with all threads of the pool. Negative errno and a
+ * text; both are to be deinitialized then, too. */
+int cpu_weights_load(struct weights *w, struct region *memory, const struct model *model,
+                     struct cpu_pool *pool, void (*progress)(void *ctx, double done),
+                     void *progress_ctx, struct err *e);
 
 #endif

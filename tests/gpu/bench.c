@@ -159,12 +159,14 @@ static void bench_mixed(const char *file)
 static bool print_first_use(void)
 {
     static const double bar = 0.05;
-    const struct cuda_first_use u = cuda_backend_first_use(backend);
-    const bool reached = u.longest_capture <= bar;
+    const struct rank *rank = cuda_backend_rank(backend);
+    const bool reached = rank->graphs.longest <= bar;
+    int n_known, n_heuristic;
 
+    gemm_counts(rank->gemm, &n_known, &n_heuristic);
     printf("bench=first_use products_known=%d products_heuristic=%d captures=%d capture_ms=%.2f "
            "bar=%.0f verdict=%s\n",
-           u.n_known, u.n_heuristic, u.n_captures, u.longest_capture * 1e3, bar * 1e3,
+           n_known, n_heuristic, rank->graphs.n_captures, rank->graphs.longest * 1e3, bar * 1e3,
            reached ? "ok" : "MISSED");
     fflush(stdout);
     return reached;
@@ -178,9 +180,9 @@ static void print_paths(double seconds)
 
     printf("bench=tune records=%d open_s=%.2f\n", known->n, seconds);
     for (int i = 0; i < known->n; i++)
-        if (known->all[i].out == ALGO_STEP)
-            printf("bench=path rows=%d path=%s step_us=%.1f\n", known->all[i].m,
-                   names[known->all[i].n - 1], (double)known->all[i].us);
+        if (known->all[i].shape.out == ALGO_STEP)
+            printf("bench=path rows=%d path=%s step_us=%.1f\n", known->all[i].shape.m,
+                   names[known->all[i].shape.n - 1], (double)known->all[i].us);
     fflush(stdout);
 }
 

@@ -40,11 +40,11 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
     const size_t bytes = (size_t)vocab * sizeof(float);
     float *logits = malloc(bytes);
     struct drive_times times;
-    int64_t stride;
     struct err e;
 
     must_(drive(&nvllm_backend, b, o, &s, 1, &times, &e), &e);
-    cuda_must(cudaMemcpy(logits, cuda_backend_logits(b, &stride), bytes, cudaMemcpyDeviceToHost));
+    cuda_must(
+        cudaMemcpy(logits, cuda_backend_rank(b)->forward.logits, bytes, cudaMemcpyDeviceToHost));
     if (fwrite(logits, 1, bytes, out) != bytes) {
         perror("writing");
         exit(1);

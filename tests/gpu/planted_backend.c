@@ -90,7 +90,7 @@ static int planted_open(struct backend **out, const struct model *model,
         return err_set(e, -ENOMEM, "out of memory");
     }
     if (poison &&
-        (cudaMemset(cuda_backend_blocks(b), POISON,
+        (cudaMemset(cuda_backend_rank(b)->forward.kv.base, POISON,
                     (size_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes) != cudaSuccess ||
          cudaDeviceSynchronize() != cudaSuccess)) {
         nvllm_planted_inner.close(b);
@@ -102,8 +102,9 @@ static int planted_open(struct backend **out, const struct model *model,
 
 static cudaError_t poison_block(struct backend *b, int32_t block)
 {
-    return cudaMemsetAsync((char *)cuda_backend_blocks(b) + (uint64_t)block * block_bytes, POISON,
-                           block_bytes, cuda_backend_stream(b));
+    return cudaMemsetAsync((char *)cuda_backend_rank(b)->forward.kv.base +
+                               (uint64_t)block * block_bytes,
+                           POISON, block_bytes, cuda_backend_rank(b)->device.launch.stream);
 }
 
 /* What is not full of sequences whose states others get. */
@@ -147,7 +148,7 @@ static void note_tails(const struct batch *batch)
 
 static int planted_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
-    const struct launch l = {.stream = cuda_backend_stream(b)};
+    const struct launch l = {.stream = cuda_backend_rank(b)->device.launch.stream};
 
     if (poison && (poison_left(b, batch) != cudaSuccess || poison_begun(b, batch) != cudaSuccess))
         return err_set(e, -EIO, "a block cannot be poisoned");

@@ -257,13 +257,13 @@ void rig_run(struct rig *r, const struct step_view *v, int n, int n_rows, bool r
     const struct forward_shape shape = {.n_tokens = n,
                                         .n_decodes = n,
                                         .n_rows = n_rows,
-                                        .n_items = step_max_items(&r->limits, n)};
+                                        .n_items = step_max_items(&r->limits, n),
+                                        .path = resident ? PATH_RESIDENT : PATH_SKINNY};
     struct forward f = r->forward;
     struct err e;
 
     must(!resident || n <= f.resident_rows);
     memset(f.chain_path, PATH_SKINNY, sizeof(f.chain_path));
-    memset(f.decode_path, resident ? PATH_RESIDENT : PATH_SKINNY, sizeof(f.decode_path));
     if (forward_run(&f, v, &shape, &e) < 0) {
         fprintf(stderr, "%s\n", e.text);
         exit(1);

@@ -110,7 +110,7 @@ START_TEST(a_trap_is_told)
     const double begin = now_seconds();
 
     ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
-    l = (struct launch){.stream = cuda_backend_stream(b)};
+    l = (struct launch){.stream = cuda_backend_rank(b)->device.launch.stream};
     ck_assert_int_eq(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);
     ck_assert_int_eq(trap_device(&l), cudaSuccess);
     ck_assert_int_lt(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);

@@ -17,7 +17,7 @@ static char folder[64], file[512];
 
 static struct algo_record record_of(int m)
 {
-    struct algo_record r = {.m = m, .n = 6144, .k = 1024, .out = 2, .y_stride = 6144, .us = 10.5f};
+    struct algo_record r = {.shape = {m, 6144, 1024, 2, 6144}, .us = 10.5f};
 
     memset(r.algo, m, sizeof(r.algo));
     return r;
@@ -70,7 +70,7 @@ static int count_of(const char *in, const char *with)
 
     ck_assert_int_eq(algo_file_read(&r, in, with, &e), 0);
     for (int i = 0; i < r.n; i++) {
-        const struct algo_record expected = record_of(r.all[i].m);
+        const struct algo_record expected = record_of(r.all[i].shape.m);
 
         ck_assert_int_eq(memcmp(&r.all[i], &expected, sizeof(expected)), 0);
     }
@@ -174,12 +174,12 @@ TEST(senseless_records_are_none)
 
     for (int i = 0; i < 6; i++)
         r[i] = record_of(16);
-    r[0].m = 0;
-    r[1].n = -1;
-    r[2].k = INT32_MIN;
-    r[3].out = -1;
+    r[0].shape.m = 0;
+    r[1].shape.n = -1;
+    r[2].shape.k = INT32_MIN;
+    r[3].shape.out = -1;
     r[4].us = NAN;
-    r[5].y_stride = 6143;
+    r[5].shape.y_stride = 6143;
     for (int i = 0; i < 6; i++) {
         ck_assert_int_eq(write_to(folder, key, &r[i], 1, &e), 0);
         ck_assert_int_eq(count_of(folder, key), 0);

@@ -128,7 +128,7 @@ static void open_way(struct driver *d, const struct way *w)
                          .two_in_flight = w->two_in_flight,
                          .scatter = w->scatter};
     if (w->isa < CPU_N_ISAS)
-        r = cpu_backend_open_isa(&d->backend, model, &o, w->isa, &e);
+        r = cpu_backend_open_with(&d->backend, model, &o, cpu_ops_get(w->isa), &e);
     else
         r = cpu_backend.open(&d->backend, model, &o, &e);
     ck_assert_msg(r == 0, "%s", e.text);

@@ -247,7 +247,8 @@ static void open_backend(struct driver *d, int max_rows, enum cpu_isa isa)
                          .max_seqs = 4,
                          .two_in_flight = true,
                          .scatter = 3};
-    ck_assert_msg(cpu_backend_open_isa(&d->backend, model, &o, isa, &e) == 0, "%s", e.text);
+    ck_assert_msg(cpu_backend_open_with(&d->backend, model, &o, cpu_ops_get(isa), &e) == 0, "%s",
+                  e.text);
     driver_init(d);
 }
 
