@@ -6,12 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
-#include "client/ctl/report_json.h"
-#include "client/ctl/table.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
 
 enum {
     DEFAULT_LIMIT = 50,
@@ -49,7 +47,7 @@ static void add_heads(const struct cache_work *w, json_t *prefixes)
             ids[k] = (int32_t)json_integer_value(json_array_get(head, k));
         if (n > 0 && nvllm_detokenize(w->ctl->client, ids, n, false, ctl_ask_ms(w->ctl), &text,
                                       NULL) == NVLLM_OK)
-            json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
+            json_object_set_new(prefix, "head", ctl_json_text(text));
     }
 }
 
@@ -73,11 +71,11 @@ static void fill_cells(struct table *t, const json_t *p)
     snprintf(t->cells[TOKENS], n, "%" PRIu64, number(p, "tokens"));
     snprintf(t->cells[BLOCKS], n, "%" PRIu64, number(p, "blocks"));
     snprintf(t->cells[HITS], n, "%" PRIu64, number(p, "hits"));
-    ctl_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
-    ctl_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
+    show_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
+    show_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
     snprintf(t->cells[HOLDERS], n, "%" PRIu64, number(p, "holders"));
     snprintf(t->cells[PINNED], n, "%s", json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
-    ctl_user_name(t->cells[USER], n, (uint32_t)number(p, "uid"));
+    show_user(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }
 
 /* The last column is the text that a prefix begins with, cut to the room that is left. */
@@ -86,7 +84,7 @@ static void print_cache(const json_t *o)
     const json_t *prefixes = json_object_get(o, "prefixes");
     uint64_t queried = number(o, "queried_tokens"), hits = number(o, "hit_tokens");
     uint64_t n = json_array_size(prefixes);
-    int columns = terminal_columns(STDOUT_FILENO), room = 0;
+    int columns = show_width(STDOUT_FILENO), room = 0;
     const char *head = "BEGINS";
     struct table t;
 
@@ -108,7 +106,7 @@ static void print_cache(const json_t *o)
         printf("… and %" PRIu64 " more\n", number(o, "total") - n);
     printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
            " blocks evicted, %" PRIu64 " pinned\n",
-           hits, queried, ctl_percent(hits, queried), number(o, "evictions"),
+           hits, queried, show_percent(hits, queried), number(o, "evictions"),
            number(o, "pinned_blocks"));
 }
 
@@ -116,13 +114,12 @@ static int show(struct cache_work *w)
 {
     const struct nvllm_cache *cache;
     struct nvllm_list_options options;
-    struct nvllm_error err;
     json_t *o;
 
     nvllm_list_options_init(&options);
     options.limit = (uint32_t)ctl_whole(w->ctl, "limit", DEFAULT_LIMIT, 1, UINT32_MAX);
-    if (nvllm_show_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl,
+              nvllm_show_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &cache, &w->ctl->err));
     o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
     if (ctl_option(w->ctl, "json"))
@@ -148,12 +145,11 @@ static int clear(struct cache_work *w)
 {
     const struct nvllm_cache_change *change;
     struct nvllm_clear_options options;
-    struct nvllm_error err;
 
     nvllm_clear_options_init(&options);
     options.all = ctl_option(w->ctl, "all");
-    if (nvllm_clear_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &change, &err) != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl, nvllm_clear_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &change,
+                                        &w->ctl->err));
     return print_change(w->ctl, "forgot", change);
 }
 
@@ -162,7 +158,6 @@ static int pin(struct cache_work *w)
     const struct nvllm_cache_change *change;
     struct nvllm_pin_options *pin = &w->pin;
     const struct nvllm_request *r = &w->prompt.request.r;
-    struct nvllm_error err;
     enum nvllm_code code;
 
     do {
@@ -173,10 +168,9 @@ static int pin(struct cache_work *w)
         if (r->cache_salt.data)
             pin->cache_salt = r->cache_salt;
         /* Computing the prompt may take long: only --timeout limits it. */
-        code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &err);
+        code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &w->ctl->err);
     } while (ctl_prompt_fall_back(&w->prompt, code));
-    if (code != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl, code);
     if (pin->unpin && change->blocks == 0)
         ctl_message("nothing is pinned for this prompt: “nvllmctl cache” lists pinned prefixes");
     return print_change(w->ctl, pin->unpin ? "unpinned" : "pinned", change);
@@ -229,18 +223,16 @@ int ctl_cache(struct ctl *ctl)
     static int (*const run[])(struct cache_work *) = {show, clear, pin, pin};
     struct cache_work w = {.ctl = ctl};
     enum verb verb;
-    int rc = EXIT_OK;
+    int rc;
 
     nvllm_pin_options_init(&w.pin);
     ctl_prompt_init(&w.prompt, ctl);
     verb = read_line(&w);
     ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
     if (ctl->needs_model)
-        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(ctl);
-    if (rc == EXIT_OK)
-        rc = run[verb](&w);
+        ctl_prompt_read(&w.prompt, ctl, NULL);
+    ctl_connect(ctl);
+    rc = run[verb](&w);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

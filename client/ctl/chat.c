@@ -14,8 +14,7 @@
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
-#include "client/ctl/terminal.h"
-#include "client/ctl/text_buffer.h"
+#include "client/ctl/show.h"
 #include "client/lib/clock.h"
 
 struct chat {
@@ -89,7 +88,7 @@ static bool write_messages(struct chat *chat, const char *path)
         const struct nvllm_message *m = &messages_of(chat)[i];
 
         json_array_append_new(messages, json_pack("{ssso}", "role", m->role, "content",
-                                                  ctl_json_text(m->content.data, m->content.len)));
+                                                  ctl_json_text(m->content)));
     }
     ok = fd >= 0 && ctl_json_print(fd, json_pack("{sO}", "messages", messages));
     json_decref(messages);
@@ -105,12 +104,12 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
     if (chat->quiet)
         return;
     fprintf(stderr, "%s(%u of %u prompt tokens cached, %u new",
-            terminal_colour(STDERR_FILENO, COLOUR_DIM), done->cached_tokens, done->prompt_tokens,
+            show_colour(STDERR_FILENO, COLOUR_DIM), done->cached_tokens, done->prompt_tokens,
             done->completion_tokens);
     if (done->completion_tokens > 1 && ms > 0)
         fprintf(stderr, " at %.0f tok/s", (done->completion_tokens - 1) * 1000 / ms);
     fprintf(stderr, ", the first after %.0f ms)%s\n", done->ttft_ms,
-            terminal_colour(STDERR_FILENO, COLOUR_END));
+            show_colour(STDERR_FILENO, COLOUR_END));
 }
 
 /* False if the reader of stdout has gone away. */
@@ -234,9 +233,10 @@ static int answer(struct chat *chat, struct nvllm_text question)
     if (!chat->ctl->client) {
         chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
         chat->ctl->wait = chat->ctl->wait && !chat->asking;
-        rc = ctl_connect(chat->ctl);
-        if (rc != EXIT_OK)
+        if (ctl_try_connect(chat->ctl) != NVLLM_OK) {
+            rc = ctl_report(chat->ctl, &chat->ctl->err);
             return chat->asking ? EXIT_OK : rc;
+        }
     }
     add_message(chat, "user", question);
     rc = run_turn(chat, &t);
@@ -277,8 +277,8 @@ static void save(struct chat *chat, const char *path)
 static void show_done(const struct chat *chat, const char *text)
 {
     if (chat->asking && !chat->quiet)
-        fprintf(stderr, "%s(%s)%s\n", terminal_colour(STDERR_FILENO, COLOUR_DIM), text,
-                terminal_colour(STDERR_FILENO, COLOUR_END));
+        fprintf(stderr, "%s(%s)%s\n", show_colour(STDERR_FILENO, COLOUR_DIM), text,
+                show_colour(STDERR_FILENO, COLOUR_END));
 }
 
 /* True: leave. */
@@ -390,9 +390,8 @@ static int talk(struct chat *chat)
             else
                 rc = answer(chat, (struct nvllm_text){text, message.len});
         }
-        if (ctl_left_ms(chat->ctl) == 0) {
+        if (ctl_left_ms(chat->ctl) == 0)
             rc = ctl_report_timeout();
-        }
     }
     text_buffer_deinit(&message);
     return ctl_interrupted() ? ctl_interrupted() : rc;
@@ -405,6 +404,8 @@ int ctl_chat(struct ctl *ctl)
     struct chat chat = {
         .ctl = ctl,
         .quiet = ctl_option(ctl, "quiet"),
+        .shown = isatty(STDOUT_FILENO),
+        .asking = isatty(STDIN_FILENO),
     };
     const char *system = ctl_option(ctl, "system");
     int rc;
@@ -414,19 +415,15 @@ int ctl_chat(struct ctl *ctl)
     chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
     if (system)
         set_system(&chat, nvllm_str(system));
-    chat.shown = isatty(STDOUT_FILENO);
-    chat.asking = isatty(STDIN_FILENO);
     chat.terminal = chat.asking && chat.shown;
-    rc = ctl_connect(ctl);
-    if (rc == EXIT_OK) {
-        ctl_catch_interrupts();
-        if (chat.terminal)
-            ctl_spare_interrupts();
-        editor_new(&chat.editor, chat.terminal, ctl->deadline);
-        if (chat.asking && !chat.quiet)
-            fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
-        rc = talk(&chat);
-    }
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    if (chat.terminal)
+        ctl_spare_interrupts();
+    editor_new(&chat.editor, chat.terminal, ctl->deadline);
+    if (chat.asking && !chat.quiet)
+        fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
+    rc = talk(&chat);
     editor_free(chat.editor);
     ctl_request_deinit(&chat.request);
     return rc;

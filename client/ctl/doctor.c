@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "client/ctl/json.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/show.h"
 
 #define SERVICE_USER  "nvllm"
 #define BUNDLED_MODEL NVLLM_MODELS_DIR "/nvllm-tiny"
@@ -74,14 +74,14 @@ void doctor_say(struct doctor *d, enum doctor_level level, const char *about, co
     d->n_wrong += level == DOCTOR_WRONG;
     if (d->json) {
         o = json_pack("{ssssso}", "level", levels[level].name, "about", about, "text",
-                      ctl_json_text(text, strlen(text)));
+                      ctl_json_text(nvllm_str(text)));
         if (fix)
-            json_object_set_new(o, "mend", ctl_json_text(fix, strlen(fix)));
+            json_object_set_new(o, "mend", ctl_json_text(nvllm_str(fix)));
         json_array_append_new(d->findings, o);
         return;
     }
-    printf("%s%-5s%s  %-7s  ", terminal_colour(STDOUT_FILENO, levels[level].colour),
-           levels[level].name, terminal_colour(STDOUT_FILENO, COLOUR_END), about);
+    printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour), levels[level].name,
+           show_colour(STDOUT_FILENO, COLOUR_END), about);
     ctl_put_line(stdout, text, 0);
     putchar('\n');
     if (fix && !program_has_control(fix))

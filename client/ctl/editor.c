@@ -173,8 +173,6 @@ static int read_plain(struct editor *e, const char **line, size_t *n)
     }
     if (got == LINES_END)
         return EDITOR_END;
-    if (got == LINES_E_NOMEM)
-        errno = ENOMEM;
     if (got != LINES_OK)
         return got == LINES_E_LONG ? EDITOR_E_LONG : EDITOR_E_READ;
     if (*n > 0 && text[*n - 1] == '\r')

@@ -5,10 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
-#include "client/ctl/report_json.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
 
 enum { SHOWN_BYTES = 60 };
 
@@ -23,20 +23,20 @@ static void print_token(const struct work *w, const char *what, const json_t *to
 {
     int32_t id = (int32_t)json_integer_value(token);
     struct nvllm_text text;
-    json_t *value = NULL;
-    char *quoted = NULL;
+    json_t *value;
+    char *quoted;
 
     printf("%-16s %d", what, id);
     if (nvllm_detokenize(w->ctl->client, &id, 1, false, ctl_ask_ms(w->ctl), &text, NULL) ==
-        NVLLM_OK)
-        value = ctl_json_text(text.data, text.len);
-    if (value && (quoted = json_dumps(value, JSON_ENCODE_ANY))) {
+        NVLLM_OK) {
+        value = ctl_json_text(text);
+        quoted = json_dumps(value, JSON_ENCODE_ANY);
         putchar(' ');
         ctl_put_line(stdout, quoted, SHOWN_BYTES);
+        free(quoted);
+        json_decref(value);
     }
     putchar('\n');
-    free(quoted);
-    json_decref(value);
 }
 
 static void print_prompt(const struct work *w, const json_t *o)
@@ -46,7 +46,7 @@ static void print_prompt(const struct work *w, const json_t *o)
     const json_t *next = json_object_get(o, "next_id"), *others = json_object_get(o, "other_ids");
 
     printf("%-16s%" PRIu64 " of %" PRIu64 " prompt tokens (%.0f %%)\n", "cached", cached, prompt,
-           ctl_percent(cached, prompt));
+           show_percent(cached, prompt));
     if (!json_is_integer(next))
         return;
     /* A block is cached as a whole: the first token that differs lies behind the cached ones. */
@@ -64,7 +64,7 @@ static void print_request(const struct nvllm_explanation *e)
            nvllm_request_state_name(r->state));
     if (r->place)
         printf(", place %u", r->place);
-    printf(", since %s\n", ctl_duration(age, sizeof(age), r->age_us));
+    printf(", since %s\n", show_duration(age, sizeof(age), r->age_us));
     if (e->reason != NVLLM_WAIT_NOT)
         printf("%-16s %s\n", "reason", nvllm_wait_reason_name(e->reason));
     if (e->blocks_needed)
@@ -76,7 +76,6 @@ static int explain(struct work *w)
     struct nvllm_explain_options *about = &w->about;
     const struct nvllm_request *r = &w->prompt.request.r;
     const struct nvllm_explanation *e;
-    struct nvllm_error err;
     enum nvllm_code code;
     json_t *o;
 
@@ -87,10 +86,9 @@ static int explain(struct work *w)
         about->chat = r->chat;
         if (r->cache_salt.data)
             about->cache_salt = r->cache_salt;
-        code = nvllm_explain(w->ctl->client, about, ctl_ask_ms(w->ctl), &e, &err);
+        code = nvllm_explain(w->ctl->client, about, ctl_ask_ms(w->ctl), &e, &w->ctl->err);
     } while (ctl_prompt_fall_back(&w->prompt, code));
-    if (code != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl, code);
     o = report_json_explanation(e);
     if (ctl_option(w->ctl, "json"))
         return ctl_json_answer(o);
@@ -136,16 +134,14 @@ static void read_options(struct work *w)
 int ctl_explain(struct ctl *ctl)
 {
     struct work w = {.ctl = ctl};
-    int rc = EXIT_OK;
+    int rc;
 
     nvllm_explain_options_init(&w.about);
     read_options(&w);
     if (ctl_prompt_is_given(&w.prompt))
-        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(ctl);
-    if (rc == EXIT_OK)
-        rc = explain(&w);
+        ctl_prompt_read(&w.prompt, ctl, NULL);
+    ctl_connect(ctl);
+    rc = explain(&w);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

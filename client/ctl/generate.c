@@ -161,24 +161,6 @@ static int run(struct job *job)
     }
 }
 
-static int generate(struct job *job)
-{
-    int rc;
-
-    rc = ctl_connect(job->ctl);
-    if (rc != EXIT_OK)
-        return rc;
-    ctl_catch_interrupts();
-    do
-        rc = run(job);
-    while (rc == RETRY);
-    if (ctl_interrupted())
-        return ctl_interrupted();
-    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK)
-        return ctl_report_timeout();
-    return rc;
-}
-
 int ctl_generate(struct ctl *ctl)
 {
     struct job job = {
@@ -195,10 +177,17 @@ int ctl_generate(struct ctl *ctl)
         ctl_usage(ctl, "“%s” is one prompt too many", text);
     if (job.prompt.request.r.logprobs >= 0 && !job.json)
         ctl_message("--logprobs needs --json to be shown");
-    rc = ctl_prompt_read(&job.prompt, ctl, text);
+    ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
-    if (rc == EXIT_OK)
-        rc = generate(&job);
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    do
+        rc = run(&job);
+    while (rc == RETRY);
+    if (ctl_interrupted())
+        rc = ctl_interrupted();
+    else if (ctl_left_ms(ctl) == 0 && rc != EXIT_OK)
+        rc = ctl_report_timeout();
     ctl_result_deinit(&job.result);
     ctl_prompt_deinit(&job.prompt);
     return rc;

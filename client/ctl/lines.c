@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "client/ctl/ctl.h"
+
 enum { FIRST_CAP = 64 << 10 };
 
 void lines_init(struct lines *l, int fd)
@@ -35,11 +37,8 @@ static int fill(struct lines *l, bool wait)
     }
     if (l->end == l->cap) {
         size_t cap = l->cap ? l->cap * 2 : FIRST_CAP;
-        char *bigger = realloc(l->data, cap);
 
-        if (!bigger)
-            return LINES_E_NOMEM;
-        l->data = bigger;
+        l->data = ctl_grow(l->data, cap, 1);
         l->cap = cap;
     }
     do {

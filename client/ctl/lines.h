@@ -25,7 +25,6 @@ enum {
     LINES_LATER,  /* no complete line is available */
     LINES_E_LONG, /* a line over the limit was skipped */
     LINES_E_READ, /* errno says why */
-    LINES_E_NOMEM,
 };
 
 void lines_init(struct lines *l, int fd);

@@ -14,6 +14,11 @@ void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
     *r = (struct ctl_result){.wants_logprobs = request->logprobs >= 0};
     r->n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES;
     r->choices = ctl_alloc(r->n_choices, sizeof(*r->choices));
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        r->choices[i].token_ids = json_array();
+        r->choices[i].logprobs = json_array();
+        r->choices[i].token_logprobs = json_array();
+    }
 }
 
 void ctl_result_deinit(struct ctl_result *r)
@@ -35,10 +40,6 @@ static void add_logprobs(struct ctl_choice *c, const struct nvllm_logprobs *row)
     for (uint32_t i = 0; i < row->n_top; i++)
         json_array_append_new(best, json_pack("[io]", (int)row->top_ids[i],
                                               ctl_json_number(row->top_logprobs[i])));
-    if (!c->logprobs) {
-        c->logprobs = json_array();
-        c->token_logprobs = json_array();
-    }
     json_array_append_new(c->logprobs, best);
     json_array_append_new(c->token_logprobs, ctl_json_number(row->logprob));
 }
@@ -51,14 +52,11 @@ void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
         return;
     c = &r->choices[delta->choice];
     text_buffer_add(&c->text, delta->text.data, delta->text.len);
-    if (!c->token_ids)
-        c->token_ids = json_array();
     for (size_t i = 0; i < delta->n_tokens; i++) {
         json_array_append_new(c->token_ids, json_integer(delta->token_ids[i]));
         if (delta->logprobs)
             add_logprobs(c, &delta->logprobs[i]);
     }
-    r->n_tokens += delta->n_tokens;
     if (delta->finish != NVLLM_FINISH_NONE)
         c->finish = delta->finish;
 }
@@ -82,15 +80,14 @@ enum nvllm_finish ctl_result_finish(const struct ctl_result *r)
 
 static void put_choice(json_t *object, const struct ctl_result *r, const struct ctl_choice *c)
 {
-    json_object_set_new(object, "text", ctl_json_text(c->text.data, c->text.len));
-    json_object_set_new(object, "token_ids",
-                        c->token_ids ? json_incref(c->token_ids) : json_array());
+    json_object_set_new(object, "text",
+                        ctl_json_text((struct nvllm_text){c->text.data, c->text.len}));
+    json_object_set(object, "token_ids", c->token_ids);
     json_object_set_new(object, "finish_reason", json_string(nvllm_finish_name(c->finish)));
     if (!r->wants_logprobs)
         return;
-    json_object_set_new(object, "logprobs", c->logprobs ? json_incref(c->logprobs) : json_array());
-    json_object_set_new(object, "token_logprobs",
-                        c->token_logprobs ? json_incref(c->token_logprobs) : json_array());
+    json_object_set(object, "logprobs", c->logprobs);
+    json_object_set(object, "token_logprobs", c->token_logprobs);
 }
 
 json_t *ctl_result_json(const struct ctl_result *r)

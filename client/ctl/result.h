@@ -5,12 +5,11 @@
 #include <jansson.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/text_buffer.h"
 
 struct ctl_choice {
     struct text_buffer text;
     json_t *token_ids;
-    json_t *logprobs;       /* NULL: none came */
+    json_t *logprobs;
     json_t *token_logprobs; /* of the tokens themselves */
     enum nvllm_finish finish;
 };
@@ -19,7 +18,6 @@ struct ctl_result {
     struct ctl_choice *choices; /* [n_choices] */
     uint32_t n_choices;
     bool wants_logprobs;
-    size_t n_tokens;
     struct nvllm_done done; /* zero if the request ended with an error */
 };
 
