@@ -25,67 +25,54 @@ static const struct {
     [DOCTOR_WRONG] = {"wrong", COLOUR_RED},
 };
 
-static const char *keep(struct doctor *d, char *text)
-{
-    if (!text)
-        ctl_no_memory();
-    d->texts = ctl_grow(d->texts, d->n_texts + 1, sizeof(*d->texts));
-    return d->texts[d->n_texts++] = text;
-}
-
-__attribute__((format(printf, 2, 0))) static const char *format(struct doctor *d, const char *fmt,
-                                                                va_list args)
-{
-    char *text;
-
-    return keep(d, vasprintf(&text, fmt, args) < 0 ? NULL : text);
-}
-
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
 {
-    const char *text;
     va_list args;
 
     va_start(args, fmt);
-    text = format(d, fmt, args);
+    obstack_vprintf(&d->texts, fmt, args);
     va_end(args);
-    return text;
+    obstack_1grow(&d->texts, '\0');
+    return obstack_finish(&d->texts);
 }
 
 const char *doctor_quote(struct doctor *d, const char *text)
 {
     size_t n = 4 * strlen(text) + 3;
-    char *quoted = ctl_alloc(n, 1);
 
-    program_quote(quoted, n, text);
-    return keep(d, quoted);
+    return program_quote(obstack_alloc(&d->texts, n), n, text);
 }
 
-void doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
+bool doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
                 const char *fmt, ...)
 {
-    const char *text;
+    char *text;
     va_list args;
     json_t *o;
 
     va_start(args, fmt);
-    text = format(d, fmt, args);
+    if (vasprintf(&text, fmt, args) < 0)
+        ctl_no_memory();
     va_end(args);
     d->n_wrong += level == DOCTOR_WRONG;
+    if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
+        fix += 5;
     if (d->json) {
         o = json_pack("{ssssso}", "level", levels[level].name, "about", about, "text",
                       ctl_json_text(nvllm_str(text)));
         if (fix)
             json_object_set_new(o, "mend", ctl_json_text(nvllm_str(fix)));
         json_array_append_new(d->findings, o);
-        return;
+    } else {
+        printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour),
+               levels[level].name, show_colour(STDOUT_FILENO, COLOUR_END), about);
+        ctl_put_line(stdout, text, 0);
+        putchar('\n');
+        if (fix && !program_has_control(fix))
+            printf("%16s%s\n", "", fix);
     }
-    printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour), levels[level].name,
-           show_colour(STDOUT_FILENO, COLOUR_END), about);
-    ctl_put_line(stdout, text, 0);
-    putchar('\n');
-    if (fix && !program_has_control(fix))
-        printf("%16s%s\n", "", fix);
+    free(text);
+    return level == DOCTOR_OK;
 }
 
 /* ---- users and paths */
@@ -138,10 +125,9 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
     } classes[] = {{"u", 6}, {"g", 3}, {"o", 0}};
     size_t n = strlen(path);
 
-    if (path[0] != '/') {
-        doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path", path);
-        return false;
-    }
+    if (path[0] != '/')
+        return doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path",
+                          path);
     for (size_t at = 0, end; at < n; at = end) {
         const char *part;
         unsigned bits = 1;
@@ -159,16 +145,16 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
         class = user->uid == st.st_uid ? 0 : doctor_in_group(user, st.st_gid) ? 1 : 2;
         if (user->uid == 0 || ((st.st_mode >> classes[class].shift) & bits) == bits)
             continue;
-        doctor_say(d, DOCTOR_WRONG, about,
-                   doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
-                               classes[class].letter, bits & 4 ? "r" : "", bits & 2 ? "w" : "",
-                               bits & 1 ? "x" : "", doctor_quote(d, part)),
-                   "user %s may not %s %s (mode %04o)", user->name,
-                   bits & 2   ? "write to"
-                   : bits & 4 ? "read"
-                              : "enter",
-                   part, (unsigned)st.st_mode & 07777);
-        return false;
+        return doctor_say(d, DOCTOR_WRONG, about,
+                          doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
+                                      classes[class].letter, bits & 4 ? "r" : "",
+                                      bits & 2 ? "w" : "", bits & 1 ? "x" : "",
+                                      doctor_quote(d, part)),
+                          "user %s may not %s %s (mode %04o)", user->name,
+                          bits & 2   ? "write to"
+                          : bits & 4 ? "read"
+                                     : "enter",
+                          part, (unsigned)st.st_mode & 07777);
     }
     return true;
 }
@@ -178,11 +164,6 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 const char *doctor_sudo(uid_t owner)
 {
     return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
-}
-
-const char *doctor_as_root(const char *command)
-{
-    return geteuid() == 0 ? command + strlen("sudo ") : command;
 }
 
 bool doctor_has_service(void)
@@ -236,28 +217,29 @@ const char *doctor_ask(struct doctor *d, const char *words)
 
 const char *doctor_again(struct doctor *d)
 {
+    static const char *const options[] = {"config", "model", "user"};
     const char *command = doctor_text(d, "%s doctor", this_program(d, doctor_sudo(0)));
 
-    if (d->given_config)
-        command = doctor_text(d, "%s --config %s", command, doctor_quote(d, d->given_config));
-    if (d->given_model)
-        command = doctor_text(d, "%s --model %s", command, doctor_quote(d, d->given_model));
-    if (d->user_given)
-        command = doctor_text(d, "%s --user %s", command, doctor_quote(d, d->user.name));
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        const char *value = ctl_option(d->ctl, options[i]);
+
+        if (value)
+            command = doctor_text(d, "%s --%s %s", command, options[i], doctor_quote(d, value));
+    }
     return command;
 }
 
 const char *doctor_restart(struct doctor *d)
 {
     if (doctor_is_service(d))
-        return doctor_text(d, "%ssystemctl restart nvllmd", doctor_sudo(0));
+        return "sudo systemctl restart nvllmd";
     return doctor_text(d, "%s && %s", doctor_ask(d, "stop --wait"), doctor_start(d));
 }
 
 const char *doctor_log(struct doctor *d)
 {
     if (doctor_is_service(d))
-        return doctor_text(d, "%sjournalctl -u nvllmd -n 50", doctor_sudo(0));
+        return "sudo journalctl -u nvllmd -n 50";
     if (!d->nvllmd || access(d->config, R_OK) != 0)
         return doctor_restart(d);
     return doctor_text(d, "%s check-config --config %s", doctor_quote(d, d->nvllmd),
@@ -289,25 +271,6 @@ static void choose_user(struct doctor *d, const char *given)
     }
 }
 
-static int finish(struct doctor *d)
-{
-    bool ok = true;
-
-    if (d->json)
-        ok = ctl_json_print(STDOUT_FILENO,
-                            json_pack("{sOsi}", "findings", d->findings, "wrong", d->n_wrong));
-    else if (d->n_wrong == 0)
-        puts("No problems found.");
-    else
-        printf("%d problem%s found; below each is the command that fixes it.\n", d->n_wrong,
-               d->n_wrong == 1 ? "" : "s");
-    if (!ok)
-        return EXIT_ERROR;
-    if (d->n_wrong == 1 && d->not_running)
-        return EXIT_NOT_RUNNING;
-    return d->n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
-}
-
 int ctl_doctor(struct ctl *ctl)
 {
     const char *config = ctl_option(ctl, "config");
@@ -315,24 +278,32 @@ int ctl_doctor(struct ctl *ctl)
         .ctl = ctl,
         .json = ctl_option(ctl, "json"),
         .config = config ? config : NVLLM_CONFIG_DIR "/nvllmd.conf",
-        .given_config = config,
         .given_model = ctl_option(ctl, "model"),
         .findings = json_array(),
         .of_model = json_array(),
     };
-    int rc;
+    bool ok = true;
 
+    obstack_init(&d.texts);
+    d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d, ctl_option(ctl, "user"));
     doctor_find_program(&d);
     doctor_socket(&d);
     doctor_config(&d);
     doctor_model(&d);
     doctor_host(&d);
-    rc = finish(&d);
+    if (d.json)
+        ok = ctl_json_print(STDOUT_FILENO,
+                            json_pack("{sOsi}", "findings", d.findings, "wrong", d.n_wrong));
+    else if (d.n_wrong == 0)
+        puts("No problems found.");
+    else
+        printf("%d problem%s found; below each is the command that fixes it.\n", d.n_wrong,
+               d.n_wrong == 1 ? "" : "s");
     json_decref(d.findings);
     json_decref(d.of_model);
-    while (d.n_texts > 0)
-        free(d.texts[--d.n_texts]);
-    free(d.texts);
-    return rc;
+    obstack_free(&d.texts, NULL);
+    if (ok && d.n_wrong == 1 && d.not_running)
+        return EXIT_NOT_RUNNING;
+    return ok && d.n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
 }

@@ -128,8 +128,7 @@ static bool is_reliable(const struct doctor *d, const char *about)
            strcmp(about, "memory") == 0 || strcmp(about, "backend") == 0;
 }
 
-/* Adds one of nvllmd's findings; with its own path in the command, for a shell may not find it, and
- * without sudo for root, whose rights nvllmd did not have. */
+/* Adds one of nvllmd's findings; with its own path in the command, for a shell may not find it. */
 static void say_finding(struct doctor *d, const char *about, const json_t *f)
 {
     const char *level = json_string_value(json_object_get(f, "level"));
@@ -137,8 +136,6 @@ static void say_finding(struct doctor *d, const char *about, const json_t *f)
 
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
         fix = doctor_text(d, "%s %s", doctor_quote(d, d->nvllmd), fix + 7);
-    else if (fix && strncmp(fix, "sudo ", 5) == 0)
-        fix = doctor_as_root(fix);
     doctor_say(d,
                strcmp(level, "wrong") == 0  ? DOCTOR_WRONG
                : strcmp(level, "note") == 0 ? DOCTOR_NOTE
@@ -230,7 +227,6 @@ void doctor_config(struct doctor *d)
     json_t *found;
     int n = 3;
 
-    d->has_config = d->given_config || access(d->config, F_OK) == 0;
     if (!d->nvllmd) {
         doctor_say(d, DOCTOR_NOTE, ABOUT, NULL,
                    "nvllmd is not installed here, so %s cannot be checked", d->config);

@@ -272,8 +272,9 @@ static bool read_message(struct reading *in, void *out, const json_t *value)
 
 static bool read_seed(struct reading *in, void *out, const json_t *value)
 {
-    struct nvllm_request *r = out;
+    struct nvllm_request *r = &in->q->r;
 
+    (void)out;
     r->has_seed = true;
     r->seed = (uint64_t)json_integer_value(value);
     return (json_is_integer(value) && json_integer_value(value) >= 0) ||
@@ -284,8 +285,9 @@ static bool read_stop(struct reading *in, void *out, const json_t *value)
 {
     size_t n = json_is_string(value) ? 1 : json_array_size(value);
     struct nvllm_text *stop = ctl_request_take(in->q, n + 1, sizeof(*stop));
-    struct nvllm_request *r = out;
+    struct nvllm_request *r = &in->q->r;
 
+    (void)out;
     if (!json_is_string(value) && !json_is_array(value))
         return wrong(in, "a string or an array of strings");
     for (size_t i = 0; i < n; i++)
@@ -308,10 +310,11 @@ static bool read_logit_bias(struct reading *in, void *out, const json_t *value)
     size_t n = json_is_object(value) ? json_object_size(value) : json_array_size(value), i = 0;
     struct nvllm_logit_bias *biases = ctl_request_take(in->q, n + 1, sizeof(*biases));
     bool ok = json_is_object(value) || json_is_array(value);
-    struct nvllm_request *r = out;
+    struct nvllm_request *r = &in->q->r;
     const json_t *member;
     const char *name;
 
+    (void)out;
     json_object_foreach((json_t *)value, name, member)
     {
         char *end;
@@ -344,11 +347,11 @@ static bool read_priority(struct reading *in, void *out, const json_t *value)
     return wrong(in, "\"low\", \"normal\" or \"high\"");
 }
 
-#define REQUEST(field) #field, read_##field, .offset = offsetof(struct ctl_request, r)
-#define FIELD(field)   .offset = offsetof(struct ctl_request, field)
+#define FIELD(name, read) #name, read, .offset = offsetof(struct ctl_request, r.name)
 #define MANY(field, count)                                                                         \
-    FIELD(field), .size = sizeof(*((struct ctl_request *)NULL)->field),                            \
-                  .count_offset = offsetof(struct ctl_request, count)
+    .offset = offsetof(struct ctl_request, field),                                                 \
+    .size = sizeof(*((struct ctl_request *)NULL)->field),                                          \
+    .count_offset = offsetof(struct ctl_request, count)
 
 enum { N_CHAT_FIELDS = 4, N_INPUT_FIELDS = 6, N_FIELDS = 28 };
 
@@ -356,30 +359,31 @@ enum { N_CHAT_FIELDS = 4, N_INPUT_FIELDS = 6, N_FIELDS = 28 };
 static const struct member fields[N_FIELDS] = {
     {"messages", read_message, MANY(chat.messages, chat.n_messages)},
     {"tools", read_object_text, MANY(chat.tools, chat.n_tools)},
-    {"add_generation_prompt", read_switch, FIELD(chat.add_generation_prompt)},
-    {"enable_thinking", read_switch, FIELD(chat.enable_thinking)},
-    {"prompt", read_text, FIELD(r.prompt)},
+    {"add_generation_prompt", read_switch,
+     .offset = offsetof(struct ctl_request, chat.add_generation_prompt)},
+    {"enable_thinking", read_switch, .offset = offsetof(struct ctl_request, chat.enable_thinking)},
+    {FIELD(prompt, read_text)},
     {"prompt_ids", read_id, MANY(r.prompt_ids, r.n_prompt_ids)},
-    {"temperature", read_float, FIELD(r.temperature)},
-    {"top_k", read_count, FIELD(r.top_k)},
-    {"top_p", read_float, FIELD(r.top_p)},
-    {"min_p", read_float, FIELD(r.min_p)},
-    {"repetition_penalty", read_float, FIELD(r.repetition_penalty)},
-    {"presence_penalty", read_float, FIELD(r.presence_penalty)},
-    {"frequency_penalty", read_float, FIELD(r.frequency_penalty)},
-    {"min_tokens", read_count, FIELD(r.min_tokens)},
-    {"max_tokens", read_count, FIELD(r.max_tokens)},
-    {"logprobs", read_count, FIELD(r.logprobs)},
-    {"n", read_count, FIELD(r.n)},
-    {"deadline_ms", read_u32, FIELD(r.deadline_ms)},
-    {"ignore_eos", read_flag, FIELD(r.ignore_eos)},
-    {"keep_special", read_flag, FIELD(r.keep_special)},
-    {REQUEST(seed)},
-    {REQUEST(stop)},
+    {FIELD(temperature, read_float)},
+    {FIELD(top_k, read_count)},
+    {FIELD(top_p, read_float)},
+    {FIELD(min_p, read_float)},
+    {FIELD(repetition_penalty, read_float)},
+    {FIELD(presence_penalty, read_float)},
+    {FIELD(frequency_penalty, read_float)},
+    {FIELD(min_tokens, read_count)},
+    {FIELD(max_tokens, read_count)},
+    {FIELD(logprobs, read_count)},
+    {FIELD(n, read_count)},
+    {FIELD(deadline_ms, read_u32)},
+    {FIELD(ignore_eos, read_flag)},
+    {FIELD(keep_special, read_flag)},
+    {FIELD(seed, read_seed)},
+    {FIELD(stop, read_stop)},
     {"stop_token_ids", read_id, MANY(r.stop_token_ids, r.n_stop_token_ids)},
-    {REQUEST(logit_bias)},
-    {"priority", read_priority, FIELD(r.priority)},
-    {"cache_salt", read_text, FIELD(r.cache_salt)},
+    {FIELD(logit_bias, read_logit_bias)},
+    {FIELD(priority, read_priority)},
+    {FIELD(cache_salt, read_text)},
     /* The output repeats the id; streaming changes no line of it. */
     {.name = "id"},
     {.name = "stream"},
