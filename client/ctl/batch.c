@@ -245,8 +245,8 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
 /* Reads as many lines as may be sent soon. True: more input is expected, but not there yet. */
 static bool read_lines(struct batch *b)
 {
-    while (!b->input_ended && !b->stopping && b->rc == EXIT_OK &&
-           b->n_sent + b->n_waiting < b->concurrency && b->tail - b->head < b->n_slots) {
+    while (!b->input_ended && !b->stopping && b->n_sent + b->n_waiting < b->concurrency &&
+           b->tail - b->head < b->n_slots) {
         char *line = NULL;
         size_t n = 0;
         int got = lines_next(&b->lines, &line, &n, false);
@@ -260,8 +260,8 @@ static bool read_lines(struct batch *b)
         }
         b->input_ended = true;
         if (got != LINES_END) {
-            ctl_message("cannot read the input: %s", strerror(errno));
-            b->rc = EXIT_ERROR;
+            erase_progress(b);
+            ctl_die("cannot read the input: %s", strerror(errno));
         }
     }
     return false;
@@ -360,10 +360,8 @@ static void write_done(struct batch *b)
 
         if (s->state != SLOT_DONE)
             return;
-        if (s->answer && b->rc != EXIT_OK)
-            json_decref(s->answer);
-        else if (s->answer && !ctl_json_print(b->out_fd, s->answer))
-            b->rc = EXIT_ERROR;
+        if (s->answer)
+            ctl_json_print(b->out_fd, s->answer);
         b->written_bytes = s->bytes_end;
     }
 }
@@ -389,7 +387,7 @@ static void check_stop(struct batch *b)
     struct nvllm_error late = {.code = NVLLM_E_CANCELLED};
 
     b->out_of_time = b->out_of_time || ctl_left_ms(b->ctl) == 0;
-    if (!b->stopping && (ctl_interrupted() || b->out_of_time || b->rc != EXIT_OK))
+    if (!b->stopping && (ctl_interrupted() || b->out_of_time))
         stop(b);
     if (!b->stopping || clock_left_ms(b->stop_end) > 0)
         return;
@@ -489,7 +487,7 @@ static int exit_code(const struct batch *b)
         return ctl_interrupted();
     if (b->out_of_time)
         return ctl_report_timeout();
-    return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
+    return b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 
 int ctl_batch(struct ctl *ctl)

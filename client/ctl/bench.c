@@ -508,10 +508,10 @@ int ctl_bench(struct ctl *ctl)
         b.request.cache_salt = nvllm_str(salt);
     ctl_catch_interrupts();
     run(&b);
-    if (!ctl_option(ctl, "json"))
+    if (ctl_option(ctl, "json"))
+        ctl_json_print(STDOUT_FILENO, result_json(b.result));
+    else
         print_result(b.result);
-    else if (!ctl_json_print(STDOUT_FILENO, result_json(b.result)))
-        b.rc = EXIT_ERROR;
     if (ctl_interrupted())
         b.rc = ctl_interrupted();
     else if (b.rc == EXIT_OK && b.result->n_failed > 0)

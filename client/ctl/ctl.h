@@ -141,11 +141,11 @@ bool ctl_wait_input(int fd, int also_fd, int timeout_ms);
 
 /* ---- input and output */
 
-/* Writes all. False if that fails, after a message unless the reader has gone away. */
-bool ctl_write(int fd, const void *data, size_t n);
+/* Writes all, or ends the program, with a message unless the reader has gone away. */
+void ctl_write(int fd, const void *data, size_t n);
 
 /* Text from the model; for a terminal, each control character becomes U+FFFD. */
-bool ctl_write_text(int fd, const char *data, size_t n, bool terminal);
+void ctl_write_text(int fd, const char *data, size_t n, bool terminal);
 
 /* Text from elsewhere on one line: newlines and tabs become blanks, other control characters "?";
  * at most max bytes, unless 0. */

@@ -64,11 +64,9 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 
 /* ---- the checks, in their order */
 
-void doctor_find_program(struct doctor *d); /* nvllmd's path */
-void doctor_socket(struct doctor *d);       /* the socket, and whether a daemon answers */
-void doctor_config(struct doctor *d);       /* would nvllmd start with its configuration */
-void doctor_model(struct doctor *d);        /* the model's folder and files */
-void doctor_host(struct doctor *d);         /* devices, memory, limits of the kernel */
+void doctor_socket(struct doctor *d); /* the socket, and whether a daemon answers */
+void doctor_model(struct doctor *d);  /* the model's folder and files */
+void doctor_host(struct doctor *d);   /* devices, memory, limits of the kernel */
 
 /* Adds nvllmd's findings on the model; true when none is wrong. */
 bool doctor_take_model(struct doctor *d);

@@ -1,5 +1,5 @@
 /* doctor_checks.c - what nvllmctl checks itself: the socket and whether a daemon answers there, the
- * model's files, and the host. What files contain is nvllmd's to check: see doctor_config.c. */
+ * model's files, and the host. What files contain is nvllmd's to check: see doctor.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>

@@ -367,7 +367,7 @@ bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
 
 /* ---- input and output */
 
-bool ctl_write(int fd, const void *data, size_t n)
+void ctl_write(int fd, const void *data, size_t n)
 {
     const char *p = data;
 
@@ -379,16 +379,15 @@ bool ctl_write(int fd, const void *data, size_t n)
             n -= (size_t)k;
         } else if (errno == EAGAIN) {
             poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        } else if (errno == EPIPE) {
+            exit(EXIT_ERROR);
         } else if (errno != EINTR) {
-            if (errno != EPIPE)
-                ctl_message("cannot write the output: %s", strerror(errno));
-            return false;
+            ctl_die("cannot write the output: %s", strerror(errno));
         }
     }
-    return true;
 }
 
-bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
+void ctl_write_text(int fd, const char *data, size_t n, bool terminal)
 {
     size_t start = 0;
 
@@ -396,15 +395,15 @@ bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
         int step = utf8_step(data + i, n - i);
         bool shown = step < 0 || data[i] == '\n' || data[i] == '\t' || !utf8_steers(data + i, step);
 
-        step = step < 0 ? -step : step;
+        step = abs(step);
         if (!shown) {
-            if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
-                return false;
+            ctl_write(fd, data + start, i - start);
+            ctl_write(fd, "\xef\xbf\xbd", 3);
             start = i + (size_t)step;
         }
         i += (size_t)step;
     }
-    return ctl_write(fd, data + start, n - start);
+    ctl_write(fd, data + start, n - start);
 }
 
 void ctl_put_line(FILE *to, const char *text, int max)

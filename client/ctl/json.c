@@ -71,24 +71,23 @@ json_t *ctl_json_error(const struct nvllm_error *err)
     return e;
 }
 
-bool ctl_json_print(int fd, json_t *value)
+void ctl_json_print(int fd, json_t *value)
 {
     /* Nine digits distinguish any two floats. */
     char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
     size_t n;
-    bool ok;
 
     json_decref(value);
     if (!text)
         ctl_no_memory();
     n = strlen(text);
     text[n] = '\n'; /* in place of the NUL: each line is one write */
-    ok = ctl_write(fd, text, n + 1);
+    ctl_write(fd, text, n + 1);
     free(text);
-    return ok;
 }
 
 int ctl_json_answer(json_t *value)
 {
-    return ctl_json_print(STDOUT_FILENO, value) ? EXIT_OK : EXIT_ERROR;
+    ctl_json_print(STDOUT_FILENO, value);
+    return EXIT_OK;
 }

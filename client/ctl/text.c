@@ -113,16 +113,18 @@ static json_t *answer_object(const struct text_answer *answer)
     return json_pack("{soso}", "ids", ctl_json_ids(tokens->ids, tokens->n_tokens), "tokens", texts);
 }
 
-static bool print_answer(const struct text_work *w, const struct text_answer *answer)
+static void print_answer(const struct text_work *w, const struct text_answer *answer)
 {
+    const struct nvllm_tokens *tokens = answer->tokens;
+
     if (w->json)
-        return ctl_json_print(STDOUT_FILENO, answer_object(answer));
-    if (!answer->tokens)
-        return ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len,
-                              isatty(STDOUT_FILENO));
-    for (size_t i = 0; i < answer->tokens->n_tokens; i++)
-        printf(i ? " %d" : "%d", (int)answer->tokens->ids[i]);
-    return putchar('\n') != EOF;
+        ctl_json_print(STDOUT_FILENO, answer_object(answer));
+    else if (!tokens)
+        ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len, isatty(STDOUT_FILENO));
+    for (size_t i = 0; tokens && !w->json && i < tokens->n_tokens; i++)
+        printf(i ? " %d" : "%d", (int)tokens->ids[i]);
+    if (tokens && !w->json)
+        putchar('\n');
 }
 
 /* ---- one value per line */
@@ -178,10 +180,7 @@ static int run_lines(struct text_work *w)
             rc = ctl_exit_code(err.code);
             answer = json_pack("{so}", "error", ctl_json_error(&err));
         }
-        if (!ctl_json_print(STDOUT_FILENO, answer)) {
-            rc = EXIT_ERROR;
-            break;
-        }
+        ctl_json_print(STDOUT_FILENO, answer);
         if (rc != EXIT_OK && is_lasting(err.code))
             break;
     }
@@ -214,7 +213,6 @@ static int run_one(struct text_work *w)
     struct text_input input = {.text = {text.data ? text.data : "", text.len}};
     struct text_answer answer = {0};
     struct ctl *ctl = w->ctl;
-    int rc;
 
     if (w->command->parse &&
         !(input.value = w->command->parse(input.text.data, text.len, &ctl->err)))
@@ -222,10 +220,10 @@ static int run_one(struct text_work *w)
     ctl_connect(ctl);
     if (!w->command->convert(w, &input, &answer, &ctl->err))
         exit(ctl_report(ctl, &ctl->err));
-    rc = print_answer(w, &answer) ? EXIT_OK : EXIT_ERROR;
+    print_answer(w, &answer);
     json_decref(input.value);
     text_buffer_deinit(&text);
-    return rc;
+    return EXIT_OK;
 }
 
 static int run(struct ctl *ctl, const struct text_command *command, bool special)

@@ -158,16 +158,15 @@ static int bytes_shown(const char *line, size_t length, int columns)
 }
 
 /* Cuts lines at the edge of the screen; each erases what was there before. */
-static bool show(const struct top *t)
+static void show(const struct top *t)
 {
     char *text = NULL;
     size_t n = 0;
     FILE *to = open_memstream(&text, &n);
     const char *line = t->screen;
-    bool ok;
 
     if (!to)
-        return false;
+        return;
     fputs("\033[H", to);
     for (int row = 0; row < t->rows && *line; row++) {
         size_t length = strcspn(line, "\n");
@@ -179,9 +178,8 @@ static bool show(const struct top *t)
     }
     fputs("\033[J", to);
     fclose(to);
-    ok = ctl_write(STDOUT_FILENO, text, n);
+    ctl_write(STDOUT_FILENO, text, n);
     free(text);
-    return ok;
 }
 
 /* ---- the terminal */
@@ -264,7 +262,9 @@ static int run_live(struct top *t)
     do {
         show_size(STDOUT_FILENO, &t->columns, &t->rows);
         ok = draw(t);
-    } while (ok && show(t) && !wait_key(t) && !ctl_interrupted());
+        if (ok)
+            show(t);
+    } while (ok && !wait_key(t) && !ctl_interrupted());
     leave_screen(t);
     if (ctl_interrupted())
         return ctl_interrupted();
@@ -280,7 +280,8 @@ static int run_once(struct top *t)
     usleep(ok ? ONCE_MS * 1000 : 0);
     if (!ok || !draw(t))
         return ctl_report(t->ctl, &t->ctl->err);
-    return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
+    ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes);
+    return EXIT_OK;
 }
 
 int ctl_top(struct ctl *ctl)
