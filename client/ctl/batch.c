@@ -5,6 +5,8 @@
  * has been read, so memory is bounded however long the file is. */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,12 +14,11 @@
 #include <unistd.h>
 
 #include "client/lib/clock.h"
-#include "client/ctl/ctl.h"
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
-#include "client/ctl/progress.h"
 #include "client/ctl/request.h"
 #include "client/ctl/result.h"
+#include "client/ctl/show.h"
 
 enum {
     DEFAULT_CONCURRENCY = 64,
@@ -29,14 +30,17 @@ enum {
     LAST_RETRY_MS = 2000,
     MAX_TRIES = 100,
     MAX_SHOWN_FAILURES = 5,
+    DRAW_MS = 200, /* between two lines of progress */
+    BAR_WIDTH = 24,
+    SHORTEST_BAR = 4,
 };
 
 struct slot {
-    enum { SLOT_WAITING, SLOT_SENT, SLOT_DONE, SLOT_DROPPED } state;
+    enum { SLOT_WAITING, SLOT_SENT, SLOT_DONE } state;
     struct ctl_request request; /* of a slot that waits or is in flight */
     struct ctl_result result;
     json_t *id;     /* NULL: the line has none */
-    json_t *answer; /* of a slot that is done */
+    json_t *answer; /* of a slot that is done; NULL: it was never sent */
     uint64_t request_id;
     uint64_t line;      /* its number */
     uint64_t bytes_end; /* its end in the input */
@@ -51,19 +55,23 @@ struct batch {
     bool input_ended;
     int out_fd;
     bool json;
-    struct slot *slots;    /* [n_slots] a ring */
-    size_t n_slots;        /* a power of two */
-    uint64_t head, tail;   /* the oldest slot, and one past the newest, counted from the start */
-    uint64_t *by_id;       /* [n_slots] a slot's number, by the low bits of its request id */
-    uint64_t first_unsent; /* no slot before this one waits */
+    struct slot *slots;  /* [n_slots] a ring */
+    size_t n_slots;      /* a power of two */
+    uint64_t head, tail; /* the oldest slot, and one past the newest, counted from the start */
+    void *sent;          /* search tree: slots in flight by their request id */
     size_t n_sent, n_waiting;
     size_t concurrency;
     struct nvllm_error dead; /* not NVLLM_OK: nothing can be sent any more */
     bool stopping;           /* after an interrupt or a timeout */
     bool out_of_time;
     int64_t stop_end;
-    int rc; /* not EXIT_OK: the whole batch has failed */
-    struct progress progress;
+    int rc;               /* not EXIT_OK: the whole batch has failed */
+    bool shown;           /* progress, on one line of stderr */
+    uint64_t total_bytes; /* of input; 0: unknown */
+    int64_t started_ms;
+    int64_t drawn_ms; /* when progress was last drawn, and for how many tokens */
+    uint64_t drawn_tokens;
+    double tokens_a_second; /* smoothed */
     uint64_t written_bytes; /* of the input, up to the last answer written */
     uint64_t n_requests, n_failed, n_tokens;
     uint64_t prompt_tokens, cached_tokens, output_tokens;
@@ -74,21 +82,101 @@ static struct slot *slot_at(const struct batch *b, uint64_t i)
     return &b->slots[i & (b->n_slots - 1)];
 }
 
+static int compare_ids(const void *a, const void *b)
+{
+    const struct slot *x = a, *y = b;
+
+    return x->request_id < y->request_id ? -1 : x->request_id > y->request_id;
+}
+
+/* ---- progress: on one line of a terminal, redrawn in place */
+
+static void put_left(FILE *to, const struct batch *b, double share, int64_t now)
+{
+    double left = (double)(now - b->started_ms) / 1000 * (1 - share) / share;
+
+    if (left < 3600)
+        fprintf(to, ", %d:%02d left", (int)left / 60, (int)left % 60);
+    else if (left < 1000 * 3600.0)
+        fprintf(to, ", %d:%02d:%02d left", (int)left / 3600, (int)left / 60 % 60, (int)left % 60);
+}
+
+/* The bar gets the room that the words leave, and words that are too long are cut. */
+static void draw_line(const char *words, double share, bool has_bar)
+{
+    int columns, rows, room, bar;
+
+    show_size(STDERR_FILENO, &columns, &rows);
+    room = columns - 1;
+    bar = room - (int)strlen(words) - (int)strlen("[] ");
+    if (bar > BAR_WIDTH)
+        bar = BAR_WIDTH;
+    fputs("\r\033[K", stderr);
+    if (has_bar && bar >= SHORTEST_BAR) {
+        fputc('[', stderr);
+        for (int i = 0; i < bar; i++)
+            fputc(i < (int)(share * bar) ? '#' : '.', stderr);
+        fputs("] ", stderr);
+    }
+    fprintf(stderr, "%.*s", room, words);
+}
+
+static void draw_progress(struct batch *b)
+{
+    int64_t now = clock_ms();
+    char words[200] = "";
+    double share, rate;
+    FILE *to;
+
+    if (!b->shown || now - b->drawn_ms < DRAW_MS)
+        return;
+    rate = (double)(b->n_tokens - b->drawn_tokens) * 1000 / (double)(now - b->drawn_ms);
+    b->tokens_a_second = b->drawn_tokens == 0 ? rate : 0.8 * b->tokens_a_second + 0.2 * rate;
+    b->drawn_tokens = b->n_tokens;
+    b->drawn_ms = now;
+    share = b->total_bytes ? (double)b->written_bytes / (double)b->total_bytes : 0;
+    if (share > 1)
+        share = 1; /* the file has grown */
+    to = fmemopen(words, sizeof(words), "w");
+    if (!to)
+        return;
+    if (b->total_bytes)
+        fprintf(to, "%3d %%  ", (int)(share * 100));
+    fprintf(to, "%" PRIu64 " done", b->n_requests - b->n_sent - b->n_waiting);
+    if (b->n_failed)
+        fprintf(to, ", %" PRIu64 " failed", b->n_failed);
+    fprintf(to, ", %.0f tok/s", b->tokens_a_second);
+    if (share > 0)
+        put_left(to, b, share, now);
+    fclose(to);
+    draw_line(words, share, b->total_bytes > 0);
+}
+
+static void erase_progress(const struct batch *b)
+{
+    if (b->shown)
+        fputs("\r\033[K", stderr);
+}
+
 /* ---- the end of a slot */
 
+/* answer NULL: there is none, since the request was never sent. */
 static void finish(struct batch *b, struct slot *s, json_t *answer)
 {
-    json_t *object = json_object();
-
-    json_object_set_new(object, "id", s->id ? s->id : json_integer((json_int_t)s->line));
-    s->id = NULL;
-    json_object_update(object, answer);
-    json_decref(answer);
-    if (s->state == SLOT_SENT)
+    if (s->state == SLOT_SENT) {
+        tdelete(s, &b->sent, compare_ids);
         b->n_sent--;
-    else if (s->state == SLOT_WAITING)
+    } else {
         b->n_waiting--;
-    s->answer = object;
+    }
+    if (answer) {
+        s->answer = json_object();
+        json_object_set_new(s->answer, "id",
+                            s->id ? json_incref(s->id) : json_integer((json_int_t)s->line));
+        json_object_update(s->answer, answer);
+        json_decref(answer);
+    }
+    json_decref(s->id);
     s->state = SLOT_DONE;
     ctl_result_deinit(&s->result);
     ctl_request_deinit(&s->request);
@@ -98,20 +186,12 @@ static void fail(struct batch *b, struct slot *s, const struct nvllm_error *err)
 {
     b->n_failed++;
     if (!b->json && b->dead.code == NVLLM_OK && b->n_failed <= MAX_SHOWN_FAILURES) {
-        progress_end(&b->progress);
+        erase_progress(b);
         ctl_message("line %llu: %s%s", (unsigned long long)s->line, err->message,
                     b->n_failed == MAX_SHOWN_FAILURES ? " (further failures show in the output)"
                                                       : "");
     }
     finish(b, s, json_pack("{so}", "error", ctl_json_error(err)));
-}
-
-static void drop(struct batch *b, struct slot *s)
-{
-    b->n_waiting--;
-    s->state = SLOT_DROPPED;
-    ctl_result_deinit(&s->result);
-    ctl_request_deinit(&s->request);
 }
 
 /* The connection has failed: ends all open requests with this error. */
@@ -121,7 +201,7 @@ static void fail_all(struct batch *b, const struct nvllm_error *err)
     for (uint64_t i = b->head; i < b->tail; i++) {
         struct slot *s = slot_at(b, i);
 
-        if (s->state == SLOT_SENT || s->state == SLOT_WAITING)
+        if (s->state != SLOT_DONE)
             fail(b, s, err);
     }
 }
@@ -146,9 +226,8 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
     if (got == LINES_E_LONG)
         ctl_invalid(&err, "longer than %d MiB", LINES_MAX_BYTES >> 20);
     else if ((value = ctl_json_parse(line, n, &err)) != NULL)
-        ok = ctl_json_read_request(&s->request, value, &err);
-    if (json_object_get(value, "id"))
-        s->id = json_incref(json_object_get(value, "id"));
+        ok = ctl_request_read(&s->request, value, &err);
+    s->id = json_incref(json_object_get(value, "id"));
     json_decref(value);
     if (ok && b->dead.code != NVLLM_OK) {
         err = b->dead;
@@ -158,16 +237,16 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
         fail(b, s, &err);
         return;
     }
-    s->request.r.stream =
-        b->progress.shown; /* needed for the token rate; otherwise fewer frames will do */
+    /* Needed for the token rate; otherwise fewer frames will do. */
+    s->request.r.stream = b->shown;
     ctl_result_init(&s->result, &s->request.r);
 }
 
 /* Reads as many lines as may be sent soon. True: more input is expected, but not there yet. */
 static bool read_lines(struct batch *b)
 {
-    while (!b->input_ended && !b->stopping && b->rc == EXIT_OK &&
-           b->n_sent + b->n_waiting < b->concurrency && b->tail - b->head < b->n_slots) {
+    while (!b->input_ended && !b->stopping && b->n_sent + b->n_waiting < b->concurrency &&
+           b->tail - b->head < b->n_slots) {
         char *line = NULL;
         size_t n = 0;
         int got = lines_next(&b->lines, &line, &n, false);
@@ -181,9 +260,8 @@ static bool read_lines(struct batch *b)
         }
         b->input_ended = true;
         if (got != LINES_END) {
-            ctl_message("cannot read the input: %s",
-                        got == LINES_E_NOMEM ? "out of memory" : strerror(errno));
-            b->rc = EXIT_ERROR;
+            erase_progress(b);
+            ctl_die("cannot read the input: %s", strerror(errno));
         }
     }
     return false;
@@ -192,18 +270,18 @@ static bool read_lines(struct batch *b)
 /* ---- requests */
 
 /* False: nothing more can be sent now. */
-static bool send_slot(struct batch *b, uint64_t number)
+static bool send_slot(struct batch *b, struct slot *s)
 {
-    struct slot *s = slot_at(b, number);
     struct nvllm_error err;
     enum nvllm_code code =
         nvllm_generate_start(b->ctl->client, &s->request_id, &s->request.r, &err);
 
     if (code == NVLLM_OK) {
         s->state = SLOT_SENT;
-        b->by_id[s->request_id & (b->n_slots - 1)] = number;
         b->n_waiting--;
         b->n_sent++;
+        if (!tsearch(s, &b->sent, compare_ids))
+            ctl_no_memory();
     } else if (code == NVLLM_E_BUSY) {
         return false; /* the socket is full: fetch events first */
     } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
@@ -220,37 +298,17 @@ static int send_waiting(struct batch *b)
     int64_t now = clock_ms();
     int soonest = TICK_MS;
 
-    if (b->first_unsent < b->head)
-        b->first_unsent = b->head;
-    for (uint64_t i = b->first_unsent; i < b->tail && b->n_waiting > 0; i++) {
+    for (uint64_t i = b->head; i < b->tail && b->n_waiting > 0; i++) {
         struct slot *s = slot_at(b, i);
 
-        if (s->state == SLOT_WAITING && s->not_before > now) {
-            if (s->not_before - now < soonest)
-                soonest = (int)(s->not_before - now);
+        if (s->state != SLOT_WAITING)
             continue;
-        }
-        if (s->state == SLOT_WAITING && (b->n_sent >= b->concurrency || !send_slot(b, i)))
+        if (s->not_before > now)
+            soonest = s->not_before - now < soonest ? (int)(s->not_before - now) : soonest;
+        else if (b->n_sent >= b->concurrency || !send_slot(b, s))
             break;
-        if (i == b->first_unsent && s->state != SLOT_WAITING)
-            b->first_unsent++;
     }
     return soonest;
-}
-
-static struct slot *slot_of(const struct batch *b, uint64_t request_id)
-{
-    uint64_t i = b->by_id[request_id & (b->n_slots - 1)];
-    struct slot *s = slot_at(b, i);
-
-    if (i >= b->head && i < b->tail && s->state == SLOT_SENT && s->request_id == request_id)
-        return s;
-    for (i = b->head; i < b->tail; i++) {
-        s = slot_at(b, i);
-        if (s->state == SLOT_SENT && s->request_id == request_id)
-            return s;
-    }
-    return NULL;
 }
 
 /* If the daemon is too busy, the request is sent again, with fewer in flight. */
@@ -261,10 +319,10 @@ static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err
     if (err->code != NVLLM_E_BUSY || b->stopping || ++s->n_tries > MAX_TRIES)
         return false;
     s->not_before = clock_ms() + pause;
+    tdelete(s, &b->sent, compare_ids);
     s->state = SLOT_WAITING;
     b->n_sent--;
     b->n_waiting++;
-    b->first_unsent = b->head;
     b->concurrency = b->n_sent > 0 ? b->n_sent : 1;
     ctl_result_deinit(&s->result);
     ctl_result_init(&s->result, &s->request.r);
@@ -273,7 +331,8 @@ static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err
 
 static void take_event(struct batch *b, const struct nvllm_event *event)
 {
-    struct slot *s = slot_of(b, event->id);
+    struct slot **found = tfind(&(struct slot){.request_id = event->id}, &b->sent, compare_ids);
+    struct slot *s = found ? *found : NULL;
 
     if (!s)
         return;
@@ -296,18 +355,14 @@ static void take_event(struct batch *b, const struct nvllm_event *event)
 
 static void write_done(struct batch *b)
 {
-    while (b->head < b->tail) {
+    for (; b->head < b->tail; b->head++) {
         struct slot *s = slot_at(b, b->head);
 
-        if (s->state != SLOT_DONE && s->state != SLOT_DROPPED)
+        if (s->state != SLOT_DONE)
             return;
-        if (s->state == SLOT_DONE && b->rc == EXIT_OK && !ctl_json_print(b->out_fd, s->answer))
-            b->rc = EXIT_ERROR;
-        else if (s->state == SLOT_DONE && b->rc != EXIT_OK)
-            json_decref(s->answer);
-        json_decref(s->id);
+        if (s->answer)
+            ctl_json_print(b->out_fd, s->answer);
         b->written_bytes = s->bytes_end;
-        b->head++;
     }
 }
 
@@ -323,7 +378,7 @@ static void stop(struct batch *b)
         if (s->state == SLOT_SENT)
             nvllm_cancel(b->ctl->client, s->request_id, NULL);
         else if (s->state == SLOT_WAITING)
-            drop(b, s);
+            finish(b, s, NULL);
     }
 }
 
@@ -332,17 +387,12 @@ static void check_stop(struct batch *b)
     struct nvllm_error late = {.code = NVLLM_E_CANCELLED};
 
     b->out_of_time = b->out_of_time || ctl_left_ms(b->ctl) == 0;
-    if (!b->stopping && (ctl_interrupted() || b->out_of_time || b->rc != EXIT_OK))
+    if (!b->stopping && (ctl_interrupted() || b->out_of_time))
         stop(b);
     if (!b->stopping || clock_left_ms(b->stop_end) > 0)
         return;
     strcpy(late.message, "cancelled, and nvllmd did not say how it ended");
     fail_all(b, &late);
-}
-
-static bool is_finished(const struct batch *b)
-{
-    return b->head == b->tail && (b->input_ended || b->stopping);
 }
 
 static void run(struct batch *b)
@@ -356,9 +406,8 @@ static void run(struct batch *b)
 
         write_done(b);
         check_stop(b);
-        progress_show(&b->progress, b->written_bytes, b->n_requests - b->n_sent - b->n_waiting,
-                      b->n_failed, b->n_tokens);
-        if (is_finished(b))
+        draw_progress(b);
+        if (b->head == b->tail && (b->input_ended || b->stopping))
             return;
         if (b->dead.code != NVLLM_OK) {
             if (more_later)
@@ -381,24 +430,22 @@ static void run(struct batch *b)
 
 /* ---- around it */
 
-static json_t *summary_json(const struct batch *b, double seconds, double rate)
-{
-    return json_pack("{sIsIsIsIsIsfsf}", "requests", (json_int_t)b->n_requests, "failed",
-                     (json_int_t)b->n_failed, "prompt_tokens", (json_int_t)b->prompt_tokens,
-                     "cached_tokens", (json_int_t)b->cached_tokens, "output_tokens",
-                     (json_int_t)b->output_tokens, "seconds", seconds, "output_tok_s", rate);
-}
-
 static void summarise(struct batch *b)
 {
-    double seconds = (double)(clock_ms() - b->progress.started_ms) / 1000;
+    double seconds = (double)(clock_ms() - b->started_ms) / 1000;
     double rate = seconds > 0 ? (double)b->output_tokens / seconds : 0;
 
-    progress_end(&b->progress);
+    erase_progress(b);
     if (b->dead.code != NVLLM_OK && !b->stopping)
         ctl_message("%s", b->dead.message);
     if (b->json)
-        ctl_json_print(STDERR_FILENO, summary_json(b, seconds, rate));
+        ctl_json_print(STDERR_FILENO,
+                       json_pack("{sIsIsIsIsIsfsf}", "requests", (json_int_t)b->n_requests,
+                                 "failed", (json_int_t)b->n_failed, "prompt_tokens",
+                                 (json_int_t)b->prompt_tokens, "cached_tokens",
+                                 (json_int_t)b->cached_tokens, "output_tokens",
+                                 (json_int_t)b->output_tokens, "seconds", seconds, "output_tok_s",
+                                 rate));
     else
         fprintf(stderr,
                 "%llu request%s, %llu failed; %llu prompt tokens (%llu cached), %llu output tokens "
@@ -407,16 +454,6 @@ static void summarise(struct batch *b)
                 (unsigned long long)b->n_failed, (unsigned long long)b->prompt_tokens,
                 (unsigned long long)b->cached_tokens, (unsigned long long)b->output_tokens, seconds,
                 rate);
-}
-
-/* A file, or for "-" the standard stream. -1 after a message. */
-static int open_file(const char *path, int standard, int flags)
-{
-    int fd = strcmp(path, "-") == 0 ? standard : open(path, flags | O_CLOEXEC, 0666);
-
-    if (fd < 0)
-        ctl_message("%s: %s", path, strerror(errno));
-    return fd;
 }
 
 static bool same_file(int a, int b)
@@ -428,34 +465,20 @@ static bool same_file(int a, int b)
 }
 
 /* Opens both, and truncates the output only after checking that it is not the input. */
-static int open_files(struct batch *b, const char *input, const char *output)
+static void open_files(struct batch *b, const char *input, const char *output)
 {
-    int fd = open_file(input, STDIN_FILENO, O_RDONLY);
+    struct stat st;
 
-    lines_init(&b->lines, fd);
-    if (fd < 0)
-        return EXIT_ERROR;
-    b->out_fd = open_file(output, STDOUT_FILENO, O_WRONLY | O_CREAT);
-    if (b->out_fd < 0)
-        return EXIT_ERROR;
-    if (same_file(fd, b->out_fd)) {
+    lines_init(&b->lines, ctl_open(input, STDIN_FILENO, O_RDONLY));
+    b->out_fd = ctl_open(output, STDOUT_FILENO, O_WRONLY | O_CREAT);
+    if (same_file(b->lines.fd, b->out_fd)) {
         ctl_message("input and output are the same file: %s", input);
-        return EXIT_USAGE;
+        exit(EXIT_USAGE);
     }
-    if (strcmp(output, "-") != 0 && ftruncate(b->out_fd, 0) != 0 && errno != EINVAL) {
-        ctl_message("%s: %s", output, strerror(errno));
-        return EXIT_ERROR;
-    }
-    return EXIT_OK;
-}
-
-static void make_slots(struct batch *b)
-{
-    b->n_slots = 1;
-    while (b->n_slots < b->concurrency * SLOTS_A_REQUEST)
-        b->n_slots *= 2;
-    b->slots = ctl_alloc(b->n_slots, sizeof(*b->slots));
-    b->by_id = ctl_alloc(b->n_slots, sizeof(*b->by_id));
+    if (strcmp(output, "-") != 0 && ftruncate(b->out_fd, 0) != 0 && errno != EINVAL)
+        ctl_die("%s: %s", output, strerror(errno));
+    if (fstat(b->lines.fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
+        b->total_bytes = (uint64_t)st.st_size;
 }
 
 static int exit_code(const struct batch *b)
@@ -464,7 +487,7 @@ static int exit_code(const struct batch *b)
         return ctl_interrupted();
     if (b->out_of_time)
         return ctl_report_timeout();
-    return b->rc != EXIT_OK || b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
+    return b->n_failed > 0 ? EXIT_ERROR : EXIT_OK;
 }
 
 int ctl_batch(struct ctl *ctl)
@@ -472,10 +495,11 @@ int ctl_batch(struct ctl *ctl)
     const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
     struct batch b = {
         .ctl = ctl,
-        .out_fd = -1,
         .concurrency =
             (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY),
         .json = ctl_option(ctl, "json"),
+        .shown = isatty(STDERR_FILENO),
+        .n_slots = 1,
     };
     int rc;
 
@@ -483,26 +507,20 @@ int ctl_batch(struct ctl *ctl)
     ctl_request_take_options(&b.defaults, ctl);
     if (!input || !output)
         ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
-    rc = open_files(&b, input, output);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(ctl);
-    if (rc == EXIT_OK) {
-        ctl_catch_interrupts();
-        make_slots(&b);
-        progress_init(&b.progress, b.lines.fd);
-        run(&b);
-        summarise(&b);
-        rc = exit_code(&b);
-    }
-    if (b.lines.fd > STDERR_FILENO)
-        close(b.lines.fd);
-    if (b.out_fd > STDERR_FILENO && close(b.out_fd) != 0 && rc == EXIT_OK) {
-        ctl_message("%s: %s", output, strerror(errno));
-        rc = EXIT_ERROR;
-    }
+    open_files(&b, input, output);
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    while (b.n_slots < b.concurrency * SLOTS_A_REQUEST)
+        b.n_slots *= 2;
+    b.slots = ctl_alloc(b.n_slots, sizeof(*b.slots));
+    b.started_ms = b.drawn_ms = clock_ms();
+    run(&b);
+    summarise(&b);
+    rc = exit_code(&b);
+    if (b.out_fd > STDERR_FILENO && close(b.out_fd) != 0 && rc == EXIT_OK)
+        ctl_die("%s: %s", output, strerror(errno));
     lines_deinit(&b.lines);
     ctl_request_deinit(&b.defaults);
     free(b.slots);
-    free(b.by_id);
     return rc;
 }

@@ -3,6 +3,7 @@
  * One thread, one connection. Tokens are counted and dropped, and times go into histograms, so that
  * its own cost is that of the library. */
 #include <math.h>
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,9 @@
 #include <unistd.h>
 
 #include "client/lib/clock.h"
-#include "client/ctl/ctl.h"
-#include "client/ctl/bench.h"
+#include "client/ctl/json.h"
+#include "client/ctl/quantiles.h"
+#include "client/ctl/show.h"
 #include "client/ctl/workload.h"
 
 enum {
@@ -26,6 +28,8 @@ enum {
     FIRST_RETRY_MS = 5, /* before a refused request is sent again, doubled up to LAST_RETRY_MS */
     LAST_RETRY_MS = 500,
     MAX_SHOWN_FAILURES = 3,
+    HEAD_COLUMNS = 40, /* left of a bar */
+    MAX_BAR = 60,
 };
 
 /* A request in flight, or one that was refused and waits. */
@@ -39,6 +43,20 @@ struct stream {
     int n_tries;
 };
 
+/* What has been measured. */
+struct result {
+    uint64_t n_done, n_failed;
+    uint64_t n_cut;  /* in flight when the time was over */
+    uint64_t n_busy; /* refusals of a busy daemon; the requests are sent again */
+    uint64_t prompt_tokens, cached_tokens; /* of finished requests */
+    uint64_t output_tokens;                /* all that have come */
+    double seconds;
+    struct quantiles ttft;    /* from when a request was due to its first token */
+    struct quantiles between; /* from one delivery of a request's tokens to the next */
+    struct quantiles token;   /* first token to last, divided by the number of tokens */
+    struct quantiles request; /* from when it was due to its end */
+};
+
 struct bench {
     struct ctl *ctl;
     struct workload workload;
@@ -47,8 +65,7 @@ struct bench {
     struct stream *streams; /* [n_streams] */
     uint32_t *free_streams; /* [n_free] */
     size_t n_free, n_retry;
-    uint32_t *by_id; /* [id_mask + 1] a stream, by the low bits of its request id */
-    size_t id_mask;
+    void *sent;          /* search tree: streams in flight by their request id */
     uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
     uint64_t n_started;
     double rate;     /* requests a second; 0: as streams become free */
@@ -60,11 +77,8 @@ struct bench {
     int64_t wake_ns; /* arrival time of the events being processed: one per wake-up */
     bool stopping;
     int64_t stop_deadline;
-    bool json;
-    bool warm; /* prompts of earlier runs may be found in the prefix cache */
-    char salt[48];
     int rc;
-    struct bench_result *result;
+    struct result *result;
 };
 
 static int64_t clock_ns(void)
@@ -77,8 +91,16 @@ static int64_t clock_ns(void)
 
 /* ---- requests */
 
+static int compare_ids(const void *a, const void *b)
+{
+    const struct stream *x = a, *y = b;
+
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
 static void release(struct bench *b, struct stream *s)
 {
+    tdelete(s, &b->sent, compare_ids);
     s->state = STREAM_FREE;
     b->free_streams[b->n_free++] = (uint32_t)(s - b->streams);
 }
@@ -109,6 +131,7 @@ static void put_off(struct bench *b, struct stream *s, uint32_t after_ms)
     int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
 
     s->n_tries++;
+    tdelete(s, &b->sent, compare_ids);
     s->state = STREAM_RETRY;
     s->retry_ns = clock_ns() + pause * INT64_C(1000000);
     b->n_retry++;
@@ -126,7 +149,8 @@ static void send_request(struct bench *b, struct stream *s)
     code = nvllm_generate_start(b->ctl->client, &s->id, &b->request, &err);
     if (code == NVLLM_OK) {
         s->state = STREAM_SENT;
-        b->by_id[s->id & b->id_mask] = (uint32_t)(s - b->streams);
+        if (!tsearch(s, &b->sent, compare_ids))
+            ctl_no_memory();
     } else if (code == NVLLM_E_BUSY) {
         put_off(b, s, 0);
     } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
@@ -197,18 +221,6 @@ static int send_due(struct bench *b)
 
 /* ---- events */
 
-static struct stream *stream_of(struct bench *b, uint64_t id)
-{
-    struct stream *s = &b->streams[b->by_id[id & b->id_mask]];
-
-    if (s->state == STREAM_SENT && s->id == id)
-        return s;
-    for (size_t i = 0; i < b->n_streams; i++)
-        if (b->streams[i].state == STREAM_SENT && b->streams[i].id == id)
-            return &b->streams[i];
-    return NULL;
-}
-
 /* Deltas of one wake-up count as one delivery: decoding them is not time between tokens. */
 static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_delta *delta)
 {
@@ -231,7 +243,7 @@ static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_de
 
 static void take_done(struct bench *b, struct stream *s, const struct nvllm_done *done)
 {
-    struct bench_result *r = b->result;
+    struct result *r = b->result;
 
     if (b->stopping) {
         r->n_cut++;
@@ -249,7 +261,8 @@ static void take_done(struct bench *b, struct stream *s, const struct nvllm_done
 
 static void take_event(struct bench *b, const struct nvllm_event *event)
 {
-    struct stream *s = stream_of(b, event->id);
+    struct stream **found = tfind(&(struct stream){.id = event->id}, &b->sent, compare_ids);
+    struct stream *s = found ? *found : NULL;
 
     if (!s)
         return;
@@ -332,6 +345,74 @@ static void run(struct bench *b)
     b->result->seconds = (double)((b->end_ns ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
 }
 
+/* ---- the result */
+
+static double a_second(const struct result *r, uint64_t n)
+{
+    return r->seconds > 0 ? (double)n / r->seconds : 0;
+}
+
+static void print_times(const char *name, const struct quantiles *q)
+{
+    if (q->n > 0)
+        printf("%-22s %10.3f %10.3f %10.3f %10.3f %10.3f\n", name, quantiles_ms(q, 0.5),
+               quantiles_ms(q, 0.9), quantiles_ms(q, 0.99), quantiles_ms(q, 1),
+               quantiles_mean_ms(q));
+}
+
+static void print_result(const struct result *r)
+{
+    int columns, rows, width;
+
+    printf("%-14s%llu done, %llu failed", "requests", (unsigned long long)r->n_done,
+           (unsigned long long)r->n_failed);
+    if (r->n_cut)
+        printf(", %llu cut short at the end", (unsigned long long)r->n_cut);
+    if (r->n_busy)
+        printf(", asked again %llu times", (unsigned long long)r->n_busy);
+    printf("\n%-14s%llu prompt (%llu cached), %llu output\n", "tokens",
+           (unsigned long long)r->prompt_tokens, (unsigned long long)r->cached_tokens,
+           (unsigned long long)r->output_tokens);
+    printf("%-14s%.3f s\n", "time", r->seconds);
+    printf("%-14s%.1f output tok/s, %.1f prompt tok/s, %.2f requests/s\n\n", "throughput",
+           a_second(r, r->output_tokens), a_second(r, r->prompt_tokens), a_second(r, r->n_done));
+    printf("%-22s %10s %10s %10s %10s %10s\n", "ms", "p50", "p90", "p99", "max", "mean");
+    print_times("to the first token", &r->ttft);
+    print_times("between tokens", &r->between);
+    print_times("a token, by request", &r->token);
+    print_times("request", &r->request);
+    if (r->between.n == 0)
+        return;
+    show_size(STDOUT_FILENO, &columns, &rows);
+    width = columns - HEAD_COLUMNS;
+    printf("\nbetween tokens\n");
+    quantiles_draw(&r->between, stdout, width < 10 ? 10 : width > MAX_BAR ? MAX_BAR : width);
+}
+
+static json_t *times_json(const struct quantiles *q)
+{
+    return json_pack("{sIsfsfsfsfsf}", "n", (json_int_t)q->n, "p50", quantiles_ms(q, 0.5), "p90",
+                     quantiles_ms(q, 0.9), "p99", quantiles_ms(q, 0.99), "max", quantiles_ms(q, 1),
+                     "mean", quantiles_mean_ms(q));
+}
+
+static json_t *result_json(const struct result *r)
+{
+    json_t *o = json_pack("{sIsIsIsIsIsIsIsfsfsfsf}", "requests", (json_int_t)r->n_done, "failed",
+                          (json_int_t)r->n_failed, "cut", (json_int_t)r->n_cut, "busy",
+                          (json_int_t)r->n_busy, "prompt_tokens", (json_int_t)r->prompt_tokens,
+                          "cached_tokens", (json_int_t)r->cached_tokens, "output_tokens",
+                          (json_int_t)r->output_tokens, "seconds", r->seconds, "output_tok_s",
+                          a_second(r, r->output_tokens), "prompt_tok_s",
+                          a_second(r, r->prompt_tokens), "requests_s", a_second(r, r->n_done));
+
+    json_object_set_new(o, "ttft_ms", times_json(&r->ttft));
+    json_object_set_new(o, "between_ms", times_json(&r->between));
+    json_object_set_new(o, "token_ms", times_json(&r->token));
+    json_object_set_new(o, "request_ms", times_json(&r->request));
+    return o;
+}
+
 /* ---- options */
 
 /* The value of an option that takes N or A-B. */
@@ -368,55 +449,31 @@ static void check_options(const struct bench *b)
         ctl_usage(ctl, "--duration and --requests exclude each other");
 }
 
-/* The requests that the options define. EXIT_OK, or the exit code after a message. */
-static int make_workload(struct bench *b)
+/* The requests that the options define. */
+static void make_workload(struct bench *b)
 {
     const char *file = ctl_option(b->ctl, "workload");
     bool nano_vllm = ctl_option(b->ctl, "nano-vllm");
     struct workload *w = &b->workload;
-    int rc;
+    bool timed;
 
     workload_init(w, (uint64_t)ctl_whole(b->ctl, "seed", 0, 0, INT64_MAX));
     w->prompt = read_range(b->ctl, "prompt-tokens", DEFAULT_PROMPT_TOKENS);
     w->output = read_range(b->ctl, "output-tokens", DEFAULT_OUTPUT_TOKENS);
     if (nano_vllm)
         workload_nano_vllm(w);
-    rc = file ? workload_read(w, file) : EXIT_OK;
-    if (rc == EXIT_OK && b->rate > 0 && w->items && w->items->at_us >= 0)
+    if (file)
+        workload_read(w, file);
+    timed = w->items && w->items->at_us >= 0;
+    if (b->rate > 0 && timed)
         ctl_usage(b->ctl, "--rate excludes at_ms: %s says when requests are due", file);
     if (b->n_requests == 0)
         b->n_requests = w->items || b->duration > 0 ? UINT64_MAX : DEFAULT_REQUESTS;
     /* A known number of requests without a rate is sent all at once, as nano-vLLM does. */
     if (b->n_streams == 0)
-        b->n_streams = nano_vllm                                           ? w->n_items
-                       : b->rate > 0 || (w->items && w->items->at_us >= 0) ? MAX_STREAMS
-                                                                           : DEFAULT_STREAMS;
-    return rc;
-}
-
-static void make_streams(struct bench *b)
-{
-    b->id_mask = 1;
-    while (b->id_mask < b->n_streams * 4)
-        b->id_mask *= 2;
-    b->streams = ctl_alloc(b->n_streams, sizeof(*b->streams));
-    b->free_streams = ctl_alloc(b->n_streams, sizeof(*b->free_streams));
-    b->by_id = ctl_alloc(b->id_mask, sizeof(*b->by_id));
-    b->result = ctl_alloc(1, sizeof(*b->result));
-    b->id_mask--;
-    for (size_t i = b->n_streams; i > 0; i--)
-        b->free_streams[b->n_free++] = (uint32_t)i - 1;
-}
-
-static int finish(struct bench *b)
-{
-    if (!b->json)
-        bench_print(b->result);
-    else if (!bench_print_json(b->result))
-        return EXIT_ERROR;
-    if (ctl_interrupted())
-        return ctl_interrupted();
-    return b->rc == EXIT_OK && b->result->n_failed > 0 ? EXIT_ERROR : b->rc;
+        b->n_streams = nano_vllm              ? w->n_items
+                       : b->rate > 0 || timed ? MAX_STREAMS
+                                              : DEFAULT_STREAMS;
 }
 
 int ctl_bench(struct ctl *ctl)
@@ -427,10 +484,9 @@ int ctl_bench(struct ctl *ctl)
         .n_requests = (uint64_t)ctl_whole(ctl, "requests", 0, 1, MAX_REQUESTS),
         .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
-        .json = ctl_option(ctl, "json"),
-        .warm = ctl_option(ctl, "warm-cache"),
+        .result = ctl_alloc(1, sizeof(*b.result)),
     };
-    int rc;
+    char salt[48];
 
     nvllm_request_init(&b.request);
     b.request.ignore_eos = true; /* exactly as many tokens as were asked for */
@@ -440,24 +496,29 @@ int ctl_bench(struct ctl *ctl)
     b.request.min_p = 0;
     b.request.repetition_penalty = 1;
     check_options(&b);
-    rc = make_workload(&b);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(ctl);
-    if (rc == EXIT_OK)
-        rc = workload_find_tokens(&b.workload, ctl);
-    if (rc == EXIT_OK) {
-        make_streams(&b);
-        snprintf(b.salt, sizeof(b.salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
-        if (!b.warm)
-            b.request.cache_salt = nvllm_str(b.salt);
-        ctl_catch_interrupts();
-        run(&b);
-        rc = finish(&b);
-    }
+    make_workload(&b);
+    ctl_connect(ctl);
+    workload_find_tokens(&b.workload, ctl);
+    b.streams = ctl_alloc(b.n_streams, sizeof(*b.streams));
+    b.free_streams = ctl_alloc(b.n_streams, sizeof(*b.free_streams));
+    for (size_t i = b.n_streams; i > 0; i--)
+        b.free_streams[b.n_free++] = (uint32_t)i - 1;
+    snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
+    if (!ctl_option(ctl, "warm-cache")) /* prompts of earlier runs are not found */
+        b.request.cache_salt = nvllm_str(salt);
+    ctl_catch_interrupts();
+    run(&b);
+    if (ctl_option(ctl, "json"))
+        ctl_json_print(STDOUT_FILENO, result_json(b.result));
+    else
+        print_result(b.result);
+    if (ctl_interrupted())
+        b.rc = ctl_interrupted();
+    else if (b.rc == EXIT_OK && b.result->n_failed > 0)
+        b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
     free(b.streams);
     free(b.free_streams);
-    free(b.by_id);
     free(b.result);
-    return rc;
+    return b.rc;
 }

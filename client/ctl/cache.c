@@ -1,4 +1,5 @@
-/* cache.c - nvllmctl cache: shows and changes the prefix cache. */
+/* cache.c - nvllmctl cache and explain: shows and changes the prefix cache, and says how much of a
+ * prompt it holds, or why a request waits. */
 #include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -6,17 +7,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
-#include "client/ctl/report_json.h"
-#include "client/ctl/table.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
 
 enum {
     DEFAULT_LIMIT = 50,
     HEAD_IDS = 256,     /* at most; the daemon sends fewer */
     SHORTEST_HEAD = 12, /* columns; less of a prefix's text is of no use */
+    SHOWN_BYTES = 60,   /* of a token's text */
 };
 
 enum verb { SHOW, CLEAR, PIN, UNPIN };
@@ -25,6 +25,7 @@ static const char *const verbs[] = {"show", "clear", "pin", "unpin"};
 struct cache_work {
     struct ctl *ctl;
     struct nvllm_pin_options pin;
+    struct nvllm_explain_options about;
     struct ctl_prompt prompt;
 };
 
@@ -49,7 +50,7 @@ static void add_heads(const struct cache_work *w, json_t *prefixes)
             ids[k] = (int32_t)json_integer_value(json_array_get(head, k));
         if (n > 0 && nvllm_detokenize(w->ctl->client, ids, n, false, ctl_ask_ms(w->ctl), &text,
                                       NULL) == NVLLM_OK)
-            json_object_set_new(prefix, "head", ctl_json_text(text.data, text.len));
+            json_object_set_new(prefix, "head", ctl_json_text(text));
     }
 }
 
@@ -73,11 +74,11 @@ static void fill_cells(struct table *t, const json_t *p)
     snprintf(t->cells[TOKENS], n, "%" PRIu64, number(p, "tokens"));
     snprintf(t->cells[BLOCKS], n, "%" PRIu64, number(p, "blocks"));
     snprintf(t->cells[HITS], n, "%" PRIu64, number(p, "hits"));
-    ctl_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
-    ctl_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
+    show_duration(t->cells[AGE], n, number(p, "age_ms") * 1000);
+    show_duration(t->cells[IDLE], n, number(p, "idle_ms") * 1000);
     snprintf(t->cells[HOLDERS], n, "%" PRIu64, number(p, "holders"));
     snprintf(t->cells[PINNED], n, "%s", json_is_true(json_object_get(p, "pinned")) ? "pin" : "");
-    ctl_user_name(t->cells[USER], n, (uint32_t)number(p, "uid"));
+    show_user(t->cells[USER], n, (uint32_t)number(p, "uid"));
 }
 
 /* The last column is the text that a prefix begins with, cut to the room that is left. */
@@ -86,7 +87,7 @@ static void print_cache(const json_t *o)
     const json_t *prefixes = json_object_get(o, "prefixes");
     uint64_t queried = number(o, "queried_tokens"), hits = number(o, "hit_tokens");
     uint64_t n = json_array_size(prefixes);
-    int columns = terminal_columns(STDOUT_FILENO), room = 0;
+    int columns = show_width(STDOUT_FILENO), room = 0;
     const char *head = "BEGINS";
     struct table t;
 
@@ -108,7 +109,7 @@ static void print_cache(const json_t *o)
         printf("… and %" PRIu64 " more\n", number(o, "total") - n);
     printf("%" PRIu64 " of %" PRIu64 " prompt tokens found (%.0f %%), %" PRIu64
            " blocks evicted, %" PRIu64 " pinned\n",
-           hits, queried, ctl_percent(hits, queried), number(o, "evictions"),
+           hits, queried, show_percent(hits, queried), number(o, "evictions"),
            number(o, "pinned_blocks"));
 }
 
@@ -116,13 +117,12 @@ static int show(struct cache_work *w)
 {
     const struct nvllm_cache *cache;
     struct nvllm_list_options options;
-    struct nvllm_error err;
     json_t *o;
 
     nvllm_list_options_init(&options);
     options.limit = (uint32_t)ctl_whole(w->ctl, "limit", DEFAULT_LIMIT, 1, UINT32_MAX);
-    if (nvllm_show_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &cache, &err) != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl,
+              nvllm_show_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &cache, &w->ctl->err));
     o = report_json_cache(cache);
     add_heads(w, json_object_get(o, "prefixes"));
     if (ctl_option(w->ctl, "json"))
@@ -148,12 +148,11 @@ static int clear(struct cache_work *w)
 {
     const struct nvllm_cache_change *change;
     struct nvllm_clear_options options;
-    struct nvllm_error err;
 
     nvllm_clear_options_init(&options);
     options.all = ctl_option(w->ctl, "all");
-    if (nvllm_clear_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &change, &err) != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl, nvllm_clear_cache(w->ctl->client, &options, ctl_ask_ms(w->ctl), &change,
+                                        &w->ctl->err));
     return print_change(w->ctl, "forgot", change);
 }
 
@@ -162,7 +161,6 @@ static int pin(struct cache_work *w)
     const struct nvllm_cache_change *change;
     struct nvllm_pin_options *pin = &w->pin;
     const struct nvllm_request *r = &w->prompt.request.r;
-    struct nvllm_error err;
     enum nvllm_code code;
 
     do {
@@ -173,10 +171,9 @@ static int pin(struct cache_work *w)
         if (r->cache_salt.data)
             pin->cache_salt = r->cache_salt;
         /* Computing the prompt may take long: only --timeout limits it. */
-        code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &err);
+        code = nvllm_pin_cache(w->ctl->client, pin, ctl_left_ms(w->ctl), &change, &w->ctl->err);
     } while (ctl_prompt_fall_back(&w->prompt, code));
-    if (code != NVLLM_OK)
-        return ctl_report(w->ctl, &err);
+    ctl_check(w->ctl, code);
     if (pin->unpin && change->blocks == 0)
         ctl_message("nothing is pinned for this prompt: “nvllmctl cache” lists pinned prefixes");
     return print_change(w->ctl, pin->unpin ? "unpinned" : "pinned", change);
@@ -229,18 +226,145 @@ int ctl_cache(struct ctl *ctl)
     static int (*const run[])(struct cache_work *) = {show, clear, pin, pin};
     struct cache_work w = {.ctl = ctl};
     enum verb verb;
-    int rc = EXIT_OK;
+    int rc;
 
     nvllm_pin_options_init(&w.pin);
     ctl_prompt_init(&w.prompt, ctl);
     verb = read_line(&w);
     ctl->needs_model = verb == PIN || verb == UNPIN; /* to tokenize the prompt */
     if (ctl->needs_model)
-        rc = ctl_prompt_read(&w.prompt, ctl, NULL);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(ctl);
-    if (rc == EXIT_OK)
-        rc = run[verb](&w);
+        ctl_prompt_read(&w.prompt, ctl, NULL);
+    ctl_connect(ctl);
+    rc = run[verb](&w);
+    ctl_prompt_deinit(&w.prompt);
+    return rc;
+}
+
+/* ---- explain */
+
+/* A line with an id and, if the daemon tells it, the token's text in JSON's quotes. */
+static void print_token(const struct cache_work *w, const char *what, const json_t *token)
+{
+    int32_t id = (int32_t)json_integer_value(token);
+    struct nvllm_text text;
+    json_t *value;
+    char *quoted;
+
+    printf("%-16s %d", what, id);
+    if (nvllm_detokenize(w->ctl->client, &id, 1, false, ctl_ask_ms(w->ctl), &text, NULL) ==
+        NVLLM_OK) {
+        value = ctl_json_text(text);
+        quoted = json_dumps(value, JSON_ENCODE_ANY);
+        putchar(' ');
+        ctl_put_line(stdout, quoted, SHOWN_BYTES);
+        free(quoted);
+        json_decref(value);
+    }
+    putchar('\n');
+}
+
+static void print_prompt(const struct cache_work *w, const json_t *o)
+{
+    uint64_t prompt = number(o, "prompt_tokens"), cached = number(o, "cached_tokens");
+    const json_t *next = json_object_get(o, "next_id"), *others = json_object_get(o, "other_ids");
+
+    printf("%-16s%" PRIu64 " of %" PRIu64 " prompt tokens (%.0f %%)\n", "cached", cached, prompt,
+           show_percent(cached, prompt));
+    if (!json_is_integer(next))
+        return;
+    /* A block is cached as a whole: the first token that differs lies behind the cached ones. */
+    print_token(w, json_array_size(others) > 0 ? "first different" : "first not cached", next);
+    for (size_t i = 0; i < json_array_size(others); i++)
+        print_token(w, i == 0 ? "others have" : "", json_array_get(others, i));
+}
+
+static void print_request(const struct nvllm_explanation *e)
+{
+    const struct nvllm_request_info *r = e->info;
+    char age[16];
+
+    printf("%-16s %llu, %s", "request", (unsigned long long)r->request,
+           nvllm_request_state_name(r->state));
+    if (r->place)
+        printf(", place %u", r->place);
+    printf(", since %s\n", show_duration(age, sizeof(age), r->age_us));
+    if (e->reason != NVLLM_WAIT_NOT)
+        printf("%-16s %s\n", "reason", nvllm_wait_reason_name(e->reason));
+    if (e->blocks_needed)
+        printf("%-16s %u needed, %u available\n", "blocks", e->blocks_needed, e->blocks_available);
+}
+
+static int explain(struct cache_work *w)
+{
+    struct nvllm_explain_options *about = &w->about;
+    const struct nvllm_request *r = &w->prompt.request.r;
+    const struct nvllm_explanation *e;
+    enum nvllm_code code;
+    json_t *o;
+
+    do {
+        about->prompt = r->prompt;
+        about->prompt_ids = r->prompt_ids;
+        about->n_prompt_ids = r->n_prompt_ids;
+        about->chat = r->chat;
+        if (r->cache_salt.data)
+            about->cache_salt = r->cache_salt;
+        code = nvllm_explain(w->ctl->client, about, ctl_ask_ms(w->ctl), &e, &w->ctl->err);
+    } while (ctl_prompt_fall_back(&w->prompt, code));
+    ctl_check(w->ctl, code);
+    o = report_json_explanation(e);
+    if (ctl_option(w->ctl, "json"))
+        return ctl_json_answer(o);
+    if (e->text[0]) {
+        ctl_put_line(stdout, e->text, 0);
+        putchar('\n');
+    }
+    if (e->info)
+        print_request(e);
+    else
+        print_prompt(w, o); /* o outlives e, which is gone with the next call */
+    json_decref(o);
+    return EXIT_OK;
+}
+
+static void read_explain_options(struct cache_work *w)
+{
+    struct ctl *ctl = w->ctl;
+    const char *salt = ctl_option(ctl, "cache-salt");
+    char **words = ctl->line.words;
+    bool given;
+
+    if (salt)
+        w->about.cache_salt = nvllm_str(salt);
+    ctl_prompt_init(&w->prompt, ctl);
+    given = ctl_prompt_is_given(&w->prompt);
+    if (given + ctl->line.n_words != 1)
+        ctl_usage(ctl,
+                  "explain needs the number of a request, --prompt TEXT or --prompt-file FILE");
+    if (!given && (w->about.cache_salt.data || ctl_prompt_is_shaped(&w->prompt)))
+        ctl_usage(ctl, "--%s needs --prompt or --prompt-file",
+                  w->about.cache_salt.data ? "cache-salt" : "chat, --raw, --system and --think");
+    if (!given && (words[0][0] < '0' || words[0][0] > '9'))
+        ctl_usage(ctl,
+                  "“%s” is not the number of a request, as “nvllmctl requests” shows them; pass a "
+                  "prompt with --prompt",
+                  words[0]);
+    if (!given)
+        w->about.request = ctl_request_number(ctl, words[0]);
+    ctl->needs_model = given; /* to tokenize the prompt */
+}
+
+int ctl_explain(struct ctl *ctl)
+{
+    struct cache_work w = {.ctl = ctl};
+    int rc;
+
+    nvllm_explain_options_init(&w.about);
+    read_explain_options(&w);
+    if (ctl_prompt_is_given(&w.prompt))
+        ctl_prompt_read(&w.prompt, ctl, NULL);
+    ctl_connect(ctl);
+    rc = explain(&w);
     ctl_prompt_deinit(&w.prompt);
     return rc;
 }

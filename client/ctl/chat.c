@@ -1,21 +1,19 @@
-/* chat.c - nvllmctl chat: a conversation, turn by turn.
+/* chat.c - nvllmctl chat: a conversation.
  *
- * Each turn sends the whole conversation; the daemon computes what its prefix cache does not hold,
- * and the line after each answer shows how much that was. */
+ * Each question sends the whole conversation; the daemon computes what its prefix cache does not
+ * hold, and the line after each answer shows how much that was. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/editor.h"
 #include "client/ctl/json.h"
+#include "client/ctl/lines.h"
 #include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
-#include "client/ctl/terminal.h"
-#include "client/ctl/text_buffer.h"
+#include "client/ctl/show.h"
 #include "client/lib/clock.h"
 
 struct chat {
@@ -28,8 +26,7 @@ struct chat {
     bool quiet;
 };
 
-/* One answer. */
-struct turn {
+struct answer {
     uint64_t id;
     struct text_buffer text;
     enum nvllm_finish finish;
@@ -81,7 +78,7 @@ static void set_system(struct chat *chat, struct nvllm_text text)
  */
 static bool write_messages(struct chat *chat, const char *path)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    FILE *file = fopen(path, "we");
     json_t *messages = json_array();
     bool ok;
 
@@ -89,14 +86,15 @@ static bool write_messages(struct chat *chat, const char *path)
         const struct nvllm_message *m = &messages_of(chat)[i];
 
         json_array_append_new(messages, json_pack("{ssso}", "role", m->role, "content",
-                                                  ctl_json_text(m->content.data, m->content.len)));
+                                                  ctl_json_text(m->content)));
     }
-    ok = fd >= 0 && ctl_json_print(fd, json_pack("{sO}", "messages", messages));
+    messages = json_pack("{so}", "messages", messages);
+    ok = file && json_dumpf(messages, file, 0) == 0 && putc('\n', file) != EOF;
     json_decref(messages);
-    return fd >= 0 && close(fd) == 0 && ok;
+    return file && fclose(file) == 0 && ok;
 }
 
-/* ---- a turn */
+/* ---- an answer */
 
 static void show_cost(const struct chat *chat, const struct nvllm_done *done)
 {
@@ -105,66 +103,56 @@ static void show_cost(const struct chat *chat, const struct nvllm_done *done)
     if (chat->quiet)
         return;
     fprintf(stderr, "%s(%u of %u prompt tokens cached, %u new",
-            terminal_colour(STDERR_FILENO, COLOUR_DIM), done->cached_tokens, done->prompt_tokens,
+            show_colour(STDERR_FILENO, COLOUR_DIM), done->cached_tokens, done->prompt_tokens,
             done->completion_tokens);
     if (done->completion_tokens > 1 && ms > 0)
         fprintf(stderr, " at %.0f tok/s", (done->completion_tokens - 1) * 1000 / ms);
     fprintf(stderr, ", the first after %.0f ms)%s\n", done->ttft_ms,
-            terminal_colour(STDERR_FILENO, COLOUR_END));
+            show_colour(STDERR_FILENO, COLOUR_END));
 }
 
-/* False if the reader of stdout has gone away. */
-static bool show_text(struct chat *chat, struct turn *t, struct nvllm_text text)
+static void end_line(const struct answer *a)
 {
-    text_buffer_add(&t->text, text.data, text.len);
-    return text.len == 0 || ctl_write_text(STDOUT_FILENO, text.data, text.len, chat->shown);
-}
-
-static bool end_line(const struct turn *t)
-{
-    if (t->text.len > 0 && t->text.data[t->text.len - 1] == '\n')
-        return true;
-    return ctl_write(STDOUT_FILENO, "\n", 1);
+    if (a->text.len == 0 || a->text.data[a->text.len - 1] != '\n')
+        ctl_write(STDOUT_FILENO, "\n", 1);
 }
 
 /* A partial answer is part of the conversation; a question without an answer is not. */
-static void keep_answer(struct chat *chat, const struct turn *t)
+static void keep_answer(struct chat *chat, const struct answer *a)
 {
-    if (t->text.len == 0)
+    if (a->text.len == 0)
         chat->request.chat.n_messages--;
     else
-        add_message(chat, "assistant", (struct nvllm_text){t->text.data, t->text.len});
+        add_message(chat, "assistant", (struct nvllm_text){a->text.data, a->text.len});
 }
 
-static int end_done(struct chat *chat, const struct turn *t, const struct nvllm_done *done)
+static void end_done(struct chat *chat, const struct answer *a, const struct nvllm_done *done)
 {
-    bool cancelled = t->finish == NVLLM_FINISH_CANCELLED;
+    bool cancelled = a->finish == NVLLM_FINISH_CANCELLED;
 
-    if (!end_line(t))
-        return EXIT_ERROR;
-    keep_answer(chat, t);
-    if (cancelled && t->cancel_end < 0)
+    end_line(a);
+    keep_answer(chat, a);
+    if (cancelled && a->cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
-    else if (t->finish == NVLLM_FINISH_LENGTH)
+    else if (a->finish == NVLLM_FINISH_LENGTH)
         ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
-    else if (t->finish == NVLLM_FINISH_DEADLINE)
+    else if (a->finish == NVLLM_FINISH_DEADLINE)
         ctl_message("the deadline has expired");
-    else if (t->finish == NVLLM_FINISH_ERROR)
+    else if (a->finish == NVLLM_FINISH_ERROR)
         ctl_message("the model computed values that are not numbers");
     if (done)
         show_cost(chat, done);
-    return EXIT_OK;
 }
 
-/* Errors of a turn do not end an interactive chat. */
-static int end_error(struct chat *chat, const struct turn *t, const struct nvllm_error *err)
+/* An error does not end an interactive chat. */
+static int end_error(struct chat *chat, const struct answer *a, const struct nvllm_error *err)
 {
-    int rc = EXIT_OK;
+    int rc;
 
-    if (t->text.len > 0 && !end_line(t))
-        return EXIT_ERROR;
-    keep_answer(chat, t);
-    if (err->code == NVLLM_E_CANCELLED && t->cancel_end >= 0)
+    if (a->text.len > 0)
+        end_line(a);
+    keep_answer(chat, a);
+    if (err->code == NVLLM_E_CANCELLED && a->cancel_end >= 0)
         return EXIT_OK;
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
@@ -176,57 +164,63 @@ static int end_error(struct chat *chat, const struct turn *t, const struct nvllm
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;
 }
 
-/* Ctrl-C cancels; a second one does not wait for the end. True: leave the turn. */
-static bool check_interrupt(struct chat *chat, struct turn *t)
+/* Ctrl-C cancels; a second one does not wait for the end. True: leave the answer. */
+static bool check_interrupt(struct chat *chat, struct answer *a)
 {
     bool out_of_time = ctl_left_ms(chat->ctl) == 0;
 
     if (ctl_interrupted() && chat->terminal) {
         ctl_forget_interrupt();
-        t->n_interrupts++;
+        a->n_interrupts++;
     }
-    if (t->cancel_end < 0 && (t->n_interrupts > 0 || ctl_interrupted() || out_of_time)) {
-        t->cancel_end = ctl_cancel_end(chat->ctl);
-        nvllm_cancel(chat->ctl->client, t->id, NULL);
+    if (a->cancel_end < 0 && (a->n_interrupts > 0 || ctl_interrupted() || out_of_time)) {
+        a->cancel_end = ctl_cancel_end(chat->ctl);
+        nvllm_cancel(chat->ctl->client, a->id, NULL);
     }
-    return t->n_interrupts > 1 || (t->cancel_end >= 0 && clock_left_ms(t->cancel_end) == 0);
+    return a->n_interrupts > 1 || (a->cancel_end >= 0 && clock_left_ms(a->cancel_end) == 0);
 }
 
-static int run_turn(struct chat *chat, struct turn *t)
+static int run_answer(struct chat *chat, struct answer *a)
 {
     const struct nvllm_event *event;
+    struct nvllm_text text;
     struct nvllm_error err;
     enum nvllm_code code;
 
-    code = nvllm_generate_start(chat->ctl->client, &t->id, &chat->request.r, &err);
+    code = nvllm_generate_start(chat->ctl->client, &a->id, &chat->request.r, &err);
     if (code != NVLLM_OK)
-        return end_error(chat, t, &err);
+        return end_error(chat, a, &err);
     for (;;) {
-        if (check_interrupt(chat, t))
-            return end_done(chat, t, NULL);
+        if (check_interrupt(chat, a)) {
+            end_done(chat, a, NULL);
+            return EXIT_OK;
+        }
         code = ctl_next(chat->ctl, -1,
-                        t->cancel_end >= 0 ? clock_left_ms(t->cancel_end) : ctl_left_ms(chat->ctl),
+                        a->cancel_end >= 0 ? clock_left_ms(a->cancel_end) : ctl_left_ms(chat->ctl),
                         &event, &err);
         if (code == NVLLM_E_TIMEOUT)
             continue;
         if (code != NVLLM_OK)
-            return end_error(chat, t, &err);
-        if (event->id != t->id)
+            return end_error(chat, a, &err);
+        if (event->id != a->id)
             continue; /* of an earlier answer that was left before its end */
         if (event->error)
-            return end_error(chat, t, event->error);
-        if (event->done)
-            return end_done(chat, t, event->done);
+            return end_error(chat, a, event->error);
+        if (event->done) {
+            end_done(chat, a, event->done);
+            return EXIT_OK;
+        }
         if (event->delta->finish != NVLLM_FINISH_NONE)
-            t->finish = event->delta->finish;
-        if (!show_text(chat, t, event->delta->text))
-            return EXIT_ERROR;
+            a->finish = event->delta->finish;
+        text = event->delta->text;
+        text_buffer_add(&a->text, text.data, text.len);
+        ctl_write_text(STDOUT_FILENO, text.data, text.len, chat->shown);
     }
 }
 
-static int answer(struct chat *chat, struct nvllm_text question)
+static int ask(struct chat *chat, struct nvllm_text question)
 {
-    struct turn t = {.cancel_end = -1};
+    struct answer a = {.cancel_end = -1};
     int rc;
 
     /* After a lost connection each question tries again, but an interactive chat does not wait for
@@ -234,13 +228,14 @@ static int answer(struct chat *chat, struct nvllm_text question)
     if (!chat->ctl->client) {
         chat->ctl->no_wait = chat->ctl->no_wait || chat->asking;
         chat->ctl->wait = chat->ctl->wait && !chat->asking;
-        rc = ctl_connect(chat->ctl);
-        if (rc != EXIT_OK)
+        if (ctl_try_connect(chat->ctl) != NVLLM_OK) {
+            rc = ctl_report(chat->ctl, &chat->ctl->err);
             return chat->asking ? EXIT_OK : rc;
+        }
     }
     add_message(chat, "user", question);
-    rc = run_turn(chat, &t);
-    text_buffer_deinit(&t.text);
+    rc = run_answer(chat, &a);
+    text_buffer_deinit(&a.text);
     return rc;
 }
 
@@ -277,8 +272,8 @@ static void save(struct chat *chat, const char *path)
 static void show_done(const struct chat *chat, const char *text)
 {
     if (chat->asking && !chat->quiet)
-        fprintf(stderr, "%s(%s)%s\n", terminal_colour(STDERR_FILENO, COLOUR_DIM), text,
-                terminal_colour(STDERR_FILENO, COLOUR_END));
+        fprintf(stderr, "%s(%s)%s\n", show_colour(STDERR_FILENO, COLOUR_DIM), text,
+                show_colour(STDERR_FILENO, COLOUR_END));
 }
 
 /* True: leave. */
@@ -334,9 +329,9 @@ static int read_message(struct chat *chat, struct text_buffer *message)
         size_t n = 0;
         int got = editor_read(chat->editor, prompt_of(chat, goes_on), &line, &n);
 
-        if (got == EDITOR_END && goes_on)
+        if (got == LINES_END && goes_on)
             break;
-        if (got != EDITOR_OK)
+        if (got != LINES_OK)
             return got;
         goes_on = n > 0 && line[n - 1] == '\\';
         text_buffer_add(message, line, goes_on ? n - 1 : n);
@@ -345,26 +340,26 @@ static int read_message(struct chat *chat, struct text_buffer *message)
     } while (goes_on);
     text_buffer_add(message, "", 1); /* the NUL behind it */
     message->len--;
-    return EDITOR_OK;
+    return LINES_OK;
 }
 
 /* What is not a message. False: the chat continues. */
 static bool is_over(struct chat *chat, int got, int *rc)
 {
-    if (got == EDITOR_INTERRUPTED && chat->terminal && ctl_interrupted() == EXIT_INTERRUPTED) {
+    if (got == LINES_INTERRUPTED && chat->terminal && ctl_interrupted() == EXIT_INTERRUPTED) {
         ctl_forget_interrupt();
         fputs("\n", stderr);
         return false;
     }
-    if (got == EDITOR_E_LONG) {
+    if (got == LINES_E_LONG) {
         ctl_message("a line is too long");
         return false;
     }
-    if (got == EDITOR_E_READ) {
+    if (got == LINES_E_READ) {
         ctl_message("cannot read stdin: %s", strerror(errno));
         *rc = EXIT_ERROR;
     }
-    if ((got == EDITOR_END || got == EDITOR_LATE) && chat->asking)
+    if ((got == LINES_END || got == LINES_TIMEOUT) && chat->asking)
         fputs("\n", stderr);
     return true;
 }
@@ -379,20 +374,19 @@ static int talk(struct chat *chat)
         int got = read_message(chat, &message);
         const char *text = message.data;
 
-        if (got != EDITOR_OK) {
+        if (got != LINES_OK) {
             over = is_over(chat, got, &rc);
         } else if (message.len > 0) {
             editor_remember(chat->editor, text);
             if (text[0] == '/' && text[1] != '/')
                 over = run_slash(chat, text);
             else if (text[0] == '/')
-                rc = answer(chat, (struct nvllm_text){text + 1, message.len - 1});
+                rc = ask(chat, (struct nvllm_text){text + 1, message.len - 1});
             else
-                rc = answer(chat, (struct nvllm_text){text, message.len});
+                rc = ask(chat, (struct nvllm_text){text, message.len});
         }
-        if (ctl_left_ms(chat->ctl) == 0) {
+        if (ctl_left_ms(chat->ctl) == 0)
             rc = ctl_report_timeout();
-        }
     }
     text_buffer_deinit(&message);
     return ctl_interrupted() ? ctl_interrupted() : rc;
@@ -405,6 +399,8 @@ int ctl_chat(struct ctl *ctl)
     struct chat chat = {
         .ctl = ctl,
         .quiet = ctl_option(ctl, "quiet"),
+        .shown = isatty(STDOUT_FILENO),
+        .asking = isatty(STDIN_FILENO),
     };
     const char *system = ctl_option(ctl, "system");
     int rc;
@@ -414,19 +410,15 @@ int ctl_chat(struct ctl *ctl)
     chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
     if (system)
         set_system(&chat, nvllm_str(system));
-    chat.shown = isatty(STDOUT_FILENO);
-    chat.asking = isatty(STDIN_FILENO);
     chat.terminal = chat.asking && chat.shown;
-    rc = ctl_connect(ctl);
-    if (rc == EXIT_OK) {
-        ctl_catch_interrupts();
-        if (chat.terminal)
-            ctl_spare_interrupts();
-        editor_new(&chat.editor, chat.terminal, ctl->deadline);
-        if (chat.asking && !chat.quiet)
-            fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
-        rc = talk(&chat);
-    }
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    if (chat.terminal)
+        ctl_spare_interrupts();
+    editor_new(&chat.editor, chat.terminal, ctl->deadline);
+    if (chat.asking && !chat.quiet)
+        fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");
+    rc = talk(&chat);
     editor_free(chat.editor);
     ctl_request_deinit(&chat.request);
     return rc;

@@ -1,24 +1,25 @@
-/* control.c - the short commands that change the daemon: cancel, resume, reload, log-level, stop.
- */
+/* control.c - the short commands that change the daemon: cancel, drain, resume, reload, log-level,
+ * stop. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/ask.h"
 #include "client/ctl/json.h"
+
+enum { LOOK_MS = 100, ANSWER_MS = 10000 };
 
 int ctl_cancel(struct ctl *ctl)
 {
     const struct usage_line *line = &ctl->line;
-    int rc;
+    int rc = EXIT_OK;
 
     if (line->n_words == 0)
         ctl_usage(ctl, "cancel needs the number of a request: see “nvllmctl requests”");
     for (int i = 0; i < line->n_words; i++)
         ctl_request_number(ctl, line->words[i]);
-    rc = ctl_connect(ctl);
-    for (int i = 0; ctl->client && i < line->n_words; i++) {
+    ctl_connect(ctl);
+    for (int i = 0; i < line->n_words; i++) {
         uint64_t request = ctl_request_number(ctl, line->words[i]);
         bool found;
 
@@ -35,27 +36,79 @@ int ctl_cancel(struct ctl *ctl)
 
 int ctl_resume(struct ctl *ctl)
 {
-    int rc = ctl_connect(ctl);
-
-    if (rc != EXIT_OK)
-        return rc;
-    return ctl_outcome(ctl, nvllm_resume(ctl->client, ctl_ask_ms(ctl), NULL, &ctl->err));
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_resume(ctl->client, ctl_ask_ms(ctl), NULL, &ctl->err));
+    return EXIT_OK;
 }
 
 int ctl_log_level(struct ctl *ctl)
 {
     static const char *const levels[] = {"error", "warning", "info", "debug"};
     const char *level;
-    int rc;
 
     if (ctl->line.n_words != 1)
         ctl_usage(ctl, "log-level takes one of error, warning, info and debug");
     level = levels[ctl_word(ctl, ctl->line.words[0], levels, 4)];
-    rc = ctl_connect(ctl);
-    if (rc != EXIT_OK)
-        return rc;
-    return ctl_outcome(ctl,
-                       nvllm_set_log_level(ctl->client, level, ctl_ask_ms(ctl), NULL, &ctl->err));
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_set_log_level(ctl->client, level, ctl_ask_ms(ctl), NULL, &ctl->err));
+    return EXIT_OK;
+}
+
+/* ---- drain */
+
+/* On a terminal shows what is left meanwhile, on a line that is erased again. */
+static void pause_and_show(const struct nvllm_status *status)
+{
+    bool shown = isatty(STDERR_FILENO);
+
+    if (shown)
+        fprintf(stderr, "%u running, %u waiting", status->requests_running,
+                status->requests_waiting);
+    usleep(LOOK_MS * 1000);
+    if (shown)
+        fputs("\r\033[K", stderr);
+}
+
+/* The daemon keeps refusing requests after the command has ended early. */
+static int leave(int rc)
+{
+    fprintf(stderr,
+            "nvllmd still refuses new requests; to accept them again, run “nvllmctl resume”.\n");
+    return rc;
+}
+
+static int wait_drained(struct ctl *ctl)
+{
+    const struct nvllm_status *status;
+
+    while (!ctl_interrupted()) {
+        ctl_check(ctl, nvllm_get_status(ctl->client, ANSWER_MS, &status, &ctl->err));
+        if (status->requests_running == 0 && status->requests_waiting == 0)
+            return EXIT_OK;
+        if (status->state != NVLLM_STATE_DRAINING)
+            ctl_die("someone else has resumed nvllmd");
+        if (ctl_left_ms(ctl) == 0) {
+            ctl_message("%u running and %u waiting requests are left", status->requests_running,
+                        status->requests_waiting);
+            return leave(EXIT_DEADLINE);
+        }
+        pause_and_show(status);
+    }
+    return leave(ctl_interrupted());
+}
+
+int ctl_drain(struct ctl *ctl)
+{
+    double seconds = ctl_real(ctl, "end-after", -1, 0, 4e6);
+    struct nvllm_drain_options wanted;
+
+    nvllm_drain_options_init(&wanted);
+    if (seconds >= 0)
+        wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    ctl_check(ctl, nvllm_drain(ctl->client, &wanted, ctl_ask_ms(ctl), NULL, &ctl->err));
+    return ctl_option(ctl, "wait") ? wait_drained(ctl) : EXIT_OK;
 }
 
 /* ---- reload */
@@ -65,7 +118,7 @@ static json_t *names_json(const char *const *names, size_t n)
     json_t *array = json_array();
 
     for (size_t i = 0; i < n; i++)
-        json_array_append_new(array, ctl_json_text(names[i], strlen(names[i])));
+        json_array_append_new(array, ctl_json_text(nvllm_str(names[i])));
     return array;
 }
 
@@ -78,9 +131,13 @@ static void print_names(const char *what, const char *const *names, size_t n)
     }
 }
 
-static int print_reloaded(const struct nvllm_reloaded *r, bool json)
+int ctl_reload(struct ctl *ctl)
 {
-    if (json)
+    const struct nvllm_reloaded *r;
+
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_reload(ctl->client, ctl_ask_ms(ctl), &r, &ctl->err));
+    if (ctl_option(ctl, "json"))
         return ctl_json_answer(json_pack("{soso}", "changed", names_json(r->changed, r->n_changed),
                                          "needs_restart",
                                          names_json(r->needs_restart, r->n_needs_restart)));
@@ -89,16 +146,6 @@ static int print_reloaded(const struct nvllm_reloaded *r, bool json)
     if (r->n_changed + r->n_needs_restart == 0)
         puts("nothing has changed");
     return EXIT_OK;
-}
-
-int ctl_reload(struct ctl *ctl)
-{
-    const struct nvllm_reloaded *reloaded;
-    int rc = ctl_connect(ctl);
-
-    if (rc == EXIT_OK)
-        rc = ctl_outcome(ctl, nvllm_reload(ctl->client, ctl_ask_ms(ctl), &reloaded, &ctl->err));
-    return rc == EXIT_OK ? print_reloaded(reloaded, ctl_option(ctl, "json")) : rc;
 }
 
 /* ---- stop */
@@ -115,18 +162,16 @@ static int wait_stopped(struct ctl *ctl)
             return EXIT_OK;
         if (code == NVLLM_E_TIMEOUT && ctl_left_ms(ctl) == 0)
             return ctl_report_timeout();
-        if (code != NVLLM_OK && code != NVLLM_E_TIMEOUT)
-            return ctl_report(ctl, &ctl->err);
+        if (code != NVLLM_E_TIMEOUT)
+            ctl_check(ctl, code);
     }
     return ctl_interrupted();
 }
 
 int ctl_stop(struct ctl *ctl)
 {
-    int rc = ctl_connect(ctl);
-
+    ctl_connect(ctl);
     ctl_catch_interrupts();
-    if (rc == EXIT_OK)
-        rc = ctl_outcome(ctl, nvllm_shutdown(ctl->client, ctl_ask_ms(ctl), NULL, &ctl->err));
-    return rc == EXIT_OK && ctl_option(ctl, "wait") ? wait_stopped(ctl) : rc;
+    ctl_check(ctl, nvllm_shutdown(ctl->client, ctl_ask_ms(ctl), NULL, &ctl->err));
+    return ctl_option(ctl, "wait") ? wait_stopped(ctl) : EXIT_OK;
 }

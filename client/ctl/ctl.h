@@ -58,6 +58,9 @@ double ctl_real(const struct ctl *ctl, const char *option, double fallback, doub
 int64_t ctl_number(const struct ctl *ctl, const char *option, const char *text, int64_t min,
                    int64_t max);
 
+/* The daemon's number of a request, likewise. */
+uint64_t ctl_request_number(const struct ctl *ctl, const char *text);
+
 /* Prints a message and where help is, and ends the program with EXIT_USAGE. */
 __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl *ctl,
                                                                const char *fmt, ...);
@@ -65,20 +68,20 @@ __attribute__((format(printf, 2, 3), noreturn)) void ctl_usage(const struct ctl 
 /* Ends the program for a word that none of n is, and names the nearest; else its index. */
 size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *words, size_t n);
 
-/* Help on a command, or on all where it is NULL. */
-void ctl_help_print(const struct usage_command *command);
-
 /* ---- messages */
 
 /* One line on stderr: "nvllmctl: …", without control characters. */
 __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 
+/* Ends the program with EXIT_ERROR after a message. */
+__attribute__((format(printf, 1, 2), noreturn)) void ctl_die(const char *fmt, ...);
+
 /* Prints an error of the library or the daemon, with advice, and gives the exit code. */
 int ctl_report(const struct ctl *ctl, const struct nvllm_error *err);
 int ctl_exit_code(enum nvllm_code code);
 
-/* The exit code of a call, after a report of ctl->err if the call has failed. */
-int ctl_outcome(const struct ctl *ctl, enum nvllm_code code);
+/* Ends the program after a report of ctl->err if the call that gave the code has failed. */
+void ctl_check(const struct ctl *ctl, enum nvllm_code code);
 
 /* How long to wait before a request that the daemon was too busy for is sent again: first_ms,
  * doubled with each try up to last_ms, but at least what the daemon advises, up to a minute. */
@@ -97,11 +100,20 @@ __attribute__((noreturn)) void ctl_no_memory(void);
 void *ctl_alloc(size_t n, size_t size); /* zeroed */
 void *ctl_grow(void *old, size_t n, size_t size);
 
+/* A growing text. */
+struct text_buffer {
+    char *data;
+    size_t len, cap;
+};
+void text_buffer_add(struct text_buffer *b, const char *data, size_t n);
+void text_buffer_deinit(struct text_buffer *b);
+
 /* ---- connection */
 
-/* Connects as the common options say, and shows on a terminal what it waits for. EXIT_OK, or the
- * exit code after a message. */
-int ctl_connect(struct ctl *ctl);
+/* Connects as the common options say, and shows on a terminal what it waits for. Ends the program
+ * after a report if that fails; ctl_try_connect() gives the error's code, with ctl->err. */
+void ctl_connect(struct ctl *ctl);
+enum nvllm_code ctl_try_connect(struct ctl *ctl);
 int ctl_left_ms(const struct ctl *ctl);
 
 /* How long to wait for a short answer. */
@@ -129,17 +141,20 @@ bool ctl_wait_input(int fd, int also_fd, int timeout_ms);
 
 /* ---- input and output */
 
-/* Writes all. False if that fails, after a message unless the reader has gone away. */
-bool ctl_write(int fd, const void *data, size_t n);
+/* Writes all, or ends the program, with a message unless the reader has gone away. */
+void ctl_write(int fd, const void *data, size_t n);
 
 /* Text from the model; for a terminal, each control character becomes U+FFFD. */
-bool ctl_write_text(int fd, const char *data, size_t n, bool terminal);
+void ctl_write_text(int fd, const char *data, size_t n, bool terminal);
 
 /* Text from elsewhere on one line: newlines and tabs become blanks, other control characters "?";
  * at most max bytes, unless 0. */
 void ctl_put_line(FILE *to, const char *text, int max);
 
-/* All that fd holds, malloc'd. EXIT_OK, or the exit code after a message. */
-int ctl_read_all(int fd, char **data, size_t *n);
+/* Opens a file; “-” is the standard stream. Ends the program with a message if that fails. */
+int ctl_open(const char *path, int standard, int flags);
+
+/* All that fd holds, malloc'd; ends the program with a message if it cannot be read. */
+char *ctl_read_all(int fd, size_t *n);
 
 #endif

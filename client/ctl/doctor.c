@@ -1,21 +1,30 @@
-/* doctor.c - nvllmctl doctor: findings, permissions, and the commands that fix what is broken. */
+/* doctor.c - nvllmctl doctor: findings, permissions, the commands that fix what is broken, and what
+ * nvllmd finds: “nvllmd check-config”, run with the rights of its user, says whether it would
+ * start.
+ */
 #include "client/ctl/doctor.h"
 
 #include <errno.h>
 #include <grp.h>
 #include <limits.h>
+#include <poll.h>
 #include <pwd.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/ctl/json.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/show.h"
+#include "client/lib/clock.h"
 
 #define SERVICE_USER  "nvllm"
 #define BUNDLED_MODEL NVLLM_MODELS_DIR "/nvllm-tiny"
+
+enum { CHECK_MS = 30000, MAX_OUTPUT_BYTES = 16 << 20 };
 
 static const struct {
     const char *name, *colour;
@@ -25,67 +34,54 @@ static const struct {
     [DOCTOR_WRONG] = {"wrong", COLOUR_RED},
 };
 
-static const char *keep(struct doctor *d, char *text)
-{
-    if (!text)
-        ctl_no_memory();
-    d->texts = ctl_grow(d->texts, d->n_texts + 1, sizeof(*d->texts));
-    return d->texts[d->n_texts++] = text;
-}
-
-__attribute__((format(printf, 2, 0))) static const char *format(struct doctor *d, const char *fmt,
-                                                                va_list args)
-{
-    char *text;
-
-    return keep(d, vasprintf(&text, fmt, args) < 0 ? NULL : text);
-}
-
 const char *doctor_text(struct doctor *d, const char *fmt, ...)
 {
-    const char *text;
     va_list args;
 
     va_start(args, fmt);
-    text = format(d, fmt, args);
+    obstack_vprintf(&d->texts, fmt, args);
     va_end(args);
-    return text;
+    obstack_1grow(&d->texts, '\0');
+    return obstack_finish(&d->texts);
 }
 
 const char *doctor_quote(struct doctor *d, const char *text)
 {
     size_t n = 4 * strlen(text) + 3;
-    char *quoted = ctl_alloc(n, 1);
 
-    program_quote(quoted, n, text);
-    return keep(d, quoted);
+    return program_quote(obstack_alloc(&d->texts, n), n, text);
 }
 
-void doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
+bool doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
                 const char *fmt, ...)
 {
-    const char *text;
+    char *text;
     va_list args;
     json_t *o;
 
     va_start(args, fmt);
-    text = format(d, fmt, args);
+    if (vasprintf(&text, fmt, args) < 0)
+        ctl_no_memory();
     va_end(args);
     d->n_wrong += level == DOCTOR_WRONG;
+    if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
+        fix += 5;
     if (d->json) {
         o = json_pack("{ssssso}", "level", levels[level].name, "about", about, "text",
-                      ctl_json_text(text, strlen(text)));
+                      ctl_json_text(nvllm_str(text)));
         if (fix)
-            json_object_set_new(o, "mend", ctl_json_text(fix, strlen(fix)));
+            json_object_set_new(o, "mend", ctl_json_text(nvllm_str(fix)));
         json_array_append_new(d->findings, o);
-        return;
+    } else {
+        printf("%s%-5s%s  %-7s  ", show_colour(STDOUT_FILENO, levels[level].colour),
+               levels[level].name, show_colour(STDOUT_FILENO, COLOUR_END), about);
+        ctl_put_line(stdout, text, 0);
+        putchar('\n');
+        if (fix && !program_has_control(fix))
+            printf("%16s%s\n", "", fix);
     }
-    printf("%s%-5s%s  %-7s  ", terminal_colour(STDOUT_FILENO, levels[level].colour),
-           levels[level].name, terminal_colour(STDOUT_FILENO, COLOUR_END), about);
-    ctl_put_line(stdout, text, 0);
-    putchar('\n');
-    if (fix && !program_has_control(fix))
-        printf("%16s%s\n", "", fix);
+    free(text);
+    return level == DOCTOR_OK;
 }
 
 /* ---- users and paths */
@@ -138,10 +134,9 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
     } classes[] = {{"u", 6}, {"g", 3}, {"o", 0}};
     size_t n = strlen(path);
 
-    if (path[0] != '/') {
-        doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path", path);
-        return false;
-    }
+    if (path[0] != '/')
+        return doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path",
+                          path);
     for (size_t at = 0, end; at < n; at = end) {
         const char *part;
         unsigned bits = 1;
@@ -159,16 +154,16 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
         class = user->uid == st.st_uid ? 0 : doctor_in_group(user, st.st_gid) ? 1 : 2;
         if (user->uid == 0 || ((st.st_mode >> classes[class].shift) & bits) == bits)
             continue;
-        doctor_say(d, DOCTOR_WRONG, about,
-                   doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
-                               classes[class].letter, bits & 4 ? "r" : "", bits & 2 ? "w" : "",
-                               bits & 1 ? "x" : "", doctor_quote(d, part)),
-                   "user %s may not %s %s (mode %04o)", user->name,
-                   bits & 2   ? "write to"
-                   : bits & 4 ? "read"
-                              : "enter",
-                   part, (unsigned)st.st_mode & 07777);
-        return false;
+        return doctor_say(d, DOCTOR_WRONG, about,
+                          doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
+                                      classes[class].letter, bits & 4 ? "r" : "",
+                                      bits & 2 ? "w" : "", bits & 1 ? "x" : "",
+                                      doctor_quote(d, part)),
+                          "user %s may not %s %s (mode %04o)", user->name,
+                          bits & 2   ? "write to"
+                          : bits & 4 ? "read"
+                                     : "enter",
+                          part, (unsigned)st.st_mode & 07777);
     }
     return true;
 }
@@ -178,11 +173,6 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 const char *doctor_sudo(uid_t owner)
 {
     return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
-}
-
-const char *doctor_as_root(const char *command)
-{
-    return geteuid() == 0 ? command + strlen("sudo ") : command;
 }
 
 bool doctor_has_service(void)
@@ -236,28 +226,29 @@ const char *doctor_ask(struct doctor *d, const char *words)
 
 const char *doctor_again(struct doctor *d)
 {
+    static const char *const options[] = {"config", "model", "user"};
     const char *command = doctor_text(d, "%s doctor", this_program(d, doctor_sudo(0)));
 
-    if (d->given_config)
-        command = doctor_text(d, "%s --config %s", command, doctor_quote(d, d->given_config));
-    if (d->given_model)
-        command = doctor_text(d, "%s --model %s", command, doctor_quote(d, d->given_model));
-    if (d->user_given)
-        command = doctor_text(d, "%s --user %s", command, doctor_quote(d, d->user.name));
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        const char *value = ctl_option(d->ctl, options[i]);
+
+        if (value)
+            command = doctor_text(d, "%s --%s %s", command, options[i], doctor_quote(d, value));
+    }
     return command;
 }
 
 const char *doctor_restart(struct doctor *d)
 {
     if (doctor_is_service(d))
-        return doctor_text(d, "%ssystemctl restart nvllmd", doctor_sudo(0));
+        return "sudo systemctl restart nvllmd";
     return doctor_text(d, "%s && %s", doctor_ask(d, "stop --wait"), doctor_start(d));
 }
 
 const char *doctor_log(struct doctor *d)
 {
     if (doctor_is_service(d))
-        return doctor_text(d, "%sjournalctl -u nvllmd -n 50", doctor_sudo(0));
+        return "sudo journalctl -u nvllmd -n 50";
     if (!d->nvllmd || access(d->config, R_OK) != 0)
         return doctor_restart(d);
     return doctor_text(d, "%s check-config --config %s", doctor_quote(d, d->nvllmd),
@@ -268,6 +259,245 @@ const char *doctor_edit(struct doctor *d)
 {
     return doctor_text(d, "%s${EDITOR:-vi} %s", access(d->config, W_OK) == 0 ? "" : "sudo ",
                        doctor_quote(d, d->config));
+}
+
+/* ---- what nvllmd finds */
+
+static bool try_program(struct doctor *d, const char *folder, const char *name)
+{
+    char real[PATH_MAX];
+    struct stat st;
+
+    if (!realpath(doctor_text(d, "%s/%s", folder, name), real) || stat(real, &st) < 0 ||
+        !S_ISREG(st.st_mode) || access(real, X_OK) < 0)
+        return false;
+    d->nvllmd = doctor_text(d, "%s", real);
+    return true;
+}
+
+/* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
+static void find_program(struct doctor *d)
+{
+    const char *path = getenv("PATH");
+    char own[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    char *folder, *rest, *folders;
+
+    own[n > 0 ? n : 0] = '\0';
+    if (strrchr(own, '/'))
+        *strrchr(own, '/') = '\0';
+    if (n > 0 && (try_program(d, own, "nvllmd") || try_program(d, own, "../sbin/nvllmd") ||
+                  try_program(d, own, "../daemon/nvllmd")))
+        return;
+    if (asprintf(&folders, "%s:/usr/local/sbin:/usr/sbin", path ? path : "") < 0)
+        ctl_no_memory();
+    rest = folders;
+    while (!d->nvllmd && (folder = strsep(&rest, ":")) != NULL)
+        if (folder[0] == '/')
+            try_program(d, folder, "nvllmd");
+    free(folders);
+}
+
+/* In the child, which drops root's rights: they would say nothing about the daemon's. */
+static void become_user(const struct doctor_user *user)
+{
+    if (geteuid() != 0 || user->uid == 0)
+        return;
+    if (setgroups((size_t)user->n_groups, user->groups) < 0 ||
+        setgid(user->n_groups > 0 ? user->groups[0] : (gid_t)-1) < 0 || setuid(user->uid) < 0)
+        _exit(EXIT_ERROR);
+}
+
+/* Reads to the end; *late: that did not come in time. *text is to be freed. */
+static bool read_in_time(int fd, int64_t deadline, char **text, size_t *n, bool *late)
+{
+    FILE *to = open_memstream(text, n);
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    size_t total = 0;
+    char part[4096];
+    ssize_t k = -1;
+
+    while (to && total <= MAX_OUTPUT_BYTES) {
+        int r = poll(&wait, 1, clock_left_ms(deadline));
+
+        *late = r == 0;
+        k = r > 0 ? read(fd, part, sizeof(part)) : -1;
+        if (k > 0)
+            total += fwrite(part, 1, (size_t)k, to);
+        else if (k == 0 || *late || errno != EINTR)
+            break;
+    }
+    return to && fclose(to) == 0 && k == 0;
+}
+
+/* The JSON that nvllmd prints; NULL for anything else, or *late. */
+static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool *late)
+{
+    int64_t deadline = d->ctl->deadline < 0 ? clock_deadline(CHECK_MS) : d->ctl->deadline;
+    struct nvllm_error err;
+    json_t *found = NULL;
+    char *text = NULL;
+    int ends[2];
+    pid_t child;
+    size_t n;
+
+    if (pipe(ends) < 0)
+        return NULL;
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]);
+        close(ends[1]);
+        become_user(&d->user);
+        execv(d->nvllmd, (char *const *)argv);
+        _exit(EXIT_ERROR);
+    }
+    close(ends[1]);
+    if (child > 0 && read_in_time(ends[0], deadline, &text, &n, late))
+        found = ctl_json_parse(text, n, &err);
+    else if (child > 0)
+        kill(child, SIGKILL);
+    close(ends[0]);
+    if (child > 0)
+        waitpid(child, NULL, *late ? WNOHANG : 0); /* a dead file system blocks even SIGKILL */
+    free(text);
+    return found;
+}
+
+/* Neither root nor the daemon's user can tell what that user may do. */
+static bool is_reliable(const struct doctor *d, const char *about)
+{
+    return geteuid() == 0 || geteuid() == d->user.uid || strcmp(about, "config") == 0 ||
+           strcmp(about, "memory") == 0 || strcmp(about, "backend") == 0;
+}
+
+/* Adds one of nvllmd's findings; with its own path in the command, for a shell may not find it. */
+static void say_finding(struct doctor *d, const char *about, const json_t *f)
+{
+    const char *level = json_string_value(json_object_get(f, "level"));
+    const char *fix = json_string_value(json_object_get(f, "mend"));
+
+    if (fix && strncmp(fix, "nvllmd ", 7) == 0)
+        fix = doctor_text(d, "%s %s", doctor_quote(d, d->nvllmd), fix + 7);
+    doctor_say(d,
+               strcmp(level, "wrong") == 0  ? DOCTOR_WRONG
+               : strcmp(level, "note") == 0 ? DOCTOR_NOTE
+                                            : DOCTOR_OK,
+               about, fix, "%s", json_string_value(json_object_get(f, "text")));
+}
+
+bool doctor_take_model(struct doctor *d)
+{
+    int before = d->n_wrong;
+    const json_t *f;
+    size_t i;
+
+    json_array_foreach(d->of_model, i, f) say_finding(d, "model", f);
+    return d->n_wrong == before;
+}
+
+/* The missing folder, or other file, of the socket: reported already, with a command for both. */
+static bool is_of_socket(const struct doctor *d, const char *text)
+{
+    size_t n = strlen(d->ctl->socket_path);
+
+    return strncmp(text, d->ctl->socket_path, n) == 0 &&
+           (strstr(text + n, "folder does not exist") || strstr(text + n, "is no socket"));
+}
+
+/* All findings but those that are ok, which are checked here, too; except for the file itself. */
+static void take_findings(struct doctor *d, json_t *findings)
+{
+    json_t *f;
+    size_t i;
+
+    json_array_foreach(findings, i, f)
+    {
+        const char *level = json_string_value(json_object_get(f, "level"));
+        const char *about = json_string_value(json_object_get(f, "about"));
+        const char *text = json_string_value(json_object_get(f, "text"));
+
+        if (!level || !about || !text || !is_reliable(d, about))
+            continue;
+        if (strcmp(level, "ok") == 0 && strcmp(about, "config") != 0)
+            continue;
+        if (strcmp(about, "model") == 0) {
+            json_array_append(d->of_model, f);
+            continue;
+        }
+        if (!d->has_config && strcmp(about, "memory") != 0)
+            continue; /* of default options */
+        if (!d->is_running && strcmp(about, "socket") == 0 && is_of_socket(d, text))
+            continue;
+        say_finding(d, about, f);
+    }
+}
+
+static void compare_sockets(struct doctor *d, const char *configured)
+{
+    if (!configured || d->is_running || !d->has_config ||
+        strcmp(configured, d->ctl->socket_path) == 0)
+        return;
+    doctor_say(d, DOCTOR_NOTE, "socket",
+               doctor_text(d, "export NVLLM_SOCKET=%s", doctor_quote(d, configured)),
+               "nvllmd is configured for %s, but %s was tried", configured, d->ctl->socket_path);
+}
+
+/* Whether the daemon's user and the caller, who runs nvllmd, may read the file. nvllmd reports a
+ * missing one. */
+static bool check_file(struct doctor *d)
+{
+    char *path = realpath(d->config, NULL);
+    bool ok = true;
+
+    if (!path && (errno != EACCES || d->config[0] != '/'))
+        return true;
+    ok = doctor_path(d, "config", &d->user, path ? path : d->config, R_OK);
+    if (ok && access(path, R_OK) < 0) {
+        doctor_say(d, DOCTOR_NOTE, "config", doctor_again(d), "user %u may not read %s",
+                   (unsigned)geteuid(), path);
+        ok = false;
+    }
+    free(path);
+    return ok;
+}
+
+static void check_config(struct doctor *d)
+{
+    const char *argv[9] = {"nvllmd", "check-config", "--json"};
+    const char *model;
+    bool late = false;
+    json_t *found;
+    int n = 3;
+
+    if (!d->nvllmd) {
+        doctor_say(d, DOCTOR_NOTE, "config", NULL,
+                   "nvllmd is not installed here, so %s cannot be checked", d->config);
+        return;
+    }
+    if (!d->has_config && !d->given_model)
+        return; /* the options are unknown */
+    if (d->has_config && !check_file(d))
+        return;
+    argv[n++] = d->has_config ? "--config" : "--socket";
+    argv[n++] = d->has_config ? d->config : d->ctl->socket_path;
+    if (d->given_model) {
+        argv[n++] = "--model";
+        argv[n++] = d->given_model;
+    }
+    found = run_nvllmd(d, argv, &late);
+    if (!json_is_object(found)) {
+        doctor_say(d, DOCTOR_NOTE, "config", NULL, "%s has not checked %s%s", d->nvllmd, d->config,
+                   late ? " in time" : ": is it of another version?");
+    } else {
+        take_findings(d, json_object_get(found, "findings"));
+        compare_sockets(d, json_string_value(json_object_get(found, "socket")));
+        model = json_string_value(json_object_get(found, "model"));
+        if (model && !d->is_running && !d->given_model)
+            d->model = doctor_text(d, "%s", model);
+    }
+    json_decref(found);
 }
 
 /* ---- the command */
@@ -289,25 +519,6 @@ static void choose_user(struct doctor *d, const char *given)
     }
 }
 
-static int finish(struct doctor *d)
-{
-    bool ok = true;
-
-    if (d->json)
-        ok = ctl_json_print(STDOUT_FILENO,
-                            json_pack("{sOsi}", "findings", d->findings, "wrong", d->n_wrong));
-    else if (d->n_wrong == 0)
-        puts("No problems found.");
-    else
-        printf("%d problem%s found; below each is the command that fixes it.\n", d->n_wrong,
-               d->n_wrong == 1 ? "" : "s");
-    if (!ok)
-        return EXIT_ERROR;
-    if (d->n_wrong == 1 && d->not_running)
-        return EXIT_NOT_RUNNING;
-    return d->n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
-}
-
 int ctl_doctor(struct ctl *ctl)
 {
     const char *config = ctl_option(ctl, "config");
@@ -315,24 +526,31 @@ int ctl_doctor(struct ctl *ctl)
         .ctl = ctl,
         .json = ctl_option(ctl, "json"),
         .config = config ? config : NVLLM_CONFIG_DIR "/nvllmd.conf",
-        .given_config = config,
         .given_model = ctl_option(ctl, "model"),
         .findings = json_array(),
         .of_model = json_array(),
     };
-    int rc;
 
+    obstack_init(&d.texts);
+    d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d, ctl_option(ctl, "user"));
-    doctor_find_program(&d);
+    find_program(&d);
     doctor_socket(&d);
-    doctor_config(&d);
+    check_config(&d);
     doctor_model(&d);
     doctor_host(&d);
-    rc = finish(&d);
+    if (d.json)
+        ctl_json_print(STDOUT_FILENO,
+                       json_pack("{sOsi}", "findings", d.findings, "wrong", d.n_wrong));
+    else if (d.n_wrong == 0)
+        puts("No problems found.");
+    else
+        printf("%d problem%s found; below each is the command that fixes it.\n", d.n_wrong,
+               d.n_wrong == 1 ? "" : "s");
     json_decref(d.findings);
     json_decref(d.of_model);
-    while (d.n_texts > 0)
-        free(d.texts[--d.n_texts]);
-    free(d.texts);
-    return rc;
+    obstack_free(&d.texts, NULL);
+    if (d.n_wrong == 1 && d.not_running)
+        return EXIT_NOT_RUNNING;
+    return d.n_wrong == 0 ? EXIT_OK : EXIT_ERROR;
 }

@@ -6,11 +6,15 @@
 #define NVLLM_CLIENT_CTL_DOCTOR_H
 
 #include <jansson.h>
+#include <obstack.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
 #include "client/ctl/ctl.h"
 #include "proto/program.h"
+
+#define obstack_chunk_alloc malloc
+#define obstack_chunk_free  free
 
 enum doctor_level { DOCTOR_OK, DOCTOR_NOTE, DOCTOR_WRONG };
 
@@ -31,17 +35,15 @@ struct doctor {
     bool not_running; /* nobody listens at the socket, and nothing else is wrong with it */
     bool not_service; /* another process than the service listens */
     const char *config;
-    const char *given_config; /* --config */
-    bool has_config;          /* it was given, or exists */
-    const char *nvllmd;       /* path of the program; NULL: not found */
-    const char *given_model;  /* --model */
-    json_t *of_model;         /* nvllmd's findings on the folder */
-    const char *model;        /* the folder; NULL: unknown */
+    bool has_config;         /* it was given, or exists */
+    const char *nvllmd;      /* path of the program; NULL: not found */
+    const char *given_model; /* --model */
+    json_t *of_model;        /* nvllmd's findings on the folder */
+    const char *model;       /* the folder; NULL: unknown */
     struct doctor_user user;
     bool user_given;       /* --user */
     uint64_t weight_bytes; /* of the model's files */
-    char **texts;          /* [n_texts] */
-    size_t n_texts;
+    struct obstack texts;  /* what doctor_text() and doctor_quote() give */
 };
 
 /* Formats a string; quotes one for a shell. */
@@ -49,8 +51,9 @@ __attribute__((format(printf, 2, 3))) const char *doctor_text(struct doctor *d, 
                                                               ...);
 const char *doctor_quote(struct doctor *d, const char *text);
 
-/* Adds a finding: what it is about and, unless NULL, the command that fixes it. */
-__attribute__((format(printf, 5, 6))) void doctor_say(struct doctor *d, enum doctor_level level,
+/* Adds a finding: what it is about and, unless NULL, the command that fixes it, which root sees
+ * without “sudo ” at its beginning. True for DOCTOR_OK. */
+__attribute__((format(printf, 5, 6))) bool doctor_say(struct doctor *d, enum doctor_level level,
                                                       const char *about, const char *fix,
                                                       const char *fmt, ...);
 
@@ -61,11 +64,9 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
 
 /* ---- the checks, in their order */
 
-void doctor_find_program(struct doctor *d); /* nvllmd's path */
-void doctor_socket(struct doctor *d);       /* the socket, and whether a daemon answers */
-void doctor_config(struct doctor *d);       /* would nvllmd start with its configuration */
-void doctor_model(struct doctor *d);        /* the model's folder and files */
-void doctor_host(struct doctor *d);         /* devices, memory, limits of the kernel */
+void doctor_socket(struct doctor *d); /* the socket, and whether a daemon answers */
+void doctor_model(struct doctor *d);  /* the model's folder and files */
+void doctor_host(struct doctor *d);   /* devices, memory, limits of the kernel */
 
 /* Adds nvllmd's findings on the model; true when none is wrong. */
 bool doctor_take_model(struct doctor *d);
@@ -74,9 +75,6 @@ bool doctor_take_model(struct doctor *d);
 
 /* "sudo " if it takes root's rights to change what belongs to the owner. */
 const char *doctor_sudo(uid_t owner);
-
-/* Without its "sudo " if the caller is root. */
-const char *doctor_as_root(const char *command);
 
 bool doctor_has_service(void);                  /* systemd runs, and knows nvllmd.service */
 bool doctor_is_service(const struct doctor *d); /* … and no other process listens */

@@ -22,47 +22,42 @@ struct job {
     bool cancelled; /* by us */
 };
 
-/* False if the reader of stdout has gone away. */
-static bool show_delta(struct job *job, const struct nvllm_delta *delta)
+static void show_delta(struct job *job, const struct nvllm_delta *delta)
 {
     job->started = true;
     if (job->json || job->result.n_choices > 1) {
         ctl_result_add(&job->result, delta);
-        return true;
+        return;
     }
     if (delta->finish != NVLLM_FINISH_NONE)
         job->result.choices[0].finish = delta->finish;
-    if (delta->text.len == 0)
-        return true;
-    job->last = delta->text.data[delta->text.len - 1];
-    return ctl_write_text(STDOUT_FILENO, delta->text.data, delta->text.len, job->terminal);
+    if (delta->text.len > 0)
+        job->last = delta->text.data[delta->text.len - 1];
+    ctl_write_text(STDOUT_FILENO, delta->text.data, delta->text.len, job->terminal);
 }
 
-static bool show_choices(const struct job *job)
+static void show_choices(const struct job *job)
 {
     for (uint32_t i = 0; i < job->result.n_choices; i++) {
         const struct ctl_choice *c = &job->result.choices[i];
         char head[40];
 
         snprintf(head, sizeof(head), "%s[%u]\n", i ? "\n" : "", i + 1);
-        if (!ctl_write(STDOUT_FILENO, head, strlen(head)) ||
-            !ctl_write_text(STDOUT_FILENO, c->text.data, c->text.len, job->terminal) ||
-            !ctl_write(STDOUT_FILENO, "\n", 1))
-            return false;
+        ctl_write(STDOUT_FILENO, head, strlen(head));
+        ctl_write_text(STDOUT_FILENO, c->text.data, c->text.len, job->terminal);
+        ctl_write(STDOUT_FILENO, "\n", 1);
     }
-    return true;
 }
 
-/* The end of the output. False if it could not be written. */
-static bool show_end(struct job *job)
+/* The end of the output. */
+static void show_end(struct job *job)
 {
     if (job->json)
-        return ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
-    if (job->result.n_choices > 1)
-        return show_choices(job);
-    if (job->terminal && job->last != '\0' && job->last != '\n')
-        return ctl_write(STDOUT_FILENO, "\n", 1);
-    return true;
+        ctl_json_print(STDOUT_FILENO, ctl_result_json(&job->result));
+    else if (job->result.n_choices > 1)
+        show_choices(job);
+    else if (job->terminal && job->last != '\0' && job->last != '\n')
+        ctl_write(STDOUT_FILENO, "\n", 1);
 }
 
 static int exit_of_finish(const struct job *job)
@@ -87,8 +82,7 @@ static int end_done(struct job *job, const struct nvllm_done *done)
 {
     job->result.done = *done;
     ctl_result_end(&job->result, NVLLM_FINISH_STOP);
-    if (!show_end(job))
-        return EXIT_ERROR;
+    show_end(job);
     return exit_of_finish(job);
 }
 
@@ -100,8 +94,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
     if (err->code == NVLLM_E_CANCELLED || err->code == NVLLM_E_DEADLINE) {
         ctl_result_end(&job->result, err->code == NVLLM_E_CANCELLED ? NVLLM_FINISH_CANCELLED
                                                                     : NVLLM_FINISH_DEADLINE);
-        if (!show_end(job))
-            return EXIT_ERROR;
+        show_end(job);
         if (job->cancelled)
             return rc;
     } else if (job->terminal && job->last != '\0' && job->last != '\n') {
@@ -149,8 +142,7 @@ static int run(struct job *job)
         } else if (code != NVLLM_OK) {
             return end_error(job, &err);
         } else if (event->delta) {
-            if (!show_delta(job, event->delta))
-                return EXIT_ERROR; /* closing the connection cancels */
+            show_delta(job, event->delta);
         } else if (event->done) {
             return end_done(job, event->done);
         } else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code)) {
@@ -159,24 +151,6 @@ static int run(struct job *job)
             return end_error(job, event->error);
         }
     }
-}
-
-static int generate(struct job *job)
-{
-    int rc;
-
-    rc = ctl_connect(job->ctl);
-    if (rc != EXIT_OK)
-        return rc;
-    ctl_catch_interrupts();
-    do
-        rc = run(job);
-    while (rc == RETRY);
-    if (ctl_interrupted())
-        return ctl_interrupted();
-    if (job->ctl->deadline >= 0 && ctl_left_ms(job->ctl) == 0 && rc != EXIT_OK)
-        return ctl_report_timeout();
-    return rc;
 }
 
 int ctl_generate(struct ctl *ctl)
@@ -195,10 +169,17 @@ int ctl_generate(struct ctl *ctl)
         ctl_usage(ctl, "“%s” is one prompt too many", text);
     if (job.prompt.request.r.logprobs >= 0 && !job.json)
         ctl_message("--logprobs needs --json to be shown");
-    rc = ctl_prompt_read(&job.prompt, ctl, text);
+    ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
-    if (rc == EXIT_OK)
-        rc = generate(&job);
+    ctl_connect(ctl);
+    ctl_catch_interrupts();
+    do
+        rc = run(&job);
+    while (rc == RETRY);
+    if (ctl_interrupted())
+        rc = ctl_interrupted();
+    else if (ctl_left_ms(ctl) == 0 && rc != EXIT_OK)
+        rc = ctl_report_timeout();
     ctl_result_deinit(&job.result);
     ctl_prompt_deinit(&job.prompt);
     return rc;

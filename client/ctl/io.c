@@ -1,5 +1,6 @@
 /* io.c - messages, output, stdin, interrupts and the connection of nvllmctl. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -46,6 +47,16 @@ void ctl_message(const char *fmt, ...)
     va_end(args);
 }
 
+void ctl_die(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    put_message(fmt, args);
+    va_end(args);
+    exit(EXIT_ERROR);
+}
+
 void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
 {
     va_list args;
@@ -78,8 +89,7 @@ int ctl_report_timeout(void)
 
 void ctl_no_memory(void)
 {
-    ctl_message("out of memory");
-    exit(EXIT_ERROR);
+    ctl_die("out of memory");
 }
 
 void *ctl_alloc(size_t n, size_t size)
@@ -98,6 +108,26 @@ void *ctl_grow(void *old, size_t n, size_t size)
     if (!p)
         ctl_no_memory();
     return p;
+}
+
+void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
+{
+    if (n > b->cap - b->len) {
+        b->cap = b->cap ? b->cap : 256;
+        while (b->cap - b->len < n)
+            if (__builtin_mul_overflow(b->cap, (size_t)2, &b->cap))
+                ctl_no_memory();
+        b->data = ctl_grow(b->data, b->cap, 1);
+    }
+    if (n)
+        memcpy(b->data + b->len, data, n);
+    b->len += n;
+}
+
+void text_buffer_deinit(struct text_buffer *b)
+{
+    free(b->data);
+    *b = (struct text_buffer){0};
 }
 
 int ctl_exit_code(enum nvllm_code code)
@@ -166,9 +196,10 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
     return ctl_exit_code(err->code);
 }
 
-int ctl_outcome(const struct ctl *ctl, enum nvllm_code code)
+void ctl_check(const struct ctl *ctl, enum nvllm_code code)
 {
-    return code == NVLLM_OK ? EXIT_OK : ctl_report(ctl, &ctl->err);
+    if (code != NVLLM_OK)
+        exit(ctl_report(ctl, &ctl->err));
 }
 
 int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
@@ -213,7 +244,7 @@ static void show_waiting(void *arg, enum nvllm_state state, float progress)
     waiting_shown = true;
 }
 
-int ctl_connect(struct ctl *ctl)
+enum nvllm_code ctl_try_connect(struct ctl *ctl)
 {
     bool any_state = ctl->any_state && !ctl->needs_model;
     struct nvllm_options options;
@@ -232,7 +263,12 @@ int ctl_connect(struct ctl *ctl)
     code = nvllm_connect(&ctl->client, &options, &ctl->err);
     if (waiting_shown)
         fprintf(stderr, "\r\033[K");
-    return ctl_outcome(ctl, code);
+    return code;
+}
+
+void ctl_connect(struct ctl *ctl)
+{
+    ctl_check(ctl, ctl_try_connect(ctl));
 }
 
 static volatile sig_atomic_t interrupted_by;
@@ -331,7 +367,7 @@ bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
 
 /* ---- input and output */
 
-bool ctl_write(int fd, const void *data, size_t n)
+void ctl_write(int fd, const void *data, size_t n)
 {
     const char *p = data;
 
@@ -343,16 +379,15 @@ bool ctl_write(int fd, const void *data, size_t n)
             n -= (size_t)k;
         } else if (errno == EAGAIN) {
             poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        } else if (errno == EPIPE) {
+            exit(EXIT_ERROR);
         } else if (errno != EINTR) {
-            if (errno != EPIPE)
-                ctl_message("cannot write the output: %s", strerror(errno));
-            return false;
+            ctl_die("cannot write the output: %s", strerror(errno));
         }
     }
-    return true;
 }
 
-bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
+void ctl_write_text(int fd, const char *data, size_t n, bool terminal)
 {
     size_t start = 0;
 
@@ -360,15 +395,15 @@ bool ctl_write_text(int fd, const char *data, size_t n, bool terminal)
         int step = utf8_step(data + i, n - i);
         bool shown = step < 0 || data[i] == '\n' || data[i] == '\t' || !utf8_steers(data + i, step);
 
-        step = step < 0 ? -step : step;
+        step = abs(step);
         if (!shown) {
-            if (!ctl_write(fd, data + start, i - start) || !ctl_write(fd, "\xef\xbf\xbd", 3))
-                return false;
+            ctl_write(fd, data + start, i - start);
+            ctl_write(fd, "\xef\xbf\xbd", 3);
             start = i + (size_t)step;
         }
         i += (size_t)step;
     }
-    return ctl_write(fd, data + start, n - start);
+    ctl_write(fd, data + start, n - start);
 }
 
 void ctl_put_line(FILE *to, const char *text, int max)
@@ -390,33 +425,32 @@ void ctl_put_line(FILE *to, const char *text, int max)
     }
 }
 
-int ctl_read_all(int fd, char **data, size_t *n)
+int ctl_open(const char *path, int standard, int flags)
+{
+    int fd = strcmp(path, "-") == 0 ? standard : open(path, flags | O_CLOEXEC, 0666);
+
+    if (fd < 0)
+        ctl_die("%s: %s", path, strerror(errno));
+    return fd;
+}
+
+char *ctl_read_all(int fd, size_t *n)
 {
     size_t cap = 64 << 10, len = 0;
-    char *buf = ctl_grow(NULL, cap, 1);
+    char *data = ctl_grow(NULL, cap, 1);
+    ssize_t k;
 
-    for (;;) {
-        ssize_t k = read(fd, buf + len, cap - len);
-
-        if (k == 0) {
-            *data = buf;
-            *n = len;
-            return EXIT_OK;
-        }
-        if (k < 0 && errno != EINTR) {
-            ctl_message("cannot read the input: %s", strerror(errno));
-            break;
-        }
+    while ((k = read(fd, data + len, cap - len)) != 0) {
+        if (k < 0 && errno != EINTR)
+            ctl_die("cannot read the input: %s", strerror(errno));
         len += k > 0 ? (size_t)k : 0;
         if (len < cap)
             continue;
-        if (cap > MAX_INPUT_BYTES) {
-            ctl_message("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
-            break;
-        }
+        if (cap > MAX_INPUT_BYTES)
+            ctl_die("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
         cap *= 2;
-        buf = ctl_grow(buf, cap, 1);
+        data = ctl_grow(data, cap, 1);
     }
-    free(buf);
-    return EXIT_ERROR;
+    *n = len;
+    return data;
 }

@@ -1,13 +1,26 @@
-/* lines.c - see lines.h. */
+/* lines.c - see lines.h. On a terminal, libedit reads the lines, with its key bindings and the
+ * user's .editrc; the history is not stored, since prompts are private. */
 #include "client/ctl/lines.h"
 
 #include <errno.h>
+#include <histedit.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
-enum { FIRST_CAP = 64 << 10 };
+#include "client/ctl/ctl.h"
+#include "client/lib/clock.h"
+
+enum {
+    FIRST_CAP = 64 << 10,
+    HISTORY_LINES = 1000,
+    KEY_LEFT = 3, /* Ctrl-C, which never arrives as a key, but as a signal */
+};
 
 void lines_init(struct lines *l, int fd)
 {
@@ -35,11 +48,8 @@ static int fill(struct lines *l, bool wait)
     }
     if (l->end == l->cap) {
         size_t cap = l->cap ? l->cap * 2 : FIRST_CAP;
-        char *bigger = realloc(l->data, cap);
 
-        if (!bigger)
-            return LINES_E_NOMEM;
-        l->data = bigger;
+        l->data = ctl_grow(l->data, cap, 1);
         l->cap = cap;
     }
     do {
@@ -96,4 +106,174 @@ int lines_next(struct lines *l, char **line, size_t *n, bool wait)
     rc = l->too_long || *n > LINES_MAX_BYTES ? LINES_E_LONG : LINES_OK;
     l->too_long = false;
     return rc;
+}
+
+/* ---- the editor */
+
+struct editor {
+    EditLine *edit; /* NULL: no terminal */
+    History *history;
+    const char *prompt;
+    int64_t deadline;
+    int left; /* why a line was left unfinished; LINES_OK: it was not */
+    struct lines lines;
+};
+
+/* LINES_OK: input is available. */
+static int wait_for_input(const struct editor *e)
+{
+    if (!ctl_wait_input(STDIN_FILENO, -1, clock_left_ms(e->deadline)))
+        return LINES_INTERRUPTED;
+    return clock_left_ms(e->deadline) == 0 ? LINES_TIMEOUT : LINES_OK;
+}
+
+static char *give_prompt(EditLine *edit)
+{
+    struct editor *e;
+
+    el_get(edit, EL_CLIENTDATA, &e);
+    return (char *)e->prompt;
+}
+
+/* Bound to KEY_LEFT: moves the cursor behind the line, so that further output starts below it. */
+static unsigned char go_to_end(EditLine *edit, wint_t key)
+{
+    const LineInfo *line = el_line(edit);
+
+    (void)key;
+    el_cursor(edit, (int)(line->lastchar - line->cursor));
+    return CC_CURSOR;
+}
+
+/* libedit would continue after a signal; here Ctrl-C ends the line. */
+static int read_character(EditLine *edit, wchar_t *out)
+{
+    struct editor *e;
+    mbstate_t state = {0};
+    char byte;
+
+    el_get(edit, EL_CLIENTDATA, &e);
+    if (e->left != LINES_OK)
+        return -1; /* the cursor is behind the line now */
+    for (;;) {
+        ssize_t k;
+
+        e->left = wait_for_input(e);
+        if (e->left != LINES_OK) {
+            *out = KEY_LEFT;
+            return 1;
+        }
+        k = read(STDIN_FILENO, &byte, 1);
+        if (k < 0 && errno == EINTR)
+            continue; /* wait_for_input() knows which signal it was */
+        if (k <= 0)
+            return (int)k;
+        switch (mbrtowc(out, &byte, 1, &state)) {
+        case (size_t)-2:
+            continue; /* the character continues */
+        case (size_t)-1:
+            memset(&state, 0, sizeof(state)); /* invalid: skipped */
+            continue;
+        default:
+            return 1;
+        }
+    }
+}
+
+/* All letters can be typed even in the C locale. */
+static void choose_locale(void)
+{
+    if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+        setlocale(LC_CTYPE, "C.UTF-8");
+}
+
+static void start_libedit(struct editor *e)
+{
+    HistEvent event;
+
+    choose_locale();
+    e->edit = el_init("nvllmctl", stdin, stdout, stderr);
+    e->history = history_init();
+    if (!e->edit || !e->history)
+        ctl_no_memory();
+    history(e->history, &event, H_SETSIZE, HISTORY_LINES);
+    history(e->history, &event, H_SETUNIQUE, 1);
+    el_set(e->edit, EL_CLIENTDATA, e);
+    el_set(e->edit, EL_PROMPT, give_prompt);
+    el_set(e->edit, EL_EDITOR, "emacs");
+    el_set(e->edit, EL_SIGNAL, 0);
+    el_set(e->edit, EL_HIST, history, e->history);
+    el_set(e->edit, EL_GETCFN, read_character);
+    el_set(e->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_wset(e->edit, EL_ADDFN, L"nvllm-leave", L"go to the end of the line", go_to_end);
+    el_set(e->edit, EL_BIND, "^C", "nvllm-leave", NULL);
+    el_source(e->edit, NULL);
+}
+
+void editor_new(struct editor **out, bool terminal, int64_t deadline)
+{
+    struct editor *e = ctl_alloc(1, sizeof(*e));
+
+    e->deadline = deadline;
+    lines_init(&e->lines, STDIN_FILENO);
+    if (terminal)
+        start_libedit(e);
+    *out = e;
+}
+
+void editor_free(struct editor *e)
+{
+    if (!e)
+        return;
+    if (e->edit)
+        el_end(e->edit);
+    if (e->history)
+        history_end(e->history);
+    lines_deinit(&e->lines);
+    free(e);
+}
+
+static int read_terminal(struct editor *e, const char **line, size_t *n)
+{
+    int count = 0;
+
+    e->left = LINES_OK;
+    el_set(e->edit, EL_PREP_TERM, 1); /* before the prompt, which may be answered at once */
+    *line = el_gets(e->edit, &count);
+    if (e->left != LINES_OK)
+        return e->left;
+    if (!*line || count <= 0)
+        return LINES_END;
+    *n = (size_t)count;
+    while (*n > 0 && ((*line)[*n - 1] == '\n' || (*line)[*n - 1] == '\r'))
+        --*n;
+    return LINES_OK;
+}
+
+static int read_plain(struct editor *e, const char **line, size_t *n)
+{
+    char *text = NULL;
+    int got;
+
+    while ((got = lines_next(&e->lines, &text, n, false)) == LINES_LATER)
+        if ((got = wait_for_input(e)) != LINES_OK)
+            return got;
+    if (got == LINES_OK && *n > 0 && text[*n - 1] == '\r')
+        --*n;
+    *line = text;
+    return got;
+}
+
+int editor_read(struct editor *e, const char *prompt, const char **line, size_t *n)
+{
+    e->prompt = prompt;
+    return e->edit ? read_terminal(e, line, n) : read_plain(e, line, n);
+}
+
+void editor_remember(struct editor *e, const char *line)
+{
+    HistEvent event;
+
+    if (e->history)
+        history(e->history, &event, H_ENTER, line);
 }

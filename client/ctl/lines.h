@@ -1,4 +1,5 @@
-/* lines.h - the lines of a file or pipe, one at a time, with a limit on their length. */
+/* lines.h - lines of input, one at a time, with a limit on their length: of a file or pipe, or from
+ * a terminal with editing and history. */
 #ifndef NVLLM_CLIENT_CTL_LINES_H
 #define NVLLM_CLIENT_CTL_LINES_H
 
@@ -22,10 +23,11 @@ enum { LINES_MAX_BYTES = 64 << 20 };
 enum {
     LINES_OK,
     LINES_END,
-    LINES_LATER,  /* no complete line is available */
-    LINES_E_LONG, /* a line over the limit was skipped */
-    LINES_E_READ, /* errno says why */
-    LINES_E_NOMEM,
+    LINES_LATER,       /* no complete line is available */
+    LINES_E_LONG,      /* a line over the limit was skipped */
+    LINES_E_READ,      /* errno says why */
+    LINES_INTERRUPTED, /* of an editor: what was typed is discarded */
+    LINES_TIMEOUT,     /* of an editor: its deadline is over */
 };
 
 void lines_init(struct lines *l, int fd);
@@ -33,5 +35,20 @@ void lines_deinit(struct lines *l); /* does not close fd */
 
 /* The next line, without its newline; valid until the next call. Waits for it if `wait`. */
 int lines_next(struct lines *l, char **line, size_t *n, bool wait);
+
+/* ---- the lines of stdin: edited on a terminal, or plain from a file or pipe */
+
+struct editor;
+
+/* ctl_catch_interrupts() must have been called. The deadline (-1: none) is for input. Ends the
+ * program if there is no memory. */
+void editor_new(struct editor **out, bool terminal, int64_t deadline);
+void editor_free(struct editor *e);
+
+/* The next line as lines_next() gives it, but never LINES_LATER. The prompt is for a terminal. */
+int editor_read(struct editor *e, const char *prompt, const char **line, size_t *n);
+
+/* Adds a line to the history. */
+void editor_remember(struct editor *e, const char *line);
 
 #endif

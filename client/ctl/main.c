@@ -1,6 +1,7 @@
-/* main.c - nvllmctl: takes the command line apart and runs the command. */
+/* main.c - nvllmctl: takes the command line apart, prints help and runs the command. */
 #include <assert.h>
 #include <errno.h>
+#include <jansson.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -82,6 +83,18 @@ static double read_real(const struct ctl *ctl, const char *option, const char *t
     return value;
 }
 
+uint64_t ctl_request_number(const struct ctl *ctl, const char *text)
+{
+    unsigned long long number;
+    char *end;
+
+    errno = 0;
+    number = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || number == 0)
+        ctl_usage(ctl, "“%s” is not the number of a request: see “nvllmctl requests”", text);
+    return number;
+}
+
 double ctl_real(const struct ctl *ctl, const char *option, double fallback, double min, double max)
 {
     const char *text = ctl_option(ctl, option);
@@ -100,6 +113,49 @@ size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *word
         ctl_usage(ctl, "there is no “%s %s”: did you mean “%s %s”?", ctl->command->name, word,
                   ctl->command->name, near);
     ctl_usage(ctl, "%s takes %s, not “%s”", ctl->command->name, ctl->command->words, word);
+}
+
+/* ---- help */
+
+static void print_common(void)
+{
+    puts("\nOptions of every command:");
+    usage_print_options(stdout, ctl_program.common);
+}
+
+static void print_overview(void)
+{
+    puts("usage: nvllmctl [--socket PATH] [--timeout SECONDS] COMMAND [OPTION…]\n");
+    for (size_t i = 0; i < ctl_program.n_commands; i++)
+        printf("  %-12s %s\n", ctl_program.commands[i].name, ctl_program.commands[i].about);
+    print_common();
+    puts("\nExit codes: 0 ok, 1 error, 2 usage, 3 not running, 4 refused or busy,\n"
+         "5 deadline, 6 denied, 130 interrupted.");
+}
+
+static void print_help(const struct usage_command *command)
+{
+    const char *head = "usage:";
+
+    if (!command) {
+        print_overview();
+        return;
+    }
+    for (const char *line = command->synopsis; line; head = "      ") {
+        size_t n = strcspn(line, "\n");
+
+        printf("%s nvllmctl %s%s%.*s\n", head, command->name, n ? " " : "", (int)n, line);
+        line = line[n] ? line + n + 1 : NULL;
+    }
+    printf("\n%s", command->text);
+    for (size_t i = 0; command->options[i]; i++) {
+        if (i == 0)
+            putchar('\n');
+        usage_print_options(stdout, command->options[i]);
+    }
+    print_common();
+    if (command->examples)
+        printf("\nExamples:\n%s", command->examples);
 }
 
 /* ---- the command line */
@@ -143,7 +199,7 @@ static void parse(struct ctl *ctl, int argc, char **argv)
         } else if (strcmp(name, "no-wait") == 0) {
             ctl->no_wait = true;
         } else {
-            ctl_help_print(ctl->command);
+            print_help(ctl->command);
             exit(flushed(EXIT_OK));
         }
     }
@@ -170,7 +226,7 @@ int ctl_help(struct ctl *ctl)
 
     if (ctl->line.n_words > 0 && !(about = find_command(ctl->line.words[0])))
         return EXIT_USAGE;
-    ctl_help_print(about);
+    print_help(about);
     return EXIT_OK;
 }
 
@@ -202,6 +258,12 @@ static int run(struct ctl *ctl, int argc, char **argv)
     return actions[i].run(ctl);
 }
 
+/* For jansson, where a missing value would look like one that the user did not give. */
+static void *alloc_json(size_t n)
+{
+    return ctl_alloc(n, 1);
+}
+
 int main(int argc, char **argv)
 {
     struct ctl ctl = {.deadline = -1};
@@ -210,6 +272,7 @@ int main(int argc, char **argv)
     int n, rc;
 
     program_hold_streams();
+    json_set_alloc_funcs(alloc_json, free);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too large is a write error */
     ctl.socket_path =
         from_environment && from_environment[0] ? from_environment : NVLLM_DEFAULT_SOCKET;

@@ -1,7 +1,6 @@
 /* prompt.c - see prompt.h. */
 #include "client/ctl/prompt.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,30 +61,22 @@ bool ctl_prompt_is_shaped(const struct ctl_prompt *p)
     return p->mode != PROMPT_AUTO || p->system || p->thinking != NVLLM_UNSET;
 }
 
-static int read_stdin(struct ctl_prompt *p)
+static void read_stdin(struct ctl_prompt *p)
 {
     if (isatty(STDIN_FILENO))
         fprintf(stderr, "Type the prompt, and Ctrl-D on a line of its own at its end.\n");
-    return ctl_read_all(STDIN_FILENO, &p->memory, &p->text.len);
+    p->text.data = p->memory = ctl_read_all(STDIN_FILENO, &p->text.len);
 }
 
-static int read_file(struct ctl_prompt *p)
+static void read_file(struct ctl_prompt *p)
 {
-    int fd = open(p->file, O_RDONLY | O_CLOEXEC), rc;
+    int fd = ctl_open(p->file, -1, O_RDONLY);
     struct stat st;
 
-    if (fd < 0) {
-        ctl_message("%s: %s", p->file, strerror(errno));
-        return EXIT_ERROR;
-    }
-    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
-        ctl_message("%s: is a folder", p->file);
-        rc = EXIT_ERROR;
-    } else {
-        rc = ctl_read_all(fd, &p->memory, &p->text.len);
-    }
+    if (fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
+        ctl_die("%s: is a folder", p->file);
+    p->text.data = p->memory = ctl_read_all(fd, &p->text.len);
     close(fd);
-    return rc;
 }
 
 /* An object that is a request; other JSON is plain text. */
@@ -99,17 +90,6 @@ static json_t *parse_object(const struct ctl_prompt *p)
         return value;
     json_decref(value);
     return NULL;
-}
-
-static int take_object(struct ctl_prompt *p, const struct ctl *ctl, json_t *value)
-{
-    struct nvllm_error err;
-
-    if (ctl_prompt_is_shaped(p))
-        ctl_usage(ctl, "--chat, --raw, --system and --think go with text; %s says it itself",
-                  p->file);
-    p->mode = PROMPT_OBJECT;
-    return ctl_json_read_request(&p->request, value, &err) ? EXIT_OK : ctl_report(ctl, &err);
 }
 
 static void set_input(struct ctl_prompt *p)
@@ -133,29 +113,31 @@ static void set_input(struct ctl_prompt *p)
     ctl_request_add_message(q, "user", text);
 }
 
-int ctl_prompt_read(struct ctl_prompt *p, const struct ctl *ctl, const char *word)
+void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
 {
     json_t *value = NULL;
-    int rc = EXIT_OK;
 
     if (p->given)
         word = p->given;
     if (p->file && strcmp(p->file, "-") != 0)
-        rc = read_file(p);
+        read_file(p);
     else if (p->file || !word || strcmp(word, "-") == 0)
-        rc = read_stdin(p);
+        read_stdin(p);
     else
         p->text = nvllm_str(word);
-    if (p->memory)
-        p->text.data = p->memory;
-    if (rc == EXIT_OK && p->file)
+    if (p->file)
         value = parse_object(p);
-    if (rc == EXIT_OK && value)
-        rc = take_object(p, ctl, value);
-    else if (rc == EXIT_OK)
+    if (!value) {
         set_input(p);
+        return;
+    }
+    if (ctl_prompt_is_shaped(p))
+        ctl_usage(ctl, "--chat, --raw, --system and --think go with text; %s says it itself",
+                  p->file);
+    p->mode = PROMPT_OBJECT;
+    if (!ctl_request_read(&p->request, value, &ctl->err))
+        exit(ctl_report(ctl, &ctl->err));
     json_decref(value);
-    return rc;
 }
 
 bool ctl_prompt_fall_back(struct ctl_prompt *p, enum nvllm_code code)

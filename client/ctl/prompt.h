@@ -31,8 +31,8 @@ bool ctl_prompt_is_given(const struct ctl_prompt *p);
 bool ctl_prompt_is_shaped(const struct ctl_prompt *p);
 
 /* Reads the prompt that the options give, or else `word` (NULL or "-": stdin), into the
- * request. EXIT_OK, or the exit code after a message. */
-int ctl_prompt_read(struct ctl_prompt *p, const struct ctl *ctl, const char *word);
+ * request; ends the program with a message if that fails. */
+void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word);
 
 /* After the daemon's error for a model without chat template: takes the prompt raw, if no option
  * forbids it. */

@@ -3,20 +3,15 @@
 
 enum { MIDDLE = 397 };
 
-static void seed_one(struct random *r, uint32_t seed)
-{
-    r->words[0] = seed;
-    for (uint32_t i = 1; i < RANDOM_WORDS; i++)
-        r->words[i] = 1812433253u * (r->words[i - 1] ^ (r->words[i - 1] >> 30)) + i;
-}
-
 void random_seed(struct random *r, uint64_t seed)
 {
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t n_key = key[1] ? 2 : 1, i = 1, j = 0;
     uint32_t *w = r->words;
 
-    seed_one(r, 19650218u);
+    w[0] = 19650218u;
+    for (uint32_t k = 1; k < RANDOM_WORDS; k++)
+        w[k] = 1812433253u * (w[k - 1] ^ (w[k - 1] >> 30)) + k;
     for (int k = 0; k < RANDOM_WORDS; k++) {
         w[i] = (w[i] ^ ((w[i - 1] ^ (w[i - 1] >> 30)) * 1664525u)) + key[j] + j;
         j = (j + 1) % n_key;

@@ -1,4 +1,6 @@
-/* request.c - see request.h. */
+/* request.c - see request.h. Reading is strict: an unknown or wrongly typed member is an error that
+ * names it, and null means absent. Numbers in tools and arguments keep their value to the last bit.
+ */
 #include "client/ctl/request.h"
 
 #include <errno.h>
@@ -12,6 +14,7 @@ void ctl_request_init(struct ctl_request *q)
     *q = (struct ctl_request){0};
     nvllm_request_init(&q->r);
     nvllm_chat_init(&q->chat);
+    q->sources = json_array();
 }
 
 void ctl_request_deinit(struct ctl_request *q)
@@ -20,8 +23,8 @@ void ctl_request_deinit(struct ctl_request *q)
         free(q->pieces[--q->n_pieces]);
     free(q->pieces);
     q->pieces = NULL;
-    json_decref(q->source);
-    q->source = NULL;
+    json_decref(q->sources);
+    q->sources = NULL;
 }
 
 void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
@@ -30,114 +33,435 @@ void *ctl_request_take(struct ctl_request *q, size_t n, size_t size)
     return q->pieces[q->n_pieces++] = ctl_alloc(n, size);
 }
 
-void ctl_request_append(struct ctl_request *q, const void **array, size_t *n, const void *element,
-                        size_t size)
-{
-    char *longer;
-
-    /* Grows at each power of two; old copies are freed with the request. */
-    if ((*n & (*n - 1)) == 0) {
-        longer = ctl_request_take(q, *n ? *n * 2 : 1, size);
-        if (*n)
-            memcpy(longer, *array, *n * size);
-        *array = longer;
-    }
-    memcpy((char *)*array + *n * size, element, size);
-    ++*n;
-}
-
 void ctl_request_add_message(struct ctl_request *q, const char *role, struct nvllm_text content)
 {
-    struct nvllm_message message = {.role = role, .content = content};
-    const void *messages = q->chat.messages;
+    size_t n = q->chat.n_messages++;
+    struct nvllm_message *messages = (struct nvllm_message *)q->chat.messages;
 
-    ctl_request_append(q, &messages, &q->chat.n_messages, &message, sizeof(message));
+    if ((n & (n - 1)) == 0) { /* grows at each power of two; copies are freed with the request */
+        messages = ctl_request_take(q, n ? n * 2 : 1, sizeof(*messages));
+        if (n)
+            memcpy(messages, q->chat.messages, n * sizeof(*messages));
+    }
+    messages[n] = (struct nvllm_message){.role = role, .content = content};
     q->chat.messages = messages;
     q->r.chat = &q->chat;
 }
 
-/* ---- fields */
+/* ---- values */
 
-#define FIELD(name, type)                                                                          \
-    {                                                                                              \
-#name, type, offsetof(struct nvllm_request, name)                                          \
-    }
-
-const struct ctl_field ctl_fields[] = {
-    FIELD(temperature, FIELD_FLOAT),
-    FIELD(top_k, FIELD_COUNT),
-    FIELD(top_p, FIELD_FLOAT),
-    FIELD(min_p, FIELD_FLOAT),
-    FIELD(repetition_penalty, FIELD_FLOAT),
-    FIELD(presence_penalty, FIELD_FLOAT),
-    FIELD(frequency_penalty, FIELD_FLOAT),
-    FIELD(min_tokens, FIELD_COUNT),
-    FIELD(max_tokens, FIELD_COUNT),
-    FIELD(logprobs, FIELD_COUNT),
-    FIELD(n, FIELD_COUNT),
-    FIELD(deadline_ms, FIELD_U32),
-    FIELD(ignore_eos, FIELD_FLAG),
-    FIELD(keep_special, FIELD_FLAG),
+/* The value being read: `where` is its name, as in "messages[0].role". */
+struct reading {
+    struct ctl_request *q;
+    const char *where;
+    struct nvllm_error *err;
 };
-const size_t ctl_n_fields = sizeof(ctl_fields) / sizeof(ctl_fields[0]);
 
-bool ctl_field_set_number(struct nvllm_request *r, const struct ctl_field *f, double value,
-                          bool is_whole, struct nvllm_error *err)
+/* Reads a value into *out. False with in->err. */
+typedef bool read_value(struct reading *in, void *out, const json_t *value);
+
+static bool wrong(const struct reading *in, const char *wanted)
 {
-    void *place = (char *)r + f->offset;
-    int64_t count;
-    uint32_t u32;
-    float number;
+    return ctl_invalid(in->err, "%s: must be %s", in->where, wanted);
+}
 
-    if (f->type == FIELD_FLOAT) {
-        number = (float)value;
-        if (!isfinite(number))
-            return ctl_invalid(err, "%s: must be a number", f->name);
-        memcpy(place, &number, sizeof(number));
-        return true;
-    }
-    if (!is_whole || value < 0 || value > UINT32_MAX)
-        return ctl_invalid(err, "%s: must be a whole number from 0 to %u", f->name, UINT32_MAX);
-    count = (int64_t)value;
-    u32 = (uint32_t)value;
-    if (f->type == FIELD_U32)
-        memcpy(place, &u32, sizeof(u32));
-    else
-        memcpy(place, &count, sizeof(count));
+static bool read_float(struct reading *in, void *out, const json_t *value)
+{
+    float number = (float)json_number_value(value);
+
+    if (!json_is_number(value) || !isfinite(number))
+        return wrong(in, "a number");
+    *(float *)out = number;
     return true;
 }
 
-/* "top_p" is "--top-p". */
-static bool is_option_of(const struct ctl_field *f, const char *option)
+static bool read_count(struct reading *in, void *out, const json_t *value)
 {
-    const char *name = f->name;
+    json_int_t count = json_integer_value(value);
 
-    for (; *name && *option; name++, option++)
-        if (*name != *option && !(*name == '_' && *option == '-'))
-            return false;
-    return *name == *option;
+    if (!json_is_number(value))
+        return wrong(in, "a number");
+    if (!json_is_integer(value) || count < 0 || count > UINT32_MAX)
+        return ctl_invalid(in->err, "%s: must be a whole number from 0 to %u", in->where,
+                           UINT32_MAX);
+    *(int64_t *)out = count;
+    return true;
 }
 
-static void set_field(struct ctl_request *q, const struct ctl *ctl, const struct ctl_field *f,
-                      const char *option, const char *text)
+static bool read_u32(struct reading *in, void *out, const json_t *value)
 {
-    struct nvllm_error err;
-    double value;
-    bool yes = true;
-    char *end;
+    int64_t count = 0;
 
-    if (f->type == FIELD_FLAG) {
-        memcpy((char *)&q->r + f->offset, &yes, sizeof(yes));
-        return;
+    if (!read_count(in, &count, value))
+        return false;
+    *(uint32_t *)out = (uint32_t)count;
+    return true;
+}
+
+static bool read_flag(struct reading *in, void *out, const json_t *value)
+{
+    *(bool *)out = json_is_true(value);
+    return json_is_boolean(value) || wrong(in, "true or false");
+}
+
+static bool read_switch(struct reading *in, void *out, const json_t *value)
+{
+    bool on = false;
+
+    if (!read_flag(in, &on, value))
+        return false;
+    *(enum nvllm_switch *)out = on ? NVLLM_ON : NVLLM_OFF;
+    return true;
+}
+
+static bool read_text(struct reading *in, void *out, const json_t *value)
+{
+    *(struct nvllm_text *)out =
+        (struct nvllm_text){json_string_value(value), json_string_length(value)};
+    return json_is_string(value) || wrong(in, "a string");
+}
+
+static bool read_word(struct reading *in, void *out, const json_t *value)
+{
+    *(const char **)out = json_string_value(value);
+    return json_is_string(value) || wrong(in, "a string");
+}
+
+/* The JSON text of a value, in memory of the request. */
+static struct nvllm_text dumped(struct ctl_request *q, const json_t *value)
+{
+    const size_t flags = JSON_ENCODE_ANY | JSON_REAL_PRECISION(17);
+    size_t n = json_dumpb(value, NULL, 0, flags);
+    char *text = ctl_request_take(q, n + 1, 1);
+
+    json_dumpb(value, text, n, flags);
+    return (struct nvllm_text){text, n};
+}
+
+static bool read_object_text(struct reading *in, void *out, const json_t *value)
+{
+    if (!json_is_object(value))
+        return wrong(in, "an object");
+    *(struct nvllm_text *)out = dumped(in->q, value);
+    return true;
+}
+
+static bool read_id(struct reading *in, void *out, const json_t *value)
+{
+    json_int_t id = json_integer_value(value);
+
+    *(int32_t *)out = (int32_t)id;
+    return (json_is_integer(value) && id >= 0 && id <= INT32_MAX) ||
+           wrong(in, "a token id, a whole number from 0");
+}
+
+/* A member of an object, and where it is kept. */
+struct member {
+    const char *name;
+    read_value *read; /* NULL: the member is ignored */
+    size_t offset;
+    size_t size;         /* of an element of an array, which read reads; 0: the member is none */
+    size_t count_offset; /* where the number of elements is kept */
+};
+
+/* The elements are in memory of the request. */
+static bool read_array(struct reading *in, void *out, const struct member *m, const json_t *value)
+{
+    size_t n = json_array_size(value);
+    char *array = ctl_request_take(in->q, n + 1, m->size); /* not NULL, even if empty */
+    const char *where = in->where;
+    char path[120];
+
+    if (!json_is_array(value))
+        return wrong(in, m->read == read_id ? "an array of token ids" : "an array");
+    in->where = path;
+    for (size_t i = 0; i < n; i++) {
+        snprintf(path, sizeof(path), "%s[%zu]", where, i);
+        if (!m->read(in, array + i * m->size, json_array_get(value, i)))
+            return false;
     }
-    value = strtod(text, &end);
+    in->where = where;
+    memcpy((char *)out + m->offset, &array, sizeof(array));
+    memcpy((char *)out + m->count_offset, &n, sizeof(n));
+    return true;
+}
+
+static bool read_member(struct reading *in, void *out, const struct member *m, const json_t *value)
+{
+    if (!m->read)
+        return true;
+    return m->size ? read_array(in, out, m, value) : m->read(in, (char *)out + m->offset, value);
+}
+
+static bool read_members(struct reading *in, void *out, const struct member *members, size_t n,
+                         const json_t *object)
+{
+    const char *where = in->where, *name;
+    const char *dot = where[0] ? "." : "", *colon = where[0] ? ": " : "";
+    const json_t *value;
+    char path[120];
+
+    if (!json_is_object(object))
+        return wrong(in, "an object");
+    json_object_foreach((json_t *)object, name, value)
+    {
+        size_t i = 0;
+
+        if (json_is_null(value))
+            continue;
+        while (i < n && strcmp(members[i].name, name) != 0)
+            i++;
+        if (i == n)
+            return ctl_invalid(in->err, "%s%s“%s” is not known", where, colon, name);
+        snprintf(path, sizeof(path), "%s%s%.40s", where, dot, name);
+        in->where = path;
+        if (!read_member(in, out, &members[i], value))
+            return false;
+        in->where = where;
+    }
+    return true;
+}
+
+/* ---- chats */
+
+/* Name and arguments are members of the call or, as OpenAI has it, of its function. */
+static bool read_tool_call(struct reading *in, void *out, const json_t *value)
+{
+    static const struct member members[] = {
+        {.name = "function"}, {.name = "type"}, {.name = "id"},
+        {.name = "index"},    {.name = "name"}, {.name = "arguments"},
+    };
+    const json_t *function = json_object_get(value, "function");
+    const json_t *source = json_is_object(function) ? function : value;
+    const json_t *name = json_object_get(source, "name");
+    const json_t *arguments = json_object_get(source, "arguments");
+    struct nvllm_tool_call *call = out;
+
+    if (!read_members(in, call, members, sizeof(members) / sizeof(members[0]), value))
+        return false;
+    if (!json_is_string(name))
+        return ctl_invalid(in->err, "%s.name: must be a string", in->where);
+    if (!arguments)
+        return ctl_invalid(in->err, "%s.arguments: is missing", in->where);
+    call->name = (struct nvllm_text){json_string_value(name), json_string_length(name)};
+    call->arguments = dumped(in->q, arguments);
+    return true;
+}
+
+static bool read_message(struct reading *in, void *out, const json_t *value)
+{
+    static const struct member members[] = {
+        {"role", read_word, .offset = offsetof(struct nvllm_message, role)},
+        {"content", read_text, .offset = offsetof(struct nvllm_message, content)},
+        {"reasoning_content", read_text,
+         .offset = offsetof(struct nvllm_message, reasoning_content)},
+        {"tool_calls", read_tool_call, .offset = offsetof(struct nvllm_message, tool_calls),
+         .size = sizeof(struct nvllm_tool_call),
+         .count_offset = offsetof(struct nvllm_message, n_tool_calls)},
+        /* Those two are common, and no chat template here uses them. */
+        {.name = "tool_call_id"},
+        {.name = "name"},
+    };
+    const struct nvllm_message *m = out;
+
+    return read_members(in, out, members, sizeof(members) / sizeof(members[0]), value) &&
+           (m->role || ctl_invalid(in->err, "%s.role: is missing", in->where));
+}
+
+/* ---- the fields of a request */
+
+static bool read_seed(struct reading *in, void *out, const json_t *value)
+{
+    struct nvllm_request *r = &in->q->r;
+
+    (void)out;
+    r->has_seed = true;
+    r->seed = (uint64_t)json_integer_value(value);
+    return (json_is_integer(value) && json_integer_value(value) >= 0) ||
+           wrong(in, "a whole number from 0");
+}
+
+static bool read_stop(struct reading *in, void *out, const json_t *value)
+{
+    size_t n = json_is_string(value) ? 1 : json_array_size(value);
+    struct nvllm_text *stop = ctl_request_take(in->q, n + 1, sizeof(*stop));
+    struct nvllm_request *r = &in->q->r;
+
+    (void)out;
+    if (!json_is_string(value) && !json_is_array(value))
+        return wrong(in, "a string or an array of strings");
+    for (size_t i = 0; i < n; i++)
+        if (!read_text(in, &stop[i], json_is_string(value) ? value : json_array_get(value, i)))
+            return false;
+    r->stop = stop;
+    r->n_stop = n;
+    return true;
+}
+
+static bool set_bias(struct nvllm_logit_bias *out, json_int_t id, const json_t *bias)
+{
+    out->id = (int32_t)id;
+    out->bias = (float)json_number_value(bias);
+    return id >= 0 && id <= INT32_MAX && json_is_number(bias);
+}
+
+static bool read_logit_bias(struct reading *in, void *out, const json_t *value)
+{
+    size_t n = json_is_object(value) ? json_object_size(value) : json_array_size(value), i = 0;
+    struct nvllm_logit_bias *biases = ctl_request_take(in->q, n + 1, sizeof(*biases));
+    bool ok = json_is_object(value) || json_is_array(value);
+    struct nvllm_request *r = &in->q->r;
+    const json_t *member;
+    const char *name;
+
+    (void)out;
+    json_object_foreach((json_t *)value, name, member)
+    {
+        char *end;
+        long id = strtol(name, &end, 10);
+
+        ok = set_bias(&biases[i++], *name && !*end ? id : -1, member) && ok;
+    }
+    json_array_foreach((json_t *)value, i, member)
+    {
+        const json_t *id = json_object_get(member, "id");
+
+        ok = set_bias(&biases[i], json_is_integer(id) ? json_integer_value(id) : -1,
+                      json_object_get(member, "bias")) &&
+             ok;
+    }
+    r->logit_bias = biases;
+    r->n_logit_bias = n;
+    return ok || wrong(in, "[{\"id\", \"bias\"}, …] or {\"id\": bias, …}");
+}
+
+static bool read_priority(struct reading *in, void *out, const json_t *value)
+{
+    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
+        if (json_is_string(value) &&
+            strcmp(json_string_value(value), nvllm_priority_name((enum nvllm_priority)p)) == 0) {
+            *(enum nvllm_priority *)out = (enum nvllm_priority)p;
+            return true;
+        }
+    }
+    return wrong(in, "\"low\", \"normal\" or \"high\"");
+}
+
+#define FIELD(name, read) #name, read, .offset = offsetof(struct ctl_request, r.name)
+#define MANY(field, count)                                                                         \
+    .offset = offsetof(struct ctl_request, field),                                                 \
+    .size = sizeof(*((struct ctl_request *)NULL)->field),                                          \
+    .count_offset = offsetof(struct ctl_request, count)
+
+enum { N_CHAT_FIELDS = 4, N_INPUT_FIELDS = 6, N_FIELDS = 28 };
+
+/* First those of a chat, then other inputs, then those that are options, too. */
+static const struct member fields[N_FIELDS] = {
+    {"messages", read_message, MANY(chat.messages, chat.n_messages)},
+    {"tools", read_object_text, MANY(chat.tools, chat.n_tools)},
+    {"add_generation_prompt", read_switch,
+     .offset = offsetof(struct ctl_request, chat.add_generation_prompt)},
+    {"enable_thinking", read_switch, .offset = offsetof(struct ctl_request, chat.enable_thinking)},
+    {FIELD(prompt, read_text)},
+    {"prompt_ids", read_id, MANY(r.prompt_ids, r.n_prompt_ids)},
+    {FIELD(temperature, read_float)},
+    {FIELD(top_k, read_count)},
+    {FIELD(top_p, read_float)},
+    {FIELD(min_p, read_float)},
+    {FIELD(repetition_penalty, read_float)},
+    {FIELD(presence_penalty, read_float)},
+    {FIELD(frequency_penalty, read_float)},
+    {FIELD(min_tokens, read_count)},
+    {FIELD(max_tokens, read_count)},
+    {FIELD(logprobs, read_count)},
+    {FIELD(n, read_count)},
+    {FIELD(deadline_ms, read_u32)},
+    {FIELD(ignore_eos, read_flag)},
+    {FIELD(keep_special, read_flag)},
+    {FIELD(seed, read_seed)},
+    {FIELD(stop, read_stop)},
+    {"stop_token_ids", read_id, MANY(r.stop_token_ids, r.n_stop_token_ids)},
+    {FIELD(logit_bias, read_logit_bias)},
+    {FIELD(priority, read_priority)},
+    {FIELD(cache_salt, read_text)},
+    /* The output repeats the id; streaming changes no line of it. */
+    {.name = "id"},
+    {.name = "stream"},
+};
+
+bool ctl_request_read_chat(struct ctl_request *q, const json_t *value, struct nvllm_error *err)
+{
+    struct reading in = {q, "", err};
+
+    if (!json_is_object(value))
+        return ctl_invalid(err, "must be an object with messages");
+    return read_members(&in, q, fields, N_CHAT_FIELDS, value) &&
+           (q->chat.messages || ctl_invalid(err, "messages: is missing"));
+}
+
+bool ctl_request_read_ids(struct ctl_request *q, const json_t *value, struct nvllm_error *err)
+{
+    struct reading in = {q, "ids", err};
+
+    return read_array(&in, q, &fields[N_INPUT_FIELDS - 1], value);
+}
+
+bool ctl_request_read(struct ctl_request *q, json_t *value, struct nvllm_error *err)
+{
+    struct reading in = {q, "", err};
+    int n_inputs;
+
+    json_array_append(q->sources, value);
+    if (!json_is_object(value))
+        return ctl_invalid(err, "a line must be a JSON object");
+    if (!read_members(&in, q, fields, N_FIELDS, value))
+        return false;
+    n_inputs = (q->r.prompt.data != NULL) + (q->r.prompt_ids != NULL) + (q->chat.messages != NULL);
+    if (n_inputs != 1)
+        return ctl_invalid(err, "a line has one of prompt, prompt_ids and messages, not %d",
+                           n_inputs);
+    if (q->chat.messages)
+        q->r.chat = &q->chat;
+    else if (q->chat.tools || q->chat.add_generation_prompt != NVLLM_UNSET ||
+             q->chat.enable_thinking != NVLLM_UNSET)
+        return ctl_invalid(err, "tools, enable_thinking and add_generation_prompt go with "
+                                "messages");
+    return true;
+}
+
+/* ---- options */
+
+static json_t *number_of(const struct ctl *ctl, const char *option, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+
     if (end == text || *end != '\0')
         ctl_usage(ctl, "--%s takes a number, not “%s”", option, text);
-    if (!ctl_field_set_number(&q->r, f, value, floor(value) == value, &err))
-        ctl_usage(ctl, "--%s: invalid value “%s”: %s", option, text, err.message);
+    return floor(value) == value && fabs(value) < 1e15 ? json_integer((json_int_t)value)
+                                                       : json_real(value);
 }
 
-static void set_seed(struct ctl_request *q, const struct ctl *ctl, const char *text)
+static json_t *bias_of(const struct ctl *ctl, const char *text)
+{
+    const char *number;
+    float bias;
+    char *end;
+    long id;
+
+    errno = 0;
+    id = strtol(text, &end, 10);
+    if (end == text || *end != ':' || errno != 0 || id < 0 || id > INT32_MAX)
+        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5, not “%s”", text);
+    number = end + 1;
+    bias = strtof(number, &end);
+    if (end == number || *end != '\0' || !isfinite(bias))
+        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is not a number", number);
+    return json_pack("{sIsf}", "id", (json_int_t)id, "bias", (double)bias);
+}
+
+/* JSON's integers end at INT64_MAX. */
+static void take_seed(struct ctl_request *q, const struct ctl *ctl, const char *text)
 {
     char *end;
 
@@ -149,73 +473,64 @@ static void set_seed(struct ctl_request *q, const struct ctl *ctl, const char *t
     q->r.has_seed = true;
 }
 
-static void add_logit_bias(struct ctl_request *q, const struct ctl *ctl, const char *text)
+/* What an option gives for a field: "--top-p 0.9" is {"top_p": 0.9}. */
+static json_t *value_of(const struct ctl *ctl, const struct member *f, const char *option,
+                        const char *text)
 {
-    struct nvllm_logit_bias bias;
-    const void *array = q->r.logit_bias;
-    char *end;
-    long id;
-
-    errno = 0;
-    id = strtol(text, &end, 10);
-    if (end == text || *end != ':' || errno != 0 || id < 0 || id > INT32_MAX)
-        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5, not “%s”", text);
-    bias.id = (int32_t)id;
-    text = end + 1;
-    bias.bias = strtof(text, &end);
-    if (end == text || *end != '\0' || !isfinite(bias.bias))
-        ctl_usage(ctl, "--logit-bias takes ID:BIAS, as in 42:-5; “%s” is not a number", text);
-    ctl_request_append(q, &array, &q->r.n_logit_bias, &bias, sizeof(bias));
-    q->r.logit_bias = array;
+    if (f->read == read_flag)
+        return json_true();
+    if (f->read == read_id)
+        return json_integer(ctl_number(ctl, option, text, 0, INT32_MAX));
+    if (f->read == read_logit_bias)
+        return bias_of(ctl, text);
+    if (f->read == read_float || f->read == read_count || f->read == read_u32)
+        return number_of(ctl, option, text);
+    return json_stringn_nocheck(text, strlen(text)); /* any bytes: the daemon checks them */
 }
 
-bool ctl_request_set_priority(struct ctl_request *q, const char *name)
+/* "top_p" is "--top-p", and "--stop-token-id" adds to "stop_token_ids". NULL: no field. */
+static const struct member *field_of(const char *option)
 {
-    for (int p = NVLLM_PRIORITY_NORMAL; p <= NVLLM_PRIORITY_HIGH; p++) {
-        if (strcmp(name, nvllm_priority_name((enum nvllm_priority)p)) == 0) {
-            q->r.priority = (enum nvllm_priority)p;
-            return true;
-        }
-    }
-    return false;
-}
+    char name[40];
 
-static void take_option(struct ctl_request *q, const struct ctl *ctl, const char *option,
-                        const char *value)
-{
-    struct nvllm_text text = nvllm_str(value);
-    const void *array;
-    int32_t id;
-
-    for (size_t i = 0; i < ctl_n_fields; i++) {
-        if (is_option_of(&ctl_fields[i], option)) {
-            set_field(q, ctl, &ctl_fields[i], option, value);
-            return;
-        }
-    }
-    if (strcmp(option, "seed") == 0) {
-        set_seed(q, ctl, value);
-    } else if (strcmp(option, "stop") == 0) {
-        array = q->r.stop;
-        ctl_request_append(q, &array, &q->r.n_stop, &text, sizeof(text));
-        q->r.stop = array;
-    } else if (strcmp(option, "stop-token-id") == 0) {
-        id = (int32_t)ctl_number(ctl, option, value, 0, INT32_MAX);
-        array = q->r.stop_token_ids;
-        ctl_request_append(q, &array, &q->r.n_stop_token_ids, &id, sizeof(id));
-        q->r.stop_token_ids = array;
-    } else if (strcmp(option, "logit-bias") == 0) {
-        add_logit_bias(q, ctl, value);
-    } else if (strcmp(option, "priority") == 0) {
-        if (!ctl_request_set_priority(q, value))
-            ctl_usage(ctl, "--priority is low, normal or high, not “%s”", value);
-    } else if (strcmp(option, "cache-salt") == 0) {
-        q->r.cache_salt = text;
-    }
+    snprintf(name, sizeof(name), "%s%s", option, strcmp(option, "stop-token-id") == 0 ? "s" : "");
+    for (char *p = name; *p; p++)
+        *p = *p == '-' ? '_' : *p;
+    for (size_t i = N_INPUT_FIELDS; i < N_FIELDS; i++)
+        if (strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    return NULL;
 }
 
 void ctl_request_take_options(struct ctl_request *q, const struct ctl *ctl)
 {
-    for (size_t i = 0; i < ctl->line.n_given; i++)
-        take_option(q, ctl, ctl->line.given[i].option->name, ctl->line.given[i].value);
+    json_t *given = json_object();
+
+    json_array_append_new(q->sources, given);
+    for (size_t i = 0; i < ctl->line.n_given; i++) {
+        const struct usage_option *option = ctl->line.given[i].option;
+        const char *text = ctl->line.given[i].value;
+        const struct member *f = field_of(option->name);
+        struct nvllm_error err;
+        struct reading in = {q, f ? f->name : "", &err};
+
+        if (!f)
+            continue;
+        if (f->read == read_seed) {
+            take_seed(q, ctl, text);
+            continue;
+        }
+        if (!option->repeats)
+            json_object_set_new(given, f->name, value_of(ctl, f, option->name, text));
+        else if (!json_object_get(given, f->name))
+            json_object_set_new(given, f->name, json_array());
+        if (option->repeats)
+            json_array_append_new(json_object_get(given, f->name),
+                                  value_of(ctl, f, option->name, text));
+        if (read_member(&in, q, f, json_object_get(given, f->name)))
+            continue;
+        if (f->read == read_priority)
+            ctl_usage(ctl, "--priority is low, normal or high, not “%s”", text);
+        ctl_usage(ctl, "--%s: invalid value “%s”: %s", option->name, text, err.message);
+    }
 }

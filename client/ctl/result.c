@@ -11,54 +11,52 @@ void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
 {
     int64_t n = request->n > 0 ? request->n : 1;
 
-    *r = (struct ctl_result){.wants_logprobs = request->logprobs >= 0};
-    r->n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES;
+    *r = (struct ctl_result){.n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES};
     r->choices = ctl_alloc(r->n_choices, sizeof(*r->choices));
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        r->choices[i].object = json_pack("{sns[]sn}", "text", "token_ids", "finish_reason");
+        if (request->logprobs >= 0)
+            json_object_update_new(r->choices[i].object,
+                                   json_pack("{s[]s[]}", "logprobs", "token_logprobs"));
+    }
 }
 
 void ctl_result_deinit(struct ctl_result *r)
 {
     for (uint32_t i = 0; r->choices && i < r->n_choices; i++) {
         text_buffer_deinit(&r->choices[i].text);
-        json_decref(r->choices[i].token_ids);
-        json_decref(r->choices[i].logprobs);
-        json_decref(r->choices[i].token_logprobs);
+        json_decref(r->choices[i].object);
     }
     free(r->choices);
     r->choices = NULL;
 }
 
-static void add_logprobs(struct ctl_choice *c, const struct nvllm_logprobs *row)
+static void add_logprobs(json_t *choice, const struct nvllm_logprobs *row)
 {
     json_t *best = json_array();
 
     for (uint32_t i = 0; i < row->n_top; i++)
         json_array_append_new(best, json_pack("[io]", (int)row->top_ids[i],
                                               ctl_json_number(row->top_logprobs[i])));
-    if (!c->logprobs) {
-        c->logprobs = json_array();
-        c->token_logprobs = json_array();
-    }
-    json_array_append_new(c->logprobs, best);
-    json_array_append_new(c->token_logprobs, ctl_json_number(row->logprob));
+    json_array_append_new(json_object_get(choice, "logprobs"), best);
+    json_array_append_new(json_object_get(choice, "token_logprobs"), ctl_json_number(row->logprob));
 }
 
 void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
 {
     struct ctl_choice *c;
+    json_t *ids;
 
     if (delta->choice >= r->n_choices)
         return;
     c = &r->choices[delta->choice];
     text_buffer_add(&c->text, delta->text.data, delta->text.len);
-    if (!c->token_ids)
-        c->token_ids = json_array();
+    ids = json_object_get(c->object, "token_ids");
     for (size_t i = 0; i < delta->n_tokens; i++) {
-        json_array_append_new(c->token_ids, json_integer(delta->token_ids[i]));
+        json_array_append_new(ids, json_integer(delta->token_ids[i]));
         if (delta->logprobs)
-            add_logprobs(c, &delta->logprobs[i]);
+            add_logprobs(c->object, &delta->logprobs[i]);
     }
-    r->n_tokens += delta->n_tokens;
     if (delta->finish != NVLLM_FINISH_NONE)
         c->finish = delta->finish;
 }
@@ -80,42 +78,28 @@ enum nvllm_finish ctl_result_finish(const struct ctl_result *r)
     return worst;
 }
 
-static void put_choice(json_t *object, const struct ctl_result *r, const struct ctl_choice *c)
-{
-    json_object_set_new(object, "text", ctl_json_text(c->text.data, c->text.len));
-    json_object_set_new(object, "token_ids",
-                        c->token_ids ? json_incref(c->token_ids) : json_array());
-    json_object_set_new(object, "finish_reason", json_string(nvllm_finish_name(c->finish)));
-    if (!r->wants_logprobs)
-        return;
-    json_object_set_new(object, "logprobs", c->logprobs ? json_incref(c->logprobs) : json_array());
-    json_object_set_new(object, "token_logprobs",
-                        c->token_logprobs ? json_incref(c->token_logprobs) : json_array());
-}
-
 json_t *ctl_result_json(const struct ctl_result *r)
 {
-    json_t *object = json_object();
+    json_t *choices = json_array(), *object;
 
-    put_choice(object, r, &r->choices[0]);
-    json_object_set_new(object, "usage",
-                        json_pack("{sIsIsI}", "prompt_tokens", (json_int_t)r->done.prompt_tokens,
-                                  "cached_tokens", (json_int_t)r->done.cached_tokens,
-                                  "completion_tokens", (json_int_t)r->done.completion_tokens));
-    json_object_set_new(object, "timing",
-                        json_pack("{sososo}", "queue_ms", ctl_json_number(r->done.queue_ms),
-                                  "ttft_ms", ctl_json_number(r->done.ttft_ms), "total_ms",
-                                  ctl_json_number(r->done.total_ms)));
-    if (r->n_choices > 1) {
-        json_t *choices = json_array();
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        const struct ctl_choice *c = &r->choices[i];
 
-        for (uint32_t i = 0; i < r->n_choices; i++) {
-            json_t *choice = json_object();
-
-            put_choice(choice, r, &r->choices[i]);
-            json_array_append_new(choices, choice);
-        }
-        json_object_set_new(object, "choices", choices);
+        json_object_set_new(c->object, "text",
+                            ctl_json_text((struct nvllm_text){c->text.data, c->text.len}));
+        json_object_set_new(c->object, "finish_reason", json_string(nvllm_finish_name(c->finish)));
+        json_array_append(choices, c->object);
     }
+    object = json_copy(r->choices[0].object);
+    json_object_update_new(object, json_pack("{s{sIsIsI}s{sososo}}", "usage", "prompt_tokens",
+                                             (json_int_t)r->done.prompt_tokens, "cached_tokens",
+                                             (json_int_t)r->done.cached_tokens, "completion_tokens",
+                                             (json_int_t)r->done.completion_tokens, "timing",
+                                             "queue_ms", ctl_json_number(r->done.queue_ms),
+                                             "ttft_ms", ctl_json_number(r->done.ttft_ms),
+                                             "total_ms", ctl_json_number(r->done.total_ms)));
+    if (r->n_choices > 1)
+        json_object_set(object, "choices", choices);
+    json_decref(choices);
     return object;
 }

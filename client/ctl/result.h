@@ -5,21 +5,16 @@
 #include <jansson.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/text_buffer.h"
 
 struct ctl_choice {
     struct text_buffer text;
-    json_t *token_ids;
-    json_t *logprobs;       /* NULL: none came */
-    json_t *token_logprobs; /* of the tokens themselves */
+    json_t *object; /* as it is printed; the text is filled in at the end */
     enum nvllm_finish finish;
 };
 
 struct ctl_result {
     struct ctl_choice *choices; /* [n_choices] */
     uint32_t n_choices;
-    bool wants_logprobs;
-    size_t n_tokens;
     struct nvllm_done done; /* zero if the request ended with an error */
 };
 

@@ -1,13 +1,16 @@
-/* status.c - nvllmctl status: what nvllmd is doing, for people and as JSON. */
+/* status.c - nvllmctl status, requests and blocks: what nvllmd is doing, and who holds the KV
+ * cache.
+ */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/ask.h"
+#include "client/ctl/show.h"
 #include "client/ctl/json.h"
-#include "client/ctl/report_json.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
 
 static const char *colour_of(enum nvllm_state state)
 {
@@ -66,11 +69,11 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%u running, %u waiting, %u connection%s\n", "requests", s->requests_running,
            s->requests_waiting, s->connections, s->connections == 1 ? "" : "s");
     printf("%-14s%u of %u used (%.0f %%), %u cached, %u free; %u tokens each\n", "blocks",
-           s->blocks_used, s->blocks_total, ctl_percent(s->blocks_used, s->blocks_total),
+           s->blocks_used, s->blocks_total, show_percent(s->blocks_used, s->blocks_total),
            s->blocks_cached, s->blocks_free, s->block_len);
     printf("%-14s%llu of %llu prompt tokens found (%.0f %%)\n", "prefix cache",
            (unsigned long long)s->prefix_hit_tokens, (unsigned long long)s->prefix_queried_tokens,
-           ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens));
+           show_percent(s->prefix_hit_tokens, s->prefix_queried_tokens));
     printf("%-14s%llu prompt tokens computed, %llu output tokens, %llu steps, %llu preemption%s\n",
            "work", (unsigned long long)s->prompt_tokens, (unsigned long long)s->output_tokens,
            (unsigned long long)s->steps, (unsigned long long)s->preemptions,
@@ -79,10 +82,10 @@ static void print_numbers(const struct nvllm_status *s)
     printf("%-14s%u tokens\n", "longest", s->max_seq_len);
 }
 
-static void print_table(const struct nvllm_status *s)
+static void print_status(const struct nvllm_status *s)
 {
-    printf("%-14s%s%s%s", "state", terminal_colour(STDOUT_FILENO, colour_of(s->state)),
-           nvllm_state_name(s->state), terminal_colour(STDOUT_FILENO, COLOUR_END));
+    printf("%-14s%s%s%s", "state", show_colour(STDOUT_FILENO, colour_of(s->state)),
+           nvllm_state_name(s->state), show_colour(STDOUT_FILENO, COLOUR_END));
     if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
         printf(" (%d %%)", (int)(s->progress * 100));
     putchar('\n');
@@ -100,13 +103,187 @@ static void print_table(const struct nvllm_status *s)
 int ctl_status(struct ctl *ctl)
 {
     const struct nvllm_status *status;
-    int rc = ctl_connect(ctl);
 
-    if (rc == EXIT_OK)
-        rc = ctl_outcome(ctl, nvllm_get_status(ctl->client, ctl_ask_ms(ctl), &status, &ctl->err));
-    if (rc == EXIT_OK && ctl_option(ctl, "json"))
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_get_status(ctl->client, ctl_ask_ms(ctl), &status, &ctl->err));
+    if (ctl_option(ctl, "json"))
         return ctl_json_answer(report_json_status(status));
-    if (rc == EXIT_OK)
-        print_table(status);
-    return rc;
+    print_status(status);
+    return EXIT_OK;
+}
+
+/* ---- requests */
+
+enum { REQUEST, USER, PID, STATE, PLACE, PROMPT, CACHED, GENERATED, RATE, BLOCKS, AGE, N_COLUMNS };
+
+enum { LONGEST_USER = 32 };
+
+static const struct table_column columns_of_all[N_COLUMNS] = {
+    [REQUEST] = {"REQUEST", 7, 0}, [USER] = {"USER", -10, 8},
+    [PID] = {"PID", 7, 3},         [STATE] = {"STATE", -9, 0},
+    [PLACE] = {"PLACE", 5, 2},     [PROMPT] = {"PROMPT", 7, 5},
+    [CACHED] = {"CACHED", 7, 1},   [GENERATED] = {"GENERATED", 9, 9},
+    [RATE] = {"TOK/S", 8, 7},      [BLOCKS] = {"BLOCKS", 7, 4},
+    [AGE] = {"AGE", 7, 6},
+};
+
+static void fill_cells(struct table *t, const struct nvllm_request_info *r)
+{
+    const size_t n = TABLE_CELL_BYTES;
+
+    snprintf(t->cells[REQUEST], n, "%" PRIu64, r->request);
+    show_user(t->cells[USER], n, r->uid);
+    snprintf(t->cells[PID], n, "%d", r->pid);
+    snprintf(t->cells[STATE], n, "%s", nvllm_request_state_name(r->state));
+    snprintf(t->cells[PLACE], n, r->place ? "%u" : "-", r->place);
+    snprintf(t->cells[PROMPT], n, "%u", r->prompt_tokens);
+    snprintf(t->cells[CACHED], n, "%u", r->cached_tokens);
+    snprintf(t->cells[GENERATED], n, "%u", r->generated_tokens);
+    snprintf(t->cells[RATE], n, "%.1f", r->tokens_per_s);
+    snprintf(t->cells[BLOCKS], n, "%u", r->blocks);
+    show_duration(t->cells[AGE], n, r->age_us);
+}
+
+/* Gives user names the room that is left, as far as they need it. */
+static void widen_users(struct table *t, const struct nvllm_request_list *list, size_t n, int room)
+{
+    int longest = 0, *width = &t->widths[USER];
+
+    for (size_t i = 0; i < n && *width; i++) {
+        char name[TABLE_CELL_BYTES];
+        int length = (int)strlen(show_user(name, sizeof(name), list->requests[i]->uid));
+
+        longest = length > longest ? length : longest;
+    }
+    while (*width && -*width < longest && -*width < LONGEST_USER && (!room || t->total < room)) {
+        --*width;
+        t->total++;
+    }
+}
+
+void report_print_requests(FILE *to, const struct nvllm_request_list *list, size_t rows,
+                           int columns)
+{
+    size_t n = list->n_requests < rows ? list->n_requests : rows;
+    struct table t;
+
+    table_init(&t, columns_of_all, N_COLUMNS, columns);
+    widen_users(&t, list, n, columns);
+    for (size_t i = 0; i <= n; i++) {
+        table_print(&t, to);
+        fputc('\n', to);
+        if (i < n)
+            fill_cells(&t, list->requests[i]);
+    }
+    if (list->total > n)
+        fprintf(to, "… and %zu more\n", list->total - n);
+}
+
+int ctl_requests(struct ctl *ctl)
+{
+    const struct nvllm_request_list *list;
+    struct nvllm_list_options wanted;
+
+    nvllm_list_options_init(&wanted);
+    wanted.limit = (uint32_t)ctl_whole(ctl, "limit", 0, 1, UINT32_MAX);
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_list_requests(ctl->client, &wanted, ctl_ask_ms(ctl), &list, &ctl->err));
+    if (ctl_option(ctl, "json"))
+        return ctl_json_answer(report_json_request_list(list));
+    report_print_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
+    return EXIT_OK;
+}
+
+/* ---- blocks */
+
+enum { MAX_MAP_ROWS = 32 };
+
+/* A kind of block in the daemon's map and in ours. A character that stands for several blocks shows
+ * the first of these kinds among them. */
+static const struct kind {
+    char letter;
+    char drawn;
+    const char *colour;
+    const char *meaning;
+} kinds[] = {
+    {'s', '@', COLOUR_RED, "used by several"}, {'u', '#', COLOUR_YELLOW, "used"},
+    {'p', 'P', COLOUR_BOLD, "pinned"},         {'c', '-', COLOUR_GREEN, "cached"},
+    {'o', 'o', COLOUR_DIM, "another user's"},  {'f', '.', COLOUR_DIM, "free"},
+};
+
+enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]) };
+
+static const struct kind *kind_of(const char *map, size_t n)
+{
+    for (size_t k = 0; k < N_KINDS; k++)
+        if (memchr(map, kinds[k].letter, n))
+            return &kinds[k];
+    return &kinds[N_KINDS - 1];
+}
+
+static void draw_map(struct nvllm_text map)
+{
+    size_t width, group;
+    int columns, rows;
+
+    show_size(STDOUT_FILENO, &columns, &rows);
+    width = columns > 16 ? (size_t)columns - 1 : 16;
+    group = (map.len + width * MAX_MAP_ROWS - 1) / (width * MAX_MAP_ROWS);
+    group = group ? group : 1;
+    putchar('\n');
+    for (size_t i = 0, column = 0; i < map.len; i += group) {
+        size_t n = map.len - i < group ? map.len - i : group;
+        const struct kind *kind = kind_of(map.data + i, n);
+
+        printf("%s%c%s", show_colour(STDOUT_FILENO, kind->colour), kind->drawn,
+               show_colour(STDOUT_FILENO, COLOUR_END));
+        column = (column + 1) % width;
+        if (column == 0 || i + group >= map.len)
+            putchar('\n');
+    }
+    for (size_t k = 0; k < N_KINDS; k++)
+        printf("%s%c %s", k ? ", " : "", kinds[k].drawn, kinds[k].meaning);
+    if (group > 1)
+        printf("; a character is %zu blocks, and shows the first of these kinds among them", group);
+    putchar('\n');
+}
+
+static void print_blocks(const struct nvllm_blocks *b)
+{
+    double mib = (double)b->block_bytes / (1 << 20);
+    char user[33];
+
+    printf("%-10s %10s %12s\n", "", "BLOCKS", "MIB");
+    printf("%-10s %10u %12.1f  (%u pinned)\n", "used", b->used, b->used * mib, b->pinned);
+    printf("%-10s %10u %12.1f\n", "cached", b->cached, b->cached * mib);
+    printf("%-10s %10u %12.1f\n", "free", b->free, b->free * mib);
+    printf("%-10s %10u %12.1f  of %u tokens each\n", "total", b->total, b->total * mib,
+           b->block_len);
+    if (b->n_uids > 0)
+        printf("\n%-10s %10s %10s\n", "USER", "USED", "REQUESTS");
+    for (size_t i = 0; i < b->n_uids; i++)
+        printf("%-10.32s %10u %10u\n", show_user(user, sizeof(user), b->uids[i]->uid),
+               b->uids[i]->used, b->uids[i]->requests);
+    if (b->n_requests > 0)
+        printf("\n%-10s %10s %10s  %s\n", "REQUEST", "USED", "SHARED", "USER");
+    for (size_t i = 0; i < b->n_requests; i++)
+        printf("%-10" PRIu64 " %10u %10u  %s\n", b->requests[i]->request, b->requests[i]->used,
+               b->requests[i]->shared, show_user(user, sizeof(user), b->requests[i]->uid));
+}
+
+int ctl_blocks(struct ctl *ctl)
+{
+    const struct nvllm_blocks *blocks;
+    struct nvllm_blocks_options wanted;
+
+    nvllm_blocks_options_init(&wanted);
+    wanted.map = ctl_option(ctl, "map");
+    ctl_connect(ctl);
+    ctl_check(ctl, nvllm_get_blocks(ctl->client, &wanted, ctl_ask_ms(ctl), &blocks, &ctl->err));
+    if (ctl_option(ctl, "json"))
+        return ctl_json_answer(report_json_blocks(blocks, wanted.map));
+    print_blocks(blocks);
+    if (wanted.map)
+        draw_map(blocks->map);
+    return EXIT_OK;
 }

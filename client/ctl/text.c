@@ -33,7 +33,7 @@ struct text_answer {
 struct text_command {
     /* The value that an argument or stdin holds, or NULL with *err; NULL as a function: the bytes
      * are the value, and a line of --jsonl is a string. */
-    json_t *(*parse)(struct nvllm_text text, struct nvllm_error *err);
+    json_t *(*parse)(const char *data, size_t n, struct nvllm_error *err);
     bool (*convert)(struct text_work *w, const struct text_input *input, struct text_answer *answer,
                     struct nvllm_error *err);
 };
@@ -48,19 +48,19 @@ static bool tokenize(struct text_work *w, const struct text_input *input,
 }
 
 /* Ids as JSON, or as plain numbers between blanks and commas. */
-static json_t *parse_ids(struct nvllm_text text, struct nvllm_error *err)
+static json_t *parse_ids(const char *data, size_t n, struct nvllm_error *err)
 {
     size_t start = 0;
     json_t *array;
     int64_t id;
     int got;
 
-    while (start < text.len && memchr(" \t\r\n", text.data[start], 4))
+    while (start < n && memchr(" \t\r\n", data[start], 4))
         start++;
-    if (start < text.len && (text.data[start] == '[' || text.data[start] == '{'))
-        return ctl_json_parse(text.data, text.len, err);
+    if (start < n && (data[start] == '[' || data[start] == '{'))
+        return ctl_json_parse(data, n, err);
     array = json_array();
-    while ((got = program_next_number(&id, text.data, text.len, &start)) == PROGRAM_NUMBER)
+    while ((got = program_next_number(&id, data, n, &start)) == PROGRAM_NUMBER)
         json_array_append_new(array, json_integer(id));
     if (got == PROGRAM_END)
         return array;
@@ -73,23 +73,16 @@ static bool detokenize(struct text_work *w, const struct text_input *input,
                        struct text_answer *answer, struct nvllm_error *err)
 {
     const json_t *value = input->value;
-    const json_t *array = json_is_object(value) ? json_object_get(value, "ids") : value;
     struct ctl_request q;
-    const int32_t *ids;
-    size_t n;
     bool ok;
 
     ctl_request_init(&q);
-    ok = ctl_json_read_ids(&q, "ids", array, &ids, &n, err) &&
-         nvllm_detokenize(w->ctl->client, ids, n, w->special, ctl_left_ms(w->ctl), &answer->text,
-                          err) == NVLLM_OK;
+    ok = ctl_request_read_ids(&q, json_is_object(value) ? json_object_get(value, "ids") : value,
+                              err) &&
+         nvllm_detokenize(w->ctl->client, q.r.prompt_ids, q.r.n_prompt_ids, w->special,
+                          ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
-}
-
-static json_t *parse_chat(struct nvllm_text text, struct nvllm_error *err)
-{
-    return ctl_json_parse(text.data, text.len, err);
 }
 
 static bool render(struct text_work *w, const struct text_input *input, struct text_answer *answer,
@@ -99,7 +92,7 @@ static bool render(struct text_work *w, const struct text_input *input, struct t
     bool ok;
 
     ctl_request_init(&q);
-    ok = ctl_json_read_chat(&q, input->value, err) &&
+    ok = ctl_request_read_chat(&q, input->value, err) &&
          nvllm_render(w->ctl->client, &q.chat, ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
@@ -107,38 +100,31 @@ static bool render(struct text_work *w, const struct text_input *input, struct t
 
 /* ---- answers */
 
-static json_t *tokens_object(const struct nvllm_tokens *tokens)
-{
-    json_t *o = json_object(), *texts = json_array();
-
-    for (size_t i = 0; i < tokens->n_tokens; i++)
-        json_array_append_new(texts, ctl_json_text(tokens->tokens[i].data, tokens->tokens[i].len));
-    json_object_set_new(o, "ids", ctl_json_ids(tokens->ids, tokens->n_tokens));
-    json_object_set_new(o, "tokens", texts);
-    return o;
-}
-
 static json_t *answer_object(const struct text_answer *answer)
 {
-    json_t *o;
+    const struct nvllm_tokens *tokens = answer->tokens;
+    json_t *texts;
 
-    if (answer->tokens)
-        return tokens_object(answer->tokens);
-    o = json_object();
-    json_object_set_new(o, "text", ctl_json_text(answer->text.data, answer->text.len));
-    return o;
+    if (!tokens)
+        return json_pack("{so}", "text", ctl_json_text(answer->text));
+    texts = json_array();
+    for (size_t i = 0; i < tokens->n_tokens; i++)
+        json_array_append_new(texts, ctl_json_text(tokens->tokens[i]));
+    return json_pack("{soso}", "ids", ctl_json_ids(tokens->ids, tokens->n_tokens), "tokens", texts);
 }
 
-static bool print_answer(const struct text_work *w, const struct text_answer *answer)
+static void print_answer(const struct text_work *w, const struct text_answer *answer)
 {
+    const struct nvllm_tokens *tokens = answer->tokens;
+
     if (w->json)
-        return ctl_json_print(STDOUT_FILENO, answer_object(answer));
-    if (!answer->tokens)
-        return ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len,
-                              isatty(STDOUT_FILENO));
-    for (size_t i = 0; i < answer->tokens->n_tokens; i++)
-        printf(i ? " %d" : "%d", (int)answer->tokens->ids[i]);
-    return putchar('\n') != EOF;
+        ctl_json_print(STDOUT_FILENO, answer_object(answer));
+    else if (!tokens)
+        ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len, isatty(STDOUT_FILENO));
+    for (size_t i = 0; tokens && !w->json && i < tokens->n_tokens; i++)
+        printf(i ? " %d" : "%d", (int)tokens->ids[i]);
+    if (tokens && !w->json)
+        putchar('\n');
 }
 
 /* ---- one value per line */
@@ -194,73 +180,50 @@ static int run_lines(struct text_work *w)
             rc = ctl_exit_code(err.code);
             answer = json_pack("{so}", "error", ctl_json_error(&err));
         }
-        if (!ctl_json_print(STDOUT_FILENO, answer)) {
-            rc = EXIT_ERROR;
-            break;
-        }
+        ctl_json_print(STDOUT_FILENO, answer);
         if (rc != EXIT_OK && is_lasting(err.code))
             break;
     }
-    if (got == LINES_E_READ || got == LINES_E_NOMEM) {
-        ctl_message("cannot read stdin: %s",
-                    got == LINES_E_NOMEM ? "out of memory" : strerror(errno));
-        rc = EXIT_ERROR;
-    }
+    if (got == LINES_E_READ)
+        ctl_die("cannot read stdin: %s", strerror(errno));
     lines_deinit(&lines);
     return rc;
 }
 
 /* ---- one value */
 
-static int join_words(const struct usage_line *line, char **memory, struct nvllm_text *text)
+/* The arguments with blanks between them, or stdin. */
+static struct text_buffer read_text(const struct usage_line *line)
 {
-    FILE *to = open_memstream(memory, &text->len);
+    struct text_buffer text = {0};
 
-    for (int i = 0; to && i < line->n_words; i++)
-        fprintf(to, "%s ", line->words[i]);
-    if (!to || fclose(to) != 0)
-        ctl_no_memory();
-    text->data = *memory;
-    return EXIT_OK;
-}
-
-/* The arguments with blanks between them, or stdin. *memory is to be freed. */
-static int read_text(const struct usage_line *line, char **memory, struct nvllm_text *text)
-{
-    int rc;
-
-    if (line->n_words > 1)
-        return join_words(line, memory, text);
-    if (line->n_words == 1 && strcmp(line->words[0], "-") != 0) {
-        *text = nvllm_str(line->words[0]);
-        return EXIT_OK;
-    }
-    rc = ctl_read_all(STDIN_FILENO, memory, &text->len);
-    text->data = *memory;
-    return rc;
+    if (line->n_words == 0 || (line->n_words == 1 && strcmp(line->words[0], "-") == 0))
+        text.data = ctl_read_all(STDIN_FILENO, &text.len);
+    else
+        for (int i = 0; i < line->n_words; i++) {
+            text_buffer_add(&text, i ? " " : "", i > 0);
+            text_buffer_add(&text, line->words[i], strlen(line->words[i]));
+        }
+    return text;
 }
 
 static int run_one(struct text_work *w)
 {
-    struct text_input input = {0};
+    struct text_buffer text = read_text(&w->ctl->line);
+    struct text_input input = {.text = {text.data ? text.data : "", text.len}};
     struct text_answer answer = {0};
-    struct nvllm_error err;
-    char *memory = NULL;
-    int rc = read_text(&w->ctl->line, &memory, &input.text);
+    struct ctl *ctl = w->ctl;
 
-    if (rc == EXIT_OK && w->command->parse && !(input.value = w->command->parse(input.text, &err)))
-        rc = ctl_report(w->ctl, &err);
-    if (rc == EXIT_OK)
-        rc = ctl_connect(w->ctl);
-    if (rc == EXIT_OK) {
-        if (!w->command->convert(w, &input, &answer, &err))
-            rc = ctl_report(w->ctl, &err);
-        else if (!print_answer(w, &answer))
-            rc = EXIT_ERROR;
-    }
+    if (w->command->parse &&
+        !(input.value = w->command->parse(input.text.data, text.len, &ctl->err)))
+        exit(ctl_report(ctl, &ctl->err));
+    ctl_connect(ctl);
+    if (!w->command->convert(w, &input, &answer, &ctl->err))
+        exit(ctl_report(ctl, &ctl->err));
+    print_answer(w, &answer);
     json_decref(input.value);
-    free(memory);
-    return rc;
+    text_buffer_deinit(&text);
+    return EXIT_OK;
 }
 
 static int run(struct ctl *ctl, const struct text_command *command, bool special)
@@ -272,18 +235,13 @@ static int run(struct ctl *ctl, const struct text_command *command, bool special
         .json = ctl_option(ctl, "json"),
     };
     const struct usage_line *line = &ctl->line;
-    int rc;
 
-    if (!ctl_option(ctl, "jsonl")) {
-        rc = run_one(&w);
-    } else {
-        if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
-            ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
-        rc = ctl_connect(ctl);
-        if (rc == EXIT_OK)
-            rc = run_lines(&w);
-    }
-    return rc;
+    if (!ctl_option(ctl, "jsonl"))
+        return run_one(&w);
+    if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
+        ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
+    ctl_connect(ctl);
+    return run_lines(&w);
 }
 
 int ctl_tokenize(struct ctl *ctl)
@@ -302,7 +260,7 @@ int ctl_detokenize(struct ctl *ctl)
 
 int ctl_render(struct ctl *ctl)
 {
-    static const struct text_command command = {parse_chat, render};
+    static const struct text_command command = {ctl_json_parse, render};
 
     return run(ctl, &command, false);
 }

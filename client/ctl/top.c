@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "client/lib/clock.h"
-#include "client/ctl/ask.h"
-#include "client/ctl/requests.h"
-#include "client/ctl/terminal.h"
+#include "client/ctl/ctl.h"
+#include "client/ctl/report.h"
+#include "client/ctl/show.h"
 #include "proto/utf8.h"
 
 enum {
@@ -43,7 +43,6 @@ struct top {
     int columns, rows; /* of the terminal; 0: unlimited */
     int signals;       /* signalfd: the terminal's new size, Ctrl-Z */
     struct termios before;
-    struct nvllm_error err; /* printed once the terminal is restored */
 };
 
 static void measure(struct top *t, const struct nvllm_status *s)
@@ -91,7 +90,7 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
     fprintf(to, ", %s", nvllm_state_name(s->state));
     if (s->state == NVLLM_STATE_LOADING)
         fprintf(to, " (%d %%)", (int)(s->progress * 100));
-    fprintf(to, ", up %s: ", ctl_duration(up, sizeof(up), s->uptime_ms * 1000));
+    fprintf(to, ", up %s: ", show_duration(up, sizeof(up), s->uptime_ms * 1000));
     ctl_put_line(to, s->model, 0);
     fputs(" on ", to);
     ctl_put_line(to, s->device[0] ? s->device : s->backend, 0);
@@ -101,7 +100,7 @@ static void draw_status(const struct top *t, FILE *to, const struct nvllm_status
             t->rates[0], t->rates[1], t->rates[2]);
     draw_blocks(t, to, s);
     fprintf(to, "cache     %.0f %% of prompt tokens found, %" PRIu64 " preemption%s\n",
-            ctl_percent(s->prefix_hit_tokens, s->prefix_queried_tokens), s->preemptions,
+            show_percent(s->prefix_hit_tokens, s->prefix_queried_tokens), s->preemptions,
             s->preemptions == 1 ? "" : "s");
 }
 
@@ -113,7 +112,9 @@ static size_t rows_of_requests(const struct top *t)
     return t->rows > HEAD_ROWS + 2 ? (size_t)(t->rows - HEAD_ROWS - 2) : 1;
 }
 
-/* Draws into t->screen; false with t->err. */
+/* Draws into t->screen; false with the error in ctl->err, to be printed once the terminal is
+ * restored.
+ */
 static bool draw(struct top *t)
 {
     const struct nvllm_request_list *list;
@@ -122,23 +123,23 @@ static bool draw(struct top *t)
     enum nvllm_code code;
     FILE *to;
 
-    if (nvllm_get_status(t->ctl->client, ctl_ask_ms(t->ctl), &status, &t->err) != NVLLM_OK)
+    if (nvllm_get_status(t->ctl->client, ctl_ask_ms(t->ctl), &status, &t->ctl->err) != NVLLM_OK)
         return false;
     measure(t, status);
     free(t->screen);
     t->screen = NULL;
     to = open_memstream(&t->screen, &t->screen_bytes);
     if (!to) {
-        t->err = (struct nvllm_error){.code = NVLLM_E_NOMEM, .message = "out of memory"};
+        t->ctl->err = (struct nvllm_error){.code = NVLLM_E_NOMEM, .message = "out of memory"};
         return false;
     }
     draw_status(t, to, status);
     fputc('\n', to);
     nvllm_list_options_init(&wanted);
     wanted.limit = (uint32_t)rows_of_requests(t);
-    code = nvllm_list_requests(t->ctl->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->err);
+    code = nvllm_list_requests(t->ctl->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->ctl->err);
     if (code == NVLLM_OK)
-        requests_print(to, list, wanted.limit, t->columns);
+        report_print_requests(to, list, wanted.limit, t->columns);
     fclose(to);
     return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model loads */
 }
@@ -157,16 +158,15 @@ static int bytes_shown(const char *line, size_t length, int columns)
 }
 
 /* Cuts lines at the edge of the screen; each erases what was there before. */
-static bool show(const struct top *t)
+static void show(const struct top *t)
 {
     char *text = NULL;
     size_t n = 0;
     FILE *to = open_memstream(&text, &n);
     const char *line = t->screen;
-    bool ok;
 
     if (!to)
-        return false;
+        return;
     fputs("\033[H", to);
     for (int row = 0; row < t->rows && *line; row++) {
         size_t length = strcspn(line, "\n");
@@ -178,9 +178,8 @@ static bool show(const struct top *t)
     }
     fputs("\033[J", to);
     fclose(to);
-    ok = ctl_write(STDOUT_FILENO, text, n);
+    ctl_write(STDOUT_FILENO, text, n);
     free(text);
-    return ok;
 }
 
 /* ---- the terminal */
@@ -257,33 +256,32 @@ static int run_live(struct top *t)
     bool ok;
 
     ctl_catch_interrupts();
-    if (!catch_signals(t)) {
-        ctl_message("cannot wait for signals: %s", strerror(errno));
-        return EXIT_ERROR;
-    }
+    if (!catch_signals(t))
+        ctl_die("cannot wait for signals: %s", strerror(errno));
     enter_screen(t);
     do {
-        terminal_size(STDOUT_FILENO, &t->columns, &t->rows);
+        show_size(STDOUT_FILENO, &t->columns, &t->rows);
         ok = draw(t);
-    } while (ok && show(t) && !wait_key(t) && !ctl_interrupted());
+        if (ok)
+            show(t);
+    } while (ok && !wait_key(t) && !ctl_interrupted());
     leave_screen(t);
-    close(t->signals);
     if (ctl_interrupted())
         return ctl_interrupted();
-    return ok ? EXIT_OK : ctl_report(t->ctl, &t->err);
+    return ok ? EXIT_OK : ctl_report(t->ctl, &t->ctl->err);
 }
 
 static int run_once(struct top *t)
 {
-    const struct timespec pause = {0, ONCE_MS * 1000000L};
+    bool ok;
 
-    t->columns = terminal_columns(STDOUT_FILENO);
-    if (!draw(t))
-        return ctl_report(t->ctl, &t->err);
-    nanosleep(&pause, NULL);
-    if (!draw(t))
-        return ctl_report(t->ctl, &t->err);
-    return ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes) ? EXIT_OK : EXIT_ERROR;
+    t->columns = show_width(STDOUT_FILENO);
+    ok = draw(t);
+    usleep(ok ? ONCE_MS * 1000 : 0);
+    if (!ok || !draw(t))
+        return ctl_report(t->ctl, &t->ctl->err);
+    ctl_write(STDOUT_FILENO, t->screen, t->screen_bytes);
+    return EXIT_OK;
 }
 
 int ctl_top(struct ctl *ctl)
@@ -298,9 +296,8 @@ int ctl_top(struct ctl *ctl)
 
     if (!once && !(isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)))
         ctl_usage(ctl, "top needs a terminal; --once prints the same anywhere");
-    rc = ctl_connect(ctl);
-    if (rc == EXIT_OK)
-        rc = once ? run_once(&t) : run_live(&t);
+    ctl_connect(ctl);
+    rc = once ? run_once(&t) : run_live(&t);
     free(t.screen);
     return rc;
 }

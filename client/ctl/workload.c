@@ -111,45 +111,33 @@ static bool check_time(const struct workload *w, struct nvllm_error *err)
     return true;
 }
 
-int workload_read(struct workload *w, const char *path)
+void workload_read(struct workload *w, const char *path)
 {
-    int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    int fd = ctl_open(path, STDIN_FILENO, O_RDONLY), got;
     struct nvllm_error err;
     struct lines lines;
     size_t cap = 0, n;
-    int rc = EXIT_OK, got;
     char *line;
 
-    if (fd < 0) {
-        ctl_message("%s: %s", path, strerror(errno));
-        return EXIT_ERROR;
-    }
     lines_init(&lines, fd);
-    while (rc == EXIT_OK && (got = lines_next(&lines, &line, &n, true)) == LINES_OK) {
+    while ((got = lines_next(&lines, &line, &n, true)) == LINES_OK) {
         if (strspn(line, " \t\r") >= n)
             continue;
         if (w->n_items == cap) {
             cap = cap ? cap * 2 : 256;
             w->items = ctl_grow(w->items, cap, sizeof(*w->items));
         }
-        if (read_item(&w->items[w->n_items], line, n, &err) && check_time(w, &err)) {
-            w->n_items++;
-        } else {
-            ctl_message("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
-            rc = EXIT_ERROR;
-        }
+        if (!read_item(&w->items[w->n_items], line, n, &err) || !check_time(w, &err))
+            ctl_die("%s, line %llu: %s", path, (unsigned long long)lines.number, err.message);
+        w->n_items++;
     }
-    if (rc == EXIT_OK && got != LINES_END) {
-        ctl_message("%s: cannot be read", path);
-        rc = EXIT_ERROR;
-    } else if (rc == EXIT_OK && w->n_items == 0) {
-        ctl_message("%s: holds no request", path);
-        rc = EXIT_ERROR;
-    }
+    if (got != LINES_END)
+        ctl_die("%s: cannot be read", path);
+    if (w->n_items == 0)
+        ctl_die("%s: holds no request", path);
     lines_deinit(&lines);
     if (fd != STDIN_FILENO)
         close(fd);
-    return rc;
 }
 
 /* ---- the tokens */
@@ -175,8 +163,8 @@ static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_
 
 /* Adds the ordinary tokens of a range, which is halved until each part holds such tokens alone or
  * none: its last id has a text, since later ids may be padding, and leaving special tokens out does
- * not shorten the whole. False with f->err. */
-static bool find_ordinary(struct finder *f, size_t first, size_t end)
+ * not shorten the whole. */
+static void find_ordinary(struct finder *f, size_t first, size_t end)
 {
     size_t middle = first + (end - first) / 2;
     int64_t bytes = f->ended ? 0 : text_bytes(f, first, end, false);
@@ -184,34 +172,31 @@ static bool find_ordinary(struct finder *f, size_t first, size_t end)
                     text_bytes(f, first, end, true) == bytes;
 
     if (f->err.code != NVLLM_OK && f->err.code != NVLLM_E_INVALID)
-        return false;
+        exit(ctl_report(f->ctl, &f->err));
     if (bytes == 0)
-        return true;
-    if (!ordinary && end - first > 1)
-        return find_ordinary(f, first, middle) && find_ordinary(f, middle, end);
+        return;
+    if (!ordinary && end - first > 1) {
+        find_ordinary(f, first, middle);
+        find_ordinary(f, middle, end);
+        return;
+    }
     f->ended = bytes < 0;
     for (size_t i = first; ordinary && i < end; i++)
         f->w->tokens[f->w->n_tokens++] = (int32_t)i;
-    return true;
 }
 
-int workload_find_tokens(struct workload *w, const struct ctl *ctl)
+void workload_find_tokens(struct workload *w, const struct ctl *ctl)
 {
     int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
     struct finder f = {.ctl = ctl, .all = all, .w = w};
-    bool ok;
 
     for (int32_t i = 0; i <= LAST_TOKEN; i++)
         all[i] = i;
     w->tokens = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
-    ok = find_ordinary(&f, 0, LAST_TOKEN + 1);
+    find_ordinary(&f, 0, LAST_TOKEN + 1);
     free(all);
-    if (!ok)
-        return ctl_report(ctl, &f.err);
-    if (w->n_tokens == 0) {
-        ctl_message("the model has no ordinary token");
-        return EXIT_ERROR;
-    }
+    if (w->n_tokens == 0)
+        ctl_die("the model has no ordinary token");
     /* A published prompt may contain tokens that this model lacks: others replace them. */
     for (size_t i = 0; w->memory && i < w->n_items; i++)
         for (uint32_t k = 0; w->n_tokens <= LAST_TOKEN && k < w->items[i].prompt_tokens; k++) {
@@ -219,7 +204,6 @@ int workload_find_tokens(struct workload *w, const struct ctl *ctl)
 
             *id = w->tokens[(size_t)*id % w->n_tokens];
         }
-    return EXIT_OK;
 }
 
 /* ---- one after another */

@@ -39,12 +39,12 @@ void workload_deinit(struct workload *w);
 void workload_nano_vllm(struct workload *w);
 
 /* Reads lines of {"prompt_tokens", "output_tokens"}, with "at_ms" if requests have a start time.
- * EXIT_OK, or the exit code after a message. */
-int workload_read(struct workload *w, const char *path);
+ * Ends the program with a message if that fails. */
+void workload_read(struct workload *w, const char *path);
 
-/* Finds the ordinary tokens of the model: known, and not special. EXIT_OK, or the exit code after a
- * message. */
-int workload_find_tokens(struct workload *w, const struct ctl *ctl);
+/* Finds the ordinary tokens of the model: known, and not special. Ends the program with a message
+ * if that fails. */
+void workload_find_tokens(struct workload *w, const struct ctl *ctl);
 
 /* The next item; false at the end, unless it starts again. */
 bool workload_next(struct workload *w, struct workload_item *item, bool again);

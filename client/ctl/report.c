@@ -1,27 +1,25 @@
-/* report_json.c - see report_json.h. The rows of proto/report_fields.h become members. */
-#include "client/ctl/report_json.h"
+/* report.c - see report.h. The rows of proto/report_fields.h become members. */
+#include "client/ctl/report.h"
 
-#include <string.h>
-
-#include "client/ctl/ask.h"
 #include "client/ctl/json.h"
 #include "proto/report_fields.h"
 
-static json_t *text_json(const char *s)
+/* Up to INT64_MAX. */
+static json_t *count_json(uint64_t n)
 {
-    return ctl_json_text(s, strlen(s));
+    return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
 }
 
 /* ---- rows as members of o, from *in */
 
 #define ADD(kind, field, source, member, key) ADD_##kind(member, key)
 #define ADD_VALUE(key, value)                 json_object_set_new(o, #key, value);
-#define ADD_COUNT(member, key)                ADD_VALUE(key, ctl_json_count(in->member))
+#define ADD_COUNT(member, key)                ADD_VALUE(key, count_json(in->member))
 #define ADD_INT(member, key)                  ADD_VALUE(key, json_integer(in->member))
 #define ADD_REAL(member, key)                 ADD_VALUE(key, ctl_json_number(in->member))
 #define ADD_MS(member, key)                   ADD_VALUE(key, json_real((double)in->member / 1000))
 #define ADD_FLAG(member, key)                 ADD_VALUE(key, json_boolean(in->member))
-#define ADD_TEXT(member, key)                 ADD_VALUE(key, text_json(in->member))
+#define ADD_TEXT(member, key)                 ADD_VALUE(key, ctl_json_text(nvllm_str(in->member)))
 #define ADD_IDS(member, key)                  ADD_VALUE(key, ctl_json_ids(in->member, in->n_##member))
 #define ADD_TOKEN(member, key)                                                                     \
     ADD_VALUE(key, in->member < 0 ? json_null() : json_integer(in->member))
@@ -50,51 +48,39 @@ static json_t *text_json(const char *s)
         return o;                                                                                  \
     }
 
+/* And report_json_name(). */
+#define REPORT(name, type, FIELDS)                                                                 \
+    ADDER(name, type, FIELDS)                                                                      \
+    json_t *report_json_##name(const struct type *in)                                              \
+    {                                                                                              \
+        return add_##name(json_object(), in);                                                      \
+    }
+
 ADDER(status_blocks, nvllm_status, STATUS_BLOCKS_FIELDS)
 ADDER(status_requests, nvllm_status, STATUS_REQUESTS_FIELDS)
 ADDER(status_hits, nvllm_status, STATUS_HITS_FIELDS)
 ADDER(status_memory, nvllm_status, STATUS_MEMORY_FIELDS)
-ADDER(status, nvllm_status, STATUS_FIELDS)
+REPORT(status, nvllm_status, STATUS_FIELDS)
 ADDER(request_info, nvllm_request_info, REQUEST_INFO_FIELDS)
-ADDER(request_list, nvllm_request_list, REQUEST_LIST_FIELDS)
+REPORT(request_list, nvllm_request_list, REQUEST_LIST_FIELDS)
 ADDER(uid_blocks, nvllm_uid_blocks, UID_BLOCKS_FIELDS)
 ADDER(request_blocks, nvllm_request_blocks, REQUEST_BLOCKS_FIELDS)
 ADDER(block_sums, nvllm_blocks, BLOCK_SUMS_FIELDS)
 ADDER(blocks, nvllm_blocks, BLOCKS_FIELDS)
 ADDER(cached_prefix, nvllm_cached_prefix, CACHED_PREFIX_FIELDS)
 ADDER(cache_hits, nvllm_cache, CACHE_HITS_FIELDS)
-ADDER(cache, nvllm_cache, CACHE_FIELDS)
-ADDER(cache_change, nvllm_cache_change, CACHE_CHANGE_FIELDS)
+REPORT(cache, nvllm_cache, CACHE_FIELDS)
+REPORT(cache_change, nvllm_cache_change, CACHE_CHANGE_FIELDS)
 ADDER(why_waiting, nvllm_explanation, WHY_WAITING_FIELDS)
 ADDER(why_cached, nvllm_explanation, WHY_CACHED_FIELDS)
-
-json_t *report_json_status(const struct nvllm_status *status)
-{
-    return add_status(json_object(), status);
-}
-
-json_t *report_json_requests(const struct nvllm_request_list *list)
-{
-    return add_request_list(json_object(), list);
-}
 
 json_t *report_json_blocks(const struct nvllm_blocks *blocks, bool map)
 {
     json_t *o = add_blocks(json_object(), blocks);
 
     if (map)
-        json_object_set_new(o, "map", ctl_json_text(blocks->map.data, blocks->map.len));
+        json_object_set_new(o, "map", ctl_json_text(blocks->map));
     return o;
-}
-
-json_t *report_json_cache(const struct nvllm_cache *cache)
-{
-    return add_cache(json_object(), cache);
-}
-
-json_t *report_json_cache_change(const struct nvllm_cache_change *change)
-{
-    return add_cache_change(json_object(), change);
 }
 
 json_t *report_json_explanation(const struct nvllm_explanation *e)
