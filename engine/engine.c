@@ -21,6 +21,7 @@ uint64_t engine_now_us(void)
 
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
+    const char *cache_folder = options->backend_options.cache_folder;
     pthread_condattr_t attr;
     struct engine *g;
     int r = -ENOMEM;
@@ -30,34 +31,23 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g)
         return err_set(e, -ENOMEM, "engine: out of memory");
     g->options = *options;
+    g->options.model_folder = strdup(options->model_folder);
+    g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
     list_init(&g->inbox);
-    list_init(&g->cancels);
     rr_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&g->wake, &attr);
     pthread_condattr_destroy(&attr);
-    atomic_init(&g->state, ENGINE_LOADING);
     g->events.fd = -1;
+    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
+        goto fail;
     r = event_queue_init(&g->events, options->event_bytes);
-    if (r < 0)
-        goto fail;
-    r = -ENOMEM;
-    g->model_folder = strdup(options->model_folder);
-    if (!g->model_folder)
-        goto fail;
-    g->options.model_folder = g->model_folder;
-    if (options->backend_options.cache_folder) {
-        g->cache_folder = strdup(options->backend_options.cache_folder);
-        if (!g->cache_folder)
-            goto fail;
-        g->options.backend_options.cache_folder = g->cache_folder;
-    }
-    r = work_pool_new(&g->pool, options->n_tokenizer_threads);
-    if (r < 0)
-        goto fail;
-    r = thread_start(&g->thread, NULL, engine_main, g);
+    if (r == 0)
+        r = work_pool_new(&g->pool, options->n_tokenizer_threads);
+    if (r == 0)
+        r = thread_start(&g->thread, NULL, engine_main, g);
     if (r < 0)
         goto fail;
     g->thread_runs = true;
@@ -93,8 +83,8 @@ void engine_free(struct engine *g)
     chat_template_free(g->chat_template);
     tokenizer_free(g->tokenizer);
     model_close(g->model);
-    free(g->model_folder);
-    free(g->cache_folder);
+    free((char *)(uintptr_t)g->options.model_folder);
+    free((char *)(uintptr_t)g->options.backend_options.cache_folder);
     free(g->shares);
     free(g->ends);
     if (g->events.fd >= 0)
@@ -147,21 +137,10 @@ void engine_status(const struct engine *g, struct engine_status *out)
 {
     pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
 
-    *out = (struct engine_status){
-        .state = engine_state(g),
-        .progress = atomic_load(&g->progress),
-    };
     pthread_mutex_lock(lock);
-    out->failure = g->failure;
-    out->core = g->stats;
-    out->n_encoding = g->n_encoding;
-    if (out->state == ENGINE_READY)
-        out->backend = g->backend_info;
+    *out = g->status;
     pthread_mutex_unlock(lock);
-    if (out->state != ENGINE_READY)
-        return;
-    out->block_len = g->options.backend_options.block_len;
-    out->max_seq_len = g->max_seq_len;
+    out->state = engine_state(g);
 }
 
 const struct model *engine_model(const struct engine *g)
@@ -193,74 +172,60 @@ static size_t input_bytes(const struct engine_request *r)
     return chat_bytes(r->chat);
 }
 
-/* Queues a job for the pool, or for the engine thread where there is nothing to encode. */
-static int enter(struct engine *g, struct job *j, bool in_pool)
-{
-    int r;
-
-    j->phase = in_pool ? JOB_IN_POOL : JOB_IN_INBOX;
-    pthread_mutex_lock(&g->lock);
-    r = id_map_put(&g->jobs, j->id, j);
-    if (r == 0) {
-        g->n_encoding += j->request.kind == ENGINE_GENERATE;
-        if (!in_pool) {
-            list_append(&g->inbox, &j->link);
-            pthread_cond_signal(&g->wake);
-        }
-    }
-    pthread_mutex_unlock(&g->lock);
-    if (r == 0 && in_pool)
-        work_pool_push(g->pool, &j->work, j->client, input_bytes(&j->request));
-    return r;
-}
-
-static int start(struct engine *g, const struct engine_request *r, uint64_t client,
+static int start(struct engine *g, const struct engine_request *r,
                  const struct inspect_query *query, bool in_pool)
 {
-    const bool failed = engine_state(g) == ENGINE_FAILED;
-    struct job *j = calloc(1, sizeof(*j));
+    const enum engine_state state = engine_state(g);
     struct event_list out = {0};
+    struct job *j = calloc(1, sizeof(*j));
+    int ret;
 
     if (!j)
         return -ENOMEM;
-    j->terminal = engine_event_new(ENGINE_ERROR, r->id, 0, false, 0);
-    if (!j->terminal)
-        goto fail;
+    j->terminal.request = r->id;
+    j->terminal.message = &j->message;
     j->work.run = job_run;
     list_init(&j->link);
-    list_init(&j->cancel_link);
     j->engine = g;
-    j->id = r->id;
-    j->client = client;
     j->arrival_us = engine_now_us();
     j->request = *r;
-    if (query)
+    if (query) {
+        j->request.client = query->viewer;
         j->query = *query;
-    if (engine_state(g) == ENGINE_READY) {
-        if (enter(g, j, in_pool) < 0)
-            goto fail;
-        return 0;
     }
-    job_fail(j, failed ? ENGINE_E_INTERNAL : ENGINE_E_UNAVAILABLE, NULL,
-             failed ? "the engine has failed" : "the model is being loaded", &out);
+    pthread_mutex_lock(&g->lock);
+    ret = id_map_put(&g->jobs, r->id, j);
+    if (ret == 0)
+        g->status.n_encoding += r->kind == ENGINE_GENERATE;
+    if (ret == 0 && state == ENGINE_READY && !in_pool) {
+        j->phase = JOB_IN_INBOX;
+        list_append(&g->inbox, &j->link);
+        pthread_cond_signal(&g->wake);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (ret < 0) {
+        free(j);
+        return ret;
+    }
+    if (state == ENGINE_READY && in_pool)
+        work_pool_push(g->pool, &j->work, j->request.client, input_bytes(r));
+    else if (state == ENGINE_LOADING)
+        job_fail(j, &out, ENGINE_E_UNAVAILABLE, NULL, "the model is being loaded");
+    else if (state == ENGINE_FAILED)
+        job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "the engine has failed");
     event_queue_push(&g->events, &out);
     return 0;
-fail:
-    free(j->terminal);
-    free(j);
-    return -ENOMEM;
 }
 
 int engine_start(struct engine *g, const struct engine_request *r)
 {
-    return start(g, r, r->client, NULL, true);
+    return start(g, r, NULL, true);
 }
 
 int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q)
 {
     must(r->kind == ENGINE_INSPECT);
-    return start(g, r, q->viewer, q,
-                 q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
+    return start(g, r, q, q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 
 size_t engine_request_bytes(const struct engine_request *r)
@@ -270,14 +235,12 @@ size_t engine_request_bytes(const struct engine_request *r)
     if (!generation_bytes(&told, r) ||
         !core_request_bytes(&scheduled, r->n, r->sampling.n_bias,
                             r->sampling.n_stop_ids + MODEL_MAX_EOS) ||
-        !size_add(&bytes, told, scheduled) ||
-        !size_add(&bytes, bytes,
-                  sizeof(struct job) + sizeof(struct engine_event) + sizeof(struct err)))
+        !size_add(&bytes, told, scheduled) || !size_add(&bytes, bytes, sizeof(struct job)))
         return SIZE_MAX;
     return bytes;
 }
 
-/* The pool checks the flag of its jobs; the engine thread is sent all others. */
+/* Jobs that have not reached the engine thread keep the flag; that thread is sent the others. */
 void engine_cancel(struct engine *g, uint64_t id)
 {
     struct job *j;
@@ -286,8 +249,8 @@ void engine_cancel(struct engine *g, uint64_t id)
     j = id_map_get(&g->jobs, id);
     if (j && !j->cancelled) {
         j->cancelled = true;
-        if (j->phase != JOB_IN_POOL) {
-            list_append(&g->cancels, &j->cancel_link);
+        if (j->phase == JOB_IN_ENGINE) {
+            list_append(&g->inbox, &j->link);
             pthread_cond_signal(&g->wake);
         }
     }

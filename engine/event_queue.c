@@ -3,67 +3,48 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
-                                      bool logprobs, size_t text_bytes)
+struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request,
+                                      const int32_t *ids, const struct engine_logprobs *logprobs,
+                                      size_t n_ids, struct text text)
 {
-    bool fails = type == ENGINE_ERROR;
+    const size_t each = sizeof(*ids) + (logprobs ? sizeof(*logprobs) : 0);
     struct engine_event *ev;
-    size_t bytes, part;
+    size_t bytes;
     char *at;
 
-    if (!size_mul(&bytes, n_ids, sizeof(int32_t) + (logprobs ? sizeof(*ev->logprobs) : 0)) ||
-        !size_add(&part, text_bytes, sizeof(*ev) + 1 + (fails ? sizeof(*ev->message) : 0)) ||
-        !size_add(&bytes, bytes, part))
+    if (!size_mul(&bytes, n_ids, each) || !size_add(&bytes, bytes, text.len) ||
+        !size_add(&bytes, bytes, sizeof(*ev)))
         return NULL;
     ev = malloc(bytes);
     if (!ev)
         return NULL;
     *ev = (struct engine_event){.type = type, .request = request, .n_ids = n_ids, .bytes = bytes};
     at = (char *)(ev + 1);
-    if (fails) {
-        ev->message = (struct err *)(void *)at;
-        *ev->message = (struct err){""};
-        at += sizeof(*ev->message);
-    }
     if (logprobs && n_ids) {
-        ev->logprobs = (struct engine_logprobs *)(void *)at;
-        at += n_ids * sizeof(*ev->logprobs);
+        ev->logprobs = memcpy(at, logprobs, n_ids * sizeof(*logprobs));
+        at += n_ids * sizeof(*logprobs);
     }
     if (n_ids) {
-        ev->ids = (int32_t *)(void *)at;
-        at += n_ids * sizeof(*ev->ids);
+        ev->ids = memcpy(at, ids, n_ids * sizeof(*ids));
+        at += n_ids * sizeof(*ids);
     }
-    ev->text = (struct text){.data = at, .len = text_bytes};
+    ev->text = (struct text){at, text.len};
+    if (text.len)
+        memcpy(at, text.data, text.len);
     return ev;
-}
-
-char *event_text_buffer(struct engine_event *ev)
-{
-    return (char *)(ev + 1) + (ev->text.data - (const char *)(ev + 1));
-}
-
-static size_t bytes_of(const struct engine_event *ev)
-{
-    const struct inspect_report *r = ev->report;
-    size_t bytes = ev->bytes + ev->packed.bytes;
-
-    if (r)
-        bytes += sizeof(*r) + (size_t)r->n_requests * sizeof(*r->requests) +
-                 (size_t)r->n_clients * sizeof(*r->clients) + (size_t)r->n_map +
-                 (size_t)r->n_prefixes * sizeof(*r->prefixes);
-    return bytes;
 }
 
 void event_list_push(struct event_list *l, struct engine_event *ev)
 {
     ev->next = NULL;
-    l->bytes += bytes_of(ev);
+    l->bytes += ev->bytes;
     if (l->tail)
         l->tail->next = ev;
     else
@@ -105,7 +86,7 @@ void event_queue_push(struct event_queue *q, struct event_list *l)
     else
         q->list.tail->next = l->head;
     q->list.tail = l->tail;
-    atomic_fetch_add(&q->bytes, l->bytes);
+    q->list.bytes += l->bytes;
     pthread_mutex_unlock(&q->lock);
     *l = (struct event_list){0};
     if (was_empty)
@@ -124,7 +105,6 @@ struct engine_event *event_queue_take(struct event_queue *q)
     pthread_mutex_lock(&q->lock);
     head = q->list.head;
     q->list = (struct event_list){0};
-    atomic_store(&q->bytes, 0);
     pthread_cond_broadcast(&q->room);
     pthread_mutex_unlock(&q->lock);
     return head;
@@ -134,10 +114,8 @@ bool event_queue_wait(struct event_queue *q)
 {
     bool waited = false;
 
-    if (!q->limit || atomic_load(&q->bytes) <= q->limit)
-        return false; /* the usual case, without the lock */
     pthread_mutex_lock(&q->lock);
-    while (!q->closed && atomic_load(&q->bytes) > q->limit) {
+    while (!q->closed && q->limit && q->list.bytes > q->limit) {
         waited = true;
         pthread_cond_wait(&q->room, &q->lock);
     }

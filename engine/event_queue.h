@@ -7,7 +7,6 @@
 #define NVLLM_ENGINE_EVENT_QUEUE_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "engine/engine.h"
 
@@ -17,11 +16,11 @@ struct event_list {
     size_t bytes;
 };
 
-/* A new event with its arrays, in one allocation. NULL: no memory. Only one made as ENGINE_ERROR
- * has room for a message; its type may change later. */
-struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request, size_t n_ids,
-                                      bool logprobs, size_t text_bytes);
-char *event_text_buffer(struct engine_event *ev); /* where its text goes */
+/* A new event with copies of the arrays, in one allocation; logprobs may be NULL. NULL: no memory.
+ */
+struct engine_event *engine_event_new(enum engine_event_type type, uint64_t request,
+                                      const int32_t *ids, const struct engine_logprobs *logprobs,
+                                      size_t n_ids, struct text text);
 
 void event_list_push(struct event_list *l, struct engine_event *ev);
 
@@ -29,8 +28,7 @@ struct event_queue {
     pthread_mutex_t lock;
     pthread_cond_t room;
     struct event_list list;
-    atomic_size_t bytes; /* of the list; changed with the lock held */
-    size_t limit;        /* 0: none */
+    size_t limit; /* 0: none */
     bool closed;
     int fd; /* eventfd, readable while the list is not empty */
 };

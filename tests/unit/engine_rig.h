@@ -7,9 +7,11 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
 
-/* Starts one; kv: bytes of cache. start() waits until the CPU's is ready. */
-struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv);
-struct engine *start(void);
+/* The CPU backend with 64 MiB of cache. */
+struct engine_options rig_options(void);
+struct engine *start_as(const struct engine_options *o);    /* which loads */
+struct engine *start_ready(const struct engine_options *o); /* loaded */
+struct engine *start(void);                                 /* likewise, with rig_options() */
 
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
 struct engine_event *take(struct engine *g);
@@ -42,7 +44,7 @@ struct answer {
 /* Reads events until each of the answers 1 .. n has its terminal event. */
 void gather(struct engine *g, struct answer *answers, uint64_t n);
 
-/* The answer to a question, waited for alone; the taker frees it. */
+/* The answer to an inspect request, waited for alone; the caller frees it. */
 struct inspect_report *report_of(struct engine *g, uint64_t id);
 
 #endif

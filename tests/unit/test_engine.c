@@ -16,7 +16,6 @@ static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>
 /* ---- a backend that dies on command, else the CPU's */
 
 static _Atomic int waits_before_death; /* -1: lives */
-static struct backend_ops mortal;
 
 static int mortal_wait(struct backend *b, struct step_result *out, struct err *e)
 {
@@ -140,7 +139,8 @@ TEST(min_tokens_hold_back_stop_strings)
 /* While the model loads, requests are refused at once and may be tried again. */
 TEST(refuses_while_loading)
 {
-    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+    const struct engine_options o = rig_options();
+    struct engine *g = start_as(&o);
     struct engine_request r = request(1, CHAT_SUM);
     struct answer a;
 
@@ -157,12 +157,14 @@ TEST(refuses_while_loading)
 /* What can never fit is refused with the figures; the engine goes on. */
 TEST(refuses_what_never_fits)
 {
-    struct engine *g = start_on(&cpu_backend, 1024, 64u << 20);
+    struct engine_options o = rig_options();
     struct engine_request r[3] = {request(1, CHAT_SUM), request(2, ""), request(3, CHAT_SUM)};
     int32_t bad_id = 1 << 20;
     struct answer a[3];
+    struct engine *g;
 
-    wait_loaded(g);
+    o.backend_options.max_seq_len = 1024;
+    g = start_ready(&o);
     r[0].max_tokens = 1024;
     r[2].input = ENGINE_PROMPT_IDS;
     r[2].prompt_ids = &bad_id;
@@ -196,24 +198,10 @@ static size_t bytes_of(const struct engine_event *list)
 
 static struct engine *start_bounded(size_t event_bytes)
 {
-    const struct engine_options o = {
-        .model_folder = TEST_MODEL_DIR,
-        .backend = &cpu_backend,
-        .backend_options = {.block_len = 16,
-                            .max_batch_tokens = 256,
-                            .max_seqs = 8,
-                            .tier_bytes = {64u << 20},
-                            .n_threads = 2},
-        .n_tokenizer_threads = 2,
-        .event_bytes = event_bytes,
-    };
-    struct engine *g;
-    struct err e;
+    struct engine_options o = rig_options();
 
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
-    wait_loaded(g);
-    ck_assert_int_eq(engine_state(g), ENGINE_READY);
-    return g;
+    o.event_bytes = event_bytes;
+    return start_ready(&o);
 }
 
 /* Waits until the engine makes no more tokens, and gives how many it has made. */
@@ -396,14 +384,15 @@ TEST(backend_death_is_told_to_all)
 {
     enum { N = 12 };
     static struct answer a[N];
+    struct engine_options o = rig_options();
+    struct backend_ops mortal = cpu_backend;
     struct engine *g;
     struct engine_status s;
 
-    mortal = cpu_backend;
     mortal.wait = mortal_wait;
     atomic_store(&waits_before_death, -1);
-    g = start_on(&mortal, 0, 64u << 20);
-    wait_loaded(g);
+    o.backend = &mortal;
+    g = start_ready(&o);
     atomic_store(&waits_before_death, 5);
     for (uint64_t i = 1; i <= N; i++) {
         struct engine_request r = request(i, "Once upon a time");
@@ -444,22 +433,13 @@ TEST(cache_folder_is_copied)
 {
     struct backend_ops ops = cpu_backend;
     char folder[] = "/var/cache/somewhere";
-    struct engine_options o = {
-        .model_folder = TEST_MODEL_DIR,
-        .backend = &ops,
-        .backend_options = {.block_len = 16,
-                            .max_batch_tokens = 64,
-                            .max_seqs = 4,
-                            .tier_bytes = {64 << 20},
-                            .n_threads = 1,
-                            .cache_folder = folder},
-        .n_tokenizer_threads = 2,
-    };
+    struct engine_options o = rig_options();
     struct engine *g;
-    struct err e;
 
     ops.open = noting_open;
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    o.backend = &ops;
+    o.backend_options.cache_folder = folder;
+    g = start_as(&o);
     memset(folder, 'x', sizeof(folder) - 1);
     wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
@@ -472,13 +452,14 @@ TEST(cache_folder_is_copied)
 TEST(status_follows_the_ledger)
 {
     struct backend_ops ops = cpu_backend;
+    struct engine_options o = rig_options();
     struct engine_status before, after;
     struct engine_request r = request(1, "Once upon a time");
     struct engine *g;
 
     ops.info = growing_info;
-    g = start_on(&ops, 0, 64u << 20);
-    wait_loaded(g);
+    o.backend = &ops;
+    g = start_ready(&o);
     engine_status(g, &before);
     ck_assert_uint_gt(before.backend.graph_bytes, 0);
     r.max_tokens = 4;
@@ -530,6 +511,7 @@ static void wait_idle(int n)
 TEST(idle_work_runs_between_steps)
 {
     struct backend_ops ops = cpu_backend;
+    struct engine_options o = rig_options();
     struct engine_request r = request(1, "Once upon a time");
     struct answer a;
     struct engine *g;
@@ -537,8 +519,8 @@ TEST(idle_work_runs_between_steps)
     ops.submit = flying_submit;
     ops.wait = landing_wait;
     ops.idle = idle_thrice;
-    g = start_on(&ops, 0, 64u << 20);
-    wait_loaded(g);
+    o.backend = &ops;
+    g = start_ready(&o);
     wait_idle(3);
     r.max_tokens = 4;
     generate(g, &r);
@@ -552,16 +534,12 @@ TEST(idle_work_runs_between_steps)
 /* A folder that is no model ends in FAILED with the file's name. */
 TEST(bad_folder_fails_with_its_name)
 {
-    struct engine_options o = {
-        .model_folder = "/nonexistent-folder",
-        .backend = &cpu_backend,
-        .backend_options = {.block_len = 16, .max_batch_tokens = 64, .max_seqs = 4},
-        .n_tokenizer_threads = 2,
-    };
+    struct engine_options o = rig_options();
     struct engine_status s;
     struct engine *g;
 
-    ck_assert_int_eq(engine_new(&g, &o, NULL), 0);
+    o.model_folder = "/nonexistent-folder";
+    g = start_as(&o);
     wait_loaded(g);
     engine_status(g, &s);
     ck_assert_int_eq(s.state, ENGINE_FAILED);

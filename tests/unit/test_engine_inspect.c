@@ -44,6 +44,14 @@ static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspec
     return report_of(g, id);
 }
 
+static struct engine *start_short(void)
+{
+    struct engine_options o = rig_options();
+
+    o.backend_options.max_seq_len = 512;
+    return start_ready(&o);
+}
+
 /* Starts a request that runs for long. */
 static struct engine *start_running(uint64_t id)
 {
@@ -87,7 +95,7 @@ TEST(idle_engine_is_inspected)
 /* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
 TEST(pin_computes_missing_blocks)
 {
-    struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
+    struct engine *g = start_short();
     struct inspect_query q = pin_of(CHAT_SUM);
     static const enum inspect_kind kinds[] = {INSPECT_CACHE_PIN,      INSPECT_CACHE_PIN,
                                               INSPECT_EXPLAIN_PROMPT, INSPECT_CACHE_PIN,
@@ -95,7 +103,6 @@ TEST(pin_computes_missing_blocks)
     static const int32_t changed[] = {1, 1, 0, 1, 1, 0}, cached[] = {0, 16, 16, 16, 0, 0};
     static const int32_t pinned[] = {1, 1, 1, 0, 0, 0};
 
-    wait_loaded(g);
     for (uint64_t i = 0; i < 6; i++) {
         struct inspect_report *report;
 
@@ -119,11 +126,10 @@ TEST(pin_computes_missing_blocks)
 TEST(failures_name_their_reason)
 {
     static char long_prompt[1200];
-    struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
+    struct engine *g = start_short();
     struct inspect_query q = pin_of("short");
     struct answer a[6];
 
-    wait_loaded(g);
     for (size_t i = 0; i < sizeof(long_prompt); i++)
         long_prompt[i] = (char)('a' + i * i % 26);
     ask(g, 1, &q);
