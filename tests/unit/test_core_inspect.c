@@ -117,7 +117,7 @@ START_TEST(held_and_preempted_are_listed)
     b = ask(1, 1, 21, 2);
     rig_next();
     rig_look_into(INSPECT_REQUESTS);
-    ck_assert_int_eq(listed(b)->state, INSPECT_HELD);
+    ck_assert_int_eq(listed(b)->state, INSPECT_WAITING_PREFIX);
     ck_assert_int_eq(listed(b)->place, 0);
     rig_commit();
     rig_run();
