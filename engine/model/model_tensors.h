@@ -11,7 +11,7 @@
 #include "engine/model/model.h"
 #include "engine/model/model_files.h"
 #include "engine/model/tensor_table.h"
-#include "engine/util/problems.h"
+#include "engine/util/err.h"
 
 struct model_tensors {
     struct tensor *all; /* [n] by name, as strcmp orders */
