@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
@@ -36,14 +38,15 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     list_init(&g->inbox);
     rr_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->room, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&g->wake, &attr);
     pthread_condattr_destroy(&attr);
-    g->events.fd = -1;
+    g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
         goto fail;
-    r = event_queue_init(&g->events, options->event_bytes);
+    r = g->event_fd < 0 ? -errno : 0;
     if (r == 0)
         r = work_pool_new(&g->pool, options->n_tokenizer_threads);
     if (r == 0)
@@ -65,11 +68,10 @@ void engine_free(struct engine *g)
 
     if (!g)
         return;
-    if (g->events.fd >= 0)
-        event_queue_close(&g->events);
     pthread_mutex_lock(&g->lock);
     g->quit = true;
     pthread_cond_signal(&g->wake);
+    pthread_cond_broadcast(&g->room);
     pthread_mutex_unlock(&g->lock);
     if (g->thread_runs)
         pthread_join(g->thread, NULL);
@@ -77,6 +79,7 @@ void engine_free(struct engine *g)
     while ((j = id_map_next(&g->jobs, &at)))
         job_free(j);
     id_map_deinit(&g->jobs);
+    engine_events_free(g->events.head);
     engine_events_free(g->out.head);
     g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
     core_free(g->core);
@@ -87,8 +90,9 @@ void engine_free(struct engine *g)
     free((char *)(uintptr_t)g->options.backend_options.cache_folder);
     free(g->shares);
     free(g->ends);
-    if (g->events.fd >= 0)
-        event_queue_deinit(&g->events);
+    if (g->event_fd >= 0)
+        close(g->event_fd);
+    pthread_cond_destroy(&g->room);
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -120,12 +124,51 @@ void engine_set_packer(struct engine *g, const struct engine_packer *packer)
 
 int engine_event_fd(const struct engine *g)
 {
-    return g->events.fd;
+    return g->event_fd;
+}
+
+/* Writes the eventfd where there was no event before. */
+void engine_publish(struct engine *g, struct event_list *out)
+{
+    bool wake;
+
+    if (!out->head)
+        return;
+    pthread_mutex_lock(&g->lock);
+    wake = !g->events.head;
+    event_list_move(&g->events, out);
+    pthread_mutex_unlock(&g->lock);
+    if (wake)
+        must(eventfd_write(g->event_fd, 1) == 0);
 }
 
 struct engine_event *engine_take(struct engine *g)
 {
-    return event_queue_take(&g->events);
+    struct event_list events;
+    eventfd_t count;
+
+    /* The eventfd is read first: what is published after the swap makes it readable again. */
+    must(eventfd_read(g->event_fd, &count) == 0 || errno == EAGAIN);
+    pthread_mutex_lock(&g->lock);
+    events = g->events;
+    g->events = (struct event_list){0};
+    pthread_cond_broadcast(&g->room);
+    pthread_mutex_unlock(&g->lock);
+    return events.head;
+}
+
+bool engine_wait_for_room(struct engine *g)
+{
+    const size_t limit = g->options.event_bytes;
+    bool waited = false;
+
+    pthread_mutex_lock(&g->lock);
+    while (!g->quit && limit && g->events.bytes > limit) {
+        waited = true;
+        pthread_cond_wait(&g->room, &g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return waited;
 }
 
 enum engine_state engine_state(const struct engine *g)
@@ -213,7 +256,7 @@ static int start(struct engine *g, const struct engine_request *r,
         job_fail(j, &out, ENGINE_E_UNAVAILABLE, NULL, "the model is being loaded");
     else if (state == ENGINE_FAILED)
         job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "the engine has failed");
-    event_queue_push(&g->events, &out);
+    engine_publish(g, &out);
     return 0;
 }
 

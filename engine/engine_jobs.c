@@ -193,13 +193,13 @@ static int run_text(struct job *j, const char **field, struct event_list *out, s
 void job_run(struct work *w)
 {
     struct job *j = CONTAINER_OF(w, struct job, work);
-    struct event_queue *events = &j->engine->events;
+    struct engine *g = j->engine; /* the job may be gone at the end */
     struct event_list out = {0};
     const char *field = NULL;
     struct err why = {""};
     int r = 0;
 
-    (void)event_queue_wait(events);
+    (void)engine_wait_for_room(g);
     if (j->request.kind == ENGINE_GENERATE || j->request.kind == ENGINE_INSPECT)
         r = run_encode(j, &field, &out, &why);
     else if (j->cancelled)
@@ -213,5 +213,5 @@ void job_run(struct work *w)
     else if (r < 0)
         job_fail(j, &out, r == -ENOTSUP ? ENGINE_E_UNSUPPORTED : ENGINE_E_INVALID, field, "%s",
                  why.text);
-    event_queue_push(events, &out);
+    engine_publish(g, &out);
 }

@@ -24,7 +24,7 @@ void engine_publish_state(struct engine *g, enum engine_state state)
     if (!ev) /* the event is a hint: the loop reads the state with any event */
         return;
     event_list_push(&out, ev);
-    event_queue_push(&g->events, &out);
+    engine_publish(g, &out);
 }
 
 /* Called on any thread of the backend; each percent makes an event. */

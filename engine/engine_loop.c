@@ -263,7 +263,7 @@ static void publish(struct engine *g)
     pthread_mutex_lock(&g->lock);
     core_stats(g->core, &g->status.core);
     pthread_mutex_unlock(&g->lock);
-    event_queue_push(&g->events, &g->out);
+    engine_publish(g, &g->out);
 }
 
 /* ---- steps */
@@ -306,8 +306,10 @@ static void learn_cost(struct engine *g, uint64_t number)
     uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
 
     g->committed_us = now;
-    if (s->paused)
+    if (g->n_paused > 0) {
+        g->n_paused--;
         return;
+    }
     step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }
@@ -328,15 +330,6 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
-/* Pauses while too many events are untaken. */
-static void wait_for_room(struct engine *g)
-{
-    if (!event_queue_wait(&g->events) || g->in_flight == 0)
-        return;
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        g->steps[i].paused = true; /* submit() resets those not in flight */
-}
-
 /* Runs until engine_free, or until the backend fails. */
 static int run(struct engine *g, struct err *e)
 {
@@ -346,7 +339,8 @@ static int run(struct engine *g, struct err *e)
         int r = CORE_WAIT;
         bool answered;
 
-        wait_for_room(g);
+        if (engine_wait_for_room(g))
+            g->n_paused = g->in_flight;
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
         collect(g);
@@ -390,7 +384,7 @@ static void fail_inbox(struct engine *g)
 
     while ((j = next_job(g, &is_new)))
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "%s", g->status.failure.text);
-    event_queue_push(&g->events, &g->out);
+    engine_publish(g, &g->out);
 }
 
 /* Fails all jobs, and until the end those that still come out of the pool. */
@@ -416,14 +410,6 @@ static void fail(struct engine *g, const struct err *why)
     }
 }
 
-/* Raises this thread's priority. It wakes the daemon's loop and sleeps until the next step ends; at
- * equal priority the loop often preempts it in between, and tokens come later. The backend's
- * threads exist already and do not inherit the priority. Without permission nothing changes. */
-static void raise_priority(void)
-{
-    (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: the calling thread, on Linux */
-}
-
 void *engine_main(void *engine)
 {
     struct engine *g = engine;
@@ -431,7 +417,10 @@ void *engine_main(void *engine)
     int r = engine_load(g, &e);
 
     if (r == 0) {
-        raise_priority();
+        /* This thread wakes the daemon's loop and sleeps until the next step ends; at equal
+         * priority the loop often preempts it in between, and tokens come later. The backend's
+         * threads exist already and do not inherit it. Without permission nothing changes. */
+        (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
         r = run(g, &e);
     }

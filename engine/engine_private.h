@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/core/step_cost.h"
 #include "engine/util/id_map.h"
@@ -50,13 +49,12 @@ struct engine_end {
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
-    bool paused;               /* the engine paused meanwhile: its time is not learnt */
 };
 
 struct engine {
     struct engine_options options; /* owns its texts */
 
-    struct event_queue events;
+    int event_fd; /* readable while there are events */
     struct work_pool *pool;
     struct engine_packer packer;
     pthread_t thread;
@@ -72,6 +70,8 @@ struct engine {
 
     pthread_mutex_t lock;      /* for all below */
     pthread_cond_t wake;       /* of the engine thread, CLOCK_MONOTONIC */
+    pthread_cond_t room;       /* of producers, while too many events are not taken */
+    struct event_list events;  /* to be taken */
     struct id_map jobs;        /* all without a terminal event, by id */
     struct list inbox;         /* struct job, for the engine thread: new, or cancelled */
     struct fair_share *shares; /* [n_shares] for the core, where new_shares */
@@ -91,9 +91,18 @@ struct engine {
     uint64_t committed_us;                       /* when the last step was read back */
     struct engine_end *ends;                     /* [max_seqs] */
     int in_flight;
+    int n_paused; /* of these, that were in flight while the engine paused: their times are not
+                   * learnt */
 };
 
+/* engine.c */
 uint64_t engine_now_us(void); /* CLOCK_MONOTONIC */
+/* Hands events over; out is empty afterwards. It is never refused: producers call
+ * engine_wait_for_room() before they make more, so that the limit of event_bytes is never exceeded
+ * by more than one batch of each producer. */
+void engine_publish(struct engine *g, struct event_list *out);
+/* Waits while more than event_bytes are not taken. True if it waited. */
+bool engine_wait_for_room(struct engine *g);
 
 /* engine_load.c: opens the model, its tokenizer, the backend and the core. Negative errno. */
 int engine_load(struct engine *g, struct err *e);
