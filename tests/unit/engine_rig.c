@@ -20,11 +20,16 @@ static int pack(void *ctx, struct engine_packed *out, const struct engine_event 
     return 0;
 }
 
-struct engine_options rig_options(void)
+struct engine_options options;
+struct backend_ops ops;
+static struct engine *running;
+
+void set_up_engine(void)
 {
-    return (struct engine_options){
+    ops = cpu_backend;
+    options = (struct engine_options){
         .model_folder = TEST_MODEL_DIR,
-        .backend = &cpu_backend,
+        .backend = &ops,
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 256,
                             .max_seqs = 8,
@@ -36,14 +41,20 @@ struct engine_options rig_options(void)
     };
 }
 
-struct engine *start_as(const struct engine_options *o)
+void end_engine(void)
 {
-    struct engine *g;
+    engine_free(running);
+    running = NULL;
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+
+struct engine *start_loading(void)
+{
     struct err e;
 
-    ck_assert_int_eq(engine_new(&g, o, &e), 0);
-    engine_set_packer(g, &(struct engine_packer){.pack = pack});
-    return g;
+    ck_assert_int_eq(engine_new(&running, &options, &e), 0);
+    engine_set_packer(running, &(struct engine_packer){.pack = pack});
+    return running;
 }
 
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
@@ -66,20 +77,13 @@ void wait_loaded(struct engine *g)
         engine_events_free(take(g));
 }
 
-struct engine *start_ready(const struct engine_options *o)
+struct engine *start(void)
 {
-    struct engine *g = start_as(o);
+    struct engine *g = start_loading();
 
     wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     return g;
-}
-
-struct engine *start(void)
-{
-    const struct engine_options o = rig_options();
-
-    return start_ready(&o);
 }
 
 /* ---- requests */

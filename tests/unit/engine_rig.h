@@ -7,11 +7,17 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
 
-/* The CPU backend with 64 MiB of cache. */
-struct engine_options rig_options(void);
-struct engine *start_as(const struct engine_options *o);    /* which loads */
-struct engine *start_ready(const struct engine_options *o); /* loaded */
-struct engine *start(void);                                 /* likewise, with rig_options() */
+/* For the next start: `ops` as the backend, which are the CPU's, with 64 MiB of cache. */
+extern struct engine_options options;
+extern struct backend_ops ops;
+
+/* Fixtures: the former sets both, the latter frees the engine, which gives back the memory of all
+ * requests. */
+void set_up_engine(void);
+void end_engine(void);
+
+struct engine *start_loading(void);
+struct engine *start(void); /* and loaded */
 
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
 struct engine_event *take(struct engine *g);

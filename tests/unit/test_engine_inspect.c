@@ -46,10 +46,8 @@ static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspec
 
 static struct engine *start_short(void)
 {
-    struct engine_options o = rig_options();
-
-    o.backend_options.max_seq_len = 512;
-    return start_ready(&o);
+    options.backend_options.max_seq_len = 512;
+    return start();
 }
 
 /* Starts a request that runs for long. */
@@ -63,12 +61,6 @@ static struct engine *start_running(uint64_t id)
     generate(g, &r);
     engine_events_free(take(g)); /* it runs */
     return g;
-}
-
-static void end(struct engine *g)
-{
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* An idle engine reports its blocks, and later the prefix that one request left in the cache. */
@@ -89,7 +81,6 @@ TEST(idle_engine_is_inspected)
     ck_assert_int_eq(report->prefixes[0].tokens, 16);
     ck_assert_int_eq(report->prefixes[0].n_head, 16);
     inspect_report_free(report);
-    end(g);
 }
 
 /* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
@@ -118,7 +109,6 @@ TEST(pin_computes_missing_blocks)
             ck_assert_int_eq(report->prompt_tokens, 23);
         inspect_report_free(report);
     }
-    end(g);
 }
 
 /* Bad inspect requests end with their reason, cancelled ones as cancelled; each ends once, also
@@ -161,7 +151,6 @@ TEST(failures_name_their_reason)
     q = pin_of(CHAT_SUM);
     for (uint64_t i = 10; i < 30; i++)
         ask(g, i, &q);
-    end(g);
 }
 
 /* A request in the tokenizer's queue is explained to its own client only. */
@@ -189,7 +178,6 @@ TEST(explains_requests_being_encoded)
     report = report_of(g, 101);
     ck_assert(!report->found);
     inspect_report_free(report);
-    end(g);
 }
 
 /* Running requests and those being encoded are listed, each once, while steps go on. A report that
@@ -222,7 +210,6 @@ TEST(requests_are_listed_in_every_phase)
         ck_assert(seen[i]);
     inspect_report_free(report);
     ask(g, 101, &q);
-    end(g);
 }
 
 /* However many inspect requests wait, steps go on between two reports; cancelled ones get none. */
@@ -255,7 +242,6 @@ TEST(reports_do_not_hold_up_steps)
     ck_assert_int_ge(n_reports, N_ANSWERED);
     ck_assert_int_ge(n_cancelled, 1);
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
-    end(g);
 }
 
 /* A client with one inspect request does not wait behind the many of another. */
@@ -281,7 +267,6 @@ TEST(reports_alternate_between_clients)
         }
         engine_events_free(list);
     }
-    end(g);
 }
 
 /* An idle engine sends all reports before it sleeps. */
@@ -297,10 +282,9 @@ TEST(idle_engine_sends_all_reports)
     gather(g, a, N);
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
-    end(g);
 }
 
 int main(void)
 {
-    return run_tests("engine_inspect", NULL, NULL);
+    return run_tests("engine_inspect", set_up_engine, end_engine);
 }
