@@ -2,56 +2,50 @@
 #include "engine/batch.h"
 
 #include <errno.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "engine/util/checked.h"
 
-/* An array of the block: where the head says that it begins, and its counts, which are multiplied.
- */
+enum { N_PARTS = 13 };
+
+/* An array of the block: n * by + further entries, at an offset that the head holds. */
 struct part {
-    size_t at;      /* offset in the head, of a uint64_t */
-    size_t n, by;   /* offsets in the head, of an int32_t; by 0: 1 */
-    size_t size;    /* of an entry */
-    size_t further; /* entries beside the counted ones */
+    uint64_t *at;
+    int32_t n, by;
+    size_t further, size;
 };
 
-#define PART(array, count, by_count, entry, more)                                                  \
-    {                                                                                              \
-        offsetof(struct batch, array##_at), offsetof(struct batch, count), by_count,               \
-            sizeof(entry), more                                                                    \
-    }
-
-static const struct part parts[] = {
-    PART(tokens, n_tokens, 0, int32_t, 0),
-    PART(positions, n_tokens, 0, int32_t, 0),
-    PART(slots, n_tokens, 0, int32_t, 0),
-    PART(q_start, n_seqs, 0, int32_t, 1),
-    PART(kv_len, n_seqs, 0, int32_t, 0),
-    PART(block_table, n_seqs, offsetof(struct batch, max_blocks), int32_t, 0),
-    PART(rows, n_rows, 0, struct batch_row, 0),
-    PART(updates, n_updates, 0, struct sampler_update, 0),
-    PART(history, n_history, 0, int32_t, 0),
-    PART(bias, n_bias, 0, struct logit_bias, 0),
-    PART(stop_ids, n_stop_ids, 0, int32_t, 0),
-    PART(masks, n_masks, offsetof(struct batch, mask_words), uint32_t, 0),
-    PART(copies, n_copies, 0, struct batch_copy, 0),
-};
-
-static int32_t count(const struct batch *b, size_t offset)
+static void parts_of(struct part parts[N_PARTS], struct batch *b)
 {
-    return *(const int32_t *)(const void *)((const char *)b + offset);
+    const struct part all[N_PARTS] = {
+        {&b->tokens_at, b->n_tokens, 1, 0, sizeof(int32_t)},
+        {&b->positions_at, b->n_tokens, 1, 0, sizeof(int32_t)},
+        {&b->slots_at, b->n_tokens, 1, 0, sizeof(int32_t)},
+        {&b->q_start_at, b->n_seqs, 1, 1, sizeof(int32_t)},
+        {&b->kv_len_at, b->n_seqs, 1, 0, sizeof(int32_t)},
+        {&b->block_table_at, b->n_seqs, b->max_blocks, 0, sizeof(int32_t)},
+        {&b->rows_at, b->n_rows, 1, 0, sizeof(struct batch_row)},
+        {&b->updates_at, b->n_updates, 1, 0, sizeof(struct sampler_update)},
+        {&b->history_at, b->n_history, 1, 0, sizeof(int32_t)},
+        {&b->bias_at, b->n_bias, 1, 0, sizeof(struct logit_bias)},
+        {&b->stop_ids_at, b->n_stop_ids, 1, 0, sizeof(int32_t)},
+        {&b->masks_at, b->n_masks, b->mask_words, 0, sizeof(uint32_t)},
+        {&b->copies_at, b->n_copies, 1, 0, sizeof(struct batch_copy)},
+    };
+
+    memcpy(parts, all, sizeof(all));
 }
 
 /* Bytes of a part. -EINVAL: a count is negative; -EOVERFLOW. */
-static int part_bytes(size_t *out, const struct batch *b, const struct part *p)
+static int part_bytes(size_t *out, const struct part *p)
 {
-    const int32_t n = count(b, p->n), by = p->by ? count(b, p->by) : 1;
     size_t entries;
 
-    if (n < 0 || by < 0)
+    if (p->n < 0 || p->by < 0)
         return -EINVAL;
-    if (!size_mul(&entries, (size_t)n, (size_t)by) || !size_add(&entries, entries, p->further) ||
-        !size_mul(out, entries, p->size))
+    if (!size_mul(&entries, (size_t)p->n, (size_t)p->by) ||
+        !size_add(&entries, entries, p->further) || !size_mul(out, entries, p->size))
         return -EOVERFLOW;
     return 0;
 }
@@ -59,13 +53,15 @@ static int part_bytes(size_t *out, const struct batch *b, const struct part *p)
 int batch_layout(struct batch *head)
 {
     size_t used = (sizeof(*head) + BATCH_ALIGN - 1) & ~(size_t)(BATCH_ALIGN - 1), bytes;
+    struct part parts[N_PARTS];
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
-        int r = part_bytes(&bytes, head, &parts[i]);
+    parts_of(parts, head);
+    for (int i = 0; i < N_PARTS; i++) {
+        int r = part_bytes(&bytes, &parts[i]);
 
         if (r < 0)
             return r;
-        *(uint64_t *)(void *)((char *)head + parts[i].at) = used;
+        *parts[i].at = used;
         if (!size_add(&used, used, bytes) || !size_add(&used, used, BATCH_ALIGN - 1))
             return -EOVERFLOW;
         used &= ~(size_t)(BATCH_ALIGN - 1);
@@ -92,15 +88,20 @@ void batch_seal(struct batch *b)
 
 const char *batch_check(const struct batch *b, size_t n)
 {
+    struct part parts[N_PARTS];
+    struct batch head;
+
     if (n < sizeof(*b) || b->bytes != n)
         return "batch: cut short";
     if (b->version != BATCH_VERSION)
         return "batch: of another version";
-    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
-        const uint64_t at = *(const uint64_t *)(const void *)((const char *)b + parts[i].at);
+    head = *b;
+    parts_of(parts, &head);
+    for (int i = 0; i < N_PARTS; i++) {
+        const uint64_t at = *parts[i].at;
         size_t bytes;
 
-        if (part_bytes(&bytes, b, &parts[i]) < 0 || at < sizeof(*b) || at % BATCH_ALIGN || at > n ||
+        if (part_bytes(&bytes, &parts[i]) < 0 || at < sizeof(*b) || at % BATCH_ALIGN || at > n ||
             bytes > n - at)
             return "batch: an array reaches out of the block";
     }

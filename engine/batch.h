@@ -114,53 +114,25 @@ static inline void *batch_at(const struct batch *b, uint64_t at)
     return (char *)(uintptr_t)b + at;
 }
 
+#define BATCH_ARRAY(type, name)                                                                    \
+    static inline const type *batch_##name(const struct batch *b)                                  \
+    {                                                                                              \
+        return (const type *)batch_at(b, b->name##_at);                                            \
+    }
+
+/* clang-format off */
 /* [n_tokens] an id, or ~i: what row i of batch_rows() of the step before sampled */
-static inline const int32_t *batch_tokens(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->tokens_at);
-}
-
-/* [n_tokens] 0-based place in the sequence */
-static inline const int32_t *batch_positions(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->positions_at);
-}
-
-/* [n_tokens] block_id * block_len + offset: where K and V go */
-static inline const int32_t *batch_slots(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->slots_at);
-}
-
-/* [n_seqs + 1] rows of sequence i: q_start[i] .. q_start[i + 1] */
-static inline const int32_t *batch_q_start(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->q_start_at);
-}
-
-/* [n_seqs] tokens attended over, this step's included */
-static inline const int32_t *batch_kv_len(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->kv_len_at);
-}
-
-/* [n_seqs, max_blocks] of the device tier; unused entries are -1 */
-static inline const int32_t *batch_block_table(const struct batch *b)
-{
-    return (const int32_t *)batch_at(b, b->block_table_at);
-}
-
-/* [n_rows] in order of row */
-static inline const struct batch_row *batch_rows(const struct batch *b)
-{
-    return (const struct batch_row *)batch_at(b, b->rows_at);
-}
-
-/* [n_updates] */
-static inline const struct sampler_update *batch_updates(const struct batch *b)
-{
-    return (const struct sampler_update *)batch_at(b, b->updates_at);
-}
+BATCH_ARRAY(int32_t, tokens)
+BATCH_ARRAY(int32_t, positions)             /* [n_tokens] 0-based place in the sequence */
+BATCH_ARRAY(int32_t, slots)                 /* [n_tokens] block_id * block_len + offset: of K, V */
+BATCH_ARRAY(int32_t, q_start)               /* [n_seqs + 1] rows of i: q_start[i] .. q_start[i+1] */
+BATCH_ARRAY(int32_t, kv_len)                /* [n_seqs] tokens attended over, this step's too */
+BATCH_ARRAY(int32_t, block_table)           /* [n_seqs, max_blocks] device tier; unused: -1 */
+BATCH_ARRAY(struct batch_row, rows)         /* [n_rows] in order of row */
+BATCH_ARRAY(struct sampler_update, updates) /* [n_updates] */
+BATCH_ARRAY(struct batch_copy, copies)      /* [n_copies] */
+/* clang-format on */
+#undef BATCH_ARRAY
 
 /* [u->n_history] */
 static inline const int32_t *batch_history(const struct batch *b, const struct sampler_update *u)
@@ -182,12 +154,6 @@ static inline struct sampling batch_sampling(const struct batch *b, const struct
 static inline const uint32_t *batch_mask(const struct batch *b, int32_t mask)
 {
     return (const uint32_t *)batch_at(b, b->masks_at) + (size_t)mask * (size_t)b->mask_words;
-}
-
-/* [n_copies] */
-static inline const struct batch_copy *batch_copies(const struct batch *b)
-{
-    return (const struct batch_copy *)batch_at(b, b->copies_at);
 }
 
 enum {

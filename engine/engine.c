@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
@@ -21,6 +23,7 @@ uint64_t engine_now_us(void)
 
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e)
 {
+    const char *cache_folder = options->backend_options.cache_folder;
     pthread_condattr_t attr;
     struct engine *g;
     int r = -ENOMEM;
@@ -30,34 +33,24 @@ int engine_new(struct engine **out, const struct engine_options *options, struct
     if (!g)
         return err_set(e, -ENOMEM, "engine: out of memory");
     g->options = *options;
+    g->options.model_folder = strdup(options->model_folder);
+    g->options.backend_options.cache_folder = cache_folder ? strdup(cache_folder) : NULL;
     list_init(&g->inbox);
-    list_init(&g->cancels);
     rr_queue_init(&g->inspects);
     pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->room, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&g->wake, &attr);
     pthread_condattr_destroy(&attr);
-    atomic_init(&g->state, ENGINE_LOADING);
-    g->events.fd = -1;
-    r = event_queue_init(&g->events, options->event_bytes);
-    if (r < 0)
+    g->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (!g->options.model_folder || (cache_folder && !g->options.backend_options.cache_folder))
         goto fail;
-    r = -ENOMEM;
-    g->model_folder = strdup(options->model_folder);
-    if (!g->model_folder)
-        goto fail;
-    g->options.model_folder = g->model_folder;
-    if (options->backend_options.cache_folder) {
-        g->cache_folder = strdup(options->backend_options.cache_folder);
-        if (!g->cache_folder)
-            goto fail;
-        g->options.backend_options.cache_folder = g->cache_folder;
-    }
-    r = work_pool_new(&g->pool, options->n_tokenizer_threads);
-    if (r < 0)
-        goto fail;
-    r = thread_start(&g->thread, NULL, engine_main, g);
+    r = g->event_fd < 0 ? -errno : 0;
+    if (r == 0)
+        r = work_pool_new(&g->pool, options->n_tokenizer_threads);
+    if (r == 0)
+        r = thread_start(&g->thread, NULL, engine_main, g);
     if (r < 0)
         goto fail;
     g->thread_runs = true;
@@ -75,11 +68,10 @@ void engine_free(struct engine *g)
 
     if (!g)
         return;
-    if (g->events.fd >= 0)
-        event_queue_close(&g->events);
     pthread_mutex_lock(&g->lock);
     g->quit = true;
     pthread_cond_signal(&g->wake);
+    pthread_cond_broadcast(&g->room);
     pthread_mutex_unlock(&g->lock);
     if (g->thread_runs)
         pthread_join(g->thread, NULL);
@@ -87,17 +79,19 @@ void engine_free(struct engine *g)
     while ((j = id_map_next(&g->jobs, &at)))
         job_free(j);
     id_map_deinit(&g->jobs);
+    engine_events_free(g->events.head);
     engine_events_free(g->out.head);
     g->options.backend->close(g->backend); /* first: steps in flight read the core's batches */
     core_free(g->core);
     tokenizer_free(g->tokenizer);
     model_close(g->model);
-    free(g->model_folder);
-    free(g->cache_folder);
+    free((char *)(uintptr_t)g->options.model_folder);
+    free((char *)(uintptr_t)g->options.backend_options.cache_folder);
     free(g->shares);
     free(g->ends);
-    if (g->events.fd >= 0)
-        event_queue_deinit(&g->events);
+    if (g->event_fd >= 0)
+        close(g->event_fd);
+    pthread_cond_destroy(&g->room);
     pthread_cond_destroy(&g->wake);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -129,12 +123,51 @@ void engine_set_packer(struct engine *g, const struct engine_packer *packer)
 
 int engine_event_fd(const struct engine *g)
 {
-    return g->events.fd;
+    return g->event_fd;
+}
+
+/* Writes the eventfd where there was no event before. */
+void engine_publish(struct engine *g, struct event_list *out)
+{
+    bool wake;
+
+    if (!out->head)
+        return;
+    pthread_mutex_lock(&g->lock);
+    wake = !g->events.head;
+    event_list_move(&g->events, out);
+    pthread_mutex_unlock(&g->lock);
+    if (wake)
+        must(eventfd_write(g->event_fd, 1) == 0);
 }
 
 struct engine_event *engine_take(struct engine *g)
 {
-    return event_queue_take(&g->events);
+    struct event_list events;
+    eventfd_t count;
+
+    /* The eventfd is read first: what is published after the swap makes it readable again. */
+    must(eventfd_read(g->event_fd, &count) == 0 || errno == EAGAIN);
+    pthread_mutex_lock(&g->lock);
+    events = g->events;
+    g->events = (struct event_list){0};
+    pthread_cond_broadcast(&g->room);
+    pthread_mutex_unlock(&g->lock);
+    return events.head;
+}
+
+bool engine_wait_for_room(struct engine *g)
+{
+    const size_t limit = g->options.event_bytes;
+    bool waited = false;
+
+    pthread_mutex_lock(&g->lock);
+    while (!g->quit && limit && g->events.bytes > limit) {
+        waited = true;
+        pthread_cond_wait(&g->room, &g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return waited;
 }
 
 enum engine_state engine_state(const struct engine *g)
@@ -146,21 +179,10 @@ void engine_status(const struct engine *g, struct engine_status *out)
 {
     pthread_mutex_t *lock = (pthread_mutex_t *)&g->lock;
 
-    *out = (struct engine_status){
-        .state = engine_state(g),
-        .progress = atomic_load(&g->progress),
-    };
     pthread_mutex_lock(lock);
-    out->failure = g->failure;
-    out->core = g->stats;
-    out->n_encoding = g->n_encoding;
-    if (out->state == ENGINE_READY)
-        out->backend = g->backend_info;
+    *out = g->status;
     pthread_mutex_unlock(lock);
-    if (out->state != ENGINE_READY)
-        return;
-    out->block_len = g->options.backend_options.block_len;
-    out->max_seq_len = g->max_seq_len;
+    out->state = engine_state(g);
 }
 
 const struct model *engine_model(const struct engine *g)
@@ -192,74 +214,60 @@ static size_t input_bytes(const struct engine_request *r)
     return chat_bytes(r->chat);
 }
 
-/* Queues a job for the pool, or for the engine thread where there is nothing to encode. */
-static int enter(struct engine *g, struct job *j, bool in_pool)
-{
-    int r;
-
-    j->phase = in_pool ? JOB_IN_POOL : JOB_IN_INBOX;
-    pthread_mutex_lock(&g->lock);
-    r = id_map_put(&g->jobs, j->id, j);
-    if (r == 0) {
-        g->n_encoding += j->request.kind == ENGINE_GENERATE;
-        if (!in_pool) {
-            list_append(&g->inbox, &j->link);
-            pthread_cond_signal(&g->wake);
-        }
-    }
-    pthread_mutex_unlock(&g->lock);
-    if (r == 0 && in_pool)
-        work_pool_push(g->pool, &j->work, j->client, input_bytes(&j->request));
-    return r;
-}
-
-static int start(struct engine *g, const struct engine_request *r, uint64_t client,
+static int start(struct engine *g, const struct engine_request *r,
                  const struct inspect_query *query, bool in_pool)
 {
-    const bool failed = engine_state(g) == ENGINE_FAILED;
-    struct job *j = calloc(1, sizeof(*j));
+    const enum engine_state state = engine_state(g);
     struct event_list out = {0};
+    struct job *j = calloc(1, sizeof(*j));
+    int ret;
 
     if (!j)
         return -ENOMEM;
-    j->terminal = engine_event_new(ENGINE_ERROR, r->id, 0, false, 0);
-    if (!j->terminal)
-        goto fail;
+    j->terminal.request = r->id;
+    j->terminal.message = &j->message;
     j->work.run = job_run;
     list_init(&j->link);
-    list_init(&j->cancel_link);
     j->engine = g;
-    j->id = r->id;
-    j->client = client;
     j->arrival_us = engine_now_us();
     j->request = *r;
-    if (query)
+    if (query) {
+        j->request.client = query->viewer;
         j->query = *query;
-    if (engine_state(g) == ENGINE_READY) {
-        if (enter(g, j, in_pool) < 0)
-            goto fail;
-        return 0;
     }
-    job_fail(j, failed ? ENGINE_E_INTERNAL : ENGINE_E_UNAVAILABLE, NULL,
-             failed ? "the engine has failed" : "the model is being loaded", &out);
-    event_queue_push(&g->events, &out);
+    pthread_mutex_lock(&g->lock);
+    ret = id_map_put(&g->jobs, r->id, j);
+    if (ret == 0)
+        g->status.n_encoding += r->kind == ENGINE_GENERATE;
+    if (ret == 0 && state == ENGINE_READY && !in_pool) {
+        j->phase = JOB_IN_INBOX;
+        list_append(&g->inbox, &j->link);
+        pthread_cond_signal(&g->wake);
+    }
+    pthread_mutex_unlock(&g->lock);
+    if (ret < 0) {
+        free(j);
+        return ret;
+    }
+    if (state == ENGINE_READY && in_pool)
+        work_pool_push(g->pool, &j->work, j->request.client, input_bytes(r));
+    else if (state == ENGINE_LOADING)
+        job_fail(j, &out, ENGINE_E_UNAVAILABLE, NULL, "the model is being loaded");
+    else if (state == ENGINE_FAILED)
+        job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "the engine has failed");
+    engine_publish(g, &out);
     return 0;
-fail:
-    free(j->terminal);
-    free(j);
-    return -ENOMEM;
 }
 
 int engine_start(struct engine *g, const struct engine_request *r)
 {
-    return start(g, r, r->client, NULL, true);
+    return start(g, r, NULL, true);
 }
 
 int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q)
 {
     must(r->kind == ENGINE_INSPECT);
-    return start(g, r, q->viewer, q,
-                 q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
+    return start(g, r, q, q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 
 size_t engine_request_bytes(const struct engine_request *r)
@@ -269,14 +277,12 @@ size_t engine_request_bytes(const struct engine_request *r)
     if (!generation_bytes(&told, r) ||
         !core_request_bytes(&scheduled, r->n, r->sampling.n_bias,
                             r->sampling.n_stop_ids + MODEL_MAX_EOS) ||
-        !size_add(&bytes, told, scheduled) ||
-        !size_add(&bytes, bytes,
-                  sizeof(struct job) + sizeof(struct engine_event) + sizeof(struct err)))
+        !size_add(&bytes, told, scheduled) || !size_add(&bytes, bytes, sizeof(struct job)))
         return SIZE_MAX;
     return bytes;
 }
 
-/* The pool checks the flag of its jobs; the engine thread is sent all others. */
+/* Jobs that have not reached the engine thread keep the flag; that thread is sent the others. */
 void engine_cancel(struct engine *g, uint64_t id)
 {
     struct job *j;
@@ -285,8 +291,8 @@ void engine_cancel(struct engine *g, uint64_t id)
     j = id_map_get(&g->jobs, id);
     if (j && !j->cancelled) {
         j->cancelled = true;
-        if (j->phase != JOB_IN_POOL) {
-            list_append(&g->cancels, &j->cancel_link);
+        if (j->phase == JOB_IN_ENGINE) {
+            list_append(&g->inbox, &j->link);
             pthread_cond_signal(&g->wake);
         }
     }

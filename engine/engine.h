@@ -44,7 +44,8 @@ struct engine_packed {
 };
 
 /* Packs the pool's answers, which may be large, on the pool's threads: pack is called with an event
- * of type ENGINE_TOKENS or ENGINE_TEXT. -EMSGSIZE: the answer is too large; -ENOMEM. */
+ * of type ENGINE_TOKENS (ids, n_ids) or ENGINE_TEXT (text). -EMSGSIZE: the answer is too large;
+ * -ENOMEM. */
 struct engine_packer {
     int (*pack)(void *ctx, struct engine_packed *out, const struct engine_event *answer,
                 const struct tokenizer *tokenizer);
@@ -143,16 +144,16 @@ struct engine_event {
     int32_t choice;
     enum core_reason reason; /* DELTA: not NONE on the choice's last */
     size_t n_ids;
-    int32_t *ids;                     /* [n_ids] DELTA, TOKENS */
-    struct engine_logprobs *logprobs; /* [n_ids] or NULL */
-    struct text text;                 /* DELTA, TEXT */
+    int32_t *ids;                     /* [n_ids] DELTA */
+    struct engine_logprobs *logprobs; /* [n_ids] DELTA, or NULL */
+    struct text text;                 /* DELTA */
     struct core_usage usage;          /* DONE */
     enum engine_error error;          /* ERROR */
     const char *field;                /* ERROR: static text, or NULL */
-    struct err *message;              /* ERROR: in the event's memory; NULL for others */
+    struct err *message;              /* ERROR: in the event's memory */
     struct inspect_report *report;    /* REPORT: set it to NULL to keep it */
-    size_t bytes;                     /* of the event's memory, without report and packed */
-    struct engine_packed packed;      /* TOKENS, TEXT, in place of ids and text; as report */
+    size_t bytes;                     /* of the event's memory, report and packed */
+    struct engine_packed packed;      /* TOKENS, TEXT; as report */
 };
 
 struct engine_status {
@@ -176,7 +177,7 @@ int engine_check_lengths(const struct backend_options *options, const struct mod
 /* Ends the threads and drops all requests without events. Takes NULL. */
 void engine_free(struct engine *g);
 
-/* Call it before the first request. Without it answers are not packed. */
+/* Call it before the first request of TOKENIZE, DETOKENIZE or RENDER. */
 void engine_set_packer(struct engine *g, const struct engine_packer *packer);
 
 /* Readable when engine_take may return events. */

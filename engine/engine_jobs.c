@@ -1,13 +1,13 @@
-/* engine_jobs.c - the tokenizer pool's work: rendering, encoding and decoding.
+/* engine_jobs.c - how jobs end, and the tokenizer pool's work: rendering, encoding and decoding.
  *
- * Runs on the pool's threads; a job belongs to one of them at a time. */
+ * A job belongs to one thread at a time. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "engine/util/must.h"
 
 void job_release(struct job *j)
 {
@@ -20,45 +20,52 @@ void job_release(struct job *j)
 
 void job_free(struct job *j)
 {
-    if (!j)
-        return;
     job_release(j);
     generation_free(j->generation);
-    free(j->terminal);
     free(j);
 }
 
-void job_fail(struct job *j, enum engine_error error, const char *field, const char *text,
-              struct event_list *out)
+void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
 {
-    j->terminal->type = ENGINE_ERROR;
-    j->terminal->error = error;
-    j->terminal->field = field;
-    err_set(j->terminal->message, 0, "%s", text);
-    event_list_push(out, j->terminal);
-    j->terminal = NULL;
-    job_free(j);
+    struct engine *g = j->engine;
+
+    pthread_mutex_lock(&g->lock);
+    id_map_take(&g->jobs, j->request.id);
+    list_remove(&j->link);
+    if (j->phase != JOB_IN_ENGINE && j->request.kind == ENGINE_GENERATE)
+        g->status.n_encoding--;
+    pthread_mutex_unlock(&g->lock);
+    job_release(j);
+    generation_free(j->generation);
+    j->terminal.type = type;
+    j->terminal.bytes += sizeof(*j) + j->terminal.packed.bytes;
+    event_list_push(out, &j->terminal);
 }
 
-static void fail_with(struct job *j, int r, const char *field, const struct err *why,
-                      struct event_list *out)
+void job_fail(struct job *j, struct event_list *out, enum engine_error error, const char *field,
+              const char *fmt, ...)
 {
-    if (r == -ENOMEM)
-        job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
-    else if (r == -ENOTSUP)
-        job_fail(j, ENGINE_E_UNSUPPORTED, field, why->text, out);
-    else if (r == -EMSGSIZE)
-        job_fail(j, ENGINE_E_ANSWER_LIMIT, NULL, "the answer is too large", out);
-    else
-        job_fail(j, ENGINE_E_INVALID, field, why->text, out);
+    char text[sizeof(j->message.text)];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    err_set(&j->message, 0, "%s", text); /* replaces control characters */
+    j->terminal.error = error;
+    j->terminal.field = field;
+    job_end(j, ENGINE_ERROR, out);
 }
 
-static int render(struct engine *g, const struct chat *chat, struct chat_text *text, struct err *e)
+static int render(const struct engine *g, const struct chat *chat, struct chat_text *text,
+                  struct err *e)
 {
     if (!g->chat_template)
         return err_set(e, -ENOTSUP, "%s", g->chat_why.text);
     return chat_render(g->chat_template, chat, text, e);
 }
+
+/* ---- prompts */
 
 static int encode_chat(struct job *j, struct err *e)
 {
@@ -73,251 +80,138 @@ static int encode_chat(struct job *j, struct err *e)
     return r < 0 ? err_set(e, r, "the chat is too long") : 0;
 }
 
-static int check_ids(const struct job *j, struct err *e)
-{
-    int32_t vocab_size = model_config(j->engine->model)->vocab_size;
-
-    for (size_t i = 0; i < j->request.n_prompt_ids; i++)
-        if (j->request.prompt_ids[i] < 0 || j->request.prompt_ids[i] >= vocab_size)
-            return err_set(e, -EINVAL, "prompt_ids[%zu]: %d is not in 0 .. %d", i,
-                           j->request.prompt_ids[i], vocab_size - 1);
-    return 0;
-}
-
 static int copy_ids(struct job *j, struct err *e)
 {
+    const int32_t vocab_size = model_config(j->engine->model)->vocab_size;
+    const int32_t *ids = j->request.prompt_ids;
     size_t n = j->request.n_prompt_ids;
-    int r = check_ids(j, e);
 
-    if (r < 0 || n == 0)
-        return r;
-    j->prompt.ids = reallocarray(NULL, n, sizeof(*j->prompt.ids));
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= vocab_size)
+            return err_set(e, -EINVAL, "prompt_ids[%zu]: %d is not in 0 .. %d", i, ids[i],
+                           vocab_size - 1);
+    if (n == 0)
+        return 0;
+    j->prompt.ids = reallocarray(NULL, n, sizeof(*ids));
     if (!j->prompt.ids)
         return -ENOMEM;
-    memcpy(j->prompt.ids, j->request.prompt_ids, n * sizeof(*j->prompt.ids));
+    memcpy(j->prompt.ids, ids, n * sizeof(*ids));
     j->prompt.n = j->prompt.cap = n;
     return 0;
 }
 
-static const char *input_field(const struct job *j)
-{
-    switch (j->request.input) {
-    case ENGINE_PROMPT:
-        return "prompt";
-    case ENGINE_PROMPT_IDS:
-        return "prompt_ids";
-    case ENGINE_CHAT:
-        return "chat";
-    }
-    return NULL;
-}
-
-static int encode(struct job *j, struct err *e)
+static int encode(struct job *j, const char **field, struct err *e)
 {
     int r = 0;
 
     switch (j->request.input) {
     case ENGINE_PROMPT:
+        *field = "prompt";
         r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, true, &j->prompt);
         if (r < 0)
             return err_set(e, r, "prompt: too long");
         break;
     case ENGINE_PROMPT_IDS:
+        *field = "prompt_ids";
         r = copy_ids(j, e);
         break;
     case ENGINE_CHAT:
+        *field = "chat";
         r = encode_chat(j, e);
         break;
     }
     if (r < 0)
         return r;
     if (j->prompt.n == 0)
-        return err_set(e, -EINVAL, "%s: empty; there must be at least one token", input_field(j));
+        return err_set(e, -EINVAL, "%s: empty; there must be at least one token", *field);
     if (j->prompt.n > INT32_MAX / 2)
-        return err_set(e, -EINVAL, "%s: %zu tokens are too many", input_field(j), j->prompt.n);
+        return err_set(e, -EINVAL, "%s: %zu tokens are too many", *field, j->prompt.n);
     return 0;
 }
 
-/* Takes the job out of the pool: into the inbox, or out of the engine's map before its terminal
- * event. True: it was cancelled meanwhile, and is not in the inbox. */
-static bool leave(struct job *j, bool to_inbox)
+/* Encodes a prompt and hands the job to the engine thread. */
+static int run_encode(struct job *j, const char **field, struct event_list *out, struct err *e)
 {
     struct engine *g = j->engine;
-    bool cancelled;
+    const int32_t most = j->request.most_prompt_tokens;
+    int r = j->cancelled ? 0 : encode(j, field, e);
 
+    if (r < 0)
+        return r;
+    if (most && j->prompt.n > (size_t)most) {
+        j->terminal.usage.prompt_tokens = (int32_t)j->prompt.n;
+        job_fail(j, out, ENGINE_E_PROMPT_LIMIT, *field, "too many tokens");
+        return 0;
+    }
     pthread_mutex_lock(&g->lock);
-    cancelled = j->cancelled;
-    if (to_inbox && !cancelled) {
-        j->phase = JOB_IN_INBOX;
-        list_append(&g->inbox, &j->link);
-        pthread_cond_signal(&g->wake);
-    } else {
-        g->n_encoding -= j->request.kind == ENGINE_GENERATE;
-        id_map_take(&g->jobs, j->id);
-    }
+    j->phase = JOB_IN_INBOX;
+    list_append(&g->inbox, &j->link);
+    pthread_cond_signal(&g->wake);
     pthread_mutex_unlock(&g->lock);
-    return cancelled;
-}
-
-static bool is_cancelled(struct job *j)
-{
-    bool cancelled;
-
-    pthread_mutex_lock(&j->engine->lock);
-    cancelled = j->cancelled;
-    pthread_mutex_unlock(&j->engine->lock);
-    return cancelled;
-}
-
-/* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
-static void tell_cancelled(struct job *j, struct event_list *out)
-{
-    if (j->request.kind != ENGINE_GENERATE) {
-        job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", out);
-        return;
-    }
-    for (int32_t i = 0; i < j->request.n; i++) {
-        struct engine_event *d = engine_event_new(ENGINE_DELTA, j->id, 0, false, 0);
-
-        if (!d) {
-            job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", out);
-            return;
-        }
-        d->choice = i;
-        d->reason = CORE_REASON_CANCELLED;
-        event_list_push(out, d);
-    }
-    j->terminal->type = ENGINE_DONE;
-    j->terminal->usage =
-        (struct core_usage){.arrival_us = j->arrival_us, .end_us = engine_now_us()};
-    event_list_push(out, j->terminal);
-    j->terminal = NULL;
-    job_free(j);
-}
-
-/* Checks the number of prompt tokens, and reports it where it is over the limit. */
-static bool over_limit(struct job *j)
-{
-    int32_t most = j->request.most_prompt_tokens;
-
-    if (!most || j->prompt.n <= (size_t)most)
-        return false;
-    j->terminal->usage.prompt_tokens = (int32_t)j->prompt.n;
-    return true;
-}
-
-static void run_encode(struct job *j, struct event_list *out)
-{
-    struct err why = {""};
-    int r = is_cancelled(j) ? 0 : encode(j, &why);
-    bool over = r == 0 && over_limit(j);
-
-    if (leave(j, r == 0 && !over))
-        tell_cancelled(j, out);
-    else if (over)
-        job_fail(j, ENGINE_E_PROMPT_LIMIT, input_field(j), "too many tokens", out);
-    else if (r < 0)
-        fail_with(j, r, input_field(j), &why, out);
-}
-
-/* Makes the event of an answer: packed, or a copy where there is no packer. */
-static int answer_event(struct engine_event **out, const struct job *j,
-                        const struct engine_event *answer)
-{
-    const struct engine_packer *packer = &j->engine->packer;
-    size_t n_ids = packer->pack ? 0 : answer->n_ids, len = packer->pack ? 0 : answer->text.len;
-    struct engine_event *ev = engine_event_new(answer->type, j->id, n_ids, false, len);
-    int r;
-
-    if (!ev)
-        return -ENOMEM;
-    if (packer->pack) {
-        r = packer->pack(packer->ctx, &ev->packed, answer, j->engine->tokenizer);
-        if (r < 0) {
-            free(ev);
-            return r;
-        }
-    }
-    if (n_ids)
-        memcpy(ev->ids, answer->ids, n_ids * sizeof(*ev->ids));
-    if (len)
-        memcpy(event_text_buffer(ev), answer->text.data, len);
-    *out = ev;
     return 0;
 }
 
-/* Ends a job with its answer, or with an error where r is one. */
-static void tell_answer(struct job *j, int r, const struct engine_event *answer, const char *field,
-                        const struct err *why, struct event_list *out)
+/* Answers a request that is about texts alone. */
+static int run_text(struct job *j, const char **field, struct event_list *out, struct err *e)
 {
-    struct engine_event *ev = NULL;
-
-    if (r == 0)
-        r = answer_event(&ev, j, answer);
-    if (r < 0) {
-        fail_with(j, r, field, why, out);
-        return;
-    }
-    event_list_push(out, ev);
-    job_free(j);
-}
-
-static void run_tokenize(struct job *j, struct event_list *out)
-{
-    struct engine_event answer = {.type = ENGINE_TOKENS};
+    const struct engine *g = j->engine;
+    const struct engine_request *request = &j->request;
+    struct engine_event answer = {.type = ENGINE_TEXT};
     struct token_list ids = {0};
-    struct err why = {"text: too long"};
-    int r = tokenizer_encode_all(j->engine->tokenizer, j->request.prompt, j->request.special, &ids);
-
-    answer.ids = ids.ids;
-    answer.n_ids = ids.n;
-    tell_answer(j, r, &answer, "text", &why, out);
-    free(ids.ids);
-}
-
-static void run_detokenize(struct job *j, struct event_list *out)
-{
-    struct engine_event answer = {.type = ENGINE_TEXT};
-    struct err why = {"ids: an id is negative"};
+    struct chat_text rendered = {0};
     char *text = NULL;
-    size_t len = 0;
-    int r = tokenizer_decode(j->engine->tokenizer, j->request.prompt_ids, j->request.n_prompt_ids,
-                             j->request.special, &text, &len);
+    int r;
 
-    answer.text = (struct text){text, len};
-    tell_answer(j, r, &answer, "ids", &why, out);
-    free(text);
-}
-
-static void run_render(struct job *j, struct event_list *out)
-{
-    struct engine_event answer = {.type = ENGINE_TEXT};
-    struct chat_text text = {0};
-    struct err why = {""};
-    int r = render(j->engine, j->request.chat, &text, &why);
-
-    answer.text = (struct text){text.data, text.len};
-    tell_answer(j, r, &answer, "chat", &why, out);
+    if (request->kind == ENGINE_TOKENIZE) {
+        *field = "text";
+        err_set(e, 0, "text: too long");
+        r = tokenizer_encode_all(g->tokenizer, request->prompt, request->special, &ids);
+        answer.type = ENGINE_TOKENS;
+        answer.ids = ids.ids;
+        answer.n_ids = ids.n;
+    } else if (request->kind == ENGINE_DETOKENIZE) {
+        *field = "ids";
+        err_set(e, 0, "ids: an id is negative");
+        r = tokenizer_decode(g->tokenizer, request->prompt_ids, request->n_prompt_ids,
+                             request->special, &text, &answer.text.len);
+        answer.text.data = text;
+    } else {
+        *field = "chat";
+        r = render(g, request->chat, &rendered, e);
+        answer.text = (struct text){rendered.data, rendered.len};
+    }
     if (r == 0)
-        chat_text_deinit(&text);
+        r = g->packer.pack(g->packer.ctx, &j->terminal.packed, &answer, g->tokenizer);
+    free(ids.ids);
+    free(text);
+    chat_text_deinit(&rendered);
+    if (r == 0)
+        job_end(j, answer.type, out);
+    return r;
 }
 
 void job_run(struct work *w)
 {
-    struct job *j = (struct job *)w;
-    struct engine *g = j->engine;
+    struct job *j = CONTAINER_OF(w, struct job, work);
+    struct engine *g = j->engine; /* the job may be gone at the end */
     struct event_list out = {0};
+    const char *field = NULL;
+    struct err why = {""};
+    int r = 0;
 
-    (void)event_queue_wait(&g->events);
+    (void)engine_wait_for_room(g);
     if (j->request.kind == ENGINE_GENERATE || j->request.kind == ENGINE_INSPECT)
-        run_encode(j, &out);
-    else if (leave(j, false))
-        tell_cancelled(j, &out);
-    else if (j->request.kind == ENGINE_TOKENIZE)
-        run_tokenize(j, &out);
-    else if (j->request.kind == ENGINE_DETOKENIZE)
-        run_detokenize(j, &out);
+        r = run_encode(j, &field, &out, &why);
+    else if (j->cancelled)
+        job_fail(j, &out, ENGINE_E_CANCELLED, NULL, "cancelled");
     else
-        run_render(j, &out);
-    event_queue_push(&g->events, &out);
+        r = run_text(j, &field, &out, &why);
+    if (r == -ENOMEM)
+        job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "out of memory");
+    else if (r == -EMSGSIZE)
+        job_fail(j, &out, ENGINE_E_ANSWER_LIMIT, NULL, "the answer is too large");
+    else if (r < 0)
+        job_fail(j, &out, r == -ENOTSUP ? ENGINE_E_UNSUPPORTED : ENGINE_E_INVALID, field, "%s",
+                 why.text);
+    engine_publish(g, &out);
 }

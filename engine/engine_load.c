@@ -18,21 +18,25 @@ struct side_load {
 void engine_publish_state(struct engine *g, enum engine_state state)
 {
     struct event_list out = {0};
-    struct engine_event *ev = engine_event_new(ENGINE_STATE, 0, 0, false, 0);
+    struct engine_event *ev = engine_event_new(ENGINE_STATE, 0, NULL, NULL, 0, (struct text){0});
 
     atomic_store(&g->state, state);
     if (!ev) /* the event is a hint: the loop reads the state with any event */
         return;
     event_list_push(&out, ev);
-    event_queue_push(&g->events, &out);
+    engine_publish(g, &out);
 }
 
 /* Called on any thread of the backend; each percent makes an event. */
 static void on_progress(void *engine, double done)
 {
     struct engine *g = engine;
-    double before = atomic_exchange(&g->progress, done);
+    double before;
 
+    pthread_mutex_lock(&g->lock);
+    before = g->status.progress;
+    g->status.progress = done;
+    pthread_mutex_unlock(&g->lock);
     if ((int)(before * 100) != (int)(done * 100))
         engine_publish_state(g, ENGINE_LOADING);
 }
@@ -42,10 +46,10 @@ static void *load_text_side(void *arg)
 {
     struct side_load *s = arg;
     struct engine *g = s->g;
-    int r = tokenizer_load(&g->tokenizer, g->model_folder, &s->e);
+    int r = tokenizer_load(&g->tokenizer, g->options.model_folder, &s->e);
 
     if (r == 0) {
-        r = chat_template_load(&g->chat_template, g->model_folder, &g->chat_why);
+        r = chat_template_load(&g->chat_template, g->options.model_folder, &g->chat_why);
         if (r == 0 && !g->chat_template)
             err_set(&g->chat_why, 0, "the model has no chat template: send a raw prompt");
         if (r == -ENOTSUP) /* raw prompts still work */
@@ -67,24 +71,22 @@ int engine_check_lengths(const struct backend_options *o, const struct model *mo
     return 0;
 }
 
-static int take_lengths(struct engine *g, struct err *e)
+void engine_read_memory(struct engine *g)
 {
-    struct backend_options *o = &g->options.backend_options;
-    int r = engine_check_lengths(o, g->model, e);
+    struct backend_info info;
 
-    if (r < 0)
-        return r;
-    if (o->max_seq_len == 0)
-        o->max_seq_len = model_config(g->model)->max_seq_len;
-    g->max_seq_len = o->max_seq_len;
-    return 0;
+    g->options.backend->info(g->backend, &info);
+    pthread_mutex_lock(&g->lock);
+    g->status.backend = info;
+    pthread_mutex_unlock(&g->lock);
 }
 
 static int open_core(struct engine *g, struct err *e)
 {
     const struct backend_options *o = &g->options.backend_options;
+    const struct backend_info *info = &g->status.backend;
     struct core_options options = {
-        .n_blocks = g->backend_info.tiers[TIER_DEVICE].n_blocks,
+        .n_blocks = info->tiers[TIER_DEVICE].n_blocks,
         .block_len = o->block_len,
         .max_batch_tokens = o->max_batch_tokens,
         .max_seqs = o->max_seqs,
@@ -97,13 +99,19 @@ static int open_core(struct engine *g, struct err *e)
     };
     int r;
 
-    for (int t = TIER_HOST; g->backend_info.copies && t < N_TIERS; t++)
-        options.tier_blocks[t] = g->backend_info.tiers[t].n_blocks;
+    for (int t = TIER_HOST; info->copies && t < N_TIERS; t++)
+        options.tier_blocks[t] = info->tiers[t].n_blocks;
     r = core_new(&g->core, &options);
     if (r < 0)
         return err_set(e, r, "core: %s", strerror(-r));
     g->cost.max_step_us = g->options.max_step_ms * 1e3;
     core_set_cost(g->core, &g->cost);
+    pthread_mutex_lock(&g->lock); /* READY shows all of it */
+    g->status.progress = 1;
+    g->status.block_len = o->block_len;
+    g->status.max_seq_len = o->max_seq_len;
+    core_stats(g->core, &g->status.core);
+    pthread_mutex_unlock(&g->lock);
     return 0;
 }
 
@@ -112,13 +120,14 @@ int engine_load(struct engine *g, struct err *e)
     struct side_load side = {.g = g};
     struct backend_options *o = &g->options.backend_options;
     pthread_t thread;
-    int r = model_open(&g->model, g->model_folder, e);
+    int r = model_open(&g->model, g->options.model_folder, e);
 
+    if (r == 0)
+        r = engine_check_lengths(o, g->model, e);
     if (r < 0)
         return r;
-    r = take_lengths(g, e);
-    if (r < 0)
-        return r;
+    if (o->max_seq_len == 0)
+        o->max_seq_len = model_config(g->model)->max_seq_len;
     g->ends = reallocarray(NULL, (size_t)o->max_seqs, sizeof(*g->ends));
     if (!g->ends)
         return err_set(e, -ENOMEM, "out of memory");
@@ -138,6 +147,6 @@ int engine_load(struct engine *g, struct err *e)
     r = tokenizer_check_vocab(g->tokenizer, model_config(g->model)->vocab_size, e);
     if (r < 0)
         return r;
-    g->options.backend->info(g->backend, &g->backend_info);
+    engine_read_memory(g);
     return open_core(g, e);
 }

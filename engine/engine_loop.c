@@ -36,7 +36,7 @@ static int32_t pool_tokens(const struct engine *g, const struct core_request *r)
  * needs no slot, so the pool holds one more than it has slots. */
 static int32_t room_for(const struct engine *g, const struct core_request *r)
 {
-    int32_t by_len = g->max_seq_len - r->n_prompt;
+    int32_t by_len = g->status.max_seq_len - r->n_prompt;
     int32_t by_pool = pool_tokens(g, r) - r->n_prompt + 1;
 
     return by_len < by_pool ? by_len : by_pool;
@@ -58,28 +58,17 @@ static int32_t join_stop_ids(int32_t *ids, const struct engine *g, const struct 
 
 static void refuse(struct engine *g, struct job *j, int r, const struct core_request *cr)
 {
-    struct err why;
-
     if (r == CORE_E_TOO_LONG)
-        err_set(&why, 0, "prompt of %d tokens and max_tokens %d are over the longest sequence, %d",
-                cr->n_prompt, cr->max_tokens, g->max_seq_len);
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, "max_tokens",
+                 "prompt of %d tokens and max_tokens %d are over the longest sequence, %d",
+                 cr->n_prompt, cr->max_tokens, g->status.max_seq_len);
     else if (r == CORE_E_NEVER_FITS)
-        err_set(&why, 0,
-                "prompt of %d tokens and max_tokens %d do not fit the cache's %d slots; "
-                "the admin can raise cache.kv_memory",
-                cr->n_prompt, cr->max_tokens, pool_tokens(g, cr));
+        job_fail(j, &g->out, ENGINE_E_TOO_LONG, "max_tokens",
+                 "prompt of %d tokens and max_tokens %d do not fit the cache's %d slots; "
+                 "the admin can raise cache.kv_memory",
+                 cr->n_prompt, cr->max_tokens, pool_tokens(g, cr));
     else
-        err_set(&why, 0, "out of memory");
-    job_fail(j, r < 0 ? ENGINE_E_INTERNAL : ENGINE_E_TOO_LONG, r < 0 ? NULL : "max_tokens",
-             why.text, &g->out);
-}
-
-void engine_close(struct engine *g, struct job *j)
-{
-    pthread_mutex_lock(&g->lock);
-    must(id_map_take(&g->jobs, j->id) == j);
-    list_remove(&j->cancel_link);
-    pthread_mutex_unlock(&g->lock);
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
 }
 
 static void admit(struct engine *g, struct job *j)
@@ -112,55 +101,85 @@ static void admit(struct engine *g, struct job *j)
     ret = generation_new(&j->generation, r, g->tokenizer);
     if (ret == 0)
         ret = core_admit(g->core, &cr, engine_now_us());
-    if (ret != CORE_OK) {
-        engine_close(g, j);
+    if (ret != CORE_OK)
         refuse(g, j, ret, &cr);
-        return;
-    }
-    job_release(j); /* the core has its own copy */
+    else
+        job_release(j); /* the core has its own copy */
 }
 
-/* Takes requests and cancels together, so that a cancel never precedes its request. */
+static void finish(struct engine *g, struct job *j, const struct core_usage *usage)
+{
+    const int error = generation_error(j->generation);
+
+    j->terminal.usage = *usage;
+    j->terminal.usage.arrival_us = j->arrival_us;
+    if (error == -EDQUOT)
+        job_fail(j, &g->out, ENGINE_E_MEMORY_LIMIT, NULL,
+                 "the answer takes more memory than may be");
+    else if (error < 0)
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+    else
+        job_end(j, ENGINE_DONE, &g->out);
+}
+
+/* Ends a job that was cancelled before it reached the core; each choice gets its reason. */
+static void finish_unadmitted(struct engine *g, struct job *j)
+{
+    struct core_event ev = {.type = CORE_CHOICE_DONE, .reason = CORE_REASON_CANCELLED};
+    struct core_usage usage = {.end_us = engine_now_us()};
+
+    if (j->request.kind != ENGINE_GENERATE) {
+        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
+    } else if (generation_new(&j->generation, &j->request, g->tokenizer) < 0) {
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
+    } else {
+        for (; ev.choice < j->request.n; ev.choice++)
+            generation_choice_done(j->generation, &ev, &g->out);
+        finish(g, j, &usage);
+    }
+}
+
+/* The next job of the inbox, which enters the engine unless it was cancelled there; or NULL. */
+static struct job *next_job(struct engine *g, bool *is_new)
+{
+    struct job *j = NULL;
+
+    pthread_mutex_lock(&g->lock);
+    if (!list_empty(&g->inbox)) {
+        j = CONTAINER_OF(g->inbox.next, struct job, link);
+        list_remove(&j->link);
+        *is_new = j->phase == JOB_IN_INBOX;
+        g->status.n_encoding -= *is_new && j->request.kind == ENGINE_GENERATE;
+        j->phase = JOB_IN_ENGINE;
+    }
+    pthread_mutex_unlock(&g->lock);
+    return j;
+}
+
 static void take_in(struct engine *g)
 {
-    struct list inbox, cancels;
+    struct job *j;
+    bool is_new;
 
-    list_init(&inbox);
-    list_init(&cancels);
     pthread_mutex_lock(&g->lock);
     if (g->new_shares) {
         core_set_shares(g->core, g->shares, g->n_shares);
         g->shares = NULL;
         g->new_shares = false;
     }
-    list_move(&cancels, &g->cancels);
-    list_move(&inbox, &g->inbox);
-    for (struct list *at = inbox.next; at != &inbox; at = at->next) {
-        struct job *j = CONTAINER_OF(at, struct job, link);
-
-        j->phase = JOB_IN_ENGINE;
-        g->n_encoding -= j->request.kind == ENGINE_GENERATE;
-    }
     pthread_mutex_unlock(&g->lock);
-    while (!list_empty(&inbox)) {
-        struct job *j = CONTAINER_OF(inbox.next, struct job, link);
-
-        list_remove(&j->link);
-        if (j->request.kind == ENGINE_INSPECT)
-            rr_queue_add(&g->inspects, &j->inspect, j->client);
-        else
+    while ((j = next_job(g, &is_new))) {
+        if (is_new && j->cancelled) {
+            finish_unadmitted(g, j);
+        } else if (is_new && j->request.kind == ENGINE_INSPECT) {
+            rr_queue_add(&g->inspects, &j->work.item, j->request.client);
+        } else if (is_new) {
             admit(g, j);
-    }
-    while (!list_empty(&cancels)) {
-        struct job *j = CONTAINER_OF(cancels.next, struct job, cancel_link);
-
-        list_remove(&j->cancel_link);
-        if (j->inspect.queued) {
-            rr_queue_remove(&j->inspect);
-            engine_close(g, j);
-            job_fail(j, ENGINE_E_CANCELLED, NULL, "cancelled", &g->out);
+        } else if (j->work.item.queued) {
+            rr_queue_remove(&j->work.item);
+            job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
         } else {
-            core_cancel(g->core, j->id, CORE_REASON_CANCELLED, engine_now_us());
+            core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
         }
     }
 }
@@ -177,7 +196,7 @@ static bool answer_next(struct engine *g)
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
         return false;
-    engine_answer(g, CONTAINER_OF(rr_queue_take(&g->inspects), struct job, inspect));
+    engine_answer(g, CONTAINER_OF(rr_queue_take(&g->inspects), struct job, work.item));
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return true;
@@ -185,32 +204,15 @@ static bool answer_next(struct engine *g)
 
 /* ---- events out */
 
-static void finish(struct engine *g, struct job *j, const struct core_usage *usage)
-{
-    const int error = generation_error(j->generation);
-
-    engine_close(g, j);
-    if (error == -EDQUOT) {
-        job_fail(j, ENGINE_E_MEMORY_LIMIT, NULL, "the answer takes more memory than may be",
-                 &g->out);
-    } else if (error < 0) {
-        job_fail(j, ENGINE_E_INTERNAL, NULL, "out of memory", &g->out);
-    } else {
-        j->terminal->type = ENGINE_DONE;
-        j->terminal->usage = *usage;
-        j->terminal->usage.arrival_us = j->arrival_us;
-        event_list_push(&g->out, j->terminal);
-        j->terminal = NULL;
-        job_free(j);
-    }
-}
-
 /* Turns a core event into engine events. True: *end names a choice to end. */
-static bool handle(struct engine *g, struct job *j, const struct core_event *ev,
-                   struct engine_end *end)
+static bool handle(struct engine *g, const struct core_event *ev, struct engine_end *end)
 {
     int r = GENERATION_OK;
+    struct job *j;
 
+    pthread_mutex_lock(&g->lock);
+    j = id_map_get(&g->jobs, ev->request);
+    pthread_mutex_unlock(&g->lock);
     if (j->request.kind == ENGINE_INSPECT) { /* a pin being computed: only its end counts */
         if (ev->type == CORE_FINISHED)
             engine_pin_computed(g, j, ev);
@@ -232,24 +234,6 @@ static bool handle(struct engine *g, struct job *j, const struct core_event *ev,
     return r != GENERATION_OK;
 }
 
-enum { FEW_EVENTS = 64 };
-
-/* Handles up to FEW_EVENTS events under one lock; returns how many choices are to be ended. */
-static size_t handle_few(struct engine *g, const struct core_event *ev, int32_t n,
-                         struct engine_end *ends)
-{
-    struct job *jobs[FEW_EVENTS];
-    size_t n_ends = 0;
-
-    pthread_mutex_lock(&g->lock);
-    for (int32_t i = 0; i < n; i++)
-        jobs[i] = id_map_get(&g->jobs, ev[i].request);
-    pthread_mutex_unlock(&g->lock);
-    for (int32_t i = 0; i < n; i++)
-        n_ends += handle(g, jobs[i], &ev[i], &ends[n_ends]);
-    return n_ends;
-}
-
 /* Handles the core's events. A stop string calls the core, which makes new events and invalidates
  * the array, so choices end after the whole array has been read. */
 static void collect(struct engine *g)
@@ -261,9 +245,8 @@ static void collect(struct engine *g)
     do {
         ev = core_events(g->core, &n);
         n_ends = 0;
-        for (int32_t i = 0; i < n; i += FEW_EVENTS)
-            n_ends +=
-                handle_few(g, ev + i, n - i < FEW_EVENTS ? n - i : FEW_EVENTS, &g->ends[n_ends]);
+        for (int32_t i = 0; i < n; i++)
+            n_ends += handle(g, &ev[i], &g->ends[n_ends]);
         for (size_t i = 0; i < n_ends; i++) {
             const struct engine_end *end = &g->ends[i];
 
@@ -278,23 +261,12 @@ static void collect(struct engine *g)
 static void publish(struct engine *g)
 {
     pthread_mutex_lock(&g->lock);
-    core_stats(g->core, &g->stats);
+    core_stats(g->core, &g->status.core);
     pthread_mutex_unlock(&g->lock);
-    event_queue_push(&g->events, &g->out);
+    engine_publish(g, &g->out);
 }
 
 /* ---- steps */
-
-/* Reads the backend's memory figures, while the engine is idle. */
-static void refresh_memory(struct engine *g)
-{
-    struct backend_info info;
-
-    g->options.backend->info(g->backend, &info);
-    pthread_mutex_lock(&g->lock);
-    g->backend_info = info;
-    pthread_mutex_unlock(&g->lock);
-}
 
 /* Sleeps until a request, a cancel, a deadline or the end. */
 static void sleep_idle(struct engine *g, uint64_t deadline_us)
@@ -303,23 +275,13 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
                              .tv_nsec = (long)(deadline_us % 1000000u) * 1000};
 
     pthread_mutex_lock(&g->lock);
-    while (!g->quit && list_empty(&g->inbox) && list_empty(&g->cancels)) {
+    while (!g->quit && list_empty(&g->inbox)) {
         if (!deadline_us)
             pthread_cond_wait(&g->wake, &g->lock);
         else if (pthread_cond_timedwait(&g->wake, &g->lock, &until) == ETIMEDOUT)
             break;
     }
     pthread_mutex_unlock(&g->lock);
-}
-
-static bool quitting(struct engine *g)
-{
-    bool quit;
-
-    pthread_mutex_lock(&g->lock);
-    quit = g->quit;
-    pthread_mutex_unlock(&g->lock);
-    return quit;
 }
 
 static int submit(struct engine *g, const struct batch *batch, struct err *e)
@@ -344,8 +306,10 @@ static void learn_cost(struct engine *g, uint64_t number)
     uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
 
     g->committed_us = now;
-    if (s->paused)
+    if (g->n_paused > 0) {
+        g->n_paused--;
         return;
+    }
     step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }
@@ -366,25 +330,17 @@ static int finish_oldest(struct engine *g, struct err *e)
     return 0;
 }
 
-/* Pauses while too many events are untaken. */
-static void wait_for_room(struct engine *g)
-{
-    if (!event_queue_wait(&g->events) || g->in_flight == 0)
-        return;
-    for (int i = 0; i < BACKEND_IN_FLIGHT; i++)
-        g->steps[i].paused = true; /* submit() resets those not in flight */
-}
-
 /* Runs until engine_free, or until the backend fails. */
 static int run(struct engine *g, struct err *e)
 {
-    while (!quitting(g)) {
+    while (!g->quit) {
         const struct batch *batch;
         uint64_t deadline_us;
         int r = CORE_WAIT;
         bool answered;
 
-        wait_for_room(g);
+        if (engine_wait_for_room(g))
+            g->n_paused = g->in_flight;
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
         collect(g);
@@ -411,7 +367,7 @@ static int run(struct engine *g, struct err *e)
             if (ret < 0)
                 return ret;
             if (ret == 0) {
-                refresh_memory(g);
+                engine_read_memory(g);
                 sleep_idle(g, deadline_us);
             }
         }
@@ -421,53 +377,37 @@ static int run(struct engine *g, struct err *e)
 
 /* ---- the end */
 
-/* Fails every job but those in the pool, which come to the inbox later. */
-static void fail_jobs(struct engine *g, const struct err *why)
+static void fail_inbox(struct engine *g)
 {
-    struct list failed;
+    struct job *j;
+    bool is_new;
+
+    while ((j = next_job(g, &is_new)))
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "%s", g->status.failure.text);
+    engine_publish(g, &g->out);
+}
+
+/* Fails all jobs, and until the end those that still come out of the pool. */
+static void fail(struct engine *g, const struct err *why)
+{
     struct job *j;
     size_t at = 0;
 
-    list_init(&failed);
     pthread_mutex_lock(&g->lock);
+    g->status.failure = *why;
     while ((j = id_map_next(&g->jobs, &at))) {
-        if (j->phase == JOB_IN_POOL)
-            continue;
-        list_remove(&j->link);
-        list_append(&failed, &j->link);
-    }
-    pthread_mutex_unlock(&g->lock);
-    while (!list_empty(&failed)) {
-        j = CONTAINER_OF(failed.next, struct job, link);
-        list_remove(&j->link);
-        engine_close(g, j);
-        job_fail(j, ENGINE_E_INTERNAL, NULL, why->text, &g->out);
-    }
-    event_queue_push(&g->events, &g->out);
-}
-
-/* Fails what still comes out of the pool once the backend has failed. */
-static void refuse_until_quit(struct engine *g, const struct err *why)
-{
-    pthread_mutex_lock(&g->lock);
-    while (!g->quit) {
-        if (list_empty(&g->inbox)) {
-            pthread_cond_wait(&g->wake, &g->lock);
-            continue;
+        if (j->phase == JOB_IN_ENGINE) {
+            list_remove(&j->link);
+            list_append(&g->inbox, &j->link);
         }
-        pthread_mutex_unlock(&g->lock);
-        fail_jobs(g, why);
-        pthread_mutex_lock(&g->lock);
     }
     pthread_mutex_unlock(&g->lock);
-}
-
-/* Raises this thread's priority. It wakes the daemon's loop and sleeps until the next step ends; at
- * equal priority the loop often preempts it in between, and tokens come later. The backend's
- * threads exist already and do not inherit the priority. Without permission nothing changes. */
-static void raise_priority(void)
-{
-    (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: the calling thread, on Linux */
+    fail_inbox(g);
+    engine_publish_state(g, ENGINE_FAILED);
+    while (!g->quit) {
+        fail_inbox(g);
+        sleep_idle(g, 0);
+    }
 }
 
 void *engine_main(void *engine)
@@ -477,19 +417,14 @@ void *engine_main(void *engine)
     int r = engine_load(g, &e);
 
     if (r == 0) {
-        atomic_store(&g->progress, 1.0);
-        publish(g); /* the counts of blocks are there once READY is seen */
-        raise_priority();
+        /* This thread wakes the daemon's loop and sleeps until the next step ends; at equal
+         * priority the loop often preempts it in between, and tokens come later. The backend's
+         * threads exist already and do not inherit it. Without permission nothing changes. */
+        (void)setpriority(PRIO_PROCESS, 0, ENGINE_NICE); /* 0: this thread, on Linux */
         engine_publish_state(g, ENGINE_READY);
         r = run(g, &e);
     }
-    if (r == 0)
-        return NULL;
-    pthread_mutex_lock(&g->lock);
-    g->failure = e;
-    pthread_mutex_unlock(&g->lock);
-    fail_jobs(g, &e);
-    engine_publish_state(g, ENGINE_FAILED);
-    refuse_until_quit(g, &e);
+    if (r < 0)
+        fail(g, &e);
     return NULL;
 }

@@ -7,7 +7,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/event_queue.h"
 #include "engine/generation.h"
 #include "engine/core/step_cost.h"
 #include "engine/util/id_map.h"
@@ -18,28 +17,25 @@
 enum job_phase {
     JOB_IN_POOL,   /* a thread of the pool, or its queue */
     JOB_IN_INBOX,  /* none: the engine thread takes it next */
-    JOB_IN_ENGINE, /* the engine thread: queued for inspection, or in the core */
+    JOB_IN_ENGINE, /* the engine thread; in the inbox again where it has been cancelled */
 };
 
 /* One request from its start to its terminal event. Of generate and inspect requests the pool
  * encodes the prompt, if there is one, and the engine thread does the rest; the pool answers the
  * others. */
 struct job {
-    struct work work;        /* first */
-    struct list link;        /* in the inbox */
-    struct list cancel_link; /* in the engine's cancels */
-    struct rr_item inspect;  /* among the engine's inspect requests */
+    struct engine_event terminal; /* first: the job's memory is freed as its terminal event */
+    struct err message;           /* of the terminal event */
+    struct work work;             /* its item waits in the pool, then among inspect requests */
+    struct list link;             /* in the inbox */
     struct engine *engine;
     enum job_phase phase; /* under the engine's lock */
-    bool cancelled;       /* likewise */
-    uint64_t id;
-    uint64_t client; /* for round-robin */
+    atomic_bool cancelled;
     uint64_t arrival_us;
     struct engine_request request;
     struct inspect_query query;    /* ENGINE_INSPECT */
     struct token_list prompt;      /* encoded */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
-    struct engine_event *terminal; /* allocated first, so that it is never lost */
 };
 
 /* A choice to end once the core's events have been read: at most one a row. */
@@ -53,47 +49,41 @@ struct engine_end {
 struct engine_step {
     uint64_t submitted_us;
     int32_t n_decodes, n_rows; /* rows of prompts */
-    bool paused;               /* the engine paused meanwhile: its time is not learnt */
 };
 
 struct engine {
-    struct engine_options options;
-    char *model_folder;
-    char *cache_folder; /* NULL: none */
+    struct engine_options options; /* owns its texts */
 
-    struct event_queue events;
+    int event_fd; /* readable while there are events */
     struct work_pool *pool;
     struct engine_packer packer;
     pthread_t thread;
     bool thread_runs;
+    atomic_bool quit;
 
     /* Set by the engine thread before state becomes READY, constant afterwards. */
     _Atomic enum engine_state state;
-    _Atomic double progress;
     struct model *model;
     struct tokenizer *tokenizer;
     const struct chat_template *chat_template; /* NULL: none, chat_why says why */
     struct err chat_why;
-    struct backend_info backend_info;
-    int32_t max_seq_len;
 
     pthread_mutex_t lock;      /* for all below */
     pthread_cond_t wake;       /* of the engine thread, CLOCK_MONOTONIC */
+    pthread_cond_t room;       /* of producers, while too many events are not taken */
+    struct event_list events;  /* to be taken */
     struct id_map jobs;        /* all without a terminal event, by id */
-    struct list inbox;         /* struct job, encoded, for the engine thread */
-    struct list cancels;       /* struct job, cancelled, for the engine thread */
-    size_t n_encoding;         /* generate requests in the pool or the inbox */
+    struct list inbox;         /* struct job, for the engine thread: new, or cancelled */
     struct fair_share *shares; /* [n_shares] for the core, where new_shares */
     int32_t n_shares;
     bool new_shares;
-    bool quit;
-    struct core_stats stats; /* as of the last step */
-    struct err failure;
+    struct engine_status status; /* without the state; written by the engine thread but for
+                                  * n_encoding and progress */
 
     /* Owned by the engine thread. */
     struct backend *backend;
     struct core *core;
-    struct rr_queue inspects; /* struct job, by viewer */
+    struct rr_queue inspects; /* work of struct job, by viewer */
     uint64_t inspect_us;      /* earliest time for the next one while steps are in flight */
     struct event_list out;    /* not yet published */
     struct step_cost cost;
@@ -101,21 +91,33 @@ struct engine {
     uint64_t committed_us;                       /* when the last step was read back */
     struct engine_end *ends;                     /* [max_seqs] */
     int in_flight;
+    int n_paused; /* of these, that were in flight while the engine paused: their times are not
+                   * learnt */
 };
 
+/* engine.c */
 uint64_t engine_now_us(void); /* CLOCK_MONOTONIC */
+/* Hands events over; out is empty afterwards. It is never refused: producers call
+ * engine_wait_for_room() before they make more, so that the limit of event_bytes is never exceeded
+ * by more than one batch of each producer. */
+void engine_publish(struct engine *g, struct event_list *out);
+/* Waits while more than event_bytes are not taken. True if it waited. */
+bool engine_wait_for_room(struct engine *g);
 
 /* engine_load.c: opens the model, its tokenizer, the backend and the core. Negative errno. */
 int engine_load(struct engine *g, struct err *e);
 void engine_publish_state(struct engine *g, enum engine_state state);
+void engine_read_memory(struct engine *g); /* the backend's figures into the status */
 
 /* engine_jobs.c */
 void job_run(struct work *w);
 void job_release(struct job *j); /* releases the input; may be called again */
-void job_free(struct job *j);    /* takes NULL */
-/* Ends the job with an error, and frees it. */
-void job_fail(struct job *j, enum engine_error error, const char *field, const char *text,
-              struct event_list *out);
+void job_free(struct job *j);
+/* Ends a job with its terminal event, which the job becomes. */
+void job_end(struct job *j, enum engine_event_type type, struct event_list *out);
+__attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_list *out,
+                                                    enum engine_error error, const char *field,
+                                                    const char *fmt, ...);
 
 /* engine_inspect.c */
 void engine_answer(struct engine *g, struct job *j); /* takes it over */
@@ -123,7 +125,6 @@ void engine_answer(struct engine *g, struct job *j); /* takes it over */
 void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
 
 /* engine_loop.c */
-void engine_close(struct engine *g, struct job *j); /* call it before the terminal event */
 void *engine_main(void *engine);
 
 #endif

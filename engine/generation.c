@@ -8,17 +8,19 @@
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-enum { FIRST_TOKENS = 64 };
+enum { CHARGED_TOKENS = 64 };
+
+struct buffer {
+    void *data;
+    size_t n, cap; /* entries */
+};
 
 struct choice {
     struct text_stream *stream;
     bool done;
-    size_t n_tokens, cap; /* sampled; charged for */
-    /* The whole answer of a request that does not stream. */
-    int32_t *ids;                     /* [cap] */
-    struct engine_logprobs *logprobs; /* [cap] */
-    char *text;
-    size_t len, cap_text;
+    size_t n_tokens; /* sampled */
+    /* What the next delta will hold: the whole answer of a request that does not stream. */
+    struct buffer ids, logprobs, text;
 };
 
 struct generation {
@@ -70,9 +72,9 @@ void generation_free(struct generation *g)
         return;
     for (int32_t i = 0; i < g->request->n; i++) {
         text_stream_free(g->choices[i].stream);
-        free(g->choices[i].ids);
-        free(g->choices[i].logprobs);
-        free(g->choices[i].text);
+        free(g->choices[i].ids.data);
+        free(g->choices[i].logprobs.data);
+        free(g->choices[i].text.data);
     }
     free(g);
 }
@@ -89,167 +91,117 @@ static int charge(const struct generation *g, size_t bytes)
     return r->charge && !r->charge(r->owner, bytes) ? -EDQUOT : 0;
 }
 
-static int gather_text(const struct generation *g, struct choice *c, struct text piece)
+/* Appends n entries of a size; memory is charged before it is taken. */
+static int append(const struct generation *g, struct buffer *b, const void *entries, size_t n,
+                  size_t size)
 {
-    if (piece.len > c->cap_text - c->len) {
-        size_t need, cap;
-        char *text;
+    if (n == 0)
+        return 0;
+    if (n > b->cap - b->n) {
+        size_t cap, bytes;
+        void *grown;
         int r;
 
-        if (!size_add(&need, c->len, piece.len) || !size_mul(&cap, need, 2))
+        if (!size_add(&cap, b->n, n) || !size_mul(&cap, cap, 2) || !size_mul(&bytes, cap, size))
             return -ENOMEM;
-        r = charge(g, cap - c->cap_text);
+        r = charge(g, bytes - b->cap * size);
         if (r < 0)
             return r;
-        text = realloc(c->text, cap);
-        if (!text)
+        grown = realloc(b->data, bytes);
+        if (!grown)
             return -ENOMEM;
-        c->text = text;
-        c->cap_text = cap;
+        b->data = grown;
+        b->cap = cap;
     }
-    if (piece.len)
-        memcpy(c->text + c->len, piece.data, piece.len);
-    c->len += piece.len;
+    memcpy((char *)b->data + b->n * size, entries, n * size);
+    b->n += n;
     return 0;
 }
 
-/* Charges for another token, and makes room for it unless the request streams. The core keeps the
- * ids too, in an array that grows alike. */
-static int make_room(const struct generation *g, struct choice *c)
+static int append_text(const struct generation *g, struct choice *c, struct text piece)
 {
-    const bool gather = !g->request->stream;
-    size_t each = sizeof(int32_t), cap = c->cap ? c->cap * 2 : FIRST_TOKENS;
-    int r;
+    return append(g, &c->text, piece.data, piece.len, 1);
+}
 
-    if (c->n_tokens < c->cap)
-        return 0;
-    if (gather)
-        each += sizeof(*c->ids) + (g->logprobs ? sizeof(*c->logprobs) : 0);
-    r = charge(g, (cap - c->cap) * each);
-    if (r < 0)
+static int append_token(const struct generation *g, struct choice *c, const struct core_event *ev)
+{
+    struct engine_logprobs lp = {.logprob = ev->logprob, .n_top = ev->n_top};
+    int r = 0;
+
+    /* The core keeps the ids too, in an array whose capacity doubles. */
+    if (c->n_tokens++ % CHARGED_TOKENS == 0)
+        r = charge(g, 2 * CHARGED_TOKENS * sizeof(ev->token));
+    if (r == 0)
+        r = append(g, &c->ids, &ev->token, 1, sizeof(ev->token));
+    if (r < 0 || !g->logprobs)
         return r;
-    if (gather) {
-        int32_t *ids = reallocarray(c->ids, cap, sizeof(*ids));
-
-        if (!ids)
-            return -ENOMEM;
-        c->ids = ids;
-    }
-    if (gather && g->logprobs) {
-        struct engine_logprobs *lps = reallocarray(c->logprobs, cap, sizeof(*lps));
-
-        if (!lps)
-            return -ENOMEM;
-        c->logprobs = lps;
-    }
-    c->cap = cap;
-    return 0;
+    memcpy(lp.top_ids, ev->top_ids, sizeof(lp.top_ids));
+    memcpy(lp.top_logprobs, ev->top_logprobs, sizeof(lp.top_logprobs));
+    return append(g, &c->logprobs, &lp, 1, sizeof(lp));
 }
 
-/* Pushes a delta of at most one token, and a piece of text. */
-static int tell_new(struct generation *g, const struct core_event *ev, bool token,
-                    const struct engine_logprobs *lp, struct text piece, enum core_reason reason,
-                    struct event_list *out)
-{
-    struct engine_event *d =
-        engine_event_new(ENGINE_DELTA, g->request->id, token ? 1 : 0, lp != NULL, piece.len);
-
-    if (!d)
-        return -ENOMEM;
-    d->choice = ev->choice;
-    d->reason = reason;
-    if (token)
-        d->ids[0] = ev->token;
-    if (token && lp)
-        d->logprobs[0] = *lp;
-    if (piece.len)
-        memcpy(event_text_buffer(d), piece.data, piece.len);
-    event_list_push(out, d);
-    return 0;
-}
-
-/* Pushes the whole answer of a choice as one delta. */
-static int tell_gathered(struct generation *g, int32_t choice, enum core_reason reason,
-                         struct event_list *out)
+/* Pushes what the choice has gathered as one delta. */
+static int tell(struct generation *g, int32_t choice, enum core_reason reason,
+                struct event_list *out)
 {
     struct choice *c = &g->choices[choice];
-    struct engine_event *d =
-        engine_event_new(ENGINE_DELTA, g->request->id, c->n_tokens, g->logprobs, c->len);
+    struct engine_event *d = engine_event_new(ENGINE_DELTA, g->request->id, c->ids.data,
+                                              g->logprobs ? c->logprobs.data : NULL, c->ids.n,
+                                              (struct text){c->text.data, c->text.n});
 
     if (!d)
         return -ENOMEM;
     d->choice = choice;
     d->reason = reason;
-    if (c->n_tokens)
-        memcpy(d->ids, c->ids, c->n_tokens * sizeof(*c->ids));
-    if (c->n_tokens && g->logprobs)
-        memcpy(d->logprobs, c->logprobs, c->n_tokens * sizeof(*c->logprobs));
-    if (c->len)
-        memcpy(event_text_buffer(d), c->text, c->len);
     event_list_push(out, d);
+    c->ids.n = c->logprobs.n = c->text.n = 0;
     return 0;
 }
 
-static void logprobs_of(struct engine_logprobs *lp, const struct core_event *ev)
+static int end_choice(struct generation *g, int32_t choice, enum core_reason reason,
+                      struct event_list *out)
 {
-    lp->logprob = ev->logprob;
-    lp->n_top = ev->n_top;
-    memcpy(lp->top_ids, ev->top_ids, sizeof(lp->top_ids));
-    memcpy(lp->top_logprobs, ev->top_logprobs, sizeof(lp->top_logprobs));
+    struct choice *c = &g->choices[choice];
+    struct text rest;
+    int r = text_stream_finish(c->stream, &rest);
+
+    if (r == TEXT_STREAM_STOP) /* in its last bytes; the core has ended the choice */
+        reason = CORE_REASON_STOP;
+    if (r >= 0)
+        r = append_text(g, c, rest);
+    return r < 0 ? r : tell(g, choice, reason, out);
 }
 
 /* Adds one token: 0, 1 where a stop string ended the choice, -ENOMEM or -EDQUOT. */
 static int add_token(struct generation *g, const struct core_event *ev, struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
-    struct engine_logprobs store, *lp = g->logprobs ? &store : NULL;
-    enum core_reason reason = ev->reason;
-    struct text piece = {0}, rest = {0};
+    const bool held_back = c->n_tokens < (size_t)g->request->sampling.min_tokens;
+    struct text piece = {0};
     bool stopped = false;
     int r;
 
     must(!c->done);
-    r = make_room(g, c);
+    r = append_token(g, c, ev);
     if (r < 0)
         return r;
-    if (lp)
-        logprobs_of(lp, ev);
     /* A stop id is reported as a token but is not part of the text. */
-    if (reason != CORE_REASON_STOP) {
-        text_stream_ignore_stops(c->stream, c->n_tokens < (size_t)g->request->sampling.min_tokens);
+    if (ev->reason != CORE_REASON_STOP) {
+        text_stream_ignore_stops(c->stream, held_back);
         r = text_stream_push(c->stream, ev->token, &piece);
-        if (r < 0)
-            return r;
         stopped = r == TEXT_STREAM_STOP;
-    }
-    if (!g->request->stream) {
-        c->ids[c->n_tokens] = ev->token;
-        if (lp)
-            c->logprobs[c->n_tokens] = *lp;
-    }
-    c->n_tokens++;
-    if (stopped)
-        reason = CORE_REASON_STOP;
-    c->done = reason != CORE_REASON_NONE;
-    if (g->request->stream && !c->done)
-        return tell_new(g, ev, true, lp, piece, reason, out);
-
-    /* The stream reuses its buffer: the first piece is copied before the rest comes out. */
-    r = gather_text(g, c, piece);
-    if (r < 0 || !c->done)
-        return r;
-    if (!stopped) {
-        r = text_stream_finish(c->stream, &rest);
-        if (r == TEXT_STREAM_STOP) /* in its last bytes; the core has ended the choice */
-            reason = CORE_REASON_STOP;
-        r = r < 0 ? r : gather_text(g, c, rest);
+        if (r >= 0)
+            r = append_text(g, c, piece);
         if (r < 0)
             return r;
     }
-    if (g->request->stream)
-        r = tell_new(g, ev, true, lp, (struct text){c->text, c->len}, reason, out);
-    else
-        r = tell_gathered(g, ev->choice, reason, out);
+    c->done = stopped || ev->reason != CORE_REASON_NONE;
+    if (stopped)
+        r = tell(g, ev->choice, CORE_REASON_STOP, out);
+    else if (c->done)
+        r = end_choice(g, ev->choice, ev->reason, out);
+    else if (g->request->stream)
+        r = tell(g, ev->choice, CORE_REASON_NONE, out);
     return r < 0 ? r : stopped;
 }
 
@@ -269,26 +221,13 @@ void generation_choice_done(struct generation *g, const struct core_event *ev,
                             struct event_list *out)
 {
     struct choice *c = &g->choices[ev->choice];
-    enum core_reason reason = ev->reason;
-    struct text rest;
-    int r;
+    int r = -ENOMEM;
 
     if (c->done) /* a stop string has ended it */
         return;
     c->done = true;
-    if (reason == CORE_REASON_NO_MEMORY) {
-        g->error = -ENOMEM;
-        return;
-    }
-    r = text_stream_finish(c->stream, &rest);
-    if (r == TEXT_STREAM_STOP)
-        reason = CORE_REASON_STOP;
-    if (r >= 0 && g->request->stream) {
-        r = tell_new(g, ev, false, NULL, rest, reason, out);
-    } else if (r >= 0) {
-        r = gather_text(g, c, rest);
-        r = r < 0 ? r : tell_gathered(g, ev->choice, reason, out);
-    }
+    if (ev->reason != CORE_REASON_NO_MEMORY)
+        r = end_choice(g, ev->choice, ev->reason, out);
     if (r < 0)
         g->error = r;
 }

@@ -5,7 +5,7 @@
 #ifndef NVLLM_ENGINE_GENERATION_H
 #define NVLLM_ENGINE_GENERATION_H
 
-#include "engine/event_queue.h"
+#include "engine/event_list.h"
 #include "engine/text/text_stream.h"
 
 struct generation;

@@ -53,7 +53,7 @@ struct inspect_query {
 enum inspect_state {
     INSPECT_ENCODING = 1, /* being rendered or tokenized */
     INSPECT_WAITING,
-    INSPECT_HELD,
+    INSPECT_WAITING_PREFIX,
     INSPECT_PREFILL,
     INSPECT_DECODE,
     INSPECT_PREEMPTED,

@@ -17,28 +17,29 @@ struct work_pool {
     struct rr_queue lanes[N_LANES];
     enum lane next; /* for a thread that takes all work */
     bool quit;
-    int32_t n_threads;
+    int32_t n_threads, n_serving;
     pthread_t threads[];
 };
 
 static struct work *pick(struct work_pool *p, bool short_only)
 {
-    struct rr_item *item = NULL;
+    struct rr_item *item = short_only ? rr_queue_take(&p->lanes[SHORT]) : NULL;
 
-    if (short_only) {
-        item = rr_queue_take(&p->lanes[SHORT]);
-    } else {
-        for (int i = 0; i < N_LANES && !item; i++) {
-            item = rr_queue_take(&p->lanes[p->next]);
-            p->next = p->next == SHORT ? LONG : SHORT;
-        }
+    for (int i = 0; i < N_LANES && !item && !short_only; i++) {
+        item = rr_queue_take(&p->lanes[p->next]);
+        p->next = p->next == SHORT ? LONG : SHORT;
     }
     return item ? CONTAINER_OF(item, struct work, item) : NULL;
 }
 
-static void serve(struct work_pool *p, bool short_only)
+/* A thread: the first one that comes takes short work only. */
+static void *serve(void *pool)
 {
+    struct work_pool *p = pool;
+    bool short_only;
+
     pthread_mutex_lock(&p->lock);
+    short_only = p->n_serving++ == 0;
     while (!p->quit) {
         struct work *w = pick(p, short_only);
 
@@ -51,17 +52,6 @@ static void serve(struct work_pool *p, bool short_only)
         pthread_mutex_lock(&p->lock);
     }
     pthread_mutex_unlock(&p->lock);
-}
-
-static void *serve_short(void *pool)
-{
-    serve(pool, true);
-    return NULL;
-}
-
-static void *serve_any(void *pool)
-{
-    serve(pool, false);
     return NULL;
 }
 
@@ -79,8 +69,7 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     for (int i = 0; i < N_LANES; i++)
         rr_queue_init(&p->lanes[i]);
     for (; p->n_threads < n_threads; p->n_threads++) {
-        int r = thread_start(&p->threads[p->n_threads], NULL,
-                             p->n_threads == 0 ? serve_short : serve_any, p);
+        int r = thread_start(&p->threads[p->n_threads], NULL, serve, p);
 
         if (r < 0) {
             work_pool_free(p);

@@ -25,8 +25,8 @@ void inspect_report_free(struct inspect_report *r)
 struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
-    int rank;
-    double vtime; /* RANK_WAITS: its user's, when what is before it has run */
+    uint64_t key[5];                 /* decides the order; begins with a rank */
+    double vtime;                    /* RANK_WAITS: its user's, when what is before it has run */
     int32_t place;
 };
 
@@ -36,55 +36,46 @@ static const struct {
     int progress;
     enum inspect_state told;
 } states[] = {
-    [SEQ_ENDED] = {0, INSPECT_ENDING},        [SEQ_WAITING] = {1, INSPECT_WAITING},
-    [SEQ_WAITING_PREFIX] = {2, INSPECT_HELD}, [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_LOADING] = {2, INSPECT_HELD},        [SEQ_PREFILL] = {4, INSPECT_PREFILL},
+    [SEQ_ENDED] = {0, INSPECT_ENDING},
+    [SEQ_WAITING] = {1, INSPECT_WAITING},
+    [SEQ_WAITING_PREFIX] = {2, INSPECT_WAITING_PREFIX},
+    [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
+    [SEQ_LOADING] = {2, INSPECT_WAITING_PREFIX},
+    [SEQ_PREFILL] = {4, INSPECT_PREFILL},
     [SEQ_DECODE] = {5, INSPECT_DECODE},
 };
 
+/* Its first key sorts waiting requests by client and class, in the order in which the client's own
+ * are served. */
 static struct row row_of(const struct request *q)
 {
     struct row row = {.request = q, .furthest = &q->choices[0]};
+    const struct sequence *s;
 
     for (int32_t i = 1; i < q->n; i++)
         if (states[q->choices[i].state].progress > states[row.furthest->state].progress)
             row.furthest = &q->choices[i];
-    if (row.furthest->state == SEQ_WAITING)
-        row.rank = RANK_WAITS;
-    else if (!sequence_runs(row.furthest))
-        row.rank = RANK_BETWEEN;
+    s = row.furthest;
+    row.key[4] = s->order;
+    if (s->state == SEQ_WAITING) {
+        row.key[0] = RANK_WAITS;
+        row.key[1] = q->client_id;
+        row.key[2] = (uint64_t)(CORE_HIGH - q->priority);
+        row.key[3] = !s->item.front;
+    } else if (!sequence_runs(s)) {
+        row.key[0] = RANK_BETWEEN;
+    }
     return row;
 }
 
-static int compare(uint64_t a, uint64_t b)
-{
-    return (a > b) - (a < b);
-}
-
-/* Waiting requests by client and class, in the order in which the client's own are served. */
-static int by_client_order(const void *x, const void *y)
+static int by_key(const void *x, const void *y)
 {
     const struct row *a = x, *b = y;
-    int d = a->rank - b->rank;
+    int i = 0;
 
-    if (d || a->rank != RANK_WAITS)
-        return d ? d : compare(a->furthest->order, b->furthest->order);
-    d = compare(a->request->client_id, b->request->client_id);
-    if (!d)
-        d = (int)b->request->priority - (int)a->request->priority;
-    if (!d)
-        d = (int)b->furthest->item.front - (int)a->furthest->item.front;
-    return d ? d : compare(a->furthest->order, b->furthest->order);
-}
-
-static int by_vtime(const void *x, const void *y)
-{
-    const struct row *a = x, *b = y;
-    int d = (int)b->request->priority - (int)a->request->priority;
-
-    if (!d)
-        d = (a->vtime > b->vtime) - (a->vtime < b->vtime);
-    return d ? d : compare(a->furthest->order, b->furthest->order);
+    while (i < 4 && a->key[i] == b->key[i])
+        i++;
+    return (a->key[i] > b->key[i]) - (a->key[i] < b->key[i]);
 }
 
 /* All requests: running ones by arrival, then those between running and waiting, then waiting ones
@@ -93,68 +84,87 @@ static int by_vtime(const void *x, const void *y)
 static struct row *sorted_rows(const struct core *c)
 {
     struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows));
-    int32_t n = 0, first;
+    int32_t n = 0, n_waiting = 0;
 
     if (!rows)
         return NULL;
     for (const struct list *l = c->all.next; l != &c->all; l = l->next)
         rows[n++] = row_of(CONTAINER_OF(l, struct request, in_core));
-    qsort(rows, (size_t)n, sizeof(*rows), by_client_order);
-    for (first = 0; first < n && rows[first].rank != RANK_WAITS; first++)
-        ;
-    for (int32_t i = first; i < n; i++) {
-        const struct row *before = i > first ? &rows[i - 1] : NULL;
+    qsort(rows, (size_t)n, sizeof(*rows), by_key);
+    for (struct row *row = rows; row < rows + n; row++) {
+        const struct fair_user *user = row->request->user;
 
-        rows[i].vtime = rows[i].request->user->vtime;
-        if (before && before->request->user == rows[i].request->user)
-            rows[i].vtime =
-                before->vtime + fair_vtime_of(rows[i].request->user,
-                                              c->fair.row_us * sequence_n_tokens(before->furthest));
+        if (row->key[0] != RANK_WAITS)
+            continue;
+        row->vtime = user->vtime;
+        if (row > rows && row[-1].key[0] == RANK_WAITS && row[-1].request->user == user)
+            row->vtime = row[-1].vtime +
+                         fair_vtime_of(user, c->fair.row_us * sequence_n_tokens(row[-1].furthest));
+        row->key[1] = row->key[2]; /* class, then virtual time in ns, then arrival */
+        row->key[2] = (uint64_t)(row->vtime * 1e3);
+        row->key[3] = 0;
     }
-    qsort(rows + first, (size_t)(n - first), sizeof(*rows), by_vtime);
-    for (int32_t i = first; i < n; i++)
-        rows[i].place = i - first + 1;
+    qsort(rows, (size_t)n, sizeof(*rows), by_key);
+    for (struct row *row = rows; row < rows + n; row++)
+        if (row->key[0] == RANK_WAITS)
+            row->place = ++n_waiting;
     return rows;
 }
 
-/* ---- one request */
+/* ---- who holds blocks; block_refs is zero between two counts */
 
-/* block_refs, zeroed. */
-static int32_t *clear_refs(struct core *c)
+static void add_refs(struct core *c, const struct sequence *s)
 {
-    return memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    for (int32_t b = 0; b < s->n_table; b++)
+        c->block_refs[s->table[b]]++;
 }
 
-/* Counts each block once though several choices hold it. block_refs is zero before and after. */
-static void count_blocks(struct core *c, const struct request *q, struct inspect_request *out)
+/* Takes out again what add_refs() has added. Counts each block once, and into *shared those that
+ * others hold too. */
+static int32_t count_refs(struct core *c, const struct sequence *s, int32_t *shared)
 {
-    int32_t *refs = c->block_refs;
+    int32_t n = 0;
 
-    for (int32_t i = 0; i < q->n; i++)
-        for (int32_t b = 0; b < q->choices[i].n_table; b++)
-            refs[q->choices[i].table[b]]++;
-    for (int32_t i = 0; i < q->n; i++) {
-        for (int32_t b = 0; b < q->choices[i].n_table; b++) {
-            int32_t id = q->choices[i].table[b];
+    for (int32_t b = 0; b < s->n_table; b++) {
+        int32_t *refs = &c->block_refs[s->table[b]];
 
-            if (refs[id] == 0)
-                continue;
-            out->blocks++;
-            out->shared += blocks_refs(c->blocks, id) > refs[id];
-            refs[id] = 0;
-        }
+        n += *refs > 0;
+        *shared += *refs > 0 && blocks_refs(c->blocks, s->table[b]) > *refs;
+        *refs = 0;
     }
+    return n;
 }
 
-static void fill_request(struct core *c, const struct row *row, struct inspect_request *out)
+/* The client's next sequence with a slot, from *slot on; NULL: no more. */
+static const struct sequence *next_with_slot(const struct core *c, uint64_t client, int32_t *slot)
+{
+    while (*slot < c->options.max_seqs) {
+        const struct sequence *s = c->slots[(*slot)++];
+
+        if (s && s->request->client_id == client)
+            return s;
+    }
+    return NULL;
+}
+
+/* ---- requests */
+
+static bool may_see(const struct inspect_query *q, uint64_t client)
+{
+    return q->all || q->viewer == client;
+}
+
+/* Appends an entry; there is room. */
+static void add_request(struct core *c, const struct inspect_query *query, const struct row *row,
+                        struct inspect_report *report)
 {
     const struct request *q = row->request;
-    bool preempted = row->furthest->state == SEQ_WAITING && row->furthest->n_preempted > 0;
+    struct inspect_request *out = &report->requests[report->n_requests++];
 
     *out = (struct inspect_request){
         .id = q->id,
         .client = q->client_id,
-        .state = preempted ? INSPECT_PREEMPTED : states[row->furthest->state].told,
+        .state = states[row->furthest->state].told,
         .priority = q->priority,
         .place = row->place,
         .n = q->n,
@@ -166,43 +176,40 @@ static void fill_request(struct core *c, const struct row *row, struct inspect_r
         .start_us = q->usage.start_us,
         .first_us = q->usage.first_us,
     };
+    if (row->furthest->state == SEQ_WAITING && row->furthest->n_preempted > 0)
+        out->state = INSPECT_PREEMPTED;
     for (int32_t i = 0; i < q->n; i++) {
         const struct sequence *s = &q->choices[i];
-        int32_t computed = s->n_generated > 0 || s->n_written > q->n_prompt ? q->n_prompt
-                           : s->n_table > 0                                 ? s->n_written
-                                                                            : 0;
+        int32_t computed = s->n_table > 0 ? s->n_written : 0;
 
+        if (s->n_generated > 0 || s->n_written > q->n_prompt)
+            computed = q->n_prompt;
         out->generated_tokens += s->n_generated;
         if (computed > out->computed_tokens)
             out->computed_tokens = computed;
+        add_refs(c, s);
     }
-    count_blocks(c, q, out);
+    for (int32_t i = 0; i < q->n; i++)
+        out->blocks += count_refs(c, &q->choices[i], &out->shared);
+    if (!query->all && c->options.share_all)
+        out->shared = 0; /* who shares is not the viewer's to know */
 }
 
-static bool may_see(const struct inspect_query *q, uint64_t client)
+static int list_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
+                         struct inspect_report *out)
 {
-    return q->all || q->viewer == client;
-}
-
-static int fill_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
-                         bool holders_only, struct inspect_report *out)
-{
-    int32_t room = q->limit < c->n_requests ? q->limit : c->n_requests;
+    const int32_t room = q->limit < c->n_requests ? q->limit : c->n_requests;
 
     out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
     if (!out->requests)
         return -ENOMEM;
-    clear_refs(c);
-    for (int32_t i = 0; i < c->n_requests; i++) {
-        if (!may_see(q, rows[i].request->client_id) || (holders_only && rows[i].rank == RANK_WAITS))
+    for (const struct row *row = rows; row < rows + c->n_requests; row++) {
+        if (!may_see(q, row->request->client_id) ||
+            (q->kind == INSPECT_BLOCKS && row->key[0] == RANK_WAITS)) /* holds none */
             continue;
         out->total++;
-        if (out->n_requests == room)
-            continue;
-        fill_request(c, &rows[i], &out->requests[out->n_requests]);
-        if (!q->all && c->options.share_all)
-            out->requests[out->n_requests].shared = 0; /* who shares is not the viewer's to know */
-        out->n_requests++;
+        if (out->n_requests < room)
+            add_request(c, q, row, out);
     }
     return 0;
 }
@@ -213,69 +220,37 @@ static int by_client(const void *x, const void *y)
 {
     const struct inspect_client_blocks *a = x, *b = y;
 
-    return compare(a->client, b->client);
+    return (a->client > b->client) - (a->client < b->client);
 }
 
 /* One entry for each client that may be seen, in order. */
-static int list_clients(const struct core *c, const struct inspect_query *q,
-                        struct inspect_report *out)
+static int list_clients(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
-    struct inspect_client_blocks *k = calloc((size_t)c->n_requests + 1, sizeof(*k));
-    int32_t n = 0, n_clients = 0;
+    const struct sequence *s;
+    int32_t n = 0, unused = 0;
 
-    if (!k)
+    out->clients = calloc((size_t)c->fair.n_active + 1, sizeof(*out->clients));
+    if (!out->clients)
         return -ENOMEM;
-    for (const struct list *l = c->all.next; l != &c->all; l = l->next) {
-        const struct request *r = CONTAINER_OF(l, struct request, in_core);
+    FAIR_EACH (u, &c->fair)
+        if (may_see(q, u->id))
+            out->clients[n++] = (struct inspect_client_blocks){u->id, 0, (int32_t)u->n_joined};
+    qsort(out->clients, (size_t)n, sizeof(*out->clients), by_client);
+    out->n_clients = n < q->limit ? n : q->limit;
+    for (int32_t i = 0; i < out->n_clients; i++) {
+        struct inspect_client_blocks *k = &out->clients[i];
 
-        if (may_see(q, r->client_id))
-            k[n++].client = r->client_id;
+        for (int32_t slot = 0; (s = next_with_slot(c, k->client, &slot));)
+            add_refs(c, s);
+        for (int32_t slot = 0; (s = next_with_slot(c, k->client, &slot));)
+            k->used += count_refs(c, s, &unused);
     }
-    qsort(k, (size_t)n, sizeof(*k), by_client);
-    for (int32_t i = 0; i < n; i++) {
-        if (i == 0 || k[n_clients - 1].client != k[i].client)
-            k[n_clients++] = k[i];
-        k[n_clients - 1].requests++;
-    }
-    out->clients = k;
-    out->n_clients = n_clients;
     return 0;
 }
 
-/* Counts each block once a client: block_refs holds the number of the client that a block was
- * counted for last. */
-static void count_client_blocks(struct core *c, struct inspect_report *out)
-{
-    clear_refs(c);
-    for (int32_t k = 0; k < out->n_clients; k++) {
-        for (int32_t i = 0; i < c->options.max_seqs; i++) {
-            const struct sequence *s = c->slots[i];
-
-            if (!s || s->request->client_id != out->clients[k].client)
-                continue;
-            for (int32_t b = 0; b < s->n_table; b++) {
-                out->clients[k].used += c->block_refs[s->table[b]] != k + 1;
-                c->block_refs[s->table[b]] = k + 1;
-            }
-        }
-    }
-}
-
-/* Into block_refs: how many of the viewer's sequences hold each block. */
-static void count_own(struct core *c, uint64_t viewer)
-{
-    clear_refs(c);
-    for (int32_t i = 0; i < c->options.max_seqs; i++) {
-        const struct sequence *s = c->slots[i];
-
-        for (int32_t b = 0; s && s->request->client_id == viewer && b < s->n_table; b++)
-            c->block_refs[s->table[b]]++;
-    }
-}
-
 /* The letter of a block in the map. A viewer who may not see all gets the blocks of its own
- * sequences and its own cache, and of the rest only which are free. A cache that all clients share
- * is nobody's own. */
+ * sequences, which block_refs counts, and its own cache, and of the rest only which are free. A
+ * cache that all clients share is nobody's own. */
 static uint8_t letter_of(const struct core *c, const struct inspect_query *q, int32_t block_id)
 {
     int32_t refs = blocks_refs(c->blocks, block_id);
@@ -293,36 +268,23 @@ static uint8_t letter_of(const struct core *c, const struct inspect_query *q, in
     return refs == 0 ? 'c' : pinned ? 'p' : 'o';
 }
 
-static int draw_map(struct core *c, const struct inspect_query *q, struct inspect_report *out)
+static int list_blocks(struct core *c, const struct inspect_query *q, struct inspect_report *out)
 {
-    int32_t n = c->options.n_blocks;
+    const int32_t n = c->options.n_blocks;
+    const struct sequence *s;
 
+    for (int32_t i = 0; i < n; i++)
+        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
+    if (!q->map)
+        return 0;
     out->map = malloc((size_t)n);
     if (!out->map)
         return -ENOMEM;
-    if (!q->all)
-        count_own(c, q->viewer);
-    for (int32_t i = 0; i < n; i++)
-        out->map[i] = letter_of(c, q, i);
-    out->n_map = n;
+    for (int32_t slot = 0; (s = next_with_slot(c, q->viewer, &slot));)
+        add_refs(c, s);
+    for (; out->n_map < n; out->n_map++)
+        out->map[out->n_map] = letter_of(c, q, out->n_map);
     return 0;
-}
-
-static int fill_blocks(struct core *c, const struct inspect_query *q, const struct row *rows,
-                       struct inspect_report *out)
-{
-    int rc = fill_requests(c, q, rows, true, out);
-
-    if (rc == 0)
-        rc = list_clients(c, q, out);
-    if (rc < 0)
-        return rc;
-    if (out->n_clients > q->limit)
-        out->n_clients = q->limit;
-    count_client_blocks(c, out);
-    for (int32_t i = 0; i < c->options.n_blocks; i++)
-        out->pinned_blocks += blocks_refs(c->blocks, i) == 1 && prefix_cache_is_pinned(c->cache, i);
-    return q->map ? draw_map(c, q, out) : 0;
 }
 
 /* ---- why a request waits */
@@ -331,7 +293,7 @@ static int fill_blocks(struct core *c, const struct inspect_query *q, const stru
 static bool others_first(const struct row *rows, const struct row *row)
 {
     for (; rows < row; rows++)
-        if (rows->rank == RANK_WAITS && rows->request->user != row->request->user)
+        if (rows->key[0] == RANK_WAITS && rows->request->user != row->request->user)
             return true;
     return false;
 }
@@ -366,19 +328,17 @@ static enum inspect_why why_of(struct core *c, const struct row *rows, const str
 static int explain_request(struct core *c, const struct inspect_query *q, const struct row *rows,
                            struct inspect_report *out)
 {
-    const struct row *row = NULL;
+    const struct row *row = rows, *end = rows + c->n_requests;
 
-    for (int32_t i = 0; i < c->n_requests && !row; i++)
-        if (rows[i].request->id == q->request && may_see(q, rows[i].request->client_id))
-            row = &rows[i];
-    if (!row)
+    while (row < end && (row->request->id != q->request || !may_see(q, row->request->client_id)))
+        row++;
+    if (row == end)
         return 0;
     out->requests = calloc(1, sizeof(*out->requests));
     if (!out->requests)
         return -ENOMEM;
-    clear_refs(c);
-    fill_request(c, row, &out->requests[0]);
-    out->n_requests = out->total = 1;
+    add_request(c, q, row, out);
+    out->total = 1;
     out->found = true;
     if (!sequence_runs(row->furthest))
         core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
@@ -395,39 +355,35 @@ static int answer(struct core *c, const struct inspect_query *q, struct inspect_
 
     if (!rows)
         return -ENOMEM;
-    if (q->kind == INSPECT_REQUESTS)
-        rc = fill_requests(c, q, rows, false, out);
-    else if (q->kind == INSPECT_BLOCKS)
-        rc = fill_blocks(c, q, rows, out);
-    else
+    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
+    if (q->kind == INSPECT_EXPLAIN_REQUEST)
         rc = explain_request(c, q, rows, out);
+    else
+        rc = list_requests(c, q, rows, out);
     free(rows);
+    if (rc == 0 && q->kind == INSPECT_BLOCKS)
+        rc = list_clients(c, q, out);
+    if (rc == 0 && q->kind == INSPECT_BLOCKS)
+        rc = list_blocks(c, q, out);
     return rc;
 }
 
 int core_inspect(struct inspect_report **out, struct core *c, const struct inspect_query *q,
                  const int32_t *prompt, int32_t n_prompt, uint64_t now_us)
 {
+    const bool of_requests = q->kind == INSPECT_REQUESTS || q->kind == INSPECT_BLOCKS;
     struct inspect_report *r = calloc(1, sizeof(*r));
     int rc;
 
     if (!r)
         return -ENOMEM;
+    must(!of_requests || (q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES));
     r->kind = q->kind;
     r->now_us = now_us;
     r->next_id = -1;
-    switch (q->kind) {
-    case INSPECT_REQUESTS:
-    case INSPECT_BLOCKS:
-        must(q->limit >= 1 && q->limit <= INSPECT_MAX_ENTRIES);
-        rc = answer(c, q, r);
-        break;
-    case INSPECT_EXPLAIN_REQUEST:
-        rc = answer(c, q, r);
-        break;
-    default:
-        rc = core_cache_answer(c, q, prompt, n_prompt, r);
-    }
+    rc = of_requests || q->kind == INSPECT_EXPLAIN_REQUEST
+             ? answer(c, q, r)
+             : core_cache_answer(c, q, prompt, n_prompt, r);
     if (rc != 0) {
         inspect_report_free(r);
         return rc;

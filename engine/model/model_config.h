@@ -9,7 +9,7 @@
 #include <jansson.h>
 
 #include "engine/model/model.h"
-#include "engine/util/problems.h"
+#include "engine/util/err.h"
 
 #define MODEL_CONFIG_FILE     "config.json"
 #define MODEL_GENERATION_FILE "generation_config.json"

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/util/problems.h"
+#include "engine/util/err.h"
 #include "engine/model/safetensors.h"
 
 #define MODEL_WEIGHTS_FILE "model.safetensors"

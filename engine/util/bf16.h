@@ -58,8 +58,18 @@ static inline uint32_t f32_bits_from_f16(uint16_t x)
     return sign | (subnormal & is_subnormal) | (normal & ~is_subnormal);
 }
 
-/* dst may not overlap src. */
-void bf16_from_f32_array(uint16_t *dst, const float *src, size_t n);
-void bf16_from_f16_array(uint16_t *dst, const uint16_t *src, size_t n);
+/* Whole arrays, in loops without branches that the compiler vectorises with -O3. */
+static inline void bf16_from_f32_array(uint16_t *restrict dst, const float *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = bf16_from_f32(src[i]);
+}
+
+static inline void bf16_from_f16_array(uint16_t *restrict dst, const uint16_t *restrict src,
+                                       size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = bf16_from_f32_bits(f32_bits_from_f16(src[i]));
+}
 
 #endif

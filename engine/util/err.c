@@ -1,8 +1,14 @@
 /* err.c - see err.h. */
 #include "engine/util/err.h"
 
-#include <stdarg.h>
-#include <stdio.h>
+int err_set_va(struct err *e, int code, const char *fmt, va_list ap)
+{
+    vsnprintf(e->text, sizeof(e->text), fmt, ap);
+    for (char *c = e->text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
+    return code;
+}
 
 int err_set(struct err *e, int code, const char *fmt, ...)
 {
@@ -11,10 +17,24 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     if (!e)
         return code;
     va_start(ap, fmt);
-    vsnprintf(e->text, sizeof(e->text), fmt, ap);
+    err_set_va(e, code, fmt, ap);
     va_end(ap);
-    for (char *c = e->text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7f)
-            *c = '?';
+    return code;
+}
+
+int problems_add(struct problems *p, int code, const char *fmt, ...)
+{
+    struct err line;
+    va_list ap;
+
+    va_start(ap, fmt);
+    err_set_va(&line, code, fmt, ap);
+    va_end(ap);
+    if (p->n++ == 0) {
+        p->code = code;
+        p->first = line;
+    }
+    if (p->out)
+        fprintf(p->out, "%s%s\n", p->lead ? p->lead : "", line.text);
     return code;
 }

@@ -6,6 +6,10 @@
 #ifndef NVLLM_ENGINE_UTIL_ERR_H
 #define NVLLM_ENGINE_UTIL_ERR_H
 
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+
 struct err {
     char text[512]; /* NUL-terminated; longer texts are cut */
 };
@@ -13,5 +17,20 @@ struct err {
 /* Sets the text and returns code: `return err_set(e, -EINVAL, "…")`. e may be NULL. Control
  * characters become '?', so that none reaches a terminal or a log. */
 __attribute__((format(printf, 3, 4))) int err_set(struct err *e, int code, const char *fmt, ...);
+int err_set_va(struct err *e, int code, const char *fmt, va_list ap);
+
+/* What a check of many things finds: opening a model needs the first problem, a report all of them.
+ * On the caller's stack, zero-initialised. */
+struct problems {
+    FILE *out;        /* where each is printed as a line, or NULL */
+    const char *lead; /* the beginning of such a line */
+    int code;         /* negative errno of the first; 0: none */
+    uint32_t n;
+    struct err first;
+};
+
+/* Notes a problem and returns code. */
+__attribute__((format(printf, 3, 4))) int problems_add(struct problems *p, int code,
+                                                       const char *fmt, ...);
 
 #endif

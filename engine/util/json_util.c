@@ -96,26 +96,18 @@ int json_object_read(json_t **out, int dir, const char *file, size_t max_bytes, 
 
 const char *json_type_name(const json_t *value)
 {
-    if (!value)
-        return "missing";
-    switch (json_typeof(value)) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    case JSON_INTEGER:
-        return "an integer";
-    case JSON_REAL:
-        return "a number with a fraction";
-    case JSON_TRUE:
-    case JSON_FALSE:
-        return "a boolean";
-    case JSON_NULL:
-        break;
-    }
-    return "null";
+    static const char *const names[] = {
+        [JSON_OBJECT] = "an object",
+        [JSON_ARRAY] = "an array",
+        [JSON_STRING] = "a string",
+        [JSON_INTEGER] = "an integer",
+        [JSON_REAL] = "a number with a fraction",
+        [JSON_TRUE] = "a boolean",
+        [JSON_FALSE] = "a boolean",
+        [JSON_NULL] = "null",
+    };
+
+    return value ? names[json_typeof(value)] : "missing";
 }
 
 void field_problem(const struct fields *f, const char *key, int code, const char *fmt, ...)

@@ -11,7 +11,6 @@
 #include <stdint.h>
 
 #include "engine/util/err.h"
-#include "engine/util/problems.h"
 
 /* json_loadb, with the reason of a failure: -EINVAL "what: not JSON: line …", or -ENOMEM. The first
  * call of this or json_text sets jansson's allocator. */

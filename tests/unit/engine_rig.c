@@ -3,28 +3,58 @@
 
 #include <check.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 
-struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv)
+/* Packs an answer as its bytes. */
+static int pack(void *ctx, struct engine_packed *out, const struct engine_event *answer,
+                const struct tokenizer *tokenizer)
 {
-    struct engine_options o = {
+    const bool is_text = answer->type == ENGINE_TEXT;
+
+    (void)ctx, (void)tokenizer;
+    out->bytes = is_text ? answer->text.len : answer->n_ids * sizeof(*answer->ids);
+    out->data = malloc(out->bytes + 1);
+    ck_assert_ptr_nonnull(out->data);
+    memcpy(out->data, is_text ? (const void *)answer->text.data : answer->ids, out->bytes);
+    return 0;
+}
+
+struct engine_options options;
+struct backend_ops ops;
+static struct engine *running;
+
+void set_up_engine(void)
+{
+    ops = cpu_backend;
+    options = (struct engine_options){
         .model_folder = TEST_MODEL_DIR,
-        .backend = ops,
+        .backend = &ops,
         .backend_options = {.block_len = 16,
                             .max_batch_tokens = 256,
                             .max_seqs = 8,
-                            .max_seq_len = max_seq_len,
-                            .tier_bytes = {kv},
+                            .tier_bytes = {64u << 20},
                             .n_threads = 2},
         .max_preemptions = 3,
         .prefix_cache = true,
         .n_tokenizer_threads = 2,
     };
-    struct engine *g;
+}
+
+void end_engine(void)
+{
+    engine_free(running);
+    running = NULL;
+    ck_assert_int_eq(atomic_load(&n_owned), 0);
+}
+
+struct engine *start_loading(void)
+{
     struct err e;
 
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
-    return g;
+    ck_assert_int_eq(engine_new(&running, &options, &e), 0);
+    engine_set_packer(running, &(struct engine_packer){.pack = pack});
+    return running;
 }
 
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
@@ -49,7 +79,7 @@ void wait_loaded(struct engine *g)
 
 struct engine *start(void)
 {
-    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+    struct engine *g = start_loading();
 
     wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);

@@ -7,9 +7,17 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/engine.h"
 
-/* Starts one; kv: bytes of cache. start() waits until the CPU's is ready. */
-struct engine *start_on(const struct backend_ops *ops, int32_t max_seq_len, uint64_t kv);
-struct engine *start(void);
+/* For the next start: `ops` as the backend, which are the CPU's, with 64 MiB of cache. */
+extern struct engine_options options;
+extern struct backend_ops ops;
+
+/* Fixtures: the former sets both, the latter frees the engine, which gives back the memory of all
+ * requests. */
+void set_up_engine(void);
+void end_engine(void);
+
+struct engine *start_loading(void);
+struct engine *start(void); /* and loaded */
 
 /* Waits for events, a bounded time: an engine that hangs fails the test. */
 struct engine_event *take(struct engine *g);
@@ -42,7 +50,7 @@ struct answer {
 /* Reads events until each of the answers 1 .. n has its terminal event. */
 void gather(struct engine *g, struct answer *answers, uint64_t n);
 
-/* The answer to a question, waited for alone; the taker frees it. */
+/* The answer to an inspect request, waited for alone; the caller frees it. */
 struct inspect_report *report_of(struct engine *g, uint64_t id);
 
 #endif

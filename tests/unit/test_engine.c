@@ -10,13 +10,14 @@
 #include "tests/unit/engine_rig.h"
 #include "tests/unit/run_suite.h"
 
+static const char COUNT[] = "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
+                            "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
 /* ---- a backend that dies on command, else the CPU's */
 
 static _Atomic int waits_before_death; /* -1: lives */
-static struct backend_ops mortal;
 
 static int mortal_wait(struct backend *b, struct step_result *out, struct err *e)
 {
@@ -49,6 +50,29 @@ static void growing_info(const struct backend *b, struct backend_info *out)
 
 /* ---- tests */
 
+static void answer(struct engine *g, const struct engine_request *r, struct answer *a)
+{
+    generate(g, r);
+    gather(g, a, 1);
+}
+
+static void generate_many(struct engine *g, uint64_t n, int32_t max_tokens)
+{
+    for (uint64_t i = 1; i <= n; i++) {
+        struct engine_request r = request(i, "Once upon a time");
+
+        r.ignore_eos = true;
+        r.max_tokens = max_tokens;
+        generate(g, &r);
+    }
+}
+
+static void check_text(const struct answer *a, const char *text)
+{
+    ck_assert_uint_eq(a->len, strlen(text));
+    ck_assert_mem_eq(a->text, text, a->len);
+}
+
 /* A prompt's answer streams as text, ends with the model's end id, and is told once that it ended.
  */
 TEST(streams_an_answer)
@@ -57,12 +81,10 @@ TEST(streams_an_answer)
     struct engine_request r = request(1, CHAT_SUM);
     struct answer a;
 
-    generate(g, &r);
-    gather(g, &a, 1);
+    answer(g, &r, &a);
     ck_assert_int_eq(a.terminal, ENGINE_DONE);
     ck_assert_int_eq(a.reason, CORE_REASON_STOP);
-    ck_assert_uint_eq(a.len, 2);
-    ck_assert_int_eq(memcmp(a.text, "31", 2), 0);
+    check_text(&a, "31");
     ck_assert_uint_eq(a.n_ids, 3);
     ck_assert_int_eq(a.ids[2], 1993);
     ck_assert_int_gt(a.n_deltas, 1);
@@ -70,8 +92,6 @@ TEST(streams_an_answer)
     ck_assert_int_eq(a.usage.completion_tokens, 3);
     ck_assert(a.usage.arrival_us <= a.usage.start_us && a.usage.start_us <= a.usage.first_us &&
               a.usage.first_us <= a.usage.end_us);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* The same request without streaming is one delta with the same text and ids. */
@@ -90,15 +110,13 @@ TEST(gathers_where_nobody_streams)
     ck_assert_int_eq(memcmp(a[0].text, a[1].text, a[0].len), 0);
     ck_assert_uint_eq(a[0].n_ids, a[1].n_ids);
     ck_assert_int_eq(memcmp(a[0].ids, a[1].ids, a[0].n_ids * sizeof(int32_t)), 0);
-    engine_free(g);
 }
 
 /* A stop string ends the text before it, though it spans tokens, and the answer says stop. */
 TEST(stop_string_ends_the_text)
 {
     struct engine *g = start();
-    struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
-                                         "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    struct engine_request r = request(1, COUNT);
     struct answer a;
 
     r.max_tokens = 100;
@@ -106,63 +124,55 @@ TEST(stop_string_ends_the_text)
     r.n_stops = 1;
     for (int stream = 0; stream < 2; stream++) {
         r.stream = stream;
-        generate(g, &r);
-        gather(g, &a, 1);
+        answer(g, &r, &a);
         ck_assert_int_eq(a.terminal, ENGINE_DONE);
         ck_assert_int_eq(a.reason, CORE_REASON_STOP);
-        ck_assert_uint_eq(a.len, strlen("15, 16, 17, "));
-        ck_assert_int_eq(memcmp(a.text, "15, 16, 17, ", a.len), 0);
+        check_text(&a, "15, 16, 17, ");
     }
-    engine_free(g);
 }
 
 /* A stop string that comes before min_tokens tokens are there is text as any other. */
 TEST(min_tokens_hold_back_stop_strings)
 {
     struct engine *g = start();
-    struct engine_request r = request(1, "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
-                                         "<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    struct engine_request r = request(1, COUNT);
     struct answer a;
 
     r.max_tokens = 100;
     r.stops[0] = (struct text){", ", 2};
     r.n_stops = 1;
     for (r.sampling.min_tokens = 0; r.sampling.min_tokens <= 20; r.sampling.min_tokens += 20) {
-        generate(g, &r);
-        gather(g, &a, 1);
+        answer(g, &r, &a);
         ck_assert_int_eq(a.reason, CORE_REASON_STOP);
         ck_assert_int_eq(a.n_ids > 20, r.sampling.min_tokens > 0);
         ck_assert_int_eq(memcmp(a.text, "15, 16", r.sampling.min_tokens ? 6 : 2), 0);
     }
-    engine_free(g);
 }
 
 /* While the model loads, requests are refused at once and may be tried again. */
 TEST(refuses_while_loading)
 {
-    struct engine *g = start_on(&cpu_backend, 0, 64u << 20);
+    struct engine *g = start_loading();
     struct engine_request r = request(1, CHAT_SUM);
     struct answer a;
 
     if (engine_state(g) == ENGINE_LOADING) {
-        generate(g, &r);
-        gather(g, &a, 1);
+        answer(g, &r, &a);
         ck_assert_int_eq(a.terminal, ENGINE_ERROR);
         ck_assert_int_eq(a.error, ENGINE_E_UNAVAILABLE);
     }
-    engine_free(g); /* in the middle of loading */
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* What can never fit is refused with the figures; the engine goes on. */
 TEST(refuses_what_never_fits)
 {
-    struct engine *g = start_on(&cpu_backend, 1024, 64u << 20);
     struct engine_request r[3] = {request(1, CHAT_SUM), request(2, ""), request(3, CHAT_SUM)};
     int32_t bad_id = 1 << 20;
     struct answer a[3];
+    struct engine *g;
 
-    wait_loaded(g);
+    options.backend_options.max_seq_len = 1024;
+    g = start();
     r[0].max_tokens = 1024;
     r[2].input = ENGINE_PROMPT_IDS;
     r[2].prompt_ids = &bad_id;
@@ -180,8 +190,6 @@ TEST(refuses_what_never_fits)
     generate(g, &r[0]);
     gather(g, a, 1);
     ck_assert_int_eq(a[0].terminal, ENGINE_DONE);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* Bytes of a list of events. */
@@ -196,24 +204,8 @@ static size_t bytes_of(const struct engine_event *list)
 
 static struct engine *start_bounded(size_t event_bytes)
 {
-    const struct engine_options o = {
-        .model_folder = TEST_MODEL_DIR,
-        .backend = &cpu_backend,
-        .backend_options = {.block_len = 16,
-                            .max_batch_tokens = 256,
-                            .max_seqs = 8,
-                            .tier_bytes = {64u << 20},
-                            .n_threads = 2},
-        .n_tokenizer_threads = 2,
-        .event_bytes = event_bytes,
-    };
-    struct engine *g;
-    struct err e;
-
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
-    wait_loaded(g);
-    ck_assert_int_eq(engine_state(g), ENGINE_READY);
-    return g;
+    options.event_bytes = event_bytes;
+    return start();
 }
 
 /* Waits until the engine makes no more tokens, and gives how many it has made. */
@@ -243,13 +235,7 @@ TEST(rests_while_nobody_takes)
     uint64_t first;
     size_t n_ids = 0;
 
-    for (uint64_t i = 1; i <= N; i++) {
-        struct engine_request r = request(i, "Once upon a time");
-
-        r.ignore_eos = true;
-        r.max_tokens = TOKENS;
-        generate(g, &r);
-    }
+    generate_many(g, N, TOKENS);
     first = tokens_when_still(g);
     ck_assert_uint_lt(first, N * TOKENS / 2);
     list = engine_take(g);
@@ -265,8 +251,6 @@ TEST(rests_while_nobody_takes)
         list = left ? take(g) : NULL;
     }
     ck_assert_uint_eq(n_ids, N * TOKENS);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 static void tokenize(struct engine *g, uint64_t id, struct text text)
@@ -283,13 +267,11 @@ TEST(pool_rests_while_nobody_takes)
     enum { N = 100, TEXT = 1 << 16, LIMIT = 1 << 20 };
     struct engine *g = start_bounded(LIMIT);
     struct engine_event *list;
-    char *text = malloc(TEXT);
+    static char text[TEXT];
 
-    ck_assert_ptr_nonnull(text);
     memset(text, '1', TEXT);
-    for (uint64_t i = 1; i <= N; i++) {
+    for (uint64_t i = 1; i <= N; i++)
         tokenize(g, i, (struct text){text, TEXT});
-    }
     for (int before = 0, still = 0; still < 50; still++) {
         int now = atomic_load(&n_owned);
 
@@ -303,9 +285,6 @@ TEST(pool_rests_while_nobody_takes)
     ck_assert_uint_lt(bytes_of(list), LIMIT + 3 * TEXT * sizeof(int32_t));
     engine_events_free(list);
     usleep(100000); /* the pool goes on, to rest again */
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
-    free(text);
 }
 
 /* Cancelling at any moment gives one terminal event, and idle means no used block. */
@@ -337,8 +316,6 @@ TEST(cancel_is_told_once)
         engine_status(g, &s);
     while (s.core.blocks_used); /* the steps in flight still hold some; a leak would hang here */
     ck_assert_int_eq(s.core.seqs_running + s.core.seqs_waiting, 0);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* A hundred thousand cancels of one request are one, and those of unknown ones are none: nothing
@@ -359,8 +336,6 @@ TEST(cancel_floods_are_nothing)
     gather(g, &a, 1);
     ck_assert_int_eq(a.terminal, ENGINE_DONE);
     ck_assert_int_eq(a.reason, CORE_REASON_CANCELLED);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* Work for the pool that is cancelled before its turn is not done, and is told to be cancelled. */
@@ -373,9 +348,8 @@ TEST(cancelled_work_is_not_begun)
     int n_cancelled = 0;
 
     memset(text, 'x', sizeof(text));
-    for (uint64_t i = 1; i <= N; i++) {
+    for (uint64_t i = 1; i <= N; i++)
         tokenize(g, i, (struct text){text, sizeof(text)});
-    }
     for (uint64_t i = 1; i <= N; i++)
         engine_cancel(g, i);
     gather(g, a, N);
@@ -387,8 +361,6 @@ TEST(cancelled_work_is_not_begun)
         n_cancelled++;
     }
     ck_assert_int_gt(n_cancelled, N / 2);
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* When the backend dies each request is told why, and later ones are refused. */
@@ -399,18 +371,11 @@ TEST(backend_death_is_told_to_all)
     struct engine *g;
     struct engine_status s;
 
-    mortal = cpu_backend;
-    mortal.wait = mortal_wait;
+    ops.wait = mortal_wait;
     atomic_store(&waits_before_death, -1);
-    g = start_on(&mortal, 0, 64u << 20);
-    wait_loaded(g);
+    g = start();
     atomic_store(&waits_before_death, 5);
-    for (uint64_t i = 1; i <= N; i++) {
-        struct engine_request r = request(i, "Once upon a time");
-
-        r.max_tokens = 500;
-        generate(g, &r);
-    }
+    generate_many(g, N, 500);
     gather(g, a, N);
     for (int i = 0; i < N; i++) {
         ck_assert_int_eq(a[i].terminal, ENGINE_ERROR);
@@ -420,8 +385,6 @@ TEST(backend_death_is_told_to_all)
         engine_events_free(take(g));
     engine_status(g, &s);
     ck_assert_str_eq(s.failure.text, "planted failure");
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* Ending the engine in the middle of work gives every request's memory back once. */
@@ -429,56 +392,34 @@ TEST(end_in_the_middle_gives_memory_back)
 {
     struct engine *g = start();
 
-    for (uint64_t i = 1; i <= 64; i++) {
-        struct engine_request r = request(i, "Once upon a time");
-
-        r.max_tokens = 1000;
-        generate(g, &r);
-    }
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
+    generate_many(g, 64, 1000);
 }
 
 /* Backends are told the engine's own copy of a text: the caller's may be gone by then. */
 TEST(cache_folder_is_copied)
 {
-    struct backend_ops ops = cpu_backend;
     char folder[] = "/var/cache/somewhere";
-    struct engine_options o = {
-        .model_folder = TEST_MODEL_DIR,
-        .backend = &ops,
-        .backend_options = {.block_len = 16,
-                            .max_batch_tokens = 64,
-                            .max_seqs = 4,
-                            .tier_bytes = {64 << 20},
-                            .n_threads = 1,
-                            .cache_folder = folder},
-        .n_tokenizer_threads = 2,
-    };
     struct engine *g;
-    struct err e;
 
     ops.open = noting_open;
-    ck_assert_int_eq(engine_new(&g, &o, &e), 0);
+    options.backend_options.cache_folder = folder;
+    g = start_loading();
     memset(folder, 'x', sizeof(folder) - 1);
     wait_loaded(g);
     ck_assert_int_eq(engine_state(g), ENGINE_READY);
     ck_assert_ptr_ne(told_at, folder);
     ck_assert_str_eq(told_folder, "/var/cache/somewhere");
-    engine_free(g);
 }
 
 /* What a backend takes after the start shows once the engine is at rest again. */
 TEST(status_follows_the_ledger)
 {
-    struct backend_ops ops = cpu_backend;
     struct engine_status before, after;
     struct engine_request r = request(1, "Once upon a time");
     struct engine *g;
 
     ops.info = growing_info;
-    g = start_on(&ops, 0, 64u << 20);
-    wait_loaded(g);
+    g = start();
     engine_status(g, &before);
     ck_assert_uint_gt(before.backend.graph_bytes, 0);
     r.max_tokens = 4;
@@ -493,7 +434,6 @@ TEST(status_follows_the_ledger)
     ck_assert_uint_gt(after.backend.graph_bytes, before.backend.graph_bytes);
     ck_assert_uint_eq(after.backend.tiers[TIER_DEVICE].bytes,
                       before.backend.tiers[TIER_DEVICE].bytes);
-    engine_free(g);
 }
 
 static atomic_int n_idle, n_flying, n_idle_beside_steps;
@@ -529,7 +469,6 @@ static void wait_idle(int n)
 /* A backend's idle work runs while no step does, until there is no more, and again after steps. */
 TEST(idle_work_runs_between_steps)
 {
-    struct backend_ops ops = cpu_backend;
     struct engine_request r = request(1, "Once upon a time");
     struct answer a;
     struct engine *g;
@@ -537,36 +476,27 @@ TEST(idle_work_runs_between_steps)
     ops.submit = flying_submit;
     ops.wait = landing_wait;
     ops.idle = idle_thrice;
-    g = start_on(&ops, 0, 64u << 20);
-    wait_loaded(g);
+    g = start();
     wait_idle(3);
     r.max_tokens = 4;
-    generate(g, &r);
-    gather(g, &a, 1);
+    answer(g, &r, &a);
     ck_assert_uint_eq(a.n_ids, 4);
     wait_idle(6);
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
-    engine_free(g);
 }
 
 /* A folder that is no model ends in FAILED with the file's name. */
 TEST(bad_folder_fails_with_its_name)
 {
-    struct engine_options o = {
-        .model_folder = "/nonexistent-folder",
-        .backend = &cpu_backend,
-        .backend_options = {.block_len = 16, .max_batch_tokens = 64, .max_seqs = 4},
-        .n_tokenizer_threads = 2,
-    };
     struct engine_status s;
     struct engine *g;
 
-    ck_assert_int_eq(engine_new(&g, &o, NULL), 0);
+    options.model_folder = "/nonexistent-folder";
+    g = start_loading();
     wait_loaded(g);
     engine_status(g, &s);
     ck_assert_int_eq(s.state, ENGINE_FAILED);
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
-    engine_free(g);
 }
 
 /* What a request takes is told beforehand: by its choices, each with its stops, and its biases. */
@@ -589,5 +519,5 @@ TEST(bytes_of_a_request_follow_its_shape)
 
 int main(void)
 {
-    return run_tests("engine", NULL, NULL);
+    return run_tests("engine", set_up_engine, end_engine);
 }

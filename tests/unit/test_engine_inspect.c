@@ -44,6 +44,12 @@ static struct inspect_report *inspect(struct engine *g, uint64_t id, enum inspec
     return report_of(g, id);
 }
 
+static struct engine *start_short(void)
+{
+    options.backend_options.max_seq_len = 512;
+    return start();
+}
+
 /* Starts a request that runs for long. */
 static struct engine *start_running(uint64_t id)
 {
@@ -55,12 +61,6 @@ static struct engine *start_running(uint64_t id)
     generate(g, &r);
     engine_events_free(take(g)); /* it runs */
     return g;
-}
-
-static void end(struct engine *g)
-{
-    engine_free(g);
-    ck_assert_int_eq(atomic_load(&n_owned), 0);
 }
 
 /* An idle engine reports its blocks, and later the prefix that one request left in the cache. */
@@ -81,13 +81,12 @@ TEST(idle_engine_is_inspected)
     ck_assert_int_eq(report->prefixes[0].tokens, 16);
     ck_assert_int_eq(report->prefixes[0].n_head, 16);
     inspect_report_free(report);
-    end(g);
 }
 
 /* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
 TEST(pin_computes_missing_blocks)
 {
-    struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
+    struct engine *g = start_short();
     struct inspect_query q = pin_of(CHAT_SUM);
     static const enum inspect_kind kinds[] = {INSPECT_CACHE_PIN,      INSPECT_CACHE_PIN,
                                               INSPECT_EXPLAIN_PROMPT, INSPECT_CACHE_PIN,
@@ -95,7 +94,6 @@ TEST(pin_computes_missing_blocks)
     static const int32_t changed[] = {1, 1, 0, 1, 1, 0}, cached[] = {0, 16, 16, 16, 0, 0};
     static const int32_t pinned[] = {1, 1, 1, 0, 0, 0};
 
-    wait_loaded(g);
     for (uint64_t i = 0; i < 6; i++) {
         struct inspect_report *report;
 
@@ -111,7 +109,6 @@ TEST(pin_computes_missing_blocks)
             ck_assert_int_eq(report->prompt_tokens, 23);
         inspect_report_free(report);
     }
-    end(g);
 }
 
 /* Bad inspect requests end with their reason, cancelled ones as cancelled; each ends once, also
@@ -119,11 +116,10 @@ TEST(pin_computes_missing_blocks)
 TEST(failures_name_their_reason)
 {
     static char long_prompt[1200];
-    struct engine *g = start_on(&cpu_backend, 512, 64u << 20);
+    struct engine *g = start_short();
     struct inspect_query q = pin_of("short");
     struct answer a[6];
 
-    wait_loaded(g);
     for (size_t i = 0; i < sizeof(long_prompt); i++)
         long_prompt[i] = (char)('a' + i * i % 26);
     ask(g, 1, &q);
@@ -155,7 +151,6 @@ TEST(failures_name_their_reason)
     q = pin_of(CHAT_SUM);
     for (uint64_t i = 10; i < 30; i++)
         ask(g, i, &q);
-    end(g);
 }
 
 /* A request in the tokenizer's queue is explained to its own client only. */
@@ -183,7 +178,6 @@ TEST(explains_requests_being_encoded)
     report = report_of(g, 101);
     ck_assert(!report->found);
     inspect_report_free(report);
-    end(g);
 }
 
 /* Running requests and those being encoded are listed, each once, while steps go on. A report that
@@ -216,7 +210,6 @@ TEST(requests_are_listed_in_every_phase)
         ck_assert(seen[i]);
     inspect_report_free(report);
     ask(g, 101, &q);
-    end(g);
 }
 
 /* However many inspect requests wait, steps go on between two reports; cancelled ones get none. */
@@ -249,7 +242,6 @@ TEST(reports_do_not_hold_up_steps)
     ck_assert_int_ge(n_reports, N_ANSWERED);
     ck_assert_int_ge(n_cancelled, 1);
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
-    end(g);
 }
 
 /* A client with one inspect request does not wait behind the many of another. */
@@ -275,7 +267,6 @@ TEST(reports_alternate_between_clients)
         }
         engine_events_free(list);
     }
-    end(g);
 }
 
 /* An idle engine sends all reports before it sleeps. */
@@ -291,10 +282,9 @@ TEST(idle_engine_sends_all_reports)
     gather(g, a, N);
     for (int i = 0; i < N; i++)
         ck_assert_int_eq(a[i].terminal, ENGINE_REPORT);
-    end(g);
 }
 
 int main(void)
 {
-    return run_tests("engine_inspect", NULL, NULL);
+    return run_tests("engine_inspect", set_up_engine, end_engine);
 }

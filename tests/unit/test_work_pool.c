@@ -1,241 +1,185 @@
 /* test_work_pool.c - the tokenizer pool's promises: a short text never waits behind a long one, nor
  * one client behind all that another has sent. */
+#include <ctype.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "engine/work_pool.h"
 #include "tests/unit/run_suite.h"
 
+enum { MOST = 100 };
+
+/* One piece of work: its client is a letter, a capital where it is long. */
 struct task {
     struct work work;
-    sem_t *begun, *gate; /* posted on begin; waited for before the end; may be NULL */
-    _Atomic int *order;
-    int place; /* in order of running, from 1 */
+    sem_t *gate;       /* waited for before the end; NULL: none */
+    struct task *next; /* pushed when this one begins */
+    char name;
 };
+
+static struct rig {
+    struct work_pool *pool;
+    struct task blockers[2], tasks[MOST];
+    sem_t begun, gates[2]; /* posted by each task that begins; of the blockers */
+    _Atomic int n_ran;
+    struct task *ran[MOST];
+} rig;
+
+static void push(struct task *t)
+{
+    work_pool_push(rig.pool, &t->work, (uint64_t)tolower(t->name),
+                   isupper(t->name) ? WORK_SHORT_BYTES + 1 : WORK_SHORT_BYTES);
+}
 
 static void run_task(struct work *w)
 {
     struct task *t = (struct task *)w;
 
-    t->place = atomic_fetch_add(t->order, 1) + 1;
-    if (t->begun)
-        sem_post(t->begun);
+    if (t->next)
+        push(t->next);
+    rig.ran[atomic_fetch_add(&rig.n_ran, 1)] = t;
+    sem_post(&rig.begun);
     if (t->gate)
         sem_wait(t->gate);
 }
 
-static void push_of(struct work_pool *p, struct task *t, uint64_t client, size_t cost,
-                    _Atomic int *order)
+static void push_new(struct task *t, char name, sem_t *gate)
 {
-    t->work = (struct work){.run = run_task};
-    t->order = order;
-    work_pool_push(p, &t->work, client, cost);
+    *t = (struct task){.work = {.run = run_task}, .name = name, .gate = gate};
+    push(t);
 }
 
-static void push(struct work_pool *p, struct task *t, size_t cost, _Atomic int *order)
+static void wait_begun(int n)
 {
-    push_of(p, t, 1, cost, order);
+    for (int i = 0; i < n; i++)
+        sem_wait(&rig.begun);
+}
+
+static void set_up(void)
+{
+    memset(&rig, 0, sizeof(rig));
+    sem_init(&rig.begun, 0, 0);
+    for (int i = 0; i < 2; i++)
+        sem_init(&rig.gates[i], 0, 0);
+}
+
+/* A pool of two threads that are both busy, so that what is pushed waits. */
+static void start_busy(void)
+{
+    ck_assert_int_eq(work_pool_new(&rig.pool, 2), 0);
+    for (int i = 0; i < 2; i++) { /* the long one first: the thread of short work takes the other */
+        push_new(&rig.blockers[i], i ? 'z' : 'Z', &rig.gates[i]);
+        wait_begun(1);
+    }
+}
+
+/* Lets the thread that takes everything run what waits; it ran as `order` says, and each client's
+ * own of one length in order of arrival. */
+static void runs_as(const char *order)
+{
+    const int n = (int)strlen(order);
+    char ran[MOST + 1] = "";
+
+    sem_post(&rig.gates[0]);
+    wait_begun(n);
+    sem_post(&rig.gates[1]);
+    work_pool_free(rig.pool);
+    for (int i = 0; i < n; i++) {
+        ran[i] = rig.ran[2 + i]->name;
+        for (int k = 0; k < i; k++)
+            ck_assert(ran[k] != ran[i] || rig.ran[2 + k] < rig.ran[2 + i]);
+    }
+    ck_assert_str_eq(ran, order);
+}
+
+static void push_all(const char *names)
+{
+    for (int i = 0; names[i]; i++)
+        push_new(&rig.tasks[i], names[i], NULL);
 }
 
 /* With every other thread held by long texts and more of them waiting, a short one still runs. */
 TEST(short_work_passes_long_work)
 {
-    enum { THREADS = 3, LONGS = 6 };
-    struct task longs[LONGS] = {0}, quick = {0};
-    struct work_pool *p;
-    _Atomic int order = 0;
-    sem_t begun, gate, done;
-
-    sem_init(&begun, 0, 0);
-    sem_init(&gate, 0, 0);
-    sem_init(&done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&p, THREADS), 0);
-    for (int i = 0; i < LONGS; i++) {
-        longs[i].begun = &begun;
-        longs[i].gate = &gate;
-        push(p, &longs[i], WORK_SHORT_BYTES + 1, &order);
-    }
-    for (int i = 0; i < THREADS - 1; i++)
-        sem_wait(&begun);
-    quick.begun = &done;
-    push(p, &quick, WORK_SHORT_BYTES, &order);
-    sem_wait(&done); /* would wait for ever if long work could take every thread */
-    ck_assert_int_eq(quick.place, THREADS);
-    for (int i = 0; i < LONGS; i++)
-        sem_post(&gate);
-    for (int i = 0; i < LONGS - (THREADS - 1); i++)
-        sem_wait(&begun);
-    work_pool_free(p);
+    ck_assert_int_eq(work_pool_new(&rig.pool, 3), 0);
+    for (int i = 0; i < 6; i++)
+        push_new(&rig.tasks[i], 'A', &rig.gates[0]);
+    wait_begun(2);
+    push_new(&rig.tasks[6], 'a', NULL);
+    wait_begun(1); /* would wait for ever if long work could take every thread */
+    ck_assert_ptr_eq(rig.ran[2], &rig.tasks[6]);
+    for (int i = 0; i < 6; i++)
+        sem_post(&rig.gates[0]);
+    wait_begun(4);
+    work_pool_free(rig.pool);
 }
 
-/* A pool of two threads with both of them held, so that what is pushed waits. */
-struct held {
-    struct work_pool *pool;
-    struct task blockers[2];
-    _Atomic int order;
-    sem_t begun, gates[2]; /* of the thread that takes everything, of the other */
-    sem_t done;            /* posted by each of the tasks that are pushed here */
-};
-
-static void hold(struct held *h)
-{
-    *h = (struct held){0};
-    sem_init(&h->begun, 0, 0);
-    sem_init(&h->done, 0, 0);
-    ck_assert_int_eq(work_pool_new(&h->pool, 2), 0);
-    for (int i = 0; i < 2; i++) {
-        h->blockers[i].begun = &h->begun;
-        h->blockers[i].gate = &h->gates[i];
-        sem_init(&h->gates[i], 0, 0);
-        push_of(h->pool, &h->blockers[i], 0, i ? 1 : WORK_SHORT_BYTES + 1, &h->order);
-        sem_wait(&h->begun); /* the long one first: the thread of short work takes the other */
-    }
-}
-
-static void push_held(struct held *h, struct task *t, uint64_t client, size_t cost)
-{
-    t->begun = &h->done;
-    push_of(h->pool, t, client, cost, &h->order);
-}
-
-/* Lets one thread work, so that the order is the pool's, until n tasks have begun; then ends all.
- */
-static void let_go(struct held *h, int n)
-{
-    sem_post(&h->gates[0]);
-    for (int i = 0; i < n; i++)
-        sem_wait(&h->done);
-    sem_post(&h->gates[1]);
-    work_pool_free(h->pool);
-}
-
-/* The one thread that takes everything takes a client's in order of arrival, long or short. */
+/* The one thread that takes everything takes a client's in order of arrival. */
 TEST(first_come_first_served)
 {
-    enum { N = 40 };
-    struct task tasks[N] = {0};
-    struct held h;
-
-    hold(&h);
-    for (int i = 0; i < N; i++)
-        push_held(&h, &tasks[i], 1, WORK_SHORT_BYTES + 1);
-    let_go(&h, N);
-    for (int i = 0; i < N; i++)
-        ck_assert_int_eq(tasks[i].place, i + 3);
+    start_busy();
+    push_all("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
+    runs_as("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
 }
 
 /* Of three clients, one with much and two with little: these wait for as many pieces of the first
- * as they have themselves, whenever they came; and each client's own goes in order. */
+ * as they have themselves, whenever they came. */
 TEST(clients_have_equal_parts)
 {
-    enum { MUCH = 60, LITTLE = 4 };
-    struct task much[MUCH] = {0}, little[2][LITTLE] = {0};
-    struct held h;
-
-    hold(&h);
-    for (int i = 0; i < MUCH; i++)
-        push_held(&h, &much[i], 7, WORK_SHORT_BYTES);
-    for (int i = 0; i < LITTLE; i++)
-        for (int c = 0; c < 2; c++)
-            push_held(&h, &little[c][i], UINT64_MAX - (uint64_t)c, WORK_SHORT_BYTES);
-    let_go(&h, MUCH + 2 * LITTLE);
-    for (int c = 0; c < 2; c++)
-        ck_assert_int_le(little[c][LITTLE - 1].place, 2 + 3 * LITTLE);
-    for (int i = 1; i < MUCH; i++)
-        ck_assert_int_lt(much[i - 1].place, much[i].place);
-    for (int i = 1; i < LITTLE; i++)
-        ck_assert_int_lt(little[0][i - 1].place, little[0][i].place);
+    start_busy();
+    push_all("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaabcbcbcbc");
+    runs_as("abcabcabcabcaaaaaaaaaaaaaaaaaaaaaaaaaa");
 }
 
 /* A small piece waits for one piece of the other client in each lane, however many that has. */
 TEST(little_goes_before_much)
 {
-    enum { MUCH = 8 };
-    struct task much[2][MUCH] = {0}, one = {0};
-    struct held h;
-
-    hold(&h);
-    for (int i = 0; i < MUCH; i++)
-        for (int l = 0; l < 2; l++)
-            push_held(&h, &much[l][i], 7, l ? 1 << 20 : WORK_SHORT_BYTES);
-    push_held(&h, &one, 8, 100);
-    let_go(&h, 2 * MUCH + 1);
-    ck_assert_int_le(one.place, 2 + 4); /* two long and one short one have come before it */
-}
-
-/* A piece that brings the next one of its client when it begins. */
-struct relay {
-    struct task task;
-    struct work_pool *pool;
-    struct relay *next;
-};
-
-static void run_relay(struct work *w)
-{
-    struct relay *r = (struct relay *)w;
-
-    if (r->next)
-        work_pool_push(r->pool, &r->next->task.work, 8, WORK_SHORT_BYTES);
-    run_task(w);
+    start_busy();
+    push_all("aAaAaAaAaAaAaAaAb");
+    runs_as("aAbAaAaAaAaAaAaAa");
 }
 
 /* Who always has one more piece waiting, never two, has no more than who has brought all at once.
  */
 TEST(coming_back_is_no_advantage)
 {
-    enum { MUCH = 10, OFTEN = 60 };
-    struct task much[MUCH] = {0};
-    static struct relay often[OFTEN];
-    struct held h;
-
-    hold(&h);
-    for (int i = 0; i < MUCH; i++)
-        push_held(&h, &much[i], 7, WORK_SHORT_BYTES);
-    for (int i = 0; i < OFTEN; i++)
-        often[i] = (struct relay){.task = {.work = {.run = run_relay},
-                                           .order = &h.order,
-                                           .begun = &h.done},
-                                  .pool = h.pool,
-                                  .next = i + 1 < OFTEN ? &often[i + 1] : NULL};
-    work_pool_push(h.pool, &often[0].task.work, 8, WORK_SHORT_BYTES);
-    let_go(&h, MUCH + OFTEN);
-    for (int i = 0; i < MUCH; i++)
-        ck_assert_int_le(much[i].place, 2 + 2 * (i + 1) + 1);
+    start_busy();
+    push_all("aaaaaaaaaa");
+    for (int i = 10; i < 40; i++)
+        rig.tasks[i] = (struct task){.work = {.run = run_task},
+                                     .name = 'b',
+                                     .next = i < 39 ? &rig.tasks[i + 1] : NULL};
+    push(&rig.tasks[10]);
+    runs_as("ababababababababababbbbbbbbbbbbbbbbbbbbb");
 }
 
 static void *open_gates_late(void *arg)
 {
-    struct held *h = arg;
-
+    (void)arg;
     usleep(50000); /* the pool is ending by now */
     for (int i = 0; i < 2; i++)
-        sem_post(&h->gates[i]);
+        sem_post(&rig.gates[i]);
     return NULL;
 }
 
 /* A pool that ends runs no more than what it has begun. */
 TEST(undone_work_is_dropped)
 {
-    enum { N = 5 };
-    struct task waiting[N] = {0};
     pthread_t late;
-    struct held h;
 
-    hold(&h);
-    for (int i = 0; i < N; i++)
-        push_held(&h, &waiting[i], 1, i % 2 ? 1 : WORK_SHORT_BYTES + 1);
-    ck_assert_int_eq(pthread_create(&late, NULL, open_gates_late, &h), 0);
-    work_pool_free(h.pool);
+    start_busy();
+    push_all("aAaAa");
+    ck_assert_int_eq(pthread_create(&late, NULL, open_gates_late, NULL), 0);
+    work_pool_free(rig.pool);
     pthread_join(late, NULL);
-    for (int i = 0; i < N; i++)
-        ck_assert_int_eq(waiting[i].place, 0);
+    ck_assert_int_eq(atomic_load(&rig.n_ran), 2);
 }
 
 int main(void)
 {
-    return run_tests("work_pool", NULL, NULL);
+    return run_tests("work_pool", set_up, NULL);
 }
