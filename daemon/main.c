@@ -17,8 +17,6 @@
 #include "daemon/options.h"
 #include "daemon/rights.h"
 #include "daemon/server.h"
-#include "daemon/service.h"
-#include "daemon/shares.h"
 #include "daemon/usage.h"
 #include "engine/cache_secret.h"
 #include "engine/cpu/cpu_backend.h"
@@ -273,18 +271,14 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
         .event_bytes = EVENT_BYTES,
     };
-    struct shares shares;
-    int r;
+    const char *folder = *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY");
+    int r = cache_secret_load(options.cache_secret, folder, e);
 
-    r = cache_secret_load(options.cache_secret,
-                          *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY"), e);
-    if (r == 0)
-        r = shares_parse(&shares, o->shares, e);
     if (r == 0)
         r = engine_new(out, &options, e);
     if (r < 0)
         return r;
-    return engine_set_shares(*out, shares.list, shares.n) < 0
+    return engine_set_shares(*out, o->shares.list, o->shares.n) < 0
                ? err_set(e, -ENOMEM, "scheduler.shares: out of memory")
                : 0;
 }
@@ -333,13 +327,13 @@ static int serve(struct command_line *c)
     parts.model = name;
     parts.backend = choice.ops->name;
     if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
-        open_listener(&parts.listener, o, &e) < 0 ||
-        open_admin_listener(&parts.admin_listener, o, &e) < 0 ||
+        open_listener(&parts.listeners[FOR_CLIENTS], o, &e) < 0 ||
+        open_admin_listener(&parts.listeners[FOR_ADMINS], o, &e) < 0 ||
         start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
         goto fail;
     end = server_run(server);
-    listener_free(parts.listener);
-    listener_free(parts.admin_listener);
+    listener_free(parts.listeners[FOR_CLIENTS]);
+    listener_free(parts.listeners[FOR_ADMINS]);
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
     if (end != SERVER_ENDED)
@@ -350,10 +344,10 @@ static int serve(struct command_line *c)
     return EXIT_SUCCESS;
 fail:
     log_text(LOG_LEVEL_ERROR, "cannot_start", name ? e.text : "out of memory", "%s", "");
-    service_failed(name ? e.text : "out of memory");
+    server_tell_failure(name ? e.text : "out of memory");
     engine_free(parts.engine);
-    listener_free(parts.listener);
-    listener_free(parts.admin_listener);
+    listener_free(parts.listeners[FOR_CLIENTS]);
+    listener_free(parts.listeners[FOR_ADMINS]);
     free(name);
     return EXIT_FAILURE;
 }

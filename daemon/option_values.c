@@ -2,36 +2,34 @@
 #include "daemon/option_values.h"
 
 #include <errno.h>
+#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+
+/* A number and what follows it. */
+static bool parse_digits(int64_t *out, const char *s, int base, char **end)
+{
+    if (*s < '0' || *s > '9')
+        return false; /* no blanks, no signs */
+    errno = 0;
+    *out = strtoll(s, end, base);
+    return errno == 0;
+}
 
 bool option_parse_whole(int64_t *out, const char *s, int base)
 {
     char *end;
-    long long v;
 
-    if (*s < '0' || *s > '9')
-        return false; /* no blanks, no signs */
-    errno = 0;
-    v = strtoll(s, &end, base);
-    if (errno || *end)
-        return false;
-    *out = v;
-    return true;
+    return parse_digits(out, s, base, &end) && !*end;
 }
 
-/* A whole number with K, M, G or T (powers of 1024), as "16M" or "16MiB". */
 bool option_parse_bytes(int64_t *out, const char *s)
 {
-    static const char units[] = "KMGT";
+    static const char units[] = "KMGT"; /* powers of 1024 */
     char *end;
-    long long v;
 
-    if (*s < '0' || *s > '9')
-        return false;
-    errno = 0;
-    v = strtoll(s, &end, 10);
-    if (errno)
+    if (!parse_digits(out, s, 10, &end))
         return false;
     if (*end) {
         const char *u = strchr(units, *end & ~0x20); /* either case */
@@ -39,10 +37,9 @@ bool option_parse_bytes(int64_t *out, const char *s)
         if (!u || (end[1] && strcmp(end + 1, "iB") != 0))
             return false;
         for (long i = u - units; i >= 0; i--)
-            if (__builtin_mul_overflow(v, 1024LL, &v))
+            if (__builtin_mul_overflow(*out, 1024, out))
                 return false;
     }
-    *out = v;
     return true;
 }
 
@@ -92,4 +89,59 @@ bool option_parse_choice(int64_t *out, const char *s, const char *names)
             return false;
         p = bar + 1;
     }
+}
+
+/* By number or name. */
+static bool parse_user(int64_t *out, const char *s)
+{
+    const struct passwd *p;
+
+    if (option_parse_whole(out, s, 10) && *out < (uid_t)-1) /* (uid_t)-1 is nobody's */
+        return true;
+    p = getpwnam(s);
+    if (!p)
+        return false;
+    *out = p->pw_uid;
+    return true;
+}
+
+static int parse_share(struct shares *out, char *word, struct err *e)
+{
+    char *colon = strchr(word, ':');
+    int64_t client, share;
+
+    if (!colon)
+        return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not USER:SHARE", word);
+    *colon = '\0';
+    if (!parse_user(&client, word))
+        return err_set(e, -EINVAL, "scheduler.shares: there is no user \"%s\"", word);
+    if (!option_parse_whole(&share, colon + 1, 10) || share < 1 || share > FAIR_MAX_SHARE)
+        return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not a share from 1 to %d",
+                       colon + 1, FAIR_MAX_SHARE);
+    for (int32_t i = 0; i < out->n; i++)
+        if (out->list[i].client == (uint64_t)client)
+            return err_set(e, -EINVAL, "scheduler.shares: user \"%s\" is there twice", word);
+    if (out->n == SHARES_MAX)
+        return err_set(e, -EINVAL, "scheduler.shares: more than %d users", SHARES_MAX);
+    out->list[out->n].client = (uint64_t)client;
+    out->list[out->n++].share = (int32_t)share;
+    return 0;
+}
+
+int option_parse_shares(struct shares *out, const char *text, struct err *e)
+{
+    char *copy = strdup(text), *at = copy, *word;
+    struct shares shares;
+    int r = 0;
+
+    if (!copy)
+        return err_set(e, -ENOMEM, "scheduler.shares: out of memory");
+    memset(&shares, 0, sizeof(shares)); /* padding, too: options are compared as bytes */
+    while (r == 0 && (word = strsep(&at, " \t")))
+        if (*word)
+            r = parse_share(&shares, word, e);
+    free(copy);
+    if (r == 0)
+        *out = shares;
+    return r;
 }

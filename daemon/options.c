@@ -12,7 +12,6 @@
 
 #include "daemon/log.h"
 #include "daemon/option_values.h"
-#include "daemon/shares.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "engine/text/text_stream.h"
@@ -21,7 +20,7 @@
 
 enum kind {
     KIND_TEXT,
-    KIND_SHARES, /* a text that shares.h understands */
+    KIND_SHARES, /* users and their shares */
     KIND_INT,    /* a whole number */
     KIND_POWER,  /* a whole number that is a power of two */
     KIND_MODE,   /* octal file mode */
@@ -118,14 +117,28 @@ static const struct option table[] = {
 enum { N_OPTIONS = sizeof(table) / sizeof(*table) };
 _Static_assert((int)N_OPTIONS <= (int)OPTIONS_MAX, "options_change has room for all");
 
-static int64_t *number_at(struct options *o, const struct option *t)
+static void *value_at(const struct options *o, const struct option *t)
 {
-    return (int64_t *)((char *)o + t->offset);
+    return (char *)(uintptr_t)o + t->offset;
 }
 
-static char **text_at(struct options *o, const struct option *t)
+static char **text_at(const struct options *o, const struct option *t)
 {
-    return (char **)((char *)o + t->offset);
+    return value_at(o, t);
+}
+
+static size_t value_bytes(const struct option *t)
+{
+    switch (t->kind) {
+    case KIND_TEXT:
+        return sizeof(char *);
+    case KIND_MEMORY:
+        return sizeof(struct option_memory);
+    case KIND_SHARES:
+        return sizeof(struct shares);
+    default:
+        return sizeof(int64_t);
+    }
 }
 
 static const struct option *find(const char *key)
@@ -170,69 +183,41 @@ static void describe(const struct option *t, char *buf, size_t n)
 
 static bool parse_number(const struct option *t, int64_t *out, const char *s)
 {
-    bool ok;
+    int64_t n;
+    bool ok = t->kind == KIND_CHOICE  ? option_parse_choice(&n, s, t->names)
+              : t->kind == KIND_BYTES ? option_parse_bytes(&n, s)
+                                      : option_parse_whole(&n, s, t->kind == KIND_MODE ? 8 : 10);
 
-    switch (t->kind) {
-    case KIND_CHOICE:
-        return option_parse_choice(out, s, t->names);
-    case KIND_BYTES:
-        ok = option_parse_bytes(out, s);
-        break;
-    case KIND_MODE:
-        ok = option_parse_whole(out, s, 8);
-        break;
-    default:
-        ok = option_parse_whole(out, s, 10);
-        break;
-    }
-    if (!ok || *out < t->min || *out > t->max)
+    if (!ok || (t->kind != KIND_CHOICE && (n < t->min || n > t->max)) ||
+        (t->kind == KIND_POWER && (n & (n - 1)) != 0))
         return false;
-    return t->kind != KIND_POWER || (*out & (*out - 1)) == 0;
-}
-
-static bool is_text(const struct option *t)
-{
-    return t->kind == KIND_TEXT || t->kind == KIND_SHARES;
-}
-
-static int set_text(struct options *o, const struct option *t, const char *value, struct err *e)
-{
-    char *copy = strdup(value);
-
-    if (!copy)
-        return err_set(e, -ENOMEM, "%s: out of memory", t->key);
-    free(*text_at(o, t));
-    *text_at(o, t) = copy;
-    return 0;
+    *out = n;
+    return true;
 }
 
 static int set(struct options *o, const struct option *t, const char *value, struct err *e)
 {
-    char allowed[128];
-    struct shares shares;
-    int64_t number;
-    bool ok;
-    int r;
+    char allowed[128], *copy;
 
     switch (t->kind) {
-    case KIND_SHARES:
-        r = shares_parse(&shares, value, e);
-        if (r < 0)
-            return r;
-        return set_text(o, t, value, e);
     case KIND_TEXT:
-        return set_text(o, t, value, e);
+        copy = strdup(value);
+        if (!copy)
+            return err_set(e, -ENOMEM, "%s: out of memory", t->key);
+        free(*text_at(o, t));
+        *text_at(o, t) = copy;
+        return 0;
+    case KIND_SHARES:
+        return option_parse_shares(value_at(o, t), value, e);
     case KIND_MEMORY:
-        ok = option_parse_memory((struct option_memory *)((char *)o + t->offset), value);
+        if (option_parse_memory(value_at(o, t), value))
+            return 0;
         break;
     default:
-        ok = parse_number(t, &number, value);
-        if (ok)
-            *number_at(o, t) = number;
+        if (parse_number(t, value_at(o, t), value))
+            return 0;
         break;
     }
-    if (ok)
-        return 0;
     describe(t, allowed, sizeof(allowed));
     return err_set(e, -EINVAL, "%s: \"%s\" is not %s", t->key, value, allowed);
 }
@@ -255,7 +240,7 @@ int options_init(struct options *o, struct err *e)
 void options_deinit(struct options *o)
 {
     for (int i = 0; i < N_OPTIONS; i++)
-        if (is_text(&table[i])) {
+        if (table[i].kind == KIND_TEXT) {
             free(*text_at(o, &table[i]));
             *text_at(o, &table[i]) = NULL;
         }
@@ -381,39 +366,21 @@ int options_read(struct options *o, const char *path, struct err *e)
     return rd.r;
 }
 
-/* Whether it may change while the daemon runs. */
+/* Whether it may change while the daemon runs: no text does. */
 static bool is_live(const struct option *t)
 {
     return strncmp(t->key, "limits.", 7) == 0 || t->offset == AT(log_level) ||
            t->offset == AT(drain_timeout_s) || t->offset == AT(shares);
 }
 
-static bool same(struct options *a, struct options *b, const struct option *t)
+static bool same(const struct options *a, const struct options *b, const struct option *t)
 {
-    const struct option_memory *x, *y;
-
-    switch (t->kind) {
-    case KIND_TEXT:
-    case KIND_SHARES:
+    if (t->kind == KIND_TEXT)
         return strcmp(*text_at(a, t), *text_at(b, t)) == 0;
-    case KIND_MEMORY:
-        x = (const struct option_memory *)((char *)a + t->offset);
-        y = (const struct option_memory *)((char *)b + t->offset);
-        return x->bytes == y->bytes && x->fraction == y->fraction;
-    default:
-        return *number_at(a, t) == *number_at(b, t);
-    }
+    return memcmp(value_at(a, t), value_at(b, t), value_bytes(t)) == 0;
 }
 
-static void swap_texts(char **a, char **b)
-{
-    char *was = *a;
-
-    *a = *b;
-    *b = was;
-}
-
-void options_take(struct options *running, struct options *fresh, struct options_change *out)
+void options_take(struct options *running, const struct options *fresh, struct options_change *out)
 {
     out->n_changed = out->n_needs_restart = 0;
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -422,10 +389,7 @@ void options_take(struct options *running, struct options *fresh, struct options
         if (same(running, fresh, t))
             continue;
         if (is_live(t)) {
-            if (is_text(t))
-                swap_texts(text_at(running, t), text_at(fresh, t));
-            else
-                *number_at(running, t) = *number_at(fresh, t);
+            memcpy(value_at(running, t), value_at(fresh, t), value_bytes(t));
             out->changed[out->n_changed++] = t->key;
         } else {
             out->needs_restart[out->n_needs_restart++] = t->key;

@@ -6,15 +6,9 @@
 
 #include "proto/utf8.h"
 
-/* protobuf-c wants texts writable; packing only reads them. */
 static ProtobufCBinaryData binary(struct text t)
 {
     return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
-}
-
-static char *word(const char *s)
-{
-    return (char *)(uintptr_t)s;
 }
 
 #define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
@@ -181,36 +175,6 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
     return r;
 }
 
-int reply_cancelled(struct connection *c, uint64_t id, bool found)
-{
-    Nvllm__V1__Cancelled m = NVLLM__V1__CANCELLED__INIT;
-
-    m.has_found = true;
-    m.found = found;
-    return reply_put(c, id, EVENT(CANCELLED), &m);
-}
-
-int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level)
-{
-    Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
-
-    m.has_state = true;
-    m.state = state;
-    m.log_level = word(log_level);
-    return reply_put(c, id, EVENT(CHANGED), &m);
-}
-
-int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change)
-{
-    Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
-
-    m.n_changed = (size_t)change->n_changed;
-    m.changed = (char **)(uintptr_t)change->changed; /* packing only reads */
-    m.n_needs_restart = (size_t)change->n_needs_restart;
-    m.needs_restart = (char **)(uintptr_t)change->needs_restart;
-    return reply_put(c, id, EVENT(RELOADED), &m);
-}
-
 static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
 {
     bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
@@ -218,12 +182,12 @@ static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
     nvllm__v1__error__init(out);
     out->has_code = out->has_retryable = true;
     out->code = e->code;
-    out->message = word(e->message.text);
-    out->field = *e->field ? word(e->field) : NULL;
+    out->message = reply_text(e->message.text);
+    out->field = *e->field ? reply_text(e->field) : NULL;
     out->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
     out->has_retry_after_ms = out->retryable;
     out->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
-    out->limit = word(e->limit);
+    out->limit = reply_text(e->limit);
     out->has_limit_value = e->limit != NULL;
     out->limit_value = e->limit_value;
 }
@@ -238,13 +202,14 @@ int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
     return reply_put(c, id, EVENT(ERROR), &m);
 }
 
-void reply_error_frame(Nvllm__V1__ServerFrame *f, Nvllm__V1__Error *m, const struct refusal *e)
+const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e)
 {
-    nvllm__v1__server_frame__init(f);
-    error_init(m, e);
-    f->has_id = true;
-    f->event_case = EVENT(ERROR);
-    f->error = m;
+    nvllm__v1__server_frame__init(&f->frame);
+    error_init(&f->error, e);
+    f->frame.has_id = true;
+    f->frame.event_case = EVENT(ERROR);
+    f->frame.error = &f->error;
+    return &f->frame.base;
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
@@ -270,18 +235,4 @@ Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
         break;
     }
     return NVLLM__V1__ERROR_CODE__ERROR_INTERNAL;
-}
-
-int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress)
-{
-    Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
-
-    w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
-    w.protocol = 1;
-    w.server = word(facts->server);
-    w.state = facts->state;
-    w.progress = (float)progress;
-    w.model = word(facts->model);
-    w.max_frame_bytes = facts->max_frame_bytes;
-    return reply_put(c, 0, EVENT(WELCOME), &w);
 }

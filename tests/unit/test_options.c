@@ -317,7 +317,7 @@ TEST(what_can_change_changes)
     ck_assert_str_eq(keys(c.needs_restart, c.n_needs_restart),
                      "daemon.socket cache.block_len cache.kv_memory");
     ck_assert_int_eq(o.max_requests, 5);
-    ck_assert_str_eq(o.shares, "7:300");
+    ck_assert_int_eq(o.shares.list[0].share, 300);
     ck_assert_int_eq(o.max_frame_bytes, 1 << 20);
     ck_assert_int_eq(o.drain_timeout_s, 7);
     ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");

@@ -1,5 +1,5 @@
 /* test_shares.c - scheduler.shares: who is meant, how much, and what is refused. */
-#include "daemon/shares.h"
+#include "daemon/option_values.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@ static struct err e;
 /* Users by number and name, with any blanks between; nothing is no share. */
 TEST(users_and_shares_are_taken)
 {
-    ck_assert_int_eq(shares_parse(&s, "", &e), 0);
+    ck_assert_int_eq(option_parse_shares(&s, "", &e), 0);
     ck_assert_int_eq(s.n, 0);
-    ck_assert_int_eq(shares_parse(&s, "  \t ", &e), 0);
+    ck_assert_int_eq(option_parse_shares(&s, "  \t ", &e), 0);
     ck_assert_int_eq(s.n, 0);
-    ck_assert_int_eq(shares_parse(&s, " 1000:300\troot:1  4294967294:10000 ", &e), 0);
+    ck_assert_int_eq(option_parse_shares(&s, " 1000:300\troot:1  4294967294:10000 ", &e), 0);
     ck_assert_int_eq(s.n, 3);
     ck_assert_uint_eq(s.list[0].client, 1000);
     ck_assert_int_eq(s.list[0].share, 300);
@@ -54,9 +54,9 @@ TEST(nonsense_is_refused)
         "1000:99999999999999999999",
     };
 
-    ck_assert_int_eq(shares_parse(&s, "7:8", &e), 0);
+    ck_assert_int_eq(option_parse_shares(&s, "7:8", &e), 0);
     for (size_t i = 0; i < N(bad); i++) {
-        ck_assert_msg(shares_parse(&s, bad[i], &e) == -EINVAL, "%s", bad[i]);
+        ck_assert_msg(option_parse_shares(&s, bad[i], &e) == -EINVAL, "%s", bad[i]);
         ck_assert_ptr_eq(strstr(e.text, "scheduler.shares: "), e.text);
         ck_assert_int_eq(s.n, 1);
         ck_assert_uint_eq(s.list[0].client, 7);
@@ -70,10 +70,10 @@ TEST(users_are_bounded)
 
     for (int i = 0; i < SHARES_MAX; i++)
         snprintf(text + strlen(text), sizeof(text) - strlen(text), "%d:50 ", i + 1);
-    ck_assert_int_eq(shares_parse(&s, text, &e), 0);
+    ck_assert_int_eq(option_parse_shares(&s, text, &e), 0);
     ck_assert_int_eq(s.n, SHARES_MAX);
     snprintf(text + strlen(text), sizeof(text) - strlen(text), "5000:50");
-    ck_assert_int_eq(shares_parse(&s, text, &e), -EINVAL);
+    ck_assert_int_eq(option_parse_shares(&s, text, &e), -EINVAL);
 }
 
 int main(void)
