@@ -18,7 +18,7 @@ static void release(void *owner)
 
     unpacked_free(p->message);
     p->message = NULL;
-    account_give_back_bytes(p->account, p->message_bytes);
+    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
     p->message_bytes = 0;
 }
 
@@ -26,14 +26,13 @@ static void release(void *owner)
 static bool charge(void *owner, size_t bytes)
 {
     struct pending *p = owner;
-    const struct account *total = &p->account->all->total;
+    const struct account *own = p->account, *total = &own->all->total;
 
-    account_take_bytes(p->account, bytes);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, bytes);
     p->engine_bytes += bytes;
-    if (atomic_load(&p->account->request_bytes) >
-        atomic_load(&p->server->most_request_bytes_per_uid))
+    if (own->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes_per_uid)
         p->exceeded = LIMIT_REQUEST_BYTES_PER_UID;
-    else if (atomic_load(&total->request_bytes) > atomic_load(&p->server->most_request_bytes))
+    else if (total->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes)
         p->exceeded = LIMIT_REQUEST_BYTES;
     else
         return true;
@@ -66,7 +65,7 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
     account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
-    account_take_bytes(p->account, p->message_bytes);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
     return p;
 fail:
     free(p);
@@ -86,7 +85,7 @@ static void free_pending(struct pending *p)
     account_sub(p->account, ACCOUNT_INSPECTS, p->inspect);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
     release(p);
-    account_give_back_bytes(p->account, p->engine_bytes);
+    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
     account_unref(p->account);
     free(p);
 }
@@ -197,7 +196,7 @@ static int refuse(const struct session *s, const struct demand *d, struct refusa
         n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS];
         if (d->tokens && n + d->tokens > limit_value(o, limits[i].tokens))
             return over(e, o, limits[i].tokens, n, d->tokens);
-        n = atomic_load(&sums[i]->request_bytes);
+        n = sums[i]->amounts[ACCOUNT_REQUEST_BYTES];
         most = limit_value(o, limits[i].bytes);
         if (n >= most || bytes > most - n)
             return over(e, o, limits[i].bytes, n, bytes);
@@ -221,7 +220,7 @@ static int enter(struct session_call *c, struct pending **out, struct engine_req
         return -ENOMEM;
     c->message = NULL;
     p->engine_bytes = d->engine_bytes;
-    account_take_bytes(p->account, p->engine_bytes);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
     r->id = p->id;
     r->client = s->account->uid;
     r->owner = p;
