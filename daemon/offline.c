@@ -157,61 +157,30 @@ static void print_ids(const json_t *result)
     putchar('\n');
 }
 
+static size_t span_blanks(struct text t)
+{
+    size_t n = 0;
+
+    while (n < t.len && memchr(" \t\r\n", t.data[n], 4))
+        n++;
+    return n;
+}
+
 /* Reads whole numbers, separated by blanks or commas, into an array. */
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
-    json_t *array = json_array();
     size_t at = 0;
     int64_t id;
     int got;
 
+    *out = json_array();
     while ((got = program_next_number(&id, input.data, input.len, &at)) == PROGRAM_NUMBER)
-        if (json_array_append_new(array, json_integer(id)) < 0) {
-            json_decref(array);
+        if (json_array_append_new(*out, json_integer(id)) < 0)
             return err_set(e, -ENOMEM, "out of memory");
-        }
-    if (got == PROGRAM_NONE) {
-        json_decref(array);
-        return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
-                       at + 1);
-    }
-    *out = array;
-    return 0;
-}
-
-/* Reads ids from a JSON array, an object with ids, or plain numbers. */
-static int take_ids(struct token_list *out, struct text input, const json_t *parsed, struct err *e)
-{
-    json_t *own = NULL;
-    size_t start = 0;
-    int r = 0;
-
-    if (!parsed) {
-        while (start < input.len && memchr(" \t\r\n", input.data[start], 4))
-            start++;
-        r = start < input.len && memchr("[{", input.data[start], 2) ? parse(&own, input, e)
-                                                                    : parse_numbers(&own, input, e);
-        if (r < 0)
-            return r;
-        parsed = own;
-    }
-    if (json_is_object(parsed))
-        parsed = json_object_get(parsed, "ids");
-    if (!json_is_array(parsed))
-        r = err_set(e, -EINVAL, "ids: must be an array of token ids");
-    out->ids = r == 0 ? calloc(json_array_size(parsed) + 1, sizeof(*out->ids)) : NULL;
-    if (r == 0 && !out->ids)
-        r = err_set(e, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < json_array_size(parsed); i++) {
-        const json_t *v = json_array_get(parsed, i);
-        json_int_t id = json_integer_value(v);
-
-        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
-            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
-        out->ids[out->n++] = (int32_t)id;
-    }
-    json_decref(own);
-    return r;
+    return got == PROGRAM_NONE
+               ? err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
+                         at + 1)
+               : 0;
 }
 
 /* The number of ids: the model's embeddings, some of which may have no text. Without a config.json,
@@ -231,15 +200,42 @@ static int32_t vocabulary_size(const struct tool *t)
     return problems.n == 0 && config.vocab_size > n ? config.vocab_size : n;
 }
 
-static int check_ids(const struct tool *t, const struct token_list *list, struct err *e)
+/* Reads ids of the vocabulary from a JSON array, an object with ids, or plain numbers. */
+static int take_ids(const struct tool *t, struct token_list *out, struct text input,
+                    const json_t *parsed, struct err *e)
 {
-    for (size_t i = 0; i < list->n; i++)
-        if (list->ids[i] >= t->vocab_size)
-            return err_set(e, -EINVAL,
-                           "ids[%zu]: %" PRId32 " is no id of the vocabulary, which has %" PRId32
-                           ": [0, %" PRId32 "]",
-                           i, list->ids[i], t->vocab_size, t->vocab_size - 1);
-    return 0;
+    const size_t blanks = parsed ? 0 : span_blanks(input);
+    json_t *own = NULL;
+    int r = 0;
+
+    if (!parsed) {
+        r = blanks < input.len && memchr("[{", input.data[blanks], 2)
+                ? parse(&own, input, e)
+                : parse_numbers(&own, input, e);
+        parsed = own;
+    }
+    if (json_is_object(parsed))
+        parsed = json_object_get(parsed, "ids");
+    if (r == 0 && !json_is_array(parsed))
+        r = err_set(e, -EINVAL, "ids: must be an array of token ids");
+    if (r == 0 && !(out->ids = calloc(json_array_size(parsed) + 1, sizeof(*out->ids))))
+        r = err_set(e, -ENOMEM, "out of memory");
+    for (size_t i = 0; r == 0 && i < json_array_size(parsed); i++) {
+        const json_t *v = json_array_get(parsed, i);
+        json_int_t id = json_integer_value(v);
+
+        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
+            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
+        else if (id >= t->vocab_size)
+            r = err_set(e, -EINVAL,
+                        "ids[%zu]: %" JSON_INTEGER_FORMAT " is no id of the vocabulary, which has "
+                        "%" PRId32 ": [0, %" PRId32 "]",
+                        i, id, t->vocab_size, t->vocab_size - 1);
+        else
+            out->ids[out->n++] = (int32_t)id;
+    }
+    json_decref(own);
+    return r;
 }
 
 static int detokenize(struct tool *t, struct text input, const json_t *parsed, json_t **out,
@@ -248,10 +244,8 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     struct token_list list = {0};
     char *text = NULL;
     size_t n = 0;
-    int r = take_ids(&list, input, parsed, e);
+    int r = take_ids(t, &list, input, parsed, e);
 
-    if (r == 0)
-        r = check_ids(t, &list, e);
     if (r == 0) {
         r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
         if (r < 0)
