@@ -17,6 +17,7 @@
 #include "engine/text/text_stream.h"
 #include "proto/frame.h"
 #include "proto/program.h"
+#include "proto/usage.h"
 
 enum kind {
     KIND_TEXT,
@@ -541,26 +542,6 @@ void options_take(struct options *running, const struct options *fresh, struct o
     }
 }
 
-/* Wraps lines at 80 columns. */
-static void print_help(FILE *f, const char *text)
-{
-    enum { INDENT = 6, COLUMNS = 80 };
-    int column = 0;
-
-    while (*text) {
-        int n = (int)strcspn(text, " ");
-
-        if (column > 0 && column + 1 + n > COLUMNS) {
-            fputc('\n', f);
-            column = 0;
-        }
-        column += fprintf(f, "%*s%.*s", column > 0 ? 1 : INDENT, "", n, text);
-        text += n;
-        text += strspn(text, " ");
-    }
-    fputc('\n', f);
-}
-
 bool options_row(struct options_row *out, int i)
 {
     if (i >= N_OPTIONS)
@@ -579,8 +560,8 @@ void options_print(FILE *f)
     struct options_row row;
 
     for (int i = 0; options_row(&row, i); i++) {
-        fprintf(f, "  %s\n", row.key);
-        print_help(f, row.help);
+        fprintf(f, "  %s\n      ", row.key);
+        usage_print_wrapped(f, row.help, 6);
         fprintf(f, "      %s; default %s\n", row.allowed, row.fallback);
     }
 }
