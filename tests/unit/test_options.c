@@ -69,33 +69,63 @@ TEST(defaults_are_those_of_the_manual)
     ck_assert_str_eq(o.model_path, "");
 }
 
-/* Whole numbers hold at both ends of their range and are refused beyond. */
-TEST(numbers_keep_their_range)
+/* Numbers hold at both ends of their range and are refused beyond, as what is no number is; block
+ * lengths are powers of two, modes octal, choices whole words. */
+TEST(values_keep_their_kind)
 {
-    static const char *const bad[] = {"0", "1048577", "-1", "+5",  " 5",   "5 ",
-                                      "",  "x",       "5x", "1e3", "0x10", "99999999999999999999"};
+    static const struct {
+        const char *key, *value, *refused; /* NULL: taken */
+        const int64_t *result;             /* what it is then, or still */
+        int64_t number;
+    } cases[] = {
+#define CASE(key, member, value, number, refused) {key, value, refused, &o.member, number}
+#define TOKENS(value, number, refused)                                                             \
+    CASE("scheduler.max_batch_tokens", max_batch_tokens, value, number, refused)
+        TOKENS("1", 1, NULL),
+        TOKENS("1048576", 1048576, NULL),
+        TOKENS("0", 1048576, "scheduler.max_batch_tokens: \"0\" is not a whole number from 1 to"),
+        TOKENS("1048577", 1048576, "from 1 to 1048576"),
+        TOKENS("-1", 1048576, "from 1"),
+        TOKENS("+5", 1048576, "from 1"),
+        TOKENS(" 5", 1048576, "from 1"),
+        TOKENS("5 ", 1048576, "from 1"),
+        TOKENS("", 1048576, "from 1"),
+        TOKENS("x", 1048576, "from 1"),
+        TOKENS("5x", 1048576, "from 1"),
+        TOKENS("1e3", 1048576, "from 1"),
+        TOKENS("0x10", 1048576, "from 1"),
+        TOKENS("99999999999999999999", 1048576, "from 1"),
+        CASE("cache.block_len", block_len, "16", 16, NULL),
+        CASE("cache.block_len", block_len, "4096", 4096, NULL),
+        CASE("cache.block_len", block_len, "8", 4096, "a power of two from 16 to 4096"),
+        CASE("cache.block_len", block_len, "8192", 4096, "a power of two from 16 to 4096"),
+        CASE("cache.block_len", block_len, "48", 4096, "a power of two from 16 to 4096"),
+        CASE("daemon.backend", backend, "cuda", OPTION_BACKEND_CUDA, NULL),
+        CASE("daemon.backend", backend, "cu", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("daemon.backend", backend, "auto|cpu", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("daemon.backend", backend, "", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("cache.prefix_cache", prefix_cache, "off", 0, NULL),
+        CASE("cuda.device", cuda_device, "3", 3, NULL),
+        CASE("cuda.device", cuda_device, "-1", 3, "cuda.device"),
+        CASE("cuda.device", cuda_device, "cuda:0", 3, "cuda.device"),
+        CASE("cuda.graphs", cuda_graphs, "off", 0, NULL),
+        CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
+        CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
+        CASE("daemon.socket_mode", socket_mode, "0660", 0660, NULL),
+        CASE("daemon.socket_mode", socket_mode, "1777", 0660, "octal"),
+        CASE("daemon.socket_mode", socket_mode, "0668", 0660, "octal"),
+#undef TOKENS
+#undef CASE
+    };
 
-    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1", &e), 0);
-    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1048576", &e), 0);
-    ck_assert_int_eq(o.max_batch_tokens, 1048576);
-    for (size_t i = 0; i < N(bad); i++) {
-        ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", bad[i], &e), -EINVAL);
-        ck_says("scheduler.max_batch_tokens");
-        ck_says("from 1 to 1048576");
+    for (size_t i = 0; i < N(cases); i++) {
+        ck_assert_msg(options_set(&o, cases[i].key, cases[i].value, &e) ==
+                          (cases[i].refused ? -EINVAL : 0),
+                      "%s = %s", cases[i].key, cases[i].value);
+        if (cases[i].refused)
+            ck_says(cases[i].refused);
+        ck_assert_int_eq(*cases[i].result, cases[i].number);
     }
-    ck_assert_int_eq(o.max_batch_tokens, 1048576); /* as it was */
-}
-
-/* A block length is a power of two from 16 to 4096. */
-TEST(block_len_is_a_power_of_two)
-{
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "16", &e), 0);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "4096", &e), 0);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "8", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "8192", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "48", &e), -EINVAL);
-    ck_says("a power of two from 16 to 4096");
-    ck_assert_int_eq(o.block_len, 4096);
 }
 
 /* Memory is bytes with a unit, a fraction, a percentage or auto; nothing in between. */
@@ -125,49 +155,6 @@ TEST(memory_is_bytes_or_a_fraction)
         ck_assert_msg(options_set(&o, "cache.kv_memory", bad[i], &e) == -EINVAL, "%s", bad[i]);
         ck_says("512M");
     }
-}
-
-/* A choice is one of its words, whole. */
-TEST(choices_are_words)
-{
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "cuda", &e), 0);
-    ck_assert_int_eq(o.backend, OPTION_BACKEND_CUDA);
-    ck_assert_int_eq(options_set(&o, "cache.prefix_cache", "off", &e), 0);
-    ck_assert_int_eq(o.prefix_cache, 0);
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "cu", &e), -EINVAL);
-    ck_says("auto|cpu|cuda");
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "auto|cpu", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "", &e), -EINVAL);
-}
-
-/* What a device backend is told: which device, switches as words, a folder that may be none. */
-TEST(cuda_has_its_section)
-{
-    ck_assert_int_eq(read_file("[cuda]\n"
-                               "device = 3\n"
-                               "graphs = off\n"
-                               "invariant = on\n"
-                               "cache_folder = /var/cache/nvllm\n"),
-                     0);
-    ck_assert_int_eq(o.cuda_device, 3);
-    ck_assert_int_eq(o.cuda_graphs, 0);
-    ck_assert_int_eq(o.cuda_invariant, 1);
-    ck_assert_str_eq(o.cuda_cache_folder, "/var/cache/nvllm");
-    ck_assert_int_eq(options_set(&o, "cuda.cache_folder", "", &e), 0);
-    ck_assert_str_eq(o.cuda_cache_folder, "");
-    ck_assert_int_eq(options_set(&o, "cuda.device", "-1", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cuda.device", "cuda:0", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cuda.graphs", "1", &e), -EINVAL);
-    ck_says("off|on");
-}
-
-/* A mode is octal. */
-TEST(modes_are_octal)
-{
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0660", &e), 0);
-    ck_assert_int_eq(o.socket_mode, 0660);
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "1777", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0668", &e), -EINVAL);
 }
 
 /* Users by number and name, with any blanks between; nothing is no share. */
@@ -263,9 +250,14 @@ TEST(file_sets_its_keys)
                                "[cache]\n"
                                "block_len=64\n"
                                "kv_memory = 50% ; half\n"
+                               "[cuda]\n"
+                               "cache_folder = /var/cache/nvllm\n"
                                "[daemon]\n"
                                "socket_group =\n"),
                      0);
+    ck_assert_str_eq(o.cuda_cache_folder, "/var/cache/nvllm");
+    ck_assert_int_eq(options_set(&o, "cuda.cache_folder", "", &e), 0);
+    ck_assert_str_eq(o.cuda_cache_folder, "");
     ck_assert_str_eq(o.model_path, "/srv/models/a b");
     ck_assert_int_eq(o.block_len, 64);
     ck_assert_double_eq(o.kv_memory.fraction, 0.5);
