@@ -15,8 +15,7 @@ void accounts_init(struct accounts *a)
 static void must_be_zero(const struct account *one)
 {
     for (int i = 0; i < N_ACCOUNT_ITEMS; i++)
-        must(one->amounts[i] == 0);
-    must(atomic_load(&one->request_bytes) == 0);
+        must(atomic_load(&one->amounts[i]) == 0);
 }
 
 void accounts_deinit(struct accounts *a)
@@ -64,26 +63,14 @@ void account_unref(struct account *one)
 
 void account_add(struct account *one, enum account_item item, uint64_t n)
 {
-    one->amounts[item] += n;
-    one->all->total.amounts[item] += n;
+    atomic_fetch_add(&one->amounts[item], n);
+    atomic_fetch_add(&one->all->total.amounts[item], n);
 }
 
 void account_sub(struct account *one, enum account_item item, uint64_t n)
 {
-    must(one->amounts[item] >= n);
-    one->amounts[item] -= n;
-    must(one->all->total.amounts[item] >= n);
-    one->all->total.amounts[item] -= n;
-}
-
-void account_take_bytes(struct account *one, uint64_t n)
-{
-    atomic_fetch_add(&one->request_bytes, n);
-    atomic_fetch_add(&one->all->total.request_bytes, n);
-}
-
-void account_give_back_bytes(struct account *one, uint64_t n)
-{
-    must(atomic_fetch_sub(&one->all->total.request_bytes, n) >= n);
-    must(atomic_fetch_sub(&one->request_bytes, n) >= n);
+    if (n == 0)
+        return;
+    must(atomic_fetch_sub(&one->all->total.amounts[item], n) >= n);
+    must(atomic_fetch_sub(&one->amounts[item], n) >= n);
 }

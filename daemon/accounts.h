@@ -2,7 +2,7 @@
  * a limit is one comparison.
  *
  * An account lives while it is referred to, and must be at zero when it is freed. Loop thread only,
- * but the bytes of requests may be charged and given back on any thread. */
+ * but amounts may be added and subtracted on any thread. */
 #ifndef NVLLM_DAEMON_ACCOUNTS_H
 #define NVLLM_DAEMON_ACCOUNTS_H
 
@@ -19,6 +19,8 @@ enum account_item {
     ACCOUNT_INSPECTS,      /* inspect requests without a report */
     ACCOUNT_INPUT_BYTES,   /* buffers of incomplete frames */
     ACCOUNT_OUTPUT_BYTES,  /* buffers of unread answers */
+    ACCOUNT_REQUEST_BYTES, /* unpacked messages until the engine admits them, and the engine's
+                            * memory, answers included, until the end */
     N_ACCOUNT_ITEMS,
 };
 
@@ -26,10 +28,7 @@ struct account {
     struct accounts *all;
     uid_t uid;
     uint32_t refs;
-    uint64_t amounts[N_ACCOUNT_ITEMS];
-    /* Unpacked messages until the engine admits them, and the engine's memory, answers included,
-     * until the end. */
-    atomic_uint_fast64_t request_bytes;
+    atomic_uint_fast64_t amounts[N_ACCOUNT_ITEMS];
     uint64_t round, round_us; /* the loop's time that its frames took in that round */
 };
 
@@ -47,11 +46,8 @@ struct account *account_get(struct accounts *a, uid_t uid);
 void account_ref(struct account *one);
 void account_unref(struct account *one);
 
+/* From any thread. */
 void account_add(struct account *one, enum account_item item, uint64_t n);
 void account_sub(struct account *one, enum account_item item, uint64_t n);
-
-/* Bytes of requests, from any thread. */
-void account_take_bytes(struct account *one, uint64_t n);
-void account_give_back_bytes(struct account *one, uint64_t n);
 
 #endif

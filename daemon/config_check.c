@@ -23,16 +23,17 @@
 
 enum level { OK, NOTE, WRONG };
 
+enum {
+    PATH_ROOM = 4096,
+    HEAD_ROOM = 1024,                      /* of a command without its last word */
+    MEND_ROOM = HEAD_ROOM + 4 * PATH_ROOM, /* each letter of that a quote, at worst */
+};
+
 struct checking {
     const struct config_check *check;
     json_t *findings;
     int n_wrong;
-};
-
-enum {
-    PATH_ROOM = 4096,
-    QUOTED_ROOM = 4 * PATH_ROOM, /* each letter a quote, at worst */
-    MEND_ROOM = QUOTED_ROOM + 200,
+    char mend[MEND_ROOM]; /* of command() */
 };
 
 /* ---- findings */
@@ -78,19 +79,32 @@ static const char *sudo_for(const char *path)
     return access(path, W_OK) == 0 ? "" : "sudo ";
 }
 
+/* A command with a word to be quoted at its end; valid until the next. */
+__attribute__((format(printf, 3, 4))) static const char *
+command(struct checking *c, const char *word, const char *fmt, ...)
+{
+    va_list args;
+    int n;
+
+    va_start(args, fmt);
+    n = vsnprintf(c->mend, HEAD_ROOM, fmt, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= HEAD_ROOM)
+        return NULL;
+    program_quote(c->mend + n, sizeof(c->mend) - (size_t)n, word);
+    return c->mend;
+}
+
 /* The command that opens the file, at the line if it is known; without a file, --help. */
-static const char *edit(char mend[MEND_ROOM], const struct checking *c, long line)
+static const char *edit(struct checking *c, long line)
 {
     const char *file = c->check->file;
-    char quoted[QUOTED_ROOM], at[32] = "";
 
     if (!file)
         return "nvllmd --help";
     if (line > 0)
-        snprintf(at, sizeof(at), "+%ld ", line);
-    snprintf(mend, MEND_ROOM, "%s${EDITOR:-vi} %s%s", sudo_for(file), at,
-             program_quote(quoted, sizeof(quoted), file));
-    return mend;
+        return command(c, file, "%s${EDITOR:-vi} +%ld ", sudo_for(file), line);
+    return command(c, file, "%s${EDITOR:-vi} ", sudo_for(file));
 }
 
 /* ---- the steps */
@@ -99,33 +113,28 @@ static const char *edit(char mend[MEND_ROOM], const struct checking *c, long lin
 static void say_why(struct checking *c)
 {
     const char *file = c->check->file, *text = c->check->why->text;
-    char mend[MEND_ROOM], quoted[QUOTED_ROOM];
     size_t n = file ? strlen(file) : 0;
-    long line = 0;
+    const char *mend;
     struct stat st;
 
-    if (file && access(file, R_OK) < 0 && errno == EACCES && stat(file, &st) == 0) {
-        snprintf(mend, sizeof(mend), "sudo chmod o+r %s",
-                 program_quote(quoted, sizeof(quoted), file));
-        say(c, WRONG, "config", mend, "%s", text);
-        return;
-    }
-
-    if (n && strncmp(text, file, n) == 0 && text[n] == ':')
-        line = strtol(text + n + 1, NULL, 10);
-    say(c, WRONG, "config", edit(mend, c, line), "%s", text);
+    if (file && access(file, R_OK) < 0 && errno == EACCES && stat(file, &st) == 0)
+        mend = command(c, file, "sudo chmod o+r ");
+    else
+        mend = edit(c, n && strncmp(text, file, n) == 0 && text[n] == ':'
+                           ? strtol(text + n + 1, NULL, 10)
+                           : 0);
+    say(c, WRONG, "config", mend, "%s", text);
 }
 
 static void check_backend(struct checking *c, struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
-    char mend[MEND_ROOM];
     struct err e;
 
     if (backend_choose(choice, (enum option_backend)o->backend, c->check->cpu, o->backend_module,
                        "/dev", &e) < 0) {
         *choice = (struct backend_choice){0};
-        say(c, WRONG, "backend", edit(mend, c, 0), "%s", e.text);
+        say(c, WRONG, "backend", edit(c, 0), "%s", e.text);
     } else if (*choice->warning.text) {
         say(c, NOTE, "backend", NULL, "%s", choice->warning.text);
     } else {
@@ -157,38 +166,31 @@ static bool may_be_given(const char *folder)
 }
 
 /* The command that fixes an error of listener_check. */
-static const char *mend_socket(char mend[MEND_ROOM], const struct checking *c, int code,
-                               const struct listener_options *l)
+static const char *mend_socket(struct checking *c, int code, const struct listener_options *l)
 {
-    const char *slash = strrchr(l->path, '/');
+    const char *slash = strrchr(l->path, '/'), *name;
     struct passwd *me = getpwuid(geteuid());
-    char folder[PATH_ROOM], quoted[QUOTED_ROOM];
+    char folder[PATH_ROOM], group[HEAD_ROOM / 2];
 
     snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - l->path) : 0, l->path);
-    if (code == -ENOENT && *folder && me) {
-        snprintf(mend, MEND_ROOM, "%sinstall -d -o %s -m 0755 %s", geteuid() == 0 ? "" : "sudo ",
-                 me->pw_name, program_quote(quoted, sizeof(quoted), folder));
-    } else if (code == -EACCES && me && may_be_given(folder)) {
-        snprintf(mend, MEND_ROOM, "sudo chown %s %s", me->pw_name,
-                 program_quote(quoted, sizeof(quoted), folder));
-    } else if (code == -EEXIST) {
-        snprintf(mend, MEND_ROOM, "%srm -d %s", sudo_for(*folder ? folder : "."),
-                 program_quote(quoted, sizeof(quoted), l->path));
-    } else if (code == -EINVAL && *l->path && *l->group) {
-        snprintf(mend, MEND_ROOM, "sudo groupadd --system %s",
-                 program_quote(quoted, sizeof(quoted), l->group));
-    } else if (code == -EPERM && me) {
-        snprintf(mend, MEND_ROOM, "sudo usermod -aG %s %s",
-                 program_quote(quoted, sizeof(quoted), l->group), me->pw_name);
-    } else {
-        return edit(mend, c, 0);
-    }
-    return mend;
+    name = me ? me->pw_name : "";
+    if (code == -ENOENT && *folder && me)
+        return command(c, folder, "%sinstall -d -o %s -m 0755 ", geteuid() == 0 ? "" : "sudo ",
+                       name);
+    if (code == -EACCES && me && may_be_given(folder))
+        return command(c, folder, "sudo chown %s ", name);
+    if (code == -EEXIST)
+        return command(c, l->path, "%srm -d ", sudo_for(*folder ? folder : "."));
+    if (code == -EINVAL && *l->path && *l->group)
+        return command(c, l->group, "sudo groupadd --system ");
+    if (code == -EPERM && me)
+        return command(c, name, "sudo usermod -aG %s ",
+                       program_quote(group, sizeof(group), l->group));
+    return edit(c, 0);
 }
 
 static void check_socket(struct checking *c, const char *about, const struct listener_options *l)
 {
-    char mend[MEND_ROOM];
     struct err e;
     int r = listener_check(l, &e);
 
@@ -199,33 +201,30 @@ static void check_socket(struct checking *c, const char *about, const struct lis
     else if (r == -ENOENT && is_made_by_systemd(l->path))
         say(c, NOTE, about, NULL, "%s: its folder is made when systemd starts nvllmd", l->path);
     else
-        say(c, WRONG, about, mend_socket(mend, c, r, l), "%s", e.text);
+        say(c, WRONG, about, mend_socket(c, r, l), "%s", e.text);
 }
 
 static void check_admins(struct checking *c)
 {
     const struct options *o = c->check->options;
     const struct listener_options listener = listener_options_of_admins(o);
-    char mend[MEND_ROOM], quoted[QUOTED_ROOM];
     struct rights rights;
     struct err e;
 
-    if (rights_init(&rights, o->admin_group, &e) < 0) {
-        snprintf(mend, sizeof(mend), "sudo groupadd --system %s",
-                 program_quote(quoted, sizeof(quoted), o->admin_group));
-        say(c, WRONG, "admins", mend, "%s", e.text);
-    } else if (*o->admin_socket && strcmp(o->admin_socket, o->socket) == 0) {
-        say(c, WRONG, "admins", edit(mend, c, 0),
-            "daemon.admin_socket: %s is daemon.socket already", o->admin_socket);
-    } else if (*o->admin_socket) {
+    if (rights_init(&rights, o->admin_group, &e) < 0)
+        say(c, WRONG, "admins", command(c, o->admin_group, "sudo groupadd --system "), "%s",
+            e.text);
+    else if (*o->admin_socket && strcmp(o->admin_socket, o->socket) == 0)
+        say(c, WRONG, "admins", edit(c, 0), "daemon.admin_socket: %s is daemon.socket already",
+            o->admin_socket);
+    else if (*o->admin_socket)
         check_socket(c, "admins", &listener);
-    }
 }
 
 /* Reports what “nvllmd check” finds wrong with the folder, or that it is right. */
 static bool check_folder(struct checking *c, const char *folder)
 {
-    char mend[MEND_ROOM], quoted[QUOTED_ROOM], *text = NULL, *line, *rest;
+    char *text = NULL, *line, *rest;
     size_t n;
     FILE *to = open_memstream(&text, &n);
     bool wrong;
@@ -236,11 +235,9 @@ static bool check_folder(struct checking *c, const char *folder)
     }
     wrong = offline_check_folder(folder, to);
     fclose(to);
-    snprintf(mend, sizeof(mend), "nvllmd check --model %s",
-             program_quote(quoted, sizeof(quoted), folder));
     for (rest = text; (line = strsep(&rest, "\n")) != NULL;) {
         if (strncmp(line, "wrong  ", 7) == 0)
-            say(c, WRONG, "model", mend, "%s", line + 7);
+            say(c, WRONG, "model", command(c, folder, "nvllmd check --model "), "%s", line + 7);
         else if (strncmp(line, "note   ", 7) == 0)
             say(c, NOTE, "model", NULL, "%s", line + 7);
     }
@@ -255,11 +252,10 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     const struct options *o = c->check->options;
     const struct backend_options backend = backend_options_of(o);
     struct model *model = NULL;
-    char mend[MEND_ROOM];
     struct err e;
 
     if (!*o->model_path) {
-        say(c, WRONG, "model", edit(mend, c, 0),
+        say(c, WRONG, "model", edit(c, 0),
             "there is no model: path in section [model], or --model DIR");
         return;
     }
@@ -268,9 +264,9 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
     if (model_open(&model, o->model_path, &e) < 0)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
     else if (engine_check_lengths(&backend, model, &e) < 0)
-        say(c, WRONG, "config", edit(mend, c, 0), "%s", e.text);
+        say(c, WRONG, "config", edit(c, 0), "%s", e.text);
     else if (choice->ops == c->check->cpu && c->check->check_cpu(model, &backend, &e) < 0)
-        say(c, WRONG, "memory", edit(mend, c, 0), "%s", e.text);
+        say(c, WRONG, "memory", edit(c, 0), "%s", e.text);
     model_close(model);
 }
 

@@ -11,6 +11,13 @@ enum {
     LINGER_S = 5,
 };
 
+enum state {         /* in this order */
+             OPEN,   /* frames are taken; the timer is a frame's */
+             PAUSED, /* for unread output; the timer is the slow reader's */
+             ENDING, /* closes once all is written, or when the timer expires */
+             GONE,   /* in shared->gone */
+};
+
 struct connection {
     struct connections *shared;
     void *owner;
@@ -22,11 +29,9 @@ struct connection {
     struct list dirty;              /* in shared->dirty */
     struct list leaving;            /* in shared->gone */
     struct list waiting;            /* in shared->waiting, while nothing is read */
+    enum state state;
     bool greeted;
     bool overdue; /* the frame's timer has expired, but the socket may hold its rest */
-    bool paused;  /* for unread output; the timer is the slow reader's */
-    bool ending;  /* closes once all is written */
-    bool gone;
 };
 
 /* Puts it on connections_flush's list. */
@@ -36,10 +41,14 @@ static void mark(struct connection *c)
         list_append(&c->shared->dirty, &c->dirty);
 }
 
-/* Frames are taken from it; the timer is a frame's. */
-static bool is_open(const struct connection *c)
+static bool is_waiting(const struct connection *c)
 {
-    return !c->paused && !c->ending && !c->gone;
+    return !list_empty(&c->waiting);
+}
+
+static void fault(struct connection *c, enum connection_fault which)
+{
+    c->shared->handler->fault(c->owner, which);
 }
 
 /* Tells the owner where the size of a buffer has changed. */
@@ -62,44 +71,32 @@ static void set_timer(struct connection *c, int seconds)
 /* A frame that has begun must end in time. Time in which nothing is read does not count. */
 static void watch_frame(struct connection *c, bool progress)
 {
-    bool waiting = !c->greeted || frame_decoder_partial(&c->in);
-
-    if (!is_open(c) || !list_empty(&c->waiting))
+    if (c->state != OPEN || is_waiting(c))
         return;
     if (progress)
         c->overdue = false;
-    if (!waiting)
+    if (c->greeted && !frame_decoder_partial(&c->in))
         evtimer_del(c->timer);
     else if (!c->overdue && (progress || !evtimer_pending(c->timer, NULL)))
         set_timer(c, c->greeted ? c->shared->frame_timeout_s : c->shared->hello_timeout_s);
 }
 
-static void stop_reading(struct connection *c)
+static void stop_reading(struct connection *c, enum state state)
 {
+    c->state = state;
     list_remove(&c->waiting);
     event_del(c->readable);
 }
 
 static void leave(struct connection *c)
 {
-    if (c->gone)
+    if (c->state == GONE)
         return;
-    c->gone = true;
+    stop_reading(c, GONE);
     list_append(&c->shared->gone, &c->leaving);
     c->shared->n_gone++;
-    stop_reading(c);
     event_del(c->writable);
     evtimer_del(c->timer);
-}
-
-/* Pauses the connection where too much is left after a write. */
-static void pause_if_slow(struct connection *c)
-{
-    if (c->paused || c->ending || frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
-        return;
-    c->paused = true;
-    stop_reading(c);
-    set_timer(c, c->shared->slow_reader_s);
 }
 
 /* 0: all is written. -EAGAIN: the socket is full. Else the client has left. */
@@ -120,14 +117,18 @@ static int write_out(struct connection *c)
     return r;
 }
 
+/* Writes, and pauses the connection where too much is left. */
 static void flush(struct connection *c)
 {
-    int r = c->gone ? 0 : write_out(c);
+    int r = c->state == GONE ? 0 : write_out(c);
 
     if (r == -EAGAIN) {
         event_add(c->writable, NULL);
-        pause_if_slow(c);
-    } else if (r < 0 || c->ending) {
+        if (c->state == OPEN && frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
+            stop_reading(c, PAUSED);
+            set_timer(c, c->shared->slow_reader_s);
+        }
+    } else if (r < 0 || c->state == ENDING) {
         leave(c);
     }
 }
@@ -139,19 +140,11 @@ static bool wait_for_round(struct connection *c)
 
     if (!evtimer_pending(c->shared->again, NULL) && evtimer_add(c->shared->again, &at_once) < 0)
         return false;
-    if (list_empty(&c->waiting))
+    if (!is_waiting(c))
         list_append(&c->shared->waiting, &c->waiting);
     event_del(c->readable);
     evtimer_del(c->timer);
     return true;
-}
-
-static bool read_again(struct connection *c)
-{
-    if (event_add(c->readable, NULL) == 0)
-        return true;
-    c->shared->handler->fault(c->owner, CONNECTION_NO_MEMORY);
-    return false;
 }
 
 /* Hands over whole frames until none is left, the connection is paused, or the owner's quantum is
@@ -164,12 +157,11 @@ static void take_frames(struct connection *c)
     size_t n;
     int r = FRAME_MORE;
 
-    while (!c->ending && !c->gone) {
+    while (c->state == OPEN) {
         if (frame_buffer_bytes(&c->out) > c->shared->pause_bytes)
             flush(c);
-        if (c->paused || c->gone)
-            break;
-        if (!h->may_take(c->owner) && frame_decoder_ready(&c->in) && wait_for_round(c))
+        if (c->state != OPEN ||
+            (!h->may_take(c->owner) && frame_decoder_ready(&c->in) && wait_for_round(c)))
             break;
         r = frame_decoder_take(&c->in, &frame, &n);
         if (r != FRAME_OK)
@@ -179,20 +171,8 @@ static void take_frames(struct connection *c)
     }
     count_buffers(c);
     if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX)
-        h->fault(c->owner, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
+        fault(c, r == FRAME_E_PREFIX ? CONNECTION_GARBAGE : CONNECTION_TOO_LARGE);
     watch_frame(c, progress);
-}
-
-/* Ends the pause once the client has read enough. */
-static void resume(struct connection *c)
-{
-    if (!c->paused || c->ending || c->gone ||
-        frame_buffer_bytes(&c->out) > c->shared->pause_bytes / 2)
-        return;
-    c->paused = false;
-    evtimer_del(c->timer);
-    if (read_again(c))
-        take_frames(c);
 }
 
 /* False: there was nothing to read. */
@@ -207,35 +187,33 @@ static bool read_some(struct connection *c)
         leave(c);
         mark(c);
     } else if (frame_decoder_push(&c->in, buf, (size_t)n) < 0) {
-        c->shared->handler->fault(c->owner, CONNECTION_NO_MEMORY);
+        fault(c, CONNECTION_NO_MEMORY);
     } else {
         take_frames(c);
     }
     return true;
 }
 
-static void on_readable(evutil_socket_t fd, short what, void *arg)
+/* Reads again after a pause or a wait, and takes first what has been read already. */
+static void read_again(struct connection *c)
 {
-    struct connection *c = arg;
-    struct connections *shared = c->shared;
-
-    (void)fd;
-    (void)what;
-    if (shared->handler->may_take(c->owner) || !wait_for_round(c))
-        (void)read_some(c);
-    shared->handler->settle(shared->shared);
-}
-
-/* Takes frames in a new round: first what has been read already. */
-static void serve(struct connection *c)
-{
-    if (!read_again(c))
-        return;
-    if (frame_decoder_ready(&c->in))
+    if (event_add(c->readable, NULL) < 0)
+        fault(c, CONNECTION_NO_MEMORY);
+    else if (frame_decoder_ready(&c->in))
         take_frames(c);
     else
         (void)read_some(c);
-    watch_frame(c, true); /* the wait does not count */
+    watch_frame(c, true); /* the time until now does not count */
+}
+
+/* Ends the pause once the client has read enough. */
+static void resume(struct connection *c)
+{
+    if (c->state != PAUSED || frame_buffer_bytes(&c->out) > c->shared->pause_bytes / 2)
+        return;
+    c->state = OPEN;
+    evtimer_del(c->timer);
+    read_again(c);
 }
 
 /* Serves each waiting connection once. One whose owner has used its quantum keeps its place; one
@@ -244,31 +222,27 @@ static void on_again(evutil_socket_t fd, short what, void *arg)
 {
     struct connections *shared = arg;
     const struct timeval at_once = {0};
-    struct list kept, *at;
+    struct list now, kept;
     bool another;
-    size_t n = 0;
 
     (void)fd;
     (void)what;
     another = evtimer_add(shared->again, &at_once) == 0; /* else this round serves all */
+    list_init(&now);
     list_init(&kept);
-    for (at = shared->waiting.next; at != &shared->waiting; at = at->next)
-        n++;
+    list_move(&now, &shared->waiting);
     shared->handler->round(shared->shared);
-    for (; n > 0 && !list_empty(&shared->waiting); n--) { /* some may leave */
-        struct connection *c = CONTAINER_OF(shared->waiting.next, struct connection, waiting);
+    while (!list_empty(&now)) {
+        struct connection *c = CONTAINER_OF(now.next, struct connection, waiting);
 
         list_remove(&c->waiting);
         if (!another || shared->handler->may_take(c->owner))
-            serve(c);
+            read_again(c);
         else
             list_append(&kept, &c->waiting);
     }
-    while (!list_empty(&kept)) {
-        at = kept.prev;
-        list_remove(at);
-        list_append(shared->waiting.next, at); /* before the first */
-    }
+    list_move(&kept, &shared->waiting);
+    list_move(&shared->waiting, &kept);
     if (list_empty(&shared->waiting))
         evtimer_del(shared->again);
     shared->handler->settle(shared->shared);
@@ -290,53 +264,43 @@ void connections_deinit(struct connections *shared)
     shared->again = NULL;
 }
 
-static void on_writable(evutil_socket_t fd, short what, void *arg)
+/* The process may have been stopped while the rest of the frame came, or the client read: reads or
+ * writes before it judges. */
+static void timed_out(struct connection *c)
 {
-    struct connection *c = arg;
-    struct connections *shared = c->shared;
-
-    (void)fd;
-    (void)what;
-    flush(c);
-    resume(c);
-    mark(c);
-    shared->handler->settle(shared->shared);
-}
-
-/* The process may have been stopped while the rest of the frame came: reads it before it judges. */
-static void frame_overdue(struct connection *c)
-{
-    c->overdue = true;
-    while (c->overdue && is_open(c) && list_empty(&c->waiting) && read_some(c))
-        ;
-    if (c->overdue && is_open(c) && list_empty(&c->waiting))
-        c->shared->handler->fault(c->owner, CONNECTION_TIMED_OUT);
-    c->overdue = false;
-}
-
-/* Likewise the client may have read: writes first. */
-static void reader_overdue(struct connection *c)
-{
-    flush(c);
-    resume(c);
-    if (c->paused && !c->ending && !c->gone)
-        c->shared->handler->fault(c->owner, CONNECTION_SLOW);
-}
-
-static void on_timer(evutil_socket_t fd, short what, void *arg)
-{
-    struct connection *c = arg;
-    struct connections *shared = c->shared;
-
-    (void)fd;
-    (void)what;
-    if (c->ending) {
+    if (c->state == ENDING) {
         leave(c);
         mark(c);
-    } else if (c->paused) {
-        reader_overdue(c);
+    } else if (c->state == PAUSED) {
+        flush(c);
+        resume(c);
+        if (c->state == PAUSED)
+            fault(c, CONNECTION_SLOW);
     } else {
-        frame_overdue(c);
+        c->overdue = true;
+        while (c->overdue && c->state == OPEN && !is_waiting(c) && read_some(c))
+            ;
+        if (c->overdue && c->state == OPEN && !is_waiting(c))
+            fault(c, CONNECTION_TIMED_OUT);
+        c->overdue = false;
+    }
+}
+
+static void on_event(evutil_socket_t fd, short what, void *arg)
+{
+    struct connection *c = arg;
+    struct connections *shared = c->shared;
+
+    (void)fd;
+    if (what & EV_READ) {
+        if (shared->handler->may_take(c->owner) || !wait_for_round(c))
+            (void)read_some(c);
+    } else if (what & EV_WRITE) {
+        flush(c);
+        resume(c);
+        mark(c);
+    } else {
+        timed_out(c);
     }
     shared->handler->settle(shared->shared);
 }
@@ -356,9 +320,9 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
     list_init(&c->leaving);
     list_init(&c->waiting);
     frame_decoder_init(&c->in, shared->max_frame_bytes);
-    c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_readable, c);
-    c->writable = event_new(shared->base, fd, EV_WRITE, on_writable, c);
-    c->timer = evtimer_new(shared->base, on_timer, c);
+    c->readable = event_new(shared->base, fd, EV_READ | EV_PERSIST, on_event, c);
+    c->writable = event_new(shared->base, fd, EV_WRITE, on_event, c);
+    c->timer = evtimer_new(shared->base, on_event, c);
     if (!c->readable || !c->writable || !c->timer || event_add(c->readable, NULL) < 0) {
         connection_free(c);
         return -ENOMEM;
@@ -370,12 +334,10 @@ int connection_new(struct connection **out, struct connections *shared, int fd, 
 
 void connection_free(struct connection *c)
 {
-    if (!c)
-        return;
     list_remove(&c->waiting);
     list_remove(&c->dirty);
     list_remove(&c->leaving);
-    c->shared->n_gone -= c->gone;
+    c->shared->n_gone -= c->state == GONE;
     if (c->readable)
         event_free(c->readable);
     if (c->writable)
@@ -394,21 +356,25 @@ void connection_greeted(struct connection *c)
     c->greeted = true;
 }
 
-/* CONNECTION_OK, or CONNECTION_E_SLOW. Over pause_bytes it writes first, after which the connection
- * may be gone. */
-static int make_way(struct connection *c)
+/* Over pause_bytes it writes first, after which the connection may be gone. */
+static int put(struct connection *c, const ProtobufCMessage *message, void *body, size_t bytes)
 {
-    if (frame_buffer_bytes(&c->out) <= c->shared->pause_bytes)
-        return CONNECTION_OK;
-    mark(c);
-    if (!c->paused)
-        flush(c);
-    return !c->gone && frame_buffer_bytes(&c->out) > c->shared->max_output_bytes ? CONNECTION_E_SLOW
-                                                                                 : CONNECTION_OK;
-}
+    const size_t most = c->shared->max_output_bytes;
+    int r;
 
-static int when_put(struct connection *c, int r)
-{
+    if (c->state <= PAUSED && frame_buffer_bytes(&c->out) > c->shared->pause_bytes) {
+        mark(c);
+        if (c->state == OPEN)
+            flush(c);
+        if (c->state != GONE && frame_buffer_bytes(&c->out) > most)
+            return CONNECTION_E_SLOW;
+    }
+    if (c->state >= ENDING) {
+        free(body);
+        return CONNECTION_OK;
+    }
+    r = body ? frame_buffer_put_body(&c->out, message, body, bytes, most)
+             : frame_buffer_put_within(&c->out, message, most);
     if (r < 0)
         return r == -EMSGSIZE ? CONNECTION_E_LARGE : -ENOMEM;
     count_buffers(c);
@@ -418,38 +384,23 @@ static int when_put(struct connection *c, int r)
 
 int connection_put(struct connection *c, const ProtobufCMessage *message)
 {
-    int r = c->ending || c->gone ? CONNECTION_OK : make_way(c);
-
-    if (r != CONNECTION_OK || c->ending || c->gone)
-        return r;
-    return when_put(c, frame_buffer_put_within(&c->out, message, c->shared->max_output_bytes));
+    return put(c, message, NULL, 0);
 }
 
 int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
                         size_t bytes)
 {
-    int r = c->ending || c->gone ? CONNECTION_OK : make_way(c);
-
-    if (r != CONNECTION_OK)
-        return r;
-    if (c->ending || c->gone) {
-        free(body);
-        return CONNECTION_OK;
-    }
-    return when_put(c,
-                    frame_buffer_put_body(&c->out, head, body, bytes, c->shared->max_output_bytes));
+    return put(c, head, body, bytes);
 }
 
 void connection_end(struct connection *c, const ProtobufCMessage *message)
 {
-    if (c->ending || c->gone)
+    if (c->state >= ENDING)
         return;
     if (message)
-        (void)frame_buffer_put(&c->out,
-                               message); /* without memory the client sees the close alone */
+        (void)frame_buffer_put(&c->out, message); /* no memory: the client sees the close alone */
     count_buffers(c);
-    c->ending = true;
-    stop_reading(c);
+    stop_reading(c, ENDING);
     set_timer(c, LINGER_S);
     mark(c);
 }
@@ -461,7 +412,7 @@ size_t connection_unread_bytes(const struct connection *c)
 
 void connection_drop(struct connection *c, const ProtobufCMessage *message)
 {
-    if (!frame_buffer_bytes(&c->out) && !c->gone && frame_buffer_put(&c->out, message) == 0)
+    if (!frame_buffer_bytes(&c->out) && c->state != GONE && frame_buffer_put(&c->out, message) == 0)
         (void)write_out(c);
     leave(c);
     frame_decoder_deinit(&c->in);

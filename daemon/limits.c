@@ -39,32 +39,10 @@ uint64_t limit_value(const struct options *o, enum limit l)
     return (uint64_t)value;
 }
 
-static void begin(struct refusal *e, const struct options *o, enum limit l)
-{
-    *e = (struct refusal){
-        .code = table[l].code,
-        .limit = table[l].option,
-        .limit_value = limit_value(o, l),
-        .retry_after_ms = table[l].retry_after_ms,
-    };
-}
-
+/* Without the index of an entry. */
 static void name_field(struct refusal *e, const char *field)
 {
-    /* without the index of an entry */
     snprintf(e->field, sizeof(e->field), "%.*s", (int)strcspn(field, "["), field);
-}
-
-int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const char *field,
-                 uint64_t amount)
-{
-    const struct row *t = &table[l];
-
-    begin(e, o, l);
-    name_field(e, field);
-    return err_set(&e->message, -EINVAL,
-                   "%s%s%" PRIu64 " %s are over the limit of %" PRIu64 " (%s)", field,
-                   *field ? ": " : "", amount, t->unit, e->limit_value, t->option);
 }
 
 int limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt,
@@ -76,8 +54,22 @@ int limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, 
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    begin(e, o, l);
+    *e = (struct refusal){
+        .code = table[l].code,
+        .limit = table[l].option,
+        .limit_value = limit_value(o, l),
+        .retry_after_ms = table[l].retry_after_ms,
+    };
     return err_set(&e->message, -EINVAL, "%s (%s)", text, e->limit);
+}
+
+int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const char *field,
+                 uint64_t amount)
+{
+    limit_refuse_text(e, o, l, "%s%s%" PRIu64 " %s are over the limit of %" PRIu64, field,
+                      *field ? ": " : "", amount, table[l].unit, limit_value(o, l));
+    name_field(e, field);
+    return -EINVAL;
 }
 
 int refusal_set(struct refusal *e, Nvllm__V1__ErrorCode code, const char *fmt, ...)

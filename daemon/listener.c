@@ -19,26 +19,28 @@
 enum { BACKLOG = 1024 };
 
 struct listener {
-    int fd;
-    int lock_fd; /* -1: systemd's socket */
-    char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    struct listener_options options; /* the group is our copy */
+    struct sockaddr_un addr;         /* its path may be remade */
     char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
-    mode_t mode;
-    char *group;
-    const char *group_option;
-    gid_t gid;  /* of the group, where one is named */
-    bool bound; /* the path is ours to remove */
-    dev_t dev;
-    ino_t ino;
+    int fd;
+    int lock_fd;      /* -1: systemd's socket */
+    gid_t gid;        /* of the group, where one is named */
+    bool bound;       /* the path is ours to remove */
+    struct stat file; /* of the path, as we have made it */
 };
 
-static struct listener *listener_new(void)
+static int listener_new(struct listener **out, struct err *e)
 {
-    struct listener *l = calloc(1, sizeof(*l));
+    *out = calloc(1, sizeof(**out));
+    if (!*out)
+        return err_set(e, -ENOMEM, "listener: out of memory");
+    (*out)->fd = (*out)->lock_fd = -1;
+    return 0;
+}
 
-    if (l)
-        l->fd = l->lock_fd = -1;
-    return l;
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
 /* Whether the path names the open file. */
@@ -46,19 +48,20 @@ static bool is_at(int fd, const char *path)
 {
     struct stat ours, named;
 
-    return fstat(fd, &ours) == 0 && stat(path, &named) == 0 && ours.st_dev == named.st_dev &&
-           ours.st_ino == named.st_ino;
+    return fstat(fd, &ours) == 0 && stat(path, &named) == 0 && same_file(&ours, &named);
 }
 
 /* Takes the lock. An ending daemon removes the file, so the file locked here may no longer be at
  * its path: try again then. */
 static int take_lock(struct listener *l, struct err *e)
 {
+    const char *path = l->addr.sun_path;
+
     for (;;) {
         int fd = open(l->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 
         if (fd < 0 && errno == ENOENT)
-            return err_set(e, -ENOENT, "%s: its folder does not exist", l->path);
+            return err_set(e, -ENOENT, "%s: its folder does not exist", path);
         if (fd < 0)
             return err_set(e, -errno, "%s: %s", l->lock_path, strerror(errno));
         if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
@@ -66,7 +69,7 @@ static int take_lock(struct listener *l, struct err *e)
 
             close(fd);
             if (code == -EADDRINUSE)
-                return err_set(e, code, "%s: another nvllmd serves this socket", l->path);
+                return err_set(e, code, "%s: another nvllmd serves this socket", path);
             return err_set(e, code, "%s: %s", l->lock_path, strerror(-code));
         }
         if (is_at(fd, l->lock_path)) {
@@ -102,17 +105,6 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     return 0;
 }
 
-/* Removes the socket of a dead daemon; refuses anything else. */
-static int clear_path(const struct listener *l, const struct sockaddr_un *addr, struct err *e)
-{
-    bool left;
-    int r = look_at_path(addr, &left, e);
-
-    if (r == 0 && left && unlink(l->path) < 0 && errno != ENOENT)
-        return err_set(e, -errno, "%s: cannot remove the old socket: %s", l->path, strerror(errno));
-    return r;
-}
-
 /* Leaves *out as it is where no group is named. */
 static int find_group(gid_t *out, const struct listener_options *o, struct err *e)
 {
@@ -128,30 +120,36 @@ static int find_group(gid_t *out, const struct listener_options *o, struct err *
     return 0;
 }
 
-static int bind_path(struct listener *l, const struct sockaddr_un *addr, struct err *e)
+/* Binds the path and listens there; removes the socket of a dead daemon, and refuses anything
+ * else. */
+static int bind_path(struct listener *l, struct err *e)
 {
-    struct stat st;
+    const struct listener_options *o = &l->options;
+    const char *path = l->addr.sun_path;
+    bool left;
     mode_t old;
-    int r;
+    int r = look_at_path(&l->addr, &left, e);
 
+    if (r < 0)
+        return r;
+    if (left && unlink(path) < 0 && errno != ENOENT)
+        return err_set(e, -errno, "%s: cannot remove the old socket: %s", path, strerror(errno));
     l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (l->fd < 0)
         return err_set(e, -errno, "socket: %s", strerror(errno));
     old = umask(0777); /* no client may connect before mode and group are set */
-    r = bind(l->fd, (const struct sockaddr *)addr, sizeof(*addr)) < 0 ? -errno : 0;
+    r = bind(l->fd, (const struct sockaddr *)&l->addr, sizeof(l->addr)) < 0 ? -errno : 0;
     umask(old);
     if (r < 0)
-        return err_set(e, r, "%s: cannot be bound: %s", l->path, strerror(-r));
-    if (lstat(l->path, &st) < 0)
-        return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+        return err_set(e, r, "%s: cannot be bound: %s", path, strerror(-r));
+    if (lstat(path, &l->file) < 0)
+        return err_set(e, -errno, "%s: %s", path, strerror(errno));
     l->bound = true;
-    l->dev = st.st_dev;
-    l->ino = st.st_ino;
-    if (*l->group && chown(l->path, (uid_t)-1, l->gid) < 0)
-        return err_set(e, -errno, "%s: cannot be given to group %s (%s): %s", l->path, l->group,
-                       l->group_option, strerror(errno));
-    if (listen(l->fd, BACKLOG) < 0 || chmod(l->path, l->mode) < 0)
-        return err_set(e, -errno, "%s: %s", l->path, strerror(errno));
+    if (*o->group && chown(path, (uid_t)-1, l->gid) < 0)
+        return err_set(e, -errno, "%s: cannot be given to group %s (%s): %s", path, o->group,
+                       o->group_option, strerror(errno));
+    if (listen(l->fd, BACKLOG) < 0 || chmod(path, o->mode) < 0)
+        return err_set(e, -errno, "%s: %s", path, strerror(errno));
     return 0;
 }
 
@@ -187,32 +185,24 @@ struct listener_options listener_options_of_admins(const struct options *o)
 
 int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
 {
-    struct sockaddr_un addr;
     struct listener *l;
-    size_t n = strlen(o->path);
-    int r = take_path(&addr, o->path, e);
+    int r = listener_new(&l, e);
 
     if (r < 0)
         return r;
-    l = listener_new();
-    if (l)
-        l->group = strdup(o->group);
-    if (!l || !l->group) {
+    l->options = *o;
+    l->options.group = strdup(o->group);
+    if (!l->options.group)
+        r = err_set(e, -ENOMEM, "listener: out of memory");
+    if (r == 0)
+        r = take_path(&l->addr, o->path, e);
+    snprintf(l->lock_path, sizeof(l->lock_path), "%s.lock", l->addr.sun_path);
+    if (r < 0 || (r = find_group(&l->gid, o, e)) < 0 || (r = take_lock(l, e)) < 0 ||
+        (r = bind_path(l, e)) < 0)
         listener_free(l);
-        return err_set(e, -ENOMEM, "listener: out of memory");
-    }
-    l->mode = o->mode;
-    l->group_option = o->group_option;
-    memcpy(l->path, o->path, n + 1);
-    memcpy(l->lock_path, o->path, n);
-    memcpy(l->lock_path + n, ".lock", sizeof(".lock"));
-    if ((r = find_group(&l->gid, o, e)) < 0 || (r = take_lock(l, e)) < 0 ||
-        (r = clear_path(l, &addr, e)) < 0 || (r = bind_path(l, &addr, e)) < 0) {
-        listener_free(l);
-        return r;
-    }
-    *out = l;
-    return 0;
+    else
+        *out = l;
+    return r;
 }
 
 static int check_folder(const char *path, struct err *e)
@@ -266,10 +256,8 @@ int listener_check(const struct listener_options *o, struct err *e)
 
 int listener_inherit(struct listener **out, struct err *e)
 {
-    int n = sd_listen_fds(1), fd = SD_LISTEN_FDS_START, flags;
-    struct sockaddr_un addr = {0};
-    socklen_t len = sizeof(addr);
-    struct listener *l;
+    int n = sd_listen_fds(1), fd = SD_LISTEN_FDS_START, flags, r;
+    socklen_t len = sizeof((*out)->addr) - 1; /* the path keeps its NUL */
 
     *out = NULL;
     if (n == 0)
@@ -283,13 +271,11 @@ int listener_inherit(struct listener **out, struct err *e)
     flags = fcntl(fd, F_GETFL);
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return err_set(e, -errno, "socket of systemd: %s", strerror(errno));
-    l = listener_new();
-    if (!l)
-        return err_set(e, -ENOMEM, "listener: out of memory");
-    l->fd = fd;
-    if (getsockname(fd, (struct sockaddr *)&addr, &len) == 0)
-        memcpy(l->path, addr.sun_path, sizeof(l->path) - 1);
-    *out = l;
+    r = listener_new(out, e);
+    if (r < 0)
+        return r;
+    (*out)->fd = fd;
+    (void)getsockname(fd, (struct sockaddr *)&(*out)->addr, &len); /* else the path is "" */
     return 0;
 }
 
@@ -297,7 +283,14 @@ static bool names_ours(const struct listener *l)
 {
     struct stat st;
 
-    return lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino;
+    return l->bound && lstat(l->addr.sun_path, &st) == 0 && same_file(&st, &l->file);
+}
+
+static void remove_ours(struct listener *l)
+{
+    if (names_ours(l))
+        unlink(l->addr.sun_path);
+    l->bound = false;
 }
 
 /* The lock counts only while its file is at its path: clearing the folder removes both. */
@@ -315,30 +308,26 @@ static int renew_lock(struct listener *l, struct err *e)
 
 bool listener_intact(const struct listener *l)
 {
-    return l->lock_fd < 0 || l->fd < 0 || (l->bound && names_ours(l));
+    return l->lock_fd < 0 || l->fd < 0 || names_ours(l);
 }
 
 int listener_mend(struct listener *l, struct err *e)
 {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
     int old = l->fd, r;
 
-    memcpy(addr.sun_path, l->path, strlen(l->path) + 1);
     l->bound = false;
-    if ((r = renew_lock(l, e)) < 0 || (r = clear_path(l, &addr, e)) < 0)
-        return r;
-    r = bind_path(l, &addr, e);
-    if (r < 0) {
-        if (l->bound && names_ours(l))
-            unlink(l->path);
-        if (l->fd != old && l->fd >= 0)
-            close(l->fd);
-        l->bound = false;
-        l->fd = old;
-        return r;
+    r = renew_lock(l, e);
+    if (r == 0)
+        r = bind_path(l, e);
+    if (r == 0) {
+        close(old);
+        return 0;
     }
-    close(old);
-    return 0;
+    remove_ours(l);
+    if (l->fd != old && l->fd >= 0)
+        close(l->fd);
+    l->fd = old;
+    return r;
 }
 
 int listener_fd(const struct listener *l)
@@ -348,14 +337,12 @@ int listener_fd(const struct listener *l)
 
 const char *listener_path(const struct listener *l)
 {
-    return l->path;
+    return l->addr.sun_path;
 }
 
 void listener_stop(struct listener *l)
 {
-    if (l->bound && names_ours(l))
-        unlink(l->path);
-    l->bound = false;
+    remove_ours(l);
     if (l->fd >= 0)
         close(l->fd);
     l->fd = -1;
@@ -370,6 +357,6 @@ void listener_free(struct listener *l)
         unlink(l->lock_path); /* while it is held: see take_lock */
         close(l->lock_fd);
     }
-    free(l->group);
+    free((char *)(uintptr_t)l->options.group);
     free(l);
 }

@@ -53,7 +53,7 @@ const char *log_level_name(enum log_level level)
     return names[level];
 }
 
-/* A line is built first and written at once. */
+/* A line is built first and written at once; one byte is for the newline. */
 struct line {
     char data[2048];
     size_t len;
@@ -62,7 +62,7 @@ struct line {
 __attribute__((format(printf, 2, 0))) static void line_vput(struct line *l, const char *fmt,
                                                             va_list ap)
 {
-    size_t room = sizeof(l->data) - l->len; /* one byte is for the newline */
+    size_t room = sizeof(l->data) - l->len;
     int n = vsnprintf(l->data + l->len, room, fmt, ap);
 
     if (n > 0)
@@ -89,90 +89,47 @@ static void line_begin(struct line *l, enum log_level level, const char *event)
         line_put(l, "nvllmd: level=%s event=%s", names[level], event);
 }
 
-/* Whether a line can be written without blocking: a writable pipe, socket or terminal has room for
- * more than a line. */
-static bool has_room(void)
+/* A client's text may be as long as a frame: no more is read than there is room for, up to two
+ * bytes each, and one each for the quote and the newline. */
+static void line_put_text(struct line *l, const char *text)
+{
+    line_put(l, " text=\"");
+    for (; *text && l->len + 4 <= sizeof(l->data); text++) {
+        if (*text == '"' || *text == '\\')
+            l->data[l->len++] = '\\';
+        l->data[l->len++] = *text;
+    }
+    line_put(l, "\"");
+}
+
+/* Writes the line unless that would block: a writable pipe, socket or terminal has room for more
+ * than a line. On any other error the daemon goes on without its log. */
+static bool line_write(struct line *l)
 {
     struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+    ssize_t done;
 
-    return poll(&p, 1, 0) == 1 && (p.revents & POLLOUT);
-}
+    if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT))
+        return false;
+    for (size_t i = 0; i < l->len;) {
+        int n = utf8_step(l->data + i, l->len - i);
+        size_t length = (size_t)abs(n);
 
-static void write_out(const char *data, size_t n)
-{
-    while (n > 0) {
-        ssize_t done = write(STDERR_FILENO, data, n);
-
-        if (done <= 0)
-            return; /* the daemon goes on without its log */
-        data += done;
-        n -= (size_t)done;
-    }
-}
-
-/* Control characters could steer a terminal, and the journal hides lines that are not UTF-8. */
-static void line_end(struct line *l)
-{
-    int n;
-
-    for (size_t i = 0; i < l->len; i += (size_t)n) {
-        char *p = l->data + i;
-        bool steers;
-
-        n = utf8_step(p, l->len - i);
-        steers = utf8_steers(p, n);
-        n = n < 0 ? -n : n;
-        if (steers)
-            memset(p, '?', (size_t)n);
+        if (utf8_steers(l->data + i, n)) /* terminals would obey, the journal hide the line */
+            memset(l->data + i, '?', length);
+        i += length;
     }
     l->data[l->len++] = '\n';
+    for (size_t at = 0; at < l->len; at += (size_t)done)
+        if ((done = write(STDERR_FILENO, l->data + at, l->len - at)) <= 0)
+            break;
+    return true;
 }
 
-static void line_write(struct line *l)
+__attribute__((format(printf, 4, 0))) static void
+log_line(enum log_level level, const char *event, const char *text, const char *fmt, va_list ap)
 {
-    struct line lost;
-
-    line_end(l);
-    pthread_mutex_lock(&write_lock);
-    if (!has_room()) {
-        n_dropped++;
-    } else {
-        if (n_dropped) {
-            line_begin(&lost, LOG_LEVEL_WARNING, "log_dropped");
-            line_put(&lost, " lines=%" PRIu64, n_dropped);
-            line_end(&lost);
-            write_out(lost.data, lost.len);
-            n_dropped = 0;
-        }
-        if (has_room())
-            write_out(l->data, l->len);
-        else
-            n_dropped++;
-    }
-    pthread_mutex_unlock(&write_lock);
-}
-
-void log_event(enum log_level level, const char *event, const char *fmt, ...)
-{
-    struct line l;
-    va_list ap;
-
-    if (level > atomic_load(&log_level))
-        return;
-    line_begin(&l, level, event);
-    if (*fmt) {
-        line_put(&l, " ");
-        va_start(ap, fmt);
-        line_vput(&l, fmt, ap);
-        va_end(ap);
-    }
-    line_write(&l);
-}
-
-void log_text(enum log_level level, const char *event, const char *text, const char *fmt, ...)
-{
-    struct line l;
-    va_list ap;
+    struct line l, lost;
     size_t before;
 
     if (level > atomic_load(&log_level))
@@ -180,21 +137,38 @@ void log_text(enum log_level level, const char *event, const char *text, const c
     line_begin(&l, level, event);
     before = l.len;
     line_put(&l, " ");
-    va_start(ap, fmt);
     line_vput(&l, fmt, ap);
-    va_end(ap);
     if (l.len == before + 1)
-        l.len = before; /* fmt is empty: no second blank */
-    line_put(&l, " text=\"");
-    /* A client's text may be as long as a frame: no more is read than there is room for, up to two
-     * bytes each, and one each for the quote and the newline. */
-    for (const char *p = text; *p && l.len + 4 <= sizeof(l.data); p++) {
-        if (*p == '"' || *p == '\\')
-            l.data[l.len++] = '\\';
-        l.data[l.len++] = *p;
+        l.len = before; /* no pairs */
+    if (text)
+        line_put_text(&l, text);
+    pthread_mutex_lock(&write_lock);
+    if (n_dropped) {
+        line_begin(&lost, LOG_LEVEL_WARNING, "log_dropped");
+        line_put(&lost, " lines=%" PRIu64, n_dropped);
+        if (line_write(&lost))
+            n_dropped = 0;
     }
-    line_put(&l, "\"");
-    line_write(&l);
+    n_dropped += !line_write(&l);
+    pthread_mutex_unlock(&write_lock);
+}
+
+void log_event(enum log_level level, const char *event, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    log_line(level, event, NULL, fmt, ap);
+    va_end(ap);
+}
+
+void log_text(enum log_level level, const char *event, const char *text, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    log_line(level, event, text, fmt, ap);
+    va_end(ap);
 }
 
 int log_due(uint64_t *last_ms, uint64_t interval_ms)

@@ -17,8 +17,6 @@
 #include "daemon/options.h"
 #include "daemon/rights.h"
 #include "daemon/server.h"
-#include "daemon/service.h"
-#include "daemon/shares.h"
 #include "daemon/usage.h"
 #include "engine/cache_secret.h"
 #include "engine/cpu/cpu_backend.h"
@@ -31,34 +29,21 @@ enum { EXIT_USAGE = 2 };
  * tokens. Each tokenizer thread may add one answer of limits.output_bytes. */
 enum { EVENT_BYTES = 64 << 20 };
 
-struct command_line;
-static int check_config(const struct command_line *c);
-static int tune(const struct command_line *c);
-
-static const struct command {
-    const char *name;
-    int (*run)(const struct offline_options *o); /* NULL: configured does it */
-    int (*configured)(const struct command_line *c);
-    bool any_options; /* also runs where the options are wrong */
-} commands[] = {
-    {"check-config", .configured = check_config, .any_options = true},
-    {"tune", .configured = tune},
-    {"tokenize", .run = offline_tokenize},
-    {"detokenize", .run = offline_detokenize},
-    {"render", .run = offline_render},
-    {"check", .run = offline_check},
-};
-
 struct command_line {
-    const struct command *command; /* NULL: the daemon */
+    const struct usage_command *command; /* NULL: the daemon */
     struct usage_line line;
     const char *config;     /* NULL: nobody has named a file */
-    struct options options; /* of no use where they are wrong: loaded below 0, why says it */
+    struct options options; /* all zero where they are wrong: loaded below 0, why says it */
     int loaded;
     struct err why;
     struct offline_options offline;
     bool done; /* --help or --version was all */
 };
+
+static bool is_command(const struct command_line *c, const char *name)
+{
+    return c->command && strcmp(c->command->name, name) == 0;
+}
 
 static int usage_error(const char *text)
 {
@@ -83,6 +68,9 @@ static int set_pair(struct options *o, const char *pair, struct err *e)
 /* Applies the options of the command line, in their order, on top of the file. */
 static int apply(const struct command_line *c, struct options *out, struct err *e)
 {
+    static const char *const keys[][2] = {{"model", "model.path"},
+                                          {"socket", "daemon.socket"},
+                                          {"backend", "daemon.backend"}};
     int r = 0;
 
     for (size_t i = 0; r == 0 && i < c->line.n_given; i++) {
@@ -90,12 +78,9 @@ static int apply(const struct command_line *c, struct options *out, struct err *
 
         if (strcmp(name, "set") == 0)
             r = set_pair(out, value, e);
-        else if (strcmp(name, "model") == 0)
-            r = options_set(out, "model.path", value, e);
-        else if (strcmp(name, "socket") == 0)
-            r = options_set(out, "daemon.socket", value, e);
-        else if (strcmp(name, "backend") == 0)
-            r = options_set(out, "daemon.backend", value, e);
+        for (size_t k = 0; r == 0 && k < sizeof(keys) / sizeof(*keys); k++)
+            if (strcmp(name, keys[k][0]) == 0)
+                r = options_set(out, keys[k][1], value, e);
     }
     return r;
 }
@@ -119,15 +104,12 @@ static int load(void *arg, struct options *out, struct err *e)
     return r;
 }
 
-/* The command, if the first argument names one. */
 static int find_command(struct command_line *c, const char *name)
 {
     const char *near = usage_nearest_command(&nvllmd_program, name);
     char text[160];
 
-    for (size_t i = 0; i < sizeof(commands) / sizeof(*commands); i++)
-        if (strcmp(commands[i].name, name) == 0)
-            c->command = &commands[i];
+    c->command = usage_find_command(&nvllmd_program, name);
     if (c->command)
         return 0;
     snprintf(text, sizeof(text), "there is no command “%.40s”%s%s%s", name,
@@ -135,56 +117,59 @@ static int find_command(struct command_line *c, const char *name)
     return usage_error(text);
 }
 
+/* Loads the options; only check-config goes on where they are wrong. */
+static int load_options(struct command_line *c)
+{
+    c->loaded = load(c, &c->options, &c->why);
+    if (c->loaded < 0)
+        memset(&c->options, 0, sizeof(c->options));
+    if (is_command(c, "check-config"))
+        return 0;
+    if (c->loaded == -ENOMEM) {
+        fprintf(stderr, "nvllmd: %s\n", c->why.text);
+        return c->loaded;
+    }
+    if (c->loaded < 0)
+        return usage_error(c->why.text);
+    if (!*c->options.model_path)
+        return usage_error("no model: --model DIR, or path in section [model] of the file");
+    c->offline.model = c->options.model_path;
+    return 0;
+}
+
 static int parse(struct command_line *c, int argc, char **argv)
 {
     const struct usage_option *groups[USAGE_MAX_GROUPS + 2] = {nvllmd_program.common};
-    const struct usage_command *u = NULL;
     char why[USAGE_WHY];
 
     if (argc > 1 && argv[1][0] != '-') {
         if (find_command(c, argv[1]) < 0)
             return -EINVAL;
-        u = usage_find_command(&nvllmd_program, argv[1]);
-        memcpy(groups + 1, u->options, sizeof(u->options));
+        memcpy(groups + 1, c->command->options, sizeof(c->command->options));
         argc--;
         argv++;
     }
     if (usage_parse(&c->line, why, argc, argv, groups, false) < 0)
         return usage_error(why);
-    if (usage_value(&c->line, "help")) {
+    c->done = usage_value(&c->line, "help") || usage_value(&c->line, "version");
+    if (usage_value(&c->line, "help"))
         nvllmd_usage_print();
-        c->done = true;
-        return 0;
-    }
-    if (usage_value(&c->line, "version")) {
+    else if (c->done)
         puts("nvllmd " NVLLM_VERSION);
-        c->done = true;
+    if (c->done)
         return 0;
-    }
-    if (c->line.n_words > (u ? u->max_words : 0))
+    if (c->line.n_words > (c->command ? c->command->max_words : 0))
         return usage_error("there are too many arguments");
+    c->config = usage_value(&c->line, "config");
+    c->offline = (struct offline_options){
+        .json = usage_value(&c->line, "json"),
+        .jsonl = usage_value(&c->line, "jsonl"),
+        .special = usage_value(&c->line, "special"),
+        .skip_special = usage_value(&c->line, "skip-special"),
+    };
     if (c->line.n_words > 0 && strcmp(c->line.words[0], "-") != 0)
         c->offline.input = c->line.words[0];
-    c->config = usage_value(&c->line, "config");
-    c->offline.json = usage_value(&c->line, "json");
-    c->offline.jsonl = usage_value(&c->line, "jsonl");
-    c->offline.special = usage_value(&c->line, "special");
-    c->offline.skip_special = usage_value(&c->line, "skip-special");
-    c->loaded = load(c, &c->options, &c->why);
-    if (c->loaded < 0)
-        memset(&c->options, 0, sizeof(c->options));
-    if (c->command && c->command->any_options)
-        return 0;
-    if (c->loaded < 0) {
-        if (c->loaded != -ENOMEM)
-            return usage_error(c->why.text);
-        fprintf(stderr, "nvllmd: %s\n", c->why.text);
-        return c->loaded;
-    }
-    if (!*c->options.model_path)
-        return usage_error("no model: --model DIR, or path in section [model] of the file");
-    c->offline.model = c->options.model_path;
-    return 0;
+    return load_options(c);
 }
 
 static int check_config(const struct command_line *c)
@@ -273,43 +258,27 @@ static int start_engine(struct engine **out, const struct options *o,
         .n_tokenizer_threads = (int32_t)o->tokenizer_threads,
         .event_bytes = EVENT_BYTES,
     };
-    struct shares shares;
-    int r;
+    const char *folder = *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY");
+    int r = cache_secret_load(options.cache_secret, folder, e);
 
-    r = cache_secret_load(options.cache_secret,
-                          *o->state_folder ? o->state_folder : getenv("STATE_DIRECTORY"), e);
-    if (r == 0)
-        r = shares_parse(&shares, o->shares, e);
     if (r == 0)
         r = engine_new(out, &options, e);
     if (r < 0)
         return r;
-    return engine_set_shares(*out, shares.list, shares.n) < 0
+    return engine_set_shares(*out, o->shares.list, o->shares.n) < 0
                ? err_set(e, -ENOMEM, "scheduler.shares: out of memory")
                : 0;
 }
 
-static int open_admin_listener(struct listener **out, const struct options *o, struct err *e)
+static int open_listeners(struct listener *out[N_LISTENERS], const struct options *o, struct err *e)
 {
-    const struct listener_options options = listener_options_of_admins(o);
+    const struct listener_options clients = listener_options_of(o);
+    const struct listener_options admins = listener_options_of_admins(o);
+    int r = listener_inherit(&out[FOR_CLIENTS], e);
 
-    return *o->admin_socket ? listener_open(out, &options, e) : 0;
-}
-
-static int open_listener(struct listener **out, const struct options *o, struct err *e)
-{
-    const struct listener_options options = listener_options_of(o);
-    int r = listener_inherit(out, e);
-
-    return r < 0 || *out ? r : listener_open(out, &options, e);
-}
-
-static void prepare_process(const struct options *o)
-{
-    server_catch_signals();
-    umask(077);
-    log_init((enum log_level)o->log_level);
-    server_raise_descriptors(o);
+    if (r == 0 && !out[FOR_CLIENTS])
+        r = listener_open(&out[FOR_CLIENTS], &clients, e);
+    return r == 0 && *o->admin_socket ? listener_open(&out[FOR_ADMINS], &admins, e) : r;
 }
 
 static int serve(struct command_line *c)
@@ -322,7 +291,10 @@ static int serve(struct command_line *c)
     char *name = NULL;
     struct err e;
 
-    prepare_process(o);
+    server_catch_signals();
+    umask(077);
+    log_init((enum log_level)o->log_level);
+    server_raise_descriptors(o);
     name = model_name_of(o->model_path);
     if (!name || backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
                                 o->backend_module, "/dev", &e) < 0)
@@ -333,13 +305,12 @@ static int serve(struct command_line *c)
     parts.model = name;
     parts.backend = choice.ops->name;
     if (rights_init(&parts.rights, o->admin_group, &e) < 0 ||
-        open_listener(&parts.listener, o, &e) < 0 ||
-        open_admin_listener(&parts.admin_listener, o, &e) < 0 ||
+        open_listeners(parts.listeners, o, &e) < 0 ||
         start_engine(&parts.engine, o, &choice, &e) < 0 || server_new(&server, &parts, &e) < 0)
         goto fail;
     end = server_run(server);
-    listener_free(parts.listener);
-    listener_free(parts.admin_listener);
+    listener_free(parts.listeners[FOR_CLIENTS]);
+    listener_free(parts.listeners[FOR_ADMINS]);
     /* Threads that load, hang or have failed are not waited for: the process ends under them, and
      * what they still refer to stays. */
     if (end != SERVER_ENDED)
@@ -350,10 +321,10 @@ static int serve(struct command_line *c)
     return EXIT_SUCCESS;
 fail:
     log_text(LOG_LEVEL_ERROR, "cannot_start", name ? e.text : "out of memory", "%s", "");
-    service_failed(name ? e.text : "out of memory");
+    server_tell_failure(name ? e.text : "out of memory");
     engine_free(parts.engine);
-    listener_free(parts.listener);
-    listener_free(parts.admin_listener);
+    listener_free(parts.listeners[FOR_CLIENTS]);
+    listener_free(parts.listeners[FOR_ADMINS]);
     free(name);
     return EXIT_FAILURE;
 }
@@ -369,21 +340,24 @@ static int flush_output(void)
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
-    int status, r;
+    int r, status;
 
     program_hold_streams();
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a log or output over RLIMIT_FSIZE is a failed write */
     r = parse(&c, argc, argv);
-    status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
-    if (r == 0) {
-        if (c.done)
-            status = flush_output();
-        else
-            status = !c.command       ? serve(&c)
-                     : c.command->run ? c.command->run(&c.offline)
-                                      : c.command->configured(&c);
-    }
+    if (r < 0)
+        status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
+    else if (c.done)
+        status = flush_output();
+    else if (!c.command)
+        status = serve(&c);
+    else if (is_command(&c, "check-config"))
+        status = check_config(&c);
+    else if (is_command(&c, "tune"))
+        status = tune(&c);
+    else
+        status = offline_run(c.command->name, &c.offline);
     usage_line_deinit(&c.line);
     options_deinit(&c.options);
     return status;

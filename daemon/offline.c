@@ -26,14 +26,19 @@ enum { MAX_INPUT_BYTES = TOKENIZER_MAX_BYTES };
 
 struct tool {
     const struct offline_options *options;
-    struct tokenizer *tokenizer;
-    int32_t vocab_size; /* of detokenize */
-    const struct chat_template *template;
+    const struct operation *operation;
+    struct tokenizer *tokenizer; /* of tokenize and detokenize */
+    int32_t vocab_size;
+    const struct chat_template *template; /* of render */
+};
+
+struct operation {
+    const char *name;
     /* One input to one object; parsed is NULL where the input is not JSON but text. */
     int (*run)(struct tool *t, struct text input, const json_t *parsed, json_t **out,
                struct err *e);
     void (*print)(const json_t *result); /* the plain form */
-    bool json_lines;                     /* lines of --jsonl are parsed for run */
+    bool renders;                        /* needs the template, and parses the lines of --jsonl */
 };
 
 static int complain(const char *text)
@@ -44,44 +49,23 @@ static int complain(const char *text)
 
 /* ---- reading and writing */
 
-/* All of stdin, or the argument. */
+/* All of stdin, or the argument. *out is to be freed in any case. */
 static int read_input(char **out, size_t *n, const struct offline_options *o, struct err *e)
 {
-    size_t cap = 64 << 10, len = 0, got;
-    char *data, *bigger;
+    FILE *all = open_memstream(out, n);
+    size_t got, len = 0;
+    char part[4096];
 
-    if (o->input) {
-        *out = strdup(o->input);
-        *n = strlen(o->input);
-        return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
-    }
-    data = malloc(cap);
-    while (data && (got = fread(data + len, 1, cap - len, stdin)) > 0) {
-        len += got;
-        if (len > MAX_INPUT_BYTES) {
-            free(data);
-            return err_set(e, -E2BIG, "stdin: more than %d bytes", MAX_INPUT_BYTES);
-        }
-        if (len < cap)
-            continue;
-        cap *= 2;
-        bigger = realloc(data, cap);
-        if (!bigger) {
-            free(data);
-            data = NULL;
-        } else {
-            data = bigger;
-        }
-    }
-    if (!data)
+    if (all && o->input)
+        fputs(o->input, all);
+    while (all && !o->input && len <= MAX_INPUT_BYTES &&
+           (got = fread(part, 1, sizeof(part), stdin)) > 0)
+        len += fwrite(part, 1, got, all);
+    if (!all || fclose(all) != 0)
         return err_set(e, -ENOMEM, "out of memory");
-    if (ferror(stdin)) {
-        free(data);
-        return err_set(e, -EIO, "stdin: cannot be read");
-    }
-    *out = data;
-    *n = len;
-    return 0;
+    if (len > MAX_INPUT_BYTES)
+        return err_set(e, -E2BIG, "stdin: more than %d bytes", MAX_INPUT_BYTES);
+    return ferror(stdin) ? err_set(e, -EIO, "stdin: cannot be read") : 0;
 }
 
 /* Prints in ASCII: some readers end a line at U+2028. */
@@ -173,67 +157,30 @@ static void print_ids(const json_t *result)
     putchar('\n');
 }
 
-static bool is_among(char c, const char *set, size_t n)
+static size_t span_blanks(struct text t)
 {
-    return memchr(set, c, n) != NULL;
+    size_t n = 0;
+
+    while (n < t.len && memchr(" \t\r\n", t.data[n], 4))
+        n++;
+    return n;
 }
 
 /* Reads whole numbers, separated by blanks or commas, into an array. */
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
-    json_t *array = json_array();
     size_t at = 0;
     int64_t id;
     int got;
 
+    *out = json_array();
     while ((got = program_next_number(&id, input.data, input.len, &at)) == PROGRAM_NUMBER)
-        if (json_array_append_new(array, json_integer(id)) < 0) {
-            json_decref(array);
+        if (json_array_append_new(*out, json_integer(id)) < 0)
             return err_set(e, -ENOMEM, "out of memory");
-        }
-    if (got == PROGRAM_NONE) {
-        json_decref(array);
-        return err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
-                       at + 1);
-    }
-    *out = array;
-    return 0;
-}
-
-/* Reads ids from a JSON array, an object with ids, or plain numbers. */
-static int take_ids(struct token_list *out, struct text input, const json_t *parsed, struct err *e)
-{
-    json_t *own = NULL;
-    size_t start = 0;
-    int r = 0;
-
-    if (!parsed) {
-        while (start < input.len && is_among(input.data[start], " \t\r\n", 4))
-            start++;
-        r = start < input.len && is_among(input.data[start], "[{", 2)
-                ? parse(&own, input, e)
-                : parse_numbers(&own, input, e);
-        if (r < 0)
-            return r;
-        parsed = own;
-    }
-    if (json_is_object(parsed))
-        parsed = json_object_get(parsed, "ids");
-    if (!json_is_array(parsed))
-        r = err_set(e, -EINVAL, "ids: must be an array of token ids");
-    out->ids = r == 0 ? calloc(json_array_size(parsed) + 1, sizeof(*out->ids)) : NULL;
-    if (r == 0 && !out->ids)
-        r = err_set(e, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < json_array_size(parsed); i++) {
-        const json_t *v = json_array_get(parsed, i);
-        json_int_t id = json_integer_value(v);
-
-        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
-            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
-        out->ids[out->n++] = (int32_t)id;
-    }
-    json_decref(own);
-    return r;
+    return got == PROGRAM_NONE
+               ? err_set(e, -EINVAL, "token ids are whole numbers: byte %zu of the input is none",
+                         at + 1)
+               : 0;
 }
 
 /* The number of ids: the model's embeddings, some of which may have no text. Without a config.json,
@@ -253,15 +200,42 @@ static int32_t vocabulary_size(const struct tool *t)
     return problems.n == 0 && config.vocab_size > n ? config.vocab_size : n;
 }
 
-static int check_ids(const struct tool *t, const struct token_list *list, struct err *e)
+/* Reads ids of the vocabulary from a JSON array, an object with ids, or plain numbers. */
+static int take_ids(const struct tool *t, struct token_list *out, struct text input,
+                    const json_t *parsed, struct err *e)
 {
-    for (size_t i = 0; i < list->n; i++)
-        if (list->ids[i] >= t->vocab_size)
-            return err_set(e, -EINVAL,
-                           "ids[%zu]: %" PRId32 " is no id of the vocabulary, which has %" PRId32
-                           ": [0, %" PRId32 "]",
-                           i, list->ids[i], t->vocab_size, t->vocab_size - 1);
-    return 0;
+    const size_t blanks = parsed ? 0 : span_blanks(input);
+    json_t *own = NULL;
+    int r = 0;
+
+    if (!parsed) {
+        r = blanks < input.len && memchr("[{", input.data[blanks], 2)
+                ? parse(&own, input, e)
+                : parse_numbers(&own, input, e);
+        parsed = own;
+    }
+    if (json_is_object(parsed))
+        parsed = json_object_get(parsed, "ids");
+    if (r == 0 && !json_is_array(parsed))
+        r = err_set(e, -EINVAL, "ids: must be an array of token ids");
+    if (r == 0 && !(out->ids = calloc(json_array_size(parsed) + 1, sizeof(*out->ids))))
+        r = err_set(e, -ENOMEM, "out of memory");
+    for (size_t i = 0; r == 0 && i < json_array_size(parsed); i++) {
+        const json_t *v = json_array_get(parsed, i);
+        json_int_t id = json_integer_value(v);
+
+        if (!json_is_integer(v) || id < 0 || id > INT32_MAX)
+            r = err_set(e, -EINVAL, "ids[%zu]: is no token id", i);
+        else if (id >= t->vocab_size)
+            r = err_set(e, -EINVAL,
+                        "ids[%zu]: %" JSON_INTEGER_FORMAT " is no id of the vocabulary, which has "
+                        "%" PRId32 ": [0, %" PRId32 "]",
+                        i, id, t->vocab_size, t->vocab_size - 1);
+        else
+            out->ids[out->n++] = (int32_t)id;
+    }
+    json_decref(own);
+    return r;
 }
 
 static int detokenize(struct tool *t, struct text input, const json_t *parsed, json_t **out,
@@ -270,10 +244,8 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     struct token_list list = {0};
     char *text = NULL;
     size_t n = 0;
-    int r = take_ids(&list, input, parsed, e);
+    int r = take_ids(t, &list, input, parsed, e);
 
-    if (r == 0)
-        r = check_ids(t, &list, e);
     if (r == 0) {
         r = tokenizer_decode(t->tokenizer, list.ids, list.n, t->options->skip_special, &text, &n);
         if (r < 0)
@@ -324,7 +296,7 @@ static int run_one(struct tool *t, struct text input, bool json, json_t **out, s
     int r = json ? parse(&parsed, input, e) : 0;
 
     if (r == 0)
-        r = t->run(t, input, parsed, out, e);
+        r = t->operation->run(t, input, parsed, out, e);
     json_decref(parsed);
     return r;
 }
@@ -346,7 +318,7 @@ static int run_lines(struct tool *t, FILE *in)
             n--;
         if (strspn(line, " \t\r\n") >= (size_t)n)
             continue; /* as nvllmctl does */
-        r = run_one(t, (struct text){line, (size_t)n}, t->json_lines, &result, &e);
+        r = run_one(t, (struct text){line, (size_t)n}, !t->operation->renders, &result, &e);
         if (r < 0) {
             result = error_object(r, &e);
             status = 1;
@@ -370,72 +342,54 @@ static int run_whole(struct tool *t)
     size_t n = 0;
     int r = read_input(&data, &n, t->options, &e);
 
-    if (r < 0)
-        return complain(e.text);
-    r = run_one(t, (struct text){data, n}, false, &result, &e);
+    if (r == 0)
+        r = run_one(t, (struct text){data, n}, false, &result, &e);
     free(data);
     if (r < 0)
         return complain(e.text);
     if (t->options->json)
         return put_line(result, &e) < 0 ? complain(e.text) : 0;
-    t->print(result);
+    t->operation->print(result);
     json_decref(result);
     return 0;
 }
 
+static int load(struct tool *t, struct err *e)
+{
+    const char *model = t->options->model;
+    int r;
+
+    if (t->operation->renders) {
+        r = chat_template_load(&t->template, model, e);
+        if (r == 0 && !t->template)
+            r = err_set(e, -ENOTSUP, "%s: the model has no chat template", model);
+        return r;
+    }
+    r = tokenizer_load(&t->tokenizer, model, e);
+    if (r == 0)
+        t->vocab_size = vocabulary_size(t);
+    return r;
+}
+
 static int run(struct tool *t)
 {
+    const char *input = t->options->input;
     FILE *in = stdin;
+    struct err e;
     int status;
 
-    if (!t->options->jsonl) {
-        status = run_whole(t);
-    } else {
-        if (t->options->input)
-            in = fmemopen((void *)(uintptr_t)t->options->input, strlen(t->options->input), "r");
-        status = in ? run_lines(t, in) : complain("--jsonl wants at least one line");
-        if (in && in != stdin)
-            fclose(in);
-    }
-    tokenizer_free(t->tokenizer);
-    if (fflush(stdout) != 0 && status == 0)
-        status = complain("stdout: cannot be written");
+    if (load(t, &e) < 0)
+        return complain(e.text);
+    if (!t->options->jsonl)
+        return run_whole(t);
+    if (input)
+        in = fmemopen((void *)(uintptr_t)input, strlen(input), "r");
+    if (!in)
+        return complain("--jsonl wants at least one line");
+    status = run_lines(t, in);
+    if (in != stdin)
+        fclose(in);
     return status;
-}
-
-int offline_tokenize(const struct offline_options *o)
-{
-    struct tool t = {.options = o, .run = tokenize, .print = print_ids, .json_lines = true};
-    struct err e;
-
-    if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
-        return complain(e.text);
-    return run(&t);
-}
-
-int offline_detokenize(const struct offline_options *o)
-{
-    struct tool t = {.options = o, .run = detokenize, .print = print_text, .json_lines = true};
-    struct err e;
-
-    if (tokenizer_load(&t.tokenizer, o->model, &e) < 0)
-        return complain(e.text);
-    t.vocab_size = vocabulary_size(&t);
-    return run(&t);
-}
-
-int offline_render(const struct offline_options *o)
-{
-    struct tool t = {.options = o, .run = render, .print = print_text};
-    struct err e;
-
-    if (chat_template_load(&t.template, o->model, &e) < 0)
-        return complain(e.text);
-    if (!t.template) {
-        err_set(&e, -ENOTSUP, "%s: the model has no chat template", o->model);
-        return complain(e.text);
-    }
-    return run(&t);
 }
 
 /* One line a part, as model_check prints them. */
@@ -472,11 +426,23 @@ bool offline_check_folder(const char *folder, FILE *out)
     return wrong;
 }
 
-int offline_check(const struct offline_options *o)
-{
-    bool wrong = offline_check_folder(o->model, stdout);
+static const struct operation operations[] = {
+    {"tokenize", tokenize, print_ids, false},
+    {"detokenize", detokenize, print_text, false},
+    {"render", render, print_text, true},
+};
 
-    if (fflush(stdout) != 0)
-        return complain("stdout: cannot be written");
-    return wrong;
+int offline_run(const char *command, const struct offline_options *o)
+{
+    struct tool t = {.options = o};
+    int status;
+
+    for (size_t i = 0; i < sizeof(operations) / sizeof(*operations); i++)
+        if (strcmp(command, operations[i].name) == 0)
+            t.operation = &operations[i];
+    status = t.operation ? run(&t) : offline_check_folder(o->model, stdout);
+    tokenizer_free(t.tokenizer);
+    if (fflush(stdout) != 0 && (status == 0 || !t.operation))
+        status = complain("stdout: cannot be written");
+    return status;
 }

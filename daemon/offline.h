@@ -15,11 +15,8 @@ struct offline_options {
     bool skip_special; /* detokenize: special tokens have no text */
 };
 
-/* Exit status: 0, or 1 after a message. */
-int offline_tokenize(const struct offline_options *o);
-int offline_detokenize(const struct offline_options *o);
-int offline_render(const struct offline_options *o);
-int offline_check(const struct offline_options *o);
+/* Runs a command of that name. Exit status: 0, or 1 after a message. */
+int offline_run(const char *command, const struct offline_options *o);
 
 /* What check prints: a line that begins with "ok", "note" or "wrong" for each part of a folder.
  * Whether anything is wrong. */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pwd.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,17 +12,16 @@
 #include <ini.h>
 
 #include "daemon/log.h"
-#include "daemon/option_values.h"
-#include "daemon/shares.h"
 #include "engine/backend.h"
 #include "engine/engine.h"
 #include "engine/text/text_stream.h"
 #include "proto/frame.h"
 #include "proto/program.h"
+#include "proto/usage.h"
 
 enum kind {
     KIND_TEXT,
-    KIND_SHARES, /* a text that shares.h understands */
+    KIND_SHARES, /* users and their shares */
     KIND_INT,    /* a whole number */
     KIND_POWER,  /* a whole number that is a power of two */
     KIND_MODE,   /* octal file mode */
@@ -118,14 +118,28 @@ static const struct option table[] = {
 enum { N_OPTIONS = sizeof(table) / sizeof(*table) };
 _Static_assert((int)N_OPTIONS <= (int)OPTIONS_MAX, "options_change has room for all");
 
-static int64_t *number_at(struct options *o, const struct option *t)
+static void *value_at(const struct options *o, const struct option *t)
 {
-    return (int64_t *)((char *)o + t->offset);
+    return (char *)(uintptr_t)o + t->offset;
 }
 
-static char **text_at(struct options *o, const struct option *t)
+static char **text_at(const struct options *o, const struct option *t)
 {
-    return (char **)((char *)o + t->offset);
+    return value_at(o, t);
+}
+
+static size_t value_bytes(const struct option *t)
+{
+    switch (t->kind) {
+    case KIND_TEXT:
+        return sizeof(char *);
+    case KIND_MEMORY:
+        return sizeof(struct option_memory);
+    case KIND_SHARES:
+        return sizeof(struct shares);
+    default:
+        return sizeof(int64_t);
+    }
 }
 
 static const struct option *find(const char *key)
@@ -168,71 +182,187 @@ static void describe(const struct option *t, char *buf, size_t n)
     }
 }
 
-static bool parse_number(const struct option *t, int64_t *out, const char *s)
+/* A number and what follows it. */
+static bool parse_digits(int64_t *out, const char *s, int base, char **end)
 {
-    bool ok;
+    if (*s < '0' || *s > '9')
+        return false; /* no blanks, no signs */
+    errno = 0;
+    *out = strtoll(s, end, base);
+    return errno == 0;
+}
 
-    switch (t->kind) {
-    case KIND_CHOICE:
-        return option_parse_choice(out, s, t->names);
-    case KIND_BYTES:
-        ok = option_parse_bytes(out, s);
-        break;
-    case KIND_MODE:
-        ok = option_parse_whole(out, s, 8);
-        break;
-    default:
-        ok = option_parse_whole(out, s, 10);
-        break;
-    }
-    if (!ok || *out < t->min || *out > t->max)
+/* No blanks, no signs. This and parse_bytes() may set *out when they fail. */
+static bool parse_whole(int64_t *out, const char *s, int base)
+{
+    char *end;
+
+    return parse_digits(out, s, base, &end) && !*end;
+}
+
+/* "16M", "16MiB" */
+static bool parse_bytes(int64_t *out, const char *s)
+{
+    static const char units[] = "KMGT"; /* powers of 1024 */
+    char *end;
+
+    if (!parse_digits(out, s, 10, &end))
         return false;
-    return t->kind != KIND_POWER || (*out & (*out - 1)) == 0;
+    if (*end) {
+        const char *u = strchr(units, *end & ~0x20); /* either case */
+
+        if (!u || (end[1] && strcmp(end + 1, "iB") != 0))
+            return false;
+        for (long i = u - units; i >= 0; i--)
+            if (__builtin_mul_overflow(*out, 1024, out))
+                return false;
+    }
+    return true;
 }
 
-static bool is_text(const struct option *t)
+static bool parse_memory(struct option_memory *out, const char *s)
 {
-    return t->kind == KIND_TEXT || t->kind == KIND_SHARES;
+    struct option_memory m = {0};
+    size_t n = strlen(s);
+    int64_t bytes;
+    char *end;
+
+    if (strcmp(s, "auto") == 0) {
+        *out = m;
+        return true;
+    }
+    if (*s < '0' || *s > '9')
+        return false;
+    if (strchr(s, '.') || s[n - 1] == '%') {
+        m.fraction = strtod(s, &end);
+        if (*end == '%') {
+            m.fraction /= 100;
+            end++;
+        }
+        if (*end || !(m.fraction > 0 && m.fraction <= 1))
+            return false;
+    } else {
+        if (!parse_bytes(&bytes, s) || bytes <= 1)
+            return false; /* 0 and 1: a fraction was meant, or nothing useful */
+        m.bytes = (uint64_t)bytes;
+    }
+    *out = m;
+    return true;
 }
 
-static int set_text(struct options *o, const struct option *t, const char *value, struct err *e)
+/* One of names, with '|' between; its index. */
+static bool parse_choice(int64_t *out, const char *s, const char *names)
 {
-    char *copy = strdup(value);
+    size_t n = strlen(s);
+    int64_t i = 0;
+
+    for (const char *p = names;; i++) {
+        const char *bar = strchrnul(p, '|');
+
+        if ((size_t)(bar - p) == n && memcmp(p, s, n) == 0) {
+            *out = i;
+            return true;
+        }
+        if (!*bar)
+            return false;
+        p = bar + 1;
+    }
+}
+
+/* By number or name. */
+static bool parse_user(int64_t *out, const char *s)
+{
+    const struct passwd *p;
+
+    if (parse_whole(out, s, 10) && *out < (uid_t)-1) /* (uid_t)-1 is nobody's */
+        return true;
+    p = getpwnam(s);
+    if (!p)
+        return false;
+    *out = p->pw_uid;
+    return true;
+}
+
+static int parse_share(struct shares *out, char *word, struct err *e)
+{
+    char *colon = strchr(word, ':');
+    int64_t client, share;
+
+    if (!colon)
+        return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not USER:SHARE", word);
+    *colon = '\0';
+    if (!parse_user(&client, word))
+        return err_set(e, -EINVAL, "scheduler.shares: there is no user \"%s\"", word);
+    if (!parse_whole(&share, colon + 1, 10) || share < 1 || share > FAIR_MAX_SHARE)
+        return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not a share from 1 to %d",
+                       colon + 1, FAIR_MAX_SHARE);
+    for (int32_t i = 0; i < out->n; i++)
+        if (out->list[i].client == (uint64_t)client)
+            return err_set(e, -EINVAL, "scheduler.shares: user \"%s\" is there twice", word);
+    if (out->n == SHARES_MAX)
+        return err_set(e, -EINVAL, "scheduler.shares: more than %d users", SHARES_MAX);
+    out->list[out->n].client = (uint64_t)client;
+    out->list[out->n++].share = (int32_t)share;
+    return 0;
+}
+
+/* Users, each once, with shares of 1 to 10000 (default 100), separated by blanks: "1000:300
+ * alice:50". *out is set on success only. */
+static int parse_shares(struct shares *out, const char *text, struct err *e)
+{
+    char *copy = strdup(text), *at = copy, *word;
+    struct shares shares;
+    int r = 0;
 
     if (!copy)
-        return err_set(e, -ENOMEM, "%s: out of memory", t->key);
-    free(*text_at(o, t));
-    *text_at(o, t) = copy;
-    return 0;
+        return err_set(e, -ENOMEM, "scheduler.shares: out of memory");
+    memset(&shares, 0, sizeof(shares)); /* padding, too: options are compared as bytes */
+    while (r == 0 && (word = strsep(&at, " \t")))
+        if (*word)
+            r = parse_share(&shares, word, e);
+    free(copy);
+    if (r == 0)
+        *out = shares;
+    return r;
+}
+
+static bool parse_number(const struct option *t, int64_t *out, const char *s)
+{
+    int64_t n;
+    bool ok = t->kind == KIND_CHOICE  ? parse_choice(&n, s, t->names)
+              : t->kind == KIND_BYTES ? parse_bytes(&n, s)
+                                      : parse_whole(&n, s, t->kind == KIND_MODE ? 8 : 10);
+
+    if (!ok || (t->kind != KIND_CHOICE && (n < t->min || n > t->max)) ||
+        (t->kind == KIND_POWER && (n & (n - 1)) != 0))
+        return false;
+    *out = n;
+    return true;
 }
 
 static int set(struct options *o, const struct option *t, const char *value, struct err *e)
 {
-    char allowed[128];
-    struct shares shares;
-    int64_t number;
-    bool ok;
-    int r;
+    char allowed[128], *copy;
 
     switch (t->kind) {
-    case KIND_SHARES:
-        r = shares_parse(&shares, value, e);
-        if (r < 0)
-            return r;
-        return set_text(o, t, value, e);
     case KIND_TEXT:
-        return set_text(o, t, value, e);
+        copy = strdup(value);
+        if (!copy)
+            return err_set(e, -ENOMEM, "%s: out of memory", t->key);
+        free(*text_at(o, t));
+        *text_at(o, t) = copy;
+        return 0;
+    case KIND_SHARES:
+        return parse_shares(value_at(o, t), value, e);
     case KIND_MEMORY:
-        ok = option_parse_memory((struct option_memory *)((char *)o + t->offset), value);
+        if (parse_memory(value_at(o, t), value))
+            return 0;
         break;
     default:
-        ok = parse_number(t, &number, value);
-        if (ok)
-            *number_at(o, t) = number;
+        if (parse_number(t, value_at(o, t), value))
+            return 0;
         break;
     }
-    if (ok)
-        return 0;
     describe(t, allowed, sizeof(allowed));
     return err_set(e, -EINVAL, "%s: \"%s\" is not %s", t->key, value, allowed);
 }
@@ -255,7 +385,7 @@ int options_init(struct options *o, struct err *e)
 void options_deinit(struct options *o)
 {
     for (int i = 0; i < N_OPTIONS; i++)
-        if (is_text(&table[i])) {
+        if (table[i].kind == KIND_TEXT) {
             free(*text_at(o, &table[i]));
             *text_at(o, &table[i]) = NULL;
         }
@@ -381,39 +511,21 @@ int options_read(struct options *o, const char *path, struct err *e)
     return rd.r;
 }
 
-/* Whether it may change while the daemon runs. */
+/* Whether it may change while the daemon runs: no text does. */
 static bool is_live(const struct option *t)
 {
     return strncmp(t->key, "limits.", 7) == 0 || t->offset == AT(log_level) ||
            t->offset == AT(drain_timeout_s) || t->offset == AT(shares);
 }
 
-static bool same(struct options *a, struct options *b, const struct option *t)
+static bool same(const struct options *a, const struct options *b, const struct option *t)
 {
-    const struct option_memory *x, *y;
-
-    switch (t->kind) {
-    case KIND_TEXT:
-    case KIND_SHARES:
+    if (t->kind == KIND_TEXT)
         return strcmp(*text_at(a, t), *text_at(b, t)) == 0;
-    case KIND_MEMORY:
-        x = (const struct option_memory *)((char *)a + t->offset);
-        y = (const struct option_memory *)((char *)b + t->offset);
-        return x->bytes == y->bytes && x->fraction == y->fraction;
-    default:
-        return *number_at(a, t) == *number_at(b, t);
-    }
+    return memcmp(value_at(a, t), value_at(b, t), value_bytes(t)) == 0;
 }
 
-static void swap_texts(char **a, char **b)
-{
-    char *was = *a;
-
-    *a = *b;
-    *b = was;
-}
-
-void options_take(struct options *running, struct options *fresh, struct options_change *out)
+void options_take(struct options *running, const struct options *fresh, struct options_change *out)
 {
     out->n_changed = out->n_needs_restart = 0;
     for (int i = 0; i < N_OPTIONS; i++) {
@@ -422,35 +534,12 @@ void options_take(struct options *running, struct options *fresh, struct options
         if (same(running, fresh, t))
             continue;
         if (is_live(t)) {
-            if (is_text(t))
-                swap_texts(text_at(running, t), text_at(fresh, t));
-            else
-                *number_at(running, t) = *number_at(fresh, t);
+            memcpy(value_at(running, t), value_at(fresh, t), value_bytes(t));
             out->changed[out->n_changed++] = t->key;
         } else {
             out->needs_restart[out->n_needs_restart++] = t->key;
         }
     }
-}
-
-/* Wraps lines at 80 columns. */
-static void print_help(FILE *f, const char *text)
-{
-    enum { INDENT = 6, COLUMNS = 80 };
-    int column = 0;
-
-    while (*text) {
-        int n = (int)strcspn(text, " ");
-
-        if (column > 0 && column + 1 + n > COLUMNS) {
-            fputc('\n', f);
-            column = 0;
-        }
-        column += fprintf(f, "%*s%.*s", column > 0 ? 1 : INDENT, "", n, text);
-        text += n;
-        text += strspn(text, " ");
-    }
-    fputc('\n', f);
 }
 
 bool options_row(struct options_row *out, int i)
@@ -471,8 +560,8 @@ void options_print(FILE *f)
     struct options_row row;
 
     for (int i = 0; options_row(&row, i); i++) {
-        fprintf(f, "  %s\n", row.key);
-        print_help(f, row.help);
+        fprintf(f, "  %s\n      ", row.key);
+        usage_print_wrapped(f, row.help, 6);
         fprintf(f, "      %s; default %s\n", row.allowed, row.fallback);
     }
 }

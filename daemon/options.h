@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "daemon/limit_rows.h"
+#include "engine/core/fair.h"
 #include "engine/util/err.h"
 
 /* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
@@ -25,6 +26,13 @@ enum option_scope { OPTION_SCOPE_UID, OPTION_SCOPE_ALL };
 struct option_memory {
     uint64_t bytes;
     double fraction;
+};
+
+/* Users whose share of the service is not the usual one, each once. */
+enum { SHARES_MAX = 64 };
+struct shares {
+    struct fair_share list[SHARES_MAX];
+    int32_t n;
 };
 
 /* Texts belong to the struct. An empty text is "not set". */
@@ -51,7 +59,7 @@ struct options {
     int64_t max_seq_len;
     int64_t max_preemptions;
     int64_t max_step_ms;
-    char *shares;
+    struct shares shares;
     int64_t cpu_threads;
     int64_t tokenizer_threads;
     int64_t cuda_device;
@@ -88,8 +96,8 @@ struct options_change {
 };
 
 /* Takes over the options that can change while the daemon runs: limits, shares, the drain timeout,
- * the log level. Texts are swapped, so nothing can fail. */
-void options_take(struct options *running, struct options *fresh, struct options_change *out);
+ * the log level. */
+void options_take(struct options *running, const struct options *fresh, struct options_change *out);
 
 /* A row of the table, in words. */
 struct options_row {

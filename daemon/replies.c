@@ -6,15 +6,9 @@
 
 #include "proto/utf8.h"
 
-/* protobuf-c wants texts writable; packing only reads them. */
 static ProtobufCBinaryData binary(struct text t)
 {
     return (ProtobufCBinaryData){t.len, (uint8_t *)(uintptr_t)t.data};
-}
-
-static char *word(const char *s)
-{
-    return (char *)(uintptr_t)s;
 }
 
 #define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
@@ -31,58 +25,22 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
     return connection_put(c, &f.base);
 }
 
-static Nvllm__V1__FinishReason finish_reason(enum core_reason reason)
-{
-    switch (reason) {
-    case CORE_REASON_NONE:
-        break;
-    case CORE_REASON_STOP:
-        return NVLLM__V1__FINISH_REASON__FINISH_STOP;
-    case CORE_REASON_LENGTH:
-        return NVLLM__V1__FINISH_REASON__FINISH_LENGTH;
-    case CORE_REASON_CANCELLED:
-        return NVLLM__V1__FINISH_REASON__FINISH_CANCELLED;
-    case CORE_REASON_DEADLINE:
-        return NVLLM__V1__FINISH_REASON__FINISH_DEADLINE;
-    case CORE_REASON_NUMERICS:
-    case CORE_REASON_NO_MEMORY:
-        return NVLLM__V1__FINISH_REASON__FINISH_ERROR;
-    }
-    return NVLLM__V1__FINISH_REASON__FINISH_NONE;
-}
-
-/* Messages for the logprobs of n tokens, one allocation: the array, then the messages. */
-static int logprobs_new(Nvllm__V1__TokenLogprobs ***out, const struct engine_logprobs *from,
-                        size_t n)
-{
-    Nvllm__V1__TokenLogprobs *m, **array;
-    size_t each = sizeof(*m) + sizeof(*array), bytes;
-    char *p;
-
-    if (__builtin_mul_overflow(n, each, &bytes))
-        return -ENOMEM;
-    p = malloc(bytes);
-    if (!p)
-        return -ENOMEM;
-    array = (Nvllm__V1__TokenLogprobs **)p;
-    m = (Nvllm__V1__TokenLogprobs *)(p + n * sizeof(*array));
-    for (size_t i = 0; i < n; i++) {
-        nvllm__v1__token_logprobs__init(&m[i]);
-        m[i].has_logprob = true;
-        m[i].logprob = from[i].logprob;
-        m[i].n_top_ids = m[i].n_top_logprobs = (size_t)from[i].n_top;
-        m[i].top_ids = (int32_t *)(uintptr_t)from[i].top_ids;
-        m[i].top_logprobs = (float *)(uintptr_t)from[i].top_logprobs;
-        array[i] = &m[i];
-    }
-    *out = array;
-    return 0;
-}
+static const Nvllm__V1__FinishReason finish_reasons[] = {
+    [CORE_REASON_NONE] = NVLLM__V1__FINISH_REASON__FINISH_NONE,
+    [CORE_REASON_STOP] = NVLLM__V1__FINISH_REASON__FINISH_STOP,
+    [CORE_REASON_LENGTH] = NVLLM__V1__FINISH_REASON__FINISH_LENGTH,
+    [CORE_REASON_CANCELLED] = NVLLM__V1__FINISH_REASON__FINISH_CANCELLED,
+    [CORE_REASON_DEADLINE] = NVLLM__V1__FINISH_REASON__FINISH_DEADLINE,
+    [CORE_REASON_NUMERICS] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
+    [CORE_REASON_NO_MEMORY] = NVLLM__V1__FINISH_REASON__FINISH_ERROR,
+};
 
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
+    const size_t n = ev->logprobs ? ev->n_ids : 0;
+    Nvllm__V1__TokenLogprobs *logprobs = n ? calloc(n, sizeof(*logprobs)) : NULL;
     Nvllm__V1__Delta d = NVLLM__V1__DELTA__INIT;
-    int r;
+    int r = -ENOMEM;
 
     d.has_choice = true;
     d.choice = (uint32_t)ev->choice;
@@ -91,14 +49,25 @@ int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev
     d.n_token_ids = ev->n_ids;
     d.token_ids = ev->ids;
     d.has_finish_reason = ev->reason != CORE_REASON_NONE;
-    d.finish_reason = finish_reason(ev->reason);
-    if (ev->logprobs && ev->n_ids) {
-        r = logprobs_new(&d.logprobs, ev->logprobs, ev->n_ids);
-        if (r < 0)
-            return r;
-        d.n_logprobs = ev->n_ids;
+    d.finish_reason = finish_reasons[ev->reason];
+    d.n_logprobs = n;
+    d.logprobs = n ? calloc(n, sizeof(*d.logprobs)) : NULL;
+    if (n && (!logprobs || !d.logprobs))
+        goto out;
+    for (size_t i = 0; i < n; i++) {
+        const struct engine_logprobs *from = &ev->logprobs[i];
+
+        nvllm__v1__token_logprobs__init(&logprobs[i]);
+        logprobs[i].has_logprob = true;
+        logprobs[i].logprob = from->logprob;
+        logprobs[i].n_top_ids = logprobs[i].n_top_logprobs = (size_t)from->n_top;
+        logprobs[i].top_ids = (int32_t *)(uintptr_t)from->top_ids;
+        logprobs[i].top_logprobs = (float *)(uintptr_t)from->top_logprobs;
+        d.logprobs[i] = &logprobs[i];
     }
     r = reply_put(c, id, EVENT(DELTA), &d);
+out:
+    free(logprobs);
     free(d.logprobs);
     return r;
 }
@@ -129,43 +98,33 @@ int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage
     return reply_put(c, id, EVENT(DONE), &d);
 }
 
-static int pack_tokens(struct engine_packed *out, const struct engine_event *answer,
-                       const struct tokenizer *tokenizer, size_t most_bytes)
-{
-    Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-    Nvllm__V1__Tokens t = NVLLM__V1__TOKENS__INIT;
-    int r;
-
-    f.event_case = EVENT(TOKENS);
-    f.tokens = &t;
-    t.n_ids = answer->n_ids;
-    t.ids = answer->ids;
-    if (answer->n_ids) {
-        t.tokens = reallocarray(NULL, answer->n_ids, sizeof(*t.tokens));
-        if (!t.tokens)
-            return -ENOMEM;
-        for (size_t i = 0; i < answer->n_ids; i++)
-            t.tokens[i] = binary(tokenizer_token_bytes(tokenizer, answer->ids[i]));
-        t.n_tokens = answer->n_ids;
-    }
-    r = frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
-    free(t.tokens);
-    return r;
-}
-
 int reply_pack(struct engine_packed *out, const struct engine_event *answer,
                const struct tokenizer *tokenizer, size_t most_bytes)
 {
     Nvllm__V1__ServerFrame f = NVLLM__V1__SERVER_FRAME__INIT;
-    Nvllm__V1__Text t = NVLLM__V1__TEXT__INIT;
+    Nvllm__V1__Tokens tokens = NVLLM__V1__TOKENS__INIT;
+    Nvllm__V1__Text text = NVLLM__V1__TEXT__INIT;
+    int r;
 
-    if (answer->type == ENGINE_TOKENS)
-        return pack_tokens(out, answer, tokenizer, most_bytes);
-    f.event_case = EVENT(TEXT);
-    f.text = &t;
-    t.has_text = true;
-    t.text = binary(answer->text);
-    return frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
+    if (answer->type == ENGINE_TOKENS) {
+        f.event_case = EVENT(TOKENS);
+        f.tokens = &tokens;
+        tokens.n_ids = tokens.n_tokens = answer->n_ids;
+        tokens.ids = answer->ids;
+        tokens.tokens = calloc(answer->n_ids + 1, sizeof(*tokens.tokens));
+        if (!tokens.tokens)
+            return -ENOMEM;
+        for (size_t i = 0; i < answer->n_ids; i++)
+            tokens.tokens[i] = binary(tokenizer_token_bytes(tokenizer, answer->ids[i]));
+    } else {
+        f.event_case = EVENT(TEXT);
+        f.text = &text;
+        text.has_text = true;
+        text.text = binary(answer->text);
+    }
+    r = frame_body_pack(&out->data, &out->bytes, &f.base, most_bytes);
+    free(tokens.tokens);
+    return r;
 }
 
 int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
@@ -181,36 +140,6 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
     return r;
 }
 
-int reply_cancelled(struct connection *c, uint64_t id, bool found)
-{
-    Nvllm__V1__Cancelled m = NVLLM__V1__CANCELLED__INIT;
-
-    m.has_found = true;
-    m.found = found;
-    return reply_put(c, id, EVENT(CANCELLED), &m);
-}
-
-int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level)
-{
-    Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
-
-    m.has_state = true;
-    m.state = state;
-    m.log_level = word(log_level);
-    return reply_put(c, id, EVENT(CHANGED), &m);
-}
-
-int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change)
-{
-    Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
-
-    m.n_changed = (size_t)change->n_changed;
-    m.changed = (char **)(uintptr_t)change->changed; /* packing only reads */
-    m.n_needs_restart = (size_t)change->n_needs_restart;
-    m.needs_restart = (char **)(uintptr_t)change->needs_restart;
-    return reply_put(c, id, EVENT(RELOADED), &m);
-}
-
 static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
 {
     bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
@@ -218,12 +147,12 @@ static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
     nvllm__v1__error__init(out);
     out->has_code = out->has_retryable = true;
     out->code = e->code;
-    out->message = word(e->message.text);
-    out->field = *e->field ? word(e->field) : NULL;
+    out->message = reply_text(e->message.text);
+    out->field = *e->field ? reply_text(e->field) : NULL;
     out->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
     out->has_retry_after_ms = out->retryable;
     out->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
-    out->limit = word(e->limit);
+    out->limit = reply_text(e->limit);
     out->has_limit_value = e->limit != NULL;
     out->limit_value = e->limit_value;
 }
@@ -238,50 +167,30 @@ int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
     return reply_put(c, id, EVENT(ERROR), &m);
 }
 
-void reply_error_frame(Nvllm__V1__ServerFrame *f, Nvllm__V1__Error *m, const struct refusal *e)
+const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e)
 {
-    nvllm__v1__server_frame__init(f);
-    error_init(m, e);
-    f->has_id = true;
-    f->event_case = EVENT(ERROR);
-    f->error = m;
+    nvllm__v1__server_frame__init(&f->frame);
+    error_init(&f->error, e);
+    f->frame.has_id = true;
+    f->frame.event_case = EVENT(ERROR);
+    f->frame.error = &f->error;
+    return &f->frame.base;
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)
 {
-    switch (error) {
-    case ENGINE_E_INVALID:
-        return NVLLM__V1__ERROR_CODE__ERROR_INVALID;
-    case ENGINE_E_TOO_LONG:
-    case ENGINE_E_PROMPT_LIMIT:
-    case ENGINE_E_ANSWER_LIMIT:
-        return NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG;
-    case ENGINE_E_MEMORY_LIMIT:
-        return NVLLM__V1__ERROR_CODE__ERROR_BUSY;
-    case ENGINE_E_UNAVAILABLE:
-        return NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
-    case ENGINE_E_UNSUPPORTED:
-        return NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED;
-    case ENGINE_E_DENIED:
-        return NVLLM__V1__ERROR_CODE__ERROR_DENIED;
-    case ENGINE_E_CANCELLED:
-        return NVLLM__V1__ERROR_CODE__ERROR_CANCELLED;
-    case ENGINE_E_INTERNAL:
-        break;
-    }
-    return NVLLM__V1__ERROR_CODE__ERROR_INTERNAL;
-}
+    static const Nvllm__V1__ErrorCode codes[] = {
+        [ENGINE_E_INVALID] = NVLLM__V1__ERROR_CODE__ERROR_INVALID,
+        [ENGINE_E_TOO_LONG] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
+        [ENGINE_E_PROMPT_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
+        [ENGINE_E_UNAVAILABLE] = NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE,
+        [ENGINE_E_UNSUPPORTED] = NVLLM__V1__ERROR_CODE__ERROR_UNSUPPORTED,
+        [ENGINE_E_DENIED] = NVLLM__V1__ERROR_CODE__ERROR_DENIED,
+        [ENGINE_E_CANCELLED] = NVLLM__V1__ERROR_CODE__ERROR_CANCELLED,
+        [ENGINE_E_ANSWER_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG,
+        [ENGINE_E_MEMORY_LIMIT] = NVLLM__V1__ERROR_CODE__ERROR_BUSY,
+        [ENGINE_E_INTERNAL] = NVLLM__V1__ERROR_CODE__ERROR_INTERNAL,
+    };
 
-int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress)
-{
-    Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
-
-    w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
-    w.protocol = 1;
-    w.server = word(facts->server);
-    w.state = facts->state;
-    w.progress = (float)progress;
-    w.model = word(facts->model);
-    w.max_frame_bytes = facts->max_frame_bytes;
-    return reply_put(c, 0, EVENT(WELCOME), &w);
+    return codes[error];
 }

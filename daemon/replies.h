@@ -17,9 +17,6 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev);
 int reply_done(struct connection *c, uint64_t id, const struct core_usage *usage);
 int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev); /* of reply_pack */
-int reply_changed(struct connection *c, uint64_t id, Nvllm__V1__State state, const char *log_level);
-int reply_reloaded(struct connection *c, uint64_t id, const struct options_change *change);
-int reply_cancelled(struct connection *c, uint64_t id, bool found);
 
 /* Packs an answer's frame but for the client's id: engine_packer.pack. Any thread. */
 int reply_pack(struct engine_packed *out, const struct engine_event *answer,
@@ -28,8 +25,18 @@ int reply_pack(struct engine_packed *out, const struct engine_event *answer,
 /* The code decides retryable. */
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e);
 
-/* The frame of an error that ends its connection: *f points to *m, and that into *e. */
-void reply_error_frame(Nvllm__V1__ServerFrame *f, Nvllm__V1__Error *m, const struct refusal *e);
+/* The frame of an error that ends its connection; it points into itself and into *e. */
+struct error_frame {
+    Nvllm__V1__ServerFrame frame;
+    Nvllm__V1__Error error;
+};
+const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e);
+
+/* A text for a message: protobuf-c wants it writable, packing only reads it. */
+static inline char *reply_text(const char *s)
+{
+    return (char *)(uintptr_t)s;
+}
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error);
 
@@ -44,7 +51,5 @@ struct reply_facts {
     uint32_t connections;
     uint32_t max_frame_bytes;
 };
-
-int reply_welcome(struct connection *c, const struct reply_facts *facts, double progress);
 
 #endif

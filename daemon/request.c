@@ -1,4 +1,6 @@
-/* request.c - see request.h. */
+/* request.c - see request.h.
+ *
+ * The first error sticks: after it nothing is checked or taken, so callers look at it once. */
 #include "daemon/request.h"
 
 #include <errno.h>
@@ -15,282 +17,269 @@
 
 #define INVALID  NVLLM__V1__ERROR_CODE__ERROR_INVALID
 #define TOO_LONG NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG
+#define DENIED   NVLLM__V1__ERROR_CODE__ERROR_DENIED
 
-/* An amount over a limit of the options. */
-static int check_limit(enum limit l, size_t amount, const char *field,
-                       const struct request_rules *rules, struct refusal *e)
-{
-    return amount > limit_value(rules->options, l)
-               ? limit_refuse(e, rules->options, l, field, amount)
-               : 0;
-}
+enum { MAX_NAME = 96 };
 
-/* The name of a field inside of others. */
-struct name {
-    char text[sizeof(((struct refusal *)0)->field)];
+struct checker {
+    const struct request_rules *rules;
+    struct unpacked *u;
+    struct refusal *e;
+    char path[MAX_NAME - 32]; /* of the message that is checked: "chat.messages[3]." */
+    int r;                    /* 0, or the first error */
 };
 
-__attribute__((format(printf, 2, 3))) static const char *name_field(struct name *n, const char *fmt,
-                                                                    ...)
+static const char *full_name(char name[MAX_NAME], const struct checker *c, const char *field)
 {
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(n->text, sizeof(n->text), fmt, ap);
-    va_end(ap);
-    return n->text;
+    snprintf(name, MAX_NAME, "%s%s", c->path, field);
+    return name;
 }
 
-static int take_text(struct text *out, const ProtobufCBinaryData *b, const char *field,
-                     struct refusal *e)
+__attribute__((format(printf, 4, 5))) static void
+refuse(struct checker *c, Nvllm__V1__ErrorCode code, const char *field, const char *fmt, ...)
 {
-    if (!utf8_valid(b->data, b->len))
-        return refusal_of_field(e, INVALID, field, "is not UTF-8");
-    *out = (struct text){(const char *)b->data, b->len};
-    return 0;
+    char name[MAX_NAME], text[sizeof(c->e->message.text)];
+    va_list ap;
+
+    if (c->r < 0)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    c->r = refusal_of_field(c->e, code, full_name(name, c, field), "%s", text);
+}
+
+/* An amount over a limit of the options. */
+static void check_limit(struct checker *c, enum limit l, size_t amount, const char *field)
+{
+    char name[MAX_NAME];
+
+    if (c->r == 0 && amount > limit_value(c->rules->options, l))
+        c->r = limit_refuse(c->e, c->rules->options, l, full_name(name, c, field), amount);
+}
+
+/* Enters entry i of a list, or of a list inside an entry; leave() with the result goes back. */
+static size_t enter(struct checker *c, const char *list, size_t i)
+{
+    const size_t length = strlen(c->path);
+
+    snprintf(c->path + length, sizeof(c->path) - length, "%s[%zu].", list, i);
+    return length;
+}
+
+static void leave(struct checker *c, size_t length)
+{
+    c->path[length] = '\0';
+}
+
+/* Zeroed, and freed with the message; NULL with the error set. */
+static void *take_memory(struct checker *c, size_t n, size_t size)
+{
+    void *p = c->r == 0 ? unpacked_alloc(c->u, n, size) : NULL;
+
+    if (!p && c->r == 0)
+        c->r = -ENOMEM;
+    return p;
+}
+
+static void take_text(struct checker *c, struct text *out, const void *data, size_t n,
+                      const char *field)
+{
+    if (c->r == 0 && !utf8_valid(data, n))
+        refuse(c, INVALID, field, "is not UTF-8");
+    *out = (struct text){data, n};
 }
 
 /* ---- chat */
 
-static int take_tool_call(struct chat_tool_call *out, const Nvllm__V1__ToolCall *c,
-                          const char *field, struct refusal *e)
+static void take_tool_call(struct checker *c, struct chat_tool_call *out,
+                           const Nvllm__V1__ToolCall *m)
 {
-    struct name name;
-    int r;
-
-    name_field(&name, "%s.name", field);
-    if (!c->has_name)
-        return refusal_of_field(e, INVALID, name.text, "is missing");
-    r = take_text(&out->name, &c->name, name.text, e);
-    if (r < 0)
-        return r;
-    name_field(&name, "%s.arguments", field);
-    if (!c->has_arguments)
-        return refusal_of_field(e, INVALID, name.text, "is missing; it is a JSON object");
-    return take_text(&out->arguments_json, &c->arguments, name.text, e);
+    if (!m->has_name)
+        refuse(c, INVALID, "name", "is missing");
+    take_text(c, &out->name, m->name.data, m->name.len, "name");
+    if (!m->has_arguments)
+        refuse(c, INVALID, "arguments", "is missing; it is a JSON object");
+    take_text(c, &out->arguments_json, m->arguments.data, m->arguments.len, "arguments");
 }
 
-static int take_message(struct chat_message *out, const Nvllm__V1__Message *m, struct unpacked *u,
-                        const char *field, struct refusal *e)
+static void take_message(struct checker *c, struct chat_message *out, const Nvllm__V1__Message *m)
 {
     struct chat_tool_call *calls;
-    struct name name;
-    int r;
 
-    name_field(&name, "%s.role", field);
     if (!m->role)
-        return refusal_of_field(e, INVALID, name.text,
-                                "is missing; it is system, user, assistant or tool");
-    r = take_text(&out->role, &(ProtobufCBinaryData){strlen(m->role), (uint8_t *)m->role},
-                  name.text, e);
-    if (r < 0)
-        return r;
+        refuse(c, INVALID, "role", "is missing; it is system, user, assistant or tool");
+    else
+        take_text(c, &out->role, m->role, strlen(m->role), "role");
     out->has_content = m->has_content;
-    name_field(&name, "%s.content", field);
-    if (m->has_content && (r = take_text(&out->content, &m->content, name.text, e)) < 0)
-        return r;
+    if (m->has_content)
+        take_text(c, &out->content, m->content.data, m->content.len, "content");
     out->has_reasoning = m->has_reasoning_content;
-    name_field(&name, "%s.reasoning_content", field);
-    if (m->has_reasoning_content &&
-        (r = take_text(&out->reasoning, &m->reasoning_content, name.text, e)) < 0)
-        return r;
-    calls = unpacked_alloc(u, m->n_tool_calls, sizeof(*calls));
-    if (!calls)
-        return -ENOMEM;
-    for (size_t i = 0; i < m->n_tool_calls; i++) {
-        name_field(&name, "%s.tool_calls[%zu]", field, i);
-        r = take_tool_call(&calls[i], m->tool_calls[i], name.text, e);
-        if (r < 0)
-            return r;
+    if (m->has_reasoning_content)
+        take_text(c, &out->reasoning, m->reasoning_content.data, m->reasoning_content.len,
+                  "reasoning_content");
+    calls = take_memory(c, m->n_tool_calls, sizeof(*calls));
+    for (size_t i = 0; c->r == 0 && i < m->n_tool_calls; i++) {
+        const size_t path = enter(c, "tool_calls", i);
+
+        take_tool_call(c, &calls[i], m->tool_calls[i]);
+        leave(c, path);
     }
     out->tool_calls = calls;
     out->n_tool_calls = m->n_tool_calls;
-    return 0;
 }
 
-int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,
-                 const struct request_rules *rules, struct refusal *e)
+static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
 {
-    struct chat *chat = unpacked_alloc(u, 1, sizeof(*chat));
-    struct chat_message *messages = unpacked_alloc(u, c->n_messages, sizeof(*messages));
-    struct text *tools = unpacked_alloc(u, c->n_tools, sizeof(*tools));
-    struct name name;
-    int r;
+    struct chat *chat = take_memory(c, 1, sizeof(*chat));
+    struct chat_message *messages = take_memory(c, m->n_messages, sizeof(*messages));
+    struct text *tools = take_memory(c, m->n_tools, sizeof(*tools));
 
-    if (!chat || !messages || !tools)
-        return -ENOMEM;
-    if (c->n_messages == 0)
-        return refusal_of_field(e, INVALID, "chat.messages", "is empty");
-    for (size_t i = 0; i < c->n_messages; i++) {
-        name_field(&name, "chat.messages[%zu]", i);
-        r = take_message(&messages[i], c->messages[i], u, name.text, e);
-        if (r < 0)
-            return r;
+    if (m->n_messages == 0)
+        refuse(c, INVALID, "chat.messages", "is empty");
+    for (size_t i = 0; c->r == 0 && i < m->n_messages; i++) {
+        const size_t path = enter(c, "chat.messages", i);
+
+        take_message(c, &messages[i], m->messages[i]);
+        leave(c, path);
     }
-    for (size_t i = 0; i < c->n_tools; i++) {
-        name_field(&name, "chat.tools[%zu]", i);
-        r = take_text(&tools[i], &c->tools[i], name.text, e);
-        if (r < 0)
-            return r;
+    for (size_t i = 0; c->r == 0 && i < m->n_tools; i++) {
+        char name[MAX_NAME];
+
+        snprintf(name, sizeof(name), "chat.tools[%zu]", i);
+        take_text(c, &tools[i], m->tools[i].data, m->tools[i].len, name);
     }
+    if (c->r < 0)
+        return NULL;
     chat->messages = messages;
-    chat->n_messages = c->n_messages;
+    chat->n_messages = m->n_messages;
     chat->tools = tools;
-    chat->n_tools = c->n_tools;
-    chat->add_generation_prompt = !c->has_add_generation_prompt || c->add_generation_prompt;
-    chat->thinking = !c->has_enable_thinking ? CHAT_THINKING_UNSET
-                     : c->enable_thinking    ? CHAT_THINKING_ON
+    chat->n_tools = m->n_tools;
+    chat->add_generation_prompt = !m->has_add_generation_prompt || m->add_generation_prompt;
+    chat->thinking = !m->has_enable_thinking ? CHAT_THINKING_UNSET
+                     : m->enable_thinking    ? CHAT_THINKING_ON
                                              : CHAT_THINKING_OFF;
-    r = check_limit(LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat", rules, e);
-    if (r < 0)
-        return r;
-    *out = chat;
-    return 0;
+    check_limit(c, LIMIT_PROMPT_BYTES, chat_bytes(chat), "chat");
+    return chat;
 }
 
 /* ---- sampling */
 
 enum bounds { CLOSED, OPEN_LOW }; /* whether the lower bound itself is allowed */
 
-static int take_float(float *out, bool has, float value, enum bounds bounds, float lo, float hi,
-                      const char *field, struct refusal *e)
+static void take_float(struct checker *c, float *out, float value, enum bounds bounds, float lo,
+                       float hi, const char *field)
 {
-    if (!has)
-        return 0;
-    /* written so that NaN is refused */
-    if (!((bounds == OPEN_LOW ? value > lo : value >= lo) && value <= hi)) {
-        if (hi >= INFINITY)
-            return refusal_of_field(e, INVALID, field, "%g is not a number %s %g", (double)value,
-                                    bounds == OPEN_LOW ? "above" : "of at least", (double)lo);
-        return refusal_of_field(e, INVALID, field, "%g is not in %c%g, %g]", (double)value,
-                                bounds == OPEN_LOW ? '(' : '[', (double)lo, (double)hi);
-    }
-    if (isinf(value))
-        return refusal_of_field(e, INVALID, field, "is infinite");
-    *out = value;
-    return 0;
+    const bool open = bounds == OPEN_LOW;
+    const bool inside = (open ? value > lo : value >= lo) && value <= hi; /* NaN is not */
+
+    if (!inside && hi >= INFINITY)
+        refuse(c, INVALID, field, "%g is not a number %s %g", (double)value,
+               open ? "above" : "of at least", (double)lo);
+    else if (!inside)
+        refuse(c, INVALID, field, "%g is not in %c%g, %g]", (double)value, open ? '(' : '[',
+               (double)lo, (double)hi);
+    else if (isinf(value))
+        refuse(c, INVALID, field, "is infinite");
+    else
+        *out = value;
 }
 
-static int take_uint(int32_t *out, bool has, uint32_t value, uint32_t lo, uint32_t hi,
-                     const char *field, struct refusal *e)
+static void take_uint(struct checker *c, int32_t *out, uint32_t value, uint32_t lo, uint32_t hi,
+                      const char *field)
 {
-    if (!has)
-        return 0;
     if (value < lo || value > hi)
-        return refusal_of_field(e, INVALID, field,
-                                "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value, lo, hi);
-    *out = (int32_t)value;
-    return 0;
+        refuse(c, INVALID, field, "%" PRIu32 " is not in [%" PRIu32 ", %" PRIu32 "]", value, lo,
+               hi);
+    else
+        *out = (int32_t)value;
 }
 
-static int check_id(int32_t id, const struct request_rules *rules, const char *field,
-                    struct refusal *e)
+static void check_id(struct checker *c, int32_t id, const char *field)
 {
-    if (id < 0 || id >= rules->vocab_size)
-        return refusal_of_field(e, INVALID, field,
-                                "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]", id,
-                                rules->vocab_size - 1);
-    return 0;
+    if (id < 0 || id >= c->rules->vocab_size)
+        refuse(c, INVALID, field, "%" PRId32 " is no id of the vocabulary, [0, %" PRId32 "]", id,
+               c->rules->vocab_size - 1);
 }
 
 /* Checks the entries of a field. */
-static int check_ids(const int32_t *ids, size_t n, const struct request_rules *rules,
-                     const char *field, struct refusal *e)
+static void check_ids(struct checker *c, const int32_t *ids, size_t n, const char *field)
 {
-    struct name name;
+    char name[MAX_NAME];
 
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] >= 0 && ids[i] < rules->vocab_size)
+    for (size_t i = 0; c->r == 0 && i < n; i++) {
+        if (ids[i] >= 0 && ids[i] < c->rules->vocab_size)
             continue;
-        return check_id(ids[i], rules, name_field(&name, "%s[%zu]", field, i), e);
+        snprintf(name, sizeof(name), "%s[%zu]", field, i);
+        check_id(c, ids[i], name);
     }
-    return 0;
 }
 
-static int take_bias(struct sampling *s, const Nvllm__V1__Sampling *m, struct unpacked *u,
-                     const struct request_rules *rules, struct refusal *e)
+static void take_bias(struct checker *c, struct sampling *s, const Nvllm__V1__Sampling *m)
 {
     struct logit_bias *bias;
-    struct name field;
-    int r;
 
-    r = check_limit(LIMIT_LOGIT_BIAS, m->n_logit_bias, "sampling.logit_bias", rules, e);
-    if (r < 0)
-        return r;
-    bias = unpacked_alloc(u, m->n_logit_bias, sizeof(*bias));
-    if (!bias)
-        return -ENOMEM;
-    for (size_t i = 0; i < m->n_logit_bias; i++) {
+    check_limit(c, LIMIT_LOGIT_BIAS, m->n_logit_bias, "sampling.logit_bias");
+    bias = take_memory(c, m->n_logit_bias, sizeof(*bias));
+    for (size_t i = 0; c->r == 0 && i < m->n_logit_bias; i++) {
         const Nvllm__V1__LogitBias *b = m->logit_bias[i];
+        const size_t path = enter(c, "sampling.logit_bias", i);
 
-        name_field(&field, "sampling.logit_bias[%zu].id", i);
         if (!b->has_id)
-            return refusal_of_field(e, INVALID, field.text, "is missing");
-        r = check_id(b->id, rules, field.text, e);
-        if (r < 0)
-            return r;
+            refuse(c, INVALID, "id", "is missing");
+        check_id(c, b->id, "id");
         bias[i].id = b->id;
-        name_field(&field, "sampling.logit_bias[%zu].bias", i);
         if (!b->has_bias)
-            return refusal_of_field(e, INVALID, field.text, "is missing");
-        r = take_float(&bias[i].bias, true, b->bias, CLOSED, -100, 100, field.text, e);
-        if (r < 0)
-            return r;
+            refuse(c, INVALID, "bias", "is missing");
+        take_float(c, &bias[i].bias, b->bias, CLOSED, -100, 100, "bias");
+        leave(c, path);
     }
     s->bias = bias;
     s->n_bias = (int32_t)m->n_logit_bias;
-    return 0;
 }
 
-static int take_stop_ids(struct sampling *s, const Nvllm__V1__Sampling *m,
-                         const struct request_rules *rules, struct refusal *e)
+static void take_numbers(struct checker *c, struct sampling *s, const Nvllm__V1__Sampling *m)
 {
-    const char *field = "sampling.stop_token_ids";
-    int r;
+#define FIELD(name) m->has_##name, m->name, &s->name, "sampling." #name
+    const struct {
+        protobuf_c_boolean has;
+        float value, *out;
+        const char *field;
+        enum bounds bounds;
+        float lo, hi;
+    } reals[] = {
+        {FIELD(temperature), CLOSED, 0, INFINITY},
+        {FIELD(top_p), OPEN_LOW, 0, 1},
+        {FIELD(min_p), CLOSED, 0, 1},
+        {FIELD(repetition_penalty), OPEN_LOW, 0, INFINITY},
+        {FIELD(presence_penalty), CLOSED, -2, 2},
+        {FIELD(frequency_penalty), CLOSED, -2, 2},
+    };
+#undef FIELD
 
-    if ((r = check_limit(LIMIT_STOP_TOKEN_IDS, m->n_stop_token_ids, field, rules, e)) < 0 ||
-        (r = check_ids(m->stop_token_ids, m->n_stop_token_ids, rules, field, e)) < 0)
-        return r;
-    s->stop_ids = m->stop_token_ids;
-    s->n_stop_ids = (int32_t)m->n_stop_token_ids;
-    return 0;
+    for (size_t i = 0; i < sizeof(reals) / sizeof(*reals); i++)
+        if (reals[i].has)
+            take_float(c, reals[i].out, reals[i].value, reals[i].bounds, reals[i].lo, reals[i].hi,
+                       reals[i].field);
+    if (m->has_top_k)
+        take_uint(c, &s->top_k, m->top_k, 0, INT32_MAX, "sampling.top_k");
+    if (m->has_min_tokens)
+        take_uint(c, &s->min_tokens, m->min_tokens, 0, (uint32_t)c->rules->max_seq_len,
+                  "sampling.min_tokens");
+    if (m->has_logprobs) {
+        check_limit(c, LIMIT_LOGPROBS, m->logprobs, "sampling.logprobs");
+        take_uint(c, &s->n_logprobs, m->logprobs, 0, SAMPLING_MAX_LOGPROBS, "sampling.logprobs");
+    }
 }
 
-static int take_numbers(struct sampling *s, const Nvllm__V1__Sampling *m,
-                        const struct request_rules *rules, struct refusal *e)
-{
-    int r;
-
-    if (m->has_logprobs &&
-        (r = check_limit(LIMIT_LOGPROBS, m->logprobs, "sampling.logprobs", rules, e)) < 0)
-        return r;
-    if ((r = take_float(&s->temperature, m->has_temperature, m->temperature, CLOSED, 0, INFINITY,
-                        "sampling.temperature", e)) < 0 ||
-        (r = take_uint(&s->top_k, m->has_top_k, m->top_k, 0, INT32_MAX, "sampling.top_k", e)) < 0 ||
-        (r = take_float(&s->top_p, m->has_top_p, m->top_p, OPEN_LOW, 0, 1, "sampling.top_p", e)) <
-            0 ||
-        (r = take_float(&s->min_p, m->has_min_p, m->min_p, CLOSED, 0, 1, "sampling.min_p", e)) <
-            0 ||
-        (r = take_float(&s->repetition_penalty, m->has_repetition_penalty, m->repetition_penalty,
-                        OPEN_LOW, 0, INFINITY, "sampling.repetition_penalty", e)) < 0 ||
-        (r = take_float(&s->presence_penalty, m->has_presence_penalty, m->presence_penalty, CLOSED,
-                        -2, 2, "sampling.presence_penalty", e)) < 0 ||
-        (r = take_float(&s->frequency_penalty, m->has_frequency_penalty, m->frequency_penalty,
-                        CLOSED, -2, 2, "sampling.frequency_penalty", e)) < 0 ||
-        (r = take_uint(&s->min_tokens, m->has_min_tokens, m->min_tokens, 0,
-                       (uint32_t)rules->max_seq_len, "sampling.min_tokens", e)) < 0 ||
-        (r = take_uint(&s->n_logprobs, m->has_logprobs, m->logprobs, 0, SAMPLING_MAX_LOGPROBS,
-                       "sampling.logprobs", e)) < 0)
-        return r;
-    return 0;
-}
-
-static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *m,
-                         struct unpacked *u, const struct request_rules *rules, struct refusal *e)
+static void take_sampling(struct checker *c, struct engine_request *out,
+                          const Nvllm__V1__Sampling *m)
 {
     static const Nvllm__V1__Sampling silent = NVLLM__V1__SAMPLING__INIT;
-    const struct model_defaults *d = rules->defaults;
-    struct sampling s = {
+    const struct model_defaults *d = c->rules->defaults;
+    struct sampling *s = &out->sampling;
+
+    *s = (struct sampling){
         .temperature = d->temperature,
         .top_k = d->top_k,
         .top_p = d->top_p,
@@ -298,238 +287,198 @@ static int take_sampling(struct engine_request *out, const Nvllm__V1__Sampling *
         .repetition_penalty = d->repetition_penalty,
         .n_logprobs = -1,
     };
-    int r;
-
     if (!m)
         m = &silent;
-    if ((r = take_numbers(&s, m, rules, e)) < 0 || (r = take_bias(&s, m, u, rules, e)) < 0 ||
-        (r = take_stop_ids(&s, m, rules, e)) < 0)
-        return r;
+    take_numbers(c, s, m);
+    take_bias(c, s, m);
+    check_limit(c, LIMIT_STOP_TOKEN_IDS, m->n_stop_token_ids, "sampling.stop_token_ids");
+    check_ids(c, m->stop_token_ids, m->n_stop_token_ids, "sampling.stop_token_ids");
+    s->stop_ids = m->stop_token_ids;
+    s->n_stop_ids = (int32_t)m->n_stop_token_ids;
     if (m->has_seed)
-        s.seed = m->seed;
-    else if (getrandom(&s.seed, sizeof(s.seed), 0) != sizeof(s.seed))
-        return -ENOMEM; /* does not happen to 8 bytes once the kernel has entropy */
-    out->sampling = s;
+        s->seed = m->seed;
+    else if (getrandom(&s->seed, sizeof(s->seed), 0) != sizeof(s->seed) && c->r == 0)
+        c->r = -ENOMEM; /* does not happen to 8 bytes once the kernel has entropy */
     out->ignore_eos = m->has_ignore_eos && m->ignore_eos;
-    return 0;
 }
 
 /* ---- generate */
 
-static int take_prompt(struct text *out, const ProtobufCBinaryData *prompt,
-                       const struct request_rules *rules, struct refusal *e)
+static void check_prompt_ids(struct checker *c, const Nvllm__V1__TokenIds *ids)
 {
-    int r = check_limit(LIMIT_PROMPT_BYTES, prompt->len, "prompt", rules, e);
-
-    if (r < 0)
-        return r;
-    if (prompt->len == 0)
-        return refusal_of_field(e, INVALID, "prompt", "is empty");
-    return take_text(out, prompt, "prompt", e);
-}
-
-static int check_prompt_ids(const Nvllm__V1__TokenIds *ids, const struct request_rules *rules,
-                            struct refusal *e)
-{
-    int r;
-
     if (ids->n_ids == 0)
-        return refusal_of_field(e, INVALID, "prompt_ids", "is empty");
-    if (rules->options->max_prompt_tokens &&
-        (r = check_limit(LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids", rules, e)) < 0)
-        return r;
-    if (ids->n_ids >= (size_t)rules->max_seq_len)
-        return refusal_of_field(e, TOO_LONG, "prompt_ids",
-                                "%zu ids leave no room for an answer in %" PRId32 " tokens",
-                                ids->n_ids, rules->max_seq_len);
-    return check_ids(ids->ids, ids->n_ids, rules, "prompt_ids", e);
+        refuse(c, INVALID, "prompt_ids", "is empty");
+    if (c->rules->options->max_prompt_tokens)
+        check_limit(c, LIMIT_PROMPT_TOKENS, ids->n_ids, "prompt_ids");
+    if (ids->n_ids >= (size_t)c->rules->max_seq_len)
+        refuse(c, TOO_LONG, "prompt_ids",
+               "%zu ids leave no room for an answer in %" PRId32 " tokens", ids->n_ids,
+               c->rules->max_seq_len);
+    check_ids(c, ids->ids, ids->n_ids, "prompt_ids");
 }
+
+static void take_input(struct checker *c, struct engine_request *out,
+                       const struct request_input *in)
+{
+    if (in->prompt) {
+        check_limit(c, LIMIT_PROMPT_BYTES, in->prompt->len, "prompt");
+        if (in->prompt->len == 0)
+            refuse(c, INVALID, "prompt", "is empty");
+        out->input = ENGINE_PROMPT;
+        take_text(c, &out->prompt, in->prompt->data, in->prompt->len, "prompt");
+    } else if (in->ids) {
+        out->input = ENGINE_PROMPT_IDS;
+        out->prompt_ids = in->ids->ids;
+        out->n_prompt_ids = in->ids->n_ids;
+        check_prompt_ids(c, in->ids);
+    } else if (in->chat) {
+        out->input = ENGINE_CHAT;
+        out->chat = take_chat(c, in->chat);
+    } else {
+        refuse(c, INVALID, "input", "one of prompt, prompt_ids and chat is required");
+    }
+}
+
+static void take_stops(struct checker *c, struct engine_request *out, const Nvllm__V1__Generate *g)
+{
+    char name[MAX_NAME];
+
+    check_limit(c, LIMIT_STOPS, g->n_stop, "stop");
+    for (size_t i = 0; c->r == 0 && i < g->n_stop; i++) {
+        snprintf(name, sizeof(name), "stop[%zu]", i);
+        if (g->stop[i].len == 0)
+            refuse(c, INVALID, name, "is empty");
+        check_limit(c, LIMIT_STOP_BYTES, g->stop[i].len, name);
+        take_text(c, &out->stops[i], g->stop[i].data, g->stop[i].len, name);
+    }
+    out->n_stops = (int32_t)g->n_stop;
+}
+
+static void take_max_tokens(struct checker *c, struct engine_request *out,
+                            const Nvllm__V1__Generate *g)
+{
+    const int32_t longest = c->rules->max_seq_len;
+
+    out->most_tokens = (int32_t)c->rules->options->max_max_tokens;
+    if (!g->has_max_tokens)
+        return; /* as many as fit */
+    if (g->max_tokens == 0)
+        refuse(c, INVALID, "max_tokens", "0 is less than 1");
+    if (out->most_tokens)
+        check_limit(c, LIMIT_MAX_TOKENS, g->max_tokens, "max_tokens");
+    if (g->max_tokens > (uint32_t)longest)
+        refuse(c, TOO_LONG, "max_tokens", "%" PRIu32 " is over the longest sequence, %" PRId32,
+               g->max_tokens, longest);
+    out->max_tokens = (int32_t)g->max_tokens;
+    if (out->sampling.min_tokens > out->max_tokens)
+        refuse(c, INVALID, "sampling.min_tokens", "%" PRId32 " is over max_tokens %" PRId32,
+               out->sampling.min_tokens, out->max_tokens);
+}
+
+/* High priority goes before all shares, so it is for admins. */
+static void take_priority(struct checker *c, struct engine_request *out,
+                          const Nvllm__V1__Generate *g, bool admin)
+{
+    out->priority = CORE_NORMAL;
+    if (!g->has_priority || g->priority == NVLLM__V1__PRIORITY__PRIORITY_NORMAL)
+        return;
+    if (g->priority == NVLLM__V1__PRIORITY__PRIORITY_LOW)
+        out->priority = CORE_LOW;
+    else if (g->priority != NVLLM__V1__PRIORITY__PRIORITY_HIGH)
+        refuse(c, INVALID, "priority", "%d is no priority", (int)g->priority);
+    else if (!admin)
+        refuse(c, DENIED, "priority", "high is for admins");
+    else
+        out->priority = CORE_HIGH;
+}
+
+static void take_salt(struct checker *c, struct text *out, const ProtobufCBinaryData *salt)
+{
+    check_limit(c, LIMIT_SALT_BYTES, salt->len, "cache_salt");
+    *out = (struct text){(const char *)salt->data, salt->len};
+}
+
+static void take_generate(struct checker *c, struct engine_request *r, const Nvllm__V1__Generate *g,
+                          bool admin, uint64_t now_us)
+{
+    const struct request_input input = REQUEST_INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
+
+    r->n = 1;
+    if (g->has_n)
+        check_limit(c, LIMIT_CHOICES, g->n, "n");
+    take_sampling(c, r, g->sampling);
+    if (g->has_n)
+        take_uint(c, &r->n, g->n, 1, OPTIONS_MAX_CHOICES, "n");
+    take_max_tokens(c, r, g);
+    take_stops(c, r, g);
+    take_priority(c, r, g, admin);
+    take_input(c, r, &input);
+    if (g->has_cache_salt)
+        take_salt(c, &r->cache_salt, &g->cache_salt);
+    if (g->has_deadline_ms && g->deadline_ms)
+        r->deadline_us = now_us + (uint64_t)g->deadline_ms * 1000;
+    r->most_prompt_tokens = (int32_t)c->rules->options->max_prompt_tokens;
+    r->stream = g->has_stream && g->stream;
+    r->keep_special = g->has_keep_special && g->keep_special;
+}
+
+/* ---- all of them */
 
 int request_input(struct engine_request *out, const struct request_input *in, struct unpacked *u,
                   const struct request_rules *rules, struct refusal *e)
 {
-    struct chat *chat;
-    int r;
+    struct checker c = {.rules = rules, .u = u, .e = e};
 
-    if (in->prompt) {
-        out->input = ENGINE_PROMPT;
-        return take_prompt(&out->prompt, in->prompt, rules, e);
-    }
-    if (in->ids) {
-        out->input = ENGINE_PROMPT_IDS;
-        out->prompt_ids = in->ids->ids;
-        out->n_prompt_ids = in->ids->n_ids;
-        return check_prompt_ids(in->ids, rules, e);
-    }
-    if (!in->chat)
-        return refusal_of_field(e, INVALID, "input",
-                                "one of prompt, prompt_ids and chat is required");
-    r = request_chat(&chat, in->chat, u, rules, e);
-    if (r < 0)
-        return r;
-    out->input = ENGINE_CHAT;
-    out->chat = chat;
-    return 0;
-}
-
-static int take_stops(struct engine_request *out, const Nvllm__V1__Generate *g,
-                      const struct request_rules *rules, struct refusal *e)
-{
-    struct name field;
-    int r = check_limit(LIMIT_STOPS, g->n_stop, "stop", rules, e);
-
-    if (r < 0)
-        return r;
-    for (size_t i = 0; i < g->n_stop; i++) {
-        name_field(&field, "stop[%zu]", i);
-        if (g->stop[i].len == 0)
-            return refusal_of_field(e, INVALID, field.text, "is empty");
-        if ((r = check_limit(LIMIT_STOP_BYTES, g->stop[i].len, field.text, rules, e)) < 0 ||
-            (r = take_text(&out->stops[i], &g->stop[i], field.text, e)) < 0)
-            return r;
-    }
-    out->n_stops = (int32_t)g->n_stop;
-    return 0;
-}
-
-static int take_max_tokens(struct engine_request *out, const Nvllm__V1__Generate *g,
-                           const struct request_rules *rules, struct refusal *e)
-{
-    int32_t limit = (int32_t)rules->options->max_max_tokens;
-
-    out->most_tokens = limit;
-    if (!g->has_max_tokens)
-        return 0; /* as many as fit */
-    if (g->max_tokens == 0)
-        return refusal_of_field(e, INVALID, "max_tokens", "0 is less than 1");
-    if (limit && g->max_tokens > (uint32_t)limit)
-        return limit_refuse(e, rules->options, LIMIT_MAX_TOKENS, "max_tokens", g->max_tokens);
-    if (g->max_tokens > (uint32_t)rules->max_seq_len)
-        return refusal_of_field(e, TOO_LONG, "max_tokens",
-                                "%" PRIu32 " is over the longest sequence, %" PRId32, g->max_tokens,
-                                rules->max_seq_len);
-    out->max_tokens = (int32_t)g->max_tokens;
-    if (out->sampling.min_tokens > out->max_tokens)
-        return refusal_of_field(e, INVALID, "sampling.min_tokens",
-                                "%" PRId32 " is over max_tokens %" PRId32, out->sampling.min_tokens,
-                                out->max_tokens);
-    return 0;
-}
-
-/* What is high goes before all shares: that is no user's to take. */
-static int take_priority(struct engine_request *out, const Nvllm__V1__Generate *g, bool admin,
-                         struct refusal *e)
-{
-    out->priority = CORE_NORMAL;
-    if (!g->has_priority)
-        return 0;
-    switch (g->priority) {
-    case NVLLM__V1__PRIORITY__PRIORITY_NORMAL:
-        return 0;
-    case NVLLM__V1__PRIORITY__PRIORITY_LOW:
-        out->priority = CORE_LOW;
-        return 0;
-    case NVLLM__V1__PRIORITY__PRIORITY_HIGH:
-        if (!admin)
-            return refusal_of_field(e, NVLLM__V1__ERROR_CODE__ERROR_DENIED, "priority",
-                                    "high is for admins");
-        out->priority = CORE_HIGH;
-        return 0;
-    default:
-        return refusal_of_field(e, INVALID, "priority", "%d is no priority", (int)g->priority);
-    }
+    take_input(&c, out, in);
+    return c.r;
 }
 
 int request_salt(struct text *out, const ProtobufCBinaryData *salt,
                  const struct request_rules *rules, struct refusal *e)
 {
-    int r = check_limit(LIMIT_SALT_BYTES, salt->len, "cache_salt", rules, e);
+    struct checker c = {.rules = rules, .e = e};
 
-    if (r < 0)
-        return r;
-    *out = (struct text){(const char *)salt->data, salt->len};
-    return 0;
+    take_salt(&c, out, salt);
+    return c.r;
 }
-
-int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                     const struct request_rules *rules, bool admin, uint64_t now_us,
-                     struct refusal *e)
-{
-    const struct request_input input = REQUEST_INPUT(g, input_case, NVLLM__V1__GENERATE__INPUT);
-    struct engine_request r = {.n = 1};
-    int ret;
-
-    if (g->has_n && (ret = check_limit(LIMIT_CHOICES, g->n, "n", rules, e)) < 0)
-        return ret;
-    if ((ret = take_sampling(&r, g->sampling, u, rules, e)) < 0 ||
-        (ret = take_uint(&r.n, g->has_n, g->n, 1, OPTIONS_MAX_CHOICES, "n", e)) < 0 ||
-        (ret = take_max_tokens(&r, g, rules, e)) < 0 || (ret = take_stops(&r, g, rules, e)) < 0 ||
-        (ret = take_priority(&r, g, admin, e)) < 0 ||
-        (ret = request_input(&r, &input, u, rules, e)) < 0)
-        return ret;
-    if (g->has_cache_salt && (ret = request_salt(&r.cache_salt, &g->cache_salt, rules, e)) < 0)
-        return ret;
-    if (g->has_deadline_ms && g->deadline_ms)
-        r.deadline_us = now_us + (uint64_t)g->deadline_ms * 1000;
-    r.most_prompt_tokens = (int32_t)rules->options->max_prompt_tokens;
-    r.stream = g->has_stream && g->stream;
-    r.keep_special = g->has_keep_special && g->keep_special;
-    *out = r;
-    return 0;
-}
-
-/* ---- tokenizer */
-
-int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
-                     const struct request_rules *rules, struct refusal *e)
-{
-    int r;
-
-    if ((r = check_limit(LIMIT_TOKENIZE_BYTES, t->text.len, "text", rules, e)) < 0 ||
-        (r = check_limit(LIMIT_PROMPT_BYTES, t->text.len, "text", rules, e)) < 0)
-        return r;
-    *out = (struct text){NULL, 0};
-    return t->has_text ? take_text(out, &t->text, "text", e) : 0;
-}
-
-int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
-                       struct refusal *e)
-{
-    return check_ids(d->ids, d->n_ids, rules, "ids", e);
-}
-
-/* ---- all of them */
 
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
                   const struct request_rules *rules, bool admin, uint64_t now_us, struct refusal *e)
 {
-    struct chat *chat = NULL;
-    int r;
+    struct checker c = {.rules = rules, .u = u, .e = e};
+    const Nvllm__V1__Tokenize *t = f->tokenize;
 
-    if (f->op_case == NVLLM__V1__CLIENT_FRAME__OP_GENERATE)
-        return request_generate(out, f->generate, u, rules, admin, now_us, e);
     memset(out, 0, sizeof(*out));
     switch (f->op_case) {
+    case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
+        take_generate(&c, out, f->generate, admin, now_us);
+        break;
     case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
         out->kind = ENGINE_TOKENIZE;
-        out->special = f->tokenize->has_special && f->tokenize->special;
-        return request_tokenize(&out->prompt, f->tokenize, rules, e);
+        out->special = t->has_special && t->special;
+        check_limit(&c, LIMIT_TOKENIZE_BYTES, t->text.len, "text");
+        check_limit(&c, LIMIT_PROMPT_BYTES, t->text.len, "text");
+        if (t->has_text)
+            take_text(&c, &out->prompt, t->text.data, t->text.len, "text");
+        break;
     case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
         out->kind = ENGINE_DETOKENIZE;
         out->input = ENGINE_PROMPT_IDS;
         out->prompt_ids = f->detokenize->ids;
         out->n_prompt_ids = f->detokenize->n_ids;
         out->special = f->detokenize->has_skip_special && f->detokenize->skip_special;
-        return request_detokenize(f->detokenize, rules, e);
+        check_ids(&c, out->prompt_ids, out->n_prompt_ids, "ids");
+        break;
     default:
-        if (!f->render->chat)
-            return refusal_of_field(e, INVALID, "chat", "is missing");
-        r = request_chat(&chat, f->render->chat, u, rules, e);
         out->kind = ENGINE_RENDER;
         out->input = ENGINE_CHAT;
-        out->chat = chat;
-        return r;
+        if (f->render->chat)
+            out->chat = take_chat(&c, f->render->chat);
+        else
+            refuse(&c, INVALID, "chat", "is missing");
+        break;
     }
+    return c.r;
 }
 
 static uint64_t text_tokens(size_t n_bytes)

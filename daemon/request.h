@@ -23,16 +23,6 @@ struct request_rules {
     int32_t max_seq_len;
 };
 
-/* Fills all of *out but id, client, owner and its functions. admin: the client is an admin. An
- * absent seed is drawn with getrandom(). -EINVAL with *e, or -ENOMEM. */
-int request_generate(struct engine_request *out, const Nvllm__V1__Generate *g, struct unpacked *u,
-                     const struct request_rules *rules, bool admin, uint64_t now_us,
-                     struct refusal *e);
-
-/* Converts a chat. */
-int request_chat(struct chat **out, const Nvllm__V1__Chat *c, struct unpacked *u,
-                 const struct request_rules *rules, struct refusal *e);
-
 /* A prompt in one of three ways; the others are NULL. */
 struct request_input {
     const ProtobufCBinaryData *prompt;
@@ -55,15 +45,9 @@ int request_input(struct engine_request *out, const struct request_input *in, st
 int request_salt(struct text *out, const ProtobufCBinaryData *salt,
                  const struct request_rules *rules, struct refusal *e);
 
-int request_tokenize(struct text *out, const Nvllm__V1__Tokenize *t,
-                     const struct request_rules *rules, struct refusal *e);
-
-/* Ids of Detokenize: of the vocabulary; there may be none. */
-int request_detokenize(const Nvllm__V1__Detokenize *d, const struct request_rules *rules,
-                       struct refusal *e);
-
 /* Generate, Tokenize, Detokenize or Render of a frame: fills all of *out but id, client, owner and
- * its functions. As request_generate otherwise. */
+ * its functions. admin: the client is an admin. An absent seed is drawn with getrandom(). -EINVAL
+ * with *e, or -ENOMEM; *out is not to be used then. */
 int request_start(struct engine_request *out, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
                   const struct request_rules *rules, bool admin, uint64_t now_us,
                   struct refusal *e);

@@ -6,52 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
-
-/* Users may inspect and change their own objects; what concerns all is for admins. A pinned prefix
- * takes blocks from all. */
-static const struct rights_row table[] = {
-    {OP(HELLO), "hello", RIGHT_USER},
-    {OP(GENERATE), "generate", RIGHT_USER},
-    {OP(CANCEL), "cancel", RIGHT_OWNER},
-    {OP(TOKENIZE), "tokenize", RIGHT_USER},
-    {OP(DETOKENIZE), "detokenize", RIGHT_USER},
-    {OP(RENDER), "render", RIGHT_USER},
-    {OP(GET_STATUS), "get_status", RIGHT_USER},
-    {OP(LIST_REQUESTS), "list_requests", RIGHT_USER},
-    {OP(GET_BLOCKS), "get_blocks", RIGHT_USER},
-    {OP(SHOW_CACHE), "show_cache", RIGHT_USER},
-    {OP(CLEAR_CACHE), "clear_cache", RIGHT_USER},
-    {OP(PIN_CACHE), "pin_cache", RIGHT_ADMIN},
-    {OP(EXPLAIN), "explain", RIGHT_OWNER},
-    {OP(DRAIN), "drain", RIGHT_ADMIN},
-    {OP(RESUME), "resume", RIGHT_ADMIN},
-    {OP(RELOAD), "reload", RIGHT_ADMIN},
-    {OP(SET_LOG_LEVEL), "set_log_level", RIGHT_ADMIN},
-    {OP(SHUTDOWN), "shutdown", RIGHT_ADMIN},
-};
-
-const struct rights_row *rights_row(Nvllm__V1__ClientFrame__OpCase op)
-{
-    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
-        if (table[i].op == op)
-            return &table[i];
-    return NULL;
-}
-
-bool rights_allow(enum right right, bool admin, bool owner)
-{
-    switch (right) {
-    case RIGHT_USER:
-        return true;
-    case RIGHT_OWNER:
-        return owner || admin;
-    case RIGHT_ADMIN:
-        break;
-    }
-    return admin;
-}
-
 int rights_init(struct rights *r, const char *group, struct err *e)
 {
     struct group *g;

@@ -1,4 +1,4 @@
-/* rights.h - who may call which operation: one row for each, and how a client is identified.
+/* rights.h - who connects, and whether that is an admin; session_ops.c says what admins may do.
  *
  * The kernel identifies a client when it connects; a later change of its groups counts from its
  * next connection. */
@@ -10,25 +10,6 @@
 #include <sys/types.h>
 
 #include "engine/util/err.h"
-#include "proto/nvllm.pb-c.h"
-
-enum right {
-    RIGHT_USER,  /* all users, for their own objects; admins for all objects */
-    RIGHT_OWNER, /* the user who owns the request, and admins */
-    RIGHT_ADMIN,
-};
-
-struct rights_row {
-    Nvllm__V1__ClientFrame__OpCase op;
-    const char *name; /* the protocol's: "drain" */
-    enum right right;
-};
-
-/* The row of an operation, or NULL. */
-const struct rights_row *rights_row(Nvllm__V1__ClientFrame__OpCase op);
-
-/* Whether a client has the right. owner counts with RIGHT_OWNER only. */
-bool rights_allow(enum right right, bool admin, bool owner);
 
 /* Admins: root, the daemon's own user, members of the group. */
 struct rights {

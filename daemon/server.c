@@ -1,18 +1,17 @@
 /* server.c - see server.h: the loop and its life. */
-#include "daemon/server_private.h"
-
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
 #include "daemon/log.h"
-#include "daemon/service.h"
+#include "daemon/server_private.h"
 #include "engine/util/must.h"
 
 enum {
@@ -29,19 +28,37 @@ static void on_event(evutil_socket_t fd, short what, void *arg)
     (void)fd;
     (void)what;
     hook->run(hook->server);
-    sessions_settle(&hook->server->sessions);
+    sessions_settle(hook->server);
+}
+
+void server_after(struct server *s, enum server_event timer, uint64_t ms)
+{
+    struct timeval tv = {.tv_sec = (time_t)(ms / 1000), .tv_usec = (suseconds_t)(ms % 1000 * 1000)};
+
+    evtimer_add(s->events[timer], &tv);
+}
+
+uint64_t server_now_us(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
 }
 
 /* ---- engine */
 
 static void engine_ready(struct server *s)
 {
+    const struct model *model = engine_model(s->parts.engine);
     struct engine_status status;
 
-    sessions_ready(&s->sessions);
-    s->ready = true;
-    server_update_state(s);
     engine_status(s->parts.engine, &status);
+    s->rules.defaults = model_defaults(model);
+    s->rules.vocab_size = model_config(model)->vocab_size;
+    s->rules.max_seq_len = status.max_seq_len;
+    s->rules.options = s->parts.options;
+    s->ready = true;
     log_text(LOG_LEVEL_INFO, "ready", status.backend.devices[0],
              "model=%s backend=%s blocks=%d block_len=%d block_bytes=%llu max_seq_len=%d",
              s->parts.model, s->parts.backend, status.backend.tiers[TIER_DEVICE].n_blocks,
@@ -49,7 +66,7 @@ static void engine_ready(struct server *s)
     if (!engine_chat_template(s->parts.engine))
         log_event(LOG_LEVEL_WARNING, "no_chat_template", "model=%s", s->parts.model);
     sd_notify(0, "READY=1");
-    server_tell_status(s);
+    server_update_state(s);
 }
 
 static void engine_changed(struct server *s)
@@ -82,40 +99,26 @@ static void on_engine(struct server *s)
 
     for (struct engine_event *ev = list; ev; ev = ev->next)
         if (ev->type != ENGINE_STATE)
-            sessions_event(&s->sessions, ev);
+            requests_event(s, ev);
     /* Read with any event: its own may be lost for want of memory. */
     engine_changed(s);
     if (s->ready && !s->failed)
         server_status_soon(s);
-    sessions_settle(&s->sessions);
+    sessions_settle(s);
     engine_events_free(list); /* once the tokens are written */
 }
 
 /* ---- clients */
 
-static void listen_on(struct server *s, bool on)
-{
-    for (int i = EVENT_CLIENTS; i <= EVENT_ADMINS; i++) {
-        if (s->events[i] && on)
-            event_add(s->events[i], NULL);
-        else if (s->events[i])
-            event_del(s->events[i]);
-    }
-}
-
-static void on_accept_pause(struct server *s)
-{
-    listen_on(s, true);
-}
-
 /* Accepts some of the clients that wait at a socket. */
-static void accept_some(struct server *s, const struct listener *l, bool admin)
+static void accept_some(struct server *s, int which)
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
-        int client = accept4(listener_fd(l), NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int client = accept4(listener_fd(s->parts.listeners[which]), NULL, NULL,
+                             SOCK_NONBLOCK | SOCK_CLOEXEC);
 
         if (client >= 0) {
-            sessions_accept(&s->sessions, client, admin);
+            sessions_accept(s, client, which == FOR_ADMINS);
             continue;
         }
         if (errno == EINTR || errno == ECONNABORTED)
@@ -124,9 +127,9 @@ static void accept_some(struct server *s, const struct listener *l, bool admin)
             /* The client stays in the queue and the socket readable: try again later. */
             if (log_due(&s->accept_logged_ms, 1000))
                 log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
-                         s->sessions.facts.connections);
-            listen_on(s, false);
-            server_after(s, EVENT_ACCEPT_PAUSE, ACCEPT_PAUSE_MS);
+                         s->facts.connections);
+            event_del(s->events[EVENT_CLIENTS + which]);
+            server_after(s, EVENT_SOCKETS, ACCEPT_PAUSE_MS);
         }
         break;
     }
@@ -134,36 +137,23 @@ static void accept_some(struct server *s, const struct listener *l, bool admin)
 
 static void on_clients(struct server *s)
 {
-    accept_some(s, s->parts.listener, false);
+    accept_some(s, FOR_CLIENTS);
 }
 
 static void on_admins(struct server *s)
 {
-    accept_some(s, s->parts.admin_listener, true);
-}
-
-/* Listens again, unless that is paused; on failure the next check retries. */
-static void watch(struct server *s, enum server_event event)
-{
-    if (evtimer_pending(s->events[EVENT_ACCEPT_PAUSE], NULL) ||
-        event_pending(s->events[event], EV_READ, NULL))
-        return;
-    if (event_add(s->events[event], NULL) < 0 && log_due(&s->socket_logged_ms, 60 * 1000))
-        log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s",
-                  listener_path(event == EVENT_ADMINS ? s->parts.admin_listener
-                                                      : s->parts.listener));
+    accept_some(s, FOR_ADMINS);
 }
 
 /* Makes a socket's file again where it was removed or replaced. Connected clients stay. The event
  * is reused, so that this cannot fail for want of memory. */
-static void mend(struct server *s, struct listener *l, enum server_event event, bool admin)
+static void mend(struct server *s, int which)
 {
-    struct event *ev = s->events[event];
+    struct listener *l = s->parts.listeners[which];
+    struct event *ev = s->events[EVENT_CLIENTS + which];
     struct err e;
 
-    if (listener_intact(l))
-        return;
-    accept_some(s, l, admin); /* clients that still wait there */
+    accept_some(s, which); /* clients that still wait there */
     event_del(ev);
     if (listener_mend(l, &e) < 0) {
         if (log_due(&s->socket_logged_ms, 60 * 1000))
@@ -171,22 +161,25 @@ static void mend(struct server *s, struct listener *l, enum server_event event, 
         return;
     }
     must(event_assign(ev, s->base, listener_fd(l), EV_READ | EV_PERSIST, on_event,
-                      &s->hooks[event]) == 0); /* the flags are sound */
+                      &s->hooks[EVENT_CLIENTS + which]) == 0); /* the flags are sound */
     log_event(LOG_LEVEL_WARNING, "socket_renewed", "socket=%s", listener_path(l));
 }
 
-static void look_after(struct server *s, struct listener *l, enum server_event event, bool admin)
-{
-    mend(s, l, event, admin);
-    watch(s, event);
-}
-
+/* Listens again where a socket was lost, or accepting was paused. */
 static void on_sockets(struct server *s)
 {
-    look_after(s, s->parts.listener, EVENT_CLIENTS, false);
-    if (s->parts.admin_listener)
-        look_after(s, s->parts.admin_listener, EVENT_ADMINS, true);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
+    for (int i = 0; i < N_LISTENERS; i++) {
+        const struct listener *l = s->parts.listeners[i];
+
+        if (!l)
+            continue;
+        if (!listener_intact(l))
+            mend(s, i);
+        if (event_add(s->events[EVENT_CLIENTS + i], NULL) < 0 &&
+            log_due(&s->socket_logged_ms, 60 * 1000))
+            log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s", listener_path(l));
+    }
 }
 
 /* ---- life */
@@ -230,34 +223,33 @@ static void on_watchdog(struct server *s)
 
 static void on_sigterm(struct server *s)
 {
-    server_on_signal(s, SIGTERM);
+    server_signalled(s, SIGTERM);
 }
 
 static void on_sigint(struct server *s)
 {
-    server_on_signal(s, SIGINT);
+    server_signalled(s, SIGINT);
 }
 
 static int make_events(struct server *s)
 {
-    struct listener *admins = s->parts.admin_listener;
+    struct listener *const *listeners = s->parts.listeners;
     const struct {
         evutil_socket_t fd;
         short what;
         void (*run)(struct server *s);
     } wanted[N_SERVER_EVENTS] = {
-        [EVENT_CLIENTS] = {listener_fd(s->parts.listener), EV_READ | EV_PERSIST, on_clients},
-        [EVENT_ADMINS] = {admins ? listener_fd(admins) : -1, EV_READ | EV_PERSIST,
-                          admins ? on_admins : NULL},
+        [EVENT_CLIENTS] = {listener_fd(listeners[FOR_CLIENTS]), EV_READ | EV_PERSIST, on_clients},
+        [EVENT_ADMINS] = {listeners[FOR_ADMINS] ? listener_fd(listeners[FOR_ADMINS]) : -1,
+                          EV_READ | EV_PERSIST, listeners[FOR_ADMINS] ? on_admins : NULL},
         [EVENT_ENGINE] = {engine_event_fd(s->parts.engine), EV_READ | EV_PERSIST, on_engine},
         [EVENT_SIGTERM] = {SIGTERM, EV_SIGNAL | EV_PERSIST, on_sigterm},
         [EVENT_SIGINT] = {SIGINT, EV_SIGNAL | EV_PERSIST, on_sigint},
         [EVENT_SIGHUP] = {SIGHUP, EV_SIGNAL | EV_PERSIST, server_on_hangup},
-        [EVENT_ACCEPT_PAUSE] = {-1, 0, on_accept_pause},
         [EVENT_PHASE] = {-1, 0, server_on_phase},
         [EVENT_DRAIN] = {-1, 0, server_on_drain},
         [EVENT_RELOAD] = {-1, 0, server_on_reload},
-        [EVENT_REREAD] = {reload_fd(s->reload), EV_READ | EV_PERSIST, server_on_reread},
+        [EVENT_REREAD] = {s->reading.fd, EV_READ | EV_PERSIST, server_on_reread},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
         [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
@@ -276,30 +268,26 @@ static int make_events(struct server *s)
 
 int server_new(struct server **out, const struct server_parts *parts, struct err *e)
 {
-    struct session_parts sessions = {
-        .engine = parts->engine,
-        .options = parts->options,
-        .rights = parts->rights,
-        .facts =
-            {
-                .server = "nvllmd/" NVLLM_VERSION,
-                .model = parts->model,
-                .model_folder = parts->options->model_path,
-                .backend = parts->backend,
-            },
-    };
     struct server *s = calloc(1, sizeof(*s));
 
     if (!s)
         return err_set(e, -ENOMEM, "server: out of memory");
     s->parts = *parts;
-    s->last_percent = -1;
+    s->facts = (struct reply_facts){
+        .state = NVLLM__V1__STATE__STATE_LOADING,
+        .server = "nvllmd/" NVLLM_VERSION,
+        .model = parts->model,
+        .model_folder = parts->options->model_path,
+        .backend = parts->backend,
+    };
+    s->start_ms = server_now_us() / 1000;
+    s->last_percent = s->reading.fd = -1;
     s->base = event_base_new();
-    sessions.base = s->base;
-    sessions.server = s;
-    sessions_init(&s->sessions, &sessions);
-    if (!s->base || connections_init(&s->sessions.connections) < 0 ||
-        reload_new(&s->reload, parts->reread, parts->reread_arg) < 0 || make_events(s) < 0) {
+    if (!s->base) {
+        free(s);
+        return err_set(e, -ENOMEM, "server: cannot set up its loop");
+    }
+    if (sessions_init(s) < 0 || reading_init(&s->reading) < 0 || make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -311,13 +299,13 @@ void server_free(struct server *s)
 {
     if (!s)
         return;
-    sessions_deinit(&s->sessions);
+    sessions_deinit(s);
     for (int i = 0; i < N_SERVER_EVENTS; i++)
         if (s->events[i])
             event_free(s->events[i]);
-    if (s->base)
-        event_base_free(s->base);
-    reload_free(s->reload);
+    event_base_free(s->base);
+    if (s->reading.fd >= 0)
+        close(s->reading.fd);
     free(s);
 }
 
@@ -327,35 +315,35 @@ static void loop_failed(struct server *s)
     struct err why;
 
     err_set(&why, 0, "the event loop failed: %s", strerror(errno));
-    log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu",
-             sessions_n_requests(&s->sessions));
-    service_failed(why.text);
+    log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu", s->requests.n);
+    server_tell_failure(why.text);
     s->end = SERVER_FAILED;
 }
 
 enum server_end server_run(struct server *s)
 {
-    uint64_t watchdog_us = service_watchdog_us();
+    uint64_t watchdog_us = 0;
 
-    if (watchdog_us) {
+    if (sd_watchdog_enabled(0, &watchdog_us) > 0) {
         s->watchdog_every.tv_sec = (time_t)(watchdog_us / 2 / 1000000);
         s->watchdog_every.tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000);
         evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
     }
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
-    log_event(LOG_LEVEL_INFO, "listening", "socket=%s", listener_path(s->parts.listener));
-    if (s->parts.admin_listener)
+    log_event(LOG_LEVEL_INFO, "listening", "socket=%s",
+              listener_path(s->parts.listeners[FOR_CLIENTS]));
+    if (s->parts.listeners[FOR_ADMINS])
         log_event(LOG_LEVEL_INFO, "listening", "socket=%s for=admins",
-                  listener_path(s->parts.admin_listener));
-    server_tell_status(s);
+                  listener_path(s->parts.listeners[FOR_ADMINS]));
+    server_update_state(s);
     if (early_signal)
-        server_on_signal(s, early_signal);
+        server_signalled(s, early_signal);
     if (event_base_dispatch(s->base) < 0)
         loop_failed(s);
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
-    log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->sessions.facts.connections,
-              sessions_n_requests(&s->sessions));
-    if (!reload_end(s->reload) && s->end == SERVER_ENDED)
+    log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
+              s->requests.n);
+    if (!reading_end(&s->reading) && s->end == SERVER_ENDED)
         s->end = SERVER_STUCK;
     return s->end;
 }

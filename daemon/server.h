@@ -5,20 +5,21 @@
 
 #include "daemon/listener.h"
 #include "daemon/options.h"
-#include "daemon/reload.h"
 #include "daemon/rights.h"
 #include "engine/engine.h"
 
 struct server;
 
+enum { FOR_CLIENTS, FOR_ADMINS, N_LISTENERS };
+
 /* The parts belong to the caller. All but the engine outlive the server. */
 struct server_parts {
-    struct options *options; /* a reload changes some */
-    reload_read reread;      /* reads all options, on a thread of its own */
+    struct options *options; /* a reload and admins change some */
+    /* Reads all options, on a thread of its own; *out is set on success only. */
+    int (*reread)(void *arg, struct options *out, struct err *e);
     void *reread_arg;
     struct rights rights;
-    struct listener *listener;
-    struct listener *admin_listener; /* NULL: none */
+    struct listener *listeners[N_LISTENERS]; /* that of admins may be NULL */
     struct engine *engine;
     const char *backend;
     const char *model;
@@ -40,19 +41,10 @@ enum server_end {
     SERVER_FAILED, /* the engine or the loop has failed; threads cannot be joined */
 };
 
-/* For sessions: the operations of admins on the daemon as a whole. */
-void server_drain(struct server *s, uint64_t timeout_ms);
-int server_resume(struct server *s); /* -EBUSY: the daemon is shutting down */
-void server_shutdown(struct server *s);
-
-/* Starts to read the options. *reading is the number that sessions_reloaded answers with. Negative
- * errno with a text: it could not be started. */
-int server_reload(struct server *s, uint64_t *reading, struct err *e);
-
-/* Called at the end of each wake-up: starts the next phase of the shutdown where it is due. */
-void server_settled(struct server *s);
-
 /* Serves until a signal or a failure. Free the engine before the server. */
 enum server_end server_run(struct server *s);
+
+/* Tells systemd that the daemon is about to fail, and why. */
+void server_tell_failure(const char *why);
 
 #endif

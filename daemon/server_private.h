@@ -1,23 +1,36 @@
-/* server_private.h - shared by server.c (the loop) and server_control.c (states, shutdown, admins'
- * operations). Nobody else includes it. */
+/* server_private.h - the state of the daemon, for server.c (the loop), server_control.c (states and
+ * shutdown), reload.c, session.c (clients and frames), session_requests.c (requests for the engine)
+ * and session_ops.c (the table of operations). Nobody else includes it. Loop thread only. */
 #ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
 #define NVLLM_DAEMON_SERVER_PRIVATE_H
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include <event2/event.h>
 
+#include "daemon/accounts.h"
+#include "daemon/connection.h"
+#include "daemon/limits.h"
+#include "daemon/replies.h"
+#include "daemon/request.h"
 #include "daemon/server.h"
-#include "daemon/session.h"
+#include "engine/util/id_map.h"
+#include "engine/util/list.h"
+
+#define CODE(name)  NVLLM__V1__ERROR_CODE__ERROR_##name
+#define OP(name)    NVLLM__V1__CLIENT_FRAME__OP_##name
+#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
 
 enum phase { PHASE_SERVING, PHASE_DRAINING, PHASE_CANCELLING, PHASE_FLUSHING };
 
 enum server_event {
-    EVENT_CLIENTS, /* a client connects */
-    EVENT_ADMINS,  /* likewise, at the admin socket */
+    EVENT_CLIENTS, /* a client connects: FOR_CLIENTS */
+    EVENT_ADMINS,  /* likewise, at the admin socket: FOR_ADMINS */
     EVENT_ENGINE,
     EVENT_SIGTERM,
     EVENT_SIGINT,
     EVENT_SIGHUP,
-    EVENT_ACCEPT_PAUSE,
     EVENT_PHASE,  /* the next phase of the shutdown is due */
     EVENT_DRAIN,  /* the timeout of an admin's drain */
     EVENT_RELOAD, /* a moment after SIGHUP */
@@ -34,44 +47,207 @@ struct server_hook {
     void (*run)(struct server *s);
 };
 
+/* One reading of the options at a time, on a thread of its own: the file may be on a slow disk, and
+ * user names may be looked up over a network. */
+struct reading {
+    int fd; /* eventfd: the thread is done */
+    bool under_way;
+    bool again;      /* another reload came meanwhile, and may have missed changes */
+    uint64_t number; /* of the last reading */
+    pthread_t thread;
+    int r; /* what follows is the thread's until fd is readable: 0, or a negative errno with why */
+    struct err why;
+    struct options options;
+};
+
 struct server {
     struct server_parts parts;
     struct event_base *base;
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
     struct timeval watchdog_every;
-    struct sessions sessions;
     enum phase phase;
     enum server_end end;
     bool ready;   /* the engine is ready */
     bool failed;  /* the engine has failed */
     bool drained; /* by an admin, until resume */
-    struct reload *reload;
-    uint64_t reading; /* number of the last reading of the options */
-    bool read_again;  /* a reload came during a reading, which may have missed changes */
+    bool closed;  /* every request is refused */
+    struct reading reading;
     int last_percent;
-    uint64_t accept_logged_ms, socket_logged_ms;
+    uint64_t start_ms;
+
+    struct reply_facts facts;   /* the state, connections and uptime included */
+    struct request_rules rules; /* from READY on */
+    struct connections connections;
+    struct accounts accounts;
+    struct list sessions;
+    struct id_map requests; /* struct pending, by the daemon's id */
+    uint64_t last_id;
+    uint64_t round; /* see connection.h */
+    /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
+    atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
+
+    /* for log_due; counts of connections are those since the last line */
+    uint64_t accept_logged_ms, socket_logged_ms, busy_logged_ms, refused_logged_ms,
+        dropped_logged_ms;
+    uint64_t n_refused, n_dropped;
 };
 
+/* A connected client. */
+struct session {
+    struct server *server;
+    struct list link; /* in server->sessions */
+    struct connection *connection;
+    struct id_map requests; /* struct pending, by the client's id */
+    struct account *account;
+    size_t input_bytes, output_bytes; /* of buffers, charged to the account */
+    pid_t pid;
+    bool admin;
+    bool greeted;
+};
+
+/* A request from its acceptance to its terminal event: in its session's map by the client's id, and
+ * in the server's by the daemon's. When the client leaves, the request is cancelled but stays in
+ * the server's map, and on the user's account, until the engine ends it: the engine is given it as
+ * the owner. */
+struct pending {
+    uint64_t id;        /* the daemon's */
+    uint64_t client_id; /* the client's */
+    struct server *server;
+    struct session *session; /* NULL: the client has left, or has its answer */
+    struct account *account; /* a reference */
+    pid_t pid;
+    bool inspect;             /* counted as an inspect request */
+    uint64_t queued_tokens;   /* charged until the first event */
+    uint64_t reading;         /* a reload: the reading that answers it; else 0 */
+    struct unpacked *message; /* until the engine releases it, on any thread */
+    uint64_t message_bytes;   /* charged as long */
+    uint64_t engine_bytes;    /* charged until the end; the engine thread adds to it */
+    enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
+};
+
+/* ---- server.c */
+
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
+uint64_t server_now_us(void);
+
+/* ---- server_control.c */
+
+/* Derives the state that clients see, and tells systemd. */
+void server_update_state(struct server *s);
 
 /* Schedules a status line: one a second while there are requests, none while idle. */
 void server_status_soon(struct server *s);
-void server_tell_status(struct server *s);
-
-/* Derives the state that clients see. */
-void server_update_state(struct server *s);
 
 void server_engine_failed(struct server *s);
-void server_stop_listening(struct server *s);
+void server_signalled(struct server *s, int number);
+void server_shutdown(struct server *s);
+void server_drain(struct server *s, uint64_t timeout_ms);
+int server_resume(struct server *s); /* -EBUSY: the daemon is shutting down */
 
-/* Run for events. */
-void server_on_signal(struct server *s, int number);
-void server_on_hangup(struct server *s);
+/* Starts the next phase of the shutdown where it is due: at the end of each wake-up. */
+void server_settled(struct server *s);
+
 void server_on_phase(struct server *s);
 void server_on_drain(struct server *s);
+void server_on_status(struct server *s);
+
+/* ---- reload.c */
+
+int reading_init(struct reading *r); /* negative errno */
+
+/* Waits a moment for a reading in progress and drops its result. False: it goes on. */
+bool reading_end(struct reading *r);
+
+/* Starts a reading, or another one after that in progress. *number is that of the reading which
+ * answers. Negative errno with a text: none could be started. */
+int server_reload(struct server *s, uint64_t *number, struct err *e);
+
+/* Answers all reloads that wait: nothing was changed. */
+void server_refuse_reloads(struct server *s, Nvllm__V1__ErrorCode code, const char *why);
+
+void server_on_hangup(struct server *s);
 void server_on_reload(struct server *s);
 void server_on_reread(struct server *s);
-void server_on_status(struct server *s);
+
+/* ---- session.c */
+
+int sessions_init(struct server *s); /* -ENOMEM */
+void sessions_deinit(struct server *s);
+
+/* Takes over changed limits, for new requests. */
+void sessions_limits_changed(struct server *s);
+
+/* A new client; takes ownership of fd. admin: it used the admin socket. */
+void sessions_accept(struct server *s, int fd, bool admin);
+
+/* Closes every connection once its client has read all. */
+void sessions_end_all(struct server *s);
+
+/* Writes buffered answers and frees closed sessions: at the end of each wake-up. */
+void sessions_settle(struct server *s);
+
+/* Handles the result of a put: a client that does not read is disconnected. */
+void session_check_put(struct session *s, int r);
+
+/* ---- session_requests.c */
+
+struct session_call;
+
+/* The operations that the engine answers, see struct operation. */
+int session_start(struct session_call *c, struct refusal *e);
+int session_inspect(struct session_call *c, struct refusal *e);
+
+/* Enters a request into both maps and charges the account. On success it owns the message, which
+ * may be NULL. NULL: no memory. */
+struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+                            struct unpacked *message);
+
+/* Frees it: out of both maps and off the account. */
+void pending_forget(struct pending *p);
+
+/* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
+ * it is another user's and the client no admin. */
+int session_find(const struct session *s, struct pending **out, uint64_t number,
+                 const char *operation, struct refusal *e);
+
+/* Cancels the client's requests and detaches them from it. */
+void session_abandon(struct session *s);
+
+/* Delivers one event of the engine; may take the packed answer out of it. */
+void requests_event(struct server *s, struct engine_event *ev);
+
+void requests_cancel_all(struct server *s);
+
+/* Ends each request with an error, for its client. The record stays until the engine's own terminal
+ * event, or until requests_deinit. */
+void requests_fail_all(struct server *s, const struct refusal *e);
+
+/* Frees all requests, once the engine has been freed. */
+void requests_deinit(struct server *s);
+
+/* ---- session_ops.c */
+
+/* A request of a client, on its way. */
+struct session_call {
+    struct session *session;
+    const Nvllm__V1__ClientFrame *frame; /* lives in the message */
+    struct unpacked *message;            /* NULL: it has a new owner, which may free it */
+    const struct operation *operation;
+};
+
+struct operation {
+    Nvllm__V1__ClientFrame__OpCase op;
+    const char *name; /* the protocol's: "drain" */
+    bool for_admins;
+    /* Answers, or has the engine answer: what a put returns, or -EINVAL with *e, or -ENOMEM. */
+    int (*run)(struct session_call *c, struct refusal *e);
+};
+
+const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op); /* NULL: none */
+
+/* Runs an operation where the client has the right to, and answers one that is refused. Takes
+ * ownership of the message. */
+void session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
 #endif

@@ -1,48 +1,33 @@
-/* session.c - see session.h: connections, Hello and frames, and the limits of buffers. */
-#include "daemon/session_private.h"
-
+/* session.c - clients: their connections, Hello and frames, and the limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
-#include "daemon/reports.h"
-#include "daemon/server.h"
-#include "engine/util/must.h"
-
-uint64_t session_now_us(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
-}
+#include "daemon/server_private.h"
 
 /* Log lines that clients can cause; each counts the connections since the last one. */
 enum { LOG_EVERY_MS = 1000 };
 
-void session_fail(struct session *s, const struct refusal *e)
+/* Sends an error of the connection as a whole, and closes it. */
+static void refuse_session(struct session *s, const struct refusal *e)
 {
-    struct sessions *all = s->shared;
-    Nvllm__V1__ServerFrame f;
-    Nvllm__V1__Error m;
+    struct server *server = s->server;
+    struct error_frame f;
 
-    all->n_refused++;
-    if (log_due(&all->refused_logged_ms, LOG_EVERY_MS)) {
+    server->n_refused++;
+    if (log_due(&server->refused_logged_ms, LOG_EVERY_MS)) {
         log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text,
                  "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)s->account->uid,
-                 (int)s->pid, s->requests.n, all->n_refused);
-        all->n_refused = 0;
+                 (int)s->pid, s->requests.n, server->n_refused);
+        server->n_refused = 0;
     }
-    session_abandon_requests(s);
-    reply_error_frame(&f, &m, e);
-    connection_end(s->connection, &f.base);
+    session_abandon(s);
+    connection_end(s->connection, reply_error_frame(&f, e));
 }
 
 __attribute__((format(printf, 3, 4))) static void fail(struct session *s, Nvllm__V1__ErrorCode code,
@@ -54,38 +39,30 @@ __attribute__((format(printf, 3, 4))) static void fail(struct session *s, Nvllm_
     va_start(ap, fmt);
     vsnprintf(e.message.text, sizeof(e.message.text), fmt, ap);
     va_end(ap);
-    session_fail(s, &e);
+    refuse_session(s, &e);
 }
 
 void session_check_put(struct session *s, int r)
 {
+    const struct options *o = s->server->parts.options;
     struct refusal e;
 
     if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE) {
-        limit_refuse_text(&e, s->shared->options, LIMIT_OUTPUT_BYTES,
-                          "more than %" PRId64 " bytes of answers are unread",
-                          s->shared->options->max_output_bytes);
-        session_fail(s, &e);
+        limit_refuse_text(&e, o, LIMIT_OUTPUT_BYTES,
+                          "more than %" PRId64 " bytes of answers are unread", o->max_output_bytes);
+        refuse_session(s, &e);
     } else if (r < 0) {
         fail(s, CODE(INTERNAL), "out of memory");
     }
 }
 
-void session_answer_error(struct session *s, uint64_t id, const struct refusal *e)
-{
-    session_check_put(s, reply_error(s->connection, id, e));
-}
-
 /* ---- frames */
-
-static void refresh(struct sessions *s)
-{
-    s->facts.uptime_ms = session_now_us() / 1000 - s->start_ms;
-}
 
 static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
 {
+    struct reply_facts *facts = &s->server->facts;
     struct engine_status status;
+    Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
     if (f->op_case != OP(HELLO) || f->id != 0) {
         fail(s, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
@@ -98,54 +75,21 @@ static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
     }
     s->greeted = true;
     connection_greeted(s->connection);
-    engine_status(s->shared->engine, &status);
-    refresh(s->shared);
+    engine_status(s->server->parts.engine, &status);
     log_text(LOG_LEVEL_DEBUG, "hello", f->hello->client ? f->hello->client : "", "uid=%u pid=%d",
              (unsigned)s->account->uid, (int)s->pid);
-    session_check_put(s, reply_welcome(s->connection, &s->shared->facts, status.progress));
+    w.has_protocol = w.has_state = w.has_progress = w.has_max_frame_bytes = true;
+    w.protocol = 1;
+    w.server = reply_text(facts->server);
+    w.state = facts->state;
+    w.progress = (float)status.progress;
+    w.model = reply_text(facts->model);
+    w.max_frame_bytes = facts->max_frame_bytes;
+    session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
 }
 
-static void take_get_status(struct session *s, const Nvllm__V1__ClientFrame *f)
-{
-    struct engine_status status;
-
-    engine_status(s->shared->engine, &status);
-    refresh(s->shared);
-    session_check_put(s, report_put_status(s->connection, f->id, &s->shared->facts, &status));
-}
-
-/* True: the message has a new owner. */
-static bool operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
-{
-    const struct rights_row *row = rights_row(f->op_case);
-    struct refusal e;
-
-    if (!row) {
-        refusal_set(&e, CODE(UNSUPPORTED), "this daemon does not know the operation");
-    } else if (row->right == RIGHT_ADMIN && !rights_allow(row->right, s->admin, false)) {
-        /* without the operation's name, which differs from nvllmctl's command */
-        refusal_set(&e, CODE(DENIED),
-                    "only admins may do that: root, the daemon's user, members of "
-                    "daemon.admin_group, and who comes by daemon.admin_socket");
-    } else {
-        switch (f->op_case) {
-        case OP(GENERATE):
-        case OP(TOKENIZE):
-        case OP(DETOKENIZE):
-        case OP(RENDER):
-            return session_begin(s, f, u, session_start);
-        case OP(GET_STATUS):
-            take_get_status(s, f);
-            return false;
-        default:
-            return session_operate(s, f, u);
-        }
-    }
-    session_answer_error(s, f->id, &e);
-    return false;
-}
-
-static bool dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+/* Takes ownership of the message, in which the frame lives. */
+static void dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
     if (!s->greeted)
         take_hello(s, f);
@@ -155,9 +99,11 @@ static bool dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct 
         fail(s, CODE(PROTOCOL), "a request must have an id other than 0");
     else if (id_map_get(&s->requests, f->id))
         fail(s, CODE(PROTOCOL), "the id of a request under way was used again");
-    else
-        return operate(s, f, u);
-    return false;
+    else {
+        session_operate(s, f, u);
+        return;
+    }
+    unpacked_free(u);
 }
 
 static void take_frame(struct session *s, const uint8_t *data, size_t n)
@@ -166,8 +112,7 @@ static void take_frame(struct session *s, const uint8_t *data, size_t n)
 
     switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
     case UNPACK_OK:
-        if (!dispatch(s, (const Nvllm__V1__ClientFrame *)unpacked_message(u), u))
-            unpacked_free(u);
+        dispatch(s, (const Nvllm__V1__ClientFrame *)unpacked_message(u), u);
         break;
     case UNPACK_E_BUDGET:
         fail(s, CODE(PROTOCOL), "a frame stands for far more memory than its own size");
@@ -191,33 +136,31 @@ static bool may_take(void *owner)
 {
     struct session *s = owner;
 
-    if (s->account->round != s->shared->round) {
-        s->account->round = s->shared->round;
+    if (s->account->round != s->server->round) {
+        s->account->round = s->server->round;
         s->account->round_us = 0;
     }
     return s->account->round_us < QUANTUM_US;
 }
 
-static void on_round(void *shared)
+static void on_round(void *server)
 {
-    struct sessions *s = shared;
-
-    s->round++;
+    ((struct server *)server)->round++;
 }
 
 static void on_frame(void *owner, const uint8_t *data, size_t n)
 {
     struct session *s = owner;
-    uint64_t begin_us = session_now_us();
+    uint64_t begin_us = server_now_us();
 
     take_frame(s, data, n);
-    s->account->round_us += session_now_us() - begin_us;
+    s->account->round_us += server_now_us() - begin_us;
 }
 
 static void on_fault(void *owner, enum connection_fault fault)
 {
     struct session *s = owner;
-    const struct options *o = s->shared->options;
+    const struct options *o = s->server->parts.options;
     struct refusal e;
 
     switch (fault) {
@@ -247,7 +190,7 @@ static void on_fault(void *owner, enum connection_fault fault)
         refusal_set(&e, CODE(INTERNAL), "out of memory");
         break;
     }
-    session_fail(s, &e);
+    refuse_session(s, &e);
 }
 
 /* Charges the account for the connection's buffers. */
@@ -263,9 +206,9 @@ static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
     s->output_bytes = output_bytes;
 }
 
-static void on_settle(void *shared)
+static void on_settle(void *server)
 {
-    sessions_settle(shared);
+    sessions_settle(server);
 }
 
 static const struct connection_handler handler = {
@@ -279,54 +222,41 @@ static const struct connection_handler handler = {
 
 /* ---- all of them */
 
-void sessions_limits_changed(struct sessions *s)
+void sessions_limits_changed(struct server *s)
 {
-    const struct options *o = s->options;
+    const struct options *o = s->parts.options;
+    const int64_t pause = o->output_pause_bytes, most = o->max_output_bytes;
 
-    s->facts.max_frame_bytes = (uint32_t)o->max_frame_bytes;
-    s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
-    s->connections.pause_bytes =
-        (size_t)(o->output_pause_bytes < o->max_output_bytes ? o->output_pause_bytes
-                                                             : o->max_output_bytes);
-    s->connections.max_output_bytes = (size_t)o->max_output_bytes;
-    atomic_store(&s->most_answer_bytes, (size_t)o->max_output_bytes);
-    atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
-    atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
+    s->facts.max_frame_bytes = s->connections.max_frame_bytes = (uint32_t)o->max_frame_bytes;
+    s->connections.pause_bytes = (size_t)(pause < most ? pause : most);
+    s->connections.max_output_bytes = (size_t)most;
     s->connections.slow_reader_s = (int)o->slow_reader_s;
     s->connections.hello_timeout_s = (int)o->hello_timeout_s;
     s->connections.frame_timeout_s = (int)o->frame_timeout_s;
+    atomic_store(&s->most_answer_bytes, (size_t)most);
+    atomic_store(&s->most_request_bytes, (size_t)o->max_request_bytes);
+    atomic_store(&s->most_request_bytes_per_uid, (size_t)o->max_request_bytes_per_uid);
 }
 
 /* On the tokenizer pool, because answers may be large. */
 static int pack_answer(void *ctx, struct engine_packed *out, const struct engine_event *answer,
                        const struct tokenizer *tokenizer)
 {
-    const struct sessions *s = ctx;
+    const struct server *s = ctx;
 
     return reply_pack(out, answer, tokenizer, atomic_load(&s->most_answer_bytes));
 }
 
-void sessions_init(struct sessions *s, const struct session_parts *parts)
+int sessions_init(struct server *s)
 {
     const struct engine_packer packer = {.pack = pack_answer, .ctx = s};
 
-    memset(s, 0, sizeof(*s));
-    s->engine = parts->engine;
-    s->options = parts->options;
-    s->rights = parts->rights;
-    s->facts = parts->facts;
-    s->server = parts->server;
-    s->facts.state = NVLLM__V1__STATE__STATE_LOADING;
-    s->connections = (struct connections){
-        .base = parts->base,
-        .handler = &handler,
-        .shared = s,
-    };
+    s->connections = (struct connections){.base = s->base, .handler = &handler, .shared = s};
     sessions_limits_changed(s);
-    engine_set_packer(s->engine, &packer);
+    engine_set_packer(s->parts.engine, &packer);
     accounts_init(&s->accounts);
-    list_init(&s->all);
-    s->start_ms = session_now_us() / 1000;
+    list_init(&s->sessions);
+    return connections_init(&s->connections);
 }
 
 static void free_session(struct session *s)
@@ -335,41 +265,39 @@ static void free_session(struct session *s)
     connection_free(s->connection); /* its buffers leave the account */
     account_sub(s->account, ACCOUNT_CONNECTIONS, 1);
     account_unref(s->account);
-    s->shared->facts.connections--;
+    s->server->facts.connections--;
     free(s);
 }
 
-void sessions_deinit(struct sessions *s)
+void sessions_deinit(struct server *s)
 {
-    sessions_forget_requests(s);
-    while (!list_empty(&s->all))
-        free_session(CONTAINER_OF(s->all.next, struct session, link));
+    requests_deinit(s);
+    while (!list_empty(&s->sessions))
+        free_session(CONTAINER_OF(s->sessions.next, struct session, link));
     accounts_deinit(&s->accounts);
     connections_deinit(&s->connections);
 }
 
 /* Refuses a client: sends the error in one write, and closes. */
-static void reject(struct sessions *s, int fd, const struct refusal *why)
+static void reject(struct server *s, int fd, const struct refusal *why)
 {
     struct frame_buffer b = {0};
-    Nvllm__V1__ServerFrame f;
-    Nvllm__V1__Error m;
+    struct error_frame f;
 
     if (log_due(&s->busy_logged_ms, LOG_EVERY_MS))
         log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
                  s->facts.connections);
-    reply_error_frame(&f, &m, why);
-    if (frame_buffer_put(&b, &f.base) == 0)
+    if (frame_buffer_put(&b, reply_error_frame(&f, why)) == 0)
         (void)!send(fd, b.data + b.start, frame_buffer_bytes(&b), MSG_NOSIGNAL | MSG_DONTWAIT);
     frame_buffer_deinit(&b);
     close(fd);
 }
 
 /* Checks the limits of connections. */
-static int refuse_connection(const struct sessions *s, const struct account *a, bool admin,
+static int refuse_connection(const struct server *s, const struct account *a, bool admin,
                              struct refusal *e)
 {
-    const struct options *o = s->options;
+    const struct options *o = s->parts.options;
     uint64_t reserve = admin ? (uint64_t)o->admin_connections : 0;
     uint64_t n = a->amounts[ACCOUNT_CONNECTIONS] + 1, all = s->facts.connections + UINT64_C(1);
 
@@ -380,77 +308,55 @@ static int refuse_connection(const struct sessions *s, const struct account *a, 
     return 0;
 }
 
-static struct session *new_session(struct sessions *s, int fd)
+/* Takes ownership of fd, and of the reference to the account on success. */
+static int enter(struct server *s, int fd, struct account *account, const struct ucred *peer,
+                 bool admin)
 {
     struct session *one = calloc(1, sizeof(*one));
 
-    if (!one) {
-        close(fd);
-        return NULL;
-    }
-    one->shared = s;
-    list_init(&one->link);
-    if (connection_new(&one->connection, &s->connections, fd, one) < 0) {
+    if (!one || connection_new(&one->connection, &s->connections, fd, one) < 0) {
+        if (!one)
+            close(fd);
         free(one);
-        return NULL;
+        return -ENOMEM;
     }
-    return one;
-}
-
-void sessions_accept(struct sessions *s, int fd, bool admin)
-{
-    struct ucred peer = {0};
-    struct refusal e;
-    struct account *account;
-    struct session *one;
-    bool by_user = false;
-
-    if (rights_of_peer(&s->rights, fd, &peer, &by_user) < 0) {
-        refusal_set(&e, CODE(INTERNAL), "who connects cannot be told");
-        reject(s, fd, &e);
-        return;
-    }
-    admin = admin || by_user;
-    account = account_get(&s->accounts, peer.uid);
-    if (!account) {
-        refusal_set(&e, CODE(INTERNAL), "out of memory");
-        reject(s, fd, &e);
-        return;
-    }
-    if (refuse_connection(s, account, admin, &e) < 0) {
-        account_unref(account);
-        reject(s, fd, &e);
-        return;
-    }
-    one = new_session(s, fd);
-    if (!one) {
-        account_unref(account);
-        return;
-    }
+    one->server = s;
     one->account = account;
-    one->pid = peer.pid;
+    one->pid = peer->pid;
     one->admin = admin;
-    list_append(&s->all, &one->link);
+    list_append(&s->sessions, &one->link);
     account_add(account, ACCOUNT_CONNECTIONS, 1);
     s->facts.connections++;
-    log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer.uid,
-              (int)peer.pid, admin);
+    log_event(LOG_LEVEL_DEBUG, "connected", "uid=%u pid=%d admin=%d", (unsigned)peer->uid,
+              (int)peer->pid, admin);
+    return 0;
 }
 
-void sessions_ready(struct sessions *s)
+void sessions_accept(struct server *s, int fd, bool admin)
 {
-    struct engine_status status;
+    struct account *account = NULL;
+    struct ucred peer = {0};
+    struct refusal e;
+    bool by_user = false;
+    int r;
 
-    engine_status(s->engine, &status);
-    s->rules.defaults = model_defaults(engine_model(s->engine));
-    s->rules.vocab_size = model_config(engine_model(s->engine))->vocab_size;
-    s->rules.max_seq_len = status.max_seq_len;
-    s->rules.options = s->options;
+    if (rights_of_peer(&s->parts.rights, fd, &peer, &by_user) < 0)
+        r = refusal_set(&e, CODE(INTERNAL), "who connects cannot be told");
+    else if (!(account = account_get(&s->accounts, peer.uid)))
+        r = refusal_set(&e, CODE(INTERNAL), "out of memory");
+    else
+        r = refuse_connection(s, account, admin || by_user, &e);
+    if (r < 0)
+        reject(s, fd, &e);
+    else
+        r = enter(s, fd, account, &peer, admin || by_user);
+    if (r < 0 && account)
+        account_unref(account);
 }
 
-void sessions_end_all(struct sessions *s)
+void sessions_end_all(struct server *s)
 {
-    for (struct list *at = s->all.next; at != &s->all; at = at->next)
+    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next)
         connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
 }
 
@@ -465,7 +371,7 @@ static size_t bytes_of(const struct session *s)
 }
 
 /* The account with the most bytes of buffers. */
-static struct account *largest_account(const struct sessions *s)
+static struct account *largest_account(const struct server *s)
 {
     struct account *one, *largest = NULL;
     size_t at = 0;
@@ -477,11 +383,11 @@ static struct account *largest_account(const struct sessions *s)
 }
 
 /* The connection of this account with the most bytes of buffers, or NULL. */
-static struct session *largest_session(const struct sessions *s, const struct account *account)
+static struct session *largest_session(const struct server *s, const struct account *account)
 {
     struct session *largest = NULL;
 
-    for (struct list *at = s->all.next; at != &s->all; at = at->next) {
+    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next) {
         struct session *one = CONTAINER_OF(at, struct session, link);
 
         if (one->account == account && bytes_of(one) > (largest ? bytes_of(largest) : 0))
@@ -491,10 +397,9 @@ static struct session *largest_session(const struct sessions *s, const struct ac
 }
 
 /* Drops a connection for its buffers. A client that has read all its answers gets an error. */
-static void shed(struct sessions *s, struct session *one, enum limit limit)
+static void shed(struct server *s, struct session *one, enum limit limit)
 {
-    Nvllm__V1__ServerFrame f;
-    Nvllm__V1__Error m;
+    struct error_frame f;
     struct refusal e;
 
     s->n_dropped++;
@@ -505,23 +410,23 @@ static void shed(struct sessions *s, struct session *one, enum limit limit)
                   s->n_dropped);
         s->n_dropped = 0;
     }
-    limit_refuse_text(&e, s->options, limit, "the connections' buffers are full");
-    reply_error_frame(&f, &m, &e);
-    session_abandon_requests(one);
-    connection_drop(one->connection, &f.base);
+    limit_refuse_text(&e, s->parts.options, limit, "the connections' buffers are full");
+    session_abandon(one);
+    connection_drop(one->connection, reply_error_frame(&f, &e));
 }
 
 /* Drops connections where the buffers of one user, or of all users, are over their limit. Over a
  * user's limit its largest connection goes first; over the limit of all, the largest one of the
  * user with the most: one large request is safe among many small buffers of another user. */
-static void shed_all(struct sessions *s)
+static void shed_all(struct server *s)
 {
-    uint64_t per_uid = limit_value(s->options, LIMIT_BUFFER_BYTES_PER_UID);
+    uint64_t all = limit_value(s->parts.options, LIMIT_BUFFER_BYTES);
+    uint64_t per_uid = limit_value(s->parts.options, LIMIT_BUFFER_BYTES_PER_UID);
     struct session *largest;
     struct account *one;
     size_t at = 0;
 
-    while (buffer_bytes(&s->accounts.total) > limit_value(s->options, LIMIT_BUFFER_BYTES) &&
+    while (buffer_bytes(&s->accounts.total) > all &&
            (largest = largest_session(s, largest_account(s))))
         shed(s, largest, LIMIT_BUFFER_BYTES);
     if (buffer_bytes(&s->accounts.total) <= per_uid)
@@ -531,7 +436,7 @@ static void shed_all(struct sessions *s)
             shed(s, largest, LIMIT_BUFFER_BYTES_PER_UID);
 }
 
-void sessions_settle(struct sessions *s)
+void sessions_settle(struct server *s)
 {
     struct session *one;
 
@@ -540,8 +445,8 @@ void sessions_settle(struct sessions *s)
     while ((one = connections_next_gone(&s->connections))) {
         log_event(LOG_LEVEL_DEBUG, "disconnected", "uid=%u pid=%d requests=%zu",
                   (unsigned)one->account->uid, (int)one->pid, one->requests.n);
-        session_abandon_requests(one);
+        session_abandon(one);
         free_session(one);
     }
-    server_settled(s->server);
+    server_settled(s);
 }

@@ -1,25 +1,24 @@
 /* session_requests.c - requests for the engine: limits, start, events, end. */
-#include "daemon/session_private.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "daemon/reports.h"
+#include "daemon/request_inspect.h"
+#include "daemon/server_private.h"
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
 
-void pending_cancel(struct sessions *s, struct pending *p)
-{
-    engine_cancel(s->engine, p->id);
-}
+/* ---- the record */
 
-void pending_release(void *owner)
+/* engine_request.release */
+static void release(void *owner)
 {
     struct pending *p = owner;
 
     unpacked_free(p->message);
     p->message = NULL;
-    account_give_back_bytes(p->account, p->message_bytes);
+    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
     p->message_bytes = 0;
 }
 
@@ -27,18 +26,50 @@ void pending_release(void *owner)
 static bool charge(void *owner, size_t bytes)
 {
     struct pending *p = owner;
-    const struct account *total = &p->account->all->total;
+    const struct account *own = p->account, *total = &own->all->total;
 
-    account_take_bytes(p->account, bytes);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, bytes);
     p->engine_bytes += bytes;
-    if (atomic_load(&p->account->request_bytes) >
-        atomic_load(&p->shared->most_request_bytes_per_uid))
+    if (own->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes_per_uid)
         p->exceeded = LIMIT_REQUEST_BYTES_PER_UID;
-    else if (atomic_load(&total->request_bytes) > atomic_load(&p->shared->most_request_bytes))
+    else if (total->amounts[ACCOUNT_REQUEST_BYTES] > p->server->most_request_bytes)
         p->exceeded = LIMIT_REQUEST_BYTES;
     else
         return true;
     return false;
+}
+
+struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queued_tokens,
+                            struct unpacked *message)
+{
+    struct server *server = s->server;
+    struct pending *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    *p = (struct pending){.id = ++server->last_id,
+                          .client_id = client_id,
+                          .server = server,
+                          .session = s,
+                          .account = s->account,
+                          .pid = s->pid,
+                          .queued_tokens = queued_tokens,
+                          .message = message,
+                          .message_bytes = message ? unpacked_bytes(message) : 0};
+    if (id_map_put(&server->requests, p->id, p) < 0)
+        goto fail;
+    if (id_map_put(&s->requests, client_id, p) < 0) {
+        id_map_take(&server->requests, p->id);
+        goto fail;
+    }
+    account_ref(p->account);
+    account_add(p->account, ACCOUNT_REQUESTS, 1);
+    account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
+    return p;
+fail:
+    free(p);
+    return NULL;
 }
 
 /* The prompt is no longer queued. */
@@ -53,15 +84,15 @@ static void free_pending(struct pending *p)
     leave_queue(p);
     account_sub(p->account, ACCOUNT_INSPECTS, p->inspect);
     account_sub(p->account, ACCOUNT_REQUESTS, 1);
-    pending_release(p);
-    account_give_back_bytes(p->account, p->engine_bytes);
+    release(p);
+    account_sub(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
     account_unref(p->account);
     free(p);
 }
 
-void pending_forget(struct sessions *s, struct pending *p)
+void pending_forget(struct pending *p)
 {
-    must(id_map_take(&s->requests, p->id) == p);
+    must(id_map_take(&p->server->requests, p->id) == p);
     if (p->session)
         must(id_map_take(&p->session->requests, p->client_id) == p);
     free_pending(p);
@@ -73,25 +104,45 @@ static void forget_clients(struct session *s)
     s->requests = (struct id_map){0};
 }
 
-void session_abandon_requests(struct session *s)
+void session_abandon(struct session *s)
 {
     struct pending *p;
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at))) {
         p->session = NULL;
-        pending_cancel(s->shared, p);
+        engine_cancel(s->server->parts.engine, p->id);
     }
     forget_clients(s);
 }
 
-/* ---- room */
-
-static int refuse_state(const struct sessions *all, bool new_work, struct refusal *e)
+int session_find(const struct session *s, struct pending **out, uint64_t number,
+                 const char *operation, struct refusal *e)
 {
-    if (all->closed)
+    struct pending *p = id_map_get(&s->server->requests, number);
+
+    if (p && !s->admin && p->account != s->account)
+        return refusal_of_field(e, CODE(DENIED), "request",
+                                "%" PRIu64 " is another user's; %s is for its user and for admins",
+                                number, operation);
+    *out = p;
+    return 0;
+}
+
+/* ---- limits */
+
+/* The resources that a request needs. */
+struct demand {
+    bool new_work; /* refused while draining */
+    uint64_t tokens;
+    uint64_t message_bytes, engine_bytes;
+};
+
+static int refuse_state(const struct server *s, bool new_work, struct refusal *e)
+{
+    if (s->closed)
         return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending");
-    switch (all->facts.state) {
+    switch (s->facts.state) {
     case NVLLM__V1__STATE__STATE_READY:
         return 0;
     case NVLLM__V1__STATE__STATE_DRAINING:
@@ -116,24 +167,26 @@ static int over(struct refusal *e, const struct options *o, enum limit l, uint64
     return -EINVAL;
 }
 
-int session_refuse(const struct session *s, const struct demand *d, struct refusal *e)
+/* Checks the state and the limits: 0, or -EINVAL with *e. */
+static int refuse(const struct session *s, const struct demand *d, struct refusal *e)
 {
-    const struct sessions *all = s->shared;
-    const struct options *o = all->options;
-    const struct account *sums[] = {&all->accounts.total, s->account};
+    const struct options *o = s->server->parts.options;
+    const struct account *sums[] = {&s->server->accounts.total, s->account};
     static const struct {
         enum limit requests, tokens, bytes;
     } limits[] = {
         {LIMIT_REQUESTS, LIMIT_QUEUED_TOKENS, LIMIT_REQUEST_BYTES},
         {LIMIT_REQUESTS_PER_UID, LIMIT_QUEUED_TOKENS_PER_UID, LIMIT_REQUEST_BYTES_PER_UID},
     };
-    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most;
-    int r = refuse_state(all, d->new_work, e);
+    uint64_t reserve = s->admin ? (uint64_t)o->admin_requests : 0, n, most, bytes;
+    int r = refuse_state(s->server, d->new_work, e);
 
     if (r < 0)
         return r;
     if (s->requests.n >= (size_t)o->max_requests_per_connection)
         return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
+    if (!size_add(&bytes, d->message_bytes, d->engine_bytes))
+        bytes = SIZE_MAX;
     for (int i = 0; i < 2; i++) {
         n = sums[i]->amounts[ACCOUNT_REQUESTS] + 1;
         if (n > limit_value(o, limits[i].requests) + reserve)
@@ -143,98 +196,112 @@ int session_refuse(const struct session *s, const struct demand *d, struct refus
         n = sums[i]->amounts[ACCOUNT_QUEUED_TOKENS];
         if (d->tokens && n + d->tokens > limit_value(o, limits[i].tokens))
             return over(e, o, limits[i].tokens, n, d->tokens);
-        n = atomic_load(&sums[i]->request_bytes);
+        n = sums[i]->amounts[ACCOUNT_REQUEST_BYTES];
         most = limit_value(o, limits[i].bytes);
-        if (n >= most || d->bytes > most - n)
-            return over(e, o, limits[i].bytes, n, d->bytes);
+        if (n >= most || bytes > most - n)
+            return over(e, o, limits[i].bytes, n, bytes);
     }
     return 0;
 }
 
-struct pending *session_enter(struct session *s, uint64_t client_id, uint64_t queued_tokens,
-                              struct unpacked *message)
-{
-    struct sessions *all = s->shared;
-    struct pending *p = calloc(1, sizeof(*p));
-
-    if (!p)
-        return NULL;
-    *p = (struct pending){.id = ++all->last_id,
-                          .client_id = client_id,
-                          .shared = all,
-                          .session = s,
-                          .account = s->account,
-                          .pid = s->pid,
-                          .queued_tokens = queued_tokens,
-                          .message = message,
-                          .message_bytes = message ? unpacked_bytes(message) : 0};
-    if (id_map_put(&all->requests, p->id, p) < 0)
-        goto fail;
-    if (id_map_put(&s->requests, client_id, p) < 0) {
-        id_map_take(&all->requests, p->id);
-        goto fail;
-    }
-    account_ref(p->account);
-    account_add(p->account, ACCOUNT_REQUESTS, 1);
-    account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
-    account_take_bytes(p->account, p->message_bytes);
-    return p;
-fail:
-    free(p);
-    return NULL;
-}
-
 /* ---- from the client */
 
-int session_start(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                  bool *taken, struct refusal *e)
+/* Enters a request that the limits allow: r belongs to it then, and so does the message. */
+static int enter(struct session_call *c, struct pending **out, struct engine_request *r,
+                 const struct demand *d, struct refusal *e)
 {
-    struct sessions *all = s->shared;
+    struct session *s = c->session;
+    struct pending *p;
+
+    if (refuse(s, d, e) < 0)
+        return -EINVAL;
+    p = pending_new(s, c->frame->id, d->tokens, c->message);
+    if (!p)
+        return -ENOMEM;
+    c->message = NULL;
+    p->engine_bytes = d->engine_bytes;
+    account_add(p->account, ACCOUNT_REQUEST_BYTES, p->engine_bytes);
+    r->id = p->id;
+    r->client = s->account->uid;
+    r->owner = p;
+    r->release = release;
+    r->charge = charge;
+    *out = p;
+    return 0;
+}
+
+int session_start(struct session_call *c, struct refusal *e)
+{
+    const struct session *s = c->session;
+    struct engine *engine = s->server->parts.engine;
     struct demand d = {.new_work = true};
     struct engine_request r;
     struct pending *p;
-    size_t engine_bytes;
-    int ret = session_refuse(s, &d, e); /* before it is parsed */
+    int ret = refuse(s, &d, e); /* before it is parsed */
 
-    if (ret < 0 || (ret = request_start(&r, f, u, &all->rules, s->admin, session_now_us(), e)) < 0)
+    if (ret < 0 || (ret = request_start(&r, c->frame, c->message, &s->server->rules, s->admin,
+                                        server_now_us(), e)) < 0)
         return ret;
-    engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
     d.tokens = request_tokens(&r);
-    if (!size_add(&d.bytes, unpacked_bytes(u), engine_bytes))
-        d.bytes = SIZE_MAX;
-    ret = session_refuse(s, &d, e);
+    d.message_bytes = unpacked_bytes(c->message);
+    d.engine_bytes = r.kind == ENGINE_GENERATE ? engine_request_bytes(&r) : 0;
+    ret = enter(c, &p, &r, &d, e);
     if (ret < 0)
         return ret;
-    p = session_enter(s, f->id, d.tokens, u);
-    if (!p)
-        return -ENOMEM;
-    *taken = true;
-    p->engine_bytes = engine_bytes;
-    account_take_bytes(p->account, p->engine_bytes);
-    r.id = p->id;
-    r.client = s->account->uid;
-    r.owner = p;
-    r.release = pending_release;
-    r.charge = charge;
-    ret = engine_start(all->engine, &r);
+    ret = engine_start(engine, &r);
     if (ret < 0)
-        pending_forget(all, p);
+        pending_forget(p);
     return ret;
 }
 
-bool session_begin(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u,
-                   session_starter start)
+/* Checks an inspect request: limits, fields, and the owner of what it is about. */
+static int check_inspect(const struct session_call *c, struct inspect_query *q,
+                         struct engine_request *request, struct refusal *e)
 {
-    const uint64_t id = f->id; /* the frame may be freed */
-    struct refusal e = {.field = ""};
-    bool taken = false;
-    int r = start(s, f, u, &taken, &e);
+    const struct session *s = c->session;
+    const struct request_viewer viewer = {.client = s->account->uid, .all = s->admin};
+    const struct options *o = s->server->parts.options;
+    const uint64_t n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
+    const struct demand nothing = {0};
+    struct pending *about = NULL;
+    int r = refuse(s, &nothing, e);
 
-    if (r == -ENOMEM)
-        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    if (r == 0 && c->frame->op_case != OP(PIN_CACHE) && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
+        r = limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
+    if (r == 0)
+        r = request_inspect(q, request, c->frame, c->message, &s->server->rules, &viewer, e);
+    if (r < 0 || q->kind != INSPECT_EXPLAIN_REQUEST)
+        return r;
+    r = session_find(s, &about, q->request, c->operation->name, e);
+    return r < 0 || about ? r
+                          : refusal_of_field(e, CODE(INVALID), "request",
+                                             "%" PRIu64 " is not under way", q->request);
+}
+
+int session_inspect(struct session_call *c, struct refusal *e)
+{
+    struct engine *engine = c->session->server->parts.engine;
+    const bool pin = c->frame->op_case == OP(PIN_CACHE);
+    struct engine_request request;
+    struct inspect_query q;
+    struct demand d = {0};
+    struct pending *p;
+    int r = check_inspect(c, &q, &request, e);
+
     if (r < 0)
-        session_answer_error(s, id, &e);
-    return taken;
+        return r;
+    d.new_work = pin && !q.unpin; /* absent blocks are computed */
+    d.tokens = pin || q.kind == INSPECT_EXPLAIN_PROMPT ? request_tokens(&request) : 0;
+    d.message_bytes = unpacked_bytes(c->message);
+    r = enter(c, &p, &request, &d, e);
+    if (r < 0)
+        return r;
+    p->inspect = !pin; /* a pin is work, for admins only */
+    account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
+    r = engine_inspect(engine, &request, &q);
+    if (r < 0)
+        pending_forget(p);
+    return r;
 }
 
 /* ---- from the engine */
@@ -249,15 +316,15 @@ static void refuse_answer_memory(struct refusal *e, const struct options *o,
 }
 
 /* Sends an engine error as an error of the protocol. */
-static int tell_error(struct sessions *s, struct pending *p, const struct engine_event *ev)
+static int tell_error(const struct pending *p, const struct engine_event *ev)
 {
+    const struct options *o = p->server->parts.options;
     struct refusal e;
 
     if (ev->error == ENGINE_E_PROMPT_LIMIT)
-        limit_refuse(&e, s->options, LIMIT_PROMPT_TOKENS, ev->field,
-                     (uint64_t)ev->usage.prompt_tokens);
+        limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
-        refuse_answer_memory(&e, s->options, p);
+        refuse_answer_memory(&e, o, p);
     else if (ev->field)
         refusal_of_field(&e, reply_error_code(ev->error), ev->field, "%s", "");
     else
@@ -267,7 +334,29 @@ static int tell_error(struct sessions *s, struct pending *p, const struct engine
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
+static int32_t pid_of(void *ctx, uint64_t request)
+{
+    const struct server *s = ctx;
+    const struct pending *p = id_map_get(&s->requests, request);
+
+    return p ? p->pid : 0;
+}
+
+static int tell_report(const struct pending *p, const struct inspect_report *r)
+{
+    const struct report_owners owners = {.pid_of = pid_of, .ctx = p->server};
+    struct engine_status status;
+    struct refusal e;
+
+    if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
+        refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
+        return reply_error(p->session->connection, p->client_id, &e);
+    }
+    engine_status(p->server->parts.engine, &status);
+    return report_put(p->session->connection, p->client_id, r, &status, &owners);
+}
+
+static int tell(const struct pending *p, struct engine_event *ev)
 {
     struct connection *c = p->session->connection;
 
@@ -280,9 +369,9 @@ static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
     case ENGINE_TEXT:
         return reply_packed(c, p->client_id, ev);
     case ENGINE_ERROR:
-        return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(s, p, ev);
+        return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(p, ev);
     case ENGINE_REPORT:
-        return session_report(s, p, ev->report);
+        return tell_report(p, ev->report);
     case ENGINE_STATE:
         break;
     }
@@ -290,27 +379,20 @@ static int tell(struct sessions *s, struct pending *p, struct engine_event *ev)
 }
 
 /* An answer over limits.output_bytes ends its request, not the connection. */
-static int refuse_answer(struct sessions *s, struct pending *p)
+static int refuse_answer(const struct pending *p)
 {
+    const struct options *o = p->server->parts.options;
     struct refusal e;
 
-    limit_refuse_text(&e, s->options, LIMIT_OUTPUT_BYTES,
+    limit_refuse_text(&e, o, LIMIT_OUTPUT_BYTES,
                       "the answer is larger than the limit of %" PRId64 " bytes",
-                      s->options->max_output_bytes);
+                      o->max_output_bytes);
     e.code = CODE(TOO_LONG); /* waiting would not help */
     e.retry_after_ms = 0;
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-/* Detaches a request from its client, which has its answer. */
-static void disown(struct sessions *s, struct pending *p)
-{
-    must(id_map_take(&p->session->requests, p->client_id) == p);
-    p->session = NULL;
-    pending_cancel(s, p);
-}
-
-void sessions_event(struct sessions *s, struct engine_event *ev)
+void requests_event(struct server *s, struct engine_event *ev)
 {
     struct pending *p = id_map_get(&s->requests, ev->request);
     struct session *one;
@@ -321,43 +403,31 @@ void sessions_event(struct sessions *s, struct engine_event *ev)
     leave_queue(p);
     one = p->session;
     if (one)
-        r = tell(s, p, ev);
+        r = tell(p, ev);
     if (r == CONNECTION_E_LARGE) {
-        r = refuse_answer(s, p);
-        if (ev->type == ENGINE_DELTA)
-            disown(s, p);
+        r = refuse_answer(p);
+        if (ev->type == ENGINE_DELTA) { /* the client has its answer, the engine goes on */
+            must(id_map_take(&one->requests, p->client_id) == p);
+            p->session = NULL;
+            engine_cancel(s->parts.engine, p->id);
+        }
     }
     if (ev->type != ENGINE_DELTA)
-        pending_forget(s, p);
+        pending_forget(p);
     if (one)
         session_check_put(one, r); /* may abandon the rest of its requests */
 }
 
-size_t sessions_n_requests(const struct sessions *s)
-{
-    return s->requests.n;
-}
-
-size_t sessions_n_inspects(const struct sessions *s)
-{
-    return (size_t)s->accounts.total.amounts[ACCOUNT_INSPECTS];
-}
-
-void sessions_close(struct sessions *s)
-{
-    s->closed = true;
-}
-
-void sessions_cancel_all(struct sessions *s)
+void requests_cancel_all(struct server *s)
 {
     struct pending *p;
     size_t at = 0;
 
     while ((p = id_map_next(&s->requests, &at)))
-        pending_cancel(s, p);
+        engine_cancel(s->parts.engine, p->id);
 }
 
-void sessions_fail_all(struct sessions *s, const struct refusal *e)
+void requests_fail_all(struct server *s, const struct refusal *e)
 {
     struct pending *p;
     size_t at = 0;
@@ -367,19 +437,18 @@ void sessions_fail_all(struct sessions *s, const struct refusal *e)
             (void)reply_error(p->session->connection, p->client_id, e);
         p->session = NULL;
     }
-    for (struct list *l = s->all.next; l != &s->all; l = l->next)
+    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
         forget_clients(CONTAINER_OF(l, struct session, link));
 }
 
-void sessions_forget_requests(struct sessions *s)
+void requests_deinit(struct server *s)
 {
     struct pending *p;
     size_t at = 0;
 
-    for (struct list *l = s->all.next; l != &s->all; l = l->next)
+    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
         forget_clients(CONTAINER_OF(l, struct session, link));
     while ((p = id_map_next(&s->requests, &at)))
         free_pending(p);
     id_map_deinit(&s->requests);
-    s->requests = (struct id_map){0};
 }

@@ -1,17 +1,17 @@
 /* describe.c - writes what is generated from the programs' tables of commands and options.
  *
- * describe PROGRAM <TEMPLATE >OUT copies a template of a completion or a man page. @program@ is
- * replaced by the program's name, and a line that begins with "%" by rows of the tables:
- *
- *   %bash-options %bash-values %bash-words %zsh-commands %zsh-common %zsh-own
- *   %zsh-options %fish-options      lists for a shell
- *   %option NAME                    the entry of an option in a man page, of the commands that the
- *                                   section's title names, or a key of the configuration
+ * describe PROGRAM <TEMPLATE >OUT copies a template of a completion or a man page. Lines between
+ * %commands, %words (commands that take known words), %own, %flags or %values (options without and
+ * with a value; those of the command inside %commands, else the common ones) and %end are repeated
+ * for each; in any line @program@, @command@, @about@, @option@, @help@, … are replaced, see
+ * put_word(). “%option NAME” is the entry of an option in a man page, of the commands that the
+ * section's title names, or a key of the configuration.
  *
  * A man page may add text below an entry. It must have an entry for each option of the program, or
  * key of the configuration; one that is missing or not known ends the program with a message. Used
  * by the build alone. */
 #include <ctype.h>
+#include <search.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,13 +21,16 @@
 #include "daemon/options.h"
 #include "daemon/usage.h"
 
-enum { MAX_ENTRIES = 512 };
+enum { MAX_LINES = 4096 };
 
 struct page {
     const struct usage_program *program;
-    char title[200];                               /* of the section, in lower case */
-    const struct usage_option *named[MAX_ENTRIES]; /* [n_named] with an entry */
-    size_t n_named;
+    const struct usage_command *command; /* of the block; NULL: none */
+    const struct usage_option *option;   /* likewise */
+    char *lines[MAX_LINES];              /* [n_lines] of the template */
+    size_t n_lines;
+    char title[200]; /* of the section, in lower case */
+    void *named;     /* options with an entry: a tree of tsearch() */
     bool has_keys[OPTIONS_MAX], any_key;
 };
 
@@ -43,7 +46,7 @@ __attribute__((format(printf, 1, 2), noreturn)) static void die(const char *fmt,
     exit(1);
 }
 
-/* ---- shells */
+/* ---- words */
 
 /* Text between single quotes. */
 static void put_quoted(const char *text)
@@ -59,7 +62,7 @@ enum shell { BASH, ZSH, FISH, N_SHELLS };
 
 /* What a shell offers for a kind of value; words and keys stand for "@". */
 static const char *const offers[][N_SHELLS] = {
-    [USAGE_ANY] = {":", "", ""},
+    [USAGE_ANY] = {":", " ", ""},
     [USAGE_WORDS] = {"compgen -W '@' -- \"$cur\"", "(@)", "@"},
     [USAGE_FILE] = {"compgen -f -- \"$cur\"", "_files", "(__fish_complete_path (commandline -ct))"},
     [USAGE_FOLDER] = {"compgen -d -- \"$cur\"", "_files -/", "(__fish_complete_directories)"},
@@ -70,10 +73,14 @@ static const char *const offers[][N_SHELLS] = {
     [USAGE_KEY] = {"compgen -W '@' -- \"$cur\"", "(@)", "@"},
 };
 
-/* words is "a|b". */
-static void put_offer(const struct usage_program *p, enum shell shell, enum usage_values kind,
-                      const char *words)
+/* For the value of the option, else for an argument of the command, else for a command. */
+static void put_offer(const struct page *page, enum shell shell)
 {
+    const struct usage_program *p = page->program;
+    const struct usage_command *c = page->command;
+    const struct usage_option *o = page->option;
+    const enum usage_values kind = o ? o->values : c ? c->values : USAGE_COMMAND;
+    const char *words = o ? o->value : c ? c->words : NULL; /* "a|b" */
     struct options_row row;
 
     for (const char *at = offers[kind][shell]; *at; at++) {
@@ -90,161 +97,35 @@ static void put_offer(const struct usage_program *p, enum shell shell, enum usag
     }
 }
 
-typedef void put_option(const struct usage_program *p, const struct usage_command *c,
-                        const struct usage_option *o);
-
-/* Calls put for each option of a command that is not common to all; c NULL: for the common ones. */
-static void each_option(const struct usage_program *p, const struct usage_command *c,
-                        put_option *put)
+/* Replaces the n letters of a word between two “@”. */
+static void put_word(const struct page *page, const char *word, size_t n)
 {
-    const struct usage_option *const common[] = {p->common, NULL};
+    const struct usage_command *c = page->command;
+    const struct usage_option *o = page->option;
+    const struct {
+        const char *name, *text;
+        int shell; /* what it offers, where text is NULL */
+    } words[] = {
+        {"program", page->program->name, 0},
+        {"command", c ? c->name : "*", 0},
+        {"about", c ? c->about : "", 0},
+        {"arguments", c && (c->max_words == 1 || c->words) ? "1" : "*", 0},
+        {"option", o ? o->name : "", 0},
+        {"help", o ? o->help : "", 0},
+        {"repeats", o && o->repeats ? "*" : "", 0},
+        {"bash-offer", NULL, BASH},
+        {"zsh-offer", NULL, ZSH},
+        {"fish-offer", NULL, FISH},
+    };
+    size_t i = 0;
 
-    for (const struct usage_option *const *group = c ? c->options : common; *group; group++)
-        for (const struct usage_option *o = *group; o->name; o++)
-            if (!c || !usage_find_option(common, o->name))
-                put(p, c, o);
-}
-
-static void bash_option(const struct usage_program *p, const struct usage_command *c,
-                        const struct usage_option *o)
-{
-    (void)p, (void)c;
-    printf(" --%s", o->name);
-}
-
-static void bash_options(const struct usage_program *p)
-{
-    for (size_t i = 0; i < p->n_commands; i++) {
-        printf("        %s) echo '", p->commands[i].name);
-        each_option(p, &p->commands[i], bash_option);
-        puts("' ;;");
-    }
-    fputs("    esac\n    echo '", stdout);
-    each_option(p, NULL, bash_option);
-    puts("'");
-}
-
-/* Where commands share an option's name the first row of a case counts. */
-static void bash_value(const struct usage_program *p, const struct usage_command *c,
-                       const struct usage_option *o)
-{
-    (void)c;
-    if (!o->value)
-        return;
-    printf("        %s:--%s) ", c ? c->name : "*", o->name);
-    put_offer(p, BASH, o->values, o->value);
-    puts(" ;;");
-}
-
-static void bash_values(const struct usage_program *p)
-{
-    each_option(p, NULL, bash_value);
-    for (size_t i = 0; i < p->n_commands; i++)
-        each_option(p, &p->commands[i], bash_value);
-}
-
-static void bash_words(const struct usage_program *p)
-{
-    for (size_t i = 0; i < p->n_commands; i++) {
-        if (p->commands[i].values == USAGE_ANY)
-            continue;
-        printf("        %s) ", p->commands[i].name);
-        put_offer(p, BASH, p->commands[i].values, p->commands[i].words);
-        puts(" ;;");
-    }
-    fputs("        '') ", stdout);
-    put_offer(p, BASH, USAGE_COMMAND, NULL);
-    puts(" ;;");
-}
-
-static void zsh_option(const struct usage_program *p, const struct usage_command *c,
-                       const struct usage_option *o)
-{
-    printf("%s'%s--%s%s[", c ? "                " : "        ", o->repeats ? "*" : "", o->name,
-           o->value ? "=" : "");
-    put_quoted(o->help);
-    putchar(']');
-    if (o->value) {
-        fputs(":value:", stdout);
-        put_offer(p, ZSH, o->values, o->value);
-    }
-    puts(c ? "' \\" : "'");
-}
-
-static void zsh_commands(const struct usage_program *p)
-{
-    for (size_t i = 0; i < p->n_commands; i++) {
-        printf("        '%s:", p->commands[i].name);
-        put_quoted(p->commands[i].about);
-        puts("'");
-    }
-}
-
-static void zsh_options(const struct usage_program *p)
-{
-    for (size_t i = 0; i < p->n_commands; i++) {
-        const struct usage_command *c = &p->commands[i];
-
-        printf("        %s)\n            _arguments $common \\\n", c->name);
-        each_option(p, c, zsh_option);
-        printf("                '%s: :", c->max_words == 1 || c->words ? "1" : "*");
-        put_offer(p, ZSH, c->values, c->words);
-        puts(c->values == USAGE_ANY ? " '\n            ;;" : "'\n            ;;");
-    }
-}
-
-static void zsh_common(const struct usage_program *p)
-{
-    each_option(p, NULL, zsh_option);
-}
-
-static void zsh_own(const struct usage_program *p)
-{
-    for (const struct usage_option *o = p->own; o && o->name; o++)
-        printf("        '--%s[%s]' \\\n", o->name, o->help);
-}
-
-static void fish_offer(const struct usage_program *p, enum usage_values kind, const char *words)
-{
-    if (kind == USAGE_ANY)
-        return;
-    fputs(" -a '", stdout);
-    put_offer(p, FISH, kind, words);
-    putchar('\'');
-}
-
-static void fish_option(const struct usage_program *p, const struct usage_command *c,
-                        const struct usage_option *o)
-{
-    printf("complete -c %s", p->name);
-    if (c)
-        printf(" -n '__fish_seen_subcommand_from %s'", c->name);
-    printf(" -l %s%s", o->name, o->value ? " -x" : "");
-    fish_offer(p, o->values, o->value);
-    fputs(" -d '", stdout);
-    put_quoted(o->help);
-    puts("'");
-}
-
-static void fish_options(const struct usage_program *p)
-{
-    each_option(p, NULL, fish_option);
-    for (const struct usage_option *o = p->own; o && o->name; o++)
-        printf("complete -c %s -n __fish_use_subcommand -l %s -d '%s'\n", p->name, o->name,
-               o->help);
-    for (size_t i = 0; i < p->n_commands; i++) {
-        const struct usage_command *c = &p->commands[i];
-
-        printf("complete -c %s -n __fish_use_subcommand -f -a %s -d '", p->name, c->name);
-        put_quoted(c->about);
-        puts("'");
-        each_option(p, c, fish_option);
-        if (c->values == USAGE_ANY)
-            continue;
-        printf("complete -c %s -n '__fish_seen_subcommand_from %s' -f", p->name, c->name);
-        fish_offer(p, c->values, c->words);
-        putchar('\n');
-    }
+    while (strlen(words[i].name) != n || strncmp(words[i].name, word, n) != 0)
+        if (++i == sizeof(words) / sizeof(words[0]))
+            die("there is no word @%.*s@", (int)n, word);
+    if (words[i].text)
+        put_quoted(words[i].text);
+    else
+        put_offer(page, (enum shell)words[i].shell);
 }
 
 /* ---- man pages */
@@ -290,44 +171,51 @@ static void put_entry_of(const struct usage_option *o)
     putchar('\n');
 }
 
+/* Whether the section's title names the command; “Options” names all of them. */
+static bool is_titled(const struct page *page, const struct usage_command *c)
+{
+    char padded[sizeof(page->title) + 8], word[64];
+
+    snprintf(padded, sizeof(padded), ", %s,", page->title);
+    snprintf(word, sizeof(word), " %s,", c->name);
+    return strcmp(page->title, "options") == 0 || strstr(padded, word);
+}
+
+static int by_address(const void *a, const void *b)
+{
+    return (a > b) - (a < b);
+}
+
 /* Of each command that the title names; of no command, a common option. */
 static void put_entry(struct page *page, const char *name)
 {
     const struct usage_option *const common[] = {page->program->common, NULL};
-    const struct usage_option *first = NULL;
+    const struct usage_option *o, *first = NULL;
 
     if (strchr(name, '.')) {
         put_key(page, name);
         return;
     }
-    for (size_t i = 0; i <= page->program->n_commands; i++) {
-        const struct usage_command *c =
-            i < page->program->n_commands ? &page->program->commands[i] : NULL;
-        const struct usage_option *o = usage_find_option(c ? c->options : common, name);
-        char padded[sizeof(page->title) + 8], word[64];
+    for (size_t i = 0; i < page->program->n_commands; i++) {
+        const struct usage_command *c = &page->program->commands[i];
 
-        snprintf(padded, sizeof(padded), ", %s,", page->title);
-        snprintf(word, sizeof(word), " %s,", c ? c->name : "");
-        if (!o || (c && strcmp(page->title, "options") != 0 && !strstr(padded, word)))
+        if (!is_titled(page, c) || !(o = usage_find_option(c->options, name)))
             continue;
-        if (!c && first)
-            continue;
-        if (page->n_named == MAX_ENTRIES)
-            die("too many entries");
-        page->named[page->n_named++] = o;
+        tsearch(o, &page->named, by_address);
         first = first ? first : o;
     }
+    if (!first && (first = usage_find_option(common, name)))
+        tsearch(first, &page->named, by_address);
     if (!first)
         die("section “%s”: there is no option --%s", page->title, name);
     put_entry_of(first);
 }
 
-static bool is_named(const struct page *page, const struct usage_option *o)
+static void check_named(const struct page *page, const struct usage_option *group)
 {
-    for (size_t i = 0; i < page->n_named; i++)
-        if (page->named[i] == o)
-            return true;
-    return false;
+    for (const struct usage_option *o = group; o->name; o++)
+        if (!tfind(o, &page->named, by_address))
+            die("--%s has no entry", o->name);
 }
 
 static void check_page(const struct page *page)
@@ -338,42 +226,18 @@ static void check_page(const struct page *page)
     for (int i = 0; page->any_key && options_row(&row, i); i++)
         if (!page->has_keys[i])
             die("%s has no entry", row.key);
-    for (const struct usage_option *o = p->common; page->n_named && o->name; o++)
-        if (!is_named(page, o))
-            die("--%s has no entry", o->name);
-    for (size_t i = 0; page->n_named && i < p->n_commands; i++)
+    if (!page->named)
+        return;
+    check_named(page, p->common);
+    for (size_t i = 0; i < p->n_commands; i++)
         for (size_t g = 0; p->commands[i].options[g]; g++)
-            for (const struct usage_option *o = p->commands[i].options[g]; o->name; o++)
-                if (!is_named(page, o))
-                    die("--%s of %s has no entry", o->name, p->commands[i].name);
+            check_named(page, p->commands[i].options[g]);
 }
 
 /* ---- templates */
 
-static void put_list(const struct usage_program *p, const char *name)
-{
-    static const struct {
-        const char *name;
-        void (*put)(const struct usage_program *p);
-    } lists[] = {
-        {"bash-options", bash_options}, {"bash-values", bash_values},
-        {"bash-words", bash_words},     {"zsh-commands", zsh_commands},
-        {"zsh-common", zsh_common},     {"zsh-options", zsh_options},
-        {"zsh-own", zsh_own},           {"fish-options", fish_options},
-    };
-    size_t i = 0;
-
-    while (strcmp(name, lists[i].name) != 0)
-        if (++i == sizeof(lists) / sizeof(lists[0]))
-            die("there is no list %s", name);
-    lists[i].put(p);
-}
-
 static void put_line(struct page *page, const char *line)
 {
-    static const char mark[] = "@program@";
-    const char *at;
-
     if (strncmp(line, "# ", 2) == 0) {
         snprintf(page->title, sizeof(page->title), "%s", line + 2);
         for (char *p = page->title; *p; p++)
@@ -383,19 +247,89 @@ static void put_line(struct page *page, const char *line)
         put_entry(page, line + 8);
         return;
     }
-    if (line[0] == '%') {
-        put_list(page->program, line + 1);
-        return;
+    while (*line) {
+        size_t n = *line == '@' ? strspn(line + 1, "abcdefghijklmnopqrstuvwxyz-") : 0;
+
+        if (n && line[n + 1] == '@') {
+            put_word(page, line + 1, n);
+            line += n + 2;
+        } else {
+            putchar(*line++);
+        }
     }
-    for (; (at = strstr(line, mark)) != NULL; line = at + sizeof(mark) - 1)
-        printf("%.*s%s", (int)(at - line), line, page->program->name);
-    puts(line);
+    putchar('\n');
+}
+
+static void put_lines(struct page *page, size_t from, size_t to);
+
+/* Repeats lines for the options of the command that are not common to all, or the common ones. */
+static void each_option(struct page *page, bool with_value, size_t from, size_t to)
+{
+    const struct usage_option *const common[] = {page->program->common, NULL};
+    const struct usage_command *c = page->command;
+
+    for (const struct usage_option *const *group = c ? c->options : common; *group; group++)
+        for (const struct usage_option *o = *group; o->name; o++) {
+            if ((c && usage_find_option(common, o->name)) || (o->value != NULL) != with_value)
+                continue;
+            page->option = o;
+            put_lines(page, from, to);
+        }
+    page->option = NULL;
+}
+
+static void each_command(struct page *page, bool with_words, size_t from, size_t to)
+{
+    for (size_t i = 0; i < page->program->n_commands; i++) {
+        page->command = &page->program->commands[i];
+        if (!with_words || page->command->values != USAGE_ANY)
+            put_lines(page, from, to);
+    }
+    page->command = NULL;
+}
+
+static void put_block(struct page *page, const char *name, size_t from, size_t to)
+{
+    if (strcmp(name, "commands") == 0 || strcmp(name, "words") == 0) {
+        each_command(page, *name == 'w', from, to);
+    } else if (strcmp(name, "flags") == 0 || strcmp(name, "values") == 0) {
+        each_option(page, *name == 'v', from, to);
+    } else if (strcmp(name, "own") == 0) {
+        for (page->option = page->program->own; page->option && page->option->name; page->option++)
+            put_lines(page, from, to);
+        page->option = NULL;
+    } else {
+        die("there is no block %%%s", name);
+    }
+}
+
+static bool begins_block(const char *line)
+{
+    return *line == '%' && strncmp(line, "%option ", 8) != 0 && strcmp(line, "%end") != 0;
+}
+
+static void put_lines(struct page *page, size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++) {
+        const char *line = page->lines[i];
+        const size_t first = i + 1;
+
+        if (!begins_block(line)) {
+            put_line(page, line);
+            continue;
+        }
+        for (int depth = 1; depth > 0;) {
+            if (++i == to)
+                die("%s has no %%end", line);
+            depth += begins_block(page->lines[i]) - (strcmp(page->lines[i], "%end") == 0);
+        }
+        put_block(page, line + 1, first, i);
+    }
 }
 
 int main(int argc, char **argv)
 {
-    struct page page = {.program = &ctl_program};
-    char *line = NULL;
+    static struct page page = {.program = &ctl_program};
     size_t cap = 0;
     ssize_t n;
 
@@ -403,12 +337,16 @@ int main(int argc, char **argv)
         die("usage: describe nvllmctl|nvllmd <TEMPLATE");
     if (strcmp(argv[1], nvllmd_program.name) == 0)
         page.program = &nvllmd_program;
-    while ((n = getline(&line, &cap, stdin)) > 0) {
-        if (line[n - 1] == '\n')
-            line[n - 1] = '\0';
-        put_line(&page, line);
+    for (; (n = getline(&page.lines[page.n_lines], &cap, stdin)) > 0; cap = 0) {
+        char *line = page.lines[page.n_lines++];
+
+        line[strcspn(line, "\n")] = '\0';
+        if (page.n_lines == MAX_LINES)
+            die("the template is too long");
     }
-    free(line);
+    put_lines(&page, 0, page.n_lines);
+    for (size_t i = 0; i <= page.n_lines; i++)
+        free(page.lines[i]);
     check_page(&page);
     return fflush(stdout) == 0 ? 0 : 1;
 }

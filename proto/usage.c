@@ -176,12 +176,29 @@ const char *usage_value(const struct usage_line *line, const char *option)
     return NULL;
 }
 
+void usage_print_wrapped(FILE *to, const char *text, int indent)
+{
+    enum { COLUMNS = 80 };
+
+    for (int column = indent; *text; column++) {
+        int n = (int)strcspn(text, " "), width = 0;
+
+        for (int i = 0; i < n; i++)
+            width += ((unsigned char)text[i] & 0xc0) != 0x80; /* characters, not bytes */
+        if (column > indent && column + width >= COLUMNS)
+            column = fprintf(to, "\n%*s", indent, "") - 1;
+        fprintf(to, "%s%.*s", column > indent ? " " : "", n, text);
+        column += width;
+        text += n + strspn(text + n, " ");
+    }
+    fputc('\n', to);
+}
+
 void usage_print_options(FILE *to, const struct usage_option *group)
 {
-    enum { INDENT = 28, COLUMNS = 80 };
+    enum { INDENT = 28 };
 
     for (; group && group->name; group++) {
-        const char *text = group->help;
         int column = fprintf(to, "  ");
 
         if (group->letter)
@@ -193,17 +210,6 @@ void usage_print_options(FILE *to, const struct usage_option *group)
             column = 0;
         }
         fprintf(to, "%*s", INDENT - column, "");
-        for (column = INDENT; *text; column++) {
-            int n = (int)strcspn(text, " "), width = 0;
-
-            for (int i = 0; i < n; i++)
-                width += ((unsigned char)text[i] & 0xc0) != 0x80; /* characters, not bytes */
-            if (column > INDENT && column + width >= COLUMNS)
-                column = fprintf(to, "\n%*s", INDENT, "") - 1;
-            fprintf(to, "%s%.*s", column > INDENT ? " " : "", n, text);
-            column += width;
-            text += n + strspn(text + n, " ");
-        }
-        fputc('\n', to);
+        usage_print_wrapped(to, group->help, INDENT);
     }
 }

@@ -95,6 +95,9 @@ const struct usage_command *usage_find_command(const struct usage_program *progr
 const char *usage_nearest(const char *word, const char *const *words, size_t n);
 const char *usage_nearest_command(const struct usage_program *program, const char *word);
 
+/* Prints text from column indent on, in lines of a terminal's usual width. */
+void usage_print_wrapped(FILE *to, const char *text, int indent);
+
 /* Prints the options of a group, in lines of a terminal's usual width. */
 void usage_print_options(FILE *to, const struct usage_option *group);
 

@@ -3,7 +3,25 @@
 
 _@program@_options() {
     case $1 in
-%bash-options
+%commands
+        @command@) echo '
+%flags
+            --@option@
+%end
+%values
+            --@option@
+%end
+        ' ;;
+%end
+    esac
+    echo '
+%flags
+        --@option@
+%end
+%values
+        --@option@
+%end
+    '
 }
 
 _nvllmctl_requests() {
@@ -14,7 +32,14 @@ _nvllmctl_requests() {
 _@program@_values() {
     local cur=$2
     case $1 in
-%bash-values
+%values
+        *:--@option@) @bash-offer@ ;;
+%end
+%commands
+%values
+        @command@:--@option@) @bash-offer@ ;;
+%end
+%end
         *) return 1 ;;
     esac
     return 0
@@ -24,7 +49,10 @@ _@program@_values() {
 _@program@_words() {
     local cur=$2
     case $1 in
-%bash-words
+%words
+        @command@) @bash-offer@ ;;
+%end
+        '') @bash-offer@ ;;
     esac
 }
 

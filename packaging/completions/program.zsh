@@ -4,7 +4,9 @@
 _@program@_commands() {
     local -a commands
     commands=(
-%zsh-commands
+%commands
+        '@command@:@about@'
+%end
     )
     _describe command commands
 }
@@ -20,15 +22,33 @@ _@program@() {
     local -a common
     typeset -A opt_args
     common=(
-%zsh-common
+%flags
+        '@repeats@--@option@[@help@]'
+%end
+%values
+        '@repeats@--@option@=[@help@]:value:@zsh-offer@'
+%end
     )
     _arguments -C $common \
-%zsh-own
+%own
+        '--@option@[@help@]' \
+%end
         '1: :_@program@_commands' '*:: :->rest' && return
     [[ $state == rest ]] || return
     curcontext=${curcontext%:*:*}:@program@-$words[1]:
     case $words[1] in
-%zsh-options
+%commands
+        @command@)
+            _arguments $common \
+%flags
+                '@repeats@--@option@[@help@]' \
+%end
+%values
+                '@repeats@--@option@=[@help@]:value:@zsh-offer@' \
+%end
+                '@arguments@: :@zsh-offer@'
+            ;;
+%end
     esac
 }
 

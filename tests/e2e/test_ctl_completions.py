@@ -46,9 +46,9 @@ class Completions(Case):
     def test_bash(self):
         text = self.text("bash")
         body = text.split("_requests()")[0]
-        shown = {c: set(o.split()) for c, o in re.findall(r"^ +([a-z-]+)\) echo '(.*)' ;;", body, re.M)}
+        shown = {c: set(o.split()) for c, o in re.findall(r"^ +([a-z-]+)\) echo '([^']*)' ;;", body, re.M)}
         self.assertEqual(shown, {c: set(o) for c, o in self.known.items()})
-        self.assertEqual(set(re.search(r"^    echo '(.*)'$", body, re.M)[1].split()), self.common)
+        self.assertEqual(set(re.search(r"^    echo '([^']*)'$", body, re.M)[1].split()), self.common)
         words = re.search(r"''\) compgen -W '(.*?)'", text)[1]
         self.assertEqual(words.split(), self.names)
         valued = set(re.findall(r"^ +([a-z-]+):(--[a-z-]+)\)", text, re.M))

@@ -137,34 +137,20 @@ static void take_request(const Nvllm__V1__ClientFrame *f, struct unpacked *u)
 {
     struct refusal e = {.field = ""};
     struct engine_request request;
-    struct chat *chat;
-    struct text text;
-    int r = 0;
+    int r;
 
-    switch (f->op_case) {
-    case NVLLM__V1__CLIENT_FRAME__OP_GENERATE:
-        r = request_generate(&request, f->generate, u, &rules, true, 1, &e);
-        if (r == 0)
-            check_generate(&request);
-        break;
-    case NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE:
-        r = request_tokenize(&text, f->tokenize, &rules, &e);
-        if (r == 0)
-            check_encoding(text, NULL, 0);
-        break;
-    case NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE:
-        r = request_detokenize(f->detokenize, &rules, &e);
-        break;
-    case NVLLM__V1__CLIENT_FRAME__OP_RENDER:
-        if (!f->render->chat)
-            return;
-        r = request_chat(&chat, f->render->chat, u, &rules, &e);
-        if (r == 0)
-            check_chat(chat);
-        break;
-    default:
+    if (f->op_case != NVLLM__V1__CLIENT_FRAME__OP_GENERATE &&
+        f->op_case != NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE &&
+        f->op_case != NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE &&
+        f->op_case != NVLLM__V1__CLIENT_FRAME__OP_RENDER)
         return;
-    }
+    r = request_start(&request, f, u, &rules, true, 1, &e);
+    if (r == 0 && request.kind == ENGINE_GENERATE)
+        check_generate(&request);
+    else if (r == 0 && request.kind == ENGINE_TOKENIZE)
+        check_encoding(request.prompt, NULL, 0);
+    else if (r == 0 && request.kind == ENGINE_RENDER)
+        check_chat(request.chat);
     if (r < 0)
         check_refusal(r, &e);
 }

@@ -69,33 +69,63 @@ TEST(defaults_are_those_of_the_manual)
     ck_assert_str_eq(o.model_path, "");
 }
 
-/* Whole numbers hold at both ends of their range and are refused beyond. */
-TEST(numbers_keep_their_range)
+/* Numbers hold at both ends of their range and are refused beyond, as what is no number is; block
+ * lengths are powers of two, modes octal, choices whole words. */
+TEST(values_keep_their_kind)
 {
-    static const char *const bad[] = {"0", "1048577", "-1", "+5",  " 5",   "5 ",
-                                      "",  "x",       "5x", "1e3", "0x10", "99999999999999999999"};
+    static const struct {
+        const char *key, *value, *refused; /* NULL: taken */
+        const int64_t *result;             /* what it is then, or still */
+        int64_t number;
+    } cases[] = {
+#define CASE(key, member, value, number, refused) {key, value, refused, &o.member, number}
+#define TOKENS(value, number, refused)                                                             \
+    CASE("scheduler.max_batch_tokens", max_batch_tokens, value, number, refused)
+        TOKENS("1", 1, NULL),
+        TOKENS("1048576", 1048576, NULL),
+        TOKENS("0", 1048576, "scheduler.max_batch_tokens: \"0\" is not a whole number from 1 to"),
+        TOKENS("1048577", 1048576, "from 1 to 1048576"),
+        TOKENS("-1", 1048576, "from 1"),
+        TOKENS("+5", 1048576, "from 1"),
+        TOKENS(" 5", 1048576, "from 1"),
+        TOKENS("5 ", 1048576, "from 1"),
+        TOKENS("", 1048576, "from 1"),
+        TOKENS("x", 1048576, "from 1"),
+        TOKENS("5x", 1048576, "from 1"),
+        TOKENS("1e3", 1048576, "from 1"),
+        TOKENS("0x10", 1048576, "from 1"),
+        TOKENS("99999999999999999999", 1048576, "from 1"),
+        CASE("cache.block_len", block_len, "16", 16, NULL),
+        CASE("cache.block_len", block_len, "4096", 4096, NULL),
+        CASE("cache.block_len", block_len, "8", 4096, "a power of two from 16 to 4096"),
+        CASE("cache.block_len", block_len, "8192", 4096, "a power of two from 16 to 4096"),
+        CASE("cache.block_len", block_len, "48", 4096, "a power of two from 16 to 4096"),
+        CASE("daemon.backend", backend, "cuda", OPTION_BACKEND_CUDA, NULL),
+        CASE("daemon.backend", backend, "cu", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("daemon.backend", backend, "auto|cpu", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("daemon.backend", backend, "", OPTION_BACKEND_CUDA, "auto|cpu|cuda"),
+        CASE("cache.prefix_cache", prefix_cache, "off", 0, NULL),
+        CASE("cuda.device", cuda_device, "3", 3, NULL),
+        CASE("cuda.device", cuda_device, "-1", 3, "cuda.device"),
+        CASE("cuda.device", cuda_device, "cuda:0", 3, "cuda.device"),
+        CASE("cuda.graphs", cuda_graphs, "off", 0, NULL),
+        CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
+        CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
+        CASE("daemon.socket_mode", socket_mode, "0660", 0660, NULL),
+        CASE("daemon.socket_mode", socket_mode, "1777", 0660, "octal"),
+        CASE("daemon.socket_mode", socket_mode, "0668", 0660, "octal"),
+#undef TOKENS
+#undef CASE
+    };
 
-    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1", &e), 0);
-    ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", "1048576", &e), 0);
-    ck_assert_int_eq(o.max_batch_tokens, 1048576);
-    for (size_t i = 0; i < N(bad); i++) {
-        ck_assert_int_eq(options_set(&o, "scheduler.max_batch_tokens", bad[i], &e), -EINVAL);
-        ck_says("scheduler.max_batch_tokens");
-        ck_says("from 1 to 1048576");
+    for (size_t i = 0; i < N(cases); i++) {
+        ck_assert_msg(options_set(&o, cases[i].key, cases[i].value, &e) ==
+                          (cases[i].refused ? -EINVAL : 0),
+                      "%s = %s", cases[i].key, cases[i].value);
+        if (cases[i].refused)
+            ck_says(cases[i].refused);
+        ck_assert_int_eq(*cases[i].result, cases[i].number);
     }
-    ck_assert_int_eq(o.max_batch_tokens, 1048576); /* as it was */
-}
-
-/* A block length is a power of two from 16 to 4096. */
-TEST(block_len_is_a_power_of_two)
-{
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "16", &e), 0);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "4096", &e), 0);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "8", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "8192", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cache.block_len", "48", &e), -EINVAL);
-    ck_says("a power of two from 16 to 4096");
-    ck_assert_int_eq(o.block_len, 4096);
 }
 
 /* Memory is bytes with a unit, a fraction, a percentage or auto; nothing in between. */
@@ -127,47 +157,72 @@ TEST(memory_is_bytes_or_a_fraction)
     }
 }
 
-/* A choice is one of its words, whole. */
-TEST(choices_are_words)
+/* Users by number and name, with any blanks between; nothing is no share. */
+TEST(users_and_shares_are_taken)
 {
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "cuda", &e), 0);
-    ck_assert_int_eq(o.backend, OPTION_BACKEND_CUDA);
-    ck_assert_int_eq(options_set(&o, "cache.prefix_cache", "off", &e), 0);
-    ck_assert_int_eq(o.prefix_cache, 0);
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "cu", &e), -EINVAL);
-    ck_says("auto|cpu|cuda");
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "auto|cpu", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "daemon.backend", "", &e), -EINVAL);
-}
-
-/* What a device backend is told: which device, switches as words, a folder that may be none. */
-TEST(cuda_has_its_section)
-{
-    ck_assert_int_eq(read_file("[cuda]\n"
-                               "device = 3\n"
-                               "graphs = off\n"
-                               "invariant = on\n"
-                               "cache_folder = /var/cache/nvllm\n"),
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", "", &e), 0);
+    ck_assert_int_eq(o.shares.n, 0);
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", "  \t ", &e), 0);
+    ck_assert_int_eq(o.shares.n, 0);
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", " 1000:300\troot:1  4294967294:10000 ",
+                                 &e),
                      0);
-    ck_assert_int_eq(o.cuda_device, 3);
-    ck_assert_int_eq(o.cuda_graphs, 0);
-    ck_assert_int_eq(o.cuda_invariant, 1);
-    ck_assert_str_eq(o.cuda_cache_folder, "/var/cache/nvllm");
-    ck_assert_int_eq(options_set(&o, "cuda.cache_folder", "", &e), 0);
-    ck_assert_str_eq(o.cuda_cache_folder, "");
-    ck_assert_int_eq(options_set(&o, "cuda.device", "-1", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cuda.device", "cuda:0", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "cuda.graphs", "1", &e), -EINVAL);
-    ck_says("off|on");
+    ck_assert_int_eq(o.shares.n, 3);
+    ck_assert_uint_eq(o.shares.list[0].client, 1000);
+    ck_assert_int_eq(o.shares.list[0].share, 300);
+    ck_assert_uint_eq(o.shares.list[1].client, 0);
+    ck_assert_int_eq(o.shares.list[1].share, 1);
+    ck_assert_uint_eq(o.shares.list[2].client, 4294967294);
+    ck_assert_int_eq(o.shares.list[2].share, 10000);
 }
 
-/* A mode is octal. */
-TEST(modes_are_octal)
+/* What cannot be meant is refused by name, and nothing of it is taken. */
+TEST(nonsense_is_refused)
 {
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0660", &e), 0);
-    ck_assert_int_eq(o.socket_mode, 0660);
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "1777", &e), -EINVAL);
-    ck_assert_int_eq(options_set(&o, "daemon.socket_mode", "0668", &e), -EINVAL);
+    static const char *const bad[] = {
+        "1000",
+        "1000:",
+        ":5",
+        ":",
+        "1000:0",
+        "1000:10001",
+        "1000:-5",
+        "1000:+5",
+        "1000:1.5",
+        "1000:5x",
+        "-1:5",
+        "4294967295:5",
+        "4294967296:5",
+        "1000:5,7:5",
+        "1000 : 5",
+        "1000:5:6",
+        "0:5 root:6",
+        "1000:5 1000:5",
+        "no-such-user-here:5",
+        "99999999999999999999:5",
+        "1000:99999999999999999999",
+    };
+
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", "7:8", &e), 0);
+    for (size_t i = 0; i < N(bad); i++) {
+        ck_assert_msg(options_set(&o, "scheduler.shares", bad[i], &e) == -EINVAL, "%s", bad[i]);
+        ck_assert_ptr_eq(strstr(e.text, "scheduler.shares: "), e.text);
+        ck_assert_int_eq(o.shares.n, 1);
+        ck_assert_uint_eq(o.shares.list[0].client, 7);
+    }
+}
+
+/* There is room for so many users, and no more. */
+TEST(users_are_bounded)
+{
+    char text[SHARES_MAX * 16 + 16] = "";
+
+    for (int i = 0; i < SHARES_MAX; i++)
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), "%d:50 ", i + 1);
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", text, &e), 0);
+    ck_assert_int_eq(o.shares.n, SHARES_MAX);
+    snprintf(text + strlen(text), sizeof(text) - strlen(text), "5000:50");
+    ck_assert_int_eq(options_set(&o, "scheduler.shares", text, &e), -EINVAL);
 }
 
 /* A typing error gets the key that was meant; a key like no other gets the way to the list. */
@@ -195,9 +250,14 @@ TEST(file_sets_its_keys)
                                "[cache]\n"
                                "block_len=64\n"
                                "kv_memory = 50% ; half\n"
+                               "[cuda]\n"
+                               "cache_folder = /var/cache/nvllm\n"
                                "[daemon]\n"
                                "socket_group =\n"),
                      0);
+    ck_assert_str_eq(o.cuda_cache_folder, "/var/cache/nvllm");
+    ck_assert_int_eq(options_set(&o, "cuda.cache_folder", "", &e), 0);
+    ck_assert_str_eq(o.cuda_cache_folder, "");
     ck_assert_str_eq(o.model_path, "/srv/models/a b");
     ck_assert_int_eq(o.block_len, 64);
     ck_assert_double_eq(o.kv_memory.fraction, 0.5);
@@ -317,7 +377,7 @@ TEST(what_can_change_changes)
     ck_assert_str_eq(keys(c.needs_restart, c.n_needs_restart),
                      "daemon.socket cache.block_len cache.kv_memory");
     ck_assert_int_eq(o.max_requests, 5);
-    ck_assert_str_eq(o.shares, "7:300");
+    ck_assert_int_eq(o.shares.list[0].share, 300);
     ck_assert_int_eq(o.max_frame_bytes, 1 << 20);
     ck_assert_int_eq(o.drain_timeout_s, 7);
     ck_assert_str_eq(o.socket, "/run/nvllm/nvllm.sock");

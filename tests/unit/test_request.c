@@ -51,9 +51,18 @@ static void teardown(void)
     options_deinit(&options);
 }
 
+static int start(const Nvllm__V1__ClientFrame *f)
+{
+    return request_start(&r, f, u, &rules, admin, 5000, &e);
+}
+
 static int build(void)
 {
-    return request_generate(&r, &g, u, &rules, admin, 5000, &e);
+    Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
+
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+    f.generate = &g;
+    return start(&f);
 }
 
 static void ck_refused(const char *field)
@@ -439,35 +448,39 @@ TEST(tokenizer_operations_are_checked)
 {
     Nvllm__V1__Tokenize t = NVLLM__V1__TOKENIZE__INIT;
     Nvllm__V1__Detokenize d = NVLLM__V1__DETOKENIZE__INIT;
+    Nvllm__V1__ClientFrame f = NVLLM__V1__CLIENT_FRAME__INIT;
     int32_t ids[2] = {0, rules.vocab_size - 1};
-    struct text text;
 
-    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
-    ck_assert_uint_eq(text.len, 0);
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
+    f.tokenize = &t;
+    ck_assert_int_eq(start(&f), 0);
+    ck_assert_uint_eq(r.prompt.len, 0);
     t.has_text = true;
     t.text = (ProtobufCBinaryData){2, (uint8_t *)"a\xe2"};
-    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
     ck_assert_str_eq(e.field, "text");
     t.text = (ProtobufCBinaryData){6, (uint8_t *)"abcdef"};
     options.max_tokenize_bytes = 6;
-    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), 0);
+    ck_assert_int_eq(start(&f), 0);
     options.max_tokenize_bytes = 5;
-    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
     ck_assert_int_eq(e.code, NVLLM__V1__ERROR_CODE__ERROR_TOO_LONG);
     ck_assert_str_eq(e.limit, "limits.tokenize_bytes");
     ck_assert_str_eq(e.field, "text");
     options.max_tokenize_bytes = 6;
     options.max_prompt_bytes = 5; /* holds for every text */
-    ck_assert_int_eq(request_tokenize(&text, &t, &rules, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
     ck_assert_str_eq(e.limit, "limits.prompt_bytes");
+    f.op_case = NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE;
+    f.detokenize = &d;
     d.ids = ids;
     d.n_ids = 2;
-    ck_assert_int_eq(request_detokenize(&d, &rules, &e), 0);
+    ck_assert_int_eq(start(&f), 0);
     ids[1] = -1;
-    ck_assert_int_eq(request_detokenize(&d, &rules, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
     ck_assert_str_eq(e.field, "ids");
     ids[1] = rules.vocab_size;
-    ck_assert_int_eq(request_detokenize(&d, &rules, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
 }
 
 /* Frames of each kind become requests of that kind, with what their input counts for. */
@@ -481,26 +494,26 @@ TEST(frames_become_requests)
 
     f.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
     f.generate = &g;
-    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert_int_eq(start(&f), 0);
     ck_assert_int_eq(r.kind, ENGINE_GENERATE);
     ck_assert_uint_eq(request_tokens(&r), 2);
     f.op_case = NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE;
     f.tokenize = &t;
     t.has_text = t.has_special = t.special = true;
     t.text = (ProtobufCBinaryData){8, (uint8_t *)"eight by"};
-    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert_int_eq(start(&f), 0);
     ck_assert(r.kind == ENGINE_TOKENIZE && r.input == ENGINE_PROMPT && r.special);
     ck_assert_uint_eq(request_tokens(&r), 3);
     f.op_case = NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE;
     f.detokenize = &d;
     d.ids = ids;
     d.n_ids = 3;
-    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), 0);
+    ck_assert_int_eq(start(&f), 0);
     ck_assert(r.kind == ENGINE_DETOKENIZE && r.input == ENGINE_PROMPT_IDS && !r.special);
     ck_assert_uint_eq(request_tokens(&r), 3);
     f.op_case = NVLLM__V1__CLIENT_FRAME__OP_RENDER;
     f.render = &m;
-    ck_assert_int_eq(request_start(&r, &f, u, &rules, false, 1, &e), -EINVAL);
+    ck_assert_int_eq(start(&f), -EINVAL);
     ck_assert_str_eq(e.field, "chat");
 }
 

@@ -1,5 +1,5 @@
 /* test_rights.c - each operation of the schema has its row, and who is who. */
-#include "daemon/rights.h"
+#include "daemon/server_private.h"
 
 #include <errno.h>
 #include <grp.h>
@@ -19,7 +19,7 @@ TEST(each_operation_has_one_row)
 
     for (unsigned i = 0; i < d->n_fields; i++) {
         const ProtobufCFieldDescriptor *f = &d->fields[i];
-        const struct rights_row *row = rights_row((Nvllm__V1__ClientFrame__OpCase)(int)f->id);
+        const struct operation *row = operation_of((Nvllm__V1__ClientFrame__OpCase)(int)f->id);
 
         if (strcmp(f->name, "id") == 0)
             continue;
@@ -38,7 +38,7 @@ TEST(nothing_else_has_a_row)
 
     for (int i = -1; i < 1000; i++)
         if (i < FIRST_OP || !protobuf_c_message_descriptor_get_field(d, (unsigned)i))
-            ck_assert_ptr_null(rights_row((Nvllm__V1__ClientFrame__OpCase)i));
+            ck_assert_ptr_null(operation_of((Nvllm__V1__ClientFrame__OpCase)i));
 }
 
 /* Walks the messages that a message can hold; true when one can hold itself. */
@@ -75,24 +75,6 @@ TEST(recursion_would_be_found)
 
     d.fields = &f;
     ck_assert(recursive(&d, path, 0));
-}
-
-/* Each right in each role. */
-TEST(rights_in_each_role)
-{
-    static const struct {
-        enum right right;
-        bool admin, owner, allowed;
-    } cases[] = {
-        {RIGHT_USER, false, false, true},   {RIGHT_USER, true, false, true},
-        {RIGHT_OWNER, false, false, false}, {RIGHT_OWNER, false, true, true},
-        {RIGHT_OWNER, true, false, true},   {RIGHT_ADMIN, false, false, false},
-        {RIGHT_ADMIN, false, true, false},  {RIGHT_ADMIN, true, false, true},
-    };
-
-    for (size_t i = 0; i < N(cases); i++)
-        ck_assert_int_eq(rights_allow(cases[i].right, cases[i].admin, cases[i].owner),
-                         cases[i].allowed);
 }
 
 /* Root, the daemon's user and members of the group are admins, by first or further groups. */
