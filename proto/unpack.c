@@ -270,7 +270,7 @@ void *unpacked_alloc(struct unpacked *u, size_t n, size_t size)
     size_t bytes;
     void *p;
 
-    if (__builtin_mul_overflow(n, size, &bytes) || !round_up(&bytes))
+    if (!u || __builtin_mul_overflow(n, size, &bytes) || !round_up(&bytes))
         return NULL;
     p = arena_take(u, bytes);
     return p ? memset(p, 0, bytes) : NULL;

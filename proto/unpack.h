@@ -61,7 +61,7 @@ void unpacked_free(struct unpacked *u);
 ProtobufCMessage *unpacked_message(const struct unpacked *u);
 
 /* Memory that is freed with the message, zeroed and aligned for any type, outside the budget; NULL
- * if there is none or n * size overflows. */
+ * if there is none, n * size overflows or u is NULL. */
 void *unpacked_alloc(struct unpacked *u, size_t n, size_t size);
 
 /* n zeroed elements of a size and, in the pointer at pointers, an array of pointers to them. */

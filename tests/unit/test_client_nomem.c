@@ -47,6 +47,7 @@ static enum nvllm_code session(int fd)
     struct nvllm_options options;
     struct nvllm_request request;
     struct nvllm_chat chat;
+    struct nvllm_error list_err = {0};
     enum nvllm_code code, first;
     uint64_t id;
 
@@ -65,10 +66,12 @@ static enum nvllm_code session(int fd)
     if (first != NVLLM_OK)
         return first;
     write_answers();
-    first = nvllm_list_requests(client, NULL, MS, &list, &err);
+    nvllm_list_requests(client, NULL, MS, &list, &list_err);
     while ((code = nvllm_next(client, 0, &event, &err)) == NVLLM_OK)
         n_events++;
-    return code == NVLLM_E_TIMEOUT ? first : code;
+    if (code == NVLLM_E_TIMEOUT)
+        err = list_err;
+    return err.code;
 }
 
 /* Whichever allocation fails, the answer is no_memory, and closing gives all back. */
