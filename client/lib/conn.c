@@ -3,7 +3,6 @@
 #include "client/lib/conn.h"
 
 #include <errno.h>
-#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,32 +41,49 @@ static const int answers[] = {
 
 static int compare_ids(const void *a, const void *b)
 {
-    uint64_t x = ((const struct pending *)a)->id, y = ((const struct pending *)b)->id;
+    uint64_t x = *(const uint64_t *)a, y = ((const struct pending *)b)->id;
 
     return (x > y) - (x < y);
 }
 
+/* Open requests are mostly consecutive: the distance to the first and the last id bounds the place.
+ */
 struct pending *conn_find(const struct conn *c, uint64_t id)
 {
-    struct pending key = {.id = id}, **found = tfind(&key, &c->pending, compare_ids);
+    const struct pending *first = c->pending, *last;
+    size_t n = c->n_pending, lo, hi;
 
-    return found ? *found : NULL;
+    if (n == 0)
+        return NULL;
+    last = first + n - 1;
+    if (id < first->id || id > last->id)
+        return NULL;
+    lo = last->id - id < n ? n - 1 - (size_t)(last->id - id) : 0;
+    hi = id - first->id < n ? (size_t)(id - first->id) + 1 : n;
+    return bsearch(&id, first + lo, hi - lo, sizeof(*first), compare_ids);
+}
+
+/* Makes room for another. -ENOMEM. */
+static int reserve_pending(struct conn *c)
+{
+    size_t cap = c->cap_pending ? 2 * c->cap_pending : 16;
+    struct pending *p;
+
+    if (c->n_pending < c->cap_pending)
+        return 0;
+    p = reallocarray(c->pending, cap, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    c->pending = p;
+    c->cap_pending = cap;
+    return 0;
 }
 
 static void forget(struct conn *c, struct pending *request)
 {
-    tdelete(request, &c->pending, compare_ids);
-    free(request);
-}
+    struct pending *end = c->pending + c->n_pending--;
 
-/* An action of twalk_r(). */
-static void find_earliest(const void *node, VISIT visit, void *arg)
-{
-    struct pending *request = *(struct pending *const *)node, **earliest = arg;
-
-    if ((visit == postorder || visit == leaf) && request->deadline != 0 &&
-        (!*earliest || request->deadline < (*earliest)->deadline))
-        *earliest = request;
+    memmove(request, request + 1, (size_t)(end - (request + 1)) * sizeof(*request));
 }
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
@@ -84,7 +100,7 @@ void conn_deinit(struct conn *c)
 {
     frame_decoder_deinit(&c->in);
     frame_buffer_deinit(&c->out);
-    tdestroy(c->pending, free);
+    free(c->pending);
 }
 
 static void die_protocol(struct conn *c, const char *why)
@@ -100,24 +116,17 @@ static void die_no_memory(struct conn *c)
 
 /* ---- towards the daemon */
 
-/* The daemon would close the connection, with all requests, for a frame over the limits of
- * unpack.h. */
-static bool last_frame_fits(const struct conn *c, const Nvllm__V1__ClientFrame *frame)
-{
-    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
-
-    return unpack_fits(&nvllm__v1__client_frame__descriptor, c->out.data + c->out.end - bytes,
-                       bytes);
-}
-
 static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
                            struct nvllm_error *err)
 {
     size_t queued = frame_buffer_bytes(&c->out);
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
 
     if (frame_buffer_put(&c->out, &frame->base) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
-    if (frame_buffer_bytes(&c->out) - queued > LARGE_FRAME_BYTES && !last_frame_fits(c, frame)) {
+    /* The daemon would close the connection, with all requests, for a frame over these limits. */
+    if (bytes > LARGE_FRAME_BYTES && !unpack_fits(&nvllm__v1__client_frame__descriptor,
+                                                  c->out.data + c->out.end - bytes, bytes)) {
         c->out.end = c->out.start + queued;
         frame_buffer_consume(&c->out, 0); /* what it took goes back */
         return error_set(err, NVLLM_E_TOO_LONG, 0,
@@ -183,21 +192,15 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_
     code = check_room(c, frame, err);
     if (code != NVLLM_OK)
         return code;
-    request = malloc(sizeof(*request));
-    if (!request)
+    if (reserve_pending(c) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
+    code = put(c, frame, err);
+    if (code != NVLLM_OK)
+        return code;
+    request = &c->pending[c->n_pending++];
     *request = (struct pending){.id = frame->id, .answer = answers[frame->op_case], .n_choices = 1};
     if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
         request->n_choices = frame->generate->n;
-    if (!tsearch(request, &c->pending, compare_ids)) {
-        free(request);
-        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
-    }
-    code = put(c, frame, err);
-    if (code != NVLLM_OK) {
-        forget(c, request);
-        return code;
-    }
     *id = c->last_id = frame->id;
     return NVLLM_OK;
 }
@@ -254,7 +257,12 @@ struct event *conn_expire(struct conn *c, int64_t now)
 
     if (now < c->deadline)
         return NULL;
-    twalk_r(c->pending, find_earliest, &earliest);
+    for (size_t i = 0; i < c->n_pending; i++) {
+        struct pending *p = &c->pending[i];
+
+        if (p->deadline != 0 && (!earliest || p->deadline < earliest->deadline))
+            earliest = p;
+    }
     c->deadline = earliest ? earliest->deadline : INT64_MAX;
     if (now < c->deadline)
         return NULL;
@@ -265,7 +273,7 @@ struct event *conn_expire(struct conn *c, int64_t now)
     }
     earliest->deadline = 0;
     earliest->abandoned = true;
-    conn_cancel(c, earliest->id, NULL);
+    conn_cancel(c, e->public.id, NULL); /* requests may have moved */
     return e;
 }
 

@@ -15,7 +15,8 @@ struct conn {
     struct frame_decoder in;
     struct frame_buffer out;
     size_t max_out_bytes;
-    void *pending; /* of search.h: a tree of struct pending, by id */
+    struct pending *pending; /* [n_pending] without their last answer, by id */
+    size_t n_pending, cap_pending;
     uint64_t last_id;
     bool welcomed;
     enum nvllm_state state; /* of the daemon at the greeting */
@@ -37,7 +38,7 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
 enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_t *id,
                           struct nvllm_error *err);
 
-/* A request that has not ended; NULL: no such id. */
+/* A request that has not ended, valid until the next is sent or ends. NULL: no such id. */
 struct pending *conn_find(const struct conn *c, uint64_t id);
 
 /* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
