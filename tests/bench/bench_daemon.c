@@ -9,7 +9,6 @@
  *                                                 machine takes for its wake-ups
  *   connections [IDLE] [A-SECOND] [SECONDS]       10000, 500, 120: idle ones, and some come and go
  *   slow [SLOW] [READERS] [SECONDS]               500, 100, 15: streams that nobody reads
- *   hostile                                       frames as full as they may be: what they take
  *
  * Each prints what it measured; the exit status is 1 where a bar is missed, which --lax forgives:
  * on a machine that does other things as well, or with sanitizers, only wrong answers count. */
@@ -28,7 +27,7 @@ static int number(int argc, char **argv, int i, int fallback)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER]\n"
-                    "                    throughput|latency|connections|slow|hostile [NUMBER…]\n");
+                    "                    throughput|latency|connections|slow [NUMBER…]\n");
     return 2;
 }
 
@@ -83,8 +82,6 @@ int main(int argc, char **argv)
     else if (strcmp(command, "slow") == 0)
         good = bench_slow(&s, number(argc, argv, optind, 500), number(argc, argv, optind + 1, 100),
                           number(argc, argv, optind + 2, 15));
-    else if (strcmp(command, "hostile") == 0)
-        good = bench_hostile(&s);
     else
         return usage();
     return good ? EXIT_SUCCESS : EXIT_FAILURE;

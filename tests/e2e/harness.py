@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -220,6 +221,14 @@ class Daemon:
 class Case(unittest.TestCase):
     maxDiff = 2000
 
+    def instant_daemon(self, step_us, *options, **others):
+        """With a backend whose steps take a set time, whatever is in them."""
+        folder = self.temporary_folder()
+        # As tests/bench/instant.h has it: the time of a step, then a time for each token.
+        (folder / "instant").write_bytes(struct.pack("<95Q", step_us, *[0] * 94))
+        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}", *options,
+                      backend="cuda", **others)
+
     def temporary_folder(self):
         folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.addCleanup(folder.cleanup)
@@ -288,7 +297,7 @@ def main():
     parser.add_argument("--nvllmctl", required=True)
     parser.add_argument("--shared", default=ROOT.parent / "shared", type=pathlib.Path,
                         help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
-    parser.add_argument("--module", help="a backend module that fails, for test_failure.py")
+    parser.add_argument("--module", help="a backend module")
     parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
     parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--clock", help="a library to preload whose time of day jumps")

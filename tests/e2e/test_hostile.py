@@ -431,21 +431,21 @@ class Loop(SharedDaemon):
     size = (4 << 20) - 1000  # of a frame, a little less than limits.frame_bytes
     most_ms = 10
 
-    def cost(self, data):
+    def cost(self, daemon, data, read):
         """(the answer, milliseconds of the loop)"""
         took = []
         for _ in range(3):
-            with self.daemon.connect() as w:
+            with daemon.connect() as w:
                 w.status()
-                before = loop_ms(self.daemon)
+                before = loop_ms(daemon)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     w.raw(data)
-                reply = w.receive()
-                took.append(loop_ms(self.daemon) - before)
+                reply = read(w)
+                took.append(loop_ms(daemon) - before)
         return reply, min(took)
 
-    def expect(self, name, body, *codes):
-        reply, took = self.cost(framed(body))
+    def expect(self, name, body, *codes, daemon=None, read=wire.Wire.receive):
+        reply, took = self.cost(daemon or self.daemon, framed(body), read)
         print(f"{name}: {took:.1f} ms of the loop")
         if codes:
             self.assertIn(reply["error"]["code"], codes, reply)
@@ -494,6 +494,8 @@ class Loop(SharedDaemon):
         """What is a hundred times as much work as it has bytes is done off the loop, and its answer
         is whole."""
         n = 1 << 20
+        self.expect("tokenize 1 MiB of words",
+                    b"\x08\x01" + inside(5, inside(1, b"a word and more of them " * (n // 24))))
         tokens = self.expect("tokenize 1 MiB", b"\x08\x01" + inside(5, inside(1, b"1" * n)))
         self.assertEqual(b"".join(tokens["tokens"]["tokens"]), b"1" * n)
         self.assertEqual(len(tokens["tokens"]["ids"]), n)
@@ -504,6 +506,27 @@ class Loop(SharedDaemon):
         chat = inside(1, inside(1, b"user") + inside(2, b"a word or two " * 60))
         reply = self.expect("render 4,000 messages", b"\x08\x01" + inside(7, inside(1, chat * 4000)))
         self.assertEqual(reply["text"]["text"].count(b"a word or two " * 60), 4000)
+
+    def test_answers_of_a_fast_backend(self):
+        """An answer of 30,000 tokens with all that can be told of each, and lists of 4,000 requests."""
+        def op(**op):
+            return wire.encode("ClientFrame", {"id": 1, **op})
+
+        request = {"prompt_ids": {"ids": [1]}, "max_tokens": scaled(30000, 3000),
+                   "sampling": {"ignore_eos": True, "logprobs": 20}}
+        with self.instant_daemon(0, "scheduler.max_seq_len=32768", "scheduler.max_seqs=1") as d:
+            length = self.expect("a long answer", op(generate=request), daemon=d, read=wire.Wire.skip)
+            self.assertGreater(length, request["max_tokens"] * 20 * 5)
+        with self.instant_daemon(5000, "scheduler.max_seq_len=32768", "scheduler.max_seqs=1") as d, \
+                contextlib.ExitStack() as stack:
+            for _ in range(4):
+                w = stack.enter_context(d.connect())
+                w.raw(b"".join(wire.frame(w.new_id(), generate={**request, "sampling": {}})
+                               for _ in range(1000)))
+                self.assertEqual(w.status()["state"], "STATE_READY")
+            reply = self.expect("a list of requests", op(list_requests={}), daemon=d)
+            self.assertEqual(reply["request_list"]["total"], 4000)
+            self.expect("blocks of requests, and their map", op(get_blocks={"map": True}), daemon=d)
 
     def daemon_token(self, id_):
         with self.daemon.connect() as w:
