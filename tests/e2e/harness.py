@@ -29,6 +29,11 @@ SKIPPED = 77  # what ctest is told to take for a skipped test
 
 # Room for one sequence of the model's whole length; memory that is taken costs time at each start.
 KV_MEMORY = "cache.kv_memory=512M"
+SMALL = "cache.kv_memory=64M"
+
+GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
+LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
 
 config = argparse.Namespace()
 
