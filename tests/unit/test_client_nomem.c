@@ -46,7 +46,7 @@ static enum nvllm_code session(int fd)
     const struct nvllm_event *event;
     struct nvllm_options options;
     struct nvllm_request request;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
     struct nvllm_error list_err = {0};
     enum nvllm_code code, first;
     uint64_t id;
@@ -57,9 +57,6 @@ static enum nvllm_code session(int fd)
     first = nvllm_connect(&client, &options, &err);
     if (first != NVLLM_OK)
         return first;
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     nvllm_request_init(&request);
     request.chat = &chat;
     first = nvllm_generate_start(client, &id, &request, &err);
