@@ -7,8 +7,6 @@
  *   latency [TOKENS] [STEP-US] [IDLE]             5000, 1000, 1000: what is added to each of one
  *                                                 stream among idle connections, beside what the
  *                                                 machine takes for its wake-ups
- *   connections [IDLE] [A-SECOND] [SECONDS]       10000, 500, 120: idle ones, and some come and go
- *   slow [SLOW] [READERS] [SECONDS]               500, 100, 15: streams that nobody reads
  *
  * Each prints what it measured; the exit status is 1 where a bar is missed, which --lax forgives:
  * on a machine that does other things as well, or with sanitizers, only wrong answers count. */
@@ -27,7 +25,7 @@ static int number(int argc, char **argv, int i, int fallback)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_daemon [--lax] [--nvllmd PATH] [--module PATH] [--model FOLDER]\n"
-                    "                    throughput|latency|connections|slow [NUMBER…]\n");
+                    "                    throughput|latency [NUMBER…]\n");
     return 2;
 }
 
@@ -75,13 +73,6 @@ int main(int argc, char **argv)
         good = bench_latency(&s, number(argc, argv, optind, 5000),
                              number(argc, argv, optind + 1, 1000),
                              number(argc, argv, optind + 2, 1000));
-    else if (strcmp(command, "connections") == 0)
-        good = bench_connections(&s, number(argc, argv, optind, 10000),
-                                 number(argc, argv, optind + 1, 500),
-                                 number(argc, argv, optind + 2, 120));
-    else if (strcmp(command, "slow") == 0)
-        good = bench_slow(&s, number(argc, argv, optind, 500), number(argc, argv, optind + 1, 100),
-                          number(argc, argv, optind + 2, 15));
     else
         return usage();
     return good ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -12,7 +12,5 @@ struct bench_setup {
 
 bool bench_throughput(const struct bench_setup *s, int n_connections, int n_streams, int n_tokens);
 bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us, int n_idle);
-bool bench_connections(const struct bench_setup *s, int n_idle, int a_second, int seconds);
-bool bench_slow(const struct bench_setup *s, int n_slow, int n_readers, int seconds);
 
 #endif

@@ -227,21 +227,6 @@ size_t daemon_rig_kib(const struct daemon_rig *d, const char *what)
     return kib;
 }
 
-int daemon_rig_descriptors(const struct daemon_rig *d)
-{
-    char path[64];
-    DIR *dir;
-    int n = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/fd", (int)d->pid);
-    dir = opendir(path);
-    while (dir && readdir(dir))
-        n++;
-    if (dir)
-        closedir(dir);
-    return n - 2; /* . and .. */
-}
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

@@ -37,7 +37,6 @@ void close_many(struct nvllm_client **all, int n); /* frees the array, too */
 
 double daemon_rig_cpu_s(const struct daemon_rig *d); /* used by all its threads so far */
 size_t daemon_rig_kib(const struct daemon_rig *d, const char *what); /* "VmRSS", "RssAnon" */
-int daemon_rig_descriptors(const struct daemon_rig *d);
 double own_cpu_s(void);
 
 __attribute__((format(printf, 1, 2), noreturn)) void die(const char *fmt, ...);

@@ -309,6 +309,7 @@ def main():
     parser.add_argument("--loop", help="a library to preload whose epoll_wait can fail")
     parser.add_argument("--users", help="a library to preload that takes its time to know users")
     parser.add_argument("--light", action="store_true")
+    parser.add_argument("--bars", action="store_true", help="large numbers, and bars on time")
     _, rest = parser.parse_known_args(namespace=config)
     program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2,
                             testRunner=unittest.TextTestRunner(resultclass=TimedResult,

@@ -169,15 +169,18 @@ class Stream:
     def __init__(self, sock):
         self.sock, self.buffer = sock, b""
 
+    def take(self):
+        """The bytes of a frame that has been read; None: there is no whole one."""
+        with contextlib.suppress(IndexError):
+            length, pos = read_varint(self.buffer, 0)
+            if len(self.buffer) >= pos + length:
+                data = self.buffer[pos:pos + length]
+                self.buffer = self.buffer[pos + length:]
+                return data
+        return None
+
     def next_frame(self):
-        """The bytes of one frame."""
-        while True:
-            with contextlib.suppress(IndexError):
-                length, pos = read_varint(self.buffer, 0)
-                if len(self.buffer) >= pos + length:
-                    data = self.buffer[pos:pos + length]
-                    self.buffer = self.buffer[pos + length:]
-                    return data
+        while (data := self.take()) is None:
             try:
                 more = self.sock.recv(1 << 20)
             except ConnectionResetError:
@@ -185,6 +188,7 @@ class Stream:
             if not more:
                 raise Closed
             self.buffer += more
+        return data
 
 
 class Wire(Stream):
