@@ -231,8 +231,10 @@ class Case(unittest.TestCase):
         folder = self.temporary_folder()
         # As tests/bench/instant.h has it: the time of a step, then a time for each token.
         (folder / "instant").write_bytes(struct.pack("<95Q", step_us, *[0] * 94))
-        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}", *options,
-                      backend="cuda", **others)
+        d = Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}", *options,
+                   backend="cuda", **others)
+        d.instant = folder / "instant"
+        return d
 
     def temporary_folder(self):
         folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")

@@ -1,16 +1,18 @@
-"""Many clients: idle ones, others that come and go, and streams that nobody reads.
+"""Many tokens and many clients: idle ones, others that come and go, and streams that nobody reads.
 
-With a backend whose steps take a set time. What must hold on any machine is tested always; the bars
+With a backend whose steps take a set time, or none. What must hold on any machine is tested always; the bars
 are for tests/bench/run, on a machine that does nothing else."""
 
 import collections
+import json
+import pathlib
 import resource
 import select
 import threading
 import time
 
 import harness
-from harness import Case, config, scaled, wait_for
+from harness import Case, config, run_command, scaled, wait_for
 
 
 def quantile(values, p):
@@ -21,6 +23,52 @@ def request(number, max_tokens):
     """No two begin alike: none waits for the prefix of another."""
     return {"prompt_ids": {"ids": [number % 1024, number // 1024, 9]}, "max_tokens": max_tokens,
             "stream": True, "sampling": {"ignore_eos": True}}
+
+
+def raise_descriptors():
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def bench_streams(*args):
+    """What the program of that name prints; it ends with an error where a token is wrong."""
+    program = pathlib.Path(config.module).parent / "bench_streams"
+    return json.loads(run_command([program, *args]).stdout)
+
+
+class Tokens(Case):
+    def test_throughput(self):
+        """All tokens of many streams come, in order, with a program that reads all connections."""
+        connections, streams, tokens = (64, 1024, 3000) if config.bars else (16, 128, 300)
+        with self.instant_daemon(5000, f"scheduler.max_seqs={streams}",
+                                 f"scheduler.max_seq_len={tokens + 4}",
+                                 "scheduler.max_batch_tokens=8192") as d:
+            r = bench_streams(d.socket, d.instant, d.pid, "throughput", connections, streams, tokens)
+            peak = d.memory_kib("VmHWM") >> 10
+        print(f"{connections} connections, {streams} streams: {r['tokens_s']:.0f} tokens/s; CPU a "
+              f"token: daemon {r['daemon_us']} us, client {r['client_us']} us; "
+              f"{r['tokens_a_delta']} tokens a delta; peak {peak} MiB")
+        if config.bars:
+            self.assertGreaterEqual(r["tokens_s"], 400000)
+
+    def test_latency(self):
+        """What is added to each token of one stream among idle connections, beside what the machine
+        takes for its wake-ups."""
+        tokens, idle, step_us = (5000, 1000, 1000) if config.bars else (500, 100, 1000)
+        raise_descriptors()
+        bare = [bench_streams("bare", tokens // 2, step_us)]
+        with self.instant_daemon(step_us, "scheduler.max_seqs=4", f"limits.connections={idle + 8}",
+                                 f"limits.connections_per_uid={idle + 8}") as d:
+            r = bench_streams(d.socket, d.instant, d.pid, "latency", tokens, idle)
+        bare.append(bench_streams("bare", tokens // 2, step_us))
+        print(f"one stream beside {idle} idle connections, a step every {step_us} us: added to a "
+              f"token: median {r['p50']} us, p90 {r['p90']}, p99 {r['p99']}, worst {r['max']}; the "
+              f"daemon's CPU a token {r['daemon_us']} us; the same wake-ups with nothing to do, "
+              f"before and after: median {' and '.join(str(b['p50']) for b in bare)} us, p99 "
+              f"{' and '.join(str(b['p99']) for b in bare)}")
+        if config.bars:
+            self.assertLessEqual(r["p50"], 60)
+            self.assertLessEqual(r["p99"], 150)
 
 
 class Connections(Case):
@@ -52,8 +100,7 @@ class Connections(Case):
         """No descriptor is lost; a connection takes little, and the daemon answers at once."""
         n_idle, seconds = (10000, 120) if config.bars else scaled((2000, 15), (200, 3))
         a_second, times, stop = 500, [], threading.Event()
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        raise_descriptors()
         with self.instant_daemon(
                 1000, f"limits.connections={n_idle + 2 * self.ALIVE}", "scheduler.max_seq_len=2048",
                 f"limits.connections_per_uid={n_idle + 2 * self.ALIVE}") as d:
