@@ -12,23 +12,25 @@ enum {
                            most frames small */
 };
 
-/* Makes room for n more bytes at the end, moving the contents to the front first. */
+/* Makes room for n more bytes at the end. The contents move to the front, at most two bytes for
+ * each byte that has been consumed: a buffer that is nearly full of contents grows instead. */
 static int make_room(struct frame_buffer *b, size_t n)
 {
-    size_t held = frame_buffer_bytes(b), want, grown;
+    size_t bytes = frame_buffer_bytes(b), grown = b->cap ? b->cap : FIRST_CAP, want;
     uint8_t *p;
 
     if (n <= b->cap - b->end)
         return 0;
-    if (__builtin_add_overflow(held, n, &want))
+    if (__builtin_add_overflow(bytes, n, &want))
         return -ENOMEM;
-    if (b->start && held)
-        memmove(b->data, b->data + b->start, held);
+    if (want <= b->cap && b->start < bytes / 2)
+        want = b->cap + 1;
+    if (b->start && bytes)
+        memmove(b->data, b->data + b->start, bytes);
     b->start = 0;
-    b->end = held;
+    b->end = bytes;
     if (want <= b->cap)
         return 0;
-    grown = b->cap ? b->cap : FIRST_CAP;
     while (grown < want)
         if (__builtin_mul_overflow(grown, (size_t)2, &grown))
             return -ENOMEM;
@@ -68,14 +70,11 @@ void frame_decoder_deinit(struct frame_decoder *d)
 
 int frame_decoder_push(struct frame_decoder *d, const void *data, size_t n)
 {
-    int r;
-
     if (d->broken || n == 0)
         return 0; /* the stream cannot be decoded any further */
     when_empty(&d->held);
-    r = make_room(&d->held, n);
-    if (r < 0)
-        return r;
+    if (make_room(&d->held, n) < 0)
+        return -ENOMEM;
     memcpy(d->held.data + d->held.end, data, n);
     d->held.end += n;
     return 0;
@@ -104,46 +103,48 @@ static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t 
     return n < FRAME_MAX_PREFIX ? FRAME_MORE : FRAME_E_PREFIX;
 }
 
+/* What frame_decoder_take() would return, and the frame. */
+static int peek(const struct frame_decoder *d, const uint8_t **frame, size_t *n)
+{
+    size_t bytes = frame_buffer_bytes(&d->held), prefix;
+    const uint8_t *p = d->held.data + d->held.start;
+    uint32_t length;
+    int r = d->broken ? d->broken : read_prefix(p, bytes, d->max_bytes, &length, &prefix);
+
+    if (r != FRAME_OK)
+        return r;
+    *frame = p + prefix;
+    *n = length;
+    return bytes - prefix < length ? FRAME_MORE : FRAME_OK;
+}
+
 int frame_decoder_take(struct frame_decoder *d, const uint8_t **frame, size_t *n)
 {
-    size_t held = frame_buffer_bytes(&d->held), prefix;
-    uint32_t length;
-    int r;
+    const uint8_t *next;
+    size_t length;
+    int r = peek(d, &next, &length);
 
-    if (d->broken)
-        return d->broken;
-    if (held == 0) {
+    if (r == FRAME_OK) {
+        *frame = next;
+        *n = length;
+        d->held.start = (size_t)(next - d->held.data) + length;
+    } else if (r == FRAME_MORE) {
         /* The last frame is no longer in use: a large one must not occupy memory while its sender
          * is silent. */
         when_empty(&d->held);
-        return FRAME_MORE;
-    }
-    r = read_prefix(d->held.data + d->held.start, held, d->max_bytes, &length, &prefix);
-    if (r == FRAME_E_TOO_LARGE || r == FRAME_E_PREFIX) {
+    } else {
         d->held.start = d->held.end;
         d->broken = r;
-        return r;
     }
-    if (r == FRAME_MORE || held - prefix < length)
-        return FRAME_MORE;
-    *frame = d->held.data + d->held.start + prefix;
-    *n = length;
-    d->held.start += prefix + length;
-    return FRAME_OK;
+    return r;
 }
 
 bool frame_decoder_ready(const struct frame_decoder *d)
 {
-    size_t held = frame_buffer_bytes(&d->held), prefix;
-    uint32_t length;
-    int r;
+    const uint8_t *frame;
+    size_t n;
 
-    if (d->broken)
-        return true;
-    if (held == 0)
-        return false;
-    r = read_prefix(d->held.data + d->held.start, held, d->max_bytes, &length, &prefix);
-    return r != FRAME_MORE && (r != FRAME_OK || held - prefix >= length);
+    return peek(d, &frame, &n) != FRAME_MORE;
 }
 
 bool frame_decoder_partial(const struct frame_decoder *d)
@@ -175,18 +176,13 @@ int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message)
 int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
                             size_t max_bytes)
 {
-    uint8_t prefix[FRAME_MAX_PREFIX];
-    size_t length = protobuf_c_message_get_packed_size(message), n_prefix;
-    int r;
+    size_t length = protobuf_c_message_get_packed_size(message);
 
     if (length > FRAME_LARGEST_MAX || length > max_bytes)
         return -EMSGSIZE;
-    n_prefix = write_prefix(prefix, (uint32_t)length);
-    r = make_room(b, n_prefix + length);
-    if (r < 0)
-        return r;
-    memcpy(b->data + b->end, prefix, n_prefix);
-    b->end += n_prefix;
+    if (make_room(b, FRAME_MAX_PREFIX + length) < 0)
+        return -ENOMEM;
+    b->end += write_prefix(b->data + b->end, (uint32_t)length);
     b->end += protobuf_c_message_pack(message, b->data + b->end);
     return 0;
 }
@@ -207,41 +203,28 @@ int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message,
     return 0;
 }
 
-/* Makes the body the buffer. */
-static void adopt(struct frame_buffer *b, uint8_t *body, size_t bytes, const uint8_t *head,
-                  size_t n_head)
-{
-    free(b->data);
-    *b = (struct frame_buffer){.data = body,
-                               .start = FRAME_HEAD_ROOM - n_head,
-                               .end = bytes,
-                               .cap = bytes};
-    memcpy(body + b->start, head, n_head);
-}
-
 int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, void *body,
                           size_t bytes, size_t max_bytes)
 {
-    uint8_t start[FRAME_HEAD_ROOM];
-    size_t n_fields = protobuf_c_message_get_packed_size(head);
-    size_t length = n_fields + bytes - FRAME_HEAD_ROOM, n;
-    int r;
+    size_t n_fields = protobuf_c_message_get_packed_size(head), n_body = bytes - FRAME_HEAD_ROOM, n;
+    uint8_t start[FRAME_HEAD_ROOM], *p = body;
 
     assert(n_fields <= FRAME_HEAD_ROOM - FRAME_MAX_PREFIX);
-    if (length > FRAME_LARGEST_MAX || length > max_bytes)
+    if (n_fields + n_body > FRAME_LARGEST_MAX || n_fields + n_body > max_bytes)
         return -EMSGSIZE;
-    n = write_prefix(start, (uint32_t)length);
+    n = write_prefix(start, (uint32_t)(n_fields + n_body));
     n += protobuf_c_message_pack(head, start + n);
-    if (frame_buffer_bytes(b) == 0) {
-        adopt(b, body, bytes, start, n);
+    if (frame_buffer_bytes(b) == 0) { /* the body becomes the buffer */
+        free(b->data);
+        *b = (struct frame_buffer){p, FRAME_HEAD_ROOM - n, bytes, bytes};
+        memcpy(p + b->start, start, n);
         return 0;
     }
-    r = make_room(b, n + bytes - FRAME_HEAD_ROOM);
-    if (r < 0)
-        return r;
+    if (make_room(b, n + n_body) < 0)
+        return -ENOMEM;
     memcpy(b->data + b->end, start, n);
-    memcpy(b->data + b->end + n, (uint8_t *)body + FRAME_HEAD_ROOM, bytes - FRAME_HEAD_ROOM);
-    b->end += n + bytes - FRAME_HEAD_ROOM;
+    memcpy(b->data + b->end + n, p + FRAME_HEAD_ROOM, n_body);
+    b->end += n + n_body;
     free(body);
     return 0;
 }

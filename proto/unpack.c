@@ -25,34 +25,9 @@ struct unpacked {
     size_t bytes;
     size_t left; /* of the budget */
     size_t next; /* size of the next chunk */
-    bool over;   /* an allocation exceeded the budget */
-    bool no_memory;
+    int error;   /* of an allocation: UNPACK_E_BUDGET or UNPACK_E_NOMEM */
     struct chunk first;
 };
-
-static void *arena_take(struct unpacked *u, size_t n)
-{
-    struct chunk *c = u->chunks;
-    size_t cap;
-    void *p;
-
-    if (c->cap - c->used < n) {
-        cap = n > u->next ? n : u->next;
-        c = malloc(sizeof(*c) + cap);
-        if (!c)
-            return NULL;
-        c->next = u->chunks;
-        c->cap = cap;
-        c->used = 0;
-        u->chunks = c;
-        if (u->next < CHUNK_MAX_BYTES)
-            u->next *= 2;
-    }
-    p = c->data + c->used;
-    c->used += n;
-    u->bytes += n;
-    return p;
-}
 
 /* Rounds up to the alignment; false if n is absurd. */
 static bool round_up(size_t *n)
@@ -63,20 +38,41 @@ static bool round_up(size_t *n)
     return true;
 }
 
+/* n is rounded up. */
+static void *arena_take(struct unpacked *u, size_t n)
+{
+    struct chunk *c = u->chunks;
+    void *p;
+
+    if (c->cap - c->used < n) {
+        size_t cap = n > u->next ? n : u->next;
+
+        c = malloc(sizeof(*c) + cap);
+        if (!c)
+            return NULL;
+        *c = (struct chunk){.next = u->chunks, .cap = cap};
+        u->chunks = c;
+        if (u->next < CHUNK_MAX_BYTES)
+            u->next *= 2;
+    }
+    p = c->data + c->used;
+    c->used += n;
+    u->bytes += n;
+    return p;
+}
+
 static void *budget_alloc(void *ctx, size_t n)
 {
     struct unpacked *u = ctx;
     void *p;
 
     if (!round_up(&n) || n > u->left) {
-        u->over = true;
+        u->error = UNPACK_E_BUDGET;
         return NULL;
     }
     p = arena_take(u, n);
-    if (!p) {
-        u->no_memory = true;
-        return NULL;
-    }
+    if (!p)
+        u->error = UNPACK_E_NOMEM;
     u->left -= n;
     return p;
 }
@@ -88,21 +84,29 @@ static void budget_free(void *ctx, void *p)
     (void)p;
 }
 
+struct unpacked *unpacked_new(void)
+{
+    struct unpacked *u = malloc(sizeof(*u) + FIRST_BYTES);
+
+    if (!u)
+        return NULL;
+    *u = (struct unpacked){.next = CHUNK_BYTES, .chunks = &u->first, .first.cap = FIRST_BYTES};
+    return u;
+}
+
 int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                   const uint8_t *data, size_t n, size_t budget)
 {
-    ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free};
-    struct unpacked *u = malloc(sizeof(*u) + FIRST_BYTES);
+    struct unpacked *u = unpacked_new();
+    ProtobufCAllocator allocator = {budget_alloc, budget_free, u};
     int r;
 
     if (!u)
         return UNPACK_E_NOMEM;
-    *u = (struct unpacked){.left = budget, .next = CHUNK_BYTES, .chunks = &u->first};
-    u->first.cap = FIRST_BYTES;
-    allocator.allocator_data = u;
+    u->left = budget;
     u->message = protobuf_c_message_unpack(type, &allocator, n, data);
     if (!u->message) {
-        r = u->no_memory ? UNPACK_E_NOMEM : u->over ? UNPACK_E_BUDGET : UNPACK_E_INVALID;
+        r = u->error ? u->error : UNPACK_E_INVALID;
         unpacked_free(u);
         return r;
     }
@@ -150,24 +154,6 @@ static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t
         }
     }
     return NULL;
-}
-
-/* Counts the numbers in a packed field, each of which ends with a byte below 0x80, eight bytes at a
- * time; stops soon after `enough`. */
-static size_t count_packed(const uint8_t *p, size_t n, size_t enough)
-{
-    const uint8_t *end = p + n;
-    size_t count = 0;
-    uint64_t eight;
-
-    for (; (size_t)(end - p) >= sizeof(eight) && count <= enough; p += sizeof(eight)) {
-        memcpy(&eight, p, sizeof(eight));
-        eight = (~eight & UINT64_C(0x8080808080808080)) >> 7; /* a one for each last byte */
-        count += (size_t)(eight * UINT64_C(0x0101010101010101) >> 56);
-    }
-    for (; p < end && count <= enough; p++)
-        count += !(*p & 0x80);
-    return count;
 }
 
 /* Reads a field's tag and the length of its value; NULL if it is malformed. */
@@ -225,10 +211,14 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
             if (!count_fields(f->descriptor, p, (size_t)len, room))
                 return false;
         } else {
-            size_t numbers = count_packed(p, (size_t)len, room->numbers);
+            size_t least = (size_t)len / NUMBER_WIRE_BYTES, numbers = 0;
 
-            if (numbers < len / NUMBER_WIRE_BYTES)
-                numbers = (size_t)len / NUMBER_WIRE_BYTES;
+            if (least > room->numbers)
+                return false;
+            for (size_t i = 0; i < len; i++)
+                numbers += p[i] < 0x80; /* the last byte of a number */
+            if (numbers < least)
+                numbers = least;
             if (numbers > room->numbers)
                 return false;
             room->numbers -= numbers;
@@ -280,10 +270,23 @@ void *unpacked_alloc(struct unpacked *u, size_t n, size_t size)
     size_t bytes;
     void *p;
 
-    if (__builtin_mul_overflow(n, size, &bytes) || !round_up(&bytes))
+    if (!u || __builtin_mul_overflow(n, size, &bytes) || !round_up(&bytes))
         return NULL;
     p = arena_take(u, bytes);
     return p ? memset(p, 0, bytes) : NULL;
+}
+
+void *unpacked_list(struct unpacked *u, void *pointers, size_t n, size_t size)
+{
+    char *elements = unpacked_alloc(u, n, size);
+    void **p = unpacked_alloc(u, n, sizeof(*p));
+
+    if (!elements || !p)
+        return NULL;
+    for (size_t i = 0; i < n; i++)
+        p[i] = elements + i * size;
+    memcpy(pointers, &p, sizeof(p));
+    return elements;
 }
 
 size_t unpacked_bytes(const struct unpacked *u)

@@ -51,6 +51,9 @@ bool unpack_fits(const ProtobufCMessageDescriptor *type, const uint8_t *data, si
 int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
                   const uint8_t *data, size_t n, size_t budget);
 
+/* Memory for unpacked_alloc() alone, without a message. NULL: out of memory. */
+struct unpacked *unpacked_new(void);
+
 /* Frees the message and memory of unpacked_alloc(). Takes NULL. */
 void unpacked_free(struct unpacked *u);
 
@@ -58,8 +61,11 @@ void unpacked_free(struct unpacked *u);
 ProtobufCMessage *unpacked_message(const struct unpacked *u);
 
 /* Memory that is freed with the message, zeroed and aligned for any type, outside the budget; NULL
- * if there is none or n * size overflows. */
+ * if there is none, n * size overflows or u is NULL. */
 void *unpacked_alloc(struct unpacked *u, size_t n, size_t size);
+
+/* n zeroed elements of a size and, in the pointer at pointers, an array of pointers to them. */
+void *unpacked_list(struct unpacked *u, void *pointers, size_t n, size_t size);
 
 size_t unpacked_bytes(const struct unpacked *u); /* allocated so far, unpacked_alloc() included */
 

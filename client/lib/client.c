@@ -1,4 +1,5 @@
-/* client.c - the socket under a connection, and the queues of its events. */
+/* client.c - the socket under a connection, the queue of its events, and the calls that wait for
+ * them. */
 #include "client/lib/client.h"
 
 #include <errno.h>
@@ -9,79 +10,50 @@
 
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
+#include "client/lib/pack.h"
 
-enum { READ_BYTES = 32 << 10 }; /* with half a frame this fits the capacity that a decoder keeps */
+enum {
+    READ_BYTES = 32 << 10,
+    CANCEL_WAIT_MS = 5000, /* for a request to end that a callback has cancelled */
+};
 
-static void list_init(struct event_list *l)
+static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *err)
 {
-    l->first = NULL;
-    l->last = &l->first;
+    return error_copy(err, &c->conn.death);
 }
 
-static void list_free(struct event_list *l)
-{
-    while (l->first) {
-        struct event *e = l->first;
-
-        l->first = e->next;
-        event_free(e);
-    }
-    list_init(l);
-}
+/* ---- events */
 
 static void keep_event(struct nvllm_client *c, struct event *e)
 {
-    e->next = NULL;
-    *c->queue.last = e;
-    c->queue.last = &e->next;
+    STAILQ_INSERT_TAIL(&c->queue, e, next);
     c->queue_bytes += event_bytes(e);
 }
 
-/* INT64_MAX if there is none. */
-static int64_t nearest_deadline(const struct nvllm_client *c)
+/* No more events of other requests may be kept. */
+static bool queue_full(const struct nvllm_client *c)
 {
-    int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
-
-    return greet < c->conn.deadline ? greet : c->conn.deadline;
+    return c->queue_bytes > c->max_queue_bytes;
 }
 
-static void set_current(struct nvllm_client *c, struct event *e)
+struct event *client_take(struct nvllm_client *c, uint64_t id)
 {
+    struct event *e = id == 0 ? STAILQ_FIRST(&c->queue) : NULL;
+
+    if (e) {
+        STAILQ_REMOVE_HEAD(&c->queue, next);
+        c->queue_bytes -= event_bytes(e);
+    }
+    while (!e && (id == 0 || !queue_full(c)) && (e = conn_take(&c->conn)) != NULL)
+        if (id != 0 && e->public.id != id) {
+            keep_event(c, e);
+            e = NULL;
+        }
     event_free(c->current);
     c->current = e;
     if (e && e->open && e->terminal)
         c->n_open--;
-}
-
-struct event *client_take(struct nvllm_client *c)
-{
-    struct event_list *l = &c->queue;
-    struct event *e = l->first;
-
-    if (e) {
-        l->first = e->next;
-        if (!l->first)
-            l->last = &l->first;
-        c->queue_bytes -= event_bytes(e);
-    } else {
-        e = conn_take(&c->conn);
-    }
-    set_current(c, e);
     return e;
-}
-
-struct event *client_take_of(struct nvllm_client *c, uint64_t id)
-{
-    struct event *e;
-
-    while (!client_queue_full(c) && (e = conn_take(&c->conn)) != NULL) {
-        if (e->public.id == id) {
-            set_current(c, e);
-            return e;
-        }
-        keep_event(c, e);
-    }
-    return NULL;
 }
 
 struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
@@ -98,21 +70,28 @@ struct nvllm_client *client_new(int fd, const struct nvllm_options *options)
     c->fd = fd;
     c->max_queue_bytes = options->max_queue_bytes;
     conn_init(&c->conn, (uint32_t)max_frame, options->max_queue_bytes);
-    list_init(&c->queue);
+    STAILQ_INIT(&c->queue);
     c->greet_deadline = INT64_MAX;
     return c;
 }
 
 void nvllm_close(struct nvllm_client *c)
 {
+    struct event *e;
+
     if (!c)
         return;
     close(c->fd);
-    list_free(&c->queue);
+    while ((e = STAILQ_FIRST(&c->queue)) != NULL) {
+        STAILQ_REMOVE_HEAD(&c->queue, next);
+        event_free(e);
+    }
     event_free(c->current);
     conn_deinit(&c->conn);
     free(c);
 }
+
+/* ---- the socket */
 
 void client_flush(struct nvllm_client *c)
 {
@@ -134,8 +113,8 @@ void client_flush(struct nvllm_client *c)
 /* Reading continues in the middle of a frame, whatever is queued. */
 static bool full(const struct nvllm_client *c)
 {
-    return client_queue_full(c) ||
-           (conn_bytes(&c->conn) > c->max_queue_bytes && conn_ready(&c->conn));
+    return queue_full(c) ||
+           (frame_buffer_bytes(&c->conn.in.held) > c->max_queue_bytes && conn_ready(&c->conn));
 }
 
 static void pump_in(struct nvllm_client *c)
@@ -160,6 +139,14 @@ static void pump_in(struct nvllm_client *c)
     }
 }
 
+/* INT64_MAX if there is none. */
+static int64_t nearest_deadline(const struct nvllm_client *c)
+{
+    int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
+
+    return greet < c->conn.deadline ? greet : c->conn.deadline;
+}
+
 /* Deadlines of the library itself. */
 static void expire(struct nvllm_client *c)
 {
@@ -176,7 +163,8 @@ static void expire(struct nvllm_client *c)
     client_flush(c); /* their cancels */
 }
 
-void client_pump(struct nvllm_client *c)
+/* Reads once and writes, without waiting; errors are in conn.death. */
+static void pump(struct nvllm_client *c)
 {
     if (c->conn.death.code != NVLLM_OK)
         return;
@@ -207,49 +195,235 @@ int nvllm_timeout(const struct nvllm_client *c)
 {
     int64_t deadline = nearest_deadline(c);
 
-    if (c->queue.first || conn_ready(&c->conn))
+    if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn))
         return 0;
     if (c->conn.death.code != NVLLM_OK)
         return 0;
     return deadline == INT64_MAX ? -1 : clock_left_ms(deadline);
 }
 
-bool client_wait(struct nvllm_client *c, int64_t deadline)
+enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvllm_error *err)
 {
     unsigned wants = nvllm_wants(c);
     struct pollfd p = {.fd = c->fd};
-    int left = clock_left_ms(deadline), own = nvllm_timeout(c);
+    int left, own;
 
-    c->drained = false; /* the socket is to be read again */
+    if (c->conn.death.code != NVLLM_OK)
+        return dead(c, err);
+    if (!c->drained) { /* in a loop of calls, a readable socket is read once */
+        pump(c);
+        return NVLLM_OK;
+    }
+    c->drained = false;
+    left = clock_left_ms(deadline);
+    if (left == 0)
+        return error_const(err, NVLLM_E_TIMEOUT, "no answer in time");
+    own = nvllm_timeout(c);
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
-    if (left == 0)
-        return false;
     poll(&p, 1, own >= 0 && (left < 0 || own < left) ? own : left);
-    return true;
+    return NVLLM_OK;
+}
+
+/* ---- calls */
+
+/* The call could take the events that a callback is for. */
+static enum nvllm_code check_callback(const struct nvllm_client *c, struct nvllm_error *err)
+{
+    if (!c->calling)
+        return NVLLM_OK;
+    return error_field(err, "client", "a callback of nvllm_generate() must not use its client");
 }
 
 enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
 {
-    enum nvllm_code code = client_check_callback(c, err);
+    enum nvllm_code code = check_callback(c, err);
 
     if (code != NVLLM_OK)
         return code;
-    client_pump(c);
+    pump(c);
     conn_settle(&c->conn);
-    if (c->conn.death.code != NVLLM_OK && !c->queue.first) {
-        if (err)
-            *err = c->conn.death;
-        return c->conn.death.code;
-    }
-    return NVLLM_OK;
+    return STAILQ_EMPTY(&c->queue) ? dead(c, err) : NVLLM_OK;
 }
 
 void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline)
 {
-    pending_find(&c->conn.pending, id)->open = true;
+    conn_find(&c->conn, id)->open = true;
     if (deadline != 0)
         conn_set_deadline(&c->conn, id, deadline);
     c->n_open++;
     client_flush(c);
+}
+
+/* *deadline is what the request's own timeout makes it; 0: none. */
+static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, int64_t *deadline,
+                             const struct nvllm_request *request, struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    struct unpacked *memory = unpacked_new();
+    Nvllm__V1__Generate generate;
+    enum nvllm_code code;
+    uint32_t timeout_ms;
+
+    code = pack_generate(memory, &generate, &timeout_ms, request, err);
+    if (code == NVLLM_OK) {
+        frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
+        frame.generate = &generate;
+        code = conn_send(&c->conn, &frame, id, err);
+        *deadline = timeout_ms > 0 ? clock_ms() + timeout_ms : 0;
+    }
+    unpacked_free(memory);
+    return code;
+}
+
+enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
+                                     const struct nvllm_request *request, struct nvllm_error *err)
+{
+    int64_t deadline;
+    enum nvllm_code code = start(c, id, &deadline, request, err);
+
+    if (code == NVLLM_OK)
+        client_open(c, *id, deadline);
+    return code;
+}
+
+enum nvllm_code nvllm_cancel(struct nvllm_client *c, uint64_t id, struct nvllm_error *err)
+{
+    enum nvllm_code code = conn_cancel(&c->conn, id, err);
+
+    if (code == NVLLM_OK)
+        client_flush(c);
+    return code;
+}
+
+/* The next event of a request, or of any with id 0. */
+static enum nvllm_code wait_event(struct nvllm_client *c, uint64_t id, int64_t deadline,
+                                  struct event **out, struct nvllm_error *err)
+{
+    while ((*out = client_take(c, id)) == NULL) {
+        enum nvllm_code code;
+
+        if (id != 0 && queue_full(c) && c->conn.death.code == NVLLM_OK)
+            return error_set(err, NVLLM_E_BUSY, 0,
+                             "too many events of other requests have not been fetched");
+        code = client_wait(c, deadline, err);
+        if (code != NVLLM_OK)
+            return code;
+    }
+    return NVLLM_OK;
+}
+
+enum nvllm_code nvllm_next(struct nvllm_client *c, int timeout_ms, const struct nvllm_event **event,
+                           struct nvllm_error *err)
+{
+    enum nvllm_code code = check_callback(c, err);
+    struct event *e;
+
+    if (code != NVLLM_OK)
+        return code;
+    code = wait_event(c, 0, clock_deadline(timeout_ms), &e, err);
+    if (code == NVLLM_OK)
+        *event = &e->public;
+    else if (c->conn.death.code != NVLLM_OK)
+        c->n_open = 0;
+    return code;
+}
+
+size_t nvllm_pending(const struct nvllm_client *c)
+{
+    return c->n_open;
+}
+
+enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, int timeout_ms,
+                            const void **out, struct nvllm_error *err)
+{
+    int64_t deadline = clock_deadline(timeout_ms);
+    enum nvllm_code code = check_callback(c, err);
+    struct event *e;
+    uint64_t id;
+
+    if (code == NVLLM_OK)
+        code = conn_send(&c->conn, frame, &id, err);
+    if (code != NVLLM_OK)
+        return code;
+    client_flush(c);
+    code = wait_event(c, id, deadline, &e, err);
+    if (code != NVLLM_OK) {
+        conn_abandon(&c->conn, id);
+        return code;
+    }
+    if (e->is_error)
+        return error_copy(err, e->error);
+    if (out)
+        *out = &e->requests; /* the members of a union begin at the same place */
+    return NVLLM_OK;
+}
+
+/* True: the callback cancels. */
+static bool call_back(struct nvllm_client *c, nvllm_callback *callback, void *arg,
+                      const struct event *e)
+{
+    bool enough;
+
+    if (!callback)
+        return false;
+    c->calling = true;
+    enough = callback(arg, &e->public) != 0;
+    c->calling = false;
+    return enough;
+}
+
+static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_callback *callback,
+                                    void *arg, int64_t deadline, struct nvllm_error *err)
+{
+    bool cancelled = false;
+
+    for (;;) {
+        struct event *e;
+        enum nvllm_code code = wait_event(c, id, deadline, &e, err);
+
+        if (code != NVLLM_OK)
+            return code;
+        if (e->is_error)
+            return error_copy(err, e->error);
+        if (call_back(c, callback, arg, e) && !cancelled && !e->terminal) {
+            int64_t end = clock_deadline(CANCEL_WAIT_MS);
+
+            cancelled = true;
+            if (deadline < 0 || end < deadline)
+                deadline = end;
+            code = conn_cancel(&c->conn, id, err);
+            if (code != NVLLM_OK)
+                return code;
+        }
+        if (e->terminal)
+            return NVLLM_OK;
+        /* Checked each time: a fast daemon may always have another event. */
+        if (clock_left_ms(deadline) == 0)
+            return error_set(err, NVLLM_E_TIMEOUT, 0, "the request timed out");
+    }
+}
+
+enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_request *request,
+                               nvllm_callback *callback, void *arg, int timeout_ms,
+                               struct nvllm_error *err)
+{
+    int64_t deadline = clock_deadline(timeout_ms), own;
+    enum nvllm_code code = check_callback(c, err);
+    uint64_t id;
+
+    if (code == NVLLM_OK)
+        code = start(c, &id, &own, request, err);
+    if (code != NVLLM_OK)
+        return code;
+    client_flush(c);
+    if (own != 0 && (deadline < 0 || own < deadline))
+        deadline = own;
+    code = run_generate(c, id, callback, arg, deadline, err);
+    if (conn_find(&c->conn, id)) {
+        conn_cancel(&c->conn, id, NULL);
+        conn_abandon(&c->conn, id);
+        client_flush(c);
+    }
+    return code;
 }

@@ -3,6 +3,7 @@
 #include "client/lib/conn.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/lib/error.h"
@@ -12,6 +13,78 @@ enum {
     LARGE_FRAME_BYTES =
         UNPACK_MAX_FIELDS, /* a shorter frame cannot exceed any of unpack.h's limits */
 };
+
+#define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
+
+/* What answers an operation. */
+static const int answers[] = {
+    [OP(GENERATE)] = ANSWER(DELTA),
+    [OP(CANCEL)] = ANSWER(CANCELLED),
+    [OP(TOKENIZE)] = ANSWER(TOKENS),
+    [OP(DETOKENIZE)] = ANSWER(TEXT),
+    [OP(RENDER)] = ANSWER(TEXT),
+    [OP(GET_STATUS)] = ANSWER(STATUS),
+    [OP(LIST_REQUESTS)] = ANSWER(REQUEST_LIST),
+    [OP(GET_BLOCKS)] = ANSWER(BLOCK_REPORT),
+    [OP(SHOW_CACHE)] = ANSWER(CACHE_REPORT),
+    [OP(CLEAR_CACHE)] = ANSWER(CACHE_CHANGED),
+    [OP(PIN_CACHE)] = ANSWER(CACHE_CHANGED),
+    [OP(EXPLAIN)] = ANSWER(EXPLANATION),
+    [OP(DRAIN)] = ANSWER(CHANGED),
+    [OP(RESUME)] = ANSWER(CHANGED),
+    [OP(RELOAD)] = ANSWER(RELOADED),
+    [OP(SET_LOG_LEVEL)] = ANSWER(CHANGED),
+    [OP(SHUTDOWN)] = ANSWER(CHANGED),
+};
+
+/* ---- the requests that have not ended */
+
+static int compare_ids(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = ((const struct pending *)b)->id;
+
+    return (x > y) - (x < y);
+}
+
+/* Open requests are mostly consecutive: the distance to the first and the last id bounds the place.
+ */
+struct pending *conn_find(const struct conn *c, uint64_t id)
+{
+    const struct pending *first = c->pending, *last;
+    size_t n = c->n_pending, lo, hi;
+
+    if (n == 0)
+        return NULL;
+    last = first + n - 1;
+    if (id < first->id || id > last->id)
+        return NULL;
+    lo = last->id - id < n ? n - 1 - (size_t)(last->id - id) : 0;
+    hi = id - first->id < n ? (size_t)(id - first->id) + 1 : n;
+    return bsearch(&id, first + lo, hi - lo, sizeof(*first), compare_ids);
+}
+
+/* Makes room for another. -ENOMEM. */
+static int reserve_pending(struct conn *c)
+{
+    size_t cap = c->cap_pending ? 2 * c->cap_pending : 16;
+    struct pending *p;
+
+    if (c->n_pending < c->cap_pending)
+        return 0;
+    p = reallocarray(c->pending, cap, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    c->pending = p;
+    c->cap_pending = cap;
+    return 0;
+}
+
+static void forget(struct conn *c, struct pending *request)
+{
+    struct pending *end = c->pending + c->n_pending--;
+
+    memmove(request, request + 1, (size_t)(end - (request + 1)) * sizeof(*request));
+}
 
 void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
 {
@@ -27,7 +100,7 @@ void conn_deinit(struct conn *c)
 {
     frame_decoder_deinit(&c->in);
     frame_buffer_deinit(&c->out);
-    pending_deinit(&c->pending);
+    free(c->pending);
 }
 
 static void die_protocol(struct conn *c, const char *why)
@@ -36,32 +109,25 @@ static void die_protocol(struct conn *c, const char *why)
               "what answers at the socket does not follow nvllmd's protocol: %s", why);
 }
 
-void conn_no_memory(struct conn *c)
+static void die_no_memory(struct conn *c)
 {
     error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
 }
 
 /* ---- towards the daemon */
 
-/* The daemon would close the connection, with all requests, for a frame over the limits of
- * unpack.h. */
-static bool last_frame_fits(const struct conn *c, const Nvllm__V1__ClientFrame *frame)
-{
-    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
-
-    return unpack_fits(&nvllm__v1__client_frame__descriptor, c->out.data + c->out.end - bytes,
-                       bytes);
-}
-
 static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
                            struct nvllm_error *err)
 {
-    size_t held = frame_buffer_bytes(&c->out);
+    size_t queued = frame_buffer_bytes(&c->out);
+    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
 
     if (frame_buffer_put(&c->out, &frame->base) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
-    if (frame_buffer_bytes(&c->out) - held > LARGE_FRAME_BYTES && !last_frame_fits(c, frame)) {
-        c->out.end = c->out.start + held;
+    /* The daemon would close the connection, with all requests, for a frame over these limits. */
+    if (bytes > LARGE_FRAME_BYTES && !unpack_fits(&nvllm__v1__client_frame__descriptor,
+                                                  c->out.data + c->out.end - bytes, bytes)) {
+        c->out.end = c->out.start + queued;
         frame_buffer_consume(&c->out, 0); /* what it took goes back */
         return error_set(err, NVLLM_E_TOO_LONG, 0,
                          "the request holds more fields or numbers than nvllmd takes in one "
@@ -79,7 +145,7 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     hello.has_protocol = true;
     hello.protocol = PROTOCOL_VERSION;
     hello.client = (char *)name;
-    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_HELLO;
+    frame.op_case = OP(HELLO);
     frame.hello = &hello;
     return put(c, &frame, err);
 }
@@ -104,11 +170,8 @@ static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientF
     size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
     size_t queued = frame_buffer_bytes(&c->out);
 
-    if (c->death.code != NVLLM_OK) {
-        if (err)
-            *err = c->death;
-        return c->death.code;
-    }
+    if (c->death.code != NVLLM_OK)
+        return error_copy(err, &c->death);
     if (bytes > c->max_frame_bytes)
         return refuse_size(c, bytes, err);
     if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
@@ -118,26 +181,27 @@ static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientF
     return NVLLM_OK;
 }
 
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int answer,
-                          uint32_t n_choices, uint64_t *id, struct nvllm_error *err)
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_t *id,
+                          struct nvllm_error *err)
 {
-    struct pending_entry entry = {.id = c->last_id + 1, .answer = answer, .n_choices = n_choices};
+    struct pending *request;
     enum nvllm_code code;
 
     frame->has_id = true;
-    frame->id = entry.id;
+    frame->id = c->last_id + 1;
     code = check_room(c, frame, err);
     if (code != NVLLM_OK)
         return code;
-    if (pending_add(&c->pending, &entry) != 0)
+    if (reserve_pending(c) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
     code = put(c, frame, err);
-    if (code != NVLLM_OK) {
-        pending_remove(&c->pending, entry.id);
+    if (code != NVLLM_OK)
         return code;
-    }
-    c->last_id = entry.id;
-    *id = entry.id;
+    request = &c->pending[c->n_pending++];
+    *request = (struct pending){.id = frame->id, .answer = answers[frame->op_case], .n_choices = 1};
+    if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
+        request->n_choices = frame->generate->n;
+    *id = c->last_id = frame->id;
     return NVLLM_OK;
 }
 
@@ -151,7 +215,7 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     Nvllm__V1__Cancel cancel = NVLLM__V1__CANCEL__INIT;
-    const struct pending_entry *target = pending_find(&c->pending, id);
+    const struct pending *target = conn_find(c, id);
     enum nvllm_code code;
     uint64_t own_id;
 
@@ -159,9 +223,9 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
         return NVLLM_OK;
     cancel.has_target = true;
     cancel.target = id;
-    frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_CANCEL;
+    frame.op_case = OP(CANCEL);
     frame.cancel = &cancel;
-    code = conn_send(c, &frame, ANSWER(CANCELLED), 0, &own_id, err);
+    code = conn_send(c, &frame, &own_id, err);
     if (code == NVLLM_OK)
         conn_abandon(c, own_id);
     return code;
@@ -169,51 +233,48 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 
 void conn_abandon(struct conn *c, uint64_t id)
 {
-    struct pending_entry *e = pending_find(&c->pending, id);
+    struct pending *request = conn_find(c, id);
 
-    if (e)
-        e->abandoned = true;
+    if (request)
+        request->abandoned = true;
 }
 
 void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline)
 {
-    struct pending_entry *e = pending_find(&c->pending, id);
+    struct pending *request = conn_find(c, id);
 
-    if (!e)
+    if (!request)
         return;
-    e->deadline = deadline;
+    request->deadline = deadline;
     if (deadline < c->deadline)
         c->deadline = deadline;
 }
 
 struct event *conn_expire(struct conn *c, int64_t now)
 {
+    struct pending *earliest = NULL;
     struct event *e;
 
     if (now < c->deadline)
         return NULL;
-    c->deadline = INT64_MAX;
-    for (size_t i = 0; i < c->pending.cap; i++) {
-        struct pending_entry *of = &c->pending.entries[i];
+    for (size_t i = 0; i < c->n_pending; i++) {
+        struct pending *p = &c->pending[i];
 
-        if (of->id == 0 || of->deadline == 0)
-            continue;
-        if (of->deadline > now) {
-            c->deadline = of->deadline < c->deadline ? of->deadline : c->deadline;
-            continue;
-        }
-        e = event_failure(of->id, NVLLM_E_TIMEOUT, "the request timed out");
-        if (!e) {
-            conn_no_memory(c);
-            return NULL;
-        }
-        of->deadline = 0;
-        of->abandoned = true;
-        conn_cancel(c, e->public.id, NULL); /* entries may have moved */
-        c->deadline = now;                  /* there may be another */
-        return e;
+        if (p->deadline != 0 && (!earliest || p->deadline < earliest->deadline))
+            earliest = p;
     }
-    return NULL;
+    c->deadline = earliest ? earliest->deadline : INT64_MAX;
+    if (now < c->deadline)
+        return NULL;
+    e = event_failure(earliest->id, NVLLM_E_TIMEOUT, "the request timed out");
+    if (!e) {
+        die_no_memory(c);
+        return NULL;
+    }
+    earliest->deadline = 0;
+    earliest->abandoned = true;
+    conn_cancel(c, e->public.id, NULL); /* requests may have moved */
+    return e;
 }
 
 /* ---- from the daemon */
@@ -221,7 +282,7 @@ struct event *conn_expire(struct conn *c, int64_t now)
 void conn_push(struct conn *c, const void *data, size_t n)
 {
     if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
-        conn_no_memory(c);
+        die_no_memory(c);
 }
 
 void conn_end(struct conn *c, int sys_errno)
@@ -293,7 +354,7 @@ static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
 static struct event *take_answer(struct conn *c, struct unpacked *memory)
 {
     const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
-    struct pending_entry *of = pending_find(&c->pending, frame->id);
+    struct pending *of = conn_find(c, frame->id);
     struct event *e = NULL;
     const char *why = NULL;
     bool abandoned;
@@ -309,7 +370,7 @@ static struct event *take_answer(struct conn *c, struct unpacked *memory)
     case EVENT_UNKNOWN:
         goto drop;
     case EVENT_E_NOMEM:
-        conn_no_memory(c);
+        die_no_memory(c);
         goto drop;
     default:
         die_protocol(c, why);
@@ -317,7 +378,7 @@ static struct event *take_answer(struct conn *c, struct unpacked *memory)
     }
     abandoned = of->abandoned;
     if (e->terminal)
-        pending_remove(&c->pending, of->id);
+        forget(c, of);
     if (!abandoned)
         return e;
 drop:
@@ -334,7 +395,7 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
     case UNPACK_OK:
         break;
     case UNPACK_E_NOMEM:
-        conn_no_memory(c);
+        die_no_memory(c);
         return NULL;
     case UNPACK_E_BUDGET:
         die_protocol(c, "a frame that would take too much memory");

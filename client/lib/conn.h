@@ -8,7 +8,6 @@
 
 #include "client/lib/event.h"
 #include "client/lib/nvllm_client.h"
-#include "client/lib/pending.h"
 #include "proto/frame.h"
 #include "proto/nvllm.pb-c.h"
 
@@ -16,7 +15,8 @@ struct conn {
     struct frame_decoder in;
     struct frame_buffer out;
     size_t max_out_bytes;
-    struct pending pending;
+    struct pending *pending; /* [n_pending] without their last answer, by id */
+    size_t n_pending, cap_pending;
     uint64_t last_id;
     bool welcomed;
     enum nvllm_state state; /* of the daemon at the greeting */
@@ -34,10 +34,12 @@ void conn_deinit(struct conn *c);
 /* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
-/* Queues a request. frame holds the operation; its id is assigned here. answer is ANSWER(…);
- * n_choices is for generate, otherwise 0. */
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, int answer,
-                          uint32_t n_choices, uint64_t *id, struct nvllm_error *err);
+/* Queues a request. frame holds the operation; its id is assigned here. */
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_t *id,
+                          struct nvllm_error *err);
+
+/* A request that has not ended, valid until the next is sent or ends. NULL: no such id. */
+struct pending *conn_find(const struct conn *c, uint64_t id);
 
 /* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
 enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err);
@@ -61,17 +63,10 @@ void conn_end(struct conn *c, int sys_errno);
 /* The next event, which the caller frees. NULL: none yet, or see death. */
 struct event *conn_take(struct conn *c);
 
-static inline size_t conn_bytes(const struct conn *c)
-{
-    return frame_buffer_bytes(&c->in.held);
-}
-
 /* conn_take() may return an event. */
 bool conn_ready(const struct conn *c);
 
 /* Fails with the end of the stream if no whole frame is left. */
 void conn_settle(struct conn *c);
-
-void conn_no_memory(struct conn *c);
 
 #endif

@@ -132,31 +132,21 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
     return connect_error(o->socket_path, -rc, err);
 }
 
-static const char *name_of(const struct nvllm_options *o)
+static enum nvllm_code wait_greeting(struct nvllm_client *c, const struct nvllm_options *o,
+                                     int64_t deadline, struct nvllm_error *err)
 {
-    return o->name ? o->name : "libnvllm-client";
-}
+    enum nvllm_code code;
 
-static enum nvllm_code greet(struct nvllm_client *c, const struct nvllm_options *o,
-                             int64_t deadline, struct nvllm_error *err)
-{
-    enum nvllm_code code = conn_hello(&c->conn, name_of(o), err);
-
-    if (code != NVLLM_OK)
-        return code;
     for (;;) {
-        client_pump(c);
-        client_take(c); /* no request has been sent: only the greeting can arrive */
-        if (c->conn.death.code != NVLLM_OK) {
-            if (err)
-                *err = c->conn.death;
-            return c->conn.death.code;
-        }
-        if (c->conn.welcomed)
+        client_take(c, 0); /* no request has been sent: only the greeting can arrive */
+        if (c->conn.welcomed && c->conn.death.code == NVLLM_OK)
             return NVLLM_OK;
-        if (c->drained && !client_wait(c, deadline))
+        code = client_wait(c, deadline, err);
+        if (code == NVLLM_E_TIMEOUT)
             return error_set(err, NVLLM_E_TIMEOUT, 0, "nvllmd at %s does not answer",
                              o->socket_path ? o->socket_path : "the socket");
+        if (code != NVLLM_OK)
+            return code;
     }
 }
 
@@ -195,10 +185,11 @@ static enum nvllm_code wait_loaded(struct nvllm_client *c, const struct nvllm_op
     return NVLLM_OK;
 }
 
-/* A client on the socket that the options name, without a greeting. */
+/* A client that has queued its greeting. */
 static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm_options *o,
                                    int64_t deadline, struct nvllm_error *err)
 {
+    struct nvllm_client *c;
     enum nvllm_code code;
     int fd = o->fd;
 
@@ -209,11 +200,17 @@ static enum nvllm_code open_client(struct nvllm_client **out, const struct nvllm
     } else {
         fcntl(fd, F_SETFD, FD_CLOEXEC);
     }
-    *out = client_new(fd, o);
-    if (*out)
-        return NVLLM_OK;
-    close(fd);
-    return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
+    c = client_new(fd, o);
+    if (!c) {
+        close(fd);
+        return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a connection");
+    }
+    code = conn_hello(&c->conn, o->name ? o->name : default_options.name, err);
+    if (code == NVLLM_OK)
+        *out = c;
+    else
+        nvllm_close(c);
+    return code;
 }
 
 static enum nvllm_code connect_client(struct nvllm_client **out, const struct nvllm_options *o,
@@ -224,21 +221,20 @@ static enum nvllm_code connect_client(struct nvllm_client **out, const struct nv
 
     if (code != NVLLM_OK)
         return code;
-    code = greet(c, o, deadline, err);
+    code = wait_greeting(c, o, deadline, err);
     if (code == NVLLM_OK && o->wait_ready)
         code = wait_loaded(c, o, deadline, err);
-    if (code != NVLLM_OK) {
+    if (code == NVLLM_OK)
+        *out = c;
+    else
         nvllm_close(c);
-        return code;
-    }
-    *out = c;
-    return NVLLM_OK;
+    return code;
 }
 
 static enum nvllm_code take_options(struct nvllm_options *ours, const struct nvllm_options *theirs,
                                     struct nvllm_error *err)
 {
-    if (theirs && !sized_take(ours, sizeof(*ours), theirs))
+    if (!sized_take(ours, sizeof(*ours), theirs))
         return error_field(err, "options", "the options were not prepared by nvllm_options_init()");
     return NVLLM_OK;
 }
@@ -248,23 +244,15 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
 {
     struct nvllm_options o = default_options;
     enum nvllm_code code = take_options(&o, options, err);
-    struct nvllm_client *c;
 
-    if (code != NVLLM_OK)
-        return code;
     o.wait_start = false;
-    code = open_client(&c, &o, 0, err);
+    if (code == NVLLM_OK)
+        code = open_client(client, &o, 0, err);
     if (code != NVLLM_OK)
         return code;
-    code = conn_hello(&c->conn, name_of(&o), err);
-    if (code != NVLLM_OK) {
-        nvllm_close(c);
-        return code;
-    }
     if (o.timeout_ms >= 0)
-        c->greet_deadline = clock_ms() + o.timeout_ms;
-    client_flush(c);
-    *client = c;
+        (*client)->greet_deadline = clock_ms() + o.timeout_ms;
+    client_flush(*client);
     return NVLLM_OK;
 }
 

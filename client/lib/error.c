@@ -13,38 +13,25 @@ static bool is_retryable(enum nvllm_code code)
            code == NVLLM_E_CONNECTION || code == NVLLM_E_TIMEOUT;
 }
 
-/* Drops half a character at the end of a text that was cut. */
-static void drop_half_character(char *buf, size_t len)
-{
-    size_t start = len;
-
-    while (start > 0 && len - start < 3 && ((unsigned char)buf[start - 1] & 0xc0) == 0x80)
-        start--;
-    if (start > 0 && ((unsigned char)buf[start - 1] & 0xc0) == 0xc0)
-        buf[start - 1] = '\0';
-}
-
 void error_copy_text(char *buf, size_t cap, const char *text)
 {
-    size_t len = text ? strnlen(text, cap) : 0;
-    bool cut = len == cap;
+    size_t len = text ? strlen(text) : 0, n = 0;
 
-    if (cut)
-        len--;
-    for (size_t i = 0; i < len; i++)
-        buf[i] = (unsigned char)text[i] < 0x20 || text[i] == 0x7f ? '?' : text[i];
-    buf[len] = '\0';
-    if (cut)
-        drop_half_character(buf, len);
-    len = strlen(buf);
-    /* Beyond ASCII: C1 control characters, and invalid UTF-8. */
-    for (size_t i = 0; i + 1 < len; i++)
-        if ((unsigned char)buf[i] == 0xc2 && (unsigned char)buf[i + 1] < 0xa0)
-            buf[i] = buf[i + 1] = '?';
-    if (!utf8_valid(buf, len))
-        for (size_t i = 0; i < len; i++)
-            if ((unsigned char)buf[i] >= 0x80)
-                buf[i] = '?';
+    for (size_t i = 0; i < len;) {
+        int step = utf8_step(text + i, len - i);
+        bool steers = utf8_steers(text + i, step);
+        size_t taken = step < 1 ? 1 : (size_t)step;
+
+        if (n + (steers ? 1 : taken) >= cap)
+            break;
+        if (steers)
+            buf[n] = '?';
+        else
+            memcpy(buf + n, text + i, taken);
+        n += steers ? 1 : taken;
+        i += taken;
+    }
+    buf[n] = '\0';
 }
 
 __attribute__((format(printf, 4, 0))) static void set(struct nvllm_error *e, enum nvllm_code code,
@@ -71,6 +58,13 @@ enum nvllm_code error_set(struct nvllm_error *e, enum nvllm_code code, int sys_e
     set(e, code, sys_errno, fmt, args);
     va_end(args);
     return code;
+}
+
+enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from)
+{
+    if (e && from->code != NVLLM_OK)
+        *e = *from;
+    return from->code;
 }
 
 enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text)

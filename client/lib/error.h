@@ -8,6 +8,9 @@
 __attribute__((format(printf, 4, 5))) enum nvllm_code
 error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char *fmt, ...);
 
+/* Copies an error, unless it is NVLLM_OK, and returns its code. */
+enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from);
+
 /* As error_set(), for a short constant text: cheap, for frequent errors. */
 enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text);
 

@@ -1,16 +1,33 @@
 /* event.c - see event.h. Frames of the daemon are untrusted input: related counts are compared,
- * numbers outside their enum become its unknown value, and absent texts become empty. */
+ * numbers outside their enum become its unknown value, and absent texts become empty.
+ *
+ * Reports become assignments by the rows of proto/report_fields.h. */
 #include "client/lib/event.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/lib/error.h"
-#include "client/lib/report.h"
+#include "proto/report_fields.h"
 
-static struct nvllm_text text_of(protobuf_c_boolean has, ProtobufCBinaryData b)
+static const char *string_of(const char *s)
 {
-    if (!has || b.len == 0)
+    return s ? s : "";
+}
+
+/* A number of an enum that counts from 0, the unknown one, to max. */
+static int enum_of(int wire, int max)
+{
+    return wire >= 0 && wire <= max ? wire : 0;
+}
+
+enum nvllm_state event_read_state(int wire_state)
+{
+    return (enum nvllm_state)enum_of(wire_state, NVLLM_STATE_FAILED);
+}
+
+static struct nvllm_text text_of(ProtobufCBinaryData b)
+{
+    if (b.len == 0)
         return (struct nvllm_text){"", 0};
     return (struct nvllm_text){(const char *)b.data, b.len};
 }
@@ -46,13 +63,7 @@ static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char
     return EVENT_OK;
 }
 
-static enum nvllm_finish finish_of(int wire)
-{
-    return wire >= NVLLM_FINISH_NONE && wire <= NVLLM_FINISH_ERROR ? (enum nvllm_finish)wire
-                                                                   : NVLLM_FINISH_ERROR;
-}
-
-static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct pending_entry *of,
+static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct pending *of,
                       const char **why)
 {
     if (in->choice >= of->n_choices) {
@@ -60,10 +71,12 @@ static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct 
         return EVENT_E_INVALID;
     }
     e->delta.choice = in->choice;
-    e->delta.text = text_of(in->has_text, in->text);
+    e->delta.text = text_of(in->text);
     e->delta.token_ids = in->token_ids;
     e->delta.n_tokens = in->n_token_ids;
-    e->delta.finish = finish_of(in->has_finish_reason ? (int)in->finish_reason : 0);
+    e->delta.finish = (int)in->finish_reason >= 0 && (int)in->finish_reason <= NVLLM_FINISH_ERROR
+                          ? (enum nvllm_finish)in->finish_reason
+                          : NVLLM_FINISH_ERROR;
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
     e->terminal = false;
@@ -105,7 +118,7 @@ static int read_tokens(struct event *e, const Nvllm__V1__Tokens *in, const char 
     if (!texts)
         return EVENT_E_NOMEM;
     for (size_t i = 0; i < in->n_tokens; i++)
-        texts[i] = text_of(true, in->tokens[i]);
+        texts[i] = text_of(in->tokens[i]);
     e->tokens.tokens = texts;
     return EVENT_OK;
 }
@@ -127,6 +140,90 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
         error_copy_text(out->message, sizeof(out->message), nvllm_code_name(out->code));
 }
 
+/* ---- rows as assignments from *in to *out */
+
+#define READ(kind, field, source, member, key) READ_##kind(field, member)
+#define READ_VALUE(field, member)              out->member = in->field;
+#define READ_COUNT                             READ_VALUE
+#define READ_INT                               READ_VALUE
+#define READ_REAL                              READ_VALUE
+#define READ_MS                                READ_VALUE
+#define READ_FLAG                              READ_VALUE
+#define READ_TEXT(field, member)               out->member = string_of(in->field);
+#define READ_TOKEN(field, member)              out->member = in->has_##field ? in->field : -1;
+#define READ_ENUM(field, member, max)          out->member = enum_of((int)in->field, max);
+#define READ_STATE(field, member)              READ_ENUM(field, member, NVLLM_STATE_FAILED)
+#define READ_REQUEST_STATE(field, member)      READ_ENUM(field, member, NVLLM_REQUEST_ENDING)
+#define READ_PRIORITY(field, member)           READ_ENUM(field, member, NVLLM_PRIORITY_HIGH)
+#define READ_WAIT_REASON(field, member)        READ_ENUM(field, member, NVLLM_WAIT_STEP)
+#define READ_IDS(field, member)                                                                    \
+    out->member = in->field;                                                                       \
+    out->n_##member = in->n_##field;
+#define READ_BYTES(field, member) out->member = text_of(in->field);
+#define READ_GROUP(field, member)                                                                  \
+    if (in->field)                                                                                 \
+        read_##member(memory, out, in->field);
+#define READ_FLAT READ_GROUP
+#define READ_LIST(field, member)                                                                   \
+    if (in->n_##field > 0) {                                                                       \
+        struct nvllm_##member *list =                                                              \
+            unpacked_list(memory, &out->field, in->n_##field, sizeof(*list));                      \
+                                                                                                   \
+        if (!list)                                                                                 \
+            return EVENT_E_NOMEM;                                                                  \
+        for (size_t i = 0; i < in->n_##field; i++)                                                 \
+            read_##member(memory, &list[i], in->field[i]);                                         \
+        out->n_##field = in->n_##field;                                                            \
+    }
+
+/* Defines read_name(): EVENT_OK, or EVENT_E_NOMEM where the rows have a list. */
+#define READER(name, type, message, FIELDS)                                                        \
+    static int read_##name(struct unpacked *memory, struct type *out,                              \
+                           const Nvllm__V1__##message *in)                                         \
+    {                                                                                              \
+        (void)memory;                                                                              \
+        FIELDS(READ)                                                                               \
+        return EVENT_OK;                                                                           \
+    }
+
+READER(status_blocks, nvllm_status, Blocks, STATUS_BLOCKS_FIELDS)
+READER(status_requests, nvllm_status, Requests, STATUS_REQUESTS_FIELDS)
+READER(status_hits, nvllm_status, PrefixCache, STATUS_HITS_FIELDS)
+READER(status_memory, nvllm_status, Memory, STATUS_MEMORY_FIELDS)
+READER(status, nvllm_status, Status, STATUS_FIELDS)
+READER(request_info, nvllm_request_info, RequestInfo, REQUEST_INFO_FIELDS)
+READER(request_list, nvllm_request_list, RequestList, REQUEST_LIST_FIELDS)
+READER(uid_blocks, nvllm_uid_blocks, BlocksOfUid, UID_BLOCKS_FIELDS)
+READER(request_blocks, nvllm_request_blocks, BlocksOfRequest, REQUEST_BLOCKS_FIELDS)
+READER(block_sums, nvllm_blocks, Blocks, BLOCK_SUMS_FIELDS)
+READER(blocks, nvllm_blocks, BlockReport, BLOCKS_FIELDS)
+READER(cached_prefix, nvllm_cached_prefix, CachedPrefix, CACHED_PREFIX_FIELDS)
+READER(cache_hits, nvllm_cache, PrefixCache, CACHE_HITS_FIELDS)
+READER(cache, nvllm_cache, CacheReport, CACHE_FIELDS)
+READER(cache_change, nvllm_cache_change, CacheChanged, CACHE_CHANGE_FIELDS)
+READER(why_waiting, nvllm_explanation, Explanation, WHY_WAITING_FIELDS)
+READER(why_cached, nvllm_explanation, Explanation, WHY_CACHED_FIELDS)
+
+static int read_explanation(struct unpacked *memory, struct nvllm_explanation *out,
+                            const Nvllm__V1__Explanation *in)
+{
+    struct nvllm_request_info *info;
+
+    read_why_waiting(memory, out, in);
+    read_why_cached(memory, out, in);
+    if (!in->has_same_tokens)
+        out->same_tokens = out->cached_tokens;
+    if (!in->info)
+        return EVENT_OK;
+    info = unpacked_alloc(memory, 1, sizeof(*info));
+    if (!info)
+        return EVENT_E_NOMEM;
+    out->info = info;
+    return read_request_info(memory, info, in->info);
+}
+
+/* ---- events */
+
 /* Whether an event fits the request that it is for. */
 static bool belongs(Nvllm__V1__ServerFrame__EventCase event, int answer)
 {
@@ -143,35 +240,64 @@ static void set_error(struct event *e)
 }
 
 static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
-                      const struct pending_entry *of, const char **why)
+                      const struct pending *of, const char **why)
 {
     e->terminal = true;
     switch (frame->event_case) {
-    case NVLLM__V1__SERVER_FRAME__EVENT_DELTA:
+    case ANSWER(DELTA):
         return read_delta(e, frame->delta, of, why);
-    case NVLLM__V1__SERVER_FRAME__EVENT_DONE:
+    case ANSWER(DONE):
         read_done(e, frame->done);
         return EVENT_OK;
-    case NVLLM__V1__SERVER_FRAME__EVENT_TOKENS:
+    case ANSWER(TOKENS):
         return read_tokens(e, frame->tokens, why);
-    case NVLLM__V1__SERVER_FRAME__EVENT_TEXT:
-        e->text = text_of(frame->text->has_text, frame->text->text);
+    case ANSWER(TEXT):
+        e->text = text_of(frame->text->text);
         e->public.type = NVLLM_EVENT_TEXT;
         e->public.text = &e->text;
         return EVENT_OK;
-    case NVLLM__V1__SERVER_FRAME__EVENT_ERROR:
+    case ANSWER(ERROR):
         e->error = unpacked_alloc(e->memory, 1, sizeof(*e->error));
         if (!e->error)
             return EVENT_E_NOMEM;
         event_read_error(e->error, frame->error);
         set_error(e);
         return EVENT_OK;
+    case ANSWER(STATUS):
+        e->public.type = NVLLM_EVENT_STATUS;
+        e->public.status = &e->status;
+        return read_status(e->memory, &e->status, frame->status);
+    case ANSWER(CANCELLED):
+        e->found = frame->cancelled->found;
+        return EVENT_OK;
+    case ANSWER(REQUEST_LIST):
+        return read_request_list(e->memory, &e->requests, frame->request_list);
+    case ANSWER(BLOCK_REPORT):
+        return read_blocks(e->memory, &e->blocks, frame->block_report);
+    case ANSWER(CACHE_REPORT):
+        return read_cache(e->memory, &e->cache, frame->cache_report);
+    case ANSWER(CACHE_CHANGED):
+        return read_cache_change(e->memory, &e->cache_change, frame->cache_changed);
+    case ANSWER(EXPLANATION):
+        return read_explanation(e->memory, &e->explanation, frame->explanation);
+    case ANSWER(CHANGED):
+        e->change.state = event_read_state((int)frame->changed->state);
+        e->change.log_level = string_of(frame->changed->log_level);
+        return EVENT_OK;
+    case ANSWER(RELOADED):
+        e->reloaded = (struct nvllm_reloaded){
+            .changed = (const char *const *)frame->reloaded->changed,
+            .n_changed = frame->reloaded->n_changed,
+            .needs_restart = (const char *const *)frame->reloaded->needs_restart,
+            .n_needs_restart = frame->reloaded->n_needs_restart,
+        };
+        return EVENT_OK;
     default:
-        return report_read(e, frame);
+        return EVENT_OK;
     }
 }
 
-int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
+int event_new(struct event **out, struct unpacked *memory, const struct pending *of,
               const char **why)
 {
     const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
@@ -198,30 +324,27 @@ int event_new(struct event **out, struct unpacked *memory, const struct pending_
 
 void event_free(struct event *e)
 {
-    if (!e)
-        return;
-    if (e->memory)
+    if (e)
         unpacked_free(e->memory);
-    else
-        free(e);
 }
 
 size_t event_bytes(const struct event *e)
 {
-    return e->memory ? unpacked_bytes(e->memory) : e->heap_bytes;
+    return unpacked_bytes(e->memory);
 }
 
 struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message)
 {
-    size_t bytes = sizeof(struct event) + sizeof(struct nvllm_error);
-    struct event *e = calloc(1, bytes);
+    struct unpacked *memory = unpacked_new();
+    struct event *e = memory ? unpacked_alloc(memory, 1, sizeof(*e)) : NULL;
 
-    if (!e)
+    if (!e || !(e->error = unpacked_alloc(memory, 1, sizeof(*e->error)))) {
+        unpacked_free(memory);
         return NULL;
-    e->heap_bytes = bytes;
+    }
+    e->memory = memory;
     e->open = true;
     e->public.id = id;
-    e->error = (struct nvllm_error *)(e + 1);
     error_set(e->error, code, 0, "%s", message);
     set_error(e);
     return e;

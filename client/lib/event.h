@@ -1,19 +1,31 @@
 /* event.h - one frame of the daemon, checked and converted to what the public header shows.
  *
- * It lives in the memory of the unpacked frame, or for an error of the library itself on the heap.
- */
+ * It lives in the memory of the unpacked frame. */
 #ifndef NVLLM_CLIENT_LIB_EVENT_H
 #define NVLLM_CLIENT_LIB_EVENT_H
 
+#include <sys/queue.h>
+
 #include "client/lib/nvllm_client.h"
-#include "client/lib/pending.h"
 #include "proto/nvllm.pb-c.h"
 #include "proto/unpack.h"
 
+/* The event that answers an operation; for generate, its deltas. */
+#define ANSWER(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
+
+/* A request that has no terminal answer yet. */
+struct pending {
+    uint64_t id;
+    int answer;         /* ANSWER(…) */
+    uint32_t n_choices; /* of generate */
+    bool open;          /* nvllm_next() returns its last event, and n_open counts it */
+    bool abandoned;     /* answers are dropped */
+    int64_t deadline;   /* of the monotonic clock, in ms; 0: none */
+};
+
 struct event {
-    struct event *next;      /* in a queue */
-    struct unpacked *memory; /* NULL: of the heap */
-    size_t heap_bytes;
+    STAILQ_ENTRY(event) next;
+    struct unpacked *memory;
     bool terminal;
     bool open; /* as of the request */
     bool is_error;
@@ -44,7 +56,7 @@ enum {
 };
 
 /* The event of a frame that answers `of`. On EVENT_OK it owns memory. */
-int event_new(struct event **out, struct unpacked *memory, const struct pending_entry *of,
+int event_new(struct event **out, struct unpacked *memory, const struct pending *of,
               const char **why);
 void event_free(struct event *e);
 

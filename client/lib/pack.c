@@ -4,44 +4,11 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "client/lib/error.h"
 #include "client/lib/sized.h"
 
 #define N_ELEMENTS(array) (sizeof(array) / sizeof((array)[0]))
-
-struct pack_piece {
-    struct pack_piece *next;
-    _Alignas(max_align_t) unsigned char data[];
-};
-
-void pack_deinit(struct pack *p)
-{
-    while (p->pieces) {
-        struct pack_piece *piece = p->pieces;
-
-        p->pieces = piece->next;
-        free(piece);
-    }
-}
-
-/* Zeroed; NULL if there is no memory or the size overflows. n is not 0. */
-static void *take(struct pack *p, size_t n, size_t size)
-{
-    struct pack_piece *piece;
-    size_t bytes;
-
-    if (__builtin_mul_overflow(n, size, &bytes) ||
-        __builtin_add_overflow(bytes, sizeof(*piece), &bytes))
-        return NULL;
-    piece = calloc(1, bytes);
-    if (!piece)
-        return NULL;
-    piece->next = p->pieces;
-    p->pieces = piece;
-    return piece->data;
-}
 
 static enum nvllm_code no_memory(struct nvllm_error *err)
 {
@@ -67,7 +34,7 @@ static bool text_ok(struct nvllm_text text)
     return text.data || text.len == 0;
 }
 
-static enum nvllm_code pack_texts(struct pack *p, ProtobufCBinaryData **out,
+static enum nvllm_code pack_texts(struct unpacked *memory, ProtobufCBinaryData **out,
                                   const struct nvllm_text *texts, size_t n, const char *field,
                                   struct nvllm_error *err)
 {
@@ -75,7 +42,7 @@ static enum nvllm_code pack_texts(struct pack *p, ProtobufCBinaryData **out,
         return NVLLM_OK;
     if (!texts)
         return error_field(err, field, "%s is NULL", field);
-    *out = take(p, n, sizeof(**out));
+    *out = unpacked_alloc(memory, n, sizeof(**out));
     if (!*out)
         return no_memory(err);
     for (size_t i = 0; i < n; i++) {
@@ -97,17 +64,14 @@ static bool is_null(const void *const *places, size_t n)
 
 /* ---- chat */
 
-static enum nvllm_code pack_tool_calls(struct pack *p, Nvllm__V1__Message *out,
+static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Message *out,
                                        const struct nvllm_message *in, const char *where,
                                        struct nvllm_error *err)
 {
     Nvllm__V1__ToolCall *calls;
 
-    if (in->n_tool_calls == 0)
-        return NVLLM_OK;
-    calls = take(p, in->n_tool_calls, sizeof(*calls));
-    out->tool_calls = take(p, in->n_tool_calls, sizeof(*out->tool_calls));
-    if (!calls || !out->tool_calls)
+    calls = unpacked_list(memory, &out->tool_calls, in->n_tool_calls, sizeof(*calls));
+    if (!calls)
         return no_memory(err);
     for (size_t i = 0; i < in->n_tool_calls; i++) {
         const struct nvllm_tool_call *call = &in->tool_calls[i];
@@ -120,13 +84,12 @@ static enum nvllm_code pack_tool_calls(struct pack *p, Nvllm__V1__Message *out,
         nvllm__v1__tool_call__init(&calls[i]);
         set_bytes(&calls[i].has_name, &calls[i].name, call->name);
         set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments);
-        out->tool_calls[i] = &calls[i];
     }
     out->n_tool_calls = in->n_tool_calls;
     return NVLLM_OK;
 }
 
-static enum nvllm_code pack_message(struct pack *p, Nvllm__V1__Message *out,
+static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message *out,
                                     const struct nvllm_message *in, size_t index,
                                     struct nvllm_error *err)
 {
@@ -144,7 +107,7 @@ static enum nvllm_code pack_message(struct pack *p, Nvllm__V1__Message *out,
     out->role = (char *)in->role;
     set_bytes(&out->has_content, &out->content, in->content);
     set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content);
-    return pack_tool_calls(p, out, in, where, err);
+    return pack_tool_calls(memory, out, in, where, err);
 }
 
 static void pack_switch(protobuf_c_boolean *has, protobuf_c_boolean *out, enum nvllm_switch value)
@@ -164,8 +127,8 @@ void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size)
     sized_give(chat, size, &default_chat, sizeof(default_chat));
 }
 
-enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvllm_chat *given,
-                          struct nvllm_error *err)
+enum nvllm_code pack_chat(struct unpacked *memory, Nvllm__V1__Chat *out,
+                          const struct nvllm_chat *given, struct nvllm_error *err)
 {
     struct nvllm_chat ours = default_chat;
     const struct nvllm_chat *chat = &ours;
@@ -173,24 +136,20 @@ enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvl
     enum nvllm_code code;
 
     nvllm__v1__chat__init(out);
-    if (!sized_take(&ours, sizeof(ours), given))
+    if (!given || !sized_take(&ours, sizeof(ours), given))
         return error_field(err, "chat", "the chat was not prepared by nvllm_chat_init()");
-    if (chat->n_messages > 0) {
-        if (!chat->messages)
-            return error_field(err, "messages", "messages is NULL");
-        messages = take(p, chat->n_messages, sizeof(*messages));
-        out->messages = take(p, chat->n_messages, sizeof(*out->messages));
-        if (!messages || !out->messages)
-            return no_memory(err);
-        for (size_t i = 0; i < chat->n_messages; i++) {
-            code = pack_message(p, &messages[i], &chat->messages[i], i, err);
-            if (code != NVLLM_OK)
-                return code;
-            out->messages[i] = &messages[i];
-        }
-        out->n_messages = chat->n_messages;
+    if (chat->n_messages > 0 && !chat->messages)
+        return error_field(err, "messages", "messages is NULL");
+    messages = unpacked_list(memory, &out->messages, chat->n_messages, sizeof(*messages));
+    if (!messages)
+        return no_memory(err);
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        code = pack_message(memory, &messages[i], &chat->messages[i], i, err);
+        if (code != NVLLM_OK)
+            return code;
     }
-    code = pack_texts(p, &out->tools, chat->tools, chat->n_tools, "tools", err);
+    out->n_messages = chat->n_messages;
+    code = pack_texts(memory, &out->tools, chat->tools, chat->n_tools, "tools", err);
     if (code != NVLLM_OK)
         return code;
     out->n_tools = chat->n_tools;
@@ -202,7 +161,17 @@ enum nvllm_code pack_chat(struct pack *p, Nvllm__V1__Chat *out, const struct nvl
 
 /* ---- input */
 
-enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_text prompt,
+/* Chooses a case of a message's oneof by its name; returns the place of its value. */
+static void *choose(ProtobufCMessage *out, const char *name)
+{
+    const ProtobufCFieldDescriptor *field =
+        protobuf_c_message_descriptor_get_field_by_name(out->descriptor, name);
+
+    *(uint32_t *)((char *)out + field->quantifier_offset) = field->id;
+    return (char *)out + field->offset;
+}
+
+enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out, struct nvllm_text prompt,
                            const int32_t *ids, size_t n_ids, const struct nvllm_chat *chat,
                            struct nvllm_error *err)
 {
@@ -212,25 +181,25 @@ enum nvllm_code pack_input(struct pack *p, struct pack_input *out, struct nvllm_
         return error_field(err, "input", "one of prompt, prompt_ids and chat is the input, not %d",
                            n_inputs);
     if (prompt.data) {
-        out->kind = PACK_PROMPT;
-        out->prompt = pack_bytes(prompt);
-        return NVLLM_OK;
-    }
-    if (ids) {
-        out->kind = PACK_PROMPT_IDS;
-        out->prompt_ids = take(p, 1, sizeof(*out->prompt_ids));
-        if (!out->prompt_ids)
+        *(ProtobufCBinaryData *)choose(out, "prompt") = pack_bytes(prompt);
+    } else if (ids) {
+        Nvllm__V1__TokenIds *m = unpacked_alloc(memory, 1, sizeof(*m));
+
+        if (!m)
             return no_memory(err);
-        nvllm__v1__token_ids__init(out->prompt_ids);
-        out->prompt_ids->n_ids = n_ids;
-        out->prompt_ids->ids = (int32_t *)ids;
-        return NVLLM_OK;
+        nvllm__v1__token_ids__init(m);
+        m->n_ids = n_ids;
+        m->ids = (int32_t *)ids;
+        *(Nvllm__V1__TokenIds **)choose(out, "prompt_ids") = m;
+    } else {
+        Nvllm__V1__Chat *m = unpacked_alloc(memory, 1, sizeof(*m));
+
+        if (!m)
+            return no_memory(err);
+        *(Nvllm__V1__Chat **)choose(out, "chat") = m;
+        return pack_chat(memory, m, chat, err);
     }
-    out->kind = PACK_CHAT;
-    out->chat = take(p, 1, sizeof(*out->chat));
-    if (!out->chat)
-        return no_memory(err);
-    return pack_chat(p, out->chat, chat, err);
+    return NVLLM_OK;
 }
 
 enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
@@ -264,31 +233,27 @@ static enum nvllm_code set_count(protobuf_c_boolean *has, uint32_t *out, int64_t
     return NVLLM_OK;
 }
 
-static enum nvllm_code pack_logit_bias(struct pack *p, Nvllm__V1__Sampling *out,
+static enum nvllm_code pack_logit_bias(struct unpacked *memory, Nvllm__V1__Sampling *out,
                                        const struct nvllm_request *r, struct nvllm_error *err)
 {
     Nvllm__V1__LogitBias *biases;
 
-    if (r->n_logit_bias == 0)
-        return NVLLM_OK;
-    if (!r->logit_bias)
+    if (r->n_logit_bias > 0 && !r->logit_bias)
         return error_field(err, "sampling.logit_bias", "logit_bias is NULL");
-    biases = take(p, r->n_logit_bias, sizeof(*biases));
-    out->logit_bias = take(p, r->n_logit_bias, sizeof(*out->logit_bias));
-    if (!biases || !out->logit_bias)
+    biases = unpacked_list(memory, &out->logit_bias, r->n_logit_bias, sizeof(*biases));
+    if (!biases)
         return no_memory(err);
     for (size_t i = 0; i < r->n_logit_bias; i++) {
         nvllm__v1__logit_bias__init(&biases[i]);
         biases[i].has_id = biases[i].has_bias = true;
         biases[i].id = r->logit_bias[i].id;
         biases[i].bias = r->logit_bias[i].bias;
-        out->logit_bias[i] = &biases[i];
     }
     out->n_logit_bias = r->n_logit_bias;
     return NVLLM_OK;
 }
 
-static enum nvllm_code pack_sampling(struct pack *p, Nvllm__V1__Sampling *out,
+static enum nvllm_code pack_sampling(struct unpacked *memory, Nvllm__V1__Sampling *out,
                                      const struct nvllm_request *r, struct nvllm_error *err)
 {
     enum nvllm_code code;
@@ -313,7 +278,7 @@ static enum nvllm_code pack_sampling(struct pack *p, Nvllm__V1__Sampling *out,
         (code =
              set_count(&out->has_logprobs, &out->logprobs, r->logprobs, "sampling.logprobs", err)))
         return code;
-    return pack_logit_bias(p, out, r, err);
+    return pack_logit_bias(memory, out, r, err);
 }
 
 static const struct nvllm_request default_request = {
@@ -337,25 +302,27 @@ void nvllm_request_init_size(struct nvllm_request *request, size_t size)
     sized_give(request, size, &default_request, sizeof(default_request));
 }
 
-enum nvllm_code pack_generate(struct pack *p, Nvllm__V1__Generate *out, uint32_t *timeout_ms,
-                              const struct nvllm_request *request, struct nvllm_error *err)
+enum nvllm_code pack_generate(struct unpacked *memory, Nvllm__V1__Generate *out,
+                              uint32_t *timeout_ms, const struct nvllm_request *request,
+                              struct nvllm_error *err)
 {
     struct nvllm_request ours = default_request;
     const struct nvllm_request *r = &ours;
     enum nvllm_code code;
 
     nvllm__v1__generate__init(out);
-    if (!sized_take(&ours, sizeof(ours), request))
+    if (!request || !sized_take(&ours, sizeof(ours), request))
         return error_field(err, "request", "the request was not prepared by nvllm_request_init()");
-    out->sampling = take(p, 1, sizeof(*out->sampling));
+    out->sampling = unpacked_alloc(memory, 1, sizeof(*out->sampling));
     if (!out->sampling)
         return no_memory(err);
-    PACK_INPUT(code, p, out, input, NVLLM__V1__GENERATE__INPUT_, r, err);
-    if (code || (code = pack_sampling(p, out->sampling, r, err)) ||
+    if ((code = pack_input(memory, &out->base, r->prompt, r->prompt_ids, r->n_prompt_ids, r->chat,
+                           err)) ||
+        (code = pack_sampling(memory, out->sampling, r, err)) ||
         (code =
              set_count(&out->has_max_tokens, &out->max_tokens, r->max_tokens, "max_tokens", err)) ||
         (code = set_count(&out->has_n, &out->n, r->n, "n", err)) ||
-        (code = pack_texts(p, &out->stop, r->stop, r->n_stop, "stop", err)) ||
+        (code = pack_texts(memory, &out->stop, r->stop, r->n_stop, "stop", err)) ||
         (code = pack_salt(&out->has_cache_salt, &out->cache_salt, r->cache_salt, err)))
         return code;
     if (r->priority < NVLLM_PRIORITY_NORMAL || r->priority > NVLLM_PRIORITY_HIGH)

@@ -15,13 +15,14 @@ static inline void sized_give(void *theirs, size_t size, const void *ours, size_
     memcpy(theirs, &size, sizeof(size));
 }
 
-/* Copies a program's struct over our defaults. False if it is NULL or was never initialised. */
+/* Copies a program's struct, unless it is NULL, over our defaults. False if it was never
+ * initialised. */
 static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
 {
     size_t size;
 
     if (!theirs)
-        return false;
+        return true;
     memcpy(&size, theirs, sizeof(size));
     if (size < 2 * sizeof(size))
         return false;

@@ -1,26 +1,110 @@
-/* bench_streams.c - tokens through the socket: how many a second, and how late each is.
+/* bench_streams.c - tokens through the socket of a running nvllmd: how many a second, and how late
+ * each is.
  *
- * One thread reads all connections with libnvllm-client, as a program with a loop of its own does;
- * its work counts, too. */
+ * usage: bench_streams SOCKET INSTANT PID throughput CONNECTIONS STREAMS TOKENS
+ *        bench_streams SOCKET INSTANT PID latency TOKENS IDLE
+ *        bench_streams bare STEPS STEP-US
+ *
+ * tests/e2e/test_streams.py starts the daemon and judges the figures, which are printed as a JSON
+ * object; INSTANT is the file that this program and the backend share. One thread reads all
+ * connections with libnvllm-client, as a program with a loop of its own does; its work counts, too.
+ * bare measures the wake-ups of a token by themselves. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/bench/bare_wakeups.h"
-#include "tests/bench/bench_daemon.h"
-#include "tests/bench/daemon_rig.h"
+#include "client/lib/nvllm_client.h"
+#include "tests/bench/instant.h"
 
 enum {
     MAX_EVENTS = 64,
     PROMPT_TOKENS = 4,
     SILENCE_MS = 20000, /* with streams under way, that is the end */
     WARM_UP_TOKENS = 200,
-    START_STEP_US = 5000,
+    MESSAGE = 13, /* bytes, as of a delta of one token */
+    NICE = -10,   /* as the engine's thread, where that is allowed */
 };
+
+static const char *socket_path;
+static struct instant *shared;
+static clockid_t daemon_clock;
+
+__attribute__((format(printf, 1, 2), noreturn)) static void die(const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    fputs("bench_streams: ", stderr);
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(2);
+}
+
+/* NVLLM_OK, or the end of the program. */
+static void want_ok(enum nvllm_code code, const struct nvllm_error *err, const char *what)
+{
+    if (code != NVLLM_OK)
+        die("%s: %s: %s", what, nvllm_code_name(code), err->message);
+}
+
+static struct nvllm_client **connect_many(int n)
+{
+    struct nvllm_client **all = calloc((size_t)n + 1, sizeof(struct nvllm_client *));
+    struct nvllm_options o;
+    struct nvllm_error err;
+
+    if (!all)
+        die("out of memory");
+    nvllm_options_init(&o);
+    o.socket_path = socket_path;
+    for (int i = 0; i < n; i++)
+        want_ok(nvllm_connect(&all[i], &o, &err), &err, "connect");
+    return all;
+}
+
+static void close_many(struct nvllm_client **all, int n)
+{
+    for (int i = 0; i < n; i++)
+        nvllm_close(all[i]);
+    free(all);
+}
+
+static double seconds_of(clockid_t clock)
+{
+    struct timespec t;
+
+    if (clock_gettime(clock, &t) != 0)
+        die("nvllmd has ended");
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* Prints quantiles of values, which are sorted in place, as members of a JSON object. */
+static void print_quantiles(double *values, int n)
+{
+    if (n == 0)
+        die("nothing was measured");
+    qsort(values, (size_t)n, sizeof(*values), by_value);
+    printf("\"p50\": %.1f, \"p90\": %.1f, \"p99\": %.1f, \"max\": %.1f", values[n / 2],
+           values[n / 10 * 9], values[(int)(0.99 * (n - 1))], values[n - 1]);
+}
 
 static uint64_t start_stream(struct nvllm_client *c, int32_t number, int n_tokens)
 {
@@ -44,7 +128,6 @@ static uint64_t start_stream(struct nvllm_client *c, int32_t number, int n_token
 
 /* Counts from when all streams run to when the first one ends. */
 struct meter {
-    const struct daemon_rig *rig;
     int n_streams, n_begun, n_ended;
     size_t n_tokens, n_deltas; /* inside the window */
     size_t wrong;
@@ -58,17 +141,17 @@ static double now_s(void)
 
 static void window_begins(struct meter *m)
 {
-    atomic_store(&m->rig->shared->step_us, 0);
-    m->daemon_s = -daemon_rig_cpu_s(m->rig);
-    m->client_s = -own_cpu_s();
+    atomic_store(&shared->step_us, 0);
+    m->daemon_s = -seconds_of(daemon_clock);
+    m->client_s = -seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     m->from_s = now_s();
 }
 
 static void window_ends(struct meter *m)
 {
     m->to_s = now_s();
-    m->daemon_s += daemon_rig_cpu_s(m->rig);
-    m->client_s += own_cpu_s();
+    m->daemon_s += seconds_of(daemon_clock);
+    m->client_s += seconds_of(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 struct stream {
@@ -146,74 +229,42 @@ static void run_streams(struct meter *m, struct nvllm_client **clients, int n_co
     close(ep);
 }
 
-bool bench_throughput(const struct bench_setup *s, int n_connections, int n_streams, int n_tokens)
+static int throughput(int n_connections, int n_streams, int n_tokens)
 {
-    char seqs[64], len[64];
-    const char *options[] = {seqs, len, "scheduler.max_batch_tokens=8192", NULL};
-    struct nvllm_client **clients = calloc((size_t)n_connections, sizeof(*clients));
-    struct daemon_rig rig;
-    struct meter m = {.rig = &rig, .n_streams = n_streams};
-    double seconds, tokens;
+    struct nvllm_client **clients = connect_many(n_connections);
+    struct meter m = {.n_streams = n_streams};
+    double tokens;
 
-    if (!clients)
-        die("out of memory");
-    snprintf(seqs, sizeof(seqs), "scheduler.max_seqs=%d", n_streams);
-    snprintf(len, sizeof(len), "scheduler.max_seq_len=%d", n_tokens + PROMPT_TOKENS);
-    daemon_rig_start(&rig, s->nvllmd, s->module, s->model, options);
-    /* Slow until all run: or the first would be over before the last has begun. */
-    atomic_store(&rig.shared->step_us, START_STEP_US);
-    for (int i = 0; i < n_connections; i++)
-        clients[i] = daemon_rig_connect(&rig);
     run_streams(&m, clients, n_connections, n_tokens);
-    seconds = m.to_s - m.from_s;
     tokens = (double)m.n_tokens;
-    printf("throughput: %d connections, %d streams: %.0f tokens/s; CPU a token: daemon %.2f us, "
-           "client %.2f us; %.2f tokens a delta; peak %zu MiB\n",
-           n_connections, n_streams, tokens / seconds, m.daemon_s * 1e6 / tokens,
-           m.client_s * 1e6 / tokens, tokens / (double)m.n_deltas,
-           daemon_rig_kib(&rig, "VmHWM") / 1024);
-    for (int i = 0; i < n_connections; i++)
-        nvllm_close(clients[i]);
-    free(clients);
-    daemon_rig_stop(&rig);
+    printf("{\"tokens_s\": %.0f, \"daemon_us\": %.2f, \"client_us\": %.2f, \"tokens_a_delta\": "
+           "%.2f}\n",
+           tokens / (m.to_s - m.from_s), m.daemon_s * 1e6 / tokens, m.client_s * 1e6 / tokens,
+           tokens / (double)m.n_deltas);
+    close_many(clients, n_connections);
     if (m.wrong)
-        printf("throughput: %zu tokens were not those of the backend\n", m.wrong);
-    return !m.wrong && (s->lax || tokens / seconds >= 400e3);
+        fprintf(stderr, "bench_streams: %zu tokens were not those of the backend\n", m.wrong);
+    return m.wrong != 0;
 }
 
-/* ---- latency */
-
-bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us, int n_idle)
+static int latency(int n_tokens, int n_idle)
 {
-    char connections[64], per_uid[64];
-    const char *options[] = {"scheduler.max_seqs=4", connections, per_uid, NULL};
-    const int n_bare = n_tokens / 2 + 1;
-    double *late = calloc((size_t)n_tokens, sizeof(*late)), cpu_s, median, p99;
-    double *bare = calloc((size_t)n_bare * 2, sizeof(*bare));
+    double *late = calloc((size_t)n_tokens, sizeof(*late)), cpu_s;
+    struct nvllm_client **clients = connect_many(n_idle + 1), *c = clients[n_idle];
     const struct nvllm_event *ev;
-    struct nvllm_client *c, **idle;
     struct nvllm_error err;
-    struct daemon_rig rig;
     int n = 0, n_late = 0;
 
-    if (!late || !bare)
+    if (!late)
         die("out of memory");
-    bare_wakeups(bare, n_bare, step_us);
-    raise_own_descriptors(n_idle);
-    snprintf(connections, sizeof(connections), "limits.connections=%d", n_idle + 8);
-    snprintf(per_uid, sizeof(per_uid), "limits.connections_per_uid=%d", n_idle + 8);
-    daemon_rig_start(&rig, s->nvllmd, s->module, s->model, options);
-    atomic_store(&rig.shared->step_us, (uint64_t)step_us);
-    idle = connect_many(&rig, n_idle);
-    c = daemon_rig_connect(&rig);
     start_stream(c, 1, n_tokens);
-    cpu_s = -daemon_rig_cpu_s(&rig);
+    cpu_s = -seconds_of(daemon_clock);
     do {
         want_ok(nvllm_next(c, SILENCE_MS, &ev, &err), &err, "stream");
         if (ev->type != NVLLM_EVENT_DELTA)
             break;
         for (size_t i = 0; i < ev->delta->n_tokens; i++, n++) {
-            uint64_t ended = atomic_load(&rig.shared->ended_ns[ev->delta->token_ids[i]]);
+            uint64_t ended = atomic_load(&shared->ended_ns[ev->delta->token_ids[i]]);
 
             if (n >= WARM_UP_TOKENS)
                 late[n_late++] = (double)(instant_now_ns() - ended) / 1e3;
@@ -221,23 +272,122 @@ bool bench_latency(const struct bench_setup *s, int n_tokens, int step_us, int n
     } while (true);
     if (ev->type == NVLLM_EVENT_ERROR || n != n_tokens)
         die("the stream ended after %d tokens", n);
-    cpu_s += daemon_rig_cpu_s(&rig);
-    median = quantile(late, (size_t)n_late, 0.5);
-    p99 = quantile(late, (size_t)n_late, 0.99);
-    printf("latency: one stream beside %d idle connections, a step every %d us: added to a token: "
-           "median %.1f us, p90 %.1f, "
-           "p99 %.1f, worst %.1f; the daemon's CPU a token %.1f us\n",
-           n_idle, step_us, median, quantile(late, (size_t)n_late, 0.9), p99,
-           quantile(late, (size_t)n_late, 1), cpu_s * 1e6 / n_tokens);
-    nvllm_close(c);
-    close_many(idle, n_idle);
-    daemon_rig_stop(&rig);
-    bare_wakeups(bare + n_bare, n_bare, step_us);
-    printf("latency: the same wake-ups with nothing to do, half before and half after: median "
-           "%.1f us, p90 %.1f, p99 %.1f\n",
-           quantile(bare, (size_t)n_bare * 2, 0.5), quantile(bare, (size_t)n_bare * 2, 0.9),
-           quantile(bare, (size_t)n_bare * 2, 0.99));
-    free(bare);
+    cpu_s += seconds_of(daemon_clock);
+    printf("{\"daemon_us\": %.1f, ", cpu_s * 1e6 / n_tokens);
+    print_quantiles(late, n_late);
+    puts("}");
+    close_many(clients, n_idle + 1);
     free(late);
-    return s->lax || (median <= 60 && p99 <= 150);
+    return 0;
+}
+
+/* ---- what the machine takes for the wake-ups of a token by themselves
+ *
+ * A child and this process do what nvllmd and a client do, with nothing between: the child sleeps
+ * until a step is over and writes a few bytes to a socket that this process waits on. */
+
+struct chain {
+    atomic_uint_fast64_t *ended_ns; /* [n], mapped by both processes */
+    int n, step_us, out;
+};
+
+static void run_steps(const struct chain *c)
+{
+    const char message[MESSAGE] = {0};
+    uint64_t due_ns = instant_now_ns();
+
+    (void)setpriority(PRIO_PROCESS, 0, NICE);
+    for (int i = 0; i < c->n; i++) {
+        struct timespec due;
+
+        due_ns += (uint64_t)c->step_us * 1000;
+        due.tv_sec = (time_t)(due_ns / 1000000000u);
+        due.tv_nsec = (long)(due_ns % 1000000000u);
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
+            ;
+        atomic_store(&c->ended_ns[i], instant_now_ns());
+        if (send(c->out, message, sizeof(message), MSG_NOSIGNAL) != sizeof(message))
+            _exit(1); /* nobody reads any more */
+    }
+}
+
+static void take_steps(const struct chain *c, int fd, double *late_us)
+{
+    size_t got = 0;
+
+    for (int i = 0; i < c->n;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        char buf[4096];
+        ssize_t r;
+
+        (void)poll(&p, 1, -1);
+        r = recv(fd, buf, sizeof(buf), MSG_DONTWAIT);
+        if (r == 0)
+            die("the bare process has ended");
+        got += r > 0 ? (size_t)r : 0;
+        for (; i < c->n && got >= ((size_t)i + 1) * MESSAGE; i++)
+            late_us[i] = (double)(instant_now_ns() - atomic_load(&c->ended_ns[i])) / 1e3;
+    }
+}
+
+static void bare_wakeups(double *late_us, int n, int step_us)
+{
+    const size_t bytes = (size_t)n * sizeof(atomic_uint_fast64_t);
+    struct chain c = {.n = n, .step_us = step_us};
+    int pair[2], status;
+    pid_t pid;
+
+    c.ended_ns = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (c.ended_ns == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
+        die("bare wake-ups: %s", strerror(errno));
+    pid = fork();
+    if (pid < 0)
+        die("fork: %s", strerror(errno));
+    if (pid == 0) {
+        close(pair[0]);
+        c.out = pair[1];
+        run_steps(&c);
+        _exit(0);
+    }
+    close(pair[1]);
+    take_steps(&c, pair[0], late_us);
+    close(pair[0]);
+    if (waitpid(pid, &status, 0) != pid || status != 0)
+        die("the bare process failed");
+    munmap(c.ended_ns, bytes);
+}
+
+static int bare(int n, int step_us)
+{
+    double *late = calloc((size_t)n, sizeof(*late));
+
+    if (!late)
+        die("out of memory");
+    bare_wakeups(late, n, step_us);
+    putchar('{');
+    print_quantiles(late, n);
+    puts("}");
+    free(late);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    int fd;
+
+    if (argc == 4 && strcmp(argv[1], "bare") == 0)
+        return bare(atoi(argv[2]), atoi(argv[3]));
+    if (argc < 7)
+        die("see the head of its source for its arguments");
+    socket_path = argv[1];
+    fd = open(argv[2], O_RDWR | O_CLOEXEC);
+    shared = fd < 0 ? MAP_FAILED
+                    : mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared == MAP_FAILED)
+        die("%s: %s", argv[2], strerror(errno));
+    if (clock_getcpuclockid(atoi(argv[3]), &daemon_clock) != 0)
+        die("nvllmd's CPU time cannot be read");
+    if (argc == 8 && strcmp(argv[4], "throughput") == 0)
+        return throughput(atoi(argv[5]), atoi(argv[6]), atoi(argv[7]));
+    return latency(atoi(argv[5]), atoi(argv[6]));
 }

@@ -1,4 +1,5 @@
-/* instant.h - what bench_daemon and the backend that it gives to nvllmd share: a mapped file.
+/* instant.h - what the end-to-end tests and bench_streams share with the backend of their nvllmd: a
+ * mapped file.
  *
  * The backend finds it as INSTANT_FILE in its cache folder. */
 #ifndef NVLLM_TESTS_BENCH_INSTANT_H

@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,11 @@ SKIPPED = 77  # what ctest is told to take for a skipped test
 
 # Room for one sequence of the model's whole length; memory that is taken costs time at each start.
 KV_MEMORY = "cache.kv_memory=512M"
+SMALL = "cache.kv_memory=64M"
+
+GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
+LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
+        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
 
 config = argparse.Namespace()
 
@@ -220,6 +226,16 @@ class Daemon:
 class Case(unittest.TestCase):
     maxDiff = 2000
 
+    def instant_daemon(self, step_us, *options, **others):
+        """With a backend whose steps take a set time, whatever is in them."""
+        folder = self.temporary_folder()
+        # As tests/bench/instant.h has it: the time of a step, then a time for each token.
+        (folder / "instant").write_bytes(struct.pack("<95Q", step_us, *[0] * 94))
+        d = Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}", *options,
+                   backend="cuda", **others)
+        d.instant = folder / "instant"
+        return d
+
     def temporary_folder(self):
         folder = tempfile.TemporaryDirectory(prefix="nvllm-e2e-")
         self.addCleanup(folder.cleanup)
@@ -288,13 +304,14 @@ def main():
     parser.add_argument("--nvllmctl", required=True)
     parser.add_argument("--shared", default=ROOT.parent / "shared", type=pathlib.Path,
                         help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
-    parser.add_argument("--module", help="a backend module that fails, for test_failure.py")
+    parser.add_argument("--module", help="a backend module")
     parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
     parser.add_argument("--sanitize", default="", help="what the build was made with")
     parser.add_argument("--clock", help="a library to preload whose time of day jumps")
     parser.add_argument("--loop", help="a library to preload whose epoll_wait can fail")
     parser.add_argument("--users", help="a library to preload that takes its time to know users")
     parser.add_argument("--light", action="store_true")
+    parser.add_argument("--bars", action="store_true", help="large numbers, and bars on time")
     _, rest = parser.parse_known_args(namespace=config)
     program = unittest.main(argv=[sys.argv[0], *rest], exit=False, verbosity=2,
                             testRunner=unittest.TextTestRunner(resultclass=TimedResult,

@@ -10,24 +10,21 @@ import time
 
 import harness
 import wire
-from harness import Case, Daemon, MODEL, config, scaled, wait_for
+from harness import LONG, SMALL, Case, Daemon, MODEL, config, scaled, wait_for
 
 SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
-SMALL = "cache.kv_memory=64M"
 
 
 def long(**changes):
     """Long enough to be under way meanwhile."""
-    return {"prompt": "Once upon a time", "max_tokens": scaled(1500, 150), "stream": True,
-            "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}, **changes}
+    return {**LONG, "max_tokens": scaled(1500, 150), **changes}
 
 
 class Drains(Case):
     def test_drain_and_resume(self):
         """New requests are refused, those accepted go on; resume takes it back."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate=long())
-            w.receive()
+            w.begin(1, long())
             self.assertEqual(other.ask(drain={})["changed"]["state"], "STATE_DRAINING")
             error = other.generate(**SHORT).error
             self.assertEqual(error["code"], "ERROR_UNAVAILABLE")
@@ -43,8 +40,7 @@ class Drains(Case):
     def test_time_of_the_drain(self):
         """What goes on longer is ended and told; the daemon stays, and drained."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate=long(max_tokens=3500))
-            w.receive()
+            w.begin(1, long(max_tokens=3500))
             other.ask(drain={"timeout_ms": 0})
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
             self.assertEqual(w.status()["state"], "STATE_DRAINING")
@@ -54,8 +50,7 @@ class Drains(Case):
     def test_resume_in_time(self):
         """A drain that was taken back ends nothing any more."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.send(1, generate=long())
-            w.receive()
+            w.begin(1, long())
             other.ask(drain={"timeout_ms": 50})
             other.ask(resume={})
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
@@ -70,8 +65,7 @@ class Drains(Case):
     def test_shutdown(self):
         """As SIGTERM: answers first, requests end, status 0; it cannot be taken back."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as admin:
-            w.send(1, generate=long(max_tokens=scaled(500, 100)))
-            w.receive()
+            w.begin(1, long(max_tokens=scaled(500, 100)))
             self.assertEqual(admin.ask(shutdown={})["changed"]["state"], "STATE_DRAINING")
             self.assertEqual(admin.ask(resume={})["error"]["code"], "ERROR_UNAVAILABLE")
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
@@ -110,8 +104,7 @@ class Reload(Case):
     def test_shares_change(self):
         """Users' shares are taken while the daemon works, and a wrong one is not."""
         with self.start("") as d, d.connect() as w:
-            w.send(1, generate=long())
-            w.receive()
+            w.begin(1, long())
             with d.connect() as admin:
                 self.file.write_text("[scheduler]\nshares = 0:300 61001:50\n")
                 reply = admin.ask(reload={})["reloaded"]
@@ -178,8 +171,7 @@ class Signals(Case):
     def test_twice_sigint(self):
         """The first drains, the second ends what is left at once: one answer each, status 0."""
         with Daemon("daemon.drain_timeout_s=600", SMALL) as d, d.connect() as w:
-            w.send(1, generate=long(max_tokens=3500))
-            w.receive()
+            w.begin(1, long(max_tokens=3500))
             d.process.send_signal(signal.SIGINT)
             wait_for(lambda: "event=draining" in d.log(), 5, "draining")
             d.process.send_signal(signal.SIGINT)
@@ -189,23 +181,12 @@ class Signals(Case):
     def test_all_at_once(self):
         """A storm of all that a daemon may be sent: it ends as after one, status 0."""
         with Daemon(SMALL) as d, d.connect() as w:
-            w.send(1, generate=long())
-            w.receive()
+            w.begin(1, long())
             for _ in range(50):
                 for number in signal.SIGHUP, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM:
                     if d.process.poll() is None:
                         d.process.send_signal(number)
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
-
-    def test_stopped_and_continued(self):
-        """After SIGSTOP and SIGCONT all goes on."""
-        with Daemon("limits.hello_timeout_s=1", SMALL) as d, d.connect() as w:
-            w.send(1, generate=long())
-            w.receive()
-            d.process.send_signal(signal.SIGSTOP)
-            time.sleep(1.5)
-            d.process.send_signal(signal.SIGCONT)
-            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
 
 
 class SocketFile(Case):
@@ -224,8 +205,7 @@ class SocketFile(Case):
     def test_removed(self):
         """A socket that was removed is made anew, mode and all; who was connected stays."""
         with Daemon("daemon.socket_mode=0620", SMALL) as d, d.connect() as w:
-            w.send(1, generate=long())
-            w.receive()
+            w.begin(1, long())
             d.socket.unlink()
             self.wait_back(d)
             self.assertEqual(d.socket.stat().st_mode & 0o777, 0o620)

@@ -22,11 +22,8 @@ from test_ctl_documents import commands
 READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
 
 
-class Peer:
+class Peer(wire.Stream):
     """One connection, from the daemon's side."""
-
-    def __init__(self, sock):
-        self.sock, self.data = sock, b""
 
     def send(self, id_=0, **event):
         raw = wire.encode("ServerFrame", {"id": id_, **event} if id_ else event)
@@ -40,21 +37,13 @@ class Peer:
 
     def receive(self):
         """(id, operation, its fields), or None when nvllmctl has closed."""
-        while True:
-            try:
-                length, at = wire.read_varint(self.data, 0)
-                if len(self.data) >= at + length:
-                    frame = wire.decode("ClientFrame", self.data[at:at + length])
-                    self.data = self.data[at + length:]
-                    id_ = frame.pop("id", 0)
-                    (op, fields), = frame.items()
-                    return id_, op, fields
-            except IndexError:
-                pass
-            more = self.sock.recv(65536)
-            if not more:
-                return None
-            self.data += more
+        try:
+            frame = wire.decode("ClientFrame", self.next_frame())
+        except wire.Closed:
+            return None
+        id_ = frame.pop("id", 0)
+        (op, fields), = frame.items()
+        return id_, op, fields
 
     def answer(self, id_, text="ok", finish="FINISH_STOP"):
         self.send(id_, delta={"text": text, "token_ids": [1, 2], "finish_reason": finish})

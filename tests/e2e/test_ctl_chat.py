@@ -70,9 +70,16 @@ class Typist:
         self.type(text + "\r")
 
     def leave(self):
-        """Ctrl-D at the prompt."""
+        """Ctrl-D at the prompt, which ends the program well."""
         self.expect(PROMPT)
         self.type("\x04")
+        assert self.end()[1] == 0
+
+    def saved(self, path):
+        """(role, content) of each message so far."""
+        self.ask(f"/save {path}")
+        self.expect("messages? saved to")
+        return [(m["role"], m["content"]) for m in json.loads(path.read_text())["messages"]]
 
     def end(self):
         """What is shown until the end, and the exit status."""
@@ -104,7 +111,6 @@ class Typed(SharedDaemon):
         self.assertGreater(int(m[1]), 32)
         self.assertLess(int(m[1]), int(m[2]))
         t.leave()
-        self.assertEqual(t.end()[1], 0)
 
     def test_control_c_stops_the_answer_and_not_the_program(self):
         """What was said until then stays, and the next question is answered."""
@@ -114,12 +120,8 @@ class Typed(SharedDaemon):
         t.type("\x03")
         t.expect(r"prompt tokens cached, \d+ new")
         self.daemon.wait_idle()
-        path = self.temporary_folder() / "saved"
-        t.ask(f"/save {path}")
-        t.expect("2 messages")
-        messages = json.loads(path.read_text())["messages"]
-        self.assertEqual([m["role"] for m in messages], ["user", "assistant"])
-        self.assertTrue(messages[1]["content"])
+        (asked, _), (answered, text) = t.saved(self.temporary_folder() / "saved")
+        self.assertEqual((asked, answered, bool(text)), ("user", "assistant", True))
         t.expect(PROMPT)
         t.type("half a line\x03")  # at the prompt it drops the line
         t.ask("/quit")
@@ -134,11 +136,7 @@ class Typed(SharedDaemon):
         t.expect(PROMPT)
         t.type("\x1b[A\r")
         t.expect("prompt tokens cached")
-        path = self.temporary_folder() / "saved"
-        t.ask(f"/save {path}")
-        t.expect("messages saved to")
-        users = [m["content"] for m in json.loads(path.read_text())["messages"]
-                 if m["role"] == "user"]
+        users = [text for role, text in t.saved(self.temporary_folder() / "saved") if role == "user"]
         self.assertEqual(users[0], users[1])
         self.assertEqual(users[0], "What is 17 + 25=?")
         t.ask("/quit")
@@ -150,10 +148,8 @@ class Typed(SharedDaemon):
             t = self.typist(env=env)
             t.ask("Größe 世界 🦊")
             t.expect("prompt tokens cached")
-            path = self.temporary_folder() / "saved"
-            t.ask(f"/save {path}")
-            t.expect("messages? saved to")
-            self.assertEqual(json.loads(path.read_text())["messages"][0]["content"], "Größe 世界 🦊")
+            saved = t.saved(self.temporary_folder() / "saved")
+            self.assertEqual(saved[0], ("user", "Größe 世界 🦊"))
             t.ask("/quit")
             self.assertEqual(t.end()[1], 0)
 
@@ -161,24 +157,17 @@ class Typed(SharedDaemon):
         """/reset forgets the turns, /system sets what the model is told, a slip is named."""
         t = self.typist()
         path = self.temporary_folder() / "saved"
-
-        def saved():
-            t.ask(f"/save {path}")
-            t.expect("messages? saved to")
-            return [(m["role"], m["content"])
-                    for m in json.loads(path.read_text())["messages"]]
-
         t.ask("What is 1 + 1?")
         t.expect("prompt tokens cached")
         t.ask("/system Be brief.")
         t.expect("the system message is set")
-        self.assertEqual([r for r, _ in saved()], ["system", "user", "assistant"])
+        self.assertEqual([r for r, _ in t.saved(path)], ["system", "user", "assistant"])
         t.ask("/reset")
         t.expect("a new conversation; the system message stays")
-        self.assertEqual(saved(), [("system", "Be brief.")])
+        self.assertEqual(t.saved(path), [("system", "Be brief.")])
         t.ask("/system")
         t.expect("no system message")
-        self.assertEqual(saved(), [])
+        self.assertEqual(t.saved(path), [])
         t.ask("/rest")
         t.expect("did you mean /reset")
         t.ask("/help")
@@ -186,7 +175,6 @@ class Typed(SharedDaemon):
         t.ask("/save /nonexistent/x")
         t.expect("No such file")
         t.leave()
-        self.assertEqual(t.end()[1], 0)
 
     def test_save_at_home(self):
         """Where no shell is that knows what "~" stands for."""
@@ -197,7 +185,6 @@ class Typed(SharedDaemon):
         t.expect("1 message saved to")
         self.assertEqual(len(json.loads((home / "chat.json").read_text())["messages"]), 1)
         t.leave()
-        self.assertEqual(t.end()[1], 0)
 
     def test_control_c_in_a_long_line(self):
         """The next prompt comes below all rows of a line that is dropped, wherever the cursor was."""
@@ -220,7 +207,6 @@ class Typed(SharedDaemon):
             shown = t.expect(r"tokens cached[^\n]*\n")
             self.assertEqual("\x1b[2m(" in shown, dim, env)
             t.leave()
-            t.end()
 
     def test_joined_lines(self):
         """A line that ends with a backslash goes on; two slashes are one that is text."""
@@ -231,11 +217,7 @@ class Typed(SharedDaemon):
         t.expect("prompt tokens cached")
         t.ask("//etc")
         t.expect("prompt tokens cached")
-        path = self.temporary_folder() / "saved"
-        t.ask(f"/save {path}")
-        t.expect("messages saved to")
-        users = [m["content"] for m in json.loads(path.read_text())["messages"]
-                 if m["role"] == "user"]
+        users = [text for role, text in t.saved(self.temporary_folder() / "saved") if role == "user"]
         self.assertEqual(users, ["one\ntwo", "/etc"])
 
 
@@ -325,7 +307,6 @@ class Played(Case):
         t.expect("fine")
         self.assertEqual(seen, [1, 1])
         t.leave()
-        self.assertEqual(t.end()[1], 0)
         done = self.chat(lambda p: p.send(p.receive()[0], error={"code": "ERROR_TOO_LONG"}), "x\n")
         self.assertEqual(done.returncode, 4)
 
@@ -346,7 +327,6 @@ class Played(Case):
             t.expect(wanted)
         self.assertEqual(n, [1, 3, 3])
         t.leave()
-        self.assertEqual(t.end()[1], 0)
 
     def test_timeout_leaves_a_silent_daemon(self):
         """A deadline does not wait for a daemon that says nothing, not even of the cancelled."""
@@ -387,7 +367,6 @@ class Played(Case):
         t.ask("b")
         self.assertNotIn("LATE", t.expect("second answer"))
         t.leave()
-        self.assertEqual(t.end()[1], 0)
 
 
 if __name__ == "__main__":

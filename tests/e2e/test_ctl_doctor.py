@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import harness
-from harness import Case, Daemon, MODEL, config, model_folder, run_command, scaled
+from harness import MODEL, SMALL, Case, Daemon, config, model_folder, run_command, scaled
 
 NOBODY = "nobody"
 INSTALLED = None  # the configuration that is looked at where none is given
@@ -76,6 +76,26 @@ class Doctor(Case):
                                                         capture_output=True).returncode != 0:
             self.skipTest("no process can be given a world of its own here")
 
+    def copied_program(self):
+        """A function that runs a copy of nvllmctl, which everybody may run, as a user; and its path."""
+        folder = self.folder()
+        program = folder / "nvllmctl"
+        shutil.copyfile(config.nvllmctl, program)
+        program.chmod(0o755)
+        for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
+            shutil.copyfile(library, folder / library.name)
+
+        def run(*args, user=None):
+            ids = {} if user is None else {"user": user, "extra_groups": [],
+                                           "group": pwd.getpwnam(NOBODY).pw_gid}
+            done = subprocess.run([program, *map(str, args)], capture_output=True,
+                                  timeout=scaled(30, 120), **ids,
+                                  env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
+            self.assertEqual(done.stderr, b"")
+            return json.loads(done.stdout)["findings"], done.returncode
+
+        return run, program
+
     def folder(self):
         """A folder that everybody may go through."""
         folder = self.temporary_folder()
@@ -84,7 +104,7 @@ class Doctor(Case):
 
     def test_running_daemon(self):
         """Socket, daemon and model are well, and the model is the daemon's."""
-        with Daemon("cache.kv_memory=64M") as d:
+        with Daemon(SMALL) as d:
             findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = {d.socket}\n",
                                           path=d.socket)
             for what in "socket", "daemon", "model":
@@ -132,7 +152,7 @@ class Doctor(Case):
 
     def test_daemon_that_hangs(self):
         """Who does not answer is not asked to end: the command ends it, and begins it anew."""
-        with Daemon("cache.kv_memory=64M") as d:
+        with Daemon(SMALL) as d:
             d.process.send_signal(signal.SIGSTOP)
             try:
                 hasty, _ = self.doctor("--timeout", 0.1, "--model", MODEL, path=d.socket)
@@ -206,7 +226,7 @@ class Doctor(Case):
         """A folder that is given is looked at from where one is, whatever a daemon has."""
         folder = self.folder()
         model_folder(folder / "model")
-        with Daemon("cache.kv_memory=64M") as d:
+        with Daemon(SMALL) as d:
             findings, _ = self.doctor("--model", "none", path=d.socket, cwd=folder)
             wrong, = about(findings, "model", "wrong")
             self.assertIn(f"{folder}/none: No such file", wrong["text"])
@@ -318,7 +338,7 @@ class Doctor(Case):
 
     def test_configuration_changed_meanwhile(self):
         """That a daemon serves the socket now does not hide what the next one would end at."""
-        with Daemon("cache.kv_memory=64M") as d:
+        with Daemon(SMALL) as d:
             findings, _ = self.configured(f"[model]\npath = {MODEL}\n[daemon]\nsocket = {d.socket}\n"
                                           "socket_group = no-such\n", path=d.socket)
             wrong, = about(findings, "socket", "wrong")
@@ -380,19 +400,12 @@ class Doctor(Case):
 
     def test_daemon_that_does_not_say(self):
         """A check that hangs is not waited for longer than --timeout, and does not stay."""
-        folder = self.folder()
-        shutil.copyfile(config.nvllmctl, folder / "nvllmctl")
-        (folder / "nvllmctl").chmod(0o755)
-        for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
-            shutil.copyfile(library, folder / library.name)
+        run, program = self.copied_program()
+        folder = program.parent
         (folder / "nvllmd").write_text(f"#!/bin/sh\necho $$ >'{folder}/pid'\nexec sleep 600\n")
         (folder / "nvllmd").chmod(0o755)
-        done = subprocess.run([folder / "nvllmctl", "--timeout", "3", "doctor", "--json", "--model",
-                               MODEL, "--socket", folder / "s"], capture_output=True,
-                              env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
-                              timeout=scaled(30, 120))
-        note, = about(json.loads(done.stdout)["findings"], "config", "note")
-        self.assertIn("in time", note["text"])
+        found, _ = run("--timeout", 3, "doctor", "--json", "--model", MODEL, "--socket", folder / "s")
+        self.assertIn("in time", about(found, "config", "note")[0]["text"])
         pid = int((folder / "pid").read_text())
         harness.wait_for(lambda: not os.path.exists(f"/proc/{pid}/cmdline") or
                          not pathlib.Path(f"/proc/{pid}/cmdline").read_bytes(), scaled(10, 60), "end")
@@ -428,48 +441,33 @@ class Doctor(Case):
         """Who may not connect is told so."""
         if os.geteuid() != 0:
             self.skipTest("only root can become somebody else")
-        ids = pwd.getpwnam(NOBODY)
-        folder = self.folder()
-        program = folder / "nvllmctl"
-        shutil.copyfile(config.nvllmctl, program)
-        program.chmod(0o755)
-        for library in pathlib.Path(config.nvllmctl).parent.glob("libnvllm-client.so*"):
-            shutil.copyfile(library, folder / library.name)
-        with Daemon("cache.kv_memory=64M") as d:
+        nobody = pwd.getpwnam(NOBODY).pw_uid
+        run, program = self.copied_program()
+        folder = program.parent
+        with Daemon(SMALL) as d:
             d.folder.chmod(0o755)
             d.ctl("drain")
-            for user, sudo in (ids.pw_uid, "sudo "), (0, ""):
-                done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
-                                      capture_output=True, user=user, group=ids.pw_gid, extra_groups=[],
-                                      env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
-                note, = about(json.loads(done.stdout)["findings"], "daemon", "note")
-                self.assertEqual(note["mend"], f"{sudo}'{program}' --socket '{d.socket}' resume")
+            for user, sudo in (nobody, "sudo "), (0, ""):
+                found, _ = run("doctor", "--json", "--socket", d.socket, user=user)
+                self.assertEqual(about(found, "daemon", "note")[0]["mend"],
+                                 f"{sudo}'{program}' --socket '{d.socket}' resume")
         closed = folder / "nvllmd.conf"
         closed.touch(0o600)
         (folder / "nvllmd").symlink_to("/bin/false")  # never run: it could not read the file
-        done = subprocess.run([program, "doctor", "--json", "--socket", folder / "s", "--config", closed,
-                               "--user", "root"], capture_output=True, user=ids.pw_uid,
-                              group=ids.pw_gid, extra_groups=[],
-                              env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
-        note, = about(json.loads(done.stdout)["findings"], "config", "note")
-        self.assertEqual(note["mend"], f"sudo '{program}' --socket '{folder}/s' doctor "
-                                       f"--config '{closed}' --user 'root'")
-        with Daemon("cache.kv_memory=64M", "daemon.socket_mode=0600") as d:
+        found, _ = run("doctor", "--json", "--socket", folder / "s", "--config", closed,
+                       "--user", "root", user=nobody)
+        self.assertEqual(about(found, "config", "note")[0]["mend"],
+                         f"sudo '{program}' --socket '{folder}/s' doctor "
+                         f"--config '{closed}' --user 'root'")
+        with Daemon(SMALL, "daemon.socket_mode=0600") as d:
             d.folder.chmod(0o755)
-            done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
-                                  capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
-                                  extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
-            self.assertEqual(done.stderr, b"")
-            self.assertEqual(done.returncode, 1)
-            findings = json.loads(done.stdout)["findings"]
-            self.assertIn("may not connect", about(findings, "socket", "wrong")[0]["text"])
+            found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
+            self.assertEqual(status, 1)
+            self.assertIn("may not connect", about(found, "socket", "wrong")[0]["text"])
             d.folder.chmod(0o700)
-            done = subprocess.run([program, "doctor", "--json", "--socket", str(d.socket)],
-                                  capture_output=True, user=ids.pw_uid, group=ids.pw_gid,
-                                  extra_groups=[], env={**os.environ, "LD_LIBRARY_PATH": str(folder)})
-            self.assertEqual(done.returncode, 1)
-            findings = json.loads(done.stdout)["findings"]
-            wrong, = about(findings, "socket", "wrong")
+            found, status = run("doctor", "--json", "--socket", d.socket, user=nobody)
+            self.assertEqual(status, 1)
+            wrong, = about(found, "socket", "wrong")
             self.assertEqual(wrong["mend"], f"sudo chmod o+x '{d.folder}'")
 
     def test_usage(self):

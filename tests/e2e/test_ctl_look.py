@@ -10,17 +10,15 @@ import termios
 import time
 
 import harness
-from harness import Case, Daemon, SharedDaemon, config, scaled
+from harness import LONG, SMALL, Case, Daemon, SharedDaemon, scaled
 from test_ctl_alone import Fake
 from test_ctl_chat import Typist
 
-LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "stream": True,
-        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
 ME = subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
 
 
 class Real(SharedDaemon):
-    options = ("cache.kv_memory=64M", "scheduler.max_seq_len=2048")
+    options = (SMALL, "scheduler.max_seq_len=2048")
 
     def json(self, *args, **options):
         return json.loads(self.daemon.ctl(*args, "--json", **options).stdout)
@@ -29,8 +27,7 @@ class Real(SharedDaemon):
     def running(self, **changes):
         """A connection with one request that has begun to answer."""
         with self.daemon.connect() as w:
-            w.send(1, generate={**LONG, **changes})
-            w.receive()
+            w.begin(1, {**LONG, **changes})
             yield w
 
     def test_requests_and_cancel(self):
@@ -149,8 +146,7 @@ class Real(SharedDaemon):
             self.assertEqual(self.daemon.ctl("generate", "--no-wait", "x", check=False).returncode, 4)
             self.daemon.ctl("resume")
             self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_LENGTH")
-            w.send(2, generate=LONG)
-            w.receive()
+            w.begin(2, LONG)
             done = self.daemon.ctl("drain", "--wait", "--timeout", 0.3, check=False)
             self.assertEqual(done.returncode, 5)
             self.assertIn(b"1 running", done.stderr)
@@ -302,37 +298,25 @@ class Real(SharedDaemon):
 class Ends(Case):
     def test_stop(self):
         """stop ends the daemon like SIGTERM; --wait waits for the end."""
-        with Daemon("cache.kv_memory=64M") as d:
+        with Daemon(SMALL) as d:
             d.ctl("stop", "--wait")
             self.assertEqual(d.process.wait(timeout=scaled(5, 30)), 0)
             self.assertEqual(d.ctl("stop", check=False).returncode, 3)
 
     def test_reload(self):
         """reload names what changed and what needs a restart."""
-        folder = self.temporary_folder()
-        path = folder / "nvllmd.conf"
+        path = self.temporary_folder() / "nvllmd.conf"
         path.write_text("[daemon]\nlog_level = info\n")
-        socket = folder / "socket"
-        p = subprocess.Popen([config.nvllmd, "--config", path, "--model", harness.MODEL, "--socket",
-                              socket, "--backend", "cpu", "--set", "cache.kv_memory=64M"],
-                             stderr=subprocess.DEVNULL)
-        try:
-            def ctl(*args, **options):
-                return harness.run_command([config.nvllmctl, "--socket", socket, *args], **options)
-
-            ctl("status", "--wait")
-            self.assertEqual(ctl("reload").stdout, b"nothing has changed\n")
+        with Daemon(SMALL, args=["--config", path]) as d:
+            self.assertEqual(d.ctl("reload").stdout, b"nothing has changed\n")
             path.write_text("[daemon]\nlog_level = debug\n[scheduler]\nmax_seqs = 3\n")
-            out = json.loads(ctl("reload", "--json").stdout)
+            out = json.loads(d.ctl("reload", "--json").stdout)
             self.assertEqual(out, {"changed": ["daemon.log_level"],
                                    "needs_restart": ["scheduler.max_seqs"]})
             path.write_text("[daemon]\nlog_level = loud\n")
-            done = ctl("reload", check=False)
+            done = d.ctl("reload", check=False)
             self.assertEqual(done.returncode, 1)
             self.assertIn(b"log_level", done.stderr)
-        finally:
-            p.kill()
-            p.wait()
 
 
 class Played(Case):

@@ -6,14 +6,13 @@ root can be both."""
 
 import pathlib
 import statistics
-import struct
 import threading
 import time
 
 import harness
 import roles
 import wire
-from harness import Case, Daemon, config, scaled
+from harness import Case, Daemon, scaled
 
 STEP_US = 3000
 TOKENS = 60
@@ -23,12 +22,8 @@ MANY = 200
 
 class Fairness(Case):
     def start(self, *options):
-        folder = self.temporary_folder()
-        # As tests/bench/instant.h has it: the time of a step, then a time for each token.
-        (folder / "instant").write_bytes(struct.pack("<95Q", STEP_US, *[0] * 94))
-        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}",
-                      f"scheduler.max_seqs={MAX_SEQS}", "scheduler.max_seq_len=1024", *options,
-                      backend="cuda")
+        return self.instant_daemon(STEP_US, f"scheduler.max_seqs={MAX_SEQS}",
+                                   "scheduler.max_seq_len=1024", *options)
 
     def request(self, number, tokens=TOKENS):
         return {"prompt_ids": {"ids": [number % 1000, number // 1000, 5]}, "max_tokens": tokens,
@@ -112,8 +107,7 @@ class Shares(Case):
 
     def setUp(self):
         roles.need_root()
-        self.folder = self.temporary_folder()
-        self.file = self.folder / "nvllmd.conf"
+        self.file = self.temporary_folder() / "nvllmd.conf"
 
     def write(self, user, other):
         self.file.write_text("[scheduler]\n"
@@ -168,11 +162,9 @@ class Shares(Case):
 
     def start(self, *options):
         """Its steps take as long whatever is in them."""
-        (self.folder / "instant").write_bytes(struct.pack("<95Q", STEP_US, *[0] * 94))
         self.write(300, 100)
-        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={self.folder}",
-                      "scheduler.max_seq_len=1024", *options, backend="cuda",
-                      args=["--config", self.file])
+        return self.instant_daemon(STEP_US, "scheduler.max_seq_len=1024", *options,
+                                   args=["--config", self.file])
 
     def test_slots(self):
         """Where slots are wanting."""
@@ -191,13 +183,6 @@ class Shares(Case):
 
 class Questions(Case):
     """To look through a large cache takes longer than a step of a fast device."""
-
-    def start(self):
-        folder = self.temporary_folder()
-        (folder / "instant").write_bytes(struct.pack("<95Q", 1000, *[0] * 94))
-        return Daemon(f"backend.module={config.module}", f"cuda.cache_folder={folder}",
-                      "cache.kv_memory=200000", "scheduler.max_seq_len=32768",
-                      "limits.output_bytes=64M", "limits.output_pause_bytes=64M", backend="cuda")
 
     def fill(self, w, n):
         """As many prefixes of a block."""
@@ -224,7 +209,10 @@ class Questions(Case):
 
     def test_endless_inspect_requests(self):
         """Inspect requests take about a tenth of the engine thread's time."""
-        with self.start() as d, d.connect() as asking, d.connect() as w:
+        with self.instant_daemon(
+                1000, "cache.kv_memory=200000", "scheduler.max_seq_len=32768",
+                "limits.output_bytes=64M", "limits.output_pause_bytes=64M") as d, \
+                d.connect() as asking, d.connect() as w:
             self.fill(w, scaled(20000, 5000))
             stop, sizes = threading.Event(), []
             thread = threading.Thread(target=self.ask_on, args=(asking, stop, sizes))

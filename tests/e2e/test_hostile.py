@@ -15,15 +15,22 @@ import harness
 import roles
 import wild
 import wire
-from harness import Case, Daemon, SharedDaemon, scaled
+from harness import GOOD, LONG, SMALL, Case, Daemon, SharedDaemon, scaled
 
-GOOD = {"prompt": "Hello", "max_tokens": 2, "sampling": {"temperature": 0}}
+
+def pour(w, data):
+    """Sends it, and reads until the daemon closes."""
+    with contextlib.suppress(wire.Closed, BrokenPipeError, ConnectionResetError):
+        w.raw(data)
+        w.sock.shutdown(socket.SHUT_WR)
+        while True:
+            w.skip()
 
 
 class Bytes(SharedDaemon):
     """What is no frame, or not in its place, ends the connection with one error."""
 
-    options = ("cache.kv_memory=64M",)
+    options = (SMALL,)
 
     def setUp(self):
         super().setUp()
@@ -80,17 +87,12 @@ class Bytes(SharedDaemon):
                 self.expect_protocol_error(w)
         self.assertLess(self.daemon.rss_kib() - before, 8192)
 
-    def test_length_one_over_the_limit(self):
-        """The limit that Welcome names is the limit."""
-        with self.daemon.connect() as w:
-            w.raw(wire.varint(w.welcome["max_frame_bytes"] + 1))
-            self.expect_protocol_error(w)
-
-    def test_varint_without_end(self):
-        """Eleven bytes that each promise another are no length."""
-        with self.daemon.connect() as w:
-            w.raw(b"\xff" * 11)
-            self.expect_protocol_error(w)
+    def test_lengths_that_are_none(self):
+        """One over the limit that Welcome names, and eleven bytes that each promise another."""
+        for bytes_ in lambda w: wire.varint(w.welcome["max_frame_bytes"] + 1), lambda w: b"\xff" * 11:
+            with self.daemon.connect() as w:
+                w.raw(bytes_(w))
+                self.expect_protocol_error(w)
 
     def test_empty_frame(self):
         """A frame that names no operation is an error, not a crash."""
@@ -104,13 +106,7 @@ class Bytes(SharedDaemon):
         for i in range(scaled(200, 40)):
             with self.daemon.connect(hello=i % 3 != 0) as w:
                 junk = rng.randbytes(rng.randrange(1, 400))
-                try:
-                    w.raw(wire.varint(len(junk)) + junk if i % 2 else junk)
-                    w.sock.shutdown(socket.SHUT_WR)
-                    while True:
-                        w.receive()
-                except (wire.Closed, BrokenPipeError, ConnectionResetError):
-                    pass
+                pour(w, wire.varint(len(junk)) + junk if i % 2 else junk)
 
     def test_log_is_not_filled(self):
         """Who is turned away again and again gets a line a second of the log, which says of how many
@@ -146,13 +142,7 @@ class Bytes(SharedDaemon):
             for _ in range(rng.randrange(1, 4)):
                 data[rng.randrange(1, len(data))] = rng.randrange(256)
             with self.daemon.connect() as w:
-                try:
-                    w.raw(bytes(data))
-                    w.sock.shutdown(socket.SHUT_WR)
-                    while True:
-                        w.receive()
-                except (wire.Closed, BrokenPipeError, ConnectionResetError):
-                    pass
+                pour(w, bytes(data))
 
     def test_no_hello(self):
         """A request before Hello, and Hello twice."""
@@ -175,9 +165,7 @@ class Bytes(SharedDaemon):
     def test_id_in_use(self):
         """An id is refused while its request is under way, and free again afterwards."""
         with self.daemon.connect() as w:
-            long = {**GOOD, "max_tokens": 3000,
-                    "sampling": {"temperature": 0, "ignore_eos": True}, "stream": True}
-            w.send(1, generate=long)
+            w.send(1, generate=LONG)
             w.send(1, get_status={})
             errors = []
             try:
@@ -266,7 +254,7 @@ class Memory(SharedDaemon):
 class Values(SharedDaemon):
     """A field out of its range is named; the connection goes on."""
 
-    options = ("cache.kv_memory=64M",)
+    options = (SMALL,)
 
     def setUp(self):
         super().setUp()
@@ -384,16 +372,10 @@ class Values(SharedDaemon):
         def attack(seed):
             rng = random.Random(seed)
             while not stop.is_set():
-                try:
-                    with self.daemon.connect() as w:
-                        w.send(1, generate={**GOOD, "sampling": {"top_p": 7.0}})
-                        w.send(2, generate={**GOOD, "max_tokens": 1 << 30})
-                        w.raw(rng.randbytes(30))
-                        w.sock.shutdown(socket.SHUT_WR)
-                        while True:
-                            w.receive()
-                except (wire.Closed, OSError):
-                    pass
+                with contextlib.suppress(OSError), self.daemon.connect() as w:
+                    w.send(1, generate={**GOOD, "sampling": {"top_p": 7.0}})
+                    w.send(2, generate={**GOOD, "max_tokens": 1 << 30})
+                    pour(w, rng.randbytes(30))
 
         threads = [threading.Thread(target=attack, args=(i,)) for i in range(4)]
         for t in threads:
@@ -427,25 +409,25 @@ class Loop(SharedDaemon):
     from the first byte to the last of the answer, which other programs do not add to as they do to
     the time on the wall; and the least of three tries, since they do take its caches away."""
 
-    options = ("cache.kv_memory=64M",)
+    options = (SMALL,)
     size = (4 << 20) - 1000  # of a frame, a little less than limits.frame_bytes
     most_ms = 10
 
-    def cost(self, data):
+    def cost(self, daemon, data, read):
         """(the answer, milliseconds of the loop)"""
         took = []
         for _ in range(3):
-            with self.daemon.connect() as w:
+            with daemon.connect() as w:
                 w.status()
-                before = loop_ms(self.daemon)
+                before = loop_ms(daemon)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     w.raw(data)
-                reply = w.receive()
-                took.append(loop_ms(self.daemon) - before)
+                reply = read(w)
+                took.append(loop_ms(daemon) - before)
         return reply, min(took)
 
-    def expect(self, name, body, *codes):
-        reply, took = self.cost(framed(body))
+    def expect(self, name, body, *codes, daemon=None, read=wire.Wire.receive):
+        reply, took = self.cost(daemon or self.daemon, framed(body), read)
         print(f"{name}: {took:.1f} ms of the loop")
         if codes:
             self.assertIn(reply["error"]["code"], codes, reply)
@@ -494,6 +476,8 @@ class Loop(SharedDaemon):
         """What is a hundred times as much work as it has bytes is done off the loop, and its answer
         is whole."""
         n = 1 << 20
+        self.expect("tokenize 1 MiB of words",
+                    b"\x08\x01" + inside(5, inside(1, b"a word and more of them " * (n // 24))))
         tokens = self.expect("tokenize 1 MiB", b"\x08\x01" + inside(5, inside(1, b"1" * n)))
         self.assertEqual(b"".join(tokens["tokens"]["tokens"]), b"1" * n)
         self.assertEqual(len(tokens["tokens"]["ids"]), n)
@@ -504,6 +488,27 @@ class Loop(SharedDaemon):
         chat = inside(1, inside(1, b"user") + inside(2, b"a word or two " * 60))
         reply = self.expect("render 4,000 messages", b"\x08\x01" + inside(7, inside(1, chat * 4000)))
         self.assertEqual(reply["text"]["text"].count(b"a word or two " * 60), 4000)
+
+    def test_answers_of_a_fast_backend(self):
+        """An answer of 30,000 tokens with all that can be told of each, and lists of 4,000 requests."""
+        def op(**op):
+            return wire.encode("ClientFrame", {"id": 1, **op})
+
+        request = {"prompt_ids": {"ids": [1]}, "max_tokens": scaled(30000, 3000),
+                   "sampling": {"ignore_eos": True, "logprobs": 20}}
+        with self.instant_daemon(0, "scheduler.max_seq_len=32768", "scheduler.max_seqs=1") as d:
+            length = self.expect("a long answer", op(generate=request), daemon=d, read=wire.Wire.skip)
+            self.assertGreater(length, request["max_tokens"] * 20 * 5)
+        with self.instant_daemon(5000, "scheduler.max_seq_len=32768", "scheduler.max_seqs=1") as d, \
+                contextlib.ExitStack() as stack:
+            for _ in range(4):
+                w = stack.enter_context(d.connect())
+                w.raw(b"".join(wire.frame(w.new_id(), generate={**request, "sampling": {}})
+                               for _ in range(1000)))
+                self.assertEqual(w.status()["state"], "STATE_READY")
+            reply = self.expect("a list of requests", op(list_requests={}), daemon=d)
+            self.assertEqual(reply["request_list"]["total"], 4000)
+            self.expect("blocks of requests, and their map", op(get_blocks={"map": True}), daemon=d)
 
     def daemon_token(self, id_):
         with self.daemon.connect() as w:
@@ -653,7 +658,7 @@ class WildRequests(Case):
         print(f"seed {seed}")
         n, seen, slowest = scaled(100000, 3000), collections.Counter(), 0
         requests = wild.Wild(seed, operations)
-        with Daemon("cache.kv_memory=64M", "daemon.log_level=error") as d:
+        with Daemon(SMALL, "daemon.log_level=error") as d:
             with d.connect() as other:
                 expected = other.generate(**GOOD).outcome()
                 with self.connect(d) as w:

@@ -8,8 +8,7 @@ import wire
 from harness import Case, Daemon, scaled
 
 PROMPT = b"The quick brown fox jumps over the lazy dog, again and again and again."
-LONG = {"prompt": PROMPT, "max_tokens": 2000, "stream": True,
-        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+LONG = {**harness.LONG, "prompt": PROMPT}
 
 # Who may: everybody, the owner of the request that it is about, or admins alone. Each with a body;
 # NUMBER stands for the daemon's number of a request of USER's.

@@ -9,11 +9,9 @@ import unittest
 
 import harness
 import wire
-from harness import Case, Daemon, config, scaled
+from harness import GOOD, Case, Daemon, config, scaled
 
-GOOD = {"prompt": "Hello", "max_tokens": 4, "sampling": {"temperature": 0}}
-LONG = {"prompt": "Once upon a time", "max_tokens": 12000, "stream": True,
-        "sampling": {"temperature": 1.0, "seed": 1, "ignore_eos": True}}
+LONG = {**harness.LONG, "max_tokens": 12000}
 SMALL = "cache.kv_memory=256M"  # LONG fits
 
 
@@ -38,8 +36,7 @@ class Restart(Case):
                     files = files or there
                     self.assertEqual(there, files, "no file is left over or lost")
                     if i % 2:  # under work, and with bytes of a frame on their way
-                        w.send(1, generate=LONG)
-                        w.receive()
+                        w.begin(1, LONG)
                         w.raw(wire.frame(2, generate=GOOD)[:-3])
                     elif i == 0:
                         self.assertIsNone(w.generate(**GOOD).error)

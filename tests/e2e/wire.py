@@ -163,12 +163,39 @@ class Closed(Exception):
     """The daemon has closed the connection."""
 
 
-class Wire:
+class Stream:
+    """A socket, as the frames that come out of it."""
+
+    def __init__(self, sock):
+        self.sock, self.buffer = sock, b""
+
+    def take(self):
+        """The bytes of a frame that has been read; None: there is no whole one."""
+        with contextlib.suppress(IndexError):
+            length, pos = read_varint(self.buffer, 0)
+            if len(self.buffer) >= pos + length:
+                data = self.buffer[pos:pos + length]
+                self.buffer = self.buffer[pos + length:]
+                return data
+        return None
+
+    def next_frame(self):
+        while (data := self.take()) is None:
+            try:
+                more = self.sock.recv(1 << 20)
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                raise Closed
+            self.buffer += more
+        return data
+
+
+class Wire(Stream):
     """One connection. Frames come back as dicts; texts of type bytes as bytes."""
 
     def __init__(self, path, hello=True, timeout=120):
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.buffer = b""
+        super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self.last_id = 0
         try:
             self.sock.settimeout(timeout)
@@ -196,38 +223,12 @@ class Wire:
         self.sock.sendall(data)
 
     def receive(self):
-        while True:
-            try:
-                length, pos = read_varint(self.buffer, 0)
-                if len(self.buffer) >= pos + length:
-                    data = self.buffer[pos:pos + length]
-                    self.buffer = self.buffer[pos + length:]
-                    return decode("ServerFrame", data)
-            except IndexError:
-                pass
-            try:
-                more = self.sock.recv(1 << 16)
-            except ConnectionResetError:
-                more = b""
-            if not more:
-                raise Closed
-            self.buffer += more
+        return decode("ServerFrame", self.next_frame())
 
     def skip(self):
         """Reads one frame and does not look at it: large ones take their time in Python. Returns how
         many bytes it had."""
-        while True:
-            try:
-                length, pos = read_varint(self.buffer, 0)
-                if len(self.buffer) >= pos + length:
-                    self.buffer = self.buffer[pos + length:]
-                    return length
-            except IndexError:
-                pass
-            more = self.sock.recv(1 << 20)
-            if not more:
-                raise Closed
-            self.buffer += more
+        return len(self.next_frame())
 
     def held(self):
         """How many whole frames were read and not yet looked at."""
@@ -238,6 +239,11 @@ class Wire:
                 end = pos + length
                 n += end <= len(self.buffer)
         return n
+
+    def begin(self, id_, request):
+        """Sends a generate request, and waits until its answer begins."""
+        self.send(id_, generate=request)
+        self.receive()
 
     def new_id(self):
         self.last_id += 1

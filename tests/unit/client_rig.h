@@ -5,10 +5,6 @@
 
 #include "fake_server.h"
 
-static struct server server;
-static struct nvllm_client *client;
-static struct nvllm_error err;
-
 static inline enum nvllm_code connect_fd(int fd, int timeout_ms, bool wait_ready)
 {
     struct nvllm_options options;
@@ -48,6 +44,18 @@ static inline void greeted(void)
     ck_assert_uint_eq(hello->id, 0);
 }
 
+/* Greeted likewise, with so few bytes that may be queued. */
+static inline void greeted_with(size_t max_queue_bytes)
+{
+    struct nvllm_options options;
+
+    nvllm_options_init(&options);
+    options.fd = open_pair();
+    options.max_queue_bytes = max_queue_bytes;
+    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
+    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+}
+
 static inline void teardown(void)
 {
     nvllm_close(client);
@@ -57,11 +65,9 @@ static inline void teardown(void)
 
 static inline uint64_t start(const char *prompt)
 {
-    struct nvllm_request request;
+    struct nvllm_request request = request_of(prompt);
     uint64_t id = 0;
 
-    nvllm_request_init(&request);
-    request.prompt = nvllm_str(prompt);
     ck_assert_int_eq(nvllm_generate_start(client, &id, &request, &err), NVLLM_OK);
     ck_assert_uint_ne(id, 0);
     return id;

@@ -6,9 +6,6 @@
 
 typedef void script(struct server *s);
 
-static struct server server;
-static struct nvllm_client *client;
-static struct nvllm_error err;
 static pthread_t thread;
 static script *thread_script;
 

@@ -25,6 +25,30 @@ struct server {
     struct unpacked *last; /* what server_read() gave last */
 };
 
+/* Of a test program. */
+static struct server server;
+static struct nvllm_client *client;
+static struct nvllm_error err;
+
+static inline struct nvllm_request request_of(const char *prompt)
+{
+    struct nvllm_request r;
+
+    nvllm_request_init(&r);
+    r.prompt = nvllm_str(prompt);
+    return r;
+}
+
+static inline struct nvllm_chat chat_of(const struct nvllm_message *messages, size_t n)
+{
+    struct nvllm_chat chat;
+
+    nvllm_chat_init(&chat);
+    chat.messages = messages;
+    chat.n_messages = n;
+    return chat;
+}
+
 static inline void server_init(struct server *s, int fd)
 {
     s->fd = fd;

@@ -104,14 +104,11 @@ TEST(chat_arrives)
     };
     const struct nvllm_text tool = {"{}", 2};
     const Nvllm__V1__Chat *c;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(messages, 3);
     struct nvllm_request r;
     uint64_t id;
 
     greeted();
-    nvllm_chat_init(&chat);
-    chat.messages = messages;
-    chat.n_messages = 3;
     chat.tools = &tool;
     chat.n_tools = 1;
     chat.enable_thinking = NVLLM_OFF;
@@ -190,7 +187,7 @@ TEST(wrong_requests)
 {
     struct nvllm_request r, never_prepared = {0};
     struct nvllm_message no_role = {.content = {"x", 1}};
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&no_role, 1);
     uint64_t id = 77;
 
     greeted();
@@ -207,9 +204,6 @@ TEST(wrong_requests)
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_INVALID);
     ck_assert_str_eq(err.field, "stop");
     r.n_stop = 0;
-    nvllm_chat_init(&chat);
-    chat.messages = &no_role;
-    chat.n_messages = 1;
     r.chat = &chat;
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_INVALID);
     ck_assert_str_eq(err.field, "input"); /* two of them */
@@ -228,13 +222,10 @@ TEST(reserved_places_are_null)
 {
     struct nvllm_tool_call call = {.name = {"f", 1}, .arguments = {"{}", 2}};
     struct nvllm_message message = {.role = "assistant", .tool_calls = &call, .n_tool_calls = 1};
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
     uint64_t id = 77;
 
     greeted();
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     call.reserved[1] = &id;
     ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
     ck_assert_ptr_nonnull(strstr(err.message, "tool_calls[0].reserved"));

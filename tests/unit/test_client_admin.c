@@ -224,7 +224,7 @@ TEST(prompts_are_pinned)
     const Nvllm__V1__PinCache *op;
     struct nvllm_pin_options o;
     const int32_t ids[] = {1, 2};
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
 
     admin_greeted();
     nvllm_pin_options_init(&o);
@@ -249,9 +249,6 @@ TEST(prompts_are_pinned)
     ck_assert_int_eq(op->prompt_ids->ids[1], 2);
     ck_assert(op->unpin && op->has_uid && op->uid == 0 && !op->has_cache_salt);
     nvllm_pin_options_init(&o);
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     o.chat = &chat;
     answer_cache_changed();
     expect_ok(nvllm_pin_cache(client, &o, MS, NULL, &err));
@@ -294,13 +291,10 @@ TEST(prompt_is_explained)
     const struct nvllm_explanation *why;
     struct nvllm_explain_options o;
     const Nvllm__V1__Explain *op;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
     int32_t others[] = {5, 0};
 
     admin_greeted();
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     for (int i = 0; i < 3; i++) {
         ANSWER(EXPLANATION, Explanation, explanation, .prompt_tokens = 40, .cached_tokens = 32,
                .same_tokens = i == 0 ? 35 : 0, .has_next_id = i == 0, /* 0 is a token, too */

@@ -25,13 +25,11 @@ TEST(closed_in_mid_stream)
 /* A request to a daemon that has gone raises no signal. */
 TEST(sending_to_a_closed_peer_is_an_error)
 {
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
     uint64_t id;
 
     greeted();
     server_close(&server);
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     nvllm_generate_start(client, &id, &r, NULL);
     expect_next_error(NVLLM_E_CONNECTION);
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_CONNECTION);

@@ -47,7 +47,7 @@ TEST(tokenize_detokenize_render_status)
     const struct nvllm_tokens *tokens;
     const struct nvllm_status *status;
     struct nvllm_text text;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
 
     ck_assert_int_eq(serve(tokens_script, READY, false), NVLLM_OK);
     ck_assert_int_eq(nvllm_tokenize(client, (struct nvllm_text){"a\0b", 3}, true, 1000, &tokens,
@@ -60,9 +60,6 @@ TEST(tokenize_detokenize_render_status)
     ck_assert_int_eq(nvllm_detokenize(client, ids, 2, false, 1000, &text, &err), NVLLM_OK);
     ck_assert_uint_eq(text.len, 3);
     ck_assert_mem_eq(text.data, "a\0b", 3);
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     ck_assert_int_eq(nvllm_render(client, &chat, 1000, &text, &err), NVLLM_E_UNSUPPORTED);
     ck_assert_str_eq(err.message, "no template");
     ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
@@ -159,12 +156,10 @@ TEST(events_of_others_are_kept)
 {
     const struct nvllm_status *status;
     const struct nvllm_event *e;
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
     uint64_t id;
 
     ck_assert_int_eq(serve(mixed_script, READY, false), NVLLM_OK);
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
     ck_assert_uint_eq(nvllm_pending(client), 1);
@@ -199,10 +194,8 @@ static int gather(void *arg, const struct nvllm_event *event)
 
 static enum nvllm_code generate(struct gathered *g, int timeout_ms)
 {
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
 
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     return nvllm_generate(client, &r, gather, g, timeout_ms, &err);
 }
 
@@ -296,11 +289,9 @@ static void two_good_script(struct server *s)
 TEST(callback_uses_its_client)
 {
     struct gathered g = {0};
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
 
     ck_assert_int_eq(serve(two_good_script, READY, false), NVLLM_OK);
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     ck_assert_int_eq(nvllm_generate(client, &r, use_client, &g, 1000, &err), NVLLM_OK);
     ck_assert_str_eq(g.text, "hello");
     ck_assert_int_eq(g.n_done, 1);
@@ -311,11 +302,9 @@ TEST(callback_uses_its_client)
 /* Who does not want to hear of a request leaves the callback out. */
 TEST(no_callback)
 {
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
 
     ck_assert_int_eq(serve(two_generates_script, READY, false), NVLLM_OK);
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_generate(client, &r, NULL, NULL, 1000, &err), NVLLM_E_TOO_LONG);
 }
@@ -378,12 +367,10 @@ static void cancel_of_ended_script(struct server *s)
 TEST(cancel_of_an_ended_request)
 {
     const struct nvllm_event *e;
-    struct nvllm_request r;
+    struct nvllm_request r = request_of("x");
     uint64_t id;
 
     ck_assert_int_eq(serve(cancel_of_ended_script, READY, false), NVLLM_OK);
-    nvllm_request_init(&r);
-    r.prompt = nvllm_str("x");
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_next(client, 1000, &e, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_cancel(client, id, &err), NVLLM_OK);

@@ -36,14 +36,26 @@ static enum nvllm_code connect_later(int timeout_ms)
 
 static uint64_t start_for(uint32_t timeout_ms)
 {
-    struct nvllm_request request;
+    struct nvllm_request request = request_of("x");
     uint64_t id = 0;
 
-    nvllm_request_init(&request);
-    request.prompt = nvllm_str("x");
     request.timeout_ms = timeout_ms;
     ck_assert_int_eq(nvllm_generate_start(client, &id, &request, &err), NVLLM_OK);
     return id;
+}
+
+/* n deltas in one write. */
+static void server_deltas(uint64_t id, int n)
+{
+    struct frame_buffer b = {0};
+    FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+
+    d.has_text = true;
+    d.text = (ProtobufCBinaryData){40, (uint8_t *)"0123456789012345678901234567890123456789"};
+    for (int i = 0; i < n; i++)
+        ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
+    server_write(&server, b.data, b.end);
+    frame_buffer_deinit(&b);
 }
 
 static void expect_none(void)
@@ -202,12 +214,10 @@ static int ignore(void *arg, const struct nvllm_event *event)
 /* The call that runs one request heeds the request's time as well as its own. */
 TEST(blocking_call_heeds_the_request)
 {
-    struct nvllm_request request;
+    struct nvllm_request request = request_of("x");
     int64_t began = clock_ms();
 
     greeted();
-    nvllm_request_init(&request);
-    request.prompt = nvllm_str("x");
     request.timeout_ms = 30;
     ck_assert_int_eq(nvllm_generate(client, &request, ignore, NULL, -1, &err), NVLLM_E_TIMEOUT);
     ck_assert_int_lt(clock_ms() - began, 5 * MS);
@@ -222,14 +232,11 @@ TEST(answers_as_events)
     const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
     ProtobufCBinaryData bytes = {2, (uint8_t *)"hi"};
     const struct nvllm_event *event;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
     int32_t token = 7;
     uint64_t ids[5];
 
     greeted();
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     ids[0] = start_for(0);
     ck_assert_int_eq(nvllm_tokenize_start(client, &ids[1], nvllm_str("hi"), true, MS, &err), 0);
     ck_assert_int_eq(nvllm_detokenize_start(client, &ids[2], &token, 1, true, -1, &err), 0);
@@ -355,34 +362,21 @@ TEST(no_sleep_while_events_are_here)
  * changes alone (EPOLLET) needs it, even past the queue's limit. */
 TEST(one_turn_empties_the_socket)
 {
-    enum { N = 1500, BYTES = 40 };
+    enum { N = 1500 };
     const struct nvllm_event *event;
-    struct nvllm_options options;
-    int fd = open_pair(), n = 0;
-    struct frame_buffer b = {0};
-    char text[BYTES] = {0}, left;
+    int n = 0;
     uint64_t id;
+    char left;
 
-    nvllm_options_init(&options);
-    options.fd = fd;
-    options.max_queue_bytes = 1000;
-    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
-    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+    greeted_with(1000);
     id = start_for(0);
-    for (int i = 0; i < N; i++) { /* more than the library reads at a time */
-        FRAME(f, d, Delta, DELTA, delta, DELTA, id);
-        d.has_text = true;
-        d.text = (ProtobufCBinaryData){BYTES, (uint8_t *)text};
-        ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
-    }
-    server_write(&server, b.data, b.end);
-    frame_buffer_deinit(&b);
+    server_deltas(id, N); /* more than the library reads at a time */
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
     ck_assert_int_eq(nvllm_process(client, &err), NVLLM_OK);
     while (nvllm_next(client, 0, &event, &err) == NVLLM_OK)
         n++;
     ck_assert_int_eq(n, N);
-    ck_assert_int_eq(recv(fd, &left, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+    ck_assert_int_eq(recv(nvllm_fd(client), &left, 1, MSG_PEEK | MSG_DONTWAIT), -1);
 }
 
 static int count(void *arg, const struct nvllm_event *event)
@@ -395,27 +389,12 @@ static int count(void *arg, const struct nvllm_event *event)
 TEST(small_queue_and_a_fast_stream)
 {
     enum { N = 3000 };
-    struct frame_buffer b = {0};
-    struct nvllm_options options;
-    struct nvllm_request request;
-    int fd = open_pair(), n = 0;
+    struct nvllm_request request = request_of("x");
+    int n = 0;
 
-    nvllm_options_init(&options);
-    options.fd = fd;
-    options.max_queue_bytes = 100;
-    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
-    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
-    for (int i = 0; i < N; i++) {
-        FRAME(f, d, Delta, DELTA, delta, DELTA, 1);
-        d.has_text = true;
-        d.text = (ProtobufCBinaryData){10, (uint8_t *)"0123456789"};
-        ck_assert_int_eq(frame_buffer_put(&b, &f.base), 0);
-    }
-    server_write(&server, b.data, b.end);
+    greeted_with(100);
+    server_deltas(1, N);
     server_done(&server, 1);
-    frame_buffer_deinit(&b);
-    nvllm_request_init(&request);
-    request.prompt = nvllm_str("x");
     ck_assert_msg(nvllm_generate(client, &request, count, &n, MS, &err) == NVLLM_OK, "%s",
                   err.message);
     ck_assert_int_eq(n, N);
@@ -473,15 +452,9 @@ TEST(answer_larger_than_the_queue)
 {
     enum { LARGE = 100000 };
     char *text = malloc(LARGE + 1);
-    struct nvllm_options options;
-    int fd = open_pair();
     uint64_t id;
 
-    nvllm_options_init(&options);
-    options.fd = fd;
-    options.max_queue_bytes = 1000;
-    server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
-    ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
+    greeted_with(1000);
     id = start_for(0);
     memset(text, 'a', LARGE);
     text[LARGE] = '\0';
@@ -553,7 +526,7 @@ static void *use_one(void *arg)
     const struct nvllm_status *status;
     const struct nvllm_event *event;
     struct nvllm_options options;
-    struct nvllm_request request;
+    struct nvllm_request request = request_of("x");
     struct nvllm_error e;
     uintptr_t n_ends = 0;
     uint64_t id;
@@ -562,8 +535,6 @@ static void *use_one(void *arg)
     options.fd = *(int *)arg;
     if (nvllm_connect(&own, &options, &e) != NVLLM_OK)
         return NULL;
-    nvllm_request_init(&request);
-    request.prompt = nvllm_str("x");
     request.timeout_ms = 60 * MS;
     for (int round = 0; round < N_ROUNDS; round++) {
         for (int i = 0; i < N_AT_A_TIME; i++)

@@ -46,7 +46,8 @@ static enum nvllm_code session(int fd)
     const struct nvllm_event *event;
     struct nvllm_options options;
     struct nvllm_request request;
-    struct nvllm_chat chat;
+    struct nvllm_chat chat = chat_of(&message, 1);
+    struct nvllm_error list_err = {0};
     enum nvllm_code code, first;
     uint64_t id;
 
@@ -56,19 +57,18 @@ static enum nvllm_code session(int fd)
     first = nvllm_connect(&client, &options, &err);
     if (first != NVLLM_OK)
         return first;
-    nvllm_chat_init(&chat);
-    chat.messages = &message;
-    chat.n_messages = 1;
     nvllm_request_init(&request);
     request.chat = &chat;
     first = nvllm_generate_start(client, &id, &request, &err);
     if (first != NVLLM_OK)
         return first;
     write_answers();
-    first = nvllm_list_requests(client, NULL, MS, &list, &err);
+    nvllm_list_requests(client, NULL, MS, &list, &list_err);
     while ((code = nvllm_next(client, 0, &event, &err)) == NVLLM_OK)
         n_events++;
-    return code == NVLLM_E_TIMEOUT ? first : code;
+    if (code == NVLLM_E_TIMEOUT)
+        err = list_err;
+    return err.code;
 }
 
 /* Whichever allocation fails, the answer is no_memory, and closing gives all back. */

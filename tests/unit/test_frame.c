@@ -341,6 +341,28 @@ TEST(buffer_keeps_order_through_partial_writes)
     frame_buffer_deinit(&b);
 }
 
+/* A buffer that stays nearly full while small frames go in and out moves few bytes to its front,
+ * and does not grow without end. */
+TEST(full_buffer_moves_few_bytes)
+{
+    struct frame_buffer b = {0};
+    size_t consumed = 0, moved = 0;
+
+    put_tokenize(&b, 1, 100000);
+    for (int i = 0; i < 50000; i++) {
+        size_t start = b.start;
+
+        put_tokenize(&b, 2, 20);
+        if (b.start < start)
+            moved += frame_buffer_bytes(&b);
+        frame_buffer_consume(&b, 25);
+        consumed += 25;
+    }
+    ck_assert_uint_lt(moved, 3 * consumed);
+    ck_assert_uint_lt(b.cap, 4 * frame_buffer_bytes(&b));
+    frame_buffer_deinit(&b);
+}
+
 /* Mutated and random frames are a message or an error, never a fault, whatever the budget. */
 TEST(unpacking_survives_mutation_and_any_budget)
 {

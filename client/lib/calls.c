@@ -1,0 +1,350 @@
+/* calls.c - the short operations: each packs its arguments and waits for the answer, or starts a
+ * request whose answer is an event. */
+#include "client/lib/client.h"
+#include "client/lib/clock.h"
+#include "client/lib/error.h"
+#include "client/lib/pack.h"
+#include "client/lib/sized.h"
+
+#define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
+
+/* Sends an operation and waits for its answer, *out; with id it does not wait, and *id is the
+ * request's. */
+static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCase op_case,
+                            void *op, uint64_t *id, int timeout_ms, const void **out,
+                            struct nvllm_error *err)
+{
+    Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
+    enum nvllm_code code;
+
+    frame.op_case = op_case;
+    frame.drain = op; /* whichever it is: the oneof is a union of pointers */
+    if (!id)
+        return client_call(c, &frame, timeout_ms, out, err);
+    code = conn_send(&c->conn, &frame, id, err);
+    if (code == NVLLM_OK)
+        client_open(c, *id, timeout_ms < 0 ? 0 : clock_ms() + timeout_ms);
+    return code;
+}
+
+/* ---- tokens, texts and the status */
+
+static enum nvllm_code tokenize(struct nvllm_client *c, struct nvllm_text text, bool special,
+                                uint64_t *id, int timeout_ms, const void **out,
+                                struct nvllm_error *err)
+{
+    Nvllm__V1__Tokenize op = NVLLM__V1__TOKENIZE__INIT;
+
+    if (!text.data && text.len > 0)
+        return error_field(err, "text", "text is NULL");
+    op.has_text = op.has_special = true;
+    op.text = pack_bytes(text);
+    op.special = special;
+    return call(c, OP(TOKENIZE), &op, id, timeout_ms, out, err);
+}
+
+enum nvllm_code nvllm_tokenize(struct nvllm_client *c, struct nvllm_text text, bool special,
+                               int timeout_ms, const struct nvllm_tokens **tokens,
+                               struct nvllm_error *err)
+{
+    return tokenize(c, text, special, NULL, timeout_ms, (const void **)tokens, err);
+}
+
+enum nvllm_code nvllm_tokenize_start(struct nvllm_client *c, uint64_t *id, struct nvllm_text text,
+                                     bool special, int timeout_ms, struct nvllm_error *err)
+{
+    return tokenize(c, text, special, id, timeout_ms, NULL, err);
+}
+
+static enum nvllm_code detokenize(struct nvllm_client *c, const int32_t *ids, size_t n_ids,
+                                  bool skip_special, uint64_t *id, int timeout_ms, const void **out,
+                                  struct nvllm_error *err)
+{
+    Nvllm__V1__Detokenize op = NVLLM__V1__DETOKENIZE__INIT;
+
+    if (!ids && n_ids > 0)
+        return error_field(err, "ids", "ids is NULL");
+    op.n_ids = n_ids;
+    op.ids = (int32_t *)ids;
+    op.has_skip_special = true;
+    op.skip_special = skip_special;
+    return call(c, OP(DETOKENIZE), &op, id, timeout_ms, out, err);
+}
+
+enum nvllm_code nvllm_detokenize(struct nvllm_client *c, const int32_t *ids, size_t n_ids,
+                                 bool skip_special, int timeout_ms, struct nvllm_text *text,
+                                 struct nvllm_error *err)
+{
+    const void *answer;
+    enum nvllm_code code = detokenize(c, ids, n_ids, skip_special, NULL, timeout_ms, &answer, err);
+
+    if (code == NVLLM_OK)
+        *text = *(const struct nvllm_text *)answer;
+    return code;
+}
+
+enum nvllm_code nvllm_detokenize_start(struct nvllm_client *c, uint64_t *id, const int32_t *ids,
+                                       size_t n_ids, bool skip_special, int timeout_ms,
+                                       struct nvllm_error *err)
+{
+    return detokenize(c, ids, n_ids, skip_special, id, timeout_ms, NULL, err);
+}
+
+static enum nvllm_code render(struct nvllm_client *c, const struct nvllm_chat *given, uint64_t *id,
+                              int timeout_ms, const void **out, struct nvllm_error *err)
+{
+    Nvllm__V1__Render op = NVLLM__V1__RENDER__INIT;
+    struct unpacked *memory = unpacked_new();
+    Nvllm__V1__Chat chat;
+    enum nvllm_code code = pack_chat(memory, &chat, given, err);
+
+    op.chat = &chat;
+    if (code == NVLLM_OK)
+        code = call(c, OP(RENDER), &op, id, timeout_ms, out, err);
+    unpacked_free(memory);
+    return code;
+}
+
+enum nvllm_code nvllm_render(struct nvllm_client *c, const struct nvllm_chat *chat, int timeout_ms,
+                             struct nvllm_text *text, struct nvllm_error *err)
+{
+    const void *answer;
+    enum nvllm_code code = render(c, chat, NULL, timeout_ms, &answer, err);
+
+    if (code == NVLLM_OK)
+        *text = *(const struct nvllm_text *)answer;
+    return code;
+}
+
+enum nvllm_code nvllm_render_start(struct nvllm_client *c, uint64_t *id,
+                                   const struct nvllm_chat *chat, int timeout_ms,
+                                   struct nvllm_error *err)
+{
+    return render(c, chat, id, timeout_ms, NULL, err);
+}
+
+enum nvllm_code nvllm_get_status(struct nvllm_client *c, int timeout_ms,
+                                 const struct nvllm_status **status, struct nvllm_error *err)
+{
+    Nvllm__V1__GetStatus op = NVLLM__V1__GET_STATUS__INIT;
+
+    return call(c, OP(GET_STATUS), &op, NULL, timeout_ms, (const void **)status, err);
+}
+
+enum nvllm_code nvllm_get_status_start(struct nvllm_client *c, uint64_t *id, int timeout_ms,
+                                       struct nvllm_error *err)
+{
+    Nvllm__V1__GetStatus op = NVLLM__V1__GET_STATUS__INIT;
+
+    return call(c, OP(GET_STATUS), &op, id, timeout_ms, NULL, err);
+}
+
+/* ---- options */
+
+/* Defines nvllm_name_options_init_size(), and default_name: what is not given is zero. */
+#define OPTIONS(name, ...)                                                                         \
+    static const struct nvllm_##name##_options default_##name = {.size = sizeof(default_##name),   \
+                                                                 __VA_ARGS__};                     \
+                                                                                                   \
+    void nvllm_##name##_options_init_size(struct nvllm_##name##_options *options, size_t size)     \
+    {                                                                                              \
+        sized_give(options, size, &default_##name, sizeof(default_##name));                        \
+    }
+
+OPTIONS(list)
+OPTIONS(blocks)
+OPTIONS(clear)
+OPTIONS(pin)
+OPTIONS(explain)
+OPTIONS(drain, .timeout_ms = -1)
+
+/* What is wrong with options that sized_take() does not take. */
+static enum nvllm_code unprepared(struct nvllm_error *err)
+{
+    return error_field(err, "options", "the options were not prepared by their init");
+}
+
+/* ---- requests and blocks */
+
+enum nvllm_code nvllm_list_requests(struct nvllm_client *c,
+                                    const struct nvllm_list_options *options, int timeout_ms,
+                                    const struct nvllm_request_list **list, struct nvllm_error *err)
+{
+    Nvllm__V1__ListRequests op = NVLLM__V1__LIST_REQUESTS__INIT;
+    struct nvllm_list_options o = default_list;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    op.has_limit = o.limit != 0;
+    op.limit = o.limit;
+    return call(c, OP(LIST_REQUESTS), &op, NULL, timeout_ms, (const void **)list, err);
+}
+
+enum nvllm_code nvllm_cancel_request(struct nvllm_client *c, uint64_t request, int timeout_ms,
+                                     bool *found, struct nvllm_error *err)
+{
+    Nvllm__V1__Cancel op = NVLLM__V1__CANCEL__INIT;
+    const void *was_found;
+    enum nvllm_code code;
+
+    if (request == 0)
+        return error_field(err, "request", "request: 0 is never a request's number");
+    op.has_request = true;
+    op.request = request;
+    code = call(c, OP(CANCEL), &op, NULL, timeout_ms, &was_found, err);
+    if (code == NVLLM_OK && found)
+        *found = *(const bool *)was_found;
+    return code;
+}
+
+enum nvllm_code nvllm_get_blocks(struct nvllm_client *c, const struct nvllm_blocks_options *options,
+                                 int timeout_ms, const struct nvllm_blocks **blocks,
+                                 struct nvllm_error *err)
+{
+    Nvllm__V1__GetBlocks op = NVLLM__V1__GET_BLOCKS__INIT;
+    struct nvllm_blocks_options o = default_blocks;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    op.has_map = op.map = o.map;
+    return call(c, OP(GET_BLOCKS), &op, NULL, timeout_ms, (const void **)blocks, err);
+}
+
+/* ---- the prefix cache */
+
+enum nvllm_code nvllm_show_cache(struct nvllm_client *c, const struct nvllm_list_options *options,
+                                 int timeout_ms, const struct nvllm_cache **cache,
+                                 struct nvllm_error *err)
+{
+    Nvllm__V1__ShowCache op = NVLLM__V1__SHOW_CACHE__INIT;
+    struct nvllm_list_options o = default_list;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    op.has_limit = o.limit != 0;
+    op.limit = o.limit;
+    return call(c, OP(SHOW_CACHE), &op, NULL, timeout_ms, (const void **)cache, err);
+}
+
+enum nvllm_code nvllm_clear_cache(struct nvllm_client *c, const struct nvllm_clear_options *options,
+                                  int timeout_ms, const struct nvllm_cache_change **change,
+                                  struct nvllm_error *err)
+{
+    Nvllm__V1__ClearCache op = NVLLM__V1__CLEAR_CACHE__INIT;
+    struct nvllm_clear_options o = default_clear;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    op.has_all = op.all = o.all;
+    return call(c, OP(CLEAR_CACHE), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_pin_cache(struct nvllm_client *c, const struct nvllm_pin_options *options,
+                                int timeout_ms, const struct nvllm_cache_change **change,
+                                struct nvllm_error *err)
+{
+    Nvllm__V1__PinCache op;
+    struct nvllm_pin_options o = default_pin;
+    struct unpacked *memory;
+    enum nvllm_code code;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    nvllm__v1__pin_cache__init(&op);
+    op.has_unpin = op.unpin = o.unpin;
+    op.has_uid = o.has_uid;
+    op.uid = o.uid;
+    memory = unpacked_new();
+    code = pack_input(memory, &op.base, o.prompt, o.prompt_ids, o.n_prompt_ids, o.chat, err);
+    if (code == NVLLM_OK)
+        code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
+    if (code == NVLLM_OK)
+        code = call(c, OP(PIN_CACHE), &op, NULL, timeout_ms, (const void **)change, err);
+    unpacked_free(memory);
+    return code;
+}
+
+/* ---- why */
+
+enum nvllm_code nvllm_explain(struct nvllm_client *c, const struct nvllm_explain_options *options,
+                              int timeout_ms, const struct nvllm_explanation **explanation,
+                              struct nvllm_error *err)
+{
+    Nvllm__V1__Explain op;
+    struct nvllm_explain_options o = default_explain;
+    struct unpacked *memory = NULL;
+    enum nvllm_code code = NVLLM_OK;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    if (o.request != 0 && (o.prompt.data || o.prompt_ids || o.chat))
+        return error_field(err, "about", "about: a request and a prompt are both given");
+    nvllm__v1__explain__init(&op);
+    if (o.request != 0) {
+        op.about_case = NVLLM__V1__EXPLAIN__ABOUT_REQUEST;
+        op.request = o.request;
+    } else {
+        memory = unpacked_new();
+        code = pack_input(memory, &op.base, o.prompt, o.prompt_ids, o.n_prompt_ids, o.chat, err);
+        if (code == NVLLM_OK)
+            code = pack_salt(&op.has_cache_salt, &op.cache_salt, o.cache_salt, err);
+    }
+    if (code == NVLLM_OK)
+        code = call(c, OP(EXPLAIN), &op, NULL, timeout_ms, (const void **)explanation, err);
+    unpacked_free(memory);
+    return code;
+}
+
+/* ---- the daemon itself */
+
+enum nvllm_code nvllm_drain(struct nvllm_client *c, const struct nvllm_drain_options *options,
+                            int timeout_ms, const struct nvllm_change **change,
+                            struct nvllm_error *err)
+{
+    Nvllm__V1__Drain op = NVLLM__V1__DRAIN__INIT;
+    struct nvllm_drain_options o = default_drain;
+
+    if (!sized_take(&o, sizeof(o), options))
+        return unprepared(err);
+    if (o.timeout_ms > UINT32_MAX)
+        return error_field(err, "timeout_ms", "timeout_ms: %lld is too large",
+                           (long long)o.timeout_ms);
+    op.has_timeout_ms = o.timeout_ms >= 0;
+    op.timeout_ms = op.has_timeout_ms ? (uint32_t)o.timeout_ms : 0;
+    return call(c, OP(DRAIN), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_resume(struct nvllm_client *c, int timeout_ms,
+                             const struct nvllm_change **change, struct nvllm_error *err)
+{
+    Nvllm__V1__Resume op = NVLLM__V1__RESUME__INIT;
+
+    return call(c, OP(RESUME), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_set_log_level(struct nvllm_client *c, const char *level, int timeout_ms,
+                                    const struct nvllm_change **change, struct nvllm_error *err)
+{
+    Nvllm__V1__SetLogLevel op = NVLLM__V1__SET_LOG_LEVEL__INIT;
+
+    if (!level)
+        return error_field(err, "level", "level is NULL");
+    op.level = (char *)level;
+    return call(c, OP(SET_LOG_LEVEL), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_shutdown(struct nvllm_client *c, int timeout_ms,
+                               const struct nvllm_change **change, struct nvllm_error *err)
+{
+    Nvllm__V1__Shutdown op = NVLLM__V1__SHUTDOWN__INIT;
+
+    return call(c, OP(SHUTDOWN), &op, NULL, timeout_ms, (const void **)change, err);
+}
+
+enum nvllm_code nvllm_reload(struct nvllm_client *c, int timeout_ms,
+                             const struct nvllm_reloaded **reloaded, struct nvllm_error *err)
+{
+    Nvllm__V1__Reload op = NVLLM__V1__RELOAD__INIT;
+
+    return call(c, OP(RELOAD), &op, NULL, timeout_ms, (const void **)reloaded, err);
+}
