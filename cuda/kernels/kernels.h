@@ -118,15 +118,19 @@ cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table
                   const struct step_view *v, const int32_t *sampled, int n_tokens, int dim,
                   int vocab_size);
 
-/* y[i] = x[i] / rms(x[i]) * w; with rows: of row rows[i].row of x, for i < counts->n_rows. */
-cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
-                     const struct step_view *gather, int n_rows, int dim, float eps);
-
-/* The same after a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
- * floats apart. dim is at most 16384. */
-cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x, const float *parts,
-                         int n_parts, int64_t part_stride, const uint16_t *w, int n_rows, int dim,
-                         float eps);
+/* y[i] = x[i] / rms(x[i]) * w. */
+struct norm {
+    uint16_t *y; /* [n_rows, dim] */
+    float *x;
+    const uint16_t *w;
+    int n_rows, dim;
+    float eps;
+    const struct step_view *gather; /* of row rows[i].row of x, for i < counts->n_rows; or NULL */
+    const float *parts; /* x[i] += the sum of parts[..][i] first, part_stride floats apart */
+    int n_parts;        /* 0, or 2 or 4 where dim is at most 16384 */
+    int64_t part_stride;
+};
+cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 
 /* cos and sin of position * theta^(-2i / head_dim), [max_seq_len, head_dim / 2] pairs. */
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
