@@ -17,8 +17,7 @@
 
 #include "cuda/inspect.h"
 #include "engine/model/model.h"
-#include "tests/gpu/bench_attention.h"
-#include "tests/gpu/bench_sampler.h"
+#include "tests/gpu/bench.h"
 #include "tests/gpu/drive.h"
 
 extern const struct backend_ops nvllm_backend;
