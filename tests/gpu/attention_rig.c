@@ -2,7 +2,6 @@
 #include "tests/gpu/attention_rig.h"
 
 #include "engine/util/must.h"
-#include "tests/gpu/scatter.h"
 
 struct paged paged_new(const struct scene *s, int n_layers)
 {

@@ -1,7 +1,6 @@
 /* bench_attention.c - see bench.h. The plan is the backend's own: step_pack() with as many work
  * items as fill the machine. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "tests/gpu/attention_rig.h"
 #include "tests/gpu/bench.h"
@@ -36,13 +35,6 @@ static const struct model {
     uint64_t seed;
 } models[] = {{16, 8, 5}, {32, 8, 11034}};
 
-static int shorter(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Seconds of one launch, of many behind one another, in rising order. */
 static void measure(double seconds[RUNS], const struct run *r, int repeats)
 {
@@ -54,7 +46,7 @@ static void measure(double seconds[RUNS], const struct run *r, int repeats)
         }
         seconds[i] = timer_end() / repeats;
     }
-    qsort(seconds, RUNS, sizeof(*seconds), shorter);
+    sort_numbers(seconds, RUNS);
 }
 
 /* What a second does in each run, and whether that is what it shall be: the end of a line. */

@@ -30,14 +30,6 @@ void cuda_must_(cudaError_t code, const char *what, const char *file, int line)
     exit(1);
 }
 
-void err_must(int r, const struct err *e)
-{
-    if (r == 0)
-        return;
-    fprintf(stderr, "%s\n", e->text);
-    exit(1);
-}
-
 void device_set_up(void)
 {
     struct err e;
@@ -321,4 +313,16 @@ double timer_end(void)
     cuda_must(cudaEventSynchronize(timer[1]));
     cuda_must(cudaEventElapsedTime(&ms, timer[0], timer[1]));
     return (double)ms / 1e3;
+}
+
+static int in_order(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+void sort_numbers(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof(*x), in_order);
 }

@@ -11,11 +11,11 @@
 
 #include "cuda/device.h"
 #include "cuda/step.h"
+#include "tests/gpu/common.h"
 #include "tests/tools/make_batch.h"
 
 void cuda_must_(cudaError_t code, const char *what, const char *file, int line);
 #define cuda_must(call) cuda_must_((call), #call, __FILE__, __LINE__)
-void err_must(int r, const struct err *e);
 
 /* What lies between these two: all memory that is taken below is freed at the end; random numbers
  * are the same each time. */
@@ -77,5 +77,7 @@ cudaGraphExec_t capture_end(void);
 /* Seconds on the device between these; the second waits. */
 void timer_begin(void);
 double timer_end(void);
+
+void sort_numbers(double *x, int n);
 
 #endif
