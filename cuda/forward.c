@@ -179,23 +179,9 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
 
 /* ---- attention */
 
-/* Blocks that the keys of one tile are split over: one, unless the tiles leave most of the machine
- * idle and there are keys enough for several. */
-static int prefill_splits(const struct pass *p)
-{
-    const int tiles = p->s->n_tiles * p->f->config->n_heads, least_keys = 512;
-    const int wanted = 2 * p->f->launch->n_sms / tiles, useful = p->s->max_kv_len / least_keys;
-    const int fitting = ATTN_SPLIT_BLOCKS / tiles;
-    int n = wanted < useful ? wanted : useful;
-
-    n = n < fitting ? n : fitting;
-    return n < 2 ? 1 : n;
-}
-
 static int prefill(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
-    const bool sm90 = f->maps.usable;
     struct attn_prefill t = {.partial = f->prefill_partial,
                              .counters = f->prefill_counters,
                              .n_tiles = p->s->n_tiles,
@@ -203,11 +189,9 @@ static int prefill(const struct pass *p, const struct attn *a)
                              .max_kv_len = p->s->max_kv_len};
 
     if (!f->invariant)
-        t.n_splits = sm90
-                         ? attn_prefill_sm90_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len)
-                         : prefill_splits(p);
-    return cuda_check(sm90 ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
-                           : attn_prefill(f->launch, a, p->v, &t),
+        t.n_splits = attn_prefill_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len);
+    return cuda_check(f->maps.usable ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
+                                     : attn_prefill(f->launch, a, p->v, &t),
                       "attn_prefill", p->e);
 }
 

@@ -50,8 +50,6 @@ struct attn_item {
 
 /* One tile of query rows of one prefill chunk. */
 struct attn_tile {
-    int32_t seq;
-    int32_t first;        /* row in the chunk, a multiple of ATTN_TILE */
     int32_t row0, n_rows; /* of the step; at most ATTN_TILE */
     int32_t position;     /* of row0 in its sequence */
     int32_t table;        /* where its block table begins in tables */
@@ -104,7 +102,7 @@ struct sampler_set {
 struct step_view {
     const struct step_counts *counts;
     const int32_t *tokens, *positions, *slots;
-    const int32_t *q_start, *kv_len, *table_start; /* table_start[i]: of sequence i in tables */
+    const int32_t *kv_len, *table_start; /* table_start[i]: of sequence i in tables */
     const int32_t *tables;
     const struct attn_item *items;
     const struct attn_tile *tiles;
@@ -198,7 +196,7 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
                               const struct attn_prefill *t); /* a->q is the maps' */
 /* How many splits of the keys fill the machine, for tiles times heads. */
-int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len);
+int attn_prefill_splits(const struct launch *l, int n_work, int max_kv_len);
 
 /* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
  * on how many rows there are. */

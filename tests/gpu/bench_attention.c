@@ -98,8 +98,8 @@ static bool bench_scene(int number, const struct model *m)
     r = run_new(&s);
     run_pack(&r, &s, &p, chunk && device.compute == 90);
     if (r.maps.usable)
-        r.prefill.n_splits = attn_prefill_sm90_splits(&device.launch, r.prefill.n_tiles * n_heads,
-                                                      r.prefill.max_kv_len);
+        r.prefill.n_splits =
+            attn_prefill_splits(&device.launch, r.prefill.n_tiles * n_heads, r.prefill.max_kv_len);
     measure(seconds, &r, chunk ? PREFILL_REPEATS : REPEATS);
     memory_free();
     if (chunk) {
