@@ -112,38 +112,34 @@ static int gemm(const struct pass *p, enum forward_product kind, int layer, stru
     return gemm_run(p->f->gemm, p->f->launch->stream, &product, p->e);
 }
 
-static int norm(const struct pass *p, struct rows rows, const uint16_t *w)
+/* The norm of rows after a product over k that was added to the residual, or left in parts; k is 0
+ * where there is none. */
+static int norm(const struct pass *p, struct rows rows, const uint16_t *w, int k)
 {
     const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim;
+    const int dim = f->config->hidden_dim, n_parts = k > 0 ? parts_of(f, rows.n, k) : 1;
     const int64_t at = (int64_t)rows.first * dim;
+    struct norm n = {.y = f->normed + at,
+                     .x = f->residual + at,
+                     .w = w,
+                     .n_rows = rows.n,
+                     .dim = dim,
+                     .eps = f->config->rms_norm_eps};
 
-    return cuda_check(rms_norm(f->launch, f->normed + at, f->residual + at, w, NULL, rows.n, dim,
-                               f->config->rms_norm_eps),
-                      "rms_norm", p->e);
-}
-
-/* The norm after a product over k that was added to the residual. */
-static int norm_after(const struct pass *p, struct rows rows, const uint16_t *w, int k)
-{
-    const struct forward *f = p->f;
-    const int dim = f->config->hidden_dim, n_parts = parts_of(f, rows.n, k);
-
-    if (n_parts == 1)
-        return norm(p, rows, w);
-    must(rows.first == 0); /* parts are of all rows */
-    return cuda_check(rms_norm_add(f->launch, f->normed, f->residual, f->parts, n_parts,
-                                   (int64_t)gemm_rows(rows.n) * dim, w, rows.n, dim,
-                                   f->config->rms_norm_eps),
-                      "rms_norm", p->e);
+    if (n_parts > 1) {
+        must(rows.first == 0); /* parts are of all rows */
+        n.parts = f->parts;
+        n.n_parts = n_parts;
+        n.part_stride = (int64_t)gemm_rows(rows.n) * dim;
+    }
+    return cuda_check(rms_norm(f->launch, &n), "rms_norm", p->e);
 }
 
 /* A layer up to attention, and from there on. */
 static int begin_gemm(const struct pass *p, int layer, struct rows rows)
 {
     const struct layer_weights *w = &p->f->weights->layers[layer];
-    const int r = layer == 0 ? norm(p, rows, w->attn_norm.data)
-                             : norm_after(p, rows, w->attn_norm.data, w->down.k);
+    const int r = norm(p, rows, w->attn_norm.data, layer > 0 ? w->down.k : 0);
 
     return r < 0 ? r : gemm(p, PRODUCT_QKV, layer, rows);
 }
@@ -156,7 +152,7 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
     int r = gemm(p, PRODUCT_O, layer, rows);
 
     if (r == 0)
-        r = norm_after(p, rows, w->mlp_norm.data, w->o.k);
+        r = norm(p, rows, w->mlp_norm.data, w->o.k);
     if (r == 0)
         r = gemm(p, PRODUCT_GATE_UP, layer, rows);
     if (r == 0)
@@ -168,23 +164,9 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
 
 /* ---- attention */
 
-/* Blocks that the keys of one tile are split over: one, unless the tiles leave most of the machine
- * idle and there are keys enough for several. */
-static int prefill_splits(const struct pass *p)
-{
-    const int tiles = p->s->n_tiles * p->f->config->n_heads, least_keys = 512;
-    const int wanted = 2 * p->f->launch->n_sms / tiles, useful = p->s->max_kv_len / least_keys;
-    const int fitting = ATTN_SPLIT_BLOCKS / tiles;
-    int n = wanted < useful ? wanted : useful;
-
-    n = n < fitting ? n : fitting;
-    return n < 2 ? 1 : n;
-}
-
 static int prefill(const struct pass *p, const struct attn *a)
 {
     const struct forward *f = p->f;
-    const bool sm90 = f->maps.usable;
     struct attn_prefill t = {.partial = f->prefill_partial,
                              .counters = f->prefill_counters,
                              .n_tiles = p->s->n_tiles,
@@ -192,11 +174,9 @@ static int prefill(const struct pass *p, const struct attn *a)
                              .max_kv_len = p->s->max_kv_len};
 
     if (!f->invariant)
-        t.n_splits = sm90
-                         ? attn_prefill_sm90_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len)
-                         : prefill_splits(p);
-    return cuda_check(sm90 ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
-                           : attn_prefill(f->launch, a, p->v, &t),
+        t.n_splits = attn_prefill_splits(f->launch, t.n_tiles * a->n_heads, t.max_kv_len);
+    return cuda_check(f->maps.usable ? attn_prefill_sm90(f->launch, a, &f->maps, p->v, &t)
+                                     : attn_prefill(f->launch, a, p->v, &t),
                       "attn_prefill", p->e);
 }
 
@@ -310,9 +290,14 @@ static int lm_head(const struct pass *p)
     const struct forward *f = p->f;
     const struct model_config *c = f->config;
     const int m = p->s->n_rows;
-    int r = cuda_check(rms_norm(f->launch, f->normed, f->residual, f->weights->norm.data, p->v, m,
-                                c->hidden_dim, c->rms_norm_eps),
-                       "rms_norm", p->e);
+    const struct norm last = {.y = f->normed,
+                              .x = f->residual,
+                              .w = f->weights->norm.data,
+                              .n_rows = m,
+                              .dim = c->hidden_dim,
+                              .eps = c->rms_norm_eps,
+                              .gather = p->v};
+    const int r = cuda_check(rms_norm(f->launch, &last), "rms_norm", p->e);
 
     if (r < 0)
         return r;

@@ -96,7 +96,6 @@ struct step_view step_view_at(const struct step_room *r, const char *base)
     v.tokens = take(&base, r->n_tokens, sizeof(*v.tokens));
     v.positions = take(&base, r->n_tokens, sizeof(*v.positions));
     v.slots = take(&base, r->n_tokens, sizeof(*v.slots));
-    v.q_start = take(&base, r->n_seqs + 1, sizeof(*v.q_start));
     v.kv_len = take(&base, r->n_seqs, sizeof(*v.kv_len));
     v.table_start = take(&base, r->n_seqs, sizeof(*v.table_start));
     v.items = take(&base, r->n_items, sizeof(*v.items));
@@ -294,9 +293,7 @@ static int plan_tiles(struct attn_tile *tiles, const int32_t *table_start, const
         const int rows = batch_q_start(b)[i + 1] - batch_q_start(b)[i];
 
         for (int at = 0; at < rows; at += ATTN_TILE)
-            tiles[n++] = (struct attn_tile){.seq = i,
-                                            .first = at,
-                                            .row0 = batch_q_start(b)[i] + at,
+            tiles[n++] = (struct attn_tile){.row0 = batch_q_start(b)[i] + at,
                                             .n_rows = rows - at < ATTN_TILE ? rows - at : ATTN_TILE,
                                             .position = batch_kv_len(b)[i] - rows + at,
                                             .table = table_start[i],
@@ -394,7 +391,6 @@ size_t step_pack(char *host, struct step_view *on_device, const char *device,
     must(b->n_masks >= 0 && b->n_masks <= l->max_seqs);
     must(b->n_masks == 0 || b->mask_words == l->mask_words);
     pack_tokens(&v, r, b);
-    fill((int32_t *)v.q_start, batch_q_start(b), b->n_seqs + 1, sizeof(int32_t));
     fill((int32_t *)v.kv_len, batch_kv_len(b), b->n_seqs, sizeof(int32_t));
     (void)take(&at, pack_tables((int32_t *)v.tables, (int32_t *)v.table_start, l, b),
                sizeof(*v.tables));

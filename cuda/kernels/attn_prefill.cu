@@ -6,19 +6,21 @@
  * tiles of KEYS keys, the next one on its way to shared memory while this one is computed with. A
  * step of few tiles (a short chunk behind a long context) has its keys split over several blocks,
  * of which the one that ends last joins the partial results. */
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/attn_prefill.cuh"
 
 static constexpr int WARPS = 4;
 static constexpr int KEYS = 64;
 static constexpr int MTILES = 2; /* 16 rows each a warp: a fragment of K or V serves two products */
 static constexpr int THREADS = WARPS * WARP;
+static constexpr int LEAST_KEYS = 1024; /* of a split, at least */
+static_assert(THREADS == JOIN_THREADS, "who join splits");
 static_assert(WARPS * MTILES * 16 == ATTN_TILE, "the warps' rows are the tile");
 
 struct prefill_args {
     struct attn a;
     struct kv_pool kv;
     const struct attn_tile *tiles;
-    const int32_t *q_start, *kv_len, *table_start, *tables;
+    const int32_t *tables;
     float *partial;    /* where the keys are split: [tile, head, split, ATTN_TILE, head_dim + 2] */
     int32_t *counters; /* [tile, head] */
     int group;         /* query heads of a KV head */
@@ -77,15 +79,10 @@ static __device__ __forceinline__ void load_keys(uint32_t to, const struct prefi
     }
 }
 
-/* The last block of a tile and head joins the splits. A split without keys of a row has a sum of
- * zero there. */
-template <int HEAD_DIM>
-static __device__ void join_splits(uint16_t *out, int64_t row_stride, const float *parts,
-                                   int32_t *counter, int n_rows, int n_splits)
+/* Whether this block is the last to have stored a split of its tile and head. */
+static __device__ bool is_last_split(int32_t *counter, int n_splits)
 {
     __shared__ int is_last;
-    static constexpr int ENTRY = HEAD_DIM + 2;
-    static constexpr int64_t SPLIT = (int64_t)ATTN_TILE * ENTRY;
 
     __threadfence();
     __syncthreads();
@@ -95,27 +92,8 @@ static __device__ void join_splits(uint16_t *out, int64_t row_stride, const floa
             *counter = 0;
     }
     __syncthreads();
-    if (!is_last)
-        return;
     __threadfence();
-    for (int i = (int)threadIdx.x; i < n_rows * HEAD_DIM; i += THREADS) {
-        const float *row = parts + (int64_t)(i / HEAD_DIM) * ENTRY;
-        float max = -1e30f, sum = 0.0f, o = 0.0f;
-
-        for (int j = 0; j < n_splits; j++)
-            if (__ldcg(row + j * SPLIT + HEAD_DIM + 1) > 0.0f)
-                max = fmaxf(max, __ldcg(row + j * SPLIT + HEAD_DIM));
-        for (int j = 0; j < n_splits; j++) {
-            const float part_sum = __ldcg(row + j * SPLIT + HEAD_DIM + 1);
-            const float share = exp2f(__ldcg(row + j * SPLIT + HEAD_DIM) - max);
-
-            if (part_sum > 0.0f) {
-                sum += part_sum * share;
-                o += __ldcg(row + j * SPLIT + i % HEAD_DIM) * share;
-            }
-        }
-        out[i / HEAD_DIM * row_stride + i % HEAD_DIM] = bf16_bits(o / sum);
-    }
+    return is_last;
 }
 
 template <int HEAD_DIM>
@@ -131,16 +109,13 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const struct attn_tile tile = p.tiles[p.n_tiles - 1 - (int)blockIdx.y];
     const int head = (int)blockIdx.x, kv_head = head / p.group;
     const int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP;
-    const int row0 = p.q_start[tile.seq] + tile.first;
-    const int n_rows = min(ATTN_TILE, p.q_start[tile.seq + 1] - row0);
-    const int kv_len = p.kv_len[tile.seq];
-    const int pos0 = kv_len - (p.q_start[tile.seq + 1] - row0); /* position of the tile's row 0 */
+    const int row0 = tile.row0, n_rows = tile.n_rows, pos0 = tile.position;
     const int n_keys = pos0 + n_rows, all_steps = (n_keys + KEYS - 1) / KEYS;
     const int n_splits = (int)gridDim.z, split = (int)blockIdx.z;
     const int each_steps = (all_steps + n_splits - 1) / n_splits;
     const int first_step = min(split * each_steps, all_steps);
     const int n_steps = min(first_step + each_steps, all_steps);
-    const int32_t *table = p.tables + p.table_start[tile.seq];
+    const int32_t *table = p.tables + tile.table;
     const uint16_t *k_pool = p.kv.base + p.a.layer * p.kv.layer_stride +
                              ((int64_t)kv_head << p.kv.block_shift) * HEAD_DIM;
     const uint16_t *v_pool = k_pool + p.kv.v_offset;
@@ -272,7 +247,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
             }
     }
     const int64_t place = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
-    float *parts = p.partial + place * n_splits * ATTN_TILE * (HEAD_DIM + 2);
+    float *splits = p.partial + place * n_splits * split_floats<HEAD_DIM>();
 #pragma unroll
     for (int m = 0; m < MTILES; m++)
 #pragma unroll
@@ -285,13 +260,13 @@ static __global__ void __launch_bounds__(THREADS, 2)
             if (row >= n_rows)
                 continue;
             if (n_splits > 1) {
-                float *part = parts + ((int64_t)split * ATTN_TILE + row) * (HEAD_DIM + 2);
+                float *mine = splits + split * split_floats<HEAD_DIM>();
 
 #pragma unroll
                 for (int n = 0; n < HEAD_DIM / 8; n++)
-                    *(float2 *)(part + n * 8 + lane % 4 * 2) =
+                    *(float2 *)(mine + row * HEAD_DIM + n * 8 + lane % 4 * 2) =
                         make_float2(o[m][n][half * 2], o[m][n][half * 2 + 1]);
-                *(float2 *)(part + HEAD_DIM) = make_float2(max[m][half] * p.scale_log2, total);
+                *stats_of<HEAD_DIM>(mine, row) = make_float2(max[m][half] * p.scale_log2, total);
                 continue;
             }
             uint32_t *out =
@@ -301,10 +276,28 @@ static __global__ void __launch_bounds__(THREADS, 2)
                 out[n * 4 + lane % 4] =
                     bf16_pair(o[m][n][half * 2] / total, o[m][n][half * 2 + 1] / total);
         }
-    if (n_splits > 1)
-        join_splits<HEAD_DIM>(p.a.out + ((int64_t)row0 * p.a.n_heads + head) * HEAD_DIM,
-                              (int64_t)p.a.n_heads * HEAD_DIM, parts, p.counters + place, n_rows,
-                              n_splits);
+    if (n_splits > 1 && is_last_split(p.counters + place, n_splits))
+        for (int begin = 0; begin < n_rows; begin += JOIN_ROWS)
+            join_splits<HEAD_DIM>(p.a.out + ((int64_t)row0 * p.a.n_heads + head) * HEAD_DIM,
+                                  (int64_t)p.a.n_heads * HEAD_DIM, splits, begin, n_rows, n_splits);
+}
+
+extern "C" int attn_prefill_splits(const struct launch *l, int n_work, int max_kv_len)
+{
+    const int fitting = ATTN_SPLIT_BLOCKS / n_work, useful = max_kv_len / LEAST_KEYS;
+    double best_share = 0.0;
+    int best = 1;
+
+    for (int n = 1; n <= fitting && n <= useful; n++) {
+        const int rounds = (n * n_work + l->n_sms - 1) / l->n_sms;
+        const double share = (double)(n * n_work) / (rounds * l->n_sms);
+
+        if (share > best_share + 0.05) {
+            best_share = share;
+            best = n;
+        }
+    }
+    return best;
 }
 
 static int shared_bytes(int head_dim)
@@ -327,13 +320,15 @@ extern "C" cudaError_t attn_prefill_init(void)
 extern "C" cudaError_t attn_prefill(const struct launch *l, const struct attn *a,
                                     const struct step_view *v, const struct attn_prefill *t)
 {
-    const struct prefill_args p = {
-        *a,          *a->kv,
-        v->tiles,    v->q_start,
-        v->kv_len,   v->table_start,
-        v->tables,   t->partial,
-        t->counters, a->n_heads / a->kv->n_kv_heads,
-        t->n_tiles,  (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim))};
+    const struct prefill_args p = {.a = *a,
+                                   .kv = *a->kv,
+                                   .tiles = v->tiles,
+                                   .tables = v->tables,
+                                   .partial = t->partial,
+                                   .counters = t->counters,
+                                   .group = a->n_heads / a->kv->n_kv_heads,
+                                   .n_tiles = t->n_tiles,
+                                   .scale_log2 = scale_log2_of(a->kv->head_dim)};
     auto *kernel = a->kv->head_dim == 128 ? attn_prefill_kernel<128> : attn_prefill_kernel<64>;
 
     return launch_kernel(kernel,

@@ -11,7 +11,6 @@
 
 #include <cudaTypedefs.h>
 
-static constexpr int LEAST_KEYS = 1024; /* of a split, at least */
 static constexpr int COPY_REGISTERS = 40, COMPUTE_REGISTERS = 232;
 static_assert((COPY_REGISTERS + GROUPS * COMPUTE_REGISTERS) * GROUP_THREADS <= 65536, "an SM's");
 
@@ -149,12 +148,12 @@ step_over(const struct seat &at, int step, float (&s)[KEYS / 2], float (&o)[HEAD
         o[i] *= r.shrink[i / 2 % 2];
 }
 
-/* Where a split's rows of a tile go: o, then maximum and sum. */
+/* Where a split of the tile's rows goes. */
 template <int HEAD_DIM>
 static __device__ __forceinline__ float *partial_of(const struct prefill_args &p,
                                                     const struct work &w, int split)
 {
-    return p.partial + ((int64_t)w.place * p.n_splits + split) * ATTN_TILE * (HEAD_DIM + 2);
+    return p.partial + ((int64_t)w.place * p.n_splits + split) * split_floats<HEAD_DIM>();
 }
 
 /* row: the thread's first in the tile. */
@@ -181,8 +180,7 @@ store_rows(const struct prefill_args &p, const struct work &w, int row,
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 8; i++)
                 to[i * 4 + lane % 4] = make_float2(o[i * 4 + half * 2], o[i * 4 + half * 2 + 1]);
-            ((float2 *)(part + ATTN_TILE * HEAD_DIM))[at] =
-                make_float2(r.max[half] * p.scale_log2, total);
+            *stats_of<HEAD_DIM>(part, at) = make_float2(r.max[half] * p.scale_log2, total);
             continue;
         }
         const float share = 1.0f / total;
@@ -211,56 +209,6 @@ static __device__ __forceinline__ bool is_last_split(const struct prefill_args &
     named_wait(3 + group, GROUP_THREADS);
     __threadfence();
     return __shfl_sync(ALL_LANES, *(volatile int *)shared, 0);
-}
-
-/* Joins the splits of a warpgroup's rows, several rows of four columns a thread at a time. A split
- * without keys of a row has a sum of zero there. */
-template <int HEAD_DIM>
-static __device__ void join_splits(const struct prefill_args &p, const struct work &w, int group)
-{
-    static constexpr int COLUMNS = HEAD_DIM / 4, STEP = GROUP_THREADS / COLUMNS, ROWS = 8;
-    const int thread = (int)threadIdx.x % GROUP_THREADS, column = thread % COLUMNS * 4;
-    const int64_t split = (int64_t)ATTN_TILE * (HEAD_DIM + 2);
-
-    for (int first = 0; first < GROUP_ROWS; first += STEP * ROWS) {
-        const int row = group * GROUP_ROWS + first + thread / COLUMNS;
-        const float *o_at = partial_of<HEAD_DIM>(p, w, 0) + row * HEAD_DIM + column;
-        const float2 *sum_at =
-            (const float2 *)(partial_of<HEAD_DIM>(p, w, 0) + ATTN_TILE * HEAD_DIM) + row;
-        float top[ROWS], sum[ROWS] = {}, o[ROWS][4] = {};
-
-        for (int i = 0; i < ROWS; i++)
-            top[i] = -1e30f;
-#pragma unroll 2
-        for (int j = 0; j < w.n_splits; j++)
-#pragma unroll
-            for (int i = 0; i < ROWS; i++)
-                if (row + i * STEP < w.n_rows)
-                    top[i] = fmaxf(top[i], __ldcg(sum_at + j * split / 2 + i * STEP).x);
-#pragma unroll 2
-        for (int j = 0; j < w.n_splits; j++)
-#pragma unroll
-            for (int i = 0; i < ROWS; i++)
-                if (row + i * STEP < w.n_rows) {
-                    const float2 its = __ldcg(sum_at + j * split / 2 + i * STEP);
-                    const float4 v =
-                        __ldcg((const float4 *)(o_at + j * split + i * STEP * HEAD_DIM));
-                    const float share = exp2_fast(its.x - top[i]);
-
-                    sum[i] += its.y * share;
-                    o[i][0] += v.x * share;
-                    o[i][1] += v.y * share;
-                    o[i][2] += v.z * share;
-                    o[i][3] += v.w * share;
-                }
-#pragma unroll
-        for (int i = 0; i < ROWS; i++)
-            if (row + i * STEP < w.n_rows)
-                *(uint2 *)(p.a.out +
-                           ((int64_t)(w.row0 + row + i * STEP) * p.a.n_heads + w.head) * HEAD_DIM +
-                           column) = make_uint2(bf16_pair(o[i][0] / sum[i], o[i][1] / sum[i]),
-                                                bf16_pair(o[i][2] / sum[i], o[i][3] / sum[i]));
-    }
 }
 
 /* One work item, its queries in shared memory. */
@@ -323,7 +271,9 @@ static __device__ void compute_all(const struct prefill_args &p, struct seat &at
         compute<HEAD_DIM>(p, at, w, row);
         at.n_tiles += w.end;
         if (w.n_splits > 1 && is_last_split(p, w, at.group, is_last + at.group))
-            join_splits<HEAD_DIM>(p, w, at.group);
+            join_splits<HEAD_DIM>(p.a.out + ((int64_t)w.row0 * p.a.n_heads + w.head) * HEAD_DIM,
+                                  (int64_t)p.a.n_heads * HEAD_DIM, partial_of<HEAD_DIM>(p, w, 0),
+                                  at.group * GROUP_ROWS, w.n_rows, w.n_splits);
     }
 }
 #endif
@@ -453,24 +403,6 @@ static int section_heads(const struct kv_pool *kv, int max_kv_len)
     return n;
 }
 
-extern "C" int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len)
-{
-    const int fitting = ATTN_SPLIT_BLOCKS / n_work, useful = max_kv_len / LEAST_KEYS;
-    double best_share = 0.0;
-    int best = 1;
-
-    for (int n = 1; n <= fitting && n <= useful; n++) {
-        const int rounds = (n * n_work + l->n_sms - 1) / l->n_sms;
-        const double share = (double)(n * n_work) / (rounds * l->n_sms);
-
-        if (share > best_share + 0.05) {
-            best_share = share;
-            best = n;
-        }
-    }
-    return best;
-}
-
 extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                                          const struct attn_maps *maps, const struct step_view *v,
                                          const struct attn_prefill *t)
@@ -494,6 +426,6 @@ extern "C" cudaError_t attn_prefill_sm90(const struct launch *l, const struct at
     p.n_splits = t->n_splits;
     p.n_work = n_work;
     p.section = section_heads(a->kv, t->max_kv_len) * p.group;
-    p.scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim));
+    p.scale_log2 = scale_log2_of(a->kv->head_dim);
     return launch_kernel(kernel, grid, THREADS, shared_bytes(a->kv->head_dim), l, p);
 }

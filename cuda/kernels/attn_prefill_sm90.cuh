@@ -3,7 +3,7 @@
 #ifndef NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
 #define NVLLM_CUDA_KERNELS_ATTN_PREFILL_SM90_CUH
 
-#include "cuda/kernels/common.cuh"
+#include "cuda/kernels/attn_prefill.cuh"
 #include "cuda/kernels/hopper.cuh"
 
 static constexpr int KEYS = 128; /* of a tile */
@@ -12,7 +12,8 @@ static constexpr int GROUPS = 2; /* warpgroups that compute */
 static constexpr int GROUP_ROWS = ATTN_TILE / GROUPS;
 static constexpr int GROUP_THREADS = 4 * WARP;
 static constexpr int THREADS = (GROUPS + 1) * GROUP_THREADS;
-static_assert(GROUP_ROWS == 64, "a warpgroup's product has 64 rows");
+static_assert(GROUP_ROWS == 64 && GROUP_ROWS == JOIN_ROWS && GROUP_THREADS == JOIN_THREADS,
+              "a warpgroup's product has 64 rows");
 
 struct prefill_args {
     CUtensorMap keys, queries; /* must lie at multiples of 64 */

@@ -50,8 +50,6 @@ struct attn_item {
 
 /* One tile of query rows of one prefill chunk. */
 struct attn_tile {
-    int32_t seq;
-    int32_t first;        /* row in the chunk, a multiple of ATTN_TILE */
     int32_t row0, n_rows; /* of the step; at most ATTN_TILE */
     int32_t position;     /* of row0 in its sequence */
     int32_t table;        /* where its block table begins in tables */
@@ -105,7 +103,7 @@ struct sampler_set {
 struct step_view {
     const struct step_counts *counts;
     const int32_t *tokens, *positions, *slots;
-    const int32_t *q_start, *kv_len, *table_start; /* table_start[i]: of sequence i in tables */
+    const int32_t *kv_len, *table_start; /* table_start[i]: of sequence i in tables */
     const int32_t *tables;
     const struct attn_item *items;
     const struct attn_tile *tiles;
@@ -119,15 +117,19 @@ cudaError_t embed(const struct launch *l, float *residual, const uint16_t *table
                   const struct step_view *v, const int32_t *sampled, int n_tokens, int dim,
                   int vocab_size);
 
-/* y[i] = x[i] / rms(x[i]) * w; with rows: of row rows[i].row of x, for i < counts->n_rows. */
-cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x, const uint16_t *w,
-                     const struct step_view *gather, int n_rows, int dim, float eps);
-
-/* The same after a product in parts: x[i] += the sum of parts[..][i], 2 or 4 of them, part_stride
- * floats apart. dim is at most 16384. */
-cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x, const float *parts,
-                         int n_parts, int64_t part_stride, const uint16_t *w, int n_rows, int dim,
-                         float eps);
+/* y[i] = x[i] / rms(x[i]) * w. */
+struct norm {
+    uint16_t *y; /* [n_rows, dim] */
+    float *x;
+    const uint16_t *w;
+    int n_rows, dim;
+    float eps;
+    const struct step_view *gather; /* of row rows[i].row of x, for i < counts->n_rows; or NULL */
+    const float *parts; /* x[i] += the sum of parts[..][i] first, part_stride floats apart */
+    int n_parts;        /* 0, or 2 or 4 where dim is at most 16384 */
+    int64_t part_stride;
+};
+cudaError_t rms_norm(const struct launch *l, const struct norm *n);
 
 /* cos and sin of position * theta^(-2i / head_dim), [max_seq_len, head_dim / 2] pairs. */
 cudaError_t rope_table(const struct launch *l, float *table, int max_seq_len, int head_dim,
@@ -195,7 +197,7 @@ cudaError_t attn_prefill_sm90(const struct launch *l, const struct attn *a,
                               const struct attn_maps *maps, const struct step_view *v,
                               const struct attn_prefill *t); /* a->q is the maps' */
 /* How many splits of the keys fill the machine, for tiles times heads. */
-int attn_prefill_sm90_splits(const struct launch *l, int n_work, int max_kv_len);
+int attn_prefill_splits(const struct launch *l, int n_work, int max_kv_len);
 
 /* Products of few rows: y[m, n] = sum over k of x[m, k] * w[n, k]. A row's result does not depend
  * on how many rows there are. */

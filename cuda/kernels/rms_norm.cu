@@ -89,47 +89,27 @@ static __global__ void __launch_bounds__(MAX_THREADS)
     }
 }
 
-struct norm {
-    uint16_t *y;
-    float *x;
-    const float *parts;
-    int64_t part_stride;
-    const uint16_t *w;
-    const struct step_view *gather;
-    int n_rows, n_vec;
-    float eps;
-};
-
-template <int N, int PARTS> static cudaError_t run(const struct launch *l, const struct norm &n)
+template <int N, int PARTS> static cudaError_t run(const struct launch *l, const struct norm *n)
 {
-    const int threads = ((n.n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
+    const int n_vec = n->dim / VEC, threads = ((n_vec + N - 1) / N + WARP - 1) / WARP * WARP;
 
-    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n.n_rows), threads, 0, l,
-                         (uint4 *)n.y, (float4 *)n.x, (const float4 *)n.parts, n.part_stride / 4,
-                         (const uint4 *)n.w, n.gather ? n.gather->rows : nullptr,
-                         n.gather ? n.gather->counts : nullptr, n.n_vec, n.eps);
+    return launch_kernel(rms_norm_kernel<N, PARTS>, dim3((unsigned)n->n_rows), threads, 0, l,
+                         (uint4 *)n->y, (float4 *)n->x, (const float4 *)n->parts,
+                         n->part_stride / 4, (const uint4 *)n->w,
+                         n->gather ? n->gather->rows : nullptr,
+                         n->gather ? n->gather->counts : nullptr, n_vec, n->eps);
 }
 
-extern "C" cudaError_t rms_norm(const struct launch *l, uint16_t *y, const float *x,
-                                const uint16_t *w, const struct step_view *gather, int n_rows,
-                                int dim, float eps)
+template <int PARTS> static cudaError_t pick(const struct launch *l, const struct norm *n)
 {
-    const struct norm n = {y, (float *)x, nullptr, 0, w, gather, n_rows, dim / VEC, eps};
-
-    if (n.n_vec <= 256)
-        return run<1, 0>(l, n);
-    if (n.n_vec <= 2 * MAX_THREADS)
-        return run<2, 0>(l, n);
+    if (n->dim <= 256 * VEC)
+        return run<1, PARTS>(l, n);
+    if (PARTS > 0 || n->dim <= 2 * MAX_THREADS * VEC)
+        return run<2, PARTS>(l, n);
     return run<16, 0>(l, n); /* more than there are registers for */
 }
 
-extern "C" cudaError_t rms_norm_add(const struct launch *l, uint16_t *y, float *x,
-                                    const float *parts, int n_parts, int64_t part_stride,
-                                    const uint16_t *w, int n_rows, int dim, float eps)
+extern "C" cudaError_t rms_norm(const struct launch *l, const struct norm *n)
 {
-    const struct norm n = {y, x, parts, part_stride, w, nullptr, n_rows, dim / VEC, eps};
-
-    if (n_parts == 2)
-        return n.n_vec <= 256 ? run<1, 2>(l, n) : run<2, 2>(l, n);
-    return n.n_vec <= 256 ? run<1, 4>(l, n) : run<2, 4>(l, n);
+    return n->n_parts == 0 ? pick<0>(l, n) : n->n_parts == 2 ? pick<2>(l, n) : pick<4>(l, n);
 }

@@ -77,7 +77,7 @@ static __device__ __forceinline__ float max_of(float4 v)
     return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
 }
 
-static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id)
+static __device__ __forceinline__ void find_max(struct found &s, float4 v, int id)
 {
     const float max = max_of(v);
 
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id
 
 /* Each thread has its own part's maximum. */
 template <bool SUM>
-static __device__ void check_raw(struct scan &s, const float *z, int begin, int end)
+static __device__ void check_raw(struct found &s, const float *z, int begin, int end)
 {
     float largest = 0.0f;
 
@@ -134,11 +134,11 @@ draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale,
 }
 
 /* Draws for every id of the part, and with CHECK looks for NaN and Inf on the way. After a first
- * round all threads share the best, later each warp does. Few ids need a logarithm: the largest of
- * four logits would have to win with the largest of their draws. Where even the largest noise
- * cannot win, no random numbers are made. */
+ * round all threads share the best, later each warp does, and has it at the end. Few ids need a
+ * logarithm: the largest of four logits would have to win with the largest of their draws. Where
+ * even the largest noise cannot win, no random numbers are made. */
 template <bool CHECK>
-static __device__ void draw_part(struct scan &s, const float *z, const struct sampler_state &p,
+static __device__ void draw_part(struct found &s, const float *z, const struct sampler_state &p,
                                  uint32_t counter, int begin, int end)
 {
     __shared__ struct draw warps[WARPS];
@@ -173,7 +173,6 @@ static __device__ void draw_part(struct scan &s, const float *z, const struct sa
                 block_best(best, scale, warps);
         }
     }
-    block_best(best, scale, warps);
     s.best = best;
     if (CHECK)
         s.broken = !(largest <= FLT_MAX);
@@ -182,7 +181,7 @@ static __device__ void draw_part(struct scan &s, const float *z, const struct sa
 /* Lists the ids of the part that may be among the k best of the row: none below the k-th largest of
  * the threads' maxima is. They are a few more than k; where they are far more, as with equal
  * logits, nothing is listed. */
-static __device__ void list_ids(struct scan *to, const struct scan &s, const float *z, int k,
+static __device__ void list_ids(struct scan *to, const struct found &s, const float *z, int k,
                                 int begin, int end)
 {
     __shared__ float maxima[THREADS];
@@ -229,33 +228,16 @@ static __device__ void list_ids(struct scan *to, const struct scan &s, const flo
 }
 
 /* Thread 0 has the whole block's. */
-static __device__ void reduce_scan(struct scan &s)
+static __device__ void join_warps(struct found &s, float scale)
 {
-    __shared__ uint64_t keys[WARPS];
-    __shared__ float maxima[WARPS], sums[WARPS];
-    uint64_t key = key_of(s.max, s.max_id);
-    const int warp = (int)threadIdx.x / WARP;
+    __shared__ struct found warps[WARPS];
 
-    s.broken = __syncthreads_or(s.broken);
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const uint64_t other = __shfl_xor_sync(ALL_LANES, key, i);
-
-        add_sums(s.raw_max, s.raw_sum, __shfl_xor_sync(ALL_LANES, s.raw_max, i),
-                 __shfl_xor_sync(ALL_LANES, s.raw_sum, i));
-        key = other > key ? other : key;
-    }
-    if (threadIdx.x % WARP == 0) {
-        keys[warp] = key;
-        maxima[warp] = s.raw_max;
-        sums[warp] = s.raw_sum;
-    }
+    warp_join(s, scale);
+    if (threadIdx.x % WARP == 0)
+        warps[threadIdx.x / WARP] = s;
     __syncthreads();
-    for (int i = 1; i < WARPS && threadIdx.x == 0; i++) {
-        key = keys[i] > key ? keys[i] : key;
-        add_sums(s.raw_max, s.raw_sum, maxima[i], sums[i]);
-    }
-    s.max = z_of(key);
-    s.max_id = id_of(key);
+    for (int i = 1; i < WARPS && threadIdx.x == 0; i++)
+        join(s, warps[i], scale);
 }
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -274,14 +256,8 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
     const float *z = m.logits + (int64_t)i * m.logits_stride;
     struct scan *to = (struct scan *)m.scans + ((int64_t)i * gridDim.x + blockIdx.x);
-    struct scan s;
+    struct found s = nothing();
 
-    s.raw_max = -FLT_MAX;
-    s.raw_sum = 0.0f;
-    s.max = -INFINITY;
-    s.max_id = INT32_MAX;
-    s.best = no_draw();
-    s.broken = 0;
     if (drawn && !adjusted && p.n_logprobs < 0) {
         draw_part<true>(s, z, p, row.counter, begin, end);
     } else {
@@ -304,15 +280,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         else if (is_listed(p))
             list_ids(to, s, z, p.top_k, begin, end);
     }
-    reduce_scan(s);
-    if (threadIdx.x != 0)
-        return;
-    to->raw_max = s.raw_max;
-    to->raw_sum = s.raw_sum;
-    to->max = s.max;
-    to->max_id = s.max_id;
-    to->best = s.best;
-    to->broken = s.broken;
+    join_warps(s, scale_of(p));
+    if (threadIdx.x == 0)
+        to->found = s;
 }
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)

@@ -1,13 +1,7 @@
 /* bench.c - speed of the CUDA backend through its contract, on a model folder: one stream, many
  * streams, one long prompt, and the throughput benchmark that nano-vLLM publishes (its lengths read
- * from a file; see random_lengths.py). Prints one line of key=value a measurement.
- *
- *   bench MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]
- *   bench MODEL_FOLDER decode SEQS CONTEXT
- *   bench MODEL_FOLDER mixed LENGTHS_FILE
- *   bench MODEL_FOLDER prefill TOKENS
- *   bench attention
- *   bench sampler
+ * from a file; see random_lengths.py). Prints one line of key=value a measurement; without
+ * arguments, how it is called.
  *
  * Where a bar is missed the exit status is 1. With a last word `invariant` the backend promises
  * that nothing depends on what else runs. */
@@ -16,10 +10,9 @@
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "engine/model/model.h"
-#include "tests/gpu/bench_attention.h"
-#include "tests/gpu/bench_sampler.h"
+#include "tests/gpu/bench.h"
 #include "tests/gpu/drive.h"
+#include "tests/gpu/gpu_rig.h"
 
 extern const struct backend_ops nvllm_backend;
 
@@ -28,14 +21,6 @@ enum { MAX_SEQS = 256 };
 static const struct model_config *config;
 static struct backend_options options;
 static struct backend *backend;
-
-static void must_(int r, const struct err *e)
-{
-    if (r == 0)
-        return;
-    fprintf(stderr, "%s\n", e->text);
-    exit(1);
-}
 
 static struct drive_seq make_seq(int n_prompt, int max_tokens, float temperature, uint64_t seed)
 {
@@ -47,21 +32,13 @@ static struct drive_seq make_seq(int n_prompt, int max_tokens, float temperature
                                        .repetition_penalty = 1.0f,
                                        .seed = seed,
                                        .n_logprobs = -1}};
-    int32_t *prompt = malloc((size_t)n_prompt * sizeof(*prompt));
+    int32_t *prompt = host_new((size_t)n_prompt, sizeof(*prompt));
 
     for (int i = 0; i < n_prompt; i++)
         prompt[i] = (int32_t)((seed * 7919u + (uint64_t)i * 104729u) % 10000u) % config->vocab_size;
     s.prompt = prompt;
-    s.out = calloc((size_t)max_tokens, sizeof(*s.out));
+    s.out = host_new((size_t)max_tokens, sizeof(*s.out));
     return s;
-}
-
-static void free_seqs(struct drive_seq *seqs, int n)
-{
-    for (int i = 0; i < n; i++) {
-        free((void *)(uintptr_t)seqs[i].prompt);
-        free(seqs[i].out);
-    }
 }
 
 static struct drive_times run(struct drive_seq *seqs, int n)
@@ -69,7 +46,7 @@ static struct drive_times run(struct drive_seq *seqs, int n)
     struct drive_times t;
     struct err e;
 
-    must_(drive(&nvllm_backend, backend, &options, seqs, n, &t, &e), &e);
+    err_must(drive(&nvllm_backend, backend, &options, seqs, n, &t, &e), &e);
     return t;
 }
 
@@ -99,7 +76,6 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
            (double)(t.output_tokens - t.begun_tokens) / (t.seconds - t.begun_seconds),
            t.longest_gap * 1e3, first.longest_gap * 1e3);
     fflush(stdout);
-    free_seqs(seqs, n);
 }
 
 static int by_value(const void *a, const void *b)
@@ -123,7 +99,6 @@ static void bench_prefill(int n_prompt)
     printf("bench=prefill context=%d seconds=%.6f tok_per_s=%.0f\n", n_prompt, seconds[RUNS / 2],
            n_prompt / seconds[RUNS / 2]);
     fflush(stdout);
-    free_seqs(&s, 1);
 }
 
 /* Lengths of prompts and outputs, one pair a line. */
@@ -152,7 +127,6 @@ static void bench_mixed(const char *file)
                (double)t.output_tokens / t.seconds);
         fflush(stdout);
     }
-    free_seqs(seqs, n);
 }
 
 /* Which products had a measured choice, and what capturing graphs held steps up for. */
@@ -186,84 +160,9 @@ static void print_paths(double seconds)
     fflush(stdout);
 }
 
-int main(int argc, char **argv)
+/* All but what has a name of its own. */
+static void bench_all(const char *lengths)
 {
-    const bool invariant = argc > 2 && strcmp(argv[argc - 1], "invariant") == 0 && argc--;
-    struct backend_info info;
-    struct model *model;
-    struct err e;
-    double begin = now_seconds();
-    const bool eager = argc > 3 && strcmp(argv[3], "eager") == 0;
-    const bool decode = argc > 4 && strcmp(argv[2], "decode") == 0; /* for a profiler */
-    const bool mixed = argc > 3 && strcmp(argv[2], "mixed") == 0;
-    const bool prefill = argc > 3 && strcmp(argv[2], "prefill") == 0;
-    const bool tune = argc > 2 && strcmp(argv[2], "tune") == 0;
-    const bool named = decode || mixed || prefill;
-    bool reached;
-
-    if (argc < 2) {
-        fprintf(stderr,
-                "usage: %s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
-                "       %s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
-                "       %s MODEL_FOLDER mixed LENGTHS_FILE\n"
-                "       %s MODEL_FOLDER prefill TOKENS\n"
-                "       %s MODEL_FOLDER tune [CACHE_FOLDER]\n"
-                "       %s attention\n"
-                "       %s sampler\n",
-                argv[0], argv[0], argv[0], argv[0], argv[0], argv[0], argv[0]);
-        return 2;
-    }
-    if (strcmp(argv[1], "attention") == 0) {
-        return bench_attention() ? 0 : 1;
-    }
-    if (strcmp(argv[1], "sampler") == 0) {
-        bench_sampler();
-        return 0;
-    }
-    must_(model_open(&model, argv[1], &e), &e);
-    config = model_config(model);
-    options = (struct backend_options){.eager = eager,
-                                       .invariant = invariant,
-                                       .cache_folder = decode && argc > 5             ? argv[5]
-                                                       : argc > 3 && !eager && !named ? argv[3]
-                                                                                      : NULL,
-                                       .tune = tune,
-                                       .block_len = 16,
-                                       .max_batch_tokens = 8192,
-                                       .max_seqs = MAX_SEQS,
-                                       .max_seq_len = config->max_seq_len,
-                                       .kv_fraction = 0.9};
-    must_(nvllm_backend.open(&backend, model, &options, &e), &e);
-    nvllm_backend.info(backend, &info);
-    printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
-           model_name(model), info.devices[0], now_seconds() - begin,
-           (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
-    fflush(stdout);
-    if (tune) {
-        print_paths(now_seconds() - begin);
-        nvllm_backend.close(backend);
-        model_close(model);
-        return 0;
-    }
-    if (decode) {
-        const int n = atoi(argv[3]);
-
-        bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(argv[4]), 144, 0.6f, 0);
-        return 0;
-    }
-    if (prefill) {
-        const int n = atoi(argv[3]);
-
-        bench_prefill(n < 1 || n >= config->max_seq_len ? 128 : n);
-        return 0;
-    }
-    if (mixed) {
-        bench_mixed(argv[3]);
-        return print_first_use() ? 0 : 1;
-    }
-    bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
-    if (argc > 2 && strcmp(argv[2], "short") == 0) /* for a profiler */
-        return 0;
     bench_decode("decode_sampled", 1, 512, 272, 0.6f, 0);
     bench_decode("decode_top_k", 1, 512, 272, 0.6f, 20);
     bench_decode("decode", 8, 512, 144, 0.6f, 0);
@@ -275,10 +174,89 @@ int main(int argc, char **argv)
         bench_prefill(n);
     if (config->max_seq_len >= 40960)
         bench_prefill(40959);
-    if (argc > 2)
-        bench_mixed(argv[2]);
-    reached = print_first_use();
+    if (lengths)
+        bench_mixed(lengths);
+}
+
+static bool is(const char *word, const char *name)
+{
+    return word && strcmp(word, name) == 0;
+}
+
+int main(int argc, char **argv)
+{
+    const bool invariant = argc > 2 && is(argv[argc - 1], "invariant");
+    const double begin = now_seconds();
+    const char *words[4] = {0}; /* after the folder */
+    bool decode, mixed, prefill, tune, reached = true;
+    struct backend_info info;
+    struct model *model;
+    struct err e;
+
+    for (int i = 2; i < argc - invariant && i < 6; i++)
+        words[i - 2] = argv[i];
+    decode = is(words[0], "decode") && words[2];
+    mixed = is(words[0], "mixed") && words[1];
+    prefill = is(words[0], "prefill") && words[1];
+    tune = is(words[0], "tune");
+    if (argc < 2) {
+        fprintf(stderr,
+                "usage: %1$s MODEL_FOLDER [LENGTHS_FILE | short [CACHE_FOLDER | eager]]\n"
+                "       %1$s MODEL_FOLDER decode SEQS CONTEXT [CACHE_FOLDER]\n"
+                "       %1$s MODEL_FOLDER mixed LENGTHS_FILE\n"
+                "       %1$s MODEL_FOLDER prefill TOKENS\n"
+                "       %1$s MODEL_FOLDER tune [CACHE_FOLDER]\n"
+                "       %1$s attention\n"
+                "       %1$s sampler\n",
+                argv[0]);
+        return 2;
+    }
+    if (is(argv[1], "attention"))
+        return bench_attention() ? 0 : 1;
+    if (is(argv[1], "sampler")) {
+        bench_sampler();
+        return 0;
+    }
+    err_must(model_open(&model, argv[1], &e), &e);
+    config = model_config(model);
+    options = (struct backend_options){.eager = is(words[1], "eager"),
+                                       .invariant = invariant,
+                                       .tune = tune,
+                                       .block_len = 16,
+                                       .max_batch_tokens = 8192,
+                                       .max_seqs = MAX_SEQS,
+                                       .max_seq_len = config->max_seq_len,
+                                       .kv_fraction = 0.9};
+    if (!options.eager && !mixed && !prefill)
+        options.cache_folder = words[decode ? 3 : 1];
+    err_must(nvllm_backend.open(&backend, model, &options, &e), &e);
+    nvllm_backend.info(backend, &info);
+    printf("bench=open model=%s device=\"%s\" seconds=%.3f weights_mb=%.0f blocks=%d\n",
+           model_name(model), info.devices[0], now_seconds() - begin,
+           (double)info.weight_bytes / 1e6, info.tiers[TIER_DEVICE].n_blocks);
+    fflush(stdout);
+    if (tune) {
+        print_paths(now_seconds() - begin);
+    } else if (decode) { /* for a profiler, as prefill and short are */
+        const int n = atoi(words[1]);
+
+        bench_decode("decode", n < 1 || n > MAX_SEQS ? 1 : n, atoi(words[2]), 144, 0.6f, 0);
+    } else if (prefill) {
+        const int n = atoi(words[1]);
+
+        bench_prefill(n < 1 || n >= config->max_seq_len ? 128 : n);
+    } else if (mixed) {
+        bench_mixed(words[1]);
+        reached = print_first_use();
+    } else {
+        bench_decode("decode_greedy", 1, 512, 272, 0.0f, 0);
+        if (!is(words[0], "short")) {
+            bench_all(words[0]);
+            reached = print_first_use();
+        }
+    }
     nvllm_backend.close(backend);
     model_close(model);
+    memory_free();
     return reached ? 0 : 1;
 }

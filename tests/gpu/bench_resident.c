@@ -55,55 +55,31 @@ static double bytes_of(const struct model_config *c, const int *kv_len, int n)
 /* Median and shortest time of a step, in microseconds: copy of counts, kernels, sampler. */
 static void time_step(struct rig *r, const struct step_view *v, int n, bool resident)
 {
-    const cudaStream_t stream = r->device.launch.stream;
-    cudaGraph_t graph;
+    const double floor_us = bytes_of(&r->config, r->kv_len, n) / memory_tb_per_s * 1e-6;
+    double each[RUNS], median;
     cudaGraphExec_t exec;
-    cudaEvent_t begin, end;
-    float each[RUNS], all;
 
-    cuda_must(cudaEventCreate(&begin));
-    cuda_must(cudaEventCreate(&end));
-    cuda_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    capture_begin();
     rig_run(r, v, n, n, resident);
-    cuda_must(cudaStreamEndCapture(stream, &graph));
-    cuda_must(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = 0; i < WARM + RUNS; i++) {
-        float ms;
+    exec = capture_end();
+    for (int i = -WARM; i < RUNS; i++) {
+        double seconds;
 
-        if (i == WARM)
-            cuda_must(cudaStreamSynchronize(stream));
         rig_renew(r);
-        cuda_must(cudaEventRecord(begin, stream));
-        cuda_must(cudaGraphLaunch(exec, stream));
-        cuda_must(cudaEventRecord(end, stream));
-        cuda_must(cudaStreamSynchronize(stream)); /* the next tags must not overtake */
-        cuda_must(cudaEventElapsedTime(&ms, begin, end));
-        if (i >= WARM)
-            each[i - WARM] = ms * 1e3f;
+        timer_begin();
+        cuda_must(cudaGraphLaunch(exec, device.launch.stream));
+        seconds = timer_end(); /* the next tags must not overtake */
+        if (i >= 0)
+            each[i] = seconds * 1e6;
     }
-    for (int i = 0; i < RUNS; i++)
-        for (int j = i + 1; j < RUNS; j++)
-            if (each[j] < each[i]) {
-                const float old = each[i];
-
-                each[i] = each[j];
-                each[j] = old;
-            }
-    all = each[RUNS / 2];
-    {
-        const double floor_us = bytes_of(&r->config, r->kv_len, n) / memory_tb_per_s * 1e-6;
-
-        printf("bench=step way=%s layers=%d hidden=%d rows=%d kv_len=%d step_us=%.1f "
-               "shortest=%.1f floor_us=%.1f share=%.2f tok_per_s=%.0f\n",
-               resident ? "resident" : "chain", r->config.n_layers, r->config.hidden_dim, n,
-               r->kv_len[0], (double)all, (double)each[0], floor_us, floor_us / (double)all,
-               n * 1e6 / (double)all);
-        fflush(stdout);
-    }
+    sort_numbers(each, RUNS);
+    median = each[RUNS / 2];
+    printf("bench=step way=%s layers=%d hidden=%d rows=%d kv_len=%d step_us=%.1f "
+           "shortest=%.1f floor_us=%.1f share=%.2f tok_per_s=%.0f\n",
+           resident ? "resident" : "chain", r->config.n_layers, r->config.hidden_dim, n,
+           r->kv_len[0], median, each[0], floor_us, floor_us / median, n * 1e6 / median);
+    fflush(stdout);
     cuda_must(cudaGraphExecDestroy(exec));
-    cuda_must(cudaGraphDestroy(graph));
-    cuda_must(cudaEventDestroy(begin));
-    cuda_must(cudaEventDestroy(end));
 }
 
 /* What comes between two marks of a layer, in the kernel's order. */
@@ -117,31 +93,30 @@ enum { N_SPANS = sizeof(spans) / sizeof(*spans) };
 static void profile_step(struct rig *r, const struct step_view *v, int n)
 {
     struct resident run = r->forward.resident;
-    const int n_blocks = run.n_blocks,
-              used = n_blocks / r->config.n_kv_heads * r->config.n_kv_heads;
-    long long *marks = malloc((size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks));
+    const int n_kv = r->config.n_kv_heads, used = run.n_blocks / n_kv * n_kv;
+    const int end = 1 + r->config.n_layers * N_SPANS; /* of the layers' marks */
+    const struct device_array marks =
+        array_new((size_t)run.n_blocks * RESIDENT_MARKS * sizeof(long long));
     double sums[N_SPANS] = {0}, whole = 0.0, begin = 0.0, head = 0.0;
 
     run.step = *v;
     run.max_rows = n;
-    cuda_must(cudaMalloc((void **)&run.marks, (size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks)));
+    run.marks = marks.device;
     cuda_must(resident_profile_init());
     for (int i = 0; i < 3; i++) {
         rig_renew(r);
-        cuda_must(resident_profile_run(&r->device.launch, &run));
-        cuda_must(cudaStreamSynchronize(r->device.launch.stream));
+        cuda_must(resident_profile_run(&device.launch, &run));
+        cuda_must(cudaStreamSynchronize(device.launch.stream));
     }
-    cuda_must(cudaMemcpy(marks, run.marks, (size_t)n_blocks * RESIDENT_MARKS * sizeof(*marks),
-                         cudaMemcpyDeviceToHost));
+    array_to_host(&marks);
     for (int b = 0; b < used; b++) {
-        const long long *at = marks + (size_t)b * RESIDENT_MARKS;
+        const long long *at = (long long *)marks.host + (size_t)b * RESIDENT_MARKS;
 
         begin += (double)(at[1] - at[0]);
-        for (int i = 1; i < 1 + r->config.n_layers * N_SPANS; i++)
+        for (int i = 1; i < end; i++)
             sums[(i - 1) % N_SPANS] += (double)(at[i + 1] - at[i]);
-        whole += (double)(at[1 + r->config.n_layers * N_SPANS + 3] - at[0]);
-        head += (double)(at[1 + r->config.n_layers * N_SPANS + 3] -
-                         at[1 + r->config.n_layers * N_SPANS]);
+        whole += (double)(at[end + 3] - at[0]);
+        head += (double)(at[end + 3] - at[end]);
     }
     printf("bench=clocks hidden=%d rows=%d kv_len=%d whole=%.0f begin=%.0f head=%.0f",
            r->config.hidden_dim, n, r->kv_len[0], whole / used, begin / used, head / used);
@@ -149,8 +124,6 @@ static void profile_step(struct rig *r, const struct step_view *v, int n)
         printf(" %s=%.0f", spans[i], sums[i] / used / r->config.n_layers);
     printf("\n");
     fflush(stdout);
-    cuda_must(cudaFree(run.marks));
-    free(marks);
 }
 
 static void bench(const struct model_config *c, int kv_len, int most_rows, bool chain)
@@ -178,9 +151,10 @@ int main(int argc, char **argv)
 {
     const bool chain = argc < 2 || strcmp(argv[1], "alone") != 0;
 
-    random_seed(5);
+    device_set_up();
     bench(&small, 520, 16, chain);
     bench(&small, 40959, 1, chain);
     bench(&large, 520, 4, chain);
+    device_tear_down();
     return 0;
 }

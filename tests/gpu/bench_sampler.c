@@ -1,59 +1,33 @@
-/* bench_sampler.c - see bench_sampler.h. Runs are behind one another in a graph, as steps are. */
-#include "tests/gpu/bench_sampler.h"
-
+/* bench_sampler.c - see bench.h. Runs are behind one another in a graph, as steps are. */
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "tests/gpu/bench.h"
 #include "tests/gpu/sampler_rig.h"
 
 enum { VOCAB = 151936, REPEATS = 20, ROUNDS = 3 };
 
-static const double H200_BYTES_PER_SECOND = 4.54e12; /* what plain reads reach there */
-
-static struct device device;
-
-static cudaGraphExec_t capture(const struct rig *g)
-{
-    cudaStream_t stream = device.launch.stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-
-    cuda_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < REPEATS; i++)
-        cuda_must(sampler_run(&device.launch, &g->m, &g->view, g->n_rows));
-    cuda_must(cudaStreamEndCapture(stream, &graph));
-    cuda_must(cudaGraphInstantiate(&exec, graph, 0));
-    cuda_must(cudaGraphDestroy(graph));
-    return exec;
-}
-
 /* The shortest of a few rounds, microseconds a run. */
 static double measure(struct rig *g)
 {
-    cudaStream_t stream = device.launch.stream;
-    cudaEvent_t begin, end;
+    double shortest = 0.0;
     cudaGraphExec_t exec;
-    float shortest = 0.0f;
 
-    rig_run(g, &device);
-    exec = capture(g);
-    cuda_must(cudaEventCreate(&begin));
-    cuda_must(cudaEventCreate(&end));
+    rig_run(g);
+    capture_begin();
+    for (int i = 0; i < REPEATS; i++)
+        cuda_must(sampler_run(&device.launch, &g->m, &g->view, g->n_rows));
+    exec = capture_end();
     for (int i = 0; i <= ROUNDS; i++) {
-        float ms;
+        double seconds;
 
-        cuda_must(cudaEventRecord(begin, stream));
-        cuda_must(cudaGraphLaunch(exec, stream));
-        cuda_must(cudaEventRecord(end, stream));
-        cuda_must(cudaEventSynchronize(end));
-        cuda_must(cudaEventElapsedTime(&ms, begin, end));
-        if (i == 1 || (i > 1 && ms < shortest)) /* the first one makes the device warm */
-            shortest = ms;
+        timer_begin();
+        cuda_must(cudaGraphLaunch(exec, device.launch.stream));
+        seconds = timer_end();
+        if (i == 1 || (i > 1 && seconds < shortest)) /* the first one makes the device warm */
+            shortest = seconds;
     }
-    cuda_must(cudaEventDestroy(begin));
-    cuda_must(cudaEventDestroy(end));
     cuda_must(cudaGraphExecDestroy(exec));
-    return (double)shortest * 1e3 / REPEATS;
+    return shortest * 1e6 / REPEATS;
 }
 
 void bench_sampler(void)
@@ -70,16 +44,12 @@ void bench_sampler(void)
         {"top_p", 4.0f, {.temperature = 0.6f, .top_p = 0.95f}},
     };
     static const int rows[] = {1, 16, 64, 128, 256};
-    struct err e;
 
-    if (device_open(&device, 0, &e) < 0) {
-        fprintf(stderr, "%s\n", e.text);
-        exit(1);
-    }
+    device_set_up();
     for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
         struct rig g;
 
-        rig_init(&g, VOCAB, rows[sizeof(rows) / sizeof(*rows) - 1], settings[i].spread);
+        rig_init(&g, VOCAB, 256, settings[i].spread);
         for (size_t j = 0; j < sizeof(rows) / sizeof(*rows); j++) {
             const double floor_us = 4.0 * VOCAB * rows[j] / H200_BYTES_PER_SECOND * 1e6;
             double us;
@@ -99,7 +69,7 @@ void bench_sampler(void)
                    floor_us / us);
             fflush(stdout);
         }
-        rig_free(&g);
+        memory_free();
     }
-    device_close(&device);
+    device_tear_down();
 }

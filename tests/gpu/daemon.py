@@ -18,19 +18,11 @@ import clients
 import device
 import speed
 import stress
-from device import (Planted, Skip, args, daemon, few, harness, median, model_config, need_model,
-                    random_ids, row, verdict, wire)
+from device import (Planted, Skip, answers_of, args, daemon, few, harness, median, model_config,
+                    need_model, random_ids, row, verdict, wire)
 
 CLEAR_MARGIN = 0.05  # of logits; bf16 moves them by less
 GREEDY = {"temperature": 0}
-
-
-def graph_modes():
-    """Sets of options with captured graphs and without, where there is such an option."""
-    if device.has_option("cuda.graphs"):
-        return ["cuda.graphs=on"], ["cuda.graphs=off"]
-    row("golden, graphs off", "skip", "nvllmd has no option cuda.graphs")
-    return ([],)
 
 
 def golden():
@@ -39,15 +31,15 @@ def golden():
     if args.scale < 1:
         cases = [c for c in cases if len(c["prompt_ids"]) < 300][:few(len(cases))]
     clear = sum(c["min_margin"] >= CLEAR_MARGIN for c in cases)
-    for options in graph_modes():
+    for graphs in "on", "off":
         for block_len in 16, 256, 4096:
-            with daemon(*options, f"cache.block_len={block_len}", "cache.kv_memory=2G") as d, \
-                    d.connect() as w:
+            options = [f"cuda.graphs={graphs}", f"cache.block_len={block_len}"]
+            with daemon(*options, "cache.kv_memory=2G") as d, d.connect() as w:
                 for alone in False, True:
                     wrong = golden_wrong(w, cases, alone)
                     name = "alone" if alone else "batched"
                     text = f"{clear - len(wrong)}/{clear} clear of {len(cases)} cases"
-                    row(f"golden {' '.join(options)} block {block_len} {name}".replace("cuda.", ""),
+                    row(f"golden graphs={graphs} block {block_len} {name}",
                         verdict(clear and not wrong), text + "".join(f", {n}" for n in wrong[:4]))
 
 
@@ -55,14 +47,7 @@ def golden_wrong(w, cases, alone):
     """Names of cases with clear margins whose ids are others."""
     requests = [{"prompt_ids": {"ids": c["prompt_ids"]}, "max_tokens": c["max_tokens"],
                  "sampling": GREEDY} for c in cases]
-    if alone:
-        answers = [w.generate(**r) for r in requests]
-    else:
-        ids = [w.new_id() for _ in requests]
-        for i, r in zip(ids, requests):
-            w.send(i, generate=r)
-        got = w.collect(ids)
-        answers = [got[i] for i in ids]
+    answers = [w.generate(**r) for r in requests] if alone else answers_of(w, requests)
     return [c["name"] for c, a in zip(cases, answers)
             if c["min_margin"] >= CLEAR_MARGIN
             and (a.error or a.choices[0].ids != c["greedy_ids"])]
@@ -71,8 +56,6 @@ def golden_wrong(w, cases, alone):
 def seeds():
     """The same seed, the same tokens and log probabilities, in whatever company, however prompts are
     cut and whoever is preempted, where the backend promises it."""
-    if args.backend != "cpu" and not device.has_option("cuda.invariant"):
-        raise Skip("nvllmd has no option cuda.invariant")
     options = [] if args.backend == "cpu" else ["cuda.invariant=on"]
     model = args.model or harness.MODEL
     vocab, rng = model_config(model)["vocab_size"], random.Random(11)
@@ -101,12 +84,7 @@ def seeds():
 
 
 def outcomes_of(w, requests):
-    """All at once."""
-    ids = [w.new_id() for _ in requests]
-    for i, r in zip(ids, requests):
-        w.send(i, generate=r)
-    got = w.collect(ids)
-    return [got[i].outcome() for i in ids]
+    return [a.outcome() for a in answers_of(w, requests)]
 
 
 def prefix():
@@ -140,9 +118,8 @@ def starts():
             continue
         device.page_in(folder)
         with tempfile.TemporaryDirectory() as cache:
-            key = "cuda.cache_folder"
-            options = [f"{key}={cache}"] if device.has_option(key) else []
-            times = [device.start_seconds(folder, *options) for _ in range(4)][1:]
+            times = [device.start_seconds(folder, f"cuda.cache_folder={cache}")
+                     for _ in range(4)][1:]
         row(f"start, {name}", device.reached(median(times) <= bar) if bar else "-",
             f"seconds={median(times):.2f} ({min(times):.2f} to {max(times):.2f}, 3 runs)"
             + (f" (bar {bar})" if bar else ""))
@@ -166,7 +143,7 @@ def ledger():
                                 sampling={"temperature": 1.0, "ignore_eos": True})
             assert answer.error is None, answer.error
             memory, driver = d.wait_idle().get("memory", {}), device.driver_mib()
-        if driver is None or not memory.get("total_bytes"):
+        if driver[0] is None or not memory.get("total_bytes"):
             row(f"memory ledger, {name}", "skip", "the driver cannot be asked")
             continue
         mib = [memory.get(key, 0) / 2**20 for key in LEDGER]
@@ -190,11 +167,7 @@ def shapes():
         answers = []
         for backend in "cpu", args.backend:
             with daemon(model=folder, backend=backend) as d, d.connect() as w:
-                ids = [w.new_id() for _ in requests]
-                for i, r in zip(ids, requests):
-                    w.send(i, generate=r)
-                got = w.collect(ids)
-                answers.append([got[i] for i in ids])
+                answers.append(answers_of(w, requests))
         compared, worst = compare_logprobs(*answers)
         row(f"shape {folder.name}", verdict(compared >= len(requests) and worst <= CLEAR_MARGIN),
             f"requests={len(requests)} logprobs={compared} largest_difference={worst:.4f}")

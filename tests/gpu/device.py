@@ -69,12 +69,6 @@ def few(n, least=1):
     return max(least, math.ceil(n * args.scale))
 
 
-def has_option(key):
-    text = subprocess.run([args.nvllmd, "--help"], capture_output=True, text=True,
-                          check=True).stdout
-    return key in text
-
-
 def daemon(*options, module=None, model=None, backend=None, kv=True, **kwargs):
     """A Daemon of harness.py on the device; kv leaves the memory for blocks to the daemon."""
     backend = backend or args.backend
@@ -156,32 +150,28 @@ def told_ready(notifications):
         return False
 
 
-def nvidia_smi():
-    """The command that asks about the device that a daemon takes, of several."""
-    return ["nvidia-smi", "--id=" + os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]]
-
-
-def device_mib():
-    """Memory in use on the device, MiB; None without nvidia-smi."""
-    if not shutil.which("nvidia-smi"):
-        return None
-    done = subprocess.run([*nvidia_smi(), "--query-gpu=memory.used",
-                           "--format=csv,noheader,nounits"], capture_output=True, text=True)
-    lines = done.stdout.split()
-    return int(lines[0]) if done.returncode == 0 and lines else None
-
-
 def driver_mib():
-    """(in use, kept by the driver for itself) on the device, MiB; None without nvidia-smi."""
+    """(in use, kept by the driver for itself) on the device that a daemon takes, MiB; or Nones."""
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     if not shutil.which("nvidia-smi"):
-        return None
-    done = subprocess.run([*nvidia_smi(), "--query-gpu=memory.used,memory.reserved",
-                           "--format=csv,noheader,nounits"], capture_output=True, text=True)
+        return None, None
+    done = subprocess.run(["nvidia-smi", f"--id={device}", "--format=csv,noheader,nounits",
+                           "--query-gpu=memory.used,memory.reserved"],
+                          capture_output=True, text=True)
     try:
         used, reserved = done.stdout.splitlines()[0].split(",")
         return int(used), int(reserved)
     except (IndexError, ValueError):
-        return None
+        return None, None
+
+
+def answers_of(w, requests):
+    """All at once."""
+    ids = [w.new_id() for _ in requests]
+    for i, r in zip(ids, requests):
+        w.send(i, generate=r)
+    got = w.collect(ids)
+    return [got[i] for i in ids]
 
 
 median = statistics.median

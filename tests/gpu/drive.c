@@ -13,7 +13,8 @@
 struct flight {
     struct batch_parts parts;
     struct batch *batch; /* made of them */
-    int32_t *tokens, *positions, *slots, *q_start, *kv_len, *tables, *row_seqs;
+    int32_t *tokens;     /* the first of one piece of memory */
+    int32_t *positions, *slots, *q_start, *kv_len, *row_seqs, *tables;
     struct batch_row *rows;
     struct batch_part_update *updates;
 };
@@ -35,6 +36,17 @@ double now_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+struct model *open_tiny_model(const char *data_folder)
+{
+    struct model *model;
+    char path[4096];
+    struct err e;
+
+    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
+    err_must(model_open(&model, path, &e), &e);
+    return model;
+}
+
 static void *take(size_t n, size_t size)
 {
     void *p = calloc(n ? n : 1, size);
@@ -48,33 +60,24 @@ static int blocks_of(const struct driver *d, const struct drive_seq *s)
     return (s->n_prompt + s->max_tokens + d->o->block_len - 1) / d->o->block_len;
 }
 
-static uint32_t common_divisor(uint32_t a, uint32_t b)
-{
-    return b ? common_divisor(b, a % b) : a;
-}
-
-/* Blocks in mixed order, so that neighbours in a sequence are none in memory. */
 static int give_blocks(struct driver *d, int n_blocks, struct err *e)
 {
-    int total = 0, at = 0;
-    uint32_t stride = 7919;
+    uint32_t total = 0, at = 0;
 
     for (int i = 0; i < d->n; i++) {
         const int blocks = blocks_of(d, &d->seqs[i]);
 
-        total += blocks;
+        total += (uint32_t)blocks;
         d->max_blocks = blocks > d->max_blocks ? blocks : d->max_blocks;
     }
-    if (total > n_blocks)
-        return err_set(e, -ENOMEM, "%d blocks are needed, the pool has %d", total, n_blocks);
-    while (common_divisor(stride, (uint32_t)total) != 1)
-        stride++;
+    if (total > (uint32_t)n_blocks)
+        return err_set(e, -ENOMEM, "%u blocks are needed, the pool has %d", total, n_blocks);
     for (int i = 0; i < d->n; i++) {
         const int blocks = blocks_of(d, &d->seqs[i]);
 
         d->seqs[i].blocks = take((size_t)blocks, sizeof(int32_t));
-        for (int j = 0; j < blocks; j++, at++)
-            d->seqs[i].blocks[j] = (int32_t)((uint64_t)at * stride % (uint64_t)total);
+        for (int j = 0; j < blocks; j++)
+            d->seqs[i].blocks[j] = scattered(at++, total);
     }
     return 0;
 }
@@ -83,13 +86,13 @@ static void flight_init(struct flight *f, const struct driver *d)
 {
     const size_t tokens = (size_t)d->o->max_batch_tokens, seqs = (size_t)d->o->max_seqs;
 
-    f->tokens = take(tokens, 4);
-    f->positions = take(tokens, 4);
-    f->slots = take(tokens, 4);
-    f->q_start = take(seqs + 1, 4);
-    f->kv_len = take(seqs, 4);
-    f->tables = take(seqs * (size_t)d->max_blocks, 4);
-    f->row_seqs = take(seqs, 4);
+    f->tokens = take(3 * tokens + seqs * (size_t)(d->max_blocks + 3) + 1, sizeof(int32_t));
+    f->positions = f->tokens + tokens;
+    f->slots = f->positions + tokens;
+    f->q_start = f->slots + tokens;
+    f->kv_len = f->q_start + seqs + 1;
+    f->row_seqs = f->kv_len + seqs;
+    f->tables = f->row_seqs + seqs;
     f->rows = take(seqs, sizeof(*f->rows));
     f->updates = take(seqs, sizeof(*f->updates));
 }
@@ -97,12 +100,6 @@ static void flight_init(struct flight *f, const struct driver *d)
 static void flight_deinit(struct flight *f)
 {
     free(f->tokens);
-    free(f->positions);
-    free(f->slots);
-    free(f->q_start);
-    free(f->kv_len);
-    free(f->tables);
-    free(f->row_seqs);
     free(f->rows);
     free(f->updates);
     free(f->batch);

@@ -4,6 +4,8 @@
 #define NVLLM_TESTS_GPU_DRIVE_H
 
 #include "engine/backend.h"
+#include "engine/model/model.h"
+#include "tests/gpu/common.h"
 
 struct drive_seq {
     const int32_t *prompt;
@@ -42,5 +44,8 @@ int drive(const struct backend_ops *ops, struct backend *b, const struct backend
           struct drive_seq *seqs, int n, struct drive_times *times, struct err *e);
 
 double now_seconds(void);
+
+/* The bundled model: below a folder of test data, or the tree's where that is NULL. */
+struct model *open_tiny_model(const char *data_folder);
 
 #endif

@@ -5,27 +5,15 @@
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
  * each, of the row that the last of TOKENS (1) is sampled from. */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "cuda/inspect.h"
-#include "engine/model/model.h"
-#include "tests/gpu/device_array.h"
 #include "tests/gpu/drive.h"
+#include "tests/gpu/gpu_rig.h"
 
 extern const struct backend_ops nvllm_backend;
 
 enum { MAX_TOKENS = 64 };
 
 static int n_tokens = 1;
-
-static void must_(int r, const struct err *e)
-{
-    if (r == 0)
-        return;
-    fprintf(stderr, "%s\n", e->text);
-    exit(1);
-}
 
 static void write_prompt(struct backend *b, const struct backend_options *o, const int32_t *ids,
                          int32_t n, int vocab, FILE *out)
@@ -42,7 +30,7 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
     struct drive_times times;
     struct err e;
 
-    must_(drive(&nvllm_backend, b, o, &s, 1, &times, &e), &e);
+    err_must(drive(&nvllm_backend, b, o, &s, 1, &times, &e), &e);
     cuda_must(
         cudaMemcpy(logits, cuda_backend_rank(b)->forward.logits, bytes, cudaMemcpyDeviceToHost));
     if (fwrite(logits, 1, bytes, out) != bytes) {
@@ -76,9 +64,9 @@ int main(int argc, char **argv)
         perror("opening");
         return 1;
     }
-    must_(model_open(&model, argv[1], &e), &e);
+    err_must(model_open(&model, argv[1], &e), &e);
     o.max_seq_len = model_config(model)->max_seq_len;
-    must_(nvllm_backend.open(&b, model, &o, &e), &e);
+    err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     while (fread(&n, sizeof(n), 1, in) == 1 && n > 0 && n < o.max_seq_len) {
         int32_t *ids = malloc((size_t)n * sizeof(*ids));
 

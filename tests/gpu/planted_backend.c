@@ -148,12 +148,11 @@ static void note_tails(const struct batch *batch)
 
 static int planted_submit(struct backend *b, const struct batch *batch, struct err *e)
 {
-    const struct launch l = {.stream = cuda_backend_rank(b)->device.launch.stream};
-
     if (poison && (poison_left(b, batch) != cudaSuccess || poison_begun(b, batch) != cudaSuccess))
         return err_set(e, -EIO, "a block cannot be poisoned");
     note_tails(batch);
-    if (trap_step > 0 && batch->step == (uint64_t)trap_step && trap_device(&l) != cudaSuccess)
+    if (trap_step > 0 && batch->step == (uint64_t)trap_step &&
+        trap_device(cuda_backend_rank(b)->device.launch.stream) != cudaSuccess)
         return err_set(e, -EIO, "the trap cannot be planted");
     return nvllm_planted_inner.submit(b, batch, e);
 }

@@ -5,14 +5,12 @@
 #define NVLLM_TESTS_GPU_RESIDENT_RIG_H
 
 #include "cuda/forward.h"
-#include "cuda/step.h"
 #include "engine/model/model.h"
-#include "tests/gpu/device_array.h"
+#include "tests/gpu/gpu_rig.h"
 
 enum { RIG_ROWS = 16 };
 
 struct rig {
-    struct device device;
     struct model_config config;
     struct weights weights;
     struct forward forward;
@@ -26,8 +24,6 @@ struct rig {
     struct batch_row rows[RIG_ROWS];
     int32_t tokens[RIG_ROWS], positions[RIG_ROWS], slots[RIG_ROWS], kv_len[RIG_ROWS];
     int32_t q_start[RIG_ROWS + 1];
-    void *taken[32]; /* of the device */
-    int n_taken;
 };
 
 /* bias: Qwen2.5's way, else norms of q and k. max_len: of each sequence, 0: there is none. */

@@ -1,6 +1,7 @@
 /* sampler_rig.c - see sampler_rig.h. */
 #include "tests/gpu/sampler_rig.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,38 +9,35 @@
 
 enum { GUARD = 4096 };
 
+static struct step_limits limits_of(const struct rig *g)
+{
+    return (struct step_limits){.max_tokens = RIG_MAX_ROWS,
+                                .max_seqs = RIG_MAX_ROWS,
+                                .max_blocks = 1,
+                                .block_len = 16,
+                                .mask_words = (g->m.vocab_size + 31) / 32,
+                                .target_items = 1};
+}
+
 void rig_init(struct rig *g, int vocab, int n_rows, float spread)
 {
-    struct arena a = {0};
     const size_t stride = ((size_t)vocab + 7) & ~(size_t)7, n = (size_t)n_rows;
-    int32_t *results;
+    struct step_limits limits;
 
     memset(g, 0, sizeof(*g));
     g->n_rows = n_rows;
-    g->logits = array_new(n * stride * 4);
-    fill_f32(&g->logits, spread);
-    g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * 4);
-    results = g->results.device;
-    g->memory = array_new(
-        n * (stride * 6 + SAMPLING_MAX_BIAS * 8 + sizeof(struct sampler_state) + 8) + 8192);
-    a.base = g->memory.device;
-    g->m = (struct sampler_memory){.logits = g->logits.device,
-                                   .logits_stride = (int64_t)stride,
-                                   .vocab_size = vocab,
-                                   .max_seqs = n_rows,
-                                   .adjusted = arena_take(&a, n * stride * 4),
-                                   .states = arena_take(&a, n * sizeof(struct sampler_state)),
-                                   .bias = arena_take(&a, n * SAMPLING_MAX_BIAS * 8),
-                                   .seen = arena_take(&a, n * stride * 2),
-                                   .sampled = arena_take(&a, n * 4)};
-    for (int i = 0; i < 2; i++) {
-        g->m.host_ids[i] = results;
-        g->m.host_logprobs[i] = (float *)(results + n_rows);
-        g->m.host_top_ids[i] = results + 2 * n_rows;
-        g->m.host_top_logprobs[i] = (float *)(results + (2 + SAMPLING_MAX_LOGPROBS) * n_rows);
-    }
+    g->logits = array_f32(n * stride, spread);
+    g->results = array_new(n * (2 + 2 * SAMPLING_MAX_LOGPROBS) * sizeof(int32_t));
+    g->m = sampler_memory_new(g->logits.device, vocab, n_rows, g->results.device);
+    limits = limits_of(g);
+    g->step = array_new(step_max_bytes(&limits));
+    /* as much room as the backend takes, and nothing written behind it */
+    g->scans = array_new(sampler_scan_bytes(&device.launch, &g->m) + GUARD);
+    g->m.scans = g->scans.device;
+    g->history = array_new(RIG_HISTORY * sizeof(int32_t));
     for (int i = 0; i < RIG_HISTORY; i++)
-        g->history[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
+        ((int32_t *)g->history.host)[i] = (int32_t)(random_bits() % (uint32_t)(i % 3 ? vocab : 20));
+    array_to_device(&g->history);
     for (int i = 0; i < n_rows; i++) {
         g->sampling[i] = (struct sampling){.temperature = 1.0f,
                                            .top_p = 1.0f,
@@ -53,42 +51,11 @@ void rig_init(struct rig *g, int vocab, int n_rows, float spread)
     }
 }
 
-void rig_free(struct rig *g)
+const int32_t *rig_run(struct rig *g)
 {
-    array_free(&g->logits);
-    array_free(&g->results);
-    array_free(&g->memory);
-    array_free(&g->step);
-    array_free(&g->scans);
-}
-
-/* As much room for what parts of rows have as the backend takes, and nothing written behind it. */
-static void take_scans(struct rig *g, const struct device *device)
-{
-    array_free(&g->scans);
-    g->scans = array_new(sampler_scan_bytes(&device->launch, &g->m) + GUARD);
-    g->m.scans = g->scans.device;
-}
-
-static void check_scans(const struct rig *g)
-{
-    const uint8_t *guard = (uint8_t *)g->scans.host + g->scans.bytes - GUARD;
-
-    array_to_host(&g->scans);
-    for (int i = 0; i < GUARD; i++)
-        must(guard[i] == 0xff);
-}
-
-void rig_run(struct rig *g, const struct device *device)
-{
-    const int32_t zeros[RIG_MAX_ROWS + 1] = {0};
+    static const int32_t zeros[RIG_MAX_ROWS + 1];
+    const struct step_limits limits = limits_of(g);
     int32_t ones[RIG_MAX_ROWS];
-    const struct step_limits limits = {.max_tokens = RIG_MAX_ROWS,
-                                       .max_seqs = RIG_MAX_ROWS,
-                                       .max_blocks = 1,
-                                       .block_len = 16,
-                                       .mask_words = (g->m.vocab_size + 31) / 32,
-                                       .target_items = 1};
     const struct batch_parts parts = {.step = 1,
                                       .n_tokens = g->n_rows,
                                       .n_seqs = g->n_rows,
@@ -106,29 +73,74 @@ void rig_run(struct rig *g, const struct device *device)
                                       .rows = g->rows,
                                       .updates = g->updates,
                                       .masks = g->masks};
-    struct step_room room;
-    struct batch *b;
-    struct device_array history = array_new(sizeof(g->history));
+    const uint8_t *guard = (uint8_t *)g->scans.host + g->scans.bytes - GUARD;
 
     for (int i = 0; i < RIG_MAX_ROWS; i++)
         ones[i] = 1;
-    array_free(&g->step);
-    g->step = array_new(step_max_bytes(&limits));
-    b = make_batch(&parts);
-    room = step_room_of(&limits, b);
-    (void)step_pack(g->step.host, &g->view, g->step.device, &limits, &room, b, 1);
-    free(b);
+    (void)pack_parts(g->step.host, &g->view, g->step.device, &limits, &parts, 1);
     array_to_device(&g->step);
-    memcpy(history.host, g->history, sizeof(g->history));
-    array_to_device(&history);
-    take_scans(g, device);
-    cuda_must(sampler_update(&device->launch, &g->m, &g->view, g->n_rows));
+    device_fill(g->scans.device, 0xff, g->scans.bytes);
+    cuda_must(sampler_update(&device.launch, &g->m, &g->view, g->n_rows));
     for (int i = 0; i < g->n_rows; i++)
         if (sampling_needs_history(&g->sampling[i]))
-            cuda_must(sampler_history(&device->launch, &g->m, g->rows[i].state, history.device,
+            cuda_must(sampler_history(&device.launch, &g->m, g->rows[i].state, g->history.device,
                                       RIG_PROMPT, RIG_HISTORY));
-    cuda_must(sampler_run(&device->launch, &g->m, &g->view, g->n_rows));
+    cuda_must(sampler_run(&device.launch, &g->m, &g->view, g->n_rows));
     array_to_host(&g->results);
-    check_scans(g);
-    array_free(&history);
+    array_to_host(&g->scans);
+    for (int i = 0; i < GUARD; i++)
+        must(guard[i] == 0xff);
+    return g->results.host;
+}
+
+static int in_order(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+
+    return x->z > y->z ? -1 : x->z < y->z ? 1 : x->id < y->id ? -1 : 1;
+}
+
+struct candidate *rig_candidates(const struct rig *g, int row, int *n)
+{
+    const struct sampling *s = &g->sampling[row];
+    const int vocab = g->m.vocab_size;
+    const float *z = rig_logits(g, row);
+    const int32_t *history = g->history.host;
+    struct candidate *c = calloc((size_t)vocab, sizeof(*c));
+    uint16_t *prompt = calloc((size_t)vocab, 2), *output = calloc((size_t)vocab, 2);
+    const int most = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab;
+    double total = 0.0, sum = 0.0;
+
+    must(c && prompt && output);
+    for (int i = 0; sampling_needs_history(s) && i < RIG_HISTORY; i++)
+        (i < RIG_PROMPT ? prompt : output)[history[i]]++;
+    for (int i = 0; i < vocab; i++) {
+        c[i] = (struct candidate){.z = z[i], .id = i};
+        if (prompt[i] || output[i])
+            c[i].z = c[i].z > 0 ? c[i].z / s->repetition_penalty : c[i].z * s->repetition_penalty;
+        if (output[i])
+            c[i].z -= s->presence_penalty + s->frequency_penalty * (float)output[i];
+    }
+    for (int i = 0; i < s->n_bias; i++)
+        c[s->bias[i].id].z += s->bias[i].bias;
+    for (int i = 0; g->rows[row].ban_stops && i < s->n_stop_ids; i++)
+        c[s->stop_ids[i]].z = -INFINITY;
+    qsort(c, (size_t)vocab, sizeof(*c), in_order);
+    *n = s->temperature > 0.0f ? 0 : 1;
+    for (int i = 0; i < most && s->temperature > 0.0f; i++) {
+        c[i].x = (double)((c[i].z - c[0].z) * (1.0f / s->temperature));
+        c[i].weight = exp(c[i].x);
+        total += c[i].weight;
+    }
+    for (; *n < most && s->temperature > 0.0f; ++*n) {
+        if (s->top_p < 1.0f && sum >= (double)s->top_p * total)
+            break;
+        sum += c[*n].weight;
+    }
+    for (int i = 0; i < vocab; i++)
+        if (i >= *n || c[i].weight < (double)s->min_p)
+            c[i].weight = 0.0;
+    free(prompt);
+    free(output);
+    return c;
 }

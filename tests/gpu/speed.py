@@ -5,6 +5,7 @@ the speed at which nothing but bytes that must be read, and products, took time.
 import random
 import time
 
+import random_lengths
 import roofline
 from device import (args, daemon, few, median, model_config, need_model, random_ids, reached, row,
                     wire)
@@ -88,16 +89,8 @@ def first_token(w, config):
         f"prompt={few(128)} ms={spread(times[2:], 2)} share={share:.2f} (bar 4)")
 
 
-def nano_vllm_requests():
-    """(ids, output tokens) of the benchmark that nano-vLLM publishes."""
-    random.seed(0)
-    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))]
-               for _ in range(256)]
-    return [(p, random.randint(100, 1024)) for p in prompts]
-
-
 def nano_vllm(w, config):
-    requests = nano_vllm_requests()[:few(256)]
+    requests = random_lengths.requests()[:few(256)]
     assert [len(p) for p, _ in requests[:5]] == [964, 724, 484, 508, 316][:len(requests)]
     if args.scale < 1:
         requests = [(p[:few(len(p))], few(n)) for p, n in requests]

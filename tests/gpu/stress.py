@@ -11,7 +11,7 @@ import random
 import threading
 import time
 
-from device import (Planted, Skip, args, daemon, device_mib, few, harness, model_config,
+from device import (Planted, Skip, args, daemon, driver_mib, few, harness, model_config,
                     random_ids, row, verdict, wire)
 
 WORKERS = 12
@@ -199,7 +199,7 @@ def load(d, vocab, poisoned):
     while time.monotonic() < end and d.process.poll() is None:
         time.sleep(min(5, max(0.1, args.minutes * 6)))
         if time.monotonic() > begin + args.minutes * 20:
-            memory.append((device_mib(), d.rss_kib() >> 10))
+            memory.append((driver_mib()[0], d.rss_kib() >> 10))
     for w in workers:
         w.join(timeout=300)
         if w.is_alive():
@@ -207,7 +207,7 @@ def load(d, vocab, poisoned):
     if d.process.poll() is not None:
         raise AssertionError(f"nvllmd ended with {d.process.returncode}: {d.log()[-600:]}")
     status = d.wait_idle()
-    memory.append((device_mib(), d.rss_kib() >> 10))
+    memory.append((driver_mib()[0], d.rss_kib() >> 10))
     report(tally, status, memory, poisoned)
 
 

@@ -3,7 +3,6 @@
  *
  * The device computes in bf16 where the CPU has float, so a draw that is nearly even may fall the
  * other way, and what follows it differs. */
-#include <check.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
@@ -11,7 +10,6 @@
 #include <string.h>
 
 #include "engine/cpu/cpu_backend.h"
-#include "engine/model/model.h"
 #include "tests/gpu/drive.h"
 #include "tests/tools/make_batch.h"
 #include "tests/unit/run_suite.h"
@@ -27,25 +25,21 @@ static int32_t prompts[N][MAX_PROMPT];
 static int32_t ids[2][N][TOKENS];
 static float logprobs[2][N][TOKENS];
 
-static void setup(void)
+static void set_up(void)
 {
-    char path[4096];
-    struct err e;
-
     void *module = dlopen(module_path, RTLD_NOW | RTLD_LOCAL);
 
     ck_assert_msg(module, "%s", dlerror());
     cuda_backend = dlsym(module, BACKEND_SYMBOL);
     ck_assert_ptr_nonnull(cuda_backend);
     ck_assert_uint_eq(cuda_backend->abi, BACKEND_ABI);
-    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
-    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
+    model = open_tiny_model(data_folder);
     for (int i = 0; i < N; i++)
         for (int j = 0; j < MAX_PROMPT; j++)
             prompts[i][j] = (i * 7919 + j * 104729 + j * j * 31) % 1990;
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     model_close(model);
 }
@@ -86,18 +80,16 @@ static void run(const struct backend_ops *ops, int backend, int together, bool i
     struct backend *b;
     struct err e;
 
-    ck_assert_msg(ops->open(&b, model, &o, &e) == 0, "%s", e.text);
+    err_must(ops->open(&b, model, &o, &e), &e);
     for (int i = 0; i < N; i++)
         seqs[i] = seq_of(i, backend);
     for (int i = 0; i < N; i += together)
-        ck_assert_msg(drive(ops, b, &o, seqs + i, N - i < together ? N - i : together, &times,
-                            &e) == 0,
-                      "%s", e.text);
+        err_must(drive(ops, b, &o, seqs + i, N - i < together ? N - i : together, &times, &e), &e);
     ops->close(b);
 }
 
 /* Ids are the same up to a nearly even draw, and log probabilities of the same ids are close. */
-START_TEST(both_backends_say_the_same)
+TEST(both_backends_say_the_same)
 {
     int same = 0, compared = 0, whole = 0;
 
@@ -119,7 +111,7 @@ END_TEST
 
 /* Where nothing may depend on what else runs, ids and log probabilities are the same to the bit
  * alone, among few and among many. */
-START_TEST(invariant_answers_do_not_depend_on_others)
+TEST(invariant_answers_do_not_depend_on_others)
 {
     static const int together[] = {1, 2, 7, 16, 29};
 
@@ -139,7 +131,7 @@ END_TEST
 
 /* Thousands of sequences at a time, too many for a grid to hold the most splits of each, give the
  * same tokens as among few. */
-START_TEST(thousands_say_the_same)
+TEST(thousands_say_the_same)
 {
     enum { MANY = 4160, EACH = 6 };
     static struct drive_seq seqs[MANY];
@@ -154,7 +146,7 @@ START_TEST(thousands_say_the_same)
     struct backend *b;
     struct err e;
 
-    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    err_must(cuda_backend->open(&b, model, &o, &e), &e);
     for (int n = N; n <= MANY; n += MANY - N) {
         memset(out, 0xff, sizeof(out));
         for (int i = 0; i < n; i++) {
@@ -164,7 +156,7 @@ START_TEST(thousands_say_the_same)
             seqs[i].out = out[i];
             seqs[i].logprobs = NULL;
         }
-        ck_assert_msg(drive(cuda_backend, b, &o, seqs, n, &times, &e) == 0, "%s", e.text);
+        err_must(drive(cuda_backend, b, &o, seqs, n, &times, &e), &e);
         if (n == N)
             memcpy(few, out, sizeof(few));
         for (int i = 0; i < n; i++) {
@@ -178,7 +170,7 @@ END_TEST
 
 /* The ledger adds up to what the driver reports as used, before and after graphs were captured;
  * without graphs they take nothing. */
-START_TEST(ledger_sums_to_what_the_driver_says)
+TEST(ledger_sums_to_what_the_driver_says)
 {
     struct backend_options o = {.block_len = 16,
                                 .max_batch_tokens = 256,
@@ -193,7 +185,7 @@ START_TEST(ledger_sums_to_what_the_driver_says)
 
     for (int eager = 0; eager < 2; eager++) {
         o.eager = eager;
-        ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+        err_must(cuda_backend->open(&b, model, &o, &e), &e);
         for (int ran = 0; ran < 2; ran++) {
             cuda_backend->info(b, &i);
             ck_assert_uint_eq(i.weight_bytes + i.tiers[TIER_DEVICE].bytes + i.graph_bytes +
@@ -207,7 +199,7 @@ START_TEST(ledger_sums_to_what_the_driver_says)
                 ck_assert_uint_eq(i.graph_bytes, 0);
             for (int j = 0; j < N; j++)
                 seqs[j] = seq_of(j, 1);
-            ck_assert_msg(drive(cuda_backend, b, &o, seqs, N, &times, &e) == 0, "%s", e.text);
+            err_must(drive(cuda_backend, b, &o, seqs, N, &times, &e), &e);
         }
         printf(
             "graphs %s: %.1f MiB weights, %.1f kv, %.1f graphs, %.1f workspaces, %.1f other; %s\n",
@@ -228,7 +220,7 @@ static void drive_all(struct backend *b, const struct backend_options *o, int to
 
     for (int i = 0; i < N; i++)
         seqs[i] = seq_of(i, to);
-    ck_assert_msg(drive(cuda_backend, b, o, seqs, N, &times, &e) == 0, "%s", e.text);
+    err_must(drive(cuda_backend, b, o, seqs, N, &times, &e), &e);
 }
 
 static int idle(struct backend *b)
@@ -242,7 +234,7 @@ static int idle(struct backend *b)
 
 /* What is measured between steps, in part and as a whole, changes no bit of any answer; the next
  * start finds it and has nothing left to measure but loading kernels. */
-START_TEST(measuring_changes_nothing)
+TEST(measuring_changes_nothing)
 {
     char folder[] = "/tmp/nvllm-tune-XXXXXX", command[64];
     struct backend_options o = {.block_len = 16,
@@ -257,7 +249,7 @@ START_TEST(measuring_changes_nothing)
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
     for (int start = 0; start < 2; start++) {
-        ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+        err_must(cuda_backend->open(&b, model, &o, &e), &e);
         drive_all(b, &o, 0);
         for (int part = 0; part < 3; part++) {
             for (int i = 0; part == 2 || i < 37; i++, n_pieces[start]++)
@@ -272,7 +264,7 @@ START_TEST(measuring_changes_nothing)
     }
     ck_assert_int_lt(n_pieces[1] * 3, n_pieces[0]);
     o.tune = true; /* all is known: this takes no longer than loading kernels */
-    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    err_must(cuda_backend->open(&b, model, &o, &e), &e);
     drive_all(b, &o, 1);
     ck_assert_mem_eq(ids[0], ids[1], sizeof(ids[0]));
     cuda_backend->close(b);
@@ -282,7 +274,7 @@ START_TEST(measuring_changes_nothing)
 END_TEST
 
 /* Several wanted rows of a sequence are sampled each for itself, as if each were alone. */
-START_TEST(each_wanted_row_is_sampled)
+TEST(each_wanted_row_is_sampled)
 {
     enum { ROWS = 12, WANTED = 4 };
     const struct backend_options o = {.invariant = true,
@@ -302,7 +294,7 @@ START_TEST(each_wanted_row_is_sampled)
     struct err e;
     uint64_t step = 0;
 
-    ck_assert_msg(cuda_backend->open(&b, model, &o, &e) == 0, "%s", e.text);
+    err_must(cuda_backend->open(&b, model, &o, &e), &e);
     cuda_backend->info(b, &info);
     ck_assert(info.masks && info.drafts && !info.copies);
     for (int i = 0; i < ROWS; i++)
@@ -337,8 +329,8 @@ START_TEST(each_wanted_row_is_sampled)
                                                      .block_table = table,
                                                      .rows = rows,
                                                      .updates = &update});
-            ck_assert_msg(cuda_backend->submit(b, batch, &e) == 0, "%s", e.text);
-            ck_assert_msg(cuda_backend->wait(b, &result, &e) == 0, "%s", e.text);
+            err_must(cuda_backend->submit(b, batch, &e), &e);
+            err_must(cuda_backend->wait(b, &result, &e), &e);
             ck_assert_int_eq(result.n_rows, n_rows);
             memcpy(&got[at_once][first], result.ids, (size_t)n_rows * sizeof(int32_t));
             free(batch);
@@ -350,19 +342,7 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    Suite *suite = suite_create("backends");
-    TCase *t = tcase_create("backends");
-
     data_folder = argc > 1 ? argv[1] : NULL;
     module_path = argc > 2 ? argv[2] : NVLLM_MODULE;
-    tcase_add_unchecked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, both_backends_say_the_same);
-    tcase_add_test(t, invariant_answers_do_not_depend_on_others);
-    tcase_add_test(t, thousands_say_the_same);
-    tcase_add_test(t, ledger_sums_to_what_the_driver_says);
-    tcase_add_test(t, measuring_changes_nothing);
-    tcase_add_test(t, each_wanted_row_is_sampled);
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("backends", set_up, tear_down);
 }

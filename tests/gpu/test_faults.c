@@ -1,13 +1,9 @@
 /* test_faults.c - failures are reported: a fault of the device, too little memory, impossible
  * options. */
-#include <check.h>
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/inspect.h"
-#include "engine/model/model.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/trap.h"
 #include "tests/unit/run_suite.h"
@@ -17,32 +13,25 @@ extern const struct backend_ops nvllm_backend;
 static const char *data_folder; /* the program's argument: where the tree is no longer there */
 static struct model *model;
 
-static struct backend_options options(void)
+static const struct backend_options options = {.block_len = 16,
+                                               .max_batch_tokens = 512,
+                                               .max_seqs = 8,
+                                               .max_seq_len = 4096,
+                                               .tier_bytes = {64 << 20}};
+
+static void set_up(void)
 {
-    return (struct backend_options){.block_len = 16,
-                                    .max_batch_tokens = 512,
-                                    .max_seqs = 8,
-                                    .max_seq_len = 4096,
-                                    .tier_bytes = {64 << 20}};
+    model = open_tiny_model(data_folder);
 }
 
-static void setup(void)
-{
-    char path[4096];
-    struct err e;
-
-    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
-    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
-}
-
-static void teardown(void)
+static void tear_down(void)
 {
     model_close(model);
 }
 
 /* More blocks than memory, no block at all, a device that is not there, keys in float32; more than
  * grids and indices hold. */
-START_TEST(refusals_say_why)
+TEST(refusals_say_why)
 {
     enum { WRONGS = 7 };
     struct backend_options o[WRONGS];
@@ -56,7 +45,7 @@ START_TEST(refusals_say_why)
                                        "scheduler.max_seq_len: 1048561 is over 1048560"};
 
     for (int i = 0; i < WRONGS; i++)
-        o[i] = options();
+        o[i] = options;
     o[0].tier_bytes[TIER_DEVICE] = 1ull << 45;
     o[1].tier_bytes[TIER_DEVICE] = 100;
     o[2].n_devices = 1;
@@ -77,24 +66,22 @@ START_TEST(refusals_say_why)
 END_TEST
 
 /* After refusals the same process can open, and open again. */
-START_TEST(opens_after_refusals)
+TEST(opens_after_refusals)
 {
-    const struct backend_options o = options();
-
     for (int i = 0; i < 3; i++) {
         struct backend *b;
         struct err e;
 
-        ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
+        ck_assert_msg(nvllm_backend.open(&b, model, &options, &e) == 0, "%s", e.text);
         nvllm_backend.close(b);
     }
 }
 END_TEST
 
-/* A trap fails the wait of the step it hit, within seconds, and close returns. */
-START_TEST(a_trap_is_told)
+/* A trap fails the wait of the step it hit, within seconds, and close returns. The last test:
+ * nothing works on the device afterwards. */
+TEST(a_trap_is_told)
 {
-    const struct backend_options o = options();
     const int32_t prompt[3] = {1, 2, 3};
     int32_t out[100];
     struct drive_seq s = {.prompt = prompt,
@@ -105,15 +92,13 @@ START_TEST(a_trap_is_told)
                           .out = out};
     struct drive_times times;
     struct backend *b;
-    struct launch l;
     struct err e = {{0}};
     const double begin = now_seconds();
 
-    ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
-    l = (struct launch){.stream = cuda_backend_rank(b)->device.launch.stream};
-    ck_assert_int_eq(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);
-    ck_assert_int_eq(trap_device(&l), cudaSuccess);
-    ck_assert_int_lt(drive(&nvllm_backend, b, &o, &s, 1, &times, &e), 0);
+    ck_assert_msg(nvllm_backend.open(&b, model, &options, &e) == 0, "%s", e.text);
+    ck_assert_int_eq(drive(&nvllm_backend, b, &options, &s, 1, &times, &e), 0);
+    ck_assert_int_eq(trap_device(cuda_backend_rank(b)->device.launch.stream), cudaSuccess);
+    ck_assert_int_lt(drive(&nvllm_backend, b, &options, &s, 1, &times, &e), 0);
     ck_assert_msg(strstr(e.text, "CUDA"), "%s", e.text);
     nvllm_backend.close(b);
     ck_assert_double_lt(now_seconds() - begin, 5.0);
@@ -122,15 +107,6 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    Suite *suite = suite_create("faults");
-    TCase *t = tcase_create("faults");
-
     data_folder = argc > 1 ? argv[1] : NULL;
-    tcase_add_unchecked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, refusals_say_why);
-    tcase_add_test(t, opens_after_refusals);
-    tcase_add_test(t, a_trap_is_told); /* the last: nothing works on the device afterwards */
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("faults", set_up, tear_down);
 }

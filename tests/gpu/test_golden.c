@@ -1,14 +1,12 @@
 /* test_golden.c - the CUDA backend through its contract on the bundled model: the ids of a
  * reference implementation in float32, alone and batched, with graphs and without, with small and
  * large blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
-#include <check.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/model/model.h"
 #include "tests/gpu/drive.h"
 #include "tests/unit/run_suite.h"
 
@@ -60,10 +58,9 @@ static void read_case(struct golden *c, const json_t *from)
             json_array_get(json_array_get(json_array_get(tops, (size_t)i), 0), 1));
 }
 
-static void setup(void)
+static void set_up(void)
 {
     char path[4096];
-    struct err e;
 
     snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json",
              data_folder ? data_folder : TEST_DATA_DIR);
@@ -73,11 +70,10 @@ static void setup(void)
     ck_assert_int_le(n_cases, MAX_CASES);
     for (int i = 0; i < n_cases; i++)
         read_case(&cases[i], json_array_get(file, (size_t)i));
-    snprintf(path, sizeof(path), "%s/nvllm-tiny", data_folder ? data_folder : TEST_MODEL_DIR "/..");
-    ck_assert_msg(model_open(&model, path, &e) == 0, "%s", e.text);
+    model = open_tiny_model(data_folder);
 }
 
-static void teardown(void)
+static void tear_down(void)
 {
     for (int i = 0; i < n_cases; i++) {
         free(cases[i].prompt);
@@ -107,7 +103,7 @@ static void check_golden(const struct backend_options *o, int together, int *sam
     struct backend *b;
     struct err e;
 
-    ck_assert_msg(nvllm_backend.open(&b, model, o, &e) == 0, "%s", e.text);
+    err_must(nvllm_backend.open(&b, model, o, &e), &e);
     *same = *clear = 0;
     for (int at = 0; at < n_cases; at += together) {
         const int n = n_cases - at < together ? n_cases - at : together;
@@ -116,7 +112,7 @@ static void check_golden(const struct backend_options *o, int together, int *sam
 
         for (int i = 0; i < n; i++)
             seqs[i] = seq_of(&cases[at + i]);
-        ck_assert_msg(drive(&nvllm_backend, b, o, seqs, n, &times, &e) == 0, "%s", e.text);
+        err_must(drive(&nvllm_backend, b, o, seqs, n, &times, &e), &e);
         for (int i = 0; i < n; i++) {
             const struct golden *c = &cases[at + i];
             const bool equal =
@@ -149,7 +145,7 @@ static struct backend_options options(int block_len)
 }
 
 /* Whatever the block length, alone or together, with graphs or without: the reference's ids. */
-START_TEST(ids_are_the_references)
+TEST(ids_are_the_references)
 {
     static const int block_lens[] = {16, 256, 4096};
     int same, clear;
@@ -166,7 +162,7 @@ START_TEST(ids_are_the_references)
 }
 END_TEST
 
-START_TEST(ids_alone_are_the_references)
+TEST(ids_alone_are_the_references)
 {
     struct backend_options o = options(16);
     int same, clear;
@@ -180,7 +176,7 @@ END_TEST
 
 /* In invariant mode neither a text nor the bits of a log probability depend on what runs beside it,
  * on how prompts are cut, or on having been computed again half way. */
-START_TEST(invariant_texts_do_not_depend_on_the_batch)
+TEST(invariant_texts_do_not_depend_on_the_batch)
 {
     enum { N = 40 };
     static const int chunks[] = {96, 96, 43, 61}; /* rows of a step */
@@ -192,13 +188,13 @@ START_TEST(invariant_texts_do_not_depend_on_the_batch)
     int n_restarted = 0;
 
     o.invariant = true;
-    ck_assert_msg(nvllm_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
+    err_must(nvllm_backend.open(&b, model, &o, &e), &e);
     for (int i = 0; i < N; i++) {
         alone[i] = seq_of(&cases[i]);
         alone[i].sampling.temperature = 0.9f;
         alone[i].sampling.top_k = i % 2 ? 20 : 0;
         alone[i].sampling.seed = (uint64_t)i * 77;
-        ck_assert(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e) == 0);
+        err_must(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e), &e);
     }
     for (int run = 0; run < 4; run++) {
         o.max_batch_tokens = chunks[run];
@@ -207,7 +203,7 @@ START_TEST(invariant_texts_do_not_depend_on_the_batch)
             together[i].sampling = alone[i].sampling;
             together[i].restart_at = run > 0 && i % 4 != run ? 1 + i % 9 : 0;
         }
-        ck_assert(drive(&nvllm_backend, b, &o, together, N, &times, &e) == 0);
+        err_must(drive(&nvllm_backend, b, &o, together, N, &times, &e), &e);
         for (int i = 0; i < N; i++) {
             const size_t bytes = (size_t)alone[i].n_out * 4;
 
@@ -232,15 +228,6 @@ END_TEST
 
 int main(int argc, char **argv)
 {
-    Suite *suite = suite_create("golden");
-    TCase *t = tcase_create("golden");
-
     data_folder = argc > 1 ? argv[1] : NULL;
-    tcase_add_unchecked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 300);
-    tcase_add_test(t, ids_are_the_references);
-    tcase_add_test(t, ids_alone_are_the_references);
-    tcase_add_test(t, invariant_texts_do_not_depend_on_the_batch);
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("golden", set_up, tear_down);
 }

@@ -3,7 +3,6 @@
  * rows and mixed lengths. What nothing has written is NaN.
  *
  *   test_resident [lost]        lost: a step whose packets are lost */
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,16 @@
 /* Both round to bf16 where the other does, but their sums differ by some float roundings, and so do
  * some of the bf16 numbers behind: a few 2^-9 / sqrt(3) after some layers. */
 static const double error_limit = 8e-3;
+
+/* A copy on the host, once all that was enqueued is done. */
+static void *host_of(const void *from, size_t bytes)
+{
+    void *p = host_new(bytes, 1);
+
+    cuda_must(cudaDeviceSynchronize());
+    cuda_must(cudaMemcpy(p, from, bytes, cudaMemcpyDeviceToHost));
+    return p;
+}
 
 /* What a step leaves behind. */
 struct outcome {
@@ -32,24 +41,13 @@ static struct outcome outcome_of(struct rig *r, const struct step_view *v, int n
     struct outcome o = {.n_logits = (size_t)n_rows * stride,
                         .n_pool = (size_t)r->n_blocks * (size_t)r->block_elements};
 
-    cuda_must(cudaMemset(r->forward.logits, 0xff, RIG_ROWS * stride * sizeof(float)));
-    cuda_must(cudaDeviceSynchronize());
+    device_fill(r->forward.logits, 0xff, RIG_ROWS * stride * sizeof(float));
     rig_run(r, v, n, n_rows, resident);
-    cuda_must(cudaStreamSynchronize(r->device.launch.stream));
-    o.logits = malloc(o.n_logits * sizeof(float));
-    o.pool = malloc(o.n_pool * sizeof(uint16_t));
-    cuda_must(cudaMemcpy(o.logits, r->forward.logits, o.n_logits * sizeof(float),
-                         cudaMemcpyDeviceToHost));
-    cuda_must(cudaMemcpy(o.pool, r->forward.kv.base, o.n_pool * 2, cudaMemcpyDeviceToHost));
+    o.logits = host_of(r->forward.logits, o.n_logits * sizeof(float));
+    o.pool = host_of(r->forward.kv.base, o.n_pool * 2);
     cuda_must(cudaMemcpy(o.sampled, r->forward.sampler.sampled, sizeof(o.sampled),
                          cudaMemcpyDeviceToHost));
     return o;
-}
-
-static void outcome_deinit(struct outcome *o)
-{
-    free(o->logits);
-    free(o->pool);
 }
 
 static uint16_t *key_of(const struct rig *r, uint16_t *pool, int seq, int key, int layer, int head,
@@ -123,18 +121,27 @@ static double logits_error(const struct rig *r, const struct outcome *got,
 static bool buffers_are_reset(const struct rig *r)
 {
     const struct resident *k = &r->forward.resident;
-    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES,
-                 n = resident_sentinel_bytes(k);
-    unsigned char *seen = malloc(n);
+    const size_t part = resident_exchange_bytes(k) / RESIDENT_COPIES;
+    const size_t n = resident_sentinel_bytes(k);
+    const unsigned char *seen = host_of(k->exchange, RESIDENT_COPIES * part);
     bool reset = true;
 
-    for (int i = 0; i < RESIDENT_COPIES; i++) {
-        cuda_must(cudaMemcpy(seen, (const char *)k->exchange + (size_t)i * part, n,
-                             cudaMemcpyDeviceToHost));
+    for (int i = 0; i < RESIDENT_COPIES; i++, seen += part)
         reset &= seen[0] == 0xff && memcmp(seen, seen + 1, n - 1) == 0;
-    }
-    free(seen);
     return reset;
+}
+
+/* Runs from what nothing has written but `before`. */
+static struct outcome outcome_after(struct rig *r, const struct step_view *v, int n, int n_rows,
+                                    bool resident, const uint16_t *before)
+{
+    device_fill(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t));
+    cuda_must(cudaMemcpy(r->forward.kv.base, before,
+                         (size_t)r->n_blocks * (size_t)r->block_elements * 2,
+                         cudaMemcpyHostToDevice));
+    if (resident)
+        rig_renew(r);
+    return outcome_of(r, v, n, n_rows, resident);
 }
 
 /* keys: the pool with no key unwritten. */
@@ -144,25 +151,18 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
     const struct step_view v = rig_step(r, kv_len, n, skip_first);
     const int n_rows = n - (skip_first && n > 1);
     const size_t pool_bytes = (size_t)r->n_blocks * (size_t)r->block_elements * 2;
-    uint16_t *before = malloc(pool_bytes);
-    struct outcome chain, first;
+    uint16_t *before = host_new(pool_bytes, 1);
+    struct outcome chain, o[3];
     double logits, stored;
 
     memcpy(before, keys, pool_bytes);
     poison(r, before, n);
-    cuda_must(cudaMemset(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t)));
-    cuda_must(cudaMemcpy(r->forward.kv.base, before, pool_bytes, cudaMemcpyHostToDevice));
-    chain = outcome_of(r, &v, n, n_rows, false);
+    chain = outcome_after(r, &v, n, n_rows, false, before);
     for (int i = 0; i < 3; i++) {
-        struct outcome o;
-
-        cuda_must(cudaMemset(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t)));
-        cuda_must(cudaMemcpy(r->forward.kv.base, before, pool_bytes, cudaMemcpyHostToDevice));
-        rig_renew(r);
-        o = outcome_of(r, &v, n, n_rows, true);
+        o[i] = outcome_after(r, &v, n, n_rows, true, before);
         ck_assert(buffers_are_reset(r));
-        logits = logits_error(r, &o, &chain, n_rows);
-        stored = stored_error(r, &o, &chain, before, n);
+        logits = logits_error(r, &o[i], &chain, n_rows);
+        stored = stored_error(r, &o[i], &chain, before, n);
         if (i == 0)
             printf("hidden=%d heads=%d/%d of %d rows=%d first_len=%d logits=%.2e stored=%.2e\n",
                    r->config.hidden_dim, r->config.n_heads, r->config.n_kv_heads,
@@ -170,42 +170,10 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
         fflush(stdout);
         ck_assert(logits < error_limit);
         ck_assert(stored < error_limit);
-        if (i == 0) {
-            first = o;
-            continue;
-        }
-        ck_assert(memcmp(o.logits, first.logits, o.n_logits * sizeof(float)) == 0);
-        ck_assert(memcmp(o.pool, first.pool, o.n_pool * 2) == 0);
-        ck_assert(memcmp(o.sampled, first.sampled, sizeof(o.sampled)) == 0);
-        outcome_deinit(&o);
+        ck_assert(memcmp(o[i].logits, o[0].logits, o[0].n_logits * sizeof(float)) == 0);
+        ck_assert(memcmp(o[i].pool, o[0].pool, o[0].n_pool * 2) == 0);
+        ck_assert(memcmp(o[i].sampled, o[0].sampled, sizeof(o[0].sampled)) == 0);
     }
-    outcome_deinit(&first);
-    outcome_deinit(&chain);
-    free(before);
-}
-
-static void check_shape(const struct model_config *c, bool bias, int block_len, int most_rows)
-{
-    static const int rows[] = {1, 2, 3, 4, 8, 9, 16};
-    static const int lengths[RIG_ROWS] = {513, 1,  4200, 16, 17,  1, 100, 64,
-                                          15,  33, 32,   2,  250, 7, 1,   48};
-    int max_len[RIG_ROWS];
-    uint16_t *keys;
-    struct rig r;
-
-    for (int i = 0; i < RIG_ROWS; i++)
-        max_len[i] = i == 0 ? 4208 : lengths[i];
-    rig_init(&r, c, bias, block_len, max_len);
-    ck_assert_int_eq(r.forward.resident_rows, most_rows);
-    keys = malloc((size_t)r.n_blocks * (size_t)r.block_elements * 2);
-    cuda_must(cudaMemcpy(keys, r.forward.kv.base, (size_t)r.n_blocks * (size_t)r.block_elements * 2,
-                         cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows) && rows[i] <= most_rows; i++)
-        check_step(&r, keys, lengths, rows[i], i % 2);
-    for (int i = 1; i < 4; i++) /* one sequence: of one key, of many, of a few */
-        check_step(&r, keys, lengths + i, 1, false);
-    free(keys);
-    rig_deinit(&r);
 }
 
 static const struct model_config small = {.n_layers = 2,
@@ -220,52 +188,49 @@ static const struct model_config small = {.n_layers = 2,
                                           .rope_theta = 1e6,
                                           .tied = false};
 
-/* Widths that fill no stage, three query heads a KV head, a vocabulary that fills no tile. */
-START_TEST(odd_shape_follows_chain)
-{
-    check_shape(&small, false, 16, 16);
-}
-END_TEST
+static const struct {
+    int n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, ffn_dim, vocab_size;
+    bool tied, bias;
+    int block_len, most_rows;
+} shapes[] = {
+    /* widths that fill no stage, three query heads a KV head, a vocabulary that fills no tile */
+    {2, 6, 2, 128, 416, 992, 1004, false, false, 16, 16},
+    /* heads of 64, seven a KV head, biases in place of norms, blocks of 32 */
+    {2, 14, 2, 64, 896, 1216, 1004, false, true, 32, 16},
+    /* a model of 0.6 billion parameters, a part of its layers */
+    {2, 16, 8, 128, 1024, 3072, 12004, true, false, 16, 16},
+    /* rows longer than a stage, several tiles a block, as few rows as leave memory for a ring */
+    {1, 32, 8, 128, 4096, 12288, 1004, false, false, 16, 4},
+};
 
-/* Heads of 64, seven a KV head, biases in place of norms, blocks of 32. */
-START_TEST(biases_and_short_heads_follow_chain)
+TEST(shapes_follow_chain, .n = N(shapes))
 {
+    static const int rows[] = {1, 2, 3, 4, 8, 9, 16};
+    static const int lengths[RIG_ROWS] = {513, 1,  4200, 16, 17,  1, 100, 64,
+                                          15,  33, 32,   2,  250, 7, 1,   48};
     struct model_config c = small;
+    int max_len[RIG_ROWS];
+    uint16_t *keys;
+    struct rig r;
 
-    c.n_heads = 14;
-    c.head_dim = 64;
-    c.hidden_dim = 896;
-    c.ffn_dim = 1216;
-    check_shape(&c, true, 32, 16);
-}
-END_TEST
-
-/* The shape of a model of 0.6 billion parameters, a part of its layers. */
-START_TEST(small_model_follows_chain)
-{
-    struct model_config c = small;
-
-    c.n_heads = 16;
-    c.n_kv_heads = 8;
-    c.hidden_dim = 1024;
-    c.ffn_dim = 3072;
-    c.vocab_size = 12004;
-    c.tied = true;
-    check_shape(&c, false, 16, 16);
-}
-END_TEST
-
-/* Rows longer than a stage, several tiles a block, and as few rows as leave memory for a ring. */
-START_TEST(large_model_follows_chain)
-{
-    struct model_config c = small;
-
-    c.n_layers = 1;
-    c.n_heads = 32;
-    c.n_kv_heads = 8;
-    c.hidden_dim = 4096;
-    c.ffn_dim = 12288;
-    check_shape(&c, false, 16, 4);
+    c.n_layers = shapes[_i].n_layers;
+    c.n_heads = shapes[_i].n_heads;
+    c.n_kv_heads = shapes[_i].n_kv_heads;
+    c.head_dim = shapes[_i].head_dim;
+    c.hidden_dim = shapes[_i].hidden_dim;
+    c.ffn_dim = shapes[_i].ffn_dim;
+    c.vocab_size = shapes[_i].vocab_size;
+    c.tied = shapes[_i].tied;
+    for (int i = 0; i < RIG_ROWS; i++)
+        max_len[i] = i == 0 ? 4208 : lengths[i];
+    rig_init(&r, &c, shapes[_i].bias, shapes[_i].block_len, max_len);
+    ck_assert_int_eq(r.forward.resident_rows, shapes[_i].most_rows);
+    keys = host_of(r.forward.kv.base, (size_t)r.n_blocks * (size_t)r.block_elements * 2);
+    for (int i = 0; i < N(rows) && rows[i] <= shapes[_i].most_rows; i++)
+        check_step(&r, keys, lengths, rows[i], i % 2);
+    for (int i = 1; i < 4; i++) /* one sequence: of one key, of many, of a few */
+        check_step(&r, keys, lengths + i, 1, false);
+    rig_deinit(&r);
 }
 END_TEST
 
@@ -276,206 +241,180 @@ static const int mixed_lengths[RIG_ROWS] = {513, 1,  1200, 16, 17,  1, 100, 64,
  * tokens anew, so from the same seed. */
 static float *logits_of(struct rig *r, int n, bool fresh)
 {
-    const size_t size = (size_t)n * (size_t)r->forward.sampler.logits_stride;
-    float *logits = malloc(size * sizeof(float));
+    const size_t bytes = (size_t)n * (size_t)r->forward.sampler.logits_stride * sizeof(float);
     struct step_view v;
 
     if (fresh)
-        cuda_must(resident_clear(&r->device.launch, &r->forward.resident));
+        cuda_must(resident_clear(&device.launch, &r->forward.resident));
     random_seed((uint32_t)n);
     v = rig_step(r, mixed_lengths, n, false);
-    cuda_must(cudaMemset(r->forward.logits, 0xff, size * sizeof(float)));
-    cuda_must(cudaMemset(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t)));
-    cuda_must(cudaDeviceSynchronize());
+    device_fill(r->forward.logits, 0xff, bytes);
+    device_fill(r->forward.sampler.sampled, 0, RIG_ROWS * sizeof(int32_t));
     rig_run(r, &v, n, n, true);
-    cuda_must(cudaStreamSynchronize(r->device.launch.stream));
-    cuda_must(cudaMemcpy(logits, r->forward.logits, size * sizeof(float), cudaMemcpyDeviceToHost));
-    return logits;
+    return host_of(r->forward.logits, bytes);
 }
 
-static void check_many_steps(int n_layers)
+/* A rig of so many layers of the small shape, and what it gives alone. */
+static void small_rig(struct rig *r, int n_layers)
 {
     struct model_config c = small;
-    float *expected[RIG_ROWS];
-    struct rig r;
 
     c.n_layers = n_layers;
-    rig_init(&r, &c, false, 16, mixed_lengths);
-    for (int i = 0; i < RIG_ROWS; i++)
-        expected[i] = logits_of(&r, i + 1, true);
-    for (int i = 0; i < 300; i++) {
-        const int n = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
-        float *got = logits_of(&r, n, false);
+    rig_init(r, &c, false, 16, mixed_lengths);
+}
 
-        ck_assert(memcmp(got, expected[n - 1],
-                         (size_t)n * (size_t)r.forward.sampler.logits_stride * sizeof(float)) == 0);
-        ck_assert(i % 10 > 0 || buffers_are_reset(&r));
-        free(got);
-    }
-    for (int i = 0; i < RIG_ROWS; i++)
-        free(expected[i]);
-    rig_deinit(&r);
+static void check_logits(const struct rig *r, const float *got, const float *expected, int n)
+{
+    ck_assert(memcmp(got, expected,
+                     (size_t)n * (size_t)r->forward.sampler.logits_stride * sizeof(float)) == 0);
 }
 
 /* A step has no effect on the bits of the next, of more rows or fewer; buffers rotate over layers,
  * so with one layer, as many as there are buffers, and other numbers. */
-START_TEST(steps_in_a_row_are_as_alone)
+TEST(steps_in_a_row_are_as_alone, .n = 5)
 {
-    for (int n_layers = 1; n_layers <= 5; n_layers++)
-        check_many_steps(n_layers);
+    const float *expected[RIG_ROWS];
+    struct rig r;
+
+    small_rig(&r, 1 + _i);
+    for (int i = 0; i < RIG_ROWS; i++)
+        expected[i] = logits_of(&r, i + 1, true);
+    for (int i = 0; i < 300; i++) {
+        const int n = (int)(i * 7 % RIG_ROWS) + 1; /* up and down */
+
+        check_logits(&r, logits_of(&r, n, false), expected[n - 1], n);
+        ck_assert(i % 10 > 0 || buffers_are_reset(&r));
+    }
+    rig_deinit(&r);
 }
 END_TEST
 
 /* A graph that is launched again and again, with nothing but the tags renewed, gives the same. */
-START_TEST(replayed_steps_are_the_same)
+TEST(replayed_steps_are_the_same)
 {
-    struct model_config c = small;
-    cudaGraphExec_t exec;
-    cudaGraph_t graph;
+    const cudaStream_t stream = device.launch.stream;
     struct rig r;
 
-    c.n_layers = 4;
-    rig_init(&r, &c, false, 16, mixed_lengths);
+    small_rig(&r, 4);
     for (int n = 1; n <= RIG_ROWS; n += 5) {
         const size_t bytes = (size_t)n * (size_t)r.forward.sampler.logits_stride * sizeof(float);
-        const cudaStream_t stream = r.device.launch.stream;
-        float *expected = logits_of(&r, n, true), *got = malloc(bytes);
+        const float *expected = logits_of(&r, n, true);
+        cudaGraphExec_t exec;
         struct step_view v;
 
         random_seed((uint32_t)n);
         v = rig_step(&r, mixed_lengths, n, false);
-        cuda_must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        capture_begin();
         cuda_must(cudaMemsetAsync(r.forward.sampler.sampled, 0, sizeof(int32_t), stream));
         rig_run(&r, &v, n, n, true);
-        cuda_must(cudaStreamEndCapture(stream, &graph));
-        cuda_must(cudaGraphInstantiate(&exec, graph, 0));
+        exec = capture_end();
         for (int i = 0; i < 50; i++) {
             rig_renew(&r);
             cuda_must(cudaGraphLaunch(exec, stream));
             cuda_must(cudaStreamSynchronize(stream));
         }
-        cuda_must(cudaMemcpy(got, r.forward.logits, bytes, cudaMemcpyDeviceToHost));
-        ck_assert(memcmp(got, expected, bytes) == 0);
+        check_logits(&r, host_of(r.forward.logits, bytes), expected, n);
         cuda_must(cudaGraphExecDestroy(exec));
-        cuda_must(cudaGraphDestroy(graph));
-        free(expected);
-        free(got);
     }
     rig_deinit(&r);
 }
 END_TEST
 
 /* Where tags wrap the exchange is cleared, and no step is different. */
-START_TEST(steps_are_the_same_where_tags_begin_again)
+TEST(steps_are_the_same_where_tags_begin_again)
 {
-    struct model_config c = small;
+    const float *expected;
     struct rig r;
-    float *expected;
-    uint32_t last;
     int again = 0;
 
-    c.n_layers = 3;
-    rig_init(&r, &c, false, 16, mixed_lengths);
+    small_rig(&r, 3);
     expected = logits_of(&r, 3, true);
     r.last_tag = UINT32_MAX - 20;
     for (int i = 0; i < 12; i++) {
-        float *got;
+        const uint32_t last = r.last_tag;
 
-        last = r.last_tag;
-        got = logits_of(&r, 3, false);
+        check_logits(&r, logits_of(&r, 3, false), expected, 3);
         again += r.last_tag < last;
         ck_assert_uint_ne(r.last_tag, UINT32_MAX);
-        ck_assert(memcmp(got, expected,
-                         3 * (size_t)r.forward.sampler.logits_stride * sizeof(float)) == 0);
-        free(got);
     }
     ck_assert_int_eq(again, 1);
-    free(expected);
     rig_deinit(&r);
 }
 END_TEST
 
 /* A row of which an input is no number ends as none, also where its bits are all ones, as a
  * sentinel's; the rows beside it do not notice. */
-START_TEST(no_number_stays_in_its_row)
+TEST(no_number_stays_in_its_row)
 {
     static const uint16_t bits[] = {0xffff, 0x7fff, 0x7f81, 0x7f80, 0xff80};
-    struct model_config c = small;
+    const size_t dim = (size_t)small.hidden_dim;
     struct rig r;
 
-    c.n_layers = 3;
-    rig_init(&r, &c, false, 16, mixed_lengths);
-    for (size_t i = 0; i < sizeof(bits) / sizeof(*bits); i++) {
+    small_rig(&r, 3);
+    for (int i = 0; i < N(bits); i++) {
         const int64_t stride = r.forward.sampler.logits_stride;
-        const size_t dim = (size_t)c.hidden_dim;
-        float *expected = logits_of(&r, 3, true), *got;
+        const float *expected = logits_of(&r, 3, true), *got;
         uint16_t *embed = matrix_row(&r.weights.embed, r.tokens[2]);
-        uint16_t *old = malloc(dim * 2), *none = malloc(dim * 2);
+        uint16_t *none = host_new(dim, 2);
+        const uint16_t *old = host_of(embed, dim * 2);
 
         for (size_t j = 0; j < dim; j++)
             none[j] = bits[i];
-        cuda_must(cudaMemcpy(old, embed, dim * 2, cudaMemcpyDeviceToHost));
         cuda_must(cudaMemcpy(embed, none, dim * 2, cudaMemcpyHostToDevice));
         got = logits_of(&r, 3, false);
         cuda_must(cudaMemcpy(embed, old, dim * 2, cudaMemcpyHostToDevice));
-        ck_assert(memcmp(got, expected, 2 * (size_t)stride * sizeof(float)) == 0);
-        for (int j = 0; j < c.vocab_size; j++)
+        check_logits(&r, got, expected, 2);
+        for (int j = 0; j < small.vocab_size; j++)
             ck_assert(isnan(got[2 * stride + j]));
         ck_assert(buffers_are_reset(&r));
-        free(expected);
-        free(got);
-        free(old);
-        free(none);
     }
     rig_deinit(&r);
 }
 END_TEST
 
 /* A stale packet of an earlier layer is taken for this one's: the tests above would see it. */
-START_TEST(stale_packets_are_seen)
+TEST(stale_packets_are_seen)
 {
-    struct model_config c = small;
     const struct resident *k;
-    float *expected, *got;
+    const float *expected, *got;
     size_t at, part;
     struct rig r;
 
-    c.n_layers = 4;
-    rig_init(&r, &c, false, 16, mixed_lengths);
+    small_rig(&r, 4);
     k = &r.forward.resident;
     part = resident_exchange_bytes(k) / RESIDENT_COPIES;
     expected = logits_of(&r, 1, true);
     at = resident_sentinel_bytes(k) / 2 / 4096 * 4096; /* within attn: row 0 of a k step */
     for (int i = 0; i < RESIDENT_COPIES; i++)
-        cuda_must(cudaMemset((char *)k->exchange + (size_t)i * part + at, 0x3f, 16));
+        device_fill((char *)k->exchange + (size_t)i * part + at, 0x3f, 16);
     ck_assert(!buffers_are_reset(&r));
     got = logits_of(&r, 1, false);
-    ck_assert(memcmp(got, expected, (size_t)c.vocab_size * sizeof(float)) != 0);
-    free(expected);
-    free(got);
+    ck_assert(memcmp(got, expected, (size_t)small.vocab_size * sizeof(float)) != 0);
     rig_deinit(&r);
 }
 END_TEST
 
 /* A shape that the kernel is not made for is left to the chain. */
-START_TEST(unfit_shapes_are_refused)
+TEST(unfit_shapes_are_refused)
 {
+    static const struct {
+        int n_heads, hidden_dim, ffn_dim, most_rows;
+    } unfit[] = {
+        {6, 416, 992, 16},
+        {18, 416, 992, 0},           /* nine a KV head */
+        {6, 416, 200000, 0},         /* one row leaves no ring */
+        {6, 132 * 128 + 32, 992, 0}, /* more columns a block than there is room for */
+    };
     struct model_config c = small;
     struct forward f = {0};
 
-    c.n_heads = 18; /* nine a KV head */
-    forward_plan_resident(&f, &c, 132, 4);
-    ck_assert_int_eq(f.resident_rows, 0);
-    c = small;
-    c.ffn_dim = 200000; /* one row leaves no ring */
-    forward_plan_resident(&f, &c, 132, 4);
-    ck_assert_int_eq(f.resident_rows, 0);
-    c = small;
-    c.hidden_dim = 132 * 128 + 32; /* more columns a block than there is room for */
-    forward_plan_resident(&f, &c, 132, 4);
-    ck_assert_int_eq(f.resident_rows, 0);
-    forward_plan_resident(&f, &small, 132, 4);
-    ck_assert_int_eq(f.resident_rows, 16);
+    for (int i = 0; i < N(unfit); i++) {
+        c.n_heads = unfit[i].n_heads;
+        c.hidden_dim = unfit[i].hidden_dim;
+        c.ffn_dim = unfit[i].ffn_dim;
+        forward_plan_resident(&f, &c, 132, 4);
+        ck_assert_int_eq(f.resident_rows, unfit[i].most_rows);
+    }
 }
 END_TEST
 
@@ -494,7 +433,8 @@ static int lose_packets(void)
     struct rig r;
     void *none;
 
-    rig_init(&r, &small, false, 16, mixed_lengths);
+    device_set_up();
+    small_rig(&r, small.n_layers);
     bytes = resident_exchange_bytes(&r.forward.resident);
     cuda_must(cudaHostAlloc(&none, bytes, 0));
     memset(none, 0xff, bytes);
@@ -509,7 +449,7 @@ static int lose_packets(void)
         (void)cudaMemcpyAsync(r.forward.resident.exchange, none, bytes, cudaMemcpyHostToDevice,
                               other);
         (void)cudaStreamSynchronize(other);
-        e = cudaStreamQuery(r.device.launch.stream);
+        e = cudaStreamQuery(device.launch.stream);
         clock_gettime(CLOCK_MONOTONIC, &now);
         seconds = (double)(now.tv_sec - begin.tv_sec) + (double)(now.tv_nsec - begin.tv_nsec) / 1e9;
     }
@@ -521,20 +461,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "lost") == 0)
         return lose_packets();
-    Suite *suite = suite_create("resident");
-    TCase *t = tcase_create("resident");
-
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, odd_shape_follows_chain);
-    tcase_add_test(t, biases_and_short_heads_follow_chain);
-    tcase_add_test(t, small_model_follows_chain);
-    tcase_add_test(t, large_model_follows_chain);
-    tcase_add_test(t, steps_in_a_row_are_as_alone);
-    tcase_add_test(t, replayed_steps_are_the_same);
-    tcase_add_test(t, steps_are_the_same_where_tags_begin_again);
-    tcase_add_test(t, no_number_stays_in_its_row);
-    tcase_add_test(t, stale_packets_are_seen);
-    tcase_add_test(t, unfit_shapes_are_refused);
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("resident", device_set_up, device_tear_down);
 }

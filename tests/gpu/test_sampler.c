@@ -1,6 +1,5 @@
 /* test_sampler.c - the sampler's kernels against a plain twin that sorts: the same ids for the same
  * seed, whatever filters, penalties and bias are asked for; log probabilities; broken rows. */
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,95 +8,31 @@
 #include "tests/gpu/sampler_rig.h"
 #include "tests/unit/run_suite.h"
 
-enum { MAX_ROWS = 32, HISTORY = RIG_HISTORY, PROMPT = RIG_PROMPT };
+enum { MAX_ROWS = 32 };
 
-static struct device device;
-
-static void setup(void)
-{
-    struct err e;
-
-    ck_assert_msg(device_open(&device, 0, &e) == 0, "%s", e.text);
-    random_seed(13);
-}
-
-static void teardown(void)
-{
-    device_close(&device);
-}
-
-struct candidate {
-    float z;
-    int32_t id;
-    double weight;
-};
-
-static int in_order(const void *a, const void *b)
-{
-    const struct candidate *x = a, *y = b;
-
-    return x->z > y->z ? -1 : x->z < y->z ? 1 : x->id < y->id ? -1 : 1;
-}
-
-/* engine/sampling.h, word for word. Returns the id and how far ahead of the second it was. */
+/* The id of a row, and how far ahead of the second it was. */
 static int32_t twin(const struct rig *g, int row, double *margin)
 {
-    const struct sampling *s = &g->sampling[row];
-    const int vocab = g->m.vocab_size;
-    const float *z = (float *)g->logits.host + row * g->m.logits_stride;
-    struct candidate *c = malloc((size_t)vocab * sizeof(*c));
-    uint16_t *prompt = calloc((size_t)vocab, 2), *output = calloc((size_t)vocab, 2);
-    double total = 0.0, sum = 0.0, best = -INFINITY, second = -INFINITY;
-    int n = vocab, kept = 0;
-    int32_t id = -1;
+    double best = -INFINITY, second = -INFINITY;
+    int n;
+    struct candidate *c = rig_candidates(g, row, &n);
+    int32_t id = c[0].id;
 
-    for (int i = 0; sampling_needs_history(s) && i < HISTORY; i++)
-        (i < PROMPT ? prompt : output)[g->history[i]]++;
-    for (int i = 0; i < vocab; i++) {
-        c[i] = (struct candidate){.z = z[i], .id = i};
-        if (prompt[i] || output[i])
-            c[i].z = c[i].z > 0 ? c[i].z / s->repetition_penalty : c[i].z * s->repetition_penalty;
-        if (output[i])
-            c[i].z -= s->presence_penalty + s->frequency_penalty * (float)output[i];
-    }
-    for (int i = 0; i < s->n_bias; i++)
-        c[s->bias[i].id].z += s->bias[i].bias;
-    for (int i = 0; g->rows[row].ban_stops && i < s->n_stop_ids; i++)
-        c[s->stop_ids[i]].z = -INFINITY;
-    qsort(c, (size_t)n, sizeof(*c), in_order);
-    *margin = (double)(c[0].z - c[1].z);
-    if (s->temperature > 0.0f) {
-        n = s->top_k > 0 && s->top_k < n ? s->top_k : n;
-        for (int i = 0; i < n; i++) {
-            c[i].weight = exp((double)((c[i].z - c[0].z) * (1.0f / s->temperature)));
-            total += c[i].weight;
-        }
-        while (kept < n && (s->top_p >= 1.0f || sum < (double)s->top_p * total))
-            sum += c[kept++].weight;
-        for (int i = 0; i < kept; i++) {
-            const struct philox4 words =
-                philox_quad(s->seed, g->rows[row].counter, (uint32_t)c[i].id / 4);
-            const double w = (double)philox_w(words.v[c[i].id % 4]);
-            const double x = (double)((c[i].z - c[0].z) * (1.0f / s->temperature));
-            const double score = x - log(-log1p(-w));
+    for (int i = 0; i < n && g->sampling[row].temperature > 0.0f; i++) {
+        const struct philox4 words =
+            philox_quad(g->sampling[row].seed, g->rows[row].counter, (uint32_t)c[i].id / 4);
+        const double w = (double)philox_w(words.v[c[i].id % 4]), score = c[i].x - log(-log1p(-w));
 
-            if (c[i].weight < (double)s->min_p)
-                continue;
-            if (score > best) {
-                second = best;
-                best = score;
-                id = c[i].id;
-            } else {
-                second = fmax(second, score);
-            }
+        if (c[i].weight == 0.0)
+            continue;
+        second = fmax(second, fmin(best, score));
+        if (score > best) {
+            best = score;
+            id = c[i].id;
         }
-        *margin = best - second;
-    } else {
-        id = c[0].id;
     }
+    *margin = best - second;
     free(c);
-    free(prompt);
-    free(output);
     return id;
 }
 
@@ -105,16 +40,17 @@ static int32_t twin(const struct rig *g, int row, double *margin)
  * may be either. */
 static void check_rows(struct rig *g, int n)
 {
+    const int32_t *ids = rig_run(g);
     int compared = 0;
 
-    rig_run(g, &device);
     for (int i = 0; i < n; i++) {
         double margin;
-        const int32_t id = ((int32_t *)g->results.host)[i], expected = twin(g, i, &margin);
+        const int32_t expected = twin(g, i, &margin);
 
         if (margin < 1e-5 && g->sampling[i].temperature > 0.0f)
             continue;
-        ck_assert_msg(id == expected, "row %d: %d for %d, margin %g", i, id, expected, margin);
+        ck_assert_msg(ids[i] == expected, "row %d: %d for %d, margin %g", i, ids[i], expected,
+                      margin);
         compared++;
     }
     ck_assert_int_ge(compared, n - 1);
@@ -128,64 +64,55 @@ static void check_rig(struct rig *g)
 static const int vocabs[] = {4, 2048, 151936};
 
 /* Temperature 0 takes the largest, the lowest id of equal ones. */
-START_TEST(greedy_takes_the_first_of_the_largest)
+TEST(greedy_takes_the_first_of_the_largest, .n = N(vocabs))
 {
-    for (int i = 0; i < 3; i++) {
-        struct rig g;
-        float *z;
+    struct rig g;
+    float *z;
 
-        rig_init(&g, vocabs[i], 5, 1.0f);
-        z = g.logits.host;
-        for (int j = 0; j < 5; j++)
-            g.sampling[j].temperature = 0.0f;
-        z[vocabs[i] - 1] = z[vocabs[i] - 2] = 50.0f;
-        array_to_device(&g.logits);
-        check_rig(&g);
-        ck_assert_int_eq(((int32_t *)g.results.host)[0], vocabs[i] - 2);
-        rig_free(&g);
-    }
+    rig_init(&g, vocabs[_i], 5, 1.0f);
+    z = g.logits.host;
+    for (int j = 0; j < 5; j++)
+        g.sampling[j].temperature = 0.0f;
+    z[vocabs[_i] - 1] = z[vocabs[_i] - 2] = 50.0f;
+    array_to_device(&g.logits);
+    check_rig(&g);
+    ck_assert_int_eq(((int32_t *)g.results.host)[0], vocabs[_i] - 2);
 }
 END_TEST
 
 /* With nothing filtered a seed gives the twin's ids, at a temperature of 1e-5 the largest. */
-START_TEST(draws_are_the_twins)
+TEST(draws_are_the_twins, .n = N(vocabs))
 {
-    for (int i = 0; i < 3; i++) {
-        struct rig g;
+    struct rig g;
 
-        rig_init(&g, vocabs[i], MAX_ROWS, 3.0f);
-        for (int j = 0; j < MAX_ROWS; j++)
-            g.sampling[j].temperature = j == 0 ? 1e-5f : 0.2f * (float)j;
-        check_rig(&g);
-        rig_free(&g);
-    }
+    rig_init(&g, vocabs[_i], MAX_ROWS, 3.0f);
+    for (int j = 0; j < MAX_ROWS; j++)
+        g.sampling[j].temperature = j == 0 ? 1e-5f : 0.2f * (float)j;
+    check_rig(&g);
 }
 END_TEST
 
 /* top_k, top_p and min_p leave what sorting leaves, alone and together. */
-START_TEST(filters_leave_what_sorting_leaves)
+TEST(filters_leave_what_sorting_leaves, .n = N(vocabs))
 {
-    for (int i = 0; i < 3; i++) {
-        struct rig g;
+    struct rig g;
 
-        rig_init(&g, vocabs[i], MAX_ROWS, 3.0f);
-        for (int j = 0; j < MAX_ROWS; j++) {
-            struct sampling *s = &g.sampling[j];
+    rig_init(&g, vocabs[_i], MAX_ROWS, 3.0f);
+    for (int j = 0; j < MAX_ROWS; j++) {
+        struct sampling *s = &g.sampling[j];
 
-            s->temperature = j % 5 == 4 ? 30.0f : 0.6f;
-            s->top_k = j % 4 == 0 ? 0 : j % 4 == 1 ? 20 : j % 4 == 2 ? 1 : 1500;
-            s->top_p = j % 3 == 0 ? 0.95f : j % 3 == 1 ? 1.0f : 0.5f;
-            s->min_p = j % 7 == 3 ? 0.1f : 0.0f;
-        }
-        check_rig(&g);
-        rig_free(&g);
+        s->temperature = j % 5 == 4 ? 30.0f : 0.6f;
+        s->top_k = j % 4 == 0 ? 0 : j % 4 == 1 ? 20 : j % 4 == 2 ? 1 : 1500;
+        s->top_p = j % 3 == 0 ? 0.95f : j % 3 == 1 ? 1.0f : 0.5f;
+        s->min_p = j % 7 == 3 ? 0.1f : 0.0f;
     }
+    check_rig(&g);
 }
 END_TEST
 
 /* Rows are cut into many parts, into few and not at all: a small top_k leaves the same each time,
  * alone and before the other filters. */
-START_TEST(a_small_top_k_leaves_what_sorting_leaves)
+TEST(a_small_top_k_leaves_what_sorting_leaves)
 {
     const int n_rows[] = {1, 9, 300}, top_k[] = {20, 1, 2, 63, 64, 65, 5, 40, 33};
 
@@ -203,14 +130,13 @@ START_TEST(a_small_top_k_leaves_what_sorting_leaves)
                 s->min_p = (first + j) % 4 == 3 ? 0.1f : 0.0f;
             }
             check_rows(&g, n_rows[i] < 18 ? n_rows[i] : 18);
-            rig_free(&g);
         }
     }
 }
 END_TEST
 
 /* One part of a row has all that top_k leaves, and far more that it does not. */
-START_TEST(one_part_may_have_all_the_best)
+TEST(one_part_may_have_all_the_best)
 {
     struct rig g;
     float *z;
@@ -225,13 +151,12 @@ START_TEST(one_part_may_have_all_the_best)
     }
     array_to_device(&g.logits);
     check_rig(&g);
-    rig_free(&g);
 }
 END_TEST
 
 /* The id of a row is the same whatever other rows there are: into how many parts a row is cut does
  * not matter. */
-START_TEST(cuts_do_not_matter)
+TEST(cuts_do_not_matter)
 {
     const int n_rows[] = {300, 40, 7, 1};
     int32_t first[300];
@@ -247,17 +172,16 @@ START_TEST(cuts_do_not_matter)
         g.n_rows = n_rows[i];
         for (int j = 0; j < g.n_rows; j++)
             g.updates[j].state = g.rows[j].state = g.n_rows - 1 - j;
-        rig_run(&g, &device);
+        rig_run(&g);
         if (i == 0)
             memcpy(first, g.results.host, sizeof(first));
         ck_assert_mem_eq(first, g.results.host, (size_t)n_rows[i] * sizeof(*first));
     }
-    rig_free(&g);
 }
 END_TEST
 
 /* Where all ids but one are banned that one is taken; where all are, the row says so. */
-START_TEST(banned_ids_are_never_taken)
+TEST(banned_ids_are_never_taken)
 {
     const int32_t stops[] = {3, 1, 0, 2};
     struct rig g;
@@ -273,16 +197,15 @@ START_TEST(banned_ids_are_never_taken)
         s->stop_ids = stops;
         g.rows[j].ban_stops = 1;
     }
-    rig_run(&g, &device);
+    rig_run(&g);
     for (int j = 0; j < 8; j++)
         ck_assert_int_eq(((int32_t *)g.results.host)[j], j < 4 ? 2 : BATCH_NUMERICS);
-    rig_free(&g);
 }
 END_TEST
 
 /* A masked row samples as a row whose other logits are far below, with every kind of sampling; a
  * mask is that of its own row; one that leaves no id ends the row. */
-START_TEST(masks_leave_allowed_ids)
+TEST(masks_leave_allowed_ids)
 {
     enum { VOCAB = 2004, ROWS = 24, WORDS = (VOCAB + 31) / 32 };
     static uint32_t masks[ROWS / 2][WORDS];
@@ -315,7 +238,7 @@ START_TEST(masks_leave_allowed_ids)
         g.masks = masked ? masks[0] : NULL;
         g.n_masks = masked ? ROWS / 2 : 0;
         array_to_device(&g.logits);
-        rig_run(&g, &device);
+        rig_run(&g);
         if (!masked)
             memcpy(expected, g.results.host, sizeof(expected));
     }
@@ -327,17 +250,16 @@ START_TEST(masks_leave_allowed_ids)
         g.sampling[j].stop_ids = stops;
         g.rows[j].ban_stops = j % 4 == 0;
     }
-    rig_run(&g, &device);
+    rig_run(&g);
     for (int j = 0; j < ROWS; j++)
         ck_assert_int_eq(((int32_t *)g.results.host)[j], j % 2        ? expected[j]
                                                          : j % 4 == 0 ? BATCH_NUMERICS
                                                                       : 77);
-    rig_free(&g);
 }
 END_TEST
 
 /* Between equal logits the lower id wins. */
-START_TEST(ties_go_to_lower_ids)
+TEST(ties_go_to_lower_ids)
 {
     struct rig g;
     float *z;
@@ -357,41 +279,37 @@ START_TEST(ties_go_to_lower_ids)
     g.sampling[5].top_p = 0.4f;
     g.sampling[6].top_k = 1;
     check_rig(&g);
-    rig_free(&g);
 }
 END_TEST
 
 /* Penalties over prompt and output, bias (an id twice), banned ends: before all filters. */
-START_TEST(penalties_and_bias_come_first)
+TEST(penalties_and_bias_come_first, .n = 2)
 {
-    for (int i = 1; i < 3; i++) {
-        const struct logit_bias bias[] = {{3, 5.0f}, {17, -100.0f}, {3, 4.0f}, {1000, 8.5f}};
-        const int32_t stops[] = {1000, 7};
-        struct rig g;
+    const struct logit_bias bias[] = {{3, 5.0f}, {17, -100.0f}, {3, 4.0f}, {1000, 8.5f}};
+    const int32_t stops[] = {1000, 7};
+    struct rig g;
 
-        rig_init(&g, vocabs[i], MAX_ROWS, 2.0f);
-        for (int j = 0; j < MAX_ROWS; j++) {
-            struct sampling *s = &g.sampling[j];
+    rig_init(&g, vocabs[1 + _i], MAX_ROWS, 2.0f);
+    for (int j = 0; j < MAX_ROWS; j++) {
+        struct sampling *s = &g.sampling[j];
 
-            s->temperature = j % 4 == 0 ? 0.0f : 0.8f;
-            s->repetition_penalty = j % 2 ? 1.3f : 1.0f;
-            s->presence_penalty = j % 3 ? 0.0f : 1.5f;
-            s->frequency_penalty = j % 5 ? 0.0f : -0.7f;
-            s->top_k = j % 7 ? 0 : 40;
-            s->n_bias = j % 2 ? 0 : 4;
-            s->bias = bias;
-            s->n_stop_ids = 2;
-            s->stop_ids = stops;
-            g.rows[j].ban_stops = j % 3 == 1;
-        }
-        check_rig(&g);
-        rig_free(&g);
+        s->temperature = j % 4 == 0 ? 0.0f : 0.8f;
+        s->repetition_penalty = j % 2 ? 1.3f : 1.0f;
+        s->presence_penalty = j % 3 ? 0.0f : 1.5f;
+        s->frequency_penalty = j % 5 ? 0.0f : -0.7f;
+        s->top_k = j % 7 ? 0 : 40;
+        s->n_bias = j % 2 ? 0 : 4;
+        s->bias = bias;
+        s->n_stop_ids = 2;
+        s->stop_ids = stops;
+        g.rows[j].ban_stops = j % 3 == 1;
     }
+    check_rig(&g);
 }
 END_TEST
 
 /* NaN or an infinity anywhere in a row fails that row alone, however it is sampled. */
-START_TEST(broken_rows_are_told)
+TEST(broken_rows_are_told)
 {
     const struct sampling kinds[] = {
         {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1},
@@ -422,74 +340,51 @@ START_TEST(broken_rows_are_told)
             array_to_device(&g.logits);
             for (int j = 0; j < 7; j++)
                 g.sampling[j] = kinds[kind];
-            rig_run(&g, &device);
+            rig_run(&g);
             for (int j = 0; j < 7; j++)
                 ck_assert_int_eq(((int32_t *)g.results.host)[j] == BATCH_NUMERICS,
                                  j >= 1 && j <= 5);
-            rig_free(&g);
         }
 }
 END_TEST
 
 /* Log probabilities are of the raw row; the best come first. */
-START_TEST(logprobs_are_of_the_raw_row)
+TEST(logprobs_are_of_the_raw_row, .n = N(vocabs))
 {
-    for (int i = 0; i < 3; i++) {
-        const struct logit_bias bias[] = {{1, 30.0f}};
-        struct rig g;
+    const struct logit_bias bias[] = {{1, 30.0f}};
+    struct rig g;
 
-        rig_init(&g, vocabs[i], 6, 3.0f);
-        for (int j = 0; j < 6; j++) {
-            g.sampling[j].n_logprobs = j * 4;
-            g.sampling[j].n_bias = j % 2;
-            g.sampling[j].bias = bias;
+    rig_init(&g, vocabs[_i], 6, 3.0f);
+    for (int j = 0; j < 6; j++) {
+        g.sampling[j].n_logprobs = j * 4;
+        g.sampling[j].n_bias = j % 2;
+        g.sampling[j].bias = bias;
+    }
+    check_rig(&g);
+    for (int j = 0; j < 6; j++) {
+        const int32_t *ids = g.results.host;
+        const float *z = (float *)g.logits.host + j * g.m.logits_stride;
+        const int n = j * 4 < vocabs[_i] ? j * 4 : vocabs[_i];
+        double sum = 0.0, last = INFINITY;
+
+        for (int k = 0; k < vocabs[_i]; k++)
+            sum += exp((double)z[k]);
+        ck_assert_double_eq_tol((double)((float *)ids)[6 + j], (double)z[ids[j]] - log(sum), 1e-4);
+        for (int k = 0; k < n; k++) {
+            const int32_t id = ids[12 + j * SAMPLING_MAX_LOGPROBS + k];
+            int before = 0; /* in order: equal ones by their ids */
+
+            for (int q = 0; q < vocabs[_i]; q++)
+                before += z[q] > z[id] || (z[q] == z[id] && q < id);
+            ck_assert_int_eq(before, k);
+            ck_assert((double)z[id] <= last);
+            last = (double)z[id];
         }
-        check_rig(&g);
-        for (int j = 0; j < 6; j++) {
-            const int32_t *ids = g.results.host;
-            const float *z = (float *)g.logits.host + j * g.m.logits_stride;
-            const int n = j * 4 < vocabs[i] ? j * 4 : vocabs[i];
-            double sum = 0.0, last = INFINITY;
-
-            for (int k = 0; k < vocabs[i]; k++)
-                sum += exp((double)z[k]);
-            ck_assert_double_eq_tol((double)((float *)ids)[6 + j], (double)z[ids[j]] - log(sum),
-                                    1e-4);
-            for (int k = 0; k < n; k++) {
-                const int32_t id = ids[12 + j * SAMPLING_MAX_LOGPROBS + k];
-                int before = 0; /* in order: equal ones by their ids */
-
-                for (int q = 0; q < vocabs[i]; q++)
-                    before += z[q] > z[id] || (z[q] == z[id] && q < id);
-                ck_assert_int_eq(before, k);
-                ck_assert((double)z[id] <= last);
-                last = (double)z[id];
-            }
-        }
-        rig_free(&g);
     }
 }
 END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("sampler");
-    TCase *t = tcase_create("sampler");
-
-    tcase_add_unchecked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 120);
-    tcase_add_test(t, greedy_takes_the_first_of_the_largest);
-    tcase_add_test(t, draws_are_the_twins);
-    tcase_add_test(t, filters_leave_what_sorting_leaves);
-    tcase_add_test(t, a_small_top_k_leaves_what_sorting_leaves);
-    tcase_add_test(t, one_part_may_have_all_the_best);
-    tcase_add_test(t, cuts_do_not_matter);
-    tcase_add_test(t, banned_ids_are_never_taken);
-    tcase_add_test(t, masks_leave_allowed_ids);
-    tcase_add_test(t, ties_go_to_lower_ids);
-    tcase_add_test(t, penalties_and_bias_come_first);
-    tcase_add_test(t, broken_rows_are_told);
-    tcase_add_test(t, logprobs_are_of_the_raw_row);
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("sampler", device_set_up, device_tear_down);
 }

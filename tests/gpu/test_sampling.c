@@ -1,6 +1,5 @@
 /* test_sampling.c - how often ids are drawn: a hundred thousand draws of the sampler's kernels for
  * each setting against the distribution that engine/sampling.h defines, computed here in double. */
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,82 +23,17 @@ static const double rare = 10.0; /* ids expected less often are counted as one *
  * thousand changes of the generator; with the seeds here it is the same each time. */
 static const double quantile = 4.753;
 
-static struct device device;
-
-static void setup(void)
-{
-    struct err e;
-
-    ck_assert_msg(device_open(&device, 0, &e) == 0, "%s", e.text);
-    random_seed(17);
-}
-
-static void teardown(void)
-{
-    device_close(&device);
-}
-
-struct candidate {
-    double z;
-    int32_t id;
-};
-
-static int in_order(const void *a, const void *b)
-{
-    const struct candidate *x = a, *y = b;
-
-    return x->z > y->z ? -1 : x->z < y->z ? 1 : x->id < y->id ? -1 : 1;
-}
-
-static void adjust(struct candidate *c, int vocab, const struct rig *g)
-{
-    const struct sampling *s = &g->sampling[0];
-    int *prompt = calloc((size_t)vocab, sizeof(int)), *output = calloc((size_t)vocab, sizeof(int));
-
-    for (int i = 0; sampling_needs_history(s) && i < RIG_HISTORY; i++)
-        (i < RIG_PROMPT ? prompt : output)[g->history[i]]++;
-    for (int i = 0; i < vocab; i++) {
-        const double r = (double)s->repetition_penalty;
-
-        if (prompt[i] || output[i])
-            c[i].z = c[i].z > 0.0 ? c[i].z / r : c[i].z * r;
-        if (output[i])
-            c[i].z -= (double)s->presence_penalty + (double)s->frequency_penalty * output[i];
-    }
-    for (int i = 0; i < s->n_bias; i++)
-        c[s->bias[i].id].z += (double)s->bias[i].bias;
-    free(prompt);
-    free(output);
-}
-
 /* The probability of each id, for the first row. */
 static double *reference(const struct rig *g)
 {
-    const struct sampling *s = &g->sampling[0];
-    const int vocab = g->m.vocab_size;
-    const float *z = g->logits.host;
-    struct candidate *c = calloc((size_t)vocab, sizeof(*c));
-    double *p = calloc((size_t)vocab, sizeof(*p));
-    double total = 0.0, sum = 0.0, left = 0.0, top;
-    int n = s->top_k > 0 && s->top_k < vocab ? s->top_k : vocab, kept = 0;
+    int n;
+    struct candidate *c = rig_candidates(g, 0, &n);
+    double *p = host_new((size_t)g->m.vocab_size, sizeof(*p)), left = 0.0;
 
-    for (int i = 0; i < vocab; i++)
-        c[i] = (struct candidate){.z = (double)z[i], .id = i};
-    adjust(c, vocab, g);
-    qsort(c, (size_t)vocab, sizeof(*c), in_order);
-    top = c[0].z;
     for (int i = 0; i < n; i++)
-        total += exp((c[i].z - top) / (double)s->temperature);
-    while (kept < n && (s->top_p >= 1.0f || sum < (double)s->top_p * total)) {
-        const double weight = exp((c[kept].z - top) / (double)s->temperature);
-
-        sum += weight;
-        p[c[kept++].id] = weight >= (double)s->min_p ? weight : 0.0;
-    }
-    for (int i = 0; i < vocab; i++)
-        left += p[i];
-    for (int i = 0; i < vocab; i++)
-        p[i] /= left;
+        left += c[i].weight;
+    for (int i = 0; i < n; i++)
+        p[c[i].id] = c[i].weight / left;
     free(c);
     return p;
 }
@@ -148,17 +82,17 @@ static void rig_alike(struct rig *g, int vocab, int rows, float spread, const st
     array_to_device(&g->logits);
 }
 
-/* Rows times RUNS draws: each run is the next position of every row's sequence. */
+/* Rows times runs draws: each run is the next position of every row's sequence. */
 static int32_t *draw(struct rig *g, int runs)
 {
-    int32_t *counts = calloc((size_t)g->m.vocab_size, sizeof(*counts));
+    int32_t *counts = host_new((size_t)g->m.vocab_size, sizeof(*counts));
 
     for (int run = 0; run < runs; run++) {
-        const int32_t *ids = g->results.host;
+        const int32_t *ids;
 
         for (int i = 0; i < g->n_rows; i++)
             g->rows[i].counter = (uint32_t)run;
-        rig_run(g, &device);
+        ids = rig_run(g);
         for (int i = 0; i < g->n_rows; i++) {
             ck_assert(ids[i] >= 0 && ids[i] < g->m.vocab_size);
             counts[ids[i]]++;
@@ -170,155 +104,122 @@ static int32_t *draw(struct rig *g, int runs)
 static void check_fit(const char *name, int vocab, float spread, const struct sampling *s)
 {
     const int rows = vocab == LARGE ? LARGE_ROWS : ROWS, runs = DRAWS / rows;
-    int32_t *counts;
     struct rig g;
-    double *p, off;
+    double off;
     int classes;
 
     rig_alike(&g, vocab, rows, spread, s);
-    p = reference(&g);
-    counts = draw(&g, runs);
-    off = deviate(counts, p, vocab, rows * runs, &classes);
+    off = deviate(draw(&g, runs), reference(&g), vocab, rows * runs, &classes);
     printf("%-28s draws=%d classes=%d deviate=%.2f\n", name, rows * runs, classes, off);
     ck_assert_msg(fabs(off) < quantile, "%s: deviate %g of %d classes", name, off, classes);
-    free(counts);
-    free(p);
-    rig_free(&g);
 }
 
-#define PLAIN .top_p = 1.0f, .repetition_penalty = 1.0f
+#define NO_PENALTY .repetition_penalty = 1.0f
+#define PLAIN      .top_p = 1.0f, NO_PENALTY
+
+static const float temperatures[] = {0.3f, 0.6f, 1.0f, 1.7f};
 
 /* Temperatures from sharp to flat, for a small vocabulary and for Qwen's. */
-START_TEST(temperature_fits)
+TEST(temperature_fits, .n = N(temperatures))
 {
-    const float temperatures[] = {0.3f, 0.6f, 1.0f, 1.7f};
+    const struct sampling s = {.temperature = temperatures[_i], PLAIN, .seed = 1000 * (uint64_t)_i};
+    char name[64];
 
-    for (int i = 0; i < 4; i++) {
-        const struct sampling s = {.temperature = temperatures[i],
-                                   PLAIN,
-                                   .seed = 1000 * (uint64_t)i};
-        char name[64];
-
-        snprintf(name, sizeof(name), "temperature=%.1f", (double)temperatures[i]);
-        check_fit(name, SMALL, 2.0f, &s);
-        if (i % 2)
-            check_fit(name, LARGE, 3.0f, &s);
-    }
+    snprintf(name, sizeof(name), "temperature=%.1f", (double)temperatures[_i]);
+    check_fit(name, SMALL, 2.0f, &s);
+    if (_i % 2)
+        check_fit(name, LARGE, 3.0f, &s);
 }
 END_TEST
+
+static const struct {
+    const char *name;
+    int vocab;
+    struct sampling s;
+} filters[] = {
+    {"top_k=2", SMALL, {.temperature = 1.0f, PLAIN, .top_k = 2}},
+    {"top_k=20", SMALL, {.temperature = 1.0f, PLAIN, .top_k = 20}},
+    {"top_k=300", SMALL, {.temperature = 1.5f, PLAIN, .top_k = 300}},
+    {"top_k=50, large", LARGE, {.temperature = 0.8f, PLAIN, .top_k = 50}},
+    {"top_p=0.3", SMALL, {.temperature = 1.0f, NO_PENALTY, .top_p = 0.3f}},
+    {"top_p=0.8", SMALL, {.temperature = 1.0f, NO_PENALTY, .top_p = 0.8f}},
+    {"top_p=0.99", SMALL, {.temperature = 1.3f, NO_PENALTY, .top_p = 0.99f}},
+    {"top_p=0.9, large", LARGE, {.temperature = 0.6f, NO_PENALTY, .top_p = 0.9f}},
+    {"min_p=0.5", SMALL, {.temperature = 1.0f, PLAIN, .min_p = 0.5f}},
+    {"min_p=0.05", SMALL, {.temperature = 1.0f, PLAIN, .min_p = 0.05f}},
+    {"min_p=0.01, large", LARGE, {.temperature = 0.7f, PLAIN, .min_p = 0.01f}},
+    {"top_k=20 top_p=0.95", SMALL, {.temperature = 0.6f, NO_PENALTY, .top_k = 20, .top_p = 0.95f}},
+    {"top_k=100 top_p=0.9 min_p=0.02",
+     SMALL,
+     {.temperature = 1.2f, NO_PENALTY, .top_k = 100, .top_p = 0.9f, .min_p = 0.02f}},
+    {"the same, large",
+     LARGE,
+     {.temperature = 0.9f, NO_PENALTY, .top_k = 1500, .top_p = 0.95f, .min_p = 0.005f}},
+};
 
 /* Each filter alone, several settings, and all of them at once. */
-START_TEST(filters_fit)
+TEST(filters_fit, .n = N(filters))
 {
-    const struct {
-        const char *name;
-        int vocab;
-        struct sampling s;
-    } settings[] = {
-        {"top_k=2", SMALL, {.temperature = 1.0f, PLAIN, .top_k = 2}},
-        {"top_k=20", SMALL, {.temperature = 1.0f, PLAIN, .top_k = 20}},
-        {"top_k=300", SMALL, {.temperature = 1.5f, PLAIN, .top_k = 300}},
-        {"top_k=50, large", LARGE, {.temperature = 0.8f, PLAIN, .top_k = 50}},
-        {"top_p=0.3", SMALL, {.temperature = 1.0f, .repetition_penalty = 1.0f, .top_p = 0.3f}},
-        {"top_p=0.8", SMALL, {.temperature = 1.0f, .repetition_penalty = 1.0f, .top_p = 0.8f}},
-        {"top_p=0.99", SMALL, {.temperature = 1.3f, .repetition_penalty = 1.0f, .top_p = 0.99f}},
-        {"top_p=0.9, large",
-         LARGE,
-         {.temperature = 0.6f, .repetition_penalty = 1.0f, .top_p = 0.9f}},
-        {"min_p=0.5", SMALL, {.temperature = 1.0f, PLAIN, .min_p = 0.5f}},
-        {"min_p=0.05", SMALL, {.temperature = 1.0f, PLAIN, .min_p = 0.05f}},
-        {"min_p=0.01, large", LARGE, {.temperature = 0.7f, PLAIN, .min_p = 0.01f}},
-        {"top_k=20 top_p=0.95",
-         SMALL,
-         {.temperature = 0.6f, .repetition_penalty = 1.0f, .top_k = 20, .top_p = 0.95f}},
-        {"top_k=100 top_p=0.9 min_p=0.02",
-         SMALL,
-         {.temperature = 1.2f,
-          .repetition_penalty = 1.0f,
-          .top_k = 100,
-          .top_p = 0.9f,
-          .min_p = 0.02f}},
-        {"the same, large",
-         LARGE,
-         {.temperature = 0.9f,
-          .repetition_penalty = 1.0f,
-          .top_k = 1500,
-          .top_p = 0.95f,
-          .min_p = 0.005f}},
-    };
+    struct sampling s = filters[_i].s;
 
-    for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
-        struct sampling s = settings[i].s;
-
-        s.seed = 100000 * (i + 1);
-        check_fit(settings[i].name, settings[i].vocab, 2.0f, &s);
-    }
+    s.seed = 100000 * ((uint64_t)_i + 1);
+    check_fit(filters[_i].name, filters[_i].vocab, 2.0f, &s);
 }
 END_TEST
 
+static const struct logit_bias bias[] = {{3, 4.0f}, {17, -100.0f}, {500, 2.5f}};
+static const struct sampling penalties[] = {
+    {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.3f},
+    {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 0.8f},
+    {.temperature = 1.0f, PLAIN, .presence_penalty = 1.5f},
+    {.temperature = 1.0f, PLAIN, .frequency_penalty = -0.4f},
+    {.temperature = 1.0f, PLAIN, .n_bias = 3, .bias = bias},
+    {.temperature = 0.8f,
+     .top_k = 60,
+     .top_p = 0.9f,
+     .repetition_penalty = 1.1f,
+     .presence_penalty = 0.5f,
+     .frequency_penalty = 0.2f,
+     .n_bias = 3,
+     .bias = bias},
+};
+
 /* Penalties and bias change the distribution as defined, alone and before filters. */
-START_TEST(penalties_fit)
+TEST(penalties_fit, .n = N(penalties))
 {
-    const struct logit_bias bias[] = {{3, 4.0f}, {17, -100.0f}, {500, 2.5f}};
-    const struct sampling settings[] = {
-        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.3f},
-        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 0.8f},
-        {.temperature = 1.0f, PLAIN, .presence_penalty = 1.5f},
-        {.temperature = 1.0f, PLAIN, .frequency_penalty = -0.4f},
-        {.temperature = 1.0f, PLAIN, .n_bias = 3, .bias = bias},
-        {.temperature = 0.8f,
-         .top_k = 60,
-         .top_p = 0.9f,
-         .repetition_penalty = 1.1f,
-         .presence_penalty = 0.5f,
-         .frequency_penalty = 0.2f,
-         .n_bias = 3,
-         .bias = bias},
-    };
+    struct sampling s = penalties[_i];
+    char name[64];
 
-    for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
-        struct sampling s = settings[i];
-        char name[64];
-
-        snprintf(name, sizeof(name), "penalties, setting %zu", i);
-        s.seed = 10000000 * (i + 1);
-        check_fit(name, SMALL, 2.0f, &s);
-    }
+    snprintf(name, sizeof(name), "penalties, setting %d", _i);
+    s.seed = 10000000 * ((uint64_t)_i + 1);
+    check_fit(name, SMALL, 2.0f, &s);
 }
 END_TEST
 
 /* The statistic tells a temperature that is 5 % off, and one id too many behind a top_k. */
-START_TEST(a_wrong_distribution_is_told)
+TEST(a_wrong_distribution_is_told)
 {
     struct sampling s = {.temperature = 1.0f, PLAIN, .seed = 5};
-    struct rig g;
     int32_t *counts;
-    double *p;
+    struct rig g;
     int classes;
 
     rig_alike(&g, SMALL, ROWS, 2.0f, &s);
     counts = draw(&g, RUNS);
     g.sampling[0].temperature = 1.05f;
-    p = reference(&g);
-    ck_assert_double_gt(deviate(counts, p, SMALL, DRAWS, &classes), quantile);
-    free(p);
-    free(counts);
+    ck_assert_double_gt(deviate(counts, reference(&g), SMALL, DRAWS, &classes), quantile);
     for (int i = 0; i < ROWS; i++) {
         g.sampling[i].temperature = 1.0f;
         g.sampling[i].top_k = 21;
     }
     counts = draw(&g, RUNS);
     g.sampling[0].top_k = 20;
-    p = reference(&g);
-    ck_assert_double_gt(deviate(counts, p, SMALL, DRAWS, &classes), quantile);
-    free(p);
-    free(counts);
-    rig_free(&g);
+    ck_assert_double_gt(deviate(counts, reference(&g), SMALL, DRAWS, &classes), quantile);
 }
 END_TEST
 
 /* The same seeds draw the same ids, again and in a batch of another size. */
-START_TEST(seeds_repeat)
+TEST(seeds_repeat)
 {
     const struct sampling s = {.temperature = 1.0f,
                                .repetition_penalty = 1.0f,
@@ -328,35 +229,23 @@ START_TEST(seeds_repeat)
     struct rig g;
 
     rig_alike(&g, SMALL, ROWS, 2.0f, &s);
-    rig_run(&g, &device);
+    rig_run(&g);
     memcpy(first, g.results.host, sizeof(first));
-    rig_run(&g, &device);
+    rig_run(&g);
     ck_assert_mem_eq(first, g.results.host, sizeof(first));
     g.n_rows = 5;
     for (int i = 0; i < 5; i++) /* rows of the batch, other states than before */
         g.updates[i].state = g.rows[i].state = i;
-    rig_run(&g, &device);
+    rig_run(&g);
     ck_assert_mem_eq(first, g.results.host, 5 * sizeof(*first));
     for (int i = 0; i < 5; i++)
         g.sampling[i].seed += 1000000;
-    rig_run(&g, &device);
+    rig_run(&g);
     ck_assert_mem_ne(first, g.results.host, 5 * sizeof(*first));
-    rig_free(&g);
 }
 END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("sampling");
-    TCase *t = tcase_create("sampling");
-
-    tcase_add_unchecked_fixture(t, setup, teardown);
-    tcase_set_timeout(t, 200);
-    tcase_add_test(t, temperature_fits);
-    tcase_add_test(t, filters_fit);
-    tcase_add_test(t, penalties_fit);
-    tcase_add_test(t, a_wrong_distribution_is_told);
-    tcase_add_test(t, seeds_repeat);
-    suite_add_tcase(suite, t);
-    return run_suite_here(suite);
+    return run_tests_here("sampling", device_set_up, device_tear_down);
 }

@@ -6,8 +6,8 @@ static __global__ void trap_kernel()
     asm volatile("trap;");
 }
 
-extern "C" cudaError_t trap_device(const struct launch *l)
+extern "C" cudaError_t trap_device(cudaStream_t stream)
 {
-    trap_kernel<<<1, 1, 0, l->stream>>>();
+    trap_kernel<<<1, 1, 0, stream>>>();
     return cudaGetLastError();
 }

@@ -2,12 +2,12 @@
 #ifndef NVLLM_TESTS_GPU_TRAP_H
 #define NVLLM_TESTS_GPU_TRAP_H
 
-#include "cuda/kernels/kernels.h"
+#include <cuda_runtime_api.h>
 
 #ifdef __cplusplus
 extern "C"
 #endif
     cudaError_t
-    trap_device(const struct launch *l);
+    trap_device(cudaStream_t stream);
 
 #endif

@@ -59,15 +59,8 @@ static inline int run_suite(Suite *suite)
     return run_suite_as(suite, CK_FORK_GETENV, CK_ENV);
 }
 
-/* All in this process, as a device wants it. */
-static inline int run_suite_here(Suite *suite)
-{
-    return run_suite_as(suite, CK_NOFORK, CK_NORMAL);
-}
-
-/* What main() of a program returns: every TEST() has run, between set_up and tear_down, which may
- * be NULL. */
-static inline int run_tests(const char *name, void (*set_up)(void), void (*tear_down)(void))
+static inline Suite *suite_of_tests(const char *name, void (*set_up)(void),
+                                    void (*tear_down)(void))
 {
     Suite *suite = suite_create(name);
 
@@ -80,7 +73,20 @@ static inline int run_tests(const char *name, void (*set_up)(void), void (*tear_
         tcase_add_loop_test_raise_signal(one, t->test, t->signal, 0, t->n ? t->n : 1);
         suite_add_tcase(suite, one);
     }
-    return run_suite(suite);
+    return suite;
+}
+
+/* What main() of a program returns: every TEST() has run, between set_up and tear_down, which may
+ * be NULL. */
+static inline int run_tests(const char *name, void (*set_up)(void), void (*tear_down)(void))
+{
+    return run_suite(suite_of_tests(name, set_up, tear_down));
+}
+
+/* The same in one process, as a device wants it, with a line for the number of checks. */
+static inline int run_tests_here(const char *name, void (*set_up)(void), void (*tear_down)(void))
+{
+    return run_suite_as(suite_of_tests(name, set_up, tear_down), CK_NOFORK, CK_NORMAL);
 }
 
 #endif

@@ -8,7 +8,6 @@
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_ATTENTION_CUH
 
 #include "cuda/kernels/resident/resident_product.cuh"
-#include "cuda/kernels/softmax.cuh"
 
 static constexpr int UNIT =
     16; // keys that a warp takes at a time; they lie in one block of the pool
@@ -21,6 +20,47 @@ static __host__ __device__ __forceinline__ int part_length(int head_dim)
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// A thread's online softmax of query head `lane / 4`.
+template <int HEAD_DIM> struct softmax {
+    float max, sum;
+    float o[HEAD_DIM / 8][2];
+};
+
+// Adds sixteen keys: p are a thread's scores, in powers of two and -INFINITY where there is no
+// key, max the greatest of these and s.max; x its share of the values.
+template <int HEAD_DIM>
+static __device__ __forceinline__ void softmax_add(struct softmax<HEAD_DIM> &s, float (&p)[2][2],
+                                                   float max, const uint4 (&x)[4][HEAD_DIM / 64])
+{
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(ALL_LANES, max, 2));
+    const float shrink = exp2_fast(s.max - max);
+    s.max = max;
+    s.sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            p[i][j] = exp2_fast(p[i][j] - max);
+            s.sum += p[i][j];
+        }
+    const uint32_t p0 = bf16_pair(p[0][0], p[0][1]), p1 = bf16_pair(p[1][0], p[1][1]);
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 64; j++) {
+        const uint32_t *v0 = &x[0][j].x, *v1 = &x[1][j].x, *v2 = &x[2][j].x, *v3 = &x[3][j].x;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *even = s.o[j * 8 + i * 2], *odd = s.o[j * 8 + i * 2 + 1];
+
+            even[0] *= shrink, even[1] *= shrink;
+            odd[0] *= shrink, odd[1] *= shrink;
+            mma_8816(even[0], even[1], p0, p1, low_halves(v0[i], v1[i]), low_halves(v2[i], v3[i]));
+            mma_8816(odd[0], odd[1], p0, p1, high_halves(v0[i], v1[i]), high_halves(v2[i], v3[i]));
+        }
+    }
+}
 
 // Divides the keys, by one warp: all units in a row, cut into as many equal parts as a KV head has
 // blocks. first_part is the number of a block among those.
@@ -136,10 +176,11 @@ static __device__ __forceinline__ void receive_head(const struct frame &f, int l
     /* Words come in pairs: even lanes get two of the first half, odd ones two of the second. */
     {
         const int half = lane % 2 * LANES;
-        const int at_two[1] = {there ? half + lane / 2 * 2 : -1};
         struct tagged_pair got[1];
 
-        receive(got, from, at_two, f.tag);
+        receive(
+            got, f.tag, [&](int) { return there; },
+            [&](int) { return from + half + lane / 2 * 2; });
         __syncwarp();
         const uint32_t x = (uint32_t)got[0].a, y = (uint32_t)got[0].b;
         const uint32_t other = __shfl_xor_sync(ALL_LANES, lane % 2 ? x : y, 1);
@@ -374,7 +415,8 @@ static __device__ __forceinline__ void join_item(const struct frame &f, int laye
             at[i] = part < n ? part * stride + piece * 16 + lane % 8 * 2 : -1;
             at[BATCH + i] = part < n ? part * stride + HEAD_DIM : -1;
         }
-        receive(got, from, at, f.tag);
+        receive(
+            got, f.tag, [&](int i) { return at[i] >= 0; }, [&](int i) { return from + at[i]; });
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (at[i] >= 0)

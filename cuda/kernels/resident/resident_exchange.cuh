@@ -78,50 +78,24 @@ static __device__ __forceinline__ bool carries(const struct tagged_pair &m, uint
     return (uint32_t)(m.a >> 32) == tag && (uint32_t)(m.b >> 32) == tag;
 }
 
-// Waits for up to N pairs of words at once: from + i * STEP, i < n. Each poll asks for all that are
-// missing.
-template <int N, int STEP>
-static __device__ __forceinline__ void receive_row(struct tagged_pair (&m)[N],
-                                                   const tagged_word *from, int n, uint32_t tag)
+// Waits for up to N pairs of words at once, those there(i), at from(i). Each poll asks for all that
+// are missing.
+template <int N, typename There, typename From>
+static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], uint32_t tag,
+                                               There there, From from)
 {
     uint32_t polls = 0;
 
 #pragma unroll
     for (int i = 0; i < N; i++)
-        m[i].a = m[i].b = tagged(0, i < n ? ~tag : tag);
+        m[i].a = m[i].b = tagged(0, there(i) ? ~tag : tag);
     for (;;) {
         bool all = true;
 
 #pragma unroll
         for (int i = 0; i < N; i++)
             if (!carries(m[i], tag))
-                m[i] = load_pair(from + i * STEP);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            all = all && carries(m[i], tag);
-        if (all)
-            break;
-        count_poll(polls);
-    }
-}
-
-// The same of from + at[i], none where at[i] is negative.
-template <int N>
-static __device__ __forceinline__ void receive(struct tagged_pair (&m)[N], const tagged_word *from,
-                                               const int (&at)[N], uint32_t tag)
-{
-    uint32_t polls = 0;
-
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        m[i].a = m[i].b = tagged(0, at[i] < 0 ? tag : ~tag);
-    for (;;) {
-        bool all = true;
-
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            if (!carries(m[i], tag))
-                m[i] = load_pair(from + at[i]);
+                m[i] = load_pair(from(i));
 #pragma unroll
         for (int i = 0; i < N; i++)
             all = all && carries(m[i], tag);

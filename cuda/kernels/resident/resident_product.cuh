@@ -546,8 +546,11 @@ static __device__ __forceinline__ void compute_scales(const struct frame &f, con
         for (int at = lane % LANES; at < end; at += LANES * BATCH) {
             struct tagged_pair got[BATCH];
 
-            receive_row<BATCH, LANES * 2>(got, from + at * 2, (end - at + LANES - 1) / LANES,
-                                          f.tag);
+            const int n = (end - at + LANES - 1) / LANES;
+
+            receive(
+                got, f.tag, [&](int i) { return i < n; },
+                [&](int i) { return from + at * 2 + i * LANES * 2; });
 #pragma unroll
             for (int i = 0; i < BATCH; i++)
                 sum += float_of(got[i].a) + float_of(got[i].b);

@@ -1,0 +1,15 @@
+/* bench.h - the benchmarks of kernels alone. Each prints lines of key=value. */
+#ifndef NVLLM_TESTS_GPU_BENCH_H
+#define NVLLM_TESTS_GPU_BENCH_H
+
+#include <stdbool.h>
+
+static const double H200_BYTES_PER_SECOND = 4.54e12; /* what plain reads reach there */
+
+/* Attention over scattered blocks; whether every bar was reached. Needs 4 GiB of device 0. */
+bool bench_attention(void);
+
+/* The sampler, on Qwen's vocabulary. Needs 1 GiB of device 0. */
+void bench_sampler(void);
+
+#endif
