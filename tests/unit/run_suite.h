@@ -59,8 +59,7 @@ static inline int run_suite(Suite *suite)
     return run_suite_as(suite, CK_FORK_GETENV, CK_ENV);
 }
 
-static inline Suite *suite_of_tests(const char *name, void (*set_up)(void),
-                                    void (*tear_down)(void))
+static inline Suite *suite_of_tests(const char *name, void (*set_up)(void), void (*tear_down)(void))
 {
     Suite *suite = suite_create(name);
 
