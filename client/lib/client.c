@@ -248,9 +248,11 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
 
 void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline)
 {
-    conn_find(&c->conn, id)->open = true;
+    struct pending *request = conn_find(&c->conn, id);
+
+    request->open = true;
     if (deadline != 0)
-        conn_set_deadline(&c->conn, id, deadline);
+        conn_set_deadline(&c->conn, request, deadline);
     c->n_open++;
     client_flush(c);
 }

@@ -239,12 +239,8 @@ void conn_abandon(struct conn *c, uint64_t id)
         request->abandoned = true;
 }
 
-void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline)
+void conn_set_deadline(struct conn *c, struct pending *request, int64_t deadline)
 {
-    struct pending *request = conn_find(c, id);
-
-    if (!request)
-        return;
     request->deadline = deadline;
     if (deadline < c->deadline)
         c->deadline = deadline;

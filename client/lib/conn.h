@@ -47,8 +47,8 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 /* Drops whatever still arrives for id. */
 void conn_abandon(struct conn *c, uint64_t id);
 
-/* Ends the request at this time of the monotonic clock, in ms, unless it has ended before. */
-void conn_set_deadline(struct conn *c, uint64_t id, int64_t deadline);
+/* Ends a request at this time of the monotonic clock, in ms, unless it has ended before. */
+void conn_set_deadline(struct conn *c, struct pending *request, int64_t deadline);
 
 /* Cancels one request whose deadline has passed, and returns the error that ends it. NULL: there is
  * none, or no memory, see death. */

@@ -81,21 +81,18 @@ static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvl
     }
 }
 
-/* 0, or a negative errno. */
+/* 0, or an errno. */
 static int connect_once(int *fd, const struct sockaddr_un *address)
 {
-    int s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     int error;
 
-    if (s < 0)
-        return -errno;
-    if (connect(s, (const struct sockaddr *)address, sizeof(*address)) == 0) {
-        *fd = s;
+    *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd >= 0 && connect(*fd, (const struct sockaddr *)address, sizeof(*address)) == 0)
         return 0;
-    }
     error = errno;
-    close(s);
-    return -error;
+    if (*fd >= 0)
+        close(*fd);
+    return error;
 }
 
 static void tell_waiting(const struct nvllm_options *o, enum nvllm_state state, float progress)
@@ -121,15 +118,15 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
         rc = connect_once(fd, &address);
         if (rc == 0)
             return NVLLM_OK;
-        absent = rc == -ENOENT || (rc == -ECONNREFUSED && !is_no_socket(o->socket_path));
-        if (rc != -EAGAIN && rc != -EINTR && !(absent && o->wait_start))
+        absent = rc == ENOENT || (rc == ECONNREFUSED && !is_no_socket(o->socket_path));
+        if (rc != EAGAIN && rc != EINTR && !(absent && o->wait_start))
             break;
         if (absent)
             tell_waiting(o, NVLLM_STATE_UNKNOWN, 0);
         if (!pause_ms(START_PAUSE_MS, deadline))
             break;
     }
-    return connect_error(o->socket_path, -rc, err);
+    return connect_error(o->socket_path, rc, err);
 }
 
 static enum nvllm_code wait_greeting(struct nvllm_client *c, const struct nvllm_options *o,

@@ -34,29 +34,27 @@ void error_copy_text(char *buf, size_t cap, const char *text)
     buf[n] = '\0';
 }
 
-__attribute__((format(printf, 4, 0))) static void set(struct nvllm_error *e, enum nvllm_code code,
-                                                      int sys_errno, const char *fmt, va_list args)
+static void set(struct nvllm_error *e, enum nvllm_code code, const char *text)
 {
-    char text[sizeof(e->message) + 4]; /* so that a cut shows */
-
     memset(e, 0, sizeof(*e));
     e->code = code;
     e->retryable = is_retryable(code);
-    e->sys_errno = sys_errno;
-    vsnprintf(text, sizeof(text), fmt, args);
     error_copy_text(e->message, sizeof(e->message), text);
 }
 
 enum nvllm_code error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno,
                           const char *fmt, ...)
 {
+    char text[sizeof(e->message) + 4]; /* so that a cut shows */
     va_list args;
 
     if (!e)
         return code;
     va_start(args, fmt);
-    set(e, code, sys_errno, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    set(e, code, text);
+    e->sys_errno = sys_errno;
     return code;
 }
 
@@ -69,24 +67,22 @@ enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from
 
 enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text)
 {
-    if (e) {
-        memset(e, 0, sizeof(*e));
-        e->code = code;
-        e->retryable = is_retryable(code);
-        memcpy(e->message, text, strnlen(text, sizeof(e->message) - 1));
-    }
+    if (e)
+        set(e, code, text);
     return code;
 }
 
 enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char *fmt, ...)
 {
+    char text[sizeof(e->message) + 4];
     va_list args;
 
     if (!e)
         return NVLLM_E_INVALID;
     va_start(args, fmt);
-    set(e, NVLLM_E_INVALID, 0, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
+    set(e, NVLLM_E_INVALID, text);
     error_copy_text(e->field, sizeof(e->field), field);
     return NVLLM_E_INVALID;
 }
