@@ -72,6 +72,28 @@ static void answer(Nvllm__V1__ServerFrame__EventCase event, void *message)
 
 #define ANSWER(EVENT, ...) answer(NVLLM__V1__SERVER_FRAME__EVENT_##EVENT, &MESSAGE(__VA_ARGS__))
 
+/* ---- the status */
+
+/* The ledger of a device's memory arrives, each figure in its place. */
+TEST(status_has_the_ledger)
+{
+    Nvllm__V1__Memory memory =
+        MESSAGE(Memory, memory, .weight_bytes = UINT64_C(1) << 40, .kv_bytes = 2, .graph_bytes = 3,
+                .workspace_bytes = 4, .other_bytes = 5, .total_bytes = UINT64_MAX, .free_bytes = 7);
+    const struct nvllm_status *status;
+
+    admin_greeted();
+    ANSWER(STATUS, Status, status, .driver = (char *)"580.159.04, CUDA 13.0",
+           .memory = mark(&memory));
+    expect_ok(nvllm_get_status(client, MS, &status, &err));
+    asked(OP(GET_STATUS));
+    ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
+    ck_assert_uint_eq(status->weight_bytes, UINT64_C(1) << 40);
+    ck_assert(status->kv_bytes == 2 && status->graph_bytes == 3 && status->workspace_bytes == 4);
+    ck_assert(status->other_bytes == 5 && status->total_bytes == UINT64_MAX);
+    ck_assert_uint_eq(status->free_bytes, 7);
+}
+
 /* ---- requests and blocks */
 
 static Nvllm__V1__RequestInfo info_of(uint64_t request, int state)

@@ -69,48 +69,6 @@ TEST(tokenize_detokenize_render_status)
     ck_assert_uint_eq(status->total_bytes, 0);
 }
 
-static void device_script(struct server *s)
-{
-    Nvllm__V1__Memory memory = NVLLM__V1__MEMORY__INIT;
-    uint64_t id;
-
-    expect(s, HELLO);
-    id = expect(s, STATUS);
-    memory.has_weight_bytes = memory.has_kv_bytes = memory.has_graph_bytes = true;
-    memory.has_workspace_bytes = memory.has_other_bytes = true;
-    memory.has_total_bytes = memory.has_free_bytes = true;
-    memory.weight_bytes = UINT64_C(1) << 40;
-    memory.kv_bytes = 2;
-    memory.graph_bytes = 3;
-    memory.workspace_bytes = 4;
-    memory.other_bytes = 5;
-    memory.total_bytes = UINT64_MAX;
-    memory.free_bytes = 7;
-    {
-        FRAME(answer, st, Status, STATUS, status, STATUS, id);
-        st.driver = (char *)(uintptr_t) "580.159.04, CUDA 13.0";
-        st.memory = &memory;
-        server_send(s, &answer);
-    }
-}
-
-/* The ledger of a device's memory comes through, each figure in its place. */
-TEST(status_has_the_ledger)
-{
-    const struct nvllm_status *status;
-
-    ck_assert_int_eq(serve(device_script, READY, false), NVLLM_OK);
-    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
-    ck_assert_str_eq(status->driver, "580.159.04, CUDA 13.0");
-    ck_assert_uint_eq(status->weight_bytes, UINT64_C(1) << 40);
-    ck_assert_uint_eq(status->kv_bytes, 2);
-    ck_assert_uint_eq(status->graph_bytes, 3);
-    ck_assert_uint_eq(status->workspace_bytes, 4);
-    ck_assert_uint_eq(status->other_bytes, 5);
-    ck_assert_uint_eq(status->total_bytes, UINT64_MAX);
-    ck_assert_uint_eq(status->free_bytes, 7);
-}
-
 static void late_script(struct server *s)
 {
     uint64_t first;
@@ -136,40 +94,6 @@ TEST(late_answer_is_dropped)
     ck_assert_ptr_nonnull(text.data);
     ck_assert_int_eq(nvllm_detokenize(client, NULL, 0, false, 1000, &text, &err), NVLLM_OK);
     ck_assert_uint_eq(text.len, 5);
-}
-
-static void mixed_script(struct server *s)
-{
-    uint64_t generate, status;
-
-    expect(s, HELLO);
-    generate = expect(s, GENERATE);
-    status = expect(s, STATUS);
-    server_delta(s, generate, "one", 0);
-    server_delta(s, generate, "two", NVLLM_FINISH_STOP);
-    server_done(s, generate);
-    server_status(s, status, READY);
-}
-
-/* Events of other requests that come while a call waits are kept, in order. */
-TEST(events_of_others_are_kept)
-{
-    const struct nvllm_status *status;
-    const struct nvllm_event *e;
-    struct nvllm_request r = request_of("x");
-    uint64_t id;
-
-    ck_assert_int_eq(serve(mixed_script, READY, false), NVLLM_OK);
-    ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_OK);
-    ck_assert_int_eq(nvllm_get_status(client, 1000, &status, &err), NVLLM_OK);
-    ck_assert_uint_eq(nvllm_pending(client), 1);
-    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
-    ck_assert_mem_eq(e->delta->text.data, "one", 3);
-    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
-    ck_assert_mem_eq(e->delta->text.data, "two", 3);
-    ck_assert_int_eq(nvllm_next(client, 0, &e, &err), NVLLM_OK);
-    ck_assert_int_eq(e->type, NVLLM_EVENT_DONE);
-    ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
 /* ---- generate in one call */

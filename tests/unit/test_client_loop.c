@@ -420,7 +420,7 @@ TEST(event_outlives_questions)
     ck_assert_int_eq(event->delta->token_ids[0], 3);
 }
 
-/* Deltas that come while a call waits keep text and ids, whatever comes after them. */
+/* Events of others that arrive while a call waits are kept in order, each with its text and ids. */
 TEST(kept_deltas_are_whole)
 {
     enum { N = 200 };
@@ -435,8 +435,10 @@ TEST(kept_deltas_are_whole)
         snprintf(text, sizeof(text), "%*d", i % 20, i);
         server_delta(&server, id, text, 0);
     }
+    server_done(&server, id);
     server_status(&server, id + 1, NVLLM__V1__STATE__STATE_READY);
     ck_assert_int_eq(nvllm_get_status(client, MS, &status, &err), NVLLM_OK);
+    ck_assert_uint_eq(nvllm_pending(client), 1);
     for (int i = 0; i < N; i++) {
         const struct nvllm_event *event = next();
         char text[32];
@@ -445,6 +447,8 @@ TEST(kept_deltas_are_whole)
         expect_delta(event, id, text);
         ck_assert_int_eq(event->delta->token_ids[0], (int)strlen(text));
     }
+    ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
+    ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
 /* An answer larger than the queue may be is read all the same: it is one. */
