@@ -10,7 +10,7 @@
 enum { PROGRAM_LONGEST_WORD = 63, PROGRAM_FAR = 1000 };
 int program_distance(const char *a, const char *b);
 
-/* The next whole number in a list separated by blanks or commas, from *at on, which moves past it;
+/* The next whole number in a list separated by spaces or commas, from *at on, which moves past it;
  * numbers over 2^31 are given as some number over 2^31. PROGRAM_NONE: something else is at *at. */
 enum { PROGRAM_NUMBER, PROGRAM_END, PROGRAM_NONE };
 int program_next_number(int64_t *number, const char *text, size_t n, size_t *at);

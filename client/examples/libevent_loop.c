@@ -61,7 +61,7 @@ static void on_ready(evutil_socket_t fd, short what, void *arg)
 
     (void)fd;
     (void)what;
-    nvllm_process(app->client, NULL); /* what is wrong with it nvllm_next() says, in its turn */
+    nvllm_process(app->client, NULL); /* nvllm_next() reports its errors */
     while ((code = nvllm_next(app->client, 0, &event, &err)) == NVLLM_OK)
         show(app, event);
     if (nvllm_wants(app->client) == 0) { /* the connection is over */

@@ -12,7 +12,7 @@
 
 enum { AT_A_TIME = 10, ANSWER_BYTES = 4096 };
 
-/* A request under way, and what has come of its answer. */
+/* A request in progress, and its answer so far. */
 struct job {
     uint64_t id; /* 0: the place is free */
     int line;

@@ -357,7 +357,7 @@ static struct event *take_answer(struct conn *c, struct unpacked *memory)
 
     if (!c->welcomed || !of) {
         die_protocol(c, !c->welcomed ? "an answer before the greeting"
-                                     : "an answer to a request that is not under way");
+                                     : "an answer to a request that is not in progress");
         goto drop;
     }
     switch (event_new(&e, memory, of, &why)) {

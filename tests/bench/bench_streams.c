@@ -29,7 +29,7 @@
 enum {
     MAX_EVENTS = 64,
     PROMPT_TOKENS = 4,
-    SILENCE_MS = 20000, /* with streams under way, that is the end */
+    SILENCE_MS = 20000, /* while streams run, that is an error */
     WARM_UP_TOKENS = 200,
     MESSAGE = 13, /* bytes, as of a delta of one token */
     NICE = -10,   /* as the engine's thread, where that is allowed */

@@ -70,7 +70,7 @@ def some_request(rng, i):
 
 class Batching(Case):
     def outcomes_together(self, daemon, requests, n_connections):
-        """Each request's outcome with all of them under way at once."""
+        """Each request's outcome with all of them in progress at once."""
         outcomes, failures = [None] * len(requests), []
 
         def client(first):

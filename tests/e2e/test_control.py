@@ -1,5 +1,5 @@
-"""Changing the daemon's state: drain, resume, reload, the log's level, shutdown; and what the world does to
-it: sockets that vanish, descriptors that run out, signals in storms."""
+"""Changing the daemon's state: drain, resume, reload, log level, shutdown; and what happens to it: sockets
+that vanish, descriptors that run out, storms of signals."""
 
 import os
 import resource
@@ -16,13 +16,13 @@ SHORT = {"prompt": "Once upon a time", "max_tokens": 2}
 
 
 def long(**changes):
-    """Long enough to be under way meanwhile."""
+    """Long enough to be in progress during a test."""
     return {**LONG, "max_tokens": scaled(1500, 150), **changes}
 
 
 class Drains(Case):
     def test_drain_and_resume(self):
-        """New requests are refused, those accepted go on; resume takes it back."""
+        """New requests are refused, accepted ones continue; resume undoes it."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
             w.begin(1, long())
             self.assertEqual(other.ask(drain={})["changed"]["state"], "STATE_DRAINING")
@@ -38,7 +38,7 @@ class Drains(Case):
             self.assertIsNone(other.generate(**SHORT).error)
 
     def test_time_of_the_drain(self):
-        """What goes on longer is ended and told; the daemon stays, and drained."""
+        """Requests that take longer are ended and told so; the daemon stays up, drained."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
             w.begin(1, long(max_tokens=3500))
             other.ask(drain={"timeout_ms": 0})
@@ -48,7 +48,7 @@ class Drains(Case):
             self.assertIsNone(w.generate(**SHORT).error)
 
     def test_resume_in_time(self):
-        """A drain that was taken back ends nothing any more."""
+        """A drain that was undone ends no request."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
             w.begin(1, long())
             other.ask(drain={"timeout_ms": 50})
@@ -63,7 +63,7 @@ class Drains(Case):
                 self.assertEqual(w.ask(**{op: {}})["changed"]["state"], "STATE_" + state)
 
     def test_shutdown(self):
-        """As SIGTERM: answers first, requests end, status 0; it cannot be taken back."""
+        """Like SIGTERM: it is answered first, requests finish, status 0; it cannot be undone."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as admin:
             w.begin(1, long(max_tokens=scaled(500, 100)))
             self.assertEqual(admin.ask(shutdown={})["changed"]["state"], "STATE_DRAINING")
@@ -74,7 +74,7 @@ class Drains(Case):
 
 
 class Reload(Case):
-    """The file is read anew: all that can change changes, or nothing does."""
+    """The file is read again: everything that can change does, or nothing."""
 
     def start(self, text):
         folder = self.temporary_folder()
@@ -129,7 +129,7 @@ class Reload(Case):
             self.assertIsNone(w.generate(**{**SHORT, "max_tokens": 6}).error)
 
     def test_the_command_line_stays_above_the_file(self):
-        """--set goes before the file when it is read anew, too."""
+        """--set still overrides the file after a reload."""
         with self.start("[limits]\nmax_tokens = 100\n") as d, d.connect() as w:
             self.file.write_text("[cache]\nkv_memory = 1G\n")
             reply = w.ask(reload={})["reloaded"]
@@ -179,7 +179,7 @@ class Signals(Case):
             self.assertEqual(d.process.wait(timeout=scaled(20, 60)), 0)
 
     def test_all_at_once(self):
-        """A storm of all that a daemon may be sent: it ends as after one, status 0."""
+        """A storm of all signals: the daemon ends as after a single one, status 0."""
         with Daemon(SMALL) as d, d.connect() as w:
             w.begin(1, long())
             for _ in range(50):
@@ -203,7 +203,7 @@ class SocketFile(Case):
         wait_for(back, 10, "the socket is back")
 
     def test_removed(self):
-        """A socket that was removed is made anew, mode and all; who was connected stays."""
+        """A removed socket is created again with its mode; open connections stay."""
         with Daemon("daemon.socket_mode=0620", SMALL) as d, d.connect() as w:
             w.begin(1, long())
             d.socket.unlink()
@@ -253,7 +253,7 @@ class SocketFile(Case):
             d.log_path.write_text("")
 
     def test_admins_socket(self):
-        """That of the admins is looked after, too."""
+        """The admin socket is looked after, too."""
         folder = self.temporary_folder()
         path = folder / "admin.sock"
         with Daemon(SMALL, f"daemon.admin_socket={path}", folder=folder) as d:
@@ -293,7 +293,7 @@ class Descriptors(Case):
 
 class Log(Case):
     def test_nobody_reads_the_log(self):
-        """A log that is a full pipe holds up nobody; how many lines were lost is said later."""
+        """A log that is a full pipe delays nobody; the number of lost lines is logged later."""
         read, write = os.pipe()
         d = Daemon(SMALL, "daemon.log_level=debug", log=write)
         os.close(write)

@@ -245,7 +245,7 @@ class Batch(SharedDaemon):
         self.assertEqual(done.returncode, 1)
 
     def test_order_and_concurrency(self):
-        """Answers come in the order of the questions, however many are under way."""
+        """Answers come in the order of the questions, however many are in progress."""
         lines = [{"id": i, "prompt_ids": [i % 1900 + 1] * (1 + i % 7), "temperature": 0,
                   "max_tokens": 1 + (i * 7) % 13, "ignore_eos": True}
                  for i in range(scaled(100, 30))]

@@ -1,5 +1,5 @@
-"""nvllmctl against a daemon that is played by the test, well and badly: what a real one does rarely
-or never."""
+"""nvllmctl against a daemon that the test plays, well and badly: what a real one does rarely or
+never."""
 
 import json
 import os
@@ -456,7 +456,7 @@ class Batch(Case):
         return out, json.loads(done.stderr.decode().splitlines()[-1]), done
 
     def test_limit_and_order(self):
-        """No more than the concurrency are under way, and answers keep the order."""
+        """No more requests than the concurrency are in progress, and answers keep the order."""
         most = []
 
         def script(peer):
@@ -552,7 +552,7 @@ class Batch(Case):
         self.assertEqual(done.returncode, 1)
 
     def test_control_c(self):
-        """Ctrl-C cancels what is under way, writes its ends, and leaves the rest out."""
+        """Ctrl-C cancels the requests in progress, writes their ends, and skips the rest."""
         ready = threading.Event()
 
         def script(peer):

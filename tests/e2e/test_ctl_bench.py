@@ -61,7 +61,7 @@ class Real(SharedDaemon):
         self.assertRegex(text, r"between tokens\n( +< +[0-9.]+ ms +\d+  #*\.?\n)+$")
 
     def test_duration_and_interrupt(self):
-        """At the end of the time, or at Ctrl-C, what is under way is cut short and counted so."""
+        """At the end of the time, or at Ctrl-C, requests in progress are cut short and counted as cut."""
         started, seconds = time.monotonic(), scaled(0.5, 5)
         r = self.bench("--duration", seconds, "--streams", 2, "--output-tokens", 20000,
                        "--prompt-tokens", 10)

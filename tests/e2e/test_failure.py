@@ -30,7 +30,7 @@ class Failure(unittest.TestCase):
         self.assertIn("the device is on fire", d.log())
 
     def test_death_in_a_step(self):
-        """Each request under way on every connection gets an error; the daemon ends within 5 s."""
+        """Each request in progress on every connection gets an error; the daemon ends within 5 s."""
         d = daemon(32)
         with d.connect() as a, d.connect() as b, d.connect() as idle:
             for w in a, b:

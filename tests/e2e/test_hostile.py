@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever a client sends, it hurts itself alone."""
+"""Hostile bytes: whatever a client sends, it harms only itself."""
 
 import collections
 import contextlib
@@ -28,7 +28,7 @@ def pour(w, data):
 
 
 class Bytes(SharedDaemon):
-    """What is no frame, or not in its place, ends the connection with one error."""
+    """Bytes that are no frame, or a frame out of place, end the connection with one error."""
 
     options = (SMALL,)
 
@@ -109,8 +109,8 @@ class Bytes(SharedDaemon):
                 pour(w, wire.varint(len(junk)) + junk if i % 2 else junk)
 
     def test_log_is_not_filled(self):
-        """Who is turned away again and again gets a line a second of the log, which says of how many
-        connections it is."""
+        """Connections that are refused again and again get one line of the log a second, which counts
+        them."""
         def lines():
             return [line for line in self.daemon.log().splitlines()
                     if "event=connection_refused" in line]
@@ -163,7 +163,7 @@ class Bytes(SharedDaemon):
             self.expect_closed(w)
 
     def test_id_in_use(self):
-        """An id is refused while its request is under way, and free again afterwards."""
+        """An id is refused while its request is in progress, and free again afterwards."""
         with self.daemon.connect() as w:
             w.send(1, generate=LONG)
             w.send(1, get_status={})
@@ -196,7 +196,7 @@ class Bytes(SharedDaemon):
 
 
 class Memory(SharedDaemon):
-    """What clients leave lying about is bounded for all of them together."""
+    """Memory for unread bytes is bounded for all clients together."""
 
     options = ("cache.kv_memory=16M", "limits.buffer_bytes=16M", "limits.frame_bytes=4M",
                "limits.output_bytes=4M", "limits.tokenize_bytes=4M")
@@ -583,7 +583,7 @@ class Flood(Case):
                     if what & select.POLLOUT:
                         left[fd] = s, rest[s.send(rest):] or memoryview(data)
 
-    def test_others_have_their_turn(self):
+    def test_others_are_served(self):
         """Another user's question is answered after a few milliseconds of the loop's own time; where
         each connection's frames were taken as they come it is some hundred."""
         roles.need_root()

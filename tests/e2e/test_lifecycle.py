@@ -1,4 +1,4 @@
-"""Start, stop and all that can go wrong with them."""
+"""Start, stop and everything that can go wrong with them."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ class Drain(Case):
             ids = range(1, 13)
             for i in ids:
                 w.send(i, generate={**LONG, "max_tokens": scaled(200, 40)})
-            first = w.receive()  # they are accepted and under way
+            first = w.receive()  # they are accepted and in progress
             d.process.send_signal(signal.SIGTERM)
             with_first = {i: wire.Answer() for i in ids}
             with_first[first["id"]].take(first)
@@ -69,8 +69,8 @@ class Drain(Case):
             self.assertTrue(answer.error or ended == ["FINISH_CANCELLED"], (answer.error, ended))
 
     def test_who_goes_on_asking_does_not_keep_it(self):
-        """A client with always another question under way is answered what was taken, and then
-        refused: the daemon ends as one without work."""
+        """A client that always has another inspect request in progress is answered those accepted, and
+        then refused: the daemon ends as one without work."""
         text = b"The quick brown fox jumps over the lazy dog, 12 times. " * 4000
         with Daemon("daemon.drain_timeout_s=300", "limits.questions_per_uid=16") as d, \
                 d.connect() as w:
@@ -531,7 +531,7 @@ class ServiceManager(Case):
 
 class Deadlines(Case):
     def test_deadline_ends_a_request(self):
-        """What is under way at its deadline ends there, with what it has so far."""
+        """A running request ends at its deadline, with what it has generated so far."""
         with Daemon() as d, d.connect() as w:
             answer = w.generate(**{**LONG, "max_tokens": 30000}, deadline_ms=scaled(300, 1500))
             if answer.error:
@@ -542,7 +542,7 @@ class Deadlines(Case):
             d.wait_idle()
 
     def test_deadline_in_the_queue(self):
-        """A request that never got its turn ends at its deadline, too."""
+        """A request that was never scheduled ends at its deadline, too."""
         with Daemon("scheduler.max_seqs=1") as d, d.connect() as w:
             w.begin(1, {**LONG, "max_tokens": 30000})
             w.send(2, generate={**LONG, "deadline_ms": 200})

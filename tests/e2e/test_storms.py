@@ -154,7 +154,7 @@ class Signals(Case):
             self.assertEqual(d.status()["state"], "ready")
 
     def test_stopped_for_a_while(self):
-        """Stopped and continued: what was under way goes on to the same end."""
+        """Stopped and continued: a running request continues to the same end."""
         with Daemon(SMALL) as d, d.connect() as w:
             request = {"prompt": "Hello", "max_tokens": 400, "stream": True,
                        "sampling": {"temperature": 0, "ignore_eos": True}}

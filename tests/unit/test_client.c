@@ -262,7 +262,7 @@ TEST(request_larger_than_the_daemon_takes)
 }
 
 /* So is a frame that holds more numbers or fields than the daemon unpacks: it would end the
- * connection, and what else is under way with it. */
+ * connection, and all other requests with it. */
 TEST(request_of_more_than_the_daemon_unpacks)
 {
     enum { MANY = UNPACK_MAX_NUMBERS + 1 };

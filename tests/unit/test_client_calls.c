@@ -75,7 +75,7 @@ static void late_script(struct server *s)
 
     expect(s, HELLO);
     first = expect(s, DETOKENIZE);
-    server_text(s, expect(s, DETOKENIZE), "", 0); /* wakes nobody up wrongly: it is the second's */
+    server_text(s, expect(s, DETOKENIZE), "", 0); /* of the second call */
     server_text(s, first, "late", 4);
     server_text(s, expect(s, DETOKENIZE), "third", 5);
 }
@@ -223,7 +223,7 @@ TEST(callback_uses_its_client)
     ck_assert_int_eq(g.n_done, 2);
 }
 
-/* Who does not want to hear of a request leaves the callback out. */
+/* The callback may be left out. */
 TEST(no_callback)
 {
     struct nvllm_request r = request_of("x");

@@ -11,8 +11,8 @@
 
 enum { MS = 1000 };
 
-/* One turn of a program's loop: sleeps as the library says, then lets it work. */
-static enum nvllm_code turn(void)
+/* One iteration of a program's loop: sleeps as the library says, then lets it work. */
+static enum nvllm_code iterate(void)
 {
     unsigned wants = nvllm_wants(client);
     struct pollfd p = {.fd = nvllm_fd(client)};
@@ -88,12 +88,12 @@ TEST(requests_before_the_greeting)
     ck_assert_int_eq(server_read(&server)->op_case, NVLLM__V1__CLIENT_FRAME__OP_GENERATE);
     ck_assert_int_gt(nvllm_timeout(client), 0);
     server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
-    ck_assert_int_eq(turn(), NVLLM_OK);
+    ck_assert_int_eq(iterate(), NVLLM_OK);
     expect_none();
     ck_assert(nvllm_greeted(client));
     ck_assert_int_eq(nvllm_timeout(client), -1);
     server_delta(&server, id, "hi", NVLLM_FINISH_STOP);
-    ck_assert_int_eq(turn(), NVLLM_OK);
+    ck_assert_int_eq(iterate(), NVLLM_OK);
     expect_delta(next(), id, "hi");
 }
 
@@ -104,7 +104,7 @@ TEST(no_greeting_in_time)
     int64_t began = clock_ms();
 
     ck_assert_int_eq(connect_later(50), NVLLM_OK);
-    while (turn() == NVLLM_OK) {
+    while (iterate() == NVLLM_OK) {
         expect_none();
         ck_assert_int_lt(clock_ms() - began, 10 * MS);
     }
@@ -173,7 +173,7 @@ TEST(many_deadlines)
     while (nvllm_pending(client) > 0) {
         const struct nvllm_event *event;
 
-        ck_assert_int_eq(turn(), NVLLM_OK);
+        ck_assert_int_eq(iterate(), NVLLM_OK);
         while (nvllm_next(client, 0, &event, &err) == NVLLM_OK) {
             size_t i = nvllm_pending(client) == 1 ? 1 : 0;
 
@@ -224,9 +224,9 @@ TEST(blocking_call_heeds_the_request)
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
-/* ---- short operations that nobody waits for */
+/* ---- short operations without waiting */
 
-/* Tokens, texts and the status come as events among others, and count as under way until then. */
+/* Tokens, texts and the status come as events among others, and count as pending until then. */
 TEST(answers_as_events)
 {
     const struct nvllm_message message = {.role = "user", .content = {"x", 1}};
@@ -319,7 +319,7 @@ TEST(short_operation_is_cancelled)
     ck_assert_uint_eq(nvllm_pending(client), 0);
 }
 
-/* What cannot be sent is refused at once, and nothing is under way. */
+/* What cannot be sent is refused at once, and no request is pending. */
 TEST(short_operations_asked_wrongly)
 {
     struct nvllm_chat never_prepared = {0};
@@ -360,7 +360,7 @@ TEST(no_sleep_while_events_are_here)
 
 /* Process once and fetch until nothing is here: that empties the socket, as a loop that is told of
  * changes alone (EPOLLET) needs it, even past the queue's limit. */
-TEST(one_turn_empties_the_socket)
+TEST(one_iteration_empties_the_socket)
 {
     enum { N = 1500 };
     const struct nvllm_event *event;
@@ -400,8 +400,8 @@ TEST(small_queue_and_a_fast_stream)
     ck_assert_int_eq(n, N);
 }
 
-/* Questions about the client leave the event that was handed out as it is. */
-TEST(event_outlives_questions)
+/* Calls that only look at the client leave the current event as it is. */
+TEST(event_outlives_getters)
 {
     const struct nvllm_event *event;
     uint64_t id;
