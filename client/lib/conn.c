@@ -103,12 +103,6 @@ void conn_deinit(struct conn *c)
     free(c->pending);
 }
 
-static void die_protocol(struct conn *c, const char *why)
-{
-    error_set(&c->death, NVLLM_E_PROTOCOL, 0,
-              "what answers at the socket does not follow nvllmd's protocol: %s", why);
-}
-
 static void die_no_memory(struct conn *c)
 {
     error_set(&c->death, NVLLM_E_NOMEM, ENOMEM, "out of memory for an answer of the daemon");
@@ -315,7 +309,7 @@ static void take_welcome(struct conn *c, const Nvllm__V1__Welcome *w)
     uint32_t protocol = w->has_protocol ? w->protocol : 0;
 
     if (c->welcomed) {
-        die_protocol(c, "a second greeting");
+        error_protocol(&c->death, "a second greeting");
     } else if (protocol != PROTOCOL_VERSION) {
         error_set(&c->death, NVLLM_E_PROTOCOL, 0,
                   "the daemon speaks version %u of the protocol and this library version %d",
@@ -342,42 +336,28 @@ static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
     case NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET:
         break; /* a kind of a newer daemon */
     default:
-        die_protocol(c, "an answer that names no request");
+        error_protocol(&c->death, "an answer that names no request");
     }
 }
 
 /* Consumes memory. NULL: there is nothing to return, or the connection has failed. */
-static struct event *take_answer(struct conn *c, struct unpacked *memory)
+static struct event *take_answer(struct conn *c, struct unpacked *memory, uint64_t id)
 {
-    const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
-    struct pending *of = conn_find(c, frame->id);
-    struct event *e = NULL;
-    const char *why = NULL;
-    bool abandoned;
+    struct pending *of = conn_find(c, id);
+    struct event *e;
 
-    if (!c->welcomed || !of) {
-        die_protocol(c, !c->welcomed ? "an answer before the greeting"
-                                     : "an answer to a request that is not in progress");
-        goto drop;
+    if (!c->welcomed) {
+        error_protocol(&c->death, "an answer before the greeting");
+    } else if (!of) {
+        error_protocol(&c->death, "an answer to a request that is not in progress");
+    } else if (event_new(&e, memory, of, &c->death) == NVLLM_OK && e) {
+        bool abandoned = of->abandoned;
+
+        if (e->terminal)
+            forget(c, of);
+        if (!abandoned)
+            return e;
     }
-    switch (event_new(&e, memory, of, &why)) {
-    case EVENT_OK:
-        break;
-    case EVENT_UNKNOWN:
-        goto drop;
-    case EVENT_E_NOMEM:
-        die_no_memory(c);
-        goto drop;
-    default:
-        die_protocol(c, why);
-        goto drop;
-    }
-    abandoned = of->abandoned;
-    if (e->terminal)
-        forget(c, of);
-    if (!abandoned)
-        return e;
-drop:
     unpacked_free(memory);
     return NULL;
 }
@@ -394,15 +374,15 @@ static struct event *take_frame(struct conn *c, const uint8_t *data, size_t n)
         die_no_memory(c);
         return NULL;
     case UNPACK_E_BUDGET:
-        die_protocol(c, "a frame that would take too much memory");
+        error_protocol(&c->death, "a frame that would take too much memory");
         return NULL;
     default:
-        die_protocol(c, "a frame that is not a message");
+        error_protocol(&c->death, "a frame that is not a message");
         return NULL;
     }
     frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
     if (frame->id != 0)
-        return take_answer(c, memory);
+        return take_answer(c, memory, frame->id);
     take_own_frame(c, frame);
     unpacked_free(memory);
     return NULL;
@@ -426,10 +406,10 @@ struct event *conn_take(struct conn *c)
                 die_of_end(c);
             return NULL;
         case FRAME_E_TOO_LARGE:
-            die_protocol(c, "a frame longer than max_frame_bytes");
+            error_protocol(&c->death, "a frame longer than max_frame_bytes");
             break;
         default:
-            die_protocol(c, "an invalid length");
+            error_protocol(&c->death, "an invalid length");
         }
     }
     return NULL;

@@ -87,6 +87,12 @@ enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char
     return NVLLM_E_INVALID;
 }
 
+enum nvllm_code error_protocol(struct nvllm_error *e, const char *what)
+{
+    return error_set(e, NVLLM_E_PROTOCOL, 0,
+                     "what answers at the socket does not follow nvllmd's protocol: %s", what);
+}
+
 /* ---- stable names of the enums */
 
 #define NAMES(function, type, unknown, ...)                                                        \

@@ -18,6 +18,9 @@ enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const c
 __attribute__((format(printf, 3, 4))) enum nvllm_code
 error_field(struct nvllm_error *e, const char *field, const char *fmt, ...);
 
+/* NVLLM_E_PROTOCOL: the daemon has sent this. */
+enum nvllm_code error_protocol(struct nvllm_error *e, const char *what);
+
 /* Copies text (may be NULL) into buf of size cap: control characters become '?', and a text that is
  * too long is cut between two characters. */
 void error_copy_text(char *buf, size_t cap, const char *text);

@@ -4,6 +4,7 @@
  * Reports become assignments by the rows of proto/report_fields.h. */
 #include "client/lib/event.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "client/lib/error.h"
@@ -32,26 +33,23 @@ static struct nvllm_text text_of(ProtobufCBinaryData b)
     return (struct nvllm_text){(const char *)b.data, b.len};
 }
 
-static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char **why)
+static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in,
+                                     struct nvllm_error *err)
 {
     struct nvllm_logprobs *rows;
 
     if (in->n_logprobs == 0)
-        return EVENT_OK;
-    if (in->n_logprobs != in->n_token_ids) {
-        *why = "a delta with another number of logprobs than of tokens";
-        return EVENT_E_INVALID;
-    }
+        return NVLLM_OK;
+    if (in->n_logprobs != in->n_token_ids)
+        return error_protocol(err, "a delta with another number of logprobs than of tokens");
     rows = unpacked_alloc(e->memory, in->n_logprobs, sizeof(*rows));
     if (!rows)
-        return EVENT_E_NOMEM;
+        return NVLLM_E_NOMEM;
     for (size_t i = 0; i < in->n_logprobs; i++) {
         const Nvllm__V1__TokenLogprobs *row = in->logprobs[i];
 
-        if (row->n_top_ids != row->n_top_logprobs || row->n_top_ids > UINT32_MAX) {
-            *why = "logprobs with another number of values than of ids";
-            return EVENT_E_INVALID;
-        }
+        if (row->n_top_ids != row->n_top_logprobs || row->n_top_ids > UINT32_MAX)
+            return error_protocol(err, "logprobs with another number of values than of ids");
         rows[i] = (struct nvllm_logprobs){
             .logprob = row->logprob,
             .n_top = (uint32_t)row->n_top_ids,
@@ -60,16 +58,14 @@ static int read_logprobs(struct event *e, const Nvllm__V1__Delta *in, const char
         };
     }
     e->delta.logprobs = rows;
-    return EVENT_OK;
+    return NVLLM_OK;
 }
 
-static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct pending *of,
-                      const char **why)
+static enum nvllm_code read_delta(struct event *e, const Nvllm__V1__Delta *in,
+                                  const struct pending *of, struct nvllm_error *err)
 {
-    if (in->choice >= of->n_choices) {
-        *why = "a delta for a choice that was not asked for";
-        return EVENT_E_INVALID;
-    }
+    if (in->choice >= of->n_choices)
+        return error_protocol(err, "a delta for a choice that was not asked for");
     e->delta.choice = in->choice;
     e->delta.text = text_of(in->text);
     e->delta.token_ids = in->token_ids;
@@ -80,7 +76,7 @@ static int read_delta(struct event *e, const Nvllm__V1__Delta *in, const struct 
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
     e->terminal = false;
-    return read_logprobs(e, in, why);
+    return read_logprobs(e, in, err);
 }
 
 static void read_done(struct event *e, const Nvllm__V1__Done *in)
@@ -100,27 +96,26 @@ static void read_done(struct event *e, const Nvllm__V1__Done *in)
     e->public.done = &e->done;
 }
 
-static int read_tokens(struct event *e, const Nvllm__V1__Tokens *in, const char **why)
+static enum nvllm_code read_tokens(struct event *e, const Nvllm__V1__Tokens *in,
+                                   struct nvllm_error *err)
 {
     struct nvllm_text *texts;
 
-    if (in->n_ids != in->n_tokens) {
-        *why = "another number of token ids than of tokens";
-        return EVENT_E_INVALID;
-    }
+    if (in->n_ids != in->n_tokens)
+        return error_protocol(err, "another number of token ids than of tokens");
     e->public.type = NVLLM_EVENT_TOKENS;
     e->public.tokens = &e->tokens;
     e->tokens.n_tokens = in->n_ids;
     e->tokens.ids = in->ids;
     if (in->n_ids == 0)
-        return EVENT_OK;
+        return NVLLM_OK;
     texts = unpacked_alloc(e->memory, in->n_tokens, sizeof(*texts));
     if (!texts)
-        return EVENT_E_NOMEM;
+        return NVLLM_E_NOMEM;
     for (size_t i = 0; i < in->n_tokens; i++)
         texts[i] = text_of(in->tokens[i]);
     e->tokens.tokens = texts;
-    return EVENT_OK;
+    return NVLLM_OK;
 }
 
 void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
@@ -170,20 +165,20 @@ void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in)
             unpacked_list(memory, &out->field, in->n_##field, sizeof(*list));                      \
                                                                                                    \
         if (!list)                                                                                 \
-            return EVENT_E_NOMEM;                                                                  \
+            return NVLLM_E_NOMEM;                                                                  \
         for (size_t i = 0; i < in->n_##field; i++)                                                 \
             read_##member(memory, &list[i], in->field[i]);                                         \
         out->n_##field = in->n_##field;                                                            \
     }
 
-/* Defines read_name(): EVENT_OK, or EVENT_E_NOMEM where the rows have a list. */
+/* Defines read_name(): NVLLM_OK, or NVLLM_E_NOMEM where the rows have a list. */
 #define READER(name, type, message, FIELDS)                                                        \
-    static int read_##name(struct unpacked *memory, struct type *out,                              \
-                           const Nvllm__V1__##message *in)                                         \
+    static enum nvllm_code read_##name(struct unpacked *memory, struct type *out,                  \
+                                       const Nvllm__V1__##message *in)                             \
     {                                                                                              \
         (void)memory;                                                                              \
         FIELDS(READ)                                                                               \
-        return EVENT_OK;                                                                           \
+        return NVLLM_OK;                                                                           \
     }
 
 READER(status_blocks, nvllm_status, Blocks, STATUS_BLOCKS_FIELDS)
@@ -204,8 +199,8 @@ READER(cache_change, nvllm_cache_change, CacheChanged, CACHE_CHANGE_FIELDS)
 READER(why_waiting, nvllm_explanation, Explanation, WHY_WAITING_FIELDS)
 READER(why_cached, nvllm_explanation, Explanation, WHY_CACHED_FIELDS)
 
-static int read_explanation(struct unpacked *memory, struct nvllm_explanation *out,
-                            const Nvllm__V1__Explanation *in)
+static enum nvllm_code read_explanation(struct unpacked *memory, struct nvllm_explanation *out,
+                                        const Nvllm__V1__Explanation *in)
 {
     struct nvllm_request_info *info;
 
@@ -214,10 +209,10 @@ static int read_explanation(struct unpacked *memory, struct nvllm_explanation *o
     if (!in->has_same_tokens)
         out->same_tokens = out->cached_tokens;
     if (!in->info)
-        return EVENT_OK;
+        return NVLLM_OK;
     info = unpacked_alloc(memory, 1, sizeof(*info));
     if (!info)
-        return EVENT_E_NOMEM;
+        return NVLLM_E_NOMEM;
     out->info = info;
     return read_request_info(memory, info, in->info);
 }
@@ -239,37 +234,37 @@ static void set_error(struct event *e)
     e->public.error = e->error;
 }
 
-static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
-                      const struct pending *of, const char **why)
+static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
+                                  const struct pending *of, struct nvllm_error *err)
 {
     e->terminal = true;
     switch (frame->event_case) {
     case ANSWER(DELTA):
-        return read_delta(e, frame->delta, of, why);
+        return read_delta(e, frame->delta, of, err);
     case ANSWER(DONE):
         read_done(e, frame->done);
-        return EVENT_OK;
+        return NVLLM_OK;
     case ANSWER(TOKENS):
-        return read_tokens(e, frame->tokens, why);
+        return read_tokens(e, frame->tokens, err);
     case ANSWER(TEXT):
         e->text = text_of(frame->text->text);
         e->public.type = NVLLM_EVENT_TEXT;
         e->public.text = &e->text;
-        return EVENT_OK;
+        return NVLLM_OK;
     case ANSWER(ERROR):
         e->error = unpacked_alloc(e->memory, 1, sizeof(*e->error));
         if (!e->error)
-            return EVENT_E_NOMEM;
+            return NVLLM_E_NOMEM;
         event_read_error(e->error, frame->error);
         set_error(e);
-        return EVENT_OK;
+        return NVLLM_OK;
     case ANSWER(STATUS):
         e->public.type = NVLLM_EVENT_STATUS;
         e->public.status = &e->status;
         return read_status(e->memory, &e->status, frame->status);
     case ANSWER(CANCELLED):
         e->found = frame->cancelled->found;
-        return EVENT_OK;
+        return NVLLM_OK;
     case ANSWER(REQUEST_LIST):
         return read_request_list(e->memory, &e->requests, frame->request_list);
     case ANSWER(BLOCK_REPORT):
@@ -283,7 +278,7 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
     case ANSWER(CHANGED):
         e->change.state = event_read_state((int)frame->changed->state);
         e->change.log_level = string_of(frame->changed->log_level);
-        return EVENT_OK;
+        return NVLLM_OK;
     case ANSWER(RELOADED):
         e->reloaded = (struct nvllm_reloaded){
             .changed = (const char *const *)frame->reloaded->changed,
@@ -291,35 +286,36 @@ static int read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
             .needs_restart = (const char *const *)frame->reloaded->needs_restart,
             .n_needs_restart = frame->reloaded->n_needs_restart,
         };
-        return EVENT_OK;
+        return NVLLM_OK;
     default:
-        return EVENT_OK;
+        return NVLLM_OK;
     }
 }
 
-int event_new(struct event **out, struct unpacked *memory, const struct pending *of,
-              const char **why)
+enum nvllm_code event_new(struct event **out, struct unpacked *memory, const struct pending *of,
+                          struct nvllm_error *err)
 {
     const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
+    enum nvllm_code code = NVLLM_E_NOMEM;
     struct event *e;
-    int rc;
 
+    *out = NULL;
     if (frame->event_case == NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET)
-        return EVENT_UNKNOWN;
-    if (!belongs(frame->event_case, of->answer)) {
-        *why = "an answer of another kind than the request";
-        return EVENT_E_INVALID;
-    }
+        return NVLLM_OK;
+    if (!belongs(frame->event_case, of->answer))
+        return error_protocol(err, "an answer of another kind than the request");
     e = unpacked_alloc(memory, 1, sizeof(*e));
-    if (!e)
-        return EVENT_E_NOMEM;
-    e->memory = memory;
-    e->open = of->open;
-    e->public.id = of->id;
-    rc = read_event(e, frame, of, why);
-    if (rc == EVENT_OK)
+    if (e) {
+        e->memory = memory;
+        e->open = of->open;
+        e->public.id = of->id;
+        code = read_event(e, frame, of, err);
+    }
+    if (code == NVLLM_E_NOMEM)
+        return error_set(err, code, ENOMEM, "out of memory for an answer of the daemon");
+    if (code == NVLLM_OK)
         *out = e;
-    return rc;
+    return code;
 }
 
 void event_free(struct event *e)

@@ -48,16 +48,10 @@ struct event {
     };
 };
 
-enum {
-    EVENT_OK,
-    EVENT_UNKNOWN,   /* a kind of a newer daemon */
-    EVENT_E_INVALID, /* it does not fit the request; see *why */
-    EVENT_E_NOMEM,
-};
-
-/* The event of a frame that answers `of`. On EVENT_OK it owns memory. */
-int event_new(struct event **out, struct unpacked *memory, const struct pending *of,
-              const char **why);
+/* The event of a frame that answers `of`, which then owns memory. *out is NULL for a kind of a
+ * newer daemon. NVLLM_E_PROTOCOL if the frame does not fit the request, NVLLM_E_NOMEM. */
+enum nvllm_code event_new(struct event **out, struct unpacked *memory, const struct pending *of,
+                          struct nvllm_error *err);
 void event_free(struct event *e);
 
 /* The error that ends an open request, found by the library. NULL: no memory. */
