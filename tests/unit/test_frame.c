@@ -95,6 +95,16 @@ static uint64_t frame_id(const uint8_t *data, size_t n)
     return id;
 }
 
+/* Takes all whole frames, whose ids count on from *want. */
+static void take_all(struct frame_decoder *d, uint64_t *want)
+{
+    const uint8_t *frame;
+    size_t n;
+
+    while (frame_decoder_take(d, &frame, &n) == FRAME_OK)
+        ck_assert_uint_eq(frame_id(frame, n), (*want)++);
+}
+
 /* What was put comes out, in order, whatever pieces it is pushed in. */
 TEST(frames_survive_any_split)
 {
@@ -112,15 +122,11 @@ TEST(frames_survive_any_split)
 
         frame_decoder_init(&d, FRAME_LARGEST_MAX);
         for (size_t at = 0, n; at < b.end; at += n) {
-            const uint8_t *frame;
-            size_t len;
-
             n = round == 0 ? 1 : 1 + next_random(&seed) % (round < 100 ? 40 : 9000);
             if (n > b.end - at)
                 n = b.end - at;
             ck_assert_int_eq(frame_decoder_push(&d, b.data + at, n), 0);
-            while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
-                ck_assert_uint_eq(frame_id(frame, len), want++);
+            take_all(&d, &want);
         }
         ck_assert_uint_eq(want, 6);
         ck_assert(!frame_decoder_partial(&d));
@@ -138,19 +144,15 @@ TEST(frames_survive_every_cut)
     put_generate(&b, 2);
     for (size_t cut = 0; cut <= b.end; cut++) {
         struct frame_decoder d;
-        const uint8_t *frame;
-        size_t len;
-        int got = 0;
+        uint64_t want = 1;
 
         frame_decoder_init(&d, FRAME_LARGEST_MAX);
         ck_assert_int_eq(frame_decoder_push(&d, b.data, cut), 0);
-        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
-            got++;
+        take_all(&d, &want);
         ck_assert(frame_decoder_partial(&d) == (cut != 0 && cut != b.end / 2 && cut != b.end));
         ck_assert_int_eq(frame_decoder_push(&d, b.data + cut, b.end - cut), 0);
-        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
-            got++;
-        ck_assert_int_eq(got, 2);
+        take_all(&d, &want);
+        ck_assert_uint_eq(want, 3);
         frame_decoder_deinit(&d);
     }
     frame_buffer_deinit(&b);
@@ -324,8 +326,7 @@ TEST(buffer_keeps_order_through_partial_writes)
 
     frame_decoder_init(&d, FRAME_LARGEST_MAX);
     while (want <= 500) {
-        const uint8_t *frame;
-        size_t n, len;
+        size_t n;
 
         if (put < 500 && next_random(&seed) % 2)
             put_tokenize(&b, ++put, next_random(&seed) % 300);
@@ -334,8 +335,7 @@ TEST(buffer_keeps_order_through_partial_writes)
             n = frame_buffer_bytes(&b);
         ck_assert_int_eq(frame_decoder_push(&d, b.data + b.start, n), 0);
         frame_buffer_consume(&b, n);
-        while (frame_decoder_take(&d, &frame, &len) == FRAME_OK)
-            ck_assert_uint_eq(frame_id(frame, len), want++);
+        take_all(&d, &want);
     }
     frame_decoder_deinit(&d);
     frame_buffer_deinit(&b);
@@ -477,59 +477,41 @@ TEST(fields_of_a_request_are_counted)
     free(bytes);
 }
 
-/* Packed numbers are counted by themselves, however many bytes each takes. */
-TEST(numbers_of_a_request_are_counted)
+/* What becomes of a request that holds an id n times. */
+static int unpack_ids(int32_t id, size_t n)
 {
-    enum { N = UNPACK_MAX_NUMBERS };
     Nvllm__V1__TokenIds m = NVLLM__V1__TOKEN_IDS__INIT;
-    int32_t *ids = malloc((N + 1) * sizeof(*ids));
+    struct unpacked *u = NULL;
+    uint8_t *bytes;
+    int r;
 
-    ck_assert_ptr_nonnull(ids);
-    for (size_t i = 0; i <= N; i++)
-        ids[i] = 100000;
-    for (int over = 0; over < 2; over++) {
-        struct frame_buffer b = {0};
-        struct unpacked *u = NULL;
-
-        m.ids = ids;
-        m.n_ids = N + (size_t)over;
-        ck_assert_int_eq(frame_buffer_put(&b, &m.base), 0);
-        ck_assert_int_eq(unpack_request(&u, &nvllm__v1__token_ids__descriptor, b.data + 3,
-                                        b.end - 3),
-                         over ? UNPACK_E_FIELDS : UNPACK_OK);
-        unpacked_free(u);
-        frame_buffer_deinit(&b);
-    }
-    free(ids);
+    m.n_ids = n;
+    m.ids = malloc(n * sizeof(*m.ids));
+    ck_assert_ptr_nonnull(m.ids);
+    for (size_t i = 0; i < n; i++)
+        m.ids[i] = id;
+    bytes = malloc(nvllm__v1__token_ids__get_packed_size(&m));
+    ck_assert_ptr_nonnull(bytes);
+    n = nvllm__v1__token_ids__pack(&m, bytes);
+    r = unpack_request(&u, &nvllm__v1__token_ids__descriptor, bytes, n);
+    unpacked_free(u);
+    free(bytes);
+    free(m.ids);
+    return r;
 }
 
-/* Long ones take a long time, and count for more. */
-TEST(long_numbers_of_a_request_count_for_more)
+/* Packed numbers are counted by themselves, however many bytes each takes; long ones take a long
+ * time, and count for more. */
+TEST(numbers_of_a_request_are_counted)
 {
-    enum { TEN_BYTES = UNPACK_MAX_NUMBERS * 3 / 10 };
-    Nvllm__V1__TokenIds m = NVLLM__V1__TOKEN_IDS__INIT;
-    int32_t *ids = malloc((TEN_BYTES + 2) * sizeof(*ids));
+    enum { N = UNPACK_MAX_NUMBERS, TEN_BYTES = N * 3 / 10 };
 
-    ck_assert_ptr_nonnull(ids);
-    for (size_t i = 0; i < TEN_BYTES + 2; i++)
-        ids[i] = -1;
-    m.ids = ids;
-    for (int over = 0; over < 2; over++) {
-        struct unpacked *u = NULL;
-        uint8_t *bytes;
-        size_t n;
-
-        m.n_ids = TEN_BYTES + 2 * (size_t)over;
-        n = nvllm__v1__token_ids__get_packed_size(&m);
-        bytes = malloc(n);
-        ck_assert_ptr_nonnull(bytes);
-        nvllm__v1__token_ids__pack(&m, bytes);
-        ck_assert_int_eq(unpack_request(&u, &nvllm__v1__token_ids__descriptor, bytes, n),
-                         over ? UNPACK_E_FIELDS : UNPACK_OK);
-        unpacked_free(u);
-        free(bytes);
-    }
-    free(ids);
+    ck_assert_int_eq(unpack_ids(1, N), UNPACK_OK);
+    ck_assert_int_eq(unpack_ids(1, N + 1), UNPACK_E_FIELDS);
+    ck_assert_int_eq(unpack_ids(100000, N), UNPACK_OK);
+    ck_assert_int_eq(unpack_ids(100000, N + 1), UNPACK_E_FIELDS);
+    ck_assert_int_eq(unpack_ids(-1, TEN_BYTES), UNPACK_OK);
+    ck_assert_int_eq(unpack_ids(-1, TEN_BYTES + 2), UNPACK_E_FIELDS);
 }
 
 /* A long text gives the fields beside it nothing to spend: merging a sub-message with itself takes
