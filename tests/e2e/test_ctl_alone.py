@@ -16,7 +16,7 @@ import time
 
 import harness
 import wire
-from harness import Case, config, scaled
+from harness import Case, config, run_command, scaled
 from test_ctl_documents import commands
 
 READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
@@ -267,8 +267,7 @@ class ExitCodes(Case):
         path = self.temporary_folder() / "socket"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
             s.bind(str(path))
-            done = subprocess.run([config.nvllmctl, "--socket", path, "generate", "x"],
-                                  capture_output=True, timeout=scaled(30, 120))
+            done = run_command([config.nvllmctl, "--socket", path, "generate", "x"], check=False)
         self.assertEqual(done.returncode, 1)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
 
@@ -276,8 +275,7 @@ class ExitCodes(Case):
         """A socket's path is one word in what is to be pasted, or is not shown at all."""
         for name in "it's here; rm x", "a\x1b[2Jb":
             path = self.temporary_folder() / name
-            done = subprocess.run([config.nvllmctl, "--socket", path, "status"],
-                                  capture_output=True, timeout=scaled(30, 120))
+            done = run_command([config.nvllmctl, "--socket", path, "status"], check=False)
             self.assertEqual(done.returncode, 3)
             found = re.findall("“(nvllm[^“”]+)”", done.stderr.decode())
             self.assertEqual([str(path) in shlex.split(x) for x in found],
@@ -407,15 +405,15 @@ class ExitCodes(Case):
         path.write_text("")
         for what in path, path.parent:
             for args in [], ["--wait"]:
-                done = harness.run_command([config.nvllmctl, "--socket", what, "status", *args],
-                                           check=False)
+                done = run_command([config.nvllmctl, "--socket", what, "status", *args],
+                                   check=False)
                 self.assertEqual((done.returncode, done.stdout), (1, b""))
                 self.assertIn(f"{what} is no socket", done.stderr.decode())
 
     def test_help_and_slips(self):
         """Each command has help on stdout; a slip names what was meant."""
         def run(*args):
-            return subprocess.run([config.nvllmctl, *args], capture_output=True, timeout=60)
+            return run_command([config.nvllmctl, *args], check=False)
 
         for command in commands():
             done = run("help", command)

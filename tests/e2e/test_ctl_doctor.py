@@ -391,8 +391,7 @@ class Doctor(Case):
         model = model_folder(self.folder() / "m\x1b[2J\r", model=None)
         for program in [config.nvllmctl, "doctor"], [config.nvllmd, "check-config"]:
             for args in ["--config", path], ["--model", model]:
-                done = subprocess.run([*program, *map(str, args)], capture_output=True,
-                                      timeout=scaled(30, 120))
+                done = run_command([*program, *map(str, args)], check=False)
                 self.assertIn(b"wrong", done.stdout)
                 self.assertNotRegex(done.stdout, rb"[\x00-\x09\x0b-\x1f\x7f]")
                 self.assertNotRegex(done.stdout, rb"(?m)^b")

@@ -23,8 +23,8 @@ ENGINE_NICE = -10
 
 def start_on(path):
     """nvllmd where it cannot start."""
-    return subprocess.run([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
-                          capture_output=True, timeout=scaled(30, 120))
+    return run_command([config.nvllmd, "--model", MODEL, "--socket", path, "--backend", "cpu"],
+                       check=False)
 
 
 class Drain(Case):
@@ -167,8 +167,7 @@ class Refusals(Case):
                    *args]
         for o in options:
             command += ["--set", o]
-        done = subprocess.run([str(c) for c in command], capture_output=True,
-                              timeout=scaled(30, 120))
+        done = run_command([str(c) for c in command], check=False)
         text = done.stderr.decode(errors="replace")
         self.assertGreater(done.returncode, 0, f"killed or accepted: {text}")
         for name in named:
@@ -315,7 +314,8 @@ class Refusals(Case):
         """Where there is nothing to measure, nvllmd tune says so; it wants a model and right options."""
         for args, status, text in ((["--model", MODEL], 1, "the cpu backend has nothing to tune"),
                                    ([], 2, "no model"), (["--set", "cuda.tune=now"], 2, "cuda.tune")):
-            done = run_command([config.nvllmd, "tune", "--backend", "cpu", *map(str, args)], check=False)
+            done = run_command([config.nvllmd, "tune", "--backend", "cpu", *map(str, args)],
+                               check=False)
             self.assertEqual((done.returncode, done.stdout), (status, b""))
             self.assertIn(text.encode(), done.stderr)
 
