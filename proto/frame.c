@@ -107,10 +107,14 @@ static int read_prefix(const uint8_t *p, size_t n, uint32_t max_bytes, uint32_t 
 static int peek(const struct frame_decoder *d, const uint8_t **frame, size_t *n)
 {
     size_t bytes = frame_buffer_bytes(&d->held), prefix;
-    const uint8_t *p = d->held.data + d->held.start;
+    const uint8_t *p;
     uint32_t length;
-    int r = d->broken ? d->broken : read_prefix(p, bytes, d->max_bytes, &length, &prefix);
+    int r;
 
+    if (d->broken || bytes == 0)
+        return d->broken ? d->broken : FRAME_MORE;
+    p = d->held.data + d->held.start;
+    r = read_prefix(p, bytes, d->max_bytes, &length, &prefix);
     if (r != FRAME_OK)
         return r;
     *frame = p + prefix;

@@ -83,11 +83,25 @@ TEST(refused_connection)
     ck_assert_str_eq(err.message, "too many ?[31mconnections");
 }
 
+/* A delta of one token with so many rows of logprobs, each with so many ids and no values. */
+static void send_logprobs(uint64_t id, size_t n_rows, size_t n_ids)
+{
+    Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row, &row};
+    int32_t token = 1;
+    FRAME(f, d, Delta, DELTA, delta, DELTA, id);
+
+    row.n_top_ids = n_ids;
+    row.top_ids = &token;
+    d.n_token_ids = 1;
+    d.token_ids = &token;
+    d.n_logprobs = n_rows;
+    d.logprobs = rows;
+    server_send(&server, &f);
+}
+
 /* Answers that fit no request end the connection, and crash nothing. */
 TEST(answers_that_fit_nothing)
 {
-    int32_t token = 1;
-
     for (int i = 0; i < 9; i++) {
         uint64_t id;
 
@@ -107,23 +121,9 @@ TEST(answers_that_fit_nothing)
             d.choice = 1;
             server_send(&server, &f);
         } else if (i == 5) {
-            Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row, &row};
-            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
-            d.n_token_ids = 1;
-            d.token_ids = &token;
-            d.n_logprobs = 2;
-            d.logprobs = rows;
-            server_send(&server, &f);
+            send_logprobs(id, 2, 0);
         } else if (i == 6) {
-            Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row};
-            FRAME(f, d, Delta, DELTA, delta, DELTA, id);
-            row.n_top_ids = 1;
-            row.top_ids = &token;
-            d.n_token_ids = 1;
-            d.token_ids = &token;
-            d.n_logprobs = 1;
-            d.logprobs = rows;
-            server_send(&server, &f);
+            send_logprobs(id, 1, 1);
         } else if (i == 7) {
             server_write(&server, "\xff\xff\xff\x7f", 4); /* over max_frame_bytes */
         } else {
