@@ -20,17 +20,11 @@ ProtobufCBinaryData pack_bytes(struct nvllm_text text)
     return (ProtobufCBinaryData){.len = text.len, .data = (uint8_t *)text.data};
 }
 
-static void set_bytes(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text text)
+/* False for a length without data. */
+static bool set_bytes(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text text)
 {
-    if (text.data) {
-        *has = true;
-        *out = pack_bytes(text);
-    }
-}
-
-/* A text with a length has data. */
-static bool text_ok(struct nvllm_text text)
-{
+    *has = text.data != NULL;
+    *out = pack_bytes(text);
     return text.data || text.len == 0;
 }
 
@@ -46,7 +40,7 @@ static enum nvllm_code pack_texts(struct unpacked *memory, ProtobufCBinaryData *
     if (!*out)
         return no_memory(err);
     for (size_t i = 0; i < n; i++) {
-        if (!text_ok(texts[i]))
+        if (!texts[i].data && texts[i].len > 0)
             return error_field(err, field, "%s[%zu] is NULL", field, i);
         (*out)[i] = pack_bytes(texts[i]);
     }
@@ -76,14 +70,13 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
     for (size_t i = 0; i < in->n_tool_calls; i++) {
         const struct nvllm_tool_call *call = &in->tool_calls[i];
 
-        if (!text_ok(call->name) || !text_ok(call->arguments))
+        nvllm__v1__tool_call__init(&calls[i]);
+        if (!set_bytes(&calls[i].has_name, &calls[i].name, call->name) ||
+            !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments))
             return error_field(err, where, "%s.tool_calls[%zu] holds a length without data", where,
                                i);
         if (!is_null(call->reserved, N_ELEMENTS(call->reserved)))
             return error_field(err, where, "%s.tool_calls[%zu].reserved is not NULL", where, i);
-        nvllm__v1__tool_call__init(&calls[i]);
-        set_bytes(&calls[i].has_name, &calls[i].name, call->name);
-        set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments);
     }
     out->n_tool_calls = in->n_tool_calls;
     return NVLLM_OK;
@@ -99,14 +92,13 @@ static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message 
     nvllm__v1__message__init(out);
     if (!in->role)
         return error_field(err, where, "%s has no role", where);
-    if (!text_ok(in->content) || !text_ok(in->reasoning_content) ||
+    if (!set_bytes(&out->has_content, &out->content, in->content) ||
+        !set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content) ||
         (in->n_tool_calls > 0 && !in->tool_calls))
         return error_field(err, where, "%s holds a length without data", where);
     if (!is_null(in->reserved, N_ELEMENTS(in->reserved)))
         return error_field(err, where, "%s.reserved is not NULL", where);
     out->role = (char *)in->role;
-    set_bytes(&out->has_content, &out->content, in->content);
-    set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content);
     return pack_tool_calls(memory, out, in, where, err);
 }
 
@@ -205,9 +197,8 @@ enum nvllm_code pack_input(struct unpacked *memory, ProtobufCMessage *out, struc
 enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, struct nvllm_text salt,
                           struct nvllm_error *err)
 {
-    if (!text_ok(salt))
+    if (!set_bytes(has, out, salt))
         return error_field(err, "cache_salt", "cache_salt is NULL");
-    set_bytes(has, out, salt);
     return NVLLM_OK;
 }
 
