@@ -17,11 +17,6 @@ enum {
     CANCEL_WAIT_MS = 5000, /* for a request to end that a callback has cancelled */
 };
 
-static enum nvllm_code dead(const struct nvllm_client *c, struct nvllm_error *err)
-{
-    return error_copy(err, &c->conn.death);
-}
-
 /* ---- events */
 
 static void keep_event(struct nvllm_client *c, struct event *e)
@@ -209,7 +204,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
     int left, own;
 
     if (c->conn.death.code != NVLLM_OK)
-        return dead(c, err);
+        return error_copy(err, &c->conn.death);
     if (!c->drained) { /* in a loop of calls, a readable socket is read once */
         pump(c);
         return NVLLM_OK;
@@ -243,7 +238,7 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
         return code;
     pump(c);
     conn_settle(&c->conn);
-    return STAILQ_EMPTY(&c->queue) ? dead(c, err) : NVLLM_OK;
+    return STAILQ_EMPTY(&c->queue) ? error_copy(err, &c->conn.death) : NVLLM_OK;
 }
 
 void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline)
