@@ -18,8 +18,7 @@
 struct node; /* of the prefix cache */
 
 struct block {
-    struct list link; /* in the free or the cached list */
-    int32_t refs;
+    struct list link;  /* in the free or the cached list */
     int32_t n_copies;  /* under way, reading or writing it */
     struct node *node; /* NULL: not listed */
 };
@@ -31,6 +30,7 @@ struct blocks {
     int32_t n_cached; /* without those that a copy keeps */
     struct list free;
     struct list cached;
+    int32_t *refs;        /* [n_blocks] apart, so that they are quickly compared */
     struct block block[]; /* [n_blocks] */
 };
 
@@ -64,7 +64,7 @@ static inline const struct block *blocks_at(const struct blocks *b, int32_t bloc
 
 static inline int32_t blocks_refs(const struct blocks *b, int32_t block_id)
 {
-    return blocks_at(b, block_id)->refs;
+    return b->refs[blocks_at(b, block_id) - b->block];
 }
 
 static inline struct node *blocks_node(const struct blocks *b, int32_t block_id)

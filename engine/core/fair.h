@@ -66,7 +66,7 @@ struct fair {
     struct id_map users;
     struct list active;
     struct list skipped; /* of fair_item.skipped, while sequences are admitted */
-    int32_t n_active, n_idle;
+    int32_t n_active;
     int64_t active_shares;     /* all together */
     double vtime;              /* the greatest of those that have left */
     struct fair_share *shares; /* [n_shares] */

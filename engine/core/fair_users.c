@@ -7,7 +7,7 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-enum { MAX_IDLE = 1024 }; /* accounts kept of idle users */
+enum { MAX_IDLE = 1024 }; /* accounts kept of idle users; those of later ones are forgotten */
 
 static struct fair_item *item_of(const struct heap_node *n)
 {
@@ -79,7 +79,6 @@ static struct fair_user *user_new(struct fair *f, uint64_t id)
     u->share = share_of(f, id);
     for (int k = 0; k < FAIR_CLASSES; k++)
         heap_init(&u->items[k], item_less);
-    f->n_idle++;
     return u;
 }
 
@@ -108,24 +107,9 @@ int fair_join(struct fair *f, struct fair_user **out, uint64_t id)
         list_append(&f->active, &u->link);
         f->active_shares += u->share;
         f->n_active++;
-        f->n_idle--;
     }
     *out = u;
     return 0;
-}
-
-/* The idle user that was charged least: its account says least. */
-static void forget_one(struct fair *f)
-{
-    struct fair_user *least = NULL, *u;
-    size_t at = 0;
-
-    while ((u = id_map_next(&f->users, &at)))
-        if (u->n_joined == 0 && (!least || u->vtime < least->vtime))
-            least = u;
-    must(least && id_map_take(&f->users, least->id) == least);
-    free(least);
-    f->n_idle--;
 }
 
 void fair_leave(struct fair *f, struct fair_user *u)
@@ -138,6 +122,8 @@ void fair_leave(struct fair *f, struct fair_user *u)
     f->active_shares -= u->share;
     f->n_active--;
     f->vtime = fmax(f->vtime, u->vtime);
-    if (++f->n_idle > MAX_IDLE)
-        forget_one(f);
+    if (f->users.n - (size_t)f->n_active <= MAX_IDLE)
+        return;
+    must(id_map_take(&f->users, u->id) == u);
+    free(u);
 }

@@ -200,19 +200,22 @@ static struct node **bucket_of(const struct prefix_cache *p, XXH128_hash_t diges
     return &p->buckets[digest.low64 & (p->n_buckets - 1)];
 }
 
+static bool is_equal(const struct prefix_cache *p, const struct node *n, XXH128_hash_t digest,
+                     const struct node *parent, const int32_t *tokens)
+{
+    return n->digest.low64 == digest.low64 && n->digest.high64 == digest.high64 &&
+           (PLANT(PLANT_NO_COMPARE) ||
+            (has_parent(n, parent) && memcmp(prefix_cache_tokens(p, n), tokens,
+                                             (size_t)p->block_len * sizeof(*tokens)) == 0));
+}
+
 static struct node *find(const struct prefix_cache *p, XXH128_hash_t digest,
                          const struct node *parent, const int32_t *tokens)
 {
-    size_t bytes = (size_t)p->block_len * sizeof(*tokens);
     struct node *n = *bucket_of(p, digest);
 
-    for (; n; n = n->next) {
-        if (n->digest.low64 != digest.low64 || n->digest.high64 != digest.high64)
-            continue;
-        if (PLANT(PLANT_NO_COMPARE) || prefix_cache_tokens(p, n) == tokens ||
-            (has_parent(n, parent) && memcmp(prefix_cache_tokens(p, n), tokens, bytes) == 0))
-            break;
-    }
+    while (n && !is_equal(p, n, digest, parent, tokens))
+        n = n->next;
     return n;
 }
 
@@ -466,11 +469,15 @@ static const char *verify_pins(const struct node *n)
 
 static const char *verify_node(const struct prefix_cache *p, const struct node *n)
 {
+    const struct node *equal = *bucket_of(p, n->digest);
     bool somewhere = false;
 
     if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
         return "a node does not continue the one before it";
-    if (find(p, n->digest, n->parent, prefix_cache_tokens(p, n)) != n)
+    while (equal && equal != n &&
+           !is_equal(p, equal, n->digest, n->parent, prefix_cache_tokens(p, n)))
+        equal = equal->next;
+    if (equal != n)
         return "a node is not found, or an equal one is";
     for (int t = 0; t < N_TIERS; t++) {
         if (n->location[t] < 0)

@@ -89,9 +89,9 @@ int32_t sim_sample(const struct sim_backend_options *o, const struct sampling *s
 
     if (o->numerics_one_in && h % (uint64_t)o->numerics_one_in == 0)
         return BATCH_NUMERICS;
-    h = rng_mix(h + 1);
-    for (uint64_t i = 0; i < (uint64_t)o->n_ids; i++) {
-        int32_t id = o->first_id + (int32_t)((h + i) % (uint64_t)o->n_ids);
+    h = rng_mix(h + 1) % (uint64_t)o->n_ids;
+    for (int32_t i = 0; i < o->n_ids; i++, h = h + 1 < (uint64_t)o->n_ids ? h + 1 : 0) {
+        int32_t id = o->first_id + (int32_t)h;
 
         if ((!ban || !is_stop(s, id)) && (!mask || mask[id / 32] >> id % 32 & 1))
             return id;

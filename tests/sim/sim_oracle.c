@@ -51,6 +51,7 @@ static int32_t *prefix_count(struct oracle_prefixes *p, uint64_t namespace_key, 
 struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t namespace_key)
 {
     struct oracle_request *q = calloc(1, sizeof(*q));
+    uint64_t hash = 0;
 
     must(q && r->sampling->n_stop_ids <= ORACLE_MAX_STOPS);
     q->id = r->id;
@@ -70,11 +71,12 @@ struct oracle_request *oracle_request_new(const struct core_request *r, uint64_t
     q->choices = calloc((size_t)r->n, sizeof(*q->choices));
     must(q->prompt && q->choices);
     memcpy(q->prompt, r->prompt, (size_t)r->n_prompt * sizeof(*q->prompt));
+    for (int32_t p = 0; p < q->n_prompt; p++)
+        hash = sim_hash(hash, q->prompt[p], p);
     for (int32_t i = 0; i < q->n; i++) {
+        q->choices[i].hash = hash;
         q->choices[i].told = calloc((size_t)q->max_tokens, sizeof(int32_t));
         must(q->choices[i].told);
-        for (int32_t p = 0; p < q->n_prompt; p++)
-            q->choices[i].hash = sim_hash(q->choices[i].hash, q->prompt[p], p);
     }
     return q;
 }

@@ -19,6 +19,9 @@ static void set_up(void)
 
 static void tear_down(void)
 {
+    FAIR_EACH (u, &fair)
+        while (u->n_joined > 0)
+            fair_leave(&fair, u);
     fair_deinit(&fair);
 }
 
@@ -60,7 +63,6 @@ TEST(class_then_arrival)
     ck_assert_uint_eq(next_order(), 2);
     ck_assert_uint_eq(next_order(), 1);
     ck_assert_ptr_null(fair_top(&fair));
-    fair_leave(&fair, a);
 }
 
 /* Of two clients the one served less goes first, though all of the other's came before. */
@@ -77,8 +79,6 @@ TEST(served_least_goes_first)
     ck_assert_uint_eq(next_order(), 3);
     fair_charge(&fair, b, 0, 11);
     ck_assert_uint_eq(next_order(), 2);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 /* A newcomer starts with the least of the active ones, and does not get all that others had. */
@@ -99,8 +99,6 @@ TEST(idleness_is_no_credit)
     ck_assert_uint_eq(next_order(), 2);
     fair_charge(&fair, b, 0, 1);
     ck_assert_uint_eq(next_order(), 3);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 /* Leaving for a moment does not forgive what a client was served. */
@@ -117,11 +115,9 @@ TEST(a_short_leave_forgives_nothing)
     fair_push(&b2);
     ck_assert_uint_eq(next_order(), 2);
     ck_assert_uint_eq(next_order(), 1);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
-/* One put to the front goes before all of its client, not before other clients' turn. */
+/* One put to the front goes before all of its client, not before those of other clients. */
 TEST(front_is_of_its_own_client)
 {
     struct fair_user *a = join(1), *b = join(2);
@@ -135,8 +131,6 @@ TEST(front_is_of_its_own_client)
     ck_assert_uint_eq(next_order(), 5);
     ck_assert_uint_eq(next_order(), 9);
     ck_assert_uint_eq(next_order(), 1);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 struct number {
@@ -222,8 +216,6 @@ TEST(what_is_not_wanted_is_no_credit)
     fair_step_end(&fair);
     ck_assert_double_eq(b->vtime, 1000 - 16);
     fair_remove(&a1);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 static void want(struct fair_user *u, int32_t decodes, int32_t rows, int32_t klass)
@@ -290,8 +282,6 @@ TEST(nobody_else_no_limit)
     want(a, 100, 0, 1);
     want(b, 1, 0, 1);
     ck_assert(isinf(fair_step_limit(&fair, 256)));
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 /* What a step takes by itself moves the virtual times of all that are in it alike. */
@@ -314,9 +304,6 @@ TEST(the_base_is_split_by_share)
     ck_assert_double_eq_tol(a->vtime, 100 + 200, 1e-6);
     ck_assert_double_eq_tol(b->vtime, 100 / 3.0 + 200, 1e-6);
     ck_assert_double_eq(c->charged_us, 0);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
-    fair_leave(&fair, c);
 }
 
 /* One that does not fit is passed 64 times; by a user within its part of the blocks for ever, while
@@ -342,8 +329,6 @@ TEST(passing_is_bounded)
     a->n_blocks = 0;
     fair_unskip(&fair);
     ck_assert_uint_eq(next_order(), 1);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 /* A user whose first does not fit comes after one that has not been looked at. */
@@ -361,8 +346,6 @@ TEST(skipped_users_come_last)
     ck_assert_uint_eq(next_order(), 2);
     fair_unskip(&fair);
     ck_assert_uint_eq(next_order(), 1);
-    fair_leave(&fair, a);
-    fair_leave(&fair, b);
 }
 
 /* Accounts of idle users do not grow without bound. */
