@@ -95,8 +95,8 @@ TEST(requests_in_queue_order)
                   rig_finished(rig.report->requests[i].id));
 }
 
-/* The entry of a request follows it: waiting, prefill with a part computed, decode with tokens, and
- * then it is gone. */
+/* A request is listed as waiting, in prefill with a part computed and in decode with tokens, and no
+ * more once it has ended. */
 TEST(a_request_from_waiting_to_its_end)
 {
     const struct inspect_request *r;
@@ -185,7 +185,7 @@ TEST(blocks_add_up)
     rig_run();
 }
 
-/* A viewer sees its own entries, and how many these are, not how many there are. */
+/* A viewer sees its own entries and their number, not those of others. */
 TEST(viewers_see_their_own)
 {
     struct inspect_query q = {.viewer = 2, .limit = 100, .map = true};
@@ -235,7 +235,7 @@ TEST(maps_hide_how_others_use_blocks)
     ck_assert_int_eq(rig_inspect(&pin, prompt, 20), CORE_INSPECT_OK);
     ask(1, 4, 20, 9);
     ask(2, 5, 28, 9);
-    ask(2, 5, 28, 9); /* held, then shares the blocks */
+    ask(2, 5, 28, 9); /* waits, then shares the blocks */
     for (int i = 0; i < 4; i++)
         rig_step();
     ck_assert_str_eq(map_of(0, true), "f33 c10 u10 s6 p5");
@@ -262,7 +262,7 @@ TEST(maps_of_a_shared_cache_show_no_sharing)
     ck_assert_str_eq(map_of(2, false), "f55 o9");
 }
 
-/* A cache that all clients share is listed to admins only, and without tokens. */
+/* A shared cache is listed for admins only, and without tokens. */
 TEST(shared_cache_belongs_to_nobody)
 {
     struct inspect_query q = {.kind = INSPECT_CACHE, .viewer = 0, .limit = 100};
@@ -279,7 +279,7 @@ TEST(shared_cache_belongs_to_nobody)
     ck_assert_int_eq(rig.report->prefixes[0].n_head, 0);
 }
 
-/* A limit keeps the entries that matter most; the total counts all. */
+/* A limit keeps the first entries; the total counts all. */
 TEST(limits_cut_the_end)
 {
     struct inspect_query q = {.viewer = 99, .all = true, .limit = 3};
@@ -395,7 +395,7 @@ TEST(explains_why_one_waits)
     rig_run();
 }
 
-/* Cached blocks that nobody holds are needed like others; a request that fits does not wait behind
+/* Cached blocks that no sequence holds count as needed; a request that fits does not wait behind
  * one that does not. */
 TEST(explains_who_waits_for_blocks)
 {
@@ -420,8 +420,8 @@ TEST(explains_who_waits_for_blocks)
     rig_run();
 }
 
-/* With a pool of an H200's size full of chains and ten thousand requests, a report takes
- * milliseconds (2.3, 2.9 and 0.7 ms on a core of an AMD EPYC, 2026-11-21). */
+/* With a cache of an H200's size and ten thousand requests a report takes milliseconds
+ * (2.3, 2.9 and 0.7 ms on a core of an AMD EPYC, 2026-11-21). */
 TEST(large_reports_are_quick)
 {
     enum { N_BLOCKS = 80000, N_CHAINS = 4000 };
