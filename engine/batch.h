@@ -106,7 +106,7 @@ int batch_layout(struct batch *head);
 void batch_seal(struct batch *b);
 
 /* NULL if the n bytes at b are a batch: its version, every array within the block, its checksum in
- * debug builds; else what is wrong. What the arrays say is not looked at. */
+ * debug builds; else what is wrong. The contents of the arrays are not checked. */
 const char *batch_check(const struct batch *b, size_t n);
 
 static inline void *batch_at(const struct batch *b, uint64_t at)

@@ -4,8 +4,6 @@
 #include "engine/engine_private.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,13 +43,11 @@ void job_end(struct job *j, enum engine_event_type type, struct event_list *out)
 void job_fail(struct job *j, struct event_list *out, enum engine_error error, const char *field,
               const char *fmt, ...)
 {
-    char text[sizeof(j->message.text)];
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
+    err_set_va(&j->message, 0, fmt, ap);
     va_end(ap);
-    err_set(&j->message, 0, "%s", text); /* replaces control characters */
     j->terminal.error = error;
     j->terminal.field = field;
     job_end(j, ENGINE_ERROR, out);

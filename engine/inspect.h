@@ -1,7 +1,7 @@
 /* inspect.h - what the daemon asks the engine about its requests, blocks and prefix cache, the few
  * changes to that cache by hand, and the answers. Plain data.
  *
- * A viewer sees what belongs to its own client, or everything. Sums over all clients are for
+ * A viewer sees what belongs to its own client, or everything; sums over all clients are visible to
  * everybody. A cache that all clients share belongs to none of them: a viewer who may not see all
  * sees none of its prefixes and changes nothing.
  *

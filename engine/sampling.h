@@ -10,11 +10,12 @@
  *      the ids that the row's mask (batch.h) does not allow;
  *   4. temperature 0: the largest z, lowest id on a tie. Otherwise z / temperature, then
  *   5. top_k, then top_p (nucleus: the smallest set, in falling probability, lower id first on a
- *      tie, whose probability among what top_k left reaches top_p), then min_p (p >= min_p *
- * p_max);
+ *      tie, whose probability among what top_k left reaches top_p), then min_p (p >= min_p times
+ *      the largest p);
  *   6. Gumbel-max over what is left: argmax of z / temperature + g, g = -log(-log(u)), where u
- * comes from Philox4x32-10 (Salmon et al. 2011) keyed by the request's seed, with the counter made
- * of the generated position and the token id (philox.h): no state, no dependence on the batch. */
+ *      comes from Philox4x32-10 (Salmon et al. 2011) keyed by the request's seed; its counter is
+ *      made of the generated position and the token id (philox.h): no state, no dependence on the
+ *      batch. */
 #ifndef NVLLM_ENGINE_SAMPLING_H
 #define NVLLM_ENGINE_SAMPLING_H
 
@@ -41,14 +42,12 @@ struct sampling {
     float presence_penalty;   /* [-2, 2]; 0: off */
     float frequency_penalty;  /* [-2, 2]; 0: off */
     uint64_t seed;
-    int32_t
-        n_logprobs; /* -1: none asked for; else how many best ids beside the sampled one's own */
+    int32_t n_logprobs; /* best ids beside the sampled one; -1: no logprobs at all */
     int32_t min_tokens; /* stop ids are not sampled before so many tokens */
     int32_t n_bias;
     int32_t n_stop_ids;
     const struct logit_bias *bias; /* [n_bias] */
-    const int32_t
-        *stop_ids; /* [n_stop_ids] the model's end ids unless ignore_eos, and the request's */
+    const int32_t *stop_ids;       /* [n_stop_ids] the model's unless ignore_eos, the request's */
 };
 
 /* True when the sampler must know which tokens the sequence already holds. */

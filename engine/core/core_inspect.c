@@ -35,14 +35,15 @@ enum { RANK_RUNS, RANK_BETWEEN, RANK_WAITS };
 static const struct {
     int progress;
     enum inspect_state told;
+    enum inspect_why why; /* 0: depends on the others */
 } states[] = {
-    [SEQ_ENDED] = {0, INSPECT_ENDING},
-    [SEQ_WAITING] = {1, INSPECT_WAITING},
-    [SEQ_WAITING_PREFIX] = {2, INSPECT_WAITING_PREFIX},
-    [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED},
-    [SEQ_LOADING] = {2, INSPECT_WAITING_PREFIX},
-    [SEQ_PREFILL] = {4, INSPECT_PREFILL},
-    [SEQ_DECODE] = {5, INSPECT_DECODE},
+    [SEQ_ENDED] = {0, INSPECT_ENDING, 0},
+    [SEQ_WAITING] = {1, INSPECT_WAITING, 0},
+    [SEQ_WAITING_PREFIX] = {2, INSPECT_WAITING_PREFIX, INSPECT_WHY_PREFIX},
+    [SEQ_LOADING] = {2, INSPECT_WAITING_PREFIX, INSPECT_WHY_PREFIX},
+    [SEQ_PREEMPTED] = {3, INSPECT_PREEMPTED, INSPECT_WHY_BLOCKS},
+    [SEQ_PREFILL] = {4, INSPECT_PREFILL, INSPECT_WHY_RUNS},
+    [SEQ_DECODE] = {5, INSPECT_DECODE, INSPECT_WHY_RUNS},
 };
 
 /* Its first key sorts waiting requests by client and class, in the order in which the client's own
@@ -195,21 +196,69 @@ static void add_request(struct core *c, const struct inspect_query *query, const
         out->shared = 0; /* who shares is not the viewer's to know */
 }
 
+/* ---- why a request waits */
+
+/* Whether another client's request waits before this one. */
+static bool others_first(const struct row *rows, const struct row *row)
+{
+    for (; rows < row; rows++)
+        if (rows->key[0] == RANK_WAITS && rows->request->user != row->request->user)
+            return true;
+    return false;
+}
+
+static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
+                               const struct inspect_report *r)
+{
+    const struct fair_user *u = row->request->user;
+
+    if (states[row->furthest->state].why)
+        return states[row->furthest->state].why;
+    if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))
+        return INSPECT_WHY_SHARE;
+    if (c->n_free_slots == 0)
+        return INSPECT_WHY_SEQS;
+    if (r->blocks_needed > r->blocks_available)
+        return INSPECT_WHY_BLOCKS;
+    return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
+}
+
+static void explain(struct core *c, const struct row *rows, const struct row *row,
+                    struct inspect_report *out)
+{
+    out->found = true;
+    if (!sequence_runs(row->furthest))
+        core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
+    out->why = why_of(c, rows, row, out);
+}
+
+static bool is_listed(const struct inspect_query *q, const struct row *row)
+{
+    if (q->kind == INSPECT_BLOCKS && row->key[0] == RANK_WAITS) /* holds none */
+        return false;
+    if (q->kind == INSPECT_EXPLAIN_REQUEST && row->request->id != q->request)
+        return false;
+    return may_see(q, row->request->client_id);
+}
+
 static int list_requests(struct core *c, const struct inspect_query *q, const struct row *rows,
                          struct inspect_report *out)
 {
-    const int32_t room = q->limit < c->n_requests ? q->limit : c->n_requests;
+    const bool explains = q->kind == INSPECT_EXPLAIN_REQUEST;
+    const int32_t limit = explains ? 1 : q->limit;
+    const int32_t room = limit < c->n_requests ? limit : c->n_requests;
 
     out->requests = calloc((size_t)room + 1, sizeof(*out->requests));
     if (!out->requests)
         return -ENOMEM;
     for (const struct row *row = rows; row < rows + c->n_requests; row++) {
-        if (!may_see(q, row->request->client_id) ||
-            (q->kind == INSPECT_BLOCKS && row->key[0] == RANK_WAITS)) /* holds none */
+        if (!is_listed(q, row))
             continue;
         out->total++;
         if (out->n_requests < room)
             add_request(c, q, row, out);
+        if (explains)
+            explain(c, rows, row, out);
     }
     return 0;
 }
@@ -287,65 +336,6 @@ static int list_blocks(struct core *c, const struct inspect_query *q, struct ins
     return 0;
 }
 
-/* ---- why a request waits */
-
-/* Whether another client's request waits before this one. */
-static bool others_first(const struct row *rows, const struct row *row)
-{
-    for (; rows < row; rows++)
-        if (rows->key[0] == RANK_WAITS && rows->request->user != row->request->user)
-            return true;
-    return false;
-}
-
-static enum inspect_why why_of(struct core *c, const struct row *rows, const struct row *row,
-                               const struct inspect_report *r)
-{
-    const struct fair_user *u = row->request->user;
-
-    switch (row->furthest->state) {
-    case SEQ_PREFILL:
-    case SEQ_DECODE:
-        return INSPECT_WHY_RUNS;
-    case SEQ_PREEMPTED:
-        return INSPECT_WHY_BLOCKS;
-    case SEQ_WAITING_PREFIX:
-    case SEQ_LOADING:
-        return INSPECT_WHY_PREFIX;
-    case SEQ_WAITING:
-    case SEQ_ENDED:
-        break;
-    }
-    if (u->n_running >= fair_part(&c->fair, u, c->options.max_seqs) && others_first(rows, row))
-        return INSPECT_WHY_SHARE;
-    if (c->n_free_slots == 0)
-        return INSPECT_WHY_SEQS;
-    if (r->blocks_needed > r->blocks_available)
-        return INSPECT_WHY_BLOCKS;
-    return others_first(rows, row) ? INSPECT_WHY_SHARE : INSPECT_WHY_STEP;
-}
-
-static int explain_request(struct core *c, const struct inspect_query *q, const struct row *rows,
-                           struct inspect_report *out)
-{
-    const struct row *row = rows, *end = rows + c->n_requests;
-
-    while (row < end && (row->request->id != q->request || !may_see(q, row->request->client_id)))
-        row++;
-    if (row == end)
-        return 0;
-    out->requests = calloc(1, sizeof(*out->requests));
-    if (!out->requests)
-        return -ENOMEM;
-    add_request(c, q, row, out);
-    out->total = 1;
-    out->found = true;
-    if (!sequence_runs(row->furthest))
-        core_needs(c, row->furthest, &out->blocks_needed, &out->blocks_available);
-    out->why = why_of(c, rows, row, out);
-    return 0;
-}
-
 /* ---- all */
 
 static int answer(struct core *c, const struct inspect_query *q, struct inspect_report *out)
@@ -356,10 +346,7 @@ static int answer(struct core *c, const struct inspect_query *q, struct inspect_
     if (!rows)
         return -ENOMEM;
     memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
-    if (q->kind == INSPECT_EXPLAIN_REQUEST)
-        rc = explain_request(c, q, rows, out);
-    else
-        rc = list_requests(c, q, rows, out);
+    rc = list_requests(c, q, rows, out);
     free(rows);
     if (rc == 0 && q->kind == INSPECT_BLOCKS)
         rc = list_clients(c, q, out);

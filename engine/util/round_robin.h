@@ -1,5 +1,5 @@
-/* round_robin.h - a queue that serves its clients in turn, one item each; a client's own items in
- * order of arrival. The links lie inside the items: nothing to allocate.
+/* round_robin.h - a queue that alternates between clients, one item each; a client's own items
+ * come in order of arrival. The links lie inside the items: nothing to allocate.
  *
  * Adding an item takes time linear in the clients that wait (they are users, so few). */
 #ifndef NVLLM_ENGINE_UTIL_ROUND_ROBIN_H

@@ -15,7 +15,7 @@ static const char COUNT[] = "<|im_start|>user\nCount from 15 to 54.<|im_end|>\n"
 static const char CHAT_SUM[] = "<|im_start|>user\nHow much is 16 + 15?<|im_end|>\n"
                                "<|im_start|>assistant\n<think>\n\n</think>\n\n";
 
-/* ---- a backend that dies on command, else the CPU's */
+/* ---- a CPU backend that fails on command */
 
 static _Atomic int waits_before_death; /* -1: lives */
 
@@ -28,7 +28,7 @@ static int mortal_wait(struct backend *b, struct step_result *out, struct err *e
     return cpu_backend.wait(b, out, e);
 }
 
-/* ---- a backend that notes what it is told and that takes memory as it goes, else the CPU's */
+/* ---- a CPU backend that notes its cache folder and reports ever more memory */
 
 static char told_folder[64];
 static const char *told_at;
@@ -73,8 +73,7 @@ static void check_text(const struct answer *a, const char *text)
     ck_assert_mem_eq(a->text, text, a->len);
 }
 
-/* A prompt's answer streams as text, ends with the model's end id, and is told once that it ended.
- */
+/* A prompt's answer streams as text, ends with the model's end id, and has one terminal event. */
 TEST(streams_an_answer)
 {
     struct engine *g = start();
@@ -95,7 +94,7 @@ TEST(streams_an_answer)
 }
 
 /* The same request without streaming is one delta with the same text and ids. */
-TEST(gathers_where_nobody_streams)
+TEST(whole_answer_is_one_delta)
 {
     struct engine *g = start();
     struct engine_request r[2] = {request(1, CHAT_SUM), request(2, CHAT_SUM)};
@@ -131,7 +130,7 @@ TEST(stop_string_ends_the_text)
     }
 }
 
-/* A stop string that comes before min_tokens tokens are there is text as any other. */
+/* A stop string within the first min_tokens tokens is ordinary text. */
 TEST(min_tokens_hold_back_stop_strings)
 {
     struct engine *g = start();
@@ -163,7 +162,7 @@ TEST(refuses_while_loading)
     }
 }
 
-/* What can never fit is refused with the figures; the engine goes on. */
+/* A request that can never fit is refused with the figures; later requests run. */
 TEST(refuses_what_never_fits)
 {
     struct engine_request r[3] = {request(1, CHAT_SUM), request(2, ""), request(3, CHAT_SUM)};
@@ -208,7 +207,7 @@ static struct engine *start_bounded(size_t event_bytes)
     return start();
 }
 
-/* Waits until the engine makes no more tokens, and gives how many it has made. */
+/* Waits until the engine pauses; returns how many tokens it has sampled. */
 static uint64_t tokens_when_still(struct engine *g)
 {
     struct engine_status s;
@@ -225,9 +224,9 @@ static uint64_t tokens_when_still(struct engine *g)
     return before;
 }
 
-/* Where nobody takes its events the engine rests soon, with few more than may lie there; once they
- * are taken it goes on, and nothing is lost. */
-TEST(rests_while_nobody_takes)
+/* The engine pauses soon after its events exceed the limit; once they are taken it continues, and
+ * nothing is lost. */
+TEST(pauses_at_the_limit_of_events)
 {
     enum { N = 8, TOKENS = 200, LIMIT = 16 << 10, A_STEP = N * 1024 };
     struct engine *g = start_bounded(LIMIT);
@@ -261,8 +260,8 @@ static void tokenize(struct engine *g, uint64_t id, struct text text)
     generate(g, &r);
 }
 
-/* Likewise the pool, whose answers are large; and an engine that rests can be ended. */
-TEST(pool_rests_while_nobody_takes)
+/* The tokenizer pool pauses likewise, and an engine that pauses can be freed. */
+TEST(pool_pauses_at_the_limit_of_events)
 {
     enum { N = 100, TEXT = 1 << 16, LIMIT = 1 << 20 };
     struct engine *g = start_bounded(LIMIT);
@@ -284,10 +283,10 @@ TEST(pool_rests_while_nobody_takes)
     ck_assert_uint_gt(bytes_of(list), LIMIT);
     ck_assert_uint_lt(bytes_of(list), LIMIT + 3 * TEXT * sizeof(int32_t));
     engine_events_free(list);
-    usleep(100000); /* the pool goes on, to rest again */
+    usleep(100000); /* the pool continues, and pauses again */
 }
 
-/* Cancelling at any moment gives one terminal event, and idle means no used block. */
+/* A request cancelled at any moment gets one terminal event, and an idle engine uses no block. */
 TEST(cancel_is_told_once)
 {
     enum { N = 40 };
@@ -318,9 +317,8 @@ TEST(cancel_is_told_once)
     ck_assert_int_eq(s.core.seqs_running + s.core.seqs_waiting, 0);
 }
 
-/* A hundred thousand cancels of one request are one, and those of unknown ones are none: nothing
- * is kept of them. */
-TEST(cancel_floods_are_nothing)
+/* Repeated cancels of one request count once, and those of unknown requests are ignored. */
+TEST(repeated_cancels_count_once)
 {
     struct engine *g = start();
     struct engine_request r = request(1, "Once upon a time");
@@ -338,7 +336,7 @@ TEST(cancel_floods_are_nothing)
     ck_assert_int_eq(a.reason, CORE_REASON_CANCELLED);
 }
 
-/* Work for the pool that is cancelled before its turn is not done, and is told to be cancelled. */
+/* Work that is cancelled while it waits for the pool is not done and ends as cancelled. */
 TEST(cancelled_work_is_not_begun)
 {
     enum { N = 64 };
@@ -363,7 +361,7 @@ TEST(cancelled_work_is_not_begun)
     ck_assert_int_gt(n_cancelled, N / 2);
 }
 
-/* When the backend dies each request is told why, and later ones are refused. */
+/* When the backend fails, every request ends with an error that says why. */
 TEST(backend_death_is_told_to_all)
 {
     enum { N = 12 };
@@ -387,7 +385,7 @@ TEST(backend_death_is_told_to_all)
     ck_assert_str_eq(s.failure.text, "planted failure");
 }
 
-/* Ending the engine in the middle of work gives every request's memory back once. */
+/* An engine freed while requests run releases each request's memory once. */
 TEST(end_in_the_middle_gives_memory_back)
 {
     struct engine *g = start();
@@ -395,7 +393,7 @@ TEST(end_in_the_middle_gives_memory_back)
     generate_many(g, 64, 1000);
 }
 
-/* Backends are told the engine's own copy of a text: the caller's may be gone by then. */
+/* Backends get the engine's own copy of the path, which outlives the caller's. */
 TEST(cache_folder_is_copied)
 {
     char folder[] = "/var/cache/somewhere";
@@ -411,7 +409,7 @@ TEST(cache_folder_is_copied)
     ck_assert_str_eq(told_folder, "/var/cache/somewhere");
 }
 
-/* What a backend takes after the start shows once the engine is at rest again. */
+/* Memory that a backend takes after the start is reported once the engine is idle again. */
 TEST(status_follows_the_ledger)
 {
     struct engine_status before, after;
@@ -450,8 +448,8 @@ static int landing_wait(struct backend *b, struct step_result *out, struct err *
     return cpu_backend.wait(b, out, e);
 }
 
-/* Two pieces of work after each time that steps ran; the third call has none. */
-static int idle_thrice(struct backend *b, struct err *e)
+/* There are two pieces of idle work after steps have run; the third call finds none. */
+static int idle_work(struct backend *b, struct err *e)
 {
     (void)b, (void)e;
     atomic_fetch_add(&n_idle_beside_steps, atomic_load(&n_flying) != 0);
@@ -466,7 +464,7 @@ static void wait_idle(int n)
     ck_assert_int_eq(atomic_load(&n_idle), n); /* and no more */
 }
 
-/* A backend's idle work runs while no step does, until there is no more, and again after steps. */
+/* Idle work runs while no step is in flight, until none is left, and again after later steps. */
 TEST(idle_work_runs_between_steps)
 {
     struct engine_request r = request(1, "Once upon a time");
@@ -475,7 +473,7 @@ TEST(idle_work_runs_between_steps)
 
     ops.submit = flying_submit;
     ops.wait = landing_wait;
-    ops.idle = idle_thrice;
+    ops.idle = idle_work;
     g = start();
     wait_idle(3);
     r.max_tokens = 4;
@@ -485,7 +483,7 @@ TEST(idle_work_runs_between_steps)
     ck_assert_int_eq(atomic_load(&n_idle_beside_steps), 0);
 }
 
-/* A folder that is no model ends in FAILED with the file's name. */
+/* A folder that does not exist leads to FAILED, with its name. */
 TEST(bad_folder_fails_with_its_name)
 {
     struct engine_status s;
@@ -499,7 +497,7 @@ TEST(bad_folder_fails_with_its_name)
     ck_assert_ptr_nonnull(strstr(s.failure.text, "/nonexistent-folder"));
 }
 
-/* What a request takes is told beforehand: by its choices, each with its stops, and its biases. */
+/* The memory of a request follows from its choices, each with its stops, and its biases. */
 TEST(bytes_of_a_request_follow_its_shape)
 {
     struct engine_request r = request(1, "x");

@@ -83,7 +83,7 @@ TEST(idle_engine_is_inspected)
     inspect_report_free(report);
 }
 
-/* A new prompt is computed to be pinned, then stays; unpinned it is cached, cleared it is gone. */
+/* A prompt to pin is computed first and then kept; unpinned it is cached, cleared it is gone. */
 TEST(pin_computes_missing_blocks)
 {
     struct engine *g = start_short();
@@ -115,45 +115,50 @@ TEST(pin_computes_missing_blocks)
  * when the engine is freed first. */
 TEST(failures_name_their_reason)
 {
-    static char long_prompt[1200];
+    static char prompt[1200];
+    static const struct chat no_messages;
+    static const struct {
+        enum engine_input input;
+        size_t len; /* of the prompt */
+        uint64_t viewer;
+        enum engine_error error;
+        const char *says;
+    } cases[] = {
+        {ENGINE_PROMPT, 5, 1000, ENGINE_E_INVALID, "block of 16"},
+        {ENGINE_PROMPT, 5, 1001, ENGINE_E_DENIED, "belongs to others"},
+        {ENGINE_PROMPT, 0, 1000, ENGINE_E_INVALID, "prompt: empty"},
+        {ENGINE_PROMPT, sizeof(prompt), 1000, ENGINE_E_TOO_LONG, "512"},
+        {ENGINE_CHAT, 0, 1000, ENGINE_E_INVALID, "messages"},
+        {ENGINE_PROMPT, 600, 1000, ENGINE_E_CANCELLED, "cancelled"}, /* or computed before */
+    };
     struct engine *g = start_short();
-    struct inspect_query q = pin_of("short");
-    struct answer a[6];
+    struct inspect_query q = query(INSPECT_CACHE_PIN);
+    struct answer a[N(cases)];
 
-    for (size_t i = 0; i < sizeof(long_prompt); i++)
-        long_prompt[i] = (char)('a' + i * i % 26);
-    ask(g, 1, &q);
-    q.viewer = 1001;
-    ask(g, 2, &q);
-    q = pin_of("");
-    ask(g, 3, &q);
-    input.prompt = (struct text){long_prompt, sizeof(long_prompt)};
-    ask(g, 4, &q);
-    input.input = ENGINE_CHAT;
-    input.chat = &(struct chat){.n_messages = 0};
-    ask(g, 5, &q);
-    input.input = ENGINE_PROMPT;
-    input.prompt.len = 600;
-    ask(g, 6, &q);
-    engine_cancel(g, 6);
-    gather(g, a, 6);
-    for (int i = 0; i < 5; i++)
+    for (size_t i = 0; i < sizeof(prompt); i++)
+        prompt[i] = (char)('a' + i * i % 26);
+    for (uint64_t i = 0; i < N(cases); i++) {
+        input.input = cases[i].input;
+        input.prompt = (struct text){prompt, cases[i].len};
+        input.chat = &no_messages;
+        q.viewer = cases[i].viewer;
+        ask(g, 1 + i, &q);
+    }
+    engine_cancel(g, N(cases));
+    gather(g, a, N(cases));
+    for (int i = 0; i < N(cases); i++) {
+        if (i == N(cases) - 1 && a[i].terminal == ENGINE_REPORT)
+            continue;
         ck_assert_int_eq(a[i].terminal, ENGINE_ERROR);
-    ck_assert_int_eq(a[0].error, ENGINE_E_INVALID);
-    ck_assert_ptr_nonnull(strstr(a[0].message.text, "block of 16"));
-    ck_assert_int_eq(a[1].error, ENGINE_E_DENIED);
-    ck_assert_int_eq(a[2].error, ENGINE_E_INVALID);
-    ck_assert_int_eq(a[3].error, ENGINE_E_TOO_LONG);
-    ck_assert_ptr_nonnull(strstr(a[3].message.text, "512"));
-    ck_assert_int_eq(a[4].error, ENGINE_E_INVALID);
-    if (a[5].terminal == ENGINE_ERROR)
-        ck_assert_int_eq(a[5].error, ENGINE_E_CANCELLED);
+        ck_assert_int_eq(a[i].error, cases[i].error);
+        ck_assert_ptr_nonnull(strstr(a[i].message.text, cases[i].says));
+    }
     q = pin_of(CHAT_SUM);
     for (uint64_t i = 10; i < 30; i++)
         ask(g, i, &q);
 }
 
-/* A request in the tokenizer's queue is explained to its own client only. */
+/* A request in the tokenizer pool is explained to its own client only. */
 TEST(explains_requests_being_encoded)
 {
     static char text[600000];
@@ -181,7 +186,7 @@ TEST(explains_requests_being_encoded)
 }
 
 /* Running requests and those being encoded are listed, each once, while steps go on. A report that
- * nobody takes does not leak. */
+ * is never taken does not leak. */
 TEST(requests_are_listed_in_every_phase)
 {
     enum { N = 12 };
@@ -212,7 +217,7 @@ TEST(requests_are_listed_in_every_phase)
     ask(g, 101, &q);
 }
 
-/* However many inspect requests wait, steps go on between two reports; cancelled ones get none. */
+/* Steps run between two reports, however many inspect requests wait; cancelled ones get none. */
 TEST(reports_do_not_hold_up_steps)
 {
     enum { N = 60, N_ANSWERED = 40, RUNNING = 1, FIRST = 100 };
@@ -244,7 +249,7 @@ TEST(reports_do_not_hold_up_steps)
     ck_assert_int_ge(n_deltas, N_ANSWERED / 2);
 }
 
-/* A client with one inspect request does not wait behind the many of another. */
+/* A client with few inspect requests does not wait behind another's many. */
 TEST(reports_alternate_between_clients)
 {
     enum { N = 200, RUNNING = 1, FIRST = 100, OTHER = 1000, LATE = N - 50 };

@@ -1,4 +1,4 @@
-/* test_round_robin.c - clients are served in turn, and each in its own order. */
+/* test_round_robin.c - clients alternate, and each is served in its own order. */
 
 #include "engine/util/round_robin.h"
 #include "tests/unit/run_suite.h"

@@ -102,7 +102,7 @@ static void push_all(const char *names)
         push_new(&rig.tasks[i], names[i], NULL);
 }
 
-/* With every other thread held by long texts and more of them waiting, a short one still runs. */
+/* A short text runs while long ones occupy every other thread and more of them wait. */
 TEST(short_work_passes_long_work)
 {
     ck_assert_int_eq(work_pool_new(&rig.pool, 3), 0);
@@ -126,8 +126,8 @@ TEST(first_come_first_served)
     runs_as("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
 }
 
-/* Of three clients, one with much and two with little: these wait for as many pieces of the first
- * as they have themselves, whenever they came. */
+/* Clients with few pieces wait for one piece of a busy client for each of their own, whenever they
+ * came. */
 TEST(clients_have_equal_parts)
 {
     start_busy();
@@ -135,7 +135,7 @@ TEST(clients_have_equal_parts)
     runs_as("abcabcabcabcaaaaaaaaaaaaaaaaaaaaaaaaaa");
 }
 
-/* A small piece waits for one piece of the other client in each lane, however many that has. */
+/* A short piece waits for one piece of the other client in each lane, however many it has. */
 TEST(little_goes_before_much)
 {
     start_busy();
@@ -143,8 +143,8 @@ TEST(little_goes_before_much)
     runs_as("aAbAaAaAaAaAaAaAa");
 }
 
-/* Who always has one more piece waiting, never two, has no more than who has brought all at once.
- */
+/* A client that queues its next piece whenever one begins gets no more than one that queued all of
+ * its work at once. */
 TEST(coming_back_is_no_advantage)
 {
     start_busy();
@@ -166,7 +166,7 @@ static void *open_gates_late(void *arg)
     return NULL;
 }
 
-/* A pool that ends runs no more than what it has begun. */
+/* A pool that is freed finishes what it has begun and drops the rest. */
 TEST(undone_work_is_dropped)
 {
     pthread_t late;
