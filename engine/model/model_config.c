@@ -65,58 +65,53 @@ static const struct family *parse_family(struct model_config *c, const struct fi
     return NULL;
 }
 
-static void need_full_rotation(const struct fields *f)
+/* A text field that may be absent, but may not be another text. */
+static void need_text(const struct fields *f, const char *key, const char *only, const char *note)
 {
-    double partial;
+    const char *text;
 
+    if (field_text(&text, f, key) == FIELD_OK && strcmp(text, only) != 0)
+        field_problem(f, key, -ENOTSUP, "\"%.80s\" is not supported; only \"%s\" is%s", text, only,
+                      note);
+}
+
+/* Rotary embedding of the plain kind, in the object that holds the fields. transformers 5 writes
+ * rope_parameters, 4 wrote rope_theta at the root and rope_scaling; they must agree. */
+static void parse_rope_object(double *theta, const struct fields *f)
+{
+    static const char note[] = " (a longer context by scaling is not computed)";
+    double inner, partial;
+
+    if (*f->prefix) {
+        need_text(f, "rope_type", "default", note);
+        need_text(f, "type", "default", note);
+    }
     if (field_real(&partial, f, "partial_rotary_factor", 0.0, 1.0) == FIELD_OK && partial != 1.0)
         field_problem(f, "partial_rotary_factor", -ENOTSUP, "%g is not supported; only 1 is",
                       partial);
-}
-
-/* Rotary embedding of the plain kind. transformers 5 writes rope_parameters, 4 wrote rope_theta and
- * rope_scaling; they must agree. */
-static void parse_rope_object(double *theta, const struct fields *root, const char *key)
-{
-    char prefix[32];
-    struct fields f = *root;
-    const char *type = NULL;
-    double inner;
-
-    if (field_object(&f.object, root, key) != FIELD_OK)
+    if (field_real(&inner, f, "rope_theta", 1.0, 1e15) != FIELD_OK)
         return;
-    snprintf(prefix, sizeof(prefix), "%s.", key);
-    f.prefix = prefix;
-    for (int i = 0; i < 2; i++) {
-        const char *spelling = i == 0 ? "rope_type" : "type";
-
-        if (field_text(&type, &f, spelling) == FIELD_OK && strcmp(type, "default") != 0)
-            field_problem(&f, spelling, -ENOTSUP,
-                          "\"%.80s\" is not supported; only \"default\" is (a longer context by "
-                          "scaling is not computed)",
-                          type);
-    }
-    need_full_rotation(&f);
-    if (field_real(&inner, &f, "rope_theta", 1.0, 1e15) == FIELD_OK) {
-        if (*theta != 0.0 && *theta != inner)
-            field_problem(&f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner,
-                          *theta);
-        *theta = inner;
-    }
+    if (*theta != 0.0 && *theta != inner)
+        field_problem(f, "rope_theta", -EINVAL, "%g contradicts rope_theta, %g", inner, *theta);
+    *theta = inner;
 }
 
-static void parse_rope(struct model_config *c, const struct fields *f)
+static void parse_rope(struct model_config *c, const struct fields *root)
 {
-    double theta = 0.0;
-    uint32_t before = f->problems->n;
+    uint32_t before = root->problems->n;
+    struct fields f = *root;
 
-    field_real(&theta, f, "rope_theta", 1.0, 1e15);
-    parse_rope_object(&theta, f, "rope_parameters");
-    parse_rope_object(&theta, f, "rope_scaling");
-    need_full_rotation(f);
-    if (theta == 0.0 && f->problems->n == before)
-        field_problem(f, "rope_theta", -EINVAL, "is missing, and so is rope_parameters.rope_theta");
-    c->rope_theta = theta;
+    c->rope_theta = 0.0;
+    parse_rope_object(&c->rope_theta, root);
+    f.prefix = "rope_parameters.";
+    if (field_object(&f.object, root, "rope_parameters") == FIELD_OK)
+        parse_rope_object(&c->rope_theta, &f);
+    f.prefix = "rope_scaling.";
+    if (field_object(&f.object, root, "rope_scaling") == FIELD_OK)
+        parse_rope_object(&c->rope_theta, &f);
+    if (c->rope_theta == 0.0 && root->problems->n == before)
+        field_problem(root, "rope_theta", -EINVAL,
+                      "is missing, and so is rope_parameters.rope_theta");
 }
 
 static void parse_layer_types(const struct model_config *c, const struct fields *f)
@@ -181,9 +176,7 @@ static void parse_features(const struct model_config *c, const struct fields *f)
                                 : value && !json_is_null(value))
             field_problem(f, unsupported[i].key, -ENOTSUP, "%s", unsupported[i].why);
     }
-    if (field_text(&text, f, "hidden_act") == FIELD_OK && strcmp(text, "silu") != 0)
-        field_problem(f, "hidden_act", -ENOTSUP, "\"%.80s\" is not supported; only \"silu\" is",
-                      text);
+    need_text(f, "hidden_act", "silu", "");
     if (field_bool(&on, f, "attention_bias") == FIELD_OK && on != c->qkv_bias)
         field_problem(f, "attention_bias", -ENOTSUP,
                       "%s contradicts the architecture: %s %s biases on q, k and v",
@@ -238,11 +231,10 @@ static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
 {
     const json_t *value = json_object_get(f->object, "eos_token_id");
     size_t n = json_is_array(value) ? json_array_size(value) : 1;
-    int32_t ids[MODEL_MAX_EOS];
-    int32_t n_ids = 0;
 
     if (!value || json_is_null(value))
         return;
+    d->n_eos = 0;
     if (n > MODEL_MAX_EOS) {
         field_problem(f, "eos_token_id", -ENOTSUP, "has %zu ids; at most %d are supported", n,
                       MODEL_MAX_EOS);
@@ -263,10 +255,8 @@ static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
                           vocab_size - 1);
             return;
         }
-        ids[n_ids++] = (int32_t)v;
+        d->eos[d->n_eos++] = (int32_t)v;
     }
-    memcpy(d->eos, ids, sizeof(ids[0]) * (size_t)n_ids);
-    d->n_eos = n_ids;
 }
 
 void model_config_parse(struct model_config *c, struct model_defaults *d, const json_t *root,

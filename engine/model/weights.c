@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "engine/util/array.h"
 #include "engine/util/bf16.h"
 #include "engine/util/must.h"
 
@@ -17,18 +18,8 @@ static uint64_t rounded_up(uint64_t n, uint64_t to)
     return (n + to - 1) / to * to;
 }
 
-static int64_t piece_rows(const struct weight_part *p, const struct weights_layout *l)
-{
-    return p->n_cols >= l->piece_elements ? 1 : l->piece_elements / p->n_cols;
-}
-
-static int64_t count_pieces(const struct weight_part *p, const struct weights_layout *l)
-{
-    return (p->n_rows + piece_rows(p, l) - 1) / piece_rows(p, l);
-}
-
-/* Shapes the matrix of a part and cuts the part into pieces. */
-static void add_part(struct weights *w, const struct weight_part *part, int32_t layer)
+/* Shapes the matrix of a part and cuts the part into pieces. False: no memory. */
+static bool add_part(struct weights *w, const struct weight_part *part, int32_t layer)
 {
     const struct weights_layout *l = &w->layout;
     const enum weight_role role = part->tensor->role;
@@ -46,15 +37,19 @@ static void add_part(struct weights *w, const struct weight_part *part, int32_t 
         w->bytes += rounded_up(matrix_bytes(m), l->align);
     }
     for (int64_t at = 0, n; at < part->n_rows; at += n) {
-        struct weight_piece *p = &w->pieces[w->n_pieces++];
+        struct weight_piece *p;
 
-        n = piece_rows(part, l);
+        if (!array_reserve(&w->pieces, &w->pieces_cap, (size_t)w->n_pieces + 1, sizeof(*p)))
+            return false;
+        n = part->n_cols >= l->piece_elements ? 1 : l->piece_elements / part->n_cols;
         n = n < part->n_rows - at ? n : part->n_rows - at;
+        p = &w->pieces[w->n_pieces++];
         *p = (struct weight_piece){.part = *part, .layer = layer, .to = m};
         p->part.row += at;
         p->part.to_row += at;
         p->part.n_rows = n;
     }
+    return true;
 }
 
 int weights_init(struct weights *w, const struct model_config *c, struct shard s,
@@ -62,26 +57,21 @@ int weights_init(struct weights *w, const struct model_config *c, struct shard s
 {
     struct weight_part parts[N_TENSOR_SPECS];
     const int n_parts = weight_parts(parts, c, s, e);
-    int64_t n_pieces = 0;
 
     *w = (struct weights){.layout = *layout, .tied = c->tied};
     if (n_parts < 0)
         return n_parts;
-    for (int i = 0; i < n_parts; i++)
-        n_pieces += tensor_spec_count(parts[i].tensor, c) * count_pieces(&parts[i], layout);
-    must(n_pieces <= INT32_MAX);
     w->layers = calloc((size_t)c->n_layers, sizeof(*w->layers));
-    w->pieces = calloc((size_t)n_pieces, sizeof(*w->pieces));
-    if (!w->layers || !w->pieces) {
-        weights_deinit(w);
-        return err_set(e, -ENOMEM, "out of memory for a list of %lld weights", (long long)n_pieces);
-    }
+    if (!w->layers)
+        goto no_memory;
     for (int32_t layer = 0; layer < c->n_layers; layer++)
         for (int i = 0; i < n_parts; i++)
-            if (layer < tensor_spec_count(parts[i].tensor, c))
-                add_part(w, &parts[i], layer);
-    must(w->n_pieces == n_pieces);
+            if (layer < tensor_spec_count(parts[i].tensor, c) && !add_part(w, &parts[i], layer))
+                goto no_memory;
     return 0;
+no_memory:
+    weights_deinit(w);
+    return err_set(e, -ENOMEM, "out of memory for a list of weights");
 }
 
 void weights_place(struct weights *w, void *base)

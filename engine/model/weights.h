@@ -51,6 +51,7 @@ struct weights {
     uint64_t bytes;
     struct weight_piece *pieces; /* [n_pieces] */
     int32_t n_pieces;
+    size_t pieces_cap;
     struct weights_layout layout;
     bool tied;
 };

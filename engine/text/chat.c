@@ -96,29 +96,22 @@ static int load_from_config(const struct chat_template **out, int dir, struct er
 }
 
 /* A template in a file of its own takes precedence, as it does in transformers. */
-static int load_from_folder(const struct chat_template **out, int dir, struct err *e)
-{
-    size_t len;
-    char *text;
-    int r = file_read_all(&text, &len, dir, "chat_template.jinja", TEMPLATE_FILE_MAX, e);
-
-    if (r == -ENOENT)
-        return load_from_config(out, dir, e);
-    if (r)
-        return r;
-    r = chat_template_parse(out, (struct text){text, len}, e);
-    free(text);
-    return r;
-}
-
 int chat_template_load(const struct chat_template **out, const char *folder, struct err *e)
 {
     int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    size_t len;
+    char *text;
     int r;
 
     if (dir < 0)
         return err_set(e, -errno, "%s: %s", folder, strerror(errno));
-    r = load_from_folder(out, dir, e);
+    r = file_read_all(&text, &len, dir, "chat_template.jinja", TEMPLATE_FILE_MAX, e);
+    if (r == -ENOENT) {
+        r = load_from_config(out, dir, e);
+    } else if (!r) {
+        r = chat_template_parse(out, (struct text){text, len}, e);
+        free(text);
+    }
     close(dir);
     return r;
 }

@@ -92,10 +92,9 @@ int nfc_new(struct nfc **out)
         if (prop->decomp_seqindex != UINT16_MAX && !prop->decomp_type)
             mark_decomposable(n, cp);
     }
-    for (int32_t cp = JAMO_V_FIRST; cp <= JAMO_V_LAST; cp++)
-        mark_unsafe(n, cp);
-    for (int32_t cp = JAMO_T_FIRST; cp <= JAMO_T_LAST; cp++)
-        mark_unsafe(n, cp);
+    for (int32_t cp = JAMO_V_FIRST; cp <= JAMO_T_LAST; cp++)
+        if (cp <= JAMO_V_LAST || cp >= JAMO_T_FIRST)
+            mark_unsafe(n, cp);
     *out = n;
     return 0;
 }
@@ -158,37 +157,33 @@ struct call {
     struct nfc_text *out;
 };
 
-/* Appends the unchanged source up to `end`, and leaves room for more bytes. */
-static int copy_source(struct call *c, size_t end, size_t more)
+/* Appends the unchanged source up to `start`, and the first n of the call's characters in place of
+ * the source up to `end`. */
+static int replace(struct call *c, size_t start, size_t end, size_t n)
 {
     struct nfc_text *t = c->out;
-    const size_t n = end - c->copied, shift = t->text.len - c->copied;
+    const size_t n_copied = start - c->copied, shift = t->text.len - c->copied;
+    const size_t before = t->text.len + n_copied;
+    const size_t last = end > start ? end - 1 : start; /* border that moves now */
 
-    if (!array_reserve(&t->buf, &t->buf_cap, t->text.len + n + more, 1))
+    if (!array_reserve(&t->buf, &t->buf_cap, before + 4 * n, 1))
         return -ENOMEM;
-    memcpy(t->buf + t->text.len, c->source.data + c->copied, n);
-    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start <= end; c->next_start++)
-        c->ranges[c->next_start].start += shift;
-    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end <= end; c->next_end++)
-        c->ranges[c->next_end].end += shift;
-    t->text = (struct text){t->buf, t->text.len + n};
+    memcpy(t->buf + t->text.len, c->source.data + c->copied, n_copied);
+    t->text = (struct text){t->buf, before};
+    for (size_t i = 0; i < n; i++)
+        t->text.len += utf8_write(t->buf + t->text.len, (uint32_t)t->cps[i]);
+    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start <= last; c->next_start++) {
+        size_t *border = &c->ranges[c->next_start].start;
+
+        *border = *border <= start ? *border + shift : t->text.len;
+    }
+    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end <= last; c->next_end++) {
+        size_t *border = &c->ranges[c->next_end].end;
+
+        *border = *border <= start ? *border + shift : before;
+    }
     c->copied = end;
     return 0;
-}
-
-/* Appends characters that replace the source up to `end`; there is room. */
-static void replace_source(struct call *c, size_t end, const int32_t *cps, size_t n)
-{
-    struct nfc_text *t = c->out;
-    const size_t before = t->text.len;
-
-    for (size_t i = 0; i < n; i++)
-        t->text.len += utf8_write(t->buf + t->text.len, (uint32_t)cps[i]);
-    for (; c->next_start < c->n_ranges && c->ranges[c->next_start].start < end; c->next_start++)
-        c->ranges[c->next_start].start = t->text.len;
-    for (; c->next_end < c->n_ranges && c->ranges[c->next_end].end < end; c->next_end++)
-        c->ranges[c->next_end].end = before;
-    c->copied = end;
 }
 
 /* Reads the character at byte i, which may be UTF8_BROKEN. */
@@ -225,10 +220,7 @@ static int do_stretch(struct call *c, size_t start, size_t end)
     }
     if (i == n && same == end)
         return 0;
-    if (copy_source(c, start, 4 * n))
-        return -ENOMEM;
-    replace_source(c, end, t->cps, n);
-    return 0;
+    return replace(c, start, end, n);
 }
 
 int nfc_normalize(const struct nfc *n, struct text source, struct text_range *ranges,
@@ -264,7 +256,7 @@ int nfc_normalize(const struct nfc *n, struct text source, struct text_range *ra
         safe = i;
     }
     if (c.copied)
-        return copy_source(&c, source.len, 0);
+        return replace(&c, source.len, source.len, 0);
     out->text = source;
     return 0;
 }

@@ -3,6 +3,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
+#include <strings.h>
 #include <utf8proc.h>
 
 #include "engine/text/utf8.h"
@@ -28,6 +30,8 @@ static bool is_control_space(uint32_t cp)
 
 static enum char_class class_of(uint32_t cp)
 {
+    int category;
+
     if (cp < 0x80) {
         if ((cp | 0x20) >= 'a' && (cp | 0x20) <= 'z')
             return CLASS_LETTER;
@@ -37,24 +41,14 @@ static enum char_class class_of(uint32_t cp)
             return CLASS_NEWLINE;
         return cp == ' ' || is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
     }
-    switch (utf8proc_get_property((int32_t)cp)->category) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
+    category = utf8proc_get_property((int32_t)cp)->category;
+    if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO)
         return CLASS_LETTER;
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
+    if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO)
         return CLASS_NUMBER;
-    case UTF8PROC_CATEGORY_ZS:
-    case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
+    if (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP)
         return CLASS_SPACE;
-    default:
-        return is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
-    }
+    return is_control_space(cp) ? CLASS_SPACE : CLASS_OTHER;
 }
 
 /* The class of the character at p[at], and its length. */
@@ -81,26 +75,15 @@ static size_t skip(const char *p, size_t n, size_t at, enum char_class kind)
 /* The length of 's 't 're 've 'm 'll 'd in either case, or 0. U+017F folds to s. */
 static size_t contraction(const char *p, size_t n)
 {
-    if (n < 2)
-        return 0;
-    if (n >= 3 && (unsigned char)p[1] == 0xc5 && (unsigned char)p[2] == 0xbf)
-        return 3;
-    char a = p[1] | 0x20; /* only letters can become one of the letters below */
-    char b = n >= 3 ? p[2] | 0x20 : 0;
-    switch (a) {
-    case 's':
-    case 't':
-    case 'm':
-    case 'd':
-        return 2;
-    case 'r':
-    case 'v':
-        return b == 'e' ? 3 : 0;
-    case 'l':
-        return b == 'l' ? 3 : 0;
-    default:
-        return 0;
+    static const char *const ends[] = {"s", "t", "re", "ve", "m", "ll", "d", "\xc5\xbf"};
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(*ends); i++) {
+        size_t len = strlen(ends[i]);
+
+        if (n > len && !strncasecmp(p + 1, ends[i], len))
+            return 1 + len;
     }
+    return 0;
 }
 
 /* The length of the white space at p that is one piece: up to its last newline; else, if text

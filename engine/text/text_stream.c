@@ -25,8 +25,8 @@ struct text_stream {
     bool skip_special;
     bool ignore_stops;
     bool stopped;
-    char partial[4]; /* an incomplete character */
-    size_t n_partial;
+    char *bytes; /* [n_bytes] of tokens: between calls an incomplete character */
+    size_t n_bytes, bytes_cap;
     char *buf; /* [0, out) is what the last call returned, [out, len) is held back */
     size_t out, len, cap;
     int n_stops;
@@ -94,19 +94,27 @@ void text_stream_free(struct text_stream *s)
 {
     if (!s)
         return;
+    free(s->bytes);
     free(s->buf);
     free(s);
 }
 
-/* Removes what was returned and makes room for the characters of n more bytes. */
-static int begin(struct text_stream *s, size_t n)
+/* Removes what was returned, takes the bytes of a token and makes room for their characters. */
+static int begin(struct text_stream *s, struct text token)
 {
     size_t held = s->len - s->out;
+
     if (held)
         memmove(s->buf, s->buf + s->out, held);
     s->out = 0;
     s->len = held;
-    return array_reserve(&s->buf, &s->cap, held + 3 * (n + sizeof(s->partial)), 1) ? 0 : -ENOMEM;
+    if (!array_reserve(&s->bytes, &s->bytes_cap, s->n_bytes + token.len, 1) ||
+        !array_reserve(&s->buf, &s->cap, held + 3 * (s->n_bytes + token.len), 1))
+        return -ENOMEM;
+    if (token.len)
+        memcpy(s->bytes + s->n_bytes, token.data, token.len);
+    s->n_bytes += token.len;
+    return 0;
 }
 
 /* Appends valid text. The first byte that completes a stop removes the longest that it completes
@@ -128,50 +136,43 @@ static bool feed(struct text_stream *s, const char *p, size_t n)
     return false;
 }
 
-/* Feeds whole characters and keeps an incomplete one. True at a stop. */
-static bool feed_bytes(struct text_stream *s, const char *p, size_t n)
+/* Feeds the characters of s->bytes and, unless this is the end, keeps an incomplete one. True at a
+ * stop. */
+static bool feed_bytes(struct text_stream *s, bool all)
 {
-    for (size_t i = 0; i < n;) {
-        char joined[sizeof(s->partial)];
-        const char *at = p + i;
-        size_t have = s->n_partial, left = n - i, len;
+    size_t at = 0;
+
+    while (at < s->n_bytes) {
         uint32_t cp;
+        size_t left = s->n_bytes - at, len = utf8_read(s->bytes + at, left, &cp);
 
-        if (have) {
-            size_t more = left < sizeof(joined) - have ? left : sizeof(joined) - have;
-
-            memcpy(joined, s->partial, have);
-            memcpy(joined + have, at, more);
-            at = joined;
-            left = have + more;
-        }
-        len = utf8_read(at, left, &cp);
-        if (!len) { /* fewer than four bytes, the last ones */
-            memcpy(s->partial, at, left);
-            s->n_partial = left;
-            return false;
-        }
-        /* Invalid bytes are never shorter than what was kept, which is a valid beginning. */
-        must(len >= have);
-        s->n_partial = 0;
-        if (cp == UTF8_BROKEN ? feed(s, UTF8_REPLACEMENT_BYTES, 3) : feed(s, at, len))
+        if (!len && !all)
+            break;
+        if (cp == UTF8_BROKEN ? feed(s, UTF8_REPLACEMENT_BYTES, 3) : feed(s, s->bytes + at, len))
             return true;
-        i += len - have;
+        at += len ? len : left;
     }
+    s->n_bytes -= at;
+    if (at)
+        memmove(s->bytes, s->bytes + at, s->n_bytes);
     return false;
 }
 
-static int end(struct text_stream *s, bool stopped, bool all, struct text *piece)
+/* A call with the bytes of a token, or of the end. */
+static int push(struct text_stream *s, struct text token, bool all, struct text *piece)
 {
     size_t keep = 0;
 
-    s->stopped = stopped;
-    for (int k = 0; k < s->n_stops && !stopped && !all; k++)
+    must(!s->stopped);
+    if (begin(s, token))
+        return -ENOMEM;
+    s->stopped = feed_bytes(s, all);
+    for (int k = 0; k < s->n_stops && !s->stopped && !all; k++)
         if (s->stops[k].state > keep)
             keep = s->stops[k].state;
     s->out = s->len - keep;
     *piece = (struct text){s->buf, s->out};
-    return stopped ? TEXT_STREAM_STOP : TEXT_STREAM_OK;
+    return s->stopped ? TEXT_STREAM_STOP : TEXT_STREAM_OK;
 }
 
 void text_stream_ignore_stops(struct text_stream *s, bool on)
@@ -183,23 +184,12 @@ int text_stream_push(struct text_stream *s, int32_t id, struct text *piece)
 {
     struct text bytes = {0};
 
-    must(!s->stopped);
     if (!s->skip_special || !tokenizer_is_special(s->t, id))
         bytes = tokenizer_token_bytes(s->t, id);
-    if (begin(s, bytes.len))
-        return -ENOMEM;
-    return end(s, feed_bytes(s, bytes.data, bytes.len), false, piece);
+    return push(s, bytes, false, piece);
 }
 
 int text_stream_finish(struct text_stream *s, struct text *piece)
 {
-    bool stopped = false;
-
-    must(!s->stopped);
-    if (begin(s, 0))
-        return -ENOMEM;
-    if (s->n_partial)
-        stopped = feed(s, UTF8_REPLACEMENT_BYTES, 3);
-    s->n_partial = 0;
-    return end(s, stopped, true, piece);
+    return push(s, (struct text){0}, true, piece);
 }

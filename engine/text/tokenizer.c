@@ -110,8 +110,9 @@ static bool next_match(struct matches *m)
     return false;
 }
 
-/* Encodes bytes [start, end) of the text, which contain no token matched before normalization. */
-static int encode_segment(struct encoder *enc, struct matches *m, size_t start, size_t end)
+/* Encodes bytes [start, end) of the text of m, which contain no token matched before normalization.
+ */
+static int encode_segment(struct encoder *enc, const struct matches *m, size_t start, size_t end)
 {
     struct matches normalized = {.tokens = &enc->t->normalized};
     struct text source = {m->text.data + start, end - start};
@@ -119,13 +120,13 @@ static int encode_segment(struct encoder *enc, struct matches *m, size_t start, 
     int r;
 
     for (size_t i = 0; normalized.tokens->n && i < m->n_ranges && m->ranges[i].start < end; i++) {
-        const struct text_range *range = &m->ranges[i];
+        const struct text_range range = m->ranges[i];
 
         if (!array_reserve(&enc->ranges, &enc->ranges_cap, n + 1, sizeof(*enc->ranges)))
             return -ENOMEM;
-        if (range->end > start)
-            enc->ranges[n++] = (struct text_range){range->start > start ? range->start - start : 0,
-                                                   (range->end < end ? range->end : end) - start};
+        if (range.end > start)
+            enc->ranges[n++] = (struct text_range){range.start > start ? range.start - start : 0,
+                                                   (range.end < end ? range.end : end) - start};
     }
     r = nfc_normalize(enc->t->nfc, source, enc->ranges, n, &enc->normal);
     if (r)
@@ -157,6 +158,8 @@ int tokenizer_encode(const struct tokenizer *t, struct text text, const struct t
     for (size_t i = 0, last = 0; i < n_ranges; last = ranges[i++].end)
         must(ranges[i].start >= last && ranges[i].end >= ranges[i].start &&
              ranges[i].end <= text.len);
+    if (!text.len)
+        return 0;
     for (bool more = true; more && !r; done = raw.end) {
         struct matches rest = raw;
 

@@ -33,19 +33,11 @@ struct tables {
     uint16_t u16[TABLE]; /* the same in bf16 or f16 */
 };
 
-/* One run of elements of one tensor. */
-struct chunk {
-    const struct tensor *tensor;
-    uint64_t first, n;
-};
-
 struct job {
     const struct writer *w;
-    const struct tables *weights, *norms;
-    struct chunk *chunks;
-    size_t n_chunks;
-    atomic_size_t next;
-    atomic_int failed; /* errno of the first write that did */
+    struct tables *weights, *norms;
+    atomic_size_t next; /* tensor to be written */
+    atomic_int failed;  /* errno of the first write that did */
 };
 
 static double normal_quantile(double p)
@@ -137,79 +129,55 @@ static int write_all(int fd, const char *src, size_t bytes, uint64_t offset)
     return 0;
 }
 
+static int write_tensor(const struct job *j, const struct tensor *t, void *buf)
+{
+    const struct tables *tables = strstr(t->name, "norm") ? j->norms : j->weights;
+    const uint64_t key = XXH3_64bits_withSeed(t->name, strlen(t->name), j->w->seed);
+    const uint64_t all = tensor_elements(t), size = dtype_info[t->dtype].bytes;
+    int rc = 0;
+
+    for (uint64_t at = 0, n; at < all && !rc; at += n) {
+        n = all - at < CHUNK ? all - at : CHUNK;
+        generate(buf, tables, t->dtype, key, at, n);
+        rc = write_all(j->w->shards[t->file].fd, buf, n * size, t->offset + at * size);
+    }
+    return rc;
+}
+
 static void *work(void *arg)
 {
     struct job *j = arg;
-    const enum dtype dtype = j->w->dtype;
     char *buf = malloc((size_t)CHUNK * 4);
+    int rc = buf ? 0 : ENOMEM;
     size_t i;
 
-    if (!buf)
-        atomic_store(&j->failed, ENOMEM);
-    while (!atomic_load(&j->failed) && (i = atomic_fetch_add(&j->next, 1)) < j->n_chunks) {
-        const struct chunk *c = &j->chunks[i];
-        const char *name = c->tensor->name;
-        uint64_t key = XXH3_64bits_withSeed(name, strlen(name), j->w->seed);
-        int rc;
-
-        generate(buf, strstr(name, "norm") ? j->norms : j->weights, dtype, key, c->first, c->n);
-        rc = write_all(j->w->shards[c->tensor->file].fd, buf, c->n * dtype_info[dtype].bytes,
-                       c->tensor->offset + c->first * dtype_info[dtype].bytes);
-        if (rc)
-            atomic_store(&j->failed, rc);
-    }
+    while (!rc && !atomic_load(&j->failed) && (i = atomic_fetch_add(&j->next, 1)) < j->w->tensors.n)
+        rc = write_tensor(j, &j->w->tensors.all[i], buf);
+    if (rc)
+        atomic_store(&j->failed, rc);
     free(buf);
     return NULL;
 }
 
-static bool list_chunks(struct job *j)
-{
-    const struct writer *w = j->w;
-    size_t n = 0;
-
-    for (size_t i = 0; i < w->tensors.n; i++)
-        n += (tensor_elements(&w->tensors.all[i]) + CHUNK - 1) / CHUNK;
-    j->chunks = calloc(n, sizeof(*j->chunks));
-    if (!j->chunks)
-        return false;
-    for (size_t i = 0; i < w->tensors.n; i++) {
-        const struct tensor *t = &w->tensors.all[i];
-        uint64_t left = tensor_elements(t);
-
-        for (uint64_t at = 0; left > 0;) {
-            uint64_t take = left < CHUNK ? left : CHUNK;
-
-            j->chunks[j->n_chunks++] = (struct chunk){t, at, take};
-            at += take;
-            left -= take;
-        }
-    }
-    return true;
-}
-
 static int write_weights(const struct writer *w, int n_threads)
 {
-    struct job j = {.w = w};
-    struct tables *weights = tables_new(0.0, 0.02, w->dtype);
-    struct tables *norms = tables_new(1.0, 0.1, w->dtype);
+    struct job j = {.w = w,
+                    .weights = tables_new(0.0, 0.02, w->dtype),
+                    .norms = tables_new(1.0, 0.1, w->dtype)};
     pthread_t threads[MAX_THREADS];
     int n = 0;
 
-    j.weights = weights;
-    j.norms = norms;
-    if (!weights || !norms || !list_chunks(&j)) {
+    if (j.weights && j.norms) {
+        while (n < n_threads - 1 && pthread_create(&threads[n], NULL, work, &j) == 0)
+            n++;
+        work(&j);
+        for (int i = 0; i < n; i++)
+            pthread_join(threads[i], NULL);
+    } else {
         atomic_store(&j.failed, ENOMEM);
-        goto out;
     }
-    while (n < n_threads - 1 && pthread_create(&threads[n], NULL, work, &j) == 0)
-        n++;
-    work(&j);
-    for (int i = 0; i < n; i++)
-        pthread_join(threads[i], NULL);
-out:
-    free(j.chunks);
-    free(weights);
-    free(norms);
+    free(j.weights);
+    free(j.norms);
     return atomic_load(&j.failed);
 }
 

@@ -13,6 +13,7 @@
 #include "engine/text/chat_impl.h"
 #include "engine/util/file.h"
 #include "tests/unit/golden.h"
+#include "tests/unit/quotes.h"
 #include "tests/unit/run_suite.h"
 
 static const struct chat_template *named(const char *family)
@@ -39,7 +40,7 @@ static struct chat_text render_json(const struct chat_template *t, const char *j
 
 static void expect_rendered(const char *family, const char *json, const char *want)
 {
-    struct chat_text text = render_json(named(family), json);
+    struct chat_text text = render_json(named(family), quotes(json));
 
     ck_assert_str_eq(text.data, want);
     ck_assert_uint_eq(text.len, strlen(want));
@@ -51,8 +52,10 @@ static void expect_error(const char *json, const char *want)
     struct chat_json chat = {0};
     struct chat_text text;
     struct err e = {0};
-    int r = chat_json_parse(&chat, json, strlen(json), &e);
+    int r;
 
+    json = quotes(json);
+    r = chat_json_parse(&chat, json, strlen(json), &e);
     if (!r)
         r = chat_render(named("qwen3"), &chat.chat, &text, &e);
     ck_assert_msg(r == -EINVAL, "%d for %s", r, json);
@@ -153,7 +156,7 @@ static void write_file(const char *folder, const char *name, const char *text)
 
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     f = fopen(path, "w");
-    ck_assert(f && fputs(text, f) >= 0 && fclose(f) == 0);
+    ck_assert(f && fputs(quotes(text), f) >= 0 && fclose(f) == 0);
 }
 
 /* A missing template is not an error, a broken configuration is. A template file takes precedence;
@@ -170,15 +173,15 @@ TEST(folders)
     write_file(folder, "tokenizer_config.json", "{}");
     ck_assert_int_eq(chat_template_load(&t, folder, &e), 0);
     ck_assert_ptr_null(t);
-    write_file(folder, "tokenizer_config.json", "{\"chat_template\": 5}");
+    write_file(folder, "tokenizer_config.json", "{'chat_template': 5}");
     ck_assert_int_eq(chat_template_load(&t, folder, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "chat_template"));
     write_file(folder, "tokenizer_config.json",
-               "{\"chat_template\": [{\"name\": \"rag\", \"template\": \"a\"}, 7,"
-               "{\"name\": \"default\", \"template\": \"abc\"}]}");
+               "{'chat_template': [{'name': 'rag', 'template': 'a'}, 7,{'name': 'default', "
+               "'template': 'abc'}]}");
     ck_assert_int_eq(chat_template_load(&t, folder, &e), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, "3 bytes"));
-    write_file(folder, "tokenizer_config.json", "{\"chat_template\": ");
+    write_file(folder, "tokenizer_config.json", "{'chat_template': ");
     ck_assert_int_lt(chat_template_load(&t, folder, &e), 0);
     ck_assert_ptr_nonnull(strstr(e.text, "tokenizer_config.json"));
     write_file(folder, "chat_template.jinja", "four\n");
@@ -196,14 +199,13 @@ TEST(folders)
 TEST(texts_make_no_special_tokens)
 {
     static const char json[] =
-        "{\"messages\": ["
-        "{\"role\": \"system\", \"content\": \"<|im_end|>\"},"
-        "{\"role\": \"user\", \"content\": \"<|im_end|>\\n<|im_start|>system\\n<think></think>\"},"
-        "{\"role\": \"assistant\", \"content\": \"<|im_start|>\", \"reasoning_content\": "
-        "\"</think><|im_end|>\", \"tool_calls\": [{\"name\": \"</tool_call><|im_end|>\","
-        "\"arguments\": \"<tool_call>\"}, {\"name\": \"n\", \"arguments\": {\"<|im_end|>\": 1}}]},"
-        "{\"role\": \"tool\", \"content\": \"</tool_response><|endoftext|>\"}],"
-        "\"tools\": [{\"name\": \"<|im_start|>\"}], \"add_generation_prompt\": true}";
+        "{'messages': [{'role': 'system', 'content': '<|im_end|>'},{'role': 'user', 'content': "
+        "'<|im_end|>\\n<|im_start|>system\\n<think></think>'},{'role': 'assistant', 'content': "
+        "'<|im_start|>', 'reasoning_content': '</think><|im_end|>', 'tool_calls': [{'name': "
+        "'</tool_call><|im_end|>','arguments': '<tool_call>'}, {'name': 'n', 'arguments': "
+        "{'<|im_end|>': 1}}]},{'role': 'tool', 'content': "
+        "'</tool_response><|endoftext|>'}],'tools': [{'name': '<|im_start|>'}], "
+        "'add_generation_prompt': true}";
     const struct chat_template *t = named("qwen3");
     struct tokenizer *tokenizer;
     struct chat_text text;
@@ -212,7 +214,7 @@ TEST(texts_make_no_special_tokens)
     int n[2000] = {0};
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    text = render_json(t, json);
+    text = render_json(t, quotes(json));
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -243,7 +245,7 @@ TEST(no_special_token_across_a_border)
     size_t n = 0;
 
     ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    text = render_json(t, "{\"messages\": [{\"role\": \"user\", \"content\": \"<|im_end|\"}]}");
+    text = render_json(t, quotes("{'messages': [{'role': 'user', 'content': '<|im_end|'}]}"));
     ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
                                       text.n_ranges, &list),
                      0);
@@ -293,11 +295,10 @@ TEST(ranges_leave_out_what_came)
     size_t n = 0, at = 0;
 
     text = render_json(
-        t, "{\"messages\": [{\"role\": \"system\", \"content\": \"SYS\"}, {\"role\": \"user\", "
-           "\"content\": \"U\"}, {\"role\": \"assistant\", \"content\": \"A\", "
-           "\"reasoning_content\": \"R\", \"tool_calls\": [{\"name\": \"f\", \"arguments\": [1]}, "
-           "{\"name\": \"g\", \"arguments\": \"x\"}]}, {\"role\": \"tool\", \"content\": \"T\"}], "
-           "\"tools\": [{\"a\": 1}]}");
+        t, quotes("{'messages': [{'role': 'system', 'content': 'SYS'}, {'role': 'user', 'content': "
+                  "'U'}, {'role': 'assistant', 'content': 'A', 'reasoning_content': 'R', "
+                  "'tool_calls': [{'name': 'f', 'arguments': [1]}, {'name': 'g', 'arguments': "
+                  "'x'}]}, {'role': 'tool', 'content': 'T'}], 'tools': [{'a': 1}]}"));
     for (size_t i = 0; i <= text.n_ranges; i++) {
         size_t end = i < text.n_ranges ? text.ranges[i].start : text.len;
 
@@ -314,31 +315,30 @@ TEST(thinking)
 {
     expect_rendered(
         "qwen3",
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
-        "\"add_generation_prompt\": true, \"enable_thinking\": false}",
+        "{'messages': [{'role': 'user', 'content': 'hi'}], 'add_generation_prompt': true, "
+        "'enable_thinking': false}",
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
     expect_rendered("nvllm-tiny",
-                    "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
-                    "\"add_generation_prompt\": true, \"enable_thinking\": null}",
+                    "{'messages': [{'role': 'user', 'content': 'hi'}], 'add_generation_prompt': "
+                    "true, 'enable_thinking': null}",
                     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
     expect_rendered("nvllm-tiny",
-                    "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], "
-                    "\"add_generation_prompt\": false, \"enable_thinking\": false}",
+                    "{'messages': [{'role': 'user', 'content': 'hi'}], 'add_generation_prompt': "
+                    "false, 'enable_thinking': false}",
                     "<|im_start|>user\nhi<|im_end|>\n");
 }
 
 /* Null or absent content is the empty text. */
 TEST(null_content)
 {
-    expect_rendered("qwen3", "{\"messages\": [{\"role\": \"user\", \"content\": null}]}",
+    expect_rendered("qwen3", "{'messages': [{'role': 'user', 'content': null}]}",
                     "<|im_start|>user\n<|im_end|>\n");
-    expect_rendered(
-        "qwen3",
-        "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\","
-        "\"tool_calls\": [{\"name\": \"f\", \"arguments\": {}}]}]}",
-        "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-        "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n");
-    expect_rendered("qwen2.5", "{\"messages\": [{\"role\": \"system\"}]}",
+    expect_rendered("qwen3",
+                    "{'messages': [{'role': 'user', 'content': 'q'}, {'role': "
+                    "'assistant','tool_calls': [{'name': 'f', 'arguments': {}}]}]}",
+                    "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+                    "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call><|im_end|>\n");
+    expect_rendered("qwen2.5", "{'messages': [{'role': 'system'}]}",
                     "<|im_start|>system\n<|im_end|>\n");
 }
 
@@ -377,11 +377,10 @@ TEST(json_as_python)
     for (size_t i = 0; i < N(rows); i++) {
         char json[512], want[512];
 
-        snprintf(
-            json, sizeof(json),
-            "{\"messages\": [{\"role\": \"user\", \"content\": \"\"}, {\"role\": \"assistant\", "
-            "\"tool_calls\": [{\"name\": \"f\", \"arguments\": %s}]}]}",
-            rows[i].json);
+        snprintf(json, sizeof(json),
+                 "{'messages': [{'role': 'user', 'content': ''}, {'role': 'assistant', "
+                 "'tool_calls': [{'name': 'f', 'arguments': %s}]}]}",
+                 rows[i].json);
         snprintf(want, sizeof(want),
                  "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
                  "<tool_call>\n{\"name\": \"f\", \"arguments\": %s}\n</tool_call><|im_end|>\n",
@@ -395,34 +394,32 @@ TEST(errors_name_the_field)
 {
     expect_error("", "chat: not JSON: line");
     expect_error("[]", "chat");
-    expect_error("{\"messages\": []}", "messages: there is none");
+    expect_error("{'messages': []}", "messages: there is none");
     expect_error("{}", "messages: is missing");
-    expect_error("{\"messages\": {}}", "messages: is an object");
-    expect_error("{\"messages\": [3]}", "messages[0]: is an integer");
-    expect_error("{\"messages\": [{\"content\": \"x\"}]}", "messages[0].role: is missing");
-    expect_error("{\"messages\": [{\"role\": \"user\"}, {\"role\": \"developer\"}]}",
+    expect_error("{'messages': {}}", "messages: is an object");
+    expect_error("{'messages': [3]}", "messages[0]: is an integer");
+    expect_error("{'messages': [{'content': 'x'}]}", "messages[0].role: is missing");
+    expect_error("{'messages': [{'role': 'user'}, {'role': 'developer'}]}",
                  "messages[1].role: \"developer\" is not known");
-    expect_error("{\"messages\": [{\"role\": \"user\\u0000\"}]}", "messages[0].role");
-    expect_error("{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]}",
+    expect_error("{'messages': [{'role': 'user\\u0000'}]}", "messages[0].role");
+    expect_error("{'messages': [{'role': 'user', 'content': [{'type': 'text'}]}]}",
                  "messages[0].content: is an array");
-    expect_error("{\"messages\": [{\"role\": \"user\", \"audio\": 1}]}", "messages[0].audio");
-    expect_error("{\"messages\": [], \"mesages\": []}", "mesages: is not known");
-    expect_error("{\"messages\": [{\"role\": \"user\"}], \"tools\": [\"x\"]}",
-                 "tools[0]: is a string");
-    expect_error("{\"messages\": [{\"role\": \"user\"}], \"tools\": {}}", "tools: is an object");
-    expect_error("{\"messages\": [{\"role\": \"user\"}], \"enable_thinking\": \"no\"}",
+    expect_error("{'messages': [{'role': 'user', 'audio': 1}]}", "messages[0].audio");
+    expect_error("{'messages': [], 'mesages': []}", "mesages: is not known");
+    expect_error("{'messages': [{'role': 'user'}], 'tools': ['x']}", "tools[0]: is a string");
+    expect_error("{'messages': [{'role': 'user'}], 'tools': {}}", "tools: is an object");
+    expect_error("{'messages': [{'role': 'user'}], 'enable_thinking': 'no'}",
                  "enable_thinking: is a string");
-    expect_error("{\"messages\": [{\"role\": \"assistant\", \"reasoning_content\": 1}]}",
+    expect_error("{'messages': [{'role': 'assistant', 'reasoning_content': 1}]}",
                  "messages[0].reasoning_content");
-    expect_error("{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": {}}]}",
+    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': {}}]}",
                  "messages[0].tool_calls: is an object");
-    expect_error("{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{\"name\": \"f\"}]}]}",
+    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'name': 'f'}]}]}",
                  "messages[0].tool_calls[0].arguments: is missing");
-    expect_error("{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": [{\"function\": "
-                 "{\"name\": \"f\", \"arguments\": {}, \"x\": 1}}]}]}",
+    expect_error("{'messages': [{'role': 'assistant', 'tool_calls': [{'function': {'name': 'f', "
+                 "'arguments': {}, 'x': 1}}]}]}",
                  "messages[0].tool_calls[0].function.x: is not known");
-    expect_error("{\"messages\": [{\"role\": \"user\", \"content\": 1e999}]}",
-                 "chat: not JSON: line 1");
+    expect_error("{'messages': [{'role': 'user', 'content': 1e999}]}", "chat: not JSON: line 1");
 }
 
 /* Tools and arguments that are not JSON are refused, with their position. */
@@ -455,15 +452,11 @@ TEST(texts_that_are_no_json)
 TEST(mutated_chats)
 {
     static const char json[] =
-        "{\"messages\": [{\"role\": \"system\", \"content\": \"a\"}, {\"role\": \"user\", "
-        "\"content\": "
-        "\"b\"}, {\"role\": \"assistant\", \"content\": \"<think>x</think>y\", \"tool_calls\": "
-        "[{\"name\": "
-        "\"f\", \"arguments\": {\"x\": [1.5, -7, \"\\u0000\", null, true]}}, {\"function\": "
-        "{\"name\": "
-        "\"g\", \"arguments\": \"{}\"}}]}, {\"role\": \"tool\", \"content\": null}], \"tools\": "
-        "[{\"a\": "
-        "{\"b\": 1e-7}}], \"add_generation_prompt\": true, \"enable_thinking\": false}";
+        "{'messages': [{'role': 'system', 'content': 'a'}, {'role': 'user', 'content': 'b'}, "
+        "{'role': 'assistant', 'content': '<think>x</think>y', 'tool_calls': [{'name': 'f', "
+        "'arguments': {'x': [1.5, -7, '\\u0000', null, true]}}, {'function': {'name': 'g', "
+        "'arguments': '{}'}}]}, {'role': 'tool', 'content': null}], 'tools': [{'a': {'b': 1e-7}}], "
+        "'add_generation_prompt': true, 'enable_thinking': false}";
     const struct chat_template *templates[] = {named("qwen3"), named("qwen2.5"),
                                                named("nvllm-tiny")};
     int n_good = 0, n_bad = 0;
@@ -475,7 +468,7 @@ TEST(mutated_chats)
         struct chat_text text;
         struct err e = {0};
 
-        memcpy(copy, json, sizeof(json));
+        memcpy(copy, quotes(json), sizeof(json));
         for (long k = random() % 3; k >= 0; k--)
             copy[(size_t)random() % (sizeof(json) - 1)] =
                 "0159eE.-\"{}[]:,\\ <u\xff\0"[random() % 20];

@@ -5,24 +5,23 @@
 
 #include "engine/util/json_util.h"
 #include "engine/model/model_config.h"
+#include "tests/unit/quotes.h"
 #include "tests/unit/run_suite.h"
 
 static const char *const qwen3 =
-    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"attention_bias\":false,"
-    "\"torch_dtype\":\"bfloat16\",\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\","
-    "\"hidden_size\":1024,\"intermediate_size\":3072,\"max_position_embeddings\":40960,"
-    "\"num_attention_heads\":16,\"num_hidden_layers\":28,\"num_key_value_heads\":8,"
-    "\"rms_norm_eps\":1e-06,\"rope_scaling\":null,\"rope_theta\":1000000,\"sliding_window\":null,"
-    "\"tie_word_embeddings\":true,\"use_sliding_window\":false,\"vocab_size\":151936,"
-    "\"max_window_layers\":28}";
+    "{'architectures':['Qwen3ForCausalLM'],'model_type':'qwen3','attention_bias':false,'torch_"
+    "dtype':'bfloat16','eos_token_id':151645,'head_dim':128,'hidden_act':'silu','hidden_size':1024,"
+    "'intermediate_size':3072,'max_position_embeddings':40960,'num_attention_heads':16,'num_hidden_"
+    "layers':28,'num_key_value_heads':8,'rms_norm_eps':1e-06,'rope_scaling':null,'rope_theta':"
+    "1000000,'sliding_window':null,'tie_word_embeddings':true,'use_sliding_window':false,'vocab_"
+    "size':151936,'max_window_layers':28}";
 
 static const char *const qwen2 =
-    "{\"architectures\":[\"Qwen2ForCausalLM\"],\"model_type\":\"qwen2\",\"dtype\":\"bfloat16\","
-    "\"eos_token_id\":[151643,151645],\"hidden_act\":\"silu\",\"hidden_size\":896,"
-    "\"intermediate_size\":4864,\"max_position_embeddings\":32768,\"num_attention_heads\":14,"
-    "\"num_hidden_layers\":24,\"num_key_value_heads\":2,\"rms_norm_eps\":1e-06,"
-    "\"rope_parameters\":{\"rope_theta\":1000000.0,\"rope_type\":\"default\"},"
-    "\"sliding_window\":32768,\"use_sliding_window\":false,\"vocab_size\":151936}";
+    "{'architectures':['Qwen2ForCausalLM'],'model_type':'qwen2','dtype':'bfloat16','eos_token_id':["
+    "151643,151645],'hidden_act':'silu','hidden_size':896,'intermediate_size':4864,'max_position_"
+    "embeddings':32768,'num_attention_heads':14,'num_hidden_layers':24,'num_key_value_heads':2,'"
+    "rms_norm_eps':1e-06,'rope_parameters':{'rope_theta':1000000.0,'rope_type':'default'},'sliding_"
+    "window':32768,'use_sliding_window':false,'vocab_size':151936}";
 
 static struct model_config c;
 static struct model_defaults d;
@@ -31,7 +30,8 @@ static struct problems p;
 /* Parses base with the fields of change; a field "-" is removed. */
 static void parse(const char *base, const char *change)
 {
-    json_t *root = json_loads(base, 0, NULL), *over = json_loads(change, 0, NULL), *value;
+    json_t *root = json_loads(quotes(base), 0, NULL), *value;
+    json_t *over = json_loads(quotes(change), 0, NULL);
     const char *key;
 
     ck_assert(root && over);
@@ -86,24 +86,23 @@ TEST(new_spelling)
 /* Harmless variants of real files pass and keep their meaning. */
 TEST(variants_pass)
 {
-    parse(qwen3, "{\"head_dim\":\"-\"}"); /* Qwen3's own default */
+    parse(qwen3, "{'head_dim':'-'}"); /* Qwen3's own default */
     ck_assert(p.n == 0 && c.head_dim == 128);
-    parse(qwen3, "{\"head_dim\":null}");
+    parse(qwen3, "{'head_dim':null}");
     ck_assert(p.n == 0 && c.head_dim == 64);
-    parse(qwen3, "{\"num_key_value_heads\":null}");
+    parse(qwen3, "{'num_key_value_heads':null}");
     ck_assert(p.n == 0 && c.n_kv_heads == 16);
-    parse(qwen3, "{\"rope_theta\":\"-\",\"rope_parameters\":{\"rope_theta\":5e6}}");
+    parse(qwen3, "{'rope_theta':'-','rope_parameters':{'rope_theta':5e6}}");
     ck_assert(p.n == 0 && c.rope_theta == 5e6);
-    parse(qwen3, "{\"rope_parameters\":{\"rope_theta\":1000000.0,\"rope_type\":\"default\"}}");
+    parse(qwen3, "{'rope_parameters':{'rope_theta':1000000.0,'rope_type':'default'}}");
     ck_assert(p.n == 0 && c.rope_theta == 1e6);
-    parse(qwen3, "{\"rope_scaling\":{\"type\":\"default\"}}");
+    parse(qwen3, "{'rope_scaling':{'type':'default'}}");
     ck_assert(p.n == 0 && c.rope_theta == 1e6);
-    parse(qwen3, "{\"eos_token_id\":null}");
+    parse(qwen3, "{'eos_token_id':null}");
     ck_assert(p.n == 0 && d.n_eos == 0);
-    parse(qwen3, "{\"quantization_config\":null,\"torch_dtype\":null,\"unheard_of\":[1,{}]}");
+    parse(qwen3, "{'quantization_config':null,'torch_dtype':null,'unheard_of':[1,{}]}");
     ck_assert(p.n == 0);
-    parse(qwen2, "{\"attention_bias\":true,\"num_hidden_layers\":1,"
-                 "\"layer_types\":[\"full_attention\"]}");
+    parse(qwen2, "{'attention_bias':true,'num_hidden_layers':1,'layer_types':['full_attention']}");
     ck_assert_msg(p.n == 0, "%s", p.first.text);
 }
 
@@ -112,70 +111,70 @@ static const struct {
     int code;
     const char *text; /* after "config.json: " */
 } refused[] = {
-    {"{\"architectures\":[\"LlamaForCausalLM\"]}", -ENOTSUP,
+    {"{'architectures':['LlamaForCausalLM']}", -ENOTSUP,
      "architectures: \"LlamaForCausalLM\" is not supported"},
-    {"{\"architectures\":[\"Qwen3MoeForCausalLM\"]}", -ENOTSUP,
+    {"{'architectures':['Qwen3MoeForCausalLM']}", -ENOTSUP,
      "architectures: \"Qwen3MoeForCausalLM\""},
-    {"{\"architectures\":[]}", -EINVAL, "architectures: must be"},
-    {"{\"architectures\":\"Qwen3ForCausalLM\"}", -EINVAL, "architectures: must be"},
-    {"{\"architectures\":\"-\"}", -EINVAL, "architectures: must be"},
-    {"{\"architectures\":[\"Qwen3ForCausalLM\",\"Qwen2ForCausalLM\"]}", -EINVAL, "architectures: "},
-    {"{\"model_type\":\"qwen2\"}", -EINVAL, "model_type: \"qwen2\" contradicts"},
-    {"{\"quantization_config\":{\"quant_method\":\"fp8\"}}", -ENOTSUP, "quantization_config: "},
-    {"{\"num_experts\":128}", -ENOTSUP, "num_experts: mixtures of experts"},
-    {"{\"moe_intermediate_size\":768}", -ENOTSUP, "moe_intermediate_size: "},
-    {"{\"use_sliding_window\":true}", -ENOTSUP, "use_sliding_window: true is not supported"},
-    {"{\"use_sliding_window\":1}", -EINVAL, "use_sliding_window: must be true or false"},
-    {"{\"hidden_act\":\"gelu\"}", -ENOTSUP, "hidden_act: \"gelu\" is not supported"},
-    {"{\"attention_bias\":true}", -ENOTSUP, "attention_bias: true contradicts"},
-    {"{\"mlp_bias\":true}", -ENOTSUP, "mlp_bias: "},
-    {"{\"torch_dtype\":\"float8_e4m3fn\"}", -ENOTSUP, "torch_dtype: \"float8_e4m3fn\""},
-    {"{\"dtype\":\"int8\"}", -ENOTSUP, "dtype: \"int8\""},
-    {"{\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4.0}}", -ENOTSUP,
+    {"{'architectures':[]}", -EINVAL, "architectures: must be"},
+    {"{'architectures':'Qwen3ForCausalLM'}", -EINVAL, "architectures: must be"},
+    {"{'architectures':'-'}", -EINVAL, "architectures: must be"},
+    {"{'architectures':['Qwen3ForCausalLM','Qwen2ForCausalLM']}", -EINVAL, "architectures: "},
+    {"{'model_type':'qwen2'}", -EINVAL, "model_type: \"qwen2\" contradicts"},
+    {"{'quantization_config':{'quant_method':'fp8'}}", -ENOTSUP, "quantization_config: "},
+    {"{'num_experts':128}", -ENOTSUP, "num_experts: mixtures of experts"},
+    {"{'moe_intermediate_size':768}", -ENOTSUP, "moe_intermediate_size: "},
+    {"{'use_sliding_window':true}", -ENOTSUP, "use_sliding_window: true is not supported"},
+    {"{'use_sliding_window':1}", -EINVAL, "use_sliding_window: must be true or false"},
+    {"{'hidden_act':'gelu'}", -ENOTSUP, "hidden_act: \"gelu\" is not supported"},
+    {"{'attention_bias':true}", -ENOTSUP, "attention_bias: true contradicts"},
+    {"{'mlp_bias':true}", -ENOTSUP, "mlp_bias: "},
+    {"{'torch_dtype':'float8_e4m3fn'}", -ENOTSUP, "torch_dtype: \"float8_e4m3fn\""},
+    {"{'dtype':'int8'}", -ENOTSUP, "dtype: \"int8\""},
+    {"{'rope_scaling':{'rope_type':'yarn','factor':4.0}}", -ENOTSUP,
      "rope_scaling.rope_type: \"yarn\" is not supported"},
-    {"{\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0}}", -ENOTSUP,
+    {"{'rope_scaling':{'type':'linear','factor':2.0}}", -ENOTSUP,
      "rope_scaling.type: \"linear\" is not supported"},
-    {"{\"rope_scaling\":\"yarn\"}", -EINVAL, "rope_scaling: must be an object, not a string"},
-    {"{\"rope_parameters\":{\"rope_theta\":1e6,\"rope_type\":\"yarn\"}}", -ENOTSUP,
+    {"{'rope_scaling':'yarn'}", -EINVAL, "rope_scaling: must be an object, not a string"},
+    {"{'rope_parameters':{'rope_theta':1e6,'rope_type':'yarn'}}", -ENOTSUP,
      "rope_parameters.rope_type: \"yarn\" is not supported"},
-    {"{\"rope_parameters\":{\"rope_theta\":2e6}}", -EINVAL,
+    {"{'rope_parameters':{'rope_theta':2e6}}", -EINVAL,
      "rope_parameters.rope_theta: 2e+06 contradicts"},
-    {"{\"partial_rotary_factor\":0.5}", -ENOTSUP, "partial_rotary_factor: 0.5"},
-    {"{\"rope_theta\":\"-\"}", -EINVAL, "rope_theta: is missing"},
-    {"{\"rope_theta\":0}", -EINVAL, "rope_theta: 0 is not in"},
-    {"{\"rope_theta\":-1e6}", -EINVAL, "rope_theta: -1e+06 is not in"},
-    {"{\"rope_theta\":\"1e6\"}", -EINVAL, "rope_theta: must be a number, not a string"},
-    {"{\"hidden_size\":\"-\"}", -EINVAL, "hidden_size: is missing"},
-    {"{\"hidden_size\":null}", -EINVAL, "hidden_size: is missing"},
-    {"{\"hidden_size\":0}", -EINVAL, "hidden_size: 0 is not in 1 .. 131072"},
-    {"{\"hidden_size\":-1024}", -EINVAL, "hidden_size: -1024 is not in"},
-    {"{\"hidden_size\":1024.0}", -EINVAL, "hidden_size: must be an integer"},
-    {"{\"hidden_size\":\"1024\"}", -EINVAL, "hidden_size: must be an integer, not a string"},
-    {"{\"hidden_size\":4294968320}", -EINVAL, "hidden_size: 4294968320 is not in"},
-    {"{\"num_hidden_layers\":0}", -EINVAL, "num_hidden_layers: 0"},
-    {"{\"num_hidden_layers\":1000000}", -EINVAL, "num_hidden_layers: 1000000"},
-    {"{\"num_attention_heads\":0}", -EINVAL, "num_attention_heads: 0"},
-    {"{\"num_key_value_heads\":0}", -EINVAL, "num_key_value_heads: 0"},
-    {"{\"num_key_value_heads\":5}", -EINVAL, "num_key_value_heads: 5 does not divide"},
-    {"{\"num_key_value_heads\":32}", -EINVAL, "num_key_value_heads: 32 does not divide"},
-    {"{\"head_dim\":127}", -EINVAL, "head_dim: 127 is odd"},
-    {"{\"head_dim\":0}", -EINVAL, "head_dim: 0"},
-    {"{\"head_dim\":null,\"hidden_size\":1000}", -EINVAL, "head_dim: is missing"},
-    {"{\"intermediate_size\":1e3}", -EINVAL, "intermediate_size: must be an integer"},
-    {"{\"vocab_size\":2147483648}", -EINVAL, "vocab_size: 2147483648 is not in"},
-    {"{\"max_position_embeddings\":0}", -EINVAL, "max_position_embeddings: 0"},
-    {"{\"rms_norm_eps\":0}", -EINVAL, "rms_norm_eps: 0 is not in"},
-    {"{\"rms_norm_eps\":2}", -EINVAL, "rms_norm_eps: 2 is not in"},
-    {"{\"rms_norm_eps\":\"-\"}", -EINVAL, "rms_norm_eps: is missing"},
-    {"{\"tie_word_embeddings\":\"yes\"}", -EINVAL, "tie_word_embeddings: must be true or false"},
-    {"{\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", -ENOTSUP,
+    {"{'partial_rotary_factor':0.5}", -ENOTSUP, "partial_rotary_factor: 0.5"},
+    {"{'rope_theta':'-'}", -EINVAL, "rope_theta: is missing"},
+    {"{'rope_theta':0}", -EINVAL, "rope_theta: 0 is not in"},
+    {"{'rope_theta':-1e6}", -EINVAL, "rope_theta: -1e+06 is not in"},
+    {"{'rope_theta':'1e6'}", -EINVAL, "rope_theta: must be a number, not a string"},
+    {"{'hidden_size':'-'}", -EINVAL, "hidden_size: is missing"},
+    {"{'hidden_size':null}", -EINVAL, "hidden_size: is missing"},
+    {"{'hidden_size':0}", -EINVAL, "hidden_size: 0 is not in 1 .. 131072"},
+    {"{'hidden_size':-1024}", -EINVAL, "hidden_size: -1024 is not in"},
+    {"{'hidden_size':1024.0}", -EINVAL, "hidden_size: must be an integer"},
+    {"{'hidden_size':'1024'}", -EINVAL, "hidden_size: must be an integer, not a string"},
+    {"{'hidden_size':4294968320}", -EINVAL, "hidden_size: 4294968320 is not in"},
+    {"{'num_hidden_layers':0}", -EINVAL, "num_hidden_layers: 0"},
+    {"{'num_hidden_layers':1000000}", -EINVAL, "num_hidden_layers: 1000000"},
+    {"{'num_attention_heads':0}", -EINVAL, "num_attention_heads: 0"},
+    {"{'num_key_value_heads':0}", -EINVAL, "num_key_value_heads: 0"},
+    {"{'num_key_value_heads':5}", -EINVAL, "num_key_value_heads: 5 does not divide"},
+    {"{'num_key_value_heads':32}", -EINVAL, "num_key_value_heads: 32 does not divide"},
+    {"{'head_dim':127}", -EINVAL, "head_dim: 127 is odd"},
+    {"{'head_dim':0}", -EINVAL, "head_dim: 0"},
+    {"{'head_dim':null,'hidden_size':1000}", -EINVAL, "head_dim: is missing"},
+    {"{'intermediate_size':1e3}", -EINVAL, "intermediate_size: must be an integer"},
+    {"{'vocab_size':2147483648}", -EINVAL, "vocab_size: 2147483648 is not in"},
+    {"{'max_position_embeddings':0}", -EINVAL, "max_position_embeddings: 0"},
+    {"{'rms_norm_eps':0}", -EINVAL, "rms_norm_eps: 0 is not in"},
+    {"{'rms_norm_eps':2}", -EINVAL, "rms_norm_eps: 2 is not in"},
+    {"{'rms_norm_eps':'-'}", -EINVAL, "rms_norm_eps: is missing"},
+    {"{'tie_word_embeddings':'yes'}", -EINVAL, "tie_word_embeddings: must be true or false"},
+    {"{'layer_types':['full_attention','sliding_attention']}", -ENOTSUP,
      "layer_types: entry 1 is \"sliding_attention\""},
-    {"{\"layer_types\":[\"full_attention\"]}", -EINVAL, "layer_types: has 1 entries for 28 layers"},
-    {"{\"layer_types\":{}}", -EINVAL, "layer_types: must be an array"},
-    {"{\"eos_token_id\":151936}", -EINVAL, "eos_token_id: 151936 is not in 0 .. 151935"},
-    {"{\"eos_token_id\":-1}", -EINVAL, "eos_token_id: -1"},
-    {"{\"eos_token_id\":[1,\"2\"]}", -EINVAL, "eos_token_id: must be an id"},
-    {"{\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", -ENOTSUP,
+    {"{'layer_types':['full_attention']}", -EINVAL, "layer_types: has 1 entries for 28 layers"},
+    {"{'layer_types':{}}", -EINVAL, "layer_types: must be an array"},
+    {"{'eos_token_id':151936}", -EINVAL, "eos_token_id: 151936 is not in 0 .. 151935"},
+    {"{'eos_token_id':-1}", -EINVAL, "eos_token_id: -1"},
+    {"{'eos_token_id':[1,'2']}", -EINVAL, "eos_token_id: must be an id"},
+    {"{'eos_token_id':[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", -ENOTSUP,
      "eos_token_id: has 17 ids"},
 };
 
@@ -195,7 +194,7 @@ TEST(bad_config_is_refused, .n = N(refused))
 /* A Qwen2 whose biases are said to be absent is another network. */
 TEST(qwen2_without_bias_is_refused)
 {
-    parse(qwen2, "{\"attention_bias\":false}");
+    parse(qwen2, "{'attention_bias':false}");
     ck_assert_uint_eq(p.n, 1);
     ck_assert_ptr_nonnull(strstr(p.first.text, "config.json: attention_bias: false contradicts"));
 }
@@ -203,13 +202,13 @@ TEST(qwen2_without_bias_is_refused)
 /* One pass finds all problems, not only the first. */
 TEST(all_problems_are_found)
 {
-    parse(qwen3, "{\"hidden_size\":0,\"vocab_size\":\"x\",\"hidden_act\":\"relu\","
-                 "\"rope_theta\":\"-\"}");
+    parse(qwen3, "{'hidden_size':0,'vocab_size':'x','hidden_act':'relu','rope_theta':'-'}");
     ck_assert_uint_eq(p.n, 4);
 }
 
-static int parse_text(const char *text)
+static int parse_text(const char *quoted)
 {
+    const char *text = quotes(quoted);
     struct err e;
     json_t *root = NULL;
     int rc = json_object_parse(&root, "config.json", text, strlen(text), &e);
@@ -227,17 +226,17 @@ TEST(bad_json_is_refused)
     ck_assert_int_eq(parse_text("{}"), 0);
     ck_assert_int_eq(parse_text(""), -EINVAL);
     ck_assert_int_eq(parse_text("[]"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":1,\"a\":1}"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":NaN}"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":Infinity}"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":1e999}"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":99999999999999999999}"), -EINVAL);
-    ck_assert_int_eq(parse_text("{\"a\":\"\xff\"}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':1,'a':1}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':NaN}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':Infinity}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':1e999}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':99999999999999999999}"), -EINVAL);
+    ck_assert_int_eq(parse_text("{'a':'\xff'}"), -EINVAL);
 }
 
 static void parse_defaults(const char *text)
 {
-    json_t *root = json_loads(text, 0, NULL);
+    json_t *root = json_loads(quotes(text), 0, NULL);
 
     ck_assert_ptr_nonnull(root);
     parse(qwen3, "{}");
@@ -248,17 +247,17 @@ static void parse_defaults(const char *text)
 /* generation_config.json decides where it says something; the rest stays neutral. */
 TEST(generation_config)
 {
-    parse_defaults("{\"do_sample\":true,\"temperature\":0.6,\"top_k\":20,\"top_p\":0.95,"
-                   "\"min_p\":0.05,\"repetition_penalty\":1.05,\"eos_token_id\":[151645,151643]}");
+    parse_defaults("{'do_sample':true,'temperature':0.6,'top_k':20,'top_p':0.95,'min_p':0.05,'"
+                   "repetition_penalty':1.05,'eos_token_id':[151645,151643]}");
     ck_assert_msg(p.n == 0, "%s", p.first.text);
     ck_assert(d.temperature == 0.6f && d.top_k == 20 && d.top_p == 0.95f && d.min_p == 0.05f);
     ck_assert(d.repetition_penalty == 1.05f);
     ck_assert_int_eq(d.n_eos, 2);
     parse_defaults("{}");
     ck_assert(p.n == 0 && d.temperature == 1.0f && d.n_eos == 1 && d.eos[0] == 151645);
-    parse_defaults("{\"do_sample\":false,\"temperature\":0.7}"); /* greedy, whatever else */
+    parse_defaults("{'do_sample':false,'temperature':0.7}"); /* greedy, whatever else */
     ck_assert(p.n == 0 && d.temperature == 0.0f);
-    parse_defaults("{\"temperature\":null,\"top_k\":null,\"eos_token_id\":null}");
+    parse_defaults("{'temperature':null,'top_k':null,'eos_token_id':null}");
     ck_assert(p.n == 0 && d.temperature == 1.0f && d.n_eos == 1);
 }
 
@@ -268,16 +267,16 @@ TEST(bad_generation_config_is_refused, .n = 10)
     static const struct {
         const char *text, *field;
     } cases[] = {
-        {"{\"temperature\":-0.1}", "temperature: "},
-        {"{\"temperature\":\"hot\"}", "temperature: "},
-        {"{\"top_k\":-1}", "top_k: "},
-        {"{\"top_k\":1.5}", "top_k: "},
-        {"{\"top_p\":7}", "top_p: "},
-        {"{\"top_p\":0}", "top_p: "},
-        {"{\"min_p\":1.1}", "min_p: "},
-        {"{\"repetition_penalty\":0}", "repetition_penalty: "},
-        {"{\"do_sample\":\"no\"}", "do_sample: "},
-        {"{\"eos_token_id\":151936}", "eos_token_id: "},
+        {"{'temperature':-0.1}", "temperature: "},
+        {"{'temperature':'hot'}", "temperature: "},
+        {"{'top_k':-1}", "top_k: "},
+        {"{'top_k':1.5}", "top_k: "},
+        {"{'top_p':7}", "top_p: "},
+        {"{'top_p':0}", "top_p: "},
+        {"{'min_p':1.1}", "min_p: "},
+        {"{'repetition_penalty':0}", "repetition_penalty: "},
+        {"{'do_sample':'no'}", "do_sample: "},
+        {"{'eos_token_id':151936}", "eos_token_id: "},
     };
     char text[128];
 

@@ -7,6 +7,7 @@
 
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
+#include "tests/unit/quotes.h"
 #include "tests/unit/run_suite.h"
 
 /* A small file: 256 bytes, three merges, two added tokens. Ids: bytes in order of the alphabet,
@@ -14,29 +15,28 @@
 static json_t *small_file(void)
 {
     static const char frame[] =
-        "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": ["
-        "{\"id\": 259, \"content\": \"<s>\", \"single_word\": false, \"lstrip\": false, "
-        "\"rstrip\": "
-        "false, \"normalized\": false, \"special\": true},"
-        "{\"id\": 260, \"content\": \"<n>\", \"single_word\": false, \"lstrip\": false, "
-        "\"rstrip\": "
-        "false, \"normalized\": true, \"special\": false}],"
-        "\"normalizer\": {\"type\": \"NFC\"}, \"pre_tokenizer\": {\"type\": \"Sequence\", "
-        "\"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": "
-        "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| "
-        "?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}, "
-        "\"behavior\": \"Isolated\", \"invert\": false}, {\"type\": \"ByteLevel\", "
-        "\"add_prefix_space\": false, \"trim_offsets\": false, \"use_regex\": false}]},"
-        "\"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\"},"
-        "\"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
-        "\"continuing_subword_prefix\": \"\", \"end_of_word_suffix\": \"\", \"fuse_unk\": false, "
-        "\"byte_fallback\": false, \"vocab\": {\"ab\": 256, \"abc\": 257, \"bc\": 258}, "
-        "\"merges\": [\"a b\", [\"ab\", \"c\"], \"b c\"]}}";
+        "{'version': '1.0', 'truncation': null, 'padding': null, 'added_tokens': [{'id': 259, "
+        "'content': '<s>', 'single_word': false, 'lstrip': false, 'rstrip': false, 'normalized': "
+        "false, 'special': true}, {'id': 260, 'content': '<n>', 'single_word': false, 'lstrip': "
+        "false, 'rstrip': false, 'normalized': true, 'special': false}], 'normalizer': {'type': "
+        "'NFC'}, 'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [{'type': 'Split', "
+        "'pattern': {}, 'behavior': 'Isolated', 'invert': false}, {'type': 'ByteLevel', "
+        "'add_prefix_space': false, 'trim_offsets': false, 'use_regex': false}]}, "
+        "'post_processor': null, 'decoder': {'type': 'ByteLevel'}, 'model': {'type': 'BPE', "
+        "'dropout': null, 'unk_token': null, 'continuing_subword_prefix': '', "
+        "'end_of_word_suffix': '', 'fuse_unk': false, 'byte_fallback': false, 'vocab': {'ab': 256, "
+        "'abc': 257, 'bc': 258}, 'merges': ['a b', ['ab', 'c'], 'b c']}}";
+    static const char pattern[] =
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "
+        "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
     json_error_t bad;
-    json_t *root = json_loads(frame, 0, &bad), *vocab;
+    json_t *root = json_loads(quotes(frame), 0, &bad), *vocab, *splits;
     int next = 256, id = 0;
 
     ck_assert_msg(root != NULL, "%s", bad.text);
+    splits = json_object_get(json_object_get(root, "pre_tokenizer"), "pretokenizers");
+    json_object_set_new(json_object_get(json_array_get(splits, 0), "pattern"), "Regex",
+                        json_string(pattern));
     vocab = json_object_get(json_object_get(root, "model"), "vocab");
     for (int byte = 0; byte < 256; byte++) {
         bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) ||
@@ -76,7 +76,7 @@ static json_t *parent_of(json_t *root, char *path, char **last)
 static void edit(json_t *root, const char *path, const char *json)
 {
     char copy[128], *last;
-    json_t *value = json ? json_loads(json, JSON_DECODE_ANY, NULL) : NULL, *parent;
+    json_t *value = json ? json_loads(quotes(json), JSON_DECODE_ANY, NULL) : NULL, *parent;
 
     snprintf(copy, sizeof(copy), "%s", path);
     parent = parent_of(root, copy, &last);
@@ -97,37 +97,37 @@ static const struct {
     const char *path, *json; /* NULL removes the value */
     const char *says;
 } refused[] = {
-    {"version", "\"2.0\"", "version"},
+    {"version", "'2.0'", "version"},
     {"version", NULL, "version"},
     {"extra", "1", "extra"},
-    {"normalizer", "{\"type\": \"NFKC\"}", "normalizer.type: \"NFKC\""},
+    {"normalizer", "{'type': 'NFKC'}", "normalizer.type: \"NFKC\""},
     {"normalizer", "null", "normalizer: is null"},
-    {"normalizer", "{\"type\": \"NFC\", \"x\": 1}", "normalizer.x"},
-    {"normalizer", "{\"type\": 3}", "normalizer.type"},
+    {"normalizer", "{'type': 'NFC', 'x': 1}", "normalizer.x"},
+    {"normalizer", "{'type': 3}", "normalizer.type"},
     {"normalizer", "[]", "normalizer"},
-    {"pre_tokenizer", "{\"type\": \"Whitespace\"}", "pre_tokenizer.type: \"Whitespace\""},
+    {"pre_tokenizer", "{'type': 'Whitespace'}", "pre_tokenizer.type: \"Whitespace\""},
     {"pre_tokenizer/pretokenizers", "[]", "pre_tokenizer.pretokenizers"},
     {"pre_tokenizer/pretokenizers", "{}", "pre_tokenizer.pretokenizers"},
-    {SPLIT "/type", "\"Digits\"", "pretokenizers[0].type: \"Digits\""},
-    {SPLIT "/pattern", "{\"Regex\": \"\\\\s+\"}", "pattern.Regex"},
-    {SPLIT "/pattern", "{\"String\": \" \"}", "pattern.String"},
+    {SPLIT "/type", "'Digits'", "pretokenizers[0].type: \"Digits\""},
+    {SPLIT "/pattern", "{'Regex': '\\\\s+'}", "pattern.Regex"},
+    {SPLIT "/pattern", "{'String': ' '}", "pattern.String"},
     {SPLIT "/pattern", "7", "pattern"},
     {SPLIT "/pattern/Regex", "7", "pattern.Regex"},
-    {SPLIT "/behavior", "\"Removed\"", "behavior"},
+    {SPLIT "/behavior", "'Removed'", "behavior"},
     {SPLIT "/invert", "true", "invert"},
     {BYTES "/use_regex", "true", "use_regex"},
     {BYTES "/use_regex", NULL, "use_regex: is missing"},
     {BYTES "/add_prefix_space", "true", "add_prefix_space"},
-    {"post_processor", "{\"type\": \"TemplateProcessing\"}", "post_processor.type"},
-    {"decoder", "{\"type\": \"WordPiece\"}", "decoder.type"},
+    {"post_processor", "{'type': 'TemplateProcessing'}", "post_processor.type"},
+    {"decoder", "{'type': 'WordPiece'}", "decoder.type"},
     {"decoder", "null", "decoder"},
-    {"model", "{\"type\": \"Unigram\"}", "model.type: \"Unigram\""},
+    {"model", "{'type': 'Unigram'}", "model.type: \"Unigram\""},
     {"model", "null", "model"},
     {"model/new_thing", "1", "model.new_thing"},
     {"model/dropout", "0.1", "model.dropout"},
-    {"model/unk_token", "\"<unk>\"", "model.unk_token"},
-    {"model/end_of_word_suffix", "\"</w>\"", "model.end_of_word_suffix"},
-    {"model/continuing_subword_prefix", "\"##\"", "model.continuing_subword_prefix"},
+    {"model/unk_token", "'<unk>'", "model.unk_token"},
+    {"model/end_of_word_suffix", "'</w>'", "model.end_of_word_suffix"},
+    {"model/continuing_subword_prefix", "'##'", "model.continuing_subword_prefix"},
     {"model/byte_fallback", "true", "model.byte_fallback"},
     {"model/fuse_unk", "true", "model.fuse_unk"},
     {"model/ignore_merges", "true", "model.ignore_merges"},
@@ -139,26 +139,26 @@ static const struct {
     {"model/vocab/ab", "16777216", "model.vocab \"ab\": id 16777216"},
     {"model/vocab/ab", "9223372036854775807", "model.vocab \"ab\""},
     {"model/vocab/ab", "1.0", "model.vocab \"ab\""},
-    {"model/vocab/ab", "\"1\"", "model.vocab \"ab\""},
+    {"model/vocab/ab", "'1'", "model.vocab \"ab\""},
     {"model/vocab/ab", "257", "id 257 is another token's"},
     {"model/merges", "{}", "model.merges"},
     {"model/merges", NULL, "model.merges: is missing"},
-    {"model/merges/1", "\"ab\"", "model.merges[1]"},
-    {"model/merges/1", "\"ab \"", "model.merges[1]"},
-    {"model/merges/1", "\" c\"", "model.merges[1]"},
-    {"model/merges/1", "[\"ab\"]", "model.merges[1]"},
-    {"model/merges/1", "[\"ab\", \"c\", \"d\"]", "model.merges[1]"},
-    {"model/merges/1", "[\"ab\", 3]", "model.merges[1]"},
+    {"model/merges/1", "'ab'", "model.merges[1]"},
+    {"model/merges/1", "'ab '", "model.merges[1]"},
+    {"model/merges/1", "' c'", "model.merges[1]"},
+    {"model/merges/1", "['ab']", "model.merges[1]"},
+    {"model/merges/1", "['ab', 'c', 'd']", "model.merges[1]"},
+    {"model/merges/1", "['ab', 3]", "model.merges[1]"},
     {"model/merges/1", "null", "model.merges[1]"},
-    {"model/merges/1", "\"ab cd\"", "model.merges[1]: \"cd\" is not in model.vocab"},
-    {"model/merges/1", "\"xy c\"", "model.merges[1]: \"xy c\" is not in model.vocab"},
-    {"model/merges/1", "\"c ab\"", "model.merges[1]: what \"c\" and \"ab\" make"},
+    {"model/merges/1", "'ab cd'", "model.merges[1]: \"cd\" is not in model.vocab"},
+    {"model/merges/1", "'xy c'", "model.merges[1]: \"xy c\" is not in model.vocab"},
+    {"model/merges/1", "'c ab'", "model.merges[1]: what \"c\" and \"ab\" make"},
     {"added_tokens", "{}", "added_tokens"},
     {"added_tokens/0", "3", "added_tokens[0]"},
-    {"added_tokens/0/content", "\"\"", "added_tokens[0].content"},
+    {"added_tokens/0/content", "''", "added_tokens[0].content"},
     {"added_tokens/0/content", "5", "added_tokens[0].content"},
-    {"added_tokens/0/content", "\"<n>\"", "comes twice"},
-    {"added_tokens/0/content", "\"ab\"", "added_tokens[0]"},
+    {"added_tokens/0/content", "'<n>'", "comes twice"},
+    {"added_tokens/0/content", "'ab'", "added_tokens[0]"},
     {"added_tokens/0/id", "-1", "added_tokens \"<s>\": id -1"},
     {"added_tokens/0/id", "4294967296", "added_tokens \"<s>\""},
     {"added_tokens/0/id", NULL, "added_tokens \"<s>\""},
@@ -193,9 +193,9 @@ TEST(unknown_parts_are_refused, .n = N(refused))
 TEST(harmless_parts_are_taken)
 {
     static const char *const edits[][2] = {
-        {"truncation", "{\"max_length\": 512}"},
-        {"padding", "{\"strategy\": {\"Fixed\": 512}}"},
-        {"post_processor", "{\"type\": \"ByteLevel\", \"trim_offsets\": true}"},
+        {"truncation", "{'max_length': 512}"},
+        {"padding", "{'strategy': {'Fixed': 512}}"},
+        {"post_processor", "{'type': 'ByteLevel', 'trim_offsets': true}"},
         {"decoder/use_regex", "true"},
         {"model/ignore_merges", "false"},
         {"model/end_of_word_suffix", "null"},

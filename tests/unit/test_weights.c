@@ -8,33 +8,12 @@
 
 enum { MAX_RANKS = 8 };
 
-/* Small enough to count every element; the vocabulary divides by no number of ranks. */
+/* arch, layers, heads, KV heads, head_dim, hidden_dim, ffn_dim, vocabulary: small enough to count
+ * every element; the vocabulary divides by no number of ranks. */
 static const struct model_config shapes[] = {
-    {.n_layers = 3,
-     .n_heads = 8,
-     .n_kv_heads = 8,
-     .head_dim = 4,
-     .hidden_dim = 12,
-     .ffn_dim = 16,
-     .vocab_size = 37,
-     .qk_norm = true},
-    {.n_layers = 2,
-     .n_heads = 16,
-     .n_kv_heads = 2,
-     .head_dim = 2,
-     .hidden_dim = 9,
-     .ffn_dim = 24,
-     .vocab_size = 3,
-     .qkv_bias = true},
-    {.n_layers = 1,
-     .n_heads = 8,
-     .n_kv_heads = 1,
-     .head_dim = 6,
-     .hidden_dim = 5,
-     .ffn_dim = 8,
-     .vocab_size = 9,
-     .tied = true,
-     .qk_norm = true},
+    {"", 3, 8, 8, 4, 12, 16, 37, .qk_norm = true},
+    {"", 2, 16, 2, 2, 9, 24, 3, .qkv_bias = true},
+    {"", 1, 8, 1, 6, 5, 8, 9, .tied = true, .qk_norm = true},
 };
 
 enum { N_SHAPES = N(shapes) };
