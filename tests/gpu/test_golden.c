@@ -112,7 +112,9 @@ static void check_golden(const struct backend_options *o, int together, int *sam
 
         for (int i = 0; i < n; i++)
             seqs[i] = seq_of(&cases[at + i]);
-        err_must(drive(&nvllm_backend, b, o, seqs, n, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = o}, seqs, n,
+                       &times, &e),
+                 &e);
         for (int i = 0; i < n; i++) {
             const struct golden *c = &cases[at + i];
             const bool equal =
@@ -194,7 +196,9 @@ TEST(invariant_texts_do_not_depend_on_the_batch)
         alone[i].sampling.temperature = 0.9f;
         alone[i].sampling.top_k = i % 2 ? 20 : 0;
         alone[i].sampling.seed = (uint64_t)i * 77;
-        err_must(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       &alone[i], 1, &times, &e),
+                 &e);
     }
     for (int run = 0; run < 4; run++) {
         o.max_batch_tokens = chunks[run];
@@ -203,7 +207,9 @@ TEST(invariant_texts_do_not_depend_on_the_batch)
             together[i].sampling = alone[i].sampling;
             together[i].restart_at = run > 0 && i % 4 != run ? 1 + i % 9 : 0;
         }
-        err_must(drive(&nvllm_backend, b, &o, together, N, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       together, N, &times, &e),
+                 &e);
         for (int i = 0; i < N; i++) {
             const size_t bytes = (size_t)alone[i].n_out * 4;
 
