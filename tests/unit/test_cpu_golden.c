@@ -1,6 +1,5 @@
 /* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
  * batch, chunks, blocks, threads and instruction set. */
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"
+#include "tests/tools/golden_cases.h"
 #include "tests/unit/run_suite.h"
 
 enum {
@@ -20,79 +20,25 @@ enum {
     N_WAYS = 7,
     SHORT_PROMPT = 2000, /* tokens: longer prompts have their own tests */
 #endif
-    GOLDEN_TOP = 5,
     STOP = 1993, /* <|im_end|> ended the reference's texts */
 };
 
-struct golden_case {
-    char name[64];
-    int32_t *prompt;
-    int n_prompt, max_tokens, n_ids;
-    int32_t *ids;
-    int32_t (*top_ids)[GOLDEN_TOP];
-    double (*top_logprobs)[GOLDEN_TOP];
-    double min_margin;
-    bool same_in_bf16;
-};
-
-static struct golden_case cases[MAX_CASES];
+static struct golden *cases;
 static int n_cases;
 static struct model *model;
 static struct err e;
 
-static void load_case(struct golden_case *c, const json_t *j)
-{
-    const json_t *prompt = json_object_get(j, "prompt_ids");
-    const json_t *ids = json_object_get(j, "greedy_ids");
-    const json_t *top = json_object_get(j, "top5_logprobs");
-
-    snprintf(c->name, sizeof(c->name), "%s", json_string_value(json_object_get(j, "name")));
-    c->n_prompt = (int)json_array_size(prompt);
-    c->n_ids = (int)json_array_size(ids);
-    c->max_tokens = (int)json_integer_value(json_object_get(j, "max_tokens"));
-    c->min_margin = json_real_value(json_object_get(j, "min_margin"));
-    c->same_in_bf16 = json_is_true(json_object_get(j, "same_in_bf16"));
-    c->prompt = calloc((size_t)c->n_prompt, sizeof(*c->prompt));
-    c->ids = calloc((size_t)c->n_ids, sizeof(*c->ids));
-    c->top_ids = calloc((size_t)c->n_ids, sizeof(*c->top_ids));
-    c->top_logprobs = calloc((size_t)c->n_ids, sizeof(*c->top_logprobs));
-    ck_assert(c->n_prompt > 0 && c->n_ids > 0 && json_array_size(top) == (size_t)c->n_ids);
-    for (int i = 0; i < c->n_prompt; i++)
-        c->prompt[i] = (int32_t)json_integer_value(json_array_get(prompt, (size_t)i));
-    for (int i = 0; i < c->n_ids; i++) {
-        c->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
-        for (int k = 0; k < GOLDEN_TOP; k++) {
-            const json_t *pair = json_array_get(json_array_get(top, (size_t)i), (size_t)k);
-
-            c->top_ids[i][k] = (int32_t)json_integer_value(json_array_get(pair, 0));
-            c->top_logprobs[i][k] = json_number_value(json_array_get(pair, 1));
-        }
-    }
-}
-
 static void setup(void)
 {
-    json_error_t bad;
-    json_t *all = json_load_file(TEST_DATA_DIR "/nvllm-tiny-greedy.json", 0, &bad);
-
-    ck_assert_msg(all != NULL, "%s", bad.text);
-    n_cases = (int)json_array_size(all);
+    n_cases = golden_load(&cases, TEST_DATA_DIR);
     ck_assert_int_le(n_cases, MAX_CASES);
     ck_assert_int_ge(n_cases, 50);
-    for (int i = 0; i < n_cases; i++)
-        load_case(&cases[i], json_array_get(all, (size_t)i));
-    json_decref(all);
     ck_assert_msg(model_open(&model, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
 }
 
 static void teardown(void)
 {
-    for (int i = 0; i < n_cases; i++) {
-        free(cases[i].prompt);
-        free(cases[i].ids);
-        free(cases[i].top_ids);
-        free(cases[i].top_logprobs);
-    }
+    golden_free(cases, n_cases);
     model_close(model);
 }
 
@@ -142,7 +88,7 @@ static void run_seqs(struct driver *d, struct drive_seq *seqs, int n)
     ck_assert_msg(drive(d, seqs, n, &times, &e) == 0, "%s", e.text);
 }
 
-static void seq_of(struct drive_seq *s, const struct golden_case *c)
+static void seq_of(struct drive_seq *s, const struct golden *c)
 {
     drive_seq_init(s, c->prompt, c->n_prompt, c->max_tokens, N_TOP);
     s->end_id = STOP;
@@ -158,7 +104,7 @@ static double top_logprob(const struct drive_seq *s, int step, int32_t id)
 }
 
 /* Equal ids if the reference's margin is large enough, equal logprobs as far as the texts agree. */
-static double check_golden(const struct golden_case *c, const struct drive_seq *s, double tolerance,
+static double check_golden(const struct golden *c, const struct drive_seq *s, double tolerance,
                            double margin)
 {
     double worst = 0.0;
@@ -180,8 +126,7 @@ static double check_golden(const struct golden_case *c, const struct drive_seq *
     return worst;
 }
 
-static void check_same(const struct golden_case *c, const struct drive_seq *a,
-                       const struct drive_seq *b)
+static void check_same(const struct golden *c, const struct drive_seq *a, const struct drive_seq *b)
 {
     const size_t n = (size_t)a->n_out;
 
