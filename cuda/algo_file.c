@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,8 +17,6 @@
 #include "engine/util/file.h"
 #include "engine/util/must.h"
 
-enum { NAME_BYTES = 64 };
-
 static const char magic[8] = "nvllmA2";
 
 struct header {
@@ -27,10 +26,11 @@ struct header {
     uint64_t checksum; /* of the header with 0 here, then of the records */
 };
 
-static void file_name(char name[NAME_BYTES], const char *key)
+/* False: the path is too long. */
+static bool file_path(char path[PATH_MAX], const char *folder, const char *key)
 {
-    snprintf(name, NAME_BYTES, "products-%016llx",
-             (unsigned long long)XXH3_64bits(key, strlen(key)));
+    return snprintf(path, PATH_MAX, "%s/products-%016llx", folder,
+                    (unsigned long long)XXH3_64bits(key, strlen(key))) < PATH_MAX;
 }
 
 static struct header header_of(const char *key, const struct algo_record *records, int n)
@@ -97,71 +97,56 @@ static int read_records(struct algo_record *to, int fd, uint64_t bytes, const ch
 int algo_file_read(struct algo_records *out, const char *folder, const char *key, struct err *e)
 {
     struct algo_record *records = calloc(ALGO_FILE_MAX, sizeof(*records));
-    int dir, fd, count = -1;
-    char name[NAME_BYTES];
+    int fd, count = -1;
+    char path[PATH_MAX];
     uint64_t bytes;
     struct err ignored;
 
     if (!records)
         return err_set(e, -ENOMEM, "out of memory");
-    file_name(name, key);
-    dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir >= 0 && file_open(&fd, &bytes, dir, name, &ignored) == 0) {
-        count = read_records(records, fd, bytes, name, key);
+    if (file_path(path, folder, key) && file_open(&fd, &bytes, AT_FDCWD, path, &ignored) == 0) {
+        count = read_records(records, fd, bytes, path, key);
         close(fd);
     }
-    if (dir >= 0)
-        close(dir);
     *out = (struct algo_records){records, count < 0 ? 0 : count};
     return 0;
 }
 
-/* Each process has one temporary file, named after it. */
-static int write_in(int dir, const char *name, const struct header *h,
-                    const struct algo_record *records)
+static bool write_records(int fd, const struct header *h, const struct algo_record *records)
 {
-    char temporary[NAME_BYTES + 32];
-    FILE *f;
-    int fd, r;
+    FILE *f = fdopen(fd, "we");
     bool written;
 
-    snprintf(temporary, sizeof(temporary), "%s.%ld", name, (long)getpid());
-    (void)unlinkat(dir, temporary, 0); /* left by a process that died */
-    fd = openat(dir, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    f = fd < 0 ? NULL : fdopen(fd, "we");
     if (!f) {
-        r = -errno;
-        if (fd >= 0)
-            close(fd);
-        return r;
+        close(fd);
+        return false;
     }
     written =
         fwrite(h, sizeof(*h), 1, f) == 1 && fwrite(records, sizeof(*records), h->n, f) == h->n;
-    if (fclose(f) == 0 && written && renameat(dir, temporary, dir, name) == 0)
-        return 0;
-    r = -errno;
-    (void)unlinkat(dir, temporary, 0);
-    return r < 0 ? r : -EIO;
+    return fclose(f) == 0 && written;
 }
 
+/* Each process has one temporary file, named after it. */
 int algo_file_write(const char *folder, const char *key, const struct algo_records *r,
                     struct err *e)
 {
+    char path[PATH_MAX], temporary[PATH_MAX + 32];
     struct header h;
-    char name[NAME_BYTES];
-    int dir, code;
+    int fd, code;
 
     must(r->n >= 0 && r->n <= ALGO_FILE_MAX);
     h = header_of(key, r->all, r->n);
-    file_name(name, key);
+    if (!file_path(path, folder, key))
+        return err_set(e, -ENAMETOOLONG, "the path of the folder for measurements is too long");
     if (mkdir(folder, 0700) < 0 && errno != EEXIST)
         return err_set(e, -errno, "%s: cannot be made: %s", folder, strerror(errno));
-    dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0)
-        return err_set(e, -errno, "%s: cannot be opened: %s", folder, strerror(errno));
-    code = write_in(dir, name, &h, r->all);
-    close(dir);
-    return code < 0
-               ? err_set(e, code, "%s/%s: cannot be written: %s", folder, name, strerror(-code))
-               : 0;
+    snprintf(temporary, sizeof(temporary), "%s.%ld", path, (long)getpid());
+    (void)unlink(temporary); /* left by a process that died */
+    fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 && write_records(fd, &h, r->all) && rename(temporary, path) == 0)
+        return 0;
+    code = errno ? -errno : -EIO;
+    if (fd >= 0)
+        (void)unlink(temporary);
+    return err_set(e, code, "%s: cannot be written: %s", path, strerror(-code));
 }

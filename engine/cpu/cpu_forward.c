@@ -52,6 +52,7 @@ struct forward {
     const struct batch *b;
     const int32_t *ids;
     const struct layer_weights *layer;
+    const float *norm; /* weights of the norm being computed */
     int layer_no;
     int row, n_rows; /* rows of the batch */
     int n_tiles;
@@ -231,27 +232,20 @@ static void embed_task(void *ctx, int task, int thread)
     }
 }
 
-static void norm_rows(struct forward *f, int task, const float *w)
+static void norm_task(void *ctx, int task, int thread)
 {
+    struct forward *f = ctx;
+
+    (void)thread;
     EACH_ROW(f, task, i)
-    f->o.ops->rms_norm(f->normed + (size_t)i * f->hidden, f->x + (size_t)i * f->hidden, w,
+    f->o.ops->rms_norm(f->normed + (size_t)i * f->hidden, f->x + (size_t)i * f->hidden, f->norm,
                        f->c.hidden_dim, f->c.rms_norm_eps);
 }
 
-static void attn_norm_task(void *ctx, int task, int thread)
+static void norm_rows(struct forward *f, const struct matrix *w)
 {
-    struct forward *f = ctx;
-
-    (void)thread;
-    norm_rows(f, task, f->layer->attn_norm.data);
-}
-
-static void ffn_norm_task(void *ctx, int task, int thread)
-{
-    struct forward *f = ctx;
-
-    (void)thread;
-    norm_rows(f, task, f->layer->mlp_norm.data);
+    f->norm = w->data;
+    each_rows(f, norm_task);
 }
 
 /* The keys (0) or values (1) of a head in block 0. */
@@ -356,13 +350,13 @@ static void run_layer(struct forward *f)
     const struct layer_weights *y = f->layer;
     const int n = f->n_rows;
 
-    each_rows(f, attn_norm_task);
+    norm_rows(f, &y->attn_norm);
     product(f, f->qkv_out, f->qkv, f->normed, f->hidden, &y->qkv, n, false);
     each_rows(f, heads_task);
     cpu_pool_run(f->o.pool, f->n_tiles * f->c.n_kv_heads, attend_task, f);
     product(f, f->x, f->hidden, f->attn, f->heads, &y->o, n, true);
 
-    each_rows(f, ffn_norm_task);
+    norm_rows(f, &y->mlp_norm);
     product(f, f->gate_up, 2 * (size_t)f->c.ffn_dim, f->normed, f->hidden, &y->gate_up, n, false);
     each_rows(f, silu_task);
     product(f, f->x, f->hidden, f->act, f->ffn, &y->down, n, true);

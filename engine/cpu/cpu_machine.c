@@ -22,24 +22,10 @@ enum {
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* The first line of a file, or false. */
-static bool read_line(const char *path, char *line, size_t size)
+/* The text after "key:" in a file of such lines; with key NULL the first line. */
+static bool read_text(const char *path, const char *key, char *value, size_t size)
 {
-    FILE *f = fopen(path, "re");
-    bool ok;
-
-    if (!f)
-        return false;
-    ok = fgets(line, (int)size, f) != NULL;
-    fclose(f);
-    if (ok)
-        line[strcspn(line, "\n")] = '\0';
-    return ok;
-}
-
-/* The text after "key:" in a file of such lines. */
-static bool read_key(const char *path, const char *key, char *value, size_t size)
-{
+    const size_t n = key ? strlen(key) : 0;
     FILE *f = fopen(path, "re");
     char line[512];
     bool found = false;
@@ -47,15 +33,18 @@ static bool read_key(const char *path, const char *key, char *value, size_t size
     if (!f)
         return false;
     while (!found && fgets(line, sizeof(line), f)) {
-        char *colon = strchr(line, ':');
-        size_t n = strlen(key);
+        const char *text = line;
 
-        if (!colon || strncmp(line, key, n) != 0 ||
-            strspn(line + n, " \t") != (size_t)(colon - line) - n)
-            continue;
-        colon += 1 + strspn(colon + 1, " \t");
-        colon[strcspn(colon, "\n")] = '\0';
-        snprintf(value, size, "%s", colon);
+        if (key) {
+            if (strncmp(line, key, n) != 0)
+                continue;
+            text += n + strspn(line + n, " \t");
+            if (*text != ':')
+                continue;
+            text += 1 + strspn(text + 1, " \t");
+        }
+        line[strcspn(line, "\n")] = '\0';
+        snprintf(value, size, "%s", text);
         found = true;
     }
     fclose(f);
@@ -68,7 +57,7 @@ static void each_cgroup(void (*visit)(const char *folder, void *ctx), void *ctx)
     char path[PATH_MAX], own[PATH_MAX - 32];
 
     /* version 2 is the line "0::/path" */
-    if (!read_key("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
+    if (!read_text("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
         return;
     for (;;) {
         char *slash;
@@ -90,8 +79,8 @@ static void lower_to_quota(const char *folder, void *ctx)
     long long quota, period;
 
     snprintf(path, sizeof(path), "%s/cpu.max", folder);
-    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%lld %lld", &quota, &period) != 2 ||
-        quota <= 0 || period <= 0)
+    if (!read_text(path, NULL, line, sizeof(line)) ||
+        sscanf(line, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0)
         return;
     if ((quota + period - 1) / period < *cores)
         *cores = (int)((quota + period - 1) / period);
@@ -114,7 +103,7 @@ int machine_cores(void)
 
 void machine_cpu_name(char *out, size_t size)
 {
-    if (!read_key("/proc/cpuinfo", "model name", out, size))
+    if (!read_text("/proc/cpuinfo", "model name", out, size))
         snprintf(out, size, "CPU");
 }
 
@@ -124,10 +113,10 @@ static void lower_to_max(const char *folder, void *ctx)
     uint64_t *bytes = ctx, max, used;
 
     snprintf(path, sizeof(path), "%s/memory.max", folder);
-    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
+    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
         return; /* "max", or no such controller */
     snprintf(path, sizeof(path), "%s/memory.current", folder);
-    if (!read_line(path, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
+    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
         used = 0;
     max = max > used ? max - used : 0;
     if (max < *bytes)
@@ -139,7 +128,7 @@ uint64_t machine_memory(void)
     uint64_t bytes = UINT64_MAX, kib;
     char value[64];
 
-    if (read_key("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
+    if (read_text("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
         sscanf(value, "%" SCNu64, &kib) == 1)
         bytes = kib * 1024;
     else if (sysconf(_SC_AVPHYS_PAGES) > 0)

@@ -3,19 +3,19 @@
  * One word describes the current loop: its number in the upper half, the tasks left in the lower. A
  * thread takes a task by decrementing it, so a helper that sleeps through a loop neither takes from
  * it nor delays its end: the caller waits for tasks, not for helpers. The other fields change only
- * while no tasks are left, so values read before a successful decrement belong to that loop. */
+ * while no tasks are left, so values read before a successful decrement belong to that loop.
+ *
+ * Who waits spins first, then counts itself among the sleepers and looks once more; who changes
+ * what is waited for then looks for sleepers. So no wake-up is lost, and without sleepers none
+ * costs a system call. */
 #include "engine/cpu/cpu_pool.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
@@ -30,14 +30,14 @@ struct helper {
 
 struct cpu_pool {
     _Alignas(64) _Atomic uint64_t loop; /* number << 32 | tasks left */
-    _Alignas(64) _Atomic uint32_t done; /* tasks finished */
-    _Atomic uint32_t caller_sleeps;
-    _Alignas(64) _Atomic uint32_t wake; /* futex of the sleepers */
-    _Atomic uint32_t sleepers;
+    _Alignas(64) _Atomic int done;      /* tasks finished */
+    _Alignas(64) _Atomic int sleepers;
     _Atomic bool stop;
     _Atomic int n_tasks;
     void (*_Atomic run)(void *ctx, int task, int thread);
     void *_Atomic ctx;
+    pthread_mutex_t lock; /* of sleeping */
+    pthread_cond_t changed;
     int n_threads, n_helpers;
     struct helper *helpers; /* [n_threads - 1], the first n_helpers run */
 };
@@ -51,14 +51,38 @@ static void relax(void)
 #endif
 }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t value)
+static bool has_work(struct cpu_pool *p)
 {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+    return (uint32_t)atomic_load(&p->loop) || atomic_load(&p->stop);
 }
 
-static void futex_wake(_Atomic uint32_t *word)
+static bool is_done(struct cpu_pool *p)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    return atomic_load(&p->done) == atomic_load(&p->n_tasks);
+}
+
+static void wait_until(struct cpu_pool *p, bool (*ready)(struct cpu_pool *p))
+{
+    for (int spins = 0; spins < SPINS; spins++) {
+        if (ready(p))
+            return;
+        relax();
+    }
+    pthread_mutex_lock(&p->lock);
+    atomic_fetch_add(&p->sleepers, 1);
+    while (!ready(p))
+        pthread_cond_wait(&p->changed, &p->lock);
+    atomic_fetch_sub(&p->sleepers, 1);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void wake_sleepers(struct cpu_pool *p)
+{
+    if (!atomic_load(&p->sleepers))
+        return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
 }
 
 /* Runs one task; false if none is left. */
@@ -75,53 +99,23 @@ static bool take_task(struct cpu_pool *p, int thread)
                                                    memory_order_acquire))
             continue;
         run(ctx, n_tasks - (int)(uint32_t)loop, thread);
-        atomic_fetch_add(&p->done, 1);
-        if (atomic_load(&p->caller_sleeps))
-            futex_wake(&p->done);
+        if (atomic_fetch_add(&p->done, 1) + 1 == n_tasks)
+            wake_sleepers(p);
         return true;
     }
     return false;
 }
 
-static bool has_work(struct cpu_pool *p)
-{
-    return (uint32_t)atomic_load(&p->loop) || atomic_load(&p->stop);
-}
-
-static void sleep_until_work(struct cpu_pool *p)
-{
-    const uint32_t wake = atomic_load(&p->wake);
-
-    atomic_fetch_add(&p->sleepers, 1);
-    if (!has_work(p))
-        futex_wait(&p->wake, wake);
-    atomic_fetch_sub(&p->sleepers, 1);
-}
-
 static void *helper_main(void *arg)
 {
     struct helper *h = arg;
-    struct cpu_pool *p = h->pool;
 
-    while (!atomic_load(&p->stop)) {
-        int spins = 0;
-
-        while (take_task(p, h->number)) {
+    while (!atomic_load(&h->pool->stop)) {
+        while (take_task(h->pool, h->number)) {
         }
-        while (!has_work(p) && ++spins < SPINS)
-            relax();
-        if (spins == SPINS)
-            sleep_until_work(p);
+        wait_until(h->pool, has_work);
     }
     return NULL;
-}
-
-static void wake_helpers(struct cpu_pool *p)
-{
-    if (!atomic_load(&p->sleepers))
-        return;
-    atomic_fetch_add(&p->wake, 1);
-    futex_wake(&p->wake);
 }
 
 int cpu_pool_new(struct cpu_pool **out, int n_threads)
@@ -133,7 +127,9 @@ int cpu_pool_new(struct cpu_pool **out, int n_threads)
     p = aligned_alloc(_Alignof(struct cpu_pool), sizeof(*p));
     if (!p)
         return -ENOMEM;
-    *p = (struct cpu_pool){.n_threads = n_threads};
+    *p = (struct cpu_pool){.n_threads = n_threads,
+                           .lock = PTHREAD_MUTEX_INITIALIZER,
+                           .changed = PTHREAD_COND_INITIALIZER};
     p->helpers = calloc((size_t)n_threads, sizeof(*p->helpers));
     if (!p->helpers)
         goto fail;
@@ -158,9 +154,11 @@ void cpu_pool_free(struct cpu_pool *p)
     if (!p)
         return;
     atomic_store(&p->stop, true);
-    wake_helpers(p);
+    wake_sleepers(p);
     for (int i = 0; i < p->n_helpers; i++)
         pthread_join(p->helpers[i].thread, NULL);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
     free(p->helpers);
     free(p);
 }
@@ -168,21 +166,6 @@ void cpu_pool_free(struct cpu_pool *p)
 int cpu_pool_threads(const struct cpu_pool *p)
 {
     return p->n_threads;
-}
-
-static void wait_until_done(struct cpu_pool *p, uint32_t n_tasks)
-{
-    uint32_t done;
-
-    for (int spins = 0; spins < SPINS; spins++) {
-        if (atomic_load_explicit(&p->done, memory_order_acquire) == n_tasks)
-            return;
-        relax();
-    }
-    atomic_store(&p->caller_sleeps, 1);
-    while ((done = atomic_load(&p->done)) != n_tasks)
-        futex_wait(&p->done, done);
-    atomic_store(&p->caller_sleeps, 0);
 }
 
 void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int task, int thread),
@@ -202,8 +185,8 @@ void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int ta
     atomic_store_explicit(&p->done, 0, memory_order_relaxed);
     number = (atomic_load_explicit(&p->loop, memory_order_relaxed) >> 32) + 1;
     atomic_store(&p->loop, number << 32 | (uint32_t)n_tasks);
-    wake_helpers(p);
+    wake_sleepers(p);
     while (take_task(p, 0)) {
     }
-    wait_until_done(p, (uint32_t)n_tasks);
+    wait_until(p, is_done);
 }

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/cpu/cpu_backend.h"
 #include "engine/cpu/cpu_machine.h"
@@ -23,14 +22,6 @@ enum {
     TASK_BYTES = 4 << 20,
     ROUNDS = 7,
 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void fail(const char *what)
 {
@@ -62,10 +53,10 @@ static void read_task(void *ctx, int task, int thread)
 
 static double read_seconds(struct cpu_pool *pool, struct reading *r)
 {
-    const double start = now();
+    const double start = now_seconds();
 
     cpu_pool_run(pool, READ_BYTES / TASK_BYTES, read_task, r);
-    return now() - start;
+    return now_seconds() - start;
 }
 
 static int by_value(const void *a, const void *b)
@@ -84,15 +75,15 @@ static double median(double *x)
 /* Seconds for a prompt and n tokens behind it. */
 static double drive_seconds(struct driver *d, const int32_t *prompt, int n_prompt, int n)
 {
+    struct drive_times times;
     struct drive_seq s;
-    double start;
+    struct err e;
 
     drive_seq_init(&s, prompt, n_prompt, n, -1);
-    start = now();
-    drive(d, &s, 1);
-    start = now() - start;
+    if (drive(d, &s, 1, &times, &e) < 0)
+        fail(e.text);
     drive_seq_deinit(&s);
-    return start;
+    return times.seconds;
 }
 
 static void bench(struct driver *d, const struct model_config *c, struct cpu_pool *pool,
@@ -131,35 +122,28 @@ int main(int argc, char **argv)
 {
     const int n_threads = argc > 2 ? atoi(argv[2]) : machine_cores();
     const int n_prompt = argc > 3 ? atoi(argv[3]) : 1024, n_decode = argc > 4 ? atoi(argv[4]) : 64;
-    struct driver d = {.ops = &cpu_backend,
-                       .block_len = 16,
-                       .max_rows = 2048,
-                       .max_seqs = 16,
-                       .two_in_flight = true};
+    struct backend_options options = {.block_len = 16,
+                                      .max_batch_tokens = 2048,
+                                      .max_seqs = 256,
+                                      .tier_bytes = {(uint64_t)512 << 20},
+                                      .n_threads = n_threads};
+    struct driver d = {.ops = &cpu_backend, .options = &options};
     struct backend_info info;
     struct cpu_pool *pool;
     struct model *model;
     struct err e;
-    double start = now();
+    double start = now_seconds();
 
     if (argc < 2 || n_threads < 1 || n_prompt < 16 || n_decode < 1)
         fail("usage: bench_cpu_decode MODEL [threads [prompt-tokens [decode-tokens]]]");
-    if (model_open(&model, argv[1], &e) < 0 ||
-        cpu_backend.open(&d.backend, model,
-                         &(struct backend_options){
-                             .block_len = d.block_len,
-                             .max_batch_tokens = d.max_rows,
-                             .max_seqs = 256,
-                             .max_seq_len = model_config(model)->max_seq_len,
-                             .tier_bytes = {(uint64_t)512 << 20},
-                             .n_threads = n_threads,
-                         },
-                         &e) < 0)
+    if (model_open(&model, argv[1], &e) < 0)
         fail(e.text);
-    printf("open_s=%.3f\n", now() - start);
+    options.max_seq_len = model_config(model)->max_seq_len;
+    if (cpu_backend.open(&d.backend, model, &options, &e) < 0)
+        fail(e.text);
+    printf("open_s=%.3f\n", now_seconds() - start);
     cpu_backend.info(d.backend, &info);
     printf("device=\"%s\" model=%s\n", info.devices[0], model_name(model));
-    driver_init(&d);
     if (cpu_pool_new(&pool, n_threads) < 0)
         fail("out of memory");
     /* An embedding of its own is looked up, not read; a tied one is the head. */
@@ -170,7 +154,6 @@ int main(int argc, char **argv)
                                          (uint64_t)model_config(model)->hidden_dim * 2),
           n_prompt, n_decode);
     cpu_pool_free(pool);
-    driver_deinit(&d);
     cpu_backend.close(d.backend);
     model_close(model);
     return 0;

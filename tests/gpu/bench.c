@@ -46,7 +46,9 @@ static struct drive_times run(struct drive_seq *seqs, int n)
     struct drive_times t;
     struct err e;
 
-    err_must(drive(&nvllm_backend, backend, &options, seqs, n, &t, &e), &e);
+    err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = backend, .options = &options},
+                   seqs, n, &t, &e),
+             &e);
     return t;
 }
 

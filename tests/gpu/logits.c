@@ -30,7 +30,9 @@ static void write_prompt(struct backend *b, const struct backend_options *o, con
     struct drive_times times;
     struct err e;
 
-    err_must(drive(&nvllm_backend, b, o, &s, 1, &times, &e), &e);
+    err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = o}, &s, 1,
+                   &times, &e),
+             &e);
     cuda_must(
         cudaMemcpy(logits, cuda_backend_rank(b)->forward.logits, bytes, cudaMemcpyDeviceToHost));
     if (fwrite(logits, 1, bytes, out) != bytes) {

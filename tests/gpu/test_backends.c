@@ -78,13 +78,15 @@ static void run(const struct backend_ops *ops, int backend, int together, bool i
     struct drive_seq seqs[N];
     struct drive_times times;
     struct backend *b;
+    struct driver d;
     struct err e;
 
     err_must(ops->open(&b, model, &o, &e), &e);
+    d = (struct driver){.ops = ops, .backend = b, .options = &o};
     for (int i = 0; i < N; i++)
         seqs[i] = seq_of(i, backend);
     for (int i = 0; i < N; i += together)
-        err_must(drive(ops, b, &o, seqs + i, N - i < together ? N - i : together, &times, &e), &e);
+        err_must(drive(&d, seqs + i, N - i < together ? N - i : together, &times, &e), &e);
     ops->close(b);
 }
 
@@ -156,7 +158,9 @@ TEST(thousands_say_the_same)
             seqs[i].out = out[i];
             seqs[i].logprobs = NULL;
         }
-        err_must(drive(cuda_backend, b, &o, seqs, n, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = cuda_backend, .backend = b, .options = &o}, seqs, n,
+                       &times, &e),
+                 &e);
         if (n == N)
             memcpy(few, out, sizeof(few));
         for (int i = 0; i < n; i++) {
@@ -199,7 +203,9 @@ TEST(ledger_sums_to_what_the_driver_says)
                 ck_assert_uint_eq(i.graph_bytes, 0);
             for (int j = 0; j < N; j++)
                 seqs[j] = seq_of(j, 1);
-            err_must(drive(cuda_backend, b, &o, seqs, N, &times, &e), &e);
+            err_must(drive(&(struct driver){.ops = cuda_backend, .backend = b, .options = &o}, seqs,
+                           N, &times, &e),
+                     &e);
         }
         printf(
             "graphs %s: %.1f MiB weights, %.1f kv, %.1f graphs, %.1f workspaces, %.1f other; %s\n",
@@ -220,7 +226,9 @@ static void drive_all(struct backend *b, const struct backend_options *o, int to
 
     for (int i = 0; i < N; i++)
         seqs[i] = seq_of(i, to);
-    err_must(drive(cuda_backend, b, o, seqs, N, &times, &e), &e);
+    err_must(drive(&(struct driver){.ops = cuda_backend, .backend = b, .options = o}, seqs, N,
+                   &times, &e),
+             &e);
 }
 
 static int idle(struct backend *b)

@@ -96,9 +96,15 @@ TEST(a_trap_is_told)
     const double begin = now_seconds();
 
     ck_assert_msg(nvllm_backend.open(&b, model, &options, &e) == 0, "%s", e.text);
-    ck_assert_int_eq(drive(&nvllm_backend, b, &options, &s, 1, &times, &e), 0);
+    ck_assert_int_eq(
+        drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &options}, &s, 1,
+              &times, &e),
+        0);
     ck_assert_int_eq(trap_device(cuda_backend_rank(b)->device.launch.stream), cudaSuccess);
-    ck_assert_int_lt(drive(&nvllm_backend, b, &options, &s, 1, &times, &e), 0);
+    ck_assert_int_lt(
+        drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &options}, &s, 1,
+              &times, &e),
+        0);
     ck_assert_msg(strstr(e.text, "CUDA"), "%s", e.text);
     nvllm_backend.close(b);
     ck_assert_double_lt(now_seconds() - begin, 5.0);

@@ -1,13 +1,13 @@
 /* test_golden.c - the CUDA backend through its contract on the bundled model: the ids of a
  * reference implementation in float32, alone and batched, with graphs and without, with small and
  * large blocks. Where two candidates are closer than bf16 can tell, ids may differ. */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/gpu/drive.h"
+#include "tests/tools/golden_cases.h"
 #include "tests/unit/run_suite.h"
 
 extern const struct backend_ops nvllm_backend;
@@ -17,70 +17,22 @@ static const double clear_margin = 0.05; /* of logits; bf16 moves them by less *
  * one after every change to a kernel's order of sums. */
 static const double most_apart = 0.2;
 
-enum { MAX_CASES = 256, MAX_SEQS = 64 };
-
-struct golden {
-    const char *name;
-    int32_t *prompt, *ids;
-    int32_t n_prompt, n_ids, max_tokens;
-    double min_margin;
-    double *logprobs; /* [n_ids] of the id */
-};
+enum { MAX_SEQS = 64 };
 
 static const char *data_folder; /* the program's argument: where the tree is no longer there */
-static struct golden cases[MAX_CASES];
+static struct golden *cases;
 static int n_cases;
-static json_t *file;
 static struct model *model;
-
-static int32_t *ints(const json_t *array, int32_t *n)
-{
-    int32_t *v = malloc((json_array_size(array) + 1) * sizeof(*v));
-
-    *n = (int32_t)json_array_size(array);
-    for (int i = 0; i < *n; i++)
-        v[i] = (int32_t)json_integer_value(json_array_get(array, (size_t)i));
-    return v;
-}
-
-static void read_case(struct golden *c, const json_t *from)
-{
-    const json_t *tops = json_object_get(from, "top5_logprobs");
-
-    c->name = json_string_value(json_object_get(from, "name"));
-    c->prompt = ints(json_object_get(from, "prompt_ids"), &c->n_prompt);
-    c->ids = ints(json_object_get(from, "greedy_ids"), &c->n_ids);
-    c->max_tokens = (int32_t)json_integer_value(json_object_get(from, "max_tokens"));
-    c->min_margin = json_number_value(json_object_get(from, "min_margin"));
-    c->logprobs = calloc((size_t)c->n_ids, sizeof(double));
-    for (int i = 0; i < c->n_ids; i++)
-        c->logprobs[i] = json_number_value(
-            json_array_get(json_array_get(json_array_get(tops, (size_t)i), 0), 1));
-}
 
 static void set_up(void)
 {
-    char path[4096];
-
-    snprintf(path, sizeof(path), "%s/nvllm-tiny-greedy.json",
-             data_folder ? data_folder : TEST_DATA_DIR);
-    file = json_load_file(path, 0, NULL);
-    ck_assert_msg(file, "%s", path);
-    n_cases = (int)json_array_size(file);
-    ck_assert_int_le(n_cases, MAX_CASES);
-    for (int i = 0; i < n_cases; i++)
-        read_case(&cases[i], json_array_get(file, (size_t)i));
+    n_cases = golden_load(&cases, data_folder ? data_folder : TEST_DATA_DIR);
     model = open_tiny_model(data_folder);
 }
 
 static void tear_down(void)
 {
-    for (int i = 0; i < n_cases; i++) {
-        free(cases[i].prompt);
-        free(cases[i].ids);
-        free(cases[i].logprobs);
-    }
-    json_decref(file);
+    golden_free(cases, n_cases);
     model_close(model);
 }
 
@@ -112,7 +64,9 @@ static void check_golden(const struct backend_options *o, int together, int *sam
 
         for (int i = 0; i < n; i++)
             seqs[i] = seq_of(&cases[at + i]);
-        err_must(drive(&nvllm_backend, b, o, seqs, n, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = o}, seqs, n,
+                       &times, &e),
+                 &e);
         for (int i = 0; i < n; i++) {
             const struct golden *c = &cases[at + i];
             const bool equal =
@@ -124,7 +78,8 @@ static void check_golden(const struct backend_options *o, int together, int *sam
                           "%s differs (margin %g, %d of %d tokens, block_len %d, together %d)",
                           c->name, c->min_margin, seqs[i].n_out, c->n_ids, o->block_len, together);
             for (int j = 0; equal && j < c->n_ids; j++)
-                ck_assert_double_lt(fabs((double)seqs[i].logprobs[j] - c->logprobs[j]), most_apart);
+                ck_assert_double_lt(fabs((double)seqs[i].logprobs[j] - c->top_logprobs[j][0]),
+                                    most_apart);
             free(seqs[i].out);
             free(seqs[i].logprobs);
         }
@@ -194,7 +149,9 @@ TEST(invariant_texts_do_not_depend_on_the_batch)
         alone[i].sampling.temperature = 0.9f;
         alone[i].sampling.top_k = i % 2 ? 20 : 0;
         alone[i].sampling.seed = (uint64_t)i * 77;
-        err_must(drive(&nvllm_backend, b, &o, &alone[i], 1, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       &alone[i], 1, &times, &e),
+                 &e);
     }
     for (int run = 0; run < 4; run++) {
         o.max_batch_tokens = chunks[run];
@@ -203,7 +160,9 @@ TEST(invariant_texts_do_not_depend_on_the_batch)
             together[i].sampling = alone[i].sampling;
             together[i].restart_at = run > 0 && i % 4 != run ? 1 + i % 9 : 0;
         }
-        err_must(drive(&nvllm_backend, b, &o, together, N, &times, &e), &e);
+        err_must(drive(&(struct driver){.ops = &nvllm_backend, .backend = b, .options = &o},
+                       together, N, &times, &e),
+                 &e);
         for (int i = 0; i < N; i++) {
             const size_t bytes = (size_t)alone[i].n_out * 4;
 

@@ -1,6 +1,5 @@
 /* test_cpu_golden.c - the CPU backend computes the reference's tokens and logprobs, whatever the
  * batch, chunks, blocks, threads and instruction set. */
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 #include "engine/cpu/cpu_backend.h"
 #include "engine/model/model.h"
 #include "tests/tools/backend_driver.h"
+#include "tests/tools/golden_cases.h"
 #include "tests/unit/run_suite.h"
 
 enum {
@@ -20,79 +20,25 @@ enum {
     N_WAYS = 7,
     SHORT_PROMPT = 2000, /* tokens: longer prompts have their own tests */
 #endif
-    GOLDEN_TOP = 5,
     STOP = 1993, /* <|im_end|> ended the reference's texts */
 };
 
-struct golden_case {
-    char name[64];
-    int32_t *prompt;
-    int n_prompt, max_tokens, n_ids;
-    int32_t *ids;
-    int32_t (*top_ids)[GOLDEN_TOP];
-    double (*top_logprobs)[GOLDEN_TOP];
-    double min_margin;
-    bool same_in_bf16;
-};
-
-static struct golden_case cases[MAX_CASES];
+static struct golden *cases;
 static int n_cases;
 static struct model *model;
 static struct err e;
 
-static void load_case(struct golden_case *c, const json_t *j)
-{
-    const json_t *prompt = json_object_get(j, "prompt_ids");
-    const json_t *ids = json_object_get(j, "greedy_ids");
-    const json_t *top = json_object_get(j, "top5_logprobs");
-
-    snprintf(c->name, sizeof(c->name), "%s", json_string_value(json_object_get(j, "name")));
-    c->n_prompt = (int)json_array_size(prompt);
-    c->n_ids = (int)json_array_size(ids);
-    c->max_tokens = (int)json_integer_value(json_object_get(j, "max_tokens"));
-    c->min_margin = json_real_value(json_object_get(j, "min_margin"));
-    c->same_in_bf16 = json_is_true(json_object_get(j, "same_in_bf16"));
-    c->prompt = calloc((size_t)c->n_prompt, sizeof(*c->prompt));
-    c->ids = calloc((size_t)c->n_ids, sizeof(*c->ids));
-    c->top_ids = calloc((size_t)c->n_ids, sizeof(*c->top_ids));
-    c->top_logprobs = calloc((size_t)c->n_ids, sizeof(*c->top_logprobs));
-    ck_assert(c->n_prompt > 0 && c->n_ids > 0 && json_array_size(top) == (size_t)c->n_ids);
-    for (int i = 0; i < c->n_prompt; i++)
-        c->prompt[i] = (int32_t)json_integer_value(json_array_get(prompt, (size_t)i));
-    for (int i = 0; i < c->n_ids; i++) {
-        c->ids[i] = (int32_t)json_integer_value(json_array_get(ids, (size_t)i));
-        for (int k = 0; k < GOLDEN_TOP; k++) {
-            const json_t *pair = json_array_get(json_array_get(top, (size_t)i), (size_t)k);
-
-            c->top_ids[i][k] = (int32_t)json_integer_value(json_array_get(pair, 0));
-            c->top_logprobs[i][k] = json_number_value(json_array_get(pair, 1));
-        }
-    }
-}
-
 static void setup(void)
 {
-    json_error_t bad;
-    json_t *all = json_load_file(TEST_DATA_DIR "/nvllm-tiny-greedy.json", 0, &bad);
-
-    ck_assert_msg(all != NULL, "%s", bad.text);
-    n_cases = (int)json_array_size(all);
+    n_cases = golden_load(&cases, TEST_DATA_DIR);
     ck_assert_int_le(n_cases, MAX_CASES);
     ck_assert_int_ge(n_cases, 50);
-    for (int i = 0; i < n_cases; i++)
-        load_case(&cases[i], json_array_get(all, (size_t)i));
-    json_decref(all);
     ck_assert_msg(model_open(&model, TEST_MODEL_DIR, &e) == 0, "%s", e.text);
 }
 
 static void teardown(void)
 {
-    for (int i = 0; i < n_cases; i++) {
-        free(cases[i].prompt);
-        free(cases[i].ids);
-        free(cases[i].top_ids);
-        free(cases[i].top_logprobs);
-    }
+    golden_free(cases, n_cases);
     model_close(model);
 }
 
@@ -107,9 +53,18 @@ struct way {
 
 static const struct way usual = {16, 4096, 64, 2, 128, 0, false, false, CPU_N_ISAS, KV_DTYPE_AUTO};
 
-static void open_way(struct driver *d, const struct way *w)
+static struct backend_options options; /* of the way that is open */
+
+static struct driver open_way(const struct way *w)
 {
-    const struct backend_options o = {
+    struct driver d = {.ops = &cpu_backend,
+                       .options = &options,
+                       .one_in_flight = !w->two_in_flight,
+                       .scatter = w->scatter};
+    const struct cpu_ops *ops = w->isa < CPU_N_ISAS ? cpu_ops_get(w->isa) : cpu_ops_best();
+    struct backend_info info;
+
+    options = (struct backend_options){
         .block_len = w->block_len,
         .max_batch_tokens = w->max_rows,
         .max_seqs = w->max_seqs,
@@ -118,37 +73,25 @@ static void open_way(struct driver *d, const struct way *w)
         .kv_dtype = w->kv_dtype,
         .n_threads = w->n_threads,
     };
-    struct backend_info info;
-    int r;
-
-    *d = (struct driver){.ops = &cpu_backend,
-                         .block_len = w->block_len,
-                         .max_rows = w->max_rows,
-                         .max_seqs = w->max_seqs,
-                         .two_in_flight = w->two_in_flight,
-                         .scatter = w->scatter};
-    if (w->isa < CPU_N_ISAS)
-        r = cpu_backend_open_with(&d->backend, model, &o, cpu_ops_get(w->isa), &e);
-    else
-        r = cpu_backend.open(&d->backend, model, &o, &e);
-    ck_assert_msg(r == 0, "%s", e.text);
-    cpu_backend.info(d->backend, &info);
+    ck_assert_msg(cpu_backend_open_with(&d.backend, model, &options, ops, &e) == 0, "%s", e.text);
+    cpu_backend.info(d.backend, &info);
     if (w->poison) /* all bits set: NaN in both dtypes */
-        memset(cpu_backend_kv(d->backend), 0xff,
+        memset(cpu_backend_kv(d.backend), 0xff,
                info.block_bytes * (size_t)info.tiers[TIER_DEVICE].n_blocks);
-    driver_init(d);
+    return d;
 }
 
-static void close_way(struct driver *d)
+static void run_seqs(struct driver *d, struct drive_seq *seqs, int n)
 {
-    driver_deinit(d);
-    cpu_backend.close(d->backend);
+    struct drive_times times;
+
+    ck_assert_msg(drive(d, seqs, n, &times, &e) == 0, "%s", e.text);
 }
 
-static void seq_of(struct drive_seq *s, const struct golden_case *c)
+static void seq_of(struct drive_seq *s, const struct golden *c)
 {
     drive_seq_init(s, c->prompt, c->n_prompt, c->max_tokens, N_TOP);
-    s->stop = STOP;
+    s->end_id = STOP;
 }
 
 /* The logprob of an id in a step's top list, or NaN. */
@@ -161,18 +104,18 @@ static double top_logprob(const struct drive_seq *s, int step, int32_t id)
 }
 
 /* Equal ids if the reference's margin is large enough, equal logprobs as far as the texts agree. */
-static double check_golden(const struct golden_case *c, const struct drive_seq *s, double tolerance,
+static double check_golden(const struct golden *c, const struct drive_seq *s, double tolerance,
                            double margin)
 {
     double worst = 0.0;
     int n = 0;
 
-    ck_assert(!s->numerics && s->n_ids > 0);
-    while (n < c->n_ids && n < s->n_ids && c->ids[n] == s->ids[n])
+    ck_assert(s->n_out > 0 && s->out[s->n_out - 1] != BATCH_NUMERICS);
+    while (n < c->n_ids && n < s->n_out && c->ids[n] == s->out[n])
         n++;
-    ck_assert_msg(c->min_margin < margin || (n == c->n_ids && n == s->n_ids),
-                  "%s: token %d is %d, not %d", c->name, n, (int)s->ids[n], (int)c->ids[n]);
-    for (int i = 0; i < (n < c->n_ids ? n + 1 : n) && i < s->n_ids; i++)
+    ck_assert_msg(c->min_margin < margin || (n == c->n_ids && n == s->n_out),
+                  "%s: token %d is %d, not %d", c->name, n, (int)s->out[n], (int)c->ids[n]);
+    for (int i = 0; i < (n < c->n_ids ? n + 1 : n) && i < s->n_out; i++)
         for (int k = 0; k < GOLDEN_TOP; k++) {
             const double off = fabs(top_logprob(s, i, c->top_ids[i][k]) - c->top_logprobs[i][k]);
 
@@ -183,12 +126,11 @@ static double check_golden(const struct golden_case *c, const struct drive_seq *
     return worst;
 }
 
-static void check_same(const struct golden_case *c, const struct drive_seq *a,
-                       const struct drive_seq *b)
+static void check_same(const struct golden *c, const struct drive_seq *a, const struct drive_seq *b)
 {
-    const size_t n = (size_t)a->n_ids;
+    const size_t n = (size_t)a->n_out;
 
-    ck_assert_msg(a->n_ids == b->n_ids && memcmp(a->ids, b->ids, n * sizeof(*a->ids)) == 0 &&
+    ck_assert_msg(a->n_out == b->n_out && memcmp(a->out, b->out, n * sizeof(*a->out)) == 0 &&
                       memcmp(a->logprobs, b->logprobs, n * sizeof(*a->logprobs)) == 0,
                   "%s: not the same bits", c->name);
     for (size_t i = 0; i < n * SAMPLING_MAX_LOGPROBS; i++)
@@ -201,25 +143,23 @@ static void run_way(struct drive_seq *seqs, const struct way *w, bool together, 
 {
     struct drive_seq *now[MAX_CASES];
     struct drive_seq *some = calloc(MAX_CASES, sizeof(*some));
-    struct driver d;
+    struct driver d = open_way(w);
     int n = 0;
 
-    open_way(&d, w);
     for (int i = 0; i < n_cases; i++) {
         if (cases[i].n_prompt > max_prompt)
             continue;
         now[n] = &seqs[i];
         seq_of(&some[n++], &cases[i]);
         if (!together)
-            drive(&d, &some[n - 1], 1);
+            run_seqs(&d, &some[n - 1], 1);
     }
     if (together)
-        drive(&d, some, n);
-    ck_assert_int_eq(d.n_free, d.n_blocks);
+        run_seqs(&d, some, n);
     for (int i = 0; i < n; i++)
         *now[i] = some[i];
     free(some);
-    close_way(&d);
+    cpu_backend.close(d.backend);
 }
 
 static void free_seqs(struct drive_seq *seqs)
@@ -237,7 +177,7 @@ TEST(golden_alone, .timeout = 240)
 
     run_way(seqs, &usual, false, SHORT_PROMPT);
     for (int i = 0; i < n_cases; i++)
-        if (seqs[i].n_ids) {
+        if (seqs[i].n_out) {
             worst = fmax(worst, check_golden(&cases[i], &seqs[i], 2e-3, 0.005));
             n++;
         }
@@ -272,7 +212,7 @@ TEST(way_changes_nothing, .timeout = 240)
             continue;
         run_way(now, &ways[way], true, SHORT_PROMPT / 4);
         for (int i = 0; i < n_cases; i++)
-            if (now[i].n_ids) {
+            if (now[i].n_out) {
                 check_same(&cases[i], &alone[i], &now[i]);
                 n++;
             }
@@ -295,7 +235,7 @@ TEST(bf16_kv, .timeout = 240)
     w.kv_dtype = KV_DTYPE_BF16;
     run_way(now, &w, true, SHORT_PROMPT / 4);
     for (int i = 0; i < n_cases; i++)
-        if (now[i].n_ids) {
+        if (now[i].n_out) {
             check_same(&cases[i], &alone[i], &now[i]);
             check_golden(&cases[i], &now[i], 0.5, 1.0);
         }
@@ -313,12 +253,12 @@ static void golden_long(const char *name, const struct way *w)
     while (i < n_cases && strcmp(cases[i].name, name) != 0)
         i++;
     ck_assert_msg(i < n_cases, "%s is missing", name);
-    open_way(&d, w);
+    d = open_way(w);
     seq_of(&s, &cases[i]);
-    drive(&d, &s, 1);
+    run_seqs(&d, &s, 1);
     check_golden(&cases[i], &s, 2e-3, 0.005);
     drive_seq_deinit(&s);
-    close_way(&d);
+    cpu_backend.close(d.backend);
 }
 
 /* A pass-key is found after 1,558 and 5,540 tokens, with small and large blocks and chunks. */
@@ -348,12 +288,12 @@ TEST(plain_is_the_same, .timeout = 240)
 
     for (int i = 0; i < 6; i++)
         seq_of(&fast[i], &cases[i]), seq_of(&plain[i], &cases[i]);
-    open_way(&d, &usual);
-    drive(&d, fast, 6);
-    close_way(&d);
-    open_way(&d, &plain_way);
-    drive(&d, plain, 6);
-    close_way(&d);
+    d = open_way(&usual);
+    run_seqs(&d, fast, 6);
+    cpu_backend.close(d.backend);
+    d = open_way(&plain_way);
+    run_seqs(&d, plain, 6);
+    cpu_backend.close(d.backend);
     for (int i = 0; i < 6; i++)
         check_same(&cases[i], &fast[i], &plain[i]);
     free_seqs(fast);

@@ -232,40 +232,37 @@ static double *reference(const int32_t *tokens, int n)
     return z;
 }
 
-static void open_backend(struct driver *d, int max_rows, enum cpu_isa isa)
-{
-    const struct backend_options o = {.block_len = 16,
-                                      .max_batch_tokens = max_rows,
-                                      .max_seqs = 4,
-                                      .max_seq_len = 1024,
-                                      .tier_bytes = {64 << 20},
-                                      .n_threads = 2};
+static struct backend_options options;
 
-    *d = (struct driver){.ops = &cpu_backend,
-                         .block_len = 16,
-                         .max_rows = max_rows,
-                         .max_seqs = 4,
-                         .two_in_flight = true,
-                         .scatter = 3};
-    ck_assert_msg(cpu_backend_open_with(&d->backend, model, &o, cpu_ops_get(isa), &e) == 0, "%s",
-                  e.text);
-    driver_init(d);
+static struct driver open_backend(int max_rows, enum cpu_isa isa)
+{
+    struct driver d = {.ops = &cpu_backend, .options = &options, .scatter = 3};
+
+    options = (struct backend_options){.block_len = 16,
+                                       .max_batch_tokens = max_rows,
+                                       .max_seqs = 4,
+                                       .max_seq_len = 1024,
+                                       .tier_bytes = {64 << 20},
+                                       .n_threads = 2};
+    ck_assert_msg(cpu_backend_open_with(&d.backend, model, &options, cpu_ops_get(isa), &e) == 0,
+                  "%s", e.text);
+    return d;
 }
 
-static void close_backend(struct driver *d)
+static void run_seqs(struct driver *d, struct drive_seq *seqs, int n)
 {
-    driver_deinit(d);
-    cpu_backend.close(d->backend);
+    struct drive_times times;
+
+    ck_assert_msg(drive(d, seqs, n, &times, &e) == 0, "%s", e.text);
 }
 
 static void run(struct drive_seq *s, const int32_t *prompt, int max_rows, enum cpu_isa isa)
 {
-    struct driver d;
+    struct driver d = open_backend(max_rows, isa);
 
-    open_backend(&d, max_rows, isa);
     drive_seq_init(s, prompt, N_PROMPT, N_OUT, SAMPLING_MAX_LOGPROBS);
-    drive(&d, s, 1);
-    close_backend(&d);
+    run_seqs(&d, s, 1);
+    cpu_backend.close(d.backend);
 }
 
 static const struct model_config shapes[] = {
@@ -300,8 +297,8 @@ TEST(agrees_with_reference, .n = N_SHAPES)
     vocab = model_config(model)->vocab_size;
     make_prompt(tokens);
     run(&s, tokens, 512, cpu_ops_get(CPU_ISA_AVX512) ? CPU_ISA_AVX512 : CPU_ISA_PLAIN);
-    ck_assert_int_eq(s.n_ids, N_OUT);
-    memcpy(tokens + N_PROMPT, s.ids, sizeof(*tokens) * N_OUT);
+    ck_assert_int_eq(s.n_out, N_OUT);
+    memcpy(tokens + N_PROMPT, s.out, sizeof(*tokens) * N_OUT);
     want = reference(tokens, N_PROMPT + N_OUT);
     for (int i = 0; i < N_OUT; i++) {
         const double *row = want + (N_PROMPT - 1 + i) * vocab;
@@ -312,7 +309,7 @@ TEST(agrees_with_reference, .n = N_SHAPES)
             worst = fmax(worst, fabs((double)s.top_logprobs[at] - row[s.top_ids[at]]));
         }
         for (int j = 0; j < vocab; j++) /* nothing better was overlooked */
-            ck_assert(row[j] <= row[s.ids[i]] + 2e-4);
+            ck_assert(row[j] <= row[s.out[i]] + 2e-4);
     }
     ck_assert_msg(worst < 1e-4, "off by %g", worst);
     free(want);
@@ -334,7 +331,7 @@ TEST(chunks_and_isas_change_nothing, .n = N_SHAPES)
     for (int isa = 0; isa < CPU_N_ISAS; isa++)
         for (int c = 0; c < 3 && cpu_ops_get((enum cpu_isa)isa); c++, n++) {
             run(&s, prompt, chunks[c], (enum cpu_isa)isa);
-            ck_assert_mem_eq(s.ids, first.ids, sizeof(*s.ids) * N_OUT);
+            ck_assert_mem_eq(s.out, first.out, sizeof(*s.out) * N_OUT);
             ck_assert_mem_eq(s.logprobs, first.logprobs, sizeof(*s.logprobs) * N_OUT);
             drive_seq_deinit(&s);
         }
@@ -354,20 +351,20 @@ TEST(numerics_end_one_sequence)
     make_prompt(good);
     make_prompt(bad);
     bad[N_PROMPT / 2] = NAN_TOKEN;
-    open_backend(&d, 100, CPU_ISA_PLAIN);
+    d = open_backend(100, CPU_ISA_PLAIN);
     drive_seq_init(&alone, good, N_PROMPT, N_OUT, 0);
-    drive(&d, &alone, 1);
+    run_seqs(&d, &alone, 1);
     drive_seq_init(&both[0], bad, N_PROMPT, N_OUT, 0);
     drive_seq_init(&both[1], good, N_PROMPT, N_OUT, 0);
-    drive(&d, both, 2);
-    ck_assert(both[0].numerics && both[0].n_ids == 0);
-    ck_assert(!both[1].numerics && both[1].n_ids == N_OUT);
-    ck_assert_mem_eq(both[1].ids, alone.ids, sizeof(*alone.ids) * N_OUT);
+    run_seqs(&d, both, 2);
+    ck_assert(both[0].n_out == 1 && both[0].out[0] == BATCH_NUMERICS);
+    ck_assert(both[1].n_out == N_OUT);
+    ck_assert_mem_eq(both[1].out, alone.out, sizeof(*alone.out) * N_OUT);
     ck_assert_mem_eq(both[1].logprobs, alone.logprobs, sizeof(*alone.logprobs) * N_OUT);
     for (int i = 0; i < 2; i++)
         drive_seq_deinit(&both[i]);
     drive_seq_deinit(&alone);
-    close_backend(&d);
+    cpu_backend.close(d.backend);
     drop_model();
 }
 
