@@ -509,7 +509,7 @@ int ctl_batch(struct ctl *ctl)
         ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
     open_files(&b, input, output);
     ctl_connect(ctl);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     while (b.n_slots < b.concurrency * SLOTS_A_REQUEST)
         b.n_slots *= 2;
     b.slots = ctl_alloc(b.n_slots, sizeof(*b.slots));

@@ -506,7 +506,7 @@ int ctl_bench(struct ctl *ctl)
     snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
     if (!ctl_option(ctl, "warm-cache")) /* prompts of earlier runs are not found */
         b.request.cache_salt = nvllm_str(salt);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     run(&b);
     if (ctl_option(ctl, "json"))
         ctl_json_print(STDOUT_FILENO, result_json(b.result));

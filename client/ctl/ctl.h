@@ -122,13 +122,11 @@ int ctl_ask_ms(const struct ctl *ctl);
 /* Until when to wait for a cancelled request to end: not long if --timeout has expired. */
 int64_t ctl_cancel_end(const struct ctl *ctl);
 
-/* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program. */
-void ctl_catch_interrupts(void);
-int ctl_interrupted(void); /* the exit code to end with, or 0 */
-
-/* For interactive programs: SIGINT never ends the program, and one can be forgotten. */
-void ctl_spare_interrupts(void);
+/* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program;
+ * `interactive`: SIGINT never does, and one can be forgotten. */
+void ctl_catch_interrupts(bool interactive);
 void ctl_forget_interrupt(void);
+int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
 /* As nvllm_next(), but gives NVLLM_E_TIMEOUT, without *err, once after each interrupt, before any
  * event, and when also_fd (-1: none) is readable. */

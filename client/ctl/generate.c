@@ -172,7 +172,7 @@ int ctl_generate(struct ctl *ctl)
     ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
     ctl_connect(ctl);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     do
         rc = run(&job);
     while (rc == RETRY);

@@ -284,18 +284,14 @@ static void on_interrupt(int signal)
     n_interrupts++;
 }
 
-void ctl_catch_interrupts(void)
+void ctl_catch_interrupts(bool interactive)
 {
     struct sigaction action = {.sa_handler = on_interrupt};
 
+    interrupts_spared = interactive;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-}
-
-void ctl_spare_interrupts(void)
-{
-    interrupts_spared = true;
 }
 
 void ctl_forget_interrupt(void)

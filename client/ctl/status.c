@@ -12,18 +12,6 @@
 #include "client/ctl/report.h"
 #include "client/ctl/show.h"
 
-static const char *colour_of(enum nvllm_state state)
-{
-    switch (state) {
-    case NVLLM_STATE_READY:
-        return COLOUR_GREEN;
-    case NVLLM_STATE_FAILED:
-        return COLOUR_RED;
-    default:
-        return COLOUR_YELLOW;
-    }
-}
-
 /* A text from the daemon; nothing if it is empty. */
 static void put(const char *name, const char *value)
 {
@@ -84,8 +72,12 @@ static void print_numbers(const struct nvllm_status *s)
 
 static void print_status(const struct nvllm_status *s)
 {
-    printf("%-14s%s%s%s", "state", show_colour(STDOUT_FILENO, colour_of(s->state)),
-           nvllm_state_name(s->state), show_colour(STDOUT_FILENO, COLOUR_END));
+    const char *colour = s->state == NVLLM_STATE_READY    ? COLOUR_GREEN
+                         : s->state == NVLLM_STATE_FAILED ? COLOUR_RED
+                                                          : COLOUR_YELLOW;
+
+    printf("%-14s%s%s%s", "state", show_colour(STDOUT_FILENO, colour), nvllm_state_name(s->state),
+           show_colour(STDOUT_FILENO, COLOUR_END));
     if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
         printf(" (%d %%)", (int)(s->progress * 100));
     putchar('\n');

@@ -255,7 +255,7 @@ static int run_live(struct top *t)
 {
     bool ok;
 
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     if (!catch_signals(t))
         ctl_die("cannot wait for signals: %s", strerror(errno));
     enter_screen(t);
