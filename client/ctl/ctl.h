@@ -83,10 +83,6 @@ int ctl_exit_code(enum nvllm_code code);
 /* Ends the program after a report of ctl->err if the call that gave the code has failed. */
 void ctl_check(const struct ctl *ctl, enum nvllm_code code);
 
-/* How long to wait before a request that the daemon was too busy for is sent again: first_ms,
- * doubled with each try up to last_ms, but at least what the daemon advises, up to a minute. */
-int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
-
 /* Prints that --timeout has expired, and gives EXIT_DEADLINE. */
 int ctl_report_timeout(void);
 

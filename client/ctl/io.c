@@ -202,18 +202,6 @@ void ctl_check(const struct ctl *ctl, enum nvllm_code code)
         exit(ctl_report(ctl, &ctl->err));
 }
 
-int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
-{
-    enum { MAX_DOUBLINGS = 7, MAX_ADVICE_MS = 60000 };
-    int64_t pause = (int64_t)first_ms << (n_tries < MAX_DOUBLINGS ? n_tries : MAX_DOUBLINGS);
-
-    if (pause > last_ms)
-        pause = last_ms;
-    if (advice_ms > MAX_ADVICE_MS)
-        advice_ms = MAX_ADVICE_MS;
-    return pause > advice_ms ? pause : advice_ms;
-}
-
 /* ---- connection */
 
 int ctl_left_ms(const struct ctl *ctl)
