@@ -408,7 +408,7 @@ int ctl_batch(struct ctl *ctl)
         ctl_die("%s: %s", output, strerror(errno));
     lines_deinit(&b.lines);
     ctl_request_deinit(&b.defaults);
-    free(b.flight.waiting);
+    flight_deinit(&b.flight);
     free(b.slots);
     return rc;
 }

@@ -404,7 +404,7 @@ int ctl_bench(struct ctl *ctl)
     else if (b.rc == EXIT_OK && b.result->n_failed > 0)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
-    free(b.flight.waiting);
+    flight_deinit(&b.flight);
     free(b.streams);
     free(b.free_streams);
     free(b.result);

@@ -24,6 +24,18 @@ int64_t flight_clock_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* The owner has the memory of requests. */
+static void keep(void *request)
+{
+    (void)request;
+}
+
+void flight_deinit(struct flight *f)
+{
+    tdestroy(f->sent, keep);
+    free(f->waiting);
+}
+
 static int compare_ids(const void *a, const void *b)
 {
     const struct flight_request *x = a, *y = b;
@@ -72,35 +84,41 @@ void flight_add(struct flight *f, struct flight_request *r)
 int flight_send(struct flight *f)
 {
     size_t n = f->n_waiting;
-    int64_t now = clock_ms();
-    int wait_ms = TICK_MS;
-    bool full = false;
+    int64_t now = clock_ms(), wait_ms = TICK_MS;
+    bool full = false; /* nothing more can be sent now */
 
     f->n_waiting = 0;
     for (size_t i = 0; i < n; i++) {
         struct flight_request *r = f->waiting[i];
-        enum nvllm_code code = NVLLM_E_BUSY;
         struct nvllm_error err;
+        enum nvllm_code code;
 
-        if (r->not_before_ms > now)
-            wait_ms = r->not_before_ms - now < wait_ms ? (int)(r->not_before_ms - now) : wait_ms;
-        else if (!full && f->n_sent < f->limit && f->dead.code == NVLLM_OK)
-            code = nvllm_generate_start(f->ctl->client, &r->id, f->prepare(f->owner, r), &err);
-        full = full || (code == NVLLM_E_BUSY && r->not_before_ms <= now);
-        if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL)
-            f->dead = err;
-        if (code == NVLLM_OK && !tsearch(r, &f->sent, compare_ids))
-            ctl_no_memory();
-        if (code == NVLLM_OK)
-            f->n_sent++;
-        else if (code == NVLLM_E_BUSY || f->dead.code != NVLLM_OK)
+        if (full || f->n_sent >= f->limit || r->not_before_ms > now) {
+            if (r->not_before_ms > now && r->not_before_ms - now < wait_ms)
+                wait_ms = r->not_before_ms - now;
             f->waiting[f->n_waiting++] = r;
-        else
+            continue;
+        }
+        code = nvllm_generate_start(f->ctl->client, &r->id, f->prepare(f->owner, r), &err);
+        if (code == NVLLM_OK) {
+            if (!tsearch(r, &f->sent, compare_ids))
+                ctl_no_memory();
+            f->n_sent++;
+        } else if (code == NVLLM_E_BUSY) { /* the socket is full */
+            full = true;
+            wait_ms = wait_ms < FIRST_RETRY_MS ? wait_ms : FIRST_RETRY_MS;
+            f->waiting[f->n_waiting++] = r;
+        } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
+            full = true;
+            f->dead = err;
+            f->waiting[f->n_waiting++] = r;
+        } else {
             f->take(f->owner, r, &(struct nvllm_event){.error = &err});
+        }
     }
     if (f->dead.code != NVLLM_OK)
         flight_fail(f, &f->dead);
-    return wait_ms;
+    return (int)wait_ms;
 }
 
 /* ---- events */

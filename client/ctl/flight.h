@@ -26,7 +26,7 @@ struct flight {
 
     void *sent; /* search tree of requests in flight, by id */
     size_t n_sent;
-    struct flight_request **waiting; /* [n_waiting] to be sent, in order; freed by the owner */
+    struct flight_request **waiting; /* [n_waiting] to be sent, in order */
     size_t n_waiting, cap;
     uint64_t n_refused;
     int64_t wake_ns;         /* arrival time of the events being taken: one per wake-up */
@@ -34,6 +34,8 @@ struct flight {
     bool stopping;
     int64_t stop_end;
 };
+
+void flight_deinit(struct flight *f);
 
 /* The nanoseconds of the monotonic clock. */
 int64_t flight_clock_ns(void);
