@@ -17,7 +17,6 @@
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
 #include "client/ctl/request.h"
-#include "client/ctl/result.h"
 #include "client/ctl/show.h"
 
 enum {

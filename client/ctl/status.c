@@ -7,9 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/show.h"
 #include "client/ctl/json.h"
-#include "client/ctl/report.h"
 #include "client/ctl/show.h"
 
 /* A text from the daemon; nothing if it is empty. */
@@ -153,8 +151,7 @@ static void widen_users(struct table *t, const struct nvllm_request_list *list, 
     }
 }
 
-void report_print_requests(FILE *to, const struct nvllm_request_list *list, size_t rows,
-                           int columns)
+void show_requests(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns)
 {
     size_t n = list->n_requests < rows ? list->n_requests : rows;
     struct table t;
@@ -182,7 +179,7 @@ int ctl_requests(struct ctl *ctl)
     ctl_check(ctl, nvllm_list_requests(ctl->client, &wanted, ctl_ask_ms(ctl), &list, &ctl->err));
     if (ctl_option(ctl, "json"))
         return ctl_json_answer(report_json_request_list(list));
-    report_print_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
+    show_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
     return EXIT_OK;
 }
 
