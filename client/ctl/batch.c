@@ -350,7 +350,7 @@ static void open_files(struct batch *b, const char *input, const char *output)
     b->out_fd = ctl_open(output, STDOUT_FILENO, O_WRONLY | O_CREAT);
     if (same_file(b->lines.fd, b->out_fd)) {
         ctl_message("input and output are the same file: %s", input);
-        exit(EXIT_USAGE);
+        ctl_exit(EXIT_USAGE);
     }
     if (strcmp(output, "-") != 0 && ftruncate(b->out_fd, 0) != 0 && errno != EINVAL)
         ctl_die("%s: %s", output, strerror(errno));

@@ -73,6 +73,9 @@ size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *word
 /* One line on stderr: "nvllmctl: …", without control characters. */
 __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 
+/* Ends the program at once, from anywhere. */
+__attribute__((noreturn)) void ctl_exit(int rc);
+
 /* Ends the program with EXIT_ERROR after a message. */
 __attribute__((format(printf, 1, 2), noreturn)) void ctl_die(const char *fmt, ...);
 

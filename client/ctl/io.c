@@ -47,6 +47,14 @@ void ctl_message(const char *fmt, ...)
     va_end(args);
 }
 
+/* Memory that functions under way hold is not freed, nor missed: exit() would report it as leaked
+ * in builds with sanitizers. */
+void ctl_exit(int rc)
+{
+    fflush(stdout);
+    _exit(rc);
+}
+
 void ctl_die(const char *fmt, ...)
 {
     va_list args;
@@ -54,7 +62,7 @@ void ctl_die(const char *fmt, ...)
     va_start(args, fmt);
     put_message(fmt, args);
     va_end(args);
-    exit(EXIT_ERROR);
+    ctl_exit(EXIT_ERROR);
 }
 
 void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
@@ -66,7 +74,7 @@ void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
     va_end(args);
     fprintf(stderr, "See “nvllmctl help%s%s”.\n", ctl->command ? " " : "",
             ctl->command ? ctl->command->name : "");
-    exit(EXIT_USAGE);
+    ctl_exit(EXIT_USAGE);
 }
 
 bool ctl_invalid(struct nvllm_error *err, const char *fmt, ...)
@@ -199,7 +207,7 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 void ctl_check(const struct ctl *ctl, enum nvllm_code code)
 {
     if (code != NVLLM_OK)
-        exit(ctl_report(ctl, &ctl->err));
+        ctl_exit(ctl_report(ctl, &ctl->err));
 }
 
 /* ---- connection */
@@ -364,7 +372,7 @@ void ctl_write(int fd, const void *data, size_t n)
         } else if (errno == EAGAIN) {
             poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
         } else if (errno == EPIPE) {
-            exit(EXIT_ERROR);
+            ctl_exit(EXIT_ERROR);
         } else if (errno != EINTR) {
             ctl_die("cannot write the output: %s", strerror(errno));
         }

@@ -180,10 +180,10 @@ static int run_one(struct conversion *c, bool is_stdin)
         text = join_words(&ctl->line);
     c->text = (struct nvllm_text){text.data, text.len};
     if (c->parse && !(c->value = c->parse(text.data, text.len, &ctl->err)))
-        exit(ctl_report(ctl, &ctl->err));
+        ctl_exit(ctl_report(ctl, &ctl->err));
     ctl_connect(ctl);
     if (!c->convert(c, &ctl->err))
-        exit(ctl_report(ctl, &ctl->err));
+        ctl_exit(ctl_report(ctl, &ctl->err));
     if (ctl_option(ctl, "json")) {
         ctl_json_print(STDOUT_FILENO, answer_object(c));
     } else if (c->tokens) {
