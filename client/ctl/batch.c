@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,20 +13,16 @@
 #include <unistd.h>
 
 #include "client/lib/clock.h"
+#include "client/ctl/flight.h"
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
 #include "client/ctl/request.h"
-#include "client/ctl/result.h"
 #include "client/ctl/show.h"
 
 enum {
     DEFAULT_CONCURRENCY = 64,
     MAX_CONCURRENCY = 4096,
     SLOTS_A_REQUEST = 4, /* ring size, so that one slow request does not hold up all others */
-    TICK_MS = 200,
-    EVENTS_A_ROUND = 256, /* a fast daemon may always have another event */
-    FIRST_RETRY_MS = 20,  /* before a refused request is sent again, doubled up to LAST_RETRY_MS */
-    LAST_RETRY_MS = 2000,
     MAX_TRIES = 100,
     MAX_SHOWN_FAILURES = 5,
     DRAW_MS = 200, /* between two lines of progress */
@@ -36,20 +31,19 @@ enum {
 };
 
 struct slot {
-    enum { SLOT_WAITING, SLOT_SENT, SLOT_DONE } state;
-    struct ctl_request request; /* of a slot that waits or is in flight */
+    struct flight_request flight;
+    bool is_done;
+    struct ctl_request request; /* of a slot that is not done */
     struct ctl_result result;
-    json_t *id;     /* NULL: the line has none */
-    json_t *answer; /* of a slot that is done; NULL: it was never sent */
-    uint64_t request_id;
+    json_t *id;         /* NULL: the line has none */
+    json_t *answer;     /* of a slot that is done; NULL: it was never sent */
     uint64_t line;      /* its number */
     uint64_t bytes_end; /* its end in the input */
-    int64_t not_before; /* of a slot that waits */
-    int n_tries;
 };
 
 struct batch {
     struct ctl *ctl;
+    struct flight flight;
     struct ctl_request defaults;
     struct lines lines;
     bool input_ended;
@@ -58,14 +52,7 @@ struct batch {
     struct slot *slots;  /* [n_slots] a ring */
     size_t n_slots;      /* a power of two */
     uint64_t head, tail; /* the oldest slot, and one past the newest, counted from the start */
-    void *sent;          /* search tree: slots in flight by their request id */
-    size_t n_sent, n_waiting;
-    size_t concurrency;
-    struct nvllm_error dead; /* not NVLLM_OK: nothing can be sent any more */
-    bool stopping;           /* after an interrupt or a timeout */
     bool out_of_time;
-    int64_t stop_end;
-    int rc;               /* not EXIT_OK: the whole batch has failed */
     bool shown;           /* progress, on one line of stderr */
     uint64_t total_bytes; /* of input; 0: unknown */
     int64_t started_ms;
@@ -80,13 +67,6 @@ struct batch {
 static struct slot *slot_at(const struct batch *b, uint64_t i)
 {
     return &b->slots[i & (b->n_slots - 1)];
-}
-
-static int compare_ids(const void *a, const void *b)
-{
-    const struct slot *x = a, *y = b;
-
-    return x->request_id < y->request_id ? -1 : x->request_id > y->request_id;
 }
 
 /* ---- progress: on one line of a terminal, redrawn in place */
@@ -142,7 +122,7 @@ static void draw_progress(struct batch *b)
         return;
     if (b->total_bytes)
         fprintf(to, "%3d %%  ", (int)(share * 100));
-    fprintf(to, "%" PRIu64 " done", b->n_requests - b->n_sent - b->n_waiting);
+    fprintf(to, "%" PRIu64 " done", b->n_requests - b->flight.n_sent - b->flight.n_waiting);
     if (b->n_failed)
         fprintf(to, ", %" PRIu64 " failed", b->n_failed);
     fprintf(to, ", %.0f tok/s", b->tokens_a_second);
@@ -161,14 +141,8 @@ static void erase_progress(const struct batch *b)
 /* ---- the end of a slot */
 
 /* answer NULL: there is none, since the request was never sent. */
-static void finish(struct batch *b, struct slot *s, json_t *answer)
+static void finish(struct slot *s, json_t *answer)
 {
-    if (s->state == SLOT_SENT) {
-        tdelete(s, &b->sent, compare_ids);
-        b->n_sent--;
-    } else {
-        b->n_waiting--;
-    }
     if (answer) {
         s->answer = json_object();
         json_object_set_new(s->answer, "id",
@@ -177,7 +151,7 @@ static void finish(struct batch *b, struct slot *s, json_t *answer)
         json_decref(answer);
     }
     json_decref(s->id);
-    s->state = SLOT_DONE;
+    s->is_done = true;
     ctl_result_deinit(&s->result);
     ctl_request_deinit(&s->request);
 }
@@ -185,25 +159,13 @@ static void finish(struct batch *b, struct slot *s, json_t *answer)
 static void fail(struct batch *b, struct slot *s, const struct nvllm_error *err)
 {
     b->n_failed++;
-    if (!b->json && b->dead.code == NVLLM_OK && b->n_failed <= MAX_SHOWN_FAILURES) {
+    if (!b->json && b->flight.dead.code == NVLLM_OK && b->n_failed <= MAX_SHOWN_FAILURES) {
         erase_progress(b);
         ctl_message("line %llu: %s%s", (unsigned long long)s->line, err->message,
                     b->n_failed == MAX_SHOWN_FAILURES ? " (further failures show in the output)"
                                                       : "");
     }
-    finish(b, s, json_pack("{so}", "error", ctl_json_error(err)));
-}
-
-/* The connection has failed: ends all open requests with this error. */
-static void fail_all(struct batch *b, const struct nvllm_error *err)
-{
-    b->dead = *err;
-    for (uint64_t i = b->head; i < b->tail; i++) {
-        struct slot *s = slot_at(b, i);
-
-        if (s->state != SLOT_DONE)
-            fail(b, s, err);
-    }
+    finish(s, json_pack("{so}", "error", ctl_json_error(err)));
 }
 
 /* ---- input */
@@ -218,8 +180,6 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
     memset(s, 0, sizeof(*s));
     s->line = b->lines.number;
     s->bytes_end = b->lines.bytes;
-    s->state = SLOT_WAITING;
-    b->n_waiting++;
     b->n_requests++;
     ctl_request_init(&s->request);
     s->request.r = b->defaults.r;
@@ -229,23 +189,21 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
         ok = ctl_request_read(&s->request, value, &err);
     s->id = json_incref(json_object_get(value, "id"));
     json_decref(value);
-    if (ok && b->dead.code != NVLLM_OK) {
-        err = b->dead;
-        ok = false;
-    }
-    if (!ok) {
-        fail(b, s, &err);
+    if (!ok || b->flight.dead.code != NVLLM_OK) {
+        fail(b, s, ok ? &b->flight.dead : &err);
         return;
     }
     /* Needed for the token rate; otherwise fewer frames will do. */
     s->request.r.stream = b->shown;
     ctl_result_init(&s->result, &s->request.r);
+    flight_add(&b->flight, &s->flight);
 }
 
 /* Reads as many lines as may be sent soon. True: more input is expected, but not there yet. */
 static bool read_lines(struct batch *b)
 {
-    while (!b->input_ended && !b->stopping && b->n_sent + b->n_waiting < b->concurrency &&
+    while (!b->input_ended && !b->flight.stopping &&
+           b->flight.n_sent + b->flight.n_waiting < b->flight.limit &&
            b->tail - b->head < b->n_slots) {
         char *line = NULL;
         size_t n = 0;
@@ -269,74 +227,20 @@ static bool read_lines(struct batch *b)
 
 /* ---- requests */
 
-/* False: nothing more can be sent now. */
-static bool send_slot(struct batch *b, struct slot *s)
+static const struct nvllm_request *prepare(void *owner, struct flight_request *r)
 {
-    struct nvllm_error err;
-    enum nvllm_code code =
-        nvllm_generate_start(b->ctl->client, &s->request_id, &s->request.r, &err);
-
-    if (code == NVLLM_OK) {
-        s->state = SLOT_SENT;
-        b->n_waiting--;
-        b->n_sent++;
-        if (!tsearch(s, &b->sent, compare_ids))
-            ctl_no_memory();
-    } else if (code == NVLLM_E_BUSY) {
-        return false; /* the socket is full: fetch events first */
-    } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
-        fail_all(b, &err);
-    } else {
-        fail(b, s, &err);
-    }
-    return true;
+    (void)owner;
+    return &((struct slot *)r)->request.r;
 }
 
-/* Sends what may be sent. Returns the milliseconds until a waiting slot may be sent. */
-static int send_waiting(struct batch *b)
+static void take(void *owner, struct flight_request *r, const struct nvllm_event *event)
 {
-    int64_t now = clock_ms();
-    int soonest = TICK_MS;
+    struct slot *s = (struct slot *)r;
+    struct batch *b = owner;
 
-    for (uint64_t i = b->head; i < b->tail && b->n_waiting > 0; i++) {
-        struct slot *s = slot_at(b, i);
-
-        if (s->state != SLOT_WAITING)
-            continue;
-        if (s->not_before > now)
-            soonest = s->not_before - now < soonest ? (int)(s->not_before - now) : soonest;
-        else if (b->n_sent >= b->concurrency || !send_slot(b, s))
-            break;
-    }
-    return soonest;
-}
-
-/* If the daemon is too busy, the request is sent again, with fewer in flight. */
-static bool retry(struct batch *b, struct slot *s, const struct nvllm_error *err)
-{
-    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, err->retry_after_ms);
-
-    if (err->code != NVLLM_E_BUSY || b->stopping || ++s->n_tries > MAX_TRIES)
-        return false;
-    s->not_before = clock_ms() + pause;
-    tdelete(s, &b->sent, compare_ids);
-    s->state = SLOT_WAITING;
-    b->n_sent--;
-    b->n_waiting++;
-    b->concurrency = b->n_sent > 0 ? b->n_sent : 1;
-    ctl_result_deinit(&s->result);
-    ctl_result_init(&s->result, &s->request.r);
-    return true;
-}
-
-static void take_event(struct batch *b, const struct nvllm_event *event)
-{
-    struct slot **found = tfind(&(struct slot){.request_id = event->id}, &b->sent, compare_ids);
-    struct slot *s = found ? *found : NULL;
-
-    if (!s)
-        return;
-    if (event->delta) {
+    if (!event) {
+        finish(s, NULL);
+    } else if (event->delta) {
         b->n_tokens += event->delta->n_tokens;
         ctl_result_add(&s->result, event->delta);
     } else if (event->done) {
@@ -345,8 +249,8 @@ static void take_event(struct batch *b, const struct nvllm_event *event)
         b->cached_tokens += event->done->cached_tokens;
         b->output_tokens += event->done->completion_tokens;
         ctl_result_end(&s->result, NVLLM_FINISH_STOP);
-        finish(b, s, ctl_result_json(&s->result));
-    } else if (!retry(b, s, event->error)) {
+        finish(s, ctl_result_json(&s->result));
+    } else {
         fail(b, s, event->error);
     }
 }
@@ -358,7 +262,7 @@ static void write_done(struct batch *b)
     for (; b->head < b->tail; b->head++) {
         struct slot *s = slot_at(b, b->head);
 
-        if (s->state != SLOT_DONE)
+        if (!s->is_done)
             return;
         if (s->answer)
             ctl_json_print(b->out_fd, s->answer);
@@ -368,63 +272,36 @@ static void write_done(struct batch *b)
 
 /* ---- the loop */
 
-static void stop(struct batch *b)
-{
-    b->stopping = true;
-    b->stop_end = ctl_cancel_end(b->ctl);
-    for (uint64_t i = b->head; i < b->tail; i++) {
-        struct slot *s = slot_at(b, i);
-
-        if (s->state == SLOT_SENT)
-            nvllm_cancel(b->ctl->client, s->request_id, NULL);
-        else if (s->state == SLOT_WAITING)
-            finish(b, s, NULL);
-    }
-}
-
 static void check_stop(struct batch *b)
 {
     struct nvllm_error late = {.code = NVLLM_E_CANCELLED};
 
     b->out_of_time = b->out_of_time || ctl_left_ms(b->ctl) == 0;
-    if (!b->stopping && (ctl_interrupted() || b->out_of_time))
-        stop(b);
-    if (!b->stopping || clock_left_ms(b->stop_end) > 0)
+    if (!b->flight.stopping && (ctl_interrupted() || b->out_of_time))
+        flight_stop(&b->flight);
+    if (!b->flight.stopping || clock_left_ms(b->flight.stop_end) > 0)
         return;
     strcpy(late.message, "cancelled, and nvllmd did not say how it ended");
-    fail_all(b, &late);
+    flight_fail(&b->flight, &late);
 }
 
 static void run(struct batch *b)
 {
+    struct flight *f = &b->flight;
+
     for (;;) {
-        const struct nvllm_event *event;
-        struct nvllm_error err;
-        enum nvllm_code code;
         bool more_later = read_lines(b);
-        int wait = send_waiting(b);
+        int wait_ms = flight_send(f);
 
         write_done(b);
         check_stop(b);
         draw_progress(b);
-        if (b->head == b->tail && (b->input_ended || b->stopping))
+        if (b->head == b->tail && (b->input_ended || f->stopping))
             return;
-        if (b->dead.code != NVLLM_OK) {
-            if (more_later)
-                ctl_wait_input(b->lines.fd, -1, wait);
-            continue;
-        }
-        if (b->n_sent == 0 && b->n_waiting == 0 && !more_later)
-            continue; /* every line so far was invalid */
-        code = ctl_next(b->ctl, more_later ? b->lines.fd : -1, wait, &event, &err);
-        for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
-            take_event(b, event);
-            code = nvllm_next(b->ctl->client, 0, &event, &err);
-        }
-        if (code == NVLLM_OK)
-            take_event(b, event);
-        else if (code != NVLLM_E_TIMEOUT)
-            fail_all(b, &err);
+        if (f->dead.code == NVLLM_OK && (f->n_sent > 0 || f->n_waiting > 0 || more_later))
+            flight_wait(f, more_later ? b->lines.fd : -1, wait_ms);
+        else if (more_later)
+            ctl_wait_input(b->lines.fd, -1, wait_ms);
     }
 }
 
@@ -436,8 +313,8 @@ static void summarise(struct batch *b)
     double rate = seconds > 0 ? (double)b->output_tokens / seconds : 0;
 
     erase_progress(b);
-    if (b->dead.code != NVLLM_OK && !b->stopping)
-        ctl_message("%s", b->dead.message);
+    if (b->flight.dead.code != NVLLM_OK && !b->flight.stopping)
+        ctl_message("%s", b->flight.dead.message);
     if (b->json)
         ctl_json_print(STDERR_FILENO,
                        json_pack("{sIsIsIsIsIsfsf}", "requests", (json_int_t)b->n_requests,
@@ -473,7 +350,7 @@ static void open_files(struct batch *b, const char *input, const char *output)
     b->out_fd = ctl_open(output, STDOUT_FILENO, O_WRONLY | O_CREAT);
     if (same_file(b->lines.fd, b->out_fd)) {
         ctl_message("input and output are the same file: %s", input);
-        exit(EXIT_USAGE);
+        ctl_exit(EXIT_USAGE);
     }
     if (strcmp(output, "-") != 0 && ftruncate(b->out_fd, 0) != 0 && errno != EINVAL)
         ctl_die("%s: %s", output, strerror(errno));
@@ -495,8 +372,17 @@ int ctl_batch(struct ctl *ctl)
     const char *input = ctl_option(ctl, "input"), *output = ctl_option(ctl, "output");
     struct batch b = {
         .ctl = ctl,
-        .concurrency =
-            (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY),
+        .flight =
+            {
+                .ctl = ctl,
+                .owner = &b,
+                .prepare = prepare,
+                .take = take,
+                .max_tries = MAX_TRIES,
+                .limit =
+                    (size_t)ctl_whole(ctl, "concurrency", DEFAULT_CONCURRENCY, 1, MAX_CONCURRENCY),
+                .adapts = true,
+            },
         .json = ctl_option(ctl, "json"),
         .shown = isatty(STDERR_FILENO),
         .n_slots = 1,
@@ -509,8 +395,8 @@ int ctl_batch(struct ctl *ctl)
         ctl_usage(ctl, "batch needs --input FILE and --output FILE; “-” is stdin or stdout");
     open_files(&b, input, output);
     ctl_connect(ctl);
-    ctl_catch_interrupts();
-    while (b.n_slots < b.concurrency * SLOTS_A_REQUEST)
+    ctl_catch_interrupts(false);
+    while (b.n_slots < b.flight.limit * SLOTS_A_REQUEST)
         b.n_slots *= 2;
     b.slots = ctl_alloc(b.n_slots, sizeof(*b.slots));
     b.started_ms = b.drawn_ms = clock_ms();
@@ -521,6 +407,7 @@ int ctl_batch(struct ctl *ctl)
         ctl_die("%s: %s", output, strerror(errno));
     lines_deinit(&b.lines);
     ctl_request_deinit(&b.defaults);
+    flight_deinit(&b.flight);
     free(b.slots);
     return rc;
 }

@@ -2,15 +2,15 @@
  *
  * One thread, one connection. Tokens are counted and dropped, and times go into histograms, so that
  * its own cost is that of the library. */
+#include <limits.h>
 #include <math.h>
-#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/lib/clock.h"
+#include "client/ctl/flight.h"
 #include "client/ctl/json.h"
 #include "client/ctl/quantiles.h"
 #include "client/ctl/show.h"
@@ -24,23 +24,16 @@ enum {
     MAX_STREAMS = 65536,
     MAX_REQUESTS = 100000000,
     TICK_MS = 200,
-    EVENTS_A_ROUND = 1024,
-    FIRST_RETRY_MS = 5, /* before a refused request is sent again, doubled up to LAST_RETRY_MS */
-    LAST_RETRY_MS = 500,
     MAX_SHOWN_FAILURES = 3,
     HEAD_COLUMNS = 40, /* left of a bar */
     MAX_BAR = 60,
 };
 
-/* A request in flight, or one that was refused and waits. */
 struct stream {
-    enum { STREAM_FREE, STREAM_RETRY, STREAM_SENT } state;
-    uint64_t id;
+    struct flight_request flight;
     struct workload_item item;
     int64_t due_ns, first_ns, last_ns;
     uint64_t n_tokens;
-    int64_t retry_ns;
-    int n_tries;
 };
 
 /* What has been measured. */
@@ -59,13 +52,13 @@ struct result {
 
 struct bench {
     struct ctl *ctl;
+    struct flight flight;
     struct workload workload;
     struct nvllm_request request;
     size_t n_streams;       /* at a time, at most */
     struct stream *streams; /* [n_streams] */
     uint32_t *free_streams; /* [n_free] */
-    size_t n_free, n_retry;
-    void *sent;          /* search tree: streams in flight by their request id */
+    size_t n_free;
     uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
     uint64_t n_started;
     double rate;     /* requests a second; 0: as streams become free */
@@ -74,91 +67,21 @@ struct bench {
     struct workload_item next;
     int64_t next_ns; /* when it is due */
     int64_t start_ns, end_ns, last_ns;
-    int64_t wake_ns; /* arrival time of the events being processed: one per wake-up */
-    bool stopping;
-    int64_t stop_deadline;
     int rc;
     struct result *result;
 };
 
-static int64_t clock_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* ---- requests */
 
-static int compare_ids(const void *a, const void *b)
+static const struct nvllm_request *prepare(void *owner, struct flight_request *r)
 {
-    const struct stream *x = a, *y = b;
-
-    return x->id < y->id ? -1 : x->id > y->id;
-}
-
-static void release(struct bench *b, struct stream *s)
-{
-    tdelete(s, &b->sent, compare_ids);
-    s->state = STREAM_FREE;
-    b->free_streams[b->n_free++] = (uint32_t)(s - b->streams);
-}
-
-static void fail(struct bench *b, struct stream *s, const struct nvllm_error *err)
-{
-    if (++b->result->n_failed <= MAX_SHOWN_FAILURES)
-        ctl_message("%s", err->message);
-    release(b, s);
-}
-
-/* The connection has failed. */
-static void fail_all(struct bench *b, const struct nvllm_error *err)
-{
-    b->rc = ctl_report(b->ctl, err);
-    b->n_retry = 0;
-    for (size_t i = 0; i < b->n_streams; i++) {
-        if (b->streams[i].state != STREAM_FREE) {
-            b->result->n_failed++;
-            release(b, &b->streams[i]);
-        }
-    }
-    b->stopping = true;
-}
-
-static void put_off(struct bench *b, struct stream *s, uint32_t after_ms)
-{
-    int64_t pause = ctl_retry_ms(s->n_tries, FIRST_RETRY_MS, LAST_RETRY_MS, after_ms);
-
-    s->n_tries++;
-    tdelete(s, &b->sent, compare_ids);
-    s->state = STREAM_RETRY;
-    s->retry_ns = clock_ns() + pause * INT64_C(1000000);
-    b->n_retry++;
-    b->result->n_busy++;
-}
-
-static void send_request(struct bench *b, struct stream *s)
-{
-    struct nvllm_error err;
-    enum nvllm_code code;
+    const struct stream *s = (const struct stream *)r;
+    struct bench *b = owner;
 
     b->request.prompt_ids = workload_ids(&b->workload, &s->item);
     b->request.n_prompt_ids = s->item.prompt_tokens;
     b->request.max_tokens = s->item.output_tokens;
-    code = nvllm_generate_start(b->ctl->client, &s->id, &b->request, &err);
-    if (code == NVLLM_OK) {
-        s->state = STREAM_SENT;
-        if (!tsearch(s, &b->sent, compare_ids))
-            ctl_no_memory();
-    } else if (code == NVLLM_E_BUSY) {
-        put_off(b, s, 0);
-    } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
-        s->state = STREAM_SENT;
-        fail_all(b, &err);
-    } else {
-        fail(b, s, &err);
-    }
+    return &b->request;
 }
 
 /* Sets next and when it is due; false if there is none. */
@@ -186,21 +109,11 @@ static bool look_ahead(struct bench *b)
 /* Sends what is due. Returns the milliseconds until the next request is. */
 static int send_due(struct bench *b)
 {
-    int64_t now = clock_ns(), soonest = now + TICK_MS * INT64_C(1000000);
+    int64_t now = flight_clock_ns();
+    int64_t soonest = now + flight_send(&b->flight) * INT64_C(1000000);
 
-    for (size_t i = 0; b->n_retry > 0 && i < b->n_streams; i++) {
-        struct stream *s = &b->streams[i];
-
-        if (s->state != STREAM_RETRY)
-            continue;
-        if (s->retry_ns > now) {
-            soonest = s->retry_ns < soonest ? s->retry_ns : soonest;
-            continue;
-        }
-        b->n_retry--;
-        send_request(b, s);
-    }
-    while (!b->stopping && b->n_free > 0 && look_ahead(b)) {
+    while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK && b->n_free > 0 &&
+           look_ahead(b)) {
         struct stream *s;
 
         if (b->next_ns > now) {
@@ -212,7 +125,8 @@ static int send_due(struct bench *b)
         s->due_ns = b->next_ns ? b->next_ns : now;
         b->has_next = false;
         b->n_started++;
-        send_request(b, s);
+        flight_add(&b->flight, &s->flight);
+        flight_send(&b->flight);
     }
     if (b->end_ns && b->end_ns < soonest)
         soonest = b->end_ns;
@@ -224,7 +138,7 @@ static int send_due(struct bench *b)
 /* Deltas of one wake-up count as one delivery: decoding them is not time between tokens. */
 static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_delta *delta)
 {
-    int64_t now = b->wake_ns;
+    int64_t now = b->flight.wake_ns;
 
     if (delta->n_tokens == 0)
         return;
@@ -241,107 +155,71 @@ static void take_tokens(struct bench *b, struct stream *s, const struct nvllm_de
     b->result->output_tokens += delta->n_tokens;
 }
 
-static void take_done(struct bench *b, struct stream *s, const struct nvllm_done *done)
+static void take_done(struct bench *b, const struct stream *s, const struct nvllm_done *done)
 {
     struct result *r = b->result;
 
-    if (b->stopping) {
-        r->n_cut++;
-    } else {
-        b->last_ns = b->wake_ns;
-        r->n_done++;
-        r->prompt_tokens += done->prompt_tokens;
-        r->cached_tokens += done->cached_tokens;
-        quantiles_add(&r->request, (uint64_t)(b->last_ns - s->due_ns));
-        if (s->n_tokens > 1)
-            quantiles_add(&r->token, (uint64_t)(s->last_ns - s->first_ns) / (s->n_tokens - 1));
-    }
-    release(b, s);
+    b->last_ns = b->flight.wake_ns;
+    r->n_done++;
+    r->prompt_tokens += done->prompt_tokens;
+    r->cached_tokens += done->cached_tokens;
+    quantiles_add(&r->request, (uint64_t)(b->last_ns - s->due_ns));
+    if (s->n_tokens > 1)
+        quantiles_add(&r->token, (uint64_t)(s->last_ns - s->first_ns) / (s->n_tokens - 1));
 }
 
-static void take_event(struct bench *b, const struct nvllm_event *event)
+static void take(void *owner, struct flight_request *r, const struct nvllm_event *event)
 {
-    struct stream **found = tfind(&(struct stream){.id = event->id}, &b->sent, compare_ids);
-    struct stream *s = found ? *found : NULL;
+    struct stream *s = (struct stream *)r;
+    struct bench *b = owner;
 
-    if (!s)
-        return;
-    if (event->delta) {
+    if (event && event->delta) {
         take_tokens(b, s, event->delta);
-    } else if (event->done) {
-        take_done(b, s, event->done);
-    } else if (b->stopping) {
-        b->result->n_cut++;
-        release(b, s);
-    } else if (event->error->code == NVLLM_E_BUSY) {
-        put_off(b, s, event->error->retry_after_ms);
-    } else {
-        fail(b, s, event->error);
+        return;
     }
+    if (event && b->flight.dead.code != NVLLM_OK)
+        b->result->n_failed++;
+    else if (event && b->flight.stopping)
+        b->result->n_cut++;
+    else if (event && event->done)
+        take_done(b, s, event->done);
+    else if (event && ++b->result->n_failed <= MAX_SHOWN_FAILURES)
+        ctl_message("%s", event->error->message);
+    b->free_streams[b->n_free++] = (uint32_t)(s - b->streams);
 }
 
 /* ---- the loop */
-
-static void stop(struct bench *b)
-{
-    b->stopping = true;
-    b->stop_deadline = ctl_cancel_end(b->ctl);
-    for (size_t i = 0; i < b->n_streams; i++) {
-        struct stream *s = &b->streams[i];
-
-        if (s->state == STREAM_SENT) {
-            nvllm_cancel(b->ctl->client, s->id, NULL);
-        } else if (s->state == STREAM_RETRY) {
-            b->n_retry--;
-            release(b, s);
-        }
-    }
-}
 
 static bool is_over(struct bench *b)
 {
     bool out_of_time = ctl_left_ms(b->ctl) == 0;
 
-    if (!b->stopping && out_of_time)
+    if (!b->flight.stopping && out_of_time)
         b->rc = ctl_report_timeout();
-    if (!b->stopping &&
-        (ctl_interrupted() || out_of_time || (b->end_ns && clock_ns() >= b->end_ns))) {
-        if (!b->end_ns || clock_ns() < b->end_ns)
-            b->end_ns = clock_ns();
-        stop(b);
+    if (!b->flight.stopping &&
+        (ctl_interrupted() || out_of_time || (b->end_ns && flight_clock_ns() >= b->end_ns))) {
+        if (!b->end_ns || flight_clock_ns() < b->end_ns)
+            b->end_ns = flight_clock_ns();
+        flight_stop(&b->flight);
     }
-    if (b->stopping)
-        return b->n_free == b->n_streams || clock_left_ms(b->stop_deadline) == 0;
+    if (b->flight.stopping)
+        return b->n_free == b->n_streams || clock_left_ms(b->flight.stop_end) == 0;
     return b->n_free == b->n_streams && !look_ahead(b);
 }
 
 static void run(struct bench *b)
 {
-    const struct nvllm_event *event;
-    struct nvllm_error err;
-    enum nvllm_code code;
+    struct flight *f = &b->flight;
+    int wait_ms;
 
-    b->start_ns = b->last_ns = b->next_ns = clock_ns();
+    b->start_ns = b->last_ns = b->next_ns = flight_clock_ns();
     if (b->duration > 0)
         b->end_ns = b->start_ns + (int64_t)(b->duration * 1e9);
-    for (;;) {
-        int wait = send_due(b);
-
-        if (is_over(b))
-            break;
-        code = ctl_next(b->ctl, -1, wait, &event, &err);
-        b->wake_ns = clock_ns();
-        for (int i = 0; code == NVLLM_OK && i < EVENTS_A_ROUND; i++) {
-            take_event(b, event);
-            code = nvllm_next(b->ctl->client, 0, &event, &err);
-        }
-        if (code == NVLLM_OK) {
-            take_event(b, event);
-        } else if (code != NVLLM_E_TIMEOUT) {
-            fail_all(b, &err);
-            break;
-        }
-    }
+    while (wait_ms = send_due(b), f->dead.code == NVLLM_OK && !is_over(b))
+        flight_wait(f, -1, wait_ms);
+    if (f->dead.code != NVLLM_OK)
+        b->rc = ctl_report(b->ctl, &f->dead);
+    b->result->n_busy = f->n_refused;
     b->result->seconds = (double)((b->end_ns ? b->end_ns : b->last_ns) - b->start_ns) / 1e9;
 }
 
@@ -485,6 +363,15 @@ int ctl_bench(struct ctl *ctl)
         .rate = ctl_real(ctl, "rate", 0, 1e-6, 1e6),
         .duration = ctl_real(ctl, "duration", 0, 1e-3, 1e6),
         .result = ctl_alloc(1, sizeof(*b.result)),
+        .flight =
+            {
+                .ctl = ctl,
+                .owner = &b,
+                .prepare = prepare,
+                .take = take,
+                .max_tries = INT_MAX,
+                .limit = SIZE_MAX,
+            },
     };
     char salt[48];
 
@@ -503,10 +390,10 @@ int ctl_bench(struct ctl *ctl)
     b.free_streams = ctl_alloc(b.n_streams, sizeof(*b.free_streams));
     for (size_t i = b.n_streams; i > 0; i--)
         b.free_streams[b.n_free++] = (uint32_t)i - 1;
-    snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)clock_ns());
+    snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)flight_clock_ns());
     if (!ctl_option(ctl, "warm-cache")) /* prompts of earlier runs are not found */
         b.request.cache_salt = nvllm_str(salt);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     run(&b);
     if (ctl_option(ctl, "json"))
         ctl_json_print(STDOUT_FILENO, result_json(b.result));
@@ -517,6 +404,7 @@ int ctl_bench(struct ctl *ctl)
     else if (b.rc == EXIT_OK && b.result->n_failed > 0)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
+    flight_deinit(&b.flight);
     free(b.streams);
     free(b.free_streams);
     free(b.result);

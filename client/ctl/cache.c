@@ -9,7 +9,6 @@
 
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
-#include "client/ctl/report.h"
 #include "client/ctl/show.h"
 
 enum {

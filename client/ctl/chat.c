@@ -412,9 +412,7 @@ int ctl_chat(struct ctl *ctl)
         set_system(&chat, nvllm_str(system));
     chat.terminal = chat.asking && chat.shown;
     ctl_connect(ctl);
-    ctl_catch_interrupts();
-    if (chat.terminal)
-        ctl_spare_interrupts();
+    ctl_catch_interrupts(chat.terminal);
     editor_new(&chat.editor, chat.terminal, ctl->deadline);
     if (chat.asking && !chat.quiet)
         fprintf(stderr, "/help lists the commands; Ctrl-D leaves.\n");

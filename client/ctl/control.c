@@ -106,7 +106,7 @@ int ctl_drain(struct ctl *ctl)
     if (seconds >= 0)
         wanted.timeout_ms = (int64_t)ceil(seconds * 1000);
     ctl_connect(ctl);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     ctl_check(ctl, nvllm_drain(ctl->client, &wanted, ctl_ask_ms(ctl), NULL, &ctl->err));
     return ctl_option(ctl, "wait") ? wait_drained(ctl) : EXIT_OK;
 }
@@ -171,7 +171,7 @@ static int wait_stopped(struct ctl *ctl)
 int ctl_stop(struct ctl *ctl)
 {
     ctl_connect(ctl);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     ctl_check(ctl, nvllm_shutdown(ctl->client, ctl_ask_ms(ctl), NULL, &ctl->err));
     return ctl_option(ctl, "wait") ? wait_stopped(ctl) : EXIT_OK;
 }

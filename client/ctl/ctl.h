@@ -73,6 +73,9 @@ size_t ctl_word(const struct ctl *ctl, const char *word, const char *const *word
 /* One line on stderr: "nvllmctl: …", without control characters. */
 __attribute__((format(printf, 1, 2))) void ctl_message(const char *fmt, ...);
 
+/* Ends the program at once, from anywhere. */
+__attribute__((noreturn)) void ctl_exit(int rc);
+
 /* Ends the program with EXIT_ERROR after a message. */
 __attribute__((format(printf, 1, 2), noreturn)) void ctl_die(const char *fmt, ...);
 
@@ -82,10 +85,6 @@ int ctl_exit_code(enum nvllm_code code);
 
 /* Ends the program after a report of ctl->err if the call that gave the code has failed. */
 void ctl_check(const struct ctl *ctl, enum nvllm_code code);
-
-/* How long to wait before a request that the daemon was too busy for is sent again: first_ms,
- * doubled with each try up to last_ms, but at least what the daemon advises, up to a minute. */
-int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms);
 
 /* Prints that --timeout has expired, and gives EXIT_DEADLINE. */
 int ctl_report_timeout(void);
@@ -122,13 +121,11 @@ int ctl_ask_ms(const struct ctl *ctl);
 /* Until when to wait for a cancelled request to end: not long if --timeout has expired. */
 int64_t ctl_cancel_end(const struct ctl *ctl);
 
-/* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program. */
-void ctl_catch_interrupts(void);
-int ctl_interrupted(void); /* the exit code to end with, or 0 */
-
-/* For interactive programs: SIGINT never ends the program, and one can be forgotten. */
-void ctl_spare_interrupts(void);
+/* From here on the first SIGINT or SIGTERM is recorded, and the second one ends the program;
+ * `interactive`: SIGINT never does, and one can be forgotten. */
+void ctl_catch_interrupts(bool interactive);
 void ctl_forget_interrupt(void);
+int ctl_interrupted(void); /* the exit code to end with, or 0 */
 
 /* As nvllm_next(), but gives NVLLM_E_TIMEOUT, without *err, once after each interrupt, before any
  * event, and when also_fd (-1: none) is readable. */

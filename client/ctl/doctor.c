@@ -109,29 +109,23 @@ bool doctor_in_group(const struct doctor_user *user, gid_t group)
     return false;
 }
 
-/* What cannot be looked at: because of permissions, or because it does not exist. */
-static void say_missing(struct doctor *d, const char *about, const struct doctor_user *user,
+/* What cannot be looked at: because of permissions, or because it does not exist. False. */
+static bool say_missing(struct doctor *d, const char *about, const struct doctor_user *user,
                         const char *part, int why)
 {
-    size_t n = (size_t)(strrchr(part, '/') - part);
+    int n = (int)(strrchr(part, '/') - part);
+    const char *folder = doctor_quote(d, n > 0 ? doctor_text(d, "%.*s", n, part) : "/");
 
     if (why == EACCES)
-        doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about, doctor_again(d),
-                   "%s: %s", part, strerror(why));
-    else
-        doctor_say(d, DOCTOR_WRONG, about,
-                   doctor_text(d, "ls -la %s",
-                               doctor_quote(d, n ? doctor_text(d, "%.*s", (int)n, part) : "/")),
-                   "%s: %s", part, strerror(why));
+        return doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about,
+                          doctor_again(d), "%s: %s", part, strerror(why));
+    return doctor_say(d, DOCTOR_WRONG, about, doctor_text(d, "ls -la %s", folder), "%s: %s", part,
+                      strerror(why));
 }
 
 bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
                  const char *path, int want)
 {
-    static const struct {
-        const char *letter; /* for chmod */
-        unsigned shift;
-    } classes[] = {{"u", 6}, {"g", 3}, {"o", 0}};
     size_t n = strlen(path);
 
     if (path[0] != '/')
@@ -147,18 +141,15 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
         part = doctor_text(d, "%.*s", (int)end, path);
         if (end == n)
             bits = (unsigned)want;
-        if (stat(part, &st) < 0) { /* ENOTDIR: what is above it is not a folder */
-            say_missing(d, about, user, part, errno);
-            return false;
-        }
+        if (stat(part, &st) < 0) /* ENOTDIR: what is above it is not a folder */
+            return say_missing(d, about, user, part, errno);
         class = user->uid == st.st_uid ? 0 : doctor_in_group(user, st.st_gid) ? 1 : 2;
-        if (user->uid == 0 || ((st.st_mode >> classes[class].shift) & bits) == bits)
+        if (user->uid == 0 || ((st.st_mode >> (6 - 3 * class)) & bits) == bits)
             continue;
         return doctor_say(d, DOCTOR_WRONG, about,
-                          doctor_text(d, "%schmod %s+%s%s%s %s", doctor_sudo(st.st_uid),
-                                      classes[class].letter, bits & 4 ? "r" : "",
-                                      bits & 2 ? "w" : "", bits & 1 ? "x" : "",
-                                      doctor_quote(d, part)),
+                          doctor_text(d, "%schmod %c+%s%s%s %s", doctor_sudo(st.st_uid),
+                                      "ugo"[class], bits & 4 ? "r" : "", bits & 2 ? "w" : "",
+                                      bits & 1 ? "x" : "", doctor_quote(d, part)),
                           "user %s may not %s %s (mode %04o)", user->name,
                           bits & 2   ? "write to"
                           : bits & 4 ? "read"
@@ -308,26 +299,23 @@ static void become_user(const struct doctor_user *user)
         _exit(EXIT_ERROR);
 }
 
-/* Reads to the end; *late: that did not come in time. *text is to be freed. */
-static bool read_in_time(int fd, int64_t deadline, char **text, size_t *n, bool *late)
+/* Reads to the end; *late: that did not come in time. */
+static bool read_in_time(int fd, int64_t deadline, struct text_buffer *text, bool *late)
 {
-    FILE *to = open_memstream(text, n);
     struct pollfd wait = {.fd = fd, .events = POLLIN};
-    size_t total = 0;
     char part[4096];
     ssize_t k = -1;
 
-    while (to && total <= MAX_OUTPUT_BYTES) {
-        int r = poll(&wait, 1, clock_left_ms(deadline));
+    while (text->len <= MAX_OUTPUT_BYTES && k != 0) {
+        int n = poll(&wait, 1, clock_left_ms(deadline));
 
-        *late = r == 0;
-        k = r > 0 ? read(fd, part, sizeof(part)) : -1;
-        if (k > 0)
-            total += fwrite(part, 1, (size_t)k, to);
-        else if (k == 0 || *late || errno != EINTR)
+        *late = n == 0;
+        k = n > 0 ? read(fd, part, sizeof(part)) : -1;
+        if (k < 0 && (*late || errno != EINTR))
             break;
+        text_buffer_add(text, part, k > 0 ? (size_t)k : 0);
     }
-    return to && fclose(to) == 0 && k == 0;
+    return k == 0;
 }
 
 /* The JSON that nvllmd prints; NULL for anything else, or *late. */
@@ -336,10 +324,9 @@ static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool 
     int64_t deadline = d->ctl->deadline < 0 ? clock_deadline(CHECK_MS) : d->ctl->deadline;
     struct nvllm_error err;
     json_t *found = NULL;
-    char *text = NULL;
+    struct text_buffer text = {0};
     int ends[2];
     pid_t child;
-    size_t n;
 
     if (pipe(ends) < 0)
         return NULL;
@@ -354,14 +341,14 @@ static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool 
         _exit(EXIT_ERROR);
     }
     close(ends[1]);
-    if (child > 0 && read_in_time(ends[0], deadline, &text, &n, late))
-        found = ctl_json_parse(text, n, &err);
+    if (child > 0 && read_in_time(ends[0], deadline, &text, late))
+        found = ctl_json_parse(text.data ? text.data : "", text.len, &err);
     else if (child > 0)
         kill(child, SIGKILL);
     close(ends[0]);
     if (child > 0)
         waitpid(child, NULL, *late ? WNOHANG : 0); /* a dead file system blocks even SIGKILL */
-    free(text);
+    text_buffer_deinit(&text);
     return found;
 }
 

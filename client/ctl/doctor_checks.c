@@ -149,27 +149,17 @@ static bool is_other_process(const struct doctor *d, pid_t listener)
     return strstr(groups, "/nvllmd.service") == NULL;
 }
 
-/* The process that listens; pid 0 if unknown. */
-static struct ucred listener_of(int fd)
-{
-    struct ucred who = {0};
-    socklen_t n = sizeof(who);
-
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n) < 0)
-        who.pid = 0;
-    return who;
-}
-
-/* The same at a socket that does not answer. */
+/* The process that listens, also at a socket that does not answer; pid 0 if unknown. */
 static struct ucred find_listener(const char *path)
 {
     struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    struct ucred who = {0};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct ucred who = {0};
+    socklen_t n = sizeof(who);
 
     snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
-        who = listener_of(fd);
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n);
     if (fd >= 0)
         close(fd);
     return who;
@@ -197,8 +187,7 @@ static void say_silent(struct doctor *d, const struct ucred *who, const char *te
     doctor_say(d, DOCTOR_WRONG, "daemon", fix, "%s", text);
 }
 
-static void say_failure(struct doctor *d, const struct nvllm_client *client, int64_t asked_ms,
-                        const struct nvllm_error *err)
+static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_error *err)
 {
     int64_t had_ms = clock_ms() - asked_ms;
     struct ucred who;
@@ -214,7 +203,7 @@ static void say_failure(struct doctor *d, const struct nvllm_client *client, int
                    "nvllmd had only %d ms to answer: give --timeout more", (int)had_ms);
         return;
     }
-    who = client ? listener_of(nvllm_fd(client)) : find_listener(d->ctl->socket_path);
+    who = find_listener(d->ctl->socket_path);
     d->not_service = is_other_process(d, who.pid);
     if (err->code == NVLLM_E_TIMEOUT)
         say_silent(d, &who, err->message);
@@ -223,15 +212,13 @@ static void say_failure(struct doctor *d, const struct nvllm_client *client, int
 }
 
 /* The listening process is the model's user, unless it is systemd, which passes the socket on. */
-static void take_listener(struct doctor *d, const struct ucred *who)
+static void take_listener(struct doctor *d)
 {
-    const struct passwd *found;
+    struct ucred who = find_listener(d->ctl->socket_path);
+    const struct passwd *found = getpwuid(who.uid);
 
-    d->not_service = is_other_process(d, who->pid);
-    if (d->user_given || who->pid <= 1)
-        return;
-    found = getpwuid(who->uid);
-    if (found)
+    d->not_service = is_other_process(d, who.pid);
+    if (!d->user_given && who.pid > 1 && found)
         doctor_find_user(&d->user, found->pw_name);
 }
 
@@ -243,7 +230,6 @@ void doctor_socket(struct doctor *d)
     struct nvllm_client *client = NULL;
     struct nvllm_options options;
     struct nvllm_error err;
-    struct ucred who;
 
     if (!check_file(d))
         return;
@@ -255,11 +241,10 @@ void doctor_socket(struct doctor *d)
         nvllm_get_status(client, clock_left_ms(deadline), &status, &err) == NVLLM_OK) {
         d->is_running = true;
         d->model = doctor_text(d, "%s", status->model_folder);
-        who = listener_of(nvllm_fd(client));
-        take_listener(d, &who);
+        take_listener(d);
         say_state(d, status);
     } else {
-        say_failure(d, client, asked_ms, &err);
+        say_failure(d, asked_ms, &err);
     }
     nvllm_close(client);
 }

@@ -9,7 +9,6 @@
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
-#include "client/ctl/result.h"
 
 struct job {
     struct ctl *ctl;
@@ -60,9 +59,13 @@ static void show_end(struct job *job)
         ctl_write(STDOUT_FILENO, "\n", 1);
 }
 
-static int exit_of_finish(const struct job *job)
+static int end_done(struct job *job, const struct nvllm_done *done)
 {
-    switch (ctl_result_finish(&job->result)) {
+    enum nvllm_finish finish = ctl_result_end(&job->result, NVLLM_FINISH_STOP);
+
+    job->result.done = *done;
+    show_end(job);
+    switch (finish) {
     case NVLLM_FINISH_CANCELLED:
         if (!job->cancelled)
             ctl_message("nvllmd cancelled the request");
@@ -76,14 +79,6 @@ static int exit_of_finish(const struct job *job)
     default:
         return EXIT_OK;
     }
-}
-
-static int end_done(struct job *job, const struct nvllm_done *done)
-{
-    job->result.done = *done;
-    ctl_result_end(&job->result, NVLLM_FINISH_STOP);
-    show_end(job);
-    return exit_of_finish(job);
 }
 
 /* After a cancel or a deadline the text so far is shown, too. */
@@ -172,7 +167,7 @@ int ctl_generate(struct ctl *ctl)
     ctl_prompt_read(&job.prompt, ctl, text);
     ctl_result_init(&job.result, &job.prompt.request.r);
     ctl_connect(ctl);
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     do
         rc = run(&job);
     while (rc == RETRY);

@@ -47,6 +47,14 @@ void ctl_message(const char *fmt, ...)
     va_end(args);
 }
 
+/* Memory that functions under way hold is not freed, nor missed: exit() would report it as leaked
+ * in builds with sanitizers. */
+void ctl_exit(int rc)
+{
+    fflush(stdout);
+    _exit(rc);
+}
+
 void ctl_die(const char *fmt, ...)
 {
     va_list args;
@@ -54,7 +62,7 @@ void ctl_die(const char *fmt, ...)
     va_start(args, fmt);
     put_message(fmt, args);
     va_end(args);
-    exit(EXIT_ERROR);
+    ctl_exit(EXIT_ERROR);
 }
 
 void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
@@ -66,7 +74,7 @@ void ctl_usage(const struct ctl *ctl, const char *fmt, ...)
     va_end(args);
     fprintf(stderr, "See “nvllmctl help%s%s”.\n", ctl->command ? " " : "",
             ctl->command ? ctl->command->name : "");
-    exit(EXIT_USAGE);
+    ctl_exit(EXIT_USAGE);
 }
 
 bool ctl_invalid(struct nvllm_error *err, const char *fmt, ...)
@@ -199,19 +207,7 @@ int ctl_report(const struct ctl *ctl, const struct nvllm_error *err)
 void ctl_check(const struct ctl *ctl, enum nvllm_code code)
 {
     if (code != NVLLM_OK)
-        exit(ctl_report(ctl, &ctl->err));
-}
-
-int64_t ctl_retry_ms(int n_tries, int first_ms, int last_ms, uint32_t advice_ms)
-{
-    enum { MAX_DOUBLINGS = 7, MAX_ADVICE_MS = 60000 };
-    int64_t pause = (int64_t)first_ms << (n_tries < MAX_DOUBLINGS ? n_tries : MAX_DOUBLINGS);
-
-    if (pause > last_ms)
-        pause = last_ms;
-    if (advice_ms > MAX_ADVICE_MS)
-        advice_ms = MAX_ADVICE_MS;
-    return pause > advice_ms ? pause : advice_ms;
+        ctl_exit(ctl_report(ctl, &ctl->err));
 }
 
 /* ---- connection */
@@ -284,18 +280,14 @@ static void on_interrupt(int signal)
     n_interrupts++;
 }
 
-void ctl_catch_interrupts(void)
+void ctl_catch_interrupts(bool interactive)
 {
     struct sigaction action = {.sa_handler = on_interrupt};
 
+    interrupts_spared = interactive;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-}
-
-void ctl_spare_interrupts(void)
-{
-    interrupts_spared = true;
 }
 
 void ctl_forget_interrupt(void)
@@ -380,7 +372,7 @@ void ctl_write(int fd, const void *data, size_t n)
         } else if (errno == EAGAIN) {
             poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
         } else if (errno == EPIPE) {
-            exit(EXIT_ERROR);
+            ctl_exit(EXIT_ERROR);
         } else if (errno != EINTR) {
             ctl_die("cannot write the output: %s", strerror(errno));
         }

@@ -6,7 +6,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/report_fields.h"
 #include "proto/utf8.h"
+
+enum { MAX_CHOICES = 1 << 16 }; /* the daemon allows fewer */
 
 json_t *ctl_json_parse(const char *data, size_t n, struct nvllm_error *err)
 {
@@ -90,4 +93,190 @@ int ctl_json_answer(json_t *value)
 {
     ctl_json_print(STDOUT_FILENO, value);
     return EXIT_OK;
+}
+
+/* ---- results */
+
+void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request)
+{
+    int64_t n = request->n > 0 ? request->n : 1;
+
+    *r = (struct ctl_result){.n_choices = n < MAX_CHOICES ? (uint32_t)n : MAX_CHOICES};
+    r->choices = ctl_alloc(r->n_choices, sizeof(*r->choices));
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        r->choices[i].object = json_pack("{sns[]sn}", "text", "token_ids", "finish_reason");
+        if (request->logprobs >= 0)
+            json_object_update_new(r->choices[i].object,
+                                   json_pack("{s[]s[]}", "logprobs", "token_logprobs"));
+    }
+}
+
+void ctl_result_deinit(struct ctl_result *r)
+{
+    for (uint32_t i = 0; r->choices && i < r->n_choices; i++) {
+        text_buffer_deinit(&r->choices[i].text);
+        json_decref(r->choices[i].object);
+    }
+    free(r->choices);
+    r->choices = NULL;
+}
+
+static void add_logprobs(json_t *choice, const struct nvllm_logprobs *row)
+{
+    json_t *best = json_array();
+
+    for (uint32_t i = 0; i < row->n_top; i++)
+        json_array_append_new(best, json_pack("[io]", (int)row->top_ids[i],
+                                              ctl_json_number(row->top_logprobs[i])));
+    json_array_append_new(json_object_get(choice, "logprobs"), best);
+    json_array_append_new(json_object_get(choice, "token_logprobs"), ctl_json_number(row->logprob));
+}
+
+void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta)
+{
+    struct ctl_choice *c;
+    json_t *ids;
+
+    if (delta->choice >= r->n_choices)
+        return;
+    c = &r->choices[delta->choice];
+    text_buffer_add(&c->text, delta->text.data, delta->text.len);
+    ids = json_object_get(c->object, "token_ids");
+    for (size_t i = 0; i < delta->n_tokens; i++) {
+        json_array_append_new(ids, json_integer(delta->token_ids[i]));
+        if (delta->logprobs)
+            add_logprobs(c->object, &delta->logprobs[i]);
+    }
+    if (delta->finish != NVLLM_FINISH_NONE)
+        c->finish = delta->finish;
+}
+
+enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish)
+{
+    enum nvllm_finish worst = NVLLM_FINISH_NONE;
+
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        if (r->choices[i].finish == NVLLM_FINISH_NONE)
+            r->choices[i].finish = finish;
+        if (r->choices[i].finish > worst)
+            worst = r->choices[i].finish;
+    }
+    return worst;
+}
+
+json_t *ctl_result_json(const struct ctl_result *r)
+{
+    json_t *choices = json_array(), *object;
+
+    for (uint32_t i = 0; i < r->n_choices; i++) {
+        const struct ctl_choice *c = &r->choices[i];
+
+        json_object_set_new(c->object, "text",
+                            ctl_json_text((struct nvllm_text){c->text.data, c->text.len}));
+        json_object_set_new(c->object, "finish_reason", json_string(nvllm_finish_name(c->finish)));
+        json_array_append(choices, c->object);
+    }
+    object = json_copy(r->choices[0].object);
+    json_object_update_new(object, json_pack("{s{sIsIsI}s{sososo}}", "usage", "prompt_tokens",
+                                             (json_int_t)r->done.prompt_tokens, "cached_tokens",
+                                             (json_int_t)r->done.cached_tokens, "completion_tokens",
+                                             (json_int_t)r->done.completion_tokens, "timing",
+                                             "queue_ms", ctl_json_number(r->done.queue_ms),
+                                             "ttft_ms", ctl_json_number(r->done.ttft_ms),
+                                             "total_ms", ctl_json_number(r->done.total_ms)));
+    if (r->n_choices > 1)
+        json_object_set(object, "choices", choices);
+    json_decref(choices);
+    return object;
+}
+
+/* ---- reports: the rows of proto/report_fields.h become members */
+
+/* Up to INT64_MAX. */
+static json_t *count_json(uint64_t n)
+{
+    return json_integer(n <= INT64_MAX ? (json_int_t)n : INT64_MAX);
+}
+
+/* Rows as members of o, from *in. */
+
+#define ADD(kind, field, source, member, key) ADD_##kind(member, key)
+#define ADD_VALUE(key, value)                 json_object_set_new(o, #key, value);
+#define ADD_COUNT(member, key)                ADD_VALUE(key, count_json(in->member))
+#define ADD_INT(member, key)                  ADD_VALUE(key, json_integer(in->member))
+#define ADD_REAL(member, key)                 ADD_VALUE(key, ctl_json_number(in->member))
+#define ADD_MS(member, key)                   ADD_VALUE(key, json_real((double)in->member / 1000))
+#define ADD_FLAG(member, key)                 ADD_VALUE(key, json_boolean(in->member))
+#define ADD_TEXT(member, key)                 ADD_VALUE(key, ctl_json_text(nvllm_str(in->member)))
+#define ADD_IDS(member, key)                  ADD_VALUE(key, ctl_json_ids(in->member, in->n_##member))
+#define ADD_TOKEN(member, key)                                                                     \
+    ADD_VALUE(key, in->member < 0 ? json_null() : json_integer(in->member))
+#define ADD_STATE(member, key) ADD_VALUE(key, json_string(nvllm_state_name(in->member)))
+#define ADD_REQUEST_STATE(member, key)                                                             \
+    ADD_VALUE(key, json_string(nvllm_request_state_name(in->member)))
+#define ADD_PRIORITY(member, key)    ADD_VALUE(key, json_string(nvllm_priority_name(in->member)))
+#define ADD_WAIT_REASON(member, key) ADD_VALUE(key, json_string(nvllm_wait_reason_name(in->member)))
+#define ADD_BYTES(member, key)
+#define ADD_FLAT(member, key)  add_##member(o, in);
+#define ADD_GROUP(member, key) ADD_VALUE(key, add_##member(json_object(), in))
+#define ADD_LIST(member, key)                                                                      \
+    {                                                                                              \
+        json_t *array = json_array();                                                              \
+                                                                                                   \
+        for (size_t i = 0; i < in->n_##key; i++)                                                   \
+            json_array_append_new(array, add_##member(json_object(), in->key[i]));                 \
+        json_object_set_new(o, #key, array);                                                       \
+    }
+
+/* Defines add_name(), which gives back the object. */
+#define ADDER(name, type, FIELDS)                                                                  \
+    static json_t *add_##name(json_t *o, const struct type *in)                                    \
+    {                                                                                              \
+        FIELDS(ADD)                                                                                \
+        return o;                                                                                  \
+    }
+
+/* And report_json_name(). */
+#define REPORT(name, type, FIELDS)                                                                 \
+    ADDER(name, type, FIELDS)                                                                      \
+    json_t *report_json_##name(const struct type *in)                                              \
+    {                                                                                              \
+        return add_##name(json_object(), in);                                                      \
+    }
+
+ADDER(status_blocks, nvllm_status, STATUS_BLOCKS_FIELDS)
+ADDER(status_requests, nvllm_status, STATUS_REQUESTS_FIELDS)
+ADDER(status_hits, nvllm_status, STATUS_HITS_FIELDS)
+ADDER(status_memory, nvllm_status, STATUS_MEMORY_FIELDS)
+REPORT(status, nvllm_status, STATUS_FIELDS)
+ADDER(request_info, nvllm_request_info, REQUEST_INFO_FIELDS)
+REPORT(request_list, nvllm_request_list, REQUEST_LIST_FIELDS)
+ADDER(uid_blocks, nvllm_uid_blocks, UID_BLOCKS_FIELDS)
+ADDER(request_blocks, nvllm_request_blocks, REQUEST_BLOCKS_FIELDS)
+ADDER(block_sums, nvllm_blocks, BLOCK_SUMS_FIELDS)
+ADDER(blocks, nvllm_blocks, BLOCKS_FIELDS)
+ADDER(cached_prefix, nvllm_cached_prefix, CACHED_PREFIX_FIELDS)
+ADDER(cache_hits, nvllm_cache, CACHE_HITS_FIELDS)
+REPORT(cache, nvllm_cache, CACHE_FIELDS)
+REPORT(cache_change, nvllm_cache_change, CACHE_CHANGE_FIELDS)
+ADDER(why_waiting, nvllm_explanation, WHY_WAITING_FIELDS)
+ADDER(why_cached, nvllm_explanation, WHY_CACHED_FIELDS)
+
+json_t *report_json_blocks(const struct nvllm_blocks *blocks, bool map)
+{
+    json_t *o = add_blocks(json_object(), blocks);
+
+    if (map)
+        json_object_set_new(o, "map", ctl_json_text(blocks->map));
+    return o;
+}
+
+json_t *report_json_explanation(const struct nvllm_explanation *e)
+{
+    json_t *o = json_object();
+
+    if (!e->info)
+        return add_why_cached(o, e);
+    json_object_set_new(o, "request", add_request_info(json_object(), e->info));
+    return add_why_waiting(o, e);
 }

@@ -1,5 +1,5 @@
-/* json.h - parses and prints JSON. The program ends with a message where jansson finds no memory:
- * see main(). */
+/* json.h - JSON: values, the results of requests, the daemon's reports. The program ends with a
+ * message where jansson finds no memory: see main(). */
 #ifndef NVLLM_CLIENT_CTL_JSON_H
 #define NVLLM_CLIENT_CTL_JSON_H
 
@@ -27,5 +27,40 @@ int ctl_json_answer(json_t *value);
 
 /* {code, message}, with field if one is wrong, and limit and limit_value if one was hit. */
 json_t *ctl_json_error(const struct nvllm_error *err);
+
+/* ---- results: the deltas of one request as the object that --json prints */
+
+struct ctl_choice {
+    struct text_buffer text;
+    json_t *object; /* as it is printed; the text is filled in at the end */
+    enum nvllm_finish finish;
+};
+
+struct ctl_result {
+    struct ctl_choice *choices; /* [n_choices] */
+    uint32_t n_choices;
+    struct nvllm_done done; /* zero if the request ended with an error */
+};
+
+/* Ends the program if there is no memory. */
+void ctl_result_init(struct ctl_result *r, const struct nvllm_request *request);
+void ctl_result_deinit(struct ctl_result *r);
+void ctl_result_add(struct ctl_result *r, const struct nvllm_delta *delta);
+
+/* Sets the finish reason of choices that have none. Gives the worst of all choices. */
+enum nvllm_finish ctl_result_end(struct ctl_result *r, enum nvllm_finish finish);
+
+/* {text, token_ids, finish_reason, usage, timing}, logprobs if requested, and choices if there are
+ * several. */
+json_t *ctl_result_json(const struct ctl_result *r);
+
+/* ---- reports */
+
+json_t *report_json_status(const struct nvllm_status *status);
+json_t *report_json_request_list(const struct nvllm_request_list *list);
+json_t *report_json_blocks(const struct nvllm_blocks *blocks, bool map);
+json_t *report_json_cache(const struct nvllm_cache *cache);
+json_t *report_json_cache_change(const struct nvllm_cache_change *change);
+json_t *report_json_explanation(const struct nvllm_explanation *explanation);
 
 #endif

@@ -136,7 +136,7 @@ void ctl_prompt_read(struct ctl_prompt *p, struct ctl *ctl, const char *word)
                   p->file);
     p->mode = PROMPT_OBJECT;
     if (!ctl_request_read(&p->request, value, &ctl->err))
-        exit(ctl_report(ctl, &ctl->err));
+        ctl_exit(ctl_report(ctl, &ctl->err));
     json_decref(value);
 }
 

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "client/lib/nvllm_client.h"
+
 /* The user's name, or the number if there is none. */
 const char *show_user(char *out, size_t n, uint32_t uid);
 
@@ -57,5 +59,9 @@ void table_init(struct table *t, const struct table_column *columns, int n, int 
 
 /* Prints the row that cells hold, without an end of line. */
 void table_print(const struct table *t, FILE *to);
+
+/* Prints at most `rows` requests, and how many more there are, in a table of at most `columns`
+ * columns of the terminal; 0: as wide as it is. */
+void show_requests(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns);
 
 #endif

@@ -7,22 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/ctl/show.h"
 #include "client/ctl/json.h"
-#include "client/ctl/report.h"
 #include "client/ctl/show.h"
-
-static const char *colour_of(enum nvllm_state state)
-{
-    switch (state) {
-    case NVLLM_STATE_READY:
-        return COLOUR_GREEN;
-    case NVLLM_STATE_FAILED:
-        return COLOUR_RED;
-    default:
-        return COLOUR_YELLOW;
-    }
-}
 
 /* A text from the daemon; nothing if it is empty. */
 static void put(const char *name, const char *value)
@@ -84,8 +70,12 @@ static void print_numbers(const struct nvllm_status *s)
 
 static void print_status(const struct nvllm_status *s)
 {
-    printf("%-14s%s%s%s", "state", show_colour(STDOUT_FILENO, colour_of(s->state)),
-           nvllm_state_name(s->state), show_colour(STDOUT_FILENO, COLOUR_END));
+    const char *colour = s->state == NVLLM_STATE_READY    ? COLOUR_GREEN
+                         : s->state == NVLLM_STATE_FAILED ? COLOUR_RED
+                                                          : COLOUR_YELLOW;
+
+    printf("%-14s%s%s%s", "state", show_colour(STDOUT_FILENO, colour), nvllm_state_name(s->state),
+           show_colour(STDOUT_FILENO, COLOUR_END));
     if (s->state == NVLLM_STATE_LOADING && s->progress >= 0 && s->progress <= 1)
         printf(" (%d %%)", (int)(s->progress * 100));
     putchar('\n');
@@ -161,8 +151,7 @@ static void widen_users(struct table *t, const struct nvllm_request_list *list, 
     }
 }
 
-void report_print_requests(FILE *to, const struct nvllm_request_list *list, size_t rows,
-                           int columns)
+void show_requests(FILE *to, const struct nvllm_request_list *list, size_t rows, int columns)
 {
     size_t n = list->n_requests < rows ? list->n_requests : rows;
     struct table t;
@@ -190,7 +179,7 @@ int ctl_requests(struct ctl *ctl)
     ctl_check(ctl, nvllm_list_requests(ctl->client, &wanted, ctl_ask_ms(ctl), &list, &ctl->err));
     if (ctl_option(ctl, "json"))
         return ctl_json_answer(report_json_request_list(list));
-    report_print_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
+    show_requests(stdout, list, list->n_requests, show_width(STDOUT_FILENO));
     return EXIT_OK;
 }
 

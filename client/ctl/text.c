@@ -12,39 +12,26 @@
 #include "client/ctl/request.h"
 #include "proto/program.h"
 
-struct text_work {
+struct conversion {
     struct ctl *ctl;
-    const struct text_command *command;
-    bool special; /* tokenize: match special tokens; detokenize: skip them */
-    bool json;
-};
-
-struct text_input {
-    struct nvllm_text text;
-    json_t *value; /* NULL: the text is all there is */
-};
-
-/* The daemon's answer; it holds until the next call. */
-struct text_answer {
-    const struct nvllm_tokens *tokens; /* NULL: it is a text */
-    struct nvllm_text text;
-};
-
-struct text_command {
     /* The value that an argument or stdin holds, or NULL with *err; NULL as a function: the bytes
      * are the value, and a line of --jsonl is a string. */
     json_t *(*parse)(const char *data, size_t n, struct nvllm_error *err);
-    bool (*convert)(struct text_work *w, const struct text_input *input, struct text_answer *answer,
-                    struct nvllm_error *err);
+    bool (*convert)(struct conversion *c, struct nvllm_error *err);
+    bool special; /* tokenize: match special tokens; detokenize: skip them */
+    struct nvllm_text text;
+    json_t *value; /* NULL: the text is all there is */
+    /* The daemon's answer; it holds until the next call. */
+    const struct nvllm_tokens *tokens; /* NULL: it is a text */
+    struct nvllm_text answer;
 };
 
 /* ---- the commands */
 
-static bool tokenize(struct text_work *w, const struct text_input *input,
-                     struct text_answer *answer, struct nvllm_error *err)
+static bool tokenize(struct conversion *c, struct nvllm_error *err)
 {
-    return nvllm_tokenize(w->ctl->client, input->text, w->special, ctl_left_ms(w->ctl),
-                          &answer->tokens, err) == NVLLM_OK;
+    return nvllm_tokenize(c->ctl->client, c->text, c->special, ctl_left_ms(c->ctl), &c->tokens,
+                          err) == NVLLM_OK;
 }
 
 /* Ids as JSON, or as plain numbers between blanks and commas. */
@@ -69,62 +56,43 @@ static json_t *parse_ids(const char *data, size_t n, struct nvllm_error *err)
     return NULL;
 }
 
-static bool detokenize(struct text_work *w, const struct text_input *input,
-                       struct text_answer *answer, struct nvllm_error *err)
+static bool detokenize(struct conversion *c, struct nvllm_error *err)
 {
-    const json_t *value = input->value;
+    const json_t *ids = json_is_object(c->value) ? json_object_get(c->value, "ids") : c->value;
     struct ctl_request q;
     bool ok;
 
     ctl_request_init(&q);
-    ok = ctl_request_read_ids(&q, json_is_object(value) ? json_object_get(value, "ids") : value,
-                              err) &&
-         nvllm_detokenize(w->ctl->client, q.r.prompt_ids, q.r.n_prompt_ids, w->special,
-                          ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
+    ok = ctl_request_read_ids(&q, ids, err) &&
+         nvllm_detokenize(c->ctl->client, q.r.prompt_ids, q.r.n_prompt_ids, c->special,
+                          ctl_left_ms(c->ctl), &c->answer, err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
 }
 
-static bool render(struct text_work *w, const struct text_input *input, struct text_answer *answer,
-                   struct nvllm_error *err)
+static bool render(struct conversion *c, struct nvllm_error *err)
 {
     struct ctl_request q;
     bool ok;
 
     ctl_request_init(&q);
-    ok = ctl_request_read_chat(&q, input->value, err) &&
-         nvllm_render(w->ctl->client, &q.chat, ctl_left_ms(w->ctl), &answer->text, err) == NVLLM_OK;
+    ok = ctl_request_read_chat(&q, c->value, err) &&
+         nvllm_render(c->ctl->client, &q.chat, ctl_left_ms(c->ctl), &c->answer, err) == NVLLM_OK;
     ctl_request_deinit(&q);
     return ok;
 }
 
-/* ---- answers */
-
-static json_t *answer_object(const struct text_answer *answer)
+static json_t *answer_object(const struct conversion *c)
 {
-    const struct nvllm_tokens *tokens = answer->tokens;
     json_t *texts;
 
-    if (!tokens)
-        return json_pack("{so}", "text", ctl_json_text(answer->text));
+    if (!c->tokens)
+        return json_pack("{so}", "text", ctl_json_text(c->answer));
     texts = json_array();
-    for (size_t i = 0; i < tokens->n_tokens; i++)
-        json_array_append_new(texts, ctl_json_text(tokens->tokens[i]));
-    return json_pack("{soso}", "ids", ctl_json_ids(tokens->ids, tokens->n_tokens), "tokens", texts);
-}
-
-static void print_answer(const struct text_work *w, const struct text_answer *answer)
-{
-    const struct nvllm_tokens *tokens = answer->tokens;
-
-    if (w->json)
-        ctl_json_print(STDOUT_FILENO, answer_object(answer));
-    else if (!tokens)
-        ctl_write_text(STDOUT_FILENO, answer->text.data, answer->text.len, isatty(STDOUT_FILENO));
-    for (size_t i = 0; tokens && !w->json && i < tokens->n_tokens; i++)
-        printf(i ? " %d" : "%d", (int)tokens->ids[i]);
-    if (tokens && !w->json)
-        putchar('\n');
+    for (size_t i = 0; i < c->tokens->n_tokens; i++)
+        json_array_append_new(texts, ctl_json_text(c->tokens->tokens[i]));
+    return json_pack("{soso}", "ids", ctl_json_ids(c->tokens->ids, c->tokens->n_tokens), "tokens",
+                     texts);
 }
 
 /* ---- one value per line */
@@ -137,27 +105,22 @@ static bool is_lasting(enum nvllm_code code)
 }
 
 /* The object of an answer, or NULL with *err. */
-static json_t *convert_line(struct text_work *w, const char *line, size_t n,
+static json_t *convert_line(struct conversion *c, const char *line, size_t n,
                             struct nvllm_error *err)
 {
-    struct text_input input = {.value = ctl_json_parse(line, n, err)};
-    struct text_answer answer = {0};
     json_t *object = NULL;
 
-    if (input.value && !w->command->parse && !json_is_string(input.value)) {
+    c->value = ctl_json_parse(line, n, err);
+    c->text = (struct nvllm_text){json_string_value(c->value), json_string_length(c->value)};
+    if (c->value && !c->parse && !c->text.data)
         ctl_invalid(err, "must be a JSON string");
-    } else if (input.value) {
-        if (!w->command->parse)
-            input.text = (struct nvllm_text){json_string_value(input.value),
-                                             json_string_length(input.value)};
-        if (w->command->convert(w, &input, &answer, err))
-            object = answer_object(&answer);
-    }
-    json_decref(input.value);
+    else if (c->value && c->convert(c, err))
+        object = answer_object(c);
+    json_decref(c->value);
     return object;
 }
 
-static int run_lines(struct text_work *w)
+static int run_lines(struct conversion *c)
 {
     struct nvllm_error err = {0};
     struct lines lines;
@@ -174,7 +137,7 @@ static int run_lines(struct text_work *w)
         else if (strspn(line, " \t\r\n") >= n)
             continue;
         else
-            answer = convert_line(w, line, n, &err);
+            answer = convert_line(c, line, n, &err);
         if (!answer) {
             ctl_message("line %llu: %s", (unsigned long long)lines.number, err.message);
             rc = ctl_exit_code(err.code);
@@ -192,75 +155,78 @@ static int run_lines(struct text_work *w)
 
 /* ---- one value */
 
-/* The arguments with blanks between them, or stdin. */
-static struct text_buffer read_text(const struct usage_line *line)
+/* The arguments with blanks between them. */
+static struct text_buffer join_words(const struct usage_line *line)
 {
     struct text_buffer text = {0};
 
-    if (line->n_words == 0 || (line->n_words == 1 && strcmp(line->words[0], "-") == 0))
-        text.data = ctl_read_all(STDIN_FILENO, &text.len);
-    else
-        for (int i = 0; i < line->n_words; i++) {
-            text_buffer_add(&text, i ? " " : "", i > 0);
-            text_buffer_add(&text, line->words[i], strlen(line->words[i]));
-        }
+    for (int i = 0; i < line->n_words; i++) {
+        text_buffer_add(&text, " ", i > 0);
+        text_buffer_add(&text, line->words[i], strlen(line->words[i]));
+    }
+    text_buffer_add(&text, "", 1); /* data is not NULL, even for an empty text */
+    text.len--;
     return text;
 }
 
-static int run_one(struct text_work *w)
+static int run_one(struct conversion *c, bool is_stdin)
 {
-    struct text_buffer text = read_text(&w->ctl->line);
-    struct text_input input = {.text = {text.data ? text.data : "", text.len}};
-    struct text_answer answer = {0};
-    struct ctl *ctl = w->ctl;
+    struct text_buffer text = {0};
+    struct ctl *ctl = c->ctl;
 
-    if (w->command->parse &&
-        !(input.value = w->command->parse(input.text.data, text.len, &ctl->err)))
-        exit(ctl_report(ctl, &ctl->err));
+    if (is_stdin)
+        text.data = ctl_read_all(STDIN_FILENO, &text.len);
+    else
+        text = join_words(&ctl->line);
+    c->text = (struct nvllm_text){text.data, text.len};
+    if (c->parse && !(c->value = c->parse(text.data, text.len, &ctl->err)))
+        ctl_exit(ctl_report(ctl, &ctl->err));
     ctl_connect(ctl);
-    if (!w->command->convert(w, &input, &answer, &ctl->err))
-        exit(ctl_report(ctl, &ctl->err));
-    print_answer(w, &answer);
-    json_decref(input.value);
+    if (!c->convert(c, &ctl->err))
+        ctl_exit(ctl_report(ctl, &ctl->err));
+    if (ctl_option(ctl, "json")) {
+        ctl_json_print(STDOUT_FILENO, answer_object(c));
+    } else if (c->tokens) {
+        for (size_t i = 0; i < c->tokens->n_tokens; i++)
+            printf(i ? " %d" : "%d", (int)c->tokens->ids[i]);
+        putchar('\n');
+    } else {
+        ctl_write_text(STDOUT_FILENO, c->answer.data, c->answer.len, isatty(STDOUT_FILENO));
+    }
+    json_decref(c->value);
     text_buffer_deinit(&text);
     return EXIT_OK;
 }
 
-static int run(struct ctl *ctl, const struct text_command *command, bool special)
+static int run(struct conversion *c)
 {
-    struct text_work w = {
-        .ctl = ctl,
-        .command = command,
-        .special = special,
-        .json = ctl_option(ctl, "json"),
-    };
-    const struct usage_line *line = &ctl->line;
+    const struct usage_line *line = &c->ctl->line;
+    bool is_stdin = line->n_words == 0 || (line->n_words == 1 && strcmp(line->words[0], "-") == 0);
 
-    if (!ctl_option(ctl, "jsonl"))
-        return run_one(&w);
-    if (line->n_words > 1 || (line->n_words == 1 && strcmp(line->words[0], "-") != 0))
-        ctl_usage(ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
-    ctl_connect(ctl);
-    return run_lines(&w);
+    if (!ctl_option(c->ctl, "jsonl"))
+        return run_one(c, is_stdin);
+    if (!is_stdin)
+        ctl_usage(c->ctl, "--jsonl reads stdin: “%s” is one argument too many", line->words[0]);
+    ctl_connect(c->ctl);
+    return run_lines(c);
 }
 
 int ctl_tokenize(struct ctl *ctl)
 {
-    static const struct text_command command = {NULL, tokenize};
+    bool special = ctl_option(ctl, "special");
 
-    return run(ctl, &command, ctl_option(ctl, "special"));
+    return run(&(struct conversion){.ctl = ctl, .convert = tokenize, .special = special});
 }
 
 int ctl_detokenize(struct ctl *ctl)
 {
-    static const struct text_command command = {parse_ids, detokenize};
+    bool special = ctl_option(ctl, "skip-special");
 
-    return run(ctl, &command, ctl_option(ctl, "skip-special"));
+    return run(&(struct conversion){
+        .ctl = ctl, .parse = parse_ids, .convert = detokenize, .special = special});
 }
 
 int ctl_render(struct ctl *ctl)
 {
-    static const struct text_command command = {ctl_json_parse, render};
-
-    return run(ctl, &command, false);
+    return run(&(struct conversion){.ctl = ctl, .parse = ctl_json_parse, .convert = render});
 }

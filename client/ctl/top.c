@@ -14,7 +14,6 @@
 
 #include "client/lib/clock.h"
 #include "client/ctl/ctl.h"
-#include "client/ctl/report.h"
 #include "client/ctl/show.h"
 #include "proto/utf8.h"
 
@@ -139,7 +138,7 @@ static bool draw(struct top *t)
     wanted.limit = (uint32_t)rows_of_requests(t);
     code = nvllm_list_requests(t->ctl->client, &wanted, ctl_ask_ms(t->ctl), &list, &t->ctl->err);
     if (code == NVLLM_OK)
-        report_print_requests(to, list, wanted.limit, t->columns);
+        show_requests(to, list, wanted.limit, t->columns);
     fclose(to);
     return code == NVLLM_OK || code == NVLLM_E_UNAVAILABLE; /* none while the model loads */
 }
@@ -255,7 +254,7 @@ static int run_live(struct top *t)
 {
     bool ok;
 
-    ctl_catch_interrupts();
+    ctl_catch_interrupts(false);
     if (!catch_signals(t))
         ctl_die("cannot wait for signals: %s", strerror(errno));
     enter_screen(t);

@@ -172,7 +172,7 @@ static void find_ordinary(struct finder *f, size_t first, size_t end)
                     text_bytes(f, first, end, true) == bytes;
 
     if (f->err.code != NVLLM_OK && f->err.code != NVLLM_E_INVALID)
-        exit(ctl_report(f->ctl, &f->err));
+        ctl_exit(ctl_report(f->ctl, &f->err));
     if (bytes == 0)
         return;
     if (!ordinary && end - first > 1) {
