@@ -308,7 +308,7 @@ int config_check_run(const struct config_check *check)
     } else if (c.n_wrong == 0) {
         puts("nvllmd would start with this configuration.");
     } else {
-        printf("nvllmd would not start: %d %s wrong; below each stands what mends it.\n", c.n_wrong,
+        printf("nvllmd would not start: %d %s wrong; the command below each fixes it.\n", c.n_wrong,
                c.n_wrong == 1 ? "thing is" : "things are");
     }
     json_decref(c.findings);
