@@ -100,7 +100,7 @@ struct session {
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
-    size_t input_bytes, output_bytes; /* of buffers, charged to the account */
+    size_t buffer_bytes; /* charged to the account */
     pid_t pid;
     bool admin;
     bool greeted;

@@ -194,16 +194,13 @@ static void on_fault(void *owner, enum connection_fault fault)
 }
 
 /* Charges the account for the connection's buffers. */
-static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
+static void on_buffers(void *owner, size_t bytes)
 {
     struct session *s = owner;
 
-    account_sub(s->account, ACCOUNT_INPUT_BYTES, s->input_bytes);
-    account_sub(s->account, ACCOUNT_OUTPUT_BYTES, s->output_bytes);
-    account_add(s->account, ACCOUNT_INPUT_BYTES, input_bytes);
-    account_add(s->account, ACCOUNT_OUTPUT_BYTES, output_bytes);
-    s->input_bytes = input_bytes;
-    s->output_bytes = output_bytes;
+    account_sub(s->account, ACCOUNT_BUFFER_BYTES, s->buffer_bytes);
+    account_add(s->account, ACCOUNT_BUFFER_BYTES, bytes);
+    s->buffer_bytes = bytes;
 }
 
 static void on_settle(void *server)
@@ -362,12 +359,7 @@ void sessions_end_all(struct server *s)
 
 static uint64_t buffer_bytes(const struct account *a)
 {
-    return a->amounts[ACCOUNT_INPUT_BYTES] + a->amounts[ACCOUNT_OUTPUT_BYTES];
-}
-
-static size_t bytes_of(const struct session *s)
-{
-    return s->input_bytes + s->output_bytes;
+    return a->amounts[ACCOUNT_BUFFER_BYTES];
 }
 
 /* The account with the most bytes of buffers. */
@@ -390,7 +382,7 @@ static struct session *largest_session(const struct server *s, const struct acco
     for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next) {
         struct session *one = CONTAINER_OF(at, struct session, link);
 
-        if (one->account == account && bytes_of(one) > (largest ? bytes_of(largest) : 0))
+        if (one->account == account && one->buffer_bytes > (largest ? largest->buffer_bytes : 0))
             largest = one;
     }
     return largest;
@@ -406,8 +398,8 @@ static void shed(struct server *s, struct session *one, enum limit limit)
     if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
         log_event(LOG_LEVEL_WARNING, "connection_dropped",
                   "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
-                  (unsigned)one->account->uid, (int)one->pid, bytes_of(one), limit_option(limit),
-                  s->n_dropped);
+                  (unsigned)one->account->uid, (int)one->pid, one->buffer_bytes,
+                  limit_option(limit), s->n_dropped);
         s->n_dropped = 0;
     }
     limit_refuse_text(&e, s->parts.options, limit, "the connections' buffers are full");
