@@ -1,8 +1,6 @@
 /* session.c - clients: their connections, Hello and frames, and the limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -30,49 +28,34 @@ static void refuse_session(struct session *s, const struct refusal *e)
     connection_end(s->connection, reply_error_frame(&f, e));
 }
 
-__attribute__((format(printf, 3, 4))) static void fail(struct session *s, Nvllm__V1__ErrorCode code,
-                                                       const char *fmt, ...)
-{
-    struct refusal e = {.code = code};
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(e.message.text, sizeof(e.message.text), fmt, ap);
-    va_end(ap);
-    refuse_session(s, &e);
-}
-
 void session_check_put(struct session *s, int r)
 {
     const struct options *o = s->server->parts.options;
     struct refusal e;
 
-    if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE) {
+    if (r == CONNECTION_OK)
+        return;
+    if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE)
         limit_refuse_text(&e, o, LIMIT_OUTPUT_BYTES,
                           "more than %" PRId64 " bytes of answers are unread", o->max_output_bytes);
-        refuse_session(s, &e);
-    } else if (r < 0) {
-        fail(s, CODE(INTERNAL), "out of memory");
-    }
+    else
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    refuse_session(s, &e);
 }
 
 /* ---- frames */
 
-static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
+static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct refusal *e)
 {
     struct reply_facts *facts = &s->server->facts;
     struct engine_status status;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
-    if (f->op_case != OP(HELLO) || f->id != 0) {
-        fail(s, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
-        return;
-    }
-    if (f->hello->protocol != 1) {
-        fail(s, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
-             f->hello->protocol);
-        return;
-    }
+    if (f->op_case != OP(HELLO) || f->id != 0)
+        return refusal_set(e, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
+    if (f->hello->protocol != 1)
+        return refusal_set(e, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
+                           f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
     engine_status(s->server->parts.engine, &status);
@@ -86,46 +69,47 @@ static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
     w.model = reply_text(facts->model);
     w.max_frame_bytes = facts->max_frame_bytes;
     session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
+    return 0;
 }
 
-/* Takes ownership of the message, in which the frame lives. */
-static void dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+/* Sets *u to NULL where the message has a new owner. */
+static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
 {
+    const Nvllm__V1__ClientFrame *f = (const Nvllm__V1__ClientFrame *)unpacked_message(*u);
+
     if (!s->greeted)
-        take_hello(s, f);
-    else if (f->op_case == OP(HELLO))
-        fail(s, CODE(PROTOCOL), "Hello came twice");
-    else if (f->id == 0)
-        fail(s, CODE(PROTOCOL), "a request must have an id other than 0");
-    else if (id_map_get(&s->requests, f->id))
-        fail(s, CODE(PROTOCOL), "the id of a request under way was used again");
-    else {
-        session_operate(s, f, u);
-        return;
-    }
-    unpacked_free(u);
+        return take_hello(s, f, e);
+    if (f->op_case == OP(HELLO))
+        return refusal_set(e, CODE(PROTOCOL), "Hello came twice");
+    if (f->id == 0)
+        return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
+    if (id_map_get(&s->requests, f->id))
+        return refusal_set(e, CODE(PROTOCOL), "the id of a request under way was used again");
+    session_operate(s, f, *u);
+    *u = NULL;
+    return 0;
 }
 
-static void take_frame(struct session *s, const uint8_t *data, size_t n)
+static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
 {
-    struct unpacked *u;
+    struct unpacked *u = NULL;
+    int r;
 
     switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
     case UNPACK_OK:
-        dispatch(s, (const Nvllm__V1__ClientFrame *)unpacked_message(u), u);
-        break;
+        r = dispatch(s, &u, e);
+        unpacked_free(u);
+        return r;
     case UNPACK_E_BUDGET:
-        fail(s, CODE(PROTOCOL), "a frame stands for far more memory than its own size");
-        break;
+        return refusal_set(e, CODE(PROTOCOL),
+                           "a frame stands for far more memory than its own size");
     case UNPACK_E_FIELDS:
-        fail(s, CODE(PROTOCOL), "a frame holds more fields than any request has use for");
-        break;
+        return refusal_set(e, CODE(PROTOCOL),
+                           "a frame holds more fields than any request has use for");
     case UNPACK_E_NOMEM:
-        fail(s, CODE(INTERNAL), "out of memory");
-        break;
+        return refusal_set(e, CODE(INTERNAL), "out of memory");
     default:
-        fail(s, CODE(PROTOCOL), "a frame is no message of the protocol");
-        break;
+        return refusal_set(e, CODE(PROTOCOL), "a frame is no message of the protocol");
     }
 }
 
@@ -152,8 +136,10 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
 {
     struct session *s = owner;
     uint64_t begin_us = server_now_us();
+    struct refusal e;
 
-    take_frame(s, data, n);
+    if (take_frame(s, data, n, &e) < 0)
+        refuse_session(s, &e);
     s->account->round_us += server_now_us() - begin_us;
 }
 
