@@ -329,14 +329,6 @@ fail:
     return EXIT_FAILURE;
 }
 
-static int flush_output(void)
-{
-    if (fflush(stdout) == 0)
-        return EXIT_SUCCESS;
-    fprintf(stderr, "nvllmd: stdout: cannot be written\n");
-    return EXIT_FAILURE;
-}
-
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
@@ -349,7 +341,7 @@ int main(int argc, char **argv)
     if (r < 0)
         status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
     else if (c.done)
-        status = flush_output();
+        status = EXIT_SUCCESS;
     else if (!c.command)
         status = serve(&c);
     else if (is_command(&c, "check-config"))
@@ -358,6 +350,10 @@ int main(int argc, char **argv)
         status = tune(&c);
     else
         status = offline_run(c.command->name, &c.offline);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "nvllmd: stdout: cannot be written\n");
+        status = EXIT_FAILURE;
+    }
     usage_line_deinit(&c.line);
     options_deinit(&c.options);
     return status;
