@@ -1,7 +1,6 @@
 /* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
  * with a backend plugged into the engine. */
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,12 +231,9 @@ static int tune(const struct command_line *c)
 static char *model_name_of(const char *path)
 {
     char *real = realpath(path, NULL), *name;
-    const char *last;
+    const char *last = basename(real ? real : path);
 
-    if (real)
-        path = real;
-    last = strrchr(path, '/');
-    name = strdup(last && last[1] ? last + 1 : path);
+    name = strdup(*last ? last : path);
     free(real);
     if (name)
         utf8_clean(name);
