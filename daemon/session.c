@@ -14,16 +14,13 @@ enum { LOG_EVERY_MS = 1000 };
 /* Sends an error of the connection as a whole, and closes it. */
 static void refuse_session(struct session *s, const struct refusal *e)
 {
-    struct server *server = s->server;
+    const uint64_t n = log_due(&s->server->sessions_refused, LOG_EVERY_MS);
     struct error_frame f;
 
-    server->n_refused++;
-    if (log_due(&server->refused_logged_ms, LOG_EVERY_MS)) {
+    if (n)
         log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text,
                  "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)s->account->uid,
-                 (int)s->pid, s->requests.n, server->n_refused);
-        server->n_refused = 0;
-    }
+                 (int)s->pid, s->requests.n, n);
     session_abandon(s);
     connection_end(s->connection, reply_error_frame(&f, e));
 }
@@ -267,7 +264,7 @@ static void reject(struct server *s, int fd, const struct refusal *why)
     struct frame_buffer b = {0};
     struct error_frame f;
 
-    if (log_due(&s->busy_logged_ms, LOG_EVERY_MS))
+    if (log_due(&s->turned_away, LOG_EVERY_MS))
         log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
                  s->facts.connections);
     if (frame_buffer_put(&b, reply_error_frame(&f, why)) == 0)
@@ -377,17 +374,15 @@ static struct session *largest_session(const struct server *s, const struct acco
 /* Drops a connection for its buffers. A client that has read all its answers gets an error. */
 static void shed(struct server *s, struct session *one, enum limit limit)
 {
+    const uint64_t n = log_due(&s->sessions_dropped, LOG_EVERY_MS);
     struct error_frame f;
     struct refusal e;
 
-    s->n_dropped++;
-    if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
+    if (n)
         log_event(LOG_LEVEL_WARNING, "connection_dropped",
                   "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
                   (unsigned)one->account->uid, (int)one->pid, one->buffer_bytes,
-                  limit_option(limit), s->n_dropped);
-        s->n_dropped = 0;
-    }
+                  limit_option(limit), n);
     limit_refuse_text(&e, s->parts.options, limit, "the connections' buffers are full");
     session_abandon(one);
     connection_drop(one->connection, reply_error_frame(&f, &e));
