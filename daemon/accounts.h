@@ -17,8 +17,7 @@ enum account_item {
     ACCOUNT_REQUESTS,      /* without a terminal event */
     ACCOUNT_QUEUED_TOKENS, /* of prompts without a first event */
     ACCOUNT_INSPECTS,      /* inspect requests without a report */
-    ACCOUNT_INPUT_BYTES,   /* buffers of incomplete frames */
-    ACCOUNT_OUTPUT_BYTES,  /* buffers of unread answers */
+    ACCOUNT_BUFFER_BYTES,  /* of incomplete frames and unread answers */
     ACCOUNT_REQUEST_BYTES, /* unpacked messages until the engine admits them, and the engine's
                             * memory, answers included, until the end */
     N_ACCOUNT_ITEMS,

@@ -2,6 +2,7 @@
 #include "daemon/config_check.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -168,19 +169,19 @@ static bool may_be_given(const char *folder)
 /* The command that fixes an error of listener_check. */
 static const char *mend_socket(struct checking *c, int code, const struct listener_options *l)
 {
-    const char *slash = strrchr(l->path, '/'), *name;
     struct passwd *me = getpwuid(geteuid());
-    char folder[PATH_ROOM], group[HEAD_ROOM / 2];
+    const char *name = me ? me->pw_name : "", *folder;
+    char path[PATH_ROOM], group[HEAD_ROOM / 2];
 
-    snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - l->path) : 0, l->path);
-    name = me ? me->pw_name : "";
-    if (code == -ENOENT && *folder && me)
+    snprintf(path, sizeof(path), "%s", l->path);
+    folder = dirname(path);
+    if (code == -ENOENT && me)
         return command(c, folder, "%sinstall -d -o %s -m 0755 ", geteuid() == 0 ? "" : "sudo ",
                        name);
     if (code == -EACCES && me && may_be_given(folder))
         return command(c, folder, "sudo chown %s ", name);
     if (code == -EEXIST)
-        return command(c, l->path, "%srm -d ", sudo_for(*folder ? folder : "."));
+        return command(c, l->path, "%srm -d ", sudo_for(folder));
     if (code == -EINVAL && *l->path && *l->group)
         return command(c, l->group, "sudo groupadd --system ");
     if (code == -EPERM && me)
@@ -308,13 +309,9 @@ int config_check_run(const struct config_check *check)
     } else if (c.n_wrong == 0) {
         puts("nvllmd would start with this configuration.");
     } else {
-        printf("nvllmd would not start: %d %s wrong; below each stands what mends it.\n", c.n_wrong,
+        printf("nvllmd would not start: %d %s wrong; the command below each fixes it.\n", c.n_wrong,
                c.n_wrong == 1 ? "thing is" : "things are");
     }
     json_decref(c.findings);
-    if (fflush(stdout) != 0) {
-        fprintf(stderr, "nvllmd: stdout: cannot be written\n");
-        return 1;
-    }
     return c.n_wrong > 0;
 }

@@ -25,10 +25,10 @@ struct connection {
     struct event *readable, *writable, *timer;
     struct frame_decoder in;
     struct frame_buffer out;
-    size_t counted_in, counted_out; /* buffer sizes that the owner has been told */
-    struct list dirty;              /* in shared->dirty */
-    struct list leaving;            /* in shared->gone */
-    struct list waiting;            /* in shared->waiting, while nothing is read */
+    size_t counted;      /* bytes of buffers that the owner has been told */
+    struct list dirty;   /* in shared->dirty */
+    struct list leaving; /* in shared->gone */
+    struct list waiting; /* in shared->waiting, while nothing is read */
     enum state state;
     bool greeted;
     bool overdue; /* the frame's timer has expired, but the socket may hold its rest */
@@ -51,14 +51,15 @@ static void fault(struct connection *c, enum connection_fault which)
     c->shared->handler->fault(c->owner, which);
 }
 
-/* Tells the owner where the size of a buffer has changed. */
+/* Tells the owner where the size of the buffers has changed. */
 static void count_buffers(struct connection *c)
 {
-    if (c->counted_in == c->in.held.cap && c->counted_out == c->out.cap)
+    const size_t bytes = c->in.held.cap + c->out.cap;
+
+    if (bytes == c->counted)
         return;
-    c->counted_in = c->in.held.cap;
-    c->counted_out = c->out.cap;
-    c->shared->handler->buffers(c->owner, c->in.held.cap, c->out.cap);
+    c->counted = bytes;
+    c->shared->handler->buffers(c->owner, bytes);
 }
 
 static void set_timer(struct connection *c, int seconds)

@@ -34,7 +34,7 @@ enum connection_fault {
 struct connection_handler {
     void (*frame)(void *owner, const uint8_t *data, size_t n);
     void (*fault)(void *owner, enum connection_fault fault);
-    void (*buffers)(void *owner, size_t input_bytes, size_t output_bytes);
+    void (*buffers)(void *owner, size_t bytes);
     void (*settle)(void *shared);
     bool (*may_take)(void *owner); /* before each frame: is the owner within its quantum? */
     void (*round)(void *shared);   /* a new round begins */

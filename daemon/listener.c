@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <limits.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,37 +207,29 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
 
 static int check_folder(const char *path, struct err *e)
 {
-    char folder[sizeof(((struct sockaddr_un *)0)->sun_path)];
-    char *slash;
+    char copy[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    const char *folder;
     struct stat st;
 
-    snprintf(folder, sizeof(folder), "%s", path);
-    slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = '\0';
-    if (stat(slash ? folder : ".", &st) < 0)
+    snprintf(copy, sizeof(copy), "%s", path);
+    folder = dirname(copy);
+    if (stat(folder, &st) < 0)
         return errno == ENOENT ? err_set(e, -ENOENT, "%s: its folder does not exist", path)
                                : err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode))
         return err_set(e, -ENOTDIR, "%s: its folder is none", path);
-    if (faccessat(AT_FDCWD, slash ? folder : ".", W_OK | X_OK, AT_EACCESS) < 0)
+    if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0)
         return err_set(e, -errno, "%s: its folder: %s", path, strerror(errno));
     return 0;
 }
 
 static int check_group(const struct listener_options *o, struct err *e)
 {
-    gid_t gid = 0, groups[256];
-    int n, r = find_group(&gid, o, e);
+    gid_t gid = 0;
+    int r = find_group(&gid, o, e);
 
-    if (r < 0 || !*o->group || geteuid() == 0 || getegid() == gid)
+    if (r < 0 || !*o->group || geteuid() == 0 || group_member(gid))
         return r;
-    n = getgroups(256, groups);
-    if (n < 0)
-        return 0; /* too many groups to check */
-    for (int i = 0; i < n; i++)
-        if (groups[i] == gid)
-            return 0;
     return err_set(e, -EPERM, "%s: %s gets the socket from its members alone", o->group_option,
                    o->group);
 }

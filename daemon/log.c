@@ -171,15 +171,15 @@ void log_text(enum log_level level, const char *event, const char *text, const c
     va_end(ap);
 }
 
-int log_due(uint64_t *last_ms, uint64_t interval_ms)
+uint64_t log_due(struct log_rate *r, uint64_t interval_ms)
 {
     struct timespec ts;
-    uint64_t now;
+    uint64_t now, n = ++r->n;
 
     clock_gettime(CLOCK_MONOTONIC, &ts);
     now = (uint64_t)ts.tv_sec * 1000 + (uint64_t)ts.tv_nsec / 1000000;
-    if (*last_ms && now - *last_ms < interval_ms)
+    if (r->last_ms && now - r->last_ms < interval_ms)
         return 0;
-    *last_ms = now ? now : 1;
-    return 1;
+    *r = (struct log_rate){.last_ms = now ? now : 1};
+    return n;
 }

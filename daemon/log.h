@@ -24,7 +24,14 @@ __attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const
 __attribute__((format(printf, 4, 5))) void log_text(enum log_level level, const char *event,
                                                     const char *text, const char *fmt, ...);
 
-/* True at most once in interval_ms for each *last: for lines that a client can cause. */
-int log_due(uint64_t *last_ms, uint64_t interval_ms);
+/* For lines that a client can cause: zeroed at first. */
+struct log_rate {
+    uint64_t last_ms; /* of the last line; 0: none */
+    uint64_t n;       /* events since */
+};
+
+/* Counts an event. How many there were since the last line where interval_ms have passed, and a
+ * line is due; else 0. */
+uint64_t log_due(struct log_rate *r, uint64_t interval_ms);
 
 #endif

@@ -1,7 +1,6 @@
 /* main.c - nvllmd: command line, then either a sub-command on a model folder or the daemon itself,
  * with a backend plugged into the engine. */
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,12 +231,9 @@ static int tune(const struct command_line *c)
 static char *model_name_of(const char *path)
 {
     char *real = realpath(path, NULL), *name;
-    const char *last;
+    const char *last = basename(real ? real : path);
 
-    if (real)
-        path = real;
-    last = strrchr(path, '/');
-    name = strdup(last && last[1] ? last + 1 : path);
+    name = strdup(*last ? last : path);
     free(real);
     if (name)
         utf8_clean(name);
@@ -329,14 +325,6 @@ fail:
     return EXIT_FAILURE;
 }
 
-static int flush_output(void)
-{
-    if (fflush(stdout) == 0)
-        return EXIT_SUCCESS;
-    fprintf(stderr, "nvllmd: stdout: cannot be written\n");
-    return EXIT_FAILURE;
-}
-
 int main(int argc, char **argv)
 {
     struct command_line c = {0};
@@ -349,7 +337,7 @@ int main(int argc, char **argv)
     if (r < 0)
         status = r == -ENOMEM ? EXIT_FAILURE : EXIT_USAGE;
     else if (c.done)
-        status = flush_output();
+        status = EXIT_SUCCESS;
     else if (!c.command)
         status = serve(&c);
     else if (is_command(&c, "check-config"))
@@ -358,6 +346,10 @@ int main(int argc, char **argv)
         status = tune(&c);
     else
         status = offline_run(c.command->name, &c.offline);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "nvllmd: stdout: cannot be written\n");
+        status = EXIT_FAILURE;
+    }
     usage_line_deinit(&c.line);
     options_deinit(&c.options);
     return status;

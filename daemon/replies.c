@@ -140,41 +140,38 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
     return r;
 }
 
-static void error_init(Nvllm__V1__Error *out, const struct refusal *e)
+const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e)
 {
-    bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
+    const bool unavailable = e->code == NVLLM__V1__ERROR_CODE__ERROR_UNAVAILABLE;
+    Nvllm__V1__Error *m = &f->error;
 
-    nvllm__v1__error__init(out);
-    out->has_code = out->has_retryable = true;
-    out->code = e->code;
-    out->message = reply_text(e->message.text);
-    out->field = *e->field ? reply_text(e->field) : NULL;
-    out->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
-    out->has_retry_after_ms = out->retryable;
-    out->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
-    out->limit = reply_text(e->limit);
-    out->has_limit_value = e->limit != NULL;
-    out->limit_value = e->limit_value;
+    f->refusal = *e;
+    utf8_clean(f->refusal.message.text); /* it may quote the client, and be cut in a character */
+    nvllm__v1__server_frame__init(&f->frame);
+    nvllm__v1__error__init(m);
+    f->frame.has_id = true;
+    f->frame.event_case = EVENT(ERROR);
+    f->frame.error = m;
+    m->has_code = m->has_retryable = true;
+    m->code = e->code;
+    m->message = f->refusal.message.text;
+    m->field = *e->field ? f->refusal.field : NULL;
+    m->retryable = unavailable || e->code == NVLLM__V1__ERROR_CODE__ERROR_BUSY;
+    m->has_retry_after_ms = m->retryable;
+    m->retry_after_ms = e->retry_after_ms ? e->retry_after_ms : unavailable ? 500 : 100;
+    m->limit = reply_text(e->limit);
+    m->has_limit_value = e->limit != NULL;
+    m->limit_value = e->limit_value;
+    return &f->frame.base;
 }
 
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 {
-    Nvllm__V1__Error m;
-    struct refusal clean = *e; /* a message may quote the client, and be cut inside a character */
+    struct error_frame f;
 
-    utf8_clean(clean.message.text);
-    error_init(&m, &clean);
-    return reply_put(c, id, EVENT(ERROR), &m);
-}
-
-const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e)
-{
-    nvllm__v1__server_frame__init(&f->frame);
-    error_init(&f->error, e);
-    f->frame.has_id = true;
-    f->frame.event_case = EVENT(ERROR);
-    f->frame.error = &f->error;
-    return &f->frame.base;
+    (void)reply_error_frame(&f, e);
+    f.frame.id = id;
+    return connection_put(c, &f.frame.base);
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)

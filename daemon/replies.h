@@ -25,10 +25,11 @@ int reply_pack(struct engine_packed *out, const struct engine_event *answer,
 /* The code decides retryable. */
 int reply_error(struct connection *c, uint64_t id, const struct refusal *e);
 
-/* The frame of an error that ends its connection; it points into itself and into *e. */
+/* The frame of an error, of no request; it points into itself. */
 struct error_frame {
     Nvllm__V1__ServerFrame frame;
     Nvllm__V1__Error error;
+    struct refusal refusal;
 };
 const ProtobufCMessage *reply_error_frame(struct error_frame *f, const struct refusal *e);
 

@@ -125,7 +125,7 @@ static void accept_some(struct server *s, int which)
             continue;
         if (errno != EAGAIN) {
             /* The client stays in the queue and the socket readable: try again later. */
-            if (log_due(&s->accept_logged_ms, 1000))
+            if (log_due(&s->accepts_paused, 1000))
                 log_text(LOG_LEVEL_WARNING, "accept_paused", strerror(errno), "connections=%u",
                          s->facts.connections);
             event_del(s->events[EVENT_CLIENTS + which]);
@@ -156,7 +156,7 @@ static void mend(struct server *s, int which)
     accept_some(s, which); /* clients that still wait there */
     event_del(ev);
     if (listener_mend(l, &e) < 0) {
-        if (log_due(&s->socket_logged_ms, 60 * 1000))
+        if (log_due(&s->sockets_lost, 60 * 1000))
             log_text(LOG_LEVEL_ERROR, "socket_lost", e.text, "%s", "");
         return;
     }
@@ -177,7 +177,7 @@ static void on_sockets(struct server *s)
         if (!listener_intact(l))
             mend(s, i);
         if (event_add(s->events[EVENT_CLIENTS + i], NULL) < 0 &&
-            log_due(&s->socket_logged_ms, 60 * 1000))
+            log_due(&s->sockets_lost, 60 * 1000))
             log_event(LOG_LEVEL_ERROR, "socket_not_watched", "socket=%s", listener_path(l));
     }
 }

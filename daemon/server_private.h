@@ -12,6 +12,7 @@
 #include "daemon/accounts.h"
 #include "daemon/connection.h"
 #include "daemon/limits.h"
+#include "daemon/log.h"
 #include "daemon/replies.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
@@ -87,10 +88,8 @@ struct server {
     /* Limits that other threads read: output_bytes, request_bytes, request_bytes_per_uid. */
     atomic_size_t most_answer_bytes, most_request_bytes, most_request_bytes_per_uid;
 
-    /* for log_due; counts of connections are those since the last line */
-    uint64_t accept_logged_ms, socket_logged_ms, busy_logged_ms, refused_logged_ms,
-        dropped_logged_ms;
-    uint64_t n_refused, n_dropped;
+    struct log_rate accepts_paused, sockets_lost;                    /* lines of the log */
+    struct log_rate turned_away, sessions_refused, sessions_dropped; /* connections */
 };
 
 /* A connected client. */
@@ -100,7 +99,7 @@ struct session {
     struct connection *connection;
     struct id_map requests; /* struct pending, by the client's id */
     struct account *account;
-    size_t input_bytes, output_bytes; /* of buffers, charged to the account */
+    size_t buffer_bytes; /* charged to the account */
     pid_t pid;
     bool admin;
     bool greeted;

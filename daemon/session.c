@@ -1,8 +1,6 @@
 /* session.c - clients: their connections, Hello and frames, and the limits of buffers. */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,30 +14,15 @@ enum { LOG_EVERY_MS = 1000 };
 /* Sends an error of the connection as a whole, and closes it. */
 static void refuse_session(struct session *s, const struct refusal *e)
 {
-    struct server *server = s->server;
+    const uint64_t n = log_due(&s->server->sessions_refused, LOG_EVERY_MS);
     struct error_frame f;
 
-    server->n_refused++;
-    if (log_due(&server->refused_logged_ms, LOG_EVERY_MS)) {
+    if (n)
         log_text(LOG_LEVEL_INFO, "connection_refused", e->message.text,
                  "uid=%u pid=%d requests=%zu connections=%" PRIu64, (unsigned)s->account->uid,
-                 (int)s->pid, s->requests.n, server->n_refused);
-        server->n_refused = 0;
-    }
+                 (int)s->pid, s->requests.n, n);
     session_abandon(s);
     connection_end(s->connection, reply_error_frame(&f, e));
-}
-
-__attribute__((format(printf, 3, 4))) static void fail(struct session *s, Nvllm__V1__ErrorCode code,
-                                                       const char *fmt, ...)
-{
-    struct refusal e = {.code = code};
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(e.message.text, sizeof(e.message.text), fmt, ap);
-    va_end(ap);
-    refuse_session(s, &e);
 }
 
 void session_check_put(struct session *s, int r)
@@ -47,32 +30,29 @@ void session_check_put(struct session *s, int r)
     const struct options *o = s->server->parts.options;
     struct refusal e;
 
-    if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE) {
+    if (r == CONNECTION_OK)
+        return;
+    if (r == CONNECTION_E_SLOW || r == CONNECTION_E_LARGE)
         limit_refuse_text(&e, o, LIMIT_OUTPUT_BYTES,
                           "more than %" PRId64 " bytes of answers are unread", o->max_output_bytes);
-        refuse_session(s, &e);
-    } else if (r < 0) {
-        fail(s, CODE(INTERNAL), "out of memory");
-    }
+    else
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    refuse_session(s, &e);
 }
 
 /* ---- frames */
 
-static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
+static int take_hello(struct session *s, const Nvllm__V1__ClientFrame *f, struct refusal *e)
 {
     struct reply_facts *facts = &s->server->facts;
     struct engine_status status;
     Nvllm__V1__Welcome w = NVLLM__V1__WELCOME__INIT;
 
-    if (f->op_case != OP(HELLO) || f->id != 0) {
-        fail(s, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
-        return;
-    }
-    if (f->hello->protocol != 1) {
-        fail(s, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
-             f->hello->protocol);
-        return;
-    }
+    if (f->op_case != OP(HELLO) || f->id != 0)
+        return refusal_set(e, CODE(PROTOCOL), "a connection begins with Hello, of id 0");
+    if (f->hello->protocol != 1)
+        return refusal_set(e, CODE(UNSUPPORTED), "protocol %" PRIu32 " is not known here, only 1",
+                           f->hello->protocol);
     s->greeted = true;
     connection_greeted(s->connection);
     engine_status(s->server->parts.engine, &status);
@@ -86,46 +66,47 @@ static void take_hello(struct session *s, const Nvllm__V1__ClientFrame *f)
     w.model = reply_text(facts->model);
     w.max_frame_bytes = facts->max_frame_bytes;
     session_check_put(s, reply_put(s->connection, 0, EVENT(WELCOME), &w));
+    return 0;
 }
 
-/* Takes ownership of the message, in which the frame lives. */
-static void dispatch(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+/* Sets *u to NULL where the message has a new owner. */
+static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
 {
+    const Nvllm__V1__ClientFrame *f = (const Nvllm__V1__ClientFrame *)unpacked_message(*u);
+
     if (!s->greeted)
-        take_hello(s, f);
-    else if (f->op_case == OP(HELLO))
-        fail(s, CODE(PROTOCOL), "Hello came twice");
-    else if (f->id == 0)
-        fail(s, CODE(PROTOCOL), "a request must have an id other than 0");
-    else if (id_map_get(&s->requests, f->id))
-        fail(s, CODE(PROTOCOL), "the id of a request under way was used again");
-    else {
-        session_operate(s, f, u);
-        return;
-    }
-    unpacked_free(u);
+        return take_hello(s, f, e);
+    if (f->op_case == OP(HELLO))
+        return refusal_set(e, CODE(PROTOCOL), "Hello came twice");
+    if (f->id == 0)
+        return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
+    if (id_map_get(&s->requests, f->id))
+        return refusal_set(e, CODE(PROTOCOL), "the id of a request under way was used again");
+    session_operate(s, f, *u);
+    *u = NULL;
+    return 0;
 }
 
-static void take_frame(struct session *s, const uint8_t *data, size_t n)
+static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
 {
-    struct unpacked *u;
+    struct unpacked *u = NULL;
+    int r;
 
     switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
     case UNPACK_OK:
-        dispatch(s, (const Nvllm__V1__ClientFrame *)unpacked_message(u), u);
-        break;
+        r = dispatch(s, &u, e);
+        unpacked_free(u);
+        return r;
     case UNPACK_E_BUDGET:
-        fail(s, CODE(PROTOCOL), "a frame stands for far more memory than its own size");
-        break;
+        return refusal_set(e, CODE(PROTOCOL),
+                           "a frame stands for far more memory than its own size");
     case UNPACK_E_FIELDS:
-        fail(s, CODE(PROTOCOL), "a frame holds more fields than any request has use for");
-        break;
+        return refusal_set(e, CODE(PROTOCOL),
+                           "a frame holds more fields than any request has use for");
     case UNPACK_E_NOMEM:
-        fail(s, CODE(INTERNAL), "out of memory");
-        break;
+        return refusal_set(e, CODE(INTERNAL), "out of memory");
     default:
-        fail(s, CODE(PROTOCOL), "a frame is no message of the protocol");
-        break;
+        return refusal_set(e, CODE(PROTOCOL), "a frame is no message of the protocol");
     }
 }
 
@@ -152,8 +133,10 @@ static void on_frame(void *owner, const uint8_t *data, size_t n)
 {
     struct session *s = owner;
     uint64_t begin_us = server_now_us();
+    struct refusal e;
 
-    take_frame(s, data, n);
+    if (take_frame(s, data, n, &e) < 0)
+        refuse_session(s, &e);
     s->account->round_us += server_now_us() - begin_us;
 }
 
@@ -194,16 +177,13 @@ static void on_fault(void *owner, enum connection_fault fault)
 }
 
 /* Charges the account for the connection's buffers. */
-static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
+static void on_buffers(void *owner, size_t bytes)
 {
     struct session *s = owner;
 
-    account_sub(s->account, ACCOUNT_INPUT_BYTES, s->input_bytes);
-    account_sub(s->account, ACCOUNT_OUTPUT_BYTES, s->output_bytes);
-    account_add(s->account, ACCOUNT_INPUT_BYTES, input_bytes);
-    account_add(s->account, ACCOUNT_OUTPUT_BYTES, output_bytes);
-    s->input_bytes = input_bytes;
-    s->output_bytes = output_bytes;
+    account_sub(s->account, ACCOUNT_BUFFER_BYTES, s->buffer_bytes);
+    account_add(s->account, ACCOUNT_BUFFER_BYTES, bytes);
+    s->buffer_bytes = bytes;
 }
 
 static void on_settle(void *server)
@@ -284,7 +264,7 @@ static void reject(struct server *s, int fd, const struct refusal *why)
     struct frame_buffer b = {0};
     struct error_frame f;
 
-    if (log_due(&s->busy_logged_ms, LOG_EVERY_MS))
+    if (log_due(&s->turned_away, LOG_EVERY_MS))
         log_text(LOG_LEVEL_WARNING, "connection_turned_away", why->message.text, "connections=%u",
                  s->facts.connections);
     if (frame_buffer_put(&b, reply_error_frame(&f, why)) == 0)
@@ -362,12 +342,7 @@ void sessions_end_all(struct server *s)
 
 static uint64_t buffer_bytes(const struct account *a)
 {
-    return a->amounts[ACCOUNT_INPUT_BYTES] + a->amounts[ACCOUNT_OUTPUT_BYTES];
-}
-
-static size_t bytes_of(const struct session *s)
-{
-    return s->input_bytes + s->output_bytes;
+    return a->amounts[ACCOUNT_BUFFER_BYTES];
 }
 
 /* The account with the most bytes of buffers. */
@@ -390,7 +365,7 @@ static struct session *largest_session(const struct server *s, const struct acco
     for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next) {
         struct session *one = CONTAINER_OF(at, struct session, link);
 
-        if (one->account == account && bytes_of(one) > (largest ? bytes_of(largest) : 0))
+        if (one->account == account && one->buffer_bytes > (largest ? largest->buffer_bytes : 0))
             largest = one;
     }
     return largest;
@@ -399,17 +374,15 @@ static struct session *largest_session(const struct server *s, const struct acco
 /* Drops a connection for its buffers. A client that has read all its answers gets an error. */
 static void shed(struct server *s, struct session *one, enum limit limit)
 {
+    const uint64_t n = log_due(&s->sessions_dropped, LOG_EVERY_MS);
     struct error_frame f;
     struct refusal e;
 
-    s->n_dropped++;
-    if (log_due(&s->dropped_logged_ms, LOG_EVERY_MS)) {
+    if (n)
         log_event(LOG_LEVEL_WARNING, "connection_dropped",
                   "uid=%u pid=%d bytes=%zu why=%s connections=%" PRIu64,
-                  (unsigned)one->account->uid, (int)one->pid, bytes_of(one), limit_option(limit),
-                  s->n_dropped);
-        s->n_dropped = 0;
-    }
+                  (unsigned)one->account->uid, (int)one->pid, one->buffer_bytes,
+                  limit_option(limit), n);
     limit_refuse_text(&e, s->parts.options, limit, "the connections' buffers are full");
     session_abandon(one);
     connection_drop(one->connection, reply_error_frame(&f, &e));

@@ -18,7 +18,7 @@ struct err {
  * characters become '?', so that none reaches a terminal or a log. */
 __attribute__((format(printf, 3, 4))) int err_set(struct err *e, int code, const char *fmt, ...);
 __attribute__((format(printf, 3, 0))) int err_set_va(struct err *e, int code, const char *fmt,
-                                                     va_list ap);
+                                                     va_list ap); /* e is not NULL */
 
 /* What a check of many things finds: opening a model needs the first problem, a report all of them.
  * On the caller's stack, zero-initialised. */

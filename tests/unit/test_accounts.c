@@ -76,7 +76,7 @@ TEST(leaving_something_is_a_bug, .signal = SIGABRT)
 {
     struct account *a = account_get(&all, 1);
 
-    account_add(a, ACCOUNT_OUTPUT_BYTES, 1);
+    account_add(a, ACCOUNT_BUFFER_BYTES, 1);
     account_unref(a);
 }
 

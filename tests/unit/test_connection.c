@@ -48,11 +48,10 @@ static void on_fault(void *owner, enum connection_fault fault)
     ck_abort_msg("a fault: %d", (int)fault);
 }
 
-static void on_buffers(void *owner, size_t input_bytes, size_t output_bytes)
+static void on_buffers(void *owner, size_t bytes)
 {
     (void)owner;
-    (void)input_bytes;
-    (void)output_bytes;
+    (void)bytes;
 }
 
 static void let_go(struct client *c)
