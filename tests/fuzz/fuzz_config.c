@@ -75,7 +75,7 @@ static void run(const char *config, size_t n_config, const char *generation, siz
     check_defaults(&d, c.vocab_size);
     check_tensors(&c);
     if (json_object_parse(&root, MODEL_GENERATION_FILE, generation, n_generation, &e) == 0) {
-        /* Planted: as if ids were not held against the vocabulary. */
+        /* Planted: ids are not checked against the vocabulary. */
         model_defaults_parse(&d, FUZZ_PLANT ? INT32_MAX : c.vocab_size, root, &p);
         json_decref(root);
     }

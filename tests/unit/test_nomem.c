@@ -1,5 +1,5 @@
-/* test_nomem.c - every allocation of reading a model folder and a chat fails in its turn: that is
- * reported as what it is, never as a fault of the file or the client, and nothing is lost. */
+/* test_nomem.c - one after another, each allocation made while a model folder or a chat is read
+ * fails: the error says so and never blames the file or the client, and nothing leaks. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
