@@ -1,4 +1,4 @@
-/* core_commit.c - what a step gave: tokens to tell, blocks to list, sequences to let go. */
+/* commit.c - what a step gave: tokens to tell, blocks to list, sequences to let go. */
 #include <string.h>
 
 #include "engine/core/core_impl.h"

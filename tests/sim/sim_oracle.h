@@ -16,7 +16,7 @@ struct oracle_choice {
     uint64_t hash; /* of prompt and tokens told */
     int32_t n_told;
     int32_t n_computed; /* positions that a step was the first to compute */
-    uint64_t turn;      /* its client's decodes when it had a row last */
+    uint64_t last_row;  /* its client's decodes when it had a row last */
     int32_t n_passed;   /* requests admitted past it while it waits */
     bool done;
     enum core_reason reason;

@@ -126,7 +126,7 @@ static const char *take_events(struct world *w)
         w->counts->deadlines += e[i].reason == CORE_REASON_DEADLINE;
         if (!q->finished)
             continue;
-        if (rng_one_in(&w->rng, 4)) { /* the next turn of this conversation */
+        if (rng_one_in(&w->rng, 4)) { /* this conversation goes on */
             int32_t k = rng_range(&w->rng, 0, N_BASES - 1);
             int32_t told = q->choices[0].n_told;
 
@@ -357,9 +357,9 @@ static const char *check_turns(struct world *w, const struct batch *batch, bool 
         const uint64_t n = w->n_decodes[s->request->client_id];
 
         if (s->last_step == batch->step)
-            o->turn = n;
+            o->last_row = n;
         else if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
-                 n - o->turn > 4 * (uint64_t)w->options.max_seqs + 16)
+                 n - o->last_row > 4 * (uint64_t)w->options.max_seqs + 16)
             return "decodes of a client do not take turns";
         if (s->n_generated + s->n_sampling < s->request->max_tokens && !s->request->masks &&
             batch->step - s->last_step > longest)
@@ -446,7 +446,7 @@ static const char *next(struct world *w)
     return wrong ? wrong : look(w);
 }
 
-static const char *turn(struct world *w, bool arrivals)
+static const char *advance(struct world *w, bool arrivals)
 {
     struct rng *r = &w->rng;
     const char *wrong = NULL;
@@ -518,7 +518,7 @@ static const char *drain(struct world *w)
 
     w->fair = false; /* clients do not always wait any more */
     while (!wrong && core_busy(w->core)) {
-        wrong = turn(w, false);
+        wrong = advance(w, false);
         if (!wrong && w->n_alive == 0 && w->in_flight > 0)
             wrong = commit(w);
     }
@@ -528,10 +528,10 @@ static const char *drain(struct world *w)
 static const char *live(struct world *w, uint64_t n_steps)
 {
     const char *wrong = NULL;
-    uint64_t turns = 0;
+    uint64_t n = 0;
 
-    while (!wrong && w->n_committed < n_steps && turns++ < n_steps * 64) {
-        wrong = turn(w, true);
+    while (!wrong && w->n_committed < n_steps && n++ < n_steps * 64) {
+        wrong = advance(w, true);
         if (!wrong && !w->fair && !w->timed && rng_one_in(&w->rng, 2000))
             wrong = drain(w); /* an idle phase */
     }

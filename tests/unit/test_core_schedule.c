@@ -62,7 +62,7 @@ TEST(answers_are_found_too)
 }
 
 /* Two requests with the same beginning at the same time compute it once; an unrelated one that
- * came later passes the one held back. */
+ * came later passes the one that waits. */
 TEST(same_beginning_is_computed_once)
 {
     uint64_t a = rig_ask_for(1, 20, 3), b = rig_ask_for(1, 21, 3), c = rig_ask_for(2, 5, 3);
@@ -86,7 +86,7 @@ TEST(same_beginning_is_computed_once)
 }
 
 /* Also while the first is still between two chunks: nothing of it is computed twice. */
-TEST(held_back_between_chunks)
+TEST(waits_between_chunks)
 {
     uint64_t b;
 
@@ -99,8 +99,9 @@ TEST(held_back_between_chunks)
     ck_assert_uint_eq(rig_stats().prompt_tokens, 101);
 }
 
-/* Who is held back goes on when the one computing is cancelled, with what was computed so far. */
-TEST(held_back_until_holder_is_gone)
+/* A sequence that waits for a prefix goes on when the one computing it is cancelled, with what was
+ * computed so far. */
+TEST(waits_until_the_writer_is_gone)
 {
     uint64_t a = rig_ask_for(1, 100, 2), b = rig_ask_for(1, 101, 2);
 
@@ -115,7 +116,7 @@ TEST(held_back_until_holder_is_gone)
 }
 
 /* A request of higher class does not wait for a lower one's prefill that may take long. */
-TEST(high_is_not_held_by_low)
+TEST(high_does_not_wait_for_low)
 {
     uint64_t high;
 
