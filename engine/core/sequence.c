@@ -61,23 +61,6 @@ static void *copy_of(const void *src, size_t n, size_t size)
     return p;
 }
 
-static void choice_init(struct request *q, int32_t i, const struct sampling *sampling,
-                        uint64_t order)
-{
-    struct sequence *s = &q->choices[i];
-
-    s->request = q;
-    s->choice = i;
-    s->order = order;
-    s->slot = -1;
-    list_init(&s->link);
-    list_init(&s->waiters);
-    s->sampling = *sampling;
-    s->sampling.seed += (uint64_t)i;
-    s->sampling.bias = q->bias;
-    s->sampling.stop_ids = q->stop_ids;
-}
-
 struct request *request_new(const struct core_request *r, uint64_t order, uint64_t now_us)
 {
     struct request *q;
@@ -109,8 +92,20 @@ struct request *request_new(const struct core_request *r, uint64_t order, uint64
         request_free(q);
         return NULL;
     }
-    for (int32_t i = 0; i < r->n; i++)
-        choice_init(q, i, r->sampling, order + (uint64_t)i);
+    for (int32_t i = 0; i < r->n; i++) {
+        struct sequence *s = &q->choices[i];
+
+        s->request = q;
+        s->choice = i;
+        s->order = order + (uint64_t)i;
+        s->slot = -1;
+        list_init(&s->link);
+        list_init(&s->waiters);
+        s->sampling = *r->sampling;
+        s->sampling.seed += (uint64_t)i;
+        s->sampling.bias = q->bias;
+        s->sampling.stop_ids = q->stop_ids;
+    }
     return q;
 }
 

@@ -64,53 +64,35 @@ TEST(cut_prompts_fill_tiles)
     rig_run();
 }
 
-/* Filling whole tiles leaves prompts at least half of what they may take. */
+/* Filling whole tiles leaves prompts at least half of what they may take; where that is more than a
+ * large tile they take that, and small ones where it is too little. */
 TEST(tiles_leave_prompts_half)
 {
-    static const int32_t may[] = {16, 17, 128, 129, 256, 300};
-    static const int32_t take[] = {16, 17, 128, 129, 129, 257};
-    const struct batch *batch;
-
-    rig.options.max_batch_tokens = 512;
-    rig.options.max_seq_len = 512;
-    rig.options.max_seqs = 128;
-    rig.options.n_blocks = 2048;
-    for (int i = 0; i < 6; i++) {
-        rig_restart();
-        for (int32_t k = 0; k < 127; k++)
-            rig_ask_for(10 + k, 2, 20);
-        rig_step();
-        set_rows(may[i]);
-        rig_ask_for(3, 380, 3);
-        batch = rig_next();
-        ck_assert_int_eq(batch->n_decodes, 127);
-        ck_assert_int_eq(batch->n_tokens - 127, take[i]);
-        rig_commit();
-    }
-}
-
-/* Where a step may take more than a large tile it takes that; small ones where that is too little.
- */
-TEST(many_rows_fill_large_tiles)
-{
-    static const int32_t may[] = {1000, 1024, 1413, 2046, 2047, 3900};
-    static const int32_t rows[] = {896, 1024, 1024, 1024, 2048, 3072};
-    const struct batch *batch;
+    static const struct {
+        int32_t n_decodes, n_prompts, may, take;
+    } cases[] = {
+        {127, 1, 16, 16},   {127, 1, 17, 17},   {127, 1, 128, 128}, {127, 1, 129, 129},
+        {127, 1, 256, 129}, {127, 1, 300, 257}, {1, 8, 1000, 895},  {1, 8, 1024, 1023},
+        {1, 8, 1413, 1023}, {1, 8, 2046, 1023}, {1, 8, 2047, 2047}, {1, 8, 3900, 3071},
+    };
 
     rig.options.max_batch_tokens = 4096;
     rig.options.max_seq_len = 512;
-    rig.options.max_seqs = 12;
+    rig.options.max_seqs = 136;
     rig.options.n_blocks = 2048;
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < N(cases); i++) {
+        const struct batch *batch;
+
         rig_restart();
-        set_rows(may[i]);
-        rig_ask_for(1, 10, 40);
+        for (int32_t k = 0; k < cases[i].n_decodes; k++)
+            rig_ask_for(100 + k, 2, 40);
         rig_step();
-        for (int32_t k = 0; k < 8; k++)
+        set_rows(cases[i].may);
+        for (int32_t k = 0; k < cases[i].n_prompts; k++)
             rig_ask_for(2 + k, 500, 3);
         batch = rig_next();
-        ck_assert_int_eq(batch->n_decodes, 1);
-        ck_assert_int_eq(batch->n_tokens, rows[i]);
+        ck_assert_int_eq(batch->n_decodes, cases[i].n_decodes);
+        ck_assert_int_eq(batch->n_tokens - batch->n_decodes, cases[i].take);
         rig_commit();
     }
 }
