@@ -23,7 +23,7 @@
 /* A copy under way; its id is its place in core.copies. */
 struct core_copy {
     uint64_t node;
-    uint8_t from_tier, to_tier; /* from_tier N_TIERS: none */
+    uint8_t from_tier, to_tier; /* equal: none */
     int32_t from, to;
 };
 

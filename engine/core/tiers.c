@@ -18,7 +18,11 @@
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 
-enum { IDLE = N_TIERS }; /* as from_tier of a copy that is not under way */
+/* A copy never stays in a tier, so zeros are one that is not under way. */
+static bool is_idle(const struct core_copy *k)
+{
+    return k->from_tier == k->to_tier;
+}
 
 /* Blocks that the steps in flight can take, at most. */
 static int32_t blocks_of_steps(const struct core *c)
@@ -33,21 +37,15 @@ int core_tiers_init(struct core *c)
 
     n[TIER_DEVICE] = c->options.n_blocks;
     for (int t = 0; t < N_TIERS; t++) {
-        int rc = n[t] > 0 ? blocks_new(&c->tiers[t], n[t]) : 0;
-
-        if (rc < 0)
-            return rc;
+        if (n[t] > 0 && blocks_new(&c->tiers[t], n[t]) < 0)
+            return -ENOMEM;
         lower |= t != TIER_DEVICE && n[t] > 0;
     }
     c->blocks = c->tiers[TIER_DEVICE];
     list_init(&c->loading);
     c->max_copies = lower && c->options.prefix_cache ? c->max_blocks + blocks_of_steps(c) : 0;
     c->copies = calloc((size_t)c->max_copies + 1, sizeof(*c->copies));
-    if (!c->copies)
-        return -ENOMEM;
-    for (int32_t i = 0; i < c->max_copies; i++)
-        c->copies[i].from_tier = IDLE;
-    return 0;
+    return c->copies ? 0 : -ENOMEM;
 }
 
 void core_tiers_deinit(struct core *c)
@@ -74,7 +72,7 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
         blocks_end_copy(c->tiers[from_tier], from);
     if (rc != BLOCKS_OK)
         return false;
-    while (c->copies[c->next_copy].from_tier != IDLE)
+    while (!is_idle(&c->copies[c->next_copy]))
         c->next_copy = (c->next_copy + 1) % c->max_copies;
     id = c->next_copy;
     c->next_copy = (id + 1) % c->max_copies;
@@ -101,7 +99,7 @@ static void end_copy(struct core *c, const struct copy_result *r)
 
     must(r->id < (uint32_t)c->max_copies);
     k = &c->copies[r->id];
-    must(k->from_tier != IDLE);
+    must(!is_idle(k));
     if (r->ok || PLANT(PLANT_COPY_FAILURE))
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
     c->n_copied[k->to_tier] += r->ok;
@@ -110,7 +108,7 @@ static void end_copy(struct core *c, const struct copy_result *r)
         blocks_end_copy(c->tiers[k->from_tier], k->from);
     if (!PLANT(PLANT_COPY_NO_REF))
         blocks_unref(c->tiers[k->to_tier], k->to);
-    k->from_tier = IDLE;
+    *k = (struct core_copy){0};
     c->n_copies--;
 }
 
@@ -187,7 +185,7 @@ const char *core_verify_tiers(const struct core *c)
         for (int32_t i = 0; c->n_copies > 0 && i < c->max_copies; i++) {
             const struct core_copy *k = &c->copies[i];
 
-            if (k->from_tier == IDLE || k->to_tier != t)
+            if (is_idle(k) || k->to_tier != t)
                 continue;
             n++;
             c->block_refs[k->to]++;
