@@ -84,7 +84,7 @@ int forward_run(const struct forward *f, const struct step_view *v, const struct
 int forward_capture(cudaGraphExec_t *out, const struct forward *f, const struct step_view *v,
                     const struct forward_shape *s, struct err *e);
 
-/* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head in layer 0. */
+/* A product of n_rows rows as PATH_GEMM does it in a layer; of the LM head whatever the layer. */
 struct gemm_product forward_product(const struct forward *f, enum forward_product kind, int layer,
                                     int n_rows);
 

@@ -148,12 +148,14 @@ static int fill_input(struct tune *t, const struct gemm_product *p, struct err *
                       "measuring", e);
 }
 
-/* 1, or 0 where there is no such candidate. */
+/* Runs the first layer's product with the weights of `layer`: the last layer's may be another
+ * shape. 1, or 0 where there is no such candidate. */
 static int run_candidate(struct tune *t, int layer, int index, struct err *e)
 {
-    const struct gemm_product p =
-        forward_product(&t->rank->forward, (enum forward_product)t->what, layer, t->m);
+    const enum forward_product what = (enum forward_product)t->what;
+    struct gemm_product p = forward_product(&t->rank->forward, what, 0, t->m);
 
+    p.w = forward_product(&t->rank->forward, what, layer, t->m).w;
     return gemm_try(t->rank->gemm, t->rank->device.launch.stream, &p, index, e);
 }
 

@@ -14,7 +14,7 @@
 #include "engine/cpu/cpu_machine.h"
 #include "engine/cpu/cpu_pool.h"
 #include "engine/cpu/cpu_sampler.h"
-#include "engine/cpu/cpu_weights.h"
+#include "engine/model/weights.h"
 #include "engine/util/must.h"
 #include "engine/util/thread.h"
 
@@ -152,6 +152,63 @@ static void *step_main(void *arg)
     }
     pthread_mutex_unlock(&b->lock);
     return NULL;
+}
+
+/* Reading of the weights, with all threads of the pool. */
+struct loader {
+    struct backend *b;
+    const struct model *model;
+    pthread_mutex_t lock; /* of what follows */
+    int32_t n_read;       /* pieces */
+    int error;
+    struct err err;
+};
+
+static void read_task(void *ctx, int task, int thread)
+{
+    struct loader *l = ctx;
+    const struct weights *w = &l->b->weights;
+    const struct backend_options *o = &l->b->options;
+    const struct weight_piece *p = &w->pieces[task];
+    struct err err;
+    int r;
+
+    (void)thread;
+    pthread_mutex_lock(&l->lock);
+    r = l->error;
+    pthread_mutex_unlock(&l->lock);
+    if (r < 0)
+        return;
+    r = weight_piece_read(l->model, p, matrix_row(p->to, p->part.to_row), &err);
+    pthread_mutex_lock(&l->lock);
+    if (r < 0 && l->error == 0) {
+        l->error = r;
+        l->err = err;
+    }
+    l->n_read++;
+    if (r == 0 && o->progress) /* under the lock: progress never falls */
+        o->progress(o->progress_ctx, (double)l->n_read / w->n_pieces);
+    pthread_mutex_unlock(&l->lock);
+}
+
+static int load_weights(struct backend *b, const struct model *model, struct err *e)
+{
+    static const struct weights_layout layout = {.vectors = DTYPE_F32,
+                                                 .k_align = CPU_K_ALIGN,
+                                                 .align = 64,
+                                                 .piece_elements = 2 << 20};
+    struct loader l = {.b = b, .model = model, .lock = PTHREAD_MUTEX_INITIALIZER};
+    int r =
+        weights_init(&b->weights, &b->config, (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
+
+    if (r == 0)
+        r = region_init(&b->weight_memory, "the model's weights", b->weights.bytes, e);
+    if (r < 0)
+        return r;
+    weights_place(&b->weights, b->weight_memory.base);
+    cpu_pool_run(b->pool, b->weights.n_pieces, read_task, &l);
+    pthread_mutex_destroy(&l.lock);
+    return l.error < 0 ? err_set(e, l.error, "%s", l.err.text) : 0;
 }
 
 /* As the options say. The default is the size of the weights, so that a larger model gets more, but
@@ -323,8 +380,7 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
     r = cpu_pool_new(&b->pool, n_threads < CPU_POOL_MAX_THREADS ? n_threads : CPU_POOL_MAX_THREADS);
     if (r < 0)
         return err_set(e, r, "starting %d threads: %s", n_threads, strerror(-r));
-    r = cpu_weights_load(&b->weights, &b->weight_memory, model, b->pool, o->progress,
-                         o->progress_ctx, e);
+    r = load_weights(b, model, e);
     if (r == 0)
         r = forward_new(&b->forward,
                         &(struct forward_options){.ops = b->ops,
