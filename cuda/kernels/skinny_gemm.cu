@@ -135,9 +135,9 @@ static constexpr int resident(int halves, int tiles, int ahead)
     return halves * tiles * ahead <= 4 ? 4 : halves * tiles <= 2 && ahead <= 4 ? 3 : 2;
 }
 
-/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where blocks loop over 64 rows
- * at a time. AHEAD: steps in flight per warp. None of them changes a result, the sum of the warps'
- * sums, each of which is in order of k. */
+/* HALVES: 1 for up to 8 rows of x, 2 for up to 16, 8 where a block takes 64 rows of more. AHEAD:
+ * steps in flight per warp. None of them changes a result, the sum of the warps' sums, each of
+ * which is in order of k. */
 template <int HALVES, int TILES, int AHEAD, bool NORM, int OUT>
 static __global__ void __launch_bounds__(WARPS *WARP, resident(HALVES, TILES, AHEAD))
     skinny_kernel(const struct skinny_args args)

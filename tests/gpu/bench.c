@@ -80,13 +80,6 @@ static void bench_decode(const char *name, int n, int n_prompt, int n_tokens, fl
     fflush(stdout);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* The time to the first token of one prompt: the median of a few runs. */
 static void bench_prefill(int n_prompt)
 {
@@ -97,7 +90,7 @@ static void bench_prefill(int n_prompt)
     (void)run(&s, 1); /* loads kernels */
     for (int i = 0; i < RUNS; i++)
         seconds[i] = run(&s, 1).seconds;
-    qsort(seconds, RUNS, sizeof(*seconds), by_value);
+    sort_numbers(seconds, RUNS);
     printf("bench=prefill context=%d seconds=%.6f tok_per_s=%.0f\n", n_prompt, seconds[RUNS / 2],
            n_prompt / seconds[RUNS / 2]);
     fflush(stdout);

@@ -296,9 +296,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const int warp = (int)threadIdx.x / WARP, n_jobs = 4 * a.n_layers + 1;
 
     prepare<HEAD_DIM>(s, a);
-    /* Consumers take registers from the others: what does not fit goes to local memory, of which
-     * the first-level cache holds next to nothing operand so much shared memory. Each role makes
-     * its own frame: what they had in common would be bound by those with few registers. */
+    /* Consumers take registers from the others: what spills goes to local memory, of which L1
+     * holds next to nothing beside so much shared memory. Each role makes its own frame: what they
+     * had in common would be bound by those with few registers. */
     if (warp >= CONSUMERS) {
         registers_shrink<88>();
         struct frame f = frame_of(a, s, memory);
@@ -318,17 +318,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 typedef void resident_function(const struct resident);
 
-template <int HEAD_DIM, bool WIDE> static resident_function *function_of_rows(int rows)
-{
-    return rows <= 8 ? resident_kernel<1, HEAD_DIM, WIDE> : resident_kernel<2, HEAD_DIM, WIDE>;
-}
-
-static resident_function *function_of(int head_dim, int rows, bool wide)
-{
-    if (head_dim == 128)
-        return wide ? function_of_rows<128, true>(rows) : function_of_rows<128, false>(rows);
-    return wide ? function_of_rows<64, true>(rows) : function_of_rows<64, false>(rows);
-}
+/* By: heads of 128, more than 8 rows, is_wide(). */
+static resident_function *const functions[2][2][2] = {
+    {{resident_kernel<1, 64, false>, resident_kernel<1, 64, true>},
+     {resident_kernel<2, 64, false>, resident_kernel<2, 64, true>}},
+    {{resident_kernel<1, 128, false>, resident_kernel<1, 128, true>},
+     {resident_kernel<2, 128, false>, resident_kernel<2, 128, true>}},
+};
 
 extern "C" size_t resident_exchange_bytes(const struct resident *r)
 {
@@ -367,7 +363,7 @@ extern "C" bool resident_supports(const struct resident *r)
 extern "C" cudaError_t resident_compiled(bool *out)
 {
     struct cudaFuncAttributes attributes;
-    const cudaError_t r = cudaFuncGetAttributes(&attributes, function_of(128, 1, false));
+    const cudaError_t r = cudaFuncGetAttributes(&attributes, functions[1][0][0]);
 
     *out = r == cudaSuccess && attributes.sharedSizeBytes > 0; /* an empty kernel has none */
     return r;
@@ -378,7 +374,7 @@ extern "C" cudaError_t resident_init(void)
     const int bytes = SHARED_LIMIT - (int)sizeof(struct resident_shared) - 1024;
 
     for (int i = 0; i < 8; i++) {
-        resident_function *f = function_of(i & 1 ? 128 : 64, i & 2 ? RESIDENT_MAX_ROWS : 8, i & 4);
+        resident_function *f = functions[i & 1][i / 2 & 1][i / 4];
         const cudaError_t r =
             cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 
@@ -403,5 +399,6 @@ extern "C" cudaError_t resident_run(const struct launch *l, const struct residen
     config.stream = l->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, function_of(r->kv.head_dim, r->max_rows, is_wide(r)), *r);
+    return cudaLaunchKernelEx(&config,
+                              functions[r->kv.head_dim == 128][r->max_rows > 8][is_wide(r)], *r);
 }

@@ -8,10 +8,10 @@
 //
 // Packets: 128 bits, eight bf16 of one row, for the all-gathers, where tags would double the
 // traffic. All ones in the first 32 bits is the sentinel: not written yet. No conversion to bf16
-// yields it, NaN becomes 0x7fff. PTX has .b128 as a scalar type of ld and st since 8.3; these are
-// the 16-byte loads and stores of cuda::atomic_ref, which are atomic from compute capability 7.0
-// on. (A vector access, .v4.b32, would be four accesses in any order.) A packet buffer is used
-// again, so its packets must be sentinels again before: see resident_reset.cuh.
+// yields it, NaN becomes 0x7fff. ld and st have .b128 as a scalar type since PTX ISA 8.3, and
+// libcu++ makes 16-byte atomic loads and stores of them. A vector type such as .v4.b32 would not
+// do: by "Vector Data-types" of the PTX ISA's "Memory Consistency Model" it stands for one access
+// per element, in any order. Packet buffers are used again: see resident_reset.cuh.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_EXCHANGE_CUH
 

@@ -1,11 +1,11 @@
 // resident_product.cuh - a product of few rows with a weight matrix as one phase of the resident
 // kernel: receiving x, computing tiles of eight columns of y, sending them on.
 //
-// Weights come through the ring; the eight warps divide a tile's k in steps of 32
-// and add their sums in shared memory. As in skinny_gemm.cu w is the 8-wide operand of mma, x the
-// 16-wide one, and the order of k within a step is permuted in both so that a thread loads 16 bytes
-// of either. Norms are part of the product: x comes multiplied by the norm's weight,
-// its blocks' sums of squares operand it, and 1 / rms multiplies y.
+// Weights come through the ring; the eight warps divide a tile's k in steps of 32 and add their
+// sums in shared memory. As in skinny_gemm.cu w is the 8-wide operand of mma, x the 16-wide one,
+// and the order of k within a step is permuted in both so that a thread loads 16 bytes of either.
+// Norms are part of the product: x comes multiplied by the norm's weight, with sums of squares
+// beside it, and 1 / rms multiplies y.
 #ifndef NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 #define NVLLM_CUDA_KERNELS_RESIDENT_RESIDENT_PRODUCT_CUH
 
@@ -55,7 +55,7 @@ struct w_part {
     uint4 v[K_STEPS];
 };
 
-// Pieces of this warp.
+// Steps of k of this warp.
 static __device__ __forceinline__ int k_steps_of_warp(const struct frame &f, int k)
 {
     return (k / K_STEP - warp_of(f) + CONSUMERS - 1) / CONSUMERS;
@@ -357,14 +357,14 @@ static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, i
     }
 }
 
-// Two neighbouring columns of y of one thread; the four pairs of a tile and row are neighbouring
-// lanes, each of which writes one copy of what all blocks read. All that is known before the sums.
+// Two neighbouring columns of y of one thread; neighbouring lanes have the four pairs of a tile and
+// row, and each writes one copy of what all blocks read. All that is known before the sums.
 struct place {
     bool there;
-    int row, column, operand; // in the step, in y, in what is operand the block's columns
+    int row, column, operand; // in the step, in y, among the operands of the block's columns
     int64_t to;               // in the exchange of q, k and v, or in the logits
     uint4 *packet;            // of the next product's x
-    tagged_word *square;      // operand x: of OUT and DOWN
+    tagged_word *square;      // beside x: of OUT and DOWN
     float2 residual;
     const float *from; // the first warp's part
 };
@@ -479,8 +479,7 @@ static __device__ __forceinline__ void product(struct frame &f, const struct job
 
     if (j.kind == LM_HEAD) /* its x may be loaded once the helpers have passed the grid barrier */
         named_sync(CONSUMERS_AND_HELPERS);
-    if (n_tiles ==
-        0) { /* out at once: on a way round that sets no x, its registers would be kept */
+    if (n_tiles == 0) { /* return at once: a path that sets no x would keep its registers */
         named_sync(CONSUMERS_AND_HELPERS);
         mark(f);
         return;
