@@ -49,13 +49,22 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
     __syncthreads();
 }
 
-/* The next logits of all threads, four of each at STRIDE * i; past the end repeated ones. */
-static __device__ __forceinline__ void load_ahead(float4 (&v)[AHEAD], const float *z, int first,
-                                                  int end)
+/* Calls f(v, id, the first id of all threads) for the part's logits, four at a time, by all
+ * threads; past the end with repeated ones. All loads of AHEAD rounds are under way at once. */
+template <typename F>
+static __device__ __forceinline__ void each_four(const float *z, int begin, int end, F f)
 {
+    for (int first = begin; first < end; first += STRIDE * AHEAD) {
+        const int own = first + (int)threadIdx.x * 4;
+        float4 v[AHEAD];
+
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        v[i] = *(const float4 *)(z + min(first + i * STRIDE + (int)threadIdx.x * 4, end - 4));
+        for (int i = 0; i < AHEAD; i++)
+            v[i] = *(const float4 *)(z + min(own + i * STRIDE, end - 4));
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            f(v[i], own + i * STRIDE, i == 0 && first == begin);
+    }
 }
 
 static __device__ __forceinline__ float max_or_nan(float a, float b)
@@ -93,28 +102,19 @@ static __device__ void check_raw(struct found &s, const float *z, int begin, int
 {
     float largest = 0.0f;
 
-    for (int first = begin; first < end; first += STRIDE * AHEAD) {
-        float4 loaded[AHEAD];
+    each_four(z, begin, end, [&](float4 v, int id, bool) {
+        if (id >= end)
+            return;
+        look_at(largest, v);
+        find_max(s, v, id);
+        if (SUM) {
+            const float max = fmaxf(s.raw_max, max_of(v));
 
-        load_ahead(loaded, z, first, end);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
-            const float4 v = loaded[i];
-
-            if (id >= end)
-                continue;
-            look_at(largest, v);
-            find_max(s, v, id);
-            if (SUM) {
-                const float max = fmaxf(s.raw_max, max_of(v));
-
-                s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(v.x - max) +
-                            __expf(v.y - max) + __expf(v.z - max) + __expf(v.w - max);
-                s.raw_max = max;
-            }
+            s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(v.x - max) +
+                        __expf(v.y - max) + __expf(v.z - max) + __expf(v.w - max);
+            s.raw_max = max;
         }
-    }
+    });
     s.broken = !(largest <= FLT_MAX);
 }
 
@@ -147,32 +147,23 @@ static __device__ void draw_part(struct found &s, const float *z, const struct s
     struct draw best = no_draw();
     float largest = 0.0f;
 
-    for (int first = begin; first < end; first += STRIDE * AHEAD) {
-        float4 loaded[AHEAD];
+    each_four(z, begin, end, [&](float4 v, int id, bool is_first) {
+        const float max = id < end ? max_of(v) : -INFINITY;
+        const bool can_win = (max - best.z) * scale - best.g >= -GUMBEL_MAX;
 
-        load_ahead(loaded, z, first, end);
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
-            const float4 v = loaded[i];
-            const float max = id < end ? max_of(v) : -INFINITY;
-            const bool can_win = (max - best.z) * scale - best.g >= -GUMBEL_MAX;
+        if (CHECK)
+            look_at(largest, v);
+        if (__any_sync(ALL_LANES, can_win)) {
+            const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
+            const uint32_t least = min(min(words.v[0], words.v[1]), min(words.v[2], words.v[3]));
+            const bool may = can_win && philox_w(least) <= winning_w(max, best, scale);
 
-            if (CHECK)
-                look_at(largest, v);
-            if (__any_sync(ALL_LANES, can_win)) {
-                const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
-                const uint32_t least =
-                    min(min(words.v[0], words.v[1]), min(words.v[2], words.v[3]));
-                const bool may = can_win && philox_w(least) <= winning_w(max, best, scale);
-
-                if (__any_sync(ALL_LANES, may))
-                    best = draw_four(best, v, words, id, scale, may);
-            }
-            if (i == 0 && first == begin)
-                block_best(best, scale, warps);
+            if (__any_sync(ALL_LANES, may))
+                best = draw_four(best, v, words, id, scale, may);
         }
-    }
+        if (is_first)
+            block_best(best, scale, warps);
+    });
     s.best = best;
     if (CHECK)
         s.broken = !(largest <= FLT_MAX);

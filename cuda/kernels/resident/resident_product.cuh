@@ -221,6 +221,21 @@ static __device__ __forceinline__ void load_w(struct w_part &w, const struct fra
             ld_shared(from + (uint32_t)(i * CONSUMERS < mine ? (warp + i * CONSUMERS) * 64 : 0));
 }
 
+// The stages of two tiles, or of one from `at` and `at_next` on, so that loads of the second
+// overlap sums of the first.
+static __device__ __forceinline__ void load_two(struct w_part &a, struct w_part &b,
+                                                const struct frame &f, int at, int at_next,
+                                                bool two, int k)
+{
+    load_w(a, f, f.ring, at, k);
+    if (two) {
+        struct ring next = f.ring;
+
+        ring_next(next);
+        load_w(b, f, next, at_next, k);
+    }
+}
+
 template <int HALVES>
 static __device__ __forceinline__ void
 multiply(float (&d)[K_STEPS][4], const struct x_part<HALVES> &x, const struct w_part &w)
@@ -256,7 +271,7 @@ static __device__ __forceinline__ void put_tile(const struct frame &f, int tile,
                                 (d[2][h * 2 + 1] + d[3][h * 2 + 1]));
 }
 
-// n tiles of one stage each, two at a time so that loads of one overlap sums of the other.
+// n tiles of one stage each, two at a time.
 template <int HALVES>
 static __device__ __forceinline__ void multiply_narrow(struct frame &f,
                                                        const struct x_part<HALVES> &x, int n, int k)
@@ -267,13 +282,7 @@ static __device__ __forceinline__ void multiply_narrow(struct frame &f,
         float d[K_STEPS][4] = {}, e[K_STEPS][4] = {};
         const bool two = i + 1 < n;
 
-        load_w(a, f, f.ring, 0, k);
-        if (two) {
-            struct ring next = f.ring;
-
-            ring_next(next);
-            load_w(b, f, next, 0, k);
-        }
+        load_two(a, b, f, 0, 0, two, k);
         multiply<HALVES>(d, x, a);
         ring_release(f.ring);
         if (HALVES > 1)
@@ -302,15 +311,8 @@ multiply_registers(struct frame &f, const struct x_part<HALVES> (&x)[STAGES], in
             struct w_part a = {}, b = {};
             const bool one = c * CHUNK < k, two = c + 1 < STAGES && (c + 1) * CHUNK < k;
 
-            if (one)
-                load_w(a, f, f.ring, c * CHUNK, k);
-            if (two) {
-                struct ring next = f.ring;
-
-                ring_next(next);
-                load_w(b, f, next, (c + 1) * CHUNK, k);
-            }
             if (one) {
+                load_two(a, b, f, c * CHUNK, (c + 1) * CHUNK, two, k);
                 multiply<HALVES>(d, x[c], a);
                 ring_release(f.ring);
             }
@@ -337,13 +339,7 @@ static __device__ __forceinline__ void multiply_shared(struct frame &f, int n, i
             struct w_part a, b = {};
             const bool two = at + CHUNK < k;
 
-            load_w(a, f, f.ring, at, k);
-            if (two) {
-                struct ring next = f.ring;
-
-                ring_next(next);
-                load_w(b, f, next, at + CHUNK, k);
-            }
+            load_two(a, b, f, at, at + CHUNK, two, k);
             load_x<HALVES>(x, f, at, k);
             multiply<HALVES>(d, x, a);
             ring_release(f.ring);
