@@ -19,6 +19,11 @@ enum { N = 48, TOKENS = 40, MAX_PROMPT = 300 };
 /* The program's arguments, where the tree and the build are no longer there. */
 static const char *data_folder;
 static const char *module_path = NVLLM_MODULE;
+static const struct backend_options usual = {.block_len = 16,
+                                             .max_batch_tokens = 256,
+                                             .max_seqs = N,
+                                             .max_seq_len = 1024,
+                                             .tier_bytes = {256 << 20}};
 static const struct backend_ops *cuda_backend;
 static struct model *model;
 static int32_t prompts[N][MAX_PROMPT];
@@ -67,26 +72,31 @@ static struct drive_seq seq_of(int i, int backend)
                               .logprobs = logprobs[backend][i]};
 }
 
-static void run(const struct backend_ops *ops, int backend, int together, bool invariant)
+/* Runs all sequences on an open backend, so many at a time; ids and log probabilities to their
+ * place. */
+static void drive_all(const struct backend_ops *ops, struct backend *b,
+                      const struct backend_options *o, int to, int together)
 {
-    const struct backend_options o = {.invariant = invariant,
-                                      .block_len = 16,
-                                      .max_batch_tokens = 256,
-                                      .max_seqs = N,
-                                      .max_seq_len = 1024,
-                                      .tier_bytes = {256 << 20}};
+    struct driver d = {.ops = ops, .backend = b, .options = o};
     struct drive_seq seqs[N];
     struct drive_times times;
-    struct backend *b;
-    struct driver d;
     struct err e;
 
-    err_must(ops->open(&b, model, &o, &e), &e);
-    d = (struct driver){.ops = ops, .backend = b, .options = &o};
     for (int i = 0; i < N; i++)
-        seqs[i] = seq_of(i, backend);
+        seqs[i] = seq_of(i, to);
     for (int i = 0; i < N; i += together)
         err_must(drive(&d, seqs + i, N - i < together ? N - i : together, &times, &e), &e);
+}
+
+static void run(const struct backend_ops *ops, int backend, int together, bool invariant)
+{
+    struct backend_options o = usual;
+    struct backend *b;
+    struct err e;
+
+    o.invariant = invariant;
+    err_must(ops->open(&b, model, &o, &e), &e);
+    drive_all(ops, b, &o, backend, together);
     ops->close(b);
 }
 
@@ -176,13 +186,7 @@ END_TEST
  * without graphs they take nothing. */
 TEST(ledger_sums_to_what_the_driver_says)
 {
-    struct backend_options o = {.block_len = 16,
-                                .max_batch_tokens = 256,
-                                .max_seqs = N,
-                                .max_seq_len = 1024,
-                                .tier_bytes = {256 << 20}};
-    struct drive_seq seqs[N];
-    struct drive_times times;
+    struct backend_options o = usual;
     struct backend_info i;
     struct backend *b;
     struct err e;
@@ -201,11 +205,7 @@ TEST(ledger_sums_to_what_the_driver_says)
             ck_assert_ptr_nonnull(strstr(i.driver, "CUDA"));
             if (eager)
                 ck_assert_uint_eq(i.graph_bytes, 0);
-            for (int j = 0; j < N; j++)
-                seqs[j] = seq_of(j, 1);
-            err_must(drive(&(struct driver){.ops = cuda_backend, .backend = b, .options = &o}, seqs,
-                           N, &times, &e),
-                     &e);
+            drive_all(cuda_backend, b, &o, 1, N);
         }
         printf(
             "graphs %s: %.1f MiB weights, %.1f kv, %.1f graphs, %.1f workspaces, %.1f other; %s\n",
@@ -216,20 +216,6 @@ TEST(ledger_sums_to_what_the_driver_says)
     }
 }
 END_TEST
-
-/* Runs all sequences on an open backend; ids and log probabilities to their place. */
-static void drive_all(struct backend *b, const struct backend_options *o, int to)
-{
-    struct drive_seq seqs[N];
-    struct drive_times times;
-    struct err e;
-
-    for (int i = 0; i < N; i++)
-        seqs[i] = seq_of(i, to);
-    err_must(drive(&(struct driver){.ops = cuda_backend, .backend = b, .options = o}, seqs, N,
-                   &times, &e),
-             &e);
-}
 
 static int idle(struct backend *b)
 {
@@ -245,25 +231,21 @@ static int idle(struct backend *b)
 TEST(measuring_changes_nothing)
 {
     char folder[] = "/tmp/nvllm-tune-XXXXXX", command[64];
-    struct backend_options o = {.block_len = 16,
-                                .max_batch_tokens = 256,
-                                .max_seqs = N,
-                                .max_seq_len = 1024,
-                                .tier_bytes = {256 << 20},
-                                .cache_folder = folder};
+    struct backend_options o = usual;
     int n_pieces[2] = {0};
     struct backend *b;
     struct err e;
 
     ck_assert_ptr_nonnull(mkdtemp(folder));
+    o.cache_folder = folder;
     for (int start = 0; start < 2; start++) {
         err_must(cuda_backend->open(&b, model, &o, &e), &e);
-        drive_all(b, &o, 0);
+        drive_all(cuda_backend, b, &o, 0, N);
         for (int part = 0; part < 3; part++) {
             for (int i = 0; part == 2 || i < 37; i++, n_pieces[start]++)
                 if (idle(b) == 0)
                     break;
-            drive_all(b, &o, 1);
+            drive_all(cuda_backend, b, &o, 1, N);
             ck_assert_mem_eq(ids[0], ids[1], sizeof(ids[0]));
             ck_assert_mem_eq(logprobs[0], logprobs[1], sizeof(logprobs[0]));
         }
@@ -273,7 +255,7 @@ TEST(measuring_changes_nothing)
     ck_assert_int_lt(n_pieces[1] * 3, n_pieces[0]);
     o.tune = true; /* all is known: this takes no longer than loading kernels */
     err_must(cuda_backend->open(&b, model, &o, &e), &e);
-    drive_all(b, &o, 1);
+    drive_all(cuda_backend, b, &o, 1, N);
     ck_assert_mem_eq(ids[0], ids[1], sizeof(ids[0]));
     cuda_backend->close(b);
     snprintf(command, sizeof(command), "rm -r %s", folder);

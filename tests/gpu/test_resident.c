@@ -75,46 +75,38 @@ static void poison(const struct rig *r, uint16_t *pool, int n)
 static double stored_error(const struct rig *r, struct outcome *got, struct outcome *expected,
                            const uint16_t *before, int n)
 {
-    const size_t size = (size_t)r->config.head_dim;
-    double difference = 0.0, norm = 0.0;
+    const int n_kv = r->config.n_kv_heads, planes = r->config.n_layers * n_kv * 2;
+    const size_t size = (size_t)r->config.head_dim, all = (size_t)(n * planes) * size;
+    uint16_t *a = host_new(all, 2), *b = host_new(all, 2);
     size_t changed = 0;
 
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < r->config.n_layers * r->config.n_kv_heads * 2; j++) {
-            const int layer = j / 2 / r->config.n_kv_heads, head = j / 2 % r->config.n_kv_heads;
-            const uint16_t *a = key_of(r, got->pool, i, r->kv_len[i] - 1, layer, head, j % 2);
-            const uint16_t *b = key_of(r, expected->pool, i, r->kv_len[i] - 1, layer, head, j % 2);
+    for (int i = 0; i < n * planes; i++) {
+        const int seq = i / planes, j = i % planes, key = r->kv_len[seq] - 1;
+        const int layer = j / 2 / n_kv, head = j / 2 % n_kv;
 
-            for (size_t k = 0; k < size; k++) {
-                difference += pow(bf16_value(a[k]) - bf16_value(b[k]), 2.0);
-                norm += pow(bf16_value(b[k]), 2.0);
-            }
-        }
+        memcpy(a + (size_t)i * size, key_of(r, got->pool, seq, key, layer, head, j % 2), size * 2);
+        memcpy(b + (size_t)i * size, key_of(r, expected->pool, seq, key, layer, head, j % 2),
+               size * 2);
+    }
     for (size_t i = 0; i < got->n_pool; i++)
         changed += got->pool[i] != before[i];
-    ck_assert_uint_le(changed, (size_t)(n * r->config.n_layers * r->config.n_kv_heads * 2) * size);
-    return sqrt(difference / norm);
+    ck_assert_uint_le(changed, all);
+    return error_bf16(a, values_bf16(b, all), all);
 }
 
+/* Nothing is written past a row. */
 static double logits_error(const struct rig *r, const struct outcome *got,
-                           const struct outcome *expected, int n_rows)
+                           const struct outcome *expected)
 {
-    const int64_t stride = r->forward.sampler.logits_stride;
-    double difference = 0.0, norm = 0.0;
+    double *a = values_f32(got->logits, got->n_logits);
+    double *b = values_f32(expected->logits, got->n_logits);
 
-    for (int i = 0; i < n_rows; i++)
-        for (int64_t j = 0; j < stride; j++) {
-            const double a = (double)got->logits[i * stride + j];
-            const double b = (double)expected->logits[i * stride + j];
-
-            if (j >= r->config.vocab_size) {
-                ck_assert(isnan(a)); /* nothing is written past a row */
-                continue;
-            }
-            difference += (a - b) * (a - b);
-            norm += b * b;
+    for (size_t i = 0; i < got->n_logits; i++)
+        if ((int64_t)i % r->forward.sampler.logits_stride >= r->config.vocab_size) {
+            ck_assert(isnan(a[i]));
+            a[i] = b[i] = 0.0;
         }
-    return sqrt(difference / norm);
+    return relative_error(a, b, got->n_logits);
 }
 
 /* Whether all packets but those of the LM head's x are sentinels. */
@@ -161,7 +153,7 @@ static void check_step(struct rig *r, const uint16_t *keys, const int *kv_len, i
     for (int i = 0; i < 3; i++) {
         o[i] = outcome_after(r, &v, n, n_rows, true, before);
         ck_assert(buffers_are_reset(r));
-        logits = logits_error(r, &o[i], &chain, n_rows);
+        logits = logits_error(r, &o[i], &chain);
         stored = stored_error(r, &o[i], &chain, before, n);
         if (i == 0)
             printf("hidden=%d heads=%d/%d of %d rows=%d first_len=%d logits=%.2e stored=%.2e\n",
