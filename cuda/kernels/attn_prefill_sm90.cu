@@ -90,15 +90,27 @@ static __device__ __forceinline__ void multiply_values(float (&o)[HEAD_DIM / 2],
 }
 
 /* What a consumer warpgroup works with. */
-struct seat {
+struct consumer {
     struct barriers *b;
     int group;
     uint64_t q, k, v; /* of its rows; of stage 0 */
     int n_tiles;      /* of keys, in all work before this; less the tile that this begins with */
 };
 
+/* Waits until the stage of a tile is full. */
+static __device__ __forceinline__ void wait_full(const uint64_t *barriers, int tile)
+{
+    barrier_wait(shared_address(&barriers[tile % STAGES]), (uint32_t)(tile / STAGES & 1));
+}
+
+template <int HEAD_DIM>
+static __device__ __forceinline__ uint64_t stage_of(uint64_t first, int tile)
+{
+    return matrix_step(first, (uint32_t)(tile % STAGES) * layout<HEAD_DIM>::TILE_BYTES);
+}
+
 /* This warp has read what lies there. */
-static __device__ __forceinline__ void leave(const uint64_t *empty)
+static __device__ __forceinline__ void release(const uint64_t *empty)
 {
     __syncwarp();
     if (threadIdx.x % WARP == 0)
@@ -106,7 +118,7 @@ static __device__ __forceinline__ void leave(const uint64_t *empty)
 }
 
 /* The same once x is known, which is no less than zero. */
-static __device__ __forceinline__ void leave_when(const uint64_t *empty, float x)
+static __device__ __forceinline__ void release_when(const uint64_t *empty, float x)
 {
     __syncwarp();
     if (threadIdx.x % WARP == 0 && !(x < 0.0f))
@@ -117,31 +129,30 @@ static __device__ __forceinline__ void leave_when(const uint64_t *empty, float x
  * on the tensor cores. */
 template <int HEAD_DIM, bool MASKED>
 static __device__ __forceinline__ void
-step_over(const struct seat &at, int step, float (&s)[KEYS / 2], float (&o)[HEAD_DIM / 2],
+step_over(const struct consumer &at, int step, float (&s)[KEYS / 2], float (&o)[HEAD_DIM / 2],
           uint32_t (&w)[KEYS / 4], struct rows &r, const int (&limit)[2], float scale_log2)
 {
     const int k = at.n_tiles + step, v = k - 1;
-    const uint32_t tile = layout<HEAD_DIM>::TILE_BYTES;
 
-    barrier_wait(shared_address(&at.b->k_full[k % STAGES]), (uint32_t)(k / STAGES & 1));
+    wait_full(at.b->k_full, k);
     named_wait(1 + at.group, GROUPS * GROUP_THREADS);
     pin(s);
     pin(o);
     wgmma_fence();
-    multiply_keys<HEAD_DIM>(s, at.q, matrix_step(at.k, (uint32_t)(k % STAGES) * tile));
-    barrier_wait(shared_address(&at.b->v_full[v % STAGES]), (uint32_t)(v / STAGES & 1));
+    multiply_keys<HEAD_DIM>(s, at.q, stage_of<HEAD_DIM>(at.k, k));
+    wait_full(at.b->v_full, v);
     wgmma_fence();
-    multiply_values<HEAD_DIM>(o, w, matrix_step(at.v, (uint32_t)(v % STAGES) * tile));
+    multiply_values<HEAD_DIM>(o, w, stage_of<HEAD_DIM>(at.v, v));
     named_arrive(1 + (at.group ^ 1), GROUPS * GROUP_THREADS);
     wgmma_wait<1>();
     pin(s);
     const int here[2] = {limit[0] - step * KEYS, limit[1] - step * KEYS};
     weigh<MASKED>(s, r, here, scale_log2);
-    leave_when(&at.b->k_empty[k % STAGES], r.sum[0] + r.sum[1]);
+    release_when(&at.b->k_empty[k % STAGES], r.sum[0] + r.sum[1]);
     wgmma_wait<0>();
     pin(o);
     pin(s);
-    leave(&at.b->v_empty[v % STAGES]);
+    release(&at.b->v_empty[v % STAGES]);
     pack_weights(w, s);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++)
@@ -213,10 +224,9 @@ static __device__ __forceinline__ bool is_last_split(const struct prefill_args &
 
 /* One work item, its queries in shared memory. */
 template <int HEAD_DIM>
-static __device__ __forceinline__ void compute(const struct prefill_args &p, const struct seat &at,
-                                               const struct work &work, int row)
+static __device__ __forceinline__ void
+compute(const struct prefill_args &p, const struct consumer &at, const struct work &work, int row)
 {
-    using shape = layout<HEAD_DIM>;
     const int lane = (int)threadIdx.x % WARP;
     const int limit[2] = {work.position + row - lane % 4 * 2,
                           work.position + row + 8 - lane % 4 * 2};
@@ -226,13 +236,13 @@ static __device__ __forceinline__ void compute(const struct prefill_args &p, con
     float s[KEYS / 2], o[HEAD_DIM / 2] = {};
     uint32_t w[KEYS / 4];
 
-    barrier_wait(shared_address(&at.b->k_full[k % STAGES]), (uint32_t)(k / STAGES & 1));
+    wait_full(at.b->k_full, k);
     pin(s);
     wgmma_fence();
-    multiply_keys<HEAD_DIM>(s, at.q, matrix_step(at.k, (uint32_t)(k % STAGES) * shape::TILE_BYTES));
+    multiply_keys<HEAD_DIM>(s, at.q, stage_of<HEAD_DIM>(at.k, k));
     wgmma_wait<0>();
     pin(s);
-    leave(&at.b->k_empty[k % STAGES]);
+    release(&at.b->k_empty[k % STAGES]);
     const int first[2] = {limit[0] - work.begin * KEYS, limit[1] - work.begin * KEYS};
     if (work.begin < n_full)
         weigh<false>(s, r, first, p.scale_log2);
@@ -243,20 +253,19 @@ static __device__ __forceinline__ void compute(const struct prefill_args &p, con
         step_over<HEAD_DIM, false>(at, step, s, o, w, r, limit, p.scale_log2);
     for (int step = max(work.begin + 1, n_full); step < work.end; step++)
         step_over<HEAD_DIM, true>(at, step, s, o, w, r, limit, p.scale_log2);
-    leave(&at.b->q_empty);
-    barrier_wait(shared_address(&at.b->v_full[last % STAGES]), (uint32_t)(last / STAGES & 1));
+    release(&at.b->q_empty);
+    wait_full(at.b->v_full, last);
     pin(o);
     wgmma_fence();
-    multiply_values<HEAD_DIM>(o, w,
-                              matrix_step(at.v, (uint32_t)(last % STAGES) * shape::TILE_BYTES));
+    multiply_values<HEAD_DIM>(o, w, stage_of<HEAD_DIM>(at.v, last));
     wgmma_wait<0>();
     pin(o);
-    leave(&at.b->v_empty[last % STAGES]);
+    release(&at.b->v_empty[last % STAGES]);
     store_rows<HEAD_DIM>(p, work, row, o, r);
 }
 
 template <int HEAD_DIM>
-static __device__ void compute_all(const struct prefill_args &p, struct seat &at,
+static __device__ void compute_all(const struct prefill_args &p, struct consumer &at,
                                    const struct work *work, int *is_last)
 {
     const int row =
@@ -302,16 +311,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
             copy_all<HEAD_DIM>(p, &b, &work, at);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
-        struct seat seat = {&b,
-                            group,
-                            matrix_at(at + (uint32_t)group * GROUP_ROWS * 128, 0, shape::ATOM),
-                            matrix_at(at + shape::K, 0, stride),
-                            matrix_at(at + shape::V, shape::ATOM, stride),
-                            0};
+        struct consumer consumer = {&b,
+                                    group,
+                                    matrix_at(at + (uint32_t)group * GROUP_ROWS * 128, 0,
+                                              shape::ATOM),
+                                    matrix_at(at + shape::K, 0, stride),
+                                    matrix_at(at + shape::V, shape::ATOM, stride),
+                                    0};
 
         if (group == 1) /* warpgroup 0 goes first */
             named_arrive(1, GROUPS * GROUP_THREADS);
-        compute_all<HEAD_DIM>(p, seat, &work, is_last);
+        compute_all<HEAD_DIM>(p, consumer, &work, is_last);
     }
 #endif
 }

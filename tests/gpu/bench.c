@@ -124,7 +124,7 @@ static void bench_mixed(const char *file)
     }
 }
 
-/* Which products had a measured choice, and what capturing graphs held steps up for. */
+/* Which products had a measured choice, and how long capturing graphs delayed steps. */
 static bool print_first_use(void)
 {
     static const double bar = 0.05;

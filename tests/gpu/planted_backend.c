@@ -4,13 +4,13 @@
  * What to do stands in a file `plan` in the folder that the module was loaded from, a word and a
  * number a line:
  *   trap N    the device stops with a sticky error in the N-th step
- *   poison 1  every KV block is filled with NaN at open, when a sequence begins it anew, and when
- *             the sequence is gone that began it and did not fill it; so whoever reads what was not
- *             written for him computes NaN
+ *   poison 1  every KV block is filled with NaN at open, when a sequence begins to write it, and
+ *             when the sequence that began it is gone and has not filled it; so a sequence that
+ *             reads what was not written for it computes NaN
  *
- * A backend is not told what becomes of blocks. A full one may be found in the prefix cache for as
- * long as it is not begun anew. One that is not full can be found by nobody: it belongs to one
- * sequence, and that is gone for certain when another one is loaded into its sampler state. */
+ * A backend is not told what becomes of blocks. The prefix cache may find a full one until another
+ * sequence begins it. It never finds one that is not full: that belongs to one sequence, which is
+ * certainly gone when another one is loaded into its sampler state. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
@@ -107,7 +107,7 @@ static cudaError_t poison_block(struct backend *b, int32_t block)
                            POISON, block_bytes, cuda_backend_rank(b)->device.launch.stream);
 }
 
-/* What is not full of sequences whose states others get. */
+/* Blocks that are not full, of sequences whose states other ones get. */
 static cudaError_t poison_left(struct backend *b, const struct batch *batch)
 {
     cudaError_t code = cudaSuccess;
@@ -122,7 +122,7 @@ static cudaError_t poison_left(struct backend *b, const struct batch *batch)
     return code;
 }
 
-/* A row at the first slot of a block begins it: nothing in it is anyone's any more. */
+/* A row at the first slot of a block begins it: no sequence uses its old content. */
 static cudaError_t poison_begun(struct backend *b, const struct batch *batch)
 {
     cudaError_t code = cudaSuccess;
