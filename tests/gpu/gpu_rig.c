@@ -275,7 +275,7 @@ struct sampler_memory sampler_memory_new(const float *logits, int vocab, int n_r
                                .seen = array_new(n * stride * sizeof(*m.seen)).device,
                                .sampled = array_new(n * sizeof(*m.sampled)).device};
 
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < SAMPLER_SLOTS; i++) {
         m.host_ids[i] = results;
         m.host_logprobs[i] = (float *)(results + n_rows);
         m.host_top_ids[i] = results + 2 * n_rows;
