@@ -454,22 +454,21 @@ extern "C" cudaError_t attn_decode(const struct launch *l, const struct attn *a,
                                    const struct rope *r, const struct step_view *v, float *partial,
                                    int32_t *counters, int grid_items)
 {
-    struct decode_args d = {.a = *a,
-                            .rope = *r,
-                            .kv = *a->kv,
-                            .counts = v->counts,
-                            .items = v->items,
-                            .tables = v->tables,
-                            .partial = partial,
-                            .counters = counters,
-                            .group = a->n_heads / a->kv->n_kv_heads,
-                            .n_groups = 0,
-                            .scale_log2 = 0.0f};
+    const int group = a->n_heads / a->kv->n_kv_heads;
+    const struct decode_args d = {.a = *a,
+                                  .rope = *r,
+                                  .kv = *a->kv,
+                                  .counts = v->counts,
+                                  .items = v->items,
+                                  .tables = v->tables,
+                                  .partial = partial,
+                                  .counters = counters,
+                                  .group = group,
+                                  .n_groups = (group + ATTN_GROUP - 1) / ATTN_GROUP,
+                                  .scale_log2 = scale_log2_of(a->kv->head_dim)};
 
     if (!r->q_norm != !r->k_norm)
         return cudaErrorInvalidValue;
-    d.n_groups = (d.group + ATTN_GROUP - 1) / ATTN_GROUP;
-    d.scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->kv->head_dim));
     const dim3 grid((unsigned)(a->kv->n_kv_heads * d.n_groups), (unsigned)grid_items);
     const bool few = (int64_t)grid.x * grid.y <= (int64_t)resident(2) * l->n_sms;
     auto *kernel = a->kv->head_dim == 128

@@ -68,10 +68,4 @@ static __device__ void join_splits(uint16_t *out, int64_t row_stride, const floa
     }
 }
 
-// What scores are multiplied by to be powers of two.
-static inline float scale_log2_of(int head_dim)
-{
-    return (float)(1.4426950408889634 / sqrt((double)head_dim));
-}
-
 #endif

@@ -118,6 +118,12 @@ __device__ __forceinline__ void mma_8816(float &d0, float &d1, uint32_t a0, uint
                  : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+// What attention's scores are multiplied by to be exponents of two.
+static inline float scale_log2_of(int head_dim)
+{
+    return (float)(1.4426950408889634 / sqrt((double)head_dim));
+}
+
 template <typename... Params, typename... Args>
 static cudaError_t launch_kernel(void (*kernel)(Params...), dim3 grid, int threads,
                                  size_t shared_bytes, const struct launch *l, Args... args)

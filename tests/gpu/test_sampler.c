@@ -67,13 +67,11 @@ static const int vocabs[] = {4, 2048, 151936};
 TEST(greedy_takes_the_first_of_the_largest, .n = N(vocabs))
 {
     struct rig g;
-    float *z;
 
     rig_init(&g, vocabs[_i], 5, 1.0f);
-    z = g.logits.host;
     for (int j = 0; j < 5; j++)
         g.sampling[j].temperature = 0.0f;
-    z[vocabs[_i] - 1] = z[vocabs[_i] - 2] = 50.0f;
+    rig_logits(&g, 0)[vocabs[_i] - 1] = rig_logits(&g, 0)[vocabs[_i] - 2] = 50.0f;
     array_to_device(&g.logits);
     check_rig(&g);
     ck_assert_int_eq(((int32_t *)g.results.host)[0], vocabs[_i] - 2);
@@ -139,15 +137,13 @@ END_TEST
 TEST(one_part_may_have_all_the_best)
 {
     struct rig g;
-    float *z;
 
     rig_init(&g, 151936, 4, 1.0f);
-    z = g.logits.host;
     for (int i = 0; i < 4; i++) {
         g.sampling[i].top_k = i < 2 ? 20 : 64;
         g.sampling[i].temperature = 5.0f;
         for (int j = 0; j < 300; j++)
-            z[i * g.m.logits_stride + 70000 + j] = 10.0f + (float)(j * 7 % 300) * 0.01f;
+            rig_logits(&g, i)[70000 + j] = 10.0f + (float)(j * 7 % 300) * 0.01f;
     }
     array_to_device(&g.logits);
     check_rig(&g);
@@ -183,7 +179,7 @@ END_TEST
 /* Where all ids but one are banned that one is taken; where all are, the row says so. */
 TEST(banned_ids_are_never_taken)
 {
-    const int32_t stops[] = {3, 1, 0, 2};
+    const int32_t stops[] = {3, 1, 0, 2}, *ids;
     struct rig g;
 
     rig_init(&g, 4, 8, 2.0f);
@@ -197,9 +193,9 @@ TEST(banned_ids_are_never_taken)
         s->stop_ids = stops;
         g.rows[j].ban_stops = 1;
     }
-    rig_run(&g);
+    ids = rig_run(&g);
     for (int j = 0; j < 8; j++)
-        ck_assert_int_eq(((int32_t *)g.results.host)[j], j < 4 ? 2 : BATCH_NUMERICS);
+        ck_assert_int_eq(ids[j], j < 4 ? 2 : BATCH_NUMERICS);
 }
 END_TEST
 
@@ -212,10 +208,8 @@ TEST(masks_leave_allowed_ids)
     const int32_t stops[] = {77};
     int32_t expected[ROWS];
     struct rig g;
-    float *z;
 
     rig_init(&g, VOCAB, ROWS, 3.0f);
-    z = g.logits.host;
     for (int i = 0; i < ROWS / 2; i++)
         for (int j = 0; j < WORDS; j++)
             masks[i][j] = random_bits() & random_bits();
@@ -234,7 +228,7 @@ TEST(masks_leave_allowed_ids)
         for (int j = 0; j < ROWS; j += 2)
             for (int id = 0; id < VOCAB; id++)
                 if (!(masks[ROWS / 2 - 1 - j / 2][id / 32] >> id % 32 & 1))
-                    z[j * g.m.logits_stride + id] += masked ? 1e9f : -1e9f;
+                    rig_logits(&g, j)[id] += masked ? 1e9f : -1e9f;
         g.masks = masked ? masks[0] : NULL;
         g.n_masks = masked ? ROWS / 2 : 0;
         array_to_device(&g.logits);
@@ -308,43 +302,39 @@ TEST(penalties_and_bias_come_first, .n = 2)
 }
 END_TEST
 
+static const struct {
+    float temperature, top_p, repetition_penalty;
+    int top_k, n_logprobs;
+} kinds[] = {
+    {1.0f, 1.0f, 1.0f, 0, -1}, {0.0f, 1.0f, 1.0f, 0, -1},  {1.0f, 1.0f, 1.0f, 0, 3},
+    {1.0f, 1.0f, 1.2f, 0, -1}, {1.0f, 0.9f, 1.0f, 20, -1}, {1.0f, 0.9f, 1.0f, 0, -1},
+};
+
 /* NaN or an infinity anywhere in a row fails that row alone, however it is sampled. */
-TEST(broken_rows_are_told)
+TEST(broken_rows_are_told, .n = N(kinds))
 {
-    const struct sampling kinds[] = {
-        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1},
-        {.temperature = 0.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = -1},
-        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f, .n_logprobs = 3},
-        {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.2f, .n_logprobs = -1},
-        {.temperature = 1.0f,
-         .top_p = 0.9f,
-         .repetition_penalty = 1.0f,
-         .top_k = 20,
-         .n_logprobs = -1},
-        {.temperature = 1.0f, .top_p = 0.9f, .repetition_penalty = 1.0f, .n_logprobs = -1},
-    };
+    for (int i = 1; i < 3; i++) {
+        const int vocab = vocabs[i];
+        const int32_t *ids;
+        struct rig g;
 
-    for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++)
-        for (int i = 1; i < 3; i++) {
-            const int vocab = vocabs[i];
-            struct rig g;
-            float *z;
-
-            rig_init(&g, vocab, 7, 3.0f);
-            z = g.logits.host;
-            z[1 * vocab + vocab - 1] = NAN;
-            z[2 * vocab] = INFINITY;
-            z[3 * vocab + 5] = -INFINITY;
-            z[4 * vocab + vocab / 2 + 2] = -NAN;
-            z[5 * vocab + vocab - 2] = -INFINITY;
-            array_to_device(&g.logits);
-            for (int j = 0; j < 7; j++)
-                g.sampling[j] = kinds[kind];
-            rig_run(&g);
-            for (int j = 0; j < 7; j++)
-                ck_assert_int_eq(((int32_t *)g.results.host)[j] == BATCH_NUMERICS,
-                                 j >= 1 && j <= 5);
-        }
+        rig_init(&g, vocab, 7, 3.0f);
+        rig_logits(&g, 1)[vocab - 1] = NAN;
+        rig_logits(&g, 2)[0] = INFINITY;
+        rig_logits(&g, 3)[5] = -INFINITY;
+        rig_logits(&g, 4)[vocab / 2 + 2] = -NAN;
+        rig_logits(&g, 5)[vocab - 2] = -INFINITY;
+        array_to_device(&g.logits);
+        for (int j = 0; j < 7; j++)
+            g.sampling[j] = (struct sampling){.temperature = kinds[_i].temperature,
+                                              .top_p = kinds[_i].top_p,
+                                              .repetition_penalty = kinds[_i].repetition_penalty,
+                                              .top_k = kinds[_i].top_k,
+                                              .n_logprobs = kinds[_i].n_logprobs};
+        ids = rig_run(&g);
+        for (int j = 0; j < 7; j++)
+            ck_assert_int_eq(ids[j] == BATCH_NUMERICS, j >= 1 && j <= 5);
+    }
 }
 END_TEST
 
@@ -363,7 +353,7 @@ TEST(logprobs_are_of_the_raw_row, .n = N(vocabs))
     check_rig(&g);
     for (int j = 0; j < 6; j++) {
         const int32_t *ids = g.results.host;
-        const float *z = (float *)g.logits.host + j * g.m.logits_stride;
+        const float *z = rig_logits(&g, j);
         const int n = j * 4 < vocabs[_i] ? j * 4 : vocabs[_i];
         double sum = 0.0, last = INFINITY;
 
