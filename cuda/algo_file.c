@@ -121,8 +121,8 @@ static bool write_records(int fd, const struct header *h, const struct algo_reco
         close(fd);
         return false;
     }
-    written =
-        fwrite(h, sizeof(*h), 1, f) == 1 && fwrite(records, sizeof(*records), h->n, f) == h->n;
+    written = fwrite(h, sizeof(*h), 1, f) == 1 &&
+              (h->n == 0 || fwrite(records, sizeof(*records), h->n, f) == h->n);
     return fclose(f) == 0 && written;
 }
 
