@@ -17,7 +17,6 @@
 #include "daemon/rights.h"
 #include "daemon/server.h"
 #include "daemon/usage.h"
-#include "engine/cache_secret.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
 #include "proto/utf8.h"

@@ -1,6 +1,7 @@
 /* server_private.h - the state of the daemon, for server.c (the loop), server_control.c (states and
- * shutdown), reload.c, session.c (clients and frames), session_requests.c (requests for the engine)
- * and session_ops.c (the table of operations). Nobody else includes it. Loop thread only. */
+ * shutdown), reload.c, session.c (clients and frames), session_requests.c (requests for the
+ * engine), inspection.c and session_ops.c (the table of operations). Nobody else includes it. Loop
+ * thread only. */
 #ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
 #define NVLLM_DAEMON_SERVER_PRIVATE_H
 
@@ -224,6 +225,18 @@ void requests_fail_all(struct server *s, const struct refusal *e);
 
 /* Frees all requests, once the engine has been freed. */
 void requests_deinit(struct server *s);
+
+/* ---- inspection.c */
+
+/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills *out, and all of
+ * *request but id, owner and release. What both point to lives in the message. -EINVAL with *e, or
+ * -ENOMEM. */
+int inspection_take(struct inspect_query *out, struct engine_request *request,
+                    const struct session_call *c, struct refusal *e);
+
+/* Put one frame, as connection_put() does; -ENOMEM. */
+int inspection_put(const struct pending *p, const struct inspect_report *r);
+int inspection_put_status(const struct session_call *c);
 
 /* ---- session_ops.c */
 

@@ -5,7 +5,6 @@
 #include <inttypes.h>
 
 #include "daemon/log.h"
-#include "daemon/reports.h"
 #include "daemon/server_private.h"
 
 static int cancel(struct session_call *c, struct refusal *e)
@@ -28,12 +27,10 @@ static int cancel(struct session_call *c, struct refusal *e)
 static int get_status(struct session_call *c, struct refusal *e)
 {
     struct server *s = c->session->server;
-    struct engine_status status;
 
     (void)e;
-    engine_status(s->parts.engine, &status);
     s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
-    return report_put_status(c->session->connection, c->frame->id, &s->facts, &status);
+    return inspection_put_status(c);
 }
 
 /* ---- what changes the daemon */

@@ -3,8 +3,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "daemon/reports.h"
-#include "daemon/request_inspect.h"
 #include "daemon/server_private.h"
 #include "engine/util/checked.h"
 #include "engine/util/must.h"
@@ -259,7 +257,6 @@ static int check_inspect(const struct session_call *c, struct inspect_query *q,
                          struct engine_request *request, struct refusal *e)
 {
     const struct session *s = c->session;
-    const struct request_viewer viewer = {.client = s->account->uid, .all = s->admin};
     const struct options *o = s->server->parts.options;
     const uint64_t n = s->account->amounts[ACCOUNT_INSPECTS] + 1;
     const struct demand nothing = {0};
@@ -269,7 +266,7 @@ static int check_inspect(const struct session_call *c, struct inspect_query *q,
     if (r == 0 && c->frame->op_case != OP(PIN_CACHE) && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
         r = limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
     if (r == 0)
-        r = request_inspect(q, request, c->frame, c->message, &s->server->rules, &viewer, e);
+        r = inspection_take(q, request, c, e);
     if (r < 0 || q->kind != INSPECT_EXPLAIN_REQUEST)
         return r;
     r = session_find(s, &about, q->request, c->operation->name, e);
@@ -334,28 +331,6 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
     return reply_error(p->session->connection, p->client_id, &e);
 }
 
-static int32_t pid_of(void *ctx, uint64_t request)
-{
-    const struct server *s = ctx;
-    const struct pending *p = id_map_get(&s->requests, request);
-
-    return p ? p->pid : 0;
-}
-
-static int tell_report(const struct pending *p, const struct inspect_report *r)
-{
-    const struct report_owners owners = {.pid_of = pid_of, .ctx = p->server};
-    struct engine_status status;
-    struct refusal e;
-
-    if (r->kind == INSPECT_EXPLAIN_REQUEST && !r->found) {
-        refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
-        return reply_error(p->session->connection, p->client_id, &e);
-    }
-    engine_status(p->server->parts.engine, &status);
-    return report_put(p->session->connection, p->client_id, r, &status, &owners);
-}
-
 static int tell(const struct pending *p, struct engine_event *ev)
 {
     struct connection *c = p->session->connection;
@@ -371,7 +346,7 @@ static int tell(const struct pending *p, struct engine_event *ev)
     case ENGINE_ERROR:
         return ev->error == ENGINE_E_ANSWER_LIMIT ? CONNECTION_E_LARGE : tell_error(p, ev);
     case ENGINE_REPORT:
-        return tell_report(p, ev->report);
+        return inspection_put(p, ev->report);
     case ENGINE_STATE:
         break;
     }

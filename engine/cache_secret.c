@@ -1,5 +1,6 @@
-/* cache_secret.c - see cache_secret.h. */
-#include "engine/cache_secret.h"
+/* cache_secret.c - the secret under which prefix-cache digests are made. Where it is kept, it and
+ * so the digests are the same after a restart. Any thread. */
+#include "engine/engine.h"
 
 #include <errno.h>
 #include <fcntl.h>

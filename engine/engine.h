@@ -167,6 +167,11 @@ struct engine_status {
     uint64_t n_encoding; /* generate requests that have not reached the scheduler */
 };
 
+/* Reads the secret from the file cache-secret in the folder, or draws one and creates the file
+ * where there is none. folder NULL: draws one that is kept nowhere. Negative errno with a text: the
+ * file is refused unless it is a regular one of the right size that its owner alone can access. */
+int cache_secret_load(uint8_t secret[PREFIX_CACHE_SECRET], const char *folder, struct err *e);
+
 /* Starts the threads, which load the model. -ENOMEM, -EAGAIN, … */
 int engine_new(struct engine **out, const struct engine_options *options, struct err *e);
 

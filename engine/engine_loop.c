@@ -172,11 +172,11 @@ static void take_in(struct engine *g)
         if (is_new && j->cancelled) {
             finish_unadmitted(g, j);
         } else if (is_new && j->request.kind == ENGINE_INSPECT) {
-            rr_queue_add(&g->inspects, &j->work.item, j->request.client);
+            work_queue_add(&g->inspects, &j->work, j->request.client);
         } else if (is_new) {
             admit(g, j);
-        } else if (j->work.item.queued) {
-            rr_queue_remove(&j->work.item);
+        } else if (!list_empty(&j->work.link)) {
+            list_remove(&j->work.link);
             job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
         } else {
             core_cancel(g->core, j->request.id, CORE_REASON_CANCELLED, engine_now_us());
@@ -191,12 +191,12 @@ static bool answer_next(struct engine *g)
     enum { REST = 9 };
     uint64_t began_us, ended_us;
 
-    if (rr_queue_empty(&g->inspects))
+    if (list_empty(&g->inspects.works))
         return false;
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
         return false;
-    engine_answer(g, CONTAINER_OF(rr_queue_take(&g->inspects), struct job, work.item));
+    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work));
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return true;
@@ -306,10 +306,8 @@ static void learn_cost(struct engine *g, uint64_t number)
     uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
 
     g->committed_us = now;
-    if (g->n_paused > 0) {
-        g->n_paused--;
+    if (s->submitted_us <= g->resumed_us)
         return;
-    }
     step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }
@@ -340,7 +338,7 @@ static int run(struct engine *g, struct err *e)
         bool answered;
 
         if (engine_wait_for_room(g))
-            g->n_paused = g->in_flight;
+            g->resumed_us = engine_now_us();
         take_in(g);
         deadline_us = core_expire(g->core, engine_now_us());
         collect(g);

@@ -1,17 +1,23 @@
-/* engine_private.h - the engine's own state, shared by engine.c (the face), engine_load.c (the
- * model), engine_jobs.c (the pool's work), engine_loop.c (the engine thread) and engine_inspect.c.
- * Nobody else includes it. */
+/* engine_private.h - the engine's own state, shared by engine.c (the face, and the load),
+ * engine_jobs.c (the pool's work), engine_loop.c (the engine thread), engine_inspect.c and
+ * generation.c. */
 #ifndef NVLLM_ENGINE_ENGINE_PRIVATE_H
 #define NVLLM_ENGINE_ENGINE_PRIVATE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "engine/generation.h"
 #include "engine/core/step_cost.h"
+#include "engine/engine.h"
+#include "engine/text/text_stream.h"
 #include "engine/util/id_map.h"
-#include "engine/util/round_robin.h"
 #include "engine/work_pool.h"
+
+/* Events on their way to the daemon's loop. A zeroed struct is empty. */
+struct event_list {
+    struct engine_event *head, *tail;
+    size_t bytes;
+};
 
 /* Which thread has a job. */
 enum job_phase {
@@ -26,7 +32,7 @@ enum job_phase {
 struct job {
     struct engine_event terminal; /* first: the job's memory is freed as its terminal event */
     struct err message;           /* of the terminal event */
-    struct work work;             /* its item waits in the pool, then among inspect requests */
+    struct work work;             /* waits in the pool, then among inspect requests */
     struct list link;             /* in the inbox */
     struct engine *engine;
     enum job_phase phase; /* under the engine's lock */
@@ -83,16 +89,15 @@ struct engine {
     /* Owned by the engine thread. */
     struct backend *backend;
     struct core *core;
-    struct rr_queue inspects; /* work of struct job, by viewer */
-    uint64_t inspect_us;      /* earliest time for the next one while steps are in flight */
-    struct event_list out;    /* not yet published */
+    struct work_queue inspects; /* work of struct job, by viewer */
+    uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
+    struct event_list out;      /* not yet published */
     struct step_cost cost;
     struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
     uint64_t committed_us;                       /* when the last step was read back */
-    struct engine_end *ends;                     /* [max_seqs] */
+    uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
+    struct engine_end *ends; /* [max_seqs] */
     int in_flight;
-    int n_paused; /* of these, that were in flight while the engine paused: their times are not
-                   * learnt */
 };
 
 /* engine.c */
@@ -104,7 +109,8 @@ void engine_publish(struct engine *g, struct event_list *out);
 /* Waits while more than event_bytes are not taken. True if it waited. */
 bool engine_wait_for_room(struct engine *g);
 
-/* engine_load.c: opens the model, its tokenizer, the backend and the core. Negative errno. */
+void event_list_push(struct event_list *l, struct engine_event *ev);
+/* Opens the model, its tokenizer, the backend and the core. Negative errno. */
 int engine_load(struct engine *g, struct err *e);
 void engine_publish_state(struct engine *g, enum engine_state state);
 void engine_read_memory(struct engine *g); /* the backend's figures into the status */
@@ -126,5 +132,25 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
 
 /* engine_loop.c */
 void *engine_main(void *engine);
+
+/* generation.c. The request must outlive the generation. -EINVAL, -ENOMEM. */
+int generation_new(struct generation **out, const struct engine_request *r,
+                   const struct tokenizer *tokenizer);
+void generation_free(struct generation *g); /* takes NULL */
+/* Memory of one before its first token. False: overflow. */
+bool generation_bytes(size_t *out, const struct engine_request *r);
+
+enum {
+    GENERATION_OK,
+    GENERATION_STOP, /* a stop string ended the choice: call core_stop */
+    GENERATION_LOST, /* cancel the request: see generation_error */
+};
+
+int generation_token(struct generation *g, const struct core_event *ev, struct event_list *out);
+void generation_choice_done(struct generation *g, const struct core_event *ev,
+                            struct event_list *out);
+
+/* 0, -ENOMEM, or -EDQUOT where charge refused memory: why the answer is lost. */
+int generation_error(const struct generation *g);
 
 #endif

@@ -1,5 +1,8 @@
-/* generation.c - see generation.h. */
-#include "engine/generation.h"
+/* generation.c - the answer to one generate request as it grows: its choices' text streams and, for
+ * a request that does not stream, each choice's tokens and text.
+ *
+ * Turns core events into engine events. Engine thread only. */
+#include "engine/engine_private.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -140,19 +143,40 @@ static int append_token(const struct generation *g, struct choice *c, const stru
     return append(g, &c->logprobs, &lp, 1, sizeof(lp));
 }
 
-/* Pushes what the choice has gathered as one delta. */
+/* Copies entries to *at, which moves behind them. */
+static void *move_out(const struct buffer *b, size_t size, char **at)
+{
+    char *copy = *at;
+
+    if (b->n)
+        memcpy(copy, b->data, b->n * size);
+    *at += b->n * size;
+    return copy;
+}
+
+/* Pushes what the choice has gathered as one delta, in one allocation. */
 static int tell(struct generation *g, int32_t choice, enum core_reason reason,
                 struct event_list *out)
 {
     struct choice *c = &g->choices[choice];
-    struct engine_event *d = engine_event_new(ENGINE_DELTA, g->request->id, c->ids.data,
-                                              g->logprobs ? c->logprobs.data : NULL, c->ids.n,
-                                              (struct text){c->text.data, c->text.n});
+    const size_t bytes = sizeof(struct engine_event) +
+                         c->logprobs.n * sizeof(struct engine_logprobs) +
+                         c->ids.n * sizeof(int32_t) + c->text.n; /* less than the buffers have */
+    struct engine_event *d = malloc(bytes);
+    char *at = (char *)(d + 1);
 
     if (!d)
         return -ENOMEM;
-    d->choice = choice;
-    d->reason = reason;
+    *d = (struct engine_event){.type = ENGINE_DELTA,
+                               .request = g->request->id,
+                               .choice = choice,
+                               .reason = reason,
+                               .n_ids = c->ids.n,
+                               .bytes = bytes};
+    if (c->logprobs.n)
+        d->logprobs = move_out(&c->logprobs, sizeof(*d->logprobs), &at);
+    d->ids = move_out(&c->ids, sizeof(*d->ids), &at);
+    d->text = (struct text){move_out(&c->text, 1, &at), c->text.n};
     event_list_push(out, d);
     c->ids.n = c->logprobs.n = c->text.n = 0;
     return 0;

@@ -12,24 +12,60 @@ enum lane { SHORT, LONG, N_LANES };
 
 struct work_pool {
     pthread_mutex_t lock;
-    pthread_cond_t any;        /* for the threads that take all work */
-    pthread_cond_t short_only; /* for the one that takes short work */
-    struct rr_queue lanes[N_LANES];
+    pthread_cond_t wake;
+    struct work_queue lanes[N_LANES];
     enum lane next; /* for a thread that takes all work */
     bool quit;
     int32_t n_threads, n_serving;
     pthread_t threads[];
 };
 
+void work_queue_init(struct work_queue *q)
+{
+    list_init(&q->works);
+    q->round = 0;
+}
+
+static struct work *work_of(const struct list *l)
+{
+    return CONTAINER_OF(l, struct work, link);
+}
+
+static bool round_less(const struct list *a, const struct list *b)
+{
+    return work_of(a)->round < work_of(b)->round;
+}
+
+void work_queue_add(struct work_queue *q, struct work *w, uint64_t client)
+{
+    w->client = client;
+    w->round = q->round + 1;
+    LIST_EACH (struct work, other, link, &q->works)
+        if (other->client == client)
+            w->round = other->round + 1;
+    list_insert(&q->works, &w->link, round_less);
+}
+
+struct work *work_queue_take(struct work_queue *q)
+{
+    struct work *w = work_of(q->works.next);
+
+    if (list_empty(&q->works))
+        return NULL;
+    list_remove(&w->link);
+    q->round = w->round;
+    return w;
+}
+
 static struct work *pick(struct work_pool *p, bool short_only)
 {
-    struct rr_item *item = short_only ? rr_queue_take(&p->lanes[SHORT]) : NULL;
+    struct work *w = short_only ? work_queue_take(&p->lanes[SHORT]) : NULL;
 
-    for (int i = 0; i < N_LANES && !item && !short_only; i++) {
-        item = rr_queue_take(&p->lanes[p->next]);
+    for (int i = 0; i < N_LANES && !w && !short_only; i++) {
+        w = work_queue_take(&p->lanes[p->next]);
         p->next = p->next == SHORT ? LONG : SHORT;
     }
-    return item ? CONTAINER_OF(item, struct work, item) : NULL;
+    return w;
 }
 
 /* A thread: the first one that comes takes short work only. */
@@ -44,7 +80,7 @@ static void *serve(void *pool)
         struct work *w = pick(p, short_only);
 
         if (!w) {
-            pthread_cond_wait(short_only ? &p->short_only : &p->any, &p->lock);
+            pthread_cond_wait(&p->wake, &p->lock);
             continue;
         }
         pthread_mutex_unlock(&p->lock);
@@ -64,10 +100,9 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
     if (!p)
         return -ENOMEM;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_cond_init(&p->any, NULL);
-    pthread_cond_init(&p->short_only, NULL);
+    pthread_cond_init(&p->wake, NULL);
     for (int i = 0; i < N_LANES; i++)
-        rr_queue_init(&p->lanes[i]);
+        work_queue_init(&p->lanes[i]);
     for (; p->n_threads < n_threads; p->n_threads++) {
         int r = thread_start(&p->threads[p->n_threads], NULL, serve, p);
 
@@ -82,13 +117,9 @@ int work_pool_new(struct work_pool **out, int32_t n_threads)
 
 void work_pool_push(struct work_pool *p, struct work *w, uint64_t client, size_t bytes)
 {
-    const enum lane lane = bytes <= WORK_SHORT_BYTES ? SHORT : LONG;
-
     pthread_mutex_lock(&p->lock);
-    rr_queue_add(&p->lanes[lane], &w->item, client);
-    pthread_cond_signal(&p->any);
-    if (lane == SHORT)
-        pthread_cond_signal(&p->short_only);
+    work_queue_add(&p->lanes[bytes <= WORK_SHORT_BYTES ? SHORT : LONG], w, client);
+    pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -98,13 +129,11 @@ void work_pool_free(struct work_pool *p)
         return;
     pthread_mutex_lock(&p->lock);
     p->quit = true;
-    pthread_cond_broadcast(&p->any);
-    pthread_cond_broadcast(&p->short_only);
+    pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
     for (int32_t i = 0; i < p->n_threads; i++)
         pthread_join(p->threads[i], NULL);
-    pthread_cond_destroy(&p->short_only);
-    pthread_cond_destroy(&p->any);
+    pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }

@@ -9,7 +9,7 @@
  *             LIST   an array of messages
  *             BYTES  printed only on request
  *     field   of the protobuf message
- *     source  what daemon/reports.c fills the field from: an expression over `q`, the report or
+ *     source  what daemon/inspection.c fills the field from: an expression over `q`, the report or
  *             list entry at hand, and `from`; for IDS and LIST an array of q; for GROUP and FLAT
  *             the name of the rows
  *     member  of the library's public struct; for GROUP, FLAT and LIST the name of the rows

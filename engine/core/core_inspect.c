@@ -25,8 +25,7 @@ void inspect_report_free(struct inspect_report *r)
 struct row {
     const struct request *request;
     const struct sequence *furthest; /* of its choices */
-    uint64_t key[5];                 /* decides the order; begins with a rank */
-    double vtime;                    /* RANK_WAITS: its user's, when what is before it has run */
+    uint64_t key[4];                 /* decides the order; begins with a rank */
     int32_t place;
 };
 
@@ -46,27 +45,14 @@ static const struct {
     [SEQ_DECODE] = {5, INSPECT_DECODE, INSPECT_WHY_RUNS},
 };
 
-/* Its first key sorts waiting requests by client and class, in the order in which the client's own
- * are served. */
-static struct row row_of(const struct request *q)
+static const struct sequence *furthest_of(const struct request *q)
 {
-    struct row row = {.request = q, .furthest = &q->choices[0]};
-    const struct sequence *s;
+    const struct sequence *s = &q->choices[0];
 
     for (int32_t i = 1; i < q->n; i++)
-        if (states[q->choices[i].state].progress > states[row.furthest->state].progress)
-            row.furthest = &q->choices[i];
-    s = row.furthest;
-    row.key[4] = s->order;
-    if (s->state == SEQ_WAITING) {
-        row.key[0] = RANK_WAITS;
-        row.key[1] = q->client_id;
-        row.key[2] = (uint64_t)(CORE_HIGH - q->priority);
-        row.key[3] = !s->item.front;
-    } else if (!sequence_runs(s)) {
-        row.key[0] = RANK_BETWEEN;
-    }
-    return row;
+        if (states[q->choices[i].state].progress > states[s->state].progress)
+            s = &q->choices[i];
+    return s;
 }
 
 static int by_key(const void *x, const void *y)
@@ -74,7 +60,7 @@ static int by_key(const void *x, const void *y)
     const struct row *a = x, *b = y;
     int i = 0;
 
-    while (i < 4 && a->key[i] == b->key[i])
+    while (i < 3 && a->key[i] == b->key[i])
         i++;
     return (a->key[i] > b->key[i]) - (a->key[i] < b->key[i]);
 }
@@ -84,29 +70,37 @@ static int by_key(const void *x, const void *y)
  */
 static struct row *sorted_rows(const struct core *c)
 {
-    struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows));
-    int32_t n = 0, n_waiting = 0;
+    struct row *rows = calloc((size_t)c->n_requests + 1, sizeof(*rows)), *row = rows;
+    int32_t n_waiting = 0;
 
     if (!rows)
         return NULL;
-    for (const struct list *l = c->all.next; l != &c->all; l = l->next)
-        rows[n++] = row_of(CONTAINER_OF(l, struct request, in_core));
-    qsort(rows, (size_t)n, sizeof(*rows), by_key);
-    for (struct row *row = rows; row < rows + n; row++) {
-        const struct fair_user *user = row->request->user;
+    LIST_EACH (const struct request, q, in_core, &c->all) {
+        const struct sequence *s = furthest_of(q);
+        const uint64_t rank = sequence_runs(s) ? RANK_RUNS : RANK_BETWEEN;
 
-        if (row->key[0] != RANK_WAITS)
-            continue;
-        row->vtime = user->vtime;
-        if (row > rows && row[-1].key[0] == RANK_WAITS && row[-1].request->user == user)
-            row->vtime = row[-1].vtime +
-                         fair_vtime_of(user, c->fair.row_us * sequence_n_tokens(row[-1].furthest));
-        row->key[1] = row->key[2]; /* class, then virtual time in ns, then arrival */
-        row->key[2] = (uint64_t)(row->vtime * 1e3);
-        row->key[3] = 0;
+        if (s->state != SEQ_WAITING)
+            *row++ = (struct row){q, s, {rank, 0, 0, s->order}, 0};
     }
-    qsort(rows, (size_t)n, sizeof(*rows), by_key);
-    for (struct row *row = rows; row < rows + n; row++)
+    FAIR_EACH (u, &c->fair) {
+        double vtime = u->vtime; /* when what is before has run */
+
+        for (int k = FAIR_CLASSES - 1; k >= 0; k--) {
+            LIST_EACH (const struct sequence, s, item.link, &u->items[k]) {
+                if (furthest_of(s->request) != s)
+                    continue;
+                *row++ = (struct row){s->request,
+                                      s,
+                                      {RANK_WAITS, (uint64_t)(CORE_HIGH - s->request->priority),
+                                       (uint64_t)(vtime * 1e3), s->order},
+                                      0};
+                vtime += fair_vtime_of(u, c->fair.row_us * sequence_n_tokens(s));
+            }
+        }
+    }
+    must(row == rows + c->n_requests);
+    qsort(rows, (size_t)c->n_requests, sizeof(*rows), by_key);
+    for (row = rows; row < rows + c->n_requests; row++)
         if (row->key[0] == RANK_WAITS)
             row->place = ++n_waiting;
     return rows;

@@ -41,9 +41,16 @@ enum { PRECISION = 16 };
  * than the answers that are running. */
 enum { MAX_PASSED = 64 };
 
-static struct fair_item *item_of(const struct heap_node *n)
+static struct fair_item *item_of(const struct list *n)
 {
-    return CONTAINER_OF(n, struct fair_item, node);
+    return CONTAINER_OF(n, struct fair_item, link);
+}
+
+static bool item_less(const struct list *a, const struct list *b)
+{
+    const struct fair_item *x = item_of(a), *y = item_of(b);
+
+    return x->front != y->front ? x->front : x->order < y->order;
 }
 
 /* ---- the queue */
@@ -51,13 +58,13 @@ static struct fair_item *item_of(const struct heap_node *n)
 void fair_push(struct fair_item *item)
 {
     must(item->klass >= 0 && item->klass < FAIR_CLASSES);
-    heap_insert(&item->user->items[item->klass], &item->node);
+    list_insert(&item->user->items[item->klass], &item->link, item_less);
     item->user->n_waiting++;
 }
 
 void fair_remove(struct fair_item *item)
 {
-    heap_remove(&item->user->items[item->klass], &item->node);
+    list_remove(&item->link);
     item->user->n_waiting--;
 }
 
@@ -68,10 +75,10 @@ struct fair_item *fair_top(const struct fair *f)
 
     for (int k = FAIR_CLASSES - 1; k >= 0 && !best; k--) {
         FAIR_EACH (u, f) {
-            struct fair_item *i = heap_top(&u->items[k]) ? item_of(heap_top(&u->items[k])) : NULL;
+            struct fair_item *i = item_of(u->items[k].next);
             const double vtime = u->vtime + fair_vtime_of(u, u->rows[0] * f->row_us);
 
-            if (!i || u->closed)
+            if (list_empty(&u->items[k]) || u->closed)
                 continue;
             if (best && u->n_skipped != best->user->n_skipped) {
                 if (u->n_skipped > best->user->n_skipped)
@@ -93,13 +100,13 @@ void fair_skip(struct fair *f, struct fair_item *item)
 {
     fair_remove(item);
     item->user->n_skipped++;
-    list_append(&f->skipped, &item->skipped);
+    list_append(&f->skipped, &item->link);
 }
 
 void fair_unskip(struct fair *f)
 {
-    LIST_EACH (struct fair_item, i, skipped, &f->skipped) {
-        list_remove(&i->skipped);
+    LIST_EACH (struct fair_item, i, link, &f->skipped) {
+        list_remove(&i->link);
         i->user->n_skipped--;
         fair_push(i);
     }
@@ -116,7 +123,7 @@ static bool overtakes(const struct fair *f, const struct fair_item *item, const 
 
 bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
 {
-    LIST_EACH (struct fair_item, i, skipped, &f->skipped)
+    LIST_EACH (struct fair_item, i, link, &f->skipped)
         if (i->n_passed >= MAX_PASSED && !PLANT(PLANT_NO_PASS_LIMIT) &&
             overtakes(f, item, i, need, pool))
             return false;
@@ -125,7 +132,7 @@ bool fair_may_pass(const struct fair *f, const struct fair_item *item, int32_t n
 
 void fair_pass(struct fair *f, const struct fair_item *item, int32_t need, int32_t pool)
 {
-    LIST_EACH (struct fair_item, i, skipped, &f->skipped)
+    LIST_EACH (struct fair_item, i, link, &f->skipped)
         i->n_passed += overtakes(f, item, i, need, pool);
 }
 

@@ -9,7 +9,6 @@
 #include <stdint.h>
 
 #include "engine/core/step_cost.h"
-#include "engine/util/heap.h"
 #include "engine/util/id_map.h"
 #include "engine/util/list.h"
 
@@ -30,8 +29,8 @@ struct fair_user {
     int32_t share;
     double vtime; /* µs charged, as of the usual share */
     int64_t n_joined;
-    struct list link; /* among the active, while n_joined > 0 */
-    struct heap items[FAIR_CLASSES];
+    struct list link;                /* among the active, while n_joined > 0 */
+    struct list items[FAIR_CLASSES]; /* those that wait, in order */
 
     /* What the schedule counts; all zero when the user leaves. */
     int32_t n_running; /* sequences */
@@ -53,19 +52,18 @@ struct fair_user {
 };
 
 struct fair_item {
-    struct heap_node node; /* private, while queued */
+    struct list link; /* among those that its user waits with, or among the skipped */
     struct fair_user *user;
-    uint64_t order; /* arrival; never equal */
-    int32_t klass;  /* 0 .. FAIR_CLASSES - 1 */
-    bool front;     /* before all of its user and class that are not */
-    struct list skipped;
+    uint64_t order;   /* arrival; never equal */
+    int32_t klass;    /* 0 .. FAIR_CLASSES - 1 */
+    bool front;       /* before all of its user and class that are not */
     int32_t n_passed; /* items admitted past it since it was first skipped */
 };
 
 struct fair {
     struct id_map users;
     struct list active;
-    struct list skipped; /* of fair_item.skipped, while sequences are admitted */
+    struct list skipped; /* struct fair_item, while sequences are admitted */
     int32_t n_active;
     int64_t active_shares;     /* all together */
     double vtime;              /* the greatest of those that have left */

@@ -9,18 +9,6 @@
 
 enum { MAX_IDLE = 1024 }; /* accounts kept of idle users; those of later ones are forgotten */
 
-static struct fair_item *item_of(const struct heap_node *n)
-{
-    return CONTAINER_OF(n, struct fair_item, node);
-}
-
-static bool item_less(const struct heap_node *a, const struct heap_node *b)
-{
-    const struct fair_item *x = item_of(a), *y = item_of(b);
-
-    return x->front != y->front ? x->front : x->order < y->order;
-}
-
 void fair_init(struct fair *f)
 {
     *f = (struct fair){.n_active = 0};
@@ -78,7 +66,7 @@ static struct fair_user *user_new(struct fair *f, uint64_t id)
     u->id = id;
     u->share = share_of(f, id);
     for (int k = 0; k < FAIR_CLASSES; k++)
-        heap_init(&u->items[k], item_less);
+        list_init(&u->items[k]);
     return u;
 }
 

@@ -10,7 +10,6 @@
 
 #include "engine/core/core.h"
 #include "engine/core/fair.h"
-#include "engine/util/heap.h"
 #include "engine/util/list.h"
 #include "engine/core/prefix_cache.h"
 
@@ -70,8 +69,8 @@ struct sequence {
 
 struct request {
     uint64_t id;
-    struct list in_core;          /* of all that are not forgotten */
-    struct heap_node by_deadline; /* while deadline_us > 0 */
+    struct list in_core;     /* of all that are not forgotten */
+    struct list by_deadline; /* while deadline_us > 0 */
     uint64_t deadline_us;
     enum core_priority priority;
     uint64_t client_id;

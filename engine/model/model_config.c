@@ -192,17 +192,19 @@ static void parse_features(const struct model_config *c, const struct fields *f)
 
 static void parse_dims(struct model_config *c, const struct family *family, const struct fields *f)
 {
+    struct fields required = *f;
     uint32_t before = f->problems->n;
     double eps = 0.0;
 
-    field_need_int(&c->hidden_dim, f, "hidden_size", 1, MAX_HIDDEN);
-    field_need_int(&c->n_layers, f, "num_hidden_layers", 1, MAX_LAYERS);
-    field_need_int(&c->n_heads, f, "num_attention_heads", 1, MAX_HEADS);
-    field_need_int(&c->ffn_dim, f, "intermediate_size", 1, MAX_FFN);
-    field_need_int(&c->vocab_size, f, "vocab_size", 1, MAX_VOCAB);
-    field_need_int(&c->max_seq_len, f, "max_position_embeddings", 1, MAX_SEQ_LEN);
+    required.required = true;
+    field_int(&c->hidden_dim, &required, "hidden_size", 1, MAX_HIDDEN);
+    field_int(&c->n_layers, &required, "num_hidden_layers", 1, MAX_LAYERS);
+    field_int(&c->n_heads, &required, "num_attention_heads", 1, MAX_HEADS);
+    field_int(&c->ffn_dim, &required, "intermediate_size", 1, MAX_FFN);
+    field_int(&c->vocab_size, &required, "vocab_size", 1, MAX_VOCAB);
+    field_int(&c->max_seq_len, &required, "max_position_embeddings", 1, MAX_SEQ_LEN);
     /* The smallest bound keeps a float32 from becoming zero. */
-    field_need_real(&eps, f, "rms_norm_eps", 1e-30, 1.0);
+    field_real(&eps, &required, "rms_norm_eps", 1e-30, 1.0);
     c->rms_norm_eps = (float)eps;
     field_bool(&c->tied, f, "tie_word_embeddings");
     if (field_int(&c->n_kv_heads, f, "num_key_value_heads", 1, MAX_HEADS) == FIELD_ABSENT)
@@ -262,7 +264,7 @@ static void parse_eos(struct model_defaults *d, int32_t vocab_size, const struct
 void model_config_parse(struct model_config *c, struct model_defaults *d, const json_t *root,
                         struct problems *p)
 {
-    const struct fields f = {MODEL_CONFIG_FILE, "", root, p};
+    const struct fields f = {MODEL_CONFIG_FILE, "", root, p, false};
     const struct family *family;
 
     *c = (struct model_config){0};
@@ -283,7 +285,7 @@ void model_config_parse(struct model_config *c, struct model_defaults *d, const 
 void model_defaults_parse(struct model_defaults *d, int32_t vocab_size, const json_t *root,
                           struct problems *p)
 {
-    const struct fields f = {MODEL_GENERATION_FILE, "", root, p};
+    const struct fields f = {MODEL_GENERATION_FILE, "", root, p, false};
     double x;
     bool sample;
 

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/bf16.h"
 #include "engine/util/must.h"
 

@@ -10,7 +10,7 @@
 #include <xxhash.h>
 
 #include "engine/text/chat_impl.h"
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/json_util.h"
 

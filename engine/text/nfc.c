@@ -13,7 +13,7 @@
 #include <utf8proc.h>
 
 #include "engine/text/utf8.h"
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/must.h"
 
 enum {

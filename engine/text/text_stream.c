@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/must.h"
 #include "engine/text/utf8.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/json_util.h"
 #include "engine/util/plant.h"
 #include "engine/text/pretokenize.h"

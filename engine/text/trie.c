@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/util/array.h"
+#include "engine/util/checked.h"
 #include "engine/util/must.h"
 
 void trie_deinit(struct trie *t)

@@ -127,8 +127,11 @@ static enum field get(const json_t **out, const struct fields *f, const char *ke
 {
     const json_t *value = json_object_get(f->object, key);
 
-    if (!value || json_is_null(value))
+    if (!value || json_is_null(value)) {
+        if (f->required)
+            field_problem(f, key, -EINVAL, "is missing");
         return FIELD_ABSENT;
+    }
     if (!(types >> json_typeof(value) & 1)) {
         field_problem(f, key, -EINVAL, "must be %s, not %s", wanted, json_type_name(value));
         return FIELD_BAD;
@@ -195,23 +198,4 @@ enum field field_text(const char **out, const struct fields *f, const char *key)
 enum field field_object(const json_t **out, const struct fields *f, const char *key)
 {
     return get(out, f, key, 1u << JSON_OBJECT, "an object");
-}
-
-static enum field need(enum field got, const struct fields *f, const char *key)
-{
-    if (got == FIELD_ABSENT)
-        field_problem(f, key, -EINVAL, "is missing");
-    return got;
-}
-
-enum field field_need_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
-                          int32_t max)
-{
-    return need(field_int(out, f, key, min, max), f, key);
-}
-
-enum field field_need_real(double *out, const struct fields *f, const char *key, double min,
-                           double max)
-{
-    return need(field_real(out, f, key, min, max), f, key);
 }

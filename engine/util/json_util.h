@@ -33,12 +33,13 @@ struct fields {
     const char *prefix;
     const json_t *object;
     struct problems *problems;
+    bool required; /* absence is a problem */
 };
 
 enum field {
     FIELD_BAD = -1, /* a problem is noted */
     FIELD_OK = 0,
-    FIELD_ABSENT = 1, /* missing or null; for field_need_* a problem is noted */
+    FIELD_ABSENT = 1, /* missing or null */
 };
 
 /* What a value is, for messages: "a string"; "missing" for NULL. */
@@ -51,12 +52,6 @@ enum field field_real(double *out, const struct fields *f, const char *key, doub
 enum field field_bool(bool *out, const struct fields *f, const char *key);
 enum field field_text(const char **out, const struct fields *f, const char *key);
 enum field field_object(const json_t **out, const struct fields *f, const char *key);
-
-/* The same for a required field. */
-enum field field_need_int(int32_t *out, const struct fields *f, const char *key, int32_t min,
-                          int32_t max);
-enum field field_need_real(double *out, const struct fields *f, const char *key, double min,
-                           double max);
 
 /* Notes a problem with a field; the text follows "file: prefix.key: ". */
 __attribute__((format(printf, 4, 5))) void field_problem(const struct fields *f, const char *key,

@@ -43,6 +43,18 @@ static inline void list_move(struct list *head, struct list *from)
     list_init(from);
 }
 
+/* Inserts n into a sorted list, behind its equals. Constant time for a new last or first member. */
+static inline void list_insert(struct list *head, struct list *n,
+                               bool (*less)(const struct list *a, const struct list *b))
+{
+    struct list *at = head;
+
+    if (!list_empty(head) && less(n, head->prev))
+        for (at = head->next; !less(n, at);)
+            at = at->next;
+    list_append(at, n);
+}
+
 /* Removes n from its list; removing it again is harmless. */
 static inline void list_remove(struct list *n)
 {

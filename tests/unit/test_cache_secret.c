@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "engine/cache_secret.h"
+#include "engine/engine.h"
 #include "tests/unit/run_suite.h"
 
 static char folder[64], file[96];

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "engine/core/fair.h"
-#include "engine/util/heap.h"
 #include "tests/sim/rng.h"
 #include "tests/unit/run_suite.h"
 
@@ -134,39 +133,39 @@ TEST(front_is_of_its_own_client)
 }
 
 struct number {
-    struct heap_node node;
+    struct list link;
     uint64_t value;
     bool in;
 };
 
-static bool number_less(const struct heap_node *a, const struct heap_node *b)
+static bool number_less(const struct list *a, const struct list *b)
 {
     return ((const struct number *)a)->value < ((const struct number *)b)->value;
 }
 
-/* The heap gives the least of what is in it, whatever is inserted and removed in between. */
-TEST(heap_agrees_with_a_plain_array)
+/* A sorted list begins with its least member, whatever is inserted and removed in between. */
+TEST(sorted_list_agrees_with_a_plain_array)
 {
     enum { N = 64 };
     struct number numbers[N] = {0};
     struct rng rng = {7};
-    struct heap h;
+    struct list sorted;
 
-    heap_init(&h, number_less);
+    list_init(&sorted);
     for (int step = 0; step < 100000; step++) {
         struct number *x = &numbers[rng_range(&rng, 0, N - 1)], *least = NULL;
 
         if (x->in) {
-            heap_remove(&h, &x->node);
+            list_remove(&x->link);
         } else {
             x->value = (uint64_t)step ^ (rng_next(&rng) << 32);
-            heap_insert(&h, &x->node);
+            list_insert(&sorted, &x->link, number_less);
         }
         x->in = !x->in;
         for (int i = 0; i < N; i++)
             if (numbers[i].in && (!least || numbers[i].value < least->value))
                 least = &numbers[i];
-        ck_assert_ptr_eq(heap_top(&h), least);
+        ck_assert_ptr_eq(sorted.next, least ? &least->link : &sorted);
     }
 }
 

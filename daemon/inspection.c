@@ -1,14 +1,108 @@
-/* reports.c - see reports.h. The rows of proto/report_fields.h become assignments; messages point
- * into the report, and the messages of a list lie in one allocation, pointers first. */
-#include "daemon/reports.h"
-
+/* inspection.c - operations that look into the engine or change its prefix cache as the queries of
+ * engine/inspect.h, and their reports as frames.
+ *
+ * The rows of proto/report_fields.h become assignments; messages point into the report, and the
+ * messages of a list lie in one allocation, pointers first. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/server_private.h"
 #include "engine/util/must.h"
-#include "proto/nvllm.pb-c.h"
 #include "proto/report_fields.h"
+
+static int32_t limit_of(bool has, uint32_t limit)
+{
+    return !has || limit == 0 || limit > INSPECT_MAX_ENTRIES ? INSPECT_MAX_ENTRIES : (int32_t)limit;
+}
+
+/* Takes the prompt of a pin or of an explanation, and the salt of its cache. */
+static int take_prompt(struct inspect_query *out, struct engine_request *request,
+                       const struct session_call *c, const struct request_input *input,
+                       const ProtobufCBinaryData *salt, struct refusal *e)
+{
+    const struct request_rules *rules = &c->session->server->rules;
+    int r = salt ? request_salt(&out->cache_salt, salt, rules, e) : 0;
+
+    return r < 0 ? r : request_input(request, input, c->message, rules, e);
+}
+
+static int take_pin(struct inspect_query *out, struct engine_request *request,
+                    const struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__PinCache *m = c->frame->pin_cache;
+    const struct request_input input = REQUEST_INPUT(m, input_case, NVLLM__V1__PIN_CACHE__INPUT);
+
+    out->kind = INSPECT_CACHE_PIN;
+    out->unpin = m->has_unpin && m->unpin;
+    if (m->has_uid)
+        out->client = m->uid;
+    return take_prompt(out, request, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
+}
+
+static int take_explain(struct inspect_query *out, struct engine_request *request,
+                        const struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__Explain *m = c->frame->explain;
+    const struct request_input input = REQUEST_INPUT(m, about_case, NVLLM__V1__EXPLAIN__ABOUT);
+
+    if (m->about_case == NVLLM__V1__EXPLAIN__ABOUT_REQUEST) {
+        out->kind = INSPECT_EXPLAIN_REQUEST;
+        out->request = m->request;
+        return 0;
+    }
+    out->kind = INSPECT_EXPLAIN_PROMPT;
+    if (!input.prompt && !input.ids && !input.chat)
+        return refusal_of_field(e, CODE(INVALID), "about",
+                                "one of request, prompt, prompt_ids and chat is required");
+    return take_prompt(out, request, c, &input, m->has_cache_salt ? &m->cache_salt : NULL, e);
+}
+
+static int take_clear(struct inspect_query *out, const Nvllm__V1__ClearCache *m, struct refusal *e)
+{
+    out->kind = INSPECT_CACHE_CLEAR;
+    out->clear_all = m->has_all && m->all;
+    if (out->clear_all && !out->all)
+        return refusal_of_field(e, CODE(DENIED), "all",
+                                "only admins may clear the caches of all users");
+    return 0;
+}
+
+int inspection_take(struct inspect_query *out, struct engine_request *request,
+                    const struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__ClientFrame *f = c->frame;
+
+    *request = (struct engine_request){.kind = ENGINE_INSPECT};
+    *out = (struct inspect_query){
+        .viewer = c->session->account->uid,
+        .all = c->session->admin,
+        .limit = INSPECT_MAX_ENTRIES,
+        .client = c->session->account->uid,
+    };
+    switch (f->op_case) {
+    case OP(LIST_REQUESTS):
+        out->kind = INSPECT_REQUESTS;
+        out->limit = limit_of(f->list_requests->has_limit, f->list_requests->limit);
+        return 0;
+    case OP(GET_BLOCKS):
+        out->kind = INSPECT_BLOCKS;
+        out->map = f->get_blocks->has_map && f->get_blocks->map;
+        return 0;
+    case OP(SHOW_CACHE):
+        out->kind = INSPECT_CACHE;
+        out->limit = limit_of(f->show_cache->has_limit, f->show_cache->limit);
+        return 0;
+    case OP(CLEAR_CACHE):
+        return take_clear(out, f->clear_cache, e);
+    case OP(PIN_CACHE):
+        return take_pin(out, request, c, e);
+    default:
+        return take_explain(out, request, c, e);
+    }
+}
+
+/* ---- reports */
 
 enum { MAX_LISTS = 2 }; /* of a report */
 
@@ -17,7 +111,7 @@ struct sources {
     const struct reply_facts *daemon;
     const struct engine_status *engine;
     const struct core_stats *core;
-    const struct report_owners *owners;
+    const struct server *server;
     uint64_t now_us;
     char text[256];         /* of an explanation */
     void *lists[MAX_LISTS]; /* what list_new() gave */
@@ -54,7 +148,9 @@ static double decode_rate(const struct inspect_request *q, const struct sources 
 
 static int32_t pid_of(const struct sources *from, uint64_t request)
 {
-    return from->owners->pid_of(from->owners->ctx, request);
+    const struct pending *p = id_map_get(&from->server->requests, request);
+
+    return p ? p->pid : 0;
 }
 
 static Nvllm__V1__Priority wire_priority(enum core_priority p)
@@ -181,19 +277,19 @@ static void say_why_cached(char *text, size_t size, const struct inspect_report 
 
 /* ---- frames */
 
-#define EVENT(name) NVLLM__V1__SERVER_FRAME__EVENT_##name
-
-int report_put_status(struct connection *c, uint64_t id, const struct reply_facts *daemon,
-                      const struct engine_status *engine)
+int inspection_put_status(const struct session_call *c)
 {
-    struct sources from = {.daemon = daemon, .engine = engine, .core = &engine->core};
+    const struct server *s = c->session->server;
+    struct engine_status engine;
+    struct sources from = {.daemon = &s->facts, .engine = &engine, .core = &engine.core};
     Nvllm__V1__Status m;
 
-    fill_status(&m, engine, &from);
-    return reply_put(c, id, EVENT(STATUS), &m);
+    engine_status(s->parts.engine, &engine);
+    fill_status(&m, &engine, &from);
+    return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
 }
 
-static int put_explanation(struct connection *c, uint64_t id, const struct inspect_report *r,
+static int put_explanation(const struct pending *p, const struct inspect_report *r,
                            struct sources *from)
 {
     Nvllm__V1__Explanation m;
@@ -208,15 +304,15 @@ static int put_explanation(struct connection *c, uint64_t id, const struct inspe
         fill_request_info(&info, &r->requests[0], from);
         m.info = &info;
     }
-    return reply_put(c, id, EVENT(EXPLANATION), &m);
+    return reply_put(p->session->connection, p->client_id, EVENT(EXPLANATION), &m);
 }
 
-int report_put(struct connection *c, uint64_t id, const struct inspect_report *r,
-               const struct engine_status *engine, const struct report_owners *owners)
+int inspection_put(const struct pending *p, const struct inspect_report *r)
 {
-    struct sources from = {.engine = engine,
+    struct engine_status engine;
+    struct sources from = {.engine = &engine,
                            .core = &r->stats,
-                           .owners = owners,
+                           .server = p->server,
                            .now_us = r->now_us};
     union {
         Nvllm__V1__RequestList requests;
@@ -225,8 +321,10 @@ int report_put(struct connection *c, uint64_t id, const struct inspect_report *r
         Nvllm__V1__CacheChanged change;
     } m;
     Nvllm__V1__ServerFrame__EventCase event = EVENT(CACHE_CHANGED);
+    struct refusal e;
     int rc = 0;
 
+    engine_status(p->server->parts.engine, &engine);
     switch (r->kind) {
     case INSPECT_REQUESTS:
         event = EVENT(REQUEST_LIST);
@@ -245,11 +343,16 @@ int report_put(struct connection *c, uint64_t id, const struct inspect_report *r
         fill_cache_change(&m.change, r, &from);
         break;
     case INSPECT_EXPLAIN_REQUEST:
+        if (!r->found) {
+            refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
+            return reply_error(p->session->connection, p->client_id, &e);
+        }
+        return put_explanation(p, r, &from);
     case INSPECT_EXPLAIN_PROMPT:
-        return put_explanation(c, id, r, &from);
+        return put_explanation(p, r, &from);
     }
     if (rc == 0)
-        rc = reply_put(c, id, event, &m);
+        rc = reply_put(p->session->connection, p->client_id, event, &m);
     for (size_t i = 0; i < from.n_lists; i++)
         free(from.lists[i]);
     return rc;
