@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/util/file.h"
 
@@ -102,12 +103,142 @@ const char *json_type_name(const json_t *value)
         [JSON_STRING] = "a string",
         [JSON_INTEGER] = "an integer",
         [JSON_REAL] = "a number with a fraction",
-        [JSON_TRUE] = "a boolean",
-        [JSON_FALSE] = "a boolean",
+        [JSON_TRUE] = "true",
+        [JSON_FALSE] = "false",
         [JSON_NULL] = "null",
     };
 
     return value ? names[json_typeof(value)] : "missing";
+}
+
+/* ---- patterns */
+
+struct match {
+    char path[160]; /* of the value that is compared */
+    int code;
+    struct err *e;
+};
+
+__attribute__((format(printf, 2, 3))) static int mismatch(struct match *m, const char *fmt, ...)
+{
+    char text[384];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    return err_set(m->e, m->code, "%s: %s", m->path, text);
+}
+
+static int match_any(struct match *m, const json_t *want, const json_t *v);
+
+static void enter_member(struct match *m, size_t at, const char *key)
+{
+    const char *dot = at && m->path[at - 1] != ' ' ? "." : "";
+
+    snprintf(m->path + at, sizeof(m->path) - at, "%s%.64s", dot, key);
+}
+
+static int match_object(struct match *m, const json_t *want, const json_t *v)
+{
+    const size_t at = strlen(m->path);
+    const char *key;
+    json_t *member, *wanted;
+    int rc;
+
+    if (!json_is_object(v))
+        return mismatch(m, "is %s, not an object", json_type_name(v));
+    json_object_foreach((json_t *)v, key, member)
+    {
+        char optional[72];
+
+        enter_member(m, at, key);
+        snprintf(optional, sizeof(optional), "%.70s?", key);
+        wanted = json_object_get(want, optional);
+        if (wanted && json_is_null(member))
+            continue;
+        wanted = wanted ? wanted : json_object_get(want, key);
+        if (!wanted || strchr(key, '?'))
+            return mismatch(m, "is not known");
+        rc = match_any(m, wanted, member);
+        if (rc)
+            return rc;
+    }
+    json_object_foreach((json_t *)want, key, wanted)
+    {
+        enter_member(m, at, key);
+        if (!strchr(key, '?') && !json_object_get(v, key))
+            return mismatch(m, "is missing");
+    }
+    m->path[at] = '\0';
+    return 0;
+}
+
+static int match_array(struct match *m, const json_t *want, const json_t *v)
+{
+    const size_t at = strlen(m->path), n = json_array_size(want);
+    const char *last = json_string_value(json_array_get(want, n - 1));
+    const bool any_length = last && !strcmp(last, "...");
+    int rc = 0;
+
+    if (!json_is_array(v))
+        return mismatch(m, "is %s, not an array", json_type_name(v));
+    if (!any_length && json_array_size(v) != n)
+        return mismatch(m, "only an array of %zu is supported", n);
+    for (size_t i = 0; i < json_array_size(v) && !rc; i++) {
+        snprintf(m->path + at, sizeof(m->path) - at, "[%zu]", i);
+        rc = match_any(m, json_array_get(want, any_length ? 0 : i), json_array_get(v, i));
+        if (!rc)
+            m->path[at] = '\0';
+    }
+    return rc;
+}
+
+static int match_any(struct match *m, const json_t *want, const json_t *v)
+{
+    const char *text = json_string_value(want), *got = json_string_value(v);
+    bool right = got;
+
+    if (json_is_object(want))
+        return match_object(m, want, v);
+    if (json_is_array(want))
+        return match_array(m, want, v);
+    if (!text)
+        return json_is_false(v) ? 0
+                                : mismatch(m, "is %s, only false is supported", json_type_name(v));
+    if (!strcmp(text, "an object"))
+        right = json_is_object(v);
+    else if (!strcmp(text, "true or false"))
+        right = json_is_boolean(v);
+    else if (!strcmp(text, "*"))
+        right = true;
+    else if (!strcmp(text, "a text"))
+        right = got;
+    else if (got && (strcmp(got, text) != 0 || json_string_length(v) != strlen(text)))
+        return mismatch(m, "\"%.64s\" is not supported, only \"%.160s\"", got, text);
+    else
+        text = "a text";
+    return right ? 0 : mismatch(m, "is %s, not %s", json_type_name(v), text);
+}
+
+int json_match(const json_t *v, const char *pattern, const char *path, int code, struct err *e)
+{
+    struct match m = {.code = code, .e = e};
+    char *json = strdup(pattern);
+    json_t *want = NULL;
+    int rc;
+
+    if (!json)
+        return err_set(e, -ENOMEM, "%s: out of memory", path);
+    snprintf(m.path, sizeof(m.path), "%s", path);
+    for (char *c = json; *c; c++)
+        *c = *c == '\'' ? '"' : *c;
+    rc = json_parse(&want, path, json, strlen(json), 0, e);
+    free(json);
+    if (!rc)
+        rc = match_any(&m, want, v);
+    json_decref(want);
+    return rc;
 }
 
 void field_problem(const struct fields *f, const char *key, int code, const char *fmt, ...)
