@@ -44,8 +44,7 @@ struct backend {
     struct cpu_pool *pool;
     struct weights weights;
     struct kv_pool kv;
-    char *tiers[N_TIERS]; /* the first block; NULL: no such tier */
-    struct region weight_memory, kv_memory, host_memory;
+    struct region weight_memory, tiers[N_TIERS]; /* zeroed: no such tier */
     struct forward *forward;
     struct sampler *sampler;
     struct result results[N_RESULTS]; /* of step n: n % N_RESULTS */
@@ -98,8 +97,9 @@ static void run_copies(struct backend *b, const struct batch *batch, enum copy_w
 
         if (c->when != when)
             continue;
-        memcpy(b->tiers[c->to_tier] + (size_t)c->to * b->kv.block_bytes,
-               b->tiers[c->from_tier] + (size_t)c->from * b->kv.block_bytes, b->kv.block_bytes);
+        memcpy(b->tiers[c->to_tier].base + (size_t)c->to * b->kv.block_bytes,
+               b->tiers[c->from_tier].base + (size_t)c->from * b->kv.block_bytes,
+               b->kv.block_bytes);
         r->copies[r->n_copies++] = (struct copy_result){c->id, true};
     }
 }
@@ -124,71 +124,30 @@ static void run_step(struct backend *b, const struct batch *batch)
     run_copies(b, batch, COPY_AFTER);
 }
 
-/* While there is no step it allocates pages of the KV pool: the start does not wait for that, and
- * requests rarely wait for a page. */
 static void *step_main(void *arg)
 {
     struct backend *b = arg;
-    bool filled = false;
 
     pthread_mutex_lock(&b->lock);
     for (;;) {
-        const bool idle = b->n_done == b->n_submitted;
-
-        if (idle && b->stop)
-            break;
-        if (idle && filled) {
+        while (b->n_done == b->n_submitted && !b->stop)
             pthread_cond_wait(&b->changed, &b->lock);
-            continue;
-        }
+        if (b->n_done == b->n_submitted)
+            break;
         pthread_mutex_unlock(&b->lock);
-        if (idle)
-            filled = !region_fill(&b->kv_memory);
-        else
-            run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
+        run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
         pthread_mutex_lock(&b->lock);
-        b->n_done += !idle;
+        b->n_done++;
         pthread_cond_broadcast(&b->changed);
     }
     pthread_mutex_unlock(&b->lock);
     return NULL;
 }
 
-/* Reading of the weights, with all threads of the pool. */
-struct loader {
-    struct backend *b;
-    const struct model *model;
-    pthread_mutex_t lock; /* of what follows */
-    int32_t n_read;       /* pieces */
-    int error;
-    struct err err;
-};
-
-static void read_task(void *ctx, int task, int thread)
+static int load_piece(void *model, int thread, const struct weight_piece *p, struct err *e)
 {
-    struct loader *l = ctx;
-    const struct weights *w = &l->b->weights;
-    const struct backend_options *o = &l->b->options;
-    const struct weight_piece *p = &w->pieces[task];
-    struct err err;
-    int r;
-
     (void)thread;
-    pthread_mutex_lock(&l->lock);
-    r = l->error;
-    pthread_mutex_unlock(&l->lock);
-    if (r < 0)
-        return;
-    r = weight_piece_read(l->model, p, matrix_row(p->to, p->part.to_row), &err);
-    pthread_mutex_lock(&l->lock);
-    if (r < 0 && l->error == 0) {
-        l->error = r;
-        l->err = err;
-    }
-    l->n_read++;
-    if (r == 0 && o->progress) /* under the lock: progress never falls */
-        o->progress(o->progress_ctx, (double)l->n_read / w->n_pieces);
-    pthread_mutex_unlock(&l->lock);
+    return weight_piece_read(model, p, matrix_row(p->to, p->part.to_row), e);
 }
 
 static int load_weights(struct backend *b, const struct model *model, struct err *e)
@@ -197,7 +156,7 @@ static int load_weights(struct backend *b, const struct model *model, struct err
                                                  .k_align = CPU_K_ALIGN,
                                                  .align = 64,
                                                  .piece_elements = 2 << 20};
-    struct loader l = {.b = b, .model = model, .lock = PTHREAD_MUTEX_INITIALIZER};
+    const int n_threads = cpu_pool_threads(b->pool);
     int r =
         weights_init(&b->weights, &b->config, (struct shard){.rank = 0, .tp_size = 1}, &layout, e);
 
@@ -206,9 +165,10 @@ static int load_weights(struct backend *b, const struct model *model, struct err
     if (r < 0)
         return r;
     weights_place(&b->weights, b->weight_memory.base);
-    cpu_pool_run(b->pool, b->weights.n_pieces, read_task, &l);
-    pthread_mutex_destroy(&l.lock);
-    return l.error < 0 ? err_set(e, l.error, "%s", l.err.text) : 0;
+    return weights_load(&b->weights,
+                        n_threads < WEIGHTS_MAX_THREADS ? n_threads : WEIGHTS_MAX_THREADS,
+                        load_piece, (void *)(uintptr_t)model, b->options.progress,
+                        b->options.progress_ctx, e);
 }
 
 /* As the options say. The default is the size of the weights, so that a larger model gets more, but
@@ -256,34 +216,28 @@ static int plan_kv(struct kv_pool *kv, const struct model_config *c,
     return 0;
 }
 
+/* Both pools; on a CPU only tests ask for the host tier. */
 static int take_kv(struct backend *b, struct err *e)
 {
+    const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
+    uint64_t n;
     int r = plan_kv(&b->kv, &b->config, &b->options, b->weight_memory.bytes, machine_memory(), e);
 
     if (r < 0)
         return r;
-    if (region_init(&b->kv_memory, "cache.kv_memory", (size_t)b->kv.n_blocks * b->kv.block_bytes,
-                    e) < 0)
-        return -ENOMEM;
-    b->kv.base = b->tiers[TIER_DEVICE] = b->kv_memory.base;
-    b->info.tiers[TIER_DEVICE] = (struct backend_tier){b->kv.n_blocks, b->kv_memory.bytes};
-    return 0;
-}
+    n = b->options.tier_bytes[TIER_HOST] / b->kv.block_bytes;
+    b->info.tiers[TIER_DEVICE].n_blocks = b->kv.n_blocks;
+    b->info.tiers[TIER_HOST].n_blocks = (int32_t)(n < most ? n : most);
+    for (int t = TIER_DEVICE; t <= TIER_HOST && r == 0; t++) {
+        struct backend_tier *tier = &b->info.tiers[t];
 
-/* The host tier, a second pool: on a CPU only tests ask for it. */
-static int take_host(struct backend *b, struct err *e)
-{
-    const uint64_t most = (uint64_t)(INT32_MAX / b->options.block_len);
-    uint64_t n = b->options.tier_bytes[TIER_HOST] / b->kv.block_bytes;
-
-    if (n == 0)
-        return 0;
-    n = n < most ? n : most;
-    if (region_init(&b->host_memory, "the host tier", (size_t)n * b->kv.block_bytes, e) < 0)
-        return -ENOMEM;
-    b->tiers[TIER_HOST] = b->host_memory.base;
-    b->info.tiers[TIER_HOST] = (struct backend_tier){(int32_t)n, n * b->kv.block_bytes};
-    return 0;
+        tier->bytes = (uint64_t)tier->n_blocks * b->kv.block_bytes;
+        if (tier->n_blocks > 0)
+            r = region_init(&b->tiers[t], t == TIER_HOST ? "the host tier" : "cache.kv_memory",
+                            tier->bytes, e);
+    }
+    b->kv.base = b->tiers[TIER_DEVICE].base;
+    return r;
 }
 
 int cpu_backend_check(const struct model *model, const struct backend_options *o, struct err *e)
@@ -362,8 +316,8 @@ static void cpu_close(struct backend *b)
     forward_free(b->forward);
     weights_deinit(&b->weights);
     region_deinit(&b->weight_memory);
-    region_deinit(&b->kv_memory);
-    region_deinit(&b->host_memory);
+    for (int i = 0; i < N_TIERS; i++)
+        region_deinit(&b->tiers[i]);
     cpu_pool_free(b->pool);
     pthread_cond_destroy(&b->changed);
     pthread_mutex_destroy(&b->lock);
@@ -396,8 +350,6 @@ static int open_parts(struct backend *b, const struct model *model, struct err *
                         cpu_pool_threads(b->pool), e);
     if (r == 0)
         r = take_kv(b, e);
-    if (r == 0)
-        r = take_host(b, e);
     if (r == 0)
         r = take_results(b, e);
     if (r < 0)

@@ -11,16 +11,8 @@
 #include <unistd.h>
 
 #include "engine/util/checked.h"
-#include "engine/cpu/cpu_pool.h"
 
-enum {
-    HUGE_PAGE = 2 << 20,
-    FILL_BYTES = 8 << 20, /* of a region_fill() */
-};
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+enum { HUGE_PAGE = 2 << 20 };
 
 /* The text after "key:" in a file of such lines; with key NULL the first line. */
 static bool read_text(const char *path, const char *key, char *value, size_t size)
@@ -51,54 +43,33 @@ static bool read_text(const char *path, const char *key, char *value, size_t siz
     return found;
 }
 
-/* Calls visit with the folder of this process's control group and of each above it. */
-static void each_cgroup(void (*visit)(const char *folder, void *ctx), void *ctx)
+/* The first line of a file of this process's own control group, version 2: the line "0::/path". */
+static bool read_cgroup(const char *file, char *value, size_t size)
 {
-    char path[PATH_MAX], own[PATH_MAX - 32];
+    char own[PATH_MAX], path[PATH_MAX + 64];
 
-    /* version 2 is the line "0::/path" */
     if (!read_text("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
-        return;
-    for (;;) {
-        char *slash;
-
-        snprintf(path, sizeof(path), "/sys/fs/cgroup%s", own + 1);
-        visit(path, ctx);
-        slash = strrchr(own, '/');
-        if (slash <= own + 1)
-            break;
-        *slash = '\0';
-    }
-    visit("/sys/fs/cgroup", ctx);
-}
-
-static void lower_to_quota(const char *folder, void *ctx)
-{
-    char path[PATH_MAX + 16], line[64];
-    int *cores = ctx;
-    long long quota, period;
-
-    snprintf(path, sizeof(path), "%s/cpu.max", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) ||
-        sscanf(line, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0)
-        return;
-    if ((quota + period - 1) / period < *cores)
-        *cores = (int)((quota + period - 1) / period);
+        return false;
+    snprintf(path, sizeof(path), "/sys/fs/cgroup%s/%s", own + 1, file);
+    return read_text(path, NULL, value, size);
 }
 
 int machine_cores(void)
 {
+    long long quota, period;
     cpu_set_t set;
+    char line[64];
     int cores = 0;
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         cores = CPU_COUNT(&set);
     if (cores < 1) /* there are more than a cpu_set_t holds */
         cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    each_cgroup(lower_to_quota, &cores);
-    if (cores < 1)
-        return 1;
-    return cores < CPU_POOL_MAX_THREADS ? cores : CPU_POOL_MAX_THREADS;
+    if (read_cgroup("cpu.max", line, sizeof(line)) &&
+        sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0 &&
+        (quota + period - 1) / period < cores)
+        cores = (int)((quota + period - 1) / period);
+    return cores < 1 ? 1 : cores;
 }
 
 void machine_cpu_name(char *out, size_t size)
@@ -107,25 +78,9 @@ void machine_cpu_name(char *out, size_t size)
         snprintf(out, size, "CPU");
 }
 
-static void lower_to_max(const char *folder, void *ctx)
-{
-    char path[PATH_MAX + 16], line[64];
-    uint64_t *bytes = ctx, max, used;
-
-    snprintf(path, sizeof(path), "%s/memory.max", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
-        return; /* "max", or no such controller */
-    snprintf(path, sizeof(path), "%s/memory.current", folder);
-    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
-        used = 0;
-    max = max > used ? max - used : 0;
-    if (max < *bytes)
-        *bytes = max;
-}
-
 uint64_t machine_memory(void)
 {
-    uint64_t bytes = UINT64_MAX, kib;
+    uint64_t bytes = UINT64_MAX, kib, max, used;
     char value[64];
 
     if (read_text("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
@@ -133,8 +88,12 @@ uint64_t machine_memory(void)
         bytes = kib * 1024;
     else if (sysconf(_SC_AVPHYS_PAGES) > 0)
         bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    each_cgroup(lower_to_max, &bytes);
-    return bytes;
+    if (!read_cgroup("memory.max", value, sizeof(value)) || sscanf(value, "%" SCNu64, &max) != 1)
+        return bytes; /* "max", or no such controller */
+    if (read_cgroup("memory.current", value, sizeof(value)) &&
+        sscanf(value, "%" SCNu64, &used) == 1)
+        max = max > used ? max - used : 0;
+    return max < bytes ? max : bytes;
 }
 
 uint64_t machine_memory_total(void)
@@ -181,17 +140,4 @@ int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
         return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
                        what, (double)bytes / 0x1p20, (double)there / 0x1p20);
     return 0;
-}
-
-/* Populating does not change existing pages, to which other threads may be writing. Linux
- * before 5.14 lacks it and allocates pages when they are touched. */
-bool region_fill(struct region *r)
-{
-    const size_t left = r->bytes - r->filled, n = left < FILL_BYTES ? left : FILL_BYTES;
-
-    if (n == 0)
-        return false;
-    r->filled +=
-        madvise(r->base + r->filled, n, MADV_POPULATE_WRITE) < 0 && errno != EINTR ? left : n;
-    return true;
 }

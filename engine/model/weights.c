@@ -7,6 +7,7 @@
 #include "engine/util/checked.h"
 #include "engine/util/bf16.h"
 #include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 _Static_assert(offsetof(struct weights, norm) == WEIGHT_NORM * sizeof(struct matrix) &&
                    offsetof(struct layer_weights, down) ==
@@ -138,4 +139,67 @@ int weight_piece_read(const struct model *m, const struct weight_piece *p, void 
         row += p->to->ld;
     }
     return r;
+}
+
+struct loader {
+    const struct weights *w;
+    weight_piece_fn *load;
+    void *ctx;
+    void (*progress)(void *ctx, double done);
+    void *progress_ctx;
+    pthread_mutex_t lock; /* of what follows */
+    int n_threads;
+    int32_t n_begun, n_done; /* pieces */
+    int error;               /* the first */
+    struct err err;
+};
+
+static void *load_pieces(void *arg)
+{
+    struct loader *l = arg;
+    int thread;
+
+    pthread_mutex_lock(&l->lock);
+    thread = l->n_threads++;
+    while (l->error == 0 && l->n_begun < l->w->n_pieces) {
+        const struct weight_piece *p = &l->w->pieces[l->n_begun++];
+        struct err err;
+        int r;
+
+        pthread_mutex_unlock(&l->lock);
+        r = l->load(l->ctx, thread, p, &err);
+        pthread_mutex_lock(&l->lock);
+        l->n_done++;
+        if (r == 0 && l->progress) /* under the lock: progress never falls */
+            l->progress(l->progress_ctx, (double)l->n_done / l->w->n_pieces);
+        if (r < 0 && l->error == 0) {
+            l->error = r;
+            l->err = err;
+        }
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+int weights_load(const struct weights *w, int max_threads, weight_piece_fn *load, void *ctx,
+                 void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e)
+{
+    struct loader l = {.w = w,
+                       .load = load,
+                       .ctx = ctx,
+                       .progress = progress,
+                       .progress_ctx = progress_ctx,
+                       .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t threads[WEIGHTS_MAX_THREADS - 1];
+    int n = 0;
+
+    must(max_threads <= WEIGHTS_MAX_THREADS);
+    while (n < max_threads - 1 && n < w->n_pieces - 1 &&
+           thread_start(&threads[n], NULL, load_pieces, &l) == 0)
+        n++;
+    (void)load_pieces(&l);
+    for (int i = 0; i < n; i++)
+        (void)pthread_join(threads[i], NULL);
+    pthread_mutex_destroy(&l.lock);
+    return l.error < 0 ? err_set(e, l.error, "%s", l.err.text) : 0;
 }

@@ -2,7 +2,7 @@
  * them: q, k and v are one matrix, and so are gate and up.
  *
  * weights_init plans; the caller takes `bytes` of whatever memory it likes; weights_place says
- * where that is; then any number of threads read the pieces. Immutable afterwards. */
+ * where that is; then weights_load reads the pieces. Immutable afterwards. */
 #ifndef NVLLM_ENGINE_MODEL_WEIGHTS_H
 #define NVLLM_ENGINE_MODEL_WEIGHTS_H
 
@@ -74,5 +74,14 @@ void weights_deinit(struct weights *w); /* the memory stays the caller's */
  * a buffer to be copied there. */
 int weight_piece_read(const struct model *m, const struct weight_piece *p, void *dst,
                       struct err *e);
+
+/* Brings a piece to where it belongs. Several threads call it, `thread` numbers them. */
+typedef int weight_piece_fn(void *ctx, int thread, const struct weight_piece *p, struct err *e);
+
+/* Calls load for all pieces on at most max_threads threads, the caller's among them. Stops at the
+ * first error and returns it. progress, which may be NULL, is called by one thread at a time. */
+enum { WEIGHTS_MAX_THREADS = 32 };
+int weights_load(const struct weights *w, int max_threads, weight_piece_fn *load, void *ctx,
+                 void (*progress)(void *ctx, double done), void *progress_ctx, struct err *e);
 
 #endif
