@@ -374,8 +374,7 @@ static int put(struct connection *c, const ProtobufCMessage *message, void *body
         free(body);
         return CONNECTION_OK;
     }
-    r = body ? frame_buffer_put_body(&c->out, message, body, bytes, most)
-             : frame_buffer_put_within(&c->out, message, most);
+    r = frame_buffer_put_body(&c->out, message, body, bytes, most);
     if (r < 0)
         return r == -EMSGSIZE ? CONNECTION_E_LARGE : -ENOMEM;
     count_buffers(c);

@@ -17,7 +17,6 @@
 #include "engine/text/text_stream.h"
 #include "proto/frame.h"
 #include "proto/program.h"
-#include "proto/usage.h"
 
 enum kind {
     KIND_TEXT,

@@ -3,7 +3,7 @@
 #ifndef NVLLM_DAEMON_USAGE_H
 #define NVLLM_DAEMON_USAGE_H
 
-#include "proto/usage.h"
+#include "proto/program.h"
 
 extern const struct usage_program nvllmd_program;
 

@@ -174,61 +174,37 @@ static size_t write_prefix(uint8_t *p, uint32_t length)
 
 int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message)
 {
-    return frame_buffer_put_within(b, message, FRAME_LARGEST_MAX);
-}
-
-int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
-                            size_t max_bytes)
-{
-    size_t length = protobuf_c_message_get_packed_size(message);
-
-    if (length > FRAME_LARGEST_MAX || length > max_bytes)
-        return -EMSGSIZE;
-    if (make_room(b, FRAME_MAX_PREFIX + length) < 0)
-        return -ENOMEM;
-    b->end += write_prefix(b->data + b->end, (uint32_t)length);
-    b->end += protobuf_c_message_pack(message, b->data + b->end);
-    return 0;
+    return frame_buffer_put_body(b, message, NULL, 0, FRAME_LARGEST_MAX);
 }
 
 int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message, size_t max_bytes)
 {
     size_t length = protobuf_c_message_get_packed_size(message);
-    uint8_t *p;
 
-    if (length > FRAME_LARGEST_MAX || length > max_bytes)
+    if (length > max_bytes)
         return -EMSGSIZE;
-    p = malloc(FRAME_HEAD_ROOM + length);
-    if (!p)
+    *body = malloc(length + 1); /* an empty one, too, is not NULL */
+    if (!*body)
         return -ENOMEM;
-    protobuf_c_message_pack(message, p + FRAME_HEAD_ROOM);
-    *body = p;
-    *bytes = FRAME_HEAD_ROOM + length;
+    *bytes = protobuf_c_message_pack(message, *body);
     return 0;
 }
 
-int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, void *body,
-                          size_t bytes, size_t max_bytes)
+int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *message, void *body,
+                          size_t n_body, size_t max_bytes)
 {
-    size_t n_fields = protobuf_c_message_get_packed_size(head), n_body = bytes - FRAME_HEAD_ROOM, n;
-    uint8_t start[FRAME_HEAD_ROOM], *p = body;
+    size_t n_head = protobuf_c_message_get_packed_size(message), length;
 
-    assert(n_fields <= FRAME_HEAD_ROOM - FRAME_MAX_PREFIX);
-    if (n_fields + n_body > FRAME_LARGEST_MAX || n_fields + n_body > max_bytes)
+    if (__builtin_add_overflow(n_head, n_body, &length) || length > FRAME_LARGEST_MAX ||
+        length > max_bytes)
         return -EMSGSIZE;
-    n = write_prefix(start, (uint32_t)(n_fields + n_body));
-    n += protobuf_c_message_pack(head, start + n);
-    if (frame_buffer_bytes(b) == 0) { /* the body becomes the buffer */
-        free(b->data);
-        *b = (struct frame_buffer){p, FRAME_HEAD_ROOM - n, bytes, bytes};
-        memcpy(p + b->start, start, n);
-        return 0;
-    }
-    if (make_room(b, n + n_body) < 0)
+    if (make_room(b, FRAME_MAX_PREFIX + length) < 0)
         return -ENOMEM;
-    memcpy(b->data + b->end, start, n);
-    memcpy(b->data + b->end + n, p + FRAME_HEAD_ROOM, n_body);
-    b->end += n + n_body;
+    b->end += write_prefix(b->data + b->end, (uint32_t)length);
+    b->end += protobuf_c_message_pack(message, b->data + b->end);
+    if (body)
+        memcpy(b->data + b->end, body, n_body);
+    b->end += n_body;
     free(body);
     return 0;
 }

@@ -67,22 +67,14 @@ void frame_buffer_deinit(struct frame_buffer *b);
  * the buffer is unchanged. */
 int frame_buffer_put(struct frame_buffer *b, const ProtobufCMessage *message);
 
-/* The same, with -EMSGSIZE for a message over max_bytes. */
-int frame_buffer_put_within(struct frame_buffer *b, const ProtobufCMessage *message,
-                            size_t max_bytes);
-
-/* ---- frames that another thread packs ahead, all but the first fields */
-
-enum { FRAME_HEAD_ROOM = 32 };
-
-/* Packs a message into *body, malloc'd, behind FRAME_HEAD_ROOM free bytes; *bytes counts both.
- * -ENOMEM, or -EMSGSIZE for a message over max_bytes. */
+/* Packs the last fields of a message ahead, on any thread: *body is malloc'd. -ENOMEM, or -EMSGSIZE
+ * for more than max_bytes. */
 int frame_body_pack(void **body, size_t *bytes, const ProtobufCMessage *message, size_t max_bytes);
 
-/* Appends a frame of the few fields of head and the body, which the buffer owns on success; an
- * empty buffer takes it without a copy. Errors as frame_buffer_put_within(). */
-int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *head, void *body,
-                          size_t bytes, size_t max_bytes);
+/* As frame_buffer_put(), with a packed body (NULL: none) behind the fields of message, which the
+ * buffer owns on success, and -EMSGSIZE for a frame over max_bytes. */
+int frame_buffer_put_body(struct frame_buffer *b, const ProtobufCMessage *message, void *body,
+                          size_t n_body, size_t max_bytes);
 
 static inline size_t frame_buffer_bytes(const struct frame_buffer *b)
 {

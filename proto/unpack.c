@@ -7,9 +7,7 @@
 
 enum {
     ALIGN = alignof(max_align_t),
-    FIRST_BYTES =
-        896, /* a token's event; with its head below 1,032 bytes, malloc's fastest sizes */
-    CHUNK_BYTES = 2048, /* an ordinary request */
+    FIRST_BYTES = 896, /* a token's event; with its head below 1,032 bytes, malloc's fast sizes */
     CHUNK_MAX_BYTES = 1 << 20,
 };
 
@@ -23,9 +21,8 @@ struct unpacked {
     ProtobufCMessage *message;
     struct chunk *chunks; /* newest first, ending with first; only the newest has room */
     size_t bytes;
-    size_t left; /* of the budget */
-    size_t next; /* size of the next chunk */
-    int error;   /* of an allocation: UNPACK_E_BUDGET or UNPACK_E_NOMEM */
+    size_t budget; /* for bytes, while the message is unpacked */
+    int error;     /* of an allocation: UNPACK_E_BUDGET or UNPACK_E_NOMEM */
     struct chunk first;
 };
 
@@ -45,15 +42,15 @@ static void *arena_take(struct unpacked *u, size_t n)
     void *p;
 
     if (c->cap - c->used < n) {
-        size_t cap = n > u->next ? n : u->next;
+        size_t cap = c->cap < CHUNK_MAX_BYTES ? 2 * c->cap : c->cap;
 
+        if (cap < n)
+            cap = n;
         c = malloc(sizeof(*c) + cap);
         if (!c)
             return NULL;
         *c = (struct chunk){.next = u->chunks, .cap = cap};
         u->chunks = c;
-        if (u->next < CHUNK_MAX_BYTES)
-            u->next *= 2;
     }
     p = c->data + c->used;
     c->used += n;
@@ -66,14 +63,13 @@ static void *budget_alloc(void *ctx, size_t n)
     struct unpacked *u = ctx;
     void *p;
 
-    if (!round_up(&n) || n > u->left) {
+    if (!round_up(&n) || n > u->budget - u->bytes) {
         u->error = UNPACK_E_BUDGET;
         return NULL;
     }
     p = arena_take(u, n);
     if (!p)
         u->error = UNPACK_E_NOMEM;
-    u->left -= n;
     return p;
 }
 
@@ -90,7 +86,7 @@ struct unpacked *unpacked_new(void)
 
     if (!u)
         return NULL;
-    *u = (struct unpacked){.next = CHUNK_BYTES, .chunks = &u->first, .first.cap = FIRST_BYTES};
+    *u = (struct unpacked){.chunks = &u->first, .first.cap = FIRST_BYTES};
     return u;
 }
 
@@ -103,7 +99,7 @@ int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
 
     if (!u)
         return UNPACK_E_NOMEM;
-    u->left = budget;
+    u->budget = budget;
     u->message = protobuf_c_message_unpack(type, &allocator, n, data);
     if (!u->message) {
         r = u->error ? u->error : UNPACK_E_INVALID;
@@ -117,12 +113,9 @@ int unpack_within(struct unpacked **out, const ProtobufCMessageDescriptor *type,
 int unpack(struct unpacked **out, const ProtobufCMessageDescriptor *type, const uint8_t *data,
            size_t n)
 {
-    size_t budget;
-
-    if (__builtin_mul_overflow(n, (size_t)UNPACK_BUDGET_FACTOR, &budget) ||
-        __builtin_add_overflow(budget, (size_t)UNPACK_BUDGET_BASE, &budget))
+    if (n > (SIZE_MAX - UNPACK_BUDGET_BASE) / UNPACK_BUDGET_FACTOR)
         return UNPACK_E_BUDGET;
-    return unpack_within(out, type, data, n, budget);
+    return unpack_within(out, type, data, n, UNPACK_BUDGET_BASE + n * UNPACK_BUDGET_FACTOR);
 }
 
 /* ---- how much work a message is */
@@ -159,18 +152,17 @@ static const uint8_t *skip_varint(const uint8_t *p, const uint8_t *end, uint64_t
 /* Reads a field's tag and the length of its value; NULL if it is malformed. */
 static const uint8_t *read_field(const uint8_t *p, const uint8_t *end, uint64_t *tag, uint64_t *len)
 {
+    const uint8_t *value_end;
     uint64_t value;
 
     p = skip_varint(p, end, tag);
     if (!p)
         return NULL;
     switch (*tag & 7) {
-    case WIRE_VARINT: {
-        const uint8_t *next = skip_varint(p, end, &value);
-
-        *len = next ? (uint64_t)(next - p) : UINT64_MAX;
+    case WIRE_VARINT:
+        value_end = skip_varint(p, end, &value);
+        *len = value_end ? (uint64_t)(value_end - p) : UINT64_MAX;
         break;
-    }
     case WIRE_64:
         *len = 8;
         break;
@@ -213,8 +205,6 @@ static bool count_fields(const ProtobufCMessageDescriptor *type, const uint8_t *
         } else {
             size_t least = (size_t)len / NUMBER_WIRE_BYTES, numbers = 0;
 
-            if (least > room->numbers)
-                return false;
             for (size_t i = 0; i < len; i++)
                 numbers += p[i] < 0x80; /* the last byte of a number */
             if (numbers < least)

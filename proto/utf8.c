@@ -33,41 +33,6 @@ int utf8_step(const void *data, size_t n)
     return len;
 }
 
-/* ---- whole texts
- *
- * A state machine whose state is a shift: the row of a byte holds the next state at the bit
- * position of the current one. A step is a load, which does not depend on the previous step, and a
- * shift, so that any text takes about a cycle per byte. */
-enum state {
-    BROKEN = 0, /* and stays so */
-    WHOLE = 6,
-    ONE = 12, /* more bytes to come */
-    TWO = 18,
-    THREE = 24,
-    AFTER_E0 = 30, /* the range of the second byte is narrower */
-    AFTER_ED = 36,
-    AFTER_F0 = 42,
-    AFTER_F4 = 48,
-};
-
-#define NEXT(from, to) ((uint64_t)(to) << (from))
-#define TAIL           (NEXT(ONE, WHOLE) | NEXT(TWO, ONE) | NEXT(THREE, TWO))
-
-static const uint64_t rows[256] = {
-    [0x00 ... 0x7f] = NEXT(WHOLE, WHOLE),
-    [0x80 ... 0x8f] = TAIL | NEXT(AFTER_ED, ONE) | NEXT(AFTER_F4, TWO),
-    [0x90 ... 0x9f] = TAIL | NEXT(AFTER_ED, ONE) | NEXT(AFTER_F0, TWO),
-    [0xa0 ... 0xbf] = TAIL | NEXT(AFTER_E0, ONE) | NEXT(AFTER_F0, TWO),
-    [0xc2 ... 0xdf] = NEXT(WHOLE, ONE),
-    [0xe0] = NEXT(WHOLE, AFTER_E0),
-    [0xe1 ... 0xec] = NEXT(WHOLE, TWO),
-    [0xed] = NEXT(WHOLE, AFTER_ED),
-    [0xee ... 0xef] = NEXT(WHOLE, TWO),
-    [0xf0] = NEXT(WHOLE, AFTER_F0),
-    [0xf1 ... 0xf3] = NEXT(WHOLE, THREE),
-    [0xf4] = NEXT(WHOLE, AFTER_F4),
-};
-
 bool utf8_steers(const void *p, int step)
 {
     const unsigned char *c = p;
@@ -78,21 +43,22 @@ bool utf8_steers(const void *p, int step)
 
 bool utf8_valid(const void *data, size_t n)
 {
-    const uint8_t *p = data;       /* may be NULL if n is 0 */
-    uint64_t state = WHOLE, eight; /* its low six bits are the state */
-    size_t i = 0;
+    const uint8_t *p = data; /* may be NULL if n is 0 */
+    uint64_t eight;
+    int step;
 
-    for (; n - i >= sizeof(eight); i += sizeof(eight)) {
-        memcpy(&eight, p + i, sizeof(eight));
-        if ((eight & UINT64_C(0x8080808080808080)) || (state & 63) != WHOLE)
-            for (size_t k = 0; k < sizeof(eight); k++)
-                state = rows[p[i + k]] >> (state & 63);
-        if ((state & 63) == BROKEN)
+    for (size_t i = 0; i < n; i += (size_t)step) {
+        step = sizeof(eight);
+        if (n - i >= sizeof(eight)) { /* most texts are mostly ASCII */
+            memcpy(&eight, p + i, sizeof(eight));
+            if (!(eight & UINT64_C(0x8080808080808080)))
+                continue;
+        }
+        step = utf8_step(p + i, n - i);
+        if (step < 0)
             return false;
     }
-    for (; i < n; i++)
-        state = rows[p[i]] >> (state & 63);
-    return (state & 63) == WHOLE;
+    return true;
 }
 
 void utf8_clean(char *s)

@@ -3,7 +3,7 @@
 #ifndef NVLLM_CLIENT_CTL_COMMANDS_H
 #define NVLLM_CLIENT_CTL_COMMANDS_H
 
-#include "proto/usage.h"
+#include "proto/program.h"
 
 extern const struct usage_program ctl_program;
 

@@ -15,16 +15,12 @@ static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCa
                             struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
-    enum nvllm_code code;
 
     frame.op_case = op_case;
     frame.drain = op; /* whichever it is: the oneof is a union of pointers */
     if (!id)
         return client_call(c, &frame, timeout_ms, out, err);
-    code = conn_send(&c->conn, &frame, id, err);
-    if (code == NVLLM_OK)
-        client_open(c, *id, timeout_ms < 0 ? 0 : clock_ms() + timeout_ms);
-    return code;
+    return client_send(c, &frame, true, timeout_ms < 0 ? 0 : clock_ms() + timeout_ms, id, err);
 }
 
 /* ---- tokens, texts and the status */

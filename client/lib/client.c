@@ -22,7 +22,7 @@ enum {
 static void keep_event(struct nvllm_client *c, struct event *e)
 {
     STAILQ_INSERT_TAIL(&c->queue, e, next);
-    c->queue_bytes += event_bytes(e);
+    c->queue_bytes += unpacked_bytes(e->memory);
 }
 
 /* No more events of other requests may be kept. */
@@ -37,7 +37,7 @@ struct event *client_take(struct nvllm_client *c, uint64_t id)
 
     if (e) {
         STAILQ_REMOVE_HEAD(&c->queue, next);
-        c->queue_bytes -= event_bytes(e);
+        c->queue_bytes -= unpacked_bytes(e->memory);
     }
     while (!e && (id == 0 || !queue_full(c)) && (e = conn_take(&c->conn)) != NULL)
         if (id != 0 && e->public.id != id) {
@@ -46,7 +46,7 @@ struct event *client_take(struct nvllm_client *c, uint64_t id)
         }
     event_free(c->current);
     c->current = e;
-    if (e && e->open && e->terminal)
+    if (e && e->open && event_is_last(e))
         c->n_open--;
     return e;
 }
@@ -125,30 +125,31 @@ static void pump_in(struct nvllm_client *c)
         conn_push(&c->conn, buf, (size_t)n);
         c->drained = (size_t)n < sizeof(buf);
     } else if (n == 0) {
-        conn_end(&c->conn, 0);
+        c->conn.ended = true;
     } else if (errno == EINTR) {
         c->drained = false;
     } else if (errno != EAGAIN && errno != EWOULDBLOCK) {
         /* A killed peer with unread bytes of ours resets the connection: treated as closed. */
-        conn_end(&c->conn, errno == ECONNRESET ? 0 : errno);
+        c->conn.ended = true;
+        c->conn.end_errno = errno == ECONNRESET ? 0 : errno;
     }
 }
 
-/* INT64_MAX if there is none. */
-static int64_t nearest_deadline(const struct nvllm_client *c)
+/* The nearest deadline of the library itself; INT64_MAX: none. */
+static int64_t own_deadline(const struct nvllm_client *c)
 {
     int64_t greet = c->conn.welcomed ? INT64_MAX : c->greet_deadline;
+    int64_t request = conn_deadline(&c->conn);
 
-    return greet < c->conn.deadline ? greet : c->conn.deadline;
+    return greet < request ? greet : request;
 }
 
-/* Deadlines of the library itself. */
 static void expire(struct nvllm_client *c)
 {
     struct event *e;
     int64_t now;
 
-    if (nearest_deadline(c) == INT64_MAX)
+    if (own_deadline(c) == INT64_MAX)
         return;
     now = clock_ms();
     if (!c->conn.welcomed && now >= c->greet_deadline && !conn_ready(&c->conn))
@@ -188,17 +189,18 @@ unsigned nvllm_wants(const struct nvllm_client *c)
 
 int nvllm_timeout(const struct nvllm_client *c)
 {
-    int64_t deadline = nearest_deadline(c);
+    int64_t deadline = own_deadline(c);
 
-    if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn))
-        return 0;
-    if (c->conn.death.code != NVLLM_OK)
+    if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn) || c->conn.death.code != NVLLM_OK)
         return 0;
     return deadline == INT64_MAX ? -1 : clock_left_ms(deadline);
 }
 
 enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvllm_error *err)
 {
+    static const struct nvllm_error none_in_time = {.code = NVLLM_E_TIMEOUT,
+                                                    .retryable = true,
+                                                    .message = "no answer in time"};
     unsigned wants = nvllm_wants(c);
     struct pollfd p = {.fd = c->fd};
     int left, own;
@@ -212,7 +214,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
     c->drained = false;
     left = clock_left_ms(deadline);
     if (left == 0)
-        return error_const(err, NVLLM_E_TIMEOUT, "no answer in time");
+        return error_copy(err, &none_in_time);
     own = nvllm_timeout(c);
     p.events =
         (short)((wants & NVLLM_WANT_READ ? POLLIN : 0) | (wants & NVLLM_WANT_WRITE ? POLLOUT : 0));
@@ -241,33 +243,38 @@ enum nvllm_code nvllm_process(struct nvllm_client *c, struct nvllm_error *err)
     return STAILQ_EMPTY(&c->queue) ? error_copy(err, &c->conn.death) : NVLLM_OK;
 }
 
-void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline)
+enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
+                            int64_t deadline, uint64_t *id, struct nvllm_error *err)
 {
-    struct pending *request = conn_find(&c->conn, id);
+    struct pending *request;
+    enum nvllm_code code = conn_send(&c->conn, frame, &request, err);
 
-    request->open = true;
-    if (deadline != 0)
-        conn_set_deadline(&c->conn, request, deadline);
-    c->n_open++;
+    if (code != NVLLM_OK)
+        return code;
+    *id = request->id;
+    request->open = open;
+    request->deadline = deadline;
+    c->n_open += open;
     client_flush(c);
+    return NVLLM_OK;
 }
 
-/* *deadline is what the request's own timeout makes it; 0: none. */
-static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, int64_t *deadline,
+/* *deadline is what the request's own timeout makes it; 0: none. The library itself ends an open
+ * request then. */
+static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, int64_t *deadline,
                              const struct nvllm_request *request, struct nvllm_error *err)
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     struct unpacked *memory = unpacked_new();
     Nvllm__V1__Generate generate;
-    enum nvllm_code code;
     uint32_t timeout_ms;
+    enum nvllm_code code = pack_generate(memory, &generate, &timeout_ms, request, err);
 
-    code = pack_generate(memory, &generate, &timeout_ms, request, err);
     if (code == NVLLM_OK) {
         frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
         frame.generate = &generate;
-        code = conn_send(&c->conn, &frame, id, err);
         *deadline = timeout_ms > 0 ? clock_ms() + timeout_ms : 0;
+        code = client_send(c, &frame, open, open ? *deadline : 0, id, err);
     }
     unpacked_free(memory);
     return code;
@@ -277,11 +284,8 @@ enum nvllm_code nvllm_generate_start(struct nvllm_client *c, uint64_t *id,
                                      const struct nvllm_request *request, struct nvllm_error *err)
 {
     int64_t deadline;
-    enum nvllm_code code = start(c, id, &deadline, request, err);
 
-    if (code == NVLLM_OK)
-        client_open(c, *id, deadline);
-    return code;
+    return start(c, id, true, &deadline, request, err);
 }
 
 enum nvllm_code nvllm_cancel(struct nvllm_client *c, uint64_t id, struct nvllm_error *err)
@@ -340,17 +344,16 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     uint64_t id;
 
     if (code == NVLLM_OK)
-        code = conn_send(&c->conn, frame, &id, err);
+        code = client_send(c, frame, false, 0, &id, err);
     if (code != NVLLM_OK)
         return code;
-    client_flush(c);
     code = wait_event(c, id, deadline, &e, err);
     if (code != NVLLM_OK) {
         conn_abandon(&c->conn, id);
         return code;
     }
-    if (e->is_error)
-        return error_copy(err, e->error);
+    if (e->public.error)
+        return error_copy(err, e->public.error);
     if (out)
         *out = &e->requests; /* the members of a union begin at the same place */
     return NVLLM_OK;
@@ -381,9 +384,9 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
 
         if (code != NVLLM_OK)
             return code;
-        if (e->is_error)
-            return error_copy(err, e->error);
-        if (call_back(c, callback, arg, e) && !cancelled && !e->terminal) {
+        if (e->public.error)
+            return error_copy(err, e->public.error);
+        if (call_back(c, callback, arg, e) && !cancelled && !event_is_last(e)) {
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
 
             cancelled = true;
@@ -393,7 +396,7 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
             if (code != NVLLM_OK)
                 return code;
         }
-        if (e->terminal)
+        if (event_is_last(e))
             return NVLLM_OK;
         /* Checked each time: a fast daemon may always have another event. */
         if (clock_left_ms(deadline) == 0)
@@ -410,10 +413,9 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
     uint64_t id;
 
     if (code == NVLLM_OK)
-        code = start(c, &id, &own, request, err);
+        code = start(c, &id, false, &own, request, err);
     if (code != NVLLM_OK)
         return code;
-    client_flush(c);
     if (own != 0 && (deadline < 0 || own < deadline))
         deadline = own;
     code = run_generate(c, id, callback, arg, deadline, err);

@@ -33,9 +33,10 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
 /* Writes as much as the socket takes. */
 void client_flush(struct nvllm_client *c);
 
-/* Makes the request just sent one of nvllm_next(), until it ends or its deadline (0: none) passes.
- */
-void client_open(struct nvllm_client *c, uint64_t id, int64_t deadline);
+/* Sends an operation without waiting. The events of an open one are for nvllm_next(), until it ends
+ * or its deadline (0: none) passes. */
+enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
+                            int64_t deadline, uint64_t *id, struct nvllm_error *err);
 
 /* Sends a short operation and waits for its answer, which becomes current. *out, unless out is
  * NULL, is the member of the event's union that this kind of answer fills. */

@@ -46,8 +46,7 @@ static int compare_ids(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Open requests are mostly consecutive: the distance to the first and the last id bounds the place.
- */
+/* Ids are mostly consecutive: the distances to the first and the last one bound the place. */
 struct pending *conn_find(const struct conn *c, uint64_t id)
 {
     const struct pending *first = c->pending, *last;
@@ -91,7 +90,6 @@ void conn_init(struct conn *c, uint32_t max_in_frame, size_t max_out_bytes)
     *c = (struct conn){
         .max_out_bytes = max_out_bytes,
         .max_frame_bytes = FRAME_DEFAULT_MAX,
-        .deadline = INT64_MAX,
     };
     frame_decoder_init(&c->in, max_in_frame);
 }
@@ -110,12 +108,34 @@ static void die_no_memory(struct conn *c)
 
 /* ---- towards the daemon */
 
+/* Before the greeting the daemon's limit is unknown, and its default is used. */
+static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
+{
+    error_set(err, NVLLM_E_TOO_LONG, 0,
+              "the request takes %zu bytes, and the daemon at most %u (limits.frame_bytes)", bytes,
+              c->max_frame_bytes);
+    if (err && c->welcomed) {
+        strcpy(err->limit, "limits.frame_bytes");
+        err->limit_value = c->max_frame_bytes;
+    }
+    return NVLLM_E_TOO_LONG;
+}
+
+/* Queues a frame. */
 static enum nvllm_code put(struct conn *c, const Nvllm__V1__ClientFrame *frame,
                            struct nvllm_error *err)
 {
     size_t queued = frame_buffer_bytes(&c->out);
     size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
 
+    if (c->death.code != NVLLM_OK)
+        return error_copy(err, &c->death);
+    if (bytes > c->max_frame_bytes)
+        return refuse_size(c, bytes, err);
+    if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
+        return error_set(err, NVLLM_E_BUSY, 0,
+                         "%zu bytes of requests are waiting to be sent: fetch events first",
+                         queued);
     if (frame_buffer_put(&c->out, &frame->base) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
     /* The daemon would close the connection, with all requests, for a frame over these limits. */
@@ -144,58 +164,24 @@ enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error 
     return put(c, &frame, err);
 }
 
-/* Before the greeting the daemon's limit is unknown, and its default is used. */
-static enum nvllm_code refuse_size(const struct conn *c, size_t bytes, struct nvllm_error *err)
-{
-    error_set(err, NVLLM_E_TOO_LONG, 0,
-              "the request takes %zu bytes, and the daemon at most %u (limits.frame_bytes)", bytes,
-              c->max_frame_bytes);
-    if (err && c->welcomed) {
-        error_copy_text(err->limit, sizeof(err->limit), "limits.frame_bytes");
-        err->limit_value = c->max_frame_bytes;
-    }
-    return NVLLM_E_TOO_LONG;
-}
-
-/* Whether a frame may be queued now. */
-static enum nvllm_code check_room(const struct conn *c, const Nvllm__V1__ClientFrame *frame,
-                                  struct nvllm_error *err)
-{
-    size_t bytes = protobuf_c_message_get_packed_size(&frame->base);
-    size_t queued = frame_buffer_bytes(&c->out);
-
-    if (c->death.code != NVLLM_OK)
-        return error_copy(err, &c->death);
-    if (bytes > c->max_frame_bytes)
-        return refuse_size(c, bytes, err);
-    if (queued > 0 && (queued > c->max_out_bytes || bytes > c->max_out_bytes - queued))
-        return error_set(err, NVLLM_E_BUSY, 0,
-                         "%zu bytes of requests are waiting to be sent: fetch events first",
-                         queued);
-    return NVLLM_OK;
-}
-
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_t *id,
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct pending **request,
                           struct nvllm_error *err)
 {
-    struct pending *request;
     enum nvllm_code code;
 
     frame->has_id = true;
     frame->id = c->last_id + 1;
-    code = check_room(c, frame, err);
-    if (code != NVLLM_OK)
-        return code;
     if (reserve_pending(c) != 0)
         return error_set(err, NVLLM_E_NOMEM, ENOMEM, "out of memory for a request");
     code = put(c, frame, err);
     if (code != NVLLM_OK)
         return code;
-    request = &c->pending[c->n_pending++];
-    *request = (struct pending){.id = frame->id, .answer = answers[frame->op_case], .n_choices = 1};
+    *request = &c->pending[c->n_pending++];
+    **request =
+        (struct pending){.id = frame->id, .answer = answers[frame->op_case], .n_choices = 1};
     if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
-        request->n_choices = frame->generate->n;
-    *id = c->last_id = frame->id;
+        (*request)->n_choices = frame->generate->n;
+    c->last_id = frame->id;
     return NVLLM_OK;
 }
 
@@ -209,9 +195,8 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 {
     Nvllm__V1__ClientFrame frame = NVLLM__V1__CLIENT_FRAME__INIT;
     Nvllm__V1__Cancel cancel = NVLLM__V1__CANCEL__INIT;
-    const struct pending *target = conn_find(c, id);
+    struct pending *target = conn_find(c, id), *own;
     enum nvllm_code code;
-    uint64_t own_id;
 
     if (!target || !takes_time(target->answer))
         return NVLLM_OK;
@@ -219,9 +204,9 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
     cancel.target = id;
     frame.op_case = OP(CANCEL);
     frame.cancel = &cancel;
-    code = conn_send(c, &frame, &own_id, err);
+    code = conn_send(c, &frame, &own, err);
     if (code == NVLLM_OK)
-        conn_abandon(c, own_id);
+        own->abandoned = true;
     return code;
 }
 
@@ -233,36 +218,38 @@ void conn_abandon(struct conn *c, uint64_t id)
         request->abandoned = true;
 }
 
-void conn_set_deadline(struct conn *c, struct pending *request, int64_t deadline)
+/* The request whose deadline is the nearest; NULL: none has one. */
+static struct pending *nearest(const struct conn *c)
 {
-    request->deadline = deadline;
-    if (deadline < c->deadline)
-        c->deadline = deadline;
+    struct pending *found = NULL;
+
+    for (struct pending *p = c->pending; p < c->pending + c->n_pending; p++)
+        if (p->deadline != 0 && (!found || p->deadline < found->deadline))
+            found = p;
+    return found;
+}
+
+int64_t conn_deadline(const struct conn *c)
+{
+    const struct pending *p = nearest(c);
+
+    return p ? p->deadline : INT64_MAX;
 }
 
 struct event *conn_expire(struct conn *c, int64_t now)
 {
-    struct pending *earliest = NULL;
+    struct pending *request = nearest(c);
     struct event *e;
 
-    if (now < c->deadline)
+    if (!request || now < request->deadline)
         return NULL;
-    for (size_t i = 0; i < c->n_pending; i++) {
-        struct pending *p = &c->pending[i];
-
-        if (p->deadline != 0 && (!earliest || p->deadline < earliest->deadline))
-            earliest = p;
-    }
-    c->deadline = earliest ? earliest->deadline : INT64_MAX;
-    if (now < c->deadline)
-        return NULL;
-    e = event_failure(earliest->id, NVLLM_E_TIMEOUT, "the request timed out");
+    e = event_timeout(request->id);
     if (!e) {
         die_no_memory(c);
         return NULL;
     }
-    earliest->deadline = 0;
-    earliest->abandoned = true;
+    request->deadline = 0;
+    request->abandoned = true;
     conn_cancel(c, e->public.id, NULL); /* requests may have moved */
     return e;
 }
@@ -273,12 +260,6 @@ void conn_push(struct conn *c, const void *data, size_t n)
 {
     if (c->death.code == NVLLM_OK && frame_decoder_push(&c->in, data, n) != 0)
         die_no_memory(c);
-}
-
-void conn_end(struct conn *c, int sys_errno)
-{
-    c->ended = true;
-    c->end_errno = sys_errno;
 }
 
 static void die_of_end(struct conn *c)
@@ -344,20 +325,22 @@ static void take_own_frame(struct conn *c, const Nvllm__V1__ServerFrame *frame)
 static struct event *take_answer(struct conn *c, struct unpacked *memory, uint64_t id)
 {
     struct pending *of = conn_find(c, id);
-    struct event *e;
+    struct event *e = NULL;
+    bool abandoned = false;
 
-    if (!c->welcomed) {
+    if (!c->welcomed)
         error_protocol(&c->death, "an answer before the greeting");
-    } else if (!of) {
+    else if (!of)
         error_protocol(&c->death, "an answer to a request that is not in progress");
-    } else if (event_new(&e, memory, of, &c->death) == NVLLM_OK && e) {
-        bool abandoned = of->abandoned;
-
-        if (e->terminal)
+    else
+        e = event_new(memory, of, &c->death);
+    if (e) {
+        abandoned = of->abandoned;
+        if (event_is_last(e))
             forget(c, of);
-        if (!abandoned)
-            return e;
     }
+    if (e && !abandoned)
+        return e;
     unpacked_free(memory);
     return NULL;
 }

@@ -22,7 +22,6 @@ struct conn {
     enum nvllm_state state; /* of the daemon at the greeting */
     float progress;
     uint32_t max_frame_bytes; /* that the daemon takes */
-    int64_t deadline;         /* no request has an earlier one; INT64_MAX: none */
     bool ended;               /* no more bytes will come */
     int end_errno;            /* the reason; 0: the daemon closed */
     struct nvllm_error death; /* NVLLM_OK, or the error that ended the connection */
@@ -34,11 +33,12 @@ void conn_deinit(struct conn *c);
 /* Queues the greeting; must come first. */
 enum nvllm_code conn_hello(struct conn *c, const char *name, struct nvllm_error *err);
 
-/* Queues a request. frame holds the operation; its id is assigned here. */
-enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, uint64_t *id,
+/* Queues a request. frame holds the operation; its id is assigned here. *request is valid until the
+ * next is sent or one ends. */
+enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct pending **request,
                           struct nvllm_error *err);
 
-/* A request that has not ended, valid until the next is sent or ends. NULL: no such id. */
+/* A request that has not ended, valid as long. NULL: no such id. */
 struct pending *conn_find(const struct conn *c, uint64_t id);
 
 /* Queues a cancel of generate, tokenize, detokenize or render; does nothing if it has ended. */
@@ -47,8 +47,8 @@ enum nvllm_code conn_cancel(struct conn *c, uint64_t id, struct nvllm_error *err
 /* Drops whatever still arrives for id. */
 void conn_abandon(struct conn *c, uint64_t id);
 
-/* Ends a request at this time of the monotonic clock, in ms, unless it has ended before. */
-void conn_set_deadline(struct conn *c, struct pending *request, int64_t deadline);
+/* The nearest deadline of a request; INT64_MAX: none. */
+int64_t conn_deadline(const struct conn *c);
 
 /* Cancels one request whose deadline has passed, and returns the error that ends it. NULL: there is
  * none, or no memory, see death. */
@@ -56,9 +56,6 @@ struct event *conn_expire(struct conn *c, int64_t now);
 
 /* Adds bytes from the daemon, copied. */
 void conn_push(struct conn *c, const void *data, size_t n);
-
-/* No more bytes will arrive. sys_errno 0: the daemon closed the connection. */
-void conn_end(struct conn *c, int sys_errno);
 
 /* The next event, which the caller frees. NULL: none yet, or see death. */
 struct event *conn_take(struct conn *c);

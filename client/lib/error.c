@@ -19,43 +19,53 @@ void error_copy_text(char *buf, size_t cap, const char *text)
 
     for (size_t i = 0; i < len;) {
         int step = utf8_step(text + i, len - i);
-        bool steers = utf8_steers(text + i, step);
-        size_t taken = step < 1 ? 1 : (size_t)step;
+        const char *shown = utf8_steers(text + i, step) ? "?" : text + i;
+        size_t taken = step < 1 ? 1 : (size_t)step, bytes = *shown == '?' ? 1 : taken;
 
-        if (n + (steers ? 1 : taken) >= cap)
+        if (n + bytes >= cap)
             break;
-        if (steers)
-            buf[n] = '?';
-        else
-            memcpy(buf + n, text + i, taken);
-        n += steers ? 1 : taken;
+        memcpy(buf + n, shown, bytes);
+        n += bytes;
         i += taken;
     }
     buf[n] = '\0';
 }
 
-static void set(struct nvllm_error *e, enum nvllm_code code, const char *text)
+static void fill(struct nvllm_error *e, enum nvllm_code code, const char *field, int sys_errno,
+                 const char *fmt, va_list args)
 {
+    char text[sizeof(e->message) + 4]; /* so that a cut shows */
+
+    if (!e)
+        return;
+    vsnprintf(text, sizeof(text), fmt, args);
     memset(e, 0, sizeof(*e));
     e->code = code;
     e->retryable = is_retryable(code);
+    e->sys_errno = sys_errno;
     error_copy_text(e->message, sizeof(e->message), text);
+    error_copy_text(e->field, sizeof(e->field), field);
 }
 
 enum nvllm_code error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno,
                           const char *fmt, ...)
 {
-    char text[sizeof(e->message) + 4]; /* so that a cut shows */
     va_list args;
 
-    if (!e)
-        return code;
     va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
+    fill(e, code, NULL, sys_errno, fmt, args);
     va_end(args);
-    set(e, code, text);
-    e->sys_errno = sys_errno;
     return code;
+}
+
+enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    fill(e, NVLLM_E_INVALID, field, 0, fmt, args);
+    va_end(args);
+    return NVLLM_E_INVALID;
 }
 
 enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from)
@@ -63,28 +73,6 @@ enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from
     if (e && from->code != NVLLM_OK)
         *e = *from;
     return from->code;
-}
-
-enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text)
-{
-    if (e)
-        set(e, code, text);
-    return code;
-}
-
-enum nvllm_code error_field(struct nvllm_error *e, const char *field, const char *fmt, ...)
-{
-    char text[sizeof(e->message) + 4];
-    va_list args;
-
-    if (!e)
-        return NVLLM_E_INVALID;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
-    set(e, NVLLM_E_INVALID, text);
-    error_copy_text(e->field, sizeof(e->field), field);
-    return NVLLM_E_INVALID;
 }
 
 enum nvllm_code error_protocol(struct nvllm_error *e, const char *what)

@@ -11,9 +11,6 @@ error_set(struct nvllm_error *e, enum nvllm_code code, int sys_errno, const char
 /* Copies an error, unless it is NVLLM_OK, and returns its code. */
 enum nvllm_code error_copy(struct nvllm_error *e, const struct nvllm_error *from);
 
-/* As error_set(), for a short constant text: cheap, for frequent errors. */
-enum nvllm_code error_const(struct nvllm_error *e, enum nvllm_code code, const char *text);
-
 /* As error_set(), and names the field of the request that is wrong. */
 __attribute__((format(printf, 3, 4))) enum nvllm_code
 error_field(struct nvllm_error *e, const char *field, const char *fmt, ...);

@@ -75,7 +75,6 @@ static enum nvllm_code read_delta(struct event *e, const Nvllm__V1__Delta *in,
                           : NVLLM_FINISH_ERROR;
     e->public.type = NVLLM_EVENT_DELTA;
     e->public.delta = &e->delta;
-    e->terminal = false;
     return read_logprobs(e, in, err);
 }
 
@@ -226,18 +225,34 @@ static bool belongs(Nvllm__V1__ServerFrame__EventCase event, int answer)
            (event == ANSWER(DONE) && answer == ANSWER(DELTA));
 }
 
-/* e->error is filled. */
-static void set_error(struct event *e)
+/* An empty event; NULL: no memory. */
+static struct event *make(struct unpacked *memory, uint64_t id, bool open)
 {
-    e->is_error = e->terminal = true;
+    struct event *e = unpacked_alloc(memory, 1, sizeof(*e));
+
+    if (e) {
+        e->memory = memory;
+        e->open = open;
+        e->public.id = id;
+    }
+    return e;
+}
+
+/* The error of an event, to be filled; NULL: no memory. */
+static struct nvllm_error *add_error(struct event *e)
+{
+    struct nvllm_error *error = unpacked_alloc(e->memory, 1, sizeof(*error));
+
     e->public.type = NVLLM_EVENT_ERROR;
-    e->public.error = e->error;
+    e->public.error = error;
+    return error;
 }
 
 static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame *frame,
                                   const struct pending *of, struct nvllm_error *err)
 {
-    e->terminal = true;
+    struct nvllm_error *error;
+
     switch (frame->event_case) {
     case ANSWER(DELTA):
         return read_delta(e, frame->delta, of, err);
@@ -252,11 +267,10 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
         e->public.text = &e->text;
         return NVLLM_OK;
     case ANSWER(ERROR):
-        e->error = unpacked_alloc(e->memory, 1, sizeof(*e->error));
-        if (!e->error)
+        error = add_error(e);
+        if (!error)
             return NVLLM_E_NOMEM;
-        event_read_error(e->error, frame->error);
-        set_error(e);
+        event_read_error(error, frame->error);
         return NVLLM_OK;
     case ANSWER(STATUS):
         e->public.type = NVLLM_EVENT_STATUS;
@@ -292,30 +306,23 @@ static enum nvllm_code read_event(struct event *e, const Nvllm__V1__ServerFrame 
     }
 }
 
-enum nvllm_code event_new(struct event **out, struct unpacked *memory, const struct pending *of,
-                          struct nvllm_error *err)
+struct event *event_new(struct unpacked *memory, const struct pending *of, struct nvllm_error *err)
 {
     const Nvllm__V1__ServerFrame *frame = (const Nvllm__V1__ServerFrame *)unpacked_message(memory);
-    enum nvllm_code code = NVLLM_E_NOMEM;
+    enum nvllm_code code;
     struct event *e;
 
-    *out = NULL;
     if (frame->event_case == NVLLM__V1__SERVER_FRAME__EVENT__NOT_SET)
-        return NVLLM_OK;
-    if (!belongs(frame->event_case, of->answer))
-        return error_protocol(err, "an answer of another kind than the request");
-    e = unpacked_alloc(memory, 1, sizeof(*e));
-    if (e) {
-        e->memory = memory;
-        e->open = of->open;
-        e->public.id = of->id;
-        code = read_event(e, frame, of, err);
+        return NULL;
+    if (!belongs(frame->event_case, of->answer)) {
+        error_protocol(err, "an answer of another kind than the request");
+        return NULL;
     }
+    e = make(memory, of->id, of->open);
+    code = e ? read_event(e, frame, of, err) : NVLLM_E_NOMEM;
     if (code == NVLLM_E_NOMEM)
-        return error_set(err, code, ENOMEM, "out of memory for an answer of the daemon");
-    if (code == NVLLM_OK)
-        *out = e;
-    return code;
+        error_set(err, code, ENOMEM, "out of memory for an answer of the daemon");
+    return code == NVLLM_OK ? e : NULL;
 }
 
 void event_free(struct event *e)
@@ -324,24 +331,16 @@ void event_free(struct event *e)
         unpacked_free(e->memory);
 }
 
-size_t event_bytes(const struct event *e)
-{
-    return unpacked_bytes(e->memory);
-}
-
-struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message)
+struct event *event_timeout(uint64_t id)
 {
     struct unpacked *memory = unpacked_new();
-    struct event *e = memory ? unpacked_alloc(memory, 1, sizeof(*e)) : NULL;
+    struct event *e = make(memory, id, true);
+    struct nvllm_error *error = e ? add_error(e) : NULL;
 
-    if (!e || !(e->error = unpacked_alloc(memory, 1, sizeof(*e->error)))) {
+    if (!error) {
         unpacked_free(memory);
         return NULL;
     }
-    e->memory = memory;
-    e->open = true;
-    e->public.id = id;
-    error_set(e->error, code, 0, "%s", message);
-    set_error(e);
+    error_set(error, NVLLM_E_TIMEOUT, 0, "the request timed out");
     return e;
 }

@@ -26,14 +26,11 @@ struct pending {
 struct event {
     STAILQ_ENTRY(event) next;
     struct unpacked *memory;
-    bool terminal;
-    bool open; /* as of the request */
-    bool is_error;
+    bool open;                 /* as of the request */
     struct nvllm_event public; /* type is 0 if only a waiting call can get it */
     union {
         struct nvllm_delta delta;
         struct nvllm_done done;
-        struct nvllm_error *error; /* valid if is_error */
         struct nvllm_tokens tokens;
         struct nvllm_text text;
         struct nvllm_status status;
@@ -48,16 +45,20 @@ struct event {
     };
 };
 
-/* The event of a frame that answers `of`, which then owns memory. *out is NULL for a kind of a
- * newer daemon. NVLLM_E_PROTOCOL if the frame does not fit the request, NVLLM_E_NOMEM. */
-enum nvllm_code event_new(struct event **out, struct unpacked *memory, const struct pending *of,
-                          struct nvllm_error *err);
+/* The event of a frame that answers `of`, which then owns memory. NULL for a kind of a newer
+ * daemon, or with *err filled: NVLLM_E_PROTOCOL if the frame does not fit the request,
+ * NVLLM_E_NOMEM. */
+struct event *event_new(struct unpacked *memory, const struct pending *of, struct nvllm_error *err);
 void event_free(struct event *e);
 
-/* The error that ends an open request, found by the library. NULL: no memory. */
-struct event *event_failure(uint64_t id, enum nvllm_code code, const char *message);
+/* The error that ends an open request whose deadline has passed. NULL: no memory. */
+struct event *event_timeout(uint64_t id);
 
-size_t event_bytes(const struct event *e);
+/* Its request has ended. */
+static inline bool event_is_last(const struct event *e)
+{
+    return e->public.type != NVLLM_EVENT_DELTA;
+}
 
 /* Converts an error of the daemon. */
 void event_read_error(struct nvllm_error *out, const Nvllm__V1__Error *in);

@@ -13,6 +13,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)
 
 /* ---- requests and blocks */
 
@@ -28,10 +29,10 @@ enum nvllm_request_state {
 };
 
 /* "encoding", "waiting", …, "unknown". */
-NVLLM_API const char *nvllm_request_state_name(enum nvllm_request_state state);
+const char *nvllm_request_state_name(enum nvllm_request_state state);
 
 /* "normal", "low", "high". */
-NVLLM_API const char *nvllm_priority_name(enum nvllm_priority priority);
+const char *nvllm_priority_name(enum nvllm_priority priority);
 
 struct nvllm_request_info {
     uint64_t request; /* the daemon's number, for nvllm_cancel_request() and nvllm_explain() */
@@ -65,21 +66,19 @@ struct nvllm_list_options {
     uint32_t limit; /* 0: as many as the daemon lists at a time */
 };
 
-NVLLM_API void nvllm_list_options_init_size(struct nvllm_list_options *options, size_t size);
+void nvllm_list_options_init_size(struct nvllm_list_options *options, size_t size);
 #define nvllm_list_options_init(options)                                                           \
     nvllm_list_options_init_size((options), sizeof(struct nvllm_list_options))
 
-NVLLM_API enum nvllm_code nvllm_list_requests(struct nvllm_client *client,
-                                              const struct nvllm_list_options *options,
-                                              int timeout_ms,
-                                              const struct nvllm_request_list **list,
-                                              struct nvllm_error *err);
+enum nvllm_code nvllm_list_requests(struct nvllm_client *client,
+                                    const struct nvllm_list_options *options, int timeout_ms,
+                                    const struct nvllm_request_list **list,
+                                    struct nvllm_error *err);
 
 /* Cancels a request of any connection by the daemon's number, and waits for the answer. *found
  * (found may be NULL) is false if the request had ended already. */
-NVLLM_API enum nvllm_code nvllm_cancel_request(struct nvllm_client *client, uint64_t request,
-                                               int timeout_ms, bool *found,
-                                               struct nvllm_error *err);
+enum nvllm_code nvllm_cancel_request(struct nvllm_client *client, uint64_t request, int timeout_ms,
+                                     bool *found, struct nvllm_error *err);
 
 struct nvllm_uid_blocks {
     uint32_t uid;
@@ -116,14 +115,13 @@ struct nvllm_blocks_options {
     bool map; /* false */
 };
 
-NVLLM_API void nvllm_blocks_options_init_size(struct nvllm_blocks_options *options, size_t size);
+void nvllm_blocks_options_init_size(struct nvllm_blocks_options *options, size_t size);
 #define nvllm_blocks_options_init(options)                                                         \
     nvllm_blocks_options_init_size((options), sizeof(struct nvllm_blocks_options))
 
-NVLLM_API enum nvllm_code nvllm_get_blocks(struct nvllm_client *client,
-                                           const struct nvllm_blocks_options *options,
-                                           int timeout_ms, const struct nvllm_blocks **blocks,
-                                           struct nvllm_error *err);
+enum nvllm_code nvllm_get_blocks(struct nvllm_client *client,
+                                 const struct nvllm_blocks_options *options, int timeout_ms,
+                                 const struct nvllm_blocks **blocks, struct nvllm_error *err);
 
 /* ---- the prefix cache */
 
@@ -151,10 +149,9 @@ struct nvllm_cache {
     uint32_t pinned_blocks;
 };
 
-NVLLM_API enum nvllm_code nvllm_show_cache(struct nvllm_client *client,
-                                           const struct nvllm_list_options *options, int timeout_ms,
-                                           const struct nvllm_cache **cache,
-                                           struct nvllm_error *err);
+enum nvllm_code nvllm_show_cache(struct nvllm_client *client,
+                                 const struct nvllm_list_options *options, int timeout_ms,
+                                 const struct nvllm_cache **cache, struct nvllm_error *err);
 
 struct nvllm_cache_change {
     uint32_t blocks; /* cleared, pinned or unpinned */
@@ -166,17 +163,16 @@ struct nvllm_clear_options {
     bool all; /* false; the caches of all users, for admins */
 };
 
-NVLLM_API void nvllm_clear_options_init_size(struct nvllm_clear_options *options, size_t size);
+void nvllm_clear_options_init_size(struct nvllm_clear_options *options, size_t size);
 #define nvllm_clear_options_init(options)                                                          \
     nvllm_clear_options_init_size((options), sizeof(struct nvllm_clear_options))
 
 /* Forgets cached prefixes, pinned ones too. Blocks that sequences hold stay until these end, but
  * are not found again. change may be NULL, here and below. */
-NVLLM_API enum nvllm_code nvllm_clear_cache(struct nvllm_client *client,
-                                            const struct nvllm_clear_options *options,
-                                            int timeout_ms,
-                                            const struct nvllm_cache_change **change,
-                                            struct nvllm_error *err);
+enum nvllm_code nvllm_clear_cache(struct nvllm_client *client,
+                                  const struct nvllm_clear_options *options, int timeout_ms,
+                                  const struct nvllm_cache_change **change,
+                                  struct nvllm_error *err);
 
 /* One of prompt, prompt_ids and chat, as in a request. */
 struct nvllm_pin_options {
@@ -191,17 +187,16 @@ struct nvllm_pin_options {
     uint32_t uid;
 };
 
-NVLLM_API void nvllm_pin_options_init_size(struct nvllm_pin_options *options, size_t size);
+void nvllm_pin_options_init_size(struct nvllm_pin_options *options, size_t size);
 #define nvllm_pin_options_init(options)                                                            \
     nvllm_pin_options_init_size((options), sizeof(struct nvllm_pin_options))
 
 /* Keeps the full blocks of a prompt from eviction until they are unpinned or cleared; for admins.
  * Missing blocks are computed first, as for a request, and the answer comes afterwards: choose a
  * timeout_ms that covers the queue and the prompt's prefill, or -1. */
-NVLLM_API enum nvllm_code nvllm_pin_cache(struct nvllm_client *client,
-                                          const struct nvllm_pin_options *options, int timeout_ms,
-                                          const struct nvllm_cache_change **change,
-                                          struct nvllm_error *err);
+enum nvllm_code nvllm_pin_cache(struct nvllm_client *client,
+                                const struct nvllm_pin_options *options, int timeout_ms,
+                                const struct nvllm_cache_change **change, struct nvllm_error *err);
 
 /* ---- why */
 
@@ -217,7 +212,7 @@ enum nvllm_wait_reason {
 };
 
 /* "not", "encoding", …, "unknown". */
-NVLLM_API const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason);
+const char *nvllm_wait_reason_name(enum nvllm_wait_reason reason);
 
 struct nvllm_explanation {
     const struct nvllm_request_info *info; /* of a request; NULL: of a prompt */
@@ -246,14 +241,14 @@ struct nvllm_explain_options {
     struct nvllm_text cache_salt;
 };
 
-NVLLM_API void nvllm_explain_options_init_size(struct nvllm_explain_options *options, size_t size);
+void nvllm_explain_options_init_size(struct nvllm_explain_options *options, size_t size);
 #define nvllm_explain_options_init(options)                                                        \
     nvllm_explain_options_init_size((options), sizeof(struct nvllm_explain_options))
 
-NVLLM_API enum nvllm_code nvllm_explain(struct nvllm_client *client,
-                                        const struct nvllm_explain_options *options, int timeout_ms,
-                                        const struct nvllm_explanation **explanation,
-                                        struct nvllm_error *err);
+enum nvllm_code nvllm_explain(struct nvllm_client *client,
+                              const struct nvllm_explain_options *options, int timeout_ms,
+                              const struct nvllm_explanation **explanation,
+                              struct nvllm_error *err);
 
 /* ---- the daemon; for admins */
 
@@ -268,19 +263,19 @@ struct nvllm_drain_options {
     int64_t timeout_ms; /* after which requests are ended; -1: as the daemon is configured */
 };
 
-NVLLM_API void nvllm_drain_options_init_size(struct nvllm_drain_options *options, size_t size);
+void nvllm_drain_options_init_size(struct nvllm_drain_options *options, size_t size);
 #define nvllm_drain_options_init(options)                                                          \
     nvllm_drain_options_init_size((options), sizeof(struct nvllm_drain_options))
 
 /* Refuses new requests from now on, and lets accepted ones finish. Does not wait for that:
  * nvllm_get_status() counts those that remain. */
-NVLLM_API enum nvllm_code nvllm_drain(struct nvllm_client *client,
-                                      const struct nvllm_drain_options *options, int timeout_ms,
-                                      const struct nvllm_change **change, struct nvllm_error *err);
+enum nvllm_code nvllm_drain(struct nvllm_client *client, const struct nvllm_drain_options *options,
+                            int timeout_ms, const struct nvllm_change **change,
+                            struct nvllm_error *err);
 
 /* Accepts new requests again. */
-NVLLM_API enum nvllm_code nvllm_resume(struct nvllm_client *client, int timeout_ms,
-                                       const struct nvllm_change **change, struct nvllm_error *err);
+enum nvllm_code nvllm_resume(struct nvllm_client *client, int timeout_ms,
+                             const struct nvllm_change **change, struct nvllm_error *err);
 
 /* Names of options. */
 struct nvllm_reloaded {
@@ -291,20 +286,18 @@ struct nvllm_reloaded {
 };
 
 /* Makes the daemon read its configuration again: all that can change does, or nothing. */
-NVLLM_API enum nvllm_code nvllm_reload(struct nvllm_client *client, int timeout_ms,
-                                       const struct nvllm_reloaded **reloaded,
-                                       struct nvllm_error *err);
+enum nvllm_code nvllm_reload(struct nvllm_client *client, int timeout_ms,
+                             const struct nvllm_reloaded **reloaded, struct nvllm_error *err);
 
 /* "error", "warning", "info" or "debug", until the daemon ends or reloads. */
-NVLLM_API enum nvllm_code nvllm_set_log_level(struct nvllm_client *client, const char *level,
-                                              int timeout_ms, const struct nvllm_change **change,
-                                              struct nvllm_error *err);
+enum nvllm_code nvllm_set_log_level(struct nvllm_client *client, const char *level, int timeout_ms,
+                                    const struct nvllm_change **change, struct nvllm_error *err);
 
 /* Ends the daemon like SIGTERM: it drains first. */
-NVLLM_API enum nvllm_code nvllm_shutdown(struct nvllm_client *client, int timeout_ms,
-                                         const struct nvllm_change **change,
-                                         struct nvllm_error *err);
+enum nvllm_code nvllm_shutdown(struct nvllm_client *client, int timeout_ms,
+                               const struct nvllm_change **change, struct nvllm_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -31,8 +31,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define NVLLM_API __attribute__((visibility("default")))
+#pragma GCC visibility push(default)
 
 #define NVLLM_DEFAULT_SOCKET "/run/nvllm/nvllm.sock"
 
@@ -77,7 +76,7 @@ struct nvllm_error {
 };
 
 /* A stable name for a code: "too_long". Never NULL. */
-NVLLM_API const char *nvllm_code_name(enum nvllm_code code);
+const char *nvllm_code_name(enum nvllm_code code);
 
 /* Bytes with their length: prompts and answers may hold any character, also NUL. Not
  * NUL-terminated. data NULL means "absent" where that differs from empty. */
@@ -87,10 +86,10 @@ struct nvllm_text {
 };
 
 /* The text of a C string. */
-NVLLM_API struct nvllm_text nvllm_str(const char *s);
+struct nvllm_text nvllm_str(const char *s);
 
 /* The version of the loaded library: "0.1.0". */
-NVLLM_API const char *nvllm_client_version(void);
+const char *nvllm_client_version(void);
 
 /* ---- connection */
 
@@ -121,29 +120,27 @@ struct nvllm_options {
     void *on_wait_arg;
 };
 
-NVLLM_API void nvllm_options_init_size(struct nvllm_options *options, size_t size);
+void nvllm_options_init_size(struct nvllm_options *options, size_t size);
 #define nvllm_options_init(options) nvllm_options_init_size((options), sizeof(struct nvllm_options))
 
 /* Connects and exchanges greetings. options may be NULL. NVLLM_E_NOT_RUNNING, _DENIED, _TIMEOUT,
  * _CONNECTION, _PROTOCOL, _NOMEM, _INVALID (of the options), or an error of the daemon. */
-NVLLM_API enum nvllm_code nvllm_connect(struct nvllm_client **client,
-                                        const struct nvllm_options *options,
-                                        struct nvllm_error *err);
+enum nvllm_code nvllm_connect(struct nvllm_client **client, const struct nvllm_options *options,
+                              struct nvllm_error *err);
 
 /* Connects without waiting, for an event loop: tries the socket once and sends the greeting.
  * Requests may be started at once, of at most 4 MiB until the daemon has sent its own limit.
  * wait_ready and wait_start do not apply. Later errors are returned by nvllm_process() and
  * nvllm_next(), also NVLLM_E_TIMEOUT if no greeting arrives within options.timeout_ms: it is
  * permanent then, and nvllm_wants() is 0. */
-NVLLM_API enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
-                                              const struct nvllm_options *options,
-                                              struct nvllm_error *err);
+enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
+                                    const struct nvllm_options *options, struct nvllm_error *err);
 
 /* Whether the daemon has answered the greeting. */
-NVLLM_API bool nvllm_greeted(const struct nvllm_client *client);
+bool nvllm_greeted(const struct nvllm_client *client);
 
 /* Closes the connection; the daemon cancels its requests. Takes NULL. */
-NVLLM_API void nvllm_close(struct nvllm_client *client);
+void nvllm_close(struct nvllm_client *client);
 
 /* ---- generate */
 
@@ -180,7 +177,7 @@ struct nvllm_chat {
     enum nvllm_switch enable_thinking;       /* unset: the template's default */
 };
 
-NVLLM_API void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);
+void nvllm_chat_init_size(struct nvllm_chat *chat, size_t size);
 #define nvllm_chat_init(chat) nvllm_chat_init_size((chat), sizeof(struct nvllm_chat))
 
 struct nvllm_logit_bias {
@@ -227,22 +224,20 @@ struct nvllm_request {
                             0: none */
 };
 
-NVLLM_API void nvllm_request_init_size(struct nvllm_request *request, size_t size);
+void nvllm_request_init_size(struct nvllm_request *request, size_t size);
 #define nvllm_request_init(request) nvllm_request_init_size((request), sizeof(struct nvllm_request))
 
 /* Queues a request and sends what the socket takes at once. *id is its number, never 0;
  * nvllm_next() returns its events: deltas, then one done or error. NVLLM_E_INVALID, _TOO_LONG (over
  * the daemon's frame limit: nothing is sent), _BUSY (max_queue_bytes are waiting to be sent),
  * _CONNECTION, _PROTOCOL, _NOMEM. */
-NVLLM_API enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint64_t *id,
-                                               const struct nvllm_request *request,
-                                               struct nvllm_error *err);
+enum nvllm_code nvllm_generate_start(struct nvllm_client *client, uint64_t *id,
+                                     const struct nvllm_request *request, struct nvllm_error *err);
 
 /* Asks the daemon to end a request. Its last event still follows soon: done for generate, whose
  * choices end with NVLLM_FINISH_CANCELLED; for others their answer or NVLLM_E_CANCELLED. Has no
  * effect on a request that has ended. Does not wait. */
-NVLLM_API enum nvllm_code nvllm_cancel(struct nvllm_client *client, uint64_t id,
-                                       struct nvllm_error *err);
+enum nvllm_code nvllm_cancel(struct nvllm_client *client, uint64_t id, struct nvllm_error *err);
 
 /* ---- events */
 
@@ -256,7 +251,7 @@ enum nvllm_finish {
 };
 
 /* "stop", "length", "cancelled", "deadline", "error"; "none" for a choice that has not ended. */
-NVLLM_API const char *nvllm_finish_name(enum nvllm_finish finish);
+const char *nvllm_finish_name(enum nvllm_finish finish);
 
 /* Natural logarithms, before penalties and temperature. */
 struct nvllm_logprobs {
@@ -312,8 +307,8 @@ struct nvllm_event {
 /* The next event of any request. NVLLM_E_TIMEOUT: none has arrived (with timeout_ms 0: none is
  * available). NVLLM_E_CONNECTION, _PROTOCOL and other permanent errors follow all events that
  * arrived before; all requests have then ended. */
-NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms,
-                                     const struct nvllm_event **event, struct nvllm_error *err);
+enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms,
+                           const struct nvllm_event **event, struct nvllm_error *err);
 
 /* Runs one request to its end. The callback, which may be NULL, gets each delta, and done; a return
  * value other than 0 cancels the request, and the callback is still called until it has ended.
@@ -322,13 +317,12 @@ NVLLM_API enum nvllm_code nvllm_next(struct nvllm_client *client, int timeout_ms
  * request is then cancelled). The callback must not use the client: calls that wait or take events
  * fail there with NVLLM_E_INVALID. It must return, not leave by longjmp or an exception. */
 typedef int nvllm_callback(void *arg, const struct nvllm_event *event);
-NVLLM_API enum nvllm_code nvllm_generate(struct nvllm_client *client,
-                                         const struct nvllm_request *request,
-                                         nvllm_callback *callback, void *arg, int timeout_ms,
-                                         struct nvllm_error *err);
+enum nvllm_code nvllm_generate(struct nvllm_client *client, const struct nvllm_request *request,
+                               nvllm_callback *callback, void *arg, int timeout_ms,
+                               struct nvllm_error *err);
 
 /* The number of requests whose last event nvllm_next() has not returned. */
-NVLLM_API size_t nvllm_pending(const struct nvllm_client *client);
+size_t nvllm_pending(const struct nvllm_client *client);
 
 /* ---- tokenizer and template: each call waits for its answer
  *
@@ -342,32 +336,29 @@ struct nvllm_tokens {
     size_t n_tokens;
 };
 
-NVLLM_API enum nvllm_code nvllm_tokenize(struct nvllm_client *client, struct nvllm_text text,
-                                         bool special, int timeout_ms,
-                                         const struct nvllm_tokens **tokens,
-                                         struct nvllm_error *err);
+enum nvllm_code nvllm_tokenize(struct nvllm_client *client, struct nvllm_text text, bool special,
+                               int timeout_ms, const struct nvllm_tokens **tokens,
+                               struct nvllm_error *err);
 
-NVLLM_API enum nvllm_code nvllm_detokenize(struct nvllm_client *client, const int32_t *ids,
-                                           size_t n_ids, bool skip_special, int timeout_ms,
-                                           struct nvllm_text *text, struct nvllm_error *err);
+enum nvllm_code nvllm_detokenize(struct nvllm_client *client, const int32_t *ids, size_t n_ids,
+                                 bool skip_special, int timeout_ms, struct nvllm_text *text,
+                                 struct nvllm_error *err);
 
-NVLLM_API enum nvllm_code nvllm_tokenize_start(struct nvllm_client *client, uint64_t *id,
-                                               struct nvllm_text text, bool special, int timeout_ms,
-                                               struct nvllm_error *err);
+enum nvllm_code nvllm_tokenize_start(struct nvllm_client *client, uint64_t *id,
+                                     struct nvllm_text text, bool special, int timeout_ms,
+                                     struct nvllm_error *err);
 
-NVLLM_API enum nvllm_code nvllm_detokenize_start(struct nvllm_client *client, uint64_t *id,
-                                                 const int32_t *ids, size_t n_ids,
-                                                 bool skip_special, int timeout_ms,
-                                                 struct nvllm_error *err);
+enum nvllm_code nvllm_detokenize_start(struct nvllm_client *client, uint64_t *id,
+                                       const int32_t *ids, size_t n_ids, bool skip_special,
+                                       int timeout_ms, struct nvllm_error *err);
 
 /* Renders messages by the model's chat template. */
-NVLLM_API enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,
-                                       int timeout_ms, struct nvllm_text *text,
-                                       struct nvllm_error *err);
+enum nvllm_code nvllm_render(struct nvllm_client *client, const struct nvllm_chat *chat,
+                             int timeout_ms, struct nvllm_text *text, struct nvllm_error *err);
 
-NVLLM_API enum nvllm_code nvllm_render_start(struct nvllm_client *client, uint64_t *id,
-                                             const struct nvllm_chat *chat, int timeout_ms,
-                                             struct nvllm_error *err);
+enum nvllm_code nvllm_render_start(struct nvllm_client *client, uint64_t *id,
+                                   const struct nvllm_chat *chat, int timeout_ms,
+                                   struct nvllm_error *err);
 
 /* ---- status */
 
@@ -408,15 +399,14 @@ struct nvllm_status {
     uint64_t free_bytes;
 };
 
-NVLLM_API enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,
-                                           const struct nvllm_status **status,
-                                           struct nvllm_error *err);
+enum nvllm_code nvllm_get_status(struct nvllm_client *client, int timeout_ms,
+                                 const struct nvllm_status **status, struct nvllm_error *err);
 
 /* "loading", "ready", "draining", "failed", "unknown". */
-NVLLM_API const char *nvllm_state_name(enum nvllm_state state);
+const char *nvllm_state_name(enum nvllm_state state);
 
-NVLLM_API enum nvllm_code nvllm_get_status_start(struct nvllm_client *client, uint64_t *id,
-                                                 int timeout_ms, struct nvllm_error *err);
+enum nvllm_code nvllm_get_status_start(struct nvllm_client *client, uint64_t *id, int timeout_ms,
+                                       struct nvllm_error *err);
 
 /* ---- event loops
  *
@@ -429,18 +419,19 @@ enum {
     NVLLM_WANT_WRITE = 2,
 };
 
-NVLLM_API int nvllm_fd(const struct nvllm_client *client);
+int nvllm_fd(const struct nvllm_client *client);
 
 /* A set of NVLLM_WANT_…; 0 when nvllm_next() has no more events: the connection has ended. */
-NVLLM_API unsigned nvllm_wants(const struct nvllm_client *client);
+unsigned nvllm_wants(const struct nvllm_client *client);
 
 /* Milliseconds until the library's next own deadline (of a request, of the greeting), as poll()
  * takes them: -1 if there is none, 0 also if an event is available. */
-NVLLM_API int nvllm_timeout(const struct nvllm_client *client);
+int nvllm_timeout(const struct nvllm_client *client);
 
 /* Reads and writes without waiting, and ends requests whose deadline has passed. */
-NVLLM_API enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *err);
+enum nvllm_code nvllm_process(struct nvllm_client *client, struct nvllm_error *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

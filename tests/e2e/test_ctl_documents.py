@@ -84,7 +84,7 @@ class Documents(Case):
                  for w in w if w}
         self.assertEqual(known - named - {"help"}, set())
         self.assertEqual([p.name for p, text in sources.items() if "getopt_long(" in text],
-                         ["usage.c"])
+                         ["program.c"])
 
     def test_help_fits_a_terminal(self):
         """Help of a terminal's usual width; a path that the build was given counts as the usual

@@ -25,7 +25,7 @@ EXAMPLES = ["oneshot", "chat", "poll_loop", "libevent_loop"]
 
 def declared():
     return {name for header in HEADERS for name in
-            re.findall(r"NVLLM_API[^;(]*?\b(nvllm_\w+)\(", header.read_text())}
+            re.findall(r"^(?!typedef)\w[^;({]*?\b(nvllm_\w+)\(", header.read_text(), re.M)}
 
 
 class Names(Case):

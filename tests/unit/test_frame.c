@@ -268,8 +268,8 @@ TEST(decoder_shrinks_after_a_large_frame)
     frame_buffer_deinit(&b);
 }
 
-/* A frame whose body was packed ahead is the frame that all at once makes, in an empty buffer,
- * where the body is not copied, and behind others. */
+/* A frame whose body was packed ahead is the frame that all at once makes, in an empty buffer
+ * and behind others. */
 TEST(body_packed_ahead_is_the_same_frame)
 {
     Nvllm__V1__ServerFrame whole = NVLLM__V1__SERVER_FRAME__INIT, body = whole, head = whole;
@@ -292,7 +292,6 @@ TEST(body_packed_ahead_is_the_same_frame)
         ck_assert_int_eq(frame_body_pack(&packed, &bytes, &body.base, sizeof(letters) + 100), 0);
         ck_assert_int_eq(frame_buffer_put_body(&got, &head.base, packed, bytes, 100), -EMSGSIZE);
         ck_assert_int_eq(frame_buffer_put_body(&got, &head.base, packed, bytes, 1 << 20), 0);
-        ck_assert(i > 0 || got.data == packed);
         ck_assert_uint_eq(frame_buffer_bytes(&got), frame_buffer_bytes(&want));
         ck_assert_mem_eq(got.data + got.start, want.data + want.start, frame_buffer_bytes(&want));
     }
@@ -614,9 +613,9 @@ TEST(messages_are_put_within_a_limit)
     m.has_text = true;
     m.text = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
     n = protobuf_c_message_get_packed_size(&m.base);
-    ck_assert_int_eq(frame_buffer_put_within(&b, &m.base, n), 0);
+    ck_assert_int_eq(frame_buffer_put_body(&b, &m.base, NULL, 0, n), 0);
     ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
-    ck_assert_int_eq(frame_buffer_put_within(&b, &m.base, n - 1), -EMSGSIZE);
+    ck_assert_int_eq(frame_buffer_put_body(&b, &m.base, NULL, 0, n - 1), -EMSGSIZE);
     ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
     frame_buffer_deinit(&b);
 }
