@@ -5,15 +5,16 @@
 #include "client/ctl/doctor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <limits.h>
-#include <poll.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@
 #define SERVICE_USER  "nvllm"
 #define BUNDLED_MODEL NVLLM_MODELS_DIR "/nvllm-tiny"
 
-enum { CHECK_MS = 30000, MAX_OUTPUT_BYTES = 16 << 20 };
+enum { CHECK_MS = 30000 };
 
 static const struct {
     const char *name, *colour;
@@ -254,38 +255,26 @@ const char *doctor_edit(struct doctor *d)
 
 /* ---- what nvllmd finds */
 
-static bool try_program(struct doctor *d, const char *folder, const char *name)
-{
-    char real[PATH_MAX];
-    struct stat st;
-
-    if (!realpath(doctor_text(d, "%s/%s", folder, name), real) || stat(real, &st) < 0 ||
-        !S_ISREG(st.st_mode) || access(real, X_OK) < 0)
-        return false;
-    d->nvllmd = doctor_text(d, "%s", real);
-    return true;
-}
-
 /* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
 static void find_program(struct doctor *d)
 {
     const char *path = getenv("PATH");
-    char own[PATH_MAX];
+    char own[PATH_MAX], real[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *folder, *rest, *folders;
+    char *folders, *folder, *rest;
+    struct stat st;
 
     own[n > 0 ? n : 0] = '\0';
     if (strrchr(own, '/'))
         *strrchr(own, '/') = '\0';
-    if (n > 0 && (try_program(d, own, "nvllmd") || try_program(d, own, "../sbin/nvllmd") ||
-                  try_program(d, own, "../daemon/nvllmd")))
-        return;
-    if (asprintf(&folders, "%s:/usr/local/sbin:/usr/sbin", path ? path : "") < 0)
+    if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own, own, own,
+                 path ? path : "") < 0)
         ctl_no_memory();
     rest = folders;
     while (!d->nvllmd && (folder = strsep(&rest, ":")) != NULL)
-        if (folder[0] == '/')
-            try_program(d, folder, "nvllmd");
+        if (folder[0] == '/' && realpath(doctor_text(d, "%s/nvllmd", folder), real) &&
+            stat(real, &st) == 0 && S_ISREG(st.st_mode) && access(real, X_OK) == 0)
+            d->nvllmd = doctor_text(d, "%s", real);
     free(folders);
 }
 
@@ -299,56 +288,39 @@ static void become_user(const struct doctor_user *user)
         _exit(EXIT_ERROR);
 }
 
-/* Reads to the end; *late: that did not come in time. */
-static bool read_in_time(int fd, int64_t deadline, struct text_buffer *text, bool *late)
-{
-    struct pollfd wait = {.fd = fd, .events = POLLIN};
-    char part[4096];
-    ssize_t k = -1;
-
-    while (text->len <= MAX_OUTPUT_BYTES && k != 0) {
-        int n = poll(&wait, 1, clock_left_ms(deadline));
-
-        *late = n == 0;
-        k = n > 0 ? read(fd, part, sizeof(part)) : -1;
-        if (k < 0 && (*late || errno != EINTR))
-            break;
-        text_buffer_add(text, part, k > 0 ? (size_t)k : 0);
-    }
-    return k == 0;
-}
-
-/* The JSON that nvllmd prints; NULL for anything else, or *late. */
+/* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. */
 static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool *late)
 {
-    int64_t deadline = d->ctl->deadline < 0 ? clock_deadline(CHECK_MS) : d->ctl->deadline;
+    int ms = d->ctl->deadline < 0 ? CHECK_MS : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
+    const struct itimerval timer = {.it_value = {ms / 1000, ms % 1000 * 1000}};
     struct nvllm_error err;
     json_t *found = NULL;
-    struct text_buffer text = {0};
-    int ends[2];
+    int ends[2], status;
     pid_t child;
+    char *text;
+    size_t n;
 
-    if (pipe(ends) < 0)
+    if (pipe2(ends, O_CLOEXEC) < 0)
         return NULL;
     fflush(stdout);
     child = fork();
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        close(ends[0]);
-        close(ends[1]);
         become_user(&d->user);
+        signal(SIGALRM, SIG_DFL);
+        setitimer(ITIMER_REAL, &timer, NULL); /* exec keeps it */
         execv(d->nvllmd, (char *const *)argv);
         _exit(EXIT_ERROR);
     }
     close(ends[1]);
-    if (child > 0 && read_in_time(ends[0], deadline, &text, late))
-        found = ctl_json_parse(text.data ? text.data : "", text.len, &err);
-    else if (child > 0)
-        kill(child, SIGKILL);
+    if (child > 0) {
+        text = ctl_read_all(ends[0], &n);
+        waitpid(child, &status, 0);
+        *late = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+        found = ctl_json_parse(text, n, &err);
+        free(text);
+    }
     close(ends[0]);
-    if (child > 0)
-        waitpid(child, NULL, *late ? WNOHANG : 0); /* a dead file system blocks even SIGKILL */
-    text_buffer_deinit(&text);
     return found;
 }
 
