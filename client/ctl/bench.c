@@ -55,11 +55,8 @@ struct bench {
     struct flight flight;
     struct workload workload;
     struct nvllm_request request;
-    size_t n_streams;       /* at a time, at most */
-    struct stream *streams; /* [n_streams] */
-    uint32_t *free_streams; /* [n_free] */
-    size_t n_free;
-    uint64_t n_requests; /* to start; UINT64_MAX: until the time is over */
+    size_t n_streams, n_active; /* at a time, at most; and now */
+    uint64_t n_requests;        /* to start; UINT64_MAX: until the time is over */
     uint64_t n_started;
     double rate;     /* requests a second; 0: as streams become free */
     double duration; /* in s; 0: until all requests are done */
@@ -112,7 +109,7 @@ static int send_due(struct bench *b)
     int64_t now = flight_clock_ns();
     int64_t soonest = now + flight_send(&b->flight) * INT64_C(1000000);
 
-    while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK && b->n_free > 0 &&
+    while (!b->flight.stopping && b->flight.dead.code == NVLLM_OK && b->n_active < b->n_streams &&
            look_ahead(b)) {
         struct stream *s;
 
@@ -120,11 +117,12 @@ static int send_due(struct bench *b)
             soonest = b->next_ns < soonest ? b->next_ns : soonest;
             break;
         }
-        s = &b->streams[b->free_streams[--b->n_free]];
-        *s = (struct stream){.item = b->next};
+        s = ctl_alloc(1, sizeof(*s));
+        s->item = b->next;
         s->due_ns = b->next_ns ? b->next_ns : now;
         b->has_next = false;
         b->n_started++;
+        b->n_active++;
         flight_add(&b->flight, &s->flight);
         flight_send(&b->flight);
     }
@@ -185,7 +183,8 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
         take_done(b, s, event->done);
     else if (event && ++b->result->n_failed <= MAX_SHOWN_FAILURES)
         ctl_message("%s", event->error->message);
-    b->free_streams[b->n_free++] = (uint32_t)(s - b->streams);
+    b->n_active--;
+    free(s);
 }
 
 /* ---- the loop */
@@ -203,8 +202,8 @@ static bool is_over(struct bench *b)
         flight_stop(&b->flight);
     }
     if (b->flight.stopping)
-        return b->n_free == b->n_streams || clock_left_ms(b->flight.stop_end) == 0;
-    return b->n_free == b->n_streams && !look_ahead(b);
+        return b->n_active == 0 || clock_left_ms(b->flight.stop_end) == 0;
+    return b->n_active == 0 && !look_ahead(b);
 }
 
 static void run(struct bench *b)
@@ -386,10 +385,6 @@ int ctl_bench(struct ctl *ctl)
     make_workload(&b);
     ctl_connect(ctl);
     workload_find_tokens(&b.workload, ctl);
-    b.streams = ctl_alloc(b.n_streams, sizeof(*b.streams));
-    b.free_streams = ctl_alloc(b.n_streams, sizeof(*b.free_streams));
-    for (size_t i = b.n_streams; i > 0; i--)
-        b.free_streams[b.n_free++] = (uint32_t)i - 1;
     snprintf(salt, sizeof(salt), "bench %d %lld", (int)getpid(), (long long)flight_clock_ns());
     if (!ctl_option(ctl, "warm-cache")) /* prompts of earlier runs are not found */
         b.request.cache_salt = nvllm_str(salt);
@@ -405,8 +400,6 @@ int ctl_bench(struct ctl *ctl)
         b.rc = EXIT_ERROR;
     workload_deinit(&b.workload);
     flight_deinit(&b.flight);
-    free(b.streams);
-    free(b.free_streams);
     free(b.result);
     return b.rc;
 }

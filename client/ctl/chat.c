@@ -14,7 +14,6 @@
 #include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
 #include "client/ctl/show.h"
-#include "client/lib/clock.h"
 
 struct chat {
     struct ctl *ctl;
@@ -27,11 +26,9 @@ struct chat {
 };
 
 struct answer {
-    uint64_t id;
+    struct ctl_answer request;
     struct text_buffer text;
     enum nvllm_finish finish;
-    int64_t cancel_end; /* -1: not cancelled */
-    int n_interrupts;
 };
 
 /* ---- the conversation */
@@ -132,7 +129,7 @@ static void end_done(struct chat *chat, const struct answer *a, const struct nvl
 
     end_line(a);
     keep_answer(chat, a);
-    if (cancelled && a->cancel_end < 0)
+    if (cancelled && a->request.cancel_end < 0)
         ctl_message("nvllmd cancelled the answer");
     else if (a->finish == NVLLM_FINISH_LENGTH)
         ctl_message("the answer was cut at its maximum length (--max-tokens, or the model's)");
@@ -152,7 +149,7 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
     if (a->text.len > 0)
         end_line(a);
     keep_answer(chat, a);
-    if (err->code == NVLLM_E_CANCELLED && a->cancel_end >= 0)
+    if (err->code == NVLLM_E_CANCELLED && a->request.cancel_end >= 0)
         return EXIT_OK;
     rc = ctl_report(chat->ctl, err);
     if (err->code == NVLLM_E_TOO_LONG && chat->asking)
@@ -164,22 +161,6 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
     return chat->asking && err->code != NVLLM_E_UNSUPPORTED ? EXIT_OK : rc;
 }
 
-/* Ctrl-C cancels; a second one does not wait for the end. True: leave the answer. */
-static bool check_interrupt(struct chat *chat, struct answer *a)
-{
-    bool out_of_time = ctl_left_ms(chat->ctl) == 0;
-
-    if (ctl_interrupted() && chat->terminal) {
-        ctl_forget_interrupt();
-        a->n_interrupts++;
-    }
-    if (a->cancel_end < 0 && (a->n_interrupts > 0 || ctl_interrupted() || out_of_time)) {
-        a->cancel_end = ctl_cancel_end(chat->ctl);
-        nvllm_cancel(chat->ctl->client, a->id, NULL);
-    }
-    return a->n_interrupts > 1 || (a->cancel_end >= 0 && clock_left_ms(a->cancel_end) == 0);
-}
-
 static int run_answer(struct chat *chat, struct answer *a)
 {
     const struct nvllm_event *event;
@@ -187,23 +168,10 @@ static int run_answer(struct chat *chat, struct answer *a)
     struct nvllm_error err;
     enum nvllm_code code;
 
-    code = nvllm_generate_start(chat->ctl->client, &a->id, &chat->request.r, &err);
+    code = nvllm_generate_start(chat->ctl->client, &a->request.id, &chat->request.r, &err);
     if (code != NVLLM_OK)
         return end_error(chat, a, &err);
-    for (;;) {
-        if (check_interrupt(chat, a)) {
-            end_done(chat, a, NULL);
-            return EXIT_OK;
-        }
-        code = ctl_next(chat->ctl, -1,
-                        a->cancel_end >= 0 ? clock_left_ms(a->cancel_end) : ctl_left_ms(chat->ctl),
-                        &event, &err);
-        if (code == NVLLM_E_TIMEOUT)
-            continue;
-        if (code != NVLLM_OK)
-            return end_error(chat, a, &err);
-        if (event->id != a->id)
-            continue; /* of an earlier answer that was left before its end */
+    while ((code = ctl_next_of(chat->ctl, &a->request, &event, &err)) == NVLLM_OK) {
         if (event->error)
             return end_error(chat, a, event->error);
         if (event->done) {
@@ -216,11 +184,15 @@ static int run_answer(struct chat *chat, struct answer *a)
         text_buffer_add(&a->text, text.data, text.len);
         ctl_write_text(STDOUT_FILENO, text.data, text.len, chat->shown);
     }
+    if (code != NVLLM_E_TIMEOUT)
+        return end_error(chat, a, &err);
+    end_done(chat, a, NULL);
+    return EXIT_OK;
 }
 
 static int ask(struct chat *chat, struct nvllm_text question)
 {
-    struct answer a = {.cancel_end = -1};
+    struct answer a = {.request.cancel_end = -1};
     int rc;
 
     /* After a lost connection each question tries again, but an interactive chat does not wait for

@@ -3,6 +3,13 @@
 
 #include "client/lib/nvllm_client.h"
 
+/* The options of one command. */
+#define OPTIONS(...)                                                                               \
+    (const struct usage_option[])                                                                  \
+    {                                                                                              \
+        __VA_ARGS__, OPTIONS_END                                                                   \
+    }
+
 /* ---- options that several commands share */
 
 const struct usage_option ctl_common_options[] = {
@@ -77,102 +84,6 @@ static const struct usage_option text_options[] = {
     OPTIONS_END,
 };
 
-/* ---- options of one command */
-
-static const struct usage_option chat_options[] = {
-    OPTION("system", "TEXT", "begin the chat with a system message"),
-    OPTION("think", NULL, "let the model reason before it answers"),
-    OPTION("no-think", NULL, "do not let the model reason before it answers"),
-    OPTION("quiet", NULL, "print the answers only, without token counts"),
-    OPTIONS_END,
-};
-
-static const struct usage_option batch_options[] = {
-    OPTION("input", "FILE", "lines to run; “-” is stdin", .values = USAGE_FILE),
-    OPTION("output", "FILE", "where the answers go; “-” is stdout", .values = USAGE_FILE),
-    OPTION("concurrency", "N", "requests in flight at a time (64)"),
-    OPTION("json", NULL, "write the summary to stderr as one JSON object"),
-    OPTIONS_END,
-};
-
-static const struct usage_option bench_options[] = {
-    OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
-    OPTION("rate", "R", "send R requests a second, at random times"),
-    OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
-    OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
-    OPTION("requests", "N", "number of requests (64)"),
-    OPTION("duration", "SECONDS", "stop after that long; what is in flight then is cut short"),
-    OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
-           .values = USAGE_FILE),
-    OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
-    OPTION("temperature", "T", "sampling temperature (0.6)"),
-    OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
-    OPTION("warm-cache", NULL, "let prompts of an earlier run be found in the prefix cache"),
-    OPTION("json", NULL, "print one JSON object"),
-    OPTIONS_END,
-};
-
-static const struct usage_option doctor_options[] = {
-    OPTION("config", "FILE", "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
-           .values = USAGE_FILE),
-    OPTION("model", "DIR", "look at this model, not at the configured one", .values = USAGE_FOLDER),
-    OPTION("user", "NAME", "the user that nvllmd runs as (nvllm, or the caller)",
-           .values = USAGE_USER),
-    OPTION("json", NULL, "print one JSON object"),
-    OPTIONS_END,
-};
-
-static const struct usage_option tokenize_options[] = {
-    OPTION("special", NULL, "match special tokens spelled out in the text"),
-    OPTIONS_END,
-};
-
-static const struct usage_option detokenize_options[] = {
-    OPTION("skip-special", NULL, "leave special tokens out"),
-    OPTIONS_END,
-};
-
-static const struct usage_option requests_options[] = {
-    OPTION("limit", "N", "list at most N requests"),
-    OPTIONS_END,
-};
-
-static const struct usage_option blocks_options[] = {
-    OPTION("map", NULL, "draw the pool, one character per block"),
-    OPTIONS_END,
-};
-
-static const struct usage_option cache_options[] = {
-    OPTION("limit", "N", "show at most N prefixes (50)"),
-    OPTION("all", NULL, "clear the prefixes of all users"),
-    OPTION("user", "NAME|UID", "pin in that user's cache", .values = USAGE_USER),
-    OPTION("cache-salt", "TEXT", "pin under this salt"),
-    OPTIONS_END,
-};
-
-static const struct usage_option explain_options[] = {
-    OPTION("cache-salt", "TEXT", "look the prompt up as a request with this salt would"),
-    OPTIONS_END,
-};
-
-static const struct usage_option top_options[] = {
-    OPTION("interval", "SECONDS", "time between two updates (1)"),
-    OPTION("once", NULL, "print one update and exit"),
-    OPTIONS_END,
-};
-
-static const struct usage_option drain_options[] = {
-    OPTION("wait", NULL, "wait until no request is left"),
-    OPTION("end-after", "SECONDS",
-           "end requests that take longer; default: as nvllmd is configured"),
-    OPTIONS_END,
-};
-
-static const struct usage_option stop_options[] = {
-    OPTION("wait", NULL, "wait until nvllmd has exited"),
-    OPTIONS_END,
-};
-
 /* ---- commands: talking to the model, looking at the daemon, changing it, the rest */
 
 static const struct usage_command commands[] = {
@@ -185,7 +96,12 @@ static const struct usage_command commands[] = {
                 "Without a terminal each line of stdin is a turn. Commands in the chat: /reset,\n"
                 "/system TEXT, /save FILE, /help, /quit. Ctrl-C stops an answer. Sampling\n"
                 "options default to the model's generation_config.json.\n",
-        .options = {chat_options, ctl_request_options},
+        .options = {OPTIONS(OPTION("system", "TEXT", "begin the chat with a system message"),
+                            OPTION("think", NULL, "let the model reason before it answers"),
+                            OPTION("no-think", NULL,
+                                   "do not let the model reason before it answers"),
+                            OPTION("quiet", NULL, "print the answers only, without token counts")),
+                    ctl_request_options},
         .examples = "  nvllmctl chat --system \"Answer in one sentence.\" --no-think\n"
                     "  nvllmctl chat --temperature 0 <questions.txt >answers.txt\n",
     },
@@ -212,7 +128,13 @@ static const struct usage_command commands[] = {
                 "id. Each gives one line of output, in the same order. A line that fails gives\n"
                 "an error, and the others continue. Sampling options set the fields that a line\n"
                 "does not have.\n",
-        .options = {batch_options, ctl_request_options, choice_options},
+        .options = {OPTIONS(OPTION("input", "FILE", "lines to run; “-” is stdin",
+                                   .values = USAGE_FILE),
+                            OPTION("output", "FILE", "where the answers go; “-” is stdout",
+                                   .values = USAGE_FILE),
+                            OPTION("concurrency", "N", "requests in flight at a time (64)"),
+                            OPTION("json", NULL, "write the summary to stderr as one JSON object")),
+                    ctl_request_options, choice_options},
         .examples = "  nvllmctl batch --input questions.jsonl --output answers.jsonl --seed 1\n"
                     "  echo '{\"prompt\": \"Once\"}' | nvllmctl batch --input - --output -\n",
     },
@@ -221,7 +143,9 @@ static const struct usage_command commands[] = {
         .about = "turn text into token ids",
         .synopsis = "[OPTION…] [TEXT|-]",
         .text = "Prints the token ids of TEXT, or of stdin if TEXT is missing or “-”.\n",
-        .options = {tokenize_options, text_options},
+        .options = {OPTIONS(
+                        OPTION("special", NULL, "match special tokens spelled out in the text")),
+                    text_options},
         .max_words = 1,
         .examples = "  nvllmctl tokenize \"Hello, world\"\n"
                     "  nvllmctl tokenize --special --json <prompt.txt\n",
@@ -232,7 +156,8 @@ static const struct usage_command commands[] = {
         .synopsis = "[OPTION…] [ID…|-]",
         .text = "Prints the text of token ids: of the arguments, or from stdin of a JSON array,\n"
                 "an object with \"ids\", or plain numbers.\n",
-        .options = {detokenize_options, text_options},
+        .options = {OPTIONS(OPTION("skip-special", NULL, "leave special tokens out")),
+                    text_options},
         .max_words = -1,
         .examples = "  nvllmctl detokenize 39 68 75 75 78\n"
                     "  nvllmctl tokenize --json \"Hello\" | nvllmctl detokenize\n",
@@ -267,7 +192,7 @@ static const struct usage_command commands[] = {
                 "place in the queue, prompt tokens, cached tokens, generated tokens, tokens a\n"
                 "second, blocks. Users see their own, administrators all. A narrow terminal\n"
                 "shows fewer columns; a pipe or file gets all.\n",
-        .options = {requests_options, json_option},
+        .options = {OPTIONS(OPTION("limit", "N", "list at most N requests")), json_option},
         .examples =
             "  nvllmctl requests\n"
             "  nvllmctl requests --json | jq '.requests[] | select(.state == \"waiting\")'\n",
@@ -279,7 +204,8 @@ static const struct usage_command commands[] = {
         .text = "Shows the blocks of the KV cache: used, cached (free, with content that may be\n"
                 "found again) and free, by user and by request. Users see their own and the\n"
                 "totals.\n",
-        .options = {blocks_options, json_option},
+        .options = {OPTIONS(OPTION("map", NULL, "draw the pool, one character per block")),
+                    json_option},
         .examples = "  nvllmctl blocks --map\n",
     },
     {
@@ -294,7 +220,12 @@ static const struct usage_command commands[] = {
                 "pinned ones too; “pin” computes what is missing of a prompt's full blocks and\n"
                 "keeps them until “unpin” or “clear”, and is for administrators. A narrow\n"
                 "terminal shows fewer columns; a pipe or file gets all.\n",
-        .options = {cache_options, json_option, ctl_prompt_options},
+        .options = {OPTIONS(OPTION("limit", "N", "show at most N prefixes (50)"),
+                            OPTION("all", NULL, "clear the prefixes of all users"),
+                            OPTION("user", "NAME|UID", "pin in that user's cache",
+                                   .values = USAGE_USER),
+                            OPTION("cache-salt", "TEXT", "pin under this salt")),
+                    json_option, ctl_prompt_options},
         .words = "show|clear|pin|unpin",
         .values = USAGE_WORDS,
         .max_words = -1,
@@ -311,7 +242,9 @@ static const struct usage_command commands[] = {
         .text = "Says why a request waits, by its number in “nvllmctl requests”; or how much of\n"
                 "a prompt is cached now, as “generate” would find it, at which token it differs\n"
                 "from the cached prompts, and what those have in its place.\n",
-        .options = {explain_options, json_option, ctl_prompt_options},
+        .options = {OPTIONS(OPTION("cache-salt", "TEXT",
+                                   "look the prompt up as a request with this salt would")),
+                    json_option, ctl_prompt_options},
         .values = USAGE_REQUEST,
         .max_words = -1,
         .examples = "  nvllmctl explain 17\n"
@@ -324,7 +257,8 @@ static const struct usage_command commands[] = {
         .text = "Shows requests, tokens a second, blocks and the prefix cache, updated every\n"
                 "second and when the terminal is resized. q quits. A narrow terminal shows\n"
                 "fewer columns.\n",
-        .options = {top_options},
+        .options = {OPTIONS(OPTION("interval", "SECONDS", "time between two updates (1)"),
+                            OPTION("once", NULL, "print one update and exit"))},
         .examples = "  nvllmctl top --interval 0.5\n"
                     "  nvllmctl top --once\n",
     },
@@ -345,7 +279,10 @@ static const struct usage_command commands[] = {
         .synopsis = "[OPTION…]",
         .text = "New requests are refused, accepted ones continue; “nvllmctl resume” reverts it.\n"
                 "For administrators.\n",
-        .options = {drain_options},
+        .options = {OPTIONS(
+            OPTION("wait", NULL, "wait until no request is left"),
+            OPTION("end-after", "SECONDS",
+                   "end requests that take longer; default: as nvllmd is configured"))},
         .examples = "  nvllmctl drain --wait --timeout 60 && systemctl restart nvllmd\n",
     },
     {
@@ -381,7 +318,7 @@ static const struct usage_command commands[] = {
         .synopsis = "[OPTION…]",
         .text = "Shuts nvllmd down as SIGTERM does: it drains first. If systemd runs it and may\n"
                 "restart it, use “systemctl stop nvllmd” instead. For administrators.\n",
-        .options = {stop_options},
+        .options = {OPTIONS(OPTION("wait", NULL, "wait until nvllmd has exited"))},
         .examples = "  nvllmctl stop --wait --timeout 30\n",
     },
     {
@@ -393,7 +330,22 @@ static const struct usage_command commands[] = {
                 "length that was asked for: end-of-sequence tokens are ignored, and only the\n"
                 "temperature shapes the sampling. A workload is a file with lines of\n"
                 "{\"prompt_tokens\", \"output_tokens\", \"at_ms\"}; at_ms may be missing.\n",
-        .options = {bench_options},
+        .options = {OPTIONS(
+            OPTION("streams", "N", "requests in flight at a time (8; unlimited with --rate)"),
+            OPTION("rate", "R", "send R requests a second, at random times"),
+            OPTION("prompt-tokens", "N|A-B", "length of prompts, or a range of lengths (256)"),
+            OPTION("output-tokens", "N|A-B", "length of answers, or a range of lengths (128)"),
+            OPTION("requests", "N", "number of requests (64)"),
+            OPTION("duration", "SECONDS",
+                   "stop after that long; what is in flight then is cut short"),
+            OPTION("workload", "FILE", "read lengths from FILE, or from stdin if “-”",
+                   .values = USAGE_FILE),
+            OPTION("nano-vllm", NULL, "run nano-vLLM's benchmark: 256 requests, all at once"),
+            OPTION("temperature", "T", "sampling temperature (0.6)"),
+            OPTION("seed", "N", "seed of lengths, times and tokens (0)"),
+            OPTION("warm-cache", NULL,
+                   "let prompts of an earlier run be found in the prefix cache"),
+            OPTION("json", NULL, "print one JSON object"))},
         .examples =
             "  nvllmctl bench --nano-vllm\n"
             "  nvllmctl bench --streams 1 --prompt-tokens 1 --output-tokens 512 --requests 1\n"
@@ -408,7 +360,15 @@ static const struct usage_command commands[] = {
                 "whether nvllmd is running or not. Names each problem and the command that fixes\n"
                 "it; changes nothing. Exit code 3 if the only problem is that nvllmd is not\n"
                 "running, 1 for any other.\n",
-        .options = {doctor_options},
+        .options = {OPTIONS(OPTION("config", "FILE",
+                                   "nvllmd's configuration file (" NVLLM_CONFIG_DIR "/nvllmd.conf)",
+                                   .values = USAGE_FILE),
+                            OPTION("model", "DIR", "look at this model, not at the configured one",
+                                   .values = USAGE_FOLDER),
+                            OPTION("user", "NAME",
+                                   "the user that nvllmd runs as (nvllm, or the caller)",
+                                   .values = USAGE_USER),
+                            OPTION("json", NULL, "print one JSON object"))},
         .examples = "  sudo nvllmctl doctor\n"
                     "  nvllmctl doctor --model ~/models/Qwen3-0.6B\n",
     },

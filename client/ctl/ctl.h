@@ -132,6 +132,18 @@ int ctl_interrupted(void); /* the exit code to end with, or 0 */
 enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
                          const struct nvllm_event **event, struct nvllm_error *err);
 
+/* One request that nvllm_generate_start() has started. */
+struct ctl_answer {
+    uint64_t id;
+    int64_t cancel_end; /* until when to wait for its end; -1: not cancelled */
+    int n_interrupts;
+};
+
+/* Its next event. An interrupt or the end of --timeout cancels it; NVLLM_E_TIMEOUT, without *err:
+ * it has not ended soon after that. */
+enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
+                            struct nvllm_error *err);
+
 /* Waits until fd or also_fd (-1: none) is readable or the time is over; false: there was an
  * interrupt that no call has reported yet. */
 bool ctl_wait_input(int fd, int also_fd, int timeout_ms);

@@ -1,40 +1,93 @@
-/* doctor.c - nvllmctl doctor: findings, permissions, the commands that fix what is broken, and what
- * nvllmd finds: “nvllmd check-config”, run with the rights of its user, says whether it would
- * start.
- */
-#include "client/ctl/doctor.h"
-
+/* doctor.c - nvllmctl doctor: finds what is broken, and the command that fixes it.
+ *
+ * It checks the socket, the folders and files of the model and the host itself; “nvllmd
+ * check-config”, run with the rights of its user, says whether nvllmd would start. A check changes
+ * nothing. Permissions are read from owner, group and mode; access lists are ignored. */
 #include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
 #include <grp.h>
+#include <inttypes.h>
+#include <jansson.h>
 #include <limits.h>
-#include <poll.h>
+#include <obstack.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/types.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/ctl/ctl.h"
 #include "client/ctl/json.h"
 #include "client/ctl/show.h"
 #include "client/lib/clock.h"
+#include "proto/program.h"
 
 #define SERVICE_USER  "nvllm"
 #define BUNDLED_MODEL NVLLM_MODELS_DIR "/nvllm-tiny"
 
-enum { CHECK_MS = 30000, MAX_OUTPUT_BYTES = 16 << 20 };
+enum {
+    CHECK_MS = 30000,
+    CONNECT_MS = 3000,
+    FAIR_MS = 1000,           /* a daemon with less time to answer is not called hanging */
+    LFS_POINTER_BYTES = 1024, /* no pointer is larger, and no weights are smaller */
+    FEW_DESCRIPTORS = 256,
+    FEW_WAITING = 128, /* connections that wait to be accepted */
+};
+
+#define obstack_chunk_alloc malloc
+#define obstack_chunk_free  free
+
+enum level { OK, NOTE, WRONG };
+
+/* The user that the daemon runs as. */
+struct user {
+    char name[33];
+    uid_t uid;
+    gid_t groups[256]; /* [n_groups] */
+    int n_groups;
+};
+
+struct doctor {
+    struct ctl *ctl;
+    bool json;
+    json_t *findings;
+    int n_wrong;
+    bool is_running;  /* the daemon answers */
+    bool not_running; /* nobody listens at the socket, and nothing else is wrong with it */
+    bool not_service; /* another process than the service listens */
+    const char *config;
+    bool has_config;         /* it was given, or exists */
+    const char *nvllmd;      /* path of the program; NULL: not found */
+    const char *given_model; /* --model */
+    json_t *of_model;        /* nvllmd's findings on the folder */
+    const char *model;       /* the folder; NULL: unknown */
+    struct user user;
+    bool user_given;       /* --user */
+    uint64_t weight_bytes; /* of the model's files */
+    struct obstack texts;  /* what format() and quote() give */
+};
 
 static const struct {
     const char *name, *colour;
 } levels[] = {
-    [DOCTOR_OK] = {"ok", COLOUR_GREEN},
-    [DOCTOR_NOTE] = {"note", COLOUR_YELLOW},
-    [DOCTOR_WRONG] = {"wrong", COLOUR_RED},
+    [OK] = {"ok", COLOUR_GREEN},
+    [NOTE] = {"note", COLOUR_YELLOW},
+    [WRONG] = {"wrong", COLOUR_RED},
 };
 
-const char *doctor_text(struct doctor *d, const char *fmt, ...)
+/* Gives a formatted string, or one quoted for a shell, that lasts as long as d. */
+__attribute__((format(printf, 2, 3))) static const char *format(struct doctor *d, const char *fmt,
+                                                                ...)
 {
     va_list args;
 
@@ -45,15 +98,17 @@ const char *doctor_text(struct doctor *d, const char *fmt, ...)
     return obstack_finish(&d->texts);
 }
 
-const char *doctor_quote(struct doctor *d, const char *text)
+static const char *quote(struct doctor *d, const char *text)
 {
     size_t n = 4 * strlen(text) + 3;
 
     return program_quote(obstack_alloc(&d->texts, n), n, text);
 }
 
-bool doctor_say(struct doctor *d, enum doctor_level level, const char *about, const char *fix,
-                const char *fmt, ...)
+/* Adds a finding: what it is about and, unless NULL, the command that fixes it, which root sees
+ * without “sudo ” at its beginning. True for OK. */
+__attribute__((format(printf, 5, 6))) static bool
+say(struct doctor *d, enum level level, const char *about, const char *fix, const char *fmt, ...)
 {
     char *text;
     va_list args;
@@ -63,7 +118,7 @@ bool doctor_say(struct doctor *d, enum doctor_level level, const char *about, co
     if (vasprintf(&text, fmt, args) < 0)
         ctl_no_memory();
     va_end(args);
-    d->n_wrong += level == DOCTOR_WRONG;
+    d->n_wrong += level == WRONG;
     if (fix && geteuid() == 0 && strncmp(fix, "sudo ", 5) == 0)
         fix += 5;
     if (d->json) {
@@ -81,12 +136,104 @@ bool doctor_say(struct doctor *d, enum doctor_level level, const char *about, co
             printf("%16s%s\n", "", fix);
     }
     free(text);
-    return level == DOCTOR_OK;
+    return level == OK;
+}
+
+/* ---- commands that fix something, complete so that they can be pasted */
+
+/* "sudo " if it takes root's rights to change what belongs to the owner. */
+static const char *sudo_for(uid_t owner)
+{
+    return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
+}
+
+static bool has_service(void)
+{
+    return access("/run/systemd/system", F_OK) == 0 &&
+           (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
+            access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
+}
+
+/* systemd knows the service, and no other process listens. */
+static bool is_service(const struct doctor *d)
+{
+    return has_service() && !d->not_service;
+}
+
+static const char *start_command(struct doctor *d)
+{
+    const char *program = d->nvllmd ? quote(d, d->nvllmd) : "nvllmd";
+    const char *socket = quote(d, d->ctl->socket_path);
+    const char *model = d->given_model ? d->given_model : d->model;
+
+    if (is_service(d))
+        return format(d, "%ssystemctl start nvllmd", sudo_for(0));
+    if (!d->given_model && access(d->config, R_OK) == 0)
+        return format(d, "%s --config %s --socket %s", program, quote(d, d->config), socket);
+    if (!model && access(BUNDLED_MODEL, F_OK) == 0)
+        model = BUNDLED_MODEL;
+    return format(d, "%s --model %s --socket %s", program, model ? quote(d, model) : "DIR", socket);
+}
+
+/* This program, with --socket unless that is the default. */
+static const char *this_program(struct doctor *d, const char *sudo)
+{
+    const char *path = d->ctl->socket_path;
+    char own[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+
+    own[n > 0 ? n : 0] = '\0';
+    return format(d, "%s%s%s%s", sudo, quote(d, access(own, X_OK) == 0 ? own : "nvllmctl"),
+                  strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "",
+                  strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? quote(d, path) : "");
+}
+
+/* "nvllmctl WORDS" of an administrator, by the path of this program. */
+static const char *ask_command(struct doctor *d, const char *words)
+{
+    return format(d, "%s %s", this_program(d, sudo_for(d->user.uid)), words);
+}
+
+static const char *again_command(struct doctor *d)
+{
+    static const char *const options[] = {"config", "model", "user"};
+    const char *command = format(d, "%s doctor", this_program(d, sudo_for(0)));
+
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        const char *value = ctl_option(d->ctl, options[i]);
+
+        if (value)
+            command = format(d, "%s --%s %s", command, options[i], quote(d, value));
+    }
+    return command;
+}
+
+static const char *restart_command(struct doctor *d)
+{
+    if (is_service(d))
+        return "sudo systemctl restart nvllmd";
+    return format(d, "%s && %s", ask_command(d, "stop --wait"), start_command(d));
+}
+
+static const char *log_command(struct doctor *d)
+{
+    if (is_service(d))
+        return "sudo journalctl -u nvllmd -n 50";
+    if (!d->nvllmd || access(d->config, R_OK) != 0)
+        return restart_command(d);
+    return format(d, "%s check-config --config %s", quote(d, d->nvllmd), quote(d, d->config));
+}
+
+static const char *edit_command(struct doctor *d)
+{
+    return format(d, "%s${EDITOR:-vi} %s", access(d->config, W_OK) == 0 ? "" : "sudo ",
+                  quote(d, d->config));
 }
 
 /* ---- users and paths */
 
-bool doctor_find_user(struct doctor_user *user, const char *name)
+static bool find_user(struct user *user, const char *name)
 {
     const struct passwd *found = getpwnam(name);
     int n = sizeof(user->groups) / sizeof(user->groups[0]);
@@ -101,7 +248,7 @@ bool doctor_find_user(struct doctor_user *user, const char *name)
     return true;
 }
 
-bool doctor_in_group(const struct doctor_user *user, gid_t group)
+static bool is_in_group(const struct user *user, gid_t group)
 {
     for (int i = 0; i < user->n_groups; i++)
         if (user->groups[i] == group)
@@ -110,27 +257,27 @@ bool doctor_in_group(const struct doctor_user *user, gid_t group)
 }
 
 /* What cannot be looked at: because of permissions, or because it does not exist. False. */
-static bool say_missing(struct doctor *d, const char *about, const struct doctor_user *user,
+static bool say_missing(struct doctor *d, const char *about, const struct user *user,
                         const char *part, int why)
 {
     int n = (int)(strrchr(part, '/') - part);
-    const char *folder = doctor_quote(d, n > 0 ? doctor_text(d, "%.*s", n, part) : "/");
+    const char *folder = quote(d, n > 0 ? format(d, "%.*s", n, part) : "/");
 
     if (why == EACCES)
-        return doctor_say(d, user->uid != geteuid() ? DOCTOR_NOTE : DOCTOR_WRONG, about,
-                          doctor_again(d), "%s: %s", part, strerror(why));
-    return doctor_say(d, DOCTOR_WRONG, about, doctor_text(d, "ls -la %s", folder), "%s: %s", part,
-                      strerror(why));
+        return say(d, user->uid != geteuid() ? NOTE : WRONG, about, again_command(d), "%s: %s",
+                   part, strerror(why));
+    return say(d, WRONG, about, format(d, "ls -la %s", folder), "%s: %s", part, strerror(why));
 }
 
-bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *user,
-                 const char *path, int want)
+/* Checks that the user may enter each folder above path and, of R_OK, W_OK and X_OK, do `want` with
+ * path itself. False after a finding. */
+static bool check_path(struct doctor *d, const char *about, const struct user *user,
+                       const char *path, int want)
 {
     size_t n = strlen(path);
 
     if (path[0] != '/')
-        return doctor_say(d, DOCTOR_WRONG, about, doctor_edit(d), "%s is not an absolute path",
-                          path);
+        return say(d, WRONG, about, edit_command(d), "%s is not an absolute path", path);
     for (size_t at = 0, end; at < n; at = end) {
         const char *part;
         unsigned bits = 1;
@@ -138,159 +285,276 @@ bool doctor_path(struct doctor *d, const char *about, const struct doctor_user *
         int class;
 
         end = at + 1 + strcspn(path + at + 1, "/");
-        part = doctor_text(d, "%.*s", (int)end, path);
+        part = format(d, "%.*s", (int)end, path);
         if (end == n)
             bits = (unsigned)want;
         if (stat(part, &st) < 0) /* ENOTDIR: what is above it is not a folder */
             return say_missing(d, about, user, part, errno);
-        class = user->uid == st.st_uid ? 0 : doctor_in_group(user, st.st_gid) ? 1 : 2;
+        class = user->uid == st.st_uid ? 0 : is_in_group(user, st.st_gid) ? 1 : 2;
         if (user->uid == 0 || ((st.st_mode >> (6 - 3 * class)) & bits) == bits)
             continue;
-        return doctor_say(d, DOCTOR_WRONG, about,
-                          doctor_text(d, "%schmod %c+%s%s%s %s", doctor_sudo(st.st_uid),
-                                      "ugo"[class], bits & 4 ? "r" : "", bits & 2 ? "w" : "",
-                                      bits & 1 ? "x" : "", doctor_quote(d, part)),
-                          "user %s may not %s %s (mode %04o)", user->name,
-                          bits & 2   ? "write to"
-                          : bits & 4 ? "read"
-                                     : "enter",
-                          part, (unsigned)st.st_mode & 07777);
+        return say(d, WRONG, about,
+                   format(d, "%schmod %c+%s%s%s %s", sudo_for(st.st_uid), "ugo"[class],
+                          bits & 4 ? "r" : "", bits & 2 ? "w" : "", bits & 1 ? "x" : "",
+                          quote(d, part)),
+                   "user %s may not %s %s (mode %04o)", user->name,
+                   bits & 2   ? "write to"
+                   : bits & 4 ? "read"
+                              : "enter",
+                   part, (unsigned)st.st_mode & 07777);
     }
     return true;
 }
 
-/* ---- commands */
-
-const char *doctor_sudo(uid_t owner)
+/* The first bytes of a file, NUL-terminated and without a newline at their end; false if it cannot
+ * be read or is empty. */
+static bool read_start(char *text, size_t n, const char *path)
 {
-    return geteuid() == 0 || geteuid() == owner ? "" : "sudo ";
+    FILE *file = fopen(path, "re");
+    size_t k = file ? fread(text, 1, n - 1, file) : 0;
+
+    if (file)
+        fclose(file);
+    text[k > 0 && text[k - 1] == '\n' ? k - 1 : k] = '\0';
+    return k > 0;
 }
 
-bool doctor_has_service(void)
+/* ---- the socket */
+
+/* The process has the groups of its login; the user may have joined others since. */
+static bool process_in_group(gid_t group)
 {
-    return access("/run/systemd/system", F_OK) == 0 &&
-           (access("/usr/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/usr/local/lib/systemd/system/nvllmd.service", F_OK) == 0 ||
-            access("/etc/systemd/system/nvllmd.service", F_OK) == 0);
+    struct user process = {.n_groups = getgroups(256, process.groups)};
+
+    return is_in_group(&process, group) || getegid() == group;
 }
 
-bool doctor_is_service(const struct doctor *d)
+static void explain_denied(struct doctor *d, const struct stat *st)
 {
-    return doctor_has_service() && !d->not_service;
-}
-
-const char *doctor_start(struct doctor *d)
-{
-    const char *program = d->nvllmd ? doctor_quote(d, d->nvllmd) : "nvllmd";
-    const char *socket = doctor_quote(d, d->ctl->socket_path);
-    const char *model = d->given_model ? d->given_model : d->model;
-
-    if (doctor_is_service(d))
-        return doctor_text(d, "%ssystemctl start nvllmd", doctor_sudo(0));
-    if (!d->given_model && access(d->config, R_OK) == 0)
-        return doctor_text(d, "%s --config %s --socket %s", program, doctor_quote(d, d->config),
-                           socket);
-    if (!model && access(BUNDLED_MODEL, F_OK) == 0)
-        model = BUNDLED_MODEL;
-    return doctor_text(d, "%s --model %s --socket %s", program,
-                       model ? doctor_quote(d, model) : "DIR", socket);
-}
-
-/* This program, with --socket unless that is the default. */
-static const char *this_program(struct doctor *d, const char *sudo)
-{
+    const struct passwd *me = getpwuid(geteuid());
+    const struct group *group = getgrgid(st->st_gid);
     const char *path = d->ctl->socket_path;
-    char own[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    struct user user = {0};
+    const char *fix;
 
-    own[n > 0 ? n : 0] = '\0';
-    return doctor_text(d, "%s%s%s%s", sudo,
-                       doctor_quote(d, access(own, X_OK) == 0 ? own : "nvllmctl"),
-                       strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "",
-                       strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? doctor_quote(d, path) : "");
-}
-
-const char *doctor_ask(struct doctor *d, const char *words)
-{
-    return doctor_text(d, "%s %s", this_program(d, doctor_sudo(d->user.uid)), words);
-}
-
-const char *doctor_again(struct doctor *d)
-{
-    static const char *const options[] = {"config", "model", "user"};
-    const char *command = doctor_text(d, "%s doctor", this_program(d, doctor_sudo(0)));
-
-    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
-        const char *value = ctl_option(d->ctl, options[i]);
-
-        if (value)
-            command = doctor_text(d, "%s --%s %s", command, options[i], doctor_quote(d, value));
+    if (!me || !group || !(st->st_mode & 020) || process_in_group(st->st_gid)) {
+        fix = format(d, "%schmod o+w %s   # until the next start; see daemon.socket_mode",
+                     sudo_for(st->st_uid), quote(d, path));
+        say(d, WRONG, "socket", fix, "%s: this user may not connect (mode %04o)", path,
+            (unsigned)st->st_mode & 07777);
+        return;
     }
-    return command;
+    if (find_user(&user, me->pw_name) && is_in_group(&user, st->st_gid))
+        fix = format(d, "newgrp %s   # or log in again", group->gr_name);
+    else
+        fix = format(d, "sudo usermod -aG %s %s   # and log in again", group->gr_name, me->pw_name);
+    say(d, WRONG, "socket", fix, "%s is for members of group %s", path, group->gr_name);
 }
 
-const char *doctor_restart(struct doctor *d)
+/* Nothing is there: the daemon was not started, or has no folder to create a socket in. */
+static void say_none(struct doctor *d, const char *folder, int why)
 {
-    if (doctor_is_service(d))
-        return "sudo systemctl restart nvllmd";
-    return doctor_text(d, "%s && %s", doctor_ask(d, "stop --wait"), doctor_start(d));
+    const struct passwd *me = getpwuid(geteuid());
+    const char *fix = start_command(d);
+
+    if (why == ENOENT && folder && access(folder, F_OK) < 0 && !has_service() && me)
+        fix =
+            format(d, "sudo install -d -o %s -m 0755 %s && %s", me->pw_name, quote(d, folder), fix);
+    d->not_running = why == ENOENT;
+    say(d, WRONG, "socket", fix, "%s: %s; nvllmd creates it when it starts", d->ctl->socket_path,
+        strerror(why));
 }
 
-const char *doctor_log(struct doctor *d)
+/* True if there is a socket that may be connected to. */
+static bool check_socket_file(struct doctor *d)
 {
-    if (doctor_is_service(d))
-        return "sudo journalctl -u nvllmd -n 50";
-    if (!d->nvllmd || access(d->config, R_OK) != 0)
-        return doctor_restart(d);
-    return doctor_text(d, "%s check-config --config %s", doctor_quote(d, d->nvllmd),
-                       doctor_quote(d, d->config));
+    const size_t max = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1;
+    const char *path = d->ctl->socket_path, *slash = strrchr(path, '/'), *folder = NULL;
+    struct user me = {.uid = geteuid()};
+    const struct passwd *found = getpwuid(me.uid);
+    struct stat st;
+
+    if (strlen(path) > max)
+        return say(d, WRONG, "socket", "export NVLLM_SOCKET=" NVLLM_DEFAULT_SOCKET,
+                   "%s: the path of a socket has at most %zu bytes", path, max);
+    if (slash && slash > path)
+        folder = format(d, "%.*s", (int)(slash - path), path);
+    if (folder && folder[0] == '/' && access(folder, F_OK) == 0 && found &&
+        find_user(&me, found->pw_name) && !check_path(d, "socket", &me, folder, X_OK))
+        return false;
+    if (lstat(path, &st) < 0) {
+        say_none(d, folder, errno);
+        return false;
+    }
+    if (!S_ISSOCK(st.st_mode))
+        return say(d, WRONG, "socket",
+                   format(d, "%srm -d %s && %s", sudo_for(st.st_uid), quote(d, path),
+                          start_command(d)),
+                   "%s is no socket", path);
+    if (access(path, W_OK) < 0) {
+        explain_denied(d, &st);
+        return false;
+    }
+    say(d, OK, "socket", NULL, "%s (mode %04o)", path, (unsigned)st.st_mode & 07777);
+    return true;
 }
 
-const char *doctor_edit(struct doctor *d)
+static void say_state(struct doctor *d, const struct nvllm_status *s)
 {
-    return doctor_text(d, "%s${EDITOR:-vi} %s", access(d->config, W_OK) == 0 ? "" : "sudo ",
-                       doctor_quote(d, d->config));
+    if (s->state == NVLLM_STATE_DRAINING)
+        say(d, NOTE, "daemon", ask_command(d, "resume"), "%s is draining: it takes no new requests",
+            s->server);
+    else if (s->state == NVLLM_STATE_FAILED)
+        say(d, WRONG, "daemon", log_command(d), "%s has failed", s->server);
+    else
+        say(d, OK, "daemon", NULL, "%s is %s: %s on %s", s->server, nvllm_state_name(s->state),
+            s->model, s->device[0] ? s->device : s->backend);
+    if (strcmp(s->server, "nvllmd/" NVLLM_VERSION) != 0)
+        say(d, NOTE, "daemon", restart_command(d),
+            "%s answers, but this is nvllmctl " NVLLM_VERSION, s->server);
+}
+
+/* systemd itself listens for the service until that is started. Where the process cannot be seen,
+ * the socket's path decides. */
+static bool is_other_process(const struct doctor *d, pid_t listener)
+{
+    char path[64], groups[4096];
+
+    if (listener == 1)
+        return false;
+    snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)listener);
+    if (!read_start(groups, sizeof(groups), path))
+        return strcmp(d->ctl->socket_path, NVLLM_DEFAULT_SOCKET) != 0;
+    return strstr(groups, "/nvllmd.service") == NULL;
+}
+
+/* The process that listens, also at a socket that does not answer; pid 0 if unknown. */
+static struct ucred find_listener(const char *path)
+{
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    struct ucred who = {0};
+    socklen_t n = sizeof(who);
+
+    snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
+    if (fd >= 0 && connect(fd, (const struct sockaddr *)&addr, sizeof(addr)) == 0)
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &n);
+    if (fd >= 0)
+        close(fd);
+    return who;
+}
+
+/* A daemon that hangs is not asked to stop, since it would not answer. Only a process that is known
+ * to be nvllmd may be killed: anything may listen there. */
+static void say_silent(struct doctor *d, const struct ucred *who, const char *text)
+{
+    char path[64], name[64];
+    const char *fix;
+    bool seen;
+
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)who->pid);
+    seen = read_start(name, sizeof(name), path);
+    if (is_service(d))
+        fix = restart_command(d);
+    else if (!seen || who->pid == 1) /* it may have exited, and left the socket to another */
+        fix = format(d, "sudo ss -xlp | grep -F %s", quote(d, d->ctl->socket_path));
+    else if (strcmp(name, "nvllmd") == 0)
+        fix =
+            format(d, "%skill -KILL %d && %s", sudo_for(who->uid), (int)who->pid, start_command(d));
+    else
+        fix = format(d, "ps -fp %d", (int)who->pid);
+    say(d, WRONG, "daemon", fix, "%s", text);
+}
+
+static void say_failure(struct doctor *d, int64_t asked_ms, const struct nvllm_error *err)
+{
+    int64_t had_ms = clock_ms() - asked_ms;
+    struct ucred who;
+
+    if (err->code == NVLLM_E_NOT_RUNNING) {
+        d->not_running = true;
+        say(d, WRONG, "daemon", start_command(d), "nobody listens at the socket");
+        return;
+    }
+    d->is_running = true;
+    if (err->code == NVLLM_E_TIMEOUT && had_ms < FAIR_MS) {
+        say(d, NOTE, "daemon", NULL, "nvllmd had only %d ms to answer: give --timeout more",
+            (int)had_ms);
+        return;
+    }
+    who = find_listener(d->ctl->socket_path);
+    d->not_service = is_other_process(d, who.pid);
+    if (err->code == NVLLM_E_TIMEOUT)
+        say_silent(d, &who, err->message);
+    else
+        say(d, WRONG, "daemon", log_command(d), "%s", err->message);
+}
+
+/* The listening process is the model's user, unless it is systemd, which passes the socket on. */
+static void take_listener(struct doctor *d)
+{
+    struct ucred who = find_listener(d->ctl->socket_path);
+    const struct passwd *found = getpwuid(who.uid);
+
+    d->not_service = is_other_process(d, who.pid);
+    if (!d->user_given && who.pid > 1 && found)
+        find_user(&d->user, found->pw_name);
+}
+
+static void check_socket(struct doctor *d)
+{
+    int left_ms = d->ctl->deadline < 0 ? CONNECT_MS : ctl_left_ms(d->ctl);
+    int64_t asked_ms = clock_ms(), deadline = clock_deadline(left_ms);
+    const struct nvllm_status *status;
+    struct nvllm_client *client = NULL;
+    struct nvllm_options options;
+    struct nvllm_error err;
+
+    if (!check_socket_file(d))
+        return;
+    nvllm_options_init(&options);
+    options.socket_path = d->ctl->socket_path;
+    options.name = "nvllmctl/" NVLLM_VERSION;
+    options.timeout_ms = left_ms;
+    if (nvllm_connect(&client, &options, &err) == NVLLM_OK &&
+        nvllm_get_status(client, clock_left_ms(deadline), &status, &err) == NVLLM_OK) {
+        d->is_running = true;
+        d->model = format(d, "%s", status->model_folder);
+        take_listener(d);
+        say_state(d, status);
+    } else {
+        say_failure(d, asked_ms, &err);
+    }
+    nvllm_close(client);
 }
 
 /* ---- what nvllmd finds */
-
-static bool try_program(struct doctor *d, const char *folder, const char *name)
-{
-    char real[PATH_MAX];
-    struct stat st;
-
-    if (!realpath(doctor_text(d, "%s/%s", folder, name), real) || stat(real, &st) < 0 ||
-        !S_ISREG(st.st_mode) || access(real, X_OK) < 0)
-        return false;
-    d->nvllmd = doctor_text(d, "%s", real);
-    return true;
-}
 
 /* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
 static void find_program(struct doctor *d)
 {
     const char *path = getenv("PATH");
-    char own[PATH_MAX];
+    char own[PATH_MAX], real[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *folder, *rest, *folders;
+    char *folders, *folder, *rest;
+    struct stat st;
 
     own[n > 0 ? n : 0] = '\0';
     if (strrchr(own, '/'))
         *strrchr(own, '/') = '\0';
-    if (n > 0 && (try_program(d, own, "nvllmd") || try_program(d, own, "../sbin/nvllmd") ||
-                  try_program(d, own, "../daemon/nvllmd")))
-        return;
-    if (asprintf(&folders, "%s:/usr/local/sbin:/usr/sbin", path ? path : "") < 0)
+    if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own, own, own,
+                 path ? path : "") < 0)
         ctl_no_memory();
     rest = folders;
     while (!d->nvllmd && (folder = strsep(&rest, ":")) != NULL)
-        if (folder[0] == '/')
-            try_program(d, folder, "nvllmd");
+        if (folder[0] == '/' && realpath(format(d, "%s/nvllmd", folder), real) &&
+            stat(real, &st) == 0 && S_ISREG(st.st_mode) && access(real, X_OK) == 0)
+            d->nvllmd = format(d, "%s", real);
     free(folders);
 }
 
 /* In the child, which drops root's rights: they would say nothing about the daemon's. */
-static void become_user(const struct doctor_user *user)
+static void become_user(const struct user *user)
 {
     if (geteuid() != 0 || user->uid == 0)
         return;
@@ -299,56 +563,39 @@ static void become_user(const struct doctor_user *user)
         _exit(EXIT_ERROR);
 }
 
-/* Reads to the end; *late: that did not come in time. */
-static bool read_in_time(int fd, int64_t deadline, struct text_buffer *text, bool *late)
-{
-    struct pollfd wait = {.fd = fd, .events = POLLIN};
-    char part[4096];
-    ssize_t k = -1;
-
-    while (text->len <= MAX_OUTPUT_BYTES && k != 0) {
-        int n = poll(&wait, 1, clock_left_ms(deadline));
-
-        *late = n == 0;
-        k = n > 0 ? read(fd, part, sizeof(part)) : -1;
-        if (k < 0 && (*late || errno != EINTR))
-            break;
-        text_buffer_add(text, part, k > 0 ? (size_t)k : 0);
-    }
-    return k == 0;
-}
-
-/* The JSON that nvllmd prints; NULL for anything else, or *late. */
+/* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. */
 static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool *late)
 {
-    int64_t deadline = d->ctl->deadline < 0 ? clock_deadline(CHECK_MS) : d->ctl->deadline;
+    int ms = d->ctl->deadline < 0 ? CHECK_MS : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
+    const struct itimerval timer = {.it_value = {ms / 1000, ms % 1000 * 1000}};
     struct nvllm_error err;
     json_t *found = NULL;
-    struct text_buffer text = {0};
-    int ends[2];
+    int ends[2], status;
     pid_t child;
+    char *text;
+    size_t n;
 
-    if (pipe(ends) < 0)
+    if (pipe2(ends, O_CLOEXEC) < 0)
         return NULL;
     fflush(stdout);
     child = fork();
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        close(ends[0]);
-        close(ends[1]);
         become_user(&d->user);
+        signal(SIGALRM, SIG_DFL);
+        setitimer(ITIMER_REAL, &timer, NULL); /* exec keeps it */
         execv(d->nvllmd, (char *const *)argv);
         _exit(EXIT_ERROR);
     }
     close(ends[1]);
-    if (child > 0 && read_in_time(ends[0], deadline, &text, late))
-        found = ctl_json_parse(text.data ? text.data : "", text.len, &err);
-    else if (child > 0)
-        kill(child, SIGKILL);
+    if (child > 0) {
+        text = ctl_read_all(ends[0], &n);
+        waitpid(child, &status, 0);
+        *late = WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM;
+        found = ctl_json_parse(text, n, &err);
+        free(text);
+    }
     close(ends[0]);
-    if (child > 0)
-        waitpid(child, NULL, *late ? WNOHANG : 0); /* a dead file system blocks even SIGKILL */
-    text_buffer_deinit(&text);
     return found;
 }
 
@@ -366,15 +613,15 @@ static void say_finding(struct doctor *d, const char *about, const json_t *f)
     const char *fix = json_string_value(json_object_get(f, "mend"));
 
     if (fix && strncmp(fix, "nvllmd ", 7) == 0)
-        fix = doctor_text(d, "%s %s", doctor_quote(d, d->nvllmd), fix + 7);
-    doctor_say(d,
-               strcmp(level, "wrong") == 0  ? DOCTOR_WRONG
-               : strcmp(level, "note") == 0 ? DOCTOR_NOTE
-                                            : DOCTOR_OK,
-               about, fix, "%s", json_string_value(json_object_get(f, "text")));
+        fix = format(d, "%s %s", quote(d, d->nvllmd), fix + 7);
+    say(d,
+        strcmp(level, "wrong") == 0  ? WRONG
+        : strcmp(level, "note") == 0 ? NOTE
+                                     : OK,
+        about, fix, "%s", json_string_value(json_object_get(f, "text")));
 }
 
-bool doctor_take_model(struct doctor *d)
+static bool say_model_findings(struct doctor *d)
 {
     int before = d->n_wrong;
     const json_t *f;
@@ -426,24 +673,23 @@ static void compare_sockets(struct doctor *d, const char *configured)
     if (!configured || d->is_running || !d->has_config ||
         strcmp(configured, d->ctl->socket_path) == 0)
         return;
-    doctor_say(d, DOCTOR_NOTE, "socket",
-               doctor_text(d, "export NVLLM_SOCKET=%s", doctor_quote(d, configured)),
-               "nvllmd is configured for %s, but %s was tried", configured, d->ctl->socket_path);
+    say(d, NOTE, "socket", format(d, "export NVLLM_SOCKET=%s", quote(d, configured)),
+        "nvllmd is configured for %s, but %s was tried", configured, d->ctl->socket_path);
 }
 
 /* Whether the daemon's user and the caller, who runs nvllmd, may read the file. nvllmd reports a
  * missing one. */
-static bool check_file(struct doctor *d)
+static bool check_config_file(struct doctor *d)
 {
     char *path = realpath(d->config, NULL);
     bool ok = true;
 
     if (!path && (errno != EACCES || d->config[0] != '/'))
         return true;
-    ok = doctor_path(d, "config", &d->user, path ? path : d->config, R_OK);
+    ok = check_path(d, "config", &d->user, path ? path : d->config, R_OK);
     if (ok && access(path, R_OK) < 0) {
-        doctor_say(d, DOCTOR_NOTE, "config", doctor_again(d), "user %u may not read %s",
-                   (unsigned)geteuid(), path);
+        say(d, NOTE, "config", again_command(d), "user %u may not read %s", (unsigned)geteuid(),
+            path);
         ok = false;
     }
     free(path);
@@ -459,13 +705,13 @@ static void check_config(struct doctor *d)
     int n = 3;
 
     if (!d->nvllmd) {
-        doctor_say(d, DOCTOR_NOTE, "config", NULL,
-                   "nvllmd is not installed here, so %s cannot be checked", d->config);
+        say(d, NOTE, "config", NULL, "nvllmd is not installed here, so %s cannot be checked",
+            d->config);
         return;
     }
     if (!d->has_config && !d->given_model)
         return; /* the options are unknown */
-    if (d->has_config && !check_file(d))
+    if (d->has_config && !check_config_file(d))
         return;
     argv[n++] = d->has_config ? "--config" : "--socket";
     argv[n++] = d->has_config ? d->config : d->ctl->socket_path;
@@ -475,16 +721,241 @@ static void check_config(struct doctor *d)
     }
     found = run_nvllmd(d, argv, &late);
     if (!json_is_object(found)) {
-        doctor_say(d, DOCTOR_NOTE, "config", NULL, "%s has not checked %s%s", d->nvllmd, d->config,
-                   late ? " in time" : ": is it of another version?");
+        say(d, NOTE, "config", NULL, "%s has not checked %s%s", d->nvllmd, d->config,
+            late ? " in time" : ": is it of another version?");
     } else {
         take_findings(d, json_object_get(found, "findings"));
         compare_sockets(d, json_string_value(json_object_get(found, "socket")));
         model = json_string_value(json_object_get(found, "model"));
         if (model && !d->is_running && !d->given_model)
-            d->model = doctor_text(d, "%s", model);
+            d->model = format(d, "%s", model);
     }
     json_decref(found);
+}
+
+/* ---- the model */
+
+/* The folder that is given, that the daemon has, or that it is configured for. */
+static bool find_folder(struct doctor *d)
+{
+    char *whole, *here;
+
+    if (d->given_model) { /* relative to the current folder, whatever the daemon has */
+        whole = realpath(d->given_model, NULL);
+        here = whole || d->given_model[0] == '/' ? NULL : getcwd(NULL, 0);
+        d->model =
+            format(d, "%s%s%s", here ? here : "", here ? "/" : "", whole ? whole : d->given_model);
+        free(whole);
+        free(here);
+    }
+    if (!d->model && !d->has_config)
+        say(d, NOTE, "model", NULL, "%s does not exist, so the model is unknown: give --model DIR",
+            d->config);
+    return d->model && d->model[0];
+}
+
+/* The whole list of what is wrong with the folder, and whether there is room for what is missing:
+ * the fix is to download the model again. */
+static const char *check_command(struct doctor *d)
+{
+    const char *folder = quote(d, d->model);
+
+    return format(d, "%s check --model %s; df -h %s   # then download it again",
+                  d->nvllmd ? quote(d, d->nvllmd) : "nvllmd", folder, folder);
+}
+
+static bool check_model_file(struct doctor *d, const char *name)
+{
+    const char *path = format(d, "%s/%s", d->model, name);
+    char start[64];
+    struct stat st;
+
+    if (strchr(name, '/'))
+        return say(d, WRONG, "model", check_command(d),
+                   "the index names %s, which is no file beside it", name);
+    if (stat(path, &st) < 0)
+        return say(d, WRONG, "model", check_command(d), "%s: %s", path, strerror(errno));
+    if (!check_path(d, "model", &d->user, path, R_OK))
+        return false;
+    if (st.st_size < LFS_POINTER_BYTES && read_start(start, sizeof(start), path) &&
+        strncmp(start, "version https://git-lfs", 23) == 0)
+        return say(d, WRONG, "model", format(d, "git -C %s lfs pull", quote(d, d->model)),
+                   "%s is a pointer of Git LFS, not the file itself", path);
+    if (strstr(name, ".safetensors") && !strstr(name, ".json"))
+        d->weight_bytes += (uint64_t)st.st_size;
+    return true;
+}
+
+/* Each file that the index names, once. */
+static bool check_shards(struct doctor *d, const char *index_path)
+{
+    json_error_t where;
+    json_t *index = json_load_file(index_path, 0, &where), *seen = json_object();
+    const json_t *member;
+    const char *name;
+    bool ok = index != NULL;
+
+    if (!index)
+        say(d, WRONG, "model", check_command(d), "%s: %s", index_path, where.text);
+    json_object_foreach(json_object_get(index, "weight_map"), name, member)
+    {
+        const char *file = json_string_value(member);
+
+        if (!file || json_object_get(seen, file))
+            continue;
+        json_object_set_new(seen, file, json_true());
+        ok = check_model_file(d, file) && ok;
+    }
+    json_decref(index);
+    json_decref(seen);
+    return ok;
+}
+
+static bool check_files(struct doctor *d)
+{
+    const char *index = format(d, "%s/model.safetensors.index.json", d->model);
+    bool ok;
+
+    if (!check_path(d, "model", &d->user, d->model, R_OK | X_OK))
+        return false;
+    ok = check_model_file(d, "config.json");
+    ok = check_model_file(d, "tokenizer.json") && ok;
+    if (access(index, F_OK) < 0)
+        return check_model_file(d, "model.safetensors") && ok;
+    return check_model_file(d, "model.safetensors.index.json") && check_shards(d, index) && ok;
+}
+
+/* Whether the daemon may read all files is reported before what it finds in them. */
+static void check_model(struct doctor *d)
+{
+    if (!find_folder(d))
+        say_model_findings(d);
+    else if (d->model[0] != '/' && d->is_running)
+        say(d, OK, "model", NULL, "%s, relative to where nvllmd was started", d->model);
+    else if (check_files(d) && say_model_findings(d) && access(d->model, R_OK | X_OK) == 0 &&
+             d->weight_bytes > 0)
+        say(d, OK, "model", NULL, "%s: %.1f MiB of weights, readable by user %s", d->model,
+            (double)d->weight_bytes / (1 << 20), d->user.name);
+}
+
+/* ---- devices */
+
+/* NVIDIA display and 3D controllers on the PCI bus. */
+static int count_gpus(void)
+{
+    glob_t folders = {0};
+    int n = 0;
+
+    glob("/sys/bus/pci/devices/*", 0, NULL, &folders);
+    for (size_t i = 0; i < folders.gl_pathc; i++) {
+        char path[400], vendor[32], class[32];
+
+        snprintf(path, sizeof(path), "%s/vendor", folders.gl_pathv[i]);
+        if (!read_start(vendor, sizeof(vendor), path) || strcmp(vendor, "0x10de") != 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/class", folders.gl_pathv[i]);
+        n += read_start(class, sizeof(class), path) && strncmp(class, "0x03", 4) == 0;
+    }
+    globfree(&folders);
+    return n;
+}
+
+static void check_devices(struct doctor *d)
+{
+    static const char *const nodes[] = {"/dev/nvidiactl", "/dev/nvidia-uvm"};
+    char version[200];
+    int n = count_gpus();
+    bool ok = true;
+
+    if (access(nodes[0], F_OK) != 0) {
+        if (n == 0)
+            say(d, OK, "device", NULL, "there is no NVIDIA GPU: nvllmd runs on the CPU");
+        else
+            say(d, WRONG, "device", "sudo sh -c 'modprobe nvidia && nvidia-modprobe -u -c 0'",
+                "%d NVIDIA GPU%s found, but no %s: the driver is not loaded", n, n == 1 ? "" : "s",
+                nodes[0]);
+        return;
+    }
+    for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
+        if (access(nodes[i], F_OK) != 0) {
+            say(d, WRONG, "device", "sudo nvidia-modprobe -u -c 0", "%s: %s", nodes[i],
+                strerror(errno));
+            ok = false;
+        } else {
+            ok = check_path(d, "device", &d->user, nodes[i], 6) && ok;
+        }
+    }
+    if (!read_start(version, sizeof(version), "/proc/driver/nvidia/version"))
+        snprintf(version, sizeof(version), "NVIDIA driver of unknown version");
+    version[strcspn(version, "\n")] = '\0';
+    if (ok)
+        say(d, OK, "device", NULL, "%s", version);
+}
+
+/* ---- memory */
+
+/* A field of /proc/meminfo, in bytes; 0 if it is missing. */
+static uint64_t memory_info(const char *field)
+{
+    char text[4096];
+    const char *at = read_start(text, sizeof(text), "/proc/meminfo") ? strstr(text, field) : NULL;
+
+    return at ? strtoull(at + strlen(field), NULL, 10) << 10 : 0;
+}
+
+static uint64_t read_number(const char *path)
+{
+    char text[64];
+
+    return read_start(text, sizeof(text), path) ? strtoull(text, NULL, 10) : 0;
+}
+
+/* Weights pass through the host's memory, and stay there on the CPU backend. */
+static void check_memory(struct doctor *d)
+{
+    uint64_t free_bytes = memory_info("MemAvailable:"), total = memory_info("MemTotal:");
+    uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
+    bool on_cpu = access("/dev/nvidiactl", F_OK) != 0;
+
+    if (limit > 0 && limit < total)
+        total = limit;
+    if (on_cpu && d->weight_bytes > total)
+        say(d, WRONG, "memory", edit_command(d), "%.1f MiB of weights, but only %.1f MiB of memory",
+            (double)d->weight_bytes / (1 << 20), (double)total / (1 << 20));
+    else if (on_cpu && !d->is_running && d->weight_bytes > free_bytes)
+        say(d, WRONG, "memory", "ps -eo pid,rss,comm --sort=-rss | head",
+            "%.1f MiB of weights, but only %.1f MiB of memory available",
+            (double)d->weight_bytes / (1 << 20), (double)free_bytes / (1 << 20));
+    else
+        say(d, OK, "memory", NULL, "%.1f MiB of %.1f MiB available", (double)free_bytes / (1 << 20),
+            (double)total / (1 << 20));
+    if (read_number("/proc/sys/vm/overcommit_memory") == 2)
+        say(d, NOTE, "memory", "sudo sysctl vm.overcommit_memory=0",
+            "overcommit is off: the whole KV cache counts as used at once");
+}
+
+/* ---- limits */
+
+static void check_limits(struct doctor *d)
+{
+    uint64_t waiting = read_number("/proc/sys/net/core/somaxconn");
+    struct rlimit files = {0};
+    bool ok = true;
+
+    getrlimit(RLIMIT_NOFILE, &files);
+    if (files.rlim_max < FEW_DESCRIPTORS) {
+        say(d, WRONG, "limits", "sudo prlimit --pid $$ --nofile=65536:65536",
+            "at most %llu open files: each client needs one", (unsigned long long)files.rlim_max);
+        ok = false;
+    }
+    if (waiting > 0 && waiting < FEW_WAITING) {
+        say(d, WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
+            "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused", waiting);
+        ok = false;
+    }
+    if (ok)
+        say(d, OK, "limits", NULL, "%llu open files, %" PRIu64 " waiting connections",
+            (unsigned long long)files.rlim_max, waiting);
 }
 
 /* ---- the command */
@@ -495,12 +966,12 @@ static void choose_user(struct doctor *d, const char *given)
     const struct passwd *me;
 
     d->user_given = given != NULL;
-    if (given && !doctor_find_user(&d->user, given))
+    if (given && !find_user(&d->user, given))
         ctl_usage(d->ctl, "there is no user “%s”", given);
-    if (given || doctor_find_user(&d->user, SERVICE_USER))
+    if (given || find_user(&d->user, SERVICE_USER))
         return;
     me = getpwuid(geteuid());
-    if (!me || !doctor_find_user(&d->user, me->pw_name)) {
+    if (!me || !find_user(&d->user, me->pw_name)) {
         snprintf(d->user.name, sizeof(d->user.name), "%u", (unsigned)geteuid());
         d->user.uid = geteuid();
     }
@@ -522,10 +993,12 @@ int ctl_doctor(struct ctl *ctl)
     d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d, ctl_option(ctl, "user"));
     find_program(&d);
-    doctor_socket(&d);
+    check_socket(&d);
     check_config(&d);
-    doctor_model(&d);
-    doctor_host(&d);
+    check_model(&d);
+    check_devices(&d);
+    check_memory(&d);
+    check_limits(&d);
     if (d.json)
         ctl_json_print(STDOUT_FILENO,
                        json_pack("{sOsi}", "findings", d.findings, "wrong", d.n_wrong));

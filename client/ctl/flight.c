@@ -24,15 +24,9 @@ int64_t flight_clock_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* The owner has the memory of requests. */
-static void keep(void *request)
-{
-    (void)request;
-}
-
 void flight_deinit(struct flight *f)
 {
-    tdestroy(f->sent, keep);
+    tdestroy(f->sent, free);
     free(f->waiting);
 }
 

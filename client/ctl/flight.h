@@ -35,6 +35,7 @@ struct flight {
     int64_t stop_end;
 };
 
+/* Frees requests in flight, unless all have ended. */
 void flight_deinit(struct flight *f);
 
 /* The nanoseconds of the monotonic clock. */

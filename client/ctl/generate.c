@@ -4,7 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/lib/clock.h"
 #include "client/ctl/ctl.h"
 #include "client/ctl/json.h"
 #include "client/ctl/prompt.h"
@@ -18,7 +17,7 @@ struct job {
     struct ctl_result result;
     char last; /* what was printed last */
     bool started;
-    bool cancelled; /* by us */
+    struct ctl_answer answer;
 };
 
 static void show_delta(struct job *job, const struct nvllm_delta *delta)
@@ -67,7 +66,7 @@ static int end_done(struct job *job, const struct nvllm_done *done)
     show_end(job);
     switch (finish) {
     case NVLLM_FINISH_CANCELLED:
-        if (!job->cancelled)
+        if (job->answer.cancel_end < 0)
             ctl_message("nvllmd cancelled the request");
         return EXIT_ERROR;
     case NVLLM_FINISH_DEADLINE:
@@ -90,7 +89,7 @@ static int end_error(struct job *job, const struct nvllm_error *err)
         ctl_result_end(&job->result, err->code == NVLLM_E_CANCELLED ? NVLLM_FINISH_CANCELLED
                                                                     : NVLLM_FINISH_DEADLINE);
         show_end(job);
-        if (job->cancelled)
+        if (job->answer.cancel_end >= 0)
             return rc;
     } else if (job->terminal && job->last != '\0' && job->last != '\n') {
         ctl_write(STDOUT_FILENO, "\n", 1);
@@ -110,42 +109,27 @@ static int run(struct job *job)
 {
     const struct nvllm_event *event;
     struct nvllm_error err;
-    int64_t cancel_end = -1;
     enum nvllm_code code;
-    uint64_t id;
 
-    code = nvllm_generate_start(job->ctl->client, &id, &job->prompt.request.r, &err);
-    if (code != NVLLM_OK)
+    job->answer = (struct ctl_answer){.cancel_end = -1};
+    if (nvllm_generate_start(job->ctl->client, &job->answer.id, &job->prompt.request.r, &err) !=
+        NVLLM_OK)
         return ctl_report(job->ctl, &err);
-    for (;;) {
-        /* Checked each time: a fast daemon may always have another event. */
-        if (cancel_end < 0 && (ctl_interrupted() || ctl_left_ms(job->ctl) == 0)) {
-            cancel_end = ctl_cancel_end(job->ctl);
-            nvllm_cancel(job->ctl->client, id, NULL);
-            job->cancelled = true;
-        }
-        if (cancel_end >= 0 && clock_left_ms(cancel_end) == 0) {
-            if (ctl_left_ms(job->ctl) != 0) /* reported below */
-                ctl_message("nvllmd has not ended the request");
-            return EXIT_DEADLINE;
-        }
-        code = ctl_next(job->ctl, -1,
-                        cancel_end >= 0 ? clock_left_ms(cancel_end) : ctl_left_ms(job->ctl), &event,
-                        &err);
-        if (code == NVLLM_E_TIMEOUT) {
-            continue;
-        } else if (code != NVLLM_OK) {
-            return end_error(job, &err);
-        } else if (event->delta) {
+    while ((code = ctl_next_of(job->ctl, &job->answer, &event, &err)) == NVLLM_OK) {
+        if (event->delta)
             show_delta(job, event->delta);
-        } else if (event->done) {
+        else if (event->done)
             return end_done(job, event->done);
-        } else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code)) {
+        else if (!job->started && ctl_prompt_fall_back(&job->prompt, event->error->code))
             return RETRY;
-        } else {
+        else
             return end_error(job, event->error);
-        }
     }
+    if (code != NVLLM_E_TIMEOUT)
+        return end_error(job, &err);
+    if (ctl_left_ms(job->ctl) != 0) /* reported by ctl_generate() */
+        ctl_message("nvllmd has not ended the request");
+    return EXIT_DEADLINE;
 }
 
 int ctl_generate(struct ctl *ctl)

@@ -349,6 +349,35 @@ enum nvllm_code ctl_next(struct ctl *ctl, int also_fd, int timeout_ms,
     }
 }
 
+/* Ctrl-C in an interactive program ends the answer alone, and a second one the wait for its end. */
+static void check_cancel(struct ctl *ctl, struct ctl_answer *a)
+{
+    if (interrupts_spared && ctl_interrupted()) {
+        ctl_forget_interrupt();
+        a->n_interrupts++;
+    }
+    if (a->cancel_end < 0 && (a->n_interrupts > 0 || ctl_interrupted() || ctl_left_ms(ctl) == 0)) {
+        a->cancel_end = ctl_cancel_end(ctl);
+        nvllm_cancel(ctl->client, a->id, NULL);
+    }
+}
+
+enum nvllm_code ctl_next_of(struct ctl *ctl, struct ctl_answer *a, const struct nvllm_event **event,
+                            struct nvllm_error *err)
+{
+    enum nvllm_code code;
+
+    do {
+        check_cancel(ctl, a); /* each time: a fast daemon may always have another event */
+        if (a->n_interrupts > 1 || (a->cancel_end >= 0 && clock_left_ms(a->cancel_end) == 0))
+            return NVLLM_E_TIMEOUT;
+        code =
+            ctl_next(ctl, -1, a->cancel_end >= 0 ? clock_left_ms(a->cancel_end) : ctl_left_ms(ctl),
+                     event, err);
+    } while (code == NVLLM_E_TIMEOUT || (code == NVLLM_OK && (*event)->id != a->id));
+    return code;
+}
+
 bool ctl_wait_input(int fd, int also_fd, int timeout_ms)
 {
     struct pollfd p[2] = {{.fd = fd, .events = POLLIN}, {.fd = also_fd, .events = POLLIN}};

@@ -3,30 +3,15 @@
 
 #include <math.h>
 
-enum { SUB_BITS = 6, SUB = 1 << SUB_BITS };
-
-/* Values below SUB have a bucket each; above, each power of two has SUB buckets. */
-static unsigned bucket_of(uint64_t ns)
+/* Time 0 has bucket 0, and each doubling after it BUCKETS_A_DOUBLING. */
+static double begin_of(unsigned bucket)
 {
-    unsigned shift;
-
-    if (ns < SUB)
-        return (unsigned)ns;
-    shift = 63 - SUB_BITS - (unsigned)__builtin_clzll(ns);
-    return shift * SUB + (unsigned)(ns >> shift);
-}
-
-static double middle_of(unsigned bucket)
-{
-    unsigned shift = bucket < SUB ? 0 : bucket / SUB - 1;
-    double low = ldexp(bucket < SUB ? bucket : SUB + bucket % SUB, (int)shift);
-
-    return low + (ldexp(1, (int)shift) - 1) / 2;
+    return exp2((double)bucket / BUCKETS_A_DOUBLING) - 1;
 }
 
 void quantiles_add(struct quantiles *q, uint64_t ns)
 {
-    q->counts[bucket_of(ns)]++;
+    q->counts[(unsigned)(log2((double)ns + 1) * BUCKETS_A_DOUBLING)]++;
     if (q->n == 0 || ns < q->min_ns)
         q->min_ns = ns;
     if (ns > q->max_ns)
@@ -37,23 +22,16 @@ void quantiles_add(struct quantiles *q, uint64_t ns)
 
 double quantiles_ms(const struct quantiles *q, double share)
 {
-    uint64_t wanted = (uint64_t)ceil(share * (double)q->n), seen = 0;
-    double ns = 0;
+    double wanted = ceil(share * (double)q->n), seen = 0;
 
-    if (q->n == 0)
-        return 0;
+    if (share >= 1)
+        return (double)q->max_ns / 1e6;
     for (unsigned i = 0; i < QUANTILES_BUCKETS; i++) {
-        seen += q->counts[i];
-        if (seen >= wanted && seen > 0) {
-            ns = middle_of(i);
-            break;
-        }
+        seen += (double)q->counts[i];
+        if (seen >= wanted && seen > 0)
+            return fmax(begin_of(i), (double)q->min_ns) / 1e6;
     }
-    if (share >= 1 || ns > (double)q->max_ns)
-        ns = (double)q->max_ns;
-    if (ns < (double)q->min_ns)
-        ns = (double)q->min_ns;
-    return ns / 1e6;
+    return 0;
 }
 
 double quantiles_mean_ms(const struct quantiles *q)
@@ -81,7 +59,7 @@ void quantiles_draw(const struct quantiles *q, FILE *to, int width)
 
         if (q->counts[i] == 0)
             continue;
-        while (range < RANGES - 1 && middle_of(i) >= range_end_ns(range))
+        while (range < RANGES - 1 && begin_of(i) >= range_end_ns(range))
             range++;
         counts[range] += q->counts[i];
         first = range < first ? range : first;

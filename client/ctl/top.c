@@ -1,5 +1,4 @@
 /* top.c - nvllmctl top: what nvllmd is doing, redrawn periodically. */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <poll.h>
@@ -7,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <termios.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,8 +38,6 @@ struct top {
     char *screen;             /* written at once, so that it does not flicker */
     size_t screen_bytes;
     int columns, rows; /* of the terminal; 0: unlimited */
-    int signals;       /* signalfd: the terminal's new size, Ctrl-Z */
-    struct termios before;
 };
 
 static void measure(struct top *t, const struct nvllm_status *s)
@@ -183,71 +179,45 @@ static void show(const struct top *t)
 
 /* ---- the terminal */
 
-static void enter_screen(struct top *t)
+static struct termios cooked; /* how the terminal was before */
+
+static void enter_screen(void)
 {
     struct termios raw;
 
-    tcgetattr(STDIN_FILENO, &t->before);
-    raw = t->before;
+    tcgetattr(STDIN_FILENO, &cooked);
+    raw = cooked;
     raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
     tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
     ctl_write(STDOUT_FILENO, SCREEN_BEGIN, strlen(SCREEN_BEGIN));
 }
 
-static void leave_screen(const struct top *t)
+static void leave_screen(void)
 {
     ctl_write(STDOUT_FILENO, SCREEN_END, strlen(SCREEN_END));
-    tcsetattr(STDIN_FILENO, TCSADRAIN, &t->before);
+    tcsetattr(STDIN_FILENO, TCSADRAIN, &cooked);
 }
 
-/* Makes SIGWINCH and SIGTSTP readable, to wait for them together with keys. */
-static bool catch_signals(struct top *t)
+/* A new size or Ctrl-Z ends the wait for a key; the latter restores the terminal while the program
+ * is stopped. */
+static void on_signal(int signal)
 {
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGWINCH);
-    sigaddset(&set, SIGTSTP);
-    t->signals = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
-    return t->signals >= 0 && sigprocmask(SIG_BLOCK, &set, NULL) == 0;
+    if (signal != SIGTSTP)
+        return;
+    leave_screen();
+    raise(SIGSTOP);
+    enter_screen();
 }
 
-/* True: a signal came, and the screen must be redrawn. Ctrl-Z restores the terminal while the
- * program is stopped. */
-static bool take_signals(struct top *t)
+/* Waits until the next redraw is due, at the latest. True: q was typed, or the terminal is gone. */
+static bool wait_key(const struct top *t)
 {
-    struct signalfd_siginfo info;
-    bool any = false;
+    struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+    int left = ctl_left_ms(t->ctl);
+    char key;
 
-    while (read(t->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        any = true;
-        if (info.ssi_signo != SIGTSTP)
-            continue;
-        leave_screen(t);
-        raise(SIGSTOP);
-        enter_screen(t);
-    }
-    return any;
-}
-
-/* Waits until the next redraw is due. True: q was typed, or the terminal is gone. */
-static bool wait_key(struct top *t)
-{
-    int64_t end = clock_ms() + t->interval_ms;
-
-    if (t->ctl->deadline >= 0 && t->ctl->deadline < end)
-        end = t->ctl->deadline;
-    while (!ctl_interrupted() && clock_left_ms(end) > 0) {
-        struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
-        char key;
-
-        ctl_wait_input(STDIN_FILENO, t->signals, clock_left_ms(end));
-        if (poll(&p, 1, 0) > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q'))
-            return true;
-        if (take_signals(t))
-            return false;
-    }
-    return false;
+    ctl_wait_input(STDIN_FILENO, -1, left >= 0 && left < t->interval_ms ? left : t->interval_ms);
+    return poll(&p, 1, 0) > 0 && (read(STDIN_FILENO, &key, 1) != 1 || key == 'q' || key == 'Q');
 }
 
 static int run_live(struct top *t)
@@ -255,16 +225,16 @@ static int run_live(struct top *t)
     bool ok;
 
     ctl_catch_interrupts(false);
-    if (!catch_signals(t))
-        ctl_die("cannot wait for signals: %s", strerror(errno));
-    enter_screen(t);
+    enter_screen();
+    sigaction(SIGWINCH, &(struct sigaction){.sa_handler = on_signal}, NULL);
+    sigaction(SIGTSTP, &(struct sigaction){.sa_handler = on_signal}, NULL);
     do {
         show_size(STDOUT_FILENO, &t->columns, &t->rows);
         ok = draw(t);
         if (ok)
             show(t);
     } while (ok && !wait_key(t) && !ctl_interrupted());
-    leave_screen(t);
+    leave_screen();
     if (ctl_interrupted())
         return ctl_interrupted();
     return ok ? EXIT_OK : ctl_report(t->ctl, &t->ctl->err);

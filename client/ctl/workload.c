@@ -142,59 +142,21 @@ void workload_read(struct workload *w, const char *path)
 
 /* ---- the tokens */
 
-struct finder {
-    const struct ctl *ctl;
-    const int32_t *all; /* 0, 1, 2, … */
-    struct workload *w;
-    bool ended; /* the ids to come are not in the vocabulary: nvllmd refuses them */
-    struct nvllm_error err;
-};
-
-/* Bytes of the text of tokens first to end - 1, or -1 with f->err. */
-static int64_t text_bytes(struct finder *f, size_t first, size_t end, bool skip_special)
+/* Ordinary tokens have a text, also with special tokens left out. */
+void workload_find_tokens(struct workload *w, struct ctl *ctl)
 {
-    struct nvllm_text text;
+    enum nvllm_code code = NVLLM_OK;
 
-    if (nvllm_detokenize(f->ctl->client, f->all + first, end - first, skip_special,
-                         ctl_left_ms(f->ctl), &text, &f->err) != NVLLM_OK)
-        return -1;
-    return (int64_t)text.len;
-}
-
-/* Adds the ordinary tokens of a range, which is halved until each part holds such tokens alone or
- * none: its last id has a text, since later ids may be padding, and leaving special tokens out does
- * not shorten the whole. */
-static void find_ordinary(struct finder *f, size_t first, size_t end)
-{
-    size_t middle = first + (end - first) / 2;
-    int64_t bytes = f->ended ? 0 : text_bytes(f, first, end, false);
-    bool ordinary = bytes > 0 && text_bytes(f, end - 1, end, false) > 0 &&
-                    text_bytes(f, first, end, true) == bytes;
-
-    if (f->err.code != NVLLM_OK && f->err.code != NVLLM_E_INVALID)
-        ctl_exit(ctl_report(f->ctl, &f->err));
-    if (bytes == 0)
-        return;
-    if (!ordinary && end - first > 1) {
-        find_ordinary(f, first, middle);
-        find_ordinary(f, middle, end);
-        return;
-    }
-    f->ended = bytes < 0;
-    for (size_t i = first; ordinary && i < end; i++)
-        f->w->tokens[f->w->n_tokens++] = (int32_t)i;
-}
-
-void workload_find_tokens(struct workload *w, const struct ctl *ctl)
-{
-    int32_t *all = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*all));
-    struct finder f = {.ctl = ctl, .all = all, .w = w};
-
-    for (int32_t i = 0; i <= LAST_TOKEN; i++)
-        all[i] = i;
     w->tokens = ctl_grow(NULL, LAST_TOKEN + 1, sizeof(*w->tokens));
-    find_ordinary(&f, 0, LAST_TOKEN + 1);
-    free(all);
+    for (int32_t id = 0; id <= LAST_TOKEN && code == NVLLM_OK; id++) {
+        struct nvllm_text text = {0};
+
+        code = nvllm_detokenize(ctl->client, &id, 1, true, ctl_left_ms(ctl), &text, &ctl->err);
+        if (text.len > 0)
+            w->tokens[w->n_tokens++] = id;
+    }
+    if (code != NVLLM_E_INVALID) /* of ids past the end of the vocabulary */
+        ctl_check(ctl, code);
     if (w->n_tokens == 0)
         ctl_die("the model has no ordinary token");
     /* A published prompt may contain tokens that this model lacks: others replace them. */

@@ -44,7 +44,7 @@ void workload_read(struct workload *w, const char *path);
 
 /* Finds the ordinary tokens of the model: known, and not special. Ends the program with a message
  * if that fails. */
-void workload_find_tokens(struct workload *w, const struct ctl *ctl);
+void workload_find_tokens(struct workload *w, struct ctl *ctl);
 
 /* The next item; false at the end, unless it starts again. */
 bool workload_next(struct workload *w, struct workload_item *item, bool again);
