@@ -7,6 +7,8 @@ Usage of a test program:
 --light is for builds with sanitizers: fewer rounds, shorter prompts, no limits on memory."""
 
 import argparse
+import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
@@ -16,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -72,6 +75,32 @@ def wait_for(condition, seconds, what):
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not so after {seconds} s")
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def beside(step, n=1):
+    """While the block runs, n threads call step() again and again; a failure in one of them is raised
+    at the end of the block."""
+    stop = threading.Event()
+
+    def run():
+        while not stop.is_set():
+            step()
+
+    with concurrent.futures.ThreadPoolExecutor(n) as pool:
+        runs = [pool.submit(run) for _ in range(n)]
+        try:
+            yield
+        finally:
+            stop.set()
+    for r in runs:
+        r.result()
+
+
+def at_once(call, items):
+    """call(item) of all of them at the same time, each in a thread; a failure is raised at the end."""
+    with concurrent.futures.ThreadPoolExecutor(len(items)) as pool:
+        return list(pool.map(call, items))
 
 
 class Daemon:
@@ -302,8 +331,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nvllmd", required=True)
     parser.add_argument("--nvllmctl", required=True)
-    parser.add_argument("--shared", default=ROOT.parent / "shared", type=pathlib.Path,
-                        help="folder with tokenizers/qwen3 and golden/qwen3-vectors.jsonl")
     parser.add_argument("--module", help="a backend module")
     parser.add_argument("--build", type=pathlib.Path, help="the build folder, to install from")
     parser.add_argument("--sanitize", default="", help="what the build was made with")

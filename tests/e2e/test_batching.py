@@ -1,10 +1,9 @@
 """Batching changes nothing: what a request gets does not depend on what else runs."""
 
 import random
-import threading
 
 import harness
-from harness import Case, Daemon, scaled
+from harness import Case, Daemon, at_once, scaled
 
 QUESTIONS = [
     "What is 17 + 25?", "Count from 1 to 20.", "Spell lion.", "Reverse these words: a b c d.",
@@ -71,25 +70,17 @@ def some_request(rng, i):
 class Batching(Case):
     def outcomes_together(self, daemon, requests, n_connections):
         """Each request's outcome with all of them in progress at once."""
-        outcomes, failures = [None] * len(requests), []
+        outcomes = [None] * len(requests)
 
         def client(first):
-            try:
-                mine = range(first, len(requests), n_connections)
-                with daemon.connect() as w:
-                    for i in mine:
-                        w.send(i + 1, generate=requests[i])
-                    for id_, answer in w.collect([i + 1 for i in mine]).items():
-                        outcomes[id_ - 1] = answer.outcome()
-            except BaseException as e:
-                failures.append(repr(e))
+            mine = range(first, len(requests), n_connections)
+            with daemon.connect() as w:
+                for i in mine:
+                    w.send(i + 1, generate=requests[i])
+                for id_, answer in w.collect([i + 1 for i in mine]).items():
+                    outcomes[id_ - 1] = answer.outcome()
 
-        threads = [threading.Thread(target=client, args=(k,)) for k in range(n_connections)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        self.assertEqual(failures, [])
+        at_once(client, range(n_connections))
         return outcomes
 
     def test_256_requests_of_all_kinds(self):
@@ -123,28 +114,6 @@ class Batching(Case):
         self.assertEqual([many.choices[i].ids for i in range(4)],
                          [o.choices[0].ids for o in ones])
         self.assertEqual(len({tuple(o.choices[0].ids) for o in ones}), 4)
-
-    def test_streaming_changes_nothing(self):
-        """The pieces of a stream put together are the text that comes in one piece."""
-        message = {"role": "user", "content": "你好 🦊 Count from 1 to 9."}
-        request = {"chat": {"messages": [message]}, "max_tokens": 40,
-                   "sampling": {"temperature": 1.2, "seed": 3, "ignore_eos": True}}
-        with Daemon() as d, d.connect() as w:
-            whole = w.generate(stream=False, **request)
-            pieces = w.generate(stream=True, **request)
-        self.assertEqual(pieces.outcome(), whole.outcome())
-
-    def test_stop_string_ends_the_text_before_it(self):
-        """A stop string is no part of the text, wherever token borders fall in it."""
-        request = {"prompt": "<|im_start|>user\nCount from 1 to 20.<|im_end|>\n"
-                             "<|im_start|>assistant\n<think>\n\n</think>\n\n",
-                   "max_tokens": 60, "sampling": {"temperature": 0}, "stream": True}
-        with Daemon() as d, d.connect() as w:
-            full = w.generate(**request).choices[0].text
-            for stop in full[4:5], full[5:9], full[-3:], full[:2]:
-                c = w.generate(stop=[stop], **request).choices[0]
-                self.assertEqual(c.text, full[:full.index(stop)])
-                self.assertEqual(c.reason, "FINISH_STOP")
 
 
 if __name__ == "__main__":

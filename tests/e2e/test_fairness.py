@@ -6,13 +6,12 @@ root can be both."""
 
 import pathlib
 import statistics
-import threading
 import time
 
 import harness
 import roles
 import wire
-from harness import Case, Daemon, scaled
+from harness import Case, Daemon, beside, scaled
 
 STEP_US = 3000
 TOKENS = 60
@@ -199,14 +198,6 @@ class Questions(Case):
                    for path in pathlib.Path(f"/proc/{d.pid}/task").glob("*/schedstat")
                    if path.parent.name != str(d.pid))
 
-    def ask_on(self, w, stop, sizes):
-        """Keeps four inspect requests in progress; notes the bytes of their answers."""
-        frames = [wire.frame(i, show_cache={}) for i in range(1, 5)]
-        w.raw(b"".join(frames))
-        while not stop.is_set():
-            sizes.append(w.skip())
-            w.raw(frames[(len(sizes) - 1) % 4])  # their answers come in order
-
     def test_endless_inspect_requests(self):
         """Inspect requests take about a tenth of the engine thread's time."""
         with self.instant_daemon(
@@ -214,8 +205,13 @@ class Questions(Case):
                 "limits.output_bytes=64M", "limits.output_pause_bytes=64M") as d, \
                 d.connect() as asking, d.connect() as w:
             self.fill(w, scaled(20000, 5000))
-            stop, sizes = threading.Event(), []
-            thread = threading.Thread(target=self.ask_on, args=(asking, stop, sizes))
+            sizes, frames = [], [wire.frame(i, show_cache={}) for i in range(1, 5)]
+
+            def ask_on():
+                """Keeps four inspect requests in progress; notes the bytes of their answers."""
+                asking.raw(b"" if sizes else b"".join(frames))
+                sizes.append(asking.skip())
+                asking.raw(frames[(len(sizes) - 1) % 4])  # their answers come in order
 
             def part(n):
                 began, before = time.monotonic(), self.computing_ms(d)
@@ -224,12 +220,8 @@ class Questions(Case):
                 return (self.computing_ms(d) - before) / (time.monotonic() - began) / 1000
 
             alone = part(1000)
-            thread.start()
-            try:
+            with beside(ask_on):
                 asked = part(1000)
-            finally:
-                stop.set()
-                thread.join()
             print(f"{100 * alone:.0f} % of a core alone, {100 * asked:.0f} % with inspect requests")
             self.assertLess(asked - alone, scaled(0.3, 0.5))
             self.assertGreater(len(sizes), 1)

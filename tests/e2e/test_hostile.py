@@ -15,7 +15,7 @@ import harness
 import roles
 import wild
 import wire
-from harness import GOOD, LONG, SMALL, Case, Daemon, SharedDaemon, scaled
+from harness import GOOD, LONG, SMALL, Case, Daemon, SharedDaemon, beside, scaled
 
 
 def pour(w, data):
@@ -261,60 +261,44 @@ class Values(SharedDaemon):
         self.wire = self.daemon.connect()
         self.addCleanup(self.wire.close)
 
-    def expect_invalid(self, field, **request):
-        with self.subTest(field=field, request=str(request)[:100]):
-            error = self.wire.generate(**{**GOOD, **request}).error
-            self.assertIsNotNone(error, "it was accepted")
-            self.assertEqual(error["code"], "ERROR_INVALID", error)
-            self.assertRegex(error.get("field", ""), rf"^{field}(\[|$)", error)
-            self.assertFalse(error.get("retryable", False))
-        self.assertIsNone(self.wire.generate(**GOOD).error)
+    def test_wrong_fields_are_named(self):
+        """Whichever the field, and however it is wrong."""
+        def sampling(**fields):
+            return {"sampling": fields}
 
-    def test_sampling_out_of_range(self):
-        """Each sampling field, at values just and far outside of its range."""
-        nan, inf = float("nan"), float("inf")
-        wrong = {
-            "temperature": [-0.1, nan, inf, -inf],
-            "min_tokens": [3, 0xFFFFFFFF],
-            "top_p": [7.0, 0.0, -1.0, nan, 1.0001],
-            "min_p": [-0.1, 1.1, nan],
-            "repetition_penalty": [0.0, -1.0, nan, inf],
-            "presence_penalty": [-2.1, 2.1, nan],
-            "frequency_penalty": [-2.1, 2.1, nan],
-            "logprobs": [21, 1000, 0xFFFFFFFF],
-            "stop_token_ids": [[-1], [2048], [2147483647]],
-            "logit_bias": [[{"id": -1, "bias": 1.0}], [{"id": 2048, "bias": 1.0}],
-                           [{"id": 5, "bias": 100.5}], [{"id": 5, "bias": nan}]],
-        }
-        for name, values in wrong.items():
-            for value in values:
-                self.expect_invalid(f"sampling.{name}", sampling={name: value})
+        def chat(**fields):
+            return {"chat": {"messages": [{"role": "user", "content": "Hi"}], **fields}}
 
-    def test_request_out_of_range(self):
-        """The fields beside sampling."""
-        self.expect_invalid("n", n=1000)
-        self.expect_invalid("n", n=0)
-        self.expect_invalid("max_tokens", max_tokens=0)
-        self.expect_invalid("stop", stop=[b""])
-        self.expect_invalid("stop", stop=[b"x"] * 1000)
-
-    def test_prompts(self):
-        """Prompts that are empty, no tokens of the model, or no UTF-8."""
-        def without_prompt(**request):
-            answer = self.wire.generate(**{"max_tokens": 2, **request})
-            self.assertIsNotNone(answer.error, request)
-            self.assertEqual(answer.error["code"], "ERROR_INVALID", answer.error)
-            return answer.error.get("field", "")
-
-        self.assertTrue(without_prompt(prompt=b"").startswith("prompt"))
-        self.assertTrue(without_prompt(prompt_ids={"ids": []}).startswith("prompt_ids"))
-        for id_ in -1, 2048, 2147483647, -2147483648:
-            self.assertTrue(without_prompt(prompt_ids={"ids": [5, id_]}).startswith("prompt_ids"))
-        self.assertTrue(without_prompt(prompt=b"abc\xff\xfe").startswith("prompt"))
-        self.assertTrue(without_prompt(chat={"messages": []}).startswith("chat.messages"))
-        self.assertTrue(without_prompt(
-            chat={"messages": [{"role": "user", "content": b"\xc3"}]}).startswith("chat.messages"))
-        without_prompt()  # none given at all
+        nan = float("nan")
+        for field, request in (
+                ("sampling.temperature", sampling(temperature=nan)),
+                ("sampling.min_tokens", sampling(min_tokens=3)),
+                ("sampling.top_p", sampling(top_p=7.0)), ("sampling.min_p", sampling(min_p=-0.1)),
+                ("sampling.repetition_penalty", sampling(repetition_penalty=float("inf"))),
+                ("sampling.presence_penalty", sampling(presence_penalty=2.1)),
+                ("sampling.frequency_penalty", sampling(frequency_penalty=-2.1)),
+                ("sampling.logprobs", sampling(logprobs=0xFFFFFFFF)),
+                ("sampling.stop_token_ids", sampling(stop_token_ids=[2147483647])),
+                ("sampling.logit_bias", sampling(logit_bias=[{"id": 5, "bias": nan}])),
+                ("n", {"n": 0}), ("n", {"n": 1000}), ("max_tokens", {"max_tokens": 0}),
+                ("stop", {"stop": [b""]}), ("stop", {"stop": [b"x"] * 1000}),
+                ("prompt", {"prompt": b""}), ("prompt", {"prompt": b"abc\xff\xfe"}),
+                ("prompt_ids", {"prompt_ids": {"ids": []}}),
+                *(("prompt_ids", {"prompt_ids": {"ids": [5, i]}}) for i in (-2147483648, 2048)),
+                ("chat.messages", chat(messages=[])),
+                ("chat.messages", chat(messages=[{"role": "user", "content": b"\xc3"}])),
+                ("chat", chat(messages=[{"role": "user", "content": "Hi"}, {"role": ""}])),
+                ("chat.tools", chat(tools=[b"\xff"])),
+                *(("chat", chat(tools=[tool])) for tool in (
+                    b"{", b"[1]", b'{"a":1} x', b'{"a":' * 5000))):
+            with self.subTest(field=field, request=str(request)[:100]):
+                prompt = {} if request.keys() & {"prompt_ids", "chat"} else {"prompt": "Hello"}
+                error = self.wire.generate(**{"max_tokens": 2, **prompt, **request}).error
+                self.assertIsNotNone(error, "it was accepted")
+                self.assertEqual(error["code"], "ERROR_INVALID", error)
+                self.assertRegex(error.get("field", ""), rf"^{field}(\[|$)", error)
+                self.assertFalse(error.get("retryable", False))
+            self.assertIsNone(self.wire.generate(**GOOD).error)
 
     def test_nul_is_a_character(self):
         """NUL in a text is text."""
@@ -325,19 +309,6 @@ class Values(SharedDaemon):
         answer = self.wire.generate(prompt=b"a\0b", max_tokens=2, sampling={"temperature": 0})
         self.assertIsNone(answer.error)
         self.assertEqual(answer.done["usage"]["prompt_tokens"], len(ids))
-
-    def test_bad_utf8_to_the_tokenizer(self):
-        """Bytes that are no UTF-8 are refused by tokenize as well, or taken byte by byte."""
-        reply = self.wire.ask(tokenize={"text": b"abc\xff"})
-        self.assertTrue("tokens" in reply or reply["error"]["code"] == "ERROR_INVALID", reply)
-
-    def test_ids_that_are_none_to_detokenize(self):
-        """Ids outside of the vocabulary are refused by their place; the daemon goes on."""
-        for ids in [-1], [2048], [2147483647], [1, 2, -2147483648]:
-            error = self.wire.ask(detokenize={"ids": ids})["error"]
-            self.assertEqual((error["code"], error["field"]), ("ERROR_INVALID", "ids"), error)
-            self.assertIn(f"ids[{len(ids) - 1}]", error["message"])
-        self.assertTrue(self.wire.ask(detokenize={"ids": [2047]}).keys() >= {"text"})
 
     def test_what_can_never_fit(self):
         """max_tokens beyond the model's length or the pool is refused at once."""
@@ -350,43 +321,20 @@ class Values(SharedDaemon):
         error = self.wire.generate(prompt_ids={"ids": [7] * 5000}, max_tokens=1).error
         self.assertEqual(error["code"], "ERROR_TOO_LONG", error)
 
-    def test_unknown_role(self):
-        """A role that the template does not know is not silently dropped."""
-        answer = self.wire.generate(chat={"messages": [{"role": "user", "content": "Hi"},
-                                                       {"role": "", "content": "x"}]}, max_tokens=1)
-        self.assertIsNotNone(answer.error)
-
-    def test_tools_that_are_no_json(self):
-        """Tool descriptions and calls are checked before they are printed into a prompt."""
-        for tool in b"{", b"[1]", b"\xff", b'{"a":1} x', b'{"a":' * 5000:
-            answer = self.wire.generate(chat={"messages": [{"role": "user", "content": "Hi"}],
-                                              "tools": [tool]}, max_tokens=1)
-            self.assertIsNotNone(answer.error, tool[:20])
-            self.assertIn(answer.error["code"], ("ERROR_INVALID", "ERROR_UNSUPPORTED"))
-
     def test_others_under_fire(self):
         """While many send wrong requests, the good ones are answered, and equally."""
         expected = self.wire.generate(**GOOD).outcome()
-        stop = threading.Event()
+        rng = random.Random(4)
 
-        def attack(seed):
-            rng = random.Random(seed)
-            while not stop.is_set():
-                with contextlib.suppress(OSError), self.daemon.connect() as w:
-                    w.send(1, generate={**GOOD, "sampling": {"top_p": 7.0}})
-                    w.send(2, generate={**GOOD, "max_tokens": 1 << 30})
-                    pour(w, rng.randbytes(30))
+        def attack():
+            with contextlib.suppress(OSError), self.daemon.connect() as w:
+                w.send(1, generate={**GOOD, "sampling": {"top_p": 7.0}})
+                w.send(2, generate={**GOOD, "max_tokens": 1 << 30})
+                pour(w, rng.randbytes(30))
 
-        threads = [threading.Thread(target=attack, args=(i,)) for i in range(4)]
-        for t in threads:
-            t.start()
-        try:
+        with beside(attack, n=4):
             for _ in range(scaled(50, 10)):
                 self.assertEqual(self.wire.generate(**GOOD).outcome(), expected)
-        finally:
-            stop.set()
-            for t in threads:
-                t.join()
 
 
 def loop_ms(daemon):

@@ -8,11 +8,10 @@ import json
 import pathlib
 import resource
 import select
-import threading
 import time
 
 import harness
-from harness import Case, config, run_command, scaled, wait_for
+from harness import Case, beside, config, run_command, scaled, wait_for
 
 
 def quantile(values, p):
@@ -74,14 +73,12 @@ class Tokens(Case):
 class Connections(Case):
     ALIVE = 100  # of those that come and go
 
-    def ping(self, d, stop, times):
-        """Asks for the status all the time; notes the milliseconds."""
-        with d.connect() as w:
-            while not stop.is_set():
-                began = time.monotonic()
-                w.status()
-                times.append(1e3 * (time.monotonic() - began))
-                time.sleep(0.003)
+    def ping(self, w, times):
+        """Asks for the status; notes the milliseconds."""
+        began = time.monotonic()
+        w.status()
+        times.append(1e3 * (time.monotonic() - began))
+        time.sleep(0.003)
 
     def come_and_go(self, d, n, a_second):
         """Each lives for a while; every fifth leaves while its request runs."""
@@ -99,7 +96,7 @@ class Connections(Case):
     def test_idle_ones_and_others_that_come_and_go(self):
         """No descriptor is lost; a connection takes little, and the daemon answers at once."""
         n_idle, seconds = (10000, 120) if config.bars else scaled((2000, 15), (200, 3))
-        a_second, times, stop = 500, [], threading.Event()
+        a_second, times = 500, []
         raise_descriptors()
         with self.instant_daemon(
                 1000, f"limits.connections={n_idle + 2 * self.ALIVE}", "scheduler.max_seq_len=2048",
@@ -110,13 +107,8 @@ class Connections(Case):
             idle = [d.connect() for _ in range(n_idle)]
             each = (d.memory_kib("RssAnon") - before) / n_idle
             descriptors = d.n_descriptors()
-            pinger = threading.Thread(target=self.ping, args=(d, stop, times))
-            pinger.start()
-            try:
+            with d.connect() as w, beside(lambda: self.ping(w, times)):
                 self.come_and_go(d, a_second * seconds, a_second)
-            finally:
-                stop.set()
-                pinger.join()
             wait_for(lambda: d.n_descriptors() == descriptors, scaled(5, 30), "no descriptor is lost")
             for w in idle:
                 w.close()

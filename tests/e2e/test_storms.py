@@ -3,13 +3,12 @@
 import contextlib
 import random
 import signal
-import threading
 import time
 import unittest
 
 import harness
 import wire
-from harness import GOOD, Case, Daemon, config, scaled
+from harness import GOOD, Case, Daemon, at_once, beside, config, scaled
 
 LONG = {**harness.LONG, "max_tokens": 12000}
 SMALL = "cache.kv_memory=256M"  # LONG fits
@@ -103,18 +102,7 @@ class Drain(Case):
                 began = time.monotonic()
                 d.process.send_signal(signal.SIGTERM)
                 wanted = [1, 2, 3, 4, 99] + [5] * (i % 25 == 24)
-                readers = [threading.Thread(target=self.read_to_the_end, args=(w, wanted))
-                           for w in wires]
-                failures = []
-                threading.excepthook = lambda a, f=failures: f.append(a.exc_value)
-                try:
-                    for t in readers:
-                        t.start()
-                    for t in readers:
-                        t.join()
-                finally:
-                    threading.excepthook = threading.__excepthook__
-                self.assertEqual(failures, [])
+                at_once(lambda w: self.read_to_the_end(w, wanted), wires)
                 self.assertEqual(d.process.wait(timeout=scaled(20, 100)), 0)
                 slowest = max(slowest, time.monotonic() - began)
                 self.assertFalse(d.socket.exists())
@@ -134,23 +122,16 @@ class Signals(Case):
             request = {"prompt": "Hello", "max_tokens": scaled(300, 60), "stream": True,
                        "sampling": {"temperature": 0.7, "seed": 5, "ignore_eos": True}}
             expected = w.generate(**request).outcome()
-            stop = threading.Event()
+            rng = random.Random(1)
 
             def storm():
-                rng = random.Random(1)
-                while not stop.is_set():
-                    for _ in range(50):
-                        d.process.send_signal(rng.choice(signals))
-                    time.sleep(0.001)
+                for _ in range(50):
+                    d.process.send_signal(rng.choice(signals))
+                time.sleep(0.001)
 
-            t = threading.Thread(target=storm)
-            t.start()
-            try:
+            with beside(storm):
                 for _ in range(scaled(10, 3)):
                     self.assertEqual(w.generate(**request).outcome(), expected)
-            finally:
-                stop.set()
-                t.join()
             self.assertEqual(d.status()["state"], "ready")
 
     def test_stopped_for_a_while(self):

@@ -18,13 +18,21 @@ static inline enum nvllm_code connect_fd(int fd, int timeout_ms, bool wait_ready
     return nvllm_connect(&client, &options, &err);
 }
 
+static inline void teardown(void)
+{
+    nvllm_close(client);
+    client = NULL;
+    server_close(&server);
+}
+
+/* The client's end of a new pair; a client that is there is closed first. */
 static inline int open_pair(void)
 {
     int fds[2];
 
+    teardown();
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     server_init(&server, fds[1]);
-    client = NULL;
     memset(&err, 0, sizeof(err));
     return fds[0];
 }
@@ -54,13 +62,6 @@ static inline void greeted_with(size_t max_queue_bytes)
     options.max_queue_bytes = max_queue_bytes;
     server_welcome(&server, NVLLM__V1__STATE__STATE_READY);
     ck_assert_int_eq(nvllm_connect(&client, &options, &err), NVLLM_OK);
-}
-
-static inline void teardown(void)
-{
-    nvllm_close(client);
-    client = NULL;
-    server_close(&server);
 }
 
 static inline uint64_t start(const char *prompt)

@@ -26,7 +26,7 @@ struct server {
 };
 
 /* Of a test program. */
-static struct server server;
+static struct server server = {.fd = -1};
 static struct nvllm_client *client;
 static struct nvllm_error err;
 

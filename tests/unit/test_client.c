@@ -9,10 +9,8 @@
 TEST(generate_gives_deltas_and_done)
 {
     const struct nvllm_event *e;
-    uint64_t id;
+    uint64_t id = start("hello");
 
-    greeted();
-    id = start("hello");
     server_delta(&server, id, "wor", 0);
     server_delta(&server, id, "ld", NVLLM_FINISH_LENGTH);
     server_done(&server, id);
@@ -37,7 +35,6 @@ TEST(many_requests_on_one_connection)
     enum { N = 100 };
     uint64_t ids[N];
 
-    greeted();
     for (int i = 0; i < N; i++)
         ids[i] = start("x");
     ck_assert_uint_eq(nvllm_pending(client), N);
@@ -62,7 +59,6 @@ TEST(request_fields_arrive)
     struct nvllm_request r;
     uint64_t id;
 
-    greeted();
     nvllm_request_init(&r);
     r.prompt_ids = ids;
     r.n_prompt_ids = 2;
@@ -108,7 +104,6 @@ TEST(chat_arrives)
     struct nvllm_request r;
     uint64_t id;
 
-    greeted();
     chat.tools = &tool;
     chat.n_tools = 1;
     chat.enable_thinking = NVLLM_OFF;
@@ -133,10 +128,8 @@ TEST(logprobs_come_with_tokens)
     float top[] = {-0.25f, -2};
     Nvllm__V1__TokenLogprobs row = NVLLM__V1__TOKEN_LOGPROBS__INIT, *rows[] = {&row, &row};
     const struct nvllm_logprobs *got;
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     {
         FRAME(f, d, Delta, DELTA, delta, DELTA, id);
 
@@ -160,10 +153,8 @@ TEST(logprobs_come_with_tokens)
 TEST(half_frames_wait_for_the_rest)
 {
     struct frame_buffer b = {0};
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     {
         FRAME(f, d, Done, DONE, done, DONE, id);
 
@@ -190,7 +181,6 @@ TEST(wrong_requests)
     struct nvllm_chat chat = chat_of(&no_role, 1);
     uint64_t id = 77;
 
-    greeted();
     nvllm_request_init(&r);
     ck_assert_int_eq(nvllm_generate_start(client, &id, &r, &err), NVLLM_E_INVALID);
     ck_assert_str_eq(err.field, "input");
@@ -225,7 +215,6 @@ TEST(reserved_places_are_null)
     struct nvllm_chat chat = chat_of(&message, 1);
     uint64_t id = 77;
 
-    greeted();
     call.reserved[1] = &id;
     ck_assert_int_eq(nvllm_render_start(client, &id, &chat, 1000, &err), NVLLM_E_INVALID);
     ck_assert_ptr_nonnull(strstr(err.message, "tool_calls[0].reserved"));
@@ -272,7 +261,6 @@ TEST(request_of_more_than_the_daemon_unpacks)
     struct nvllm_chat chat;
     uint64_t first, id = 77;
 
-    greeted();
     first = start("x");
     server_read(&server);
     for (size_t i = 0; i < UNPACK_MAX_FIELDS; i++)
@@ -303,7 +291,6 @@ TEST(daemon_that_does_not_read)
     uint64_t id;
     int n = 0;
 
-    greeted();
     nvllm_request_init(&r);
     r.prompt = (struct nvllm_text){text, 100000};
     while ((code = nvllm_generate_start(client, &id, &r, &err)) == NVLLM_OK)
@@ -331,7 +318,6 @@ TEST(events_that_are_not_fetched)
     struct nvllm_text answer;
     pthread_t thread;
 
-    greeted();
     ck_assert_uint_eq(start("x"), 1);
     memset(text, 'a', LARGE_BYTES);
     text[LARGE_BYTES] = '\0';
@@ -345,5 +331,5 @@ TEST(events_that_are_not_fetched)
 
 int main(void)
 {
-    return run_tests("client", NULL, teardown);
+    return run_tests("client", greeted, teardown);
 }

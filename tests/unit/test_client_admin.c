@@ -82,7 +82,6 @@ TEST(status_has_the_ledger)
                 .workspace_bytes = 4, .other_bytes = 5, .total_bytes = UINT64_MAX, .free_bytes = 7);
     const struct nvllm_status *status;
 
-    admin_greeted();
     ANSWER(STATUS, Status, status, .driver = (char *)"580.159.04, CUDA 13.0",
            .memory = mark(&memory));
     expect_ok(nvllm_get_status(client, MS, &status, &err));
@@ -117,7 +116,6 @@ TEST(requests_are_listed)
     struct nvllm_list_options options;
     const client_frame *f;
 
-    admin_greeted();
     ANSWER(REQUEST_LIST, RequestList, request_list, .n_requests = 2, .requests = infos, .total = 7);
     nvllm_list_options_init(&options);
     options.limit = 2;
@@ -144,7 +142,6 @@ TEST(request_is_cancelled_by_number)
     const client_frame *f;
     bool found = true;
 
-    admin_greeted();
     for (int i = 0; i < 2; i++) {
         ANSWER(CANCELLED, Cancelled, cancelled, .found = i == 0);
         expect_ok(nvllm_cancel_request(client, 1234567890123, MS, &found, &err));
@@ -167,7 +164,6 @@ TEST(blocks_are_reported)
     struct nvllm_blocks_options options;
     const struct nvllm_blocks *blocks;
 
-    admin_greeted();
     ANSWER(BLOCK_REPORT, BlockReport, block_report, .blocks = mark(&sums), .pinned = 1,
            .block_len = 16, .block_bytes = 1ull << 40, .n_uids = 1, .uids = uids, .n_requests = 2,
            .requests = rs, .map = {6, (uint8_t *)"uspccf"});
@@ -200,7 +196,6 @@ TEST(cache_is_shown)
         MESSAGE(PrefixCache, prefix_cache, .queried_tokens = 100, .hit_tokens = 60);
     const struct nvllm_cache *cache;
 
-    admin_greeted();
     ANSWER(CACHE_REPORT, CacheReport, cache_report, .n_prefixes = 1, .prefixes = list,
            .counts = mark(&counts), .evictions = 11, .pinned_blocks = 3);
     expect_ok(nvllm_show_cache(client, NULL, MS, &cache, &err));
@@ -226,7 +221,6 @@ TEST(cache_is_cleared)
     const struct nvllm_cache_change *change;
     struct nvllm_clear_options options;
 
-    admin_greeted();
     answer_cache_changed();
     expect_ok(nvllm_clear_cache(client, NULL, MS, &change, &err));
     ck_assert(!asked(OP(CLEAR_CACHE))->clear_cache->all);
@@ -248,7 +242,6 @@ TEST(prompts_are_pinned)
     const int32_t ids[] = {1, 2};
     struct nvllm_chat chat = chat_of(&message, 1);
 
-    admin_greeted();
     nvllm_pin_options_init(&o);
     o.prompt = nvllm_str("abc");
     o.cache_salt = nvllm_str("salt");
@@ -289,7 +282,6 @@ TEST(request_is_explained)
     Nvllm__V1__RequestInfo info = info_of(8, NVLLM__V1__REQUEST_STATE__REQUEST_WAITING);
     const client_frame *f;
 
-    admin_greeted();
     ANSWER(EXPLANATION, Explanation, explanation, .info = &info,
            .reason = NVLLM__V1__WAIT_REASON__WAIT_BLOCKS, .blocks_needed = 9, .blocks_available = 4,
            .text = (char *)"waits for 5 more blocks");
@@ -316,7 +308,6 @@ TEST(prompt_is_explained)
     struct nvllm_chat chat = chat_of(&message, 1);
     int32_t others[] = {5, 0};
 
-    admin_greeted();
     for (int i = 0; i < 3; i++) {
         ANSWER(EXPLANATION, Explanation, explanation, .prompt_tokens = 40, .cached_tokens = 32,
                .same_tokens = i == 0 ? 35 : 0, .has_next_id = i == 0, /* 0 is a token, too */
@@ -359,7 +350,6 @@ TEST(admin_operations_are_answered)
     const struct nvllm_change *change;
     struct nvllm_drain_options o;
 
-    admin_greeted();
     answer_changed(NVLLM__V1__STATE__STATE_DRAINING, "info");
     expect_ok(nvllm_drain(client, NULL, MS, &change, &err));
     ck_assert(!asked(OP(DRAIN))->drain->has_timeout_ms);
@@ -392,7 +382,6 @@ TEST(configuration_is_reloaded)
     char *stay[] = {(char *)"daemon.socket"};
     const struct nvllm_reloaded *reloaded;
 
-    admin_greeted();
     ANSWER(RELOADED, Reloaded, reloaded, .n_changed = 2, .changed = changed, .n_needs_restart = 1,
            .needs_restart = stay);
     expect_ok(nvllm_reload(client, MS, &reloaded, &err));
@@ -415,7 +404,6 @@ TEST(empty_reports)
     const struct nvllm_cache *cache;
     struct nvllm_explain_options o;
 
-    admin_greeted();
     ANSWER(REQUEST_LIST, RequestList, request_list, .total = 0);
     expect_ok(nvllm_list_requests(client, NULL, MS, &list, &err));
     ck_assert(list->n_requests == 0 && list->total == 0);
@@ -443,7 +431,6 @@ TEST(refusal_names_the_limit)
 {
     const struct nvllm_request_list *list;
 
-    admin_greeted();
     ANSWER(ERROR, Error, error, .code = NVLLM__V1__ERROR_CODE__ERROR_BUSY, .retryable = true,
            .retry_after_ms = 40, .limit = (char *)"limits.requests_per_uid",
            .limit_value = UINT64_MAX);
@@ -463,7 +450,6 @@ TEST(bad_arguments)
     struct nvllm_drain_options d;
     struct nvllm_pin_options p;
 
-    admin_greeted();
     expect_bad(nvllm_list_requests(client, &never_prepared, MS, &list, &err));
     expect_bad(nvllm_cancel_request(client, 0, MS, NULL, &err));
     expect_bad(nvllm_pin_cache(client, NULL, MS, NULL, &err));
@@ -494,7 +480,6 @@ TEST(answer_of_another_kind)
 {
     const struct nvllm_request_list *list = NULL;
 
-    admin_greeted();
     answer_changed(NVLLM__V1__STATE__STATE_READY, NULL);
     ck_assert_int_eq(nvllm_list_requests(client, NULL, MS, &list, &err), NVLLM_E_PROTOCOL);
     ck_assert_ptr_null(list);
@@ -545,5 +530,5 @@ TEST(words, .no_fixture = true)
 
 int main(void)
 {
-    return run_tests("client_admin", NULL, teardown);
+    return run_tests("client_admin", admin_greeted, teardown);
 }

@@ -7,10 +7,8 @@
 /* What came before the connection broke is handed out first; then every call says so. */
 TEST(closed_in_mid_stream)
 {
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     server_delta(&server, id, "par", 0);
     server_close(&server);
     expect_delta(next(), id, "par");
@@ -28,7 +26,6 @@ TEST(sending_to_a_closed_peer_is_an_error)
     struct nvllm_request r = request_of("x");
     uint64_t id;
 
-    greeted();
     server_close(&server);
     nvllm_generate_start(client, &id, &r, NULL);
     expect_next_error(NVLLM_E_CONNECTION);
@@ -105,7 +102,6 @@ TEST(answers_that_fit_nothing)
     for (int i = 0; i < 9; i++) {
         uint64_t id;
 
-        greeted();
         id = start("x");
         if (i == 0) {
             server_delta(&server, id + 1, "other id", 0);
@@ -138,10 +134,8 @@ TEST(answers_that_fit_nothing)
 /* A second end of the same request is an answer to nothing. */
 TEST(two_ends)
 {
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     server_done(&server, id);
     server_done(&server, id);
     ck_assert_int_eq(next()->type, NVLLM_EVENT_DONE);
@@ -154,10 +148,8 @@ TEST(unknown_events_are_passed_over)
     static const unsigned char news[] = {5, 0x08, 1, 0xfa, 0x01, 0}; /* id 1, field 31 */
     static const unsigned char own_news[] = {3, 0xfa, 0x01, 0};      /* no id */
     static const unsigned char empty[] = {0};
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     ck_assert_uint_eq(id, 1);
     server_write(&server, news, sizeof(news));
     server_write(&server, own_news, sizeof(own_news));
@@ -170,10 +162,8 @@ TEST(unknown_events_are_passed_over)
 TEST(numbers_outside_their_enum)
 {
     const struct nvllm_event *e;
-    uint64_t id;
+    uint64_t id = start("x");
 
-    greeted();
-    id = start("x");
     server_delta(&server, id, "", 99);
     server_error(&server, id, (Nvllm__V1__ErrorCode)77, NULL);
     ck_assert_int_eq(next()->delta->finish, NVLLM_FINISH_ERROR);
@@ -188,7 +178,6 @@ TEST(error_of_one_request)
     const struct nvllm_event *e;
     uint64_t a, b;
 
-    greeted();
     a = start("x");
     b = start("y");
     {
@@ -225,7 +214,6 @@ TEST(damaged_streams)
         enum nvllm_code code;
         uint64_t id;
 
-        greeted();
         id = start("x");
         for (int i = 0; i < 3; i++) {
             int32_t ids[] = {1, 2, 3};
@@ -262,5 +250,5 @@ TEST(damaged_streams)
 
 int main(void)
 {
-    return run_tests("client_bad", NULL, teardown);
+    return run_tests("client_bad", greeted, teardown);
 }

@@ -136,7 +136,6 @@ TEST(request_is_given_up)
     uint64_t id, other;
     int left;
 
-    greeted();
     id = start_for(40);
     other = start_for(0);
     left = nvllm_timeout(client);
@@ -163,7 +162,6 @@ TEST(many_deadlines)
     uint64_t ids[3];
     int64_t began;
 
-    greeted();
     began = clock_ms();
     ids[0] = start_for(90);
     ids[1] = start_for(30);
@@ -191,7 +189,6 @@ TEST(all_over_at_once)
     enum { N = 100 };
     bool seen[N + 1] = {false};
 
-    greeted();
     for (int i = 0; i < N; i++)
         start_for(20);
     for (int i = 0; i < N; i++) {
@@ -217,7 +214,6 @@ TEST(blocking_call_heeds_the_request)
     struct nvllm_request request = request_of("x");
     int64_t began = clock_ms();
 
-    greeted();
     request.timeout_ms = 30;
     ck_assert_int_eq(nvllm_generate(client, &request, ignore, NULL, -1, &err), NVLLM_E_TIMEOUT);
     ck_assert_int_lt(clock_ms() - began, 5 * MS);
@@ -236,7 +232,6 @@ TEST(answers_as_events)
     int32_t token = 7;
     uint64_t ids[5];
 
-    greeted();
     ids[0] = start_for(0);
     ck_assert_int_eq(nvllm_tokenize_start(client, &ids[1], nvllm_str("hi"), true, MS, &err), 0);
     ck_assert_int_eq(nvllm_detokenize_start(client, &ids[2], &token, 1, true, -1, &err), 0);
@@ -282,7 +277,6 @@ TEST(short_operation_is_given_up)
 {
     uint64_t id;
 
-    greeted();
     ck_assert_int_eq(nvllm_get_status_start(client, &id, 30, &err), NVLLM_OK);
     expect_given_up(next(), id);
     ck_assert_uint_eq(nvllm_pending(client), 0);
@@ -299,7 +293,6 @@ TEST(short_operation_is_cancelled)
     const client_frame *f;
     uint64_t ids[2];
 
-    greeted();
     ck_assert_int_eq(nvllm_tokenize_start(client, &ids[0], nvllm_str("a"), true, -1, &err), 0);
     ck_assert_int_eq(nvllm_cancel(client, ids[0], &err), NVLLM_OK);
     server_read(&server);
@@ -325,7 +318,6 @@ TEST(short_operations_asked_wrongly)
     struct nvllm_chat never_prepared = {0};
     uint64_t id = 77;
 
-    greeted();
     ck_assert_int_eq(nvllm_tokenize_start(client, &id, (struct nvllm_text){NULL, 1}, true, MS,
                                           &err),
                      NVLLM_E_INVALID);
@@ -343,10 +335,8 @@ TEST(short_operations_asked_wrongly)
 /* A loop that takes one event at a time is told not to sleep while another is here. */
 TEST(no_sleep_while_events_are_here)
 {
-    uint64_t id;
+    uint64_t id = start_for(0);
 
-    greeted();
-    id = start_for(0);
     ck_assert_int_eq(nvllm_timeout(client), -1);
     server_delta(&server, id, "a", 0);
     server_delta(&server, id, "b", 0);
@@ -404,10 +394,8 @@ TEST(small_queue_and_a_fast_stream)
 TEST(event_outlives_getters)
 {
     const struct nvllm_event *event;
-    uint64_t id;
+    uint64_t id = start_for(5 * MS);
 
-    greeted();
-    id = start_for(5 * MS);
     server_delta(&server, id, "abc", 0);
     server_delta(&server, id, "xyz", 0);
     event = next();
@@ -425,10 +413,8 @@ TEST(kept_deltas_are_whole)
 {
     enum { N = 200 };
     const struct nvllm_status *status;
-    uint64_t id;
+    uint64_t id = start_for(0);
 
-    greeted();
-    id = start_for(0);
     for (int i = 0; i < N; i++) {
         char text[32];
 
@@ -472,12 +458,10 @@ TEST(answer_larger_than_the_queue)
 /* A child that closes its copy does not end the parent's connection. */
 TEST(child_closes_parent_goes_on)
 {
-    uint64_t id;
+    uint64_t id = start_for(0);
     pid_t child;
     int status;
 
-    greeted();
-    id = start_for(0);
     server_read(&server);
     child = fork();
     if (child == 0) {
@@ -575,5 +559,5 @@ TEST(a_client_a_thread, .no_fixture = true)
 
 int main(void)
 {
-    return run_tests("client_loop", NULL, teardown);
+    return run_tests("client_loop", greeted, teardown);
 }

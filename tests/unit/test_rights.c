@@ -41,42 +41,6 @@ TEST(nothing_else_has_a_row)
             ck_assert_ptr_null(operation_of((Nvllm__V1__ClientFrame__OpCase)i));
 }
 
-/* Walks the messages that a message can hold; true when one can hold itself. */
-static bool recursive(const ProtobufCMessageDescriptor *d, const ProtobufCMessageDescriptor **path,
-                      int depth)
-{
-    for (int i = 0; i < depth; i++)
-        if (path[i] == d)
-            return true;
-    ck_assert_int_lt(depth, 16);
-    path[depth] = d;
-    for (unsigned i = 0; i < d->n_fields; i++)
-        if (d->fields[i].type == PROTOBUF_C_TYPE_MESSAGE &&
-            recursive(d->fields[i].descriptor, path, depth + 1))
-            return true;
-    return false;
-}
-
-/* No message can hold itself, however deep: or a small frame could take the stack. */
-TEST(no_message_is_recursive)
-{
-    const ProtobufCMessageDescriptor *path[17];
-
-    ck_assert(!recursive(&nvllm__v1__client_frame__descriptor, path, 0));
-    ck_assert(!recursive(&nvllm__v1__server_frame__descriptor, path, 0));
-}
-
-/* The walk finds a message that holds itself. */
-TEST(recursion_would_be_found)
-{
-    ProtobufCMessageDescriptor d = {.name = "Loop", .n_fields = 1};
-    ProtobufCFieldDescriptor f = {.type = PROTOBUF_C_TYPE_MESSAGE, .descriptor = &d};
-    const ProtobufCMessageDescriptor *path[17];
-
-    d.fields = &f;
-    ck_assert(recursive(&d, path, 0));
-}
-
 /* Root, the daemon's user and members of the group are admins, by first or further groups. */
 TEST(admins_are_root_self_and_the_group)
 {
