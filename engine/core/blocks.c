@@ -40,21 +40,21 @@ static struct block *block_of(const struct list *l)
 }
 
 /* Puts a block without references where it belongs. */
-static void settle(struct blocks *b, struct block *k)
+static void settle(struct blocks *b, struct block *k, bool released)
 {
-    if (k->node) {
-        list_append(&b->cached, &k->link);
-        b->n_cached += k->n_copies == 0;
-    } else if (k->n_copies == 0) {
+    struct list *at = released ? &b->cached : b->cached.next;
+
+    if (!k->node) {
         list_append(&b->free, &k->link);
         b->n_free++;
+        return;
     }
-}
-
-static void leave_cached(struct blocks *b, struct block *k)
-{
-    list_remove(&k->link);
-    b->n_cached -= k->n_copies == 0;
+    if (released)
+        k->released = ++b->n_released;
+    while (at != &b->cached && block_of(at)->released < k->released)
+        at = at->next;
+    list_append(at, &k->link);
+    b->n_cached++;
 }
 
 int blocks_take(struct blocks *b, int32_t *block_id)
@@ -65,7 +65,7 @@ int blocks_take(struct blocks *b, int32_t *block_id)
         return BLOCKS_E_EMPTY;
     k = block_of(b->free.prev);
     *block_id = (int32_t)(k - b->block);
-    must(b->refs[*block_id] == 0 && k->n_copies == 0 && !k->node);
+    must(b->refs[*block_id] == 0 && !k->node);
     list_remove(&k->link);
     b->n_free--;
     b->refs[*block_id] = 1;
@@ -77,39 +77,29 @@ void blocks_ref(struct blocks *b, int32_t block_id)
     struct block *k = block_at(b, block_id);
 
     must(b->refs[block_id] > 0 || k->node);
-    if (b->refs[block_id]++ == 0)
-        leave_cached(b, k);
+    if (b->refs[block_id]++ > 0)
+        return;
+    list_remove(&k->link);
+    b->n_cached--;
 }
 
-void blocks_unref(struct blocks *b, int32_t block_id)
+static void unref(struct blocks *b, int32_t block_id, bool released)
 {
     struct block *k = block_at(b, block_id);
 
     must(b->refs[block_id] > 0);
     if (--b->refs[block_id] == 0)
-        settle(b, k);
+        settle(b, k, released);
 }
 
-void blocks_begin_copy(struct blocks *b, int32_t block_id)
+void blocks_unref(struct blocks *b, int32_t block_id)
 {
-    struct block *k = block_at(b, block_id);
-
-    must(b->refs[block_id] > 0 || k->node);
-    if (k->n_copies++ == 0 && b->refs[block_id] == 0)
-        b->n_cached--;
+    unref(b, block_id, true);
 }
 
-void blocks_end_copy(struct blocks *b, int32_t block_id)
+void blocks_put_back(struct blocks *b, int32_t block_id)
 {
-    struct block *k = block_at(b, block_id);
-
-    must(k->n_copies > 0);
-    if (--k->n_copies > 0 || b->refs[block_id] > 0)
-        return;
-    if (k->node)
-        b->n_cached++; /* it has kept its place in the list */
-    else
-        settle(b, k);
+    unref(b, block_id, false);
 }
 
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
@@ -117,48 +107,17 @@ void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
     struct block *k = block_at(b, block_id);
 
     must(!k->node != !node && (b->refs[block_id] > 0 || !node));
-    if (b->refs[block_id] == 0)
-        leave_cached(b, k);
     k->node = node;
-    if (b->refs[block_id] == 0)
-        settle(b, k);
+    if (b->refs[block_id] > 0)
+        return;
+    list_remove(&k->link);
+    b->n_cached--;
+    settle(b, k, false);
 }
 
 int32_t blocks_next_cached(const struct blocks *b, int32_t block_id)
 {
     const struct list *l = block_id < 0 ? &b->cached : &blocks_at(b, block_id)->link;
 
-    for (l = l->next; l != &b->cached; l = l->next)
-        if (block_of(l)->n_copies == 0)
-            return (int32_t)(block_of(l) - b->block);
-    return -1;
-}
-
-const char *blocks_verify(const struct blocks *b, const int32_t *refs)
-{
-    int32_t n_held = 0, n_free = 0, n_cached = 0, n_copied = 0;
-
-    if (memcmp(b->refs, refs, (size_t)b->n_blocks * sizeof(*refs)) != 0)
-        return "the refcount of a block is not the number of tables that hold it";
-    LIST_EACH (const struct block, k, link, &b->free) {
-        if (n_free++ == b->n_free || k->node || k->n_copies || b->refs[k - b->block])
-            return "the free list has a block that is not free";
-    }
-    LIST_EACH (const struct block, k, link, &b->cached) {
-        if (n_cached + n_copied == b->n_blocks || !k->node || b->refs[k - b->block])
-            return "the cached list has a block that is held or not listed";
-        n_cached += k->n_copies == 0;
-        n_copied += k->n_copies > 0;
-    }
-    if (n_free != b->n_free || n_cached != b->n_cached)
-        return "free and cached blocks are not as many as they are said to be";
-    for (int32_t i = 0; i < b->n_blocks; i++)
-        n_held += refs[i] > 0;
-    if (n_held + n_free + n_cached + n_copied == b->n_blocks)
-        return NULL;
-    for (int32_t i = 0; i < b->n_blocks; i++) /* what only a copy keeps is in no list */
-        n_copied += !refs[i] && !b->block[i].node && b->block[i].n_copies > 0;
-    return n_held + n_free + n_cached + n_copied == b->n_blocks
-               ? NULL
-               : "a block without references is in no list";
+    return l->next == &b->cached ? -1 : (int32_t)(block_of(l->next) - b->block);
 }

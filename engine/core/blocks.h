@@ -2,8 +2,7 @@
  *
  * A block is block_len token slots; only ids live here, never memory or contents. A block that the
  * prefix cache lists keeps its contents when nobody holds it: it is cached until it is the oldest
- * one and a block is needed. Any other block that nobody holds is free. A block with a copy under
- * way is neither: its contents stay, and nobody can take it.
+ * one and a block is needed. Any other block that nobody holds is free.
  *
  * The core reads the fields; blocks.c alone changes them. Owned by the engine thread; no locks. */
 #ifndef NVLLM_ENGINE_CORE_BLOCKS_H
@@ -19,17 +18,15 @@ struct node; /* of the prefix cache */
 
 struct block {
     struct list link;  /* in the free or the cached list */
-    int32_t n_copies;  /* under way, reading or writing it */
     struct node *node; /* NULL: not listed */
+    uint64_t released; /* when it was cached, counted in releases */
 };
 
-/* The free list is a stack: the block released last goes out first. The cached list is in order of
- * release; a cached block with a copy under way keeps its place there. */
 struct blocks {
-    int32_t n_blocks, n_free;
-    int32_t n_cached; /* without those that a copy keeps */
-    struct list free;
-    struct list cached;
+    int32_t n_blocks, n_free, n_cached;
+    uint64_t n_released;
+    struct list free;     /* the block released last goes out first */
+    struct list cached;   /* in order of release */
     int32_t *refs;        /* [n_blocks] apart, so that they are quickly compared */
     struct block block[]; /* [n_blocks] */
 };
@@ -45,10 +42,8 @@ enum {
 int blocks_take(struct blocks *b, int32_t *block_id);  /* a free block, with one reference */
 void blocks_ref(struct blocks *b, int32_t block_id);   /* of a held or a cached block */
 void blocks_unref(struct blocks *b, int32_t block_id); /* the last one frees or caches it */
-
-/* While at least one copy reads or writes the block, it stays as it is. */
-void blocks_begin_copy(struct blocks *b, int32_t block_id); /* of a held or a cached block */
-void blocks_end_copy(struct blocks *b, int32_t block_id);
+/* The same, but a block that is then cached takes the place that it had before it was held. */
+void blocks_put_back(struct blocks *b, int32_t block_id);
 
 /* Lists a held block for a node of the prefix cache, or for NULL unlists a listed one. */
 void blocks_list(struct blocks *b, int32_t block_id, struct node *node);
@@ -77,8 +72,5 @@ static inline int32_t blocks_n_used(const struct blocks *b)
 {
     return b->n_blocks - b->n_free - b->n_cached;
 }
-
-/* NULL, or which invariant is broken; refs [n_blocks]: the references that there should be. */
-const char *blocks_verify(const struct blocks *b, const int32_t *refs);
 
 #endif

@@ -42,16 +42,12 @@ static int alloc_arrays(struct core *c)
         .mask_words = o->mask_words,
         .n_copies = c->max_copies,
     };
-    int32_t n_blocks = o->n_blocks;
 
     c->slots = calloc(n_seqs, sizeof(*c->slots));
     c->free_slots = calloc(n_seqs, sizeof(*c->free_slots));
     c->tables = calloc(n_seqs, (size_t)c->max_blocks * sizeof(*c->tables));
     c->block_tokens = calloc((size_t)o->block_len * 2, sizeof(*c->block_tokens));
-    for (int t = TIER_DEVICE; t < N_TIERS; t++)
-        if (o->tier_blocks[t] > n_blocks)
-            n_blocks = o->tier_blocks[t];
-    c->block_refs = calloc((size_t)n_blocks, sizeof(*c->block_refs));
+    c->block_refs = calloc((size_t)o->n_blocks, sizeof(*c->block_refs));
     if (!c->slots || !c->free_slots || !c->tables || !c->block_tokens || !c->block_refs)
         return -ENOMEM;
     for (int i = 0; i < BACKEND_IN_FLIGHT; i++)

@@ -8,12 +8,12 @@
  * with up to BACKEND_IN_FLIGHT steps between next and commit, committed in order. What requests
  * are told comes out as events, taken after each call with core_events().
  *
- * Invariants, checked by core_verify() in tests and asserted cheaply always: refs of a block =
- * number of tables that hold it, and one more if it is pinned; free + cached + used = all; a block
- * is found in the prefix cache only once the step that wrote it has been committed; a block that a
- * step in flight reads or writes is neither freed nor given to another; exactly one CORE_FINISHED a
- * request; no request, no used block but pinned ones, and beside these each request fits; if
- * something fits, something runs; every request ends. */
+ * Invariants, checked in tests by tests/sim/core_verify.c: refs of a block = number of tables and
+ * of copies under way that hold it, and one more if it is pinned; free + cached + used = all; a
+ * block is found in the prefix cache only once the step that wrote it has been committed; a block
+ * that a step in flight reads or writes is neither freed nor given to another; exactly one
+ * CORE_FINISHED a request; no request, no used block but pinned ones, and beside these each request
+ * fits; if something fits, something runs; every request ends. */
 #ifndef NVLLM_ENGINE_CORE_CORE_H
 #define NVLLM_ENGINE_CORE_CORE_H
 
@@ -188,8 +188,5 @@ void core_stats(const struct core *c, struct core_stats *out);
 
 /* The next step's batch would not be empty or steps are in flight. */
 bool core_busy(const struct core *c);
-
-/* Walks everything; NULL when all invariants hold, else a static text that names the broken one. */
-const char *core_verify(const struct core *c);
 
 #endif

@@ -53,7 +53,7 @@ struct core {
     int32_t n_free_slots;
     int32_t *tables;       /* [max_seqs, max_blocks] */
     int32_t *block_tokens; /* [2, block_len] scratch */
-    int32_t *block_refs;   /* [blocks of the largest tier] scratch of core_verify, core_inspect */
+    int32_t *block_refs;   /* [n_blocks] scratch of core_inspect */
 
     struct core_copy *copies; /* [max_copies] */
     int32_t n_copies, max_copies;
@@ -152,7 +152,6 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
                uint64_t chain);
 void core_copy_down(struct core *c, struct step *st);
 void core_commit_copies(struct core *c, const struct step_result *r);
-const char *core_verify_tiers(const struct core *c); /* block_refs is set for the device */
 
 /* drafts.c */
 /* The next token of s can be sampled in this step: the host has said what it has to. */

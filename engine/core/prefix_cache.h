@@ -201,7 +201,4 @@ static inline bool prefix_cache_is_of(const struct prefix_cache *p, int32_t bloc
     return n && prefix_cache_is_in_reach(n, client, false);
 }
 
-/* NULL, or which invariant is broken. */
-const char *prefix_cache_verify(const struct prefix_cache *p);
-
 #endif

@@ -1,9 +1,8 @@
 /* tiers.c - moves cached blocks between tiers: down before they are evicted, up when they are hit.
  *
  * Every copy starts when the step that carries it has computed and ends some steps later, so none
- * delays a step. The source has a copy hold and the target a reference, both in their tier's
- * blocks, until a result names the copy: neither can be freed or rewritten before. Only then does
- * the node know of the new copy.
+ * delays a step. The copy has a reference to the source and one to the target until a result names
+ * it: neither can be freed or rewritten before. Only then does the node know of the new copy.
  *
  * Down: the cached blocks that go next from a tier, as many as the steps in flight can take, are
  * copied to the tier below, which gives up only blocks that no tier above it has: so copying ends.
@@ -66,10 +65,10 @@ static bool begin_copy(struct core *c, struct step *st, const struct node *n, en
 
     if (c->n_copies == c->max_copies)
         return false;
-    blocks_begin_copy(c->tiers[from_tier], from); /* making room must not take it */
+    blocks_ref(c->tiers[from_tier], from); /* making room must not take it */
     rc = prefix_cache_take(c->cache, to_tier, blocks_of_steps(c), &to);
     if (rc != BLOCKS_OK || PLANT(PLANT_COPY_NO_HOLD))
-        blocks_end_copy(c->tiers[from_tier], from);
+        blocks_put_back(c->tiers[from_tier], from);
     if (rc != BLOCKS_OK)
         return false;
     while (!is_idle(&c->copies[c->next_copy]))
@@ -104,17 +103,14 @@ static void end_copy(struct core *c, const struct copy_result *r)
         prefix_cache_place(c->cache, k->node, k->to_tier, k->to);
     c->n_copied[k->to_tier] += r->ok;
     c->copy_failed |= !r->ok;
-    if (!PLANT(PLANT_COPY_NO_HOLD))
-        blocks_end_copy(c->tiers[k->from_tier], k->from);
+    if (k->to_tier < k->from_tier && !PLANT(PLANT_COPY_NO_HOLD))
+        blocks_unref(c->tiers[k->from_tier], k->from); /* used again */
+    else if (!PLANT(PLANT_COPY_NO_HOLD))
+        blocks_put_back(c->tiers[k->from_tier], k->from);
     if (!PLANT(PLANT_COPY_NO_REF))
         blocks_unref(c->tiers[k->to_tier], k->to);
     *k = (struct core_copy){0};
     c->n_copies--;
-}
-
-static bool has_copy(const struct core *c, enum tier tier, int32_t block_id)
-{
-    return blocks_at(c->tiers[tier], block_id)->n_copies > 0;
 }
 
 bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, int32_t max,
@@ -131,8 +127,9 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
         while (node && node->location[t] < 0)
             t++;
         chain = node ? prefix_cache_chain(c->cache, node) : 0; /* a copy may remove the node */
-        /* A copy that is under way already may be another sequence's. */
-        if (!node || (t != TIER_DEVICE && !has_copy(c, t, node->location[t]) &&
+        /* A copy that is under way already may be another sequence's; below the device only copies
+         * hold blocks. */
+        if (!node || (t != TIER_DEVICE && blocks_refs(c->tiers[t], node->location[t]) == 0 &&
                       (s->tried_load || !begin_copy(c, st, node, t, TIER_DEVICE))))
             break;
         waits |= t != TIER_DEVICE;
@@ -147,8 +144,8 @@ bool core_load(struct core *c, struct step *st, struct sequence *s, int32_t n, i
 
 void core_commit_copies(struct core *c, const struct step_result *r)
 {
-    for (int32_t i = 0; i < r->n_copies && !PLANT(PLANT_COPY_IGNORED); i++)
-        end_copy(c, &r->copies[i]);
+    for (int32_t i = r->n_copies; i-- > 0 && !PLANT(PLANT_COPY_IGNORED);)
+        end_copy(c, &r->copies[i]); /* the first one goes first again */
     if (r->n_copies == 0 || PLANT(PLANT_LOADING_FORGOTTEN))
         return;
     SEQUENCE_EACH (s, &c->loading) {
@@ -170,32 +167,4 @@ void core_copy_down(struct core *c, struct step *st)
                (n = prefix_cache_next_copy(c->cache, t, t + 1, blocks_of_steps(c))) &&
                begin_copy(c, st, n, t, t + 1))
             ;
-}
-
-const char *core_verify_tiers(const struct core *c)
-{
-    const char *broken = NULL;
-    int32_t n = 0;
-
-    for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
-        if (!c->tiers[t])
-            continue;
-        if (t != TIER_DEVICE) /* whose sequences and pins are counted already */
-            memset(c->block_refs, 0, (size_t)c->options.tier_blocks[t] * sizeof(*c->block_refs));
-        for (int32_t i = 0; c->n_copies > 0 && i < c->max_copies; i++) {
-            const struct core_copy *k = &c->copies[i];
-
-            if (is_idle(k) || k->to_tier != t)
-                continue;
-            n++;
-            c->block_refs[k->to]++;
-            if (!has_copy(c, k->from_tier, k->from))
-                return "a block may be freed while a copy of it is under way";
-            if (blocks_node(c->tiers[t], k->to))
-                return "a block is found before the copy into it is done";
-        }
-        broken = blocks_verify(c->tiers[t], c->block_refs);
-    }
-    return broken || n == c->n_copies ? broken
-                                      : "copies under way are not as many as they are said to be";
 }

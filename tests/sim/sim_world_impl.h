@@ -5,6 +5,7 @@
 
 #include "engine/core/core_impl.h"
 #include "engine/core/core_inspect.h"
+#include "tests/sim/core_verify.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/sim_backend.h"
 #include "tests/sim/sim_oracle.h"

@@ -4,6 +4,8 @@
 #include <check.h>
 #include <string.h>
 
+#include "tests/sim/core_verify.h"
+
 struct rig rig;
 
 static struct sampling plain_sampling;

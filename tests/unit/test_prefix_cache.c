@@ -1,7 +1,7 @@
 /* test_prefix_cache.c - which blocks are found, by whom, in which tier, and when no longer. */
 #include <string.h>
 
-#include "engine/core/prefix_cache.h"
+#include "tests/sim/core_verify.h"
 #include "tests/unit/run_suite.h"
 
 enum { N_BLOCKS = 8, N_HOST = 3, N_DISK = 16, LEN = 4 };
@@ -345,12 +345,12 @@ TEST(next_copy_is_the_oldest)
     blocks_unref(blocks, a);
     ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 1));
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), second);
-    blocks_begin_copy(blocks, b);
+    blocks_ref(blocks, b);
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2), first);
     copy(first, TIER_HOST);
     ck_assert_ptr_null(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_HOST, 2));
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_DEVICE, TIER_DISK, 2), first);
-    blocks_end_copy(blocks, b);
+    blocks_put_back(blocks, b);
     ck_assert_ptr_eq(prefix_cache_next_copy(cache, TIER_HOST, TIER_DISK, 1), first);
     prefix_cache_close(cache, private);
 }
@@ -363,12 +363,12 @@ TEST(a_copy_keeps_its_block)
     int32_t a = add(&chain, one), id;
 
     blocks_unref(blocks, a);
-    blocks_begin_copy(blocks, a);
+    blocks_ref(blocks, a);
     take_all();
     ck_assert(blocks_node(blocks, a));
     ck_assert_int_eq(prefix_cache_clear(cache, 1, false), 1);
     ck_assert_int_eq(prefix_cache_take(cache, TIER_DEVICE, 1, &id), BLOCKS_E_EMPTY);
-    blocks_end_copy(blocks, a);
+    blocks_put_back(blocks, a);
     ck_assert_int_eq(take(TIER_DEVICE), a);
 }
 
@@ -440,12 +440,12 @@ TEST(random_steps_on_three_tiers)
                 break;
             id = n->location[from];
             chain = prefix_cache_chain(cache, n);
-            blocks_begin_copy(tiers[from], id);
+            blocks_ref(tiers[from], id);
             if (prefix_cache_take(cache, to, 3, &lower) == BLOCKS_OK) { /* may evict the node */
                 n_copies += prefix_cache_place(cache, chain, to, lower);
                 blocks_unref(tiers[to], lower);
             }
-            blocks_end_copy(tiers[from], id);
+            blocks_put_back(tiers[from], id);
             break;
         case 6: /* a copy up */
             n = prefix_cache_lookup(cache, chain, tokens);

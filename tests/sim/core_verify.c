@@ -1,9 +1,132 @@
-/* core_verify.c - the invariants of core.h, looked at from outside the code that keeps them. */
+/* core_verify.c - see core_verify.h. */
+#include "tests/sim/core_verify.h"
+
 #include <string.h>
 
 #include "engine/core/core_impl.h"
 #include "engine/core/core_inspect.h"
-#include "engine/util/plant.h"
+
+/* ---- blocks */
+
+const char *blocks_verify(const struct blocks *b, const int32_t *refs)
+{
+    int32_t n_held = 0, n_free = 0, n_cached = 0;
+
+    if (memcmp(b->refs, refs, (size_t)b->n_blocks * sizeof(*refs)) != 0)
+        return "the references of a block are not as many as hold it";
+    LIST_EACH (const struct block, k, link, &b->free)
+        if (n_free++ == b->n_free || k->node || refs[k - b->block])
+            return "the free list has a block that is not free";
+    LIST_EACH (const struct block, k, link, &b->cached)
+        if (n_cached++ == b->n_cached || !k->node || refs[k - b->block])
+            return "the cached list has a block that is held or not listed";
+    if (n_free != b->n_free || n_cached != b->n_cached)
+        return "free and cached blocks are not as many as they are said to be";
+    for (int32_t i = 0; i < b->n_blocks; i++)
+        n_held += refs[i] > 0;
+    return n_held + n_free + n_cached == b->n_blocks ? NULL
+                                                     : "a block without references is in no list";
+}
+
+/* ---- the prefix cache */
+
+static bool is_same(const struct prefix_cache *p, const struct node *a, const struct node *b)
+{
+    return a->digest.low64 == b->digest.low64 && a->digest.high64 == b->digest.high64 &&
+           a->parent == b->parent &&
+           memcmp(prefix_cache_tokens(p, a), prefix_cache_tokens(p, b),
+                  (size_t)p->block_len * sizeof(int32_t)) == 0;
+}
+
+static const char *verify_node(const struct prefix_cache *p, const struct node *n)
+{
+    const struct node *equal = p->buckets[n->digest.low64 & (p->n_buckets - 1)];
+    int32_t n_pins = n->pinned;
+    bool somewhere = false;
+
+    if (!n->parent->ns || n->parent->ns != n->ns || n->depth != n->parent->depth + 1)
+        return "a node does not continue the one before it";
+    while (equal && equal != n && !is_same(p, equal, n))
+        equal = equal->next;
+    if (equal != n)
+        return "a node is not found, or an equal one is";
+    for (int t = 0; t < N_TIERS; t++) {
+        if (n->location[t] < 0)
+            continue;
+        somewhere = true;
+        if (blocks_node(p->tiers[t], n->location[t]) != n)
+            return "a node names a block that is not its own";
+    }
+    if (!somewhere)
+        return "a node is in no tier";
+    if (p->n_pinned == 0)
+        return n->n_pins > 0 || n->pinned ? "a block is pinned and not counted" : NULL;
+    LIST_EACH (const struct node, behind, sibling, &n->children)
+        n_pins += behind->n_pins;
+    if (n_pins != n->n_pins)
+        return "the pins that hold a block are not as many as it counts";
+    return n_pins > 0 && n->location[TIER_DEVICE] < 0 ? "a pinned node has no device block" : NULL;
+}
+
+const char *prefix_cache_verify(const struct prefix_cache *p)
+{
+    const char *broken = NULL;
+    int32_t n_pinned = 0;
+
+    for (int32_t i = 0; !broken && i < p->n_nodes; i++) {
+        if (!p->nodes[i].ns)
+            continue;
+        n_pinned += p->nodes[i].n_pins > 0;
+        broken = verify_node(p, &p->nodes[i]);
+    }
+    return broken || n_pinned == p->n_pinned
+               ? broken
+               : "the pinned blocks are not as many as they are said to be";
+}
+
+/* ---- the core */
+
+enum { MAX_BLOCKS = 1 << 16 }; /* of one tier */
+
+/* References that the blocks of each tier should have: from tables, pins and copies under way. */
+static const char *verify_refs(const struct core *c)
+{
+    static int32_t refs[MAX_BLOCKS];
+    const char *broken = NULL;
+    int32_t n_copies = 0;
+
+    for (int t = TIER_DEVICE; !broken && t < N_TIERS; t++) {
+        const struct blocks *b = c->tiers[t];
+
+        if (!b)
+            continue;
+        must(b->n_blocks <= MAX_BLOCKS);
+        memset(refs, 0, (size_t)b->n_blocks * sizeof(*refs));
+        for (int32_t i = 0; t == TIER_DEVICE && i < c->options.max_seqs; i++)
+            for (int32_t k = 0; c->slots[i] && k < c->slots[i]->n_table; k++)
+                refs[c->slots[i]->table[k]]++;
+        for (int32_t i = 0; t == TIER_DEVICE && c->cache->n_pinned > 0 && i < b->n_blocks; i++)
+            refs[i] += prefix_cache_is_pinned(c->cache, i);
+        for (int32_t i = 0; c->n_copies > 0 && i < c->max_copies; i++) {
+            const struct core_copy *k = &c->copies[i];
+
+            if (k->from_tier == k->to_tier)
+                continue;
+            if (k->from_tier == t)
+                refs[k->from]++;
+            if (k->to_tier != t)
+                continue;
+            n_copies++;
+            refs[k->to]++;
+            if (blocks_node(b, k->to))
+                return "a block is found before the copy into it is done";
+        }
+        broken = blocks_verify(b, refs);
+    }
+    return broken || n_copies == c->n_copies
+               ? broken
+               : "copies under way are not as many as they are said to be";
+}
 
 /* How many sequences are in a list; -1: one of them is in a state that does not belong there. */
 static int32_t list_length(const struct list *head, enum sequence_state a, enum sequence_state b)
@@ -150,18 +273,7 @@ const char *core_verify(const struct core *c)
     const char *broken;
     int32_t n_waiters = 0;
 
-    memset(c->block_refs, 0, (size_t)c->options.n_blocks * sizeof(*c->block_refs));
-    for (int32_t i = 0; i < c->options.max_seqs; i++) {
-        const struct sequence *s = c->slots[i];
-
-        if (!s)
-            continue;
-        for (int32_t b = 0; b < s->n_table; b++)
-            c->block_refs[s->table[b]]++;
-    }
-    for (int32_t i = 0; c->cache->n_pinned > 0 && i < c->options.n_blocks; i++)
-        c->block_refs[i] += prefix_cache_is_pinned(c->cache, i);
-    broken = core_verify_tiers(c);
+    broken = verify_refs(c);
     if (!broken)
         broken = prefix_cache_verify(c->cache);
     for (int32_t i = 0; !broken && i < c->options.max_seqs; i++)
