@@ -53,14 +53,17 @@ static int64_t blocks_for(const struct core *c, const struct sequence *s, int32_
 void core_needs(struct core *c, const struct sequence *s, int32_t *needed, int32_t *available)
 {
     int32_t len = c->options.block_len;
-    int32_t max = (core_n_chunked(c, s) - 1) / len, n = 0, n_shared = 0, id;
-    uint64_t chain = prefix_cache_root(s->request->ns);
+    int32_t max = (core_n_chunked(c, s) - 1) / len, n_shared = 0;
+    const struct node *node = &s->request->ns->root;
     int64_t left = blocks_for(c, s, blocks_promised(c));
 
-    while (n < max && prefix_cache_peek(c->cache, &chain,
-                                        sequence_tokens(s, n * len, len, c->block_tokens), &id)) {
-        n_shared += blocks_refs(c->blocks, id) > 0; /* the other cached ones are available, too */
-        n++;
+    for (int32_t n = 0; n < max; n++) {
+        node = prefix_cache_lookup(c->cache, prefix_cache_chain(c->cache, node),
+                                   sequence_tokens(s, n * len, len, c->block_tokens));
+        if (!node || node->location[TIER_DEVICE] < 0)
+            break;
+        /* Those that nobody holds are available, too. */
+        n_shared += blocks_refs(c->blocks, node->location[TIER_DEVICE]) > 0;
     }
     *needed = blocks_to_begin(c, s) - n_shared;
     *available = left > 0 ? (int32_t)left : 0;
@@ -174,7 +177,7 @@ static enum admission admit(struct core *c, struct step *st, struct sequence *s,
     int32_t max = (core_n_chunked(c, s) - 1) / len; /* one token at least is computed */
     int32_t *table = c->tables + (size_t)c->free_slots[c->n_free_slots - 1] * (size_t)c->max_blocks;
     uint64_t chain = prefix_cache_root(s->request->ns);
-    bool alone = core_n_running(c) == 0 && c->n_draining == 0;
+    bool alone = core_n_running(c) == 0 && list_empty(&c->draining);
     enum admission result = WAITS_FOR_PREFIX;
     int32_t n = 0;
 

@@ -11,11 +11,10 @@ int blocks_new(struct blocks **out, int32_t n_blocks)
     struct blocks *b;
 
     must(n_blocks > 0);
-    b = calloc(1, sizeof(*b) + n * sizeof(*b->block) + n * sizeof(*b->refs));
+    b = calloc(1, sizeof(*b) + n * sizeof(*b->block));
     if (!b)
         return -ENOMEM;
     b->n_blocks = b->n_free = n_blocks;
-    b->refs = (int32_t *)(b->block + n);
     list_init(&b->free);
     list_init(&b->cached);
     for (int32_t i = n_blocks; i-- > 0;) /* block 0 goes out first */
@@ -65,10 +64,10 @@ int blocks_take(struct blocks *b, int32_t *block_id)
         return BLOCKS_E_EMPTY;
     k = block_of(b->free.prev);
     *block_id = (int32_t)(k - b->block);
-    must(b->refs[*block_id] == 0 && !k->node);
+    must(k->refs == 0 && !k->node);
     list_remove(&k->link);
     b->n_free--;
-    b->refs[*block_id] = 1;
+    k->refs = 1;
     return BLOCKS_OK;
 }
 
@@ -76,8 +75,8 @@ void blocks_ref(struct blocks *b, int32_t block_id)
 {
     struct block *k = block_at(b, block_id);
 
-    must(b->refs[block_id] > 0 || k->node);
-    if (b->refs[block_id]++ > 0)
+    must(k->refs > 0 || k->node);
+    if (k->refs++ > 0)
         return;
     list_remove(&k->link);
     b->n_cached--;
@@ -87,8 +86,8 @@ static void unref(struct blocks *b, int32_t block_id, bool released)
 {
     struct block *k = block_at(b, block_id);
 
-    must(b->refs[block_id] > 0);
-    if (--b->refs[block_id] == 0)
+    must(k->refs > 0);
+    if (--k->refs == 0)
         settle(b, k, released);
 }
 
@@ -106,9 +105,9 @@ void blocks_list(struct blocks *b, int32_t block_id, struct node *node)
 {
     struct block *k = block_at(b, block_id);
 
-    must(!k->node != !node && (b->refs[block_id] > 0 || !node));
+    must(!k->node != !node && (k->refs > 0 || !node));
     k->node = node;
-    if (b->refs[block_id] > 0)
+    if (k->refs > 0)
         return;
     list_remove(&k->link);
     b->n_cached--;

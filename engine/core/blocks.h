@@ -17,7 +17,8 @@
 struct node; /* of the prefix cache */
 
 struct block {
-    struct list link;  /* in the free or the cached list */
+    struct list link; /* in the free or the cached list */
+    int32_t refs;
     struct node *node; /* NULL: not listed */
     uint64_t released; /* when it was cached, counted in releases */
 };
@@ -27,7 +28,6 @@ struct blocks {
     uint64_t n_released;
     struct list free;     /* the block released last goes out first */
     struct list cached;   /* in order of release */
-    int32_t *refs;        /* [n_blocks] apart, so that they are quickly compared */
     struct block block[]; /* [n_blocks] */
 };
 
@@ -59,7 +59,7 @@ static inline const struct block *blocks_at(const struct blocks *b, int32_t bloc
 
 static inline int32_t blocks_refs(const struct blocks *b, int32_t block_id)
 {
-    return b->refs[blocks_at(b, block_id) - b->block];
+    return blocks_at(b, block_id)->refs;
 }
 
 static inline struct node *blocks_node(const struct blocks *b, int32_t block_id)

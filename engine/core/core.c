@@ -294,7 +294,6 @@ void core_halt(struct core *c, struct sequence *s, enum sequence_state state)
     for (int32_t i = 0; i < s->n_table; i++)
         s->n_returning += blocks_refs(c->blocks, s->table[i]) == 1;
     c->n_returning += s->n_returning;
-    c->n_draining++;
     s->request->n_draining++;
     list_append(&c->draining, &s->link);
     if (PLANT(PLANT_FREE_IN_FLIGHT))
@@ -313,7 +312,6 @@ void core_drained(struct core *c, struct sequence *s)
     must(s->n_sampling == 0 || core_in_flight(c) > 0);
     must(list_empty(&s->waiters) || PLANT(PLANT_LOST_WAKE));
     list_remove(&s->link);
-    c->n_draining--;
     c->n_returning -= s->n_returning;
     while (s->n_table > 0) /* from the end on: of a chain the tail is reused first */
         blocks_unref(c->blocks, s->table[--s->n_table]);

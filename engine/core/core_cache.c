@@ -61,16 +61,14 @@ static void fill_prefix(const struct core *c, const struct node *last, bool with
 {
     const int32_t id = last->location[TIER_DEVICE], len = c->options.block_len;
 
-    if (with_head)
-        out->n_head = (last->head->depth + 1) * len;
-    if (out->n_head > INSPECT_HEAD_IDS)
-        out->n_head = INSPECT_HEAD_IDS;
-    for (const struct node *n = last->head; n->depth >= 0; n = n->parent)
-        for (int32_t i = 0, at = n->depth * len; i < len && at < out->n_head; i++, at++)
-            out->head[at] = prefix_cache_tokens(c->cache, n)[i];
     out->client = last->ns->client;
     out->blocks = last->depth + 1;
     out->tokens = out->blocks * len;
+    if (with_head)
+        out->n_head = out->tokens < INSPECT_HEAD_IDS ? out->tokens : INSPECT_HEAD_IDS;
+    for (const struct node *n = last; n->depth >= 0; n = n->parent)
+        for (int32_t i = 0, at = n->depth * len; i < len && at < out->n_head; i++, at++)
+            out->head[at] = prefix_cache_tokens(c->cache, n)[i];
     out->hits = prefix_cache_first(last)->hits;
     out->written_us = last->written_us;
     out->used_us = last->used_us;

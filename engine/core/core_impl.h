@@ -42,7 +42,7 @@ struct core {
     struct list decoding;   /* who was planned longest ago first */
     struct list draining;
     struct list loading;
-    int32_t n_prefilling, n_decoding, n_draining;
+    int32_t n_prefilling, n_decoding;
     int64_t n_queued_tokens; /* known tokens of the sequences that wait */
     int32_t n_requests, n_requests_running;
     int64_t n_alive;     /* choices that have not ended */
@@ -156,7 +156,6 @@ void core_commit_copies(struct core *c, const struct step_result *r);
 /* drafts.c */
 /* The next token of s can be sampled in this step: the host has said what it has to. */
 bool core_may_sample(const struct core *c, const struct step *st, const struct sequence *s);
-bool core_waits_for_masks(const struct core *c); /* some sequence does */
 /* How many of its drafts s may have in the step, were there rows and blocks. */
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s);
 /* The entry's last rows are sampled from: that of the last known token and of its drafts. */

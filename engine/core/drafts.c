@@ -50,14 +50,6 @@ bool core_may_sample(const struct core *c, const struct step *st, const struct s
            (s->masks && st->n_masks < c->options.max_masks);
 }
 
-bool core_waits_for_masks(const struct core *c)
-{
-    for (int32_t i = 0; i < c->options.max_seqs; i++)
-        if (c->slots[i] && c->slots[i]->request->masks && !c->slots[i]->masks)
-            return true;
-    return false;
-}
-
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
 {
     int32_t n = s->n_drafts, rows = st->max.n_seqs - st->n_drafts;

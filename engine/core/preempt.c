@@ -100,7 +100,7 @@ struct sequence *core_slot_victim(const struct core *c, const struct sequence *s
 
 void core_claim_slot(struct core *c, const struct sequence *s)
 {
-    struct sequence *v = c->n_draining == 0 ? core_slot_victim(c, s) : NULL;
+    struct sequence *v = list_empty(&c->draining) ? core_slot_victim(c, s) : NULL;
 
     if (!v || PLANT(PLANT_NO_YIELD))
         return;

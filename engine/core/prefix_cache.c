@@ -227,26 +227,19 @@ struct node *prefix_cache_lookup(const struct prefix_cache *p, uint64_t chain,
     return parent ? find(p, digest_of(p, parent, tokens), parent, tokens) : NULL;
 }
 
-bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
-                       int32_t *block_id)
-{
-    const struct node *n = prefix_cache_lookup(p, *chain, tokens);
-
-    if (!n || n->location[TIER_DEVICE] < 0)
-        return false;
-    *chain = prefix_cache_chain(p, n);
-    *block_id = n->location[TIER_DEVICE];
-    return true;
-}
-
 bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
                        int32_t *block_id)
 {
-    if (!prefix_cache_peek(p, chain, tokens, block_id))
+    struct node *n = prefix_cache_lookup(p, *chain, tokens);
+    const int32_t id = n ? n->location[TIER_DEVICE] : -1;
+
+    if (id < 0)
         return false;
-    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[TIER_DEVICE], *block_id) == 0)
-        blocks_ref(p->tiers[TIER_DEVICE], *block_id);
-    prefix_cache_node(p, *chain)->used_us = p->now_us;
+    if (!PLANT(PLANT_SHARE_NO_REF) || blocks_refs(p->tiers[TIER_DEVICE], id) == 0)
+        blocks_ref(p->tiers[TIER_DEVICE], id);
+    n->used_us = p->now_us;
+    *chain = prefix_cache_chain(p, n);
+    *block_id = id;
     return true;
 }
 
@@ -343,7 +336,6 @@ static struct node *node_new(struct prefix_cache *p, struct node *parent, const 
     };
     for (int t = 0; t < N_TIERS; t++)
         n->location[t] = -1;
-    n->head = (int64_t)n->depth * p->block_len < PREFIX_CACHE_HEAD ? n : parent->head;
     list_init(&n->children);
     list_append(&parent->children, &n->sibling);
     memcpy(p->tokens + (n - p->nodes) * p->block_len, tokens,

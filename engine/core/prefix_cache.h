@@ -27,10 +27,7 @@
 #include "engine/util/list.h"
 #include "engine/util/text.h"
 
-enum {
-    PREFIX_CACHE_HEAD = 32,    /* first tokens of a chain that a listing can show */
-    PREFIX_CACHE_SECRET = 192, /* bytes */
-};
+enum { PREFIX_CACHE_SECRET = 192 }; /* bytes */
 
 /* The nodes of a namespace are a tree below a root that stands for no block. */
 struct node {
@@ -45,7 +42,6 @@ struct node {
     int32_t location[N_TIERS];  /* block id, or -1 */
     int32_t n_pins;             /* that end here or behind; with one the device block is held */
     bool pinned;                /* a pin ends here */
-    struct node *head;          /* the node of its chain where the head of a listing ends */
     uint64_t hits;              /* of a first node: sequences that began with it */
     uint64_t written_us, used_us;
 };
@@ -131,18 +127,16 @@ static inline const int32_t *prefix_cache_tokens(const struct prefix_cache *p, c
 /* The first node of the chain that a node is in. */
 static inline struct node *prefix_cache_first(const struct node *n)
 {
-    for (n = n->head; n->depth > 0; n = n->parent)
-        ;
+    while (n->depth > 0)
+        n = n->parent;
     return (struct node *)n;
 }
 
 /* The node of tokens [block_len] behind a chain; or NULL. */
 struct node *prefix_cache_lookup(const struct prefix_cache *p, uint64_t chain,
                                  const int32_t *tokens);
-/* Finds the device block of tokens behind *chain, which then becomes its node. */
-bool prefix_cache_peek(const struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
-                       int32_t *block_id);
-/* The same, and takes a reference to the block. */
+/* Finds the device block of tokens behind *chain, which then becomes its node, and takes a
+ * reference to it. */
 bool prefix_cache_hold(struct prefix_cache *p, uint64_t *chain, const int32_t *tokens,
                        int32_t *block_id);
 

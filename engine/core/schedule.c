@@ -70,7 +70,7 @@ static bool take_block_or_preempt(struct core *c, struct sequence *s)
         }
         victim = core_victim(c);
         if (!victim) {
-            must(c->n_draining > 0 || c->n_copies > 0);
+            must(!list_empty(&c->draining) || c->n_copies > 0);
             return false;
         }
         c->watermark = core_n_running(c) + c->options.n_blocks / 32;
@@ -444,12 +444,9 @@ int core_next(struct core *c, const struct batch **batch, uint64_t now_us)
     if (st->n_entries + st->n_copies == 0) {
         if (c->n_requests == 0 && c->n_copies == 0)
             return CORE_IDLE;
-        if (core_in_flight(c) > 0)
+        if (core_in_flight(c) > 0 || c->n_copies == 0) /* for a commit, or for masks */
             return CORE_WAIT;
-        if (c->n_copies == 0) {
-            must(core_waits_for_masks(c)); /* if something fits, something runs */
-            return CORE_WAIT;
-        } /* else it is a step without rows, which ends with a copy */
+        /* A step without rows ends with a copy. */
     }
     *batch = step_build(st, c->options.block_len);
     c->planned++;

@@ -12,8 +12,11 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
 {
     int32_t n_held = 0, n_free = 0, n_cached = 0;
 
-    if (memcmp(b->refs, refs, (size_t)b->n_blocks * sizeof(*refs)) != 0)
-        return "the references of a block are not as many as hold it";
+    for (int32_t i = 0; i < b->n_blocks; i++) {
+        n_held += refs[i] > 0;
+        if (b->block[i].refs != refs[i])
+            return "the references of a block are not as many as hold it";
+    }
     LIST_EACH (const struct block, k, link, &b->free)
         if (n_free++ == b->n_free || k->node || refs[k - b->block])
             return "the free list has a block that is not free";
@@ -22,8 +25,6 @@ const char *blocks_verify(const struct blocks *b, const int32_t *refs)
             return "the cached list has a block that is held or not listed";
     if (n_free != b->n_free || n_cached != b->n_cached)
         return "free and cached blocks are not as many as they are said to be";
-    for (int32_t i = 0; i < b->n_blocks; i++)
-        n_held += refs[i] > 0;
     return n_held + n_free + n_cached == b->n_blocks ? NULL
                                                      : "a block without references is in no list";
 }
@@ -223,6 +224,7 @@ static const char *verify_pins(const struct core *c)
 /* Each choice is in one list by its state, and counted once. */
 static const char *verify_counts(const struct core *c, int32_t n_waiters)
 {
+    const int32_t n_draining = list_length(&c->draining, SEQ_PREEMPTED, SEQ_ENDED);
     const int32_t n_loading = list_length(&c->loading, SEQ_LOADING, SEQ_LOADING);
     int32_t n[SEQ_ENDED + 1] = {0}, n_slots = 0, n_queued = 0, n_running = 0;
     int64_t n_queued_tokens = 0;
@@ -245,10 +247,9 @@ static const char *verify_counts(const struct core *c, int32_t n_waiters)
     if (n_queued_tokens != c->n_queued_tokens)
         return "the tokens of those that wait are not as many as they are said to be";
     if (list_length(&c->prefilling, SEQ_PREFILL, SEQ_PREFILL) != c->n_prefilling ||
-        list_length(&c->decoding, SEQ_DECODE, SEQ_DECODE) != c->n_decoding ||
-        list_length(&c->draining, SEQ_PREEMPTED, SEQ_ENDED) != c->n_draining)
+        list_length(&c->decoding, SEQ_DECODE, SEQ_DECODE) != c->n_decoding || n_draining < 0)
         return "a list of sequences is not as long as it is said to be";
-    if (n_slots != core_n_running(c) + c->n_draining ||
+    if (n_slots != core_n_running(c) + n_draining ||
         c->n_free_slots != c->options.max_seqs - n_slots)
         return "slots held and free are not all slots";
     if (n[SEQ_WAITING_PREFIX] != n_waiters || n[SEQ_LOADING] != n_loading ||

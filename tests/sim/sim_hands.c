@@ -178,8 +178,8 @@ static const char *check_report(const struct world *w, const struct inspect_repo
     }
     for (int32_t i = 0; i < r->n_clients; i++)
         used += r->clients[i].used;
-    if (all && r->kind == INSPECT_BLOCKS && !w->options.share_all && w->core->n_draining == 0 &&
-        w->core->n_copies == 0 && used != r->stats.blocks_used)
+    if (all && r->kind == INSPECT_BLOCKS && !w->options.share_all &&
+        list_empty(&w->core->draining) && w->core->n_copies == 0 && used != r->stats.blocks_used)
         return "blocks by client and pinned ones are not all that are used";
     if (r->n_requests > r->total || r->n_prefixes > r->total)
         return "more is told than there is";

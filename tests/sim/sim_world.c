@@ -380,8 +380,8 @@ static const char *check_shares(struct world *w, bool blocks_short)
         u->closed = false;
     top = fair_top(&c->fair);
     s = top ? CONTAINER_OF(top, struct sequence, item) : NULL;
-    waits = s && s->n_lacking == 0 && c->n_free_slots == 0 && c->n_draining == 0 && !blocks_short &&
-            s->request->user->rows[0] == 0 && core_slot_victim(c, s);
+    waits = s && s->n_lacking == 0 && c->n_free_slots == 0 && list_empty(&c->draining) &&
+            !blocks_short && s->request->user->rows[0] == 0 && core_slot_victim(c, s);
     w->n_kept_waiting = !waits ? 0 : s->order == w->kept_waiting ? w->n_kept_waiting + 1 : 1;
     w->kept_waiting = s ? s->order : 0;
     return w->n_kept_waiting > 3 ? "a client has more than its part while another waits" : NULL;

@@ -257,7 +257,7 @@ TEST(outlives_its_device_block)
     host = copy(n, TIER_HOST);
     blocks_unref(blocks, a);
     take_all();
-    ck_assert(!prefix_cache_peek(cache, &at, one, &id));
+    ck_assert(!prefix_cache_hold(cache, &at, one, &id));
     ck_assert_uint_eq(at, root);
     ck_assert_ptr_eq(prefix_cache_lookup(cache, root, one), n);
     ck_assert_int_eq(n->location[TIER_DEVICE], -1);
