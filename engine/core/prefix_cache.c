@@ -98,19 +98,16 @@ static XXH128_hash_t namespace_digest(const struct prefix_cache *p, uint64_t cli
     return XXH3_128bits_withSecret(&input, sizeof(input), p->secret, sizeof(p->secret));
 }
 
-static bool is_namespace_of(const struct cache_namespace *ns, uint64_t client, struct text salt)
-{
-    return ns->client == client && ns->salt_len == salt.len &&
-           (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0);
-}
-
 struct cache_namespace *prefix_cache_find(const struct prefix_cache *p, uint64_t client,
                                           struct text salt)
 {
     XXH128_hash_t digest = namespace_digest(p, client, false, salt);
     struct cache_namespace *ns = id_map_get(&p->namespaces, digest.low64);
 
-    return ns && is_namespace_of(ns, client, salt) ? ns : NULL;
+    return ns && ns->client == client && ns->salt_len == salt.len &&
+                   (salt.len == 0 || memcmp(ns->salt, salt.data, salt.len) == 0)
+               ? ns
+               : NULL;
 }
 
 int prefix_cache_open(struct prefix_cache *p, struct cache_namespace **out, uint64_t client,
@@ -257,33 +254,25 @@ bool prefix_cache_place(struct prefix_cache *p, uint64_t chain, enum tier tier, 
     return true;
 }
 
-static int n_copies(const struct node *n)
+/* The node has a copy in one of the tiers [from, to). */
+static bool is_in(const struct node *n, int from, int to)
 {
-    int n_tiers = 0;
-
-    for (int t = 0; t < N_TIERS; t++)
-        n_tiers += n->location[t] >= 0;
-    return n_tiers;
+    for (int t = from; t < to; t++)
+        if (n->location[t] >= 0)
+            return true;
+    return false;
 }
 
 void prefix_cache_drop(struct prefix_cache *p, struct node *n, enum tier tier)
 {
     must(n->location[tier] >= 0 && (tier != TIER_DEVICE || n->n_pins == 0));
-    if (n_copies(n) == 1) {
+    if (!is_in(n, TIER_DEVICE, tier) && !is_in(n, tier + 1, N_TIERS)) {
         prefix_cache_remove(p, n);
         return;
     }
     blocks_list(p->tiers[tier], n->location[tier], NULL);
     if (!PLANT(PLANT_STALE_LOCATION))
         n->location[tier] = -1;
-}
-
-static bool is_above(const struct node *n, enum tier tier)
-{
-    for (int t = TIER_DEVICE; t < (int)tier; t++)
-        if (n->location[t] >= 0)
-            return true;
-    return false;
 }
 
 int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, int32_t *block_id)
@@ -294,7 +283,7 @@ int prefix_cache_take(struct prefix_cache *p, enum tier tier, int32_t within, in
     if (blocks_take(b, block_id) == BLOCKS_OK)
         return BLOCKS_OK;
     while (within-- > 0 && (id = blocks_next_cached(b, id)) >= 0) {
-        if (is_above(blocks_node(b, id), tier))
+        if (is_in(blocks_node(b, id), TIER_DEVICE, tier))
             continue;
         prefix_cache_drop(p, blocks_node(b, id), tier);
         p->n_evicted += tier == TIER_DEVICE;
@@ -361,31 +350,6 @@ void prefix_cache_insert(struct prefix_cache *p, uint64_t *chain, int32_t block_
         n->written_us = n->used_us = p->now_us;
 }
 
-static void remove_leaf(struct prefix_cache *p, struct node *n)
-{
-    struct cache_namespace *ns = n->ns;
-    struct node **at = bucket_of(p, n->digest);
-
-    while (*at != n) {
-        must(*at);
-        at = &(*at)->next;
-    }
-    *at = n->next;
-    list_remove(&n->sibling);
-    if (n->n_pins > 0) {
-        p->n_pinned--;
-        blocks_unref(p->tiers[TIER_DEVICE], n->location[TIER_DEVICE]);
-    }
-    for (int t = 0; t < N_TIERS; t++)
-        if (n->location[t] >= 0)
-            blocks_list(p->tiers[t], n->location[t], NULL);
-    n->generation++;
-    n->ns = NULL;
-    n->next = p->free;
-    p->free = n;
-    drop_unused(p, ns);
-}
-
 /* Changes the number of pins that hold a node and all before it. A node with pins has one reference
  * to its device block. */
 static void count_pins(struct prefix_cache *p, struct node *n, int32_t change)
@@ -405,12 +369,39 @@ static void count_pins(struct prefix_cache *p, struct node *n, int32_t change)
     }
 }
 
+void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned)
+{
+    if (n->pinned != pinned)
+        count_pins(p, n, pinned ? 1 : -1);
+    n->pinned = pinned;
+}
+
+static void remove_leaf(struct prefix_cache *p, struct node *n)
+{
+    struct cache_namespace *ns = n->ns;
+    struct node **at = bucket_of(p, n->digest);
+
+    while (*at != n) {
+        must(*at);
+        at = &(*at)->next;
+    }
+    *at = n->next;
+    list_remove(&n->sibling);
+    prefix_cache_set_pin(p, n, false);
+    for (int t = 0; t < N_TIERS; t++)
+        if (n->location[t] >= 0)
+            blocks_list(p->tiers[t], n->location[t], NULL);
+    n->generation++;
+    n->ns = NULL;
+    n->next = p->free;
+    p->free = n;
+    drop_unused(p, ns);
+}
+
 int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n)
 {
     struct node *at = n, *parent;
 
-    if (n->n_pins > 0)
-        count_pins(p, n->parent, -n->n_pins);
     for (int32_t n_removed = 1;; n_removed++, at = parent) {
         while (!list_empty(&at->children))
             at = node_of_sibling(at->children.next);
@@ -419,15 +410,6 @@ int32_t prefix_cache_remove(struct prefix_cache *p, struct node *n)
         if (at == n)
             return n_removed;
     }
-}
-
-/* ---- pins and clearing */
-
-void prefix_cache_set_pin(struct prefix_cache *p, struct node *n, bool pinned)
-{
-    if (n->pinned != pinned)
-        count_pins(p, n, pinned ? 1 : -1);
-    n->pinned = pinned;
 }
 
 int32_t prefix_cache_clear(struct prefix_cache *p, uint64_t client, bool all)
