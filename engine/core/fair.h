@@ -78,7 +78,7 @@ struct fair {
 /* for each active user */
 #define FAIR_EACH(u, f) LIST_EACH (struct fair_user, u, link, &(f)->active)
 
-/* ---- users: fair_users.c */
+/* ---- users */
 
 void fair_init(struct fair *f);
 void fair_deinit(struct fair *f); /* no user may be active */
@@ -91,7 +91,7 @@ void fair_set_shares(struct fair *f, struct fair_share *shares, int32_t n);
 int fair_join(struct fair *f, struct fair_user **out, uint64_t id);
 void fair_leave(struct fair *f, struct fair_user *u);
 
-/* ---- the queue: fair.c */
+/* ---- the queue */
 
 void fair_push(struct fair_item *item);
 void fair_remove(struct fair_item *item);
