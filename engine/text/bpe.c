@@ -102,64 +102,66 @@ static size_t encode_short(const struct bpe *b, const unsigned char *word, size_
     return n;
 }
 
-static void sift_down(uint64_t *heap, size_t n, size_t at)
-{
-    uint64_t key = heap[at];
-
-    for (;;) {
-        size_t first = at * BPE_HEAP_WAYS + 1, best = first;
-
-        if (first >= n)
-            break;
-        for (size_t i = first + 1; i < n && i < first + BPE_HEAP_WAYS; i++)
-            if (heap[i] < heap[best])
-                best = i;
-        if (heap[best] >= key)
-            break;
-        heap[at] = heap[best];
-        at = best;
-    }
-    heap[at] = key;
-}
-
-static void heap_build(struct bpe_work *w)
-{
-    for (size_t i = w->n_heap / BPE_HEAP_WAYS + 1; i-- > 0;)
-        if (i < w->n_heap)
-            sift_down(w->heap, w->n_heap, i);
-}
-
-static uint64_t heap_pop(struct bpe_work *w)
-{
-    uint64_t top = w->heap[0];
-
-    w->heap[0] = w->heap[--w->n_heap];
-    if (w->n_heap)
-        sift_down(w->heap, w->n_heap, 0);
-    return top;
-}
-
-/* The heap key of the symbol at pos and the next one: rank, then position. 0: they do not merge. */
-static uint64_t pair_key(const struct bpe *b, const struct bpe_work *w, uint32_t pos)
-{
-    const struct bpe_merge *m;
-
-    if (w->next[pos] == BPE_LIST_END)
-        return 0;
-    m = find(b, w->ids[pos], w->ids[w->next[pos]]);
-    return m->id < 0 ? 0 : ((uint64_t)m->rank + 1) << 32 | pos;
-}
-
+/* The heap is of keys: the rank of a pair, then the position of its first symbol. */
 static void heap_push(struct bpe_work *w, uint64_t key)
 {
     size_t at = w->n_heap++;
 
     must(w->n_heap <= 3 * w->cap);
-    while (at && w->heap[(at - 1) / BPE_HEAP_WAYS] > key) {
+    for (; at && w->heap[(at - 1) / BPE_HEAP_WAYS] > key; at = (at - 1) / BPE_HEAP_WAYS)
         w->heap[at] = w->heap[(at - 1) / BPE_HEAP_WAYS];
-        at = (at - 1) / BPE_HEAP_WAYS;
-    }
     w->heap[at] = key;
+}
+
+static uint64_t heap_pop(struct bpe_work *w)
+{
+    uint64_t *heap = w->heap, top = heap[0], key = heap[--w->n_heap];
+    size_t at = 0;
+
+    for (;;) {
+        size_t first = at * BPE_HEAP_WAYS + 1, best = first;
+
+        for (size_t i = first + 1; i < w->n_heap && i < first + BPE_HEAP_WAYS; i++)
+            if (heap[i] < heap[best])
+                best = i;
+        if (first >= w->n_heap || heap[best] >= key)
+            break;
+        heap[at] = heap[best];
+        at = best;
+    }
+    heap[at] = key;
+    return top;
+}
+
+/* The merge of the symbol at pos with the next one, and its heap key. False: they do not merge. */
+static bool pair_at(const struct bpe *b, const struct bpe_work *w, uint32_t pos, uint64_t *key,
+                    int32_t *id)
+{
+    const struct bpe_symbol *s = &w->symbols[pos];
+    const struct bpe_merge *m;
+
+    if (s->id < 0 || s->next == BPE_LIST_END)
+        return false;
+    m = find(b, s->id, w->symbols[s->next].id);
+    *key = (uint64_t)m->rank << 32 | pos;
+    *id = m->id;
+    return m->id >= 0;
+}
+
+static void push_pair(const struct bpe *b, struct bpe_work *w, uint32_t pos)
+{
+    uint64_t key;
+    int32_t id;
+
+    if (pos != BPE_LIST_END && pair_at(b, w, pos, &key, &id))
+        heap_push(w, key);
+}
+
+void bpe_work_deinit(struct bpe_work *w)
+{
+    free(w->symbols);
+    free(w->heap);
+    memset(w, 0, sizeof(*w));
 }
 
 static int work_reserve(struct bpe_work *w, size_t n)
@@ -167,78 +169,48 @@ static int work_reserve(struct bpe_work *w, size_t n)
     if (n <= w->cap)
         return 0;
     bpe_work_deinit(w);
-    w->ids = malloc(n * sizeof(*w->ids));
-    w->prev = malloc(n * sizeof(*w->prev));
-    w->next = malloc(n * sizeof(*w->next));
+    w->symbols = malloc(n * sizeof(*w->symbols));
     /* n - 1 pairs at first; each of at most n - 1 merges removes one and adds two */
     w->heap = malloc(3 * n * sizeof(*w->heap));
-    if (!w->ids || !w->prev || !w->next || !w->heap) {
-        bpe_work_deinit(w);
+    if (!w->symbols || !w->heap)
         return -ENOMEM;
-    }
     w->cap = n;
     return 0;
-}
-
-void bpe_work_deinit(struct bpe_work *w)
-{
-    free(w->ids);
-    free(w->prev);
-    free(w->next);
-    free(w->heap);
-    memset(w, 0, sizeof(*w));
-}
-
-/* Merges the symbol at pos with the next one, whose id becomes -1. */
-static void merge_at(struct bpe_work *w, uint32_t pos, int32_t id)
-{
-    uint32_t gone = w->next[pos];
-
-    w->ids[pos] = id;
-    w->ids[gone] = -1;
-    w->next[pos] = w->next[gone];
-    if (w->next[pos] != BPE_LIST_END)
-        w->prev[w->next[pos]] = pos;
 }
 
 static int encode_long(const struct bpe *b, struct bpe_work *w, const unsigned char *word, size_t n,
                        int32_t *out, size_t *n_out)
 {
+    struct bpe_symbol *s;
     size_t n_ids = 0;
     int r = work_reserve(w, n);
 
     if (r)
         return r;
-    for (size_t i = 0; i < n; i++) {
-        w->ids[i] = b->byte_ids[word[i]];
-        w->prev[i] = i ? (uint32_t)(i - 1) : BPE_LIST_END;
-        w->next[i] = i + 1 < n ? (uint32_t)(i + 1) : BPE_LIST_END;
-    }
+    s = w->symbols;
+    for (uint32_t i = 0; i < n; i++)
+        s[i] = (struct bpe_symbol){b->byte_ids[word[i]], i ? i - 1 : BPE_LIST_END,
+                                   i + 1 < n ? i + 1 : BPE_LIST_END};
     w->n_heap = 0;
-    for (size_t i = 0; i + 1 < n; i++) {
-        uint64_t key = pair_key(b, w, (uint32_t)i);
-
-        if (key)
-            w->heap[w->n_heap++] = key;
-    }
-    heap_build(w);
+    for (uint32_t i = 0; i < n; i++)
+        push_pair(b, w, i);
     while (w->n_heap) {
-        uint64_t key = heap_pop(w);
-        uint32_t pos = (uint32_t)key;
+        uint64_t key = heap_pop(w), now;
+        uint32_t pos = (uint32_t)key, gone = s[pos].next;
+        int32_t id;
 
-        /* Skip a pair whose symbols have changed since. */
-        if (w->ids[pos] < 0 || pair_key(b, w, pos) != key)
-            continue;
-        merge_at(w, pos, find(b, w->ids[pos], w->ids[w->next[pos]])->id);
-        key = pair_key(b, w, pos);
-        if (key)
-            heap_push(w, key);
-        key = w->prev[pos] == BPE_LIST_END ? 0 : pair_key(b, w, w->prev[pos]);
-        if (key)
-            heap_push(w, key);
+        if (!pair_at(b, w, pos, &now, &id) || now != key)
+            continue; /* its symbols have changed since */
+        s[pos].id = id;
+        s[pos].next = s[gone].next;
+        s[gone].id = -1;
+        if (s[pos].next != BPE_LIST_END)
+            s[s[pos].next].prev = pos;
+        push_pair(b, w, pos);
+        push_pair(b, w, s[pos].prev);
     }
-    for (uint32_t pos = 0; pos != BPE_LIST_END; pos = w->next[pos])
-        out[n_ids++] = w->ids[pos];
+    for (uint32_t pos = 0; pos != BPE_LIST_END; pos = s[pos].next)
+        out[n_ids++] = s[pos].id;
     *n_out = n_ids;
     return 0;
 }

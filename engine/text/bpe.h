@@ -30,13 +30,16 @@ void bpe_deinit(struct bpe *b);
 /* At most n_merges times; a pair that is added again replaces the earlier one. */
 void bpe_add(struct bpe *b, struct bpe_merge merge);
 
+struct bpe_symbol {
+    int32_t id; /* -1: merged into the symbol before */
+    uint32_t prev, next;
+};
+
 /* Memory kept from word to word; zero-initialise once. */
 struct bpe_work {
-    int32_t *ids;
-    uint32_t *prev, *next;
-    uint64_t *heap;
-    size_t n_heap;
-    size_t cap;
+    struct bpe_symbol *symbols; /* [cap] */
+    uint64_t *heap;             /* [3 * cap] */
+    size_t n_heap, cap;
 };
 
 void bpe_work_deinit(struct bpe_work *w);

@@ -23,7 +23,8 @@ struct encoder {
 
 /* The added tokens in a text, inside one of the ranges each, from left to right. */
 struct matches {
-    const struct trie *tokens;
+    const struct tokenizer *t;
+    bool normalized; /* whether the text, and so the tokens, are */
     struct text text;
     const struct text_range *ranges;
     size_t n_ranges; /* the ranges that are left */
@@ -48,11 +49,10 @@ void tokenizer_free(struct tokenizer *t)
 {
     if (!t)
         return;
-    trie_deinit(&t->raw);
-    trie_deinit(&t->normalized);
     bpe_deinit(&t->bpe);
     nfc_free(t->nfc);
     free(t->tokens);
+    free(t->added);
     free(t->bytes);
     free(t);
 }
@@ -88,6 +88,21 @@ static int encode_plain(struct encoder *enc, const char *p, size_t n)
     return 0;
 }
 
+/* The longest added token at p[0..n), n > 0, or NULL. A file has a few dozens. */
+static const struct added *find_added(const struct matches *m, const char *p, size_t n)
+{
+    const struct tokenizer *t = m->t;
+    const uint32_t *from = &t->added_from[(unsigned char)p[0]];
+
+    for (uint32_t i = from[0]; i < from[1]; i++) {
+        const struct added *a = &t->added[i];
+
+        if (a->normalized == m->normalized && a->len <= n && !memcmp(p, t->bytes + a->at, a->len))
+            return a;
+    }
+    return NULL;
+}
+
 static bool next_match(struct matches *m)
 {
     size_t at = m->end;
@@ -96,13 +111,12 @@ static bool next_match(struct matches *m)
         if (at < m->ranges->start)
             at = m->ranges->start;
         for (; at < m->ranges->end; at++) {
-            size_t len = 0;
+            const struct added *a = find_added(m, m->text.data + at, m->ranges->end - at);
 
-            if (m->tokens->roots[(unsigned char)m->text.data[at]])
-                len = trie_longest(m->tokens, m->text.data + at, m->ranges->end - at, &m->id);
-            if (len) {
+            if (a) {
+                m->id = a->id;
                 m->start = at;
-                m->end = at + len;
+                m->end = at + a->len;
                 return true;
             }
         }
@@ -114,12 +128,12 @@ static bool next_match(struct matches *m)
  */
 static int encode_segment(struct encoder *enc, const struct matches *m, size_t start, size_t end)
 {
-    struct matches normalized = {.tokens = &enc->t->normalized};
+    struct matches normalized = {.t = enc->t, .normalized = true};
     struct text source = {m->text.data + start, end - start};
     size_t done = 0, n = 0;
     int r;
 
-    for (size_t i = 0; normalized.tokens->n && i < m->n_ranges && m->ranges[i].start < end; i++) {
+    for (size_t i = 0; enc->t->n_normalized && i < m->n_ranges && m->ranges[i].start < end; i++) {
         const struct text_range range = m->ranges[i];
 
         if (!array_reserve(&enc->ranges, &enc->ranges_cap, n + 1, sizeof(*enc->ranges)))
@@ -149,7 +163,7 @@ int tokenizer_encode(const struct tokenizer *t, struct text text, const struct t
                      size_t n_ranges, struct token_list *out)
 {
     struct encoder enc = {.t = t, .out = out};
-    struct matches raw = {.tokens = &t->raw, .text = text, .ranges = ranges, .n_ranges = n_ranges};
+    struct matches raw = {.t = t, .text = text, .ranges = ranges, .n_ranges = n_ranges};
     size_t n = out->n, done = 0;
     int r = 0;
 
@@ -220,18 +234,6 @@ int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct 
                    "tokenizer.json: id %d (\"%.*s\") is not in 0 .. %d, the vocabulary of "
                    "config.json: the two are of different models",
                    t->n_ids - 1, last.len < 64 ? (int)last.len : 64, last.data, vocab_size - 1);
-}
-
-int32_t tokenizer_special_id(const struct tokenizer *t, const char *content)
-{
-    size_t len = strlen(content);
-    int32_t id;
-
-    if (len && trie_longest(&t->raw, content, len, &id) == len)
-        return id;
-    if (len && trie_longest(&t->normalized, content, len, &id) == len)
-        return id;
-    return -1;
 }
 
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,

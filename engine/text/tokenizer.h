@@ -46,8 +46,6 @@ int32_t tokenizer_n_ids(const struct tokenizer *t);               /* 1 + the lar
 /* -EINVAL, naming the token, if an id is not below the model's vocab_size: the model has no
  * embedding for it. */
 int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct err *e);
-/* The id of a special (added) token by its text, or -1. */
-int32_t tokenizer_special_id(const struct tokenizer *t, const char *content);
 
 /* The text of ids, *out malloc'ed and NUL-terminated; invalid UTF-8 becomes U+FFFD. skip_special
  * omits special tokens. -EINVAL for a negative id, -ENOMEM. */

@@ -5,7 +5,6 @@
 #include "engine/text/bpe.h"
 #include "engine/text/nfc.h"
 #include "engine/text/tokenizer.h"
-#include "engine/text/trie.h"
 
 enum {
     TOKENIZER_MAX_ID = 1 << 24,     /* ids are below this */
@@ -20,15 +19,23 @@ struct token {
     uint8_t flags;
 };
 
+/* An added token as it is matched: if normalized, its normal form in the text's. */
+struct added {
+    uint32_t at, len; /* in bytes */
+    int32_t id;
+    bool normalized;
+};
+
 struct tokenizer {
     int32_t n_ids;
     struct token *tokens; /* [n_ids]; len 0: no token has this id */
-    char *bytes;          /* of all tokens, decoded */
+    char *bytes;          /* of all tokens, decoded, and of added ones as matched */
     size_t n_bytes;
     struct bpe bpe;
     struct nfc *nfc;
-    struct trie raw;        /* added tokens matched before normalization */
-    struct trie normalized; /* added tokens matched after it */
+    struct added *added; /* by first byte, the longest first */
+    size_t n_added, n_normalized;
+    uint32_t added_from[257]; /* those that begin with byte c: added_from[c] .. added_from[c + 1] */
 };
 
 #endif

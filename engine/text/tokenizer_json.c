@@ -18,7 +18,7 @@ struct reader {
     struct tokenizer *t;
     json_t *root, *vocab;
     int16_t byte_of[512]; /* the byte of a character of the alphabet, or -1 */
-    size_t tokens_cap, bytes_cap;
+    size_t tokens_cap, bytes_cap, added_cap;
     struct err *e;
 };
 
@@ -247,16 +247,14 @@ static int read_merges(struct reader *r, json_t *merges)
     return 0;
 }
 
-/* Adds a token that is matched after normalization, in its normalized form. */
-static int add_normalized(struct tokenizer *t, struct text content, int32_t id)
+/* Room has been reserved. */
+static uint32_t put_bytes(struct tokenizer *t, struct text text)
 {
-    struct nfc_text normal = {0};
-    int rc = nfc_normalize(t->nfc, content, NULL, 0, &normal);
+    uint32_t at = (uint32_t)t->n_bytes;
 
-    if (!rc)
-        rc = trie_add(&t->normalized, normal.text.data, normal.text.len, id);
-    nfc_text_deinit(&normal);
-    return rc;
+    memcpy(t->bytes + at, text.data, text.len);
+    t->n_bytes += text.len;
+    return at;
 }
 
 static int read_added(struct reader *r, const json_t *v, size_t i)
@@ -264,40 +262,71 @@ static int read_added(struct reader *r, const json_t *v, size_t i)
     struct tokenizer *t = r->t;
     struct text content = {json_string_value(json_object_get(v, "content")),
                            json_string_length(json_object_get(v, "content"))};
+    const bool normalized = json_is_true(json_object_get(v, "normalized"));
+    struct nfc_text form = {.text = content}; /* in which it is matched */
     struct token *token;
     int32_t id, same;
-    char path[40];
     int rc;
 
-    snprintf(path, sizeof(path), "added_tokens[%zu]", i);
     if (!content.len || content.len > TOKENIZER_MAX_SPECIAL)
-        return refuse(r, "%s.content: is not a text of 1 to %d bytes", path, TOKENIZER_MAX_SPECIAL);
+        return refuse(r, "added_tokens[%zu].content: is not a text of 1 to %d bytes", i,
+                      TOKENIZER_MAX_SPECIAL);
     rc = read_id(r, json_object_get(v, "id"), &id, "added_tokens", content.data);
-    if (!rc)
-        rc = reserve(r, id, content.len);
     if (rc)
         return rc;
+    if ((normalized && nfc_normalize(t->nfc, content, NULL, 0, &form)) ||
+        reserve(r, id, content.len + form.text.len) ||
+        !array_reserve(&t->added, &r->added_cap, t->n_added + 1, sizeof(*t->added))) {
+        nfc_text_deinit(&form);
+        return no_memory(r);
+    }
+    t->added[t->n_added++] = (struct added){.at = put_bytes(t, form.text),
+                                            .len = (uint32_t)form.text.len,
+                                            .id = id,
+                                            .normalized = normalized};
+    t->n_normalized += normalized;
+    nfc_text_deinit(&form);
     token = &t->tokens[id];
     same = find_id(r, content.data, content.len);
     if (same != id && (same >= 0 || token->len))
-        return refuse(r, "%s: id %d or its text is another token's too", path, id);
-    if (tokenizer_special_id(t, content.data) >= 0)
-        rc = -EEXIST;
-    else if (json_is_true(json_object_get(v, "normalized")))
-        rc = add_normalized(t, content, id);
-    else
-        rc = trie_add(&t->raw, content.data, content.len, id);
-    if (rc == -EEXIST || (!rc && (token->flags & TOKENIZER_ADDED)))
-        return refuse(r, "%s: \"%.64s\" comes twice", path, content.data);
-    if (rc)
-        return no_memory(r);
-    memcpy(t->bytes + t->n_bytes, content.data, content.len);
-    *token = (struct token){.at = (uint32_t)t->n_bytes,
+        return refuse(r, "added_tokens[%zu]: id %d or its text is another token's too", i, id);
+    if (token->flags & TOKENIZER_ADDED)
+        return refuse(r, "added_tokens[%zu]: \"%.64s\" comes twice", i, content.data);
+    *token = (struct token){.at = put_bytes(t, content),
                             .len = (uint32_t)content.len,
                             .flags = TOKENIZER_ADDED};
     if (json_is_true(json_object_get(v, "special")))
         token->flags |= TOKENIZER_SPECIAL;
-    t->n_bytes += content.len;
+    return 0;
+}
+
+static int by_first_byte(const void *a, const void *b, void *bytes)
+{
+    const struct added *x = a, *y = b;
+    const unsigned char *s = (unsigned char *)bytes + x->at, *t = (unsigned char *)bytes + y->at;
+
+    if (s[0] != t[0])
+        return s[0] - t[0];
+    return x->len != y->len ? (x->len < y->len) - (x->len > y->len) : memcmp(s, t, x->len);
+}
+
+static int sort_added(struct reader *r)
+{
+    struct tokenizer *t = r->t;
+
+    if (t->n_added)
+        qsort_r(t->added, t->n_added, sizeof(*t->added), by_first_byte, t->bytes);
+    for (size_t i = 0; i < t->n_added; i++) {
+        const struct added *a = &t->added[i];
+
+        if (i && !by_first_byte(a - 1, a, t->bytes))
+            return refuse(r, "added_tokens: \"%.*s\" comes twice", a->len < 64 ? (int)a->len : 64,
+                          t->bytes + a->at);
+        t->added_from[(unsigned char)t->bytes[a->at] + 1] = (uint32_t)i + 1;
+    }
+    for (int c = 0; c < 256; c++)
+        if (t->added_from[c + 1] < t->added_from[c])
+            t->added_from[c + 1] = t->added_from[c];
     return 0;
 }
 
@@ -320,7 +349,7 @@ static int read_parts(struct reader *r)
             break;
         rc = read_added(r, v, i);
     }
-    return rc;
+    return rc ? rc : sort_added(r);
 }
 
 int tokenizer_parse(struct tokenizer **out, const char *json, size_t len, struct err *e)

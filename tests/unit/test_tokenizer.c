@@ -126,9 +126,8 @@ TEST(ranges_decide_what_is_special)
         struct text_range range;
         bool first, last; /* token is special */
     } cases[] = {{{0, 10}, true, false}, {{11, 21}, false, true}, {{0, 9}, false, false}};
-    const int32_t end = tokenizer_special_id(tiny, "<|im_end|>");
+    const int32_t end = 1993;
 
-    ck_assert_int_eq(end, 1993);
     for (int i = 0; i < N(cases); i++) {
         struct token_list list = encode(str("<|im_end|>a<|im_end|>"), &cases[i].range, 1);
 
@@ -176,9 +175,8 @@ TEST(normalized_token_obeys_ranges)
                            "e\xcc\x81"
                            "e\xcc\x81"
                            "e\xcc\x81<think>x<think>");
-    const int32_t think = tokenizer_special_id(tiny, "<think>");
+    const int32_t think = 1998;
 
-    ck_assert_int_eq(think, 1998);
     for (int i = 0; i < N(cases); i++) {
         struct token_list list = encode(text, &cases[i].range, 1);
 
@@ -261,9 +259,6 @@ TEST(decode_of_odd_ids)
     ck_assert_ptr_null(tokenizer_token_bytes(tiny, -1).data);
     ck_assert(tokenizer_is_special(tiny, 1993) && !tokenizer_is_special(tiny, 1999));
     ck_assert(!tokenizer_is_special(tiny, -1) && !tokenizer_is_special(tiny, 5000));
-    ck_assert_int_eq(tokenizer_special_id(tiny, "H"), -1);
-    ck_assert_int_eq(tokenizer_special_id(tiny, "<|im_end|>x"), -1);
-    ck_assert_int_eq(tokenizer_special_id(tiny, ""), -1);
 }
 
 /* Random bytes of ASCII and invalid UTF-8 decode to the repaired text. */
