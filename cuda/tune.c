@@ -55,12 +55,9 @@ int tune_new(struct tune **out, struct rank *rank, const char *folder, const cha
         return err_set(e, -ENOMEM, "out of memory");
     *t = (struct tune){.rank = rank, .folder = folder, .key = key, .m = FIRST_ROWS};
     t->records.all = calloc(ALGO_FILE_MAX, sizeof(*t->records.all));
-    r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory");
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&t->begin), "making an event", e);
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&t->end), "making an event", e);
-    if (r < 0) {
+    if ((r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory")) < 0 ||
+        (r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
+        (r = cuda_check(cudaEventCreate(&t->end), "making an event", e)) < 0) {
         tune_free(t);
         return r;
     }
@@ -110,14 +107,14 @@ static int begin_timing(struct tune *t, struct err *e)
 static int end_timing(struct tune *t, float *us, struct err *e)
 {
     float ms = 0.0f;
-    int r = cuda_check(cudaEventRecord(t->end, t->rank->device.launch.stream), "timing", e);
+    cudaError_t code;
 
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
+    if ((code = cudaEventRecord(t->end, t->rank->device.launch.stream)) ||
+        (code = cudaEventSynchronize(t->end)) ||
+        (code = cudaEventElapsedTime(&ms, t->begin, t->end)))
+        return cuda_check(code, "timing", e);
     *us = ms * 1000.0f;
-    return r;
+    return 0;
 }
 
 static void next(struct tune *t)
