@@ -183,19 +183,17 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                               .k_norm = w->k_norm.data,
                               .table = f->rope,
                               .eps = f->config->rms_norm_eps};
-    int r = 0;
+    int r;
 
-    if (n_prompts > 0)
-        r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, n_decodes,
-                                  n_prompts, f->config->n_heads),
-                       "rope_store", p->e);
-    if (r == 0 && p->s->n_items > 0)
-        r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial, f->counters,
-                                   p->s->n_items),
-                       "attn_decode", p->e);
-    if (r == 0 && p->s->n_tiles > 0)
-        r = prefill(p, &a);
-    return r;
+    if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
+                                                    n_decodes, n_prompts, f->config->n_heads),
+                                         "rope_store", p->e)) < 0)
+        return r;
+    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial,
+                                                         f->counters, p->s->n_items),
+                                             "attn_decode", p->e)) < 0)
+        return r;
+    return p->s->n_tiles > 0 ? prefill(p, &a) : 0;
 }
 
 /* ---- products of few rows */
@@ -242,16 +240,15 @@ static int begin_skinny(const struct pass *p, const struct layer_weights *w, int
 static int end_skinny(const struct pass *p, const struct layer_weights *w, int n)
 {
     const struct forward *f = p->f;
-    int r = skinny(p, &w->o,
-                   (struct skinny){.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32});
+    const struct skinny o = {.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32};
+    const struct skinny gate_up = {.y = f->act, .m = n, .out = SKINNY_SILU_MUL};
+    const struct skinny down = {.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32};
+    int r;
 
-    if (r == 0)
-        r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data,
-                             (struct skinny){.y = f->act, .m = n, .out = SKINNY_SILU_MUL});
-    if (r == 0)
-        r = skinny(p, &w->down,
-                   (struct skinny){.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32});
-    return r;
+    if ((r = skinny(p, &w->o, o)) < 0 ||
+        (r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up)) < 0)
+        return r;
+    return skinny(p, &w->down, down);
 }
 
 /* The first n_skinny rows one way, those after them the other. */
@@ -259,17 +256,13 @@ static int layer(const struct pass *p, int i, int n_skinny)
 {
     const struct layer_weights *w = &p->f->weights->layers[i];
     const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
-    int r = n_skinny > 0 ? begin_skinny(p, w, n_skinny) : 0;
+    int r;
 
-    if (r == 0 && rest.n > 0)
-        r = begin_gemm(p, i, rest);
-    if (r == 0)
-        r = attention(p, w, i);
-    if (r == 0 && n_skinny > 0)
-        r = end_skinny(p, w, n_skinny);
-    if (r == 0 && rest.n > 0)
-        r = end_gemm(p, i, rest);
-    return r;
+    if ((n_skinny > 0 && (r = begin_skinny(p, w, n_skinny)) < 0) ||
+        (rest.n > 0 && (r = begin_gemm(p, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
+        (n_skinny > 0 && (r = end_skinny(p, w, n_skinny)) < 0))
+        return r;
+    return rest.n > 0 ? end_gemm(p, i, rest) : 0;
 }
 
 /* Logits of the rows that are sampled from. */
