@@ -58,11 +58,10 @@ int device_open(struct device *d, int id, struct err *e)
     if (p.major < 8)
         return err_set(e, -ENOTSUP, "CUDA: %s has compute capability %d.%d, 8.0 is needed", p.name,
                        p.major, p.minor);
-    r = cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free memory", e);
-    if (r == 0)
-        r = cuda_check(cudaStreamCreateWithFlags(&d->launch.stream, cudaStreamNonBlocking),
-                       "making a stream", e);
-    if (r < 0)
+    if ((r = cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "asking for free memory", e)) <
+            0 ||
+        (r = cuda_check(cudaStreamCreateWithFlags(&d->launch.stream, cudaStreamNonBlocking),
+                        "making a stream", e)) < 0)
         return r;
     snprintf(d->name, sizeof(d->name), "%.100s", p.name);
     read_driver(d->driver, sizeof(d->driver));
@@ -70,7 +69,6 @@ int device_open(struct device *d, int id, struct err *e)
     d->launch.chained = p.major >= 9;
     d->launch.n_sms = p.multiProcessorCount;
     d->total_bytes = total_bytes;
-    d->free_at_start = free_bytes;
     return 0;
 }
 

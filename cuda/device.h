@@ -28,7 +28,6 @@ struct device {
     char name[128];
     char driver[64]; /* "580.159.04, CUDA 13.0", or the latter alone */
     uint64_t total_bytes;
-    uint64_t free_at_start;
     struct launch launch;
     void *memory[DEVICE_N_USES];
     uint64_t bytes[DEVICE_N_USES];

@@ -40,62 +40,51 @@ static int parts_of(const struct forward *f, int n_rows, int k)
     return f->invariant ? 1 : gemm_parts(gemm_rows(n_rows), f->config->hidden_dim, k);
 }
 
-/* A product that adds to the residual, in parts or not. */
-static struct gemm_product adding(const struct forward *f, struct rows rows, const uint16_t *x,
-                                  const struct matrix *w, bool in_parts)
-{
-    return (struct gemm_product){
-        .y = in_parts ? f->parts : f->residual + (int64_t)rows.first * w->n,
-        .x = x + (int64_t)rows.first * w->k,
-        .w = w->data,
-        .n = w->n,
-        .k = w->k,
-        .out = in_parts ? GEMM_PARTS_F32 : GEMM_ADD_F32,
-    };
-}
-
-/* A product whose result is bf16. */
-static struct gemm_product giving(struct rows rows, uint16_t *y, const uint16_t *x,
-                                  const struct matrix *w, const uint16_t *bias)
-{
-    return (struct gemm_product){.y = y + (int64_t)rows.first * w->n,
-                                 .x = x + (int64_t)rows.first * w->k,
-                                 .w = w->data,
-                                 .bias = bias,
-                                 .n = w->n,
-                                 .k = w->k,
-                                 .out = bias ? GEMM_BIAS_BF16 : GEMM_BF16};
-}
-
 static struct gemm_product product_of(const struct forward *f, enum forward_product kind, int layer,
                                       struct rows rows)
 {
-    const struct layer_weights *w = &f->weights->layers[layer];
-    const bool last = layer == f->config->n_layers - 1; /* no norm of all rows follows it */
-    struct gemm_product p = {0};
+    const struct layer_weights *l = &f->weights->layers[layer];
+    const struct matrix *const weights[N_PRODUCTS] = {&l->qkv, &l->o, &l->gate_up, &l->down,
+                                                      &f->weights->lm_head};
+    const uint16_t *const inputs[N_PRODUCTS] = {f->normed, f->attn, f->normed, f->act, f->normed};
+    const struct matrix *w = weights[kind];
+    const int64_t at = (int64_t)rows.first * w->n; /* in the result */
+    const bool last = layer == f->config->n_layers - 1;
+    struct gemm_product p = {.y_stride = w->n,
+                             .x = inputs[kind] + (int64_t)rows.first * w->k,
+                             .w = w->data,
+                             .m = gemm_rows(rows.n),
+                             .n = w->n,
+                             .k = w->k};
 
     switch (kind) {
     case PRODUCT_QKV:
-        p = giving(rows, f->qkv, f->normed, &w->qkv, w->qkv_bias.data);
-        break;
-    case PRODUCT_O:
-        p = adding(f, rows, f->attn, &w->o, parts_of(f, rows.n, w->o.k) > 1);
+        p.y = f->qkv + at;
+        p.bias = l->qkv_bias.data;
+        p.out = p.bias ? GEMM_BIAS_BF16 : GEMM_BF16;
         break;
     case PRODUCT_GATE_UP:
-        p = giving(rows, f->gate_up, f->normed, &w->gate_up, NULL);
+        p.y = f->gate_up + at;
+        p.out = GEMM_BF16;
         break;
+    case PRODUCT_O:
     case PRODUCT_DOWN:
-        p = adding(f, rows, f->act, &w->down, !last && parts_of(f, rows.n, w->down.k) > 1);
+        p.y = f->residual + at;
+        p.out = GEMM_ADD_F32;
+        if (kind == PRODUCT_DOWN && last) /* no norm of all rows follows it to add the parts */
+            break;
+        if (parts_of(f, rows.n, w->k) > 1) {
+            p.y = f->parts;
+            p.out = GEMM_PARTS_F32;
+        }
         break;
     case PRODUCT_LM_HEAD:
     case N_PRODUCTS:
-        p = giving(rows, NULL, f->normed, &f->weights->lm_head, NULL);
         p.y = f->logits;
+        p.y_stride = f->sampler.logits_stride;
         p.out = GEMM_F32;
         break;
     }
-    p.m = gemm_rows(rows.n);
-    p.y_stride = kind == PRODUCT_LM_HEAD ? f->sampler.logits_stride : p.n;
     return p;
 }
 
@@ -149,17 +138,16 @@ static int end_gemm(const struct pass *p, int layer, struct rows rows)
     const struct forward *f = p->f;
     const struct layer_weights *w = &f->weights->layers[layer];
     const int64_t at = (int64_t)rows.first * f->config->ffn_dim;
-    int r = gemm(p, PRODUCT_O, layer, rows);
+    int r;
 
-    if (r == 0)
-        r = norm(p, rows, w->mlp_norm.data, w->o.k);
-    if (r == 0)
-        r = gemm(p, PRODUCT_GATE_UP, layer, rows);
-    if (r == 0)
-        r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
-                                f->config->ffn_dim),
-                       "silu_mul", p->e);
-    return r < 0 ? r : gemm(p, PRODUCT_DOWN, layer, rows);
+    if ((r = gemm(p, PRODUCT_O, layer, rows)) < 0 ||
+        (r = norm(p, rows, w->mlp_norm.data, w->o.k)) < 0 ||
+        (r = gemm(p, PRODUCT_GATE_UP, layer, rows)) < 0 ||
+        (r = cuda_check(silu_mul(f->launch, f->act + at, f->gate_up + 2 * at, rows.n,
+                                 f->config->ffn_dim),
+                        "silu_mul", p->e)) < 0)
+        return r;
+    return gemm(p, PRODUCT_DOWN, layer, rows);
 }
 
 /* ---- attention */
@@ -195,19 +183,17 @@ static int attention(const struct pass *p, const struct layer_weights *w, int la
                               .k_norm = w->k_norm.data,
                               .table = f->rope,
                               .eps = f->config->rms_norm_eps};
-    int r = 0;
+    int r;
 
-    if (n_prompts > 0)
-        r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v, n_decodes,
-                                  n_prompts, f->config->n_heads),
-                       "rope_store", p->e);
-    if (r == 0 && p->s->n_items > 0)
-        r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial, f->counters,
-                                   p->s->n_items),
-                       "attn_decode", p->e);
-    if (r == 0 && p->s->n_tiles > 0)
-        r = prefill(p, &a);
-    return r;
+    if (n_prompts > 0 && (r = cuda_check(rope_store(f->launch, f->qkv, &rope, &f->kv, layer, p->v,
+                                                    n_decodes, n_prompts, f->config->n_heads),
+                                         "rope_store", p->e)) < 0)
+        return r;
+    if (p->s->n_items > 0 && (r = cuda_check(attn_decode(f->launch, &a, &rope, p->v, f->partial,
+                                                         f->counters, p->s->n_items),
+                                             "attn_decode", p->e)) < 0)
+        return r;
+    return p->s->n_tiles > 0 ? prefill(p, &a) : 0;
 }
 
 /* ---- products of few rows */
@@ -254,16 +240,15 @@ static int begin_skinny(const struct pass *p, const struct layer_weights *w, int
 static int end_skinny(const struct pass *p, const struct layer_weights *w, int n)
 {
     const struct forward *f = p->f;
-    int r = skinny(p, &w->o,
-                   (struct skinny){.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32});
+    const struct skinny o = {.y = f->residual, .x = f->attn, .m = n, .out = SKINNY_ADD_F32};
+    const struct skinny gate_up = {.y = f->act, .m = n, .out = SKINNY_SILU_MUL};
+    const struct skinny down = {.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32};
+    int r;
 
-    if (r == 0)
-        r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data,
-                             (struct skinny){.y = f->act, .m = n, .out = SKINNY_SILU_MUL});
-    if (r == 0)
-        r = skinny(p, &w->down,
-                   (struct skinny){.y = f->residual, .x = f->act, .m = n, .out = SKINNY_ADD_F32});
-    return r;
+    if ((r = skinny(p, &w->o, o)) < 0 ||
+        (r = skinny_of_normed(p, &w->gate_up, w->mlp_norm.data, gate_up)) < 0)
+        return r;
+    return skinny(p, &w->down, down);
 }
 
 /* The first n_skinny rows one way, those after them the other. */
@@ -271,17 +256,13 @@ static int layer(const struct pass *p, int i, int n_skinny)
 {
     const struct layer_weights *w = &p->f->weights->layers[i];
     const struct rows rest = {n_skinny, p->s->n_tokens - n_skinny};
-    int r = n_skinny > 0 ? begin_skinny(p, w, n_skinny) : 0;
+    int r;
 
-    if (r == 0 && rest.n > 0)
-        r = begin_gemm(p, i, rest);
-    if (r == 0)
-        r = attention(p, w, i);
-    if (r == 0 && n_skinny > 0)
-        r = end_skinny(p, w, n_skinny);
-    if (r == 0 && rest.n > 0)
-        r = end_gemm(p, i, rest);
-    return r;
+    if ((n_skinny > 0 && (r = begin_skinny(p, w, n_skinny)) < 0) ||
+        (rest.n > 0 && (r = begin_gemm(p, i, rest)) < 0) || (r = attention(p, w, i)) < 0 ||
+        (n_skinny > 0 && (r = end_skinny(p, w, n_skinny)) < 0))
+        return r;
+    return rest.n > 0 ? end_gemm(p, i, rest) : 0;
 }
 
 /* Logits of the rows that are sampled from. */

@@ -55,17 +55,15 @@ static int lt_check(cublasStatus_t s, const char *what, struct err *e)
 static int describe(cublasLtMatmulDesc_t desc, cublasLtEpilogue_t epilogue, struct err *e)
 {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    int r = lt_check(cublasLtMatmulDescInit(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing", e);
+    cublasStatus_t s;
 
-    if (r == 0)
-        r = lt_check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
-                                                    sizeof(transposed)),
-                     "describing", e);
-    if (r == 0)
-        r = lt_check(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                                    sizeof(epilogue)),
-                     "describing", e);
-    return r;
+    if ((s = cublasLtMatmulDescInit(desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)) ||
+        (s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                            sizeof(transposed))) ||
+        (s = cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                            sizeof(epilogue))))
+        return lt_check(s, "describing", e);
+    return 0;
 }
 
 static int prefer(struct gemm *g, struct err *e)
@@ -75,19 +73,16 @@ static int prefer(struct gemm *g, struct err *e)
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const size_t workspace = GEMM_WORKSPACE;
     const uint32_t row = 16; /* bytes */
-    int r = lt_check(cublasLtMatmulPreferenceInit(&g->preference), "preferring", e);
+    cublasStatus_t s = cublasLtMatmulPreferenceInit(&g->preference);
 
-    if (r == 0)
-        r = lt_check(cublasLtMatmulPreferenceSetAttribute(&g->preference,
-                                                          CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                          &workspace, sizeof(workspace)),
-                     "preferring", e);
+    if (s == CUBLAS_STATUS_SUCCESS)
+        s = cublasLtMatmulPreferenceSetAttribute(&g->preference,
+                                                 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                 &workspace, sizeof(workspace));
     /* Where algorithms are fixed rows of a product may begin anywhere, not just on 256 bytes. */
-    for (size_t i = 0; i < sizeof(sides) / sizeof(*sides) && g->fixed && r == 0; i++)
-        r = lt_check(cublasLtMatmulPreferenceSetAttribute(&g->preference, sides[i], &row,
-                                                          sizeof(row)),
-                     "preferring", e);
-    return r;
+    for (size_t i = 0; i < sizeof(sides) / sizeof(*sides) && g->fixed && s == 0; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(&g->preference, sides[i], &row, sizeof(row));
+    return lt_check(s, "preferring", e);
 }
 
 int gemm_new(struct gemm **out, void *workspace, const struct algo_records *known, bool fixed,
@@ -101,14 +96,9 @@ int gemm_new(struct gemm **out, void *workspace, const struct algo_records *know
     g->workspace = workspace;
     g->known = known;
     g->fixed = fixed;
-    r = lt_check(cublasLtCreate(&g->handle), "starting", e);
-    if (r == 0)
-        r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e);
-    if (r == 0)
-        r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e);
-    if (r == 0)
-        r = prefer(g, e);
-    if (r < 0) {
+    if ((r = lt_check(cublasLtCreate(&g->handle), "starting", e)) < 0 ||
+        (r = describe(&g->plain, CUBLASLT_EPILOGUE_DEFAULT, e)) < 0 ||
+        (r = describe(&g->with_bias, CUBLASLT_EPILOGUE_BIAS, e)) < 0 || (r = prefer(g, e)) < 0) {
         gemm_free(g);
         return r;
     }
@@ -217,28 +207,21 @@ static int choose(struct gemm *g, struct entry *t, struct err *e)
     return 0;
 }
 
-/* Parts of k are products beside one another: where one begins in all three matrices. */
-static int lay_out_parts(struct entry *t, int parts, struct err *e)
+/* A matrix of `parts` that begin `stride` elements apart: parts of k are products beside one
+ * another. */
+static cublasStatus_t lay_out_matrix(cublasLtMatrixLayout_t layout, cudaDataType_t type,
+                                     uint64_t rows, uint64_t columns, int64_t ld, int32_t parts,
+                                     int64_t stride)
 {
-    const struct algo_shape *s = &t->shape;
-    const int64_t in = s->k / parts, out = (int64_t)s->m * s->n;
-    const cublasLtMatrixLayout_t layouts[] = {&t->w, &t->x, &t->y};
-    const int32_t n = parts;
-    int r = 0;
+    cublasStatus_t s = cublasLtMatrixLayoutInit(layout, type, rows, columns, ld);
 
-    must(s->y_stride == s->n && s->k % parts == 0);
-    for (int i = 0; i < 3 && r == 0; i++) {
-        r = lt_check(cublasLtMatrixLayoutSetAttribute(layouts[i],
-                                                      CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n,
-                                                      sizeof(n)),
-                     "laying out", e);
-        if (r == 0)
-            r = lt_check(cublasLtMatrixLayoutSetAttribute(
-                             layouts[i], CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                             i < 2 ? &in : &out, sizeof(in)),
-                         "laying out", e);
-    }
-    return r;
+    if (s == CUBLAS_STATUS_SUCCESS && parts > 1)
+        s = cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &parts,
+                                             sizeof(parts));
+    if (s == CUBLAS_STATUS_SUCCESS && parts > 1)
+        s = cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                             &stride, sizeof(stride));
+    return s;
 }
 
 static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
@@ -247,14 +230,15 @@ static int lay_out(struct entry *t, const struct algo_shape *s, struct err *e)
         s->out == GEMM_BF16 || s->out == GEMM_BIAS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     const int parts = s->out == GEMM_PARTS_F32 ? gemm_parts(s->m, s->n, s->k) : 1;
     const uint64_t k = (uint64_t)(s->k / parts), m = (uint64_t)s->m, n = (uint64_t)s->n;
-    int r = lt_check(cublasLtMatrixLayoutInit(&t->w, CUDA_R_16BF, k, n, s->k), "laying out", e);
+    cublasStatus_t status;
 
+    must(parts == 1 || (s->y_stride == s->n && s->k % parts == 0));
     t->shape = *s;
-    if (r == 0)
-        r = lt_check(cublasLtMatrixLayoutInit(&t->x, CUDA_R_16BF, k, m, s->k), "laying out", e);
-    if (r == 0)
-        r = lt_check(cublasLtMatrixLayoutInit(&t->y, type, n, m, s->y_stride), "laying out", e);
-    return r == 0 && parts > 1 ? lay_out_parts(t, parts, e) : r;
+    if ((status = lay_out_matrix(&t->w, CUDA_R_16BF, k, n, s->k, parts, (int64_t)k)) ||
+        (status = lay_out_matrix(&t->x, CUDA_R_16BF, k, m, s->k, parts, (int64_t)k)) ||
+        (status = lay_out_matrix(&t->y, type, n, m, s->y_stride, parts, (int64_t)(m * n))))
+        return lt_check(status, "laying out", e);
+    return 0;
 }
 
 /* One that is good for FIXED_ROWS rows, can be used for any number, and sums each result in one go.

@@ -165,23 +165,23 @@ static int take_slot(struct rank *b, int slot, struct err *e)
     struct sampler_memory *m = &b->forward.sampler;
     struct rank_slot *s = &b->slots[slot];
     int32_t *ids = NULL;
-    int r =
-        cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory", e);
+    int r;
 
-    if (r < 0)
+    if ((r = cuda_check(cudaHostAlloc((void **)&s->pinned, step_max_bytes(&b->limits),
+                                      cudaHostAllocDefault),
+                        "pinning memory", e)) < 0 ||
+        (r = cuda_check(cudaEventCreateWithFlags(&s->done,
+                                                 cudaEventDisableTiming | cudaEventBlockingSync),
+                        "making an event", e)) < 0 ||
+        (r = cuda_check(cudaHostAlloc((void **)&ids, bytes, cudaHostAllocMapped), "pinning memory",
+                        e)) < 0)
         return r;
     memset(ids, 0, bytes);
     m->host_ids[slot] = ids;
     m->host_logprobs[slot] = (float *)(ids + n);
     m->host_top_ids[slot] = ids + 2 * n;
     m->host_top_logprobs[slot] = (float *)(ids + 2 * n + tops);
-    r = cuda_check(cudaEventCreateWithFlags(&s->done,
-                                            cudaEventDisableTiming | cudaEventBlockingSync),
-                   "making an event", e);
-    return r < 0 ? r
-                 : cuda_check(cudaHostAlloc((void **)&s->pinned, step_max_bytes(&b->limits),
-                                            cudaHostAllocDefault),
-                              "pinning memory", e);
+    return 0;
 }
 
 static int take_steps(struct rank *b, struct err *e)
@@ -256,14 +256,12 @@ static int prepare_graph(struct rank *b, int size, struct err *e)
     struct graphs *g = &b->graphs;
     const double begin = now_seconds();
     uint64_t before = 0, after = 0;
-    int r = device_free_bytes(&before, e);
+    int r;
 
-    if (r == 0)
-        r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e);
-    if (r == 0)
-        r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
-                       "uploading a graph", e);
-    if (r < 0)
+    if ((r = device_free_bytes(&before, e)) < 0 ||
+        (r = forward_capture(&g->by_size[size], &b->forward, &view, &shape, e)) < 0 ||
+        (r = cuda_check(cudaGraphUpload(g->by_size[size], b->device.launch.stream),
+                        "uploading a graph", e)) < 0)
         return r;
     g->n_captures++;
     g->longest = fmax(g->longest, now_seconds() - begin);
@@ -313,14 +311,10 @@ static int open_parts(struct rank *b, int device, struct err *e)
     struct device *d = &b->device;
     struct forward *f = &b->forward;
     bool resident = false;
-    int r = device_open(d, device, e);
+    int r;
 
-    if (r < 0)
-        return r;
-    r = set_limits(b, e);
-    if (r == 0)
-        r = check_limits(b, e);
-    if (r < 0)
+    if ((r = device_open(d, device, e)) < 0 || (r = set_limits(b, e)) < 0 ||
+        (r = check_limits(b, e)) < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)
         r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
@@ -329,20 +323,15 @@ static int open_parts(struct rank *b, int device, struct err *e)
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
-    r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e);
-    if (r == 0)
-        r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e);
-    if (r == 0)
-        r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e);
-    if (r == 0)
-        r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e);
-    if (r == 0)
-        r = take_steps(b, e);
-    if (r == 0)
-        r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], NULL, b->options.invariant, e);
-    if (r == 0)
-        r = cuda_check(attn_prefill_init(), "preparing attention", e);
-    if (r == 0 && f->resident_rows > 0)
+    if ((r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e)) < 0 ||
+        (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
+        (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
+        (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
+        (r = take_steps(b, e)) < 0 ||
+        (r = gemm_new(&b->gemm, d->memory[DEVICE_WORKSPACE], NULL, b->options.invariant, e)) < 0 ||
+        (r = cuda_check(attn_prefill_init(), "preparing attention", e)) < 0)
+        return r;
+    if (f->resident_rows > 0)
         r = cuda_check(resident_init(), "preparing the resident kernel", e);
     if (r < 0)
         return r;
@@ -420,18 +409,18 @@ int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
 {
     const struct model_config *c = &b->config;
     int driver = 0, runtime = 0;
-    int r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e);
+    int r;
 
-    if (r == 0)
-        r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e);
-    if (r == 0)
-        snprintf(key, ALGO_KEY,
-                 "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-                 "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
-                 b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
-                 GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
-                 c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
-    return r;
+    if ((r = cuda_check(cudaDriverGetVersion(&driver), "asking for the driver's version", e)) < 0 ||
+        (r = cuda_check(cudaRuntimeGetVersion(&runtime), "asking for CUDA's version", e)) < 0)
+        return r;
+    snprintf(key, ALGO_KEY,
+             "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
+             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
+             b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
+             GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
+             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
+    return 0;
 }
 
 int rank_choose(struct rank *b, const struct algo_records *known, struct err *e)
@@ -536,17 +525,13 @@ static int enqueue_step(struct rank *b, const struct batch *batch, int slot, str
     const size_t bytes =
         step_pack(b->slots[slot].pinned, &view, b->step_memory, &b->limits, &room, batch, slot);
     struct step_counts *counts = (struct step_counts *)(void *)b->slots[slot].pinned;
-    int r = 0;
+    int r = path == PATH_RESIDENT ? rank_take_tags(b, &counts->tag, e) : 0;
 
-    if (path == PATH_RESIDENT)
-        r = rank_take_tags(b, &counts->tag, e);
-    if (r == 0)
-        r = cuda_check(cudaMemcpyAsync(b->step_memory, b->slots[slot].pinned, bytes,
-                                       cudaMemcpyHostToDevice, stream),
-                       "copying a step", e);
-    if (r == 0)
-        r = enqueue_updates(b, &view, batch, e);
-    if (r < 0)
+    if (r < 0 ||
+        (r = cuda_check(cudaMemcpyAsync(b->step_memory, b->slots[slot].pinned, bytes,
+                                        cudaMemcpyHostToDevice, stream),
+                        "copying a step", e)) < 0 ||
+        (r = enqueue_updates(b, &view, batch, e)) < 0)
         return r;
     if (graph && b->graphs.by_size[size])
         return cuda_check(cudaGraphLaunch(b->graphs.by_size[size], stream), "launching a graph", e);

@@ -55,12 +55,9 @@ int tune_new(struct tune **out, struct rank *rank, const char *folder, const cha
         return err_set(e, -ENOMEM, "out of memory");
     *t = (struct tune){.rank = rank, .folder = folder, .key = key, .m = FIRST_ROWS};
     t->records.all = calloc(ALGO_FILE_MAX, sizeof(*t->records.all));
-    r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory");
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&t->begin), "making an event", e);
-    if (r == 0)
-        r = cuda_check(cudaEventCreate(&t->end), "making an event", e);
-    if (r < 0) {
+    if ((r = t->records.all ? 0 : err_set(e, -ENOMEM, "out of memory")) < 0 ||
+        (r = cuda_check(cudaEventCreate(&t->begin), "making an event", e)) < 0 ||
+        (r = cuda_check(cudaEventCreate(&t->end), "making an event", e)) < 0) {
         tune_free(t);
         return r;
     }
@@ -110,14 +107,14 @@ static int begin_timing(struct tune *t, struct err *e)
 static int end_timing(struct tune *t, float *us, struct err *e)
 {
     float ms = 0.0f;
-    int r = cuda_check(cudaEventRecord(t->end, t->rank->device.launch.stream), "timing", e);
+    cudaError_t code;
 
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(t->end), "timing", e);
-    if (r == 0)
-        r = cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing", e);
+    if ((code = cudaEventRecord(t->end, t->rank->device.launch.stream)) ||
+        (code = cudaEventSynchronize(t->end)) ||
+        (code = cudaEventElapsedTime(&ms, t->begin, t->end)))
+        return cuda_check(code, "timing", e);
     *us = ms * 1000.0f;
-    return r;
+    return 0;
 }
 
 static void next(struct tune *t)
@@ -148,33 +145,28 @@ static int fill_input(struct tune *t, const struct gemm_product *p, struct err *
                       "measuring", e);
 }
 
-/* Runs the first layer's product with the weights of `layer`: the last layer's may be another
- * shape. 1, or 0 where there is no such candidate. */
-static int run_candidate(struct tune *t, int layer, int index, struct err *e)
+/* Runs the first layer's product so many times, each with the next layer's weights: the last
+ * layer's product may be of another shape. us: of a run. 1, or 0 where there is no such candidate.
+ */
+static int run_candidate(struct tune *t, const struct gemm_product *p, int index, int n_runs,
+                         float *us, struct err *e)
 {
-    const enum forward_product what = (enum forward_product)t->what;
-    struct gemm_product p = forward_product(&t->rank->forward, what, 0, t->m);
+    const struct forward *f = &t->rank->forward;
+    int r = begin_timing(t, e);
 
-    p.w = forward_product(&t->rank->forward, what, layer, t->m).w;
-    return gemm_try(t->rank->gemm, t->rank->device.launch.stream, &p, index, e);
-}
+    for (int i = 0; i < n_runs && r >= 0; i++) {
+        const int layer = (int)(t->n_runs++ % (unsigned)t->rank->config.n_layers);
+        struct gemm_product of_layer = *p;
 
-static int time_candidate(struct tune *t, const struct gemm_product *p, int index, int n_layers,
-                          float *us, struct err *e)
-{
-    const int runs = (double)p->m * p->n * p->k < LONG_PRODUCT ? PRODUCT_RUNS : 1;
-    int r = begin_timing(t, e), ended;
-
-    if (r < 0)
-        return r;
-    r = 1;
-    for (int i = 0; i < runs && r == 1; i++)
-        r = run_candidate(t, (int)(t->n_runs++ % (unsigned)n_layers), index, e);
-    if (r != 1)
-        return r;
-    ended = end_timing(t, us, e);
-    *us /= (float)runs;
-    return ended < 0 ? ended : 1;
+        of_layer.w = forward_product(f, (enum forward_product)t->what, layer, t->m).w;
+        r = gemm_try(t->rank->gemm, f->launch->stream, &of_layer, index, e);
+        if (r == 0)
+            return 0;
+    }
+    if (r >= 0)
+        r = end_timing(t, us, e);
+    *us /= (float)n_runs;
+    return r < 0 ? r : 1;
 }
 
 /* Each candidate has two pieces: a run that loads its kernel, then timed runs. */
@@ -183,10 +175,10 @@ static int measure_product(struct tune *t, struct err *e)
     struct rank *rank = t->rank;
     cudaStream_t stream = rank->device.launch.stream;
     const int index = t->piece / 2;
-    const int n_layers = t->what == PRODUCT_LM_HEAD ? 1 : rank->config.n_layers;
     const bool timed = t->piece % 2;
     const struct gemm_product p =
         forward_product(&rank->forward, (enum forward_product)t->what, 0, t->m);
+    const bool is_short = (double)p.m * p.n * p.k < LONG_PRODUCT;
     float us = 0.0f;
     int r;
 
@@ -195,26 +187,23 @@ static int measure_product(struct tune *t, struct err *e)
         return 1;
     }
     r = fill_input(t, &p, e);
-    if (r == 0 && gemm_is_known(rank->gemm, &p)) { /* its kernel is loaded, for the first step */
+    if (r < 0)
+        return r;
+    if (gemm_is_known(rank->gemm, &p)) { /* its kernel is loaded, for the first step */
         r = gemm_run(rank->gemm, stream, &p, e);
         if (r == 0)
             r = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
         next(t);
         return r < 0 ? r : 1;
     }
-    if (r == 0)
-        r = timed ? time_candidate(t, &p, index, n_layers, &us, e) : run_candidate(t, 0, index, e);
-    if (r == 1 && !timed) {
-        const int waited = cuda_check(cudaStreamSynchronize(stream), "measuring", e);
-
-        r = waited < 0 ? waited : 1;
-    }
+    r = run_candidate(t, &p, index, timed && is_short ? PRODUCT_RUNS : 1, &us, e);
     if (r < 0)
         return r;
     if (r == 0) {
         add(t, &t->best);
         if (t->m == FIRST_ROWS)
-            t->saved_us += (t->first_us - t->best_us) * (float)n_layers;
+            t->saved_us += (t->first_us - t->best_us) *
+                           (float)(t->what == PRODUCT_LM_HEAD ? 1 : rank->config.n_layers);
         next(t);
         return 1;
     }

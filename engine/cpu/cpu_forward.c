@@ -45,8 +45,7 @@ struct forward {
     float *logits;  /* [FORWARD_LOGIT_ROWS, vocab_size] */
     float *scratch; /* [n_threads, scratch_floats] of attention */
     size_t scratch_floats;
-    struct tile *tiles; /* [SLICE_ROWS] */
-    int group;          /* query heads of one KV head */
+    int group; /* query heads of one KV head */
     struct region memory;
     /* of the slice being computed */
     const struct batch *b;
@@ -56,6 +55,7 @@ struct forward {
     int layer_no;
     int row, n_rows; /* rows of the batch */
     int n_tiles;
+    struct tile tiles[SLICE_ROWS];
 };
 
 static int min_int(int a, int b)
@@ -98,10 +98,10 @@ static size_t place(struct forward *f, char *base)
 int forward_new(struct forward **out, const struct forward_options *o, struct err *e)
 {
     struct forward *f = calloc(1, sizeof(*f));
-    int r = -ENOMEM;
+    int r;
 
     if (!f)
-        return err_set(e, r, "out of memory");
+        return err_set(e, -ENOMEM, "out of memory");
     f->o = *o;
     f->c = *o->config;
     f->group = f->c.n_heads / f->c.n_kv_heads;
@@ -112,23 +112,17 @@ int forward_new(struct forward **out, const struct forward_options *o, struct er
     f->scratch_floats =
         cpu_attend_scratch(f->group > CPU_ATTEND_ROWS ? f->group : CPU_ATTEND_ROWS, f->c.head_dim);
     f->scratch_floats = (f->scratch_floats + 15) & ~(size_t)15;
-    f->tiles = calloc(SLICE_ROWS, sizeof(*f->tiles));
-    if (!f->tiles) {
-        err_set(e, r, "out of memory");
-        goto fail;
-    }
     r = region_init(&f->memory, "activations", place(f, NULL), e);
-    if (r < 0)
-        goto fail;
+    if (r < 0) {
+        free(f);
+        return r;
+    }
     place(f, f->memory.base);
     /* In float, as in training and in the reference implementation. */
     for (int i = 0; i < f->c.head_dim / 2; i++)
         f->inv_freq[i] = 1.0f / powf((float)f->c.rope_theta, (float)(2 * i) / (float)f->c.head_dim);
     *out = f;
     return 0;
-fail:
-    forward_free(f);
-    return r;
 }
 
 uint64_t forward_bytes(const struct forward *f)
@@ -141,7 +135,6 @@ void forward_free(struct forward *f)
     if (!f)
         return;
     region_deinit(&f->memory);
-    free(f->tiles);
     free(f);
 }
 

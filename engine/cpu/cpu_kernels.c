@@ -83,7 +83,7 @@ static void matmul(const struct matmul *m)
     int row = 0;
 
     /* The weights of a tile stay in the L1 cache for all rows. */
-    if (m->n_rows > TILE_ROWS) {
+    if (m->n_rows >= TILE_ROWS) {
         const int n_outs = m->n_outs / TILE_OUTS * TILE_OUTS;
 
         for (int out = 0; out < n_outs; out += TILE_OUTS)
@@ -93,9 +93,6 @@ static void matmul(const struct matmul *m)
             for (row = 0; row + TILE_ROWS <= m->n_rows; row += TILE_ROWS)
                 matmul_tile(m, row, out, TILE_ROWS, 1);
         row = m->n_rows / TILE_ROWS * TILE_ROWS;
-    } else if (m->n_rows == TILE_ROWS) {
-        matmul_rows(m, 0, TILE_ROWS, TILE_OUTS);
-        row = TILE_ROWS;
     }
     if (m->n_rows - row == 1)
         matmul_rows(m, row, 1, ONE_ROW_OUTS);
@@ -227,9 +224,18 @@ static double sum_exp(const float *x, int n, float max, float scale)
 
 static int find_ge(const float *x, int from, int n, float floor)
 {
+    enum { STRIDE = 8 * VEC };
     int i = from;
 
-    for (; i + VEC <= n && vec_max_lane(vec_load(x + i)) < floor; i += VEC) {
+    if (i < n && x[i] >= floor)
+        return i;
+    for (; i + STRIDE <= n; i += STRIDE) {
+        struct vec best = vec_load(x + i);
+
+        for (int j = VEC; j < STRIDE; j += VEC)
+            best = vec_max(best, vec_load(x + i + j));
+        if (vec_max_lane(best) >= floor)
+            break;
     }
     while (i < n && !(x[i] >= floor))
         i++;
@@ -330,92 +336,71 @@ static void load_group(struct work *w, const struct attend *a, int from, int n_k
     }
 }
 
-VEC_FUNC void score_tile(const struct work *w, int r, int s, int rows, int vecs)
+/* A product of query rows: out[i, j] = sum over k of x[i, k] * y[k, j], added to what is there if
+ * `add`. Rows of y are y_stride apart; with pieces the k-th is in pieces[k / VEC]. */
+struct tiles {
+    float *out;
+    const float *x, *y, *const *pieces;
+    int out_stride, x_stride, y_stride;
+    int n_k, n_cols; /* columns in whole vectors */
+    bool add;
+};
+
+VEC_FUNC void tile(const struct tiles *t, int row, int col, int rows, int vecs)
 {
     struct vec acc[QUERY_ROWS * QUERY_VECS];
-    const float *q = w->q + r * w->padded, *k = w->k + s * VEC;
+    const float *x = t->x + row * t->x_stride;
+    float *out = t->out + row * t->out_stride + col;
 
     VEC_UNROLL
-    for (int i = 0; i < rows * vecs; i++)
-        acc[i] = vec_zero();
-    for (int d = 0; d < w->dim; d++) {
-        struct vec kv[QUERY_VECS];
+    for (int i = 0; i < rows; i++) {
+        VEC_UNROLL
+        for (int j = 0; j < vecs; j++)
+            acc[i * vecs + j] = t->add ? vec_load(out + i * t->out_stride + j * VEC) : vec_zero();
+    }
+    for (int k = 0; k < t->n_k; k++) {
+        const float *y = t->pieces ? t->pieces[k / VEC] + k % VEC * t->y_stride + col
+                                   : t->y + k * t->y_stride + col;
+        struct vec yv[QUERY_VECS];
 
         VEC_UNROLL
         for (int j = 0; j < vecs; j++)
-            kv[j] = vec_load(k + d * GROUP + j * VEC);
+            yv[j] = vec_load(y + j * VEC);
         VEC_UNROLL
         for (int i = 0; i < rows; i++) {
-            const struct vec qv = vec_set1(q[i * w->padded + d]);
+            const struct vec xv = vec_set1(x[i * t->x_stride + k]);
 
             VEC_UNROLL
             for (int j = 0; j < vecs; j++)
-                acc[i * vecs + j] = vec_fma(qv, kv[j], acc[i * vecs + j]);
+                acc[i * vecs + j] = vec_fma(xv, yv[j], acc[i * vecs + j]);
         }
     }
     VEC_UNROLL
     for (int i = 0; i < rows; i++) {
         VEC_UNROLL
         for (int j = 0; j < vecs; j++)
-            vec_store(w->p + (r + i) * GROUP + (s + j) * VEC, acc[i * vecs + j]);
+            vec_store(out + i * t->out_stride + j * VEC, acc[i * vecs + j]);
     }
 }
 
-VEC_FUNC void output_tile(const struct work *w, int r, int d, int n_keys, int rows, int vecs)
+/* All columns of `rows` rows, a constant after inlining. */
+VEC_FUNC void tile_rows(const struct tiles *t, int row, int rows)
 {
-    struct vec acc[QUERY_ROWS * QUERY_VECS];
-    float *out = w->acc + r * w->padded + d;
-    const float *p = w->p + r * GROUP;
+    int col = 0;
 
-    VEC_UNROLL
-    for (int i = 0; i < rows; i++) {
-        VEC_UNROLL
-        for (int j = 0; j < vecs; j++)
-            acc[i * vecs + j] = vec_load(out + i * w->padded + j * VEC);
-    }
-    for (int key = 0; key < n_keys; key++) {
-        const float *v = w->v[key / VEC] + key % VEC * w->padded + d;
-        struct vec vv[QUERY_VECS];
-
-        VEC_UNROLL
-        for (int j = 0; j < vecs; j++)
-            vv[j] = vec_load(v + j * VEC);
-        VEC_UNROLL
-        for (int i = 0; i < rows; i++) {
-            const struct vec pv = vec_set1(p[i * GROUP + key]);
-
-            VEC_UNROLL
-            for (int j = 0; j < vecs; j++)
-                acc[i * vecs + j] = vec_fma(pv, vv[j], acc[i * vecs + j]);
-        }
-    }
-    VEC_UNROLL
-    for (int i = 0; i < rows; i++) {
-        VEC_UNROLL
-        for (int j = 0; j < vecs; j++)
-            vec_store(out + i * w->padded + j * VEC, acc[i * vecs + j]);
-    }
+    for (; col + QUERY_VECS * VEC <= t->n_cols; col += QUERY_VECS * VEC)
+        tile(t, row, col, rows, QUERY_VECS);
+    for (; col < t->n_cols; col += VEC)
+        tile(t, row, col, rows, 1);
 }
 
-/* Scores and outputs of `rows` rows, a constant after inlining. */
-VEC_FUNC void score_rows(const struct work *w, int r, int n_subs, int rows)
+VEC_FUNC void run_tiles(const struct tiles *t, int first_row, int n_rows)
 {
-    int s = 0;
+    int row = first_row;
 
-    for (; s + QUERY_VECS <= n_subs; s += QUERY_VECS)
-        score_tile(w, r, s, rows, QUERY_VECS);
-    for (; s < n_subs; s++)
-        score_tile(w, r, s, rows, 1);
-}
-
-VEC_FUNC void output_rows(const struct work *w, int r, int n_keys, int rows)
-{
-    int d = 0;
-
-    for (; d + QUERY_VECS * VEC <= w->padded; d += QUERY_VECS * VEC)
-        output_tile(w, r, d, n_keys, rows, QUERY_VECS);
-    for (; d < w->padded; d += VEC)
-        output_tile(w, r, d, n_keys, rows, 1);
+    for (; row + QUERY_ROWS <= n_rows; row += QUERY_ROWS)
+        tile_rows(t, row, QUERY_ROWS);
+    VEC_FOR_ROWS(n_rows - row, QUERY_ROWS, tile_rows(t, row, ROWS));
 }
 
 /* Turns a row's first n_keys scores into weights and rescales its running sums. */
@@ -451,20 +436,32 @@ static void attend_group(struct work *w, const struct attend *a, int from, int n
 {
     /* Rows before the group do not attend to it. */
     const int first_row = from > a->first_pos ? (from - a->first_pos) * a->n_group : 0;
-    int r;
+    const struct tiles scores = {.out = w->p,
+                                 .x = w->q,
+                                 .y = w->k,
+                                 .out_stride = GROUP,
+                                 .x_stride = w->padded,
+                                 .y_stride = GROUP,
+                                 .n_k = w->dim,
+                                 .n_cols = (n_keys + VEC - 1) / VEC * VEC};
+    const struct tiles outputs = {.out = w->acc,
+                                  .x = w->p,
+                                  .pieces = w->v,
+                                  .out_stride = w->padded,
+                                  .x_stride = GROUP,
+                                  .y_stride = w->padded,
+                                  .n_k = n_keys,
+                                  .n_cols = w->padded,
+                                  .add = true};
 
     load_group(w, a, from, n_keys);
-    for (r = first_row; r + QUERY_ROWS <= w->n_rows; r += QUERY_ROWS)
-        score_rows(w, r, (n_keys + VEC - 1) / VEC, QUERY_ROWS);
-    VEC_FOR_ROWS(w->n_rows - r, QUERY_ROWS, score_rows(w, r, (n_keys + VEC - 1) / VEC, ROWS));
-    for (r = first_row; r < w->n_rows; r++) {
+    run_tiles(&scores, first_row, w->n_rows);
+    for (int r = first_row; r < w->n_rows; r++) {
         const int own = a->first_pos + r / a->n_group + 1 - from;
 
         softmax_row(w, r, own < n_keys ? own : n_keys);
     }
-    for (r = first_row; r + QUERY_ROWS <= w->n_rows; r += QUERY_ROWS)
-        output_rows(w, r, n_keys, QUERY_ROWS);
-    VEC_FOR_ROWS(w->n_rows - r, QUERY_ROWS, output_rows(w, r, n_keys, ROWS));
+    run_tiles(&outputs, first_row, w->n_rows);
 }
 
 static void attend(const struct attend *a)

@@ -22,12 +22,6 @@
 
 enum { SPINS = 2000 }; /* before sleeping: some tens of microseconds */
 
-struct helper {
-    struct cpu_pool *pool;
-    pthread_t thread;
-    int number;
-};
-
 struct cpu_pool {
     _Alignas(64) _Atomic uint64_t loop; /* number << 32 | tasks left */
     _Alignas(64) _Atomic int done;      /* tasks finished */
@@ -39,7 +33,8 @@ struct cpu_pool {
     pthread_mutex_t lock; /* of sleeping */
     pthread_cond_t changed;
     int n_threads, n_helpers;
-    struct helper *helpers; /* [n_threads - 1], the first n_helpers run */
+    _Atomic int n_numbered; /* helpers that have taken their thread number */
+    pthread_t *helpers;     /* [n_threads - 1], the first n_helpers run */
 };
 
 static void relax(void)
@@ -53,12 +48,12 @@ static void relax(void)
 
 static bool has_work(struct cpu_pool *p)
 {
-    return (uint32_t)atomic_load(&p->loop) || atomic_load(&p->stop);
+    return (uint32_t)p->loop || p->stop;
 }
 
 static bool is_done(struct cpu_pool *p)
 {
-    return atomic_load(&p->done) == atomic_load(&p->n_tasks);
+    return p->done == p->n_tasks;
 }
 
 static void wait_until(struct cpu_pool *p, bool (*ready)(struct cpu_pool *p))
@@ -69,16 +64,16 @@ static void wait_until(struct cpu_pool *p, bool (*ready)(struct cpu_pool *p))
         relax();
     }
     pthread_mutex_lock(&p->lock);
-    atomic_fetch_add(&p->sleepers, 1);
+    p->sleepers++;
     while (!ready(p))
         pthread_cond_wait(&p->changed, &p->lock);
-    atomic_fetch_sub(&p->sleepers, 1);
+    p->sleepers--;
     pthread_mutex_unlock(&p->lock);
 }
 
 static void wake_sleepers(struct cpu_pool *p)
 {
-    if (!atomic_load(&p->sleepers))
+    if (p->sleepers == 0)
         return;
     pthread_mutex_lock(&p->lock);
     pthread_cond_broadcast(&p->changed);
@@ -88,18 +83,17 @@ static void wake_sleepers(struct cpu_pool *p)
 /* Runs one task; false if none is left. */
 static bool take_task(struct cpu_pool *p, int thread)
 {
-    uint64_t loop = atomic_load_explicit(&p->loop, memory_order_acquire);
+    uint64_t loop = p->loop;
 
     while ((uint32_t)loop) {
-        const int n_tasks = atomic_load_explicit(&p->n_tasks, memory_order_relaxed);
-        void (*const run)(void *, int, int) = atomic_load_explicit(&p->run, memory_order_relaxed);
-        void *const ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
+        const int n_tasks = p->n_tasks;
+        void (*const run)(void *, int, int) = p->run;
+        void *const ctx = p->ctx;
 
-        if (!atomic_compare_exchange_weak_explicit(&p->loop, &loop, loop - 1, memory_order_acquire,
-                                                   memory_order_acquire))
+        if (!atomic_compare_exchange_weak(&p->loop, &loop, loop - 1))
             continue;
         run(ctx, n_tasks - (int)(uint32_t)loop, thread);
-        if (atomic_fetch_add(&p->done, 1) + 1 == n_tasks)
+        if (++p->done == n_tasks)
             wake_sleepers(p);
         return true;
     }
@@ -108,12 +102,13 @@ static bool take_task(struct cpu_pool *p, int thread)
 
 static void *helper_main(void *arg)
 {
-    struct helper *h = arg;
+    struct cpu_pool *p = arg;
+    const int number = ++p->n_numbered;
 
-    while (!atomic_load(&h->pool->stop)) {
-        while (take_task(h->pool, h->number)) {
+    while (!p->stop) {
+        while (take_task(p, number)) {
         }
-        wait_until(h->pool, has_work);
+        wait_until(p, has_work);
     }
     return NULL;
 }
@@ -133,14 +128,10 @@ int cpu_pool_new(struct cpu_pool **out, int n_threads)
     p->helpers = calloc((size_t)n_threads, sizeof(*p->helpers));
     if (!p->helpers)
         goto fail;
-    for (int i = 0; i < n_threads - 1; i++) {
-        struct helper *h = &p->helpers[i];
-
-        *h = (struct helper){.pool = p, .number = i + 1};
-        r = thread_start(&h->thread, NULL, helper_main, h);
+    for (; p->n_helpers < n_threads - 1; p->n_helpers++) {
+        r = thread_start(&p->helpers[p->n_helpers], NULL, helper_main, p);
         if (r < 0)
             goto fail;
-        p->n_helpers++;
     }
     *out = p;
     return 0;
@@ -153,10 +144,10 @@ void cpu_pool_free(struct cpu_pool *p)
 {
     if (!p)
         return;
-    atomic_store(&p->stop, true);
+    p->stop = true;
     wake_sleepers(p);
     for (int i = 0; i < p->n_helpers; i++)
-        pthread_join(p->helpers[i].thread, NULL);
+        pthread_join(p->helpers[i], NULL);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);
     free(p->helpers);
@@ -171,20 +162,17 @@ int cpu_pool_threads(const struct cpu_pool *p)
 void cpu_pool_run(struct cpu_pool *p, int n_tasks, void (*run)(void *ctx, int task, int thread),
                   void *ctx)
 {
-    uint64_t number;
-
     must(n_tasks >= 0);
     if (p->n_threads == 1 || n_tasks <= 1) {
         for (int task = 0; task < n_tasks; task++)
             run(ctx, task, 0);
         return;
     }
-    atomic_store_explicit(&p->n_tasks, n_tasks, memory_order_relaxed);
-    atomic_store_explicit(&p->run, run, memory_order_relaxed);
-    atomic_store_explicit(&p->ctx, ctx, memory_order_relaxed);
-    atomic_store_explicit(&p->done, 0, memory_order_relaxed);
-    number = (atomic_load_explicit(&p->loop, memory_order_relaxed) >> 32) + 1;
-    atomic_store(&p->loop, number << 32 | (uint32_t)n_tasks);
+    p->n_tasks = n_tasks;
+    p->run = run;
+    p->ctx = ctx;
+    p->done = 0;
+    p->loop = ((p->loop >> 32) + 1) << 32 | (uint32_t)n_tasks;
     wake_sleepers(p);
     while (take_task(p, 0)) {
     }

@@ -31,68 +31,52 @@ struct candidate {
 
 struct state {
     bool set, history;
-    struct sampling sampling; /* its arrays are the state's own */
-};
-
-struct scratch {                  /* of one thread */
-    float *logits;                /* [vocab_size] after penalties and bias */
-    struct candidate *candidates; /* [vocab_size] */
+    struct sampling sampling; /* its arrays are those that follow */
+    struct logit_bias bias[SAMPLING_MAX_BIAS];
+    int32_t stop_ids[SAMPLING_MAX_STOP_IDS];
 };
 
 struct sampler {
     const struct cpu_ops *ops;
     int vocab_size, max_seqs, n_threads;
-    struct state *states;    /* [max_seqs] */
-    struct scratch *scratch; /* [n_threads] */
-    struct logit_bias *bias; /* [max_seqs, SAMPLING_MAX_BIAS] */
-    int32_t *stop_ids;       /* [max_seqs, SAMPLING_MAX_STOP_IDS] */
-    uint16_t *seen;          /* [max_seqs, vocab_size] */
-    struct region memory;
+    size_t row;                   /* vocab_size, rounded up */
+    struct state *states;         /* [max_seqs] */
+    struct candidate *candidates; /* [n_threads, row] */
+    float *logits;                /* [n_threads, row] after penalties and bias */
+    uint16_t *seen;               /* [max_seqs, row] */
+    struct region memory;         /* of all these */
 };
 
 int sampler_new(struct sampler **out, const struct cpu_ops *ops, int vocab_size, int max_seqs,
                 int n_threads, struct err *e)
 {
-    const size_t vocab = ((size_t)vocab_size + 15) & ~(size_t)15;
-    const size_t a_thread = vocab * (sizeof(float) + sizeof(struct candidate));
-    const size_t n_bias = (size_t)max_seqs * SAMPLING_MAX_BIAS;
-    const size_t n_stop_ids = (size_t)max_seqs * SAMPLING_MAX_STOP_IDS;
+    const size_t row = ((size_t)vocab_size + 15) & ~(size_t)15;
+    const size_t seqs = (size_t)max_seqs, threads = (size_t)n_threads;
     struct sampler *s = calloc(1, sizeof(*s));
-    char *at;
-    int r = -ENOMEM;
+    int r;
 
     must(vocab_size > 0 && max_seqs > 0);
     if (!s)
-        return err_set(e, r, "out of memory");
+        return err_set(e, -ENOMEM, "out of memory");
     *s = (struct sampler){.ops = ops,
                           .vocab_size = vocab_size,
                           .max_seqs = max_seqs,
-                          .n_threads = n_threads};
-    s->states = calloc((size_t)max_seqs, sizeof(*s->states));
-    s->scratch = calloc((size_t)n_threads, sizeof(*s->scratch));
-    if (!s->states || !s->scratch) {
-        err_set(e, r, "out of memory");
-        goto fail;
-    }
+                          .n_threads = n_threads,
+                          .row = row};
     r = region_init(&s->memory, "the sampler (scheduler.max_seqs times the vocabulary)",
-                    a_thread * (size_t)n_threads + n_bias * sizeof(struct logit_bias) +
-                        n_stop_ids * sizeof(int32_t) + vocab * sizeof(uint16_t) * (size_t)max_seqs,
+                    seqs * (sizeof(*s->states) + row * sizeof(*s->seen)) +
+                        threads * row * (sizeof(*s->candidates) + sizeof(*s->logits)),
                     e);
-    if (r < 0)
-        goto fail;
-    at = s->memory.base;
-    for (int i = 0; i < n_threads; i++, at += a_thread) {
-        s->scratch[i].candidates = (struct candidate *)(void *)at;
-        s->scratch[i].logits = (float *)(void *)(at + vocab * sizeof(struct candidate));
+    if (r < 0) {
+        sampler_free(s);
+        return r;
     }
-    s->bias = (struct logit_bias *)(void *)at;
-    s->stop_ids = (int32_t *)(s->bias + n_bias);
-    s->seen = (uint16_t *)(s->stop_ids + n_stop_ids);
+    s->states = (struct state *)(void *)s->memory.base;
+    s->candidates = (struct candidate *)(void *)(s->states + seqs);
+    s->logits = (float *)(s->candidates + threads * row);
+    s->seen = (uint16_t *)(s->logits + threads * row);
     *out = s;
     return 0;
-fail:
-    sampler_free(s);
-    return r;
 }
 
 uint64_t sampler_bytes(const struct sampler *s)
@@ -105,14 +89,12 @@ void sampler_free(struct sampler *s)
     if (!s)
         return;
     region_deinit(&s->memory);
-    free(s->scratch);
-    free(s->states);
     free(s);
 }
 
 static uint16_t *state_seen(struct sampler *s, int32_t state)
 {
-    return s->seen + (size_t)state * (((size_t)s->vocab_size + 15) & ~(size_t)15);
+    return s->seen + (size_t)state * s->row;
 }
 
 static void copy(void *to, const void *from, int n, size_t size)
@@ -125,22 +107,20 @@ void sampler_set(struct sampler *s, const struct batch *batch, const struct samp
 {
     const struct sampling from = batch_sampling(batch, u);
     const int32_t *history = batch_history(batch, u);
-    const size_t i = (size_t)u->state;
+    struct state *state;
     uint16_t *seen;
 
     must(u->state >= 0 && u->state < s->max_seqs && u->n_prompt <= u->n_history);
     must(from.n_bias <= SAMPLING_MAX_BIAS && from.n_stop_ids <= SAMPLING_MAX_STOP_IDS);
-    s->states[i] = (struct state){
-        .set = true,
-        .history = sampling_needs_history(&from),
-        .sampling = from,
-    };
-    s->states[i].sampling.bias = s->bias + i * SAMPLING_MAX_BIAS;
-    s->states[i].sampling.stop_ids = s->stop_ids + i * SAMPLING_MAX_STOP_IDS;
-    copy(s->bias + i * SAMPLING_MAX_BIAS, from.bias, from.n_bias, sizeof(*s->bias));
-    copy(s->stop_ids + i * SAMPLING_MAX_STOP_IDS, from.stop_ids, from.n_stop_ids,
-         sizeof(*s->stop_ids));
-    if (!s->states[i].history)
+    state = &s->states[u->state];
+    state->set = true;
+    state->history = sampling_needs_history(&from);
+    state->sampling = from;
+    state->sampling.bias = state->bias;
+    state->sampling.stop_ids = state->stop_ids;
+    copy(state->bias, from.bias, from.n_bias, sizeof(*from.bias));
+    copy(state->stop_ids, from.stop_ids, from.n_stop_ids, sizeof(*from.stop_ids));
+    if (!state->history)
         return;
     seen = state_seen(s, u->state);
     memset(seen, 0, (size_t)s->vocab_size * sizeof(*seen));
@@ -387,7 +367,7 @@ static int32_t draw_filtered(const struct sampler *s, struct draw *d, struct can
     return d->best_id;
 }
 
-static int32_t choose(const struct sampler *s, struct scratch *t, const float *z, float max,
+static int32_t choose(const struct sampler *s, struct candidate *c, const float *z, float max,
                       const struct batch_row *row)
 {
     const struct sampling *p = &s->states[row->state].sampling;
@@ -404,7 +384,7 @@ static int32_t choose(const struct sampler *s, struct scratch *t, const float *z
         return s->ops->find_ge(z, 0, s->vocab_size, max);
     if (p->top_k == 0 && p->top_p >= 1.0f && p->min_p <= 0.0f)
         return draw_all(s, &d);
-    return draw_filtered(s, &d, t->candidates);
+    return draw_filtered(s, &d, c);
 }
 
 /* Log-softmax of the raw row at the sampled id and at the largest. */
@@ -432,7 +412,7 @@ static void logprobs(const struct sampler *s, struct candidate *c, const float *
 void sampler_run(struct sampler *s, int thread, const float *logits, const struct batch_row *row,
                  const uint32_t *mask, struct sample *out)
 {
-    struct scratch *t = &s->scratch[thread];
+    struct candidate *c = s->candidates + (size_t)thread * s->row;
     const struct state *state = &s->states[row->state];
     float raw_max, max;
     const float *z;
@@ -442,15 +422,15 @@ void sampler_run(struct sampler *s, int thread, const float *logits, const struc
     out->id = BATCH_NUMERICS;
     if (!s->ops->row_max(&raw_max, logits, s->vocab_size))
         return;
-    z = adjusted(s, t->logits, logits, row, mask);
+    z = adjusted(s, s->logits + (size_t)thread * s->row, logits, row, mask);
     max = raw_max;
     if (z != logits)
         (void)s->ops->row_max(&max, z, s->vocab_size);
     if (mask && max == -INFINITY)
         return; /* the mask allows no id */
-    out->id = choose(s, t, z, max, row);
+    out->id = choose(s, c, z, max, row);
     if (state->sampling.n_logprobs >= 0)
-        logprobs(s, t->candidates, logits, raw_max, state->sampling.n_logprobs, out);
+        logprobs(s, c, logits, raw_max, state->sampling.n_logprobs, out);
     if (state->history) {
         uint16_t *seen = state_seen(s, row->state) + out->id;
 
