@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -287,7 +288,8 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
         free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
-    if (sessions_init(s) < 0 || reading_init(&s->reading) < 0 || make_events(s) < 0) {
+    if (sessions_init(s) < 0 || (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
+        make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -343,7 +345,7 @@ enum server_end server_run(struct server *s)
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
               s->requests.n);
-    if (!reading_end(&s->reading) && s->end == SERVER_ENDED)
+    if (s->reading.under_way && s->end == SERVER_ENDED)
         s->end = SERVER_STUCK;
     return s->end;
 }

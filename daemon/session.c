@@ -1,4 +1,5 @@
-/* session.c - clients: their connections, Hello and frames, and the limits of buffers. */
+/* session.c - clients: their connections, Hello, frames and the table of operations, and the limits
+ * of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -38,6 +39,73 @@ void session_check_put(struct session *s, int r)
     else
         refusal_set(&e, CODE(INTERNAL), "out of memory");
     refuse_session(s, &e);
+}
+
+/* ---- operations */
+
+/* Who may call each, and what runs it. Users may inspect and change their own objects; what
+ * concerns all is for admins. A pinned prefix takes blocks from all. */
+static const struct operation table[] = {
+    {OP(HELLO), "hello", false, NULL}, /* the first frame: see take_hello */
+    {OP(GENERATE), "generate", false, session_start},
+    {OP(CANCEL), "cancel", false, session_cancel},
+    {OP(TOKENIZE), "tokenize", false, session_start},
+    {OP(DETOKENIZE), "detokenize", false, session_start},
+    {OP(RENDER), "render", false, session_start},
+    {OP(GET_STATUS), "get_status", false, session_status},
+    {OP(LIST_REQUESTS), "list_requests", false, session_inspect},
+    {OP(GET_BLOCKS), "get_blocks", false, session_inspect},
+    {OP(SHOW_CACHE), "show_cache", false, session_inspect},
+    {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
+    {OP(PIN_CACHE), "pin_cache", true, session_inspect},
+    {OP(EXPLAIN), "explain", false, session_inspect},
+    {OP(DRAIN), "drain", true, control_drain},
+    {OP(RESUME), "resume", true, control_resume},
+    {OP(RELOAD), "reload", true, control_reload},
+    {OP(SET_LOG_LEVEL), "set_log_level", true, control_log_level},
+    {OP(SHUTDOWN), "shutdown", true, control_shutdown},
+};
+
+const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)
+{
+    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
+        if (table[i].op == op)
+            return &table[i];
+    return NULL;
+}
+
+static int run_operation(struct session_call *c, struct refusal *e)
+{
+    const struct session *s = c->session;
+
+    if (!c->operation)
+        return refusal_set(e, CODE(UNSUPPORTED), "this daemon does not know the operation");
+    if (c->operation->for_admins && !s->admin)
+        /* without the operation's name, which differs from nvllmctl's command */
+        return refusal_set(e, CODE(DENIED),
+                           "only admins may do that: root, the daemon's user, members of "
+                           "daemon.admin_group, and who comes by daemon.admin_socket");
+    if (c->operation->for_admins)
+        log_event(LOG_LEVEL_INFO, "admin_operation", "op=%s uid=%u pid=%d", c->operation->name,
+                  (unsigned)s->account->uid, (int)s->pid);
+    return c->operation->run(c, e);
+}
+
+/* Runs an operation where the client has the right to, and answers one that is refused. Takes
+ * ownership of the message. */
+static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+{
+    struct session_call c = {s, f, u, operation_of(f->op_case)};
+    const uint64_t id = f->id; /* the frame may be freed */
+    struct refusal e;
+    int r = run_operation(&c, &e);
+
+    if (r == -ENOMEM)
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    if (r < 0)
+        r = reply_error(s->connection, id, &e);
+    session_check_put(s, r);
+    unpacked_free(c.message);
 }
 
 /* ---- frames */
@@ -82,7 +150,7 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
         return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
     if (id_map_get(&s->requests, f->id))
         return refusal_set(e, CODE(PROTOCOL), "the id of a request under way was used again");
-    session_operate(s, f, *u);
+    operate(s, f, *u);
     *u = NULL;
     return 0;
 }

@@ -114,8 +114,10 @@ void session_abandon(struct session *s)
     forget_clients(s);
 }
 
-int session_find(const struct session *s, struct pending **out, uint64_t number,
-                 const char *operation, struct refusal *e)
+/* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
+ * it is another user's and the client no admin. */
+static int find_request(const struct session *s, struct pending **out, uint64_t number,
+                        const char *operation, struct refusal *e)
 {
     struct pending *p = id_map_get(&s->server->requests, number);
 
@@ -269,7 +271,7 @@ static int check_inspect(const struct session_call *c, struct inspect_query *q,
         r = inspection_take(q, request, c, e);
     if (r < 0 || q->kind != INSPECT_EXPLAIN_REQUEST)
         return r;
-    r = session_find(s, &about, q->request, c->operation->name, e);
+    r = find_request(s, &about, q->request, c->operation->name, e);
     return r < 0 || about ? r
                           : refusal_of_field(e, CODE(INVALID), "request",
                                              "%" PRIu64 " is not under way", q->request);
@@ -299,6 +301,34 @@ int session_inspect(struct session_call *c, struct refusal *e)
     if (r < 0)
         pending_forget(p);
     return r;
+}
+
+/* ---- answered at once */
+
+int session_cancel(struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__Cancel *m = c->frame->cancel;
+    Nvllm__V1__Cancelled answer = NVLLM__V1__CANCELLED__INIT;
+    struct pending *p = NULL;
+
+    if (!m->has_request)
+        p = id_map_get(&c->session->requests, m->target);
+    else if (find_request(c->session, &p, m->request, c->operation->name, e) < 0)
+        return -EINVAL;
+    answer.has_found = true;
+    answer.found = p && !p->reading; /* a reload cannot be cancelled */
+    if (answer.found)
+        engine_cancel(p->server->parts.engine, p->id);
+    return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
+}
+
+int session_status(struct session_call *c, struct refusal *e)
+{
+    struct server *s = c->session->server;
+
+    (void)e;
+    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
+    return inspection_put_status(c);
 }
 
 /* ---- from the engine */
