@@ -208,7 +208,7 @@ static void check_socket(struct checking *c, const char *about, const struct lis
 static void check_admins(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = listener_options_of_admins(o);
+    const struct listener_options listener = listener_options_of(o, true);
     struct rights rights;
     struct err e;
 
@@ -274,7 +274,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
 static void check_options(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = listener_options_of(o);
+    const struct listener_options listener = listener_options_of(o, false);
     struct backend_choice choice;
 
     if (c->check->file)

@@ -19,8 +19,8 @@
 enum { BACKLOG = 1024 };
 
 struct listener {
-    struct listener_options options; /* the group is our copy */
-    struct sockaddr_un addr;         /* its path may be remade */
+    struct listener_options options;
+    struct sockaddr_un addr; /* its path may be remade */
     char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
     int fd;
     int lock_fd;      /* -1: systemd's socket */
@@ -167,20 +167,13 @@ static int take_path(struct sockaddr_un *addr, const char *path, struct err *e)
     return 0;
 }
 
-struct listener_options listener_options_of(const struct options *o)
+struct listener_options listener_options_of(const struct options *o, bool admins)
 {
-    return (struct listener_options){.path = o->socket,
-                                     .mode = (mode_t)o->socket_mode,
-                                     .group = o->socket_group,
-                                     .group_option = "daemon.socket_group"};
-}
-
-struct listener_options listener_options_of_admins(const struct options *o)
-{
-    return (struct listener_options){.path = o->admin_socket,
-                                     .mode = (mode_t)o->admin_socket_mode,
-                                     .group = o->admin_group,
-                                     .group_option = "daemon.admin_group"};
+    if (admins)
+        return (struct listener_options){o->admin_socket, (mode_t)o->admin_socket_mode,
+                                         o->admin_group, "daemon.admin_group"};
+    return (struct listener_options){o->socket, (mode_t)o->socket_mode, o->socket_group,
+                                     "daemon.socket_group"};
 }
 
 int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
@@ -191,11 +184,7 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
     if (r < 0)
         return r;
     l->options = *o;
-    l->options.group = strdup(o->group);
-    if (!l->options.group)
-        r = err_set(e, -ENOMEM, "listener: out of memory");
-    if (r == 0)
-        r = take_path(&l->addr, o->path, e);
+    r = take_path(&l->addr, o->path, e);
     snprintf(l->lock_path, sizeof(l->lock_path), "%s.lock", l->addr.sun_path);
     if (r < 0 || (r = find_group(&l->gid, o, e)) < 0 || (r = take_lock(l, e)) < 0 ||
         (r = bind_path(l, e)) < 0)
@@ -349,6 +338,5 @@ void listener_free(struct listener *l)
         unlink(l->lock_path); /* while it is held: see take_lock */
         close(l->lock_fd);
     }
-    free((char *)(uintptr_t)l->options.group);
     free(l);
 }

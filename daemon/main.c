@@ -16,7 +16,6 @@
 #include "daemon/options.h"
 #include "daemon/rights.h"
 #include "daemon/server.h"
-#include "daemon/usage.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -267,8 +266,8 @@ static int start_engine(struct engine **out, const struct options *o,
 
 static int open_listeners(struct listener *out[N_LISTENERS], const struct options *o, struct err *e)
 {
-    const struct listener_options clients = listener_options_of(o);
-    const struct listener_options admins = listener_options_of_admins(o);
+    const struct listener_options clients = listener_options_of(o, false);
+    const struct listener_options admins = listener_options_of(o, true);
     int r = listener_inherit(&out[FOR_CLIENTS], e);
 
     if (r == 0 && !out[FOR_CLIENTS])

@@ -22,7 +22,7 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
     f.id = id;
     f.event_case = event;
     f.status = message; /* whichever it is: the oneof is a union of pointers */
-    return connection_put(c, &f.base);
+    return connection_put(c, &f.base, NULL, 0);
 }
 
 static const Nvllm__V1__FinishReason finish_reasons[] = {
@@ -134,7 +134,7 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
 
     head.has_id = true;
     head.id = id;
-    r = connection_put_body(c, &head.base, ev->packed.data, ev->packed.bytes);
+    r = connection_put(c, &head.base, ev->packed.data, ev->packed.bytes);
     if (r == CONNECTION_OK)
         ev->packed = (struct engine_packed){NULL, 0};
     return r;
@@ -171,7 +171,7 @@ int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 
     (void)reply_error_frame(&f, e);
     f.frame.id = id;
-    return connection_put(c, &f.frame.base);
+    return connection_put(c, &f.frame.base, NULL, 0);
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)

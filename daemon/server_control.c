@@ -334,13 +334,8 @@ void server_settled(struct server *s)
     /* A client that keeps inspecting must not keep the daemon alive. */
     if (ending && s->requests.n == s->accounts.total.amounts[ACCOUNT_INSPECTS])
         s->closed = true;
-    if (ending && s->requests.n == 0) {
+    if (ending && s->requests.n == 0)
         begin_flush(s);
-        connections_flush(&s->connections);
-    }
-    /* Connections freed since are seen at the next wake-up, the timer's at the latest. */
-    if (s->phase == PHASE_FLUSHING && s->facts.connections == s->connections.n_gone)
-        event_base_loopbreak(s->base);
 }
 
 void server_engine_failed(struct server *s)

@@ -157,7 +157,7 @@ void server_status_soon(struct server *s);
 void server_engine_failed(struct server *s);
 void server_signalled(struct server *s, int number);
 
-/* Starts the next phase of the shutdown where it is due: at the end of each wake-up. */
+/* Starts the next phase of the shutdown where it is due: in sessions_settle(). */
 void server_settled(struct server *s);
 
 /* The events of the loop. */
@@ -191,7 +191,8 @@ void sessions_accept(struct server *s, int fd, bool admin);
 /* Closes every connection once its client has read all. */
 void sessions_end_all(struct server *s);
 
-/* Writes buffered answers and frees closed sessions: at the end of each wake-up. */
+/* Writes buffered answers and frees closed sessions: at the end of each wake-up. With the last
+ * session of a shutdown the loop ends. */
 void sessions_settle(struct server *s);
 
 /* Handles the result of a put: a client that does not read is disconnected. */

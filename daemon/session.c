@@ -404,8 +404,8 @@ void sessions_accept(struct server *s, int fd, bool admin)
 
 void sessions_end_all(struct server *s)
 {
-    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next)
-        connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
+    LIST_EACH (struct session, one, link, &s->sessions)
+        connection_end(one->connection, NULL);
 }
 
 static uint64_t buffer_bytes(const struct account *a)
@@ -430,12 +430,9 @@ static struct session *largest_session(const struct server *s, const struct acco
 {
     struct session *largest = NULL;
 
-    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next) {
-        struct session *one = CONTAINER_OF(at, struct session, link);
-
+    LIST_EACH (struct session, one, link, &s->sessions)
         if (one->account == account && one->buffer_bytes > (largest ? largest->buffer_bytes : 0))
             largest = one;
-    }
     return largest;
 }
 
@@ -481,6 +478,7 @@ void sessions_settle(struct server *s)
 {
     struct session *one;
 
+    server_settled(s);
     connections_flush(&s->connections);
     shed_all(s);
     while ((one = connections_next_gone(&s->connections))) {
@@ -489,5 +487,6 @@ void sessions_settle(struct server *s)
         session_abandon(one);
         free_session(one);
     }
-    server_settled(s);
+    if (s->phase == PHASE_FLUSHING && s->facts.connections == 0)
+        event_base_loopbreak(s->base);
 }

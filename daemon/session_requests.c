@@ -442,8 +442,8 @@ void requests_fail_all(struct server *s, const struct refusal *e)
             (void)reply_error(p->session->connection, p->client_id, e);
         p->session = NULL;
     }
-    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
-        forget_clients(CONTAINER_OF(l, struct session, link));
+    LIST_EACH (struct session, one, link, &s->sessions)
+        forget_clients(one);
 }
 
 void requests_deinit(struct server *s)
@@ -451,8 +451,8 @@ void requests_deinit(struct server *s)
     struct pending *p;
     size_t at = 0;
 
-    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
-        forget_clients(CONTAINER_OF(l, struct session, link));
+    LIST_EACH (struct session, one, link, &s->sessions)
+        forget_clients(one);
     while ((p = id_map_next(&s->requests, &at)))
         free_pending(p);
     id_map_deinit(&s->requests);
