@@ -157,25 +157,21 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
 
 static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
 {
+    static const char *const faults[] = {
+        [UNPACK_E_INVALID] = "a frame is no message of the protocol",
+        [UNPACK_E_BUDGET] = "a frame stands for far more memory than its own size",
+        [UNPACK_E_FIELDS] = "a frame holds more fields than any request has use for",
+        [UNPACK_E_NOMEM] = "out of memory",
+    };
     struct unpacked *u = NULL;
-    int r;
+    int r = unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n);
 
-    switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
-    case UNPACK_OK:
-        r = dispatch(s, &u, e);
-        unpacked_free(u);
-        return r;
-    case UNPACK_E_BUDGET:
-        return refusal_set(e, CODE(PROTOCOL),
-                           "a frame stands for far more memory than its own size");
-    case UNPACK_E_FIELDS:
-        return refusal_set(e, CODE(PROTOCOL),
-                           "a frame holds more fields than any request has use for");
-    case UNPACK_E_NOMEM:
-        return refusal_set(e, CODE(INTERNAL), "out of memory");
-    default:
-        return refusal_set(e, CODE(PROTOCOL), "a frame is no message of the protocol");
-    }
+    if (r != UNPACK_OK)
+        return refusal_set(e, r == UNPACK_E_NOMEM ? CODE(INTERNAL) : CODE(PROTOCOL), "%s",
+                           faults[r]);
+    r = dispatch(s, &u, e);
+    unpacked_free(u);
+    return r;
 }
 
 /* The loop's time that the frames of a user, on all its connections, may take in a round. */

@@ -54,20 +54,16 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
                           .queued_tokens = queued_tokens,
                           .message = message,
                           .message_bytes = message ? unpacked_bytes(message) : 0};
-    if (id_map_put(&server->requests, p->id, p) < 0)
-        goto fail;
-    if (id_map_put(&s->requests, client_id, p) < 0) {
+    if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
-        goto fail;
+        free(p);
+        return NULL;
     }
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
     account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
     account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
     return p;
-fail:
-    free(p);
-    return NULL;
 }
 
 /* The prompt is no longer queued. */
@@ -352,10 +348,8 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
         limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
         refuse_answer_memory(&e, o, p);
-    else if (ev->field)
-        refusal_of_field(&e, reply_error_code(ev->error), ev->field, "%s", "");
     else
-        refusal_set(&e, reply_error_code(ev->error), "%s", "");
+        refusal_of_field(&e, reply_error_code(ev->error), ev->field ? ev->field : "", "%s", "");
     if (!e.limit)
         e.message = *ev->message;
     return reply_error(p->session->connection, p->client_id, &e);
