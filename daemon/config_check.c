@@ -1,5 +1,5 @@
-/* config_check.c - see config_check.h. Checks each step of a start with the module that does it. */
-#include "daemon/config_check.h"
+/* config_check.c - see offline.h. Checks each step of a start with the module that does it. */
+#include "daemon/offline.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -15,9 +15,8 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/backend_choice.h"
+#include "daemon/accounts.h"
 #include "daemon/listener.h"
-#include "daemon/offline.h"
-#include "daemon/rights.h"
 #include "engine/engine.h"
 #include "proto/program.h"
 #include "proto/utf8.h"

@@ -9,7 +9,6 @@
 
 #include <event2/event.h>
 
-#include "daemon/accounts.h"
 #include "daemon/connection.h"
 #include "daemon/limits.h"
 #include "daemon/log.h"
@@ -66,7 +65,6 @@ struct server {
     struct event_base *base;
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
-    struct timeval watchdog_every;
     enum phase phase;
     enum server_end end;
     bool ready;   /* the engine is ready */
