@@ -1,8 +1,11 @@
 /* accounts.c - see accounts.h. */
 #include "daemon/accounts.h"
 
+#include <errno.h>
+#include <grp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/util/must.h"
 
@@ -73,4 +76,69 @@ void account_sub(struct account *one, enum account_item item, uint64_t n)
         return;
     must(atomic_fetch_sub(&one->all->total.amounts[item], n) >= n);
     must(atomic_fetch_sub(&one->amounts[item], n) >= n);
+}
+
+/* ---- rights */
+
+int rights_find_group(gid_t *out, const char *group, const char *option, struct err *e)
+{
+    const struct group *g;
+
+    if (!*group)
+        return 0;
+    errno = 0;
+    g = getgrnam(group);
+    if (!g)
+        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", option, group);
+    *out = g->gr_gid;
+    return 0;
+}
+
+int rights_init(struct rights *r, const char *group, struct err *e)
+{
+    *r = (struct rights){.own_uid = geteuid(), .has_group = *group};
+    return rights_find_group(&r->group, group, "daemon.admin_group", e);
+}
+
+bool rights_is_admin(const struct rights *r, const struct ucred *peer, const gid_t *groups,
+                     size_t n_groups)
+{
+    if (peer->uid == 0 || peer->uid == r->own_uid)
+        return true;
+    if (!r->has_group)
+        return false;
+    if (peer->gid == r->group)
+        return true;
+    for (size_t i = 0; i < n_groups; i++)
+        if (groups[i] == r->group)
+            return true;
+    return false;
+}
+
+int rights_of_peer(const struct rights *r, int fd, struct ucred *peer, bool *admin)
+{
+    struct ucred who;
+    socklen_t len = sizeof(who);
+    gid_t *groups = NULL;
+    size_t n_groups = 0;
+    int ret = 0;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
+        return -errno;
+    if (r->has_group) {
+        len = 0; /* asks how many there are */
+        if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &len) < 0 && errno == ERANGE) {
+            groups = malloc(len);
+            if (!groups)
+                return -ENOMEM;
+            ret = getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &len) < 0 ? -errno : 0;
+            n_groups = ret == 0 ? len / sizeof(*groups) : 0;
+        }
+    }
+    if (ret == 0) {
+        *peer = who;
+        *admin = rights_is_admin(r, &who, groups, n_groups);
+    }
+    free(groups);
+    return ret;
 }

@@ -1,5 +1,5 @@
-/* accounts.h - counts what each user, and all users together, hold of the daemon, so that checking
- * a limit is one comparison.
+/* accounts.h - users: what each, and all together, hold of the daemon, so that checking a limit is
+ * one comparison; and whether one is an admin.
  *
  * An account lives while it is referred to, and must be at zero when it is freed. Loop thread only,
  * but amounts may be added and subtracted on any thread. */
@@ -7,9 +7,12 @@
 #define NVLLM_DAEMON_ACCOUNTS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
+#include "engine/util/err.h"
 #include "engine/util/id_map.h"
 
 enum account_item {
@@ -48,5 +51,28 @@ void account_unref(struct account *one);
 /* From any thread. */
 void account_add(struct account *one, enum account_item item, uint64_t n);
 void account_sub(struct account *one, enum account_item item, uint64_t n);
+
+/* ---- rights
+ * The kernel identifies a client when it connects; a later change of its groups counts from its
+ * next connection. session.c says what admins may do. */
+
+/* Admins: root, the daemon's own user, members of the group. */
+struct rights {
+    uid_t own_uid;
+    bool has_group;
+    gid_t group;
+};
+
+/* The group of that name, the value of an option. Leaves *out as it is where group is "". */
+int rights_find_group(gid_t *out, const char *group, const char *option, struct err *e);
+
+/* group is a name; "": none. -EINVAL where there is no such group. */
+int rights_init(struct rights *r, const char *group, struct err *e);
+
+bool rights_is_admin(const struct rights *r, const struct ucred *peer, const gid_t *groups,
+                     size_t n_groups);
+
+/* Identifies the peer of a connected socket. Negative errno. */
+int rights_of_peer(const struct rights *r, int fd, struct ucred *peer, bool *admin);
 
 #endif

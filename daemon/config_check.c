@@ -1,5 +1,5 @@
-/* config_check.c - see config_check.h. Checks each step of a start with the module that does it. */
-#include "daemon/config_check.h"
+/* config_check.c - see offline.h. Checks each step of a start with the module that does it. */
+#include "daemon/offline.h"
 
 #include <errno.h>
 #include <libgen.h>
@@ -15,9 +15,8 @@
 #include <systemd/sd-daemon.h>
 
 #include "daemon/backend_choice.h"
+#include "daemon/accounts.h"
 #include "daemon/listener.h"
-#include "daemon/offline.h"
-#include "daemon/rights.h"
 #include "engine/engine.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -208,7 +207,7 @@ static void check_socket(struct checking *c, const char *about, const struct lis
 static void check_admins(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = listener_options_of_admins(o);
+    const struct listener_options listener = listener_options_of(o, true);
     struct rights rights;
     struct err e;
 
@@ -274,7 +273,7 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
 static void check_options(struct checking *c)
 {
     const struct options *o = c->check->options;
-    const struct listener_options listener = listener_options_of(o);
+    const struct listener_options listener = listener_options_of(o, false);
     struct backend_choice choice;
 
     if (c->check->file)

@@ -95,7 +95,6 @@ static void leave(struct connection *c)
         return;
     stop_reading(c, GONE);
     list_append(&c->shared->gone, &c->leaving);
-    c->shared->n_gone++;
     event_del(c->writable);
     evtimer_del(c->timer);
 }
@@ -338,7 +337,6 @@ void connection_free(struct connection *c)
     list_remove(&c->waiting);
     list_remove(&c->dirty);
     list_remove(&c->leaving);
-    c->shared->n_gone -= c->state == GONE;
     if (c->readable)
         event_free(c->readable);
     if (c->writable)
@@ -358,7 +356,7 @@ void connection_greeted(struct connection *c)
 }
 
 /* Over pause_bytes it writes first, after which the connection may be gone. */
-static int put(struct connection *c, const ProtobufCMessage *message, void *body, size_t bytes)
+int connection_put(struct connection *c, const ProtobufCMessage *message, void *body, size_t bytes)
 {
     const size_t most = c->shared->max_output_bytes;
     int r;
@@ -380,17 +378,6 @@ static int put(struct connection *c, const ProtobufCMessage *message, void *body
     count_buffers(c);
     mark(c);
     return CONNECTION_OK;
-}
-
-int connection_put(struct connection *c, const ProtobufCMessage *message)
-{
-    return put(c, message, NULL, 0);
-}
-
-int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
-                        size_t bytes)
-{
-    return put(c, head, body, bytes);
 }
 
 void connection_end(struct connection *c, const ProtobufCMessage *message)

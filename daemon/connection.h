@@ -51,9 +51,8 @@ struct connections {
     int slow_reader_s;
     int hello_timeout_s;
     int frame_timeout_s;
-    struct list dirty; /* with something to write, or ending */
-    struct list gone;  /* to be freed; connections_next_gone */
-    size_t n_gone;
+    struct list dirty;   /* with something to write, or ending */
+    struct list gone;    /* to be freed; connections_next_gone */
     struct list waiting; /* for the next round, longest first */
     struct event *again; /* starts the next round */
 };
@@ -76,13 +75,9 @@ void connection_free(struct connection *c);
 void connection_greeted(struct connection *c);
 
 /* Appends a message: CONNECTION_OK, CONNECTION_E_SLOW, CONNECTION_E_LARGE or -ENOMEM. A connection
- * that is ending drops it and returns CONNECTION_OK. */
-int connection_put(struct connection *c, const ProtobufCMessage *message);
-
-/* As connection_put, with a body of frame_body_pack() behind the fields of head. On CONNECTION_OK
- * the connection owns the body. */
-int connection_put_body(struct connection *c, const ProtobufCMessage *head, void *body,
-                        size_t bytes);
+ * that is ending drops it and returns CONNECTION_OK. Behind the message's fields may come a body of
+ * frame_body_pack(), or NULL; on CONNECTION_OK the connection owns it. */
+int connection_put(struct connection *c, const ProtobufCMessage *message, void *body, size_t bytes);
 
 size_t connection_unread_bytes(const struct connection *c);
 

@@ -72,17 +72,6 @@ int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const
     return -EINVAL;
 }
 
-int refusal_set(struct refusal *e, Nvllm__V1__ErrorCode code, const char *fmt, ...)
-{
-    va_list ap;
-
-    *e = (struct refusal){.code = code};
-    va_start(ap, fmt);
-    vsnprintf(e->message.text, sizeof(e->message.text), fmt, ap);
-    va_end(ap);
-    return -EINVAL;
-}
-
 int refusal_of_field(struct refusal *e, Nvllm__V1__ErrorCode code, const char *field,
                      const char *fmt, ...)
 {
@@ -94,5 +83,5 @@ int refusal_of_field(struct refusal *e, Nvllm__V1__ErrorCode code, const char *f
     va_end(ap);
     *e = (struct refusal){.code = code};
     name_field(e, field);
-    return err_set(&e->message, -EINVAL, "%s: %s", field, text);
+    return err_set(&e->message, -EINVAL, "%s%s%s", field, *field ? ": " : "", text);
 }

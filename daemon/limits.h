@@ -38,13 +38,11 @@ int limit_refuse(struct refusal *e, const struct options *o, enum limit l, const
 __attribute__((format(printf, 4, 5))) int
 limit_refuse_text(struct refusal *e, const struct options *o, enum limit l, const char *fmt, ...);
 
-/* An error without field and limit. */
-__attribute__((format(printf, 3, 4))) int refusal_set(struct refusal *e, Nvllm__V1__ErrorCode code,
-                                                      const char *fmt, ...);
-
-/* An error of a field: "field: text". An entry's index is part of the text only. */
+/* An error of a field, "field: text", or of none where field is "". An entry's index is part of the
+ * text only. */
 __attribute__((format(printf, 4, 5))) int refusal_of_field(struct refusal *e,
                                                            Nvllm__V1__ErrorCode code,
                                                            const char *field, const char *fmt, ...);
+#define refusal_set(e, code, ...) refusal_of_field(e, code, "", __VA_ARGS__)
 
 #endif

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,17 +15,18 @@
 
 #include <systemd/sd-daemon.h>
 
+#include "daemon/accounts.h"
+
 enum { BACKLOG = 1024 };
 
 struct listener {
-    struct listener_options options; /* the group is our copy */
-    struct sockaddr_un addr;         /* its path may be remade */
+    struct listener_options options;
+    struct sockaddr_un addr; /* its path may be remade */
     char lock_path[sizeof(((struct sockaddr_un *)0)->sun_path) + 8];
     int fd;
     int lock_fd;      /* -1: systemd's socket */
     gid_t gid;        /* of the group, where one is named */
-    bool bound;       /* the path is ours to remove */
-    struct stat file; /* of the path, as we have made it */
+    struct stat file; /* of the path, as we have made it; zeroed: it is not ours to remove */
 };
 
 static int listener_new(struct listener **out, struct err *e)
@@ -105,21 +105,6 @@ static int look_at_path(const struct sockaddr_un *addr, bool *left, struct err *
     return 0;
 }
 
-/* Leaves *out as it is where no group is named. */
-static int find_group(gid_t *out, const struct listener_options *o, struct err *e)
-{
-    const struct group *g;
-
-    if (!*o->group)
-        return 0;
-    errno = 0;
-    g = getgrnam(o->group);
-    if (!g)
-        return err_set(e, errno ? -errno : -EINVAL, "%s: no group %s", o->group_option, o->group);
-    *out = g->gr_gid;
-    return 0;
-}
-
 /* Binds the path and listens there; removes the socket of a dead daemon, and refuses anything
  * else. */
 static int bind_path(struct listener *l, struct err *e)
@@ -144,7 +129,6 @@ static int bind_path(struct listener *l, struct err *e)
         return err_set(e, r, "%s: cannot be bound: %s", path, strerror(-r));
     if (lstat(path, &l->file) < 0)
         return err_set(e, -errno, "%s: %s", path, strerror(errno));
-    l->bound = true;
     if (*o->group && chown(path, (uid_t)-1, l->gid) < 0)
         return err_set(e, -errno, "%s: cannot be given to group %s (%s): %s", path, o->group,
                        o->group_option, strerror(errno));
@@ -167,20 +151,13 @@ static int take_path(struct sockaddr_un *addr, const char *path, struct err *e)
     return 0;
 }
 
-struct listener_options listener_options_of(const struct options *o)
+struct listener_options listener_options_of(const struct options *o, bool admins)
 {
-    return (struct listener_options){.path = o->socket,
-                                     .mode = (mode_t)o->socket_mode,
-                                     .group = o->socket_group,
-                                     .group_option = "daemon.socket_group"};
-}
-
-struct listener_options listener_options_of_admins(const struct options *o)
-{
-    return (struct listener_options){.path = o->admin_socket,
-                                     .mode = (mode_t)o->admin_socket_mode,
-                                     .group = o->admin_group,
-                                     .group_option = "daemon.admin_group"};
+    if (admins)
+        return (struct listener_options){o->admin_socket, (mode_t)o->admin_socket_mode,
+                                         o->admin_group, "daemon.admin_group"};
+    return (struct listener_options){o->socket, (mode_t)o->socket_mode, o->socket_group,
+                                     "daemon.socket_group"};
 }
 
 int listener_open(struct listener **out, const struct listener_options *o, struct err *e)
@@ -191,14 +168,10 @@ int listener_open(struct listener **out, const struct listener_options *o, struc
     if (r < 0)
         return r;
     l->options = *o;
-    l->options.group = strdup(o->group);
-    if (!l->options.group)
-        r = err_set(e, -ENOMEM, "listener: out of memory");
-    if (r == 0)
-        r = take_path(&l->addr, o->path, e);
+    r = take_path(&l->addr, o->path, e);
     snprintf(l->lock_path, sizeof(l->lock_path), "%s.lock", l->addr.sun_path);
-    if (r < 0 || (r = find_group(&l->gid, o, e)) < 0 || (r = take_lock(l, e)) < 0 ||
-        (r = bind_path(l, e)) < 0)
+    if (r < 0 || (r = rights_find_group(&l->gid, o->group, o->group_option, e)) < 0 ||
+        (r = take_lock(l, e)) < 0 || (r = bind_path(l, e)) < 0)
         listener_free(l);
     else
         *out = l;
@@ -226,7 +199,7 @@ static int check_folder(const char *path, struct err *e)
 static int check_group(const struct listener_options *o, struct err *e)
 {
     gid_t gid = 0;
-    int r = find_group(&gid, o, e);
+    int r = rights_find_group(&gid, o->group, o->group_option, e);
 
     if (r < 0 || !*o->group || geteuid() == 0 || group_member(gid))
         return r;
@@ -275,14 +248,14 @@ static bool names_ours(const struct listener *l)
 {
     struct stat st;
 
-    return l->bound && lstat(l->addr.sun_path, &st) == 0 && same_file(&st, &l->file);
+    return lstat(l->addr.sun_path, &st) == 0 && same_file(&st, &l->file);
 }
 
 static void remove_ours(struct listener *l)
 {
     if (names_ours(l))
         unlink(l->addr.sun_path);
-    l->bound = false;
+    l->file = (struct stat){0};
 }
 
 /* The lock counts only while its file is at its path: clearing the folder removes both. */
@@ -307,7 +280,7 @@ int listener_mend(struct listener *l, struct err *e)
 {
     int old = l->fd, r;
 
-    l->bound = false;
+    l->file = (struct stat){0};
     r = renew_lock(l, e);
     if (r == 0)
         r = bind_path(l, e);
@@ -349,6 +322,5 @@ void listener_free(struct listener *l)
         unlink(l->lock_path); /* while it is held: see take_lock */
         close(l->lock_fd);
     }
-    free((char *)(uintptr_t)l->options.group);
     free(l);
 }

@@ -21,13 +21,13 @@ struct listener_options {
     const char *group_option; /* static; the option of the group, "daemon.socket_group" */
 };
 
-/* The options of the socket, and of the admin socket (none where its path is ""). They point into
+/* The options of the socket, or of the admin socket (none where its path is ""). They point into
  * the options. */
-struct listener_options listener_options_of(const struct options *o);
-struct listener_options listener_options_of_admins(const struct options *o);
+struct listener_options listener_options_of(const struct options *o, bool admins);
 
-/* Listens on a non-blocking socket; looks the group up once. -EADDRINUSE: another daemon serves the
- * path; -EEXIST: the path is not a socket; -ENAMETOOLONG; others with a text. */
+/* Listens on a non-blocking socket; looks the group up once. The texts must outlive it.
+ * -EADDRINUSE: another daemon serves the path; -EEXIST: the path is not a socket; -ENAMETOOLONG;
+ * others with a text. */
 int listener_open(struct listener **out, const struct listener_options *options, struct err *e);
 
 /* The errors that listener_open would return for the calling user; changes nothing. -EADDRINUSE: a

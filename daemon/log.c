@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -80,13 +79,13 @@ __attribute__((format(printf, 2, 3))) static void line_put(struct line *l, const
 
 static void line_begin(struct line *l, enum log_level level, const char *event)
 {
-    static const int priorities[] = {LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG};
+    static const char *const leads[][2] = {{"nvllmd: level=error ", "<3>"},
+                                           {"nvllmd: level=warning ", "<4>"},
+                                           {"nvllmd: level=info ", "<6>"},
+                                           {"nvllmd: level=debug ", "<7>"}};
 
     l->len = 0;
-    if (under_journal)
-        line_put(l, "<%d>event=%s", priorities[level], event);
-    else
-        line_put(l, "nvllmd: level=%s event=%s", names[level], event);
+    line_put(l, "%sevent=%s", leads[level][under_journal], event);
 }
 
 /* A client's text may be as long as a frame: no more is read than there is room for, up to two
@@ -126,18 +125,20 @@ static bool line_write(struct line *l)
     return true;
 }
 
-__attribute__((format(printf, 4, 0))) static void
-log_line(enum log_level level, const char *event, const char *text, const char *fmt, va_list ap)
+void log_text(enum log_level level, const char *event, const char *text, const char *fmt, ...)
 {
     struct line l, lost;
     size_t before;
+    va_list ap;
 
     if (level > atomic_load(&log_level))
         return;
     line_begin(&l, level, event);
     before = l.len;
     line_put(&l, " ");
+    va_start(ap, fmt);
     line_vput(&l, fmt, ap);
+    va_end(ap);
     if (l.len == before + 1)
         l.len = before; /* no pairs */
     if (text)
@@ -151,24 +152,6 @@ log_line(enum log_level level, const char *event, const char *text, const char *
     }
     n_dropped += !line_write(&l);
     pthread_mutex_unlock(&write_lock);
-}
-
-void log_event(enum log_level level, const char *event, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    log_line(level, event, NULL, fmt, ap);
-    va_end(ap);
-}
-
-void log_text(enum log_level level, const char *event, const char *text, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    log_line(level, event, text, fmt, ap);
-    va_end(ap);
 }
 
 uint64_t log_due(struct log_rate *r, uint64_t interval_ms)

@@ -16,13 +16,12 @@ void log_init(enum log_level level);
 void log_set_level(enum log_level level);
 const char *log_level_name(enum log_level level);
 
-/* fmt: further key=value pairs whose values have no blanks, or "". */
-__attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const char *event,
-                                                     const char *fmt, ...);
-
-/* As log_event, with text="…" at the end, its quotes escaped. */
+/* fmt: further key=value pairs whose values have no blanks, or "". At the end comes text="…", its
+ * quotes escaped, unless text is NULL. */
 __attribute__((format(printf, 4, 5))) void log_text(enum log_level level, const char *event,
                                                     const char *text, const char *fmt, ...);
+
+#define log_event(level, event, ...) log_text(level, event, NULL, __VA_ARGS__)
 
 /* For lines that a client can cause: zeroed at first. */
 struct log_rate {

@@ -9,14 +9,11 @@
 #include <unistd.h>
 
 #include "daemon/backend_choice.h"
-#include "daemon/config_check.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/offline.h"
 #include "daemon/options.h"
-#include "daemon/rights.h"
 #include "daemon/server.h"
-#include "daemon/usage.h"
 #include "engine/cpu/cpu_backend.h"
 #include "proto/program.h"
 #include "proto/utf8.h"
@@ -47,6 +44,12 @@ static int usage_error(const char *text)
 {
     fprintf(stderr, "nvllmd: %s\nnvllmd: --help says more\n", text);
     return -EINVAL;
+}
+
+static int complain(const struct err *e)
+{
+    fprintf(stderr, "nvllmd: %s\n", e->text);
+    return EXIT_FAILURE;
 }
 
 /* ---- command line */
@@ -124,7 +127,7 @@ static int load_options(struct command_line *c)
     if (is_command(c, "check-config"))
         return 0;
     if (c->loaded == -ENOMEM) {
-        fprintf(stderr, "nvllmd: %s\n", c->why.text);
+        complain(&c->why);
         return c->loaded;
     }
     if (c->loaded < 0)
@@ -185,7 +188,8 @@ static int check_config(const struct command_line *c)
     return config_check_run(&check);
 }
 
-static int tune_backend(const struct options *o, struct err *e)
+/* Measures as cuda.tune = before_ready does, without a daemon. */
+static int tune(const struct options *o, struct err *e)
 {
     struct backend_options options = backend_options_of(o);
     struct backend_choice choice;
@@ -211,17 +215,6 @@ static int tune_backend(const struct options *o, struct err *e)
         choice.ops->close(backend);
     model_close(model);
     return r;
-}
-
-/* Measures as cuda.tune = before_ready does, without a daemon. */
-static int tune(const struct command_line *c)
-{
-    struct err e;
-
-    if (tune_backend(&c->options, &e) == 0)
-        return EXIT_SUCCESS;
-    fprintf(stderr, "nvllmd: %s\n", e.text);
-    return EXIT_FAILURE;
 }
 
 /* ---- daemon */
@@ -267,8 +260,8 @@ static int start_engine(struct engine **out, const struct options *o,
 
 static int open_listeners(struct listener *out[N_LISTENERS], const struct options *o, struct err *e)
 {
-    const struct listener_options clients = listener_options_of(o);
-    const struct listener_options admins = listener_options_of_admins(o);
+    const struct listener_options clients = listener_options_of(o, false);
+    const struct listener_options admins = listener_options_of(o, true);
     int r = listener_inherit(&out[FOR_CLIENTS], e);
 
     if (r == 0 && !out[FOR_CLIENTS])
@@ -286,13 +279,17 @@ static int serve(struct command_line *c)
     char *name = NULL;
     struct err e;
 
-    server_catch_signals();
+    server_hold_signals(SIG_BLOCK);
     umask(077);
     log_init((enum log_level)o->log_level);
     server_raise_descriptors(o);
     name = model_name_of(o->model_path);
-    if (!name || backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend,
-                                o->backend_module, "/dev", &e) < 0)
+    if (!name) {
+        err_set(&e, -ENOMEM, "out of memory");
+        goto fail;
+    }
+    if (backend_choose(&choice, (enum option_backend)o->backend, &cpu_backend, o->backend_module,
+                       "/dev", &e) < 0)
         goto fail;
     if (*choice.warning.text)
         log_text(LOG_LEVEL_WARNING, "backend_fell_to_cpu", choice.warning.text, "%s",
@@ -315,8 +312,8 @@ static int serve(struct command_line *c)
     free(name);
     return EXIT_SUCCESS;
 fail:
-    log_text(LOG_LEVEL_ERROR, "cannot_start", name ? e.text : "out of memory", "%s", "");
-    server_tell_failure(name ? e.text : "out of memory");
+    log_text(LOG_LEVEL_ERROR, "cannot_start", e.text, "%s", "");
+    server_tell_failure(e.text);
     engine_free(parts.engine);
     listener_free(parts.listeners[FOR_CLIENTS]);
     listener_free(parts.listeners[FOR_ADMINS]);
@@ -342,7 +339,7 @@ int main(int argc, char **argv)
     else if (is_command(&c, "check-config"))
         status = check_config(&c);
     else if (is_command(&c, "tune"))
-        status = tune(&c);
+        status = tune(&c.options, &c.why) < 0 ? complain(&c.why) : EXIT_SUCCESS;
     else
         status = offline_run(c.command->name, &c.offline);
     if (fflush(stdout) != 0 || ferror(stdout)) {

@@ -49,23 +49,20 @@ static int complain(const char *text)
 
 /* ---- reading and writing */
 
-/* All of stdin, or the argument. *out is to be freed in any case. */
-static int read_input(char **out, size_t *n, const struct offline_options *o, struct err *e)
+/* *out is to be freed in any case. */
+static int read_all(char **out, size_t *n, FILE *in, struct err *e)
 {
     FILE *all = open_memstream(out, n);
     size_t got, len = 0;
     char part[4096];
 
-    if (all && o->input)
-        fputs(o->input, all);
-    while (all && !o->input && len <= MAX_INPUT_BYTES &&
-           (got = fread(part, 1, sizeof(part), stdin)) > 0)
+    while (all && len <= MAX_INPUT_BYTES && (got = fread(part, 1, sizeof(part), in)) > 0)
         len += fwrite(part, 1, got, all);
     if (!all || fclose(all) != 0)
         return err_set(e, -ENOMEM, "out of memory");
     if (len > MAX_INPUT_BYTES)
         return err_set(e, -E2BIG, "stdin: more than %d bytes", MAX_INPUT_BYTES);
-    return ferror(stdin) ? err_set(e, -EIO, "stdin: cannot be read") : 0;
+    return ferror(in) ? err_set(e, -EIO, "stdin: cannot be read") : 0;
 }
 
 /* Prints in ASCII: some readers end a line at U+2028. */
@@ -86,6 +83,12 @@ static json_t *error_object(int r, struct err *e)
     utf8_clean(e->text); /* it may quote the line and be cut inside a character */
     return json_pack("{s:{s:s, s:s}}", "error", "code", r == -ENOMEM ? "internal" : "invalid",
                      "message", e->text);
+}
+
+static int text_object(json_t **out, const char *text, size_t n, struct err *e)
+{
+    *out = json_pack("{s:o}", "text", json_stringn(text, n));
+    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
 }
 
 /* A JSON value of any kind; texts may hold NUL. */
@@ -252,9 +255,9 @@ static int detokenize(struct tool *t, struct text input, const json_t *parsed, j
     free(list.ids);
     if (r < 0)
         return r;
-    *out = json_pack("{s:o}", "text", json_stringn(text, n));
+    r = text_object(out, text, n, e);
     free(text);
-    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+    return r;
 }
 
 static int render(struct tool *t, struct text input, const json_t *parsed, json_t **out,
@@ -273,9 +276,9 @@ static int render(struct tool *t, struct text input, const json_t *parsed, json_
     chat_json_deinit(&json);
     if (r < 0)
         return r;
-    *out = json_pack("{s:o}", "text", json_stringn(text.data, text.len));
+    r = text_object(out, text.data, text.len, e);
     chat_text_deinit(&text);
-    return *out ? 0 : err_set(e, -ENOMEM, "out of memory");
+    return r;
 }
 
 /* Byte for byte, without a newline. */
@@ -332,13 +335,13 @@ static int run_lines(struct tool *t, FILE *in)
     return status;
 }
 
-static int run_whole(struct tool *t)
+static int run_whole(struct tool *t, FILE *in)
 {
     json_t *result;
     struct err e;
     char *data = NULL;
     size_t n = 0;
-    int r = read_input(&data, &n, t->options, &e);
+    int r = read_all(&data, &n, in, &e);
 
     if (r == 0)
         r = run_one(t, (struct text){data, n}, false, &result, &e);
@@ -378,13 +381,13 @@ static int run(struct tool *t)
 
     if (load(t, &e) < 0)
         return complain(e.text);
-    if (!t->options->jsonl)
-        return run_whole(t);
+    if (t->options->jsonl && input && !*input)
+        return complain("--jsonl wants at least one line");
     if (input)
         in = fmemopen((void *)(uintptr_t)input, strlen(input), "r");
     if (!in)
-        return complain("--jsonl wants at least one line");
-    status = run_lines(t, in);
+        return complain("out of memory");
+    status = t->options->jsonl ? run_lines(t, in) : run_whole(t, in);
     if (in != stdin)
         fclose(in);
     return status;

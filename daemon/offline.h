@@ -1,10 +1,15 @@
-/* offline.h - sub-commands on a model folder alone, without a daemon: tokenize, detokenize, render
- * and check. They read stdin or one argument and write stdout; messages go to stderr. */
+/* offline.h - sub-commands without a daemon. On a model folder: tokenize, detokenize, render and
+ * check, which read stdin or one argument and write stdout; messages go to stderr. On all options:
+ * check-config. */
 #ifndef NVLLM_DAEMON_OFFLINE_H
 #define NVLLM_DAEMON_OFFLINE_H
 
 #include <stdbool.h>
 #include <stdio.h>
+
+#include "daemon/options.h"
+#include "engine/backend.h"
+#include "engine/util/err.h"
 
 struct offline_options {
     const char *model;
@@ -21,5 +26,22 @@ int offline_run(const char *command, const struct offline_options *o);
 /* What check prints: a line that begins with "ok", "note" or "wrong" for each part of a folder.
  * Whether anything is wrong. */
 bool offline_check_folder(const char *folder, FILE *out);
+
+/* ---- config_check.c */
+
+struct config_check {
+    const char *file;              /* of the options; NULL: there is none */
+    const struct options *options; /* NULL: they are wrong */
+    const struct err *why;         /* where options is NULL */
+    const struct backend_ops *cpu; /* the backend without a device */
+    int (*check_cpu)(const struct model *model, const struct backend_options *options,
+                     struct err *e); /* checks its memory */
+    bool json;                       /* one object instead of lines */
+};
+
+/* Prints whether nvllmd would start: each part that is right or wrong with the rights of the
+ * calling user, and the command that fixes it. Changes nothing and loads no weights. Exit status:
+ * 0, or 1 where something is wrong. */
+int config_check_run(const struct config_check *check);
 
 #endif

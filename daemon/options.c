@@ -39,6 +39,7 @@ struct option {
     const char *help;
 };
 
+#define UNITS      "KMGT" /* powers of 1024 */
 #define AT(member) offsetof(struct options, member)
 
 #define LIMIT_ROW(name, key, member, kind, min, max, fallback, code, retry_ms, unit, help)         \
@@ -152,6 +153,10 @@ static const struct option *find(const char *key)
 /* Describes the allowed values, for errors and --help. */
 static void describe(const struct option *t, char *buf, size_t n)
 {
+    const char *words = t->kind == KIND_INT     ? "a whole number"
+                        : t->kind == KIND_POWER ? "a power of two"
+                                                : "bytes";
+
     switch (t->kind) {
     case KIND_TEXT:
         snprintf(buf, n, "TEXT");
@@ -159,18 +164,8 @@ static void describe(const struct option *t, char *buf, size_t n)
     case KIND_SHARES:
         snprintf(buf, n, "USER:SHARE of 1 to %d", FAIR_MAX_SHARE);
         break;
-    case KIND_INT:
-        snprintf(buf, n, "a whole number from %" PRId64 " to %" PRId64, t->min, t->max);
-        break;
-    case KIND_POWER:
-        snprintf(buf, n, "a power of two from %" PRId64 " to %" PRId64, t->min, t->max);
-        break;
     case KIND_MODE:
         snprintf(buf, n, "an octal mode from 0000 to 0777");
-        break;
-    case KIND_BYTES:
-        snprintf(buf, n, "bytes from %" PRId64 " to %" PRId64 ", as 64K, 16M or 2G", t->min,
-                 t->max);
         break;
     case KIND_MEMORY:
         snprintf(buf, n, "bytes as 512M or 8G, a fraction as 0.5 or 50%%, or auto");
@@ -178,44 +173,32 @@ static void describe(const struct option *t, char *buf, size_t n)
     case KIND_CHOICE:
         snprintf(buf, n, "one of %s", t->names);
         break;
+    default:
+        snprintf(buf, n, "%s from %" PRId64 " to %" PRId64 "%s", words, t->min, t->max,
+                 t->kind == KIND_BYTES ? ", as 64K, 16M or 2G" : "");
+        break;
     }
 }
 
-/* A number and what follows it. */
-static bool parse_digits(int64_t *out, const char *s, int base, char **end)
+/* A whole number without blanks and signs; with units also "16M" and "16MiB". May set *out when it
+ * fails. */
+static bool parse_whole(int64_t *out, const char *s, int base, const char *units)
 {
+    const char *u;
+    char *end;
+
     if (*s < '0' || *s > '9')
-        return false; /* no blanks, no signs */
-    errno = 0;
-    *out = strtoll(s, end, base);
-    return errno == 0;
-}
-
-/* No blanks, no signs. This and parse_bytes() may set *out when they fail. */
-static bool parse_whole(int64_t *out, const char *s, int base)
-{
-    char *end;
-
-    return parse_digits(out, s, base, &end) && !*end;
-}
-
-/* "16M", "16MiB" */
-static bool parse_bytes(int64_t *out, const char *s)
-{
-    static const char units[] = "KMGT"; /* powers of 1024 */
-    char *end;
-
-    if (!parse_digits(out, s, 10, &end))
         return false;
-    if (*end) {
-        const char *u = strchr(units, *end & ~0x20); /* either case */
-
-        if (!u || (end[1] && strcmp(end + 1, "iB") != 0))
+    errno = 0;
+    *out = strtoll(s, &end, base);
+    if (errno != 0 || !*end)
+        return errno == 0;
+    u = strchr(units, *end & ~0x20); /* either case */
+    if (!u || !*u || (end[1] && strcmp(end + 1, "iB") != 0))
+        return false;
+    for (long i = u - units; i >= 0; i--)
+        if (__builtin_mul_overflow(*out, 1024, out))
             return false;
-        for (long i = u - units; i >= 0; i--)
-            if (__builtin_mul_overflow(*out, 1024, out))
-                return false;
-    }
     return true;
 }
 
@@ -241,7 +224,7 @@ static bool parse_memory(struct option_memory *out, const char *s)
         if (*end || !(m.fraction > 0 && m.fraction <= 1))
             return false;
     } else {
-        if (!parse_bytes(&bytes, s) || bytes <= 1)
+        if (!parse_whole(&bytes, s, 10, UNITS) || bytes <= 1)
             return false; /* 0 and 1: a fraction was meant, or nothing useful */
         m.bytes = (uint64_t)bytes;
     }
@@ -273,7 +256,7 @@ static bool parse_user(int64_t *out, const char *s)
 {
     const struct passwd *p;
 
-    if (parse_whole(out, s, 10) && *out < (uid_t)-1) /* (uid_t)-1 is nobody's */
+    if (parse_whole(out, s, 10, "") && *out < (uid_t)-1) /* (uid_t)-1 is nobody's */
         return true;
     p = getpwnam(s);
     if (!p)
@@ -292,7 +275,7 @@ static int parse_share(struct shares *out, char *word, struct err *e)
     *colon = '\0';
     if (!parse_user(&client, word))
         return err_set(e, -EINVAL, "scheduler.shares: there is no user \"%s\"", word);
-    if (!parse_whole(&share, colon + 1, 10) || share < 1 || share > FAIR_MAX_SHARE)
+    if (!parse_whole(&share, colon + 1, 10, "") || share < 1 || share > FAIR_MAX_SHARE)
         return err_set(e, -EINVAL, "scheduler.shares: \"%s\" is not a share from 1 to %d",
                        colon + 1, FAIR_MAX_SHARE);
     for (int32_t i = 0; i < out->n; i++)
@@ -328,9 +311,9 @@ static int parse_shares(struct shares *out, const char *text, struct err *e)
 static bool parse_number(const struct option *t, int64_t *out, const char *s)
 {
     int64_t n;
-    bool ok = t->kind == KIND_CHOICE  ? parse_choice(&n, s, t->names)
-              : t->kind == KIND_BYTES ? parse_bytes(&n, s)
-                                      : parse_whole(&n, s, t->kind == KIND_MODE ? 8 : 10);
+    bool ok = t->kind == KIND_CHOICE ? parse_choice(&n, s, t->names)
+                                     : parse_whole(&n, s, t->kind == KIND_MODE ? 8 : 10,
+                                                   t->kind == KIND_BYTES ? UNITS : "");
 
     if (!ok || (t->kind != KIND_CHOICE && (n < t->min || n > t->max)) ||
         (t->kind == KIND_POWER && (n & (n - 1)) != 0))

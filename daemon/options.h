@@ -10,9 +10,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "daemon/limit_rows.h"
 #include "engine/core/fair.h"
 #include "engine/util/err.h"
+#include "proto/program.h"
 
 /* Where the build installs it: /etc/nvllm/nvllmd.conf with the prefix /usr. */
 #define OPTIONS_DEFAULT_FILE NVLLM_CONFIG_DIR "/nvllmd.conf"
@@ -34,6 +34,79 @@ struct shares {
     struct fair_share list[SHARES_MAX];
     int32_t n;
 };
+
+/* The limits, each of which is an option: one list for this struct, the table of options and the
+ * refusals of limits.c. A row: name of the enum, option in section [limits], member, kind, minimum,
+ * maximum, default; code of a refusal, when to retry, unit; help. */
+#define LIMITS(X)                                                                                  \
+    X(FRAME_BYTES, frame_bytes, max_frame_bytes, BYTES, 4096, FRAME_LARGEST_MAX, "4M", PROTOCOL,   \
+      0, "bytes", "size of one request")                                                           \
+    X(PROMPT_BYTES, prompt_bytes, max_prompt_bytes, BYTES, 1, FRAME_LARGEST_MAX, "4M", TOO_LONG,   \
+      0, "bytes", "text of one prompt, or of one chat with all that it holds")                     \
+    X(PROMPT_TOKENS, prompt_tokens, max_prompt_tokens, INT, 0, INT32_MAX, "0", TOO_LONG, 0,        \
+      "tokens", "tokens of one prompt; 0: the model's limit")                                      \
+    X(TOKENIZE_BYTES, tokenize_bytes, max_tokenize_bytes, BYTES, 1, FRAME_LARGEST_MAX, "1M",       \
+      TOO_LONG, 0, "bytes",                                                                        \
+      "text to tokenize (nvllmctl tokenize); its answer is several times as large")                \
+    X(MAX_TOKENS, max_tokens, max_max_tokens, INT, 0, INT32_MAX, "0", TOO_LONG, 0, "tokens",       \
+      "tokens of one answer; 0: the model's limit")                                                \
+    X(CHOICES, choices, max_choices, INT, 1, OPTIONS_MAX_CHOICES, "64", INVALID, 0, "choices",     \
+      "answers to one request (n)")                                                                \
+    X(LOGPROBS, logprobs, max_logprobs, INT, 0, SAMPLING_MAX_LOGPROBS, "20", INVALID, 0,           \
+      "alternatives", "alternatives reported with each token")                                     \
+    X(STOPS, stops, max_stops, INT, 0, ENGINE_MAX_STOPS, "16", INVALID, 0, "strings",              \
+      "stop strings of one request")                                                               \
+    X(STOP_BYTES, stop_bytes, max_stop_bytes, INT, 1, TEXT_STREAM_MAX_STOP_BYTES, "256", INVALID,  \
+      0, "bytes", "size of one stop string")                                                       \
+    X(STOP_TOKEN_IDS, stop_token_ids, max_stop_token_ids, INT, 0, SAMPLING_MAX_REQUEST_STOP_IDS,   \
+      "48", INVALID, 0, "ids", "stop token ids of one request")                                    \
+    X(LOGIT_BIAS, logit_bias, max_logit_bias, INT, 0, SAMPLING_MAX_BIAS, "1024", INVALID, 0,       \
+      "entries", "entries of one request's logit_bias")                                            \
+    X(SALT_BYTES, salt_bytes, max_salt_bytes, INT, 0, 4096, "256", INVALID, 0, "bytes",            \
+      "size of one cache_salt")                                                                    \
+    X(CONNECTIONS, connections, max_connections, INT, 1, 100000, "1024", BUSY, LATER_MS,           \
+      "connections", "open connections")                                                           \
+    X(CONNECTIONS_PER_UID, connections_per_uid, max_connections_per_uid, INT, 1, 100000, "512",    \
+      BUSY, LATER_MS, "connections of this user", "open connections of one user")                  \
+    X(REQUESTS, requests, max_requests, INT, 1, 1000000, "8192", BUSY, SOON_MS,                    \
+      "requests under way", "requests in progress")                                                \
+    X(REQUESTS_PER_UID, requests_per_uid, max_requests_per_uid, INT, 1, 1000000, "4096", BUSY,     \
+      SOON_MS, "requests of this user under way", "requests in progress of one user")              \
+    X(REQUESTS_PER_CONNECTION, requests_per_connection, max_requests_per_connection, INT, 1,       \
+      1000000, "1024", BUSY, SOON_MS, "requests of this connection under way",                     \
+      "requests in progress of one connection")                                                    \
+    X(INSPECTS_PER_UID, questions_per_uid, max_inspects_per_uid, INT, 1, 1000000, "4", BUSY,       \
+      SOON_MS, "inspect requests of this user under way",                                          \
+      "one user's requests in progress that inspect requests, blocks or the cache")                \
+    X(QUEUED_TOKENS, queued_tokens, max_queued_tokens, INT, 1, INT64_C(1) << 40, "16777216", BUSY, \
+      SOON_MS, "tokens of prompts that wait",                                                      \
+      "tokens of all prompts that have no answer yet; text is estimated")                          \
+    X(QUEUED_TOKENS_PER_UID, queued_tokens_per_uid, max_queued_tokens_per_uid, INT, 1,             \
+      INT64_C(1) << 40, "8388608", BUSY, SOON_MS, "tokens of prompts of this user that wait",      \
+      "tokens of one user's prompts that have no answer yet")                                      \
+    X(REQUEST_BYTES, request_bytes, max_request_bytes, BYTES, 65536, INT64_C(1) << 40, "512M",     \
+      BUSY, SOON_MS, "bytes of requests under way", "memory of all requests in progress")          \
+    X(REQUEST_BYTES_PER_UID, request_bytes_per_uid, max_request_bytes_per_uid, BYTES, 65536,       \
+      INT64_C(1) << 40, "256M", BUSY, SOON_MS, "bytes of requests of this user under way",         \
+      "memory of one user's requests in progress")                                                 \
+    X(BUFFER_BYTES, buffer_bytes, max_buffer_bytes, BYTES, 1 << 20, INT64_C(1) << 40, "1G", BUSY,  \
+      LATER_MS, "bytes of all connections' buffers",                                               \
+      "memory of partly received requests and unread answers; over it the connections with the "   \
+      "most are closed")                                                                           \
+    X(BUFFER_BYTES_PER_UID, buffer_bytes_per_uid, max_buffer_bytes_per_uid, BYTES, 1 << 20,        \
+      INT64_C(1) << 40, "512M", BUSY, LATER_MS, "bytes of this user's buffers",                    \
+      "the same for the connections of one user")                                                  \
+    X(OUTPUT_PAUSE_BYTES, output_pause_bytes, output_pause_bytes, BYTES, 4096, INT64_C(1) << 40,   \
+      "1M", BUSY, LATER_MS, "bytes of answers unread",                                             \
+      "unread answers at which a connection is paused: nothing is read from it")                   \
+    X(OUTPUT_BYTES, output_bytes, max_output_bytes, BYTES, 4096, INT64_C(1) << 40, "8M", BUSY,     \
+      LATER_MS, "bytes of answers unread", "unread answers at which a connection is closed")       \
+    X(SLOW_READER_S, slow_reader_s, slow_reader_s, INT, 1, 86400, "30", BUSY, LATER_MS, "seconds", \
+      "seconds after which a connection that stays paused is closed")                              \
+    X(HELLO_TIMEOUT_S, hello_timeout_s, hello_timeout_s, INT, 1, 86400, "30", PROTOCOL, 0,         \
+      "seconds", "seconds within which Hello must arrive")                                         \
+    X(FRAME_TIMEOUT_S, frame_timeout_s, frame_timeout_s, INT, 1, 86400, "30", PROTOCOL, 0,         \
+      "seconds", "seconds within which a started frame must arrive in full")
 
 /* Texts belong to the struct. An empty text is "not set". */
 struct options {
@@ -107,7 +180,10 @@ struct options_row {
 };
 bool options_row(struct options_row *out, int i); /* false: there are no more than i */
 
-/* The table, for people: what --help prints. */
-void options_print(FILE *f);
+void options_print(FILE *f); /* the table, for people */
+
+/* The command line, for the program and for what is generated from it. */
+extern const struct usage_program nvllmd_program;
+void nvllmd_usage_print(void); /* with the table of options */
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "proto/unpack.h"
 #include "proto/utf8.h"
 
 static ProtobufCBinaryData binary(struct text t)
@@ -22,7 +23,7 @@ int reply_put(struct connection *c, uint64_t id, Nvllm__V1__ServerFrame__EventCa
     f.id = id;
     f.event_case = event;
     f.status = message; /* whichever it is: the oneof is a union of pointers */
-    return connection_put(c, &f.base);
+    return connection_put(c, &f.base, NULL, 0);
 }
 
 static const Nvllm__V1__FinishReason finish_reasons[] = {
@@ -38,9 +39,10 @@ static const Nvllm__V1__FinishReason finish_reasons[] = {
 int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev)
 {
     const size_t n = ev->logprobs ? ev->n_ids : 0;
-    Nvllm__V1__TokenLogprobs *logprobs = n ? calloc(n, sizeof(*logprobs)) : NULL;
+    struct unpacked *u = n ? unpacked_new() : NULL;
     Nvllm__V1__Delta d = NVLLM__V1__DELTA__INIT;
-    int r = -ENOMEM;
+    Nvllm__V1__TokenLogprobs *logprobs = unpacked_list(u, &d.logprobs, n, sizeof(*logprobs));
+    int r = n && !logprobs ? -ENOMEM : 0;
 
     d.has_choice = true;
     d.choice = (uint32_t)ev->choice;
@@ -51,10 +53,7 @@ int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev
     d.has_finish_reason = ev->reason != CORE_REASON_NONE;
     d.finish_reason = finish_reasons[ev->reason];
     d.n_logprobs = n;
-    d.logprobs = n ? calloc(n, sizeof(*d.logprobs)) : NULL;
-    if (n && (!logprobs || !d.logprobs))
-        goto out;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; r == 0 && i < n; i++) {
         const struct engine_logprobs *from = &ev->logprobs[i];
 
         nvllm__v1__token_logprobs__init(&logprobs[i]);
@@ -63,12 +62,10 @@ int reply_delta(struct connection *c, uint64_t id, const struct engine_event *ev
         logprobs[i].n_top_ids = logprobs[i].n_top_logprobs = (size_t)from->n_top;
         logprobs[i].top_ids = (int32_t *)(uintptr_t)from->top_ids;
         logprobs[i].top_logprobs = (float *)(uintptr_t)from->top_logprobs;
-        d.logprobs[i] = &logprobs[i];
     }
-    r = reply_put(c, id, EVENT(DELTA), &d);
-out:
-    free(logprobs);
-    free(d.logprobs);
+    if (r == 0)
+        r = reply_put(c, id, EVENT(DELTA), &d);
+    unpacked_free(u);
     return r;
 }
 
@@ -134,7 +131,7 @@ int reply_packed(struct connection *c, uint64_t id, struct engine_event *ev)
 
     head.has_id = true;
     head.id = id;
-    r = connection_put_body(c, &head.base, ev->packed.data, ev->packed.bytes);
+    r = connection_put(c, &head.base, ev->packed.data, ev->packed.bytes);
     if (r == CONNECTION_OK)
         ev->packed = (struct engine_packed){NULL, 0};
     return r;
@@ -171,7 +168,7 @@ int reply_error(struct connection *c, uint64_t id, const struct refusal *e)
 
     (void)reply_error_frame(&f, e);
     f.frame.id = id;
-    return connection_put(c, &f.frame.base);
+    return connection_put(c, &f.frame.base, NULL, 0);
 }
 
 Nvllm__V1__ErrorCode reply_error_code(enum engine_error error)

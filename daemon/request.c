@@ -25,13 +25,14 @@ struct checker {
     const struct request_rules *rules;
     struct unpacked *u;
     struct refusal *e;
-    char path[MAX_NAME - 32]; /* of the message that is checked: "chat.messages[3]." */
+    char path[MAX_NAME - 32]; /* of the entry that is checked: "chat.messages[3]" */
     int r;                    /* 0, or the first error */
 };
 
+/* field is one of the entry, or "" for the entry itself. */
 static const char *full_name(char name[MAX_NAME], const struct checker *c, const char *field)
 {
-    snprintf(name, MAX_NAME, "%s%s", c->path, field);
+    snprintf(name, MAX_NAME, "%s%s%s", c->path, *c->path && *field ? "." : "", field);
     return name;
 }
 
@@ -63,7 +64,7 @@ static size_t enter(struct checker *c, const char *list, size_t i)
 {
     const size_t length = strlen(c->path);
 
-    snprintf(c->path + length, sizeof(c->path) - length, "%s[%zu].", list, i);
+    snprintf(c->path + length, sizeof(c->path) - length, "%s%s[%zu]", length ? "." : "", list, i);
     return length;
 }
 
@@ -144,10 +145,10 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
         leave(c, path);
     }
     for (size_t i = 0; c->r == 0 && i < m->n_tools; i++) {
-        char name[MAX_NAME];
+        const size_t path = enter(c, "chat.tools", i);
 
-        snprintf(name, sizeof(name), "chat.tools[%zu]", i);
-        take_text(c, &tools[i], m->tools[i].data, m->tools[i].len, name);
+        take_text(c, &tools[i], m->tools[i].data, m->tools[i].len, "");
+        leave(c, path);
     }
     if (c->r < 0)
         return NULL;
@@ -165,12 +166,10 @@ static const struct chat *take_chat(struct checker *c, const Nvllm__V1__Chat *m)
 
 /* ---- sampling */
 
-enum bounds { CLOSED, OPEN_LOW }; /* whether the lower bound itself is allowed */
-
-static void take_float(struct checker *c, float *out, float value, enum bounds bounds, float lo,
-                       float hi, const char *field)
+/* open: the lower bound itself is not allowed. */
+static void take_float(struct checker *c, float *out, float value, bool open, float lo, float hi,
+                       const char *field)
 {
-    const bool open = bounds == OPEN_LOW;
     const bool inside = (open ? value > lo : value >= lo) && value <= hi; /* NaN is not */
 
     if (!inside && hi >= INFINITY)
@@ -205,14 +204,11 @@ static void check_id(struct checker *c, int32_t id, const char *field)
 /* Checks the entries of a field. */
 static void check_ids(struct checker *c, const int32_t *ids, size_t n, const char *field)
 {
-    char name[MAX_NAME];
-
-    for (size_t i = 0; c->r == 0 && i < n; i++) {
-        if (ids[i] >= 0 && ids[i] < c->rules->vocab_size)
-            continue;
-        snprintf(name, sizeof(name), "%s[%zu]", field, i);
-        check_id(c, ids[i], name);
-    }
+    for (size_t i = 0; c->r == 0 && i < n; i++)
+        if (ids[i] < 0 || ids[i] >= c->rules->vocab_size) {
+            enter(c, field, i);
+            check_id(c, ids[i], "");
+        }
 }
 
 static void take_bias(struct checker *c, struct sampling *s, const Nvllm__V1__Sampling *m)
@@ -231,7 +227,7 @@ static void take_bias(struct checker *c, struct sampling *s, const Nvllm__V1__Sa
         bias[i].id = b->id;
         if (!b->has_bias)
             refuse(c, INVALID, "bias", "is missing");
-        take_float(c, &bias[i].bias, b->bias, CLOSED, -100, 100, "bias");
+        take_float(c, &bias[i].bias, b->bias, false, -100, 100, "bias");
         leave(c, path);
     }
     s->bias = bias;
@@ -245,21 +241,21 @@ static void take_numbers(struct checker *c, struct sampling *s, const Nvllm__V1_
         protobuf_c_boolean has;
         float value, *out;
         const char *field;
-        enum bounds bounds;
+        bool open;
         float lo, hi;
     } reals[] = {
-        {FIELD(temperature), CLOSED, 0, INFINITY},
-        {FIELD(top_p), OPEN_LOW, 0, 1},
-        {FIELD(min_p), CLOSED, 0, 1},
-        {FIELD(repetition_penalty), OPEN_LOW, 0, INFINITY},
-        {FIELD(presence_penalty), CLOSED, -2, 2},
-        {FIELD(frequency_penalty), CLOSED, -2, 2},
+        {FIELD(temperature), false, 0, INFINITY},
+        {FIELD(top_p), true, 0, 1},
+        {FIELD(min_p), false, 0, 1},
+        {FIELD(repetition_penalty), true, 0, INFINITY},
+        {FIELD(presence_penalty), false, -2, 2},
+        {FIELD(frequency_penalty), false, -2, 2},
     };
 #undef FIELD
 
     for (size_t i = 0; i < sizeof(reals) / sizeof(*reals); i++)
         if (reals[i].has)
-            take_float(c, reals[i].out, reals[i].value, reals[i].bounds, reals[i].lo, reals[i].hi,
+            take_float(c, reals[i].out, reals[i].value, reals[i].open, reals[i].lo, reals[i].hi,
                        reals[i].field);
     if (m->has_top_k)
         take_uint(c, &s->top_k, m->top_k, 0, INT32_MAX, "sampling.top_k");
@@ -341,15 +337,15 @@ static void take_input(struct checker *c, struct engine_request *out,
 
 static void take_stops(struct checker *c, struct engine_request *out, const Nvllm__V1__Generate *g)
 {
-    char name[MAX_NAME];
-
     check_limit(c, LIMIT_STOPS, g->n_stop, "stop");
     for (size_t i = 0; c->r == 0 && i < g->n_stop; i++) {
-        snprintf(name, sizeof(name), "stop[%zu]", i);
+        const size_t path = enter(c, "stop", i);
+
         if (g->stop[i].len == 0)
-            refuse(c, INVALID, name, "is empty");
-        check_limit(c, LIMIT_STOP_BYTES, g->stop[i].len, name);
-        take_text(c, &out->stops[i], g->stop[i].data, g->stop[i].len, name);
+            refuse(c, INVALID, "", "is empty");
+        check_limit(c, LIMIT_STOP_BYTES, g->stop[i].len, "");
+        take_text(c, &out->stops[i], g->stop[i].data, g->stop[i].len, "");
+        leave(c, path);
     }
     out->n_stops = (int32_t)g->n_stop;
 }

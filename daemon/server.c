@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -184,22 +185,15 @@ static void on_sockets(struct server *s)
 
 /* ---- life */
 
-static volatile sig_atomic_t early_signal;
-
-static void note_signal(int number)
+void server_hold_signals(int how)
 {
-    if (number != SIGHUP)
-        early_signal = number;
-}
+    sigset_t signals;
 
-void server_catch_signals(void)
-{
-    const struct sigaction noted = {.sa_handler = note_signal, .sa_flags = SA_RESTART};
-
-    /* libevent replaces these handlers, and restores them at the end. */
-    sigaction(SIGTERM, &noted, NULL);
-    sigaction(SIGINT, &noted, NULL);
-    sigaction(SIGHUP, &noted, NULL);
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    pthread_sigmask(how, &signals, NULL);
 }
 
 void server_raise_descriptors(const struct options *o)
@@ -217,8 +211,8 @@ void server_raise_descriptors(const struct options *o)
 
 static void on_watchdog(struct server *s)
 {
+    (void)s;
     sd_notify(0, "WATCHDOG=1");
-    evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
 }
 
 static void on_sigterm(struct server *s)
@@ -252,7 +246,7 @@ static int make_events(struct server *s)
         [EVENT_REREAD] = {s->reading.fd, EV_READ | EV_PERSIST, server_on_reread},
         [EVENT_STATUS] = {-1, 0, server_on_status},
         [EVENT_SOCKETS] = {-1, 0, on_sockets},
-        [EVENT_WATCHDOG] = {-1, 0, on_watchdog},
+        [EVENT_WATCHDOG] = {-1, EV_PERSIST, on_watchdog},
     };
 
     for (int i = 0; i < N_SERVER_EVENTS; i++) {
@@ -287,7 +281,8 @@ int server_new(struct server **out, const struct server_parts *parts, struct err
         free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
-    if (sessions_init(s) < 0 || reading_init(&s->reading) < 0 || make_events(s) < 0) {
+    if (sessions_init(s) < 0 || (s->reading.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0 ||
+        make_events(s) < 0) {
         server_free(s);
         return err_set(e, -ENOMEM, "server: cannot set up its loop");
     }
@@ -309,41 +304,31 @@ void server_free(struct server *s)
     free(s);
 }
 
-/* Clients see their connections close; systemd restarts the daemon. */
-static void loop_failed(struct server *s)
-{
-    struct err why;
-
-    err_set(&why, 0, "the event loop failed: %s", strerror(errno));
-    log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu", s->requests.n);
-    server_tell_failure(why.text);
-    s->end = SERVER_FAILED;
-}
-
 enum server_end server_run(struct server *s)
 {
     uint64_t watchdog_us = 0;
+    struct err why;
 
-    if (sd_watchdog_enabled(0, &watchdog_us) > 0) {
-        s->watchdog_every.tv_sec = (time_t)(watchdog_us / 2 / 1000000);
-        s->watchdog_every.tv_usec = (suseconds_t)(watchdog_us / 2 % 1000000);
-        evtimer_add(s->events[EVENT_WATCHDOG], &s->watchdog_every);
-    }
+    if (sd_watchdog_enabled(0, &watchdog_us) > 0)
+        server_after(s, EVENT_WATCHDOG, watchdog_us / 2000);
     server_after(s, EVENT_SOCKETS, SOCKETS_MS);
-    log_event(LOG_LEVEL_INFO, "listening", "socket=%s",
-              listener_path(s->parts.listeners[FOR_CLIENTS]));
-    if (s->parts.listeners[FOR_ADMINS])
-        log_event(LOG_LEVEL_INFO, "listening", "socket=%s for=admins",
-                  listener_path(s->parts.listeners[FOR_ADMINS]));
+    for (int i = 0; i < N_LISTENERS; i++)
+        if (s->parts.listeners[i])
+            log_event(LOG_LEVEL_INFO, "listening", "socket=%s%s",
+                      listener_path(s->parts.listeners[i]), i == FOR_ADMINS ? " for=admins" : "");
     server_update_state(s);
-    if (early_signal)
-        server_signalled(s, early_signal);
-    if (event_base_dispatch(s->base) < 0)
-        loop_failed(s);
+    server_hold_signals(SIG_UNBLOCK);
+    if (event_base_dispatch(s->base) < 0) { /* clients see their connections close */
+        err_set(&why, 0, "the event loop failed: %s", strerror(errno));
+        log_text(LOG_LEVEL_ERROR, "loop_failed", why.text, "requests=%zu", s->requests.n);
+        server_tell_failure(why.text);
+        s->end = SERVER_FAILED;
+    }
+    server_hold_signals(SIG_BLOCK);
     event_del(s->events[EVENT_ENGINE]); /* the engine, which is freed first, owns its descriptor */
     log_event(LOG_LEVEL_INFO, "ended", "connections=%u requests=%zu", s->facts.connections,
               s->requests.n);
-    if (!reading_end(&s->reading) && s->end == SERVER_ENDED)
+    if (s->reading.under_way && s->end == SERVER_ENDED)
         s->end = SERVER_STUCK;
     return s->end;
 }

@@ -3,9 +3,9 @@
 #ifndef NVLLM_DAEMON_SERVER_H
 #define NVLLM_DAEMON_SERVER_H
 
+#include "daemon/accounts.h"
 #include "daemon/listener.h"
 #include "daemon/options.h"
-#include "daemon/rights.h"
 #include "engine/engine.h"
 
 struct server;
@@ -28,9 +28,8 @@ struct server_parts {
 int server_new(struct server **out, const struct server_parts *parts, struct err *e);
 void server_free(struct server *s);
 
-/* Records SIGTERM and SIGINT until the loop runs, and ignores them after it. Call it once, before
- * threads start. */
-void server_catch_signals(void);
+/* Blocks the loop's signals before threads start; they wait until the loop runs. */
+void server_hold_signals(int how); /* SIG_BLOCK */
 
 /* Raises RLIMIT_NOFILE to what the limits of connections need. */
 void server_raise_descriptors(const struct options *o);

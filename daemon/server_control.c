@@ -1,23 +1,27 @@
-/* server_control.c - the daemon's states and its shutdown.
+/* server_control.c - the daemon's states, its shutdown, and the operations that change it.
  *
  * Shutdown has phases: draining (accepted requests go on until daemon.drain_timeout_s), cancelling
  * (the engine has a few seconds to end the rest), flushing (clients read their last answers); then
  * the loop ends. A failed engine goes straight to flushing. An admin's drain only refuses new
- * requests, and resume ends it. */
+ * requests, and resume ends it. A reload reads the options on a thread of its own. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <systemd/sd-daemon.h>
 
 #include "daemon/log.h"
 #include "daemon/server_private.h"
+#include "engine/util/must.h"
+#include "engine/util/thread.h"
 
 enum {
     CANCEL_S = 5,     /* for the engine to end cancelled requests */
     FLUSH_S = 2,      /* for clients to read their last answers */
     STATUS_MS = 1000, /* between status lines */
+    HANGUP_MS = 100,  /* SIGHUPs within are one reload */
 };
 
 /* ---- states */
@@ -93,6 +97,156 @@ void server_status_soon(struct server *s)
         server_after(s, EVENT_STATUS, STATUS_MS);
 }
 
+/* ---- reload */
+
+static struct pending *waiting_for(const struct server *s, uint64_t number)
+{
+    struct pending *p;
+    size_t at = 0;
+
+    while ((p = id_map_next(&s->requests, &at)))
+        if (p->reading && p->reading <= number)
+            return p;
+    return NULL;
+}
+
+/* Answers the reloads that wait for this reading or an earlier one: with the change, or with why
+ * nothing has changed where that is NULL. */
+static void answer_reloads(struct server *s, uint64_t number, const struct options_change *change,
+                           const struct refusal *why)
+{
+    Nvllm__V1__Reloaded m = NVLLM__V1__RELOADED__INIT;
+    struct pending *p;
+
+    if (change) {
+        m.n_changed = (size_t)change->n_changed;
+        m.changed = (char **)(uintptr_t)change->changed; /* packing only reads */
+        m.n_needs_restart = (size_t)change->n_needs_restart;
+        m.needs_restart = (char **)(uintptr_t)change->needs_restart;
+    }
+    while ((p = waiting_for(s, number))) {
+        struct session *one = p->session;
+        int r = CONNECTION_OK;
+
+        if (one)
+            r = change ? reply_put(one->connection, p->client_id, EVENT(RELOADED), &m)
+                       : reply_error(one->connection, p->client_id, why);
+        pending_forget(p);
+        if (one)
+            session_check_put(one, r);
+    }
+}
+
+static void refuse_reloads(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
+                           const char *why)
+{
+    struct refusal e;
+
+    refusal_set(&e, code, "%s; nothing was changed", why);
+    answer_reloads(s, number, NULL, &e);
+}
+
+static void *reread(void *server)
+{
+    const uint64_t one = 1;
+    struct server *s = server;
+    struct reading *r = &s->reading;
+
+    r->r = s->parts.reread(s->parts.reread_arg, &r->options, &r->why);
+    must(write(r->fd, &one, sizeof(one)) == sizeof(one));
+    return NULL;
+}
+
+/* Starts a reading, or has another follow the one in progress. */
+static int start_reading(struct server *s, struct err *e)
+{
+    struct reading *reading = &s->reading;
+    int r;
+
+    if (s->phase != PHASE_SERVING)
+        return err_set(e, -EBUSY, "the daemon is ending");
+    if (reading->under_way) {
+        reading->again = true;
+        return 0;
+    }
+    r = thread_start(&reading->thread, NULL, reread, s);
+    if (r < 0)
+        return err_set(e, r, "no thread can be started: %s", strerror(-r));
+    reading->under_way = true;
+    reading->number++;
+    return 0;
+}
+
+/* Refuses the reloads that wait for this reading or an earlier one, and logs why. */
+static void refuse_reading(struct server *s, uint64_t number, Nvllm__V1__ErrorCode code,
+                           const char *why)
+{
+    log_text(LOG_LEVEL_WARNING, "reload_refused", why, "%s", "");
+    refuse_reloads(s, number, code, why);
+}
+
+static void log_keys(const char *event, const char *const *keys, int n)
+{
+    for (int i = 0; i < n; i++)
+        log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
+}
+
+static void take_over(struct server *s, struct options *fresh)
+{
+    struct options *running = s->parts.options;
+    struct options_change change;
+
+    options_take(running, fresh, &change);
+    log_set_level((enum log_level)running->log_level);
+    server_raise_descriptors(running);
+    sessions_limits_changed(s);
+    log_event(LOG_LEVEL_INFO, "reloaded", "changed=%d needs_restart=%d", change.n_changed,
+              change.n_needs_restart);
+    log_keys("option_changed", change.changed, change.n_changed);
+    log_keys("option_needs_restart", change.needs_restart, change.n_needs_restart);
+    answer_reloads(s, s->reading.number, &change, NULL);
+}
+
+void server_on_reread(struct server *s)
+{
+    struct reading *r = &s->reading;
+    struct shares *shares = &r->options.shares;
+    uint64_t count;
+
+    if (read(r->fd, &count, sizeof(count)) != sizeof(count))
+        return;
+    pthread_join(r->thread, NULL); /* it is about to end */
+    r->under_way = false;
+    if (s->phase != PHASE_SERVING) /* the reloads have been answered */
+        r->again = false;
+    else if (r->r < 0)
+        refuse_reading(s, r->number, CODE(INVALID), r->why.text);
+    else if (engine_set_shares(s->parts.engine, shares->list, shares->n) < 0)
+        refuse_reading(s, r->number, CODE(INVALID), "out of memory");
+    else
+        take_over(s, &r->options);
+    if (r->r == 0)
+        options_deinit(&r->options);
+    if (r->again)
+        server_on_reload(s);
+    r->again = false;
+}
+
+/* Reloads for SIGHUP, or for a reload that came during a reading. */
+void server_on_reload(struct server *s)
+{
+    struct err why;
+
+    if (start_reading(s, &why) < 0)
+        refuse_reading(s, s->reading.number + 1, CODE(UNAVAILABLE), why.text);
+}
+
+void server_on_hangup(struct server *s)
+{
+    if (!evtimer_pending(s->events[EVENT_RELOAD], NULL))
+        server_after(s, EVENT_RELOAD, HANGUP_MS);
+}
+
 /* ---- shutdown */
 
 static void stop_listening(struct server *s)
@@ -157,7 +311,7 @@ static void begin_end(struct server *s)
     evtimer_del(s->events[EVENT_DRAIN]);
     stop_listening(s);
     /* A reading may take long: reloads that wait for one, or for the next, end now. */
-    server_refuse_reloads(s, CODE(UNAVAILABLE), "the daemon is ending");
+    refuse_reloads(s, s->reading.number + 1, CODE(UNAVAILABLE), "the daemon is ending");
     server_after(s, EVENT_PHASE, (uint64_t)s->parts.options->drain_timeout_s * 1000);
 }
 
@@ -180,13 +334,8 @@ void server_settled(struct server *s)
     /* A client that keeps inspecting must not keep the daemon alive. */
     if (ending && s->requests.n == s->accounts.total.amounts[ACCOUNT_INSPECTS])
         s->closed = true;
-    if (ending && s->requests.n == 0) {
+    if (ending && s->requests.n == 0)
         begin_flush(s);
-        connections_flush(&s->connections);
-    }
-    /* Connections freed since are seen at the next wake-up, the timer's at the latest. */
-    if (s->phase == PHASE_FLUSHING && s->facts.connections == s->connections.n_gone)
-        event_base_loopbreak(s->base);
 }
 
 void server_engine_failed(struct server *s)
@@ -206,15 +355,33 @@ void server_engine_failed(struct server *s)
     begin_flush(s);
 }
 
-/* ---- admins' operations */
+/* ---- operations of admins */
 
-void server_drain(struct server *s, uint64_t timeout_ms)
+static int changed(const struct session_call *c)
 {
-    if (s->phase != PHASE_SERVING)
-        return; /* the daemon is shutting down */
-    s->drained = true;
-    server_update_state(s);
-    server_after(s, EVENT_DRAIN, timeout_ms);
+    const struct server *s = c->session->server;
+    Nvllm__V1__Changed m = NVLLM__V1__CHANGED__INIT;
+
+    m.has_state = true;
+    m.state = s->facts.state;
+    m.log_level = reply_text(log_level_name((enum log_level)s->parts.options->log_level));
+    return reply_put(c->session->connection, c->frame->id, EVENT(CHANGED), &m);
+}
+
+int control_drain(struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__Drain *m = c->frame->drain;
+    struct server *s = c->session->server;
+
+    (void)e;
+    if (s->phase == PHASE_SERVING) { /* else the daemon is shutting down */
+        s->drained = true;
+        server_update_state(s);
+        server_after(s, EVENT_DRAIN,
+                     m->has_timeout_ms ? m->timeout_ms
+                                       : (uint64_t)s->parts.options->drain_timeout_s * 1000);
+    }
+    return changed(c);
 }
 
 void server_on_drain(struct server *s)
@@ -224,18 +391,54 @@ void server_on_drain(struct server *s)
     server_status_soon(s);
 }
 
-int server_resume(struct server *s)
+int control_resume(struct session_call *c, struct refusal *e)
 {
+    struct server *s = c->session->server;
+
     if (s->phase != PHASE_SERVING)
-        return -EBUSY;
+        return refusal_set(e, CODE(UNAVAILABLE), "the daemon is ending, that cannot be taken back");
     s->drained = false;
     evtimer_del(s->events[EVENT_DRAIN]);
     server_update_state(s);
+    return changed(c);
+}
+
+/* Answered once the options are read. */
+int control_reload(struct session_call *c, struct refusal *e)
+{
+    struct session *s = c->session;
+    const struct options *o = s->server->parts.options;
+    const struct reading *reading = &s->server->reading;
+    struct pending *p;
+    struct err why;
+
+    if (s->requests.n >= (size_t)o->max_requests_per_connection)
+        return limit_refuse(e, o, LIMIT_REQUESTS_PER_CONNECTION, "", s->requests.n + 1);
+    if (start_reading(s->server, &why) < 0)
+        return refusal_set(e, CODE(UNAVAILABLE), "%s; nothing was changed", why.text);
+    p = pending_new(s, c->frame->id, 0, NULL);
+    if (!p)
+        return -ENOMEM;
+    p->reading = reading->number + reading->again;
     return 0;
 }
 
-void server_shutdown(struct server *s)
+int control_log_level(struct session_call *c, struct refusal *e)
 {
-    if (s->phase == PHASE_SERVING)
-        begin_end(s);
+    const char *level = c->frame->set_log_level->level;
+    struct options *o = c->session->server->parts.options;
+    struct err why;
+
+    if (options_set(o, "daemon.log_level", level ? level : "", &why) < 0)
+        return refusal_of_field(e, CODE(INVALID), "level", "%s", why.text);
+    log_set_level((enum log_level)o->log_level);
+    return changed(c);
+}
+
+int control_shutdown(struct session_call *c, struct refusal *e)
+{
+    (void)e;
+    if (c->session->server->phase == PHASE_SERVING)
+        begin_end(c->session->server);
+    return changed(c);
 }

@@ -1,7 +1,6 @@
-/* server_private.h - the state of the daemon, for server.c (the loop), server_control.c (states and
- * shutdown), reload.c, session.c (clients and frames), session_requests.c (requests for the
- * engine), inspection.c and session_ops.c (the table of operations). Nobody else includes it. Loop
- * thread only. */
+/* server_private.h - the state of the daemon for server.c (the loop), server_control.c (states,
+ * reload and shutdown), session.c (clients, frames and operations) and session_requests.c (requests
+ * for the engine) and inspection.c. Nobody else includes it. Loop thread only. */
 #ifndef NVLLM_DAEMON_SERVER_PRIVATE_H
 #define NVLLM_DAEMON_SERVER_PRIVATE_H
 
@@ -10,7 +9,6 @@
 
 #include <event2/event.h>
 
-#include "daemon/accounts.h"
 #include "daemon/connection.h"
 #include "daemon/limits.h"
 #include "daemon/log.h"
@@ -67,7 +65,6 @@ struct server {
     struct event_base *base;
     struct server_hook hooks[N_SERVER_EVENTS];
     struct event *events[N_SERVER_EVENTS];
-    struct timeval watchdog_every;
     enum phase phase;
     enum server_end end;
     bool ready;   /* the engine is ready */
@@ -126,6 +123,22 @@ struct pending {
     enum limit exceeded;      /* with ENGINE_E_MEMORY_LIMIT */
 };
 
+/* A request of a client, on its way. */
+struct session_call {
+    struct session *session;
+    const Nvllm__V1__ClientFrame *frame; /* lives in the message */
+    struct unpacked *message;            /* NULL: it has a new owner, which may free it */
+    const struct operation *operation;
+};
+
+struct operation {
+    Nvllm__V1__ClientFrame__OpCase op;
+    const char *name; /* the protocol's: "drain" */
+    bool for_admins;
+    /* Answers, or has the engine answer: what a put returns, or -EINVAL with *e, or -ENOMEM. */
+    int (*run)(struct session_call *c, struct refusal *e);
+};
+
 /* ---- server.c */
 
 void server_after(struct server *s, enum server_event timer, uint64_t ms);
@@ -141,36 +154,28 @@ void server_status_soon(struct server *s);
 
 void server_engine_failed(struct server *s);
 void server_signalled(struct server *s, int number);
-void server_shutdown(struct server *s);
-void server_drain(struct server *s, uint64_t timeout_ms);
-int server_resume(struct server *s); /* -EBUSY: the daemon is shutting down */
 
-/* Starts the next phase of the shutdown where it is due: at the end of each wake-up. */
+/* Starts the next phase of the shutdown where it is due: in sessions_settle(). */
 void server_settled(struct server *s);
 
+/* The events of the loop. */
 void server_on_phase(struct server *s);
 void server_on_drain(struct server *s);
 void server_on_status(struct server *s);
-
-/* ---- reload.c */
-
-int reading_init(struct reading *r); /* negative errno */
-
-/* Waits a moment for a reading in progress and drops its result. False: it goes on. */
-bool reading_end(struct reading *r);
-
-/* Starts a reading, or another one after that in progress. *number is that of the reading which
- * answers. Negative errno with a text: none could be started. */
-int server_reload(struct server *s, uint64_t *number, struct err *e);
-
-/* Answers all reloads that wait: nothing was changed. */
-void server_refuse_reloads(struct server *s, Nvllm__V1__ErrorCode code, const char *why);
-
 void server_on_hangup(struct server *s);
 void server_on_reload(struct server *s);
 void server_on_reread(struct server *s);
 
+/* The operations of admins, see struct operation. */
+int control_drain(struct session_call *c, struct refusal *e);
+int control_resume(struct session_call *c, struct refusal *e);
+int control_reload(struct session_call *c, struct refusal *e);
+int control_log_level(struct session_call *c, struct refusal *e);
+int control_shutdown(struct session_call *c, struct refusal *e);
+
 /* ---- session.c */
+
+const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op); /* NULL: none */
 
 int sessions_init(struct server *s); /* -ENOMEM */
 void sessions_deinit(struct server *s);
@@ -184,7 +189,8 @@ void sessions_accept(struct server *s, int fd, bool admin);
 /* Closes every connection once its client has read all. */
 void sessions_end_all(struct server *s);
 
-/* Writes buffered answers and frees closed sessions: at the end of each wake-up. */
+/* Writes buffered answers and frees closed sessions: at the end of each wake-up. With the last
+ * session of a shutdown the loop ends. */
 void sessions_settle(struct server *s);
 
 /* Handles the result of a put: a client that does not read is disconnected. */
@@ -192,11 +198,10 @@ void session_check_put(struct session *s, int r);
 
 /* ---- session_requests.c */
 
-struct session_call;
-
-/* The operations that the engine answers, see struct operation. */
 int session_start(struct session_call *c, struct refusal *e);
 int session_inspect(struct session_call *c, struct refusal *e);
+int session_cancel(struct session_call *c, struct refusal *e);
+int session_status(struct session_call *c, struct refusal *e);
 
 /* Enters a request into both maps and charges the account. On success it owns the message, which
  * may be NULL. NULL: no memory. */
@@ -205,11 +210,6 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
 
 /* Frees it: out of both maps and off the account. */
 void pending_forget(struct pending *p);
-
-/* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
- * it is another user's and the client no admin. */
-int session_find(const struct session *s, struct pending **out, uint64_t number,
-                 const char *operation, struct refusal *e);
 
 /* Cancels the client's requests and detaches them from it. */
 void session_abandon(struct session *s);
@@ -237,29 +237,5 @@ int inspection_take(struct inspect_query *out, struct engine_request *request,
 /* Put one frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);
 int inspection_put_status(const struct session_call *c);
-
-/* ---- session_ops.c */
-
-/* A request of a client, on its way. */
-struct session_call {
-    struct session *session;
-    const Nvllm__V1__ClientFrame *frame; /* lives in the message */
-    struct unpacked *message;            /* NULL: it has a new owner, which may free it */
-    const struct operation *operation;
-};
-
-struct operation {
-    Nvllm__V1__ClientFrame__OpCase op;
-    const char *name; /* the protocol's: "drain" */
-    bool for_admins;
-    /* Answers, or has the engine answer: what a put returns, or -EINVAL with *e, or -ENOMEM. */
-    int (*run)(struct session_call *c, struct refusal *e);
-};
-
-const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op); /* NULL: none */
-
-/* Runs an operation where the client has the right to, and answers one that is refused. Takes
- * ownership of the message. */
-void session_operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u);
 
 #endif

@@ -1,4 +1,5 @@
-/* session.c - clients: their connections, Hello and frames, and the limits of buffers. */
+/* session.c - clients: their connections, Hello, frames and the table of operations, and the limits
+ * of buffers. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -38,6 +39,73 @@ void session_check_put(struct session *s, int r)
     else
         refusal_set(&e, CODE(INTERNAL), "out of memory");
     refuse_session(s, &e);
+}
+
+/* ---- operations */
+
+/* Who may call each, and what runs it. Users may inspect and change their own objects; what
+ * concerns all is for admins. A pinned prefix takes blocks from all. */
+static const struct operation table[] = {
+    {OP(HELLO), "hello", false, NULL}, /* the first frame: see take_hello */
+    {OP(GENERATE), "generate", false, session_start},
+    {OP(CANCEL), "cancel", false, session_cancel},
+    {OP(TOKENIZE), "tokenize", false, session_start},
+    {OP(DETOKENIZE), "detokenize", false, session_start},
+    {OP(RENDER), "render", false, session_start},
+    {OP(GET_STATUS), "get_status", false, session_status},
+    {OP(LIST_REQUESTS), "list_requests", false, session_inspect},
+    {OP(GET_BLOCKS), "get_blocks", false, session_inspect},
+    {OP(SHOW_CACHE), "show_cache", false, session_inspect},
+    {OP(CLEAR_CACHE), "clear_cache", false, session_inspect},
+    {OP(PIN_CACHE), "pin_cache", true, session_inspect},
+    {OP(EXPLAIN), "explain", false, session_inspect},
+    {OP(DRAIN), "drain", true, control_drain},
+    {OP(RESUME), "resume", true, control_resume},
+    {OP(RELOAD), "reload", true, control_reload},
+    {OP(SET_LOG_LEVEL), "set_log_level", true, control_log_level},
+    {OP(SHUTDOWN), "shutdown", true, control_shutdown},
+};
+
+const struct operation *operation_of(Nvllm__V1__ClientFrame__OpCase op)
+{
+    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
+        if (table[i].op == op)
+            return &table[i];
+    return NULL;
+}
+
+static int run_operation(struct session_call *c, struct refusal *e)
+{
+    const struct session *s = c->session;
+
+    if (!c->operation)
+        return refusal_set(e, CODE(UNSUPPORTED), "this daemon does not know the operation");
+    if (c->operation->for_admins && !s->admin)
+        /* without the operation's name, which differs from nvllmctl's command */
+        return refusal_set(e, CODE(DENIED),
+                           "only admins may do that: root, the daemon's user, members of "
+                           "daemon.admin_group, and who comes by daemon.admin_socket");
+    if (c->operation->for_admins)
+        log_event(LOG_LEVEL_INFO, "admin_operation", "op=%s uid=%u pid=%d", c->operation->name,
+                  (unsigned)s->account->uid, (int)s->pid);
+    return c->operation->run(c, e);
+}
+
+/* Runs an operation where the client has the right to, and answers one that is refused. Takes
+ * ownership of the message. */
+static void operate(struct session *s, const Nvllm__V1__ClientFrame *f, struct unpacked *u)
+{
+    struct session_call c = {s, f, u, operation_of(f->op_case)};
+    const uint64_t id = f->id; /* the frame may be freed */
+    struct refusal e;
+    int r = run_operation(&c, &e);
+
+    if (r == -ENOMEM)
+        refusal_set(&e, CODE(INTERNAL), "out of memory");
+    if (r < 0)
+        r = reply_error(s->connection, id, &e);
+    session_check_put(s, r);
+    unpacked_free(c.message);
 }
 
 /* ---- frames */
@@ -82,32 +150,28 @@ static int dispatch(struct session *s, struct unpacked **u, struct refusal *e)
         return refusal_set(e, CODE(PROTOCOL), "a request must have an id other than 0");
     if (id_map_get(&s->requests, f->id))
         return refusal_set(e, CODE(PROTOCOL), "the id of a request under way was used again");
-    session_operate(s, f, *u);
+    operate(s, f, *u);
     *u = NULL;
     return 0;
 }
 
 static int take_frame(struct session *s, const uint8_t *data, size_t n, struct refusal *e)
 {
+    static const char *const faults[] = {
+        [UNPACK_E_INVALID] = "a frame is no message of the protocol",
+        [UNPACK_E_BUDGET] = "a frame stands for far more memory than its own size",
+        [UNPACK_E_FIELDS] = "a frame holds more fields than any request has use for",
+        [UNPACK_E_NOMEM] = "out of memory",
+    };
     struct unpacked *u = NULL;
-    int r;
+    int r = unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n);
 
-    switch (unpack_request(&u, &nvllm__v1__client_frame__descriptor, data, n)) {
-    case UNPACK_OK:
-        r = dispatch(s, &u, e);
-        unpacked_free(u);
-        return r;
-    case UNPACK_E_BUDGET:
-        return refusal_set(e, CODE(PROTOCOL),
-                           "a frame stands for far more memory than its own size");
-    case UNPACK_E_FIELDS:
-        return refusal_set(e, CODE(PROTOCOL),
-                           "a frame holds more fields than any request has use for");
-    case UNPACK_E_NOMEM:
-        return refusal_set(e, CODE(INTERNAL), "out of memory");
-    default:
-        return refusal_set(e, CODE(PROTOCOL), "a frame is no message of the protocol");
-    }
+    if (r != UNPACK_OK)
+        return refusal_set(e, r == UNPACK_E_NOMEM ? CODE(INTERNAL) : CODE(PROTOCOL), "%s",
+                           faults[r]);
+    r = dispatch(s, &u, e);
+    unpacked_free(u);
+    return r;
 }
 
 /* The loop's time that the frames of a user, on all its connections, may take in a round. */
@@ -336,8 +400,8 @@ void sessions_accept(struct server *s, int fd, bool admin)
 
 void sessions_end_all(struct server *s)
 {
-    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next)
-        connection_end(CONTAINER_OF(at, struct session, link)->connection, NULL);
+    LIST_EACH (struct session, one, link, &s->sessions)
+        connection_end(one->connection, NULL);
 }
 
 static uint64_t buffer_bytes(const struct account *a)
@@ -362,12 +426,9 @@ static struct session *largest_session(const struct server *s, const struct acco
 {
     struct session *largest = NULL;
 
-    for (struct list *at = s->sessions.next; at != &s->sessions; at = at->next) {
-        struct session *one = CONTAINER_OF(at, struct session, link);
-
+    LIST_EACH (struct session, one, link, &s->sessions)
         if (one->account == account && one->buffer_bytes > (largest ? largest->buffer_bytes : 0))
             largest = one;
-    }
     return largest;
 }
 
@@ -413,6 +474,7 @@ void sessions_settle(struct server *s)
 {
     struct session *one;
 
+    server_settled(s);
     connections_flush(&s->connections);
     shed_all(s);
     while ((one = connections_next_gone(&s->connections))) {
@@ -421,5 +483,6 @@ void sessions_settle(struct server *s)
         session_abandon(one);
         free_session(one);
     }
-    server_settled(s);
+    if (s->phase == PHASE_FLUSHING && s->facts.connections == 0)
+        event_base_loopbreak(s->base);
 }

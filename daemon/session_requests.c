@@ -54,20 +54,16 @@ struct pending *pending_new(struct session *s, uint64_t client_id, uint64_t queu
                           .queued_tokens = queued_tokens,
                           .message = message,
                           .message_bytes = message ? unpacked_bytes(message) : 0};
-    if (id_map_put(&server->requests, p->id, p) < 0)
-        goto fail;
-    if (id_map_put(&s->requests, client_id, p) < 0) {
+    if (id_map_put(&server->requests, p->id, p) < 0 || id_map_put(&s->requests, client_id, p) < 0) {
         id_map_take(&server->requests, p->id);
-        goto fail;
+        free(p);
+        return NULL;
     }
     account_ref(p->account);
     account_add(p->account, ACCOUNT_REQUESTS, 1);
     account_add(p->account, ACCOUNT_QUEUED_TOKENS, queued_tokens);
     account_add(p->account, ACCOUNT_REQUEST_BYTES, p->message_bytes);
     return p;
-fail:
-    free(p);
-    return NULL;
 }
 
 /* The prompt is no longer queued. */
@@ -114,8 +110,10 @@ void session_abandon(struct session *s)
     forget_clients(s);
 }
 
-int session_find(const struct session *s, struct pending **out, uint64_t number,
-                 const char *operation, struct refusal *e)
+/* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
+ * it is another user's and the client no admin. */
+static int find_request(const struct session *s, struct pending **out, uint64_t number,
+                        const char *operation, struct refusal *e)
 {
     struct pending *p = id_map_get(&s->server->requests, number);
 
@@ -269,7 +267,7 @@ static int check_inspect(const struct session_call *c, struct inspect_query *q,
         r = inspection_take(q, request, c, e);
     if (r < 0 || q->kind != INSPECT_EXPLAIN_REQUEST)
         return r;
-    r = session_find(s, &about, q->request, c->operation->name, e);
+    r = find_request(s, &about, q->request, c->operation->name, e);
     return r < 0 || about ? r
                           : refusal_of_field(e, CODE(INVALID), "request",
                                              "%" PRIu64 " is not under way", q->request);
@@ -301,6 +299,34 @@ int session_inspect(struct session_call *c, struct refusal *e)
     return r;
 }
 
+/* ---- answered at once */
+
+int session_cancel(struct session_call *c, struct refusal *e)
+{
+    const Nvllm__V1__Cancel *m = c->frame->cancel;
+    Nvllm__V1__Cancelled answer = NVLLM__V1__CANCELLED__INIT;
+    struct pending *p = NULL;
+
+    if (!m->has_request)
+        p = id_map_get(&c->session->requests, m->target);
+    else if (find_request(c->session, &p, m->request, c->operation->name, e) < 0)
+        return -EINVAL;
+    answer.has_found = true;
+    answer.found = p && !p->reading; /* a reload cannot be cancelled */
+    if (answer.found)
+        engine_cancel(p->server->parts.engine, p->id);
+    return reply_put(c->session->connection, c->frame->id, EVENT(CANCELLED), &answer);
+}
+
+int session_status(struct session_call *c, struct refusal *e)
+{
+    struct server *s = c->session->server;
+
+    (void)e;
+    s->facts.uptime_ms = server_now_us() / 1000 - s->start_ms;
+    return inspection_put_status(c);
+}
+
 /* ---- from the engine */
 
 /* The answer has grown over the limit of all requests, or of the user's. */
@@ -322,10 +348,8 @@ static int tell_error(const struct pending *p, const struct engine_event *ev)
         limit_refuse(&e, o, LIMIT_PROMPT_TOKENS, ev->field, (uint64_t)ev->usage.prompt_tokens);
     else if (ev->error == ENGINE_E_MEMORY_LIMIT)
         refuse_answer_memory(&e, o, p);
-    else if (ev->field)
-        refusal_of_field(&e, reply_error_code(ev->error), ev->field, "%s", "");
     else
-        refusal_set(&e, reply_error_code(ev->error), "%s", "");
+        refusal_of_field(&e, reply_error_code(ev->error), ev->field ? ev->field : "", "%s", "");
     if (!e.limit)
         e.message = *ev->message;
     return reply_error(p->session->connection, p->client_id, &e);
@@ -412,8 +436,8 @@ void requests_fail_all(struct server *s, const struct refusal *e)
             (void)reply_error(p->session->connection, p->client_id, e);
         p->session = NULL;
     }
-    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
-        forget_clients(CONTAINER_OF(l, struct session, link));
+    LIST_EACH (struct session, one, link, &s->sessions)
+        forget_clients(one);
 }
 
 void requests_deinit(struct server *s)
@@ -421,8 +445,8 @@ void requests_deinit(struct server *s)
     struct pending *p;
     size_t at = 0;
 
-    for (struct list *l = s->sessions.next; l != &s->sessions; l = l->next)
-        forget_clients(CONTAINER_OF(l, struct session, link));
+    LIST_EACH (struct session, one, link, &s->sessions)
+        forget_clients(one);
     while ((p = id_map_next(&s->requests, &at)))
         free_pending(p);
     id_map_deinit(&s->requests);

@@ -1,6 +1,4 @@
-/* usage.c - see usage.h. */
-#include "daemon/usage.h"
-
+/* usage.c - nvllmd's command line: its commands and options, see options.h. */
 #include "daemon/options.h"
 
 static const struct usage_option common_options[] = {

@@ -19,7 +19,6 @@
 
 #include "client/ctl/commands.h"
 #include "daemon/options.h"
-#include "daemon/usage.h"
 
 enum { MAX_LINES = 4096 };
 

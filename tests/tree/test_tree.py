@@ -222,7 +222,7 @@ class Options(unittest.TestCase):
     def test_limits(self):
         """Each option of [limits] is in the table of limits, but for what admins have beyond them, and
         the reverse; the protocol's page leads to them."""
-        source = (ROOT / "daemon" / "limit_rows.h").read_text()
+        source = (ROOT / "daemon" / "options.h").read_text()
         limits = {f"limits.{key}" for key in re.findall(r"X\([A-Z_]+, ([a-z_]+),", source)}
         reserve = {"limits.admin_connections", "limits.admin_requests"}
         self.assertEqual(limits | reserve,

@@ -258,7 +258,7 @@ TEST(one_write_for_all_that_was_put)
     ck_assert_int_eq(connection_new(&c, &shared, pair[0], &clients[0]), 0);
     f.has_id = true;
     for (f.id = 1; f.id <= 20; f.id++)
-        ck_assert_int_eq(connection_put(c, &f.base), CONNECTION_OK);
+        ck_assert_int_eq(connection_put(c, &f.base, NULL, 0), CONNECTION_OK);
     ck_assert_int_lt(read(pair[1], buf, sizeof(buf)), 0); /* nothing went out so far */
     connections_flush(&shared);
     n = read(pair[1], buf, sizeof(buf));
