@@ -11,8 +11,8 @@
  * key of the configuration; one that is missing or not known ends the program with a message. Used
  * by the build alone. */
 #include <ctype.h>
+#include <err.h>
 #include <search.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,22 +28,10 @@ struct page {
     const struct usage_option *option;   /* likewise */
     char *lines[MAX_LINES];              /* [n_lines] of the template */
     size_t n_lines;
-    char title[200]; /* of the section, in lower case */
-    void *named;     /* options with an entry: a tree of tsearch() */
-    bool has_keys[OPTIONS_MAX], any_key;
+    char title[200];      /* of the section, in lower case */
+    bool skipping;        /* to the end of a block, without output */
+    void *options, *keys; /* that have an entry: trees of tsearch() */
 };
-
-__attribute__((format(printf, 1, 2), noreturn)) static void die(const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    fputs("describe: ", stderr);
-    vfprintf(stderr, fmt, args);
-    fputc('\n', stderr);
-    va_end(args);
-    exit(1);
-}
 
 /* ---- words */
 
@@ -120,7 +108,7 @@ static void put_word(const struct page *page, const char *word, size_t n)
 
     while (strlen(words[i].name) != n || strncmp(words[i].name, word, n) != 0)
         if (++i == sizeof(words) / sizeof(words[0]))
-            die("there is no word @%.*s@", (int)n, word);
+            errx(1, "there is no word @%.*s@", (int)n, word);
     if (words[i].text)
         put_quoted(words[i].text);
     else
@@ -141,6 +129,11 @@ static void put_sentence(const char *text)
     putchar('.');
 }
 
+static int by_address(const void *a, const void *b)
+{
+    return (a > b) - (a < b);
+}
+
 static void put_key(struct page *page, const char *key)
 {
     struct options_row row;
@@ -149,8 +142,8 @@ static void put_key(struct page *page, const char *key)
     while (options_row(&row, i) && strcmp(row.key, key) != 0)
         i++;
     if (!options_row(&row, i))
-        die("there is no option %s", key);
-    page->has_keys[i] = page->any_key = true;
+        errx(1, "there is no option %s", key);
+    tsearch(row.key, &page->keys, by_address);
     printf("*%s* (%s; default %s)\n\t", key, row.allowed, row.fallback);
     put_sentence(row.help);
     putchar('\n');
@@ -180,11 +173,6 @@ static bool is_titled(const struct page *page, const struct usage_command *c)
     return strcmp(page->title, "options") == 0 || strstr(padded, word);
 }
 
-static int by_address(const void *a, const void *b)
-{
-    return (a > b) - (a < b);
-}
-
 /* Of each command that the title names; of no command, a common option. */
 static void put_entry(struct page *page, const char *name)
 {
@@ -200,21 +188,21 @@ static void put_entry(struct page *page, const char *name)
 
         if (!is_titled(page, c) || !(o = usage_find_option(c->options, name)))
             continue;
-        tsearch(o, &page->named, by_address);
+        tsearch(o, &page->options, by_address);
         first = first ? first : o;
     }
     if (!first && (first = usage_find_option(common, name)))
-        tsearch(first, &page->named, by_address);
+        tsearch(first, &page->options, by_address);
     if (!first)
-        die("section “%s”: there is no option --%s", page->title, name);
+        errx(1, "section “%s”: there is no option --%s", page->title, name);
     put_entry_of(first);
 }
 
 static void check_named(const struct page *page, const struct usage_option *group)
 {
     for (const struct usage_option *o = group; o->name; o++)
-        if (!tfind(o, &page->named, by_address))
-            die("--%s has no entry", o->name);
+        if (!tfind(o, &page->options, by_address))
+            errx(1, "--%s has no entry", o->name);
 }
 
 static void check_page(const struct page *page)
@@ -222,10 +210,10 @@ static void check_page(const struct page *page)
     const struct usage_program *p = page->program;
     struct options_row row;
 
-    for (int i = 0; page->any_key && options_row(&row, i); i++)
-        if (!page->has_keys[i])
-            die("%s has no entry", row.key);
-    if (!page->named)
+    for (int i = 0; page->keys && options_row(&row, i); i++)
+        if (!tfind(row.key, &page->keys, by_address))
+            errx(1, "%s has no entry", row.key);
+    if (!page->options)
         return;
     check_named(page, p->common);
     for (size_t i = 0; i < p->n_commands; i++)
@@ -259,93 +247,74 @@ static void put_line(struct page *page, const char *line)
     putchar('\n');
 }
 
-static void put_lines(struct page *page, size_t from, size_t to);
+static size_t put_lines(struct page *page, size_t i);
 
-/* Repeats lines for the options of the command that are not common to all, or the common ones. */
-static void each_option(struct page *page, bool with_value, size_t from, size_t to)
+/* Repeats the lines between %NAME, line i, and its %end, whose number it returns. */
+static size_t put_block(struct page *page, size_t i)
 {
-    const struct usage_option *const common[] = {page->program->common, NULL};
+    const char *name = page->lines[i] + 1;
+    const bool own = strcmp(name, "own") == 0, skipping = page->skipping;
+    const struct usage_program *p = page->program;
     const struct usage_command *c = page->command;
+    const struct usage_option *const common[] = {p->common, NULL}, *const owns[] = {p->own, NULL};
+    const struct usage_option *const *groups = own ? owns : c ? c->options : common;
+    size_t end;
 
-    for (const struct usage_option *const *group = c ? c->options : common; *group; group++)
-        for (const struct usage_option *o = *group; o->name; o++) {
-            if ((c && usage_find_option(common, o->name)) || (o->value != NULL) != with_value)
-                continue;
-            page->option = o;
-            put_lines(page, from, to);
-        }
-    page->option = NULL;
-}
-
-static void each_command(struct page *page, bool with_words, size_t from, size_t to)
-{
-    for (size_t i = 0; i < page->program->n_commands; i++) {
-        page->command = &page->program->commands[i];
-        if (!with_words || page->command->values != USAGE_ANY)
-            put_lines(page, from, to);
-    }
-    page->command = NULL;
-}
-
-static void put_block(struct page *page, const char *name, size_t from, size_t to)
-{
+    page->skipping = true;
+    end = put_lines(page, i + 1);
+    page->skipping = skipping;
+    if (end == page->n_lines)
+        errx(1, "%%%s has no %%end", name);
+    if (skipping)
+        return end;
     if (strcmp(name, "commands") == 0 || strcmp(name, "words") == 0) {
-        each_command(page, *name == 'w', from, to);
-    } else if (strcmp(name, "flags") == 0 || strcmp(name, "values") == 0) {
-        each_option(page, *name == 'v', from, to);
-    } else if (strcmp(name, "own") == 0) {
-        for (page->option = page->program->own; page->option && page->option->name; page->option++)
-            put_lines(page, from, to);
-        page->option = NULL;
-    } else {
-        die("there is no block %%%s", name);
+        for (page->command = p->commands; page->command < p->commands + p->n_commands;
+             page->command++)
+            if (*name == 'c' || page->command->values != USAGE_ANY)
+                put_lines(page, i + 1);
+        page->command = NULL;
+        return end;
     }
+    if (!own && strcmp(name, "flags") != 0 && strcmp(name, "values") != 0)
+        errx(1, "there is no block %%%s", name);
+    for (; *groups; groups++)
+        for (page->option = *groups; page->option->name; page->option++)
+            if (own || (!(c && usage_find_option(common, page->option->name)) &&
+                        (page->option->value != NULL) == (*name == 'v')))
+                put_lines(page, i + 1);
+    page->option = NULL;
+    return end;
 }
 
-static bool begins_block(const char *line)
+/* From line i to the end of its block, whose number it returns. */
+static size_t put_lines(struct page *page, size_t i)
 {
-    return *line == '%' && strncmp(line, "%option ", 8) != 0 && strcmp(line, "%end") != 0;
-}
-
-static void put_lines(struct page *page, size_t from, size_t to)
-{
-    for (size_t i = from; i < to; i++) {
-        const char *line = page->lines[i];
-        const size_t first = i + 1;
-
-        if (!begins_block(line)) {
-            put_line(page, line);
-            continue;
-        }
-        for (int depth = 1; depth > 0;) {
-            if (++i == to)
-                die("%s has no %%end", line);
-            depth += begins_block(page->lines[i]) - (strcmp(page->lines[i], "%end") == 0);
-        }
-        put_block(page, line + 1, first, i);
-    }
+    for (; i < page->n_lines && strcmp(page->lines[i], "%end") != 0; i++)
+        if (*page->lines[i] == '%' && strncmp(page->lines[i], "%option ", 8) != 0)
+            i = put_block(page, i);
+        else if (!page->skipping)
+            put_line(page, page->lines[i]);
+    return i;
 }
 
 int main(int argc, char **argv)
 {
     static struct page page = {.program = &ctl_program};
+    char *text = NULL, *rest;
     size_t cap = 0;
-    ssize_t n;
 
     if (argc != 2)
-        die("usage: describe nvllmctl|nvllmd <TEMPLATE");
+        errx(1, "usage: describe nvllmctl|nvllmd <TEMPLATE");
     if (strcmp(argv[1], nvllmd_program.name) == 0)
         page.program = &nvllmd_program;
-    for (; (n = getline(&page.lines[page.n_lines], &cap, stdin)) > 0; cap = 0) {
-        char *line = page.lines[page.n_lines++];
-
-        line[strcspn(line, "\n")] = '\0';
+    if (getdelim(&text, &cap, '\0', stdin) < 0)
+        errx(1, "there is no template");
+    for (rest = text; rest && *rest; page.lines[page.n_lines++] = strsep(&rest, "\n"))
         if (page.n_lines == MAX_LINES)
-            die("the template is too long");
-    }
-    put_lines(&page, 0, page.n_lines);
-    for (size_t i = 0; i <= page.n_lines; i++)
-        free(page.lines[i]);
+            errx(1, "the template is too long");
+    if (put_lines(&page, 0) < page.n_lines)
+        errx(1, "%%end without a block");
+    free(text);
     check_page(&page);
     return fflush(stdout) == 0 ? 0 : 1;
 }

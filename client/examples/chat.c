@@ -30,18 +30,6 @@ static void add_message(const char *role, char *text, size_t len)
     messages[n_messages++] = (struct nvllm_message){.role = role, .content = {text, len}};
 }
 
-static bool append(char **text, size_t *len, struct nvllm_text more)
-{
-    char *longer = realloc(*text, *len + more.len + 1);
-
-    if (!longer)
-        return false;
-    memcpy(longer + *len, more.data, more.len);
-    *text = longer;
-    *len += more.len;
-    return true;
-}
-
 /* Shows the answer and adds it to the conversation. */
 static enum nvllm_code answer(struct nvllm_client *client, struct nvllm_error *err)
 {
@@ -49,9 +37,13 @@ static enum nvllm_code answer(struct nvllm_client *client, struct nvllm_error *e
     struct nvllm_request request;
     struct nvllm_chat chat;
     enum nvllm_code code;
-    char *text = NULL;
-    size_t len = 0;
+    char *text;
+    size_t len;
+    FILE *said = open_memstream(&text, &len);
     uint64_t id;
+
+    if (!said)
+        abort(); /* out of memory */
 
     nvllm_chat_init(&chat);
     chat.messages = messages;
@@ -82,11 +74,11 @@ static enum nvllm_code answer(struct nvllm_client *client, struct nvllm_error *e
         }
         fwrite(event->delta->text.data, 1, event->delta->text.len, stdout);
         fflush(stdout);
-        if (!append(&text, &len, event->delta->text))
-            interrupted = 1;
+        fwrite(event->delta->text.data, 1, event->delta->text.len, said);
     }
     putchar('\n');
-    add_message("assistant", text ? text : strdup(""), len);
+    fclose(said);
+    add_message("assistant", text, len);
     return code;
 }
 

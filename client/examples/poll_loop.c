@@ -117,12 +117,9 @@ int main(int argc, char **argv)
         if (more)
             more = start_jobs(client, &line, &err);
     }
-    if (err.code == NVLLM_OK) {
-        nvllm_close(client);
-        return 0;
-    }
 fail:
-    fprintf(stderr, "%s: %s\n", nvllm_code_name(err.code), err.message);
+    if (err.code != NVLLM_OK)
+        fprintf(stderr, "%s: %s\n", nvllm_code_name(err.code), err.message);
     nvllm_close(client);
-    return 1;
+    return err.code == NVLLM_OK ? 0 : 1;
 }

@@ -4,7 +4,6 @@
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
 #include "client/lib/pack.h"
-#include "client/lib/sized.h"
 
 #define OP(name) NVLLM__V1__CLIENT_FRAME__OP_##name
 

@@ -359,26 +359,13 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     return NVLLM_OK;
 }
 
-/* True: the callback cancels. */
-static bool call_back(struct nvllm_client *c, nvllm_callback *callback, void *arg,
-                      const struct event *e)
-{
-    bool enough;
-
-    if (!callback)
-        return false;
-    c->calling = true;
-    enough = callback(arg, &e->public) != 0;
-    c->calling = false;
-    return enough;
-}
-
 static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_callback *callback,
                                     void *arg, int64_t deadline, struct nvllm_error *err)
 {
     bool cancelled = false;
 
     for (;;) {
+        bool enough = false;
         struct event *e;
         enum nvllm_code code = wait_event(c, id, deadline, &e, err);
 
@@ -386,7 +373,12 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
             return code;
         if (e->public.error)
             return error_copy(err, e->public.error);
-        if (call_back(c, callback, arg, e) && !cancelled && !event_is_last(e)) {
+        if (callback) {
+            c->calling = true;
+            enough = callback(arg, &e->public) != 0;
+            c->calling = false;
+        }
+        if (enough && !cancelled && !event_is_last(e)) {
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
 
             cancelled = true;

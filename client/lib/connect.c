@@ -12,7 +12,7 @@
 #include "client/lib/client.h"
 #include "client/lib/clock.h"
 #include "client/lib/error.h"
-#include "client/lib/sized.h"
+#include "client/lib/pack.h"
 
 enum {
     CONNECT_TIMEOUT_MS = 10000,
@@ -81,20 +81,6 @@ static enum nvllm_code connect_error(const char *path, int sys_errno, struct nvl
     }
 }
 
-/* 0, or an errno. */
-static int connect_once(int *fd, const struct sockaddr_un *address)
-{
-    int error;
-
-    *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd >= 0 && connect(*fd, (const struct sockaddr *)address, sizeof(*address)) == 0)
-        return 0;
-    error = errno;
-    if (*fd >= 0)
-        close(*fd);
-    return error;
-}
-
 static void tell_waiting(const struct nvllm_options *o, enum nvllm_state state, float progress)
 {
     if (o->on_wait)
@@ -106,7 +92,7 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     bool absent;
-    int rc;
+    int error;
 
     if (!o->socket_path || !*o->socket_path)
         return error_field(err, "socket_path", "no socket's path is given");
@@ -115,18 +101,21 @@ static enum nvllm_code open_socket(int *fd, const struct nvllm_options *o, int64
                            sizeof(address.sun_path) - 1);
     strcpy(address.sun_path, o->socket_path);
     for (;;) {
-        rc = connect_once(fd, &address);
-        if (rc == 0)
+        *fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (*fd >= 0 && connect(*fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
             return NVLLM_OK;
-        absent = rc == ENOENT || (rc == ECONNREFUSED && !is_no_socket(o->socket_path));
-        if (rc != EAGAIN && rc != EINTR && !(absent && o->wait_start))
+        error = errno;
+        if (*fd >= 0)
+            close(*fd);
+        absent = error == ENOENT || (error == ECONNREFUSED && !is_no_socket(o->socket_path));
+        if (error != EAGAIN && error != EINTR && !(absent && o->wait_start))
             break;
         if (absent)
             tell_waiting(o, NVLLM_STATE_UNKNOWN, 0);
         if (!pause_ms(START_PAUSE_MS, deadline))
             break;
     }
-    return connect_error(o->socket_path, rc, err);
+    return connect_error(o->socket_path, error, err);
 }
 
 static enum nvllm_code wait_greeting(struct nvllm_client *c, const struct nvllm_options *o,

@@ -28,9 +28,7 @@ enum nvllm_state event_read_state(int wire_state)
 
 static struct nvllm_text text_of(ProtobufCBinaryData b)
 {
-    if (b.len == 0)
-        return (struct nvllm_text){"", 0};
-    return (struct nvllm_text){(const char *)b.data, b.len};
+    return (struct nvllm_text){b.len ? (const char *)b.data : "", b.len};
 }
 
 static enum nvllm_code read_logprobs(struct event *e, const Nvllm__V1__Delta *in,

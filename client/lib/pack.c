@@ -6,9 +6,6 @@
 #include <stdio.h>
 
 #include "client/lib/error.h"
-#include "client/lib/sized.h"
-
-#define N_ELEMENTS(array) (sizeof(array) / sizeof((array)[0]))
 
 static enum nvllm_code no_memory(struct nvllm_error *err)
 {
@@ -47,24 +44,15 @@ static enum nvllm_code pack_texts(struct unpacked *memory, ProtobufCBinaryData *
     return NVLLM_OK;
 }
 
-/* Reserved members must be NULL: another value is a mistake, or meant for a newer library. */
-static bool is_null(const void *const *places, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (places[i])
-            return false;
-    return true;
-}
-
 /* ---- chat */
 
 static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Message *out,
                                        const struct nvllm_message *in, const char *where,
                                        struct nvllm_error *err)
 {
-    Nvllm__V1__ToolCall *calls;
+    Nvllm__V1__ToolCall *calls =
+        unpacked_list(memory, &out->tool_calls, in->n_tool_calls, sizeof(*calls));
 
-    calls = unpacked_list(memory, &out->tool_calls, in->n_tool_calls, sizeof(*calls));
     if (!calls)
         return no_memory(err);
     for (size_t i = 0; i < in->n_tool_calls; i++) {
@@ -75,7 +63,7 @@ static enum nvllm_code pack_tool_calls(struct unpacked *memory, Nvllm__V1__Messa
             !set_bytes(&calls[i].has_arguments, &calls[i].arguments, call->arguments))
             return error_field(err, where, "%s.tool_calls[%zu] holds a length without data", where,
                                i);
-        if (!is_null(call->reserved, N_ELEMENTS(call->reserved)))
+        if (call->reserved[0] || call->reserved[1])
             return error_field(err, where, "%s.tool_calls[%zu].reserved is not NULL", where, i);
     }
     out->n_tool_calls = in->n_tool_calls;
@@ -96,7 +84,7 @@ static enum nvllm_code pack_message(struct unpacked *memory, Nvllm__V1__Message 
         !set_bytes(&out->has_reasoning_content, &out->reasoning_content, in->reasoning_content) ||
         (in->n_tool_calls > 0 && !in->tool_calls))
         return error_field(err, where, "%s holds a length without data", where);
-    if (!is_null(in->reserved, N_ELEMENTS(in->reserved)))
+    if (in->reserved[0] || in->reserved[1] || in->reserved[2] || in->reserved[3])
         return error_field(err, where, "%s.reserved is not NULL", where);
     out->role = (char *)in->role;
     return pack_tool_calls(memory, out, in, where, err);

@@ -1,8 +1,11 @@
-/* pack.h - converts requests to protobuf structures that point at the program's own data.
+/* pack.h - takes a program's structs, and converts requests to protobuf structures that point at
+ * the program's own data.
  *
  * memory is of unpacked_new(); NULL is refused as out of memory. */
 #ifndef NVLLM_CLIENT_LIB_PACK_H
 #define NVLLM_CLIENT_LIB_PACK_H
+
+#include <string.h>
 
 #include "client/lib/nvllm_client.h"
 #include "proto/nvllm.pb-c.h"
@@ -26,5 +29,32 @@ enum nvllm_code pack_salt(protobuf_c_boolean *has, ProtobufCBinaryData *out, str
                           struct nvllm_error *err);
 
 ProtobufCBinaryData pack_bytes(struct nvllm_text text);
+
+/* ---- public structs that begin with their size: a program built with an older or newer library
+ * may pass a shorter or longer one */
+
+/* Writes our defaults into a program's struct of size bytes. */
+static inline void sized_give(void *theirs, size_t size, const void *ours, size_t our_size)
+{
+    memset(theirs, 0, size);
+    memcpy(theirs, ours, size < our_size ? size : our_size);
+    memcpy(theirs, &size, sizeof(size));
+}
+
+/* Copies a program's struct, unless it is NULL, over our defaults. False if it was never
+ * initialised. */
+static inline bool sized_take(void *ours, size_t our_size, const void *theirs)
+{
+    size_t size;
+
+    if (!theirs)
+        return true;
+    memcpy(&size, theirs, sizeof(size));
+    if (size < 2 * sizeof(size))
+        return false;
+    memcpy(ours, theirs, size < our_size ? size : our_size);
+    memcpy(ours, &our_size, sizeof(our_size));
+    return true;
+}
 
 #endif
