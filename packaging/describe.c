@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/commands.h"
+#include "client/ctl/ctl.h"
 #include "daemon/options.h"
 
 enum { MAX_LINES = 4096 };

@@ -1,14 +1,15 @@
 /* batch.c - nvllmctl batch: runs a file of requests, many in flight, and writes the answers in its
  * order.
  *
- * A ring of slots holds the lines from the oldest whose answer is not written to the newest that
- * has been read, so memory is bounded however long the file is. */
+ * A queue of limited length holds the lines from the oldest whose answer is not written to the
+ * newest that has been read, so memory is bounded however long the file is. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@
 enum {
     DEFAULT_CONCURRENCY = 64,
     MAX_CONCURRENCY = 4096,
-    SLOTS_A_REQUEST = 4, /* ring size, so that one slow request does not hold up all others */
+    SLOTS_A_REQUEST = 4, /* lines to hold, so that one slow request does not hold up all others */
     MAX_TRIES = 100,
     MAX_SHOWN_FAILURES = 5,
     DRAW_MS = 200, /* between two lines of progress */
@@ -32,6 +33,7 @@ enum {
 
 struct slot {
     struct flight_request flight;
+    STAILQ_ENTRY(slot) next;
     bool is_done;
     struct ctl_request request; /* of a slot that is not done */
     struct ctl_result result;
@@ -49,9 +51,8 @@ struct batch {
     bool input_ended;
     int out_fd;
     bool json;
-    struct slot *slots;  /* [n_slots] a ring */
-    size_t n_slots;      /* a power of two */
-    uint64_t head, tail; /* the oldest slot, and one past the newest, counted from the start */
+    STAILQ_HEAD(, slot) slots; /* the oldest first */
+    size_t n_slots, max_slots;
     bool out_of_time;
     bool shown;           /* progress, on one line of stderr */
     uint64_t total_bytes; /* of input; 0: unknown */
@@ -63,11 +64,6 @@ struct batch {
     uint64_t n_requests, n_failed, n_tokens;
     uint64_t prompt_tokens, cached_tokens, output_tokens;
 };
-
-static struct slot *slot_at(const struct batch *b, uint64_t i)
-{
-    return &b->slots[i & (b->n_slots - 1)];
-}
 
 /* ---- progress: on one line of a terminal, redrawn in place */
 
@@ -172,12 +168,13 @@ static void fail(struct batch *b, struct slot *s, const struct nvllm_error *err)
 
 static void take_line(struct batch *b, int got, const char *line, size_t n)
 {
-    struct slot *s = slot_at(b, b->tail++);
+    struct slot *s = ctl_alloc(1, sizeof(*s));
     struct nvllm_error err;
     json_t *value = NULL;
     bool ok = false;
 
-    memset(s, 0, sizeof(*s));
+    STAILQ_INSERT_TAIL(&b->slots, s, next);
+    b->n_slots++;
     s->line = b->lines.number;
     s->bytes_end = b->lines.bytes;
     b->n_requests++;
@@ -203,8 +200,7 @@ static void take_line(struct batch *b, int got, const char *line, size_t n)
 static bool read_lines(struct batch *b)
 {
     while (!b->input_ended && !b->flight.stopping &&
-           b->flight.n_sent + b->flight.n_waiting < b->flight.limit &&
-           b->tail - b->head < b->n_slots) {
+           b->flight.n_sent + b->flight.n_waiting < b->flight.limit && b->n_slots < b->max_slots) {
         char *line = NULL;
         size_t n = 0;
         int got = lines_next(&b->lines, &line, &n, false);
@@ -259,14 +255,15 @@ static void take(void *owner, struct flight_request *r, const struct nvllm_event
 
 static void write_done(struct batch *b)
 {
-    for (; b->head < b->tail; b->head++) {
-        struct slot *s = slot_at(b, b->head);
+    struct slot *s;
 
-        if (!s->is_done)
-            return;
+    while ((s = STAILQ_FIRST(&b->slots)) != NULL && s->is_done) {
         if (s->answer)
             ctl_json_print(b->out_fd, s->answer);
         b->written_bytes = s->bytes_end;
+        STAILQ_REMOVE_HEAD(&b->slots, next);
+        b->n_slots--;
+        free(s);
     }
 }
 
@@ -296,7 +293,7 @@ static void run(struct batch *b)
         write_done(b);
         check_stop(b);
         draw_progress(b);
-        if (b->head == b->tail && (b->input_ended || f->stopping))
+        if (b->n_slots == 0 && (b->input_ended || f->stopping))
             return;
         if (f->dead.code == NVLLM_OK && (f->n_sent > 0 || f->n_waiting > 0 || more_later))
             flight_wait(f, more_later ? b->lines.fd : -1, wait_ms);
@@ -385,7 +382,6 @@ int ctl_batch(struct ctl *ctl)
             },
         .json = ctl_option(ctl, "json"),
         .shown = isatty(STDERR_FILENO),
-        .n_slots = 1,
     };
     int rc;
 
@@ -396,9 +392,8 @@ int ctl_batch(struct ctl *ctl)
     open_files(&b, input, output);
     ctl_connect(ctl);
     ctl_catch_interrupts(false);
-    while (b.n_slots < b.flight.limit * SLOTS_A_REQUEST)
-        b.n_slots *= 2;
-    b.slots = ctl_alloc(b.n_slots, sizeof(*b.slots));
+    STAILQ_INIT(&b.slots);
+    b.max_slots = b.flight.limit * SLOTS_A_REQUEST;
     b.started_ms = b.drawn_ms = clock_ms();
     run(&b);
     summarise(&b);
@@ -408,6 +403,5 @@ int ctl_batch(struct ctl *ctl)
     lines_deinit(&b.lines);
     ctl_request_deinit(&b.defaults);
     flight_deinit(&b.flight);
-    free(b.slots);
     return rc;
 }

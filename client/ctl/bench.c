@@ -10,11 +10,10 @@
 #include <unistd.h>
 
 #include "client/lib/clock.h"
+#include "client/ctl/bench.h"
 #include "client/ctl/flight.h"
 #include "client/ctl/json.h"
-#include "client/ctl/quantiles.h"
 #include "client/ctl/show.h"
-#include "client/ctl/workload.h"
 
 enum {
     DEFAULT_STREAMS = 8,

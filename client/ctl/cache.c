@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "client/ctl/json.h"
-#include "client/ctl/prompt.h"
+#include "client/ctl/request.h"
 #include "client/ctl/show.h"
 
 enum {

@@ -11,7 +11,6 @@
 #include "client/ctl/ctl.h"
 #include "client/ctl/json.h"
 #include "client/ctl/lines.h"
-#include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
 #include "client/ctl/show.h"
 
@@ -38,49 +37,48 @@ static struct nvllm_message *messages_of(struct chat *chat)
     return (struct nvllm_message *)chat->request.chat.messages;
 }
 
-/* role is a literal; the text is copied. */
-static void add_message(struct chat *chat, const char *role, struct nvllm_text text)
+static struct nvllm_text copied(struct chat *chat, struct nvllm_text text)
 {
     char *copy = ctl_request_take(&chat->request, text.len + 1, 1);
 
     if (text.len)
         memcpy(copy, text.data, text.len);
-    ctl_request_add_message(&chat->request, role, (struct nvllm_text){copy, text.len});
+    return (struct nvllm_text){copy, text.len};
 }
 
-static bool has_system(struct chat *chat)
+static void add_message(struct chat *chat, const char *role, struct nvllm_text text)
 {
-    return chat->request.chat.n_messages > 0 && strcmp(messages_of(chat)[0].role, "system") == 0;
+    ctl_request_add_message(&chat->request, role, copied(chat, text));
 }
 
-/* An empty text removes the system message. */
+/* The first place is the system message's; an empty one is not sent. */
 static void set_system(struct chat *chat, struct nvllm_text text)
 {
-    size_t *n = &chat->request.chat.n_messages;
-    struct nvllm_message system;
+    messages_of(chat)[0].content = copied(chat, text);
+}
 
-    if (has_system(chat)) {
-        --*n;
-        memmove(messages_of(chat), messages_of(chat) + 1, *n * sizeof(system));
+/* The conversation as it is sent. */
+static struct nvllm_chat conversation(const struct chat *chat)
+{
+    struct nvllm_chat sent = chat->request.chat;
+
+    if (sent.messages[0].content.len == 0) {
+        sent.messages++;
+        sent.n_messages--;
     }
-    if (text.len == 0)
-        return;
-    add_message(chat, "system", text);
-    system = messages_of(chat)[*n - 1];
-    memmove(messages_of(chat) + 1, messages_of(chat), (*n - 1) * sizeof(system));
-    messages_of(chat)[0] = system;
+    return sent;
 }
 
 /* Writes {"messages": […]} on one line, as render and batch read it. False, errno, if that fails.
  */
-static bool write_messages(struct chat *chat, const char *path)
+static bool write_messages(const struct nvllm_chat *sent, const char *path)
 {
     FILE *file = fopen(path, "we");
     json_t *messages = json_array();
     bool ok;
 
-    for (size_t i = 0; i < chat->request.chat.n_messages; i++) {
-        const struct nvllm_message *m = &messages_of(chat)[i];
+    for (size_t i = 0; i < sent->n_messages; i++) {
+        const struct nvllm_message *m = &sent->messages[i];
 
         json_array_append_new(messages, json_pack("{ssso}", "role", m->role, "content",
                                                   ctl_json_text(m->content)));
@@ -163,11 +161,13 @@ static int end_error(struct chat *chat, const struct answer *a, const struct nvl
 
 static int run_answer(struct chat *chat, struct answer *a)
 {
+    const struct nvllm_chat sent = conversation(chat);
     const struct nvllm_event *event;
     struct nvllm_text text;
     struct nvllm_error err;
     enum nvllm_code code;
 
+    chat->request.r.chat = &sent;
     code = nvllm_generate_start(chat->ctl->client, &a->request.id, &chat->request.r, &err);
     if (code != NVLLM_OK)
         return end_error(chat, a, &err);
@@ -224,7 +224,7 @@ static const char commands_help[] =
 
 static void save(struct chat *chat, const char *path)
 {
-    size_t n = chat->request.chat.n_messages;
+    const struct nvllm_chat sent = conversation(chat);
     const char *home = getenv("HOME");
     char expanded[4096];
 
@@ -234,8 +234,9 @@ static void save(struct chat *chat, const char *path)
     }
     if (!path[0])
         ctl_message("/save needs a file, as in /save ~/chat.json");
-    else if (write_messages(chat, path))
-        ctl_message("%zu message%s saved to %s", n, n == 1 ? "" : "s", path);
+    else if (write_messages(&sent, path))
+        ctl_message("%zu message%s saved to %s", sent.n_messages, sent.n_messages == 1 ? "" : "s",
+                    path);
     else
         ctl_message("%s: %s", path, strerror(errno));
 }
@@ -261,9 +262,10 @@ static bool run_slash(struct chat *chat, const char *line)
     if (strcmp(name, "/quit") == 0)
         return true;
     if (strcmp(name, "/reset") == 0) {
-        chat->request.chat.n_messages = has_system(chat);
-        show_done(chat, has_system(chat) ? "a new conversation; the system message stays"
-                                         : "a new conversation");
+        chat->request.chat.n_messages = 1;
+        show_done(chat, messages_of(chat)[0].content.len
+                            ? "a new conversation; the system message stays"
+                            : "a new conversation");
     } else if (strcmp(name, "/system") == 0) {
         set_system(chat, nvllm_str(rest));
         show_done(chat, rest[0] ? "the system message is set" : "no system message");
@@ -380,8 +382,7 @@ int ctl_chat(struct ctl *ctl)
     ctl_request_init(&chat.request);
     ctl_request_take_options(&chat.request, ctl);
     chat.request.chat.enable_thinking = ctl_prompt_thinking(ctl);
-    if (system)
-        set_system(&chat, nvllm_str(system));
+    add_message(&chat, "system", nvllm_str(system ? system : ""));
     chat.terminal = chat.asking && chat.shown;
     ctl_connect(ctl);
     ctl_catch_interrupts(chat.terminal);

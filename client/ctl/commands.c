@@ -1,7 +1,6 @@
-/* commands.c - see commands.h. Data alone: what a command does is in the file of its name. */
-#include "client/ctl/commands.h"
-
-#include "client/lib/nvllm_client.h"
+/* commands.c - the commands and options of nvllmctl. Data alone: what a command does is in the file
+ * of its name. */
+#include "client/ctl/ctl.h"
 
 /* The options of one command. */
 #define OPTIONS(...)                                                                               \

@@ -9,8 +9,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "client/ctl/commands.h"
 #include "client/lib/nvllm_client.h"
+#include "proto/program.h"
 
 enum {
     EXIT_OK = 0,
@@ -35,6 +35,12 @@ struct ctl {
     bool wait;        /* until somebody listens */
     int64_t deadline; /* of --timeout, from the start; -1: none */
 };
+
+/* All commands and options, from which completions and the man page are generated, too. */
+extern const struct usage_program ctl_program;
+
+/* Options of every command, and those that fill a request or name a prompt. */
+extern const struct usage_option ctl_common_options[], ctl_request_options[], ctl_prompt_options[];
 
 /* The commands. Each gives the exit code. */
 typedef int ctl_run(struct ctl *ctl);

@@ -67,6 +67,7 @@ struct doctor {
     bool not_service; /* another process than the service listens */
     const char *config;
     bool has_config;         /* it was given, or exists */
+    const char *own;         /* path of this program */
     const char *nvllmd;      /* path of the program; NULL: not found */
     const char *given_model; /* --model */
     json_t *of_model;        /* nvllmd's findings on the folder */
@@ -180,13 +181,9 @@ static const char *start_command(struct doctor *d)
 static const char *this_program(struct doctor *d, const char *sudo)
 {
     const char *path = d->ctl->socket_path;
-    char own[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
+    const char *option = strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "";
 
-    own[n > 0 ? n : 0] = '\0';
-    return format(d, "%s%s%s%s", sudo, quote(d, access(own, X_OK) == 0 ? own : "nvllmctl"),
-                  strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? " --socket " : "",
-                  strcmp(path, NVLLM_DEFAULT_SOCKET) != 0 ? quote(d, path) : "");
+    return format(d, "%s%s%s%s", sudo, quote(d, d->own), option, *option ? quote(d, path) : "");
 }
 
 /* "nvllmctl WORDS" of an administrator, by the path of this program. */
@@ -533,15 +530,11 @@ static void check_socket(struct doctor *d)
 /* Beside this program, as installed and as built, or in the PATH of the shell or of root. */
 static void find_program(struct doctor *d)
 {
-    const char *path = getenv("PATH");
-    char own[PATH_MAX], real[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", own, sizeof(own) - 1);
-    char *folders, *folder, *rest;
+    const char *path = getenv("PATH"), *slash = strrchr(d->own, '/');
+    const char *own = format(d, "%.*s", slash ? (int)(slash - d->own) : 0, d->own);
+    char *folders, *folder, *rest, real[PATH_MAX];
     struct stat st;
 
-    own[n > 0 ? n : 0] = '\0';
-    if (strrchr(own, '/'))
-        *strrchr(own, '/') = '\0';
     if (asprintf(&folders, "%s:%s/../sbin:%s/../daemon:%s:/usr/local/sbin:/usr/sbin", own, own, own,
                  path ? path : "") < 0)
         ctl_no_memory();
@@ -980,6 +973,7 @@ static void choose_user(struct doctor *d, const char *given)
 int ctl_doctor(struct ctl *ctl)
 {
     const char *config = ctl_option(ctl, "config");
+    char own[PATH_MAX];
     struct doctor d = {
         .ctl = ctl,
         .json = ctl_option(ctl, "json"),
@@ -990,6 +984,7 @@ int ctl_doctor(struct ctl *ctl)
     };
 
     obstack_init(&d.texts);
+    d.own = realpath("/proc/self/exe", own) && access(own, X_OK) == 0 ? own : "nvllmctl";
     d.has_config = config || access(d.config, F_OK) == 0;
     choose_user(&d, ctl_option(ctl, "user"));
     find_program(&d);

@@ -3,6 +3,7 @@
 
 #include <search.h>
 #include <stdlib.h>
+#include <sys/param.h>
 #include <time.h>
 
 #include "client/lib/clock.h"
@@ -88,8 +89,8 @@ int flight_send(struct flight *f)
         enum nvllm_code code;
 
         if (full || f->n_sent >= f->limit || r->not_before_ms > now) {
-            if (r->not_before_ms > now && r->not_before_ms - now < wait_ms)
-                wait_ms = r->not_before_ms - now;
+            if (r->not_before_ms > now)
+                wait_ms = MIN(wait_ms, r->not_before_ms - now);
             f->waiting[f->n_waiting++] = r;
             continue;
         }
@@ -100,7 +101,7 @@ int flight_send(struct flight *f)
             f->n_sent++;
         } else if (code == NVLLM_E_BUSY) { /* the socket is full */
             full = true;
-            wait_ms = wait_ms < FIRST_RETRY_MS ? wait_ms : FIRST_RETRY_MS;
+            wait_ms = MIN(wait_ms, FIRST_RETRY_MS);
             f->waiting[f->n_waiting++] = r;
         } else if (code == NVLLM_E_CONNECTION || code == NVLLM_E_PROTOCOL) {
             full = true;
@@ -120,13 +121,9 @@ int flight_send(struct flight *f)
 /* Doubled with each try, but at least what the daemon advises, up to a minute. */
 static int64_t pause_ms(const struct flight_request *r, uint32_t advice_ms)
 {
-    int64_t pause = FIRST_RETRY_MS << (r->n_tries < MAX_DOUBLINGS ? r->n_tries : MAX_DOUBLINGS);
+    int64_t pause = FIRST_RETRY_MS << MIN(r->n_tries, MAX_DOUBLINGS);
 
-    if (pause > LAST_RETRY_MS)
-        pause = LAST_RETRY_MS;
-    if (advice_ms > MAX_ADVICE_MS)
-        advice_ms = MAX_ADVICE_MS;
-    return pause > advice_ms ? pause : advice_ms;
+    return MAX(MIN(pause, LAST_RETRY_MS), MIN(advice_ms, MAX_ADVICE_MS));
 }
 
 static void take_event(struct flight *f, const struct nvllm_event *event)

@@ -6,7 +6,6 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/json.h"
-#include "client/ctl/prompt.h"
 #include "client/ctl/request.h"
 
 struct job {

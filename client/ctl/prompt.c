@@ -1,5 +1,5 @@
-/* prompt.c - see prompt.h. */
-#include "client/ctl/prompt.h"
+/* prompt.c - see request.h. */
+#include "client/ctl/request.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* quantiles.c - see quantiles.h. */
-#include "client/ctl/quantiles.h"
+/* quantiles.c - see bench.h. */
+#include "client/ctl/bench.h"
 
 #include <math.h>
 

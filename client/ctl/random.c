@@ -1,5 +1,5 @@
-/* random.c - see random.h: the generator of Matsumoto and Nishimura, 2002. */
-#include "client/ctl/random.h"
+/* random.c - see bench.h: the generator of Matsumoto and Nishimura, 2002. */
+#include "client/ctl/bench.h"
 
 enum { MIDDLE = 397 };
 

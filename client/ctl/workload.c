@@ -1,5 +1,5 @@
-/* workload.c - see workload.h. */
-#include "client/ctl/workload.h"
+/* workload.c - see bench.h. */
+#include "client/ctl/bench.h"
 
 #include <errno.h>
 #include <fcntl.h>

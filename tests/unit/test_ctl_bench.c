@@ -4,8 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/ctl/quantiles.h"
-#include "client/ctl/random.h"
+#include "client/ctl/bench.h"
 #include "tests/unit/run_suite.h"
 
 /* The words are those of random.getrandbits(32) after random.seed(). */

@@ -1,11 +1,55 @@
-/* workload.h - the requests of a benchmark: the lengths of prompts and answers, and the tokens.
- *
- * All of it follows from the seed: two runs send the same requests. */
-#ifndef NVLLM_CLIENT_CTL_WORKLOAD_H
-#define NVLLM_CLIENT_CTL_WORKLOAD_H
+/* bench.h - what nvllmctl bench stands on: random numbers, quantiles, and the requests to send. */
+#ifndef NVLLM_CLIENT_CTL_BENCH_H
+#define NVLLM_CLIENT_CTL_BENCH_H
+
+#include <stdio.h>
 
 #include "client/ctl/ctl.h"
-#include "client/ctl/random.h"
+
+/* ---- the numbers of Python's random module: MT19937, its seeding and randint(). Published
+ * workloads are a few lines of Python and a seed; this draws the same numbers. */
+
+enum { RANDOM_WORDS = 624 };
+
+struct random {
+    uint32_t words[RANDOM_WORDS];
+    int next;
+};
+
+/* random.seed(seed) */
+void random_seed(struct random *r, uint64_t seed);
+
+/* random.getrandbits(32) */
+uint32_t random_u32(struct random *r);
+
+/* random.randint(min, max), both inclusive; min <= max */
+uint32_t random_int(struct random *r, uint32_t min, uint32_t max);
+
+/* in (0, 1]; not a function of Python */
+double random_share(struct random *r);
+
+/* ---- a histogram of times in constant memory: buckets are 0.6 % of their value wide */
+
+enum { BUCKETS_A_DOUBLING = 128, QUANTILES_BUCKETS = 64 * BUCKETS_A_DOUBLING + 1 };
+
+struct quantiles {
+    uint64_t counts[QUANTILES_BUCKETS];
+    uint64_t n;
+    uint64_t min_ns, max_ns;
+    double sum_ns;
+};
+
+void quantiles_add(struct quantiles *q, uint64_t ns);
+
+/* The quantile of a share, in ms, to within 1 %; 0 if there are no values. */
+double quantiles_ms(const struct quantiles *q, double share);
+double quantiles_mean_ms(const struct quantiles *q);
+
+/* One line per range of times: count and bar. */
+void quantiles_draw(const struct quantiles *q, FILE *to, int width);
+
+/* ---- a workload: the lengths of prompts and answers, and the tokens. All of it follows from the
+ * seed: two runs send the same requests. */
 
 enum { WORKLOAD_MAX_TOKENS = 1 << 20 };
 
