@@ -79,8 +79,8 @@ def wait_for(condition, seconds, what):
 
 @contextlib.contextmanager
 def beside(step, n=1):
-    """While the block runs, n threads call step() again and again; a failure in one of them is raised
-    at the end of the block."""
+    """While the block runs, n threads call step() again and again; a failure in one of them is
+    raised at the end of the block."""
     stop = threading.Event()
 
     def run():
@@ -98,7 +98,8 @@ def beside(step, n=1):
 
 
 def at_once(call, items):
-    """call(item) of all of them at the same time, each in a thread; a failure is raised at the end."""
+    """call(item) of all of them at the same time, each in a thread; a failure is raised at the
+    end."""
     with concurrent.futures.ThreadPoolExecutor(len(items)) as pool:
         return list(pool.map(call, items))
 

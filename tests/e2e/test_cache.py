@@ -50,36 +50,6 @@ class AcrossClients(Case):
             for salt in {}, {"cache_salt": b"a"}, {"cache_salt": b"b"}:
                 self.assertGreaterEqual(cached(**salt), 240)
 
-    def test_longer_prompt_finds_the_shorter_with_its_answer(self):
-        """The next turn of a conversation is computed alone."""
-        with Daemon() as d, d.connect() as w:
-            ids = random_ids(3, 160)
-            settings = {"temperature": 0, "ignore_eos": True}
-            answer = w.generate(prompt_ids={"ids": ids}, max_tokens=33, sampling=settings)
-            more = ids + answer.choices[0].ids + random_ids(4, 20)
-            again = w.generate(prompt_ids={"ids": more}, max_tokens=1, sampling=settings)
-            # Whole blocks of 16 out of 160 + 33.
-            self.assertEqual(again.done["usage"]["cached_tokens"], 192)
-
-    def test_old_content_makes_room(self):
-        """A full cache evicts what was least recently used, and answers stay right."""
-        block_bytes = 16 * 16384
-        prompts = [random_ids(10 + i, 320) for i in range(4)]
-        with Daemon(f"cache.kv_memory={64 * block_bytes}") as d, d.connect() as w:
-            def ask(ids):
-                a = w.generate(prompt_ids={"ids": ids}, **FEW_TOKENS)
-                return a.choices[0].ids, a.done["usage"].get("cached_tokens", 0)
-
-            total = w.status()["blocks"]["total"]
-            self.assertLess(total, 4 * 21)  # they cannot all stay
-            firsts = [ask(p)[0] for p in prompts]
-            self.assertGreater(ask(prompts[3])[1], 300)
-            again, cached = ask(prompts[0])
-            self.assertEqual(again, firsts[0])
-            self.assertLess(cached, 300)
-            s = w.status()["blocks"]
-            self.assertEqual(s.get("used", 0) + s["cached"] + s["free"], total)
-
     def test_secret_is_kept_in_the_state_folder(self):
         """Drawn once, the same after a restart; one that others can read is refused by name."""
         folder = self.temporary_folder()

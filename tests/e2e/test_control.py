@@ -37,16 +37,6 @@ class Drains(Case):
             self.assertEqual(other.ask(resume={})["changed"]["state"], "STATE_READY")
             self.assertIsNone(other.generate(**SHORT).error)
 
-    def test_time_of_the_drain(self):
-        """Requests that take longer are ended and told so; the daemon stays up, drained."""
-        with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:
-            w.begin(1, long(max_tokens=3500))
-            other.ask(drain={"timeout_ms": 0})
-            self.assertEqual(w.collect([1])[1].choices[0].reason, "FINISH_CANCELLED")
-            self.assertEqual(w.status()["state"], "STATE_DRAINING")
-            other.ask(resume={})
-            self.assertIsNone(w.generate(**SHORT).error)
-
     def test_resume_in_time(self):
         """A drain that was undone ends no request."""
         with Daemon(SMALL) as d, d.connect() as w, d.connect() as other:

@@ -449,7 +449,7 @@ class Batch(Case):
     def batch(self, script, lines, *args):
         text = "".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines)
         done = Fake(self, script).ctl("batch", "--input", "-", "--output", "-", "--json", *args,
-                                      stdin=text.encode())
+                                      stdin=text.encode(errors="surrogateescape"))
         out = [json.loads(x) for x in done.stdout.decode().splitlines()]
         return out, json.loads(done.stderr.decode().splitlines()[-1]), done
 
@@ -509,6 +509,7 @@ class Batch(Case):
                  '{"prompt":"x","n":-1}': "n:", '{"prompt":"x","top_k":1.5}': "top_k",
                  '{"prompt":"x","stop":[1]}': "stop", '{"prompt_ids":[1,"2"]}': "prompt_ids[1]",
                  '{"prompt":"x","temperature":"0"}': "temperature", "nope": "JSON",
+                 '{"prompt":': "JSON", "\udcff\udcfe": "",
                  '{"prompt":"x","enable_thinking":true}': "messages",
                  '{"messages":[{"role":"user","content":["x"]}]}': "messages[0].content",
                  '{"messages":[{"role":"a","tool_calls":[{"name":"f"}]}]}': "arguments"}

@@ -11,7 +11,7 @@ import time
 import harness
 import roles
 import wire
-from harness import Case, Daemon, beside, scaled
+from harness import Case, beside, scaled
 
 STEP_US = 3000
 TOKENS = 60
@@ -74,14 +74,6 @@ class Fairness(Case):
               f"{1e3 * max(times):.0f}) without blocks")
         self.assertLess(statistics.median(times) / alone, scaled(3, 6))
         self.assertLess(max(times) / alone, scaled(20, 40))
-
-    def test_one_among_two_hundred_where_tokens_cost_time(self):
-        """So it does where the others' tokens would make each step a hundred times as long. A step
-        takes as long as the machine is busy, so this finds only that nobody stands back (200 times
-        as long); the figure is tests/bench's to tell."""
-        roles.need_root()
-        with Daemon() as d:
-            self.assertLess(self.compare(d, 2 * TOKENS), scaled(20, 40))
 
     def ended(self, w, waiting):
         """Those of the waiting whose end has come meanwhile; their answers are in the socket."""

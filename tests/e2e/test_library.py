@@ -6,16 +6,15 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import harness
 import wire
 from harness import Case, SharedDaemon, config
+from test_ctl_alone import Fake
 
 CLIENT = harness.ROOT / "client" / "lib"
 HEADERS = [CLIENT / "nvllm_client.h", CLIENT / "nvllm_admin.h"]
@@ -246,40 +245,20 @@ class Installed(SharedDaemon):
         self.assertEqual((loop.returncode, out), (1, b""))
         self.assertTrue(err.startswith(b"connection: nvllmd closed the connection"), err)
 
-    def refusing_daemon(self, *frames):
-        """The socket of one that answers the greeting, and each request, with the next of these
-        frames, and then says no more, but keeps the connection."""
-        path = self.temporary_folder() / "s"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.addCleanup(listener.close)
-        listener.bind(str(path))
-        listener.listen()
-
-        def serve():
-            connection, _ = listener.accept()
-            with connection, connection.makefile("rb") as stream:
-                for frame in frames:
-                    stream.read(wire.read_varint(stream.peek(), 0)[0] + 1)  # all are short
-                    message = wire.encode("ServerFrame", frame)
-                    connection.sendall(wire.varint(len(message)) + message)
-                while stream.read(1):
-                    pass
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        self.addCleanup(thread.join, 30)
-        return path
-
     def test_connection_refused_later(self):
         """What the daemon says of the whole connection ends each program, which repeats it."""
-        welcome = {"id": 0, "welcome": {"protocol": 1, "server": "x", "state": "STATE_READY"}}
-        error = {"id": 0, "error": {"code": "ERROR_BUSY", "message": "read faster"}}
+        def script(peer):
+            peer.receive()
+            peer.send(error={"code": "ERROR_BUSY", "message": "read faster"})
+            while peer.receive():
+                pass
+
         folder = pathlib.Path(config.nvllmctl).parent
         for name, args, text in (("oneshot", ["x", None], ""), ("chat", [None], "x\n"),
                                  ("poll_loop", [None], "x\n" * 20),
                                  ("libevent_loop", [None, "x"], "")):
             with self.subTest(name):
-                path = self.refusing_daemon(welcome, error)
+                path = Fake(self, script).path
                 done = subprocess.run([folder / f"example-{name}", *(a or path for a in args)],
                                       input=text, env=self.env, capture_output=True, text=True,
                                       timeout=60)
@@ -298,7 +277,8 @@ class Installed(SharedDaemon):
         out = self.run_example(python, self.sources / "generate.py", self.daemon.socket, "1 + 1 =")
         self.assertEqual(out, self.answer(prompt=b"1 + 1 =", max_tokens=32,
                                           sampling={"temperature": 0.0}) + "\n")
-        path = self.refusing_daemon({"id": 0, "error": {"code": "ERROR_BUSY", "message": "full"}})
+        full = {"error": {"code": "ERROR_BUSY", "message": "full"}}
+        path = Fake(self, lambda peer: None, full).path
         refused = subprocess.run([python, self.sources / "generate.py", path, "x"],
                                  capture_output=True, text=True, timeout=60)
         self.assertEqual((refused.returncode, refused.stderr), (1, "ERROR_BUSY: full\n"))

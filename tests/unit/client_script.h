@@ -4,19 +4,40 @@
 
 #include "fake_server.h"
 
+#define HELLO      NVLLM__V1__CLIENT_FRAME__OP_HELLO
+#define GENERATE   NVLLM__V1__CLIENT_FRAME__OP_GENERATE
+#define CANCEL     NVLLM__V1__CLIENT_FRAME__OP_CANCEL
+#define TOKENIZE   NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE
+#define DETOKENIZE NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE
+#define RENDER     NVLLM__V1__CLIENT_FRAME__OP_RENDER
+#define STATUS     NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS
+#define READY      NVLLM__V1__STATE__STATE_READY
+#define LOADING    NVLLM__V1__STATE__STATE_LOADING
+
 typedef void script(struct server *s);
 
 static pthread_t thread;
 static script *thread_script;
 
+/* The next request, its id and kind. */
+static inline uint64_t expect(struct server *s, Nvllm__V1__ClientFrame__OpCase op)
+{
+    const client_frame *f = server_read(s);
+
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(f->op_case, op);
+    return f->id;
+}
+
 static inline void *run_script(void *arg)
 {
+    expect(arg, HELLO);
     thread_script(arg);
     shutdown(server.fd, SHUT_WR);
     return NULL;
 }
 
-/* Connects to a server that runs the script behind its greeting. */
+/* Connects to a server that runs the script once the client has greeted it. */
 static inline enum nvllm_code serve(script *run, Nvllm__V1__State state, bool wait_ready)
 {
     struct nvllm_options options;
@@ -41,25 +62,5 @@ static inline void end(void)
     pthread_join(thread, NULL);
     server_close(&server);
 }
-
-/* The next request, its id and kind. */
-static inline uint64_t expect(struct server *s, Nvllm__V1__ClientFrame__OpCase op)
-{
-    const client_frame *f = server_read(s);
-
-    ck_assert_ptr_nonnull(f);
-    ck_assert_int_eq(f->op_case, op);
-    return f->id;
-}
-
-#define HELLO      NVLLM__V1__CLIENT_FRAME__OP_HELLO
-#define GENERATE   NVLLM__V1__CLIENT_FRAME__OP_GENERATE
-#define CANCEL     NVLLM__V1__CLIENT_FRAME__OP_CANCEL
-#define TOKENIZE   NVLLM__V1__CLIENT_FRAME__OP_TOKENIZE
-#define DETOKENIZE NVLLM__V1__CLIENT_FRAME__OP_DETOKENIZE
-#define RENDER     NVLLM__V1__CLIENT_FRAME__OP_RENDER
-#define STATUS     NVLLM__V1__CLIENT_FRAME__OP_GET_STATUS
-#define READY      NVLLM__V1__STATE__STATE_READY
-#define LOADING    NVLLM__V1__STATE__STATE_LOADING
 
 #endif

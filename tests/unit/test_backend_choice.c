@@ -10,6 +10,8 @@
 
 #include "tests/unit/run_suite.h"
 
+#define NOWHERE "/nowhere/nvllm-cuda.so"
+
 static const struct backend_ops cpu = {.abi = BACKEND_ABI, .name = "cpu"};
 static char dev[] = "/tmp/nvllm-test-XXXXXX";
 static char file[64]; /* in dev */
@@ -38,74 +40,50 @@ static void put_file(const char *name)
     close(fd);
 }
 
-static int choose(enum option_backend wanted, const char *module)
+static const struct {
+    const char *device; /* NULL: the machine has none */
+    enum option_backend wanted;
+    const char *module;
+    int code;
+    const char *name;    /* of the backend that is chosen where there is no error */
+    const char *says[3]; /* the error or the warning; none: no warning */
+} cases[] = {
+    {NULL, OPTION_BACKEND_AUTO, FAKE_MODULE, 0, "cpu", {NULL}},
+    {"nvidiactl", OPTION_BACKEND_AUTO, FAKE_MODULE, 0, "fake", {NULL}},
+    /* a device without an installed module is the CPU, and a warning */
+    {"nvidia0", OPTION_BACKEND_AUTO, NOWHERE, 0, "cpu", {NOWHERE}},
+    /* a device whose module does not work is an error, not the CPU */
+    {"nvidia0", OPTION_BACKEND_AUTO, file, -ENOEXEC, NULL, {file}},
+    {"nvidia0", OPTION_BACKEND_AUTO, FAKE_MODULE_OTHER_ABI, -ENOEXEC, NULL, {"interface"}},
+    {"nvidia0", OPTION_BACKEND_CPU, NOWHERE, 0, "cpu", {NULL}},
+    /* cuda wants the module, device or not, and says what is missing and what to do */
+    {NULL, OPTION_BACKEND_CUDA, FAKE_MODULE, 0, "fake", {NULL}},
+    {NULL,
+     OPTION_BACKEND_CUDA,
+     NOWHERE,
+     -ENOENT,
+     NULL,
+     {NOWHERE, "backend.module", "--backend cpu"}},
+    {NULL, OPTION_BACKEND_CUDA, "nvllm-cuda.so", -EINVAL, NULL, {"absolute"}},
+    {NULL, OPTION_BACKEND_CUDA, NO_BACKEND, -ENOEXEC, NULL, {BACKEND_SYMBOL}},
+};
+
+/* Which backend is chosen, by the option, the machine and the module. */
+TEST(backend_is_chosen, .n = N(cases))
 {
+    int r;
+
+    if (cases[_i].device)
+        put_file(cases[_i].device);
     memset(&c, 0xff, sizeof(c));
-    return backend_choose(&c, wanted, &cpu, module, dev, &e);
-}
-
-/* Without a device it is the CPU, and nothing is said. */
-TEST(no_device_is_the_cpu)
-{
-    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
-    ck_assert_ptr_eq(c.ops, &cpu);
-    ck_assert_str_eq(c.warning.text, "");
-}
-
-/* With a device and the module it is the module. */
-TEST(device_and_module_are_taken)
-{
-    put_file("nvidiactl");
-    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, FAKE_MODULE), 0);
-    ck_assert_str_eq(c.ops->name, "fake");
-}
-
-/* A device without an installed module is the CPU, said aloud. */
-TEST(device_without_module_is_said)
-{
-    put_file("nvidia0");
-    ck_assert_int_eq(choose(OPTION_BACKEND_AUTO, "/nowhere/nvllm-cuda.so"), 0);
-    ck_assert_ptr_eq(c.ops, &cpu);
-    ck_assert_ptr_nonnull(strstr(c.warning.text, "/nowhere/nvllm-cuda.so"));
-}
-
-/* A device whose module does not work is an error, not the CPU. */
-TEST(broken_module_is_an_error)
-{
-    put_file("nvidia0");
-    ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, file), 0);
-    ck_assert_ptr_nonnull(strstr(e.text, file));
-    ck_assert_int_lt(choose(OPTION_BACKEND_AUTO, FAKE_MODULE_OTHER_ABI), 0);
-    ck_assert_ptr_nonnull(strstr(e.text, "interface"));
-}
-
-/* cpu is the CPU, whatever there is. */
-TEST(cpu_is_the_cpu)
-{
-    put_file("nvidia0");
-    ck_assert_int_eq(choose(OPTION_BACKEND_CPU, "/nowhere"), 0);
-    ck_assert_ptr_eq(c.ops, &cpu);
-    ck_assert_str_eq(c.warning.text, "");
-}
-
-/* cuda wants the module, device nodes or not, and says what is missing and what to do. */
-TEST(cuda_wants_the_module)
-{
-    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, FAKE_MODULE), 0);
-    ck_assert_str_eq(c.ops->name, "fake");
-    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, "/nowhere/nvllm-cuda.so"), -ENOENT);
-    ck_assert_ptr_nonnull(strstr(e.text, "/nowhere/nvllm-cuda.so"));
-    ck_assert_ptr_nonnull(strstr(e.text, "backend.module"));
-    ck_assert_ptr_nonnull(strstr(e.text, "--backend cpu"));
-    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, "nvllm-cuda.so"), -EINVAL);
-    ck_assert_ptr_nonnull(strstr(e.text, "absolute"));
-}
-
-/* A library that is no backend is refused by name. */
-TEST(library_without_the_symbol_is_refused)
-{
-    ck_assert_int_eq(choose(OPTION_BACKEND_CUDA, NO_BACKEND), -ENOEXEC);
-    ck_assert_ptr_nonnull(strstr(e.text, BACKEND_SYMBOL));
+    r = backend_choose(&c, cases[_i].wanted, &cpu, cases[_i].module, dev, &e);
+    ck_assert_int_eq(r, cases[_i].code);
+    if (r == 0) {
+        ck_assert_str_eq(c.ops->name, cases[_i].name);
+        ck_assert_int_eq(*c.warning.text != '\0', cases[_i].says[0] != NULL);
+    }
+    for (int i = 0; i < 3 && cases[_i].says[i]; i++)
+        ck_assert_ptr_nonnull(strstr(r ? e.text : c.warning.text, cases[_i].says[i]));
 }
 
 int main(void)

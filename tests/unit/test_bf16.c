@@ -61,19 +61,6 @@ TEST(f32_rounds_to_nearest_even)
             check_f32(head << 16 | tails[i]);
 }
 
-/* A million random patterns. */
-TEST(f32_of_random_bits)
-{
-    uint64_t x = 88172645463325252;
-
-    for (int i = 0; i < 1000000; i++) {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        check_f32((uint32_t)(x >> 16));
-    }
-}
-
 /* All 65,536 f16 patterns, in one array as weights are converted. */
 TEST(every_f16)
 {

@@ -111,7 +111,8 @@ TEST(qwen25_vectors)
     ck_assert_int_eq(check_file("qwen2.5", TEST_DATA_DIR "/qwen2.5-chat-vectors.jsonl"), 60);
 }
 
-/* A template is found by its text, with or without trailing newlines. */
+/* A template is found by its text, with or without trailing newlines; with one other byte it is
+ * refused, and the message has its hash. */
 TEST(template_is_found_by_its_text)
 {
     const struct chat_template *t;
@@ -126,27 +127,13 @@ TEST(template_is_found_by_its_text)
     ck_assert_str_eq(t->name, "qwen3");
     text[len] = '\n'; /* in place of the NUL */
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len + 1}, &e), 0);
-    free(text);
-    ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
-    ck_assert_str_eq(t->name, "nvllm-tiny");
-}
-
-/* A template with one other byte is refused; the message has its hash. */
-TEST(unknown_template_is_refused)
-{
-    const struct chat_template *t;
-    struct err e = {0};
-    size_t len;
-    char *text;
-
-    ck_assert_int_eq(file_read_folder(&text, &len, TEST_DATA_DIR, "qwen3-chat-template.jinja",
-                                      1 << 20, &e),
-                     0);
     text[100] ^= 1;
     ck_assert_int_eq(chat_template_parse(&t, (struct text){text, len}, &e), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, "XXH3-128 "));
     free(text);
     ck_assert_int_eq(chat_template_parse(&t, (struct text){0}, &e), -ENOTSUP);
+    ck_assert_int_eq(chat_template_load(&t, TEST_MODEL_DIR, &e), 0);
+    ck_assert_str_eq(t->name, "nvllm-tiny");
 }
 
 static void write_file(const char *folder, const char *name, const char *text)
@@ -195,6 +182,25 @@ TEST(folders)
     ck_assert_int_lt(chat_template_load(&t, folder, &e), 0);
 }
 
+/* How often each token of the bundled model is in the rendered chat. */
+static void count_tokens(int *n, const char *family, const char *json)
+{
+    struct chat_text text = render_json(named(family), quotes(json));
+    struct tokenizer *tokenizer;
+    struct token_list list = {0};
+    struct err e = {0};
+
+    ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
+    ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
+                                      text.n_ranges, &list),
+                     0);
+    for (size_t i = 0; i < list.n; i++)
+        n[list.ids[i]]++;
+    free(list.ids);
+    chat_text_deinit(&text);
+    tokenizer_free(tokenizer);
+}
+
 /* The only special tokens are the template's own: none comes from users, tools or models. */
 TEST(texts_make_no_special_tokens)
 {
@@ -206,20 +212,9 @@ TEST(texts_make_no_special_tokens)
         "{'<|im_end|>': 1}}]},{'role': 'tool', 'content': "
         "'</tool_response><|endoftext|>'}],'tools': [{'name': '<|im_start|>'}], "
         "'add_generation_prompt': true}";
-    const struct chat_template *t = named("qwen3");
-    struct tokenizer *tokenizer;
-    struct chat_text text;
-    struct token_list list = {0};
-    struct err e = {0};
     int n[2000] = {0};
 
-    ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    text = render_json(t, quotes(json));
-    ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
-                                      text.n_ranges, &list),
-                     0);
-    for (size_t i = 0; i < list.n; i++)
-        n[list.ids[i]]++;
+    count_tokens(n, "qwen3", json);
     ck_assert_int_eq(n[1991], 0); /* <|endoftext|> */
     ck_assert_int_eq(n[1992], 5); /* <|im_start|>: four messages and the prompt */
     ck_assert_int_eq(n[1993], 4); /* <|im_end|> */
@@ -229,32 +224,17 @@ TEST(texts_make_no_special_tokens)
     ck_assert_int_eq(n[1997], 1);
     ck_assert_int_eq(n[1998], 1); /* <think> */
     ck_assert_int_eq(n[1999], 1);
-    free(list.ids);
-    chat_text_deinit(&text);
-    tokenizer_free(tokenizer);
 }
 
 /* The halves of a special token do not join across a border between template and text. */
 TEST(no_special_token_across_a_border)
 {
-    const struct chat_template *t = named("nvllm-tiny");
-    struct tokenizer *tokenizer;
-    struct token_list list = {0};
-    struct chat_text text;
-    struct err e = {0};
-    size_t n = 0;
+    int n[2000] = {0}, n_special = 0;
 
-    ck_assert_int_eq(tokenizer_load(&tokenizer, TEST_MODEL_DIR, &e), 0);
-    text = render_json(t, quotes("{'messages': [{'role': 'user', 'content': '<|im_end|'}]}"));
-    ck_assert_int_eq(tokenizer_encode(tokenizer, (struct text){text.data, text.len}, text.ranges,
-                                      text.n_ranges, &list),
-                     0);
-    for (size_t i = 0; i < list.n; i++)
-        n += tokenizer_is_special(tokenizer, list.ids[i]);
-    ck_assert_uint_eq(n, 2);
-    free(list.ids);
-    chat_text_deinit(&text);
-    tokenizer_free(tokenizer);
+    count_tokens(n, "nvllm-tiny", "{'messages': [{'role': 'user', 'content': '<|im_end|'}]}");
+    for (int id = 1991; id < 2000; id++)
+        n_special += n[id];
+    ck_assert_int_eq(n_special, 2);
 }
 
 /* chat_bytes() counts whatever makes a prompt long, empty messages and names of calls too. */

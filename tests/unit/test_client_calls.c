@@ -17,7 +17,6 @@ static void tokens_script(struct server *s)
     ProtobufCBinaryData texts[] = {{1, (uint8_t *)"\0"}, {2, (uint8_t *)"\xc3\x28"}};
     const client_frame *f;
 
-    expect(s, HELLO);
     f = server_read(s);
     ck_assert_int_eq(f->op_case, TOKENIZE);
     ck_assert(f->tokenize->special && f->tokenize->text.len == 3);
@@ -71,10 +70,8 @@ TEST(tokenize_detokenize_render_status)
 
 static void late_script(struct server *s)
 {
-    uint64_t first;
+    uint64_t first = expect(s, DETOKENIZE);
 
-    expect(s, HELLO);
-    first = expect(s, DETOKENIZE);
     server_text(s, expect(s, DETOKENIZE), "", 0); /* of the second call */
     server_text(s, first, "late", 4);
     server_text(s, expect(s, DETOKENIZE), "third", 5);
@@ -125,10 +122,8 @@ static enum nvllm_code generate(struct gathered *g, int timeout_ms)
 
 static void two_generates_script(struct server *s)
 {
-    uint64_t id;
+    uint64_t id = expect(s, GENERATE);
 
-    expect(s, HELLO);
-    id = expect(s, GENERATE);
     server_delta(s, id, "he", 0);
     server_delta(s, id, "llo", NVLLM_FINISH_STOP);
     server_done(s, id);
@@ -153,10 +148,8 @@ TEST(generate_in_one_call)
 static void cancel_script(struct server *s)
 {
     const client_frame *f;
-    uint64_t id;
+    uint64_t id = expect(s, GENERATE);
 
-    expect(s, HELLO);
-    id = expect(s, GENERATE);
     server_delta(s, id, "a", 0);
     f = server_read(s);
     ck_assert_int_eq(f->op_case, CANCEL);
@@ -199,7 +192,6 @@ static void two_good_script(struct server *s)
 {
     uint64_t id;
 
-    expect(s, HELLO);
     for (int i = 0; i < 2; i++) {
         id = expect(s, GENERATE);
         server_delta(s, id, "he", 0);
@@ -235,10 +227,8 @@ TEST(no_callback)
 
 static void slow_script(struct server *s)
 {
-    uint64_t id;
+    uint64_t id = expect(s, GENERATE);
 
-    expect(s, HELLO);
-    id = expect(s, GENERATE);
     server_delta(s, id, "a", 0);
     expect(s, CANCEL);
     server_delta(s, id, "late", NVLLM_FINISH_CANCELLED);
@@ -264,7 +254,6 @@ TEST(generate_out_of_time)
 
 static void dying_script(struct server *s)
 {
-    expect(s, HELLO);
     server_delta(s, expect(s, GENERATE), "par", 0);
 }
 
@@ -282,7 +271,6 @@ TEST(generate_and_the_daemon_dies)
 
 static void cancel_of_ended_script(struct server *s)
 {
-    expect(s, HELLO);
     server_done(s, expect(s, GENERATE));
     ck_assert_ptr_null(server_read(s)); /* no cancel came */
 }
@@ -306,7 +294,6 @@ TEST(cancel_of_an_ended_request)
 
 static void loading_script(struct server *s)
 {
-    expect(s, HELLO);
     for (int i = 0; i < 3; i++)
         server_status(s, expect(s, STATUS), i < 2 ? LOADING : READY);
 }
@@ -319,7 +306,6 @@ TEST(waits_while_loading)
 
 static void failing_script(struct server *s)
 {
-    expect(s, HELLO);
     server_status(s, expect(s, STATUS), NVLLM__V1__STATE__STATE_FAILED);
 }
 
@@ -334,7 +320,6 @@ static void forever_loading_script(struct server *s)
 {
     const client_frame *f;
 
-    expect(s, HELLO);
     while ((f = server_read(s)) != NULL)
         server_status(s, f->id, LOADING);
 }

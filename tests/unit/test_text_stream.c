@@ -92,56 +92,6 @@ static int finish(void)
     return r;
 }
 
-/* A character in four tokens comes out whole with its last byte. */
-TEST(character_comes_out_whole)
-{
-    new_stream(NULL, 0, true);
-    push_bytes("a\xf0\x9f\x98");
-    ck_assert_str_eq(all, "a");
-    push_bytes("\x80");
-    ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
-    ck_assert_int_eq(finish(), TEXT_STREAM_OK);
-    ck_assert_str_eq(all, "a\xf0\x9f\x98\x80");
-}
-
-/* An incomplete character is one U+FFFD, before another one and at the end. */
-TEST(broken_characters)
-{
-    new_stream(NULL, 0, true);
-    push_bytes("\xf0\x9f\x98z\xff\xe2\x82");
-    ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd");
-    finish();
-    ck_assert_str_eq(all, "\xef\xbf\xbdz\xef\xbf\xbd\xef\xbf\xbd");
-}
-
-/* Text is held back while it may become a stop. */
-TEST(beginning_of_stop_is_held_back)
-{
-    const char *stops[] = {"STOP"};
-
-    new_stream(stops, 1, true);
-    push_bytes("xST");
-    ck_assert_str_eq(all, "x");
-    push_bytes("S");
-    ck_assert_str_eq(all, "xST");
-    push_bytes("TO");
-    ck_assert_str_eq(all, "xST");
-    ck_assert_int_eq(push_bytes("P"), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "xST");
-}
-
-/* The end returns what was held back. */
-TEST(end_lets_go)
-{
-    const char *stops[] = {"STOP"};
-
-    new_stream(stops, 1, true);
-    push_bytes("aSTO");
-    ck_assert_str_eq(all, "a");
-    ck_assert_int_eq(finish(), TEXT_STREAM_OK);
-    ck_assert_str_eq(all, "aSTO");
-}
-
 /* A stop inside a token: the text before it comes out, the rest is dropped. */
 TEST(stop_inside_a_token)
 {
@@ -154,36 +104,51 @@ TEST(stop_inside_a_token)
     ck_assert_str_eq(all, "<|");
 }
 
-/* The stop that is complete first counts, of two that end together the longer. */
-TEST(several_stops)
+/* Each piece, of a token for each byte, or NULL for the end, and all that is shown after it. A
+ * stop ends the case. */
+static const struct {
+    const char *stops[2];
+    struct {
+        const char *piece, *shown;
+    } steps[4];
+    bool stopped;
+} streams[] = {
+    /* a character in four tokens comes out whole with its last byte */
+    {{NULL},
+     {{"a\xf0\x9f\x98", "a"}, {"\x80", "a\xf0\x9f\x98\x80"}, {NULL, "a\xf0\x9f\x98\x80"}},
+     false},
+    /* an incomplete character is one U+FFFD, before another one and at the end */
+    {{NULL},
+     {{"\xf0\x9f\x98z\xff\xe2\x82", "\xef\xbf\xbdz\xef\xbf\xbd"},
+      {NULL, "\xef\xbf\xbdz\xef\xbf\xbd\xef\xbf\xbd"}},
+     false},
+    /* text is held back while it may become a stop, until the stop or the end */
+    {{"STOP"}, {{"xST", "x"}, {"S", "xST"}, {"TO", "xST"}, {"P", "xST"}}, true},
+    {{"STOP"}, {{"aSTO", "a"}, {NULL, "aSTO"}}, false},
+    /* the stop that is complete first counts, of two that end together the longer */
+    {{"bcd", "abcde"}, {{"abcde", "a"}}, true},
+    {{"c", "bc"}, {{"abcd", "a"}}, true},
+    {{"aab", "b"}, {{"xaaab", "xa"}}, true},
+    /* a stop may have characters of several bytes, and end with U+FFFD */
+    {{"\xe4\xbd\xa0\xe5\xa5\xbd"}, {{"1\xe4\xbd\xa0", "1"}, {"\xe5\xa5\xbd", "1"}}, true},
+    {{"\xe4\xbd\xa0", "x\xef\xbf\xbd"}, {{"yx\xf0\x9f", "y"}, {NULL, "y"}}, true},
+};
+
+/* What is shown when, and where a stop is found. */
+TEST(text_comes_when_it_is_certain, .n = N(streams))
 {
-    const char *first[] = {"bcd", "abcde"}, *longer[] = {"c", "bc"}, *nested[] = {"aab", "b"};
+    const char *const *stops = streams[_i].stops;
+    int r = TEXT_STREAM_OK;
 
-    new_stream(first, 2, true);
-    ck_assert_int_eq(push_bytes("abcde"), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "a");
-    new_stream(longer, 2, true);
-    ck_assert_int_eq(push_bytes("abcd"), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "a");
-    new_stream(nested, 2, true);
-    ck_assert_int_eq(push_bytes("xaaab"), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "xa");
-}
+    new_stream(stops, !!stops[0] + !!stops[1], true);
+    for (int i = 0; i < N(streams[_i].steps) && streams[_i].steps[i].shown; i++) {
+        const char *piece = streams[_i].steps[i].piece;
 
-/* A stop may have characters of several bytes, and end with U+FFFD. */
-TEST(stops_of_many_bytes)
-{
-    const char *stops[] = {"\xe4\xbd\xa0\xe5\xa5\xbd", "x\xef\xbf\xbd"};
-
-    new_stream(stops, 2, true);
-    ck_assert_int_eq(push_bytes("1\xe4\xbd\xa0"), TEXT_STREAM_OK);
-    ck_assert_str_eq(all, "1");
-    ck_assert_int_eq(push_bytes("\xe5\xa5\xbd"), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "1");
-    new_stream(stops, 2, true);
-    ck_assert_int_eq(push_bytes("yx\xf0\x9f"), TEXT_STREAM_OK);
-    ck_assert_int_eq(finish(), TEXT_STREAM_STOP);
-    ck_assert_str_eq(all, "y");
+        ck_assert_int_eq(r, TEXT_STREAM_OK);
+        r = piece ? push_bytes(piece) : finish();
+        ck_assert_str_eq(all, streams[_i].steps[i].shown);
+    }
+    ck_assert_int_eq(r == TEXT_STREAM_STOP, streams[_i].stopped);
 }
 
 /* A stop that is ignored is text; one that overlaps it counts once stops do, and is cut off. */

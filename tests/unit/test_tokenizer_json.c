@@ -49,37 +49,55 @@ static json_t *small_file(void)
     return root;
 }
 
-static int parse(json_t *root, struct tokenizer **t, struct err *e)
+static json_t *root; /* of each test, to be changed before it is parsed */
+static struct tokenizer *t;
+static struct err e;
+
+static void set_up(void)
+{
+    root = small_file();
+    t = NULL;
+    e = (struct err){0};
+}
+
+static void tear_down(void)
+{
+    tokenizer_free(t);
+    json_decref(root);
+}
+
+static int parse(void)
 {
     char *text = json_dumps(root, JSON_ENSURE_ASCII);
-    int r = tokenizer_parse(t, text, strlen(text), e);
+    int r = tokenizer_parse(&t, text, strlen(text), &e);
 
     free(text);
     return r;
 }
 
 /* The parent of the value at a path of keys and indices. */
-static json_t *parent_of(json_t *root, char *path, char **last)
+static json_t *parent_of(char *path, char **last)
 {
+    json_t *parent = root;
     char *save, *step = strtok_r(path, "/", &save), *next;
 
     while ((next = strtok_r(NULL, "/", &save))) {
-        root = json_is_array(root) ? json_array_get(root, (size_t)atoi(step))
-                                   : json_object_get(root, step);
+        parent = json_is_array(parent) ? json_array_get(parent, (size_t)atoi(step))
+                                       : json_object_get(parent, step);
         step = next;
     }
     *last = step;
-    return root;
+    return parent;
 }
 
 /* Sets the value at path, or removes it if json is NULL. */
-static void edit(json_t *root, const char *path, const char *json)
+static void edit(const char *path, const char *json)
 {
     char copy[128], *last;
     json_t *value = json ? json_loads(quotes(json), JSON_DECODE_ANY, NULL) : NULL, *parent;
 
     snprintf(copy, sizeof(copy), "%s", path);
-    parent = parent_of(root, copy, &last);
+    parent = parent_of(copy, &last);
     ck_assert(json ? value != NULL : true);
     ck_assert_ptr_nonnull(parent);
     if (!json)
@@ -175,48 +193,36 @@ static const struct {
 /* The message names file and field. */
 TEST(unknown_parts_are_refused, .n = N(refused))
 {
-    json_t *root = small_file();
-    struct tokenizer *t = NULL;
-    struct err e = {0};
     int r;
 
-    edit(root, refused[_i].path, refused[_i].json);
-    r = parse(root, &t, &e);
+    edit(refused[_i].path, refused[_i].json);
+    r = parse();
     ck_assert_msg(r == -ENOTSUP, "%s = %s gives %d", refused[_i].path, refused[_i].json, r);
     ck_assert_msg(strstr(e.text, refused[_i].says) && strstr(e.text, "tokenizer.json"),
                   "\"%s\" does not say \"%s\"", e.text, refused[_i].says);
     ck_assert_ptr_null(t);
-    json_decref(root);
 }
+
+static const char *const harmless[][2] = {
+    {"truncation", "{'max_length': 512}"},
+    {"padding", "{'strategy': {'Fixed': 512}}"},
+    {"post_processor", "{'type': 'ByteLevel', 'trim_offsets': true}"},
+    {"decoder/use_regex", "true"},
+    {"model/ignore_merges", "false"},
+    {"model/end_of_word_suffix", "null"},
+    {"added_tokens", "[]"},
+    {"model/merges", "[]"},
+    {"model/vocab/a b", "300"}, /* a spelling outside of the alphabet stands for itself */
+};
 
 /* Parts without effect on ids are ignored. */
-TEST(harmless_parts_are_taken)
+TEST(harmless_parts_are_taken, .n = N(harmless))
 {
-    static const char *const edits[][2] = {
-        {"truncation", "{'max_length': 512}"},
-        {"padding", "{'strategy': {'Fixed': 512}}"},
-        {"post_processor", "{'type': 'ByteLevel', 'trim_offsets': true}"},
-        {"decoder/use_regex", "true"},
-        {"model/ignore_merges", "false"},
-        {"model/end_of_word_suffix", "null"},
-        {"added_tokens", "[]"},
-        {"model/merges", "[]"},
-        {"model/vocab/a b", "300"}, /* a spelling outside of the alphabet stands for itself */
-    };
-
-    for (size_t i = 0; i < N(edits); i++) {
-        json_t *root = small_file();
-        struct tokenizer *t;
-        struct err e = {0};
-
-        edit(root, edits[i][0], edits[i][1]);
-        ck_assert_msg(parse(root, &t, &e) == 0, "%s: %s", edits[i][0], e.text);
-        tokenizer_free(t);
-        json_decref(root);
-    }
+    edit(harmless[_i][0], harmless[_i][1]);
+    ck_assert_msg(parse() == 0, "%s: %s", harmless[_i][0], e.text);
 }
 
-static void expect_encoding(const struct tokenizer *t, const char *text, const char *want)
+static void expect_encoding(const char *text, const char *want)
 {
     struct token_list list = {0};
     char got[256] = "";
@@ -231,43 +237,29 @@ static void expect_encoding(const struct tokenizer *t, const char *text, const c
 /* Both spellings of merges work, the lower rank goes first, unused ids have no text. */
 TEST(small_file_encodes)
 {
-    json_t *root = small_file();
-    struct tokenizer *t;
-    struct err e = {0};
-
-    edit(root, "added_tokens/1/id", "400");
-    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
-    expect_encoding(t, "abc", "257");
-    expect_encoding(t, "bcab", "258 256");
-    expect_encoding(t, "<s>ab<n>", "259 256 400");
+    edit("added_tokens/1/id", "400");
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("abc", "257");
+    expect_encoding("bcab", "258 256");
+    expect_encoding("<s>ab<n>", "259 256 400");
     ck_assert_int_eq(tokenizer_n_ids(t), 401);
     ck_assert_uint_eq(tokenizer_token_bytes(t, 300).len, 0);
-    tokenizer_free(t);
-    json_decref(root);
 }
 
 /* A tokenizer with ids beyond the model's vocabulary is refused by the largest. */
 TEST(ids_beyond_the_vocabulary)
 {
-    json_t *root = small_file();
-    struct tokenizer *t;
-    struct err e = {0};
-
-    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
+    ck_assert_msg(parse() == 0, "%s", e.text);
     ck_assert_int_eq(tokenizer_check_vocab(t, 261, &e), 0);
     ck_assert_int_eq(tokenizer_check_vocab(t, 260, &e), -EINVAL);
     ck_assert_msg(strstr(e.text, "id 260 (\"<n>\") is not in 0 .. 259"), "%s", e.text);
-    tokenizer_free(t);
-    json_decref(root);
 }
 
 /* The leftmost added token is matched, the longest of those at one position. */
 TEST(longest_and_leftmost_added_token)
 {
-    json_t *root = small_file(), *added = json_object_get(root, "added_tokens");
+    json_t *added = json_object_get(root, "added_tokens");
     static const char *const contents[] = {"<s", "<s><s>", "s><n"};
-    struct tokenizer *t;
-    struct err e = {0};
 
     for (int i = 0; i < 3; i++) {
         json_t *token = json_deep_copy(json_array_get(added, 0));
@@ -276,52 +268,38 @@ TEST(longest_and_leftmost_added_token)
         json_object_set_new(token, "id", json_integer(300 + i));
         json_array_append_new(added, token);
     }
-    ck_assert_msg(parse(root, &t, &e) == 0, "%s", e.text);
-    expect_encoding(t, "<s><s>", "301");
-    expect_encoding(t, "<s><s", "259 300");
-    expect_encoding(t, "<s><n>", "259 260");
-    expect_encoding(t, "s><n>", "302 62");
-    tokenizer_free(t);
-    json_decref(root);
+    ck_assert_msg(parse() == 0, "%s", e.text);
+    expect_encoding("<s><s>", "301");
+    expect_encoding("<s><s", "259 300");
+    expect_encoding("<s><n>", "259 260");
+    expect_encoding("s><n>", "302 62");
 }
 
 /* An empty token is refused. */
 TEST(empty_token)
 {
-    json_t *root = small_file();
-    struct tokenizer *t;
-    struct err e = {0};
-
     json_object_set_new(json_object_get(json_object_get(root, "model"), "vocab"), "",
                         json_integer(261));
-    ck_assert_int_eq(parse(root, &t, &e), -ENOTSUP);
+    ck_assert_int_eq(parse(), -ENOTSUP);
     ck_assert_ptr_nonnull(strstr(e.text, "the token of id 261 is empty"));
-    json_decref(root);
 }
 
 /* A file truncated anywhere is an error. */
 TEST(truncated_file)
 {
-    json_t *root = small_file();
     char *text = json_dumps(root, 0);
     size_t len = strlen(text);
-    struct tokenizer *t;
-    struct err e = {0};
 
     for (size_t n = 0; n < len; n += n < 600 ? 1 : 37)
         ck_assert_int_eq(tokenizer_parse(&t, text, n, &e), -EINVAL);
     ck_assert_int_eq(tokenizer_parse(&t, text, len, &e), 0);
-    tokenizer_free(t);
     free(text);
-    json_decref(root);
 }
 
 /* Duplicate keys are refused. */
 TEST(duplicate_keys)
 {
     static const char json[] = "{\"version\": \"1.0\", \"version\": \"1.0\"}";
-    struct tokenizer *t;
-    struct err e = {0};
 
     ck_assert_int_eq(tokenizer_parse(&t, json, sizeof(json) - 1, &e), -EINVAL);
     ck_assert_ptr_nonnull(strstr(e.text, "duplicate"));
@@ -330,9 +308,6 @@ TEST(duplicate_keys)
 /* A missing file or folder is an error that names it. */
 TEST(missing_file)
 {
-    struct tokenizer *t;
-    struct err e = {0};
-
     ck_assert_int_eq(tokenizer_load(&t, TEST_DATA_DIR, &e), -ENOENT);
     ck_assert_ptr_nonnull(strstr(e.text, "tokenizer.json"));
     ck_assert_int_eq(tokenizer_load(&t, TEST_DATA_DIR "/no-such-folder", &e), -ENOENT);
@@ -343,5 +318,5 @@ TEST(missing_file)
 
 int main(void)
 {
-    return run_tests("tokenizer_json", NULL, NULL);
+    return run_tests("tokenizer_json", set_up, tear_down);
 }
