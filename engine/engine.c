@@ -243,9 +243,11 @@ static size_t input_bytes(const struct engine_request *r)
     return chat_bytes(r->chat);
 }
 
-static int start(struct engine *g, const struct engine_request *r,
-                 const struct inspect_query *query, bool in_pool)
+int engine_start(struct engine *g, const struct engine_request *r)
 {
+    const enum inspect_kind looks = r->query.kind;
+    const bool in_pool =
+        r->kind != ENGINE_INSPECT || looks == INSPECT_CACHE_PIN || looks == INSPECT_EXPLAIN_PROMPT;
     const enum engine_state state = engine_state(g);
     struct event_list out = {0};
     struct job *j = calloc(1, sizeof(*j));
@@ -261,10 +263,8 @@ static int start(struct engine *g, const struct engine_request *r,
     j->engine = g;
     j->arrival_us = engine_now_us();
     j->request = *r;
-    if (query) {
-        j->request.client = query->viewer;
-        j->query = *query;
-    }
+    if (r->kind == ENGINE_INSPECT)
+        j->request.client = r->query.viewer;
     pthread_mutex_lock(&g->lock);
     ret = id_map_put(&g->jobs, r->id, j);
     if (ret == 0)
@@ -287,17 +287,6 @@ static int start(struct engine *g, const struct engine_request *r,
         job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "the engine has failed");
     engine_publish(g, &out);
     return 0;
-}
-
-int engine_start(struct engine *g, const struct engine_request *r)
-{
-    return start(g, r, NULL, true);
-}
-
-int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q)
-{
-    must(r->kind == ENGINE_INSPECT);
-    return start(g, r, q, q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 
 size_t engine_request_bytes(const struct engine_request *r)

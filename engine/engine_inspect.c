@@ -1,6 +1,5 @@
 /* engine_inspect.c - answers the queries of inspect.h on the engine thread: the core's reports, and
  * the requests that are still in the tokenizer pool. */
-#include "engine/core/core_inspect.h"
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -114,14 +113,14 @@ static int compute(struct engine *g, struct job *j)
     int32_t block_len = g->options.backend_options.block_len;
     struct core_request cr = {
         .id = j->request.id,
-        .client = j->query.client,
+        .client = j->request.query.client,
         .priority = CORE_NORMAL,
         .n_prompt = (int32_t)j->prompt.n / block_len * block_len,
         .max_tokens = 1,
         .n = 1,
         .prompt = j->prompt.ids,
         .sampling = &greedy,
-        .cache_salt = j->query.cache_salt,
+        .cache_salt = j->request.query.cache_salt,
     };
     int r = core_admit(g->core, &cr, engine_now_us());
 
@@ -130,7 +129,7 @@ static int compute(struct engine *g, struct job *j)
 
 static int inspect(struct engine *g, struct job *j, struct inspect_report **out)
 {
-    return core_inspect(out, g->core, &j->query, j->prompt.ids, (int32_t)j->prompt.n,
+    return core_inspect(out, g->core, &j->request.query, j->prompt.ids, (int32_t)j->prompt.n,
                         engine_now_us());
 }
 
@@ -164,7 +163,7 @@ void engine_pin_computed(struct engine *g, struct job *j, const struct core_even
 
 void engine_answer(struct engine *g, struct job *j)
 {
-    const enum inspect_kind kind = j->query.kind;
+    const enum inspect_kind kind = j->request.query.kind;
     struct inspect_report *report = NULL;
     int r = inspect(g, j, &report);
 
@@ -174,7 +173,7 @@ void engine_answer(struct engine *g, struct job *j)
             return;
     } else if (r == 0 &&
                (kind == INSPECT_REQUESTS || (kind == INSPECT_EXPLAIN_REQUEST && !report->found))) {
-        r = add_encoding(g, &j->query, report);
+        r = add_encoding(g, &j->request.query, report);
     }
     if (r == 0) {
         send_report(g, j, report);

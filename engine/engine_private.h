@@ -39,7 +39,6 @@ struct job {
     atomic_bool cancelled;
     uint64_t arrival_us;
     struct engine_request request;
-    struct inspect_query query;    /* ENGINE_INSPECT */
     struct token_list prompt;      /* encoded */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
 };

@@ -35,7 +35,6 @@ enum inspect_kind {
 
 enum { INSPECT_MAX_ENTRIES = 10000, INSPECT_HEAD_IDS = 32, INSPECT_OTHER_IDS = 8 };
 
-/* The prompt of CACHE_PIN and EXPLAIN_PROMPT goes beside it: see engine_inspect(). */
 struct inspect_query {
     enum inspect_kind kind;
     uint64_t viewer;

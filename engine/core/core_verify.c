@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/core/core_inspect.h"
 #include "engine/util/plant.h"
 
 /* How many sequences are in a list; -1: one of them is in a state that does not belong there. */
