@@ -219,11 +219,6 @@ const struct model *engine_model(const struct engine *g)
     return engine_state(g) == ENGINE_READY ? g->model : NULL;
 }
 
-const struct tokenizer *engine_tokenizer(const struct engine *g)
-{
-    return engine_state(g) == ENGINE_READY ? g->tokenizer : NULL;
-}
-
 const struct chat_template *engine_chat_template(const struct engine *g)
 {
     return engine_state(g) == ENGINE_READY ? g->chat_template : NULL;
@@ -232,15 +227,9 @@ const struct chat_template *engine_chat_template(const struct engine *g)
 /* Bytes of input, which decide the pool's lane. */
 static size_t input_bytes(const struct engine_request *r)
 {
-    switch (r->input) {
-    case ENGINE_PROMPT:
-        return r->prompt.len;
-    case ENGINE_PROMPT_IDS:
-        return r->n_prompt_ids;
-    case ENGINE_CHAT:
-        break;
-    }
-    return chat_bytes(r->chat);
+    if (r->input == ENGINE_CHAT)
+        return chat_bytes(r->chat);
+    return r->input == ENGINE_PROMPT ? r->prompt.len : r->n_prompt_ids;
 }
 
 int engine_start(struct engine *g, const struct engine_request *r)

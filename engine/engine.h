@@ -26,9 +26,8 @@ struct engine_event;
 
 struct engine_options {
     const char *model_folder;
-    const struct backend_ops *backend; /* stays valid until engine_free */
-    struct backend_options
-        backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
+    const struct backend_ops *backend;      /* stays valid until engine_free */
+    struct backend_options backend_options; /* progress: the engine's; max_seq_len 0: the model's */
     int32_t max_preemptions;
     int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
@@ -198,9 +197,8 @@ void engine_status(const struct engine *g, struct engine_status *out);
 
 /* From READY on; NULL before. */
 const struct model *engine_model(const struct engine *g);
-const struct tokenizer *engine_tokenizer(const struct engine *g);
-const struct chat_template *
-engine_chat_template(const struct engine *g); /* NULL: the model has none that is supported */
+/* NULL also where the model has none that is supported. */
+const struct chat_template *engine_chat_template(const struct engine *g);
 
 /* What a generate request takes of the engine's memory, by its choices, stops and biases, before
  * its answer. SIZE_MAX: more than fits. */

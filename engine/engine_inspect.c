@@ -13,14 +13,13 @@
 static int add_encoding(struct engine *g, const struct inspect_query *q, struct inspect_report *r)
 {
     const bool explain = q->kind == INSPECT_EXPLAIN_REQUEST;
-    const size_t limit = explain ? 1 : (size_t)(q->limit - r->n_requests);
     struct inspect_request *list;
     const struct job *j;
-    size_t at = 0, room;
+    size_t at = 0;
 
     pthread_mutex_lock(&g->lock);
-    room = limit < g->status.n_encoding ? limit : g->status.n_encoding;
-    list = reallocarray(r->requests, (size_t)r->n_requests + room + 1, sizeof(*list));
+    list =
+        reallocarray(r->requests, (size_t)r->n_requests + g->status.n_encoding + 1, sizeof(*list));
     if (list)
         r->requests = list;
     while (list && (j = id_map_next(&g->jobs, &at))) {
@@ -30,9 +29,8 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
             (explain && request->id != q->request) || (!q->all && request->client != q->viewer))
             continue;
         r->total++;
-        if (room == 0)
+        if (!explain && r->n_requests == q->limit)
             continue;
-        room--;
         list[r->n_requests++] = (struct inspect_request){
             .id = request->id,
             .client = request->client,
