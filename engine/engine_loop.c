@@ -196,7 +196,7 @@ static bool answer_next(struct engine *g)
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
         return false;
-    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work));
+    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work), NULL);
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return true;
@@ -215,7 +215,7 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     pthread_mutex_unlock(&g->lock);
     if (j->request.kind == ENGINE_INSPECT) { /* a pin being computed: only its end counts */
         if (ev->type == CORE_FINISHED)
-            engine_pin_computed(g, j, ev);
+            engine_answer(g, j, ev);
         return false;
     }
     switch (ev->type) {

@@ -125,9 +125,8 @@ __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_
                                                     const char *fmt, ...);
 
 /* engine_inspect.c */
-void engine_answer(struct engine *g, struct job *j); /* takes it over */
-/* The core has computed a prompt that is to be pinned. */
-void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
+/* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
+void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
 
 /* engine_loop.c */
 void *engine_main(void *engine);
