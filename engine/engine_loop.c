@@ -286,12 +286,11 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
 
 static int submit(struct engine *g, const struct batch *batch, struct err *e)
 {
+    const size_t i = batch->step % BACKEND_IN_FLIGHT;
     int r;
 
-    g->steps[batch->step % BACKEND_IN_FLIGHT] =
-        (struct engine_step){.submitted_us = engine_now_us(),
-                             .n_decodes = batch->n_decodes,
-                             .n_rows = batch->n_tokens - batch->n_decodes};
+    g->batches[i] = batch;
+    g->submitted_us[i] = engine_now_us();
     r = g->options.backend->submit(g->backend, batch, e);
     if (r == 0)
         g->in_flight++;
@@ -299,16 +298,16 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
 }
 
 /* A step starts when it is submitted, or when the step before it ends. */
-static void learn_cost(struct engine *g, uint64_t number)
+static void learn_cost(struct engine *g, uint64_t step)
 {
-    const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
-    uint64_t now = engine_now_us();
-    uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
+    const struct batch *b = g->batches[step % BACKEND_IN_FLIGHT];
+    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = engine_now_us();
+    const uint64_t begin = submitted > g->committed_us ? submitted : g->committed_us;
 
     g->committed_us = now;
-    if (s->submitted_us <= g->resumed_us)
+    if (submitted <= g->resumed_us)
         return;
-    step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
+    step_cost_learn(&g->cost, b->n_decodes, b->n_tokens - b->n_decodes, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }
 

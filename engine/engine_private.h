@@ -50,12 +50,6 @@ struct engine_end {
     bool lost;
 };
 
-/* What step times are learnt from: one step in flight. */
-struct engine_step {
-    uint64_t submitted_us;
-    int32_t n_decodes, n_rows; /* rows of prompts */
-};
-
 struct engine {
     struct engine_options options; /* owns its texts */
 
@@ -92,8 +86,10 @@ struct engine {
     uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
     struct event_list out;      /* not yet published */
     struct step_cost cost;
-    struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
-    uint64_t committed_us;                       /* when the last step was read back */
+    /* Step n is at n % BACKEND_IN_FLIGHT; its batch stays until it is committed. */
+    const struct batch *batches[BACKEND_IN_FLIGHT];
+    uint64_t submitted_us[BACKEND_IN_FLIGHT];
+    uint64_t committed_us;   /* when the last step was read back */
     uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;

@@ -67,7 +67,7 @@ struct inspect_request {
     int32_t place; /* in the queue, 1 is next; 0: does not wait */
     int32_t n;     /* choices */
     int32_t prompt_tokens, cached_tokens, computed_tokens, generated_tokens, max_tokens;
-    int32_t blocks, shared; /* held; of those, also held by other requests */
+    int32_t blocks, shared; /* in use; of those, also by other requests */
     int32_t preemptions;
     uint64_t arrival_us, start_us, first_us; /* CLOCK_MONOTONIC; 0: not yet */
 };
