@@ -228,11 +228,9 @@ void requests_deinit(struct server *s);
 
 /* ---- inspection.c */
 
-/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills *out, and all of
- * *request but id, owner and release. What both point to lives in the message. -EINVAL with *e, or
- * -ENOMEM. */
-int inspection_take(struct inspect_query *out, struct engine_request *request,
-                    const struct session_call *c, struct refusal *e);
+/* ListRequests, GetBlocks, ShowCache, ClearCache, PinCache and Explain: fills all of *out but id,
+ * owner and release. What it points to lives in the message. -EINVAL with *e, or -ENOMEM. */
+int inspection_take(struct engine_request *out, const struct session_call *c, struct refusal *e);
 
 /* Put one frame, as connection_put() does; -ENOMEM. */
 int inspection_put(const struct pending *p, const struct inspect_report *r);

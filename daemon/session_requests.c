@@ -251,8 +251,8 @@ int session_start(struct session_call *c, struct refusal *e)
 }
 
 /* Checks an inspect request: limits, fields, and the owner of what it is about. */
-static int check_inspect(const struct session_call *c, struct inspect_query *q,
-                         struct engine_request *request, struct refusal *e)
+static int check_inspect(const struct session_call *c, struct engine_request *request,
+                         struct refusal *e)
 {
     const struct session *s = c->session;
     const struct options *o = s->server->parts.options;
@@ -264,13 +264,14 @@ static int check_inspect(const struct session_call *c, struct inspect_query *q,
     if (r == 0 && c->frame->op_case != OP(PIN_CACHE) && n > limit_value(o, LIMIT_INSPECTS_PER_UID))
         r = limit_refuse(e, o, LIMIT_INSPECTS_PER_UID, "", n);
     if (r == 0)
-        r = inspection_take(q, request, c, e);
-    if (r < 0 || q->kind != INSPECT_EXPLAIN_REQUEST)
+        r = inspection_take(request, c, e);
+    if (r < 0 || request->query.kind != INSPECT_EXPLAIN_REQUEST)
         return r;
-    r = find_request(s, &about, q->request, c->operation->name, e);
-    return r < 0 || about ? r
-                          : refusal_of_field(e, CODE(INVALID), "request",
-                                             "%" PRIu64 " is not under way", q->request);
+    r = find_request(s, &about, request->query.request, c->operation->name, e);
+    return r < 0 || about
+               ? r
+               : refusal_of_field(e, CODE(INVALID), "request", "%" PRIu64 " is not under way",
+                                  request->query.request);
 }
 
 int session_inspect(struct session_call *c, struct refusal *e)
@@ -278,22 +279,21 @@ int session_inspect(struct session_call *c, struct refusal *e)
     struct engine *engine = c->session->server->parts.engine;
     const bool pin = c->frame->op_case == OP(PIN_CACHE);
     struct engine_request request;
-    struct inspect_query q;
     struct demand d = {0};
     struct pending *p;
-    int r = check_inspect(c, &q, &request, e);
+    int r = check_inspect(c, &request, e);
 
     if (r < 0)
         return r;
-    d.new_work = pin && !q.unpin; /* absent blocks are computed */
-    d.tokens = pin || q.kind == INSPECT_EXPLAIN_PROMPT ? request_tokens(&request) : 0;
+    d.new_work = pin && !request.query.unpin; /* absent blocks are computed */
+    d.tokens = pin || request.query.kind == INSPECT_EXPLAIN_PROMPT ? request_tokens(&request) : 0;
     d.message_bytes = unpacked_bytes(c->message);
     r = enter(c, &p, &request, &d, e);
     if (r < 0)
         return r;
     p->inspect = !pin; /* a pin is work, for admins only */
     account_add(p->account, ACCOUNT_INSPECTS, p->inspect);
-    r = engine_inspect(engine, &request, &q);
+    r = engine_start(engine, &request);
     if (r < 0)
         pending_forget(p);
     return r;

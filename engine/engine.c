@@ -219,11 +219,6 @@ const struct model *engine_model(const struct engine *g)
     return engine_state(g) == ENGINE_READY ? g->model : NULL;
 }
 
-const struct tokenizer *engine_tokenizer(const struct engine *g)
-{
-    return engine_state(g) == ENGINE_READY ? g->tokenizer : NULL;
-}
-
 const struct chat_template *engine_chat_template(const struct engine *g)
 {
     return engine_state(g) == ENGINE_READY ? g->chat_template : NULL;
@@ -232,20 +227,16 @@ const struct chat_template *engine_chat_template(const struct engine *g)
 /* Bytes of input, which decide the pool's lane. */
 static size_t input_bytes(const struct engine_request *r)
 {
-    switch (r->input) {
-    case ENGINE_PROMPT:
-        return r->prompt.len;
-    case ENGINE_PROMPT_IDS:
-        return r->n_prompt_ids;
-    case ENGINE_CHAT:
-        break;
-    }
-    return chat_bytes(r->chat);
+    if (r->input == ENGINE_CHAT)
+        return chat_bytes(r->chat);
+    return r->input == ENGINE_PROMPT ? r->prompt.len : r->n_prompt_ids;
 }
 
-static int start(struct engine *g, const struct engine_request *r,
-                 const struct inspect_query *query, bool in_pool)
+int engine_start(struct engine *g, const struct engine_request *r)
 {
+    const enum inspect_kind looks = r->query.kind;
+    const bool in_pool =
+        r->kind != ENGINE_INSPECT || looks == INSPECT_CACHE_PIN || looks == INSPECT_EXPLAIN_PROMPT;
     const enum engine_state state = engine_state(g);
     struct event_list out = {0};
     struct job *j = calloc(1, sizeof(*j));
@@ -261,10 +252,8 @@ static int start(struct engine *g, const struct engine_request *r,
     j->engine = g;
     j->arrival_us = engine_now_us();
     j->request = *r;
-    if (query) {
-        j->request.client = query->viewer;
-        j->query = *query;
-    }
+    if (r->kind == ENGINE_INSPECT)
+        j->request.client = r->query.viewer;
     pthread_mutex_lock(&g->lock);
     ret = id_map_put(&g->jobs, r->id, j);
     if (ret == 0)
@@ -287,17 +276,6 @@ static int start(struct engine *g, const struct engine_request *r,
         job_fail(j, &out, ENGINE_E_INTERNAL, NULL, "the engine has failed");
     engine_publish(g, &out);
     return 0;
-}
-
-int engine_start(struct engine *g, const struct engine_request *r)
-{
-    return start(g, r, NULL, true);
-}
-
-int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q)
-{
-    must(r->kind == ENGINE_INSPECT);
-    return start(g, r, q, q->kind == INSPECT_CACHE_PIN || q->kind == INSPECT_EXPLAIN_PROMPT);
 }
 
 size_t engine_request_bytes(const struct engine_request *r)

@@ -26,9 +26,8 @@ struct engine_event;
 
 struct engine_options {
     const char *model_folder;
-    const struct backend_ops *backend; /* stays valid until engine_free */
-    struct backend_options
-        backend_options; /* progress is the engine's own; max_seq_len 0: the model's */
+    const struct backend_ops *backend;      /* stays valid until engine_free */
+    struct backend_options backend_options; /* progress: the engine's; max_seq_len 0: the model's */
     int32_t max_preemptions;
     int32_t max_step_ms; /* what a step with prompts aims at, see step_cost.h; 0: any */
     bool prefix_cache;
@@ -63,7 +62,7 @@ enum engine_kind {
     ENGINE_TOKENIZE,   /* a prompt to ids */
     ENGINE_DETOKENIZE, /* prompt_ids to text */
     ENGINE_RENDER,     /* a chat to the text of its prompt */
-    ENGINE_INSPECT,    /* by engine_inspect alone */
+    ENGINE_INSPECT,    /* see inspect.h; of a request id, input, query, owner and release count */
 };
 
 enum engine_input { ENGINE_PROMPT, ENGINE_PROMPT_IDS, ENGINE_CHAT };
@@ -85,6 +84,7 @@ struct engine_request {
                    * DETOKENIZE: they are left out */
     void *owner;
     void (*release)(void *owner);
+    struct inspect_query query; /* INSPECT; the input is the prompt of CACHE_PIN, EXPLAIN_PROMPT */
 
     /* GENERATE, checked by the caller as sampling.h says. */
     enum core_priority priority;
@@ -197,9 +197,8 @@ void engine_status(const struct engine *g, struct engine_status *out);
 
 /* From READY on; NULL before. */
 const struct model *engine_model(const struct engine *g);
-const struct tokenizer *engine_tokenizer(const struct engine *g);
-const struct chat_template *
-engine_chat_template(const struct engine *g); /* NULL: the model has none that is supported */
+/* NULL also where the model has none that is supported. */
+const struct chat_template *engine_chat_template(const struct engine *g);
 
 /* What a generate request takes of the engine's memory, by its choices, stops and biases, before
  * its answer. SIZE_MAX: more than fits. */
@@ -208,10 +207,6 @@ size_t engine_request_bytes(const struct engine_request *r);
 /* Answered by events, the last of which is terminal. The request is copied, not what it points to.
  * -ENOMEM, the only failure: nothing was taken and release is not called. */
 int engine_start(struct engine *g, const struct engine_request *r);
-
-/* Likewise: looks between two steps, once the prompt of CACHE_PIN or EXPLAIN_PROMPT is rendered and
- * encoded. Of the request, of kind ENGINE_INSPECT, only id, input, owner and release count. */
-int engine_inspect(struct engine *g, const struct engine_request *r, const struct inspect_query *q);
 
 /* Ends a generate request with ENGINE_DONE (reason CANCELLED): within a step where it runs or
  * waits, once the tokenizer pool comes to it where it is still to be encoded. Any other request

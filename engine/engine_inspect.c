@@ -1,6 +1,5 @@
 /* engine_inspect.c - answers the queries of inspect.h on the engine thread: the core's reports, and
  * the requests that are still in the tokenizer pool. */
-#include "engine/core/core_inspect.h"
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -14,14 +13,13 @@
 static int add_encoding(struct engine *g, const struct inspect_query *q, struct inspect_report *r)
 {
     const bool explain = q->kind == INSPECT_EXPLAIN_REQUEST;
-    const size_t limit = explain ? 1 : (size_t)(q->limit - r->n_requests);
     struct inspect_request *list;
     const struct job *j;
-    size_t at = 0, room;
+    size_t at = 0;
 
     pthread_mutex_lock(&g->lock);
-    room = limit < g->status.n_encoding ? limit : g->status.n_encoding;
-    list = reallocarray(r->requests, (size_t)r->n_requests + room + 1, sizeof(*list));
+    list =
+        reallocarray(r->requests, (size_t)r->n_requests + g->status.n_encoding + 1, sizeof(*list));
     if (list)
         r->requests = list;
     while (list && (j = id_map_next(&g->jobs, &at))) {
@@ -31,9 +29,8 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
             (explain && request->id != q->request) || (!q->all && request->client != q->viewer))
             continue;
         r->total++;
-        if (room == 0)
+        if (!explain && r->n_requests == q->limit)
             continue;
-        room--;
         list[r->n_requests++] = (struct inspect_request){
             .id = request->id,
             .client = request->client,
@@ -50,15 +47,6 @@ static int add_encoding(struct engine *g, const struct inspect_query *q, struct 
         r->why = INSPECT_WHY_ENCODING;
     }
     return list ? 0 : -ENOMEM;
-}
-
-static void send_report(struct engine *g, struct job *j, struct inspect_report *r)
-{
-    j->terminal.report = r;
-    j->terminal.bytes += sizeof(*r) + (size_t)r->n_requests * sizeof(*r->requests) +
-                         (size_t)r->n_clients * sizeof(*r->clients) + (size_t)r->n_map +
-                         (size_t)r->n_prefixes * sizeof(*r->prefixes);
-    job_end(j, ENGINE_REPORT, &g->out);
 }
 
 static void refuse(struct engine *g, struct job *j, int r)
@@ -102,6 +90,13 @@ static void refuse(struct engine *g, struct job *j, int r)
         job_fail(j, &g->out, ENGINE_E_TOO_LONG, "prompt",
                  "prompt: %zu tokens do not fit into a sequence of %d", n, g->status.max_seq_len);
         break;
+    case -ECANCELED:
+        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
+        break;
+    case -EDOM:
+        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL,
+                 "the model's output for this prompt is not finite");
+        break;
     default:
         job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL, "out of memory");
     }
@@ -114,72 +109,58 @@ static int compute(struct engine *g, struct job *j)
     int32_t block_len = g->options.backend_options.block_len;
     struct core_request cr = {
         .id = j->request.id,
-        .client = j->query.client,
+        .client = j->request.query.client,
         .priority = CORE_NORMAL,
         .n_prompt = (int32_t)j->prompt.n / block_len * block_len,
         .max_tokens = 1,
         .n = 1,
         .prompt = j->prompt.ids,
         .sampling = &greedy,
-        .cache_salt = j->query.cache_salt,
+        .cache_salt = j->request.query.cache_salt,
     };
     int r = core_admit(g->core, &cr, engine_now_us());
 
     return r > 0 ? -E2BIG : r;
 }
 
-static int inspect(struct engine *g, struct job *j, struct inspect_report **out)
+void engine_answer(struct engine *g, struct job *j, const struct core_event *computed)
 {
-    return core_inspect(out, g->core, &j->query, j->prompt.ids, (int32_t)j->prompt.n,
-                        engine_now_us());
-}
-
-void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished)
-{
+    const struct inspect_query *q = &j->request.query;
     struct inspect_report *report = NULL;
     int r;
 
-    switch (finished->reason) {
+    switch (computed ? computed->reason : CORE_REASON_NONE) {
     case CORE_REASON_NO_MEMORY:
-        refuse(g, j, -ENOMEM);
-        return;
-    case CORE_REASON_CANCELLED:
-        job_fail(j, &g->out, ENGINE_E_CANCELLED, NULL, "cancelled");
-        return;
-    case CORE_REASON_NUMERICS:
-        job_fail(j, &g->out, ENGINE_E_INTERNAL, NULL,
-                 "the model's output for this prompt is not finite");
-        return;
-    default:
+        r = -ENOMEM;
         break;
+    case CORE_REASON_CANCELLED:
+        r = -ECANCELED;
+        break;
+    case CORE_REASON_NUMERICS:
+        r = -EDOM;
+        break;
+    default:
+        r = core_inspect(&report, g->core, q, j->prompt.ids, (int32_t)j->prompt.n, engine_now_us());
     }
-    r = inspect(g, j, &report);
-    if (r != CORE_INSPECT_OK) {
-        refuse(g, j, r);
-        return;
-    }
-    report->cached_tokens = finished->usage.cached_tokens;
-    send_report(g, j, report);
-}
-
-void engine_answer(struct engine *g, struct job *j)
-{
-    const enum inspect_kind kind = j->query.kind;
-    struct inspect_report *report = NULL;
-    int r = inspect(g, j, &report);
-
-    if (r == CORE_INSPECT_ABSENT) {
+    if (r == CORE_INSPECT_ABSENT && !computed) {
         r = compute(g, j);
         if (r == 0)
             return;
-    } else if (r == 0 &&
-               (kind == INSPECT_REQUESTS || (kind == INSPECT_EXPLAIN_REQUEST && !report->found))) {
-        r = add_encoding(g, &j->query, report);
     }
-    if (r == 0) {
-        send_report(g, j, report);
+    if (r == 0 &&
+        (q->kind == INSPECT_REQUESTS || (q->kind == INSPECT_EXPLAIN_REQUEST && !report->found)))
+        r = add_encoding(g, q, report);
+    if (r != 0) {
+        inspect_report_free(report);
+        refuse(g, j, r);
         return;
     }
-    inspect_report_free(report);
-    refuse(g, j, r);
+    if (computed)
+        report->cached_tokens = computed->usage.cached_tokens;
+    j->terminal.report = report;
+    j->terminal.bytes += sizeof(*report) + (size_t)report->n_requests * sizeof(*report->requests) +
+                         (size_t)report->n_clients * sizeof(*report->clients) +
+                         (size_t)report->n_map +
+                         (size_t)report->n_prefixes * sizeof(*report->prefixes);
+    job_end(j, ENGINE_REPORT, &g->out);
 }

@@ -196,7 +196,7 @@ static bool answer_next(struct engine *g)
     began_us = engine_now_us();
     if (g->in_flight > 0 && began_us < g->inspect_us)
         return false;
-    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work));
+    engine_answer(g, CONTAINER_OF(work_queue_take(&g->inspects), struct job, work), NULL);
     ended_us = engine_now_us();
     g->inspect_us = ended_us + (ended_us - began_us) * REST;
     return true;
@@ -215,7 +215,7 @@ static bool handle(struct engine *g, const struct core_event *ev, struct engine_
     pthread_mutex_unlock(&g->lock);
     if (j->request.kind == ENGINE_INSPECT) { /* a pin being computed: only its end counts */
         if (ev->type == CORE_FINISHED)
-            engine_pin_computed(g, j, ev);
+            engine_answer(g, j, ev);
         return false;
     }
     switch (ev->type) {
@@ -286,12 +286,11 @@ static void sleep_idle(struct engine *g, uint64_t deadline_us)
 
 static int submit(struct engine *g, const struct batch *batch, struct err *e)
 {
+    const size_t i = batch->step % BACKEND_IN_FLIGHT;
     int r;
 
-    g->steps[batch->step % BACKEND_IN_FLIGHT] =
-        (struct engine_step){.submitted_us = engine_now_us(),
-                             .n_decodes = batch->n_decodes,
-                             .n_rows = batch->n_tokens - batch->n_decodes};
+    g->batches[i] = batch;
+    g->submitted_us[i] = engine_now_us();
     r = g->options.backend->submit(g->backend, batch, e);
     if (r == 0)
         g->in_flight++;
@@ -299,16 +298,16 @@ static int submit(struct engine *g, const struct batch *batch, struct err *e)
 }
 
 /* A step starts when it is submitted, or when the step before it ends. */
-static void learn_cost(struct engine *g, uint64_t number)
+static void learn_cost(struct engine *g, uint64_t step)
 {
-    const struct engine_step *s = &g->steps[number % BACKEND_IN_FLIGHT];
-    uint64_t now = engine_now_us();
-    uint64_t begin = s->submitted_us > g->committed_us ? s->submitted_us : g->committed_us;
+    const struct batch *b = g->batches[step % BACKEND_IN_FLIGHT];
+    const uint64_t submitted = g->submitted_us[step % BACKEND_IN_FLIGHT], now = engine_now_us();
+    const uint64_t begin = submitted > g->committed_us ? submitted : g->committed_us;
 
     g->committed_us = now;
-    if (s->submitted_us <= g->resumed_us)
+    if (submitted <= g->resumed_us)
         return;
-    step_cost_learn(&g->cost, s->n_decodes, s->n_rows, (double)(now - begin));
+    step_cost_learn(&g->cost, b->n_decodes, b->n_tokens - b->n_decodes, (double)(now - begin));
     core_set_cost(g->core, &g->cost);
 }
 

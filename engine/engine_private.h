@@ -39,7 +39,6 @@ struct job {
     atomic_bool cancelled;
     uint64_t arrival_us;
     struct engine_request request;
-    struct inspect_query query;    /* ENGINE_INSPECT */
     struct token_list prompt;      /* encoded */
     struct generation *generation; /* ENGINE_GENERATE, in the core */
 };
@@ -49,12 +48,6 @@ struct engine_end {
     uint64_t id;
     int32_t choice;
     bool lost;
-};
-
-/* What step times are learnt from: one step in flight. */
-struct engine_step {
-    uint64_t submitted_us;
-    int32_t n_decodes, n_rows; /* rows of prompts */
 };
 
 struct engine {
@@ -93,8 +86,10 @@ struct engine {
     uint64_t inspect_us;        /* earliest time for the next one while steps are in flight */
     struct event_list out;      /* not yet published */
     struct step_cost cost;
-    struct engine_step steps[BACKEND_IN_FLIGHT]; /* step n is steps[n % BACKEND_IN_FLIGHT] */
-    uint64_t committed_us;                       /* when the last step was read back */
+    /* Step n is at n % BACKEND_IN_FLIGHT; its batch stays until it is committed. */
+    const struct batch *batches[BACKEND_IN_FLIGHT];
+    uint64_t submitted_us[BACKEND_IN_FLIGHT];
+    uint64_t committed_us;   /* when the last step was read back */
     uint64_t resumed_us;     /* end of the last pause: earlier steps' times are not learnt */
     struct engine_end *ends; /* [max_seqs] */
     int in_flight;
@@ -126,9 +121,8 @@ __attribute__((format(printf, 5, 6))) void job_fail(struct job *j, struct event_
                                                     const char *fmt, ...);
 
 /* engine_inspect.c */
-void engine_answer(struct engine *g, struct job *j); /* takes it over */
-/* The core has computed a prompt that is to be pinned. */
-void engine_pin_computed(struct engine *g, struct job *j, const struct core_event *finished);
+/* Takes the job over. computed: the core has computed the prompt that it pins; else NULL. */
+void engine_answer(struct engine *g, struct job *j, const struct core_event *computed);
 
 /* engine_loop.c */
 void *engine_main(void *engine);

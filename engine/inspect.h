@@ -35,7 +35,6 @@ enum inspect_kind {
 
 enum { INSPECT_MAX_ENTRIES = 10000, INSPECT_HEAD_IDS = 32, INSPECT_OTHER_IDS = 8 };
 
-/* The prompt of CACHE_PIN and EXPLAIN_PROMPT goes beside it: see engine_inspect(). */
 struct inspect_query {
     enum inspect_kind kind;
     uint64_t viewer;
@@ -68,7 +67,7 @@ struct inspect_request {
     int32_t place; /* in the queue, 1 is next; 0: does not wait */
     int32_t n;     /* choices */
     int32_t prompt_tokens, cached_tokens, computed_tokens, generated_tokens, max_tokens;
-    int32_t blocks, shared; /* held; of those, also held by other requests */
+    int32_t blocks, shared; /* in use; of those, also by other requests */
     int32_t preemptions;
     uint64_t arrival_us, start_us, first_us; /* CLOCK_MONOTONIC; 0: not yet */
 };

@@ -1,10 +1,9 @@
 /* core_cache.c - inspect requests about the prefix cache: list, clear, pin, explain a prompt; see
- * core_inspect.h. */
+ * core.h. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/core/core_inspect.h"
 #include "engine/util/must.h"
 #include "engine/util/plant.h"
 

@@ -1,6 +1,4 @@
-/* core_inspect.c - what runs, what waits and what each request holds; see core_inspect.h. */
-#include "engine/core/core_inspect.h"
-
+/* core_inspect.c - what runs, what waits and what each request holds; see core.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

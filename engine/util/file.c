@@ -23,14 +23,14 @@ int file_open(int *fd, uint64_t *bytes, int dir, const char *name, struct err *e
             return err_set(e, -EINVAL, "%s: is not a regular file", name);
         return err_set(e, rc, "%s: cannot be opened: %s", name, strerror(-rc));
     }
-    if (fstat(f, &st) < 0) {
+    rc = 0;
+    if (fstat(f, &st) < 0)
         rc = err_set(e, -errno, "%s: fstat: %s", name, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = err_set(e, -EINVAL, "%s: is not a regular file", name);
+    if (rc < 0) {
         close(f);
         return rc;
-    }
-    if (!S_ISREG(st.st_mode)) {
-        close(f);
-        return err_set(e, -EINVAL, "%s: is not a regular file", name);
     }
     *bytes = (uint64_t)st.st_size;
     *fd = f;
@@ -74,27 +74,22 @@ int file_read_all(char **text, size_t *bytes, int dir, const char *name, size_t 
     rc = file_open(&fd, &size, dir, name, e);
     if (rc < 0)
         return rc;
-    if (size > max_bytes) {
+    if (size > max_bytes)
         rc = err_set(e, -EFBIG, "%s: %llu bytes; at most %zu are read", name,
                      (unsigned long long)size, max_bytes);
-        goto out;
-    }
-    buf = malloc((size_t)size + 1);
-    if (!buf) {
+    else if (!(buf = malloc((size_t)size + 1)))
         rc = err_set(e, -ENOMEM, "%s: no memory for %llu bytes", name, (unsigned long long)size);
-        goto out;
+    else
+        rc = file_read(fd, name, 0, buf, (size_t)size, e);
+    close(fd);
+    if (rc < 0) {
+        free(buf);
+        return rc;
     }
-    rc = file_read(fd, name, 0, buf, (size_t)size, e);
-    if (rc < 0)
-        goto out;
     buf[size] = '\0';
     *bytes = (size_t)size;
     *text = buf;
-    buf = NULL;
-out:
-    free(buf);
-    close(fd);
-    return rc;
+    return 0;
 }
 
 int file_read_folder(char **text, size_t *bytes, const char *folder, const char *name,

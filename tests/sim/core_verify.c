@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "engine/core/core_impl.h"
-#include "engine/core/core_inspect.h"
 
 /* ---- blocks */
 

@@ -4,7 +4,7 @@
 #define NVLLM_TESTS_SIM_SIM_WORLD_IMPL_H
 
 #include "engine/core/core_impl.h"
-#include "engine/core/core_inspect.h"
+#include "engine/inspect.h"
 #include "tests/sim/core_verify.h"
 #include "tests/sim/rng.h"
 #include "tests/sim/sim_backend.h"

@@ -2,7 +2,7 @@
 #ifndef NVLLM_TESTS_UNIT_CORE_RIG_H
 #define NVLLM_TESTS_UNIT_CORE_RIG_H
 
-#include "engine/core/core_inspect.h"
+#include "engine/inspect.h"
 #include "tests/sim/sim_backend.h"
 
 enum { RIG_MAX_EVENTS = 4096, RIG_MAX_PROMPT = 512 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/core/core_inspect.h"
+#include "engine/inspect.h"
 #include "tests/unit/core_rig.h"
 #include "tests/unit/cpu_time.h"
 #include "tests/unit/run_suite.h"

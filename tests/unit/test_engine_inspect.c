@@ -17,8 +17,9 @@ static void ask(struct engine *g, uint64_t id, const struct inspect_query *q)
 
     r.id = id;
     r.kind = ENGINE_INSPECT;
+    r.query = *q;
     atomic_fetch_add(&n_owned, r.release != NULL);
-    ck_assert_int_eq(engine_inspect(g, &r, q), 0);
+    ck_assert_int_eq(engine_start(g, &r), 0);
 }
 
 static struct inspect_query query(enum inspect_kind kind)
