@@ -22,10 +22,8 @@ enum {
 /* Blocks that a sequence needs to get through its known tokens and begin to decode. */
 static int32_t blocks_to_begin(const struct core *c, const struct sequence *s)
 {
-    int32_t n = core_blocks_for(c, sequence_n_tokens(s)) + 1;
-    int32_t total = core_blocks_for(c, s->request->n_prompt + s->request->max_tokens - 1);
-
-    return n < total ? n : total;
+    return least(core_blocks_for(c, sequence_n_tokens(s)) + 1,
+                 core_blocks_for(c, s->request->n_prompt + s->request->max_tokens - 1));
 }
 
 /* Blocks promised to running sequences: to those in prefill all that they begin with, to each
@@ -94,7 +92,7 @@ static int32_t positions_to_come(const struct core *c, const struct sequence *a,
 
     if (a->state == SEQ_PREFILL && a->request->priority >= s->request->priority)
         return n;
-    return a->n_planned < n ? a->n_planned : n;
+    return least(a->n_planned, n);
 }
 
 /* Where another sequence computes the block after the n that s found, s waits until that one has
@@ -111,7 +109,7 @@ static bool wait_for_prefix(struct core *c, struct sequence *s, int32_t n, int32
             !prefix_cache_node(c->cache, a->chain))
             continue;
         end = positions_to_come(c, a, s) / (int32_t)len;
-        if (end <= n || (end = equal_blocks(c, a, s, end < max ? end : max)) <= n)
+        if (end <= n || (end = equal_blocks(c, a, s, least(end, max))) <= n)
             continue;
         core_hold_back(s, SEQ_WAITING_PREFIX, &a->waiters);
         s->prefix_blocks = end;

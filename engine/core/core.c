@@ -35,7 +35,7 @@ static int alloc_arrays(struct core *c)
     size_t n_seqs = (size_t)o->max_seqs;
     const struct batch max = {
         .n_tokens = o->max_batch_tokens,
-        .n_seqs = o->max_seqs < o->max_batch_tokens ? o->max_seqs : o->max_batch_tokens,
+        .n_seqs = least(o->max_seqs, o->max_batch_tokens),
         .max_blocks = c->max_blocks,
         .n_history = o->max_seq_len,
         .n_masks = o->max_masks,
@@ -69,9 +69,7 @@ int core_new(struct core **out, const struct core_options *options)
     if (!c)
         return -ENOMEM;
     c->options = *options;
-    c->max_blocks = core_blocks_for(c, options->max_seq_len);
-    if (c->max_blocks > options->n_blocks)
-        c->max_blocks = options->n_blocks;
+    c->max_blocks = least(core_blocks_for(c, options->max_seq_len), options->n_blocks);
     list_init(&c->all);
     list_init(&c->prefilling);
     list_init(&c->decoding);

@@ -30,8 +30,8 @@ enum core_priority { CORE_LOW, CORE_NORMAL, CORE_HIGH, CORE_N_PRIORITIES };
 struct core_options {
     int32_t n_blocks;
     int32_t block_len;        /* power of two, 16 .. 4096 */
-    int32_t max_batch_tokens; /* rows of a step; may be smaller than max_seqs: decodes then take
-                                 turns */
+    int32_t max_batch_tokens; /* rows of a step; may be smaller than max_seqs: decodes then
+                                 alternate */
     int32_t max_seqs;         /* running sequences */
     int32_t max_seq_len;      /* tokens of a sequence: the model's length */
     int32_t max_preemptions;  /* a sequence preempted so often is no victim any more; 3 */
@@ -134,7 +134,7 @@ void core_free(struct core *c);
  * it begins with itself. */
 int32_t core_room(const struct core *c, const struct core_request *r);
 
-/* Whose share is not the usual: see fair.h. The array is taken over. */
+/* Sets the shares of users that do not have the usual one, see fair.h. Takes over the array. */
 struct fair_share;
 void core_set_shares(struct core *c, struct fair_share *shares, int32_t n);
 
@@ -166,7 +166,7 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
  * next token is being sampled. */
 bool core_set_mask(struct core *c, uint64_t id, int32_t choice, const uint32_t *masks, int32_t n);
 
-/* Ends what is past its deadline; the next moment to call it again, or 0 for none. */
+/* Ends the requests past their deadline. Returns when to call it again, or 0 for never. */
 uint64_t core_expire(struct core *c, uint64_t now_us);
 
 /* What steps cost and may take, from the next one on; nothing is known until it is called. */
@@ -177,7 +177,7 @@ void core_set_cost(struct core *c, const struct step_cost *cost);
  * tiers a step may have no rows, also when there is no request. */
 int core_next(struct core *c, const struct batch **batch, uint64_t now_us);
 
-/* What the oldest step in flight gave. */
+/* Takes the result of the oldest step in flight. */
 void core_commit(struct core *c, const struct step_result *result, uint64_t now_us);
 
 /* Events since the last call, in order; the array holds until the next call of any core function.

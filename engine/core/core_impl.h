@@ -39,7 +39,7 @@ struct core {
     uint64_t last_order;
 
     struct list prefilling; /* in order of admission */
-    struct list decoding;   /* who was planned longest ago first */
+    struct list decoding;   /* the least recently planned first */
     struct list draining;
     struct list loading;
     int32_t n_prefilling, n_decoding;
@@ -130,14 +130,14 @@ static inline int32_t core_n_running(const struct core *c)
 
 /* core.c */
 void core_emit(struct core *c, const struct core_event *e);
-/* A sequence that waits: in the queue, or elsewhere until its prefix is there; and neither. */
+/* Puts a sequence in the queue; lets it wait outside until its prefix is there; ends either. */
 void core_enqueue(struct sequence *s);
 void core_hold_back(struct sequence *s, enum sequence_state state, struct list *waiters);
 void core_unqueue(struct sequence *s);
 /* Takes a running sequence from its list: nothing is planned for it any more. Its blocks return
  * at once, or where a step in flight has it, with that step. */
 void core_halt(struct core *c, struct sequence *s, enum sequence_state state);
-/* Those that wait for what writer computes, where it is written; or all. */
+/* Queues the sequences whose prefix writer has written, or all that wait for writer. */
 void core_wake(struct core *c, struct sequence *writer, bool all);
 void core_end_choice(struct core *c, struct sequence *s, enum core_reason reason, uint64_t now_us);
 void core_end_request(struct core *c, struct request *q, enum core_reason reason, uint64_t now_us);

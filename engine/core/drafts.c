@@ -21,7 +21,7 @@ int32_t core_draft(struct core *c, uint64_t id, int32_t choice, const int32_t *t
 
     if (!s || !s->request->drafts || c->options.replay || sampling_needs_history(&s->sampling))
         return 0;
-    s->n_drafts = n < CORE_MAX_DRAFTS ? n : CORE_MAX_DRAFTS;
+    s->n_drafts = least(n, CORE_MAX_DRAFTS);
     for (int32_t i = 0; i < s->n_drafts; i++) {
         must(tokens[i] >= 0);
         s->drafts[i] = tokens[i];
@@ -52,17 +52,13 @@ bool core_may_sample(const struct core *c, const struct step *st, const struct s
 
 int32_t core_n_drafts(const struct core *c, const struct step *st, const struct sequence *s)
 {
-    int32_t n = s->n_drafts, rows = st->max.n_seqs - st->n_drafts;
-    int32_t length = s->request->max_tokens - s->n_generated - 1;
+    int32_t n = least(s->n_drafts, s->request->max_tokens - s->n_generated - 1);
 
     /* Each running sequence may take one of the wanted rows. */
-    if (n > rows - core_n_running(c))
-        n = rows > core_n_running(c) ? rows - core_n_running(c) : 0;
-    if (s->request->masks && n > s->n_masks - 1)
-        n = s->n_masks - 1;
-    if (s->request->masks && n > c->options.max_masks - st->n_masks - 1)
-        n = c->options.max_masks - st->n_masks - 1;
-    return n < length ? n : length;
+    n = least(n, st->max.n_seqs - st->n_drafts - core_n_running(c));
+    if (s->request->masks)
+        n = least(n, least(s->n_masks, c->options.max_masks - st->n_masks) - 1);
+    return n > 0 ? n : 0;
 }
 
 void core_want_rows(struct step *st, struct step_entry *e, int32_t n_drafts)

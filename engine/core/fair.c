@@ -309,11 +309,6 @@ static void set_price(struct fair *f, int32_t decodes)
     f->base_us = one - f->decode_us;
 }
 
-static int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 static double alone_us(const struct fair *f, const struct fair_user *u, int32_t max_rows)
 {
     const int32_t decodes = least(u->decodes, max_rows);

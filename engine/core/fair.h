@@ -124,6 +124,11 @@ double fair_step_limit(struct fair *f, int32_t max_rows);
 void fair_charge(struct fair *f, struct fair_user *u, int32_t decodes, int32_t rows);
 void fair_step_end(struct fair *f);
 
+static inline int32_t least(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* By how much a user's virtual time grows with so many µs. */
 static inline double fair_vtime_of(const struct fair_user *u, double us)
 {

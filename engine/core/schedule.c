@@ -34,11 +34,6 @@ struct plan {
     bool decodes_full, prompts_full;
 };
 
-static int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- blocks */
 
 static bool take_block(struct core *c, struct sequence *s)

@@ -1,7 +1,7 @@
 /* sequence.h - one request and the timelines of its choices.
  *
- * Plain data shared by the files of the core, with the questions that follow from it alone; who
- * changes it is schedule.c, commit.c and core.c. */
+ * Plain data shared by the files of the core, with the functions that need nothing else;
+ * schedule.c, commit.c and core.c change it. */
 #ifndef NVLLM_ENGINE_CORE_SEQUENCE_H
 #define NVLLM_ENGINE_CORE_SEQUENCE_H
 

@@ -121,11 +121,6 @@ static void count_rows(struct world *w, const struct step *st, struct rows rows[
     }
 }
 
-static int32_t least(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* No step takes longer than each user of the highest class has it alone, by its share. */
 static const char *check_limit(const struct world *w, const struct rows rows[N_CLIENTS],
                                const struct batch *b)
