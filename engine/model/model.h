@@ -105,8 +105,6 @@ void model_close(struct model *m);
  * config.json has a problem. */
 int model_check(int32_t *vocab_size, const char *folder, FILE *out);
 
-const char *model_name(const struct model *m); /* last component of the folder's real path */
-const char *model_folder(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);
 
