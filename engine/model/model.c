@@ -24,8 +24,6 @@ enum {
 };
 
 struct model {
-    char *folder; /* as given */
-    char *real;   /* with links resolved */
     struct model_config config;
     struct model_defaults defaults;
     struct model_files files;
@@ -177,11 +175,7 @@ static void open_folder(struct model **out, const char *folder, struct problems 
     int dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     *out = m;
-    if (dir >= 0 && m) {
-        m->real = realpath(folder, NULL);
-        m->folder = m->real ? strdup(folder) : NULL;
-    }
-    if (!m || !m->folder)
+    if (!m || dir < 0)
         problems_add(p, -errno, "%s: %s", folder, strerror(errno));
     else
         load(m, dir, p);
@@ -219,21 +213,7 @@ void model_close(struct model *m)
     if (!m)
         return;
     model_files_close(&m->files);
-    free(m->folder);
-    free(m->real);
     free(m);
-}
-
-const char *model_name(const struct model *m)
-{
-    const char *slash = strrchr(m->real, '/');
-
-    return slash && slash[1] ? slash + 1 : m->real;
-}
-
-const char *model_folder(const struct model *m)
-{
-    return m->folder;
 }
 
 const struct model_config *model_config(const struct model *m)

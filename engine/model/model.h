@@ -11,13 +11,43 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "engine/model/matrix.h"
 #include "engine/util/err.h"
 
 enum {
     MODEL_MAX_EOS = 16,
     MODEL_MAX_RANK = 4,
 };
+
+enum dtype { DTYPE_BF16, DTYPE_F16, DTYPE_F32, N_DTYPES };
+
+struct dtype_info {
+    const char *name;        /* in reports: "bf16" */
+    const char *safetensors; /* "BF16" */
+    const char *torch;       /* in config.json: "bfloat16" */
+    uint32_t bytes;
+};
+
+extern const struct dtype_info dtype_info[N_DTYPES];
+
+/* A weight in memory: y [n] = w [n, k] * x [k]. A vector (a norm, a bias) has k = 1. */
+struct matrix {
+    void *data; /* NULL: the model has no such weight */
+    enum dtype dtype;
+    void *scales; /* of a quantized dtype; NULL for those above */
+    int32_t n;    /* outputs */
+    int32_t k;    /* inputs */
+    int64_t ld;   /* elements from one row to the next; those beyond k are zeros */
+};
+
+static inline void *matrix_row(const struct matrix *m, int64_t row)
+{
+    return (char *)m->data + row * m->ld * dtype_info[m->dtype].bytes;
+}
+
+static inline uint64_t matrix_bytes(const struct matrix *m)
+{
+    return (uint64_t)m->n * (uint64_t)m->ld * dtype_info[m->dtype].bytes;
+}
 
 /* The network's shape and features, from config.json. */
 struct model_config {
@@ -75,8 +105,6 @@ void model_close(struct model *m);
  * config.json has a problem. */
 int model_check(int32_t *vocab_size, const char *folder, FILE *out);
 
-const char *model_name(const struct model *m); /* last component of the folder's real path */
-const char *model_folder(const struct model *m);
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);
 

@@ -3,6 +3,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +39,8 @@ int safetensors_header_bytes(size_t *out, const char *file, const void *first, u
     uint64_t n;
 
     if (file_bytes < SAFETENSORS_LENGTH_BYTES)
-        return err_set(e, -EINVAL, "%s: %llu bytes are too few for a safetensors file", file,
-                       (unsigned long long)file_bytes);
+        return err_set(e, -EINVAL, "%s: %" PRIu64 " bytes are too few for a safetensors file", file,
+                       file_bytes);
     if (memcmp(first, "version ", SAFETENSORS_LENGTH_BYTES) == 0)
         return err_set(e, -EINVAL,
                        "%s: is a git-lfs pointer and not the weights; fetch them with `git lfs "
@@ -48,11 +49,12 @@ int safetensors_header_bytes(size_t *out, const char *file, const void *first, u
     memcpy(&n, first, sizeof(n));
     n = le64toh(n);
     if (n > SAFETENSORS_MAX_HEADER)
-        return err_set(e, -EINVAL, "%s: a header of %llu bytes; the format allows %d", file,
-                       (unsigned long long)n, SAFETENSORS_MAX_HEADER);
+        return err_set(e, -EINVAL, "%s: a header of %" PRIu64 " bytes; the format allows %d", file,
+                       n, SAFETENSORS_MAX_HEADER);
     if (n > file_bytes - SAFETENSORS_LENGTH_BYTES)
-        return err_set(e, -EINVAL, "%s: a header of %llu bytes in a file of %llu: truncated?", file,
-                       (unsigned long long)n, (unsigned long long)file_bytes);
+        return err_set(e, -EINVAL,
+                       "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 ": truncated?",
+                       file, n, file_bytes);
     *out = (size_t)n;
     return 0;
 }
@@ -117,10 +119,9 @@ static int parse_offsets(struct tensor *t, const char *file, const json_t *value
     end = (uint64_t)json_integer_value(last);
     if (begin > end || end > data_bytes)
         return REFUSE(-EINVAL,
-                      "data_offsets: %llu .. %llu lies outside the file's %llu bytes of data%s",
-                      (unsigned long long)begin, (unsigned long long)end,
-                      (unsigned long long)data_bytes,
-                      begin <= end ? ": truncated? Download it again" : "");
+                      "data_offsets: %" PRIu64 " .. %" PRIu64 " lies outside the file's %" PRIu64
+                      " bytes of data%s",
+                      begin, end, data_bytes, begin <= end ? ": truncated? Download it again" : "");
     t->offset = data_start + begin;
     t->bytes = end - begin;
     return 0;
@@ -144,8 +145,8 @@ static int parse_entry(struct tensor *t, const char *file, const json_t *value, 
     if (rc < 0)
         return rc;
     if (!u64_mul(&n_bits, n_elements, bits) || n_bits % 8 != 0 || n_bits / 8 != t->bytes)
-        return REFUSE(-EINVAL, "data_offsets: %llu bytes for %llu elements of %s",
-                      (unsigned long long)t->bytes, (unsigned long long)n_elements, t->type);
+        return REFUSE(-EINVAL, "data_offsets: %" PRIu64 " bytes for %" PRIu64 " elements of %s",
+                      t->bytes, n_elements, t->type);
     return 0;
 }
 
@@ -192,13 +193,13 @@ static int check_layout(struct tensor *tensors, size_t n, const char *file, uint
         if (t->offset < end)
             return REFUSE(-EINVAL, "data_offsets: overlaps %.120s", tensors[i - 1].name);
         if (t->offset > end)
-            return REFUSE(-EINVAL, "data_offsets: a hole of %llu bytes before it",
-                          (unsigned long long)(t->offset - end));
+            return REFUSE(-EINVAL, "data_offsets: a hole of %" PRIu64 " bytes before it",
+                          (t->offset - end));
         end = t->offset + t->bytes;
     }
     if (end != file_bytes)
-        return err_set(e, -EINVAL, "%s: %llu bytes after the last tensor", file,
-                       (unsigned long long)(file_bytes - end));
+        return err_set(e, -EINVAL, "%s: %" PRIu64 " bytes after the last tensor", file,
+                       (file_bytes - end));
     qsort(tensors, n, sizeof(*tensors), by_name);
     return 0;
 }

@@ -52,23 +52,17 @@ void tensor_spec_name(char out[TENSOR_NAME_BYTES], const struct tensor_spec *t, 
 /* The limits of model_config.c keep every product of two sizes far below 2^63. */
 int64_t tensor_dim_size(const struct model_config *c, enum tensor_dim dim)
 {
-    switch (dim) {
-    case DIM_VOCAB:
-        return c->vocab_size;
-    case DIM_HIDDEN:
-        return c->hidden_dim;
-    case DIM_Q:
-        return (int64_t)c->n_heads * c->head_dim;
-    case DIM_KV:
-        return (int64_t)c->n_kv_heads * c->head_dim;
-    case DIM_FFN:
-        return c->ffn_dim;
-    case DIM_HEAD:
-        return c->head_dim;
-    case DIM_1:
-        break;
-    }
-    return 1;
+    const int64_t sizes[] = {
+        [DIM_1] = 1,
+        [DIM_VOCAB] = c->vocab_size,
+        [DIM_HIDDEN] = c->hidden_dim,
+        [DIM_Q] = (int64_t)c->n_heads * c->head_dim,
+        [DIM_KV] = (int64_t)c->n_kv_heads * c->head_dim,
+        [DIM_FFN] = c->ffn_dim,
+        [DIM_HEAD] = c->head_dim,
+    };
+
+    return sizes[dim];
 }
 
 struct tensor tensor_of_spec(const struct tensor_spec *t, const struct model_config *c)

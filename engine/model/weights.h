@@ -9,7 +9,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/model/matrix.h"
 #include "engine/model/model.h"
 #include "engine/model/tensor_table.h"
 

@@ -147,49 +147,38 @@ void chat_write(struct chat_writer *w, const char *literal)
     w->ranges[w->n_ranges++] = (struct text_range){start, w->len};
 }
 
-static int parse_value(struct chat_checked *c, const char *path, struct text text, struct err *e)
+static int check_json(struct text text, const char *path, bool object, struct err *e)
 {
-    int r = json_parse(&c->values[c->n_values], path, text.data, text.len,
-                       JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
+    json_t *value;
+    int r = json_parse(&value, path, text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, e);
 
-    c->n_values += r == 0;
+    if (r)
+        return r;
+    if (object && !json_is_object(value))
+        r = err_set(e, -EINVAL, "%s: is %s, not an object", path, json_type_name(value));
+    json_decref(value);
     return r;
 }
 
-/* Parses tools and arguments. */
-static int parse_values(struct chat_checked *c, struct err *e)
+/* Tools and arguments are JSON. */
+static int check_values(const struct chat *chat, struct err *e)
 {
-    const struct chat *chat = c->chat;
-    size_t n = chat->n_tools;
     char path[80];
+    int r = 0;
 
-    for (size_t i = 0; i < chat->n_messages; i++)
-        n += chat->messages[i].n_tool_calls;
-    c->values = calloc(n + 1, sizeof(*c->values));
-    if (!c->values)
-        return err_set(e, -ENOMEM, "messages: not enough memory");
-    for (size_t i = 0; i < chat->n_tools; i++) {
-        int r;
-
+    for (size_t i = 0; i < chat->n_tools && !r; i++) {
         snprintf(path, sizeof(path), "tools[%zu]", i);
-        r = parse_value(c, path, chat->tools[i], e);
-        if (r < 0)
-            return r;
-        if (!json_is_object(c->values[i]))
-            return err_set(e, -EINVAL, "%s: is %s, not an object", path,
-                           json_type_name(c->values[i]));
+        r = check_json(chat->tools[i], path, true, e);
     }
     for (size_t i = 0; i < chat->n_messages; i++) {
-        for (size_t k = 0; k < chat->messages[i].n_tool_calls; k++) {
-            int r;
+        const struct chat_message *m = &chat->messages[i];
 
+        for (size_t k = 0; k < m->n_tool_calls && !r; k++) {
             snprintf(path, sizeof(path), "messages[%zu].tool_calls[%zu].arguments", i, k);
-            r = parse_value(c, path, chat->messages[i].tool_calls[k].arguments_json, e);
-            if (r < 0)
-                return r;
+            r = check_json(m->tool_calls[k].arguments_json, path, false, e);
         }
     }
-    return 0;
+    return r;
 }
 
 static int check_roles(const struct chat *chat, struct err *e)
@@ -232,24 +221,20 @@ size_t chat_bytes(const struct chat *chat)
 int chat_render(const struct chat_template *t, const struct chat *chat, struct chat_text *out,
                 struct err *e)
 {
-    struct chat_checked c = {.chat = chat};
     struct chat_writer w = {0};
     int r = check_roles(chat, e);
 
     if (!r)
-        r = parse_values(&c, e);
+        r = check_values(chat, e);
     if (!r) {
         chat_write_text(&w, (struct text){0}); /* room for the NUL of an empty prompt */
-        t->render(&w, &c);
+        t->render(&w, chat);
         r = w.error;
         if (r)
             err_set(e, r,
                     r == -E2BIG ? "messages: the prompt is too long"
                                 : "messages: not enough memory");
     }
-    while (c.n_values)
-        json_decref(c.values[--c.n_values]);
-    free(c.values);
     if (r) {
         free(w.data);
         free(w.ranges);

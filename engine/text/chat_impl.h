@@ -2,7 +2,6 @@
 #ifndef NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 #define NVLLM_ENGINE_TEXT_CHAT_IMPL_H
 
-#include <jansson.h>
 #include <string.h>
 
 #include "engine/text/chat.h"
@@ -19,20 +18,15 @@ struct chat_writer {
 void chat_write(struct chat_writer *w, const char *literal);   /* the template's own text */
 void chat_write_text(struct chat_writer *w, struct text text); /* text of the request */
 
-/* A JSON value as Python's json.dumps(value, ensure_ascii=False) writes it, as request text. */
-void chat_write_json(struct chat_writer *w, const json_t *value);
+/* JSON text, which has been checked, as Python's json.dumps(value, ensure_ascii=False) writes its
+ * value, as request text. With bare_strings a string is written without quotes. */
+void chat_write_json(struct chat_writer *w, struct text json, bool bare_strings);
 
-/* A checked chat: known roles, at least one message, JSON parsed. */
-struct chat_checked {
-    const struct chat *chat;
-    json_t **values; /* [n_values] of the tools, which are objects, then of all calls' arguments */
-    size_t n_values;
-};
-
-/* A family of templates. Its renderer refuses nothing. */
+/* A family of templates. Its renderer refuses nothing: roles are known, there is a message, tools
+ * are objects and arguments JSON. */
 struct chat_template {
     const char *name;
-    void (*render)(struct chat_writer *w, const struct chat_checked *c);
+    void (*render)(struct chat_writer *w, const struct chat *chat);
 };
 
 enum { CHAT_TINY, CHAT_QWEN3, CHAT_QWEN25, N_CHAT_TEMPLATES };

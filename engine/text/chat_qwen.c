@@ -83,12 +83,12 @@ static bool has_role(const struct chat *chat, size_t i, const char *role)
     return i < chat->n_messages && text_is(chat->messages[i].role, role);
 }
 
-static void write_tools(struct chat_writer *w, const struct chat_checked *c)
+static void write_tools(struct chat_writer *w, const struct chat *chat)
 {
     chat_write(w, tools_head);
-    for (size_t i = 0; i < c->chat->n_tools; i++) {
+    for (size_t i = 0; i < chat->n_tools; i++) {
         chat_write(w, "\n");
-        chat_write_json(w, c->values[i]);
+        chat_write_json(w, chat->tools[i], false);
     }
     chat_write(w, tools_tail);
 }
@@ -116,39 +116,32 @@ static void write_tool_response(struct chat_writer *w, const struct chat *chat, 
 }
 
 static void write_tool_call(struct chat_writer *w, const struct chat_tool_call *call,
-                            const json_t *arguments, bool quote_strings)
+                            bool bare_strings)
 {
     chat_write(w, "<tool_call>\n{\"name\": \"");
     chat_write_text(w, call->name);
     chat_write(w, "\", \"arguments\": ");
-    if (json_is_string(arguments) && !quote_strings)
-        chat_write_text(w,
-                        (struct text){json_string_value(arguments), json_string_length(arguments)});
-    else
-        chat_write_json(w, arguments);
+    chat_write_json(w, call->arguments_json, bare_strings);
     chat_write(w, "}\n</tool_call>");
 }
 
 /* All messages but a system message at the beginning. */
-static void write_messages(struct chat_writer *w, const struct chat_checked *c,
+static void write_messages(struct chat_writer *w, const struct chat *chat,
                            void (*write_answer)(struct chat_writer *w, const struct chat *chat,
-                                                size_t i, json_t **arguments, size_t query),
+                                                size_t i, size_t query),
                            size_t query)
 {
-    json_t **arguments = c->values + c->chat->n_tools;
-
-    for (size_t i = 0; i < c->chat->n_messages; i++) {
-        const struct chat_message *m = &c->chat->messages[i];
+    for (size_t i = 0; i < chat->n_messages; i++) {
+        const struct chat_message *m = &chat->messages[i];
 
         if (text_is(m->role, "user"))
             write_message(w, "user", content_of(m));
         else if (text_is(m->role, "system") && i)
             write_message(w, "system", content_of(m));
         else if (text_is(m->role, "assistant"))
-            write_answer(w, c->chat, i, arguments, query);
+            write_answer(w, chat, i, query);
         else if (text_is(m->role, "tool"))
-            write_tool_response(w, c->chat, i);
-        arguments += m->n_tool_calls;
+            write_tool_response(w, chat, i);
     }
 }
 
@@ -178,7 +171,7 @@ static size_t last_query(const struct chat *chat)
 }
 
 static void write_qwen3_answer(struct chat_writer *w, const struct chat *chat, size_t i,
-                               json_t **arguments, size_t query)
+                               size_t query)
 {
     const struct chat_message *m = &chat->messages[i];
     struct text content = content_of(m), reasoning = {0};
@@ -202,14 +195,13 @@ static void write_qwen3_answer(struct chat_writer *w, const struct chat *chat, s
     for (size_t k = 0; k < m->n_tool_calls; k++) {
         if (k || content.len)
             chat_write(w, "\n");
-        write_tool_call(w, &m->tool_calls[k], arguments[k], false);
+        write_tool_call(w, &m->tool_calls[k], true);
     }
     chat_write(w, "<|im_end|>\n");
 }
 
-static void render_qwen3(struct chat_writer *w, const struct chat_checked *c)
+static void render_qwen3(struct chat_writer *w, const struct chat *chat)
 {
-    const struct chat *chat = c->chat;
     bool system = has_role(chat, 0, "system");
 
     if (chat->n_tools) {
@@ -218,18 +210,18 @@ static void render_qwen3(struct chat_writer *w, const struct chat_checked *c)
             chat_write_text(w, content_of(&chat->messages[0]));
             chat_write(w, "\n\n");
         }
-        write_tools(w, c);
+        write_tools(w, chat);
     } else if (system) {
         write_message(w, "system", content_of(&chat->messages[0]));
     }
-    write_messages(w, c, write_qwen3_answer, last_query(chat));
+    write_messages(w, chat, write_qwen3_answer, last_query(chat));
     write_prompt(w, chat, true);
 }
 
 /* ---- Qwen2.5 */
 
 static void write_qwen25_answer(struct chat_writer *w, const struct chat *chat, size_t i,
-                                json_t **arguments, size_t query)
+                                size_t query)
 {
     const struct chat_message *m = &chat->messages[i];
     struct text content = content_of(m);
@@ -246,15 +238,13 @@ static void write_qwen25_answer(struct chat_writer *w, const struct chat *chat, 
     }
     for (size_t k = 0; k < m->n_tool_calls; k++) {
         chat_write(w, "\n");
-        write_tool_call(w, &m->tool_calls[k], arguments[k], true);
+        write_tool_call(w, &m->tool_calls[k], false);
     }
     chat_write(w, "<|im_end|>\n");
 }
 
-static void render_qwen25(struct chat_writer *w, const struct chat_checked *c)
+static void render_qwen25(struct chat_writer *w, const struct chat *chat)
 {
-    const struct chat *chat = c->chat;
-
     chat_write(w, "<|im_start|>system\n");
     if (has_role(chat, 0, "system"))
         chat_write_text(w, content_of(&chat->messages[0]));
@@ -262,22 +252,20 @@ static void render_qwen25(struct chat_writer *w, const struct chat_checked *c)
         chat_write(w, qwen25_system);
     if (chat->n_tools) {
         chat_write(w, "\n\n");
-        write_tools(w, c);
+        write_tools(w, chat);
     } else {
         chat_write(w, "<|im_end|>\n");
     }
-    write_messages(w, c, write_qwen25_answer, 0);
+    write_messages(w, chat, write_qwen25_answer, 0);
     write_prompt(w, chat, false);
 }
 
 /* ---- nvllm-tiny */
 
 /* Without tools: definitions and calls are omitted, a tool response is an ordinary message. */
-static void render_tiny(struct chat_writer *w, const struct chat_checked *c)
+static void render_tiny(struct chat_writer *w, const struct chat *chat)
 {
     static const char *const roles[] = {"system", "user", "assistant", "tool"};
-    const struct chat *chat = c->chat;
-
     for (size_t i = 0; i < chat->n_messages; i++) {
         const struct chat_message *m = &chat->messages[i];
         struct text content = content_of(m);

@@ -1,13 +1,16 @@
 /* chat_tojson.c - the tojson of templates: Python's json.dumps(value, ensure_ascii=False).
  *
  * Keys keep their order; floats have the fewest digits that read back as the same value. */
+#include <errno.h>
 #include <fenv.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/text/chat_impl.h"
+#include "engine/util/json_util.h"
 
 enum {
     DIGITS_MAX = 17, /* tell any two floats apart */
@@ -82,6 +85,8 @@ static void write_real(struct chat_writer *w, double value)
     put(w, out);
 }
 
+static void write_value(struct chat_writer *w, const json_t *value);
+
 static void write_object(struct chat_writer *w, const json_t *object)
 {
     const char *key, *separator = "";
@@ -93,7 +98,7 @@ static void write_object(struct chat_writer *w, const json_t *object)
         put(w, separator);
         write_string(w, key, strlen(key));
         put(w, ": ");
-        chat_write_json(w, value);
+        write_value(w, value);
         separator = ", ";
     }
     put(w, "}");
@@ -109,13 +114,13 @@ static void write_array(struct chat_writer *w, const json_t *array)
     {
         if (i)
             put(w, ", ");
-        chat_write_json(w, value);
+        write_value(w, value);
     }
     put(w, "]");
 }
 
 /* The parser bounds the depth of recursion. */
-void chat_write_json(struct chat_writer *w, const json_t *value)
+static void write_value(struct chat_writer *w, const json_t *value)
 {
     char number[32];
 
@@ -146,4 +151,19 @@ void chat_write_json(struct chat_writer *w, const json_t *value)
         put(w, "null");
         break;
     }
+}
+
+void chat_write_json(struct chat_writer *w, struct text json, bool bare_strings)
+{
+    json_t *value;
+
+    if (json_parse(&value, "", json.data, json.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL)) {
+        w->error = -ENOMEM;
+        return;
+    }
+    if (bare_strings && json_is_string(value))
+        chat_write_text(w, (struct text){json_string_value(value), json_string_length(value)});
+    else
+        write_value(w, value);
+    json_decref(value);
 }

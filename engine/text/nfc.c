@@ -21,10 +21,6 @@ enum {
     NFC_DECOMPOSED_MAX = 8,  /* a canonical decomposition has at most 4 characters */
     HANGUL_FIRST = 0xac00,
     HANGUL_LAST = 0xd7a3,
-    JAMO_V_FIRST = 0x1161,
-    JAMO_V_LAST = 0x1175,
-    JAMO_T_FIRST = 0x11a8,
-    JAMO_T_LAST = 0x11c2,
 };
 
 struct nfc {
@@ -82,19 +78,14 @@ int nfc_new(struct nfc **out)
     if (!n)
         return -ENOMEM;
     for (int32_t cp = 0x80; cp < NFC_TABLE_CPS; cp++) {
-        const utf8proc_property_t *prop;
+        const utf8proc_property_t *prop = utf8proc_get_property(cp);
 
-        if (cp >= HANGUL_FIRST && cp <= HANGUL_LAST)
-            continue;
-        prop = utf8proc_get_property(cp);
         if (prop->combining_class)
             mark_unsafe(n, cp);
-        if (prop->decomp_seqindex != UINT16_MAX && !prop->decomp_type)
+        if ((prop->decomp_seqindex != UINT16_MAX && !prop->decomp_type) ||
+            (cp >= HANGUL_FIRST && cp <= HANGUL_LAST))
             mark_decomposable(n, cp);
     }
-    for (int32_t cp = JAMO_V_FIRST; cp <= JAMO_T_LAST; cp++)
-        if (cp <= JAMO_V_LAST || cp >= JAMO_T_FIRST)
-            mark_unsafe(n, cp);
     *out = n;
     return 0;
 }

@@ -1,5 +1,6 @@
-/* pretokenize.c - see pretokenize.h. */
-#include "engine/text/pretokenize.h"
+/* pretokenize.c - splits text before byte-pair merging by Qwen2's pattern: a hand-written scanner
+ * in linear time; categories are utf8proc's. */
+#include "engine/text/tokenizer_impl.h"
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -8,7 +8,6 @@
 #include "engine/util/checked.h"
 #include "engine/util/file.h"
 #include "engine/util/must.h"
-#include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
 /* A call of tokenizer_encode. */
@@ -239,34 +238,30 @@ int tokenizer_check_vocab(const struct tokenizer *t, int32_t vocab_size, struct 
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
                      char **out, size_t *out_len)
 {
-    struct text joined = {0};
-    char *bytes, *text;
-    size_t len = 0;
+    char *bytes = NULL, *text = NULL;
+    size_t len = 0, cap = 0;
+    int r = 0;
 
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] < 0)
-            return -EINVAL;
-        if (__builtin_add_overflow(len, tokenizer_token_bytes(t, ids[i]).len, &len))
-            return -ENOMEM;
-    }
-    bytes = len < SIZE_MAX / 4 ? malloc(len + 1) : NULL;
-    text = bytes ? malloc(3 * len + 1) : NULL;
-    if (!text) {
-        free(bytes);
-        return -ENOMEM;
-    }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && !r; i++) {
         struct text token = tokenizer_token_bytes(t, ids[i]);
 
-        if (!token.len || (skip_special && tokenizer_is_special(t, ids[i])))
+        if (ids[i] < 0)
+            r = -EINVAL;
+        else if (!token.len || (skip_special && tokenizer_is_special(t, ids[i])))
             continue;
-        memcpy(bytes + joined.len, token.data, token.len);
-        joined.len += token.len;
+        else if (!array_reserve(&bytes, &cap, len + token.len, 1))
+            r = -ENOMEM;
+        else
+            memcpy(bytes + len, token.data, token.len);
+        len += token.len;
     }
-    joined.data = bytes;
-    *out_len = utf8_repair(text, joined);
-    text[*out_len] = '\0';
-    *out = text;
+    if (!r && len < SIZE_MAX / 4)
+        text = malloc(3 * len + 1);
+    if (text) {
+        *out_len = utf8_repair(text, (struct text){bytes, len});
+        text[*out_len] = '\0';
+        *out = text;
+    }
     free(bytes);
-    return 0;
+    return r || text ? r : -ENOMEM;
 }

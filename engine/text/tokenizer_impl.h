@@ -1,4 +1,5 @@
-/* tokenizer_impl.h - struct tokenizer, which tokenizer_json.c fills and tokenizer.c reads. */
+/* tokenizer_impl.h - struct tokenizer, which tokenizer_json.c fills and tokenizer.c reads, and how
+ * text is split before byte-pair merging. */
 #ifndef NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
 #define NVLLM_ENGINE_TEXT_TOKENIZER_IMPL_H
 
@@ -37,5 +38,11 @@ struct tokenizer {
     size_t n_added, n_normalized;
     uint32_t added_from[257]; /* those that begin with byte c: added_from[c] .. added_from[c + 1] */
 };
+
+/* The pattern by which pretokenize.c splits text, as tokenizer.json spells it. */
+extern const char pretokenize_qwen2_pattern[];
+
+/* The length of the first piece of p[0..n), n > 0: valid UTF-8, up to the end of the text. */
+size_t pretokenize_next(const char *p, size_t n);
 
 #endif

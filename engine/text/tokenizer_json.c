@@ -11,7 +11,6 @@
 #include "engine/util/checked.h"
 #include "engine/util/json_util.h"
 #include "engine/util/plant.h"
-#include "engine/text/pretokenize.h"
 #include "engine/text/utf8.h"
 
 struct reader {

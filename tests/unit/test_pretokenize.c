@@ -7,8 +7,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "engine/text/nfc.h"
-#include "engine/text/pretokenize.h"
+#include "engine/text/tokenizer_impl.h"
 #include "engine/text/utf8.h"
 #include "tests/unit/run_suite.h"
 
