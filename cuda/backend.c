@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/inspect.h"
 #include "cuda/rank.h"
 #include "cuda/tune.h"
 #include "engine/backend.h"
