@@ -26,7 +26,7 @@ enum forward_product {
 };
 
 struct forward {
-    const struct model_config *config; /* with the dimensions of this rank */
+    const struct model_config *config;
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;

@@ -35,8 +35,7 @@ struct graphs {
 struct rank {
     const struct model *model;
     struct backend_options options;
-    struct model_config config; /* with the dimensions of this rank */
-    struct shard shard;
+    struct model_config config;
     struct device device;
     struct weights weights;
     struct gemm *gemm;
@@ -58,12 +57,12 @@ extern const struct weights_layout cuda_weights_layout;
 
 /* Takes the device's memory for weights and fills it, bf16; weights_deinit() afterwards leaves that
  * memory to the device. */
-int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
                       const struct backend_options *o, struct err *e);
 
-/* Opens device number `device` and takes all memory. The model outlives the rank. */
+/* Opens the first device of the options and takes all memory. The model outlives the rank. */
 int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
-              int device, struct shard shard, struct err *e);
+              struct err *e);
 void rank_close(struct rank *r); /* waits for steps under way; takes NULL */
 
 /* Under which key measurements of this rank are kept: device, software, shape of the model. */

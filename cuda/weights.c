@@ -96,11 +96,12 @@ static int load_all(const struct weights *w, struct loader *l, const struct back
     return r;
 }
 
-int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
                       const struct backend_options *o, struct err *e)
 {
     struct loader l = {.model = m, .device = d->id};
-    int r = weights_init(w, model_config(m), s, &cuda_weights_layout, e);
+    const struct shard whole = {.rank = 0, .tp_size = 1};
+    int r = weights_init(w, model_config(m), whole, &cuda_weights_layout, e);
 
     if (r == 0)
         r = device_take(d, DEVICE_WEIGHTS, w->bytes, e);
