@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/inspect.h"
 #include "cuda/rank.h"
 #include "cuda/tune.h"
 #include "engine/backend.h"
@@ -96,8 +95,7 @@ static int cuda_open(struct backend **out, const struct model *model,
     b = calloc(1, sizeof(*b));
     if (!b)
         return err_set(e, -ENOMEM, "out of memory");
-    r = rank_open(&b->rank, model, options, options->n_devices ? options->devices[0] : 0,
-                  (struct shard){0, 1}, e);
+    r = rank_open(&b->rank, model, options, e);
     if (r == 0)
         r = open_choices(b, options, e);
     if (r < 0) {

@@ -8,7 +8,7 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/resident/resident.h"
-#include "cuda/weights.h"
+#include "engine/model/weights.h"
 
 enum { FORWARD_SPARE_ROWS = 128 }; /* prompts begin at any row there, and end at a rounded one */
 
@@ -26,7 +26,7 @@ enum forward_product {
 };
 
 struct forward {
-    const struct model_config *config; /* with the dimensions of this rank */
+    const struct model_config *config;
     const struct weights *weights;
     const struct launch *launch;
     struct gemm *gemm;

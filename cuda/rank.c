@@ -280,18 +280,6 @@ static void drop_graphs(struct rank *b)
         }
 }
 
-/* The dimensions that this rank's kernels see. */
-static struct model_config config_of(const struct model_config *whole, struct shard s)
-{
-    struct model_config c = *whole;
-
-    c.n_heads /= s.tp_size;
-    c.n_kv_heads /= s.tp_size;
-    c.ffn_dim /= s.tp_size;
-    c.vocab_size /= s.tp_size;
-    return c;
-}
-
 static void *load_products(void *device)
 {
     gemm_load_kernels(*(const int *)device);
@@ -305,7 +293,7 @@ static void wait_for_products(struct rank *b)
     b->products_loading = false;
 }
 
-static int open_parts(struct rank *b, int device, struct err *e)
+static int open_parts(struct rank *b, struct err *e)
 {
     const struct model_config *c = &b->config;
     struct device *d = &b->device;
@@ -313,8 +301,8 @@ static int open_parts(struct rank *b, int device, struct err *e)
     bool resident = false;
     int r;
 
-    if ((r = device_open(d, device, e)) < 0 || (r = set_limits(b, e)) < 0 ||
-        (r = check_limits(b, e)) < 0)
+    if ((r = device_open(d, b->options.n_devices ? b->options.devices[0] : 0, e)) < 0 ||
+        (r = set_limits(b, e)) < 0 || (r = check_limits(b, e)) < 0)
         return r;
     if (d->compute == 90 && !b->options.invariant)
         r = cuda_check(resident_compiled(&resident), "asking for the resident kernel", e);
@@ -323,7 +311,7 @@ static int open_parts(struct rank *b, int device, struct err *e)
     if (resident)
         forward_plan_resident(f, c, d->launch.n_sms, __builtin_ctz((unsigned)b->options.block_len));
     b->products_loading = thread_start(&b->products_loader, NULL, load_products, &d->id) == 0;
-    if ((r = cuda_weights_load(&b->weights, d, b->model, b->shard, &b->options, e)) < 0 ||
+    if ((r = cuda_weights_load(&b->weights, d, b->model, &b->options, e)) < 0 ||
         (r = take_arena(b, DEVICE_ACTIVATIONS, lay_activations, e)) < 0 ||
         (r = take_arena(b, DEVICE_SAMPLER, lay_sampler, e)) < 0 ||
         (r = device_take(d, DEVICE_WORKSPACE, GEMM_WORKSPACE, e)) < 0 ||
@@ -383,7 +371,7 @@ void rank_close(struct rank *b)
 }
 
 int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
-              int device, struct shard shard, struct err *e)
+              struct err *e)
 {
     struct rank *b = calloc(1, sizeof(*b));
     int r;
@@ -392,11 +380,10 @@ int rank_open(struct rank **out, const struct model *model, const struct backend
         return err_set(e, -ENOMEM, "out of memory");
     b->model = model;
     b->options = *options;
-    b->shard = shard;
-    b->config = config_of(model_config(model), shard);
+    b->config = *model_config(model);
     b->graphs.by_size =
         calloc((size_t)graph_size(options->max_seqs) + 1, sizeof(*b->graphs.by_size));
-    r = b->graphs.by_size ? open_parts(b, device, e) : err_set(e, -ENOMEM, "out of memory");
+    r = b->graphs.by_size ? open_parts(b, e) : err_set(e, -ENOMEM, "out of memory");
     if (r < 0) {
         rank_close(b);
         return r;
@@ -416,10 +403,10 @@ int rank_key(const struct rank *b, char key[ALGO_KEY], struct err *e)
         return r;
     snprintf(key, ALGO_KEY,
              "%.64s, compute %d, driver %d, CUDA %d, cuBLASLt %zu, %d MiB; %d layers of %d, "
-             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp %d",
+             "heads %d/%d of %d, ffn %d, vocab %d, block %d, tp 1",
              b->device.name, b->device.compute, driver, runtime, cublasLtGetVersion(),
              GEMM_WORKSPACE >> 20, c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads,
-             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len, b->shard.tp_size);
+             c->head_dim, c->ffn_dim, c->vocab_size, b->options.block_len);
     return 0;
 }
 

@@ -12,7 +12,6 @@
 #include "cuda/device.h"
 #include "cuda/forward.h"
 #include "cuda/step.h"
-#include "cuda/weights.h"
 #include "engine/backend.h"
 
 /* A step's own: metadata on its way to the device, and the event after its results, which lie in
@@ -36,8 +35,7 @@ struct graphs {
 struct rank {
     const struct model *model;
     struct backend_options options;
-    struct model_config config; /* with the dimensions of this rank */
-    struct shard shard;
+    struct model_config config;
     struct device device;
     struct weights weights;
     struct gemm *gemm;
@@ -54,9 +52,17 @@ struct rank {
     bool products_loading;
 };
 
-/* Opens device number `device` and takes all memory. The model outlives the rank. */
+/* What the kernels ask of matrices: rows without gaps, 256-byte alignment. */
+extern const struct weights_layout cuda_weights_layout;
+
+/* Takes the device's memory for weights and fills it, bf16; weights_deinit() afterwards leaves that
+ * memory to the device. */
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
+                      const struct backend_options *o, struct err *e);
+
+/* Opens the first device of the options and takes all memory. The model outlives the rank. */
 int rank_open(struct rank **out, const struct model *model, const struct backend_options *options,
-              int device, struct shard shard, struct err *e);
+              struct err *e);
 void rank_close(struct rank *r); /* waits for steps under way; takes NULL */
 
 /* Under which key measurements of this rank are kept: device, software, shape of the model. */
@@ -75,5 +81,9 @@ int rank_take_tags(struct rank *r, uint32_t *tag, struct err *e);
 
 /* The ledger of the device's memory; what it has besides what was taken here is "other". */
 void rank_info(const struct rank *r, struct backend_info *out);
+
+/* A look inside an open backend, for tests that are linked with it: its rank, choices in use. */
+const struct rank *cuda_backend_rank(const struct backend *b);
+const struct algo_records *cuda_backend_known(const struct backend *b);
 
 #endif

@@ -350,18 +350,18 @@ static double now_seconds(void)
 int tune_run(struct tune *t, struct algo_records *known, struct err *e)
 {
     const double begin = now_seconds();
-    struct algo_record *all = calloc(ALGO_FILE_MAX, sizeof(*all));
-    int r = all ? 1 : err_set(e, -ENOMEM, "out of memory");
+    struct algo_record *all = realloc(known->all, ALGO_FILE_MAX * sizeof(*all));
+    int r = 1;
 
+    if (!all)
+        return err_set(e, -ENOMEM, "out of memory");
+    known->all = all;
     while (r == 1 && now_seconds() - begin < TUNE_SECONDS)
         r = tune_step(t, e);
-    if (r < 0) {
-        free(all);
+    if (r < 0)
         return r;
-    }
     save(t);
     memcpy(all, t->records.all, (size_t)t->records.n * sizeof(*all));
-    free(known->all);
-    *known = (struct algo_records){all, t->records.n};
+    known->n = t->records.n;
     return 0;
 }

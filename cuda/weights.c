@@ -1,6 +1,6 @@
-/* weights.c - see weights.h. Each thread has two pinned buffers: it reads a piece into one while
- * the other is copied. */
-#include "cuda/weights.h"
+/* weights.c - loads a rank's weights to its device. Each thread has two pinned buffers: it reads a
+ * piece into one while the other is copied. */
+#include "cuda/rank.h"
 
 #include <unistd.h>
 
@@ -67,19 +67,18 @@ static int load_piece(void *ctx, int thread, const struct weight_piece *p, struc
     struct loader *l = ctx;
     struct copier *c = &l->copiers[thread];
     const int b = c->next;
-    int r = c->stream ? 0 : copier_open(c, l->device, e);
+    int r;
 
     c->next = !b;
-    if (r == 0)
-        r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e);
-    if (r == 0)
-        r = weight_piece_read(l->model, p, c->buffers[b], e);
-    if (r == 0)
-        r = cuda_check(cudaMemcpyAsync(matrix_row(p->to, p->part.to_row), c->buffers[b],
-                                       (size_t)(p->part.n_rows * p->to->ld) * sizeof(uint16_t),
-                                       cudaMemcpyHostToDevice, c->stream),
-                       "copying weights", e);
-    return r < 0 ? r : cuda_check(cudaEventRecord(c->copied[b], c->stream), "copying weights", e);
+    if ((!c->stream && (r = copier_open(c, l->device, e)) < 0) ||
+        (r = cuda_check(cudaEventSynchronize(c->copied[b]), "copying weights", e)) < 0 ||
+        (r = weight_piece_read(l->model, p, c->buffers[b], e)) < 0 ||
+        (r = cuda_check(cudaMemcpyAsync(matrix_row(p->to, p->part.to_row), c->buffers[b],
+                                        (size_t)(p->part.n_rows * p->to->ld) * sizeof(uint16_t),
+                                        cudaMemcpyHostToDevice, c->stream),
+                        "copying weights", e)) < 0)
+        return r;
+    return cuda_check(cudaEventRecord(c->copied[b], c->stream), "copying weights", e);
 }
 
 static int load_all(const struct weights *w, struct loader *l, const struct backend_options *o,
@@ -97,11 +96,12 @@ static int load_all(const struct weights *w, struct loader *l, const struct back
     return r;
 }
 
-int cuda_weights_load(struct weights *w, struct device *d, const struct model *m, struct shard s,
+int cuda_weights_load(struct weights *w, struct device *d, const struct model *m,
                       const struct backend_options *o, struct err *e)
 {
     struct loader l = {.model = m, .device = d->id};
-    int r = weights_init(w, model_config(m), s, &cuda_weights_layout, e);
+    const struct shard whole = {.rank = 0, .tp_size = 1};
+    int r = weights_init(w, model_config(m), whole, &cuda_weights_layout, e);
 
     if (r == 0)
         r = device_take(d, DEVICE_WEIGHTS, w->bytes, e);

@@ -108,36 +108,27 @@ void region_deinit(struct region *r)
     *r = (struct region){0};
 }
 
-/* Maps r->bytes; -ENOMEM. */
-static int region_map(struct region *r)
-{
-    const size_t huge = HUGE_PAGE;
-
-    if (!size_add(&r->mapping_bytes, r->bytes, 2 * huge))
-        return -ENOMEM;
-    r->mapping_bytes &= ~(huge - 1);
-    r->mapping =
-        mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (r->mapping == MAP_FAILED) {
-        r->mapping = NULL;
-        return -ENOMEM;
-    }
-    r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
-    if (r->bytes >= huge) /* a system without huge pages works as well */
-        (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
-    return 0;
-}
-
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 {
     const uint64_t there = machine_memory();
+    const size_t huge = HUGE_PAGE;
+    void *p = MAP_FAILED;
 
     *r = (struct region){.bytes = bytes};
     if (bytes > there)
         return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
-    if (region_map(r) < 0)
+    if (size_add(&r->mapping_bytes, bytes, 2 * huge)) {
+        r->mapping_bytes &= ~(huge - 1);
+        p = mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                 0);
+    }
+    if (p == MAP_FAILED)
         return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
                        what, (double)bytes / 0x1p20, (double)there / 0x1p20);
+    r->mapping = p;
+    r->base = (char *)(((uintptr_t)p + huge - 1) & ~(uintptr_t)(huge - 1));
+    if (bytes >= huge) /* a system without huge pages works as well */
+        (void)madvise(p, r->mapping_bytes, MADV_HUGEPAGE);
     return 0;
 }

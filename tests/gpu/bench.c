@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/inspect.h"
+#include "cuda/rank.h"
 #include "tests/gpu/bench.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/gpu_rig.h"

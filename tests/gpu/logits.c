@@ -5,7 +5,7 @@
  *
  * PROMPTS: int32 numbers: for each prompt its length, then its ids. OUTPUT: vocab_size float32 for
  * each, of the row that the last of TOKENS (1) is sampled from. */
-#include "cuda/inspect.h"
+#include "cuda/rank.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/gpu_rig.h"
 

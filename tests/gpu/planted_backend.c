@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cuda/inspect.h"
+#include "cuda/rank.h"
 #include "engine/backend.h"
 #include "tests/gpu/trap.h"
 

@@ -4,7 +4,7 @@
 #ifndef NVLLM_TESTS_GPU_RESIDENT_RIG_H
 #define NVLLM_TESTS_GPU_RESIDENT_RIG_H
 
-#include "cuda/forward.h"
+#include "cuda/rank.h"
 #include "engine/model/model.h"
 #include "tests/gpu/gpu_rig.h"
 

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cuda/inspect.h"
+#include "cuda/rank.h"
 #include "tests/gpu/drive.h"
 #include "tests/gpu/trap.h"
 #include "tests/unit/run_suite.h"
