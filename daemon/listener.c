@@ -319,7 +319,7 @@ void listener_free(struct listener *l)
         return;
     listener_stop(l);
     if (l->lock_fd >= 0) {
-        unlink(l->lock_path); /* while it is held: see take_lock */
+        unlink(l->lock_path); /* while it is locked: see take_lock */
         close(l->lock_fd);
     }
     free(l);

@@ -16,7 +16,7 @@ void log_init(enum log_level level);
 void log_set_level(enum log_level level);
 const char *log_level_name(enum log_level level);
 
-/* fmt: further key=value pairs whose values have no blanks, or "". At the end comes text="…", its
+/* fmt: further key=value pairs whose values have no spaces, or "". At the end comes text="…", its
  * quotes escaped, unless text is NULL. */
 __attribute__((format(printf, 4, 5))) void log_text(enum log_level level, const char *event,
                                                     const char *text, const char *fmt, ...);

@@ -158,7 +158,7 @@ static void print_ids(const json_t *result)
     putchar('\n');
 }
 
-static size_t span_blanks(struct text t)
+static size_t span_spaces(struct text t)
 {
     size_t n = 0;
 
@@ -167,7 +167,7 @@ static size_t span_blanks(struct text t)
     return n;
 }
 
-/* Reads whole numbers, separated by blanks or commas, into an array. */
+/* Reads whole numbers, separated by spaces or commas, into an array. */
 static int parse_numbers(json_t **out, struct text input, struct err *e)
 {
     size_t at = 0;
@@ -205,14 +205,13 @@ static int32_t vocabulary_size(const struct tool *t)
 static int take_ids(const struct tool *t, struct token_list *out, struct text input,
                     const json_t *parsed, struct err *e)
 {
-    const size_t blanks = parsed ? 0 : span_blanks(input);
+    const size_t start = parsed ? 0 : span_spaces(input);
     json_t *own = NULL;
     int r = 0;
 
     if (!parsed) {
-        r = blanks < input.len && memchr("[{", input.data[blanks], 2)
-                ? parse(&own, input, e)
-                : parse_numbers(&own, input, e);
+        r = start < input.len && memchr("[{", input.data[start], 2) ? parse(&own, input, e)
+                                                                    : parse_numbers(&own, input, e);
         parsed = own;
     }
     if (json_is_object(parsed))

@@ -180,7 +180,7 @@ static void describe(const struct option *t, char *buf, size_t n)
     }
 }
 
-/* A whole number without blanks and signs; with units also "16M" and "16MiB". May set *out when it
+/* A whole number without spaces and signs; with units also "16M" and "16MiB". May set *out when it
  * fails. */
 static bool parse_whole(int64_t *out, const char *s, int base, const char *units)
 {
@@ -288,7 +288,7 @@ static int parse_share(struct shares *out, char *word, struct err *e)
     return 0;
 }
 
-/* Users, each once, with shares of 1 to 10000 (default 100), separated by blanks: "1000:300
+/* Users, each once, with shares of 1 to 10000 (default 100), separated by spaces: "1000:300
  * alice:50". *out is set on success only. */
 static int parse_shares(struct shares *out, const char *text, struct err *e)
 {

@@ -185,12 +185,6 @@ static void refuse_reading(struct server *s, uint64_t number, Nvllm__V1__ErrorCo
     refuse_reloads(s, number, code, why);
 }
 
-static void log_keys(const char *event, const char *const *keys, int n)
-{
-    for (int i = 0; i < n; i++)
-        log_event(LOG_LEVEL_INFO, event, "option=%s", keys[i]);
-}
-
 static void take_over(struct server *s, struct options *fresh)
 {
     struct options *running = s->parts.options;
@@ -202,8 +196,10 @@ static void take_over(struct server *s, struct options *fresh)
     sessions_limits_changed(s);
     log_event(LOG_LEVEL_INFO, "reloaded", "changed=%d needs_restart=%d", change.n_changed,
               change.n_needs_restart);
-    log_keys("option_changed", change.changed, change.n_changed);
-    log_keys("option_needs_restart", change.needs_restart, change.n_needs_restart);
+    for (int i = 0; i < change.n_changed; i++)
+        log_event(LOG_LEVEL_INFO, "option_changed", "option=%s", change.changed[i]);
+    for (int i = 0; i < change.n_needs_restart; i++)
+        log_event(LOG_LEVEL_INFO, "option_needs_restart", "option=%s", change.needs_restart[i]);
     answer_reloads(s, s->reading.number, &change, NULL);
 }
 

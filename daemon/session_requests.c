@@ -92,12 +92,6 @@ void pending_forget(struct pending *p)
     free_pending(p);
 }
 
-static void forget_clients(struct session *s)
-{
-    id_map_deinit(&s->requests);
-    s->requests = (struct id_map){0};
-}
-
 void session_abandon(struct session *s)
 {
     struct pending *p;
@@ -107,7 +101,7 @@ void session_abandon(struct session *s)
         p->session = NULL;
         engine_cancel(s->server->parts.engine, p->id);
     }
-    forget_clients(s);
+    id_map_deinit(&s->requests);
 }
 
 /* Finds a request by the daemon's number: 0, with *out NULL where there is none, or -EINVAL where
@@ -437,7 +431,7 @@ void requests_fail_all(struct server *s, const struct refusal *e)
         p->session = NULL;
     }
     LIST_EACH (struct session, one, link, &s->sessions)
-        forget_clients(one);
+        id_map_deinit(&one->requests);
 }
 
 void requests_deinit(struct server *s)
@@ -446,7 +440,7 @@ void requests_deinit(struct server *s)
     size_t at = 0;
 
     LIST_EACH (struct session, one, link, &s->sessions)
-        forget_clients(one);
+        id_map_deinit(&one->requests);
     while ((p = id_map_next(&s->requests, &at)))
         free_pending(p);
     id_map_deinit(&s->requests);
