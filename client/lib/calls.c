@@ -19,7 +19,7 @@ static enum nvllm_code call(struct nvllm_client *c, Nvllm__V1__ClientFrame__OpCa
     frame.drain = op; /* whichever it is: the oneof is a union of pointers */
     if (!id)
         return client_call(c, &frame, timeout_ms, out, err);
-    return client_send(c, &frame, true, timeout_ms < 0 ? 0 : clock_ms() + timeout_ms, id, err);
+    return client_send(c, &frame, true, clock_deadline(timeout_ms), id, err);
 }
 
 /* ---- tokens, texts and the status */

@@ -189,11 +189,9 @@ unsigned nvllm_wants(const struct nvllm_client *c)
 
 int nvllm_timeout(const struct nvllm_client *c)
 {
-    int64_t deadline = own_deadline(c);
-
     if (!STAILQ_EMPTY(&c->queue) || conn_ready(&c->conn) || c->conn.death.code != NVLLM_OK)
         return 0;
-    return deadline == INT64_MAX ? -1 : clock_left_ms(deadline);
+    return clock_left_ms(own_deadline(c));
 }
 
 enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvllm_error *err)
@@ -259,8 +257,8 @@ enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     return NVLLM_OK;
 }
 
-/* *deadline is what the request's own timeout makes it; 0: none. The library itself ends an open
- * request then. */
+/* *deadline is what the request's own timeout makes it. The library itself ends an open request
+ * then. */
 static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, int64_t *deadline,
                              const struct nvllm_request *request, struct nvllm_error *err)
 {
@@ -273,8 +271,8 @@ static enum nvllm_code start(struct nvllm_client *c, uint64_t *id, bool open, in
     if (code == NVLLM_OK) {
         frame.op_case = NVLLM__V1__CLIENT_FRAME__OP_GENERATE;
         frame.generate = &generate;
-        *deadline = timeout_ms > 0 ? clock_ms() + timeout_ms : 0;
-        code = client_send(c, &frame, open, open ? *deadline : 0, id, err);
+        *deadline = timeout_ms ? clock_deadline(timeout_ms) : INT64_MAX;
+        code = client_send(c, &frame, open, open ? *deadline : INT64_MAX, id, err);
     }
     unpacked_free(memory);
     return code;
@@ -344,7 +342,7 @@ enum nvllm_code client_call(struct nvllm_client *c, Nvllm__V1__ClientFrame *fram
     uint64_t id;
 
     if (code == NVLLM_OK)
-        code = client_send(c, frame, false, 0, &id, err);
+        code = client_send(c, frame, false, INT64_MAX, &id, err);
     if (code != NVLLM_OK)
         return code;
     code = wait_event(c, id, deadline, &e, err);
@@ -382,7 +380,7 @@ static enum nvllm_code run_generate(struct nvllm_client *c, uint64_t id, nvllm_c
             int64_t end = clock_deadline(CANCEL_WAIT_MS);
 
             cancelled = true;
-            if (deadline < 0 || end < deadline)
+            if (end < deadline)
                 deadline = end;
             code = conn_cancel(&c->conn, id, err);
             if (code != NVLLM_OK)
@@ -408,7 +406,7 @@ enum nvllm_code nvllm_generate(struct nvllm_client *c, const struct nvllm_reques
         code = start(c, &id, false, &own, request, err);
     if (code != NVLLM_OK)
         return code;
-    if (own != 0 && (deadline < 0 || own < deadline))
+    if (own < deadline)
         deadline = own;
     code = run_generate(c, id, callback, arg, deadline, err);
     if (conn_find(&c->conn, id)) {

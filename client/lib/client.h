@@ -34,7 +34,7 @@ enum nvllm_code client_wait(struct nvllm_client *c, int64_t deadline, struct nvl
 void client_flush(struct nvllm_client *c);
 
 /* Sends an operation without waiting. The events of an open one are for nvllm_next(), until it ends
- * or its deadline (0: none) passes. */
+ * or its deadline passes. */
 enum nvllm_code client_send(struct nvllm_client *c, Nvllm__V1__ClientFrame *frame, bool open,
                             int64_t deadline, uint64_t *id, struct nvllm_error *err);
 

@@ -14,21 +14,19 @@ static inline int64_t clock_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* -1 for a negative timeout, which never expires; 0 has always expired. */
-static inline int64_t clock_deadline(int timeout_ms)
+/* INT64_MAX, never, for a negative timeout. */
+static inline int64_t clock_deadline(int64_t timeout_ms)
 {
-    if (timeout_ms <= 0)
-        return timeout_ms < 0 ? -1 : 0;
-    return clock_ms() + timeout_ms;
+    return timeout_ms < 0 ? INT64_MAX : clock_ms() + timeout_ms;
 }
 
-/* The time left, as poll() takes it: -1 for no deadline, 0 if it has passed. */
+/* The time left, as poll() takes it: -1 for ever, 0 if it has passed. */
 static inline int clock_left_ms(int64_t deadline)
 {
     int64_t left;
 
-    if (deadline <= 0)
-        return deadline < 0 ? -1 : 0;
+    if (deadline == INT64_MAX)
+        return -1;
     left = deadline - clock_ms();
     return left <= 0 ? 0 : left > INT_MAX ? INT_MAX : (int)left;
 }

@@ -177,8 +177,12 @@ enum nvllm_code conn_send(struct conn *c, Nvllm__V1__ClientFrame *frame, struct 
     if (code != NVLLM_OK)
         return code;
     *request = &c->pending[c->n_pending++];
-    **request =
-        (struct pending){.id = frame->id, .answer = answers[frame->op_case], .n_choices = 1};
+    **request = (struct pending){
+        .id = frame->id,
+        .answer = answers[frame->op_case],
+        .n_choices = 1,
+        .deadline = INT64_MAX,
+    };
     if (frame->op_case == OP(GENERATE) && frame->generate->has_n)
         (*request)->n_choices = frame->generate->n;
     c->last_id = frame->id;
@@ -218,37 +222,31 @@ void conn_abandon(struct conn *c, uint64_t id)
         request->abandoned = true;
 }
 
-/* The request whose deadline is the nearest; NULL: none has one. */
-static struct pending *nearest(const struct conn *c)
-{
-    struct pending *found = NULL;
-
-    for (struct pending *p = c->pending; p < c->pending + c->n_pending; p++)
-        if (p->deadline != 0 && (!found || p->deadline < found->deadline))
-            found = p;
-    return found;
-}
-
 int64_t conn_deadline(const struct conn *c)
 {
-    const struct pending *p = nearest(c);
+    int64_t nearest = INT64_MAX;
 
-    return p ? p->deadline : INT64_MAX;
+    for (size_t i = 0; i < c->n_pending; i++)
+        if (c->pending[i].deadline < nearest)
+            nearest = c->pending[i].deadline;
+    return nearest;
 }
 
 struct event *conn_expire(struct conn *c, int64_t now)
 {
-    struct pending *request = nearest(c);
+    struct pending *request = c->pending, *end = request + c->n_pending;
     struct event *e;
 
-    if (!request || now < request->deadline)
+    while (request < end && request->deadline > now)
+        request++;
+    if (request == end)
         return NULL;
     e = event_timeout(request->id);
     if (!e) {
         die_no_memory(c);
         return NULL;
     }
-    request->deadline = 0;
+    request->deadline = INT64_MAX;
     request->abandoned = true;
     conn_cancel(c, e->public.id, NULL); /* requests may have moved */
     return e;

@@ -236,8 +236,7 @@ enum nvllm_code nvllm_connect_start(struct nvllm_client **client,
         code = open_client(client, &o, 0, err);
     if (code != NVLLM_OK)
         return code;
-    if (o.timeout_ms >= 0)
-        (*client)->greet_deadline = clock_ms() + o.timeout_ms;
+    (*client)->greet_deadline = clock_deadline(o.timeout_ms);
     client_flush(*client);
     return NVLLM_OK;
 }

@@ -20,7 +20,7 @@ struct pending {
     uint32_t n_choices; /* of generate */
     bool open;          /* nvllm_next() returns its last event, and n_open counts it */
     bool abandoned;     /* answers are dropped */
-    int64_t deadline;   /* of the monotonic clock, in ms; 0: none */
+    int64_t deadline;   /* of the monotonic clock, in ms; INT64_MAX: none */
 };
 
 struct event {
