@@ -312,8 +312,6 @@ static int read_message(struct chat *chat, struct text_buffer *message)
         if (goes_on)
             text_buffer_add(message, "\n", 1);
     } while (goes_on);
-    text_buffer_add(message, "", 1); /* the NUL behind it */
-    message->len--;
     return LINES_OK;
 }
 

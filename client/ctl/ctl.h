@@ -105,7 +105,7 @@ __attribute__((noreturn)) void ctl_no_memory(void);
 void *ctl_alloc(size_t n, size_t size); /* zeroed */
 void *ctl_grow(void *old, size_t n, size_t size);
 
-/* A growing text. */
+/* A growing text; text_buffer_add() puts a NUL behind it. */
 struct text_buffer {
     char *data;
     size_t len, cap;

@@ -680,11 +680,9 @@ static bool check_config_file(struct doctor *d)
     if (!path && (errno != EACCES || d->config[0] != '/'))
         return true;
     ok = check_path(d, "config", &d->user, path ? path : d->config, R_OK);
-    if (ok && access(path, R_OK) < 0) {
-        say(d, NOTE, "config", again_command(d), "user %u may not read %s", (unsigned)geteuid(),
-            path);
-        ok = false;
-    }
+    if (ok && access(path, R_OK) < 0)
+        ok = say(d, NOTE, "config", again_command(d), "user %u may not read %s",
+                 (unsigned)geteuid(), path);
     free(path);
     return ok;
 }
@@ -779,43 +777,41 @@ static bool check_model_file(struct doctor *d, const char *name)
     return true;
 }
 
-/* Each file that the index names, once. */
-static bool check_shards(struct doctor *d, const char *index_path)
+/* Adds the files that the index names to the members of *files, each once. */
+static bool read_index(struct doctor *d, json_t *files, const char *path)
 {
     json_error_t where;
-    json_t *index = json_load_file(index_path, 0, &where), *seen = json_object();
-    const json_t *member;
-    const char *name;
-    bool ok = index != NULL;
+    json_t *index = json_load_file(path, 0, &where), *file;
+    const char *tensor;
 
     if (!index)
-        say(d, WRONG, "model", check_command(d), "%s: %s", index_path, where.text);
-    json_object_foreach(json_object_get(index, "weight_map"), name, member)
+        return say(d, WRONG, "model", check_command(d), "%s: %s", path, where.text);
+    json_object_foreach(json_object_get(index, "weight_map"), tensor, file)
     {
-        const char *file = json_string_value(member);
-
-        if (!file || json_object_get(seen, file))
-            continue;
-        json_object_set_new(seen, file, json_true());
-        ok = check_model_file(d, file) && ok;
+        if (json_is_string(file))
+            json_object_set_new(files, json_string_value(file), json_null());
     }
     json_decref(index);
-    json_decref(seen);
-    return ok;
+    return true;
 }
 
 static bool check_files(struct doctor *d)
 {
-    const char *index = format(d, "%s/model.safetensors.index.json", d->model);
-    bool ok;
+    static const char index[] = "model.safetensors.index.json";
+    const char *path = format(d, "%s/%s", d->model, index), *name;
+    json_t *files, *unused;
+    bool ok = true;
 
     if (!check_path(d, "model", &d->user, d->model, R_OK | X_OK))
         return false;
-    ok = check_model_file(d, "config.json");
-    ok = check_model_file(d, "tokenizer.json") && ok;
-    if (access(index, F_OK) < 0)
-        return check_model_file(d, "model.safetensors") && ok;
-    return check_model_file(d, "model.safetensors.index.json") && check_shards(d, index) && ok;
+    files = json_pack("{snsn}", "config.json", "tokenizer.json");
+    if (access(path, F_OK) < 0)
+        json_object_set_new(files, "model.safetensors", json_null());
+    else
+        ok = check_model_file(d, index) && read_index(d, files, path);
+    json_object_foreach(files, name, unused) ok = check_model_file(d, name) && ok;
+    json_decref(files);
+    return ok;
 }
 
 /* Whether the daemon may read all files is reported before what it finds in them. */
@@ -870,13 +866,11 @@ static void check_devices(struct doctor *d)
         return;
     }
     for (size_t i = 0; i < sizeof(nodes) / sizeof(nodes[0]); i++) {
-        if (access(nodes[i], F_OK) != 0) {
-            say(d, WRONG, "device", "sudo nvidia-modprobe -u -c 0", "%s: %s", nodes[i],
-                strerror(errno));
-            ok = false;
-        } else {
+        if (access(nodes[i], F_OK) != 0)
+            ok = say(d, WRONG, "device", "sudo nvidia-modprobe -u -c 0", "%s: %s", nodes[i],
+                     strerror(errno));
+        else
             ok = check_path(d, "device", &d->user, nodes[i], 6) && ok;
-        }
     }
     if (!read_start(version, sizeof(version), "/proc/driver/nvidia/version"))
         snprintf(version, sizeof(version), "NVIDIA driver of unknown version");
@@ -936,16 +930,14 @@ static void check_limits(struct doctor *d)
     bool ok = true;
 
     getrlimit(RLIMIT_NOFILE, &files);
-    if (files.rlim_max < FEW_DESCRIPTORS) {
-        say(d, WRONG, "limits", "sudo prlimit --pid $$ --nofile=65536:65536",
-            "at most %llu open files: each client needs one", (unsigned long long)files.rlim_max);
-        ok = false;
-    }
-    if (waiting > 0 && waiting < FEW_WAITING) {
-        say(d, WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
-            "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused", waiting);
-        ok = false;
-    }
+    if (files.rlim_max < FEW_DESCRIPTORS)
+        ok = say(d, WRONG, "limits", "sudo prlimit --pid $$ --nofile=65536:65536",
+                 "at most %llu open files: each client needs one",
+                 (unsigned long long)files.rlim_max);
+    if (waiting > 0 && waiting < FEW_WAITING)
+        ok = say(d, WRONG, "limits", "sudo sysctl net.core.somaxconn=4096",
+                 "net.core.somaxconn is %" PRIu64 ": clients that connect at once are refused",
+                 waiting);
     if (ok)
         say(d, OK, "limits", NULL, "%llu open files, %" PRIu64 " waiting connections",
             (unsigned long long)files.rlim_max, waiting);

@@ -120,9 +120,9 @@ void *ctl_grow(void *old, size_t n, size_t size)
 
 void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
 {
-    if (n > b->cap - b->len) {
+    if (n >= b->cap - b->len) {
         b->cap = b->cap ? b->cap : 256;
-        while (b->cap - b->len < n)
+        while (b->cap - b->len <= n)
             if (__builtin_mul_overflow(b->cap, (size_t)2, &b->cap))
                 ctl_no_memory();
         b->data = ctl_grow(b->data, b->cap, 1);
@@ -130,6 +130,7 @@ void text_buffer_add(struct text_buffer *b, const char *data, size_t n)
     if (n)
         memcpy(b->data + b->len, data, n);
     b->len += n;
+    b->data[b->len] = '\0';
 }
 
 void text_buffer_deinit(struct text_buffer *b)
@@ -301,18 +302,20 @@ int ctl_interrupted(void)
     return interrupted_by ? 128 + interrupted_by : 0;
 }
 
-/* As poll(), ended by an interrupt, also by one that comes just before it. */
+/* As poll(), ended by an interrupt, also by one that comes just before it, and by signals that the
+ * caller has blocked to have them handled here alone. */
 static void wait_for(struct pollfd *p, nfds_t n, int timeout_ms)
 {
     struct timespec t = {timeout_ms / 1000, timeout_ms % 1000 * 1000000L};
-    sigset_t block, before;
+    sigset_t block, before, none;
 
+    sigemptyset(&none);
     sigemptyset(&block);
     sigaddset(&block, SIGINT);
     sigaddset(&block, SIGTERM);
     sigprocmask(SIG_BLOCK, &block, &before);
     if (n_interrupts == n_interrupts_told)
-        ppoll(p, n, timeout_ms < 0 ? NULL : &t, &before);
+        ppoll(p, n, timeout_ms < 0 ? NULL : &t, &none);
     sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -457,21 +460,18 @@ int ctl_open(const char *path, int standard, int flags)
 
 char *ctl_read_all(int fd, size_t *n)
 {
-    size_t cap = 64 << 10, len = 0;
-    char *data = ctl_grow(NULL, cap, 1);
+    struct text_buffer all = {0};
+    char part[64 << 10];
     ssize_t k;
 
-    while ((k = read(fd, data + len, cap - len)) != 0) {
+    do {
+        k = read(fd, part, sizeof(part));
         if (k < 0 && errno != EINTR)
             ctl_die("cannot read the input: %s", strerror(errno));
-        len += k > 0 ? (size_t)k : 0;
-        if (len < cap)
-            continue;
-        if (cap > MAX_INPUT_BYTES)
+        text_buffer_add(&all, part, k > 0 ? (size_t)k : 0);
+        if (all.len > MAX_INPUT_BYTES)
             ctl_die("the input holds more than %d MiB", MAX_INPUT_BYTES >> 20);
-        cap *= 2;
-        data = ctl_grow(data, cap, 1);
-    }
-    *n = len;
-    return data;
+    } while (k != 0);
+    *n = all.len;
+    return all.data;
 }

@@ -99,6 +99,7 @@ int lines_next(struct lines *l, char **line, size_t *n, bool wait)
     }
     *line = l->data + l->start;
     *n = (size_t)((at ? at : l->data + l->end) - *line);
+    (*line)[*n] = '\0'; /* at the end of the file, too: the last read had room */
     l->start += *n + (at != NULL);
     l->bytes += *n + (at != NULL);
     l->searched = 0;

@@ -33,7 +33,8 @@ enum {
 void lines_init(struct lines *l, int fd);
 void lines_deinit(struct lines *l); /* does not close fd */
 
-/* The next line, without its newline; valid until the next call. Waits for it if `wait`. */
+/* The next line, with a NUL in place of its newline; valid until the next call. Waits for it if
+ * `wait`. */
 int lines_next(struct lines *l, char **line, size_t *n, bool wait);
 
 /* ---- the lines of stdin: edited on a terminal, or plain from a file or pipe */

@@ -164,8 +164,6 @@ static struct text_buffer join_words(const struct usage_line *line)
         text_buffer_add(&text, " ", i > 0);
         text_buffer_add(&text, line->words[i], strlen(line->words[i]));
     }
-    text_buffer_add(&text, "", 1); /* data is not NULL, even for an empty text */
-    text.len--;
     return text;
 }
 

@@ -222,12 +222,17 @@ static bool wait_key(const struct top *t)
 
 static int run_live(struct top *t)
 {
+    sigset_t block;
     bool ok;
 
     ctl_catch_interrupts(false);
-    enter_screen();
+    sigemptyset(&block);
+    sigaddset(&block, SIGWINCH);
+    sigaddset(&block, SIGTSTP);
+    sigprocmask(SIG_BLOCK, &block, NULL); /* but in ctl_wait_input() */
     sigaction(SIGWINCH, &(struct sigaction){.sa_handler = on_signal}, NULL);
     sigaction(SIGTSTP, &(struct sigaction){.sa_handler = on_signal}, NULL);
+    enter_screen();
     do {
         show_size(STDOUT_FILENO, &t->columns, &t->rows);
         ok = draw(t);
