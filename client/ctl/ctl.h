@@ -33,7 +33,7 @@ struct ctl {
     bool needs_model; /* this time, though the command does not always */
     bool no_wait;     /* while the model is being loaded */
     bool wait;        /* until somebody listens */
-    int64_t deadline; /* of --timeout, from the start; -1: none */
+    int64_t deadline; /* of --timeout, from the start; INT64_MAX: none */
 };
 
 /* All commands and options, from which completions and the man page are generated, too. */

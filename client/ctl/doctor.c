@@ -500,7 +500,7 @@ static void take_listener(struct doctor *d)
 
 static void check_socket(struct doctor *d)
 {
-    int left_ms = d->ctl->deadline < 0 ? CONNECT_MS : ctl_left_ms(d->ctl);
+    int left_ms = d->ctl->deadline == INT64_MAX ? CONNECT_MS : ctl_left_ms(d->ctl);
     int64_t asked_ms = clock_ms(), deadline = clock_deadline(left_ms);
     const struct nvllm_status *status;
     struct nvllm_client *client = NULL;
@@ -559,7 +559,8 @@ static void become_user(const struct user *user)
 /* The JSON that nvllmd prints; NULL for anything else, or *late: its timer has ended it. */
 static json_t *run_nvllmd(const struct doctor *d, const char *const *argv, bool *late)
 {
-    int ms = d->ctl->deadline < 0 ? CHECK_MS : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
+    int ms = d->ctl->deadline == INT64_MAX ? CHECK_MS
+                                           : ctl_left_ms(d->ctl) + 1; /* 0 would be no timer */
     const struct itimerval timer = {.it_value = {ms / 1000, ms % 1000 * 1000}};
     struct nvllm_error err;
     json_t *found = NULL;

@@ -220,7 +220,7 @@ int ctl_left_ms(const struct ctl *ctl)
 
 int ctl_ask_ms(const struct ctl *ctl)
 {
-    return ctl->deadline < 0 ? ANSWER_TIMEOUT_MS : ctl_left_ms(ctl);
+    return ctl->deadline == INT64_MAX ? ANSWER_TIMEOUT_MS : ctl_left_ms(ctl);
 }
 
 int64_t ctl_cancel_end(const struct ctl *ctl)

@@ -41,7 +41,7 @@ int lines_next(struct lines *l, char **line, size_t *n, bool wait);
 
 struct editor;
 
-/* ctl_catch_interrupts() must have been called. The deadline (-1: none) is for input. Ends the
+/* ctl_catch_interrupts() must have been called. The deadline is for input. Ends the
  * program if there is no memory. */
 void editor_new(struct editor **out, bool terminal, int64_t deadline);
 void editor_free(struct editor *e);

@@ -266,7 +266,7 @@ static void *alloc_json(size_t n)
 
 int main(int argc, char **argv)
 {
-    struct ctl ctl = {.deadline = -1};
+    struct ctl ctl = {.deadline = INT64_MAX};
     const char *from_environment = getenv("NVLLM_SOCKET");
     char **words;
     int n, rc;
