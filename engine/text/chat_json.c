@@ -12,7 +12,7 @@ enum { CHAT_JSON_MAX_BYTES = 64 << 20 };
 
 static const char pattern[] =
     "{'messages': [{'role': 'a text', 'content?': 'a text', 'reasoning_content?': 'a text',"
-    "  'tool_calls?': ['*', '...'], 'name?': '*', 'tool_call_id?': '*'}, '...'],"
+    "  'tool_calls?': 'an array', 'name?': '*', 'tool_call_id?': '*'}, '...'],"
     " 'tools?': ['an object', '...'],"
     " 'add_generation_prompt?': 'true or false', 'enable_thinking?': 'true or false'}";
 

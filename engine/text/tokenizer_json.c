@@ -96,7 +96,7 @@ static const char supported[] =
     "  'use_regex?': '*'},"
     " 'model': {'type': 'BPE', 'dropout?': '', 'unk_token?': '', 'continuing_subword_prefix?': '',"
     "  'end_of_word_suffix?': '', 'fuse_unk?': false, 'byte_fallback?': false,"
-    "  'ignore_merges?': false, 'vocab': 'an object', 'merges': ['*', '...']},"
+    "  'ignore_merges?': false, 'vocab': 'an object', 'merges': 'an array'},"
     " 'added_tokens?': [{'id?': '*', 'content?': '*', 'single_word': false, 'lstrip': false,"
     "  'rstrip': false, 'normalized': 'true or false', 'special': 'true or false'}, '...']}";
 

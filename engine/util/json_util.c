@@ -208,6 +208,8 @@ static int match_any(struct match *m, const json_t *want, const json_t *v)
                                 : mismatch(m, "is %s, only false is supported", json_type_name(v));
     if (!strcmp(text, "an object"))
         right = json_is_object(v);
+    else if (!strcmp(text, "an array"))
+        right = json_is_array(v);
     else if (!strcmp(text, "true or false"))
         right = json_is_boolean(v);
     else if (!strcmp(text, "*"))
