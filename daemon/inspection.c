@@ -286,24 +286,6 @@ int inspection_put_status(const struct session_call *c)
     return reply_put(c->session->connection, c->frame->id, EVENT(STATUS), &m);
 }
 
-static int put_explanation(const struct pending *p, const struct inspect_report *r,
-                           struct sources *from)
-{
-    Nvllm__V1__Explanation m;
-    Nvllm__V1__RequestInfo info;
-
-    if (r->kind == INSPECT_EXPLAIN_PROMPT) {
-        say_why_cached(from->text, sizeof(from->text), r);
-        fill_why_cached(&m, r, from);
-    } else {
-        say_why_waiting(from->text, sizeof(from->text), r);
-        fill_why_waiting(&m, r, from);
-        fill_request_info(&info, &r->requests[0], from);
-        m.info = &info;
-    }
-    return reply_put(p->session->connection, p->client_id, EVENT(EXPLANATION), &m);
-}
-
 int inspection_put(const struct pending *p, const struct inspect_report *r)
 {
     struct engine_status engine;
@@ -316,7 +298,9 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
         Nvllm__V1__BlockReport blocks;
         Nvllm__V1__CacheReport cache;
         Nvllm__V1__CacheChanged change;
+        Nvllm__V1__Explanation why;
     } m;
+    Nvllm__V1__RequestInfo info;
     Nvllm__V1__ServerFrame__EventCase event = EVENT(CACHE_CHANGED);
     struct refusal e;
     int rc = 0;
@@ -344,9 +328,17 @@ int inspection_put(const struct pending *p, const struct inspect_report *r)
             refusal_of_field(&e, CODE(INVALID), "request", "it has ended");
             return reply_error(p->session->connection, p->client_id, &e);
         }
-        return put_explanation(p, r, &from);
+        event = EVENT(EXPLANATION);
+        say_why_waiting(from.text, sizeof(from.text), r);
+        fill_why_waiting(&m.why, r, &from);
+        fill_request_info(&info, &r->requests[0], &from);
+        m.why.info = &info;
+        break;
     case INSPECT_EXPLAIN_PROMPT:
-        return put_explanation(p, r, &from);
+        event = EVENT(EXPLANATION);
+        say_why_cached(from.text, sizeof(from.text), r);
+        fill_why_cached(&m.why, r, &from);
+        break;
     }
     if (rc == 0)
         rc = reply_put(p->session->connection, p->client_id, event, &m);
