@@ -430,9 +430,20 @@ class ExitCodes(Case):
                       ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],
                       ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],
                       ["generate", "--max-tokens", "1.5", "x"], ["help", "me"],
-                      ["generate", "--temperature", "nan", "x"], ["version", "x"]):
+                      ["generate", "--temperature", "nan", "x"], ["version", "x"],
+                      ["generate", "--no-such"], ["no-such-command"], [], ["batch", "x", "y"],
+                      ["generate", "--max-tokens", "many", "x"], ["doctor", "x"],
+                      ["doctor", "--user", "no-such-user"], ["doctor", "--no-such"],
+                      ["chat", "x"], ["chat", "-n", "2"], ["chat", "--logprobs", "1"],
+                      ["chat", "--sistem", "x"], ["bench", "x"], ["bench", "--streams", "0"],
+                      ["bench", "--nano-vllm", "--seed", "1"], ["bench", "--rate", "-1"],
+                      ["bench", "--prompt-tokens", "9-3"], ["bench", "--prompt-tokens", "-3"],
+                      ["bench", "--rate", "nan"], ["bench", "--duration", "1", "--requests", "2"],
+                      ["bench", "--output-tokens", "1-"], ["bench", "--temperature", "-1"],
+                      ["bench", "--workload", "x", "--output-tokens", "3"]):
             done = run(*wrong)
             self.assertEqual((done.returncode, done.stdout), (2, b""), wrong)
+            self.assertTrue(done.stderr)
 
 
 class Batch(Case):
