@@ -16,7 +16,7 @@ import time
 
 import harness
 import wire
-from harness import Case, config, run_command, scaled
+from harness import Case, config, run_command, scaled, start_ctl
 from test_ctl_documents import commands
 
 READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
@@ -93,9 +93,7 @@ class Fake:
                               input=stdin, capture_output=True, timeout=scaled(30, 120), **options)
 
     def start(self, *args, **options):
-        return subprocess.Popen([config.nvllmctl, "--socket", self.path, *map(str, args)],
-                                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
-                                   "stderr": subprocess.PIPE, **options})
+        return start_ctl(self.path, *args, **options)
 
 
 def answering(text):
@@ -155,7 +153,6 @@ class Output(Case):
             self.assertEqual(fake.ctl(*args).stdout.decode(), text)
         shown = self.shown(fake, "reload")
         self.assertEqual(shown.count("a?[2Jb?2Jc"), 2, shown)
-
 
     def test_invalid_pieces(self):
         """Python's replacement is ours, whatever the bytes are."""
