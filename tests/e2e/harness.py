@@ -66,6 +66,13 @@ def run_command(args, stdin=b"", timeout=None, check=True):
     return done
 
 
+def start_ctl(socket_path, *args, **options):
+    """nvllmctl left running."""
+    return subprocess.Popen([config.nvllmctl, "--socket", str(socket_path), *map(str, args)],
+                            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
+                               "stderr": subprocess.PIPE, **options})
+
+
 def wait_for(condition, seconds, what):
     end = time.monotonic() + seconds
     while True:
@@ -159,10 +166,7 @@ class Daemon:
         return run_command([config.nvllmctl, "--socket", self.socket, *args], **options)
 
     def ctl_start(self, *args, **options):
-        """nvllmctl left running."""
-        return subprocess.Popen([config.nvllmctl, "--socket", str(self.socket), *map(str, args)],
-                                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
-                                   "stderr": subprocess.PIPE, **options})
+        return start_ctl(self.socket, *args, **options)
 
     def generate(self, text, *args):
         return json.loads(self.ctl("generate", "--json", *args, "--", text).stdout)

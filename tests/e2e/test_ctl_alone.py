@@ -16,7 +16,7 @@ import time
 
 import harness
 import wire
-from harness import Case, config, run_command, scaled
+from harness import Case, config, run_command, scaled, start_ctl
 from test_ctl_documents import commands
 
 READY = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_READY"}}
@@ -93,9 +93,7 @@ class Fake:
                               input=stdin, capture_output=True, timeout=scaled(30, 120), **options)
 
     def start(self, *args, **options):
-        return subprocess.Popen([config.nvllmctl, "--socket", self.path, *map(str, args)],
-                                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE,
-                                   "stderr": subprocess.PIPE, **options})
+        return start_ctl(self.path, *args, **options)
 
 
 def answering(text):
@@ -155,7 +153,6 @@ class Output(Case):
             self.assertEqual(fake.ctl(*args).stdout.decode(), text)
         shown = self.shown(fake, "reload")
         self.assertEqual(shown.count("a?[2Jb?2Jc"), 2, shown)
-
 
     def test_invalid_pieces(self):
         """Python's replacement is ours, whatever the bytes are."""
@@ -430,9 +427,20 @@ class ExitCodes(Case):
                       ["generate", "--seed", "-1", "x"], ["generate", "--logit-bias", "5", "x"],
                       ["generate", "--priority", "urgent", "x"], ["--timeout", "soon", "status"],
                       ["generate", "--max-tokens", "1.5", "x"], ["help", "me"],
-                      ["generate", "--temperature", "nan", "x"], ["version", "x"]):
+                      ["generate", "--temperature", "nan", "x"], ["version", "x"],
+                      ["generate", "--no-such"], ["no-such-command"], [], ["batch", "x", "y"],
+                      ["generate", "--max-tokens", "many", "x"], ["doctor", "x"],
+                      ["doctor", "--user", "no-such-user"], ["doctor", "--no-such"],
+                      ["chat", "x"], ["chat", "-n", "2"], ["chat", "--logprobs", "1"],
+                      ["chat", "--sistem", "x"], ["bench", "x"], ["bench", "--streams", "0"],
+                      ["bench", "--nano-vllm", "--seed", "1"], ["bench", "--rate", "-1"],
+                      ["bench", "--prompt-tokens", "9-3"], ["bench", "--prompt-tokens", "-3"],
+                      ["bench", "--rate", "nan"], ["bench", "--duration", "1", "--requests", "2"],
+                      ["bench", "--output-tokens", "1-"], ["bench", "--temperature", "-1"],
+                      ["bench", "--workload", "x", "--output-tokens", "3"]):
             done = run(*wrong)
             self.assertEqual((done.returncode, done.stdout), (2, b""), wrong)
+            self.assertTrue(done.stderr)
 
 
 class Batch(Case):

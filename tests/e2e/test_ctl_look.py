@@ -487,7 +487,6 @@ class Played(Case):
     def test_loading(self):
         """Reports come while the model loads; commands with a prompt wait for it."""
         welcome = {"welcome": {"protocol": 1, "server": "fake/1", "state": "STATE_LOADING"}}
-
         asked = []
 
         def script(peer):

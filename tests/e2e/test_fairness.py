@@ -1,8 +1,7 @@
 """Fairness between users: who asks for little does not wait behind who asks for much.
 
 With a backend whose steps take the same time whatever is in them, so that what is measured is the
-schedule; and with the CPU, where each token of the others adds to a step. Two users are needed: only
-root can be both."""
+schedule. Two users are needed: only root can be both."""
 
 import pathlib
 import statistics

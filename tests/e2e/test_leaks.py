@@ -87,18 +87,16 @@ class Vanishing(Case):
     def test_cancel_frees_at_once(self):
         """A cancelled request gets its one terminal answer and holds no block afterwards."""
         with Daemon() as d, d.connect() as w:
-            w.send(1, generate={"prompt": "Once upon a time", **ENDLESS})
-            while "delta" not in w.receive():
-                pass
+            w.begin(1, {"prompt": "Once upon a time", **ENDLESS})
             w.send(2, cancel={"target": 1})
-            answer, cancelled = wire.Answer(), None
-            while answer.done is None and answer.error is None or cancelled is None:
+            answer, cancelled, ended = wire.Answer(), None, False
+            while not (ended and cancelled):
                 reply = w.receive()
-                if reply["id"] == 1:
-                    self.assertIsNone(answer.done)
-                    answer.take(reply)
-                else:
+                if reply["id"] == 2:
                     cancelled = reply["cancelled"]
+                else:
+                    self.assertFalse(ended)
+                    ended = answer.take(reply)
             self.assertTrue(cancelled["found"])
             self.assertIn("FINISH_CANCELLED", [c.reason for c in answer.choices.values()])
             d.wait_idle()

@@ -59,7 +59,6 @@ class Names(Case):
                    re.findall(r"^struct (nvllm_\w+)(?: \{|;)", h.read_text(), re.MULTILINE)}
         self.assertEqual(set(re.findall(r"_struct (nvllm_\w+)_", page)) - structs, set())
 
-
     def test_answers(self):
         """Every answer of the schema is in the protocol's page, and no other."""
         page = (MANUAL.parent / "nvllm-protocol.7.scd").read_text()

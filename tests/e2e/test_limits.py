@@ -84,19 +84,6 @@ class OfOneRequest(SharedDaemon):
                 error = w.ask(**op)["error"]
                 self.assertEqual(error["limit"], "limits.prompt_bytes", op)
 
-    def test_text_to_tokenize(self):
-        """Its own limit, as the answer is so much larger; the command says which."""
-        with Daemon(SMALL, "limits.tokenize_bytes=500") as d, d.connect() as w:
-            self.assertEqual(len(w.ask(tokenize={"text": b"1" * 500})["tokens"]["ids"]), 500)
-            error = w.ask(tokenize={"text": b"1" * 501})["error"]
-            self.assertEqual((error["code"], error["limit"], error["limit_value"], error["field"]),
-                             ("ERROR_TOO_LONG", "limits.tokenize_bytes", 500, "text"))
-            self.assertIsNone(w.generate(**{**SHORT, "prompt": b"a" * 600}).error)
-            done = d.ctl("tokenize", "-", stdin=b"a" * 501, check=False)
-            self.assertEqual(done.returncode, 4)
-            self.assertIn(b"501 bytes are over the limit of 500 (limits.tokenize_bytes)",
-                          done.stderr)
-
     def test_one_answer(self):
         """An answer over what may lie unread is refused by name, and the connection goes on."""
         with Daemon(SMALL, "limits.output_bytes=16K") as d, d.connect() as w:
@@ -146,7 +133,6 @@ class Times(Case):
                 self.assertEqual((error["limit"], error["limit_value"]),
                                  ("limits.frame_timeout_s", 2))
                 self.assertLess(time.monotonic() - begin, scaled(4, 10))
-
 
     def test_stopped_meanwhile(self):
         """What came in time is read where the daemon was stopped until the time was over."""
@@ -470,7 +456,6 @@ class LargePrompts(Case):
             self.assertLess(large, n, "the large ones were done before: nothing was shown")
             for _ in range(n - large):
                 self.assertEqual(w.receive()["error"]["code"], "ERROR_TOO_LONG")
-
 
     def test_one_user_does_not_fill_the_tokenizer(self):
         """A user's short text passes all but a few of the hundreds that another has sent before. These

@@ -47,7 +47,6 @@ class Examples(Case):
                 self.assertEqual(done.returncode, 0, (line, done.stderr))
         self.assertIn("l-i-o-n", (folder / "answers.jsonl").read_text())
 
-
     def test_packages(self):
         """What the quick start installs to build is what the README names."""
         script = (ROOT / "packaging" / "quickstart").read_text()

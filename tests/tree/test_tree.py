@@ -82,7 +82,6 @@ class Includes(unittest.TestCase):
                 path.write_text(line + "\n")
             self.assertEqual(len(wrong_includes(root)), 6)
 
-
     def test_own_state_stays_inside(self):
         """X_impl.h is for its own folder; tests may look inside."""
         found = []

@@ -306,6 +306,11 @@ TEST(thinking)
                     "{'messages': [{'role': 'user', 'content': 'hi'}], 'add_generation_prompt': "
                     "false, 'enable_thinking': false}",
                     "<|im_start|>user\nhi<|im_end|>\n");
+    expect_rendered("nvllm-tiny",
+                    "{'messages': [{'role': 'system', 'content': 's'}, {'role': 'user', 'content': "
+                    "'hi'}], 'add_generation_prompt': true, 'enable_thinking': false}",
+                    "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
+                    "<|im_start|>assistant\n<think>\n\n</think>\n\n");
 }
 
 /* Null or absent content is the empty text. */

@@ -12,6 +12,8 @@
 #include "tests/unit/run_suite.h"
 
 static struct model *model;
+static struct backend *b;        /* the last one of a test */
+static struct backend_info info; /* of it */
 static struct err e;
 
 static void setup(void)
@@ -21,6 +23,7 @@ static void setup(void)
 
 static void teardown(void)
 {
+    cpu_backend.close(b);
     model_close(model);
 }
 
@@ -34,32 +37,33 @@ static struct backend_options small_options(int32_t block_len, uint64_t kv_bytes
                                     .n_threads = n_threads};
 }
 
-static struct backend *open_usual(void)
+static void open_with(const struct backend_options *o)
+{
+    cpu_backend.close(b);
+    ck_assert_msg(cpu_backend.open(&b, model, o, &e) == 0, "%s", e.text);
+    cpu_backend.info(b, &info);
+}
+
+static void open_usual(void)
 {
     struct backend_options o = small_options(16, 128 << 20, 2);
-    struct backend *b;
 
     o.max_batch_tokens = 4096;
     o.max_seqs = 64;
-    ck_assert_msg(cpu_backend.open(&b, model, &o, &e) == 0, "%s", e.text);
-    return b;
+    open_with(&o);
 }
 
 /* Blocks are what kv_memory pays for, to the byte; info says so. */
 TEST(blocks_follow_kv_bytes)
 {
-    struct backend *b;
-    struct backend_info info;
     struct backend_options o = small_options(64, (10 << 20) - 1, 1);
 
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
-    cpu_backend.info(b, &info);
+    open_with(&o);
     ck_assert_uint_eq(info.block_bytes, 4 * 2 * 4 * 64 * 128 * sizeof(float));
     ck_assert_int_eq(info.tiers[TIER_DEVICE].n_blocks, 9); /* of 1 MiB */
     ck_assert_int_eq(info.kv_dtype, KV_DTYPE_F32);
     ck_assert_uint_ge(info.weight_bytes, 12 << 20 >> 1);
     ck_assert_ptr_nonnull(strstr(info.devices[0], "1 thread,"));
-    cpu_backend.close(b);
 }
 
 /* The ledger counts what was taken: all blocks, and workspaces that grow by what a
@@ -67,20 +71,17 @@ TEST(blocks_follow_kv_bytes)
  * to count. */
 TEST(ledger_counts_what_was_taken)
 {
-    struct backend *b;
     struct backend_info small, large;
     struct backend_options o = small_options(16, 10 << 20, 1);
     const struct model_config *c = model_config(model);
     const uint64_t a_seq =
         (uint64_t)c->hidden_dim * sizeof(float) + (uint64_t)c->vocab_size * sizeof(uint16_t);
 
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
-    cpu_backend.info(b, &small);
-    cpu_backend.close(b);
+    open_with(&o);
+    small = info;
     o.max_seqs = 4 + 256;
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
-    cpu_backend.info(b, &large);
-    cpu_backend.close(b);
+    open_with(&o);
+    large = info;
     ck_assert_uint_eq(small.tiers[TIER_DEVICE].bytes,
                       (uint64_t)small.tiers[TIER_DEVICE].n_blocks * small.block_bytes);
     ck_assert_uint_eq(large.tiers[TIER_DEVICE].bytes, small.tiers[TIER_DEVICE].bytes);
@@ -95,21 +96,16 @@ TEST(ledger_counts_what_was_taken)
  * machine's own memory bounds it. */
 TEST(kv_memory_of_its_own_choice)
 {
-    struct backend *b;
-    struct backend_info info;
     struct backend_options o = small_options(16, 0, 1);
 
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
-    cpu_backend.info(b, &info);
+    open_with(&o);
     ck_assert_uint_le((uint64_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes, 512 << 20);
     ck_assert_uint_ge((uint64_t)info.tiers[TIER_DEVICE].n_blocks * info.block_bytes, 64 << 20);
-    cpu_backend.close(b);
 }
 
 /* Too little memory for one block, and more than the machine has: refused with both figures. */
 TEST(memory_errors_say_how_much)
 {
-    struct backend *b = NULL;
     struct backend_options o = small_options(4096, 63 << 20, 2);
 
     ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), -ENOMEM);
@@ -153,14 +149,12 @@ static void note_progress(void *ctx, double done)
 /* Loading is reported from both threads, rising to 1. */
 TEST(progress_rises)
 {
-    struct backend *b;
     struct backend_options o = small_options(16, 16 << 20, 2);
 
     o.progress = note_progress;
     o.progress_ctx = &last_progress;
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
+    open_with(&o);
     ck_assert(last_progress == 1.0);
-    cpu_backend.close(b);
     cpu_backend.close(NULL);
 }
 
@@ -214,13 +208,13 @@ static void hand_init(struct hand *h, uint64_t step, int32_t first, int32_t n, i
                                     .copies = &h->copy};
 }
 
-static void hand_submit(struct hand *h, struct backend *b)
+static void hand_submit(struct hand *h)
 {
     h->batch = make_batch(&h->parts);
     ck_assert_int_eq(cpu_backend.submit(b, h->batch, &e), 0);
 }
 
-static struct step_result hand_wait(struct hand *h, struct backend *b)
+static struct step_result hand_wait(struct hand *h)
 {
     struct step_result r;
 
@@ -230,10 +224,10 @@ static struct step_result hand_wait(struct hand *h, struct backend *b)
     return r;
 }
 
-static struct step_result hand_run(struct hand *h, struct backend *b)
+static struct step_result hand_run(struct hand *h)
 {
-    hand_submit(h, b);
-    return hand_wait(h, b);
+    hand_submit(h);
+    return hand_wait(h);
 }
 
 /* A step whose rows want no logits gives an empty result; a result holds while two further steps
@@ -242,26 +236,27 @@ TEST(results_hold_until_next_wait)
 {
     struct hand h[4];
     struct step_result r;
-    struct backend *b = open_usual();
     int32_t id;
     float logprob;
 
+    open_usual();
     for (int i = 0; i < 4; i++)
         hand_init(&h[i], (uint64_t)i + 1, 0, 4, i > 0);
     h[2].tokens[3] = 77;
-    hand_submit(&h[0], b);
-    hand_submit(&h[1], b);
-    ck_assert_int_eq(hand_wait(&h[0], b).n_rows, 0);
-    r = hand_wait(&h[1], b);
+    hand_submit(&h[0]);
+    hand_submit(&h[1]);
+    ck_assert_int_eq(hand_wait(&h[0]).n_rows, 0);
+    r = hand_wait(&h[1]);
     ck_assert_int_eq(r.n_rows, 1);
     id = r.ids[0];
     logprob = r.logprobs[0];
-    hand_submit(&h[2], b);
-    hand_submit(&h[3], b);
+    hand_submit(&h[2]);
+    hand_submit(&h[3]);
     usleep(50000); /* long enough for both to be over */
     ck_assert(r.ids[0] == id && r.logprobs[0] == logprob);
-    ck_assert(hand_wait(&h[2], b).logprobs[0] != logprob);
+    ck_assert(hand_wait(&h[2]).logprobs[0] != logprob);
     cpu_backend.close(b);
+    b = NULL;
     free(h[3].batch);
 }
 
@@ -272,28 +267,27 @@ TEST(several_wanted_rows)
     enum { N = 5, FIRST = 14 };
     struct hand h;
     struct step_result r;
-    struct backend *b = open_usual();
     int32_t ids[N];
     float logprobs[N];
 
+    open_usual();
     hand_init(&h, 1, 0, FIRST, 0);
-    hand_run(&h, b);
+    hand_run(&h);
     for (int i = 0; i < N; i++) {
         hand_init(&h, (uint64_t)i + 2, FIRST + i, 1, 1);
         h.parts.n_decodes = 1;
         h.rows[0].counter = (uint32_t)i;
         h.sampling.temperature = 1.0f;
-        r = hand_run(&h, b);
+        r = hand_run(&h);
         ids[i] = r.ids[0];
         logprobs[i] = r.logprobs[0];
     }
     hand_init(&h, N + 2, FIRST, N, N);
     h.sampling.temperature = 1.0f;
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     ck_assert_int_eq(r.n_rows, N);
     for (int i = 0; i < N; i++)
         ck_assert(r.ids[i] == ids[i] && r.logprobs[i] == logprobs[i]);
-    cpu_backend.close(b);
 }
 
 /* A mask holds for its own row; one that min_tokens leaves nothing of is broken numbers. */
@@ -304,14 +298,14 @@ TEST(masks_by_row)
     int32_t stop = 70;
     struct hand h;
     struct step_result r;
-    struct backend *b = open_usual();
     int32_t free_choice;
 
+    open_usual();
     ck_assert_ptr_nonnull(masks);
     masks[500 / 32] = 1u << 500 % 32;
     masks[words + 70 / 32] = 1u << 70 % 32;
     hand_init(&h, 1, 0, 9, 3);
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     free_choice = r.ids[1];
     for (int ban = 0; ban < 2; ban++) {
         hand_init(&h, 2 + (uint64_t)ban, 0, 9, 3);
@@ -323,13 +317,12 @@ TEST(masks_by_row)
         h.rows[0].ban_stops = (uint32_t)ban;
         h.sampling.n_stop_ids = 1;
         h.sampling.stop_ids = &stop;
-        r = hand_run(&h, b);
+        r = hand_run(&h);
         ck_assert_int_eq(r.ids[0], ban ? BATCH_NUMERICS : 70);
         ck_assert_int_eq(r.ids[1], free_choice);
         ck_assert_int_eq(r.ids[2], 500);
     }
     free(masks);
-    cpu_backend.close(b);
 }
 
 /* A block goes to the host after the step that wrote it, and comes back elsewhere before the step
@@ -337,16 +330,13 @@ TEST(masks_by_row)
 TEST(copies_keep_their_order)
 {
     struct backend_options o = small_options(16, 16 << 20, 1);
-    struct backend_info info;
     struct hand h;
     struct step_result r;
-    struct backend *b;
     float logprob;
     int32_t id;
 
     o.tier_bytes[1] = o.tier_bytes[2] = 4 << 20;
-    ck_assert_int_eq(cpu_backend.open(&b, model, &o, &e), 0);
-    cpu_backend.info(b, &info);
+    open_with(&o);
     ck_assert(info.copies && info.tiers[TIER_DISK].n_blocks == 0);
     ck_assert_uint_eq(info.tiers[TIER_HOST].bytes,
                       (uint64_t)info.tiers[TIER_HOST].n_blocks * info.block_bytes);
@@ -354,10 +344,10 @@ TEST(copies_keep_their_order)
     hand_init(&h, 1, 0, 16, 0); /* writes block 1 */
     h.parts.n_copies = 1;
     h.copy = (struct batch_copy){7, TIER_DEVICE, TIER_HOST, COPY_AFTER, 0, 1, 2};
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     ck_assert(r.n_copies == 1 && r.copies[0].id == 7 && r.copies[0].ok);
     hand_init(&h, 2, 16, 2, 1);
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     id = r.ids[0];
     logprob = r.logprobs[0];
     memset((char *)cpu_backend_kv(b) + info.block_bytes, 0xff, info.block_bytes);
@@ -366,24 +356,21 @@ TEST(copies_keep_their_order)
     h.table[0] = 3;
     h.parts.n_copies = 1;
     h.copy = (struct batch_copy){8, TIER_HOST, TIER_DEVICE, COPY_BEFORE, 0, 2, 3};
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     ck_assert(r.n_copies == 1 && r.copies[0].id == 8);
     ck_assert(r.ids[0] == id && r.logprobs[0] == logprob);
     h.parts = (struct batch_parts){.step = 4, .n_copies = 1, .copies = &h.copy};
     h.copy = (struct batch_copy){9, TIER_DEVICE, TIER_HOST, COPY_BEFORE, 0, 3, 0};
-    r = hand_run(&h, b);
+    r = hand_run(&h);
     ck_assert(r.n_rows == 0 && r.n_copies == 1 && r.copies[0].id == 9);
-    cpu_backend.close(b);
 }
 
 /* What only a bug of the core could ask for aborts before it is computed. */
 TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
 {
     struct hand h, third[2];
-    struct backend *b = open_usual();
-    struct backend_info info;
 
-    cpu_backend.info(b, &info);
+    open_usual();
     hand_init(&h, 1, 0, 4, 1);
     switch (_i) {
     case 0:
@@ -421,11 +408,11 @@ TEST(broken_batch_aborts, .n = 11, .signal = SIGABRT)
         hand_init(&third[0], 1, 0, 4, 1);
         hand_init(&third[1], 2, 0, 4, 1);
         h.parts.step = 3;
-        hand_submit(&third[0], b);
-        hand_submit(&third[1], b);
+        hand_submit(&third[0]);
+        hand_submit(&third[1]);
         break;
     }
-    hand_submit(&h, b);
+    hand_submit(&h);
 }
 
 int main(void)

@@ -278,28 +278,6 @@ TEST(golden_longest_prompt, .timeout = 240)
 }
 #endif
 
-/* The plain kernels, which run on few machines, give the same bits. */
-TEST(plain_is_the_same, .timeout = 240)
-{
-    static const struct way plain_way = {16,           50, 3, 2, 64, 0, false, false, CPU_ISA_PLAIN,
-                                         KV_DTYPE_AUTO};
-    static struct drive_seq fast[MAX_CASES], plain[MAX_CASES];
-    struct driver d;
-
-    for (int i = 0; i < 6; i++)
-        seq_of(&fast[i], &cases[i]), seq_of(&plain[i], &cases[i]);
-    d = open_way(&usual);
-    run_seqs(&d, fast, 6);
-    cpu_backend.close(d.backend);
-    d = open_way(&plain_way);
-    run_seqs(&d, plain, 6);
-    cpu_backend.close(d.backend);
-    for (int i = 0; i < 6; i++)
-        check_same(&cases[i], &fast[i], &plain[i]);
-    free_seqs(fast);
-    free_seqs(plain);
-}
-
 int main(void)
 {
     return run_tests("cpu_golden", setup, teardown);

@@ -9,6 +9,15 @@
 #include "proto/nvllm.pb-c.h"
 #include "tests/unit/run_suite.h"
 
+static struct frame_buffer buffer;   /* of each test, empty */
+static struct frame_decoder decoder; /* of each test that begins one */
+
+static void tear_down(void)
+{
+    frame_buffer_deinit(&buffer);
+    frame_decoder_deinit(&decoder);
+}
+
 static uint64_t next_random(uint64_t *s)
 {
     *s ^= *s << 13;
@@ -108,72 +117,65 @@ static void take_all(struct frame_decoder *d, uint64_t *want)
 /* What was put comes out, in order, whatever pieces it is pushed in. */
 TEST(frames_survive_any_split)
 {
-    struct frame_buffer b = {0};
     uint64_t seed = 1;
 
-    put_tokenize(&b, 1, 0);
-    put_generate(&b, 2);
-    put_tokenize(&b, 3, 127); /* lengths of one, two and three digits */
-    put_tokenize(&b, 4, 20000);
-    put_generate(&b, 5);
+    put_tokenize(&buffer, 1, 0);
+    put_generate(&buffer, 2);
+    put_tokenize(&buffer, 3, 127); /* lengths of one, two and three digits */
+    put_tokenize(&buffer, 4, 20000);
+    put_generate(&buffer, 5);
     for (int round = 0; round < 200; round++) {
-        struct frame_decoder d;
         uint64_t want = 1;
 
-        frame_decoder_init(&d, FRAME_LARGEST_MAX);
-        for (size_t at = 0, n; at < b.end; at += n) {
+        frame_decoder_init(&decoder, FRAME_LARGEST_MAX);
+        for (size_t at = 0, n; at < buffer.end; at += n) {
             n = round == 0 ? 1 : 1 + next_random(&seed) % (round < 100 ? 40 : 9000);
-            if (n > b.end - at)
-                n = b.end - at;
-            ck_assert_int_eq(frame_decoder_push(&d, b.data + at, n), 0);
-            take_all(&d, &want);
+            if (n > buffer.end - at)
+                n = buffer.end - at;
+            ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data + at, n), 0);
+            take_all(&decoder, &want);
         }
         ck_assert_uint_eq(want, 6);
-        ck_assert(!frame_decoder_partial(&d));
-        frame_decoder_deinit(&d);
+        ck_assert(!frame_decoder_partial(&decoder));
+        frame_decoder_deinit(&decoder);
     }
-    frame_buffer_deinit(&b);
 }
 
 /* Two frames cut at each possible place in two pushes. */
 TEST(frames_survive_every_cut)
 {
-    struct frame_buffer b = {0};
-
-    put_generate(&b, 1);
-    put_generate(&b, 2);
-    for (size_t cut = 0; cut <= b.end; cut++) {
-        struct frame_decoder d;
+    put_generate(&buffer, 1);
+    put_generate(&buffer, 2);
+    for (size_t cut = 0; cut <= buffer.end; cut++) {
         uint64_t want = 1;
 
-        frame_decoder_init(&d, FRAME_LARGEST_MAX);
-        ck_assert_int_eq(frame_decoder_push(&d, b.data, cut), 0);
-        take_all(&d, &want);
-        ck_assert(frame_decoder_partial(&d) == (cut != 0 && cut != b.end / 2 && cut != b.end));
-        ck_assert_int_eq(frame_decoder_push(&d, b.data + cut, b.end - cut), 0);
-        take_all(&d, &want);
+        frame_decoder_init(&decoder, FRAME_LARGEST_MAX);
+        ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data, cut), 0);
+        take_all(&decoder, &want);
+        ck_assert(frame_decoder_partial(&decoder) ==
+                  (cut != 0 && cut != buffer.end / 2 && cut != buffer.end));
+        ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data + cut, buffer.end - cut), 0);
+        take_all(&decoder, &want);
         ck_assert_uint_eq(want, 3);
-        frame_decoder_deinit(&d);
+        frame_decoder_deinit(&decoder);
     }
-    frame_buffer_deinit(&b);
 }
 
 static int take_of(const void *bytes, size_t n, uint32_t max, size_t *cap)
 {
-    struct frame_decoder d;
     const uint8_t *frame;
     size_t len;
     int r;
 
-    frame_decoder_init(&d, max);
-    ck_assert_int_eq(frame_decoder_push(&d, bytes, n), 0);
-    r = frame_decoder_take(&d, &frame, &len);
+    frame_decoder_init(&decoder, max);
+    ck_assert_int_eq(frame_decoder_push(&decoder, bytes, n), 0);
+    r = frame_decoder_take(&decoder, &frame, &len);
     if (r != FRAME_OK && r != FRAME_MORE) {
-        ck_assert_int_eq(frame_decoder_push(&d, "\x00", 1), 0); /* does not heal */
-        ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), r);
+        ck_assert_int_eq(frame_decoder_push(&decoder, "\x00", 1), 0); /* does not heal */
+        ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), r);
     }
-    *cap = d.held.cap;
-    frame_decoder_deinit(&d);
+    *cap = decoder.held.cap;
+    frame_decoder_deinit(&decoder);
     return r;
 }
 
@@ -208,64 +210,54 @@ TEST(bad_prefixes_are_refused)
 /* Length 0 is a frame: an empty message. */
 TEST(empty_frame_is_a_frame)
 {
-    struct frame_decoder d;
     const uint8_t *frame;
     size_t len = 9;
 
-    frame_decoder_init(&d, 1);
-    ck_assert_int_eq(frame_decoder_push(&d, "\x00\x00", 2), 0);
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
+    frame_decoder_init(&decoder, 1);
+    ck_assert_int_eq(frame_decoder_push(&decoder, "\x00\x00", 2), 0);
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_OK);
     ck_assert_uint_eq(len, 0);
     ck_assert_uint_eq(frame_id(frame, len), 0);
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_MORE);
-    frame_decoder_deinit(&d);
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_OK);
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_MORE);
 }
 
 /* A decoder is ready when a whole frame is there, or what can never become one. */
 TEST(ready_when_something_can_be_said)
 {
-    struct frame_buffer b = {0};
-    struct frame_decoder d;
     const uint8_t *frame;
     size_t len;
 
-    put_tokenize(&b, 1, 300);
-    frame_decoder_init(&d, 4096);
-    ck_assert(!frame_decoder_ready(&d));
-    for (size_t i = 0; i < b.end; i++) {
-        ck_assert(!frame_decoder_ready(&d));
-        ck_assert_int_eq(frame_decoder_push(&d, b.data + i, 1), 0);
+    put_tokenize(&buffer, 1, 300);
+    frame_decoder_init(&decoder, 4096);
+    ck_assert(!frame_decoder_ready(&decoder));
+    for (size_t i = 0; i < buffer.end; i++) {
+        ck_assert(!frame_decoder_ready(&decoder));
+        ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data + i, 1), 0);
     }
-    ck_assert(frame_decoder_ready(&d));
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
-    ck_assert(!frame_decoder_ready(&d));
-    ck_assert_int_eq(frame_decoder_push(&d, "\xff\xff\xff", 3), 0);
-    ck_assert(frame_decoder_ready(&d));
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_E_TOO_LARGE);
-    ck_assert(frame_decoder_ready(&d));
-    frame_decoder_deinit(&d);
-    frame_buffer_deinit(&b);
+    ck_assert(frame_decoder_ready(&decoder));
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_OK);
+    ck_assert(!frame_decoder_ready(&decoder));
+    ck_assert_int_eq(frame_decoder_push(&decoder, "\xff\xff\xff", 3), 0);
+    ck_assert(frame_decoder_ready(&decoder));
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_E_TOO_LARGE);
+    ck_assert(frame_decoder_ready(&decoder));
 }
 
 /* Memory of a large frame goes back once it has been taken. */
 TEST(decoder_shrinks_after_a_large_frame)
 {
-    struct frame_buffer b = {0};
-    struct frame_decoder d;
     const uint8_t *frame;
     size_t len;
 
-    put_tokenize(&b, 1, 4 << 20);
-    frame_decoder_init(&d, FRAME_LARGEST_MAX);
-    ck_assert_int_eq(frame_decoder_push(&d, b.data, b.end), 0);
-    ck_assert_int_eq(frame_decoder_take(&d, &frame, &len), FRAME_OK);
-    ck_assert_int_eq(frame_decoder_push(&d, "\x00", 1), 0);
-    ck_assert_uint_le(d.held.cap, 64 << 10);
-    frame_decoder_deinit(&d);
-    frame_buffer_consume(&b, frame_buffer_bytes(&b));
-    ck_assert_uint_eq(b.cap, 0);
-    frame_buffer_deinit(&b);
+    put_tokenize(&buffer, 1, 4 << 20);
+    frame_decoder_init(&decoder, FRAME_LARGEST_MAX);
+    ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data, buffer.end), 0);
+    ck_assert_int_eq(frame_decoder_take(&decoder, &frame, &len), FRAME_OK);
+    ck_assert_int_eq(frame_decoder_push(&decoder, "\x00", 1), 0);
+    ck_assert_uint_le(decoder.held.cap, 64 << 10);
+    frame_buffer_consume(&buffer, frame_buffer_bytes(&buffer));
+    ck_assert_uint_eq(buffer.cap, 0);
 }
 
 /* A frame whose body was packed ahead is the frame that all at once makes, in an empty buffer
@@ -319,66 +311,59 @@ TEST(body_over_the_limit_is_refused)
 /* Written in pieces of any size, a buffer's bytes come out once each and in order. */
 TEST(buffer_keeps_order_through_partial_writes)
 {
-    struct frame_buffer b = {0};
-    struct frame_decoder d;
     uint64_t seed = 3, put = 0, want = 1;
 
-    frame_decoder_init(&d, FRAME_LARGEST_MAX);
+    frame_decoder_init(&decoder, FRAME_LARGEST_MAX);
     while (want <= 500) {
         size_t n;
 
         if (put < 500 && next_random(&seed) % 2)
-            put_tokenize(&b, ++put, next_random(&seed) % 300);
+            put_tokenize(&buffer, ++put, next_random(&seed) % 300);
         n = next_random(&seed) % 200;
-        if (n > frame_buffer_bytes(&b))
-            n = frame_buffer_bytes(&b);
-        ck_assert_int_eq(frame_decoder_push(&d, b.data + b.start, n), 0);
-        frame_buffer_consume(&b, n);
-        take_all(&d, &want);
+        if (n > frame_buffer_bytes(&buffer))
+            n = frame_buffer_bytes(&buffer);
+        ck_assert_int_eq(frame_decoder_push(&decoder, buffer.data + buffer.start, n), 0);
+        frame_buffer_consume(&buffer, n);
+        take_all(&decoder, &want);
     }
-    frame_decoder_deinit(&d);
-    frame_buffer_deinit(&b);
 }
 
 /* A buffer that stays nearly full while small frames go in and out moves few bytes to its front,
  * and does not grow without end. */
 TEST(full_buffer_moves_few_bytes)
 {
-    struct frame_buffer b = {0};
     size_t consumed = 0, moved = 0;
 
-    put_tokenize(&b, 1, 100000);
+    put_tokenize(&buffer, 1, 100000);
     for (int i = 0; i < 50000; i++) {
-        size_t start = b.start;
+        size_t start = buffer.start;
 
-        put_tokenize(&b, 2, 20);
-        if (b.start < start)
-            moved += frame_buffer_bytes(&b);
-        frame_buffer_consume(&b, 25);
+        put_tokenize(&buffer, 2, 20);
+        if (buffer.start < start)
+            moved += frame_buffer_bytes(&buffer);
+        frame_buffer_consume(&buffer, 25);
         consumed += 25;
     }
     ck_assert_uint_lt(moved, 3 * consumed);
-    ck_assert_uint_lt(b.cap, 4 * frame_buffer_bytes(&b));
-    frame_buffer_deinit(&b);
+    ck_assert_uint_lt(buffer.cap, 4 * frame_buffer_bytes(&buffer));
 }
 
 /* Mutated and random frames are a message or an error, never a fault, whatever the budget. */
 TEST(unpacking_survives_mutation_and_any_budget)
 {
-    struct frame_buffer b = {0};
     uint64_t seed = 42;
     int results[4] = {0};
     uint8_t *copy;
 
-    put_generate(&b, 77);
-    copy = malloc(b.end);
+    put_generate(&buffer, 77);
+    copy = malloc(buffer.end);
     ck_assert_ptr_nonnull(copy);
     for (int round = 0; round < 60000; round++) {
         struct unpacked *u = NULL;
-        size_t n = b.end - 1, budget;
+        size_t n = buffer.end - 1, budget;
         int r;
 
-        memcpy(copy, b.data + 1, n);
+        memcpy(copy, buffer.data + 1, n);
         for (uint64_t k = next_random(&seed) % 4; k > 0; k--)
             copy[next_random(&seed) % n] = (uint8_t)next_random(&seed);
         if (round % 7 == 0)
@@ -396,30 +381,28 @@ TEST(unpacking_survives_mutation_and_any_budget)
     ck_assert_int_gt(results[UNPACK_E_INVALID], 1000);
     ck_assert_int_gt(results[UNPACK_E_BUDGET], 1000);
     free(copy);
-    frame_buffer_deinit(&b);
 }
 
 /* Each budget from nothing up to what is needed fails cleanly, and the next succeeds. */
 TEST(every_smaller_budget_fails)
 {
-    struct frame_buffer b = {0};
     struct unpacked *u;
     size_t needed;
 
-    put_generate(&b, 1);
-    ck_assert_int_eq(unpack(&u, &nvllm__v1__client_frame__descriptor, b.data + 1, b.end - 1),
+    put_generate(&buffer, 1);
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__client_frame__descriptor, buffer.data + 1,
+                            buffer.end - 1),
                      UNPACK_OK);
     needed = unpacked_bytes(u);
     unpacked_free(u);
     for (size_t budget = 0; budget < needed; budget++)
-        ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, b.data + 1,
-                                       b.end - 1, budget),
+        ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, buffer.data + 1,
+                                       buffer.end - 1, budget),
                          UNPACK_E_BUDGET);
-    ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, b.data + 1, b.end - 1,
-                                   needed),
+    ck_assert_int_eq(unpack_within(&u, &nvllm__v1__client_frame__descriptor, buffer.data + 1,
+                                   buffer.end - 1, needed),
                      UNPACK_OK);
     unpacked_free(u);
-    frame_buffer_deinit(&b);
 }
 
 /* A frame of empty messages, a hundred bytes of memory for two of its own, is over its budget. */
@@ -539,7 +522,6 @@ TEST(small_chat_messages_fit)
 {
     Nvllm__V1__Chat chat = NVLLM__V1__CHAT__INIT;
     Nvllm__V1__Message m = NVLLM__V1__MESSAGE__INIT, *mp[5000];
-    struct frame_buffer b = {0};
     struct unpacked *u;
 
     m.role = (char *)"user";
@@ -549,14 +531,15 @@ TEST(small_chat_messages_fit)
         mp[i] = &m;
     chat.messages = mp;
     chat.n_messages = 5000;
-    ck_assert_int_eq(frame_buffer_put(&b, &chat.base), 0);
-    ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, b.data + 3, b.end - 3), UNPACK_OK);
-    ck_assert_uint_lt(unpacked_bytes(u), 20 * b.end);
+    ck_assert_int_eq(frame_buffer_put(&buffer, &chat.base), 0);
+    ck_assert_int_eq(unpack(&u, &nvllm__v1__chat__descriptor, buffer.data + 3, buffer.end - 3),
+                     UNPACK_OK);
+    ck_assert_uint_lt(unpacked_bytes(u), 20 * buffer.end);
     unpacked_free(u);
-    ck_assert_int_eq(unpack_request(&u, &nvllm__v1__chat__descriptor, b.data + 3, b.end - 3),
+    ck_assert_int_eq(unpack_request(&u, &nvllm__v1__chat__descriptor, buffer.data + 3,
+                                    buffer.end - 3),
                      UNPACK_OK);
     unpacked_free(u);
-    frame_buffer_deinit(&b);
 }
 
 /* More memory of a message's life is zeroed, aligned, and absurd sizes are refused. */
@@ -607,20 +590,18 @@ TEST(schema_is_not_recursive)
 TEST(messages_are_put_within_a_limit)
 {
     Nvllm__V1__Text m = NVLLM__V1__TEXT__INIT;
-    struct frame_buffer b = {0};
     size_t n;
 
     m.has_text = true;
     m.text = (ProtobufCBinaryData){5, (uint8_t *)"hello"};
     n = protobuf_c_message_get_packed_size(&m.base);
-    ck_assert_int_eq(frame_buffer_put_body(&b, &m.base, NULL, 0, n), 0);
-    ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
-    ck_assert_int_eq(frame_buffer_put_body(&b, &m.base, NULL, 0, n - 1), -EMSGSIZE);
-    ck_assert_uint_eq(frame_buffer_bytes(&b), n + 1);
-    frame_buffer_deinit(&b);
+    ck_assert_int_eq(frame_buffer_put_body(&buffer, &m.base, NULL, 0, n), 0);
+    ck_assert_uint_eq(frame_buffer_bytes(&buffer), n + 1);
+    ck_assert_int_eq(frame_buffer_put_body(&buffer, &m.base, NULL, 0, n - 1), -EMSGSIZE);
+    ck_assert_uint_eq(frame_buffer_bytes(&buffer), n + 1);
 }
 
 int main(void)
 {
-    return run_tests("frame", NULL, NULL);
+    return run_tests("frame", NULL, tear_down);
 }

@@ -53,7 +53,6 @@ static void copy_bundled(void)
     static const char *const names[] = {"config.json", "generation_config.json",
                                         "model.safetensors"};
 
-    make_dir();
     for (int i = 0; i < 3; i++) {
         char from[512];
         size_t n;
@@ -185,7 +184,6 @@ TEST(missing_files)
     refused(-ENOTSUP, "pytorch_model.bin");
     unlink(in_dir("config.json"));
     refused(-ENOENT, "config.json: ");
-    remove_dir();
 }
 
 /* A FIFO or a folder in place of a file is refused at once. */
@@ -203,7 +201,6 @@ TEST(fifo_does_not_hang, .n = 3, .timeout = 5)
     unlink(in_dir(names[_i]));
     ck_assert_int_eq(mkdir(in_dir(names[_i]), 0700), 0);
     refused(-EINVAL, text);
-    remove_dir();
 }
 
 /* Links, as in a hub's cache, are followed; a broken one is named. */
@@ -219,7 +216,6 @@ TEST(links_are_followed)
     unlink(in_dir("model.safetensors"));
     ck_assert_int_eq(symlink("../blobs/gone", path_buf), 0);
     refused(-ENOENT, "model.safetensors: cannot be opened");
-    remove_dir();
 }
 
 /* A file truncated within the length, the header or the data is refused. */
@@ -230,7 +226,6 @@ TEST(truncated_file, .n = 7)
     copy_bundled();
     ck_assert_int_eq(truncate(in_dir("model.safetensors"), sizes[_i]), 0);
     refused(-EINVAL, "model.safetensors: ");
-    remove_dir();
 }
 
 /* A file with bytes after its last tensor is refused. */
@@ -239,7 +234,6 @@ TEST(file_too_long)
     copy_bundled();
     ck_assert_int_eq(truncate(in_dir("model.safetensors"), 12070241), 0);
     refused(-EINVAL, "model.safetensors: 1 bytes after the last tensor");
-    remove_dir();
 }
 
 static const struct {
@@ -285,7 +279,6 @@ TEST(tampered_folder, .n = N(tampered))
     copy_bundled();
     replace(tampered[_i].file, tampered[_i].from, tampered[_i].to);
     refused(tampered[_i].code, tampered[_i].text);
-    remove_dir();
 }
 
 /* Reading from a file that was truncated after open is an error, not a fault. */
@@ -302,7 +295,6 @@ TEST(file_shrinks_later)
     ck_assert_int_eq(model_read_bf16(m, t, 0, got, 16, &e), -EIO);
     ck_assert_ptr_nonnull(strstr(e.text, "model.safetensors: ends at"));
     model_close(m);
-    remove_dir();
 }
 
 /* Writes a folder of two layers; expected() gives the value of element k of any tensor. */
@@ -319,7 +311,6 @@ static void write_folder(bool qwen3, enum dtype dtype, size_t n_shards, bool tie
 
     w.config = qwen3 ? qwen3_shape : qwen2_shape;
     w.config.tied = tied;
-    make_dir();
     ck_assert_msg(writer_open(&w, &e) == 0, "%s", e.text);
     for (size_t i = 0; i < w.tensors.n; i++) {
         const struct tensor *t = &w.tensors.all[i];
@@ -385,7 +376,6 @@ TEST(every_layout_reads, .n = 24)
         free(got);
     }
     model_close(m);
-    remove_dir();
 }
 
 /* The stored LM head of a tied model is ignored. */
@@ -403,7 +393,6 @@ TEST(unneeded_tensors_are_ignored)
     ck_assert_ptr_null(model_tensor(m, "lm_head.weight"));
     ck_assert_uint_eq(model_weight_bytes(m), bytes - 2 * 2048 * 64);
     model_close(m);
-    remove_dir();
 }
 
 #define SHARD  "model-00002-of-00003.safetensors"
@@ -437,7 +426,6 @@ TEST(tampered_index_is_refused, .n = N(tampered_index))
     write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, NORM, tampered_index[_i].to);
     refused(tampered_index[_i].code, tampered_index[_i].text);
-    remove_dir();
 }
 
 /* A shard that is missing, damaged or absent from the index is reported. */
@@ -446,7 +434,6 @@ TEST(damaged_shards)
     write_folder(false, DTYPE_BF16, 3, false);
     replace(INDEX_, ",\n    " NORM, "");
     refused(-EINVAL, INDEX_ ": 1 of 27 tensors are missing: model.norm.weight");
-    remove_dir();
     write_folder(false, DTYPE_BF16, 3, false);
     ck_assert_int_eq(truncate(in_dir(SHARD), 5000), 0);
     refused(-EINVAL, SHARD ": ");
@@ -456,7 +443,6 @@ TEST(damaged_shards)
     refused(-EINVAL, INDEX_ ": weight_map: must be an object");
     write_whole(INDEX_, "{}", 2);
     refused(-EINVAL, INDEX_ ": weight_map: must be an object");
-    remove_dir();
 }
 
 static char *check_text(int code)
@@ -492,7 +478,6 @@ TEST(report_of_right_folder)
     check_says(text, "6.0 million parameters, 12065280 bytes of bf16\n");
     ck_assert_ptr_null(strstr(text, "wrong"));
     free(text);
-    remove_dir();
 }
 
 /* The report lists the problems of all parts and counts missing tensors. */
@@ -520,7 +505,6 @@ TEST(report_of_wrong_folder)
     check_says(text, "wrong  config.json: hidden_size: 0");
     check_says(text, "ok     headers of 1 safetensors file");
     free(text);
-    remove_dir();
 }
 
 /* A folder without weights, with truncated ones or with nothing is reported on. */
@@ -556,5 +540,5 @@ TEST(report_without_weights)
 
 int main(void)
 {
-    return run_tests("model", NULL, NULL);
+    return run_tests("model", make_dir, remove_dir);
 }

@@ -21,6 +21,8 @@ static const char pattern[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}
 
 static pcre2_code *code;
 static pcre2_match_data *match;
+static struct nfc *nfc;
+static struct nfc_text out; /* of the last normalization */
 
 static void setup(void)
 {
@@ -31,10 +33,13 @@ static void setup(void)
                          &at, NULL);
     ck_assert_ptr_nonnull(code);
     match = pcre2_match_data_create_from_pattern(code, NULL);
+    ck_assert_int_eq(nfc_new(&nfc), 0);
 }
 
 static void teardown(void)
 {
+    nfc_text_deinit(&out);
+    nfc_free(nfc);
     pcre2_match_data_free(match);
     pcre2_code_free(code);
 }
@@ -177,26 +182,22 @@ TEST(random_characters)
 }
 
 /* NFC by utf8proc alone. */
-static void compare_nfc(const struct nfc *nfc, struct nfc_text *out, const char *text, size_t n)
+static void compare_nfc(const char *text, size_t n)
 {
     utf8proc_uint8_t *want = NULL;
     utf8proc_ssize_t len = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n, &want,
                                         UTF8PROC_STABLE | UTF8PROC_COMPOSE);
 
-    if (len < 0 || nfc_normalize(nfc, (struct text){text, n}, NULL, 0, out) ||
-        out->text.len != (size_t)len || memcmp(out->text.data, want, (size_t)len) != 0)
-        ck_abort_msg("\"%.*s\" becomes \"%.*s\", not \"%s\"", (int)n, text, (int)out->text.len,
-                     out->text.data, want);
+    if (len < 0 || nfc_normalize(nfc, (struct text){text, n}, NULL, 0, &out) ||
+        out.text.len != (size_t)len || memcmp(out.text.data, want, (size_t)len) != 0)
+        ck_abort_msg("\"%.*s\" becomes \"%.*s\", not \"%s\"", (int)n, text, (int)out.text.len,
+                     out.text.data, want);
     free(want);
 }
 
 /* Each character alone, behind a letter and before a mark is normalized as utf8proc does it. */
 TEST(nfc_of_each_character)
 {
-    struct nfc_text out = {0};
-    struct nfc *nfc;
-
-    ck_assert_int_eq(nfc_new(&nfc), 0);
     for (uint32_t cp = 1; cp < 0x110000; cp++) {
         char text[16];
         size_t n;
@@ -204,37 +205,35 @@ TEST(nfc_of_each_character)
         if ((cp >= 0xd800 && cp <= 0xdfff) || (cp > 0x30000 && cp < 0xe0000) || cp > 0xe1000)
             continue;
         n = utf8_write(text, cp);
-        compare_nfc(nfc, &out, text, n);
+        compare_nfc(text, n);
         memcpy(text + n, "\xcc\x81", 2);
-        compare_nfc(nfc, &out, text, n + 2);
+        compare_nfc(text, n + 2);
         text[0] = 'a';
         n = 1 + utf8_write(text + 1, cp);
-        compare_nfc(nfc, &out, text, n);
+        compare_nfc(text, n);
     }
-    nfc_text_deinit(&out);
-    nfc_free(nfc);
 }
 
 /* The result with each byte a range of its own: what a range is left with is as it was, and what
  * none has was changed. */
-static void compare_ranges(const struct nfc *nfc, struct nfc_text *out, const char *text, size_t n)
+static void compare_ranges(const char *text, size_t n)
 {
     struct text_range ranges[400];
     size_t last = 0, n_kept = 0;
 
     for (size_t i = 0; i < n; i++)
         ranges[i] = (struct text_range){i, i + 1};
-    ck_assert_int_eq(nfc_normalize(nfc, (struct text){text, n}, ranges, n, out), 0);
+    ck_assert_int_eq(nfc_normalize(nfc, (struct text){text, n}, ranges, n, &out), 0);
     for (size_t i = 0; i < n; i++) {
         if (ranges[i].end <= ranges[i].start)
             continue;
         if (ranges[i].start < last || ranges[i].end != ranges[i].start + 1 ||
-            ranges[i].end > out->text.len || out->text.data[ranges[i].start] != text[i])
+            ranges[i].end > out.text.len || out.text.data[ranges[i].start] != text[i])
             ck_abort_msg("byte %zu becomes %zu to %zu", i, ranges[i].start, ranges[i].end);
         last = ranges[i].end;
         n_kept++;
     }
-    ck_assert(n_kept < n || (out->text.len == n && memcmp(out->text.data, text, n) == 0));
+    ck_assert(n_kept < n || (out.text.len == n && memcmp(out.text.data, text, n) == 0));
 }
 
 /* Random runs of letters, marks of several classes, Hangul and Indic halves; ranges follow their
@@ -246,10 +245,7 @@ TEST(nfc_of_random_texts)
                                    0x1e69, 0x9c7,   0x9be,  0x9d7,  0x958,   0x212b, 0x340,
                                    0x344,  0x1d15e, 0x4f60, 0xf900, 0x1f600, 0xfb1d, 0x5d0,
                                    0x5b8,  0x11131, 0x11127};
-    struct nfc_text out = {0};
-    struct nfc *nfc;
 
-    ck_assert_int_eq(nfc_new(&nfc), 0);
     srandom(8);
     for (int round = 0; round < 60000; round++) {
         char text[400];
@@ -257,11 +253,9 @@ TEST(nfc_of_random_texts)
 
         for (size_t k = (size_t)random() % max; k; k--)
             n += utf8_write(text + n, cps[(size_t)random() % N(cps)]);
-        compare_nfc(nfc, &out, text, n);
-        compare_ranges(nfc, &out, text, n);
+        compare_nfc(text, n);
+        compare_ranges(text, n);
     }
-    nfc_text_deinit(&out);
-    nfc_free(nfc);
 }
 
 int main(void)
