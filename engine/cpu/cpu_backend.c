@@ -124,20 +124,30 @@ static void run_step(struct backend *b, const struct batch *batch)
     run_copies(b, batch, COPY_AFTER);
 }
 
+/* While there is no step it allocates pages of the KV pool: the start does not wait for that, and
+ * requests rarely wait for a page. */
 static void *step_main(void *arg)
 {
     struct backend *b = arg;
+    bool filled = false;
 
     pthread_mutex_lock(&b->lock);
     for (;;) {
-        while (b->n_done == b->n_submitted && !b->stop)
-            pthread_cond_wait(&b->changed, &b->lock);
-        if (b->n_done == b->n_submitted)
+        const bool idle = b->n_done == b->n_submitted;
+
+        if (idle && b->stop)
             break;
+        if (idle && filled) {
+            pthread_cond_wait(&b->changed, &b->lock);
+            continue;
+        }
         pthread_mutex_unlock(&b->lock);
-        run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
+        if (idle)
+            filled = !region_fill(&b->tiers[TIER_DEVICE]);
+        else
+            run_step(b, b->queue[(b->n_done + 1) % BACKEND_IN_FLIGHT]);
         pthread_mutex_lock(&b->lock);
-        b->n_done++;
+        b->n_done += !idle;
         pthread_cond_broadcast(&b->changed);
     }
     pthread_mutex_unlock(&b->lock);

@@ -11,8 +11,16 @@
 #include <unistd.h>
 
 #include "engine/util/checked.h"
+#include "engine/cpu/cpu_pool.h"
 
-enum { HUGE_PAGE = 2 << 20 };
+enum {
+    HUGE_PAGE = 2 << 20,
+    FILL_BYTES = 8 << 20, /* of a region_fill() */
+};
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 /* The text after "key:" in a file of such lines; with key NULL the first line. */
 static bool read_text(const char *path, const char *key, char *value, size_t size)
@@ -43,33 +51,54 @@ static bool read_text(const char *path, const char *key, char *value, size_t siz
     return found;
 }
 
-/* The first line of a file of this process's own control group, version 2: the line "0::/path". */
-static bool read_cgroup(const char *file, char *value, size_t size)
+/* Calls visit with the folder of this process's control group and of each above it. */
+static void each_cgroup(void (*visit)(const char *folder, void *ctx), void *ctx)
 {
-    char own[PATH_MAX], path[PATH_MAX + 64];
+    char path[PATH_MAX], own[PATH_MAX - 32];
 
+    /* version 2 is the line "0::/path" */
     if (!read_text("/proc/self/cgroup", "0", own, sizeof(own)) || strncmp(own, ":/", 2) != 0)
-        return false;
-    snprintf(path, sizeof(path), "/sys/fs/cgroup%s/%s", own + 1, file);
-    return read_text(path, NULL, value, size);
+        return;
+    for (;;) {
+        char *slash;
+
+        snprintf(path, sizeof(path), "/sys/fs/cgroup%s", own + 1);
+        visit(path, ctx);
+        slash = strrchr(own, '/');
+        if (slash <= own + 1)
+            break;
+        *slash = '\0';
+    }
+    visit("/sys/fs/cgroup", ctx);
+}
+
+static void lower_to_quota(const char *folder, void *ctx)
+{
+    char path[PATH_MAX + 16], line[64];
+    int *cores = ctx;
+    long long quota, period;
+
+    snprintf(path, sizeof(path), "%s/cpu.max", folder);
+    if (!read_text(path, NULL, line, sizeof(line)) ||
+        sscanf(line, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0)
+        return;
+    if ((quota + period - 1) / period < *cores)
+        *cores = (int)((quota + period - 1) / period);
 }
 
 int machine_cores(void)
 {
-    long long quota, period;
     cpu_set_t set;
-    char line[64];
     int cores = 0;
 
     if (sched_getaffinity(0, sizeof(set), &set) == 0)
         cores = CPU_COUNT(&set);
     if (cores < 1) /* there are more than a cpu_set_t holds */
         cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    if (read_cgroup("cpu.max", line, sizeof(line)) &&
-        sscanf(line, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0 &&
-        (quota + period - 1) / period < cores)
-        cores = (int)((quota + period - 1) / period);
-    return cores < 1 ? 1 : cores;
+    each_cgroup(lower_to_quota, &cores);
+    if (cores < 1)
+        return 1;
+    return cores < CPU_POOL_MAX_THREADS ? cores : CPU_POOL_MAX_THREADS;
 }
 
 void machine_cpu_name(char *out, size_t size)
@@ -78,9 +107,25 @@ void machine_cpu_name(char *out, size_t size)
         snprintf(out, size, "CPU");
 }
 
+static void lower_to_max(const char *folder, void *ctx)
+{
+    char path[PATH_MAX + 16], line[64];
+    uint64_t *bytes = ctx, max, used;
+
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &max) != 1)
+        return; /* "max", or no such controller */
+    snprintf(path, sizeof(path), "%s/memory.current", folder);
+    if (!read_text(path, NULL, line, sizeof(line)) || sscanf(line, "%" SCNu64, &used) != 1)
+        used = 0;
+    max = max > used ? max - used : 0;
+    if (max < *bytes)
+        *bytes = max;
+}
+
 uint64_t machine_memory(void)
 {
-    uint64_t bytes = UINT64_MAX, kib, max, used;
+    uint64_t bytes = UINT64_MAX, kib;
     char value[64];
 
     if (read_text("/proc/meminfo", "MemAvailable", value, sizeof(value)) &&
@@ -88,12 +133,8 @@ uint64_t machine_memory(void)
         bytes = kib * 1024;
     else if (sysconf(_SC_AVPHYS_PAGES) > 0)
         bytes = (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    if (!read_cgroup("memory.max", value, sizeof(value)) || sscanf(value, "%" SCNu64, &max) != 1)
-        return bytes; /* "max", or no such controller */
-    if (read_cgroup("memory.current", value, sizeof(value)) &&
-        sscanf(value, "%" SCNu64, &used) == 1)
-        max = max > used ? max - used : 0;
-    return max < bytes ? max : bytes;
+    each_cgroup(lower_to_max, &bytes);
+    return bytes;
 }
 
 uint64_t machine_memory_total(void)
@@ -108,27 +149,49 @@ void region_deinit(struct region *r)
     *r = (struct region){0};
 }
 
+/* Maps r->bytes; -ENOMEM. */
+static int region_map(struct region *r)
+{
+    const size_t huge = HUGE_PAGE;
+
+    if (!size_add(&r->mapping_bytes, r->bytes, 2 * huge))
+        return -ENOMEM;
+    r->mapping_bytes &= ~(huge - 1);
+    r->mapping =
+        mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (r->mapping == MAP_FAILED) {
+        r->mapping = NULL;
+        return -ENOMEM;
+    }
+    r->base = (char *)(((uintptr_t)r->mapping + huge - 1) & ~(uintptr_t)(huge - 1));
+    if (r->bytes >= huge) /* a system without huge pages works as well */
+        (void)madvise(r->mapping, r->mapping_bytes, MADV_HUGEPAGE);
+    return 0;
+}
+
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e)
 {
     const uint64_t there = machine_memory();
-    const size_t huge = HUGE_PAGE;
-    void *p = MAP_FAILED;
 
     *r = (struct region){.bytes = bytes};
     if (bytes > there)
         return err_set(e, -ENOMEM, "%s: %.1f MiB of memory needed, %.1f MiB available", what,
                        (double)bytes / 0x1p20, (double)there / 0x1p20);
-    if (size_add(&r->mapping_bytes, bytes, 2 * huge)) {
-        r->mapping_bytes &= ~(huge - 1);
-        p = mmap(NULL, r->mapping_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                 0);
-    }
-    if (p == MAP_FAILED)
+    if (region_map(r) < 0)
         return err_set(e, -ENOMEM, "%s: the system refuses %.1f MiB of memory (%.1f MiB available)",
                        what, (double)bytes / 0x1p20, (double)there / 0x1p20);
-    r->mapping = p;
-    r->base = (char *)(((uintptr_t)p + huge - 1) & ~(uintptr_t)(huge - 1));
-    if (bytes >= huge) /* a system without huge pages works as well */
-        (void)madvise(p, r->mapping_bytes, MADV_HUGEPAGE);
     return 0;
+}
+
+/* Populating does not change existing pages, to which other threads may be writing. Linux
+ * before 5.14 lacks it and allocates pages when they are touched. */
+bool region_fill(struct region *r)
+{
+    const size_t left = r->bytes - r->filled, n = left < FILL_BYTES ? left : FILL_BYTES;
+
+    if (n == 0)
+        return false;
+    r->filled +=
+        madvise(r->base + r->filled, n, MADV_POPULATE_WRITE) < 0 && errno != EINTR ? left : n;
+    return true;
 }

@@ -3,6 +3,7 @@
 #ifndef NVLLM_ENGINE_CPU_CPU_MACHINE_H
 #define NVLLM_ENGINE_CPU_CPU_MACHINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,8 +15,8 @@ int machine_cores(void);
 /* "AMD EPYC 9654", or "CPU" if unknown. */
 void machine_cpu_name(char *out, size_t size);
 
-/* Bytes that can be taken without swapping: MemAvailable, at most what the memory.max of
- * this process's control group (version 2) leaves. */
+/* Bytes that can be taken without swapping: MemAvailable, at most what the memory.max of each
+ * control group (version 2) of this process leaves. */
 uint64_t machine_memory(void);
 
 uint64_t machine_memory_total(void); /* installed; control groups are ignored */
@@ -24,13 +25,17 @@ uint64_t machine_memory_total(void); /* installed; control groups are ignored */
 struct region {
     char *base; /* aligned to 2 MiB */
     size_t bytes;
+    size_t filled; /* the first bytes, whose pages are allocated */
     void *mapping; /* includes the slack of the alignment */
     size_t mapping_bytes;
 };
 
 /* Maps memory for `what` ("the weights"); -ENOMEM states how much is needed and how much there is.
- * Pages are allocated when touched. */
+ * Pages are allocated when touched, or earlier by region_fill(). */
 int region_init(struct region *r, const char *what, size_t bytes, struct err *e);
 void region_deinit(struct region *r); /* does nothing to a zeroed one */
+
+/* Allocates some more of the pages, for a millisecond or two; false when all are. */
+bool region_fill(struct region *r);
 
 #endif
