@@ -28,6 +28,14 @@ struct bound {
     uint64_t key;
 };
 
+/* A whole row, as far as sample_scan has seen it. */
+struct joined {
+    float raw_max, raw_sum;
+    uint64_t key; /* of the largest */
+    struct draw best;
+    int32_t broken;
+};
+
 struct finish_shared {
     unsigned long long mass[BINS];
     uint32_t count[BINS];
@@ -38,7 +46,7 @@ struct finish_shared {
     uint32_t n_list;
     int bin;
     unsigned long long above;
-    struct found found;
+    struct joined scan;
     float kept_z[TOP_K_LISTED];
     int32_t kept_ids[TOP_K_LISTED];
     float floor;
@@ -305,8 +313,7 @@ static __device__ bool gather(struct row_view &v, const struct scan *parts, int 
     if (me < n_parts)
         s.count[me] = (uint32_t)n_own;
     if (me < n_maxima)
-        maxima[me] =
-            by_part ? parts[me].found.max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
+        maxima[me] = by_part ? parts[me].max : parts[me / SCAN_WARPS].warp_max[me % SCAN_WARPS];
     if (me == 0) {
         s.floor = -INFINITY;
         s.n_list = 0;
@@ -394,32 +401,53 @@ static __device__ void best_logprobs(struct row_view v, int n, float log_sum, in
     __syncthreads();
 }
 
+static __device__ __forceinline__ void join(struct joined &a, const struct joined &b, float scale)
+{
+    add_sums(a.raw_max, a.raw_sum, b.raw_max, b.raw_sum);
+    a.key = b.key > a.key ? b.key : a.key;
+    if (beats(b.best, a.best, scale))
+        a.best = b.best;
+    a.broken |= b.broken;
+}
+
 /* The row's parts joined by one warp; all threads have it. */
-static __device__ struct found join_parts(const struct scan *parts, int n_parts, float scale,
-                                          struct finish_shared &s)
+static __device__ struct joined join_parts(const struct scan *parts, int n_parts, float scale,
+                                           struct finish_shared &s)
 {
     if (threadIdx.x < WARP) {
-        struct found all = nothing();
+        struct joined all = {-FLT_MAX, 0.0f, key_of(-INFINITY, INT32_MAX), no_draw(), 0};
 
-        for (int i = (int)threadIdx.x; i < n_parts; i += WARP)
-            join(all, parts[i].found, scale);
-        warp_join(all, scale);
+        for (int i = (int)threadIdx.x; i < n_parts; i += WARP) {
+            const struct scan &p = parts[i];
+
+            join(all, {p.raw_max, p.raw_sum, key_of(p.max, p.max_id), p.best, p.broken}, scale);
+        }
+        for (int i = WARP / 2; i > 0; i /= 2)
+            join(all,
+                 {__shfl_xor_sync(ALL_LANES, all.raw_max, i),
+                  __shfl_xor_sync(ALL_LANES, all.raw_sum, i),
+                  __shfl_xor_sync(ALL_LANES, all.key, i),
+                  {__shfl_xor_sync(ALL_LANES, all.best.z, i),
+                   __shfl_xor_sync(ALL_LANES, all.best.g, i),
+                   __shfl_xor_sync(ALL_LANES, all.best.id, i)},
+                  __shfl_xor_sync(ALL_LANES, all.broken, i)},
+                 scale);
         if (threadIdx.x == 0)
-            s.found = all;
+            s.scan = all;
     }
     __syncthreads();
-    return s.found;
+    return s.scan;
 }
 
 /* Of a row without NaN and Inf; BATCH_NUMERICS where every id is banned. */
 static __device__ int32_t choose(const struct sampler_memory &m, const struct sampler_row &row,
-                                 const struct sampler_state &p, const struct found &scan,
+                                 const struct sampler_state &p, const struct joined &scan,
                                  const struct scan *parts, int n_parts, const float *raw,
                                  struct finish_shared &s)
 {
-    struct row_view v = {raw, scan.max, scale_of(p), m.vocab_size, false};
+    struct row_view v = {raw, z_of(scan.key), scale_of(p), m.vocab_size, false};
     const struct row_view whole = v;
-    int32_t id = scan.max_id;
+    int32_t id = id_of(scan.key);
 
     if (p.temperature > 0.0f && !is_filtered(p))
         id = scan.best.id;
@@ -443,7 +471,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     const struct sampler_state &p = m.states[row.state];
     const struct scan *parts = (const struct scan *)m.scans + (int64_t)i * n_parts;
-    const struct found scan = join_parts(parts, n_parts, scale_of(p), s);
+    const struct joined scan = join_parts(parts, n_parts, scale_of(p), s);
     const float *raw = m.logits + (int64_t)i * m.logits_stride;
     int32_t id = (int32_t)BATCH_NUMERICS;
     float logprob = 0.0f;

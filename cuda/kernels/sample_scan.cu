@@ -49,22 +49,13 @@ static __device__ void adjust(const struct sampler_memory &m, const struct sampl
     __syncthreads();
 }
 
-/* Calls f(v, id, the first id of all threads) for the part's logits, four at a time, by all
- * threads; past the end with repeated ones. All loads of AHEAD rounds are under way at once. */
-template <typename F>
-static __device__ __forceinline__ void each_four(const float *z, int begin, int end, F f)
+/* The next logits of all threads, four of each at STRIDE * i; past the end repeated ones. */
+static __device__ __forceinline__ void load_ahead(float4 (&v)[AHEAD], const float *z, int first,
+                                                  int end)
 {
-    for (int first = begin; first < end; first += STRIDE * AHEAD) {
-        const int own = first + (int)threadIdx.x * 4;
-        float4 v[AHEAD];
-
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            v[i] = *(const float4 *)(z + min(own + i * STRIDE, end - 4));
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
-            f(v[i], own + i * STRIDE, i == 0 && first == begin);
-    }
+    for (int i = 0; i < AHEAD; i++)
+        v[i] = *(const float4 *)(z + min(first + i * STRIDE + (int)threadIdx.x * 4, end - 4));
 }
 
 static __device__ __forceinline__ float max_or_nan(float a, float b)
@@ -86,7 +77,7 @@ static __device__ __forceinline__ float max_of(float4 v)
     return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w));
 }
 
-static __device__ __forceinline__ void find_max(struct found &s, float4 v, int id)
+static __device__ __forceinline__ void find_max(struct scan &s, float4 v, int id)
 {
     const float max = max_of(v);
 
@@ -98,23 +89,32 @@ static __device__ __forceinline__ void find_max(struct found &s, float4 v, int i
 
 /* Each thread has its own part's maximum. */
 template <bool SUM>
-static __device__ void check_raw(struct found &s, const float *z, int begin, int end)
+static __device__ void check_raw(struct scan &s, const float *z, int begin, int end)
 {
     float largest = 0.0f;
 
-    each_four(z, begin, end, [&](float4 v, int id, bool) {
-        if (id >= end)
-            return;
-        look_at(largest, v);
-        find_max(s, v, id);
-        if (SUM) {
-            const float max = fmaxf(s.raw_max, max_of(v));
+    for (int first = begin; first < end; first += STRIDE * AHEAD) {
+        float4 loaded[AHEAD];
 
-            s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(v.x - max) +
-                        __expf(v.y - max) + __expf(v.z - max) + __expf(v.w - max);
-            s.raw_max = max;
+        load_ahead(loaded, z, first, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
+            const float4 v = loaded[i];
+
+            if (id >= end)
+                continue;
+            look_at(largest, v);
+            find_max(s, v, id);
+            if (SUM) {
+                const float max = fmaxf(s.raw_max, max_of(v));
+
+                s.raw_sum = s.raw_sum * __expf(s.raw_max - max) + __expf(v.x - max) +
+                            __expf(v.y - max) + __expf(v.z - max) + __expf(v.w - max);
+                s.raw_max = max;
+            }
         }
-    });
+    }
     s.broken = !(largest <= FLT_MAX);
 }
 
@@ -134,11 +134,11 @@ draw_four(struct draw best, float4 v, struct philox4 words, int id, float scale,
 }
 
 /* Draws for every id of the part, and with CHECK looks for NaN and Inf on the way. After a first
- * round all threads share the best, later each warp does, and has it at the end. Few ids need a
- * logarithm: the largest of four logits would have to win with the largest of their draws. Where
- * even the largest noise cannot win, no random numbers are made. */
+ * round all threads share the best, later each warp does. Few ids need a logarithm: the largest of
+ * four logits would have to win with the largest of their draws. Where even the largest noise
+ * cannot win, no random numbers are made. */
 template <bool CHECK>
-static __device__ void draw_part(struct found &s, const float *z, const struct sampler_state &p,
+static __device__ void draw_part(struct scan &s, const float *z, const struct sampler_state &p,
                                  uint32_t counter, int begin, int end)
 {
     __shared__ struct draw warps[WARPS];
@@ -147,23 +147,33 @@ static __device__ void draw_part(struct found &s, const float *z, const struct s
     struct draw best = no_draw();
     float largest = 0.0f;
 
-    each_four(z, begin, end, [&](float4 v, int id, bool is_first) {
-        const float max = id < end ? max_of(v) : -INFINITY;
-        const bool can_win = (max - best.z) * scale - best.g >= -GUMBEL_MAX;
+    for (int first = begin; first < end; first += STRIDE * AHEAD) {
+        float4 loaded[AHEAD];
 
-        if (CHECK)
-            look_at(largest, v);
-        if (__any_sync(ALL_LANES, can_win)) {
-            const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
-            const uint32_t least = min(min(words.v[0], words.v[1]), min(words.v[2], words.v[3]));
-            const bool may = can_win && philox_w(least) <= winning_w(max, best, scale);
+        load_ahead(loaded, z, first, end);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const int id = first + i * STRIDE + (int)threadIdx.x * 4;
+            const float4 v = loaded[i];
+            const float max = id < end ? max_of(v) : -INFINITY;
+            const bool can_win = (max - best.z) * scale - best.g >= -GUMBEL_MAX;
 
-            if (__any_sync(ALL_LANES, may))
-                best = draw_four(best, v, words, id, scale, may);
+            if (CHECK)
+                look_at(largest, v);
+            if (__any_sync(ALL_LANES, can_win)) {
+                const struct philox4 words = philox_quad(seed, counter, (uint32_t)id / 4);
+                const uint32_t least =
+                    min(min(words.v[0], words.v[1]), min(words.v[2], words.v[3]));
+                const bool may = can_win && philox_w(least) <= winning_w(max, best, scale);
+
+                if (__any_sync(ALL_LANES, may))
+                    best = draw_four(best, v, words, id, scale, may);
+            }
+            if (i == 0 && first == begin)
+                block_best(best, scale, warps);
         }
-        if (is_first)
-            block_best(best, scale, warps);
-    });
+    }
+    block_best(best, scale, warps);
     s.best = best;
     if (CHECK)
         s.broken = !(largest <= FLT_MAX);
@@ -172,7 +182,7 @@ static __device__ void draw_part(struct found &s, const float *z, const struct s
 /* Lists the ids of the part that may be among the k best of the row: none below the k-th largest of
  * the threads' maxima is. They are a few more than k; where they are far more, as with equal
  * logits, nothing is listed. */
-static __device__ void list_ids(struct scan *to, const struct found &s, const float *z, int k,
+static __device__ void list_ids(struct scan *to, const struct scan &s, const float *z, int k,
                                 int begin, int end)
 {
     __shared__ float maxima[THREADS];
@@ -219,16 +229,33 @@ static __device__ void list_ids(struct scan *to, const struct found &s, const fl
 }
 
 /* Thread 0 has the whole block's. */
-static __device__ void join_warps(struct found &s, float scale)
+static __device__ void reduce_scan(struct scan &s)
 {
-    __shared__ struct found warps[WARPS];
+    __shared__ uint64_t keys[WARPS];
+    __shared__ float maxima[WARPS], sums[WARPS];
+    uint64_t key = key_of(s.max, s.max_id);
+    const int warp = (int)threadIdx.x / WARP;
 
-    warp_join(s, scale);
-    if (threadIdx.x % WARP == 0)
-        warps[threadIdx.x / WARP] = s;
+    s.broken = __syncthreads_or(s.broken);
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const uint64_t other = __shfl_xor_sync(ALL_LANES, key, i);
+
+        add_sums(s.raw_max, s.raw_sum, __shfl_xor_sync(ALL_LANES, s.raw_max, i),
+                 __shfl_xor_sync(ALL_LANES, s.raw_sum, i));
+        key = other > key ? other : key;
+    }
+    if (threadIdx.x % WARP == 0) {
+        keys[warp] = key;
+        maxima[warp] = s.raw_max;
+        sums[warp] = s.raw_sum;
+    }
     __syncthreads();
-    for (int i = 1; i < WARPS && threadIdx.x == 0; i++)
-        join(s, warps[i], scale);
+    for (int i = 1; i < WARPS && threadIdx.x == 0; i++) {
+        key = keys[i] > key ? keys[i] : key;
+        add_sums(s.raw_max, s.raw_sum, maxima[i], sums[i]);
+    }
+    s.max = z_of(key);
+    s.max_id = id_of(key);
 }
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -247,8 +274,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool adjusted = is_adjusted(p, row), drawn = p.temperature > 0.0f && !is_filtered(p);
     const float *z = m.logits + (int64_t)i * m.logits_stride;
     struct scan *to = (struct scan *)m.scans + ((int64_t)i * gridDim.x + blockIdx.x);
-    struct found s = nothing();
+    struct scan s;
 
+    s.raw_max = -FLT_MAX;
+    s.raw_sum = 0.0f;
+    s.max = -INFINITY;
+    s.max_id = INT32_MAX;
+    s.best = no_draw();
+    s.broken = 0;
     if (drawn && !adjusted && p.n_logprobs < 0) {
         draw_part<true>(s, z, p, row.counter, begin, end);
     } else {
@@ -271,9 +304,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         else if (is_listed(p))
             list_ids(to, s, z, p.top_k, begin, end);
     }
-    join_warps(s, scale_of(p));
-    if (threadIdx.x == 0)
-        to->found = s;
+    reduce_scan(s);
+    if (threadIdx.x != 0)
+        return;
+    to->raw_max = s.raw_max;
+    to->raw_sum = s.raw_sum;
+    to->max = s.max;
+    to->max_id = s.max_id;
+    to->best = s.best;
+    to->broken = s.broken;
 }
 
 int sample_scan_parts(const struct launch *l, const struct sampler_memory *m, int n_rows)

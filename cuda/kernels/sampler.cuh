@@ -24,18 +24,13 @@ struct draw {
     int32_t id;
 };
 
-// What was found in a row or a part of it.
-struct found {
+// What one block found in its part of a row.
+struct scan {
     float raw_max, raw_sum; // the sum of exp(z - raw_max), where log probabilities are wanted
     float max;              // largest adjusted z, where the row is not drawn from as a whole
     int32_t max_id;
     struct draw best;
-    int32_t broken; // NaN or Inf
-};
-
-// What one block found in its part of a row.
-struct scan {
-    struct found found;
+    int32_t broken;             // NaN or Inf
     int32_t n_listed;           // -1: more than there is room for
     float warp_max[SCAN_WARPS]; // adjusted, where ids are listed
     float listed_z[LISTED];
@@ -61,6 +56,18 @@ __device__ __forceinline__ uint32_t order_of(float z)
 __device__ __forceinline__ uint64_t key_of(float z, int32_t id)
 {
     return (uint64_t)order_of(z) << 32 | ~(uint32_t)id;
+}
+
+__device__ __forceinline__ float z_of(uint64_t key)
+{
+    const uint32_t bits = (uint32_t)(key >> 32);
+
+    return __uint_as_float(bits & 0x80000000u ? bits & 0x7fffffffu : ~bits);
+}
+
+__device__ __forceinline__ int32_t id_of(uint64_t key)
+{
+    return (int32_t) ~(uint32_t)key;
 }
 
 __device__ __forceinline__ float bounded(float z)
@@ -161,17 +168,13 @@ __device__ __forceinline__ void draw_try(struct draw &best, float z, uint32_t wo
         best = d;
 }
 
-__device__ __forceinline__ struct draw shuffled(const struct draw &d, int lanes)
-{
-    return {__shfl_xor_sync(ALL_LANES, d.z, lanes), __shfl_xor_sync(ALL_LANES, d.g, lanes),
-            __shfl_xor_sync(ALL_LANES, d.id, lanes)};
-}
-
 // Every lane has the best of the warp.
 __device__ __forceinline__ void warp_best(struct draw &best, float scale)
 {
     for (int i = WARP / 2; i > 0; i /= 2) {
-        const struct draw other = shuffled(best, i);
+        const struct draw other = {__shfl_xor_sync(ALL_LANES, best.z, i),
+                                   __shfl_xor_sync(ALL_LANES, best.g, i),
+                                   __shfl_xor_sync(ALL_LANES, best.id, i)};
 
         if (beats(other, best, scale))
             best = other;
@@ -188,35 +191,6 @@ __device__ __forceinline__ void block_best(struct draw &best, float scale, struc
     __syncthreads();
     best = threadIdx.x % WARP < blockDim.x / WARP ? warps[threadIdx.x % WARP] : no_draw();
     warp_best(best, scale);
-}
-
-__device__ __forceinline__ struct found nothing()
-{
-    return {-FLT_MAX, 0.0f, -INFINITY, INT32_MAX, no_draw(), 0};
-}
-
-__device__ __forceinline__ void join(struct found &a, const struct found &b, float scale)
-{
-    add_sums(a.raw_max, a.raw_sum, b.raw_max, b.raw_sum);
-    if (key_of(b.max, b.max_id) > key_of(a.max, a.max_id)) {
-        a.max = b.max;
-        a.max_id = b.max_id;
-    }
-    if (beats(b.best, a.best, scale))
-        a.best = b.best;
-    a.broken |= b.broken;
-}
-
-// Every lane has what the warp found.
-__device__ __forceinline__ void warp_join(struct found &all, float scale)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        join(all,
-             {__shfl_xor_sync(ALL_LANES, all.raw_max, i),
-              __shfl_xor_sync(ALL_LANES, all.raw_sum, i), __shfl_xor_sync(ALL_LANES, all.max, i),
-              __shfl_xor_sync(ALL_LANES, all.max_id, i), shuffled(all.best, i),
-              __shfl_xor_sync(ALL_LANES, all.broken, i)},
-             scale);
 }
 
 #endif
