@@ -511,14 +511,17 @@ static const char *check_idle(struct world *w)
     return NULL;
 }
 
+enum { MAX_DRAIN = 1 << 20 }; /* far more than all that is alive needs */
+
 /* Lets all that is alive end, without anything new. */
 static const char *drain(struct world *w)
 {
     const char *wrong = NULL;
+    int n = 0;
 
     w->fair = false; /* clients do not always wait any more */
     while (!wrong && core_busy(w->core)) {
-        wrong = advance(w, false);
+        wrong = n++ < MAX_DRAIN ? advance(w, false) : "the core never becomes idle";
         if (!wrong && w->n_alive == 0 && w->in_flight > 0)
             wrong = commit(w);
     }
