@@ -111,6 +111,10 @@ TEST(values_keep_their_kind)
         CASE("cuda.graphs", cuda_graphs, "off", 0, NULL),
         CASE("cuda.graphs", cuda_graphs, "1", 0, "off|on"),
         CASE("cuda.invariant", cuda_invariant, "on", 1, NULL),
+        CASE("limits.frame_bytes", max_frame_bytes, "8192", 8192, NULL),
+        CASE("limits.frame_bytes", max_frame_bytes, "5 ", 8192, "bytes from 4096"),
+        CASE("limits.frame_bytes", max_frame_bytes, "65536 ", 8192, "bytes from 4096"),
+        CASE("limits.frame_bytes", max_frame_bytes, "64K ", 8192, "bytes from 4096"),
         CASE("daemon.socket_mode", socket_mode, "0660", 0660, NULL),
         CASE("daemon.socket_mode", socket_mode, "1777", 0660, "octal"),
         CASE("daemon.socket_mode", socket_mode, "0668", 0660, "octal"),
@@ -131,9 +135,9 @@ TEST(values_keep_their_kind)
 /* Memory is bytes with a unit, a fraction, a percentage or auto; nothing in between. */
 TEST(memory_is_bytes_or_a_fraction)
 {
-    static const char *const bad[] = {"",     "0",     "1",   "-1", "0.0",  "1.5",
-                                      "101%", "0%",    "M",   "5Q", "12MB", "nan",
-                                      "inf",  "0.5.5", "5%%", ".5", "1e9",  "99999999999T"};
+    static const char *const bad[] = {"",      "0",   "1",  "-1",  "0.0",         "1.5", "5 ",
+                                      "101%",  "0%",  "M",  "5Q",  "12MB",        "nan", "inf",
+                                      "0.5.5", "5%%", ".5", "1e9", "99999999999T"};
     static const struct {
         const char *text;
         uint64_t bytes;
