@@ -221,36 +221,23 @@ static void check_admins(struct checking *c)
         check_socket(c, "admins", &listener);
 }
 
-/* Reports what “nvllmd check” finds wrong with the folder, or that it is right. */
-static bool check_folder(struct checking *c, const char *folder)
+/* Reports a line of “nvllmd check” that is more than right. */
+static void say_line(void *arg, const char *level, const char *text)
 {
-    char *text = NULL, *line, *rest;
-    size_t n;
-    FILE *to = open_memstream(&text, &n);
-    bool wrong;
+    struct checking *c = arg;
 
-    if (!to) {
-        say(c, WRONG, "model", NULL, "out of memory");
-        return false;
-    }
-    wrong = offline_check_folder(folder, to);
-    fclose(to);
-    for (rest = text; (line = strsep(&rest, "\n")) != NULL;) {
-        if (strncmp(line, "wrong  ", 7) == 0)
-            say(c, WRONG, "model", command(c, folder, "nvllmd check --model "), "%s", line + 7);
-        else if (strncmp(line, "note   ", 7) == 0)
-            say(c, NOTE, "model", NULL, "%s", line + 7);
-    }
-    free(text);
-    if (!wrong)
-        say(c, OK, "model", NULL, "%s", folder);
-    return !wrong;
+    if (strcmp(level, "wrong") == 0)
+        say(c, WRONG, "model", command(c, c->check->options->model_path, "nvllmd check --model "),
+            "%s", text);
+    else if (strcmp(level, "note") == 0)
+        say(c, NOTE, "model", NULL, "%s", text);
 }
 
 static void check_model(struct checking *c, const struct backend_choice *choice)
 {
     const struct options *o = c->check->options;
     const struct backend_options backend = backend_options_of(o);
+    struct problems problems = {.line = say_line, .arg = c};
     struct model *model = NULL;
     struct err e;
 
@@ -259,8 +246,10 @@ static void check_model(struct checking *c, const struct backend_choice *choice)
             "there is no model: path in section [model], or --model DIR");
         return;
     }
-    if (!check_folder(c, o->model_path))
+    offline_check_folder(o->model_path, &problems);
+    if (problems.n > 0)
         return;
+    say(c, OK, "model", NULL, "%s", o->model_path);
     if (model_open(&model, o->model_path, &e) < 0)
         say(c, WRONG, "model", NULL, "%s", e.text); /* it has changed since */
     else if (engine_check_lengths(&backend, model, &e) < 0)

@@ -392,38 +392,38 @@ static int run(struct tool *t)
     return status;
 }
 
-/* One line a part, as model_check prints them. */
-static bool say(FILE *out, const char *part, int r, const struct err *e)
-{
-    if (r < 0)
-        fprintf(out, "wrong  %s\n", e->text);
-    else
-        fprintf(out, "ok     %s\n", part);
-    return r < 0;
-}
-
-bool offline_check_folder(const char *folder, FILE *out)
+void offline_check_folder(const char *folder, struct problems *p)
 {
     struct tokenizer *tokenizer = NULL;
     const struct chat_template *template = NULL;
     struct err e;
     int32_t vocab_size;
-    bool wrong = model_check(&vocab_size, folder, out) < 0;
     int r;
 
+    model_check(&vocab_size, folder, p);
     if (access(folder, X_OK) < 0)
-        return wrong; /* nothing in it can be read */
+        return; /* nothing in it can be read */
     r = tokenizer_load(&tokenizer, folder, &e);
     if (r == 0 && vocab_size > 0)
         r = tokenizer_check_vocab(tokenizer, vocab_size, &e);
-    wrong |= say(out, "tokenizer.json", r, &e);
+    if (r < 0)
+        problems_add(p, r, "%s", e.text);
+    else
+        problems_say(p, "ok", "tokenizer.json");
     r = chat_template_load(&template, folder, &e);
     if (r == -ENOTSUP) /* raw prompts still work */
-        fprintf(out, "note   %s; only raw prompts can be served\n", e.text);
+        problems_say(p, "note", "%s; only raw prompts can be served", e.text);
+    else if (r < 0)
+        problems_add(p, r, "%s", e.text);
     else
-        wrong |= say(out, template ? "chat template" : "no chat template: raw prompts only", r, &e);
+        problems_say(p, "ok", template ? "chat template" : "no chat template: raw prompts only");
     tokenizer_free(tokenizer);
-    return wrong;
+}
+
+static void print_line(void *arg, const char *level, const char *text)
+{
+    (void)arg;
+    printf("%-5s  %s\n", level, text);
 }
 
 static const struct operation operations[] = {
@@ -434,13 +434,18 @@ static const struct operation operations[] = {
 
 int offline_run(const char *command, const struct offline_options *o)
 {
+    struct problems problems = {.line = print_line};
     struct tool t = {.options = o};
     int status;
 
     for (size_t i = 0; i < sizeof(operations) / sizeof(*operations); i++)
         if (strcmp(command, operations[i].name) == 0)
             t.operation = &operations[i];
-    status = t.operation ? run(&t) : offline_check_folder(o->model, stdout);
+    if (!t.operation) {
+        offline_check_folder(o->model, &problems);
+        return problems.n > 0;
+    }
+    status = run(&t);
     tokenizer_free(t.tokenizer);
     return status;
 }

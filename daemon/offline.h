@@ -5,7 +5,6 @@
 #define NVLLM_DAEMON_OFFLINE_H
 
 #include <stdbool.h>
-#include <stdio.h>
 
 #include "daemon/options.h"
 #include "engine/backend.h"
@@ -23,9 +22,8 @@ struct offline_options {
 /* Runs a command of that name. Exit status: 0, or 1 after a message. */
 int offline_run(const char *command, const struct offline_options *o);
 
-/* What check prints: a line that begins with "ok", "note" or "wrong" for each part of a folder.
- * Whether anything is wrong. */
-bool offline_check_folder(const char *folder, FILE *out);
+/* What check prints: a line for each part of a folder. */
+void offline_check_folder(const char *folder, struct problems *p);
 
 /* ---- config_check.c */
 

@@ -116,36 +116,29 @@ static void check_tensors(struct model *m, struct problems *p)
                      missing, n_missing > MAX_NAMED ? ", ..." : "");
 }
 
-static void report_ok(struct problems *p, uint32_t before, const char *part, const char *note)
-{
-    if (p->out && p->n == before)
-        fprintf(p->out, "ok     %s%s\n", part, note);
-}
-
 static void report_weights(const struct model *m, const struct problems *p, bool shape_known,
                            bool weights_right)
 {
     const struct model_config *c = &m->config;
     const char *plural = m->files.n == 1 ? "" : "s";
+    char stored[64] = "";
 
-    if (!p->out)
-        return;
     if (!shape_known && weights_right)
-        fprintf(p->out,
-                "ok     headers of %zu safetensors file%s (tensors cannot be checked without a "
-                "right " MODEL_CONFIG_FILE ")\n",
-                m->files.n, plural);
+        problems_say(p, "ok",
+                     "headers of %zu safetensors file%s (tensors cannot be checked without a "
+                     "right " MODEL_CONFIG_FILE ")",
+                     m->files.n, plural);
     if (!shape_known)
         return;
-    if (weights_right)
-        fprintf(p->out, "ok     %zu tensors in %zu file%s\n", m->n_tensors, m->files.n, plural);
-    fprintf(p->out, "       %s: %d layers of %d, %d query and %d KV heads of %d, ffn %d\n", c->arch,
-            c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim);
-    fprintf(p->out, "       vocabulary %d%s, up to %d tokens, %.1f million parameters",
-            c->vocab_size, c->tied ? " (tied)" : "", c->max_seq_len, (double)m->n_elements / 1e6);
-    if (weights_right)
-        fprintf(p->out, ", %" PRIu64 " bytes of %s", m->bytes, m->dtype);
-    fputc('\n', p->out);
+    if (weights_right) {
+        problems_say(p, "ok", "%zu tensors in %zu file%s", m->n_tensors, m->files.n, plural);
+        snprintf(stored, sizeof(stored), ", %" PRIu64 " bytes of %s", m->bytes, m->dtype);
+    }
+    problems_say(p, "", "%s: %d layers of %d, %d query and %d KV heads of %d, ffn %d", c->arch,
+                 c->n_layers, c->hidden_dim, c->n_heads, c->n_kv_heads, c->head_dim, c->ffn_dim);
+    problems_say(p, "", "vocabulary %d%s, up to %d tokens, %.1f million parameters%s",
+                 c->vocab_size, c->tied ? " (tied)" : "", c->max_seq_len,
+                 (double)m->n_elements / 1e6, stored);
 }
 
 /* Reads and checks all files, after a problem too. */
@@ -156,11 +149,13 @@ static void load(struct model *m, int dir, struct problems *p)
 
     model_config_read(&m->config, &m->defaults, dir, p);
     shape_known = p->n == 0;
-    report_ok(p, 0, MODEL_CONFIG_FILE, "");
+    if (shape_known)
+        problems_say(p, "ok", MODEL_CONFIG_FILE);
     before = p->n;
     model_defaults_read(&m->defaults, shape_known ? m->config.vocab_size : INT32_MAX, dir, p);
-    report_ok(p, before, MODEL_GENERATION_FILE,
-              faccessat(dir, MODEL_GENERATION_FILE, F_OK, 0) == 0 ? "" : " (none: neutral)");
+    if (p->n == before)
+        problems_say(p, "ok", MODEL_GENERATION_FILE "%s",
+                     faccessat(dir, MODEL_GENERATION_FILE, F_OK, 0) == 0 ? "" : " (none: neutral)");
     before = p->n;
     model_files_open(&m->files, dir, p);
     if (shape_known)
@@ -197,15 +192,13 @@ int model_open(struct model **out, const char *folder, struct err *e)
     return 0;
 }
 
-int model_check(int32_t *vocab_size, const char *folder, FILE *out)
+void model_check(int32_t *vocab_size, const char *folder, struct problems *p)
 {
-    struct problems p = {.out = out, .lead = "wrong  "};
     struct model *m;
 
-    open_folder(&m, folder, &p);
+    open_folder(&m, folder, p);
     *vocab_size = m && m->n_tensors ? m->config.vocab_size : 0;
     model_close(m);
-    return p.code;
 }
 
 void model_close(struct model *m)

@@ -98,12 +98,11 @@ struct model;
 int model_open(struct model **out, const char *folder, struct err *e);
 void model_close(struct model *m);
 
-/* Reports every problem of a folder, for people, where model_open stops at the first. Prints a line
- * for each part that is right ("ok     config.json"), one for each problem ("wrong  …"), and a
- * summary of the model; the tokenizer is not covered. 0 where model_open would succeed, else the
- * negative errno of the first problem, -ENOENT if only the weights are missing. *vocab_size is 0 if
+/* Reports every problem of a folder, for people, where model_open stops at the first, and says
+ * which parts are right and what the model is; the tokenizer is not covered. There are no problems
+ * where model_open would succeed; -ENOENT if only the weights are missing. *vocab_size is 0 if
  * config.json has a problem. */
-int model_check(int32_t *vocab_size, const char *folder, FILE *out);
+void model_check(int32_t *vocab_size, const char *folder, struct problems *p);
 
 const struct model_config *model_config(const struct model *m);
 const struct model_defaults *model_defaults(const struct model *m);

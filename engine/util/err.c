@@ -34,7 +34,19 @@ int problems_add(struct problems *p, int code, const char *fmt, ...)
         p->code = code;
         p->first = line;
     }
-    if (p->out)
-        fprintf(p->out, "%s%s\n", p->lead ? p->lead : "", line.text);
+    if (p->line)
+        p->line(p->arg, "wrong", line.text);
     return code;
+}
+
+void problems_say(const struct problems *p, const char *level, const char *fmt, ...)
+{
+    struct err line;
+    va_list ap;
+
+    va_start(ap, fmt);
+    err_set_va(&line, 0, fmt, ap);
+    va_end(ap);
+    if (p->line)
+        p->line(p->arg, level, line.text);
 }

@@ -23,9 +23,10 @@ __attribute__((format(printf, 3, 0))) int err_set_va(struct err *e, int code, co
 /* What a check of many things finds: opening a model needs the first problem, a report all of them.
  * On the caller's stack, zero-initialised. */
 struct problems {
-    FILE *out;        /* where each is printed as a line, or NULL */
-    const char *lead; /* the beginning of such a line */
-    int code;         /* negative errno of the first; 0: none */
+    /* Told each problem as "wrong", and what problems_say reports; or NULL. */
+    void (*line)(void *arg, const char *level, const char *text);
+    void *arg;
+    int code; /* negative errno of the first; 0: none */
     uint32_t n;
     struct err first;
 };
@@ -33,5 +34,9 @@ struct problems {
 /* Notes a problem and returns code. */
 __attribute__((format(printf, 3, 4))) int problems_add(struct problems *p, int code,
                                                        const char *fmt, ...);
+
+/* Reports what is no problem, if anything is told. level: "ok", "note" or "". */
+__attribute__((format(printf, 3, 4))) void problems_say(const struct problems *p, const char *level,
+                                                        const char *fmt, ...);
 
 #endif

@@ -445,14 +445,21 @@ TEST(damaged_shards)
     refused(-EINVAL, INDEX_ ": weight_map: must be an object");
 }
 
+static void print_line(void *f, const char *level, const char *text)
+{
+    fprintf(f, "%-5s  %s\n", level, text);
+}
+
 static char *check_text(int code)
 {
     char *text = NULL;
     size_t n;
     FILE *f = open_memstream(&text, &n);
+    struct problems p = {.line = print_line, .arg = f};
     int32_t vocab_size;
 
-    ck_assert_int_eq(model_check(&vocab_size, dir, f), code);
+    model_check(&vocab_size, dir, &p);
+    ck_assert_int_eq(p.code, code);
     if (code == 0)
         ck_assert_int_gt(vocab_size, 0);
     fclose(f);
