@@ -31,8 +31,9 @@ void error_copy_text(char *buf, size_t cap, const char *text)
     buf[n] = '\0';
 }
 
-static void fill(struct nvllm_error *e, enum nvllm_code code, const char *field, int sys_errno,
-                 const char *fmt, va_list args)
+__attribute__((format(printf, 5, 0))) static void fill(struct nvllm_error *e, enum nvllm_code code,
+                                                       const char *field, int sys_errno,
+                                                       const char *fmt, va_list args)
 {
     char text[sizeof(e->message) + 4]; /* so that a cut shows */
 
